@@ -6,17 +6,20 @@ use std::sync::atomic::AtomicBool;
 
 use base::{Error, Result};
 use bytes::Bytes;
+use search::points::PointId;
+use search::registry::Registry;
 use serde_json::{Map, Value};
 use tokio::runtime::Handle;
 use tokio::sync::oneshot;
 
 use super::collection::{CollectionSpec, ImageCollection};
 use super::embedder::Embedder;
-use super::features::{self, Features};
+use super::embedding_plan::EmbeddingPlan;
+use super::features::{self, FeatureSource, Features};
 use super::ingest::IngestImage;
 use super::job::IngestJob;
 use super::services::ImageServices;
-use super::settings::ImageKind;
+use super::settings::ImageSettings;
 use super::state::ImagesState;
 use super::store::{self, EmbeddedImage, PutOutcome};
 
@@ -41,52 +44,69 @@ pub(crate) async fn add(services: &Arc<ImageServices>, new: NewImage) -> Result<
 /// An image that was compared with the collection.
 enum Prepared {
     Present(PutOutcome),
-    New(Box<Features>, Embedder),
+    New(Box<PreparedFeatures>),
+}
+
+/// Features of a new image, and the settings of its collection.
+struct PreparedFeatures {
+    features: Features,
+    settings: ImageSettings,
+    /// The model that embeds the image; `None` if it gets no embedding.
+    embedder: Option<Embedder>,
+}
+
+/// Compares an image with its collection, if that exists, and extracts its features.
+fn prepare(
+    services: &ImageServices,
+    existing: Option<&ImageCollection>,
+    wanted: &CollectionSpec,
+    name: &str,
+    bytes: &Bytes,
+) -> Result<Prepared> {
+    let known = existing.map(|target| store::present(&target.named, &[features::id_of(bytes)]));
+    if let Some(outcome) = known.into_iter().flatten().next().transpose()?.flatten() {
+        return Ok(Prepared::Present(outcome));
+    }
+    let own = existing.map(ImageCollection::settings);
+    let plan = EmbeddingPlan::of(own.as_ref(), &wanted.images());
+    let embedder = services.embedder_of(&plan, bytes)?;
+    let memory = features::reserve(&services.requests.memory, plan.kind, bytes, name)?;
+    let quality_min = wanted.quality_min;
+    let file = FeatureSource { kind: plan.kind, bytes, name, quality_min };
+    let features = features::extract(&memory, file, embedder.as_ref())?;
+    let settings = plan.settings(embedder.as_ref());
+    Ok(Prepared::New(Box::new(PreparedFeatures { features, settings, embedder })))
 }
 
 async fn put(services: &Arc<ImageServices>, new: NewImage) -> Result<PutOutcome> {
     let registry = services.registry()?;
     let NewImage { wanted, name, payload, bytes } = new;
     let existing = ImageCollection::existing(&registry, &wanted)?;
-    let prepare = {
+    let preparing = {
         let services = services.clone();
         let existing = existing.clone();
         let bytes = bytes.clone();
-        let model = wanted.model.clone();
-        let kind = wanted.kind;
-        let quality_min = wanted.quality_min;
-        move || {
-            let known = existing
-                .as_ref()
-                .map(|target| store::present(&target.named, &[features::id_of(&bytes)]));
-            if let Some(outcome) = known.into_iter().flatten().next().transpose()?.flatten() {
-                return Ok(Prepared::Present(outcome));
-            }
-            let embedder = services.embedder(existing.as_ref(), model.as_deref())?;
-            let kind = existing.as_ref().map(|target| target.kind).or(kind);
-            let kind = kind.unwrap_or(ImageKind::Photo);
-            let memory = features::reserve(&services.requests.memory, kind, &bytes, &name)?;
-            let features = features::extract(&memory, kind, &bytes, &name, &embedder, quality_min)?;
-            Ok(Prepared::New(Box::new(features), embedder))
-        }
+        let wanted = wanted.clone();
+        move || prepare(&services, existing.as_ref(), &wanted, &name, &bytes)
     };
-    let (mut features, embedder) = match services.pool.run(prepare).await? {
+    let prepared = match services.pool.run(preparing).await? {
         Prepared::Present(outcome) => return Ok(outcome),
-        Prepared::New(features, embedder) => (features, embedder),
+        Prepared::New(prepared) => *prepared,
     };
-    let embedding = services.embed(&embedder, std::mem::take(&mut features.tensor)).await?;
+    let PreparedFeatures { mut features, settings, embedder } = prepared;
+    let tensor = std::mem::take(&mut features.tensor);
+    let embedding = match &embedder {
+        Some(embedder) => services.embed(embedder, tensor).await?,
+        None => Vec::new(),
+    };
     let collection = wanted.name.clone();
     let target = match existing {
         Some(target) => target,
-        None => {
-            let registry = registry.clone();
-            let dims = embedding.len();
-            let model = embedder.name().to_owned();
-            let make = move || ImageCollection::make(&registry, &wanted, dims, &model);
-            services.pool.run(make).await?
-        }
+        None => made(services, &registry, wanted, &settings, &embedding).await?,
     };
-    let image = EmbeddedImage { features: *features, embedding, payload: &payload, bytes };
+    let id = PointId::Uuid(features.facts.id);
+    let embedding = settings.vector(&id, embedding, target.named.settings().dims);
+    let image = EmbeddedImage { features, embedding, payload: &payload, bytes };
     let image = store::with_original(services, &target, image).await?;
     let own = services.clone();
     let runtime = Handle::current();
@@ -104,6 +124,23 @@ async fn put(services: &Arc<ImageServices>, new: NewImage) -> Result<PutOutcome>
         Ok(PutOutcome::added(&image.features))
     };
     services.pool.run(write).await
+}
+
+/// Creates the collection of an image. Its `embedding` is empty if it has none.
+///
+/// # Errors
+/// As [`ImageCollection::make`] and [`ImageSettings::new_dims`].
+async fn made(
+    services: &ImageServices,
+    registry: &Arc<Registry>,
+    wanted: CollectionSpec,
+    settings: &ImageSettings,
+    embedding: &[f32],
+) -> Result<ImageCollection> {
+    let registry = registry.clone();
+    let dims = settings.new_dims(embedding)?;
+    let model = settings.model.clone();
+    services.pool.run(move || ImageCollection::make(&registry, &wanted, dims, &model)).await
 }
 
 /// Puts an image in as [`add`] does, at idle priority. It is put in even if the caller disconnects.

@@ -7,11 +7,11 @@ use std::io::{self, BufReader, Read, Seek, SeekFrom, Write};
 use base::{Error, Result};
 use bytes::Bytes;
 use transport::upload::UploadReader;
-use vision::Format;
 use zip::unstable::read::ZipIterable;
 
 use super::bulk::{BulkImage, ImageSource, SourceEntry};
 use super::features::{IMAGE_BYTES_MAX, end_of_name};
+use super::template_file::FileFormat;
 
 /// Maximum bytes of an archive.
 pub(crate) const ARCHIVE_BYTES_MAX: u64 = 8 << 30;
@@ -106,7 +106,7 @@ impl Archive {
                 Error::invalid("an archive inside an archive is not opened; send it by itself"),
             );
         }
-        if Format::sniff(&bytes).is_none() && !looks_like_an_image(&name) {
+        if !FileFormat::begins(&bytes) && !looks_like_an_image(&name) {
             return SourceEntry::Ignored;
         }
         let rest = (most + 1).saturating_sub(bytes.len() as u64);
@@ -212,13 +212,15 @@ fn last_part(name: &str) -> String {
     end_of_name(last.chars().filter(|c| !c.is_control()).take(255).collect())
 }
 
-/// Returns true if the extension is that of an image. A damaged file with such a name is reported
-/// instead of ignored.
+/// Returns true if the extension is that of an image or a template. A damaged file with such a name
+/// is reported instead of ignored.
 pub(crate) fn looks_like_an_image(name: &str) -> bool {
     // Resource forks of a Mac's archives have the image's name after "._".
     let extension = name.rsplit_once('.').map(|(_, extension)| extension.to_ascii_lowercase());
-    let known =
-        ["jpg", "jpeg", "png", "webp", "tif", "tiff", "bmp", "wsq", "an2", "eft", "nist", "nst"];
+    let known = [
+        "jpg", "jpeg", "png", "webp", "tif", "tiff", "bmp", "wsq", "an2", "eft", "nist", "nst",
+        "fmr",
+    ];
     !name.starts_with("._")
         && extension.is_some_and(|extension| known.contains(&extension.as_str()))
 }
@@ -288,6 +290,7 @@ mod tests {
         assert_eq!(last_part(&"\u{6771}".repeat(255)).len(), 510);
         assert!(
             looks_like_an_image("A.JPG")
+                && looks_like_an_image("right-index.fmr")
                 && !looks_like_an_image("notes.txt")
                 && !looks_like_an_image("._A.jpg")
         );

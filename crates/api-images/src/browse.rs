@@ -11,7 +11,7 @@ use search::registry::{ListedState, NamedCollection};
 use serde_json::{Map, Value, json};
 use tokio::runtime::Handle;
 use transport::Reservation;
-use vision::{Format, thumbnail};
+use vision::thumbnail;
 
 use super::collection::{ImageCollection, has_images};
 use super::features::{self, BLOCK};
@@ -22,6 +22,7 @@ use super::removal_task::remove_collection;
 use super::services::ImageServices;
 use super::settings::ImageKind;
 use super::state::ImagesState;
+use super::template_file::{self, FileFormat};
 
 /// Maximum images of one page.
 const PAGE_MAX: usize = 1000;
@@ -210,14 +211,13 @@ pub(crate) async fn original(
     let point = point(services, &target.named, id, PointParts::PAYLOAD).await?;
     let key = key(&point, &target.space)?;
     let (bytes, memory) = services.originals.get_reserved(&key, &services.requests.memory).await?;
-    let media_type = Format::sniff(&bytes).map_or("application/octet-stream", Format::media_type);
-    Ok(OriginalFile { media_type, bytes, memory })
+    Ok(OriginalFile { media_type: template_file::media_type(&bytes), bytes, memory })
 }
 
 /// Returns a JPEG of an image that is scaled to `size` pixels.
 ///
 /// # Errors
-/// As [`original`]; `InvalidArgument` for a side out of range.
+/// As [`original`], and `NotFound` for a template; `InvalidArgument` for a side out of range.
 pub(crate) async fn small(
     services: &Arc<ImageServices>,
     name: &str,
@@ -231,6 +231,11 @@ pub(crate) async fn small(
     let budget = services.requests.memory.clone();
     let work = move || {
         let OriginalFile { bytes, memory: _file_memory, .. } = file;
+        if matches!(FileFormat::sniff(&bytes), Some(FileFormat::Template(_))) {
+            return Err(Error::not_found(format!(
+                "image {id} was put in as a template, which has no picture; GET .../{id}/keypoints returns its minutiae"
+            )));
+        }
         let memory = features::reserve(&budget, ImageKind::Photo, &bytes, "")?;
         thumbnail(&features::decoded(&memory, &bytes, "")?.image, size)
     };

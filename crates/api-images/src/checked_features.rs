@@ -12,7 +12,9 @@ use super::point_checks::{
     PAYLOAD_BYTES_MAX, check_embedding, check_own_keys, check_payload_size, graph,
 };
 use super::point_features::PointFeatures;
-use super::settings::{ImageKind, WantedImages};
+use super::settings::{
+    ImageKind, NO_MODEL, PLACEHOLDER_DIMS, WantedImages, has_embeddings, placeholder,
+};
 
 /// Properties that the points of a collection have.
 pub(crate) struct ExpectedFeatures {
@@ -36,20 +38,26 @@ impl ExpectedFeatures {
     /// request, or of its first point.
     ///
     /// # Errors
-    /// `NotFound` if no model is named.
+    /// `NotFound` if no model of photographs is named. Fingerprints without a model get no
+    /// embeddings.
     pub(crate) fn of_new(
         name: &str,
         wanted: &WantedImages,
         first: Option<&PointFeatures>,
     ) -> Result<ExpectedFeatures> {
-        let model = wanted.model.clone().or_else(|| first?.model.clone());
+        let kind = wanted.kind.or_else(|| first?.kind).unwrap_or(ImageKind::Photo);
+        let without = || (kind == ImageKind::Fingerprint).then(|| NO_MODEL.to_owned());
+        let model = wanted.model.clone().or_else(|| first?.model.clone()).or_else(without);
         let model = model.ok_or_else(|| {
             Error::not_found(format!(
                 "there is no collection \"{name}\"; name the model of the embeddings with model= to create it"
             ))
         })?;
-        let kind = wanted.kind.or_else(|| first?.kind).unwrap_or(ImageKind::Photo);
-        let dims = first.map_or(0, |point| point.embedding.len());
+        let dims = if has_embeddings(kind, &model) {
+            first.map_or(0, |point| point.embedding.len())
+        } else {
+            PLACEHOLDER_DIMS
+        };
         Ok(ExpectedFeatures { kind, model, dims })
     }
 
@@ -75,8 +83,9 @@ impl ExpectedFeatures {
 }
 
 impl PointFeatures {
-    /// Checks that the collection can hold the point.
-    fn checked(self, wanted: &ExpectedFeatures) -> Result<CheckedFeatures> {
+    /// Checks that the collection can hold the point, and sets the placeholder of a missing
+    /// embedding.
+    fn checked(mut self, wanted: &ExpectedFeatures) -> Result<CheckedFeatures> {
         if let Some(kind) = self.kind.filter(|kind| *kind != wanted.kind) {
             return Err(Error::invalid(format!(
                 "features of kind {} do not fit a collection of kind {}",
@@ -90,6 +99,17 @@ impl PointFeatures {
                  with that model",
                 wanted.model
             )));
+        }
+        if !has_embeddings(wanted.kind, &wanted.model) {
+            let placeholder = placeholder(&self.id);
+            // A log has the placeholder.
+            if !self.embedding.is_empty() && self.embedding != placeholder {
+                return Err(Error::invalid(
+                    "the collection has no embeddings: leave \"embedding\" out, or name the model with model= when \
+                     you create the collection",
+                ));
+            }
+            self.embedding = placeholder;
         }
         check_embedding(&self.embedding, wanted.dims)?;
         let graph = graph(&self.record, wanted.kind)?;

@@ -72,15 +72,19 @@ impl DuplicateJobs {
 ///
 /// # Errors
 /// `AlreadyExists` if it is running, `ResourceExhausted` if too much bulk work is,
-/// `InvalidArgument` for options that cannot work.
+/// `InvalidArgument` for options that cannot work, `FailedPrecondition` for a collection without
+/// embeddings.
 pub(crate) fn begin(
     state: &Arc<ImagesState>,
     name: &str,
     request: &DuplicatesRequest,
 ) -> Result<Value> {
     let named = state.services.registry()?.get(name)?;
-    let kind = ImageCollection::of(&named).map(|target| target.kind);
-    let options = request.options(kind, named.settings().metric)?;
+    let target = ImageCollection::of(&named);
+    if let Some(target) = &target {
+        target.settings().check_embeddings(name)?;
+    }
+    let options = request.options(target.map(|target| target.kind), named.settings().metric)?;
     let mut all = held(&state.duplicates.all);
     if all.get(named.name()).is_some_and(DuplicateJob::running) {
         return Err(duplicates_running(name));

@@ -2,10 +2,9 @@
 
 use base::{Error, Result};
 use bytes::Bytes;
-use matching::template::TemplateFormat;
 
 use super::embedder::Embedder;
-use super::features::{self, Features};
+use super::features::{self, FeatureSource, Features};
 use super::services::ImageServices;
 use super::settings::ImageKind;
 
@@ -29,28 +28,31 @@ pub(crate) struct ExtractionInput {
     pub(crate) quality_min: u8,
 }
 
+impl ExtractionInput {
+    fn source(&self) -> FeatureSource<'_> {
+        let ExtractionInput { kind, name, bytes, quality_min } = self;
+        FeatureSource { kind: *kind, bytes, name, quality_min: *quality_min }
+    }
+}
+
 /// Features of an image with its embedding. The input of the model is empty.
 pub(crate) struct EmbeddedFeatures {
     pub(crate) features: Features,
+    /// Empty if the image gets no embedding.
     pub(crate) embedding: Vec<f32>,
 }
 
-/// Decodes and embeds an image.
+/// Decodes an image, and embeds it if there is an `embedder`.
 ///
 /// # Errors
 /// Returns the errors of the image and the model; `ResourceExhausted` with retry advice if too many
 /// images of this priority are queued.
 pub(crate) async fn extract(
     services: &ImageServices,
-    embedder: &Embedder,
+    embedder: Option<&Embedder>,
     file: ExtractionInput,
     priority: ExtractionPriority,
 ) -> Result<EmbeddedFeatures> {
-    if file.kind == ImageKind::Fingerprint && TemplateFormat::of(&file.bytes).is_some() {
-        return Err(Error::invalid(
-            "a template has minutiae and no image to embed; send the image",
-        ));
-    }
     match priority {
         ExtractionPriority::Ordinary => extract_at_once(services, embedder, file).await,
         ExtractionPriority::Idle => extract_idle(services, embedder, file).await,
@@ -60,34 +62,40 @@ pub(crate) async fn extract(
 /// Decodes an image on the threads of images, and embeds it by the scheduler.
 async fn extract_at_once(
     services: &ImageServices,
-    embedder: &Embedder,
+    embedder: Option<&Embedder>,
     file: ExtractionInput,
 ) -> Result<EmbeddedFeatures> {
-    let ExtractionInput { kind, name, bytes, quality_min } = file;
-    let own = embedder.clone();
+    let own = embedder.cloned();
     let budget = services.requests.memory.clone();
     let work = move || {
-        let memory = features::reserve(&budget, kind, &bytes, &name)?;
-        features::extract(&memory, kind, &bytes, &name, &own, quality_min)
+        let memory = features::reserve(&budget, file.kind, &file.bytes, &file.name)?;
+        features::extract(&memory, file.source(), own.as_ref())
     };
     let mut features = services.pool.run(work).await?;
-    let embedding = services.embed(embedder, std::mem::take(&mut features.tensor)).await?;
+    let tensor = std::mem::take(&mut features.tensor);
+    let embedding = match embedder {
+        Some(embedder) => services.embed(embedder, tensor).await?,
+        None => Vec::new(),
+    };
     Ok(EmbeddedFeatures { features, embedding })
 }
 
 /// Decodes and embeds an image on the threads of idle priority.
 async fn extract_idle(
     services: &ImageServices,
-    embedder: &Embedder,
+    embedder: Option<&Embedder>,
     file: ExtractionInput,
 ) -> Result<EmbeddedFeatures> {
-    let ExtractionInput { kind, name, bytes, quality_min } = file;
-    let embedder = embedder.clone();
+    let embedder = embedder.cloned();
     let budget = services.requests.memory.clone();
     let work = move || {
-        let memory = features::reserve_or_wait(&budget, kind, &bytes, &name, || false)?;
-        let mut features = features::extract(&memory, kind, &bytes, &name, &embedder, quality_min)?;
+        let ExtractionInput { kind, name, bytes, .. } = &file;
+        let memory = features::reserve_or_wait(&budget, *kind, bytes, name, || false)?;
+        let mut features = features::extract(&memory, file.source(), embedder.as_ref())?;
         let tensor = std::mem::take(&mut features.tensor);
+        let Some(embedder) = &embedder else {
+            return Ok(EmbeddedFeatures { features, embedding: Vec::new() });
+        };
         let embedding = embedder.run(&[tensor])?.into_iter().next();
         let embedding = embedding.ok_or_else(|| Error::internal("a model gave no vector"))?;
         Ok(EmbeddedFeatures { features, embedding })

@@ -9,11 +9,12 @@ use matching::Graph;
 use search::points::PointId;
 use serde_json::{Map, Value, json};
 use transport::{ByteBudget, Reservation};
-use vision::{Decoded, Format, Header, Limits, decode};
+use vision::{Decoded, Header, Limits, decode};
 
 use super::embedder::Embedder;
 use super::point_checks::check_own_keys;
 use super::settings::ImageKind;
+use super::template_file::{self, FileFormat, ReadTemplate, check_kind, is_template};
 
 /// Key of a payload that the service owns.
 pub(crate) const BLOCK: &str = api_qdrant::IMAGE_BLOCK;
@@ -23,6 +24,8 @@ pub(crate) const IMAGE_BYTES_MAX: usize = 64 << 20;
 const NAME_BYTES_MAX: usize = 512;
 /// Resolutions of fingerprint scanners in dots per inch. Any other resolution in a file is ignored.
 const SCAN_DOTS: std::ops::RangeInclusive<f32> = 250.0..=1200.0;
+/// Bytes that reading a template takes besides twice its length.
+const TEMPLATE_BYTES: u64 = 64 << 10;
 /// Time between two attempts of bulk work to reserve memory for decoding.
 const MEMORY_RETRY: Duration = Duration::from_millis(50);
 /// Longest wait of bulk work for that memory.
@@ -80,7 +83,7 @@ pub(crate) fn originals_of(id: &PointId, space: &str) -> String {
 pub(crate) struct Facts {
     pub(crate) id: [u8; 16],
     pub(crate) name: String,
-    pub(crate) format: Format,
+    pub(crate) format: FileFormat,
     pub(crate) width: u32,
     pub(crate) height: u32,
     pub(crate) bytes: usize,
@@ -120,7 +123,7 @@ impl Facts {
 pub(crate) struct Features {
     pub(crate) facts: Facts,
     pub(crate) graph: Graph,
-    /// The embedding model's input.
+    /// The embedding model's input; empty if the image gets no embedding.
     pub(crate) tensor: Vec<f32>,
 }
 
@@ -137,8 +140,13 @@ pub(crate) fn of_image(error: Error, name: &str) -> Error {
     if name.is_empty() { error } else { error.context(name) }
 }
 
-/// Returns the bytes that decoding an image and finding its keypoints take, from the file's header.
+/// Returns the bytes that decoding an image and finding its keypoints take, from the file's header,
+/// or that reading a template takes.
 fn memory(kind: ImageKind, bytes: &[u8]) -> Result<u64> {
+    check_kind(kind, bytes)?;
+    if is_template(kind, bytes) {
+        return Ok(2 * bytes.len() as u64 + TEMPLATE_BYTES);
+    }
     let header = Header::read(bytes, &Limits::default())?;
     let keypoints = match kind {
         ImageKind::Photo => 0,
@@ -226,19 +234,32 @@ pub(crate) fn keypoints(kind: ImageKind, decoded: &Decoded) -> Result<Keypoints>
     }
 }
 
-/// Decodes an image and extracts its features. The pixels are freed before this returns.
+/// A file to extract features from.
+#[derive(Clone, Copy)]
+pub(crate) struct FeatureSource<'a> {
+    pub(crate) kind: ImageKind,
+    pub(crate) bytes: &'a [u8],
+    /// Name of the image, which errors show.
+    pub(crate) name: &'a str,
+    /// Minimum quality of a fingerprint, 0 to 100.
+    pub(crate) quality_min: u8,
+}
+
+/// Extracts the features of an image, or of a template. Pixels are freed before this returns. The
+/// features have the input of `embedder`, if there is one.
 ///
 /// # Errors
-/// `InvalidArgument` or `TooLarge` for an image that cannot be read, or for a fingerprint below
-/// `quality_min`, with its name.
+/// `InvalidArgument` or `TooLarge` for a file that cannot be read, or for a fingerprint below the
+/// minimum quality, with its name.
 pub(crate) fn extract(
     memory: &Reservation,
-    kind: ImageKind,
-    bytes: &[u8],
-    name: &str,
-    embedder: &Embedder,
-    quality_min: u8,
+    file: FeatureSource<'_>,
+    embedder: Option<&Embedder>,
 ) -> Result<Features> {
+    let FeatureSource { kind, bytes, name, quality_min } = file;
+    if is_template(kind, bytes) {
+        return of_template(file).map_err(|error| of_image(error, name));
+    }
     let decoded = decoded(memory, bytes, name)?;
     let Keypoints { graph, quality } =
         keypoints(kind, &decoded).map_err(|error| of_image(error, name))?;
@@ -247,26 +268,59 @@ pub(crate) fn extract(
             "quality_min= is for fingerprints; this collection holds photographs",
         ));
     }
-    if let Some(quality) = quality.filter(|quality| *quality < quality_min) {
-        let refused = Error::invalid(format!(
-            "the fingerprint's quality is {quality}, below quality_min={quality_min}: it has {} \
-             minutiae; take a better impression",
-            graph.vertices.len()
-        ));
-        return Err(of_image(refused, name));
-    }
-    let tensor = embedder.tensor(&decoded.image)?;
+    check_quality(quality, quality_min, &graph).map_err(|error| of_image(error, name))?;
+    let tensor = embedder.map(|embedder| embedder.tensor(&decoded.image)).transpose()?;
     let facts = Facts {
         id: id_of(bytes),
         name: name.to_owned(),
-        format: decoded.format,
+        format: FileFormat::Image(decoded.format),
         width: decoded.image.width,
         height: decoded.image.height,
         bytes: bytes.len(),
         keypoints: graph.vertices.len(),
         quality,
     };
-    Ok(Features { facts, graph, tensor })
+    Ok(Features { facts, graph, tensor: tensor.unwrap_or_default() })
+}
+
+/// Reads the features of a template.
+///
+/// # Errors
+/// As [`template_file::read`]; `InvalidArgument` for one without minutiae, or below the minimum
+/// quality. A template that states no quality has every quality.
+fn of_template(file: FeatureSource<'_>) -> Result<Features> {
+    let ReadTemplate { format, view } = template_file::read(file.bytes)?;
+    let graph = view.graph;
+    if graph.vertices.is_empty() {
+        return Err(Error::invalid("the template has no minutiae, so it cannot be found again"));
+    }
+    check_quality(view.quality, file.quality_min, &graph)?;
+    let facts = Facts {
+        id: id_of(file.bytes),
+        name: file.name.to_owned(),
+        format: FileFormat::Template(format),
+        width: graph.width.into(),
+        height: graph.height.into(),
+        bytes: file.bytes.len(),
+        keypoints: graph.vertices.len(),
+        quality: view.quality,
+    };
+    Ok(Features { facts, graph, tensor: Vec::new() })
+}
+
+/// Checks the quality of a fingerprint, if it is known.
+///
+/// # Errors
+/// `InvalidArgument` for a quality below `quality_min`.
+fn check_quality(quality: Option<u8>, quality_min: u8, graph: &Graph) -> Result<()> {
+    match quality {
+        Some(quality) if quality < quality_min => Err(Error::invalid(format!(
+            "the fingerprint's quality is {quality}, below quality_min={quality_min}: it has {} \
+             minutiae; take a better impression",
+            graph.vertices.len()
+        ))),
+        _ => Ok(()),
+    }
 }
 
 /// Checks an image's name, which is shown and never opened as a file.

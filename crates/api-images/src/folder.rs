@@ -6,11 +6,11 @@ use std::path::{Path, PathBuf};
 
 use base::{Error, Result};
 use bytes::Bytes;
-use vision::Format;
 
 use super::archive::looks_like_an_image;
 use super::bulk::{BulkImage, ImageSource, SourceEntry};
 use super::features::{IMAGE_BYTES_MAX, end_of_name};
+use super::template_file::FileFormat;
 
 /// Maximum levels of directories.
 const DEPTH_MAX: usize = 64;
@@ -112,7 +112,7 @@ fn read(path: &Path) -> Result<Option<Bytes>> {
     let mut bytes = Vec::new();
     file.by_ref().take(HEAD_BYTES).read_to_end(&mut bytes).map_err(wrong)?;
     let named = path.file_name().is_some_and(|name| looks_like_an_image(&name.to_string_lossy()));
-    if Format::sniff(&bytes).is_none() && !named {
+    if !FileFormat::begins(&bytes) && !named {
         return Ok(None);
     }
     let rest = IMAGE_BYTES_MAX as u64 + 1 - bytes.len() as u64;

@@ -12,16 +12,19 @@ use std::time::Duration;
 use base::{Error, Result};
 use bytes::Bytes;
 use crossbeam_channel::{Receiver, Sender, TrySendError, bounded};
+use search::points::PointId;
 use serde_json::{Map, Value};
 
 use super::claims::Claims;
 use super::collection::ImageCollection;
 use super::embedder::Embedder;
-use super::features::{self, Features};
+use super::embedding_plan::EmbeddingPlan;
+use super::features::{self, FeatureSource, Features};
 use super::job::IngestJob;
 use super::pool::threads;
-use super::settings::ImageKind;
+use super::settings::ImageSettings;
 use super::store::{self, EmbeddedImage, PutOutcome, ReadyImage};
+use super::template_file::check_kind;
 
 /// Maximum queued images, with their bytes.
 const QUEUE_MAX: usize = 16;
@@ -145,24 +148,53 @@ fn outcomes(job: &IngestJob, items: &[IngestImage], claims: &Claims) -> Vec<Resu
     let sought = ids.clone();
     let prepared = job.at_ordinary_priority(move || {
         let existing = ImageCollection::existing(&*services.registry()?, &wanted)?;
-        let embedder = services.embedder(existing.as_ref(), wanted.model.as_deref())?;
+        let own = existing.as_ref().map(ImageCollection::settings);
+        let plan = EmbeddingPlan::of(own.as_ref(), &wanted.images());
+        // Templates need no model, so its absence fails pictures only.
+        let embedder = plan.has_embeddings().then(|| services.planned_embedder(&plan));
         let known = existing.as_ref().map(|target| store::present(&target.named, &sought));
         let known = known.unwrap_or_else(|| sought.iter().map(|_| Ok(None)).collect());
-        Ok((existing, embedder, known))
+        Ok((PlannedBatch { plan, embedder, existing }, known))
     });
     match prepared {
-        Ok((existing, embedder, known)) => {
-            IngestBatch { job, embedder, existing }.put(items, &ids, known)
-        }
+        Ok((planned, known)) => IngestBatch { job, planned }.put(items, &ids, known),
         Err(error) => items.iter().map(|_| Err(error.clone())).collect(),
+    }
+}
+
+/// Collection and model of a batch.
+struct PlannedBatch {
+    plan: EmbeddingPlan,
+    /// The model or its error; `None` for a collection without embeddings.
+    embedder: Option<Result<Embedder>>,
+    /// The collection, if it exists.
+    existing: Option<ImageCollection>,
+}
+
+impl PlannedBatch {
+    /// Returns the model that embeds a file, or `None` if the file gets no embedding.
+    ///
+    /// # Errors
+    /// The error of the model; `InvalidArgument` for a template among photographs.
+    fn embedder_of(&self, file: &[u8]) -> Result<Option<&Embedder>> {
+        check_kind(self.plan.kind, file)?;
+        if !self.plan.embeds(file) {
+            return Ok(None);
+        }
+        let found = self.embedder.as_ref();
+        found.map(|found| found.as_ref().map_err(Clone::clone)).transpose()
+    }
+
+    /// Returns the settings of the collection.
+    fn settings(&self) -> ImageSettings {
+        let embedder = self.embedder.as_ref().and_then(|found| found.as_ref().ok());
+        self.plan.settings(embedder)
     }
 }
 
 struct IngestBatch<'a> {
     job: &'a IngestJob,
-    embedder: Embedder,
-    /// The collection, if it exists.
-    existing: Option<ImageCollection>,
+    planned: PlannedBatch,
 }
 
 impl IngestBatch<'_> {
@@ -181,27 +213,10 @@ impl IngestBatch<'_> {
             .filter(|&at| outcomes.get(at).is_some_and(Option::is_none))
             .filter(|&at| ids.get(at).is_some_and(|id| *first.entry(*id).or_insert(at) == at))
             .collect();
-        let kind = self.existing.as_ref().map(|target| target.kind).or(self.job.wanted.kind);
         let mut ready = Vec::new();
         for at in new {
             let Some(item) = items.get(at) else { continue };
-            let kind = kind.unwrap_or(ImageKind::Photo);
-            let budget = &self.job.services.requests.memory;
-            let stopped = || self.job.stopped();
-            let extracted =
-                features::reserve_or_wait(budget, kind, &item.bytes, &item.name, stopped).and_then(
-                    |memory| {
-                        features::extract(
-                            &memory,
-                            kind,
-                            &item.bytes,
-                            &item.name,
-                            &self.embedder,
-                            self.job.wanted.quality_min,
-                        )
-                    },
-                );
-            match extracted {
+            match self.extract(item) {
                 Ok(features) => ready.push((at, item, features)),
                 Err(error) => set(&mut outcomes, at, Err(error)),
             }
@@ -220,6 +235,21 @@ impl IngestBatch<'_> {
         (0..items.len())
             .map(|at| outcomes.get(at).cloned().flatten().unwrap_or_else(|| twin(at)))
             .collect()
+    }
+
+    /// Decodes an image and extracts its features.
+    fn extract(&self, item: &IngestImage) -> Result<Features> {
+        let file = FeatureSource {
+            kind: self.planned.plan.kind,
+            bytes: &item.bytes,
+            name: &item.name,
+            quality_min: self.job.wanted.quality_min,
+        };
+        let embedder = self.planned.embedder_of(file.bytes)?;
+        let budget = &self.job.services.requests.memory;
+        let stopped = || self.job.stopped();
+        let memory = features::reserve_or_wait(budget, file.kind, file.bytes, file.name, stopped)?;
+        features::extract(&memory, file, embedder)
     }
 
     /// Embeds, keeps the originals and writes the points.
@@ -247,14 +277,17 @@ impl IngestBatch<'_> {
 
     /// Returns the collection, which is created if it does not exist.
     fn target(&self, embeddings: &[Result<Vec<f32>>]) -> Result<ImageCollection> {
-        if let Some(existing) = &self.existing {
+        if let Some(existing) = &self.planned.existing {
             return Ok(existing.clone());
         }
-        let dims = embeddings.iter().find_map(|embedding| embedding.as_ref().ok()).map(Vec::len);
-        let dims = dims.ok_or_else(|| Error::internal("there is no collection"))?;
+        // Templates have none. A picture of the batch shows the length.
+        let longest = embeddings.iter().flatten().max_by_key(|embedding| embedding.len());
+        let longest = longest.ok_or_else(|| Error::internal("there is no collection"))?;
+        let settings = self.planned.settings();
+        let dims = settings.new_dims(longest)?;
         let services = self.job.services.clone();
         let wanted = self.job.wanted.clone();
-        let model = self.embedder.name().to_owned();
+        let model = settings.model;
         self.job.at_ordinary_priority(move || {
             ImageCollection::make(&*services.registry()?, &wanted, dims, &model)
         })
@@ -270,6 +303,9 @@ impl IngestBatch<'_> {
     ) -> Result<ReadyImage> {
         let embedding = embedding?;
         let target = target.as_ref().map_err(Clone::clone)?;
+        let id = PointId::Uuid(features.facts.id);
+        let dims = target.named.settings().dims;
+        let embedding = self.planned.settings().vector(&id, embedding, dims);
         let bytes = item.bytes.clone();
         let image = EmbeddedImage { features, embedding, payload: &item.payload, bytes };
         self.job.runtime.block_on(store::with_original(&self.job.services, target, image))
@@ -298,26 +334,42 @@ impl IngestBatch<'_> {
         places.into_iter().zip(outcomes).collect()
     }
 
-    /// Returns a vector per input. If a batch fails, each image runs alone, so that one bad image
-    /// does not fail others.
+    /// Returns a vector per input; an empty one for an empty input, which gets no embedding.
     fn embed(&self, tensors: &[&Vec<f32>]) -> Vec<Result<Vec<f32>>> {
-        let mut embeddings = Vec::with_capacity(tensors.len());
-        for batch in tensors.chunks(self.embedder.batch_max.max(1)) {
-            let owned: Vec<Vec<f32>> = batch.iter().map(|tensor| (*tensor).clone()).collect();
-            match self.embedder.run(&owned) {
-                Ok(vectors) => embeddings.extend(vectors.into_iter().map(Ok)),
-                Err(error) if batch.len() == 1 => embeddings.push(Err(error)),
-                Err(_) => embeddings.extend(owned.into_iter().map(|one| {
-                    let vectors = self.embedder.run(&[one])?;
-                    vectors
-                        .into_iter()
-                        .next()
-                        .ok_or_else(|| Error::internal("a model gave no vector"))
-                })),
+        let inputs: Vec<&Vec<f32>> =
+            tensors.iter().copied().filter(|tensor| !tensor.is_empty()).collect();
+        let mut embeddings = match &self.planned.embedder {
+            Some(Ok(embedder)) => embed_all(embedder, &inputs).into_iter(),
+            // No picture was decoded for a model that is not there.
+            Some(Err(_)) | None => Vec::new().into_iter(),
+        };
+        let missing = || Err(Error::internal("a model gave no vector"));
+        let embedding = |tensor: &&Vec<f32>| {
+            if tensor.is_empty() {
+                return Ok(Vec::new());
             }
-        }
-        embeddings
+            embeddings.next().unwrap_or_else(missing)
+        };
+        tensors.iter().map(embedding).collect()
     }
+}
+
+/// Returns a vector per input. If a batch fails, each image runs alone, so that one bad image does
+/// not fail others.
+fn embed_all(embedder: &Embedder, tensors: &[&Vec<f32>]) -> Vec<Result<Vec<f32>>> {
+    let mut embeddings = Vec::with_capacity(tensors.len());
+    for batch in tensors.chunks(embedder.batch_max.max(1)) {
+        let owned: Vec<Vec<f32>> = batch.iter().map(|tensor| (*tensor).clone()).collect();
+        match embedder.run(&owned) {
+            Ok(vectors) => embeddings.extend(vectors.into_iter().map(Ok)),
+            Err(error) if batch.len() == 1 => embeddings.push(Err(error)),
+            Err(_) => embeddings.extend(owned.into_iter().map(|one| {
+                let vectors = embedder.run(&[one])?;
+                vectors.into_iter().next().ok_or_else(|| Error::internal("a model gave no vector"))
+            })),
+        }
+    }
+    embeddings
 }
 
 fn set(outcomes: &mut [Option<Result<PutOutcome>>], at: usize, outcome: Result<PutOutcome>) {

@@ -4,8 +4,9 @@
 //! An image whose caller waits is decoded on the threads "images-N" (`pool`) and embedded by the
 //! scheduler like any request. Bulk work (`ingest`) does both itself at idle priority.
 //! `collection` describes a collection of images, `features` extracts an image's features,
-//! `embedder` finds the models that embed, `originals` keeps the files, and `store` writes the
-//! points. `query` and `views` find them by a `plan` that runs on a search thread. `duplicates`
+//! `embedder` finds the models that embed, `embedding_plan` decides which images need one,
+//! `template_file` reads templates of fingerprints, `originals` keeps the files, and `store` writes
+//! the points. `query` and `views` find them by a `plan` that runs on a search thread. `duplicates`
 //! finds images that are stored twice. `transfer` extracts, writes and returns features without
 //! images, in the form of `point_features`. `prints` compares fingerprints one to one, `persons`
 //! groups them, and `rebuild` gives a collection another model. `removal_task` removes originals of
@@ -24,6 +25,7 @@ mod config;
 mod duplicates;
 mod duplicates_wire;
 mod embedder;
+mod embedding_plan;
 mod endpoints;
 mod extraction;
 mod feature_endpoints;
@@ -56,6 +58,7 @@ mod settings;
 mod sharded;
 mod state;
 mod store;
+mod template_file;
 mod transfer;
 mod uploads;
 mod views;

@@ -9,7 +9,7 @@ use serde_json::{Map, Value};
 use super::collection::ImageCollection;
 use super::features::{BLOCK, Facts, Features};
 use super::point_checks::stored_graph;
-use super::settings::ImageKind;
+use super::settings::{ImageKind, ImageSettings};
 
 /// Maximum points of one request.
 pub(crate) const POINTS_MAX: usize = 1000;
@@ -24,6 +24,8 @@ pub(crate) struct PointFeatures {
     /// Name of the image.
     #[serde(default)]
     pub(crate) name: Option<String>,
+    /// Empty in a collection without embeddings.
+    #[serde(default)]
     pub(crate) embedding: Vec<f32>,
     /// Encoded keypoint graph, in base64.
     #[serde(with = "super::base64_text")]
@@ -51,13 +53,13 @@ pub(crate) struct PointFeatures {
 }
 
 impl PointFeatures {
-    /// Returns the features that were extracted from an image.
+    /// Returns the features that were extracted from an image of a collection with these settings.
     pub(crate) fn extracted(
         features: &Features,
         embedding: &[f32],
-        kind: ImageKind,
-        model: &str,
+        settings: &ImageSettings,
     ) -> PointFeatures {
+        let embedding = if settings.has_embeddings() { embedding } else { &[] };
         let record = features.record();
         let Facts { id, name, width, height, keypoints, quality, .. } = features.facts.clone();
         PointFeatures {
@@ -70,8 +72,8 @@ impl PointFeatures {
             width: Some(width),
             height: Some(height),
             quality,
-            kind: Some(kind),
-            model: Some(model.to_owned()),
+            kind: Some(settings.kind),
+            model: Some(settings.model.clone()),
         }
     }
 
@@ -84,6 +86,8 @@ impl PointFeatures {
         let keypoints = stored_graph(&id, &record)?.vertices.len();
         let block = payload.remove(BLOCK).unwrap_or_default();
         let side = |key: &str| block.get(key)?.as_u64()?.try_into().ok();
+        let has_embeddings = target.settings().has_embeddings();
+        let embedding = if has_embeddings { embedding } else { Vec::new() };
         Ok(PointFeatures {
             id,
             name: block.get("name").and_then(Value::as_str).map(str::to_owned),

@@ -20,6 +20,7 @@ use super::limits::checked_threshold;
 use super::point_checks::{self, stored_graph};
 use super::services::ImageServices;
 use super::settings::ImageKind;
+use super::template_file::{self, is_template};
 
 /// Minutiae of a file.
 pub(crate) struct FilePrint {
@@ -38,10 +39,9 @@ pub(crate) struct FilePrint {
 /// [`ByteBudget::reserve`].
 pub(crate) fn read(budget: &Arc<ByteBudget>, bytes: &[u8], name: &str) -> Result<FilePrint> {
     let started = Instant::now();
-    if TemplateFormat::of(bytes).is_some() {
-        let views = template::read(bytes).map_err(|error| features::of_image(error, name))?;
-        let graph = views.into_iter().next();
-        let graph = graph.ok_or_else(|| Error::invalid("the template holds no finger view"))?;
+    if is_template(ImageKind::Fingerprint, bytes) {
+        let read = template_file::read(bytes).map_err(|error| features::of_image(error, name))?;
+        let graph = read.view.graph;
         let (width, height) = (u32::from(graph.width), u32::from(graph.height));
         let decode = started.elapsed();
         return Ok(FilePrint { graph, width, height, decode, keypoints: Duration::ZERO });

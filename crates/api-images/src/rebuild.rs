@@ -18,12 +18,14 @@ use serde_json::Value;
 
 use super::collection::{CollectionSpec, ImageCollection};
 use super::embedder::Embedder;
+use super::embedding_plan::EmbeddingPlan;
 use super::features::{BLOCK, id_of, original_in, uuid};
 use super::ingest::IngestImage;
 use super::job::IngestJob;
 use super::job_end::BackgroundJob;
 use super::progress::{Rebuild, held};
 use super::removal;
+use super::settings::PLACEHOLDER_DIMS;
 use super::state::ImagesState;
 
 /// Points of one page.
@@ -65,7 +67,10 @@ pub(crate) fn begin(
     }
     let registry = state.services.registry()?;
     let old = ImageCollection::open(&registry, name)?;
-    let embedder = Embedder::find(state.services.inference.catalog(), Some(model))?;
+    let wanted = CollectionSpec::rebuilt(old.kind, model);
+    let plan = EmbeddingPlan::of(None, &wanted.images());
+    let planned = plan.has_embeddings().then(|| state.services.planned_embedder(&plan));
+    let embedder = planned.transpose()?;
     if old.model == model {
         return Err(Error::precondition(format!(
             "\"{name}\" has embeddings of model \"{model}\" already; name another model"
@@ -99,7 +104,6 @@ pub(crate) fn begin(
     all.insert(name.to_owned(), rebuild.clone());
     let answer = rebuild.to_json();
     let stop = Arc::new(AtomicBool::new(false));
-    let wanted = CollectionSpec::rebuilt(old.kind, model);
     let job = IngestJob::new(&state.services, wanted, stop);
     let name = name.to_owned();
     let thread = std::thread::Builder::new().name(format!("ingest-in-{}", permit.number));
@@ -112,7 +116,7 @@ pub(crate) fn begin(
         let collection = work.name.as_str();
         let ended = &rebuild.ended;
         let whole = BackgroundJob { name: "the rebuild", collection, permit, ended };
-        whole.run(|| work.run(&job, &embedder));
+        whole.run(|| work.run(&job, embedder.as_ref()));
     });
     if let Err(error) = spawned {
         let error = Error::exhausted(format!("no thread for the rebuild: {error}"));
@@ -133,7 +137,7 @@ struct RebuildWork<'a> {
 
 impl RebuildWork<'_> {
     /// Runs the rebuild. Returns true if the alias was changed.
-    fn run(&self, job: &IngestJob, embedder: &Embedder) -> Result<bool> {
+    fn run(&self, job: &IngestJob, embedder: Option<&Embedder>) -> Result<bool> {
         let new = self.version(embedder)?;
         *held(&self.rebuild.to) = Some(new.named.name().to_owned());
         let wanted = CollectionSpec { name: new.named.name().to_owned(), ..job.wanted.clone() };
@@ -193,13 +197,18 @@ impl RebuildWork<'_> {
     }
 
     /// Returns the version that an earlier rebuild with this model has begun, or a new one.
-    fn version(&self, embedder: &Embedder) -> Result<ImageCollection> {
+    fn version(&self, embedder: Option<&Embedder>) -> Result<ImageCollection> {
         if let Some(begun) = begun_version(&self.registry, &self.old, &self.rebuild.model)? {
             return Ok(begun);
         }
-        // A blank image shows the number of values of an embedding.
-        let blank = vision::Image { width: 1, height: 1, rgb: vec![0; 3] };
-        let dims = embedder.run(&[embedder.tensor(&blank)?])?.first().map_or(0, Vec::len);
+        let dims = match embedder {
+            Some(embedder) => {
+                // A blank image shows the number of values of an embedding.
+                let blank = vision::Image { width: 1, height: 1, rgb: vec![0; 3] };
+                embedder.run(&[embedder.tensor(&blank)?])?.first().map_or(0, Vec::len)
+            }
+            None => PLACEHOLDER_DIMS,
+        };
         self.old.next_version(&self.registry, dims, &self.rebuild.model)
     }
 

@@ -10,12 +10,12 @@ use search::points::{FetchedPoint, PointId, PointSelection};
 use search::registry::MatchingPoints;
 use tokio::runtime::Handle;
 use tokio::task::JoinSet;
-use vision::Format;
 
 use super::collection::ImageCollection;
 use super::features::{BLOCK, original_in, original_key, originals_of, uuid};
 use super::originals::StoredOriginal;
 use super::services::ImageServices;
+use super::template_file::FileFormat;
 
 /// Points that are removed at once. No upload of their images ends until their originals are
 /// removed.
@@ -156,7 +156,7 @@ fn originals_of_point(image: &FetchedPoint, space: &str) -> Vec<StoredOriginal> 
         return Vec::new();
     }
     let start = originals_of(&image.id, space);
-    Format::ALL.map(|format| of(format!("{start}.{}", format.name()))).into()
+    FileFormat::names().map(|format| of(format!("{start}.{format}"))).collect()
 }
 
 /// Removes the originals in the directory `space` that were written until `until` by the clock of

@@ -14,9 +14,11 @@ use transport::RequestResources;
 use super::claims::Claims;
 use super::collection::ImageCollection;
 use super::embedder::Embedder;
+use super::embedding_plan::EmbeddingPlan;
 use super::originals::Originals;
 use super::pool::Pool;
 use super::removed_collections::RemovedCollections;
+use super::template_file::check_kind;
 
 /// The protocol's name in metrics.
 const PROTOCOL: &str = "images";
@@ -60,6 +62,27 @@ impl ImageServices {
         let own = collection.map(|collection| collection.model.as_str());
         let name = own.or(wanted).or(self.embedding_model.as_deref());
         Embedder::find(self.inference.catalog(), name)
+    }
+
+    /// Returns the model of a plan.
+    ///
+    /// # Errors
+    /// Returns the errors of [`Embedder::find`].
+    pub(crate) fn planned_embedder(&self, plan: &EmbeddingPlan) -> Result<Embedder> {
+        self.embedder(None, plan.model.as_deref())
+    }
+
+    /// Returns the model that embeds a file by a plan, or `None` if the file gets no embedding.
+    ///
+    /// # Errors
+    /// As [`ImageServices::planned_embedder`]; `InvalidArgument` for a template among photographs.
+    pub(crate) fn embedder_of(
+        &self,
+        plan: &EmbeddingPlan,
+        file: &[u8],
+    ) -> Result<Option<Embedder>> {
+        check_kind(plan.kind, file)?;
+        plan.embeds(file).then(|| self.planned_embedder(plan)).transpose()
     }
 
     /// Embeds one image by the scheduler.

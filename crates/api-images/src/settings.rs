@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use base::{Error, Result};
 use search::coarse::Metric;
+use search::points::PointId;
 use search::registry::{CollectionSettings, NamedCollection, Registry};
 use search::segment::RecordKind;
 use serde::{Deserialize, Serialize};
@@ -11,6 +12,26 @@ use serde_json::{Value, json};
 
 /// Key of these settings in the settings that a collection keeps for its endpoints.
 pub(crate) const SECTION: &str = api_qdrant::IMAGES;
+
+/// Name in place of a model: a collection of fingerprints without embeddings.
+pub(crate) const NO_MODEL: &str = api_qdrant::NO_MODEL;
+/// Values of the vector that is stored for a print of a collection without embeddings. Storage
+/// needs one. No query compares it.
+pub(crate) const PLACEHOLDER_DIMS: usize = 4;
+
+/// Returns the vector of a point without an embedding. Its values follow from the id alone: an
+/// index of equal vectors would have one long list, and would take long to build.
+pub(crate) fn placeholder(id: &PointId) -> Vec<f32> {
+    let hash = blake3::hash(&id.internal().to_le_bytes());
+    let bytes = hash.as_bytes().iter().take(PLACEHOLDER_DIMS);
+    // No value is 0, so the vector has a direction.
+    bytes.map(|byte| f32::from(*byte) - 127.5).collect()
+}
+
+/// Returns true if the points of a collection have embeddings.
+pub(crate) fn has_embeddings(kind: ImageKind, model: &str) -> bool {
+    kind == ImageKind::Photo || model != NO_MODEL
+}
 
 /// Subject of the images, which decides how keypoints are found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -51,11 +72,58 @@ impl ImageKind {
 pub struct ImageSettings {
     /// Subject of the images.
     pub kind: ImageKind,
-    /// Name of the model that embeds them.
+    /// Name of the model that embeds them; "none" for fingerprints without embeddings.
     pub model: String,
 }
 
 impl ImageSettings {
+    /// Checks that the points of the collection `name` have embeddings.
+    ///
+    /// # Errors
+    /// `FailedPrecondition` with the remedy.
+    pub fn check_embeddings(&self, name: &str) -> Result<()> {
+        if self.has_embeddings() {
+            return Ok(());
+        }
+        Err(Error::precondition(format!(
+            "collection \"{name}\" holds fingerprints without embeddings, which this compares; find fingers with \
+             /v1/images/{name}/identify, or use a collection that was created with model="
+        )))
+    }
+
+    pub(crate) fn has_embeddings(&self) -> bool {
+        has_embeddings(self.kind, &self.model)
+    }
+
+    /// Returns the values of the vectors of a new collection, whose first image has `embedding`;
+    /// empty if it has none.
+    ///
+    /// # Errors
+    /// `InvalidArgument` if a model decides on that number and has not embedded the image.
+    pub(crate) fn new_dims(&self, embedding: &[f32]) -> Result<usize> {
+        if !self.has_embeddings() {
+            return Ok(PLACEHOLDER_DIMS);
+        }
+        if embedding.is_empty() {
+            return Err(Error::invalid(format!(
+                "a template has minutiae and no picture to embed, so the size of the embeddings of model \"{}\" is \
+                 not known: leave out model=, or send a picture first",
+                self.model
+            )));
+        }
+        Ok(embedding.len())
+    }
+
+    /// Returns the vector to store for the point `id` of a collection whose vectors have `dims`
+    /// values: its `embedding`. If that is empty, zeros, which are similar to nothing. In a
+    /// collection without embeddings, the placeholder.
+    pub(crate) fn vector(&self, id: &PointId, embedding: Vec<f32>, dims: usize) -> Vec<f32> {
+        if !self.has_embeddings() {
+            return placeholder(id);
+        }
+        if embedding.is_empty() { vec![0.0; dims] } else { embedding }
+    }
+
     /// Creates the empty local collection of a shard, without an alias, for embeddings of `dims`
     /// values. `space` is the prefix of the keys of originals.
     ///
@@ -137,5 +205,37 @@ impl WantedImages {
             )));
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn prints(model: &str) -> ImageSettings {
+        ImageSettings { kind: ImageKind::Fingerprint, model: model.to_owned() }
+    }
+
+    #[test]
+    fn placeholders_follow_from_ids() {
+        let [one, two] = [1, 2].map(|id| placeholder(&PointId::Number(id)));
+        assert_eq!(one.len(), PLACEHOLDER_DIMS);
+        assert_ne!(one, two);
+        assert_eq!(one, placeholder(&PointId::Number(1)));
+        for value in one.iter().chain(&two) {
+            // Exact in JSON, and never 0.
+            assert_eq!(value.abs().fract(), 0.5, "{value}");
+        }
+    }
+
+    #[test]
+    fn a_missing_embedding_has_a_vector() {
+        let id = PointId::Number(7);
+        assert_eq!(prints("m").vector(&id, vec![0.5, 1.0], 2), [0.5, 1.0]);
+        assert_eq!(prints("m").vector(&id, Vec::new(), 2), [0.0; 2]);
+        assert_eq!(prints(NO_MODEL).vector(&id, Vec::new(), 9), placeholder(&id));
+        assert_eq!(prints(NO_MODEL).new_dims(&[]), Ok(PLACEHOLDER_DIMS));
+        let photos = ImageSettings { kind: ImageKind::Photo, ..prints(NO_MODEL) };
+        assert!(photos.has_embeddings(), "a model may have this name");
     }
 }

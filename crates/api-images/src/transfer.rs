@@ -13,11 +13,11 @@ use serde_json::{Map, Value, json};
 use super::browse;
 use super::checked_features::{CheckedFeatures, ExpectedFeatures, of_point};
 use super::collection::{CollectionSpec, ImageCollection};
+use super::embedding_plan::EmbeddingPlan;
 use super::extraction::{self, EmbeddedFeatures, ExtractionInput, ExtractionPriority};
 use super::features::uuid;
 use super::point_features::{PointFeatures, parse};
 use super::services::ImageServices;
-use super::settings::ImageKind;
 
 /// An image whose features are wanted.
 pub(crate) struct FeatureExtraction {
@@ -32,29 +32,36 @@ pub(crate) struct FeatureExtraction {
 ///
 /// # Errors
 /// Returns the errors of the image and the model; `NotFound` if the collection does not exist and
-/// no model is named.
+/// no model of photographs is named.
 pub(crate) async fn extract(
     services: &Arc<ImageServices>,
     request: FeatureExtraction,
 ) -> Result<PointFeatures> {
     let FeatureExtraction { wanted, name, bytes } = request;
     let existing = existing(services, &wanted)?;
-    if existing.is_none() && wanted.model.is_none() {
+    let own = existing.as_ref().map(ImageCollection::settings);
+    let plan = EmbeddingPlan::of(own.as_ref(), &wanted.images());
+    if plan.model.is_none() {
         return Err(Error::not_found(format!(
             "there is no collection \"{}\"; name a model with model= to extract without one",
             wanted.name
         )));
     }
-    let kind = existing.as_ref().map(|target| target.kind).or(wanted.kind);
-    let kind = kind.unwrap_or(ImageKind::Photo);
-    let embedder = services.embedder(existing.as_ref(), wanted.model.as_deref())?;
-    let file = ExtractionInput { kind, name, bytes, quality_min: wanted.quality_min };
+    let embedder = services.embedder_of(&plan, &bytes)?;
+    let quality_min = wanted.quality_min;
+    let file = ExtractionInput { kind: plan.kind, name, bytes, quality_min };
+    let priority = ExtractionPriority::Ordinary;
     let EmbeddedFeatures { features, embedding } =
-        extraction::extract(services, &embedder, file, ExtractionPriority::Ordinary).await?;
-    if let Some(target) = &existing {
-        target.check_dims(embedding.len())?;
-    }
-    Ok(PointFeatures::extracted(&features, &embedding, kind, embedder.name()))
+        extraction::extract(services, embedder.as_ref(), file, priority).await?;
+    let settings = plan.settings(embedder.as_ref());
+    let dims = match &existing {
+        Some(target) => target.named.settings().dims,
+        None => settings.new_dims(&embedding)?,
+    };
+    let id = PointId::Uuid(features.facts.id);
+    let embedding = settings.vector(&id, embedding, dims);
+    settings.check_dims(dims, embedding.len())?;
+    Ok(PointFeatures::extracted(&features, &embedding, &settings))
 }
 
 /// Returns the collection if it exists on this server.

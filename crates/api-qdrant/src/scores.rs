@@ -5,6 +5,8 @@ use base::{Error, Result};
 use search::coarse::Metric;
 use search::registry::CollectionSettings;
 
+use crate::image_block::check_embeddings;
+
 /// A vector with a norm below this counts as zero and is not normalised.
 const NORM_MIN: f32 = f32::EPSILON;
 
@@ -34,13 +36,13 @@ pub(crate) fn passes(metric: Metric, score: f32, threshold: Option<f32>) -> bool
     })
 }
 
-/// Checks that `using` is the name of the collection's vector.
+/// Checks that `using` is the name of the collection's vector, and that queries can compare it.
 ///
 /// # Errors
-/// `InvalidArgument` for any other name.
+/// `InvalidArgument` for any other name, and for a collection of fingerprints without embeddings.
 pub fn check_using(settings: &CollectionSettings, using: &str) -> Result<()> {
     if using == settings.vector_name {
-        return Ok(());
+        return check_embeddings(settings);
     }
     Err(Error::invalid(format!(
         "using: Not existing vector name error: \"{using}\"; the collection's vector is called \"{}\"",

@@ -15,6 +15,8 @@ const PAGE = 48;
 const TILE_PIXELS = 256;
 // Shortest time between two updates of the collection while images are added.
 const LOOK_MS = 1500;
+// Model of a collection of fingerprints without embeddings.
+const NO_MODEL = "none";
 const MODEL_CODE = `# In a checkout: MobileNetV2, ready to serve
 make images-model && millpond serve .cache/images/models
 
@@ -97,12 +99,15 @@ async function unknown(name) {
 // Returns why no image can be embedded for the chosen collection, or null.
 function missingModel() {
   const found = entry();
+  // Fingerprints need none, unless their collection was made with one.
+  if (found?.kind === "fingerprint" && (found === made || found.model === NO_MODEL)) return null;
   if (found && found !== made && found.model) return models && !models.includes(found.model) ? `The model of this collection, "${found.model}", is not served.` : null;
   return embedding.error ?? null;
 }
 
 function describe() {
-  const found = entry(), missing = missingModel(), isNone = collections.length === 0 && !made;
+  const found = entry(), missing = missingModel();
+  const isBare = found?.kind === "fingerprint" && found.model === NO_MODEL, isNone = collections.length === 0 && !made;
   $("model-none").hidden = !missing || (!found && !isNone);
   text($("model-why"), missing ? `${missing[0].toUpperCase()}${missing.slice(1)}${/[.!]$/.test(missing) ? "" : "."}` : "");
   $("none").hidden = !isNone || Boolean(missing);
@@ -111,7 +116,7 @@ function describe() {
   if (missing) toggle("add", false);
   const items = [{ words: "New collection…", act: make }];
   if (found && found !== made) {
-    items.push({ words: "Find duplicates…", act: () => duplicates.open(chosen()) });
+    if (!isBare) items.push({ words: "Find duplicates…", act: () => duplicates.open(chosen()) });
     items.push({ words: "Delete collection…", danger: true, act: drop });
   }
   $("menu").replaceChildren(menu("collections", items));
@@ -121,7 +126,7 @@ function describe() {
     return;
   }
   const facts = [found === made ? "created with its first image" : `${count(found.count ?? 0)} ${found.count === 1 ? "image" : "images"}`,
-    found.kind === "fingerprint" ? "fingerprints" : "photographs", found.model && `embeddings by ${found.model}`];
+    found.kind === "fingerprint" ? "fingerprints" : "photographs", found.model && !isBare && `embeddings by ${found.model}`];
   text($("about"), found.reason ?? (found.state === "opening" ? "being opened" : facts.filter(Boolean).join(" · ")));
   if (found.reason) state("failed", "broken"); else if (found.state === "opening") state("busy", "opening");
   else if (missing) state("failed", "no model"); else if (!search.busy && !adding.busy) state("ready", "ready");

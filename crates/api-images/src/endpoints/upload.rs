@@ -99,9 +99,10 @@ impl PutRequest {
                 self.archive(state, ManyImages::new(wanted, &parameters)?).await
             }
             "application/json" => self.folder(state, ManyImages::new(wanted, &parameters)?).await,
-            "" | "application/octet-stream" | "application/x-www-form-urlencoded" => {
-                self.image(state, wanted, parameters).await
-            }
+            ""
+            | "application/octet-stream"
+            | "application/x-www-form-urlencoded"
+            | "application/cbor" => self.image(state, wanted, parameters).await,
             image if image.starts_with("image/") => self.image(state, wanted, parameters).await,
             other => Err(Error::invalid(format!(
                 "the body's type is \"{other}\"; send an image as image/* or application/octet-stream, many as \

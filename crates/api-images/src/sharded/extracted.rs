@@ -11,6 +11,7 @@ use serde_json::{Map, Value};
 
 use super::logged::{LoggedImage, LoggedPoint, text_of};
 use crate::browse;
+use crate::embedding_plan::EmbeddingPlan;
 use crate::extraction::{self, EmbeddedFeatures, ExtractionInput, ExtractionPriority};
 use crate::features::{
     Features, checked_name, checked_payload, checked_quality, id_of, originals_of,
@@ -20,7 +21,7 @@ use crate::point_checks::{
 };
 use crate::point_features::{PointFeatures, parse_json};
 use crate::query_features::{QueryFeatures, Stages, extract, milliseconds};
-use crate::settings::{ImageKind, ImageSettings, WantedImages};
+use crate::settings::{ImageSettings, WantedImages};
 use crate::state::ImagesState;
 use crate::store::PutOutcome;
 use crate::uploads::UploadClaim;
@@ -133,8 +134,7 @@ impl ExtractedImage {
     /// # Errors
     /// `Internal` if it cannot be written.
     pub fn features(&self) -> Result<String> {
-        let ImageSettings { kind, model } = &self.settings;
-        PointFeatures::extracted(&self.features, &self.embedding, *kind, model).to_json()
+        PointFeatures::extracted(&self.features, &self.embedding, &self.settings).to_json()
     }
 
     /// Returns the response of `PUT` once the image is put in.
@@ -230,18 +230,20 @@ impl ImagesState {
         existing: Option<(&ImageSettings, usize)>,
     ) -> Result<ExtractedImage> {
         image.check()?;
-        let own = existing.map(|(settings, _)| settings);
-        let model = own.map(|settings| &settings.model).or(wanted.model.as_ref());
-        let kind = own.map(|settings| settings.kind).or(wanted.kind).unwrap_or(ImageKind::Photo);
-        let embedder = self.services.embedder(None, model.map(String::as_str))?;
+        let plan = EmbeddingPlan::of(existing.map(|(settings, _)| settings), wanted);
         let ImageInput { name, payload, bytes, quality_min, priority } = image;
-        let file = ExtractionInput { kind, name, bytes, quality_min };
+        let embedder = self.services.embedder_of(&plan, &bytes)?;
+        let file = ExtractionInput { kind: plan.kind, name, bytes, quality_min };
         let EmbeddedFeatures { features, embedding } =
-            extraction::extract(&self.services, &embedder, file, priority).await?;
-        let settings = ImageSettings { kind, model: embedder.name().to_owned() };
-        if let Some((_, dims)) = existing {
-            settings.check_dims(dims, embedding.len())?;
-        }
+            extraction::extract(&self.services, embedder.as_ref(), file, priority).await?;
+        let settings = plan.settings(embedder.as_ref());
+        let dims = match existing {
+            Some((_, dims)) => dims,
+            None => settings.new_dims(&embedding)?,
+        };
+        let id = PointId::Uuid(features.facts.id);
+        let embedding = settings.vector(&id, embedding, dims);
+        settings.check_dims(dims, embedding.len())?;
         Ok(ExtractedImage { settings, features, embedding, payload })
     }
 
@@ -332,12 +334,14 @@ mod tests {
 
     use super::*;
     use crate::features::Facts;
+    use crate::settings::ImageKind;
+    use crate::template_file::FileFormat;
 
     fn extracted(embedding: Vec<f32>) -> ExtractedImage {
         let facts = Facts {
             id: id_of(b"an image"),
             name: String::new(),
-            format: Format::Png,
+            format: FileFormat::Image(Format::Png),
             width: 8,
             height: 8,
             bytes: 64,

@@ -10,4 +10,5 @@ mod operations;
 mod originals;
 mod replay;
 mod rounds;
+mod templates;
 mod world;

@@ -3,8 +3,9 @@
 use std::collections::HashSet;
 
 use base::ErrorKind;
+use search::coarse::Metric;
 use search::collection::SearchThread;
-use search::registry::NamedCollection;
+use search::registry::{CollectionSettings, NamedCollection};
 use serde_json::{Value, json};
 
 use super::{Bench, UUID, three};
@@ -381,4 +382,25 @@ fn older_routes_answer_with_lists() {
     let error = bench.read(search_batch, "c", &wrong).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::InvalidArgument);
     assert!(error.message().starts_with("searches[1]"), "{error}");
+}
+
+#[test]
+fn fingerprints_without_embeddings_are_not_compared_by_vectors() {
+    let bench = Bench::new();
+    let create = |name: &str, model: &str| {
+        let extra = json!({"images": {"kind": "fingerprint", "model": model}});
+        let settings = CollectionSettings { extra, ..CollectionSettings::new(2, Metric::Cosine) };
+        bench.registry().create(name, settings).unwrap();
+    };
+    create("bare", "none");
+    create("embedded", "m");
+    let query = json!({"query": [1, 0]});
+    for body in [&query, &json!({"prefetch": [query], "query": {"fusion": "rrf"}})] {
+        let error = bench.read(query::query, "bare", body).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::InvalidArgument);
+        assert!(error.message().contains("/v1/images"), "{error}");
+        assert!(bench.read(query::query, "embedded", body).is_ok());
+    }
+    let without = json!({"limit": 3});
+    assert_eq!(bench.read(query::query, "bare", &without).unwrap()["points"], json!([]));
 }

@@ -39,7 +39,7 @@ the server has acknowledged are on its disk. Hidden files are skipped.
 The server works on many images in the background, so that searches stay fast; --foreground uses the whole machine. \
 Exit status 1 means that some images failed: they are listed with the reason.")]
 pub(super) struct IndexArgs {
-    /// Folders of images (jpg, png, webp, tiff, bmp, wsq, an2), or single files
+    /// Folders of images (jpg, png, webp, tiff, bmp, wsq, an2) or templates, or single files
     #[arg(value_name = "DIR", required = true)]
     sources: Vec<PathBuf>,
     /// Collection to add them to
@@ -48,7 +48,7 @@ pub(super) struct IndexArgs {
     /// Content of the images, for a new collection [default: photo]
     #[arg(long, value_enum)]
     kind: Option<ImageKindName>,
-    /// Served model that computes embeddings, for a new collection [default: the server's]
+    /// Served model of a new collection's embeddings [default: the server's; fingerprints: none]
     #[arg(long, value_name = "NAME")]
     model: Option<String>,
     /// JSON object stored with each image, for filters

@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 use std::fs::{self, File};
+use std::io::Read;
 use std::path::{Path, PathBuf};
 
 use crate::exit::{CommandError, CommandResult};
@@ -9,6 +10,8 @@ use crate::exit::{CommandError, CommandResult};
 /// File extensions of the formats that the server reads.
 const ENDINGS: [&str; 12] =
     ["jpg", "jpeg", "png", "webp", "tif", "tiff", "bmp", "wsq", "an2", "eft", "nist", "nst"];
+/// Bytes at the start of a file that show a template of a fingerprint.
+const HEAD_BYTES: u64 = 16;
 /// Maximum number of files per call, which bounds memory.
 const FILES_MAX: usize = 20_000_000;
 
@@ -25,7 +28,7 @@ pub(super) struct WalkedFile {
 pub(super) struct WalkResult {
     /// Image files, sorted by path.
     pub(super) found: Vec<WalkedFile>,
-    /// Number of files without an image's extension.
+    /// Number of files without an image's extension that are no templates.
     pub(super) ignored: u64,
     /// Folders that could not be read, with the reason.
     pub(super) unread: Vec<(String, String)>,
@@ -72,7 +75,7 @@ fn walk_folder(root: &Path, walked: &mut WalkResult) -> CommandResult {
             if kind.is_dir() {
                 folders.push_back(path);
             } else if kind.is_file() || path.is_file() {
-                if !is_image(&path) {
+                if !is_image(&path) && !is_template(&path) {
                     walked.ignored += 1;
                 } else if walked.found.len() == FILES_MAX {
                     return Err(CommandError::usage(format!(
@@ -90,6 +93,22 @@ fn walk_folder(root: &Path, walked: &mut WalkResult) -> CommandResult {
 fn is_image(path: &Path) -> bool {
     let ending = path.extension().and_then(|ending| ending.to_str());
     ending.is_some_and(|ending| ENDINGS.iter().any(|known| known.eq_ignore_ascii_case(ending)))
+}
+
+/// Returns true for a template of a fingerprint, which can have any extension: ISO/IEC 19794-2 and
+/// ANSI 378 begin with "FMR", and `SourceAFIS` with a map of CBOR whose first key is "version". A
+/// file that cannot be read is no template.
+fn is_template(path: &Path) -> bool {
+    let mut head = Vec::new();
+    let read = File::open(path).and_then(|file| file.take(HEAD_BYTES).read_to_end(&mut head));
+    let is_sourceafis =
+        |first: u8, rest: &[u8]| first >> 5 == 5 && rest.starts_with(b"\x67version");
+    match head.split_first() {
+        Some((first, rest)) if read.is_ok() => {
+            head.starts_with(b"FMR\0") || is_sourceafis(*first, rest)
+        }
+        _ => false,
+    }
 }
 
 fn name_below(root: &Path, path: &Path) -> String {
@@ -149,6 +168,23 @@ mod tests {
             [WalkedFile { path: file, name: "e".into() }]
         );
         assert!(walk(&[dir.path().join("gone")]).is_err());
+    }
+
+    #[test]
+    fn templates_are_found_by_their_contents() {
+        let dir = tempfile::tempdir().unwrap();
+        for (name, contents) in [
+            ("left.iso", &b"FMR\0 20\0"[..]),
+            ("right", b"\xbf\x67version\x6b3.18.1-java"),
+            ("disk.iso", b"CD001"),
+            ("map.cbor", b"\xa1\x61x\x01"),
+            ("empty", b""),
+        ] {
+            fs::write(dir.path().join(name), contents).unwrap();
+        }
+        let walked = walk(&[dir.path().to_owned()]).unwrap();
+        let names: Vec<&str> = walked.found.iter().map(|found| found.name.as_str()).collect();
+        assert_eq!((names, walked.ignored), (vec!["left.iso", "right"], 3));
     }
 
     #[test]

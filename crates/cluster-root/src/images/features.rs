@@ -10,7 +10,6 @@ use api_images::{
 use base::{Error, Result};
 use bytes::Bytes;
 use http::Method;
-use matching::template::TemplateFormat;
 use search::points::PointId;
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -157,19 +156,15 @@ pub(super) async fn extract(mut call: ImageCall) -> Result<Reply> {
         ));
     }
     let existing = ImageTarget::existing(&call.context, &wanted)?;
-    if existing.is_none() && wanted.model.is_none() {
+    let kind = existing.as_ref().map(|target| target.settings.kind).or(wanted.kind);
+    let needs_model = kind != Some(ImageKind::Fingerprint);
+    if existing.is_none() && wanted.model.is_none() && needs_model {
         return Err(Error::not_found(format!(
             "there is no collection \"{}\"; name a model with model= to extract without one",
             call.context.collection
         )));
     }
     let body = call.bytes().await?;
-    let kind = existing.as_ref().map(|target| target.settings.kind).or(wanted.kind);
-    if kind == Some(ImageKind::Fingerprint) && TemplateFormat::of(&body).is_some() {
-        return Err(Error::invalid(
-            "a template has minutiae and no image to embed; send the image",
-        ));
-    }
     let name = parameters.name.as_deref();
     let input = ImageInput::new(name, None, parameters.quality_min, body.clone())?;
     let _admitted = call.admit()?;

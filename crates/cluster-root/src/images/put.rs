@@ -136,7 +136,10 @@ pub(super) async fn put(mut call: ImageCall) -> Result<Reply> {
 /// Checks the type of the body with one image.
 fn check_media(media: &str) -> Result<()> {
     match media {
-        "" | "application/octet-stream" | "application/x-www-form-urlencoded" => Ok(()),
+        ""
+        | "application/octet-stream"
+        | "application/x-www-form-urlencoded"
+        | "application/cbor" => Ok(()),
         image if image.starts_with("image/") => Ok(()),
         other => Err(Error::invalid(format!(
             "the body's type is \"{other}\"; send an image as image/* or application/octet-stream, many as \
@@ -402,7 +405,7 @@ mod tests {
 
     #[test]
     fn other_bodies_are_refused_with_a_remedy() {
-        for media in ["", "image/png", "application/octet-stream"] {
+        for media in ["", "image/png", "application/octet-stream", "application/cbor"] {
             assert!(check_media(media).is_ok(), "{media}");
         }
         let error = check_media("text/plain").unwrap_err();

@@ -19,7 +19,7 @@ mod observer;
 mod pairs;
 mod steps;
 
-use api_images::{DuplicatesRequest, ImageSettings, begun_json, duplicates_running, progress_json};
+use api_images::{DuplicatesRequest, begun_json, duplicates_running, progress_json};
 use base::{Error, Result};
 use http::StatusCode;
 use search::duplicates::DuplicateState;
@@ -44,7 +44,9 @@ pub(super) async fn begin(mut call: ImageCall) -> Result<Reply> {
     let _admitted = call.admit()?;
     let job = CollectionJob::open(&call)?;
     let name = &job.record.name;
-    let kind = job.record.images.as_ref().map(|ImageSettings { kind, .. }| *kind);
+    let images = job.record.images.as_ref();
+    images.map_or(Ok(()), |images| images.check_embeddings(name))?;
+    let kind = images.map(|images| images.kind);
     let settings = collections::settings(&job.record)?;
     let options = request.options(kind, settings.metric)?;
     let newest = job.steps.newest().await?;

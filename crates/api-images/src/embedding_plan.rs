@@ -1,0 +1,86 @@
+//! Decision on the embedding of an image: kind of its collection, and the model, if it needs one.
+
+use super::embedder::Embedder;
+use super::settings::{ImageKind, ImageSettings, NO_MODEL, WantedImages, has_embeddings};
+use super::template_file::is_template;
+
+/// Kind and model of the images of a request.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct EmbeddingPlan {
+    pub(crate) kind: ImageKind,
+    /// Name of the model. `None` for photographs without a named model: the server's default.
+    pub(crate) model: Option<String>,
+}
+
+impl EmbeddingPlan {
+    /// Returns the plan for a collection. `own` are its settings; if it does not exist, `wanted`
+    /// decides. Fingerprints without a named model get no embeddings.
+    pub(crate) fn of(own: Option<&ImageSettings>, wanted: &WantedImages) -> EmbeddingPlan {
+        let kind = own.map(|own| own.kind).or(wanted.kind).unwrap_or(ImageKind::Photo);
+        let model = own.map(|own| &own.model).or(wanted.model.as_ref()).cloned();
+        let without = || (kind == ImageKind::Fingerprint).then(|| NO_MODEL.to_owned());
+        EmbeddingPlan { kind, model: model.or_else(without) }
+    }
+
+    /// Returns true if pictures are embedded by a model.
+    pub(crate) fn has_embeddings(&self) -> bool {
+        self.model.as_deref().is_none_or(|model| has_embeddings(self.kind, model))
+    }
+
+    /// Returns true if the file is embedded by a model: it is a picture, and not a template.
+    pub(crate) fn embeds(&self, file: &[u8]) -> bool {
+        self.has_embeddings() && !is_template(self.kind, file)
+    }
+
+    /// Returns the settings of the collection. `embedder` is the model, if it is known: it names
+    /// the server's default.
+    pub(crate) fn settings(&self, embedder: Option<&Embedder>) -> ImageSettings {
+        let named = || self.model.clone().unwrap_or_default();
+        let model = embedder.map_or_else(named, |embedder| embedder.name().to_owned());
+        ImageSettings { kind: self.kind, model }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use matching::template::{self, TemplateFormat};
+
+    use super::*;
+
+    fn plan(kind: Option<ImageKind>, model: Option<&str>) -> EmbeddingPlan {
+        EmbeddingPlan::of(None, &WantedImages { kind, model: model.map(str::to_owned) })
+    }
+
+    #[test]
+    fn fingerprints_are_embedded_only_by_a_named_model() {
+        let finger = Some(ImageKind::Fingerprint);
+        assert!(plan(None, None).has_embeddings());
+        assert!(plan(Some(ImageKind::Photo), Some("none")).has_embeddings());
+        assert!(plan(finger, Some("m")).has_embeddings());
+        for model in [None, Some("none")] {
+            let plan = plan(finger, model);
+            assert!(!plan.has_embeddings() && !plan.embeds(b"a picture"));
+            let settings = plan.settings(None);
+            assert_eq!(settings.model, "none");
+            assert!(!settings.has_embeddings() && settings.check_embeddings("c").is_err());
+        }
+    }
+
+    #[test]
+    fn a_template_is_not_embedded() {
+        let graph = matching::synthetic::fingerprint(1);
+        let template = template::write(&graph, TemplateFormat::Iso2005).unwrap();
+        let plan = plan(Some(ImageKind::Fingerprint), Some("m"));
+        assert!(plan.embeds(b"a picture") && !plan.embeds(&template));
+        let settings = plan.settings(None);
+        assert!(settings.new_dims(&[]).unwrap_err().message().contains("model \"m\""));
+        assert_eq!(settings.new_dims(&[0.5, 1.0]), Ok(2));
+    }
+
+    #[test]
+    fn an_existing_collection_decides() {
+        let own = ImageSettings { kind: ImageKind::Fingerprint, model: "m".to_owned() };
+        let found = EmbeddingPlan::of(Some(&own), &WantedImages::default());
+        assert_eq!(found, plan(Some(ImageKind::Fingerprint), Some("m")));
+    }
+}
