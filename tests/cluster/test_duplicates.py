@@ -186,9 +186,10 @@ def test_vectors_are_compared(setting):
 
 def test_fingerprints_are_compared(setting):
     for finger in range(6):
-        setting.put("fingers", finger, png(impression(finger)), kind="fingerprint", name=f"{finger}.png")
+        query = {"kind": "fingerprint", "model": "patches"}
+        setting.put("fingers", finger, png(impression(finger)), **query, name=f"{finger}.png")
         if finger % 2:
-            setting.put("fingers", finger, png(again(finger)), kind="fingerprint", name=f"{finger} again.png")
+            setting.put("fingers", finger, png(again(finger)), **query, name=f"{finger} again.png")
     run(setting.ordinary, "fingers")
     run(setting.a, "fingers")
     assert len(setting.same_groups("fingers")) == 3

@@ -199,7 +199,7 @@ def test_pages_and_missing_ids(setting):
 
 def test_the_list_of_collections(setting):
     fields = ("name", "kind", "model", "count", "dims", "state")
-    wanted = [("fingers", "fingerprint", "patches", FINGERS, 48, "ready"), ("photos", "photo", "patches", PHOTOS, 48, "ready")]
+    wanted = [("fingers", "fingerprint", "none", FINGERS, 4, "ready"), ("photos", "photo", "patches", PHOTOS, 48, "ready")]
     for client in (setting.a, setting.c):
         listed = requests.get(client.url, params={"consistency": "strong"}, timeout=60).json()["collections"]
         shown = [tuple(entry[field] for field in fields) for entry in listed]
@@ -398,6 +398,35 @@ def test_an_archive_of_fingerprints(setting):
     assert many(setting.a, "scans", archive({"poor.png": png(impression(1, noise=250))}), quality_min=100)[1]["failed"] == 1
 
 
+def test_templates_are_enrolled_without_a_model(setting):
+    formats = ["iso-2005", "iso-2011", "ansi-2004", "ansi-2009", "sourceafis"]
+    for number, form in enumerate(formats):
+        # Another collection has the print of a picture, whose template is enrolled.
+        identity = setting.ordinary.good("PUT", "made", png(impression(number)), kind="fingerprint")["id"]
+        template = setting.ordinary.send("GET", f"made/{identity}/template", format=form).content
+        new = {"shard_number": 2, "replication_factor": 1} if number == 0 else {}
+        query = {"kind": "fingerprint", "name": f"{form}.fmr", "payload": json.dumps({"person": form})}
+        stored = setting.put_everywhere(number, "enrolled", template, **query, **new)
+        setting.wait_seen("enrolled")
+        setting.same_bytes(f"enrolled/{stored}")
+        assert setting.a.send("GET", f"enrolled/{stored}").content == template
+        setting.a.refused(404, "no picture", "GET", f"enrolled/{stored}/thumbnail")
+        best = setting.same("POST", "enrolled/identify", png(again(number)), k=2)["results"][0]
+        assert (best["person"], best["accepted"], best["prints"]) == (form, True, [stored])
+        extracted = setting.same("POST", "nothing/features", template, kind="fingerprint")
+        assert (extracted["id"], extracted["embedding"], extracted["model"]) == (stored, [], "none")
+    for client in (setting.a, setting.ordinary):
+        refused = requests.post(
+            f"{client.server.url}/collections/enrolled/points/query", json={"query": [1, 0, 0, 0]}, timeout=60
+        )
+        assert refused.status_code == 400 and "without embeddings" in refused.text, refused.text
+        client.refused(409, "without embeddings", "POST", "enrolled/duplicates", {})
+    whole = archive({"0.fmr": template, "cut.fmr": template[:-9]})
+    wanted = many(setting.ordinary, "packed", whole, kind="fingerprint")
+    assert (wanted[1]["added"], wanted[1]["failed"]) == (1, 1)
+    assert many(setting.a, "packed", whole, kind="fingerprint") == wanted
+
+
 def test_background_images_are_put_in_as_any_other(setting):
     def put(seed: int) -> None:
         setting.put_everywhere(seed, "slowly", picture(seed), name=f"{seed}.jpg", background=1)
@@ -458,6 +487,8 @@ WRONG = {
     "quality of a photograph": ("PUT", "photos", picture(61), {"quality_min": 101}),
     "poor fingerprint": ("PUT", "fingers", png(impression(1, noise=250)), {"quality_min": 100}),
     "no fingerprint": ("PUT", "fingers", b"no image", {}),
+    "damaged template": ("PUT", "fingers", b"FMR\0 20\0 too short", {"name": "short.fmr"}),
+    "template among photographs": ("PUT", "photos", b"FMR\0 20\0 too short", {}),
     "no hits": ("POST", "photos/search", picture(1), {"k": 0}),
     "many hits": ("POST", "photos/search", picture(1), {"k": 1001}),
     "no candidates": ("POST", "photos/search", picture(1), {"candidates": 0}),
