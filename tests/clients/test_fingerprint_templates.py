@@ -236,7 +236,7 @@ def test_a_backup_is_restored(server, enrolled):
     assert identified(server, "restored", 9)["prints"] == [added["id"]]
 
 
-def test_templates_survive_a_restart(scratch, templates, tmp_path):
+def test_templates_survive_a_restart(templates, tmp_path):
     first = start(tmp_path)
     good(call(first, "PUT", "kept", templates[4], kind="fingerprint", payload='{"person": "x"}'))
     assert first.stop() == 0, first.log_text()[-4000:]
