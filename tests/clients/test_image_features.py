@@ -265,7 +265,7 @@ WRONG_POINTS = {
     "id": (lambda point: point.update(id="x"), "points[1].id"),
     "negative id": (lambda point: point.update(id=-1), "points[1].id"),
     "same id": (lambda point: point.update(id=1), "points[1]: points[0] has the same id 1"),
-    "no embedding": (lambda point: point.pop("embedding"), "points[1]: missing field `embedding`"),
+    "no embedding": (lambda point: point.pop("embedding"), "points[1]: the embedding has 0 values"),
     "short embedding": (lambda point: point["embedding"].pop(), f"points[1]: the embedding has {DIMS - 1} values"),
     "long embedding": (lambda point: point["embedding"].append(0.5), f"points[1]: the embedding has {DIMS + 1} values"),
     "text in embedding": (lambda point: point["embedding"].append("1"), f"points[1].embedding[{DIMS}]"),
