@@ -8,8 +8,8 @@ use cluster::EntryNumber;
 pub struct LogWrite {
     /// Operations, in order.
     pub operations: Vec<Bytes>,
-    /// Ids that the operations write. An id is needed here only if a condition of another write names
-    /// it.
+    /// Ids that the operations write. An id is needed here only if a condition of another write
+    /// names it.
     pub ids: Vec<[u8; 16]>,
     /// Refuses the write if an entry behind this one may have written one of `ids`.
     pub unless_after: Option<EntryNumber>,
