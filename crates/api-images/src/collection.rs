@@ -120,7 +120,8 @@ impl ImageCollection {
     /// another request has created meanwhile.
     ///
     /// # Errors
-    /// Returns the errors of [`Registry::create`] and [`ImageCollection::existing`].
+    /// Returns the errors of [`Registry::create`] and [`ImageCollection::existing`]; `Unavailable`
+    /// if the other request has created it for another kind or model.
     pub(crate) fn make(
         registry: &Registry,
         wanted: &CollectionSpec,
@@ -146,9 +147,18 @@ impl ImageCollection {
             // rebuild may have switched it since.
             registry.change_aliases_if(&[alias], || !is_alias())?;
         }
-        ImageCollection::existing(registry, wanted)?.ok_or_else(|| {
+        let made = ImageCollection::existing(registry, wanted)?.ok_or_else(|| {
             Error::unavailable("the collection was removed meanwhile; send it again")
-        })
+        })?;
+        if made.settings() == settings {
+            return Ok(made);
+        }
+        // Features for these settings do not fit. An image that is sent again gets features that
+        // do.
+        Err(Error::unavailable(format!(
+            "another request has just created \"{}\" with another kind or model; send it again",
+            wanted.name
+        )))
     }
 
     /// Creates the next version of a collection, empty, for embeddings of another model.
@@ -249,6 +259,23 @@ mod tests {
         let error = ImageCollection::make(&registry, &wanted(), 4, "m").err().unwrap();
         assert_eq!(error.kind(), ErrorKind::FailedPrecondition, "{error}");
         assert!(registry.aliases().is_empty());
+    }
+
+    #[test]
+    fn features_of_another_kind_or_model_are_sent_again() {
+        let dir = tempfile::tempdir().unwrap();
+        let registry = registry(dir.path());
+        let kind = Some(ImageKind::Fingerprint);
+        let prints = CollectionSpec { kind, ..wanted() };
+        let made = ImageCollection::make(&registry, &prints, 4, "m").unwrap();
+        let again = ImageCollection::make(&registry, &prints, 4, "m").unwrap();
+        assert_eq!(again.named.name(), made.named.name());
+        // Requests that were extracted before the collection was there.
+        for (wanted, model) in [(&prints, "none"), (&wanted(), "m")] {
+            let error = ImageCollection::make(&registry, wanted, 4, model).err().unwrap();
+            assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
+        }
+        assert_eq!(made.settings().model, "m");
     }
 
     #[test]
