@@ -100,7 +100,7 @@ impl<'a> Fields<'a> {
                 x: scaled(x & COORDINATE_MAX as u32, resolution.across).min(i16::MAX as u32) as i16,
                 y: scaled(y & COORDINATE_MAX as u32, resolution.down).min(i16::MAX as u32) as i16,
                 direction: ((direction * 256 + steps / 2) / steps) as u8,
-                kind: (x >> 14) as u8,
+                kind: kind(x >> 14),
             });
         }
         Ok(vertices)
@@ -130,6 +130,16 @@ impl Resolution {
             vertices,
             descriptors: Vec::new(),
         }
+    }
+}
+
+/// Returns the kind of a minutia by its two bits. The formats reserve 3, which counts as other: no
+/// template can be written of a graph with it.
+fn kind(bits: u32) -> u8 {
+    match bits {
+        1 => 1,
+        2 => 2,
+        _ => 0,
     }
 }
 

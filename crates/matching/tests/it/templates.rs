@@ -41,6 +41,17 @@ fn what_the_format_cannot_hold_is_refused() {
     }
 }
 
+#[test]
+fn a_reserved_kind_is_read_as_other() {
+    let mut bytes = TEMPLATE.to_vec();
+    for (bits, kind) in [(0x00, 0), (0x40, 1), (0x80, 2), (0xC0, 0)] {
+        bytes[28] = bits;
+        let graph = iso::read(&bytes).unwrap().remove(0);
+        assert_eq!((graph.vertices[0].kind, graph.vertices[0].x), (kind, 20));
+        assert!(iso::write(&graph).is_ok());
+    }
+}
+
 /// A template as `SourceAFIS` 3.18 for Java writes it: a map and a text of known length, arrays of
 /// indefinite ones, directions as 32-bit floats.
 #[test]
