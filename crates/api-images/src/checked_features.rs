@@ -61,6 +61,21 @@ impl ExpectedFeatures {
         Ok(ExpectedFeatures { kind, model, dims })
     }
 
+    /// Returns the error of features of another model.
+    fn other_model(&self, model: &str) -> Error {
+        if !has_embeddings(self.kind, &self.model) {
+            return Error::invalid(format!(
+                "the embedding is of model \"{model}\", and the collection has no embeddings: leave \"embedding\" and \
+                 \"model\" out"
+            ));
+        }
+        Error::invalid(format!(
+            "the embedding is of model \"{model}\", and the collection has embeddings of \"{}\"; extract it with that \
+             model",
+            self.model
+        ))
+    }
+
     /// Checks the points of one request.
     ///
     /// # Errors
@@ -94,11 +109,7 @@ impl PointFeatures {
             )));
         }
         if let Some(model) = self.model.as_ref().filter(|model| **model != wanted.model) {
-            return Err(Error::invalid(format!(
-                "the embedding is of model \"{model}\", and the collection has embeddings of \"{}\"; extract it \
-                 with that model",
-                wanted.model
-            )));
+            return Err(wanted.other_model(model));
         }
         if !has_embeddings(wanted.kind, &wanted.model) {
             let placeholder = placeholder(&self.id);
@@ -224,6 +235,33 @@ mod tests {
             refused(&photos(), "scale it", |point| point.embedding = vec![value, 0.0, 0.0]);
         }
         assert!(photos().check(vec![point(|point| point.embedding = vec![0.0; 3])]).is_ok());
+    }
+
+    #[test]
+    fn embeddings_of_a_collection_without_them_are_refused() {
+        let bare = ExpectedFeatures { model: NO_MODEL.to_owned(), dims: 4, ..fingers() };
+        let bare_point = |point: &mut PointFeatures| {
+            point.record = record(2, false);
+            point.embedding = Vec::new();
+        };
+        let checked = bare.check(vec![point(bare_point)]).unwrap();
+        let placeholder = placeholder(&checked[0].features.id);
+        assert_eq!(checked[0].features.embedding, placeholder);
+        // A log has the placeholder.
+        let logged = point(|point| {
+            bare_point(point);
+            point.embedding = placeholder;
+        });
+        assert!(bare.check(vec![logged]).is_ok());
+        for (model, words) in [(None, "has no embeddings"), (Some("m"), "and \"model\" out")] {
+            let other = point(|point| {
+                bare_point(point);
+                point.embedding = vec![0.5; 4];
+                point.model = model.map(str::to_owned);
+            });
+            let error = bare.check(vec![other]).unwrap_err();
+            assert!(error.message().contains(words), "{error}");
+        }
     }
 
     #[test]

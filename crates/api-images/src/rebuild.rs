@@ -73,7 +73,7 @@ pub(crate) fn begin(
     let embedder = planned.transpose()?;
     if old.model == model {
         return Err(Error::precondition(format!(
-            "\"{name}\" has embeddings of model \"{model}\" already; name another model"
+            "\"{name}\" is of model \"{model}\" already; name another model"
         )));
     }
     if switch && !registry.aliases().iter().any(|(alias, _)| alias == name) {
@@ -400,7 +400,7 @@ fn check_roles(registry: &Registry, old: &ImageCollection, new: &ImageCollection
         return Ok(());
     }
     Err(Error::precondition(format!(
-        "\"{name}\" stands for \"{own}\", which has the embeddings of model \"{}\"; a rebuild of \"{from}\" would \
+        "\"{name}\" stands for \"{own}\", which is of model \"{}\"; a rebuild of \"{from}\" would \
          remove images from it: rebuild \"{name}\"",
         new.model
     )))
