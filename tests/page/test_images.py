@@ -148,6 +148,13 @@ def test_without_an_embedding_model_the_page_says_so_first(browser, tmp_path):
         assert js(browser, "document.getElementById('find').hidden && document.getElementById('none').hidden")
         press(browser, "#add-open")
         assert js(browser, "document.getElementById('add').hidden"), "nothing can be added"
+        # Fingerprints need no model.
+        assert "Fingerprints need none" in text(browser, "model-none")
+        choose(browser, "#menu", "New collection…")
+        js(browser, "document.getElementById('kind').value = 'fingerprint'")
+        browser.find_element("id", "name").send_keys("-of-fingers", Keys.ENTER)
+        wait(lambda: not js(browser, "document.getElementById('add').hidden"), "fingerprints can be added")
+        assert js(browser, "document.getElementById('model-none').hidden")
     finally:
         assert server.stop() == 0
 
