@@ -73,7 +73,7 @@ pub(crate) struct SearchOptions {
     /// Maximum rate of backups and restores, in bytes per second, or "unlimited" [default: 64MiB]
     #[arg(long, value_name = "BYTES")]
     pub(crate) backup_rate: Option<ByteRate>,
-    /// Model that computes image embeddings [default: the only one that takes images]
+    /// Model that embeds photographs [default: the only one that takes images]
     #[arg(long, value_name = "NAME")]
     pub(crate) embedding_model: Option<String>,
     /// Search large segments on a GPU; applies to segments built from now on [default: none]
