@@ -51,9 +51,8 @@ fn every_format_is_enrolled_without_a_model() {
         assert_eq!(added["keypoints"], print(seed).vertices.len());
         assert_eq!(world.put(&path, &file)["status"], "present");
         let id = added["id"].as_str().unwrap();
-        let get = |rest: &str| {
-            world.send(Method::GET, &format!("/v1/images/prints/{id}{rest}"), "", Vec::new())
-        };
+        let get =
+            |rest: &str| world.send(Method::GET, &format!("/v1/images/prints/{id}{rest}"), "", "");
         assert_eq!(get(""), (StatusCode::OK, file));
         let (status, own) = get("/template?format=sourceafis");
         assert_eq!(status, StatusCode::OK);
