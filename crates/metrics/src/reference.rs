@@ -19,10 +19,13 @@ const TFS_HEAD: &str = "
 ## TensorFlow Serving's names
 
 At `/monitoring/prometheus/metrics`, before all metrics above. Only requests to TensorFlow Serving's API count.
-Three more of `:tensorflow:serving:batching_session:` describe the runs of models that merge requests, by all protocols:
-`wrapped_run_count` (counter), `processed_batch_size` (histogram: items of a run with added ones) and `padding_size`
-(histogram: items added up to an allowed batch size; `execution_batch_size` is that size). `input_batch_size` has one
-value a request, and not one for each of its inputs.
+Three more describe the runs of models that merge requests, by all protocols. `input_batch_size` has one value a request,
+and not one for each of its inputs.
+
+- `:tensorflow:serving:batching_session:wrapped_run_count` (counter): runs.
+- `:tensorflow:serving:batching_session:processed_batch_size` (histogram): items of a run, with added ones.
+- `:tensorflow:serving:batching_session:padding_size` (histogram, label `execution_batch_size`): items added up to an
+  allowed batch size, which the label names.
 
 TensorFlow Serving has two kinds that are missing here: `:tensorflow:serving:mlmd_map`, because ids of ML Metadata are not
 read, and those of TensorFlow's own libraries (`:tensorflow:core:*`, `:tensorflow:cc:*`), because its C interface has no

@@ -25,6 +25,9 @@ const PAGE_AHEAD: usize = 4;
 /// Cached records that wait to be scored and stop the fetch of candidates, which another thread may
 /// take.
 const CACHED_MAX: usize = 64;
+/// Candidates without a score that stop the fetch of further ones. One read can have many records,
+/// so the number of reads does not limit them.
+const UNSCORED_MAX: u64 = 256;
 /// Bytes of a page header to prefetch: a cache line.
 const LINE_BYTES: usize = 64;
 
@@ -44,6 +47,8 @@ pub(super) struct Flight<'a, S: Scorer> {
     pub(super) ranked: RerankResult,
     /// True if all candidates have arrived.
     ended: bool,
+    /// Candidates that have arrived.
+    fetched: u64,
     chunk: Vec<RerankCandidate>,
     fresh: Vec<WantedRecord>,
     /// Reads to submit.
@@ -72,6 +77,7 @@ impl<'a, S: Scorer> Flight<'a, S> {
             ranking: Ranking::new(query.k),
             ranked: RerankResult::default(),
             ended: query.k == 0,
+            fetched: 0,
             chunk: Vec::new(),
             fresh: Vec::new(),
             plan: ReadPlan::default(),
@@ -92,10 +98,12 @@ impl<'a, S: Scorer> Flight<'a, S> {
             && self.plan.len() < limits.query_in_flight
             && self.direct.is_empty()
             && self.kept.len() + self.hits.len() < CACHED_MAX
+            && !self.has_enough()
         {
             self.chunk.clear();
             let progress = self.query.candidates.next(&mut self.chunk, wait);
             let chunk = std::mem::take(&mut self.chunk);
+            self.fetched += chunk.len() as u64;
             self.fresh.clear();
             for &candidate in &chunk {
                 self.sort_in(candidate, limits, reads);
@@ -109,6 +117,14 @@ impl<'a, S: Scorer> Flight<'a, S> {
                 ChunkProgress::End => self.ended = true,
             }
         }
+    }
+
+    /// Returns true if many candidates have no score yet, and there is work on some of them.
+    fn has_enough(&self) -> bool {
+        let RerankResult { scored, skipped, damaged_count, .. } = &self.ranked;
+        let unscored = self.fetched.saturating_sub(scored + skipped + damaged_count);
+        let has_work = self.ready() + self.in_flight > 0 || !self.plan.is_empty();
+        unscored >= UNSCORED_MAX && has_work
     }
 
     /// Locates a candidate's record and queues it accordingly.

@@ -663,7 +663,7 @@ fn a_full_disk_is_tried_again_after_longer_pauses() {
     let mut pauses = ReopenPauses::new();
     assert!(pauses.record(&Error::storage_full("the disk is full"), Duration::ZERO));
     let mut pause = PAUSE_MIN;
-    for _ in 0..10 {
+    for _ in 0..11 {
         pause = pauses.take();
     }
     assert_eq!(pause, LASTING_PAUSE_MAX);
