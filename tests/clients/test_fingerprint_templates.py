@@ -122,7 +122,7 @@ def test_the_template_is_downloaded_as_it_was_sent(server, enrolled, templates, 
     for other in FORMATS:
         assert call(server, "GET", f"fingers/{identity}/template", format=other).status_code == 200
     thumbnail = call(server, "GET", f"fingers/{identity}/thumbnail")
-    assert thumbnail.status_code == 404 and "no picture" in thumbnail.text, thumbnail.text
+    assert thumbnail.status_code == 404 and "no pixels" in thumbnail.text, thumbnail.text
 
 
 def test_a_template_is_there_once(server, enrolled, templates):

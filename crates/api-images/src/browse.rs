@@ -233,7 +233,7 @@ pub(crate) async fn small(
         let OriginalFile { bytes, memory: _file_memory, .. } = file;
         if matches!(FileFormat::sniff(&bytes), Some(FileFormat::Template(_))) {
             return Err(Error::not_found(format!(
-                "image {id} was put in as a template, which has no picture; GET .../{id}/keypoints returns its minutiae"
+                "image {id} was put in as a template, which has no pixels; GET .../{id}/keypoints returns its minutiae"
             )));
         }
         let memory = features::reserve(&budget, ImageKind::Photo, &bytes, "")?;

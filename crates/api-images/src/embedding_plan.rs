@@ -22,12 +22,12 @@ impl EmbeddingPlan {
         EmbeddingPlan { kind, model: model.or_else(without) }
     }
 
-    /// Returns true if pictures are embedded by a model.
+    /// Returns true if the collection has embeddings of a model.
     pub(crate) fn has_embeddings(&self) -> bool {
         self.model.as_deref().is_none_or(|model| has_embeddings(self.kind, model))
     }
 
-    /// Returns true if the file is embedded by a model: it is a picture, and not a template.
+    /// Returns true if the file is embedded by a model: it has pixels, and is not a template.
     pub(crate) fn embeds(&self, file: &[u8]) -> bool {
         self.has_embeddings() && !is_template(self.kind, file)
     }
@@ -59,7 +59,7 @@ mod tests {
         assert!(plan(finger, Some("m")).has_embeddings());
         for model in [None, Some("none")] {
             let plan = plan(finger, model);
-            assert!(!plan.has_embeddings() && !plan.embeds(b"a picture"));
+            assert!(!plan.has_embeddings() && !plan.embeds(b"pixels"));
             let settings = plan.settings(None);
             assert_eq!(settings.model, "none");
             assert!(!settings.has_embeddings() && settings.check_embeddings("c").is_err());
@@ -71,7 +71,7 @@ mod tests {
         let graph = matching::synthetic::fingerprint(1);
         let template = template::write(&graph, TemplateFormat::Iso2005).unwrap();
         let plan = plan(Some(ImageKind::Fingerprint), Some("m"));
-        assert!(plan.embeds(b"a picture") && !plan.embeds(&template));
+        assert!(plan.embeds(b"pixels") && !plan.embeds(&template));
         let settings = plan.settings(None);
         assert!(settings.new_dims(&[]).unwrap_err().message().contains("model \"m\""));
         assert_eq!(settings.new_dims(&[0.5, 1.0]), Ok(2));

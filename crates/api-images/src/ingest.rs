@@ -150,7 +150,7 @@ fn outcomes(job: &IngestJob, items: &[IngestImage], claims: &Claims) -> Vec<Resu
         let existing = ImageCollection::existing(&*services.registry()?, &wanted)?;
         let own = existing.as_ref().map(ImageCollection::settings);
         let plan = EmbeddingPlan::of(own.as_ref(), &wanted.images());
-        // Templates need no model, so its absence fails pictures only.
+        // Templates need no model, so its absence fails files with pixels only.
         let embedder = plan.has_embeddings().then(|| services.planned_embedder(&plan));
         let known = existing.as_ref().map(|target| store::present(&target.named, &sought));
         let known = known.unwrap_or_else(|| sought.iter().map(|_| Ok(None)).collect());
@@ -280,7 +280,7 @@ impl IngestBatch<'_> {
         if let Some(existing) = &self.planned.existing {
             return Ok(existing.clone());
         }
-        // Templates have none. A picture of the batch shows the length.
+        // Templates have none. A file with pixels shows the length.
         let longest = embeddings.iter().flatten().max_by_key(|embedding| embedding.len());
         let longest = longest.ok_or_else(|| Error::internal("there is no collection"))?;
         let settings = self.planned.settings();
@@ -340,7 +340,7 @@ impl IngestBatch<'_> {
             tensors.iter().copied().filter(|tensor| !tensor.is_empty()).collect();
         let mut embeddings = match &self.planned.embedder {
             Some(Ok(embedder)) => embed_all(embedder, &inputs).into_iter(),
-            // No picture was decoded for a model that is not there.
+            // No file was decoded for a model that is not there.
             Some(Err(_)) | None => Vec::new().into_iter(),
         };
         let missing = || Err(Error::internal("a model gave no vector"));

@@ -106,8 +106,8 @@ impl ImageSettings {
         }
         if embedding.is_empty() {
             return Err(Error::invalid(format!(
-                "a template has minutiae and no picture to embed, so the size of the embeddings of model \"{}\" is \
-                 not known: leave out model=, or send a picture first",
+                "a template has minutiae and no pixels to embed, so the size of the embeddings of model \"{}\" is \
+                 not known: leave out model=, or send an image with pixels first",
                 self.model
             )));
         }

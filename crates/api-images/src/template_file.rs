@@ -1,4 +1,4 @@
-//! Files of templates: fingerprints as minutiae, without a picture.
+//! Files of templates: fingerprints as minutiae, without pixels.
 
 use base::{Error, Result};
 use matching::template::{self, TemplateFormat, TemplateView};
@@ -12,7 +12,7 @@ const BYTES: &str = "application/octet-stream";
 /// Format of the file of an image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum FileFormat {
-    /// A picture.
+    /// Pixels.
     Image(Format),
     /// Minutiae of a fingerprint.
     Template(TemplateFormat),

@@ -60,7 +60,7 @@ fn every_format_is_enrolled_without_a_model() {
         assert_eq!(own.vertices.len(), print(seed).vertices.len());
         let (status, body) = get("/thumbnail");
         let body = String::from_utf8(body).unwrap();
-        assert!(status == StatusCode::NOT_FOUND && body.contains("no picture"), "{body}");
+        assert!(status == StatusCode::NOT_FOUND && body.contains("no pixels"), "{body}");
         // A template of another format finds it.
         let other = written(seed, TemplateFormat::Iso2005);
         let (_, found) = send(&world, Method::POST, "/v1/images/prints/identify?k=1", &other);
