@@ -52,6 +52,12 @@ impl SharedParts {
         self.next.store(self.count, Ordering::Relaxed);
     }
 
+    /// Returns a guard that drops the parts that are left when the owner ends, also by a panic. A
+    /// helper that comes later then finds none.
+    pub(crate) fn owner(&self) -> PartsOwner<'_> {
+        PartsOwner(self)
+    }
+
     /// Registers a helper before its first claim. The helper leaves after it has delivered its
     /// results.
     pub(crate) fn enter(&self) -> PartsHelper<'_> {
@@ -59,11 +65,14 @@ impl SharedParts {
         PartsHelper(self)
     }
 
-    /// Waits until all helpers have left. For the owner, once no part is left to claim.
+    /// Drops the parts that are not claimed yet, and waits until all helpers have left. For the
+    /// owner, after its last claim. An owner that reached its deadline leaves parts.
     ///
     /// # Errors
     /// `Internal` if a helper panicked: its parts are lost.
     pub(crate) fn wait(&self) -> Result<()> {
+        // A helper that enters later sees it, because both lock `helpers`.
+        self.stop();
         let mut helpers = self.helpers.lock();
         while helpers.running > 0 {
             self.left.wait(&mut helpers);
@@ -73,6 +82,15 @@ impl SharedParts {
         } else {
             Ok(())
         }
+    }
+}
+
+/// Owner that may claim parts.
+pub(crate) struct PartsOwner<'a>(&'a SharedParts);
+
+impl Drop for PartsOwner<'_> {
+    fn drop(&mut self) {
+        self.0.stop();
     }
 }
 
@@ -122,6 +140,21 @@ mod tests {
         assert!(!parts.is_left());
         assert_eq!(parts.claim(), None);
         parts.wait().unwrap();
+    }
+
+    #[test]
+    fn no_part_is_left_after_the_owner() {
+        let parts = SharedParts::new(9);
+        assert_eq!(parts.claim(), Some(0));
+        parts.wait().unwrap();
+        assert_eq!(parts.claim(), None);
+        let parts = SharedParts::new(9);
+        let owner = catch_unwind(AssertUnwindSafe(|| {
+            let _owner = parts.owner();
+            panic!("on purpose");
+        }));
+        assert!(owner.is_err());
+        assert_eq!(parts.claim(), None);
     }
 
     #[test]

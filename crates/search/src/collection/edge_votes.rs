@@ -143,6 +143,7 @@ impl EdgeVotes {
     /// # Errors
     /// `Internal` if a helper panicked.
     fn finish(&self, scratch: &mut EdgeScratch) -> Result<VotedPoints> {
+        let _owner = self.parts.owner();
         self.run(scratch, &|| false);
         self.parts.wait()?;
         let mut found = self.found.lock();

@@ -117,11 +117,13 @@ impl<S: Scorer> PartedRerank<S> {
         claimed
     }
 
-    /// Scores parts until all are claimed, and waits for the helpers. For the owner.
+    /// Scores parts until all are claimed or the deadline passes, and waits for the helpers. For the
+    /// owner.
     ///
     /// # Errors
     /// The first error of a thread.
     fn finish(&self, searcher: &mut Searcher) -> Result<RerankResult> {
+        let _owner = self.candidates.parts.owner();
         self.run(searcher, &|| false);
         self.candidates.parts.wait()?;
         let mut shared = self.outcome.lock();
@@ -206,6 +208,7 @@ impl SearchThread {
             found: Mutex::default(),
         });
         helpers.offer(helpers.idle().min(count - 1), work.clone());
+        let _owner = work.parts.owner();
         work.run(&|| false);
         work.parts.wait()?;
         let shared = std::mem::take(&mut *work.found.lock());

@@ -166,6 +166,24 @@ impl Helpers for PanickingHelper {
     }
 }
 
+/// Helper that comes after the query.
+#[derive(Default)]
+struct LateHelper(Mutex<Vec<Arc<dyn HelpWork>>>);
+
+impl Helpers for LateHelper {
+    fn idle(&self) -> usize {
+        1
+    }
+
+    fn offer(&self, _: usize, work: Arc<dyn HelpWork>) {
+        self.0.lock().push(work);
+    }
+
+    fn queries_wait(&self) -> bool {
+        false
+    }
+}
+
 fn uring(root: &Path) -> Arc<dyn Medium> {
     Arc::new(UringMedium::plain(root.to_owned()).unwrap())
 }
@@ -357,6 +375,25 @@ fn a_shared_search_ends_at_its_deadline() {
         helpers.join();
         assert!(late.partial && late.compared < 1000, "{late:?}");
         assert_eq!(late.candidates, 3000);
+    }
+}
+
+#[test]
+fn a_late_helper_finds_no_part_after_the_deadline() {
+    let filling = Filling { segments: &[2000], unflushed: 1000, record: &bytes };
+    let collection = filled(dram(), RecordKind::Opaque, 0, &filling);
+    let ids: Vec<u64> = (0..3000).collect();
+    let scorer = ByteScorer { scores: 50 };
+    let helper = Arc::new(LateHelper::default());
+    let mut thread = collection.thread(limits()).unwrap();
+    thread.set_helpers(helper.clone());
+    let past = Some(Instant::now());
+    let late = collection.score_points(&mut thread, &ids, 9, &scorer, past).unwrap();
+    assert!(late.partial, "{late:?}");
+    let offered = std::mem::take(&mut *helper.0.lock());
+    assert_eq!(offered.len(), 2, "of the memtable and of the segment");
+    for work in offered {
+        assert_eq!(work.help(&collection, &mut thread), 0);
     }
 }
 

@@ -180,6 +180,7 @@ impl SegmentsSearch {
         best: &mut BestPoints<'_>,
         found: &mut QueryHits,
     ) -> Result<()> {
+        let _owner = self.parts.owner();
         while let Some(part) = self.parts.claim() {
             self.search_segment(part, collection, thread);
         }
