@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use base::{Error, NamedTensor, QueueWait, Result, RunAhead, RunRecord};
-use engine::Servable;
+use engine::{InputPlan, Servable};
 use os::thread::PageFaults;
 
 use crate::batch::{self, Misfit, Part};
@@ -181,10 +181,22 @@ fn mixes_items(servable: &Servable, entries: &[Entry], answers: &[Vec<NamedTenso
     servable.plan().batchable && !outputs.iter().all(has_items)
 }
 
+/// Returns true if runs are filled up to allowed batch sizes: the model has some, and copies of its
+/// items can be added. Packed elements cannot be joined, because an item may begin within a byte.
+fn is_filled(servable: &Servable) -> bool {
+    let plan = servable.plan();
+    let is_whole = |input: &InputPlan| {
+        input.shared || input.dtype.bits().is_none_or(|bits| bits.is_multiple_of(8))
+    };
+    plan.batchable
+        && !servable.schedule().allowed_batch_sizes.is_empty()
+        && plan.inputs.iter().all(is_whole)
+}
+
 /// Returns the number of items that a run over `items` items has: the next allowed size, if the
-/// model has allowed sizes and its items can be joined.
+/// model's runs are filled.
 fn rows_of(servable: &Servable, items: usize) -> usize {
-    if servable.plan().batchable {
+    if is_filled(servable) {
         merge::round_up(items, &servable.schedule().allowed_batch_sizes)
     } else {
         items
@@ -237,8 +249,7 @@ pub(crate) fn run_alone(
     outputs: &[Arc<str>],
 ) -> Result<Vec<NamedTensor>> {
     let plan = servable.plan();
-    let sized = plan.batchable && !servable.schedule().allowed_batch_sizes.is_empty();
-    let key = if plan.pads() || sized { BatchKey::of(plan, inputs) } else { None };
+    let key = if plan.pads() || is_filled(servable) { BatchKey::of(plan, inputs) } else { None };
     let unfit = key.filter(|(batch_key, items)| {
         rows_of(servable, *items) != *items || !batch::fits(plan, batch_key, inputs)
     });
@@ -274,8 +285,7 @@ fn guarded<T>(servable: &Servable, what: &str, work: impl FnOnce() -> Result<T>)
 fn learn(ran: &mut Ran, servable: &Servable, entries: &[Entry], batch_key: Option<&BatchKey>) {
     let (plan, Some(batch_key)) = (servable.plan(), batch_key) else { return };
     let rows = rows_of(servable, ran.items);
-    let sized = plan.batchable && !servable.schedule().allowed_batch_sizes.is_empty();
-    ran.rows = sized.then_some(rows);
+    ran.rows = is_filled(servable).then_some(rows);
     let all = batch_key.elements(plan) * rows as f64;
     if plan.pads() {
         let real: f64 = entries.iter().map(|entry| real_elements(entry) * entry.items as f64).sum();
@@ -290,7 +300,7 @@ fn learn(ran: &mut Ran, servable: &Servable, entries: &[Entry], batch_key: Optio
 fn real_elements(entry: &Entry) -> f64 {
     let plan = entry.servable.plan();
     let padded = plan.inputs.iter().filter(|input| input.rule.is_some());
-    let sizes = |input: &engine::InputPlan| {
+    let sizes = |input: &InputPlan| {
         let sent = entry.inputs.iter().find(|sent| sent.name == input.name)?;
         Some(sent.tensor.shape().iter().skip(1).map(|&size| size as f64).product::<f64>())
     };
@@ -356,17 +366,32 @@ pub(crate) fn expire(expired: Vec<ExpiredEntry>) {
 
 #[cfg(test)]
 mod tests {
-    use base::ErrorKind;
+    use base::{DType, ErrorKind, Tensor};
+    use engine::ScheduleOptions;
 
     use super::*;
     use crate::model_queue::ModelQueue;
-    use crate::trial::{lingering, model, request};
+    use crate::trial::{lingering, model, model_of, request};
 
     #[test]
     fn a_panic_beside_the_engine_is_an_error() {
         let servable = model("m", lingering(Duration::ZERO));
         let error = guarded::<()>(&servable, "joining", || panic!("told to")).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Internal);
+    }
+
+    #[test]
+    fn no_item_is_added_to_packed_elements() {
+        let sized = |dtype| {
+            let allowed =
+                ScheduleOptions { allowed_batch_sizes: vec![8], ..lingering(Duration::ZERO) };
+            model_of("m", allowed, dtype)
+        };
+        assert_eq!(rows_of(&sized(DType::I8), 2), 8);
+        let packed = sized(DType::I4);
+        let x = Tensor::from_bytes(DType::I4, [2usize, 3].as_slice(), vec![7u8; 3].into()).unwrap();
+        let inputs = [NamedTensor::new("x", x)];
+        assert_eq!(run_alone(&packed, &inputs, &[]).unwrap(), inputs);
     }
 
     /// A run is charged for the time of all its cores. Its measurement is the wall time.

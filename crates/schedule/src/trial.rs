@@ -31,10 +31,15 @@ impl Session for Echo {
     }
 }
 
-/// Builds a model whose input `x` is its output.
+/// Builds a model whose input `x` of floats is its output.
 pub(crate) fn model(name: &str, options: ScheduleOptions) -> Arc<Servable> {
+    model_of(name, options, DType::F32)
+}
+
+/// Builds a model whose input `x` of this type is its output.
+pub(crate) fn model_of(name: &str, options: ScheduleOptions, dtype: DType) -> Arc<Servable> {
     let shape = Some(vec![Dim::Dynamic(None); 2]);
-    let x = TensorSpec { name: "x".into(), dtype: DType::F32, shape, optional: false };
+    let x = TensorSpec { name: "x".into(), dtype, shape, optional: false };
     let signature = Signature { inputs: vec![x.clone()], outputs: vec![x] };
     let session = Box::new(Echo { signature, metadata: BTreeMap::new() });
     let id = VersionId { model: name.into(), version: 1 };
