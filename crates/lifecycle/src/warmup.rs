@@ -190,13 +190,17 @@ fn records(requests: &[RecordedRequest]) -> u64 {
     used.map(|request| request.number).collect::<BTreeSet<_>>().len() as u64
 }
 
-/// Returns `config` with the model's allowed batch sizes, if it has some and `config` has the
-/// default sizes. Each of them may be compiled at its first run.
+/// Returns `config` with the model's allowed batch sizes up to that of a full batch, if it has some
+/// and `config` has the default sizes. Each of them may be compiled at its first run.
 fn with_allowed_sizes<'a>(servable: &Servable, config: &'a WarmupConfig) -> Cow<'a, WarmupConfig> {
-    let allowed = &servable.schedule().allowed_batch_sizes;
+    let options = servable.schedule();
+    let allowed = &options.allowed_batch_sizes;
     let is_default = config.batch_sizes == WarmupConfig::default().batch_sizes;
     if is_default && servable.plan().batchable && !allowed.is_empty() {
-        Cow::Owned(WarmupConfig { batch_sizes: allowed.clone(), ..config.clone() })
+        // A full batch is rounded up to the next size after these. No run is larger.
+        let smaller = allowed.partition_point(|&size| size < options.max_batch);
+        let batch_sizes = allowed.iter().copied().take(smaller + 1).collect();
+        Cow::Owned(WarmupConfig { batch_sizes, ..config.clone() })
     } else {
         Cow::Borrowed(config)
     }
