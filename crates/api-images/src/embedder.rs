@@ -97,7 +97,7 @@ impl Embedder {
             input: found.input.name.as_str().into(),
             output: found.output.name.as_str().into(),
             preprocess,
-            batch_max: found.batch_max,
+            batch_max: batch_max(&servable, found.batch_max),
             dims: dims(found.output),
             servable: servable.clone(),
         })
@@ -154,14 +154,20 @@ impl Embedder {
         Ok(values.chunks_exact(dims).map(<[f32]>::to_vec).collect())
     }
 
-    /// Embeds images on the calling thread, as bulk work at idle priority does.
+    /// Embeds images on the calling thread, as bulk work at idle priority does. The run is filled
+    /// up to an allowed batch size, as a worker's run is.
     ///
     /// # Errors
-    /// Returns the errors of the engine, and of [`Embedder::embeddings`].
+    /// Returns the errors of [`schedule::run_alone`], and of [`Embedder::embeddings`].
     pub(crate) fn run(&self, images: &[Vec<f32>]) -> Result<Vec<Vec<f32>>> {
-        let outputs = self.servable.run(&self.inputs(images)?, &self.outputs())?;
+        let outputs = schedule::run_alone(&self.servable, &self.inputs(images)?, &self.outputs())?;
         self.embeddings(&outputs, images.len())
     }
+}
+
+/// Returns the maximum images of one run: `most`, or the largest allowed batch size if it is less.
+fn batch_max(servable: &Servable, most: usize) -> usize {
+    servable.schedule().allowed_batch_sizes.last().map_or(most, |&size| most.min(size))
 }
 
 /// Returns the values of an output per image, if its shape fixes them.
@@ -265,4 +271,70 @@ fn settings(servable: &Servable, preprocess: &mut Preprocess) -> Result<()> {
         read().ok_or_else(|| odd(key, text))?;
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+    use std::sync::Mutex;
+
+    use base::VersionId;
+    use engine::{ScheduleMode, ScheduleOptions, Session};
+
+    use super::*;
+
+    /// Model whose vector of an image is its first two values.
+    struct FirstValues {
+        signature: Signature,
+        metadata: BTreeMap<String, String>,
+        /// Images of each run.
+        runs: Arc<Mutex<Vec<usize>>>,
+    }
+
+    impl Session for FirstValues {
+        fn signature(&self) -> &Signature {
+            &self.signature
+        }
+
+        fn metadata(&self) -> &BTreeMap<String, String> {
+            &self.metadata
+        }
+
+        fn run(&self, inputs: &[NamedTensor], _: &[Arc<str>]) -> Result<Vec<NamedTensor>> {
+            let images = inputs[0].tensor.shape()[0];
+            self.runs.lock().unwrap().push(images);
+            let values: Vec<f32> = inputs[0].tensor.to_vec()?;
+            let vectors: Vec<f32> =
+                values.chunks_exact(3).flat_map(|image| [image[0], image[1]]).collect();
+            Ok(vec![NamedTensor::new("y", Tensor::from_vec([images, 2].as_slice(), vectors)?)])
+        }
+    }
+
+    fn spec(name: &str, shape: Vec<Dim>) -> TensorSpec {
+        TensorSpec { name: name.into(), dtype: DType::F32, shape: Some(shape), optional: false }
+    }
+
+    #[test]
+    fn bulk_runs_have_allowed_batch_sizes() {
+        let pixel = vec![Dim::Dynamic(None), Dim::Fixed(3), Dim::Fixed(1), Dim::Fixed(1)];
+        let signature = Signature {
+            inputs: vec![spec("x", pixel)],
+            outputs: vec![spec("y", vec![Dim::Dynamic(None), Dim::Fixed(2)])],
+        };
+        let runs = Arc::<Mutex<Vec<usize>>>::default();
+        let session = FirstValues { signature, metadata: BTreeMap::new(), runs: runs.clone() };
+        let options = ScheduleOptions {
+            mode: ScheduleMode::Async,
+            max_batch: 4,
+            allowed_batch_sizes: vec![2, 4],
+            ..ScheduleOptions::default()
+        };
+        let id = VersionId { model: "m".into(), version: 1 };
+        let servable = Servable::new(id, "test", Box::new(session), options).unwrap();
+        let embedder = Embedder::of(Arc::new(servable)).unwrap();
+        assert_eq!(embedder.batch_max, 4, "and not 16");
+        let images = [vec![1.0, 2.0, 3.0], vec![4.0, 5.0, 6.0], vec![7.0, 8.0, 9.0]];
+        assert_eq!(embedder.run(&images).unwrap(), [[1.0, 2.0], [4.0, 5.0], [7.0, 8.0]]);
+        assert_eq!(*runs.lock().unwrap(), [4]);
+    }
 }

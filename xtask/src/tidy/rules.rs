@@ -85,6 +85,7 @@ pub(crate) const EDGES: &[(&str, &[&str])] = &[
             "engine",
             "lifecycle",
             "inference",
+            "schedule",
             "api-qdrant",
             "matching",
             "model-store",
@@ -93,7 +94,6 @@ pub(crate) const EDGES: &[(&str, &[&str])] = &[
             "transport",
             // For tests only.
             "memory",
-            "schedule",
         ],
     ),
     (
