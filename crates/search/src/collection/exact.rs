@@ -117,8 +117,8 @@ impl<S: Scorer> PartedRerank<S> {
         claimed
     }
 
-    /// Scores parts until all are claimed or the deadline passes, and waits for the helpers. For the
-    /// owner.
+    /// Scores parts until all are claimed or the deadline passes, and waits for the helpers. For
+    /// the owner.
     ///
     /// # Errors
     /// The first error of a thread.
