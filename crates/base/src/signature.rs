@@ -67,6 +67,24 @@ impl Signature {
     ///
     /// # Errors
     /// `InvalidArgument` with the first wrong input and the expected value.
+    ///
+    /// # Example: an input of another type
+    /// ```
+    /// use millpond_base::{DType, Dim, NamedTensor, Signature, Tensor, TensorSpec};
+    ///
+    /// let shape = Some(vec![Dim::Dynamic(None), Dim::Fixed(2)]);
+    /// let x = TensorSpec { name: "x".into(), dtype: DType::F32, shape, optional: false };
+    /// let signature = Signature { inputs: vec![x], outputs: vec![] };
+    ///
+    /// let floats = Tensor::from_vec([1, 2].as_slice(), vec![0.5f32, 1.0])?;
+    /// signature.check_inputs(&[NamedTensor::new("x", floats)])?;
+    ///
+    /// let integers = Tensor::from_vec([1, 2].as_slice(), vec![1i64, 2])?;
+    /// let checked = signature.check_inputs(&[NamedTensor::new("x", integers)]);
+    /// let expected = "input \"x\" is int64, the model takes float32";
+    /// assert!(checked.is_err_and(|error| error.message() == expected));
+    /// # Ok::<(), millpond_base::Error>(())
+    /// ```
     pub fn check_inputs(&self, inputs: &[NamedTensor]) -> Result<()> {
         let mut symbols: Vec<(&str, usize, &str)> = Vec::new();
         for (position, input) in inputs.iter().enumerate() {

@@ -21,6 +21,18 @@ pub enum Data {
 }
 
 /// An immutable tensor. Cloning shares the bytes.
+///
+/// # Example: elements of a request's body, without a copy
+/// ```
+/// use bytes::Bytes;
+/// use millpond_base::{DType, Tensor};
+///
+/// let body = Bytes::from_static(&[0, 0, 128, 63, 0, 0, 0, 64]);
+/// let tensor = Tensor::from_bytes(DType::F32, [1, 2].as_slice(), body)?;
+/// assert_eq!(tensor.shape(), [1, 2]);
+/// assert_eq!(tensor.to_vec::<f32>()?, [1.0, 2.0]);
+/// # Ok::<(), millpond_base::Error>(())
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Tensor {
     dtype: DType,

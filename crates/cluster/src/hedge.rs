@@ -49,6 +49,18 @@ impl LatencyEstimate {
 }
 
 /// Budget of second requests: each request earns 5 % of one.
+///
+/// # Example: 20 requests earn a second one
+/// ```
+/// use millpond_cluster::HedgeBudget;
+///
+/// let mut budget = HedgeBudget::default();
+/// for _ in 0..20 {
+///     budget.earn();
+/// }
+/// assert!(budget.spend());
+/// assert!(!budget.spend());
+/// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct HedgeBudget {
     parts: u32,

@@ -40,6 +40,20 @@ fn score(searcher: &SearchServer, segment: &[u8; 16]) -> u64 {
 /// Returns the positions in `searchers` of the servers that hold the segment `segment`: at most
 /// `copies`, fewer if there are fewer servers with a weight. The first is asked first. The order of
 /// `searchers` has no effect on the choice.
+///
+/// # Example: a segment stays if another server leaves
+/// ```
+/// use millpond_cluster::{SearchServer, holders};
+///
+/// let server = |name: &str| SearchServer { name: name.to_owned(), weight: 1 };
+/// let servers = [server("a"), server("b"), server("c")];
+/// let segment = b"segment 00000001";
+/// let held = holders(segment, &servers, 2);
+/// assert_eq!(held.len(), 2);
+///
+/// let remaining: Vec<SearchServer> = held.iter().map(|&at| servers[at].clone()).collect();
+/// assert_eq!(holders(segment, &remaining, 2), [0, 1]);
+/// ```
 pub fn holders(segment: &[u8; 16], searchers: &[SearchServer], copies: usize) -> Vec<usize> {
     let active = searchers.iter().enumerate().filter(|(_, searcher)| searcher.weight > 0);
     let mut ranked: Vec<(u64, &str, usize)> = active

@@ -6,6 +6,18 @@
 //! per minutia kind in the two high bits and x in the other fourteen (2), y (2), angle in 256 steps
 //! counter-clockwise (1), quality (1); length of the extended data (2) and that data, which is
 //! skipped.
+//!
+//! # Example: a template, written and read
+//! ```
+//! use millpond_matching::{Graph, Vertex, iso};
+//!
+//! let ridge_ending = Vertex { x: 10, y: 20, direction: 64, kind: 1 };
+//! let graph =
+//!     Graph { width: 300, height: 400, vertices: vec![ridge_ending], descriptors: Vec::new() };
+//! let template = iso::write(&graph)?;
+//! assert_eq!(iso::read(&template)?, [graph]);
+//! # Ok::<(), base::Error>(())
+//! ```
 
 use base::{Error, Result};
 

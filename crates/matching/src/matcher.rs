@@ -49,6 +49,26 @@ impl Scratch {
 ///
 /// # Errors
 /// `DataLoss` if the bytes are not a record of a graph.
+///
+/// # Example: another photograph of a scene, and one of another scene
+/// ```
+/// use millpond_matching::{Graph, MatchOptions, Probe, Scratch, score, synthetic};
+///
+/// let record = |graph: &Graph| {
+///     let mut bytes = Vec::new();
+///     graph.encode(&mut bytes);
+///     bytes
+/// };
+/// let photo = synthetic::photo(1);
+/// let same = record(&synthetic::distorted(&photo, 0));
+/// let other = record(&synthetic::photo(2));
+///
+/// let probe = Probe::new(&photo, MatchOptions::default());
+/// let mut scratch = Scratch::new();
+/// let similar = score(&probe, &same, &mut scratch)?;
+/// assert!(similar > 5.0 * score(&probe, &other, &mut scratch)?);
+/// # Ok::<(), base::Error>(())
+/// ```
 pub fn score(probe: &Probe, record: &[u8], scratch: &mut Scratch) -> Result<f32> {
     Ok(evidence(probe, record, scratch)?.score())
 }

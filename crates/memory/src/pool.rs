@@ -52,6 +52,25 @@ pub struct PoolStats {
 
 /// Memory for parameters. Several threads may use it at once. Calls that need new memory take the
 /// time of the fault rate and hold no lock meanwhile.
+///
+/// # Example: a region's memory stays in the pool
+/// ```
+/// use millpond_memory::{PoolConfig, SlotPool};
+/// use os::Rate;
+///
+/// let fault_rate = Rate::unlimited();
+/// let pool = SlotPool::new(PoolConfig { bytes_max: 8 << 20, huge_pages: false, fault_rate })?;
+/// let mut region = pool.allocate(1000)?;
+/// region.as_mut_slice().fill(7);
+/// let region = region.freeze();
+/// assert_eq!(region.as_slice()[999], 7);
+///
+/// drop(region);
+/// let stats = pool.stats();
+/// assert_eq!(stats.used, 0);
+/// assert_eq!(stats.backed, stats.slot_bytes);
+/// # Ok::<(), base::Error>(())
+/// ```
 pub struct SlotPool {
     reservation: AddressReservation,
     slots_max: usize,

@@ -102,6 +102,31 @@ pub struct StoreStats {
 
 /// Loads parameters into a [`SlotPool`] and finds loaded ones by hash. Concurrent loads share the
 /// read rate.
+///
+/// # Example: a second load shares the chunk of the first
+/// ```
+/// use std::sync::atomic::AtomicBool;
+///
+/// use millpond_memory::{Chunk, ParameterStore, PoolConfig, SHARE_MIN, SlotPool, StoreConfig};
+/// use os::Rate;
+///
+/// let file = tempfile::NamedTempFile::new()?;
+/// let weights = vec![7u8; SHARE_MIN as usize];
+/// std::fs::write(file.path(), &weights)?;
+/// let chunk = Chunk { hash: blake3::hash(&weights), offset: 0, bytes: SHARE_MIN };
+///
+/// let fault_rate = Rate::unlimited();
+/// let pool = SlotPool::new(PoolConfig { bytes_max: 8 << 20, huge_pages: false, fault_rate })?;
+/// let config = StoreConfig { read_rate: Rate::unlimited(), direct: true };
+/// let store = ParameterStore::new(pool, config);
+/// let stop = AtomicBool::new(false);
+/// let first = store.load(file.path(), &[chunk], &stop)?;
+/// let second = store.load(file.path(), &[chunk], &stop)?;
+/// assert_eq!(first.report.bytes_read, SHARE_MIN);
+/// assert_eq!(second.report.bytes_shared, SHARE_MIN);
+/// assert!(second.placed[0].as_slice() == weights);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug)]
 pub struct ParameterStore {
     pool: Arc<SlotPool>,

@@ -24,6 +24,18 @@ pub enum Channel {
 }
 
 /// Mixes to one channel and changes the rate, block by block. Holds two seconds at most.
+///
+/// # Example: a second of stereo at 16 kHz as mono at 8 kHz
+/// ```
+/// use millpond_signal::resample::{Channel, Mono};
+///
+/// let mut mono = Mono::new(16_000, 2, 8_000, Channel::Mix)?;
+/// let mut samples = Vec::new();
+/// mono.push(&[0.25; 2 * 16_000], &mut samples)?;
+/// mono.finish(&mut samples)?;
+/// assert_eq!(samples.len(), 8_000);
+/// # Ok::<(), base::Error>(())
+/// ```
 pub struct Mono {
     channels: usize,
     channel: Channel,

@@ -38,6 +38,30 @@ pub struct SpectrumSettings {
 }
 
 /// Windows and transforms frames of a signal. Holds one frame and the samples of one push.
+///
+/// # Example: the loudest bin of a tone
+/// ```
+/// use std::f32::consts::TAU;
+///
+/// use millpond_signal::spectrum::{Pad, Spectrum, SpectrumSettings};
+///
+/// let mut spectrum = Spectrum::new(&SpectrumSettings {
+///     scale: 1.0,
+///     fft: 512,
+///     window: 512,
+///     hop: 256,
+///     power: 2.0,
+///     center: false,
+///     pad: Pad::Constant,
+/// });
+/// // 32 periods in 512 samples: 1 kHz at a rate of 16 kHz.
+/// let tone: Vec<f32> = (0..512u16).map(|at| (TAU * f32::from(at) / 16.0).sin()).collect();
+/// let mut loudest = Vec::new();
+/// spectrum.push(&tone, &mut |powers| {
+///     loudest.push((0..powers.len()).max_by(|&a, &b| powers[a].total_cmp(&powers[b])));
+/// });
+/// assert_eq!(loudest, [Some(32)]);
+/// ```
 pub struct Spectrum {
     scale: f32,
     hop: usize,

@@ -45,6 +45,22 @@ pub struct Decoded {
 /// `InvalidArgument` if the bytes are not such a file, are damaged, end early, or use an
 /// unsupported feature; `TooLarge` if the header announces more than `limits`, before anything is
 /// allocated.
+///
+/// # Example: a file within the limits, and beyond them
+/// ```
+/// use base::ErrorKind;
+/// use millpond_vision::{Format, Image, Limits, decode, thumbnail};
+///
+/// let red = Image { width: 64, height: 32, rgb: [255, 0, 0].repeat(64 * 32) };
+/// let file = thumbnail(&red, 16)?;
+/// let decoded = decode(&file, &Limits::default())?;
+/// assert_eq!(decoded.format, Format::Jpeg);
+/// assert_eq!([decoded.image.width, decoded.image.height], [16, 8]);
+///
+/// let limits = Limits { pixels_max: 100, ..Limits::default() };
+/// assert!(decode(&file, &limits).is_err_and(|error| error.kind() == ErrorKind::TooLarge));
+/// # Ok::<(), base::Error>(())
+/// ```
 pub fn decode(bytes: &[u8], limits: &Limits) -> Result<Decoded> {
     guarded(|| {
         let header = Header::read(bytes, limits)?;

@@ -86,6 +86,25 @@ impl Preprocess {
     ///
     /// # Errors
     /// `InvalidArgument` if `out` does not have [`Preprocess::len`] values.
+    ///
+    /// # Example: two pixels, channels last
+    /// ```
+    /// use millpond_vision::{Image, Layout, Preprocess};
+    ///
+    /// let image = Image { width: 2, height: 1, rgb: vec![255, 0, 0, 0, 0, 255] };
+    /// let format = Preprocess {
+    ///     width: 2,
+    ///     height: 1,
+    ///     layout: Layout::Nhwc,
+    ///     mean: [0.0; 3],
+    ///     std: [1.0; 3],
+    ///     ..Preprocess::default()
+    /// };
+    /// let mut input = vec![0.0; format.len()];
+    /// format.write(&image, &mut input)?;
+    /// assert_eq!(input, [1.0, 0.0, 0.0, 0.0, 0.0, 1.0]);
+    /// # Ok::<(), base::Error>(())
+    /// ```
     pub fn write(&self, image: &Image, out: &mut [f32]) -> Result<()> {
         if out.len() != self.len() || self.is_empty() {
             let room = out.len();

@@ -24,16 +24,21 @@ pub struct LayoutNames {
 /// only after [`LayoutWriter::finish`]. A dropped writer leaves files without a manifest, which no
 /// reader accepts.
 ///
-/// ```no_run
-/// # use millpond_engine::publish::{LayoutNames, LayoutWriter, WriteOptions};
-/// # use base::DType;
-/// # fn main() -> base::Result<()> {
+/// # Example: a version with one parameter
+/// ```
+/// use base::DType;
+/// use millpond_engine::layout::Artifact;
+/// use millpond_engine::publish::{LayoutNames, LayoutWriter, WriteOptions};
+///
+/// let dir = tempfile::tempdir()?;
 /// let names = LayoutNames { engine: "onnxruntime", graph: "model.onnx" };
-/// let mut writer = LayoutWriter::create("dir".as_ref(), names, WriteOptions::default())?;
-/// let entry = writer.tensor("table", DType::F32, &[1024, 32], (0..32).map(|_| vec![0u8; 4096]))?;
-/// # let graph = vec![];
-/// writer.finish(&graph)?;
-/// # Ok(()) }
+/// let mut writer = LayoutWriter::create(dir.path(), names, WriteOptions::default())?;
+/// writer.tensor("table", DType::F32, &[1024, 32], (0..32).map(|_| vec![0u8; 4096]))?;
+/// writer.finish(b"the bytes of the graph")?;
+///
+/// let artifact = Artifact::open(dir.path())?;
+/// assert_eq!(artifact.parameter_bytes(), 1024 * 32 * 4);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 pub struct LayoutWriter {
     dir: PathBuf,

@@ -32,6 +32,37 @@ use crate::segment::{CodesOptions, Quarantined};
 const QUARANTINED_MAX: usize = 256;
 
 /// Points of one shape on one medium. Shared by threads.
+///
+/// # Example: the most similar of two points
+/// ```
+/// use std::sync::Arc;
+///
+/// use memory::{PoolConfig, SlotPool};
+/// use millpond_search::budget::MemoryBudget;
+/// use millpond_search::coarse::Metric;
+/// use millpond_search::collection::{Collection, CollectionOptions, CollectionQuery, Resources};
+/// use millpond_search::ingest::PointRef;
+/// use millpond_search::rerank::{SearchLimits, SharedCaches};
+/// use os::Rate;
+/// use storage::DramMedium;
+///
+/// let fault_rate = Rate::unlimited();
+/// let pool = SlotPool::new(PoolConfig { bytes_max: 64 << 20, huge_pages: false, fault_rate })?;
+/// let medium = Arc::new(DramMedium::new(pool, None)?);
+/// let resources = Resources::new(MemoryBudget::new(32 << 20), 64 << 10, Rate::unlimited())?;
+/// let caches = Arc::new(SharedCaches::new(0, 512));
+/// let options = CollectionOptions::new(2, Metric::Cosine);
+/// let collection = Collection::open(medium, options, &resources, caches)?;
+/// collection.open_segments();
+/// for (id, embedding) in [(1, [1.0, 0.0]), (2, [0.0, 1.0])] {
+///     collection.upsert(PointRef { id, embedding: &embedding, record: b"", payload: b"" })?;
+/// }
+///
+/// let mut thread = collection.thread(SearchLimits::default())?;
+/// let found = collection.nearest(&mut thread, &CollectionQuery::nearest(&[0.1, 0.9], 1))?;
+/// assert_eq!(found.hits[0].id, 2);
+/// # Ok::<(), base::Error>(())
+/// ```
 pub struct Collection {
     pub(super) medium: Arc<dyn Medium>,
     pub(super) options: CollectionOptions,

@@ -48,6 +48,28 @@ pub struct LogPosition {
 }
 
 /// A log, shared by the threads that write to it.
+///
+/// # Example: a payload after a restart
+/// ```
+/// use std::sync::Arc;
+///
+/// use memory::{PoolConfig, SlotPool};
+/// use millpond_storage::log::Log;
+/// use millpond_storage::{DramMedium, Medium};
+/// use os::Rate;
+///
+/// let fault_rate = Rate::unlimited();
+/// let pool = SlotPool::new(PoolConfig { bytes_max: 8 << 20, huge_pages: false, fault_rate })?;
+/// let medium: Arc<dyn Medium> = Arc::new(DramMedium::new(pool, None)?);
+/// let (log, _) = Log::open(&medium, "log")?;
+/// let number = log.append(b"a payload")?;
+/// log.commit(number)?;
+/// drop(log);
+///
+/// let (_, replay) = Log::open(&medium, "log")?;
+/// assert_eq!(replay.records, [(number, b"a payload".to_vec())]);
+/// # Ok::<(), base::Error>(())
+/// ```
 pub struct Log {
     name: String,
     state: Mutex<LogState>,
