@@ -59,7 +59,8 @@ struct ServiceShared {
     stopping: AtomicBool,
 }
 
-struct WorkThread {
+/// Running thread of a [`BackupService`], and the queue of its requests.
+struct BackupThread {
     queue: Sender<QueuedJob>,
     thread: JoinHandle<()>,
 }
@@ -68,7 +69,7 @@ struct WorkThread {
 /// schedule.
 pub struct BackupService {
     shared: Arc<ServiceShared>,
-    thread: Mutex<Option<WorkThread>>,
+    thread: Mutex<Option<BackupThread>>,
 }
 
 impl BackupService {
@@ -230,7 +231,7 @@ impl BackupService {
     pub fn shutdown(&self) {
         // Before the jobs are stopped, so that none begins after that.
         self.shared.stopping.store(true, Ordering::SeqCst);
-        let Some(WorkThread { queue, thread }) = self.thread.lock().take() else { return };
+        let Some(BackupThread { queue, thread }) = self.thread.lock().take() else { return };
         drop(queue);
         self.shared.table.lock().jobs.iter().for_each(|job| job.progress.stop());
         if thread.join().is_err() {
@@ -253,7 +254,7 @@ impl BackupService {
     }
 }
 
-fn start_thread(shared: &Arc<ServiceShared>) -> Result<WorkThread> {
+fn start_thread(shared: &Arc<ServiceShared>) -> Result<BackupThread> {
     let (queue, requests) = bounded(WAITING_MAX);
     let shared = shared.clone();
     let run = move || {
@@ -262,7 +263,7 @@ fn start_thread(shared: &Arc<ServiceShared>) -> Result<WorkThread> {
     };
     let spawned = std::thread::Builder::new().name("backup".to_owned()).spawn(run);
     let thread = spawned.map_err(|error| Error::exhausted(format!("thread backup: {error}")))?;
-    Ok(WorkThread { queue, thread })
+    Ok(BackupThread { queue, thread })
 }
 
 impl ServiceShared {

@@ -102,8 +102,7 @@ pub(crate) fn comments(path: &str, text: &str) -> Vec<Complaint> {
 /// Finds type names with more than one definition.
 pub(crate) fn duplicate_types(files: &[SourceFile]) -> Vec<Complaint> {
     let types = items::type_names(files);
-    let repeated =
-        types.iter().filter(|(name, places)| places.len() > 1 && !rules::may_repeat(name));
+    let repeated = types.iter().filter(|(_, places)| places.len() > 1);
     repeated
         .map(|(name, places)| {
             let text = format!(

@@ -21,7 +21,7 @@ pub(crate) struct Report {
     tuple_parameters: usize,
     /// Comment lines wider than 100 columns, tests included.
     wide_comments: usize,
-    /// Type names with more than one definition and no stated reason.
+    /// Type names with more than one definition.
     duplicate_type_names: usize,
     /// Functions longer than 70 lines.
     functions_over_70: usize,
@@ -60,8 +60,7 @@ pub(crate) fn of(files: &[SourceFile], comments: &CommentTotals) -> Report {
         figures.largest_module_ring = figures.rings.first().map_or(1, Vec::len);
     }
     let duplicates = items::type_names(files);
-    let duplicates =
-        duplicates.iter().filter(|(name, places)| places.len() > 1 && !rules::may_repeat(name));
+    let duplicates = duplicates.iter().filter(|(_, places)| places.len() > 1);
     Report {
         lines: crates.values().map(|figures| figures.lines).sum(),
         crates,

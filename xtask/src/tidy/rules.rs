@@ -343,12 +343,3 @@ pub(crate) const REFUSED_WORDS: &[&str] = &[
 /// Words that no doc comment begins with.
 pub(crate) const REFUSED_BEGINNINGS: &[&str] =
     &["What", "Whether", "Who", "Whose", "Where", "Which", "How", "Those", "Whoever", "Whatever"];
-
-/// Type names that may have several definitions: name and reason.
-pub(crate) const REPEATED_TYPES: &[(&str, &str)] =
-    &[("WorkThread", "private in `backup` and in `os`: a thread and the queue of its work")];
-
-/// Returns true if a type of this name may have several definitions.
-pub(crate) fn may_repeat(name: &str) -> bool {
-    REPEATED_TYPES.iter().any(|(repeated, _)| *repeated == name)
-}
