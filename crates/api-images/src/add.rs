@@ -102,7 +102,7 @@ async fn put(services: &Arc<ImageServices>, new: NewImage) -> Result<PutOutcome>
     let collection = wanted.name.clone();
     let target = match existing {
         Some(target) => target,
-        None => made(services, &registry, wanted, &settings, &embedding).await?,
+        None => create_collection(services, &registry, wanted, &settings, &embedding).await?,
     };
     let id = PointId::Uuid(features.facts.id);
     let embedding = settings.vector(&id, embedding, target.named.settings().dims);
@@ -126,11 +126,11 @@ async fn put(services: &Arc<ImageServices>, new: NewImage) -> Result<PutOutcome>
     services.pool.run(write).await
 }
 
-/// Creates the collection of an image. Its `embedding` is empty if it has none.
+/// Creates the collection of an image. `embedding` is empty if the image has none.
 ///
 /// # Errors
 /// As [`ImageCollection::make`] and [`ImageSettings::new_dims`].
-async fn made(
+async fn create_collection(
     services: &ImageServices,
     registry: &Arc<Registry>,
     wanted: CollectionSpec,

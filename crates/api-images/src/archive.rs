@@ -106,7 +106,7 @@ impl Archive {
                 Error::invalid("an archive inside an archive is not opened; send it by itself"),
             );
         }
-        if !FileFormat::begins(&bytes) && !looks_like_an_image(&name) {
+        if !FileFormat::has_magic(&bytes) && !looks_like_an_image(&name) {
             return SourceEntry::Ignored;
         }
         let rest = (most + 1).saturating_sub(bytes.len() as u64);

@@ -13,7 +13,7 @@ use super::point_checks::{
 };
 use super::point_features::PointFeatures;
 use super::settings::{
-    ImageKind, NO_MODEL, PLACEHOLDER_DIMS, WantedImages, has_embeddings, placeholder,
+    ImageKind, PLACEHOLDER_DIMS, WantedImages, default_model, has_embeddings, placeholder,
 };
 
 /// Properties that the points of a collection have.
@@ -46,8 +46,8 @@ impl ExpectedFeatures {
         first: Option<&PointFeatures>,
     ) -> Result<ExpectedFeatures> {
         let kind = wanted.kind.or_else(|| first?.kind).unwrap_or(ImageKind::Photo);
-        let without = || (kind == ImageKind::Fingerprint).then(|| NO_MODEL.to_owned());
-        let model = wanted.model.clone().or_else(|| first?.model.clone()).or_else(without);
+        let named = wanted.model.clone().or_else(|| first?.model.clone());
+        let model = named.or_else(|| default_model(kind));
         let model = model.ok_or_else(|| {
             Error::not_found(format!(
                 "there is no collection \"{name}\"; name the model of the embeddings with model= to create it"
@@ -61,7 +61,7 @@ impl ExpectedFeatures {
         Ok(ExpectedFeatures { kind, model, dims })
     }
 
-    /// Returns the error of features of another model.
+    /// Returns the error for an embedding of another model.
     fn other_model(&self, model: &str) -> Error {
         if !has_embeddings(self.kind, &self.model) {
             return Error::invalid(format!(
@@ -113,7 +113,7 @@ impl PointFeatures {
         }
         if !has_embeddings(wanted.kind, &wanted.model) {
             let placeholder = placeholder(&self.id);
-            // A log has the placeholder.
+            // Points in the log of a cluster have the placeholder.
             if !self.embedding.is_empty() && self.embedding != placeholder {
                 return Err(Error::invalid(
                     "the collection has no embeddings: leave \"embedding\" out, or name the model with model= when \
@@ -200,6 +200,7 @@ mod tests {
 
     use super::*;
     use crate::point_features::tests::{point, record};
+    use crate::settings::NO_MODEL;
 
     fn photos() -> ExpectedFeatures {
         ExpectedFeatures { kind: ImageKind::Photo, model: "colour".to_owned(), dims: 3 }
@@ -247,7 +248,7 @@ mod tests {
         let checked = bare.check(vec![point(bare_point)]).unwrap();
         let placeholder = placeholder(&checked[0].features.id);
         assert_eq!(checked[0].features.embedding, placeholder);
-        // A log has the placeholder.
+        // Points in the log of a cluster have the placeholder.
         let logged = point(|point| {
             bare_point(point);
             point.embedding = placeholder;

@@ -153,8 +153,8 @@ impl ImageCollection {
         if made.settings() == settings {
             return Ok(made);
         }
-        // Features for these settings do not fit. An image that is sent again gets features that
-        // do.
+        // The features of this request were extracted for other settings. If the client sends the
+        // image again, the features fit.
         Err(Error::unavailable(format!(
             "another request has just created \"{}\" with another kind or model; send it again",
             wanted.name

@@ -154,8 +154,8 @@ impl Embedder {
         Ok(values.chunks_exact(dims).map(<[f32]>::to_vec).collect())
     }
 
-    /// Embeds images on the calling thread, as bulk work at idle priority does. The run is filled
-    /// up to an allowed batch size, as a worker's run is.
+    /// Embeds images on the calling thread, for bulk work at idle priority. Fills the run up to an
+    /// allowed batch size, as workers do.
     ///
     /// # Errors
     /// Returns the errors of [`schedule::run_alone`], and of [`Embedder::embeddings`].

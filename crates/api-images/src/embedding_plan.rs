@@ -1,7 +1,7 @@
-//! Decision on the embedding of an image: kind of its collection, and the model, if it needs one.
+//! Plan for the embeddings of images: the kind of the collection, and the model, if there is one.
 
 use super::embedder::Embedder;
-use super::settings::{ImageKind, ImageSettings, NO_MODEL, WantedImages, has_embeddings};
+use super::settings::{ImageKind, ImageSettings, WantedImages, default_model, has_embeddings};
 use super::template_file::is_template;
 
 /// Kind and model of the images of a request.
@@ -13,13 +13,12 @@ pub(crate) struct EmbeddingPlan {
 }
 
 impl EmbeddingPlan {
-    /// Returns the plan for a collection. `own` are its settings; if it does not exist, `wanted`
-    /// decides. Fingerprints without a named model get no embeddings.
+    /// Returns the plan for a collection. `own` has the settings of an existing collection. For a
+    /// new one, `wanted` decides. Fingerprints without a named model get no embeddings.
     pub(crate) fn of(own: Option<&ImageSettings>, wanted: &WantedImages) -> EmbeddingPlan {
         let kind = own.map(|own| own.kind).or(wanted.kind).unwrap_or(ImageKind::Photo);
         let model = own.map(|own| &own.model).or(wanted.model.as_ref()).cloned();
-        let without = || (kind == ImageKind::Fingerprint).then(|| NO_MODEL.to_owned());
-        EmbeddingPlan { kind, model: model.or_else(without) }
+        EmbeddingPlan { kind, model: model.or_else(|| default_model(kind)) }
     }
 
     /// Returns true if the collection has embeddings of a model.
@@ -27,13 +26,13 @@ impl EmbeddingPlan {
         self.model.as_deref().is_none_or(|model| has_embeddings(self.kind, model))
     }
 
-    /// Returns true if the file is embedded by a model: it has pixels, and is not a template.
+    /// Returns true if a model embeds the file. Models embed pixels, and a template has none.
     pub(crate) fn embeds(&self, file: &[u8]) -> bool {
         self.has_embeddings() && !is_template(self.kind, file)
     }
 
-    /// Returns the settings of the collection. `embedder` is the model, if it is known: it names
-    /// the server's default.
+    /// Returns the settings of the collection. They have the name of `embedder`, if it is known: a
+    /// plan does not name the server's default.
     pub(crate) fn settings(&self, embedder: Option<&Embedder>) -> ImageSettings {
         let named = || self.model.clone().unwrap_or_default();
         let model = embedder.map_or_else(named, |embedder| embedder.name().to_owned());

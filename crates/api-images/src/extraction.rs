@@ -97,7 +97,7 @@ async fn extract_idle(
             return Ok(EmbeddedFeatures { features, embedding: Vec::new() });
         };
         let embedding = embedder.run(&[tensor])?.into_iter().next();
-        let embedding = embedding.ok_or_else(|| Error::internal("a model gave no vector"))?;
+        let embedding = embedding.ok_or_else(|| Error::internal("the model returned no vector"))?;
         Ok(EmbeddedFeatures { features, embedding })
     };
     services.background.run(work).await

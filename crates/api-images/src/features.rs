@@ -24,7 +24,7 @@ pub(crate) const IMAGE_BYTES_MAX: usize = 64 << 20;
 const NAME_BYTES_MAX: usize = 512;
 /// Resolutions of fingerprint scanners in dots per inch. Any other resolution in a file is ignored.
 const SCAN_DOTS: std::ops::RangeInclusive<f32> = 250.0..=1200.0;
-/// Bytes that reading a template takes besides twice its length.
+/// Bytes of memory to read a template, in addition to twice its length.
 const TEMPLATE_BYTES: u64 = 64 << 10;
 /// Time between two attempts of bulk work to reserve memory for decoding.
 const MEMORY_RETRY: Duration = Duration::from_millis(50);
@@ -140,8 +140,8 @@ pub(crate) fn of_image(error: Error, name: &str) -> Error {
     if name.is_empty() { error } else { error.context(name) }
 }
 
-/// Returns the bytes that decoding an image and finding its keypoints take, from the file's header,
-/// or that reading a template takes.
+/// Returns the bytes of memory to decode an image and to find its keypoints, from the header of the
+/// file. For a template, returns the bytes to read it.
 fn memory(kind: ImageKind, bytes: &[u8]) -> Result<u64> {
     check_kind(kind, bytes)?;
     if is_template(kind, bytes) {
@@ -287,7 +287,7 @@ pub(crate) fn extract(
 ///
 /// # Errors
 /// As [`template_file::read`]; `InvalidArgument` for one without minutiae, or below the minimum
-/// quality. A template that states no quality has every quality.
+/// quality. A template that states no quality is accepted.
 fn of_template(file: FeatureSource<'_>) -> Result<Features> {
     let ReadTemplate { format, view } = template_file::read(file.bytes)?;
     let graph = view.graph;

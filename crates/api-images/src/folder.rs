@@ -112,7 +112,7 @@ fn read(path: &Path) -> Result<Option<Bytes>> {
     let mut bytes = Vec::new();
     file.by_ref().take(HEAD_BYTES).read_to_end(&mut bytes).map_err(wrong)?;
     let named = path.file_name().is_some_and(|name| looks_like_an_image(&name.to_string_lossy()));
-    if !FileFormat::begins(&bytes) && !named {
+    if !FileFormat::has_magic(&bytes) && !named {
         return Ok(None);
     }
     let rest = IMAGE_BYTES_MAX as u64 + 1 - bytes.len() as u64;

@@ -150,7 +150,7 @@ fn outcomes(job: &IngestJob, items: &[IngestImage], claims: &Claims) -> Vec<Resu
         let existing = ImageCollection::existing(&*services.registry()?, &wanted)?;
         let own = existing.as_ref().map(ImageCollection::settings);
         let plan = EmbeddingPlan::of(own.as_ref(), &wanted.images());
-        // Templates need no model, so its absence fails files with pixels only.
+        // Templates need no model. If the model is missing, only files with pixels fail.
         let embedder = plan.has_embeddings().then(|| services.planned_embedder(&plan));
         let known = existing.as_ref().map(|target| store::present(&target.named, &sought));
         let known = known.unwrap_or_else(|| sought.iter().map(|_| Ok(None)).collect());
@@ -280,7 +280,7 @@ impl IngestBatch<'_> {
         if let Some(existing) = &self.planned.existing {
             return Ok(existing.clone());
         }
-        // Templates have none. A file with pixels shows the length.
+        // Templates have no embedding. The embedding of a file with pixels has the full length.
         let longest = embeddings.iter().flatten().max_by_key(|embedding| embedding.len());
         let longest = longest.ok_or_else(|| Error::internal("there is no collection"))?;
         let settings = self.planned.settings();
@@ -334,16 +334,16 @@ impl IngestBatch<'_> {
         places.into_iter().zip(outcomes).collect()
     }
 
-    /// Returns a vector per input; an empty one for an empty input, which gets no embedding.
+    /// Returns a vector for each input. The vector of an empty input is empty.
     fn embed(&self, tensors: &[&Vec<f32>]) -> Vec<Result<Vec<f32>>> {
         let inputs: Vec<&Vec<f32>> =
             tensors.iter().copied().filter(|tensor| !tensor.is_empty()).collect();
         let mut embeddings = match &self.planned.embedder {
             Some(Ok(embedder)) => embed_all(embedder, &inputs).into_iter(),
-            // No file was decoded for a model that is not there.
+            // Without the model, `extract` has refused each file with pixels.
             Some(Err(_)) | None => Vec::new().into_iter(),
         };
-        let missing = || Err(Error::internal("a model gave no vector"));
+        let missing = || Err(Error::internal("the model returned no vector"));
         let embedding = |tensor: &&Vec<f32>| {
             if tensor.is_empty() {
                 return Ok(Vec::new());
@@ -354,8 +354,8 @@ impl IngestBatch<'_> {
     }
 }
 
-/// Returns a vector per input. If a batch fails, each image runs alone, so that one bad image does
-/// not fail others.
+/// Returns a vector for each input. If a batch fails, runs each image alone, so that one bad image
+/// does not fail others.
 fn embed_all(embedder: &Embedder, tensors: &[&Vec<f32>]) -> Vec<Result<Vec<f32>>> {
     let mut embeddings = Vec::with_capacity(tensors.len());
     for batch in tensors.chunks(embedder.batch_max.max(1)) {
@@ -365,7 +365,10 @@ fn embed_all(embedder: &Embedder, tensors: &[&Vec<f32>]) -> Vec<Result<Vec<f32>>
             Err(error) if batch.len() == 1 => embeddings.push(Err(error)),
             Err(_) => embeddings.extend(owned.into_iter().map(|one| {
                 let vectors = embedder.run(&[one])?;
-                vectors.into_iter().next().ok_or_else(|| Error::internal("a model gave no vector"))
+                vectors
+                    .into_iter()
+                    .next()
+                    .ok_or_else(|| Error::internal("the model returned no vector"))
             })),
         }
     }

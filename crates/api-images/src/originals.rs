@@ -37,7 +37,7 @@ pub(crate) struct Originals {
     store: OnceLock<StorePlace>,
     /// Number of removals by [`Originals::remove`].
     removals: AtomicU64,
-    /// Number of objects that showed the time of the store to [`Originals::now`].
+    /// Number of objects that [`Originals::now`] has written to read the time of the store.
     clocks: AtomicU64,
 }
 
@@ -252,8 +252,8 @@ impl Originals {
         self.time_of_new(&format!("{space}/{CLOCK}")).await
     }
 
-    /// Returns the time of the store's clock, rounded up if the store tells whole seconds. Only
-    /// this server uses the directory `space`, so the object that shows the time is removed again.
+    /// Returns the time of the store's clock, rounded up if the store reports whole seconds. Writes
+    /// an object to read the time, and removes it: only this server uses the directory `space`.
     ///
     /// # Errors
     /// Returns the errors of the store.
@@ -285,9 +285,9 @@ impl Originals {
     }
 }
 
-/// Returns the end of the second of `time` if `time` has no fraction. Some stores tell the time of
-/// one object in whole seconds, and list objects with fractions. An original that was written just
-/// before would then look newer.
+/// Returns the end of the second of `time` if `time` has no fraction. Some stores report the time
+/// of one object in whole seconds, and list objects with fractions. Without the rounding, an
+/// original that was written just before would look newer.
 fn end_of_whole_second(time: SystemTime) -> SystemTime {
     let since = time.duration_since(SystemTime::UNIX_EPOCH);
     if since.is_ok_and(|since| since.subsec_nanos() == 0) {
@@ -434,7 +434,7 @@ mod tests {
         }
     }
 
-    /// Returns originals in a store whose clock is late.
+    /// Returns originals in a store whose clock is behind.
     fn late_originals() -> Originals {
         let place = StorePlace::new(Arc::new(LateStore::default()), "", "memory");
         Originals { store: OnceLock::from(place), ..Originals::new(ImagesConfig::default()) }

@@ -160,9 +160,10 @@ fn originals_of_point(image: &FetchedPoint, space: &str) -> Vec<StoredOriginal> 
 }
 
 /// Removes the originals in the directory `space` that were written until `until` by the clock of
-/// the store, and that no version of the collection names. This can take hours, and a reference to
-/// a removed version would keep its memory and its disk space meanwhile. An upload whose point is
-/// not written yet writes its original again ([`Originals::keep`]).
+/// the store, and that no version of the collection names. Keeps no reference to a removed version:
+/// the work can take hours, and a reference would keep the memory and the disk space of the
+/// version. An upload whose point is not written yet writes its original again
+/// ([`Originals::keep`]).
 ///
 /// [`Originals::keep`]: super::originals::Originals::keep
 ///
@@ -174,7 +175,7 @@ pub(crate) async fn remove_unnamed(
     space: &str,
     until: SystemTime,
 ) -> Result<()> {
-    // Not to list the originals in vain.
+    // Checked before the list of originals is read, which can take long.
     known_versions(services, space)?;
     let runtime = Handle::current();
     let remove = |originals: Vec<StoredOriginal>| {
@@ -201,7 +202,7 @@ pub(crate) async fn remove_unnamed(
 }
 
 /// Returns the collections whose originals are in the directory `space`. Does not open the
-/// registry, because a server that stops has closed it.
+/// registry, because a server that is stopping has closed it.
 fn known_versions(services: &ImageServices, space: &str) -> Result<Vec<ImageCollection>> {
     let registry = services.registry.opened();
     let registry = registry.ok_or_else(|| Error::unavailable("the collections are not open"))?;

@@ -1,4 +1,4 @@
-//! Removal of collections, and of their originals by a task in the background.
+//! Removal of collections. A task in the background removes their originals.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
@@ -12,7 +12,7 @@ use super::removal::remove_unnamed;
 use super::removed_collections::RemovalRecord;
 use super::services::ImageServices;
 
-/// Longest wait of a removal for the time of the store.
+/// Maximum time that a removal waits for the time of the store.
 const STORE_TIME_WAIT_MAX: Duration = Duration::from_secs(10);
 
 /// Removes a collection. Its originals that no other version names are removed in the background,
@@ -39,7 +39,8 @@ pub(crate) async fn remove_collection(
     outcome
 }
 
-/// Continues the removals that the last process has not ended, on `runtime`, as all later ones.
+/// Continues the removals that the last process has not finished. They and all later removals run
+/// on `runtime`.
 pub(crate) fn resume(services: &Arc<ImageServices>, runtime: &Handle) {
     // Called once, so the runtime is not set yet.
     let _ = services.removal_runtime.set(runtime.clone());
@@ -53,12 +54,12 @@ async fn store_time(services: &ImageServices, space: &str) -> Option<SystemTime>
     let time = tokio::time::timeout(STORE_TIME_WAIT_MAX, services.originals.now(space)).await;
     let time = time.unwrap_or_else(|_| Err(Error::unavailable("the store does not answer")));
     time.inspect_err(|error| {
-        tracing::warn!(space, %error, "the store gives no time: originals that are written until it answers are removed too");
+        tracing::warn!(space, %error, "the store did not return its time: originals that are written before it answers are removed too");
     })
     .ok()
 }
 
-/// Starts the task that removes originals, unless it runs.
+/// Starts the task that removes originals, unless the task is running.
 fn start(services: &Arc<ImageServices>) {
     if !services.removed.begin() {
         return;
@@ -73,7 +74,7 @@ async fn run(services: &Arc<ImageServices>) {
     while let Some(mut removal) = services.removed.first_due() {
         let wait = removal.due.saturating_duration_since(Instant::now());
         if !wait.is_zero() {
-            // Ends early for a new removal, which is due at once.
+            // The wait ends early for a new removal, which is due at once.
             services.removed.wait_for_removal(wait).await;
             continue;
         }

@@ -23,7 +23,7 @@ use super::progress::held;
 /// Directory of the records, beside the collections. No collection has a name that starts with a
 /// dot.
 const DIRECTORY: &str = ".removed-collections";
-/// Start of the name of a record.
+/// Prefix of the file name of a record.
 const RECORD_PREFIX: &str = "removal-";
 /// Maximum bytes of a record, which has one name of at most 255 bytes.
 const RECORD_BYTES_MAX: u64 = 4096;
@@ -31,11 +31,11 @@ const RECORD_BYTES_MAX: u64 = 4096;
 const PENDING_MAX: usize = 1000;
 /// Retry advice to a client whose removal is refused.
 const RETRY_AFTER: Duration = Duration::from_secs(60);
-/// Time after the first failed attempt to remove originals. It doubles with each attempt.
+/// Delay after the first failed attempt to remove originals. Each further failure doubles it.
 const RETRY_FIRST: Duration = Duration::from_millis(500);
-/// Maximum time between two attempts.
+/// Maximum delay between two attempts.
 const RETRY_MAX: Duration = Duration::from_secs(3600);
-/// Maximum attempts until the server restarts. The last one comes after about a day.
+/// Maximum attempts before the next start of the server. The last one is made after about a day.
 const ATTEMPTS_MAX: u32 = 36;
 
 /// Record of a removed collection.
@@ -43,7 +43,7 @@ const ATTEMPTS_MAX: u32 = 36;
 pub(crate) struct RemovalRecord {
     /// Directory of its originals.
     pub(crate) space: String,
-    /// Time of the removal by the clock of the store; `None` if the store did not tell it.
+    /// Time of the removal by the clock of the store; `None` if the store did not report it.
     pub(crate) until: Option<SystemTime>,
 }
 
@@ -69,16 +69,16 @@ struct PendingRemovals {
 
 /// Removed collections whose originals are not all checked.
 pub(crate) struct RemovedCollections {
-    /// Directory of the records; `None` keeps none.
+    /// Directory of the records. If it is `None`, no records are kept.
     directory: Option<PathBuf>,
     metrics: Arc<Metrics>,
     pending: Mutex<PendingRemovals>,
-    /// Notified of each removal.
+    /// Notified when a collection is removed.
     added: Notify,
 }
 
 impl RemovedCollections {
-    /// Creates the state. `collections` is the directory of the collections.
+    /// Creates a list without removals. `collections` is the directory of the collections.
     pub(crate) fn new(collections: Option<&Path>, metrics: Arc<Metrics>) -> RemovedCollections {
         RemovedCollections {
             directory: collections.map(|directory| directory.join(DIRECTORY)),
@@ -108,14 +108,14 @@ impl RemovedCollections {
         let outcome = registry.remove(target.named.name()).map(drop);
         if outcome.is_err() && !target.named.removed() {
             if let Ok(Some(file)) = written {
-                forget(&file);
+                remove_record(&file);
             }
             return outcome;
         }
         let space = record.space.as_str();
         let written = written.or_else(|error| {
             tracing::warn!(space, %error, "the removal of originals is recorded late");
-            // A full disk has room after the removal.
+            // The removal may have freed space on a full disk.
             self.write(&record)
         });
         let file = written.unwrap_or_else(|error| {
@@ -154,8 +154,8 @@ impl RemovedCollections {
         Ok(Some(path))
     }
 
-    /// Reads the records that the last process has left, at most [`PENDING_MAX`]. The next start
-    /// reads the others.
+    /// Reads the records that the last process has left, at most [`PENDING_MAX`]. Leaves the others
+    /// to the next start.
     pub(crate) fn read(&self) {
         let Some(directory) = &self.directory else { return };
         let entries = std::fs::read_dir(directory)
@@ -173,10 +173,10 @@ impl RemovedCollections {
             let file = entry.path();
             match read_record(&file) {
                 Ok(record) => self.add(record, Some(file)),
-                // A crash came before the removal of the collection.
+                // The process ended before it removed the collection.
                 Err(error) if error.kind() == ErrorKind::DataLoss => {
                     tracing::warn!(%error, "an incomplete record of a removal is dropped");
-                    forget(&file);
+                    remove_record(&file);
                 }
                 Err(error) => {
                     tracing::warn!(%error, "originals of a removed collection stay until the next start");
@@ -191,10 +191,10 @@ impl RemovedCollections {
         let number = pending.last_number;
         let removal = PendingRemoval { number, record, file, attempts: 0, due: Instant::now() };
         pending.by_number.insert(number, removal);
-        self.show(&pending);
+        self.set_gauge(&pending);
     }
 
-    /// Returns true if the caller has to start the task that removes originals.
+    /// Wakes the task that removes originals. Returns true if the caller has to start it.
     pub(crate) fn begin(&self) -> bool {
         let mut pending = held(&self.pending);
         let begins = !pending.is_running && !pending.by_number.is_empty();
@@ -203,7 +203,7 @@ impl RemovedCollections {
         begins
     }
 
-    /// Returns the removal whose attempt is due first. After the last removal the task ends.
+    /// Returns the removal whose attempt is due first. If it returns `None`, the task ends.
     pub(crate) fn first_due(&self) -> Option<PendingRemoval> {
         let mut pending = held(&self.pending);
         let first = pending.by_number.values().min_by_key(|removal| removal.due).cloned();
@@ -220,11 +220,11 @@ impl RemovedCollections {
     /// Ends a removal: all originals are checked.
     pub(crate) fn end(&self, removal: &PendingRemoval) {
         if let Some(file) = &removal.file {
-            forget(file);
+            remove_record(file);
         }
         let mut pending = held(&self.pending);
         pending.by_number.remove(&removal.number);
-        self.show(&pending);
+        self.set_gauge(&pending);
     }
 
     /// Delays a removal after an attempt that failed, or leaves it to the next start.
@@ -241,7 +241,7 @@ impl RemovedCollections {
             let due = Instant::now() + retry_delay(attempts);
             pending.by_number.insert(removal.number, PendingRemoval { attempts, due, ..removal });
         }
-        self.show(&pending);
+        self.set_gauge(&pending);
     }
 
     /// Checks that a further collection can be removed.
@@ -259,13 +259,13 @@ impl RemovedCollections {
         .with_retry_after(RETRY_AFTER))
     }
 
-    fn show(&self, pending: &PendingRemovals) {
+    fn set_gauge(&self, pending: &PendingRemovals) {
         let waiting = i64::try_from(pending.by_number.len()).unwrap_or(i64::MAX);
         self.metrics.images.removals_waiting.set(waiting);
     }
 }
 
-/// Returns the time between two attempts after so many failed ones.
+/// Returns the delay before the next attempt if `attempts` have failed.
 fn retry_delay(attempts: u32) -> Duration {
     let doubled = 2_u32.saturating_pow(attempts.saturating_sub(1));
     RETRY_FIRST.saturating_mul(doubled).min(RETRY_MAX)
@@ -285,7 +285,7 @@ fn read_record(file: &Path) -> Result<RemovalRecord> {
 }
 
 /// Removes a record. If it stays, the next start checks the originals again.
-fn forget(file: &Path) {
+fn remove_record(file: &Path) {
     if let Err(error) = std::fs::remove_file(file)
         && error.kind() != IoErrorKind::NotFound
     {

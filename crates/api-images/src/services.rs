@@ -104,7 +104,7 @@ impl ImageServices {
         let response = self.inference.infer(&ticket, request).await?;
         drop(ticket.into_encoded());
         let embedding = embedder.embeddings(&response.outputs, 1)?.into_iter().next();
-        embedding.ok_or_else(|| Error::internal("a model gave no vector"))
+        embedding.ok_or_else(|| Error::internal("the model returned no vector"))
     }
 
     /// Counts an image that was to be put in. `kind` is "added", "present" or the kind of error.

@@ -13,14 +13,20 @@ use serde_json::{Value, json};
 /// Key of these settings in the settings that a collection keeps for its endpoints.
 pub(crate) const SECTION: &str = api_qdrant::IMAGES;
 
-/// Name in place of a model: a collection of fingerprints without embeddings.
+/// Name in place of a model, for a collection of fingerprints without embeddings.
 pub(crate) const NO_MODEL: &str = api_qdrant::NO_MODEL;
-/// Values of the vector that is stored for a print of a collection without embeddings. Storage
-/// needs one. No query compares it.
+/// Dimensions of the vector of a print in a collection without embeddings. Storage requires a
+/// vector, and no query compares it.
 pub(crate) const PLACEHOLDER_DIMS: usize = 4;
 
-/// Returns the vector of a point without an embedding. Its values follow from the id alone: an
-/// index of equal vectors would have one long list, and would take long to build.
+/// Returns the model of a new collection if no request names a model: [`NO_MODEL`] for
+/// fingerprints, and `None` for photographs, which need a model.
+pub(crate) fn default_model(kind: ImageKind) -> Option<String> {
+    (kind == ImageKind::Fingerprint).then(|| NO_MODEL.to_owned())
+}
+
+/// Returns the vector of a point without an embedding. The values depend on the id alone. They are
+/// not equal, because an index of equal vectors has one long list and takes long to build.
 pub(crate) fn placeholder(id: &PointId) -> Vec<f32> {
     let hash = blake3::hash(&id.internal().to_le_bytes());
     let bytes = hash.as_bytes().iter().take(PLACEHOLDER_DIMS);
@@ -86,8 +92,8 @@ impl ImageSettings {
             return Ok(());
         }
         Err(Error::precondition(format!(
-            "collection \"{name}\" holds fingerprints without embeddings, which this compares; find fingers with \
-             /v1/images/{name}/identify, or use a collection that was created with model="
+            "collection \"{name}\" holds fingerprints without embeddings, which this request compares; find \
+             fingers with /v1/images/{name}/identify, or use a collection that was created with model="
         )))
     }
 
@@ -95,11 +101,11 @@ impl ImageSettings {
         has_embeddings(self.kind, &self.model)
     }
 
-    /// Returns the values of the vectors of a new collection, whose first image has `embedding`;
-    /// empty if it has none.
+    /// Returns the dimensions of a new collection. `embedding` is that of the first image, or empty
+    /// if the image has none.
     ///
     /// # Errors
-    /// `InvalidArgument` if a model decides on that number and has not embedded the image.
+    /// `InvalidArgument` if the collection has embeddings and the first image has none.
     pub(crate) fn new_dims(&self, embedding: &[f32]) -> Result<usize> {
         if !self.has_embeddings() {
             return Ok(PLACEHOLDER_DIMS);
@@ -114,9 +120,9 @@ impl ImageSettings {
         Ok(embedding.len())
     }
 
-    /// Returns the vector to store for the point `id` of a collection whose vectors have `dims`
-    /// values: its `embedding`. If that is empty, zeros, which are similar to nothing. In a
-    /// collection without embeddings, the placeholder.
+    /// Returns the vector to store for the point `id`: its `embedding`, or `dims` zeros if the
+    /// embedding is empty. Zeros are similar to nothing. In a collection without embeddings,
+    /// returns the placeholder.
     pub(crate) fn vector(&self, id: &PointId, embedding: Vec<f32>, dims: usize) -> Vec<f32> {
         if !self.has_embeddings() {
             return placeholder(id);

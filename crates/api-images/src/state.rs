@@ -66,8 +66,8 @@ impl ImagesState {
         }
     }
 
-    /// Continues the removal of originals of collections that the last process removed. It runs on
-    /// `runtime`, as do all later removals of originals of collections.
+    /// Continues to remove the originals of collections that the last process removed. This task
+    /// and all later ones run on `runtime`.
     pub fn resume_removals(&self, runtime: &Handle) {
         removal_task::resume(&self.services, runtime);
     }

@@ -9,7 +9,7 @@ use super::settings::ImageKind;
 /// Media type of a file of an unknown format, and of templates without a registered type.
 const BYTES: &str = "application/octet-stream";
 
-/// Format of the file of an image.
+/// Format of an original.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum FileFormat {
     /// Pixels.
@@ -31,10 +31,10 @@ impl FileFormat {
         Format::sniff(bytes).map(FileFormat::Image).or_else(template)
     }
 
-    /// Returns true if a file of an archive or a folder, whose first 16 bytes are `head`, is an
-    /// image or a template.
-    pub(crate) fn begins(head: &[u8]) -> bool {
-        Format::sniff(head).is_some() || TemplateFormat::begins(head)
+    /// Returns true if `head`, the first 16 bytes of a file in an archive or a folder, begins as an
+    /// image or a template does.
+    pub(crate) fn has_magic(head: &[u8]) -> bool {
+        Format::sniff(head).is_some() || TemplateFormat::has_magic(head)
     }
 
     /// Returns the name in responses and payloads, and the extension of originals.
@@ -58,7 +58,7 @@ pub(crate) fn media_type(bytes: &[u8]) -> &'static str {
 /// Returns true if a file of a collection of this kind is a template, or is meant as one.
 pub(crate) fn is_template(kind: ImageKind, bytes: &[u8]) -> bool {
     kind == ImageKind::Fingerprint
-        && (TemplateFormat::of(bytes).is_some() || TemplateFormat::begins(bytes))
+        && (TemplateFormat::of(bytes).is_some() || TemplateFormat::has_magic(bytes))
 }
 
 /// Checks that the file of a photograph is not a template.
@@ -66,7 +66,7 @@ pub(crate) fn is_template(kind: ImageKind, bytes: &[u8]) -> bool {
 /// # Errors
 /// `InvalidArgument` with the remedy.
 pub(crate) fn check_kind(kind: ImageKind, bytes: &[u8]) -> Result<()> {
-    if kind == ImageKind::Photo && TemplateFormat::begins(bytes) {
+    if kind == ImageKind::Photo && TemplateFormat::has_magic(bytes) {
         return Err(Error::invalid(
             "this file is the template of a fingerprint, and photographs are expected: use a collection of \
              fingerprints, or create one with kind=fingerprint",
@@ -109,7 +109,7 @@ mod tests {
         for format in TemplateFormat::ALL {
             let bytes = written(format);
             assert!(is_template(ImageKind::Fingerprint, &bytes), "{format}");
-            assert!(FileFormat::begins(&bytes[..16]), "{format}");
+            assert!(FileFormat::has_magic(&bytes[..16]), "{format}");
             assert!(!is_template(ImageKind::Photo, &bytes), "{format}");
             assert!(check_kind(ImageKind::Fingerprint, &bytes).is_ok());
             let error = check_kind(ImageKind::Photo, &bytes).unwrap_err();
@@ -119,7 +119,7 @@ mod tests {
         }
         assert!(is_template(ImageKind::Fingerprint, b"FMR\0 99\0"), "an unknown version");
         let png = b"\x89PNG\r\n\x1a\n";
-        assert!(FileFormat::begins(png) && !FileFormat::begins(b"some text"));
+        assert!(FileFormat::has_magic(png) && !FileFormat::has_magic(b"some text"));
         assert!(!is_template(ImageKind::Fingerprint, png));
         assert!(check_kind(ImageKind::Photo, png).is_ok());
     }

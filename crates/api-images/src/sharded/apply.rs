@@ -48,8 +48,8 @@ fn has_name(operation: &[u8], name: &[u8]) -> bool {
 }
 
 /// Returns the ids of the images that an operation writes as they are, with their originals. Empty
-/// for every other operation: features keep the original that a point has, or has not. Points with
-/// numbers have no originals and are left out.
+/// for every other operation: only images change the original of a point. Points with numbers have
+/// no originals and are left out.
 pub fn written_images(operation: &[u8]) -> Vec<[u8; 16]> {
     #[derive(Deserialize)]
     struct WrittenImages {

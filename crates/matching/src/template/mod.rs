@@ -72,12 +72,12 @@ impl TemplateFormat {
         }
     }
 
-    /// Returns true if a file whose first 16 bytes are `head` is meant as a template. This is
-    /// stricter than [`TemplateFormat::of`], which takes any map of CBOR for a template of
+    /// Returns true if `head`, the first 16 bytes of a file, begins as a template does. This is
+    /// stricter than [`TemplateFormat::of`], which accepts any map of CBOR as a template of
     /// `SourceAFIS`.
     #[must_use]
-    pub fn begins(head: &[u8]) -> bool {
-        head.starts_with(b"FMR\0") || sourceafis::begins(head)
+    pub fn has_magic(head: &[u8]) -> bool {
+        head.starts_with(b"FMR\0") || sourceafis::has_magic(head)
     }
 }
 

@@ -26,7 +26,7 @@ pub(super) fn is(bytes: &[u8]) -> bool {
 
 /// Returns true if a file with these first bytes is a map whose first key is "version", as
 /// `SourceAFIS` writes it.
-pub(super) fn begins(head: &[u8]) -> bool {
+pub(super) fn has_magic(head: &[u8]) -> bool {
     is(head) && head.get(1..).is_some_and(|rest| rest.starts_with(b"\x67version"))
 }
 

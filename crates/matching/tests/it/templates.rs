@@ -135,10 +135,10 @@ fn the_first_stated_quality_of_a_view_counts() {
 fn the_first_bytes_show_a_template() {
     for format in TemplateFormat::ALL {
         let bytes = template::write(&synthetic::fingerprint(3), format).unwrap();
-        assert!(TemplateFormat::begins(&bytes[..16]), "{format}");
+        assert!(TemplateFormat::has_magic(&bytes[..16]), "{format}");
     }
     for other in [&b""[..], b"FM", b"\xff\xd8\xff\xe0", b"\xa1\x61x\x01", b"\xbf", b"text"] {
-        assert!(!TemplateFormat::begins(other), "{other:?}");
+        assert!(!TemplateFormat::has_magic(other), "{other:?}");
     }
 }
 
