@@ -111,8 +111,8 @@ fn join_input(
     Tensor::from_bytes(input.dtype, shape, Bytes::from(bytes))
 }
 
-/// Adds copies of the first of the `last` items at the end of `all`, until there are `rows` items
-/// of `size` elements each.
+/// Adds copies of one item at the end of `all`, until `all` has `rows` items of `size` elements
+/// each. Copies the first of the `last` items.
 fn add_copies<T: Clone>(all: &mut Vec<T>, last: usize, rows: usize, size: usize) {
     let first = all.len().saturating_sub(last * size);
     // Without elements, or if the first item is not whole, there is nothing to copy.

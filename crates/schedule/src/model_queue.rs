@@ -30,8 +30,8 @@ pub(crate) struct Ran {
     /// Requests that count for this run. A request in parts counts for the run of its first part.
     pub(crate) counted: usize,
     pub(crate) items: usize,
-    /// Items with the copies that fill the run up to an allowed batch size; `None` if the model has
-    /// no allowed sizes.
+    /// Items, including the copies that fill the run up to an allowed batch size. `None` if runs of
+    /// the model are not filled up.
     pub(crate) rows: Option<usize>,
     /// Real and padding elements of padded inputs.
     pub(crate) elements: (u64, u64),
@@ -247,7 +247,7 @@ impl ModelQueue {
         counts.batch_sizes[bucket(ran.items)] += 1;
         counts.run_sizes[bucket(rows)] += 1;
         if ran.rows.is_some() {
-            // As many sizes as the model had allowed ones.
+            // The map has at most one entry for each allowed size that the model has had.
             let filled = counts.filled.entry(rows).or_default();
             filled.added_items += added as u64;
             filled.runs[bucket(added)] += 1;

@@ -181,8 +181,8 @@ fn mixes_items(servable: &Servable, entries: &[Entry], answers: &[Vec<NamedTenso
     servable.plan().batchable && !outputs.iter().all(has_items)
 }
 
-/// Returns true if runs are filled up to allowed batch sizes: the model has some, and copies of its
-/// items can be added. Packed elements cannot be joined, because an item may begin within a byte.
+/// Returns true if runs are filled up to allowed batch sizes. The model must have such sizes, and
+/// its items must be whole bytes: an item of packed elements may begin within a byte.
 fn is_filled(servable: &Servable) -> bool {
     let plan = servable.plan();
     let is_whole = |input: &InputPlan| {
@@ -193,8 +193,8 @@ fn is_filled(servable: &Servable) -> bool {
         && plan.inputs.iter().all(is_whole)
 }
 
-/// Returns the number of items that a run over `items` items has: the next allowed size, if the
-/// model's runs are filled.
+/// Returns the number of items of a run over `items` items, with added ones: the next allowed size
+/// if the model's runs are filled up.
 fn rows_of(servable: &Servable, items: usize) -> usize {
     if is_filled(servable) {
         merge::round_up(items, &servable.schedule().allowed_batch_sizes)
@@ -212,31 +212,25 @@ fn together(
 ) -> std::result::Result<Vec<Vec<NamedTensor>>, RunFailure> {
     let plan = servable.plan();
     let rows = rows_of(servable, entries.iter().map(|entry| entry.items).sum());
-    let (batch_key, outputs) = match (entries, batch_key) {
-        ([only], None) => {
-            let outputs =
-                call(servable, &only.inputs, &only.outputs).map_err(RunFailure::Engine)?;
-            return Ok(vec![outputs]);
-        }
-        ([only], Some(batch_key))
-            if rows == only.items && batch::fits(plan, batch_key, &only.inputs) =>
-        {
-            let outputs =
-                call(servable, &only.inputs, &only.outputs).map_err(RunFailure::Engine)?;
-            return Ok(vec![outputs]);
-        }
-        ([], _) | (_, None) => {
-            return Err(RunFailure::Engine(Error::internal(
-                "requests without a batch key were joined",
-            )));
-        }
-        ([first, ..], Some(batch_key)) => (batch_key, &first.outputs),
+    let has_run_sizes = |only: &Entry| {
+        batch_key.is_none_or(|key| rows == only.items && batch::fits(plan, key, &only.inputs))
+    };
+    if let [only] = entries
+        && has_run_sizes(only)
+    {
+        let outputs = call(servable, &only.inputs, &only.outputs).map_err(RunFailure::Engine)?;
+        return Ok(vec![outputs]);
+    }
+    let ([first, ..], Some(batch_key)) = (entries, batch_key) else {
+        return Err(RunFailure::Engine(Error::internal(
+            "requests without a batch key were joined",
+        )));
     };
     let parts: Vec<Part<'_>> =
         entries.iter().map(|entry| Part { inputs: &entry.inputs, items: entry.items }).collect();
     let joined = guarded(servable, "joining", || batch::join(plan, batch_key, &parts, rows));
     let inputs = joined.map_err(RunFailure::Engine)?;
-    let outputs = call(servable, &inputs, outputs).map_err(RunFailure::Engine)?;
+    let outputs = call(servable, &inputs, &first.outputs).map_err(RunFailure::Engine)?;
     let answers =
         guarded(servable, "splitting", || Ok(batch::split(plan, batch_key, &parts, rows, outputs)));
     answers.map_err(RunFailure::Engine)?.map_err(RunFailure::Misfit)
