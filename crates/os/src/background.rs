@@ -17,7 +17,7 @@
 //! library that starts threads for requests while an idle thread loads a model.
 
 mod pair;
-mod work_thread;
+mod runner_thread;
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
@@ -27,7 +27,7 @@ use std::time::{Duration, Instant};
 use base::{Error, ErrorKind, Result};
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded};
 
-use self::work_thread::WorkThread;
+use self::runner_thread::RunnerThread;
 use crate::sched_stat::{SchedStat, SchedTimes};
 use crate::thread;
 
@@ -201,9 +201,9 @@ pub struct BackgroundRunner {
     stop_wait_max: Duration,
     limit: Option<WorkTimeLimit>,
     /// Absent before the first work, and after work that did not stop in time.
-    idle: Option<WorkThread>,
+    idle: Option<RunnerThread>,
     /// Thread of ordinary priority, absent likewise.
-    ordinary: Option<WorkThread>,
+    ordinary: Option<RunnerThread>,
     /// Work that was stopped and did not end in time.
     left: Option<LeftWork>,
 }
@@ -339,7 +339,7 @@ impl BackgroundRunner {
     }
 
     /// Returns the place of the thread for attempts of a priority.
-    fn thread(&mut self, priority: Priority) -> &mut Option<WorkThread> {
+    fn thread(&mut self, priority: Priority) -> &mut Option<RunnerThread> {
         match priority {
             Priority::Background => &mut self.idle,
             Priority::Ordinary | Priority::Escalated => &mut self.ordinary,
@@ -361,9 +361,9 @@ impl BackgroundRunner {
         let thread = match self.thread(attempt.priority).take() {
             Some(thread) => thread,
             None if attempt.priority == Priority::Background => {
-                WorkThread::start_idle(&self.name, self.doing)?
+                RunnerThread::start_idle(&self.name, self.doing)?
             }
-            None => WorkThread::start_ordinary(&self.name)?,
+            None => RunnerThread::start_ordinary(&self.name)?,
         };
         let priority = attempt.priority;
         let (send, outcome) = bounded(1);

@@ -8,20 +8,20 @@ use crate::sched_stat::SchedStat;
 use crate::thread;
 
 /// Thread that does the work of a runner.
-pub(super) struct WorkThread {
+pub(super) struct RunnerThread {
     pub(super) tasks: Sender<Task>,
     /// Times of a thread of idle priority, if the kernel counts them.
     pub(super) stat: Option<SchedStat>,
 }
 
-impl WorkThread {
-    pub(super) fn start_ordinary(name: &str) -> Result<WorkThread> {
+impl RunnerThread {
+    pub(super) fn start_ordinary(name: &str) -> Result<RunnerThread> {
         let (tasks, queue) = bounded::<Task>(1);
         spawn(format!("{name}-hi"), move || queue.iter().for_each(|task| task()))?;
-        Ok(WorkThread { tasks, stat: None })
+        Ok(RunnerThread { tasks, stat: None })
     }
 
-    pub(super) fn start_idle(name: &str, doing: &'static str) -> Result<WorkThread> {
+    pub(super) fn start_idle(name: &str, doing: &'static str) -> Result<RunnerThread> {
         start_starter()?;
         let (tasks, queue) = bounded::<Task>(1);
         let (send_stat, stat) = bounded(1);
@@ -32,6 +32,6 @@ impl WorkThread {
             queue.iter().for_each(|task| task());
         };
         spawn(format!("{name}-idle"), body)?;
-        Ok(WorkThread { tasks, stat: stat.recv().unwrap_or_default() })
+        Ok(RunnerThread { tasks, stat: stat.recv().unwrap_or_default() })
     }
 }
