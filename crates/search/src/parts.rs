@@ -52,8 +52,8 @@ impl SharedParts {
         self.next.store(self.count, Ordering::Relaxed);
     }
 
-    /// Returns a guard that drops the parts that are left when the owner ends, also by a panic. A
-    /// helper that comes later then finds none.
+    /// Returns a guard. When the owner drops it, also by a panic, all parts that are left are
+    /// dropped, so a later helper finds none.
     pub(crate) fn owner(&self) -> PartsOwner<'_> {
         PartsOwner(self)
     }
@@ -65,13 +65,13 @@ impl SharedParts {
         PartsHelper(self)
     }
 
-    /// Drops the parts that are not claimed yet, and waits until all helpers have left. For the
-    /// owner, after its last claim. An owner that reached its deadline leaves parts.
+    /// Drops the parts that are not claimed yet, and waits until all helpers have left. The owner
+    /// calls this after its last claim. Parts are left if the owner has reached its deadline.
     ///
     /// # Errors
     /// `Internal` if a helper panicked: its parts are lost.
     pub(crate) fn wait(&self) -> Result<()> {
-        // A helper that enters later sees it, because both lock `helpers`.
+        // A helper that enters later finds no part, because both lock `helpers`.
         self.stop();
         let mut helpers = self.helpers.lock();
         while helpers.running > 0 {

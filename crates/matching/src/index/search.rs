@@ -118,9 +118,9 @@ impl EdgeIndex {
         EdgeLists { reads }
     }
 
-    /// Counts the votes of one block and offers its rows that are `allowed` to the best of
-    /// `scratch`. A thread counts its blocks in ascending order. The best rows of several threads,
-    /// each with the same `k`, contain the best `k` rows of all.
+    /// Counts the votes of one block, and keeps those of its `allowed` rows in `scratch` that are
+    /// among the best. A thread counts its blocks in ascending order. The best rows of several
+    /// threads, each with the same `k`, contain the best `k` rows of all.
     pub fn count_block(
         &self,
         lists: &EdgeLists,

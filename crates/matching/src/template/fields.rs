@@ -12,8 +12,8 @@ pub(crate) const COORDINATE_MAX: i32 = 0x3FFF;
 /// Maximum minutiae of a view: the count is a byte.
 pub(crate) const MINUTIAE_MAX: usize = 255;
 
-/// Returns the quality that a byte states. 0 and values above 100 mean that there is none: many
-/// writers put 0 if they do not measure it.
+/// Returns the quality that a byte states. 0 and values above 100 state none: many programs write 0
+/// if they do not measure the quality.
 pub(crate) fn stated_quality(byte: u8) -> Option<u8> {
     (1..=100).contains(&byte).then_some(byte)
 }
@@ -133,8 +133,8 @@ impl Resolution {
     }
 }
 
-/// Returns the kind of a minutia by its two bits. The formats reserve 3, which counts as other: no
-/// template can be written of a graph with it.
+/// Returns the kind of a minutia by its two bits. The formats reserve 3, which is read as "other",
+/// because a graph with the kind 3 cannot be written as a template.
 fn kind(bits: u32) -> u8 {
     match bits {
         1 => 1,

@@ -18,8 +18,8 @@ use crate::filter::RowSet;
 use crate::parts::SharedParts;
 use crate::segment::Segment;
 
-/// Rows of all indexes from which parts are offered. A core counts the votes of a block in about
-/// three milliseconds.
+/// Minimum rows of all indexes to offer parts to other threads. A core counts the votes of a block
+/// in about three milliseconds.
 const SHARED_ROWS_MIN: u64 = 2 * BLOCK_ROWS as u64;
 
 /// Segment with an index.
@@ -35,7 +35,7 @@ pub(super) struct IndexedSegment {
     pub(super) count: usize,
 }
 
-/// Part of the work.
+/// Part of a search: one block of an index.
 #[derive(Clone, Copy)]
 struct SegmentBlock {
     /// Place of the segment in the search.
@@ -44,7 +44,7 @@ struct SegmentBlock {
     block: usize,
 }
 
-/// Search of indexes, as threads share it. Each thread needs `matching::index::COUNTS_BYTES_MAX`
+/// Search of indexes that threads share. Each thread needs `matching::index::COUNTS_BYTES_MAX`
 /// of memory, and keeps at most `count` rows of a segment.
 struct EdgeVotes {
     query: EdgeQuery,
@@ -52,7 +52,7 @@ struct EdgeVotes {
     segments: Vec<IndexedSegment>,
     /// Lists to read in each segment, made by the first thread that needs them.
     lists: Vec<OnceLock<EdgeLists>>,
-    /// By segment and block, so that a thread visits each segment once, with ascending blocks.
+    /// Blocks by segment and number, so that a thread visits each segment once, in ascending order.
     blocks: Vec<SegmentBlock>,
     parts: SharedParts,
     found: Mutex<VotedRows>,
@@ -137,8 +137,8 @@ impl EdgeVotes {
         }
     }
 
-    /// Counts blocks until all are claimed, waits for the helpers, and returns the best points. For
-    /// the owner.
+    /// Counts blocks until all are claimed, waits for the helpers, and returns the best points.
+    /// Only the owner calls this.
     ///
     /// # Errors
     /// `Internal` if a helper panicked.

@@ -24,12 +24,12 @@ use crate::rerank::{
 
 /// Candidates of a part. A core scores them in one to three milliseconds.
 const PART_CANDIDATES: usize = 64;
-/// Candidates from which parts are offered.
+/// Minimum candidates to offer parts to other threads.
 const SHARED_CANDIDATES_MIN: usize = 2 * PART_CANDIDATES;
 
 /// Candidates in segments, in parts that threads claim.
 struct CandidateParts {
-    /// By segment and row, so that a part reads neighbouring pages.
+    /// Candidates by segment and row, so that a part reads neighbouring pages.
     candidates: Vec<RerankCandidate>,
     /// Candidates of each part. The part with the best candidate comes first.
     ranges: Vec<Range<usize>>,
@@ -45,7 +45,7 @@ impl CandidateParts {
         let starts = (0..ranked.len()).step_by(PART_CANDIDATES);
         let mut ranges: Vec<Range<usize>> =
             starts.map(|start| start..ranked.len().min(start + PART_CANDIDATES)).collect();
-        // Queries that reach their deadline have compared the best candidates.
+        // A query that reaches its deadline has then compared its best candidates.
         ranges.sort_by_key(|range| ranked[range.clone()].iter().map(|(rank, _)| *rank).min());
         CandidateParts {
             candidates: ranked.into_iter().map(|(_, candidate)| candidate).collect(),
@@ -55,7 +55,7 @@ impl CandidateParts {
     }
 }
 
-/// Parts that one thread claims, as its searcher needs candidates.
+/// Parts that one thread claims when its searcher needs candidates.
 struct ClaimedChunks<'p> {
     from: &'p CandidateParts,
     /// Returns true if the thread should claim no more parts.
@@ -76,7 +76,7 @@ impl CandidateChunks for ClaimedChunks<'_> {
     }
 }
 
-/// Candidates of one query in segments, as threads share them.
+/// Candidates of one query in segments, shared by threads.
 struct PartedRerank<S> {
     scorer: S,
     segments: Arc<[Arc<dyn Records>]>,
@@ -111,14 +111,14 @@ impl<S: Scorer> PartedRerank<S> {
             Ok(result) => shared.result.join(result, self.k),
             Err(error) => {
                 self.candidates.parts.stop();
-                shared.error = shared.error.take().or(Some(error));
+                shared.error.get_or_insert(error);
             }
         }
         claimed
     }
 
-    /// Scores parts until all are claimed or the deadline passes, and waits for the helpers. For
-    /// the owner.
+    /// Scores parts until all are claimed or the deadline passes, and waits for the helpers. Only
+    /// the owner calls this.
     ///
     /// # Errors
     /// The first error of a thread.
@@ -235,7 +235,7 @@ impl UnflushedPoint {
     }
 }
 
-/// Candidates of one query in memtables, as threads share them.
+/// Candidates of one query in memtables, shared by threads.
 struct UnflushedScores<S> {
     scorer: S,
     points: Vec<UnflushedPoint>,

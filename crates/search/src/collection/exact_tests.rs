@@ -1,4 +1,4 @@
-//! Searches whose exact stage and votes other threads share have the same result as on one thread.
+//! Searches that several threads share have the same results as on one thread.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
@@ -399,7 +399,7 @@ fn a_late_helper_finds_no_part_after_the_deadline() {
 
 /// Points of each segment: two blocks of the index.
 const SEGMENT_PRINTS: u64 = 17_000;
-/// A point in so many has a print.
+/// Distance of the ids of points with a print.
 const PRINT_EVERY: u64 = 40;
 
 /// Returns the record of a point: a print that some other points have too, or none.

@@ -49,7 +49,7 @@ impl SearchThread {
         self.helpers = Some(helpers);
     }
 
-    /// Returns the helpers if a thread is not busy with a query.
+    /// Returns the helpers if a search thread is idle.
     pub(super) fn idle_helpers(&self) -> Option<Arc<dyn Helpers>> {
         self.helpers.clone().filter(|helpers| helpers.idle() > 0)
     }

@@ -26,7 +26,7 @@ pub enum AliasChange {
         /// Alias.
         alias: String,
     },
-    /// Gives the collection of `from` the alias `to` in its place.
+    /// Renames the alias `from` to `to`. The alias keeps its collection.
     Rename {
         /// Old alias.
         from: String,

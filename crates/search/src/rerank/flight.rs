@@ -22,11 +22,11 @@ use super::{Address, Records, RerankCandidate, Scorer};
 const RECORD_AHEAD: usize = 1;
 /// Page headers to prefetch ahead. A header locates the record in its page.
 const PAGE_AHEAD: usize = 4;
-/// Cached records that wait to be scored and stop the fetch of candidates, which another thread may
-/// take.
+/// Maximum cached records that wait to be scored. At this number, no candidates are fetched, so
+/// another thread may take them.
 const CACHED_MAX: usize = 64;
-/// Candidates without a score that stop the fetch of further ones. One read can have many records,
-/// so the number of reads does not limit them.
+/// Maximum candidates without a score. At this number, no candidates are fetched. The limit of
+/// reads does not bound them, because one read can have many records.
 const UNSCORED_MAX: u64 = 256;
 /// Bytes of a page header to prefetch: a cache line.
 const LINE_BYTES: usize = 64;

@@ -121,7 +121,7 @@ fn a_block_damaged_in_transit_is_read_again() {
 #[derive(Default)]
 struct QueryCounts {
     scored: AtomicUsize,
-    /// Largest number of candidates that were fetched and not scored yet.
+    /// Maximum candidates that were fetched and not scored yet.
     waiting_max: AtomicUsize,
 }
 
