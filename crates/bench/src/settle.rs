@@ -1,5 +1,5 @@
-//! Writes that wait for room, and waits until the flushes and merges of a collection have ended, so
-//! that they are not measured.
+//! Writes that wait for memory, and waits for the flushes and merges of a collection, so that no
+//! benchmark measures them.
 
 use std::time::{Duration, Instant};
 
@@ -13,13 +13,13 @@ const QUIET: Duration = Duration::from_secs(3);
 pub(crate) const SETTLE_MAX: Duration = Duration::from_secs(3600);
 /// Time between two checks.
 const CHECK: Duration = Duration::from_millis(100);
-/// Time before a write is tried again.
+/// Delay before a write is tried again.
 const RETRY: Duration = Duration::from_millis(50);
 
-/// Writes points, and again later if memory has no room yet.
+/// Writes points. Tries again while memory has no room.
 ///
 /// # Errors
-/// The errors of a write, and that of a full memory after [`SETTLE_MAX`].
+/// Returns the errors of a write. Returns that of full memory after [`SETTLE_MAX`].
 pub(crate) fn upsert(named: &NamedCollection, points: &[NewPoint<'_>]) -> Result<()> {
     let deadline = Instant::now() + SETTLE_MAX;
     loop {

@@ -145,7 +145,7 @@ fn fill(
     subject: &mut IngestSubject,
     progress: &StepProgress,
 ) -> Result<InitialImages> {
-    progress.say(format!("drawing and putting in {} images", args.images));
+    progress.say(format!("drawing and adding {} images", args.images));
     let folder = subject.draw("start", args.images)?;
     let began = Instant::now();
     let mut acknowledged = Acknowledged::new();
@@ -159,7 +159,7 @@ fn fill(
     let step = acknowledged.len().div_ceil(SEARCHES).max(1);
     let ids: Vec<String> = acknowledged.keys().step_by(step).cloned().collect();
     subject.acknowledged.append(&mut acknowledged);
-    progress.line(&format!("{} images put in, {images_per_s:.0} a second", args.images));
+    progress.line(&format!("{} images added, {images_per_s:.0} a second", args.images));
     subject.wait_quiet()?;
     Ok(InitialImages { ids, images_per_s })
 }

@@ -22,16 +22,17 @@ use crate::settle::{SETTLE_MAX, flush_and_settle, settle, upsert};
 
 /// Name of the collection.
 const NAME: &str = "prints";
-/// Values of an embedding, which no query of a print reads.
+/// Dimensions of an embedding. No query of a print reads embeddings.
 const DIMS: usize = 8;
 /// Points written at once.
 const BATCH: usize = 1000;
 /// Hits of a query.
 const HITS: usize = 10;
-/// Queries before the measured ones, which make the readers of threads.
+/// Queries that run before the measured ones and create the readers of the threads.
 const WARM_QUERIES: usize = 4;
-/// Memory limit of the collection: this, and so much for each print.
+/// Memory limit of a collection without prints.
 const MEMORY_BYTES: u64 = 1 << 30;
+/// Addition to the memory limit for each print.
 const MEMORY_BYTES_PER_PRINT: u64 = 1024;
 
 /// Latency of lone queries by the number of search threads.
@@ -46,7 +47,7 @@ pub(super) struct CollectionLatency {
     pub(super) threads: usize,
     pub(super) p50_all_threads_ms: f64,
     pub(super) p95_all_threads_ms: f64,
-    /// Parts that other threads than the query's own did, with all threads.
+    /// Parts that threads other than the query's own did, in the run with all search threads.
     pub(super) helped: u64,
 }
 
@@ -66,12 +67,12 @@ impl Scorer for PrintScorer {
     }
 }
 
-/// Directory of the collection, which is removed at the end.
+/// Directory of the collection, removed when this is dropped.
 struct GalleryFolder(PathBuf);
 
 impl Drop for GalleryFolder {
     fn drop(&mut self) {
-        // There is no directory if the run failed before it was made.
+        // The directory does not exist if the run failed before it was created.
         let _ = std::fs::remove_dir_all(&self.0);
     }
 }
@@ -97,8 +98,8 @@ pub(super) fn measure(
     };
     let fill_s = started.elapsed().as_secs_f64();
     let threads = std::thread::available_parallelism().map_or(1, usize::from).max(2);
-    let one = lone_queries(options(&folder.0, gallery, 1), trials, candidates)?;
-    let all = lone_queries(options(&folder.0, gallery, threads), trials, candidates)?;
+    let one = measure_lone_queries(options(&folder.0, gallery, 1), trials, candidates)?;
+    let all = measure_lone_queries(options(&folder.0, gallery, threads), trials, candidates)?;
     Ok(CollectionLatency {
         fill_s,
         segments,
@@ -181,8 +182,8 @@ impl LoneQueries {
     }
 }
 
-/// Opens the collection and asks all queries, one after the other.
-fn lone_queries(
+/// Opens the collection and runs all queries, one at a time.
+fn measure_lone_queries(
     options: RegistryOptions,
     trials: &[EnrolledQuery<'_>],
     candidates: usize,
@@ -191,13 +192,13 @@ fn lone_queries(
     let named = registry.get(NAME)?;
     settle(&named)?;
     for trial in trials.iter().take(WARM_QUERIES) {
-        ask(&registry, &named, &trial.query.graph, candidates)?;
+        run_query(&registry, &named, &trial.query.graph, candidates)?;
     }
     let before = registry.stats().helped;
     let mut times = Vec::with_capacity(trials.len());
     for trial in trials {
         let started = Instant::now();
-        let found = ask(&registry, &named, &trial.query.graph, candidates)?;
+        let found = run_query(&registry, &named, &trial.query.graph, candidates)?;
         times.push(started.elapsed().as_secs_f64() * 1e3);
         if found.partial {
             return Err(Error::internal("a result of the collection is partial"));
@@ -207,8 +208,8 @@ fn lone_queries(
     Ok(LoneQueries { times, helped: registry.stats().helped - before })
 }
 
-/// Asks one query as the server does: on a search thread.
-fn ask(
+/// Runs one query on a search thread, as the server does.
+fn run_query(
     registry: &Registry,
     named: &Arc<NamedCollection>,
     graph: &Graph,
@@ -252,7 +253,8 @@ mod tests {
         assert_eq!(named.collection().count(), 305);
         let asked = trials(&impressions, None).unwrap();
         let first = asked.iter().filter(|trial| {
-            let found = ask(&registry, &named, &trial.query.graph, candidates(305, 10.0)).unwrap();
+            let found =
+                run_query(&registry, &named, &trial.query.graph, candidates(305, 10.0)).unwrap();
             assert!(found.compared <= 30 && !found.partial, "{found:?}");
             let hit = found.hits.first().map(|hit| hit.id);
             hit == Some(u64::from(trial.row))

@@ -36,10 +36,10 @@ const BACKGROUND_MAX: usize = 10_000_000;
 /// for these. `exhaustive_rank1_most` needs no further scores: the share of all queries whose
 /// finger has a higher score than all other candidates, found or not. No search can exceed it.
 ///
-/// A query is answered by one thread. Its time is from the minutiae to the ranking. With
-/// --collection the gallery is also written to a collection, and the same queries run on search
-/// threads as in the server, one at a time: with one search thread and with one a core
-/// (`p50_one_thread_ms`, `p50_all_threads_ms`).
+/// One thread answers each query. The measured time is from the minutiae to the ranking. With
+/// --collection the gallery is also written to a collection, and the same queries run there on
+/// search threads as in the server, one at a time: with one search thread, and with one for each
+/// core (`p50_one_thread_ms`, `p50_all_threads_ms`).
 ///
 /// Goals: rank1 at least 0.97 of the exhaustive matcher's at 1 % penetration, 95 of 100 queries
 /// within a second (with --collection on all search threads), at most 320 bytes of memory a print.
@@ -69,8 +69,8 @@ pub struct IdentifyArgs {
     /// Number of queries that are also compared with the whole gallery
     #[arg(long, default_value_t = 16)]
     pub exhaustive: usize,
-    /// Measure the queries also in a collection below DIR, on one search thread and on all. It
-    /// takes up to 2 KB of disk a print while it is merged, and is removed at the end
+    /// Measure the queries also in a collection below DIR, on one search thread and on all. The
+    /// collection takes up to 2 KB of disk a print while it is merged, and is removed at the end
     #[arg(long, value_name = "DIR")]
     pub collection: Option<PathBuf>,
     /// Write the figures as JSON

@@ -242,7 +242,7 @@ impl BenchReport for IdentifyReport {
         if let Some(latency) = &self.collection {
             println!(
                 "in a collection of {} segments: p50 {:.0} ms, p95 {:.0} ms on one search thread; \
-                 p50 {:.0} ms, p95 {:.0} ms on {} ({} parts helped)",
+                 p50 {:.0} ms, p95 {:.0} ms on {} ({} parts done by other threads)",
                 latency.segments,
                 latency.p50_one_thread_ms,
                 latency.p95_one_thread_ms,
