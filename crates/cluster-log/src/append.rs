@@ -1,4 +1,4 @@
-//! Writes that are appended to a log, also on a condition.
+//! Writes to append to a log, with or without a condition.
 
 use bytes::Bytes;
 use cluster::EntryNumber;
@@ -8,8 +8,7 @@ use cluster::EntryNumber;
 pub struct LogWrite {
     /// Operations, in order.
     pub operations: Vec<Bytes>,
-    /// Ids that the operations write. An id is needed here only if a condition of another write
-    /// names it.
+    /// Ids that the operations write. An id that no other write has in a condition may be left out.
     pub ids: Vec<[u8; 16]>,
     /// Refuses the write if an entry behind this one may have written one of `ids`.
     pub unless_after: Option<EntryNumber>,
@@ -18,7 +17,7 @@ pub struct LogWrite {
 /// Outcome of a [`LogWrite`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AppendOutcome {
-    /// The entry has the operations. It is durable and counts.
+    /// The operations are in this entry, which is durable and part of the log.
     Appended(EntryNumber),
     /// The condition refused the write: no entry has the operations, and none ever will. Entries up
     /// to this one may have written the ids.

@@ -152,7 +152,7 @@ impl WriterDriver {
     }
 
     /// Answers refused writes once all entries before them are acknowledged. The answer names the
-    /// last of these, so that a lookup which has seen it has seen the cause of the refusal.
+    /// last of these entries. A lookup that has seen this entry has seen the cause of the refusal.
     fn refuse(&mut self, refused: TakenBatch) {
         let last = EntryNumber(self.next.0.saturating_sub(1));
         match self.batches.last_entry() {

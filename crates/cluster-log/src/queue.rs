@@ -99,7 +99,7 @@ pub(super) struct TakenBatch {
 }
 
 impl TakenBatch {
-    /// Adds writes of which all were refused.
+    /// Adds a batch whose writes were all refused.
     pub(super) fn join(&mut self, refused: TakenBatch) {
         self.refused.extend(refused.refused);
         self.amount.join(refused.amount);
@@ -127,7 +127,7 @@ struct QueueState {
     waiting_amount: WriteAmount,
     /// Writes whose entries are in flight.
     taken_amount: WriteAmount,
-    /// Ids of taken writes, by which conditions are decided.
+    /// Ids of the writes taken so far, which decide on conditions.
     recent: RecentWrites,
 }
 
@@ -237,7 +237,7 @@ impl WriteQueue {
             let _ = sender.send(answer.clone().map(AppendOutcome::Appended));
         }
         for sender in batch.refused {
-            // These were not made, even if the outcome of the entry is unknown.
+            // Refused writes were not made, even if the outcome of the entry is unknown.
             let refusal = answer.as_ref().map(|entry| AppendOutcome::Refused(*entry));
             let _ = sender.send(refusal.map_err(|_| self.closed()));
         }

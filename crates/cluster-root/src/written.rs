@@ -1,4 +1,4 @@
-//! Last entry of each shard that this root wrote, or whose writes contradict its own.
+//! Last entry of each shard that later reads at this root must see.
 
 use std::collections::HashMap;
 
@@ -11,8 +11,8 @@ use parking_lot::Mutex;
 pub(super) struct WrittenEntries(Mutex<HashMap<ShardKey, u64>>);
 
 impl WrittenEntries {
-    /// Takes the number of an entry that later reads must see. Forgets collections that are not in
-    /// `view` when a shard is new.
+    /// Records the number of an entry that later reads must see. If the shard is new, forgets the
+    /// collections that are not in `view`.
     pub(super) fn record(&self, key: &ShardKey, entry: u64, view: &ClusterView) {
         let mut entries = self.0.lock();
         if let Some(last) = entries.get_mut(key) {

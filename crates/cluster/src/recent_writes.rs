@@ -1,11 +1,11 @@
-//! Ids that the latest entries of a log wrote. By them an owner decides on conditional writes.
+//! Ids that the latest entries of a log wrote. An owner uses them to decide on conditional writes.
 
 use std::collections::{BTreeMap, VecDeque};
 
 use crate::entry::EntryNumber;
 
 /// Maximum acknowledged writes of ids that an owner remembers for a shard. They take about 0.4 MB.
-/// Writes without an acknowledgement are remembered too; their number has the limits of the queue.
+/// Unacknowledged writes are remembered too. The limits of the queue bound their number.
 pub const RECENT_WRITES_MAX: usize = 4096;
 
 /// A write of an id.
@@ -20,9 +20,9 @@ struct RecentWrite {
 ///
 /// A client looks an id up and then writes it on the condition that no entry behind the lookup has
 /// written it. The owner takes the writes in the order in which they get their entries, so of two
-/// such writes the later one is refused, even if both share an entry. The owner knows nothing of
-/// entries before its fence, and of writes that it has forgotten. So it refuses also if the lookup
-/// may have missed one of these.
+/// such writes the later one is refused, even if both share an entry. The owner does not know
+/// entries before its fence and writes that it has forgotten. So it also refuses a write whose
+/// lookup may have missed one of these.
 #[derive(Clone, Debug)]
 pub struct RecentWrites {
     writes_max: usize,
@@ -88,8 +88,8 @@ impl RecentWrites {
         self.first + self.writes.len() as u64
     }
 
-    /// Gives the writes before `order` that have no number yet the number of their entry. Forgets
-    /// the oldest writes beyond the maximum.
+    /// Sets the entry of all unacknowledged writes before `order`. Forgets the oldest writes beyond
+    /// the maximum.
     pub fn acknowledge(&mut self, order: u64, entry: EntryNumber) {
         while self.first + (self.acknowledged as u64) < order {
             let Some(write) = self.writes.get_mut(self.acknowledged) else { break };

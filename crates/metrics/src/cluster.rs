@@ -22,7 +22,7 @@ pub struct ClusterMetrics {
     pub passed_entries: Counter,
     /// Requests that waited for the collections after the start of this root.
     pub start_waits: Counter,
-    /// Requests that waited for another reading of the collections, because theirs was not known.
+    /// Requests that waited for another read of the collections, because they named an unknown one.
     pub name_waits: Counter,
     /// Writes of images that the owner of a shard refused, because an entry that this node had not
     /// seen may have added the image.
@@ -65,7 +65,7 @@ impl ClusterMetrics {
         );
         r.register(
             "cluster_name_waits",
-            "Requests that waited for another reading of the collections, because theirs was not known",
+            "Requests that waited for another read of the collections, because they named an unknown one",
             self.name_waits.clone(),
         );
         r.register(

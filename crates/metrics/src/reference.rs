@@ -19,8 +19,8 @@ const TFS_HEAD: &str = "
 ## TensorFlow Serving's names
 
 At `/monitoring/prometheus/metrics`, before all metrics above. Only requests to TensorFlow Serving's API count.
-Three more describe the runs of models that merge requests, by all protocols. `input_batch_size` has one value a request,
-and not one for each of its inputs.
+Three more metrics describe the runs of models that merge requests, over all protocols. `input_batch_size` has one value
+a request, and not one for each of its inputs.
 
 - `:tensorflow:serving:batching_session:wrapped_run_count` (counter): runs.
 - `:tensorflow:serving:batching_session:processed_batch_size` (histogram): items of a run, with added ones.

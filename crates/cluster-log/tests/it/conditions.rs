@@ -1,4 +1,4 @@
-//! Conditional writes: of those of one id, one is made.
+//! Conditional writes: if several write one id, one of them is made.
 
 use cluster::{EntryNumber, Epoch};
 use cluster_log::AppendOutcome::{Appended, Refused};

@@ -59,7 +59,7 @@ pub(crate) struct AppliedBatch {
     pub(super) skipped: u64,
 }
 
-/// Makes the operations of an entry, in order. Durable when this returns.
+/// Applies the operations of an entry, in order. They are durable when this returns.
 ///
 /// # Errors
 /// As [`apply_rest`].
@@ -73,10 +73,10 @@ pub(crate) async fn apply(
     Ok(applied)
 }
 
-/// Makes the operations of an entry behind those of `applied`, in order, and adds them to
-/// `applied`, also before an error. Durable when this returns. Each try takes one of `turns`, which
-/// it does not hold between two tries: an operation that fails again and again must not stop other
-/// shards.
+/// Applies the operations of an entry that `applied` does not count yet, in order, and counts them
+/// there. If one fails, `applied` has the operations before it. They are durable when this returns.
+/// Each try takes one of `turns` and returns it before the next try, so that an operation that
+/// fails repeatedly does not stop other shards.
 ///
 /// # Errors
 /// `DataLoss` if the local collection is damaged and `StorageFull` if its disk is full; an error

@@ -374,7 +374,7 @@ impl StoreCatalog {
             self.readings.send_modify(|counts| counts.ended = counts.begun);
             tokio::time::sleep(READ_INTERVAL_MIN).await;
             let rest = READ_INTERVAL.saturating_sub(READ_INTERVAL_MIN);
-            // An error is the end of the interval: no request waits.
+            // An error means that the interval has ended and no request waits.
             let _ = tokio::time::timeout(rest, self.read_wanted.notified()).await;
         }
     }
@@ -384,7 +384,7 @@ impl StoreCatalog {
         let mut readings = self.readings.subscribe();
         let next = readings.borrow_and_update().begun + 1;
         self.read_wanted.notify_one();
-        // An error would mean that the sender is gone, which `self` holds.
+        // The wait cannot fail, because `self` holds the sender.
         let _ = readings.wait_for(|counts| counts.ended >= next).await;
     }
 

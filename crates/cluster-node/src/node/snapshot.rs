@@ -53,8 +53,8 @@ struct SnapshotProgress {
     failures: SnapshotFailures,
 }
 
-/// Failures since the last snapshot. A damaged local copy fails each minute until it is replaced,
-/// and only the first of such failures belongs into the log.
+/// Failures since the last snapshot. A damaged local copy fails each minute until it is replaced.
+/// Only the first of such failures is logged as a warning.
 #[derive(Debug, Default)]
 struct SnapshotFailures {
     /// Kind of the last failure; `None` after a success.

@@ -11,12 +11,12 @@ use parking_lot::Mutex;
 use super::copy_damage::CertainHolders;
 
 /// Time from the mark of a stalled copy, or from the last change of its service, to the next
-/// change. Other nodes have seen the mark by then: of two holders that stall at the same moment,
-/// neither takes the other one for whole, and both stay in service. A copy that is out of service
-/// is served only if no entry was applied for this time.
+/// change. Other nodes have seen the mark by then: if two holders stall at the same moment, each
+/// sees the mark of the other, and both stay in service. A copy that is out of service is served
+/// only if no entry was applied for this time.
 pub(super) const DECISION_DELAY: Duration = Duration::from_secs(50);
 
-/// Mark of a local copy that is stalled, or was and has not reached the end of the log since.
+/// Mark of a local copy that stalled and has not reached the end of the log since.
 #[derive(Default)]
 pub(super) struct CopyStall(Mutex<Option<StallMark>>);
 
@@ -73,9 +73,9 @@ impl CopyStall {
         self.0.lock().as_ref().map(|mark| mark.reason.clone())
     }
 
-    /// Decides on the service of the copy at `now`. `is_served` is true if it is served. Returns
-    /// `None` if that stays, also if `view` does not show the mark yet. A copy that applies its log
-    /// is not served before the end of the log.
+    /// Decides on the service of the copy at `now`. `is_served` is true if the copy is served.
+    /// Returns `None` for no change, also while `view` does not show the mark. A copy that applies
+    /// its log is not served before the end of the log.
     pub(super) fn decide(
         &self,
         view: &CertainHolders<'_>,

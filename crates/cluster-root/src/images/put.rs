@@ -1,8 +1,8 @@
 //! Puts one image in: its original into the store, and then its point into the log.
 //!
 //! Other nodes may add the same image at the same moment. The owner of the shard sees all of these
-//! writes in their order. So the point is written on the condition that no entry behind the last
-//! lookup has written the image. After a conflict the image is looked up again.
+//! writes in their order. So this node writes the point on the condition that no entry behind the
+//! last lookup has written the image. After a conflict, it looks the image up again.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -242,7 +242,8 @@ impl ImagePut<'_> {
     async fn put(&self, input: ImageInput, bytes: Bytes) -> Result<PutAnswer> {
         let id = image_id(&bytes);
         let claim = self.images.claim_upload(id);
-        // An image waits no longer for one at idle priority. The owner of the shard decides then.
+        // An upload waits no longer for one at idle priority. The owner of the shard then decides
+        // which of them adds the image.
         let claim = timeout(CLAIM_WAIT_MAX, claim).await.ok();
         let has_waited = claim.as_ref().is_none_or(|claim| claim.has_waited);
         let existing = ImageTarget::existing(self.context, &self.wanted)?;
@@ -327,9 +328,9 @@ impl ImagePut<'_> {
         Ok(StoredUpload { target, id: point.id, shard, operation, original })
     }
 
-    /// Writes the point of an image that a lookup did not find, which has seen the entry `seen`.
-    /// Removes the upload's own original if the point is in no entry and never will be. Keeps it if
-    /// the point of the image names it.
+    /// Writes the point of an image, which a lookup that has seen the entry `seen` did not find.
+    /// Removes the original of this upload if the point is in no entry and never will be. Keeps the
+    /// original if the point of the image names it.
     async fn write(&self, upload: StoredUpload, seen: u64, added: Value) -> Result<PutAnswer> {
         let outcome = self.write_unless_present(&upload, seen).await;
         let may_be_written = match &outcome {

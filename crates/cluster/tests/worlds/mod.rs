@@ -24,7 +24,7 @@ pub(crate) enum Planted {
     NoFloor,
     /// Readers count entries of older owners behind a fence.
     OldEntriesCount,
-    /// The memory of an owner does not begin behind its fence: lookups before the fence count.
+    /// An owner does not refuse writes whose lookups are older than its fence.
     OldLookupsCount,
     /// Copies are dropped before the new holders have announced the shard.
     DropsUnannounced,
