@@ -16,7 +16,7 @@ $(CACHE)/packaging/ready: requirements/packaging.txt | system
 
 # Linked by Zig against GLIBC 2.17, older than onnxruntime's wheels ask for.
 WHEEL_TARGET ?= $(shell uname -m)-unknown-linux-gnu
-# Maximum size of the wheel: it is what a newcomer waits for.
+# Maximum size of the wheel, which each new user downloads.
 WHEEL_MB_MAX := 20
 .PHONY: wheel
 wheel: $(CACHE)/packaging/ready ## build the wheel for `pip install`, at most 20 MB: .cache/dist (a build of its own, 20 minutes the first time)

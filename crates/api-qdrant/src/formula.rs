@@ -41,7 +41,7 @@ pub enum Expression {
     },
     /// Seconds since 1970 of the date under this path of the payload.
     Date(String),
-    /// Product; 1 for an empty list. A factor of 0 ends it: the factors after it are not computed.
+    /// Product; 1 for an empty list. Factors after a factor of 0 are not computed.
     Product(Vec<Expression>),
     /// Sum; 0 for an empty list.
     Sum(Vec<Expression>),
@@ -49,7 +49,7 @@ pub enum Expression {
     Max(Vec<Expression>),
     /// Smallest value.
     Min(Vec<Expression>),
-    /// A function of one value. The query fails if it is not defined or not finite there.
+    /// A function of one value. The query fails if the result is undefined or not finite.
     Function(Function, Box<Expression>),
     /// `left / right`.
     Quotient {

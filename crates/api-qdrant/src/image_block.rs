@@ -14,11 +14,11 @@ pub const IMAGE_BLOCK: &str = "image";
 /// Name of the model in the settings of a collection of fingerprints that has no embeddings.
 pub const NO_MODEL: &str = "none";
 
-/// Checks that the vectors of a collection mean something: those of fingerprints without a model
-/// are placeholders.
+/// Checks that queries can compare the vectors of a collection. The vectors of fingerprints without
+/// a model are placeholders.
 ///
 /// # Errors
-/// `InvalidArgument` with the remedy: each holder of a cluster refuses the query in the same way.
+/// `InvalidArgument` with the remedy. Each holder of a cluster returns the same error.
 pub(crate) fn check_embeddings(settings: &CollectionSettings) -> Result<()> {
     let text = |key: &str| settings.extra.get(IMAGES)?.get(key).and_then(Value::as_str);
     if text("kind") != Some("fingerprint") || text("model") != Some(NO_MODEL) {

@@ -11,8 +11,8 @@
 //! client asks for is recorded and shown only.
 //!
 //! # Backups
-//! The routes of [`backups`] are no part of Qdrant's interface. They are here because they need the
-//! same collections, names and keys.
+//! The routes of [`backups`] are not part of Qdrant's interface. They are in this crate because
+//! they need the same collections, names and keys.
 //!
 //! # Threads
 //! Reads run on the search threads. Writes run on threads of their own that wait for the log. A

@@ -124,7 +124,7 @@ pub(crate) struct WarmupVersion<'a> {
 /// Outcome of a warm-up.
 #[derive(Debug, Default)]
 pub(crate) struct WarmupOutcome {
-    /// Note for the version's status, if there is something to know.
+    /// Note for the version's status, if there is one.
     pub(crate) note: Option<String>,
     /// Recorded requests that were used.
     pub(crate) records: u64,
@@ -151,7 +151,7 @@ pub(crate) fn warm(
         Ok(recorded) => {
             notes.extend(recorded.note);
             if !recorded.requests.is_empty() {
-                let records = records(&recorded.requests);
+                let records = count_records(&recorded.requests);
                 notes.extend(warmup.run_recorded(recorded.requests)?);
                 return Ok(WarmupOutcome { note: joined(notes), records });
             }
@@ -184,8 +184,8 @@ pub(crate) fn warm(
     Ok(WarmupOutcome { note: joined(notes), records: 0 })
 }
 
-/// Returns the number of records that are used. Several requests may stand for one record.
-fn records(requests: &[RecordedRequest]) -> u64 {
+/// Returns the number of records that the warm-up uses. One record may give several requests.
+fn count_records(requests: &[RecordedRequest]) -> u64 {
     let used = requests.iter().take(WARMUP_REQUESTS_MAX);
     used.map(|request| request.number).collect::<BTreeSet<_>>().len() as u64
 }

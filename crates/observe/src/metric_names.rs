@@ -278,7 +278,8 @@ mod tests {
             added_items: 2,
             ..ModelSnapshot::default()
         };
-        (model.run_sizes[1], model.run_sizes[2]) = (2, 1);
+        model.run_sizes[1] = 2;
+        model.run_sizes[2] = 1;
         let mut filled = FilledRuns { added_items: 2, ..FilledRuns::default() };
         filled.runs[1] = 1;
         model.filled.insert(4, filled);

@@ -99,7 +99,7 @@ fn settings(point: &TunePoint, before: &Table) -> Result<Table> {
             settings.insert(PREFERRED.into(), Value::Array(kept));
         }
     }
-    // It also refuses batches above the last allowed size.
+    // The server also refuses batches above the last allowed size.
     if let Some(sizes) = sizes_of(ALLOWED)
         && let Some(last) = sizes.last().and_then(Value::as_integer)
         && last < point.max_batch as i64

@@ -302,7 +302,7 @@ pub enum AliasAction {
         /// The alias.
         alias_name: String,
     },
-    /// Gives the collection of an alias another alias in its place.
+    /// Renames an alias. The alias keeps its collection.
     RenameAlias {
         /// The old name.
         old_alias_name: String,

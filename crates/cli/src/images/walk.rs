@@ -28,7 +28,7 @@ pub(super) struct WalkedFile {
 pub(super) struct WalkResult {
     /// Image files, sorted by path.
     pub(super) found: Vec<WalkedFile>,
-    /// Number of files without an image's extension that are no templates.
+    /// Number of files that are not templates and do not have an image's extension.
     pub(super) ignored: u64,
     /// Folders that could not be read, with the reason.
     pub(super) unread: Vec<(String, String)>,
@@ -96,8 +96,8 @@ fn is_image(path: &Path) -> bool {
 }
 
 /// Returns true for a template of a fingerprint, which can have any extension: ISO/IEC 19794-2 and
-/// ANSI 378 begin with "FMR", and `SourceAFIS` with a map of CBOR whose first key is "version". A
-/// file that cannot be read is no template.
+/// ANSI 378 begin with "FMR", and `SourceAFIS` with a map of CBOR whose first key is "version".
+/// Returns false for a file that cannot be read.
 fn is_template(path: &Path) -> bool {
     let mut head = Vec::new();
     let read = File::open(path).and_then(|file| file.take(HEAD_BYTES).read_to_end(&mut head));

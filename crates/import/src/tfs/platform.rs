@@ -37,7 +37,7 @@ pub(crate) fn read(path: &Path) -> Result<pb::SessionBundleConfig> {
 
 /// Returns a note for each member of `bundle` that is set and has no effect, with the reason.
 pub(crate) fn without_effect(bundle: &pb::SessionBundleConfig) -> Vec<String> {
-    // Destructured, so that a new member must be named here.
+    // This pattern names each member, so that a new member cannot be forgotten.
     let pb::SessionBundleConfig {
         session_target,
         session_config: _,

@@ -185,13 +185,13 @@ pub struct RolloutDefaults {
     pub shadow: f64,
     /// End of a rollout that reached no limit.
     pub promote: Promotion,
-    /// Failed requests above stable's share.
+    /// Maximum share of failed requests, candidate minus stable.
     pub errors: Option<f64>,
-    /// Ratio of the p99 latencies. It is judged with traffic only.
+    /// Maximum ratio of the p99 latencies. The latency is judged with traffic only.
     pub latency: Option<f64>,
     /// Requests before the latency is judged.
     pub latency_samples: u64,
-    /// Share of different answers, or distance of the distributions of outputs.
+    /// Maximum share of different answers, or distance of the distributions of outputs.
     pub drift: Option<f64>,
 }
 
@@ -337,11 +337,10 @@ impl RolloutFile {
         Some(self.with_split(split))
     }
 
-    /// Returns the settings of the next rollout. An administrator who starts it can name other
-    /// shares.
+    /// Returns the settings of the next rollout. A request to start it can name other shares.
     pub(crate) fn defaults(&self) -> RolloutDefaults {
         let split = split(self.traffic, self.shadow).ok().flatten();
-        // With a shadow, the limit of the latency would be missing.
+        // A rollout with copies has no limit of the latency, so the limits are those with traffic.
         let settings = self.with_split(RolloutSplit::Traffic(0.0));
         let RolloutSettings { promote, limits, .. } = settings;
         RolloutDefaults {

@@ -236,7 +236,7 @@ impl RequestObserver for RequestLog {
         };
         let is_dropped = queued + bytes > QUEUE_BYTES_MAX
             || self.queue.try_send(LogMessage::Request(Box::new(logged))).is_err();
-        // Here and not once it is written, because the version is released only after this call.
+        // Counted here and not after the write, because the version is held until this call ends.
         tfs.count_logged(&servable.id.model, protocol, is_dropped);
         if is_dropped {
             self.state.queued_bytes.fetch_sub(bytes, Ordering::Relaxed);

@@ -106,11 +106,11 @@ fn body(model: &str, report: &RolloutReport) -> Value {
         "drift": report.drift,
         "reason": report.reason,
         "history": report.history.iter().map(ended).collect::<Vec<_>>(),
-        "defaults": next(&report.defaults),
+        "defaults": defaults_json(&report.defaults),
     })
 }
 
-fn next(defaults: &RolloutDefaults) -> Value {
+fn defaults_json(defaults: &RolloutDefaults) -> Value {
     json!({
         "traffic": defaults.traffic,
         "shadow": defaults.shadow,

@@ -181,7 +181,7 @@ impl AccessPolicy {
     }
 
     /// Checks that [`AccessPolicy::admin`] would accept the key and the machine of a caller. Logs
-    /// nothing. The page of a browser is not checked: it shows its origin with changes only.
+    /// nothing. Does not check the origin of a page, which browsers send with changes only.
     ///
     /// # Errors
     /// `PermissionDenied`, with a remedy.
