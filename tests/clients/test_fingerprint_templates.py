@@ -228,12 +228,14 @@ def test_a_backup_is_restored(server, enrolled):
         run("collections", *arguments, "--url", server.url)
 
     collections("backup", "fingers.v1")
-    collections("restore", "fingers.v1", "--to", "restored")
+    good(call(server, "DELETE", f"fingers/{enrolled[3]}"))
+    assert not identified(server, "fingers", 3)["accepted"]
+    collections("restore", "fingers.v1", "--replace")
     for finger in enrolled:
-        assert identified(server, "restored", finger)["prints"] == [enrolled[finger]]
-    added = good(call(server, "PUT", "restored", png(impression(9))))
+        assert identified(server, "fingers", finger)["prints"] == [enrolled[finger]]
+    added = good(call(server, "PUT", "fingers", png(impression(9))))
     assert added["status"] == "added"
-    assert identified(server, "restored", 9)["prints"] == [added["id"]]
+    assert identified(server, "fingers", 9)["prints"] == [added["id"]]
 
 
 def test_templates_survive_a_restart(templates, tmp_path):
