@@ -410,7 +410,7 @@ def test_templates_are_enrolled_without_a_model(setting):
         setting.wait_seen("enrolled")
         setting.same_bytes(f"enrolled/{stored}")
         assert setting.a.send("GET", f"enrolled/{stored}").content == template
-        setting.a.refused(404, "no picture", "GET", f"enrolled/{stored}/thumbnail")
+        setting.a.refused(404, "no pixels", "GET", f"enrolled/{stored}/thumbnail")
         best = setting.same("POST", "enrolled/identify", png(again(number)), k=2)["results"][0]
         assert (best["person"], best["accepted"], best["prints"]) == (form, True, [stored])
         extracted = setting.same("POST", "nothing/features", template, kind="fingerprint")
