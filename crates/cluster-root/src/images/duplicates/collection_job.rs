@@ -54,12 +54,12 @@ impl CollectionJob {
         self.state.duplicates.find(&self.record.id)
     }
 
-    /// Returns true if a root works on the job of this step.
-    pub(super) fn runs(&self, step: &JobStep) -> bool {
-        let own = self.own();
+    /// Returns true if a root works on the job of this step. `own` is the job of this node from
+    /// before the step was read: a job that has ended since then has written a newer step.
+    pub(super) fn runs(&self, step: &JobStep, own: Option<&JobControl>) -> bool {
         let observer = RunObserver {
             node: &self.state.node,
-            run: own.as_ref().map(|own| own.run.as_str()),
+            run: own.map(|own| own.run.as_str()),
             is_alive: self.state.view.current().nodes.contains_key(&step.node),
             now_ms: now_ms(),
         };

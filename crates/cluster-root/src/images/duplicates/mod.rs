@@ -50,7 +50,7 @@ pub(super) async fn begin(mut call: ImageCall) -> Result<Reply> {
     let settings = collections::settings(&job.record)?;
     let options = request.options(kind, settings.metric)?;
     let newest = job.steps.newest().await?;
-    if job.own().is_some() || newest.as_ref().is_some_and(|newest| job.runs(&newest.step)) {
+    if job.own().is_some() || newest.as_ref().is_some_and(|newest| job.runs(&newest.step, None)) {
         return Err(duplicates_running(name));
     }
     let permit = job.permit().await?;
@@ -86,11 +86,13 @@ pub(super) async fn progress(call: ImageCall) -> Result<Reply> {
     call.query.own::<NoRouteParams>()?;
     let _admitted = call.admit()?;
     let job = CollectionJob::open(&call)?;
-    if let Some(progress) = job.own().and_then(|own| own.progress()) {
+    let own = job.own();
+    if let Some(progress) = own.as_ref().and_then(|own| own.progress()) {
         return Ok(Reply::json(progress_json(&progress, true).to_string()));
     }
     let step = job.newest().await?.step;
-    Ok(Reply::json(progress_json(&step.progress, job.runs(&step)).to_string()))
+    let runs = job.runs(&step, own.as_deref());
+    Ok(Reply::json(progress_json(&step.progress, runs).to_string()))
 }
 
 /// Cancels the running job of a collection, or removes the result of an ended one.
@@ -105,7 +107,7 @@ pub(super) async fn cancel(call: ImageCall) -> Result<Reply> {
     }
     for _ in 0..ATTEMPTS_MAX {
         let StoredStep { number, mut step } = job.newest().await?;
-        let cancels = job.runs(&step);
+        let cancels = job.runs(&step, None);
         let parts = step.parts.clone();
         if cancels {
             // The root that runs it cannot create its next step, and ends.
