@@ -243,6 +243,14 @@ impl ClusterView {
         self.collections.get(name).or_else(of_alias)
     }
 
+    /// Returns the number of shards of a collection without a holder that follows the end of the
+    /// log.
+    pub fn unserved_shards(&self, record: &CollectionRecord) -> u32 {
+        let is_served = |key: &ShardKey| self.nodes.values().any(|node| node.serves(key));
+        let unserved = record.shard_keys().filter(|key| !is_served(key)).count();
+        u32::try_from(unserved).unwrap_or(u32::MAX)
+    }
+
     /// Returns the collection of an id.
     pub fn by_id(&self, id: &str) -> Option<&CollectionRecord> {
         self.collections.values().find(|record| record.id == id)

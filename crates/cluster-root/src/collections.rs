@@ -86,10 +86,10 @@ pub(super) async fn wait_for_holders_until(
     until: Instant,
 ) -> Result<()> {
     let served = wait_for(context, until, |view| {
-        view.by_id(&record.id).is_some() && unserved(view, record) == 0
+        view.by_id(&record.id).is_some() && view.unserved_shards(record) == 0
     });
     if !served.await {
-        let unserved = unserved(&context.state.view.current(), record);
+        let unserved = context.state.view.current().unserved_shards(record);
         let message = format!(
             "the collection is created, but {unserved} of its {} shards have no holder yet; check \
              the search nodes with `millpond cluster status`",
@@ -143,13 +143,6 @@ fn number(create: &mut Map<String, Value>, name: &str, default: u32, max: u32) -
     let number = number.and_then(|number| u32::try_from(number).ok());
     number
         .ok_or_else(|| json::out_of_limits(name, format_args!("{value} is not within 1 and {max}")))
-}
-
-/// Returns the number of shards without a holder that follows the end of the log.
-pub(super) fn unserved(view: &ClusterView, record: &CollectionRecord) -> u32 {
-    let is_served = |key: &cluster_node::ShardKey| view.nodes.values().any(|node| node.serves(key));
-    let unserved = record.shard_keys().filter(|key| !is_served(key)).count();
-    u32::try_from(unserved).unwrap_or(u32::MAX)
 }
 
 /// Waits until the view is as `is_ready` says. Returns false if it is not until `until`.

@@ -11,7 +11,7 @@ use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
 use super::call::RootContext;
-use super::collections::{settings, unserved};
+use super::collections::settings;
 use super::envelope::RootAnswer;
 use super::read;
 
@@ -119,7 +119,7 @@ fn index_warnings(changes: &CollectionChanges) -> Vec<String> {
 /// Returns the state of a collection: red if shards cannot be read, yellow if some have fewer whole
 /// copies than they should.
 fn status(record: &CollectionRecord, view: &ClusterView) -> &'static str {
-    if unserved(view, record) > 0 {
+    if view.unserved_shards(record) > 0 {
         return "red";
     }
     let is_short = |key: ShardKey| {
@@ -130,7 +130,7 @@ fn status(record: &CollectionRecord, view: &ClusterView) -> &'static str {
 }
 
 fn missing(record: &CollectionRecord, view: &ClusterView) -> Option<String> {
-    let unserved = unserved(view, record);
+    let unserved = view.unserved_shards(record);
     let shards = record.shards;
     (unserved > 0).then(|| format!("{unserved} of {shards} shards have no holder"))
 }
@@ -156,7 +156,7 @@ fn collection(record: &CollectionRecord, view: &ClusterView) -> Value {
         "id": record.id,
         "copies": record.copies,
         "status": status(record, view),
-        "coverage": { "shards": record.shards - unserved(view, record), "of": record.shards },
+        "coverage": { "shards": record.shards - view.unserved_shards(record), "of": record.shards },
         "shards": shards,
     })
 }

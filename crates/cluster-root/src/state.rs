@@ -189,8 +189,9 @@ impl RootState {
     }
 
     /// Reads the collections once more if `name` is not known, at most until `deadline`: another
-    /// root may have created the collection or alias a moment ago. Ends without it after
-    /// [`NAME_WAIT_MAX`], and at once if [`NAME_WAITS_AT_ONCE_MAX`] requests wait.
+    /// root may have created the collection or alias a moment ago. Then waits until this root sees
+    /// its holders, as the root that created it did. Ends without them after [`NAME_WAIT_MAX`], and
+    /// at once if [`NAME_WAITS_AT_ONCE_MAX`] requests wait.
     pub(super) async fn wait_known(&self, name: &str, deadline: Instant) {
         if !self.catalog.is_loaded() || self.view.current().collection(name).is_some() {
             return;
@@ -198,8 +199,26 @@ impl RootState {
         let Ok(_permit) = self.name_waits.try_acquire() else { return };
         self.requests.metrics.cluster.name_waits.inc();
         let deadline = deadline.min(Instant::now() + NAME_WAIT_MAX);
+        let known = async {
+            self.catalog.read_again().await;
+            self.wait_served(name).await;
+        };
         // An error is the end of the wait: the view stays as it is.
-        let _ = tokio::time::timeout_at(deadline.into(), self.catalog.read_again()).await;
+        let _ = tokio::time::timeout_at(deadline.into(), known).await;
+    }
+
+    /// Waits until the view has a holder of each shard of a collection. Ends at once if the view
+    /// does not have the collection.
+    async fn wait_served(&self, name: &str) {
+        let mut source = self.view.clone();
+        loop {
+            let view = source.current();
+            let record = view.collection(name);
+            if record.is_none_or(|record| view.unserved_shards(record) == 0) {
+                return;
+            }
+            source.changed().await;
+        }
     }
 
     /// Returns the view, once it has the collections.

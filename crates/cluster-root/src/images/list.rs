@@ -10,7 +10,6 @@ use tokio::task::JoinSet;
 use transport::Reply;
 
 use super::super::call::RootContext;
-use super::super::collections::unserved;
 use super::super::read::count_points;
 use super::call::{ImageCall, NoRouteParams};
 use super::pass_on;
@@ -101,7 +100,7 @@ impl DescribedCollection {
                 }
             }
             Err(error) => {
-                let is_unserved = unserved(&context.state.view.current(), &record) > 0;
+                let is_unserved = context.state.view.current().unserved_shards(&record) > 0;
                 json["state"] = if is_unserved { "opening" } else { "broken" }.into();
                 json["reason"] = error.message().into();
             }

@@ -95,6 +95,7 @@ async fn an_unknown_name_reads_the_collections_again() {
     assert_eq!((unknown.status, root.metrics.cluster.name_waits.get()), (404, 1));
     // Another root has created the collection a moment ago.
     root.unread.lock().push(record(1, "Dot"));
+    root.serve("a", "127.0.0.1:1", &[0]);
     let exists = root.send(Method::GET, "/collections/c/exists", &Value::Null).await;
     assert_eq!(exists.result(), &json!({"exists": true}));
     assert_eq!(root.metrics.cluster.name_waits.get(), 2);

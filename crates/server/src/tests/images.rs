@@ -91,7 +91,7 @@ impl Expected for Answer {
         let mut lines: Vec<Value> =
             self.text().lines().map(|line| serde_json::from_str(line).unwrap()).collect();
         let summary = lines.pop().unwrap()["summary"].clone();
-        lines.sort_by_key(|line| line["name"].to_string());
+        lines.sort_by_key(|line| format!("{} {}", line["name"], line["status"]));
         (lines, summary)
     }
 }
