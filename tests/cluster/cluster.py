@@ -27,6 +27,7 @@ import deployment
 import image_scenarios
 import scenarios
 from deployment import Cluster
+from embedding import serve_patches
 from history import save
 from points import Points
 from processes import BINARY, REPOSITORY, NodePlan, end_all
@@ -173,7 +174,7 @@ class Run:
         s3 = self.form.s3 and name not in IMAGE_PLANS or name == "store_slow"
         self.cluster = Cluster(self.form.plans(name), scratch, logs, s3)
         if name in IMAGE_PLANS:
-            image_scenarios.serve_model(self.cluster)
+            serve_patches(self.cluster.nodes[name] for name in self.cluster.of_role("extract"))
             self.cluster.start()
             return self.cluster
         self.cluster.start()

@@ -4,10 +4,8 @@ import collections
 import dataclasses
 import hashlib
 import json
-import pathlib
 import queue
 import statistics
-import tempfile
 import threading
 import time
 
@@ -20,8 +18,7 @@ from processes import Node, NodePlan, Process, http_call, wait_until
 from scenarios import Setting, running
 
 # Modules of tests/clients, which `processes` makes importable.
-from millpond import drop_in
-from test_images import patches, picture
+from test_images import picture
 
 COLLECTION = "images"
 COPIES = 2
@@ -44,14 +41,6 @@ CLIENTS = 12
 FEW = 10
 PUT_POINTS = 100
 WARM_S = 5
-
-
-def serve_model(cluster: Cluster) -> None:
-    """Gives the nodes that extract an embedding model. Call it before they start."""
-    with tempfile.TemporaryDirectory() as scratch:
-        model = patches(pathlib.Path(scratch) / "patches.onnx")
-        for name in cluster.of_role("extract"):
-            drop_in(model, cluster.nodes[name].directory / "models/patches", 1)
 
 
 @dataclasses.dataclass(frozen=True)

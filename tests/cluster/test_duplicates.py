@@ -7,14 +7,14 @@ import subprocess
 import pytest
 import requests
 from deployment import Cluster
+from embedding import serve_patches
 from PIL import Image
 from processes import BINARY, Node, NodePlan, wait_until
 
 # Modules of tests/clients, which `processes` makes importable.
-from millpond import drop_in
 from test_fingerprints import again, impression, png
 from test_image_features import FeatureClient
-from test_images import encoded, patches, picture, pixels
+from test_images import encoded, picture, pixels
 
 PLANS = [NodePlan(name, "root,search,ingest,extract") for name in ("a", "b", "c")]
 PHOTOS, SHARDS = 48, 4
@@ -113,9 +113,7 @@ def setting(tmp_path_factory):
     scratch = tmp_path_factory.mktemp("duplicates")
     cluster = Cluster(PLANS, scratch, scratch / "logs", s3=False)
     ordinary = cluster.ordinary()
-    model = patches(scratch / "source/patches.onnx")
-    for node in (*cluster.nodes.values(), ordinary):
-        drop_in(model, node.directory / "models/patches", 1)
+    serve_patches((*cluster.nodes.values(), ordinary))
     ordinary.start()
     cluster.start()
     ordinary.wait_ready()

@@ -9,12 +9,12 @@ import threading
 import pytest
 import requests
 from deployment import Cluster
+from embedding import serve_patches
 from processes import NodePlan, wait_until
 
 # Modules of tests/clients, which `processes` makes importable.
-from millpond import drop_in
 from test_image_features import FeatureClient
-from test_images import patches, picture
+from test_images import picture
 
 PLANS = [NodePlan(name, "root,search,ingest,extract") for name in ("a", "b")]
 IMAGES, UPLOADS = 12, 4
@@ -25,9 +25,7 @@ BARRIER_TIMEOUT_S = 120
 def cluster(tmp_path_factory):
     scratch = tmp_path_factory.mktemp("races")
     cluster = Cluster(PLANS, scratch, scratch / "logs", s3=False)
-    model = patches(scratch / "source/patches.onnx")
-    for node in cluster.nodes.values():
-        drop_in(model, node.directory / "models/patches", 1)
+    serve_patches(cluster.nodes.values())
     cluster.start()
     yield cluster
     cluster.close()

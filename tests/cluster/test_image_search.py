@@ -14,15 +14,16 @@ import subprocess
 import pytest
 import requests
 from deployment import Cluster
+from embedding import serve_patches
 from PIL import Image, ImageOps
 from processes import Node, NodePlan, http_call, wait_until
 from qdrant_client import QdrantClient, models
 
 # Modules of tests/clients, which `processes` makes importable.
-from millpond import BINARY, drop_in
+from millpond import BINARY
 from test_fingerprints import again, impression, png
 from test_image_features import UNKNOWN, FeatureClient, changed_copy
-from test_images import archive, encoded, patches, picture, pixels
+from test_images import archive, encoded, picture, pixels
 
 PLANS = [
     NodePlan("a", "root,search,ingest"),
@@ -103,9 +104,7 @@ def setting(tmp_path_factory):
     scratch = tmp_path_factory.mktemp("images")
     cluster = Cluster(PLANS, scratch, scratch / "logs", s3=False)
     ordinary = cluster.ordinary()
-    model = patches(scratch / "source/patches.onnx")
-    for node in (cluster.nodes["c"], ordinary):
-        drop_in(model, node.directory / "models/patches", 1)
+    serve_patches((cluster.nodes["c"], ordinary))
     ordinary.start()
     cluster.start()
     ordinary.wait_ready()
@@ -449,7 +448,7 @@ def test_the_command_line_fills_a_cluster(setting, tmp_path):
 
 def test_a_killed_extraction_node_costs_no_image(setting):
     second = setting.cluster.node(NodePlan("d", "extract"))
-    drop_in(setting.cluster.scratch / "source/patches.onnx", second.directory / "models/patches", 1)
+    serve_patches([second])
     second.start()
     second.wait_ready()
     wait_until("d takes part", lambda: "d" in setting.cluster.members().nodes)

@@ -3,13 +3,13 @@
 import pytest
 import requests
 from deployment import Cluster
+from embedding import serve_patches
 from PIL import Image
 from processes import NodePlan, wait_until
 
 # Modules of tests/clients, which `processes` makes importable.
-from millpond import drop_in
 from test_image_features import FeatureClient
-from test_images import encoded, patches, picture, pixels
+from test_images import encoded, picture, pixels
 
 PLANS = [NodePlan("a", "root,search,ingest,extract"), NodePlan("b", "root,search,ingest,extract")]
 PHOTOS = 24
@@ -19,9 +19,7 @@ PHOTOS = 24
 def cluster(request, tmp_path_factory):
     scratch = tmp_path_factory.mktemp("image-snapshots")
     cluster = Cluster(PLANS, scratch, scratch / "logs", s3=request.param == "s3", snapshot_entries=4)
-    model = patches(scratch / "source/patches.onnx")
-    for node in cluster.nodes.values():
-        drop_in(model, node.directory / "models/patches", 1)
+    serve_patches(cluster.nodes.values())
     cluster.start()
     yield cluster
     cluster.close()

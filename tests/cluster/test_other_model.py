@@ -7,12 +7,13 @@ import shlex
 import pytest
 import requests
 from deployment import Cluster
+from embedding import serve_patches
 from processes import NodePlan, wait_until
 
 # Modules of tests/clients, which `processes` makes importable.
-from millpond import REPOSITORY, drop_in
+from millpond import REPOSITORY
 from test_image_features import FeatureClient
-from test_images import patches, picture
+from test_images import picture
 
 PLANS = [NodePlan("a", "root,search,ingest,extract"), NodePlan("b", "root,search,ingest,extract")]
 PHOTOS = 12
@@ -24,10 +25,7 @@ COMMAND_TIMEOUT_S = 120
 def cluster(tmp_path_factory):
     scratch = tmp_path_factory.mktemp("other-model")
     cluster = Cluster(PLANS, scratch, scratch / "logs", s3=False)
-    model = patches(scratch / "source/patches.onnx")
-    for node in cluster.nodes.values():
-        for name in ("patches", "better"):
-            drop_in(model, node.directory / f"models/{name}", 1)
+    serve_patches(cluster.nodes.values(), ("patches", "better"))
     cluster.start()
     yield cluster
     cluster.close()
