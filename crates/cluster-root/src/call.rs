@@ -29,15 +29,17 @@ pub(super) struct RootCall {
 
 /// Parts of a request that its handler uses besides the body.
 #[derive(Clone)]
-pub(super) struct RootContext {
-    pub(super) state: Arc<RootState>,
+pub struct RootContext {
+    /// State of the routes.
+    pub state: Arc<RootState>,
     /// The collection's name; empty if the path has none.
-    pub(super) collection: String,
+    pub collection: String,
     /// The part of the collection in the path, such as a point; empty if the path has none.
-    pub(super) item: String,
-    pub(super) params: RootParams,
+    pub item: String,
+    /// Parameters that every route has.
+    pub params: RootParams,
     /// The earlier end of the client's timeout and the server's.
-    pub(super) deadline: Instant,
+    pub deadline: Instant,
     /// Rights of the request's key; `None` if the server needs no keys.
     grant: Option<KeyGrant>,
 }
@@ -48,7 +50,7 @@ impl RootContext {
     ///
     /// # Errors
     /// `InvalidArgument` for a path that cannot be read, or a name that is too long.
-    pub(super) async fn read(
+    pub async fn read(
         parts: &mut Parts,
         state: &Arc<RootState>,
         params: RootParams,
@@ -77,7 +79,7 @@ impl RootContext {
     }
 
     /// Returns true if the request's key may use the collection `name`.
-    pub(super) fn sees(&self, name: &str) -> bool {
+    pub fn sees(&self, name: &str) -> bool {
         self.grant.as_ref().is_none_or(|grant| grant.sees_collection(name))
     }
 
@@ -97,7 +99,7 @@ impl RootContext {
     ///
     /// # Errors
     /// `PermissionDenied` for such a request.
-    pub(super) fn check_creates(&self) -> Result<()> {
+    pub fn check_creates(&self) -> Result<()> {
         let Some(grant) = &self.grant else { return Ok(()) };
         match self.state.record(&self.collection) {
             Err(error) if error.kind() == ErrorKind::NotFound => {
@@ -108,7 +110,7 @@ impl RootContext {
     }
 
     /// Gives the request as much as `time` from now, if the client named no other time.
-    pub(super) fn with_time(self, time: Duration) -> RootContext {
+    pub fn with_time(self, time: Duration) -> RootContext {
         let time = self.params.timeout.map_or(time, |timeout| timeout.min(time));
         RootContext { deadline: Instant::now() + time, ..self }
     }
@@ -117,7 +119,7 @@ impl RootContext {
     ///
     /// # Errors
     /// As [`transport::CodecThreads::run_if`].
-    pub(super) async fn compute<T: Send + 'static>(
+    pub async fn compute<T: Send + 'static>(
         &self,
         bytes: usize,
         work: impl FnOnce() -> Result<T> + Send + 'static,

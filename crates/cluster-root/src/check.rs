@@ -24,8 +24,8 @@ pub(super) const IMAGES: &str = api_qdrant::IMAGES;
 /// Checks the nesting of JSON text.
 ///
 /// # Errors
-/// `InvalidArgument` for more than [`DEPTH_MAX`] levels.
-pub(super) fn depth(json: &[u8]) -> Result<()> {
+/// `InvalidArgument` for more levels than a holder can read.
+pub fn depth(json: &[u8]) -> Result<()> {
     let mut depth: usize = 0;
     let mut in_text = false;
     let mut escaped = false;

@@ -68,10 +68,7 @@ pub(super) async fn create(context: RootContext, body: Bytes) -> Result<RootAnsw
 ///
 /// # Errors
 /// `Unavailable` with retry advice if some shards have no holder in time.
-pub(super) async fn wait_for_holders(
-    context: &RootContext,
-    record: &CollectionRecord,
-) -> Result<()> {
+pub async fn wait_for_holders(context: &RootContext, record: &CollectionRecord) -> Result<()> {
     let until = context.deadline.min(Instant::now() + HOLDERS_WAIT_MAX);
     wait_for_holders_until(context, record, until).await
 }
@@ -146,7 +143,7 @@ fn number(create: &mut Map<String, Value>, name: &str, default: u32, max: u32) -
 }
 
 /// Waits until the view is as `is_ready` says. Returns false if it is not until `until`.
-pub(super) async fn wait_for(
+pub async fn wait_for(
     context: &RootContext,
     until: Instant,
     is_ready: impl Fn(&ClusterView) -> bool,
@@ -170,7 +167,7 @@ pub(super) async fn remove(context: RootContext, _: Bytes) -> Result<RootAnswer>
 ///
 /// # Errors
 /// `InvalidArgument` for a name that no collection has; the store's error.
-pub(super) async fn remove_named(context: &RootContext) -> Result<bool> {
+pub async fn remove_named(context: &RootContext) -> Result<bool> {
     let name = &context.collection;
     check_name(name)?;
     let id = context.state.view.current().collections.get(name).map(|record| record.id.clone());
@@ -196,7 +193,7 @@ pub(super) async fn remove_named(context: &RootContext) -> Result<bool> {
 ///
 /// # Errors
 /// `Internal` for a record that this build cannot read.
-pub(super) fn settings(record: &CollectionRecord) -> Result<CollectionSettings> {
+pub fn settings(record: &CollectionRecord) -> Result<CollectionSettings> {
     let create = json::CreateCollection::deserialize(&record.create);
     let settings = create
         .map_err(|error| Error::internal(error.to_string()))

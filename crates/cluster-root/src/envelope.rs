@@ -10,16 +10,16 @@ use transport::{Reply, RequestResources, Reservation};
 
 /// Shards that answered a read, of the shards that were asked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-pub(super) struct ReadCoverage {
+pub struct ReadCoverage {
     /// Shards with an answer.
-    pub(super) shards: usize,
+    pub shards: usize,
     /// Shards that were asked.
-    pub(super) of: usize,
+    pub of: usize,
 }
 
 impl ReadCoverage {
     /// Returns true if every shard answered.
-    pub(super) fn is_whole(self) -> bool {
+    pub fn is_whole(self) -> bool {
         self.shards == self.of
     }
 }

@@ -23,7 +23,7 @@ use super::wire::{NodeReadAnswer, NodeReadBody, is_final, read_node, timeout_ms}
 ///
 /// # Errors
 /// A shard's refusal of the request; `ResourceExhausted` if the answers take too much memory.
-pub(super) async fn read_shards(state: &RootState, read: &ShardRead) -> Result<ShardAnswers> {
+pub async fn read_shards(state: &RootState, read: &ShardRead) -> Result<ShardAnswers> {
     let mut run = ReadRun::new(state, read);
     let outcome = run.run().await;
     let answers = run.finish();
@@ -184,7 +184,7 @@ impl<'a> ReadRun<'a> {
     fn body(&self, shards: &[u32]) -> Result<Bytes> {
         let record = &self.read.record;
         let at_least =
-            |shard: &u32| (*shard, self.state.written.last(&ShardKey::new(&record.id, *shard)));
+            |shard: &u32| (*shard, self.state.last_written(&ShardKey::new(&record.id, *shard)));
         let of_ids;
         let body = match &self.read.body {
             ReadBody::Same(body) => &**body,

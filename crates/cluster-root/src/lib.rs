@@ -1,6 +1,9 @@
 //! Answers to clients: Qdrant's REST interface over the collections of a cluster, and `/v1/images`
 //! over its collections of images (`images`).
 //!
+//! The routes of images use the rest of this crate by its public items only: the state and the
+//! context of a request, [`reads`], [`writes`], [`split`] and [`collections`].
+//!
 //! A read goes to one holder of each shard, grouped by node, and the answers are merged. A write is
 //! split by shard and goes to the owners. The root keeps no data: any node can be one.
 //!
@@ -23,9 +26,9 @@
 mod aliases;
 mod by_filter;
 mod call;
-mod check;
+pub mod check;
 mod collection_changes;
-mod collections;
+pub mod collections;
 mod describe;
 mod envelope;
 mod extraction_slots;
@@ -61,12 +64,33 @@ mod sample;
 mod shard_read;
 mod snapshot_call;
 mod snapshots;
-mod split;
+pub mod split;
 mod state;
 mod wire;
 mod write;
 mod written;
 
-pub use images::image_routes;
+pub use call::RootContext;
+pub use envelope::ReadCoverage;
+pub use images::{ImageRootState, image_routes};
+pub use new_shards::NewShards;
+pub use params::{RootParams, RouteQuery};
 pub use routes::routes;
 pub use state::RootState;
+
+/// Reads of shards, and the results of the shards that answered.
+pub mod reads {
+    pub use crate::fan_out::read_shards;
+    pub use crate::merge::{ShardResults, scroll, sum};
+    pub use crate::read::{answers, confirmed, count_points, of_all, of_ids};
+    pub use crate::shard_read::{ReadBody, ReadPriority, ShardAnswers, ShardRead, check_coverage};
+    pub use crate::wire::{is_final, message_of};
+}
+
+/// Writes to the owners of shards, and the removal of the originals of deleted points.
+pub mod writes {
+    pub use crate::removed_originals::{delete_original, delete_originals};
+    pub use crate::write::{
+        OwnerDecision, ShardWrite, WriteCondition, deliver, not_written, was_not_written,
+    };
+}

@@ -41,10 +41,11 @@ pub(super) struct HitRange {
 
 /// Results of the shards that answered.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct ShardResults<'a> {
-    pub(super) results: &'a [&'a RawValue],
+pub struct ShardResults<'a> {
+    /// Results as JSON text.
+    pub results: &'a [&'a RawValue],
     /// True if shards are missing.
-    pub(super) incomplete: bool,
+    pub incomplete: bool,
 }
 
 impl ShardResults<'_> {
@@ -381,11 +382,11 @@ pub(super) fn batch_keys(
 }
 
 /// Returns the JSON of a page of points in the order of their ids, with the id of the next page's
-/// first point. A page ends after `limit` points or [`PAGE_BYTES_MAX`] bytes.
+/// first point. A page ends after `limit` points or 128 MiB.
 ///
 /// # Errors
-/// As [`hits`].
-pub(super) fn scroll(shards: ShardResults<'_>, limit: usize) -> Result<Vec<u8>> {
+/// `Internal` for a result that is not the expected JSON.
+pub fn scroll(shards: ShardResults<'_>, limit: usize) -> Result<Vec<u8>> {
     let mut partial = shards.incomplete;
     let mut all = Vec::new();
     // A shard may end its page early. Points behind that end come with the next page.
@@ -457,8 +458,8 @@ pub(super) fn records(results: &[&RawValue], ids: &[PointId]) -> Result<Vec<u8>>
 /// Adds counts of points. Returns the sum, and true if it may be too small.
 ///
 /// # Errors
-/// As [`hits`].
-pub(super) fn sum(shards: ShardResults<'_>) -> Result<(u64, bool)> {
+/// As [`scroll`].
+pub fn sum(shards: ShardResults<'_>) -> Result<(u64, bool)> {
     #[derive(Deserialize)]
     struct CountText {
         count: u64,

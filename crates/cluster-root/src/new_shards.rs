@@ -7,10 +7,11 @@ use super::collections::{COPIES_DEFAULT, SHARDS_DEFAULT};
 
 /// Shards of a collection, if the request creates it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct NewShards {
-    pub(super) shards: u32,
+pub struct NewShards {
+    /// Number of shards.
+    pub shards: u32,
     /// Holders of each shard.
-    pub(super) copies: u32,
+    pub copies: u32,
 }
 
 impl NewShards {
@@ -18,7 +19,7 @@ impl NewShards {
     ///
     /// # Errors
     /// `InvalidArgument` that names the parameter out of its limits.
-    pub(super) fn checked(shards: Option<u32>, copies: Option<u32>) -> Result<NewShards> {
+    pub fn checked(shards: Option<u32>, copies: Option<u32>) -> Result<NewShards> {
         let within = |name: &str, value: Option<u32>, default: u32, max: u32| match value {
             None => Ok(default),
             Some(value) if (1..=max).contains(&value) => Ok(value),

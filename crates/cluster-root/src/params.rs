@@ -16,15 +16,15 @@ const MIN_COVERAGE_HEADER: &str = "x-min-coverage";
 /// Parameters of a request. Qdrant's `ordering` has no effect, and `wait` has one on snapshots
 /// only: every write is in the log before its response, and the log orders the writes of a shard.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) struct RootParams {
+pub struct RootParams {
     /// False to answer before a snapshot is made or recovered.
-    pub(super) wait: bool,
+    pub wait: bool,
     /// The client's time limit.
-    pub(super) timeout: Option<Duration>,
+    pub timeout: Option<Duration>,
     /// Smallest part of the shards that an answer needs, from 0 to 1.
-    pub(super) min_coverage: f64,
+    pub min_coverage: f64,
     /// True if the answer must have every write that was acknowledged before the request.
-    pub(super) strong: bool,
+    pub strong: bool,
 }
 
 impl Default for RootParams {
@@ -82,11 +82,11 @@ impl RootParams {
 
 /// Query string of a route that has parameters of its own.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub(super) struct RouteQuery {
+pub struct RouteQuery {
     /// Parameters that every route has.
-    pub(super) params: RootParams,
+    pub params: RootParams,
     /// Query string of the others.
-    pub(super) own: String,
+    pub own: String,
 }
 
 impl RouteQuery {
@@ -94,7 +94,7 @@ impl RouteQuery {
     ///
     /// # Errors
     /// `InvalidArgument` for a malformed value of a parameter that every route has.
-    pub(super) fn split(uri: &Uri, headers: &HeaderMap) -> Result<RouteQuery> {
+    pub fn split(uri: &Uri, headers: &HeaderMap) -> Result<RouteQuery> {
         let mut params = RootParams::of_headers(headers)?;
         let mut own = form_urlencoded::Serializer::new(String::new());
         for (name, value) in form_urlencoded::parse(uri.query().unwrap_or_default().as_bytes()) {
@@ -109,7 +109,7 @@ impl RouteQuery {
     ///
     /// # Errors
     /// `InvalidArgument` that names the parameter.
-    pub(super) fn own<T: DeserializeOwned>(&self) -> Result<T> {
+    pub fn own<T: DeserializeOwned>(&self) -> Result<T> {
         let uri: Uri = format!("/?{}", self.own)
             .parse()
             .map_err(|error| Error::invalid(format!("the query string: {error}")))?;

@@ -30,7 +30,7 @@ const FACET_VALUES_MAX: usize = 65_536;
 const CONFIRMATION_MAX: Duration = Duration::from_secs(5);
 
 /// Returns a read of all shards of a collection.
-pub(super) fn of_all(
+pub fn of_all(
     context: &RootContext,
     record: &Arc<CollectionRecord>,
     path: &'static str,
@@ -51,7 +51,7 @@ pub(super) fn of_all(
 ///
 /// # Errors
 /// As [`split::shard_of_id`].
-pub(super) fn of_ids(
+pub fn of_ids(
     context: &RootContext,
     record: &Arc<CollectionRecord>,
     members: RawMembers,
@@ -77,7 +77,7 @@ pub(super) fn of_ids(
 ///
 /// # Errors
 /// As [`of_ids`] and [`read_shards`].
-pub(super) async fn confirmed(
+pub async fn confirmed(
     context: &RootContext,
     record: &Arc<CollectionRecord>,
     members: RawMembers,
@@ -147,7 +147,7 @@ fn lacking(
 ///
 /// # Errors
 /// As [`read_shards`] and [`ShardAnswers::check`].
-pub(super) async fn answers(context: &RootContext, read: &ShardRead) -> Result<ShardAnswers> {
+pub async fn answers(context: &RootContext, read: &ShardRead) -> Result<ShardAnswers> {
     let answers = Box::pin(read_shards(&context.state, read)).await?;
     checked(context, &answers)?;
     Ok(answers)
@@ -250,7 +250,7 @@ pub(super) async fn count(context: RootContext, body: Bytes) -> Result<RootAnswe
 ///
 /// # Errors
 /// As [`answers`].
-pub(super) async fn count_points(
+pub async fn count_points(
     context: &RootContext,
     record: &Arc<CollectionRecord>,
     body: &Value,

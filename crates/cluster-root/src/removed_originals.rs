@@ -46,7 +46,7 @@ impl RemovedOriginals {
     /// Returns true if the originals of deleted points are removed: the collection holds images,
     /// and this node has their store.
     pub(super) fn are_removed(state: &RootState, record: &CollectionRecord) -> bool {
-        record.images.is_some() && state.images.is_some()
+        record.images.is_some() && state.images().is_some()
     }
 
     /// Reads the originals of the points that operations by ids delete, with a strong read.
@@ -116,32 +116,32 @@ impl RemovedOriginals {
 /// Removes the original of a removed point, and the originals of its old uploads. `key` is `None`
 /// for a point that names no original: it was written from features alone, or a client has removed
 /// the key from its payload.
-pub(super) async fn delete_originals(
+pub async fn delete_originals(
     state: &RootState,
     record: &CollectionRecord,
     id: &PointId,
     key: Option<&str>,
 ) {
-    let Some(images) = &state.images else {
+    let Some(images) = state.images() else {
         tracing::warn!(%id, "an original stays, as this node has no store of originals");
         return;
     };
     let space = record.originals_space();
     if let Some(key) = key {
-        delete_original(&images.state, &original_in(&space, key)).await;
+        delete_original(images, &original_in(&space, key)).await;
     }
     // Only points of UUIDs have originals.
     if let PointId::Number(_) = id {
         return;
     }
     let age = UPLOAD_OVER.max(state.requests.limits.request_timeout * UPLOAD_TIMEOUTS);
-    if let Err(error) = images.state.delete_uploads(&space, id, age).await {
+    if let Err(error) = images.delete_uploads(&space, id, age).await {
         tracing::warn!(%id, %error, "old uploads of a removed image stay");
     }
 }
 
 /// Removes an original to which no point refers. A failure is logged, and the request succeeds.
-pub(super) async fn delete_original(images: &ImagesState, key: &str) {
+pub async fn delete_original(images: &ImagesState, key: &str) {
     if let Err(error) = images.delete_original(key).await {
         tracing::warn!(key, %error, "an original stays without a point");
     }

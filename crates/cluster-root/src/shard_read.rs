@@ -16,7 +16,7 @@ use super::split::IdsBody;
 pub(super) const RETRY_AFTER: Duration = Duration::from_secs(1);
 
 /// Body of a read.
-pub(super) enum ReadBody {
+pub enum ReadBody {
     /// The same for all shards.
     Same(Box<RawValue>),
     /// With the ids of the asked shards only.
@@ -25,7 +25,7 @@ pub(super) enum ReadBody {
 
 /// Work that a read belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum ReadPriority {
+pub enum ReadPriority {
     /// A request of a client, which waits.
     Client,
     /// Background work. Nodes answer it at low priority, so its latencies say nothing about other
@@ -34,31 +34,35 @@ pub(super) enum ReadPriority {
 }
 
 /// A read of some shards of a collection.
-pub(super) struct ShardRead {
-    pub(super) record: Arc<CollectionRecord>,
+pub struct ShardRead {
+    /// Record of the collection.
+    pub record: Arc<CollectionRecord>,
     /// Shards to read.
-    pub(super) shards: Vec<u32>,
+    pub shards: Vec<u32>,
     /// Path below the collection.
-    pub(super) path: &'static str,
-    pub(super) body: ReadBody,
-    pub(super) deadline: Instant,
+    pub path: &'static str,
+    /// Body of the request to the route at `path`.
+    pub body: ReadBody,
+    /// Time at which the read ends with the answers that it has.
+    pub deadline: Instant,
     /// True if holders must have applied the whole log.
-    pub(super) strong: bool,
-    pub(super) priority: ReadPriority,
+    pub strong: bool,
+    /// Work that the read belongs to.
+    pub priority: ReadPriority,
 }
 
 /// Results of the shards that answered.
-pub(super) struct ShardAnswers {
+pub struct ShardAnswers {
     /// Results as JSON text, by shard.
-    pub(super) results: BTreeMap<u32, Box<RawValue>>,
+    pub results: BTreeMap<u32, Box<RawValue>>,
     /// Names of the nodes that answered, by shard.
-    pub(super) nodes: BTreeMap<u32, String>,
+    pub nodes: BTreeMap<u32, String>,
     /// Shards that answered.
-    pub(super) coverage: ReadCoverage,
+    pub coverage: ReadCoverage,
     /// Error of a shard that did not answer.
-    pub(super) failure: Option<Error>,
+    pub failure: Option<Error>,
     /// Bytes of the results, and of answers that came second.
-    pub(super) reservation: Reservation,
+    pub reservation: Reservation,
 }
 
 impl ShardAnswers {
@@ -79,7 +83,7 @@ impl ShardAnswers {
     ///
     /// # Errors
     /// `Unavailable` with retry advice if no shard answered, or less than the part `min_coverage`.
-    pub(super) fn check(&self, min_coverage: f64) -> Result<()> {
+    pub fn check(&self, min_coverage: f64) -> Result<()> {
         check_coverage(self.coverage, min_coverage, self.failure.as_ref())
     }
 }
@@ -88,7 +92,7 @@ impl ShardAnswers {
 ///
 /// # Errors
 /// As [`ShardAnswers::check`].
-pub(super) fn check_coverage(
+pub fn check_coverage(
     coverage: ReadCoverage,
     min_coverage: f64,
     failure: Option<&Error>,

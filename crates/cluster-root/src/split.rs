@@ -10,20 +10,20 @@ use serde::{Deserialize, Serialize};
 use serde_json::value::{RawValue, to_raw_value};
 
 /// Bytes of points after which another operation begins.
-pub(super) const OPERATION_BYTES_MAX: usize = 1 << 20;
+pub const OPERATION_BYTES_MAX: usize = 1 << 20;
 
 /// Members of a JSON object, each as its text.
-pub(super) type RawMembers = BTreeMap<String, Box<RawValue>>;
+pub type RawMembers = BTreeMap<String, Box<RawValue>>;
 
 /// JSON texts of operations by shard, in the order in which they are made. Each is one element of
 /// `operations` of Qdrant's points/batch.
-pub(super) type ShardOperations = BTreeMap<u32, Vec<String>>;
+pub type ShardOperations = BTreeMap<u32, Vec<String>>;
 
 /// Returns the shard of a point.
 ///
 /// # Errors
 /// `Internal` if the number of shards is out of its limits.
-pub(super) fn shard_of_id(id: &PointId, shards: u32) -> Result<u32> {
+pub fn shard_of_id(id: &PointId, shards: u32) -> Result<u32> {
     shard_of(id.to_string().as_bytes(), shards)
         .map(|shard| shard.0)
         .ok_or_else(|| Error::internal(format!("the record of the collection has {shards} shards")))
@@ -33,7 +33,7 @@ pub(super) fn shard_of_id(id: &PointId, shards: u32) -> Result<u32> {
 ///
 /// # Errors
 /// As [`shard_of_id`].
-pub(super) fn ids_by_shard(ids: &[PointId], shards: u32) -> Result<BTreeMap<u32, Vec<PointId>>> {
+pub fn ids_by_shard(ids: &[PointId], shards: u32) -> Result<BTreeMap<u32, Vec<PointId>>> {
     let mut split: BTreeMap<u32, Vec<PointId>> = BTreeMap::new();
     for id in ids {
         split.entry(shard_of_id(id, shards)?).or_default().push(*id);
@@ -45,7 +45,7 @@ pub(super) fn ids_by_shard(ids: &[PointId], shards: u32) -> Result<BTreeMap<u32,
 ///
 /// # Errors
 /// `InvalidArgument` if it is not an object.
-pub(super) fn members(body: &[u8]) -> Result<RawMembers> {
+pub fn members(body: &[u8]) -> Result<RawMembers> {
     serde_json::from_slice(body)
         .map_err(|error| Error::invalid(format!("the request's JSON: {error}")))
 }
@@ -54,7 +54,7 @@ pub(super) fn members(body: &[u8]) -> Result<RawMembers> {
 ///
 /// # Errors
 /// `Internal` if the value has no JSON text.
-pub(super) fn raw(value: &impl Serialize) -> Result<Box<RawValue>> {
+pub fn raw(value: &impl Serialize) -> Result<Box<RawValue>> {
     to_raw_value(value).map_err(|error| Error::internal(format!("a request's part: {error}")))
 }
 
@@ -70,7 +70,7 @@ pub(super) fn all_of(filters: [Option<&RawValue>; 2]) -> Result<Box<RawValue>> {
 }
 
 /// Body of a request for points by their ids.
-pub(super) struct IdsBody {
+pub struct IdsBody {
     /// Members besides `ids`.
     pub(super) members: RawMembers,
     pub(super) ids: BTreeMap<u32, Vec<PointId>>,
@@ -312,7 +312,7 @@ pub(super) fn batch(body: &str, shards: u32, steps: &mut ChangeSteps) -> Result<
 }
 
 /// Splits texts into runs of at most `bytes_max` bytes; one that is longer stands alone.
-pub(super) fn chunks(texts: &[String], bytes_max: usize) -> Vec<&[String]> {
+pub fn chunks(texts: &[String], bytes_max: usize) -> Vec<&[String]> {
     let mut chunks = Vec::new();
     let mut from = 0;
     let mut bytes = 0;

@@ -4,21 +4,18 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use api_images::{BulkResources, ImagesState};
+use api_images::ImagesState;
 use base::{Error, Result};
 use cluster::NodeLatencies;
 use cluster_node::backups::ClusterBackups;
-use cluster_node::{ClusterView, CollectionCatalog, CollectionRecord, ViewSource};
+use cluster_node::{ClusterView, CollectionCatalog, CollectionRecord, ShardKey, ViewSource};
 use http_client::HttpClient;
 use metrics::KindLabels;
-use model_store::StorePlace;
 use parking_lot::Mutex;
 use tokio::sync::Semaphore;
 use transport::RequestResources;
 use transport::access::AccessPolicy;
 
-use super::extraction_slots::ExtractionSlots;
-use super::running_duplicates::RunningDuplicates;
 use super::shard_read::ReadPriority;
 use super::written::WrittenEntries;
 
@@ -35,9 +32,9 @@ const NAME_WAIT_MAX: Duration = Duration::from_secs(2);
 const NAME_WAITS_AT_ONCE_MAX: usize = 256;
 
 /// Images of this node.
-pub(super) struct NodeImages {
+struct NodeImages {
     /// Extraction, and the store of originals.
-    pub(super) state: Arc<ImagesState>,
+    state: Arc<ImagesState>,
     /// True if this node has the role extract.
     extracts: bool,
 }
@@ -52,26 +49,24 @@ pub(super) struct LocationAccess {
 /// State of the routes.
 pub struct RootState {
     /// Name of this node.
-    pub(super) node: String,
-    pub(super) requests: Arc<RequestResources>,
-    pub(super) client: HttpClient,
-    pub(super) view: ViewSource,
-    pub(super) catalog: Arc<dyn CollectionCatalog>,
-    pub(super) latencies: Mutex<NodeLatencies>,
+    pub node: String,
+    /// Limits and memory of the requests of this node.
+    pub requests: Arc<RequestResources>,
+    /// Client of the other nodes.
+    pub client: HttpClient,
+    /// Nodes, collections and owners that this node sees.
+    pub view: ViewSource,
+    /// Records of the collections in the store.
+    pub catalog: Arc<dyn CollectionCatalog>,
+    /// Times of nodes that answer requests of clients.
+    latencies: Mutex<NodeLatencies>,
     /// Times of nodes that answer at low priority.
     background_latencies: Mutex<NodeLatencies>,
-    pub(super) written: WrittenEntries,
-    pub(super) images: Option<NodeImages>,
+    written: WrittenEntries,
+    images: Option<NodeImages>,
     pub(super) backups: Option<Arc<ClusterBackups>>,
     /// Recoveries from a location; `None` if there are none.
     pub(super) locations: Option<LocationAccess>,
-    /// Directory of the cluster in the store, where searches for duplicates are kept.
-    pub(super) store: Option<StorePlace>,
-    /// Searches for duplicates that run on this node.
-    pub(super) duplicates: Arc<RunningDuplicates>,
-    /// Limits of archives and folders; `None` without images.
-    pub(super) bulk: Option<Arc<BulkResources>>,
-    pub(super) extraction_slots: Arc<ExtractionSlots>,
     query_number: AtomicU64,
     /// Permits of requests that wait for a reading of the collections.
     name_waits: Semaphore,
@@ -101,10 +96,6 @@ impl RootState {
             images: None,
             backups: None,
             locations: None,
-            store: None,
-            duplicates: Arc::default(),
-            bulk: None,
-            extraction_slots: Arc::default(),
             query_number: AtomicU64::new(0),
             name_waits: Semaphore::new(NAME_WAITS_AT_ONCE_MAX),
             start_wait_end: Instant::now() + LOAD_WAIT_MAX,
@@ -113,17 +104,10 @@ impl RootState {
 
     /// Sets the images of this node, whose store of originals is that of the cluster. `extracts` is
     /// true if the node has the role extract. Without images, requests that extract go to other
-    /// nodes, and archives and folders are refused.
+    /// nodes, and originals of deleted points stay.
     #[must_use]
     pub fn with_images(self, state: Arc<ImagesState>, extracts: bool) -> RootState {
-        let bulk = Some(state.bulk().clone());
-        RootState { images: Some(NodeImages { state, extracts }), bulk, ..self }
-    }
-
-    /// Sets the limits of archives and folders of a root without images.
-    #[must_use]
-    pub fn with_bulk(self, bulk: Arc<BulkResources>) -> RootState {
-        RootState { bulk: Some(bulk), ..self }
+        RootState { images: Some(NodeImages { state, extracts }), ..self }
     }
 
     /// Sets the backups of the cluster's collections.
@@ -143,12 +127,6 @@ impl RootState {
         RootState { locations: Some(LocationAccess { access, options }), ..self }
     }
 
-    /// Sets the directory of the cluster in the store, where a root keeps searches for duplicates.
-    #[must_use]
-    pub fn with_store(self, place: StorePlace) -> RootState {
-        RootState { store: Some(place), ..self }
-    }
-
     /// Returns the times of nodes for reads of this priority.
     pub(super) fn latencies_of(&self, priority: ReadPriority) -> &Mutex<NodeLatencies> {
         match priority {
@@ -157,14 +135,19 @@ impl RootState {
         }
     }
 
+    /// Returns the images of this node with the store of originals; `None` without images.
+    pub fn images(&self) -> Option<&Arc<ImagesState>> {
+        self.images.as_ref().map(|images| &images.state)
+    }
+
     /// Returns the extraction of this node, if it has the role.
-    pub(super) fn extraction(&self) -> Option<&Arc<ImagesState>> {
+    pub fn extraction(&self) -> Option<&Arc<ImagesState>> {
         self.images.as_ref().filter(|images| images.extracts).map(|images| &images.state)
     }
 
     /// Counts a request to nodes, or an answer to a client. `kind` is a kind of
     /// [`metrics::ClusterMetrics::requests`].
-    pub(super) fn count(&self, kind: &'static str) {
+    pub fn count(&self, kind: &'static str) {
         self.requests.metrics.cluster.requests.get_or_create(&KindLabels { kind }).inc();
     }
 
@@ -172,6 +155,33 @@ impl RootState {
     /// holders.
     pub(super) fn next_query(&self) -> u64 {
         self.query_number.fetch_add(1, Ordering::Relaxed)
+    }
+
+    /// Returns nodes in the order in which the next request asks them: by turns. Slow nodes and
+    /// nodes that have just failed come last.
+    pub fn order_nodes(&self, names: &[&str]) -> Vec<String> {
+        self.latencies.lock().order(names, self.next_query(), Instant::now())
+    }
+
+    /// Returns true if `node` failed a moment ago.
+    pub fn has_failed(&self, node: &str) -> bool {
+        self.latencies.lock().is_down(node, Instant::now())
+    }
+
+    /// Records a failure of a node. Later requests ask it last for a while.
+    pub fn record_failure(&self, node: &str) {
+        self.latencies.lock().record_failure(node, Instant::now());
+    }
+
+    /// Records the number of an entry of a shard that later reads at this root must see.
+    pub fn record_written(&self, key: &ShardKey, entry: u64) {
+        self.written.record(key, entry, &self.view.current());
+    }
+
+    /// Returns the number of the last entry that reads at this root must see; 0 if this root knows
+    /// none.
+    pub fn last_written(&self, key: &ShardKey) -> u64 {
+        self.written.last(key)
     }
 
     /// Waits until the collections were read from the store, at most until `deadline`. A node that
@@ -225,7 +235,7 @@ impl RootState {
     ///
     /// # Errors
     /// `Unavailable` with retry advice before.
-    pub(super) fn loaded_view(&self) -> Result<Arc<ClusterView>> {
+    pub fn loaded_view(&self) -> Result<Arc<ClusterView>> {
         if !self.catalog.is_loaded() {
             return Err(Error::unavailable(
                 "the collections of the cluster were not read from the store yet; try again",
@@ -239,7 +249,7 @@ impl RootState {
     ///
     /// # Errors
     /// `NotFound` if the view has none; as [`RootState::loaded_view`].
-    pub(super) fn record(&self, name: &str) -> Result<Arc<CollectionRecord>> {
+    pub fn record(&self, name: &str) -> Result<Arc<CollectionRecord>> {
         let view = self.loaded_view()?;
         let record = view.collection(name).cloned().map(Arc::new);
         record.ok_or_else(|| {

@@ -127,7 +127,7 @@ fn results_or_errors(body: &[u8]) -> Result<ShardResultTexts> {
 }
 
 /// Returns true if another holder of the shard would refuse the request too.
-pub(super) fn is_final(error: &Error) -> bool {
+pub fn is_final(error: &Error) -> bool {
     matches!(
         error.kind(),
         ErrorKind::InvalidArgument | ErrorKind::TooLarge | ErrorKind::Unimplemented
@@ -158,7 +158,7 @@ fn shard_error(status: u16, body: &str) -> Error {
 }
 
 /// Returns the message of an error in Qdrant's envelope or of this server's.
-pub(super) fn message_of(body: &str) -> String {
+pub fn message_of(body: &str) -> String {
     #[derive(Deserialize)]
     struct StatusText {
         error: String,

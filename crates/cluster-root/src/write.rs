@@ -220,7 +220,7 @@ async fn apply_steps(
 ///
 /// # Errors
 /// The first error of a shard; other shards may then have applied their operations.
-pub(super) async fn deliver(
+pub async fn deliver(
     context: &RootContext,
     record: &CollectionRecord,
     split: ShardOperations,
@@ -278,13 +278,13 @@ impl fmt::Display for NotWritten {
 impl std::error::Error for NotWritten {}
 
 /// Returns an error of a write that is in no entry and never will be.
-pub(super) fn not_written(error: Error) -> Error {
+pub fn not_written(error: Error) -> Error {
     error.with_source(NotWritten)
 }
 
 /// Returns true if the error of a write of one operation says that the operation is in no entry and
 /// never will be.
-pub(super) fn was_not_written(error: &Error) -> bool {
+pub fn was_not_written(error: &Error) -> bool {
     use ErrorKind::{InvalidArgument, NotFound, TooLarge};
     matches!(error.kind(), InvalidArgument | NotFound | TooLarge)
         || std::error::Error::source(error).is_some_and(|source| source.is::<NotWritten>())
@@ -292,16 +292,16 @@ pub(super) fn was_not_written(error: &Error) -> bool {
 
 /// Condition of the write of an image: no entry behind `after` has written the image.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct WriteCondition {
+pub struct WriteCondition {
     /// Id of the image, a UUID.
-    pub(super) id: PointId,
+    pub id: PointId,
     /// Entry that a lookup which did not find the image has certainly seen.
-    pub(super) after: u64,
+    pub after: u64,
 }
 
 /// Decision of an owner on a write.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum OwnerDecision {
+pub enum OwnerDecision {
     /// The entry that has the operations.
     Made(u64),
     /// The condition is not met: the operations are in no entry and never will be. Entries up to
@@ -310,10 +310,13 @@ pub(super) enum OwnerDecision {
 }
 
 /// Destination of writes: a shard, until a deadline.
-pub(super) struct ShardWrite {
-    pub(super) state: Arc<RootState>,
-    pub(super) key: ShardKey,
-    pub(super) deadline: Instant,
+pub struct ShardWrite {
+    /// State of the routes.
+    pub state: Arc<RootState>,
+    /// The shard.
+    pub key: ShardKey,
+    /// Time at which no further request to an owner begins.
+    pub deadline: Instant,
 }
 
 impl ShardWrite {
@@ -341,7 +344,7 @@ impl ShardWrite {
                 };
                 error.context(format_args!("shard {}", self.key))
             })?;
-            self.state.written.record(&self.key, entry, &self.state.view.current());
+            self.state.record_written(&self.key, entry);
         }
         Ok(entry)
     }
@@ -349,8 +352,10 @@ impl ShardWrite {
     /// Writes one operation on a condition.
     ///
     /// # Errors
-    /// As [`ShardWrite::write`].
-    pub(super) async fn run_on_condition(
+    /// `NotFound` if the collection was removed; the owner's refusal of the operation; the last
+    /// refusal if no owner took it in time. [`was_not_written`] is true for these. Other errors if
+    /// the outcome is unknown.
+    pub async fn run_on_condition(
         &self,
         condition: WriteCondition,
         operation: &str,
@@ -360,7 +365,7 @@ impl ShardWrite {
             decision.map_err(|error| error.context(format_args!("shard {}", self.key)))?;
         // After a conflict, a lookup must see what the owner has seen.
         let (OwnerDecision::Made(entry) | OwnerDecision::Conflict(entry)) = decision;
-        self.state.written.record(&self.key, entry, &self.state.view.current());
+        self.state.record_written(&self.key, entry);
         Ok(decision)
     }
 

@@ -13,9 +13,8 @@ use base::{Error, Result};
 use cluster_node::backups::{BackupSchedule, ClusterBackupSettings};
 use cluster_node::node::{ClusterNode, LocalCollections, NodeOptions};
 use cluster_node::{NodeInfo, Roles};
-use cluster_root::{self as root, RootState};
+use cluster_root::{self as root, ImageRootState, RootState};
 use http_client::ClientTls;
-use model_store::StorePlace;
 use os::Rate;
 use transport::{Reply, RequestLimits, RequestResources};
 
@@ -86,14 +85,15 @@ impl ClusterServing {
             requests: server.requests.clone(),
         })
         .await?;
-        let state = root_state(&node, server, cluster.roles, place);
+        let state = root_state(&node, server, cluster.roles);
         let points = if cluster.roles.root {
             root::routes().with_state(state.clone())
         } else {
             refused("/collections", not_a_root)
         };
         let images = if cluster.roles.root || cluster.roles.extract {
-            root::image_routes().with_state(state)
+            let state = ImageRootState::new(state).with_store(place);
+            root::image_routes().with_state(Arc::new(state))
         } else {
             refused("/v1/images", takes_no_images)
         };
@@ -181,12 +181,7 @@ fn default_name(address: &str) -> String {
 }
 
 /// Returns the state of the routes of clients.
-fn root_state(
-    node: &ClusterNode,
-    server: &Server,
-    roles: Roles,
-    place: StorePlace,
-) -> Arc<RootState> {
+fn root_state(node: &ClusterNode, server: &Server, roles: Roles) -> Arc<RootState> {
     let state = RootState::new(
         node.name(),
         server.requests.clone(),
@@ -194,7 +189,6 @@ fn root_state(
         node.view(),
         node.catalog().clone(),
     );
-    let state = state.with_store(place);
     let state = state.with_images(server.images.clone(), roles.extract);
     let options = server.backups.store_options().to_vec();
     let state = state.with_locations(server.access.clone(), options);

@@ -23,14 +23,14 @@ use serde::Deserialize;
 use tokio::runtime::Handle;
 use tokio::sync::{Mutex, OwnedMutexGuard};
 
-use super::super::call::RootContext;
 use super::super::extraction_slots::{ExtractionPlace, ExtractionSlot};
-use super::super::new_shards::NewShards;
 use super::call::ImageCall;
 use super::extraction_nodes::take_slot;
 use super::put::{BACKGROUND_TIME_MAX, ImagePut, RootPutParams, count};
 use super::repeats::{ImageRepeats, RunningImage};
+use super::state::ImageRootState;
 use super::{pass_on, reply};
+use crate::{NewShards, RootContext};
 
 /// Maximum images of one request in flight, with those waiting to be sent again.
 const IN_FLIGHT_MAX: usize = 256;
@@ -65,7 +65,7 @@ impl BulkCall {
         call.context.check_creates()?;
         let parameters: RootPutParams = call.query.own()?;
         parameters.check_bulk()?;
-        let resources = call.context.state.bulk.clone().ok_or_else(|| {
+        let resources = call.state.bulk.clone().ok_or_else(|| {
             Error::precondition("this node takes no archives and no folders; send them to a root")
         })?;
         let upload = BulkUpload {
@@ -79,6 +79,7 @@ impl BulkCall {
             path: call.head.target.split('?').next().unwrap_or_default().to_owned(),
             query: passed_query(&call),
             context: call.context.clone(),
+            state: call.state.clone(),
         };
         Ok(BulkCall { resources, request: call.into_bulk(), upload })
     }
@@ -105,6 +106,7 @@ fn passed_query(call: &ImageCall) -> String {
 /// Properties of the request that all of its images share.
 struct BulkUpload {
     context: RootContext,
+    state: Arc<ImageRootState>,
     /// Path of the collection.
     path: String,
     /// Query string of each image's request, without its name.
@@ -195,13 +197,12 @@ impl ClusterImages {
 
     /// Waits until there is room for an image. Returns `None` if the request has put it in already.
     async fn begin(&self, id: PointId) -> Option<BegunImage> {
-        let state = &self.upload.context.state;
         let Some(running) = self.repeats.begin(id).await else {
-            count(state, "present");
+            count(&self.upload.context.state, "present");
             return None;
         };
         let turn = self.turn_to_create().await;
-        let slot = take_slot(state, &[]).await;
+        let slot = take_slot(&self.upload.state, &[]).await;
         Some(BegunImage { running, turn, slot })
     }
 
@@ -238,7 +239,7 @@ impl ClusterImages {
         image: &BulkImage,
         mut slot: Option<ExtractionSlot>,
     ) -> Result<BulkOutcome> {
-        let state = &self.upload.context.state;
+        let state = &self.upload.state;
         let mut tried: Vec<String> = Vec::new();
         let mut refusal = pass_on::no_extraction();
         loop {

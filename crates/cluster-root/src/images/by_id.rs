@@ -18,12 +18,12 @@ use search::points::PointId;
 use serde::Deserialize;
 use transport::Reply;
 
-use super::super::call::RootContext;
-use super::super::split::shard_of_id;
 use super::call::{ImageCall, NoRouteParams};
 use super::points::{self, LookupConsistency, PointLookup};
 use super::reply;
 use super::target::ImageTarget;
+use crate::RootContext;
+use crate::split::shard_of_id;
 
 /// Maximum lookups of a point whose holder then does not answer.
 const LOOKUPS_MAX: u32 = 3;
@@ -125,7 +125,7 @@ pub(super) async fn ask_holder(
     let key = ShardKey::new(&record.id, shard_of_id(&id, record.shards)?);
     let mut asked = AskedHolders { context, key, request, refusal: None, failure: None };
     let strong = context.params.strong;
-    if !strong && context.state.written.last(&asked.key) == 0 {
+    if !strong && context.state.last_written(&asked.key) == 0 {
         match asked.ask_in_turn().await {
             Some(answer) if answer.status == 404 => {}
             Some(answer) => return Ok(answer),
@@ -186,7 +186,7 @@ impl AskedHolders<'_> {
         let view = state.view.current();
         let serving = view.nodes.values().filter(|node| node.serves(&self.key));
         let names: Vec<&str> = serving.map(|node| node.name.as_str()).collect();
-        let order = state.latencies.lock().order(&names, state.next_query(), Instant::now());
+        let order = state.order_nodes(&names);
         order.iter().filter_map(|name| view.nodes.get(name)).cloned().collect()
     }
 
@@ -230,7 +230,7 @@ impl AskedHolders<'_> {
             Ok(answer) => Some(answer),
             Err(error) => {
                 tracing::debug!(node = node.name, %error, "a holder did not answer for an image");
-                self.context.state.latencies.lock().record_failure(&node.name, Instant::now());
+                self.context.state.record_failure(&node.name);
                 self.failure = Some(error);
                 None
             }

@@ -13,13 +13,13 @@ use serde::de::DeserializeOwned;
 use tokio::sync::OwnedSemaphorePermit;
 use transport::{HeaderTimeout, Peer, Reply};
 
-use super::super::call::RootContext;
-use super::super::params::RouteQuery;
-use super::super::state::RootState;
+use super::state::ImageRootState;
+use crate::{RootContext, RouteQuery};
 
 /// A request whose body is not read yet.
 pub(super) struct ImageCall {
     pub(super) context: RootContext,
+    pub(super) state: Arc<ImageRootState>,
     pub(super) query: RouteQuery,
     pub(super) head: CallHead,
     peer: Option<Peer>,
@@ -34,21 +34,25 @@ pub(super) struct CallHead {
     pub(super) target: String,
 }
 
-impl FromRequest<Arc<RootState>> for ImageCall {
+impl FromRequest<Arc<ImageRootState>> for ImageCall {
     type Rejection = Reply;
 
-    async fn from_request(request: Request, state: &Arc<RootState>) -> Result<ImageCall, Reply> {
+    async fn from_request(
+        request: Request,
+        state: &Arc<ImageRootState>,
+    ) -> Result<ImageCall, Reply> {
         let started = Instant::now();
         let refused = |error: Error| Reply::error(&error);
         let (mut parts, body) = request.into_parts();
         let query = RouteQuery::split(&parts.uri, &parts.headers).map_err(refused)?;
-        let context = RootContext::read(&mut parts, state, query.params, started).await;
+        let context = RootContext::read(&mut parts, &state.root, query.params, started).await;
         let context = context.map_err(refused)?;
         let target = parts.uri.path_and_query().map(ToString::to_string).unwrap_or_default();
         let peer = parts.extensions.remove();
         let header_timeout = parts.extensions.remove().unwrap_or_default();
         let head = CallHead { headers: parts.headers, target };
-        Ok(ImageCall { context, query, head, peer, header_timeout, body })
+        let state = state.clone();
+        Ok(ImageCall { context, state, query, head, peer, header_timeout, body })
     }
 }
 

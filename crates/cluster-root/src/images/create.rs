@@ -9,10 +9,9 @@ use search::coarse::DIMS_MAX;
 use search::registry::check_name;
 use serde_json::json;
 
-use super::super::call::RootContext;
-use super::super::collections::{wait_for, wait_for_holders};
-use super::super::new_shards::NewShards;
 use super::target::ImageTarget;
+use crate::collections::{wait_for, wait_for_holders};
+use crate::{NewShards, RootContext};
 
 /// Longest wait for the record of a collection that another node has just created.
 const RECORD_WAIT_MAX: Duration = Duration::from_secs(10);
@@ -84,6 +83,7 @@ mod tests {
     use api_images::ImageKind;
 
     use super::*;
+    use crate::collections::settings;
 
     fn photos() -> ImageSettings {
         ImageSettings { kind: ImageKind::Photo, model: "colour".to_owned() }
@@ -94,7 +94,7 @@ mod tests {
         let new = NewShards { shards: 3, copies: 1 };
         let record = new_record("c", &photos(), 5, new).unwrap();
         assert_eq!((record.images.clone(), record.image_dims()), (Some(photos()), Some(5)));
-        assert_eq!(super::super::super::collections::settings(&record).unwrap().dims, 5);
+        assert_eq!(settings(&record).unwrap().dims, 5);
         assert!(new_record(".c", &photos(), 5, new).is_err());
         assert!(new_record("c", &photos(), 0, new).is_err());
         assert!(new_record("c", &photos(), DIMS_MAX + 1, new).is_err());

@@ -8,14 +8,13 @@ use search::points::PointId;
 use serde_json::json;
 use transport::Reply;
 
-use super::super::collections::remove_named;
-use super::super::removed_originals::delete_originals;
-use super::super::split::{raw, shard_of_id};
-use super::super::write::deliver;
 use super::by_id::missing;
 use super::call::{ImageCall, NoRouteParams};
 use super::points::{self, LookupConsistency, PointLookup};
 use super::target::ImageTarget;
+use crate::collections::remove_named;
+use crate::split::{raw, shard_of_id};
+use crate::writes::{delete_originals, deliver};
 
 /// Removes an image: first its point, then its original. Only the removed point refers to this
 /// original, since each upload has an original of its own.

@@ -12,10 +12,10 @@ use search::points::PointId;
 use serde::de::DeserializeOwned;
 use tokio::time::timeout_at;
 
-use super::super::call::RootContext;
 use super::by_id::{HolderRequest, ask_holder};
 use super::target::ImageTarget;
 use super::{pass_on, reply};
+use crate::RootContext;
 
 /// Extracts the features of a file on this node, or on another one if this one does not have the
 /// role extract.

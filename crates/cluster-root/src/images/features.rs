@@ -16,16 +16,14 @@ use serde_json::{Value, json};
 use tokio::time::timeout_at;
 use transport::Reply;
 
-use super::super::call::RootContext;
-use super::super::check;
-use super::super::new_shards::NewShards;
-use super::super::split::{OPERATION_BYTES_MAX, ShardOperations, chunks, shard_of_id};
-use super::super::write::deliver;
 use super::call::ImageCall;
 use super::create::create;
 use super::points::{FoundIds, LookupConsistency, find_ids};
 use super::target::ImageTarget;
 use super::{pass_on, put};
+use crate::split::{OPERATION_BYTES_MAX, ShardOperations, chunks, shard_of_id};
+use crate::writes::deliver;
+use crate::{NewShards, RootContext, check};
 
 /// Parameters of a request with features.
 #[derive(Default, Deserialize)]

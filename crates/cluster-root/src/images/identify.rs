@@ -11,14 +11,13 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 use transport::Reply;
 
-use super::super::call::RootContext;
-use super::super::envelope::ReadCoverage;
 use super::call::ImageCall;
 use super::merge::{self, MergedPrints};
 use super::rounds::{self, RoundsPlan};
 use super::search::{HITS_DEFAULT, parsed_filter};
 use super::target::ImageTarget;
 use super::{extraction, reply};
+use crate::{ReadCoverage, RootContext};
 
 /// Parameters of an identification.
 #[derive(Default, Deserialize)]

@@ -9,10 +9,10 @@ use serde_json::{Value, json};
 use tokio::task::JoinSet;
 use transport::Reply;
 
-use super::super::call::RootContext;
-use super::super::read::count_points;
 use super::call::{ImageCall, NoRouteParams};
 use super::pass_on;
+use crate::RootContext;
+use crate::reads::count_points;
 
 /// Maximum collections whose images are counted at the same time.
 const COUNTED_AT_ONCE_MAX: usize = 16;

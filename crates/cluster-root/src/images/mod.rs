@@ -39,11 +39,13 @@ mod reply;
 mod rounds;
 mod routes;
 mod search;
+mod state;
 mod target;
 mod verify;
 mod views;
 
 pub use routes::image_routes;
+pub use state::ImageRootState;
 
 /// Message of an error for an image whose features were not found before the deadline.
 const FEATURES_LATE: &str = "the time was up before the image's features were found; send the \

@@ -8,16 +8,14 @@ use serde_json::value::RawValue;
 use serde_json::{Map, Value, json};
 use transport::Reply;
 
-use super::super::envelope::ReadCoverage;
-use super::super::merge::{self, ShardResults};
-use super::super::read::{answers, of_all};
-use super::super::shard_read::ShardAnswers;
-use super::super::split::raw;
 use super::call::{ImageCall, NoRouteParams};
 use super::points::{LookupConsistency, find_ids};
 use super::reply;
 use super::search::parsed_filter;
 use super::target::ImageTarget;
+use crate::ReadCoverage;
+use crate::reads::{self, ShardAnswers, ShardResults, answers, of_all};
+use crate::split::raw;
 
 /// Default number of images on a page.
 const PAGE_DEFAULT: usize = 50;
@@ -72,9 +70,9 @@ struct MergedPage {
 impl MergedPage {
     fn of(counted: &ShardAnswers, scrolled: ShardAnswers, limit: usize) -> Result<MergedPage> {
         let (count, count_partial) =
-            merge::sum(ShardResults { results: &texts(counted), incomplete: false })?;
+            reads::sum(ShardResults { results: &texts(counted), incomplete: false })?;
         let results = ShardResults { results: &texts(&scrolled), incomplete: false };
-        let merged = merge::scroll(results, limit)?;
+        let merged = reads::scroll(results, limit)?;
         let coverage = smaller(counted.coverage, scrolled.coverage);
         let text = page_text(&merged, count, count_partial, coverage)?;
         Ok(MergedPage { text, scrolled })

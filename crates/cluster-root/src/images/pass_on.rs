@@ -12,11 +12,10 @@ use http::{HeaderMap, HeaderName, HeaderValue, Method, header};
 use http_client::{HttpAnswer, HttpRequest};
 use transport::Reply;
 
-use super::super::call::RootContext;
-use super::super::collections::wait_for;
-use super::super::state::RootState;
 use super::call::CallHead;
 use super::reply;
+use crate::collections::wait_for;
+use crate::{RootContext, RootState};
 
 /// Header of a request that another node has passed on. It is never passed on again.
 const PASSED_ON: HeaderName = HeaderName::from_static("x-millpond-passed-on");
@@ -202,7 +201,7 @@ async fn to_node(
     };
     answer.inspect_err(|error| {
         tracing::debug!(node = node.name, %error, "a node took no image");
-        state.latencies.lock().record_failure(&node.name, Instant::now());
+        state.record_failure(&node.name);
     })
 }
 
@@ -227,7 +226,7 @@ fn extraction_nodes(state: &RootState) -> Vec<NodeInfo> {
         .filter(|node| node.roles.extract)
         .map(|node| node.name.as_str())
         .collect();
-    let order = state.latencies.lock().order(&names, state.next_query(), Instant::now());
+    let order = state.order_nodes(&names);
     let nodes = order.iter().filter_map(|name| view.nodes.get(name));
     nodes.take(NODES_ASKED_MAX).cloned().collect()
 }
@@ -255,8 +254,7 @@ async fn remember_answer(context: &RootContext, answer: &HttpAnswer) {
     let until = context.deadline.min(Instant::now() + RECORD_WAIT_MAX);
     let collection = &written.key.collection;
     wait_for(context, until, |view| view.by_id(collection).is_some()).await;
-    let view = context.state.view.current();
-    context.state.written.record(&written.key, written.entry, &view);
+    context.state.record_written(&written.key, written.entry);
 }
 
 /// Entry of a shard's log.

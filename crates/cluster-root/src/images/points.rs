@@ -10,12 +10,8 @@ use serde::Deserialize;
 use serde_json::value::RawValue;
 use serde_json::{Map, Value};
 
-use super::super::call::RootContext;
-use super::super::envelope::ReadCoverage;
-use super::super::fan_out::read_shards;
-use super::super::read::{confirmed, of_ids};
-use super::super::shard_read::{ShardAnswers, check_coverage};
-use super::super::split;
+use crate::reads::{ShardAnswers, check_coverage, confirmed, of_ids, read_shards};
+use crate::{ReadCoverage, RootContext, split};
 
 /// A stored point, and the node that returned it.
 pub(super) struct LocatedPoint {

@@ -22,19 +22,16 @@ use serde_json::{Map, Value};
 use tokio::time::{timeout, timeout_at};
 use transport::{Reply, query_flag};
 
-use super::super::call::RootContext;
-use super::super::new_shards::NewShards;
-use super::super::removed_originals::delete_original;
-use super::super::split::shard_of_id;
-use super::super::state::RootState;
-use super::super::write::{
-    OwnerDecision, ShardWrite, WriteCondition, not_written, was_not_written,
-};
 use super::call::ImageCall;
 use super::create::create;
 use super::pass_on;
 use super::points::{self, LookupConsistency, PointLookup};
 use super::target::ImageTarget;
+use crate::split::shard_of_id;
+use crate::writes::{
+    OwnerDecision, ShardWrite, WriteCondition, delete_original, not_written, was_not_written,
+};
+use crate::{NewShards, RootContext, RootState};
 
 /// Longest time of an image that is put in at idle priority. Searches may take all cores meanwhile.
 pub(super) const BACKGROUND_TIME_MAX: Duration = Duration::from_secs(300);
@@ -284,7 +281,7 @@ impl ImagePut<'_> {
     /// Returns the number of an entry that each lookup of the image from now on sees.
     fn seen_by_lookups(&self, target: &ImageTarget, id: &PointId) -> Result<u64> {
         let shard = shard_of_id(id, target.record.shards)?;
-        Ok(self.context.state.written.last(&ShardKey::new(&target.record.id, shard)))
+        Ok(self.context.state.last_written(&ShardKey::new(&target.record.id, shard)))
     }
 
     /// Looks up an image. Returns `None` unless the collection has it with its original. A holder

@@ -6,8 +6,8 @@ use http_client::HttpAnswer;
 use serde_json::{Value, json};
 use transport::{FREE_BYTES_MAX, Reply, RequestResources, Reservation};
 
-use super::super::envelope::ReadCoverage;
-use super::super::wire::message_of;
+use crate::ReadCoverage;
+use crate::reads::message_of;
 
 /// Headers of another node's answer that the client gets.
 const PASSED_HEADERS: [HeaderName; 4] = [

@@ -15,14 +15,13 @@ use base::Result;
 use serde_json::Value;
 use transport::Reservation;
 
-use super::super::call::RootContext;
-use super::super::envelope::ReadCoverage;
-use super::super::fan_out::read_shards;
-use super::super::read::of_all;
-use super::super::shard_read::{ReadBody, ReadPriority, ShardAnswers, ShardRead, check_coverage};
-use super::super::split::raw;
 use super::merge::{self, ImageOrder, ResultTexts};
 use super::target::ImageTarget;
+use crate::reads::{
+    ReadBody, ReadPriority, ShardAnswers, ShardRead, check_coverage, of_all, read_shards,
+};
+use crate::split::raw;
+use crate::{ReadCoverage, RootContext};
 
 /// Path of the coarse filter of a shard.
 const COARSE_PATH: &str = "images/coarse";

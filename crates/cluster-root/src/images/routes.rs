@@ -8,16 +8,16 @@ use axum::routing::{MethodRouter, any, get, post, put};
 use base::Error;
 use transport::Reply;
 
-use super::super::state::RootState;
 use super::by_id::{self, ImagePart};
 use super::call::ImageCall;
+use super::state::ImageRootState;
 use super::{
     bulk, delete, duplicates, features, identify, list, page, put as put_image, search, verify,
 };
 
 /// Returns the routes of the cluster's collections of images, which an API key protects. They take
 /// the place of `api_images::routes`.
-pub fn image_routes() -> Router<Arc<RootState>> {
+pub fn image_routes() -> Router<Arc<ImageRootState>> {
     const COLLECTION: &str = "/v1/images/{collection}";
     let at = |rest: &str| format!("{COLLECTION}/{rest}");
     Router::new()
@@ -73,11 +73,11 @@ const REBUILD: &str = "a cluster does not rebuild a collection with another mode
                        (docs/cluster.md, Another embedding model, has the commands)";
 
 /// Returns a route of one stored image.
-fn stored(part: ImagePart) -> MethodRouter<Arc<RootState>> {
+fn stored(part: ImagePart) -> MethodRouter<Arc<ImageRootState>> {
     get(move |call: ImageCall| call.answer(move |call| by_id::part(call, part)))
 }
 
 /// Returns a route that a cluster does not have.
-fn unsupported(reason: &'static str) -> MethodRouter<Arc<RootState>> {
+fn unsupported(reason: &'static str) -> MethodRouter<Arc<ImageRootState>> {
     any(move || async move { Reply::error(&Error::unimplemented(reason)) })
 }

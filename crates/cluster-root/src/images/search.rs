@@ -13,15 +13,13 @@ use serde_json::Value;
 use serde_json::value::RawValue;
 use transport::{Reply, query_flag};
 
-use super::super::call::RootContext;
-use super::super::check;
-use super::super::envelope::ReadCoverage;
 use super::call::ImageCall;
 use super::merge::{self, ImageOrder};
 use super::rounds::{self, RoundsAnswer, RoundsPlan};
 use super::target::ImageTarget;
 use super::views::{RootViewSearch, ViewsAnswer};
 use super::{extraction, reply};
+use crate::{ReadCoverage, RootContext, check};
 
 /// Default number of hits.
 pub(super) const HITS_DEFAULT: usize = 10;

@@ -6,7 +6,7 @@ use api_images::{ImageKind, ImageSettings, WantedImages};
 use base::{Error, ErrorKind, Result};
 use cluster_node::CollectionRecord;
 
-use super::super::call::RootContext;
+use crate::RootContext;
 
 /// A collection of images.
 #[derive(Clone, Debug)]

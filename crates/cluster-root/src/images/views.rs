@@ -9,11 +9,11 @@ use base::{Error, Result};
 use bytes::Bytes;
 use transport::Reservation;
 
-use super::super::call::RootContext;
 use super::extraction;
 use super::merge::{self, ViewHit};
 use super::rounds::{self, RoundsPlan};
 use super::target::ImageTarget;
+use crate::RootContext;
 
 /// Accepted hits of views.
 #[derive(Default)]

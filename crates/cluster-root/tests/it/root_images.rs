@@ -10,7 +10,7 @@ use http::{Method, Request};
 use serde_json::{Value, json};
 
 use crate::root_images_support::{
-    SHARDS, features, image_root, images, result_ids, shard_of, two_nodes,
+    SHARDS, empty_root, features, image_root, images, result_ids, shard_of, two_nodes,
 };
 use crate::root_support::{
     Answer, Behaviour, FakeNode, FakeReply, PassedRequest, TestRoot, asked, reply, set,
@@ -377,6 +377,13 @@ async fn wrong_searches_are_refused() {
     let vectors = search(&root, "").await;
     assert_eq!(vectors.status, 409);
     assert!(error(&vectors).contains("has no images"), "{}", error(&vectors));
+}
+
+#[tokio::test]
+async fn a_root_without_collections_lists_none() {
+    let root = empty_root();
+    let list = root.send(Method::GET, "/v1/images", &Value::Null).await;
+    assert_eq!((list.status, &list.json["collections"]), (200, &json!([])));
 }
 
 #[tokio::test]

@@ -2,11 +2,14 @@
 
 use std::sync::Arc;
 
-use api_images::{ImageKind, ImageSettings};
+use api_images::{BulkResources, ImageKind, ImageSettings};
+use axum::Router;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
+use cluster_root::{ImageRootState, RootState, image_routes};
 use search::points::PointId;
 use serde_json::{Value, json};
+use transport::access::{AccessPolicy, CorsPolicy};
 
 use crate::root_support::{FakeNode, TestRoot};
 
@@ -99,9 +102,36 @@ pub(crate) fn features(id: u64) -> Value {
     json!({"id": id, "embedding": [0.5, 0.25], "record": STANDARD.encode(record)})
 }
 
+/// Returns the routes of images of a root that extracts nothing.
+fn routes_of_images(root: &Arc<RootState>) -> Router {
+    let access = AccessPolicy {
+        host: [127, 0, 0, 1].into(),
+        allowed_hosts: Vec::new(),
+        allow_remote_admin: false,
+        keys: None,
+        cors: CorsPolicy::default(),
+        metrics: root.requests.metrics.clone(),
+    };
+    let bulk = BulkResources::new(root.requests.clone(), Arc::new(access), None);
+    let state = ImageRootState::new(root.clone()).with_bulk(Arc::new(bulk));
+    image_routes().with_state(Arc::new(state))
+}
+
+/// Returns a root with the routes of images, which sees nothing.
+pub(crate) fn empty_root() -> TestRoot {
+    TestRoot::with_routes(routes_of_images)
+}
+
+/// Returns a root with the collection "c", which is not one of images.
+pub(crate) fn points_root() -> TestRoot {
+    let root = empty_root();
+    root.add_collection(SHARDS, "Cosine");
+    root
+}
+
 /// Returns a root with the collection "c" of images.
 pub(crate) fn image_root(kind: ImageKind) -> TestRoot {
-    let root = TestRoot::with_collection(SHARDS, "Cosine");
+    let root = points_root();
     root.view.update(|view| {
         let record = view.collections.get_mut("c").unwrap();
         record.images = Some(ImageSettings { kind, model: "colour".to_owned() });

@@ -11,7 +11,9 @@ use cluster_node::{Owner, ShardKey};
 use http::{HeaderValue, Method, Request};
 use serde_json::{Value, json};
 
-use crate::root_images_support::{SHARDS, features, image_root, images, shard_of, two_nodes};
+use crate::root_images_support::{
+    SHARDS, features, image_root, images, points_root, shard_of, two_nodes,
+};
 use crate::root_support::{Answer, FakeNode, TestRoot, reply, set, wait_until};
 
 fn points(ids: impl IntoIterator<Item = u64>) -> Value {
@@ -264,7 +266,7 @@ async fn removed_images_leave_the_log() {
 
 #[tokio::test]
 async fn vectors_are_not_removed_as_images() {
-    let root = TestRoot::with_collection(SHARDS, "Cosine");
+    let root = points_root();
     let node = FakeNode::start("a", images).await;
     root.serve("a", &node.address, &[0, 1, 2, 3]);
     for path in ["/v1/images/c", "/v1/images/c/7"] {

@@ -5,7 +5,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
-use api_images::BulkResources;
 use api_qdrant::BoxFuture;
 use axum::Router;
 use axum::body::Body;
@@ -19,7 +18,7 @@ use cluster_node::{
     CatalogChanges, ClusterView, CollectionCatalog, CollectionRecord, NodeInfo, Owner, Roles,
     ShardKey, ViewUpdater,
 };
-use cluster_root::{RootState, image_routes, routes};
+use cluster_root::{RootState, routes};
 use http::{HeaderMap, Method, Request, StatusCode};
 use http_body_util::BodyExt;
 use http_client::HttpClient;
@@ -27,7 +26,6 @@ use metrics::{KindLabels, Metrics};
 use parking_lot::Mutex;
 use serde_json::{Value, json};
 use tower::ServiceExt;
-use transport::access::{AccessPolicy, CorsPolicy};
 use transport::{RequestLimits, RequestResources};
 
 pub(crate) const WAIT: Duration = Duration::from_secs(60);
@@ -326,6 +324,11 @@ impl Answer {
 impl TestRoot {
     /// Creates a root that sees nothing.
     pub(crate) fn new() -> TestRoot {
+        TestRoot::with_routes(|_| Router::new())
+    }
+
+    /// Creates a root that sees nothing. Its router has the routes of `further` too.
+    pub(crate) fn with_routes(further: impl FnOnce(&Arc<RootState>) -> Router) -> TestRoot {
         let metrics = Arc::new(Metrics::default());
         let limits = RequestLimits {
             body_bytes_max: 16 << 20,
@@ -345,29 +348,25 @@ impl TestRoot {
             unread: unread.clone(),
             hangs: hangs.clone(),
         });
-        let access = AccessPolicy {
-            host: [127, 0, 0, 1].into(),
-            allowed_hosts: Vec::new(),
-            allow_remote_admin: false,
-            keys: None,
-            cors: CorsPolicy::default(),
-            metrics: metrics.clone(),
-        };
-        let bulk = BulkResources::new(requests.clone(), Arc::new(access), None);
         let client = HttpClient::new(None);
         let state = RootState::new("this-root", requests, client, view.source(), catalog);
-        let state = state.with_bulk(Arc::new(bulk));
-        let router = routes().merge(image_routes()).with_state(Arc::new(state));
+        let state = Arc::new(state);
+        let router = further(&state).merge(routes().with_state(state));
         TestRoot { view, metrics, loaded, unread, hangs, router }
     }
 
     /// Creates a root with the collection "c" of `shards` shards.
     pub(crate) fn with_collection(shards: u32, distance: &str) -> TestRoot {
         let root = TestRoot::new();
-        root.view.update(|view| {
+        root.add_collection(shards, distance);
+        root
+    }
+
+    /// Adds the collection "c" of `shards` shards.
+    pub(crate) fn add_collection(&self, shards: u32, distance: &str) {
+        self.view.update(|view| {
             view.collections.insert("c".to_owned(), record(shards, distance));
         });
-        root
     }
 
     /// Adds a node, or changes its shards.

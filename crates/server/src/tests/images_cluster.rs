@@ -19,7 +19,7 @@ use cluster_node::{
     CatalogChanges, ClusterView, CollectionCatalog, CollectionRecord, NodeInfo, Owner, Roles,
     ShardKey, ViewUpdater,
 };
-use cluster_root::{RootState, image_routes};
+use cluster_root::{ImageRootState, RootState, image_routes};
 use http::{Method, StatusCode};
 use http_body_util::BodyExt;
 use http_client::HttpClient;
@@ -283,10 +283,10 @@ impl Spread {
         let (requests, client) = (server.requests.clone(), HttpClient::new(None));
         let catalog = Arc::new(self.node.clone());
         let state = RootState::new(name, requests, client, self.node.view.source(), catalog);
-        let state = state.with_store(self.store.clone());
-        let state = state.with_images(server.images.clone(), true);
-        let state = Arc::new(state);
-        cluster_root::routes().with_state(state.clone()).merge(image_routes().with_state(state))
+        let state = Arc::new(state.with_images(server.images.clone(), true));
+        let images = ImageRootState::new(state.clone()).with_store(self.store.clone());
+        let images = image_routes().with_state(Arc::new(images));
+        cluster_root::routes().with_state(state).merge(images)
     }
 
     /// Sends a request to the root. Returns the status and the body.

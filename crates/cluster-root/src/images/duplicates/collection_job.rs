@@ -10,8 +10,8 @@ use metrics::KindLabels;
 use transport::UploadPermit;
 
 use super::super::super::running_duplicates::JobControl;
-use super::super::super::state::RootState;
 use super::super::call::ImageCall;
+use super::super::state::ImageRootState;
 use super::observer::RunObserver;
 use super::steps::{JobStep, JobSteps, StoredStep, now_ms};
 
@@ -20,7 +20,7 @@ pub(super) const RETRY_AFTER: Duration = Duration::from_secs(10);
 
 /// Job of a collection, as a request of a client uses it.
 pub(super) struct CollectionJob {
-    pub(super) state: Arc<RootState>,
+    pub(super) state: Arc<ImageRootState>,
     pub(super) record: Arc<CollectionRecord>,
     pub(super) steps: JobSteps,
 }
@@ -31,8 +31,8 @@ impl CollectionJob {
     /// # Errors
     /// `NotFound` if there is no collection of this name; `FailedPrecondition` without a store.
     pub(super) fn open(call: &ImageCall) -> Result<CollectionJob> {
-        let state = call.context.state.clone();
-        let record = state.record(&call.context.collection)?;
+        let state = call.state.clone();
+        let record = state.root.record(&call.context.collection)?;
         let Some(place) = state.store.clone() else {
             return Err(Error::precondition("this root has no store for searches for duplicates"));
         };
@@ -58,9 +58,9 @@ impl CollectionJob {
     /// before the step was read: a job that has ended since then has written a newer step.
     pub(super) fn runs(&self, step: &JobStep, own: Option<&JobControl>) -> bool {
         let observer = RunObserver {
-            node: &self.state.node,
+            node: &self.state.root.node,
             run: own.map(|own| own.run.as_str()),
-            is_alive: self.state.view.current().nodes.contains_key(&step.node),
+            is_alive: self.state.root.view.current().nodes.contains_key(&step.node),
             now_ms: now_ms(),
         };
         observer.runs(step)
@@ -68,7 +68,7 @@ impl CollectionJob {
 
     /// Makes this node the one that creates the step.
     pub(super) fn sign(&self, step: &mut JobStep) {
-        step.node.clone_from(&self.state.node);
+        step.node.clone_from(&self.state.root.node);
         step.run = new_id();
         step.written_ms = now_ms();
     }
@@ -79,7 +79,7 @@ impl CollectionJob {
     /// `ResourceExhausted` with retry advice if all are taken.
     pub(super) async fn permit(&self) -> Result<UploadPermit> {
         self.state.duplicates.permit().await.ok_or_else(|| {
-            let refused = &self.state.requests.metrics.refused;
+            let refused = &self.state.root.requests.metrics.refused;
             refused.get_or_create(&KindLabels { kind: "images_bulk_max" }).inc();
             Error::exhausted(
                 "several searches for duplicates are worked on already; try again later",

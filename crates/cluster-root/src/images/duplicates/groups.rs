@@ -20,16 +20,15 @@ use tokio_stream::StreamExt;
 use tokio_stream::wrappers::ReceiverStream;
 use transport::{Reply, UploadPermit};
 
-use super::super::super::shard_read::{ReadBody, ReadPriority, ShardRead};
-use super::super::super::split::raw;
-use super::super::super::state::RootState;
-use super::super::super::wire::is_final;
 use super::super::call::{ImageCall, NoRouteParams};
 use super::collection_job::CollectionJob;
 use super::job::{blocking, read_all};
 use super::merge;
 use super::pairs::ShardPair;
 use super::steps::{JobStep, JobSteps};
+use crate::RootState;
+use crate::reads::{ReadBody, ReadPriority, ShardRead, is_final};
+use crate::split::raw;
 
 /// Images that are looked up at the same time.
 const IMAGES_MAX: usize = 1000;
@@ -51,6 +50,7 @@ pub(in super::super) async fn groups(call: ImageCall) -> Response {
         let step = job.newest().await?.step;
         let (sender, receiver) = mpsc::channel(BATCHES_MAX);
         let CollectionJob { state, record, steps } = job;
+        let state = state.root.clone();
         let lines = GroupLines { state, record, steps, sender, _permit: permit };
         tokio::spawn(lines.run(step));
         streamed(receiver).await

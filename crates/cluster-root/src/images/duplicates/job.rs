@@ -16,16 +16,14 @@ use search::duplicates::{DuplicateOptions, DuplicateState, NEIGHBOURS_MAX, PAIRS
 use serde::Serialize;
 use transport::UploadPermit;
 
-use super::super::super::fan_out::read_shards;
 use super::super::super::running_duplicates::RegisteredJob;
-use super::super::super::shard_read::{ReadBody, ReadPriority, ShardAnswers, ShardRead};
-use super::super::super::split::raw;
-use super::super::super::state::RootState;
-use super::super::super::wire::is_final;
 use super::super::merge::ResultTexts;
 use super::merge::{self, PointNeighbours, VerifiedPairs};
 use super::pairs::{ShardPair, ShardPoint};
 use super::steps::{JobStep, JobSteps, PairsPart, now_ms};
+use crate::RootState;
+use crate::reads::{ReadBody, ReadPriority, ShardAnswers, ShardRead, is_final, read_shards};
+use crate::split::raw;
 
 /// Maximum points of a page.
 const PAGE_POINTS_MAX: usize = 256;

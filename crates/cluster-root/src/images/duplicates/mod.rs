@@ -30,9 +30,9 @@ use self::collection_job::{CollectionJob, RETRY_AFTER};
 pub(super) use self::groups::groups;
 use self::job::{ClusterJob, JobStart};
 use self::steps::{JobStep, StoredStep};
-use super::super::collections;
-use super::super::read::count_points;
 use super::call::{ImageCall, NoRouteParams};
+use crate::collections;
+use crate::reads::count_points;
 
 /// Maximum attempts to create the next step while another root creates steps too.
 const ATTEMPTS_MAX: u32 = 10;
@@ -76,7 +76,7 @@ pub(super) async fn begin(mut call: ImageCall) -> Result<Reply> {
     job.steps.remove_parts(obsolete).await;
     let CollectionJob { state, record, steps } = job;
     let start = JobStart { dims: settings.dims, number, step };
-    ClusterJob::new(state, record, steps, start, registered, permit).spawn();
+    ClusterJob::new(state.root.clone(), record, steps, start, registered, permit).spawn();
     let begun = Reply::json(begun_json(&options, total).to_string());
     Ok(begun.with_status(StatusCode::ACCEPTED))
 }
