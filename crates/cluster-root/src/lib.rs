@@ -1,8 +1,7 @@
-//! Answers to clients: Qdrant's REST interface over the collections of a cluster, and `/v1/images`
-//! over its collections of images (`images`).
+//! Answers to clients: Qdrant's REST interface over the collections of a cluster.
 //!
-//! The routes of images use the rest of this crate by its public items only: the state and the
-//! context of a request, [`reads`], [`writes`], [`split`] and [`collections`].
+//! The crate `cluster-images` has the routes of `/v1/images`. It uses the state and the context of a
+//! request, [`reads`], [`writes`], [`split`] and [`collections`].
 //!
 //! A read goes to one holder of each shard, grouped by node, and the answers are merged. A write is
 //! split by shard and goes to the owners. The root keeps no data: any node can be one.
@@ -31,13 +30,11 @@ mod collection_changes;
 pub mod collections;
 mod describe;
 mod envelope;
-mod extraction_slots;
 mod fan_out;
 mod formula;
 #[doc(hidden)]
 pub mod fuzzing;
 mod groups;
-mod images;
 mod lookup;
 mod matrix;
 mod merge;
@@ -59,7 +56,6 @@ mod read_memory;
 mod removed_originals;
 mod root_query;
 mod routes;
-mod running_duplicates;
 mod sample;
 mod shard_read;
 mod snapshot_call;
@@ -72,7 +68,6 @@ mod written;
 
 pub use call::RootContext;
 pub use envelope::ReadCoverage;
-pub use images::{ImageRootState, image_routes};
 pub use new_shards::NewShards;
 pub use params::{RootParams, RouteQuery};
 pub use routes::routes;

@@ -10,10 +10,11 @@ use axum::handler::Handler;
 use axum::routing::any;
 use backup::BackupStore;
 use base::{Error, Result};
+use cluster_images::{ImageRootState, image_routes};
 use cluster_node::backups::{BackupSchedule, ClusterBackupSettings};
 use cluster_node::node::{ClusterNode, LocalCollections, NodeOptions};
 use cluster_node::{NodeInfo, Roles};
-use cluster_root::{self as root, ImageRootState, RootState};
+use cluster_root::{self as root, RootState};
 use http_client::ClientTls;
 use os::Rate;
 use transport::{Reply, RequestLimits, RequestResources};
@@ -93,7 +94,7 @@ impl ClusterServing {
         };
         let images = if cluster.roles.root || cluster.roles.extract {
             let state = ImageRootState::new(state).with_store(place);
-            root::image_routes().with_state(Arc::new(state))
+            image_routes().with_state(Arc::new(state))
         } else {
             refused("/v1/images", takes_no_images)
         };

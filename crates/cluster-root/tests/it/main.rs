@@ -4,14 +4,10 @@
 
 extern crate millpond_cluster_root as cluster_root;
 
-mod root_images;
-mod root_images_bulk;
-mod root_images_stored;
-mod root_images_support;
-mod root_images_writes;
 mod root_keys;
 mod root_queries;
 mod root_reads;
 mod root_snapshots;
+#[allow(dead_code, reason = "the tests of cluster-images use the rest")]
 mod root_support;
 mod root_writes;

@@ -14,12 +14,13 @@ use axum::response::Response;
 use axum::routing::{any, post};
 use base::Result;
 use bytes::Bytes;
+use cluster_images::{ImageRootState, image_routes};
 use cluster_node::node::LocalCollections;
 use cluster_node::{
     CatalogChanges, ClusterView, CollectionCatalog, CollectionRecord, NodeInfo, Owner, Roles,
     ShardKey, ViewUpdater,
 };
-use cluster_root::{ImageRootState, RootState, image_routes};
+use cluster_root::RootState;
 use http::{Method, StatusCode};
 use http_body_util::BodyExt;
 use http_client::HttpClient;

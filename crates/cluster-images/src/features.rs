@@ -9,6 +9,9 @@ use api_images::{
 };
 use base::{Error, Result};
 use bytes::Bytes;
+use cluster_root::split::{OPERATION_BYTES_MAX, ShardOperations, chunks, shard_of_id};
+use cluster_root::writes::deliver;
+use cluster_root::{NewShards, RootContext, check};
 use http::Method;
 use search::points::PointId;
 use serde::Deserialize;
@@ -21,9 +24,6 @@ use super::create::create;
 use super::points::{FoundIds, LookupConsistency, find_ids};
 use super::target::ImageTarget;
 use super::{pass_on, put};
-use crate::split::{OPERATION_BYTES_MAX, ShardOperations, chunks, shard_of_id};
-use crate::writes::deliver;
-use crate::{NewShards, RootContext, check};
 
 /// Parameters of a request with features.
 #[derive(Default, Deserialize)]

@@ -9,8 +9,8 @@ use cluster_node::{CollectionRecord, new_id};
 use metrics::KindLabels;
 use transport::UploadPermit;
 
-use super::super::super::running_duplicates::JobControl;
 use super::super::call::ImageCall;
+use super::super::running_duplicates::JobControl;
 use super::super::state::ImageRootState;
 use super::observer::RunObserver;
 use super::steps::{JobStep, JobSteps, StoredStep, now_ms};

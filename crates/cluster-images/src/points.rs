@@ -5,13 +5,12 @@ use std::sync::Arc;
 
 use base::{Error, Result};
 use cluster_node::CollectionRecord;
+use cluster_root::reads::{ShardAnswers, check_coverage, confirmed, of_ids, read_shards};
+use cluster_root::{ReadCoverage, RootContext, split};
 use search::points::PointId;
 use serde::Deserialize;
 use serde_json::value::RawValue;
 use serde_json::{Map, Value};
-
-use crate::reads::{ShardAnswers, check_coverage, confirmed, of_ids, read_shards};
-use crate::{ReadCoverage, RootContext, split};
 
 /// A stored point, and the node that returned it.
 pub(super) struct LocatedPoint {

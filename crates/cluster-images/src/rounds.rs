@@ -12,16 +12,16 @@ use api_images::{
     RankRequest,
 };
 use base::Result;
+use cluster_root::reads::{
+    ReadBody, ReadPriority, ShardAnswers, ShardRead, check_coverage, of_all, read_shards,
+};
+use cluster_root::split::raw;
+use cluster_root::{ReadCoverage, RootContext};
 use serde_json::Value;
 use transport::Reservation;
 
 use super::merge::{self, ImageOrder, ResultTexts};
 use super::target::ImageTarget;
-use crate::reads::{
-    ReadBody, ReadPriority, ShardAnswers, ShardRead, check_coverage, of_all, read_shards,
-};
-use crate::split::raw;
-use crate::{ReadCoverage, RootContext};
 
 /// Path of the coarse filter of a shard.
 const COARSE_PATH: &str = "images/coarse";

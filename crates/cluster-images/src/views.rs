@@ -7,13 +7,13 @@ use std::time::{Duration, Instant};
 use api_images::{ExtractedQuery, ExtractedView, ImageKind, view_steps};
 use base::{Error, Result};
 use bytes::Bytes;
+use cluster_root::RootContext;
 use transport::Reservation;
 
 use super::extraction;
 use super::merge::{self, ViewHit};
 use super::rounds::{self, RoundsPlan};
 use super::target::ImageTarget;
-use crate::RootContext;
 
 /// Accepted hits of views.
 #[derive(Default)]

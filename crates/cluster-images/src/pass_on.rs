@@ -8,14 +8,14 @@ use std::time::{Duration, Instant};
 use base::{Error, Result};
 use bytes::Bytes;
 use cluster_node::{CollectionRecord, NodeInfo, ShardKey};
+use cluster_root::collections::wait_for;
+use cluster_root::{RootContext, RootState};
 use http::{HeaderMap, HeaderName, HeaderValue, Method, header};
 use http_client::{HttpAnswer, HttpRequest};
 use transport::Reply;
 
 use super::call::CallHead;
 use super::reply;
-use crate::collections::wait_for;
-use crate::{RootContext, RootState};
 
 /// Header of a request that another node has passed on. It is never passed on again.
 const PASSED_ON: HeaderName = HeaderName::from_static("x-millpond-passed-on");

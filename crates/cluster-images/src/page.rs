@@ -2,6 +2,9 @@
 
 use api_images::page_entry;
 use base::{Error, Result};
+use cluster_root::ReadCoverage;
+use cluster_root::reads::{self, ShardAnswers, ShardResults, answers, of_all};
+use cluster_root::split::raw;
 use search::points::PointId;
 use serde::Deserialize;
 use serde_json::value::RawValue;
@@ -13,9 +16,6 @@ use super::points::{LookupConsistency, find_ids};
 use super::reply;
 use super::search::parsed_filter;
 use super::target::ImageTarget;
-use crate::ReadCoverage;
-use crate::reads::{self, ShardAnswers, ShardResults, answers, of_all};
-use crate::split::raw;
 
 /// Default number of images on a page.
 const PAGE_DEFAULT: usize = 50;

@@ -14,6 +14,11 @@ use api_images::{
 use base::{Error, Result};
 use bytes::Bytes;
 use cluster_node::{ShardKey, new_id};
+use cluster_root::split::shard_of_id;
+use cluster_root::writes::{
+    OwnerDecision, ShardWrite, WriteCondition, delete_original, not_written, was_not_written,
+};
+use cluster_root::{NewShards, RootContext, RootState};
 use http::Method;
 use metrics::KindLabels;
 use search::points::PointId;
@@ -27,11 +32,6 @@ use super::create::create;
 use super::pass_on;
 use super::points::{self, LookupConsistency, PointLookup};
 use super::target::ImageTarget;
-use crate::split::shard_of_id;
-use crate::writes::{
-    OwnerDecision, ShardWrite, WriteCondition, delete_original, not_written, was_not_written,
-};
-use crate::{NewShards, RootContext, RootState};
 
 /// Longest time of an image that is put in at idle priority. Searches may take all cores meanwhile.
 pub(super) const BACKGROUND_TIME_MAX: Duration = Duration::from_secs(300);

@@ -11,6 +11,9 @@ use axum::response::{IntoResponse, Response};
 use base::{Error, ErrorKind, Result};
 use bytes::Bytes;
 use cluster_node::CollectionRecord;
+use cluster_root::RootState;
+use cluster_root::reads::{ReadBody, ReadPriority, ShardRead, is_final};
+use cluster_root::split::raw;
 use http::{HeaderValue, header};
 use search::duplicates::{DuplicateGroup, DuplicatePair};
 use serde_json::{Value, json};
@@ -26,9 +29,6 @@ use super::job::{blocking, read_all};
 use super::merge;
 use super::pairs::ShardPair;
 use super::steps::{JobStep, JobSteps};
-use crate::RootState;
-use crate::reads::{ReadBody, ReadPriority, ShardRead, is_final};
-use crate::split::raw;
 
 /// Images that are looked up at the same time.
 const IMAGES_MAX: usize = 1000;

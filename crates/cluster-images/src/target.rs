@@ -5,8 +5,7 @@ use std::sync::Arc;
 use api_images::{ImageKind, ImageSettings, WantedImages};
 use base::{Error, ErrorKind, Result};
 use cluster_node::CollectionRecord;
-
-use crate::RootContext;
+use cluster_root::RootContext;
 
 /// A collection of images.
 #[derive(Clone, Debug)]

@@ -4,6 +4,9 @@ use std::collections::BTreeMap;
 
 use api_images::original_key;
 use base::Result;
+use cluster_root::collections::remove_named;
+use cluster_root::split::{raw, shard_of_id};
+use cluster_root::writes::{delete_originals, deliver};
 use search::points::PointId;
 use serde_json::json;
 use transport::Reply;
@@ -12,9 +15,6 @@ use super::by_id::missing;
 use super::call::{ImageCall, NoRouteParams};
 use super::points::{self, LookupConsistency, PointLookup};
 use super::target::ImageTarget;
-use crate::collections::remove_named;
-use crate::split::{raw, shard_of_id};
-use crate::writes::{delete_originals, deliver};
 
 /// Removes an image: first its point, then its original. Only the removed point refers to this
 /// original, since each upload has an original of its own.

@@ -12,6 +12,8 @@ use base::{Error, Result};
 use bytes::Bytes;
 use cluster_node::node::image_endpoints::images_path;
 use cluster_node::{CollectionRecord, NodeInfo, ShardKey};
+use cluster_root::RootContext;
+use cluster_root::split::shard_of_id;
 use http::{HeaderMap, Method};
 use http_client::{HttpAnswer, HttpRequest};
 use search::points::PointId;
@@ -22,8 +24,6 @@ use super::call::{ImageCall, NoRouteParams};
 use super::points::{self, LookupConsistency, PointLookup};
 use super::reply;
 use super::target::ImageTarget;
-use crate::RootContext;
-use crate::split::shard_of_id;
 
 /// Maximum lookups of a point whose holder then does not answer.
 const LOOKUPS_MAX: u32 = 3;

@@ -1,8 +1,9 @@
 //! Nodes that extract the images of archives and folders.
 
-use super::super::extraction_slots::{ExtractionPlace, ExtractionSlot};
+use cluster_root::RootState;
+
+use super::extraction_slots::{ExtractionPlace, ExtractionSlot};
 use super::state::ImageRootState;
-use crate::RootState;
 
 /// Takes a slot of a node whose name is not in `tried`: of a node that has not just failed, and of
 /// these the one with the fewest images. Waits while all are full; each image frees its slot within

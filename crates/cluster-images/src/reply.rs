@@ -1,13 +1,12 @@
 //! Responses in plain JSON, and answers of other nodes that are passed back.
 
 use base::{Error, ErrorKind, Result};
+use cluster_root::ReadCoverage;
+use cluster_root::reads::message_of;
 use http::{HeaderName, StatusCode, header};
 use http_client::HttpAnswer;
 use serde_json::{Value, json};
 use transport::{FREE_BYTES_MAX, Reply, RequestResources, Reservation};
-
-use crate::ReadCoverage;
-use crate::reads::message_of;
 
 /// Headers of another node's answer that the client gets.
 const PASSED_HEADERS: [HeaderName; 4] = [

@@ -3,11 +3,11 @@
 use std::sync::Arc;
 
 use api_images::BulkResources;
+use cluster_root::RootState;
 use model_store::StorePlace;
 
-use super::super::extraction_slots::ExtractionSlots;
-use super::super::running_duplicates::RunningDuplicates;
-use crate::RootState;
+use super::extraction_slots::ExtractionSlots;
+use super::running_duplicates::RunningDuplicates;
 
 /// State of the routes of images.
 pub struct ImageRootState {

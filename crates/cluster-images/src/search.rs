@@ -6,6 +6,7 @@ use api_images::{ExtractedQuery, ImageKind, accept_score, check_search_limits};
 use api_qdrant::json;
 use base::{Error, Result};
 use bytes::Bytes;
+use cluster_root::{ReadCoverage, RootContext, check};
 use metrics::KindLabels;
 use search::points::PointId;
 use serde::{Deserialize, Serialize};
@@ -19,7 +20,6 @@ use super::rounds::{self, RoundsAnswer, RoundsPlan};
 use super::target::ImageTarget;
 use super::views::{RootViewSearch, ViewsAnswer};
 use super::{extraction, reply};
-use crate::{ReadCoverage, RootContext, check};
 
 /// Default number of hits.
 pub(super) const HITS_DEFAULT: usize = 10;

@@ -6,6 +6,7 @@ use api_images::{ExtractedQuery, ExtractedView};
 use base::{Error, Result};
 use bytes::Bytes;
 use cluster_node::node::image_endpoints::{EXTRACT_HEADER, EXTRACT_PATH, ExtractionRequest};
+use cluster_root::RootContext;
 use http::{HeaderMap, HeaderName, HeaderValue, Method};
 use http_client::HttpRequest;
 use search::points::PointId;
@@ -15,7 +16,6 @@ use tokio::time::timeout_at;
 use super::by_id::{HolderRequest, ask_holder};
 use super::target::ImageTarget;
 use super::{pass_on, reply};
-use crate::RootContext;
 
 /// Extracts the features of a file on this node, or on another one if this one does not have the
 /// role extract.

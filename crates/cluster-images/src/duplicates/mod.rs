@@ -21,6 +21,8 @@ mod steps;
 
 use api_images::{DuplicatesRequest, begun_json, duplicates_running, progress_json};
 use base::{Error, Result};
+use cluster_root::collections;
+use cluster_root::reads::count_points;
 use http::StatusCode;
 use search::duplicates::DuplicateState;
 use serde_json::json;
@@ -31,8 +33,6 @@ pub(super) use self::groups::groups;
 use self::job::{ClusterJob, JobStart};
 use self::steps::{JobStep, StoredStep};
 use super::call::{ImageCall, NoRouteParams};
-use crate::collections;
-use crate::reads::count_points;
 
 /// Maximum attempts to create the next step while another root creates steps too.
 const ATTEMPTS_MAX: u32 = 10;

@@ -10,20 +10,20 @@ use api_images::{
 };
 use base::{Error, Result};
 use cluster_node::CollectionRecord;
+use cluster_root::RootState;
+use cluster_root::reads::{ReadBody, ReadPriority, ShardAnswers, ShardRead, is_final, read_shards};
+use cluster_root::split::raw;
 use matching::Graph;
 use os::{Pacer, Rate};
 use search::duplicates::{DuplicateOptions, DuplicateState, NEIGHBOURS_MAX, PAIRS_MAX};
 use serde::Serialize;
 use transport::UploadPermit;
 
-use super::super::super::running_duplicates::RegisteredJob;
 use super::super::merge::ResultTexts;
+use super::super::running_duplicates::RegisteredJob;
 use super::merge::{self, PointNeighbours, VerifiedPairs};
 use super::pairs::{ShardPair, ShardPoint};
 use super::steps::{JobStep, JobSteps, PairsPart, now_ms};
-use crate::RootState;
-use crate::reads::{ReadBody, ReadPriority, ShardAnswers, ShardRead, is_final, read_shards};
-use crate::split::raw;
 
 /// Maximum points of a page.
 const PAGE_POINTS_MAX: usize = 256;

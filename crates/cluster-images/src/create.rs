@@ -5,13 +5,13 @@ use std::time::{Duration, Instant};
 use api_images::ImageSettings;
 use base::{Error, Result};
 use cluster_node::{CollectionRecord, new_id};
+use cluster_root::collections::{wait_for, wait_for_holders};
+use cluster_root::{NewShards, RootContext};
 use search::coarse::DIMS_MAX;
 use search::registry::check_name;
 use serde_json::json;
 
 use super::target::ImageTarget;
-use crate::collections::{wait_for, wait_for_holders};
-use crate::{NewShards, RootContext};
 
 /// Longest wait for the record of a collection that another node has just created.
 const RECORD_WAIT_MAX: Duration = Duration::from_secs(10);
@@ -81,9 +81,9 @@ fn new_record(
 #[cfg(test)]
 mod tests {
     use api_images::ImageKind;
+    use cluster_root::collections::settings;
 
     use super::*;
-    use crate::collections::settings;
 
     fn photos() -> ImageSettings {
         ImageSettings { kind: ImageKind::Photo, model: "colour".to_owned() }

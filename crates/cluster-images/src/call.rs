@@ -8,13 +8,13 @@ use axum::body::Body;
 use axum::extract::{FromRequest, Request};
 use base::{Error, Result};
 use bytes::Bytes;
+use cluster_root::{RootContext, RouteQuery};
 use http::{HeaderMap, header};
 use serde::de::DeserializeOwned;
 use tokio::sync::OwnedSemaphorePermit;
 use transport::{HeaderTimeout, Peer, Reply};
 
 use super::state::ImageRootState;
-use crate::{RootContext, RouteQuery};
 
 /// A request whose body is not read yet.
 pub(super) struct ImageCall {

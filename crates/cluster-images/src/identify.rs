@@ -7,6 +7,7 @@ use api_images::{
 };
 use base::{Error, Result};
 use bytes::Bytes;
+use cluster_root::{ReadCoverage, RootContext};
 use serde::Deserialize;
 use serde_json::{Value, json};
 use transport::Reply;
@@ -17,7 +18,6 @@ use super::rounds::{self, RoundsPlan};
 use super::search::{HITS_DEFAULT, parsed_filter};
 use super::target::ImageTarget;
 use super::{extraction, reply};
-use crate::{ReadCoverage, RootContext};
 
 /// Parameters of an identification.
 #[derive(Default, Deserialize)]

@@ -5,14 +5,14 @@ use std::sync::Arc;
 use api_images::OPENAPI;
 use base::{Error, Result};
 use cluster_node::CollectionRecord;
+use cluster_root::RootContext;
+use cluster_root::reads::count_points;
 use serde_json::{Value, json};
 use tokio::task::JoinSet;
 use transport::Reply;
 
 use super::call::{ImageCall, NoRouteParams};
 use super::pass_on;
-use crate::RootContext;
-use crate::reads::count_points;
 
 /// Maximum collections whose images are counted at the same time.
 const COUNTED_AT_ONCE_MAX: usize = 16;

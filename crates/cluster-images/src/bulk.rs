@@ -16,6 +16,7 @@ use api_images::{
 use axum::response::Response;
 use base::{Error, ErrorKind, Result};
 use bytes::Bytes;
+use cluster_root::{NewShards, RootContext};
 use http::header;
 use http_client::HttpAnswer;
 use search::points::PointId;
@@ -23,14 +24,13 @@ use serde::Deserialize;
 use tokio::runtime::Handle;
 use tokio::sync::{Mutex, OwnedMutexGuard};
 
-use super::super::extraction_slots::{ExtractionPlace, ExtractionSlot};
 use super::call::ImageCall;
 use super::extraction_nodes::take_slot;
+use super::extraction_slots::{ExtractionPlace, ExtractionSlot};
 use super::put::{BACKGROUND_TIME_MAX, ImagePut, RootPutParams, count};
 use super::repeats::{ImageRepeats, RunningImage};
 use super::state::ImageRootState;
 use super::{pass_on, reply};
-use crate::{NewShards, RootContext};
 
 /// Maximum images of one request in flight, with those waiting to be sent again.
 const IN_FLIGHT_MAX: usize = 256;
