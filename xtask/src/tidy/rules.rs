@@ -139,12 +139,29 @@ pub(crate) const EDGES: &[(&str, &[&str])] = &[
             "cluster",
             "cluster-node",
             "http-client",
+            "search",
+            "api-images",
+            "api-qdrant",
+            "transport",
+        ],
+    ),
+    (
+        "cluster-images",
+        &[
+            "base",
+            "metrics",
+            "os",
+            "cluster-node",
+            "cluster-root",
+            "http-client",
             "model-store",
             "search",
             "api-images",
             "api-qdrant",
             "matching",
             "transport",
+            // For tests only.
+            "cluster",
         ],
     ),
     (
@@ -179,6 +196,7 @@ pub(crate) const EDGES: &[(&str, &[&str])] = &[
             "fleet",
             "cluster-node",
             "cluster-root",
+            "cluster-images",
             "search",
             "transport",
             // For tests only.
