@@ -20,7 +20,8 @@ use super::fan_out::read_shards;
 use super::payload_sizes;
 use super::removed_originals::RemovedOriginals;
 use super::shard_read::{RETRY_AFTER, ReadBody, ReadPriority, ShardRead};
-use super::split::{FilterChange, raw};
+use super::split::raw;
+use super::split_changes::FilterChange;
 use super::state::RootState;
 use super::write::{ShardWrite, run_all};
 

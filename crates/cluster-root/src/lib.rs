@@ -61,6 +61,7 @@ mod shard_read;
 mod snapshot_call;
 mod snapshots;
 pub mod split;
+mod split_changes;
 mod state;
 mod wire;
 mod write;

@@ -20,7 +20,8 @@ use tokio::task::JoinSet;
 use super::call::RootContext;
 use super::envelope::RootAnswer;
 use super::removed_originals::RemovedOriginals;
-use super::split::{self, ChangeStep, ChangeSteps, ShardOperations};
+use super::split::{self, ShardOperations};
+use super::split_changes::{self, ChangeStep, ChangeSteps};
 use super::state::RootState;
 use super::wire::{OwnerReply, timeout_ms, write_node};
 use super::{by_filter, check, collections, payload_sizes};
@@ -149,9 +150,11 @@ fn split_change(
     check::operation(kind.parse(body)?, settings)?;
     let mut steps = ChangeSteps::default();
     match kind {
-        ChangeKind::Upsert => split::upsert(text(body)?, shards, steps.by_ids())?,
-        ChangeKind::UpdateVectors => split::update_vectors(text(body)?, shards, steps.by_ids())?,
-        kind => split::selection(kind.name(), text(body)?, shards, &mut steps)?,
+        ChangeKind::Upsert => split_changes::upsert(text(body)?, shards, steps.by_ids())?,
+        ChangeKind::UpdateVectors => {
+            split_changes::update_vectors(text(body)?, shards, steps.by_ids())?
+        }
+        kind => split_changes::selection(kind.name(), text(body)?, shards, &mut steps)?,
     }
     Ok(steps.into_list())
 }
@@ -173,7 +176,7 @@ fn split_batch(
             .map_err(|error| error.context(format_args!("operations[{at}]")))?;
     }
     let mut steps = ChangeSteps::default();
-    let count = split::batch(text(body)?, shards, &mut steps)?;
+    let count = split_changes::batch(text(body)?, shards, &mut steps)?;
     Ok((steps.into_list(), count))
 }
 
