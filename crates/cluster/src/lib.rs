@@ -20,6 +20,7 @@ mod placement;
 mod recent_writes;
 mod shard;
 mod snapshots;
+mod stall;
 mod writer;
 
 pub use copies::{CopyNeed, UNNEEDED_STAYS, UnneededTimer};
@@ -38,6 +39,10 @@ pub use placement::{COPIES_MAX, SearchServer, WEIGHT_MAX, holders};
 pub use recent_writes::{RECENT_WRITES_MAX, RecentWrites};
 pub use shard::{SHARDS_MAX, ShardId, ShardKey, shard_of};
 pub use snapshots::{SNAPSHOTS_KEPT, SnapshotRead, replaced_snapshots};
+pub use stall::{
+    AppliedReadStep, CertainHolders, FULL_SHARD_DELAY, FullShardTimer, STALL_DECISION_DELAY,
+    StallMark, StalledServiceChange,
+};
 pub use writer::{
     Action, BATCHES_WAITING_MAX, Event, LogWriter, PIPELINE_MAX, RequestId, Ticket, WriterState,
 };

@@ -2,17 +2,8 @@
 
 use std::time::Instant;
 
-use cluster::{DamagedCopyUse, DecisionAge, HolderReading};
+use cluster::{CertainHolders, DamagedCopyUse, DecisionAge};
 use parking_lot::Mutex;
-
-/// Holders of a shard in a certain view.
-pub(super) struct CertainHolders<'a> {
-    /// Name of this node.
-    pub(super) own: &'a str,
-    pub(super) holders: &'a [HolderReading<'a>],
-    /// Time of the request for the view.
-    pub(super) asked: Instant,
-}
 
 /// Mark of a local copy that is damaged or being replaced.
 #[derive(Default)]
@@ -93,7 +84,7 @@ impl CopyDamage {
 
 #[cfg(test)]
 mod tests {
-    use cluster::{DECISION_AGE_MAX, REPLACEMENT_DELAY};
+    use cluster::{DECISION_AGE_MAX, HolderReading, REPLACEMENT_DELAY};
 
     use super::*;
 

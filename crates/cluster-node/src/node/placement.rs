@@ -5,15 +5,16 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use cluster::{CopyNeed, DamagedCopyUse, EntryNumber, LogEntry, UNNEEDED_STAYS, UnneededTimer};
+use cluster::{
+    CertainHolders, CopyNeed, DamagedCopyUse, EntryNumber, LogEntry, StalledServiceChange,
+    UNNEEDED_STAYS, UnneededTimer,
+};
 use cluster_log::Batch;
 use parking_lot::Mutex;
 
 use super::catalog::StoreCatalog;
-use super::copy_damage::CertainHolders;
 use super::holder::{Holder, HolderState};
 use super::services::NodeServices;
-use super::stall::StalledServiceChange;
 use crate::collection_catalog::CollectionCatalog;
 use crate::membership::Membership;
 use crate::types::{ClusterView, CollectionRecord, ShardKey, ViewSource};

@@ -12,5 +12,6 @@ mod placement;
 mod recent_writes;
 mod simulation;
 mod snapshots;
+mod stall;
 #[path = "../worlds/mod.rs"]
 mod worlds;

@@ -5,15 +5,15 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use base::{Error, Result};
-use cluster::EntryNumber;
+use cluster::{AppliedReadStep, CertainHolders, EntryNumber, StalledServiceChange};
 use parking_lot::Mutex;
 use search::registry::NamedCollection;
 use tokio::sync::{Notify, watch};
 
 use super::{PAUSE_MAX, PAUSE_MIN};
-use crate::node::copy_damage::{CertainHolders, CopyDamage};
+use crate::node::copy_damage::CopyDamage;
 use crate::node::offered::OfferedEntries;
-use crate::node::stall::{CopyStall, StalledServiceChange};
+use crate::node::stall::CopyStall;
 use crate::types::ShardKey;
 
 /// Time that a read waits for the entry that it needs before it has the log read. A writer passes
@@ -156,7 +156,12 @@ impl HolderState {
         if reached.await.is_ok() {
             return Ok(());
         }
-        self.check_stall()?;
+        let reason = self.stall.reason();
+        match AppliedReadStep::of(self.applied(), entry, reason.is_some()) {
+            AppliedReadStep::Answer => return Ok(()),
+            AppliedReadStep::Refuse => return Err(lacks_changes(&reason.unwrap_or_default())),
+            AppliedReadStep::Wait => {}
+        }
         self.announce(entry);
         let reached = applied.wait_for(|next| *next > entry);
         check_reached(tokio::time::timeout_at(deadline.into(), reached).await.is_ok())
@@ -167,13 +172,7 @@ impl HolderState {
     /// # Errors
     /// `Unavailable` with a retry delay if it is.
     fn check_stall(&self) -> Result<()> {
-        match self.stall.reason() {
-            None => Ok(()),
-            Some(reason) => {
-                let message = format!("the shard lacks changes of its log: {reason}");
-                Err(Error::unavailable(message).with_retry_after(PAUSE_MAX))
-            }
-        }
+        self.stall.reason().map_or(Ok(()), |reason| Err(lacks_changes(&reason)))
     }
 
     /// Returns true if requests wait for a read of the log's end.
@@ -194,6 +193,12 @@ impl HolderState {
         let reached = done.wait_for(|newest| *newest >= end_read);
         check_reached(tokio::time::timeout_at(deadline.into(), reached).await.is_ok())
     }
+}
+
+/// Returns the error of a read that needs a change which a stalled copy lacks.
+fn lacks_changes(reason: &str) -> Error {
+    let message = format!("the shard lacks changes of its log: {reason}");
+    Error::unavailable(message).with_retry_after(PAUSE_MAX)
 }
 
 /// Turns the end of a wait for the log into its outcome.

@@ -10,7 +10,8 @@ use backup::BackupStore;
 use base::{Error, ErrorKind, Result};
 use bytes::Bytes;
 use cluster::{
-    EntryBody, EntryNumber, Epoch, HolderReading, LogEntry, REPLACEMENT_DELAY, WriterId,
+    CertainHolders, EntryBody, EntryNumber, Epoch, HolderReading, LogEntry, REPLACEMENT_DELAY,
+    STALL_DECISION_DELAY, StalledServiceChange, WriterId,
 };
 use cluster_log::{CreateOutcome, FollowPosition, LogFloor};
 use http_client::HttpClient;
@@ -25,10 +26,8 @@ use super::follower::FollowProgress;
 use super::pauses::{LASTING_PAUSE_MAX, ReopenPauses};
 use super::*;
 use crate::node::apply::{AppliedBatch, ApplyPriority, apply_rest};
-use crate::node::copy_damage::CertainHolders;
 use crate::node::local::{self, LocalCollections};
 use crate::node::snapshot;
-use crate::node::stall::{DECISION_DELAY, StalledServiceChange};
 use crate::testing::{TestRegistry, open_registry, open_registry_without_room};
 use crate::types::ViewUpdater;
 
@@ -573,17 +572,17 @@ async fn a_stalled_copy_leaves_service_and_returns() {
     let decide = |holders: &[HolderReading<'_>], now: Instant| {
         state.decide_stalled(&CertainHolders { own: "a", holders, asked: now }, now)
     };
-    let withdrawn = marked + DECISION_DELAY;
+    let withdrawn = marked + STALL_DECISION_DELAY;
     assert_eq!(decide(&[own, whole], withdrawn), Some(StalledServiceChange::Withdraw));
     assert!(!state.is_caught_up());
-    let served = withdrawn + DECISION_DELAY;
+    let served = withdrawn + STALL_DECISION_DELAY;
     assert_eq!(decide(&[own], served), Some(StalledServiceChange::Serve));
     assert!(state.is_caught_up());
     state.reopen();
-    assert_eq!(decide(&[own], served + DECISION_DELAY), None, "no copy is open");
+    assert_eq!(decide(&[own], served + STALL_DECISION_DELAY), None, "no copy is open");
     assert!(!state.is_caught_up());
     state.follow(&named, EntryNumber(1));
-    assert_eq!(decide(&[own], served + DECISION_DELAY), None, "it applies its log");
+    assert_eq!(decide(&[own], served + STALL_DECISION_DELAY), None, "it applies its log");
     // There is space, and the log is applied to its end.
     empty.follower.reached_end(0, &named);
     assert_eq!(state.stall.reason(), None);
