@@ -135,14 +135,17 @@ pub struct FullShardTimer {
 impl FullShardTimer {
     /// Records a view at `now`. `stalled` has an item for each node that should hold the shard or
     /// serves it: true if the node has marked its copy as stalled. It is empty if the view is not
-    /// certain, because disks may have space again. Returns true if writes are refused.
+    /// certain: then no write is refused, because disks may have space again, and the time counts
+    /// on. Returns true if writes are refused.
     ///
     /// A holder without a mark that does not serve the shard yet may be restoring its copy, so it
     /// counts as one that can apply the log.
     pub fn record(&mut self, stalled: impl IntoIterator<Item = bool>, now: Instant) -> bool {
         let mut stalled = stalled.into_iter().peekable();
-        let are_all_stalled = stalled.peek().is_some() && stalled.all(|is_stalled| is_stalled);
-        if !are_all_stalled {
+        if stalled.peek().is_none() {
+            return false;
+        }
+        if !stalled.all(|is_stalled| is_stalled) {
             self.since = None;
             return false;
         }

@@ -36,6 +36,12 @@ pub(crate) enum Planted {
     LatePutsStay,
     /// A holder decides on its damaged copy before its mark is seen, and sees no other mark.
     MarksIgnored,
+    /// A holder decides on its stalled copy without the marks of others.
+    StallMarksIgnored,
+    /// A stalled copy answers reads that need later changes.
+    StalledReadsAnswered,
+    /// Owners take writes although the disks of all holders are full.
+    FullShardsWritten,
     /// First requests earn more second requests than they should.
     BudgetGrows,
     /// The later one of two answers counts too.
@@ -100,6 +106,22 @@ pub(crate) const KINDS: &[WorldKind] = &[
             ("owners", 5),
             ("deaths", 2),
             ("writes_acknowledged", 300),
+        ],
+    },
+    WorldKind {
+        name: "stalls",
+        run: fleet::run_with_full_disks,
+        planted: &[
+            Planted::StallMarksIgnored,
+            Planted::StalledReadsAnswered,
+            Planted::FullShardsWritten,
+        ],
+        least: &[
+            ("disks_filled", 2),
+            ("copies_stalled", 2),
+            ("deaths", 1),
+            ("reads_answered", 20),
+            ("writes_acknowledged", 100),
         ],
     },
     WorldKind {

@@ -12,8 +12,10 @@ pub(super) struct NodeRecord {
     pub(super) weight: u32,
     /// Shards that it has announced.
     pub(super) serving: BTreeSet<u32>,
-    /// Shards whose copy it has marked as damaged.
+    /// Shards whose copy it has marked as damaged, or as stalled.
     pub(super) damaged: BTreeSet<u32>,
+    /// Shards whose copy it has marked as stalled.
+    pub(super) stalled: BTreeSet<u32>,
 }
 
 impl NodeRecord {

@@ -10,6 +10,15 @@ const PAUSE_OF_FAULTS: u64 = 12_000;
 pub(super) const FAULT_MAX: u64 = 60_000;
 /// Share of the damages that hit all copies of a shard at the same time.
 const ALL_DAMAGED_PERCENT: u64 = 50;
+/// Longest time for which a disk is full. Longer than the time after which a stalled copy leaves
+/// service.
+const FULL_MAX: u64 = 200_000;
+/// Share of these faults that hit the disks of all nodes at the same time.
+const ALL_FULL_PERCENT: u64 = 50;
+/// Kinds of faults without full disks.
+const KINDS: u64 = 11;
+/// Kinds of faults with full disks.
+const KINDS_WITH_DISKS: u64 = 14;
 
 impl Fleet {
     pub(super) fn fault(&mut self) {
@@ -25,13 +34,15 @@ impl Fleet {
         if !process.is_alive {
             return self.restart(node);
         }
-        match self.random.below(11) {
+        let kinds = if self.fills_disks { KINDS_WITH_DISKS } else { KINDS };
+        match self.random.below(kinds) {
             0 | 1 => self.end_process(node, time),
             2 => self.leave(node, time),
             3 => process.drains = true,
             4 => process.paused_until = now + time,
             5 | 6 => process.cut_until = now + time,
             7 | 8 => self.damage(node),
+            KINDS.. => self.fill_disks(node),
             _ if !self.etcd.is_down => {
                 self.etcd.is_down = true;
                 self.figures.etcd_outages += 1;
@@ -55,7 +66,7 @@ impl Fleet {
         let now = self.schedule.now();
         self.figures.deaths += 1;
         for shard in 0..SHARDS {
-            if self.processes[node].has_whole(shard) {
+            if self.processes[node].has_undamaged(shard) {
                 self.died.insert((node, shard), now);
             }
             if self.processes[node].held.contains_key(&shard) {
@@ -96,6 +107,25 @@ impl Fleet {
         }
     }
 
+    /// Fills the disk of a node, or the disks of all nodes.
+    fn fill_disks(&mut self, node: usize) {
+        let hits_all = self.random.percent(ALL_FULL_PERCENT);
+        let nodes = if hits_all { 0..NODES } else { node..node + 1 };
+        for node in nodes {
+            let time = self.random.below(FULL_MAX);
+            self.full_disks.insert(node);
+            self.figures.disks_filled += 1;
+            self.schedule.at(time, FleetItem::DiskFreed(node));
+        }
+    }
+
+    /// Gives the disk of a node space again.
+    pub(super) fn disk_freed(&mut self, node: usize) {
+        if self.schedule.now() < LENGTH || !self.stays_full {
+            self.full_disks.remove(&node);
+        }
+    }
+
     /// Starts a process of a node.
     pub(super) fn restart(&mut self, node: usize) {
         if self.processes[node].is_alive {
@@ -109,10 +139,14 @@ impl Fleet {
         self.schedule.at(delay, FleetItem::Look(Sender { node, incarnation }));
     }
 
-    /// Ends all faults.
+    /// Ends all faults. In some worlds, all disks are full from here on.
     pub(super) fn quiet(&mut self) {
         let now = self.schedule.now();
         self.etcd.is_down = false;
+        self.full_disks.clear();
+        if self.stays_full {
+            self.full_disks.extend(0..NODES);
+        }
         for process in &mut self.processes {
             process.paused_until = process.paused_until.min(now);
             process.cut_until = process.cut_until.min(now);

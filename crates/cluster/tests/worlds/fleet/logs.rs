@@ -26,6 +26,8 @@ pub(super) struct ShardLog {
     acknowledged: BTreeSet<Write>,
     /// Time of the last acknowledgement.
     pub(super) acknowledged_at: u64,
+    /// Last entry with an acknowledged write.
+    pub(super) acknowledged_entry: Option<EntryNumber>,
 }
 
 impl ShardLog {
@@ -37,6 +39,14 @@ impl ShardLog {
             replay.take(entry);
         }
         replay
+    }
+
+    /// Returns the first absent entry from `next` on.
+    pub(super) fn end_from(&self, mut next: EntryNumber) -> EntryNumber {
+        while self.entries.contains_key(&next) {
+            next = next.plus(1);
+        }
+        next
     }
 
     /// Takes an acknowledgement. Returns an explanation if another writer acknowledged in the same
@@ -110,6 +120,10 @@ impl Fleet {
         let active: Vec<u64> = process.active.values().copied().collect();
         let sender = process.sender();
         for number in active {
+            if self.refuses_write(at, number) {
+                self.figures.writes_refused += 1;
+                continue;
+            }
             let write = self.number();
             let submitted = Event::Submitted(Ticket(write), write);
             self.handle(WriterAddress { sender, number }, submitted);
@@ -130,12 +144,16 @@ impl Fleet {
         let mut actions = Vec::new();
         writer.writer.handle(event, &mut actions);
         let shard = writer.shard;
+        let mut applied = None;
         for action in actions {
             match action {
-                Action::Apply(..) | Action::Fail(_) => {}
+                Action::Fail(_) => {}
+                // An acknowledgement follows the entry of its write.
+                Action::Apply(entry, _) => applied = Some(entry),
                 Action::Acknowledge(ticket) => {
                     let log = &mut self.logs[shard as usize];
                     log.acknowledged.insert(ticket.0);
+                    log.acknowledged_entry = log.acknowledged_entry.max(applied);
                     self.figures.writes_acknowledged += 1;
                     let process = &self.processes[address.sender.node];
                     let Some(writer) = process.writers.get(&address.number) else { continue };

@@ -1,8 +1,8 @@
 //! A process looks at its view: copies of shards, ownership, registration.
 
 use cluster::{
-    CopyNeed, DamagedCopyUse, HolderReading, OwnershipStep, SeenOwner, keeps_ownership,
-    ownership_step,
+    CopyNeed, DamagedCopyUse, EntryNumber, HolderReading, OwnershipStep, SeenOwner,
+    keeps_ownership, ownership_step,
 };
 
 use super::etcd::{EtcdRequest, EtcdView};
@@ -23,6 +23,9 @@ impl Fleet {
         self.look_at_copies(sender);
         for shard in 0..SHARDS {
             self.look_at_damage(sender, shard);
+        }
+        if self.fills_disks {
+            self.look_at_stalls(sender);
         }
         self.look_at_ownership(sender);
         self.look_at_registration(sender);
@@ -86,7 +89,7 @@ impl Fleet {
                 self.violation = Some(format!("{why}: last at {announced:?}, now {now}"));
             }
         }
-        let is_held = self.processes.iter().any(|process| process.has_whole(shard));
+        let is_held = self.processes.iter().any(|process| process.has_undamaged(shard));
         let died = |holder: &usize| {
             let died = self.died.get(&(*holder, shard));
             died.is_some_and(|died| died + DEATH_SEEN_MAX >= now)
@@ -134,7 +137,7 @@ impl Fleet {
 
     /// Checks that another node serves a shard whose copy a node withdraws, unless copies have
     /// disappeared, or a late write has changed a description, a moment ago.
-    fn check_withdrawal(&mut self, node: usize, shard: u32) {
+    pub(super) fn check_withdrawal(&mut self, node: usize, shard: u32) {
         let now = self.schedule.now();
         let is_served = self.processes.iter().any(|process| process.serves(shard));
         let is_recent = |time: Option<u64>| time.is_some_and(|time| time + LOSS_SEEN_MAX >= now);
@@ -155,18 +158,32 @@ impl Fleet {
         self.schedule.at(delay, FleetItem::Restored(sender, shard, number));
     }
 
-    /// Takes a restored copy. One that takes the place of a damaged copy follows the log first.
+    /// Takes a restored copy. One that takes the place of a damaged copy follows the log first. If
+    /// the disk is full, the restore or the log is tried again.
     pub(super) fn restored(&mut self, sender: Sender, shard: u32, restore: u64) {
         let delay = self.random.between(100, REPLAY_MAX);
+        let is_full = self.full_disks.contains(&sender.node);
         let Some(process) = self.process(sender) else { return };
         let copy = process.held.get_mut(&shard).filter(|copy| copy.restore == restore);
         let Some(copy) = copy else { return };
-        if copy.is_caught_up {
+        if is_full {
+            if copy.damage.is_none() || copy.is_replaying {
+                self.stall(sender, shard);
+            }
+            self.schedule.at(delay, FleetItem::Restored(sender, shard, restore));
+        } else if copy.damage.is_some() && !copy.is_replaying {
             copy.is_caught_up = false;
+            copy.is_replaying = true;
+            if let Some(mark) = copy.stall.as_mut() {
+                mark.resume();
+            }
+            copy.next = EntryNumber::default();
             self.schedule.at(delay, FleetItem::Restored(sender, shard, restore));
         } else {
-            copy.is_caught_up = true;
+            copy.is_restored = true;
+            copy.is_replaying = false;
             copy.damage = None;
+            self.reach_end(sender, shard);
         }
     }
 
@@ -259,7 +276,7 @@ impl Fleet {
 }
 
 /// Returns the nodes that serve a shard or have marked their copy as damaged.
-fn readings(view: &EtcdView, shard: u32) -> Vec<HolderReading<'static>> {
+pub(super) fn readings(view: &EtcdView, shard: u32) -> Vec<HolderReading<'static>> {
     let readings = view.nodes.iter().map(|(node, record)| HolderReading {
         node: NAMES[*node],
         serves: record.serving.contains(&shard),

@@ -2,8 +2,9 @@
 //!
 //! Faults: processes end, stop for a while, restart and drain; nodes come and change their weight;
 //! one copy or all copies of a shard get damaged; etcd stops, or some nodes cannot reach it;
-//! requests and answers are late or lost. Time is in milliseconds. After [`LENGTH`] all is well
-//! again, and the fleet must settle.
+//! requests and answers are late or lost. The world `stalls` also fills the disk of a node, or the
+//! disks of all nodes. Time is in milliseconds. After [`LENGTH`] all is well again, and the fleet
+//! must settle. In some worlds with full disks, all disks stay full, and the copies must be served.
 
 mod etcd;
 mod faults;
@@ -11,8 +12,9 @@ mod logs;
 mod look;
 mod process;
 mod registration;
+mod stalls;
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::time::{Duration, Instant};
 
 use cluster::{Action, Event, SearchServer, holders};
@@ -42,6 +44,8 @@ const ETCD_TIMEOUT: u64 = 2_000;
 const RESTORE_MAX: u64 = 25_000;
 /// Longest time in which a replaced copy follows the log to its end.
 const REPLAY_MAX: u64 = 3_000;
+/// Share of the worlds with full disks in which all disks stay full at the end.
+const STAYS_FULL_PERCENT: u64 = 25;
 /// Age up to which a view is certain, and the way of a request.
 const VIEW_AGE_MAX: u64 = LEASE / 2;
 /// Time after its end within which a process may be in a certain view: its last keep-alive was on
@@ -70,6 +74,7 @@ enum FleetItem {
     Store(WriterAddress, u32, Action<Write>),
     StoreAnswer(WriterAddress, Event<Write>),
     Restored(Sender, u32, u64),
+    DiskFreed(usize),
     Fault,
     EtcdBack,
     Restart(usize),
@@ -86,11 +91,24 @@ struct FleetFigures {
     deaths: u64,
     writes_acknowledged: u64,
     etcd_outages: u64,
+    disks_filled: u64,
+    copies_stalled: u64,
+    stalled_withdrawn: u64,
+    stalled_served: u64,
+    reads_answered: u64,
+    reads_refused: u64,
+    writes_refused: u64,
 }
 
 struct Fleet {
     random: Numbers,
     planted: Option<Planted>,
+    /// True if disks get full.
+    fills_disks: bool,
+    /// True if all disks are full from [`LENGTH`] on.
+    stays_full: bool,
+    /// Nodes whose disk is full.
+    full_disks: BTreeSet<usize>,
     schedule: Schedule<FleetItem>,
     /// Instant of the time 0.
     zero: Instant,
@@ -112,42 +130,57 @@ struct Fleet {
 
 /// Runs the world of a seed.
 pub(super) fn run(seed: u64, planted: Option<Planted>) -> WorldOutcome {
-    let mut fleet = Fleet::new(seed, planted);
-    while let Some(item) = fleet.schedule.next() {
-        let ends = matches!(item, FleetItem::End);
-        fleet.happens(item);
-        if ends || fleet.violation.is_some() {
-            break;
-        }
+    let mut fleet = Fleet::new(seed, planted, false);
+    fleet.run();
+    WorldOutcome { violation: fleet.violation, figures: fleet.figures.of_nodes() }
+}
+
+/// Runs the world of a seed with full disks.
+pub(super) fn run_with_full_disks(seed: u64, planted: Option<Planted>) -> WorldOutcome {
+    let mut fleet = Fleet::new(seed, planted, true);
+    fleet.run();
+    let mut figures = fleet.figures.of_nodes();
+    figures.extend(fleet.figures.of_disks());
+    WorldOutcome { violation: fleet.violation, figures }
+}
+
+impl FleetFigures {
+    fn of_nodes(&self) -> Vec<(&'static str, u64)> {
+        vec![
+            ("copies_dropped", self.copies_dropped),
+            ("copies_damaged", self.copies_damaged),
+            ("copies_withdrawn", self.copies_withdrawn),
+            ("owners", self.owners),
+            ("deaths", self.deaths),
+            ("writes_acknowledged", self.writes_acknowledged),
+            ("etcd_outages", self.etcd_outages),
+        ]
     }
-    let FleetFigures {
-        copies_dropped,
-        copies_damaged,
-        copies_withdrawn,
-        owners,
-        deaths,
-        writes_acknowledged,
-        etcd_outages,
-    } = fleet.figures;
-    let figures = [
-        ("copies_dropped", copies_dropped),
-        ("copies_damaged", copies_damaged),
-        ("copies_withdrawn", copies_withdrawn),
-        ("owners", owners),
-        ("deaths", deaths),
-        ("writes_acknowledged", writes_acknowledged),
-        ("etcd_outages", etcd_outages),
-    ];
-    WorldOutcome { violation: fleet.violation, figures: figures.into() }
+
+    fn of_disks(&self) -> [(&'static str, u64); 7] {
+        [
+            ("disks_filled", self.disks_filled),
+            ("copies_stalled", self.copies_stalled),
+            ("stalled_withdrawn", self.stalled_withdrawn),
+            ("stalled_served", self.stalled_served),
+            ("reads_answered", self.reads_answered),
+            ("reads_refused", self.reads_refused),
+            ("writes_refused", self.writes_refused),
+        ]
+    }
 }
 
 impl Fleet {
-    fn new(seed: u64, planted: Option<Planted>) -> Fleet {
+    fn new(seed: u64, planted: Option<Planted>, fills_disks: bool) -> Fleet {
         let mut random = Numbers::new(seed);
         let copies = random.between(1, 3) as usize;
+        let stays_full = fills_disks && random.percent(STAYS_FULL_PERCENT);
         let mut fleet = Fleet {
             random,
             planted,
+            fills_disks,
+            stays_full,
+            full_disks: BTreeSet::new(),
             schedule: Schedule::new(),
             zero: Instant::now(),
             copies,
@@ -170,6 +203,17 @@ impl Fleet {
         fleet.schedule.at(LENGTH, FleetItem::Quiet);
         fleet.schedule.at(LENGTH + QUIET, FleetItem::End);
         fleet
+    }
+
+    /// Runs to the end, or to the first violation.
+    fn run(&mut self) {
+        while let Some(item) = self.schedule.next() {
+            let ends = matches!(item, FleetItem::End);
+            self.happens(item);
+            if ends || self.violation.is_some() {
+                break;
+            }
+        }
     }
 
     fn number(&mut self) -> u64 {
@@ -225,6 +269,7 @@ impl Fleet {
             FleetItem::Store(address, shard, request) => self.store(address, shard, request),
             FleetItem::StoreAnswer(address, event) => self.handle(address, event),
             FleetItem::Restored(sender, shard, restore) => self.restored(sender, shard, restore),
+            FleetItem::DiskFreed(node) => self.disk_freed(node),
             FleetItem::Fault => self.fault(),
             FleetItem::EtcdBack => self.etcd_back(),
             FleetItem::Restart(node) => self.restart(node),
@@ -254,12 +299,19 @@ impl Fleet {
     }
 
     /// Checks that the fleet has settled: each shard is held by the nodes that should, and the node
-    /// that should own it writes its log.
+    /// that should own it writes its log. With full disks, other rules count.
     fn end(&mut self) {
         let now = self.schedule.now();
         self.violation = self.wrong_log();
         self.etcd.expire(now);
         let view = self.etcd.view();
+        if self.stays_full {
+            for shard in 0..SHARDS {
+                let wrong = self.wrong_full_shard(shard, &view);
+                self.violation = self.violation.take().or(wrong);
+            }
+            return;
+        }
         for shard in 0..SHARDS {
             let mut wanted = self.placed(&view, shard, self.copies);
             let Some(owner) = wanted.first().copied() else { continue };

@@ -1,10 +1,12 @@
 //! A process of a node: its view, its registration in etcd and its copies of shards.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::rc::Rc;
 use std::time::Duration;
 
-use cluster::{DamagedCopyUse, DecisionAge, Epoch, UnneededTimer};
+use cluster::{
+    DamagedCopyUse, DecisionAge, EntryNumber, Epoch, FullShardTimer, StallMark, UnneededTimer,
+};
 
 use super::etcd::{EtcdRequest, EtcdView, NodeRecord};
 use super::logs::ShardWriter;
@@ -29,17 +31,25 @@ pub(super) struct Pending {
 /// A copy of a shard.
 #[derive(Default)]
 pub(super) struct HeldCopy {
+    /// True once the end of the log was reached. The service of a stalled copy changes it too.
     pub(super) is_caught_up: bool,
+    /// True once it was restored, so that it has data.
+    pub(super) is_restored: bool,
+    /// True if it has taken the place of a damaged copy and follows the log to its end.
+    pub(super) is_replaying: bool,
+    /// Next entry of the log to apply.
+    pub(super) next: EntryNumber,
     pub(super) unneeded: UnneededTimer,
     /// Number of the restore that runs or ran last.
     pub(super) restore: u64,
     pub(super) damage: Option<Damage>,
+    pub(super) stall: Option<StallMark>,
 }
 
 impl HeldCopy {
     /// Returns true if it has all data and follows the end of the log.
     pub(super) fn is_whole(&self) -> bool {
-        self.is_caught_up && self.damage.is_none()
+        self.is_caught_up && self.damage.is_none() && self.stall.is_none()
     }
 
     /// Returns true if reads of its node find it.
@@ -125,6 +135,10 @@ pub(super) struct Process {
     /// Writers that take writes, by shard.
     pub(super) active: BTreeMap<u32, u64>,
     pub(super) held: BTreeMap<u32, HeldCopy>,
+    /// Time since which all holders of a shard are stalled, for the shards that it writes.
+    pub(super) full_timers: BTreeMap<u32, FullShardTimer>,
+    /// Shards whose writes it refuses.
+    pub(super) refuses: BTreeSet<u32>,
 }
 
 /// Times of the readings of the view.
@@ -172,9 +186,21 @@ impl Process {
         self.pending[channel as usize].is_none()
     }
 
+    /// Returns true if its view is certain at `now` and has this node.
+    pub(super) fn knows_members(&self, now: u64) -> bool {
+        self.times.is_certain(now) && self.view.nodes.contains_key(&self.node)
+    }
+
     /// Returns true if it has a whole copy of the shard.
     pub(super) fn has_whole(&self, shard: u32) -> bool {
         self.is_alive && self.held.get(&shard).is_some_and(HeldCopy::is_whole)
+    }
+
+    /// Returns true if it has a copy of the shard without damage. A stalled one can apply the rest
+    /// of the log once its disk has space.
+    pub(super) fn has_undamaged(&self, shard: u32) -> bool {
+        let is_undamaged = |copy: &HeldCopy| copy.is_restored && copy.damage.is_none();
+        self.is_alive && self.held.get(&shard).is_some_and(is_undamaged)
     }
 
     /// Returns true if reads find a copy of the shard on it, which may be damaged.
@@ -192,11 +218,14 @@ impl Process {
     /// Returns the description that etcd should have.
     pub(super) fn record(&self) -> NodeRecord {
         let serving = self.held.iter().filter(|held| self.announces(*held.0, held.1));
-        let damaged = self.held.iter().filter(|(_, copy)| copy.damage.is_some());
+        let stalled = self.held.iter().filter(|(_, copy)| copy.stall.is_some());
+        let marked =
+            self.held.iter().filter(|(_, copy)| copy.damage.is_some() || copy.stall.is_some());
         NodeRecord {
             weight: if self.drains { 0 } else { self.weight },
             serving: serving.map(|(shard, _)| *shard).collect(),
-            damaged: damaged.map(|(shard, _)| *shard).collect(),
+            damaged: marked.map(|(shard, _)| *shard).collect(),
+            stalled: stalled.map(|(shard, _)| *shard).collect(),
         }
     }
 
