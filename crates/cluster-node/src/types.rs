@@ -134,7 +134,7 @@ impl From<Roles> for Vec<String> {
 }
 
 /// A node, as it describes itself to the others.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct NodeInfo {
     /// Name, which stays the same across restarts.
     pub name: String,
@@ -154,6 +154,10 @@ pub struct NodeInfo {
     /// Some of them are in `serving` too. Nodes of earlier versions do not read this.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub damaged: BTreeMap<String, BTreeSet<u32>>,
+    /// Shards whose copy on this node lacks changes because the disk is full, by the id of the
+    /// collection. All of them are in `damaged` too.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub stalled: BTreeMap<String, BTreeSet<u32>>,
 }
 
 impl NodeInfo {
@@ -165,6 +169,11 @@ impl NodeInfo {
     /// Returns true if its copy of the shard is damaged or being replaced.
     pub fn is_damaged(&self, key: &ShardKey) -> bool {
         self.damaged.get(&*key.collection).is_some_and(|shards| shards.contains(&key.shard.0))
+    }
+
+    /// Returns true if its copy of the shard lacks changes because the disk is full.
+    pub fn is_stalled(&self, key: &ShardKey) -> bool {
+        self.stalled.get(&*key.collection).is_some_and(|shards| shards.contains(&key.shard.0))
     }
 
     /// Returns true if it serves the shard and its copy is not damaged.
@@ -225,6 +234,13 @@ impl ClusterView {
             wanted.iter().position(|name| *name == node.name).unwrap_or(usize::MAX)
         });
         serving
+    }
+
+    /// Returns the nodes that should hold the shard or serve it, by name.
+    pub fn present_holders(&self, key: &ShardKey, copies: u32) -> Vec<&NodeInfo> {
+        let wanted = self.wanted_holders(key, copies);
+        let is_holder = |node: &&NodeInfo| node.serves(key) || wanted.contains(&node.name);
+        self.nodes.values().filter(is_holder).collect()
     }
 
     /// Returns the nodes that serve the shard or have marked their copy of it as damaged.

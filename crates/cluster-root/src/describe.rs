@@ -212,7 +212,7 @@ mod tests {
                 weight: 1,
                 build: "1".to_owned(),
                 serving: BTreeMap::from([("1".to_owned(), shards)]),
-                damaged: BTreeMap::new(),
+                ..NodeInfo::default()
             };
             view.nodes.insert(node.name.clone(), node);
         }

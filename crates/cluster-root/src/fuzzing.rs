@@ -30,6 +30,6 @@ pub fn write_answer(status: u16, body: &[u8]) -> Result<Option<u64>> {
     let answer = HttpAnswer { status, headers: HeaderMap::new(), body };
     match wire::owner_reply("a:1", &answer)? {
         OwnerReply::Made(entry) => Ok(Some(entry)),
-        OwnerReply::Conflict(_) | OwnerReply::NotMade { .. } => Ok(None),
+        OwnerReply::Conflict(_) | OwnerReply::Full(_) | OwnerReply::NotMade { .. } => Ok(None),
     }
 }

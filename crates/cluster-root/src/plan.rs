@@ -83,12 +83,8 @@ fn changed(now: &ClusterView, request: &PlanRequest) -> Result<ClusterView> {
         }
         let planned = then.nodes.entry(node.name.clone()).or_insert_with(|| NodeInfo {
             name: node.name.clone(),
-            address: String::new(),
             roles: Roles { search: true, ..Roles::default() },
-            weight: 0,
-            build: String::new(),
-            serving: BTreeMap::new(),
-            damaged: BTreeMap::new(),
+            ..NodeInfo::default()
         });
         planned.weight = node.weight;
     }

@@ -18,6 +18,9 @@ pub(super) const READ_PATH: &str = "/cluster/v1/read";
 /// Path of writes.
 pub(super) const WRITE_PATH: &str = "/cluster/v1/write";
 
+/// Retry advice for a write that an owner refused because the disks of all holders are full.
+const FULL_RETRY_AFTER: Duration = Duration::from_secs(5);
+
 /// A read of some shards of one node.
 #[derive(Serialize)]
 pub(super) struct NodeReadBody<'a> {
@@ -180,6 +183,9 @@ pub(super) enum OwnerReply {
     /// The owner refused the operations because of their condition. They are in no entry and never
     /// will be. Entries up to this one may have written the image.
     Conflict(u64),
+    /// The owner refused the operations because the disks of all holders are full. They are in no
+    /// entry and never will be.
+    Full(Error),
     /// The operations are in no entry and never will be.
     NotMade {
         /// Name of the owner, if the node knows another one.
@@ -242,6 +248,10 @@ pub(super) fn owner_reply(address: &str, answer: &HttpAnswer) -> Result<OwnerRep
         (400, ..) => Err(Error::invalid(message())),
         (401 | 403, ..) => Err(Error::unavailable(message())),
         (413, ..) => Err(Error::too_large(message())),
+        (507, _, Some(false)) => {
+            let error = Error::storage_full(message()).with_retry_after(FULL_RETRY_AFTER);
+            Ok(OwnerReply::Full(error))
+        }
         _ => Err(unknown_outcome(&Error::unavailable(message()))),
     }
 }
@@ -333,6 +343,21 @@ mod tests {
             let unknown = reply(status, body).err().unwrap();
             assert!(unknown.message().contains("may have been made"), "{status} {body}: {unknown}");
         }
+    }
+
+    #[test]
+    fn a_write_to_a_full_shard_is_certainly_not_written() {
+        let reply = |body: &'static str| {
+            let headers = http::HeaderMap::new();
+            owner_reply("a:1", &HttpAnswer { status: 507, headers, body: body.into() })
+        };
+        let refused = reply(r#"{"made":false,"error":"all holders have full disks"}"#);
+        let Ok(OwnerReply::Full(error)) = refused else { panic!("it is not written") };
+        assert_eq!(error.kind(), ErrorKind::StorageFull);
+        assert!(error.retry_after().is_some());
+        assert!(error.message().contains("all holders have full disks"), "{error}");
+        let unknown = reply(r#"{"error":"full"}"#).err().unwrap();
+        assert!(unknown.message().contains("may have been made"), "{unknown}");
     }
 
     #[test]

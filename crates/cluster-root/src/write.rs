@@ -376,8 +376,9 @@ impl ShardWrite {
     /// are sent again only if no owner wrote them.
     ///
     /// # Errors
-    /// `NotFound` if the collection was removed; the last refusal, with the source [`NotWritten`],
-    /// if no owner wrote them in time; the errors of [`write_node`].
+    /// `NotFound` if the collection was removed; `StorageFull`, with the source [`NotWritten`], if
+    /// the disks of all holders are full; the last refusal, with this source, if no owner wrote
+    /// them in time; the errors of [`write_node`].
     async fn write(
         &self,
         operations: &str,
@@ -401,6 +402,8 @@ impl ShardWrite {
                 Some(node) => match self.send(&node.address, operations, condition).await? {
                     OwnerReply::Made(entry) => return Ok(OwnerDecision::Made(entry)),
                     OwnerReply::Conflict(entry) => return Ok(OwnerDecision::Conflict(entry)),
+                    // Disks do not get space soon, so the client decides on another try.
+                    OwnerReply::Full(error) => return Err(not_written(error)),
                     OwnerReply::NotMade { owner: named, error } => {
                         let other = named.filter(|named| *named != node.name && !is_hinted);
                         hint = other.filter(|named| view.nodes.contains_key(named));

@@ -27,6 +27,8 @@ pub struct ClusterMetrics {
     /// Writes of images that the owner of a shard refused, because an entry that this node had not
     /// seen may have added the image.
     pub write_conflicts: Counter,
+    /// Writes that this owner refused, because the disks of all holders of the shard are full.
+    pub full_disk_refusals: Counter,
     /// Snapshots of shards: "taken", "failed", "restored".
     pub snapshots: Family<KindLabels, Counter>,
     /// Shards whose copy on this node is damaged or being replaced.
@@ -72,6 +74,11 @@ impl ClusterMetrics {
             "cluster_write_conflicts",
             "Writes of images that the owner of a shard refused, because another node may have added the image",
             self.write_conflicts.clone(),
+        );
+        r.register(
+            "cluster_full_disk_refusals",
+            "Writes that the owner of a shard refused, because the disks of all holders of the shard are full",
+            self.full_disk_refusals.clone(),
         );
         r.register("cluster_snapshots", "Snapshots of shards, by outcome", self.snapshots.clone());
         r.register(

@@ -61,8 +61,7 @@ impl ClusterServing {
             roles: cluster.roles,
             weight: cluster.weight,
             build: crate::VERSION.to_owned(),
-            serving: Default::default(),
-            damaged: Default::default(),
+            ..NodeInfo::default()
         };
         let store = BackupStore::open(&cluster.store, &cluster.store_options)?;
         let backups = backups(config, &store)?;

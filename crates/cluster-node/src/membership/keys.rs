@@ -168,8 +168,7 @@ mod tests {
             roles: Roles::ALL,
             weight: 1,
             build: "1".to_owned(),
-            serving: BTreeMap::new(),
-            damaged: BTreeMap::new(),
+            ..NodeInfo::default()
         }
     }
 

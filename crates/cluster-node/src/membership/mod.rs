@@ -137,6 +137,12 @@ impl Membership {
         self.state.change_info(|info| info.damaged = damaged);
     }
 
+    /// Sets the shards whose copy on this node lacks changes because the disk is full. They are
+    /// among the shards of [`Membership::set_damaged`].
+    pub fn set_stalled(&self, stalled: BTreeMap<String, BTreeSet<u32>>) {
+        self.state.change_info(|info| info.stalled = stalled);
+    }
+
     /// Returns the time of the request for the view, if the view is at most half a lease old and
     /// shows no node that is dead for longer than a lease. A caller that takes the view after this
     /// call gets one at least as new.

@@ -220,12 +220,9 @@ mod tests {
         for (name, ingest) in [("a", false), ("b", true), ("c", true)] {
             let node = NodeInfo {
                 name: name.to_owned(),
-                address: String::new(),
                 roles: Roles { ingest, ..Roles::default() },
                 weight: 1,
-                build: String::new(),
-                serving: BTreeMap::new(),
-                damaged: BTreeMap::new(),
+                ..NodeInfo::default()
             };
             view.nodes.insert(name.to_owned(), node);
         }

@@ -13,10 +13,11 @@ use base::Result;
 use cluster::{EntryNumber, Epoch, OwnershipStep, SeenOwner, keeps_ownership, ownership_step};
 use parking_lot::Mutex;
 
+use super::full_shard::FullShard;
 use super::hints::EntryHints;
 use super::services::NodeServices;
 use crate::membership::Membership;
-use crate::types::{ClusterView, ShardKey, ViewSource};
+use crate::types::{ClusterView, NodeInfo, ShardKey, ViewSource};
 use cluster_log::{AppendOutcome, LogWrite, ShardLog, ShardWriter, WriterOptions};
 
 /// Time between two checks of the ownership. A change of the view causes further checks.
@@ -31,6 +32,8 @@ struct OwnedShard {
     writer: ShardWriter,
     /// Ends the task that waits for the loss.
     watch: tokio::task::AbortHandle,
+    /// Refusal of writes that no holder could apply.
+    full: FullShard,
 }
 
 impl Drop for OwnedShard {
@@ -85,14 +88,23 @@ impl OwnedShards {
     /// Appends operations to a shard's log.
     ///
     /// # Errors
-    /// As [`ShardWriter::append`].
+    /// As [`ShardWriter::append`], and `StorageFull` if the disks of all holders are full.
     pub(super) async fn write(
         &self,
         key: &ShardKey,
         write: LogWrite,
         deadline: Instant,
     ) -> Result<OwnerWriteOutcome> {
-        let writer = self.owned.lock().get(key).map(|owned| owned.writer.clone());
+        let writer = match self.owned.lock().get(key) {
+            None => None,
+            Some(owned) => {
+                if let Err(error) = owned.full.check() {
+                    self.services.metrics.full_disk_refusals.inc();
+                    return Err(error);
+                }
+                Some(owned.writer.clone())
+            }
+        };
         let Some(writer) = writer else {
             let view = self.services.view.current();
             let owner = view.owners.get(key).map(|owner| owner.node.clone());
@@ -109,10 +121,29 @@ impl OwnedShards {
     /// Takes and gives up shards until the task is dropped.
     pub(super) async fn run(self: Arc<OwnedShards>, mut view: ViewSource) {
         loop {
+            // Before the view is taken, which may get older meanwhile but not newer.
+            let is_certain = self.membership.view_certain_since().is_some();
             let current = view.current();
+            self.decide_on_full_shards(&current, is_certain);
             self.release_unwanted(&current).await;
             self.acquire_wanted(&current).await;
             let _ = tokio::time::timeout(CHECK_INTERVAL, view.changed()).await;
+        }
+    }
+
+    /// Decides on the writes of shards whose holders have full disks. If the view is not certain,
+    /// none are refused.
+    fn decide_on_full_shards(&self, view: &ClusterView, is_certain: bool) {
+        let now = Instant::now();
+        for (key, shard) in self.owned.lock().iter_mut() {
+            // Most shards have no stalled copy. Placement, which takes hashes, is skipped for them.
+            if shard.full.is_idle() && !view.nodes.values().any(|node| node.is_stalled(key)) {
+                continue;
+            }
+            let Some(record) = view.by_id(&key.collection) else { continue };
+            let holders: Vec<&NodeInfo> =
+                if is_certain { view.present_holders(key, record.copies) } else { Vec::new() };
+            shard.full.record(key, &holders, now);
         }
     }
 
@@ -238,7 +269,8 @@ impl OwnedShards {
             watched.lost().await;
             lost.lock().insert(lost_key, epoch);
         });
-        let shard = OwnedShard { epoch, writer, watch: watch.abort_handle() };
+        let full = FullShard::default();
+        let shard = OwnedShard { epoch, writer, watch: watch.abort_handle(), full };
         self.owned.lock().insert(key, shard);
     }
 }

@@ -197,6 +197,8 @@ impl HeldShards {
         metrics.damaged_shards.set(count(&progress, |shard| shard.damage.is_some()));
         metrics.stalled_shards.set(count(&progress, |shard| shard.stalled.is_some()));
         self.membership.set_damaged(numbers(progress.iter().filter(|shard| shard.is_marked())));
+        let stalled = progress.iter().filter(|shard| shard.stalled.is_some());
+        self.membership.set_stalled(numbers(stalled));
         let serving = numbers(progress.iter().filter(|shard| shard.is_served(announced)));
         self.membership.set_serving(serving.clone());
         serving

@@ -80,8 +80,7 @@ fn info(name: &str) -> NodeInfo {
         roles: Roles::ALL,
         weight: 1,
         build: "1".to_owned(),
-        serving: BTreeMap::new(),
-        damaged: BTreeMap::new(),
+        ..NodeInfo::default()
     }
 }
 
@@ -149,6 +148,10 @@ async fn nodes_see_each_other() {
     a.membership.set_damaged(serving.clone());
     let readings = vec![HolderReading { node: "a", serves: true, is_damaged: true }];
     b.sees(|view| view.holder_readings(&shard()) == readings).await;
+    assert!(!b.view.current().nodes["a"].is_stalled(&shard()));
+    a.membership.set_stalled(serving.clone());
+    b.sees(|view| view.nodes["a"].is_stalled(&shard())).await;
+    a.membership.set_stalled(BTreeMap::new());
     a.membership.set_damaged(BTreeMap::new());
     b.sees(|view| view.nodes["a"].serves_whole(&shard())).await;
     a.acquire(&shard()).await.unwrap();

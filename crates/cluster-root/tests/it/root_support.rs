@@ -378,7 +378,7 @@ impl TestRoot {
             weight: 1,
             build: "1".to_owned(),
             serving: BTreeMap::from([(ID.to_owned(), shards.iter().copied().collect())]),
-            damaged: BTreeMap::new(),
+            ..NodeInfo::default()
         };
         self.view.update(|view| {
             view.nodes.insert(node.name.clone(), node);

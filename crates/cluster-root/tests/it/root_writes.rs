@@ -300,6 +300,18 @@ async fn a_write_without_an_owner_ends_at_its_deadline() {
     assert!(nodes[0].taken_writes().len() > 1);
 }
 
+#[tokio::test]
+async fn a_write_to_a_full_shard_is_not_sent_again() {
+    let (root, nodes) = two_owners().await;
+    let full = json!({"error": "all holders of shard id/0000 have full disks: a", "made": false});
+    nodes[0].behave_in_writes(Behaviour::Refuse(507, full));
+    let answer = root.put("points", &first_shards_point()).await;
+    assert_eq!(answer.status, 507);
+    assert!(answer.error().contains("have full disks"), "{}", answer.error());
+    assert!(answer.headers.contains_key("retry-after"));
+    assert_eq!(nodes[0].taken_writes().len(), 1);
+}
+
 /// A second write of the same operations could undo a later write of another client.
 #[tokio::test]
 async fn an_unknown_outcome_is_not_written_again() {

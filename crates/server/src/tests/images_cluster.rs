@@ -259,8 +259,7 @@ impl Spread {
             roles: Roles::ALL,
             weight: 1,
             build: "1".to_owned(),
-            serving: BTreeMap::new(),
-            damaged: BTreeMap::new(),
+            ..NodeInfo::default()
         };
         node.view.update(|view| drop(view.nodes.insert(info.name.clone(), info)));
         let between = Router::new()

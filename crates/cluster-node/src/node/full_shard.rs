@@ -1,0 +1,134 @@
+//! Writes to a shard whose holders all have full disks: the owner refuses them after a while.
+
+use std::time::{Duration, Instant};
+
+use base::{Error, Result};
+use cluster::FullShardTimer;
+
+use crate::types::{NodeInfo, ShardKey};
+
+/// Retry advice for a refused write. An owner sees within about a second that a holder has applied
+/// the log again.
+const RETRY_AFTER: Duration = Duration::from_secs(5);
+
+/// Refusal of the writes of a shard whose log this node writes.
+#[derive(Default)]
+pub(super) struct FullShard {
+    timer: FullShardTimer,
+    /// Error of writes while they are refused.
+    refusal: Option<Error>,
+}
+
+impl FullShard {
+    /// Records a view at `now`. `holders` are the nodes that should hold the shard or serve it.
+    /// They are empty if the view is not certain.
+    pub(super) fn record(&mut self, key: &ShardKey, holders: &[&NodeInfo], now: Instant) {
+        let is_full = self.timer.record(holders.iter().map(|node| node.is_stalled(key)), now);
+        if !is_full {
+            if self.refusal.take().is_some() {
+                tracing::info!(shard = %key, "the owner of the log takes writes again");
+            }
+        } else if self.refusal.is_none() {
+            let error = full(key, holders);
+            tracing::error!(shard = %key, %error, "the owner of the log refuses writes");
+            self.refusal = Some(error);
+        }
+    }
+
+    /// Returns true if the last certain view showed a holder that can apply the log.
+    pub(super) fn is_idle(&self) -> bool {
+        self.refusal.is_none() && self.timer == FullShardTimer::default()
+    }
+
+    /// Checks that writes are not refused.
+    ///
+    /// # Errors
+    /// `StorageFull` with retry advice if all holders have had full disks for a while.
+    pub(super) fn check(&self) -> Result<()> {
+        self.refusal.clone().map_or(Ok(()), Err)
+    }
+}
+
+/// Returns the error of a write that no holder could apply.
+fn full(key: &ShardKey, holders: &[&NodeInfo]) -> Error {
+    let names: Vec<&str> = holders.iter().map(|node| node.name.as_str()).collect();
+    let message = format!(
+        "all holders of shard {key} have full disks: {}; free space on one of them, or add a search node",
+        names.join(", ")
+    );
+    Error::storage_full(message).with_retry_after(RETRY_AFTER)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::{BTreeMap, BTreeSet};
+
+    use base::ErrorKind;
+    use cluster::FULL_SHARD_DELAY;
+    use cluster_log::was_not_made;
+
+    use super::*;
+    use crate::types::{ClusterView, Roles};
+
+    const COPIES: u32 = 2;
+
+    fn shards() -> BTreeMap<String, BTreeSet<u32>> {
+        BTreeMap::from([("1".to_owned(), BTreeSet::from([0]))])
+    }
+
+    /// Adds a search node that holds the shard `1/0`.
+    fn add(view: &mut ClusterView, name: &str, is_stalled: bool) {
+        let stalled = if is_stalled { shards() } else { BTreeMap::new() };
+        let node = NodeInfo {
+            name: name.to_owned(),
+            roles: Roles { search: true, ..Roles::default() },
+            weight: 1,
+            serving: shards(),
+            damaged: stalled.clone(),
+            stalled,
+            ..NodeInfo::default()
+        };
+        view.nodes.insert(name.to_owned(), node);
+    }
+
+    #[test]
+    fn a_shard_without_space_on_any_holder_takes_no_writes() {
+        let key = ShardKey::new("1", 0);
+        let start = Instant::now();
+        let later = start + FULL_SHARD_DELAY;
+        let mut view = ClusterView::default();
+        add(&mut view, "a", true);
+        add(&mut view, "b", true);
+        let mut full = FullShard::default();
+        assert!(full.is_idle());
+        full.record(&key, &view.present_holders(&key, COPIES), start);
+        assert!(full.check().is_ok() && !full.is_idle());
+        full.record(&key, &view.present_holders(&key, COPIES), later);
+        let error = full.check().unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::StorageFull);
+        assert!(error.message().contains("1/0000 have full disks: a, b;"), "{error}");
+        assert!(error.retry_after().is_some() && was_not_made(&error));
+        full.record(&key, &[], later);
+        assert!(full.check().is_ok(), "the view is not certain");
+        full.record(&key, &view.present_holders(&key, COPIES), later);
+        assert!(full.check().is_err());
+        add(&mut view, "b", false);
+        full.record(&key, &view.present_holders(&key, COPIES), later);
+        assert!(full.check().is_ok() && full.is_idle(), "one of them has space");
+    }
+
+    #[test]
+    fn a_new_holder_may_have_space() {
+        let key = ShardKey::new("1", 0);
+        let start = Instant::now();
+        let mut view = ClusterView::default();
+        add(&mut view, "a", true);
+        let mut full = FullShard::default();
+        full.record(&key, &view.present_holders(&key, COPIES), start);
+        // It restores its copy, and serves the shard later.
+        add(&mut view, "b", false);
+        view.nodes.get_mut("b").unwrap().serving.clear();
+        full.record(&key, &view.present_holders(&key, COPIES), start + FULL_SHARD_DELAY);
+        assert!(full.check().is_ok());
+    }
+}
