@@ -133,6 +133,11 @@ impl From<Roles> for Vec<String> {
     }
 }
 
+/// Number of the protocol between nodes that this program speaks. It grows if a node of an earlier
+/// number cannot read a message, or applies an operation of a log differently. `docs/cluster.md`
+/// says in which order nodes are upgraded.
+pub const PROTOCOL: u32 = 1;
+
 /// A node, as it describes itself to the others.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct NodeInfo {
@@ -146,6 +151,10 @@ pub struct NodeInfo {
     pub weight: u32,
     /// Version of its program.
     pub build: String,
+    /// Number of the protocol that its program speaks ([`PROTOCOL`]). 0 if its program is older
+    /// than this number.
+    #[serde(default)]
+    pub protocol: u32,
     /// Shards that it holds and that follow the end of the log, by the id of the collection.
     #[serde(default)]
     pub serving: BTreeMap<String, BTreeSet<u32>>,

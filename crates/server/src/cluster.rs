@@ -13,7 +13,7 @@ use base::{Error, Result};
 use cluster_images::{ImageRootState, image_routes};
 use cluster_node::backups::{BackupSchedule, ClusterBackupSettings};
 use cluster_node::node::{ClusterNode, LocalCollections, NodeOptions};
-use cluster_node::{NodeInfo, Roles};
+use cluster_node::{NodeInfo, PROTOCOL, Roles};
 use cluster_root::{self as root, RootState};
 use http_client::ClientTls;
 use os::Rate;
@@ -61,6 +61,7 @@ impl ClusterServing {
             roles: cluster.roles,
             weight: cluster.weight,
             build: crate::VERSION.to_owned(),
+            protocol: PROTOCOL,
             ..NodeInfo::default()
         };
         let store = BackupStore::open(&cluster.store, &cluster.store_options)?;

@@ -16,6 +16,7 @@
 pub(crate) mod fuzzing;
 mod keys;
 mod lease;
+mod protocol;
 mod reader;
 mod state;
 mod store_identity;

@@ -8,6 +8,7 @@ use parking_lot::Mutex;
 use tracing::{info, warn};
 
 use super::keys::ClusterSnapshot;
+use super::protocol::ProtocolWarnings;
 use super::state::MemberState;
 
 /// State of the readings so far. A reading holds its lock from the request to the view's change,
@@ -24,6 +25,7 @@ pub(super) struct ViewReadings {
     failing: bool,
     /// Keys with unreadable values, which have been logged.
     unreadable: BTreeSet<String>,
+    protocols: ProtocolWarnings,
 }
 
 impl ViewReadings {
@@ -142,6 +144,8 @@ impl MemberState {
         if let Some(store) = &snapshot.store {
             self.compare_store(store)?;
         }
+        let protocol = self.own.lock().info.protocol;
+        readings.protocols.log(protocol, &snapshot.nodes);
         self.take_drain(snapshot.drains.get(&self.name).copied());
         self.compare_info(&snapshot);
         self.compare_ownership(&mut snapshot);
