@@ -132,5 +132,6 @@ fn capabilities() -> Capabilities {
         concurrent_runs: true,
         dtypes: element::TABLE.iter().map(|(dtype, _)| *dtype).collect(),
         cuda: false,
+        opens_slowly: false,
     }
 }

@@ -121,7 +121,13 @@ impl Engine for TensorFlowEngine {
             concurrent_runs: true,
             dtypes: element::TABLE.iter().map(|(dtype, _)| *dtype).collect(),
             cuda: false,
+            opens_slowly: true,
         }
+    }
+
+    fn open_library(&self) -> Result<()> {
+        self.open()?;
+        Ok(())
     }
 
     fn load(&self, request: &LoadRequest) -> Result<Box<dyn Session>> {

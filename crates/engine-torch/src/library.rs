@@ -131,7 +131,13 @@ impl Engine for TorchEngine {
             concurrent_runs: true,
             dtypes: element::TABLE.iter().map(|(dtype, _)| *dtype).collect(),
             cuda: true,
+            opens_slowly: true,
         }
+    }
+
+    fn open_library(&self) -> Result<()> {
+        self.open()?;
+        Ok(())
     }
 
     fn arena_bytes(&self, graph: &Path) -> Result<usize> {

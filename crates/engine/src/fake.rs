@@ -156,6 +156,7 @@ impl Engine for FakeEngine {
             concurrent_runs: true,
             dtypes: DType::ALL.to_vec(),
             cuda: false,
+            opens_slowly: false,
         }
     }
 

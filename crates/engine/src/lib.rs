@@ -40,6 +40,7 @@
 //!             concurrent_runs: true,
 //!             dtypes: vec![DType::F32],
 //!             cuda: false,
+//!             opens_slowly: false,
 //!         }
 //!     }
 //!     fn load(&self, request: &LoadRequest) -> Result<Box<dyn Session>> {
@@ -145,6 +146,9 @@ pub struct Capabilities {
     pub dtypes: Vec<DType>,
     /// True if it can open models on CUDA devices. A load finds out which devices exist.
     pub cuda: bool,
+    /// True if opening the library takes about a second or longer. Isolated models then keep a
+    /// spare worker process that has opened it.
+    pub opens_slowly: bool,
 }
 
 impl Capabilities {
@@ -248,6 +252,15 @@ pub trait Engine: Send + Sync {
     fn arena_bytes(&self, graph: &Path) -> Result<usize> {
         let _ = graph;
         Ok(0)
+    }
+
+    /// Opens the library for all engines of this process, unless it is open. The first load does
+    /// the same. An engine with [`Capabilities::opens_slowly`] overrides this.
+    ///
+    /// # Errors
+    /// `NotFound` or `FailedPrecondition`, with the remedy, if the library cannot be used.
+    fn open_library(&self) -> Result<()> {
+        Ok(())
     }
 
     /// Opens a model. Called on a loader thread; may take seconds.

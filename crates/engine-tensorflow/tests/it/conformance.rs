@@ -1,5 +1,7 @@
-use engine::Device;
+use base::ErrorKind;
 use engine::conformance::{Fixture, check};
+use engine::{Device, Engine, LibrarySearch};
+use engine_tensorflow::TensorFlowEngine;
 
 use crate::support::{engine, saved_models};
 
@@ -21,4 +23,18 @@ fn engine_conforms() {
             device: Device::Cpu,
         },
     );
+}
+
+#[test]
+fn opening_a_missing_library_is_an_error() {
+    let explicit = Some("/nonexistent/tensorflow".into());
+    let engine = TensorFlowEngine::new(LibrarySearch { explicit, ..LibrarySearch::default() });
+    assert_eq!(engine.open_library().unwrap_err().kind(), ErrorKind::NotFound);
+}
+
+#[test]
+fn the_library_opens_without_a_model() {
+    let Some(engine) = engine() else { return };
+    engine.open_library().unwrap();
+    assert_ne!(engine.version(), "not loaded");
 }

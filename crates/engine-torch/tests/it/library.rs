@@ -73,6 +73,7 @@ fn another_file_is_not_the_shim() {
         let error = engine.load(&LoadRequest::default()).err().unwrap();
         assert_eq!(error.kind(), ErrorKind::FailedPrecondition);
         assert!(error.message().contains("make torch"), "{error}");
+        assert_eq!(engine.open_library().unwrap_err().kind(), ErrorKind::FailedPrecondition);
         assert_eq!((engine.version().as_str(), engine.library()), ("not loaded", None));
         return;
     }
