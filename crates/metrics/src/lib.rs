@@ -123,6 +123,11 @@ pub struct Metrics {
     pub loader_shared_bytes: Family<ModelLabels, Counter>,
     /// Worker processes of isolated models that were started again after they had ended.
     pub worker_restarts: Family<ModelLabels, Counter>,
+    /// Time from the last end of a model's worker process until the next one can answer requests.
+    pub worker_restart_last_seconds: Family<ModelLabels, SecondsGauge>,
+    /// Spare worker processes: "started" (the engine's library is open), "used" (in place of a
+    /// process that ended), "failed" (ended unused, or could not be started).
+    pub worker_spares: Family<KindLabels, Counter>,
     /// Changes of the configuration of models, by outcome: "ok" or "failed".
     pub config_reloads: Family<KindLabels, Counter>,
     /// Time of the last change by outcome, in seconds since the epoch.
@@ -217,6 +222,8 @@ impl Default for Metrics {
             loader_read_bytes: Family::default(),
             loader_shared_bytes: Family::default(),
             worker_restarts: Family::default(),
+            worker_restart_last_seconds: Family::default(),
+            worker_spares: Family::default(),
             config_reloads: Family::default(),
             config_reload_time: Family::default(),
             request_log: Family::default(),
@@ -308,6 +315,7 @@ impl Metrics {
             counters.remove(&labels);
         }
         self.loader_cpu_seconds.remove(&labels);
+        self.worker_restart_last_seconds.remove(&labels);
         for step in ["load", "warm", "drain", "unload"] {
             let labels = SwapLabels { model: model.clone(), step };
             self.swap_last_seconds.remove(&labels);
@@ -377,6 +385,7 @@ mod tests {
         let labels = ModelLabels { model: model.clone() };
         metrics.swaps.get_or_create(&labels).inc();
         metrics.loader_cpu_seconds.get_or_create(&labels).inc_by(0.5);
+        metrics.worker_restart_last_seconds.get_or_create(&labels).set(0.5);
         metrics.updates.held_back.get_or_create(&labels).inc();
         let swap = SwapLabels { model: model.clone(), step: "warm" };
         metrics.swap_seconds.get_or_create(&swap).inc_by(1.5);

@@ -213,6 +213,8 @@ fn fill_models(metrics: &Metrics) {
         &metrics.loads_abandoned,
     ]);
     models(&[&metrics.loader_read_bytes, &metrics.loader_shared_bytes, &metrics.worker_restarts]);
+    models(&[&metrics.worker_restart_last_seconds]);
+    kinds(&metrics.worker_spares, &["started", "used", "failed"]);
     kinds(&metrics.refused, &REFUSALS);
     kinds(&metrics.pool_bytes, &["max", "backed", "used"]);
     kinds(

@@ -114,6 +114,17 @@ impl Metrics {
             "Worker processes of isolated models that were started again after they had ended",
             self.worker_restarts.clone(),
         );
+        r.register_with_unit(
+            "worker_restart_last",
+            "Time from the last end of a worker process until the next one could answer requests",
+            Unit::Seconds,
+            self.worker_restart_last_seconds.clone(),
+        );
+        r.register(
+            "worker_spares",
+            "Spare worker processes: ready with an open library (started), in place of a process that ended (used), or ended unused or not started (failed)",
+            self.worker_spares.clone(),
+        );
     }
 
     fn register_loads(&mut self) {
