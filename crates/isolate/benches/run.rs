@@ -32,6 +32,7 @@ fn load(isolate: bool) -> base::Result<Box<dyn Session>> {
         runs: 2,
         run_time_max: std::time::Duration::from_secs(60),
         memory: WorkerMemory { read_rate: 0, fault_rate: 0, huge_pages: false, direct: false },
+        spares: false,
     };
     let isolation = Isolation::new(config, Arc::new(Metrics::default()))?;
     let engine = IsolatingEngine::new(Arc::new(FakeEngine::new()), isolation);

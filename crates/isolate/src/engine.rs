@@ -40,11 +40,15 @@ impl Engine for IsolatingEngine {
         self.engine.arena_bytes(graph)
     }
 
+    fn open_library(&self) -> Result<()> {
+        self.engine.open_library()
+    }
+
     fn load(&self, request: &LoadRequest) -> Result<Box<dyn Session>> {
         if !request.options.isolate {
             return self.engine.load(request);
         }
-        let session = IsolatedSession::open(&self.isolation, self.engine.name(), request)?;
+        let session = IsolatedSession::open(&self.isolation, &*self.engine, request)?;
         Ok(Box::new(session))
     }
 }

@@ -4,7 +4,8 @@
 //! [`IsolatingEngine`] wraps an engine and opens models with `isolate = true` in a child process
 //! each, which runs [`run_worker`] with the same engine. The session in the server passes every run
 //! over a socket and waits. If the child ends, its running requests get `Unavailable` with the
-//! reason, and a child with the same files takes its place. No engine is named here.
+//! reason, and a child with the same files takes its place. If the engine's library opens slowly, a
+//! spare child has opened it before (`spare`). No engine is named here.
 //!
 //! Server and child share no memory: the child loads the parameters itself. Each concurrent run has
 //! a socket of its own, so no run waits for another one's bytes.
@@ -14,7 +15,9 @@ mod engine;
 mod frame;
 mod message;
 mod process;
+mod restart_delay;
 mod session;
+mod spare;
 mod supervisor;
 mod wire;
 mod worker;
@@ -31,6 +34,8 @@ use parking_lot::Mutex;
 pub use self::engine::IsolatingEngine;
 pub use message::WorkerMemory;
 pub use worker::run_worker;
+
+use self::spare::SpareTable;
 
 /// Most concurrent runs of one worker process.
 pub const RUNS_MAX: usize = 64;
@@ -50,6 +55,8 @@ pub struct IsolationConfig {
     pub run_time_max: Duration,
     /// Rates and kinds of memory for the parameters of published versions.
     pub memory: WorkerMemory,
+    /// Keeps a spare worker process for each engine that opens slowly and has an isolated model.
+    pub spares: bool,
 }
 
 type Start = Box<dyn FnOnce() + Send>;
@@ -59,8 +66,9 @@ pub struct Isolation {
     config: IsolationConfig,
     metrics: Arc<Metrics>,
     starts: Sender<Start>,
-    /// Running worker processes.
+    /// Running worker processes, spare ones included.
     processes: Mutex<Vec<u32>>,
+    spares: SpareTable,
 }
 
 impl Isolation {
@@ -73,10 +81,16 @@ impl Isolation {
         config.runs = config.runs.clamp(1, RUNS_MAX);
         let (starts, queue) = bounded::<Start>(STARTS_MAX);
         spawn("isolate", move || queue.iter().for_each(|start| start()))?;
-        Ok(Arc::new(Isolation { config, metrics, starts, processes: Mutex::default() }))
+        Ok(Arc::new(Isolation {
+            config,
+            metrics,
+            starts,
+            processes: Mutex::default(),
+            spares: SpareTable::default(),
+        }))
     }
 
-    /// Returns the ids of all worker processes.
+    /// Returns the ids of all worker processes, spare ones included.
     pub fn processes(&self) -> Vec<u32> {
         self.processes.lock().clone()
     }

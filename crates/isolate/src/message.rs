@@ -25,7 +25,33 @@ pub struct WorkerMemory {
     pub direct: bool,
 }
 
-/// A model for a worker process to open: the first message, as JSON.
+/// Byte before the message of a load, sent with the sockets of the runs.
+pub(crate) const LOAD_REQUEST: u8 = 0;
+/// Byte before a [`LibraryMessage`]. Once the process has replied, it waits for a load.
+pub(crate) const LIBRARY_REQUEST: u8 = 1;
+
+/// A library for a spare worker process to open, as JSON.
+#[derive(Clone, Debug, Deserialize, Serialize)]
+pub(crate) struct LibraryMessage {
+    pub(crate) engine: String,
+    /// True to open it at idle priority, false at low priority.
+    pub(crate) idle: bool,
+}
+
+impl LibraryMessage {
+    pub(crate) fn encode(&self) -> Result<Vec<u8>> {
+        let mut body = vec![0; LENGTH_BYTES];
+        serde_json::to_writer(&mut body, self)
+            .map_err(|error| Error::internal(error.to_string()))?;
+        Ok(body)
+    }
+
+    pub(crate) fn decode(body: &[u8]) -> Result<LibraryMessage> {
+        serde_json::from_slice(body).map_err(|error| Error::internal(error.to_string()))
+    }
+}
+
+/// A model for a worker process to open, as JSON.
 #[derive(Clone, Debug, Deserialize, Serialize)]
 pub(crate) struct LoadMessage {
     pub(crate) model: String,
@@ -155,6 +181,14 @@ fn decode_reply<T>(
     }
 }
 
+pub(crate) fn encode_library_opened(outcome: &Result<()>) -> Vec<u8> {
+    encode_reply(outcome, |_, _| {})
+}
+
+pub(crate) fn decode_library_opened(body: Bytes) -> Result<Result<()>> {
+    decode_reply(body, |_| Ok(()))
+}
+
 pub(crate) fn encode_loaded(outcome: &Result<ModelFacts>) -> Vec<u8> {
     encode_reply(outcome, |writer, facts| facts.write(writer))
 }
@@ -189,6 +223,10 @@ mod tests {
         assert_eq!(RunMessage::decode(body(encoded)).unwrap(), run);
         for outcome in [Ok(vec![x]), Err(Error::invalid("an index out of range"))] {
             assert_eq!(decode_outputs(body(encode_outputs(&outcome))).unwrap(), outcome);
+        }
+        for outcome in [Ok(()), Err(Error::not_found("no library"))] {
+            let encoded = encode_library_opened(&outcome);
+            assert_eq!(decode_library_opened(body(encoded)).unwrap(), outcome);
         }
     }
 }

@@ -1,11 +1,11 @@
 //! A worker process as the server sees it: its start, its standard error, its end.
 
-use std::io::{ErrorKind, Read};
+use std::io::{ErrorKind, Read, Write};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
-use std::process::{Child, ChildStderr, Command, Stdio};
+use std::process::{Child, ChildStderr, Command, ExitStatus, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -17,7 +17,10 @@ use parking_lot::Mutex;
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 
 use crate::channel::WorkerChannels;
-use crate::message::{LoadMessage, ModelFacts, decode_loaded};
+use crate::message::{
+    LIBRARY_REQUEST, LOAD_REQUEST, LibraryMessage, LoadMessage, ModelFacts, decode_library_opened,
+    decode_loaded,
+};
 use crate::{Isolation, RUNS_MAX, frame, spawn};
 
 /// Longest time of a load in a worker process, which is then ended.
@@ -69,19 +72,32 @@ pub(crate) struct Opened {
     pub(crate) facts: ModelFacts,
 }
 
-/// Starts a process and lets it open a model. Ends the process if `stop` is set during the load.
+/// End of a process that had opened its model.
+pub(crate) struct ProcessEnd {
+    pub(crate) reason: Arc<str>,
+    /// Time at which its socket was closed.
+    pub(crate) at: Instant,
+}
+
+/// Lets `spare`, or else a new process, open a model. Ends the process if `stop` is set during the
+/// load.
 ///
 /// # Errors
 /// The engine's error; `Internal` or `ResourceExhausted` if the process cannot be started or ends;
 /// `DeadlineExceeded` if the load takes too long; `Cancelled` if `stop` was set, or if the session
-/// was closed before the start.
+/// was closed before the load.
 pub(crate) fn open(
     isolation: &Isolation,
     slot: &ChildSlot,
+    spare: Option<StartedProcess>,
     message: &LoadMessage,
     stop: &AtomicBool,
 ) -> Result<Opened> {
-    let mut process = start(isolation, slot, &message.model)?;
+    let started = match spare {
+        Some(spare) => spare,
+        None => StartedProcess::start(isolation, &message.model)?,
+    };
+    let mut process = started.adopt(isolation, slot, &message.model)?;
     match process.load(isolation, message, stop) {
         Ok((channels, facts)) => Ok(Opened { process, channels: Arc::new(channels), facts }),
         Err(LoadFailure::Refused(error)) => {
@@ -95,41 +111,108 @@ pub(crate) fn open(
     }
 }
 
-fn start(isolation: &Isolation, slot: &ChildSlot, model: &str) -> Result<WorkerProcess> {
-    let config = &isolation.config;
-    let no_socket = |e: std::io::Error| Error::exhausted(format!("a socket for a worker: {e}"));
-    let (control, theirs) = UnixStream::pair().map_err(no_socket)?;
-    let mut command = Command::new(&config.program);
-    command.args(&config.args);
-    command.stdin(OwnedFd::from(theirs)).stdout(Stdio::null()).stderr(Stdio::piped());
-    // A signal from the terminal goes to the server only, which first finishes its requests.
-    command.process_group(0);
-    let mut state = slot.lock();
-    if state.closed {
-        return Err(Error::cancelled("the version was unloaded"));
-    }
-    let mut child = command.spawn().map_err(|e| {
-        let program = config.program.display();
-        Error::internal(format!("cannot start the worker process {program}: {e}"))
-    })?;
-    let pid = child.id();
-    let stderr = child.stderr.take();
-    state.child = Some(child);
-    state.killed = None;
-    isolation.processes.lock().push(pid);
-    drop(state);
-    match Output::listen(stderr, model) {
-        Ok(output) => Ok(WorkerProcess { control, output, pid }),
-        Err(error) => {
-            if let Some(mut child) = slot.lock().child.take() {
+/// A process that belongs to no session yet.
+pub(crate) struct StartedProcess {
+    process: WorkerProcess,
+    child: Child,
+}
+
+impl StartedProcess {
+    /// Starts a process. The system ends it when the calling thread ends. `owner` names it in the
+    /// log.
+    ///
+    /// # Errors
+    /// `Internal` or `ResourceExhausted` if it cannot be started.
+    pub(crate) fn start(isolation: &Isolation, owner: &str) -> Result<StartedProcess> {
+        let config = &isolation.config;
+        let no_socket = |e: std::io::Error| Error::exhausted(format!("a socket for a worker: {e}"));
+        let (control, theirs) = UnixStream::pair().map_err(no_socket)?;
+        let mut command = Command::new(&config.program);
+        command.args(&config.args);
+        command.stdin(OwnedFd::from(theirs)).stdout(Stdio::null()).stderr(Stdio::piped());
+        // A signal from the terminal goes to the server only, which first finishes its requests.
+        command.process_group(0);
+        let mut child = command.spawn().map_err(|e| {
+            let program = config.program.display();
+            Error::internal(format!("cannot start the worker process {program}: {e}"))
+        })?;
+        let pid = child.id();
+        isolation.processes.lock().push(pid);
+        match Output::listen(child.stderr.take(), owner) {
+            Ok(output) => {
+                let process = WorkerProcess { control, output, pid };
+                Ok(StartedProcess { process, child })
+            }
+            Err(error) => {
                 // It ends in any case, as its end of the socket is closed.
                 let _ = child.kill();
                 let _ = child.wait();
+                isolation.processes.lock().retain(|process| *process != pid);
+                Err(error)
             }
-            isolation.processes.lock().retain(|process| *process != pid);
-            Err(error)
         }
     }
+
+    /// Lets the process open the library of an engine, for at most `time_max`. Ends the process if
+    /// that fails or if `stop` is set.
+    ///
+    /// # Errors
+    /// The engine's error; `Internal` if the process ends; `DeadlineExceeded` if the time is over;
+    /// `Cancelled` if `stop` was set.
+    pub(crate) fn open_library(
+        mut self,
+        isolation: &Isolation,
+        message: &LibraryMessage,
+        time_max: Duration,
+        stop: &AtomicBool,
+    ) -> Result<StartedProcess> {
+        match self.process.open_library(message, time_max, stop) {
+            Ok(()) => Ok(self),
+            Err(LoadFailure::Refused(error)) => {
+                self.end(isolation);
+                Err(error)
+            }
+            Err(LoadFailure::Ended) => {
+                let reason = self.end(isolation);
+                Err(Error::internal(format!("{reason}, while it opened a library")))
+            }
+        }
+    }
+
+    /// Returns true once the process has ended.
+    pub(crate) fn has_ended(&mut self) -> bool {
+        !matches!(self.child.try_wait(), Ok(None))
+    }
+
+    /// Ends the process, if it still runs, and returns the reason of its end.
+    pub(crate) fn end(self, isolation: &Isolation) -> String {
+        let StartedProcess { process, child } = self;
+        let status = process.reap(isolation, Some(child));
+        process.reason(status)
+    }
+
+    /// Makes this the process of a session. Ends the process if the session is closed.
+    fn adopt(self, isolation: &Isolation, slot: &ChildSlot, model: &str) -> Result<WorkerProcess> {
+        let mut state = slot.lock();
+        if state.closed {
+            drop(state);
+            self.end(isolation);
+            return Err(Error::cancelled("the version was unloaded"));
+        }
+        let StartedProcess { process, child } = self;
+        process.output.rename(model);
+        state.child = Some(child);
+        state.killed = None;
+        Ok(process)
+    }
+}
+
+/// Limits of the wait for a reply.
+struct ReplyWait<'a> {
+    /// The work of the process, for errors.
+    doing: &'static str,
+    time_max: Duration,
+    stop: &'a AtomicBool,
 }
 
 enum LoadFailure {
@@ -139,6 +222,10 @@ enum LoadFailure {
     Ended,
 }
 
+fn refused(error: std::io::Error) -> LoadFailure {
+    LoadFailure::Refused(Error::exhausted(format!("the sockets of a worker process: {error}")))
+}
+
 impl WorkerProcess {
     fn load(
         &mut self,
@@ -146,9 +233,6 @@ impl WorkerProcess {
         message: &LoadMessage,
         stop: &AtomicBool,
     ) -> Result<(WorkerChannels, ModelFacts), LoadFailure> {
-        let refused = |e: std::io::Error| {
-            LoadFailure::Refused(Error::exhausted(format!("the sockets of a worker process: {e}")))
-        };
         let mut ours = Vec::new();
         let mut theirs = Vec::new();
         for _ in 0..isolation.config.runs {
@@ -163,18 +247,40 @@ impl WorkerProcess {
         send_sockets(&self.control, &theirs).map_err(ended)?;
         frame::write(&mut self.control, body).map_err(ended)?;
         drop(theirs);
-        self.control.set_read_timeout(Some(STOP_CHECK_INTERVAL)).map_err(refused)?;
-        let first = self.first_byte(stop)?;
-        self.control.set_read_timeout(Some(LOAD_TIME_MAX)).map_err(refused)?;
-        let reply = self.reply(first)?;
-        self.control.set_read_timeout(None).map_err(refused)?;
+        let wait = ReplyWait { doing: "the load", time_max: LOAD_TIME_MAX, stop };
+        let reply = self.wait_for_reply(&wait)?;
         let facts = decode_loaded(reply).and_then(|facts| facts).map_err(LoadFailure::Refused)?;
         Ok((WorkerChannels::new(ours), facts))
     }
 
-    /// Returns the first byte of the reply to a load, which the process sends at its end.
-    fn first_byte(&mut self, stop: &AtomicBool) -> Result<[u8; 1], LoadFailure> {
-        let until = Instant::now() + LOAD_TIME_MAX;
+    fn open_library(
+        &mut self,
+        message: &LibraryMessage,
+        time_max: Duration,
+        stop: &AtomicBool,
+    ) -> Result<(), LoadFailure> {
+        let body = message.encode().map_err(LoadFailure::Refused)?;
+        let ended = |_| LoadFailure::Ended;
+        self.control.write_all(&[LIBRARY_REQUEST]).map_err(ended)?;
+        frame::write(&mut self.control, body).map_err(ended)?;
+        let wait = ReplyWait { doing: "opening a library", time_max, stop };
+        let reply = self.wait_for_reply(&wait)?;
+        decode_library_opened(reply).and_then(|opened| opened).map_err(LoadFailure::Refused)
+    }
+
+    /// Returns the reply of the process, which it sends at the end of its work.
+    fn wait_for_reply(&mut self, wait: &ReplyWait<'_>) -> Result<Bytes, LoadFailure> {
+        self.control.set_read_timeout(Some(STOP_CHECK_INTERVAL)).map_err(refused)?;
+        let first = self.first_byte(wait)?;
+        self.control.set_read_timeout(Some(LOAD_TIME_MAX)).map_err(refused)?;
+        let reply = self.reply(first)?;
+        self.control.set_read_timeout(None).map_err(refused)?;
+        Ok(reply)
+    }
+
+    /// Returns the first byte of a reply.
+    fn first_byte(&mut self, wait: &ReplyWait<'_>) -> Result<[u8; 1], LoadFailure> {
+        let until = Instant::now() + wait.time_max;
         let mut byte = [0];
         loop {
             match self.control.read(&mut byte).map_err(|error| error.kind()) {
@@ -182,12 +288,14 @@ impl WorkerProcess {
                 Err(ErrorKind::WouldBlock | ErrorKind::TimedOut | ErrorKind::Interrupted) => {}
                 Ok(0) | Err(_) => return Err(LoadFailure::Ended),
             }
-            if stop.load(Ordering::Relaxed) {
-                return Err(LoadFailure::Refused(Error::cancelled("the load was stopped")));
+            let doing = wait.doing;
+            if wait.stop.load(Ordering::Relaxed) {
+                let why = format!("{doing} was stopped");
+                return Err(LoadFailure::Refused(Error::cancelled(why)));
             }
             if Instant::now() >= until {
-                let limit = LOAD_TIME_MAX.as_secs();
-                let why = format!("the load took longer than {limit} s in its worker process");
+                let limit = wait.time_max.as_secs();
+                let why = format!("{doing} took longer than {limit} s in its worker process");
                 return Err(LoadFailure::Refused(Error::deadline(why)));
             }
         }
@@ -199,20 +307,21 @@ impl WorkerProcess {
         frame::read(&mut reply).ok().flatten().ok_or(LoadFailure::Ended)
     }
 
-    /// Waits until the process ends, and returns the reason. Ends the process if `stop` is set
-    /// before the load has ended: a run of the warm-up may hang.
+    /// Waits until the process ends. Ends the process if `stop` is set before the load has ended: a
+    /// run of the warm-up may hang.
     pub(crate) fn wait(
         mut self,
         isolation: &Isolation,
         slot: &ChildSlot,
         stop: Option<&Arc<AtomicBool>>,
-    ) -> String {
+    ) -> ProcessEnd {
         if stop.is_some_and(|stop| self.stops(stop)) {
             slot.lock().kill(Some("the load was stopped".to_owned()));
         }
         // The process sends nothing more. An error of the socket is its end too.
         let _ = self.control.read(&mut [0]);
-        self.end(isolation, slot)
+        let at = Instant::now();
+        ProcessEnd { reason: self.end(isolation, slot).into(), at }
     }
 
     /// Waits until the load has ended, which drops its references to `stop`, or until the process
@@ -236,20 +345,28 @@ impl WorkerProcess {
     }
 
     /// Ends the process, if it still runs, and returns the reason of its end.
-    pub(crate) fn end(&mut self, isolation: &Isolation, slot: &ChildSlot) -> String {
+    pub(crate) fn end(&self, isolation: &Isolation, slot: &ChildSlot) -> String {
         let (child, killed) = {
             let mut state = slot.lock();
             (state.child.take(), state.killed.take())
         };
+        let status = self.reap(isolation, child);
+        killed.unwrap_or_else(|| self.reason(status))
+    }
+
+    /// Ends `child`, which is this process, and returns its status.
+    fn reap(&self, isolation: &Isolation, child: Option<Child>) -> Option<ExitStatus> {
         let status = child.and_then(|mut child| {
             // Has no effect on a process that is ending, whose status stays.
             let _ = child.kill();
             child.wait().ok()
         });
         isolation.processes.lock().retain(|&pid| pid != self.pid);
-        if let Some(why) = killed {
-            return why;
-        }
+        status
+    }
+
+    /// Describes the end of this process.
+    fn reason(&self, status: Option<ExitStatus>) -> String {
         let mut reason = "its worker process ended".to_owned();
         if let Some(status) = status {
             reason = format!("{reason} ({status})");
@@ -270,26 +387,32 @@ fn send_sockets(control: &UnixStream, sockets: &[UnixStream]) -> std::io::Result
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(RUNS_MAX))];
     let mut ancillary = SendAncillaryBuffer::new(&mut space);
     ancillary.push(SendAncillaryMessage::ScmRights(&sockets));
-    let byte = [std::io::IoSlice::new(&[0])];
+    let byte = [std::io::IoSlice::new(&[LOAD_REQUEST])];
     sendmsg(control, &byte, &mut ancillary, SendFlags::NOSIGNAL)?;
     Ok(())
 }
 
 /// The standard error of a process. Its lines go into the log.
 struct Output {
-    last: Arc<Mutex<String>>,
+    log: Arc<Mutex<OutputLog>>,
     closed: Receiver<()>,
 }
 
+/// Label of the lines, and the last line.
+struct OutputLog {
+    /// The model, or the engine of a spare process.
+    owner: String,
+    last: String,
+}
+
 impl Output {
-    fn listen(stderr: Option<ChildStderr>, model: &str) -> Result<Output> {
-        let last = Arc::new(Mutex::new(String::new()));
+    fn listen(stderr: Option<ChildStderr>, owner: &str) -> Result<Output> {
+        let log = Arc::new(Mutex::new(OutputLog { owner: owner.to_owned(), last: String::new() }));
         let (open, closed) = bounded::<()>(0);
-        let model = model.to_owned();
-        let kept = last.clone();
+        let theirs = log.clone();
         spawn("isolate-log", move || {
             let _open = open;
-            let mut pieces = OutputLines { model, last: kept, line: Vec::new() };
+            let mut pieces = OutputLines { log: theirs, line: Vec::new() };
             let mut bytes = [0; LINE_BYTES_MAX];
             let Some(mut stderr) = stderr else { return };
             while let Ok(count @ 1..) = stderr.read(&mut bytes) {
@@ -297,20 +420,24 @@ impl Output {
             }
             pieces.end_line();
         })?;
-        Ok(Output { last, closed })
+        Ok(Output { log, closed })
+    }
+
+    /// Labels further lines with `model`.
+    fn rename(&self, model: &str) {
+        model.clone_into(&mut self.log.lock().owner);
     }
 
     /// Returns the last line that is not empty, once the process has ended.
     fn last_line(&self) -> String {
         // Nothing is sent: the wait ends when the thread drops its sender.
         let _ = self.closed.recv_timeout(OUTPUT_WAIT_MAX);
-        self.last.lock().clone()
+        self.log.lock().last.clone()
     }
 }
 
 struct OutputLines {
-    model: String,
-    last: Arc<Mutex<String>>,
+    log: Arc<Mutex<OutputLog>>,
     line: Vec<u8>,
 }
 
@@ -329,9 +456,11 @@ impl OutputLines {
     fn end_line(&mut self) {
         let line = String::from_utf8_lossy(&self.line).trim().to_owned();
         self.line.clear();
-        if !line.is_empty() {
-            tracing::info!(model = self.model, "worker process: {line}");
-            *self.last.lock() = line;
+        if line.is_empty() {
+            return;
         }
+        let mut log = self.log.lock();
+        tracing::info!(model = log.owner, "worker process: {line}");
+        log.last = line;
     }
 }

@@ -9,7 +9,7 @@ use std::time::Duration;
 use base::{Error, NamedTensor, Result, Signature};
 use bytes::Bytes;
 use crossbeam_channel::bounded;
-use engine::{LoadRequest, NamedSignature, Session};
+use engine::{Engine, LoadRequest, NamedSignature, Session};
 
 use crate::channel::WorkerChannels;
 use crate::message::{LoadMessage, ModelFacts, decode_outputs, encode_run};
@@ -36,17 +36,18 @@ impl IsolatedSession {
     /// process ends, with the reason; `Cancelled` if the load was stopped.
     pub(crate) fn open(
         isolation: &Arc<Isolation>,
-        engine: &str,
+        engine: &dyn Engine,
         request: &LoadRequest,
     ) -> Result<IsolatedSession> {
         let message = LoadMessage {
             model: request.model.to_string(),
-            engine: engine.to_owned(),
+            engine: engine.name().to_owned(),
             graph: request.graph.clone(),
             options: request.options.clone(),
             memory: isolation.config.memory.clone(),
             background: os::thread::has_idle_priority(),
         };
+        let keeps_spare = isolation.config.spares && engine.capabilities().opens_slowly;
         let supervised = Arc::new(Supervised::default());
         let (first, opened) = bounded(1);
         let shared = supervised.clone();
@@ -54,8 +55,8 @@ impl IsolatedSession {
         let stop = request.stop.clone();
         isolation.start(Box::new(move || {
             let failed = first.clone();
-            let body =
-                move || supervise(&theirs, &shared, FirstLoad { message, stop, outcome: first });
+            let load = FirstLoad { message, keeps_spare, stop, outcome: first };
+            let body = move || supervise(&theirs, &shared, load);
             if let Err(error) = spawn("isolate-model", body) {
                 // The receiver waits, and the channel has room for one.
                 let _ = failed.send(Err(error));

@@ -1,5 +1,5 @@
 //! The thread beside each worker process: it starts the process, waits for its end, and starts it
-//! again.
+//! again, or lets a spare process take its place.
 //!
 //! The system ends a worker process when the thread that started it ends (`PR_SET_PDEATHSIG`). So
 //! this thread ends with its session.
@@ -19,14 +19,10 @@ use parking_lot::{Condvar, Mutex};
 use crate::Isolation;
 use crate::channel::WorkerChannels;
 use crate::message::{LoadMessage, ModelFacts};
-use crate::process::{self, ChildSlot, Opened, WorkerProcess};
+use crate::process::{self, ChildSlot, Opened, ProcessEnd, StartedProcess, WorkerProcess};
+use crate::restart_delay::RestartDelay;
+use crate::spare::SpareUse;
 
-/// Delay before the first start after an end. Doubled with every further one.
-const RESTART_DELAY_MIN: Duration = Duration::from_millis(50);
-/// Longest delay before a start.
-const RESTART_DELAY_MAX: Duration = Duration::from_secs(10);
-/// A process that ran for this long is started again without a longer delay.
-const STABLE_TIME: Duration = Duration::from_secs(30);
 /// Bytes that are hashed at once.
 const HASH_BYTES: usize = 1 << 20;
 /// Longest wait of a closing session for the end of its process.
@@ -147,6 +143,8 @@ fn hash_of(path: &Path, direct: bool, pacer: &Pacer, stop: &AtomicBool) -> Optio
 /// The load that opens a session.
 pub(crate) struct FirstLoad {
     pub(crate) message: LoadMessage,
+    /// True to keep a spare process for the engine while the session exists.
+    pub(crate) keeps_spare: bool,
     /// Request to end it early with `Cancelled`, or to end the process during the warm-up. Other
     /// references to it exist until the end of the warm-up.
     pub(crate) stop: Arc<AtomicBool>,
@@ -155,11 +153,11 @@ pub(crate) struct FirstLoad {
 }
 
 /// Runs the thread.
-pub(crate) fn supervise(isolation: &Isolation, shared: &Supervised, load: FirstLoad) {
-    let FirstLoad { message, stop, outcome } = load;
+pub(crate) fn supervise(isolation: &Arc<Isolation>, shared: &Supervised, load: FirstLoad) {
+    let FirstLoad { message, keeps_spare, stop, outcome } = load;
     let rate = Rate::per_second(message.memory.read_rate);
     let content = FileHashes::of(&message.graph, true, rate, &stop);
-    match process::open(isolation, &shared.child, &message, &stop) {
+    match process::open(isolation, &shared.child, None, &message, &stop) {
         Ok(opened) => {
             let facts = opened.facts.clone();
             shared.set(WorkerPhase::Up(opened.channels.clone()));
@@ -168,10 +166,11 @@ pub(crate) fn supervise(isolation: &Isolation, shared: &Supervised, load: FirstL
             let supervisor = Supervisor {
                 isolation,
                 shared,
+                spare: if keeps_spare { use_spare(isolation, &message) } else { None },
                 message: LoadMessage { background: false, ..message },
                 facts,
                 content,
-                delay: RESTART_DELAY_MIN,
+                delay: RestartDelay::new(),
                 stop: Some(stop),
             };
             supervisor.run(opened);
@@ -183,16 +182,28 @@ pub(crate) fn supervise(isolation: &Isolation, shared: &Supervised, load: FirstL
     shared.set(WorkerPhase::Ended);
 }
 
+/// Registers for the spare process of the model's engine. Without one, a new process takes the
+/// place of one that has ended.
+fn use_spare(isolation: &Arc<Isolation>, message: &LoadMessage) -> Option<SpareUse> {
+    SpareUse::begin(isolation, &message.engine)
+        .inspect_err(|error| {
+            tracing::warn!(model = message.model, %error, "there is no spare worker process");
+        })
+        .ok()
+}
+
 struct Supervisor<'a> {
     isolation: &'a Isolation,
     shared: &'a Supervised,
+    /// Use of the spare process of the engine; `None` if it has none.
+    spare: Option<SpareUse>,
     /// The load, at ordinary priority, as requests wait for it.
     message: LoadMessage,
     /// Facts about the model as it was first opened.
     facts: ModelFacts,
     /// Content of the files before they were first opened.
     content: FileHashes,
-    delay: Duration,
+    delay: RestartDelay,
     /// Stop flag of the load, until the first process ends.
     stop: Option<Arc<AtomicBool>>,
 }
@@ -201,7 +212,8 @@ impl Supervisor<'_> {
     fn run(mut self, mut opened: Opened) {
         loop {
             let stop = self.stop.take();
-            let reason = self.wait(opened.process, stop.as_ref());
+            let end = self.wait(opened.process, stop.as_ref());
+            let reason = &end.reason;
             opened.channels.end(reason.clone());
             self.shared.set(WorkerPhase::Down(reason.clone()));
             if self.shared.closed() {
@@ -210,45 +222,46 @@ impl Supervisor<'_> {
             if stop.is_some_and(|stop| stop.load(Ordering::Relaxed)) {
                 // The load that was stopped closes the session. Its thread may starve until then,
                 // and a new process would load the model beside that of the next try.
-                self.delay = RESTART_DELAY_MAX;
+                self.delay.raise();
             } else {
                 let model = &self.message.model;
-                tracing::error!(model, "{reason}; it is started again in {:?}", self.delay);
+                tracing::error!(model, "{reason}; it is started again in {:?}", self.delay.get());
             }
-            let Some(again) = self.restart() else { return };
+            let Some(again) = self.restart(end.at) else { return };
             opened = again;
-            self.shared.set(WorkerPhase::Up(opened.channels.clone()));
         }
     }
 
-    fn wait(&mut self, process: WorkerProcess, stop: Option<&Arc<AtomicBool>>) -> Arc<str> {
+    fn wait(&mut self, process: WorkerProcess, stop: Option<&Arc<AtomicBool>>) -> ProcessEnd {
         let started = Instant::now();
-        let reason = process.wait(self.isolation, &self.shared.child, stop);
-        if started.elapsed() >= STABLE_TIME {
-            self.delay = RESTART_DELAY_MIN;
-        }
-        reason.into()
+        let end = process.wait(self.isolation, &self.shared.child, stop);
+        self.delay.note_run(started.elapsed());
+        end
     }
 
-    /// Starts the process until it serves; `None` once the session is closed.
-    fn restart(&mut self) -> Option<Opened> {
+    /// Lets the spare process or a new one open the model, until one serves. The last process ended
+    /// at `ended`. Returns `None` once the session is closed.
+    fn restart(&mut self, ended: Instant) -> Option<Opened> {
+        let mut is_first = true;
         loop {
-            self.shared.pause(self.delay);
-            self.delay = (self.delay * 2).min(RESTART_DELAY_MAX);
+            self.shared.pause(self.delay.get());
+            self.delay.double();
             if self.shared.closed() {
                 return None;
             }
-            let began = Instant::now();
+            // A spare process may be at fault itself, so further tries start a new one.
+            let spare = self.spare.as_ref().filter(|_| is_first).and_then(SpareUse::take);
+            is_first = false;
+            let is_spare = spare.is_some();
             let labels = ModelLabels { model: self.message.model.as_str().into() };
             self.isolation.metrics.worker_restarts.get_or_create(&labels).inc();
-            match self.open_again() {
+            match self.open_again(spare) {
                 Ok(opened) => {
-                    let model = &self.message.model;
-                    tracing::info!(
-                        model,
-                        "a new worker process serves after {:?}",
-                        began.elapsed()
-                    );
+                    let time = ended.elapsed();
+                    let last = &self.isolation.metrics.worker_restart_last_seconds;
+                    last.get_or_create(&labels).set(time.as_secs_f64());
+                    self.shared.set(WorkerPhase::Up(opened.channels.clone()));
+                    self.log_restart(time, is_spare);
                     return Some(opened);
                 }
                 Err(error) if self.shared.closed() => {
@@ -264,15 +277,23 @@ impl Supervisor<'_> {
         }
     }
 
-    fn open_again(&self) -> Result<Opened> {
+    /// Logs the time from the end of a process until the next one serves.
+    fn log_restart(&self, time: Duration, is_spare: bool) {
+        let model = &self.message.model;
+        let process = if is_spare { "the spare" } else { "a new" };
+        tracing::info!(model, "{process} worker process serves, {time:?} after the last one ended");
+    }
+
+    fn open_again(&self, spare: Option<StartedProcess>) -> Result<Opened> {
         // Closing the session ends the process, so no flag stops this load.
         let stop = AtomicBool::new(false);
-        let mut opened = process::open(self.isolation, &self.shared.child, &self.message, &stop)?;
+        let child = &self.shared.child;
+        let opened = process::open(self.isolation, child, spare, &self.message, &stop)?;
         // Compared after the load, so that files which change during it are noticed too. Requests
         // wait, so this reads at any rate, and from the page cache what the load has left there.
         let content = FileHashes::of(&self.message.graph, false, Rate::unlimited(), &stop);
         if opened.facts != self.facts || content != self.content {
-            opened.process.end(self.isolation, &self.shared.child);
+            opened.process.end(self.isolation, child);
             return Err(Error::precondition(
                 "the version's files have changed since it was loaded; load the version again",
             ));

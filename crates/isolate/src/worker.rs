@@ -1,4 +1,5 @@
-//! The worker process: opens one model and answers runs until the server closes its sockets.
+//! The worker process: opens one model and answers runs until the server closes its sockets. A
+//! spare process first opens the library of an engine, and waits for its model.
 
 use std::io::Read;
 use std::mem::MaybeUninit;
@@ -12,6 +13,7 @@ use std::time::Duration;
 
 use base::{Error, NamedTensor, Result};
 use bytes::Bytes;
+use crossbeam_channel::bounded;
 use engine::layout::{Artifact, MANIFEST_NAME};
 use engine::{BoundTensor, Engine, LoadRequest, Session};
 use memory::{ParameterStore, PoolConfig, SlotPool, StoreConfig};
@@ -20,7 +22,8 @@ use os::background::BackgroundRunner;
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
 
 use crate::message::{
-    LoadMessage, ModelFacts, RunMessage, WorkerMemory, encode_loaded, encode_outputs,
+    LIBRARY_REQUEST, LibraryMessage, LoadMessage, ModelFacts, RunMessage, WorkerMemory,
+    encode_library_opened, encode_loaded, encode_outputs,
 };
 use crate::{RUNS_MAX, frame, spawn};
 
@@ -30,12 +33,13 @@ const STARVATION_LIMIT: Duration = Duration::from_secs(5);
 const OUT_OF_MEMORY_SCORE: &str = "500";
 
 /// Runs a worker process, whose standard input is the socket of the server. `open` returns the
-/// engine of a name. Returns when the server has gone or has refused to go on.
+/// engine of a name. A spare process calls it twice. Returns when the server has gone or has
+/// refused to go on.
 ///
 /// # Errors
 /// `FailedPrecondition` if the process was not started by a server. The errors of the load go to
 /// the server.
-pub fn run_worker(open: impl FnOnce(&str) -> Result<Arc<dyn Engine>>) -> Result<()> {
+pub fn run_worker(open: impl Fn(&str) -> Result<Arc<dyn Engine>>) -> Result<()> {
     // If the server has ended before this, its end of the socket is closed.
     let with_parent = Some(rustix::process::Signal::KILL);
     let _ = rustix::process::set_parent_process_death_signal(with_parent);
@@ -45,8 +49,15 @@ pub fn run_worker(open: impl FnOnce(&str) -> Result<Arc<dyn Engine>>) -> Result<
     let no_server = |_| Error::precondition("this command is run by a server only");
     let stdin = std::io::stdin().as_fd().try_clone_to_owned().map_err(no_server)?;
     let mut control = UnixStream::from(stdin);
-    let sockets = receive_sockets(&control).map_err(no_server)?;
+    let mut request = receive_request(&control).map_err(no_server)?;
     let gone = |e: std::io::Error| Error::unavailable(format!("the server has ended: {e}"));
+    if request.kind == Some(LIBRARY_REQUEST) {
+        let Some(message) = frame::read(&mut control).map_err(gone)? else { return Ok(()) };
+        let opened = LibraryMessage::decode(&message)
+            .and_then(|message| open_library(open(&message.engine)?, message.idle));
+        frame::write(&mut control, encode_library_opened(&opened)).map_err(gone)?;
+        request = receive_request(&control).map_err(gone)?;
+    }
     let Some(message) = frame::read(&mut control).map_err(gone)? else { return Ok(()) };
     let loaded = LoadMessage::decode(&message).and_then(|message| {
         let engine = open(&message.engine)?;
@@ -55,7 +66,7 @@ pub fn run_worker(open: impl FnOnce(&str) -> Result<Arc<dyn Engine>>) -> Result<
     let facts = loaded.as_ref().map(|session| ModelFacts::of(&**session)).map_err(Clone::clone);
     frame::write(&mut control, encode_loaded(&facts)).map_err(gone)?;
     let Ok(session) = loaded else { return Ok(()) };
-    for (number, socket) in sockets.into_iter().enumerate() {
+    for (number, socket) in request.sockets.into_iter().enumerate() {
         let session = session.clone();
         spawn(&format!("run-{number}"), move || answer(&*session, UnixStream::from(socket)))?;
     }
@@ -65,17 +76,44 @@ pub fn run_worker(open: impl FnOnce(&str) -> Result<Arc<dyn Engine>>) -> Result<
     std::process::exit(0);
 }
 
-fn receive_sockets(control: &UnixStream) -> std::io::Result<Vec<OwnedFd>> {
+/// First byte of a request of the server, and the sockets that came with it.
+struct ServerRequest {
+    /// `None` if the server has closed its socket.
+    kind: Option<u8>,
+    sockets: Vec<OwnedFd>,
+}
+
+fn receive_request(control: &UnixStream) -> std::io::Result<ServerRequest> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(RUNS_MAX))];
     let mut ancillary = RecvAncillaryBuffer::new(&mut space);
     let mut byte = [0];
     let mut into = [std::io::IoSliceMut::new(&mut byte)];
-    recvmsg(control, &mut into, &mut ancillary, RecvFlags::CMSG_CLOEXEC)?;
+    let received = recvmsg(control, &mut into, &mut ancillary, RecvFlags::CMSG_CLOEXEC)?;
     let sockets = ancillary.drain().filter_map(|message| match message {
         RecvAncillaryMessage::ScmRights(sockets) => Some(sockets),
         _ => None,
     });
-    Ok(sockets.flatten().collect())
+    let sockets = sockets.flatten().collect();
+    let kind = byte.first().copied().filter(|_| received.bytes > 0);
+    Ok(ServerRequest { kind, sockets })
+}
+
+/// Opens the library of `engine` on a thread of idle or low priority. The calling thread keeps its
+/// priority, for the load.
+fn open_library(engine: Arc<dyn Engine>, idle: bool) -> Result<()> {
+    let (send, outcome) = bounded(1);
+    spawn("library", move || {
+        if idle {
+            os::thread::enter_background("opening a library");
+        } else {
+            os::thread::enter_low_priority("opening a library");
+        }
+        let opened = catch_unwind(AssertUnwindSafe(|| engine.open_library()));
+        // The caller waits, and the channel has room for one.
+        let _ = send.send(opened);
+    })?;
+    let opened = outcome.recv().map_err(|_| Error::internal("the thread gave no result"))?;
+    opened.unwrap_or_else(|_| Err(Error::internal("opening the library panicked")))
 }
 
 fn load(engine: Arc<dyn Engine>, message: LoadMessage) -> Result<Arc<dyn Session>> {

@@ -137,6 +137,8 @@ pub struct MemoryConfig {
     pub huge_pages: bool,
     /// Read weights with O_DIRECT.
     pub direct: bool,
+    /// Keep a spare worker process for each engine that opens slowly and has an isolated model.
+    pub spare_workers: bool,
 }
 
 impl Default for MemoryConfig {
@@ -149,6 +151,7 @@ impl Default for MemoryConfig {
             fault_rate: 2 * GIB,
             huge_pages: true,
             direct: true,
+            spare_workers: true,
         }
     }
 }

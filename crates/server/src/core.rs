@@ -197,9 +197,9 @@ pub fn run_worker(
 ) -> Result<()> {
     isolate::run_worker(|name| {
         let engines: [Arc<dyn Engine>; 3] = [
-            Arc::new(LazyOnnxEngine::new(onnxruntime)),
-            Arc::new(TorchEngine::new(libtorch)),
-            Arc::new(TensorFlowEngine::new(tensorflow)),
+            Arc::new(LazyOnnxEngine::new(onnxruntime.clone())),
+            Arc::new(TorchEngine::new(libtorch.clone())),
+            Arc::new(TensorFlowEngine::new(tensorflow.clone())),
         ];
         let found = engines.into_iter().find(|engine| engine.name() == name);
         found.ok_or_else(|| Error::internal(format!("a worker process has no engine \"{name}\"")))
@@ -233,7 +233,8 @@ fn all_engines(onnx: Arc<dyn Engine>, config: &Config) -> Vec<Arc<dyn Engine>> {
 
 /// Returns the settings of worker processes for isolated models.
 fn isolation_config(config: &Config) -> IsolationConfig {
-    let MemoryConfig { load_rate, fault_rate, huge_pages, direct, .. } = config.memory;
+    let MemoryConfig { load_rate, fault_rate, huge_pages, direct, spare_workers, .. } =
+        config.memory;
     let run_time = config.listeners.request_timeout * HUNG_RUN_TIMEOUTS;
     IsolationConfig {
         program: config.models.worker.0.clone(),
@@ -241,6 +242,7 @@ fn isolation_config(config: &Config) -> IsolationConfig {
         runs: config.data.workers,
         run_time_max: run_time.max(HUNG_RUN_TIME_MIN),
         memory: WorkerMemory { read_rate: load_rate, fault_rate, huge_pages, direct },
+        spares: spare_workers,
     }
 }
 

@@ -136,7 +136,12 @@ impl EngineArgs {
                 ..DataConfig::default()
             },
             // No client would notice a load, so it is not paced.
-            memory: MemoryConfig { load_rate: 0, fault_rate: 0, ..MemoryConfig::default() },
+            memory: MemoryConfig {
+                load_rate: 0,
+                fault_rate: 0,
+                spare_workers: false,
+                ..MemoryConfig::default()
+            },
             models: ModelsConfig {
                 poll_once: false,
                 lists: server::ModelListRules::default(),

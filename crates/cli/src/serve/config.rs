@@ -143,6 +143,7 @@ fn memory(options: &MemoryOptions) -> MemoryConfig {
         fault_rate: rate(options.fault_rate, default.fault_rate),
         huge_pages: !options.no_huge_pages,
         direct: !options.no_direct_io,
+        spare_workers: !options.no_spare_workers,
     }
 }
 
@@ -391,6 +392,13 @@ mod tests {
             &settings,
         );
         assert_eq!((model.schedule.max_batch, model.schedule.weight), (9, 5));
+    }
+
+    #[test]
+    fn spare_workers_can_be_turned_off() {
+        let options = MemoryOptions { no_spare_workers: true, ..MemoryOptions::default() };
+        assert!(!memory(&options).spare_workers);
+        assert!(memory(&MemoryOptions::default()).spare_workers);
     }
 
     /// The commented values of the example are the defaults, and each sets its own field.

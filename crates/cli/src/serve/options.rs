@@ -296,6 +296,10 @@ pub(crate) struct MemoryOptions {
     /// Read weights through the page cache instead of with O_DIRECT
     #[arg(long)]
     pub(crate) no_direct_io: bool,
+    /// Keep no spare worker process for isolated models. A spare process has opened TensorFlow or
+    /// LibTorch, so that a model whose process ended serves again sooner
+    #[arg(long)]
+    pub(crate) no_spare_workers: bool,
 }
 
 /// Memory that holds parameters.
@@ -447,6 +451,7 @@ sections! {
     }
     MemoryOptions {
         parameter_home, pool, swap_reserve, load_rate, fault_rate, no_huge_pages, no_direct_io,
+        no_spare_workers,
     }
     LifecycleOptions {
         poll, versions, transition, load_threads, unload_threads, load_retries, load_retry_interval,

@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use base::ErrorKind;
+use engine::fake::NAME;
 use rustix::process::{Pid, Signal, kill_process, test_kill_process};
 
 use crate::support::{ECHO, Host, children, recovered, vector, wait_until};
@@ -118,6 +119,7 @@ fn a_missing_program_is_named() {
             huge_pages: false,
             direct: false,
         },
+        spares: false,
     };
     let isolation = millpond_isolate::Isolation::new(config, Default::default()).unwrap();
     let fake = std::sync::Arc::new(engine::fake::FakeEngine::new());
@@ -238,11 +240,14 @@ fn a_killed_server_leaves_no_worker_process() {
         .unwrap();
     let mut lines = BufReader::new(server.stdout.take().unwrap()).lines();
     let line = lines.find_map(|line| line.unwrap().split("worker ").nth(1).map(str::to_owned));
-    let worker = Pid::from_raw(line.unwrap().trim().parse().unwrap()).unwrap();
-    test_kill_process(worker).unwrap();
+    let line = line.unwrap();
+    let pids = line.split_whitespace().map(|pid| Pid::from_raw(pid.parse().unwrap()).unwrap());
+    let workers: Vec<Pid> = pids.collect();
+    assert_eq!(workers.len(), 2, "the process of the model, and a spare one");
+    workers.iter().for_each(|&worker| test_kill_process(worker).unwrap());
     server.kill().unwrap();
     server.wait().unwrap();
-    wait_until(|| !running(worker));
+    wait_until(|| !workers.iter().any(|&worker| running(worker)));
 }
 
 /// Returns true unless the process has ended, whether its new parent has waited for it or not.
@@ -254,8 +259,10 @@ fn running(process: Pid) -> bool {
 #[test]
 #[ignore = "started by another test as a server"]
 fn server_with_a_worker() {
-    let host = Host::new();
+    let host = Host::with_spares(NAME);
     let _session = host.load(ECHO);
-    println!("worker {}", host.isolation.processes()[0]);
+    wait_until(|| host.spares("started") == 1);
+    let processes = host.isolation.processes();
+    println!("worker {} {}", processes[0], processes[1]);
     std::thread::sleep(Duration::from_secs(60));
 }

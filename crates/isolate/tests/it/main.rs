@@ -3,4 +3,5 @@
 
 mod crashes;
 mod runs;
+mod spares;
 mod support;

@@ -4,10 +4,10 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use base::{NamedTensor, Tensor};
-use engine::fake::FakeEngine;
-use engine::{Engine, LoadRequest, Session, SessionOptions};
-use metrics::{Metrics, ModelLabels};
+use base::{Error, NamedTensor, Result, Tensor};
+use engine::fake::{FakeEngine, NAME};
+use engine::{Capabilities, Engine, LoadRequest, Session, SessionOptions};
+use metrics::{KindLabels, Metrics, ModelLabels};
 use millpond_isolate::{IsolatingEngine, Isolation, IsolationConfig, WorkerMemory};
 
 /// Longest wait of a test.
@@ -17,7 +17,44 @@ const WAIT_MAX: Duration = Duration::from_secs(60);
 #[test]
 #[ignore = "started by the other tests as their worker process"]
 fn worker_process() {
-    let _ = millpond_isolate::run_worker(|_| Ok(Arc::new(FakeEngine::new())));
+    let _ = millpond_isolate::run_worker(|name| {
+        let name = if name == WITHOUT_LIBRARY { WITHOUT_LIBRARY } else { NAME };
+        Ok(Arc::new(SlowEngine { name, fake: FakeEngine::new() }))
+    });
+}
+
+/// Name of an engine whose library does not open by itself.
+pub(crate) const WITHOUT_LIBRARY: &str = "without-library";
+
+/// The fake, with a library that opens slowly.
+struct SlowEngine {
+    name: &'static str,
+    fake: FakeEngine,
+}
+
+impl Engine for SlowEngine {
+    fn name(&self) -> &'static str {
+        self.name
+    }
+
+    fn version(&self) -> String {
+        self.fake.version()
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        Capabilities { opens_slowly: true, ..self.fake.capabilities() }
+    }
+
+    fn open_library(&self) -> Result<()> {
+        if self.name == WITHOUT_LIBRARY {
+            return Err(Error::not_found("there is no library"));
+        }
+        Ok(())
+    }
+
+    fn load(&self, request: &LoadRequest) -> Result<Box<dyn Session>> {
+        self.fake.load(request)
+    }
 }
 
 pub(crate) struct Host {
@@ -36,6 +73,22 @@ impl Host {
     }
 
     pub(crate) fn with_run_time(run_time_max: Duration) -> Host {
+        Host::start(Arc::new(FakeEngine::new()), run_time_max, true)
+    }
+
+    /// Returns a host whose engine opens slowly and has this name, with a spare process.
+    pub(crate) fn with_spares(name: &'static str) -> Host {
+        let engine = Arc::new(SlowEngine { name, fake: FakeEngine::new() });
+        Host::start(engine, Duration::from_secs(60), true)
+    }
+
+    /// Returns a host whose engine opens slowly, without a spare process.
+    pub(crate) fn without_spares() -> Host {
+        let engine = Arc::new(SlowEngine { name: NAME, fake: FakeEngine::new() });
+        Host::start(engine, Duration::from_secs(60), false)
+    }
+
+    fn start(engine: Arc<dyn Engine>, run_time_max: Duration, spares: bool) -> Host {
         let args = ["support::worker_process", "--exact", "--ignored", "--nocapture"];
         let config = IsolationConfig {
             program: std::env::current_exe().unwrap(),
@@ -43,10 +96,11 @@ impl Host {
             runs: 3,
             run_time_max,
             memory: WorkerMemory { read_rate: 0, fault_rate: 0, huge_pages: false, direct: false },
+            spares,
         };
         let metrics = Arc::new(Metrics::default());
         let isolation = Isolation::new(config, metrics.clone()).unwrap();
-        let engine = IsolatingEngine::new(Arc::new(FakeEngine::new()), isolation.clone());
+        let engine = IsolatingEngine::new(engine, isolation.clone());
         Host { engine, isolation, metrics, dir: tempfile::tempdir().unwrap() }
     }
 
@@ -73,6 +127,17 @@ impl Host {
     pub(crate) fn restarts(&self) -> u64 {
         let labels = ModelLabels { model: "m".into() };
         self.metrics.worker_restarts.get_or_create(&labels).get()
+    }
+
+    /// Returns the count of an event of spare processes.
+    pub(crate) fn spares(&self, kind: &'static str) -> u64 {
+        self.metrics.worker_spares.get_or_create(&KindLabels { kind }).get()
+    }
+
+    /// Returns the seconds that the last restart took; 0 without one.
+    pub(crate) fn restart_seconds(&self) -> f64 {
+        let labels = ModelLabels { model: "m".into() };
+        self.metrics.worker_restart_last_seconds.get_or_create(&labels).get()
     }
 }
 
