@@ -5,6 +5,7 @@ import time
 
 import grpc
 import numpy as np
+import requests
 from conftest import config_text
 from saved_models import aborts
 
@@ -41,6 +42,36 @@ def test_an_abort_is_contained(start, saved, tmp_path):
     assert failures == []
     assert len(answers) > 10
     assert set(answers) == {3.0}
+    assert metric(server, 'millpond_worker_restarts_total{model="aborts"}') == 3
+
+
+def test_a_spare_process_takes_over(start, tmp_path):
+    base = tmp_path / "aborts"
+    aborts(base / "1")
+    (base / "millpond.toml").write_text("isolate = true\n")
+    server = start("--model_name=aborts", f"--model_base_path={base}").wait_available("aborts")
+    wait_for_spare(server, 1)
+    abort_once(server)
+    assert metric(server, 'millpond_worker_restarts_total{model="aborts"}') == 1
+    assert metric(server, 'millpond_worker_spares_total{kind="used"}') == 1
+    assert metric(server, 'millpond_worker_restart_last_seconds{model="aborts"}') > 0
+    wait_for_spare(server, 2)
+    assert metric(server, 'millpond_worker_spares_total{kind="failed"}') == 0
+
+
+def metric(server, series: str) -> float:
+    """Returns the value of a series; 0 if it does not exist."""
+    text = requests.get(f"http://127.0.0.1:{server.rest_port}/metrics", timeout=60).text
+    values = [line.split()[1] for line in text.splitlines() if line.startswith(f"{series} ")]
+    return float(values[0]) if values else 0.0
+
+
+def wait_for_spare(server, count: int) -> None:
+    """Waits until `count` spare processes have opened the library, since the start of the server."""
+    deadline = time.monotonic() + 120
+    while metric(server, 'millpond_worker_spares_total{kind="started"}') < count:
+        assert time.monotonic() < deadline, server.log_text()[-3000:]
+        time.sleep(0.1)
 
 
 def abort_once(server) -> None:
