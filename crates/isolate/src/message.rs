@@ -34,7 +34,7 @@ pub(crate) const LIBRARY_REQUEST: u8 = 1;
 #[derive(Clone, Debug, Deserialize, Serialize)]
 pub(crate) struct LibraryMessage {
     pub(crate) engine: String,
-    /// True to open it at idle priority, false at low priority.
+    /// True to open it at idle priority, false at ordinary priority.
     pub(crate) idle: bool,
 }
 

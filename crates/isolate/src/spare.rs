@@ -24,10 +24,10 @@ use crate::{Isolation, spawn};
 /// Time between two checks that a spare process still runs.
 const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 /// Longest time of opening a library at idle priority. On a busy machine it may get no processor
-/// time. Then another process opens the library at low priority.
+/// time. Then another process opens the library at ordinary priority.
 const IDLE_OPEN_TIME_MAX: Duration = Duration::from_secs(20);
-/// Longest time of opening a library at low priority.
-const LOW_OPEN_TIME_MAX: Duration = Duration::from_secs(600);
+/// Longest time of opening a library at ordinary priority.
+const ORDINARY_OPEN_TIME_MAX: Duration = Duration::from_secs(600);
 
 /// The engines that have a spare process.
 #[derive(Default)]
@@ -151,10 +151,13 @@ impl SpareKeeper {
         while !self.slot.is_closed() {
             let began = Instant::now();
             let end = match self.start(idle) {
-                Ok(process) => self.keep(process),
+                Ok(process) => {
+                    idle = true;
+                    self.keep(process)
+                }
                 Err(error) if idle && error.kind() == ErrorKind::DeadlineExceeded => {
                     let engine = &self.engine;
-                    tracing::info!(engine, "{error}; it is started again at low priority");
+                    tracing::info!(engine, "{error}; another one opens it at ordinary priority");
                     idle = false;
                     continue;
                 }
@@ -162,10 +165,7 @@ impl SpareKeeper {
             };
             match end {
                 SpareEnd::Closed => return,
-                SpareEnd::Taken => {
-                    delay = RestartDelay::new();
-                    idle = true;
-                }
+                SpareEnd::Taken => delay = RestartDelay::new(),
                 SpareEnd::Failed(_) if self.slot.is_closed() => return,
                 SpareEnd::Failed(reason) => {
                     delay.note_run(began.elapsed());
@@ -182,7 +182,7 @@ impl SpareKeeper {
         let owner = format!("{} (spare)", self.engine);
         let process = StartedProcess::start(&self.isolation, &owner)?;
         let message = LibraryMessage { engine: self.engine.clone(), idle };
-        let limit = if idle { IDLE_OPEN_TIME_MAX } else { LOW_OPEN_TIME_MAX };
+        let limit = if idle { IDLE_OPEN_TIME_MAX } else { ORDINARY_OPEN_TIME_MAX };
         let opened = process.open_library(&self.isolation, &message, limit, &self.slot.closed)?;
         count(&self.isolation, "started");
         Ok(opened)

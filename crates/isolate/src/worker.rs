@@ -13,12 +13,11 @@ use std::time::Duration;
 
 use base::{Error, NamedTensor, Result};
 use bytes::Bytes;
-use crossbeam_channel::bounded;
 use engine::layout::{Artifact, MANIFEST_NAME};
 use engine::{BoundTensor, Engine, LoadRequest, Session};
 use memory::{ParameterStore, PoolConfig, SlotPool, StoreConfig};
 use os::Rate;
-use os::background::BackgroundRunner;
+use os::background::{Attempt, BackgroundRunner};
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
 
 use crate::message::{
@@ -29,12 +28,15 @@ use crate::{RUNS_MAX, frame, spawn};
 
 /// A load at idle priority goes on at ordinary priority after it has waited this long for a core.
 const STARVATION_LIMIT: Duration = Duration::from_secs(5);
+/// Opening a library does not change its priority in this process: a second thread would wait for
+/// the first one, which cannot be stopped inside the library. The server limits the time.
+const LIBRARY_STARVATION_LIMIT: Duration = Duration::MAX;
 /// Value of `oom_score_adj`: if memory is short, the system ends this process before the server.
 const OUT_OF_MEMORY_SCORE: &str = "500";
 
 /// Runs a worker process, whose standard input is the socket of the server. `open` returns the
-/// engine of a name. A spare process calls it twice. Returns when the server has gone or has
-/// refused to go on.
+/// engine of a name. A spare process calls it twice. Returns if the server has ended, or if the
+/// model cannot be opened.
 ///
 /// # Errors
 /// `FailedPrecondition` if the process was not started by a server. The errors of the load go to
@@ -98,22 +100,16 @@ fn receive_request(control: &UnixStream) -> std::io::Result<ServerRequest> {
     Ok(ServerRequest { kind, sockets })
 }
 
-/// Opens the library of `engine` on a thread of idle or low priority. The calling thread keeps its
-/// priority, for the load.
+/// Opens the library of `engine` on another thread, at idle or ordinary priority. The calling
+/// thread keeps its priority, for the load.
 fn open_library(engine: Arc<dyn Engine>, idle: bool) -> Result<()> {
-    let (send, outcome) = bounded(1);
-    spawn("library", move || {
-        if idle {
-            os::thread::enter_background("opening a library");
-        } else {
-            os::thread::enter_low_priority("opening a library");
-        }
-        let opened = catch_unwind(AssertUnwindSafe(|| engine.open_library()));
-        // The caller waits, and the channel has room for one.
-        let _ = send.send(opened);
-    })?;
-    let opened = outcome.recv().map_err(|_| Error::internal("the thread gave no result"))?;
-    opened.unwrap_or_else(|_| Err(Error::internal("opening the library panicked")))
+    // A thread of idle or low priority cannot start one of ordinary priority. LibTorch starts
+    // threads here that serve runs later. Because of the runner, they have ordinary priority.
+    let what = "opening a library";
+    let mut runner = BackgroundRunner::new("library", what, LIBRARY_STARVATION_LIMIT);
+    let stop = Arc::new(AtomicBool::new(false));
+    let open = move |_: &Attempt| engine.open_library();
+    if idle { runner.run(what, &stop, open) } else { runner.run_ordinary(what, &stop, open) }
 }
 
 fn load(engine: Arc<dyn Engine>, message: LoadMessage) -> Result<Arc<dyn Session>> {
@@ -190,4 +186,62 @@ fn run(session: &dyn Session, body: Bytes) -> Result<Vec<NamedTensor>> {
     };
     catch_unwind(AssertUnwindSafe(run))
         .unwrap_or_else(|_| Err(Error::internal("the engine panicked in a worker process")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crossbeam_channel::{Sender, bounded};
+    use engine::Capabilities;
+    use engine::fake::FakeEngine;
+
+    /// The fake, whose library starts a thread when it opens.
+    struct ThreadedEngine {
+        fake: FakeEngine,
+        opened: Sender<IdleThreads>,
+    }
+
+    /// Threads that have idle priority.
+    #[derive(Debug, PartialEq)]
+    struct IdleThreads {
+        opens_library: bool,
+        belongs_to_library: bool,
+    }
+
+    impl Engine for ThreadedEngine {
+        fn name(&self) -> &'static str {
+            self.fake.name()
+        }
+
+        fn version(&self) -> String {
+            self.fake.version()
+        }
+
+        fn capabilities(&self) -> Capabilities {
+            self.fake.capabilities()
+        }
+
+        fn open_library(&self) -> Result<()> {
+            let belongs_to_library =
+                os::background::at_ordinary_priority(os::thread::has_idle_priority)?;
+            let opens_library = os::thread::has_idle_priority();
+            self.opened.send(IdleThreads { opens_library, belongs_to_library }).unwrap();
+            Ok(())
+        }
+
+        fn load(&self, request: &LoadRequest) -> Result<Box<dyn Session>> {
+            self.fake.load(request)
+        }
+    }
+
+    #[test]
+    fn threads_of_a_library_have_ordinary_priority() {
+        for idle in [true, false] {
+            let (opened, threads) = bounded(1);
+            let engine = Arc::new(ThreadedEngine { fake: FakeEngine::new(), opened });
+            open_library(engine, idle).unwrap();
+            let expected = IdleThreads { opens_library: idle, belongs_to_library: false };
+            assert_eq!(threads.recv(), Ok(expected));
+        }
+    }
 }
