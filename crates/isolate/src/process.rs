@@ -193,6 +193,7 @@ impl StartedProcess {
 
     /// Makes this the process of a session. Ends the process if the session is closed.
     fn adopt(self, isolation: &Isolation, slot: &ChildSlot, model: &str) -> Result<WorkerProcess> {
+        self.process.output.rename(model);
         let mut state = slot.lock();
         if state.closed {
             drop(state);
@@ -200,7 +201,6 @@ impl StartedProcess {
             return Err(Error::cancelled("the version was unloaded"));
         }
         let StartedProcess { process, child } = self;
-        process.output.rename(model);
         state.child = Some(child);
         state.killed = None;
         Ok(process)
@@ -459,8 +459,12 @@ impl OutputLines {
         if line.is_empty() {
             return;
         }
-        let mut log = self.log.lock();
-        tracing::info!(model = log.owner, "worker process: {line}");
-        log.last = line;
+        let owner = {
+            let mut log = self.log.lock();
+            log.last.clone_from(&line);
+            log.owner.clone()
+        };
+        // Not under the lock: the log may wait for its reader, and supervisors need the lock.
+        tracing::info!(model = owner, "worker process: {line}");
     }
 }
