@@ -29,7 +29,7 @@ const IDLE_OPEN_TIME_MAX: Duration = Duration::from_secs(20);
 /// Longest time of opening a library at ordinary priority.
 const ORDINARY_OPEN_TIME_MAX: Duration = Duration::from_secs(600);
 
-/// The engines that have a spare process.
+/// The engines that have an isolated model. The number of engines bounds the entries.
 #[derive(Default)]
 pub(crate) struct SpareTable(Mutex<BTreeMap<String, SharedSpare>>);
 
@@ -39,9 +39,11 @@ struct SharedSpare {
     users: usize,
 }
 
-/// Place of the spare process of one engine, which bounds their number to one.
+/// Place of the spare process of one engine.
 #[derive(Default)]
 struct SpareSlot {
+    /// The process, once its library is open. An `Option` holds at most one, which is the maximum
+    /// per engine: the keeper starts a process only while this is `None`.
     process: Mutex<Option<StartedProcess>>,
     changed: Condvar,
     /// Set once no supervisor uses the slot. Also stops the start of a process.
@@ -102,17 +104,17 @@ impl SpareUse {
         Ok(SpareUse { isolation: isolation.clone(), engine: engine.to_owned(), slot })
     }
 
-    /// Takes the spare process, if one is ready. Another one is then started.
+    /// Takes the spare process, if one is ready and runs. Another one is then started.
     pub(crate) fn take(&self) -> Option<StartedProcess> {
         let mut process = self.slot.process.lock();
-        // The keeper removes a process that has ended.
-        if process.as_mut()?.has_ended() {
+        let has_ended = process.as_mut()?.has_ended();
+        // The keeper starts the next process. It also removes a process that has ended.
+        self.slot.changed.notify_all();
+        if has_ended {
             return None;
         }
-        let taken = process.take();
-        self.slot.changed.notify_all();
         count(&self.isolation, "used");
-        taken
+        process.take()
     }
 }
 
@@ -214,7 +216,7 @@ impl SpareKeeper {
     fn note_failure(&self, reason: &str, delay: Duration) {
         count(&self.isolation, "failed");
         let engine = &self.engine;
-        tracing::error!(engine, "the spare worker process: {reason}; it is started in {delay:?}");
+        tracing::error!(engine, "the engine's spare failed: {reason}; another starts in {delay:?}");
     }
 }
 

@@ -5,7 +5,7 @@ use engine::Session;
 use engine::fake::NAME;
 use rustix::process::{Pid, Signal, kill_process};
 
-use crate::support::{ECHO, Host, WITHOUT_LIBRARY, recovered, vector, wait_until};
+use crate::support::{ECHO, HANGING_LIBRARY, Host, WITHOUT_LIBRARY, recovered, vector, wait_until};
 
 fn kill(process: u32) {
     kill_process(Pid::from_raw(process as i32).unwrap(), Signal::KILL).unwrap();
@@ -61,6 +61,20 @@ fn an_ended_spare_is_replaced() {
     assert_eq!((host.spares("failed"), host.restarts()), (1, 0));
     restart(&host, &*session);
     assert_eq!(host.spares("used"), 1);
+}
+
+#[test]
+fn a_spare_can_end_while_it_opens_its_library() {
+    let host = Host::with_spares(HANGING_LIBRARY);
+    let session = host.load(ECHO);
+    wait_until(|| host.isolation.processes().len() == 2);
+    kill(host.isolation.processes()[1]);
+    wait_until(|| host.spares("failed") == 1 && host.isolation.processes().len() == 2);
+    restart(&host, &*session);
+    drop(session);
+    wait_until(|| host.isolation.processes().is_empty());
+    let counts = ["started", "used", "failed"].map(|kind| host.spares(kind));
+    assert_eq!(counts, [0, 0, 1], "the end of the last session is no failure of a spare");
 }
 
 #[test]

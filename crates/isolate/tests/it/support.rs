@@ -18,13 +18,16 @@ const WAIT_MAX: Duration = Duration::from_secs(60);
 #[ignore = "started by the other tests as their worker process"]
 fn worker_process() {
     let _ = millpond_isolate::run_worker(|name| {
-        let name = if name == WITHOUT_LIBRARY { WITHOUT_LIBRARY } else { NAME };
+        let known = [WITHOUT_LIBRARY, HANGING_LIBRARY];
+        let name = known.into_iter().find(|known| *known == name).unwrap_or(NAME);
         Ok(Arc::new(SlowEngine { name, fake: FakeEngine::new() }))
     });
 }
 
 /// Name of an engine whose library does not open by itself.
 pub(crate) const WITHOUT_LIBRARY: &str = "without-library";
+/// Name of an engine whose library takes longer to open than a test runs.
+pub(crate) const HANGING_LIBRARY: &str = "hanging-library";
 
 /// The fake, with a library that opens slowly.
 struct SlowEngine {
@@ -46,8 +49,10 @@ impl Engine for SlowEngine {
     }
 
     fn open_library(&self) -> Result<()> {
-        if self.name == WITHOUT_LIBRARY {
-            return Err(Error::not_found("there is no library"));
+        match self.name {
+            WITHOUT_LIBRARY => return Err(Error::not_found("there is no library")),
+            HANGING_LIBRARY => std::thread::sleep(WAIT_MAX),
+            _ => {}
         }
         Ok(())
     }
