@@ -229,4 +229,15 @@ mod tests {
             assert_eq!(decode_library_opened(body(encoded)).unwrap(), outcome);
         }
     }
+
+    /// A program from before spare processes reads each message as a load. It answers with an error,
+    /// so the server does not wait for it.
+    #[test]
+    fn an_older_program_refuses_a_library() {
+        let message = LibraryMessage { engine: "fake".to_owned(), idle: true };
+        let encoded = body(message.encode().unwrap());
+        assert!(LoadMessage::decode(&encoded).is_err());
+        let decoded = LibraryMessage::decode(&encoded).unwrap();
+        assert_eq!((decoded.engine, decoded.idle), (message.engine, message.idle));
+    }
 }
