@@ -51,6 +51,7 @@ mod query;
 mod query_features;
 mod rebuild;
 mod removal;
+mod removal_records;
 mod removal_task;
 mod removed_collections;
 mod services;

@@ -9,7 +9,7 @@ use tokio::runtime::Handle;
 
 use super::collection::ImageCollection;
 use super::removal::remove_unnamed;
-use super::removed_collections::RemovalRecord;
+use super::removal_records::RemovalRecord;
 use super::services::ImageServices;
 
 /// Maximum time that a removal waits for the time of the store.

@@ -6,27 +6,19 @@
 //! administrator copies originals back before the restored points are there.
 
 use std::collections::BTreeMap;
-use std::fs::File;
-use std::io::{ErrorKind as IoErrorKind, Read, Write};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, Instant};
 
-use base::{Error, ErrorKind, Result};
+use base::{Error, Result};
 use metrics::{KindLabels, Metrics};
 use search::registry::Registry;
 use tokio::sync::Notify;
 
 use super::collection::ImageCollection;
 use super::progress::held;
+use super::removal_records::{RemovalRecord, RemovalRecords, remove_record};
 
-/// Directory of the records, beside the collections. No collection has a name that starts with a
-/// dot.
-const DIRECTORY: &str = ".removed-collections";
-/// Prefix of the file name of a record.
-const RECORD_PREFIX: &str = "removal-";
-/// Maximum bytes of a record, which has one name of at most 255 bytes.
-const RECORD_BYTES_MAX: u64 = 4096;
 /// Maximum removed collections whose originals are not all checked. A further removal is refused.
 const PENDING_MAX: usize = 1000;
 /// Retry advice to a client whose removal is refused.
@@ -37,15 +29,6 @@ const RETRY_FIRST: Duration = Duration::from_millis(500);
 const RETRY_MAX: Duration = Duration::from_secs(3600);
 /// Maximum attempts before the next start of the server. The last one is made after about a day.
 const ATTEMPTS_MAX: u32 = 36;
-
-/// Record of a removed collection.
-#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
-pub(crate) struct RemovalRecord {
-    /// Directory of its originals.
-    pub(crate) space: String,
-    /// Time of the removal by the clock of the store; `None` if the store did not report it.
-    pub(crate) until: Option<SystemTime>,
-}
 
 /// Removed collection whose originals are not all checked.
 #[derive(Clone, Debug)]
@@ -69,8 +52,7 @@ struct PendingRemovals {
 
 /// Removed collections whose originals are not all checked.
 pub(crate) struct RemovedCollections {
-    /// Directory of the records. If it is `None`, no records are kept.
-    directory: Option<PathBuf>,
+    records: RemovalRecords,
     metrics: Arc<Metrics>,
     pending: Mutex<PendingRemovals>,
     /// Notified when a collection is removed.
@@ -81,7 +63,7 @@ impl RemovedCollections {
     /// Creates a list without removals. `collections` is the directory of the collections.
     pub(crate) fn new(collections: Option<&Path>, metrics: Arc<Metrics>) -> RemovedCollections {
         RemovedCollections {
-            directory: collections.map(|directory| directory.join(DIRECTORY)),
+            records: RemovalRecords::new(collections),
             metrics,
             pending: Mutex::default(),
             added: Notify::new(),
@@ -90,8 +72,11 @@ impl RemovedCollections {
 
     /// Counts originals that were checked.
     pub(crate) fn count_checked(&self, count: usize) {
-        let checked = self.metrics.images.removals.get_or_create(&KindLabels { kind: "checked" });
-        checked.inc_by(count as u64);
+        self.count("checked", count as u64);
+    }
+
+    fn count(&self, kind: &'static str, count: u64) {
+        self.metrics.images.removals.get_or_create(&KindLabels { kind }).inc_by(count);
     }
 
     /// Records that the originals of a collection are to be removed, then removes the collection.
@@ -104,7 +89,7 @@ impl RemovedCollections {
         target: &ImageCollection,
         record: RemovalRecord,
     ) -> Result<()> {
-        let written = self.write(&record);
+        let written = self.records.write(&record);
         let outcome = registry.remove(target.named.name()).map(drop);
         if outcome.is_err() && !target.named.removed() {
             if let Ok(Some(file)) = written {
@@ -116,7 +101,7 @@ impl RemovedCollections {
         let written = written.or_else(|error| {
             tracing::warn!(space, %error, "the removal of originals is recorded late");
             // The removal may have freed space on a full disk.
-            self.write(&record)
+            self.records.write(&record)
         });
         let file = written.unwrap_or_else(|error| {
             tracing::error!(
@@ -130,58 +115,19 @@ impl RemovedCollections {
         outcome
     }
 
-    /// Writes a record, which is durable when this returns. Returns its file.
-    ///
-    /// # Errors
-    /// Returns the errors of the file system.
-    fn write(&self, record: &RemovalRecord) -> Result<Option<PathBuf>> {
-        let Some(directory) = &self.directory else { return Ok(None) };
-        let failed = |error: std::io::Error| Error::io(directory, &error);
-        let text = serde_json::to_vec(record)
-            .map_err(|error| Error::internal(format!("the record of a removal: {error}")))?;
-        os::private::create_dir_all(directory).map_err(failed)?;
-        if let Some(collections) = directory.parent() {
-            os::sync_directory(collections)?;
-        }
-        let mut file = tempfile::Builder::new()
-            .prefix(RECORD_PREFIX)
-            .tempfile_in(directory)
-            .map_err(failed)?;
-        file.write_all(&text).map_err(failed)?;
-        file.as_file().sync_all().map_err(failed)?;
-        os::sync_directory(directory)?;
-        let (_, path) = file.keep().map_err(|error| failed(error.error))?;
-        Ok(Some(path))
-    }
-
     /// Reads the records that the last process has left, at most [`PENDING_MAX`]. Leaves the others
     /// to the next start.
     pub(crate) fn read(&self) {
-        let Some(directory) = &self.directory else { return };
-        let entries = std::fs::read_dir(directory)
-            .and_then(|entries| entries.take(PENDING_MAX).collect::<std::io::Result<Vec<_>>>());
-        let entries = match entries {
-            Ok(entries) => entries,
-            Err(error) if error.kind() == IoErrorKind::NotFound => return,
+        let left = match self.records.read(PENDING_MAX) {
+            Ok(left) => left,
             Err(error) => {
-                let path = directory.display();
-                tracing::warn!(%error, %path, "originals of removed collections stay until the next start");
+                tracing::warn!(%error, "originals of removed collections stay until the next start");
                 return;
             }
         };
-        for entry in entries {
-            let file = entry.path();
-            match read_record(&file) {
-                Ok(record) => self.add(record, Some(file)),
-                // The process ended before it removed the collection.
-                Err(error) if error.kind() == ErrorKind::DataLoss => {
-                    tracing::warn!(%error, "an incomplete record of a removal is dropped");
-                    remove_record(&file);
-                }
-                Err(error) => {
-                    tracing::warn!(%error, "originals of a removed collection stay until the next start");
-                }
-            }
+        self.count("damaged", left.damaged);
+        for stored in left.records {
+            self.add(stored.record, Some(stored.file));
         }
     }
 
@@ -230,7 +176,7 @@ impl RemovedCollections {
     /// Delays a removal after an attempt that failed, or leaves it to the next start.
     pub(crate) fn delay(&self, removal: PendingRemoval, error: &Error) {
         let space = removal.record.space.as_str();
-        self.metrics.images.removals.get_or_create(&KindLabels { kind: "failed" }).inc();
+        self.count("failed", 1);
         let attempts = removal.attempts + 1;
         let mut pending = held(&self.pending);
         if attempts >= ATTEMPTS_MAX {
@@ -271,30 +217,12 @@ fn retry_delay(attempts: u32) -> Duration {
     RETRY_FIRST.saturating_mul(doubled).min(RETRY_MAX)
 }
 
-/// Reads a record.
-///
-/// # Errors
-/// `DataLoss` for an incomplete one; the errors of the file system.
-fn read_record(file: &Path) -> Result<RemovalRecord> {
-    let mut text = Vec::new();
-    let opened = File::open(file).map_err(|error| Error::io(file, &error))?;
-    let read = opened.take(RECORD_BYTES_MAX).read_to_end(&mut text);
-    read.map_err(|error| Error::io(file, &error))?;
-    serde_json::from_slice(&text)
-        .map_err(|error| Error::data_loss(format!("{}: {error}", file.display())))
-}
-
-/// Removes a record. If it stays, the next start checks the originals again.
-fn remove_record(file: &Path) {
-    if let Err(error) = std::fs::remove_file(file)
-        && error.kind() != IoErrorKind::NotFound
-    {
-        tracing::warn!(%error, path = %file.display(), "the record of a removal stays");
-    }
-}
-
 #[cfg(test)]
 mod tests {
+    use std::time::SystemTime;
+
+    use base::ErrorKind;
+
     use super::*;
 
     fn record() -> RemovalRecord {
@@ -310,21 +238,26 @@ mod tests {
         removed.metrics.images.removals_waiting.get()
     }
 
+    fn count(removed: &RemovedCollections, kind: &'static str) -> u64 {
+        removed.metrics.images.removals.get_or_create(&KindLabels { kind }).get()
+    }
+
     #[test]
     fn records_are_read_by_the_next_process() {
         let dir = tempfile::tempdir().unwrap();
         let first = removed(dir.path());
-        let file = first.write(&record()).unwrap().unwrap();
-        std::fs::write(file.with_file_name("removal-cut"), r#"{"space":"pho"#).unwrap();
+        let file = first.records.write(&record()).unwrap().unwrap();
+        let cut = file.with_file_name("removal-cut");
+        std::fs::write(&cut, r#"{"space":"pho"#).unwrap();
         let second = removed(dir.path());
         second.read();
-        assert_eq!(waiting(&second), 1);
+        assert_eq!((waiting(&second), count(&second, "damaged")), (1, 1));
         assert!(second.begin() && !second.begin());
         let removal = second.first_due().unwrap();
         assert_eq!((&removal.record, &removal.file), (&record(), &Some(file)));
         second.end(&removal);
         assert_eq!((waiting(&second), second.first_due().is_none()), (0, true));
-        assert_eq!(std::fs::read_dir(dir.path().join(DIRECTORY)).unwrap().count(), 0);
+        assert!(!file.exists() && !cut.exists(), "the damaged record has another name");
         assert!(!second.begin(), "none is left");
     }
 
@@ -332,7 +265,7 @@ mod tests {
     fn a_failed_removal_waits_behind_others_and_ends() {
         let dir = tempfile::tempdir().unwrap();
         let removed = removed(dir.path());
-        let file = removed.write(&record()).unwrap().unwrap();
+        let file = removed.records.write(&record()).unwrap().unwrap();
         removed.add(record(), Some(file.clone()));
         removed.add(record(), None);
         let error = Error::unavailable("no store");

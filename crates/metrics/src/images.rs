@@ -22,8 +22,8 @@ pub struct ImageMetrics {
     pub waiting: Family<KindLabels, LevelGauge>,
     /// Removed collections whose originals are not all checked.
     pub removals_waiting: LevelGauge,
-    /// Removal of the originals of removed collections: originals "checked", and attempts that
-    /// "failed".
+    /// Removal of the originals of removed collections: originals "checked", attempts that
+    /// "failed", and records of removals that are "damaged".
     pub removals: Family<KindLabels, Counter>,
     /// Collections by state: "opening", "ready", "broken".
     pub collections: Family<KindLabels, LevelGauge>,
@@ -97,7 +97,7 @@ impl ImageMetrics {
         );
         r.register(
             "image_removals",
-            "Originals of removed collections that were checked, and attempts that failed",
+            "Originals of removed collections that were checked, attempts that failed, and records of removals that are damaged",
             self.removals.clone(),
         );
         r.register("collections", "Collections by state", self.collections.clone());

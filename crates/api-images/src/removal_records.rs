@@ -1,0 +1,270 @@
+//! Records of removed collections on disk. Each names originals that are still to be removed.
+//!
+//! A record gets its name once it is complete and durable. So a record that cannot be read is
+//! damaged. It is set aside, because it may be the only file that names the originals.
+
+use std::fs::File;
+use std::io::{Error as IoError, ErrorKind as IoErrorKind, Read, Write};
+use std::path::{Path, PathBuf};
+use std::time::SystemTime;
+
+use base::{Error, ErrorKind, Result};
+use tempfile::NamedTempFile;
+
+/// Directory of the records, beside the collections. No collection has a name that starts with a
+/// dot.
+const DIRECTORY: &str = ".removed-collections";
+/// Prefix of the file name of a record.
+const RECORD_PREFIX: &str = "removal-";
+/// Extension of a record that is being written.
+const NEW_EXTENSION: &str = "new";
+/// Extension of a damaged record, which is kept.
+const DAMAGED_EXTENSION: &str = "damaged";
+/// Maximum bytes of a record, which has two names of at most 1 KiB each.
+const RECORD_BYTES_MAX: u64 = 4096;
+/// Maximum files of the directory that one start checks.
+const FILES_MAX: usize = 10_000;
+
+/// Record of a removed collection.
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub(crate) struct RemovalRecord {
+    /// Directory of its originals.
+    pub(crate) space: String,
+    /// Time of the removal by the clock of the store; `None` if it is not known yet.
+    pub(crate) until: Option<SystemTime>,
+}
+
+/// Record that the last process has left.
+#[derive(Debug)]
+pub(crate) struct LeftRecord {
+    pub(crate) record: RemovalRecord,
+    pub(crate) file: PathBuf,
+}
+
+/// Records that the last process has left.
+#[derive(Debug, Default)]
+pub(crate) struct LeftRecords {
+    pub(crate) records: Vec<LeftRecord>,
+    /// Number of damaged records, those of earlier starts included.
+    pub(crate) damaged: u64,
+}
+
+/// Records of one directory of collections.
+pub(crate) struct RemovalRecords {
+    /// Directory of the records. If it is `None`, no records are kept.
+    directory: Option<PathBuf>,
+}
+
+impl RemovalRecords {
+    /// Creates the view of the records in `collections`, the directory of the collections.
+    pub(crate) fn new(collections: Option<&Path>) -> RemovalRecords {
+        RemovalRecords { directory: collections.map(|directory| directory.join(DIRECTORY)) }
+    }
+
+    /// Writes a record, which is durable when this returns. Returns its file.
+    ///
+    /// # Errors
+    /// Returns the errors of the file system.
+    pub(crate) fn write(&self, record: &RemovalRecord) -> Result<Option<PathBuf>> {
+        let Some(directory) = &self.directory else { return Ok(None) };
+        let failed = |error: IoError| Error::io(directory, &error);
+        os::private::create_dir_all(directory).map_err(failed)?;
+        if let Some(collections) = directory.parent() {
+            os::sync_directory(collections)?;
+        }
+        let new = new_file(directory, record)?;
+        let file = new.path().with_extension("");
+        new.persist_noclobber(&file).map_err(|error| failed(error.error))?;
+        os::sync_directory(directory)?;
+        Ok(Some(file))
+    }
+
+    /// Reads the records that the last process has left, at most `count_max`. Leaves the others to
+    /// the next start. Sets damaged records aside.
+    ///
+    /// # Errors
+    /// Returns the errors of reading the directory. An error of one record is logged.
+    pub(crate) fn read(&self, count_max: usize) -> Result<LeftRecords> {
+        let mut left = LeftRecords::default();
+        let Some(directory) = &self.directory else { return Ok(left) };
+        for file in files(directory)? {
+            let name = file.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+            if !name.starts_with(RECORD_PREFIX) {
+                continue;
+            }
+            match file.extension().and_then(|extension| extension.to_str()) {
+                // The process ended before it removed the collection.
+                Some(NEW_EXTENSION) => remove_record(&file),
+                Some(DAMAGED_EXTENSION) => {
+                    warn_of_damage(&file);
+                    left.damaged += 1;
+                }
+                _ if left.records.len() < count_max => left.read_one(file),
+                _ => tracing::warn!(
+                    path = %file.display(),
+                    "the originals of a removed collection stay until the next start: {count_max} removals wait"
+                ),
+            }
+        }
+        Ok(left)
+    }
+}
+
+impl LeftRecords {
+    /// Adds the record in `file`. Sets a damaged one aside.
+    fn read_one(&mut self, file: PathBuf) {
+        match read_record(&file) {
+            Ok(record) => self.records.push(LeftRecord { record, file }),
+            Err(error) if error.kind() == ErrorKind::DataLoss => {
+                tracing::warn!(%error, "a record of a removed collection is damaged");
+                set_aside(&file);
+                self.damaged += 1;
+            }
+            Err(error) => {
+                tracing::warn!(%error, "originals of a removed collection stay until the next start");
+            }
+        }
+    }
+}
+
+/// Removes a record. If it stays, the next start checks the originals again.
+pub(crate) fn remove_record(file: &Path) {
+    if let Err(error) = std::fs::remove_file(file)
+        && error.kind() != IoErrorKind::NotFound
+    {
+        tracing::warn!(%error, path = %file.display(), "the record of a removal stays");
+    }
+}
+
+/// Writes a record under a temporary name in `directory`. Its bytes are durable, its name is not.
+fn new_file(directory: &Path, record: &RemovalRecord) -> Result<NamedTempFile> {
+    let failed = |error: IoError| Error::io(directory, &error);
+    let text = serde_json::to_vec(record)
+        .map_err(|error| Error::internal(format!("the record of a removal: {error}")))?;
+    let mut file = tempfile::Builder::new()
+        .prefix(RECORD_PREFIX)
+        .suffix(&format!(".{NEW_EXTENSION}"))
+        .tempfile_in(directory)
+        .map_err(failed)?;
+    file.write_all(&text).map_err(failed)?;
+    file.as_file().sync_all().map_err(failed)?;
+    Ok(file)
+}
+
+/// Returns the files of `directory`, at most [`FILES_MAX`]; none if it does not exist.
+fn files(directory: &Path) -> Result<Vec<PathBuf>> {
+    let failed = |error: IoError| Error::io(directory, &error);
+    let entries = match std::fs::read_dir(directory) {
+        Ok(entries) => entries,
+        Err(error) if error.kind() == IoErrorKind::NotFound => return Ok(Vec::new()),
+        Err(error) => return Err(failed(error)),
+    };
+    let paths = entries.take(FILES_MAX).map(|entry| entry.map(|entry| entry.path()));
+    paths.collect::<std::io::Result<Vec<_>>>().map_err(failed)
+}
+
+/// Reads a record.
+///
+/// # Errors
+/// `DataLoss` for a damaged one; the errors of the file system.
+fn read_record(file: &Path) -> Result<RemovalRecord> {
+    let mut text = Vec::new();
+    let opened = File::open(file).map_err(|error| Error::io(file, &error))?;
+    let read = opened.take(RECORD_BYTES_MAX).read_to_end(&mut text);
+    read.map_err(|error| Error::io(file, &error))?;
+    serde_json::from_slice(&text)
+        .map_err(|error| Error::data_loss(format!("{}: {error}", file.display())))
+}
+
+/// Renames a damaged record, so that it stays and no start reads it.
+fn set_aside(file: &Path) {
+    let mut name = file.as_os_str().to_owned();
+    name.push(format!(".{DAMAGED_EXTENSION}"));
+    let aside = PathBuf::from(name);
+    match std::fs::rename(file, &aside) {
+        Ok(()) => warn_of_damage(&aside),
+        Err(error) => {
+            tracing::warn!(%error, path = %file.display(), "a damaged record cannot be renamed; the next start reads it again");
+        }
+    }
+}
+
+fn warn_of_damage(file: &Path) {
+    tracing::warn!(
+        path = %file.display(),
+        "originals of a removed collection stay, because its record is damaged: remove them as docs/images.md says, then remove this file"
+    );
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    fn record() -> RemovalRecord {
+        let until = SystemTime::UNIX_EPOCH + Duration::new(1_700_000_000, 123_456_789);
+        RemovalRecord { space: "photos".to_owned(), until: Some(until) }
+    }
+
+    fn names(directory: &Path) -> Vec<String> {
+        let entries = std::fs::read_dir(directory.join(DIRECTORY)).unwrap();
+        let name = |entry: std::fs::DirEntry| entry.file_name().into_string().unwrap();
+        let mut names: Vec<String> = entries.map(|entry| name(entry.unwrap())).collect();
+        names.sort();
+        names
+    }
+
+    #[test]
+    fn a_damaged_record_is_set_aside_and_counted_at_each_start() {
+        let dir = tempfile::tempdir().unwrap();
+        let records = RemovalRecords::new(Some(dir.path()));
+        let file = records.write(&record()).unwrap().unwrap();
+        for (name, text) in [("removal-cut", r#"{"space":"pho"#), ("removal-empty", "")] {
+            std::fs::write(file.with_file_name(name), text).unwrap();
+        }
+        for _ in 0..2 {
+            let left = records.read(9).unwrap();
+            assert_eq!((left.records.len(), left.damaged), (1, 2));
+            let kept = names(dir.path());
+            assert!(kept.contains(&"removal-cut.damaged".to_owned()), "{kept:?}");
+            assert!(kept.contains(&"removal-empty.damaged".to_owned()), "{kept:?}");
+        }
+        remove_record(&file);
+        assert_eq!(names(dir.path()).len(), 2);
+    }
+
+    #[test]
+    fn a_record_that_was_being_written_is_removed() {
+        let dir = tempfile::tempdir().unwrap();
+        let records = RemovalRecords::new(Some(dir.path()));
+        let file = records.write(&record()).unwrap().unwrap();
+        std::fs::write(file.with_file_name("removal-1.new"), r#"{"sp"#).unwrap();
+        let left = records.read(9).unwrap();
+        assert_eq!((left.records.len(), left.damaged), (1, 0));
+        assert_eq!(left.records[0].record, record());
+        assert_eq!(names(dir.path()).len(), 1);
+    }
+
+    #[test]
+    fn a_record_by_hand_needs_only_the_directory() {
+        let dir = tempfile::tempdir().unwrap();
+        let records = RemovalRecords::new(Some(dir.path()));
+        let file = records.write(&record()).unwrap().unwrap();
+        remove_record(&file);
+        std::fs::write(file.with_file_name("removal-photos"), r#"{"space": "photos"}"#).unwrap();
+        let left = records.read(9).unwrap();
+        assert_eq!(left.records[0].record, RemovalRecord { until: None, ..record() });
+    }
+
+    #[test]
+    fn records_above_the_maximum_stay_for_the_next_start() {
+        let dir = tempfile::tempdir().unwrap();
+        let records = RemovalRecords::new(Some(dir.path()));
+        for _ in 0..3 {
+            records.write(&record()).unwrap();
+        }
+        assert_eq!(records.read(2).unwrap().records.len(), 2);
+        assert_eq!(names(dir.path()).len(), 3);
+    }
+}
