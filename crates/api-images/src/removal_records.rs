@@ -79,6 +79,17 @@ impl RemovalRecords {
         Ok(Some(file))
     }
 
+    /// Replaces the record in `file`. The new one is durable when this returns.
+    ///
+    /// # Errors
+    /// Returns the errors of the file system. The old record then stays.
+    pub(crate) fn replace(&self, file: &Path, record: &RemovalRecord) -> Result<()> {
+        let Some(directory) = &self.directory else { return Ok(()) };
+        let new = new_file(directory, record)?;
+        new.persist(file).map_err(|error| Error::io(file, &error.error))?;
+        os::sync_directory(directory)
+    }
+
     /// Reads the records that the last process has left, at most `count_max`. Leaves the others to
     /// the next start. Sets damaged records aside.
     ///
@@ -244,6 +255,16 @@ mod tests {
         assert_eq!((left.records.len(), left.damaged), (1, 0));
         assert_eq!(left.records[0].record, record());
         assert_eq!(names(dir.path()).len(), 1);
+    }
+
+    #[test]
+    fn a_record_is_replaced_as_a_whole() {
+        let dir = tempfile::tempdir().unwrap();
+        let records = RemovalRecords::new(Some(dir.path()));
+        let file = records.write(&RemovalRecord { until: None, ..record() }).unwrap().unwrap();
+        records.replace(&file, &record()).unwrap();
+        let left = records.read(9).unwrap().records;
+        assert_eq!((left.len(), &left[0].record, &left[0].file), (1, &record(), &file));
     }
 
     #[test]

@@ -9,7 +9,7 @@ use tokio::runtime::Handle;
 
 use super::collection::ImageCollection;
 use super::removal::remove_unnamed;
-use super::removal_records::RemovalRecord;
+use super::removed_collections::PendingRemoval;
 use super::services::ImageServices;
 
 /// Maximum time that a removal waits for the time of the store.
@@ -28,15 +28,14 @@ pub(crate) async fn remove_collection(
 ) -> Result<()> {
     let refused = |_: &Error| services.count_refusal("image_removals_max");
     services.removed.check_room().inspect_err(refused)?;
-    let record = RemovalRecord {
-        until: store_time(services, &target.space).await,
-        space: target.space.clone(),
-    };
+    let space = target.space.clone();
     let own = services.clone();
-    let work = move || own.removed.remove(&registry, &target, record);
-    let outcome = services.pool.run(work).await;
+    let removal = services.pool.run(move || own.removed.remove(&registry, &target)).await?;
+    let until = store_time(services, &space).await;
+    let own = services.clone();
+    let added = tokio::task::spawn_blocking(move || own.removed.add_removed(removal, until)).await;
     start(services);
-    outcome
+    added.map_err(|error| Error::internal(format!("a removal ended early: {error}")))?
 }
 
 /// Continues the removals that the last process has not finished. They and all later removals run
@@ -78,29 +77,46 @@ async fn run(services: &Arc<ImageServices>) {
             services.removed.wait_for_removal(wait).await;
             continue;
         }
-        match run_removal(services, &mut removal.record).await {
+        match run_removal(services, &mut removal).await {
             Ok(()) => services.removed.end(&removal),
             Err(error) => services.removed.delay(removal, &error),
         }
     }
 }
 
-/// Removes the originals of a removed collection. Sets the time of a record that has none, so that
-/// a later attempt does not remove originals that were copied back meanwhile.
+/// Removes the originals of a removed collection. Sets and records the time of a removal that has
+/// none, so that a later attempt does not remove originals that were copied back meanwhile.
 ///
 /// # Errors
 /// As [`remove_unnamed`].
-async fn run_removal(services: &Arc<ImageServices>, record: &mut RemovalRecord) -> Result<()> {
-    let until = match record.until {
+async fn run_removal(services: &Arc<ImageServices>, removal: &mut PendingRemoval) -> Result<()> {
+    let until = match removal.record.until {
         Some(until) => until,
-        None => services.originals.now(&record.space).await?,
+        None => {
+            let until = services.originals.now(&removal.record.space).await?;
+            removal.record.until = Some(until);
+            record_time(services, removal.clone()).await?;
+            until
+        }
     };
-    record.until = Some(until);
     let own = services.clone();
-    let space = record.space.clone();
+    let space = removal.record.space.clone();
     // A task of its own, because a panic must not end the removals of other collections.
     let removal = tokio::spawn(async move { remove_unnamed(&own, &space, until).await });
     removal.await.map_err(|error| {
         Error::internal(format!("the removal of originals ended early: {error}"))
     })?
+}
+
+/// Writes the time of a removal into its record.
+///
+/// # Errors
+/// `Internal` if the work panics or the server ends.
+async fn record_time(services: &Arc<ImageServices>, removal: PendingRemoval) -> Result<()> {
+    let own = services.clone();
+    let work = move || own.removed.record_time(removal.file.as_deref(), &removal.record);
+    let recorded = tokio::task::spawn_blocking(work).await;
+    recorded.map_err(|error| {
+        Error::internal(format!("the record of a removal was not written: {error}"))
+    })
 }

@@ -1,14 +1,15 @@
 //! Removed collections whose originals are still to be removed, and their records on disk.
 //!
 //! Before a collection is removed, a file in the directory of the collections records the removal.
-//! This record is removed once all originals are checked, so a restarted server continues. A record
-//! has the time of the removal by the clock of the store. Originals that are written later stay: an
-//! administrator copies originals back before the restored points are there.
+//! This record is removed once all originals are checked, so a restarted server continues. After
+//! the collection is removed, the record gets the time by the clock of the store. Until then,
+//! uploads could write originals. Originals that are written later stay: an administrator copies
+//! originals back before the restored points are there.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use base::{Error, Result};
 use metrics::{KindLabels, Metrics};
@@ -36,10 +37,20 @@ pub(crate) struct PendingRemoval {
     number: u64,
     pub(crate) record: RemovalRecord,
     /// File of the record, if there is one.
-    file: Option<PathBuf>,
+    pub(crate) file: Option<PathBuf>,
     attempts: u32,
     /// Time of the next attempt.
     pub(crate) due: Instant,
+}
+
+/// Collection that was just removed.
+#[derive(Debug)]
+pub(crate) struct CollectionRemoval {
+    record: RemovalRecord,
+    /// File of the record, if there is one.
+    file: Result<Option<PathBuf>>,
+    /// Outcome of the removal of the collection, whose points are gone in both cases.
+    outcome: Result<()>,
 }
 
 #[derive(Default)]
@@ -80,29 +91,54 @@ impl RemovedCollections {
     }
 
     /// Records that the originals of a collection are to be removed, then removes the collection.
+    /// The record has no time, because uploads write originals until the collection is removed. The
+    /// caller passes the result to [`RemovedCollections::add_removed`].
     ///
     /// # Errors
-    /// Returns the errors of [`Registry::remove`].
+    /// Returns the errors of [`Registry::remove`] if the collection is not removed.
     pub(crate) fn remove(
         &self,
         registry: &Registry,
         target: &ImageCollection,
-        record: RemovalRecord,
-    ) -> Result<()> {
-        let written = self.records.write(&record);
+    ) -> Result<CollectionRemoval> {
+        let record = RemovalRecord { space: target.space.clone(), until: None };
+        let file = self.records.write(&record);
         let outcome = registry.remove(target.named.name()).map(drop);
-        if outcome.is_err() && !target.named.removed() {
-            if let Ok(Some(file)) = written {
-                remove_record(&file);
-            }
-            return outcome;
+        if target.named.removed() {
+            return Ok(CollectionRemoval { record, file, outcome });
         }
+        if outcome.is_err()
+            && let Ok(Some(file)) = &file
+        {
+            remove_record(file);
+        }
+        outcome.map(|()| CollectionRemoval { record, file, outcome: Ok(()) })
+    }
+
+    /// Records the time of a removal, and adds the removal to those whose originals are to be
+    /// removed. `until` is a time of the store after the removal.
+    ///
+    /// # Errors
+    /// Returns the outcome of the removal of the collection.
+    pub(crate) fn add_removed(
+        &self,
+        removal: CollectionRemoval,
+        until: Option<SystemTime>,
+    ) -> Result<()> {
+        let CollectionRemoval { record, file, outcome } = removal;
+        let record = RemovalRecord { until, ..record };
         let space = record.space.as_str();
-        let written = written.or_else(|error| {
-            tracing::warn!(space, %error, "the removal of originals is recorded late");
-            // The removal may have freed space on a full disk.
-            self.records.write(&record)
-        });
+        let written = match file {
+            Ok(file) => {
+                self.record_time(file.as_deref(), &record);
+                Ok(file)
+            }
+            Err(error) => {
+                tracing::warn!(space, %error, "the removal of originals is recorded late");
+                // The removal may have freed space on a full disk.
+                self.records.write(&record)
+            }
+        };
         let file = written.unwrap_or_else(|error| {
             tracing::error!(
                 space,
@@ -113,6 +149,20 @@ impl RemovedCollections {
         });
         self.add(record, file);
         outcome
+    }
+
+    /// Writes the time of a removal into its record, so that the next start does not remove
+    /// originals that were copied back meanwhile.
+    pub(crate) fn record_time(&self, file: Option<&Path>, record: &RemovalRecord) {
+        let Some(file) = file.filter(|_| record.until.is_some()) else { return };
+        if let Err(error) = self.records.replace(file, record) {
+            let space = record.space.as_str();
+            tracing::warn!(
+                space,
+                %error,
+                "the time of a removal is not recorded: copy no originals back before all are removed"
+            );
+        }
     }
 
     /// Reads the records that the last process has left, at most [`PENDING_MAX`]. Leaves the others
@@ -219,9 +269,10 @@ fn retry_delay(attempts: u32) -> Duration {
 
 #[cfg(test)]
 mod tests {
-    use std::time::SystemTime;
-
     use base::ErrorKind;
+    use search::registry::RegistryOptions;
+
+    use crate::collection::CollectionSpec;
 
     use super::*;
 
@@ -259,6 +310,30 @@ mod tests {
         assert_eq!((waiting(&second), second.first_due().is_none()), (0, true));
         assert!(!file.exists() && !cut.exists(), "the damaged record has another name");
         assert!(!second.begin(), "none is left");
+    }
+
+    #[test]
+    fn a_removal_is_timed_after_the_collection_is_removed() {
+        let dir = tempfile::tempdir().unwrap();
+        let registry = Registry::open(RegistryOptions::for_tests(dir.path())).unwrap();
+        let wanted =
+            CollectionSpec { name: "photos".to_owned(), kind: None, model: None, quality_min: 0 };
+        let target = ImageCollection::make(&registry, &wanted, 4, "m").unwrap();
+        let removed = removed(dir.path());
+        let left = || {
+            let left = removed.records.read(9).unwrap().records;
+            left.into_iter().map(|stored| stored.record).collect::<Vec<_>>()
+        };
+        let removal = removed.remove(&registry, &target).unwrap();
+        // If the server ends here, the next start takes a later time.
+        assert!(target.named.removed());
+        assert_eq!(left(), [RemovalRecord { until: None, ..record() }]);
+        removed.add_removed(removal, record().until).unwrap();
+        assert_eq!((left(), waiting(&removed)), (vec![record()], 1));
+        let pending = removed.first_due().unwrap();
+        assert_eq!(pending.record, record());
+        removed.end(&pending);
+        assert!(left().is_empty());
     }
 
     #[test]

@@ -1,11 +1,14 @@
 //! Original images on one server, and points that have none.
 
 use std::path::Path;
+use std::sync::mpsc;
+use std::thread::JoinHandle;
 use std::time::Duration;
 
 use axum::body::Body;
 use http::{Method, StatusCode};
 use search::points::{NewPoint, PayloadChange, PointId, PointSelection};
+use search::registry::AliasChange;
 use serde_json::{Map, json};
 
 use crate::world::{DIMS, World, picture};
@@ -25,6 +28,44 @@ fn originals(world: &World) -> usize {
 
 fn status(world: &World, method: Method, path: &str) -> StatusCode {
     world.send(method, path, "image/jpeg", Body::empty()).0
+}
+
+/// Change of aliases that is in progress. Meanwhile no point is written and no collection is
+/// removed.
+struct HeldAliases {
+    release: mpsc::Sender<()>,
+    change: JoinHandle<bool>,
+}
+
+impl HeldAliases {
+    fn hold(world: &World, changes: Vec<AliasChange>) -> HeldAliases {
+        let registry = world.registry.clone();
+        let (begun, has_begun) = mpsc::channel();
+        let (release, released) = mpsc::channel::<()>();
+        let change = std::thread::spawn(move || {
+            let wait = || {
+                begun.send(()).unwrap();
+                // The sender is dropped.
+                let _ = released.recv();
+                true
+            };
+            registry.change_aliases_if(&changes, wait).unwrap()
+        });
+        has_begun.recv().unwrap();
+        HeldAliases { release, change }
+    }
+
+    fn release(self) {
+        drop(self.release);
+        assert!(self.change.join().unwrap());
+    }
+}
+
+/// Returns the number of complete records of removed collections.
+fn records(world: &World) -> usize {
+    let directory = world.directory.path().join("collections/.removed-collections");
+    let Ok(entries) = std::fs::read_dir(directory) else { return 0 };
+    entries.filter(|entry| entry.as_ref().unwrap().path().extension().is_none()).count()
 }
 
 #[test]
@@ -87,6 +128,25 @@ fn a_removal_of_originals_continues_after_a_restart() {
     assert_eq!(status(&world, Method::GET, &path), StatusCode::OK);
     let records = std::fs::read_dir(collections.join(".removed-collections")).unwrap();
     assert_eq!(records.count(), 0);
+}
+
+#[test]
+fn an_upload_during_a_removal_leaves_no_original() {
+    let world = World::start();
+    world.put("/v1/images/c", &picture(1));
+    let held = HeldAliases::hold(&world, Vec::new());
+    let removal = world.begin(Method::DELETE, "/v1/images/c", Body::empty());
+    world.wait_until(|| records(&world) == 1);
+    let upload = world.begin(Method::PUT, "/v1/images/c?background=1", picture(2));
+    world.wait_until(|| originals(&world) == 2);
+    held.release();
+    assert_eq!(world.run(removal).unwrap(), StatusCode::OK);
+    // The point is written before the removal, or refused after it.
+    let status = world.run(upload).unwrap();
+    let refused = [StatusCode::NOT_FOUND, StatusCode::SERVICE_UNAVAILABLE];
+    assert!(status == StatusCode::OK || refused.contains(&status), "{status}");
+    world.wait_for_removals();
+    assert_eq!((originals(&world), records(&world)), (0, 0));
 }
 
 #[test]

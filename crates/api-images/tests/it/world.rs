@@ -31,6 +31,7 @@ use search::collection::PointParts;
 use search::points::{FetchedPoint, PointId};
 use search::registry::{NamedCollection, Registry, RegistryOptions};
 use serde_json::{Value, json};
+use tokio::task::JoinHandle;
 use tower::ServiceExt;
 use transport::access::{AccessPolicy, CorsPolicy};
 use transport::{HeaderTimeout, Peer, RequestLimits, RequestResources};
@@ -204,18 +205,26 @@ impl World {
         media: &str,
         body: impl Into<Body>,
     ) -> (StatusCode, Vec<u8>) {
-        let mut request = Request::builder()
-            .method(method)
-            .uri(path)
-            .header(header::CONTENT_TYPE, media)
-            .body(body.into())
-            .unwrap();
-        request.extensions_mut().insert(Peer::Unix(None));
-        request.extensions_mut().insert(HeaderTimeout::default());
+        let request = request(method, path, media, body.into());
         self.run(async {
             let Ok(response) = self.router.clone().oneshot(request).await;
             let status = response.status();
             (status, response.into_body().collect().await.unwrap().to_bytes().to_vec())
+        })
+    }
+
+    /// Starts to send a request, which ends with the status.
+    pub(crate) fn begin(
+        &self,
+        method: Method,
+        path: &str,
+        body: impl Into<Body>,
+    ) -> JoinHandle<StatusCode> {
+        let request = request(method, path, "image/jpeg", body.into());
+        let router = self.router.clone();
+        self.runtime.spawn(async move {
+            let Ok(response) = router.oneshot(request).await;
+            response.status()
         })
     }
 
@@ -264,6 +273,18 @@ impl World {
         };
         Shards { named: (0..count).map(make).collect() }
     }
+}
+
+fn request(method: Method, path: &str, media: &str, body: Body) -> Request<Body> {
+    let mut request = Request::builder()
+        .method(method)
+        .uri(path)
+        .header(header::CONTENT_TYPE, media)
+        .body(body)
+        .unwrap();
+    request.extensions_mut().insert(Peer::Unix(None));
+    request.extensions_mut().insert(HeaderTimeout::default());
+    request
 }
 
 pub(crate) struct Shards {
