@@ -6,6 +6,7 @@ use std::sync::atomic::AtomicBool;
 
 use base::{Error, Result};
 use bytes::Bytes;
+use os::CpuAccount;
 use search::points::PointId;
 use search::registry::Registry;
 use serde_json::{Map, Value};
@@ -18,10 +19,11 @@ use super::embedding_plan::EmbeddingPlan;
 use super::features::{self, FeatureSource, Features};
 use super::ingest::IngestImage;
 use super::job::IngestJob;
+use super::removal::remove_refused;
 use super::services::ImageServices;
 use super::settings::ImageSettings;
 use super::state::ImagesState;
-use super::store::{self, EmbeddedImage, PutOutcome};
+use super::store::{self, EmbeddedImage, PutOutcome, ReadyImage};
 
 /// An image, and the collection to put it into.
 pub(crate) struct NewImage {
@@ -106,24 +108,69 @@ async fn put(services: &Arc<ImageServices>, new: NewImage) -> Result<PutOutcome>
     };
     let id = PointId::Uuid(features.facts.id);
     let embedding = settings.vector(&id, embedding, target.named.settings().dims);
-    let image = EmbeddedImage { features, embedding, payload: &payload, bytes };
-    let image = store::with_original(services, &target, image).await?;
-    let own = services.clone();
-    let runtime = Handle::current();
-    let write = move || {
+    let addition = Addition { services: services.clone(), registry, target, name: collection };
+    let work = async move {
+        let image = EmbeddedImage { features, embedding, payload: &payload, bytes };
+        addition.write(image).await
+    };
+    // A task of its own, so that it ends even if the client disconnects: an original that is
+    // written gets its point, or is removed.
+    let written = match CpuAccount::current() {
+        Some(account) => tokio::spawn(account.wrap(work)),
+        None => tokio::spawn(work),
+    };
+    written.await.map_err(|error| Error::internal(format!("an upload ended early: {error}")))?
+}
+
+/// An image that is being added to an existing collection.
+struct Addition {
+    services: Arc<ImageServices>,
+    registry: Arc<Registry>,
+    target: ImageCollection,
+    /// Name by which the collection was found.
+    name: String,
+}
+
+impl Addition {
+    /// Writes the original and the point of an image. If the point is refused, removes the
+    /// original.
+    ///
+    /// # Errors
+    /// Returns the errors of the store of originals and of the collection.
+    async fn write(self, image: EmbeddedImage<'_>) -> Result<PutOutcome> {
+        let image = store::with_original(&self.services, &self.target, image).await?;
+        let original = image.stored_original();
+        let services = self.services.clone();
+        let target = self.target.clone();
+        let runtime = Handle::current();
+        let own = runtime.clone();
+        let written = services.pool.run(move || self.write_point(&image, &own)).await;
+        if written.is_err() {
+            let discard = move || remove_refused(&services, &runtime, &target, original);
+            if let Err(error) = tokio::task::spawn_blocking(discard).await {
+                tracing::warn!(%error, "the original of an image that was not added stays");
+            }
+        }
+        written
+    }
+
+    /// Writes the point of an image whose original is written.
+    ///
+    /// # Errors
+    /// Returns the errors of the store of originals and of the collection.
+    fn write_point(&self, image: &ReadyImage, runtime: &Handle) -> Result<PutOutcome> {
         let ids = [image.features.facts.id];
-        let _claim = own.writes.take(&ids);
+        let _claim = self.services.writes.take(&ids);
         // Another request may have put the image in meanwhile.
-        let known = store::present(&target.named, &ids).into_iter().next();
+        let known = store::present(&self.target.named, &ids).into_iter().next();
         if let Some(outcome) = known.transpose()?.flatten() {
             return Ok(outcome);
         }
-        runtime.block_on(own.originals.keep(&image.original))?;
-        let _writing = target.writing(&registry, &collection)?;
-        store::write(&target.named, &image)?;
+        runtime.block_on(self.services.originals.keep(&image.original))?;
+        let _writing = self.target.writing(&self.registry, &self.name)?;
+        store::write(&self.target.named, image)?;
         Ok(PutOutcome::added(&image.features))
-    };
-    services.pool.run(write).await
+    }
 }
 
 /// Creates the collection of an image. `embedding` is empty if the image has none.

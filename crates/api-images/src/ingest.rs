@@ -311,7 +311,8 @@ impl IngestBatch<'_> {
         self.job.runtime.block_on(store::with_original(&self.job.services, target, image))
     }
 
-    /// Writes all images together, and one by one if that fails.
+    /// Writes all images together, and one by one if that fails. Removes the originals of images
+    /// that are refused.
     fn write(
         &self,
         target: &ImageCollection,
@@ -327,7 +328,11 @@ impl IngestBatch<'_> {
             Ok(outcomes) => outcomes.into_iter().map(Ok).collect(),
             Err(_) => {
                 let missing = || Error::internal("an image has no result");
-                let alone = |at| write(at..at + 1)?.pop().ok_or_else(missing);
+                let alone = |at| {
+                    let written = write(at..at + 1);
+                    let written = written.and_then(|mut one| one.pop().ok_or_else(missing));
+                    written.inspect_err(|_| store::discard(self.job, target, &images, at))
+                };
                 (0..images.len()).map(alone).collect()
             }
         };

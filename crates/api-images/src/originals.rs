@@ -1,11 +1,12 @@
 //! Images as they were sent, in a directory or in object storage.
 //!
-//! The key of an original contains its hash. On one server, writing it twice changes nothing, and
-//! an original without a point, as a crash can leave, is replaced by the next upload of the same
-//! image. The versions of a collection share originals. An original is removed once no point of a
-//! version names it. The removal can remove an original that another client has just written. So
-//! the writer of a point checks that first ([`Originals::keep`]). In a cluster each upload has a
-//! key of its own, and the removal of an image removes old uploads.
+//! The key of an original contains its hash. On one server, writing it twice changes nothing. If
+//! the point of an upload is refused, its original is removed. An original without a point, as a
+//! crash can leave, is replaced by the next upload of the same image. The versions of a collection
+//! share originals. An original is removed once no point of a version names it. The removal can
+//! remove an original that another client has just written. So the writer of a point checks that
+//! first ([`Originals::keep`]). In a cluster each upload has a key of its own, and the removal of
+//! an image removes old uploads.
 
 use std::path::Path as FilePath;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -47,6 +48,13 @@ pub(crate) struct WrittenOriginal {
     bytes: Bytes,
     /// Number of removals before it was written.
     removals: u64,
+}
+
+impl WrittenOriginal {
+    /// Returns the original as one of the image `id`.
+    pub(crate) fn stored(&self, id: PointId) -> StoredOriginal {
+        StoredOriginal { id, key: self.key.clone() }
+    }
 }
 
 /// An original in the store.

@@ -43,7 +43,7 @@ pub(crate) fn remove(
     }
     let images = readable(found)?;
     let count = delete()?;
-    remove_originals(services, runtime, target, &images)?;
+    remove_originals(services, runtime, &target.space, named_originals(&images, &target.space))?;
     Ok(count)
 }
 
@@ -95,7 +95,7 @@ fn remove_matching(
         named.delete_matching(points, filter)?
     };
     images.retain(|image| removed.contains(&named.internal(&image.id)));
-    remove_originals(services, runtime, target, &images)?;
+    remove_originals(services, runtime, &target.space, named_originals(&images, &target.space))?;
     Ok(removed.len() as u64)
 }
 
@@ -121,17 +121,29 @@ fn readable(found: Vec<Result<Option<FetchedPoint>>>) -> Result<Vec<FetchedPoint
     Ok(images)
 }
 
-/// Removes the originals of removed images that no version of the collection names. They stay if a
-/// collection that may need them is not open. The caller has claimed the ids of the images.
-fn remove_originals(
+/// Removes the original of an image whose point was refused, if no version of the collection names
+/// it. A collection that was removed meanwhile names none. Runs on a thread that may block.
+pub(crate) fn remove_refused(
     services: &Arc<ImageServices>,
     runtime: &Handle,
     target: &ImageCollection,
-    images: &[FetchedPoint],
-) -> Result<()> {
+    original: StoredOriginal,
+) {
+    let _claim = services.writes.take(&uuids(&[original.id]));
     let space = &target.space;
-    let originals: Vec<StoredOriginal> =
-        images.iter().flat_map(|image| originals_of_point(image, space)).collect();
+    if let Err(error) = remove_originals(services, runtime, space, vec![original]) {
+        tracing::warn!(space, %error, "the original of an image that was not added stays");
+    }
+}
+
+/// Removes originals in the directory `space` that no version of the collection names. They stay if
+/// a collection that may need them is not open. The caller has claimed the ids of their images.
+fn remove_originals(
+    services: &Arc<ImageServices>,
+    runtime: &Handle,
+    space: &str,
+    originals: Vec<StoredOriginal>,
+) -> Result<()> {
     if originals.is_empty() {
         return Ok(());
     }
@@ -139,10 +151,15 @@ fn remove_originals(
     match ImageCollection::known_of(&registry, space) {
         Ok(versions) => remove_if_unnamed(services, runtime, &versions, space, originals),
         Err(error) => {
-            tracing::warn!(space, %error, "the originals of removed images stay");
+            tracing::warn!(space, %error, "originals that no image names stay");
             Ok(())
         }
     }
+}
+
+/// Returns the originals that points name in the directory `space`.
+fn named_originals(images: &[FetchedPoint], space: &str) -> Vec<StoredOriginal> {
+    images.iter().flat_map(|image| originals_of_point(image, space)).collect()
 }
 
 /// Returns the original that a point names in the directory `space`. If a client has removed the

@@ -15,8 +15,9 @@ use super::bulk::BulkOutcome;
 use super::collection::ImageCollection;
 use super::features::{BLOCK, Features, original_key};
 use super::job::IngestJob;
-use super::originals::WrittenOriginal;
+use super::originals::{StoredOriginal, WrittenOriginal};
 use super::point_checks::{check_embedding, check_payload_size};
+use super::removal::remove_refused;
 use super::services::ImageServices;
 
 /// Time between two attempts of bulk work to write while memory is short.
@@ -115,6 +116,13 @@ pub(crate) struct ReadyImage {
     pub(crate) embedding: Vec<f32>,
     pub(crate) payload: Map<String, Value>,
     pub(crate) original: WrittenOriginal,
+}
+
+impl ReadyImage {
+    /// Returns its original in the store.
+    pub(crate) fn stored_original(&self) -> StoredOriginal {
+        self.original.stored(PointId::Uuid(self.features.facts.id))
+    }
 }
 
 /// Writes the original of an image. The point follows. A point that the collection refuses leaves
@@ -220,6 +228,27 @@ pub(crate) fn write_or_wait(
         })
     };
     while_overloaded(attempt, || job.stopped())
+}
+
+/// Removes the original of an image of a bulk job whose point was refused.
+pub(crate) fn discard(
+    job: &IngestJob,
+    target: &ImageCollection,
+    images: &Arc<Vec<ReadyImage>>,
+    at: usize,
+) {
+    let Some(original) = images.get(at).map(ReadyImage::stored_original) else { return };
+    let services = job.services.clone();
+    let runtime = job.runtime.clone();
+    let target = target.clone();
+    let space = target.space.clone();
+    let discarded = job.at_ordinary_priority(move || {
+        remove_refused(&services, &runtime, &target, original);
+        Ok(())
+    });
+    if let Err(error) = discarded {
+        tracing::warn!(space, %error, "the original of an image that was not added stays");
+    }
 }
 
 /// Repeats `attempt` while its write, the inner result, is refused because of an overload, and at

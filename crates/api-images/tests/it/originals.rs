@@ -150,6 +150,28 @@ fn an_upload_during_a_removal_leaves_no_original() {
 }
 
 #[test]
+fn a_refused_upload_leaves_no_original() {
+    let world = World::start();
+    world.put("/v1/images/c", &picture(1));
+    world.registry.clone_collection("c.v1", "c.v2").unwrap();
+    for (seed, path, other) in
+        [(2, "/v1/images/c", "c.v2"), (3, "/v1/images/c?background=1", "c.v1")]
+    {
+        let (alias, collection) = ("c".to_owned(), other.to_owned());
+        let held = HeldAliases::hold(&world, vec![AliasChange::Create { alias, collection }]);
+        let upload = world.begin(Method::PUT, path, picture(seed));
+        world.wait_until(|| originals(&world) == 2);
+        // The name of the upload becomes another collection.
+        held.release();
+        assert_eq!(world.run(upload).unwrap(), StatusCode::SERVICE_UNAVAILABLE);
+        assert_eq!(originals(&world), 1);
+    }
+    // The original that both versions name stays.
+    let id = world.put("/v1/images/c", &picture(1))["id"].as_str().unwrap().to_owned();
+    assert_eq!(status(&world, Method::GET, &format!("/v1/images/c/{id}")), StatusCode::OK);
+}
+
+#[test]
 fn an_original_that_is_copied_back_stays() {
     let directory = tempfile::tempdir().unwrap();
     let collections = directory.path().join("collections");
