@@ -2,6 +2,10 @@
 
 use std::path::PathBuf;
 
+/// Name of the default store of originals, a directory beside the collections. No collection has a
+/// name that starts with a dot.
+pub(crate) const DEFAULT_ORIGINALS: &str = ".originals";
+
 /// Settings of image collections.
 #[derive(Clone, Debug, Default)]
 pub struct ImagesConfig {
@@ -13,4 +17,12 @@ pub struct ImagesConfig {
     pub originals_options: Vec<(String, String)>,
     /// Model that embeds images; `None` is the only served model whose input can be an image.
     pub embedding_model: Option<String>,
+}
+
+impl ImagesConfig {
+    /// Returns the name of the store of originals in records of removals.
+    pub(crate) fn originals_name(&self) -> String {
+        let name = self.originals.as_deref().unwrap_or(DEFAULT_ORIGINALS);
+        name.trim_end_matches('/').to_owned()
+    }
 }

@@ -23,11 +23,9 @@ use search::points::PointId;
 use tokio_stream::StreamExt;
 use transport::{ByteBudget, Reservation};
 
-use super::config::ImagesConfig;
+use super::config::{DEFAULT_ORIGINALS, ImagesConfig};
 use super::features::{originals_of, uuid};
 
-/// Default directory, beside the collections. No collection has a name that starts with a dot.
-const DIRECTORY: &str = ".originals";
 /// Object in the directory of a collection's originals whose time is that of the store's clock. No
 /// original has this name.
 const CLOCK: &str = "clock";
@@ -318,7 +316,7 @@ fn open(config: &ImagesConfig) -> Result<StorePlace> {
                     "this server has no store of original images; start it with --originals DIR or URL",
                 )
             })?;
-            local(&directory.join(DIRECTORY))
+            local(&directory.join(DEFAULT_ORIGINALS))
         }
     }
 }

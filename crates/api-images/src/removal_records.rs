@@ -20,8 +20,8 @@ const RECORD_PREFIX: &str = "removal-";
 const NEW_EXTENSION: &str = "new";
 /// Extension of a damaged record, which is kept.
 const DAMAGED_EXTENSION: &str = "damaged";
-/// Maximum bytes of a record, which has two names of at most 1 KiB each.
-const RECORD_BYTES_MAX: u64 = 4096;
+/// Maximum bytes of a record, which has a name and a path or URL.
+const RECORD_BYTES_MAX: u64 = 64 << 10;
 /// Maximum files of the directory that one start checks.
 const FILES_MAX: usize = 10_000;
 
@@ -30,6 +30,8 @@ const FILES_MAX: usize = 10_000;
 pub(crate) struct RemovalRecord {
     /// Directory of its originals.
     pub(crate) space: String,
+    /// Name of the store of the originals; `None` means that of the server.
+    pub(crate) store: Option<String>,
     /// Time of the removal by the clock of the store; `None` if it is not known yet.
     pub(crate) until: Option<SystemTime>,
 }
@@ -215,7 +217,8 @@ mod tests {
 
     fn record() -> RemovalRecord {
         let until = SystemTime::UNIX_EPOCH + Duration::new(1_700_000_000, 123_456_789);
-        RemovalRecord { space: "photos".to_owned(), until: Some(until) }
+        let store = Some(".originals".to_owned());
+        RemovalRecord { space: "photos".to_owned(), store, until: Some(until) }
     }
 
     fn names(directory: &Path) -> Vec<String> {
@@ -275,7 +278,8 @@ mod tests {
         remove_record(&file);
         std::fs::write(file.with_file_name("removal-photos"), r#"{"space": "photos"}"#).unwrap();
         let left = records.read(9).unwrap();
-        assert_eq!(left.records[0].record, RemovalRecord { until: None, ..record() });
+        let record = RemovalRecord { store: None, until: None, ..record() };
+        assert_eq!(left.records[0].record, record);
     }
 
     #[test]

@@ -18,7 +18,9 @@ use tokio::sync::Notify;
 
 use super::collection::ImageCollection;
 use super::progress::held;
-use super::removal_records::{RemovalRecord, RemovalRecords, remove_record};
+use super::removal_records::{
+    LeftRecord, LeftRecords, RemovalRecord, RemovalRecords, remove_record,
+};
 
 /// Maximum removed collections whose originals are not all checked. A further removal is refused.
 const PENDING_MAX: usize = 1000;
@@ -57,6 +59,9 @@ pub(crate) struct CollectionRemoval {
 struct PendingRemovals {
     by_number: BTreeMap<u64, PendingRemoval>,
     last_number: u64,
+    /// Number of removals that this server cannot complete, because the originals are in another
+    /// store.
+    kept: usize,
     /// True while a task removes originals.
     is_running: bool,
 }
@@ -64,6 +69,8 @@ struct PendingRemovals {
 /// Removed collections whose originals are not all checked.
 pub(crate) struct RemovedCollections {
     records: RemovalRecords,
+    /// Name of the store of originals.
+    store: String,
     metrics: Arc<Metrics>,
     pending: Mutex<PendingRemovals>,
     /// Notified when a collection is removed.
@@ -71,10 +78,16 @@ pub(crate) struct RemovedCollections {
 }
 
 impl RemovedCollections {
-    /// Creates a list without removals. `collections` is the directory of the collections.
-    pub(crate) fn new(collections: Option<&Path>, metrics: Arc<Metrics>) -> RemovedCollections {
+    /// Creates a list without removals. `collections` is the directory of the collections, `store`
+    /// the name of the store of originals.
+    pub(crate) fn new(
+        collections: Option<&Path>,
+        store: String,
+        metrics: Arc<Metrics>,
+    ) -> RemovedCollections {
         RemovedCollections {
             records: RemovalRecords::new(collections),
+            store,
             metrics,
             pending: Mutex::default(),
             added: Notify::new(),
@@ -101,7 +114,8 @@ impl RemovedCollections {
         registry: &Registry,
         target: &ImageCollection,
     ) -> Result<CollectionRemoval> {
-        let record = RemovalRecord { space: target.space.clone(), until: None };
+        let store = Some(self.store.clone());
+        let record = RemovalRecord { space: target.space.clone(), store, until: None };
         let file = self.records.write(&record);
         let outcome = registry.remove(target.named.name()).map(drop);
         if target.named.removed() {
@@ -165,20 +179,53 @@ impl RemovedCollections {
         }
     }
 
-    /// Reads the records that the last process has left, at most [`PENDING_MAX`]. Leaves the others
-    /// to the next start.
+    /// Adds the removals that the last process has left, at most [`PENDING_MAX`]. Leaves the others
+    /// to the next start. Keeps and reports removals whose originals are in another store.
     pub(crate) fn read(&self) {
-        let left = match self.records.read(PENDING_MAX) {
-            Ok(left) => left,
-            Err(error) => {
-                tracing::warn!(%error, "originals of removed collections stay until the next start");
-                return;
+        for LeftRecord { record, file } in self.left().records {
+            let store = record.store.as_deref().unwrap_or(&self.store);
+            if store == self.store {
+                self.add(record, Some(file));
+                continue;
             }
-        };
-        self.count("damaged", left.damaged);
-        for stored in left.records {
-            self.add(stored.record, Some(stored.file));
+            tracing::warn!(
+                space = record.space.as_str(),
+                store,
+                path = %file.display(),
+                "the originals of a removed collection stay, because they are in another store: start the server once with --originals set to that store, or without it for .originals; if the originals were moved, correct \"store\" in this file"
+            );
+            self.keep();
         }
+    }
+
+    /// Keeps and reports the removals that the last process has left. For a node of a cluster,
+    /// whose store of originals is that of the cluster.
+    pub(crate) fn report(&self) {
+        for LeftRecord { record, file } in self.left().records {
+            tracing::warn!(
+                space = record.space.as_str(),
+                store = record.store.as_deref().unwrap_or_default(),
+                path = %file.display(),
+                "the originals of a removed collection stay, because a node of a cluster does not remove them: start this directory once without --cluster-store, or remove the originals and then this file"
+            );
+            self.keep();
+        }
+    }
+
+    /// Reads the records that the last process has left.
+    fn left(&self) -> LeftRecords {
+        let left = self.records.read(PENDING_MAX).unwrap_or_else(|error| {
+            tracing::warn!(%error, "originals of removed collections stay until the next start");
+            LeftRecords::default()
+        });
+        self.count("damaged", left.damaged);
+        left
+    }
+
+    fn keep(&self) {
+        let mut pending = held(&self.pending);
+        pending.kept += 1;
+        self.set_gauge(&pending);
     }
 
     fn add(&self, record: RemovalRecord, file: Option<PathBuf>) {
@@ -256,7 +303,7 @@ impl RemovedCollections {
     }
 
     fn set_gauge(&self, pending: &PendingRemovals) {
-        let waiting = i64::try_from(pending.by_number.len()).unwrap_or(i64::MAX);
+        let waiting = i64::try_from(pending.by_number.len() + pending.kept).unwrap_or(i64::MAX);
         self.metrics.images.removals_waiting.set(waiting);
     }
 }
@@ -278,11 +325,12 @@ mod tests {
 
     fn record() -> RemovalRecord {
         let until = SystemTime::UNIX_EPOCH + Duration::new(1_700_000_000, 123_456_789);
-        RemovalRecord { space: "photos".to_owned(), until: Some(until) }
+        let store = Some(".originals".to_owned());
+        RemovalRecord { space: "photos".to_owned(), store, until: Some(until) }
     }
 
     fn removed(directory: &Path) -> RemovedCollections {
-        RemovedCollections::new(Some(directory), Arc::default())
+        RemovedCollections::new(Some(directory), ".originals".to_owned(), Arc::default())
     }
 
     fn waiting(removed: &RemovedCollections) -> i64 {
@@ -337,6 +385,33 @@ mod tests {
     }
 
     #[test]
+    fn a_removal_in_another_store_is_kept() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = removed(dir.path()).records.write(&record()).unwrap().unwrap();
+        let store = "s3://bucket/originals".to_owned();
+        let other = RemovedCollections::new(Some(dir.path()), store, Arc::default());
+        other.read();
+        assert_eq!((waiting(&other), other.first_due().is_none()), (1, true));
+        let own = removed(dir.path());
+        own.read();
+        let removal = own.first_due().unwrap();
+        assert_eq!(removal.record, record());
+        own.end(&removal);
+        assert!(waiting(&own) == 0 && !file.exists());
+    }
+
+    #[test]
+    fn a_removal_is_kept_by_a_node_of_a_cluster() {
+        let dir = tempfile::tempdir().unwrap();
+        let record = RemovalRecord { store: None, ..record() };
+        let file = removed(dir.path()).records.write(&record).unwrap().unwrap();
+        let node = removed(dir.path());
+        node.report();
+        assert_eq!((waiting(&node), node.first_due().is_none()), (1, true));
+        assert!(file.exists());
+    }
+
+    #[test]
     fn a_failed_removal_waits_behind_others_and_ends() {
         let dir = tempfile::tempdir().unwrap();
         let removed = removed(dir.path());
@@ -366,7 +441,7 @@ mod tests {
 
     #[test]
     fn a_removal_is_refused_while_too_many_wait() {
-        let removed = RemovedCollections::new(None, Arc::default());
+        let removed = RemovedCollections::new(None, String::new(), Arc::default());
         (1..PENDING_MAX).for_each(|_| removed.add(record(), None));
         assert!(removed.check_room().is_ok());
         removed.add(record(), None);

@@ -42,7 +42,9 @@ impl ImagesState {
         registry: Arc<dyn RegistrySource>,
     ) -> ImagesState {
         let directory = config.directory.clone();
-        let removed = RemovedCollections::new(directory.as_deref(), requests.metrics.clone());
+        let store = config.originals_name();
+        let metrics = requests.metrics.clone();
+        let removed = RemovedCollections::new(directory.as_deref(), store, metrics);
         let bulk = BulkResources::new(requests.clone(), access, directory);
         let services = ImageServices {
             pool: Pool::new(PoolKind::Interactive, requests.metrics.clone()),
@@ -70,6 +72,12 @@ impl ImagesState {
     /// and all later ones run on `runtime`.
     pub fn resume_removals(&self, runtime: &Handle) {
         removal_task::resume(&self.services, runtime);
+    }
+
+    /// Reports removed collections whose originals the last process has not all removed. For a node
+    /// of a cluster: its store of originals is another one.
+    pub fn report_removals(&self) {
+        self.services.removed.report();
     }
 
     /// Returns the number of queued images whose caller waits.

@@ -53,7 +53,11 @@ pub fn run(mut config: Config, watch: Option<ConfigWatch>, manager: ServiceManag
         .enable_all()
         .build()
         .map_err(|e| Error::exhausted(format!("the connection threads cannot be started: {e}")))?;
-    server.images.resume_removals(runtime.handle());
+    if config.cluster.is_some() {
+        server.images.report_removals();
+    } else {
+        server.images.resume_removals(runtime.handle());
+    }
     let threads = ConnectionThreads::start(config.listeners.threads)?;
     let follow = Following { watch, manager, tls, copies: links.copies };
     let served = runtime.block_on(serve(&server, &config, threads.clone(), sockets, follow));
