@@ -14,6 +14,7 @@ use tokio::task::JoinSet;
 use super::collection::ImageCollection;
 use super::features::{BLOCK, original_in, original_key, originals_of, uuid};
 use super::originals::StoredOriginal;
+use super::removal_task::check_later;
 use super::services::ImageServices;
 use super::template_file::FileFormat;
 
@@ -132,12 +133,16 @@ pub(crate) fn remove_refused(
     let _claim = services.writes.take(&uuids(&[original.id]));
     let space = &target.space;
     if let Err(error) = remove_originals(services, runtime, space, vec![original]) {
-        tracing::warn!(space, %error, "the original of an image that was not added stays");
+        tracing::warn!(space, %error, "the original of an image that was not added is not removed yet");
     }
 }
 
-/// Removes originals in the directory `space` that no version of the collection names. They stay if
-/// a collection that may need them is not open. The caller has claimed the ids of their images.
+/// Removes originals in the directory `space` that no version of the collection names. If that
+/// fails, or a collection that may need them is not open, they are removed in the background later.
+/// The caller has claimed the ids of their images.
+///
+/// # Errors
+/// The errors of the registry and of the store of originals.
 fn remove_originals(
     services: &Arc<ImageServices>,
     runtime: &Handle,
@@ -149,9 +154,11 @@ fn remove_originals(
     }
     let registry = services.registry()?;
     match ImageCollection::known_of(&registry, space) {
-        Ok(versions) => remove_if_unnamed(services, runtime, &versions, space, originals),
+        Ok(versions) => remove_if_unnamed(services, runtime, &versions, space, originals)
+            .inspect_err(|_| check_later(services, runtime, space)),
         Err(error) => {
-            tracing::warn!(space, %error, "originals that no image names stay");
+            tracing::warn!(space, %error, "originals that no image names are removed later");
+            check_later(services, runtime, space);
             Ok(())
         }
     }

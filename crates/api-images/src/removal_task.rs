@@ -34,7 +34,7 @@ pub(crate) async fn remove_collection(
     let until = store_time(services, &space).await;
     let own = services.clone();
     let added = tokio::task::spawn_blocking(move || own.removed.add_removed(removal, until)).await;
-    start(services);
+    start(services, &Handle::current());
     added.map_err(|error| Error::internal(format!("a removal ended early: {error}")))?
 }
 
@@ -44,7 +44,7 @@ pub(crate) fn resume(services: &Arc<ImageServices>, runtime: &Handle) {
     // Called once, so the runtime is not set yet.
     let _ = services.removal_runtime.set(runtime.clone());
     services.removed.read();
-    start(services);
+    start(services, runtime);
 }
 
 /// Returns the time of the store's clock, or `None` if the store does not answer in time: a
@@ -58,20 +58,30 @@ async fn store_time(services: &ImageServices, space: &str) -> Option<SystemTime>
     .ok()
 }
 
+/// Records that the originals in the directory `space` are to be checked, because some that no image
+/// names could not be removed. The check runs in the background, also after a restart. `runtime` is
+/// the one of the caller.
+pub(crate) fn check_later(services: &Arc<ImageServices>, runtime: &Handle, space: &str) {
+    services.removed.check_later(space);
+    start(services, runtime);
+}
+
 /// Starts the task that removes originals, unless the task is running.
-fn start(services: &Arc<ImageServices>) {
+fn start(services: &Arc<ImageServices>, caller: &Handle) {
     if !services.removed.begin() {
         return;
     }
-    let runtime = services.removal_runtime.get().cloned().unwrap_or_else(Handle::current);
+    let runtime = services.removal_runtime.get().unwrap_or(caller);
     let own = services.clone();
     runtime.spawn(async move { run(&own).await });
 }
 
 /// Removes the originals of all removed collections.
 async fn run(services: &Arc<ImageServices>) {
-    while let Some(mut removal) = services.removed.first_due() {
-        let wait = removal.due.saturating_duration_since(Instant::now());
+    loop {
+        let now = Instant::now();
+        let Some(mut removal) = services.removed.first_due(now) else { return };
+        let wait = removal.due.saturating_duration_since(now);
         if !wait.is_zero() {
             // The wait ends early for a new removal, which is due at once.
             services.removed.wait_for_removal(wait).await;

@@ -43,6 +43,8 @@ pub(crate) struct PendingRemoval {
     attempts: u32,
     /// Time of the next attempt.
     pub(crate) due: Instant,
+    /// True if the collection may still exist, and some of its originals could not be removed.
+    is_check: bool,
 }
 
 /// Collection that was just removed.
@@ -64,6 +66,8 @@ struct PendingRemovals {
     kept: usize,
     /// True while a task removes originals.
     is_running: bool,
+    /// Number of the removal whose attempt the task has begun.
+    begun: Option<u64>,
 }
 
 /// Removed collections whose originals are not all checked.
@@ -229,12 +233,62 @@ impl RemovedCollections {
     }
 
     fn add(&self, record: RemovalRecord, file: Option<PathBuf>) {
+        self.add_pending(record, file, false);
+    }
+
+    fn add_pending(&self, record: RemovalRecord, file: Option<PathBuf>, is_check: bool) {
         let mut pending = held(&self.pending);
         pending.last_number += 1;
         let number = pending.last_number;
-        let removal = PendingRemoval { number, record, file, attempts: 0, due: Instant::now() };
+        let due = Instant::now();
+        let removal = PendingRemoval { number, record, file, attempts: 0, due, is_check };
         pending.by_number.insert(number, removal);
         self.set_gauge(&pending);
+    }
+
+    /// Records that the originals in the directory `space` are to be checked, because some that no
+    /// image names could not be removed. They were written before this call. Extends a check of the
+    /// directory that waits.
+    pub(crate) fn check_later(&self, space: &str) {
+        if let Some(waiting) = self.extend_check(space) {
+            self.rewrite(&waiting);
+            return;
+        }
+        if let Err(error) = self.check_room() {
+            tracing::error!(space, %error, "originals that no image names stay");
+            return;
+        }
+        let store = Some(self.store.clone());
+        let record = RemovalRecord { space: space.to_owned(), store, until: None };
+        let file = self.records.write(&record).unwrap_or_else(|error| {
+            tracing::error!(
+                space,
+                %error,
+                "a check of originals is not recorded: some stay if the server ends before it is complete"
+            );
+            None
+        });
+        self.add_pending(record, file, true);
+    }
+
+    /// Extends a check of the directory `space` that waits to originals that are written by now.
+    fn extend_check(&self, space: &str) -> Option<PendingRemoval> {
+        let mut pending = held(&self.pending);
+        let begun = pending.begun;
+        let mut checks = pending.by_number.values_mut().filter(|removal| removal.is_check);
+        let waiting = checks
+            .find(|removal| removal.record.space == space && Some(removal.number) != begun)?;
+        waiting.record.until = None;
+        Some(waiting.clone())
+    }
+
+    /// Writes the record of a removal anew.
+    fn rewrite(&self, removal: &PendingRemoval) {
+        let Some(file) = &removal.file else { return };
+        if let Err(error) = self.records.replace(file, &removal.record) {
+            let space = removal.record.space.as_str();
+            tracing::warn!(space, %error, "the record of a removal is not up to date");
+        }
     }
 
     /// Wakes the task that removes originals. Returns true if the caller has to start it.
@@ -246,11 +300,14 @@ impl RemovedCollections {
         begins
     }
 
-    /// Returns the removal whose attempt is due first. If it returns `None`, the task ends.
-    pub(crate) fn first_due(&self) -> Option<PendingRemoval> {
+    /// Returns the removal whose attempt is due first. If it is due at `now`, its attempt begins. If
+    /// this returns `None`, the task ends.
+    pub(crate) fn first_due(&self, now: Instant) -> Option<PendingRemoval> {
         let mut pending = held(&self.pending);
         let first = pending.by_number.values().min_by_key(|removal| removal.due).cloned();
         pending.is_running = first.is_some();
+        let begun = first.as_ref().filter(|removal| removal.due <= now);
+        pending.begun = begun.map(|removal| removal.number);
         first
     }
 
@@ -266,6 +323,7 @@ impl RemovedCollections {
             remove_record(file);
         }
         let mut pending = held(&self.pending);
+        pending.begun = None;
         pending.by_number.remove(&removal.number);
         self.set_gauge(&pending);
     }
@@ -276,6 +334,7 @@ impl RemovedCollections {
         self.count("failed", 1);
         let attempts = removal.attempts + 1;
         let mut pending = held(&self.pending);
+        pending.begun = None;
         if attempts >= ATTEMPTS_MAX {
             tracing::error!(space, %error, "originals of a removed collection stay until the next start");
             pending.by_number.remove(&removal.number);
@@ -352,10 +411,10 @@ mod tests {
         second.read();
         assert_eq!((waiting(&second), count(&second, "damaged")), (1, 1));
         assert!(second.begin() && !second.begin());
-        let removal = second.first_due().unwrap();
+        let removal = second.first_due(Instant::now()).unwrap();
         assert_eq!((&removal.record, &removal.file), (&record(), &Some(file)));
         second.end(&removal);
-        assert_eq!((waiting(&second), second.first_due().is_none()), (0, true));
+        assert_eq!((waiting(&second), second.first_due(Instant::now()).is_none()), (0, true));
         assert!(!file.exists() && !cut.exists(), "the damaged record has another name");
         assert!(!second.begin(), "none is left");
     }
@@ -378,7 +437,7 @@ mod tests {
         assert_eq!(left(), [RemovalRecord { until: None, ..record() }]);
         removed.add_removed(removal, record().until).unwrap();
         assert_eq!((left(), waiting(&removed)), (vec![record()], 1));
-        let pending = removed.first_due().unwrap();
+        let pending = removed.first_due(Instant::now()).unwrap();
         assert_eq!(pending.record, record());
         removed.end(&pending);
         assert!(left().is_empty());
@@ -391,10 +450,10 @@ mod tests {
         let store = "s3://bucket/originals".to_owned();
         let other = RemovedCollections::new(Some(dir.path()), store, Arc::default());
         other.read();
-        assert_eq!((waiting(&other), other.first_due().is_none()), (1, true));
+        assert_eq!((waiting(&other), other.first_due(Instant::now()).is_none()), (1, true));
         let own = removed(dir.path());
         own.read();
-        let removal = own.first_due().unwrap();
+        let removal = own.first_due(Instant::now()).unwrap();
         assert_eq!(removal.record, record());
         own.end(&removal);
         assert!(waiting(&own) == 0 && !file.exists());
@@ -407,7 +466,7 @@ mod tests {
         let file = removed(dir.path()).records.write(&record).unwrap().unwrap();
         let node = removed(dir.path());
         node.report();
-        assert_eq!((waiting(&node), node.first_due().is_none()), (1, true));
+        assert_eq!((waiting(&node), node.first_due(Instant::now()).is_none()), (1, true));
         assert!(file.exists());
     }
 
@@ -419,17 +478,42 @@ mod tests {
         removed.add(record(), Some(file.clone()));
         removed.add(record(), None);
         let error = Error::unavailable("no store");
-        let failed = removed.first_due().unwrap();
+        let failed = removed.first_due(Instant::now()).unwrap();
         removed.delay(failed.clone(), &error);
-        let other = removed.first_due().unwrap();
+        let other = removed.first_due(Instant::now()).unwrap();
         assert_ne!(other.number, failed.number);
         removed.end(&other);
         for _ in 1..ATTEMPTS_MAX {
             assert_eq!(waiting(&removed), 1);
-            removed.delay(removed.first_due().unwrap(), &error);
+            removed.delay(removed.first_due(Instant::now()).unwrap(), &error);
         }
         assert_eq!(waiting(&removed), 0);
         assert!(file.exists(), "the next start continues");
+    }
+
+    #[test]
+    fn a_check_that_waits_is_extended() {
+        let dir = tempfile::tempdir().unwrap();
+        let removed = removed(dir.path());
+        let recorded = || removed.records.read(9).unwrap().records.len();
+        removed.check_later("photos");
+        removed.check_later("photos");
+        assert_eq!((waiting(&removed), recorded()), (1, 1));
+        // An attempt that has begun may have passed the original.
+        let first = removed.first_due(Instant::now()).unwrap();
+        removed.check_later("photos");
+        assert_eq!((waiting(&removed), recorded()), (2, 2));
+        removed.end(&first);
+        assert_eq!((waiting(&removed), recorded()), (1, 1));
+        // After a failure, it covers originals that are written later.
+        let mut begun = removed.first_due(Instant::now()).unwrap();
+        begun.record.until = record().until;
+        removed.delay(begun, &Error::unavailable("no store"));
+        let delayed = removed.first_due(Instant::now()).unwrap();
+        assert_eq!(delayed.record, record());
+        removed.check_later("photos");
+        let extended = removed.first_due(Instant::now()).unwrap();
+        assert_eq!((waiting(&removed), extended.record.until), (1, None));
     }
 
     #[test]

@@ -47,7 +47,7 @@ pub trait ImageCollections: Send + Sync {
     ///
     /// # Errors
     /// As [`NamedCollection::delete`] and [`NamedCollection::delete_where`]; the errors of the
-    /// store of originals, after which points are deleted and their originals stay.
+    /// store of originals, after which points are deleted. Their originals are removed later.
     fn delete_points(&self, name: &str, selection: &PointSelection) -> Result<bool>;
 }
 

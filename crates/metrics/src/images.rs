@@ -92,7 +92,7 @@ impl ImageMetrics {
         r.register("images_waiting", "Images that wait for a thread", self.waiting.clone());
         r.register(
             "image_removals_waiting",
-            "Removed collections whose originals are not all checked",
+            "Removed collections whose originals are not all checked, and checks after removals of images that failed",
             self.removals_waiting.clone(),
         );
         r.register(

@@ -195,6 +195,29 @@ fn an_original_that_is_copied_back_stays() {
 }
 
 #[test]
+fn originals_are_removed_once_all_collections_are_open() {
+    let directory = tempfile::tempdir().unwrap();
+    // A collection that cannot be opened may need the originals of any other one.
+    std::fs::create_dir_all(directory.path().join("collections/broken")).unwrap();
+    let world = World::start_in(directory);
+    for seed in [1, 2] {
+        let id = world.put("/v1/images/c", &picture(seed))["id"].as_str().unwrap().to_owned();
+        let path = format!("/v1/images/c/{id}");
+        assert_eq!(status(&world, Method::DELETE, &path), StatusCode::OK);
+    }
+    let kept = world.put("/v1/images/c", &picture(3))["id"].as_str().unwrap().to_owned();
+    assert!(world.waiting_removals() > 0 && records(&world) > 0);
+    // The removals continue after a restart.
+    let world = World::start_in(world.stop());
+    // While the collection is being opened, it cannot be removed.
+    world.wait_until(|| world.registry.remove("broken").is_ok_and(|removed| removed));
+    world.wait_for_removals();
+    assert_eq!((originals(&world), records(&world)), (1, 0));
+    let path = format!("/v1/images/c/{kept}");
+    assert_eq!(status(&world, Method::GET, &path), StatusCode::OK);
+}
+
+#[test]
 fn a_point_that_names_no_original_keeps_none() {
     let world = World::start();
     let id = world.put("/v1/images/c", &picture(1))["id"].as_str().unwrap().to_owned();
