@@ -202,20 +202,30 @@ impl ImageCollection {
     /// Returns all collections whose originals are in the directory `space`.
     ///
     /// # Errors
-    /// `Unavailable` if a collection of the server is not open, because it may share the originals.
+    /// As [`ImageCollection::known`].
     pub(crate) fn known_of(registry: &Registry, space: &str) -> Result<Vec<ImageCollection>> {
-        let mut versions = Vec::new();
+        let mut versions = ImageCollection::known(registry)
+            .map_err(|error| error.context(format!("the originals of \"{space}\"")))?;
+        versions.retain(|target| target.space == space);
+        Ok(versions)
+    }
+
+    /// Returns all collections of images.
+    ///
+    /// # Errors
+    /// `Unavailable` if a collection of the server is not open, because it may need any originals.
+    pub(crate) fn known(registry: &Registry) -> Result<Vec<ImageCollection>> {
+        let mut known = Vec::new();
         for listed in registry.list() {
             let ListedState::Ready(named) = listed.state else {
                 return Err(Error::unavailable(format!(
-                    "collection \"{}\" is not open and may need the originals of \"{space}\"",
+                    "collection \"{}\" is not open and may need originals",
                     listed.name
                 )));
             };
-            versions.extend(ImageCollection::of(&named));
+            known.extend(ImageCollection::of(&named));
         }
-        versions.retain(|target| target.space == space);
-        Ok(versions)
+        Ok(known)
     }
 }
 

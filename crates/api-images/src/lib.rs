@@ -61,6 +61,7 @@ mod state;
 mod store;
 mod template_file;
 mod transfer;
+mod unused_originals;
 mod uploads;
 mod views;
 

@@ -8,7 +8,7 @@
 //! first ([`Originals::keep`]). In a cluster each upload has a key of its own, and the removal of
 //! an image removes old uploads.
 
-use std::path::Path as FilePath;
+use std::path::{Path as FilePath, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, SystemTime};
@@ -88,6 +88,15 @@ impl Originals {
             removals: AtomicU64::new(0),
             clocks: AtomicU64::new(0),
         }
+    }
+
+    /// Returns the default directory of originals, which no other server uses, or `None` if another
+    /// store is configured.
+    pub(crate) fn own_directory(&self) -> Option<PathBuf> {
+        if self.config.originals.is_some() {
+            return None;
+        }
+        self.config.directory.as_deref().map(|directory| directory.join(DEFAULT_ORIGINALS))
     }
 
     /// Writes the original of an image whose point follows.

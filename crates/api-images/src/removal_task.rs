@@ -11,6 +11,7 @@ use super::collection::ImageCollection;
 use super::removal::remove_unnamed;
 use super::removed_collections::PendingRemoval;
 use super::services::ImageServices;
+use super::unused_originals;
 
 /// Maximum time that a removal waits for the time of the store.
 const STORE_TIME_WAIT_MAX: Duration = Duration::from_secs(10);
@@ -39,12 +40,13 @@ pub(crate) async fn remove_collection(
 }
 
 /// Continues the removals that the last process has not finished. They and all later removals run
-/// on `runtime`.
+/// on `runtime`. Reports directories of originals that belong to no collection.
 pub(crate) fn resume(services: &Arc<ImageServices>, runtime: &Handle) {
     // Called once, so the runtime is not set yet.
     let _ = services.removal_runtime.set(runtime.clone());
     services.removed.read();
     start(services, runtime);
+    runtime.spawn(unused_originals::report(services.clone()));
 }
 
 /// Returns the time of the store's clock, or `None` if the store does not answer in time: a
@@ -58,9 +60,9 @@ async fn store_time(services: &ImageServices, space: &str) -> Option<SystemTime>
     .ok()
 }
 
-/// Records that the originals in the directory `space` are to be checked, because some that no image
-/// names could not be removed. The check runs in the background, also after a restart. `runtime` is
-/// the one of the caller.
+/// Records that the originals in the directory `space` are to be checked, because some that no
+/// image names could not be removed. The check runs in the background, also after a restart.
+/// `runtime` is the one of the caller.
 pub(crate) fn check_later(services: &Arc<ImageServices>, runtime: &Handle, space: &str) {
     services.removed.check_later(space);
     start(services, runtime);

@@ -103,6 +103,17 @@ impl RemovedCollections {
         self.count("checked", count as u64);
     }
 
+    /// Counts directories of originals that belong to no collection.
+    pub(crate) fn count_unused(&self, count: usize) {
+        self.count("unused", count as u64);
+    }
+
+    /// Returns the directories of the originals that wait.
+    pub(crate) fn spaces(&self) -> Vec<String> {
+        let pending = held(&self.pending);
+        pending.by_number.values().map(|removal| removal.record.space.clone()).collect()
+    }
+
     fn count(&self, kind: &'static str, count: u64) {
         self.metrics.images.removals.get_or_create(&KindLabels { kind }).inc_by(count);
     }
@@ -300,8 +311,8 @@ impl RemovedCollections {
         begins
     }
 
-    /// Returns the removal whose attempt is due first. If it is due at `now`, its attempt begins. If
-    /// this returns `None`, the task ends.
+    /// Returns the removal whose attempt is due first. If it is due at `now`, its attempt begins.
+    /// If this returns `None`, the task ends.
     pub(crate) fn first_due(&self, now: Instant) -> Option<PendingRemoval> {
         let mut pending = held(&self.pending);
         let first = pending.by_number.values().min_by_key(|removal| removal.due).cloned();

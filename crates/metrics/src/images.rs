@@ -23,7 +23,8 @@ pub struct ImageMetrics {
     /// Removed collections whose originals are not all checked.
     pub removals_waiting: LevelGauge,
     /// Removal of the originals of removed collections: originals "checked", attempts that
-    /// "failed", and records of removals that are "damaged".
+    /// "failed", records of removals that are "damaged", and directories of originals that are
+    /// "unused" at the start.
     pub removals: Family<KindLabels, Counter>,
     /// Collections by state: "opening", "ready", "broken".
     pub collections: Family<KindLabels, LevelGauge>,
@@ -97,7 +98,7 @@ impl ImageMetrics {
         );
         r.register(
             "image_removals",
-            "Originals of removed collections that were checked, attempts that failed, and records of removals that are damaged",
+            "Originals of removed collections that were checked, attempts that failed, records of removals that are damaged, and directories of originals without a collection at the start (unused)",
             self.removals.clone(),
         );
         r.register("collections", "Collections by state", self.collections.clone());

@@ -260,7 +260,7 @@ fn fill_images(images: &ImageMetrics) {
         drop(images.search_seconds.get_or_create(&KindLabels { kind }));
     }
     kinds(&images.waiting, &["interactive", "bulk"]);
-    kinds(&images.removals, &["checked", "failed", "damaged"]);
+    kinds(&images.removals, &["checked", "failed", "damaged", "unused"]);
     kinds(&images.collections, &["opening", "ready", "broken"]);
     model_kinds(
         &images.collection,

@@ -218,6 +218,17 @@ fn originals_are_removed_once_all_collections_are_open() {
 }
 
 #[test]
+fn a_directory_of_originals_without_a_collection_is_counted() {
+    let world = World::start();
+    world.put("/v1/images/c", &picture(1));
+    let directory = world.stop();
+    std::fs::create_dir(directory.path().join("collections/.originals/old")).unwrap();
+    let world = World::start_in(directory);
+    world.wait_until(|| world.removals("unused") > 0);
+    assert_eq!(world.removals("unused"), 1);
+}
+
+#[test]
 fn a_point_that_names_no_original_keeps_none() {
     let world = World::start();
     let id = world.put("/v1/images/c", &picture(1))["id"].as_str().unwrap().to_owned();
