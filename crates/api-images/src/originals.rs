@@ -191,7 +191,8 @@ impl Originals {
     }
 
     /// Calls `each` with the originals of the directory `space` that were written until `until` by
-    /// the clock of the store, at most `count_max` at a time.
+    /// the clock of the store, at most `count_max` at a time. Removes objects of [`Originals::now`]
+    /// that a crash left.
     ///
     /// # Errors
     /// Returns the errors of the store; the first error of `each`.
@@ -215,7 +216,12 @@ impl Originals {
                 match objects.next().await {
                     Some(object) => {
                         let object = object.map_err(|error| failed(&error))?;
-                        if SystemTime::from(object.last_modified) <= until {
+                        if SystemTime::from(object.last_modified) > until {
+                            continue;
+                        }
+                        if is_clock(&object.location, &directory) {
+                            self.delete_object(&object.location).await?;
+                        } else {
                             part.extend(StoredOriginal::of(&object.location, &directory, space));
                         }
                     }
@@ -298,6 +304,15 @@ impl Originals {
         let store = open(&self.config)?;
         Ok(self.store.get_or_init(|| store))
     }
+}
+
+/// Returns true if [`Originals::now`] has written the object in the directory of a space.
+fn is_clock(object: &ObjectPath, directory: &ObjectPath) -> bool {
+    let object: &str = object.as_ref();
+    let directory: &str = directory.as_ref();
+    let name = object.strip_prefix(directory).and_then(|name| name.strip_prefix('/'));
+    let number = name.and_then(|name| name.strip_prefix(CLOCK));
+    number.is_some_and(|number| number.starts_with('-'))
 }
 
 /// Returns the end of the second of `time` if `time` has no fraction. Some stores report the time
@@ -474,6 +489,21 @@ mod tests {
         let store = originals.store().unwrap();
         let left = store.objects().list(Some(&store.key("a"))).collect::<Vec<_>>().await;
         assert_eq!(left.len(), 2, "the object of the time is removed");
+    }
+
+    #[tokio::test]
+    async fn a_removal_removes_the_clock_that_a_crash_left() {
+        let originals = late_originals();
+        for key in ["a/clock-7", "a/clock", "a/00/clock-7"] {
+            originals.put(key, Bytes::new()).await.unwrap();
+        }
+        let until = originals.now("a").await.unwrap();
+        let called = |_| ready(Err(Error::internal("there is no original")));
+        originals.in_parts("a", until, 9, called).await.unwrap();
+        assert!(originals.get("a/clock-7").await.is_err());
+        for key in ["a/clock", "a/00/clock-7"] {
+            assert!(originals.get(key).await.is_ok(), "{key}");
+        }
     }
 
     #[test]
