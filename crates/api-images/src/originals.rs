@@ -56,7 +56,7 @@ impl WrittenOriginal {
 }
 
 /// An original in the store.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, serde::Serialize, serde::Deserialize)]
 pub(crate) struct StoredOriginal {
     /// Id of its image.
     pub(crate) id: PointId,

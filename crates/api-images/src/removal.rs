@@ -1,5 +1,6 @@
 //! Removes points of images, and their originals.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::SystemTime;
 
@@ -139,10 +140,11 @@ pub(crate) fn remove_refused(
 
 /// Removes originals in the directory `space` that no version of the collection names. If that
 /// fails, or a collection that may need them is not open, they are removed in the background later.
-/// The caller has claimed the ids of their images.
+/// The caller has claimed the ids of their images. Does not open the registry: an upload can end
+/// after a server that is stopping has closed it.
 ///
 /// # Errors
-/// The errors of the registry and of the store of originals.
+/// Returns the errors of the store of originals.
 fn remove_originals(
     services: &Arc<ImageServices>,
     runtime: &Handle,
@@ -152,13 +154,12 @@ fn remove_originals(
     if originals.is_empty() {
         return Ok(());
     }
-    let registry = services.registry()?;
-    match ImageCollection::known_of(&registry, space) {
-        Ok(versions) => remove_if_unnamed(services, runtime, &versions, space, originals)
-            .inspect_err(|_| check_later(services, runtime, space)),
+    match known_versions(services, space) {
+        Ok(versions) => remove_if_unnamed(services, runtime, &versions, space, originals.clone())
+            .inspect_err(|_| check_later(services, runtime, space, &originals)),
         Err(error) => {
             tracing::warn!(space, %error, "originals that no image names are removed later");
-            check_later(services, runtime, space);
+            check_later(services, runtime, space, &originals);
             Ok(())
         }
     }
@@ -201,28 +202,50 @@ pub(crate) async fn remove_unnamed(
 ) -> Result<()> {
     // Checked before the list of originals is read, which can take long.
     known_versions(services, space)?;
-    let runtime = Handle::current();
-    let remove = |originals: Vec<StoredOriginal>| {
-        let services = services.clone();
-        let runtime = runtime.clone();
-        let space = space.to_owned();
-        let work = move || -> Result<()> {
-            let count = originals.len();
-            let ids: Vec<PointId> = originals.iter().map(|original| original.id).collect();
-            let _claim = services.writes.take(&uuids(&ids));
-            let versions = known_versions(&services, &space)?;
-            remove_if_unnamed(&services, &runtime, &versions, &space, originals)?;
-            services.removed.count_checked(count);
-            Ok(())
-        };
-        async move {
-            let removed = tokio::task::spawn_blocking(work).await;
-            removed.map_err(|error| {
-                Error::internal(format!("the removal of originals ended early: {error}"))
-            })?
-        }
-    };
+    let remove =
+        |originals: Vec<StoredOriginal>| remove_part(services.clone(), space.to_owned(), originals);
     services.originals.in_parts(space, until, POINTS_AT_ONCE, remove).await
+}
+
+/// Removes those of `originals` in the directory `space` that no version of the collection names.
+///
+/// # Errors
+/// As [`remove_unnamed`].
+pub(crate) async fn remove_listed(
+    services: &Arc<ImageServices>,
+    space: &str,
+    originals: BTreeSet<StoredOriginal>,
+) -> Result<()> {
+    let mut originals = originals.into_iter();
+    loop {
+        let part: Vec<StoredOriginal> = originals.by_ref().take(POINTS_AT_ONCE).collect();
+        if part.is_empty() {
+            return Ok(());
+        }
+        remove_part(services.clone(), space.to_owned(), part).await?;
+    }
+}
+
+/// Removes one part of the originals of [`remove_unnamed`] or [`remove_listed`].
+async fn remove_part(
+    services: Arc<ImageServices>,
+    space: String,
+    originals: Vec<StoredOriginal>,
+) -> Result<()> {
+    let runtime = Handle::current();
+    let work = move || -> Result<()> {
+        let count = originals.len();
+        let ids: Vec<PointId> = originals.iter().map(|original| original.id).collect();
+        let _claim = services.writes.take(&uuids(&ids));
+        let versions = known_versions(&services, &space)?;
+        remove_if_unnamed(&services, &runtime, &versions, &space, originals)?;
+        services.removed.count_checked(count);
+        Ok(())
+    };
+    let removed = tokio::task::spawn_blocking(work).await;
+    removed.map_err(|error| {
+        Error::internal(format!("the removal of originals ended early: {error}"))
+    })?
 }
 
 /// Returns the collections whose originals are in the directory `space`. Does not open the

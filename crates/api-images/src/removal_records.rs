@@ -1,8 +1,10 @@
-//! Records of removed collections on disk. Each names originals that are still to be removed.
+//! Records of removals on disk: of collections, and of images whose originals could not be removed.
+//! Each names originals that are still to be removed.
 //!
 //! A record gets its name once it is complete and durable. So a record that cannot be read is
 //! damaged. It is set aside, because it may be the only file that names the originals.
 
+use std::collections::BTreeSet;
 use std::fs::File;
 use std::io::{Error as IoError, ErrorKind as IoErrorKind, Read, Write};
 use std::path::{Path, PathBuf};
@@ -10,6 +12,8 @@ use std::time::SystemTime;
 
 use base::{Error, ErrorKind, Result};
 use tempfile::NamedTempFile;
+
+use super::originals::StoredOriginal;
 
 /// Directory of the records, beside the collections. No collection has a name that starts with a
 /// dot.
@@ -20,12 +24,17 @@ const RECORD_PREFIX: &str = "removal-";
 const NEW_EXTENSION: &str = "new";
 /// Extension of a damaged record, which is kept.
 const DAMAGED_EXTENSION: &str = "damaged";
-/// Maximum bytes of a record, which has a name and a path or URL.
-const RECORD_BYTES_MAX: u64 = 64 << 10;
+/// Maximum bytes of a record. The keys of its originals are limited, and an escape of JSON takes at
+/// most six bytes a byte.
+const RECORD_BYTES_MAX: u64 = 2 << 20;
+/// Maximum bytes of the originals of one record, with [`ORIGINAL_BYTES`] each.
+const ORIGINALS_BYTES_MAX: usize = 256 << 10;
+/// Bytes of an original in a record, in addition to its key.
+const ORIGINAL_BYTES: usize = 64;
 /// Maximum files of the directory that one start checks.
 const FILES_MAX: usize = 10_000;
 
-/// Record of a removed collection.
+/// Record of a removal.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub(crate) struct RemovalRecord {
     /// Directory of its originals.
@@ -34,6 +43,32 @@ pub(crate) struct RemovalRecord {
     pub(crate) store: Option<String>,
     /// Time of the removal by the clock of the store; `None` if it is not known yet.
     pub(crate) until: Option<SystemTime>,
+    /// Originals that could not be removed after their images were deleted or refused. `None` means
+    /// all originals of a removed collection that were written until `until`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) originals: Option<BTreeSet<StoredOriginal>>,
+}
+
+impl RemovalRecord {
+    /// Adds originals up to the maximum. Returns the number of originals that were not added.
+    pub(crate) fn add_originals(&mut self, more: &[StoredOriginal]) -> usize {
+        let originals = self.originals.get_or_insert_default();
+        let bytes_of = |original: &StoredOriginal| original.key.len() + ORIGINAL_BYTES;
+        let mut bytes: usize = originals.iter().map(bytes_of).sum();
+        let mut left = 0;
+        for original in more {
+            if originals.contains(original) {
+                continue;
+            }
+            if bytes + bytes_of(original) > ORIGINALS_BYTES_MAX {
+                left += 1;
+                continue;
+            }
+            bytes += bytes_of(original);
+            originals.insert(original.clone());
+        }
+        left
+    }
 }
 
 /// Record that the last process has left.
@@ -213,12 +248,19 @@ fn warn_of_damage(file: &Path) {
 mod tests {
     use std::time::Duration;
 
+    use search::points::PointId;
+
     use super::*;
 
     fn record() -> RemovalRecord {
         let until = SystemTime::UNIX_EPOCH + Duration::new(1_700_000_000, 123_456_789);
         let store = Some(".originals".to_owned());
-        RemovalRecord { space: "photos".to_owned(), store, until: Some(until) }
+        let space = "photos".to_owned();
+        RemovalRecord { space, store, until: Some(until), originals: None }
+    }
+
+    fn original(number: u8, key: String) -> StoredOriginal {
+        StoredOriginal { id: PointId::Uuid([number; 16]), key }
     }
 
     fn names(directory: &Path) -> Vec<String> {
@@ -280,6 +322,24 @@ mod tests {
         let left = records.read(9).unwrap();
         let record = RemovalRecord { store: None, until: None, ..record() };
         assert_eq!(left.records[0].record, record);
+    }
+
+    #[test]
+    fn a_record_names_its_originals_up_to_the_maximum() {
+        let dir = tempfile::tempdir().unwrap();
+        let records = RemovalRecords::new(Some(dir.path()));
+        let mut record = RemovalRecord { until: None, ..record() };
+        // Escapes make the record longer than the keys.
+        let long = |number| original(number, "\u{1}".repeat(100 << 10));
+        let three: Vec<StoredOriginal> = (1..4).map(long).collect();
+        assert_eq!(record.add_originals(&three), 1);
+        assert_eq!(record.add_originals(&three), 1, "the others are in the record already");
+        assert_eq!(record.add_originals(&[original(4, "photos/04.png".to_owned())]), 0);
+        records.write(&record).unwrap();
+        let left = records.read(9).unwrap();
+        assert_eq!((left.damaged, left.records.len()), (0, 1));
+        assert_eq!(left.records[0].record, record);
+        assert_eq!(record.originals.map(|originals| originals.len()), Some(3));
     }
 
     #[test]

@@ -8,7 +8,8 @@ use search::registry::Registry;
 use tokio::runtime::Handle;
 
 use super::collection::ImageCollection;
-use super::removal::remove_unnamed;
+use super::originals::StoredOriginal;
+use super::removal::{remove_listed, remove_unnamed};
 use super::removed_collections::PendingRemoval;
 use super::services::ImageServices;
 use super::unused_originals;
@@ -60,11 +61,15 @@ async fn store_time(services: &ImageServices, space: &str) -> Option<SystemTime>
     .ok()
 }
 
-/// Records that the originals in the directory `space` are to be checked, because some that no
-/// image names could not be removed. The check runs in the background, also after a restart.
-/// `runtime` is the one of the caller.
-pub(crate) fn check_later(services: &Arc<ImageServices>, runtime: &Handle, space: &str) {
-    services.removed.check_later(space);
+/// Records originals in the directory `space` that no image names and that could not be removed.
+/// They are removed in the background, also after a restart. `runtime` is the one of the caller.
+pub(crate) fn check_later(
+    services: &Arc<ImageServices>,
+    runtime: &Handle,
+    space: &str,
+    originals: &[StoredOriginal],
+) {
+    services.removed.check_later(space, originals);
     start(services, runtime);
 }
 
@@ -96,28 +101,44 @@ async fn run(services: &Arc<ImageServices>) {
     }
 }
 
-/// Removes the originals of a removed collection. Sets and records the time of a removal that has
-/// none, so that a later attempt does not remove originals that were copied back meanwhile.
+/// Removes the originals of a removal that no image names. A task of its own does it, because a
+/// panic must not end the removals of other collections.
 ///
 /// # Errors
-/// As [`remove_unnamed`].
+/// As [`remove_unnamed`]; the errors of the clock of the store.
 async fn run_removal(services: &Arc<ImageServices>, removal: &mut PendingRemoval) -> Result<()> {
-    let until = match removal.record.until {
-        Some(until) => until,
-        None => {
-            let until = services.originals.now(&removal.record.space).await?;
-            removal.record.until = Some(until);
-            record_time(services, removal.clone()).await?;
-            until
-        }
-    };
     let own = services.clone();
     let space = removal.record.space.clone();
-    // A task of its own, because a panic must not end the removals of other collections.
-    let removal = tokio::spawn(async move { remove_unnamed(&own, &space, until).await });
-    removal.await.map_err(|error| {
+    let task = match removal.record.originals.clone() {
+        Some(originals) => {
+            tokio::spawn(async move { remove_listed(&own, &space, originals).await })
+        }
+        None => {
+            let until = removal_time(services, removal).await?;
+            tokio::spawn(async move { remove_unnamed(&own, &space, until).await })
+        }
+    };
+    task.await.map_err(|error| {
         Error::internal(format!("the removal of originals ended early: {error}"))
     })?
+}
+
+/// Returns the time of a removal. Sets and records the time of a removal that has none, so that a
+/// later attempt does not remove originals that were copied back meanwhile.
+///
+/// # Errors
+/// Returns the errors of the store of originals; the errors of [`record_time`].
+async fn removal_time(
+    services: &Arc<ImageServices>,
+    removal: &mut PendingRemoval,
+) -> Result<SystemTime> {
+    if let Some(until) = removal.record.until {
+        return Ok(until);
+    }
+    let until = services.originals.now(&removal.record.space).await?;
+    removal.record.until = Some(until);
+    record_time(services, removal.clone()).await?;
+    Ok(until)
 }
 
 /// Writes the time of a removal into its record.

@@ -5,6 +5,9 @@
 //! the collection is removed, the record gets the time by the clock of the store. Until then,
 //! uploads could write originals. Originals that are written later stay: an administrator copies
 //! originals back before the restored points are there.
+//!
+//! An original of a deleted image that could not be removed is in a record of its own, with other
+//! such originals of its collection. Other originals of the collection are not checked.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -17,6 +20,7 @@ use search::registry::Registry;
 use tokio::sync::Notify;
 
 use super::collection::ImageCollection;
+use super::originals::StoredOriginal;
 use super::progress::held;
 use super::removal_records::{
     LeftRecord, LeftRecords, RemovalRecord, RemovalRecords, remove_record,
@@ -43,8 +47,6 @@ pub(crate) struct PendingRemoval {
     attempts: u32,
     /// Time of the next attempt.
     pub(crate) due: Instant,
-    /// True if the collection may still exist, and some of its originals could not be removed.
-    is_check: bool,
 }
 
 /// Collection that was just removed.
@@ -130,7 +132,8 @@ impl RemovedCollections {
         target: &ImageCollection,
     ) -> Result<CollectionRemoval> {
         let store = Some(self.store.clone());
-        let record = RemovalRecord { space: target.space.clone(), store, until: None };
+        let space = target.space.clone();
+        let record = RemovalRecord { space, store, until: None, originals: None };
         let file = self.records.write(&record);
         let outcome = registry.remove(target.named.name()).map(drop);
         if target.named.removed() {
@@ -244,24 +247,20 @@ impl RemovedCollections {
     }
 
     fn add(&self, record: RemovalRecord, file: Option<PathBuf>) {
-        self.add_pending(record, file, false);
-    }
-
-    fn add_pending(&self, record: RemovalRecord, file: Option<PathBuf>, is_check: bool) {
         let mut pending = held(&self.pending);
         pending.last_number += 1;
         let number = pending.last_number;
         let due = Instant::now();
-        let removal = PendingRemoval { number, record, file, attempts: 0, due, is_check };
+        let removal = PendingRemoval { number, record, file, attempts: 0, due };
         pending.by_number.insert(number, removal);
         self.set_gauge(&pending);
     }
 
-    /// Records that the originals in the directory `space` are to be checked, because some that no
-    /// image names could not be removed. They were written before this call. Extends a check of the
-    /// directory that waits.
-    pub(crate) fn check_later(&self, space: &str) {
-        if let Some(waiting) = self.extend_check(space) {
+    /// Records originals in the directory `space` that no image names and that could not be
+    /// removed. Extends a record of such originals that waits. Other originals are not checked:
+    /// some may have been copied back for images that are restored later.
+    pub(crate) fn check_later(&self, space: &str, originals: &[StoredOriginal]) {
+        if let Some(waiting) = self.extend_check(space, originals) {
             self.rewrite(&waiting);
             return;
         }
@@ -270,7 +269,9 @@ impl RemovedCollections {
             return;
         }
         let store = Some(self.store.clone());
-        let record = RemovalRecord { space: space.to_owned(), store, until: None };
+        let owned = space.to_owned();
+        let mut record = RemovalRecord { space: owned, store, until: None, originals: None };
+        add_originals(&mut record, originals);
         let file = self.records.write(&record).unwrap_or_else(|error| {
             tracing::error!(
                 space,
@@ -279,17 +280,19 @@ impl RemovedCollections {
             );
             None
         });
-        self.add_pending(record, file, true);
+        self.add(record, file);
     }
 
-    /// Extends a check of the directory `space` that waits to originals that are written by now.
-    fn extend_check(&self, space: &str) -> Option<PendingRemoval> {
+    /// Adds originals to a check of the directory `space` that waits. Returns the extended check.
+    fn extend_check(&self, space: &str, originals: &[StoredOriginal]) -> Option<PendingRemoval> {
         let mut pending = held(&self.pending);
         let begun = pending.begun;
-        let mut checks = pending.by_number.values_mut().filter(|removal| removal.is_check);
-        let waiting = checks
-            .find(|removal| removal.record.space == space && Some(removal.number) != begun)?;
-        waiting.record.until = None;
+        let waiting = pending.by_number.values_mut().find(|removal| {
+            removal.record.originals.is_some()
+                && removal.record.space == space
+                && Some(removal.number) != begun
+        })?;
+        add_originals(&mut waiting.record, originals);
         Some(waiting.clone())
     }
 
@@ -347,10 +350,10 @@ impl RemovedCollections {
         let mut pending = held(&self.pending);
         pending.begun = None;
         if attempts >= ATTEMPTS_MAX {
-            tracing::error!(space, %error, "originals of a removed collection stay until the next start");
+            tracing::error!(space, %error, "originals that no image names stay until the next start");
             pending.by_number.remove(&removal.number);
         } else {
-            tracing::warn!(space, %error, "originals of a removed collection are removed later");
+            tracing::warn!(space, %error, "originals that no image names are removed later");
             let due = Instant::now() + retry_delay(attempts);
             pending.by_number.insert(removal.number, PendingRemoval { attempts, due, ..removal });
         }
@@ -378,6 +381,18 @@ impl RemovedCollections {
     }
 }
 
+/// Adds originals to a record. Logs the number of originals that do not fit.
+fn add_originals(record: &mut RemovalRecord, originals: &[StoredOriginal]) {
+    let count = record.add_originals(originals);
+    if count > 0 {
+        tracing::error!(
+            space = record.space.as_str(),
+            count,
+            "originals that no image names stay, because too many could not be removed: remove them as docs/images.md says"
+        );
+    }
+}
+
 /// Returns the delay before the next attempt if `attempts` have failed.
 fn retry_delay(attempts: u32) -> Duration {
     let doubled = 2_u32.saturating_pow(attempts.saturating_sub(1));
@@ -387,6 +402,7 @@ fn retry_delay(attempts: u32) -> Duration {
 #[cfg(test)]
 mod tests {
     use base::ErrorKind;
+    use search::points::PointId;
     use search::registry::RegistryOptions;
 
     use crate::collection::CollectionSpec;
@@ -396,7 +412,17 @@ mod tests {
     fn record() -> RemovalRecord {
         let until = SystemTime::UNIX_EPOCH + Duration::new(1_700_000_000, 123_456_789);
         let store = Some(".originals".to_owned());
-        RemovalRecord { space: "photos".to_owned(), store, until: Some(until) }
+        let space = "photos".to_owned();
+        RemovalRecord { space, store, until: Some(until), originals: None }
+    }
+
+    /// Returns an original of the collection "photos".
+    fn original(number: u8) -> StoredOriginal {
+        StoredOriginal { id: PointId::Uuid([number; 16]), key: format!("photos/{number:02}.png") }
+    }
+
+    fn checked(removal: &PendingRemoval) -> Vec<StoredOriginal> {
+        removal.record.originals.iter().flatten().cloned().collect()
     }
 
     fn removed(directory: &Path) -> RemovedCollections {
@@ -506,25 +532,44 @@ mod tests {
     fn a_check_that_waits_is_extended() {
         let dir = tempfile::tempdir().unwrap();
         let removed = removed(dir.path());
-        let recorded = || removed.records.read(9).unwrap().records.len();
-        removed.check_later("photos");
-        removed.check_later("photos");
-        assert_eq!((waiting(&removed), recorded()), (1, 1));
-        // An attempt that has begun may have passed the original.
+        let recorded = || {
+            let left = removed.records.read(9).unwrap().records;
+            let mut sizes: Vec<usize> =
+                left.iter().map(|left| left.record.originals.iter().flatten().count()).collect();
+            sizes.sort_unstable();
+            sizes
+        };
+        for number in [1, 2, 2] {
+            removed.check_later("photos", &[original(number)]);
+        }
+        assert_eq!((waiting(&removed), recorded()), (1, vec![2]));
+        // An attempt that has begun does not see the new original.
         let first = removed.first_due(Instant::now()).unwrap();
-        removed.check_later("photos");
-        assert_eq!((waiting(&removed), recorded()), (2, 2));
+        assert_eq!(checked(&first), [original(1), original(2)]);
+        removed.check_later("photos", &[original(3)]);
+        assert_eq!((waiting(&removed), recorded()), (2, vec![1, 2]));
         removed.end(&first);
-        assert_eq!((waiting(&removed), recorded()), (1, 1));
-        // After a failure, it covers originals that are written later.
-        let mut begun = removed.first_due(Instant::now()).unwrap();
-        begun.record.until = record().until;
-        removed.delay(begun, &Error::unavailable("no store"));
-        let delayed = removed.first_due(Instant::now()).unwrap();
-        assert_eq!(delayed.record, record());
-        removed.check_later("photos");
-        let extended = removed.first_due(Instant::now()).unwrap();
-        assert_eq!((waiting(&removed), extended.record.until), (1, None));
+        assert_eq!((waiting(&removed), recorded()), (1, vec![1]));
+        removed.delay(removed.first_due(Instant::now()).unwrap(), &Error::unavailable("no store"));
+        // The next start extends it too.
+        let next = self::removed(dir.path());
+        next.read();
+        next.check_later("photos", &[original(4)]);
+        let extended = next.first_due(Instant::now()).unwrap();
+        assert_eq!((waiting(&next), recorded()), (1, vec![2]));
+        assert_eq!(checked(&extended), [original(3), original(4)]);
+    }
+
+    #[test]
+    fn a_check_does_not_extend_a_removal() {
+        let dir = tempfile::tempdir().unwrap();
+        let removed = removed(dir.path());
+        removed.add(record(), None);
+        removed.check_later("photos", &[original(1)]);
+        removed.check_later("prints", &[original(2)]);
+        let pending = held(&removed.pending);
+        let all: Vec<Vec<StoredOriginal>> = pending.by_number.values().map(checked).collect();
+        assert_eq!(all, [vec![], vec![original(1)], vec![original(2)]]);
     }
 
     #[test]
