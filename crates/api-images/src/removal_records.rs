@@ -175,12 +175,20 @@ impl LeftRecords {
     }
 }
 
-/// Removes a record. If it stays, the next start checks the originals again.
+/// Removes a record, durably: after a power loss, it would remove originals that were copied back
+/// with their old times. If the record stays, the next start checks the originals again.
 pub(crate) fn remove_record(file: &Path) {
-    if let Err(error) = std::fs::remove_file(file)
-        && error.kind() != IoErrorKind::NotFound
-    {
-        tracing::warn!(%error, path = %file.display(), "the record of a removal stays");
+    let removed = match std::fs::remove_file(file) {
+        Ok(()) => file.parent().map_or(Ok(()), os::sync_directory),
+        Err(error) if error.kind() == IoErrorKind::NotFound => Ok(()),
+        Err(error) => Err(Error::io(file, &error)),
+    };
+    if let Err(error) = removed {
+        tracing::warn!(
+            %error,
+            path = %file.display(),
+            "the record of a removal stays or may return: before the next start, remove it, or copy no originals back"
+        );
     }
 }
 
@@ -199,7 +207,8 @@ fn new_file(directory: &Path, record: &RemovalRecord) -> Result<NamedTempFile> {
     Ok(file)
 }
 
-/// Returns the files of `directory`, at most [`FILES_MAX`]; none if it does not exist.
+/// Returns the files of `directory`, at most [`FILES_MAX`]; none if it does not exist. Logs if there
+/// may be more.
 fn files(directory: &Path) -> Result<Vec<PathBuf>> {
     let failed = |error: IoError| Error::io(directory, &error);
     let entries = match std::fs::read_dir(directory) {
@@ -208,7 +217,14 @@ fn files(directory: &Path) -> Result<Vec<PathBuf>> {
         Err(error) => return Err(failed(error)),
     };
     let paths = entries.take(FILES_MAX).map(|entry| entry.map(|entry| entry.path()));
-    paths.collect::<std::io::Result<Vec<_>>>().map_err(failed)
+    let files = paths.collect::<std::io::Result<Vec<_>>>().map_err(failed)?;
+    if files.len() == FILES_MAX {
+        tracing::warn!(
+            path = %directory.display(),
+            "at most {FILES_MAX} records of removals are read at a start: remove damaged ones as docs/images.md says"
+        );
+    }
+    Ok(files)
 }
 
 /// Reads a record.

@@ -207,12 +207,19 @@ fn originals_are_removed_once_all_collections_are_open() {
     }
     let kept = world.put("/v1/images/c", &picture(3))["id"].as_str().unwrap().to_owned();
     assert!(world.waiting_removals() > 0 && records(&world) > 0);
+    // The original of an image that is restored later was copied back.
+    let copied = PointId::Uuid([7; 16]);
+    let of_collection = world.directory.path().join("collections/.originals/c/07");
+    std::fs::create_dir_all(&of_collection).unwrap();
+    let copied = of_collection.join(format!("{copied}.jpg"));
+    std::fs::write(&copied, "a copy").unwrap();
     // The removals continue after a restart.
     let world = World::start_in(world.stop());
     // While the collection is being opened, it cannot be removed.
     world.wait_until(|| world.registry.remove("broken").is_ok_and(|removed| removed));
     world.wait_for_removals();
-    assert_eq!((originals(&world), records(&world)), (1, 0));
+    assert_eq!((originals(&world), records(&world)), (2, 0));
+    assert!(copied.exists());
     let path = format!("/v1/images/c/{kept}");
     assert_eq!(status(&world, Method::GET, &path), StatusCode::OK);
 }
