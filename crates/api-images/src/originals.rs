@@ -311,8 +311,9 @@ fn is_clock(object: &ObjectPath, directory: &ObjectPath) -> bool {
     let object: &str = object.as_ref();
     let directory: &str = directory.as_ref();
     let name = object.strip_prefix(directory).and_then(|name| name.strip_prefix('/'));
-    let number = name.and_then(|name| name.strip_prefix(CLOCK));
-    number.is_some_and(|number| number.starts_with('-'))
+    let number = name.and_then(|name| name.strip_prefix(CLOCK)?.strip_prefix('-'));
+    // An administrator may keep other files in the directory.
+    number.is_some_and(|number| number.parse::<u64>().is_ok())
 }
 
 /// Returns the end of the second of `time` if `time` has no fraction. Some stores report the time
@@ -494,14 +495,15 @@ mod tests {
     #[tokio::test]
     async fn a_removal_removes_the_clock_that_a_crash_left() {
         let originals = late_originals();
-        for key in ["a/clock-7", "a/clock", "a/00/clock-7"] {
+        let others = ["a/clock", "a/clock-a", "a/clock-7/1.png", "a/00/clock-7"];
+        for key in others.into_iter().chain(["a/clock-7"]) {
             originals.put(key, Bytes::new()).await.unwrap();
         }
         let until = originals.now("a").await.unwrap();
         let called = |_| ready(Err(Error::internal("there is no original")));
         originals.in_parts("a", until, 9, called).await.unwrap();
         assert!(originals.get("a/clock-7").await.is_err());
-        for key in ["a/clock", "a/00/clock-7"] {
+        for key in others {
             assert!(originals.get(key).await.is_ok(), "{key}");
         }
     }

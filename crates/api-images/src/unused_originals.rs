@@ -16,7 +16,7 @@ use base::{Error, ErrorKind, Result};
 use super::collection::ImageCollection;
 use super::services::ImageServices;
 
-/// Maximum directories that are compared with the collections.
+/// Maximum files beside the collections that are compared with them.
 const DIRECTORIES_MAX: usize = 100_000;
 /// Maximum names in the log.
 const NAMES_MAX: usize = 10;
@@ -61,6 +61,8 @@ fn report_now(services: &ImageServices) -> Result<()> {
     let Some(directory) = services.originals.own_directory() else { return Ok(()) };
     let registry = services.registry.opened();
     let registry = registry.ok_or_else(|| Error::unavailable("the collections are not open"))?;
+    // Checked before the directories are read, which can take long.
+    ImageCollection::known(&registry)?;
     // Read before the collections: a collection is created before its first original.
     let names = directories(&directory)?;
     let known = ImageCollection::known(&registry)?.into_iter().map(|target| target.space);
@@ -86,8 +88,8 @@ fn unused(names: BTreeSet<String>, spaces: &[String]) -> Vec<String> {
     names.into_iter().filter(|name| !used.contains(name.as_str())).collect()
 }
 
-/// Returns the names of the directories in `directory`, at most [`DIRECTORIES_MAX`]. Returns none
-/// if it does not exist.
+/// Returns the names of the directories among the first [`DIRECTORIES_MAX`] files of `directory`.
+/// Returns none if it does not exist.
 ///
 /// # Errors
 /// Returns the errors of the file system.
