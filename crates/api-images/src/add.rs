@@ -36,7 +36,8 @@ pub(crate) struct NewImage {
 /// Adds an image. It is durable when this returns.
 ///
 /// # Errors
-/// Returns the errors of the image, the model, the store of originals and the collection.
+/// Returns the errors of the image, the model, the store of originals and the collection;
+/// `ResourceExhausted` with retry advice if too many images are being added.
 pub(crate) async fn add(services: &Arc<ImageServices>, new: NewImage) -> Result<PutOutcome> {
     let outcome = put(services, new).await;
     services.count_put(store::status_of(&outcome));
@@ -81,6 +82,8 @@ fn prepare(
 }
 
 async fn put(services: &Arc<ImageServices>, new: NewImage) -> Result<PutOutcome> {
+    let refused = |_: &Error| services.count_refusal("image_additions_max");
+    let permit = services.additions.begin().inspect_err(refused)?;
     let registry = services.registry()?;
     let NewImage { wanted, name, payload, bytes } = new;
     let existing = ImageCollection::existing(&registry, &wanted)?;
@@ -110,6 +113,7 @@ async fn put(services: &Arc<ImageServices>, new: NewImage) -> Result<PutOutcome>
     let embedding = settings.vector(&id, embedding, target.named.settings().dims);
     let addition = Addition { services: services.clone(), registry, target, name: collection };
     let work = async move {
+        let _permit = permit;
         let image = EmbeddedImage { features, embedding, payload: &payload, bytes };
         addition.write(image).await
     };

@@ -13,6 +13,7 @@
 //! removed collections in the background. The nodes of a cluster use `sharded`.
 
 mod add;
+mod addition_limit;
 mod archive;
 mod base64_text;
 mod browse;

@@ -11,6 +11,7 @@ use search::registry::Registry;
 use tokio::runtime::Handle;
 use transport::RequestResources;
 
+use super::addition_limit::AdditionLimit;
 use super::claims::Claims;
 use super::collection::ImageCollection;
 use super::embedder::Embedder;
@@ -30,6 +31,8 @@ pub(crate) struct ImageServices {
     pub(crate) pool: Pool,
     /// Threads for extraction at idle priority.
     pub(crate) background: Pool,
+    /// Limit of the images that are being added for clients which wait.
+    pub(crate) additions: AdditionLimit,
     /// Ids of the images whose points are being written.
     pub(crate) writes: Claims,
     pub(crate) originals: Originals,

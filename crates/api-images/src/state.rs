@@ -9,6 +9,7 @@ use tokio::runtime::Handle;
 use transport::access::AccessPolicy;
 use transport::{RequestResources, UploadPermit};
 
+use super::addition_limit::AdditionLimit;
 use super::bulk_requests::BulkResources;
 use super::claims::Claims;
 use super::config::ImagesConfig;
@@ -49,6 +50,7 @@ impl ImagesState {
         let services = ImageServices {
             pool: Pool::new(PoolKind::Interactive, requests.metrics.clone()),
             background: Pool::new(PoolKind::Background, requests.metrics.clone()),
+            additions: AdditionLimit::default(),
             writes: Claims::default(),
             embedding_model: config.embedding_model.clone(),
             originals: Originals::new(config),
@@ -83,6 +85,12 @@ impl ImagesState {
     /// Returns the number of queued images whose caller waits.
     pub fn interactive_waiting(&self) -> usize {
         self.services.pool.waiting()
+    }
+
+    /// Returns the number of images that are being added one by one, also those whose clients have
+    /// disconnected.
+    pub fn additions_running(&self) -> usize {
+        self.services.additions.running()
     }
 
     /// Returns the number of queued images of bulk work.

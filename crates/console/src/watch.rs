@@ -20,7 +20,7 @@ const REFUSED_SECONDS: u64 = 10;
 const FAILED_SECONDS: u64 = 60;
 
 /// Kinds of refused requests, and the reason and remedy for people.
-const REFUSALS: [(&str, &str); 19] = [
+const REFUSALS: [(&str, &str); 20] = [
     ("queue_max", "the queue of a model was full; see --queue, or add replicas"),
     ("requests_max", "too many requests were in flight; see --max-requests"),
     ("request_memory", "requests in flight used up their memory; see --request-memory"),
@@ -35,6 +35,10 @@ const REFUSALS: [(&str, &str); 19] = [
     (
         "key_cpu",
         "a key used more processor time than its limit; see cpu-seconds-per-minute in --keys",
+    ),
+    (
+        "image_additions_max",
+        "too many images were being added at the same time; check the store of originals, and send fewer",
     ),
     (
         "image_removals_max",

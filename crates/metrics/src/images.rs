@@ -20,7 +20,8 @@ pub struct ImageMetrics {
     pub search_seconds: Family<KindLabels, Histogram, fn() -> Histogram>,
     /// Waiting images: "interactive", "bulk".
     pub waiting: Family<KindLabels, LevelGauge>,
-    /// Removed collections whose originals are not all checked.
+    /// Removed collections whose originals are not all checked, and checks after removals of images
+    /// that failed.
     pub removals_waiting: LevelGauge,
     /// Removal of the originals of removed collections: originals "checked", attempts that
     /// "failed", records of removals that are "damaged", and directories of originals that are

@@ -68,10 +68,11 @@ const SOURCES: [&str; 12] = [
 ];
 
 /// Limits that refuse requests.
-const REFUSALS: [&str; 19] = [
+const REFUSALS: [&str; 20] = [
     "backup_queue",
     "connections_max",
     "descriptors",
+    "image_additions_max",
     "image_removals_max",
     "images_bulk_max",
     "images_queue_max",

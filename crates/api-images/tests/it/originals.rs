@@ -172,6 +172,22 @@ fn a_refused_upload_leaves_no_original() {
 }
 
 #[test]
+fn an_upload_ends_without_its_client() {
+    let world = World::start();
+    world.put("/v1/images/c", &picture(1));
+    let held = HeldAliases::hold(&world, Vec::new());
+    let upload = world.begin(Method::PUT, "/v1/images/c", picture(2));
+    world.wait_until(|| originals(&world) == 2);
+    upload.abort();
+    assert!(world.run(upload).unwrap_err().is_cancelled());
+    assert_eq!(world.images.additions_running(), 1);
+    held.release();
+    world.wait_until(|| world.images.additions_running() == 0);
+    let named = world.registry.get("c").unwrap();
+    assert_eq!((named.collection().count(), originals(&world)), (2, 2));
+}
+
+#[test]
 fn an_original_that_is_copied_back_stays() {
     let directory = tempfile::tempdir().unwrap();
     let collections = directory.path().join("collections");
