@@ -213,7 +213,7 @@ impl ImageCollection {
     /// Returns all collections of images.
     ///
     /// # Errors
-    /// `Unavailable` if a collection of the server is not open, because it may need any originals.
+    /// `Unavailable` if a collection of the server is not open, because it may name any original.
     pub(crate) fn known(registry: &Registry) -> Result<Vec<ImageCollection>> {
         let mut known = Vec::new();
         for listed in registry.list() {

@@ -141,7 +141,7 @@ impl RemovalRecords {
                 continue;
             }
             match file.extension().and_then(|extension| extension.to_str()) {
-                // The process ended before it removed the collection.
+                // The process ended before it removed the collection or replaced a record.
                 Some(NEW_EXTENSION) => remove_record(&file),
                 Some(DAMAGED_EXTENSION) => {
                     warn_of_damage(&file);
@@ -207,8 +207,8 @@ fn new_file(directory: &Path, record: &RemovalRecord) -> Result<NamedTempFile> {
     Ok(file)
 }
 
-/// Returns the files of `directory`, at most [`FILES_MAX`]; none if it does not exist. Logs if there
-/// may be more.
+/// Returns the files of `directory`, at most [`FILES_MAX`]; none if it does not exist. Logs that
+/// there may be more.
 fn files(directory: &Path) -> Result<Vec<PathBuf>> {
     let failed = |error: IoError| Error::io(directory, &error);
     let entries = match std::fs::read_dir(directory) {

@@ -55,7 +55,7 @@ pub(crate) struct CollectionRemoval {
     record: RemovalRecord,
     /// File of the record, if there is one.
     file: Result<Option<PathBuf>>,
-    /// Outcome of the removal of the collection, whose points are gone in both cases.
+    /// Outcome of the removal of the collection, whose points are removed in both cases.
     outcome: Result<()>,
 }
 

@@ -38,7 +38,7 @@ const REFUSALS: [(&str, &str); 20] = [
     ),
     (
         "image_additions_max",
-        "too many images were being added at the same time; check the store of originals, and send fewer",
+        "too many images were being added; check the store of originals, or send fewer at the same time",
     ),
     (
         "image_removals_max",
