@@ -112,7 +112,8 @@ impl RemovalRecords {
         let new = new_file(directory, record)?;
         let file = new.path().with_extension("");
         new.persist_noclobber(&file).map_err(|error| failed(error.error))?;
-        os::sync_directory(directory)?;
+        // The caller does not know this record, which would have no time at the next start.
+        os::sync_directory(directory).inspect_err(|_| remove_record(&file))?;
         Ok(Some(file))
     }
 
