@@ -47,6 +47,11 @@ impl CopyStall {
         self.0.lock().take().is_some()
     }
 
+    /// Returns true if the copy has a mark.
+    pub(super) fn is_marked(&self) -> bool {
+        self.0.lock().is_some()
+    }
+
     /// Returns the reason of the mark, or `None` without a mark.
     pub(super) fn reason(&self) -> Option<String> {
         self.0.lock().as_ref().map(|stall| stall.reason.clone())

@@ -87,7 +87,7 @@ impl ShardFollower {
     }
 
     /// Opens the local collection and applies the log, until the collection has to be opened again.
-    async fn follow(&mut self) -> Result<()> {
+    pub(super) async fn follow(&mut self) -> Result<()> {
         let OpenedShard { named, floor } = self.open().await?;
         let position = local::position(&named).unwrap_or_default();
         self.snapshots.begin_count(FollowPosition { next: floor.entry, epoch: floor.epoch });
@@ -163,14 +163,15 @@ impl ShardFollower {
             if let Some(entry) = self.state.offered.take(next) {
                 passed |= follower.offer(next, entry);
             }
-            // A read that is dropped costs one request to the store. The position stays.
+            // A read that is dropped costs one request to the store. The position stays. The read
+            // of a marked copy is not dropped: with steady writes, it would never reach the end.
             tokio::select! {
                 biased;
                 step = follower.next() => {
                     self.services.metrics.passed_entries.inc_by(u64::from(passed));
                     return step.map(|step| NextStep { step, passed });
                 }
-                () = self.state.offered.has(next) => {}
+                () = self.state.offered.has(next), if !self.state.stall.is_marked() => {}
             }
         }
     }

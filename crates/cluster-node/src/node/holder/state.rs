@@ -175,9 +175,11 @@ impl HolderState {
         self.stall.reason().map_or(Ok(()), |reason| Err(lacks_changes(&reason)))
     }
 
-    /// Returns true if requests wait for a read of the log's end.
+    /// Returns true if the log's end is to be read although the writer passes its entries on:
+    /// requests wait for it, or the copy has the mark of a stalled one, which ends there.
     pub(super) fn wants_end_read(&self) -> bool {
-        self.end_reads_wanted.load(Ordering::Acquire) > *self.end_reads_done.borrow()
+        self.stall.is_marked()
+            || self.end_reads_wanted.load(Ordering::Acquire) > *self.end_reads_done.borrow()
     }
 
     /// Has the log read to its end, and waits until all changes that were acknowledged before this

@@ -99,10 +99,14 @@ fn follower(directory: &Path, registry: &Arc<Registry>) -> ShardFollower {
     }
 }
 
+/// Returns an entry without operations.
+fn fence() -> LogEntry<cluster_log::Batch> {
+    LogEntry { epoch: Epoch(1), writer: WriterId(1), body: EntryBody::Fence }
+}
+
 /// Creates entry `number` of a log.
 async fn append(log: &ShardLog, number: EntryNumber) {
-    let entry = LogEntry { epoch: Epoch(1), writer: WriterId(1), body: EntryBody::Fence };
-    assert_eq!(log.create(number, &entry).await, CreateOutcome::Created);
+    assert_eq!(log.create(number, &fence()).await, CreateOutcome::Created);
 }
 
 /// Damages a page in the middle of the largest log of a collection.
@@ -587,6 +591,34 @@ async fn a_stalled_copy_leaves_service_and_returns() {
     empty.follower.reached_end(0, &named);
     assert_eq!(state.stall.reason(), None);
     assert!(state.is_caught_up());
+}
+
+/// The writer passes all entries on. Without a read of the log, the copy would stay marked.
+#[tokio::test]
+async fn a_stalled_copy_reaches_the_end_under_steady_writes() {
+    let mut empty = EmptyShard::start().await;
+    let state = empty.follower.state.clone();
+    let log = empty.follower.log.clone();
+    let write = async |number: EntryNumber| {
+        append(&log, number).await;
+        state.offered.add(number, std::iter::once((number, fence())));
+    };
+    state.stall.begin("the disk is full", Instant::now());
+    state.caught_up.store(true, Ordering::Release);
+    write(EntryNumber::default()).await;
+    let writes = async {
+        let mut number = EntryNumber::default();
+        while state.stall.is_marked() {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+            number = number.plus(1);
+            write(number).await;
+        }
+    };
+    tokio::select! {
+        ended = empty.follower.follow() => panic!("{ended:?}"),
+        ended = tokio::time::timeout(OPEN_MAX, writes) => ended.unwrap(),
+    }
+    assert_eq!(state.stall.reason(), None);
 }
 
 #[tokio::test]
