@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use base::{Error, Result};
-use cluster::FullShardTimer;
+use cluster::{DECISION_AGE_MAX, FullShardTimer};
 
 use crate::types::{NodeInfo, ShardKey};
 
@@ -15,8 +15,14 @@ const RETRY_AFTER: Duration = Duration::from_secs(5);
 #[derive(Default)]
 pub(super) struct FullShard {
     timer: FullShardTimer,
-    /// Error of writes while they are refused.
-    refusal: Option<Error>,
+    refusal: Option<FullDiskRefusal>,
+}
+
+struct FullDiskRefusal {
+    /// Error of writes.
+    error: Error,
+    /// Time of the last view in which all holders were stalled.
+    confirmed: Instant,
 }
 
 impl FullShard {
@@ -28,11 +34,14 @@ impl FullShard {
             if self.refusal.take().is_some() {
                 tracing::info!(shard = %key, "the owner of the log takes writes again");
             }
-        } else if self.refusal.is_none() {
-            let error = full(key, holders);
-            tracing::error!(shard = %key, %error, "the owner of the log refuses writes");
-            self.refusal = Some(error);
+            return;
         }
+        // The holders may be other nodes than at the last view.
+        let error = full(key, holders);
+        if self.refusal.is_none() {
+            tracing::error!(shard = %key, %error, "the owner of the log refuses writes");
+        }
+        self.refusal = Some(FullDiskRefusal { error, confirmed: now });
     }
 
     /// Returns true if the last certain view showed a holder that can apply the log.
@@ -40,12 +49,18 @@ impl FullShard {
         self.refusal.is_none() && self.timer == FullShardTimer::default()
     }
 
-    /// Checks that writes are not refused.
+    /// Checks that writes are not refused at `now`. A refusal ends if no view has confirmed it for
+    /// [`DECISION_AGE_MAX`]: the owner may wait for etcd, and a holder may have space again.
     ///
     /// # Errors
     /// `StorageFull` with retry advice if all holders have had full disks for a while.
-    pub(super) fn check(&self) -> Result<()> {
-        self.refusal.clone().map_or(Ok(()), Err)
+    pub(super) fn check(&self, now: Instant) -> Result<()> {
+        if let Some(FullDiskRefusal { error, confirmed }) = &self.refusal
+            && now.saturating_duration_since(*confirmed) <= DECISION_AGE_MAX
+        {
+            return Err(error.clone());
+        }
+        Ok(())
     }
 }
 
@@ -102,19 +117,19 @@ mod tests {
         let mut full = FullShard::default();
         assert!(full.is_idle());
         full.record(&key, &view.present_holders(&key, COPIES), start);
-        assert!(full.check().is_ok() && !full.is_idle());
+        assert!(full.check(start).is_ok() && !full.is_idle());
         full.record(&key, &view.present_holders(&key, COPIES), later);
-        let error = full.check().unwrap_err();
+        let error = full.check(later).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::StorageFull);
         assert!(error.message().contains("1/0000 have full disks: a, b;"), "{error}");
         assert!(error.retry_after().is_some() && was_not_made(&error));
         full.record(&key, &[], later);
-        assert!(full.check().is_ok(), "the view is not certain");
+        assert!(full.check(later).is_ok(), "the view is not certain");
         full.record(&key, &view.present_holders(&key, COPIES), later);
-        assert!(full.check().is_err());
+        assert!(full.check(later).is_err());
         add(&mut view, "b", false);
         full.record(&key, &view.present_holders(&key, COPIES), later);
-        assert!(full.check().is_ok() && full.is_idle(), "one of them has space");
+        assert!(full.check(later).is_ok() && full.is_idle(), "one of them has space");
     }
 
     #[test]
@@ -128,7 +143,28 @@ mod tests {
         // It restores its copy, and serves the shard later.
         add(&mut view, "b", false);
         view.nodes.get_mut("b").unwrap().serving.clear();
-        full.record(&key, &view.present_holders(&key, COPIES), start + FULL_SHARD_DELAY);
-        assert!(full.check().is_ok());
+        let later = start + FULL_SHARD_DELAY;
+        full.record(&key, &view.present_holders(&key, COPIES), later);
+        assert!(full.check(later).is_ok());
+    }
+
+    #[test]
+    fn a_refusal_needs_a_recent_view_and_names_its_holders() {
+        let key = ShardKey::new("1", 0);
+        let start = Instant::now();
+        let later = start + FULL_SHARD_DELAY;
+        let mut view = ClusterView::default();
+        add(&mut view, "a", true);
+        let mut full = FullShard::default();
+        for now in [start, later] {
+            full.record(&key, &view.present_holders(&key, COPIES), now);
+        }
+        let end = later + DECISION_AGE_MAX;
+        assert!(full.check(end).is_err());
+        assert!(full.check(end + Duration::from_millis(1)).is_ok(), "no view confirms it");
+        view.nodes.clear();
+        add(&mut view, "b", true);
+        full.record(&key, &view.present_holders(&key, COPIES), end);
+        assert!(full.check(end).unwrap_err().message().contains("have full disks: b;"));
     }
 }

@@ -98,7 +98,7 @@ impl OwnedShards {
         let writer = match self.owned.lock().get(key) {
             None => None,
             Some(owned) => {
-                if let Err(error) = owned.full.check() {
+                if let Err(error) = owned.full.check(Instant::now()) {
                     self.services.metrics.full_disk_refusals.inc();
                     return Err(error);
                 }
