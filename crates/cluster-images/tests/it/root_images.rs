@@ -2,6 +2,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use api_images::{ExtractedQuery, ImageKind};
 use axum::body::Body;
@@ -384,6 +386,19 @@ async fn a_root_without_collections_lists_none() {
     let root = empty_root();
     let list = root.send(Method::GET, "/v1/images", &Value::Null).await;
     assert_eq!((list.status, &list.json["collections"]), (200, &json!([])));
+}
+
+#[tokio::test]
+async fn a_list_waits_for_the_collections_after_a_start() {
+    let root = empty_root();
+    root.loaded.store(false, Ordering::Relaxed);
+    let body = Value::Null;
+    let (list, ()) = tokio::join!(root.send(Method::GET, "/v1/images", &body), async {
+        tokio::time::sleep(Duration::from_millis(50)).await;
+        root.loaded.store(true, Ordering::Relaxed);
+    });
+    assert_eq!(list.status, 200);
+    assert_eq!(root.metrics.cluster.start_waits.get(), 1);
 }
 
 #[tokio::test]
