@@ -38,6 +38,15 @@ use state::MemberState;
 
 pub use state::MembershipTimes;
 
+/// Shards whose copy on a node is marked, by the id of the collection.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct CopyMarks {
+    /// Shards whose copy is damaged or being replaced, or lacks changes because the disk is full.
+    pub damaged: BTreeMap<String, BTreeSet<u32>>,
+    /// Shards whose copy lacks changes because the disk is full. All of them are in `damaged` too.
+    pub stalled: BTreeMap<String, BTreeSet<u32>>,
+}
+
 /// A node's membership in a cluster. Two tasks keep it. Dropping it ends the tasks, and the node
 /// then disappears for the others once its lease ends.
 #[derive(Debug)]
@@ -131,17 +140,14 @@ impl Membership {
         self.state.change_info(|info| info.serving = serving);
     }
 
-    /// Sets the shards whose copy on this node is damaged or being replaced, or lacks changes
-    /// because the disk is full. A caller that changes both calls this before
-    /// [`Membership::set_serving`]: a damaged copy is then never announced without its mark.
-    pub fn set_damaged(&self, damaged: BTreeMap<String, BTreeSet<u32>>) {
-        self.state.change_info(|info| info.damaged = damaged);
-    }
-
-    /// Sets the shards whose copy on this node lacks changes because the disk is full. They are
-    /// among the shards of [`Membership::set_damaged`].
-    pub fn set_stalled(&self, stalled: BTreeMap<String, BTreeSet<u32>>) {
-        self.state.change_info(|info| info.stalled = stalled);
+    /// Sets the marks of this node's copies. Other nodes see all of them at the same moment. A
+    /// caller that also changes the served shards calls this before [`Membership::set_serving`]: a
+    /// damaged copy is then never announced without its mark.
+    pub fn set_marks(&self, marks: CopyMarks) {
+        self.state.change_info(|info| {
+            info.damaged = marks.damaged;
+            info.stalled = marks.stalled;
+        });
     }
 
     /// Returns the time of the request for the view, if the view is at most half a lease old and

@@ -16,7 +16,7 @@ use super::catalog::StoreCatalog;
 use super::holder::{Holder, HolderState};
 use super::services::NodeServices;
 use crate::collection_catalog::CollectionCatalog;
-use crate::membership::Membership;
+use crate::membership::{CopyMarks, Membership};
 use crate::types::{ClusterView, CollectionRecord, ShardKey, ViewSource};
 
 /// Time between two checks of the placement. A change of the view causes further checks.
@@ -196,9 +196,11 @@ impl HeldShards {
         let metrics = &self.services.metrics;
         metrics.damaged_shards.set(count(&progress, |shard| shard.damage.is_some()));
         metrics.stalled_shards.set(count(&progress, |shard| shard.stalled.is_some()));
-        self.membership.set_damaged(numbers(progress.iter().filter(|shard| shard.is_marked())));
-        let stalled = progress.iter().filter(|shard| shard.stalled.is_some());
-        self.membership.set_stalled(numbers(stalled));
+        let marks = CopyMarks {
+            damaged: numbers(progress.iter().filter(|shard| shard.is_marked())),
+            stalled: numbers(progress.iter().filter(|shard| shard.stalled.is_some())),
+        };
+        self.membership.set_marks(marks);
         let serving = numbers(progress.iter().filter(|shard| shard.is_served(announced)));
         self.membership.set_serving(serving.clone());
         serving

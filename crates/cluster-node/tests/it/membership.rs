@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use base::ErrorKind;
 use cluster::{Epoch, HolderReading};
-use cluster_node::membership::{Membership, MembershipTimes};
+use cluster_node::membership::{CopyMarks, Membership, MembershipTimes};
 use cluster_node::{
     ClusterView, CollectionRecord, NodeInfo, Owner, Roles, ShardKey, ViewSource, ViewUpdater,
 };
@@ -145,14 +145,15 @@ async fn nodes_see_each_other() {
     a.membership.set_serving(serving.clone());
     b.sees(|view| view.nodes["a"].serving == serving).await;
     a.sees(|view| view.nodes["a"].serves_whole(&shard())).await;
-    a.membership.set_damaged(serving.clone());
+    let damaged = CopyMarks { damaged: serving.clone(), ..CopyMarks::default() };
+    a.membership.set_marks(damaged.clone());
     let readings = vec![HolderReading { node: "a", serves: true, is_damaged: true }];
     b.sees(|view| view.holder_readings(&shard()) == readings).await;
     assert!(!b.view.current().nodes["a"].is_stalled(&shard()));
-    a.membership.set_stalled(serving.clone());
+    a.membership.set_marks(CopyMarks { stalled: serving.clone(), ..damaged });
     b.sees(|view| view.nodes["a"].is_stalled(&shard())).await;
-    a.membership.set_stalled(BTreeMap::new());
-    a.membership.set_damaged(BTreeMap::new());
+    assert_eq!(b.view.current().holder_readings(&shard()), readings);
+    a.membership.set_marks(CopyMarks::default());
     b.sees(|view| view.nodes["a"].serves_whole(&shard())).await;
     a.acquire(&shard()).await.unwrap();
     b.sees(|view| view.owners.contains_key(&shard())).await;
