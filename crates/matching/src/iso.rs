@@ -23,7 +23,9 @@ use base::{Error, Result};
 
 use crate::graph::Graph;
 use crate::template::TemplateView;
-use crate::template::fields::{Fields, check, put_minutiae, put_size, stated_quality};
+use crate::template::fields::{
+    Fields, check, put_minutiae, put_size, stated_finger, stated_quality,
+};
 
 const MAGIC: &[u8; 8] = b"FMR\0 20\0";
 /// Bytes of magic, length, equipment, size, resolution, views and reserved.
@@ -61,12 +63,15 @@ pub(crate) fn views(bytes: &[u8]) -> Result<Vec<TemplateView>> {
     let _reserved = input.number(1)?;
     let mut found = Vec::new();
     for _ in 0..views {
-        let _position_and_impression = input.take(2)?;
+        let start = input.at;
+        let finger = stated_finger(input.byte()?);
+        let _impression = input.number(1)?;
         let quality = stated_quality(input.byte()?);
         let count = input.number(1)?;
         let vertices = input.minutiae(count, true, STEPS, resolution)?;
         input.skip_extended()?;
-        found.push(TemplateView { graph: resolution.graph(width, height, vertices), quality });
+        let graph = resolution.graph(width, height, vertices);
+        found.push(TemplateView { graph, quality, finger, bytes: start..input.at });
     }
     input.end()?;
     Ok(found)

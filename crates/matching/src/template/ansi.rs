@@ -11,7 +11,7 @@
 use base::Result;
 
 use super::TemplateView;
-use super::fields::{Fields, check, put_minutiae, put_size, stated_quality};
+use super::fields::{Fields, check, put_minutiae, put_size, stated_finger, stated_quality};
 use crate::graph::Graph;
 
 const MAGIC_2004: &[u8; 8] = b"FMR\0 20\0";
@@ -50,12 +50,15 @@ pub(super) fn read_2004(bytes: &[u8]) -> Result<Vec<TemplateView>> {
     let _zero = input.number(1)?;
     let mut found = Vec::new();
     for _ in 0..views {
-        let _position_and_impression = input.take(2)?;
+        let start = input.at;
+        let finger = stated_finger(input.byte()?);
+        let _impression = input.number(1)?;
         let quality = stated_quality(input.byte()?);
         let count = input.number(1)?;
         let vertices = input.minutiae(count, true, STEPS, resolution)?;
         input.skip_extended()?;
-        found.push(TemplateView { graph: resolution.graph(width, height, vertices), quality });
+        let graph = resolution.graph(width, height, vertices);
+        found.push(TemplateView { graph, quality, finger, bytes: start..input.at });
     }
     input.end()?;
     Ok(found)
@@ -70,7 +73,9 @@ pub(super) fn read_2009(bytes: &[u8]) -> Result<Vec<TemplateView>> {
     let _zero = input.number(1)?;
     let mut found = Vec::new();
     for _ in 0..views {
-        let _position_view_and_impression = input.take(3)?;
+        let start = input.at;
+        let finger = stated_finger(input.byte()?);
+        let _view_and_impression = input.take(2)?;
         let quality = stated_quality(input.byte()?);
         let _quality_owner_and_algorithm = input.take(4)?;
         let (width, height) = (input.number(2)?, input.number(2)?);
@@ -78,7 +83,8 @@ pub(super) fn read_2009(bytes: &[u8]) -> Result<Vec<TemplateView>> {
         let count = input.number(1)?;
         let vertices = input.minutiae(count, true, STEPS, resolution)?;
         input.skip_extended()?;
-        found.push(TemplateView { graph: resolution.graph(width, height, vertices), quality });
+        let graph = resolution.graph(width, height, vertices);
+        found.push(TemplateView { graph, quality, finger, bytes: start..input.at });
     }
     input.end()?;
     Ok(found)

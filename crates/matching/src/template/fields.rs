@@ -18,6 +18,11 @@ pub(crate) fn stated_quality(byte: u8) -> Option<u8> {
     (1..=100).contains(&byte).then_some(byte)
 }
 
+/// Returns the finger that a byte states. 0 states none, and 13 to 15 several fingers.
+pub(crate) fn stated_finger(byte: u8) -> Option<u8> {
+    (1..=10).contains(&byte).then_some(byte)
+}
+
 /// Reads numbers one after the other, big-endian.
 pub(crate) struct Fields<'a> {
     pub(crate) bytes: &'a [u8],

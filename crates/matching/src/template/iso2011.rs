@@ -10,7 +10,7 @@
 use base::{Error, Result};
 
 use super::TemplateView;
-use super::fields::{Fields, check, put_minutiae, put_resolution, stated_quality};
+use super::fields::{Fields, check, put_minutiae, put_resolution, stated_finger, stated_quality};
 use crate::graph::Graph;
 
 const MAGIC: &[u8; 8] = b"FMR\x00030\0";
@@ -63,7 +63,8 @@ fn view(input: &mut Fields<'_>, certified: bool) -> Result<TemplateView> {
         let certificates = input.number(1)? as usize;
         input.take(certificates * 3)?;
     }
-    let _position_and_view = input.take(2)?;
+    let finger = stated_finger(input.byte()?);
+    let _view = input.number(1)?;
     let resolution = input.resolution()?;
     let _impression = input.number(1)?;
     let (width, height) = (input.number(2)?, input.number(2)?);
@@ -82,7 +83,8 @@ fn view(input: &mut Fields<'_>, certified: bool) -> Result<TemplateView> {
             input.at - start
         )));
     }
-    Ok(TemplateView { graph: resolution.graph(width, height, vertices), quality })
+    let graph = resolution.graph(width, height, vertices);
+    Ok(TemplateView { graph, quality, finger, bytes: start..input.at })
 }
 
 /// Writes one representation.

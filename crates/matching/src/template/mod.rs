@@ -13,15 +13,19 @@
 mod ansi;
 pub(crate) mod fields;
 mod iso2011;
+mod one_view;
 mod sourceafis;
 
 use std::fmt;
+use std::ops::Range;
 use std::str::FromStr;
 
 use base::{Error, Result};
 
 use crate::graph::Graph;
 use crate::iso;
+
+pub use one_view::one_view;
 
 /// Format of a template.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -106,6 +110,11 @@ pub struct TemplateView {
     /// Quality that the template states, 1 to 100, on the scale of its writer; `None` if it states
     /// none.
     pub quality: Option<u8>,
+    /// Finger that the template states: 1 to 5 from the right thumb to the right little finger, 6
+    /// to 10 the same of the left hand; `None` if it states no finger or several.
+    pub finger: Option<u8>,
+    /// Place of the view in the template.
+    pub(crate) bytes: Range<usize>,
 }
 
 /// Reads the finger views of a template in any of the formats, each as a graph at 500 dots per
@@ -117,7 +126,7 @@ pub fn read(bytes: &[u8]) -> Result<Vec<Graph>> {
     Ok(views(bytes)?.into_iter().map(|view| view.graph).collect())
 }
 
-/// Reads the finger views of a template in any of the formats, with their qualities.
+/// Reads the finger views of a template in any of the formats, with their qualities and fingers.
 ///
 /// # Errors
 /// As [`read`].
@@ -128,7 +137,8 @@ pub fn views(bytes: &[u8]) -> Result<Vec<TemplateView>> {
         Some(TemplateFormat::Ansi2004) => ansi::read_2004(bytes),
         Some(TemplateFormat::Ansi2009) => ansi::read_2009(bytes),
         Some(TemplateFormat::SourceAfis) => {
-            Ok(vec![TemplateView { graph: sourceafis::read(bytes)?, quality: None }])
+            let graph = sourceafis::read(bytes)?;
+            Ok(vec![TemplateView { graph, quality: None, finger: None, bytes: 0..bytes.len() }])
         }
         None => Err(Error::invalid(
             "not a template of ISO/IEC 19794-2, ANSI 378 or SourceAFIS: its first bytes are others",

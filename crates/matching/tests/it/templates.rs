@@ -142,6 +142,86 @@ fn the_first_bytes_show_a_template() {
     }
 }
 
+/// Places in the header of a written template with one view.
+struct TemplateHeader {
+    bytes: usize,
+    length: std::ops::Range<usize>,
+    views: usize,
+    /// Place of the finger position of the first view.
+    finger: usize,
+}
+
+fn header(format: TemplateFormat) -> TemplateHeader {
+    let (bytes, length, views, finger) = match format {
+        TemplateFormat::Iso2005 => (24, 8..12, 22, 24),
+        TemplateFormat::Iso2011 => (15, 8..12, 13, 34),
+        TemplateFormat::Ansi2004 => (26, 8..10, 24, 26),
+        TemplateFormat::Ansi2009 => (21, 8..12, 19, 21),
+        TemplateFormat::SourceAfis => unreachable!("it has one view"),
+    };
+    TemplateHeader { bytes, length, views, finger }
+}
+
+/// Returns a template with a view of each graph, of the fingers 1, 2 and so on.
+fn joined(graphs: &[Graph], format: TemplateFormat) -> Vec<u8> {
+    let TemplateHeader { bytes, length, views, finger } = header(format);
+    let mut all = Vec::new();
+    for (number, graph) in graphs.iter().enumerate() {
+        let mut one = template::write(graph, format).unwrap();
+        one[finger] = number as u8 + 1;
+        all.extend(&one[if number == 0 { 0 } else { bytes }..]);
+    }
+    let total = (all.len() as u32).to_be_bytes();
+    all[length.clone()].copy_from_slice(&total[4 - length.len()..]);
+    all[views] = graphs.len() as u8;
+    all
+}
+
+#[test]
+fn a_view_becomes_a_template_of_its_own() {
+    let graphs: Vec<Graph> = (1..4).map(synthetic::fingerprint).collect();
+    for format in TemplateFormat::ALL {
+        if format == TemplateFormat::SourceAfis {
+            continue;
+        }
+        let all = joined(&graphs, format);
+        assert_eq!(TemplateFormat::of(&all), Some(format));
+        let views = template::views(&all).unwrap();
+        let fingers: Vec<Option<u8>> = views.iter().map(|view| view.finger).collect();
+        assert_eq!(fingers, [Some(1), Some(2), Some(3)], "{format}");
+        for (number, view) in views.iter().enumerate() {
+            let one = template::one_view(&all, view).unwrap();
+            let mut written = template::write(&graphs[number], format).unwrap();
+            written[header(format).finger] = number as u8 + 1;
+            assert_eq!(one, written, "{format}");
+            let read = template::views(&one).unwrap().remove(0);
+            assert_eq!((&read.graph, read.finger), (&view.graph, view.finger));
+        }
+        let last = &views[2];
+        assert!(template::one_view(&all[..all.len() - 9], last).is_err(), "{format}");
+    }
+}
+
+#[test]
+fn the_long_length_of_ansi_2004_remains() {
+    let mut all = joined(&[1, 2].map(synthetic::fingerprint), TemplateFormat::Ansi2004);
+    all.splice(8..10, [0; 6]);
+    let length = (all.len() as u32).to_be_bytes();
+    all[10..14].copy_from_slice(&length);
+    let views = template::views(&all).unwrap();
+    let one = template::one_view(&all, &views[1]).unwrap();
+    assert_eq!(template::read(&one).unwrap(), [views[1].graph.clone()]);
+}
+
+#[test]
+fn positions_of_several_fingers_state_no_finger() {
+    let mut bytes = template::write(&synthetic::fingerprint(3), TemplateFormat::Iso2005).unwrap();
+    for (position, finger) in [(0, None), (1, Some(1)), (10, Some(10)), (11, None), (13, None)] {
+        bytes[24] = position;
+        assert_eq!(template::views(&bytes).unwrap()[0].finger, finger);
+    }
+}
+
 proptest! {
     #[test]
     fn what_is_written_is_read(
