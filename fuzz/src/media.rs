@@ -110,12 +110,15 @@ pub fn wsq_decode(data: &[u8]) {
 
 /// Fuzzes ANSI/NIST-ITL files: the list of images, and each image.
 ///
-/// Asserts that the data of an image lie in the file, and that a decoded image has the size that
-/// its header announces.
+/// Asserts that the data of an image lie in the file, that the file of one image has these data,
+/// and that a decoded image has the size that its header announces.
 pub fn nist_parse(data: &[u8]) {
     let Ok(images) = bounded(data, 0, || vision::nist_images(data)) else { return };
     assert!(images.iter().map(|image| image.data.len()).sum::<usize>() <= data.len());
     for image in images.iter().take(IMAGES_MAX) {
+        let one = vision::nist_file_of(data, image).expect("the file of a listed image");
+        let read = vision::nist_images(&one).expect("the images of such a file");
+        assert_eq!(read.iter().map(|read| read.data).collect::<Vec<_>>(), [image.data]);
         let header = bounded(data, 0, || image.header(&limits()));
         let Ok(decoded) = bounded(data, 4 * IMAGE_BYTES, || image.decode(&limits())) else {
             continue;
@@ -131,7 +134,13 @@ pub fn nist_parse(data: &[u8]) {
 
 /// Fuzzes ISO/IEC 19794-2 templates and graph records: parses, writes, parses again, and scores.
 pub fn iso_template(data: &[u8]) {
-    let _ = bounded(data, 0, || template::read(data));
+    let views = bounded(data, 0, || template::views(data)).unwrap_or_default();
+    for view in views.iter().take(IMAGES_MAX) {
+        if let Ok(one) = template::one_view(data, view) {
+            let read = template::read(&one).expect("the view of such a template");
+            assert_eq!(read, [view.graph.clone()]);
+        }
+    }
     if let Ok(graphs) = bounded(data, 0, || iso::read(data)) {
         for graph in graphs {
             let Ok(written) = iso::write(&graph) else { continue };

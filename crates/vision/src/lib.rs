@@ -25,7 +25,7 @@ pub use decode::{Decoded, decode};
 pub use embed::{Fit, Layout, Order, Preprocess};
 pub use header::{Header, decode_bytes};
 pub use limits::{Format, Limits};
-pub use nist::{NistCompression, NistImage, nist_images};
+pub use nist::{NistCompression, NistImage, nist_file_of, nist_images};
 pub use pixels::{Gray, Image};
 pub use thumbnail::thumbnail;
 

@@ -33,6 +33,7 @@ pub(super) fn binary(record: &[u8], native: Option<f32>) -> Result<NistImage<'_>
             dots_per_inch: if scaled { Some(RESOLUTION_LEAST) } else { native },
             compression: by_code(compression),
             data,
+            record,
         })
     };
     parse().ok_or_else(|| damaged("a record of type 4 is too short"))
@@ -75,6 +76,7 @@ pub(super) fn tagged(record: &[u8]) -> Result<Option<NistImage<'_>>> {
         dots_per_inch: None,
         compression: NistCompression::Uncompressed,
         data: &[],
+        record,
     };
     let mut unit = 0;
     let mut resolution = None;

@@ -2,6 +2,7 @@
 //! record types 4 and 14.
 
 mod image_records;
+mod one_image;
 mod records;
 
 use base::{Error, Result};
@@ -10,8 +11,13 @@ use image::{DynamicImage, GrayImage};
 use crate::Format;
 use records::{Record, Transaction};
 
+pub use one_image::nist_file_of;
+
 /// Maximum records of a file. The standard numbers images 0 to 99.
 const RECORDS_MAX: usize = 1000;
+/// Positions of the plain impressions of both thumbs.
+const PLAIN_RIGHT_THUMB: u8 = 11;
+const PLAIN_LEFT_THUMB: u8 = 12;
 
 /// Compression of the image in a record.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -47,6 +53,8 @@ pub struct NistImage<'a> {
     pub compression: NistCompression,
     /// Bytes of the image.
     pub data: &'a [u8],
+    /// The whole record.
+    pub(crate) record: &'a [u8],
 }
 
 /// Lists the fingerprint images of an ANSI/NIST-ITL file in the order of its records. Records of
@@ -97,6 +105,24 @@ fn no_images() -> Error {
 }
 
 impl NistImage<'_> {
+    /// Returns the finger of the image: 1 to 5 from the right thumb to the right little finger, 6
+    /// to 10 the same of the left hand. `None` if the record names no finger, or several.
+    #[must_use]
+    pub fn finger(&self) -> Option<u8> {
+        match self.fingers[..] {
+            [finger @ 1..=10] => Some(finger),
+            [PLAIN_RIGHT_THUMB] => Some(1),
+            [PLAIN_LEFT_THUMB] => Some(6),
+            _ => None,
+        }
+    }
+
+    /// Returns true if the image shows several fingers, such as the four of a hand.
+    #[must_use]
+    pub fn is_slap(&self) -> bool {
+        !self.fingers.is_empty() && self.fingers.iter().all(|&finger| finger > PLAIN_LEFT_THUMB)
+    }
+
     /// Returns the grey levels of an uncompressed image.
     ///
     /// # Errors
@@ -141,7 +167,11 @@ impl NistImage<'_> {
         Err(damaged(&format!("the data of a {} image are none", wanted.name())))
     }
 
-    fn check_compression(&self) -> Result<()> {
+    /// Checks that the compression is supported.
+    ///
+    /// # Errors
+    /// `InvalidArgument` with the name of another compression.
+    pub fn check_compression(&self) -> Result<()> {
         let NistCompression::Unsupported(name) = &self.compression else { return Ok(()) };
         let full = match name.as_str() {
             "JP2" | "JP2L" => " (JPEG 2000)",

@@ -6,13 +6,13 @@ use super::{damaged, truncated};
 use crate::bytes::be32;
 
 /// Separators: of records, fields, subfields and items.
-const RECORD_END: u8 = 0x1c;
+pub(super) const RECORD_END: u8 = 0x1c;
 const FIELD_END: u8 = 0x1d;
 const SUBFIELD_END: u8 = 0x1e;
 const ITEM_END: u8 = 0x1f;
 
 /// Fields of a record of type 1: contents, and native resolution in pixels per millimetre.
-const CONTENTS: u32 = 3;
+pub(super) const CONTENTS: u32 = 3;
 const NATIVE_RESOLUTION: u32 = 11;
 /// Field with an image, always the last of a record. It may hold separators.
 pub(super) const IMAGE_DATA: u32 = 999;
@@ -31,7 +31,8 @@ pub(super) struct Record<'a> {
 
 /// A file at one of its records.
 pub(super) struct Transaction<'a> {
-    first: &'a [u8],
+    /// The record of type 1.
+    pub(super) first: &'a [u8],
     /// Types of the records that follow, one a subfield.
     contents: &'a [u8],
     rest: &'a [u8],

@@ -3,7 +3,7 @@
 use base::ErrorKind;
 use image::{DynamicImage, GrayImage, ImageFormat};
 use proptest::prelude::*;
-use vision::{Format, Limits, NistCompression, decode, nist_images};
+use vision::{Format, Limits, NistCompression, decode, nist_file_of, nist_images};
 
 use crate::files::encoded;
 
@@ -112,6 +112,57 @@ fn every_truncation_of_a_card_is_refused() {
     for end in 7..CARD.len() {
         let error = decode(&CARD[..end], &Limits::default()).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::InvalidArgument, "{end}: {error}");
+    }
+}
+
+#[test]
+fn an_image_becomes_a_file_of_its_own() {
+    let images = nist_images(CARD).unwrap();
+    let fingers: Vec<Option<u8>> = images.iter().map(|image| image.finger()).collect();
+    assert_eq!(fingers, [Some(2), Some(7), Some(3)]);
+    for image in &images {
+        let one = nist_file_of(CARD, image).unwrap();
+        let read = nist_images(&one).unwrap();
+        assert_eq!(read, [image.clone()]);
+        let limits = Limits::default();
+        assert_eq!(decode(&one, &limits).unwrap(), image.decode(&limits).unwrap());
+        // The record of type 2 has names of persons.
+        assert!(!String::from_utf8_lossy(&one).contains("made-up text"));
+        assert!(String::from_utf8_lossy(&one).contains("\x1d1.004:TEST\x1d"));
+        // A file of one image stays as it is.
+        assert_eq!(nist_file_of(&one, &read[0]).unwrap(), one);
+    }
+}
+
+#[test]
+fn a_file_of_one_image_does_not_repeat_long_heads() {
+    let long = vec![b'x'; 10_000];
+    let contents = b"1\x1f2\x1e14\x1f00\x1e14\x1f01";
+    let first = tagged(1, &[(2, b"0500"), (4, &long[..]), (3, contents), (12, b"19.69")]);
+    let records = [1, 2].map(|_| print("NONE", &[1, 2, 3, 4]).1).concat();
+    let all = [first, records].concat();
+    let images = nist_images(&all).unwrap();
+    assert_eq!(images.len(), 2);
+    let one = nist_file_of(&all, &images[1]).unwrap();
+    assert!(one.len() < 1000, "{}", one.len());
+    assert_eq!(nist_images(&one).unwrap(), [images[1].clone()]);
+}
+
+#[test]
+fn images_of_several_fingers_are_slaps() {
+    let cases: [(&[u8], Option<u8>, bool); 6] = [
+        (b"0", None, false),
+        (b"10", Some(10), false),
+        (b"11", Some(1), false),
+        (b"12", Some(6), false),
+        (b"13", None, true),
+        (b"1\x1e6", None, false),
+    ];
+    for (positions, finger, is_slap) in cases {
+        let fields: &[(u32, &[u8])] = &[(6, b"1"), (7, b"1"), (13, positions), (999, b"x")];
+        let file = file(&[(14, tagged(14, fields))]);
+        let images = nist_images(&file).unwrap();
+        assert_eq!((images[0].finger(), images[0].is_slap()), (finger, is_slap), "{positions:?}");
     }
 }
 
