@@ -13,6 +13,7 @@ use transport::UploadPermit;
 use transport::result_stream::ResultWriter;
 
 use super::held_files::{CountedBytes, HeldFiles};
+use super::print_files;
 
 /// An image of an archive or a folder.
 #[derive(Clone, Debug)]
@@ -38,6 +39,13 @@ impl BulkOutcome {
         let status = if self.added { "added" } else { "present" };
         json!({ "name": name, "id": self.id, "status": status })
     }
+}
+
+/// Outcome of one print of a file with several.
+pub(crate) struct PrintOutcome {
+    /// Finger, 1 to 10, if the file states one.
+    pub(crate) finger: Option<u8>,
+    pub(crate) outcome: Result<BulkOutcome>,
 }
 
 /// Destination of the images of an archive or a folder.
@@ -73,6 +81,31 @@ struct Summary {
     present: u64,
     failed: u64,
     ignored: u64,
+    /// Files with images. A file of a fingerprint can have several prints.
+    files: u64,
+}
+
+impl Summary {
+    /// Counts an outcome of an image.
+    fn count(&mut self, outcome: &Result<BulkOutcome>) {
+        match outcome {
+            Ok(BulkOutcome { added: true, .. }) => self.added += 1,
+            Ok(_) => self.present += 1,
+            Err(_) => self.failed += 1,
+        }
+    }
+
+    /// Returns the last line of the response. It has the number of files if a file had several
+    /// prints.
+    fn line(&self) -> Value {
+        let Summary { added, present, failed, ignored, files } = *self;
+        let mut summary =
+            json!({ "added": added, "present": present, "failed": failed, "ignored": ignored });
+        if files != added + present + failed {
+            summary["files"] = files.into();
+        }
+        json!({ "summary": summary })
+    }
 }
 
 /// Resources of the response to a request with many images.
@@ -114,9 +147,17 @@ pub(crate) fn start<S: ImageSource>(
         .map_err(|error| Error::exhausted(format!("no thread for the images: {error}")))
 }
 
+/// Outcome of a file.
 struct ImageReport {
     name: String,
-    outcome: Result<BulkOutcome>,
+    outcome: FileOutcome,
+}
+
+enum FileOutcome {
+    /// The file is one image.
+    Image(Result<BulkOutcome>),
+    /// The file has several prints.
+    Prints(Vec<PrintOutcome>),
 }
 
 struct Bulk<'a, T> {
@@ -149,7 +190,8 @@ impl<'a, T: BulkTarget> Bulk<'a, T> {
             match found {
                 SourceEntry::Image(image) => self.send(image)?,
                 SourceEntry::Failed(name, error) => {
-                    self.report(ImageReport { name, outcome: Err(error) })?
+                    let outcome = FileOutcome::Image(Err(error));
+                    self.report(ImageReport { name, outcome })?
                 }
                 SourceEntry::Ignored => self.summary.ignored += 1,
                 SourceEntry::Nothing => {}
@@ -165,14 +207,13 @@ impl<'a, T: BulkTarget> Bulk<'a, T> {
         while self.in_flight > 0 {
             self.wait_report()?;
         }
-        let Summary { added, present, failed, ignored } = self.summary;
-        let summary =
-            json!({ "added": added, "present": present, "failed": failed, "ignored": ignored });
-        self.writer.send(format!("{}\n", json!({ "summary": summary })).into())
+        self.writer.send(format!("{}\n", self.summary.line()).into())
     }
 
     fn send(&mut self, image: BulkImage) -> Result<()> {
-        let held = self.files.hold(image.bytes.len() as u64);
+        // The files of the prints are as long as the file together.
+        let copies = if print_files::may_have_several(&image.bytes) { 2 } else { 1 };
+        let held = self.files.hold(copies * image.bytes.len() as u64);
         let target = Some((self.sender.clone(), image.name.clone()));
         self.in_flight += 1;
         self.target.put(image, BulkReporter { target, held: Some(held) })
@@ -185,22 +226,39 @@ impl<'a, T: BulkTarget> Bulk<'a, T> {
         self.report(report)
     }
 
-    /// Counts a result and writes its line.
+    /// Counts the results of a file and writes their lines.
     fn report(&mut self, report: ImageReport) -> Result<()> {
-        let name = &report.name;
-        let line: Value = match report.outcome {
-            Ok(outcome) => {
-                let count =
-                    if outcome.added { &mut self.summary.added } else { &mut self.summary.present };
-                *count += 1;
-                outcome.line(name)
+        let ImageReport { name, outcome } = report;
+        self.summary.files += 1;
+        match outcome {
+            FileOutcome::Image(outcome) => {
+                self.summary.count(&outcome);
+                self.write(&line(&name, &outcome))
             }
-            Err(error) => {
-                self.summary.failed += 1;
-                json!({ "name": name, "id": null, "status": "failed", "error": error.message() })
+            FileOutcome::Prints(prints) => {
+                for PrintOutcome { finger, outcome } in &prints {
+                    self.summary.count(outcome);
+                    let mut line = line(&name, outcome);
+                    line["finger"] = (*finger).into();
+                    self.write(&line)?;
+                }
+                Ok(())
             }
-        };
+        }
+    }
+
+    fn write(&self, line: &Value) -> Result<()> {
         self.writer.send(format!("{line}\n").into())
+    }
+}
+
+/// Returns the line of an image. `name` is the name of its file in the request.
+fn line(name: &str, outcome: &Result<BulkOutcome>) -> Value {
+    match outcome {
+        Ok(outcome) => outcome.line(name),
+        Err(error) => {
+            json!({ "name": name, "id": null, "status": "failed", "error": error.message() })
+        }
     }
 }
 
@@ -214,10 +272,15 @@ pub struct BulkReporter {
 impl BulkReporter {
     /// Sends the outcome to the thread that writes the response.
     pub fn send(mut self, outcome: Result<BulkOutcome>) {
-        self.send_once(outcome);
+        self.send_once(FileOutcome::Image(outcome));
     }
 
-    fn send_once(&mut self, outcome: Result<BulkOutcome>) {
+    /// Sends the outcomes of a file with several prints.
+    pub(crate) fn send_prints(mut self, prints: Vec<PrintOutcome>) {
+        self.send_once(FileOutcome::Prints(prints));
+    }
+
+    fn send_once(&mut self, outcome: FileOutcome) {
         // The bytes are free before the client reads that the image is done.
         drop(self.held.take());
         if let Some((sender, name)) = self.target.take() {
@@ -229,6 +292,7 @@ impl BulkReporter {
 
 impl Drop for BulkReporter {
     fn drop(&mut self) {
-        self.send_once(Err(Error::internal("a panic ended the work on this image")));
+        let error = Error::internal("a panic ended the work on this image");
+        self.send_once(FileOutcome::Image(Err(error)));
     }
 }

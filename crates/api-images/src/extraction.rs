@@ -5,6 +5,7 @@ use bytes::Bytes;
 
 use super::embedder::Embedder;
 use super::features::{self, FeatureSource, Features};
+use super::print_files;
 use super::services::ImageServices;
 use super::settings::ImageKind;
 
@@ -29,6 +30,14 @@ pub(crate) struct ExtractionInput {
 }
 
 impl ExtractionInput {
+    /// Returns the number of prints besides the first, whose features are not extracted.
+    fn prints_left_out(&self) -> usize {
+        match self.kind {
+            ImageKind::Photo => 0,
+            ImageKind::Fingerprint => print_files::count(&self.bytes) - 1,
+        }
+    }
+
     fn source(&self) -> FeatureSource<'_> {
         let ExtractionInput { kind, name, bytes, quality_min } = self;
         FeatureSource { kind: *kind, bytes, name, quality_min: *quality_min }
@@ -40,6 +49,8 @@ pub(crate) struct EmbeddedFeatures {
     pub(crate) features: Features,
     /// Empty if the image gets no embedding.
     pub(crate) embedding: Vec<f32>,
+    /// Prints of the file besides the first, whose features are not extracted.
+    pub(crate) prints_left_out: usize,
 }
 
 /// Decodes an image, and embeds it if there is an `embedder`.
@@ -69,15 +80,16 @@ async fn extract_at_once(
     let budget = services.requests.memory.clone();
     let work = move || {
         let memory = features::reserve(&budget, file.kind, &file.bytes, &file.name)?;
-        features::extract(&memory, file.source(), own.as_ref())
+        let features = features::extract(&memory, file.source(), own.as_ref())?;
+        Ok((features, file.prints_left_out()))
     };
-    let mut features = services.pool.run(work).await?;
+    let (mut features, prints_left_out) = services.pool.run(work).await?;
     let tensor = std::mem::take(&mut features.tensor);
     let embedding = match embedder {
         Some(embedder) => services.embed(embedder, tensor).await?,
         None => Vec::new(),
     };
-    Ok(EmbeddedFeatures { features, embedding })
+    Ok(EmbeddedFeatures { features, embedding, prints_left_out })
 }
 
 /// Decodes and embeds an image on the threads of idle priority.
@@ -93,12 +105,13 @@ async fn extract_idle(
         let memory = features::reserve_or_wait(&budget, *kind, bytes, name, || false)?;
         let mut features = features::extract(&memory, file.source(), embedder.as_ref())?;
         let tensor = std::mem::take(&mut features.tensor);
+        let prints_left_out = file.prints_left_out();
         let Some(embedder) = &embedder else {
-            return Ok(EmbeddedFeatures { features, embedding: Vec::new() });
+            return Ok(EmbeddedFeatures { features, embedding: Vec::new(), prints_left_out });
         };
         let embedding = embedder.run(&[tensor])?.into_iter().next();
         let embedding = embedding.ok_or_else(|| Error::internal("the model returned no vector"))?;
-        Ok(EmbeddedFeatures { features, embedding })
+        Ok(EmbeddedFeatures { features, embedding, prints_left_out })
     };
     services.background.run(work).await
 }

@@ -2,15 +2,17 @@
 //! sent, and found by other images.
 //!
 //! An image whose caller waits is decoded on the threads "images-N" (`pool`) and embedded by the
-//! scheduler like any request. Bulk work (`ingest`) does both itself at idle priority.
-//! `collection` describes a collection of images, `features` extracts an image's features,
-//! `embedder` finds the models that embed, `embedding_plan` decides which images need one,
-//! `template_file` reads templates of fingerprints, `originals` keeps the files, and `store` writes
-//! the points. `query` and `views` find them by a `plan` that runs on a search thread. `duplicates`
-//! finds images that are stored twice. `transfer` extracts, writes and returns features without
-//! images, in the form of `point_features`. `prints` compares fingerprints one to one, `persons`
-//! groups them, and `rebuild` gives a collection another model. `removal_task` removes originals of
-//! removed collections in the background. The nodes of a cluster use `sharded`.
+//! scheduler like any request. Bulk work (`ingest`) does both itself at idle priority. `collection`
+//! describes a collection of images, `features` extracts an image's features, `embedder` finds the
+//! models that embed, `embedding_plan` decides which images need one, `template_file` reads
+//! templates of fingerprints, `print_files` cuts a file with several prints into its prints, which
+//! `file_upload` puts in, `originals` keeps the files, and `store` writes the points. `query` and
+//! `views` find them by a `plan` that runs on a search thread. `duplicates` finds images that are
+//! stored twice. `transfer` extracts, writes and returns features without images, in the form of
+//! `point_features`. `prints` compares fingerprints one to one, `persons` groups them by the
+//! fingers of `query_prints`, and `rebuild` gives a collection another model. `removal_task`
+//! removes originals of removed collections in the background. The nodes of a cluster use
+//! `sharded`.
 
 mod add;
 mod addition_limit;
@@ -31,6 +33,7 @@ mod endpoints;
 mod extraction;
 mod feature_endpoints;
 mod features;
+mod file_upload;
 mod folder;
 mod held_files;
 mod hits;
@@ -45,11 +48,13 @@ mod plan;
 mod point_checks;
 mod point_features;
 mod pool;
+mod print_files;
 mod print_pair;
 mod prints;
 mod progress;
 mod query;
 mod query_features;
+mod query_prints;
 mod rebuild;
 mod removal;
 mod removal_records;
@@ -98,6 +103,7 @@ pub use limits::{HITS_MAX, accept_score, candidates_max, check_search_limits, de
 pub use persons::{FINGER_HITS_MAX, FingersRequest, FoundPersons, FoundPrint};
 pub use print_pair::{PrintJson, PrintPair};
 pub use prints::both_named;
+pub use query_prints::{QueryPrint, QueryPrints};
 pub use settings::{ImageKind, ImageSettings, WantedImages};
 pub use sharded::{
     AcceptedNeighbour, CheckedPoints, CoarseAnswer, CoarseCandidates, CoarseSearchRequest,

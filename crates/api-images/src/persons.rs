@@ -11,16 +11,16 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::limits::{check_search_limits, checked_threshold};
+use super::print_files::PERSON;
 use super::prints;
 use super::query::{self, ImageQuery, QueryImage};
+use super::query_prints::QueryPrints;
 use super::services::ImageServices;
 
 /// Maximum fingers of one request.
 const FINGERS_MAX: usize = 10;
 /// Hits of each finger that are grouped: the prints of a person share the places.
 pub const FINGER_HITS_MAX: usize = 1000;
-/// Key of a payload that names the person.
-const PERSON: &str = "person";
 
 /// Fingers of a request in JSON.
 #[derive(Deserialize)]
@@ -82,7 +82,8 @@ pub struct FoundPrint<'a> {
 /// classifiers", 1998). A print without a person stands for itself.
 pub struct FoundPersons {
     fingers: usize,
-    threshold: f32,
+    /// Least score of a single finger.
+    finger_threshold: f32,
     persons: HashMap<PersonKey, PersonCandidate>,
 }
 
@@ -99,13 +100,20 @@ impl FoundPersons {
                 "{fingers} fingers: a request has 1 to {FINGERS_MAX}"
             )));
         }
-        let threshold = threshold * (1 + fingers) as f32 / 2.0;
-        Ok(FoundPersons { fingers, threshold, persons: HashMap::new() })
+        Ok(FoundPersons { fingers, finger_threshold: threshold, persons: HashMap::new() })
     }
 
     /// Returns the smallest score of an accepted person.
     pub fn threshold(&self) -> f32 {
-        self.threshold
+        self.finger_threshold * (1 + self.fingers) as f32 / 2.0
+    }
+
+    /// Removes the fingers from the number `fingers` on, none of which has a print.
+    pub fn truncate_fingers(&mut self, fingers: usize) {
+        self.fingers = self.fingers.min(fingers);
+        for candidate in self.persons.values_mut() {
+            candidate.scores.truncate(fingers);
+        }
     }
 
     /// Adds a print that resembles the queried finger with the number `finger`.
@@ -130,6 +138,7 @@ impl FoundPersons {
 
     /// Returns the best `most` persons as elements of "results", best first.
     pub fn best(self, most: usize) -> Vec<Value> {
+        let threshold = self.threshold();
         let mut ranked: Vec<(f32, PersonKey, PersonCandidate)> = self
             .persons
             .into_iter()
@@ -139,7 +148,7 @@ impl FoundPersons {
         ranked.truncate(most);
         let shown = |(score, person, candidate): (f32, PersonKey, PersonCandidate)| {
             json!({
-                "person": person.name, "score": score, "accepted": score >= self.threshold,
+                "person": person.name, "score": score, "accepted": score >= threshold,
                 "fingers": candidate.scores, "prints": candidate.prints,
             })
         };
@@ -147,10 +156,23 @@ impl FoundPersons {
     }
 }
 
-/// Searches every finger, and groups the hits by person.
+/// Cuts the files of a query into their prints.
 ///
 /// # Errors
-/// As [`query::search`] and [`FoundPersons::new`].
+/// As [`QueryPrints::cut`].
+async fn query_prints(services: &ImageServices, files: Vec<Bytes>) -> Result<QueryPrints> {
+    let budget = services.requests.memory.clone();
+    if !QueryPrints::may_be_cut(&files) {
+        return QueryPrints::cut(files, &budget);
+    }
+    services.pool.run(move || QueryPrints::cut(files, &budget)).await
+}
+
+/// Searches every finger, and groups the hits by person. Leaves out a print that cannot be read if
+/// its file has others.
+///
+/// # Errors
+/// As [`query::search`], [`query_prints`] and [`FoundPersons::new`].
 pub(crate) async fn identify(
     services: &Arc<ImageServices>,
     name: &str,
@@ -160,13 +182,27 @@ pub(crate) async fn identify(
     let target = prints::prints_of(services, name)?;
     check_search_limits(target.kind, wanted.k, wanted.candidates.unwrap_or(1))?;
     let threshold = checked_threshold(target.kind, wanted.threshold)?;
-    let mut persons = FoundPersons::new(files.len(), threshold)?;
+    // Checks the number of files before they are read.
+    FoundPersons::new(files.len(), threshold)?;
+    let sought = query_prints(services, files).await?;
+    let mut left_out = sought.left_out;
+    let mut persons = FoundPersons::new(sought.prints.len(), threshold)?;
     let mut compared = 0;
     let mut of = 0;
     let mut partial = false;
-    for (finger, bytes) in files.into_iter().enumerate() {
+    let mut finger = 0;
+    let mut unreadable = None;
+    for print in &sought.prints {
         let one = ImageQuery { k: FINGER_HITS_MAX, explain: false, ..wanted.clone() };
-        let found = query::found(services, &target, &one, QueryImage::File(bytes)).await?.result;
+        let image = QueryImage::File(print.file.clone());
+        let found = match query::found(services, &target, &one, image).await {
+            Err(error) if print.is_left_out(&error) => {
+                left_out += 1;
+                unreadable = unreadable.or(Some(error));
+                continue;
+            }
+            found => found?.result,
+        };
         compared += found.coverage.compared;
         of = of.max(found.coverage.of);
         partial |= found.partial;
@@ -175,12 +211,21 @@ pub(crate) async fn identify(
             let payload = &hit.point.payload;
             persons.add(finger, &FoundPrint { id, payload, score: hit.hit.score });
         }
+        finger += 1;
     }
+    if let Some(error) = unreadable.filter(|_| finger == 0) {
+        return Err(error);
+    }
+    persons.truncate_fingers(finger);
     let threshold = persons.threshold();
-    Ok(json!({
+    let mut answer = json!({
         "results": persons.best(wanted.k), "threshold": threshold,
         "compared": compared, "of": of, "partial": partial,
-    }))
+    });
+    if left_out > 0 {
+        answer["prints_left_out"] = left_out.into();
+    }
+    Ok(answer)
 }
 
 /// Returns a payload's value as a text: numbers are names too.
@@ -230,6 +275,19 @@ mod tests {
         for fingers in [0, 11] {
             assert!(FoundPersons::new(fingers, 40.0).is_err());
         }
+    }
+
+    #[test]
+    fn a_finger_without_a_readable_print_does_not_count() {
+        let ann = serde_json::Map::from_iter([("person".into(), json!("ann"))]);
+        let mut persons = FoundPersons::new(3, 40.0).unwrap();
+        assert_eq!(persons.threshold(), 80.0);
+        let id = PointId::Number(1);
+        persons.add(0, &FoundPrint { id, payload: &ann, score: 50.0 });
+        persons.truncate_fingers(1);
+        assert_eq!(persons.threshold(), 40.0);
+        let found = persons.best(1);
+        assert_eq!((&found[0]["fingers"], &found[0]["accepted"]), (&json!([50.0]), &json!(true)));
     }
 
     #[test]

@@ -50,6 +50,9 @@ pub(crate) struct PointFeatures {
     /// Model that made the embedding.
     #[serde(default)]
     pub(crate) model: Option<String>,
+    /// Other prints of the file, whose features are not here. No point keeps the number.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) prints_left_out: Option<usize>,
 }
 
 impl PointFeatures {
@@ -74,7 +77,14 @@ impl PointFeatures {
             quality,
             kind: Some(settings.kind),
             model: Some(settings.model.clone()),
+            prints_left_out: None,
         }
+    }
+
+    /// Adds the number of the other prints of the file.
+    pub(crate) fn with_prints_left_out(mut self, count: usize) -> PointFeatures {
+        self.prints_left_out = (count > 0).then_some(count);
+        self
     }
 
     /// Returns the features of a stored point.
@@ -100,6 +110,7 @@ impl PointFeatures {
             kind: Some(target.kind),
             model: Some(target.model.clone()),
             payload,
+            prints_left_out: None,
         })
     }
 
@@ -200,6 +211,7 @@ pub(crate) mod tests {
             quality: None,
             kind: None,
             model: None,
+            prints_left_out: None,
         };
         change(&mut point);
         point

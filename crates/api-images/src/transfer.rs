@@ -51,7 +51,7 @@ pub(crate) async fn extract(
     let quality_min = wanted.quality_min;
     let file = ExtractionInput { kind: plan.kind, name, bytes, quality_min };
     let priority = ExtractionPriority::Ordinary;
-    let EmbeddedFeatures { features, embedding } =
+    let EmbeddedFeatures { features, embedding, prints_left_out } =
         extraction::extract(services, embedder.as_ref(), file, priority).await?;
     let settings = plan.settings(embedder.as_ref());
     let dims = match &existing {
@@ -61,7 +61,8 @@ pub(crate) async fn extract(
     let id = PointId::Uuid(features.facts.id);
     let embedding = settings.vector(&id, embedding, dims);
     settings.check_dims(dims, embedding.len())?;
-    Ok(PointFeatures::extracted(&features, &embedding, &settings))
+    let features = PointFeatures::extracted(&features, &embedding, &settings);
+    Ok(features.with_prints_left_out(prints_left_out))
 }
 
 /// Returns the collection if it exists on this server.

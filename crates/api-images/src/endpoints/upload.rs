@@ -14,10 +14,11 @@ use transport::access::KeyGrant;
 use transport::{HeaderTimeout, Peer, QueryResult, Reply, Shared, query_flag, query_parameters};
 
 use super::{check_creates, media, whole};
-use crate::add::{self, NewImage};
+use crate::add::NewImage;
 use crate::bulk_requests::{BulkRequest, check_bulk_params};
 use crate::collection::CollectionSpec;
 use crate::features::{checked_name, checked_payload, checked_quality};
+use crate::file_upload;
 use crate::ingest_target::IngestTarget;
 use crate::job::IngestJob;
 use crate::settings::ImageKind;
@@ -124,12 +125,8 @@ impl PutRequest {
         let bytes = whole(&state.services, &self.headers, self.body).await?;
         let _admitted = state.services.requests.admit()?;
         let new = NewImage { wanted, name, payload, bytes };
-        let outcome = if background {
-            add::add_in_background(state, new).await
-        } else {
-            add::add(&state.services, new).await
-        };
-        Ok(Reply::json(outcome?.to_json().to_string()).into_response())
+        let answer = file_upload::put_file(state, new, background).await?;
+        Ok(Reply::json(answer.to_string()).into_response())
     }
 
     async fn archive(self, state: &Arc<ImagesState>, new: ManyImages) -> Result<Response> {

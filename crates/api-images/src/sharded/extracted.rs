@@ -88,6 +88,8 @@ pub struct ExtractedImage {
     embedding: Vec<f32>,
     /// Payload of the caller.
     payload: Map<String, Value>,
+    /// Other prints of the file, whose features are not extracted.
+    prints_left_out: usize,
 }
 
 impl ExtractedImage {
@@ -134,7 +136,9 @@ impl ExtractedImage {
     /// # Errors
     /// `Internal` if it cannot be written.
     pub fn features(&self) -> Result<String> {
-        PointFeatures::extracted(&self.features, &self.embedding, &self.settings).to_json()
+        PointFeatures::extracted(&self.features, &self.embedding, &self.settings)
+            .with_prints_left_out(self.prints_left_out)
+            .to_json()
     }
 
     /// Returns the response of `PUT` once the image is put in.
@@ -234,7 +238,7 @@ impl ImagesState {
         let ImageInput { name, payload, bytes, quality_min, priority } = image;
         let embedder = self.services.embedder_of(&plan, &bytes)?;
         let file = ExtractionInput { kind: plan.kind, name, bytes, quality_min };
-        let EmbeddedFeatures { features, embedding } =
+        let EmbeddedFeatures { features, embedding, prints_left_out } =
             extraction::extract(&self.services, embedder.as_ref(), file, priority).await?;
         let settings = plan.settings(embedder.as_ref());
         let dims = match existing {
@@ -244,7 +248,7 @@ impl ImagesState {
         let id = PointId::Uuid(features.facts.id);
         let embedding = settings.vector(&id, embedding, dims);
         settings.check_dims(dims, embedding.len())?;
-        Ok(ExtractedImage { settings, features, embedding, payload })
+        Ok(ExtractedImage { settings, features, embedding, payload, prints_left_out })
     }
 
     /// Extracts the features of a query on this server. A fingerprint needs no model, and may be a
@@ -353,6 +357,7 @@ mod tests {
             features: Features { facts, graph: Graph::default(), tensor: Vec::new() },
             embedding,
             payload: Map::new(),
+            prints_left_out: 0,
         }
     }
 

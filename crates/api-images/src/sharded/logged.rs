@@ -74,7 +74,12 @@ pub fn read_features(
         check_payload_size(&payload, FEATURES_PAYLOAD_BYTES_MAX)
             .map_err(|error| of_point(error, at))?;
         // By now, the kind and the model are known from the collection.
-        let features = PointFeatures { kind: None, model: None, ..point.features.clone() };
+        let features = PointFeatures {
+            kind: None,
+            model: None,
+            prints_left_out: None,
+            ..point.features.clone()
+        };
         logged.push(LoggedPoint { id: features.id, text: features.to_json()? });
     }
     let ExpectedFeatures { kind, model, dims } = expected;

@@ -8,6 +8,7 @@ mod extraction;
 mod foreign;
 mod operations;
 mod originals;
+mod prints;
 mod replay;
 mod rounds;
 mod templates;

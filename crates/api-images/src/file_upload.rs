@@ -1,0 +1,108 @@
+//! Puts the file of a request in: one image, or each print of a file with several fingerprints.
+
+use base::Result;
+use serde_json::Value;
+use transport::Reservation;
+
+use super::add::{self, NewImage};
+use super::collection::{CollectionSpec, ImageCollection};
+use super::print_files::{self, FilePrints, PrintFile};
+use super::services::ImageServices;
+use super::settings::ImageKind;
+use super::state::ImagesState;
+use super::store::PutOutcome;
+
+/// Puts a file in, at idle priority if `is_background` is true. Returns the response: the result of
+/// the image, or the results of all prints if the file has several. It is durable then.
+///
+/// # Errors
+/// As [`add::add`] and [`add::add_in_background`]. Of several prints, an error of one print is a
+/// result, unless all have one. An error of the server ends the request: the prints before it are
+/// put in.
+pub(crate) async fn put_file(
+    state: &ImagesState,
+    new: NewImage,
+    is_background: bool,
+) -> Result<Value> {
+    let SplitFile { file, _memory } = match split(state, &new, is_background).await {
+        Ok(split) => split,
+        Err(error) => {
+            state.services.count_put(error.kind().name());
+            return Err(error);
+        }
+    };
+    let mut results = Vec::with_capacity(file.prints.len());
+    for print in &file.prints {
+        let result = match print {
+            Ok(print) => put_print(state, &new, &file, print, is_background).await,
+            Err(error) => {
+                state.services.count_put(error.kind().name());
+                Err(error.clone())
+            }
+        };
+        match result {
+            Err(error) if file.is_ended_by(&error) => return Err(error),
+            result => results.push(result.map(|outcome| outcome.to_json())),
+        }
+    }
+    file.answer(&new.payload, results)
+}
+
+/// Prints of a file, and the memory of their files.
+struct SplitFile {
+    file: FilePrints,
+    _memory: Reservation,
+}
+
+/// Cuts a file into its prints if the collection holds fingerprints.
+///
+/// # Errors
+/// As [`FilePrints::split`]; `ResourceExhausted` with retry advice if other requests hold the
+/// memory.
+async fn split(state: &ImagesState, new: &NewImage, is_background: bool) -> Result<SplitFile> {
+    let services = &state.services;
+    let mut memory = services.requests.memory.empty();
+    let bytes = new.bytes.clone();
+    if !print_files::may_have_several(&bytes) || !holds_prints(services, &new.wanted) {
+        return Ok(SplitFile { file: FilePrints::whole(&bytes), _memory: memory });
+    }
+    let work = move || {
+        let file = FilePrints::split(&bytes, |bytes| memory.grow(bytes))?;
+        Ok(SplitFile { file, _memory: memory })
+    };
+    let pool = if is_background { &services.background } else { &services.pool };
+    pool.run(work).await
+}
+
+/// Returns true if the collection of a request holds, or will hold, fingerprints.
+pub(crate) fn holds_prints(services: &ImageServices, wanted: &CollectionSpec) -> bool {
+    let existing =
+        services.registry().and_then(|registry| ImageCollection::existing(&registry, wanted));
+    match existing {
+        Ok(Some(target)) => target.kind == ImageKind::Fingerprint,
+        Ok(None) => wanted.kind == Some(ImageKind::Fingerprint),
+        // The upload of the whole file reports the error.
+        Err(_) => false,
+    }
+}
+
+/// Puts one print of a file in.
+async fn put_print(
+    state: &ImagesState,
+    new: &NewImage,
+    file: &FilePrints,
+    print: &PrintFile,
+    is_background: bool,
+) -> Result<PutOutcome> {
+    let new = NewImage {
+        wanted: new.wanted.clone(),
+        name: new.name.clone(),
+        payload: file.payload(print, &new.payload),
+        bytes: print.bytes.clone(),
+    };
+    if is_background {
+        add::add_in_background(state, new).await
+    } else {
+        add::add(&state.services, new).await
+    }
+}

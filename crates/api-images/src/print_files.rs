@@ -1,0 +1,250 @@
+//! Files with several fingerprints: the finger views of a template, and the images of an
+//! ANSI/NIST-ITL file.
+//!
+//! Each print becomes a file of its own, which is put in, kept and removed like any file. Only the
+//! first print that can be read keeps the whole file, so its id is that of the file. The prints of
+//! a file belong to one person: the person that the request names, or one of the file's own.
+
+use base::{Error, ErrorKind, Result};
+use bytes::Bytes;
+use matching::template::{self, TemplateFormat};
+use search::points::PointId;
+use serde_json::{Map, Value, json};
+use vision::Format;
+
+use super::features::id_of;
+use super::template_file::FileFormat;
+
+/// Maximum prints of a file: four impressions of each finger, and more.
+pub(crate) const PRINTS_MAX: usize = 64;
+/// Key of a payload that names the person.
+pub(crate) const PERSON: &str = "person";
+/// Key of a payload with the finger: 1 to 5 from the right thumb to the right little finger, 6 to
+/// 10 the same of the left hand.
+const FINGER: &str = "finger";
+
+/// One print of a file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct PrintFile {
+    /// File of this print. That of the first print is the whole file.
+    pub(crate) bytes: Bytes,
+    /// Finger, 1 to 10, if the file states one.
+    pub(crate) finger: Option<u8>,
+    /// True if the print shows several fingers.
+    pub(crate) is_slap: bool,
+}
+
+/// Prints of a file, in their order. A print that cannot be cut out of the file has an error.
+pub(crate) struct FilePrints {
+    pub(crate) prints: Vec<Result<PrintFile>>,
+    /// Person of all prints; `None` if the file has one print.
+    person: Option<String>,
+}
+
+impl FilePrints {
+    /// Returns a file as one print.
+    pub(crate) fn whole(file: &Bytes) -> FilePrints {
+        FilePrints::of_one(file, None)
+    }
+
+    fn of_one(file: &Bytes, finger: Option<u8>) -> FilePrints {
+        let print = PrintFile { bytes: file.clone(), finger, is_slap: false };
+        FilePrints { prints: vec![Ok(print)], person: None }
+    }
+
+    /// Cuts the file of a fingerprint into its prints. Calls `claim` with the bytes of each cut. A
+    /// file that cannot be read is one print: its extraction reports the error.
+    ///
+    /// # Errors
+    /// `InvalidArgument` for more than [`PRINTS_MAX`] prints; the errors of `claim`.
+    pub(crate) fn split(
+        file: &Bytes,
+        mut claim: impl FnMut(u64) -> Result<()>,
+    ) -> Result<FilePrints> {
+        let mut cut = |bytes: Vec<u8>| -> Result<Bytes> {
+            claim(bytes.len() as u64)?;
+            Ok(Bytes::from(bytes))
+        };
+        match FileFormat::sniff(file) {
+            Some(FileFormat::Template(_)) => of_template(file, &mut cut),
+            Some(FileFormat::Image(Format::Nist)) => of_nist(file, &mut cut),
+            Some(FileFormat::Image(_)) | None => Ok(FilePrints::whole(file)),
+        }
+    }
+
+    /// Returns the payload of a print: that of the caller, with the finger and the person that it
+    /// does not name.
+    pub(crate) fn payload(
+        &self,
+        print: &PrintFile,
+        own: &Map<String, Value>,
+    ) -> Map<String, Value> {
+        let mut payload = own.clone();
+        if let Some(finger) = print.finger {
+            payload.entry(FINGER).or_insert_with(|| finger.into());
+        }
+        if let Some(person) = self.person(own) {
+            payload.insert(PERSON.to_owned(), person);
+        }
+        payload
+    }
+
+    /// Returns the person of the prints if the file has several: that of the caller's payload, or
+    /// the id of the file.
+    pub(crate) fn person(&self, own: &Map<String, Value>) -> Option<Value> {
+        let person = self.person.as_deref()?;
+        let named = own.get(PERSON).filter(|person| !person.is_null());
+        Some(named.cloned().unwrap_or_else(|| person.into()))
+    }
+
+    /// Returns true if the file has several prints.
+    pub(crate) fn are_several(&self) -> bool {
+        self.prints.len() > 1
+    }
+
+    /// Returns true if the error of a print ends the request: that of the only print, or of the
+    /// server. The other prints of a file do not have an error of one print.
+    pub(crate) fn is_ended_by(&self, error: &Error) -> bool {
+        !self.are_several() || !is_of_one_print(error)
+    }
+
+    /// Returns the response to the upload of a file, from the results of its prints in their order.
+    /// For a file with several prints, it has the fields of the first print that is in the
+    /// collection, and those of all prints. `own` is the payload of the caller.
+    ///
+    /// # Errors
+    /// The first error if no print is in the collection.
+    pub(crate) fn answer(
+        &self,
+        own: &Map<String, Value>,
+        results: Vec<Result<Value>>,
+    ) -> Result<Value> {
+        let first = results.iter().find_map(|result| result.as_ref().ok());
+        let Some(mut answer) = first.cloned() else { return Err(none_of(results)) };
+        if !self.are_several() {
+            return Ok(answer);
+        }
+        let shown = |(print, result): (&Result<PrintFile>, Result<Value>)| {
+            let mut json = result.unwrap_or_else(
+                |error| json!({ "id": null, "status": "failed", "error": error.message() }),
+            );
+            json["finger"] = print.as_ref().ok().and_then(|print| print.finger).into();
+            json
+        };
+        answer["prints"] = self.prints.iter().zip(results).map(shown).collect();
+        answer["person"] = self.person(own).unwrap_or_default();
+        Ok(answer)
+    }
+
+    /// Returns the prints of several fingers of a person, for a query: the first of each finger,
+    /// and those of unknown fingers. Prints of several fingers and those that cannot be cut out
+    /// are left out. A file with one print has this print.
+    pub(crate) fn into_query(self) -> Vec<Bytes> {
+        let are_several = self.are_several();
+        let mut fingers = Vec::new();
+        let is_wanted = |print: &PrintFile| {
+            if !are_several {
+                return true;
+            }
+            let is_known = print.finger.is_some_and(|finger| fingers.contains(&finger));
+            fingers.extend(print.finger);
+            !print.is_slap && !is_known
+        };
+        let prints: Vec<PrintFile> = self.prints.into_iter().flatten().collect();
+        let all = prints.iter().map(|print| print.bytes.clone()).collect();
+        let wanted: Vec<Bytes> =
+            prints.into_iter().filter(is_wanted).map(|print| print.bytes).collect();
+        // A file of slaps alone.
+        if wanted.is_empty() { all } else { wanted }
+    }
+}
+
+/// Returns true if a file may have several prints, by its first bytes.
+pub(crate) fn may_have_several(file: &[u8]) -> bool {
+    match FileFormat::sniff(file) {
+        Some(FileFormat::Image(format)) => format == Format::Nist,
+        Some(FileFormat::Template(format)) => format != TemplateFormat::SourceAfis,
+        None => false,
+    }
+}
+
+/// Returns the number of prints of a fingerprint's file, 1 if the file cannot be read.
+pub(crate) fn count(file: &[u8]) -> usize {
+    let count = match FileFormat::sniff(file) {
+        Some(FileFormat::Template(_)) => template::views(file).map_or(1, |views| views.len()),
+        Some(FileFormat::Image(Format::Nist)) => {
+            vision::nist_images(file).map_or(1, |images| images.len())
+        }
+        Some(FileFormat::Image(_)) | None => 1,
+    };
+    count.max(1)
+}
+
+/// Returns true for an error of one print, which the other prints of its file do not have.
+pub(crate) fn is_of_one_print(error: &Error) -> bool {
+    matches!(error.kind(), ErrorKind::InvalidArgument | ErrorKind::TooLarge)
+}
+
+/// Claims the memory of the file of a print.
+type CutClaim<'a> = &'a mut dyn FnMut(Vec<u8>) -> Result<Bytes>;
+
+fn of_template(file: &Bytes, cut: CutClaim<'_>) -> Result<FilePrints> {
+    let views = template::views(file).unwrap_or_default();
+    if views.len() < 2 {
+        return Ok(FilePrints::of_one(file, views.first().and_then(|view| view.finger)));
+    }
+    check_count(views.len())?;
+    let mut prints = Vec::with_capacity(views.len());
+    for (number, view) in views.iter().enumerate() {
+        let bytes = if number == 0 { file.clone() } else { cut(template::one_view(file, view)?)? };
+        prints.push(Ok(PrintFile { bytes, finger: view.finger, is_slap: false }));
+    }
+    Ok(FilePrints { prints, person: Some(person_of(file)) })
+}
+
+fn of_nist(file: &Bytes, cut: CutClaim<'_>) -> Result<FilePrints> {
+    let images = vision::nist_images(file).unwrap_or_default();
+    let first = images.iter().position(|image| image.check_compression().is_ok());
+    let Some(first) = first else { return Ok(FilePrints::whole(file)) };
+    if let [image] = &images[..] {
+        return Ok(FilePrints::of_one(file, image.finger()));
+    }
+    check_count(images.len())?;
+    let mut prints = Vec::with_capacity(images.len());
+    for (number, image) in images.iter().enumerate() {
+        let bytes = match image.check_compression() {
+            Err(error) => {
+                prints.push(Err(error));
+                continue;
+            }
+            Ok(()) if number == first => file.clone(),
+            Ok(()) => cut(vision::nist_file_of(file, image)?)?,
+        };
+        prints.push(Ok(PrintFile { bytes, finger: image.finger(), is_slap: image.is_slap() }));
+    }
+    Ok(FilePrints { prints, person: Some(person_of(file)) })
+}
+
+/// Returns the error if no print of a file is in the collection.
+fn none_of(results: Vec<Result<Value>>) -> Error {
+    let count = results.len();
+    let first = results.into_iter().find_map(Result::err);
+    let first = first.unwrap_or_else(|| Error::internal("a file has no prints"));
+    if count < 2 {
+        return first;
+    }
+    first.context(format_args!("none of the {count} prints of this file can be put in; the first"))
+}
+
+fn person_of(file: &[u8]) -> String {
+    PointId::Uuid(id_of(file)).to_string()
+}
+
+fn check_count(count: usize) -> Result<()> {
+    if count <= PRINTS_MAX {
+        return Ok(());
+    }
+    Err(Error::invalid(format!(
+        "this file has {count} prints; a file has at most {PRINTS_MAX}: split it"
+    )))
+}
