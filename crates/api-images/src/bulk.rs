@@ -42,10 +42,12 @@ impl BulkOutcome {
 }
 
 /// Outcome of one print of a file with several.
-pub(crate) struct PrintOutcome {
+#[derive(Clone, Debug, PartialEq)]
+pub struct PrintOutcome {
     /// Finger, 1 to 10, if the file states one.
-    pub(crate) finger: Option<u8>,
-    pub(crate) outcome: Result<BulkOutcome>,
+    pub finger: Option<u8>,
+    /// Outcome of its image.
+    pub outcome: Result<BulkOutcome>,
 }
 
 /// Destination of the images of an archive or a folder.
@@ -276,7 +278,7 @@ impl BulkReporter {
     }
 
     /// Sends the outcomes of a file with several prints.
-    pub(crate) fn send_prints(mut self, prints: Vec<PrintOutcome>) {
+    pub fn send_prints(mut self, prints: Vec<PrintOutcome>) {
         self.send_once(FileOutcome::Prints(prints));
     }
 

@@ -1,6 +1,7 @@
 //! Puts the file of a request in: one image, or each print of a file with several fingerprints.
 
 use base::Result;
+use bytes::Bytes;
 use serde_json::Value;
 use transport::Reservation;
 
@@ -24,7 +25,7 @@ pub(crate) async fn put_file(
     new: NewImage,
     is_background: bool,
 ) -> Result<Value> {
-    let SplitFile { file, _memory } = match split(state, &new, is_background).await {
+    let SplitFile { file, _memory } = match split_new(state, &new, is_background).await {
         Ok(split) => split,
         Err(error) => {
             state.services.count_put(error.kind().name());
@@ -49,23 +50,46 @@ pub(crate) async fn put_file(
 }
 
 /// Prints of a file, and the memory of their files.
-struct SplitFile {
-    file: FilePrints,
+pub(crate) struct SplitFile {
+    pub(crate) file: FilePrints,
     _memory: Reservation,
+}
+
+impl SplitFile {
+    /// Returns a file as one print.
+    pub(crate) fn whole(services: &ImageServices, file: &Bytes) -> SplitFile {
+        let _memory = services.requests.memory.empty();
+        SplitFile { file: FilePrints::whole(file), _memory }
+    }
 }
 
 /// Cuts a file into its prints if the collection holds fingerprints.
 ///
 /// # Errors
+/// As [`split`].
+async fn split_new(state: &ImagesState, new: &NewImage, is_background: bool) -> Result<SplitFile> {
+    let services = &state.services;
+    if print_files::may_have_several(&new.bytes) && holds_prints(services, &new.wanted) {
+        return split(services, &new.bytes, is_background).await;
+    }
+    Ok(SplitFile::whole(services, &new.bytes))
+}
+
+/// Cuts the file of a fingerprint into its prints.
+///
+/// # Errors
 /// As [`FilePrints::split`]; `ResourceExhausted` with retry advice if other requests hold the
 /// memory.
-async fn split(state: &ImagesState, new: &NewImage, is_background: bool) -> Result<SplitFile> {
-    let services = &state.services;
-    let mut memory = services.requests.memory.empty();
-    let bytes = new.bytes.clone();
-    if !print_files::may_have_several(&bytes) || !holds_prints(services, &new.wanted) {
-        return Ok(SplitFile { file: FilePrints::whole(&bytes), _memory: memory });
+pub(crate) async fn split(
+    services: &ImageServices,
+    file: &Bytes,
+    is_background: bool,
+) -> Result<SplitFile> {
+    if !print_files::may_have_several(file) {
+        return Ok(SplitFile::whole(services, file));
     }
+    let mut memory = services.requests.memory.empty();
+    let bytes = file.clone();
     let work = move || {
         let file = FilePrints::split(&bytes, |bytes| memory.grow(bytes))?;
         Ok(SplitFile { file, _memory: memory })

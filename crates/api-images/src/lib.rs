@@ -88,7 +88,7 @@ pub mod fuzzing {
 }
 
 pub use browse::{ImageRemoval, page_entry};
-pub use bulk::{BulkImage, BulkOutcome, BulkReporter, BulkTarget};
+pub use bulk::{BulkImage, BulkOutcome, BulkReporter, BulkTarget, PrintOutcome};
 pub use bulk_requests::{BulkRequest, BulkResources, check_bulk_params};
 pub use collection::{originals_space, set_originals_space};
 pub use config::ImagesConfig;
@@ -110,7 +110,7 @@ pub use sharded::{
     EmbeddingsPage, EmbeddingsRequest, ExtractedImage, ExtractedQuery, ExtractedView, GroupImage,
     GroupImagesRequest, ImageInput, LoggedPoint, NeighbourProbe, NeighboursAnswer,
     NeighboursRequest, PrintShare, RankAnswer, RankRequest, RankedImage, RecordsAnswer,
-    RecordsRequest, StoredRecord, VerifyAnswer, VerifyRequest, apply_image_operation,
+    RecordsRequest, StoredRecord, UploadPrints, VerifyAnswer, VerifyRequest, apply_image_operation,
     check_image_operation, features_operation, image_id, images_operation, is_image_operation,
     moved_image, present_answer, read_features, shard_routes, without_original, written_images,
 };

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use api_images::{
     BulkImage, BulkOutcome, BulkReporter, BulkRequest, BulkResources, BulkTarget,
-    ExtractionPriority, ImageInput, WantedImages, image_id,
+    ExtractionPriority, ImageInput, PrintOutcome, WantedImages, image_id,
 };
 use axum::response::Response;
 use base::{Error, ErrorKind, Result};
@@ -153,7 +153,10 @@ impl BulkTarget for ClusterTarget {
         let images = self.images.clone();
         match begun {
             Some(begun) => drop(self.runtime.spawn(async move {
-                report.send(images.put(&image, begun).await);
+                match images.put(&image, begun).await {
+                    Ok(reply) => reply.report(report),
+                    Err(error) => report.send(Err(error)),
+                }
             })),
             None => report.send(Ok(BulkOutcome { id, added: false })),
         }
@@ -207,7 +210,7 @@ impl ClusterImages {
     }
 
     /// Puts an image in, and sends it again while no node takes it.
-    async fn put(&self, image: &BulkImage, begun: BegunImage) -> Result<BulkOutcome> {
+    async fn put(&self, image: &BulkImage, begun: BegunImage) -> Result<PutReply> {
         let BegunImage { running, turn: _turn, mut slot } = begun;
         let give_up = Instant::now() + BUSY_WAIT_MAX;
         loop {
@@ -238,7 +241,7 @@ impl ClusterImages {
         &self,
         image: &BulkImage,
         mut slot: Option<ExtractionSlot>,
-    ) -> Result<BulkOutcome> {
+    ) -> Result<PutReply> {
         let state = &self.upload.state;
         let mut tried: Vec<String> = Vec::new();
         let mut refusal = pass_on::no_extraction();
@@ -259,7 +262,7 @@ impl ClusterImages {
         }
     }
 
-    async fn put_at(&self, place: &ExtractionPlace, image: &BulkImage) -> Result<BulkOutcome> {
+    async fn put_at(&self, place: &ExtractionPlace, image: &BulkImage) -> Result<PutReply> {
         let context = self.upload.context.clone().with_time(BACKGROUND_TIME_MAX);
         match place {
             ExtractionPlace::Here => self.put_here(&context, image).await,
@@ -267,16 +270,17 @@ impl ClusterImages {
         }
     }
 
-    async fn put_here(&self, context: &RootContext, image: &BulkImage) -> Result<BulkOutcome> {
+    async fn put_here(&self, context: &RootContext, image: &BulkImage) -> Result<PutReply> {
         let Some(images) = context.state.extraction().cloned() else {
             return Err(pass_on::no_extraction());
         };
         let BulkImage { name, bytes } = image.clone();
-        let input = ImageInput { name, bytes: bytes.clone(), ..self.upload.input.clone() };
+        let input = ImageInput { name, bytes, ..self.upload.input.clone() };
         let BulkUpload { wanted, new, .. } = &self.upload;
         let put = ImagePut { context, images, wanted: wanted.clone(), new: *new };
-        let answer = put.run(input, bytes).await?;
-        Ok(BulkOutcome { id: image_id(&image.bytes), added: answer.is_added() })
+        let answer = put.run_file(input).await?;
+        serde_json::from_value(answer.json)
+            .map_err(|error| Error::internal(format!("the answer to an image: {error}")))
     }
 
     async fn put_elsewhere(
@@ -284,12 +288,53 @@ impl ClusterImages {
         context: &RootContext,
         node: &str,
         image: &BulkImage,
-    ) -> Result<BulkOutcome> {
+    ) -> Result<PutReply> {
         let BulkUpload { path, query, .. } = &self.upload;
         let name: String = form_urlencoded::byte_serialize(image.name.as_bytes()).collect();
         let path = format!("{path}?name={name}&{query}");
         let answer = pass_on::image(context, node, &path, image.bytes.clone()).await?;
-        outcome_of(&answer, node)
+        reply_of(&answer, node)
+    }
+}
+
+/// Answer to a file that was put in.
+#[derive(Debug, Deserialize)]
+struct PutReply {
+    id: PointId,
+    status: String,
+    /// Empty unless the file has several prints.
+    #[serde(default)]
+    prints: Vec<PrintReply>,
+}
+
+/// Answer to one print of a file.
+#[derive(Debug, Deserialize)]
+struct PrintReply {
+    /// `None` for a print that was not put in.
+    id: Option<PointId>,
+    status: String,
+    finger: Option<u8>,
+    error: Option<String>,
+}
+
+impl PutReply {
+    fn report(self, report: BulkReporter) {
+        if self.prints.is_empty() {
+            report.send(Ok(BulkOutcome { id: self.id, added: self.status == "added" }));
+        } else {
+            report.send_prints(self.prints.into_iter().map(PrintReply::outcome).collect());
+        }
+    }
+}
+
+impl PrintReply {
+    fn outcome(self) -> PrintOutcome {
+        let PrintReply { id, status, finger, error } = self;
+        let outcome = match id {
+            Some(id) => Ok(BulkOutcome { id, added: status == "added" }),
+            None => Err(Error::invalid(error.unwrap_or(status))),
+        };
+        PrintOutcome { finger, outcome }
     }
 }
 
@@ -298,18 +343,12 @@ impl ClusterImages {
 /// # Errors
 /// `ResourceExhausted` or `Unavailable` with the node's retry advice if the image can be sent
 /// again; the node's error.
-fn outcome_of(answer: &HttpAnswer, node: &str) -> Result<BulkOutcome> {
-    #[derive(Deserialize)]
-    struct PutReply {
-        id: PointId,
-        status: String,
-    }
+fn reply_of(answer: &HttpAnswer, node: &str) -> Result<PutReply> {
     if answer.status != 200 {
         return Err(refusal_of(answer, node));
     }
-    let reply: PutReply = serde_json::from_slice(&answer.body)
-        .map_err(|error| Error::internal(format!("the answer of node {node}: {error}")))?;
-    Ok(BulkOutcome { id: reply.id, added: reply.status == "added" })
+    serde_json::from_slice(&answer.body)
+        .map_err(|error| Error::internal(format!("the answer of node {node}: {error}")))
 }
 
 fn refusal_of(answer: &HttpAnswer, node: &str) -> Error {
@@ -344,11 +383,30 @@ mod tests {
         for (status, added) in [("added", true), ("present", false)] {
             let body = format!(r#"{{"id":7,"status":"{status}","name":"x"}}"#);
             let found = HttpAnswer { body: body.into(), ..answer(200, "") };
-            let wanted = BulkOutcome { id: PointId::Number(7), added };
-            assert_eq!(outcome_of(&found, "a").unwrap(), wanted);
+            let reply = reply_of(&found, "a").unwrap();
+            let is_added = reply.status == "added";
+            assert_eq!((reply.id, is_added), (PointId::Number(7), added));
+            assert!(reply.prints.is_empty());
         }
-        let other = outcome_of(&answer(200, "{}"), "a").unwrap_err();
+        let other = reply_of(&answer(200, "{}"), "a").unwrap_err();
         assert_eq!(other.kind(), ErrorKind::Internal);
+    }
+
+    #[test]
+    fn each_print_of_a_file_has_an_outcome() {
+        let body = r#"{"id":7,"status":"added","person":"x","prints":[
+            {"id":7,"status":"added","finger":1,"name":"x"},
+            {"id":8,"status":"present","finger":null},
+            {"id":null,"status":"failed","finger":3,"error":"why"}]}"#;
+        let reply = reply_of(&answer(200, body), "a").unwrap();
+        let found: Vec<PrintOutcome> = reply.prints.into_iter().map(PrintReply::outcome).collect();
+        let stored = |id, added| Ok(BulkOutcome { id: PointId::Number(id), added });
+        let wanted = [
+            PrintOutcome { finger: Some(1), outcome: stored(7, true) },
+            PrintOutcome { finger: None, outcome: stored(8, false) },
+            PrintOutcome { finger: Some(3), outcome: Err(Error::invalid("why")) },
+        ];
+        assert_eq!(found, wanted);
     }
 
     #[test]
@@ -357,12 +415,12 @@ mod tests {
         for status in [429, 503] {
             let mut busy = answer(status, error);
             busy.headers.insert(header::RETRY_AFTER, HeaderValue::from_static("3"));
-            let refusal = outcome_of(&busy, "a").unwrap_err();
+            let refusal = reply_of(&busy, "a").unwrap_err();
             assert_eq!(refusal.kind().http_status(), status);
             assert_eq!(refusal.retry_after(), Some(Duration::from_secs(3)));
         }
         for (status, overload) in [(400, false), (413, false), (500, false), (501, true)] {
-            let refusal = outcome_of(&answer(status, error), "a").unwrap_err();
+            let refusal = reply_of(&answer(status, error), "a").unwrap_err();
             assert_eq!(refusal.is_overload(), overload, "{status}: {refusal}");
             assert!(refusal.message().ends_with("why"), "{refusal}");
         }

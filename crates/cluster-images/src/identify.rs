@@ -3,7 +3,7 @@
 
 use api_images::{
     ExtractedQuery, FINGER_HITS_MAX, FingersRequest, FoundPersons, FoundPrint, ImageKind,
-    accept_score, check_search_limits,
+    QueryPrints, accept_score, check_search_limits,
 };
 use base::{Error, Result};
 use bytes::Bytes;
@@ -43,13 +43,28 @@ pub(super) async fn identify(mut call: ImageCall) -> Result<Reply> {
     } else {
         vec![call.bytes().await?]
     };
-    let persons = FoundPersons::new(files.len(), plan.threshold)?;
+    // Checks the number of files before they are read.
+    FoundPersons::new(files.len(), plan.threshold)?;
     let _admitted = call.admit()?;
     let context = &call.context;
-    let mut run =
-        Identification { context, target, plan, persons, counts: FingerCounts::default() };
-    for (finger, file) in files.into_iter().enumerate() {
-        run.search(finger, file).await?;
+    let bytes = files.iter().map(Bytes::len).sum();
+    let budget = context.state.requests.memory.clone();
+    let sought = context.compute(bytes, move || QueryPrints::cut(files, &budget)).await?;
+    let persons = FoundPersons::new(sought.prints.len(), plan.threshold)?;
+    let counts = FingerCounts { left_out: sought.left_out, ..FingerCounts::default() };
+    let mut run = Identification { context, target, plan, persons, counts };
+    let mut unreadable = None;
+    for print in &sought.prints {
+        match run.search(print.file.clone()).await {
+            Err(error) if print.is_left_out(&error) => {
+                run.counts.left_out += 1;
+                unreadable = unreadable.or(Some(error));
+            }
+            found => found?,
+        }
+    }
+    if let Some(error) = unreadable.filter(|_| run.counts.fingers == 0) {
+        return Err(error);
     }
     let answer = run.answer(most);
     let requests = &context.state.requests;
@@ -80,6 +95,10 @@ fn plan(parameters: IdentifyParams) -> Result<RoundsPlan> {
 /// Counts over the fingers.
 #[derive(Default)]
 struct FingerCounts {
+    /// Fingers that were searched for.
+    fingers: usize,
+    /// Prints of the files that were not searched for.
+    left_out: usize,
     compared: u64,
     of: u64,
     partial: bool,
@@ -97,8 +116,10 @@ struct Identification<'a> {
 }
 
 impl Identification<'_> {
-    async fn search(&mut self, finger: usize, file: Bytes) -> Result<()> {
+    /// Searches for the next finger. After an error, the next one takes its place.
+    async fn search(&mut self, file: Bytes) -> Result<()> {
         let context = self.context;
+        let finger = self.counts.fingers;
         let query: ExtractedQuery = extraction::of_file(context, &self.target, file).await?;
         let found = rounds::run(context, &self.target, &query, &self.plan).await?;
         let results = found.results;
@@ -113,6 +134,7 @@ impl Identification<'_> {
                 .add(finger, &FoundPrint { id: hit.id, payload: &payload, score: hit.score });
         }
         let counts = &mut self.counts;
+        counts.fingers += 1;
         counts.compared += compared;
         counts.of = counts.of.max(of);
         counts.partial |= partial || found.partial;
@@ -123,13 +145,17 @@ impl Identification<'_> {
         Ok(())
     }
 
-    fn answer(self, most: usize) -> Value {
-        let FingerCounts { compared, of, partial, coverage } = self.counts;
+    fn answer(mut self, most: usize) -> Value {
+        let FingerCounts { fingers, left_out, compared, of, partial, coverage } = self.counts;
+        self.persons.truncate_fingers(fingers);
         let threshold = self.persons.threshold();
-        let answer = json!({
+        let mut answer = json!({
             "results": self.persons.best(most), "threshold": threshold,
             "compared": compared, "of": of, "partial": partial,
         });
+        if left_out > 0 {
+            answer["prints_left_out"] = left_out.into();
+        }
         match coverage {
             Some(coverage) => reply::with_coverage(answer, coverage),
             None => answer,

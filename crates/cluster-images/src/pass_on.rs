@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use base::{Error, Result};
 use bytes::Bytes;
-use cluster_node::{CollectionRecord, NodeInfo, ShardKey};
+use cluster_node::{NodeInfo, ShardKey};
 use cluster_root::collections::wait_for;
 use cluster_root::{RootContext, RootState};
 use http::{HeaderMap, HeaderName, HeaderValue, Method, header};
@@ -19,8 +19,8 @@ use super::reply;
 
 /// Header of a request that another node has passed on. It is never passed on again.
 const PASSED_ON: HeaderName = HeaderName::from_static("x-millpond-passed-on");
-/// Header of the answer to such a request: the entry of the log that has its write, as
-/// `COLLECTION/SHARD/ENTRY`.
+/// Header of the answer to such a request: the entries of the log that have its writes, each as
+/// `COLLECTION/SHARD/ENTRY`, with commas between them.
 const WRITTEN: HeaderName = HeaderName::from_static("x-millpond-written");
 /// Header of a request that another node has passed on: the id of the collection that it sees, or
 /// [`NO_COLLECTION`].
@@ -231,40 +231,45 @@ fn extraction_nodes(state: &RootState) -> Vec<NodeInfo> {
     nodes.take(NODES_ASKED_MAX).cloned().collect()
 }
 
-/// Adds the entry of the log that has the write to the answer, if another node has passed the
+/// Adds the entries of the log that have the writes to the answer, if another node has passed the
 /// request on.
-pub(super) fn with_written(
-    reply: Reply,
-    head: &CallHead,
-    record: &CollectionRecord,
-    shard: u32,
-    entry: u64,
-) -> Reply {
-    let text = format!("{}/{shard}/{entry}", record.id);
-    match HeaderValue::try_from(text) {
-        Ok(value) if is_passed_on(head) => reply.with_header(WRITTEN, value),
-        _ => reply,
+pub(super) fn with_written(reply: Reply, head: &CallHead, entries: &[WrittenEntry]) -> Reply {
+    if entries.is_empty() || !is_passed_on(head) {
+        return reply;
+    }
+    let texts: Vec<String> = entries.iter().map(WrittenEntry::text).collect();
+    match HeaderValue::try_from(texts.join(",")) {
+        Ok(value) => reply.with_header(WRITTEN, value),
+        Err(_) => reply,
     }
 }
 
-/// Remembers the write of another node, which its answer names, once this root sees its collection.
+/// Remembers the writes of another node, which its answer names, once this root sees their
+/// collection.
 async fn remember_answer(context: &RootContext, answer: &HttpAnswer) {
     let written = answer.headers.get(WRITTEN).and_then(|value| value.to_str().ok());
-    let Some(written) = written.and_then(WrittenEntry::parse) else { return };
+    let written = written.unwrap_or_default().split(',').filter_map(WrittenEntry::parse);
+    let written: Vec<WrittenEntry> = written.collect();
     let until = context.deadline.min(Instant::now() + RECORD_WAIT_MAX);
-    let collection = &written.key.collection;
-    wait_for(context, until, |view| view.by_id(collection).is_some()).await;
-    context.state.record_written(&written.key, written.entry);
+    for WrittenEntry { key, entry } in &written {
+        wait_for(context, until, |view| view.by_id(&key.collection).is_some()).await;
+        context.state.record_written(key, *entry);
+    }
 }
 
 /// Entry of a shard's log.
 #[derive(Debug, PartialEq)]
-struct WrittenEntry {
-    key: ShardKey,
-    entry: u64,
+pub(super) struct WrittenEntry {
+    pub(super) key: ShardKey,
+    pub(super) entry: u64,
 }
 
 impl WrittenEntry {
+    fn text(&self) -> String {
+        let WrittenEntry { key, entry } = self;
+        format!("{}/{}/{entry}", key.collection, key.shard.0)
+    }
+
     fn parse(text: &str) -> Option<WrittenEntry> {
         let (rest, entry) = text.rsplit_once('/')?;
         let (collection, shard) = rest.rsplit_once('/')?;
@@ -280,6 +285,7 @@ mod tests {
     #[test]
     fn written_entries_are_read() {
         let expected = WrittenEntry { key: ShardKey::new("a-b", 3), entry: 70 };
+        assert_eq!(expected.text(), "a-b/3/70");
         assert_eq!(WrittenEntry::parse("a-b/3/70"), Some(expected));
         for wrong in ["", "a", "a/3", "a/x/1", "a/1/x"] {
             assert_eq!(WrittenEntry::parse(wrong), None, "{wrong}");

@@ -29,7 +29,7 @@ use transport::{Reply, query_flag};
 
 use super::call::ImageCall;
 use super::create::create;
-use super::pass_on;
+use super::pass_on::{self, WrittenEntry};
 use super::points::{self, LookupConsistency, PointLookup};
 use super::target::ImageTarget;
 
@@ -122,12 +122,8 @@ pub(super) async fn put(mut call: ImageCall) -> Result<Reply> {
     };
     pass_on::see_same_collection(&call.context, &call.head).await?;
     let put = ImagePut { context: &call.context, images, wanted, new };
-    let PutAnswer { json, entry, .. } = put.run(input, body).await?;
-    let reply = Reply::json(json.to_string());
-    Ok(match entry {
-        Some(at) => pass_on::with_written(reply, &call.head, &at.target.record, at.shard, at.entry),
-        None => reply,
-    })
+    let FileAnswer { json, entries } = put.run_file(input).await?;
+    Ok(pass_on::with_written(Reply::json(json.to_string()), &call.head, &entries))
 }
 
 /// Checks the type of the body with one image.
@@ -151,31 +147,26 @@ pub(super) fn count(state: &RootState, kind: &'static str) {
     state.requests.metrics.images.put.get_or_create(&KindLabels { kind }).inc();
 }
 
-/// Entry of the log that has an image.
-struct ImageEntry {
-    target: ImageTarget,
-    shard: u32,
-    entry: u64,
+/// Outcome of a file: of one image, or of the prints of a file with several.
+pub(super) struct FileAnswer {
+    pub(super) json: Value,
+    /// Entries of the images that were added.
+    entries: Vec<WrittenEntry>,
 }
 
 /// Outcome of an image.
-pub(super) struct PutAnswer {
+struct PutAnswer {
     json: Value,
     /// "added" or "present".
     status: &'static str,
-    /// `None` if the image was there before.
-    entry: Option<ImageEntry>,
+    /// Entry of the log that has it; `None` if the image was there before.
+    entry: Option<WrittenEntry>,
 }
 
 impl PutAnswer {
     /// Returns the outcome of an image that was there before.
     fn present(json: Value) -> PutAnswer {
         PutAnswer { json, status: "present", entry: None }
-    }
-
-    /// Returns true if the collection did not have the image before.
-    pub(super) fn is_added(&self) -> bool {
-        self.entry.is_some()
     }
 }
 
@@ -224,12 +215,56 @@ pub(super) struct ImagePut<'a> {
 }
 
 impl ImagePut<'_> {
+    /// Puts the image of a file in, or all prints of a file with several.
+    ///
+    /// # Errors
+    /// As [`ImagePut::run`], and of [`ImagesState::upload_prints`]. Of several prints, an error of
+    /// one print is a result, unless all have one.
+    pub(super) async fn run_file(&self, input: ImageInput) -> Result<FileAnswer> {
+        let counted = |error: &Error| count(&self.context.state, error.kind().name());
+        let prints = self.images.upload_prints(input, self.kind()).await;
+        let prints = prints.inspect_err(counted)?;
+        let mut entries = Vec::new();
+        let mut results = Vec::new();
+        for input in prints.inputs() {
+            let result = match input {
+                Ok(input) => {
+                    let bytes = input.bytes.clone();
+                    Box::pin(self.run(input, bytes)).await
+                }
+                Err(error) => {
+                    counted(&error);
+                    Err(error)
+                }
+            };
+            match result {
+                Ok(PutAnswer { json, entry, .. }) => {
+                    entries.extend(entry);
+                    results.push(Ok(json));
+                }
+                Err(error) if prints.is_ended_by(&error) => return Err(error),
+                Err(error) => results.push(Err(error)),
+            }
+        }
+        Ok(FileAnswer { json: prints.answer(results)?, entries })
+    }
+
+    /// Returns the kind of the collection, or of the collection to create.
+    fn kind(&self) -> ImageKind {
+        match ImageTarget::existing(self.context, &self.wanted) {
+            Ok(Some(target)) => target.settings.kind,
+            Ok(None) => self.wanted.kind.unwrap_or(ImageKind::Photo),
+            // The upload of the whole file reports the error.
+            Err(_) => ImageKind::Photo,
+        }
+    }
+
     /// Puts the image in, and counts it.
     ///
     /// # Errors
     /// The errors of the image and the model; `FailedPrecondition` if the collection has another
     /// kind or model; the errors of the store and of the log's owner.
-    pub(super) async fn run(&self, input: ImageInput, bytes: Bytes) -> Result<PutAnswer> {
+    async fn run(&self, input: ImageInput, bytes: Bytes) -> Result<PutAnswer> {
         let outcome = self.put(input, bytes).await;
         let kind = outcome.as_ref().map_or_else(|error| error.kind().name(), |it| it.status);
         count(&self.context.state, kind);
@@ -341,8 +376,8 @@ impl ImagePut<'_> {
         Ok(match outcome? {
             PointWriteOutcome::Added(entry) => {
                 let StoredUpload { target, shard, .. } = upload;
-                let entry = Some(ImageEntry { target, shard, entry });
-                PutAnswer { json: added, status: "added", entry }
+                let key = ShardKey::new(&target.record.id, shard);
+                PutAnswer { json: added, status: "added", entry: Some(WrittenEntry { key, entry }) }
             }
             PointWriteOutcome::Present(json) => PutAnswer::present(json),
         })

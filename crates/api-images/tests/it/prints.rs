@@ -2,7 +2,8 @@
 
 use std::collections::BTreeSet;
 
-use api_images::image_id;
+use api_images::{ImageInput, ImageKind, image_id};
+use base::Error;
 use http::{Method, StatusCode};
 use matching::Graph;
 use matching::synthetic;
@@ -301,6 +302,34 @@ fn a_rebuild_keeps_the_prints() {
     let wanted: BTreeSet<String> = ids.iter().map(|id| id.as_str().unwrap().to_owned()).collect();
     assert_eq!(stored, wanted);
     assert_eq!(persons_and_fingers(&world), before);
+}
+
+#[test]
+fn a_root_puts_in_each_print() {
+    let world = World::start();
+    let file = views(&[1, 2, 3]);
+    let input = ImageInput::new(Some("x.fmr"), None, Some(41), file.clone().into()).unwrap();
+    let kind = ImageKind::Fingerprint;
+    let prints = world.run(world.images.upload_prints(input.clone(), kind)).unwrap();
+    let inputs: Vec<ImageInput> = prints.inputs().into_iter().map(Result::unwrap).collect();
+    let person = json!(image_id(&file).to_string());
+    for (finger, input) in (1..).zip(&inputs) {
+        assert_eq!((&input.payload["person"], &input.payload["finger"]), (&person, &json!(finger)));
+        assert_eq!((input.name.as_str(), input.quality_min), ("x.fmr", 41));
+    }
+    assert_eq!((inputs.len(), &inputs[0].bytes), (3, &input.bytes));
+    let refused = || Err(Error::invalid("poor"));
+    let added = json!({ "id": 7, "status": "added" });
+    let answer = prints.answer(vec![refused(), Ok(added.clone()), refused()]).unwrap();
+    assert_eq!((&answer["id"], &answer["person"]), (&json!(7), &person));
+    assert_eq!(of_prints(&answer, "status"), ["failed", "added", "failed"]);
+    assert!(prints.answer(vec![refused(), refused(), refused()]).is_err());
+    assert!(!prints.is_ended_by(&Error::invalid("poor")));
+    assert!(prints.is_ended_by(&Error::unavailable("busy")));
+    let photo = world.run(world.images.upload_prints(input, ImageKind::Photo)).unwrap();
+    assert_eq!(photo.inputs().len(), 1);
+    assert_eq!(photo.answer(vec![Ok(added.clone())]).unwrap(), added);
+    assert!(photo.is_ended_by(&Error::invalid("poor")));
 }
 
 #[test]

@@ -1,0 +1,70 @@
+//! Prints of a file that a root of a cluster puts in.
+
+use base::{Error, Result};
+use serde_json::Value;
+
+use super::extracted::ImageInput;
+use crate::extraction::ExtractionPriority;
+use crate::file_upload::{self, SplitFile};
+use crate::print_files::{FilePrints, PrintFile};
+use crate::settings::ImageKind;
+use crate::state::ImagesState;
+
+/// Prints of a file that is put in, and the properties that they share. A file of a photograph is
+/// one print.
+pub struct UploadPrints {
+    split: SplitFile,
+    input: ImageInput,
+}
+
+impl UploadPrints {
+    /// Returns the images to put in, in the order of the file, or the error of a print that cannot
+    /// be cut out.
+    pub fn inputs(&self) -> Vec<Result<ImageInput>> {
+        let file = self.file();
+        let input = |print: &Result<PrintFile>| -> Result<ImageInput> {
+            let print = print.as_ref().map_err(Clone::clone)?;
+            let payload = file.payload(print, &self.input.payload);
+            Ok(ImageInput { payload, bytes: print.bytes.clone(), ..self.input.clone() })
+        };
+        file.prints.iter().map(input).collect()
+    }
+
+    /// Returns true if the error of a print ends the request: that of the only print, or of the
+    /// server.
+    pub fn is_ended_by(&self, error: &Error) -> bool {
+        self.file().is_ended_by(error)
+    }
+
+    /// Returns the response to the upload of the file, from the responses for its prints in their
+    /// order.
+    ///
+    /// # Errors
+    /// The first error if no print is in the collection.
+    pub fn answer(&self, results: Vec<Result<Value>>) -> Result<Value> {
+        self.file().answer(&self.input.payload, results)
+    }
+
+    fn file(&self) -> &FilePrints {
+        &self.split.file
+    }
+}
+
+impl ImagesState {
+    /// Cuts the file of an image into its prints if the collection is of fingerprints.
+    ///
+    /// # Errors
+    /// `InvalidArgument` for too many prints; `ResourceExhausted` with retry advice if other
+    /// requests hold the memory.
+    pub async fn upload_prints(&self, input: ImageInput, kind: ImageKind) -> Result<UploadPrints> {
+        let services = &self.services;
+        let split = match kind {
+            ImageKind::Photo => SplitFile::whole(services, &input.bytes),
+            ImageKind::Fingerprint => {
+                let is_background = input.priority == ExtractionPriority::Idle;
+                file_upload::split(services, &input.bytes, is_background).await?
+            }
+        };
+        Ok(UploadPrints { split, input })
+    }
+}
