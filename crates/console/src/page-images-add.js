@@ -53,8 +53,10 @@ export class Adding {
         this.mark(row, name, "added", "read");
       } else {
         const answer = await put(path(collection, "", { name, kind, background }), file, stop);
-        work.counts[answer.status] += 1;
-        this.mark(row, name, answer.status);
+        const prints = answer.prints ?? [], refused = prints.filter((print) => print.status === "failed");
+        const status = refused.length ? "failed" : answer.status;
+        work.counts[status] += 1;
+        this.mark(row, name, status, refused.length ? `${refused.length} of its ${prints.length} prints are refused: ${refused[0].error}` : undefined);
       }
     } catch (error) {
       if (error.name !== "AbortError") work.counts.failed += 1;

@@ -108,6 +108,9 @@ fn outcome(reply: &HttpReply) -> CommandResult<UploadOutcome> {
         }
         _ => {
             let answer = reply.json()?;
+            if let Some(reason) = refused_prints(&answer) {
+                return Ok(UploadOutcome::Failed(reason));
+            }
             match answer.get("status").and_then(Value::as_str) {
                 Some("added") => Ok(UploadOutcome::Added),
                 Some("present") => Ok(UploadOutcome::Present),
@@ -117,6 +120,16 @@ fn outcome(reply: &HttpReply) -> CommandResult<UploadOutcome> {
             }
         }
     }
+}
+
+/// Returns the number of prints of a file that the server refused, with the first reason. `None` if
+/// it refused none.
+fn refused_prints(answer: &Value) -> Option<String> {
+    let prints = answer.get("prints")?.as_array()?;
+    let is_refused = |print: &&Value| print.get("status").is_some_and(|status| status == "failed");
+    let refused: Vec<&Value> = prints.iter().filter(is_refused).collect();
+    let error = refused.first()?.get("error").and_then(Value::as_str).unwrap_or_default();
+    Some(format!("{} of its {} prints are refused: {error}", refused.len(), prints.len()))
 }
 
 /// Returns true if the same request may succeed later: the server, or a proxy before it, was busy
@@ -164,6 +177,12 @@ mod tests {
                 other => panic!("{other:?}"),
             }
         };
+        let prints = r#"{"status":"added","prints":[{"status":"added"},
+            {"status":"failed","error":"poor"},{"status":"present"}]}"#;
+        let reason = "1 of its 3 prints are refused: poor".to_owned();
+        assert_eq!(outcome(&reply(200, prints)).unwrap(), UploadOutcome::Failed(reason));
+        let prints = r#"{"status":"present","prints":[{"status":"present"}]}"#;
+        assert_eq!(outcome(&reply(200, prints)).unwrap(), UploadOutcome::Present);
         failed(400, "not an image");
         failed(413, "too large");
         for status in [408, 429, 502, 503, 504] {
