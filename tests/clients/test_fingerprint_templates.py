@@ -22,6 +22,10 @@ FORMATS = {
 }
 # Byte of the quality in a template of ISO/IEC 19794-2:2005.
 QUALITY_AT = 26
+# Bytes of the header of such a template, and the bytes of its length and of its number of views.
+HEADER_BYTES = 24
+LENGTH_AT = slice(8, 12)
+VIEWS_AT = 22
 TIMEOUT_S = 60
 COMMAND_TIMEOUT_S = 120
 
@@ -197,6 +201,50 @@ def test_the_command_line_adds_a_folder_of_templates(server, templates, tmp_path
     )
     assert done.returncode == 0 and "walked: 8 added" in done.stdout, done.stdout + done.stderr
     assert "1 other files ignored" in done.stdout, done.stdout
+
+
+def hand(server: Server, pictures: dict[int, str], fingers: list[int]) -> bytes:
+    """A template of ISO/IEC 19794-2:2005 with a view of each finger, at the positions 1, 2 and so on."""
+    whole = bytearray()
+    for position, finger in enumerate(fingers, start=1):
+        one = bytearray(call(server, "GET", f"pictures/{pictures[finger]}/template", format="iso-2005").content)
+        one[HEADER_BYTES] = position
+        whole += one[HEADER_BYTES if whole else 0 :]
+    whole[LENGTH_AT] = len(whole).to_bytes(4, "big")
+    whole[VIEWS_AT] = len(fingers)
+    return bytes(whole)
+
+
+@pytest.mark.parametrize("background", [{}, {"background": 1}], ids=["ordinary", "background"])
+def test_views_of_a_template_are_fingers_of_one_person(server, pictures, background):
+    name = f"hands-{len(background)}"
+    file = hand(server, pictures, [0, 1, 2])
+    added = good(call(server, "PUT", name, file, kind="fingerprint", name="hand.fmr", **background))
+    assert [(entry["status"], entry["finger"]) for entry in added["prints"]] == [("added", n) for n in (1, 2, 3)]
+    assert added["id"] == added["prints"][0]["id"] == added["person"], added
+    for position, finger in enumerate((0, 1, 2)):
+        best = identified(server, name, finger)
+        assert (best["person"], best["accepted"]) == (added["person"], True)
+        assert best["prints"][0] == added["prints"][position]["id"]
+    both = good(call(server, "POST", f"{name}/identify", hand(server, pictures, [1, 2])))
+    assert (both["results"][0]["person"], len(both["results"][0]["fingers"])) == (added["person"], 2)
+    repeated = good(call(server, "PUT", name, file))
+    assert [entry["status"] for entry in repeated["prints"]] == ["present"] * 3
+    one = call(server, "GET", f"{name}/{added['prints'][1]['id']}").content
+    assert good(call(server, "PUT", name, one))["status"] == "present"
+    assert good(call(server, "GET", name))["count"] == 3
+
+
+def test_an_archive_counts_the_views_of_templates(server, pictures):
+    whole = archive({"a.fmr": hand(server, pictures, [3, 4]), "b.fmr": hand(server, pictures, [5])})
+    url = f"{server.url}/v1/images/zipped-hands?kind=fingerprint"
+    sent = requests.put(url, data=whole, headers={"content-type": "application/zip"}, timeout=TIMEOUT_S)
+    *lines, last = [json.loads(line) for line in sent.text.splitlines()]
+    assert last["summary"] == {"added": 3, "present": 0, "failed": 0, "ignored": 0, "files": 2}, sent.text
+    assert sorted((line["name"], line.get("finger")) for line in lines if line["name"] == "a.fmr") == [
+        ("a.fmr", 1),
+        ("a.fmr", 2),
+    ]
 
 
 def test_features_of_a_template_move_to_another_collection(server, enrolled, templates):
