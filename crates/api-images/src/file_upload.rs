@@ -19,7 +19,7 @@ use super::store::PutOutcome;
 /// # Errors
 /// As [`add::add`] and [`add::add_in_background`]. Of several prints, an error of one print is a
 /// result, unless all have one. An error of the server ends the request: the prints before it are
-/// put in.
+/// put in. If the caller disconnects, the prints after the current one are not put in.
 pub(crate) async fn put_file(
     state: &ImagesState,
     new: NewImage,
@@ -35,7 +35,7 @@ pub(crate) async fn put_file(
     let mut results = Vec::with_capacity(file.prints.len());
     for print in &file.prints {
         let result = match print {
-            Ok(print) => put_print(state, &new, &file, print, is_background).await,
+            Ok(print) => Box::pin(put_print(state, &new, &file, print, is_background)).await,
             Err(error) => {
                 state.services.count_put(error.kind().name());
                 Err(error.clone())
@@ -88,9 +88,11 @@ pub(crate) async fn split(
     if !print_files::may_have_several(file) {
         return Ok(SplitFile::whole(services, file));
     }
-    let mut memory = services.requests.memory.empty();
+    let budget = services.requests.memory.clone();
     let bytes = file.clone();
     let work = move || {
+        let _splitting = budget.reserve(print_files::split_bytes(&bytes))?;
+        let mut memory = budget.empty();
         let file = FilePrints::split(&bytes, |bytes| memory.grow(bytes))?;
         Ok(SplitFile { file, _memory: memory })
     };

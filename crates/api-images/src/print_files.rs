@@ -22,6 +22,9 @@ pub(crate) const PERSON: &str = "person";
 /// Key of a payload with the finger: 1 to 5 from the right thumb to the right little finger, 6 to
 /// 10 the same of the left hand.
 const FINGER: &str = "finger";
+/// Bytes of memory for each byte of a template whose views are read: minutiae, and the fields of
+/// views without minutiae.
+const VIEWS_MEMORY_FACTOR: u64 = 3;
 
 /// One print of a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -165,6 +168,18 @@ pub(crate) fn may_have_several(file: &[u8]) -> bool {
         Some(FileFormat::Image(format)) => format == Format::Nist,
         Some(FileFormat::Template(format)) => format != TemplateFormat::SourceAfis,
         None => false,
+    }
+}
+
+/// Returns the bytes of memory that [`FilePrints::split`] needs while it runs, in addition to those
+/// that it claims.
+pub(crate) fn split_bytes(file: &[u8]) -> u64 {
+    let length = file.len() as u64;
+    match FileFormat::sniff(file) {
+        Some(FileFormat::Template(_)) => VIEWS_MEMORY_FACTOR * length,
+        // The bytes of a cut are claimed after they are copied.
+        Some(FileFormat::Image(Format::Nist)) => length,
+        Some(FileFormat::Image(_)) | None => 0,
     }
 }
 

@@ -49,6 +49,7 @@ impl QueryPrints {
         let mut prints = Vec::with_capacity(files.len());
         let mut left_out = 0;
         for file in files {
+            let _splitting = budget.reserve(print_files::split_bytes(&file))?;
             let split = FilePrints::split(&file, |bytes| memory.grow(bytes))?;
             let count = split.prints.len();
             let is_of_several = split.are_several();
@@ -57,5 +58,40 @@ impl QueryPrints {
             prints.extend(wanted.into_iter().map(|file| QueryPrint { file, is_of_several }));
         }
         Ok(QueryPrints { prints, left_out, _memory: memory })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use base::ErrorKind;
+    use matching::synthetic;
+    use matching::template::{self, TemplateFormat};
+    use metrics::Metrics;
+
+    use super::*;
+
+    /// Bytes of the header of a template of ISO/IEC 19794-2:2005, before the first view.
+    const HEADER_BYTES: usize = 24;
+
+    #[test]
+    fn reading_the_views_of_a_template_reserves_memory() {
+        let one = template::write(&synthetic::fingerprint(1), TemplateFormat::Iso2005).unwrap();
+        let mut two = [&one[..], &one[HEADER_BYTES..]].concat();
+        let length = (two.len() as u32).to_be_bytes();
+        two[8..12].copy_from_slice(&length);
+        two[22] = 2;
+        let file = Bytes::from(two);
+        let bytes = file.len() as u64;
+        let budget = |max: u64| ByteBudget::new(max, Arc::new(Metrics::default()));
+        let small = budget(2 * bytes);
+        let refused = QueryPrints::cut(vec![file.clone()], &small).err().unwrap();
+        assert_eq!((refused.kind(), small.used()), (ErrorKind::TooLarge, 0));
+        let large = budget(4 * bytes);
+        let sought = QueryPrints::cut(vec![file], &large).unwrap();
+        // The file of the second print remains.
+        assert_eq!((sought.prints.len(), large.used()), (2, one.len() as u64));
+        assert!(large.peak() >= 3 * bytes);
+        drop(sought);
+        assert_eq!(large.used(), 0);
     }
 }
