@@ -19,7 +19,8 @@ use super::store::PutOutcome;
 /// # Errors
 /// As [`add::add`] and [`add::add_in_background`]. Of several prints, an error of one print is a
 /// result, unless all have one. An error of the server ends the request: the prints before it are
-/// put in. If the caller disconnects, the prints after the current one are not put in.
+/// put in. If the caller disconnects, the prints after the current one are not put in. The print
+/// with the id of the file is the last one.
 pub(crate) async fn put_file(
     state: &ImagesState,
     new: NewImage,
@@ -33,7 +34,8 @@ pub(crate) async fn put_file(
         }
     };
     let mut results = Vec::with_capacity(file.prints.len());
-    for print in &file.prints {
+    for number in file.write_order() {
+        let Some(print) = file.prints.get(number) else { continue };
         let result = match print {
             Ok(print) => Box::pin(put_print(state, &new, &file, print, is_background)).await,
             Err(error) => {

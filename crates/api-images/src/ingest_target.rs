@@ -75,14 +75,15 @@ impl IngestTarget {
 
     fn put_prints(&self, name: &str, file: &FilePrints, report: BulkReporter) -> Result<()> {
         let results = Arc::new(PrintResults::new(file, report));
-        for (number, print) in file.prints.iter().enumerate() {
-            let print = match print {
-                Ok(print) => print,
+        for number in file.write_order() {
+            let print = match file.prints.get(number) {
+                Some(Ok(print)) => print,
                 // The results have this error.
-                Err(error) => {
+                Some(Err(error)) => {
                     self.job.services.count_put(error.kind().name());
                     continue;
                 }
+                None => continue,
             };
             let results = results.clone();
             let done = Box::new(move |outcome: Result<PutOutcome>| {

@@ -105,23 +105,43 @@ impl FilePrints {
         self.prints.len() > 1
     }
 
+    /// Returns the number of the print that keeps the whole file.
+    fn whole_number(&self) -> usize {
+        self.prints.iter().position(Result::is_ok).unwrap_or(0)
+    }
+
+    /// Returns the numbers of the prints in the order in which they are put in. The print that
+    /// keeps the whole file is the last: clients take a file whose id is in the collection as
+    /// complete, and do not send it again.
+    pub(crate) fn write_order(&self) -> Vec<usize> {
+        let whole = self.whole_number();
+        let mut order: Vec<usize> = (0..self.prints.len()).filter(|at| *at != whole).collect();
+        order.push(whole);
+        order
+    }
+
     /// Returns true if the error of a print ends the request: that of the only print, or of the
     /// server. The other prints of a file do not have an error of one print.
     pub(crate) fn is_ended_by(&self, error: &Error) -> bool {
         !self.are_several() || !is_of_one_print(error)
     }
 
-    /// Returns the response to the upload of a file, from the results of its prints in their order.
-    /// For a file with several prints, it has the fields of the first print that is in the
-    /// collection, and those of all prints. `own` is the payload of the caller.
+    /// Returns the response to the upload of a file, from the results of its prints in the order of
+    /// [`FilePrints::write_order`]. For a file with several prints, it has the fields of the first
+    /// print of the file that is in the collection, and those of all prints. `own` is the payload
+    /// of the caller.
     ///
     /// # Errors
     /// The first error if no print is in the collection.
     pub(crate) fn answer(
         &self,
         own: &Map<String, Value>,
-        results: Vec<Result<Value>>,
+        mut results: Vec<Result<Value>>,
     ) -> Result<Value> {
+        // In the order of the file.
+        if let Some(last) = results.pop() {
+            results.insert(self.whole_number().min(results.len()), last);
+        }
         let first = results.iter().find_map(|result| result.as_ref().ok());
         let Some(mut answer) = first.cloned() else { return Err(none_of(results)) };
         if !self.are_several() {

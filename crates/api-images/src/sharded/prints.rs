@@ -18,8 +18,8 @@ pub struct UploadPrints {
 }
 
 impl UploadPrints {
-    /// Returns the images to put in, in the order of the file, or the error of a print that cannot
-    /// be cut out.
+    /// Returns the images to put in, or the error of a print that cannot be cut out. The image of
+    /// the whole file is the last: a file whose id is in the collection is complete.
     pub fn inputs(&self) -> Vec<Result<ImageInput>> {
         let file = self.file();
         let input = |print: &Result<PrintFile>| -> Result<ImageInput> {
@@ -27,7 +27,8 @@ impl UploadPrints {
             let payload = file.payload(print, &self.input.payload);
             Ok(ImageInput { payload, bytes: print.bytes.clone(), ..self.input.clone() })
         };
-        file.prints.iter().map(input).collect()
+        let order = file.write_order();
+        order.into_iter().filter_map(|number| file.prints.get(number)).map(input).collect()
     }
 
     /// Returns true if the error of a print ends the request: that of the only print, or of the
@@ -36,8 +37,8 @@ impl UploadPrints {
         self.file().is_ended_by(error)
     }
 
-    /// Returns the response to the upload of the file, from the responses for its prints in their
-    /// order.
+    /// Returns the response to the upload of the file, from the responses for its prints in the
+    /// order of [`UploadPrints::inputs`].
     ///
     /// # Errors
     /// The first error if no print is in the collection.
