@@ -22,8 +22,8 @@ use crate::rerank::{
     Scorer, Searcher,
 };
 
-/// Candidates of a part. A core scores them in one to three milliseconds.
-const PART_CANDIDATES: usize = 64;
+/// Candidates of a part. A core scores them in one to four milliseconds.
+const PART_CANDIDATES: usize = 32;
 /// Minimum candidates to offer parts to other threads.
 const SHARED_CANDIDATES_MIN: usize = 2 * PART_CANDIDATES;
 
