@@ -32,9 +32,14 @@ impl SharedParts {
         }
     }
 
+    /// Returns the number of parts that are left to claim.
+    pub(crate) fn unclaimed(&self) -> usize {
+        self.count.saturating_sub(self.next.load(Ordering::Relaxed))
+    }
+
     /// Returns true if a part is left to claim.
     pub(crate) fn is_left(&self) -> bool {
-        self.next.load(Ordering::Relaxed) < self.count
+        self.unclaimed() > 0
     }
 
     /// Returns the number of the next part, or `None` if all are claimed.
@@ -136,6 +141,7 @@ mod tests {
     fn stopped_parts_cannot_be_claimed() {
         let parts = SharedParts::new(9);
         assert_eq!((parts.claim(), parts.claim()), (Some(0), Some(1)));
+        assert_eq!(parts.unclaimed(), 7);
         parts.stop();
         assert!(!parts.is_left());
         assert_eq!(parts.claim(), None);

@@ -26,6 +26,8 @@ use crate::rerank::{
 const PART_CANDIDATES: usize = 32;
 /// Minimum candidates to offer parts to other threads.
 const SHARED_CANDIDATES_MIN: usize = 2 * PART_CANDIDATES;
+/// Parts of a thread's share of the candidates that are left. A thread holds one of them at most.
+const SHARE_PARTS: usize = 2;
 
 /// Candidates in segments, in parts that threads claim.
 struct CandidateParts {
@@ -34,11 +36,13 @@ struct CandidateParts {
     /// Candidates of each part. The part with the best candidate comes first.
     ranges: Vec<Range<usize>>,
     parts: SharedParts,
+    /// Threads that may claim parts: the owner and those that were idle.
+    threads: usize,
 }
 
 impl CandidateParts {
-    /// Divides candidates, which are ordered by rank.
-    fn new(candidates: Vec<RerankCandidate>) -> CandidateParts {
+    /// Divides candidates, which are ordered by rank, for this number of threads.
+    fn new(candidates: Vec<RerankCandidate>, threads: usize) -> CandidateParts {
         let mut ranked: Vec<(usize, RerankCandidate)> =
             candidates.into_iter().enumerate().collect();
         ranked.sort_unstable_by_key(|(rank, it)| (it.segment, it.row, *rank));
@@ -51,7 +55,16 @@ impl CandidateParts {
             candidates: ranked.into_iter().map(|(_, candidate)| candidate).collect(),
             parts: SharedParts::new(ranges.len()),
             ranges,
+            threads,
         }
+    }
+
+    /// Returns the number of candidates without a score at which a thread claims no part: a share
+    /// of the candidates that are left, so that the threads end together, and at least a part, so
+    /// that its reads overlap the scores before it.
+    fn unscored_max(&self) -> u64 {
+        let left = self.parts.unclaimed() * PART_CANDIDATES;
+        (left / (SHARE_PARTS * self.threads)).max(PART_CANDIDATES) as u64
     }
 }
 
@@ -73,6 +86,10 @@ impl CandidateChunks for ClaimedChunks<'_> {
         out.extend_from_slice(&self.from.candidates[self.from.ranges[part].clone()]);
         *self.claimed += 1;
         if self.from.parts.is_left() { ChunkProgress::More } else { ChunkProgress::End }
+    }
+
+    fn unscored_max(&self) -> u64 {
+        self.from.unscored_max()
     }
 }
 
@@ -170,15 +187,16 @@ impl SearchThread {
             let query = RerankQuery { tag: 0, scorer, segments, k, candidates, deadline };
             return self.searcher.one(query);
         };
+        let idle = helpers.idle();
         let work = Arc::new(PartedRerank {
             scorer: scorer.clone(),
             segments,
             k,
             deadline,
-            candidates: CandidateParts::new(candidates),
+            candidates: CandidateParts::new(candidates, idle + 1),
             outcome: Mutex::default(),
         });
-        helpers.offer(helpers.idle().min(work.candidates.ranges.len() - 1), work.clone());
+        helpers.offer(idle.min(work.candidates.ranges.len() - 1), work.clone());
         work.finish(&mut self.searcher)
     }
 

@@ -273,6 +273,20 @@ fn helped(candidates: usize, leave: usize) -> usize {
 }
 
 #[test]
+fn threads_claim_fewer_candidates_near_the_end() {
+    let rows = 0..20 * PART_CANDIDATES as u32;
+    let candidates = rows.map(|row| RerankCandidate { segment: 0, row, coarse: 0.0 }).collect();
+    let shared = CandidateParts::new(candidates, 2);
+    let mut limits = vec![shared.unscored_max()];
+    while shared.parts.claim().is_some() {
+        limits.push(shared.unscored_max());
+    }
+    let part = PART_CANDIDATES as u64;
+    assert_eq!((limits[0], limits[8], limits[16]), (5 * part, 3 * part, part));
+    assert_eq!((limits.len(), limits.last()), (21, Some(&part)));
+}
+
+#[test]
 fn helpers_do_not_change_exact_scores() {
     let filling = Filling { segments: &[900, 400], unflushed: 300, record: &bytes };
     let root = tempfile::tempdir().unwrap();

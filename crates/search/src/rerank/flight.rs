@@ -13,7 +13,7 @@ use super::checked::Checked;
 use super::fill::Filler;
 use super::limits::{SearchLimits, SharedCaches};
 use super::plan::{Extent, ReadPlan, WantedRecord};
-use super::query::{ChunkProgress, RerankQuery, RerankResult};
+use super::query::{ChunkProgress, RerankQuery, RerankResult, UNSCORED_MAX};
 use super::ranking::Ranking;
 use super::reads::{PendingRead, Reads};
 use super::{Address, Records, RerankCandidate, Scorer};
@@ -25,9 +25,6 @@ const PAGE_AHEAD: usize = 4;
 /// Maximum cached records that wait to be scored. At this number, no candidates are fetched, so
 /// another thread may take them.
 const CACHED_MAX: usize = 64;
-/// Maximum candidates without a score. At this number, no candidates are fetched. The limit of
-/// reads does not bound them, because one read can have many records.
-const UNSCORED_MAX: u64 = 256;
 /// Bytes of a page header to prefetch: a cache line.
 const LINE_BYTES: usize = 64;
 
@@ -124,7 +121,7 @@ impl<'a, S: Scorer> Flight<'a, S> {
         let RerankResult { scored, skipped, damaged_count, .. } = &self.ranked;
         let unscored = self.fetched.saturating_sub(scored + skipped + damaged_count);
         let has_work = self.ready() + self.in_flight > 0 || !self.plan.is_empty();
-        unscored >= UNSCORED_MAX && has_work
+        unscored >= self.query.candidates.unscored_max().min(UNSCORED_MAX) && has_work
     }
 
     /// Locates a candidate's record and queues it accordingly.

@@ -19,12 +19,23 @@ pub enum ChunkProgress {
     End,
 }
 
+/// Maximum candidates of a query without a score. At this number, no candidates are fetched. The
+/// limit of reads does not bound them, because one read can have many records.
+pub(super) const UNSCORED_MAX: u64 = 128;
+
 /// Candidates as the coarse stage finds them. Best first is fastest, because the k-th best score
 /// then rises soonest, but any order gives the same result. Duplicates are ranked once.
 pub trait CandidateChunks: Send {
     /// Appends the next candidates to `out`. With `wait` it may block until there are some, because
     /// the caller has no other work; otherwise it must return at once.
     fn next(&mut self, out: &mut Vec<RerankCandidate>, wait: bool) -> ChunkProgress;
+
+    /// Returns the number of candidates without a score at which no candidates are fetched, 128 at
+    /// most. A source that several threads share returns few near its end, so that no thread holds
+    /// candidates that another one could score.
+    fn unscored_max(&self) -> u64 {
+        UNSCORED_MAX
+    }
 }
 
 struct KnownCandidates(Vec<RerankCandidate>);

@@ -144,6 +144,7 @@ struct CountedChunks {
     candidates: Vec<RerankCandidate>,
     fetched: usize,
     counts: Arc<QueryCounts>,
+    unscored_max: u64,
 }
 
 impl CandidateChunks for CountedChunks {
@@ -154,6 +155,10 @@ impl CandidateChunks for CountedChunks {
         let waiting = end - self.counts.scored.load(Ordering::Relaxed);
         self.counts.waiting_max.fetch_max(waiting, Ordering::Relaxed);
         if end < self.candidates.len() { ChunkProgress::More } else { ChunkProgress::End }
+    }
+
+    fn unscored_max(&self) -> u64 {
+        self.unscored_max
     }
 }
 
@@ -166,7 +171,8 @@ fn cached_records_limit_the_candidates_that_wait() {
     let one_pass = rows((0..3000).step_by(37), |_| 0.0);
     let candidates: Vec<RerankCandidate> = (0..10).flat_map(|_| one_pass.clone()).collect();
     let count = candidates.len();
-    let source = CountedChunks { candidates, fetched: 0, counts: counts.clone() };
+    let unscored_max = u64::MAX;
+    let source = CountedChunks { candidates, fetched: 0, counts: counts.clone(), unscored_max };
     let query = RerankQuery {
         tag: 0,
         scorer: CountingScorer(counts.clone()),
@@ -180,4 +186,28 @@ fn cached_records_limit_the_candidates_that_wait() {
     // 64 cached records, and the 64 reads that are planned at once.
     let waiting_max = counts.waiting_max.load(Ordering::Relaxed);
     assert!(waiting_max < 200, "{waiting_max} of {count} candidates waited");
+}
+
+#[test]
+fn a_source_limits_its_candidates_without_scores() {
+    let (mut searcher, _) = over_blocks(|shuffled| shuffled);
+    let segments = scattered();
+    for unscored_max in [1, 16, 30] {
+        let counts = Arc::<QueryCounts>::default();
+        let candidates = rows((0..3000).step_by(37), |_| 0.0);
+        let count = candidates.len() as u64;
+        let source = CountedChunks { candidates, fetched: 0, counts: counts.clone(), unscored_max };
+        let query = RerankQuery {
+            tag: 0,
+            scorer: CountingScorer(counts.clone()),
+            segments: segments.clone(),
+            k: 30,
+            candidates: Box::new(source),
+            deadline: None,
+        };
+        assert_eq!(searcher.one(query).unwrap().scored, count);
+        // A chunk has eight candidates.
+        let waiting_max = counts.waiting_max.load(Ordering::Relaxed) as u64;
+        assert!(waiting_max < unscored_max + 8, "{waiting_max} of {unscored_max}");
+    }
 }
