@@ -16,7 +16,7 @@ use kernels::TopK;
 use kernels::float;
 use kernels::pq::{BLOCK, CostTable};
 
-use super::parted::PartedScan;
+use super::parted::{OfferedLists, PartedScan};
 use super::pq::{Codebooks, PqCodes, PqShape};
 use super::refine::{ByteQuery, ByteVectors, inverse_length};
 use super::section::{self, *};
@@ -235,7 +235,7 @@ impl IvfPq {
     /// Finds the `refine` rows with the lowest looked-up costs. Writes them to `scratch.top`.
     ///
     /// # Errors
-    /// `Internal` if a helper panicked; the error of [`CoarseRequest::codes`].
+    /// `Internal` if a helper panicked; the error of [`CoarseRequest::codes`], of helpers too.
     fn look_up(
         &self,
         query: &[f32],
@@ -244,40 +244,46 @@ impl IvfPq {
         scratch: &mut IvfScratch,
     ) -> Result<()> {
         let IvfScratch { table, top, probes, .. } = scratch;
-        let CoarseRequest { allow, helpers, .. } = *request;
+        let helpers = request.helpers;
         self.books.table(query, inner_metric(self.metric), table);
         top.reset(refine);
-        if self.on_medium {
-            return self.scan_on_medium(probes, table, request, top);
-        }
         let size = |(_, cluster): &(f32, u32)| {
             let cluster = *cluster as usize;
             (self.starts[cluster + 1] - self.starts[cluster]) as usize
         };
         let rows = if helpers.is_some() { probes.iter().map(size).sum() } else { 0 };
-        let Some(scan) = PartedScan::offer(helpers, query, probes, rows, refine) else {
-            self.scan_lists(probes, table, allow, top);
-            return Ok(());
+        let on_medium = self.on_medium;
+        let offered = OfferedLists { query, lists: probes, rows, kept: refine, on_medium };
+        let Some(scan) = PartedScan::offer(helpers, &offered) else {
+            return self.scan_lists(probes, table, request, top);
         };
+        let _owner = scan.owner();
         while let Some(lists) = scan.claim() {
-            self.scan_lists(lists, table, allow, top);
+            self.scan_lists(lists, table, request, top)?;
         }
         scan.finish()?.iter().for_each(|(cost, row)| top.push(*cost, *row));
         Ok(())
     }
 
     /// Offers the allowed rows of lists to `top`, by looked-up costs.
+    ///
+    /// # Errors
+    /// The error of [`CoarseRequest::codes`].
     fn scan_lists(
         &self,
         lists: &[(f32, u32)],
         table: &CostTable,
-        allow: Option<&RowSet>,
+        request: &CoarseRequest<'_>,
         top: &mut TopK,
-    ) {
-        match allow {
+    ) -> Result<()> {
+        if self.on_medium {
+            return self.scan_on_medium(lists, table, request, top);
+        }
+        match request.allow {
             Some(allow) => self.scan_accepted(lists, table, top, |row| allow.contains(row)),
             None => self.scan_accepted(lists, table, top, |_| true),
         }
+        Ok(())
     }
 
     /// Offers the rows of lists that `accept` accepts to `top`, by looked-up costs.
@@ -456,7 +462,7 @@ impl Coarse for IvfPq {
     fn scan_parts(
         &self,
         scan: &PartedScan,
-        allow: Option<&RowSet>,
+        request: &CoarseRequest<'_>,
         scratch: &mut CoarseScratch,
         leave: &dyn Fn() -> bool,
     ) -> usize {
@@ -470,8 +476,11 @@ impl Coarse for IvfPq {
                 self.books.table(&scan.query, inner_metric(self.metric), table);
                 top.reset(scan.kept);
             }
-            self.scan_lists(lists, table, allow, top);
             parts += 1;
+            if let Err(error) = self.scan_lists(lists, table, request, top) {
+                scan.fail(error);
+                break;
+            }
         }
         if parts > 0 {
             scan.add(top.unsorted());

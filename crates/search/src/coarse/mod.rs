@@ -278,15 +278,16 @@ pub trait Coarse: Send + Sync {
     ) -> Result<()>;
 
     /// Scans parts of a search that another thread of this index offered, until none is left or
-    /// `leave` returns true. Returns the number of parts.
+    /// `leave` returns true. Of `request` it uses the allowed rows, which are those of the search,
+    /// and this thread's reader of codes. Returns the number of parts.
     fn scan_parts(
         &self,
         scan: &PartedScan,
-        allow: Option<&RowSet>,
+        request: &CoarseRequest<'_>,
         scratch: &mut CoarseScratch,
         leave: &dyn Fn() -> bool,
     ) -> usize {
-        let _ = (scan, allow, scratch, leave);
+        let _ = (scan, request, scratch, leave);
         0
     }
 

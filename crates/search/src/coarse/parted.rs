@@ -2,20 +2,23 @@
 //!
 //! The thread that searches claims parts like every helper. Each collects its own best rows, and
 //! the owner joins them. The best rows of all lists do not depend on who scanned which, so the
-//! result is the same with any number of threads.
+//! result is the same with any number of threads. If the codes are on a medium, each thread reads
+//! the lists of its parts.
 
 use std::sync::Arc;
 
-use base::Result;
+use base::{Error, Result};
 use parking_lot::Mutex;
 
-use crate::parts::{PartsHelper, SharedParts};
+use crate::parts::{PartsHelper, PartsOwner, SharedParts};
 
 /// Rows of the probed lists from which parts are offered. A core scans them in about the
 /// time that an idle thread takes to wake up.
 const ROWS_MIN: usize = 16 << 10;
 /// Rows of a part, so that claims cost little.
 const PART_ROWS: usize = 4 << 10;
+/// Maximum lists of a part on a medium: a thread has the reads of that many in flight, two a list.
+const MEDIUM_LISTS_MAX: usize = 32;
 
 /// Idle threads that may scan lists of a search.
 pub trait ScanHelpers {
@@ -26,6 +29,35 @@ pub trait ScanHelpers {
     /// [`super::Coarse::scan_parts`] of the same index with the same allowed rows. Threads may
     /// accept late or never.
     fn offer(&self, count: usize, scan: Arc<PartedScan>);
+}
+
+/// Lists that one thread would scan without helpers.
+pub(super) struct OfferedLists<'a> {
+    /// Query as the index compares it.
+    pub(super) query: &'a [f32],
+    /// Cost of the centre, and number, of each list.
+    pub(super) lists: &'a [(f32, u32)],
+    /// Rows of all lists.
+    pub(super) rows: usize,
+    /// Rows that each thread keeps.
+    pub(super) kept: usize,
+    /// True if threads read the codes from a medium.
+    pub(super) on_medium: bool,
+}
+
+impl OfferedLists<'_> {
+    /// Returns the number of lists of a part for `threads` threads.
+    fn step(&self, threads: usize) -> usize {
+        let count = self.lists.len();
+        let step = (count * PART_ROWS / self.rows.max(1)).max(1);
+        if !self.on_medium {
+            return step;
+        }
+        // All reads of a part are in flight together, so parts are as long as possible. Each thread
+        // gets equally many, so that the threads end together.
+        let rounds = count.div_ceil(threads * MEDIUM_LISTS_MAX).max(1);
+        count.div_ceil(threads * rounds).max(step)
+    }
 }
 
 /// Lists to scan, and the rows that helpers found.
@@ -40,31 +72,37 @@ pub struct PartedScan {
     /// Rows that each thread keeps.
     pub(super) kept: usize,
     parts: SharedParts,
-    found: Mutex<Vec<(f32, u32)>>,
+    found: Mutex<HelperRows>,
+}
+
+/// Results of the helpers so far.
+#[derive(Debug, Default)]
+struct HelperRows {
+    /// Cost and number of each row.
+    rows: Vec<(f32, u32)>,
+    error: Option<Error>,
 }
 
 impl PartedScan {
-    /// Offers the scan of `lists`, which have `rows` rows together. Returns `None` if the caller
-    /// should scan them alone: they are short, or no thread is idle.
+    /// Offers the scan of `offered`. Returns `None` if the caller should scan the lists alone: they
+    /// are short, or no thread is idle.
     pub(super) fn offer(
         helpers: Option<&dyn ScanHelpers>,
-        query: &[f32],
-        lists: &[(f32, u32)],
-        rows: usize,
-        kept: usize,
+        offered: &OfferedLists<'_>,
     ) -> Option<Arc<PartedScan>> {
-        let helpers = helpers.filter(|_| rows >= ROWS_MIN && lists.len() > 1)?;
+        let long = offered.rows >= ROWS_MIN && offered.lists.len() > 1;
+        let helpers = helpers.filter(|_| long)?;
         let idle = helpers.idle();
         if idle == 0 {
             return None;
         }
-        let step = (lists.len() * PART_ROWS / rows).max(1);
-        let count = lists.len().div_ceil(step);
+        let step = offered.step(idle + 1);
+        let count = offered.lists.len().div_ceil(step);
         let scan = Arc::new(PartedScan {
-            query: query.to_vec(),
-            lists: lists.to_vec(),
+            query: offered.query.to_vec(),
+            lists: offered.lists.to_vec(),
             step,
-            kept,
+            kept: offered.kept,
             parts: SharedParts::new(count),
             found: Mutex::default(),
         });
@@ -83,35 +121,54 @@ impl PartedScan {
         Some(&self.lists[start..self.lists.len().min(start + self.step)])
     }
 
-    /// Registers a helper before its first claim.
-    pub(super) fn enter(&self) -> PartsHelper<'_> {
+    /// Returns a guard for the owner, which drops all parts that are left at its end.
+    pub(super) fn owner(&self) -> PartsOwner<'_> {
+        self.parts.owner()
+    }
+
+    /// Registers a helper before its first claim. The owner waits until the guard is dropped.
+    pub(crate) fn enter(&self) -> PartsHelper<'_> {
         self.parts.enter()
     }
 
     /// Adds the best rows of a helper: cost and row.
     pub(super) fn add(&self, found: impl Iterator<Item = (f32, u32)>) {
-        self.found.lock().extend(found);
+        self.found.lock().rows.extend(found);
+    }
+
+    /// Records the error of a helper, and drops the parts that are not claimed yet.
+    pub(super) fn fail(&self, error: Error) {
+        self.parts.stop();
+        self.found.lock().error.get_or_insert(error);
     }
 
     /// Waits for the helpers and returns the rows that they added.
     ///
     /// # Errors
-    /// `Internal` if a helper panicked.
+    /// The first error of a helper; `Internal` if a helper panicked.
     pub(super) fn finish(&self) -> Result<Vec<(f32, u32)>> {
         self.parts.wait()?;
-        Ok(std::mem::take(&mut *self.found.lock()))
+        let HelperRows { rows, error } = std::mem::take(&mut *self.found.lock());
+        match error {
+            Some(error) => Err(error),
+            None => Ok(rows),
+        }
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::borrow::Cow;
     use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use base::ErrorKind;
 
     use super::*;
     use crate::coarse::{
-        BuildThreads, Coarse, CoarseBuild, CoarseKind, CoarseRequest, CoarseScratch, Metric,
-        ScanParams, build,
+        BuildThreads, Coarse, CoarseBuild, CoarseKind, CoarseRequest, CoarseScratch, CodeRange,
+        Metric, ReadCodes, ScanParams, build, open_on_medium, section,
     };
+    use crate::codes::{CodeBlock, CodeContent};
     use crate::filter::RowSet;
 
     const DIMS: usize = 8;
@@ -121,8 +178,39 @@ mod tests {
     struct EagerHelper<'a> {
         index: &'a dyn Coarse,
         allow: Option<&'a RowSet>,
+        codes: Option<&'a dyn ReadCodes>,
         parts: usize,
         done: AtomicUsize,
+    }
+
+    /// Codes of an index, which lie in memory.
+    struct SectionCodes {
+        sections: Vec<(u32, Vec<u8>)>,
+        /// True if each read fails.
+        fails: bool,
+    }
+
+    impl ReadCodes for SectionCodes {
+        fn read(&self, wanted: &[CodeRange], out: &mut Vec<Option<Arc<CodeBlock>>>) -> Result<()> {
+            if self.fails {
+                return Err(Error::unavailable("on purpose"));
+            }
+            out.clear();
+            for range in wanted {
+                let of_kind = |(kind, _): &&(u32, Vec<u8>)| *kind == range.kind;
+                let (_, bytes) = self.sections.iter().find(of_kind).unwrap();
+                let start = range.start as usize;
+                let bytes = &bytes[start..start + range.bytes];
+                let content = if range.floats {
+                    let values = bytes.as_chunks().0.iter().map(|it| f32::from_le_bytes(*it));
+                    CodeContent::Floats(values.collect())
+                } else {
+                    CodeContent::Bytes(bytes.into())
+                };
+                out.push(Some(Arc::new(CodeBlock::new(content, None))));
+            }
+            Ok(())
+        }
     }
 
     impl ScanHelpers for EagerHelper<'_> {
@@ -134,36 +222,88 @@ mod tests {
             let checks = AtomicUsize::new(0);
             let leave = || checks.fetch_add(1, Ordering::Relaxed) >= self.parts;
             let mut scratch = CoarseScratch::default();
-            let parts = self.index.scan_parts(&scan, self.allow, &mut scratch, &leave);
+            let EagerHelper { allow, codes, .. } = *self;
+            let request = CoarseRequest { allow, codes, ..CoarseRequest::best(0) };
+            let parts = self.index.scan_parts(&scan, &request, &mut scratch, &leave);
             self.done.fetch_add(parts, Ordering::Relaxed);
         }
     }
 
+    /// Returns vectors with few distinct values, so that many costs are equal.
+    fn vectors() -> Vec<f32> {
+        let value = |at: u64| (at.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 40) % 8;
+        (0..(ROWS * DIMS) as u64).map(|at| value(at) as f32).collect()
+    }
+
+    fn built(vectors: &[f32]) -> Box<dyn Coarse> {
+        let crew = BuildThreads::of(2);
+        let plan = CoarseBuild { vectors, dims: DIMS, metric: Metric::L2, crew, seed: 1 };
+        build(CoarseKind::IvfPq, &plan).unwrap().index
+    }
+
     #[test]
     fn helpers_do_not_change_the_rows_of_lists() {
-        // Few distinct values, so that many costs are equal.
-        let value = |at: u64| (at.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 40) % 8;
-        let vectors: Vec<f32> = (0..(ROWS * DIMS) as u64).map(|at| value(at) as f32).collect();
-        let crew = BuildThreads::of(2);
-        let plan = CoarseBuild { vectors: &vectors, dims: DIMS, metric: Metric::L2, crew, seed: 1 };
-        let index = build(CoarseKind::IvfPq, &plan).unwrap().index;
+        let vectors = vectors();
+        let memory = built(&vectors);
+        let sections: Vec<(u32, Vec<u8>)> =
+            memory.sections().into_iter().map(|(kind, bytes)| (kind, bytes.into_owned())).collect();
+        let parts: Vec<(u32, &[u8])> =
+            sections.iter().map(|(kind, bytes)| (*kind, bytes.as_slice())).collect();
+        let medium =
+            open_on_medium(&|kind| section::find(&parts, kind).map(Cow::Borrowed), &|kind| {
+                section::find(&parts, kind).map(|bytes| bytes.len() as u64)
+            });
+        let medium = medium.unwrap();
+        let codes = SectionCodes { sections: sections.clone(), fails: false };
         let allow = RowSet::from_rows(ROWS as u32, (0..ROWS as u32).filter(|row| row % 5 != 0));
         let params = ScanParams { probes: 100_000, refine: 60 };
         let mut scratch = CoarseScratch::default();
         for query in vectors.chunks_exact(DIMS).step_by(1999) {
-            for (parts, allow) in [(0, None), (1, None), (3, Some(&allow)), (99, None)] {
+            for (parts, allow) in [(0, None), (1, None), (2, Some(&allow)), (99, None)] {
                 let request = CoarseRequest { params, allow, ..CoarseRequest::best(10) };
                 let mut alone = Vec::new();
-                index.search(query, &request, &mut scratch, &mut alone).unwrap();
-                let done = AtomicUsize::new(0);
-                let helper = EagerHelper { index: &*index, allow, parts, done };
-                let request = CoarseRequest { helpers: Some(&helper), ..request };
-                let mut helped = Vec::new();
-                index.search(query, &request, &mut scratch, &mut helped).unwrap();
-                assert_eq!(helped, alone);
-                let done = helper.done.load(Ordering::Relaxed);
-                assert!(done == parts || parts == 99 && done >= 4, "{done} of {parts}");
+                memory.search(query, &request, &mut scratch, &mut alone).unwrap();
+                for (index, codes) in [(&memory, None), (&medium, Some(&codes as &dyn ReadCodes))] {
+                    let done = AtomicUsize::new(0);
+                    let helper = EagerHelper { index: &**index, allow, codes, parts, done };
+                    let request = CoarseRequest { helpers: Some(&helper), codes, ..request };
+                    let mut helped = Vec::new();
+                    index.search(query, &request, &mut scratch, &mut helped).unwrap();
+                    assert_eq!(helped, alone);
+                    let done = helper.done.load(Ordering::Relaxed);
+                    assert!(done == parts || parts == 99 && done >= 2, "{done} of {parts}");
+                }
             }
         }
+        // A helper that cannot read fails the search.
+        let failing = SectionCodes { sections: sections.clone(), fails: true };
+        let done = AtomicUsize::new(0);
+        let failing = Some(&failing as &dyn ReadCodes);
+        let helper = EagerHelper { index: &*medium, allow: None, codes: failing, parts: 1, done };
+        let request = CoarseRequest {
+            params,
+            helpers: Some(&helper),
+            codes: Some(&codes),
+            ..CoarseRequest::best(10)
+        };
+        let error = medium.search(&vectors[..DIMS], &request, &mut scratch, &mut Vec::new());
+        assert_eq!(error.unwrap_err().kind(), ErrorKind::Unavailable);
+    }
+
+    #[test]
+    fn parts_on_a_medium_are_equally_many_for_each_thread() {
+        let lists = [(0.0_f32, 0_u32); 70];
+        let offered = |rows: usize, on_medium: bool| OfferedLists {
+            query: &[],
+            lists: &lists,
+            rows,
+            kept: 1,
+            on_medium,
+        };
+        assert_eq!(offered(70_000, false).step(2), 4);
+        // Two parts for each of two threads, one for each of three.
+        assert_eq!([2, 3, 70].map(|threads| offered(70_000, true).step(threads)), [18, 24, 4]);
+        // Short lists: no part has fewer rows than one in memory.
+        assert_eq!(offered(16_384, true).step(8), 17);
     }
 }

@@ -5,7 +5,9 @@
 //! query waits. The result is the same, bit for bit, with any number of helpers: parts are
 //! independent of each other, or work that depends on the order of segments stays with the owner.
 
+use std::cell::OnceCell;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Instant;
 
 use base::{Error, Result};
@@ -14,13 +16,16 @@ use parking_lot::Mutex;
 use super::inner::Collection;
 use super::scan::{PartLimit, note_pause};
 use super::search::{
-    BestPoints, CollectionQuery, HitLocation, QueryHits, RankedPoint, SearchThread,
+    BestPoints, CollectionQuery, HitLocation, QueryHits, RankedPoint, SearchThread, codes_reader,
+    note_lost,
 };
 use super::state::SegmentView;
-use crate::coarse::{CoarseRequest, PartedScan, RabitqCandidate, ScanHelpers, ScanParams};
+use crate::coarse::{
+    CoarseRequest, PartedScan, RabitqCandidate, ReadCodes, ScanHelpers, ScanParams,
+};
 use crate::filter::{Filter, RowSet};
 use crate::parts::SharedParts;
-use crate::segment::Segment;
+use crate::segment::{CodeReader, Segment};
 
 /// Search threads that may take parts of a query.
 pub(crate) trait Helpers: Send + Sync {
@@ -65,6 +70,36 @@ pub(super) struct ListHelpers<'a> {
     pub(super) helpers: &'a dyn Helpers,
     pub(super) segment: &'a Arc<Segment>,
     pub(super) allow: Option<&'a Arc<RowSet>>,
+    /// Time after which helpers read no codes.
+    pub(super) deadline: Option<Instant>,
+    /// Codes that helpers did not read, once lists were offered.
+    pub(super) unread: OnceCell<Arc<UnreadCodes>>,
+}
+
+impl ListHelpers<'_> {
+    /// Adds the codes that helpers did not read to the result of the query.
+    pub(super) fn note_unread(&self, found: &mut QueryHits) {
+        if let Some(unread) = self.unread.get() {
+            note_lost(found, unread.lost.load(Ordering::Relaxed));
+            found.partial |= unread.late.load(Ordering::Relaxed);
+        }
+    }
+}
+
+/// Codes on the medium that helpers of one scan did not read.
+#[derive(Debug, Default)]
+pub(super) struct UnreadCodes {
+    /// Rows whose codes are damaged.
+    lost: AtomicU64,
+    /// True if codes were not read because the deadline had passed.
+    late: AtomicBool,
+}
+
+impl UnreadCodes {
+    fn add(&self, codes: &CodeReader<'_>) {
+        self.lost.fetch_add(codes.lost(), Ordering::Relaxed);
+        self.late.fetch_or(codes.is_late(), Ordering::Relaxed);
+    }
 }
 
 impl ScanHelpers for ListHelpers<'_> {
@@ -73,9 +108,14 @@ impl ScanHelpers for ListHelpers<'_> {
     }
 
     fn offer(&self, count: usize, scan: Arc<PartedScan>) {
-        let segment = self.segment.clone();
-        let allow = self.allow.cloned();
-        self.helpers.offer(count, Arc::new(ListScan { segment, allow, scan }));
+        let lists = ListScan {
+            segment: self.segment.clone(),
+            allow: self.allow.cloned(),
+            deadline: self.deadline,
+            scan,
+            unread: self.unread.get_or_init(Arc::default).clone(),
+        };
+        self.helpers.offer(count, Arc::new(lists));
     }
 }
 
@@ -83,7 +123,35 @@ impl ScanHelpers for ListHelpers<'_> {
 struct ListScan {
     segment: Arc<Segment>,
     allow: Option<Arc<RowSet>>,
+    deadline: Option<Instant>,
     scan: Arc<PartedScan>,
+    unread: Arc<UnreadCodes>,
+}
+
+impl ListScan {
+    /// Scans parts until none is left or `leave` returns true. Returns their number.
+    fn run(
+        &self,
+        collection: &Collection,
+        thread: &mut SearchThread,
+        leave: &dyn Fn() -> bool,
+    ) -> usize {
+        // Dropped last: the owner then reads `unread`.
+        let _helper = self.scan.enter();
+        collection.ready_codes(thread, &self.segment);
+        let SearchThread { scratch, codes, .. } = thread;
+        let codes = self.segment.codes(codes_reader(codes), self.deadline);
+        let request = CoarseRequest {
+            allow: self.allow.as_deref(),
+            codes: codes.as_ref().map(|codes| codes as &dyn ReadCodes),
+            ..CoarseRequest::best(0)
+        };
+        let parts = self.segment.index().scan_parts(&self.scan, &request, scratch, leave);
+        if let Some(codes) = &codes {
+            self.unread.add(codes);
+        }
+        parts
+    }
 }
 
 impl HelpWork for ListScan {
@@ -91,11 +159,10 @@ impl HelpWork for ListScan {
         self.scan.is_left()
     }
 
-    fn help(&self, _: &Collection, thread: &mut SearchThread) -> usize {
+    fn help(&self, collection: &Collection, thread: &mut SearchThread) -> usize {
         let helpers = thread.helpers.clone();
         let leave = || helpers.as_ref().is_some_and(|helpers| helpers.queries_wait());
-        let index = self.segment.index();
-        index.scan_parts(&self.scan, self.allow.as_deref(), &mut thread.scratch, &leave)
+        self.run(collection, thread, &leave)
     }
 }
 

@@ -10,6 +10,7 @@ use storage::UringMedium;
 use super::*;
 use crate::budget::MemoryBudget;
 use crate::coarse::{CoarseKind, Metric};
+use crate::codes::CodesPlace;
 use crate::collection::scan::{SliceOutcome, in_ended_slice};
 use crate::collection::{CollectionOptions, Resources};
 use crate::filter::{Condition, CountRange, Match};
@@ -17,6 +18,8 @@ use crate::ingest::PointRef;
 use crate::rerank::{SearchLimits, SharedCaches};
 
 const DIMS: usize = 24;
+/// Points written at once.
+const BATCH: usize = 1000;
 
 /// Helper that comes at once and leaves after some parts.
 pub(in crate::collection) struct EagerHelper {
@@ -82,10 +85,20 @@ fn vector(seed: u64) -> Vec<f32> {
 
 /// Returns a collection with segments of these sizes and some rows in a memtable.
 fn collection(kind: CoarseKind, sizes: &[u64], root: &std::path::Path) -> Arc<Collection> {
+    collection_in(CodesPlace::Auto, kind, sizes, root)
+}
+
+/// Returns a collection as [`collection`] does, with its codes at this place.
+fn collection_in(
+    codes: CodesPlace,
+    kind: CoarseKind,
+    sizes: &[u64],
+    root: &std::path::Path,
+) -> Arc<Collection> {
     let medium = Arc::new(UringMedium::plain(root.to_owned()).unwrap());
     let resources =
-        Resources::new(MemoryBudget::new(256 << 20), 8 << 20, Rate::unlimited()).unwrap();
-    let options = CollectionOptions { kind, ..CollectionOptions::new(DIMS, Metric::L2) };
+        Resources::new(MemoryBudget::new(256 << 20), 16 << 20, Rate::unlimited()).unwrap();
+    let options = CollectionOptions { kind, codes, ..CollectionOptions::new(DIMS, Metric::L2) };
     let shared = Arc::new(SharedCaches::new(0, 512));
     let collection = Collection::open(medium, options, &resources, shared).unwrap();
     let mut id = 0;
@@ -97,15 +110,17 @@ fn collection(kind: CoarseKind, sizes: &[u64], root: &std::path::Path) -> Arc<Co
                 (id, vector(id - u64::from(id % 10 == 0)))
             })
             .collect();
-        let ops: Vec<crate::ingest::Op<'_>> = points
-            .iter()
-            .map(|(id, embedding)| {
-                let payload: &[u8] = if id % 3 == 0 { br#"{"third":true}"# } else { b"{}" };
-                let point = PointRef { id: *id, embedding, record: &[], payload };
-                crate::ingest::Op::Upsert(point)
-            })
-            .collect();
-        collection.apply(&ops).unwrap().commit().unwrap();
+        for points in points.chunks(BATCH) {
+            let ops: Vec<crate::ingest::Op<'_>> = points
+                .iter()
+                .map(|(id, embedding)| {
+                    let payload: &[u8] = if id % 3 == 0 { br#"{"third":true}"# } else { b"{}" };
+                    let point = PointRef { id: *id, embedding, record: &[], payload };
+                    crate::ingest::Op::Upsert(point)
+                })
+                .collect();
+            collection.apply(&ops).unwrap().commit().unwrap();
+        }
         if size != 30 {
             collection.flush().unwrap();
         }
@@ -147,6 +162,52 @@ fn helpers_do_not_change_hits() {
             prop_assert_eq!(found, expected);
             prop_assert_eq!(helper.done.load(Ordering::Relaxed), parts.min(5));
         });
+    }
+}
+
+/// Rows of a segment whose lists are divided if all of them are scanned.
+const LONG_SEGMENT: u64 = 17_000;
+
+/// Returns a query that scans all lists.
+fn scan_all(embedding: &[f32], k: usize) -> CollectionQuery<'_> {
+    let params = ScanParams { probes: 100_000, refine: 200 };
+    CollectionQuery { params, ..CollectionQuery::nearest(embedding, k) }
+}
+
+#[test]
+fn helpers_read_lists_on_the_medium() {
+    let root = tempfile::tempdir().unwrap();
+    let sizes = [LONG_SEGMENT];
+    let collection = collection_in(CodesPlace::Medium, CoarseKind::IvfPq, &sizes, root.path());
+    assert!(collection.status().segments.iter().all(|segment| segment.codes_on_medium > 0));
+    let helped = |parts: usize, query: &CollectionQuery<'_>| {
+        let done = AtomicUsize::new(0);
+        let helper = Arc::new(EagerHelper { collection: Arc::downgrade(&collection), parts, done });
+        let mut thread = collection.thread(limits()).unwrap();
+        thread.set_helpers(helper.clone());
+        let found = collection.nearest(&mut thread, query).unwrap();
+        assert!(thread.is_sound());
+        (found, helper.done.load(Ordering::Relaxed))
+    };
+    for (seed, parts) in [(1, 0), (2, 1), (3, 99)] {
+        let embedding = vector(seed * 977);
+        let filter = third();
+        for (exact, filter) in [(true, None), (false, Some(&filter))] {
+            let query = CollectionQuery { exact, filter, ..scan_all(&embedding, 20) };
+            let mut alone = collection.thread(limits()).unwrap();
+            let expected = collection.nearest(&mut alone, &query).unwrap();
+            let (found, done) = helped(parts, &query);
+            assert_eq!((found.hits.len(), &found), (20, &expected));
+            // Lists without a row of the filter are left out, so fewer may be divided.
+            let divided = done == parts || parts == 99 && done >= 2;
+            assert!(divided || filter.is_some(), "{done} of {parts}");
+        }
+        // A helper that reads nothing after the deadline makes the result partial.
+        let query = scan_all(&embedding, 20);
+        let late = CollectionQuery { deadline: Some(Instant::now()), ..query };
+        let (found, _) = helped(parts, &late);
+        let in_segment = found.hits.iter().any(|hit| hit.id <= LONG_SEGMENT);
+        assert!(found.partial && !in_segment, "{found:?}");
     }
 }
 

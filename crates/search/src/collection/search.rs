@@ -1,6 +1,7 @@
 //! Queries: the coarse filter over all segments and memtables, then the exact stage over the best
 //! candidates.
 
+use std::cell::OnceCell;
 use std::cmp::Ordering;
 use std::sync::Arc;
 use std::time::Instant;
@@ -23,7 +24,7 @@ use crate::coarse::{
 use crate::filter::{Filter, RowSet};
 use crate::ingest::{MemtableRow, SketchQuery};
 use crate::rerank::{Records, RerankCandidate, Scorer, Searcher};
-use crate::segment::{CODES_READER, CodeReader, similarity};
+use crate::segment::{CODES_READER, CodeReader, Segment, similarity};
 
 /// Query for similar points.
 #[derive(Clone, Copy, Debug)]
@@ -417,7 +418,7 @@ impl Collection {
         if allow.as_deref().is_some_and(RowSet::is_empty) {
             return Ok(Vec::new());
         }
-        self.ready_codes(thread, view);
+        self.ready_codes(thread, &view.segment);
         // The source of exact scores is not used in this step; its presence limits the candidates.
         let exact = view.segment.exact(&mut *thread.vectors);
         let codes = view.segment.codes(codes_reader(&mut thread.codes), query.deadline);
@@ -435,8 +436,8 @@ impl Collection {
 
     /// Makes the thread's reader of codes, if the segment needs one and there is memory for it.
     /// Without one, codes are read one after the other.
-    fn ready_codes(&self, thread: &mut SearchThread, view: &SegmentView) {
-        if thread.codes.is_some() || !view.segment.reads_codes() {
+    pub(super) fn ready_codes(&self, thread: &mut SearchThread, segment: &Segment) {
+        if thread.codes.is_some() || !segment.reads_codes() {
             return;
         }
         let bytes = (CODES_READER.depth * CODES_READER.read_bytes_max) as u64;
@@ -479,13 +480,15 @@ impl Collection {
         if allow.as_deref().is_some_and(RowSet::is_empty) {
             return Ok(());
         }
-        self.ready_codes(thread, view);
+        self.ready_codes(thread, &view.segment);
         let SearchThread { scratch, hits, vectors, helpers, codes, .. } = thread;
         let codes = view.segment.codes(codes_reader(codes), query.deadline);
         let lists = helpers.as_deref().map(|helpers| ListHelpers {
             helpers,
             segment: &view.segment,
             allow: allow.as_ref(),
+            deadline: query.deadline,
+            unread: OnceCell::new(),
         });
         let helpers = lists.as_ref().map(|lists| lists as &dyn ScanHelpers);
         let index: &dyn Coarse = view.segment.index();
@@ -504,12 +507,15 @@ impl Collection {
             index.search(query.embedding, &request, scratch, hits)?;
         }
         note_codes(found, codes.as_ref());
+        if let Some(lists) = &lists {
+            lists.note_unread(found);
+        }
         Ok(())
     }
 }
 
 /// Records rows that could not be read.
-fn note_lost(found: &mut QueryHits, lost: u64) {
+pub(super) fn note_lost(found: &mut QueryHits, lost: u64) {
     found.partial |= lost > 0;
     found.damaged += lost;
 }
@@ -521,7 +527,8 @@ fn note_codes(found: &mut QueryHits, codes: Option<&CodeReader<'_>>) {
     found.partial |= codes.is_late();
 }
 
-fn codes_reader(codes: &mut Option<CodesThread>) -> Option<&mut dyn Reader> {
+/// Returns the reader of codes of a thread, if it has one.
+pub(super) fn codes_reader(codes: &mut Option<CodesThread>) -> Option<&mut dyn Reader> {
     codes.as_mut().map(|codes| &mut *codes.reader as &mut dyn Reader)
 }
 
