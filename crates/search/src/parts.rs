@@ -70,6 +70,28 @@ impl SharedParts {
         PartsHelper(self)
     }
 
+    /// Waits until all helpers have left, or until `find` returns other work, which this returns.
+    /// Calls `find` first, and again after each [`SharedParts::wake`]. The owner calls this if no
+    /// part is left.
+    pub(crate) fn wait_or<T>(&self, find: impl Fn() -> Option<T>) -> Option<T> {
+        let mut helpers = self.helpers.lock();
+        while helpers.running > 0 {
+            let found = find();
+            if found.is_some() {
+                return found;
+            }
+            self.left.wait(&mut helpers);
+        }
+        None
+    }
+
+    /// Wakes an owner that waits for other work.
+    pub(crate) fn wake(&self) {
+        // Locked, so that this does not fall between the owner's last check and its wait.
+        let _helpers = self.helpers.lock();
+        self.left.notify_all();
+    }
+
     /// Drops the parts that are not claimed yet, and waits until all helpers have left. The owner
     /// calls this after its last claim. Parts are left if the owner has reached its deadline.
     ///
@@ -161,6 +183,33 @@ mod tests {
         }));
         assert!(owner.is_err());
         assert_eq!(parts.claim(), None);
+    }
+
+    #[test]
+    fn the_owner_does_other_work_while_it_waits() {
+        let parts = SharedParts::new(1);
+        let other = Mutex::new(Vec::new());
+        assert_eq!(parts.wait_or(|| other.lock().pop()), None, "no helper runs");
+        std::thread::scope(|scope| {
+            let helper = parts.enter();
+            scope.spawn(|| {
+                let _helper = helper;
+                for work in 0..100 {
+                    other.lock().push(work);
+                    parts.wake();
+                }
+                while !other.lock().is_empty() {
+                    std::thread::yield_now();
+                }
+            });
+            let mut done = Vec::new();
+            while let Some(work) = parts.wait_or(|| other.lock().pop()) {
+                done.push(work);
+            }
+            done.sort_unstable();
+            assert_eq!(done, (0..100).collect::<Vec<_>>());
+        });
+        parts.wait().unwrap();
     }
 
     #[test]

@@ -61,7 +61,7 @@ impl Collection {
                     floor: best.floor,
                     ..CoarseRequest::best(query.k)
                 };
-                self.coarse_segment(thread, query, view, request, found)?;
+                self.coarse_segment(thread, query, view, request, None, found)?;
                 best.offer_hits(at, view, &thread.hits);
                 best.keep();
             }

@@ -72,6 +72,8 @@ pub(super) struct ListHelpers<'a> {
     pub(super) allow: Option<&'a Arc<RowSet>>,
     /// Time after which helpers read no codes.
     pub(super) deadline: Option<Instant>,
+    /// Search of several segments that this one belongs to.
+    pub(super) search: Option<&'a SegmentsSearch>,
     /// Codes that helpers did not read, once lists were offered.
     pub(super) unread: OnceCell<Arc<UnreadCodes>>,
 }
@@ -104,18 +106,24 @@ impl UnreadCodes {
 
 impl ScanHelpers for ListHelpers<'_> {
     fn idle(&self) -> usize {
-        self.helpers.idle()
+        let idle = self.helpers.idle();
+        let rows = u64::from(self.segment.index().rows());
+        let divides = self.search.is_none_or(|search| search.divides(rows, idle));
+        if divides { idle } else { 0 }
     }
 
     fn offer(&self, count: usize, scan: Arc<PartedScan>) {
-        let lists = ListScan {
+        let lists = Arc::new(ListScan {
             segment: self.segment.clone(),
             allow: self.allow.cloned(),
             deadline: self.deadline,
             scan,
             unread: self.unread.get_or_init(Arc::default).clone(),
-        };
-        self.helpers.offer(count, Arc::new(lists));
+        });
+        if let Some(search) = self.search {
+            search.offer_lists(lists.clone());
+        }
+        self.helpers.offer(count, lists);
     }
 }
 
@@ -178,6 +186,10 @@ pub(super) struct SegmentsSearch {
     count: usize,
     /// Segments in the order of the search, with their numbers in the state.
     segments: Vec<(u32, SegmentView)>,
+    /// Rows of the segments from each place in `segments` on; 0 at the end.
+    rows_from: Vec<u64>,
+    /// Lists that threads of this search scan, at most one scan a thread.
+    lists: Mutex<Vec<Arc<ListScan>>>,
     /// True if the floor does not affect which rows are found, so that each segment can use the
     /// newest floor.
     floor_is_exact: bool,
@@ -213,6 +225,10 @@ impl SegmentsSearch {
         let floor_is_exact = segments.iter().all(|(_, view)| view.segment.index().floor_is_exact());
         let best = BestPoints::new(count, floor);
         let waiting = segments.iter().map(|_| None).collect();
+        let mut rows_from = vec![0; segments.len() + 1];
+        for (place, (_, view)) in segments.iter().enumerate().rev() {
+            rows_from[place] = rows_from[place + 1] + u64::from(view.segment.index().rows());
+        }
         let found =
             SharedHits { best, waiting, partial: false, damaged: 0, error: None, paused: false };
         SegmentsSearch {
@@ -226,7 +242,35 @@ impl SegmentsSearch {
             floor_is_exact,
             parts: SharedParts::new(segments.len()),
             segments,
+            rows_from,
+            lists: Mutex::default(),
             found: Mutex::new(found),
+        }
+    }
+
+    /// Returns true if the lists of a segment of `rows` rows should be divided: `idle` threads can
+    /// search the segments that are left before one thread has searched this one. Otherwise threads
+    /// are better used by whole segments, which have their reads in flight together.
+    fn divides(&self, rows: u64, idle: usize) -> bool {
+        let left = self.rows_from[self.segments.len() - self.parts.unclaimed()];
+        left < rows.saturating_mul(idle as u64)
+    }
+
+    /// Offers lists of a segment to the owner, which may wait for the thread that scans them.
+    fn offer_lists(&self, lists: Arc<ListScan>) {
+        let mut offered = self.lists.lock();
+        offered.retain(|lists| lists.is_left());
+        offered.push(lists);
+        drop(offered);
+        self.parts.wake();
+    }
+
+    /// Scans lists of the segments that helpers still search. Only the owner calls this, if no
+    /// segment is left.
+    fn help_helpers(&self, collection: &Collection, thread: &mut SearchThread) {
+        let find = || self.lists.lock().iter().find(|lists| lists.is_left()).cloned();
+        while let Some(lists) = self.parts.wait_or(find) {
+            lists.run(collection, thread, &|| false);
         }
     }
 
@@ -235,8 +279,8 @@ impl SegmentsSearch {
         self.segments.len()
     }
 
-    /// Searches segments until all are claimed, waits for the helpers, and offers all hits to
-    /// `best`. For the owner.
+    /// Searches segments until all are claimed, scans lists of helpers until they are done, and
+    /// offers all hits to `best`. For the owner.
     ///
     /// # Errors
     /// The first error of a segment.
@@ -251,6 +295,7 @@ impl SegmentsSearch {
         while let Some(part) = self.parts.claim() {
             self.search_segment(part, collection, thread);
         }
+        self.help_helpers(collection, thread);
         self.parts.wait()?;
         let mut shared = self.found.lock();
         if shared.paused {
@@ -321,7 +366,7 @@ impl SegmentsSearch {
                 .map(SegmentCandidates::Candidates)
         } else {
             collection
-                .coarse_segment(thread, &self.query(), view, request, &mut found)
+                .coarse_segment(thread, &self.query(), view, request, Some(self), &mut found)
                 .map(|()| SegmentCandidates::Hits(std::mem::take(&mut thread.hits)))
         };
         let mut shared = self.found.lock();

@@ -1,7 +1,10 @@
 //! Queries whose parts other threads do have the same hits, bit for bit.
 
+use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, Weak, mpsc};
+use std::thread::JoinHandle;
+use std::time::Duration;
 
 use os::Rate;
 use proptest::prelude::*;
@@ -73,6 +76,56 @@ impl Helpers for LeavingHelper {
     }
 }
 
+/// Helper on a thread of its own. It claims the first segment before the owner claims one.
+struct FirstHelper {
+    collection: Weak<Collection>,
+    running: Mutex<Option<JoinHandle<usize>>>,
+}
+
+impl Helpers for FirstHelper {
+    fn idle(&self) -> usize {
+        1
+    }
+
+    fn offer(&self, _: usize, work: Arc<dyn HelpWork>) {
+        let collection = self.collection.upgrade().unwrap();
+        let (sender, offered) = mpsc::channel();
+        let help = move || {
+            let mut thread = collection.thread(limits()).unwrap();
+            thread.set_helpers(Arc::new(WaitingHelper(sender)));
+            work.help(&collection, &mut thread)
+        };
+        *self.running.lock() = Some(std::thread::spawn(help));
+        offered.recv().expect("the helper offers lists");
+    }
+
+    fn queries_wait(&self) -> bool {
+        false
+    }
+}
+
+/// Helpers of that thread: none, so the owner does all parts of the lists that it offers.
+struct WaitingHelper(mpsc::Sender<()>);
+
+impl Helpers for WaitingHelper {
+    fn idle(&self) -> usize {
+        1
+    }
+
+    fn offer(&self, _: usize, work: Arc<dyn HelpWork>) {
+        self.0.send(()).unwrap();
+        let deadline = Instant::now() + Duration::from_secs(60);
+        while work.is_left() {
+            assert!(Instant::now() < deadline, "the owner does not scan lists of the helper");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    fn queries_wait(&self) -> bool {
+        false
+    }
+}
+
 fn value(seed: u64) -> f32 {
     let mixed = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15);
     // Few distinct values, so that many scores are equal.
@@ -101,32 +154,34 @@ fn collection_in(
     let options = CollectionOptions { kind, codes, ..CollectionOptions::new(DIMS, Metric::L2) };
     let shared = Arc::new(SharedCaches::new(0, 512));
     let collection = Collection::open(medium, options, &resources, shared).unwrap();
-    let mut id = 0;
+    let mut first = 1;
     for &size in sizes.iter().chain(&[30]) {
-        let points: Vec<(u64, Vec<f32>)> = (0..size)
-            .map(|_| {
-                id += 1;
-                // Every tenth vector comes twice.
-                (id, vector(id - u64::from(id % 10 == 0)))
-            })
-            .collect();
-        for points in points.chunks(BATCH) {
-            let ops: Vec<crate::ingest::Op<'_>> = points
-                .iter()
-                .map(|(id, embedding)| {
-                    let payload: &[u8] = if id % 3 == 0 { br#"{"third":true}"# } else { b"{}" };
-                    let point = PointRef { id: *id, embedding, record: &[], payload };
-                    crate::ingest::Op::Upsert(point)
-                })
-                .collect();
-            collection.apply(&ops).unwrap().commit().unwrap();
-        }
+        put(&collection, first..first + size);
+        first += size;
         if size != 30 {
             collection.flush().unwrap();
         }
     }
-    (1..id).step_by(17).for_each(|id| collection.delete(id).unwrap());
+    (1..first - 1).step_by(17).for_each(|id| collection.delete(id).unwrap());
     Arc::new(collection)
+}
+
+/// Writes points with these ids.
+fn put(collection: &Collection, ids: Range<u64>) {
+    // Every tenth vector comes twice.
+    let point = |id: u64| (id, vector(id - u64::from(id % 10 == 0)));
+    let points: Vec<(u64, Vec<f32>)> = ids.map(point).collect();
+    for points in points.chunks(BATCH) {
+        let ops: Vec<crate::ingest::Op<'_>> = points
+            .iter()
+            .map(|(id, embedding)| {
+                let payload: &[u8] = if id % 3 == 0 { br#"{"third":true}"# } else { b"{}" };
+                let point = PointRef { id: *id, embedding, record: &[], payload };
+                crate::ingest::Op::Upsert(point)
+            })
+            .collect();
+        collection.apply(&ops).unwrap().commit().unwrap();
+    }
 }
 
 fn third() -> Filter {
@@ -209,6 +264,47 @@ fn helpers_read_lists_on_the_medium() {
         let in_segment = found.hits.iter().any(|hit| hit.id <= LONG_SEGMENT);
         assert!(found.partial && !in_segment, "{found:?}");
     }
+    put(&collection, 20_000..20_300);
+    collection.flush().unwrap();
+    check_lists_of_a_helper(&collection);
+}
+
+/// Checks that the owner of a query scans lists of a segment that a helper searches. `collection`
+/// has a long segment and a short one.
+fn check_lists_of_a_helper(collection: &Arc<Collection>) {
+    let embedding = vector(4 * 977);
+    let query = scan_all(&embedding, 20);
+    let mut alone = collection.thread(limits()).unwrap();
+    let expected = collection.nearest(&mut alone, &query).unwrap();
+    let running = Mutex::new(None);
+    let helper = Arc::new(FirstHelper { collection: Arc::downgrade(collection), running });
+    let mut thread = collection.thread(limits()).unwrap();
+    thread.set_helpers(helper.clone());
+    assert_eq!(collection.nearest(&mut thread, &query).unwrap(), expected);
+    let helped = helper.running.lock().take().unwrap();
+    assert_eq!(helped.join().unwrap(), 1, "the owner searches the short segment");
+}
+
+#[test]
+fn lists_are_divided_if_few_segments_are_left() {
+    let root = tempfile::tempdir().unwrap();
+    let collection = collection(CoarseKind::Flat, &[800, 400, 400], root.path());
+    let state = collection.state();
+    let views: Vec<&SegmentView> = state.open().map(|(_, _, view)| view).collect();
+    let order = SegmentOrder::new(views.iter().copied());
+    let segments = order.iter().map(|(at, view)| (at, view.clone())).collect();
+    let embedding = vector(1);
+    let query = CollectionQuery::nearest(&embedding, 3);
+    let search = SegmentsSearch::new(&query, 3, f32::NEG_INFINITY, segments);
+    let mut divided = Vec::new();
+    for rows in [800, 400, 400] {
+        search.parts.claim().unwrap();
+        divided.push([0, 1, 2].map(|idle| search.divides(rows, idle)));
+    }
+    // With one idle thread, the two short segments take as long as the long one.
+    assert_eq!(divided[0], [false, false, true]);
+    assert_eq!(divided[1], [false, false, true]);
+    assert_eq!(divided[2], [false, true, true]);
 }
 
 #[test]

@@ -387,7 +387,7 @@ impl Collection {
             let params = query.params;
             let floor = best.floor;
             let request = CoarseRequest { params, floor, ..CoarseRequest::best(best.count) };
-            self.coarse_segment(thread, query, view, request, found)?;
+            self.coarse_segment(thread, query, view, request, None, found)?;
             best.offer_hits(at, view, &thread.hits);
             best.keep();
         }
@@ -466,13 +466,15 @@ impl Collection {
         Ok(())
     }
 
-    /// Leaves the best rows of one segment in `thread.hits`.
+    /// Leaves the best rows of one segment in `thread.hits`. `search` is the search of several
+    /// segments that it belongs to, if threads share them.
     pub(super) fn coarse_segment(
         &self,
         thread: &mut SearchThread,
         query: &CollectionQuery<'_>,
         view: &SegmentView,
         request: CoarseRequest<'_>,
+        search: Option<&SegmentsSearch>,
         found: &mut QueryHits,
     ) -> Result<()> {
         thread.hits.clear();
@@ -488,6 +490,7 @@ impl Collection {
             segment: &view.segment,
             allow: allow.as_ref(),
             deadline: query.deadline,
+            search,
             unread: OnceCell::new(),
         });
         let helpers = lists.as_ref().map(|lists| lists as &dyn ScanHelpers);
