@@ -23,7 +23,7 @@ use super::section::{self, *};
 use super::tune::{self, ScanChoice};
 use super::widen::FilteredProbes;
 use super::{
-    Coarse, CoarseHeader, CoarseHit, CoarseKind, CoarseRequest, CoarseScratch, HITS_MAX,
+    Coarse, CoarseHeader, CoarseHit, CoarseKind, CoarseRequest, CoarseScratch, Exact, HITS_MAX,
     LoadSection, Metric, Recall, check_query, keep_best,
 };
 use crate::filter::RowSet;
@@ -81,10 +81,10 @@ pub(crate) struct IvfScratch {
 }
 
 impl IvfScratch {
-    /// Writes the rows of `top` to `rows` that can be among the `k` best with a score of at least
-    /// `floor`. The bytes of a row give only bounds of its cost.
-    fn write_possible_rows(&mut self, k: usize, floor: f32, rows: &mut Vec<u32>) {
-        rows.clear();
+    /// Calls `each` with the rows of `top` that can be among the `k` best with a score of at least
+    /// `floor`, and upper bounds of their scores, highest first. The bytes of a row give only bounds
+    /// of its cost.
+    fn possible_rows(&mut self, k: usize, floor: f32, mut each: impl FnMut(u32, f32)) {
         // Upper bound of the k-th cost, which all others have to beat.
         let mut limit = -floor;
         for (at, (cost, row)) in self.top.sorted().enumerate() {
@@ -92,7 +92,7 @@ impl IvfScratch {
             if least > limit {
                 break;
             }
-            rows.push(row);
+            each(row, -least);
             if at + 1 == k {
                 limit = limit.min(most);
             }
@@ -361,6 +361,70 @@ impl IvfPq {
         Ok(())
     }
 
+    /// Returns the source of exact scores, unless the bytes have them.
+    fn exact_source<'a>(&self, request: &CoarseRequest<'a>) -> Option<&'a dyn Exact> {
+        request.exact.filter(|_| !self.bytes.lossless() || self.metric == Metric::Cosine)
+    }
+
+    /// Ranks `scratch.rows` by their bytes. Writes the best to `scratch.ivf.top`: those to compare
+    /// exactly, or `request.k`.
+    ///
+    /// # Errors
+    /// The error of [`CoarseRequest::codes`].
+    fn rank_by_bytes(
+        &self,
+        request: &CoarseRequest<'_>,
+        scratch: &mut CoarseScratch,
+    ) -> Result<()> {
+        let k = request.k.min(HITS_MAX);
+        let kept = if self.exact_source(request).is_some() { tune::kept_for_exact(k) } else { k };
+        let ivf = &mut scratch.ivf;
+        self.bytes.prepare(&scratch.query, self.metric != Metric::L2, &mut ivf.byte_query);
+        ivf.top.reset(kept);
+        if self.on_medium {
+            return self.rank_on_medium(&ivf.byte_query, &scratch.rows, request, &mut ivf.top);
+        }
+        self.bytes.costs(&ivf.byte_query, &scratch.rows, |row, cost| {
+            ivf.top.push(cost, row);
+        });
+        Ok(())
+    }
+
+    /// Writes the rows to rank to `scratch.rows`. Returns false if there are none.
+    ///
+    /// # Errors
+    /// As [`IvfPq::look_up`] and [`check_query`].
+    fn find_ranked_rows(
+        &self,
+        query: &[f32],
+        request: &CoarseRequest<'_>,
+        scratch: &mut CoarseScratch,
+    ) -> Result<bool> {
+        let CoarseRequest { k, allow, .. } = *request;
+        check_query(query, self.dims, k)?;
+        let choice = ScanChoice::resolve(request, self.recall.as_ref(), self.clusters());
+        let allowed = allow.map_or(self.rows() as usize, |allow| allow.count() as usize);
+        if k == 0 || allowed == 0 || self.rows() == 0 {
+            return Ok(false);
+        }
+        self.prepare(query, scratch);
+        scratch.rows.clear();
+        let Some(allow) = allow else {
+            self.find_rows(k.min(allowed), choice, request, scratch)?;
+            return Ok(true);
+        };
+        let probes = choice.for_share(allowed, self.rows() as usize, self.clusters());
+        let scanned_rows = self.rows() as usize / self.clusters() * probes.lists;
+        if allowed * BYTES_COST <= scanned_rows || allowed <= choice.refine {
+            scratch.rows.extend(allow.iter());
+        } else {
+            let rows = probes.rows.max(k.min(allowed));
+            let probes = FilteredProbes { rows, ..probes };
+            self.find_allowed_rows(probes, choice.refine, request, allow, scratch)?;
+        }
+        Ok(true)
+    }
+
     /// Ranks `scratch.rows` by their bytes, and the best of those exactly if the bytes are lossy.
     /// Appends the best `request.k` to `out`, best first.
     ///
@@ -374,23 +438,14 @@ impl IvfPq {
         out: &mut Vec<CoarseHit>,
     ) -> Result<()> {
         let k = request.k.min(HITS_MAX);
-        let exact =
-            request.exact.filter(|_| !self.bytes.lossless() || self.metric == Metric::Cosine);
-        let ivf = &mut scratch.ivf;
-        self.bytes.prepare(&scratch.query, self.metric != Metric::L2, &mut ivf.byte_query);
-        ivf.top.reset(if exact.is_some() { tune::kept_for_exact(k) } else { k });
-        if self.on_medium {
-            self.rank_on_medium(&ivf.byte_query, &scratch.rows, request, &mut ivf.top)?;
-        } else {
-            self.bytes.costs(&ivf.byte_query, &scratch.rows, |row, cost| {
-                ivf.top.push(cost, row);
-            });
-        }
-        let Some(exact) = exact else {
+        self.rank_by_bytes(request, scratch)?;
+        let CoarseScratch { ivf, rows, .. } = &mut *scratch;
+        let Some(exact) = self.exact_source(request) else {
             out.extend(ivf.top.sorted().map(|(cost, row)| CoarseHit { row, score: -cost }));
             return Ok(());
         };
-        ivf.write_possible_rows(k, request.floor, &mut scratch.rows);
+        rows.clear();
+        ivf.possible_rows(k, request.floor, |row, _| rows.push(row));
         exact.scores(query, &scratch.rows, &mut scratch.scores)?;
         if scratch.scores.len() != scratch.rows.len() {
             return Err(Error::internal("exact scores are not one for each row"));
@@ -433,30 +488,31 @@ impl Coarse for IvfPq {
         scratch: &mut CoarseScratch,
         out: &mut Vec<CoarseHit>,
     ) -> Result<()> {
-        let CoarseRequest { k, allow, .. } = *request;
-        check_query(query, self.dims, k)?;
         out.clear();
-        let choice = ScanChoice::resolve(request, self.recall.as_ref(), self.clusters());
-        let allowed = allow.map_or(self.rows() as usize, |allow| allow.count() as usize);
-        if k == 0 || allowed == 0 || self.rows() == 0 {
-            return Ok(());
+        if self.find_ranked_rows(query, request, scratch)? {
+            self.rank(query, request, scratch, out)?;
         }
-        self.prepare(query, scratch);
-        scratch.rows.clear();
-        let Some(allow) = allow else {
-            self.find_rows(k.min(allowed), choice, request, scratch)?;
-            return self.rank(query, request, scratch, out);
-        };
-        let probes = choice.for_share(allowed, self.rows() as usize, self.clusters());
-        let scanned_rows = self.rows() as usize / self.clusters() * probes.lists;
-        if allowed * BYTES_COST <= scanned_rows || allowed <= choice.refine {
-            scratch.rows.extend(allow.iter());
-        } else {
-            let rows = probes.rows.max(k.min(allowed));
-            let probes = FilteredProbes { rows, ..probes };
-            self.find_allowed_rows(probes, choice.refine, request, allow, scratch)?;
+        Ok(())
+    }
+
+    fn bounds(
+        &self,
+        query: &[f32],
+        request: &CoarseRequest<'_>,
+        scratch: &mut CoarseScratch,
+        out: &mut Vec<CoarseHit>,
+    ) -> Result<bool> {
+        out.clear();
+        if self.exact_source(request).is_none() {
+            return Ok(false);
         }
-        self.rank(query, request, scratch, out)
+        if self.find_ranked_rows(query, request, scratch)? {
+            self.rank_by_bytes(request, scratch)?;
+            let k = request.k.min(HITS_MAX);
+            let push = |row, score| out.push(CoarseHit { row, score });
+            scratch.ivf.possible_rows(k, request.floor, push);
+        }
+        Ok(true)
     }
 
     fn scan_parts(

@@ -328,6 +328,24 @@ pub trait Coarse: Send + Sync {
         self.search(query, request, scratch, out)
     }
 
+    /// Writes the rows that [`Coarse::search`] would compare exactly to `out` (cleared first),
+    /// highest score first. Scores are upper bounds of exact scores. Returns false, and writes
+    /// nothing, if the index has no bounds: then [`Coarse::search`] finds the best rows.
+    ///
+    /// # Errors
+    /// As [`Coarse::search`].
+    fn bounds(
+        &self,
+        query: &[f32],
+        request: &CoarseRequest<'_>,
+        scratch: &mut CoarseScratch,
+        out: &mut Vec<CoarseHit>,
+    ) -> Result<bool> {
+        let _ = (query, request, scratch);
+        out.clear();
+        Ok(false)
+    }
+
     /// Returns true if [`Coarse::search_many`] is cheaper than the searches one by one.
     fn shares_scans(&self) -> bool {
         false

@@ -53,8 +53,8 @@ impl OfferedLists<'_> {
         if !self.on_medium {
             return step;
         }
-        // All reads of a part are in flight together, so parts are as long as possible. Each thread
-        // gets equally many, so that the threads end together.
+        // All reads of a part are in flight together, so long parts wait less. Each thread gets
+        // equally many parts, so that the threads end together.
         let rounds = count.div_ceil(threads * MEDIUM_LISTS_MAX).max(1);
         count.div_ceil(threads * rounds).max(step)
     }

@@ -36,7 +36,7 @@ struct CandidateParts {
     /// Candidates of each part. The part with the best candidate comes first.
     ranges: Vec<Range<usize>>,
     parts: SharedParts,
-    /// Threads that may claim parts: the owner and those that were idle.
+    /// Threads that may claim parts: the owner and the threads that were idle.
     threads: usize,
 }
 

@@ -13,11 +13,12 @@ use std::time::Instant;
 use base::{Error, Result};
 use parking_lot::Mutex;
 
+use super::deferred::{DEFERRED_HITS_MAX, DeferredRows};
 use super::inner::Collection;
 use super::scan::{PartLimit, note_pause};
 use super::search::{
-    BestPoints, CollectionQuery, HitLocation, QueryHits, RankedPoint, SearchThread, codes_reader,
-    note_lost,
+    BestPoints, CollectionQuery, HitLocation, HitScores, QueryHits, RankedPoint, SearchThread,
+    codes_reader, note_lost,
 };
 use super::state::SegmentView;
 use crate::coarse::{
@@ -212,6 +213,8 @@ struct SharedHits {
 /// Result of a segment before the floor is known.
 enum SegmentCandidates {
     Hits(Vec<crate::coarse::CoarseHit>),
+    /// Rows to compare exactly together with those of other segments. Scores are upper bounds.
+    Bounds(Vec<crate::coarse::CoarseHit>),
     Candidates(Vec<RabitqCandidate>),
 }
 
@@ -254,6 +257,12 @@ impl SegmentsSearch {
     fn divides(&self, rows: u64, idle: usize) -> bool {
         let left = self.rows_from[self.segments.len() - self.parts.unclaimed()];
         left < rows.saturating_mul(idle as u64)
+    }
+
+    /// Returns true if rows are compared exactly together after all segments, if their index has
+    /// bounds of scores.
+    pub(super) fn defers(&self) -> bool {
+        self.exact && self.floor_is_exact && self.count <= DEFERRED_HITS_MAX
     }
 
     /// Offers lists of a segment to the owner, which may wait for the thread that scans them.
@@ -309,9 +318,11 @@ impl SegmentsSearch {
         std::mem::take(&mut shared.best.ranked).into_iter().for_each(|hit| best.offer(hit));
         let waiting = std::mem::take(&mut shared.waiting);
         drop(shared);
-        for ((at, view), result) in self.segments.iter().zip(waiting) {
+        let mut deferred = DeferredRows::default();
+        for (place, ((at, view), result)) in self.segments.iter().zip(waiting).enumerate() {
             match result {
                 None => {}
+                Some(SegmentCandidates::Bounds(bounds)) => deferred.add(place, &bounds),
                 Some(SegmentCandidates::Hits(hits)) => best.offer_hits(*at, view, &hits),
                 Some(SegmentCandidates::Candidates(candidates)) => {
                     let request = self.request(best.floor);
@@ -329,7 +340,7 @@ impl SegmentsSearch {
             best.keep();
         }
         best.keep();
-        Ok(())
+        deferred.compare(thread, &self.embedding, &self.segments, best, found)
     }
 
     fn query(&self) -> CollectionQuery<'_> {
@@ -367,7 +378,13 @@ impl SegmentsSearch {
         } else {
             collection
                 .coarse_segment(thread, &self.query(), view, request, Some(self), &mut found)
-                .map(|()| SegmentCandidates::Hits(std::mem::take(&mut thread.hits)))
+                .map(|scores| {
+                    let hits = std::mem::take(&mut thread.hits);
+                    match scores {
+                        HitScores::Final => SegmentCandidates::Hits(hits),
+                        HitScores::UpperBounds => SegmentCandidates::Bounds(hits),
+                    }
+                })
         };
         let mut shared = self.found.lock();
         shared.partial |= found.partial;

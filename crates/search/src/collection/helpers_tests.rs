@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use os::Rate;
 use proptest::prelude::*;
-use storage::UringMedium;
+use storage::{Read, Reader, UringMedium};
 
 use super::*;
 use crate::budget::MemoryBudget;
@@ -126,6 +126,32 @@ impl Helpers for WaitingHelper {
     }
 }
 
+/// Reader that counts the times that reads begin while none is in flight.
+struct CountingReader {
+    inner: Box<dyn Reader>,
+    batches: Arc<AtomicUsize>,
+}
+
+impl Reader for CountingReader {
+    fn room(&self) -> usize {
+        self.inner.room()
+    }
+
+    fn in_flight(&self) -> usize {
+        self.inner.in_flight()
+    }
+
+    fn submit(&mut self, read: Read<'_>) -> Result<()> {
+        let begins = self.inner.in_flight() == 0;
+        self.batches.fetch_add(usize::from(begins), Ordering::Relaxed);
+        self.inner.submit(read)
+    }
+
+    fn complete(&mut self, wait: usize, each: &mut dyn FnMut(u64, Result<&[u8]>)) -> Result<usize> {
+        self.inner.complete(wait, each)
+    }
+}
+
 fn value(seed: u64) -> f32 {
     let mixed = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15);
     // Few distinct values, so that many scores are equal.
@@ -220,6 +246,32 @@ fn helpers_do_not_change_hits() {
     }
 }
 
+#[test]
+fn shared_segments_are_compared_exactly_together() {
+    let root = tempfile::tempdir().unwrap();
+    let collection = collection(CoarseKind::IvfPq, &[900, 300, 700, 300], root.path());
+    let waits = |helped: bool| {
+        let mut thread = collection.thread(limits()).unwrap();
+        let batches = Arc::new(AtomicUsize::new(0));
+        thread.vectors =
+            Box::new(CountingReader { inner: thread.vectors, batches: batches.clone() });
+        if helped {
+            let done = AtomicUsize::new(0);
+            let collection = Arc::downgrade(&collection);
+            thread.set_helpers(Arc::new(EagerHelper { collection, parts: 0, done }));
+        }
+        for seed in 0..20 {
+            let embedding = vector(seed * 977);
+            collection.nearest(&mut thread, &CollectionQuery::nearest(&embedding, 10)).unwrap();
+        }
+        batches.load(Ordering::Relaxed)
+    };
+    let alone = waits(false);
+    let shared = waits(true);
+    // One thread waits for almost every segment; a shared query for one batch or two.
+    assert!((20..=40).contains(&shared) && alone >= 60, "{shared}, {alone}");
+}
+
 /// Rows of a segment whose lists are divided if all of them are scanned.
 const LONG_SEGMENT: u64 = 17_000;
 
@@ -301,7 +353,7 @@ fn lists_are_divided_if_few_segments_are_left() {
         search.parts.claim().unwrap();
         divided.push([0, 1, 2].map(|idle| search.divides(rows, idle)));
     }
-    // With one idle thread, the two short segments take as long as the long one.
+    // One idle thread needs the time of the long segment for the two short ones.
     assert_eq!(divided[0], [false, false, true]);
     assert_eq!(divided[1], [false, false, true]);
     assert_eq!(divided[2], [false, true, true]);

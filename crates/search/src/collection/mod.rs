@@ -35,6 +35,7 @@
 
 mod batch;
 mod codes;
+mod deferred;
 mod disk;
 mod edge_votes;
 mod exact;

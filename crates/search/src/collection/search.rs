@@ -134,6 +134,15 @@ pub(super) enum HitLocation<'s> {
     Memtable(&'s Arc<MemtableRow>),
 }
 
+/// Meaning of the scores that the search of a segment leaves in [`SearchThread::hits`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum HitScores {
+    /// Scores of the result.
+    Final,
+    /// Upper bounds of exact scores.
+    UpperBounds,
+}
+
 /// Candidates kept beyond `2 * count` before the list is pruned.
 const OFFERED: usize = 64;
 
@@ -466,8 +475,9 @@ impl Collection {
         Ok(())
     }
 
-    /// Leaves the best rows of one segment in `thread.hits`. `search` is the search of several
-    /// segments that it belongs to, if threads share them.
+    /// Leaves the best rows of one segment in `thread.hits`, or the rows to compare exactly if
+    /// `search` defers that. `search` is the search of several segments that it belongs to, if
+    /// threads share them.
     pub(super) fn coarse_segment(
         &self,
         thread: &mut SearchThread,
@@ -476,11 +486,12 @@ impl Collection {
         request: CoarseRequest<'_>,
         search: Option<&SegmentsSearch>,
         found: &mut QueryHits,
-    ) -> Result<()> {
+    ) -> Result<HitScores> {
+        let mut scores = HitScores::Final;
         thread.hits.clear();
         let allow = self.allowed(query, view, found)?;
         if allow.as_deref().is_some_and(RowSet::is_empty) {
-            return Ok(());
+            return Ok(scores);
         }
         self.ready_codes(thread, &view.segment);
         let SearchThread { scratch, hits, vectors, helpers, codes, .. } = thread;
@@ -504,7 +515,12 @@ impl Collection {
         if query.exact {
             let exact = view.segment.exact(&mut **vectors);
             let request = CoarseRequest { exact: Some(&exact), ..request };
-            index.search(query.embedding, &request, scratch, hits)?;
+            let defers = search.is_some_and(SegmentsSearch::defers);
+            if defers && index.bounds(query.embedding, &request, scratch, hits)? {
+                scores = HitScores::UpperBounds;
+            } else {
+                index.search(query.embedding, &request, scratch, hits)?;
+            }
             note_lost(found, exact.lost());
         } else {
             index.search(query.embedding, &request, scratch, hits)?;
@@ -513,7 +529,7 @@ impl Collection {
         if let Some(lists) = &lists {
             lists.note_unread(found);
         }
-        Ok(())
+        Ok(scores)
     }
 }
 

@@ -35,5 +35,5 @@ pub(crate) use opening_plan::{CodesOptions, kept_bytes};
 pub(crate) use pages::{PageCache, PayloadPass};
 pub use rows::{RowLocation, RowMap, RowMapBuilder};
 
-pub(crate) use vectors::reader_options;
 pub use vectors::similarity;
+pub(crate) use vectors::{reader_options, score_rows};

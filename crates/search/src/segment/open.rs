@@ -22,7 +22,7 @@ use super::opening_index::OpenPayloadIndex;
 use super::opening_plan::{CodesOptions, OpeningPlan, code_bytes, opening_bytes};
 use super::pages::{PageCache, PayloadPass, SegmentPages};
 use super::rows::RowLocation;
-use super::vectors::{ExactVectors, Vectors};
+use super::vectors::{ExactVectors, RowScores, Vectors};
 use crate::budget::{BudgetReservation, MemoryBudget};
 use crate::coarse::{self, Coarse};
 use crate::deletes::Deletes;
@@ -220,6 +220,11 @@ impl Segment {
     /// describes.
     pub(crate) fn exact<'a>(&'a self, reader: &'a mut dyn Reader) -> ExactVectors<'a> {
         ExactVectors::new(&self.vectors, &self.ids, &self.file, reader)
+    }
+
+    /// Returns the scores of `rows`, which [`super::score_rows`] computes.
+    pub(crate) fn row_scores<'a>(&'a self, rows: &'a [u32]) -> RowScores<'a> {
+        RowScores::new(&self.vectors, &self.file, rows)
     }
 
     /// Returns the bytes of its codes on the medium; 0 if they are in memory.

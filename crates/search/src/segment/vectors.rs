@@ -14,7 +14,7 @@ use storage::{Read, Reader, ReaderOptions, Sealed};
 use super::damage::Damaged;
 use super::ids::SegmentIds;
 use super::layout::SegmentSettings;
-use crate::coarse::{Exact, Metric};
+use crate::coarse::{CoarseHit, Exact, Metric};
 
 /// Maximum reads of vectors in flight.
 const DEPTH: usize = 64;
@@ -134,6 +134,49 @@ impl Vectors {
 
     fn file_range(&self, pages: &Range<usize>) -> (u64, usize) {
         (self.offset + (pages.start * PAGE_BYTES) as u64, pages.len() * PAGE_BYTES)
+    }
+
+    /// Scores a row; `bytes` start with its first page.
+    fn score(&self, query: &[f32], row: u32, bytes: &[u8], vector: &mut Vec<f32>) -> f32 {
+        let start = self.within(row);
+        vector.clear();
+        self.settings.encoding.decode(&bytes[start..start + self.settings.stride()], vector);
+        similarity(self.settings.metric, query, vector)
+    }
+
+    /// Scores a row of a file in mapped memory.
+    fn score_in_place(
+        &self,
+        file: &[u8],
+        query: &[f32],
+        row: u32,
+        vector: &mut Vec<f32>,
+    ) -> Result<f32> {
+        let pages = self.pages(row);
+        let (offset, length) = self.file_range(&pages);
+        let start = offset as usize;
+        let bytes = file
+            .get(start..start + length)
+            .ok_or_else(|| Error::data_loss("vectors: the file is shorter than it was"))?;
+        self.check_in_place(pages, bytes)?;
+        Ok(self.score(query, row, bytes, vector))
+    }
+
+    /// Groups rows whose pages overlap into one read: the pages, and places in `rows`.
+    fn groups(&self, rows: &[u32]) -> Vec<(Range<usize>, Vec<usize>)> {
+        let mut order: Vec<usize> = (0..rows.len()).collect();
+        order.sort_unstable_by_key(|&at| rows[at]);
+        let mut groups: Vec<(Range<usize>, Vec<usize>)> = Vec::with_capacity(rows.len());
+        for at in order {
+            let pages = self.pages(rows[at]);
+            match groups.last_mut() {
+                Some((range, members)) if pages.start >= range.start && pages.end <= range.end => {
+                    members.push(at);
+                }
+                _ => groups.push((pages, vec![at])),
+            }
+        }
+        groups
     }
 
     /// Appends the embedding of a row to `out`.
@@ -272,47 +315,13 @@ impl<'a> ExactVectors<'a> {
     }
 
     fn in_place(&self, bytes: &[u8], query: &[f32], rows: &[u32], out: &mut [f32]) {
-        let Vectors { settings, .. } = self.vectors;
-        let mut vector = Vec::with_capacity(settings.dims);
+        let mut vector = Vec::with_capacity(self.vectors.settings.dims);
         for (&row, score) in rows.iter().zip(out) {
-            let pages = self.vectors.pages(row);
-            let (offset, length) = self.vectors.file_range(&pages);
-            let start = offset as usize;
-            let checked = match bytes.get(start..start + length) {
-                Some(bytes) => self.vectors.check_in_place(pages, bytes).map(|()| bytes),
-                None => Err(Error::data_loss("vectors: the file is shorter than it was")),
-            };
-            match checked {
-                Ok(bytes) => *score = self.score(query, row, bytes, &mut vector),
+            match self.vectors.score_in_place(bytes, query, row, &mut vector) {
+                Ok(found) => *score = found,
                 Err(error) => self.lose(1, error),
             }
         }
-    }
-
-    /// Scores a row; `bytes` start with its first page.
-    fn score(&self, query: &[f32], row: u32, bytes: &[u8], vector: &mut Vec<f32>) -> f32 {
-        let Vectors { settings, .. } = self.vectors;
-        let start = self.vectors.within(row);
-        vector.clear();
-        settings.encoding.decode(&bytes[start..start + settings.stride()], vector);
-        similarity(settings.metric, query, vector)
-    }
-
-    /// Groups rows whose pages overlap into one read.
-    fn groups(&self, rows: &[u32]) -> Vec<(Range<usize>, Vec<usize>)> {
-        let mut order: Vec<usize> = (0..rows.len()).collect();
-        order.sort_unstable_by_key(|&at| rows[at]);
-        let mut groups: Vec<(Range<usize>, Vec<usize>)> = Vec::with_capacity(rows.len());
-        for at in order {
-            let pages = self.vectors.pages(rows[at]);
-            match groups.last_mut() {
-                Some((range, members)) if pages.start >= range.start && pages.end <= range.end => {
-                    members.push(at);
-                }
-                _ => groups.push((pages, vec![at])),
-            }
-        }
-        groups
     }
 
     fn read(&self, query: &[f32], rows: &[u32], out: &mut [f32]) -> Result<()> {
@@ -326,7 +335,7 @@ impl<'a> ExactVectors<'a> {
     }
 
     fn read_groups(&self, query: &[f32], rows: &[u32], out: &mut [f32]) -> Result<()> {
-        let groups = self.groups(rows);
+        let groups = self.vectors.groups(rows);
         let mut reader = self.reader.borrow_mut();
         let mut next = 0;
         let mut vector = Vec::with_capacity(self.vectors.settings.dims);
@@ -344,13 +353,142 @@ impl<'a> ExactVectors<'a> {
                     Err(error) => self.lose(members.len(), error),
                     Ok(bytes) => members.iter().for_each(|&at| {
                         let skip = (self.vectors.pages(rows[at]).start - pages.start) * PAGE_BYTES;
-                        out[at] = self.score(query, rows[at], &bytes[skip..], &mut vector);
+                        out[at] = self.vectors.score(query, rows[at], &bytes[skip..], &mut vector);
                     }),
                 }
             })?;
         }
         Ok(())
     }
+}
+
+/// Exact scores of rows of one segment, which [`score_rows`] computes.
+pub(crate) struct RowScores<'a> {
+    vectors: &'a Vectors,
+    file: &'a Arc<dyn Sealed>,
+    rows: &'a [u32],
+    /// Score of each row; minus infinity if its vector was not read.
+    scores: Vec<f32>,
+    lost: u64,
+}
+
+/// Read of vectors of one segment.
+struct VectorRead {
+    /// Place of the segment in the list of segments.
+    segment: usize,
+    pages: Range<usize>,
+    /// Places of the rows in the rows of the segment.
+    members: Vec<usize>,
+}
+
+impl<'a> RowScores<'a> {
+    pub(super) fn new(
+        vectors: &'a Vectors,
+        file: &'a Arc<dyn Sealed>,
+        rows: &'a [u32],
+    ) -> RowScores<'a> {
+        let scores = vec![f32::NEG_INFINITY; rows.len()];
+        RowScores { vectors, file, rows, scores, lost: 0 }
+    }
+
+    /// Returns the number of rows that could not be scored.
+    pub(crate) fn lost(&self) -> u64 {
+        self.lost
+    }
+
+    /// Returns the rows with their scores; minus infinity for a row that could not be scored.
+    pub(crate) fn hits(&self) -> impl Iterator<Item = CoarseHit> + '_ {
+        let hit = |(row, score): (&u32, &f32)| CoarseHit { row: *row, score: *score };
+        self.rows.iter().zip(&self.scores).map(hit)
+    }
+
+    /// Scores all rows of a file in mapped memory.
+    fn score_in_place(&mut self, file: &[u8], query: &[f32], vector: &mut Vec<f32>) {
+        for (row, score) in self.rows.iter().zip(&mut self.scores) {
+            match self.vectors.score_in_place(file, query, *row, vector) {
+                Ok(found) => *score = found,
+                // A damaged page was recorded.
+                Err(_) => self.lost += 1,
+            }
+        }
+    }
+
+    /// Scores the rows of a read.
+    fn arrived(
+        &mut self,
+        read: &VectorRead,
+        bytes: Result<&[u8]>,
+        query: &[f32],
+        vector: &mut Vec<f32>,
+    ) {
+        let sound =
+            bytes.and_then(|bytes| self.vectors.check(read.pages.clone(), bytes).map(|()| bytes));
+        let Ok(bytes) = sound else {
+            self.lost += read.members.len() as u64;
+            return;
+        };
+        for &at in &read.members {
+            let row = self.rows[at];
+            let skip = (self.vectors.pages(row).start - read.pages.start) * PAGE_BYTES;
+            self.scores[at] = self.vectors.score(query, row, &bytes[skip..], vector);
+        }
+    }
+}
+
+/// Scores rows of several segments. All reads are in flight together, up to the depth of `reader`,
+/// which [`reader_options`] describes.
+///
+/// # Errors
+/// The error of the reader if its queue fails; `NotFound` for a row that a segment does not have.
+pub(crate) fn score_rows(
+    reader: &mut dyn Reader,
+    query: &[f32],
+    segments: &mut [RowScores<'_>],
+) -> Result<()> {
+    let mut vector = Vec::with_capacity(query.len());
+    let mut reads: Vec<VectorRead> = Vec::new();
+    for (segment, scores) in segments.iter_mut().enumerate() {
+        if let Some(row) = scores.rows.iter().find(|row| **row >= scores.vectors.rows) {
+            return Err(Error::not_found(format!("the segment has no row {row}")));
+        }
+        let file = scores.file;
+        if let Some(bytes) = file.in_place() {
+            scores.score_in_place(bytes, query, &mut vector);
+        } else {
+            let groups = scores.vectors.groups(scores.rows).into_iter();
+            reads.extend(groups.map(|(pages, members)| VectorRead { segment, pages, members }));
+        }
+    }
+    let outcome = read_rows(reader, query, segments, &reads, &mut vector);
+    if outcome.is_err() {
+        // Reads in flight must not reach later callers.
+        while reader.in_flight() > 0 && reader.complete(usize::MAX, &mut |_, _| {}).is_ok() {}
+    }
+    outcome
+}
+
+fn read_rows(
+    reader: &mut dyn Reader,
+    query: &[f32],
+    segments: &mut [RowScores<'_>],
+    reads: &[VectorRead],
+    vector: &mut Vec<f32>,
+) -> Result<()> {
+    let mut next = 0;
+    while next < reads.len() || reader.in_flight() > 0 {
+        while next < reads.len() && reader.room() > 0 {
+            let RowScores { vectors, file, .. } = &segments[reads[next].segment];
+            let (offset, bytes) = vectors.file_range(&reads[next].pages);
+            reader.submit(Read { file, offset, bytes, tag: next as u64 })?;
+            next += 1;
+        }
+        reader.complete(1, &mut |tag, bytes| {
+            if let Some(read) = reads.get(tag as usize) {
+                segments[read.segment].arrived(read, bytes, query, vector);
+            }
+        })?;
+    }
+    Ok(())
 }
 
 impl Exact for ExactVectors<'_> {
