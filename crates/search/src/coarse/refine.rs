@@ -12,6 +12,9 @@ const AHEAD: usize = 8;
 /// Bound of the rounding error of a sum of products, as a share of the largest product; far above
 /// the real error.
 const ROUNDING: f32 = 1e-5;
+/// Bound of the rounding error of one value of [`ByteVectors`], as a share of the largest value of
+/// its dimension: errors of the step, the code and their product.
+const VALUE_ROUNDING: f32 = 1e-6;
 /// Largest code.
 const CODE_MAX: f32 = 255.0;
 
@@ -29,6 +32,8 @@ pub(crate) struct ByteVectors {
     step: Vec<f32>,
     codes: Vec<u8>,
     lossless: bool,
+    /// Maximum distance of a vector from the values of its bytes.
+    distance_error: f32,
 }
 
 /// Query prepared for [`ByteVectors`].
@@ -44,16 +49,28 @@ pub(crate) struct ByteQuery {
 
 impl ByteQuery {
     /// Returns the lowest and the highest cost of a row with the byte cost `cost`: each value of a
-    /// vector lies within half a step of its byte's value.
+    /// vector lies within half a step of its byte's value, and a rounding error.
     pub(crate) fn bounds(&self, cost: f32) -> (f32, f32) {
         if self.dot {
             return (cost - self.doubt, cost + self.doubt);
         }
         let length = cost.max(0.0).sqrt();
-        let least = (length - self.doubt).max(0.0);
-        let most = length + self.doubt;
+        let least = (length * (1.0 - ROUNDING) - self.doubt).max(0.0);
+        let most = length * (1.0 + ROUNDING) + self.doubt;
         (least * least * (1.0 - ROUNDING), most * most * (1.0 + ROUNDING))
     }
+}
+
+/// Returns the maximum distance of a vector from the values of its bytes.
+fn distance_error(low: &[f32], step: &[f32]) -> f32 {
+    let error =
+        |(low, step): (&f32, &f32)| 0.5 * step + VALUE_ROUNDING * largest_value(*low, *step);
+    low.iter().zip(step).map(error).map(|error| error * error).sum::<f32>().sqrt()
+}
+
+/// Returns a bound of the magnitude of values between `low` and `CODE_MAX` steps above it.
+fn largest_value(low: f32, step: f32) -> f32 {
+    low.abs() + CODE_MAX * step
 }
 
 impl ByteVectors {
@@ -69,7 +86,13 @@ impl ByteVectors {
                 *step = (high / CODE_MAX - low / CODE_MAX).max(0.0);
             }
         }
-        ByteVectors { dims, low, step, codes: Vec::new(), lossless }
+        ByteVectors::without_rows(low, step, lossless)
+    }
+
+    /// Creates vectors of a scale, without rows.
+    fn without_rows(low: Vec<f32>, step: Vec<f32>, lossless: bool) -> ByteVectors {
+        let distance_error = if lossless { 0.0 } else { distance_error(&low, &step) };
+        ByteVectors { dims: low.len(), low, step, codes: Vec::new(), lossless, distance_error }
     }
 
     /// Reserves memory for exactly `rows` rows.
@@ -120,7 +143,7 @@ impl ByteVectors {
         let lossless = scale[0] == 1.0;
         let low = scale[1..=dims].to_vec();
         let step = scale[1 + dims..].to_vec();
-        Ok(ByteVectors { dims, low, step, codes: Vec::new(), lossless })
+        Ok(ByteVectors::without_rows(low, step, lossless))
     }
 
     /// Encodes the section of the scale: a flag for exact codes, the lowest values, the steps.
@@ -149,10 +172,10 @@ impl ByteVectors {
         prepared.dot = dot;
         prepared.values.clear();
         prepared.offset = 0.0;
-        let half = if self.lossless { 0.0 } else { 0.5 };
         if dot {
+            let half = if self.lossless { 0.0 } else { 0.5 };
             let most =
-                self.low.iter().zip(&self.step).map(|(low, step)| low.abs() + CODE_MAX * step);
+                self.low.iter().zip(&self.step).map(|(low, step)| largest_value(*low, *step));
             let parts = query.iter().zip(&self.step).zip(most);
             prepared.doubt = parts
                 .map(|((value, step), most)| value.abs() * (half * step + ROUNDING * most))
@@ -160,7 +183,7 @@ impl ByteVectors {
             prepared.offset = -float::dot(query, &self.low);
             prepared.values.extend(query.iter().zip(&self.step).map(|(value, step)| -value * step));
         } else {
-            prepared.doubt = half * float::dot(&self.step, &self.step).sqrt();
+            prepared.doubt = self.distance_error;
             prepared.values.extend(query.iter().zip(&self.low).map(|(value, low)| value - low));
         }
     }
@@ -322,6 +345,21 @@ mod tests {
                 prop_assert!((cost - truth).abs() <= 1.01 * room + 1e-5 * (300.0 + truth.abs()), "{cost} {truth}");
             }
             prop_assert_eq!(bytes.cost(&prepared, values.len() as u32), f32::INFINITY);
+        }
+    }
+
+    #[test]
+    fn bounds_hold_for_values_far_from_zero() {
+        // The step has a rounding error of one half of a percent, so the last code is too small.
+        let vectors: Vec<f32> = (0..100_u8).map(|at| 1e7 + f32::from(at)).collect();
+        let profile = VectorProfile::of(&SliceVectors { values: &vectors, dims: 1 }, 1).unwrap();
+        let mut bytes = ByteVectors::scaled(&profile);
+        bytes.extend(&vectors);
+        let mut prepared = ByteQuery::default();
+        for (row, value) in (0..).zip(&vectors) {
+            bytes.prepare(&[*value], false, &mut prepared);
+            let (least, _) = prepared.bounds(bytes.cost(&prepared, row));
+            assert_eq!(least, 0.0, "the distance of {value} to itself");
         }
     }
 
