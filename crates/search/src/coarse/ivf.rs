@@ -82,8 +82,8 @@ pub(crate) struct IvfScratch {
 
 impl IvfScratch {
     /// Calls `each` with the rows of `top` that can be among the `k` best with a score of at least
-    /// `floor`, and upper bounds of their scores, highest first. The bytes of a row give only bounds
-    /// of its cost.
+    /// `floor`, and upper bounds of their scores, highest first. The bytes of a row give only
+    /// bounds of its cost.
     fn possible_rows(&mut self, k: usize, floor: f32, mut each: impl FnMut(u32, f32)) {
         // Upper bound of the k-th cost, which all others have to beat.
         let mut limit = -floor;
