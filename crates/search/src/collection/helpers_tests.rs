@@ -164,20 +164,22 @@ fn vector(seed: u64) -> Vec<f32> {
 
 /// Returns a collection with segments of these sizes and some rows in a memtable.
 fn collection(kind: CoarseKind, sizes: &[u64], root: &std::path::Path) -> Arc<Collection> {
-    collection_in(CodesPlace::Auto, kind, sizes, root)
+    collection_with(options(kind, Metric::L2), sizes, root)
 }
 
-/// Returns a collection as [`collection`] does, with its codes at this place.
-fn collection_in(
-    codes: CodesPlace,
-    kind: CoarseKind,
+fn options(kind: CoarseKind, metric: Metric) -> CollectionOptions {
+    CollectionOptions { kind, ..CollectionOptions::new(DIMS, metric) }
+}
+
+/// Returns a collection as [`collection`] does, with these options.
+fn collection_with(
+    options: CollectionOptions,
     sizes: &[u64],
     root: &std::path::Path,
 ) -> Arc<Collection> {
     let medium = Arc::new(UringMedium::plain(root.to_owned()).unwrap());
     let resources =
         Resources::new(MemoryBudget::new(256 << 20), 16 << 20, Rate::unlimited()).unwrap();
-    let options = CollectionOptions { kind, codes, ..CollectionOptions::new(DIMS, Metric::L2) };
     let shared = Arc::new(SharedCaches::new(0, 512));
     let collection = Collection::open(medium, options, &resources, shared).unwrap();
     let mut first = 1;
@@ -217,9 +219,16 @@ fn third() -> Filter {
 
 #[test]
 fn helpers_do_not_change_hits() {
-    for kind in [CoarseKind::IvfPq, CoarseKind::Rabitq, CoarseKind::Flat] {
+    for (kind, metric) in [
+        (CoarseKind::IvfPq, Metric::L2),
+        (CoarseKind::IvfPq, Metric::Dot),
+        (CoarseKind::IvfPq, Metric::Cosine),
+        (CoarseKind::Rabitq, Metric::L2),
+        (CoarseKind::Flat, Metric::L2),
+    ] {
         let root = tempfile::tempdir().unwrap();
-        let collection = collection(kind, &[900, 300, 700, 41, 300], root.path());
+        let sizes = [900, 300, 700, 41, 300];
+        let collection = collection_with(options(kind, metric), &sizes, root.path());
         let runner = proptest::test_runner::Config { cases: 60, ..Default::default() };
         proptest!(runner, |(seed in any::<u32>(), k in 1_usize..60, parts in 0_usize..7,
                             exact: bool, filtered: bool, probes in 0_usize..40)| {
@@ -248,9 +257,14 @@ fn helpers_do_not_change_hits() {
 
 #[test]
 fn shared_segments_are_compared_exactly_together() {
+    const QUERIES: usize = 10;
     let root = tempfile::tempdir().unwrap();
-    let collection = collection(CoarseKind::IvfPq, &[900, 300, 700, 300], root.path());
-    let waits = |helped: bool| {
+    // The memtable and three of the segments have fewer points than hits are wanted. So the floor
+    // excludes no row, and each segment has rows to compare.
+    let sizes = [400, 300, 300, 200];
+    let collection = collection(CoarseKind::IvfPq, &sizes, root.path());
+    assert!(sizes[..3].iter().sum::<u64>() + 30 < DEFERRED_HITS_MAX as u64);
+    let waits = |k: usize, helped: bool| {
         let mut thread = collection.thread(limits()).unwrap();
         let batches = Arc::new(AtomicUsize::new(0));
         thread.vectors =
@@ -260,16 +274,19 @@ fn shared_segments_are_compared_exactly_together() {
             let collection = Arc::downgrade(&collection);
             thread.set_helpers(Arc::new(EagerHelper { collection, parts: 0, done }));
         }
-        for seed in 0..20 {
+        let mut alone = collection.thread(limits()).unwrap();
+        for seed in 0..QUERIES as u64 {
             let embedding = vector(seed * 977);
-            collection.nearest(&mut thread, &CollectionQuery::nearest(&embedding, 10)).unwrap();
+            let query = CollectionQuery::nearest(&embedding, k);
+            let expected = collection.nearest(&mut alone, &query).unwrap();
+            assert_eq!(collection.nearest(&mut thread, &query).unwrap(), expected);
         }
         batches.load(Ordering::Relaxed)
     };
-    let alone = waits(false);
-    let shared = waits(true);
-    // One thread waits for almost every segment; a shared query for one batch or two.
-    assert!((20..=40).contains(&shared) && alone >= 60, "{shared}, {alone}");
+    // One batch has more rows than there are points.
+    assert_eq!(waits(DEFERRED_HITS_MAX, true), QUERIES);
+    assert_eq!(waits(DEFERRED_HITS_MAX, false), sizes.len() * QUERIES);
+    assert_eq!(waits(DEFERRED_HITS_MAX + 1, true), sizes.len() * QUERIES, "not deferred");
 }
 
 /// Rows of a segment whose lists are divided if all of them are scanned.
@@ -284,8 +301,9 @@ fn scan_all(embedding: &[f32], k: usize) -> CollectionQuery<'_> {
 #[test]
 fn helpers_read_lists_on_the_medium() {
     let root = tempfile::tempdir().unwrap();
-    let sizes = [LONG_SEGMENT];
-    let collection = collection_in(CodesPlace::Medium, CoarseKind::IvfPq, &sizes, root.path());
+    let on_medium =
+        CollectionOptions { codes: CodesPlace::Medium, ..options(CoarseKind::IvfPq, Metric::L2) };
+    let collection = collection_with(on_medium, &[LONG_SEGMENT], root.path());
     assert!(collection.status().segments.iter().all(|segment| segment.codes_on_medium > 0));
     let helped = |parts: usize, query: &CollectionQuery<'_>| {
         let done = AtomicUsize::new(0);
