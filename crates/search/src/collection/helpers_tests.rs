@@ -130,6 +130,27 @@ impl Helpers for WaitingHelper {
 struct CountingReader {
     inner: Box<dyn Reader>,
     batches: Arc<AtomicUsize>,
+    /// True if each read fails.
+    fails: bool,
+}
+
+/// Returns a search thread whose reader of vectors counts batches. With `helped`, its queries are
+/// shared with a helper that does no part.
+fn counting_thread(
+    collection: &Arc<Collection>,
+    helped: bool,
+    fails: bool,
+    batches: &Arc<AtomicUsize>,
+) -> SearchThread {
+    let mut thread = collection.thread(limits()).unwrap();
+    let batches = batches.clone();
+    thread.vectors = Box::new(CountingReader { inner: thread.vectors, batches, fails });
+    if helped {
+        let done = AtomicUsize::new(0);
+        let collection = Arc::downgrade(collection);
+        thread.set_helpers(Arc::new(EagerHelper { collection, parts: 0, done }));
+    }
+    thread
 }
 
 impl Reader for CountingReader {
@@ -148,7 +169,12 @@ impl Reader for CountingReader {
     }
 
     fn complete(&mut self, wait: usize, each: &mut dyn FnMut(u64, Result<&[u8]>)) -> Result<usize> {
-        self.inner.complete(wait, each)
+        if self.fails {
+            let error = || Error::data_loss("on purpose");
+            self.inner.complete(wait, &mut |tag, _| each(tag, Err(error())))
+        } else {
+            self.inner.complete(wait, each)
+        }
     }
 }
 
@@ -255,25 +281,20 @@ fn helpers_do_not_change_hits() {
     }
 }
 
+/// Sizes of segments. The memtable and three of them have fewer points than
+/// [`DEFERRED_HITS_MAX`]. So the floor of a query for as many hits excludes no row, and each
+/// segment has rows to compare.
+const SMALL_SEGMENTS: [u64; 4] = [400, 300, 300, 200];
+
 #[test]
 fn shared_segments_are_compared_exactly_together() {
     const QUERIES: usize = 10;
     let root = tempfile::tempdir().unwrap();
-    // The memtable and three of the segments have fewer points than hits are wanted. So the floor
-    // excludes no row, and each segment has rows to compare.
-    let sizes = [400, 300, 300, 200];
-    let collection = collection(CoarseKind::IvfPq, &sizes, root.path());
-    assert!(sizes[..3].iter().sum::<u64>() + 30 < DEFERRED_HITS_MAX as u64);
+    let collection = collection(CoarseKind::IvfPq, &SMALL_SEGMENTS, root.path());
+    assert!(SMALL_SEGMENTS[..3].iter().sum::<u64>() + 30 < DEFERRED_HITS_MAX as u64);
     let waits = |k: usize, helped: bool| {
-        let mut thread = collection.thread(limits()).unwrap();
         let batches = Arc::new(AtomicUsize::new(0));
-        thread.vectors =
-            Box::new(CountingReader { inner: thread.vectors, batches: batches.clone() });
-        if helped {
-            let done = AtomicUsize::new(0);
-            let collection = Arc::downgrade(&collection);
-            thread.set_helpers(Arc::new(EagerHelper { collection, parts: 0, done }));
-        }
+        let mut thread = counting_thread(&collection, helped, false, &batches);
         let mut alone = collection.thread(limits()).unwrap();
         for seed in 0..QUERIES as u64 {
             let embedding = vector(seed * 977);
@@ -285,8 +306,30 @@ fn shared_segments_are_compared_exactly_together() {
     };
     // One batch has more rows than there are points.
     assert_eq!(waits(DEFERRED_HITS_MAX, true), QUERIES);
-    assert_eq!(waits(DEFERRED_HITS_MAX, false), sizes.len() * QUERIES);
-    assert_eq!(waits(DEFERRED_HITS_MAX + 1, true), sizes.len() * QUERIES, "not deferred");
+    let one_a_segment = SMALL_SEGMENTS.len() * QUERIES;
+    assert_eq!(waits(DEFERRED_HITS_MAX, false), one_a_segment);
+    assert_eq!(waits(DEFERRED_HITS_MAX + 1, true), one_a_segment, "not deferred");
+}
+
+#[test]
+fn deferred_rows_that_cannot_be_read_are_counted() {
+    let root = tempfile::tempdir().unwrap();
+    let collection = collection(CoarseKind::IvfPq, &SMALL_SEGMENTS, root.path());
+    let embedding = vector(977);
+    let found = |helped: bool| {
+        let mut thread = counting_thread(&collection, helped, true, &Arc::default());
+        let query = CollectionQuery::nearest(&embedding, DEFERRED_HITS_MAX);
+        let found = collection.nearest(&mut thread, &query).unwrap();
+        assert!(thread.is_sound());
+        found
+    };
+    let shared = found(true);
+    assert_eq!(shared, found(false));
+    // Each row that is not deleted is lost, and the points of the memtable are found.
+    let last: u64 = SMALL_SEGMENTS.iter().sum();
+    let live = (1..=last).filter(|id| id % 17 != 1).count() as u64;
+    assert_eq!((shared.damaged, shared.partial), (live, true));
+    assert!(!shared.hits.is_empty() && shared.hits.iter().all(|hit| hit.id > last));
 }
 
 /// Rows of a segment whose lists are divided if all of them are scanned.
