@@ -451,7 +451,7 @@ mod tests {
         assert_eq!((waiting(&second), count(&second, "damaged")), (1, 1));
         assert!(second.begin() && !second.begin());
         let removal = second.first_due(Instant::now()).unwrap();
-        assert_eq!((&removal.record, &removal.file), (&record(), &Some(file)));
+        assert_eq!((&removal.record, &removal.file), (&record(), &Some(file.clone())));
         second.end(&removal);
         assert_eq!((waiting(&second), second.first_due(Instant::now()).is_none()), (0, true));
         assert!(!file.exists() && !cut.exists(), "the damaged record has another name");
