@@ -223,7 +223,7 @@ fn collection_with(
 /// Writes points with these ids.
 fn put(collection: &Collection, ids: Range<u64>) {
     // Every tenth vector comes twice.
-    let point = |id: u64| (id, vector(id - u64::from(id % 10 == 0)));
+    let point = |id: u64| (id, vector(id - u64::from(id.is_multiple_of(10))));
     let points: Vec<(u64, Vec<f32>)> = ids.map(point).collect();
     for points in points.chunks(BATCH) {
         let ops: Vec<crate::ingest::Op<'_>> = points

@@ -123,7 +123,7 @@ fn an_image_becomes_a_file_of_its_own() {
     for image in &images {
         let one = nist_file_of(CARD, image).unwrap();
         let read = nist_images(&one).unwrap();
-        assert_eq!(read, [image.clone()]);
+        assert_eq!(read, std::slice::from_ref(image));
         let limits = Limits::default();
         assert_eq!(decode(&one, &limits).unwrap(), image.decode(&limits).unwrap());
         // The record of type 2 has names of persons.
