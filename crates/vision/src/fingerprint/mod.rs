@@ -1,6 +1,7 @@
 //! Minutiae of fingerprints: the points at which ridges end and fork.
 //!
-//! 1. The image is brought to 500 dots per inch and to even brightness and contrast.
+//! 1. The image is brought to 500 dots per inch and to even brightness and contrast. Padding around
+//!    the scanned area is left out.
 //! 2. The structure tensor gives the direction of the ridges, a bank of filters their distance.
 //!    Filtered accordingly, ridges become waves, and most breaks and scratches close. This is done
 //!    twice: the second pass takes the directions from the first one's result.
@@ -16,6 +17,7 @@
 
 mod choose;
 mod gabor;
+mod padding;
 mod plane;
 mod ridges;
 mod thin;
@@ -27,6 +29,7 @@ use matching::{Graph, VERTICES_MAX};
 use crate::Gray;
 use choose::{Area, candidates, chosen, contrast_min};
 use gabor::{Bank, filtered};
+use padding::PaddingMask;
 use plane::Plane;
 use ridges::{CELL, Flow, distances, evened};
 use thin::BinaryImage;
@@ -134,7 +137,7 @@ pub fn work_bytes(width: u32, height: u32) -> u64 {
 /// the image at 500 dots per inch is too small or too large for a fingerprint.
 pub fn minutiae(image: &Gray, options: &MinutiaeOptions) -> Result<Extraction> {
     let plane = Plane::scaled(image, factor(image, options)?);
-    let (even, contrast) = evened(&plane);
+    let (even, contrast) = evened(&plane, &PaddingMask::of(&plane));
     let least = contrast_min(&contrast);
     let wanted = |cell: usize| contrast.values[cell] > least;
     let bank = Bank::shared();

@@ -3,6 +3,7 @@
 use std::f32::consts::TAU;
 
 use super::gabor::{Bank, PERIODS, RADIUS};
+use super::padding::PaddingMask;
 use super::plane::Plane;
 
 /// Side of a cell in pixels; each cell has a direction, a distance and a quality.
@@ -24,14 +25,16 @@ const DIRECTIONS: f32 = 2.0;
 const DISTANCES: f32 = 4.0;
 
 /// Subtracts the local mean and divides by the local deviation; ridges, which are dark, become
-/// positive. Also returns the original deviation per cell, in steps of brightness.
-pub(super) fn evened(image: &Plane) -> (Plane, Plane) {
-    let darker = image.smoothed(EVEN).with(image, |mean, value| mean - value);
-    let spread = darker.squared().smoothed(EVEN);
+/// positive. Padding becomes 0 and has no part in the mean and the deviation. Also returns the
+/// original deviation per cell, in steps of brightness.
+pub(super) fn evened(image: &Plane, mask: &PaddingMask) -> (Plane, Plane) {
+    let mean = mask.smoothed(image, EVEN);
+    let darker = mask.applied(mean.with(image, |mean, value| mean - value));
+    let spread = mask.smoothed(&darker.squared(), EVEN);
     let even = darker.with(&spread, |value, square| {
         (value / (square.max(0.0).sqrt() + NOISE)).clamp(-STEEPEST, STEEPEST)
     });
-    let mut contrast = spread.cells(CELL);
+    let mut contrast = mask.applied(spread).cells(CELL);
     contrast.values.iter_mut().for_each(|square| *square = square.max(0.0).sqrt());
     (even, contrast)
 }
@@ -132,6 +135,19 @@ mod tests {
             (TAU * (-y * cos - x * sin) / period).cos()
         };
         Plane { width: side, height: side, values: (0..side * side).map(value).collect() }
+    }
+
+    #[test]
+    fn the_edge_of_padding_has_no_contrast() {
+        // A sensor's background, nearly even, beside padding of 40 columns.
+        let side = 96;
+        let value = |at: usize| if at % side < 40 { 255.0 } else { 180.0 + (at * 7 % 5) as f32 };
+        let image =
+            Plane { width: side, height: side, values: (0..side * side).map(value).collect() };
+        let (even, contrast) = evened(&image, &PaddingMask::of(&image));
+        assert!(contrast.values.iter().all(|&contrast| contrast < 2.0), "{:?}", contrast.values);
+        assert!((0..40).all(|x| even.values[50 * side + x] == 0.0));
+        assert!(even.values[50 * side + 40..51 * side].iter().any(|&value| value != 0.0));
     }
 
     #[test]

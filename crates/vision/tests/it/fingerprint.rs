@@ -80,6 +80,19 @@ fn other_images_have_no_minutiae() {
 }
 
 #[test]
+fn the_frame_of_a_sensor_is_not_a_fingerprint() {
+    // White padding on two sides of an empty sensor with a little noise.
+    let pixel = |at: u32| {
+        let (x, y) = (at % 160, at / 160);
+        if x < 24 || y >= 120 { 255 } else { 180 + (x * 7 + y * 3) as u8 % 5 }
+    };
+    let frame = Gray { width: 160, height: 160, pixels: (0..160 * 160).map(pixel).collect() };
+    let found = extract(&frame, 500.0);
+    assert!(found.graph.vertices.is_empty(), "{:?}", found.graph);
+    assert!(found.quality.iter().all(|&quality| quality == 0));
+}
+
+#[test]
 fn images_that_cannot_be_are_refused() {
     let refused = |width: u32, height: u32, pixels: usize, dots_per_inch: f32| {
         let image = Gray { width, height, pixels: vec![128; pixels] };
