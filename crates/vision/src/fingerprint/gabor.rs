@@ -17,7 +17,7 @@ const PERIOD_MIN: f32 = 5.5;
 const PERIOD_STEP: f32 = 1.14;
 /// Deviation of the bell along the ridge in pixels, and across it in ridge distances.
 const ALONG: f32 = 4.5;
-const ACROSS: f32 = 0.42;
+const ACROSS: f32 = 0.5;
 /// Pixels from the middle of a filter to its edge.
 pub(super) const RADIUS: usize = 11;
 const SIDE: usize = 2 * RADIUS + 1;

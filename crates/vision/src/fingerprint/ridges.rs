@@ -17,7 +17,7 @@ const NOISE: f32 = 3.0;
 /// Deviations of brightness at which a value is cut off.
 const STEEPEST: f32 = 2.5;
 /// Deviation in pixels of the smoothing before gradients are taken.
-const BEFORE: f32 = 1.4;
+const BEFORE: f32 = 1.0;
 /// Deviations in cells that smooth the structure tensor and its directions.
 const TENSOR: f32 = 1.6;
 const DIRECTIONS: f32 = 2.0;
