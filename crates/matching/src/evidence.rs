@@ -1,8 +1,9 @@
 //! The evidence for a pairing, and its score.
 
 use crate::tuning::{
-    ANGLE_ERROR, COVERED, DESCRIPTOR_ERROR, LENGTH_ERROR, OFFSET, PAIR, PHOTO_PAIR, SAME_KIND,
-    SUPPORT,
+    AGREEMENT, AGREEMENT_PRIOR, ANGLE_ERROR, DESCRIPTOR_ERROR, LENGTH_ERROR, OFFSET, PAIR,
+    PHOTO_ANGLE_ERROR, PHOTO_LENGTH_ERROR, PHOTO_PAIR, PHOTO_SUPPORT, SAME_KIND, SUPPORT,
+    SUPPORT_ERROR,
 };
 
 /// Minimum pairs of a pairing that scores.
@@ -53,7 +54,7 @@ pub struct Evidence {
 
 impl Evidence {
     /// Returns the score: finite, at least 0. A pair of vertices rarely agrees by chance, the less
-    /// the smaller its error. Each unmatched vertex in the shared part lowers the score.
+    /// the smaller its error. Unpaired vertices in the shared part lower the score.
     pub(crate) fn score(&self) -> f32 {
         self.weight().max(0.0)
     }
@@ -65,19 +66,70 @@ impl Evidence {
         }
         let edge_scale = ERROR_SCALE as f32;
         if self.described {
-            return PHOTO_PAIR * self.pairs as f32 + SUPPORT * self.supports as f32
-                - (LENGTH_ERROR * self.length_error as f32
-                    + ANGLE_ERROR * self.angle_error as f32
+            return PHOTO_PAIR * self.pairs as f32 + PHOTO_SUPPORT * self.supports as f32
+                - (PHOTO_LENGTH_ERROR * self.length_error as f32
+                    + PHOTO_ANGLE_ERROR * self.angle_error as f32
                     + DESCRIPTOR_ERROR * self.descriptor_error as f32)
                     / edge_scale;
         }
-        let covered = self.probe_covered.max(self.record_covered);
         OFFSET
             + PAIR * self.pairs as f32
             + SAME_KIND * self.kinds as f32
             + SUPPORT * self.supports as f32
-            - LENGTH_ERROR * self.length_error as f32 / edge_scale
-            - ANGLE_ERROR * self.angle_error as f32 / edge_scale
-            - COVERED * covered as f32
+            + AGREEMENT * self.agreement()
+            - (LENGTH_ERROR * self.length_error as f32
+                + ANGLE_ERROR * self.angle_error as f32
+                + SUPPORT_ERROR * self.support_error as f32)
+                / edge_scale
+    }
+
+    /// Returns the share of the vertices in the shared part that are paired, of one graph times
+    /// that of the other: 0 to 1. Bazen and Gerez score by this product, over all vertices
+    /// ("Fingerprint matching by thin-plate spline modelling of elastic deformations", 2003).
+    fn agreement(&self) -> f32 {
+        let pairs = self.pairs as f32;
+        let share = |covered: u32| pairs / (covered.max(self.pairs) as f32 + AGREEMENT_PRIOR);
+        share(self.probe_covered) * share(self.record_covered)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn evidence(pairs: u32, covered: u32) -> Evidence {
+        Evidence {
+            pairs,
+            kinds: pairs,
+            supports: pairs,
+            probe_covered: covered,
+            record_covered: covered,
+            ..Evidence::default()
+        }
+    }
+
+    #[test]
+    fn unpaired_vertices_of_the_shared_part_lower_the_score() {
+        let scores = [10, 12, 20, 40].map(|covered| evidence(10, covered).score());
+        assert!(scores.is_sorted_by(|a, b| a > b), "{scores:?}");
+        // One side alone counts too: it has minutiae that the other print does not confirm.
+        let one_side = Evidence { record_covered: 40, ..evidence(10, 10) }.score();
+        assert!(scores[3] < one_side && one_side < scores[0], "{one_side} {scores:?}");
+    }
+
+    #[test]
+    fn a_small_shared_part_in_full_agreement_is_weak() {
+        assert!(evidence(2, 2).agreement() < 0.26, "{}", evidence(2, 2).agreement());
+        assert!(evidence(20, 20).agreement() > 0.8, "{}", evidence(20, 20).agreement());
+        // Pairs outside of both outlines do not raise the share above 1.
+        assert!(evidence(20, 3).agreement() <= 1.0);
+    }
+
+    #[test]
+    fn supports_with_errors_count_less() {
+        let exact = evidence(8, 10);
+        let loose = Evidence { support_error: exact.supports * ERROR_SCALE, ..exact };
+        assert!(loose.score() < exact.score());
+        assert!(loose.score() > Evidence { supports: 0, ..exact }.score());
     }
 }
