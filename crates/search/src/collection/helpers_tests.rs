@@ -284,7 +284,7 @@ fn helpers_do_not_change_hits() {
 /// Sizes of segments. The memtable and three of them have fewer points than
 /// [`DEFERRED_HITS_MAX`]. So the floor of a query for as many hits excludes no row, and each
 /// segment has rows to compare.
-const SMALL_SEGMENTS: [u64; 4] = [400, 300, 300, 200];
+const SMALL_SEGMENTS: [u64; 4] = [300, 300, 200, 200];
 
 #[test]
 fn shared_segments_are_compared_exactly_together() {
