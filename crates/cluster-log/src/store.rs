@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use base::{Error, Result};
-use cluster::{EntryNumber, Epoch, LogEntry, ShardKey};
+use cluster::{EntryNumber, Epoch, LogEntry, ShardKey, acknowledged_end};
 use model_store::{SmallObjects, StorePlace};
 use object_store::path::Path as Key;
 use object_store::{Error as StoreError, ObjectStoreExt, PutPayload};
@@ -22,6 +22,8 @@ pub const REQUEST_TIMEOUT_DEFAULT: Duration = Duration::from_secs(10);
 /// object that is created meanwhile and one that is removed meanwhile. With these, it misses the
 /// floor only if the floor is raised as many times during one listing.
 const FLOORS_KEPT: usize = 4;
+/// Maximum entries in a search for the end of the log: 22 hours of an entry each second.
+const LISTED_MAX: usize = 80_000;
 
 /// Lower end of a log.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
@@ -179,6 +181,44 @@ impl ShardLog {
             end = end.max(number.map_or(floor, |number| number.plus(1)));
         }
         Ok(end)
+    }
+
+    /// Returns a number above all entries that were acknowledged before the call. The log may have
+    /// grown behind it since. All entries before `from` must be known.
+    ///
+    /// Unlike [`ShardLog::end`], it lists only the entries from `from` on. An entry behind a gap
+    /// does not count.
+    ///
+    /// # Errors
+    /// `ResourceExhausted` if the log has too many entries from `from` on; the store's error, with
+    /// a remedy.
+    pub async fn acknowledged_end(&self, from: EntryNumber) -> Result<EntryNumber> {
+        let listed = self.within(&self.entries, self.list_entries(from)).await?;
+        // Read after the listing, which misses entries that are removed meanwhile.
+        let floor = self.floor().await?;
+        Ok(acknowledged_end(from, floor.entry, &listed))
+    }
+
+    async fn list_entries(&self, from: EntryNumber) -> Result<BTreeSet<EntryNumber>> {
+        let objects = self.place().objects();
+        let mut listing = match from.0.checked_sub(1) {
+            Some(last) => {
+                let last = self.entry_key(EntryNumber(last));
+                objects.list_with_offset(Some(&self.entries), &last)
+            }
+            None => objects.list(Some(&self.entries)),
+        };
+        let mut listed = BTreeSet::new();
+        while let Some(object) = listing.next().await {
+            let location = object.map_err(|error| self.place().failed(&error))?.location;
+            let number = location.filename().and_then(parse_number);
+            listed.extend(number.filter(|number| *number >= from));
+            if listed.len() > LISTED_MAX {
+                let message = format!("the log has more than {LISTED_MAX} entries from {from} on");
+                return Err(Error::exhausted(message));
+            }
+        }
+        Ok(listed)
     }
 
     /// Raises the floor, then removes the objects of old floors. A floor below the present one

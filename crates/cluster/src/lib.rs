@@ -28,7 +28,7 @@ pub use damage::{
     DECISION_AGE_MAX, DamagedCopyUse, DecisionAge, HolderReading, REPLACEMENT_DELAY,
     REPLACEMENT_TURN,
 };
-pub use entry::{EntryBody, EntryNumber, Epoch, LogEntry, LogReplay, WriterId};
+pub use entry::{EntryBody, EntryNumber, Epoch, LogEntry, LogReplay, WriterId, acknowledged_end};
 pub use fan_out::{AnswerTaken, CallId, CallReason, NodeCall, ReadFanOut};
 pub use hedge::{BURST_MAX, HEDGED_PERCENT_MAX, HedgeBudget, LatencyEstimate};
 pub use latency::{CallTimers, NodeLatencies};

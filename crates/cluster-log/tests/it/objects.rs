@@ -125,6 +125,30 @@ async fn only_entries_below_the_floor_are_removed() {
 }
 
 #[tokio::test]
+async fn no_acknowledged_entry_is_behind_the_end() {
+    with_stores(|store| async move {
+        let log = store.log();
+        let ends = async |from: Vec<u64>| {
+            let mut ends = Vec::new();
+            for from in from {
+                ends.push(log.acknowledged_end(EntryNumber(from)).await.unwrap().0);
+            }
+            ends
+        };
+        assert_eq!(ends(vec![0]).await, [0]);
+        append(&log, 0, &vec![fence(1); 20]).await;
+        // The first create of a pipeline failed, so the entry behind the gap is not acknowledged.
+        append(&log, 21, &[fence(1)]).await;
+        assert_eq!(ends(vec![0, 5, 20]).await, [20, 20, 20]);
+        log.raise_floor(floor(12, 1)).await.unwrap();
+        log.remove_below(EntryNumber(12)).await.unwrap();
+        // A reader below the floor cannot know the entries that were removed.
+        assert_eq!(ends(vec![0, 11, 12]).await, [20, 20, 20]);
+    })
+    .await;
+}
+
+#[tokio::test]
 async fn shards_have_logs_of_their_own() {
     with_stores(|store| async move {
         append(&store.log(), 0, &[fence(1)]).await;
