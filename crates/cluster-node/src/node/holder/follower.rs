@@ -10,6 +10,7 @@ use metrics::KindLabels;
 use search::registry::NamedCollection;
 use tokio::task::JoinSet;
 
+use super::end_probe::EndProbe;
 use super::pauses::ReopenPauses;
 use super::state::HolderState;
 use super::{PAUSE_MAX, PAUSE_MIN, POLL_INTERVAL};
@@ -40,6 +41,8 @@ pub(super) struct ShardFollower {
     pub(super) replacement: JoinSet<Result<()>>,
     /// End of the last try to replace a damaged local collection.
     pub(super) replaced: Option<Instant>,
+    /// Probes of the log's end since the local collection was opened.
+    pub(super) end_probe: EndProbe,
 }
 
 /// A step of the follower.
@@ -89,6 +92,8 @@ impl ShardFollower {
     /// Opens the local collection and applies the log, until the collection has to be opened again.
     pub(super) async fn follow(&mut self) -> Result<()> {
         let OpenedShard { named, floor } = self.open().await?;
+        // An end that was probed before may be too old for a copy that was not served.
+        self.end_probe = EndProbe::default();
         let position = local::position(&named).unwrap_or_default();
         self.snapshots.begin_count(FollowPosition { next: floor.entry, epoch: floor.epoch });
         let opened_at = Instant::now();
@@ -131,8 +136,9 @@ impl ShardFollower {
                     progress.position = follower.position();
                     self.state.applied.send_replace(number.plus(1));
                     self.work_between(&mut progress).await?;
+                    self.probe_end(&progress, passed);
                     // After an entry that the writer passed on, the log's end need not be read.
-                    if passed && self.state.is_caught_up() && !self.state.wants_end_read() {
+                    if passed && !self.state.wants_end_read() {
                         self.rest(number.plus(1)).await;
                     }
                 }
@@ -163,16 +169,36 @@ impl ShardFollower {
             if let Some(entry) = self.state.offered.take(next) {
                 passed |= follower.offer(next, entry);
             }
-            // A read that is dropped costs one request to the store. The position stays. The read
-            // of a marked copy is not dropped: with steady writes, it would never reach the end.
+            // A read that is dropped costs one request to the store. The position stays. With
+            // steady writes, a probe finds the end.
             tokio::select! {
                 biased;
                 step = follower.next() => {
                     self.services.metrics.passed_entries.inc_by(u64::from(passed));
                     return step.map(|step| NextStep { step, passed });
                 }
-                () = self.state.offered.has(next), if !self.state.stall.is_marked() => {}
+                () = self.state.offered.has(next) => {}
             }
+        }
+    }
+
+    /// Records that the end of the log is reached, if a probe found that end before. Begins a probe
+    /// if entries arrive while the end is wanted. `passed` is true if the writer passed the last
+    /// entry on.
+    fn probe_end(&mut self, progress: &FollowProgress, passed: bool) {
+        let next = progress.position.next;
+        // Without all segments, answers would lack points.
+        if !progress.named.collection().opening()
+            && let Some(end_read) = self.end_probe.take_reached(&self.key, next)
+        {
+            self.reached_end(end_read, &progress.named);
+        }
+        // A copy that is far behind reads its entries from the log, and would list all of them.
+        let is_near = passed || (self.state.is_caught_up() && !self.state.stall.is_marked());
+        if is_near && self.state.wants_end_read() {
+            // Before the probe begins: it is for the requests until now.
+            let end_read = self.state.end_reads_wanted.load(Ordering::Acquire);
+            self.end_probe.begin(&self.log, next, end_read);
         }
     }
 
@@ -243,8 +269,10 @@ impl ShardFollower {
     }
 
     /// Marks the local collection as stalled, so that the node announces the mark.
-    fn mark_stalled(&self, error: &Error) {
+    fn mark_stalled(&mut self, error: &Error) {
         if self.state.stall.begin(error.message(), Instant::now()) {
+            // An end that was probed before does not end the mark.
+            self.end_probe = EndProbe::default();
             tracing::error!(
                 shard = %self.key, %error,
                 "the local disk is full, and the shard follows its log once there is space"

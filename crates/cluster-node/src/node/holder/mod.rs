@@ -1,5 +1,6 @@
 //! A shard that this node holds: its local collection, and the task that follows its log.
 
+mod end_probe;
 mod follower;
 mod opening;
 mod pauses;
@@ -13,6 +14,7 @@ use std::time::Duration;
 
 use tokio::task::{JoinHandle, JoinSet};
 
+use self::end_probe::EndProbe;
 use self::follower::ShardFollower;
 pub(super) use self::state::HolderState;
 use super::services::NodeServices;
@@ -52,6 +54,7 @@ impl Holder {
             snapshots: SnapshotState::default(),
             replacement: JoinSet::new(),
             replaced: None,
+            end_probe: EndProbe::default(),
         };
         Holder { record, state, task: tokio::spawn(follower.run()) }
     }

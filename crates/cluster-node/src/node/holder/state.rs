@@ -176,9 +176,11 @@ impl HolderState {
     }
 
     /// Returns true if the log's end is to be read although the writer passes its entries on:
-    /// requests wait for it, or the copy has the mark of a stalled one, which ends there.
+    /// requests wait for it, the copy was not at the end yet, or it has the mark of a stalled one,
+    /// which ends there.
     pub(super) fn wants_end_read(&self) -> bool {
-        self.stall.is_marked()
+        !self.is_caught_up()
+            || self.stall.is_marked()
             || self.end_reads_wanted.load(Ordering::Acquire) > *self.end_reads_done.borrow()
     }
 

@@ -16,6 +16,9 @@ use cluster::{
 use cluster_log::{CreateOutcome, FollowPosition, LogFloor};
 use http_client::HttpClient;
 use metrics::ClusterMetrics;
+use model_store::StorePlace;
+use object_store::memory::InMemory;
+use object_store::throttle::{ThrottleConfig, ThrottledStore};
 use os::{Pacer, Rate};
 use search::points::{NewPoint, PointId};
 use search::registry::{NamedCollection, Registry};
@@ -43,6 +46,9 @@ const TURN_FREE_WITHIN: Duration = Duration::from_secs(10);
 const SKIPPED: &str = "{}";
 /// Operation that fails on this machine and is tried again: a newer program may know it.
 const FAILING: &str = r#"{"delete_vectors":{}}"#;
+/// Writes after which a read of the log's end must have ended: a hundred times as many as arrive
+/// during the requests of that read.
+const STEADY_WRITES: u64 = 10_000;
 /// Next entry of the damaged copy.
 const APPLIED: EntryNumber = EntryNumber(5);
 
@@ -96,6 +102,7 @@ fn follower(directory: &Path, registry: &Arc<Registry>) -> ShardFollower {
         snapshots: SnapshotState::default(),
         replacement: JoinSet::new(),
         replaced: None,
+        end_probe: EndProbe::default(),
     }
 }
 
@@ -619,6 +626,51 @@ async fn a_stalled_copy_reaches_the_end_under_steady_writes() {
         ended = tokio::time::timeout(OPEN_MAX, writes) => ended.unwrap(),
     }
     assert_eq!(state.stall.reason(), None);
+}
+
+/// Makes a read of an empty log's end with writes that never pause. A request to the store takes
+/// longer than the next write, so no read of the log ends before an entry is passed on.
+async fn read_end_under_steady_writes(is_caught_up: bool) {
+    let slow = Duration::from_millis(50);
+    let config = ThrottleConfig {
+        wait_get_per_call: slow,
+        wait_list_per_call: slow,
+        ..ThrottleConfig::default()
+    };
+    let store = Arc::new(ThrottledStore::new(InMemory::new(), config));
+    let log = ShardLog::new(&StorePlace::new(store, "", "the store"), &shard());
+    let mut empty = EmptyShard::start().await;
+    empty.follower.log = log.clone();
+    let state = empty.follower.state.clone();
+    let metrics = empty.follower.services.metrics.clone();
+    state.caught_up.store(is_caught_up, Ordering::Release);
+    let writes = async {
+        for number in (0..STEADY_WRITES).map(EntryNumber) {
+            append(&log, number).await;
+            state.offered.add(number, std::iter::once((number, fence())));
+            state.applied.subscribe().wait_for(|next| *next > number).await.unwrap();
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    };
+    tokio::select! {
+        biased;
+        ended = state.wait_end(Instant::now() + OPEN_MAX) => ended.unwrap(),
+        ended = empty.follower.follow() => panic!("{ended:?}"),
+        () = writes => panic!("the read has not ended"),
+    }
+    assert!(state.is_caught_up());
+    // No entry waited for the store.
+    assert_eq!(metrics.passed_entries.get(), state.applied().0);
+}
+
+#[tokio::test]
+async fn steady_writes_do_not_starve_a_strong_read() {
+    read_end_under_steady_writes(true).await;
+}
+
+#[tokio::test]
+async fn steady_writes_do_not_keep_a_copy_out_of_service() {
+    read_end_under_steady_writes(false).await;
 }
 
 #[tokio::test]
