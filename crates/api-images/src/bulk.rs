@@ -1,10 +1,13 @@
 //! Puts in the images of an archive or a folder, and reports each as a line once it is done. A
 //! [`BulkTarget`] says where they go: the collections of this server, or those of a cluster.
+//!
+//! After an image for which a disk has no space, the next images are reported as failed and are not
+//! processed: their features would be extracted in vain.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use base::{Error, Result};
+use base::{Error, ErrorKind, Result};
 use bytes::Bytes;
 use crossbeam_channel::{Receiver, Sender, unbounded};
 use search::points::PointId;
@@ -155,6 +158,12 @@ struct ImageReport {
     outcome: FileOutcome,
 }
 
+impl ImageReport {
+    fn failed(name: String, error: Error) -> ImageReport {
+        ImageReport { name, outcome: FileOutcome::Image(Err(error)) }
+    }
+}
+
 enum FileOutcome {
     /// The file is one image.
     Image(Result<BulkOutcome>),
@@ -171,6 +180,8 @@ struct Bulk<'a, T> {
     reports: Receiver<ImageReport>,
     in_flight: usize,
     summary: Summary,
+    /// Error of the first image for which a disk has no space.
+    full: Option<Error>,
 }
 
 impl<'a, T: BulkTarget> Bulk<'a, T> {
@@ -183,17 +194,19 @@ impl<'a, T: BulkTarget> Bulk<'a, T> {
         // At most `in_flight_max` reports are in the channel.
         let (sender, reports) = unbounded();
         let summary = Summary::default();
-        Bulk { files, target, writer, stop, sender, reports, in_flight: 0, summary }
+        Bulk { files, target, writer, stop, sender, reports, in_flight: 0, summary, full: None }
     }
 
     fn run(mut self, source: &mut impl ImageSource) -> Result<()> {
         while !self.stop.load(Ordering::Relaxed) {
             let Some(found) = source.next() else { break };
             match found {
-                SourceEntry::Image(image) => self.send(image)?,
+                SourceEntry::Image(image) => match self.full.as_ref().map(not_tried) {
+                    Some(error) => self.report(ImageReport::failed(image.name, error))?,
+                    None => self.send(image)?,
+                },
                 SourceEntry::Failed(name, error) => {
-                    let outcome = FileOutcome::Image(Err(error));
-                    self.report(ImageReport { name, outcome })?
+                    self.report(ImageReport::failed(name, error))?
                 }
                 SourceEntry::Ignored => self.summary.ignored += 1,
                 SourceEntry::Nothing => {}
@@ -234,12 +247,12 @@ impl<'a, T: BulkTarget> Bulk<'a, T> {
         self.summary.files += 1;
         match outcome {
             FileOutcome::Image(outcome) => {
-                self.summary.count(&outcome);
+                self.count(&outcome);
                 self.write(&line(&name, &outcome))
             }
             FileOutcome::Prints(prints) => {
                 for PrintOutcome { finger, outcome } in &prints {
-                    self.summary.count(outcome);
+                    self.count(outcome);
                     let mut line = line(&name, outcome);
                     line["finger"] = (*finger).into();
                     self.write(&line)?;
@@ -249,9 +262,24 @@ impl<'a, T: BulkTarget> Bulk<'a, T> {
         }
     }
 
+    fn count(&mut self, outcome: &Result<BulkOutcome>) {
+        self.summary.count(outcome);
+        if let Err(error) = outcome
+            && error.kind() == ErrorKind::StorageFull
+        {
+            self.full.get_or_insert_with(|| error.clone());
+        }
+    }
+
     fn write(&self, line: &Value) -> Result<()> {
         self.writer.send(format!("{line}\n").into())
     }
+}
+
+/// Returns the error of an image behind one for which a disk has no space. `full` is the error of
+/// that image.
+fn not_tried(full: &Error) -> Error {
+    full.clone().context("not tried, because an image before it found no space")
 }
 
 /// Returns the line of an image. `name` is the name of its file in the request.
@@ -296,5 +324,73 @@ impl Drop for BulkReporter {
     fn drop(&mut self) {
         let error = Error::internal("a panic ended the work on this image");
         self.send_once(FileOutcome::Image(Err(error)));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::AtomicUsize;
+
+    use metrics::Metrics;
+    use tokio_stream::StreamExt;
+    use transport::ByteBudget;
+    use transport::result_stream::result_channel;
+
+    use super::*;
+
+    /// Images with the names "0", "1" and so on.
+    struct NumberedImages(std::ops::Range<usize>);
+
+    impl ImageSource for NumberedImages {
+        fn next(&mut self) -> Option<SourceEntry> {
+            let name = self.0.next()?.to_string();
+            Some(SourceEntry::Image(BulkImage { name, bytes: Bytes::new() }))
+        }
+    }
+
+    /// Has room for some images, and reports each at once.
+    struct SmallDisk {
+        room: usize,
+        asked: AtomicUsize,
+    }
+
+    impl BulkTarget for SmallDisk {
+        fn in_flight_max(&self) -> usize {
+            2
+        }
+
+        fn put(&self, _: BulkImage, report: BulkReporter) -> Result<()> {
+            let has_room = self.asked.fetch_add(1, Ordering::Relaxed) < self.room;
+            let added = BulkOutcome { id: PointId::Number(1), added: true };
+            report.send(if has_room { Ok(added) } else { Err(Error::storage_full("no room")) });
+            Ok(())
+        }
+    }
+
+    #[tokio::test]
+    async fn images_behind_a_full_disk_are_named_and_not_tried() {
+        let files = HeldFiles::new(ByteBudget::new(1 << 20, Arc::new(Metrics::default())));
+        let target = SmallDisk { room: 3, asked: AtomicUsize::new(0) };
+        let stop = Arc::new(AtomicBool::new(false));
+        let (writer, mut results) = result_channel(stop.clone());
+        Bulk::new(&files, &target, &writer, &stop).run(&mut NumberedImages(0..10)).unwrap();
+        drop(writer);
+        let mut lines: Vec<Value> = Vec::new();
+        while let Some(Ok(line)) = results.next().await {
+            lines.push(serde_json::from_slice(&line).unwrap());
+        }
+        assert_eq!(target.asked.load(Ordering::Relaxed), 4);
+        let summary = lines.pop().unwrap();
+        assert_eq!(
+            (&summary["summary"]["added"], &summary["summary"]["failed"]),
+            (&json!(3), &json!(7))
+        );
+        assert_eq!(lines[3]["error"], "no room");
+        for (number, line) in lines.iter().enumerate().skip(4) {
+            assert_eq!(line["name"], number.to_string());
+            let error = "not tried, because an image before it found no space: no room";
+            assert_eq!((&line["status"], &line["error"]), (&json!("failed"), &json!(error)));
+        }
+        assert_eq!(lines.len(), 10);
     }
 }

@@ -149,6 +149,21 @@ async fn a_refused_image_fails_alone() {
 }
 
 #[tokio::test]
+async fn images_behind_a_full_disk_are_not_sent() {
+    let (root, nodes) = two_nodes(ImageKind::Photo).await;
+    nodes.iter().for_each(|node| node.answer_passed(|_| reply(507, &json!({"error": "no space"}))));
+    let (lines, summary) = lines(&put(&root, "c", folder(300).path()).await);
+    assert_eq!((summary, lines.len()), (counts(0, 0, 300, 0), 300));
+    let sent = nodes.iter().flat_map(|node| node.taken_passed()).count();
+    // At most the images that were in flight when the first one was refused.
+    assert!(sent <= 256, "{sent}");
+    let error = |line: &Value| line["error"].as_str().unwrap().to_owned();
+    let not_tried = lines.values().filter(|line| error(line).starts_with("not tried")).count();
+    assert_eq!(not_tried, 300 - sent);
+    assert!(lines.values().all(|line| error(line).ends_with("no space")));
+}
+
+#[tokio::test]
 async fn a_dead_node_costs_no_image() {
     let (root, nodes) = two_nodes(ImageKind::Photo).await;
     nodes.iter().for_each(|node| node.answer_passed(added));
