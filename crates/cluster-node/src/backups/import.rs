@@ -84,9 +84,10 @@ impl ClusterBackups {
     ///
     /// # Errors
     /// The error of `open`; `ResourceExhausted` if another archive is being transferred; the errors
-    /// of [`backup::read_archive`]; `StorageFull` if this node has no room for the archive;
-    /// `FailedPrecondition` for a collection that a cluster cannot have; `DeadlineExceeded` if the
-    /// points take longer than [`RESTORE_TIME_MAX`]; the store's error.
+    /// of [`backup::read_archive`]; `StorageFull` if this node has no room for the archive, or all
+    /// holders of a shard would have full disks; `FailedPrecondition` for a collection that a
+    /// cluster cannot have; `DeadlineExceeded` if the points take longer than [`RESTORE_TIME_MAX`];
+    /// the store's error.
     pub async fn import<R: Read>(
         &self,
         target: &ImportTarget,

@@ -10,6 +10,7 @@ use model_store::SmallObjects;
 use object_store::path::Path as Key;
 
 use super::{ClusterBackups, REQUEST_TIMEOUT};
+use crate::node::full_shard::check_new_holders;
 use crate::types::CollectionRecord;
 
 /// Maximum bytes of a mark, which is empty.
@@ -24,8 +25,10 @@ impl ClusterBackups {
     /// Marks a new collection whose data is about to be written.
     ///
     /// # Errors
-    /// The store's error.
+    /// `StorageFull` with retry advice if all holders of a shard would have full disks: none of
+    /// them could apply the data. The store's error.
     pub(super) async fn prepare(&self, record: &CollectionRecord) -> Result<()> {
+        check_new_holders(&self.view.current(), record)?;
         let objects = self.cluster_objects();
         objects.create(&prepared_key(&objects, &record.id), Vec::<u8>::new()).await.map(drop)
     }

@@ -24,8 +24,9 @@ impl ClusterBackups {
     /// the catalog yet.
     ///
     /// # Errors
-    /// `DataLoss` for a damaged backup; `ResourceExhausted` if too many wait; `DeadlineExceeded`
-    /// after `RESTORE_TIME_MAX`; the errors of the stores. Written data is removed an hour later.
+    /// `DataLoss` for a damaged backup; `ResourceExhausted` if too many wait; `StorageFull` if all
+    /// holders of a shard would have full disks; `DeadlineExceeded` after `RESTORE_TIME_MAX`; the
+    /// errors of the stores. Written data is removed an hour later.
     pub async fn restore(&self, set: &BackupSet, name: &str) -> Result<CollectionRecord> {
         let restored = self.restore_in_time(set, name).await;
         self.count("restore", &restored);

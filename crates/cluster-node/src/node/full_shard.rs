@@ -1,11 +1,12 @@
-//! Writes to a shard whose holders all have full disks: the owner refuses them after a while.
+//! Writes to a shard whose holders all have full disks: the owner refuses them after a while. Data
+//! of a new collection, which no owner takes, is refused at once.
 
 use std::time::{Duration, Instant};
 
 use base::{Error, Result};
 use cluster::{DECISION_AGE_MAX, FullShardTimer};
 
-use crate::types::{NodeInfo, ShardKey};
+use crate::types::{ClusterView, CollectionRecord, NodeInfo, ShardKey};
 
 /// Retry advice for a refused write. An owner sees within about a second that a holder has applied
 /// the log again.
@@ -37,7 +38,7 @@ impl FullShard {
             return;
         }
         // The holders may be other nodes than at the last view.
-        let error = full(key, holders);
+        let error = full_holders(key, holders);
         if self.refusal.is_none() {
             tracing::error!(shard = %key, %error, "the owner of the log refuses writes");
         }
@@ -64,8 +65,28 @@ impl FullShard {
     }
 }
 
+/// Checks that each shard of a new collection gets a holder without a stalled copy. A stalled copy
+/// of any shard shows that the disk of its node is full.
+///
+/// # Errors
+/// `StorageFull` with retry advice for the first shard without one.
+pub(crate) fn check_new_holders(view: &ClusterView, record: &CollectionRecord) -> Result<()> {
+    let is_full = |node: &&NodeInfo| !node.stalled.is_empty();
+    // Placement, which takes hashes, is skipped while no disk is full.
+    if !view.nodes.values().any(|node| is_full(&node)) {
+        return Ok(());
+    }
+    for key in record.shard_keys() {
+        let holders = view.present_holders(&key, record.copies);
+        if !holders.is_empty() && holders.iter().all(is_full) {
+            return Err(full_holders(&key, &holders));
+        }
+    }
+    Ok(())
+}
+
 /// Returns the error of a write that no holder could apply.
-fn full(key: &ShardKey, holders: &[&NodeInfo]) -> Error {
+fn full_holders(key: &ShardKey, holders: &[&NodeInfo]) -> Error {
     let names: Vec<&str> = holders.iter().map(|node| node.name.as_str()).collect();
     let message = format!(
         "all holders of shard {key} have full disks: {}; free space on one of them, or add a search node",
@@ -83,7 +104,7 @@ mod tests {
     use cluster_log::was_not_made;
 
     use super::*;
-    use crate::types::{ClusterView, Roles};
+    use crate::types::Roles;
 
     const COPIES: u32 = 2;
 

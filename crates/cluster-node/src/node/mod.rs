@@ -8,7 +8,7 @@ mod change_log;
 mod copy_damage;
 mod copy_loader;
 mod endpoints;
-mod full_shard;
+pub(crate) mod full_shard;
 mod garbage;
 mod hints;
 mod holder;

@@ -7,6 +7,7 @@ use search::registry::CollectionSettings;
 use serde_json::{Map, json};
 
 use super::*;
+use crate::types::{NodeInfo, Roles};
 
 /// Points of a collection of one server, whose archive a cluster takes.
 const ARCHIVE_POINTS: u64 = 700;
@@ -124,6 +125,38 @@ async fn a_damaged_archive_writes_nothing() {
         assert!(cluster.store.place().below("data").list().await.unwrap().is_empty());
         assert!(cluster.registry.list().is_empty());
     }
+}
+
+#[tokio::test]
+async fn an_archive_needs_holders_with_space() {
+    let cluster = TestCluster::new();
+    let archive = archive_of_one_server().await;
+    let import = async || {
+        let archive = archive.clone();
+        let open = move || Ok(std::io::Cursor::new(archive));
+        cluster.backups.import(&import_target(), open).await
+    };
+    let set_stalled = |is_stalled: bool| {
+        let stalled = if is_stalled {
+            BTreeMap::from([("1".to_owned(), [0_u32].into())])
+        } else {
+            BTreeMap::new()
+        };
+        cluster.view.update(|view| {
+            let roles = Roles { search: true, ..Roles::default() };
+            let name = "a".to_owned();
+            let node = NodeInfo { name, roles, weight: 1, stalled, ..NodeInfo::default() };
+            view.nodes.insert("a".to_owned(), node);
+        });
+    };
+    // The copy of another collection has no space.
+    set_stalled(true);
+    let refused = import().await.unwrap_err();
+    assert_eq!((refused.kind(), refused.retry_after().is_some()), (ErrorKind::StorageFull, true));
+    assert!(refused.message().contains("have full disks: a;"), "{refused}");
+    assert!(cluster.store.place().below("data").list().await.unwrap().is_empty());
+    set_stalled(false);
+    assert_eq!(import().await.unwrap().points, ARCHIVE_POINTS);
 }
 
 #[tokio::test]
