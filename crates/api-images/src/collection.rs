@@ -202,8 +202,17 @@ impl ImageCollection {
     /// Returns all collections whose originals are in the directory `space`.
     ///
     /// # Errors
+    /// `Unavailable` if such a collection is being restored: its images will need their originals.
     /// As [`ImageCollection::known`].
     pub(crate) fn known_of(registry: &Registry, space: &str) -> Result<Vec<ImageCollection>> {
+        // Read before the list, which has a collection once its restore is complete.
+        let is_of_space =
+            |settings: &CollectionSettings| originals_space(settings).is_some_and(|it| it == space);
+        if registry.restoring().iter().any(is_of_space) {
+            return Err(Error::unavailable(format!(
+                "a collection that may need the originals of \"{space}\" is being restored"
+            )));
+        }
         let mut versions = ImageCollection::known(registry)
             .map_err(|error| error.context(format!("the originals of \"{space}\"")))?;
         versions.retain(|target| target.space == space);
@@ -286,6 +295,23 @@ mod tests {
             assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
         }
         assert_eq!(made.settings().model, "m");
+    }
+
+    /// Removals of originals need all collections of a space.
+    #[test]
+    fn a_collection_that_is_being_restored_is_unknown() {
+        let dir = tempfile::tempdir().unwrap();
+        let registry = registry(dir.path());
+        let made = ImageCollection::make(&registry, &wanted(), 4, "m").unwrap();
+        let settings = CollectionSettings::clone(&made.named.settings());
+        registry.remove(made.named.name()).unwrap();
+        let known = |space: &str| ImageCollection::known_of(&registry, space);
+        assert!(known(&made.space).unwrap().is_empty());
+        let restoring = registry.restore("restored", settings, 0, false).unwrap();
+        assert_eq!(known(&made.space).err().unwrap().kind(), ErrorKind::Unavailable);
+        assert!(known("another").unwrap().is_empty());
+        drop(restoring);
+        assert!(known(&made.space).unwrap().is_empty());
     }
 
     #[test]

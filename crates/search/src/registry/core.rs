@@ -20,7 +20,7 @@ use parking_lot::{Mutex, RwLock, RwLockReadGuard};
 use self::alias_changes::sound_aliases;
 use self::directories::{collections, leftovers};
 use super::aliases::Aliases;
-use super::files;
+use super::files::{self, CollectionSettings};
 use super::media::Media;
 use super::named::NamedCollection;
 use super::options::RegistryOptions;
@@ -61,6 +61,9 @@ pub(super) struct RegistryCore {
     /// Locked while a collection is created, replaced or removed, before a broken one is opened
     /// again, and while aliases change. Locked before `map`.
     pub(super) changing: Mutex<()>,
+    /// Settings of collections whose files are being written, by the random name of the files'
+    /// directory.
+    pub(super) restoring: Mutex<BTreeMap<String, CollectionSettings>>,
     /// Collections that were there at the start and wait to be opened. Other collections are open:
     /// if they were opened again, the changes of one instance would be missing in the other one.
     waiting: Mutex<Vec<String>>,
@@ -143,6 +146,7 @@ impl RegistryCore {
             map: RwLock::new(CollectionMap { entries, aliases }),
             writers: RwLock::new(()),
             changing: Mutex::new(()),
+            restoring: Mutex::default(),
             waiting: Mutex::new(names),
             opened: AtomicBool::new(false),
             codes_moved: Mutex::new(None),

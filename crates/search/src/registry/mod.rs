@@ -205,6 +205,13 @@ impl Registry {
         RestoringCollection::begin(&self.core, name, settings, bytes, replaces)
     }
 
+    /// Returns the settings of the collections that [`Registry::restore`] and
+    /// [`Registry::clone_collection`] have begun. A collection that is missing here afterwards is
+    /// one of [`Registry::list`], or was abandoned.
+    pub fn restoring(&self) -> Vec<CollectionSettings> {
+        self.core.restoring.lock().values().cloned().collect()
+    }
+
     /// Removes a collection, even a broken one, with all files in its directory and its aliases.
     /// Returns false if there is none. Running queries complete normally.
     ///

@@ -56,6 +56,7 @@ impl RestoringCollection {
             .map_err(|error| Error::io(&directory, &error))
             .and_then(|()| core.media.open(settings.medium, layout, &directory.join(&points)));
         let medium = made.inspect_err(|_| remove_directory(directory.clone()))?;
+        core.restoring.lock().insert(points.clone(), settings.clone());
         let core = core.clone();
         let name = name.to_owned();
         Ok(RestoringCollection {
@@ -124,6 +125,7 @@ impl RestoringCollection {
 impl Drop for RestoringCollection {
     /// Removes the files that were written, or the files of the collection that was replaced.
     fn drop(&mut self) {
+        self.core.restoring.lock().remove(&self.points);
         if !self.directory.as_os_str().is_empty() {
             remove_directory(std::mem::take(&mut self.directory));
         }
