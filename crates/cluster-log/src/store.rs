@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use base::{Error, Result};
-use cluster::{EntryNumber, Epoch, LogEntry, ShardKey, acknowledged_end};
+use cluster::{EndSearch, EntryNumber, Epoch, LogEntry, ShardKey};
 use model_store::{SmallObjects, StorePlace};
 use object_store::path::Path as Key;
 use object_store::{Error as StoreError, ObjectStoreExt, PutPayload};
@@ -22,8 +22,6 @@ pub const REQUEST_TIMEOUT_DEFAULT: Duration = Duration::from_secs(10);
 /// object that is created meanwhile and one that is removed meanwhile. With these, it misses the
 /// floor only if the floor is raised as many times during one listing.
 const FLOORS_KEPT: usize = 4;
-/// Maximum entries in a search for the end of the log: 22 hours of an entry each second.
-const LISTED_MAX: usize = 80_000;
 
 /// Lower end of a log.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
@@ -183,42 +181,37 @@ impl ShardLog {
         Ok(end)
     }
 
-    /// Returns a number above all entries that were acknowledged before the call. The log may have
-    /// grown behind it since. All entries before `from` must be known.
+    /// Returns a number above all entries that were acknowledged before the call, by the rules of
+    /// [`EndSearch`]. `from` is the next entry of a reader. Returns `None` if the reader is too far
+    /// behind, or if entries ahead of it were removed.
     ///
-    /// Unlike [`ShardLog::end`], it lists only the entries from `from` on. An entry behind a gap
-    /// does not count.
+    /// Unlike [`ShardLog::end`], it lists no entries: an hour of them is many objects.
     ///
     /// # Errors
-    /// `ResourceExhausted` if the log has too many entries from `from` on; the store's error, with
-    /// a remedy.
-    pub async fn acknowledged_end(&self, from: EntryNumber) -> Result<EntryNumber> {
-        let listed = self.within(&self.entries, self.list_entries(from)).await?;
-        // Read after the listing, which misses entries that are removed meanwhile.
-        let floor = self.floor().await?;
-        Ok(acknowledged_end(from, floor.entry, &listed))
-    }
-
-    async fn list_entries(&self, from: EntryNumber) -> Result<BTreeSet<EntryNumber>> {
-        let objects = self.place().objects();
-        let mut listing = match from.0.checked_sub(1) {
-            Some(last) => {
-                let last = self.entry_key(EntryNumber(last));
-                objects.list_with_offset(Some(&self.entries), &last)
-            }
-            None => objects.list(Some(&self.entries)),
-        };
-        let mut listed = BTreeSet::new();
-        while let Some(object) = listing.next().await {
-            let location = object.map_err(|error| self.place().failed(&error))?.location;
-            let number = location.filename().and_then(parse_number);
-            listed.extend(number.filter(|number| *number >= from));
-            if listed.len() > LISTED_MAX {
-                let message = format!("the log has more than {LISTED_MAX} entries from {from} on");
-                return Err(Error::exhausted(message));
+    /// The store's error, with a remedy.
+    pub async fn acknowledged_end(&self, from: EntryNumber) -> Result<Option<EntryNumber>> {
+        let mut search = EndSearch::new(from);
+        while self.has(search.number()).await? {
+            if !search.pass_by() {
+                return Ok(None);
             }
         }
-        Ok(listed)
+        // Read after the number, whose entry may have been removed.
+        let floor = self.floor().await?;
+        Ok(search.end(floor.entry))
+    }
+
+    /// Returns true if an entry has the number.
+    async fn has(&self, number: EntryNumber) -> Result<bool> {
+        let key = self.entry_key(number);
+        let read = async {
+            match self.place().objects().head(&key).await {
+                Ok(_) => Ok(true),
+                Err(StoreError::NotFound { .. }) => Ok(false),
+                Err(error) => Err(self.place().failed(&error)),
+            }
+        };
+        self.within(&key, read).await
     }
 
     /// Raises the floor, then removes the objects of old floors. A floor below the present one

@@ -1,6 +1,5 @@
 //! Entries of a shard's log, and the rule by which everyone reads them.
 
-use std::collections::BTreeSet;
 use std::fmt;
 
 /// Number of an ownership. The referee (etcd) gives each new owner of a shard a larger one.
@@ -86,25 +85,4 @@ impl LogReplay {
         self.epoch = self.epoch.max(entry.epoch);
         counts
     }
-}
-
-/// Returns a number above all entries that were acknowledged before a listing of the log began.
-///
-/// `listed` are the entries from `from` on that the listing found. `floor` is the log's floor, read
-/// after the listing. An entry that was removed during the listing is below it. An owner
-/// acknowledges its entries in order, so no entry behind a gap was acknowledged. An entry behind a
-/// gap may stay the last one, so its number must not be waited for.
-pub fn acknowledged_end(
-    from: EntryNumber,
-    floor: EntryNumber,
-    listed: &BTreeSet<EntryNumber>,
-) -> EntryNumber {
-    let mut end = from.max(floor);
-    for number in listed.range(end..) {
-        if *number != end {
-            break;
-        }
-        end = end.plus(1);
-    }
-    end
 }

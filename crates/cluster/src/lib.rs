@@ -11,6 +11,7 @@
 
 mod copies;
 mod damage;
+mod end_search;
 mod entry;
 mod fan_out;
 mod hedge;
@@ -28,7 +29,8 @@ pub use damage::{
     DECISION_AGE_MAX, DamagedCopyUse, DecisionAge, HolderReading, REPLACEMENT_DELAY,
     REPLACEMENT_TURN,
 };
-pub use entry::{EntryBody, EntryNumber, Epoch, LogEntry, LogReplay, WriterId, acknowledged_end};
+pub use end_search::{END_DISTANCE_MAX, EndSearch};
+pub use entry::{EntryBody, EntryNumber, Epoch, LogEntry, LogReplay, WriterId};
 pub use fan_out::{AnswerTaken, CallId, CallReason, NodeCall, ReadFanOut};
 pub use hedge::{BURST_MAX, HEDGED_PERCENT_MAX, HedgeBudget, LatencyEstimate};
 pub use latency::{CallTimers, NodeLatencies};

@@ -7,16 +7,18 @@
 //! Some clients add ids on a condition, as uploads of images do: they look an id up, some of them
 //! in an old reading of the log, and write it later. The owner refuses a write if an entry that the
 //! lookup may not have seen has added the id.
+//!
+//! Some readers search for the end of the log, as strong reads do while entries arrive.
 
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
 use cluster::{
-    Action, EntryBody, EntryNumber, Epoch, Event, LogEntry, LogReplay, LogWriter, RecentWrites,
-    RequestId, Ticket, WriterId, WriterState,
+    Action, EndSearch, EntryBody, EntryNumber, Epoch, Event, LogEntry, LogReplay, LogWriter,
+    RecentWrites, RequestId, Ticket, WriterId, WriterState,
 };
 
-use super::log_outcome::{AcknowledgedWrite, IdChange, LogOutcome};
+use super::log_outcome::{AcknowledgedWrite, EarlyEnd, IdChange, LogOutcome};
 use super::numbers::Numbers;
 use super::schedule::Schedule;
 use super::{Planted, WorldOutcome};
@@ -42,6 +44,10 @@ const PAUSE_OF_UPLOADS: u64 = 2_000;
 const REFUSALS_MAX: u32 = 3;
 /// Acknowledged writes of ids that an owner remembers: so few that it forgets some.
 const RECENT_MAX: usize = 8;
+/// Mean time between two readers that search for the end of the log.
+const PAUSE_OF_SEARCHES: u64 = 1_000;
+/// Entries by which such a reader may be behind the last reading of the log.
+const BEHIND_MAX: u64 = 40;
 
 /// Writes of a client.
 #[derive(Clone, Debug)]
@@ -58,6 +64,14 @@ struct IdUpload {
     /// True if the client looks the id up in the log, and not in an old reading of the log.
     is_strong: bool,
     refusals: u32,
+}
+
+/// A reader that searches for the end of the log.
+#[derive(Clone, Copy)]
+struct SearchingReader {
+    search: EndSearch,
+    /// Last entry that was acknowledged before the search began.
+    acknowledged: Option<EntryNumber>,
 }
 
 /// A batch without an answer.
@@ -126,6 +140,12 @@ enum Item {
     /// A client writes a change after its lookup.
     Change(IdUpload, IdChange),
     Reader,
+    /// Another reader begins to search for the end of the log.
+    Searches,
+    /// A reader looks for the entry of its search.
+    SearchEntry(SearchingReader),
+    /// A reader that has found no entry reads the floor.
+    SearchFloor(SearchingReader),
     Tick(usize),
     RaiseFloor(EntryNumber, Epoch),
     Remove(EntryNumber),
@@ -144,6 +164,8 @@ pub(super) fn run(seed: u64, planted: Option<Planted>) -> WorldOutcome {
 
 struct World {
     random: Numbers,
+    /// Numbers of the searches for the end, which change no other event of a seed.
+    search_random: Numbers,
     planted: Option<Planted>,
     schedule: Schedule<Item>,
     nodes: Vec<Node>,
@@ -151,6 +173,8 @@ struct World {
     store: Store,
     /// Last reading of the log, in which clients look ids up.
     replica: List,
+    /// Last entry that was acknowledged.
+    acknowledged: Option<EntryNumber>,
     /// Batches of clients by ticket.
     sent: BTreeMap<Ticket, SentBatch>,
     numbers: u64,
@@ -161,12 +185,14 @@ impl World {
     fn new(seed: u64, planted: Option<Planted>) -> World {
         let mut world = World {
             random: Numbers::new(seed),
+            search_random: Numbers::new(!seed),
             planted,
             schedule: Schedule::new(),
             nodes: Vec::new(),
             referee: Referee::default(),
             store: Store::default(),
             replica: List::default(),
+            acknowledged: None,
             sent: BTreeMap::new(),
             numbers: 0,
             outcome: LogOutcome::default(),
@@ -188,6 +214,7 @@ impl World {
         world.at(0, Item::Client);
         world.at(0, Item::Uploads);
         world.at(READ, Item::Reader);
+        world.at(READ, Item::Searches);
         world
     }
 
@@ -250,6 +277,9 @@ impl World {
                     self.at(READ, Item::Reader);
                 }
             }
+            Item::Searches => self.begin_search(),
+            Item::SearchEntry(reader) => self.search_entry(reader),
+            Item::SearchFloor(reader) => self.search_floor(reader),
             Item::Tick(node) => self.tick(node),
             Item::Arrives(action, sender) => self.arrives(action, sender),
             Item::Answer(event, sender) => self.answer(event, sender),
@@ -264,6 +294,50 @@ impl World {
                 self.outcome.removed += self.store.entries.len() as u64;
                 self.store.entries = kept;
             }
+        }
+    }
+
+    /// A reader begins to search for the end of the log from its position, which is old or new.
+    fn begin_search(&mut self) {
+        let from = if self.search_random.percent(50) {
+            self.whole_log(false).through
+        } else {
+            let behind = self.search_random.below(BEHIND_MAX);
+            EntryNumber(self.replica.through.0.saturating_sub(behind))
+        };
+        let search = EndSearch::new(from);
+        self.search_later(Item::SearchEntry(SearchingReader {
+            search,
+            acknowledged: self.acknowledged,
+        }));
+        let delay = self.search_random.below(2 * PAUSE_OF_SEARCHES);
+        if self.schedule.now() + delay < LENGTH {
+            self.at(delay, Item::Searches);
+        }
+    }
+
+    /// Sends a request of a search. It arrives soon or late.
+    fn search_later(&mut self, request: Item) {
+        let is_late = self.search_random.percent(10);
+        let delay = self.search_random.below(if is_late { 30_000 } else { 40 }) + 1;
+        self.at(delay, request);
+    }
+
+    fn search_entry(&mut self, mut reader: SearchingReader) {
+        if !self.store.entries.contains_key(&reader.search.number()) {
+            self.search_later(Item::SearchFloor(reader));
+        } else if reader.search.pass_by() {
+            self.search_later(Item::SearchEntry(reader));
+        }
+    }
+
+    fn search_floor(&mut self, reader: SearchingReader) {
+        let hidden = self.planted == Some(Planted::EndWithoutFloor);
+        let floor = if hidden { EntryNumber::default() } else { self.store.floor.0 };
+        let Some(end) = reader.search.end(floor) else { return };
+        self.outcome.ends += 1;
+        if let Some(acknowledged) = reader.acknowledged.filter(|number| *number >= end) {
+            self.outcome.early_end = Some(EarlyEnd { end, acknowledged });
         }
     }
 
@@ -480,6 +554,7 @@ impl World {
     }
 
     fn acknowledged(&mut self, at: usize, ticket: Ticket, entry: EntryNumber) {
+        self.acknowledged = self.acknowledged.max(Some(entry));
         let node = &mut self.nodes[at];
         if let Some(order) = node.orders.remove(&ticket) {
             node.recent.acknowledge(order, entry);

@@ -25,6 +25,14 @@ pub(crate) struct IdChange {
     pub(crate) unless_after: Option<EntryNumber>,
 }
 
+/// End of the log that a search found too early.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct EarlyEnd {
+    pub(crate) end: EntryNumber,
+    /// Entry at or behind the end that was acknowledged before the search began.
+    pub(crate) acknowledged: EntryNumber,
+}
+
 /// Result of a world.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct LogOutcome {
@@ -41,6 +49,10 @@ pub(crate) struct LogOutcome {
     pub(crate) owners: u64,
     pub(crate) lists: u64,
     pub(crate) removed: u64,
+    /// Ends of the log that searches found.
+    pub(crate) ends: u64,
+    /// The last one that was too early.
+    pub(crate) early_end: Option<EarlyEnd>,
 }
 
 impl LogOutcome {
@@ -67,6 +79,7 @@ impl From<LogOutcome> for WorldOutcome {
             ("owners", outcome.owners),
             ("lists", outcome.lists),
             ("entries_removed", outcome.removed),
+            ("ends_found", outcome.ends),
         ];
         WorldOutcome { violation: violation(&outcome), figures: figures.into() }
     }
@@ -74,6 +87,9 @@ impl From<LogOutcome> for WorldOutcome {
 
 /// Checks one world and returns an explanation of the first violation.
 fn violation(outcome: &LogOutcome) -> Option<String> {
+    if let Some(EarlyEnd { end, acknowledged }) = outcome.early_end {
+        return Some(format!("a search found the end {end}, but {acknowledged} was acknowledged"));
+    }
     let mut position = HashMap::new();
     for (at, write) in outcome.log.iter().enumerate() {
         if position.insert(*write, at).is_some() {

@@ -26,6 +26,8 @@ pub(crate) enum Planted {
     OldEntriesCount,
     /// An owner does not refuse writes whose lookups are older than its fence.
     OldLookupsCount,
+    /// Searches for the end of the log do not see the floor.
+    EndWithoutFloor,
     /// Copies are dropped before the new holders have announced the shard.
     DropsUnannounced,
     /// Copies are dropped also if the view is old or shows nodes that may be dead.
@@ -81,6 +83,7 @@ pub(crate) const KINDS: &[WorldKind] = &[
             Planted::NoFloor,
             Planted::OldEntriesCount,
             Planted::OldLookupsCount,
+            Planted::EndWithoutFloor,
         ],
         least: &[
             ("writes_acknowledged", 10),
@@ -88,6 +91,7 @@ pub(crate) const KINDS: &[WorldKind] = &[
             ("conditional_refused", 1),
             ("owners", 2),
             ("entries_removed", 1),
+            ("ends_found", 20),
         ],
     },
     WorldKind {

@@ -136,7 +136,7 @@ impl ShardFollower {
                     progress.position = follower.position();
                     self.state.applied.send_replace(number.plus(1));
                     self.work_between(&mut progress).await?;
-                    self.probe_end(&progress, passed);
+                    self.probe_end(&progress);
                     // After an entry that the writer passed on, the log's end need not be read.
                     if passed && !self.state.wants_end_read() {
                         self.rest(number.plus(1)).await;
@@ -148,6 +148,8 @@ impl ShardFollower {
                 }
                 FollowStep::End => {
                     self.reached_end(end_read, &progress.named);
+                    // It was for the same reads, and entries may never reach the end that it found.
+                    self.end_probe = EndProbe::default();
                     self.work_between(&mut progress).await?;
                     self.rest(follower.position().next).await;
                 }
@@ -183,9 +185,8 @@ impl ShardFollower {
     }
 
     /// Records that the end of the log is reached, if a probe found that end before. Begins a probe
-    /// if entries arrive while the end is wanted. `passed` is true if the writer passed the last
-    /// entry on.
-    fn probe_end(&mut self, progress: &FollowProgress, passed: bool) {
+    /// if entries arrive while the end is wanted.
+    fn probe_end(&mut self, progress: &FollowProgress) {
         let next = progress.position.next;
         // Without all segments, answers would lack points.
         if !progress.named.collection().opening()
@@ -193,9 +194,7 @@ impl ShardFollower {
         {
             self.reached_end(end_read, &progress.named);
         }
-        // A copy that is far behind reads its entries from the log, and would list all of them.
-        let is_near = passed || (self.state.is_caught_up() && !self.state.stall.is_marked());
-        if is_near && self.state.wants_end_read() {
+        if self.state.wants_end_read() {
             // Before the probe begins: it is for the requests until now.
             let end_read = self.state.end_reads_wanted.load(Ordering::Acquire);
             self.end_probe.begin(&self.log, next, end_read);
@@ -269,10 +268,10 @@ impl ShardFollower {
     }
 
     /// Marks the local collection as stalled, so that the node announces the mark.
-    fn mark_stalled(&mut self, error: &Error) {
+    pub(super) fn mark_stalled(&mut self, error: &Error) {
+        // An end that was probed before does not end the mark: the copy may wait for hours.
+        self.end_probe = EndProbe::default();
         if self.state.stall.begin(error.message(), Instant::now()) {
-            // An end that was probed before does not end the mark.
-            self.end_probe = EndProbe::default();
             tracing::error!(
                 shard = %self.key, %error,
                 "the local disk is full, and the shard follows its log once there is space"
