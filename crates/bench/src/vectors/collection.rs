@@ -22,6 +22,8 @@ use search::registry::{CollectionSettings, NamedCollection, Registry, RegistryOp
 use serde::{Deserialize, Serialize};
 
 use super::VectorsArgs;
+use super::disk_peers::DiskPeerOutcomes;
+use super::peers::Peers;
 use crate::report::{BenchReport, read_json};
 use crate::settle::{SETTLE_MAX, flush_and_settle, settle, upsert};
 use loadgen::machine::{NoiseWatch, RunContext};
@@ -98,6 +100,8 @@ struct CollectionReport {
     #[serde(flatten)]
     figures: CollectionFigures,
     #[serde(flatten)]
+    peers: DiskPeerOutcomes,
+    #[serde(flatten)]
     context: RunContext,
 }
 
@@ -123,15 +127,19 @@ impl BenchReport for CollectionReport {
                 figures.p95_ms[threads], figures.helped[threads]
             );
         }
+        self.peers.print();
     }
 }
 
-/// Runs the arm in a directory below `parent`, which is removed at the end unless it is to be kept.
+/// Runs the arm in a directory below `parent`, which is removed at the end unless it is to be kept,
+/// then the other engines in another one.
 ///
 /// # Errors
-/// As [`measure`].
+/// As [`measure`] and [`Peers::find`].
 pub(super) fn run(args: &VectorsArgs, memory_bytes: u64, parent: &Path) -> Result<()> {
     let watch = NoiseWatch::start();
+    // A wrong name of an engine must not be found after hours.
+    let peers = Peers::find(args)?;
     let name = if args.keep {
         format!("{}x{}", args.rows, args.dims)
     } else {
@@ -151,16 +159,20 @@ pub(super) fn run(args: &VectorsArgs, memory_bytes: u64, parent: &Path) -> Resul
         merge_segments: args.merge_segments as usize,
         keep: args.keep,
     };
-    let figures = measure(&plan, &|line| println!("{line}"));
+    let measured = measure(&plan, &|line| println!("{line}"));
     if !args.keep {
         let _ = std::fs::remove_dir_all(&directory);
     }
-    let report = CollectionReport { figures: figures?, context: watch.context(None) };
+    let MeasuredCollection { figures, truth } = measured?;
+    println!("{}", peers.line());
+    let folder = parent.join(format!("millpond-bench-vectors-peers-{}", std::process::id()));
+    let peers = DiskPeerOutcomes::measure(&peers, args, &plan, &truth, &folder);
+    let report = CollectionReport { figures, peers, context: watch.context(None) };
     report.finish(args.json.as_deref())
 }
 
 /// Makes reproducible rows.
-struct RowMaker {
+pub(super) struct RowMaker {
     dims: usize,
     centres: Vec<f32>,
 }
@@ -180,17 +192,24 @@ fn normal(bits: u64) -> f32 {
 }
 
 impl RowMaker {
-    fn new(dims: usize) -> RowMaker {
+    pub(super) fn new(dims: usize) -> RowMaker {
         let centres = (0..CLUSTERS * dims as u64).map(|at| normal(mix(at))).collect();
         RowMaker { dims, centres }
     }
 
     /// Appends row `row`.
-    fn push(&self, row: u64, out: &mut Vec<f32>) {
+    pub(super) fn push(&self, row: u64, out: &mut Vec<f32>) {
         let seed = mix(row ^ 0x5EED << 40);
         let cluster = (seed % CLUSTERS) as usize;
         let centre = &self.centres[cluster * self.dims..][..self.dims];
         out.extend((seed..).zip(centre).map(|(seed, middle)| middle + NOISE * normal(mix(seed))));
+    }
+
+    /// Returns the queries, row by row.
+    pub(super) fn queries(&self) -> Vec<f32> {
+        let mut queries = Vec::with_capacity(QUERIES * self.dims);
+        (0..QUERIES as u64).for_each(|query| self.push(u64::MAX / 2 + query, &mut queries));
+        queries
     }
 }
 
@@ -249,14 +268,19 @@ impl FilledCollection {
     }
 }
 
+/// Figures of a collection, and the nearest rows of each query.
+struct MeasuredCollection {
+    figures: CollectionFigures,
+    truth: Vec<Vec<u64>>,
+}
+
 /// Fills a collection and measures it.
 ///
 /// # Errors
 /// The errors of the collection; `DeadlineExceeded` if it does not settle.
-pub(super) fn measure(plan: &CollectionPlan<'_>, say: &dyn Fn(&str)) -> Result<CollectionFigures> {
+fn measure(plan: &CollectionPlan<'_>, say: &dyn Fn(&str)) -> Result<MeasuredCollection> {
     let maker = RowMaker::new(plan.dims);
-    let mut queries = Vec::new();
-    (0..QUERIES as u64).for_each(|query| maker.push(u64::MAX / 2 + query, &mut queries));
+    let queries = maker.queries();
     let FilledCollection { build_s, truth } =
         FilledCollection::prepare(plan, &maker, &queries, say)?;
     let mut figures = CollectionFigures {
@@ -280,7 +304,7 @@ pub(super) fn measure(plan: &CollectionPlan<'_>, say: &dyn Fn(&str)) -> Result<C
         search(plan, threads, &queries, &truth, &mut figures)?;
         say(&format!("{threads} threads: p50 {:.3} ms", figures.p50_ms[&threads]));
     }
-    Ok(figures)
+    Ok(MeasuredCollection { figures, truth })
 }
 
 fn open(plan: &CollectionPlan<'_>, threads: usize) -> Result<Arc<Registry>> {

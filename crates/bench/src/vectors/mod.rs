@@ -9,11 +9,13 @@
 mod collection;
 mod curve;
 mod data;
+mod disk_peers;
 mod ours;
 mod peers;
 mod report;
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use base::{Error, Result};
 use clap::{Args, ValueEnum};
@@ -33,6 +35,8 @@ const ROWS_MAX: usize = 100_000_000;
 const HITS: usize = 10;
 /// Passes over our settings if there is no other engine.
 const PASSES_ALONE: usize = 3;
+/// Maximum of `--peers-build-limit`.
+const PEERS_BUILD_LIMIT_MAX: Duration = Duration::from_secs(7 * 24 * 3600);
 
 /// Measure recall@10 against queries per second on one core, beside other vector engines.
 ///
@@ -40,6 +44,12 @@ const PASSES_ALONE: usize = 3;
 /// clustered set is generated, whose figures only show that everything works. The other engines
 /// need a Python environment with the packages of bench/peers/requirements.txt; without one only
 /// ours is measured.
+///
+/// With --memory, the rows are generated and the indexes are on disk: ours, then those of
+/// qdrant-edge, LanceDB, faiss and DiskANN, one after another, with the same rows, queries and
+/// threads. Each process of another engine has the same memory limit. The report has its fastest
+/// setting with a recall of at least 0.95. The rows and one index at a time need about four times
+/// the bytes of the rows on disk.
 ///
 /// Queries per second at a recall: between the two measured points around it on the upper envelope,
 /// linear in recall and logarithmic in speed.
@@ -66,23 +76,37 @@ pub struct VectorsArgs {
     /// Seconds for each setting of the other engines
     #[arg(long, default_value_t = 0.6)]
     pub seconds: f64,
-    /// Only these engines (may be given several times) [default: all that are installed]
+    /// Only these other engines (may be given several times) [default: all that are installed]
     #[arg(long, value_name = "NAME")]
     pub engine: Vec<String>,
+    /// Measure no other engine
+    #[arg(long, conflicts_with = "engine")]
+    pub no_peers: bool,
     /// Python with the other engines [default: .cache/peers/bin/python if it is there]
     #[arg(long, value_name = "PATH")]
     pub peers_python: Option<PathBuf>,
-    /// Script that runs the other engines
-    #[arg(long, value_name = "FILE", default_value = "bench/peers/vectors.py")]
-    pub peers_script: PathBuf,
-    /// Measure a collection on disk with this memory limit instead: recall, latency of a lone query
-    /// by number of search threads, resident memory, time to open
+    /// Script that runs the other engines [default: bench/peers/vectors.py, with --memory
+    /// bench/peers/disk_vectors.py]
+    #[arg(long, value_name = "FILE")]
+    pub peers_script: Option<PathBuf>,
+    /// Measure a collection on disk with this memory limit instead, and the other engines with an
+    /// index on disk: recall, latency of a lone query by number of search threads, resident memory,
+    /// time to open
     #[arg(long, value_name = "BYTES", value_parser = base::units::parse_bytes, conflicts_with = "data")]
     pub memory: Option<u64>,
+    /// Maximum time in which another engine builds its index on disk. An engine that needs longer
+    /// is reported as failed
+    #[arg(long, value_name = "TIME", default_value = "1h", requires = "memory", value_parser = base::units::parse_duration)]
+    pub peers_build_limit: Duration,
+    /// Control group with the memory controller, version 1 or 2. A group below it limits each
+    /// process of the other engines [default: /sys/fs/cgroup if it has version 2 and is writable,
+    /// otherwise no group: RLIMIT_DATA limits private memory, the page cache is not limited]
+    #[arg(long, value_name = "DIR", requires = "memory")]
+    pub peers_group: Option<PathBuf>,
     /// Place of the codes of that collection
     #[arg(long, value_enum, default_value = "auto", requires = "memory")]
     pub codes: CodesKind,
-    /// Directory for that collection [default: the directory for temporary files]
+    /// Directory for that collection, and for the other indexes [default: the directory for temporary files]
     #[arg(long, value_name = "DIR", requires = "memory")]
     pub dir: Option<PathBuf>,
     /// Keep that collection, and use it in the next run with the same rows and dimensions. A run
@@ -144,6 +168,9 @@ impl VectorsArgs {
                 "--rows must be 11 to {ROWS_MAX}, --dims 1 to {}",
                 search::coarse::DIMS_MAX
             )));
+        }
+        if self.peers_build_limit.is_zero() || self.peers_build_limit > PEERS_BUILD_LIMIT_MAX {
+            return Err(Error::invalid("--peers-build-limit must be above 0 and at most 168h"));
         }
         if times && (1..=256).contains(&self.threads) {
             Ok(())

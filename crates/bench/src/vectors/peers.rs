@@ -5,12 +5,17 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use base::{Error, Result};
+use serde::de::DeserializeOwned;
 
 use super::VectorsArgs;
 use super::curve::Curve;
 
 /// Default path of a Python with the engines.
 const USUAL_PYTHON: &str = ".cache/peers/bin/python";
+/// Default script for engines whose vectors are in memory.
+const USUAL_SCRIPT: &str = "bench/peers/vectors.py";
+/// Default script for engines whose index is on disk.
+const USUAL_DISK_SCRIPT: &str = "bench/peers/disk_vectors.py";
 
 /// The available engines, and the script that runs them.
 #[derive(Debug)]
@@ -31,15 +36,19 @@ impl Peers {
     /// If a named Python does not work, or a named engine is not installed.
     pub(super) fn find(args: &VectorsArgs) -> Result<Peers> {
         let python = args.peers_python.clone().unwrap_or_else(|| USUAL_PYTHON.into());
+        let usual_script = if args.memory.is_some() { USUAL_DISK_SCRIPT } else { USUAL_SCRIPT };
         let mut peers = Peers {
             python,
-            script: args.peers_script.clone(),
+            script: args.peers_script.clone().unwrap_or_else(|| usual_script.into()),
             engines: Vec::new(),
             failed: BTreeMap::new(),
             absent: None,
         };
-        if args.data.is_none() {
-            return peers.without("they are run with --data only");
+        if args.no_peers {
+            return peers.without("--no-peers");
+        }
+        if args.data.is_none() && args.memory.is_none() {
+            return peers.without("they are run with --data or --memory only");
         }
         if args.peers_python.is_none() && !peers.python.exists() {
             return peers
@@ -81,22 +90,32 @@ impl Peers {
         Error::internal(format!("{} {what}: {last}", self.script.display()))
     }
 
-    /// Builds one engine's index and measures it.
+    /// Builds one engine's index in memory and measures it.
     pub(super) fn run(&self, engine: &str, args: &VectorsArgs) -> Result<Curve> {
         let folder = args.data.as_deref().unwrap_or(Path::new("."));
+        self.measure(engine, |command| {
+            command.arg("--data").arg(folder);
+            command.args(["--core", &args.core.to_string()]);
+            command.args(["--seconds", &args.seconds.to_string()]);
+            command.args(["--threads", &args.threads.to_string()]);
+        })
+    }
+
+    /// Runs the script for one engine, with the arguments that `add_arguments` adds, and reads its
+    /// result.
+    ///
+    /// # Errors
+    /// If the script cannot be run, fails, or writes another form of result.
+    pub(super) fn measure<T: DeserializeOwned>(
+        &self,
+        engine: &str,
+        add_arguments: impl FnOnce(&mut Command),
+    ) -> Result<T> {
         let out = std::env::temp_dir()
             .join(format!("millpond-peer-{}-{engine}.json", std::process::id()));
         let mut command = Command::new(&self.python);
-        command
-            .arg(&self.script)
-            .arg("--data")
-            .arg(folder)
-            .arg("--engine")
-            .arg(engine)
-            .arg("--json")
-            .arg(&out);
-        command.args(["--core", &args.core.to_string(), "--seconds", &args.seconds.to_string()]);
-        command.args(["--threads", &args.threads.to_string()]);
+        command.arg(&self.script).arg("--engine").arg(engine).arg("--json").arg(&out);
+        add_arguments(&mut command);
         let ran = command.output().map_err(|e| Error::io(&self.python, &e))?;
         let text = std::fs::read(&out);
         let _ = std::fs::remove_file(&out);
