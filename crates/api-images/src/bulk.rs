@@ -226,7 +226,7 @@ impl<'a, T: BulkTarget> Bulk<'a, T> {
     }
 
     fn send(&mut self, image: BulkImage) -> Result<()> {
-        // The files of the prints are as long as the file together.
+        // Together, the files of the prints have the length of the file.
         let copies = if print_files::may_have_several(&image.bytes) { 2 } else { 1 };
         let held = self.files.hold(copies * image.bytes.len() as u64);
         let target = Some((self.sender.clone(), image.name.clone()));

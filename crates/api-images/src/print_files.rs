@@ -160,8 +160,8 @@ impl FilePrints {
     }
 
     /// Returns the prints of several fingers of a person, for a query: the first of each finger,
-    /// and those of unknown fingers. Prints of several fingers and those that cannot be cut out
-    /// are left out. A file with one print has this print.
+    /// and each print of an unknown finger. Prints of several fingers, and prints that cannot be
+    /// cut out, are left out. A file with one print has this print.
     pub(crate) fn into_query(self) -> Vec<Bytes> {
         let are_several = self.are_several();
         let mut fingers = Vec::new();

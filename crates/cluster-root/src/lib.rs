@@ -1,7 +1,7 @@
 //! Answers to clients: Qdrant's REST interface over the collections of a cluster.
 //!
-//! The crate `cluster-images` has the routes of `/v1/images`. It uses the state and the context of a
-//! request, [`reads`], [`writes`], [`split`] and [`collections`].
+//! The crate `cluster-images` has the routes of `/v1/images`. It uses the state and the context of
+//! a request, [`reads`], [`writes`], [`split`] and [`collections`].
 //!
 //! A read goes to one holder of each shard, grouped by node, and the answers are merged. A write is
 //! split by shard and goes to the owners. The root keeps no data: any node can be one.

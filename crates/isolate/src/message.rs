@@ -230,8 +230,8 @@ mod tests {
         }
     }
 
-    /// A program from before spare processes reads each message as a load. It answers with an error,
-    /// so the server does not wait for it.
+    /// A program from before spare processes reads each message as a load. It answers with an
+    /// error, so the server does not wait for it.
     #[test]
     fn an_older_program_refuses_a_library() {
         let message = LibraryMessage { engine: "fake".to_owned(), idle: true };

@@ -106,7 +106,8 @@ pub struct VectorsArgs {
     /// Place of the codes of that collection
     #[arg(long, value_enum, default_value = "auto", requires = "memory")]
     pub codes: CodesKind,
-    /// Directory for that collection, and for the other indexes [default: the directory for temporary files]
+    /// Directory for that collection, and for the other indexes [default: the directory for
+    /// temporary files]
     #[arg(long, value_name = "DIR", requires = "memory")]
     pub dir: Option<PathBuf>,
     /// Keep that collection, and use it in the next run with the same rows and dimensions. A run

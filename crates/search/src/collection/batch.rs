@@ -2,9 +2,10 @@
 
 use base::Result;
 
+use super::best::{BestPoints, QueryHits};
 use super::helpers::SegmentOrder;
 use super::inner::Collection;
-use super::search::{BestPoints, CollectionQuery, QueryHits, SearchThread};
+use super::search::{CollectionQuery, SearchThread};
 use super::state::SegmentView;
 use crate::coarse::{CoarseRequest, Exact};
 use crate::filter::RowSet;

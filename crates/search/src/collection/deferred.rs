@@ -6,8 +6,9 @@
 //! of a few batches, and not of each segment in turn, and reads fewer of them.
 
 use base::Result;
+use storage::Reader;
 
-use super::search::{BestPoints, QueryHits, SearchThread, note_lost};
+use super::best::{BestPoints, QueryHits, note_lost};
 use super::state::SegmentView;
 use crate::coarse::CoarseHit;
 use crate::segment::score_rows;
@@ -47,7 +48,7 @@ impl DeferredRows {
     /// The error of the reader of vectors.
     pub(super) fn compare(
         mut self,
-        thread: &mut SearchThread,
+        vectors: &mut dyn Reader,
         embedding: &[f32],
         segments: &[(u32, SegmentView)],
         best: &mut BestPoints<'_>,
@@ -67,7 +68,7 @@ impl DeferredRows {
             }
             let (now, later) = std::mem::take(&mut rest).split_at_mut(count);
             rest = later;
-            compare_batch(now, thread, embedding, segments, best, found)?;
+            compare_batch(now, vectors, embedding, segments, best, found)?;
         }
     }
 }
@@ -82,7 +83,7 @@ struct BatchSegment {
 /// Compares `rows`, whose order this changes.
 fn compare_batch(
     rows: &mut [DeferredRow],
-    thread: &mut SearchThread,
+    vectors: &mut dyn Reader,
     embedding: &[f32],
     segments: &[(u32, SegmentView)],
     best: &mut BestPoints<'_>,
@@ -101,7 +102,7 @@ fn compare_batch(
         let (_, view) = &segments[part.place];
         scores.push(view.segment.row_scores(&part.rows));
     }
-    score_rows(&mut *thread.vectors, embedding, &mut scores)?;
+    score_rows(vectors, embedding, &mut scores)?;
     for (part, scores) in batch.iter().zip(&scores) {
         let (at, view) = &segments[part.place];
         note_lost(found, scores.lost());

@@ -11,9 +11,10 @@ use base::Result;
 use matching::index::{BLOCK_ROWS, EdgeHit, EdgeLists, EdgeQuery, EdgeScratch};
 use parking_lot::Mutex;
 
+use super::best::{HitLocation, RankedPoint};
 use super::helpers::HelpWork;
 use super::inner::Collection;
-use super::search::{HitLocation, RankedPoint, SearchThread};
+use super::search::SearchThread;
 use crate::filter::RowSet;
 use crate::parts::SharedParts;
 use crate::segment::Segment;

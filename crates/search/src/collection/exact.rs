@@ -12,9 +12,10 @@ use std::time::Instant;
 use base::{Error, Result};
 use parking_lot::Mutex;
 
+use super::best::{HitLocation, QueryHit, QueryHits, RankedPoint};
 use super::helpers::HelpWork;
 use super::inner::Collection;
-use super::search::{HitLocation, QueryHit, QueryHits, RankedPoint, SearchThread};
+use super::search::SearchThread;
 use crate::ingest::MemtableRow;
 use crate::parts::SharedParts;
 use crate::rerank::{

@@ -13,13 +13,11 @@ use std::time::Instant;
 use base::{Error, Result};
 use parking_lot::Mutex;
 
+use super::best::{BestPoints, QueryHits, note_lost};
 use super::deferred::{DEFERRED_HITS_MAX, DeferredRows};
 use super::inner::Collection;
 use super::scan::{PartLimit, note_pause};
-use super::search::{
-    BestPoints, CollectionQuery, HitLocation, HitScores, QueryHits, RankedPoint, SearchThread,
-    codes_reader, note_lost,
-};
+use super::search::{CollectionQuery, HitScores, SearchThread, codes_reader};
 use super::state::SegmentView;
 use crate::coarse::{
     CoarseRequest, PartedScan, RabitqCandidate, ReadCodes, ScanHelpers, ScanParams,
@@ -340,7 +338,7 @@ impl SegmentsSearch {
             best.keep();
         }
         best.keep();
-        deferred.compare(thread, &self.embedding, &self.segments, best, found)
+        deferred.compare(&mut *thread.vectors, &self.embedding, &self.segments, best, found)
     }
 
     fn query(&self) -> CollectionQuery<'_> {
@@ -434,30 +432,6 @@ impl<'v> SegmentOrder<'v> {
 
     pub(super) fn iter(&self) -> impl ExactSizeIterator<Item = (u32, &'v SegmentView)> {
         self.0.iter().copied()
-    }
-}
-
-impl<'s> BestPoints<'s> {
-    pub(super) fn new(count: usize, floor: f32) -> BestPoints<'s> {
-        BestPoints { count, ranked: Vec::new(), floor }
-    }
-
-    /// Adds the hits of a segment.
-    pub(super) fn offer_hits(
-        &mut self,
-        segment: u32,
-        view: &SegmentView,
-        hits: &[crate::coarse::CoarseHit],
-    ) {
-        let ids = view.segment.ids();
-        for hit in hits {
-            // Rows whose exact score could not be read have the score minus infinity.
-            let id = ids.id(hit.row).filter(|_| hit.score > f32::NEG_INFINITY);
-            if let Some(id) = id {
-                let place = HitLocation::Segment(segment, hit.row);
-                self.offer(RankedPoint { coarse: hit.score, id, place });
-            }
-        }
     }
 }
 

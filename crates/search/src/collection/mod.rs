@@ -34,6 +34,7 @@
 //! never exceeds the budget.
 
 mod batch;
+mod best;
 mod codes;
 mod deferred;
 mod disk;
@@ -82,6 +83,7 @@ use crate::ingest::{Op, PointRef, StoredPoint};
 use crate::rerank::{SearchLimits, Searcher};
 use crate::segment::{PageCache, reader_options};
 
+pub use best::{QueryHit, QueryHits};
 pub(crate) use disk::check_room_to_create;
 pub use facet::{Facet, FacetValue};
 pub use fields::{FieldType, IndexedField};
@@ -102,7 +104,7 @@ pub use scan::{
     SCAN_TIME_MAX, SLICE_MAX, SliceOutcome, forget_progress, ignore_deadline, in_slice, until,
 };
 pub(crate) use scan::{begin_change, keep_long_filters};
-pub use search::{CollectionQuery, QueryHit, QueryHits, SearchThread};
+pub use search::{CollectionQuery, SearchThread};
 pub use slice_progress::SliceProgress;
 pub use stall::StallStats;
 pub use status::{SegmentStatus, Status};

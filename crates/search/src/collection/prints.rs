@@ -6,11 +6,12 @@ use std::time::Instant;
 use base::{Error, Result};
 use matching::index::EdgeQuery;
 
+use super::best::{HitLocation, QueryHits, RankedPoint};
 use super::edge_votes::IndexedSegment;
 use super::filters::allows;
 use super::inner::Collection;
 use super::options::PRINT_CANDIDATES_MAX;
-use super::search::{CollectionQuery, HitLocation, QueryHits, RankedPoint, SearchThread};
+use super::search::{CollectionQuery, SearchThread};
 use super::state::{CollectionState, SegmentView};
 use crate::filter::Filter;
 use crate::rerank::Scorer;

@@ -6,9 +6,10 @@ use std::time::Instant;
 
 use base::{Error, Result};
 
+use super::best::{HitLocation, QueryHits, RankedPoint};
 use super::inner::Collection;
 use super::options::CANDIDATES_MAX;
-use super::search::{CollectionQuery, HitLocation, QueryHits, RankedPoint, SearchThread};
+use super::search::{CollectionQuery, SearchThread};
 use super::state::{PointLocation, SegmentView};
 use crate::rerank::Scorer;
 

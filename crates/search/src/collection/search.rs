@@ -2,7 +2,6 @@
 //! candidates.
 
 use std::cell::OnceCell;
-use std::cmp::Ordering;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -10,6 +9,7 @@ use base::{Error, ErrorKind, Result};
 use matching::index::EdgeScratch;
 use storage::Reader;
 
+use super::best::{BestPoints, HitLocation, QueryHit, QueryHits, RankedPoint, better, note_lost};
 use super::exact::UnflushedPoint;
 use super::filters::allows;
 use super::helpers::{Helpers, ListHelpers, SegmentOrder, SegmentsSearch};
@@ -22,7 +22,7 @@ use crate::coarse::{
     ScanHelpers, ScanParams,
 };
 use crate::filter::{Filter, RowSet};
-use crate::ingest::{MemtableRow, SketchQuery};
+use crate::ingest::SketchQuery;
 use crate::rerank::{Records, RerankCandidate, Scorer, Searcher};
 use crate::segment::{CODES_READER, CodeReader, Segment, similarity};
 
@@ -63,37 +63,6 @@ impl<'a> CollectionQuery<'a> {
     }
 }
 
-/// Point that was found.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct QueryHit {
-    /// Id of the point.
-    pub id: u64,
-    /// Score of the scorer, or the coarse score if there is none; higher is more similar.
-    pub score: f32,
-    /// Similarity of the embeddings, or the score of the index of edges.
-    pub coarse: f32,
-}
-
-/// Result of a query.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct QueryHits {
-    /// Hits, best first; equal scores by id.
-    pub hits: Vec<QueryHit>,
-    /// True if a point may be missing because data is damaged, a segment is not open yet or the
-    /// deadline passed.
-    pub partial: bool,
-    /// Points that the exact stage was given.
-    pub candidates: u64,
-    /// Points that it compared: all candidates, unless some are damaged or the time was up.
-    pub compared: u64,
-    /// Candidates that could not be read.
-    pub damaged: u64,
-    /// Reads of records.
-    pub reads: u64,
-    /// Records found in the cache.
-    pub cached: u64,
-}
-
 /// Readers of the medium and working memory of one search thread.
 pub struct SearchThread {
     pub(super) scratch: CoarseScratch,
@@ -121,19 +90,6 @@ pub(super) struct CodesThread {
     pub(super) _held: BudgetReservation,
 }
 
-/// Candidate from a segment or a memtable.
-pub(super) struct RankedPoint<'s> {
-    pub(super) coarse: f32,
-    pub(super) id: u64,
-    pub(super) place: HitLocation<'s>,
-}
-
-pub(super) enum HitLocation<'s> {
-    /// Index of the open segment, and the row.
-    Segment(u32, u32),
-    Memtable(&'s Arc<MemtableRow>),
-}
-
 /// Meaning of the scores that the search of a segment leaves in [`SearchThread::hits`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum HitScores {
@@ -141,66 +97,6 @@ pub(super) enum HitScores {
     Final,
     /// Upper bounds of exact scores.
     UpperBounds,
-}
-
-/// Candidates kept beyond `2 * count` before the list is pruned.
-const OFFERED: usize = 64;
-
-/// Best candidates so far.
-pub(super) struct BestPoints<'s> {
-    pub(super) count: usize,
-    pub(super) ranked: Vec<RankedPoint<'s>>,
-    /// Score of the last candidate, once `count` were found.
-    pub(super) floor: f32,
-}
-
-impl<'s> BestPoints<'s> {
-    /// Adds a candidate if it can be among the best.
-    #[inline]
-    pub(super) fn offer(&mut self, one: RankedPoint<'s>) {
-        if one.coarse >= self.floor {
-            // Adding zero turns -0 into 0. Otherwise the two would not be ordered by id.
-            self.ranked.push(RankedPoint { coarse: one.coarse + 0.0, ..one });
-            if self.ranked.len() >= 2 * self.count + OFFERED {
-                self.keep();
-            }
-        }
-    }
-
-    /// Returns the best points, best first.
-    fn sorted(mut self) -> Vec<RankedPoint<'s>> {
-        self.keep();
-        self.ranked.sort_unstable_by(by_similarity);
-        self.ranked
-    }
-
-    /// Prunes the list to the best `count`.
-    pub(super) fn keep(&mut self) {
-        if self.count == 0 || self.ranked.len() < self.count {
-            return self.ranked.truncate(self.count);
-        }
-        self.ranked.select_nth_unstable_by(self.count - 1, by_similarity);
-        self.ranked.truncate(self.count);
-        self.floor = self.floor.max(self.ranked[self.count - 1].coarse);
-    }
-}
-
-impl QueryHits {
-    /// Adds the best points as hits.
-    pub(super) fn with(mut self, best: BestPoints<'_>) -> QueryHits {
-        let hit = |it: RankedPoint<'_>| QueryHit { id: it.id, score: it.coarse, coarse: it.coarse };
-        self.hits = best.sorted().into_iter().map(hit).collect();
-        self
-    }
-}
-
-fn by_similarity(a: &RankedPoint<'_>, b: &RankedPoint<'_>) -> Ordering {
-    better((a.coarse, a.id), (b.coarse, b.id))
-}
-
-/// Orders by descending score, then by id.
-fn better(a: (f32, u64), b: (f32, u64)) -> Ordering {
-    b.0.total_cmp(&a.0).then(a.1.cmp(&b.1))
 }
 
 impl Collection {
@@ -531,12 +427,6 @@ impl Collection {
         }
         Ok(scores)
     }
-}
-
-/// Records rows that could not be read.
-pub(super) fn note_lost(found: &mut QueryHits, lost: u64) {
-    found.partial |= lost > 0;
-    found.damaged += lost;
 }
 
 /// Records codes that were not read.

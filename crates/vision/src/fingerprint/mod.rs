@@ -38,11 +38,12 @@ use thin::BinaryImage;
 ///
 /// Of 12,160 pairs of different fingers of FVC2002's DB1_B and DB2_B the highest score is 187, the
 /// next one 157. Of 113,216 pairs of the six other B sets of FVC2002 and FVC2004 it is 190, and
-/// three have 160. DB2_B taken at its true 569 dots per inch instead of 500 has one pair of 188. Of
-/// the pairs of the same finger, 2.0 % stay below the value in the first two databases and 12.6 % in
-/// the six others, whose fingers were pressed, turned, dried and wetted on purpose. Extraction and
-/// matching are tuned on fingers 101 to 105 of all eight; `docs/measurements/image-search.md` has
-/// the rates of each half.
+/// three have 160. DB2_B taken at its true 569 dots per inch instead of 500 has one pair of 188.
+///
+/// Of the pairs of the same finger, 2.0 % stay below the value in the first two databases. In the
+/// six others, whose fingers were pressed, turned, dried and wetted on purpose, 12.6 % do.
+/// Extraction and matching are tuned on fingers 101 to 105 of all eight;
+/// `docs/measurements/image-search.md` has the rates of each half.
 pub const ACCEPT: f32 = 200.0;
 
 /// Dots per inch of graphs.

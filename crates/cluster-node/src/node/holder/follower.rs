@@ -116,14 +116,8 @@ impl ShardFollower {
             let end_read = self.state.end_reads_wanted.load(Ordering::Acquire);
             let NextStep { step, passed } = match self.next_step(&mut follower).await {
                 Ok(step) => step,
-                // The store may be down or refuse a key, or an entry is damaged. Applied entries
-                // are still served.
                 Err(error) => {
-                    if pause == PAUSE_MIN {
-                        tracing::warn!(shard = %self.key, %error, "the log cannot be read and is tried again");
-                    }
-                    tokio::time::sleep(pause).await;
-                    pause = (pause * 2).min(PAUSE_MAX);
+                    pause = self.wait_after(&error, pause).await;
                     continue;
                 }
             };
@@ -161,6 +155,16 @@ impl ShardFollower {
                 }
             }
         }
+    }
+
+    /// Waits after a failed read of the log. The store may be down or refuse a key, or an entry is
+    /// damaged; applied entries are still served. Returns the pause after the next failure.
+    async fn wait_after(&self, error: &Error, pause: Duration) -> Duration {
+        if pause == PAUSE_MIN {
+            tracing::warn!(shard = %self.key, %error, "the log cannot be read and is tried again");
+        }
+        tokio::time::sleep(pause).await;
+        (pause * 2).min(PAUSE_MAX)
     }
 
     /// Returns the next step: an entry that was passed on, or the next step of the log.
