@@ -11,6 +11,11 @@ use ort::sys;
 use crate::api::{Handle, call, leak};
 use crate::library::REMEDY;
 
+/// Variable that keeps ONNX Runtime from sending usage data. `DisableTelemetryEvents` is too late:
+/// the new environment has an event of its start already, a thread that sends it to Microsoft, and
+/// an identifier of the machine in the user's cache (ONNX Runtime 1.31).
+const DISABLE_TELEMETRY: &str = "ORT_DISABLE_TELEMETRY";
+
 /// Handles of the library that every session needs.
 #[derive(Debug)]
 pub(crate) struct Runtime {
@@ -30,6 +35,7 @@ unsafe impl Sync for Runtime {}
 impl Runtime {
     /// Loads the library at `path` and makes its environment.
     pub(crate) fn load(path: PathBuf) -> Result<Runtime> {
+        disable_telemetry();
         // The binding's environment is not used: it would have a logger of its own.
         ort::init_from(&path).map(drop).map_err(|e| unfit(&path, &e))?;
         let mut env = null_mut();
@@ -67,6 +73,16 @@ impl Runtime {
     /// Returns the allocator of strings and string tensors.
     pub(crate) fn allocator(&self) -> NonNull<sys::OrtAllocator> {
         self.allocator
+    }
+}
+
+/// Sets [`DISABLE_TELEMETRY`] before the library reads it, also for worker processes.
+fn disable_telemetry() {
+    if std::env::var_os(DISABLE_TELEMETRY).is_none_or(|value| value != "1") {
+        // SAFETY: the standard library's lock keeps readers in Rust away. glibc copies the array of
+        // variables at the first change and keeps the old one, so a reader in C finds either. A
+        // server that has the library gets here while it starts, before it serves.
+        unsafe { std::env::set_var(DISABLE_TELEMETRY, "1") };
     }
 }
 

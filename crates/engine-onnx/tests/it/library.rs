@@ -6,7 +6,7 @@ use base::ErrorKind;
 use engine::{Engine, LibrarySearch, LoadRequest};
 use engine_onnx::{LazyOnnxEngine, OnnxEngine};
 
-use crate::support::{child, onnx, search};
+use crate::support::{NAMED, child, onnx, search};
 
 /// Variable with the value of `--onnxruntime` in the child process of these tests.
 const EXPLICIT: &str = "MILLPOND_TEST_EXPLICIT";
@@ -24,6 +24,24 @@ fn the_version_is_the_librarys_own() {
         engine.library().display()
     );
     assert_eq!(OnnxEngine::find_library(&search()), Ok(engine.library().to_owned()));
+}
+
+/// ONNX Runtime 1.31 keeps an identifier of the machine and a queue of events in the home directory.
+#[test]
+fn the_library_keeps_no_usage_data() {
+    let home = tempfile::tempdir().unwrap();
+    let named = std::env::var_os(NAMED).map(|path| (NAMED, path));
+    // Without variables of CI, in which the library keeps none anyway.
+    let output = std::process::Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "library::the_version_is_the_librarys_own"])
+        .env_clear()
+        .env("HOME", home.path())
+        .envs(named)
+        .output()
+        .unwrap();
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success() && text.contains("1 passed"), "{text}");
+    assert_eq!(std::fs::read_dir(home.path()).unwrap().count(), 0);
 }
 
 #[test]

@@ -9,10 +9,13 @@ use engine_onnx::OnnxEngine;
 use memory::{PoolConfig, SlotPool};
 use os::Rate;
 
+/// Variable with the path of the library of the tests.
+pub(crate) const NAMED: &str = "MILLPOND_TEST_ONNXRUNTIME";
+
 /// Path of the library of the tests.
 pub(crate) fn search() -> LibrarySearch {
     LibrarySearch {
-        explicit: std::env::var_os("MILLPOND_TEST_ONNXRUNTIME").map(PathBuf::from),
+        explicit: std::env::var_os(NAMED).map(PathBuf::from),
         start_dirs: vec![PathBuf::from(env!("CARGO_MANIFEST_DIR"))],
         ..LibrarySearch::default()
     }
