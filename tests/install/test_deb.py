@@ -1,4 +1,7 @@
-"""The Debian package, unpacked into an empty root and started as its unit starts it, under a service manager of the test."""
+"""The Debian package, unpacked into an empty root and started as its unit starts it, under a service manager of the test.
+
+`test_systemd.py` installs it and runs it under systemd.
+"""
 
 import os
 import re
@@ -127,6 +130,13 @@ def test_a_removed_package_is_enabled_again(tmp_path):
     assert victim.read_text() == "kept"
     assert run("postinst", "configure", "0.1.0")[-1] == "enable --now --no-block millpond.service"
     assert run("postinst", "configure", "0.1.0")[-1] == "try-restart --no-block millpond.service"
+
+    # A system that does not run.
+    system.rmdir()
+    assert run("postinst", "configure", "0.1.0") == []
+    assert run("prerm", "remove")[-1] == "disable millpond.service"
+    assert run("postinst", "configure", "0.1.0") == ["enable millpond.service"]
+    assert run("postinst", "configure", "") == ["enable millpond.service"]
 
 
 def test_packages_ask_cargo_for_the_program():
