@@ -47,7 +47,17 @@ deb: $(DISTRIBUTED) .venv/ready ## build the Debian package, with ONNX Runtime i
 test-install: export MILLPOND_PROGRAM = $(TESTED)
 test-install: tests-built .venv/ready .venv-test/ready $(CACHE)/packaging/ready $(CACHE)/recognisers/ready ## install the wheels and the Debian package in empty directories and use them
 	$(call say,installed packages)
-	.venv-test/bin/python -m pytest -c tests/install/pytest.ini tests/install
+	.venv-test/bin/python -m pytest -c tests/install/pytest.ini --ignore $(SYSTEMD_TESTS) tests/install
+
+# Not a part of `make test`, since it needs root, a Debian mirror, and a kernel in which systemd-nspawn can boot a system.
+SYSTEMD_TESTS := tests/install/test_systemd.py
+.PHONY: test-systemd
+test-systemd: export MILLPOND_PROGRAM = $(TESTED)
+test-systemd: tests-built .venv/ready .venv-test/ready ## install the Debian package with dpkg and run it under systemd in a container
+	$(call say,Debian package under systemd)
+	@# Without these commands, the tests are skipped with the reason.
+	@scripts/command_packages.sh systemd-nspawn=systemd-container mmdebstrap=mmdebstrap nsenter=util-linux || true
+	.venv-test/bin/python -m pytest -c tests/install/pytest.ini $(SYSTEMD_TESTS)
 
 .PHONY: container-tools
 container-tools: system
