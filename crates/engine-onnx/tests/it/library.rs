@@ -26,7 +26,8 @@ fn the_version_is_the_librarys_own() {
     assert_eq!(OnnxEngine::find_library(&search()), Ok(engine.library().to_owned()));
 }
 
-/// ONNX Runtime 1.31 keeps an identifier of the machine and a queue of events in the home directory.
+/// ONNX Runtime 1.31 keeps an identifier of the machine and a queue of events in the home
+/// directory.
 #[test]
 fn the_library_keeps_no_usage_data() {
     let home = tempfile::tempdir().unwrap();
