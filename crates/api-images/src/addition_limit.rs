@@ -1,5 +1,5 @@
-//! Limit of the images that are being added for clients which wait. An addition ends even if its
-//! client disconnects, so the number of requests does not bound it.
+//! Limit of the images that are being added while their clients wait. An addition continues if its
+//! client disconnects, so the number of requests does not limit the additions.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -276,10 +276,10 @@ impl<'a, T: BulkTarget> Bulk<'a, T> {
     }
 }
 
-/// Returns the error of an image behind one for which a disk has no space. `full` is the error of
-/// that image.
+/// Returns the error of an image after one for which a disk has no space. `full` is the error of
+/// that earlier image.
 fn not_tried(full: &Error) -> Error {
-    full.clone().context("not tried, because an image before it found no space")
+    full.clone().context("not tried, because there was no space for an earlier image")
 }
 
 /// Returns the line of an image. `name` is the name of its file in the request.
@@ -388,7 +388,7 @@ mod tests {
         assert_eq!(lines[3]["error"], "no room");
         for (number, line) in lines.iter().enumerate().skip(4) {
             assert_eq!(line["name"], number.to_string());
-            let error = "not tried, because an image before it found no space: no room";
+            let error = "not tried, because there was no space for an earlier image: no room";
             assert_eq!((&line["status"], &line["error"]), (&json!("failed"), &json!(error)));
         }
         assert_eq!(lines.len(), 10);

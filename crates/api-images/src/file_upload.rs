@@ -1,4 +1,4 @@
-//! Puts the file of a request in: one image, or each print of a file with several fingerprints.
+//! Adds the file of a request: one image, or each print of a file with several fingerprints.
 
 use base::Result;
 use bytes::Bytes;
@@ -13,14 +13,14 @@ use super::settings::ImageKind;
 use super::state::ImagesState;
 use super::store::PutOutcome;
 
-/// Puts a file in, at idle priority if `is_background` is true. Returns the response: the result of
-/// the image, or the results of all prints if the file has several. It is durable then.
+/// Adds a file, at idle priority if `is_background` is true. Returns the response: the result of
+/// the image, or the results of all prints if the file has several. The images are then durable.
 ///
 /// # Errors
 /// As [`add::add`] and [`add::add_in_background`]. Of several prints, an error of one print is a
-/// result, unless all have one. An error of the server ends the request: the prints before it are
-/// put in. If the caller disconnects, the prints after the current one are not put in. The print
-/// with the id of the file is the last one.
+/// result, unless all have one. An error of the server ends the request after the prints that were
+/// added before it. If the caller disconnects, the prints after the current one are not added. The
+/// print with the id of the file is the last one.
 pub(crate) async fn put_file(
     state: &ImagesState,
     new: NewImage,
@@ -65,7 +65,7 @@ impl SplitFile {
     }
 }
 
-/// Cuts a file into its prints if the collection holds fingerprints.
+/// Splits a file into its prints if the collection holds fingerprints.
 ///
 /// # Errors
 /// As [`split`].
@@ -77,7 +77,7 @@ async fn split_new(state: &ImagesState, new: &NewImage, is_background: bool) -> 
     Ok(SplitFile::whole(services, &new.bytes))
 }
 
-/// Cuts the file of a fingerprint into its prints.
+/// Splits the file of a fingerprint into its prints.
 ///
 /// # Errors
 /// As [`FilePrints::split`]; `ResourceExhausted` with retry advice if other requests hold the
@@ -114,7 +114,7 @@ pub(crate) fn holds_prints(services: &ImageServices, wanted: &CollectionSpec) ->
     }
 }
 
-/// Puts one print of a file in.
+/// Adds one print of a file.
 async fn put_print(
     state: &ImagesState,
     new: &NewImage,

@@ -44,8 +44,8 @@ impl BulkTarget for IngestTarget {
 }
 
 impl IngestTarget {
-    /// Cuts a file into its prints if the collection holds fingerprints. The thread that reads the
-    /// files has counted the bytes of the prints with those of the file.
+    /// Splits a file into its prints if the collection holds fingerprints. The thread that reads
+    /// the files has counted the bytes of the prints with those of the file.
     ///
     /// # Errors
     /// As [`FilePrints::split`]; `Internal` if the server ends.

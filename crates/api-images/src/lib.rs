@@ -5,8 +5,8 @@
 //! scheduler like any request. Bulk work (`ingest`) does both itself at idle priority. `collection`
 //! describes a collection of images, `features` extracts an image's features, `embedder` finds the
 //! models that embed, `embedding_plan` decides which images need one, `template_file` reads
-//! templates of fingerprints, `print_files` cuts a file with several prints into its prints, which
-//! `file_upload` puts in, `originals` keeps the files, and `store` writes the points. `query` and
+//! templates of fingerprints, `print_files` splits a file with several prints, `file_upload` adds
+//! the prints, `originals` stores the files, and `store` writes the points. `query` and
 //! `views` find them by a `plan` that runs on a search thread. `duplicates` finds images that are
 //! stored twice. `transfer` extracts, writes and returns features without images, in the form of
 //! `point_features`. `prints` compares fingerprints one to one, `persons` groups them by the

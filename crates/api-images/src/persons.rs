@@ -156,16 +156,16 @@ impl FoundPersons {
     }
 }
 
-/// Cuts the files of a query into their prints.
+/// Splits the files of a query into their prints.
 ///
 /// # Errors
-/// As [`QueryPrints::cut`].
+/// As [`QueryPrints::split`].
 async fn query_prints(services: &ImageServices, files: Vec<Bytes>) -> Result<QueryPrints> {
     let budget = services.requests.memory.clone();
-    if !QueryPrints::may_be_cut(&files) {
-        return QueryPrints::cut(files, &budget);
+    if !QueryPrints::may_be_split(&files) {
+        return QueryPrints::split(files, &budget);
     }
-    services.pool.run(move || QueryPrints::cut(files, &budget)).await
+    services.pool.run(move || QueryPrints::split(files, &budget)).await
 }
 
 /// Searches every finger, and groups the hits by person. Leaves out a print that cannot be read if

@@ -1,8 +1,8 @@
 //! Files with several fingerprints: the finger views of a template, and the images of an
 //! ANSI/NIST-ITL file.
 //!
-//! Each print becomes a file of its own, which is put in, kept and removed like any file. Only the
-//! first print that can be read keeps the whole file, so its id is that of the file. The prints of
+//! Each print becomes a file of its own, which is added, stored and removed like any file. Only the
+//! first print that can be read has the whole file, so its id is that of the file. The prints of
 //! a file belong to one person: the person that the request names, or one of the file's own.
 
 use base::{Error, ErrorKind, Result};
@@ -37,7 +37,7 @@ pub(crate) struct PrintFile {
     pub(crate) is_slap: bool,
 }
 
-/// Prints of a file, in their order. A print that cannot be cut out of the file has an error.
+/// Prints of a file, in their order. A print that cannot be extracted from the file has an error.
 pub(crate) struct FilePrints {
     pub(crate) prints: Vec<Result<PrintFile>>,
     /// Person of all prints; `None` if the file has one print.
@@ -55,22 +55,22 @@ impl FilePrints {
         FilePrints { prints: vec![Ok(print)], person: None }
     }
 
-    /// Cuts the file of a fingerprint into its prints. Calls `claim` with the bytes of each cut. A
-    /// file that cannot be read is one print: its extraction reports the error.
+    /// Splits the file of a fingerprint into its prints. Calls `reserve` with the number of bytes
+    /// of each new file. A file that cannot be read is one print: its extraction reports the error.
     ///
     /// # Errors
-    /// `InvalidArgument` for more than [`PRINTS_MAX`] prints; the errors of `claim`.
+    /// `InvalidArgument` for more than [`PRINTS_MAX`] prints; the errors of `reserve`.
     pub(crate) fn split(
         file: &Bytes,
-        mut claim: impl FnMut(u64) -> Result<()>,
+        mut reserve: impl FnMut(u64) -> Result<()>,
     ) -> Result<FilePrints> {
-        let mut cut = |bytes: Vec<u8>| -> Result<Bytes> {
-            claim(bytes.len() as u64)?;
+        let mut reserved = |bytes: Vec<u8>| -> Result<Bytes> {
+            reserve(bytes.len() as u64)?;
             Ok(Bytes::from(bytes))
         };
         match FileFormat::sniff(file) {
-            Some(FileFormat::Template(_)) => of_template(file, &mut cut),
-            Some(FileFormat::Image(Format::Nist)) => of_nist(file, &mut cut),
+            Some(FileFormat::Template(_)) => of_template(file, &mut reserved),
+            Some(FileFormat::Image(Format::Nist)) => of_nist(file, &mut reserved),
             Some(FileFormat::Image(_)) | None => Ok(FilePrints::whole(file)),
         }
     }
@@ -105,14 +105,14 @@ impl FilePrints {
         self.prints.len() > 1
     }
 
-    /// Returns the number of the print that keeps the whole file.
+    /// Returns the number of the print that has the whole file.
     fn whole_number(&self) -> usize {
         self.prints.iter().position(Result::is_ok).unwrap_or(0)
     }
 
-    /// Returns the numbers of the prints in the order in which they are put in. The print that
-    /// keeps the whole file is the last: clients take a file whose id is in the collection as
-    /// complete, and do not send it again.
+    /// Returns the numbers of the prints in the order in which they are added. The print that has
+    /// the whole file is the last: if the id of a file is in the collection, clients assume that
+    /// the file is complete, and do not send it again.
     pub(crate) fn write_order(&self) -> Vec<usize> {
         let whole = self.whole_number();
         let mut order: Vec<usize> = (0..self.prints.len()).filter(|at| *at != whole).collect();
@@ -120,8 +120,8 @@ impl FilePrints {
         order
     }
 
-    /// Returns true if the error of a print ends the request: that of the only print, or of the
-    /// server. The other prints of a file do not have an error of one print.
+    /// Returns true if the error of a print ends the request: an error of the only print, or of the
+    /// server. After an error of one print, the other prints are still added.
     pub(crate) fn is_ended_by(&self, error: &Error) -> bool {
         !self.are_several() || !is_of_one_print(error)
     }
@@ -161,7 +161,7 @@ impl FilePrints {
 
     /// Returns the prints of several fingers of a person, for a query: the first of each finger,
     /// and each print of an unknown finger. Prints of several fingers, and prints that cannot be
-    /// cut out, are left out. A file with one print has this print.
+    /// extracted, are left out. A file with one print has this print.
     pub(crate) fn into_query(self) -> Vec<Bytes> {
         let are_several = self.are_several();
         let mut fingers = Vec::new();
@@ -192,12 +192,12 @@ pub(crate) fn may_have_several(file: &[u8]) -> bool {
 }
 
 /// Returns the bytes of memory that [`FilePrints::split`] needs while it runs, in addition to those
-/// that it claims.
+/// that it reserves.
 pub(crate) fn split_bytes(file: &[u8]) -> u64 {
     let length = file.len() as u64;
     match FileFormat::sniff(file) {
         Some(FileFormat::Template(_)) => VIEWS_MEMORY_FACTOR * length,
-        // The bytes of a cut are claimed after they are copied.
+        // The bytes of a new file are reserved after they are copied.
         Some(FileFormat::Image(Format::Nist)) => length,
         Some(FileFormat::Image(_)) | None => 0,
     }
@@ -215,15 +215,15 @@ pub(crate) fn count(file: &[u8]) -> usize {
     count.max(1)
 }
 
-/// Returns true for an error of one print, which the other prints of its file do not have.
+/// Returns true for an error that concerns one print of a file only.
 pub(crate) fn is_of_one_print(error: &Error) -> bool {
     matches!(error.kind(), ErrorKind::InvalidArgument | ErrorKind::TooLarge)
 }
 
-/// Claims the memory of the file of a print.
-type CutClaim<'a> = &'a mut dyn FnMut(Vec<u8>) -> Result<Bytes>;
+/// Reserves the memory of the file of a print.
+type ReserveFile<'a> = &'a mut dyn FnMut(Vec<u8>) -> Result<Bytes>;
 
-fn of_template(file: &Bytes, cut: CutClaim<'_>) -> Result<FilePrints> {
+fn of_template(file: &Bytes, reserved: ReserveFile<'_>) -> Result<FilePrints> {
     let views = template::views(file).unwrap_or_default();
     if views.len() < 2 {
         return Ok(FilePrints::of_one(file, views.first().and_then(|view| view.finger)));
@@ -231,13 +231,14 @@ fn of_template(file: &Bytes, cut: CutClaim<'_>) -> Result<FilePrints> {
     check_count(views.len())?;
     let mut prints = Vec::with_capacity(views.len());
     for (number, view) in views.iter().enumerate() {
-        let bytes = if number == 0 { file.clone() } else { cut(template::one_view(file, view)?)? };
+        let bytes =
+            if number == 0 { file.clone() } else { reserved(template::one_view(file, view)?)? };
         prints.push(Ok(PrintFile { bytes, finger: view.finger, is_slap: false }));
     }
     Ok(FilePrints { prints, person: Some(person_of(file)) })
 }
 
-fn of_nist(file: &Bytes, cut: CutClaim<'_>) -> Result<FilePrints> {
+fn of_nist(file: &Bytes, reserved: ReserveFile<'_>) -> Result<FilePrints> {
     let images = vision::nist_images(file).unwrap_or_default();
     let first = images.iter().position(|image| image.check_compression().is_ok());
     let Some(first) = first else { return Ok(FilePrints::whole(file)) };
@@ -253,7 +254,7 @@ fn of_nist(file: &Bytes, cut: CutClaim<'_>) -> Result<FilePrints> {
                 continue;
             }
             Ok(()) if number == first => file.clone(),
-            Ok(()) => cut(vision::nist_file_of(file, image)?)?,
+            Ok(()) => reserved(vision::nist_file_of(file, image)?)?,
         };
         prints.push(Ok(PrintFile { bytes, finger: image.finger(), is_slap: image.is_slap() }));
     }

@@ -14,7 +14,7 @@ pub struct QueryPrints {
     pub prints: Vec<QueryPrint>,
     /// Prints of the files that are not searched for.
     pub left_out: usize,
-    /// Memory of the files that were cut out of others.
+    /// Memory of the files that were made of parts of others.
     _memory: Reservation,
 }
 
@@ -35,16 +35,16 @@ impl QueryPrint {
 }
 
 impl QueryPrints {
-    /// Returns true if a file of a query may have several prints, which takes time to find out.
-    pub(crate) fn may_be_cut(files: &[Bytes]) -> bool {
+    /// Returns true if a file of a query may have several prints. Splitting it then takes time.
+    pub(crate) fn may_be_split(files: &[Bytes]) -> bool {
         files.iter().any(|file| print_files::may_have_several(file))
     }
 
-    /// Cuts the files of a query into their prints.
+    /// Splits the files of a query into their prints.
     ///
     /// # Errors
     /// `InvalidArgument` for a file with too many prints; the errors of [`ByteBudget::reserve`].
-    pub fn cut(files: Vec<Bytes>, budget: &Arc<ByteBudget>) -> Result<QueryPrints> {
+    pub fn split(files: Vec<Bytes>, budget: &Arc<ByteBudget>) -> Result<QueryPrints> {
         let mut memory = budget.empty();
         let mut prints = Vec::with_capacity(files.len());
         let mut left_out = 0;
@@ -84,10 +84,10 @@ mod tests {
         let bytes = file.len() as u64;
         let budget = |max: u64| ByteBudget::new(max, Arc::new(Metrics::default()));
         let small = budget(2 * bytes);
-        let refused = QueryPrints::cut(vec![file.clone()], &small).err().unwrap();
+        let refused = QueryPrints::split(vec![file.clone()], &small).err().unwrap();
         assert_eq!((refused.kind(), small.used()), (ErrorKind::TooLarge, 0));
         let large = budget(4 * bytes);
-        let sought = QueryPrints::cut(vec![file], &large).unwrap();
+        let sought = QueryPrints::split(vec![file], &large).unwrap();
         // The file of the second print remains.
         assert_eq!((sought.prints.len(), large.used()), (2, one.len() as u64));
         assert!(large.peak() >= 3 * bytes);

@@ -31,7 +31,7 @@ pub(crate) struct ImageServices {
     pub(crate) pool: Pool,
     /// Threads for extraction at idle priority.
     pub(crate) background: Pool,
-    /// Limit of the images that are being added for clients which wait.
+    /// Limit of the images that are being added while their clients wait.
     pub(crate) additions: AdditionLimit,
     /// Ids of the images whose points are being written.
     pub(crate) writes: Claims,

@@ -297,7 +297,7 @@ impl ClusterImages {
     }
 }
 
-/// Answer to a file that was put in.
+/// Answer to a file that was added.
 #[derive(Debug, Deserialize)]
 struct PutReply {
     id: PointId,
@@ -310,7 +310,7 @@ struct PutReply {
 /// Answer to one print of a file.
 #[derive(Debug, Deserialize)]
 struct PrintReply {
-    /// `None` for a print that was not put in.
+    /// `None` for a print that was not added.
     id: Option<PointId>,
     status: String,
     finger: Option<u8>,

@@ -49,7 +49,7 @@ pub(super) async fn identify(mut call: ImageCall) -> Result<Reply> {
     let context = &call.context;
     let bytes = files.iter().map(Bytes::len).sum();
     let budget = context.state.requests.memory.clone();
-    let sought = context.compute(bytes, move || QueryPrints::cut(files, &budget)).await?;
+    let sought = context.compute(bytes, move || QueryPrints::split(files, &budget)).await?;
     let persons = FoundPersons::new(sought.prints.len(), plan.threshold)?;
     let counts = FingerCounts { left_out: sought.left_out, ..FingerCounts::default() };
     let mut run = Identification { context, target, plan, persons, counts };

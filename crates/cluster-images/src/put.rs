@@ -215,7 +215,7 @@ pub(super) struct ImagePut<'a> {
 }
 
 impl ImagePut<'_> {
-    /// Puts the image of a file in, or all prints of a file with several.
+    /// Adds the image of a file, or all prints of a file with several.
     ///
     /// # Errors
     /// As [`ImagePut::run`], and of [`ImagesState::upload_prints`]. Of several prints, an error of

@@ -3,7 +3,7 @@
 use crate::entry::EntryNumber;
 use crate::writer::PIPELINE_MAX;
 
-/// Maximum entries from the begin of a search to the end that it finds.
+/// Maximum entries from the start of a search to the end that it finds.
 pub const END_DISTANCE_MAX: u64 = 64;
 
 /// Search for a number above all entries that were acknowledged before the search began.
@@ -11,9 +11,9 @@ pub const END_DISTANCE_MAX: u64 = 64;
 /// It needs one absent number. An owner acknowledges an entry only if all numbers before it had
 /// entries. So if a number is absent, either no entry from it on was acknowledged, or its entry was
 /// removed. In the second case, the floor is above it: the floor is raised before entries are
-/// removed, and is read after the number. This is the proof of a reader whose next entry is absent,
-/// for a later number. It needs no listing of entries, and an entry that appears late can only make
-/// the search longer.
+/// removed, and is read after the number. A reader whose next entry is absent uses the same proof.
+/// The search needs no listing of entries, and an entry that appears late can only make the search
+/// longer.
 ///
 /// The number may be behind a gap that stays: entries may never reach it. A reader that waits for
 /// it must also end its wait if its own next entry is absent.
@@ -36,7 +36,7 @@ impl EndSearch {
         self.from.plus(self.distance)
     }
 
-    /// Passes by [`EndSearch::number`], which has an entry. Returns false if the end is more than
+    /// Skips [`EndSearch::number`], which has an entry. Returns false if the end is more than
     /// [`END_DISTANCE_MAX`] entries away, which ends the search.
     pub fn pass_by(&mut self) -> bool {
         self.distance = self.distance.saturating_mul(2);

@@ -39,7 +39,7 @@ struct SharedSpare {
     users: usize,
 }
 
-/// Place of the spare process of one engine.
+/// Slot for the spare process of one engine.
 #[derive(Default)]
 struct SpareSlot {
     /// The process, once its library is open. An `Option` holds at most one, which is the maximum

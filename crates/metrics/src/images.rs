@@ -20,8 +20,8 @@ pub struct ImageMetrics {
     pub search_seconds: Family<KindLabels, Histogram, fn() -> Histogram>,
     /// Waiting images: "interactive", "bulk".
     pub waiting: Family<KindLabels, LevelGauge>,
-    /// Removed collections whose originals are not all checked, and checks after removals of images
-    /// that failed.
+    /// Removed collections whose originals are not all checked, and checks after failed removals of
+    /// images.
     pub removals_waiting: LevelGauge,
     /// Removal of the originals of removed collections: originals "checked", attempts that
     /// "failed", records of removals that are "damaged", and directories of originals that are
@@ -94,7 +94,7 @@ impl ImageMetrics {
         r.register("images_waiting", "Images that wait for a thread", self.waiting.clone());
         r.register(
             "image_removals_waiting",
-            "Removed collections whose originals are not all checked, and checks after removals of images that failed",
+            "Removed collections whose originals are not all checked, and checks after failed removals of images",
             self.removals_waiting.clone(),
         );
         r.register(

@@ -2,7 +2,7 @@
 //!
 //! Each shard has an ordinary local collection, which a log of operations fills. [`logged`] turns a
 //! request into operations, and [`apply`] makes them. [`extracted`] extracts the features of images
-//! and of queries on a node that runs models, and [`prints`] cuts a file into its prints. A search
+//! and of queries on a node that runs models, and [`prints`] splits files into prints. A search
 //! has two rounds ([`rounds`]), which [`routes`] serves for one shard each. [`duplicates_routes`]
 //! does the same for the steps of a search for duplicates ([`duplicates`]).
 

@@ -1,4 +1,4 @@
-//! Prints of a file that a root of a cluster puts in.
+//! Prints of a file that a root of a cluster adds.
 
 use base::{Error, Result};
 use serde_json::Value;
@@ -10,15 +10,15 @@ use crate::print_files::{FilePrints, PrintFile};
 use crate::settings::ImageKind;
 use crate::state::ImagesState;
 
-/// Prints of a file that is put in, and the properties that they share. A file of a photograph is
-/// one print.
+/// Prints of a file that is being added, and the properties that they share. A file of a photograph
+/// is one print.
 pub struct UploadPrints {
     split: SplitFile,
     input: ImageInput,
 }
 
 impl UploadPrints {
-    /// Returns the images to put in, or the error of a print that cannot be cut out. The image of
+    /// Returns the images to add, or the error of a print that cannot be extracted. The image of
     /// the whole file is the last: a file whose id is in the collection is complete.
     pub fn inputs(&self) -> Vec<Result<ImageInput>> {
         let file = self.file();
@@ -52,7 +52,7 @@ impl UploadPrints {
 }
 
 impl ImagesState {
-    /// Cuts the file of an image into its prints if the collection is of fingerprints.
+    /// Splits the file of an image into its prints if the collection holds fingerprints.
     ///
     /// # Errors
     /// `InvalidArgument` for too many prints; `ResourceExhausted` with retry advice if other

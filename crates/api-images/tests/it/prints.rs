@@ -16,7 +16,7 @@ use crate::world::{World, points};
 const NEW: &str = "/v1/images/prints?kind=fingerprint";
 /// Bytes of the header of a template of ISO/IEC 19794-2:2005, before the first view.
 const HEADER_BYTES: usize = 24;
-/// Places of fields in such a template with one view.
+/// Offsets of fields in such a template with one view.
 const VIEWS_AT: usize = 22;
 const FINGER_AT: usize = 24;
 const QUALITY_AT: usize = 26;

@@ -138,7 +138,7 @@ impl BenchReport for CollectionReport {
 /// As [`measure`] and [`Peers::find`].
 pub(super) fn run(args: &VectorsArgs, memory_bytes: u64, parent: &Path) -> Result<()> {
     let watch = NoiseWatch::start();
-    // A wrong name of an engine must not be found after hours.
+    // An unknown name of an engine is refused before the measurement, which can take hours.
     let peers = Peers::find(args)?;
     let name = if args.keep {
         format!("{}x{}", args.rows, args.dims)

@@ -22,7 +22,7 @@ impl ProtocolWarnings {
                     build = node.build,
                     protocol = node.protocol,
                     own,
-                    "a node speaks a newer protocol than this node, which may not read its answers: upgrade this node"
+                    "a node speaks a newer protocol than this node, so this node may fail to read its answers: upgrade this node"
                 );
             } else {
                 warn!(
@@ -31,7 +31,7 @@ impl ProtocolWarnings {
                     protocol = node.protocol,
                     own,
                     effects = effects(node),
-                    "a node speaks an older protocol than this node: upgrade it"
+                    "a node speaks an older protocol than this node: upgrade that node"
                 );
             }
         }

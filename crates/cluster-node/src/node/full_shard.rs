@@ -1,5 +1,5 @@
 //! Writes to a shard whose holders all have full disks: the owner refuses them after a while. Data
-//! of a new collection, which no owner takes, is refused at once.
+//! of a new collection is written without an owner, and is refused at once.
 
 use std::time::{Duration, Instant};
 
@@ -33,7 +33,7 @@ impl FullShard {
         let is_full = self.timer.record(holders.iter().map(|node| node.is_stalled(key)), now);
         if !is_full {
             if self.refusal.take().is_some() {
-                tracing::info!(shard = %key, "the owner of the log takes writes again");
+                tracing::info!(shard = %key, "the owner of the log accepts writes again");
             }
             return;
         }

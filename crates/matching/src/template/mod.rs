@@ -113,7 +113,7 @@ pub struct TemplateView {
     /// Finger that the template states: 1 to 5 from the right thumb to the right little finger, 6
     /// to 10 the same of the left hand; `None` if it states no finger or several.
     pub finger: Option<u8>,
-    /// Place of the view in the template.
+    /// Byte range of the view in the template.
     pub(crate) bytes: Range<usize>,
 }
 

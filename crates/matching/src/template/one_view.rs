@@ -1,4 +1,4 @@
-//! The template of one view of a template with several.
+//! Extraction of one view from a template with several views.
 
 use std::ops::Range;
 
@@ -6,18 +6,18 @@ use base::{Error, Result};
 
 use super::{TemplateFormat, TemplateView};
 
-/// Places of fields in the header of a template.
+/// Byte ranges of fields in the header of a template.
 struct HeaderLayout {
     /// Bytes of the header.
     bytes: usize,
-    /// Place of the length of the template.
+    /// Byte range of the length of the template.
     length: Range<usize>,
-    /// Place of the number of views.
+    /// Byte range of the number of views.
     views: Range<usize>,
 }
 
 impl HeaderLayout {
-    /// Returns the places in a template, or `None` for a format with one view.
+    /// Returns the layout of the header of a template, or `None` for a format with one view.
     fn of(bytes: &[u8], format: TemplateFormat) -> Option<HeaderLayout> {
         match format {
             TemplateFormat::Iso2005 => {

@@ -142,12 +142,12 @@ fn the_first_bytes_show_a_template() {
     }
 }
 
-/// Places in the header of a written template with one view.
+/// Layout of the header of a written template with one view.
 struct TemplateHeader {
     bytes: usize,
     length: std::ops::Range<usize>,
     views: usize,
-    /// Place of the finger position of the first view.
+    /// Offset of the finger position of the first view.
     finger: usize,
 }
 

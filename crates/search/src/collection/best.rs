@@ -26,9 +26,9 @@ pub struct QueryHits {
     /// True if a point may be missing because data is damaged, a segment is not open yet or the
     /// deadline passed.
     pub partial: bool,
-    /// Points that the exact stage was given.
+    /// Candidates of the exact stage.
     pub candidates: u64,
-    /// Points that it compared: all candidates, unless some are damaged or the time was up.
+    /// Candidates that it compared: all, unless some are damaged or the deadline has passed.
     pub compared: u64,
     /// Candidates that could not be read.
     pub damaged: u64,

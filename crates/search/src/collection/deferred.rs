@@ -30,15 +30,16 @@ pub(super) struct DeferredRows {
 struct DeferredRow {
     /// Upper bound of its score.
     bound: f32,
-    /// Place of its segment in the search.
-    place: usize,
+    /// Index of its segment in the search.
+    segment: usize,
     row: u32,
 }
 
 impl DeferredRows {
-    /// Adds rows of the segment at `place` of the search. Their scores are upper bounds.
-    pub(super) fn add(&mut self, place: usize, bounds: &[CoarseHit]) {
-        let deferred = |hit: &CoarseHit| DeferredRow { bound: hit.score, place, row: hit.row };
+    /// Adds rows of the segment with the index `segment` in the search. Their scores are upper
+    /// bounds.
+    pub(super) fn add(&mut self, segment: usize, bounds: &[CoarseHit]) {
+        let deferred = |hit: &CoarseHit| DeferredRow { bound: hit.score, segment, row: hit.row };
         self.rows.extend(bounds.iter().map(deferred));
     }
 
@@ -56,7 +57,7 @@ impl DeferredRows {
     ) -> Result<()> {
         self.rows.sort_unstable_by(|one, other| {
             let by_bound = other.bound.total_cmp(&one.bound);
-            by_bound.then((one.place, one.row).cmp(&(other.place, other.row)))
+            by_bound.then((one.segment, one.row).cmp(&(other.segment, other.row)))
         });
         let batch = best.count + (best.count / 2).max(EXTRA_ROWS_MIN);
         let mut rest = &mut self.rows[..];
@@ -75,8 +76,8 @@ impl DeferredRows {
 
 /// Rows of one segment that are compared together with others.
 struct BatchSegment {
-    /// Place of the segment in the search.
-    place: usize,
+    /// Index of the segment in the search.
+    segment: usize,
     rows: Vec<u32>,
 }
 
@@ -89,22 +90,22 @@ fn compare_batch(
     best: &mut BestPoints<'_>,
     found: &mut QueryHits,
 ) -> Result<()> {
-    rows.sort_unstable_by_key(|row| (row.place, row.row));
+    rows.sort_unstable_by_key(|row| (row.segment, row.row));
     let batch: Vec<BatchSegment> = rows
-        .chunk_by(|one, other| one.place == other.place)
+        .chunk_by(|one, other| one.segment == other.segment)
         .map(|rows| BatchSegment {
-            place: rows[0].place,
+            segment: rows[0].segment,
             rows: rows.iter().map(|row| row.row).collect(),
         })
         .collect();
     let mut scores = Vec::with_capacity(batch.len());
     for part in &batch {
-        let (_, view) = &segments[part.place];
+        let (_, view) = &segments[part.segment];
         scores.push(view.segment.row_scores(&part.rows));
     }
     score_rows(vectors, embedding, &mut scores)?;
     for (part, scores) in batch.iter().zip(&scores) {
-        let (at, view) = &segments[part.place];
+        let (at, view) = &segments[part.segment];
         note_lost(found, scores.lost());
         let hits: Vec<CoarseHit> = scores.hits().collect();
         best.offer_hits(*at, view, &hits);

@@ -162,7 +162,7 @@ impl Vectors {
         Ok(self.score(query, row, bytes, vector))
     }
 
-    /// Groups rows whose pages overlap into one read: the pages, and places in `rows`.
+    /// Groups rows whose pages overlap into one read: the pages, and indices in `rows`.
     fn groups(&self, rows: &[u32]) -> Vec<(Range<usize>, Vec<usize>)> {
         let mut order: Vec<usize> = (0..rows.len()).collect();
         order.sort_unstable_by_key(|&at| rows[at]);
@@ -374,10 +374,10 @@ pub(crate) struct RowScores<'a> {
 
 /// Read of vectors of one segment.
 struct VectorRead {
-    /// Place of the segment in the list of segments.
+    /// Index of the segment in the list of segments.
     segment: usize,
     pages: Range<usize>,
-    /// Places of the rows in the rows of the segment.
+    /// Indices of the rows in the rows of the segment.
     members: Vec<usize>,
 }
 

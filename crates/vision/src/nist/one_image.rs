@@ -1,4 +1,4 @@
-//! The ANSI/NIST-ITL file of one image of a file with several.
+//! Extraction of one image from an ANSI/NIST-ITL file with several images.
 
 use base::Result;
 
@@ -13,7 +13,7 @@ const FIELDS_MAX: usize = 32;
 const LENGTH: u32 = 1;
 /// Field of a record of type 14 with its number in the file.
 const INDEX: u32 = 2;
-/// Place of that number in a record of type 4.
+/// Offset of that number in a record of type 4.
 const INDEX_AT: usize = 4;
 /// Start of a file, which the length follows.
 const START: &str = "1.001:";

@@ -1,4 +1,5 @@
-//! Search for the log's end beside the entries that a follower applies.
+//! Probes: searches for the end of a log (`cluster::EndSearch`) that run while a follower applies
+//! entries.
 //!
 //! A follower drops its read of the next entry if the writer passes that entry on. If entries
 //! arrive faster than the store answers, none of these reads finds the end. Large entries are not
@@ -6,8 +7,8 @@
 //! delays no entry. It finds a number above all entries that were acknowledged before it began. A
 //! copy that has applied all entries below this number has reached the end of that moment.
 //!
-//! An entry that was passed on proves less: it may arrive late, and entries behind it may have been
-//! acknowledged before, also by a later owner.
+//! An entry that was passed on does not prove the end: it may arrive late, and later entries may
+//! have been acknowledged before, also by a later owner.
 
 use std::time::{Duration, Instant};
 
