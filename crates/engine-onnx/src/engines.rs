@@ -9,7 +9,7 @@ use engine::{
 use parking_lot::Mutex;
 use std::sync::OnceLock;
 
-use crate::runtime::Runtime;
+use crate::runtime::{Runtime, disable_telemetry};
 use crate::session::OnnxSession;
 use crate::{element, library};
 
@@ -96,8 +96,10 @@ impl Engine for OnnxEngine {
 }
 
 impl LazyOnnxEngine {
-    /// Returns the engine; loads nothing.
+    /// Returns the engine; loads nothing. Sets the library's environment variable, so call it while
+    /// the program starts: with the first model, other threads may read variables in C.
     pub fn new(search: LibrarySearch) -> LazyOnnxEngine {
+        disable_telemetry();
         LazyOnnxEngine { search }
     }
 }
@@ -133,5 +135,17 @@ fn capabilities() -> Capabilities {
         dtypes: element::TABLE.iter().map(|(dtype, _)| *dtype).collect(),
         cuda: false,
         opens_slowly: false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::runtime::DISABLE_TELEMETRY;
+
+    #[test]
+    fn a_lazy_engine_sets_its_variable_before_the_first_model() {
+        drop(LazyOnnxEngine::new(LibrarySearch::default()));
+        assert!(std::env::var_os(DISABLE_TELEMETRY).is_some_and(|value| value == "1"));
     }
 }

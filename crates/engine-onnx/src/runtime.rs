@@ -14,7 +14,7 @@ use crate::library::REMEDY;
 /// Variable that keeps ONNX Runtime from sending usage data. `DisableTelemetryEvents` is too late:
 /// the new environment has an event of its start already, a thread that sends it to Microsoft, and
 /// an identifier of the machine in the user's cache (ONNX Runtime 1.31).
-const DISABLE_TELEMETRY: &str = "ORT_DISABLE_TELEMETRY";
+pub(crate) const DISABLE_TELEMETRY: &str = "ORT_DISABLE_TELEMETRY";
 
 /// Handles of the library that every session needs.
 #[derive(Debug)]
@@ -76,12 +76,14 @@ impl Runtime {
     }
 }
 
-/// Sets [`DISABLE_TELEMETRY`] before the library reads it, also for worker processes.
-fn disable_telemetry() {
+/// Sets [`DISABLE_TELEMETRY`] before the library reads it, also for worker processes. Does nothing
+/// if it is set.
+pub(crate) fn disable_telemetry() {
     if std::env::var_os(DISABLE_TELEMETRY).is_none_or(|value| value != "1") {
-        // SAFETY: the standard library's lock keeps readers in Rust away. glibc copies the array of
-        // variables at the first change and keeps the old one, so a reader in C finds either. A
-        // server that has the library gets here while it starts, before it serves.
+        // SAFETY: the standard library's lock keeps readers in Rust away. A reader in C could use
+        // the array of variables, which a change may free. A program makes its engine while it
+        // starts, before it loads a model or serves, so that no thread reads variables in C then.
+        // Later calls change nothing.
         unsafe { std::env::set_var(DISABLE_TELEMETRY, "1") };
     }
 }

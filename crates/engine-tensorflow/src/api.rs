@@ -23,7 +23,7 @@ pub(crate) const FRAMEWORK: &str = "libtensorflow_framework.so.2";
 
 /// Settings that TensorFlow reads from the environment only. A variable that is set already keeps
 /// its value.
-const VARIABLES: [(&str, &str); 2] = [
+pub(crate) const VARIABLES: [(&str, &str); 2] = [
     // Only errors on standard error.
     ("TF_CPP_MIN_LOG_LEVEL", "2"),
     // Without it, all sessions share the operator threads of the first session.
@@ -212,13 +212,14 @@ impl Drop for StatusHandle<'_> {
     }
 }
 
-/// Sets [`VARIABLES`] before the library reads them.
-fn set_variables() {
+/// Sets those of [`VARIABLES`] that are not set, before the library reads them.
+pub(crate) fn set_variables() {
     for (name, value) in VARIABLES {
         if std::env::var_os(name).is_none() {
-            // SAFETY: the standard library's lock keeps readers in Rust away. glibc copies the
-            // array of variables at the first change and keeps the old one, so a reader in C finds
-            // either.
+            // SAFETY: the standard library's lock keeps readers in Rust away. A reader in C could
+            // use the array of variables, which a change may free. A program makes its engine while
+            // it starts, before it loads a model or serves, so that no thread reads variables in C
+            // then. Later calls change nothing.
             unsafe { std::env::set_var(name, value) };
         }
     }

@@ -7,7 +7,7 @@ use base::{Error, Result};
 use engine::{Capabilities, Engine, LibrarySearch, LoadRequest, ParameterUse, Session};
 use parking_lot::Mutex;
 
-use crate::api::{FRAMEWORK, LIBRARY, REMEDY, REQUIREMENT, TensorFlowLibrary};
+use crate::api::{FRAMEWORK, LIBRARY, REMEDY, REQUIREMENT, TensorFlowLibrary, set_variables};
 use crate::{element, load, model_file};
 
 /// Name of this engine in manifests and metrics.
@@ -61,8 +61,11 @@ pub struct TensorFlowEngine {
 }
 
 impl TensorFlowEngine {
-    /// Creates the engine. The first load opens the library.
+    /// Creates the engine. The first load opens the library. Sets the library's environment
+    /// variables, so call it while the program starts: with the first model, other threads may read
+    /// variables in C.
     pub fn new(search: LibrarySearch) -> TensorFlowEngine {
+        set_variables();
         TensorFlowEngine { search }
     }
 
@@ -133,5 +136,19 @@ impl Engine for TensorFlowEngine {
     fn load(&self, request: &LoadRequest) -> Result<Box<dyn Session>> {
         self.capabilities().check_device(NAME, request.options.device)?;
         load::load(self.open()?, request)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::api::VARIABLES;
+
+    #[test]
+    fn a_new_engine_sets_its_variables_before_the_first_model() {
+        drop(TensorFlowEngine::new(LibrarySearch::default()));
+        for (name, _) in VARIABLES {
+            assert!(std::env::var_os(name).is_some(), "{name}");
+        }
     }
 }
