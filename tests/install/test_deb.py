@@ -107,7 +107,7 @@ def test_a_removed_package_is_enabled_again(tmp_path):
     log = tmp_path / "log"
     for name in ["systemctl", "chown", "useradd", "getent"]:
         stub = bin_dir / name
-        stub.write_text(f'#!/bin/sh\n[ "${{0##*/}}" = systemctl ] && echo "$*" >>{log}\nexit 0\n')
+        stub.write_text(f'#!/bin/sh\n[ "${{0##*/}}" = systemctl ] && echo "$*" >>{log}\n[ ! -e {tmp_path}/"$1"-fails ]\n')
         stub.chmod(0o755)
 
     def run(script, *arguments):
@@ -130,6 +130,10 @@ def test_a_removed_package_is_enabled_again(tmp_path):
     assert victim.read_text() == "kept"
     assert run("postinst", "configure", "0.1.0")[-1] == "enable --now --no-block millpond.service"
     assert run("postinst", "configure", "0.1.0")[-1] == "try-restart --no-block millpond.service"
+
+    # systemd does not answer, for example since only its directory is there.
+    (tmp_path / "daemon-reload-fails").touch()
+    assert run("postinst", "configure", "")[-1] == "enable --now --no-block millpond.service"
 
     # A system that does not run.
     system.rmdir()
