@@ -13,6 +13,8 @@ COMMANDS = ("systemd-nspawn", "mmdebstrap", "nsenter")
 # The packages that millpond depends on, since the container cannot download them, and curl for requests.
 PACKAGES = ("systemd-sysv", "dbus", "procps", "curl")
 SUITE = "bookworm"
+# Time to download packages and make the system.
+MAKE_S = 900
 BOOT_S = 60
 STOP_S = 60
 COMMAND_S = 120
@@ -46,10 +48,15 @@ class Machine:
         self.directory = pathlib.Path(tempfile.mkdtemp(prefix=f"{self.name}-"))
         self.root = self.directory / "root"
         self.root.mkdir(mode=0o755)
-        subprocess.run(["tar", "--extract", "--preserve-permissions", "--file", archive, "--directory", self.root], check=True)
         self.log = self.directory / "log"
         self.process: subprocess.Popen | None = None
         self.groups: set[pathlib.Path] = set()
+        unpack = ["tar", "--extract", "--preserve-permissions", "--file", archive, "--directory", self.root]
+        try:
+            subprocess.run(unpack, check=True, timeout=COMMAND_S)
+        except BaseException:
+            self.remove()
+            raise
 
     def _command(self, *options: str) -> list[str]:
         """Returns the command of a container that no service manager of this computer knows."""
@@ -121,10 +128,15 @@ class Machine:
 
     def remove(self) -> None:
         """Stops the container and removes all files and control groups that it leaves."""
-        self.stop()
-        shutil.rmtree(self.directory)
-        # systemd-nspawn leaves this directory, unless it is on a tmpfs.
-        shutil.rmtree(f"/run/systemd/nspawn/propagate/{self.name}", ignore_errors=True)
+        # If one step fails, the others are done too.
+        with contextlib.ExitStack() as steps:
+            steps.callback(self._remove_groups)
+            # systemd-nspawn leaves this directory, unless it is on a tmpfs.
+            steps.callback(shutil.rmtree, f"/run/systemd/nspawn/propagate/{self.name}", ignore_errors=True)
+            steps.callback(shutil.rmtree, self.directory)
+            self.stop()
+
+    def _remove_groups(self) -> None:
         for group in self.groups:
             for directory, _, _ in os.walk(group, topdown=False):
                 # Another container may use the group.
@@ -143,11 +155,15 @@ def make_system(archive: pathlib.Path) -> None:
     archive.parent.mkdir(parents=True, exist_ok=True)
     fresh = archive.with_suffix(".new.tar")
     include = f"--include={','.join(PACKAGES)}"
-    ended = subprocess.run(["mmdebstrap", "--variant=minbase", include, SUITE, fresh], text=True, capture_output=True)
-    if ended.returncode != 0:
+    # SIGTERM, after which mmdebstrap removes its files. `timeout` then ends with 124.
+    command = ["timeout", "--kill-after=30", str(MAKE_S), "mmdebstrap", "--variant=minbase", include, SUITE, fresh]
+    try:
+        ended = subprocess.run(command, text=True, capture_output=True)
+        if ended.returncode != 0:
+            raise NotRunnable(f"mmdebstrap made no system, status {ended.returncode}: {ended.stderr[-500:]}")
+        fresh.rename(archive)
+    finally:
         fresh.unlink(missing_ok=True)
-        raise NotRunnable(f"mmdebstrap made no system: {ended.stderr[-500:]}")
-    fresh.rename(archive)
 
 
 def control_groups(process: int) -> list[pathlib.Path]:

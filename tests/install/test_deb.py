@@ -9,8 +9,11 @@ import shutil
 import signal
 import socket
 import subprocess
+import tempfile
 
+import pytest
 from conftest import PROGRAM, ROOT, Installed
+from machine import Machine
 
 RUNTIME = next((ROOT / ".venv").glob("lib/python3*/site-packages/onnxruntime"))
 
@@ -141,6 +144,16 @@ def test_a_removed_package_is_enabled_again(tmp_path):
     assert run("prerm", "remove")[-1] == "disable millpond.service"
     assert run("postinst", "configure", "0.1.0") == ["enable millpond.service"]
     assert run("postinst", "configure", "") == ["enable millpond.service"]
+
+
+def test_a_system_that_cannot_be_unpacked_leaves_no_file(tmp_path, monkeypatch):
+    archive, scratch = tmp_path / "system.tar", tmp_path / "scratch"
+    archive.write_text("not an archive")
+    scratch.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(scratch))
+    with pytest.raises(subprocess.CalledProcessError):
+        Machine(archive)
+    assert list(scratch.iterdir()) == []
 
 
 def test_packages_ask_cargo_for_the_program():
