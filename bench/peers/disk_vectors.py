@@ -1,7 +1,7 @@
 """Measures one vector engine with its index on disk and limited memory, for `millpond bench vectors --memory`.
 
     disk_vectors.py --data DIR --engine NAME --memory BYTES --json OUT [--work DIR] [--threads T]
-                    [--search-threads T,..] [--build-limit S] [--group DIR]
+                    [--search-threads T,..] [--build-limit S] [--group DIR] [--end-with-parent]
     disk_vectors.py --list
 
 DIR holds base.fbin, query.fbin (u32 rows, u32 dimensions, then f32) and truth.ibin (u32 queries, u32 hits, then u32). The
@@ -15,6 +15,9 @@ the result says which. The index is removed from the page cache before it is ope
 
 The first number of threads selects the search setting: the fastest with a recall@10 of at least 0.95, or the one with the
 best recall if none reaches that. `ready_s` is the time from opening the index to the first answer, without imports.
+
+SIGINT, SIGTERM and SIGHUP end the measurement; the index and the control group are removed. With --end-with-parent, the end
+of the process that started this one does the same.
 
 An engine that is not installed gives one line on stderr and exit status 3, an engine that fails the reason and status 1.
 """
@@ -61,6 +64,8 @@ EXIT_SECONDS_MAX = 60
 GROUP_EMPTY_SECONDS_MAX = 10
 GROUPS = "/sys/fs/cgroup"
 PR_SET_PDEATHSIG = 1
+# Signals that end the measurement.
+END_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Rows:
@@ -598,6 +603,7 @@ def arguments_given():
     parser.add_argument("--search-threads", default="1", help="numbers of threads that search, with commas")
     parser.add_argument("--build-limit", type=float, default=3600, help="seconds that building may take")
     parser.add_argument("--group", help="folder of a control group below which groups are made")
+    parser.add_argument("--end-with-parent", action="store_true", help="end if the process that started this one ends")
     for name in ("--step", "--report", "--index", "--choice"):
         parser.add_argument(name, help=argparse.SUPPRESS)
     parser.add_argument("--limit-data", action="store_true", help=argparse.SUPPRESS)
@@ -614,12 +620,31 @@ def arguments_given():
     return arguments
 
 
+def end(number, _frame):
+    # A second signal does not interrupt the removal of the files.
+    for each in END_SIGNALS:
+        signal.signal(each, signal.SIG_IGN)
+    sys.exit(f"ended by {signal.Signals(number).name}")
+
+
+def end_by_signals(with_parent):
+    """Makes signals end this process in order, and the end of its parent too if that is wanted."""
+    for each in END_SIGNALS:
+        # nohup ignores SIGHUP.
+        if signal.getsignal(each) != signal.SIG_IGN:
+            signal.signal(each, end)
+    if with_parent:
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
 def main():
     arguments = arguments_given()
     if arguments.list:
         print("\n".join(engine for engine in ENGINES if version(engine)))
         return
     if arguments.step:
+        # A process that an engine starts must not keep the pipe open.
+        os.set_inheritable(int(arguments.report), False)
         report = (run_build if arguments.step == "build" else run_search)(arguments)
         with os.fdopen(int(arguments.report), "w") as file:
             json.dump(report, file)
@@ -629,6 +654,7 @@ def main():
         name = ENGINES[arguments.engine].distribution
         print(f"{arguments.engine}: not installed; pip install {name} (requirements.txt has its version)", file=sys.stderr)
         sys.exit(MISSING)
+    end_by_signals(arguments.end_with_parent)
     try:
         with tempfile.TemporaryDirectory(dir=arguments.work, prefix="peer-", ignore_cleanup_errors=True) as work:
             result = run_engine(arguments, work)

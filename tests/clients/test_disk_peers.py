@@ -2,12 +2,15 @@
 
 import argparse
 import pathlib
+import signal
+import subprocess
 import sys
 
 import numpy as np
 import pytest
 
-sys.path.insert(0, str(pathlib.Path(__file__).parents[2] / "bench" / "peers"))
+PEERS = str(pathlib.Path(__file__).parents[2] / "bench" / "peers")
+sys.path.insert(0, PEERS)
 
 import disk_vectors  # noqa: E402
 
@@ -114,3 +117,47 @@ def test_a_group_gets_the_limit(tmp_path):
     assert (group / "memory.swap.max").read_text() == "0"
     (group / "memory.events").write_text("oom 3\noom_kill 2\noom_group_kill 0\n")
     assert limit.kills() == 2
+
+
+# The script with an engine that has written a file and goes on for half a minute. It then ends without a clean-up.
+BUSY = f"""
+import os, sys, time
+sys.path.insert(0, {PEERS!r})
+import disk_vectors
+
+def run_engine(arguments, work):
+    open(os.path.join(work, "index"), "w").close()
+    print("building", flush=True)
+    time.sleep(30)
+    os._exit(9)
+
+disk_vectors.version = lambda engine: "1"
+disk_vectors.run_engine = run_engine
+disk_vectors.main()
+"""
+
+
+def busy(work: pathlib.Path, *more: str) -> list[str]:
+    out = ["--json", str(work / "out.json"), "--work", str(work), "--data", str(work)]
+    return [sys.executable, "-c", BUSY, "--engine", "faiss-ivf", "--memory", str(MEMORY), *out, *more]
+
+
+@pytest.mark.parametrize("number", disk_vectors.END_SIGNALS)
+def test_a_signal_ends_it_and_removes_the_index(tmp_path, number):
+    with subprocess.Popen(busy(tmp_path), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout.readline() == "building\n"
+        process.send_signal(number)
+        _, said = process.communicate(timeout=60)
+    assert (process.returncode, said) == (1, f"ended by {signal.Signals(number).name}\n")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_end_of_its_parent_ends_it(tmp_path):
+    parent = [sys.executable, "-c", "import subprocess, sys; subprocess.run(sys.argv[1:])"]
+    command = [*parent, *busy(tmp_path, "--end-with-parent")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
+        assert process.stdout.readline() == "building\n"
+        process.kill()
+        # The output ends with the script, which has inherited it.
+        assert process.stdout.read() == ""
+    assert list(tmp_path.iterdir()) == []
