@@ -22,7 +22,7 @@ use search::registry::{CollectionSettings, NamedCollection, Registry, RegistryOp
 use serde::{Deserialize, Serialize};
 
 use super::VectorsArgs;
-use super::disk_peers::DiskPeerOutcomes;
+use super::disk_peers::{DiskPeerOutcomes, announcement};
 use super::peers::Peers;
 use crate::report::{BenchReport, read_json};
 use crate::settle::{SETTLE_MAX, flush_and_settle, settle, upsert};
@@ -105,28 +105,30 @@ struct CollectionReport {
     context: RunContext,
 }
 
-impl BenchReport for CollectionReport {
+impl CollectionFigures {
+    /// Prints the figures for people.
     fn print(&self) {
-        let figures = &self.figures;
         println!(
             "{} rows of {} dimensions in {} segments, built in {:.0} s, {:.0} MB resident of {:.0} MB",
-            figures.rows,
-            figures.dims,
-            figures.segments,
-            figures.build_s,
-            figures.rss_mb,
-            figures.memory_limit_mb
+            self.rows, self.dims, self.segments, self.build_s, self.rss_mb, self.memory_limit_mb
         );
         println!(
             "recall@{HITS} {:.4}, ready in {:.2} s, codes in {:.2} s, {:.0} MB of them on the medium",
-            figures.recall, figures.ready_s, figures.codes_s, figures.codes_on_medium_mb
+            self.recall, self.ready_s, self.codes_s, self.codes_on_medium_mb
         );
-        for (threads, p50) in &figures.p50_ms {
+        for (threads, p50) in &self.p50_ms {
             println!(
                 "{threads} search threads: p50 {p50:.3} ms, p95 {:.3} ms, {} parts helped",
-                figures.p95_ms[threads], figures.helped[threads]
+                self.p95_ms[threads], self.helped[threads]
             );
         }
+    }
+}
+
+impl BenchReport for CollectionReport {
+    /// Prints the outcomes of the other engines. Our figures are printed before these engines run,
+    /// which can take hours.
+    fn print(&self) {
         self.peers.print();
     }
 }
@@ -159,12 +161,13 @@ pub(super) fn run(args: &VectorsArgs, memory_bytes: u64, parent: &Path) -> Resul
         merge_segments: args.merge_segments as usize,
         keep: args.keep,
     };
+    println!("{}", announcement(&peers, args));
     let measured = measure(&plan, &|line| println!("{line}"));
     if !args.keep {
         let _ = std::fs::remove_dir_all(&directory);
     }
     let MeasuredCollection { figures, truth } = measured?;
-    println!("{}", peers.line());
+    figures.print();
     let folder = parent.join(format!("millpond-bench-vectors-peers-{}", std::process::id()));
     let peers = DiskPeerOutcomes::measure(&peers, args, &plan, &truth, &folder);
     let report = CollectionReport { figures, peers, context: watch.context(None) };

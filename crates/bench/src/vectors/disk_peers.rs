@@ -79,6 +79,10 @@ impl DiskPeerOutcomes {
         if peers.engines.is_empty() {
             return outcomes;
         }
+        println!(
+            "files of the other engines are in {} until the end; remove it if this run is interrupted",
+            folder.display()
+        );
         match write_data(plan, truth, folder) {
             Ok(()) => {
                 for engine in &peers.engines {
@@ -151,6 +155,19 @@ impl DiskPeerOutcomes {
     }
 }
 
+/// Returns the line for people that announces the engines before the collection is filled: their
+/// indexes can take hours.
+pub(super) fn announcement(peers: &Peers, args: &VectorsArgs) -> String {
+    if peers.engines.is_empty() {
+        return peers.line();
+    }
+    format!(
+        "then {}, each with at most {:?} to build its index (--peers-build-limit); --no-peers leaves them out",
+        peers.engines.join(", "),
+        args.peers_build_limit
+    )
+}
+
 /// Builds the index of one engine and measures it.
 fn run(
     peers: &Peers,
@@ -166,6 +183,7 @@ fn run(
         command.args(["--threads", &plan.build_threads.to_string()]);
         command.args(["--search-threads", &threads.join(",")]);
         command.args(["--build-limit", &args.peers_build_limit.as_secs_f64().to_string()]);
+        command.arg("--end-with-parent");
         if let Some(group) = &args.peers_group {
             command.arg("--group").arg(group);
         }
@@ -305,6 +323,12 @@ END
         let args = args.into_iter().chain([&*script, "--peers-build-limit", "7s"]);
         let args = TestArguments::parse_from(args).vectors;
         let peers = Peers::find(&args).unwrap();
+        let announced = announcement(&peers, &args);
+        assert!(
+            announced.starts_with("then disk-good, disk-bad, each with at most 7s to"),
+            "{announced}"
+        );
+        assert!(announced.contains("--no-peers"), "{announced}");
         let data = folder.path().join("data");
         let plan = plan(folder.path());
         let truth = vec![vec![1; 10]; 64];
@@ -313,7 +337,8 @@ END
         assert_eq!((good.recall, good.p50_ms[&2], good.points.len()), (0.96, 1.0, 1));
         let data_text = data.display();
         let expected = format!(
-            "--data {data_text} --work {data_text} --memory 100000000 --threads 2 --search-threads 1,2 --build-limit 7"
+            "--data {data_text} --work {data_text} --memory 100000000 --threads 2 \
+             --search-threads 1,2 --build-limit 7 --end-with-parent"
         );
         assert_eq!(good.index, expected);
         let why = &outcomes.peers_failed["disk-bad"];
@@ -333,6 +358,7 @@ END
         let data = folder.path().join("data");
         let outcomes = DiskPeerOutcomes::measure(&peers, &args, &plan(folder.path()), &[], &data);
         assert!(outcomes.peers.is_empty() && !data.exists());
+        assert_eq!(announcement(&peers, &args), "no other engines: --no-peers");
         assert_eq!(outcomes.peers_absent.as_deref(), Some("no other engines: --no-peers"));
     }
 }
