@@ -24,6 +24,10 @@ pub(super) struct PaddingMask {
 impl PaddingMask {
     /// Finds the padding: the squares of constant cells. This is a morphological opening of the
     /// constant cells (Serra, "Image Analysis and Mathematical Morphology", 1982).
+    ///
+    /// Constant areas that do not reach the border of the image count too, for example a saturated
+    /// wet part of the print: they show no ridges. 45 of the 640 images of the B sets of FVC2002
+    /// and FVC2004 have such areas.
     pub(super) fn of(image: &Plane) -> PaddingMask {
         let constant = constant_cells(image);
         let eroded = constant.neighbourhoods(|cells| cells.iter().all(|&cell| cell));
@@ -132,6 +136,29 @@ mod tests {
         assert_eq!(masked(&valley), 0);
         // The last column and row of cells are narrower.
         assert_eq!(masked(&plane(50, 30, |_, _| 255.0)), 50 * 30);
+    }
+
+    #[test]
+    fn a_saturated_part_of_the_print_is_left_out_too() {
+        let texture = |x: usize, y: usize| ((x * 7 + y * 3) % 5) as f32;
+        let with_hole = |side: usize| {
+            let hole = 16..16 + side;
+            plane(48, 48, move |x, y| {
+                if hole.contains(&x) && hole.contains(&y) { 0.0 } else { 10.0 + texture(x, y) }
+            })
+        };
+        assert_eq!(masked(&with_hole(12)), 12 * 12);
+        assert_eq!(masked(&with_hole(8)), 0);
+    }
+
+    #[test]
+    fn an_image_without_padding_is_smoothed_as_before() {
+        // One row of padding is not found.
+        let image = plane(32, 32, |x, y| if y == 0 { 255.0 } else { ((x * 7 + y * 3) % 5) as f32 });
+        let mask = PaddingMask::of(&image);
+        assert!(mask.pixels.is_none());
+        assert_eq!(mask.smoothed(&image, 10.0), image.smoothed(10.0));
+        assert_eq!(mask.applied(image.clone()), image);
     }
 
     #[test]

@@ -151,6 +151,15 @@ mod tests {
     }
 
     #[test]
+    fn a_constant_image_has_no_contrast() {
+        for value in [0.0, 128.0, 255.0] {
+            let image = Plane { width: 33, height: 32, values: vec![value; 33 * 32] };
+            let (even, contrast) = evened(&image, &PaddingMask::of(&image));
+            assert!(even.values.iter().chain(&contrast.values).all(|&value| value == 0.0));
+        }
+    }
+
+    #[test]
     fn the_flow_runs_along_the_ridges() {
         for angle in [0.0, 0.1, 0.25, 0.4, 0.5, 0.75, 0.9] {
             let flow = Flow::of(&wave(64, angle, 9.0));
