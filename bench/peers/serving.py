@@ -229,7 +229,8 @@ class Server:
         environment = {**os.environ, key: token, "PEER_PORT": str(ports[0]), "PEER_MODEL": str(self.run.model),
                        "PEER_FREE_PORTS": ",".join(map(str, ports[1:])), "PEER_SCRATCH": str(scratch),
                        "PYTHONPATH": str(HERE), "BENTOML_DO_NOT_TRACK": "True", "BENTOML_HOME": str(scratch),
-                       "RAY_USAGE_STATS_ENABLED": "0", "OMP_NUM_THREADS": "1", "TMPDIR": str(scratch)}  # fmt: skip
+                       "RAY_USAGE_STATS_ENABLED": "0", "ORT_DISABLE_TELEMETRY": "1", "OMP_NUM_THREADS": "1",
+                       "TMPDIR": str(scratch)}  # fmt: skip
         if name == "triton":
             # Its Python backend must run on the library of the interpreter that its packages were installed for.
             environment["LD_LIBRARY_PATH"] = sysconfig.get_config_var("LIBDIR")
