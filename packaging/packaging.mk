@@ -16,10 +16,10 @@ $(CACHE)/packaging/ready: requirements/packaging.txt | system
 
 # Linked by Zig against GLIBC 2.17, older than onnxruntime's wheels ask for.
 WHEEL_TARGET ?= $(shell uname -m)-unknown-linux-gnu
-# Maximum size of the wheel, which each new user downloads. 20 is required (docs/adr/0029-requirements-decided-otherwise.md).
-WHEEL_MB_MAX := 21
+# Maximum size of the wheel, which each new user downloads.
+WHEEL_MB_MAX := 20
 .PHONY: wheel
-wheel: $(CACHE)/packaging/ready ## build the wheel for `pip install`, at most 21 MB: .cache/dist (a build of its own, 20 minutes the first time)
+wheel: $(CACHE)/packaging/ready ## build the wheel for `pip install`, at most 20 MB: .cache/dist (a build of its own, 20 minutes the first time)
 	$(call say,wheel)
 	@mkdir -p $(DIST)
 	cd packaging/python && PATH="$(CURDIR)/$(CACHE)/packaging/bin:$$PATH" maturin build --quiet --zig --compression-level 9 \
