@@ -1,0 +1,225 @@
+//! Tests of copies that a full disk stalls, and of reads of the log's end beside steady writes.
+
+use super::*;
+
+/// Writes after which a read of the log's end must have ended: a hundred times as many as arrive
+/// during the requests of that read.
+const STEADY_WRITES: u64 = 2_000;
+
+/// Returns an operation that adds a point.
+fn upsert() -> Bytes {
+    let point = json!({ "id": 1, "vector": vec![0.5; DIMS], "payload": {} });
+    Bytes::from(json!({ "upsert": { "points": [point] } }).to_string())
+}
+
+/// Waits until a copy is marked as stalled.
+async fn stalled(state: &HolderState) {
+    while state.stall.reason().is_none() {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}
+
+#[tokio::test]
+async fn a_full_disk_stalls_the_log_and_not_the_reads() {
+    let mut full = EmptyShard::start_without_room().await;
+    let state = full.follower.state.clone();
+    let named = full.progress.named.clone();
+    state.follow(&named, EntryNumber(1));
+    full.follower.reached_end(0, &named);
+    let generation = state.generation();
+    let applied = full.apply_all(vec![upsert()]);
+    tokio::pin!(applied);
+    tokio::select! {
+        biased;
+        ended = &mut applied => panic!("{ended:?}"),
+        marked = tokio::time::timeout(OPEN_MAX, stalled(&state)) => marked.unwrap(),
+    }
+    assert!(state.stall.reason().unwrap().contains("--search-disk-reserve"));
+    assert!(state.is_caught_up(), "the copy stays in service");
+    state.check_generation(&shard(), generation).unwrap();
+    // Reads that need the entry are refused at once, so that another holder answers them.
+    let deadline = Instant::now() + OPEN_MAX;
+    let refused =
+        [state.wait_applied(EntryNumber(1), deadline).await, state.wait_end(deadline).await];
+    for error in refused.map(Result::unwrap_err) {
+        assert_eq!(error.kind(), ErrorKind::Unavailable);
+        assert!(error.message().contains("lacks changes"), "{error}");
+    }
+    state.wait_applied(EntryNumber(0), deadline).await.unwrap();
+}
+
+#[tokio::test]
+async fn damage_is_marked_while_the_disk_is_full() {
+    let mut node = DamagedNode::start_with(open_registry_without_room).await;
+    let state = node.follower.state.clone();
+    let position = FollowPosition { next: APPLIED, epoch: Epoch(1) };
+    let progress = progress(node.damaged.clone(), position);
+    let batch = cluster_log::Batch::from(vec![upsert()]);
+    let applied = node.follower.apply(&progress, &batch);
+    tokio::pin!(applied);
+    let marked = async {
+        stalled(&state).await;
+        while state.damage.reason().is_none() {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    tokio::select! {
+        biased;
+        ended = &mut applied => panic!("{ended:?}"),
+        marked = tokio::time::timeout(OPEN_MAX, marked) => marked.unwrap(),
+    }
+}
+
+#[tokio::test]
+async fn an_entry_continues_behind_the_operations_that_are_made() {
+    let full = EmptyShard::start_without_room().await;
+    let skipped = Bytes::from_static(SKIPPED.as_bytes());
+    let batch = cluster_log::Batch::from(vec![skipped, upsert()]);
+    let mut applied = AppliedBatch::default();
+    let EmptyShard { progress, .. } = &full;
+    for _ in 0..2 {
+        let priority = ApplyPriority::Ordinary;
+        let tried = apply_rest(&progress.named, &batch, priority, None, &mut applied).await;
+        assert_eq!(tried.unwrap_err().kind(), ErrorKind::StorageFull);
+        assert_eq!((applied.made, applied.skipped), (0, 1));
+    }
+}
+
+#[tokio::test]
+async fn a_stalled_copy_leaves_service_and_returns() {
+    let empty = EmptyShard::start().await;
+    let state = empty.follower.state.clone();
+    let named = empty.progress.named.clone();
+    state.follow(&named, EntryNumber(1));
+    empty.follower.reached_end(0, &named);
+    let marked = Instant::now();
+    assert!(state.stall.begin("the disk is full", marked));
+    state.stall.stop(marked);
+    let own = HolderReading { node: "a", serves: true, is_damaged: true };
+    let whole = HolderReading { node: "b", serves: true, is_damaged: false };
+    let decide = |holders: &[HolderReading<'_>], now: Instant| {
+        state.decide_stalled(&CertainHolders { own: "a", holders, asked: now }, now)
+    };
+    let withdrawn = marked + STALL_DECISION_DELAY;
+    assert_eq!(decide(&[own, whole], withdrawn), Some(StalledServiceChange::Withdraw));
+    assert!(!state.is_caught_up());
+    let served = withdrawn + STALL_DECISION_DELAY;
+    assert_eq!(decide(&[own], served), Some(StalledServiceChange::Serve));
+    assert!(state.is_caught_up());
+    state.reopen();
+    assert_eq!(decide(&[own], served + STALL_DECISION_DELAY), None, "no copy is open");
+    assert!(!state.is_caught_up());
+    state.follow(&named, EntryNumber(1));
+    assert_eq!(decide(&[own], served + STALL_DECISION_DELAY), None, "it applies its log");
+    // There is space, and the log is applied to its end.
+    empty.follower.reached_end(0, &named);
+    assert_eq!(state.stall.reason(), None);
+    assert!(state.is_caught_up());
+}
+
+/// The writer passes all entries on. Without a read of the log, the copy would stay marked.
+#[tokio::test]
+async fn a_stalled_copy_reaches_the_end_under_steady_writes() {
+    let mut empty = EmptyShard::start().await;
+    let state = empty.follower.state.clone();
+    let log = empty.follower.log.clone();
+    let write = async |number: EntryNumber| {
+        append(&log, number).await;
+        state.offered.add(number, std::iter::once((number, fence())));
+    };
+    state.stall.begin("the disk is full", Instant::now());
+    state.caught_up.store(true, Ordering::Release);
+    write(EntryNumber::default()).await;
+    let writes = async {
+        let mut number = EntryNumber::default();
+        while state.stall.is_marked() {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+            number = number.plus(1);
+            write(number).await;
+        }
+    };
+    tokio::select! {
+        ended = empty.follower.follow() => panic!("{ended:?}"),
+        ended = tokio::time::timeout(OPEN_MAX, writes) => ended.unwrap(),
+    }
+    assert_eq!(state.stall.reason(), None);
+}
+
+/// The disk may be full for hours between the probe and the end that it found.
+#[tokio::test]
+async fn a_copy_that_stalls_forgets_the_probed_end() {
+    let mut empty = EmptyShard::start().await;
+    let follower = &mut empty.follower;
+    let error = Error::storage_full("the disk is full");
+    // The second time, the copy has its mark already.
+    for end_read in [1, 2] {
+        follower.end_probe.begin(&follower.log, EntryNumber(0), end_read);
+        assert!(follower.end_probe.is_active());
+        follower.mark_stalled(&error);
+        assert!(!follower.end_probe.is_active());
+    }
+}
+
+/// A copy, and writes that never pause.
+struct SteadyWrites {
+    /// True if the copy has reached the end of the log before.
+    is_caught_up: bool,
+    /// True if the writer passes its entries on.
+    passes_on: bool,
+}
+
+impl SteadyWrites {
+    /// Makes a read of the end of a log that is empty before. A request to the store takes longer
+    /// than the pause before the next entry, so no read of the next entry finds the end.
+    async fn read_end(&self) {
+        let slow = Duration::from_millis(5);
+        let config = ThrottleConfig {
+            wait_get_per_call: slow,
+            wait_list_per_call: slow,
+            ..ThrottleConfig::default()
+        };
+        let store = Arc::new(ThrottledStore::new(InMemory::new(), config));
+        let log = ShardLog::new(&StorePlace::new(store, "", "the store"), &shard());
+        let mut empty = EmptyShard::start().await;
+        empty.follower.log = log.clone();
+        let state = empty.follower.state.clone();
+        let metrics = empty.follower.services.metrics.clone();
+        state.caught_up.store(self.is_caught_up, Ordering::Release);
+        let writes = async {
+            let mut applied = state.applied.subscribe();
+            for number in (0..STEADY_WRITES).map(EntryNumber) {
+                append(&log, number).await;
+                if self.passes_on {
+                    state.offered.add(number, std::iter::once((number, fence())));
+                }
+                applied.wait_for(|next| *next > number).await.unwrap();
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+        };
+        tokio::select! {
+            biased;
+            ended = state.wait_end(Instant::now() + OPEN_MAX) => ended.unwrap(),
+            ended = empty.follower.follow() => panic!("{ended:?}"),
+            () = writes => panic!("the read has not ended"),
+        }
+        assert!(state.is_caught_up());
+        // No entry that was passed on waited for the store.
+        let passed = if self.passes_on { state.applied().0 } else { 0 };
+        assert_eq!(metrics.passed_entries.get(), passed);
+    }
+}
+
+#[tokio::test]
+async fn steady_writes_do_not_starve_a_strong_read() {
+    SteadyWrites { is_caught_up: true, passes_on: true }.read_end().await;
+}
+
+#[tokio::test]
+async fn steady_writes_do_not_keep_a_copy_out_of_service() {
+    SteadyWrites { is_caught_up: false, passes_on: true }.read_end().await;
+}
+
+#[tokio::test]
+async fn steady_large_writes_do_not_keep_a_copy_out_of_service() {
+    SteadyWrites { is_caught_up: false, passes_on: false }.read_end().await;
+}
