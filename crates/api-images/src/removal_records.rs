@@ -262,14 +262,15 @@ fn warn_of_damage(file: &Path) {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use std::time::Duration;
 
     use search::points::PointId;
 
     use super::*;
 
-    fn record() -> RemovalRecord {
+    /// Returns the record of a removed collection.
+    pub(crate) fn record() -> RemovalRecord {
         let until = SystemTime::UNIX_EPOCH + Duration::new(1_700_000_000, 123_456_789);
         let store = Some(".originals".to_owned());
         let space = "photos".to_owned();

@@ -408,15 +408,9 @@ mod tests {
     use search::registry::RegistryOptions;
 
     use crate::collection::CollectionSpec;
+    use crate::removal_records::tests::record;
 
     use super::*;
-
-    fn record() -> RemovalRecord {
-        let until = SystemTime::UNIX_EPOCH + Duration::new(1_700_000_000, 123_456_789);
-        let store = Some(".originals".to_owned());
-        let space = "photos".to_owned();
-        RemovalRecord { space, store, until: Some(until), originals: None }
-    }
 
     /// Returns an original of the collection "photos".
     fn original(number: u8) -> StoredOriginal {
