@@ -56,7 +56,7 @@ export class Adding {
         const prints = answer.prints ?? [], refused = prints.filter((print) => print.status === "failed");
         const status = refused.length ? "failed" : answer.status;
         work.counts[status] += 1;
-        this.mark(row, name, status, refused.length ? `${refused.length} of its ${prints.length} prints are refused: ${refused[0].error}` : undefined);
+        this.mark(row, name, status, refused.length ? `the server refused ${refused.length} of its ${prints.length} prints: ${refused[0].error}` : undefined);
       }
     } catch (error) {
       if (error.name !== "AbortError") work.counts.failed += 1;

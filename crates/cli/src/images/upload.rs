@@ -129,7 +129,7 @@ fn refused_prints(answer: &Value) -> Option<String> {
     let is_refused = |print: &&Value| print.get("status").is_some_and(|status| status == "failed");
     let refused: Vec<&Value> = prints.iter().filter(is_refused).collect();
     let error = refused.first()?.get("error").and_then(Value::as_str).unwrap_or_default();
-    Some(format!("{} of its {} prints are refused: {error}", refused.len(), prints.len()))
+    Some(format!("the server refused {} of its {} prints: {error}", refused.len(), prints.len()))
 }
 
 /// Returns true if the same request may succeed later: the server, or a proxy before it, was busy
@@ -179,7 +179,7 @@ mod tests {
         };
         let prints = r#"{"status":"added","prints":[{"status":"added"},
             {"status":"failed","error":"poor"},{"status":"present"}]}"#;
-        let reason = "1 of its 3 prints are refused: poor".to_owned();
+        let reason = "the server refused 1 of its 3 prints: poor".to_owned();
         assert_eq!(outcome(&reply(200, prints)).unwrap(), UploadOutcome::Failed(reason));
         let prints = r#"{"status":"present","prints":[{"status":"present"}]}"#;
         assert_eq!(outcome(&reply(200, prints)).unwrap(), UploadOutcome::Present);
