@@ -55,7 +55,7 @@ impl DuplicatesRequest {
                 return Err(Error::invalid("\"score\" has no effect without \"verify\""));
             }
             (false, _) => None,
-            (true, Some(kind)) => Some(self.score.unwrap_or_else(|| accept_score(kind))),
+            (true, Some(kind)) => Some(self.score.unwrap_or_else(|| accept_score(kind, 1))),
             (true, None) => {
                 return Err(Error::invalid(
                     "\"verify\" needs images with keypoints, and this collection has only vectors",

@@ -99,7 +99,10 @@ pub use duplicates_wire::{
 pub use endpoints::{OPENAPI, routes};
 pub use extraction::ExtractionPriority;
 pub use features::{original_in, original_key};
-pub use limits::{HITS_MAX, accept_score, candidates_max, check_search_limits, default_candidates};
+pub use limits::{
+    HITS_MAX, accept_score, candidates_max, check_search_limits, check_threshold,
+    default_candidates,
+};
 pub use persons::{FINGER_HITS_MAX, FingersRequest, FoundPersons, FoundPrint};
 pub use print_pair::{PrintJson, PrintPair};
 pub use prints::both_named;

@@ -19,25 +19,24 @@ const PRINTS_LEAST: u64 = 4096;
 /// Minimum fingerprints that a shard compares of the candidates that a request names.
 const SHARD_PRINTS_LEAST: usize = 16;
 
-/// Returns the smallest score at which images of this kind show the same subject.
-pub fn accept_score(kind: ImageKind) -> f32 {
+/// Returns the smallest score at which an image of this kind shows the same subject as a query that
+/// was searched among `images` images. A fingerprint needs a higher score in a larger collection.
+pub fn accept_score(kind: ImageKind, images: u64) -> f32 {
     match kind {
         ImageKind::Photo => vision::photo::ACCEPT,
-        ImageKind::Fingerprint => vision::fingerprint::ACCEPT,
+        ImageKind::Fingerprint => vision::fingerprint::accept_among(images),
     }
 }
 
-/// Returns the smallest score of an accepted image. `wanted` is the value in the request.
+/// Checks the smallest score of an accepted image that a request names.
 ///
 /// # Errors
 /// `InvalidArgument` for a number that is not finite.
-pub(crate) fn checked_threshold(kind: ImageKind, wanted: Option<f32>) -> Result<f32> {
-    let threshold = wanted.unwrap_or_else(|| accept_score(kind));
-    if threshold.is_finite() {
-        Ok(threshold)
-    } else {
-        Err(Error::invalid("threshold= is not a finite 32-bit number"))
+pub fn check_threshold(threshold: Option<f32>) -> Result<()> {
+    if threshold.is_none_or(f32::is_finite) {
+        return Ok(());
     }
+    Err(Error::invalid("threshold= is not a finite 32-bit number"))
 }
 
 /// Returns the number of images that a search compares by default. Large collections of
@@ -146,9 +145,9 @@ mod tests {
     #[test]
     fn a_threshold_is_a_finite_number() {
         for wrong in [f32::NAN, f32::INFINITY] {
-            assert!(checked_threshold(ImageKind::Photo, Some(wrong)).is_err());
+            assert!(check_threshold(Some(wrong)).is_err());
         }
-        assert_eq!(checked_threshold(ImageKind::Photo, Some(7.0)), Ok(7.0));
+        assert!(check_threshold(Some(7.0)).is_ok() && check_threshold(None).is_ok());
     }
 
     #[test]

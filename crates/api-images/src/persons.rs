@@ -10,7 +10,7 @@ use search::points::PointId;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use super::limits::{check_search_limits, checked_threshold};
+use super::limits::{accept_score, check_search_limits, check_threshold};
 use super::print_files::PERSON;
 use super::prints;
 use super::query::{self, ImageQuery, QueryImage};
@@ -82,30 +82,28 @@ pub struct FoundPrint<'a> {
 /// classifiers", 1998). A print without a person stands for itself.
 pub struct FoundPersons {
     fingers: usize,
-    /// Least score of a single finger.
-    finger_threshold: f32,
     persons: HashMap<PersonKey, PersonCandidate>,
 }
 
 impl FoundPersons {
-    /// Creates an empty list of persons. `threshold` is the least score of a single finger. A
-    /// person is accepted from a score of `threshold * (fingers + 1) / 2`: scores of two impostors
-    /// add up to less, because each is rarely high.
+    /// Creates an empty list of persons.
     ///
     /// # Errors
     /// `InvalidArgument` for no finger or more than ten.
-    pub fn new(fingers: usize, threshold: f32) -> Result<FoundPersons> {
+    pub fn new(fingers: usize) -> Result<FoundPersons> {
         if !(1..=FINGERS_MAX).contains(&fingers) {
             return Err(Error::invalid(format!(
                 "{fingers} fingers: a request has 1 to {FINGERS_MAX}"
             )));
         }
-        Ok(FoundPersons { fingers, finger_threshold: threshold, persons: HashMap::new() })
+        Ok(FoundPersons { fingers, persons: HashMap::new() })
     }
 
-    /// Returns the smallest score of an accepted person.
-    pub fn threshold(&self) -> f32 {
-        self.finger_threshold * (1 + self.fingers) as f32 / 2.0
+    /// Returns the smallest score of an accepted person. `finger_threshold` is that of a single
+    /// finger. Each further finger adds half of it, because the scores of two impostors are rarely
+    /// high together (`docs/measurements/fingerprint-index.md`).
+    pub fn threshold(&self, finger_threshold: f32) -> f32 {
+        finger_threshold * (1 + self.fingers) as f32 / 2.0
     }
 
     /// Removes the fingers from the number `fingers` on, none of which has a print.
@@ -136,9 +134,9 @@ impl FoundPersons {
         }
     }
 
-    /// Returns the best `most` persons as elements of "results", best first.
-    pub fn best(self, most: usize) -> Vec<Value> {
-        let threshold = self.threshold();
+    /// Returns the best `most` persons as elements of "results", best first. `threshold` is the
+    /// smallest score of an accepted person.
+    pub fn best(self, most: usize, threshold: f32) -> Vec<Value> {
         let mut ranked: Vec<(f32, PersonKey, PersonCandidate)> = self
             .persons
             .into_iter()
@@ -181,12 +179,12 @@ pub(crate) async fn identify(
 ) -> Result<Value> {
     let target = prints::prints_of(services, name)?;
     check_search_limits(target.kind, wanted.k, wanted.candidates.unwrap_or(1))?;
-    let threshold = checked_threshold(target.kind, wanted.threshold)?;
+    check_threshold(wanted.threshold)?;
     // Checks the number of files before they are read.
-    FoundPersons::new(files.len(), threshold)?;
+    FoundPersons::new(files.len())?;
     let sought = query_prints(services, files).await?;
     let mut left_out = sought.left_out;
-    let mut persons = FoundPersons::new(sought.prints.len(), threshold)?;
+    let mut persons = FoundPersons::new(sought.prints.len())?;
     let mut compared = 0;
     let mut of = 0;
     let mut partial = false;
@@ -217,9 +215,10 @@ pub(crate) async fn identify(
         return Err(error);
     }
     persons.truncate_fingers(finger);
-    let threshold = persons.threshold();
+    let of_finger = wanted.threshold.unwrap_or_else(|| accept_score(target.kind, of));
+    let threshold = persons.threshold(of_finger);
     let mut answer = json!({
-        "results": persons.best(wanted.k), "threshold": threshold,
+        "results": persons.best(wanted.k, threshold), "threshold": threshold,
         "compared": compared, "of": of, "partial": partial,
     });
     if left_out > 0 {
@@ -240,13 +239,14 @@ mod tests {
     #[test]
     fn a_print_without_a_person_is_not_the_person_of_that_name() {
         let four = serde_json::Map::from_iter([("person".into(), json!(4))]);
-        let mut persons = FoundPersons::new(2, 200.0).unwrap();
+        let mut persons = FoundPersons::new(2).unwrap();
         let mut add = |finger, id, payload: &serde_json::Map<String, Value>, score| {
             persons.add(finger, &FoundPrint { id: PointId::Number(id), payload, score });
         };
         add(0, 4, &serde_json::Map::new(), 150.0);
         add(1, 7, &four, 160.0);
-        let found = persons.best(9);
+        let threshold = persons.threshold(200.0);
+        let found = persons.best(9, threshold);
         assert_eq!(found.len(), 2);
         assert!(found.iter().all(|person| person["accepted"] == json!(false)));
     }
@@ -255,8 +255,8 @@ mod tests {
     fn prints_of_a_person_are_one_candidate() {
         let named = |person: &str| serde_json::Map::from_iter([("person".into(), json!(person))]);
         let (ann, bob, none) = (named("ann"), named("bob"), serde_json::Map::new());
-        let mut persons = FoundPersons::new(2, 40.0).unwrap();
-        assert_eq!(persons.threshold(), 60.0);
+        let mut persons = FoundPersons::new(2).unwrap();
+        assert_eq!(persons.threshold(40.0), 60.0);
         let mut add = |finger, id, payload, score| {
             persons.add(finger, &FoundPrint { id: PointId::Number(id), payload, score });
         };
@@ -265,7 +265,7 @@ mod tests {
         add(1, 2, &ann, 31.0);
         add(0, 3, &bob, 50.0);
         add(1, 4, &none, 50.0);
-        let found = persons.best(3);
+        let found = persons.best(3, 60.0);
         let shown = |at: usize| (&found[at]["person"], &found[at]["score"], &found[at]["accepted"]);
         assert_eq!(shown(0), (&json!("ann"), &json!(61.0), &json!(true)));
         assert_eq!(shown(1), (&json!("4"), &json!(50.0), &json!(false)));
@@ -273,20 +273,20 @@ mod tests {
         assert_eq!(found[0]["fingers"], json!([30.0, 31.0]));
         assert_eq!(found[0]["prints"], json!([1, 2]));
         for fingers in [0, 11] {
-            assert!(FoundPersons::new(fingers, 40.0).is_err());
+            assert!(FoundPersons::new(fingers).is_err());
         }
     }
 
     #[test]
     fn a_finger_without_a_readable_print_does_not_count() {
         let ann = serde_json::Map::from_iter([("person".into(), json!("ann"))]);
-        let mut persons = FoundPersons::new(3, 40.0).unwrap();
-        assert_eq!(persons.threshold(), 80.0);
+        let mut persons = FoundPersons::new(3).unwrap();
+        assert_eq!(persons.threshold(40.0), 80.0);
         let id = PointId::Number(1);
         persons.add(0, &FoundPrint { id, payload: &ann, score: 50.0 });
         persons.truncate_fingers(1);
-        assert_eq!(persons.threshold(), 40.0);
-        let found = persons.best(1);
+        assert_eq!(persons.threshold(40.0), 40.0);
+        let found = persons.best(1, 40.0);
         assert_eq!((&found[0]["fingers"], &found[0]["accepted"]), (&json!([50.0]), &json!(true)));
     }
 

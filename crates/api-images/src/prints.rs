@@ -16,7 +16,7 @@ use transport::ByteBudget;
 
 use super::collection::ImageCollection;
 use super::features;
-use super::limits::checked_threshold;
+use super::limits::{accept_score, check_threshold};
 use super::point_checks::{self, stored_graph};
 use super::services::ImageServices;
 use super::settings::ImageKind;
@@ -86,7 +86,8 @@ pub(crate) async fn verify(
     prints: [PrintSource; 2],
 ) -> Result<Value> {
     let target = prints_of(services, name)?;
-    let threshold = checked_threshold(ImageKind::Fingerprint, threshold)?;
+    check_threshold(threshold)?;
+    let threshold = threshold.unwrap_or_else(|| accept_score(ImageKind::Fingerprint, 1));
     let budget = services.requests.memory.clone();
     let work = move || {
         let [first, second] = prints.map(|print| load(&target.named, &budget, print));

@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 
 use super::collection::ImageCollection;
 use super::hits::{ShownHit, size};
-use super::limits::{CandidateLimit, checked_threshold};
+use super::limits::{CandidateLimit, accept_score, check_threshold};
 use super::plan::{CandidateSource, SearchPlan, SearchResult};
 use super::point_checks::stored_graph;
 use super::query_features::{QueryFeatures, Stages, extract, milliseconds};
@@ -90,7 +90,7 @@ pub(crate) async fn found(
         QueryImage::Point(_) => None,
     };
     check_views(wanted.views, target.kind, file.is_some())?;
-    let threshold = checked_threshold(target.kind, wanted.threshold)?;
+    check_threshold(wanted.threshold)?;
     let features = match image {
         QueryImage::File(bytes) => {
             let dims = target.named.settings().dims;
@@ -106,7 +106,7 @@ pub(crate) async fn found(
         k: wanted.k,
         most: limit.most,
         cut: limit.cut,
-        threshold,
+        threshold: wanted.threshold.unwrap_or_else(|| accept_score(target.kind, rows)),
         explain: wanted.explain,
         clause,
         source,
@@ -115,6 +115,9 @@ pub(crate) async fn found(
     let started = Instant::now();
     let result = plan.clone().submit(&registry, target, &features).await?;
     let took = started.elapsed();
+    let threshold =
+        wanted.threshold.unwrap_or_else(|| accept_score(target.kind, result.coverage.of));
+    let plan = SearchPlan { threshold, ..plan };
     record(services, &features.stages, took);
     let file = file.filter(|_| target.kind == ImageKind::Photo && wanted.views != Some(false));
     let views = match file.filter(|_| !result.any_accepted(threshold)) {
@@ -176,6 +179,7 @@ fn answer(found: Found) -> Value {
     json!({
         "results": results,
         "query": { "width": features.width as u64, "height": features.height as u64, "keypoints": features.graph.vertices.len() },
+        "threshold": plan.threshold,
         "compared": result.coverage.compared, "of": result.coverage.of, "partial": partial, "views": searched,
         "stages": {
             "decode_ms": milliseconds(stages.decode), "embed_ms": milliseconds(stages.embed),

@@ -3,7 +3,7 @@
 
 use api_images::{
     ExtractedQuery, FINGER_HITS_MAX, FingersRequest, FoundPersons, FoundPrint, ImageKind,
-    QueryPrints, accept_score, check_search_limits,
+    QueryPrints, accept_score, check_search_limits, check_threshold,
 };
 use base::{Error, Result};
 use bytes::Bytes;
@@ -44,13 +44,13 @@ pub(super) async fn identify(mut call: ImageCall) -> Result<Reply> {
         vec![call.bytes().await?]
     };
     // Checks the number of files before they are read.
-    FoundPersons::new(files.len(), plan.threshold)?;
+    FoundPersons::new(files.len())?;
     let _admitted = call.admit()?;
     let context = &call.context;
     let bytes = files.iter().map(Bytes::len).sum();
     let budget = context.state.requests.memory.clone();
     let sought = context.compute(bytes, move || QueryPrints::split(files, &budget)).await?;
-    let persons = FoundPersons::new(sought.prints.len(), plan.threshold)?;
+    let persons = FoundPersons::new(sought.prints.len())?;
     let counts = FingerCounts { left_out: sought.left_out, ..FingerCounts::default() };
     let mut run = Identification { context, target, plan, persons, counts };
     let mut unreadable = None;
@@ -84,10 +84,7 @@ fn plan(parameters: IdentifyParams) -> Result<RoundsPlan> {
         k.unwrap_or(HITS_DEFAULT),
         candidates.unwrap_or(1),
     )?;
-    let threshold = threshold.unwrap_or_else(|| accept_score(ImageKind::Fingerprint));
-    if !threshold.is_finite() {
-        return Err(Error::invalid("threshold= is not a finite 32-bit number"));
-    }
+    check_threshold(threshold)?;
     let filter = filter.as_deref().map(parsed_filter).transpose()?;
     Ok(RoundsPlan { k: FINGER_HITS_MAX, threshold, candidates, explain: false, filter, view: None })
 }
@@ -148,9 +145,10 @@ impl Identification<'_> {
     fn answer(mut self, most: usize) -> Value {
         let FingerCounts { fingers, left_out, compared, of, partial, coverage } = self.counts;
         self.persons.truncate_fingers(fingers);
-        let threshold = self.persons.threshold();
+        let default = || accept_score(ImageKind::Fingerprint, of);
+        let threshold = self.persons.threshold(self.plan.threshold.unwrap_or_else(default));
         let mut answer = json!({
-            "results": self.persons.best(most), "threshold": threshold,
+            "results": self.persons.best(most, threshold), "threshold": threshold,
             "compared": compared, "of": of, "partial": partial,
         });
         if left_out > 0 {
@@ -171,7 +169,7 @@ mod tests {
     fn plans_have_defaults_and_limits() {
         let default = plan(IdentifyParams::default()).unwrap();
         assert_eq!((default.k, default.candidates), (FINGER_HITS_MAX, None));
-        assert_eq!(default.threshold, accept_score(ImageKind::Fingerprint));
+        assert_eq!(default.threshold, None);
         let error = |parameters| plan(parameters).unwrap_err().message().to_owned();
         let views = IdentifyParams { views: Some("1".to_owned()), ..IdentifyParams::default() };
         assert!(error(views).contains("persons"));

@@ -3,6 +3,7 @@
 //!
 //! A point is in one shard only, so no point appears twice. All functions are pure.
 
+use std::borrow::Cow;
 use std::cmp::Ordering;
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -10,7 +11,7 @@ use api_images::{CoarseAnswer, RankAnswer, RankedImage};
 use base::{Error, Result};
 use matching::rank::{StageScores, best_first};
 use serde::Deserialize;
-use serde_json::value::RawValue;
+use serde_json::value::{RawValue, to_raw_value};
 
 /// Results of the shards that answered, as JSON text, by shard.
 pub(super) type ResultTexts = BTreeMap<u32, Box<RawValue>>;
@@ -109,17 +110,47 @@ struct RankedText<'a> {
     shown: &'a RawValue,
 }
 
+/// A hit of the whole collection.
+#[derive(Debug)]
+pub(super) struct MergedImageHit<'a> {
+    score: f32,
+    /// Element of "results".
+    pub(super) shown: Cow<'a, RawValue>,
+}
+
+impl MergedImageHit<'_> {
+    /// Replaces the member "accepted". The others keep their text.
+    fn set_accepted(&mut self, accepted: bool) -> Result<()> {
+        let mut members: BTreeMap<String, &RawValue> = read(&self.shown)?;
+        let failed = |error| Error::internal(format!("a hit cannot be written: {error}"));
+        let accepted = to_raw_value(&accepted).map_err(failed)?;
+        members.insert("accepted".to_owned(), &accepted);
+        self.shown = Cow::Owned(to_raw_value(&members).map_err(failed)?);
+        Ok(())
+    }
+}
+
 /// The best hits of all shards.
 #[derive(Debug, Default)]
 pub(super) struct MergedImageHits<'a> {
-    /// Elements of "results", best first.
-    pub(super) shown: Vec<&'a RawValue>,
+    /// Best first.
+    pub(super) hits: Vec<MergedImageHit<'a>>,
     /// Images that were compared.
     pub(super) compared: u64,
     /// Images that the filter allows.
     pub(super) of: u64,
     /// True if hits may be missing.
     pub(super) partial: bool,
+}
+
+impl MergedImageHits<'_> {
+    /// Accepts the hits with a score from `threshold` on, and no others.
+    ///
+    /// # Errors
+    /// `Internal` for a hit that is not a JSON object.
+    pub(super) fn accept_from(&mut self, threshold: f32) -> Result<()> {
+        self.hits.iter_mut().try_for_each(|hit| hit.set_accepted(hit.score >= threshold))
+    }
 }
 
 /// An accepted hit of a view of the query.
@@ -194,7 +225,9 @@ pub(super) fn hits<'a>(
     let scores = |hit: &RankedText<'_>| StageScores { score: hit.score, coarse: hit.coarse };
     all.sort_by(|a, b| order.compare(scores(a), scores(b)).then(a.key.cmp(&b.key)));
     all.truncate(k);
-    merged.shown = all.into_iter().map(|hit| hit.shown).collect();
+    let kept =
+        |hit: RankedText<'a>| MergedImageHit { score: hit.score, shown: Cow::Borrowed(hit.shown) };
+    merged.hits = all.into_iter().map(kept).collect();
     Ok(merged)
 }
 

@@ -71,11 +71,11 @@ fn rank_answer(points: &[UnionPoint], order: ImageOrder, k: usize) -> Value {
 }
 
 fn shown_ids(hits: &MergedImageHits<'_>) -> Vec<u64> {
-    let id = |shown: &&RawValue| {
-        let shown: Value = serde_json::from_str(shown.get()).unwrap();
+    let id = |hit: &MergedImageHit<'_>| {
+        let shown: Value = serde_json::from_str(hit.shown.get()).unwrap();
         shown["id"].as_u64().unwrap()
     };
-    hits.shown.iter().map(id).collect()
+    hits.hits.iter().map(id).collect()
 }
 
 fn ids(points: &[UnionPoint]) -> Vec<u64> {
@@ -111,9 +111,15 @@ fn hits_keep_their_text() {
     let hit = format!(r#"{{"key":1,"id":1,"score":0.1,"coarse":0.5,"shown":{shown}}}"#);
     let text = format!(r#"{{"hits":[{hit}],"compared":1,"of":7,"partial":true}}"#);
     let answers = ResultTexts::from([(3, RawValue::from_string(text).unwrap())]);
-    let merged = hits(&answers, &[], ImageOrder::Prints, 1).unwrap();
-    assert_eq!(merged.shown[0].get(), shown);
+    let mut merged = hits(&answers, &[], ImageOrder::Prints, 1).unwrap();
+    assert_eq!(merged.hits[0].shown.get(), shown);
     assert_eq!((merged.of, merged.partial), (7, true));
+    let payload = r#""payload":{"n":18446744073709551615},"score":0.10000000149011612}"#;
+    for (threshold, accepted) in [(0.1, true), (0.2, false)] {
+        merged.accept_from(threshold).unwrap();
+        let text = format!(r#"{{"accepted":{accepted},"id":1,{payload}"#);
+        assert_eq!(merged.hits[0].shown.get(), text);
+    }
 }
 
 #[test]

@@ -9,7 +9,7 @@ use std::time::Instant;
 
 use api_images::{
     CoarseCandidates, CoarseSearchRequest, ExtractedQuery, ImageKind, PrintShare, QueryView,
-    RankRequest,
+    RankRequest, accept_score,
 };
 use base::Result;
 use cluster_root::reads::{
@@ -35,7 +35,9 @@ const FIRST_ROUND_PART: f64 = 0.6;
 #[derive(Clone, Debug)]
 pub(super) struct RoundsPlan {
     pub(super) k: usize,
-    pub(super) threshold: f32,
+    /// Smallest score of an accepted image; `None` is the default of the kind, which grows with the
+    /// number of fingerprints.
+    pub(super) threshold: Option<f32>,
     /// Images to compare; `None` is the default of the kind.
     pub(super) candidates: Option<usize>,
     pub(super) explain: bool,
@@ -49,9 +51,14 @@ impl RoundsPlan {
     /// Returns the order of the hits.
     pub(super) fn order(&self, kind: ImageKind) -> ImageOrder {
         match kind {
-            ImageKind::Photo => ImageOrder::Photos { threshold: self.threshold },
+            ImageKind::Photo => ImageOrder::Photos { threshold: self.threshold_among(kind, 1) },
             ImageKind::Fingerprint => ImageOrder::Prints,
         }
+    }
+
+    /// Returns the smallest score of an accepted image, if it was searched among `images` images.
+    pub(super) fn threshold_among(&self, kind: ImageKind, images: u64) -> f32 {
+        self.threshold.unwrap_or_else(|| accept_score(kind, images))
     }
 }
 
@@ -164,7 +171,8 @@ impl Rounds<'_> {
             width: self.query.width,
             height: self.query.height,
             k: self.plan.k,
-            threshold: self.plan.threshold,
+            // The root corrects `accepted` of fingerprints, when it knows their number.
+            threshold: self.plan.threshold_among(self.target.settings.kind, 1),
             explain: self.plan.explain,
             candidates: None,
             prints: None,

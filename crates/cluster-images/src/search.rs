@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use api_images::{ExtractedQuery, ImageKind, accept_score, check_search_limits};
+use api_images::{ExtractedQuery, ImageKind, check_search_limits, check_threshold};
 use api_qdrant::json;
 use base::{Error, Result};
 use bytes::Bytes;
@@ -15,7 +15,7 @@ use serde_json::value::RawValue;
 use transport::{Reply, query_flag};
 
 use super::call::ImageCall;
-use super::merge::{self, ImageOrder};
+use super::merge;
 use super::rounds::{self, RoundsAnswer, RoundsPlan};
 use super::target::ImageTarget;
 use super::views::{RootViewSearch, ViewsAnswer};
@@ -65,7 +65,7 @@ pub(super) async fn search(mut call: ImageCall) -> Result<Reply> {
     let mut further = ViewsAnswer::default();
     let bytes: usize = found.results.values().map(|result| result.get().len()).sum();
     if let Some(file) = file.filter(|_| views) {
-        let threshold = plan.threshold;
+        let threshold = plan.threshold_among(target.settings.kind, 1);
         let read = move || {
             let accepted = merge::accepted(&found.results, threshold)?;
             Ok((found, accepted.hits.is_empty()))
@@ -78,8 +78,8 @@ pub(super) async fn search(mut call: ImageCall) -> Result<Reply> {
             observe(context, "views", further.took);
         }
     }
-    let order = plan.order(target.settings.kind);
-    let merge = move || merged(found, &further, &query, order, plan.k, took);
+    let kind = target.settings.kind;
+    let merge = move || merged(found, &further, &query, &plan, kind, took);
     let MergedSearch { text, found } = context.compute(bytes, merge).await?;
     reply::reserved(text, found.reservation, &context.state.requests)
 }
@@ -111,10 +111,7 @@ fn plan(parameters: RootSearchParams, kind: ImageKind) -> Result<RoundsPlan> {
     let RootSearchParams { k, threshold, candidates, explain, filter, .. } = parameters;
     let k = k.unwrap_or(HITS_DEFAULT);
     check_search_limits(kind, k, candidates.unwrap_or(1))?;
-    let threshold = threshold.unwrap_or_else(|| accept_score(kind));
-    if !threshold.is_finite() {
-        return Err(Error::invalid("threshold= is not a finite 32-bit number"));
-    }
+    check_threshold(threshold)?;
     let explain = query_flag("explain", explain.as_deref())?;
     let filter = filter.as_deref().map(parsed_filter).transpose()?;
     Ok(RoundsPlan { k, threshold, candidates, explain, filter, view: None })
@@ -149,6 +146,7 @@ async fn read_image(call: &mut ImageCall, is_file: bool) -> Result<RootQueryImag
 struct SearchText<'a> {
     results: Vec<&'a RawValue>,
     query: QueryText,
+    threshold: f64,
     compared: u64,
     of: u64,
     partial: bool,
@@ -191,18 +189,24 @@ fn merged(
     found: RoundsAnswer,
     further: &ViewsAnswer,
     query: &ExtractedQuery,
-    order: ImageOrder,
-    k: usize,
+    plan: &RoundsPlan,
+    kind: ImageKind,
     took: Duration,
 ) -> Result<MergedSearch> {
-    let hits = merge::hits(&found.results, &further.hits, order, k)?;
+    let mut hits = merge::hits(&found.results, &further.hits, plan.order(kind), plan.k)?;
+    // Points may be removed between the rounds.
+    let of = found.of.unwrap_or(hits.of).max(hits.compared);
+    let threshold = plan.threshold_among(kind, of);
+    if kind == ImageKind::Fingerprint {
+        hits.accept_from(threshold)?;
+    }
     let coverage = (!found.coverage.is_whole()).then_some(found.coverage);
     let answer = SearchText {
-        results: hits.shown,
+        results: hits.hits.iter().map(|hit| &*hit.shown).collect(),
         query: QueryText { width: query.width, height: query.height, keypoints: query.keypoints },
         compared: hits.compared,
-        // Points may be removed between the rounds.
-        of: found.of.unwrap_or(hits.of).max(hits.compared),
+        threshold: f64::from(threshold),
+        of,
         partial: hits.partial || found.partial || further.partial || coverage.is_some(),
         views: further.searched,
         stages: StagesText {
@@ -243,7 +247,7 @@ mod tests {
     fn plans_have_defaults_and_limits() {
         let default = plan(RootSearchParams::default(), ImageKind::Photo).unwrap();
         assert_eq!((default.k, default.candidates), (HITS_DEFAULT, None));
-        assert_eq!(default.threshold, accept_score(ImageKind::Photo));
+        assert_eq!(default.threshold, None);
         let most = api_images::candidates_max(ImageKind::Photo);
         for (k, candidates) in [(0, 1), (api_images::HITS_MAX + 1, 1), (1, 0), (1, most + 1)] {
             let wrong = RootSearchParams {

@@ -83,7 +83,7 @@ impl RootViewSearch<'_> {
             found.searched += 1;
             found.partial |= answer.partial || !answer.coverage.is_whole();
             let results = answer.results;
-            let threshold = self.plan.threshold;
+            let threshold = self.plan.threshold_among(ImageKind::Photo, 1);
             let bytes = results.values().map(|result| result.get().len()).sum();
             let read = move || merge::accepted(&results, threshold);
             let accepted = self.context.compute(bytes, read).await?;

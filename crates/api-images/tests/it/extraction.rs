@@ -187,7 +187,7 @@ fn ids_and_defaults() {
     assert_ne!(image_id(b"an image"), image_id(b"another"));
     for kind in [ImageKind::Photo, ImageKind::Fingerprint] {
         assert_eq!(ImageKind::parse(kind.name()), Ok(kind));
-        assert!(accept_score(kind) > 0.0);
+        assert!(accept_score(kind, 1) > 0.0);
         assert!(default_candidates(kind) <= candidates_max(kind));
     }
     assert!(ImageKind::parse("face").is_err());

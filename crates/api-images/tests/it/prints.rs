@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use api_images::{ImageInput, ImageKind, image_id};
+use api_images::{ImageInput, ImageKind, accept_score, image_id};
 use base::Error;
 use http::{Method, StatusCode};
 use matching::Graph;
@@ -11,7 +11,7 @@ use matching::template::{self, TemplateFormat};
 use search::points::PointId;
 use serde_json::{Value, json};
 
-use crate::world::{World, points};
+use crate::world::{World, points, record};
 
 const NEW: &str = "/v1/images/prints?kind=fingerprint";
 /// Bytes of the header of a template of ISO/IEC 19794-2:2005, before the first view.
@@ -82,6 +82,20 @@ fn card(images: &[CardImage]) -> Vec<u8> {
     [first, records].concat()
 }
 
+/// Adds made-up prints. The payload of each has its seed.
+fn enrol(world: &World, seeds: std::ops::Range<u64>) {
+    let point = |seed: u64| {
+        json!({
+            "id": seed, "embedding": [], "record": record(&print(seed)), "width": 300, "height": 400,
+            "payload": { "seed": seed },
+        })
+    };
+    let body = json!({ "points": seeds.map(point).collect::<Vec<_>>() });
+    let path = "/v1/images/prints/features?kind=fingerprint";
+    let (status, answer) = world.json(Method::PUT, path, &body);
+    assert_eq!(status, 200, "{answer}");
+}
+
 /// Sends a file. Returns the status and the JSON of the answer.
 fn send(world: &World, method: Method, path: &str, file: &[u8]) -> (StatusCode, Value) {
     let (status, body) = world.send(method, path, "application/octet-stream", file.to_vec());
@@ -105,6 +119,36 @@ fn persons_and_fingers(world: &World) -> BTreeSet<String> {
             format!("{} {}", text("person", &point.payload), text("finger", &point.payload))
         })
         .collect()
+}
+
+#[test]
+fn a_search_among_many_prints_needs_a_higher_score() {
+    const PRINTS: u64 = 4000;
+    let world = World::start();
+    (1..=PRINTS).step_by(1000).for_each(|first| enrol(&world, first..first + 1000));
+    let file = views(&[7]);
+    let answer = |path: &str| {
+        let (status, answer) =
+            send(&world, Method::POST, &format!("/v1/images/prints/{path}"), &file);
+        assert_eq!(status, 200, "{answer}");
+        answer
+    };
+    let alone = accept_score(ImageKind::Fingerprint, 1);
+    let among_all = accept_score(ImageKind::Fingerprint, PRINTS);
+    assert!(among_all > alone);
+    let filter =
+        "filter=%7B%22must%22:%5B%7B%22key%22:%22seed%22,%22match%22:%7B%22value%22:7%7D%7D%5D%7D";
+    for search in ["search", "identify"] {
+        for (parameters, threshold) in [("k=1", among_all), (filter, alone), ("threshold=7", 7.0)] {
+            let found = answer(&format!("{search}?{parameters}"));
+            assert_eq!(found["threshold"], json!(threshold), "{search} {parameters}");
+            assert_eq!(found["results"][0]["accepted"], json!(true), "{search} {parameters}");
+        }
+    }
+    let score = answer("search?k=1")["results"][0]["score"].as_f64().unwrap() as f32;
+    let higher = answer(&format!("search?k=1&threshold={}", score + 1.0));
+    assert_eq!(higher["results"][0]["accepted"], json!(false));
+    assert_eq!(answer("verify?id=7")["threshold"], json!(alone));
 }
 
 #[test]

@@ -188,7 +188,7 @@ fn with_photos(world: &World) -> Shards {
 fn photographs_are_found_as_on_one_server() {
     let world = World::start();
     let shards = with_photos(&world);
-    let accept = accept_score(photos().kind);
+    let accept = accept_score(photos().kind, 1);
     let all = Wanted { k: 5, candidates: 100, threshold: accept, explain: false, filter: None };
     let even = json!({ "must": [{ "key": "even", "match": { "value": true } }] });
     let none = json!({ "must": [{ "key": "seed", "match": { "value": 999 } }] });
@@ -296,7 +296,7 @@ fn fingerprints_are_found_as_on_one_server() {
         let wanted = Wanted {
             k: 6,
             candidates: 4096,
-            threshold: accept_score(fingers().kind),
+            threshold: accept_score(fingers().kind, 1),
             explain,
             filter,
         };

@@ -45,6 +45,23 @@ use thin::BinaryImage;
 /// Extraction and matching are tuned on fingers 101 to 105 of all eight;
 /// `docs/measurements/image-search.md` has the rates of each half.
 pub const ACCEPT: f32 = 200.0;
+/// Number of fingerprints up to which [`ACCEPT`] holds for a search among them.
+const ACCEPT_PRINTS: f32 = 1500.0;
+/// Growth of the score for ten times as many fingerprints: that of the highest score of another
+/// finger from 100,000 to a million prints, the mean of 640 searches
+/// (`docs/measurements/fingerprint-index.md`).
+const ACCEPT_GROWTH: f32 = 20.0;
+
+/// Returns the minimum score that accepts a fingerprint that was searched among `prints` others: a
+/// whole number, at least [`ACCEPT`].
+///
+/// Of 640 searches for fingers that were not among 100,000 and a million made-up prints, none
+/// accepted another finger.
+#[must_use]
+pub fn accept_among(prints: u64) -> f32 {
+    let times = (prints as f32 / ACCEPT_PRINTS).max(1.0);
+    (ACCEPT + ACCEPT_GROWTH * times.log10()).round()
+}
 
 /// Dots per inch of graphs.
 const RESOLUTION: f32 = 500.0;

@@ -5,7 +5,7 @@ use std::f32::consts::TAU;
 use matching::Vertex;
 use proptest::prelude::*;
 use vision::Gray;
-use vision::fingerprint::{Extraction, MinutiaeOptions, minutiae};
+use vision::fingerprint::{Extraction, MinutiaeOptions, accept_among, minutiae};
 
 /// Pixels from one ridge to the next at 500 dots per inch.
 const RIDGE: f32 = 9.0;
@@ -90,6 +90,13 @@ fn the_frame_of_a_sensor_is_not_a_fingerprint() {
     let found = extract(&frame, 500.0);
     assert!(found.graph.vertices.is_empty(), "{:?}", found.graph);
     assert!(found.quality.iter().all(|&quality| quality == 0));
+}
+
+#[test]
+fn a_search_among_more_prints_needs_a_higher_score() {
+    let scores = [0, 1, 1_500, 15_000, 150_000, 1_000_000, u64::MAX].map(accept_among);
+    assert_eq!(scores[..5], [200.0, 200.0, 200.0, 220.0, 240.0]);
+    assert!(scores.is_sorted() && scores[6] < 600.0, "{scores:?}");
 }
 
 #[test]

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use base::Result;
 use serde::Serialize;
+use vision::fingerprint::accept_among;
 
 use super::IdentifyArgs;
 use super::collection::CollectionLatency;
@@ -41,8 +42,11 @@ pub(super) struct IdentifyReport {
     /// Queries whose finger is not found with a score that at most one in a thousand queries of
     /// other fingers reaches, in percent.
     fnir_at_fpir_0_1_pct: f64,
-    /// Score of that threshold.
+    /// Score of that threshold. With fewer than a thousand queries, no query of another finger has
+    /// a higher one.
     threshold: f32,
+    #[serde(flatten)]
+    server: ServerRates,
     p50_ms: f64,
     p95_ms: f64,
     /// Time of the index alone, the median.
@@ -65,6 +69,31 @@ pub(super) struct IdentifyReport {
     goals: Vec<Goal>,
     #[serde(flatten)]
     context: RunContext,
+}
+
+/// Rates by the threshold of a server.
+#[derive(Clone, Copy, Debug, Serialize)]
+struct ServerRates {
+    /// Score from which a server accepts a print of a collection as large.
+    server_threshold: f32,
+    /// Queries that reach it with a print of another finger, in percent.
+    fpir_of_server_pct: f64,
+    /// Queries that do not reach it with a print of their finger, in percent.
+    fnir_of_server_pct: f64,
+}
+
+impl ServerRates {
+    fn of(outcomes: &[IdentifyOutcome], gallery: usize) -> ServerRates {
+        let threshold = accept_among(gallery as u64);
+        let identified =
+            |outcome: &IdentifyOutcome| outcome.rank1() && outcome.genuine >= threshold;
+        let other = |outcome: &IdentifyOutcome| outcome.impostor >= threshold;
+        ServerRates {
+            server_threshold: threshold,
+            fpir_of_server_pct: 100.0 * share(outcomes.iter(), other),
+            fnir_of_server_pct: 100.0 * (1.0 - share(outcomes.iter(), identified)),
+        }
+    }
 }
 
 /// Rates of the queries of one database.
@@ -152,6 +181,7 @@ impl IdentifyReport {
             penetration_pct: 100.0 * compared as f64 / possible as f64,
             fnir_at_fpir_0_1_pct: 100.0 * (1.0 - share(outcomes.iter(), accepted)),
             threshold,
+            server: ServerRates::of(outcomes, gallery.len()),
             p50_ms: quantile(outcomes, |outcome| outcome.ms, 0.5),
             p95_ms: quantile(outcomes, |outcome| outcome.ms, 0.95),
             index_p50_ms: quantile(outcomes, |outcome| outcome.index_ms, 0.5),
@@ -233,6 +263,12 @@ impl BenchReport for IdentifyReport {
         println!(
             "{:.3} % compared; FNIR {:.1} % at FPIR 0.1 % (score above {:.1})",
             self.penetration_pct, self.fnir_at_fpir_0_1_pct, self.threshold
+        );
+        println!(
+            "by the threshold of a server ({:.0}): FNIR {:.1} %, FPIR {:.1} %",
+            self.server.server_threshold,
+            self.server.fnir_of_server_pct,
+            self.server.fpir_of_server_pct
         );
         println!(
             "p50 {:.0} ms (index {:.0} ms), p95 {:.0} ms on one thread; {:.0} bytes a print, built \
