@@ -17,6 +17,7 @@
 mod activity;
 mod admission;
 mod catalog;
+mod changed_settings;
 mod config;
 mod convert;
 mod golden;

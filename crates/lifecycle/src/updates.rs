@@ -61,6 +61,20 @@ pub enum UpdateEnd {
     Dropped,
 }
 
+/// Writes the outcome for the log.
+impl fmt::Display for UpdateEnd {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            UpdateEnd::Loaded { by_hand: false } => formatter.write_str("loaded"),
+            UpdateEnd::Loaded { by_hand: true } => {
+                formatter.write_str("loaded by an administrator")
+            }
+            UpdateEnd::Failed(reason) => write!(formatter, "failed: {reason}"),
+            UpdateEnd::Dropped => formatter.write_str("not wanted any more"),
+        }
+    }
+}
+
 impl UpdateConfig {
     /// Returns true if updates wait.
     pub(crate) fn staggers(&self) -> bool {
@@ -102,6 +116,12 @@ mod tests {
 
     fn id(model: &str, version: u64) -> VersionId {
         VersionId { model: model.into(), version }
+    }
+
+    #[test]
+    fn the_log_has_plain_text() {
+        assert_eq!(UpdateEnd::Loaded { by_hand: false }.to_string(), "loaded");
+        assert_eq!(UpdateEnd::Failed("no memory".to_owned()).to_string(), "failed: no memory");
     }
 
     #[test]

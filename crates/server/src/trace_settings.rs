@@ -12,6 +12,9 @@ pub(crate) const TRACE_ADMIN_CALL: &str = "the sampling of traces is changed";
 /// The call in the log of admin calls.
 pub(crate) const TRACE_ADMIN_ACTION: &str = "change the sampling of traces";
 
+/// Maximum models that the log names for one change.
+const LOGGED_MODELS_MAX: usize = 100;
+
 /// The tracer and its rates at the start, to which cleared settings return.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct TraceSettings {
@@ -28,6 +31,23 @@ pub(crate) struct TraceRateChange {
     /// Parts of models; `None` follows `sample` again.
     #[serde(default)]
     models: BTreeMap<String, Option<f64>>,
+}
+
+impl TraceRateChange {
+    /// Returns the settings that the change names, as `name: old -> new` with commas between.
+    /// `before` has the old rates. "default" follows `sample`.
+    fn text(&self, before: &SamplingRates) -> String {
+        let sample = self.sample.map(|rate| format!("sample: {} -> {rate}", before.rate));
+        let text =
+            |rate: Option<&f64>| rate.map_or_else(|| "default".to_owned(), ToString::to_string);
+        let models = self.models.iter().take(LOGGED_MODELS_MAX).map(|(model, rate)| {
+            let old = text(before.models.get(model));
+            format!("models.{model:?}: {old} -> {}", text(rate.as_ref()))
+        });
+        let rest = self.models.len().saturating_sub(LOGGED_MODELS_MAX);
+        let rest = (rest > 0).then(|| format!("{rest} more models"));
+        sample.into_iter().chain(models).chain(rest).collect::<Vec<_>>().join(", ")
+    }
 }
 
 impl TraceSettings {
@@ -57,6 +77,7 @@ impl TraceSettings {
     /// # Errors
     /// `FailedPrecondition` without a collector; `InvalidArgument` for a rate outside 0 to 1.
     pub(crate) fn change(&self, change: &TraceRateChange) -> Result<()> {
+        let before = self.rates()?;
         self.tracer()?.change_rates(|mut rates| {
             rates.rate = change.sample.unwrap_or(rates.rate);
             for (model, rate) in &change.models {
@@ -64,7 +85,8 @@ impl TraceSettings {
             }
             rates
         })?;
-        tracing::info!(?change, "an administrator changed the sampling of traces");
+        let changes = change.text(&before);
+        tracing::info!("an administrator changed the sampling of traces: {changes}");
         Ok(())
     }
 
@@ -105,4 +127,35 @@ fn set(rates: &mut SamplingRates, model: &str, rate: Option<f64>) {
         Some(rate) => rates.models.insert(model.to_owned(), rate),
         None => rates.models.remove(model),
     };
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_change_is_logged_as_old_and_new_rates() {
+        let before = SamplingRates {
+            rate: 0.1,
+            models: BTreeMap::from([("a".to_owned(), 0.5)]),
+            ..SamplingRates::default()
+        };
+        let change = TraceRateChange {
+            sample: Some(0.2),
+            models: BTreeMap::from([("a".to_owned(), None), ("b".to_owned(), Some(1.0))]),
+        };
+        assert_eq!(
+            change.text(&before),
+            "sample: 0.1 -> 0.2, models.\"a\": 0.5 -> default, models.\"b\": default -> 1"
+        );
+        assert_eq!(TraceRateChange::default().text(&before), "");
+    }
+
+    #[test]
+    fn a_change_of_many_models_is_cut() {
+        let models = (0..=LOGGED_MODELS_MAX).map(|at| (at.to_string(), Some(1.0))).collect();
+        let text = TraceRateChange { sample: None, models }.text(&SamplingRates::default());
+        assert_eq!(text.matches("models.").count(), LOGGED_MODELS_MAX);
+        assert!(text.ends_with(", 1 more models"), "{text}");
+    }
 }

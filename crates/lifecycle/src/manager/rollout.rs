@@ -197,7 +197,7 @@ impl Model {
                 self.measures(context, &settings, stable)
             }
         };
-        tracing::info!(model = %self.name, stable, candidate, split = ?settings.split, "rollout started");
+        tracing::info!(model = %self.name, stable, candidate, split = %settings.split, "rollout started");
         self.rollout.traffic = Some(Arc::new(RolloutTraffic {
             candidate,
             split: settings.split,

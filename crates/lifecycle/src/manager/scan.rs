@@ -6,6 +6,7 @@ use std::sync::Arc;
 use super::model::{Disk, Model};
 use super::{Manager, ManagerContext};
 use crate::LifecycleState;
+use crate::changed_settings::changed_settings;
 use crate::model_file::MODEL_FILE;
 use crate::source::{Contents, DirectoryScan, ModelScan, Settings, VersionContents, VersionScan};
 
@@ -80,7 +81,8 @@ impl Model {
         };
         self.settings_error = None;
         if config != self.config {
-            tracing::info!(model = %self.name, ?config, "settings changed");
+            let changes = changed_settings(&self.config, &config);
+            tracing::info!(model = %self.name, "settings changed: {changes}");
             self.config = config;
             self.apply_settings(context);
             self.publish(context);

@@ -158,6 +158,16 @@ impl RolloutSplit {
     }
 }
 
+/// Writes the key of settings files and the share, for the log.
+impl fmt::Display for RolloutSplit {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            RolloutSplit::Traffic(share) => write!(formatter, "traffic {share}"),
+            RolloutSplit::Shadow(share) => write!(formatter, "shadow {share}"),
+        }
+    }
+}
+
 /// Limits of a rollout; `None` is not judged.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct RollbackLimits {
@@ -423,6 +433,12 @@ mod tests {
         for text in ["requests:2000", "time:600s", "time:0.5s", "hand"] {
             assert_eq!(Promotion::try_from(text.to_owned()).unwrap().to_string(), text);
         }
+    }
+
+    #[test]
+    fn the_log_has_plain_text() {
+        assert_eq!(RolloutSplit::Traffic(0.1).to_string(), "traffic 0.1");
+        assert_eq!(RolloutSplit::Shadow(1.0).to_string(), "shadow 1");
     }
 
     #[test]

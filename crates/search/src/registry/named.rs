@@ -90,6 +90,16 @@ pub(super) enum BackgroundTask {
     Merge,
 }
 
+/// Writes the name of the task for the log.
+impl std::fmt::Display for BackgroundTask {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            BackgroundTask::Flush => "flush",
+            BackgroundTask::Merge => "merge",
+        })
+    }
+}
+
 impl NamedCollection {
     pub(super) fn new(
         name: &str,
@@ -422,7 +432,7 @@ impl NamedCollection {
                 *retry = Some(RetryDelay { next: Instant::now() + delay, delay });
                 if !self.removed() && error.kind() != ErrorKind::Cancelled {
                     tracing::error!(
-                        collection = self.name, ?task, %error,
+                        collection = self.name, %task, %error,
                         "background work has failed and is tried again"
                     );
                 }
@@ -447,5 +457,16 @@ fn given(point: StoredPoint, parts: PointParts) -> Result<FetchedPoint> {
 impl std::fmt::Debug for NamedCollection {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Named").field("name", &self.name).finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tasks_have_plain_names_in_the_log() {
+        assert_eq!(BackgroundTask::Flush.to_string(), "flush");
+        assert_eq!(BackgroundTask::Merge.to_string(), "merge");
     }
 }
