@@ -102,48 +102,102 @@ def test_a_long_load_is_not_ended():
     assert re.search("^TimeoutStartSec=infinity$", unit, re.MULTILINE)
 
 
+class MaintainerScripts:
+    """The scripts of the package, with directories and commands of the test in place of the system's."""
+
+    def __init__(self, scratch, commands):
+        self.system, self.state, self.etc, self.bin = (scratch / name for name in ("system", "state", "etc", "bin"))
+        for directory in (self.system, self.state, self.etc, self.bin):
+            directory.mkdir()
+        self.policy = scratch / "policy-rc.d"
+        self.log = scratch / "log"
+        for name in [*commands, "chown", "useradd", "getent"]:
+            record = f'echo "{name} $*" >>{self.log}' if name in commands else ":"
+            stub = self.bin / name
+            stub.write_text(f'#!/bin/sh\n{record}\n[ ! -e {scratch}/"$1"-fails ]\n')
+            stub.chmod(0o755)
+        for name in ["chmod", "rm", "touch"]:
+            (self.bin / name).symlink_to(shutil.which(name))
+
+    def run(self, script, *arguments) -> list[str]:
+        """Runs a script. Returns the calls that it made of the logged commands."""
+        text = (ROOT / "packaging/deb" / script).read_text()
+        own = [("/run/systemd/system", self.system), ("/var/lib/millpond", self.state), ("/etc/millpond", self.etc)]
+        for path, replacement in [*own, ("/usr/sbin/policy-rc.d", self.policy)]:
+            text = text.replace(path, str(replacement))
+        self.log.write_text("")
+        # The commands of this computer are not in the path: its own helpers would change its own units.
+        subprocess.run(["/bin/sh", "-c", text, script, *arguments], check=True, env={"PATH": str(self.bin)})
+        return self.log.read_text().splitlines()
+
+
 def test_a_removed_package_is_enabled_again(tmp_path):
     """dpkg remembers the version of a removed package, so its next installation looks like an upgrade."""
-    system, state, etc, bin_dir = (tmp_path / name for name in ("system", "state", "etc", "bin"))
-    for directory in (system, state, etc, bin_dir):
-        directory.mkdir()
-    log = tmp_path / "log"
-    for name in ["systemctl", "chown", "useradd", "getent"]:
-        stub = bin_dir / name
-        stub.write_text(f'#!/bin/sh\n[ "${{0##*/}}" = systemctl ] && echo "$*" >>{log}\n[ ! -e {tmp_path}/"$1"-fails ]\n')
-        stub.chmod(0o755)
+    scripts = MaintainerScripts(tmp_path, ["systemctl"])
+    run = scripts.run
+    start, restart = "systemctl start --no-block millpond.service", "systemctl try-restart --no-block millpond.service"
+    enable, disable = "systemctl enable millpond.service", "systemctl disable millpond.service"
 
-    def run(script, *arguments):
-        text = (ROOT / "packaging/deb" / script).read_text()
-        for path, own in [("/run/systemd/system", system), ("/var/lib/millpond", state), ("/etc/millpond", etc)]:
-            text = text.replace(path, str(own))
-        path = os.environ["PATH"]
-        subprocess.run(["sh", "-c", text, script, *arguments], check=True, env={"PATH": f"{bin_dir}:{path}"})
-        lines = log.read_text().splitlines()
-        log.write_text("")
-        return lines
-
-    assert run("postinst", "configure", "")[-1] == "enable --now --no-block millpond.service"
-    assert run("postinst", "configure", "0.1.0")[-1] == "try-restart --no-block millpond.service"
+    calls = run("postinst", "configure", "")
+    assert (calls[0], calls[-1]) == (enable, start)
+    assert run("postinst", "configure", "0.1.0")[-1] == restart
     # A link that the server's user put there.
     victim = tmp_path / "victim"
     victim.write_text("kept")
-    (state / ".enable-again").symlink_to(victim)
-    assert run("prerm", "remove")[-1] == "disable --now millpond.service"
+    (scripts.state / ".enable-again").symlink_to(victim)
+    assert run("prerm", "remove")[-2:] == ["systemctl stop millpond.service", disable]
     assert victim.read_text() == "kept"
-    assert run("postinst", "configure", "0.1.0")[-1] == "enable --now --no-block millpond.service"
-    assert run("postinst", "configure", "0.1.0")[-1] == "try-restart --no-block millpond.service"
+    calls = run("postinst", "configure", "0.1.0")
+    assert (calls[0], calls[-1]) == (enable, start)
+    assert run("postinst", "configure", "0.1.0")[-1] == restart
 
     # systemd does not answer, for example since only its directory is there.
     (tmp_path / "daemon-reload-fails").touch()
-    assert run("postinst", "configure", "")[-1] == "enable --now --no-block millpond.service"
+    assert run("postinst", "configure", "")[-1] == start
 
     # A system that does not run.
-    system.rmdir()
+    scripts.system.rmdir()
     assert run("postinst", "configure", "0.1.0") == []
-    assert run("prerm", "remove")[-1] == "disable millpond.service"
-    assert run("postinst", "configure", "0.1.0") == ["enable millpond.service"]
-    assert run("postinst", "configure", "") == ["enable millpond.service"]
+    assert run("prerm", "remove")[-1] == disable
+    assert run("postinst", "configure", "0.1.0") == [enable]
+    assert run("postinst", "configure", "") == [enable]
+
+
+def test_the_helpers_of_debian_are_used_if_they_exist(tmp_path):
+    scripts = MaintainerScripts(tmp_path, ["systemctl", "deb-systemd-helper", "deb-systemd-invoke"])
+    run = scripts.run
+    reload, enabled = "systemctl daemon-reload", "systemctl is-enabled --quiet millpond.service"
+    start, restart = "systemctl start --no-block millpond.service", "systemctl try-restart --no-block millpond.service"
+    enable, record = "deb-systemd-helper enable millpond.service", "deb-systemd-helper update-state millpond.service"
+    stop, forget = "deb-systemd-invoke stop millpond.service", "deb-systemd-helper purge millpond.service"
+
+    assert run("postinst", "configure", "") == [enable, reload, enabled, start]
+    assert run("postinst", "configure", "0.1.0") == [record, reload, restart]
+    assert run("prerm", "upgrade", "0.2.0") == []
+    assert run("prerm", "remove") == [enabled, stop, forget]
+    assert run("postinst", "configure", "0.1.0") == [enable, reload, enabled, start]
+
+    # The presets of the machine keep the unit disabled.
+    (tmp_path / "is-enabled-fails").touch()
+    assert run("postinst", "configure", "") == [enable, reload, enabled]
+    run("prerm", "remove")
+    assert run("postinst", "configure", "0.1.0") == [record, reload, restart]
+
+    # A system that does not run.
+    scripts.system.rmdir()
+    assert run("postinst", "configure", "") == [enable]
+    assert run("prerm", "remove") == [enabled, forget]
+
+
+@pytest.mark.parametrize("status, starts", [(0, True), (101, False), (104, True)])
+def test_the_policy_of_the_machine_decides_on_starts(tmp_path, status, starts):
+    scripts = MaintainerScripts(tmp_path, ["systemctl"])
+    scripts.policy.write_text(f'#!/bin/sh\necho "policy $*" >>{scripts.log}\nexit {status}\n')
+    scripts.policy.chmod(0o755)
+    for version, asked, action in [("", "start", "start"), ("0.1.0", "restart", "try-restart")]:
+        calls = scripts.run("postinst", "configure", version)
+        assert f"policy millpond.service {asked}" in calls
+        assert (calls[-1] == f"systemctl {action} --no-block millpond.service") == starts
 
 
 def test_a_system_that_cannot_be_unpacked_leaves_no_file(tmp_path, monkeypatch):

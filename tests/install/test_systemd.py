@@ -251,6 +251,18 @@ def repack(package: pathlib.Path, scratch: pathlib.Path) -> pathlib.Path:
     return newer
 
 
+def test_an_upgrade_follows_the_policy_of_the_machine(machine):
+    process = show(machine, "MainPID")
+    policy = machine.root / "usr/sbin/policy-rc.d"
+    policy.write_text("#!/bin/sh\nexit 101\n")
+    policy.chmod(0o755)
+    try:
+        machine.execute("apt-get", "install", "--reinstall", "--yes", "/root/newer.deb")
+    finally:
+        policy.unlink()
+    assert serves(machine) and show(machine, "MainPID") == process
+
+
 def test_removal_keeps_settings_and_data(machine):
     machine.execute("apt-get", "remove", "--yes", "millpond")
     assert machine.run("systemctl", "is-active", UNIT).stdout.strip() == "inactive"
