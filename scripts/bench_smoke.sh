@@ -120,7 +120,7 @@ search() {
     "$millpond" bench vectors --json "$dir/vectors.json"
     "$millpond" bench filter --queries 50 --json "$dir/filter.json"
     check "$dir/filter.json" "report['count_exact'] and report['half_clusters']['recall'] >= 0.97 and len(report['filters']) == 5"
-    check "$dir/vectors.json" "report['dims'] > 0 and report['at95']['millpond_qps'] > 0 and report['curves']"
+    check "$dir/vectors.json" "report['complete'] and report['dims'] > 0 and report['at95']['millpond_qps'] > 0 and report['curves']"
 
     "$millpond" bench crash --kills 5 --json "$dir/crash.json"
     check "$dir/crash.json" "report['kills'] == 5 and report['acknowledged'] > 0 and report['lost'] == report['corrupt'] == 0"

@@ -45,6 +45,17 @@ pub(crate) trait BenchReport: Serialize {
         Ok(())
     }
 
+    /// Writes an unfinished report to `json`, so that a run that is stopped keeps its finished
+    /// stages. Writes nothing to a pipe or a device, whose reader expects one report.
+    ///
+    /// # Errors
+    /// If the file cannot be written.
+    fn write_unfinished(&self, json: Option<&Path>) -> Result<()> {
+        let Some(path) = json else { return Ok(()) };
+        let is_stream = std::fs::metadata(path).is_ok_and(|found| !found.is_file());
+        if is_stream { Ok(()) } else { loadgen::report::write_json(path, self) }
+    }
+
     /// Prints the report, writes it to `json` and returns the verdict.
     fn finish(&self, json: Option<&Path>) -> Result<()> {
         self.print();
@@ -69,5 +80,32 @@ pub(crate) fn check_faults(failed: u64, wrong: u64) -> Result<()> {
     match failed + wrong {
         0 => Ok(()),
         _ => Err(Error::internal(format!("{failed} requests failed, {wrong} answers were wrong"))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[derive(Serialize)]
+    struct CountReport {
+        count: u32,
+    }
+
+    impl BenchReport for CountReport {
+        fn print(&self) {}
+    }
+
+    #[test]
+    fn an_unfinished_report_goes_to_a_file_only() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("report.json");
+        CountReport { count: 1 }.write_unfinished(Some(&path)).unwrap();
+        CountReport { count: 2 }.write_unfinished(Some(&path)).unwrap();
+        assert_eq!(read_json::<serde_json::Value>(&path).unwrap()["count"], 2);
+        // A write would be refused.
+        CountReport { count: 3 }.write_unfinished(Some(folder.path())).unwrap();
+        CountReport { count: 4 }.write_unfinished(None).unwrap();
+        assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1);
     }
 }

@@ -96,11 +96,13 @@ pub(super) struct CollectionFigures {
 
 /// JSON of `bench vectors --memory`.
 #[derive(Debug, Serialize)]
-struct CollectionReport {
+struct CollectionReport<'a> {
+    /// False if the run continues after this report was written.
+    complete: bool,
     #[serde(flatten)]
-    figures: CollectionFigures,
+    figures: &'a CollectionFigures,
     #[serde(flatten)]
-    peers: DiskPeerOutcomes,
+    peers: &'a DiskPeerOutcomes,
     #[serde(flatten)]
     context: RunContext,
 }
@@ -125,7 +127,7 @@ impl CollectionFigures {
     }
 }
 
-impl BenchReport for CollectionReport {
+impl BenchReport for CollectionReport<'_> {
     /// Prints the outcomes of the other engines. Our figures are printed before these engines run,
     /// which can take hours.
     fn print(&self) {
@@ -169,9 +171,21 @@ pub(super) fn run(args: &VectorsArgs, memory_bytes: u64, parent: &Path) -> Resul
     let MeasuredCollection { figures, truth } = measured?;
     figures.print();
     let folder = parent.join(format!("millpond-bench-vectors-peers-{}", std::process::id()));
-    let peers = DiskPeerOutcomes::measure(&peers, args, &plan, &truth, &folder);
-    let report = CollectionReport { figures, peers, context: watch.context(None) };
-    report.finish(args.json.as_deref())
+    let json = args.json.as_deref();
+    let write_unfinished = |peers: &DiskPeerOutcomes| {
+        let context = watch.context(None);
+        CollectionReport { complete: false, figures: &figures, peers, context }
+            .write_unfinished(json)
+    };
+    // A file that cannot be written ends the run before the other engines, which can take hours.
+    write_unfinished(&DiskPeerOutcomes::default())?;
+    let peers = DiskPeerOutcomes::measure(&peers, args, &plan, &truth, &folder, &mut |outcomes| {
+        if let Err(error) = write_unfinished(outcomes) {
+            println!("{}", error.message());
+        }
+    });
+    let context = watch.context(None);
+    CollectionReport { complete: true, figures: &figures, peers: &peers, context }.finish(json)
 }
 
 /// Makes reproducible rows.

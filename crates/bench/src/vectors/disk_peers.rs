@@ -66,13 +66,15 @@ pub(super) struct DiskPeerOutcomes {
 
 impl DiskPeerOutcomes {
     /// Measures the engines on the rows, queries and threads of the collection. Files are written
-    /// to `folder`, which is removed at the end. A failure becomes part of the outcomes.
+    /// to `folder`, which is removed at the end. A failure becomes part of the outcomes. Calls
+    /// `after_engine` with the outcomes so far after each engine.
     pub(super) fn measure(
         peers: &Peers,
         args: &VectorsArgs,
         plan: &CollectionPlan<'_>,
         truth: &[Vec<u64>],
         folder: &Path,
+        after_engine: &mut dyn FnMut(&DiskPeerOutcomes),
     ) -> DiskPeerOutcomes {
         let mut outcomes =
             DiskPeerOutcomes { peers_absent: peers.absent.clone(), ..DiskPeerOutcomes::default() };
@@ -88,6 +90,7 @@ impl DiskPeerOutcomes {
                 for engine in &peers.engines {
                     println!("{engine}");
                     outcomes.add(engine, run(peers, engine, args, plan, folder));
+                    after_engine(&outcomes);
                 }
             }
             Err(error) => outcomes.peers_absent = Some(error.message().to_owned()),
@@ -332,7 +335,12 @@ END
         let data = folder.path().join("data");
         let plan = plan(folder.path());
         let truth = vec![vec![1; 10]; 64];
-        let outcomes = DiskPeerOutcomes::measure(&peers, &args, &plan, &truth, &data);
+        let mut stages = Vec::new();
+        let outcomes =
+            DiskPeerOutcomes::measure(&peers, &args, &plan, &truth, &data, &mut |outcomes| {
+                stages.push((outcomes.peers.len(), outcomes.peers_failed.len()));
+            });
+        assert_eq!(stages, [(1, 0), (1, 1)]);
         let good = &outcomes.peers["disk-good"];
         assert_eq!((good.recall, good.p50_ms[&2], good.points.len()), (0.96, 1.0, 1));
         let data_text = data.display();
@@ -356,7 +364,9 @@ END
         let peers = Peers::find(&args).unwrap();
         let folder = tempfile::tempdir().unwrap();
         let data = folder.path().join("data");
-        let outcomes = DiskPeerOutcomes::measure(&peers, &args, &plan(folder.path()), &[], &data);
+        let plan = plan(folder.path());
+        let outcomes =
+            DiskPeerOutcomes::measure(&peers, &args, &plan, &[], &data, &mut |_| panic!("ran"));
         assert!(outcomes.peers.is_empty() && !data.exists());
         assert_eq!(announcement(&peers, &args), "no other engines: --no-peers");
         assert_eq!(outcomes.peers_absent.as_deref(), Some("no other engines: --no-peers"));

@@ -21,6 +21,7 @@ use base::{Error, Result};
 use clap::{Args, ValueEnum};
 
 use crate::report::BenchReport as _;
+use curve::Curve;
 pub(crate) use data::VectorData;
 use loadgen::BenchEnv;
 use loadgen::machine::NoiseWatch;
@@ -117,7 +118,7 @@ pub struct VectorsArgs {
     /// Segments of similar size that are merged into one, at least 2; a large number merges none
     #[arg(long, value_name = "N", default_value_t = 4, requires = "memory", value_parser = clap::value_parser!(u32).range(2..))]
     pub merge_segments: u32,
-    /// Write the figures as JSON
+    /// Write the figures as JSON after each engine; `complete` is false until the last
     #[arg(long, value_name = "FILE")]
     pub json: Option<PathBuf>,
 }
@@ -202,10 +203,16 @@ pub fn run(args: &VectorsArgs, _env: &BenchEnv) -> Result<()> {
     let mut ours = OurIndex::build(&data, args)?;
     progress.line(&ours.line());
     progress.line(&peers.line());
-    let mut curves = Vec::new();
+    let mut curves: Vec<Curve> = Vec::new();
     for _ in 0..if peers.engines.is_empty() { PASSES_ALONE } else { 1 } {
         ours.pass(&data, args.core)?;
     }
+    let report = |ours: &OurIndex, peers: &Peers, curves: &[Curve]| {
+        VectorsReport::new(&data, ours, peers, curves, watch.context(None))
+    };
+    let json = args.json.as_deref();
+    // A file that cannot be written ends the run before the other engines, which can take hours.
+    report(&ours, &peers, &curves).write_unfinished(json)?;
     progress.step();
     for engine in peers.engines.clone() {
         let engine = &engine;
@@ -220,9 +227,11 @@ pub fn run(args: &VectorsArgs, _env: &BenchEnv) -> Result<()> {
         }
         progress.step();
         ours.pass(&data, args.core)?;
+        if let Err(error) = report(&ours, &peers, &curves).write_unfinished(json) {
+            progress.line(error.message());
+        }
         progress.step();
     }
     drop(progress);
-    let report = VectorsReport::new(&data, &ours, &peers, curves, watch.context(None));
-    report.finish(args.json.as_deref())
+    report(&ours, &peers, &curves).completed().finish(json)
 }

@@ -17,6 +17,8 @@ use loadgen::report::TextTable;
 /// JSON of `bench vectors`.
 #[derive(Debug, Serialize)]
 pub(super) struct VectorsReport {
+    /// False if the run continues after this report was written.
+    complete: bool,
     dims: usize,
     at95: At,
     at99: At,
@@ -64,14 +66,15 @@ impl VectorsReport {
         data: &VectorData,
         ours: &OurIndex,
         peers: &Peers,
-        theirs: Vec<Curve>,
+        theirs: &[Curve],
         context: RunContext,
     ) -> VectorsReport {
         let own = ours.curve();
-        let at95 = At::new(0.95, &own, &theirs);
-        let at99 = At::new(0.99, &own, &theirs);
-        let all = || std::iter::once(&own).chain(&theirs);
+        let at95 = At::new(0.95, &own, theirs);
+        let at99 = At::new(0.99, &own, theirs);
+        let all = || std::iter::once(&own).chain(theirs);
         VectorsReport {
+            complete: false,
             dims: data.dims,
             at95,
             at99,
@@ -91,6 +94,11 @@ impl VectorsReport {
             peers_failed: peers.failed.clone(),
             context,
         }
+    }
+
+    /// Marks the report as that of a finished run.
+    pub(super) fn completed(self) -> VectorsReport {
+        VectorsReport { complete: true, ..self }
     }
 }
 
