@@ -112,6 +112,7 @@ serving() {
 search() {
     "$millpond" bench tiers --records 20000 --queries 20 --rounds 1 --json "$dir/tiers.json"
     check "$dir/tiers.json" "report['us_per_candidate'] > 0 and {'nvme', 'mmap', 'pmem'} <= set(report['arms'])"
+    check "$dir/tiers.json" "'dax' not in report['arms'] and any('--dax' in note for note in report['notes'])"
     check "$dir/tiers.json" "all(cell[key] > 0 for cell in report['arms']['nvme']['cache'].values() for key in ('throughput_ratio', 'p50_ratio', 'p99_ratio', 'rss_mb'))"
 
     "$millpond" bench match --json "$dir/match.json"

@@ -37,6 +37,9 @@ impl ArmProcess {
         let mut command = Command::new(&env.millpond);
         command.args(["bench", "tiers", "--worker", &text]).arg("--cache-dir").arg(&env.cache_dir);
         command.arg("--tmpfs").arg(&args.tmpfs);
+        if let Some(dax) = &args.dax {
+            command.arg("--dax").arg(dax);
+        }
         let kind = match args.kind {
             super::TierRecords::Fingerprint => "fingerprint",
             super::TierRecords::Photo => "photo",

@@ -26,10 +26,13 @@ use loadgen::machine::NoiseWatch;
 use loadgen::report::StepProgress;
 pub use worker::TierArm;
 
-/// Folder of the segments in the run's directory, and of the simulated persistent memory on the
-/// tmpfs.
+/// Folder of the segments in the run's directory.
 const DATA: &str = "data";
+/// Folder of the copies of the segments on the tmpfs and on persistent memory.
 const PMEM: &str = "millpond-bench-tiers";
+/// Error of the dax arm without a directory.
+const DAX_MISSING: &str =
+    "the arm dax needs persistent memory; name a directory on it with --dax, or leave the arm out";
 /// Maximum number of rounds.
 const ROUNDS_MAX: usize = 100;
 /// Maximum number of threads.
@@ -46,7 +49,7 @@ const DISK_SPARE_BYTES: u64 = 2 * GIB;
 /// bytes; mmap maps the file, as the reference system did, with page cache of the largest of these
 /// shares (a thread drops pages beyond that, and every turn starts cold); pmem is the code path of
 /// persistent memory on a tmpfs: simulated, which shows that it works and not how fast real
-/// persistent memory is.
+/// persistent memory is; dax is persistent memory, if --dax names a directory on it.
 ///
 /// A query is a distorted copy of a stored record. Its candidates simulate a coarse stage over
 /// clusters: --near of them from the record's own cluster, the others from --probes - 1 random
@@ -87,7 +90,7 @@ pub struct TiersArgs {
     /// Rounds; each figure is the median over them
     #[arg(long, default_value_t = 5)]
     pub rounds: usize,
-    /// Arms to measure [default: all; for photographs dram and nvme]
+    /// Arms to measure [default: all, dax with --dax only; for photographs dram, nvme and dax]
     #[arg(long, value_enum, value_delimiter = ',')]
     pub arms: Vec<TierArm>,
     /// Costs of a candidate in microseconds at which the curve is measured (0: no curve)
@@ -118,6 +121,9 @@ pub struct TiersArgs {
     /// Directory of a tmpfs, for the pmem arm
     #[arg(long, default_value = "/dev/shm")]
     pub tmpfs: PathBuf,
+    /// Directory on a file system with DAX, for the dax arm
+    #[arg(long, value_name = "DIR")]
+    pub dax: Option<PathBuf>,
     /// Leave the segments on disk
     #[arg(long)]
     pub keep: bool,
@@ -175,7 +181,20 @@ impl TiersArgs {
         if !self.curve.iter().all(|us| (0.0..=10_000.0).contains(us)) {
             return Err(Error::invalid("--curve is in microseconds, up to 10000"));
         }
+        if self.arms.contains(&TierArm::Dax) && self.dax.is_none() {
+            return Err(Error::invalid(DAX_MISSING));
+        }
         Ok(())
+    }
+
+    /// Returns the directory for an arm's own copies of the segments; `None` if the arm reads the
+    /// segments themselves, or has no directory.
+    fn copies(&self, arm: TierArm) -> Option<PathBuf> {
+        match arm {
+            TierArm::Pmem => Some(self.tmpfs.join(PMEM)),
+            TierArm::Dax => self.dax.as_ref().map(|directory| directory.join(PMEM)),
+            TierArm::Dram | TierArm::Nvme | TierArm::Mmap => None,
+        }
     }
 
     /// Returns the arms in order. Dram, to which others are compared, comes first.
@@ -187,6 +206,9 @@ impl TiersArgs {
             }
             (true, TierRecords::Photo) => vec![TierArm::Dram, TierArm::Nvme],
         };
+        if self.arms.is_empty() && self.dax.is_some() {
+            arms.push(TierArm::Dax);
+        }
         arms.push(TierArm::Dram);
         arms.sort();
         arms.dedup();
@@ -212,8 +234,44 @@ pub fn run(args: &TiersArgs, env: &BenchEnv) -> Result<()> {
         // The figures matter more than a file that could not be removed.
         let _ = loadgen::cache::remove(&dir);
     }
-    let _ = loadgen::cache::remove(&args.tmpfs.join(PMEM));
+    for copies in [TierArm::Pmem, TierArm::Dax].into_iter().filter_map(|arm| args.copies(arm)) {
+        let _ = loadgen::cache::remove(&copies);
+    }
     drop(progress);
     let report = report::TiersReport::new(args, outcome?, watch.context(None));
     report.finish(args.json.as_deref())
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Debug, Parser)]
+    struct TierTestArguments {
+        #[command(flatten)]
+        tiers: TiersArgs,
+    }
+
+    fn args(arguments: &[&str]) -> TiersArgs {
+        let all = ["tiers"].into_iter().chain(arguments.iter().copied());
+        TierTestArguments::parse_from(all).tiers
+    }
+
+    #[test]
+    fn persistent_memory_is_measured_if_a_directory_is_named() {
+        let simulated = [TierArm::Dram, TierArm::Nvme, TierArm::Mmap, TierArm::Pmem];
+        let all = [TierArm::Dram, TierArm::Nvme, TierArm::Mmap, TierArm::Pmem, TierArm::Dax];
+        assert_eq!(args(&[]).arms(), simulated);
+        assert_eq!(args(&["--dax", "/mnt/pmem0"]).arms(), all);
+        let photographs = args(&["--kind", "photo", "--dax", "/mnt/pmem0"]);
+        assert_eq!(photographs.arms(), [TierArm::Dram, TierArm::Nvme, TierArm::Dax]);
+        let chosen = args(&["--arms", "dax", "--dax", "/mnt/pmem0"]);
+        assert!(chosen.check().is_ok());
+        assert_eq!(chosen.arms(), [TierArm::Dram, TierArm::Dax]);
+        assert_eq!(chosen.copies(TierArm::Dax), Some("/mnt/pmem0/millpond-bench-tiers".into()));
+        let refused = args(&["--arms", "dax"]).check().unwrap_err();
+        assert!(refused.message().contains("--dax"), "{}", refused.message());
+    }
 }

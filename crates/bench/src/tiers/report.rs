@@ -151,7 +151,11 @@ impl TierFigures {
             queries: all(&|turn| turn.queries),
             cache_mb: arm.job.cache_bytes as f64 / f64::from(1 << 20),
             warmed_queries: arm.warmed,
-            simulated: (arm.arm == TierArm::Pmem).then_some(true),
+            simulated: match arm.arm {
+                TierArm::Pmem => Some(true),
+                TierArm::Dax => Some(false),
+                TierArm::Dram | TierArm::Nvme | TierArm::Mmap => None,
+            },
             throughput_ratios: arm
                 .turns
                 .iter()

@@ -11,7 +11,7 @@ use super::scorer::rounds_per_us;
 use super::subject::{Maker, SegmentSizes, TierShape, segment_name, write_segment};
 use super::turn::{TurnOrder, TurnResult};
 use super::worker::{TierArm, WorkerJob};
-use super::{DATA, DISK_SPARE_BYTES, PMEM, TierRecords, TiersArgs};
+use super::{DATA, DISK_SPARE_BYTES, TierRecords, TiersArgs};
 use loadgen::BenchEnv;
 use loadgen::cache;
 use loadgen::machine::memory_bytes;
@@ -82,8 +82,9 @@ pub(super) fn measure(
     dir: &Path,
     progress: &StepProgress,
 ) -> Result<TierResults> {
-    cache::create_empty_dir(dir)?;
     let mut notes = Vec::new();
+    notes.extend(prepare_dax(args)?);
+    cache::create_empty_dir(dir)?;
     let shape = shape(args, dir, &mut notes)?;
     progress.line(&format!("making {} records in {} segments", shape.records, shape.segments));
     let written = write(args, dir, &shape)?;
@@ -115,6 +116,24 @@ pub(super) fn measure(
     Ok(TierResults { segments, arms: taken, curve, notes })
 }
 
+/// Makes the directory of the dax arm. Returns a note if the arm is left out because no directory
+/// is named.
+///
+/// # Errors
+/// `Unimplemented` with a remedy if the directory is on a file system without DAX. So the run ends
+/// before the segments are made, which can take minutes.
+fn prepare_dax(args: &TiersArgs) -> Result<Option<String>> {
+    let Some(copies) = args.copies(TierArm::Dax) else {
+        let note = "persistent memory is not measured; --dax names a directory on it";
+        return Ok(args.arms.is_empty().then(|| note.to_owned()));
+    };
+    if args.arms().contains(&TierArm::Dax) {
+        cache::create_empty_dir(&copies)?;
+        DaxMedium::new(copies, false)?;
+    }
+    Ok(None)
+}
+
 /// Returns the number of records and segments that fit on the disk.
 fn shape(args: &TiersArgs, dir: &Path, notes: &mut Vec<String>) -> Result<TierShape> {
     let (bytes, segments) = match args.kind {
@@ -136,7 +155,7 @@ fn shape(args: &TiersArgs, dir: &Path, notes: &mut Vec<String>) -> Result<TierSh
     Ok(TierShape::new(args, records, segments.min(records)))
 }
 
-/// Writes the segments, and for the pmem arm their copies on the tmpfs.
+/// Writes the segments, and their copies for the arms pmem and dax.
 fn write(args: &TiersArgs, dir: &Path, shape: &TierShape) -> Result<SegmentSizes> {
     let medium = UringMedium::new(dir.join(DATA))?;
     let maker = Maker::new(shape.kind);
@@ -148,10 +167,12 @@ fn write(args: &TiersArgs, dir: &Path, shape: &TierShape) -> Result<SegmentSizes
         drop_from_page_cache(&dir.join(DATA).join(segment_name(segment)))?;
     }
     medium.persist_names()?;
-    if args.arms().contains(&TierArm::Pmem) {
-        cache::create_empty_dir(&args.tmpfs.join(PMEM))?;
-        let pmem = DaxMedium::new(args.tmpfs.join(PMEM), true)?;
-        (0..shape.segments).try_for_each(|segment| copy(&medium, &pmem, &segment_name(segment)))?;
+    for arm in args.arms() {
+        let Some(directory) = args.copies(arm) else { continue };
+        cache::create_empty_dir(&directory)?;
+        let copies = DaxMedium::new(directory, arm == TierArm::Pmem)?;
+        (0..shape.segments)
+            .try_for_each(|segment| copy(&medium, &copies, &segment_name(segment)))?;
     }
     Ok(all)
 }
@@ -301,4 +322,32 @@ fn curve(
         progress.step();
     }
     Ok(points)
+}
+
+#[cfg(test)]
+mod tests {
+    use base::ErrorKind;
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Debug, Parser)]
+    struct RoundTestArguments {
+        #[command(flatten)]
+        tiers: TiersArgs,
+    }
+
+    #[test]
+    fn a_file_system_without_dax_is_refused_first() {
+        let folder = tempfile::tempdir().unwrap();
+        let directory = folder.path().display().to_string();
+        let parse =
+            |arguments: &[&str]| RoundTestArguments::parse_from(arguments.iter().copied()).tiers;
+        let refused = prepare_dax(&parse(&["tiers", "--dax", directory.as_str()])).unwrap_err();
+        assert_eq!(refused.kind(), ErrorKind::Unimplemented);
+        let other = parse(&["tiers", "--dax", directory.as_str(), "--arms", "nvme"]);
+        assert_eq!(prepare_dax(&other).unwrap(), None);
+        assert!(prepare_dax(&parse(&["tiers"])).unwrap().unwrap().contains("--dax"));
+        assert_eq!(prepare_dax(&parse(&["tiers", "--arms", "nvme"])).unwrap(), None);
+    }
 }

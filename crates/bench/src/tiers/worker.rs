@@ -18,7 +18,7 @@ use storage::{DaxMedium, DramMedium, Medium, MmapMedium, Sealed, UringMedium};
 use super::scorer::{GraphScorer, Spinner};
 use super::subject::{Maker, OpenSegment, TierQuery, TierShape, ask};
 use super::turn::{QueryStage, TurnOrder, TurnResult, take_turn};
-use super::{DATA, PMEM, TiersArgs};
+use super::{DATA, DAX_MISSING, TiersArgs};
 
 /// Time between two checks of the mapped arm's memory.
 const RECLAIM_PERIOD: Duration = Duration::from_millis(2);
@@ -42,6 +42,8 @@ pub enum TierArm {
     Mmap,
     /// Persistent memory's code path on tmpfs.
     Pmem,
+    /// In place on persistent memory.
+    Dax,
 }
 
 impl TierArm {
@@ -51,6 +53,7 @@ impl TierArm {
             TierArm::Nvme => "nvme",
             TierArm::Mmap => "mmap",
             TierArm::Pmem => "pmem",
+            TierArm::Dax => "dax",
         }
     }
 }
@@ -137,7 +140,10 @@ impl TierWorker {
                 Arc::new(DramMedium::new(SlotPool::new(config)?, Some(data))?)
             }
             TierArm::Nvme => Arc::new(UringMedium::new(data)?),
-            TierArm::Pmem => Arc::new(DaxMedium::new(args.tmpfs.join(PMEM), true)?),
+            TierArm::Pmem | TierArm::Dax => {
+                let copies = args.copies(job.arm).ok_or_else(|| Error::invalid(DAX_MISSING))?;
+                Arc::new(DaxMedium::new(copies, job.arm == TierArm::Pmem)?)
+            }
             TierArm::Mmap => {
                 let medium = Arc::new(MmapMedium::new(data)?);
                 mapped = Some(medium.clone());
