@@ -90,7 +90,7 @@ pub struct TiersArgs {
     /// Rounds; each figure is the median over them
     #[arg(long, default_value_t = 5)]
     pub rounds: usize,
-    /// Arms to measure [default: all, dax with --dax only; for photographs dram, nvme and dax]
+    /// Arms to measure [default: all, dax with --dax only; for photographs dram, nvme, dax]
     #[arg(long, value_enum, value_delimiter = ',')]
     pub arms: Vec<TierArm>,
     /// Costs of a candidate in microseconds at which the curve is measured (0: no curve)
