@@ -19,7 +19,7 @@ import sys
 import tempfile
 import time
 
-from target import REPOSITORY_CACHE, Server, descriptors, descriptors_at_rest, rss_mb, status_kb, target_of
+from target import REPOSITORY_CACHE, Server, descriptors_at_rest, rss_mb, status_kb, target_of
 
 import attackers
 import storage

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 
 import points
 from millpond import Server
-from points import COLLECTION, Ledger, Writers
+from points import Ledger, Writers
 
 ROUNDS_WAIT_S = 60
 TMPFS_MB = 64

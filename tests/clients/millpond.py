@@ -16,6 +16,7 @@ BINARY = REPOSITORY / os.environ.get("MILLPOND_PROGRAM", "target/release/millpon
 START_TIMEOUT_S = 120
 STOP_TIMEOUT_S = 60
 COMMAND_TIMEOUT_S = 120
+WAIT_S = 60
 
 
 class Server:
@@ -150,6 +151,15 @@ def run(*arguments: str, check: bool = True) -> subprocess.CompletedProcess:
     if check and done.returncode != 0:
         raise AssertionError(f"millpond {' '.join(arguments)}: exit {done.returncode}\n{done.stdout}{done.stderr}")
     return done
+
+
+def wait_for(what, wanted, timeout_s: float = WAIT_S, why=lambda: ""):
+    """Waits until `what()` has the wanted value. Returns it. `why()` is part of the message of a failure."""
+    deadline = time.monotonic() + timeout_s
+    while not wanted(found := what()):
+        assert time.monotonic() < deadline, (found, why())
+        time.sleep(0.02)
+    return found
 
 
 def publish(source: pathlib.Path, model_dir: pathlib.Path, version: int) -> pathlib.Path:

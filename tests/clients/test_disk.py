@@ -4,7 +4,6 @@ import contextlib
 import os
 import pathlib
 import stat
-import time
 
 import disks
 import numpy as np
@@ -14,12 +13,11 @@ from collections_server import start
 from disks import fill
 from onnx import TensorProto, helper
 
-from millpond import Server, drop_in
+from millpond import Server, drop_in, wait_for
 from models import save, value
 from test_images import Images, patches, picture
 
 DIMS = 64
-WAIT_S = 60
 
 
 @pytest.fixture
@@ -57,15 +55,6 @@ def info(server: Server) -> dict:
 
 def get(server: Server, point: int) -> requests.Response:
     return requests.get(f"{server.url}/collections/c/points/{point}", timeout=60)
-
-
-def wait_for(what, wanted):
-    """Waits until `what()` has the wanted value. Returns its last value."""
-    deadline = time.monotonic() + WAIT_S
-    while not wanted(found := what()) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert wanted(found), found
-    return found
 
 
 def logs(scratch: pathlib.Path) -> list[pathlib.Path]:

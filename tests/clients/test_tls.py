@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import pathlib
 import signal
 import ssl
 import subprocess
@@ -17,7 +16,7 @@ import tritonclient.grpc as triton_grpc
 import tritonclient.http as triton_http
 from certificates import issue, make_authority, openssl
 from keys import new_key
-from millpond import BINARY, START_TIMEOUT_S, run
+from millpond import START_TIMEOUT_S, run
 from prometheus_text import samples
 from qdrant_client import QdrantClient, models
 

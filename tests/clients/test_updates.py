@@ -7,13 +7,12 @@ import re
 import shutil
 import subprocess
 import threading
-import time
 
 import pytest
 import requests
 from prometheus_text import samples
 
-from millpond import Server, drop_in, free_ports, publish
+from millpond import Server, drop_in, free_ports, publish, wait_for
 from models import stamped
 
 SERVERS = 3
@@ -21,7 +20,6 @@ MODEL = "stamped"
 MEGABYTES = 32
 # A load of the model takes a second.
 LOAD_RATE = "32MB"
-WAIT_S = 60
 LOADED = re.compile(r"loaded in ([\d.]+) s and warmed up in ([\d.]+) s")
 # The events round both times to 10 ms.
 ROUNDING_MS = 20
@@ -81,15 +79,6 @@ def fleet(etcd, tmp_path):
     finally:
         for server in servers:
             server.process.kill()
-
-
-def wait_for(what, wanted):
-    """Waits until `what()` has the wanted value. Returns it."""
-    deadline = time.monotonic() + WAIT_S
-    while not wanted(found := what()):
-        assert time.monotonic() < deadline, found
-        time.sleep(0.05)
-    return found
 
 
 def reason(server: Server, version: int) -> str:

@@ -47,13 +47,6 @@ class Points:
     def query(self, number: int) -> dict:
         return {"query": self.queries[number].tolist(), "limit": TOP, "params": {"exact": True}}
 
-    def create_body(self, shards: int, copies: int) -> dict:
-        return {
-            "vectors": {"size": self.dims, "distance": "Euclid"},
-            "shard_number": shards,
-            "replication_factor": copies,
-        }
-
     def checked(self, number: int, status: int, body: bytes) -> Answer:
         """Compares the answer to a query with the expected one."""
         if status != 200:

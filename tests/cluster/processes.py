@@ -213,7 +213,7 @@ class Proxy(Controlled):
     """A proxy of `proxies.py` on a port of its own."""
 
     def __init__(self, kind: str, name: str, target: str, logs: pathlib.Path):
-        port, self.spare = free_ports()
+        port, _ = free_ports()
         super().__init__(name, "proxies.py", [kind, str(port), target], logs)
         self.address = f"127.0.0.1:{port}"
 

@@ -81,6 +81,21 @@ def js(driver, expression: str, *arguments):
     return driver.execute_script(f"return {expression}", *arguments)
 
 
+def text(driver, selector: str) -> str:
+    """Returns the text of the first element."""
+    return js(driver, "document.querySelector(arguments[0]).textContent", selector)
+
+
+def texts(driver, selector: str) -> list[str]:
+    """Returns the text of each element."""
+    return js(driver, "[...document.querySelectorAll(arguments[0])].map((e) => e.textContent)", selector)
+
+
+def state(driver) -> str:
+    """Returns the state that the page's form shows."""
+    return js(driver, "document.getElementById('state').dataset.state")
+
+
 def open_page(driver, url: str) -> None:
     """Opens the page and waits until it shows data."""
     driver.get(f"{url}/")

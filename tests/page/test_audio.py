@@ -8,7 +8,7 @@ import wave
 import millpond
 import pytest
 import requests
-from screen import CONTRASTS, DESKTOP, PHONE, PICTURES, TEXT_CONTRAST_MIN, js, look, picture, wait
+from screen import CONTRASTS, DESKTOP, PHONE, PICTURES, TEXT_CONTRAST_MIN, js, look, picture, state, texts, wait
 from selenium.webdriver import ActionChains, Keys
 
 CACHE = pathlib.Path(__file__).resolve().parents[2] / ".cache"
@@ -33,18 +33,10 @@ def open_audio(browser, server) -> None:
     wait(lambda: js(browser, "document.querySelectorAll('#recogniser option').length"), "a recogniser is listed")
 
 
-def state(browser) -> str:
-    return js(browser, "document.getElementById('state').dataset.state")
-
-
 def listen(browser, path: pathlib.Path, until: tuple[str, ...] = ("done",)) -> None:
     browser.find_element("id", "file").send_keys(str(path))
     browser.find_element("id", "start").click()
     wait(lambda: state(browser) in until, f"the page says {until}")
-
-
-def texts(browser, selector: str) -> list[str]:
-    return js(browser, "[...document.querySelectorAll(arguments[0])].map((e) => e.textContent)", selector)
 
 
 def drawn(browser) -> bool:

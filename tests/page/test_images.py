@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import requests
 from PIL import Image
-from screen import CONTRASTS, DESKTOP, PHONE, PICTURES, TEXT_CONTRAST_MIN, js, look, picture, wait
+from screen import CONTRASTS, DESKTOP, PHONE, PICTURES, TEXT_CONTRAST_MIN, js, look, picture, state, wait
 from selenium.webdriver import ActionChains, Keys
 
 MADE = pathlib.Path(__file__).resolve().parents[2] / ".cache/images"
@@ -51,10 +51,6 @@ def open_images(browser, server, collection: str | None = "photos") -> None:
     wait(lambda: state(browser) in ("ready", "none", "failed"), "the page is ready")
     if collection:
         wait(lambda: names(browser, "#pictures"), "its pictures are listed")
-
-
-def state(browser) -> str:
-    return js(browser, "document.getElementById('state').dataset.state")
 
 
 def text(browser, name: str) -> str:

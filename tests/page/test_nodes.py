@@ -6,7 +6,7 @@ import sys
 import millpond
 import pytest
 import requests
-from screen import CONTRASTS, DESKTOP, PHONE, PICTURES, TEXT_CONTRAST_MIN, js, look, picture, wait
+from screen import CONTRASTS, DESKTOP, PHONE, PICTURES, TEXT_CONTRAST_MIN, js, look, picture, texts, wait
 
 sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "cluster"))
 
@@ -28,10 +28,6 @@ def cluster(tmp_path_factory):
     yield cluster
     for process in [*cluster.nodes.values(), cluster.etcd]:
         process.kill()
-
-
-def texts(browser, selector: str) -> list[str]:
-    return js(browser, "[...document.querySelectorAll(arguments[0])].map((e) => e.textContent)", selector)
 
 
 def test_nodes_and_shards_are_shown(browser, cluster):

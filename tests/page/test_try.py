@@ -15,7 +15,7 @@ from keys import new_key
 from models import constant, half_plus_two, half_precision, save, strings, value
 from onnx import TensorProto, helper
 from PIL import Image
-from screen import CONTRASTS, DESKTOP, PHONE, PICTURES, TEXT_CONTRAST_MIN, js, look, picture, wait
+from screen import CONTRASTS, DESKTOP, PHONE, PICTURES, TEXT_CONTRAST_MIN, js, look, picture, text, wait
 from selenium.webdriver import ActionChains, Keys
 from tritonclient.utils import triton_to_np_dtype
 
@@ -70,10 +70,6 @@ def server(tmp_path_factory):
 def open_try(browser, server, model: str, state: str = "ready") -> None:
     browser.get(f"{server.url}/try?model={model}")
     wait(lambda: js(browser, "document.getElementById('state').dataset.state") == state, f"the page is {state}")
-
-
-def text(browser, selector: str) -> str:
-    return js(browser, "document.querySelector(arguments[0]).textContent", selector)
 
 
 def write(browser, name: str, words: str) -> None:

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import requests
 from keys import new_key
-from screen import CONTRASTS, DESKTOP, PHONE, PICTURES, TEXT_CONTRAST_MIN, js, look, picture, wait
+from screen import CONTRASTS, DESKTOP, PHONE, PICTURES, TEXT_CONTRAST_MIN, js, look, picture, text, texts, wait
 from selenium.webdriver import ActionChains, Keys
 
 DIMS, POINTS = 4, 45
@@ -43,14 +43,6 @@ def call(server, method: str, path: str, body: dict | None = None):
 def open_vectors(browser, server, collection: str | None = "notes", state: str = "ready") -> None:
     browser.get(f"{server.url}/vectors" + (f"?collection={collection}" if collection else ""))
     wait(lambda: js(browser, "document.getElementById('state').dataset.state") == state, f"the page is {state}")
-
-
-def text(browser, selector: str) -> str:
-    return js(browser, "document.querySelector(arguments[0]).textContent", selector)
-
-
-def texts(browser, selector: str) -> list[str]:
-    return js(browser, "[...document.querySelectorAll(arguments[0])].map((e) => e.textContent)", selector)
 
 
 def ids(browser) -> list[str]:

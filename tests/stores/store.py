@@ -4,7 +4,6 @@ import dataclasses
 import json
 import os
 import threading
-import time
 import urllib.parse
 
 os.environ.setdefault("MOTO_CALL_RESET_API", "false")
@@ -154,12 +153,3 @@ class S3Store:
         self.server.shutdown()
         self.thread.join()
         self.server.server_close()
-
-
-def wait_for(what, wanted, timeout_s: float = 60, why=lambda: ""):
-    """Waits until `what()` has the wanted value. Returns its last value."""
-    deadline = time.monotonic() + timeout_s
-    while not wanted(found := what()) and time.monotonic() < deadline:
-        time.sleep(0.02)
-    assert wanted(found), (found, why())
-    return found

@@ -4,8 +4,8 @@ import json
 
 import numpy as np
 import requests
-from millpond import run
-from store import BUCKET, wait_for
+from millpond import run, wait_for
+from store import BUCKET
 
 PLACE = f"s3://{BUCKET}/backups"
 DIMS = 256

@@ -8,8 +8,8 @@ import subprocess
 
 import pytest
 import requests
-from millpond import BINARY, REPOSITORY, Server, free_ports, run
-from store import wait_for
+from disks import small_disk
+from millpond import BINARY, REPOSITORY, Server, free_ports, run, wait_for
 from stored_models import URL, layered, stamp, upload
 
 MIB = 1 << 20
@@ -186,27 +186,21 @@ def test_probes_and_signals_have_answers_during_the_first_copy(s3, serve, tmp_pa
 
 
 @pytest.fixture
-def small_disk(tmp_path):
+def small_cache(tmp_path):
     """Mounts a file system of 24 MiB as the cache of the test's servers."""
-    path = tmp_path / "cache"
-    path.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", "size=24m", "tmpfs", str(path)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode != 0:
-        pytest.skip(f"this system does not let the test mount a tmpfs: {done.stderr.strip()}")
-    yield path
-    subprocess.run(["umount", str(path)], check=True)
+    with small_disk(tmp_path / "cache", "24m") as path:
+        yield path
 
 
-def test_a_full_disk_keeps_the_old_version(s3, serve, tmp_path, small_disk):
+def test_a_full_disk_keeps_the_old_version(s3, serve, tmp_path, small_cache):
     upload(tmp_path, "m", 1, [1], kib=8 * 1024)
     server = serve(URL)
     upload(tmp_path, "m", 2, [2, 3], kib=10 * 1024)
     found = wait_status(server, "m", "is full")
-    assert "--store-cache" in found and "--cache-dir" in found and str(small_disk) in found, found
+    assert "--store-cache" in found and "--cache-dir" in found and str(small_cache) in found, found
     assert stamp(server, "m") == 1
     # Nothing of it stays on the disk.
-    wait_for(lambda: list(small_disk.glob("stores/*/staging/m/*")), lambda found: not found, why=server.log_text)
+    wait_for(lambda: list(small_cache.glob("stores/*/staging/m/*")), lambda found: not found, why=server.log_text)
     upload(tmp_path, "m", 3, [4, 5], kib=4 * 1024)
     server.wait_version("m", 3)
     assert stamp(server, "m") == 3

@@ -348,10 +348,6 @@ def test_a_graph_without_these_tags_is_refused(start, graphs):
 
 
 def test_an_unknown_flag_is_an_error():
-    import subprocess
-
-    from millpond import BINARY, free_ports
-
     done = subprocess.run([str(BINARY), "tfs", "--no_such_flag=1"], capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode != 0
     assert "no_such_flag" in done.stderr

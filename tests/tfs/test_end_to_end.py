@@ -1,13 +1,11 @@
 """The behaviours of TensorFlow Serving's own end-to-end test."""
 
 import json
-import pathlib
 import subprocess
 import time
 
 import grpc
 import numpy as np
-import pytest
 import requests
 from conftest import VERSION, config_text
 from millpond import BINARY, free_ports

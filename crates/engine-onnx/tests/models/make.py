@@ -6,7 +6,6 @@
 import pathlib
 import struct
 
-import onnx
 from onnx import TensorProto, helper
 
 HERE = pathlib.Path(__file__).parent
