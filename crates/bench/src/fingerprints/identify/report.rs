@@ -82,6 +82,17 @@ struct ServerRates {
     fnir_of_server_pct: f64,
 }
 
+impl std::fmt::Display for ServerRates {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let ServerRates { server_threshold, fpir_of_server_pct, fnir_of_server_pct } = self;
+        write!(
+            formatter,
+            "by the threshold of a server ({server_threshold:.0}): FNIR {fnir_of_server_pct:.1} %, \
+             FPIR {fpir_of_server_pct:.1} %"
+        )
+    }
+}
+
 impl ServerRates {
     fn of(outcomes: &[IdentifyOutcome], gallery: usize) -> ServerRates {
         let threshold = accept_among(gallery as u64);
@@ -264,12 +275,7 @@ impl BenchReport for IdentifyReport {
             "{:.3} % compared; FNIR {:.1} % at FPIR 0.1 % (score above {:.1})",
             self.penetration_pct, self.fnir_at_fpir_0_1_pct, self.threshold
         );
-        println!(
-            "by the threshold of a server ({:.0}): FNIR {:.1} %, FPIR {:.1} %",
-            self.server.server_threshold,
-            self.server.fnir_of_server_pct,
-            self.server.fpir_of_server_pct
-        );
+        println!("{}", self.server);
         println!(
             "p50 {:.0} ms (index {:.0} ms), p95 {:.0} ms on one thread; {:.0} bytes a print, built \
              in {:.1} s",
