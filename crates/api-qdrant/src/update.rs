@@ -14,6 +14,22 @@ use crate::image_block::keep_image_block;
 use crate::retrieve::CHUNK;
 use crate::scores;
 
+/// Names of the operations of a log. [`apply_operation`] refuses all other names. A change of the
+/// form of an operation needs a new name: a holder of an earlier version stops at a name that it
+/// does not know, and it skips an operation with members that it does not know.
+const OPERATION_NAMES: [&str; 8] = [
+    "upsert",
+    "delete",
+    "set_payload",
+    "overwrite_payload",
+    "delete_payload",
+    "clear_payload",
+    "update_vectors",
+    "delete_vectors",
+];
+/// Maximum characters of the name of an operation.
+const OPERATION_NAME_CHARS_MAX: usize = 64;
+
 /// Effect of ids without a point on a change of points.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum AbsentPoints {
@@ -171,8 +187,10 @@ pub(crate) fn batch(
 /// and the payloads of the other points change. Ids without a point have no effect.
 ///
 /// # Errors
-/// `InvalidArgument` for other JSON; as [`NamedCollection::upsert`].
+/// `Unimplemented` for an operation that only a newer version knows; `InvalidArgument` for other
+/// JSON; as [`NamedCollection::upsert`].
 pub fn apply_operation(named: &NamedCollection, operation: &[u8]) -> Result<()> {
+    check_name(operation)?;
     match json::parse(operation)? {
         UpdateOperation::SetPayload(mut request) => {
             let selection = request.selection()?;
@@ -188,6 +206,34 @@ pub fn apply_operation(named: &NamedCollection, operation: &[u8]) -> Result<()> 
         // Holders may make an operation of the log again after the point was removed.
         other => apply(named, other, AbsentPoints::Ignored),
     }
+}
+
+/// Checks that this version knows the name of an operation. A text without a name passes, because
+/// no version makes it.
+///
+/// # Errors
+/// `Unimplemented` for another name.
+fn check_name(operation: &[u8]) -> Result<()> {
+    match operation_name(operation) {
+        Some(name) if !OPERATION_NAMES.contains(&name) => Err(Error::unimplemented(format!(
+            "the log has the operation \"{name}\", which this version of Millpond does not know; \
+             upgrade this node"
+        ))),
+        _ => Ok(()),
+    }
+}
+
+/// Returns the name of an operation, which is its first member. Returns `None` for a text without a
+/// name of small letters, digits and underscores.
+fn operation_name(operation: &[u8]) -> Option<&str> {
+    let members = operation.trim_ascii_start().strip_prefix(b"{")?;
+    let text = members.trim_ascii_start().strip_prefix(b"\"")?;
+    let end = text.iter().position(|byte| *byte == b'"')?;
+    let name = std::str::from_utf8(text.get(..end)?).ok()?;
+    let is_plain = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'_';
+    let is_name =
+        (1..=OPERATION_NAME_CHARS_MAX).contains(&name.len()) && name.bytes().all(is_plain);
+    is_name.then_some(name)
 }
 
 /// Changes payloads, one by one if one of them would become too large.
@@ -418,4 +464,34 @@ fn check_present(named: &NamedCollection, ids: &[PointId]) -> Result<()> {
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_names_are_those_of_the_parser() {
+        let parse =
+            |name: &str| json::parse::<UpdateOperation>(format!("{{\"{name}\":0}}").as_bytes());
+        let error = parse("merge_points").unwrap_err();
+        let names = error.message().split('`').skip(3).step_by(2);
+        assert_eq!(names.collect::<Vec<_>>(), OPERATION_NAMES, "{error}");
+    }
+
+    #[test]
+    fn only_a_newer_version_knows_another_name() {
+        for name in OPERATION_NAMES {
+            check_name(format!("{{\"{name}\":{{}}}}").as_bytes()).unwrap();
+        }
+        for unknown in [r#"{"merge_points":{}}"#, r#" { "upsert2" : {}}"#, r#"{"x":0}"#] {
+            let error = check_name(unknown.as_bytes()).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Unimplemented, "{unknown}");
+            assert!(error.message().contains("upgrade this node"), "{error}");
+        }
+        let long = format!("{{\"{}\":0}}", "a".repeat(OPERATION_NAME_CHARS_MAX + 1));
+        for without in ["", "{}", "[]", r#"{"":0}"#, r#"{"a b":0}"#, r#"{"a"#, long.as_str()] {
+            check_name(without.as_bytes()).unwrap();
+        }
+    }
 }

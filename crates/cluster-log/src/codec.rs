@@ -37,7 +37,10 @@ const CHECKSUM_BYTES: usize = size_of::<u32>();
 const HEADER_BYTES: usize = 40;
 
 /// Operations of an entry, in order: each the JSON text of one element of `operations` of Qdrant's
-/// `points/batch`. Clones share the operations.
+/// `points/batch`, or an operation of images. Clones share the operations.
+///
+/// The name of an operation is its version. A holder stops at a name that it does not know, until
+/// its node is upgraded.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Batch(pub Arc<[Bytes]>);
 

@@ -134,8 +134,9 @@ impl From<Roles> for Vec<String> {
 }
 
 /// Number of the protocol between nodes that this program speaks. It grows if a node of an earlier
-/// number cannot read a message, or applies an operation of a log differently. `docs/cluster.md`
-/// says in which order nodes are upgraded.
+/// number cannot read a message, or applies an operation of a log differently. A new operation has
+/// a new name, at which holders of earlier versions stop. `docs/cluster.md` says in which order
+/// nodes are upgraded.
 pub const PROTOCOL: u32 = 1;
 
 /// A node, as it describes itself to the others.
@@ -159,7 +160,7 @@ pub struct NodeInfo {
     #[serde(default)]
     pub serving: BTreeMap<String, BTreeSet<u32>>,
     /// Shards whose copy on this node is damaged or being replaced, or lacks changes because the
-    /// disk is full, by the id of the collection.
+    /// disk is full or the log has an operation of a newer version, by the id of the collection.
     /// Some of them are in `serving` too. Nodes of earlier versions do not read this.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub damaged: BTreeMap<String, BTreeSet<u32>>,

@@ -35,6 +35,9 @@ pub struct ClusterMetrics {
     pub damaged_shards: LevelGauge,
     /// Shards whose copy on this node lacks changes of its log, because the disk is full.
     pub stalled_shards: LevelGauge,
+    /// Shards whose copy on this node lacks changes of its log, because the log has an operation
+    /// that only a newer version knows.
+    pub outdated_shards: LevelGauge,
 }
 
 impl ClusterMetrics {
@@ -90,6 +93,11 @@ impl ClusterMetrics {
             "cluster_stalled_shards",
             "Shards whose copy on this node lacks changes of its log, because the disk is full",
             self.stalled_shards.clone(),
+        );
+        r.register(
+            "cluster_outdated_shards",
+            "Shards whose copy on this node lacks changes of its log, because the log has an operation of a newer version",
+            self.outdated_shards.clone(),
         );
     }
 }

@@ -41,7 +41,8 @@ pub use state::MembershipTimes;
 /// Shards whose copy on a node is marked, by the id of the collection.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct CopyMarks {
-    /// Shards whose copy is damaged or being replaced, or lacks changes because the disk is full.
+    /// Shards whose copy is damaged or being replaced, or lacks changes because the disk is full or
+    /// the log has an operation of a newer version.
     pub damaged: BTreeMap<String, BTreeSet<u32>>,
     /// Shards whose copy lacks changes because the disk is full. All of them are in `damaged` too.
     pub stalled: BTreeMap<String, BTreeSet<u32>>,

@@ -2,7 +2,9 @@
 //!
 //! All holders apply the same operations in the same order. An operation that no holder can make,
 //! such as a vector of the wrong length, is skipped by all of them. Any other failure is one of
-//! this machine and is tried again: an operation is never skipped because of it.
+//! this machine and is tried again: an operation is never skipped because of it. An operation of an
+//! unknown name is not skipped either: holders of a newer version make it, so this holder stops at
+//! it until it is upgraded.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -79,8 +81,9 @@ pub(crate) async fn apply(
 /// fails repeatedly does not stop other shards.
 ///
 /// # Errors
-/// `DataLoss` if the local collection is damaged and `StorageFull` if its disk is full; an error
-/// without further tries if the collection was replaced; otherwise the error of the last try.
+/// `DataLoss` if the local collection is damaged, `StorageFull` if its disk is full, and
+/// `Unimplemented` for an operation that only a newer version knows; an error without further tries
+/// if the collection was replaced; otherwise the error of the last try.
 pub(super) async fn apply_rest(
     named: &Arc<NamedCollection>,
     batch: &Batch,
@@ -115,8 +118,11 @@ pub(super) async fn apply_rest(
             (tries, pause) = (0, PAUSE_MIN);
         }
         tries += 1;
-        let is_final =
-            matches!(error.kind(), ErrorKind::DataLoss | ErrorKind::StorageFull) || named.removed();
+        let is_lasting = matches!(
+            error.kind(),
+            ErrorKind::DataLoss | ErrorKind::StorageFull | ErrorKind::Unimplemented
+        );
+        let is_final = is_lasting || named.removed();
         if is_final || tries >= TRIES_MAX {
             return Err(error);
         }

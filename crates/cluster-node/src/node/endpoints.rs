@@ -355,7 +355,7 @@ async fn status(State(node): State<Arc<ClusterNode>>) -> Reply {
                 "next": shard.next.0,
                 "caught_up": shard.caught_up,
                 "damage": shard.damage,
-                "stalled": shard.stalled,
+                "stalled": shard.stalled.map(|report| report.reason),
             })
         })
         .collect();

@@ -15,6 +15,7 @@ use parking_lot::Mutex;
 use super::catalog::StoreCatalog;
 use super::holder::{Holder, HolderState};
 use super::services::NodeServices;
+use super::stall::{StallCause, StallReport};
 use crate::collection_catalog::CollectionCatalog;
 use crate::membership::{CopyMarks, Membership};
 use crate::types::{ClusterView, CollectionRecord, ShardKey, ViewSource};
@@ -90,7 +91,7 @@ impl HeldShards {
             caught_up: shard.1.holder.state.is_caught_up(),
             damage: shard.1.holder.state.damage.reason(),
             damaged_use: shard.1.holder.state.damage.used(),
-            stalled: shard.1.holder.state.stall.reason(),
+            stalled: shard.1.holder.state.stall.report(),
         };
         held.iter().map(progress).collect()
     }
@@ -179,7 +180,7 @@ impl HeldShards {
             let view = CertainHolders { own, holders: &holders, asked };
             match state.decide_stalled(&view, Instant::now()) {
                 Some(StalledServiceChange::Withdraw) => {
-                    tracing::warn!(shard = %key, "other holders serve the shard until the local disk has space");
+                    tracing::warn!(shard = %key, "other holders serve the shard until this node can apply the log");
                 }
                 Some(StalledServiceChange::Serve) => {
                     tracing::warn!(shard = %key, "the copy is served without its last changes, because no other node serves it");
@@ -195,10 +196,14 @@ impl HeldShards {
         let progress = self.progress();
         let metrics = &self.services.metrics;
         metrics.damaged_shards.set(count(&progress, |shard| shard.damage.is_some()));
-        metrics.stalled_shards.set(count(&progress, |shard| shard.stalled.is_some()));
+        let has_full_disk = |shard: &ShardProgress| shard.stalls_by(StallCause::FullDisk);
+        metrics.stalled_shards.set(count(&progress, has_full_disk));
+        let is_outdated = |shard: &ShardProgress| shard.stalls_by(StallCause::UnknownOperation);
+        metrics.outdated_shards.set(count(&progress, is_outdated));
         let marks = CopyMarks {
             damaged: numbers(progress.iter().filter(|shard| shard.is_marked())),
-            stalled: numbers(progress.iter().filter(|shard| shard.stalled.is_some())),
+            // Owners refuse writes if all holders are in this list, and name full disks.
+            stalled: numbers(progress.iter().filter(|shard| shard.stalls_by(StallCause::FullDisk))),
         };
         self.membership.set_marks(marks);
         let serving = numbers(progress.iter().filter(|shard| shard.is_served(announced)));
@@ -350,14 +355,19 @@ pub(super) struct ShardProgress {
     pub(super) damage: Option<String>,
     /// Use of a damaged copy.
     damaged_use: Option<DamagedCopyUse>,
-    /// Reason why the local copy lacks changes of its log: the disk is full.
-    pub(super) stalled: Option<String>,
+    /// Reason why the local copy lacks changes of its log; `None` if it applies the log.
+    pub(super) stalled: Option<StallReport>,
 }
 
 impl ShardProgress {
     /// Returns true if the copy is marked: it is damaged, or lacks changes.
     fn is_marked(&self) -> bool {
         self.damage.is_some() || self.stalled.is_some()
+    }
+
+    /// Returns true if the copy lacks changes of its log because of `cause`.
+    fn stalls_by(&self, cause: StallCause) -> bool {
+        self.stalled.as_ref().is_some_and(|report| report.cause == cause)
     }
 
     /// Returns true if the shard is to be announced. `announced` are the shards that are announced
@@ -425,9 +435,11 @@ mod tests {
         let behind = ShardProgress { caught_up: false, ..progress(0, None) };
         assert!(!behind.is_served(&announced));
         assert_eq!(numbers([&progress(0, None)]), announced);
-        let stalled =
-            ShardProgress { stalled: Some("the disk is full".to_owned()), ..progress(0, None) };
+        let full = StallReport { cause: StallCause::FullDisk, reason: "full".to_owned() };
+        let stalled = ShardProgress { stalled: Some(full), ..progress(0, None) };
         assert!(stalled.is_marked() && stalled.is_served(&announced));
+        assert!(stalled.stalls_by(StallCause::FullDisk));
+        assert!(!stalled.stalls_by(StallCause::UnknownOperation));
         assert!(!progress(0, None).is_marked());
         assert_eq!(count(&[stalled, progress(1, None)], |shard| shard.stalled.is_some()), 1);
     }

@@ -19,6 +19,7 @@ use crate::node::copy_loader::OpenedShard;
 use crate::node::local::{self, blocking};
 use crate::node::services::NodeServices;
 use crate::node::snapshot::{self, SnapshotState};
+use crate::node::stall::StallCause;
 use crate::types::{CollectionRecord, ShardKey};
 use cluster_log::{FollowPosition, FollowStep, LogFollower, ShardLog};
 
@@ -26,8 +27,8 @@ use cluster_log::{FollowPosition, FollowStep, LogFollower, ShardLog};
 const OPENING_CHECK: Duration = Duration::from_millis(20);
 /// Time between two records of the applied position.
 const RECORD_INTERVAL: Duration = Duration::from_secs(1);
-/// Time between two tries of an entry on a full disk.
-const FULL_DISK_PAUSE: Duration = Duration::from_secs(2);
+/// Time between two tries of an entry that stalls the copy.
+const STALLED_PAUSE: Duration = Duration::from_secs(2);
 
 /// Task of a shard.
 pub(super) struct ShardFollower {
@@ -80,7 +81,7 @@ impl ShardFollower {
                     tracing::debug!(shard = %self.key, %error, "a shard is opened again");
                 }
                 if error.kind() == ErrorKind::StorageFull {
-                    self.mark_stalled(&error);
+                    self.mark_stalled(StallCause::FullDisk, &error);
                 }
             }
             self.state.reopen();
@@ -219,7 +220,8 @@ impl ShardFollower {
     /// Applies an entry. A shard that is behind takes turns with others. If damage of the local
     /// collection stops the entry, the collection is served as it is until it is replaced. The
     /// entry is tried again after each try to replace it. On a full disk, the entry is tried until
-    /// there is space.
+    /// there is space. At an operation that only a newer version knows, the copy waits in the same
+    /// way: the node that is upgraded begins with this entry.
     pub(super) async fn apply(
         &mut self,
         progress: &FollowProgress,
@@ -228,25 +230,24 @@ impl ShardFollower {
         let named = &progress.named;
         let mut applied = AppliedBatch::default();
         loop {
-            match self.try_to_apply(progress, batch, &mut applied).await {
-                Err(error) if error.kind() == ErrorKind::DataLoss && !named.removed() => {
-                    self.mark_damaged(error.message());
-                    self.wait_for_replacement(named).await;
-                    if named.removed() {
-                        return Err(error);
-                    }
+            let Err(error) = self.try_to_apply(progress, batch, &mut applied).await else { break };
+            if named.removed() {
+                return Err(error);
+            }
+            if error.kind() == ErrorKind::DataLoss {
+                self.mark_damaged(error.message());
+                self.wait_for_replacement(named).await;
+                if named.removed() {
+                    return Err(error);
                 }
-                Err(error) if error.kind() == ErrorKind::StorageFull && !named.removed() => {
-                    self.mark_stalled(&error);
-                    self.state.stall.stop(Instant::now());
-                    // The copy may be damaged too, or be replaced meanwhile.
-                    self.attend_to_damage(named);
-                    tokio::time::sleep(FULL_DISK_PAUSE).await;
-                }
-                tried => {
-                    tried?;
-                    break;
-                }
+            } else if let Some(cause) = StallCause::of(&error) {
+                self.mark_stalled(cause, &error);
+                self.state.stall.stop(Instant::now());
+                // The copy may be damaged too, or be replaced meanwhile.
+                self.attend_to_damage(named);
+                tokio::time::sleep(STALLED_PAUSE).await;
+            } else {
+                return Err(error);
             }
         }
         self.state.stall.resume();
@@ -272,14 +273,11 @@ impl ShardFollower {
     }
 
     /// Marks the local collection as stalled, so that the node announces the mark.
-    pub(super) fn mark_stalled(&mut self, error: &Error) {
+    pub(super) fn mark_stalled(&mut self, cause: StallCause, error: &Error) {
         // An end that was probed before does not end the mark: the copy may wait for hours.
         self.end_probe = EndProbe::default();
-        if self.state.stall.begin(error.message(), Instant::now()) {
-            tracing::error!(
-                shard = %self.key, %error,
-                "the local disk is full, and the shard follows its log once there is space"
-            );
+        if self.state.stall.begin(cause, error.message(), Instant::now()) {
+            tracing::error!(shard = %self.key, %error, "{}", cause.text());
             self.services.serving_changed();
         }
     }

@@ -41,7 +41,7 @@ pub(in crate::node) struct HolderState {
     pub(super) followed: Mutex<Option<Arc<NamedCollection>>>,
     /// Damage of the local copy.
     pub(in crate::node) damage: CopyDamage,
-    /// Stall of the local copy on a full disk.
+    /// Stall of the local copy, which cannot apply its log.
     pub(in crate::node) stall: CopyStall,
 }
 

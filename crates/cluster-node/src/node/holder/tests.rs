@@ -28,9 +28,10 @@ use tokio::sync::{Notify, Semaphore};
 use super::follower::FollowProgress;
 use super::pauses::{LASTING_PAUSE_MAX, ReopenPauses};
 use super::*;
-use crate::node::apply::{AppliedBatch, ApplyPriority, apply_rest};
+use crate::node::apply::{AppliedBatch, ApplyPriority, apply, apply_rest};
 use crate::node::local::{self, LocalCollections};
 use crate::node::snapshot;
+use crate::node::stall::StallCause;
 use crate::testing::{TestRegistry, open_registry, open_registry_without_room};
 use crate::types::ViewUpdater;
 
@@ -46,7 +47,7 @@ const BEGINS_WITHIN: Duration = Duration::from_millis(200);
 const TURN_FREE_WITHIN: Duration = Duration::from_secs(10);
 /// Operation that no holder can make.
 const SKIPPED: &str = "{}";
-/// Operation that fails on this machine and is tried again: a newer program may know it.
+/// Operation that this version refuses and tries again: a newer version may make it.
 const FAILING: &str = r#"{"delete_vectors":{}}"#;
 /// Next entry of the damaged copy.
 const APPLIED: EntryNumber = EntryNumber(5);

@@ -1,10 +1,14 @@
-//! Tests of copies that a full disk stalls, and of reads of the log's end beside steady writes.
+//! Tests of copies that a full disk or an unknown operation stalls, and of reads of the log's end
+//! beside steady writes.
 
 use super::*;
 
 /// Writes after which a read of the log's end must have ended: a hundred times as many as arrive
 /// during the requests of that read.
 const STEADY_WRITES: u64 = 2_000;
+
+/// Operation that only a newer version knows.
+const UNKNOWN: &str = r#"{"merge_points":{"points":[1]}}"#;
 
 /// Returns an operation that adds a point.
 fn upsert() -> Bytes {
@@ -46,6 +50,49 @@ async fn a_full_disk_stalls_the_log_and_not_the_reads() {
         assert!(error.message().contains("lacks changes"), "{error}");
     }
     state.wait_applied(EntryNumber(0), deadline).await.unwrap();
+}
+
+/// After an upgrade, the node begins with the same entry: its position is not recorded.
+#[tokio::test]
+async fn an_unknown_operation_stops_the_log_and_not_the_reads() {
+    let mut empty = EmptyShard::start().await;
+    let state = empty.follower.state.clone();
+    let named = empty.progress.named.clone();
+    let services = empty.follower.services.clone();
+    state.follow(&named, EntryNumber(1));
+    empty.follower.reached_end(0, &named);
+    let unknown = Bytes::from_static(UNKNOWN.as_bytes());
+    let skipped = Bytes::from_static(SKIPPED.as_bytes());
+    let applied = empty.apply_all(vec![skipped, unknown, upsert()]);
+    tokio::pin!(applied);
+    tokio::select! {
+        biased;
+        ended = &mut applied => panic!("{ended:?}"),
+        marked = tokio::time::timeout(OPEN_MAX, stalled(&state)) => marked.unwrap(),
+    }
+    let report = state.stall.report().unwrap();
+    assert_eq!(report.cause, StallCause::UnknownOperation);
+    assert!(report.reason.contains("\"merge_points\""), "{}", report.reason);
+    assert!(report.reason.contains("upgrade this node"), "{}", report.reason);
+    assert_eq!(named.collection().count(), 0, "the operation behind it waits");
+    assert_eq!(services.metrics.entries.get(), 0);
+    assert!(state.is_caught_up(), "the copy stays in service");
+    let deadline = Instant::now() + OPEN_MAX;
+    let error = state.wait_applied(EntryNumber(1), deadline).await.unwrap_err();
+    assert!(error.message().contains("lacks changes"), "{error}");
+    state.wait_applied(EntryNumber(0), deadline).await.unwrap();
+    assert!(!named.removed());
+}
+
+/// A snapshot is restored for a download with the same operations.
+#[tokio::test]
+async fn an_unknown_operation_is_not_tried_again_at_once() {
+    let empty = EmptyShard::start().await;
+    let unknown = Bytes::from_static(UNKNOWN.as_bytes());
+    let batch = cluster_log::Batch::from(vec![unknown]);
+    let named = &empty.progress.named;
+    let error = apply(named, &batch, ApplyPriority::Ordinary).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unimplemented);
 }
 
 #[tokio::test]
@@ -93,7 +140,7 @@ async fn a_stalled_copy_leaves_service_and_returns() {
     state.follow(&named, EntryNumber(1));
     empty.follower.reached_end(0, &named);
     let marked = Instant::now();
-    assert!(state.stall.begin("the disk is full", marked));
+    assert!(state.stall.begin(StallCause::FullDisk, "the disk is full", marked));
     state.stall.stop(marked);
     let own = HolderReading { node: "a", serves: true, is_damaged: true };
     let whole = HolderReading { node: "b", serves: true, is_damaged: false };
@@ -127,7 +174,7 @@ async fn a_stalled_copy_reaches_the_end_under_steady_writes() {
         append(&log, number).await;
         state.offered.add(number, std::iter::once((number, fence())));
     };
-    state.stall.begin("the disk is full", Instant::now());
+    state.stall.begin(StallCause::FullDisk, "the disk is full", Instant::now());
     state.caught_up.store(true, Ordering::Release);
     write(EntryNumber::default()).await;
     let writes = async {
@@ -155,7 +202,7 @@ async fn a_copy_that_stalls_forgets_the_probed_end() {
     for end_read in [1, 2] {
         follower.end_probe.begin(&follower.log, EntryNumber(0), end_read);
         assert!(follower.end_probe.is_active());
-        follower.mark_stalled(&error);
+        follower.mark_stalled(StallCause::FullDisk, &error);
         assert!(!follower.end_probe.is_active());
     }
 }
