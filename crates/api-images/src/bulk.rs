@@ -2,7 +2,8 @@
 //! [`BulkTarget`] says where they go: the collections of this server, or those of a cluster.
 //!
 //! After an image for which a disk has no space, the next images are reported as failed and are not
-//! processed: their features would be extracted in vain.
+//! processed: their features would be extracted in vain. In a cluster, the disks of one shard may be
+//! full, and the images of other shards go on.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -63,6 +64,12 @@ pub trait BulkTarget: Send + 'static {
     /// # Errors
     /// An error that ends the request.
     fn put(&self, image: BulkImage, report: BulkReporter) -> Result<()>;
+
+    /// Returns true if the images behind one that fails with `error` would fail too. They are then
+    /// not tried.
+    fn refuses_all(&self, error: &Error) -> bool {
+        error.kind() == ErrorKind::StorageFull
+    }
 }
 
 pub(crate) enum SourceEntry {
@@ -180,7 +187,7 @@ struct Bulk<'a, T> {
     reports: Receiver<ImageReport>,
     in_flight: usize,
     summary: Summary,
-    /// Error of the first image for which a disk has no space.
+    /// Error of the first image after which all would fail: a disk has no space.
     full: Option<Error>,
 }
 
@@ -265,7 +272,7 @@ impl<'a, T: BulkTarget> Bulk<'a, T> {
     fn count(&mut self, outcome: &Result<BulkOutcome>) {
         self.summary.count(outcome);
         if let Err(error) = outcome
-            && error.kind() == ErrorKind::StorageFull
+            && self.target.refuses_all(error)
         {
             self.full.get_or_insert_with(|| error.clone());
         }

@@ -104,6 +104,7 @@ pub use limits::{
     default_candidates,
 };
 pub use persons::{FINGER_HITS_MAX, FingersRequest, FoundPersons, FoundPrint};
+pub use print_files::may_have_several as may_have_several_prints;
 pub use print_pair::{PrintJson, PrintPair};
 pub use prints::both_named;
 pub use query_prints::{QueryPrint, QueryPrints};

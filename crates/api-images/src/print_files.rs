@@ -183,7 +183,7 @@ impl FilePrints {
 }
 
 /// Returns true if a file may have several prints, by its first bytes.
-pub(crate) fn may_have_several(file: &[u8]) -> bool {
+pub fn may_have_several(file: &[u8]) -> bool {
     match FileFormat::sniff(file) {
         Some(FileFormat::Image(format)) => format == Format::Nist,
         Some(FileFormat::Template(format)) => format != TemplateFormat::SourceAfis,

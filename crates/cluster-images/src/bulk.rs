@@ -2,8 +2,9 @@
 //! them in, itself included if it has the role. They work on them at idle priority.
 //!
 //! If all asked nodes are overloaded, or none can be reached, the image is sent again until
-//! [`BUSY_WAIT_MAX`] has passed. That is safe: an image that was put in before is there already.
-//! Any other error fails that image alone.
+//! [`BUSY_WAIT_MAX`] has passed. That is safe: an image that was put in before is there already. If
+//! the shard of an image refuses it, the images of this shard wait, and those of other shards go on
+//! ([`RefusedShards`]). Any other error fails that image alone.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -11,11 +12,14 @@ use std::time::{Duration, Instant};
 
 use api_images::{
     BulkImage, BulkOutcome, BulkReporter, BulkRequest, BulkResources, BulkTarget,
-    ExtractionPriority, ImageInput, PrintOutcome, WantedImages, image_id,
+    ExtractionPriority, ImageInput, PrintOutcome, WantedImages, image_id, may_have_several_prints,
 };
 use axum::response::Response;
 use base::{Error, ErrorKind, Result};
 use bytes::Bytes;
+use cluster_node::ShardKey;
+use cluster_root::split::shard_of_id;
+use cluster_root::writes::is_shard_refusal;
 use cluster_root::{NewShards, RootContext};
 use http::header;
 use http_client::HttpAnswer;
@@ -28,6 +32,7 @@ use super::call::ImageCall;
 use super::extraction_nodes::take_slot;
 use super::extraction_slots::{ExtractionPlace, ExtractionSlot};
 use super::put::{BACKGROUND_TIME_MAX, ImagePut, RootPutParams, count};
+use super::refused_shards::{RefusedShards, RefusedStep};
 use super::repeats::{ImageRepeats, RunningImage};
 use super::state::ImageRootState;
 use super::{pass_on, reply};
@@ -126,9 +131,11 @@ struct ClusterTarget {
 impl ClusterTarget {
     /// Creates the target of a request. Must be called on the runtime of the request.
     fn new(upload: BulkUpload, stop: Arc<AtomicBool>) -> ClusterTarget {
+        let refused = RefusedShards::new(upload.context.params.timeout);
         let images = ClusterImages {
             upload,
             stop,
+            refused,
             repeats: Arc::default(),
             creating: Arc::default(),
             is_stalled: AtomicBool::new(false),
@@ -162,10 +169,17 @@ impl BulkTarget for ClusterTarget {
         }
         Ok(())
     }
+
+    /// Returns true if the cluster has no space at all. The refusal of a shard is one of its images
+    /// alone.
+    fn refuses_all(&self, error: &Error) -> bool {
+        error.kind() == ErrorKind::StorageFull && !is_shard_refusal(error)
+    }
 }
 
 /// An image that there is room for.
 struct BegunImage {
+    id: PointId,
     running: RunningImage,
     /// Held by the image that may create the collection.
     turn: Option<OwnedMutexGuard<()>>,
@@ -178,6 +192,7 @@ struct ClusterImages {
     upload: BulkUpload,
     /// Set once the remaining images are not wanted.
     stop: Arc<AtomicBool>,
+    refused: RefusedShards,
     repeats: Arc<ImageRepeats>,
     /// Held by the image that may create the collection.
     creating: Arc<Mutex<()>>,
@@ -206,20 +221,71 @@ impl ClusterImages {
         };
         let turn = self.turn_to_create().await;
         let slot = take_slot(&self.upload.state, &[]).await;
-        Some(BegunImage { running, turn, slot })
+        Some(BegunImage { id, running, turn, slot })
     }
 
-    /// Puts an image in, and sends it again while no node takes it.
+    /// Returns the shard that gets an image. Returns `None` for a file with several prints, which
+    /// may be in different shards, and before the collection exists.
+    fn shard_of(&self, id: &PointId, file: &[u8]) -> Option<ShardKey> {
+        if may_have_several_prints(file) {
+            return None;
+        }
+        let context = &self.upload.context;
+        let record = context.state.record(&context.collection).ok()?;
+        let shard = shard_of_id(id, record.shards).ok()?;
+        Some(ShardKey::new(&record.id, shard))
+    }
+
+    /// Waits while the shard of an image refuses images. Frees the image's slot before.
+    ///
+    /// # Errors
+    /// The refusal of the shard if the wait takes too long; `Cancelled` if the images are not
+    /// wanted any more.
+    async fn wait_for_shard(
+        &self,
+        shard: &ShardKey,
+        slot: &mut Option<ExtractionSlot>,
+    ) -> Result<()> {
+        loop {
+            let pause = match self.refused.step(shard, Instant::now()) {
+                RefusedStep::Send => return Ok(()),
+                RefusedStep::Fail(error) => return Err(error),
+                RefusedStep::Wait(pause) => pause,
+            };
+            drop(slot.take());
+            if self.stop.load(Ordering::Relaxed) {
+                return Err(Error::cancelled("the remaining images are not wanted"));
+            }
+            tokio::time::sleep(pause).await;
+        }
+    }
+
+    /// Puts an image in, and sends it again while no node takes it, or its shard refuses it.
     async fn put(&self, image: &BulkImage, begun: BegunImage) -> Result<PutReply> {
-        let BegunImage { running, turn: _turn, mut slot } = begun;
+        let BegunImage { id, running, turn: _turn, mut slot } = begun;
+        let shard = self.shard_of(&id, &image.bytes);
         let give_up = Instant::now() + BUSY_WAIT_MAX;
         loop {
-            let error = match self.ask_nodes(image, slot.take()).await {
-                Err(error) if error.is_overload() => error,
-                outcome => {
+            if let Some(shard) = &shard {
+                self.wait_for_shard(shard, &mut slot).await?;
+            }
+            let error = match (self.ask_nodes(image, slot.take()).await, &shard) {
+                (Err(error), Some(shard)) if is_shard_refusal(&error) => {
                     self.is_stalled.store(false, Ordering::Relaxed);
-                    if outcome.is_ok() {
+                    if self.refused.record(shard, &error, Instant::now()) {
+                        return Err(error);
+                    }
+                    continue;
+                }
+                (Err(error), _) if error.is_overload() => error,
+                (outcome, _) => {
+                    self.is_stalled.store(false, Ordering::Relaxed);
+                    if let Ok(reply) = &outcome {
                         running.succeeded();
+                        // An image that is present shows nothing about writes.
+                        if let Some(shard) = shard.as_ref().filter(|_| reply.status == "added") {
+                            self.refused.end(shard);
+                        }
                     }
                     return outcome;
                 }
@@ -252,7 +318,8 @@ impl ClusterImages {
             };
             let Some(taken) = taken else { return Err(refusal) };
             match self.put_at(&taken.place, image).await {
-                Err(error) if error.is_overload() => refusal = error,
+                // Another node would send the image to the same shard.
+                Err(error) if error.is_overload() && !is_shard_refusal(&error) => refusal = error,
                 outcome => return outcome,
             }
             tried.push(taken.place.name().to_owned());
@@ -277,7 +344,8 @@ impl ClusterImages {
         let BulkImage { name, bytes } = image.clone();
         let input = ImageInput { name, bytes, ..self.upload.input.clone() };
         let BulkUpload { wanted, new, .. } = &self.upload;
-        let put = ImagePut { context, images, wanted: wanted.clone(), new: *new };
+        let priority = input.priority;
+        let put = ImagePut { context, images, wanted: wanted.clone(), new: *new, priority };
         let answer = put.run_file(input).await?;
         serde_json::from_value(answer.json)
             .map_err(|error| Error::internal(format!("the answer to an image: {error}")))
@@ -352,10 +420,10 @@ fn reply_of(answer: &HttpAnswer, node: &str) -> Result<PutReply> {
 }
 
 fn refusal_of(answer: &HttpAnswer, node: &str) -> Error {
-    let error = reply::error_of(answer);
+    let error = pass_on::refusal_of_shard(reply::error_of(answer), answer);
     let advice = answer.headers.get(header::RETRY_AFTER).and_then(|value| value.to_str().ok());
     match answer.status {
-        429 | 503 => match advice.and_then(|text| text.parse().ok()) {
+        429 | 503 | 507 => match advice.and_then(|text| text.parse().ok()) {
             Some(seconds) => error.with_retry_after(Duration::from_secs(seconds)),
             None => error,
         },

@@ -35,6 +35,7 @@ mod page;
 mod pass_on;
 mod points;
 mod put;
+mod refused_shards;
 mod repeats;
 mod reply;
 mod rounds;

@@ -9,6 +9,7 @@ use base::{Error, Result};
 use bytes::Bytes;
 use cluster_node::{NodeInfo, ShardKey};
 use cluster_root::collections::wait_for;
+use cluster_root::writes::{is_shard_refusal, not_written};
 use cluster_root::{RootContext, RootState};
 use http::{HeaderMap, HeaderName, HeaderValue, Method, header};
 use http_client::{HttpAnswer, HttpRequest};
@@ -22,6 +23,8 @@ const PASSED_ON: HeaderName = HeaderName::from_static("x-millpond-passed-on");
 /// Header of the answer to such a request: the entries of the log that have its writes, each as
 /// `COLLECTION/SHARD/ENTRY`, with commas between them.
 const WRITTEN: HeaderName = HeaderName::from_static("x-millpond-written");
+/// Header of the answer to such a request if the shard refused the image.
+const SHARD_REFUSAL: HeaderName = HeaderName::from_static("x-millpond-shard-refusal");
 /// Header of a request that another node has passed on: the id of the collection that it sees, or
 /// [`NO_COLLECTION`].
 const SEEN_COLLECTION: HeaderName = HeaderName::from_static("x-millpond-collection");
@@ -244,6 +247,21 @@ pub(super) fn with_written(reply: Reply, head: &CallHead, entries: &[WrittenEntr
     }
 }
 
+/// Returns the answer to an image that was not added. If another node has passed the image on, the
+/// answer says if the image's shard refused it.
+pub(super) fn refused(error: &Error, head: &CallHead) -> Reply {
+    let reply = Reply::error(error);
+    if is_passed_on(head) && is_shard_refusal(error) {
+        return reply.with_header(SHARD_REFUSAL, HeaderValue::from_static("1"));
+    }
+    reply
+}
+
+/// Returns the error of a node's answer, so that [`is_shard_refusal`] holds for it as on that node.
+pub(super) fn refusal_of_shard(error: Error, answer: &HttpAnswer) -> Error {
+    if answer.headers.contains_key(SHARD_REFUSAL) { not_written(error) } else { error }
+}
+
 /// Remembers the writes of another node, which its answer names, once this root sees their
 /// collection.
 async fn remember_answer(context: &RootContext, answer: &HttpAnswer) {
@@ -280,7 +298,30 @@ impl WrittenEntry {
 
 #[cfg(test)]
 mod tests {
+    use axum::response::IntoResponse;
+
     use super::*;
+
+    #[test]
+    fn a_refusal_of_a_shard_is_marked_between_nodes() {
+        let is_marked = |error: &Error, is_passed_on: bool| {
+            let mut headers = HeaderMap::new();
+            if is_passed_on {
+                headers.insert(PASSED_ON, HeaderValue::from_static("1"));
+            }
+            let head = CallHead { headers, target: String::new() };
+            refused(error, &head).into_response().headers().contains_key(SHARD_REFUSAL)
+        };
+        let full = not_written(Error::storage_full("no space"));
+        assert!(is_marked(&full, true));
+        assert!(!is_marked(&full, false), "clients get no such header");
+        assert!(!is_marked(&Error::storage_full("the store of originals"), true));
+        let mut answer = HttpAnswer { status: 507, headers: HeaderMap::new(), body: Bytes::new() };
+        let read = |answer: &HttpAnswer| refusal_of_shard(Error::storage_full("full"), answer);
+        assert!(!is_shard_refusal(&read(&answer)));
+        answer.headers.insert(SHARD_REFUSAL, HeaderValue::from_static("1"));
+        assert!(is_shard_refusal(&read(&answer)));
+    }
 
     #[test]
     fn written_entries_are_read() {

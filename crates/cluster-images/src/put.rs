@@ -5,7 +5,7 @@
 //! last lookup has written the image. After a conflict, it looks the image up again.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use api_images::{
     ExtractedImage, ExtractionPriority, ImageInput, ImageKind, ImagesState, WantedImages,
@@ -35,6 +35,10 @@ use super::target::ImageTarget;
 
 /// Longest time of an image that is put in at idle priority. Searches may take all cores meanwhile.
 pub(super) const BACKGROUND_TIME_MAX: Duration = Duration::from_secs(300);
+
+/// Longest time for which an image at idle priority is sent to the owner of its shard. It holds a
+/// place of extraction meanwhile, which images of other shards need.
+const IDLE_WRITE_MAX: Duration = Duration::from_secs(30);
 
 /// Longest wait of an upload for another one of the same image.
 const CLAIM_WAIT_MAX: Duration = Duration::from_secs(5);
@@ -121,8 +125,12 @@ pub(super) async fn put(mut call: ImageCall) -> Result<Reply> {
         return pass_on::whole(&call.context, &call.head, Method::PUT, body).await;
     };
     pass_on::see_same_collection(&call.context, &call.head).await?;
-    let put = ImagePut { context: &call.context, images, wanted, new };
-    let FileAnswer { json, entries } = put.run_file(input).await?;
+    let priority = input.priority;
+    let put = ImagePut { context: &call.context, images, wanted, new, priority };
+    let FileAnswer { json, entries } = match put.run_file(input).await {
+        Ok(answer) => answer,
+        Err(error) => return Ok(pass_on::refused(&error, &call.head)),
+    };
     Ok(pass_on::with_written(Reply::json(json.to_string()), &call.head, &entries))
 }
 
@@ -212,6 +220,7 @@ pub(super) struct ImagePut<'a> {
     pub(super) images: Arc<ImagesState>,
     pub(super) wanted: WantedImages,
     pub(super) new: NewShards,
+    pub(super) priority: ExtractionPriority,
 }
 
 impl ImagePut<'_> {
@@ -383,6 +392,15 @@ impl ImagePut<'_> {
         })
     }
 
+    /// Returns the time until which the point is sent to the owner of its shard.
+    fn write_deadline(&self) -> Instant {
+        let deadline = self.context.deadline;
+        match self.priority {
+            ExtractionPriority::Ordinary => deadline,
+            ExtractionPriority::Idle => deadline.min(Instant::now() + IDLE_WRITE_MAX),
+        }
+    }
+
     /// Writes the point. If another upload may have added the image behind the entry `seen`, looks
     /// the image up and tries again.
     ///
@@ -401,7 +419,7 @@ impl ImagePut<'_> {
         let write = ShardWrite {
             state: self.context.state.clone(),
             key: ShardKey::new(&upload.target.record.id, upload.shard),
-            deadline: self.context.deadline,
+            deadline: self.write_deadline(),
         };
         for _ in 0..CONFLICTS_MAX {
             let condition = WriteCondition { id: upload.id, after: seen };

@@ -4,6 +4,7 @@
 //! only operations by ids lead to the same points then. `by_filter` looks up the points of a
 //! filter.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -229,14 +230,50 @@ pub async fn deliver(
     split: ShardOperations,
 ) -> Result<u64> {
     let writes = split.into_iter().map(|(shard, operations)| {
-        let write = ShardWrite {
-            state: context.state.clone(),
-            key: ShardKey::new(&record.id, shard),
-            deadline: context.deadline,
-        };
+        let write = ShardWrite::of(context, record, shard);
         async move { write.run(&operations).await }
     });
     run_all(writes).await
+}
+
+/// Outcome of the write to a shard, as [`deliver_each`] collects it.
+struct EndedWrite {
+    shard: u32,
+    outcome: Result<u64>,
+}
+
+/// Writes operations to their shards, each shard's in order, at most [`SHARDS_AT_ONCE_MAX`] at the
+/// same time. An error of a shard does not stop the writes to the others. Returns the errors by
+/// shard. A shard with an error may have applied the first of its operations.
+pub async fn deliver_each(
+    context: &RootContext,
+    record: &CollectionRecord,
+    split: ShardOperations,
+) -> BTreeMap<u32, Error> {
+    let mut waiting = split.into_iter();
+    let mut running = JoinSet::new();
+    // An error stays if its write ends by a panic.
+    let mut errors = BTreeMap::new();
+    loop {
+        while running.len() < SHARDS_AT_ONCE_MAX {
+            let Some((shard, operations)) = waiting.next() else { break };
+            let write = ShardWrite::of(context, record, shard);
+            let early = format!("the write to shard {} ended early", write.key);
+            errors.insert(shard, Error::internal(early));
+            running.spawn(async move {
+                let outcome = write.run(&operations).await;
+                EndedWrite { shard, outcome }
+            });
+        }
+        match running.join_next().await {
+            Some(Ok(EndedWrite { shard, outcome: Ok(_) })) => drop(errors.remove(&shard)),
+            Some(Ok(EndedWrite { shard, outcome: Err(error) })) => {
+                errors.insert(shard, error);
+            }
+            Some(Err(_)) => {}
+            None => return errors,
+        }
+    }
 }
 
 /// Runs writes to different shards at the same time, at most [`SHARDS_AT_ONCE_MAX`]. Returns the
@@ -285,12 +322,17 @@ pub fn not_written(error: Error) -> Error {
     error.with_source(NotWritten)
 }
 
+/// Returns true if the error says that a shard refused a write: its holders have full disks, or no
+/// owner took the write in time. Writes to other shards may succeed.
+pub fn is_shard_refusal(error: &Error) -> bool {
+    std::error::Error::source(error).is_some_and(|source| source.is::<NotWritten>())
+}
+
 /// Returns true if the error of a write of one operation says that the operation is in no entry and
 /// never will be.
 pub fn was_not_written(error: &Error) -> bool {
     use ErrorKind::{InvalidArgument, NotFound, TooLarge};
-    matches!(error.kind(), InvalidArgument | NotFound | TooLarge)
-        || std::error::Error::source(error).is_some_and(|source| source.is::<NotWritten>())
+    matches!(error.kind(), InvalidArgument | NotFound | TooLarge) || is_shard_refusal(error)
 }
 
 /// Condition of the write of an image: no entry behind `after` has written the image.
@@ -323,6 +365,15 @@ pub struct ShardWrite {
 }
 
 impl ShardWrite {
+    /// Creates the destination of a request's writes to a shard of `record`.
+    fn of(context: &RootContext, record: &CollectionRecord, shard: u32) -> ShardWrite {
+        ShardWrite {
+            state: context.state.clone(),
+            key: ShardKey::new(&record.id, shard),
+            deadline: context.deadline,
+        }
+    }
+
     /// Writes operations in order. Returns the number of the last log entry; 0 without operations.
     ///
     /// # Errors

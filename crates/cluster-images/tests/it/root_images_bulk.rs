@@ -6,13 +6,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use api_images::ImageKind;
+use api_images::{ImageKind, image_id};
 use axum::body::Body;
 use http::{HeaderValue, Method, Request};
 use serde_json::{Value, json};
 use transport::Peer;
 
-use crate::root_images_support::{image_root, images, two_nodes};
+use crate::root_images_support::{SHARDS, image_root, images, two_nodes};
 use crate::root_support::{Answer, FakeNode, FakeReply, PassedRequest, TestRoot, reply};
 
 /// Writes files "0.jpg" and so on, all different. Nodes of these tests read no pixels.
@@ -49,6 +49,20 @@ fn added(_: &PassedRequest) -> FakeReply {
     let mut answer = reply(200, &json!({"id": 1, "status": "added"}));
     answer.headers_mut().insert("x-millpond-written", HeaderValue::from_static("id/1/9"));
     answer
+}
+
+/// Returns the answer of a node to an image whose shard refuses it.
+fn refused_by_shard(status: u16) -> FakeReply {
+    let mut answer = reply(status, &json!({"error": "the shard takes no image"}));
+    let headers = answer.headers_mut();
+    headers.insert("x-millpond-shard-refusal", HeaderValue::from_static("1"));
+    headers.insert("retry-after", HeaderValue::from_static("0"));
+    answer
+}
+
+/// Returns the shard of the image with these bytes.
+fn shard_of_file(bytes: &[u8]) -> u32 {
+    cluster::shard_of(image_id(bytes).to_string().as_bytes(), SHARDS).unwrap().0
 }
 
 fn counts(added: u64, present: u64, failed: u64, ignored: u64) -> Value {
@@ -161,6 +175,51 @@ async fn images_behind_a_full_disk_are_not_sent() {
     let not_tried = lines.values().filter(|line| error(line).starts_with("not tried")).count();
     assert_eq!(not_tried, 300 - sent);
     assert!(lines.values().all(|line| error(line).ends_with("no space")));
+}
+
+#[tokio::test]
+async fn a_full_shard_fails_its_images_alone() {
+    const FULL: u32 = 1;
+    let (root, nodes) = two_nodes(ImageKind::Photo).await;
+    for node in &nodes {
+        node.answer_passed(|request| match shard_of_file(&request.body) {
+            FULL => refused_by_shard(507),
+            _ => added(request),
+        });
+    }
+    let refused = (0..40_u64).filter(|it| shard_of_file(it.to_string().as_bytes()) == FULL);
+    let refused: Vec<String> = refused.map(|number| format!("{number}.jpg")).collect();
+    assert!(refused.len() > 1);
+    // The images of the shard wait no longer than the client's timeout.
+    let (lines, summary) = lines(&put(&root, "c?timeout=1", folder(40).path()).await);
+    let failed = refused.len() as u64;
+    assert_eq!((summary, lines.len()), (counts(40 - failed, 0, failed, 0), 40));
+    for name in refused {
+        let error = lines[&name]["error"].as_str().unwrap();
+        assert!(error.ends_with("the shard takes no image"), "{error}");
+    }
+}
+
+/// The shard has no owner for a moment. No other node is asked to send the image to the same shard.
+#[tokio::test]
+async fn images_wait_for_their_shard() {
+    const REFUSALS: u64 = 2;
+    let (root, nodes) = two_nodes(ImageKind::Photo).await;
+    let asked = Arc::new(AtomicU64::new(0));
+    for node in &nodes {
+        let asked = asked.clone();
+        node.answer_passed(move |request| {
+            let is_owned = shard_of_file(&request.body) != 1;
+            if is_owned || asked.fetch_add(1, Ordering::Relaxed) >= REFUSALS {
+                return added(request);
+            }
+            refused_by_shard(503)
+        });
+    }
+    let (_, summary) = lines(&put(&root, "c", folder(40).path()).await);
+    assert_eq!(summary, counts(40, 0, 0, 0));
+    let sent = nodes.iter().flat_map(|node| node.taken_passed()).count() as u64;
+    assert_eq!(sent, 40 + REFUSALS);
 }
 
 #[tokio::test]

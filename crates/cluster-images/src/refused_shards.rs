@@ -1,0 +1,160 @@
+//! Shards that refuse the images of an archive or a folder: their holders have full disks, or they
+//! have no owner.
+//!
+//! The images of such a shard wait, and one of them is sent from time to time. If the shard refuses
+//! them for longer than the limit, its images fail without being sent, except for one from time to
+//! time. The images of other shards go on.
+
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+use base::Error;
+use cluster_node::ShardKey;
+use parking_lot::Mutex;
+
+/// Longest time for which the images of a shard that refuses them wait.
+const REFUSED_WAIT_MAX: Duration = Duration::from_secs(120);
+/// Pause before the next image is sent to such a shard if the refusal advises none, and the longest
+/// pause that it may advise.
+const PROBE_PAUSE_MAX: Duration = Duration::from_secs(10);
+/// Shortest pause before the next image is sent to such a shard.
+const PROBE_PAUSE_MIN: Duration = Duration::from_millis(100);
+/// Longest time between two checks of an image that waits.
+const CHECK_INTERVAL: Duration = Duration::from_millis(500);
+
+/// Step of an image.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) enum RefusedStep {
+    /// The image is sent.
+    Send,
+    /// The shard refuses images. The image checks it again after this time.
+    Wait(Duration),
+    /// The shard has refused images for too long.
+    Fail(Error),
+}
+
+/// Refusals of the shards of one request.
+pub(super) struct RefusedShards {
+    wait_max: Duration,
+    /// One for each shard that refuses images, so at most the shards of the collection.
+    refusals: Mutex<BTreeMap<ShardKey, ShardRefusal>>,
+}
+
+struct ShardRefusal {
+    /// Time of the first refusal since an image was added to the shard.
+    since: Instant,
+    /// Time at which the next image is sent.
+    next_probe: Instant,
+    /// Last refusal.
+    error: Error,
+}
+
+impl RefusedShards {
+    /// Creates the state of a request without refusals. `timeout` is the time that the client
+    /// allows for an image; images wait no longer.
+    pub(super) fn new(timeout: Option<Duration>) -> RefusedShards {
+        let wait_max = timeout.map_or(REFUSED_WAIT_MAX, |timeout| timeout.min(REFUSED_WAIT_MAX));
+        RefusedShards { wait_max, refusals: Mutex::default() }
+    }
+
+    /// Returns the step of an image of `shard` at `now`.
+    pub(super) fn step(&self, shard: &ShardKey, now: Instant) -> RefusedStep {
+        let mut refusals = self.refusals.lock();
+        let Some(refusal) = refusals.get_mut(shard) else { return RefusedStep::Send };
+        if now >= refusal.next_probe {
+            // The outcome of this image sets the time of the next one.
+            refusal.next_probe = now + PROBE_PAUSE_MAX;
+            return RefusedStep::Send;
+        }
+        if self.is_over(refusal, now) {
+            let context = "not tried, because its shard refused earlier images";
+            return RefusedStep::Fail(refusal.error.clone().context(context));
+        }
+        let pause = refusal.next_probe.saturating_duration_since(now);
+        RefusedStep::Wait(pause.min(CHECK_INTERVAL))
+    }
+
+    /// Records at `now` that `shard` has refused an image with `error`. Returns true if the image
+    /// does not wait any more.
+    pub(super) fn record(&self, shard: &ShardKey, error: &Error, now: Instant) -> bool {
+        let pause = error.retry_after().unwrap_or(PROBE_PAUSE_MAX);
+        let next_probe = now + pause.clamp(PROBE_PAUSE_MIN, PROBE_PAUSE_MAX);
+        let mut refusals = self.refusals.lock();
+        let refusal = refusals.entry(shard.clone()).or_insert_with(|| {
+            tracing::warn!(%shard, %error, "images of a shard wait, because it refuses them");
+            ShardRefusal { since: now, next_probe, error: error.clone() }
+        });
+        refusal.next_probe = next_probe;
+        refusal.error = error.clone();
+        self.is_over(refusal, now)
+    }
+
+    /// Records that `shard` has taken an image.
+    pub(super) fn end(&self, shard: &ShardKey) {
+        if self.refusals.lock().remove(shard).is_some() {
+            tracing::info!(%shard, "the shard takes images again");
+        }
+    }
+
+    fn is_over(&self, refusal: &ShardRefusal, now: Instant) -> bool {
+        now.saturating_duration_since(refusal.since) >= self.wait_max
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn full() -> Error {
+        Error::storage_full("no space").with_retry_after(Duration::from_secs(5))
+    }
+
+    #[test]
+    fn images_of_a_refusing_shard_wait_and_one_is_sent() {
+        let start = Instant::now();
+        let at = |seconds: u64| start + Duration::from_secs(seconds);
+        let shards = RefusedShards::new(None);
+        let refusing = ShardKey::new("1", 0);
+        let other = ShardKey::new("1", 1);
+        assert_eq!(shards.step(&refusing, start), RefusedStep::Send);
+        assert!(!shards.record(&refusing, &full(), start));
+        assert_eq!(shards.step(&other, start), RefusedStep::Send);
+        assert_eq!(shards.step(&refusing, start), RefusedStep::Wait(CHECK_INTERVAL));
+        assert_eq!(shards.step(&refusing, at(5)), RefusedStep::Send);
+        assert_eq!(shards.step(&refusing, at(5)), RefusedStep::Wait(CHECK_INTERVAL));
+        assert!(!shards.record(&refusing, &full(), at(6)));
+        assert_eq!(shards.step(&refusing, at(10)), RefusedStep::Wait(CHECK_INTERVAL));
+        shards.end(&refusing);
+        assert_eq!(shards.step(&refusing, at(10)), RefusedStep::Send);
+    }
+
+    #[test]
+    fn images_fail_after_the_longest_wait_until_one_is_taken() {
+        let start = Instant::now();
+        let shards = RefusedShards::new(None);
+        let shard = ShardKey::new("1", 0);
+        assert!(!shards.record(&shard, &full(), start));
+        let end = start + REFUSED_WAIT_MAX;
+        assert_eq!(shards.step(&shard, end), RefusedStep::Send);
+        assert!(shards.record(&shard, &full(), end));
+        let RefusedStep::Fail(error) = shards.step(&shard, end) else { panic!("it is sent") };
+        assert!(error.message().starts_with("not tried"), "{error}");
+        assert!(error.message().ends_with("no space"), "{error}");
+        let later = end + Duration::from_secs(5);
+        assert_eq!(shards.step(&shard, later), RefusedStep::Send, "one is sent from time to time");
+        shards.end(&shard);
+        assert!(!shards.record(&shard, &full(), later), "the time counts anew");
+    }
+
+    #[test]
+    fn the_time_of_the_client_limits_the_wait() {
+        let start = Instant::now();
+        let shards = RefusedShards::new(Some(Duration::from_secs(1)));
+        let shard = ShardKey::new("1", 0);
+        let unadvised = Error::unavailable("no owner");
+        assert!(!shards.record(&shard, &unadvised, start));
+        let end = start + Duration::from_secs(1);
+        assert!(matches!(shards.step(&shard, end), RefusedStep::Fail(_)));
+        assert_eq!(shards.step(&shard, start + PROBE_PAUSE_MAX), RefusedStep::Send);
+    }
+}
