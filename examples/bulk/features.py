@@ -238,8 +238,13 @@ class Servers:
         self.ended = threading.Event()
 
     def request(self, method: str, path: str, body: bytes, media: str, **query: str) -> dict:
-        """Returns the JSON of the answer. Raises ImageError if the body is wrong, JobError if no server takes it."""
+        """Returns the JSON of the answer. Raises ImageError if the body is wrong, JobError if no server takes it.
+
+        The error of a cluster that has written some of the points counts as an answer. If the cluster is busy, the last
+        such error does.
+        """
         reason = ""
+        partly = None
         for _ in range(TRIES_MAX * len(self.running)):
             url = self._take()
             asked = None
@@ -251,14 +256,19 @@ class Servers:
                 done = answer.status_code not in BUSY
                 asked = retry_after(answer)
                 reason = f"{url}: {answer.status_code} {error_of(answer)}"
+                partly = written_in_part(answer)
             except requests.RequestException as error:
                 reason = f"{url}: {error}"
             finally:
                 self._release(url, done, asked)
             if done and answer.ok:
                 return answer.json()
+            if done and partly:
+                return partly
             if done:
                 raise (ImageError if answer.status_code in WRONG else JobError)(reason)
+        if partly:
+            return partly
         raise JobError(f"given up after {TRIES_MAX} tries for each server; the last answer: {reason}")
 
     def _session(self) -> requests.Session:
@@ -310,6 +320,15 @@ def error_of(answer: requests.Response) -> str:
     with contextlib.suppress(ValueError, AttributeError):
         return str(answer.json().get("error"))
     return answer.text[:500]
+
+
+def written_in_part(answer: requests.Response) -> dict | None:
+    """Returns the JSON of an error that names the failed points of a request, else None."""
+    with contextlib.suppress(ValueError):
+        content = answer.json()
+        if not answer.ok and isinstance(content, dict) and content.get("failed"):
+            return content
+    return None
 
 
 class Extraction:
@@ -380,12 +399,11 @@ class FeatureStore:
 
     def _write(self, batch: Batch, identities: list[str], outcome: WrittenBatch) -> None:
         body = b'{"points":[' + b",".join(batch.points[identity] for identity in identities) + b"]}"
-        sources = [source for identity in identities for source in batch.sources[identity]]
         try:
             answer = self.servers.request("PUT", self.path, body, "application/json", **self.query)
         except ImageError as error:
             if len(identities) == 1:
-                outcome.errors.update(dict.fromkeys(sources, str(error)))
+                outcome.errors.update(dict.fromkeys(batch.sources[identities[0]], str(error)))
                 return
             # One wrong point refuses the whole request. The halves find it.
             middle = len(identities) // 2
@@ -394,4 +412,9 @@ class FeatureStore:
             return
         outcome.added += answer["added"]
         outcome.replaced += answer["replaced"]
-        outcome.sources += sources
+        failed = {str(point["id"]): point["error"] for point in answer.get("failed", ())}
+        for identity in identities:
+            if identity in failed:
+                outcome.errors.update(dict.fromkeys(batch.sources[identity], failed[identity]))
+            else:
+                outcome.sources += batch.sources[identity]

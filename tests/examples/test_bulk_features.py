@@ -134,6 +134,18 @@ def test_forms_of_retry_after(form):
         assert pause == (7 if form == "seconds" else None)
 
 
+@pytest.mark.parametrize("status,tries", [(507, 1), (503, features.TRIES_MAX)])
+def test_a_shard_that_refuses_its_points_costs_no_other(serve, status, tries):
+    full = [{"id": 2, "error": "all disks are full"}, {"id": 5, "error": "all disks are full"}]
+    content = {"error": "2 of 6 points were not written", "added": 3, "replaced": 1, "failed": full}
+    server = serve(in_turn((status, {"retry-after": "0"}, content)))
+    written = FeatureStore(job(server)).write(batch(*range(6)))
+    assert (written.added, written.replaced) == (3, 1)
+    assert written.sources == [f"/{number}.jpg" for number in (0, 1, 3, 4)]
+    assert written.errors == {f"/{number}.jpg": "all disks are full" for number in (2, 5)}
+    assert len(server.bodies) == tries
+
+
 def test_a_wrong_point_costs_no_other(serve):
     def answer(body: bytes) -> Answer:
         ids = [point["id"] for point in json.loads(body)["points"]]

@@ -10,7 +10,7 @@ use api_images::{
 use base::{Error, Result};
 use bytes::Bytes;
 use cluster_root::split::{OPERATION_BYTES_MAX, ShardOperations, chunks, shard_of_id};
-use cluster_root::writes::deliver;
+use cluster_root::writes::deliver_each;
 use cluster_root::{NewShards, RootContext, check};
 use http::Method;
 use search::points::PointId;
@@ -35,8 +35,8 @@ struct RootFeaturesParams {
     replication_factor: Option<u32>,
 }
 
-/// Writes the points of the body. A wrong point refuses the whole request. After an error of a
-/// shard some points may have been written.
+/// Writes the points of the body. A wrong point refuses the whole request. If a shard refuses its
+/// points, those of the other shards are written, and the error names the points that were not.
 pub(super) async fn write(mut call: ImageCall) -> Result<Reply> {
     call.context.check_creates()?;
     let parameters: RootFeaturesParams = call.query.own()?;
@@ -49,10 +49,15 @@ pub(super) async fn write(mut call: ImageCall) -> Result<Reply> {
     let _texts = context.state.requests.memory.reserve(2 * body.len() as u64)?;
     let written = write_points(context, wanted, new, body).await;
     match &written {
-        Ok(written) => (0..written.points).for_each(|_| put::count(&context.state, "added")),
+        Ok(written) => {
+            let points = written.added + written.replaced + written.unknown;
+            (0..points).for_each(|_| put::count(&context.state, "added"));
+            let failed = written.failed.iter();
+            failed.for_each(|point| put::count(&context.state, point.error.kind().name()));
+        }
         Err(error) => put::count(&context.state, error.kind().name()),
     }
-    Ok(Reply::json(written?.to_json().to_string()))
+    Ok(written?.to_reply())
 }
 
 fn wanted(kind: Option<&str>, model: Option<String>) -> Result<WantedImages> {
@@ -86,8 +91,28 @@ async fn write_points(
     let before = find_ids(context, &target.record, &ids, LookupConsistency::Default).await?;
     let shards = target.record.shards;
     let operations = context.compute(bytes, move || operations(points, shards)).await?;
-    deliver(context, &target.record, operations).await?;
-    Ok(WrittenFeatures::of(&ids, &before))
+    let errors = deliver_each(context, &target.record, operations).await;
+    let failed = failed_points(&ids, &errors, shards)?;
+    Ok(WrittenFeatures::of(&ids, &before, failed))
+}
+
+/// Returns the points of the shards that have an error, in the order of the request.
+fn failed_points(
+    ids: &[PointId],
+    errors: &BTreeMap<u32, Error>,
+    shards: u32,
+) -> Result<Vec<FailedPoint>> {
+    let mut failed = Vec::new();
+    // Most requests have no error, and then no id is hashed.
+    if errors.is_empty() {
+        return Ok(failed);
+    }
+    for id in ids {
+        if let Some(error) = errors.get(&shard_of_id(id, shards)?) {
+            failed.push(FailedPoint { id: *id, error: error.clone() });
+        }
+    }
+    Ok(failed)
 }
 
 /// Returns the operations that write points, by shard.
@@ -107,30 +132,56 @@ fn operations(points: Vec<LoggedPoint>, shards: u32) -> Result<ShardOperations> 
     Ok(texts.into_iter().map(|(shard, texts)| (shard, operations(texts))).collect())
 }
 
-/// Numbers of points that a request has written.
+/// A point of a shard that refused its points.
+struct FailedPoint {
+    id: PointId,
+    error: Error,
+}
+
+impl FailedPoint {
+    fn to_json(&self) -> Value {
+        json!({ "id": self.id, "error": self.error.message() })
+    }
+}
+
+/// Numbers of points that a request has written, and the points that it has not.
 struct WrittenFeatures {
-    points: usize,
     added: usize,
     replaced: usize,
     /// Points of shards that could not say if they have them.
     unknown: usize,
+    failed: Vec<FailedPoint>,
 }
 
 impl WrittenFeatures {
-    fn of(ids: &[PointId], before: &FoundIds) -> WrittenFeatures {
-        let counted = |known: &HashSet<PointId>| ids.iter().filter(|id| known.contains(id)).count();
+    fn of(ids: &[PointId], before: &FoundIds, failed: Vec<FailedPoint>) -> WrittenFeatures {
+        let lost: HashSet<PointId> = failed.iter().map(|point| point.id).collect();
+        let counted = |known: &HashSet<PointId>| {
+            ids.iter().filter(|id| known.contains(id) && !lost.contains(id)).count()
+        };
         let replaced = counted(&before.found);
         let unknown = counted(&before.unknown);
-        let added = ids.len() - replaced - unknown;
-        WrittenFeatures { points: ids.len(), added, replaced, unknown }
+        let added = ids.len() - failed.len() - replaced - unknown;
+        WrittenFeatures { added, replaced, unknown, failed }
     }
 
-    fn to_json(&self) -> Value {
+    /// Returns the answer. Its status is that of the first error, so that a client which reads only
+    /// the status sends the points again.
+    fn to_reply(&self) -> Reply {
         let mut json = json!({ "added": self.added, "replaced": self.replaced });
         if self.unknown > 0 {
             json["unknown"] = self.unknown.into();
         }
-        json
+        let Some(FailedPoint { error, .. }) = self.failed.first() else {
+            return Reply::json(json.to_string());
+        };
+        let written = self.added + self.replaced + self.unknown;
+        let points = written + self.failed.len();
+        let failed: Vec<Value> = self.failed.iter().map(FailedPoint::to_json).collect();
+        let message = format!("{} of {points} points were not written: {error}", failed.len());
+        json["error"] = message.into();
+        json["failed"] = failed.into();
+        Reply::error_with_body(error, json.to_string())
     }
 }
 

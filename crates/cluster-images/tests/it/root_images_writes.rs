@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 use crate::root_images_support::{
     SHARDS, features, image_root, images, points_root, shard_of, two_nodes,
 };
-use crate::root_support::{Answer, FakeNode, TestRoot, reply, set, wait_until};
+use crate::root_support::{Answer, Behaviour, FakeNode, TestRoot, reply, set, wait_until};
 
 fn points(ids: impl IntoIterator<Item = u64>) -> Value {
     json!({"points": ids.into_iter().map(features).collect::<Vec<_>>()})
@@ -82,6 +82,34 @@ async fn features_are_written_while_holders_are_missing() {
     };
     assert_eq!(answer.json, expected);
     assert!(written(&nodes)[&u64::from(lost)].contains(&39));
+}
+
+#[tokio::test]
+async fn a_full_shard_refuses_its_features_alone() {
+    let (root, nodes) = two_nodes(ImageKind::Photo).await;
+    // The node "b" owns the odd shards.
+    let full = json!({"error": "all disks are full", "made": false});
+    nodes[1].behave_in_writes(Behaviour::Refuse(507, full));
+    let answer = put_features(&root, "", &points(30..50)).await;
+    assert_eq!(answer.status, 507);
+    assert!(answer.headers.contains_key("retry-after"));
+    let is_lost = |id: &u64| shard_of(*id) % 2 == 1;
+    let lost: Vec<u64> = (30..50).filter(is_lost).collect();
+    let kept: Vec<u64> = (30..50).filter(|id| !is_lost(id)).collect();
+    assert!(!lost.is_empty() && !kept.is_empty());
+    let replaced = kept.iter().filter(|id| **id < 40).count();
+    let numbers = (&answer.json["added"], &answer.json["replaced"]);
+    assert_eq!(numbers, (&json!(kept.len() - replaced), &json!(replaced)));
+    let start = format!("{} of 20 points were not written: ", lost.len());
+    assert!(error(&answer).starts_with(&start), "{}", answer.json);
+    let failed = answer.json["failed"].as_array().unwrap();
+    let ids: Vec<u64> = failed.iter().map(|point| point["id"].as_u64().unwrap()).collect();
+    assert_eq!(ids, lost);
+    let names_error = |point: &Value| point["error"].as_str().unwrap().contains("disks are full");
+    assert!(failed.iter().all(names_error), "{}", answer.json);
+    let mut made: Vec<u64> = written(&nodes[..1]).into_values().flatten().collect();
+    made.sort_unstable();
+    assert_eq!(made, kept);
 }
 
 #[tokio::test]
