@@ -42,6 +42,7 @@ mod ingest_target;
 mod job;
 mod job_end;
 mod limits;
+mod old_uploads;
 mod originals;
 mod persons;
 mod plan;
@@ -103,6 +104,7 @@ pub use limits::{
     HITS_MAX, accept_score, candidates_max, check_search_limits, check_threshold,
     default_candidates,
 };
+pub use old_uploads::{OldUploads, OriginalUpload};
 pub use persons::{FINGER_HITS_MAX, FingersRequest, FoundPersons, FoundPrint};
 pub use print_files::may_have_several as may_have_several_prints;
 pub use print_pair::{PrintJson, PrintPair};

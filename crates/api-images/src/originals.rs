@@ -5,8 +5,8 @@
 //! crash can leave, is replaced by the next upload of the same image. The versions of a collection
 //! share originals. An original is removed once no point of a version names it. The removal can
 //! remove an original that another client has just written. So the writer of a point checks that
-//! first ([`Originals::keep`]). In a cluster each upload has a key of its own, and the removal of
-//! an image removes old uploads.
+//! first ([`Originals::keep`]). In a cluster each upload has a key of its own. The removal of an
+//! image removes old uploads, and one node removes old uploads without a point.
 
 use std::path::{Path as FilePath, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -269,7 +269,7 @@ impl Originals {
     /// Returns the time of the store's clock: writes an object in the directory `space` and reads
     /// the time at which the store wrote it. The object stays, so that another node that reads the
     /// time meanwhile finds it.
-    async fn store_time(&self, space: &str) -> Result<SystemTime> {
+    pub(crate) async fn store_time(&self, space: &str) -> Result<SystemTime> {
         self.time_of_new(&format!("{space}/{CLOCK}")).await
     }
 
@@ -296,7 +296,11 @@ impl Originals {
         head.map(|object| SystemTime::from(object.last_modified)).map_err(|error| failed(&error))
     }
 
-    fn store(&self) -> Result<&StorePlace> {
+    /// Returns the store, which is opened if it is not.
+    ///
+    /// # Errors
+    /// Returns the error of opening it.
+    pub(crate) fn store(&self) -> Result<&StorePlace> {
         if let Some(store) = self.store.get() {
             return Ok(store);
         }
@@ -354,7 +358,8 @@ fn local(directory: &FilePath) -> Result<StorePlace> {
     Ok(StorePlace::new(Arc::new(store), "", &directory.display().to_string()))
 }
 
-fn failed(error: &object_store::Error) -> Error {
+/// Returns the error of an operation on the store.
+pub(crate) fn failed(error: &object_store::Error) -> Error {
     let kind = match error {
         object_store::Error::NotFound { .. } => ErrorKind::NotFound,
         object_store::Error::PermissionDenied { .. }

@@ -263,6 +263,13 @@ impl ClusterView {
         readings.filter(|reading| reading.serves || reading.is_damaged).collect()
     }
 
+    /// Returns true if the node `name` is the one that removes unused data: the first with the role
+    /// ingest.
+    pub fn is_collector(&self, name: &str) -> bool {
+        let mut writers = self.nodes.values().filter(|node| node.roles.ingest);
+        writers.next().is_some_and(|first| first.name == name)
+    }
+
     /// Returns the collection of a name or an alias. A name comes first.
     pub fn collection(&self, name: &str) -> Option<&CollectionRecord> {
         let of_alias = || self.collections.get(self.changes.aliases.get(name)?);

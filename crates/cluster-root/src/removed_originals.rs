@@ -134,10 +134,14 @@ pub async fn delete_originals(
     if let PointId::Number(_) = id {
         return;
     }
-    let age = UPLOAD_OVER.max(state.requests.limits.request_timeout * UPLOAD_TIMEOUTS);
-    if let Err(error) = images.delete_uploads(&space, id, age).await {
+    if let Err(error) = images.delete_uploads(&space, id, upload_over(state)).await {
         tracing::warn!(%id, %error, "old uploads of a removed image stay");
     }
+}
+
+/// Returns the age, by the clock of the store, at which an upload is over.
+pub(super) fn upload_over(state: &RootState) -> Duration {
+    UPLOAD_OVER.max(state.requests.limits.request_timeout * UPLOAD_TIMEOUTS)
 }
 
 /// Removes an original to which no point refers. A failure is logged, and the request succeeds.

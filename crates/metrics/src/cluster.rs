@@ -12,7 +12,8 @@ pub struct ClusterMetrics {
     /// Requests to holders: "first", "hedged" (a second holder was asked because the first was
     /// slow), "hedge_won" (and it was faster), "retried" (a holder failed), "confirmed" (points
     /// that a holder did not have were read again with a strong read), "partial" (answers that
-    /// lack shards), "background" (for searches for duplicates).
+    /// lack shards), "background" (for searches for duplicates, and for the removal of originals
+    /// without a point).
     pub requests: Family<KindLabels, Counter>,
     /// Operations of the logs: "applied", and "skipped", which change nothing on any holder.
     pub operations: Family<KindLabels, Counter>,
@@ -29,6 +30,8 @@ pub struct ClusterMetrics {
     pub write_conflicts: Counter,
     /// Writes that this owner refused, because the disks of all holders of the shard are full.
     pub full_disk_refusals: Counter,
+    /// Originals without a point that this node removed from the store.
+    pub abandoned_originals: Counter,
     /// Snapshots of shards: "taken", "failed", "restored".
     pub snapshots: Family<KindLabels, Counter>,
     /// Shards whose copy on this node is damaged or being replaced.
@@ -82,6 +85,11 @@ impl ClusterMetrics {
             "cluster_full_disk_refusals",
             "Writes that the owner of a shard refused, because the disks of all holders of the shard are full",
             self.full_disk_refusals.clone(),
+        );
+        r.register(
+            "cluster_abandoned_originals",
+            "Originals without a point, as a killed node leaves them, that this node removed from the store",
+            self.abandoned_originals.clone(),
         );
         r.register("cluster_snapshots", "Snapshots of shards, by outcome", self.snapshots.clone());
         r.register(

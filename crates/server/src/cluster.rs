@@ -14,9 +14,10 @@ use cluster_images::{ImageRootState, image_routes};
 use cluster_node::backups::{BackupSchedule, ClusterBackupSettings};
 use cluster_node::node::{ClusterNode, LocalCollections, NodeOptions};
 use cluster_node::{NodeInfo, PROTOCOL, Roles};
-use cluster_root::{self as root, RootState};
+use cluster_root::{self as root, OriginalCleanup, RootState};
 use http_client::ClientTls;
 use os::Rate;
+use tokio::task::JoinHandle;
 use transport::{Reply, RequestLimits, RequestResources};
 
 use crate::cluster_clients::ClusterClients;
@@ -39,6 +40,8 @@ pub(crate) struct ClusterServing {
     clients: Router,
     /// Certificates of this node as a client of others.
     tls: Vec<Arc<ClientTls>>,
+    /// Task that removes originals without a point; `None` without the role ingest.
+    cleanup: Option<JoinHandle<()>>,
 }
 
 impl ClusterServing {
@@ -87,6 +90,8 @@ impl ClusterServing {
         })
         .await?;
         let state = root_state(&node, server, cluster.roles);
+        let cleanup =
+            cluster.roles.ingest.then(|| tokio::spawn(OriginalCleanup::run(state.clone())));
         let points = if cluster.roles.root {
             root::routes().with_state(state.clone())
         } else {
@@ -98,7 +103,7 @@ impl ClusterServing {
         } else {
             refused("/v1/images", takes_no_images)
         };
-        Ok(Some(ClusterServing { node, clients: points.merge(images), tls }))
+        Ok(Some(ClusterServing { node, clients: points.merge(images), tls, cleanup }))
     }
 
     /// Returns the certificates of this node as a client of other nodes and of etcd.
@@ -124,6 +129,9 @@ impl ClusterServing {
 
     /// Ends all tasks, after the last request.
     pub(crate) fn stop(&self) {
+        if let Some(cleanup) = &self.cleanup {
+            cleanup.abort();
+        }
         self.node.stop();
     }
 }

@@ -16,6 +16,7 @@ use crate::extraction::{self, EmbeddedFeatures, ExtractionInput, ExtractionPrior
 use crate::features::{
     Features, checked_name, checked_payload, checked_quality, id_of, originals_of,
 };
+use crate::old_uploads::OldUploads;
 use crate::point_checks::{
     PAYLOAD_BYTES_MAX, check_embedding, check_own_keys, check_payload_depth, check_payload_size,
 };
@@ -322,6 +323,15 @@ impl ImagesState {
     /// Returns the errors of the store of originals.
     pub async fn delete_uploads(&self, space: &str, id: &PointId, age: Duration) -> Result<()> {
         self.services.originals.delete_older(space, &originals_of(id, space), age).await
+    }
+
+    /// Lists the originals of uploads in the part `part` of `space` that are older than `age` by the
+    /// clock of the store. A part has the images whose ids begin with these two hexadecimal digits.
+    ///
+    /// # Errors
+    /// Returns the error of opening the store of originals.
+    pub fn old_uploads(&self, space: &str, part: u8, age: Duration) -> Result<OldUploads<'_>> {
+        OldUploads::new(&self.services.originals, space, part, age)
     }
 
     /// Returns the model that a new collection gets, as `GET /v1/images` shows it:

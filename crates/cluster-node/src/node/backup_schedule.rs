@@ -8,7 +8,6 @@ use backup::BackupId;
 use base::Result;
 
 use super::catalog::StoreCatalog;
-use super::garbage::is_collector;
 use super::services::NodeServices;
 use crate::backups::{BackupSchedule, BackupSet, ClusterBackups};
 use crate::types::CollectionRecord;
@@ -47,7 +46,7 @@ pub(super) async fn run(
     loop {
         tokio::time::sleep(CHECK_INTERVAL.min(schedule.every)).await;
         let view = services.view.current();
-        if !catalog.is_whole() || !is_collector(&view, &services.name) {
+        if !catalog.is_whole() || !view.is_collector(&services.name) {
             continue;
         }
         for id in view.collections.values().map(|record| &record.id) {

@@ -37,7 +37,7 @@ pub(super) async fn run(services: Arc<NodeServices>, catalog: Arc<StoreCatalog>)
     loop {
         tokio::time::sleep(SCAN_INTERVAL).await;
         let view = services.view.current();
-        if !catalog.is_whole() || !is_collector(&view, &services.name) {
+        if !catalog.is_whole() || !view.is_collector(&services.name) {
             orphans = OrphanCounts::default();
             continue;
         }
@@ -92,12 +92,6 @@ async fn without_record(
     let known = catalog.all_ids().await?;
     ids.retain(|id| !known.contains(id));
     Ok(ids)
-}
-
-/// Returns true if this node is the one that removes data: the first with the role ingest.
-pub(super) fn is_collector(view: &ClusterView, name: &str) -> bool {
-    let mut writers = view.nodes.values().filter(|node| node.roles.ingest);
-    writers.next().is_some_and(|first| first.name == name)
 }
 
 /// Consecutive scans that found data without a collection, by the id of the collection.
@@ -227,7 +221,7 @@ mod tests {
             view.nodes.insert(name.to_owned(), node);
         }
         let collectors: Vec<&str> =
-            ["a", "b", "c"].into_iter().filter(|name| is_collector(&view, name)).collect();
+            ["a", "b", "c"].into_iter().filter(|name| view.is_collector(name)).collect();
         assert_eq!(collectors, ["b"]);
     }
 }

@@ -1,0 +1,457 @@
+//! Removal of originals without a point. A node that is killed between the write of an original and
+//! the write of its point leaves one, and so does a client that disconnects there.
+//!
+//! One node of the cluster reads the originals of all collections, a part of one collection in each
+//! pass. An original is a candidate if it is old by the clock of the store and no point names it.
+//! It is removed if a second strong read, at least an hour later, shows the same. Everything stays
+//! at any doubt: after an error, without the answer of a shard, or if a copy of a shard is marked
+//! as damaged.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use api_images::{ImagesState, OriginalUpload, original_in, original_key};
+use base::{Error, Result};
+use cluster_node::{ClusterView, CollectionRecord, ShardKey};
+use search::points::PointId;
+use serde::Deserialize;
+use serde_json::value::RawValue;
+use serde_json::{Map, Value};
+
+use super::fan_out::read_shards;
+use super::removed_originals::upload_over;
+use super::shard_read::{ReadBody, ReadPriority, ShardRead};
+use super::split::{self, IdsBody};
+use super::state::RootState;
+
+/// Time between two passes.
+const PASS_INTERVAL: Duration = Duration::from_secs(60);
+/// Shortest time between the two strong reads that find no point of an original.
+const CONFIRM_AFTER: Duration = Duration::from_secs(3600);
+/// Pause after each batch of originals.
+const BATCH_PAUSE: Duration = Duration::from_secs(1);
+/// Maximum originals whose points are read together, and that one pass removes.
+const BATCH_MAX: usize = 256;
+/// Maximum originals that one pass reads. Further ones of a part are not reached.
+const PASS_ORIGINALS_MAX: usize = 1 << 20;
+/// Maximum originals that wait for their second read. Further ones are found again later.
+const CANDIDATES_MAX: usize = 4096;
+/// Longest time of a read of points.
+const READ_MAX: Duration = Duration::from_secs(30);
+
+/// Times of the removal of originals without a point.
+#[derive(Clone, Copy, Debug)]
+pub struct CleanupTimes {
+    /// Smallest age of an original, by the clock of the store.
+    pub age: Duration,
+    /// Shortest time between the two reads that find no point.
+    pub confirm_after: Duration,
+    /// Pause after each batch of originals.
+    pub pause: Duration,
+}
+
+/// A part of the originals of a collection.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct OriginalsPart {
+    /// Id of the collection.
+    collection: String,
+    number: u8,
+}
+
+/// An original that had no point when it was read first.
+struct CleanupCandidate {
+    /// Id of the collection.
+    collection: String,
+    upload: OriginalUpload,
+    since: Instant,
+}
+
+/// Removal of originals without a point, with its state between two passes.
+pub struct OriginalCleanup {
+    times: CleanupTimes,
+    /// Part of the last pass.
+    last: Option<OriginalsPart>,
+    /// By the key of the original. At most [`CANDIDATES_MAX`].
+    candidates: BTreeMap<String, CleanupCandidate>,
+}
+
+impl OriginalCleanup {
+    /// Creates a removal that begins with the first collection.
+    pub fn new(times: CleanupTimes) -> OriginalCleanup {
+        OriginalCleanup { times, last: None, candidates: BTreeMap::new() }
+    }
+
+    /// Removes originals while this node is the one that removes unused data. Never returns.
+    pub async fn run(state: Arc<RootState>) {
+        let times = CleanupTimes {
+            age: upload_over(&state),
+            confirm_after: CONFIRM_AFTER,
+            pause: BATCH_PAUSE,
+        };
+        let mut cleanup = OriginalCleanup::new(times);
+        let mut failure = None;
+        loop {
+            tokio::time::sleep(PASS_INTERVAL).await;
+            if !state.view.current().is_collector(&state.node) {
+                cleanup.candidates.clear();
+                continue;
+            }
+            let outcome = cleanup.pass(&state).await.err();
+            // An error that lasts is logged once.
+            if let Some(error) = outcome.as_ref().filter(|_| outcome != failure) {
+                tracing::warn!(%error, "originals without a point stay until a later pass");
+            }
+            failure = outcome;
+        }
+    }
+
+    /// Removes the candidates that still have no point, and reads the next part. Returns the number
+    /// of removed originals.
+    ///
+    /// # Errors
+    /// `Unavailable` if the points of a shard are not certain; the errors of the store of
+    /// originals. The next pass goes on with the next part.
+    pub async fn pass(&mut self, state: &RootState) -> Result<u64> {
+        let Some(images) = state.images() else { return Ok(0) };
+        let view = state.loaded_view()?;
+        let removed = self.remove_confirmed(state, images, &view).await?;
+        self.read_next_part(state, images, &view).await?;
+        Ok(removed)
+    }
+
+    /// Takes candidates of one collection that are due at `now`, at most [`BATCH_MAX`].
+    fn take_due(&mut self, now: Instant) -> Vec<CleanupCandidate> {
+        let is_due = |candidate: &CleanupCandidate| {
+            now.saturating_duration_since(candidate.since) >= self.times.confirm_after
+        };
+        let mut due = self.candidates.values().filter(|candidate| is_due(candidate)).peekable();
+        let collection = due.peek().map(|first| first.collection.clone());
+        let of_one = due.filter(|it| Some(&it.collection) == collection.as_ref());
+        let keys: Vec<String> = of_one.take(BATCH_MAX).map(|it| it.upload.key.clone()).collect();
+        keys.iter().filter_map(|key| self.candidates.remove(key)).collect()
+    }
+
+    async fn remove_confirmed(
+        &mut self,
+        state: &RootState,
+        images: &ImagesState,
+        view: &ClusterView,
+    ) -> Result<u64> {
+        let due = self.take_due(Instant::now());
+        // The originals of a collection that was removed are removed with it.
+        let record = due.first().and_then(|first| view.by_id(&first.collection));
+        let Some(record) = record else { return Ok(0) };
+        let record = Arc::new(record.clone());
+        let uploads: Vec<OriginalUpload> = due.into_iter().map(|it| it.upload).collect();
+        let mut removed = 0;
+        for upload in abandoned(state, &record, uploads, ReadStrength::Strong).await? {
+            images.delete_original(&upload.key).await?;
+            tracing::info!(key = upload.key, "an original without a point was removed");
+            state.requests.metrics.cluster.abandoned_originals.inc();
+            removed += 1;
+        }
+        Ok(removed)
+    }
+
+    async fn read_next_part(
+        &mut self,
+        state: &RootState,
+        images: &ImagesState,
+        view: &ClusterView,
+    ) -> Result<()> {
+        let Some(part) = next_part(view, self.last.as_ref()) else { return Ok(()) };
+        // Set first, so that a part with an error does not stop the others.
+        self.last = Some(part.clone());
+        let Some(record) = view.by_id(&part.collection) else { return Ok(()) };
+        let record = Arc::new(record.clone());
+        let space = record.originals_space();
+        let mut listed = images.old_uploads(&space, part.number, self.times.age)?;
+        let mut count = 0;
+        while count < PASS_ORIGINALS_MAX && self.candidates.len() < CANDIDATES_MAX {
+            let uploads = listed.next_batch(BATCH_MAX).await?;
+            if uploads.is_empty() {
+                break;
+            }
+            count += uploads.len();
+            // Most originals have a point, so most batches need no strong read.
+            let uploads = abandoned(state, &record, uploads, ReadStrength::Default).await?;
+            for upload in abandoned(state, &record, uploads, ReadStrength::Strong).await? {
+                self.add(&part.collection, upload, Instant::now());
+            }
+            tokio::time::sleep(self.times.pause).await;
+        }
+        Ok(())
+    }
+
+    /// Adds a candidate unless it is known or there are too many.
+    fn add(&mut self, collection: &str, upload: OriginalUpload, now: Instant) {
+        if self.candidates.len() < CANDIDATES_MAX {
+            let key = upload.key.clone();
+            let collection = collection.to_owned();
+            let candidate = CleanupCandidate { collection, upload, since: now };
+            self.candidates.entry(key).or_insert(candidate);
+        }
+    }
+}
+
+/// Returns the part behind `last`, in the order of the collections' ids and of the parts. Begins
+/// anew behind the last one. Returns `None` without collections of images.
+fn next_part(view: &ClusterView, last: Option<&OriginalsPart>) -> Option<OriginalsPart> {
+    let of_images = view.collections.values().filter(|record| record.images.is_some());
+    let ids: BTreeSet<&str> = of_images.map(|record| record.id.as_str()).collect();
+    if let Some(last) = last
+        && ids.contains(last.collection.as_str())
+        && let Some(number) = last.number.checked_add(1)
+    {
+        return Some(OriginalsPart { collection: last.collection.clone(), number });
+    }
+    let is_behind = |id: &&&str| last.is_some_and(|last| **id > last.collection.as_str());
+    let id = ids.iter().find(is_behind).or_else(|| ids.first())?;
+    Some(OriginalsPart { collection: (*id).to_owned(), number: 0 })
+}
+
+/// Writes that a read of points sees.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum ReadStrength {
+    /// Writes that the holder has applied.
+    Default,
+    /// All writes that were acknowledged before.
+    Strong,
+}
+
+/// Original of a stored point.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum PointOriginal {
+    /// The point names this key.
+    Named(String),
+    /// The point names no original, or a client has removed the key from its payload.
+    Unnamed,
+}
+
+/// Returns true if no point names the original `key`. `point` is the original of its image's point,
+/// `None` if there is no point. The point may name the original of another upload, which is in the
+/// same directory. If it names another key, a client has changed the payload, and all originals
+/// stay.
+fn is_abandoned(key: &str, point: Option<&PointOriginal>) -> bool {
+    let directory = |key: &str| key.rsplit_once('/').map(|(directory, _)| directory.to_owned());
+    match point {
+        None => true,
+        Some(PointOriginal::Named(named)) => named != key && directory(named) == directory(key),
+        Some(PointOriginal::Unnamed) => false,
+    }
+}
+
+/// Returns the originals that no point names.
+///
+/// # Errors
+/// As [`point_originals`].
+async fn abandoned(
+    state: &RootState,
+    record: &Arc<CollectionRecord>,
+    mut uploads: Vec<OriginalUpload>,
+    strength: ReadStrength,
+) -> Result<Vec<OriginalUpload>> {
+    if uploads.is_empty() {
+        return Ok(uploads);
+    }
+    let ids: BTreeSet<PointId> = uploads.iter().map(|upload| upload.id).collect();
+    let ids: Vec<PointId> = ids.into_iter().collect();
+    let points = point_originals(state, record, &ids, strength).await?;
+    uploads.retain(|upload| is_abandoned(&upload.key, points.get(&upload.id)));
+    Ok(uploads)
+}
+
+/// Reads the originals that points name, by the ids of the points. Absent points have no item.
+///
+/// # Errors
+/// `Unavailable` if a shard does not answer, or if a copy of a shard is marked as damaged, which a
+/// strong read does not accept: it may lack points.
+async fn point_originals(
+    state: &RootState,
+    record: &Arc<CollectionRecord>,
+    ids: &[PointId],
+    strength: ReadStrength,
+) -> Result<BTreeMap<PointId, PointOriginal>> {
+    let ids = split::ids_by_shard(ids, record.shards)?;
+    let members = split::members(br#"{"with_payload":["image"],"with_vector":false}"#)?;
+    let shards: Vec<u32> = ids.keys().copied().collect();
+    let read = ShardRead {
+        record: record.clone(),
+        shards: shards.clone(),
+        path: "points",
+        body: ReadBody::Ids(IdsBody { members, ids }),
+        deadline: Instant::now() + READ_MAX,
+        strong: strength == ReadStrength::Strong,
+        priority: ReadPriority::Background,
+    };
+    let answers = Box::pin(read_shards(state, &read)).await?;
+    answers.check(1.0)?;
+    if strength == ReadStrength::Strong {
+        check_whole_copies(&state.view.current(), record, &shards)?;
+    }
+    let space = record.originals_space();
+    let mut originals = BTreeMap::new();
+    for result in answers.results.values() {
+        originals.extend(parsed(result, &space)?);
+    }
+    Ok(originals)
+}
+
+/// Checks that no serving copy of `shards` is marked.
+///
+/// # Errors
+/// `Unavailable` for the first shard with a marked copy.
+fn check_whole_copies(view: &ClusterView, record: &CollectionRecord, shards: &[u32]) -> Result<()> {
+    for shard in shards {
+        let key = ShardKey::new(&record.id, *shard);
+        if view.nodes.values().any(|node| node.serves(&key) && node.is_damaged(&key)) {
+            return Err(Error::unavailable(format!("a copy of shard {key} may lack points")));
+        }
+    }
+    Ok(())
+}
+
+/// Reads the points of a shard's answer.
+///
+/// # Errors
+/// `Internal` for another text.
+fn parsed(result: &RawValue, space: &str) -> Result<BTreeMap<PointId, PointOriginal>> {
+    #[derive(Deserialize)]
+    struct PointWithBlock {
+        id: PointId,
+        payload: Option<Map<String, Value>>,
+    }
+    let points: Vec<PointWithBlock> = serde_json::from_str(result.get())
+        .map_err(|error| Error::internal(format!("a shard's result: {error}")))?;
+    let original = |point: PointWithBlock| {
+        let payload = point.payload.unwrap_or_default();
+        let key = original_key(&payload).map(|key| original_in(space, key));
+        (point.id, key.map_or(PointOriginal::Unnamed, PointOriginal::Named))
+    };
+    Ok(points.into_iter().map(original).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use api_images::{ImageKind, ImageSettings};
+    use cluster_node::NodeInfo;
+
+    use super::*;
+
+    fn record(id: &str, has_images: bool) -> CollectionRecord {
+        let settings = ImageSettings { kind: ImageKind::Photo, model: "colour".to_owned() };
+        CollectionRecord {
+            name: format!("name of {id}"),
+            id: id.to_owned(),
+            shards: 2,
+            copies: 1,
+            create: Value::Null,
+            images: has_images.then_some(settings),
+        }
+    }
+
+    fn view(records: &[CollectionRecord]) -> ClusterView {
+        let mut view = ClusterView::default();
+        for record in records {
+            view.collections.insert(record.name.clone(), record.clone());
+        }
+        view
+    }
+
+    fn part(collection: &str, number: u8) -> OriginalsPart {
+        OriginalsPart { collection: collection.to_owned(), number }
+    }
+
+    fn upload(number: u8) -> OriginalUpload {
+        OriginalUpload { id: PointId::Uuid([number; 16]), key: number.to_string() }
+    }
+
+    #[test]
+    fn an_original_that_its_point_names_stays() {
+        let named = |key: &str| PointOriginal::Named(key.to_owned());
+        let key = "1a/originals/5c/5c56/1.png";
+        assert!(is_abandoned(key, None));
+        let other = named("1a/originals/5c/5c56/2.png");
+        assert!(is_abandoned(key, Some(&other)), "another upload has written the point");
+        assert!(!is_abandoned(key, Some(&named(key))));
+        for changed in ["1a/originals/5c/5c57/1.png", "1a/originals", "x", ""] {
+            assert!(!is_abandoned(key, Some(&named(changed))), "{changed}");
+        }
+        assert!(!is_abandoned(key, Some(&PointOriginal::Unnamed)));
+    }
+
+    #[test]
+    fn all_parts_of_all_collections_of_images_are_read_in_turn() {
+        let two = view(&[record("1", true), record("2", false), record("3", true)]);
+        let mut last = None;
+        for collection in ["1", "3", "1"] {
+            for number in 0..=u8::MAX {
+                last = next_part(&two, last.as_ref());
+                assert_eq!(last, Some(part(collection, number)));
+            }
+        }
+        let removed = next_part(&two, Some(&part("2", 7)));
+        assert_eq!(removed, Some(part("3", 0)), "behind a collection that was removed");
+        assert_eq!(next_part(&two, Some(&part("4", 7))), Some(part("1", 0)));
+        assert_eq!(next_part(&view(&[record("2", false)]), None), None);
+    }
+
+    #[test]
+    fn candidates_are_due_later_and_have_a_maximum() {
+        let times = CleanupTimes {
+            age: Duration::ZERO,
+            confirm_after: CONFIRM_AFTER,
+            pause: Duration::ZERO,
+        };
+        let start = Instant::now();
+        let mut cleanup = OriginalCleanup::new(times);
+        cleanup.add("1", upload(1), start);
+        cleanup.add("2", upload(2), start);
+        cleanup.add("1", upload(3), start);
+        cleanup.add("1", upload(1), start + CONFIRM_AFTER);
+        assert!(cleanup.take_due(start).is_empty());
+        let end = start + CONFIRM_AFTER;
+        let mut taken = || {
+            let due = cleanup.take_due(end).into_iter();
+            due.map(|candidate| candidate.upload).collect::<Vec<_>>()
+        };
+        assert_eq!(taken(), [upload(1), upload(3)], "those of one collection");
+        assert_eq!(taken(), [upload(2)]);
+        assert!(taken().is_empty());
+        for number in 0..=CANDIDATES_MAX {
+            let key = number.to_string();
+            cleanup.add("1", OriginalUpload { key, ..upload(0) }, start);
+        }
+        assert_eq!(cleanup.candidates.len(), CANDIDATES_MAX);
+        assert_eq!(cleanup.take_due(end).len(), BATCH_MAX);
+    }
+
+    #[test]
+    fn points_name_the_originals_of_their_collection() {
+        let text = r#"[{"id":1,"payload":{"image":{"original":"9f/originals/5c/x/2b.png"}}},
+                       {"id":2,"payload":{"image":{}}},{"id":3,"payload":null},{"id":4}]"#;
+        let result: &RawValue = serde_json::from_str(text).unwrap();
+        let found = parsed(result, "1a/originals").unwrap();
+        let named = PointOriginal::Named("1a/originals/5c/x/2b.png".to_owned());
+        assert_eq!(found[&PointId::Number(1)], named);
+        for id in [2, 3, 4] {
+            assert_eq!(found[&PointId::Number(id)], PointOriginal::Unnamed);
+        }
+    }
+
+    #[test]
+    fn a_marked_copy_shows_no_absent_point() {
+        let record = record("1", true);
+        let mut view = view(std::slice::from_ref(&record));
+        let shards = BTreeMap::from([("1".to_owned(), BTreeSet::from([1]))]);
+        let mut node = NodeInfo { serving: shards.clone(), ..NodeInfo::default() };
+        view.nodes.insert("a".to_owned(), node.clone());
+        check_whole_copies(&view, &record, &[0, 1]).unwrap();
+        node.damaged = shards;
+        view.nodes.insert("a".to_owned(), node);
+        check_whole_copies(&view, &record, &[0]).unwrap();
+        let error = check_whole_copies(&view, &record, &[0, 1]).unwrap_err();
+        assert!(error.message().contains("1/0001"), "{error}");
+    }
+}
