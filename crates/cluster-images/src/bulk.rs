@@ -236,7 +236,8 @@ impl ClusterImages {
         Some(ShardKey::new(&record.id, shard))
     }
 
-    /// Waits while the shard of an image refuses images. Frees the image's slot before.
+    /// Waits while the shard of an image refuses images. Frees the image's slot before. Returns
+    /// true if it has waited.
     ///
     /// # Errors
     /// The refusal of the shard if the wait takes too long; `Cancelled` if the images are not
@@ -245,10 +246,11 @@ impl ClusterImages {
         &self,
         shard: &ShardKey,
         slot: &mut Option<ExtractionSlot>,
-    ) -> Result<()> {
+    ) -> Result<bool> {
+        let mut has_waited = false;
         loop {
             let pause = match self.refused.step(shard, Instant::now()) {
-                RefusedStep::Send => return Ok(()),
+                RefusedStep::Send => return Ok(has_waited),
                 RefusedStep::Fail(error) => return Err(error),
                 RefusedStep::Wait(pause) => pause,
             };
@@ -256,6 +258,7 @@ impl ClusterImages {
             if self.stop.load(Ordering::Relaxed) {
                 return Err(Error::cancelled("the remaining images are not wanted"));
             }
+            has_waited = true;
             tokio::time::sleep(pause).await;
         }
     }
@@ -264,10 +267,14 @@ impl ClusterImages {
     async fn put(&self, image: &BulkImage, begun: BegunImage) -> Result<PutReply> {
         let BegunImage { id, running, turn: _turn, mut slot } = begun;
         let shard = self.shard_of(&id, &image.bytes);
-        let give_up = Instant::now() + BUSY_WAIT_MAX;
+        // End of the time in which the image is sent again, from the first overload on.
+        let mut give_up: Option<Instant> = None;
         loop {
-            if let Some(shard) = &shard {
-                self.wait_for_shard(shard, &mut slot).await?;
+            if let Some(shard) = &shard
+                && self.wait_for_shard(shard, &mut slot).await?
+            {
+                // No node was overloaded in this time.
+                give_up = None;
             }
             let error = match (self.ask_nodes(image, slot.take()).await, &shard) {
                 (Err(error), Some(shard)) if is_shard_refusal(&error) => {
@@ -282,22 +289,34 @@ impl ClusterImages {
                     self.is_stalled.store(false, Ordering::Relaxed);
                     if let Ok(reply) = &outcome {
                         running.succeeded();
-                        // An image that is present shows nothing about writes.
-                        if let Some(shard) = shard.as_ref().filter(|_| reply.status == "added") {
-                            self.refused.end(shard);
-                        }
+                    }
+                    if let Some(shard) = &shard {
+                        self.end_of_shard_write(shard, &outcome);
                     }
                     return outcome;
                 }
             };
+            if let Some(shard) = &shard {
+                self.refused.release(shard);
+            }
             let pause = error.retry_after().unwrap_or(BUSY_PAUSE).min(BUSY_PAUSE_MAX);
-            if Instant::now() + pause > give_up {
+            let end = *give_up.get_or_insert_with(|| Instant::now() + BUSY_WAIT_MAX);
+            if Instant::now() + pause > end {
                 self.is_stalled.store(true, Ordering::Relaxed);
             }
             if self.is_stalled.load(Ordering::Relaxed) || self.stop.load(Ordering::Relaxed) {
                 return Err(error);
             }
             tokio::time::sleep(pause).await;
+        }
+    }
+
+    /// Records the outcome of an image that its shard did not refuse.
+    fn end_of_shard_write(&self, shard: &ShardKey, outcome: &Result<PutReply>) {
+        match outcome {
+            Ok(reply) if reply.status == "added" => self.refused.end(shard),
+            // An image that is present, or wrong, shows nothing about writes.
+            _ => self.refused.release(shard),
         }
     }
 

@@ -9,7 +9,7 @@ use base::{Error, Result};
 use bytes::Bytes;
 use cluster_node::{NodeInfo, ShardKey};
 use cluster_root::collections::wait_for;
-use cluster_root::writes::{is_shard_refusal, not_written};
+use cluster_root::writes::{is_shard_refusal, shard_refusal};
 use cluster_root::{RootContext, RootState};
 use http::{HeaderMap, HeaderName, HeaderValue, Method, header};
 use http_client::{HttpAnswer, HttpRequest};
@@ -259,7 +259,7 @@ pub(super) fn refused(error: &Error, head: &CallHead) -> Reply {
 
 /// Returns the error of a node's answer, so that [`is_shard_refusal`] holds for it as on that node.
 pub(super) fn refusal_of_shard(error: Error, answer: &HttpAnswer) -> Error {
-    if answer.headers.contains_key(SHARD_REFUSAL) { not_written(error) } else { error }
+    if answer.headers.contains_key(SHARD_REFUSAL) { shard_refusal(error) } else { error }
 }
 
 /// Remembers the writes of another node, which its answer names, once this root sees their
@@ -299,6 +299,7 @@ impl WrittenEntry {
 #[cfg(test)]
 mod tests {
     use axum::response::IntoResponse;
+    use cluster_root::writes::not_written;
 
     use super::*;
 
@@ -312,10 +313,12 @@ mod tests {
             let head = CallHead { headers, target: String::new() };
             refused(error, &head).into_response().headers().contains_key(SHARD_REFUSAL)
         };
-        let full = not_written(Error::storage_full("no space"));
+        let full = shard_refusal(Error::storage_full("no space"));
         assert!(is_marked(&full, true));
         assert!(!is_marked(&full, false), "clients get no such header");
         assert!(!is_marked(&Error::storage_full("the store of originals"), true));
+        let conflicts = not_written(Error::unavailable("other uploads write the image"));
+        assert!(!is_marked(&conflicts, true), "the shard takes writes");
         let mut answer = HttpAnswer { status: 507, headers: HeaderMap::new(), body: Bytes::new() };
         let read = |answer: &HttpAnswer| refusal_of_shard(Error::storage_full("full"), answer);
         assert!(!is_shard_refusal(&read(&answer)));

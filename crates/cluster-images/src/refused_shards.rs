@@ -1,9 +1,13 @@
 //! Shards that refuse the images of an archive or a folder: their holders have full disks, or they
 //! have no owner.
 //!
-//! The images of such a shard wait, and one of them is sent from time to time. If the shard refuses
-//! them for longer than the limit, its images fail without being sent, except for one from time to
+//! The images of such a shard wait, and one of them is sent from time to time. If the shard still
+//! refuses one after the limit, its images fail without being sent, except for one from time to
 //! time. The images of other shards go on.
+//!
+//! An outcome that says nothing about writes, such as that of an image which is present, lets the
+//! images be sent until the next refusal. Otherwise one refusal would fail the images that an
+//! earlier upload has added.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -15,7 +19,7 @@ use parking_lot::Mutex;
 /// Longest time for which the images of a shard that refuses them wait.
 const REFUSED_WAIT_MAX: Duration = Duration::from_secs(120);
 /// Pause before the next image is sent to such a shard if the refusal advises none, and the longest
-/// pause that it may advise.
+/// pause that it may advise. Shorter if the images wait for a shorter time.
 const PROBE_PAUSE_MAX: Duration = Duration::from_secs(10);
 /// Shortest pause before the next image is sent to such a shard.
 const PROBE_PAUSE_MIN: Duration = Duration::from_millis(100);
@@ -36,15 +40,19 @@ pub(super) enum RefusedStep {
 /// Refusals of the shards of one request.
 pub(super) struct RefusedShards {
     wait_max: Duration,
+    probe_pause_max: Duration,
     /// One for each shard that refuses images, so at most the shards of the collection.
     refusals: Mutex<BTreeMap<ShardKey, ShardRefusal>>,
 }
 
 struct ShardRefusal {
-    /// Time of the first refusal since an image was added to the shard.
+    /// Time of the first refusal since an image was added to the shard, or since images did not
+    /// wait and none was refused for [`REFUSED_WAIT_MAX`].
     since: Instant,
-    /// Time at which the next image is sent.
-    next_probe: Instant,
+    /// Time of the last refusal.
+    latest: Instant,
+    /// Time at which the next image is sent. `None` if images do not wait until the next refusal.
+    next_probe: Option<Instant>,
     /// Last refusal.
     error: Error,
 }
@@ -54,23 +62,25 @@ impl RefusedShards {
     /// allows for an image; images wait no longer.
     pub(super) fn new(timeout: Option<Duration>) -> RefusedShards {
         let wait_max = timeout.map_or(REFUSED_WAIT_MAX, |timeout| timeout.min(REFUSED_WAIT_MAX));
-        RefusedShards { wait_max, refusals: Mutex::default() }
+        let probe_pause_max = PROBE_PAUSE_MAX.min(wait_max).max(PROBE_PAUSE_MIN);
+        RefusedShards { wait_max, probe_pause_max, refusals: Mutex::default() }
     }
 
     /// Returns the step of an image of `shard` at `now`.
     pub(super) fn step(&self, shard: &ShardKey, now: Instant) -> RefusedStep {
         let mut refusals = self.refusals.lock();
         let Some(refusal) = refusals.get_mut(shard) else { return RefusedStep::Send };
-        if now >= refusal.next_probe {
+        let Some(next_probe) = refusal.next_probe else { return RefusedStep::Send };
+        if now >= next_probe {
             // The outcome of this image sets the time of the next one.
-            refusal.next_probe = now + PROBE_PAUSE_MAX;
+            refusal.next_probe = Some(now + self.probe_pause_max);
             return RefusedStep::Send;
         }
-        if self.is_over(refusal, now) {
+        if self.is_over(refusal) {
             let context = "not tried, because its shard refused earlier images";
             return RefusedStep::Fail(refusal.error.clone().context(context));
         }
-        let pause = refusal.next_probe.saturating_duration_since(now);
+        let pause = next_probe.saturating_duration_since(now);
         RefusedStep::Wait(pause.min(CHECK_INTERVAL))
     }
 
@@ -78,15 +88,29 @@ impl RefusedShards {
     /// does not wait any more.
     pub(super) fn record(&self, shard: &ShardKey, error: &Error, now: Instant) -> bool {
         let pause = error.retry_after().unwrap_or(PROBE_PAUSE_MAX);
-        let next_probe = now + pause.clamp(PROBE_PAUSE_MIN, PROBE_PAUSE_MAX);
+        let next_probe = Some(now + pause.clamp(PROBE_PAUSE_MIN, self.probe_pause_max));
         let mut refusals = self.refusals.lock();
         let refusal = refusals.entry(shard.clone()).or_insert_with(|| {
             tracing::warn!(%shard, %error, "images of a shard wait, because it refuses them");
-            ShardRefusal { since: now, next_probe, error: error.clone() }
+            ShardRefusal { since: now, latest: now, next_probe, error: error.clone() }
         });
+        let since_latest = now.saturating_duration_since(refusal.latest);
+        if refusal.next_probe.is_none() && since_latest >= REFUSED_WAIT_MAX {
+            refusal.since = now;
+        }
+        // Threads may record their refusals in another order than that of their times.
+        refusal.latest = refusal.latest.max(now);
         refusal.next_probe = next_probe;
         refusal.error = error.clone();
-        self.is_over(refusal, now)
+        self.is_over(refusal)
+    }
+
+    /// Records that an image of `shard` has ended without an outcome that says if the shard takes
+    /// images. Its images do not wait until the next refusal.
+    pub(super) fn release(&self, shard: &ShardKey) {
+        if let Some(refusal) = self.refusals.lock().get_mut(shard) {
+            refusal.next_probe = None;
+        }
     }
 
     /// Records that `shard` has taken an image.
@@ -96,8 +120,8 @@ impl RefusedShards {
         }
     }
 
-    fn is_over(&self, refusal: &ShardRefusal, now: Instant) -> bool {
-        now.saturating_duration_since(refusal.since) >= self.wait_max
+    fn is_over(&self, refusal: &ShardRefusal) -> bool {
+        refusal.latest.saturating_duration_since(refusal.since) >= self.wait_max
     }
 }
 
@@ -153,8 +177,32 @@ mod tests {
         let shard = ShardKey::new("1", 0);
         let unadvised = Error::unavailable("no owner");
         assert!(!shards.record(&shard, &unadvised, start));
+        assert_eq!(shards.step(&shard, start), RefusedStep::Wait(CHECK_INTERVAL));
         let end = start + Duration::from_secs(1);
+        assert_eq!(shards.step(&shard, end), RefusedStep::Send);
+        assert!(shards.record(&shard, &unadvised, end));
         assert!(matches!(shards.step(&shard, end), RefusedStep::Fail(_)));
-        assert_eq!(shards.step(&shard, start + PROBE_PAUSE_MAX), RefusedStep::Send);
+        assert_eq!(shards.step(&shard, end + Duration::from_secs(1)), RefusedStep::Send);
+    }
+
+    #[test]
+    fn one_refusal_fails_no_image_that_is_present() {
+        let start = Instant::now();
+        let shards = RefusedShards::new(None);
+        let shard = ShardKey::new("1", 0);
+        assert!(!shards.record(&shard, &full(), start));
+        shards.release(&shard);
+        let later = start + 2 * REFUSED_WAIT_MAX;
+        for now in [start, later, later] {
+            assert_eq!(shards.step(&shard, now), RefusedStep::Send);
+        }
+        assert!(!shards.record(&shard, &full(), later), "the time counts anew");
+        shards.release(&shard);
+        let end = later + REFUSED_WAIT_MAX - CHECK_INTERVAL;
+        assert!(!shards.record(&shard, &full(), end));
+        shards.release(&shard);
+        let over = later + REFUSED_WAIT_MAX;
+        assert!(shards.record(&shard, &full(), over), "images present do not make the wait longer");
+        assert!(matches!(shards.step(&shard, over), RefusedStep::Fail(_)));
     }
 }

@@ -90,6 +90,6 @@ pub mod writes {
     pub use crate::removed_originals::{delete_original, delete_originals};
     pub use crate::write::{
         OwnerDecision, ShardWrite, WriteCondition, deliver, deliver_each, is_shard_refusal,
-        not_written, was_not_written,
+        not_written, shard_refusal, was_not_written,
     };
 }

@@ -305,34 +305,55 @@ pub(super) async fn run_all(
     failure.map_or(Ok(entry), Err)
 }
 
-/// Source of the error of a write that no owner took.
-#[derive(Debug)]
-struct NotWritten;
+/// Source of the error of a write that is in no entry and never will be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum NotWritten {
+    /// The holders of the shard have full disks, or no owner took the write in time.
+    Refused,
+    /// Another reason, which says nothing about other writes to the shard.
+    Prevented,
+}
+
+impl NotWritten {
+    /// Returns the source of an error, if it is one of these.
+    fn of(error: &Error) -> Option<NotWritten> {
+        std::error::Error::source(error)?.downcast_ref::<NotWritten>().copied()
+    }
+}
 
 impl fmt::Display for NotWritten {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        formatter.write_str("no owner took the write")
+        formatter.write_str(match self {
+            NotWritten::Refused => "the shard refused the write",
+            NotWritten::Prevented => "the write was not made",
+        })
     }
 }
 
 impl std::error::Error for NotWritten {}
 
-/// Returns an error of a write that is in no entry and never will be.
+/// Returns an error of a write that is in no entry and never will be. It says nothing about other
+/// writes to the shard.
 pub fn not_written(error: Error) -> Error {
-    error.with_source(NotWritten)
+    error.with_source(NotWritten::Prevented)
+}
+
+/// Returns an error of a write that its shard refused. [`is_shard_refusal`] holds for it.
+pub fn shard_refusal(error: Error) -> Error {
+    error.with_source(NotWritten::Refused)
 }
 
 /// Returns true if the error says that a shard refused a write: its holders have full disks, or no
 /// owner took the write in time. Writes to other shards may succeed.
 pub fn is_shard_refusal(error: &Error) -> bool {
-    std::error::Error::source(error).is_some_and(|source| source.is::<NotWritten>())
+    NotWritten::of(error) == Some(NotWritten::Refused)
 }
 
 /// Returns true if the error of a write of one operation says that the operation is in no entry and
 /// never will be.
 pub fn was_not_written(error: &Error) -> bool {
     use ErrorKind::{InvalidArgument, NotFound, TooLarge};
-    matches!(error.kind(), InvalidArgument | NotFound | TooLarge) || is_shard_refusal(error)
+    matches!(error.kind(), InvalidArgument | NotFound | TooLarge) || NotWritten::of(error).is_some()
 }
 
 /// Condition of the write of an image: no entry behind `after` has written the image.
@@ -427,9 +448,10 @@ impl ShardWrite {
     /// are sent again only if no owner wrote them.
     ///
     /// # Errors
-    /// `NotFound` if the collection was removed; `StorageFull`, with the source [`NotWritten`], if
-    /// the disks of all holders are full; the last refusal, with this source, if no owner wrote
-    /// them in time; the errors of [`write_node`].
+    /// `NotFound` if the collection was removed; `StorageFull`, for which [`is_shard_refusal`]
+    /// holds, if the disks of all holders are full; the last refusal, for which it holds too, if no
+    /// owner wrote them in time; `Unavailable`, as of [`not_written`], if no time was left; the
+    /// errors of [`write_node`].
     async fn write(
         &self,
         operations: &str,
@@ -438,7 +460,7 @@ impl ShardWrite {
         // Owner that the node of the last request named. The next request goes to it at once,
         // unless that node had been named in the same way.
         let mut hint: Option<String> = None;
-        let mut refusal = Error::unavailable("the time was up before it was sent");
+        let mut refusal = None;
         while Instant::now() < self.deadline {
             let view = self.state.view.current();
             if view.by_id(&self.key.collection).is_none() {
@@ -448,26 +470,31 @@ impl ShardWrite {
             let owner =
                 hint.take().or_else(|| view.owners.get(&self.key).map(|it| it.node.clone()));
             let node = owner.as_ref().and_then(|name| view.nodes.get(name));
-            refusal = match node {
+            refusal = Some(match node {
                 None => Error::unavailable("the shard has no owner; start an ingest node"),
                 Some(node) => match self.send(&node.address, operations, condition).await? {
                     OwnerReply::Made(entry) => return Ok(OwnerDecision::Made(entry)),
                     OwnerReply::Conflict(entry) => return Ok(OwnerDecision::Conflict(entry)),
                     // Disks do not get space soon, so the client decides on another try.
-                    OwnerReply::Full(error) => return Err(not_written(error)),
+                    OwnerReply::Full(error) => return Err(shard_refusal(error)),
                     OwnerReply::NotMade { owner: named, error } => {
                         let other = named.filter(|named| *named != node.name && !is_hinted);
                         hint = other.filter(|named| view.nodes.contains_key(named));
                         error
                     }
                 },
-            };
+            });
             if hint.is_none() {
                 self.wait(view.owners.get(&self.key)).await;
             }
         }
-        let refusal = refusal.context("the write was not made").with_retry_after(RETRY_AFTER);
-        Err(not_written(refusal))
+        let not_made =
+            |error: Error| error.context("the write was not made").with_retry_after(RETRY_AFTER);
+        Err(match refusal {
+            Some(refusal) => shard_refusal(not_made(refusal)),
+            // Earlier steps of the request took the time, so the shard refused nothing.
+            None => not_written(not_made(Error::unavailable("the time was up before it was sent"))),
+        })
     }
 
     async fn send(

@@ -222,6 +222,29 @@ async fn images_wait_for_their_shard() {
     assert_eq!(sent, 40 + REFUSALS);
 }
 
+/// An upload that is repeated finds most of its images. A shard that had no owner for a moment must
+/// not fail them.
+#[tokio::test]
+async fn one_refusal_fails_no_image_that_is_present() {
+    let (root, nodes) = two_nodes(ImageKind::Photo).await;
+    let asked = Arc::new(AtomicU64::new(0));
+    for node in &nodes {
+        let asked = asked.clone();
+        node.answer_passed(move |request| {
+            let is_first =
+                shard_of_file(&request.body) == 1 && asked.fetch_add(1, Ordering::Relaxed) == 0;
+            if is_first {
+                refused_by_shard(503)
+            } else {
+                reply(200, &json!({"id": 1, "status": "present"}))
+            }
+        });
+    }
+    // More than the nodes get before the first answer.
+    let (_, summary) = lines(&put(&root, "c?timeout=1", folder(400).path()).await);
+    assert_eq!(summary, counts(0, 400, 0, 0));
+}
+
 #[tokio::test]
 async fn a_dead_node_costs_no_image() {
     let (root, nodes) = two_nodes(ImageKind::Photo).await;

@@ -2,8 +2,11 @@
 
 use std::pin::pin;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+use axum::Router;
+use cluster_node::ShardKey;
+use cluster_root::writes::{ShardWrite, WriteCondition, is_shard_refusal, was_not_written};
 use http::Method;
 use search::points::PointId;
 use serde_json::{Value, json};
@@ -298,6 +301,29 @@ async fn a_write_without_an_owner_ends_at_its_deadline() {
     let answer = root.put("points?timeout=1", &first_shards_point()).await;
     assert!(answer.error().contains("the write was not made"), "{}", answer.error());
     assert!(nodes[0].taken_writes().len() > 1);
+}
+
+/// Earlier steps of a request may take its time. Other writes to the shard may succeed then.
+#[tokio::test]
+async fn a_write_that_was_not_sent_is_not_refused_by_its_shard() {
+    let mut states = Vec::new();
+    let root = TestRoot::with_routes(|state| {
+        states.push(state.clone());
+        Router::new()
+    });
+    root.add_collection(SHARDS, "Dot");
+    let write = |deadline: Instant| ShardWrite {
+        state: states[0].clone(),
+        key: ShardKey::new("id", 0),
+        deadline,
+    };
+    let condition = WriteCondition { id: PointId::Number(1), after: 0 };
+    let now = Instant::now();
+    let unsent = write(now).run_on_condition(condition, "{}").await.unwrap_err();
+    assert!(was_not_written(&unsent) && !is_shard_refusal(&unsent), "{unsent}");
+    let soon = now + Duration::from_millis(100);
+    let unowned = write(soon).run_on_condition(condition, "{}").await.unwrap_err();
+    assert!(was_not_written(&unowned) && is_shard_refusal(&unowned), "{unowned}");
 }
 
 #[tokio::test]
