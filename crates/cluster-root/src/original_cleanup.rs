@@ -4,8 +4,8 @@
 //! One node of the cluster reads the originals of all collections, a part of one collection in each
 //! pass. An original is a candidate if it is old by the clock of the store and no point names it.
 //! It is removed if a second strong read, at least an hour later, shows the same. Everything stays
-//! at any doubt: after an error, without the answer of a shard, or if a copy of a shard is marked
-//! as damaged.
+//! at any doubt: after an error, without the answer of a shard, if a copy of a shard is marked as
+//! damaged, or if so many originals have no point that points may be lost.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -27,6 +27,11 @@ use super::state::RootState;
 
 /// Time between two passes.
 const PASS_INTERVAL: Duration = Duration::from_secs(60);
+/// Minimum age of an original, by the clock of the store. Much more than an upload takes: nodes may
+/// have other timeouts than this one, and a node may stand still in an upload.
+const AGE_MIN: Duration = Duration::from_secs(24 * 3600);
+/// Maximum originals of a shard in a part that are removed although most of these have no point.
+const FEW_ABANDONED: usize = 4;
 /// Shortest time between the two strong reads that find no point of an original.
 const CONFIRM_AFTER: Duration = Duration::from_secs(3600);
 /// Pause after each batch of originals.
@@ -85,7 +90,7 @@ impl OriginalCleanup {
     /// Removes originals while this node is the one that removes unused data. Never returns.
     pub async fn run(state: Arc<RootState>) {
         let times = CleanupTimes {
-            age: upload_over(&state),
+            age: AGE_MIN.max(upload_over(&state)),
             confirm_after: CONFIRM_AFTER,
             pause: BATCH_PAUSE,
         };
@@ -110,8 +115,9 @@ impl OriginalCleanup {
     /// of removed originals.
     ///
     /// # Errors
-    /// `Unavailable` if the points of a shard are not certain; the errors of the store of
-    /// originals. The next pass goes on with the next part.
+    /// `Unavailable` if the points of a shard are not certain; `DataLoss` if most originals of a
+    /// part have no point; the errors of the store of originals. The next pass goes on with the
+    /// next part.
     pub async fn pass(&mut self, state: &RootState) -> Result<u64> {
         let Some(images) = state.images() else { return Ok(0) };
         let view = state.loaded_view()?;
@@ -168,18 +174,25 @@ impl OriginalCleanup {
         let space = record.originals_space();
         let mut listed = images.old_uploads(&space, part.number, self.times.age)?;
         let mut count = 0;
-        while count < PASS_ORIGINALS_MAX && self.candidates.len() < CANDIDATES_MAX {
+        let mut found = Vec::new();
+        let mut shares = OriginalShares::new(record.shards);
+        while count < PASS_ORIGINALS_MAX && self.candidates.len() + found.len() < CANDIDATES_MAX {
             let uploads = listed.next_batch(BATCH_MAX).await?;
             if uploads.is_empty() {
                 break;
             }
             count += uploads.len();
+            shares.add_listed(&uploads)?;
             // Most originals have a point, so most batches need no strong read.
             let uploads = abandoned(state, &record, uploads, ReadStrength::Default).await?;
-            for upload in abandoned(state, &record, uploads, ReadStrength::Strong).await? {
-                self.add(&part.collection, upload, Instant::now());
-            }
+            let uploads = abandoned(state, &record, uploads, ReadStrength::Strong).await?;
+            shares.add_abandoned(&uploads)?;
+            found.extend(uploads);
             tokio::time::sleep(self.times.pause).await;
+        }
+        shares.check().map_err(|error| error.context(&record.name))?;
+        for upload in found {
+            self.add(&part.collection, upload, Instant::now());
         }
         Ok(())
     }
@@ -191,6 +204,63 @@ impl OriginalCleanup {
             let collection = collection.to_owned();
             let candidate = CleanupCandidate { collection, upload, since: now };
             self.candidates.entry(key).or_insert(candidate);
+        }
+    }
+}
+
+/// Numbers of originals of a shard in a part.
+#[derive(Clone, Copy, Debug, Default)]
+struct ShardOriginals {
+    listed: usize,
+    /// Listed ones without a point.
+    abandoned: usize,
+}
+
+/// Shares of originals without a point, by shard. Killed nodes leave few of them. If there are
+/// many, the shard has lost points, and the originals are all that is left of the images.
+struct OriginalShares {
+    shards: u32,
+    counts: BTreeMap<u32, ShardOriginals>,
+}
+
+impl OriginalShares {
+    /// Creates the shares of a collection with this number of shards.
+    fn new(shards: u32) -> OriginalShares {
+        OriginalShares { shards, counts: BTreeMap::new() }
+    }
+
+    fn count(&mut self, upload: &OriginalUpload) -> Result<&mut ShardOriginals> {
+        let shard = split::shard_of_id(&upload.id, self.shards)?;
+        Ok(self.counts.entry(shard).or_default())
+    }
+
+    fn add_listed(&mut self, uploads: &[OriginalUpload]) -> Result<()> {
+        for upload in uploads {
+            self.count(upload)?.listed += 1;
+        }
+        Ok(())
+    }
+
+    fn add_abandoned(&mut self, uploads: &[OriginalUpload]) -> Result<()> {
+        for upload in uploads {
+            self.count(upload)?.abandoned += 1;
+        }
+        Ok(())
+    }
+
+    /// Checks that no shard has too many originals without a point.
+    ///
+    /// # Errors
+    /// `DataLoss` for the first shard that has.
+    fn check(&self) -> Result<()> {
+        let is_high = |count: &ShardOriginals| {
+            count.abandoned > FEW_ABANDONED && count.abandoned > count.listed / 2
+        };
+        match self.counts.iter().find(|entry| is_high(entry.1)) {
+            None => Ok(()),
+            Some((shard, _)) => Err(Error::data_loss(format!(
+                "more than half of the originals of shard {shard} have no point, so it may have lost points"
+            ))),
         }
     }
 }
@@ -335,6 +405,7 @@ fn parsed(result: &RawValue, space: &str) -> Result<BTreeMap<PointId, PointOrigi
 #[cfg(test)]
 mod tests {
     use api_images::{ImageKind, ImageSettings};
+    use base::ErrorKind;
     use cluster_node::NodeInfo;
 
     use super::*;
@@ -395,6 +466,31 @@ mod tests {
         assert_eq!(removed, Some(part("3", 0)), "behind a collection that was removed");
         assert_eq!(next_part(&two, Some(&part("4", 7))), Some(part("1", 0)));
         assert_eq!(next_part(&view(&[record("2", false)]), None), None);
+    }
+
+    #[test]
+    fn originals_stay_if_most_of_a_shard_have_no_point() {
+        const SHARDS: u32 = 4;
+        let uploads: Vec<OriginalUpload> = (0..200).map(upload).collect();
+        let is_lost = |it: &&OriginalUpload| split::shard_of_id(&it.id, SHARDS).unwrap() == 1;
+        let of_shard: Vec<OriginalUpload> = uploads.iter().filter(is_lost).cloned().collect();
+        let half = of_shard.len() / 2;
+        assert!(half > FEW_ABANDONED && of_shard.len() < uploads.len() / 2);
+        let check = |listed: &[OriginalUpload], abandoned: &[OriginalUpload]| {
+            let mut shares = OriginalShares::new(SHARDS);
+            shares.add_listed(listed).unwrap();
+            shares.add_abandoned(abandoned).unwrap();
+            shares.check()
+        };
+        check(&uploads, &[]).unwrap();
+        check(&uploads, &of_shard[..half]).unwrap();
+        let few = &of_shard[..FEW_ABANDONED];
+        check(few, few).unwrap();
+        for abandoned in [&of_shard[..], &of_shard[..=half]] {
+            let error = check(&uploads, abandoned).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::DataLoss);
+            assert!(error.message().contains("shard 1"), "{error}");
+        }
     }
 
     #[test]
