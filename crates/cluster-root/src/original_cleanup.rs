@@ -3,7 +3,8 @@
 //!
 //! One node of the cluster reads the originals of all collections, a part of one collection in each
 //! pass. An original is a candidate if it is old by the clock of the store and no point names it.
-//! It is removed if a second strong read, at least an hour later, shows the same. Everything stays
+//! It is removed if a second strong read, at least an hour later, shows the same. A strong read asks
+//! each node that serves the shard, because copies may differ after an upgrade. Everything stays
 //! at any doubt: after an error, without the answer of a shard, if a copy of a shard is marked as
 //! damaged, or if so many originals have no point that points may be lost.
 
@@ -13,18 +14,25 @@ use std::time::{Duration, Instant};
 
 use api_images::{ImagesState, OriginalUpload, original_in, original_key};
 use base::{Error, Result};
-use cluster_node::{ClusterView, CollectionRecord, ShardKey};
+use bytes::Bytes;
+use cluster_node::{ClusterView, CollectionRecord, NodeInfo, ShardKey};
 use search::points::PointId;
 use serde::Deserialize;
 use serde_json::value::RawValue;
 use serde_json::{Map, Value};
 
 use super::fan_out::read_shards;
+use super::read_memory::ReadMemory;
 use super::removed_originals::upload_over;
 use super::shard_read::{ReadBody, ReadPriority, ShardRead};
 use super::split::{self, IdsBody};
 use super::state::RootState;
+use super::wire::{NodeReadBody, read_node, timeout_ms};
 
+/// Route that returns points by their ids.
+const POINTS_PATH: &str = "points";
+/// Body of a read of points, without their ids.
+const POINTS_BODY: &[u8] = br#"{"with_payload":["image"],"with_vector":false}"#;
 /// Time between two passes.
 const PASS_INTERVAL: Duration = Duration::from_secs(60);
 /// Minimum age of an original, by the clock of the store. Much more than an upload takes: nodes may
@@ -151,7 +159,7 @@ impl OriginalCleanup {
         let record = Arc::new(record.clone());
         let uploads: Vec<OriginalUpload> = due.into_iter().map(|it| it.upload).collect();
         let mut removed = 0;
-        for upload in abandoned(state, &record, uploads, ReadStrength::Strong).await? {
+        for upload in abandoned_everywhere(state, &record, uploads).await? {
             images.delete_original(&upload.key).await?;
             tracing::info!(key = upload.key, "an original without a point was removed");
             state.requests.metrics.cluster.abandoned_originals.inc();
@@ -184,8 +192,8 @@ impl OriginalCleanup {
             count += uploads.len();
             shares.add_listed(&uploads)?;
             // Most originals have a point, so most batches need no strong read.
-            let uploads = abandoned(state, &record, uploads, ReadStrength::Default).await?;
-            let uploads = abandoned(state, &record, uploads, ReadStrength::Strong).await?;
+            let uploads = abandoned(state, &record, uploads).await?;
+            let uploads = abandoned_everywhere(state, &record, uploads).await?;
             shares.add_abandoned(&uploads)?;
             found.extend(uploads);
             tokio::time::sleep(self.times.pause).await;
@@ -281,15 +289,6 @@ fn next_part(view: &ClusterView, last: Option<&OriginalsPart>) -> Option<Origina
     Some(OriginalsPart { collection: (*id).to_owned(), number: 0 })
 }
 
-/// Writes that a read of points sees.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum ReadStrength {
-    /// Writes that the holder has applied.
-    Default,
-    /// All writes that were acknowledged before.
-    Strong,
-}
-
 /// Original of a stored point.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum PointOriginal {
@@ -312,60 +311,123 @@ fn is_abandoned(key: &str, point: Option<&PointOriginal>) -> bool {
     }
 }
 
-/// Returns the originals that no point names.
+/// Returns the images of uploads by shard, each once.
 ///
 /// # Errors
-/// As [`point_originals`].
+/// As [`split::ids_by_shard`].
+fn ids_of(uploads: &[OriginalUpload], shards: u32) -> Result<BTreeMap<u32, Vec<PointId>>> {
+    let ids: BTreeSet<PointId> = uploads.iter().map(|upload| upload.id).collect();
+    let ids: Vec<PointId> = ids.into_iter().collect();
+    split::ids_by_shard(&ids, shards)
+}
+
+/// Returns the originals that no point names by a read of one holder of each shard. Some of them
+/// may have a point that was written a moment ago.
+///
+/// # Errors
+/// `Unavailable` if a shard does not answer.
 async fn abandoned(
     state: &RootState,
     record: &Arc<CollectionRecord>,
     mut uploads: Vec<OriginalUpload>,
-    strength: ReadStrength,
 ) -> Result<Vec<OriginalUpload>> {
-    if uploads.is_empty() {
-        return Ok(uploads);
-    }
-    let ids: BTreeSet<PointId> = uploads.iter().map(|upload| upload.id).collect();
-    let ids: Vec<PointId> = ids.into_iter().collect();
-    let points = point_originals(state, record, &ids, strength).await?;
-    uploads.retain(|upload| is_abandoned(&upload.key, points.get(&upload.id)));
-    Ok(uploads)
-}
-
-/// Reads the originals that points name, by the ids of the points. Absent points have no item.
-///
-/// # Errors
-/// `Unavailable` if a shard does not answer, or if a copy of a shard is marked as damaged, which a
-/// strong read does not accept: it may lack points.
-async fn point_originals(
-    state: &RootState,
-    record: &Arc<CollectionRecord>,
-    ids: &[PointId],
-    strength: ReadStrength,
-) -> Result<BTreeMap<PointId, PointOriginal>> {
-    let ids = split::ids_by_shard(ids, record.shards)?;
-    let members = split::members(br#"{"with_payload":["image"],"with_vector":false}"#)?;
-    let shards: Vec<u32> = ids.keys().copied().collect();
+    let ids = ids_of(&uploads, record.shards)?;
     let read = ShardRead {
         record: record.clone(),
-        shards: shards.clone(),
-        path: "points",
-        body: ReadBody::Ids(IdsBody { members, ids }),
+        shards: ids.keys().copied().collect(),
+        path: POINTS_PATH,
+        body: ReadBody::Ids(IdsBody { members: split::members(POINTS_BODY)?, ids }),
         deadline: Instant::now() + READ_MAX,
-        strong: strength == ReadStrength::Strong,
+        strong: false,
         priority: ReadPriority::Background,
     };
     let answers = Box::pin(read_shards(state, &read)).await?;
     answers.check(1.0)?;
-    if strength == ReadStrength::Strong {
-        check_whole_copies(&state.view.current(), record, &shards)?;
-    }
     let space = record.originals_space();
-    let mut originals = BTreeMap::new();
+    let mut points = BTreeMap::new();
     for result in answers.results.values() {
-        originals.extend(parsed(result, &space)?);
+        points.extend(parsed(result, &space)?);
     }
-    Ok(originals)
+    uploads.retain(|upload| is_abandoned(&upload.key, points.get(&upload.id)));
+    Ok(uploads)
+}
+
+/// Returns the originals that no point names by a strong read of each node that serves a shard.
+///
+/// # Errors
+/// `Unavailable` if no node serves a shard, if one of these nodes does not answer, or if a copy is
+/// marked as damaged: it may lack points.
+async fn abandoned_everywhere(
+    state: &RootState,
+    record: &CollectionRecord,
+    mut uploads: Vec<OriginalUpload>,
+) -> Result<Vec<OriginalUpload>> {
+    if uploads.is_empty() {
+        return Ok(uploads);
+    }
+    let ids = ids_of(&uploads, record.shards)?;
+    let mut unread: BTreeSet<u32> = ids.keys().copied().collect();
+    let shards: Vec<u32> = unread.iter().copied().collect();
+    let body = IdsBody { members: split::members(POINTS_BODY)?, ids };
+    let view = state.view.current();
+    for node in view.nodes.values() {
+        let mut served = shards.clone();
+        served.retain(|shard| node.serves(&ShardKey::new(&record.id, *shard)));
+        if served.is_empty() {
+            continue;
+        }
+        let points = points_of_node(state, record, node, &served, &body).await?;
+        // Images of shards that the node does not serve stay in the list.
+        uploads.retain(|upload| is_abandoned(&upload.key, points.get(&upload.id)));
+        unread.retain(|shard| !served.contains(shard));
+    }
+    if let Some(shard) = unread.first() {
+        return Err(Error::unavailable(format!("no node serves shard {shard}")));
+    }
+    check_whole_copies(&state.view.current(), record, &shards)?;
+    Ok(uploads)
+}
+
+/// Reads the originals that the points of `shards` on a node name, with a strong read. Absent points
+/// have no item.
+///
+/// # Errors
+/// `Unavailable` if the node does not answer for one of the shards.
+async fn points_of_node(
+    state: &RootState,
+    record: &CollectionRecord,
+    node: &NodeInfo,
+    shards: &[u32],
+    ids: &IdsBody,
+) -> Result<BTreeMap<PointId, PointOriginal>> {
+    let written = |shard: &u32| state.last_written(&ShardKey::new(&record.id, *shard));
+    let ids = ids.of(shards)?;
+    let body = NodeReadBody {
+        collection: &record.id,
+        shards: shards.iter().map(|shard| (*shard, written(shard))).collect(),
+        path: POINTS_PATH,
+        body: &ids,
+        timeout_ms: timeout_ms(Instant::now() + READ_MAX),
+        strong: true,
+    };
+    let body = serde_json::to_vec(&body)
+        .map_err(|error| Error::internal(format!("a read cannot be written: {error}")))?;
+    state.count("background");
+    let client = state.client.clone();
+    let requests = state.requests.clone();
+    let memory = ReadMemory::new(requests.clone()).answer();
+    let address = node.address.clone();
+    let read = read_node(client, requests, address, Bytes::from(body), READ_MAX, memory);
+    let mut answer = Box::pin(read).await?;
+    let space = record.originals_space();
+    let mut points = BTreeMap::new();
+    for shard in shards {
+        let missing =
+            || Error::unavailable(format!("{} answered without shard {shard}", node.name));
+        let result = answer.shards.remove(shard).ok_or_else(missing)?;
+        points.extend(parsed(&result?, &space)?);
+    }
+    Ok(points)
 }
 
 /// Checks that no serving copy of `shards` is marked.
@@ -406,7 +468,6 @@ fn parsed(result: &RawValue, space: &str) -> Result<BTreeMap<PointId, PointOrigi
 mod tests {
     use api_images::{ImageKind, ImageSettings};
     use base::ErrorKind;
-    use cluster_node::NodeInfo;
 
     use super::*;
 

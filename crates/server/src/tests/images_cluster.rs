@@ -5,7 +5,6 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
 
 use api_qdrant::BoxFuture;
 use axum::Router;
@@ -21,7 +20,7 @@ use cluster_node::{
     CatalogChanges, ClusterView, CollectionCatalog, CollectionRecord, NodeInfo, Owner, Roles,
     ShardKey, ViewUpdater,
 };
-use cluster_root::{CleanupTimes, OriginalCleanup, RootState};
+use cluster_root::RootState;
 use http::{Method, StatusCode};
 use http_body_util::BodyExt;
 use http_client::HttpClient;
@@ -35,6 +34,8 @@ use tower::ServiceExt;
 use super::images::{Expected, Served, archive, picture, served};
 use super::images_duplicates::{bitmap, pixels};
 use crate::loopback::WAIT_MAX;
+
+mod originals;
 
 /// Shards of the collection "spread".
 const SHARDS: u32 = 3;
@@ -691,54 +692,6 @@ fn another_root_cancels_and_continues_a_job() {
     let progress = spread.duplicates_ended();
     assert_eq!((&progress["state"], &progress["pairs"]), (&json!("done"), &json!(3)), "{progress}");
     spread.compare_groups();
-}
-
-/// A node was killed between the write of an original and the write of its point: once for an image
-/// that was sent again, and once for another one.
-#[test]
-fn originals_without_a_point_are_removed() {
-    let dir = tempfile::tempdir().unwrap();
-    let spread = Spread::start(dir.path());
-    let path = format!("?shard_number={SHARDS}&replication_factor=1");
-    let added = spread.good("PUT", &path, Sent::Image(&picture(1)));
-    let id = added["id"].as_str().unwrap();
-    let record = spread.node.view.source().current().collections["spread"].clone();
-    let space = record.originals_space();
-    let other = "5c000000-0000-8000-8000-000000000000";
-    let state = spread.root_state("a");
-    let images = state.images().unwrap();
-    let sent_again = format!("{space}/{}/{id}/lost.jpeg", &id[..2]);
-    let without_point = format!("{space}/5c/{other}/lost.jpeg");
-    let count = async |directory: &str| {
-        let part = u8::from_str_radix(directory, 16).unwrap();
-        let mut uploads = images.old_uploads(&space, part, Duration::ZERO).unwrap();
-        uploads.next_batch(10).await.unwrap().len()
-    };
-    // All parts, and one pass more for the second read of the last one.
-    let pass_all = async |age: Duration| {
-        let times = CleanupTimes { age, confirm_after: Duration::ZERO, pause: Duration::ZERO };
-        let mut cleanup = OriginalCleanup::new(times);
-        let mut removed = 0;
-        for _ in 0..=256 {
-            removed += cleanup.pass(&state).await.unwrap();
-        }
-        removed
-    };
-    spread.runtime.block_on(async {
-        for key in [&sent_again, &without_point] {
-            images.put_original(key, Bytes::from_static(b"an image")).await.unwrap();
-        }
-        let before = count(&id[..2]).await + count("5c").await;
-        assert_eq!(pass_all(Duration::from_secs(3600)).await, 0, "uploads may still write points");
-        assert_eq!(count(&id[..2]).await + count("5c").await, before);
-        assert_eq!(pass_all(Duration::ZERO).await, 2);
-        assert_eq!(pass_all(Duration::ZERO).await, 0);
-    });
-    let metrics = &spread.served.server.core.metrics.cluster;
-    assert_eq!(metrics.abandoned_originals.get(), 2);
-    let (status, original) = spread.send("GET", &format!("/{id}"), Sent::Nothing);
-    assert_eq!(status, 200);
-    assert_eq!(original, picture(1));
 }
 
 #[test]
