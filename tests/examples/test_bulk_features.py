@@ -137,7 +137,7 @@ def test_forms_of_retry_after(form):
 @pytest.mark.parametrize("status,tries", [(507, 1), (503, features.TRIES_MAX)])
 def test_a_shard_that_refuses_its_points_costs_no_other(serve, status, tries):
     full = [{"id": 2, "error": "all disks are full"}, {"id": 5, "error": "all disks are full"}]
-    content = {"error": "2 of 6 points were not written", "added": 3, "replaced": 1, "failed": full}
+    content = {"error": "2 of 6 points failed: all disks are full", "added": 3, "replaced": 1, "failed": full}
     server = serve(in_turn((status, {"retry-after": "0"}, content)))
     written = FeatureStore(job(server)).write(batch(*range(6)))
     assert (written.added, written.replaced) == (3, 1)

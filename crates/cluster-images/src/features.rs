@@ -36,7 +36,7 @@ struct RootFeaturesParams {
 }
 
 /// Writes the points of the body. A wrong point refuses the whole request. If a shard refuses its
-/// points, those of the other shards are written, and the error names the points that were not.
+/// points, those of the other shards are written, and the error names the points that failed.
 pub(super) async fn write(mut call: ImageCall) -> Result<Reply> {
     call.context.check_creates()?;
     let parameters: RootFeaturesParams = call.query.own()?;
@@ -132,7 +132,7 @@ fn operations(points: Vec<LoggedPoint>, shards: u32) -> Result<ShardOperations> 
     Ok(texts.into_iter().map(|(shard, texts)| (shard, operations(texts))).collect())
 }
 
-/// A point of a shard that refused its points.
+/// A point of a shard whose writes failed. A part of them may be made if the error says so.
 struct FailedPoint {
     id: PointId,
     error: Error,
@@ -144,7 +144,7 @@ impl FailedPoint {
     }
 }
 
-/// Numbers of points that a request has written, and the points that it has not.
+/// Numbers of points that a request has written, and the points that failed.
 struct WrittenFeatures {
     added: usize,
     replaced: usize,
@@ -178,7 +178,8 @@ impl WrittenFeatures {
         let written = self.added + self.replaced + self.unknown;
         let points = written + self.failed.len();
         let failed: Vec<Value> = self.failed.iter().map(FailedPoint::to_json).collect();
-        let message = format!("{} of {points} points were not written: {error}", failed.len());
+        // The outcome of a write may be unknown.
+        let message = format!("{} of {points} points failed: {error}", failed.len());
         json["error"] = message.into();
         json["failed"] = failed.into();
         Reply::error_with_body(error, json.to_string())

@@ -1,6 +1,6 @@
 //! Stalled copies of a shard: a holder cannot apply the next entry of the log, because its disk is
-//! full. The decisions to withdraw and to serve such a copy, to answer a read from it, and to
-//! refuse writes if all holders are stalled.
+//! full, or because the entry has an operation of a newer version. The decisions to withdraw and to
+//! serve such a copy, to answer a read from it, and to refuse writes if all holders have full disks.
 //!
 //! A stalled copy keeps all of its data and lacks later changes. Its node marks it in etcd as it
 //! marks a damaged one, until the copy is at the end of the log again. The copy is not replaced
@@ -45,7 +45,7 @@ pub enum StalledServiceChange {
 pub struct StallMark {
     /// Time of the mark, or of the last change of the service.
     changed: Instant,
-    /// Time since which the next entry waits for space. `None` if the copy applies its log, or if
+    /// Time since which the next entry cannot be applied. `None` if the copy applies its log, or if
     /// none is open.
     stopped: Option<Instant>,
 }
@@ -56,12 +56,12 @@ impl StallMark {
         StallMark { changed: now, stopped: None }
     }
 
-    /// Records at `now` that the next entry waits for space.
+    /// Records at `now` that the next entry cannot be applied.
     pub fn stop(&mut self, now: Instant) {
         self.stopped.get_or_insert(now);
     }
 
-    /// Records that no entry waits for space. The mark stays until the end of the log.
+    /// Records that no entry is tried again. The mark stays until the end of the log.
     pub fn resume(&mut self) {
         self.stopped = None;
     }
@@ -122,7 +122,8 @@ impl AppliedReadStep {
     }
 }
 
-/// Time since which all holders of a shard are stalled, as the owner of its log sees it.
+/// Time since which all holders of a shard are stalled by full disks, as the owner of its log sees
+/// it.
 ///
 /// A write that no holder can apply is durable and not visible. Each such write makes the log
 /// longer, and no snapshot shortens it. The root that sent it cannot read the shard any more,

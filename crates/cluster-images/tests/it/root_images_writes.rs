@@ -100,7 +100,7 @@ async fn a_full_shard_refuses_its_features_alone() {
     let replaced = kept.iter().filter(|id| **id < 40).count();
     let numbers = (&answer.json["added"], &answer.json["replaced"]);
     assert_eq!(numbers, (&json!(kept.len() - replaced), &json!(replaced)));
-    let start = format!("{} of 20 points were not written: ", lost.len());
+    let start = format!("{} of 20 points failed: ", lost.len());
     assert!(error(&answer).starts_with(&start), "{}", answer.json);
     let failed = answer.json["failed"].as_array().unwrap();
     let ids: Vec<u64> = failed.iter().map(|point| point["id"].as_u64().unwrap()).collect();
