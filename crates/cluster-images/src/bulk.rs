@@ -287,7 +287,7 @@ impl ClusterImages {
                 (Err(error), _) if error.is_overload() => error,
                 (outcome, _) => {
                     self.is_stalled.store(false, Ordering::Relaxed);
-                    if let Ok(reply) = &outcome {
+                    if outcome.is_ok() {
                         running.succeeded();
                     }
                     if let Some(shard) = &shard {
