@@ -13,9 +13,39 @@ const SECOND: f32 = 0.8;
 /// Smoothings of the histogram.
 const SMOOTHINGS: usize = 3;
 
-/// Returns the keypoints with their directions, at most `count`.
+/// A keypoint with one of its directions.
+struct Turned {
+    keypoint: Keypoint,
+    /// True if it is the strongest direction.
+    strongest: bool,
+}
+
+/// Returns the keypoints with their directions, at most `count`, in the order of `found`.
+///
+/// Further directions of a keypoint take only the room that the strongest directions of all
+/// keypoints leave. Otherwise they would displace the last keypoints of `found`, which are those of
+/// plain areas.
 pub(super) fn turned(space: &ScaleSpace, found: &[Keypoint], count: usize) -> Vec<Keypoint> {
-    let mut out = Vec::with_capacity(count);
+    let all = all_directions(space, found);
+    let strongest = all.iter().filter(|turned| turned.strongest).count();
+    let mut room = count.saturating_sub(strongest);
+    let mut out = Vec::with_capacity(count.min(all.len()));
+    for Turned { keypoint, strongest } in all {
+        if !strongest {
+            if room == 0 {
+                continue;
+            }
+            room -= 1;
+        }
+        out.push(keypoint);
+    }
+    out.truncate(count);
+    out
+}
+
+/// Returns the keypoints once for each of their directions.
+fn all_directions(space: &ScaleSpace, found: &[Keypoint]) -> Vec<Turned> {
+    let mut all = Vec::new();
     for keypoint in found {
         let histogram = histogram(space, keypoint);
         let most = histogram.iter().fold(0.0_f32, |most, &value| most.max(value));
@@ -27,12 +57,11 @@ pub(super) fn turned(space: &ScaleSpace, found: &[Keypoint], count: usize) -> Ve
             }
             let off = 0.5 * (before - after) / (before + after - 2.0 * here);
             let turns = (bin as f32 + 0.5 + off) / BINS as f32;
-            if out.len() < count {
-                out.push(Keypoint { direction: turns - turns.floor(), ..*keypoint });
-            }
+            let keypoint = Keypoint { direction: turns - turns.floor(), ..*keypoint };
+            all.push(Turned { keypoint, strongest: here >= most });
         }
     }
-    out
+    all
 }
 
 fn histogram(space: &ScaleSpace, keypoint: &Keypoint) -> [f32; BINS] {

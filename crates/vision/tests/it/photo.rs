@@ -1,5 +1,7 @@
 //! Keypoints of photographs: of any image, in its own pixels, reproducible, enough to find a copy.
 
+use std::collections::BTreeSet;
+
 use matching::rank::StageScores;
 use matching::{Graph, Probe, Scratch};
 use proptest::prelude::*;
@@ -125,6 +127,44 @@ fn copies_are_accepted_and_others_are_not() {
         let stranger = score(&keypoints(&scene(seed, 192, 144), &OPTIONS), &graph);
         assert!(stranger < ACCEPT / 2.0, "scene {seed}: {stranger}");
     }
+}
+
+/// A scene whose right half has an eighth of the contrast of the left half.
+fn half_plain(seed: u64, width: u32, height: u32) -> Gray {
+    let image = scene(seed, width, height);
+    made(width, height, |x, y| {
+        let value = at(&image, x, y);
+        if x < width / 2 { value } else { 110 + value / 8 }
+    })
+}
+
+/// Distinct keypoints of a graph: several directions of one keypoint count once.
+fn distinct(graph: &Graph) -> usize {
+    let place = |vertex: &matching::Vertex| (vertex.x, vertex.y, vertex.kind);
+    graph.vertices.iter().map(place).collect::<BTreeSet<_>>().len()
+}
+
+#[test]
+fn second_directions_displace_no_keypoint() {
+    let image = half_plain(5, 192, 144);
+    let all = keypoints(&image, &OPTIONS);
+    let (vertices, points) = (all.vertices.len(), distinct(&all));
+    assert!(points < vertices && vertices < 256, "{points} keypoints, {vertices} vertices");
+    // There is room for each keypoint once, and for no second direction.
+    for vertices_max in [40, points] {
+        let graph = keypoints(&image, &KeypointOptions { vertices_max, ..OPTIONS });
+        assert_eq!(graph.vertices.len(), vertices_max);
+        assert_eq!(distinct(&graph), vertices_max);
+    }
+}
+
+#[test]
+fn crop_of_a_plain_part_is_accepted() {
+    let options = KeypointOptions { vertices_max: 64, ..OPTIONS };
+    let image = half_plain(6, 192, 144);
+    let crop = made(96, 144, |x, y| at(&image, x + 96, y));
+    let found = score(&keypoints(&crop, &OPTIONS), &keypoints(&image, &options));
+    assert!(found >= ACCEPT, "{found}");
 }
 
 #[test]
