@@ -107,6 +107,20 @@ def test_other_snapshots_are_refused_and_change_nothing(server, client, filled, 
     assert everything(client, filled) == before
 
 
+def test_a_damaged_upload_is_the_clients_error(server, client, filled):
+    made = client.create_snapshot(filled)
+    before = everything(client, filled)
+    url = f"{server.url}/collections/{filled}/snapshots"
+    content = requests.get(f"{url}/{made.name}", timeout=TIMEOUT_S).content
+    changed = bytearray(content)
+    changed[len(changed) // 2] ^= 1
+    for wrong in (bytes(changed), content[: len(content) // 2]):
+        answer = requests.post(f"{url}/upload", files={"snapshot": ("x.snapshot", wrong)}, timeout=TIMEOUT_S)
+        assert answer.status_code == 400, answer.text
+        assert "download it again" in answer.text
+    assert everything(client, filled) == before
+
+
 def test_commands_back_up_and_restore(server, client, filled):
     first = json.loads(collections(server, "backup", filled, "--json").stdout)
     assert first["points"] == COUNT

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::io::Read;
 use std::time::Instant;
 
-use base::{Error, Result};
+use base::{Error, ErrorKind, Result};
 use search::collection::PinnedReader;
 use search::registry::{CollectionSettings, NamedCollection, Registry};
 use storage::Writer;
@@ -171,9 +171,9 @@ fn padding(bytes: u64) -> Vec<u8> {
 /// collection.
 ///
 /// # Errors
-/// `InvalidArgument` for another file, in particular for a snapshot of Qdrant's own; `DataLoss` if
-/// a file of the archive is missing, shortened or changed; otherwise the errors of the registry.
-/// The collection of the name stays as it was.
+/// `InvalidArgument` for another file, in particular for a snapshot of Qdrant's own, and if a file
+/// of the archive is missing, shortened or changed; otherwise the errors of the registry. The
+/// collection of the name stays as it was.
 pub fn read_archive(
     registry: &Registry,
     archive: impl Read,
@@ -193,11 +193,11 @@ pub fn read_archive(
     for entry in entries {
         let mut entry = entry.map_err(|error| unreadable(&error))?;
         let name = name_of(&entry);
-        let file = expected.remove(name.as_str()).ok_or_else(|| unexpected(&name))?;
+        let file = expected.remove(name.as_str()).ok_or_else(|| damaged(&unexpected(&name)))?;
         append_checked(&mut entry, file, &mut *restoring.create(&name)?)?;
     }
     if let Some(name) = expected.keys().next() {
-        return Err(Error::data_loss(format!("the snapshot ends before its file {name}")));
+        return Err(damaged(&Error::data_loss(format!("it ends before its file {name}"))));
     }
     finish(restoring, &list, began)
 }
@@ -220,16 +220,27 @@ fn read_list(entry: tar::Entry<'_, impl Read>) -> Result<BackupList> {
     let mut text = Vec::new();
     let read = entry.take(LIST_BYTES_MAX + 1).read_to_end(&mut text);
     read.map_err(|error| unreadable(&error))?;
-    BackupList::decode(&text)
+    BackupList::decode(&text).map_err(|error| damaged(&error))
+}
+
+/// Converts `DataLoss` to `InvalidArgument`: the archive is what a client sent, and no data of this
+/// server is lost. Returns other errors as they are.
+fn damaged(error: &Error) -> Error {
+    if error.kind() != ErrorKind::DataLoss {
+        return error.clone();
+    }
+    Error::invalid(format!(
+        "the snapshot is damaged or incomplete; download it again, and send all of it: {error}"
+    ))
 }
 
 /// Appends all bytes of `from` to `to` and makes them durable. Compares length and checksum with
 /// the length and checksum of `file`.
 ///
 /// # Errors
-/// `DataLoss` if they differ; the errors of `from` and `to`.
+/// `InvalidArgument` if they differ; the errors of `from` and `to`.
 fn append_checked(from: &mut impl Read, file: &BackupFile, to: &mut dyn Writer) -> Result<()> {
-    let wrong = |why: String| Error::data_loss(format!("{} in the snapshot: {why}", file.name));
+    let wrong = |why: String| damaged(&Error::data_loss(format!("{}: {why}", file.name)));
     let mut hasher = blake3::Hasher::new();
     let mut buffer = vec![0; STEP_BYTES];
     let mut received = 0;

@@ -168,12 +168,20 @@ fn an_archive_is_a_whole_backup() {
     let target = RestoreTarget { name: "d".to_owned(), replaces: false };
     let read = |archive: &[u8]| read_archive(&registry, archive, &target, |_| Ok(()));
     for cut in [0, 100, 512, archive.len() / 2, archive.len() - 2000] {
-        assert!(read(&archive[..cut]).is_err(), "cut at {cut}");
+        assert_eq!(
+            read(&archive[..cut]).unwrap_err().kind(),
+            ErrorKind::InvalidArgument,
+            "cut at {cut}"
+        );
     }
-    let mut damaged = archive.clone();
-    let middle = damaged.len() / 2;
-    damaged[middle] ^= 1;
-    assert_eq!(read(&damaged).unwrap_err().kind(), ErrorKind::DataLoss);
+    // The first of these bytes is in the list, the other one in a file.
+    for at in [600, archive.len() / 2] {
+        let mut damaged = archive.clone();
+        damaged[at] ^= 1;
+        let error = read(&damaged).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::InvalidArgument, "changed at {at}");
+        assert!(error.message().starts_with("the snapshot is damaged"), "{error}");
+    }
     assert!(registry.get("d").is_err());
     read(&archive).unwrap();
     assert_eq!(contents(&registry.get("d").unwrap()), contents(&named));
