@@ -234,6 +234,9 @@ def test_mistakes_have_codes_and_reasons(server, client, collection):
     assert code(client.query_points, collection, query=[1.0, 2.0]) == codes.INVALID_ARGUMENT
     assert code(client.query_points, collection, query=models.SparseVector(indices=[1], values=[1.0])) == codes.UNIMPLEMENTED
     assert code(client.create_collection, collection, vectors_config=params()) == codes.ALREADY_EXISTS
+    taken = models.CreateAlias(collection_name=collection, alias_name=collection)
+    taken = models.CreateAliasOperation(create_alias=taken)
+    assert code(client.update_collection_aliases, [taken]) == codes.ALREADY_EXISTS
     assert code(client.set_payload, collection, {"x": 1}, points=[1, 9000]) == codes.NOT_FOUND
     assert client.retrieve(collection, [1])[0].payload["x"] == 1
     assert client.clear_payload(collection, points_selector=[9000], wait=False)

@@ -22,8 +22,8 @@ use super::{Request, messages};
 
 /// gRPC's code for a call without valid credentials.
 const UNAUTHENTICATED: u32 = 16;
-/// The call that finds a collection of its name.
-const CREATE: &str = "/qdrant.Collections/Create";
+/// Calls whose name can be taken. Status 409 of the others means that the state forbids the call.
+const NAMING_CALLS: [&str; 2] = ["/qdrant.Collections/Create", "/qdrant.Collections/UpdateAliases"];
 /// Messages above this size are converted on a codec thread.
 const INLINE_BYTES_MAX: usize = 16 << 10;
 /// Most bytes of a response of the REST interface: those of its points, and their envelope.
@@ -93,11 +93,7 @@ async fn run(
 ) -> std::result::Result<Response, CallFailure> {
     let (head, body) = request.into_parts();
     let call = QdrantCall::of(head.uri.path())?;
-    let conflict = if head.uri.path() == CREATE {
-        ErrorKind::AlreadyExists
-    } else {
-        ErrorKind::FailedPrecondition
-    };
+    let conflict = conflict_kind(head.uri.path());
     let coding = messages::coding(&head.headers)?;
     let limit = if call.large { requests.limits.body_bytes_max } else { SMALL_BYTES_MAX };
     let frame = messages::frame(requests, body, limit).await?;
@@ -119,6 +115,15 @@ async fn run(
         return Err(failure(head.status, &head.headers, &json, conflict));
     }
     encode(requests, call, json).await.map_err(CallFailure::from)
+}
+
+/// Returns the kind of status 409 of the call with this path. Two kinds share the status.
+fn conflict_kind(path: &str) -> ErrorKind {
+    if NAMING_CALLS.contains(&path) {
+        ErrorKind::AlreadyExists
+    } else {
+        ErrorKind::FailedPrecondition
+    }
 }
 
 /// Converts a message, on a codec thread if it is large.
@@ -231,6 +236,15 @@ async fn encode(
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_taken_name_and_a_forbidden_call_differ() {
+        for path in NAMING_CALLS {
+            assert!(QdrantCall::of(path).is_ok(), "{path}");
+            assert_eq!(conflict_kind(path), ErrorKind::AlreadyExists, "{path}");
+        }
+        assert_eq!(conflict_kind("/qdrant.Points/Upsert"), ErrorKind::FailedPrecondition);
+    }
 
     #[test]
     fn statuses_of_routes_become_codes() {
