@@ -171,11 +171,12 @@ fn search(options: SearchOptions) -> SearchConfig {
         pinned_bytes_max: bytes(options.gpu_pinned, 0),
         ..gpu::GpuOptions::default()
     });
+    let memory_bytes = bytes(options.search_memory, default.memory_bytes);
     SearchConfig {
         directory: directory.filter(|dir| dir != Path::new("none")),
         required,
-        memory_bytes: bytes(options.search_memory, default.memory_bytes),
-        cache_bytes: bytes(options.search_cache, default.cache_bytes),
+        memory_bytes,
+        cache_bytes: bytes(options.search_cache, default.cache_bytes.min(memory_bytes / 2)),
         disk_reserve: options
             .search_disk_reserve
             .map(|ByteSize(bytes)| bytes)
@@ -399,6 +400,16 @@ mod tests {
         let options = MemoryOptions { no_spare_workers: true, ..MemoryOptions::default() };
         assert!(!memory(&options).spare_workers);
         assert!(memory(&MemoryOptions::default()).spare_workers);
+    }
+
+    #[test]
+    fn the_default_cache_fits_in_little_search_memory() {
+        let size = |bytes| Some(ByteSize(bytes));
+        let options = SearchOptions { search_memory: size(64 << 20), ..SearchOptions::default() };
+        assert_eq!(search(options.clone()).cache_bytes, 32 << 20);
+        let stated = SearchOptions { search_cache: size(64 << 20), ..options };
+        assert_eq!(search(stated).cache_bytes, 64 << 20);
+        assert_eq!(search(SearchOptions::default()).cache_bytes, 256 << 20);
     }
 
     /// The commented values of the example are the defaults, and each sets its own field.

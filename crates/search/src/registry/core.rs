@@ -13,6 +13,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use base::units::format_bytes;
 use base::{Error, Result};
 use os::private;
 use parking_lot::{Mutex, RwLock, RwLockReadGuard};
@@ -117,9 +118,11 @@ impl RegistryCore {
         if options.memory_bytes < MEMORY_BYTES_MIN || options.cache_bytes > options.memory_bytes / 2
         {
             return Err(Error::invalid(format!(
-                "--search-memory is {} and --search-cache {} bytes; the memory must be at least \
-                 {MEMORY_BYTES_MIN}, and the cache at most half of it",
-                options.memory_bytes, options.cache_bytes
+                "--search-memory is {} and --search-cache {}; give at least {} of memory, and at \
+                 most half of it to the cache",
+                format_bytes(options.memory_bytes),
+                format_bytes(options.cache_bytes),
+                format_bytes(MEMORY_BYTES_MIN)
             )));
         }
         let directory = &options.directory;

@@ -18,7 +18,8 @@ pub(crate) struct SearchOptions {
     /// Memory limit for all collections [default: 2GiB]
     #[arg(long, value_name = "BYTES")]
     pub(crate) search_memory: Option<ByteSize>,
-    /// Cache for frequently read records, as a part of --search-memory [default: 256MiB]
+    /// Cache for frequently read records, as a part of --search-memory [default: 256MiB, at most
+    /// half of --search-memory]
     #[arg(long, value_name = "BYTES")]
     pub(crate) search_cache: Option<ByteSize>,
     /// Free space to keep on the disk of the collections. If less is free, writes are rejected; 0
