@@ -26,7 +26,7 @@ use crate::write_threads::WriteJob;
 /// Maximum objects in the body of a query: searches of a batch, and conditions of filters, two
 /// objects each.
 const QUERY_OBJECTS_MAX: usize = 1 << 16;
-/// Longest wait of a read for a collection that is being opened.
+/// Longest wait of a request for a collection that is being opened.
 const OPENING_WAIT_MAX: Duration = Duration::from_secs(5);
 /// Time between two checks of such a collection.
 const OPENING_CHECK_INTERVAL: Duration = Duration::from_millis(20);
@@ -209,7 +209,7 @@ impl RestCall {
         reply(self.run_on_search_thread(step, true).await, started)
     }
 
-    /// Answers as [`RestCall::read`] does, from a collection in any state.
+    /// Answers as [`RestCall::read`] does, from a collection of which parts may be closed.
     pub(crate) async fn inspect<T: Serialize + 'static>(
         self,
         handler: fn(&NamedCollection, &mut SearchThread, &CallContext, &[u8]) -> Result<T>,
@@ -233,10 +233,11 @@ impl RestCall {
         state.requests.check_room()?;
         let registry = state.registry.registry()?;
         context.collections = Some(registry.lookup());
+        let until = context.deadline.min(started + OPENING_WAIT_MAX);
         let named = if wait_for_opening {
-            let until = context.deadline.min(started + OPENING_WAIT_MAX);
             wait_until_open(|| open_collection(&registry, &context.collection), until).await?
         } else {
+            wait_while_opening(|| is_opening(&registry, &context.collection), until).await;
             registry.get(&context.collection)?
         };
         let body: Bytes = state.requests.read_json_body(&headers, body).await?;
@@ -267,7 +268,8 @@ impl RestCall {
         await_result(receiver, deadline).await
     }
 
-    /// Makes a change, on a thread that may wait for the disk.
+    /// Makes a change, on a thread that may wait for the disk. Waits for a collection that is being
+    /// opened, for at most [`OPENING_WAIT_MAX`]: Qdrant's clients do not repeat a refused write.
     pub(crate) async fn write<T: Serialize + 'static>(
         self,
         handler: fn(&Registry, &CallContext, &[u8]) -> Result<T>,
@@ -303,9 +305,11 @@ impl RestCall {
         handler: fn(&Registry, &CallContext, &[u8]) -> Result<T>,
         has_selection: bool,
     ) -> EncodedResult {
-        let RestCall { state, context, headers, body, .. } = self;
+        let RestCall { state, context, headers, body, started } = self;
         state.requests.check_room()?;
         let registry = state.registry.registry()?;
+        let until = context.deadline.min(started + OPENING_WAIT_MAX);
+        wait_while_opening(|| is_opening(&registry, &context.collection), until).await;
         let body: Bytes = state.requests.read_json_body(&headers, body).await?;
         let _admitted = state.requests.admit()?;
         let (sender, receiver) = oneshot::channel();
@@ -361,10 +365,25 @@ fn open_collection(registry: &Registry, name: &str) -> Result<Option<Arc<NamedCo
     match registry.get(name) {
         Ok(named) if named.collection().opening() => Ok(None),
         Ok(named) => Ok(Some(named)),
-        Err(error) if error.kind() == ErrorKind::Unavailable && error.retry_after().is_some() => {
-            Ok(None)
-        }
+        Err(error) if is_opening_error(&error) => Ok(None),
         Err(error) => Err(error),
+    }
+}
+
+/// Returns true while the registry opens the collection. Parts of it may be closed after that.
+fn is_opening(registry: &Registry, name: &str) -> bool {
+    registry.get(name).is_err_and(|error| is_opening_error(&error))
+}
+
+/// Returns true for the error of a collection that is being opened.
+fn is_opening_error(error: &Error) -> bool {
+    error.kind() == ErrorKind::Unavailable && error.retry_after().is_some()
+}
+
+/// Waits until `is_opening` returns false, but not longer than until `until`.
+async fn wait_while_opening(mut is_opening: impl FnMut() -> bool, until: Instant) {
+    while is_opening() && Instant::now() < until {
+        tokio::time::sleep(OPENING_CHECK_INTERVAL).await;
     }
 }
 
@@ -461,6 +480,26 @@ mod tests {
         let removed =
             wait(|| Err::<Option<()>, _>(Error::not_found("removed")), Duration::from_secs(60));
         assert_eq!(removed.unwrap_err().kind(), ErrorKind::NotFound);
+    }
+
+    #[test]
+    fn writes_wait_for_a_collection_for_a_limited_time() {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+        let mut checks = 0;
+        let opens_at_third = || {
+            checks += 1;
+            checks < 3
+        };
+        let until = Instant::now() + Duration::from_secs(60);
+        runtime.block_on(wait_while_opening(opens_at_third, until));
+        assert_eq!(checks, 3);
+        let mut checks = 0;
+        let never_opens = || {
+            checks += 1;
+            true
+        };
+        runtime.block_on(wait_while_opening(never_opens, Instant::now()));
+        assert_eq!(checks, 1);
     }
 
     #[test]
