@@ -187,7 +187,11 @@ def test_long_texts_and_wrong_areas_are_refused(both):
         with pytest.raises(UnexpectedResponse) as caught:
             ids(client, models.Filter(must=[models.FieldCondition(key="place", **field)]))
         assert caught.value.status_code == status, field
-    for path in ('"a', "[0]", 'a."b"c'):
+    for path in ('"a', "[0]", 'a."b"c', "a[", "a..b"):
         with pytest.raises(UnexpectedResponse) as caught:
             ids(client, models.Filter(must=[models.FieldCondition(key=path, match=models.MatchValue(value=1))]))
         assert caught.value.status_code == 400, path
+    no_condition = models.Filter(min_should=models.MinShould(conditions=[], min_count=0))
+    with pytest.raises(UnexpectedResponse) as caught:
+        ids(client, no_condition)
+    assert caught.value.status_code == 422

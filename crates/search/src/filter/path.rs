@@ -62,6 +62,20 @@ impl<'a> Brackets<'a> {
     }
 }
 
+impl PathStep<'_> {
+    /// Returns true if the step, which has no quotation marks, can be meant as it stands. A slip
+    /// such as `a[` or `a..b` would otherwise lead to no value, and `must_not` to every point.
+    fn is_plain(&self) -> bool {
+        let has_pairs = self.name.matches('[').count() == self.name.matches(']').count();
+        let has_valid_name = if self.name.is_empty() {
+            !self.brackets.is_empty() && !self.brackets.has_number()
+        } else {
+            !self.name.starts_with('"')
+        };
+        has_pairs && has_valid_name
+    }
+}
+
 /// Splits the first step off a path. A step that cannot be read is a name as it stands.
 pub fn first_step(path: &str) -> PathStep<'_> {
     quoted_step(path).unwrap_or_else(|| plain_step(path))
@@ -97,18 +111,17 @@ fn without_brackets(mut step: &str) -> &str {
     }
 }
 
-/// Checks that every step of a path can be read.
+/// Checks that every step of a path can be read. Callers refuse an empty path themselves.
 ///
 /// # Errors
 /// `InvalidArgument` for a quotation mark that is not closed or that something else follows, for
-/// the number of an element without a name before it, and for a number above 64 bits.
+/// an empty name without quotation marks, for a bracket without its pair, for the number of an
+/// element without a name before it, and for a number above 64 bits.
 pub fn check_path(path: &str) -> Result<()> {
-    let mut next = Some(path);
+    let mut next = Some(path).filter(|path| !path.is_empty());
     while let Some(at) = next {
         let step = first_step(at);
-        let is_plain_name =
-            !(step.name.starts_with('"') || step.name.is_empty() && step.brackets.has_number());
-        if !(step.is_quoted || is_plain_name) || step.brackets.has_number_out_of_range() {
+        if !(step.is_quoted || step.is_plain()) || step.brackets.has_number_out_of_range() {
             let shown: String = path.chars().take(64).collect();
             return Err(Error::invalid(format!(
                 "the path {shown} cannot be read; write names joined by dots, a name with dots in \
@@ -181,7 +194,13 @@ mod tests {
         for path in ["a", "a.b", "a[]", "a[0]", "a[0][1].b", "\"a.b\"", "a.\"b[0]\"[0]", "x [cm]"] {
             assert!(check_path(path).is_ok(), "{path}");
         }
+        for path in ["\"a[\"", "a.\"\"", "[]", "x [cm][0]"] {
+            assert!(check_path(path).is_ok(), "{path}");
+        }
         for path in ["\"a", "\"a\"b", "a.\"b", "[0]", "a.[0]", "a[99999999999999999999999]"] {
+            assert!(check_path(path).is_err(), "{path}");
+        }
+        for path in ["a[", "a]", "a[0", "a[.b", "a..b", ".a", "a.", "."] {
             assert!(check_path(path).is_err(), "{path}");
         }
     }
