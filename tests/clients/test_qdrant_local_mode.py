@@ -161,6 +161,15 @@ def test_changes_act_as_in_the_local_mode(client, collection):
     assert_alike(everything(client, collection), everything(local, collection), "in the end")
 
 
+def test_payloads_set_in_elements_are_those_of_the_local_mode(client, collection):
+    local = both(client, collection, models.Distance.DOT, 20)
+    # A value that is no list becomes one without elements.
+    for key in ("tags[].x", "tags[0]", "city[0].x", "new[].x", "newer[]", "deep[3].k"):
+        for each in (client, local):
+            each.set_payload(collection, {"q": 1}, points=[1, 2, 3], key=key)
+        assert_alike(everything(client, collection), everything(local, collection), key)
+
+
 def test_conditional_writes_act_as_in_the_local_mode(client, collection):
     local = both(client, collection, models.Distance.COSINE, 120)
     rng, rows = random.Random(13), np.random.default_rng(13)

@@ -133,7 +133,8 @@ fn into_object(value: Value) -> Map<String, Value> {
     }
 }
 
-/// Merges `new` into the objects at `path`. A value that is not an object is replaced by one.
+/// Merges `new` into the objects at `path`. As in Qdrant, a value that is not an object is replaced
+/// by one, and by an empty list if the path goes into its elements.
 fn set(value: &mut Value, path: &[Step], new: &Map<String, Value>) {
     match path.split_first() {
         None => within(value, |object| merge(object, new)),
@@ -142,14 +143,14 @@ fn set(value: &mut Value, path: &[Step], new: &Map<String, Value>) {
                 set(object.entry(name.clone()).or_insert(Value::Null), rest, new)
             });
         }
-        Some((Step::Index(at), rest)) => {
-            if let Some(element) = value.get_mut(*at) {
+        Some((Step::Index(at), rest)) => within_list(value, |elements| {
+            if let Some(element) = elements.get_mut(*at) {
                 set(element, rest, new);
             }
-        }
-        Some((Step::Each, rest)) => {
-            value.as_array_mut().into_iter().flatten().for_each(|element| set(element, rest, new));
-        }
+        }),
+        Some((Step::Each, rest)) => within_list(value, |elements| {
+            elements.iter_mut().for_each(|element| set(element, rest, new));
+        }),
     }
 }
 
@@ -169,6 +170,16 @@ fn within(value: &mut Value, change: impl FnOnce(&mut Map<String, Value>)) {
     let mut members = into_object(value.take());
     change(&mut members);
     *value = Value::Object(members);
+}
+
+/// Changes the elements of `value`, which becomes an empty list if it is none.
+fn within_list(value: &mut Value, change: impl FnOnce(&mut [Value])) {
+    let mut elements = match value.take() {
+        Value::Array(elements) => elements,
+        _ => Vec::new(),
+    };
+    change(&mut elements);
+    *value = Value::Array(elements);
 }
 
 fn remove(value: &mut Value, path: &[Step]) {
@@ -288,6 +299,11 @@ mod tests {
             json!({"d": 2, "x": 1})
         );
         assert_eq!(changed(set(json!({"x": 1}), Some("a")), before.clone())["a"], json!({"x": 1}));
+        for (key, name) in [("n[].q", "n"), ("n[0].q", "n"), ("a[]", "a"), ("b[1].q", "b")] {
+            let new = changed(set(json!({"x": 1}), Some(key)), before.clone());
+            assert_eq!(new[name], json!([]), "{key}: a path into a value that is no list");
+        }
+        assert_eq!(changed(set(json!({"x": 1}), Some("b.c[9].q")), before.clone()), before);
         assert_eq!(
             changed(PayloadChange::Overwrite(members(json!({"z": 0}))), before.clone()),
             json!({"z": 0})
