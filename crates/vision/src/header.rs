@@ -38,6 +38,9 @@ impl Header {
     /// `InvalidArgument` if the bytes are not such a file or end early, `TooLarge` if the file
     /// announces more than `limits`.
     pub fn read(bytes: &[u8], limits: &Limits) -> Result<Header> {
+        if bytes.is_empty() {
+            return Err(Error::invalid("the file is empty; send the bytes of an image"));
+        }
         let format = Format::sniff(bytes).ok_or_else(|| {
             Error::invalid(
                 "not a readable image (supported: JPEG, PNG, WebP, TIFF, BMP, WSQ, ANSI/NIST-ITL)",

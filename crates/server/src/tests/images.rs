@@ -326,6 +326,7 @@ fn a_wrong_request_puts_nothing_in() {
     let served = served(dir.path(), |_| {});
     let whole = picture(1);
     served.put("/v1/images/photos?name=half.jpg", &whole[..whole.len() / 2]).bad(400, "half.jpg");
+    served.put("/v1/images/photos", b"").bad(400, "the file is empty");
     served.put("/v1/images/photos", b"hello").bad(
         400,
         "not a readable image (supported: JPEG, PNG, WebP, TIFF, BMP, WSQ, ANSI/NIST-ITL)",
