@@ -68,7 +68,10 @@ def test_a_snapshot_is_made_listed_recovered_and_deleted(server, client, filled)
     client.delete(filled, points_selector=models.Filter())
     assert client.delete_snapshot(filled, made.name)
     assert client.list_snapshots(filled) == []
-    assert requests.get(path, timeout=TIMEOUT_S).status_code == 404
+    for call in (requests.get, requests.delete):
+        missing = call(path, timeout=TIMEOUT_S)
+        assert missing.status_code == 404
+        assert "there is no snapshot" in missing.text
 
 
 def test_a_snapshot_is_recovered_from_a_location(server, client, filled, tmp_path):

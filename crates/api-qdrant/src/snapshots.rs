@@ -15,7 +15,7 @@ use backup::{
     BackupContext, BackupExtent, BackupId, BackupList, BackupProgress, BackupRequest,
     BackupService, RestoreTarget, archive_bytes, open_location, read_archive, write_archive,
 };
-use base::{Error, Result};
+use base::{Error, ErrorKind, Result};
 use bytes::Bytes;
 use http::{HeaderMap, HeaderValue, StatusCode, header};
 use metrics::KindLabels;
@@ -150,14 +150,15 @@ fn describe(list: &BackupList) -> Result<SnapshotDescription> {
 /// # Errors
 /// `NotFound` for a name that no snapshot of the collection has.
 pub fn snapshot_id(collection: &str, name: &str) -> Result<BackupId> {
-    let missing = || {
-        let shown: String = name.chars().take(80).collect();
-        Error::not_found(format!("there is no snapshot {shown:?} of {collection:?}"))
-    };
     match named_snapshot(name) {
         Some((found, id)) if found == collection => Ok(id),
-        _ => Err(missing()),
+        _ => Err(no_snapshot(collection, name)),
     }
+}
+
+fn no_snapshot(collection: &str, name: &str) -> Error {
+    let shown: String = name.chars().take(80).collect();
+    Error::not_found(format!("there is no snapshot {shown:?} of {collection:?}"))
 }
 
 /// Returns the collection and the backup of a snapshot's name; `None` for another name.
@@ -225,12 +226,35 @@ async fn remove(
         let params = query_parameters(query)?;
         let collection = state.backups.resolve(&collection)?;
         let backup = snapshot_id(&collection, &name)?;
+        // A missing snapshot is a mistake of the client, and not failed work for the log. A damaged
+        // one can be removed.
+        if let Err(error) = snapshot_list(&state.backups, &collection, &name, &backup).await
+            && error.kind() == ErrorKind::NotFound
+        {
+            return Err(error);
+        }
         work(&state.backups, BackupRequest::Delete { collection, backup }, &params).await
     };
     match removed.await {
         Ok(None) => accepted(started),
         removed => reply(removed.map(|_| true), started),
     }
+}
+
+/// Returns the list of a snapshot's backup.
+///
+/// # Errors
+/// `NotFound` that names the snapshot; the errors of the store.
+async fn snapshot_list(
+    backups: &BackupService,
+    collection: &str,
+    name: &str,
+    id: &BackupId,
+) -> Result<BackupList> {
+    backups.store()?.list(collection, id).await.map_err(|error| match error.kind() {
+        ErrorKind::NotFound => no_snapshot(collection, name),
+        _ => error,
+    })
 }
 
 /// Returns the permit of a transfer.
@@ -276,7 +300,7 @@ async fn begin_download(
 ) -> Result<Response> {
     let collection = state.backups.resolve(collection)?;
     let id = snapshot_id(&collection, name)?;
-    let list = state.backups.store()?.list(&collection, &id).await?;
+    let list = snapshot_list(&state.backups, &collection, name, &id).await?;
     let length = archive_bytes(&list)?;
     let permit = permit(state).await?;
     let (writer, results) = result_channel(Arc::new(AtomicBool::new(false)));
