@@ -294,6 +294,7 @@ def test_mistakes_are_named(server, client, collection):
         zero = {"vectors": {"size": 2, "distance": "Dot"}, name: 0}
         assert requests.put(f"{server.url}/collections/no", json=zero, timeout=60).status_code == 422
     assert '"wiat"' in error("PUT", "/points?wiat=true", {"points": []})
+    assert "leave out the last slash" in error("POST", "/points/query/", {"query": one}, 501)
     assert "ordering" in error("POST", "/points/delete?ordering=loose", {"points": [1]})
     assert "timeout" in error("POST", "/points/query?timeout=0", {"query": one}, 422)
     pinned = {"vectors": {"size": 2, "distance": "Dot", "memory": "pinned"}}

@@ -179,7 +179,10 @@ async fn wrong_method(method: Method, uri: Uri) -> Reply {
 
 async fn unsupported(method: Method, uri: Uri) -> Reply {
     let path = uri.path();
-    let message =
-        format!("{method} {path} is not part of what this server has of Qdrant's interface");
+    // Qdrant ignores a slash at the end. Here the rights of a key depend on the path as it is.
+    let remedy = if path.ends_with('/') { "; leave out the last slash" } else { "" };
+    let message = format!(
+        "{method} {path} is not part of what this server has of Qdrant's interface{remedy}"
+    );
     refuse(&Error::unimplemented(message), Duration::ZERO)
 }
