@@ -361,7 +361,13 @@ fn local(directory: &FilePath) -> Result<StorePlace> {
 /// Returns the error of an operation on the store.
 pub(crate) fn failed(error: &object_store::Error) -> Error {
     let kind = match error {
-        object_store::Error::NotFound { .. } => ErrorKind::NotFound,
+        // Clients see the message, so it does not show where the files are.
+        object_store::Error::NotFound { .. } => {
+            return Error::not_found(
+                "the original file of the image is not in the store of original images; copy it \
+                 back from a copy of the store, or delete the image and put it in again",
+            );
+        }
         object_store::Error::PermissionDenied { .. }
         | object_store::Error::Unauthenticated { .. } => ErrorKind::FailedPrecondition,
         error if is_full(error) => {
@@ -532,7 +538,9 @@ mod tests {
         originals.delete_older("a", "a/00/image", LATE).await.unwrap();
         assert!(originals.get(key).await.is_ok());
         originals.delete_older("a", "a/00/image", Duration::ZERO).await.unwrap();
-        assert_eq!(originals.get(key).await.unwrap_err().kind(), ErrorKind::NotFound);
+        let missing = originals.get(key).await.unwrap_err();
+        assert_eq!(missing.kind(), ErrorKind::NotFound);
+        assert!(missing.message().ends_with("put it in again"), "{missing}");
     }
 
     #[tokio::test]
