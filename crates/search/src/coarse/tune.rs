@@ -19,7 +19,7 @@ use super::{
 /// Target recalls.
 pub(super) const WISHED: [f32; 5] = [0.80, 0.90, 0.95, 0.98, 0.99];
 /// Target recall of a search without settings.
-const DEFAULT_RECALL: f32 = 0.95;
+pub(super) const DEFAULT_RECALL: f32 = 0.95;
 /// Target recall of a search with a filter and without settings. The measurement knows no filters,
 /// so there is a margin.
 const FILTERED_RECALL: f32 = 0.98;
@@ -41,6 +41,11 @@ const REFINE_GRID: [usize; 5] = [20, 40, 80, 160, 320];
 pub(super) const PROBE_GROWTH: f64 = 1.25;
 /// Maximum share of clusters in the grid.
 pub(super) const PROBE_SHARE_MAX: f64 = 0.25;
+/// Shares of clusters that are tried if no setting of the grid reaches [`DEFAULT_RECALL`]. The rows
+/// have few clusters then, as random ones do, and their neighbours are in many lists.
+pub(super) const WIDE_SHARES: [f64; 2] = [0.5, 1.0];
+/// Candidates in these trials, for [`MEASURED_HITS`] hits.
+const WIDE_REFINE: [usize; 2] = [160, 320];
 /// Recall at which the grid ends.
 const RECALL_ENOUGH: f32 = 0.995;
 /// Cost of a candidate compared by its bytes, in rows compared by looked-up sums; measured.
@@ -103,9 +108,11 @@ impl ScanChoice {
         let CoarseRequest { k, params, .. } = *request;
         let wished = if request.allow.is_some() { FILTERED_RECALL } else { DEFAULT_RECALL };
         let measured = recall.and_then(|recall| recall.settings_for(wished));
+        // A caller that asks for more candidates wants a higher recall, which takes more lists too.
+        let wanted = k.max(params.refine);
         let probes = match (params.probes, measured) {
             (0, Some(point)) => {
-                (f64::from(point.probes) * probes_growth(k, point.k as usize)).ceil() as usize
+                (f64::from(point.probes) * probes_growth(wanted, point.k as usize)).ceil() as usize
             }
             (0, None) => clusters.div_ceil(16),
             (asked, _) => asked,
@@ -130,6 +137,16 @@ impl ScanChoice {
             lists: lists.min(clusters as u128).max(1) as usize,
         }
     }
+}
+
+/// Returns `share` of the clusters of an index, at least 1.
+pub(super) fn share_of(clusters: usize, share: f64) -> usize {
+    ((clusters as f64 * share) as usize).max(1)
+}
+
+/// Returns the highest recall of the trials; 0 without trials.
+pub(super) fn best_recall(trials: &[RecallPoint]) -> f32 {
+    trials.iter().map(|trial| trial.recall).fold(0.0, f32::max)
 }
 
 /// Returns the growth of probes with `k`. Farther neighbours are spread over more clusters, but
@@ -167,28 +184,40 @@ pub(super) fn measure(
     let mut queries = Vec::with_capacity(from.len() * build.dims);
     build.vectors.gather(&from, &mut queries)?;
     let truth = nearest_rows(&queries, &held_out, build, order)?;
+    let trial = |probes: usize, refine: usize| {
+        build.crew.check()?;
+        let request = CoarseRequest {
+            params: ScanParams { probes, refine },
+            ..CoarseRequest::best(MEASURED_HITS + 1)
+        };
+        let recall = recall_of(index, &queries, &held_out, &truth, &request)?;
+        Ok::<_, Error>(RecallPoint {
+            k: MEASURED_HITS as u32,
+            recall,
+            probes: probes as u32,
+            refine: refine as u32,
+        })
+    };
     let mut trials = Vec::new();
-    let probes_max = ((index.clusters() as f64 * PROBE_SHARE_MAX) as usize).max(1);
+    let probes_max = share_of(index.clusters(), PROBE_SHARE_MAX);
     for refine in REFINE_GRID {
         let mut probes = 1;
         loop {
-            build.crew.check()?;
-            let request = CoarseRequest {
-                params: ScanParams { probes, refine },
-                ..CoarseRequest::best(MEASURED_HITS + 1)
-            };
-            let recall = recall_of(index, &queries, &held_out, &truth, &request)?;
-            trials.push(RecallPoint {
-                k: MEASURED_HITS as u32,
-                recall,
-                probes: probes as u32,
-                refine: refine as u32,
-            });
+            let point = trial(probes, refine)?;
+            trials.push(point);
             // More expensive settings are tried only while they may still reach a target.
-            if probes >= probes_max || recall >= RECALL_ENOUGH {
+            if probes >= probes_max || point.recall >= RECALL_ENOUGH {
                 break;
             }
             probes = ((probes as f64 * PROBE_GROWTH) as usize).max(probes + 1).min(probes_max);
+        }
+    }
+    for share in WIDE_SHARES {
+        if best_recall(&trials) >= DEFAULT_RECALL {
+            break;
+        }
+        for refine in WIDE_REFINE {
+            trials.push(trial(share_of(index.clusters(), share), refine)?);
         }
     }
     let rows_a_cluster = order.len() / index.clusters();
@@ -196,7 +225,7 @@ pub(super) fn measure(
         point.probes as usize * (rows_a_cluster + PROBE_COST) + point.refine as usize * REFINE_COST
     };
     let mut points: Vec<RecallPoint> = Vec::new();
-    let best = trials.iter().map(|trial| trial.recall).fold(0.0, f32::max);
+    let best = best_recall(&trials);
     for wished in WISHED {
         let reached = trials.iter().filter(|trial| trial.recall >= wished.min(best));
         points.extend(reached.min_by_key(|trial| cost(trial)));
@@ -319,6 +348,7 @@ mod tests {
         assert_eq!(choose(500, 3, 10), ScanChoice { probes: 100, refine: 10 });
         assert_eq!(choose(0, 0, 10), ScanChoice { probes: 8, refine: 40 });
         assert_eq!(choose(0, 0, 160), ScanChoice { probes: 16, refine: 265 });
+        assert_eq!(choose(0, 160, 10), ScanChoice { probes: 16, refine: 160 });
         assert_eq!(choose(0, 0, 1), ScanChoice { probes: 8, refine: 40 });
         let none = ScanChoice::resolve(&CoarseRequest::best(1), None, 0);
         assert_eq!(none, ScanChoice { probes: 1, refine: REFINE_UNMEASURED });
@@ -330,6 +360,24 @@ mod tests {
             choose(5, 70, 10).for_share(0, 1000, 100),
             FilteredProbes { rows: 0, lists: 100 }
         );
+    }
+
+    #[test]
+    fn rows_without_clusters_get_more_lists() {
+        let dims = 72;
+        let rows = 3000;
+        let mut draw = RandomDraws::new(6);
+        let vectors: Vec<f32> =
+            (0..rows * dims).map(|_| draw.below(1000) as f32 / 500.0 - 1.0).collect();
+        let crew = BuildThreads::of(2);
+        let plan = CoarseBuild { vectors: &vectors, dims, metric: Metric::L2, crew, seed: 3 };
+        for kind in [CoarseKind::IvfPq, CoarseKind::Rabitq] {
+            let built = build(kind, &plan).unwrap();
+            let recall = built.index.recall().unwrap();
+            let point = recall.settings_for(DEFAULT_RECALL).unwrap();
+            // A quarter of the lists has about three quarters of the nearest rows.
+            assert!(point.recall >= 0.9, "{kind:?}: {recall:?}");
+        }
     }
 
     #[test]

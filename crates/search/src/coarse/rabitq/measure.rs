@@ -9,7 +9,9 @@ use base::Result;
 
 use super::Rabitq;
 use crate::coarse::trial::TrialQueries;
-use crate::coarse::tune::{PROBE_GROWTH, PROBE_SHARE_MAX, WISHED};
+use crate::coarse::tune::{
+    DEFAULT_RECALL, PROBE_GROWTH, PROBE_SHARE_MAX, WIDE_SHARES, WISHED, best_recall, share_of,
+};
 use crate::coarse::{Recall, RecallPoint, StreamedBuild};
 
 /// Minimum lists to scan. Held-out rows have near copies in their own cluster, unlike queries from
@@ -20,7 +22,7 @@ impl Rabitq {
     /// Measures the index, just built from `build` (vectors as compared), laid out in `order`.
     pub(super) fn measured(mut self, build: &StreamedBuild<'_>, order: &[u32]) -> Result<Rabitq> {
         let Some(trial) = TrialQueries::new(build, order)? else { return Ok(self) };
-        let probes_max = ((self.clusters() as f64 * PROBE_SHARE_MAX) as usize).max(1);
+        let probes_max = share_of(self.clusters(), PROBE_SHARE_MAX);
         let mut trials = Vec::<RecallPoint>::new();
         let mut probes = PROBES_MIN.min(probes_max);
         while probes <= probes_max
@@ -30,7 +32,14 @@ impl Rabitq {
             trials.push(trial.recall(&self, probes)?);
             probes = ((probes as f64 * PROBE_GROWTH) as usize).max(probes + 1);
         }
-        let best = trials.iter().map(|point| point.recall).fold(0.0, f32::max);
+        for share in WIDE_SHARES {
+            if best_recall(&trials) >= DEFAULT_RECALL {
+                break;
+            }
+            build.crew.check()?;
+            trials.push(trial.recall(&self, share_of(self.clusters(), share))?);
+        }
+        let best = best_recall(&trials);
         let reached =
             |wished: f32| trials.iter().find(|point| point.recall >= wished.min(best)).copied();
         let mut points: Vec<RecallPoint> = WISHED.into_iter().filter_map(reached).collect();
