@@ -89,7 +89,11 @@ fn only<T>(vectors: Vec<(String, T)>, name: &str) -> Result<T> {
     let mut found = None;
     for (other, values) in vectors {
         if other != name {
-            return Err(Error::invalid(format!("Not existing vector name error: {other}")));
+            let message = format!(
+                "Not existing vector name error: {other}; the collection's vector is called \
+                 \"{name}\""
+            );
+            return Err(Error::invalid(message));
         }
         found = Some(values);
     }
@@ -119,6 +123,14 @@ impl<'de> Deserialize<'de> for Component {
 
             fn visit_i64<E: DeError>(self, value: i64) -> Result<Component, E> {
                 Ok(Component(value as f32))
+            }
+
+            fn visit_unit<E: DeError>(self) -> Result<Component, E> {
+                // JSON has no NaN.
+                Err(E::custom(
+                    "null is not a number; clients send NaN and infinite values as null, and \
+                     vectors have finite values",
+                ))
             }
 
             fn visit_seq<A: SeqAccess<'de>>(self, _: A) -> Result<Component, A::Error> {

@@ -43,8 +43,9 @@ fn refused_points_are_named() {
         (
             json!({"other": [1.0]}),
             ErrorKind::InvalidArgument,
-            "points[1].vector: Not existing vector name",
+            "points[1].vector: Not existing vector name error: other; the collection's vector",
         ),
+        (json!([1, null]), ErrorKind::InvalidArgument, "points[1].vector[1]: null is not a number"),
         (json!([1, "x"]), ErrorKind::InvalidArgument, "points[1].vector[1]"),
         (json!(null), ErrorKind::Unimplemented, "points[1].vector: a point without a vector"),
         (json!({}), ErrorKind::Unimplemented, "points[1].vector: a point without a vector"),
