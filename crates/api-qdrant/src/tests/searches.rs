@@ -404,3 +404,38 @@ fn fingerprints_without_embeddings_are_not_compared_by_vectors() {
     let without = json!({"limit": 3});
     assert_eq!(bench.read(query::query, "bare", &without).unwrap()["points"], json!([]));
 }
+
+/// Returns numbers of -100 to 100. The products of vectors of them are exact in 32 bits.
+fn whole_numbers(count: usize, state: &mut u64) -> Vec<i64> {
+    let mut next = || {
+        *state =
+            state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        i64::try_from(*state >> 33).unwrap() % 201 - 100
+    };
+    (0..count).map(|_| next()).collect()
+}
+
+#[test]
+fn exact_queries_miss_no_long_vector() {
+    // A segment of so many long vectors has one-bit codes, whose bounds can fail.
+    let dims = 384;
+    let count = 2100;
+    let mut state = 7;
+    let rows: Vec<Vec<i64>> = (0..count).map(|_| whole_numbers(dims, &mut state)).collect();
+    let bench = Bench::new();
+    bench.create("c", dims, "Dot");
+    for (at, rows) in rows.chunks(300).enumerate() {
+        let ids: Vec<usize> = (at * 300..).take(rows.len()).collect();
+        let batch = json!({"batch": {"ids": ids, "vectors": rows}});
+        bench.write(update::upsert, "c", &batch).unwrap();
+    }
+    bench.registry().get("c").unwrap().collection().flush().unwrap();
+    for _ in 0..100 {
+        let query = whole_numbers(dims, &mut state);
+        let product = |row: &Vec<i64>| row.iter().zip(&query).map(|(a, b)| a * b).sum::<i64>();
+        let mut nearest: Vec<usize> = (0..count).collect();
+        nearest.sort_by_cached_key(|at| std::cmp::Reverse(product(&rows[*at])));
+        let asked = json!({"query": query, "limit": 10, "params": {"exact": true}});
+        assert_eq!(json!(bench.ids("c", &asked)), json!(nearest[..10]));
+    }
+}
