@@ -12,7 +12,17 @@ pub type QueryResult<T> = std::result::Result<Query<T>, QueryRejection>;
 /// # Errors
 /// `InvalidArgument` that names the parameter.
 pub fn query_parameters<T>(query: QueryResult<T>) -> Result<T> {
-    query.map(|Query(parameters)| parameters).map_err(|error| Error::invalid(error.body_text()))
+    let parameters = query.map(|Query(parameters)| parameters);
+    parameters.map_err(|error| Error::invalid(reason(&error.body_text())))
+}
+
+/// Returns the reason for which a query string was refused, without the words of the libraries.
+fn reason(text: &str) -> String {
+    let reason = text.strip_prefix("Failed to deserialize query string: ").unwrap_or(text);
+    let reason = reason
+        .replace("invalid digit found in string", "a whole number from 0 is expected")
+        .replace("invalid float literal", "a number is expected");
+    format!("query string: {reason}")
 }
 
 /// Parses a parameter that is true or false. A parameter without a value is true, a missing one is
@@ -30,7 +40,23 @@ pub fn query_flag(name: &str, value: Option<&str>) -> Result<bool> {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeMap;
+
+    use axum::http::Uri;
+
     use super::*;
+
+    #[test]
+    fn a_wrong_number_is_explained() {
+        let uri: Uri = "http://host/?k=-1".parse().unwrap();
+        let query = Query::<BTreeMap<String, usize>>::try_from_uri(&uri);
+        let error = query_parameters(query).unwrap_err();
+        assert!(error.message().starts_with("query string: "), "{error}");
+        assert!(error.message().ends_with("a whole number from 0 is expected"), "{error}");
+        let threshold =
+            reason("Failed to deserialize query string: threshold: invalid float literal");
+        assert_eq!(threshold, "query string: threshold: a number is expected");
+    }
 
     #[test]
     fn flags_are_0_or_1() {
