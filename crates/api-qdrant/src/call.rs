@@ -233,11 +233,11 @@ impl RestCall {
         state.requests.check_room()?;
         let registry = state.registry.registry()?;
         context.collections = Some(registry.lookup());
-        let until = context.deadline.min(started + OPENING_WAIT_MAX);
+        let open_by = context.deadline.min(started + OPENING_WAIT_MAX);
         let named = if wait_for_opening {
-            wait_until_open(|| open_collection(&registry, &context.collection), until).await?
+            wait_until_open(|| open_collection(&registry, &context.collection), open_by).await?
         } else {
-            wait_while_opening(|| is_opening(&registry, &context.collection), until).await;
+            wait_while_opening(|| is_opening(&registry, &context.collection), open_by).await;
             registry.get(&context.collection)?
         };
         let body: Bytes = state.requests.read_json_body(&headers, body).await?;
@@ -308,8 +308,8 @@ impl RestCall {
         let RestCall { state, context, headers, body, started } = self;
         state.requests.check_room()?;
         let registry = state.registry.registry()?;
-        let until = context.deadline.min(started + OPENING_WAIT_MAX);
-        wait_while_opening(|| is_opening(&registry, &context.collection), until).await;
+        let open_by = context.deadline.min(started + OPENING_WAIT_MAX);
+        wait_while_opening(|| is_opening(&registry, &context.collection), open_by).await;
         let body: Bytes = state.requests.read_json_body(&headers, body).await?;
         let _admitted = state.requests.admit()?;
         let (sender, receiver) = oneshot::channel();
