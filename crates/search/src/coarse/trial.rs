@@ -7,7 +7,8 @@ use kernels::float;
 use super::refine::inverse_length;
 use super::tune::{MEASURED_HITS, held_out, nearest_rows, recall_of};
 use super::{
-    BuildVectors, Coarse, CoarseRequest, Exact, Metric, RecallPoint, ScanParams, StreamedBuild,
+    BuildThreads, BuildVectors, Coarse, CoarseRequest, Exact, Metric, RecallPoint, ScanParams,
+    StreamedBuild,
 };
 
 /// Maximum exact comparisons per hit. A search for few hits makes fewer anyway; the limit is for
@@ -20,6 +21,7 @@ pub(super) struct TrialQueries<'a> {
     own: Vec<u32>,
     truth: Vec<Vec<u32>>,
     exact: SourceVectors<'a>,
+    crew: BuildThreads<'a>,
 }
 
 /// Source of exact scores: the vectors of a build, in the form in which they are compared.
@@ -67,21 +69,22 @@ impl<'a> TrialQueries<'a> {
         let mut queries = Vec::with_capacity(own.len() * build.dims);
         build.vectors.gather(&from, &mut queries)?;
         let truth = nearest_rows(&queries, &own, build, order)?;
-        let StreamedBuild { vectors, dims, metric, .. } = *build;
+        let StreamedBuild { vectors, dims, metric, crew, .. } = *build;
         let exact = SourceVectors { vectors, dims, metric, order };
-        Ok(Some(TrialQueries { queries, own, truth, exact }))
+        Ok(Some(TrialQueries { queries, own, truth, exact, crew }))
     }
 
     /// Returns the share of the nearest rows that `index` finds with `probes` lists.
     ///
     /// # Errors
-    /// As the search.
+    /// As the search; `Cancelled`.
     pub(super) fn recall(&self, index: &dyn Coarse, probes: usize) -> Result<RecallPoint> {
         let refine = MEASURED_HITS * REFINE_FACTOR;
         let params = ScanParams { probes, refine };
         let exact = Some(&self.exact as &dyn Exact);
         let request = CoarseRequest { params, exact, ..CoarseRequest::best(MEASURED_HITS + 1) };
-        let recall = recall_of(index, &self.queries, &self.own, &self.truth, &request)?;
+        let TrialQueries { queries, own, truth, crew, .. } = self;
+        let recall = recall_of(index, queries, own, truth, &request, *crew)?;
         Ok(RecallPoint {
             k: MEASURED_HITS as u32,
             recall,

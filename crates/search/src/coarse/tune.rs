@@ -12,8 +12,8 @@ use kernels::float::{self, Panels};
 use super::kmeans::RandomDraws;
 use super::widen::FilteredProbes;
 use super::{
-    Coarse, CoarseHit, CoarseRequest, CoarseScratch, HITS_MAX, IvfPq, Metric, ScanParams,
-    StreamedBuild,
+    BuildThreads, Coarse, CoarseHit, CoarseRequest, CoarseScratch, HITS_MAX, IvfPq, Metric,
+    ScanParams, StreamedBuild,
 };
 
 /// Target recalls.
@@ -43,7 +43,10 @@ pub(super) const PROBE_GROWTH: f64 = 1.25;
 pub(super) const PROBE_SHARE_MAX: f64 = 0.25;
 /// Shares of clusters that are tried if no setting of the grid reaches [`DEFAULT_RECALL`]. The rows
 /// have few clusters then, as random ones do, and their neighbours are in many lists.
-pub(super) const WIDE_SHARES: [f64; 2] = [0.5, 1.0];
+const WIDE_SHARES: [f64; 2] = [0.5, 1.0];
+/// Maximum rows that a search scans with such a setting. Without a maximum, a merge could make
+/// searches of a segment of any size four times as slow.
+const WIDE_ROWS_MAX: usize = 1 << 20;
 /// Candidates in these trials, for [`MEASURED_HITS`] hits.
 const WIDE_REFINE: [usize; 2] = [160, 320];
 /// Recall at which the grid ends.
@@ -144,6 +147,15 @@ pub(super) fn share_of(clusters: usize, share: f64) -> usize {
     ((clusters as f64 * share) as usize).max(1)
 }
 
+/// Returns the numbers of clusters to try beyond the grid: [`WIDE_SHARES`] that have at most
+/// [`WIDE_ROWS_MAX`] of the `rows`.
+pub(super) fn wide_probes(clusters: usize, rows: usize) -> impl Iterator<Item = usize> {
+    WIDE_SHARES
+        .into_iter()
+        .filter(move |share| rows as f64 * share <= WIDE_ROWS_MAX as f64)
+        .map(move |share| share_of(clusters, share))
+}
+
 /// Returns the highest recall of the trials; 0 without trials.
 pub(super) fn best_recall(trials: &[RecallPoint]) -> f32 {
     trials.iter().map(|trial| trial.recall).fold(0.0, f32::max)
@@ -185,12 +197,11 @@ pub(super) fn measure(
     build.vectors.gather(&from, &mut queries)?;
     let truth = nearest_rows(&queries, &held_out, build, order)?;
     let trial = |probes: usize, refine: usize| {
-        build.crew.check()?;
         let request = CoarseRequest {
             params: ScanParams { probes, refine },
             ..CoarseRequest::best(MEASURED_HITS + 1)
         };
-        let recall = recall_of(index, &queries, &held_out, &truth, &request)?;
+        let recall = recall_of(index, &queries, &held_out, &truth, &request, build.crew)?;
         Ok::<_, Error>(RecallPoint {
             k: MEASURED_HITS as u32,
             recall,
@@ -212,12 +223,12 @@ pub(super) fn measure(
             probes = ((probes as f64 * PROBE_GROWTH) as usize).max(probes + 1).min(probes_max);
         }
     }
-    for share in WIDE_SHARES {
+    for probes in wide_probes(index.clusters(), order.len()) {
         if best_recall(&trials) >= DEFAULT_RECALL {
             break;
         }
         for refine in WIDE_REFINE {
-            trials.push(trial(share_of(index.clusters(), share), refine)?);
+            trials.push(trial(probes, refine)?);
         }
     }
     let rows_a_cluster = order.len() / index.clusters();
@@ -296,19 +307,22 @@ pub(super) fn others(rows: impl Iterator<Item = u32>, own: u32) -> Vec<u32> {
 /// query's own row.
 ///
 /// # Errors
-/// As the search.
+/// As the search; `Cancelled`.
 pub(super) fn recall_of(
     index: &dyn Coarse,
     queries: &[f32],
     own: &[u32],
     truth: &[Vec<u32>],
     request: &CoarseRequest<'_>,
+    crew: BuildThreads<'_>,
 ) -> Result<f32> {
     let mut scratch = CoarseScratch::default();
     let mut hits = Vec::<CoarseHit>::new();
     let mut found = 0;
     let mut wanted = 0;
     for ((query, own), truth) in queries.chunks_exact(index.dims()).zip(own).zip(truth) {
+        // A search of many lists takes milliseconds, and all of these could take minutes.
+        crew.check()?;
         index.search(query, request, &mut scratch, &mut hits)?;
         let rows = others(hits.iter().map(|hit| hit.row), *own);
         found += truth.iter().filter(|row| rows.contains(row)).count();
@@ -319,9 +333,13 @@ pub(super) fn recall_of(
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use base::ErrorKind;
+
     use super::*;
     use crate::coarse::source::SliceVectors;
-    use crate::coarse::{BuildThreads, CoarseBuild, CoarseKind, build};
+    use crate::coarse::{CoarseBuild, CoarseKind, build};
 
     fn point(recall: f32, probes: u32) -> RecallPoint {
         RecallPoint { k: 10, recall, probes, refine: 40 }
@@ -360,6 +378,32 @@ mod tests {
             choose(5, 70, 10).for_share(0, 1000, 100),
             FilteredProbes { rows: 0, lists: 100 }
         );
+    }
+
+    #[test]
+    fn wide_shares_have_a_maximum_of_rows() {
+        let wide = |rows| wide_probes(100, rows).collect::<Vec<usize>>();
+        assert_eq!(wide(WIDE_ROWS_MAX), [50, 100]);
+        assert_eq!(wide(2 * WIDE_ROWS_MAX), [50]);
+        assert!(wide(2 * WIDE_ROWS_MAX + 2).is_empty());
+    }
+
+    #[test]
+    fn a_trial_is_cancelled_between_its_queries() {
+        let vectors: Vec<f32> = (0..64).map(|at| at as f32).collect();
+        let crew = BuildThreads::of(1);
+        let plan = CoarseBuild { vectors: &vectors, dims: 1, metric: Metric::L2, crew, seed: 3 };
+        let built = build(CoarseKind::Flat, &plan).unwrap();
+        let checks = AtomicUsize::new(0);
+        let should_continue = || checks.fetch_add(1, Ordering::Relaxed) < 2;
+        let crew = BuildThreads { threads: 1, should_continue: &should_continue };
+        let own = [0, 1, 2, 3];
+        let truth = vec![Vec::new(); own.len()];
+        let request = CoarseRequest::best(MEASURED_HITS);
+        let index = built.index.as_ref();
+        let recall = recall_of(index, &[0.0; 4], &own, &truth, &request, crew);
+        assert_eq!(recall.unwrap_err().kind(), ErrorKind::Cancelled);
+        assert_eq!(checks.into_inner(), 3);
     }
 
     #[test]

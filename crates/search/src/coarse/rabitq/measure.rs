@@ -10,7 +10,7 @@ use base::Result;
 use super::Rabitq;
 use crate::coarse::trial::TrialQueries;
 use crate::coarse::tune::{
-    DEFAULT_RECALL, PROBE_GROWTH, PROBE_SHARE_MAX, WIDE_SHARES, WISHED, best_recall, share_of,
+    DEFAULT_RECALL, PROBE_GROWTH, PROBE_SHARE_MAX, WISHED, best_recall, share_of, wide_probes,
 };
 use crate::coarse::{Recall, RecallPoint, StreamedBuild};
 
@@ -28,16 +28,14 @@ impl Rabitq {
         while probes <= probes_max
             && !trials.last().is_some_and(|point| point.recall >= WISHED[WISHED.len() - 1])
         {
-            build.crew.check()?;
             trials.push(trial.recall(&self, probes)?);
             probes = ((probes as f64 * PROBE_GROWTH) as usize).max(probes + 1);
         }
-        for share in WIDE_SHARES {
+        for probes in wide_probes(self.clusters(), order.len()) {
             if best_recall(&trials) >= DEFAULT_RECALL {
                 break;
             }
-            build.crew.check()?;
-            trials.push(trial.recall(&self, share_of(self.clusters(), share))?);
+            trials.push(trial.recall(&self, probes)?);
         }
         let best = best_recall(&trials);
         let reached =
