@@ -14,11 +14,6 @@ use crate::json::{QueryRequest, SearchParams, VectorInput, VectorQuery};
 use crate::mmr::{self, MmrCandidate};
 use crate::scores;
 
-/// Points that an exact search ranks beyond those that it returns. Codes of long vectors have
-/// bounds that hold with high probability only, and rows at the edge of the result are lost most
-/// often.
-const EXACT_MARGIN: usize = 1024;
-
 /// A query with its vector.
 pub(super) struct ResolvedQuery {
     /// The vector; empty if the query compares none.
@@ -206,16 +201,15 @@ impl QueryRun<'_> {
         let NearestLimits { count, params, filter, score_threshold } = limits;
         let filter = excluding(filter, &query.examples);
         let exact = params.exact == Some(true);
-        let depth = if exact { exact_depth(count) } else { count };
         let search = CollectionQuery {
-            params: effort(params, depth),
+            params: effort(params, count),
             exact: exact || reads_vectors(params),
             filter: filter.as_ref(),
             deadline: Some(self.deadline),
-            ..CollectionQuery::nearest(&query.embedding, depth)
+            ..CollectionQuery::nearest(&query.embedding, count)
         };
         let found = self.named.collection().nearest(self.thread, &search)?;
-        let hits = found.hits.iter().take(count).map(|hit| (hit.id, hit.score));
+        let hits = found.hits.iter().map(|hit| (hit.id, hit.score));
         Ok(RankedHits { hits: self.scored(hits, score_threshold), partial: found.partial })
     }
 
@@ -242,16 +236,11 @@ pub(crate) fn excluding(filter: Option<Filter>, examples: &[u64]) -> Option<Filt
     Some(Filter { must, must_not: vec![Condition::has_id(examples.to_vec())], ..Filter::default() })
 }
 
-/// Returns the points that an exact search ranks for `count` hits.
-fn exact_depth(count: usize) -> usize {
-    count.saturating_add(EXACT_MARGIN).min(HITS_MAX).max(count)
-}
-
 /// Returns the effort of a search. Qdrant's beam of the graph and its oversampling both become the
 /// number of candidates that are compared exactly.
 pub(crate) fn effort(params: &SearchParams, count: usize) -> ScanParams {
     if params.exact == Some(true) {
-        return ScanParams { probes: usize::MAX, refine: HITS_MAX };
+        return ScanParams::EXACT;
     }
     let oversampling =
         params.quantization.as_ref().and_then(|quantization| quantization.oversampling);

@@ -166,6 +166,17 @@ pub struct ScanParams {
     pub refine: usize,
 }
 
+impl ScanParams {
+    /// Effort of a search that misses no row: all clusters, and bounds of errors that practically
+    /// always hold.
+    pub const EXACT: ScanParams = ScanParams { probes: usize::MAX, refine: HITS_MAX };
+
+    /// Returns true if the search wants every cluster, as [`ScanParams::EXACT`] does.
+    pub(crate) fn wants_all(self) -> bool {
+        self.probes == usize::MAX
+    }
+}
+
 /// Request to an index.
 #[derive(Clone, Copy)]
 pub struct CoarseRequest<'a> {

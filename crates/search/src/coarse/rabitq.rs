@@ -26,13 +26,13 @@ use kernels::rabitq::block_bytes;
 use self::codes::RabitqCodes;
 use self::medium::HeldLevels;
 use self::rotation::Rotation;
-use self::scan::{RabitqQuery, RabitqScan, ScannedList, Smallest, squared_distance};
+use self::scan::{EXACT_ERRORS, RabitqQuery, RabitqScan, ScannedList, Smallest, squared_distance};
 use super::refine::inverse_length;
 use super::tune::{self, ScanChoice};
 use super::widen::{FAR_ROWS, FilteredProbes};
 use super::{
-    Coarse, CoarseHit, CoarseRequest, CoarseScratch, Exact, Metric, Recall, StreamedBuild,
-    check_query, keep_best,
+    Coarse, CoarseHit, CoarseRequest, CoarseScratch, Exact, Metric, Recall, ScanParams,
+    StreamedBuild, check_query, keep_best,
 };
 use crate::filter::RowSet;
 
@@ -121,7 +121,8 @@ impl Rabitq {
         self.block_starts.len()
     }
 
-    fn prepare(&self, query: &[f32], work: &mut RabitqScratch) {
+    fn prepare(&self, query: &[f32], params: ScanParams, work: &mut RabitqScratch) {
+        work.query.error_factor = if params.wants_all() { EXACT_ERRORS } else { 1.0 };
         let scale = if self.metric == Metric::Cosine { inverse_length(query) } else { 1.0 };
         work.shifted.clear();
         work.shifted.extend(query.iter().zip(&self.mean).map(|(value, mean)| value * scale - mean));
@@ -191,7 +192,7 @@ impl Rabitq {
                 Metric::Dot => constant - float::dot(&query.turned, centre),
                 _ => square,
             },
-            radius: square.sqrt(),
+            radius: square.sqrt() * query.error_factor,
         }
     }
 
@@ -368,7 +369,7 @@ impl Rabitq {
             return Ok(());
         }
         let choice = ScanChoice::resolve(request, self.recall.as_ref(), self.clusters());
-        self.prepare(query, work);
+        self.prepare(query, request.params, work);
         let constant = self.constant(query);
         match allow {
             Some(allow) => {

@@ -17,11 +17,16 @@ use crate::filter::RowSet;
 const SIGN_DEVIATIONS: f32 = 1.9;
 /// Standard deviations of four-bit bounds.
 pub(super) const LEVEL_DEVIATIONS: f32 = 1.9;
+/// Factor of these deviations in a search that should miss no row: about four of them. A row
+/// exactly as far away as the worst row kept is then lost about once in 30,000 times.
+pub(super) const EXACT_ERRORS: f32 = 2.1;
 
 /// Rotated query.
 #[derive(Default)]
 pub(super) struct RabitqQuery {
     pub(super) turned: Vec<f32>,
+    /// Factor of all errors: 1, or [`EXACT_ERRORS`].
+    pub(super) error_factor: f32,
     table: SignTable,
     bytes: Vec<i8>,
     byte_scale: f32,
@@ -93,7 +98,7 @@ pub(super) struct ScannedList {
     pub(super) first_block: usize,
     /// Addition to the cost of every row.
     pub(super) offset: f32,
-    /// Distance of the query to the centre, by which errors are multiplied.
+    /// Factor of errors: the distance of the query to the centre, times the query's factor.
     pub(super) radius: f32,
 }
 

@@ -1,7 +1,8 @@
 use super::codes::CodeRow;
-use super::scan::LEVEL_DEVIATIONS;
+use super::scan::{EXACT_ERRORS, LEVEL_DEVIATIONS};
 use super::*;
 use crate::coarse::kmeans::RandomDraws;
+use crate::coarse::{BuildThreads, CoarseBuild, CoarseKind, build};
 
 const DIMS: usize = 256;
 
@@ -113,6 +114,26 @@ fn one_bit_bounds_lose_few_of_the_nearest() {
     }
     assert!(lost <= 6, "{lost} of 200 of the nearest were lost");
     assert!(compared < rows * 8 / 10, "{compared} of {rows} rows had their four bits looked at");
+}
+
+#[test]
+fn exact_searches_have_wider_bounds() {
+    let mut draw = RandomDraws::new(5);
+    let vectors = normal(&mut draw, 300 * DIMS);
+    let crew = BuildThreads::of(1);
+    let plan = CoarseBuild { vectors: &vectors, dims: DIMS, metric: Metric::L2, crew, seed: 1 };
+    let built = build(CoarseKind::Rabitq, &plan).unwrap();
+    let query = normal(&mut draw, DIMS);
+    let widths = |params: ScanParams| {
+        let request = CoarseRequest { params, ..CoarseRequest::best(300) };
+        let mut scratch = CoarseScratch::default();
+        let found = built.index.candidates(&query, &request, &mut scratch).unwrap();
+        assert_eq!(found.len(), 300, "without a limit every row is a candidate");
+        found.iter().map(|candidate| candidate.cost - candidate.bound).sum::<f32>()
+    };
+    let ordinary = widths(ScanParams { probes: 300, refine: 300 });
+    let wide = widths(ScanParams::EXACT);
+    assert!((wide / ordinary - EXACT_ERRORS).abs() < 0.01, "{wide} and {ordinary}");
 }
 
 #[test]
