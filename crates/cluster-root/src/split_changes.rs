@@ -297,6 +297,12 @@ mod tests {
         let operation: Value =
             serde_json::from_str(&change.of(&[PointId::Number(4)]).unwrap()).unwrap();
         assert_eq!(operation, json!({"delete": {"points": [4]}}));
+        // Holders parse the log again, and a later program may refuse a filter of it.
+        let both = json!({"filter": {"must": [{"key": "a..b"}]}, "points": [4]});
+        let mut steps = ChangeSteps::default();
+        selection("delete", &both.to_string(), 1, &mut steps).unwrap();
+        let logged = operations(steps.by_ids());
+        assert_eq!(logged, [(0, json!({"delete": {"points": [4]}}))]);
         let mut steps = ChangeSteps::default();
         let set = json!({"payload": {"a": 1}, "points": (0..20).collect::<Vec<u64>>()});
         selection("set_payload", &set.to_string(), 3, &mut steps).unwrap();
