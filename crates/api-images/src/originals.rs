@@ -155,7 +155,7 @@ impl Originals {
     /// `NotFound` if it does not exist; otherwise the errors of the store.
     pub(crate) async fn get(&self, key: &str) -> Result<Bytes> {
         let store = self.store()?;
-        let got = store.objects().get(&store.key(key)).await.map_err(|error| failed(&error))?;
+        let got = store.objects().get(&store.key(key)).await.map_err(|error| unread(&error))?;
         got.bytes().await.map_err(|error| failed(&error))
     }
 
@@ -169,7 +169,7 @@ impl Originals {
         budget: &Arc<ByteBudget>,
     ) -> Result<(Bytes, Reservation)> {
         let store = self.store()?;
-        let got = store.objects().get(&store.key(key)).await.map_err(|error| failed(&error))?;
+        let got = store.objects().get(&store.key(key)).await.map_err(|error| unread(&error))?;
         let memory = budget.reserve(got.meta.size)?;
         let bytes = got.bytes().await.map_err(|error| failed(&error))?;
         Ok((bytes, memory))
@@ -358,16 +358,22 @@ fn local(directory: &FilePath) -> Result<StorePlace> {
     Ok(StorePlace::new(Arc::new(store), "", &directory.display().to_string()))
 }
 
+/// Converts an error of reading an original. Clients see the message for one that is lost, so it
+/// does not show where the files are.
+fn unread(error: &object_store::Error) -> Error {
+    match error {
+        object_store::Error::NotFound { .. } => Error::not_found(
+            "the original file of the image is not in the store of original images; copy it back \
+             from a copy of the store, or delete the image and put it in again",
+        ),
+        error => failed(error),
+    }
+}
+
 /// Returns the error of an operation on the store.
 pub(crate) fn failed(error: &object_store::Error) -> Error {
     let kind = match error {
-        // Clients see the message, so it does not show where the files are.
-        object_store::Error::NotFound { .. } => {
-            return Error::not_found(
-                "the original file of the image is not in the store of original images; copy it \
-                 back from a copy of the store, or delete the image and put it in again",
-            );
-        }
+        object_store::Error::NotFound { .. } => ErrorKind::NotFound,
         object_store::Error::PermissionDenied { .. }
         | object_store::Error::Unauthenticated { .. } => ErrorKind::FailedPrecondition,
         error if is_full(error) => {
@@ -541,6 +547,17 @@ mod tests {
         let missing = originals.get(key).await.unwrap_err();
         assert_eq!(missing.kind(), ErrorKind::NotFound);
         assert!(missing.message().ends_with("put it in again"), "{missing}");
+    }
+
+    #[test]
+    fn only_a_read_says_that_an_original_is_lost() {
+        let path = "bucket".to_owned();
+        let missing = object_store::Error::NotFound { path, source: "no such bucket".into() };
+        assert!(unread(&missing).message().contains("delete the image"));
+        // A write fails so if the bucket does not exist.
+        let failed = failed(&missing);
+        assert_eq!(failed.kind(), ErrorKind::NotFound);
+        assert!(failed.message().contains("no such bucket"), "{failed}");
     }
 
     #[tokio::test]
