@@ -45,11 +45,6 @@ impl<'a> Brackets<'a> {
         self.0.is_empty()
     }
 
-    /// Returns true if one of them has a number.
-    fn has_number(self) -> bool {
-        self.0.bytes().any(|byte| byte.is_ascii_digit())
-    }
-
     fn has_number_out_of_range(self) -> bool {
         let mut next = self.split_first();
         while let Some((bracket, rest)) = next {
@@ -63,16 +58,12 @@ impl<'a> Brackets<'a> {
 }
 
 impl PathStep<'_> {
-    /// Returns true if the step, which has no quotation marks, can be meant as it stands. A slip
-    /// such as `a[` or `a..b` would otherwise lead to no value, and `must_not` to every point.
+    /// Returns true if the step, which is not quoted, has a name and each of its brackets has its
+    /// pair. A mistake such as `a[` or `a..b` would otherwise lead to no value, and then `must_not`
+    /// matches every point.
     fn is_plain(&self) -> bool {
         let has_pairs = self.name.matches('[').count() == self.name.matches(']').count();
-        let has_valid_name = if self.name.is_empty() {
-            !self.brackets.is_empty() && !self.brackets.has_number()
-        } else {
-            !self.name.starts_with('"')
-        };
-        has_pairs && has_valid_name
+        has_pairs && !self.name.is_empty() && !self.name.starts_with('"')
     }
 }
 
@@ -115,8 +106,8 @@ fn without_brackets(mut step: &str) -> &str {
 ///
 /// # Errors
 /// `InvalidArgument` for a quotation mark that is not closed or that something else follows, for
-/// an empty name without quotation marks, for a bracket without its pair, for the number of an
-/// element without a name before it, and for a number above 64 bits.
+/// an empty name without quotation marks, also before brackets, for a bracket without its pair, and
+/// for a number above 64 bits.
 pub fn check_path(path: &str) -> Result<()> {
     let mut next = Some(path).filter(|path| !path.is_empty());
     while let Some(at) = next {
@@ -194,13 +185,13 @@ mod tests {
         for path in ["a", "a.b", "a[]", "a[0]", "a[0][1].b", "\"a.b\"", "a.\"b[0]\"[0]", "x [cm]"] {
             assert!(check_path(path).is_ok(), "{path}");
         }
-        for path in ["\"a[\"", "a.\"\"", "[]", "x [cm][0]"] {
+        for path in ["\"a[\"", "a.\"\"", "\"\"[]", "x [cm][0]", "x y.z-1[]", "größe.名"] {
             assert!(check_path(path).is_ok(), "{path}");
         }
         for path in ["\"a", "\"a\"b", "a.\"b", "[0]", "a.[0]", "a[99999999999999999999999]"] {
             assert!(check_path(path).is_err(), "{path}");
         }
-        for path in ["a[", "a]", "a[0", "a[.b", "a..b", ".a", "a.", "."] {
+        for path in ["a[", "a]", "a[0", "a[.b", "a..b", ".a", "a.", ".", "[]", "a.[]"] {
             assert!(check_path(path).is_err(), "{path}");
         }
     }
