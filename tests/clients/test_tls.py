@@ -86,6 +86,17 @@ def test_clients_with_keys_over_tls(serve, tmp_path, certificates):
     assert qdrant.query_points("c", query=[1.0, 0.0]).points[0].id == 1
 
 
+def test_a_plain_grpc_call_ends_with_the_reason(serve, tmp_path, certificates):
+    server = start(serve, tmp_path / "models", certificates)
+    wait_ready(server, verify=str(certificates / "ca.pem"))
+    client = triton_grpc.InferenceServerClient(server.grpc)
+    # gRPC repeats a call by itself until its deadline, if the server does not answer it.
+    with pytest.raises(triton_grpc.InferenceServerException, match="takes encrypted connections only"):
+        client.get_server_metadata(client_timeout=60)
+    metrics = requests.get(f"{server.url}/metrics", verify=str(certificates / "ca.pem"), timeout=60).text
+    assert ("millpond_tls_handshakes_total", {"kind": "plaintext"}, 1.0) in samples(metrics)
+
+
 def test_client_certificates(serve, tmp_path, certificates):
     ca = certificates / "ca.pem"
     server = start(serve, tmp_path / "models", certificates, "--tls-client-ca", str(ca))

@@ -21,6 +21,7 @@ mod connection_threads;
 mod control_frames;
 pub mod decompress;
 pub mod descriptors;
+mod grpc_refusal;
 mod header_timeout;
 mod http_version;
 mod linger;

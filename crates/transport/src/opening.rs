@@ -11,6 +11,7 @@ use tokio::net::TcpStream;
 use tokio::sync::watch;
 
 use crate::descriptors::WarningLimiter;
+use crate::grpc_refusal;
 use crate::http_version::HttpVersion;
 use crate::linger::{LingerLimits, LingeringStream};
 use crate::peer::Peer;
@@ -18,11 +19,8 @@ use crate::tls::{SocketStream, TlsIdentity};
 
 /// First byte of a TLS connection: the record type "handshake" (RFC 8446 §5.1).
 const TLS_HANDSHAKE: u8 = 0x16;
-/// SETTINGS without a setting (RFC 9113 §6.5).
-const SETTINGS: &[u8] = &[0, 0, 0, 4, 0, 0, 0, 0, 0];
-/// GOAWAY for INADEQUATE_SECURITY, without its length and text (RFC 9113 §6.8).
-const GO_AWAY: &[u8] = &[7, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xc];
 const NEEDS_TLS: &str = "this port takes encrypted connections only: use https:// or grpcs://";
+const _: () = assert!(NEEDS_TLS.len() <= grpc_refusal::TEXT_BYTES_MAX);
 const NO_TLS: &str = "this port takes no encrypted connections: use http:// or a channel without TLS, or start the \
                       server with --tls-cert and --tls-key";
 
@@ -120,26 +118,13 @@ impl ConnectionOpener {
     async fn explain(&self, stream: TcpStream, peer: Peer, outcome: &'static str, text: &str) {
         self.count(outcome);
         self.warn(peer, text);
-        let answer = match (self.version, outcome) {
-            (HttpVersion::Http2, "plaintext") => {
-                let length = (GO_AWAY.len() - 6 + text.len()) as u32;
-                let length = length.to_be_bytes();
-                [SETTINGS, &length[1..], GO_AWAY, text.as_bytes()].concat()
-            }
-            // A client that speaks TLS shows that it got no TLS ("wrong version number").
-            _ => {
-                let body = format!("{{\"error\":\"{text}\"}}");
-                format!(
-                    "HTTP/1.1 400 Bad Request\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\
-                     connection: close\r\n\r\n{body}",
-                    body.len()
-                )
-                .into_bytes()
-            }
-        };
         let (mut stream, linger) = LingeringStream::new(SocketStream::Plain(stream));
         // A client that has gone needs no answer.
-        let _ = stream.write_all(&answer).await;
+        let _ = match (self.version, outcome) {
+            (HttpVersion::Http2, "plaintext") => grpc_refusal::refuse(&mut stream, text).await,
+            // A client that speaks TLS shows that it got no TLS ("wrong version number").
+            _ => stream.write_all(bad_request(text).as_bytes()).await,
+        };
         drop(stream);
         linger.until_closed(LingerLimits::WHOLE_REQUEST).await;
     }
@@ -156,4 +141,14 @@ impl ConnectionOpener {
             tracing::warn!(listener, %peer, count, "a connection was refused: {reason}");
         }
     }
+}
+
+/// Returns an answer of HTTP/1.1 that ends the connection.
+fn bad_request(text: &str) -> String {
+    let body = format!("{{\"error\":\"{text}\"}}");
+    format!(
+        "HTTP/1.1 400 Bad Request\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\
+         connection: close\r\n\r\n{body}",
+        body.len()
+    )
 }

@@ -1,0 +1,154 @@
+//! The answer to a gRPC client that speaks plain text to a listener with TLS.
+//!
+//! A GOAWAY alone says that the call was not processed. gRPC's clients then connect again and
+//! repeat the call by themselves, without a pause. A call without a deadline would never end. So
+//! the first call gets a status, which ends it.
+
+use std::io::{self, Error};
+use std::time::Duration;
+
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+
+/// Longest wait for the first call of a client.
+const CALL_WAIT_MAX: Duration = Duration::from_millis(500);
+/// Frames that may come before the first call: settings, window updates and pings.
+const FRAMES_MAX: usize = 16;
+/// Longest text of a refusal: one byte then holds its length (RFC 7541 §5.1).
+pub(crate) const TEXT_BYTES_MAX: usize = 126;
+
+/// Bytes with which an HTTP/2 client begins (RFC 9113 §3.4).
+const PREFACE_BYTES: u64 = 24;
+const FRAME_HEAD_BYTES: usize = 9;
+// Types of frames (RFC 9113 §6).
+const HEADERS: u8 = 1;
+const SETTINGS: u8 = 4;
+const GO_AWAY: u8 = 7;
+/// Flags of a HEADERS frame that is the whole answer: END_STREAM and END_HEADERS.
+const WHOLE_ANSWER: u8 = 0x1 | 0x4;
+/// Code of a GOAWAY.
+const INADEQUATE_SECURITY: u32 = 0xc;
+/// `:status: 200` in HPACK's static table (RFC 7541 appendix A).
+const STATUS_200: u8 = 0x88;
+/// Begin of a header field that is written out and not indexed (RFC 7541 §6.2.2).
+const LITERAL_FIELD: u8 = 0;
+/// gRPC's status code of a failed connection.
+const UNAVAILABLE: &str = "14";
+
+/// Refuses the first call of an HTTP/2 client with `text`, and then the connection. If the client
+/// sends no call within half a second, only the connection is refused.
+///
+/// `text` is printable ASCII without `%`, at most [`TEXT_BYTES_MAX`] bytes.
+pub(crate) async fn refuse<S>(stream: &mut S, text: &str) -> io::Result<()>
+where
+    S: AsyncRead + AsyncWrite + Unpin,
+{
+    stream.write_all(&frame(SETTINGS, 0, 0, &[])).await?;
+    let waited = tokio::time::timeout(CALL_WAIT_MAX, first_call(stream)).await;
+    // A client that is silent or breaks the protocol gets no status, but the reason.
+    let call = waited.ok().and_then(Result::ok);
+    let mut answer = Vec::new();
+    if let Some(call) = call {
+        answer.extend(frame(HEADERS, WHOLE_ANSWER, call, &status(text)));
+    }
+    let last_call = call.unwrap_or(0).to_be_bytes();
+    let reason = [&last_call[..], &INADEQUATE_SECURITY.to_be_bytes()[..], text.as_bytes()].concat();
+    answer.extend(frame(GO_AWAY, 0, 0, &reason));
+    stream.write_all(&answer).await
+}
+
+/// Reads the client's preface and frames up to its first HEADERS, and returns the stream of these.
+async fn first_call<S: AsyncRead + Unpin>(stream: &mut S) -> io::Result<u32> {
+    skip(stream, PREFACE_BYTES).await?;
+    for _ in 0..FRAMES_MAX {
+        let mut head = [0; FRAME_HEAD_BYTES];
+        stream.read_exact(&mut head).await?;
+        let [length_2, length_1, length_0, kind, _flags, id_3, id_2, id_1, id_0] = head;
+        let length = u32::from_be_bytes([0, length_2, length_1, length_0]);
+        skip(stream, u64::from(length)).await?;
+        if kind == HEADERS {
+            // The highest bit is reserved (RFC 9113 §4.1).
+            return Ok(u32::from_be_bytes([id_3 & 0x7f, id_2, id_1, id_0]));
+        }
+    }
+    Err(Error::other("no call is among the first frames"))
+}
+
+/// Discards the next `bytes` bytes.
+async fn skip<S: AsyncRead + Unpin>(stream: &mut S, bytes: u64) -> io::Result<()> {
+    tokio::io::copy(&mut stream.take(bytes), &mut tokio::io::sink()).await?;
+    Ok(())
+}
+
+/// Returns the header block of an answer that has only a status.
+fn status(text: &str) -> Vec<u8> {
+    let mut block = vec![STATUS_200];
+    append_field(&mut block, "content-type", "application/grpc");
+    append_field(&mut block, "grpc-status", UNAVAILABLE);
+    append_field(&mut block, "grpc-message", text);
+    block
+}
+
+fn append_field(block: &mut Vec<u8>, name: &str, value: &str) {
+    block.push(LITERAL_FIELD);
+    for text in [name, value] {
+        let [length, ..] = text.len().to_le_bytes();
+        block.push(length);
+        block.extend_from_slice(text.as_bytes());
+    }
+}
+
+/// Returns a frame. `payload` has less than 16 MiB.
+fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
+    let [length_0, length_1, length_2, ..] = payload.len().to_le_bytes();
+    let head = [length_2, length_1, length_0, kind, flags];
+    [&head[..], &stream.to_be_bytes()[..], payload].concat()
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "tests")]
+
+    use super::*;
+
+    const TEXT: &str = "use grpcs://";
+    const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
+
+    /// Returns the answer to a client that sends `frames` after its preface.
+    fn answer_to(frames: &[Vec<u8>]) -> Vec<u8> {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(async {
+            let (mut client, mut server) = tokio::io::duplex(1 << 20);
+            client.write_all(PREFACE).await.unwrap();
+            client.write_all(&frames.concat()).await.unwrap();
+            refuse(&mut server, TEXT).await.unwrap();
+            drop(server);
+            let mut answer = Vec::new();
+            client.read_to_end(&mut answer).await.unwrap();
+            answer
+        })
+    }
+
+    fn go_away(last_call: u8) -> Vec<u8> {
+        let reason = [&[0, 0, 0, last_call, 0, 0, 0, 0xc][..], TEXT.as_bytes()].concat();
+        frame(GO_AWAY, 0, 0, &reason)
+    }
+
+    #[test]
+    fn the_first_call_gets_a_status() {
+        let call = frame(HEADERS, WHOLE_ANSWER, 5, b"headers");
+        let answer = answer_to(&[frame(SETTINGS, 0, 0, &[0; 6]), call]);
+        let block = b"\x88\0\x0ccontent-type\x10application/grpc\0\x0bgrpc-status\x02\x31\x34\
+                      \0\x0cgrpc-message\x0cuse grpcs://";
+        let wanted =
+            [frame(SETTINGS, 0, 0, &[]), frame(HEADERS, WHOLE_ANSWER, 5, block), go_away(5)];
+        assert_eq!(answer, wanted.concat());
+    }
+
+    #[test]
+    fn a_client_without_a_call_gets_the_reason() {
+        let pings = vec![frame(6, 0, 0, &[0; 8]); FRAMES_MAX + 1];
+        assert_eq!(answer_to(&pings), [frame(SETTINGS, 0, 0, &[]), go_away(0)].concat());
+        // This one waits for the whole time.
+        assert_eq!(answer_to(&[]), [frame(SETTINGS, 0, 0, &[]), go_away(0)].concat());
+    }
+}
