@@ -357,6 +357,25 @@ mod tests {
     }
 
     #[test]
+    fn a_key_of_another_certificate_is_named() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = |name: &str| dir.path().join(name);
+        let own = rcgen::KeyPair::generate().unwrap();
+        let params = rcgen::CertificateParams::new(vec!["client".to_owned()]).unwrap();
+        std::fs::write(path("cert.pem"), params.self_signed(&own).unwrap().pem()).unwrap();
+        let client = |key: &rcgen::KeyPair| {
+            std::fs::write(path("key.pem"), key.serialize_pem()).unwrap();
+            let tls =
+                TlsArgs { cert: Some(path("cert.pem")), key: Some(path("key.pem")), ca: None };
+            ServerClient::new(&ServerArgs { url: Some("https://h:1".into()), tls })
+        };
+        assert!(client(&own).is_ok());
+        let error = client(&rcgen::KeyPair::generate().unwrap()).err().unwrap();
+        let wanted = "key.pem: it is not the key of the first certificate in ";
+        assert!(error.message().contains(wanted), "{}", error.message());
+    }
+
+    #[test]
     fn messages_of_errors() {
         assert_eq!(error_text(br#"{"error":"no such model"}"#), "no such model");
         assert_eq!(error_text(b"gone"), "gone");

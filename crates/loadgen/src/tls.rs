@@ -8,6 +8,7 @@ use base::{Error, Result};
 use clap::Args;
 use rustls::pki_types::pem::{Error as PemError, PemObject};
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
+use rustls::sign::CertifiedKey;
 use rustls::{ClientConfig, RootCertStore};
 use rustls_platform_verifier::BuilderVerifierExt;
 use tokio::net::TcpStream;
@@ -15,6 +16,10 @@ use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 
 use crate::connection::Transport;
+
+/// Remedy for a certificate that `openssl x509 -req` made without extensions.
+const VERSION_1: &str = "it has version 1 of X.509, which TLS does not accept; issue it with an extension, such as \
+                         extendedKeyUsage=clientAuth by openssl x509 -extfile";
 
 /// Certificates of a client.
 #[derive(Args, Clone, Debug, Default, PartialEq, Eq)]
@@ -56,7 +61,7 @@ impl TlsArgs {
     /// Returns the certificates and the key of this client, if it has them.
     ///
     /// # Errors
-    /// As [`TlsArgs::issuers`], and if there is no key.
+    /// As [`TlsArgs::issuers`], and if there is no key, or one of another certificate.
     pub fn identity(
         &self,
     ) -> Result<Option<(Vec<CertificateDer<'static>>, PrivateKeyDer<'static>)>> {
@@ -69,6 +74,23 @@ impl TlsArgs {
                 wrong(flag, path, &"no private key in PEM form is in it; give it with --key FILE")
             }
             error => wrong(flag, path, &error),
+        })?;
+        // ureq panics at the first connection if it gets such a pair.
+        let provider = rustls::crypto::ring::default_provider();
+        CertifiedKey::from_der(chain.clone(), key.clone_key(), &provider).map_err(|error| {
+            match &error {
+                rustls::Error::InconsistentKeys(_) => wrong(
+                    flag,
+                    path,
+                    &format!("it is not the key of the first certificate in {}", cert.display()),
+                ),
+                rustls::Error::InvalidCertificate(_) => {
+                    let is_version_1 = error.to_string().contains("UnsupportedCertVersion");
+                    let why: &dyn Display = if is_version_1 { &VERSION_1 } else { &error };
+                    wrong("--cert", cert, why)
+                }
+                _ => wrong(flag, path, &error),
+            }
         })?;
         Ok(Some((chain, key)))
     }
@@ -217,6 +239,23 @@ pub fn explanation(authority: &str, error: &str) -> Option<String> {
 mod tests {
     use super::*;
 
+    /// A certificate of version 1 and its key, made by openssl.
+    const OLD_PAIR: &str = "\
+-----BEGIN CERTIFICATE-----
+MIIBETCBuQIUJV9YHY8HvbDJVcRgQVFPQxao9G4wCgYIKoZIzj0EAwIwDDEKMAgG
+A1UEAwwBYzAeFw0yNjExMjkxMzE0MTdaFw0yNjEyMDExMzE0MTdaMAwxCjAIBgNV
+BAMMAWMwWTATBgcqhkjOPQIBBggqhkjOPQMBBwNCAASjbGq18SSfcmiSYaM3bXkX
+oSGiJk7c8cAHGMzPYPLxu4J8cXU2uWBg2Zdmln6v0Q5o/vMGOlAZ/FU6m1ogt+VU
+MAoGCCqGSM49BAMCA0cAMEQCIBjh0oMRAHIf0By70dlXkTHXkQWKpDjYdpwJFNtH
+akcMAiA6b5bH6XSCPZLwO/yYEnfFKOBHePS5GQFz3h6hXTrymA==
+-----END CERTIFICATE-----
+-----BEGIN PRIVATE KEY-----
+MIGHAgEAMBMGByqGSM49AgEGCCqGSM49AwEHBG0wawIBAQQgfgCTHwRNABgkWT79
+kz5nVvdb/6yR6T6zOV3uwYDg4B2hRANCAASjbGq18SSfcmiSYaM3bXkXoSGiJk7c
+8cAHGMzPYPLxu4J8cXU2uWBg2Zdmln6v0Q5o/vMGOlAZ/FU6m1ogt+VU
+-----END PRIVATE KEY-----
+";
+
     #[test]
     fn flags_without_tls_are_refused() {
         let args = TlsArgs { ca: Some("ca.pem".into()), ..TlsArgs::default() };
@@ -235,6 +274,15 @@ mod tests {
         }
         let missing = TlsArgs { ca: Some(dir.path().join("none")), ..TlsArgs::default() };
         assert!(missing.issuers().unwrap_err().message().starts_with("--ca "));
+    }
+
+    #[test]
+    fn a_certificate_of_version_1_is_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("old.pem");
+        std::fs::write(&file, OLD_PAIR).unwrap();
+        let error = TlsArgs { cert: Some(file), ..TlsArgs::default() }.identity().unwrap_err();
+        assert!(error.message().contains("old.pem: it has version 1 of X.509"), "{error}");
     }
 
     #[test]

@@ -22,6 +22,10 @@ use crate::access::Secret;
 use crate::http_version::HttpVersion;
 pub(crate) use stream::{SocketReader, SocketStream, SocketWriter};
 
+/// Remedy for a certificate that `openssl x509 -req` made without extensions.
+const VERSION_1: &str = "it has version 1 of X.509, which TLS does not accept; issue it with an extension, such as \
+                         subjectAltName by openssl x509 -extfile";
+
 /// A certificate or key in PEM form.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum PemSource {
@@ -206,6 +210,9 @@ fn configs(files: &TlsFiles) -> Result<ServerConfigs> {
     let mut http1 = builder.with_single_cert(chain, key).map_err(|error| match error {
         rustls::Error::InconsistentKeys(_) => {
             files.key.wrong(format!("it is not the key of the first certificate in {}", files.cert))
+        }
+        error if error.to_string().contains("UnsupportedCertVersion") => {
+            files.cert.wrong(VERSION_1)
         }
         error => files.cert.wrong(error),
     })?;

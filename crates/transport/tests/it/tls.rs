@@ -28,6 +28,17 @@ use tokio_rustls::client::TlsStream;
 use super::WAIT_MAX;
 
 const ANSWER_BYTES: usize = 5 << 20;
+/// A certificate of version 1, made by openssl.
+const VERSION_1_PEM: &str = "\
+-----BEGIN CERTIFICATE-----
+MIIBETCBuQIUJV9YHY8HvbDJVcRgQVFPQxao9G4wCgYIKoZIzj0EAwIwDDEKMAgG
+A1UEAwwBYzAeFw0yNjExMjkxMzE0MTdaFw0yNjEyMDExMzE0MTdaMAwxCjAIBgNV
+BAMMAWMwWTATBgcqhkjOPQIBBggqhkjOPQMBBwNCAASjbGq18SSfcmiSYaM3bXkX
+oSGiJk7c8cAHGMzPYPLxu4J8cXU2uWBg2Zdmln6v0Q5o/vMGOlAZ/FU6m1ogt+VU
+MAoGCCqGSM49BAMCA0cAMEQCIBjh0oMRAHIf0By70dlXkTHXkQWKpDjYdpwJFNtH
+akcMAiA6b5bH6XSCPZLwO/yYEnfFKOBHePS5GQFz3h6hXTrymA==
+-----END CERTIFICATE-----
+";
 
 /// An authority that issues certificates.
 struct Authority {
@@ -258,6 +269,7 @@ fn unusable_files_are_named() {
     };
     wrong("", "cert.pem: no certificate in PEM form is in it");
     wrong("-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n", "cert.pem: ");
+    wrong(VERSION_1_PEM, "cert.pem: it has version 1 of X.509");
     std::fs::remove_file(dir.path().join("cert.pem")).unwrap();
     let error = TlsIdentity::read(files(dir.path())).err().unwrap();
     assert!(error.message().contains("cert.pem"), "{error}");
