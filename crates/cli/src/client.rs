@@ -45,6 +45,8 @@ pub(crate) struct ServerClient {
     /// Start of the addresses of requests.
     root: String,
     key: Option<String>,
+    /// True if the server asks for TLS and this client shows no certificate.
+    is_anonymous: bool,
 }
 
 /// Body of a [`ServerClient::call`].
@@ -146,6 +148,7 @@ impl ServerClient {
             },
             root: base.trim_end_matches('/').to_owned(),
             key: environment::client_key(None),
+            is_anonymous: by_tls && args.tls.cert.is_none(),
         })
     }
 
@@ -245,11 +248,19 @@ impl ServerClient {
             let (what, remedy) = why.split_once("; ").unwrap_or((&why, ""));
             return CommandError::failed(what).hint(remedy);
         }
+        let closed = matches!(error, ureq::Error::Io(error) if is_closed(error));
         let reason = match error {
             ureq::Error::Io(_) if refused(error) => "no program listens there".to_owned(),
             error => error.to_string(),
         };
-        CommandError::failed(format!("no answer from {}: {reason}", self.base))
+        let failure = CommandError::failed(format!("no answer from {}: {reason}", self.base));
+        // A server of TLS 1.3 refuses a client without a certificate after the client's handshake.
+        if closed && self.is_anonymous {
+            return failure.hint(format!(
+                "if {authority} requires a certificate of its clients, give --cert FILE and --key FILE"
+            ));
+        }
+        failure
             .hint("start one with `millpond serve DIR`, or give the address of another with --url")
     }
 }
@@ -291,6 +302,18 @@ fn tls(args: &TlsArgs) -> CommandResult<TlsConfig> {
         .build())
 }
 
+/// Returns true if the server ended the connection.
+fn is_closed(error: &std::io::Error) -> bool {
+    use std::io::ErrorKind;
+    matches!(
+        error.kind(),
+        ErrorKind::BrokenPipe
+            | ErrorKind::ConnectionAborted
+            | ErrorKind::ConnectionReset
+            | ErrorKind::UnexpectedEof
+    )
+}
+
 /// Returns true if no program listens at the address.
 fn refused(error: &ureq::Error) -> bool {
     use std::io::ErrorKind;
@@ -303,12 +326,12 @@ fn refusal(status: u16, body: &[u8]) -> CommandError {
     let failure = CommandError::failed(format!("the server answered {status}: {text}"));
     match status {
         401 => failure.hint(
-            "give a key of the server with MILLPOND_API_KEY or MILLPOND_ADMIN_KEY, or with the command's --api-key or \
-             --admin-key",
+            "set MILLPOND_API_KEY or MILLPOND_ADMIN_KEY to a key of the server; commands with --api-key or --admin-key take \
+             it there too",
         ),
         // The words of an admin call, and of a call that the role of the key does not permit.
         403 if text.contains("admin key") || text.ends_with("this needs admin") => failure.hint(
-            "give a key with the role admin with MILLPOND_ADMIN_KEY, or with the command's --admin-key or --api-key",
+            "set MILLPOND_ADMIN_KEY to a key with the role admin; commands with --admin-key or --api-key take it there too",
         ),
         _ => failure,
     }
@@ -373,6 +396,19 @@ mod tests {
         let error = client(&rcgen::KeyPair::generate().unwrap()).err().unwrap();
         let wanted = "key.pem: it is not the key of the first certificate in ";
         assert!(error.message().contains(wanted), "{}", error.message());
+    }
+
+    #[test]
+    fn a_closed_connection_hints_at_the_certificate() {
+        let client = |url: &str| {
+            ServerClient::new(&ServerArgs { url: Some(url.into()), tls: TlsArgs::default() }).ok()
+        };
+        // No program listens at port 1, so the protocol of the port stays unknown.
+        for (url, is_hinted) in [("https://127.0.0.1:1", true), ("http://127.0.0.1:1", false)] {
+            let closed = ureq::Error::Io(std::io::ErrorKind::BrokenPipe.into());
+            let failure = format!("{:?}", client(url).unwrap().unreachable(&closed));
+            assert_eq!(failure.contains("give --cert FILE and --key FILE"), is_hinted, "{failure}");
+        }
     }
 
     #[test]

@@ -73,7 +73,8 @@ fn a_server_speaks_tls_and_asks_for_keys() {
     };
     until(&path("ca.pem"), &key, 0);
     let refused = ask(&path("ca.pem"), "mp_wrong");
-    assert!(refused.stderr.contains("requires a key of its own"), "{refused:?}");
+    assert!(refused.stderr.contains("is not a key of this server"), "{refused:?}");
+    assert!(refused.stderr.contains("set MILLPOND_API_KEY"), "{refused:?}");
 
     // A new key and a new certificate take effect without a restart.
     let reader = new_key(dir.path(), &["--role", "read", "--models", "half*"]);

@@ -38,6 +38,12 @@ pub(super) fn found_key(
     Ok(session.map(|grant| (grant, KeySource::Session)))
 }
 
+/// Returns true if a request shows a key in a header, of this server or not.
+pub(super) fn shows_key(headers: &HeaderMap) -> bool {
+    let password = basic_password(headers);
+    shown_keys(headers).chain(password.as_deref()).any(|key| !key.is_empty())
+}
+
 /// Returns the session that a request's cookie names.
 pub fn session_of(headers: &HeaderMap) -> Option<SessionId> {
     let lines = headers.get_all(header::COOKIE).iter().filter_map(|line| line.to_str().ok());

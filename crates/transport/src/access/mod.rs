@@ -33,7 +33,7 @@ use metrics::{KindLabels, Metrics};
 use self::audit::AdminCall;
 pub use self::audit::{AUDIT_TARGET, AdminRequest};
 pub use self::cors::CorsPolicy;
-use self::credentials::{KeySource, found_key};
+use self::credentials::{KeySource, found_key, shows_key};
 pub use self::credentials::{SESSION_COOKIE, session_of};
 pub use self::guards::{OperationGuard, unauthenticated};
 pub use self::key::KeyGrant;
@@ -120,9 +120,14 @@ impl AccessPolicy {
         let found = found_key(keys, caller.headers).map_err(KeyRefusal::Unauthenticated)?;
         let found = found.filter(|(_, source)| sessions || *source == KeySource::Header);
         let Some((grant, _)) = found else {
-            return Err(KeyRefusal::Unauthenticated(Error::denied(
-                "this server requires a key of its own: send it as \"authorization: Bearer KEY\" or \"api-key: KEY\"",
-            )));
+            let reason = if shows_key(caller.headers) {
+                "the key of this request is not a key of this server: send one of its keys"
+            } else {
+                "this server requires a key of its own: send it"
+            };
+            return Err(KeyRefusal::Unauthenticated(Error::denied(format!(
+                "{reason} as \"authorization: Bearer KEY\" or \"api-key: KEY\""
+            ))));
         };
         let admitted = grant.check(operation).and_then(|()| self.count_request(&grant));
         admitted.map_err(KeyRefusal::Refused)?;
@@ -351,6 +356,26 @@ mod tests {
             .map(|(name, value)| (name.clone(), HeaderValue::from_static(value)))
             .collect();
         check_same_site(&headers).is_err()
+    }
+
+    #[test]
+    fn a_wrong_key_is_told_from_a_missing_one() {
+        let policy = AccessPolicy { keys: keys(Some("s3cret"), None), ..policy() };
+        let reason = |name: HeaderName, value: &'static str| {
+            let headers = HeaderMap::from_iter([(name, HeaderValue::from_static(value))]);
+            let caller = Caller { peer: None, headers: &headers };
+            match policy.authorize(caller, false, &Operation::new(KeyRole::Read)) {
+                Err(KeyRefusal::Unauthenticated(error)) => error.message().to_owned(),
+                other => panic!("{other:?}"),
+            }
+        };
+        let api_key = HeaderName::from_static("api-key");
+        for (name, value) in [(api_key.clone(), "wrong"), (header::AUTHORIZATION, "Bearer wrong")] {
+            assert!(reason(name, value).starts_with("the key of this request is not a key"));
+        }
+        for (name, value) in [(api_key, ""), (header::ACCEPT, "text/html")] {
+            assert!(reason(name, value).starts_with("this server requires a key of its own"));
+        }
     }
 
     #[test]
