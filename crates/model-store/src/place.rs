@@ -41,6 +41,8 @@ pub struct StorePlace {
     shown: Arc<str>,
     /// Remedy if the store refuses or does not answer.
     remedy: &'static str,
+    /// Directory of a `file://` URL.
+    local: Option<Arc<std::path::Path>>,
 }
 
 /// Objects below a directory in a store, as versions of a model and as models of a root.
@@ -97,6 +99,8 @@ impl StorePlace {
         if parsed.scheme() == "http" || options.iter().any(plain) {
             options.push(("allow_http".to_owned(), "true".to_owned()));
         }
+        let is_local = parsed.scheme() == "file";
+        let local = is_local.then(|| parsed.to_file_path().ok()).flatten();
         let (store, prefix) = object_store::parse_url_opts(&parsed, options.iter().cloned())
             .map_err(|error| wrong(&error))?;
         Ok(StorePlace {
@@ -104,6 +108,7 @@ impl StorePlace {
             prefix,
             shown: shown(&parsed).into(),
             remedy: remedy(parsed.scheme(), &options),
+            local: local.map(Into::into),
         })
     }
 
@@ -114,6 +119,7 @@ impl StorePlace {
             prefix: prefix.into(),
             shown: shown.into(),
             remedy: "check the store",
+            local: None,
         }
     }
 
@@ -136,7 +142,8 @@ impl StorePlace {
     /// Returns the directory `name` of this one.
     #[must_use]
     pub fn below(&self, name: &str) -> StorePlace {
-        StorePlace { prefix: self.key(name), ..self.clone() }
+        let local = self.local.as_ref().map(|dir| dir.join(name).into());
+        StorePlace { prefix: self.key(name), local, ..self.clone() }
     }
 
     /// Lists all objects below this directory.
@@ -160,6 +167,23 @@ impl StorePlace {
             let Some(object) = next else { return Ok(found) };
             found.push(object.map_err(|error| self.failed(&error))?);
         }
+    }
+
+    /// Lists as [`StorePlace::list`] does, but requires that the directory of a `file://` URL
+    /// exists. The listing of a missing directory is empty, which would remove all copies: its file
+    /// system may not be mounted.
+    ///
+    /// # Errors
+    /// As [`StorePlace::list`], and `NotFound` if the directory is missing.
+    pub(crate) async fn list_existing(&self) -> Result<Vec<ObjectMeta>> {
+        let found = self.list().await?;
+        if let Some(dir) = self.local.as_deref().filter(|_| found.is_empty()) {
+            std::fs::metadata(dir).map_err(|error| {
+                let kind = Error::io(dir, &error).kind();
+                Error::new(kind, format!("{}: {error}; {}", self.shown, self.remedy))
+            })?;
+        }
+        Ok(found)
     }
 
     /// Lists the versions and the models below this directory. Blocks the thread.

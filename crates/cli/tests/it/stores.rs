@@ -45,6 +45,27 @@ fn a_url_without_a_store_is_refused() {
 }
 
 #[test]
+fn a_url_of_a_missing_directory_ends_the_start() {
+    let dir = tempfile::tempdir().unwrap();
+    let url = format!("file://{}/none", dir.path().display());
+    let cache = dir.path().join("cache").display().to_string();
+    let ended = run(&[
+        "serve",
+        &url,
+        "--cache-dir",
+        &cache,
+        "--collections-dir",
+        "none",
+        "--http-port",
+        "0",
+        "--grpc-port",
+        "0",
+    ]);
+    assert_eq!(ended.code, 3, "{ended:?}");
+    assert!(ended.stderr.contains("No such file or directory (os error 2); check the path"));
+}
+
+#[test]
 fn versions_are_published_to_a_store_and_compared() {
     let dir = tempfile::tempdir().unwrap();
     let model = dir.path().join("model.onnx");

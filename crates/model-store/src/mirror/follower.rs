@@ -165,7 +165,7 @@ impl Follower {
 
     /// Does the work of [`Follower::poll`]. Also returns true if the listing changed.
     async fn look(&mut self, context: &SyncContext<'_>) -> Result<(Poll, bool)> {
-        let objects = self.place.list().await?;
+        let objects = self.place.list_existing().await?;
         let labels = StoreLabels { store: self.label() };
         context.metrics.lists.get_or_create(&labels).inc();
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();

@@ -245,6 +245,33 @@ fn removed_versions_go_after_two_listings() {
 }
 
 #[test]
+fn copies_stay_if_the_directory_of_a_url_vanishes() {
+    let dir = tempfile::tempdir().unwrap();
+    let root = dir.path().join("models");
+    let away = dir.path().join("away");
+    let parameter = FakeParameter::floats("p", &[1], &[1.0]);
+    publish(&root.join("m/1"), "graph", &[parameter]).unwrap();
+    let url = format!("file://{}", root.display());
+    let place = StorePlace::open(&url, &[]).unwrap();
+    let source = StoreSource::new(&url.into(), &dir.path().join("c/models"), None);
+    let settings = config(Duration::from_millis(1));
+    let mut mirror = StoreMirror::with_places(settings, vec![(source, place)]).unwrap();
+    std::fs::rename(&root, &away).unwrap();
+    assert_eq!(mirror.copy_first_now().unwrap_err().kind(), ErrorKind::NotFound);
+
+    std::fs::rename(&away, &root).unwrap();
+    mirror.copy_first_now().unwrap();
+    std::fs::rename(&root, &away).unwrap();
+    for _ in 0..3 {
+        let error = mirror.sync_now().unwrap_err();
+        assert!(error.message().ends_with("check the path and its permissions"), "{error}");
+    }
+    assert!(dir.path().join("c/models/m/1/millpond.json").exists());
+    std::fs::rename(&away, &root).unwrap();
+    assert!(mirror.sync_now().unwrap());
+}
+
+#[test]
 fn a_restart_without_a_network_has_its_copies() {
     let setup = Setup::new();
     setup.publish("m", 1, &[1]);
