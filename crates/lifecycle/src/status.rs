@@ -87,7 +87,8 @@ pub struct ModelStatus {
     pub name: Arc<str>,
     /// Versions, lowest first.
     pub versions: Vec<VersionStatus>,
-    /// Problem with its base path or its `millpond.toml`. Versions that serve go on serving.
+    /// Problem with its base path, its `millpond.toml` or its policy. Versions that serve go on
+    /// serving.
     pub error: Option<String>,
     /// True if an administrator unloaded it. It stays unloaded until an administrator loads it.
     pub unloaded: bool,
@@ -105,20 +106,21 @@ impl ModelStatus {
     }
 
     /// Returns why the model serves nothing although it should: no version is ready and one has
-    /// failed, or its directory cannot be read. `None` for a model that serves, is being loaded, or
-    /// was unloaded by an administrator.
+    /// failed, its directory cannot be read, or its policy selects no version. `None` for a model
+    /// that serves, is being loaded, or was unloaded by an administrator.
     pub fn failure(&self) -> Option<String> {
         if self.unloaded || self.ready() {
             return None;
         }
         let failed =
             self.versions.iter().rev().find(|version| version.state == LifecycleState::Failed);
+        let is_released = |version: &VersionStatus| version.state == LifecycleState::Released;
         match failed {
             Some(version) => {
                 let reason = version.reason.as_deref().unwrap_or("no reason is known");
                 Some(format!("version {} failed: {reason}", version.version))
             }
-            None if self.versions.is_empty() => self.error.clone(),
+            None if self.versions.iter().all(is_released) => self.error.clone(),
             None => None,
         }
     }

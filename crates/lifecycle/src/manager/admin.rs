@@ -260,8 +260,8 @@ impl Model {
             }) => Some(format!("version {number}: {reason}")),
             _ => None,
         });
-        let reason =
-            self.path_error.clone().or(reason).unwrap_or_else(|| "its directory holds none".into());
+        let reason = self.path_error.clone().or_else(|| self.unmet_policy()).or(reason);
+        let reason = reason.unwrap_or_else(|| "its directory holds none".into());
         Error::precondition(format!("model \"{}\" has no version to load: {reason}", self.name))
     }
 

@@ -20,7 +20,13 @@ use crate::message::ConvertedVersion;
 use crate::policy::{self, ChosenVersions, VersionView};
 use crate::source::{Fingerprint, VersionContents};
 use crate::status::{LoadCost, StateChange};
-use crate::{LifecycleEvent, LifecycleState, ModelConfig, ModelStatus, Observer, VersionStatus};
+use crate::{
+    LifecycleEvent, LifecycleState, ModelConfig, ModelStatus, Observer, VersionPolicy,
+    VersionStatus,
+};
+
+/// Most numbers of versions in a message.
+const NUMBERS_MAX: usize = 8;
 
 pub(crate) struct Model {
     pub(crate) name: Arc<str>,
@@ -35,6 +41,8 @@ pub(crate) struct Model {
     pub(crate) settings_error: Option<String>,
     /// Problem with the place that its directory mirrors.
     pub(crate) source_error: Option<String>,
+    /// Reason why the policy selects no version on disk, while nothing serves or is loaded.
+    policy_error: Option<String>,
     /// True if an administrator unloaded it.
     pub(crate) down: bool,
     /// True if its directory was removed.
@@ -279,6 +287,7 @@ impl Model {
             path_error: None,
             settings_error: None,
             source_error: None,
+            policy_error: None,
             down: false,
             removed: false,
             published: None,
@@ -388,11 +397,13 @@ impl Model {
         let shown = |(number, version): &(&u64, &Version)| {
             aspired.contains(number) || !version.passed_over()
         };
-        let error = [&self.path_error, &self.settings_error, &self.source_error]
-            .into_iter()
-            .flatten()
-            .cloned()
-            .collect::<Vec<_>>();
+        self.check_policy();
+        let error =
+            [&self.path_error, &self.settings_error, &self.source_error, &self.policy_error]
+                .into_iter()
+                .flatten()
+                .cloned()
+                .collect::<Vec<_>>();
         self.rollout.record.defaults = self.config.rollout.defaults();
         self.entry.report_rollout(self.rollout.record.clone());
         self.entry.report(ModelStatus {
@@ -406,6 +417,36 @@ impl Model {
             error: (!error.is_empty()).then(|| error.join("; ")),
             unloaded: self.down,
         });
+    }
+
+    /// Notes if the policy is the reason why nothing serves, and logs it once.
+    fn check_policy(&mut self) {
+        let in_use = |version: &Version| {
+            version.serving.is_some() || version.load.is_some() || version.pinned
+        };
+        let idle = !self.down && !self.removed && !self.versions.values().any(in_use);
+        let error = if idle { self.unmet_policy() } else { None };
+        if error != self.policy_error {
+            if let Some(error) = &error {
+                tracing::warn!(model = %self.name, error, "no version serves");
+            }
+            self.policy_error = error;
+        }
+    }
+
+    /// Returns the reason why the policy selects none of the versions on disk.
+    pub(crate) fn unmet_policy(&self) -> Option<String> {
+        let VersionPolicy::Specific(wanted) = &self.config.policy else { return None };
+        let on_disk = self.versions.iter().filter(|(_, version)| version.disk.is_some());
+        let on_disk: BTreeSet<u64> = on_disk.map(|(number, _)| *number).collect();
+        if on_disk.is_empty() || !on_disk.is_disjoint(wanted) {
+            return None;
+        }
+        Some(format!(
+            "its policy selects {}, and its directory holds {}; change the policy, or publish a version that it selects",
+            numbers(wanted),
+            numbers(&on_disk)
+        ))
     }
 
     /// Returns true if a version has not had its first try yet.
@@ -469,6 +510,14 @@ fn status(number: u64, version: &Version) -> VersionStatus {
             .map_or(0, |serving| serving.servable.parameter_bytes),
         since: version.since,
     }
+}
+
+/// Returns the highest of `all` in a message.
+fn numbers(all: &BTreeSet<u64>) -> String {
+    let left_out = all.len().saturating_sub(NUMBERS_MAX);
+    let shown: Vec<String> = all.iter().skip(left_out).map(ToString::to_string).collect();
+    let shown = shown.join(", ");
+    if left_out == 0 { shown } else { format!("{shown} and {left_out} lower ones") }
 }
 
 fn log(model: &str, version: u64, state: LifecycleState, reason: Option<&str>) {

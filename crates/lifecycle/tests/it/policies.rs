@@ -35,6 +35,26 @@ fn policies_change_while_serving() {
 }
 
 #[test]
+fn a_policy_that_selects_nothing_is_the_reason() {
+    let world = World::with_model();
+    world.publish("m", 2);
+    world.until("m", 1, LifecycleState::Released);
+    world.settings("m", "policy = \"7, 9\"");
+    let failure = || world.status("m").and_then(|status| status.failure());
+    eventually("the reason shows", || failure().is_some());
+    assert_eq!(world.ready("m"), "");
+    let wanted = "its policy selects 7, 9, and its directory holds 1, 2; change the policy";
+    assert!(failure().unwrap().starts_with(wanted), "{:?}", failure());
+    let error = world.load("m", LoadSpec::default()).unwrap_err();
+    assert!(error.message().contains(wanted), "{error}");
+    let error = world.lifecycle().catalog().get("m", None).unwrap_err();
+    assert!(error.message().contains(wanted), "{error}");
+    world.publish("m", 9);
+    world.until_ready("m", 9);
+    eventually("the reason goes", || world.status("m").unwrap().error.is_none());
+}
+
+#[test]
 fn deleting_the_newest_version_goes_back() {
     let world = World::with_model();
     world.publish("m", 2);
