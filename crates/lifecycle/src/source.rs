@@ -8,6 +8,7 @@
 mod files;
 mod version;
 
+use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ffi::OsStr;
 use std::io::ErrorKind;
@@ -70,6 +71,9 @@ pub(crate) struct Scanner {
     poll: Duration,
     kinds: Vec<ForeignKind>,
     known: HashMap<PathBuf, RootModels>,
+    /// Directories of models in roots that are not served, because the other directory has a model
+    /// of the same name.
+    hidden: BTreeMap<PathBuf, PathBuf>,
     unreadable: BTreeSet<PathBuf>,
     versions: HashMap<PathBuf, VersionMemory>,
     settings: HashMap<PathBuf, SettingsMemory>,
@@ -123,6 +127,7 @@ impl Scanner {
             poll,
             kinds,
             known: HashMap::new(),
+            hidden: BTreeMap::new(),
             unreadable: BTreeSet::new(),
             versions: HashMap::new(),
             settings: HashMap::new(),
@@ -147,6 +152,7 @@ impl Scanner {
     /// first root.
     fn bases(&mut self) -> Vec<ModelConfig> {
         let mut bases: BTreeMap<Arc<str>, ModelConfig> = BTreeMap::new();
+        let mut hidden = BTreeMap::new();
         let ConfigSet { models, roots } = &*self.configured.load_full();
         self.known.retain(|dir, _| roots.iter().any(|root| root.dir == *dir));
         for config in models {
@@ -166,10 +172,36 @@ impl Scanner {
                 Err(_) => {}
             }
             for name in &known.names {
-                bases.entry(name.as_str().into()).or_insert_with(|| root.model(name));
+                match bases.entry(name.as_str().into()) {
+                    Entry::Vacant(entry) => {
+                        entry.insert(root.model(name));
+                    }
+                    Entry::Occupied(entry) => {
+                        let dir = root.dir.join(name);
+                        let served = &entry.get().base_path;
+                        if dir != *served {
+                            hidden.insert(dir, served.clone());
+                        }
+                    }
+                }
             }
         }
+        self.note_hidden(hidden);
         bases.into_values().collect()
+    }
+
+    /// Logs each directory once while it is hidden by the same other one.
+    fn note_hidden(&mut self, hidden: BTreeMap<PathBuf, PathBuf>) {
+        for (dir, served) in &hidden {
+            if self.hidden.get(dir) != Some(served) {
+                tracing::warn!(
+                    "{} is not served, because {} is a model of the same name: rename one of them",
+                    dir.display(),
+                    served.display()
+                );
+            }
+        }
+        self.hidden = hidden;
     }
 
     fn scan_model(&mut self, base: ModelConfig, now: Instant) -> ModelScan {

@@ -66,6 +66,25 @@ const MANIFEST: &str = r#"{"format":1,"engine":"fake","created_by":"test","graph
     "weights":null,"tensors":[]}"#;
 
 #[test]
+fn a_second_model_of_a_name_is_hidden() {
+    let mut bench = Bench::new();
+    let path = |name: &str| bench.root.path().join(name);
+    let roots = ["a", "b"].map(|name| crate::ModelRoot::new(path(name)));
+    // The settings of a model name the directory that its root has too.
+    let models = vec![ModelConfig::new("own", path("a/own"))];
+    for model in ["a/m", "a/own", "b/m", "b/n", "b/own"] {
+        bench.write(&format!("{model}/1/model.onnx"), "graph");
+    }
+    let hidden = [("b/m", "a/m"), ("b/own", "a/own")].map(|(dir, by)| (path(dir), path(by)));
+    bench.scanner.configured = configured(models, roots.into());
+    assert_eq!(bench.scan(), "m/1:changing n/1:changing own/1:changing");
+    assert_eq!(bench.scanner.hidden, BTreeMap::from(hidden));
+    fs::remove_dir_all(bench.root.path().join("a/m")).unwrap();
+    bench.scan();
+    assert!(!bench.scanner.hidden.contains_key(&bench.root.path().join("b/m")));
+}
+
+#[test]
 fn a_foreign_version_must_be_seen_twice_alike() {
     let mut bench = Bench::new();
     bench.write("m/1/model.onnx", "half");
