@@ -402,6 +402,7 @@ struct Output {
 struct OutputLog {
     /// The model, or the engine of a spare process.
     owner: String,
+    /// Last line that can be the reason for the end of the process.
     last: String,
 }
 
@@ -428,7 +429,7 @@ impl Output {
         model.clone_into(&mut self.log.lock().owner);
     }
 
-    /// Returns the last line that is not empty, once the process has ended.
+    /// Returns the last line that is neither empty nor a remark, once the process has ended.
     fn last_line(&self) -> String {
         // Nothing is sent: the wait ends when the thread drops its sender.
         let _ = self.closed.recv_timeout(OUTPUT_WAIT_MAX);
@@ -461,10 +462,42 @@ impl OutputLines {
         }
         let owner = {
             let mut log = self.log.lock();
-            log.last.clone_from(&line);
+            if !is_remark(&line) {
+                log.last.clone_from(&line);
+            }
             log.owner.clone()
         };
         // Not under the lock: the log may wait for its reader, and supervisors need the lock.
         tracing::info!(model = owner, "worker process: {line}");
+    }
+}
+
+/// Returns true for information or a warning in the form of TensorFlow's log, such as
+/// "I0000 00:00:1764106000.25 6941 port.cc:153] oneDNN custom operations are on.". Such a line does
+/// not say why a process ends.
+fn is_remark(line: &str) -> bool {
+    let is_date = |digits: &[u8]| digits.iter().all(u8::is_ascii_digit);
+    let has_date = line.as_bytes().get(1..5).is_some_and(is_date);
+    (has_date && line.starts_with(['I', 'W'])) || line.starts_with("WARNING: ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn remarks_are_no_reason_for_an_end() {
+        let last = |text: &str| {
+            let log = OutputLog { owner: "m".to_owned(), last: String::new() };
+            let log = Arc::new(Mutex::new(log));
+            OutputLines { log: log.clone(), line: Vec::new() }.add(text.as_bytes());
+            log.lock().last.clone()
+        };
+        let remarks = "WARNING: All log messages before absl::InitializeLog() is called\n\
+                       I0000 00:00:1764106000.25 6941 port.cc:153] oneDNN custom operations are on\n";
+        assert_eq!(last(remarks), "");
+        let failure = "F0000 00:00:1764106000.25 6941 tensor.cc:9] Check failed\n";
+        assert_eq!(last(&format!("{failure}{remarks}")), failure.trim());
+        assert_eq!(last("It ran out of memory\n"), "It ran out of memory");
     }
 }
