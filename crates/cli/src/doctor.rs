@@ -1,6 +1,6 @@
 //! `millpond doctor`: checks this machine for serving.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use clap::Args;
 use doctor::{AccessSettings, CONNECTIONS_MAX, DoctorInputs};
@@ -41,8 +41,10 @@ pub(crate) struct DoctorArgs {
 /// Runs all checks and prints the findings.
 ///
 /// # Errors
-/// Returns a silent error with [`ExitStatus::Wrong`] if a finding makes serving impossible.
+/// Returns a usage error for a directory that does not exist, and a silent error with
+/// [`ExitStatus::Wrong`] if a finding makes serving impossible.
 pub(crate) fn run(args: &DoctorArgs) -> CommandResult {
+    args.dirs.iter().try_for_each(|dir| check_directory(dir))?;
     let checks = doctor::examine(&DoctorInputs {
         directories: directories(args),
         collections: environment::collections_dir(),
@@ -63,6 +65,17 @@ pub(crate) fn run(args: &DoctorArgs) -> CommandResult {
     } else {
         Ok(())
     }
+}
+
+/// Checks that a directory exists. The checks themselves take the nearest one above it, since the
+/// cache directory may not exist yet.
+fn check_directory(dir: &Path) -> CommandResult {
+    let why = match std::fs::metadata(dir) {
+        Ok(found) if found.is_dir() => return Ok(()),
+        Ok(_) => "it is not a directory".to_owned(),
+        Err(error) => error.to_string(),
+    };
+    Err(CommandError::usage(format!("cannot check {}: {why}", dir.display())))
 }
 
 /// Reads the settings file that `serve` would read without flags.

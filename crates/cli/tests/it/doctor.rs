@@ -2,7 +2,17 @@
 
 use std::collections::BTreeSet;
 
-use crate::program::{Run, command, run};
+use crate::program::{Run, check_error, command, run};
+
+#[test]
+fn a_directory_that_does_not_exist_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let missing = dir.path().join("none");
+    let wanted = "none: No such file or directory (os error 2)";
+    check_error(&["doctor", missing.to_str().unwrap()], 2, wanted);
+    std::fs::write(&missing, "a file").unwrap();
+    check_error(&["doctor", missing.to_str().unwrap()], 2, "none: it is not a directory");
+}
 
 #[test]
 fn every_finding_has_a_verdict_and_a_meaning() {
