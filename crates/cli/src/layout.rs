@@ -26,6 +26,12 @@ pub(crate) fn is_model(dir: &Path) -> bool {
     subdirectories(dir).is_ok_and(|inside| inside.iter().any(|inside| is_version(&inside.name)))
 }
 
+/// Returns the name of the subdirectory with the highest number.
+pub(crate) fn latest_version(dir: &Path) -> Option<String> {
+    let names = subdirectories(dir).ok()?.into_iter().map(|inside| inside.name);
+    names.filter(|name| is_version(name)).max_by_key(|name| name.parse::<u64>().ok())
+}
+
 /// Returns the names of `dir`'s subdirectories that are models.
 pub(crate) fn models_in(dir: &Path) -> Vec<String> {
     let inside = subdirectories(dir).unwrap_or_default();

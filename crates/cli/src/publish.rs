@@ -15,7 +15,7 @@ use engine_onnx::publish as onnx;
 use engine_tensorflow::publish::SavedModelGraph;
 use engine_tensorflow::{TensorFlowEngine, publish as tensorflow};
 use indicatif::{ProgressBar, ProgressStyle};
-use model_store::is_url;
+use model_store::{STORE_SCHEMES, is_url};
 use os::Rate;
 
 use crate::environment::tensorflow_search;
@@ -25,6 +25,8 @@ use crate::values::{ByteRate, check_name};
 
 /// Interval between two redraws, so that rate and time left stay current while no data arrive.
 const DRAW_INTERVAL: Duration = Duration::from_millis(200);
+/// Files that make a directory publishable.
+const PUBLISHABLE: [&str; 3] = ["millpond.json", "model.onnx", "saved_model.pb"];
 
 /// `millpond publish IN --to DIR/NAME`.
 #[derive(Args, Debug)]
@@ -101,6 +103,7 @@ pub(crate) fn run(args: &PublishArgs) -> CommandResult {
     check_name(&name)
         .map_err(|error| CommandError::usage(format!("--to {}: {error}", args.to.display())))?;
     check_number(&args.to, &name)?;
+    check_slashes(&args.to)?;
     if !tensorflow::is_source(&args.source) {
         check_no_tags(&args.tags)?;
         check_format(&args.source, &args.to)?;
@@ -195,13 +198,40 @@ fn check_format(source: &Path, to: &Path) -> CommandResult {
     if let Some(ForeignFormat { format, remedy: text }) = foreign::identify(source) {
         return Err(CommandError::usage(format!("{shown} is {format}")).hint(remedy(text)));
     }
-    let publishable = ["millpond.json", "model.onnx"].iter().any(|file| source.join(file).exists());
-    match foreign::identify_dir(source).filter(|_| !publishable) {
+    // The publication itself reports a file that does not exist.
+    if !source.is_dir() || PUBLISHABLE.iter().any(|file| source.join(file).exists()) {
+        return Ok(());
+    }
+    match foreign::identify_dir(source) {
         Some(found) => {
             Err(CommandError::usage(format!("{shown} holds no model that can be published"))
                 .hint(remedy(&found)))
         }
-        None => Ok(()),
+        None => Err(no_model(source)),
+    }
+}
+
+/// Returns the error for a directory without a file that can be published.
+fn no_model(source: &Path) -> CommandError {
+    let shown = source.display();
+    let failure = CommandError::usage(format!("{shown} holds none of {}", PUBLISHABLE.join(", ")));
+    match layout::latest_version(source) {
+        Some(version) => failure
+            .hint(format!("it is a model: give one of its versions, such as {shown}/{version}")),
+        None => failure,
+    }
+}
+
+/// Refuses a URL with one slash too few, which would be a directory of this machine.
+fn check_slashes(to: &Path) -> CommandResult {
+    let text = to.to_string_lossy();
+    match text.split_once(":/") {
+        Some((scheme, rest)) if STORE_SCHEMES.contains(&scheme) && !rest.starts_with('/') => {
+            let host = if scheme == "file" { "/" } else { "" };
+            Err(CommandError::usage(format!("--to {text}: a URL has two slashes after the colon"))
+                .hint(format!("give {scheme}://{host}{rest}")))
+        }
+        _ => Ok(()),
     }
 }
 

@@ -25,7 +25,7 @@ pub use mirror::{
     FirstCopy, InUse, ListingRequests, MirrorConfig, MirrorHooks, MirrorThread, Sources,
     StoreMirror, StoreSource,
 };
-pub use place::{PlaceContent, StorePlace, StoredManifest, block_on, is_url};
+pub use place::{PlaceContent, STORE_SCHEMES, StorePlace, StoredManifest, block_on, is_url};
 pub use plan::FetchEstimate;
 pub use small_objects::SmallObjects;
 pub use upload::{UploadProgress, upload};

@@ -16,6 +16,10 @@ use crate::listing::group;
 /// it has a request for each thousand of them.
 const LIST_TIMEOUT: Duration = Duration::from_secs(60);
 
+/// Schemes of the URLs of stores.
+pub const STORE_SCHEMES: [&str; 10] =
+    ["s3", "s3a", "gs", "az", "azure", "abfs", "abfss", "http", "https", "file"];
+
 /// Settings for S3. One of them must be present, or the machine must have a role.
 const S3_CREDENTIALS: [&str; 6] = [
     "aws_access_key_id",
@@ -78,9 +82,7 @@ impl StorePlace {
             ))
         };
         let parsed = url::Url::parse(url).map_err(|error| wrong(&error))?;
-        let supported =
-            ["s3", "s3a", "gs", "az", "azure", "abfs", "abfss", "http", "https", "file"];
-        if !supported.contains(&parsed.scheme()) {
+        if !STORE_SCHEMES.contains(&parsed.scheme()) {
             return Err(wrong(&format!(
                 "\"{}\" is not a supported kind of store",
                 parsed.scheme()

@@ -35,6 +35,16 @@ fn a_failed_publication_leaves_nothing() {
     std::fs::write(dir.path().join("noise.onnx"), b"this is no model").unwrap();
     check_error(&["publish", &text("noise.onnx"), "--to", &text("m")], 1, "noise.onnx");
     check_error(&["publish", &text("noise.onnx"), "--to", &text("a b")], 2, "is not a model name");
+    for (to, wanted) in [("s3:/b/m", "give s3://b/m"), ("file:/b/m", "give file:///b/m")] {
+        check_error(&["publish", &text("noise.onnx"), "--to", to], 2, wanted);
+    }
+    let saved = text("saved");
+    let model = text("m");
+    let empty = ["publish", saved.as_str(), "--to", model.as_str()];
+    std::fs::create_dir_all(dir.path().join("saved/00000123")).unwrap();
+    check_error(&empty, 2, "saved holds none of millpond.json, model.onnx, saved_model.pb");
+    check_error(&empty, 2, "give one of its versions, such as ");
+    check_error(&empty, 2, "saved/00000123");
     assert!(!dir.path().join("m/1").exists());
 }
 
