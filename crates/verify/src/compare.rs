@@ -25,6 +25,8 @@ pub(crate) struct Comparison {
     pub(crate) compared: usize,
     /// Requests that both servers refused.
     pub(crate) refused_by_both: usize,
+    /// The first of these requests, with the errors of both servers.
+    pub(crate) first_refusal: Option<RequestDifference>,
     pub(crate) differences: Vec<RequestDifference>,
     /// Largest difference of two floats, relative to the larger of 1 and the right one.
     pub(crate) largest: f64,
@@ -140,6 +142,9 @@ impl Comparison {
             // An answer that cannot be decoded cannot be compared under load either.
             kept.push(answer.ok().filter(|_| decoded.is_ok()).map(|answer| answer.body));
         }
+        let model = &call.model;
+        let of_call =
+            |found: RequestDifference| RequestDifference { request, model: model.clone(), ..found };
         let difference = match decoded {
             [Ok(ours), Ok(right)] => {
                 self.compared += 1;
@@ -148,17 +153,16 @@ impl Comparison {
                 self.largest = difference.largest;
                 found
             }
-            [Err(_), Err(_)] => {
+            [Err(ours), Err(right)] => {
                 self.refused_by_both += 1;
+                let refusal = || of_call(whole(ours.to_string(), right.to_string()));
+                self.first_refusal.get_or_insert_with(refusal);
                 None
             }
             [Err(error), Ok(_)] => Some(whole(error.to_string(), "an answer".to_owned())),
             [Ok(_), Err(error)] => Some(whole("an answer".to_owned(), error.to_string())),
         };
-        let model = &call.model;
-        let named =
-            difference.map(|found| RequestDifference { request, model: model.clone(), ..found });
-        self.differences.extend(named);
+        self.differences.extend(difference.map(of_call));
     }
 }
 

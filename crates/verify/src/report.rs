@@ -53,6 +53,7 @@ impl ComparisonReport {
             "tolerance": self.tolerance,
             "compared": comparison.compared,
             "refused_by_both": comparison.refused_by_both,
+            "first_refusal": comparison.first_refusal,
             "largest_difference": comparison.largest,
             "differing": comparison.differences.len(),
             "differences": comparison.differences,
@@ -81,6 +82,9 @@ impl ComparisonReport {
         if comparison.refused_by_both > 0 {
             text +=
                 &format!("{} requests were refused by both servers\n", comparison.refused_by_both);
+        }
+        if let Some(refusal) = &comparison.first_refusal {
+            text += &format!("the first of them: {refusal}\n");
         }
         if comparison.compared == 0 && comparison.differences.is_empty() {
             text += "no answers were compared: no request was answered by both servers\n";

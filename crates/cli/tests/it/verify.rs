@@ -77,6 +77,9 @@ fn answers_and_latencies_are_compared() {
 
     let refused = verify(&right, &same, &[&requests[..], &["--model", "none"]].concat());
     assert!(refused.stdout.contains("3 requests were refused by both servers"), "{refused:?}");
+    let first = "the first of them: request 0 (model \"none\"): ";
+    let line = refused.stdout.lines().find(|line| line.starts_with(first)).unwrap();
+    assert!(line.contains("no model \"none\" is served here"), "{line}");
     assert_eq!(refused.code, 1, "{refused:?}");
 }
 
