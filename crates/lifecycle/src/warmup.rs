@@ -179,7 +179,10 @@ pub(crate) fn warm(
         if config.fail_on_error || stop.load(Ordering::Relaxed) {
             return Err(error.context("warm-up with generated requests"));
         }
-        notes.push(format!("not warmed up: a generated request was refused: {error}"));
+        notes.push(format!(
+            "not warmed up: a generated request was refused: {error}; put requests into the model's folder warmup, or \
+             set dims in [warmup]"
+        ));
     }
     Ok(WarmupOutcome { note: joined(notes), records: 0 })
 }

@@ -126,7 +126,8 @@ fn recorded_requests_are_filled_in() {
 fn a_generated_request_that_fails_is_a_note() {
     let world = serve("", FAILING, "");
     world.until_ready("m", 1);
-    assert!(world.version("m", 1).unwrap().note.unwrap().contains("out of range"));
+    let note = world.version("m", 1).unwrap().note.unwrap();
+    assert!(note.contains("refused: out of range; put requests into the model's folder warmup"));
     let world = serve("", FAILING, "[warmup]\nfail-on-error = true");
     let reason = world.until("m", 1, LifecycleState::Failed).reason.unwrap();
     assert_eq!(reason, "warm-up with generated requests: out of range");
