@@ -16,6 +16,7 @@ use server::{
 
 use super::list::ListSource;
 use crate::exit::{CommandError, CommandResult};
+use crate::layout;
 use crate::serve::ServeArgs;
 use crate::serve::file::SettingsFile;
 use crate::serve::options::{LifecycleOptions, LogFormat};
@@ -74,6 +75,10 @@ pub(super) fn resolve(flags: &Flags) -> CommandResult<TfsSetup> {
     encryption(flags, &mut setup)?;
     loads(flags, &own.lifecycle, &mut setup.config)?;
     models(flags, &mut setup)?;
+    // A base path that cannot be read is reported by the scan.
+    let listed = setup.config.models.models.iter();
+    let local = listed.filter(|model| model.store.is_none() && model.base_path.is_dir());
+    setup.warnings.extend(local.flat_map(|model| layout::advice(&model.base_path, false)));
     Ok(setup)
 }
 
@@ -439,6 +444,19 @@ mod tests {
         assert_eq!(model.schedule.mode, ScheduleMode::Sync);
         assert_eq!(watch.unwrap().poll, None, "SIGHUP only");
         assert!(warnings.is_empty(), "{warnings:?}");
+    }
+
+    #[test]
+    fn a_base_path_without_a_version_is_explained() {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::create_dir(dir.path().join("7")).unwrap();
+        std::fs::write(dir.path().join("7/saved_model.pb"), "").unwrap();
+        let warnings =
+            |path: &Path| setup(&[&format!("--model_base_path={}", path.display())]).warnings;
+        assert!(warnings(dir.path()).is_empty());
+        let wrong = warnings(&dir.path().join("7"));
+        assert_eq!(wrong.len(), 1, "{wrong:?}");
+        assert!(wrong[0].contains("so it is a version: serve its parent, "), "{wrong:?}");
     }
 
     #[test]

@@ -237,7 +237,9 @@ fn find(name: &str) -> Result<(&'static Flag, bool), ImportError> {
         let error = ImportError::usage(format!("unknown argument: --{name}"));
         match nearest(name, FLAGS.iter().map(|flag| flag.name)) {
             Some(near) => error.hint(format!("did you mean --{near}?")),
-            None => error.hint("`millpond tfs --help` lists the flags"),
+            None => error.hint(
+                "`millpond tfs --help` lists the flags; flags of `millpond serve` come after --",
+            ),
         }
     })
 }
@@ -330,5 +332,7 @@ mod tests {
         ] {
             assert_eq!(parse(arguments).unwrap_err().get(..wanted.len()), Some(wanted));
         }
+        let own = Flags::parse(&["--host=::".to_owned()]).unwrap_err();
+        assert!(own.hint.unwrap().ends_with("flags of `millpond serve` come after --"));
     }
 }
