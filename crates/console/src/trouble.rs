@@ -152,6 +152,7 @@ mod tests {
             state,
             reason: (state == LifecycleState::Failed).then(|| "no such file".to_owned()),
             note: None,
+            retried: None,
             update: None,
             parameter_bytes: 0,
             since: SystemTime::UNIX_EPOCH,

@@ -72,6 +72,8 @@ pub struct VersionStatus {
     /// generated warm-up was refused, it is being reloaded, its load was stopped and has not ended,
     /// or it cannot take over the model's new settings.
     pub note: Option<String>,
+    /// Error of its last load, if that failed and is tried again.
+    pub retried: Option<String>,
     /// Wait for its turn in the fleet; `None` if it does not wait. The reason describes it.
     pub update: Option<UpdateStatus>,
     /// Bytes of its parameters in the pool; 0 while it is not loaded.
@@ -106,8 +108,9 @@ impl ModelStatus {
     }
 
     /// Returns why the model serves nothing although it should: no version is ready and one has
-    /// failed, its directory cannot be read, or its policy selects no version. `None` for a model
-    /// that serves, is being loaded, or was unloaded by an administrator.
+    /// failed or is tried again, its directory cannot be read, or its policy selects no version.
+    /// `None` for a model that serves, is loaded for the first time, or was unloaded by an
+    /// administrator.
     pub fn failure(&self) -> Option<String> {
         if self.unloaded || self.ready() {
             return None;
@@ -121,7 +124,10 @@ impl ModelStatus {
                 Some(format!("version {} failed: {reason}", version.version))
             }
             None if self.versions.iter().all(is_released) => self.error.clone(),
-            None => None,
+            None => self.versions.iter().rev().find_map(|version| {
+                let error = version.retried.as_ref()?;
+                Some(format!("version {} failed and is tried again: {error}", version.version))
+            }),
         }
     }
 }

@@ -246,6 +246,7 @@ mod tests {
             state,
             reason: reason.map(str::to_owned),
             note: Some("a note".into()),
+            retried: None,
             update: None,
             parameter_bytes: 0,
             since: SystemTime::now(),

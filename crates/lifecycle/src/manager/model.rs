@@ -494,6 +494,7 @@ fn status(number: u64, version: &Version) -> VersionStatus {
     };
     let refused = || version.serving.as_ref()?.refused_settings.clone();
     let stopped = || Some(version.load.as_ref()?.stopped.as_ref()?.note());
+    let retried = version.failure.as_ref().filter(|failure| failure.retry_at.is_some());
     VersionStatus {
         version: number,
         state: version.state,
@@ -503,6 +504,7 @@ fn status(number: u64, version: &Version) -> VersionStatus {
             .or_else(changed)
             .or_else(refused)
             .or_else(|| version.note.clone()),
+        retried: retried.map(|failure| failure.error.message().to_owned()),
         update: version.update.as_ref().and_then(Update::status),
         parameter_bytes: version
             .serving

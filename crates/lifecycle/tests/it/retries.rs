@@ -55,9 +55,14 @@ fn between_tries_the_reason_shows() {
         status.reason.as_deref(),
         Some("this fake fails loads (try 1 of 2; the next in 1000 s)")
     );
+    let failures = world.lifecycle().catalog().failures();
+    // The server is not ready meanwhile.
+    assert_eq!(failures.len(), 1);
+    assert_eq!(failures[0].1, "version 1 failed and is tried again: this fake fails loads");
     let error = world.load("m", LoadSpec { version: Some(7), ..LoadSpec::default() }).unwrap_err();
     assert_eq!(error.kind(), base::ErrorKind::NotFound);
     world.until_ready("m", 1);
+    assert!(world.lifecycle().catalog().failures().is_empty());
 }
 
 #[test]
