@@ -257,10 +257,21 @@ fn signature(config: &pb::ModelConfig, model: &mut ConvertedModel) {
         dtype: pb::DataType::try_from(data_type).ok().and_then(dtype).map(str::to_owned),
         shape: Some(batched.then_some(-1).into_iter().chain(dims.iter().copied()).collect()),
     };
-    model.signature = SignatureFile {
-        inputs: config.input.iter().map(|it| text(&it.name, it.data_type, &it.dims)).collect(),
-        outputs: config.output.iter().map(|it| text(&it.name, it.data_type, &it.dims)).collect(),
+    let input = |it: &pb::ModelInput| {
+        text(&it.name, it.data_type, model_shape(&it.dims, it.reshape.as_ref()))
     };
+    let output = |it: &pb::ModelOutput| {
+        text(&it.name, it.data_type, model_shape(&it.dims, it.reshape.as_ref()))
+    };
+    model.signature = SignatureFile {
+        inputs: config.input.iter().map(input).collect(),
+        outputs: config.output.iter().map(output).collect(),
+    };
+}
+
+/// Returns the shape that the module itself has. `dims` is that of Triton's clients.
+fn model_shape<'a>(dims: &'a [i64], reshape: Option<&'a pb::ModelTensorReshape>) -> &'a [i64] {
+    reshape.map_or(dims, |it| it.shape.as_slice())
 }
 
 fn dtype(data_type: pb::DataType) -> Option<&'static str> {

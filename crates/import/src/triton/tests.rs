@@ -86,6 +86,19 @@ fn a_torchscript_gets_its_signature_and_device() {
 }
 
 #[test]
+fn a_torchscript_has_the_shapes_after_a_reshape() {
+    let tensors = "input { name: 'a' data_type: TYPE_INT64 dims: [ 1 ] reshape { shape: [ ] } }\n\
+                   output { name: 'b' data_type: TYPE_FP32 dims: [ 6 ] reshape { shape: [ 2, 3 ] } }";
+    for (batch, shapes) in
+        [(0, ["shape = []", "shape = [2, 3]"]), (8, ["shape = [-1]", "shape = [-1, 2, 3]"])]
+    {
+        let text = format!("platform: 'pytorch_libtorch' max_batch_size: {batch}\n{tensors}");
+        let text = file(&converted(&text));
+        assert!(shapes.iter().all(|shape| text.contains(shape)), "{text}");
+    }
+}
+
+#[test]
 fn each_key_without_an_equivalent_has_a_line() {
     for (text, says) in [
         ("name: 'other'", "other=DIR"),
