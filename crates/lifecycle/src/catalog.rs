@@ -15,7 +15,7 @@ use crate::rollout::{
     CandidatePermit, RequestKey, RolloutArm, RolloutMeasures, RolloutPart, RolloutRecord,
     RolloutReport, RolloutSplit, SplitCounter, within,
 };
-use crate::status::{LifecycleState, ModelStatus, VersionStatus};
+use crate::status::{LifecycleState, ModelStatus, VersionStatus, version_list};
 
 /// Most names of models in a message.
 const NAMES_SHOWN_MAX: usize = 8;
@@ -300,10 +300,15 @@ impl CatalogEntry {
             )),
             Some(version) => match status.version(version) {
                 Some(known) => Error::unavailable(format!("model \"{name}\": {}", describe(known))),
-                None => Error::new(
-                    ErrorKind::NotFound,
-                    format!("model \"{name}\" has no version {version}"),
-                ),
+                None => {
+                    let ready = self.ready.load();
+                    let served = ready.versions.iter().map(|servable| servable.id.version);
+                    let served = version_list(&served.collect());
+                    let served = if served.is_empty() { "none".to_owned() } else { served };
+                    let message =
+                        format!("model \"{name}\" has no version {version}; it serves {served}");
+                    Error::new(ErrorKind::NotFound, message)
+                }
             },
         }
     }

@@ -1,8 +1,12 @@
 //! The public view of the lifecycle: states, reasons, events and swap reports.
 
+use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::SystemTime;
+
+/// Most numbers of versions in a message.
+const LISTED_MAX: usize = 8;
 
 /// Stage in the life of a version.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -130,6 +134,14 @@ impl ModelStatus {
             }),
         }
     }
+}
+
+/// Returns the highest of `versions` in a message.
+pub(crate) fn version_list(versions: &BTreeSet<u64>) -> String {
+    let left_out = versions.len().saturating_sub(LISTED_MAX);
+    let listed: Vec<String> = versions.iter().skip(left_out).map(ToString::to_string).collect();
+    let listed = listed.join(", ");
+    if left_out == 0 { listed } else { format!("{listed} and {left_out} lower ones") }
 }
 
 /// Change of a version's state.

@@ -19,14 +19,11 @@ use crate::manager::update_state::Update;
 use crate::message::ConvertedVersion;
 use crate::policy::{self, ChosenVersions, VersionView};
 use crate::source::{Fingerprint, VersionContents};
-use crate::status::{LoadCost, StateChange};
+use crate::status::{LoadCost, StateChange, version_list};
 use crate::{
     LifecycleEvent, LifecycleState, ModelConfig, ModelStatus, Observer, VersionPolicy,
     VersionStatus,
 };
-
-/// Most numbers of versions in a message.
-const NUMBERS_MAX: usize = 8;
 
 pub(crate) struct Model {
     pub(crate) name: Arc<str>,
@@ -444,8 +441,8 @@ impl Model {
         }
         Some(format!(
             "its policy selects {}, and its directory holds {}; change the policy, or publish a version that it selects",
-            numbers(wanted),
-            numbers(&on_disk)
+            version_list(wanted),
+            version_list(&on_disk)
         ))
     }
 
@@ -512,14 +509,6 @@ fn status(number: u64, version: &Version) -> VersionStatus {
             .map_or(0, |serving| serving.servable.parameter_bytes),
         since: version.since,
     }
-}
-
-/// Returns the highest of `all` in a message.
-fn numbers(all: &BTreeSet<u64>) -> String {
-    let left_out = all.len().saturating_sub(NUMBERS_MAX);
-    let shown: Vec<String> = all.iter().skip(left_out).map(ToString::to_string).collect();
-    let shown = shown.join(", ");
-    if left_out == 0 { shown } else { format!("{shown} and {left_out} lower ones") }
 }
 
 fn log(model: &str, version: u64, state: LifecycleState, reason: Option<&str>) {

@@ -19,6 +19,9 @@ fn the_latest_two_serve() {
     assert_eq!(world.lifecycle().catalog().get("m", None).unwrap().id.version, 4);
     let error = world.lifecycle().catalog().get("m", Some(2)).unwrap_err();
     assert_eq!(error.kind(), base::ErrorKind::Unavailable);
+    // It is on disk, and the policy does not select it.
+    let error = world.lifecycle().catalog().get("m", Some(1)).unwrap_err();
+    assert_eq!(error.message(), "model \"m\" has no version 1; it serves 3, 4");
 }
 
 #[test]

@@ -257,6 +257,8 @@ fn nothing_ready_says_why() {
     let error = catalog.get("m", None).unwrap_err();
     assert_eq!(error.kind(), base::ErrorKind::Unavailable);
     assert!(error.message().contains("no ready version: version 2 failed: "), "{error}");
-    assert_eq!(catalog.get("m", Some(9)).unwrap_err().kind(), base::ErrorKind::NotFound);
+    let error = catalog.get("m", Some(9)).unwrap_err();
+    assert_eq!(error.kind(), base::ErrorKind::NotFound);
+    assert_eq!(error.message(), "model \"m\" has no version 9; it serves none");
     assert_eq!(catalog.get("x", None).unwrap_err().kind(), base::ErrorKind::NotFound);
 }
