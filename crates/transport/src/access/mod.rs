@@ -359,7 +359,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wrong_key_is_told_from_a_missing_one() {
+    fn a_wrong_key_differs_from_a_missing_one() {
         let policy = AccessPolicy { keys: keys(Some("s3cret"), None), ..policy() };
         let reason = |name: HeaderName, value: &'static str| {
             let headers = HeaderMap::from_iter([(name, HeaderValue::from_static(value))]);
