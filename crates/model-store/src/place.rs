@@ -176,11 +176,11 @@ impl StorePlace {
     /// system may not be mounted.
     ///
     /// # Errors
-    /// As [`StorePlace::list`], and `NotFound` if the directory is missing.
+    /// As [`StorePlace::list`], and `NotFound` or `InvalidArgument` if there is no directory.
     pub(crate) async fn list_existing(&self) -> Result<Vec<ObjectMeta>> {
         let found = self.list().await?;
         if let Some(dir) = self.local.as_deref().filter(|_| found.is_empty()) {
-            std::fs::metadata(dir).map_err(|error| {
+            std::fs::read_dir(dir).map_err(|error| {
                 let kind = Error::io(dir, &error).kind();
                 Error::new(kind, format!("{}: {error}; {}", self.shown, self.remedy))
             })?;

@@ -266,7 +266,10 @@ fn copies_stay_if_the_directory_of_a_url_vanishes() {
         let error = mirror.sync_now().unwrap_err();
         assert!(error.message().ends_with("check the path and its permissions"), "{error}");
     }
+    std::fs::write(&root, "no directory").unwrap();
+    assert_eq!(mirror.sync_now().unwrap_err().kind(), ErrorKind::InvalidArgument);
     assert!(dir.path().join("c/models/m/1/millpond.json").exists());
+    std::fs::remove_file(&root).unwrap();
     std::fs::rename(&away, &root).unwrap();
     assert!(mirror.sync_now().unwrap());
 }
