@@ -1,11 +1,11 @@
 //! Finds events in counters that others keep: refused requests, full disks, models that fail many
-//! requests.
+//! requests, worker processes that ended.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
 use lifecycle::ModelStatus;
-use metrics::{KindLabels, Metrics};
+use metrics::{KindLabels, Metrics, ModelLabels};
 use observe::{EventJournal, EventLevel, NewEvent, RegistryReader};
 use search::registry::ListedState;
 
@@ -69,6 +69,8 @@ pub(crate) struct ServerWatch {
     disk_refused: HashMap<String, u64>,
     /// For each model: true if many requests failed at the last scan.
     failing: HashMap<Arc<str>, bool>,
+    /// Restarts of the worker processes of each model.
+    restarts: HashMap<Arc<str>, u64>,
 }
 
 impl ServerWatch {
@@ -84,6 +86,7 @@ impl ServerWatch {
             refused: BTreeMap::new(),
             disk_refused: HashMap::new(),
             failing: HashMap::new(),
+            restarts: HashMap::new(),
         }
     }
 
@@ -95,6 +98,7 @@ impl ServerWatch {
         self.refusals();
         self.disks();
         self.failures(statuses, history, end);
+        self.workers(statuses);
     }
 
     fn refusals(&mut self) {
@@ -156,6 +160,31 @@ impl ServerWatch {
         }
         self.failing.retain(|name, _| statuses.iter().any(|status| status.name == *name));
     }
+
+    /// Adds an event for each model whose worker process ended and was started again.
+    fn workers(&mut self, statuses: &[ModelStatus]) {
+        // Counters of models that are no longer served are dropped.
+        let known = std::mem::take(&mut self.restarts);
+        for ModelStatus { name, .. } in statuses {
+            let labels = ModelLabels { model: name.clone() };
+            let counter = self.metrics.worker_restarts.get(&labels);
+            let now = counter.map_or(0, |restarts| restarts.get());
+            let more = growth(known.get(name).copied().unwrap_or(0), now);
+            self.restarts.insert(name.clone(), now);
+            if more > 0 {
+                let event = NewEvent {
+                    kind: "worker_restarted",
+                    level: EventLevel::Warning,
+                    model: Some(name.clone()),
+                    version: None,
+                    text: "the worker process ended and was started again; its running requests failed, and the log \
+                           has the reason"
+                        .to_owned(),
+                };
+                self.journal.add_or_count(event, more);
+            }
+        }
+    }
 }
 
 fn server_event(kind: &'static str, level: EventLevel, text: String) -> NewEvent {
@@ -170,7 +199,28 @@ fn growth(before: u64, now: u64) -> u64 {
 
 #[cfg(test)]
 mod tests {
+    use observe::EventFilter;
+
     use super::*;
+
+    #[test]
+    fn a_worker_that_ended_is_an_event() {
+        let metrics = Arc::new(Metrics::default());
+        let journal = Arc::new(EventJournal::default());
+        let mut watch = ServerWatch::new(metrics.clone(), Arc::new(|| None), journal.clone());
+        let name: Arc<str> = "m".into();
+        let status =
+            ModelStatus { name: name.clone(), versions: Vec::new(), error: None, unloaded: false };
+        watch.workers(std::slice::from_ref(&status));
+        assert!(journal.read(&EventFilter::default()).events.is_empty());
+        metrics.worker_restarts.get_or_create(&ModelLabels { model: name }).inc_by(2);
+        for _ in 0..2 {
+            watch.workers(std::slice::from_ref(&status));
+        }
+        let events = journal.read(&EventFilter::default()).events;
+        assert_eq!(events.len(), 1);
+        assert_eq!((events[0].kind, events[0].count), ("worker_restarted", 2));
+    }
 
     #[test]
     fn every_limit_has_a_reason() {
