@@ -77,7 +77,8 @@ pub(crate) fn choose(policy: &VersionPolicy, views: &[VersionView]) -> ChosenVer
     }
 }
 
-fn allowed(policy: &VersionPolicy, version: u64) -> bool {
+/// Returns true if `policy` may select `version`.
+pub(crate) fn allowed(policy: &VersionPolicy, version: u64) -> bool {
     match policy {
         VersionPolicy::Latest(_) | VersionPolicy::All => true,
         VersionPolicy::Specific(versions) => versions.contains(&version),

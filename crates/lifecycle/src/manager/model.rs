@@ -491,7 +491,9 @@ fn status(number: u64, version: &Version) -> VersionStatus {
     };
     let refused = || version.serving.as_ref()?.refused_settings.clone();
     let stopped = || Some(version.load.as_ref()?.stopped.as_ref()?.note());
-    let retried = version.failure.as_ref().filter(|failure| failure.retry_at.is_some());
+    // A version that was removed is not tried again.
+    let retried = version.failure.as_ref().filter(|_| version.disk.is_some());
+    let retried = retried.filter(|failure| failure.retry_at.is_some());
     VersionStatus {
         version: number,
         state: version.state,

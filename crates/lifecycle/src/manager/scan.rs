@@ -3,11 +3,12 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use super::model::{Disk, Model};
+use super::model::{Disk, Model, Version};
 use super::{Manager, ManagerContext};
 use crate::LifecycleState;
 use crate::changed_settings::changed_settings;
 use crate::model_file::MODEL_FILE;
+use crate::policy;
 use crate::source::{Contents, DirectoryScan, ModelScan, Settings, VersionContents, VersionScan};
 
 impl Manager {
@@ -84,8 +85,27 @@ impl Model {
             let changes = changed_settings(&self.config, &config);
             tracing::info!(model = %self.name, "settings changed: {changes}");
             self.config = config;
+            self.end_unselected_tries(context);
             self.apply_settings(context);
             self.publish(context);
+        }
+    }
+
+    /// Forgets failed loads of versions that the policy does not select, so that they are not
+    /// tried again.
+    fn end_unselected_tries(&mut self, context: &ManagerContext) {
+        let is_tried = |number: u64, version: &Version| {
+            let retries = version.failure.as_ref().is_some_and(|it| it.retry_at.is_some());
+            let is_selected = version.pinned || policy::allowed(&self.config.policy, number);
+            retries && !is_selected && version.load.is_none()
+        };
+        let versions = self.versions.iter().filter(|(number, version)| is_tried(**number, version));
+        let numbers: Vec<u64> = versions.map(|(&number, _)| number).collect();
+        for number in numbers {
+            if let Some(version) = self.versions.get_mut(&number) {
+                version.failure = None;
+            }
+            self.show_disk(context, number);
         }
     }
 

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use lifecycle::{LifecycleState, LoadSpec};
 
-use crate::world::{MIB, Setting, World};
+use crate::world::{MIB, Setting, World, eventually};
 
 fn world(retries: fn(&mut lifecycle::LifecycleConfig), failures: u64) -> World {
     let mut world = World::prepare(64 * MIB);
@@ -63,6 +63,40 @@ fn between_tries_the_reason_shows() {
     assert_eq!(error.kind(), base::ErrorKind::NotFound);
     world.until_ready("m", 1);
     assert!(world.lifecycle().catalog().failures().is_empty());
+}
+
+#[test]
+fn a_policy_ends_the_tries_of_other_versions() {
+    let retries = |config: &mut lifecycle::LifecycleConfig| {
+        (config.retries, config.retry_interval) = (1, Duration::from_secs(1000));
+    };
+    let world = world(retries, 1);
+    let failure = || world.status("m").and_then(|status| status.failure());
+    eventually("the first try fails", || failure().is_some());
+    world.settings("m", "policy = \"7\"");
+    let wanted = "its policy selects 7, and its directory holds 1; ";
+    eventually("the policy is the reason", || {
+        failure().is_some_and(|reason| reason.starts_with(wanted))
+    });
+    assert_eq!(world.fake.counters().failed_loads(), 1);
+}
+
+#[test]
+fn a_removed_model_is_not_missing_during_a_try() {
+    let retries = |config: &mut lifecycle::LifecycleConfig| {
+        (config.retries, config.retry_interval) = (1_000_000, Duration::from_millis(20));
+    };
+    let world = world(retries, 1_000_000);
+    let failure = || world.status("m").and_then(|status| status.failure());
+    eventually("the first try fails", || failure().is_some());
+    world.fake.load_gate().close();
+    world.fake.load_gate().wait_for(1);
+    assert!(failure().is_some(), "the next try runs");
+    std::fs::rename(world.model_dir("m"), world.root.path().join(".m")).unwrap();
+    world.looks();
+    assert_eq!(failure(), None);
+    world.fake.load_gate().open();
+    eventually("it is removed", || world.status("m").is_none());
 }
 
 #[test]
