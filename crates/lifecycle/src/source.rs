@@ -71,7 +71,7 @@ pub(crate) struct Scanner {
     poll: Duration,
     kinds: Vec<ForeignKind>,
     known: HashMap<PathBuf, RootModels>,
-    /// Directories of models in roots that are not served, because the other directory has a model
+    /// Directories of models in roots that are not served, because the other directory is a model
     /// of the same name.
     hidden: BTreeMap<PathBuf, PathBuf>,
     unreadable: BTreeSet<PathBuf>,
@@ -179,7 +179,7 @@ impl Scanner {
                     Entry::Occupied(entry) => {
                         let dir = root.dir.join(name);
                         let served = &entry.get().base_path;
-                        if dir != *served {
+                        if self.hidden.get(&dir) == Some(served) || !is_same_dir(&dir, served) {
                             hidden.insert(dir, served.clone());
                         }
                     }
@@ -291,6 +291,11 @@ impl Scanner {
                 || dir.parent().is_some_and(|base| unreadable.contains(base))
         });
     }
+}
+
+/// Returns true if both paths lead to the same directory, such as `models/m` and `./models/m`.
+fn is_same_dir(a: &Path, b: &Path) -> bool {
+    a == b || matches!((a.canonicalize(), b.canonicalize()), (Ok(a), Ok(b)) if a == b)
 }
 
 fn stamp_of(path: &Path) -> std::io::Result<Stamp> {

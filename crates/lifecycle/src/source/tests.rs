@@ -70,8 +70,9 @@ fn a_second_model_of_a_name_is_hidden() {
     let mut bench = Bench::new();
     let path = |name: &str| bench.root.path().join(name);
     let roots = ["a", "b"].map(|name| crate::ModelRoot::new(path(name)));
-    // The settings of a model name the directory that its root has too.
-    let models = vec![ModelConfig::new("own", path("a/own"))];
+    // The settings of these models name the directories that their roots have too.
+    let own = ModelConfig::new("own", path("a/own"));
+    let models = vec![own, ModelConfig::new("n", path("b/../b/n"))];
     for model in ["a/m", "a/own", "b/m", "b/n", "b/own"] {
         bench.write(&format!("{model}/1/model.onnx"), "graph");
     }
