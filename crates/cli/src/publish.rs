@@ -214,7 +214,7 @@ fn check_format(source: &Path, to: &Path) -> CommandResult {
 /// Returns the error for a directory without a file that can be published.
 fn no_model(source: &Path) -> CommandError {
     let shown = source.display();
-    let failure = CommandError::usage(format!("{shown} holds none of {}", PUBLISHABLE.join(", ")));
+    let failure = CommandError::failed(format!("{shown} holds none of {}", PUBLISHABLE.join(", ")));
     match layout::latest_version(source) {
         Some(version) => failure
             .hint(format!("it is a model: give one of its versions, such as {shown}/{version}")),
