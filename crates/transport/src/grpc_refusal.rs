@@ -29,7 +29,7 @@ const WHOLE_ANSWER: u8 = 0x1 | 0x4;
 const INADEQUATE_SECURITY: u32 = 0xc;
 /// `:status: 200` in HPACK's static table (RFC 7541 appendix A).
 const STATUS_200: u8 = 0x88;
-/// Begin of a header field that is written out and not indexed (RFC 7541 §6.2.2).
+/// Start of a header field that is written out and not indexed (RFC 7541 §6.2.2).
 const LITERAL_FIELD: u8 = 0;
 /// gRPC's status code of a failed connection.
 const UNAVAILABLE: &str = "14";
@@ -56,7 +56,8 @@ where
     stream.write_all(&answer).await
 }
 
-/// Reads the client's preface and frames up to its first HEADERS, and returns the stream of these.
+/// Reads the client's preface and frames up to its first HEADERS, and returns the number of its
+/// stream.
 async fn first_call<S: AsyncRead + Unpin>(stream: &mut S) -> io::Result<u32> {
     skip(stream, PREFACE_BYTES).await?;
     for _ in 0..FRAMES_MAX {
