@@ -33,7 +33,7 @@ pub(crate) enum ModelState {
     Ready,
     /// The first version is being loaded.
     Loading,
-    /// No version serves and one has failed.
+    /// No version serves, for a reason that is known.
     Failed,
     /// An administrator unloaded it.
     Unloaded,
@@ -181,6 +181,12 @@ mod tests {
             let found = of(&model(&versions), &quiet);
             assert_eq!((found.state, found.level), (state, wanted), "{versions:?}");
         }
+        let mut tried = model(&[(1, LifecycleState::Discovered)]);
+        assert_eq!(of(&tried, &quiet).state, ModelState::Loading);
+        tried.versions[0].retried = Some("no room".to_owned());
+        let found = of(&tried, &quiet);
+        assert_eq!((found.state, found.level), (ModelState::Failed, TroubleLevel::Failing));
+        assert_eq!(found.text, "version 1 failed and is tried again: no room");
         let mut held = model(&[(1, Ready), (2, LifecycleState::Discovered)]);
         held.versions[1].update = Some(UpdateStatus::HeldBack);
         held.versions[1].reason = Some("held back: it failed at b".to_owned());
