@@ -2,8 +2,8 @@
 //! [`BulkTarget`] says where they go: the collections of this server, or those of a cluster.
 //!
 //! After an image for which a disk has no space, the next images are reported as failed and are not
-//! processed: their features would be extracted in vain. In a cluster, the disks of one shard may be
-//! full, and the images of other shards go on.
+//! processed: their features would be extracted in vain. In a cluster, the disks of one shard may
+//! be full, and the images of other shards go on.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};

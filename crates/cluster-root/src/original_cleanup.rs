@@ -3,10 +3,10 @@
 //!
 //! One node of the cluster reads the originals of all collections, a part of one collection in each
 //! pass. An original is a candidate if it is old by the clock of the store and no point names it.
-//! It is removed if a second strong read, at least an hour later, shows the same. A strong read asks
-//! each node that serves the shard, because copies may differ after an upgrade. Everything stays
-//! at any doubt: after an error, without the answer of a shard, if a copy of a shard is marked as
-//! damaged, or if so many originals have no point that points may be lost.
+//! It is removed if a second strong read, at least an hour later, shows the same. A strong read
+//! asks each node that serves the shard, because copies may differ after an upgrade. Everything
+//! stays at any doubt: after an error, without the answer of a shard, if a copy of a shard is
+//! marked as damaged, or if so many originals have no point that points may be lost.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -388,8 +388,8 @@ async fn abandoned_everywhere(
     Ok(uploads)
 }
 
-/// Reads the originals that the points of `shards` on a node name, with a strong read. Absent points
-/// have no item.
+/// Reads the originals that the points of `shards` on a node name, with a strong read. Absent
+/// points have no item.
 ///
 /// # Errors
 /// `Unavailable` if the node does not answer for one of the shards.

@@ -325,8 +325,9 @@ impl ImagesState {
         self.services.originals.delete_older(space, &originals_of(id, space), age).await
     }
 
-    /// Lists the originals of uploads in the part `part` of `space` that are older than `age` by the
-    /// clock of the store. A part has the images whose ids begin with these two hexadecimal digits.
+    /// Lists the originals of uploads in the part `part` of `space` that are older than `age` by
+    /// the clock of the store. A part has the images whose ids begin with these two hexadecimal
+    /// digits.
     ///
     /// # Errors
     /// Returns the error of opening the store of originals.

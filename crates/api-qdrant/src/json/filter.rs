@@ -93,7 +93,7 @@ fn min_should(value: &Value) -> Parsed<MinShould> {
             return Err(format!("{name} is missing"));
         }
     }
-    // It would match every point, also those that a deletion selects.
+    // It would match every point, and a deletion with it would delete all.
     if parsed.min_count == 0 {
         return Err(limits("min_count: value 0 invalid, must be 1 or larger"));
     }
