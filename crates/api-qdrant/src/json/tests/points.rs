@@ -117,7 +117,7 @@ fn payloads_are_projected() {
         of(json!({"exclude": ["d[].e", "a.c"]})),
         Some(json!({"a": {"b": 1}, "d": [{"f": 2}], "g": 3}))
     );
-    let deep = Value::String(".a".repeat(1_000_000));
+    let deep = Value::String(format!("a{}", ".a".repeat(1_000_000)));
     assert!(refused::<WithPayload>(&json!([deep])).1.contains("more than 64 steps"));
     assert!(refused::<WithPayload>(&json!({"only": []})).1.contains("expected"));
     assert!(read::<WithVector>(&json!(["v"])).unwrap().includes("v").unwrap());
