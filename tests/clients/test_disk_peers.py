@@ -142,9 +142,16 @@ def busy(work: pathlib.Path, *more: str) -> list[str]:
     return [sys.executable, "-c", BUSY, "--engine", "faiss-ivf", "--memory", str(MEMORY), *out, *more]
 
 
+def default_signals() -> None:
+    """Resets signals that are ignored where the tests run, for example below `nohup`."""
+    for number in disk_vectors.END_SIGNALS:
+        signal.signal(number, signal.SIG_DFL)
+
+
 @pytest.mark.parametrize("number", disk_vectors.END_SIGNALS)
 def test_a_signal_ends_it_and_removes_the_index(tmp_path, number):
-    with subprocess.Popen(busy(tmp_path), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen(busy(tmp_path), **pipes, text=True, preexec_fn=default_signals) as process:
         assert process.stdout.readline() == "building\n"
         process.send_signal(number)
         _, said = process.communicate(timeout=60)
