@@ -1,6 +1,6 @@
 //! The cluster that this server is a node of: its settings made a node, and its routes.
 
-use std::net::{Ipv6Addr, SocketAddr};
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
 
 use api_images::ImageRemoval;
@@ -15,9 +15,11 @@ use cluster_node::backups::{BackupSchedule, ClusterBackupSettings};
 use cluster_node::node::{ClusterNode, LocalCollections, NodeOptions};
 use cluster_node::{NodeInfo, PROTOCOL, Roles};
 use cluster_root::{self as root, OriginalCleanup, RootState};
+use http::Uri;
 use http_client::ClientTls;
 use os::Rate;
 use tokio::task::JoinHandle;
+use tracing::warn;
 use transport::{Reply, RequestLimits, RequestResources};
 
 use crate::cluster_clients::ClusterClients;
@@ -57,6 +59,13 @@ impl ClusterServing {
     ) -> Result<Option<ClusterServing>> {
         let Some(cluster) = &config.cluster else { return Ok(None) };
         let address = reachable(cluster, address)?;
+        if is_out_of_reach(&address, &cluster.etcd) {
+            warn!(
+                address,
+                "nodes on other machines cannot reach this node, because its address is a loopback address; if \
+                 there are such nodes, give --host ADDRESS, or --cluster-address HOST:PORT"
+            );
+        }
         let ClusterClients { nodes, etcd, tls } = ClusterClients::open(config, cluster, &address)?;
         let info = NodeInfo {
             name: cluster.node.clone().unwrap_or_else(|| default_name(&address)),
@@ -184,6 +193,23 @@ fn node_address(text: &str) -> Result<String> {
     is_host.then(|| text.to_owned()).ok_or_else(wrong)
 }
 
+/// Returns true if `address` is a loopback address and etcd runs on another machine, so that the
+/// cluster probably has nodes on other machines.
+fn is_out_of_reach(address: &str, etcd: &[String]) -> bool {
+    let is_remote = |endpoint: &String| {
+        let uri: Option<Uri> = endpoint.parse().ok();
+        uri.and_then(|uri| uri.host().map(is_loopback)).is_some_and(|is_loopback| !is_loopback)
+    };
+    let host = address.rsplit_once(':').map_or(address, |(host, _)| host);
+    is_loopback(host) && etcd.iter().any(is_remote)
+}
+
+/// Returns true if `host` names this machine for its own programs only.
+fn is_loopback(host: &str) -> bool {
+    let inner = host.trim_start_matches('[').trim_end_matches(']');
+    inner == "localhost" || inner.parse::<IpAddr>().is_ok_and(|address| address.is_loopback())
+}
+
 /// Returns the name of a node without `--cluster-node`: its address, in characters of a name.
 fn default_name(address: &str) -> String {
     address.replace(':', "-").replace(['[', ']'], "")
@@ -259,6 +285,21 @@ mod tests {
         {
             let error = node_address(wrong).unwrap_err();
             assert!(error.message().contains("write HOST:PORT"), "{error}");
+        }
+    }
+
+    #[test]
+    fn loopback_address_is_out_of_reach_of_a_remote_etcd() {
+        for (address, etcd, wanted) in [
+            ("127.0.0.1:8501", "http://10.0.0.1:2379", true),
+            ("localhost:8501", "https://etcd.example:2379", true),
+            ("[::1]:8501", "http://[fd00::1]:2379", true),
+            ("127.0.0.1:8501", "http://127.0.0.1:2379", false),
+            ("[::1]:8501", "http://[::1]:2379", false),
+            ("10.0.0.7:8501", "http://10.0.0.1:2379", false),
+            ("node-1.example:8501", "http://127.0.0.1:2379", false),
+        ] {
+            assert_eq!(is_out_of_reach(address, &[etcd.to_owned()]), wanted, "{address} {etcd}");
         }
     }
 

@@ -24,6 +24,11 @@ impl ClusterKeys {
         &self.prefix
     }
 
+    /// Returns the start of the keys of all nodes.
+    pub(super) fn nodes(&self) -> String {
+        format!("{}nodes/", self.prefix)
+    }
+
     pub(super) fn node(&self, name: &str) -> String {
         format!("{}nodes/{name}", self.prefix)
     }

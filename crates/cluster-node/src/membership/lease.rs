@@ -22,8 +22,9 @@ impl MemberState {
     /// name and address is removed, with its shards: two processes cannot listen at one address.
     ///
     /// # Errors
-    /// `AlreadyExists` if a node of this name is registered with another address. `Unavailable` if
-    /// etcd does not answer. As [`MemberState::check_store`].
+    /// `AlreadyExists` if a node of this name is registered with another address, or a node of
+    /// another name with this address. `Unavailable` if etcd does not answer. As
+    /// [`MemberState::check_store`].
     pub(super) async fn enter(&self) -> Result<()> {
         // First: the registered node may be one of a cluster with another store.
         self.check_store().await?;
@@ -38,8 +39,28 @@ impl MemberState {
             }
             self.etcd.delete_if_created(&path, entry.create_revision).await?;
         }
+        self.check_address().await?;
         self.replace_lease().await?;
         self.register().await
+    }
+
+    /// Checks that no node of another name is registered with the address of this node. The other
+    /// nodes would send the requests for one of the two to the other one.
+    async fn check_address(&self) -> Result<()> {
+        let own = self.own.lock().info.address.clone();
+        let registered = self.etcd.range(&self.keys.nodes()).await?;
+        let mut nodes = registered.entries.iter().filter_map(registered_node);
+        let other = nodes.find(|node| node.name != self.name && node.address == own);
+        other.map_or(Ok(()), |other| {
+            let message = format!(
+                "the node {} is registered with the address {own} of this node; give each node a \
+                 --cluster-address of its own, at which the other nodes reach it, or stop that \
+                 node (its address is free {} s after its end)",
+                other.name,
+                self.times.lease.as_secs()
+            );
+            Err(Error::new(ErrorKind::AlreadyExists, message))
+        })
     }
 
     /// Registers the node if its first try failed, again and again until etcd answers.
@@ -260,10 +281,14 @@ impl MemberState {
     }
 }
 
+/// Returns the description in a node's key; `None` if its value is unreadable.
+fn registered_node(entry: &EtcdEntry) -> Option<NodeInfo> {
+    serde_json::from_slice(&entry.value).ok()
+}
+
 /// Returns the address of a node's key; `None` if its value is unreadable.
 fn registered_address(entry: &EtcdEntry) -> Option<String> {
-    let info: Option<NodeInfo> = serde_json::from_slice(&entry.value).ok();
-    info.map(|info| info.address)
+    registered_node(entry).map(|info| info.address)
 }
 
 fn encoded(info: &NodeInfo) -> Result<Vec<u8>> {

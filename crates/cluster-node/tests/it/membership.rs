@@ -407,6 +407,24 @@ async fn name_of_another_address_is_refused() {
 }
 
 #[tokio::test]
+async fn address_of_another_node_is_refused() {
+    let server = EtcdServer::start().await;
+    let first = TestNode::start(&server, "a", MembershipTimes::default()).await;
+    let start = |cluster: &'static str| {
+        let own = NodeInfo { address: "a.example:8501".to_owned(), ..info("b") };
+        Membership::start(server.client(), cluster, STORE.clone(), own, ViewUpdater::new())
+    };
+    let error = start("test").await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::AlreadyExists);
+    assert!(error.message().contains("the node a is registered with"), "{error}");
+    assert!(error.message().contains("--cluster-address"), "{error}");
+    assert_eq!(server.client().get("millpond/test/nodes/b").await.unwrap(), None);
+    start("other").await.unwrap();
+    first.membership.leave().await;
+    start("test").await.unwrap();
+}
+
+#[tokio::test]
 async fn later_process_of_a_node_replaces_the_earlier() {
     let server = EtcdServer::start().await;
     let etcd = server.client();
