@@ -333,15 +333,20 @@ fn refusal(status: u16, body: &[u8]) -> CommandError {
         403 if text.contains("admin key") || text.ends_with("this needs admin") => failure.hint(
             "set MILLPOND_ADMIN_KEY to a key with the role admin; commands with --admin-key or --api-key take it there too",
         ),
+        // The words of a server without the routes of a root.
+        404 if text.starts_with("not found: /cluster/v1/") => failure.hint(
+            "this server is not a node of a cluster with the role root: give the address of such a node with --url",
+        ),
         _ => failure,
     }
 }
 
-/// Returns the message of an error response, which both protocols put under "error".
+/// Returns the message of an error response: `error`, or `status.error` in Qdrant's interface.
 fn error_text(body: &[u8]) -> String {
-    let message = serde_json::from_slice::<Value>(body)
-        .ok()
-        .and_then(|json| json.get("error").and_then(Value::as_str).map(str::to_owned));
+    let message = serde_json::from_slice::<Value>(body).ok().and_then(|json| {
+        let error = json.get("error").or_else(|| json.pointer("/status/error"))?;
+        error.as_str().map(str::to_owned)
+    });
     message
         .unwrap_or_else(|| String::from_utf8_lossy(body).chars().take(EXCERPT_CHARS_MAX).collect())
 }
@@ -415,9 +420,15 @@ mod tests {
     fn messages_of_errors() {
         assert_eq!(error_text(br#"{"error":"no such model"}"#), "no such model");
         assert_eq!(error_text(b"gone"), "gone");
+        let of_qdrant = br#"{"status":{"error":"there is no node \"x\""},"time":0.1}"#;
+        assert_eq!(error_text(of_qdrant), "there is no node \"x\"");
+        assert_eq!(error_text(br#"{"error":{"code":1}}"#), r#"{"error":{"code":1}}"#);
         let role = br#"{"error":"key \"a\" has the role write; this needs admin"}"#;
         let hint = |status: u16, body: &[u8]| format!("{:?}", refusal(status, body));
         assert!(hint(403, role).contains("MILLPOND_ADMIN_KEY"));
+        let not_a_root = br#"{"error":"not found: /cluster/v1/view; the API is under /v2"}"#;
+        assert!(hint(404, not_a_root).contains("with the role root"));
+        assert!(hint(404, br#"{"error":"no such model"}"#).contains("hint: None"));
         assert!(
             !hint(403, br#"{"error":"key \"a\" has no access to model m"}"#).contains("hint: Some")
         );

@@ -151,7 +151,27 @@ fn rebalance(args: &RebalanceArgs) -> CommandResult {
         "\n{} of {} copies of shards would be restored from the store\n",
         cell(&plan["moved"]),
         cell(&plan["copies_of_shards"])
-    ))
+    ))?;
+    missing_copies(plan).map_or(Ok(()), |warning| print(&warning))
+}
+
+/// Returns a warning if the nodes of a plan are too few for the copies of all shards.
+fn missing_copies(plan: &Value) -> Option<String> {
+    let wanted = plan["copies_of_shards"].as_u64()?;
+    let held: u64 = items(&plan["nodes"]).filter_map(|node| node["holds"].as_u64()).sum();
+    // Each shard has as many holders as there are nodes, up to its number of copies.
+    match (held, wanted.saturating_sub(held)) {
+        (_, 0) => None,
+        (0, _) => Some(
+            "warning: no node would hold a shard, and all collections would be unavailable; start a \
+             node with the role search first\n"
+                .to_owned(),
+        ),
+        (_, missing) => Some(format!(
+            "warning: {missing} copies of shards would be missing, because there would be fewer \
+             search nodes than copies\n"
+        )),
+    }
 }
 
 /// Time between two checks of a node that drains.
@@ -315,6 +335,20 @@ mod tests {
         assert_eq!(shards_left(&view(&["a", "b"], &["a", "b"], "c"), "c"), 1, "c writes its log");
         assert_eq!(shards_left(&view(&["a", "c"], &["a", "c"], "a"), "c"), 1, "it still drains");
         assert_eq!(shards_left(&view(&[], &["c"], "a"), "c"), 1, "it has the only copy");
+    }
+
+    #[test]
+    fn plan_with_too_few_nodes_has_a_warning() {
+        let plan = |holds: &[u64]| {
+            let nodes: Vec<Value> = holds.iter().map(|holds| json!({ "holds": holds })).collect();
+            json!({ "nodes": nodes, "copies_of_shards": 16, "moved": 0 })
+        };
+        assert_eq!(missing_copies(&plan(&[8, 8, 0])), None);
+        let fewer = missing_copies(&plan(&[8, 0])).unwrap();
+        assert!(fewer.starts_with("warning: 8 copies of shards would be missing"), "{fewer}");
+        let none = missing_copies(&plan(&[0, 0])).unwrap();
+        assert!(none.starts_with("warning: no node would hold a shard"), "{none}");
+        assert_eq!(missing_copies(&json!({ "nodes": [], "copies_of_shards": 0 })), None);
     }
 
     #[test]
