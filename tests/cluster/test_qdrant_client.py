@@ -455,6 +455,19 @@ def test_a_snapshot_is_recovered_under_another_name(client, cluster, collection)
     wait_until("the snapshot without a wait", lambda: len(client.list_snapshots(collection)) == 1)
 
 
+def test_backups_of_one_server_are_refused(client, cluster, collection):
+    create(client, collection)
+    for method, path in [
+        ("GET", "/v1/backups"),
+        ("POST", f"/v1/collections/{collection}/backups"),
+        ("POST", f"/v1/collections/{collection}/backups/verify"),
+        ("POST", f"/v1/collections/{collection}/clone"),
+        ("POST", f"/v1/collections/{collection}/restore"),
+    ]:
+        status, body = http_call(cluster.nodes["a"].address, method, path)
+        assert status == 501 and "/snapshots" in json.loads(body)["error"], (method, path, status, body)
+
+
 def test_a_damaged_snapshot_makes_no_collection(client, cluster, collection):
     create(client, collection)
     for start in range(0, COUNT, 5):

@@ -21,11 +21,12 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
-use axum::extract::State;
-use axum::middleware::from_fn_with_state;
+use axum::extract::{Request, State};
+use axum::middleware::{Next, from_fn, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{Extension, Router};
+use base::Error;
 use http::{HeaderMap, Uri, header};
 use observe::{Exporter, MetricNames, trace_call};
 use transport::access::{KeyGrant, OperationGuard};
@@ -117,6 +118,27 @@ fn images_and_points(server: &Server) -> Router {
     }
 }
 
+/// Returns the routes of backups. A node of a cluster refuses them: it has no collections of its
+/// own, so that a comparison of all backups would find no problem.
+fn backups(server: &Server) -> Router {
+    let routes = api_qdrant::backups::routes(server.access.clone());
+    let routes = routes.with_state(server.backups.clone());
+    if server.cluster.get().is_some() {
+        routes.route_layer(from_fn(refuse_backups))
+    } else {
+        routes
+    }
+}
+
+/// Refuses a request for backups at a node of a cluster.
+async fn refuse_backups(_request: Request, _next: Next) -> Response {
+    Reply::error(&Error::unimplemented(
+        "backups and copies of one server are not available in a cluster; make a snapshot with POST \
+         /collections/NAME/snapshots at a node with the role root (docs/cluster.md, Snapshots)",
+    ))
+    .into_response()
+}
+
 /// Adds a trace to each request of `routes`.
 fn traced(server: &Server, routes: Router) -> Router {
     routes.route_layer(from_fn_with_state(server.models.starter.clone(), trace_call))
@@ -138,8 +160,7 @@ pub(crate) fn collections(server: &Server) -> Router {
 
 pub(crate) fn router(server: &Server, surface: Surface) -> Router {
     let access = &server.access;
-    let backups = api_qdrant::backups::routes(access.clone()).with_state(server.backups.clone());
-    let collections = traced(server, images_and_points(server).merge(backups));
+    let collections = traced(server, images_and_points(server).merge(backups(server)));
     let collections = access.guard_pages(collections, "collections and images are changed");
     let routes = models()
         .with_state(server.models.clone())
