@@ -144,8 +144,8 @@ impl LocalCollections {
         let body = Bytes::from(record.create.to_string());
         let answer = self.call(Method::PUT, key, "", body).await?;
         if !answer.status.is_success() {
-            let text = String::from_utf8_lossy(&answer.body).into_owned();
-            let message = format!("the shard {key} cannot be created: {text}");
+            let reason = error_text(&answer.body);
+            let message = format!("the shard {key} cannot be created: {reason}");
             return Err(if answer.status == StatusCode::INSUFFICIENT_STORAGE {
                 Error::storage_full(message)
             } else {
@@ -262,6 +262,13 @@ pub(crate) async fn at_low_priority<T: Send + 'static>(
     done.await.unwrap_or_else(|_| Err(Error::internal(format!("{doing}: the thread panicked"))))
 }
 
+/// Returns the message of an error response of Qdrant's interface, or the body if it has none.
+fn error_text(body: &[u8]) -> String {
+    let json: Option<Value> = serde_json::from_slice(body).ok();
+    let text = json.as_ref().and_then(|json| json.pointer("/status/error")?.as_str());
+    text.map_or_else(|| String::from_utf8_lossy(body).into_owned(), str::to_owned)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -288,14 +295,19 @@ mod tests {
             create: json!({}),
             images: None,
         };
-        for (status, kind) in [
-            (StatusCode::INSUFFICIENT_STORAGE, ErrorKind::StorageFull),
-            (StatusCode::BAD_REQUEST, ErrorKind::InvalidArgument),
+        for (status, kind, body) in [
+            (StatusCode::INSUFFICIENT_STORAGE, ErrorKind::StorageFull, "full"),
+            (
+                StatusCode::BAD_REQUEST,
+                ErrorKind::InvalidArgument,
+                r#"{"status":{"error":"full"},"time":0.1}"#,
+            ),
         ] {
-            let router = Router::new().fallback(move || async move { (status, "why") });
+            let router = Router::new().fallback(move || async move { (status, body) });
             let local = LocalCollections::new(router, Arc::new(TestRegistry(registry.clone())));
             let error = local.create(&ShardKey::new("1", 0), &record).await.map(drop).unwrap_err();
             assert_eq!(error.kind(), kind, "{error}");
+            assert_eq!(error.message(), "the shard 1/0000 cannot be created: full");
         }
     }
 

@@ -146,7 +146,10 @@ impl HeldShards {
     /// Returns why this node has not caught up with its shards since its start; `None` once it has,
     /// or after [`CATCH_UP_MAX`].
     pub(super) fn not_caught_up(&self) -> Option<String> {
-        self.first_catch_up.reason()
+        let behind = self.first_catch_up.reason()?;
+        let held = self.held.lock();
+        let stall = held.values().find_map(|shard| shard.holder.state.stall.report());
+        Some(with_stall(behind, stall.as_ref()))
     }
 
     /// Stops all followers: at the end of the process.
@@ -344,6 +347,14 @@ impl FirstCatchUp {
     }
 }
 
+/// Adds the reason of a stalled copy to the reason why a node has not caught up.
+fn with_stall(behind: String, stall: Option<&StallReport>) -> String {
+    match stall {
+        Some(stall) => format!("{behind}; {}: {}", stall.cause.text(), stall.reason),
+        None => behind,
+    }
+}
+
 /// Progress of a shard that this node follows.
 pub(super) struct ShardProgress {
     pub(super) shard: ShardKey,
@@ -454,5 +465,14 @@ mod tests {
         assert!(state.reason().is_some());
         state.record(&broken, start + CATCH_UP_MAX);
         assert_eq!(state.reason(), None);
+    }
+
+    #[test]
+    fn a_full_disk_is_a_reason_of_a_node_that_is_behind() {
+        let full = StallReport { cause: StallCause::FullDisk, reason: "1 MiB left".to_owned() };
+        let reason = with_stall("1 shards are behind".to_owned(), Some(&full));
+        assert!(reason.starts_with("1 shards are behind; the local disk is full"), "{reason}");
+        assert!(reason.ends_with(": 1 MiB left"), "{reason}");
+        assert_eq!(with_stall("1 shards are behind".to_owned(), None), "1 shards are behind");
     }
 }
