@@ -213,9 +213,10 @@ fn drain(args: &DrainArgs) -> CommandResult {
                 args.node
             ));
         }
-        if shown != Some(left) {
-            eprintln!("{left} shards of {} are not on other nodes yet", args.node);
-            shown = Some(left);
+        let line = waiting_line(&view["result"], &args.node, left);
+        if shown.as_ref() != Some(&line) {
+            eprintln!("{line}");
+            shown = Some(line);
         }
         if Instant::now() >= end {
             return Err(CommandError::new(
@@ -226,6 +227,27 @@ fn drain(args: &DrainArgs) -> CommandResult {
         }
         std::thread::sleep(DRAIN_CHECK_INTERVAL);
     }
+}
+
+/// Returns what a drain waits for, with the work of the node that no other node can take.
+fn waiting_line(view: &Value, node: &str, left: usize) -> String {
+    let has_role = |other: &Value, role: &str| items(&other["roles"]).any(|own| own == role);
+    let takes_work = |other: &Value| {
+        other["name"] != node && other["weight"].as_u64().is_some_and(|weight| weight > 0)
+    };
+    let mut line = format!("{left} shards of {node} are not on other nodes yet");
+    for role in ["search", "ingest"] {
+        let is_own =
+            items(&view["nodes"]).any(|other| other["name"] == node && has_role(other, role));
+        let is_taken =
+            items(&view["nodes"]).any(|other| takes_work(other) && has_role(other, role));
+        if is_own && !is_taken {
+            line.push_str("; no other node takes the work of the role ");
+            line.push_str(role);
+            line.push_str(": start one");
+        }
+    }
+    line
 }
 
 /// Returns the shards of a node that it still should hold, that it owns, or that not every wanted
@@ -335,6 +357,25 @@ mod tests {
         assert_eq!(shards_left(&view(&["a", "b"], &["a", "b"], "c"), "c"), 1, "c writes its log");
         assert_eq!(shards_left(&view(&["a", "c"], &["a", "c"], "a"), "c"), 1, "it still drains");
         assert_eq!(shards_left(&view(&[], &["c"], "a"), "c"), 1, "it has the only copy");
+    }
+
+    #[test]
+    fn drain_names_the_roles_without_another_node() {
+        let node = |name: &str, roles: &[&str], weight: u32| -> Value {
+            json!({ "name": name, "roles": roles, "weight": weight })
+        };
+        let line = |others: &[Value]| {
+            let mut nodes = vec![node("a", &["search", "ingest"], 0)];
+            nodes.extend_from_slice(others);
+            waiting_line(&json!({ "nodes": nodes }), "a", 3)
+        };
+        let waits = "3 shards of a are not on other nodes yet";
+        assert_eq!(line(&[node("b", &["search", "ingest"], 1)]), waits);
+        let ingest = "; no other node takes the work of the role ingest: start one";
+        assert_eq!(line(&[node("b", &["root", "search"], 1)]), format!("{waits}{ingest}"));
+        let search = "; no other node takes the work of the role search: start one";
+        let drained = node("b", &["search", "ingest"], 0);
+        assert_eq!(line(&[drained]), format!("{waits}{search}{ingest}"));
     }
 
     #[test]
