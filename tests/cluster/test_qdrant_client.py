@@ -455,6 +455,16 @@ def test_a_snapshot_is_recovered_under_another_name(client, cluster, collection)
     wait_until("the snapshot without a wait", lambda: len(client.list_snapshots(collection)) == 1)
 
 
+def test_another_replication_factor_is_refused(client, collection):
+    create(client, collection)  # with two copies
+    for copies in (1, 3):
+        params = models.CollectionParamsDiff(replication_factor=copies)
+        error = refusal(client.update_collection, collection, collection_params=params)
+        assert error.status_code == 501 and "replication_factor" in error.content.decode(), error
+    assert client.update_collection(collection, collection_params=models.CollectionParamsDiff(replication_factor=2))
+    assert not client.get_collection(collection).warnings
+
+
 def test_backups_of_one_server_are_refused(client, cluster, collection):
     create(client, collection)
     for method, path in [

@@ -4,7 +4,7 @@
 //! collection's description, as on one server.
 
 use api_qdrant::json;
-use base::Result;
+use base::{Error, Result};
 use bytes::Bytes;
 use cluster_node::{CatalogChanges, CollectionChanges};
 use serde_json::{Value, json};
@@ -33,11 +33,15 @@ pub(super) async fn drop_index(context: RootContext, _: Bytes) -> Result<RootAns
     RootAnswer::of(&completed(number.await?))
 }
 
-/// Merges metadata. All other settings are hints without effect, which `warnings` name.
+/// Merges metadata. Refuses another number of copies of the shards. All other settings are hints
+/// without effect, which `warnings` name.
 pub(super) async fn update(context: RootContext, body: Bytes) -> Result<RootAnswer> {
     let request: json::UpdateCollection =
         if body.is_empty() { Default::default() } else { json::parse(&body)? };
-    let hints = request.hints()?;
+    let mut hints = request.hints()?;
+    check_copies(&context, &request)?;
+    // The collection has this number of copies, so it is not without effect.
+    hints.remove("replication_factor");
     let metadata = request.metadata.unwrap_or_default();
     change(&context, |changes| {
         changes.hints.extend(hints.clone());
@@ -46,6 +50,20 @@ pub(super) async fn update(context: RootContext, body: Bytes) -> Result<RootAnsw
     })
     .await?;
     RootAnswer::of(&true)
+}
+
+/// Refuses a number of copies that the shards of the collection do not have.
+fn check_copies(context: &RootContext, request: &json::UpdateCollection) -> Result<()> {
+    let Some(wanted) = request.replication_factor() else { return Ok(()) };
+    let copies = context.state.record(&context.collection)?.copies;
+    if wanted == u64::from(copies) {
+        return Ok(());
+    }
+    Err(Error::unimplemented(format!(
+        "replication_factor: the shards of this collection have {copies} copies each, and their number cannot be \
+         changed; download a snapshot, upload it under a new name with ?replication_factor={wanted}, and move the \
+         alias that clients use"
+    )))
 }
 
 /// Changes the collection of the request. Returns the number of the change.

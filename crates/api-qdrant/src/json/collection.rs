@@ -253,6 +253,11 @@ impl UpdateCollection {
         );
         Ok(hints)
     }
+
+    /// Returns the copies of each shard that `params` name.
+    pub fn replication_factor(&self) -> Option<u64> {
+        self.params.as_ref()?.get("replication_factor")?.as_u64()
+    }
 }
 
 /// Request to change aliases. Either all changes are made or none.

@@ -428,3 +428,18 @@ async fn a_collection_without_holders_is_reported() {
     assert!(answer.error().contains("8 of its 8 shards"), "{}", answer.error());
     assert!(root.view.source().current().collections.contains_key("d"));
 }
+
+#[tokio::test]
+async fn another_replication_factor_is_refused() {
+    let (root, _nodes) = two_owners().await;
+    let copies = root.view.source().current().collections["c"].copies;
+    let change = async |copies: u32| {
+        let body = json!({ "params": { "replication_factor": copies } });
+        root.send(Method::PATCH, "/collections/c", &body).await
+    };
+    assert_eq!(change(0).await.status, 422);
+    let refused = change(copies + 1).await;
+    assert_eq!(refused.status, 501);
+    assert!(refused.error().contains("?replication_factor="), "{}", refused.error());
+    assert_eq!(change(copies).await.result(), &json!(true));
+}
