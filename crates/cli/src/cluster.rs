@@ -279,7 +279,16 @@ fn status(args: &ClusterStatusArgs) -> CommandResult {
         print("\n")?;
         print(&shards(view).to_string())?;
     }
-    Ok(())
+    check_joined(view)
+}
+
+/// Checks that the view has a node. A root that has joined the cluster sees at least itself.
+fn check_joined(view: &Value) -> CommandResult {
+    if items(&view["nodes"]).next().is_some() {
+        return Ok(());
+    }
+    Err(CommandError::failed("the node at --url has not joined the cluster, and sees no node")
+        .hint("GET /readyz of that node has the reason"))
 }
 
 fn items(value: &Value) -> impl Iterator<Item = &Value> {
@@ -357,6 +366,13 @@ mod tests {
         assert_eq!(shards_left(&view(&["a", "b"], &["a", "b"], "c"), "c"), 1, "c writes its log");
         assert_eq!(shards_left(&view(&["a", "c"], &["a", "c"], "a"), "c"), 1, "it still drains");
         assert_eq!(shards_left(&view(&[], &["c"], "a"), "c"), 1, "it has the only copy");
+    }
+
+    #[test]
+    fn view_without_nodes_is_an_error() {
+        assert!(check_joined(&json!({ "nodes": [{ "name": "a" }] })).is_ok());
+        let error = check_joined(&json!({ "nodes": [], "collections": [] })).err().unwrap();
+        assert!(error.message().contains("has not joined the cluster"), "{}", error.message());
     }
 
     #[test]
