@@ -73,8 +73,8 @@ impl Membership {
     /// # Errors
     /// `InvalidArgument` for a name with other characters than letters, digits, `.`, `_` and `-`.
     /// `AlreadyExists` if the name is registered with another address, or the address with another
-    /// name. `FailedPrecondition` if the cluster in etcd has another store. `PermissionDenied` if etcd refuses the user. The store's
-    /// error.
+    /// name. `FailedPrecondition` if the cluster in etcd has another store. `PermissionDenied` if
+    /// etcd refuses the user. The store's error.
     pub async fn start(
         etcd: Etcd,
         cluster: &str,
