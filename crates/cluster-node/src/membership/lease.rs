@@ -22,9 +22,8 @@ impl MemberState {
     /// name and address is removed, with its shards: two processes cannot listen at one address.
     ///
     /// # Errors
-    /// `AlreadyExists` if a node of this name is registered with another address, or a node of
-    /// another name with this address. `Unavailable` if etcd does not answer. As
-    /// [`MemberState::check_store`].
+    /// `AlreadyExists` if a node of this name is registered with another address. `Unavailable` if
+    /// etcd does not answer. As [`MemberState::check_address`] and [`MemberState::check_store`].
     pub(super) async fn enter(&self) -> Result<()> {
         // First: the registered node may be one of a cluster with another store.
         self.check_store().await?;
@@ -44,26 +43,30 @@ impl MemberState {
         self.register().await
     }
 
-    /// Checks that no node of another name is registered with the address of this node. The other
-    /// nodes would send the requests for one of the two to the other one.
+    /// Checks that no node of another name is registered with the address of this node. Other nodes
+    /// would send the requests for one of the two to the other one.
+    ///
+    /// # Errors
+    /// `Unavailable` if there is such a node. It may be the killed process in whose place this one
+    /// was started with a new name, so the address can become free by itself.
     async fn check_address(&self) -> Result<()> {
-        let own = self.own.lock().info.address.clone();
+        let own = self.own.lock().info.clone();
         let registered = self.etcd.range(&self.keys.nodes()).await?;
         let mut nodes = registered.entries.iter().filter_map(registered_node);
-        let other = nodes.find(|node| node.name != self.name && node.address == own);
-        other.map_or(Ok(()), |other| {
-            let message = format!(
-                "the node {} is registered with the address {own} of this node; give each node a \
-                 --cluster-address of its own, at which the other nodes reach it, or stop that \
-                 node (its address is free {} s after its end)",
-                other.name,
-                self.times.lease.as_secs()
-            );
-            Err(Error::new(ErrorKind::AlreadyExists, message))
-        })
+        let Some(other) = nodes.find(|other| is_address_conflict(&own, other)) else {
+            return Ok(());
+        };
+        Err(Error::unavailable(format!(
+            "the node {} is registered with the address {} of this node; give each node a \
+             --cluster-address of its own, at which the other nodes reach it, or stop that node \
+             (its address is free {} s after its end)",
+            other.name,
+            own.address,
+            self.times.lease.as_secs()
+        )))
     }
 
-    /// Registers the node if its first try failed, again and again until etcd answers.
+    /// Registers the node if its first try failed, again and again until it succeeds.
     pub(super) async fn enter_late(&self) {
         let mut pause = ENTER_PAUSE_MIN;
         while let Some(reason) = self.unjoined() {
@@ -72,7 +75,7 @@ impl MemberState {
             match self.enter().await {
                 Ok(()) => {
                     *self.unjoined.lock() = None;
-                    info!(node = self.name, "etcd answers; the node joined the cluster");
+                    info!(node = self.name, "the node joined the cluster");
                 }
                 Err(error) => {
                     if reason != error.message() {
@@ -279,6 +282,13 @@ impl MemberState {
         );
         Error::new(ErrorKind::AlreadyExists, message)
     }
+}
+
+/// Returns true if two nodes have one address, and one of them holds or owns shards. Nodes without
+/// shards can share an address, such as roots behind a load balancer.
+fn is_address_conflict(own: &NodeInfo, other: &NodeInfo) -> bool {
+    let has_shards = |node: &NodeInfo| node.roles.search || node.roles.ingest;
+    own.name != other.name && own.address == other.address && (has_shards(own) || has_shards(other))
 }
 
 /// Returns the description in a node's key; `None` if its value is unreadable.

@@ -65,16 +65,17 @@ impl Membership {
     /// `view`. Needs a tokio runtime.
     ///
     /// If etcd or the store does not answer, the node is registered later: it tries again with
-    /// growing pauses. [`Membership::unjoined`] says why it has not joined.
+    /// growing pauses. [`Membership::unjoined`] says why it has not joined. The same is true if a
+    /// node of another name is registered with its address, and one of the two can have shards.
     ///
     /// A registration with the same name and address counts as the registration of an earlier
     /// process of this node. It is removed at once, with the shards that it owned.
     ///
     /// # Errors
     /// `InvalidArgument` for a name with other characters than letters, digits, `.`, `_` and `-`.
-    /// `AlreadyExists` if the name is registered with another address, or the address with another
-    /// name. `FailedPrecondition` if the cluster in etcd has another store. `PermissionDenied` if
-    /// etcd refuses the user. The store's error.
+    /// `AlreadyExists` if the name is registered with another address. `FailedPrecondition` if the
+    /// cluster in etcd has another store. `PermissionDenied` if etcd refuses the user. The store's
+    /// error.
     pub async fn start(
         etcd: Etcd,
         cluster: &str,
@@ -112,7 +113,7 @@ impl Membership {
                 let _ = state.refresh().await;
             }
             Err(error) if error.kind() == ErrorKind::Unavailable => {
-                warn!(%error, "the node starts without etcd or its store, and joins the cluster once both answer");
+                warn!(%error, "the node has not joined the cluster yet, and tries again");
                 *state.unjoined.lock() = Some(error.message().to_owned());
             }
             Err(error) => return Err(error),

@@ -94,6 +94,7 @@ fn shard() -> ShardKey {
 
 const STORE_KEY: &str = "millpond/test/store";
 const NODE_A: &str = "millpond/test/nodes/a";
+const NODE_B: &str = "millpond/test/nodes/b";
 const OWNER: &str = "millpond/test/owners/id/0003";
 
 /// Repeats a request until its answer passes the check.
@@ -407,21 +408,40 @@ async fn name_of_another_address_is_refused() {
 }
 
 #[tokio::test]
-async fn address_of_another_node_is_refused() {
+async fn a_node_joins_once_its_address_is_free() {
     let server = EtcdServer::start().await;
+    let etcd = server.client();
     let first = TestNode::start(&server, "a", MembershipTimes::default()).await;
     let start = |cluster: &'static str| {
         let own = NodeInfo { address: "a.example:8501".to_owned(), ..info("b") };
         Membership::start(server.client(), cluster, STORE.clone(), own, ViewUpdater::new())
     };
-    let error = start("test").await.unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::AlreadyExists);
-    assert!(error.message().contains("the node a is registered with"), "{error}");
-    assert!(error.message().contains("--cluster-address"), "{error}");
-    assert_eq!(server.client().get("millpond/test/nodes/b").await.unwrap(), None);
-    start("other").await.unwrap();
+    let later = start("test").await.unwrap();
+    let reason = later.unjoined().unwrap();
+    assert!(reason.contains("the node a is registered with"), "{reason}");
+    assert!(reason.contains("--cluster-address"), "{reason}");
+    assert_eq!(etcd.get(NODE_B).await.unwrap(), None);
+    let refused = later.acquire(&shard()).await.unwrap_err();
+    assert_eq!(refused.kind(), ErrorKind::Unavailable);
+    assert_eq!(start("other").await.unwrap().unjoined(), None);
     first.membership.leave().await;
-    start("test").await.unwrap();
+    until(|| async { later.unjoined() }, Option::is_none).await;
+    assert!(etcd.get(NODE_B).await.unwrap().is_some());
+}
+
+#[tokio::test]
+async fn only_nodes_without_shards_share_an_address() {
+    let server = EtcdServer::start().await;
+    let start = |name: &str, roles: Roles| {
+        let own = NodeInfo { address: "balancer.example:8501".to_owned(), roles, ..info(name) };
+        Membership::start(server.client(), "test", STORE.clone(), own, ViewUpdater::new())
+    };
+    let root = Roles { root: true, ..Roles::default() };
+    let first = start("a", root).await.unwrap();
+    let second = start("b", root).await.unwrap();
+    assert_eq!((first.unjoined(), second.unjoined()), (None, None));
+    let holder = start("c", Roles { search: true, ..Roles::default() }).await.unwrap();
+    assert!(holder.unjoined().is_some());
 }
 
 #[tokio::test]
