@@ -455,7 +455,7 @@ def test_a_snapshot_is_recovered_under_another_name(client, cluster, collection)
     wait_until("the snapshot without a wait", lambda: len(client.list_snapshots(collection)) == 1)
 
 
-def test_another_replication_factor_is_refused(client, collection):
+def test_another_replication_factor_has_no_effect(client, collection):
     create(client, collection)  # with two copies
     for copies in (1, 3):
         params = models.CollectionParamsDiff(replication_factor=copies)
@@ -463,6 +463,12 @@ def test_another_replication_factor_is_refused(client, collection):
         assert error.status_code == 501 and "replication_factor" in error.content.decode(), error
     assert client.update_collection(collection, collection_params=models.CollectionParamsDiff(replication_factor=2))
     assert not client.get_collection(collection).warnings
+    # Clients that send all of their settings are not refused.
+    params = models.CollectionParamsDiff(replication_factor=1, write_consistency_factor=1)
+    assert client.update_collection(collection, collection_params=params, metadata={"owner": "x"})
+    info = client.get_collection(collection)
+    assert info.config.metadata == {"owner": "x"} and info.config.params.replication_factor == 2
+    assert any("replication_factor" in warning.message for warning in info.warnings), info.warnings
 
 
 def test_backups_of_one_server_are_refused(client, cluster, collection):

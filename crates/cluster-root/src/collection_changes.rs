@@ -33,17 +33,27 @@ pub(super) async fn drop_index(context: RootContext, _: Bytes) -> Result<RootAns
     RootAnswer::of(&completed(number.await?))
 }
 
-/// Merges metadata. Refuses another number of copies of the shards. All other settings are hints
-/// without effect, which `warnings` name.
+/// Name of the setting for the number of copies of each shard.
+const COPIES: &str = "replication_factor";
+
+/// Merges metadata. All other settings are hints without effect, which `warnings` name. Refuses a
+/// request that sets nothing but another number of copies of the shards.
 pub(super) async fn update(context: RootContext, body: Bytes) -> Result<RootAnswer> {
     let request: json::UpdateCollection =
         if body.is_empty() { Default::default() } else { json::parse(&body)? };
     let mut hints = request.hints()?;
-    check_copies(&context, &request)?;
-    // The collection has this number of copies, so it is not without effect.
-    hints.remove("replication_factor");
+    let names_copies = request.replication_factor().is_some();
+    // `hints` leaves out the number of one server, and not the number of this collection.
+    hints.remove(COPIES);
+    if let Some(wanted) = other_copies(&context, &request)? {
+        hints.insert(COPIES.to_owned(), json!(wanted));
+    }
     let metadata = request.metadata.unwrap_or_default();
     change(&context, |changes| {
+        if names_copies {
+            // The warning about an earlier request ends.
+            changes.hints.remove(COPIES);
+        }
         changes.hints.extend(hints.clone());
         changes.metadata.extend(metadata.clone());
         Ok(())
@@ -52,18 +62,24 @@ pub(super) async fn update(context: RootContext, body: Bytes) -> Result<RootAnsw
     RootAnswer::of(&true)
 }
 
-/// Refuses a number of copies that the shards of the collection do not have.
-fn check_copies(context: &RootContext, request: &json::UpdateCollection) -> Result<()> {
-    let Some(wanted) = request.replication_factor() else { return Ok(()) };
+/// Returns the wanted number of copies if the shards of the collection have another one.
+///
+/// # Errors
+/// `Unimplemented` if the request sets nothing else: it would have no effect at all. `NotFound`
+/// without the collection.
+fn other_copies(context: &RootContext, request: &json::UpdateCollection) -> Result<Option<u64>> {
     let copies = context.state.record(&context.collection)?.copies;
-    if wanted == u64::from(copies) {
-        return Ok(());
+    let wanted = request.replication_factor().filter(|wanted| *wanted != u64::from(copies));
+    match wanted {
+        Some(wanted) if request.sets_only_replication_factor() => {
+            Err(Error::unimplemented(format!(
+                "{COPIES}: the shards of this collection have {copies} copies each, and their number cannot be \
+                 changed; download a snapshot, upload it under a new name with ?{COPIES}={wanted}, and move the \
+                 alias that clients use"
+            )))
+        }
+        wanted => Ok(wanted),
     }
-    Err(Error::unimplemented(format!(
-        "replication_factor: the shards of this collection have {copies} copies each, and their number cannot be \
-         changed; download a snapshot, upload it under a new name with ?replication_factor={wanted}, and move the \
-         alias that clients use"
-    )))
 }
 
 /// Changes the collection of the request. Returns the number of the change.

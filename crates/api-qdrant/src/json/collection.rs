@@ -258,6 +258,21 @@ impl UpdateCollection {
     pub fn replication_factor(&self) -> Option<u64> {
         self.params.as_ref()?.get("replication_factor")?.as_u64()
     }
+
+    /// Returns true if the request sets `replication_factor` and nothing else.
+    pub fn sets_only_replication_factor(&self) -> bool {
+        let others = [
+            &self.vectors,
+            &self.optimizers_config,
+            &self.hnsw_config,
+            &self.quantization_config,
+            &self.strict_mode_config,
+        ];
+        let params = self.params.iter().flatten().filter(|(_, value)| !value.is_null());
+        params.map(|(name, _)| name.as_str()).eq(["replication_factor"])
+            && self.metadata.as_ref().is_none_or(Map::is_empty)
+            && others.into_iter().all(Option::is_none)
+    }
 }
 
 /// Request to change aliases. Either all changes are made or none.

@@ -430,7 +430,7 @@ async fn a_collection_without_holders_is_reported() {
 }
 
 #[tokio::test]
-async fn another_replication_factor_is_refused() {
+async fn replication_factor_alone_is_refused() {
     let (root, _nodes) = two_owners().await;
     let copies = root.view.source().current().collections["c"].copies;
     let change = async |copies: u32| {
@@ -438,8 +438,29 @@ async fn another_replication_factor_is_refused() {
         root.send(Method::PATCH, "/collections/c", &body).await
     };
     assert_eq!(change(0).await.status, 422);
-    let refused = change(copies + 1).await;
-    assert_eq!(refused.status, 501);
-    assert!(refused.error().contains("?replication_factor="), "{}", refused.error());
+    for other in [copies - 1, copies + 1] {
+        let refused = change(other).await;
+        assert_eq!(refused.status, 501);
+        assert!(refused.error().contains("?replication_factor="), "{}", refused.error());
+    }
     assert_eq!(change(copies).await.result(), &json!(true));
+}
+
+#[tokio::test]
+async fn replication_factor_with_others_is_a_hint() {
+    let (root, _nodes) = two_owners().await;
+    let current = || root.view.source().current();
+    let record = current().collections["c"].clone();
+    // One server has one copy, so that its hints leave out this number.
+    assert_eq!(record.copies, 2);
+    let params = json!({ "replication_factor": 1, "write_consistency_factor": 1 });
+    let body = json!({ "params": params, "metadata": { "owner": "x" } });
+    let answer = root.send(Method::PATCH, "/collections/c", &body).await;
+    assert_eq!(answer.result(), &json!(true));
+    let changes = current().changes.collections[&record.id].clone();
+    assert_eq!(changes.metadata["owner"], "x");
+    assert_eq!(json!(changes.hints), json!({ "replication_factor": 1 }));
+    let body = json!({ "params": { "replication_factor": record.copies } });
+    assert_eq!(root.send(Method::PATCH, "/collections/c", &body).await.result(), &json!(true));
+    assert!(current().changes.collections[&record.id].hints.is_empty());
 }

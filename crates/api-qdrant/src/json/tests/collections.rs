@@ -81,6 +81,24 @@ fn a_vector_size_above_the_limit_of_search_is_refused() {
 }
 
 #[test]
+fn replication_factor_without_other_settings() {
+    for (request, factor, only) in [
+        (json!({"params": {"replication_factor": 3}}), Some(3), true),
+        (json!({"params": {"replication_factor": 3, "on_disk_payload": null}}), Some(3), true),
+        (json!({"params": {"replication_factor": 3}, "metadata": {}}), Some(3), true),
+        (json!({"params": {"replication_factor": 3, "on_disk_payload": true}}), Some(3), false),
+        (json!({"params": {"replication_factor": 3}, "metadata": {"n": 1}}), Some(3), false),
+        (json!({"params": {"replication_factor": 3}, "hnsw_config": {"m": 8}}), Some(3), false),
+        (json!({"params": {"on_disk_payload": true}}), None, false),
+        (json!({}), None, false),
+    ] {
+        let update: UpdateCollection = read(&request).unwrap();
+        assert_eq!(update.sets_only_replication_factor(), only, "{request}");
+        assert_eq!(update.replication_factor(), factor, "{request}");
+    }
+}
+
+#[test]
 fn hints_without_effect_are_listed() {
     let hints = |rest: Value| {
         let mut body = json!({"vectors": {"size": 4, "distance": "Dot"}});
