@@ -124,6 +124,9 @@ def test_nodes_start_without_etcd_and_join_when_it_answers(pair):
     node.start()
     status, reason = wait_until("a listens", lambda: (found := readiness(node))[0] and found)
     assert status == 503 and "has not joined the cluster" in reason and pair.etcd.address in reason, reason
+    wait_until("status fails", lambda: "has not joined the cluster" in millpond(pair, "status").stderr)
+    shown = millpond(pair, "status", "--json")
+    assert (shown.returncode, json.loads(shown.stdout)["nodes"]) == (1, []), shown
     pair.etcd.start()
     wait_until("a is ready", lambda: readiness(node)[0] == 200)
     assert set(pair.members().nodes) == {"a"}

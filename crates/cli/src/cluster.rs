@@ -270,7 +270,8 @@ fn status(args: &ClusterStatusArgs) -> CommandResult {
     let view = args.root.client()?.get("/cluster/v1/view")?;
     let view = &view["result"];
     if args.json {
-        return print(&pretty(view));
+        print(&pretty(view))?;
+        return check_joined(view);
     }
     print(&nodes(view).to_string())?;
     print("\n")?;
