@@ -43,7 +43,7 @@ pub(super) async fn update(context: RootContext, body: Bytes) -> Result<RootAnsw
         if body.is_empty() { Default::default() } else { json::parse(&body)? };
     let mut hints = request.hints()?;
     let names_copies = request.replication_factor().is_some();
-    // `hints` leaves out the number of one server, and not the number of this collection.
+    // `hints` leaves out the value 1, which holds for one server, instead of `copies`.
     hints.remove(COPIES);
     if let Some(wanted) = other_copies(&context, &request)? {
         hints.insert(COPIES.to_owned(), json!(wanted));
