@@ -92,6 +92,7 @@ def run(client: FeatureClient, collection: str, **options) -> dict:
 def groups(client: FeatureClient, collection: str) -> list[dict]:
     answer = client.send("GET", f"{collection}/duplicates/groups")
     assert (answer.status_code, answer.headers["content-type"]) == (200, "application/x-ndjson"), answer.text
+    assert answer.headers["x-accel-buffering"] == "no"
     *lines, last = [json.loads(line) for line in answer.text.splitlines()]
     images = sum(len(line["images"]) for line in lines)
     assert last == {"summary": {"groups": len(lines), "images": images}}

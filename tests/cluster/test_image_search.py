@@ -332,6 +332,7 @@ def many(client: FeatureClient, collection: str, body: bytes | dict, **query) ->
     answer = requests.put(f"{client.url}/{collection}", params=query, timeout=MANY_TIMEOUT_S, **content)
     assert answer.status_code == 200, answer.text
     assert answer.headers["content-type"] == "application/x-ndjson"
+    assert answer.headers["x-accel-buffering"] == "no"
     *lines, last = [json.loads(line) for line in answer.text.splitlines()]
     return sorted(lines, key=lambda line: line["name"]), last["summary"]
 

@@ -71,6 +71,7 @@ def test_the_history_precedes_a_tick_a_second(server):
     time.sleep(3)
     with watch(server) as answer:
         assert answer.headers["Content-Type"] == "text/event-stream"
+        assert answer.headers["X-Accel-Buffering"] == "no", "nginx would hold events back"
         stream = events(answer)
         (first, past), (second, tick), (third, later) = next(stream), next(stream), next(stream)
         assert (first, second, third) == ("history", "tick", "tick")

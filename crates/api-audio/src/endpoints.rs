@@ -12,7 +12,9 @@ use base::Result;
 use http::{HeaderMap, HeaderValue, header};
 use transport::access::KeyGrant;
 use transport::result_stream::result_channel;
-use transport::{HeaderTimeout, QueryResult, Reply, Shared, query_flag, query_parameters};
+use transport::{
+    HeaderTimeout, QueryResult, Reply, Shared, query_flag, query_parameters, set_stream_headers,
+};
 
 use super::response::{self, ResponseFormat};
 use super::state::AudioState;
@@ -113,8 +115,7 @@ async fn answered(
     results.begun().await?;
     let mut response = Response::new(Body::from_stream(results));
     let headers = response.headers_mut();
-    headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(format.content_type()));
-    headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
+    set_stream_headers(headers, format.content_type());
     headers.insert(header::X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
     Ok(response)
 }

@@ -9,12 +9,15 @@ use std::time::Duration;
 use axum::body::Body;
 use axum::response::Response;
 use base::{Error, Result};
-use http::{HeaderMap, HeaderValue, header};
+use http::HeaderMap;
 use metrics::KindLabels;
 use transport::access::{AccessPolicy, AdminRequest, Caller};
 use transport::result_stream::{ResultStream, result_channel};
 use transport::upload::{UploadLimits, UploadPieces, upload_channel};
-use transport::{HeaderTimeout, Peer, RequestResources, UploadPermit, UploadPermits, query_flag};
+use transport::{
+    HeaderTimeout, Peer, RequestResources, UploadPermit, UploadPermits, query_flag,
+    set_stream_headers,
+};
 
 use super::archive::{ARCHIVE_BYTES_MAX, Archive};
 use super::bulk::{self, BulkResponse, BulkTarget, ImageSource};
@@ -195,9 +198,7 @@ impl BulkResources {
 pub(crate) async fn line_response(results: ResultStream) -> Result<Response> {
     results.begun().await?;
     let mut response = Response::new(Body::from_stream(results));
-    let headers = response.headers_mut();
-    headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/x-ndjson"));
-    headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
+    set_stream_headers(response.headers_mut(), "application/x-ndjson");
     Ok(response)
 }
 

@@ -12,11 +12,11 @@ use axum::extract::State;
 use axum::response::{IntoResponse, Response};
 use base::{Error, Result};
 use bytes::Bytes;
-use http::{HeaderMap, HeaderValue, header};
+use http::HeaderMap;
 use tokio::sync::{OwnedSemaphorePermit, mpsc, watch};
 use tokio_stream::StreamExt;
 use tokio_stream::wrappers::ReceiverStream;
-use transport::{Reply, Shared};
+use transport::{Reply, Shared, set_stream_headers};
 
 use crate::{EVENTS_VIEWERS_MAX, News, Page, tick};
 
@@ -54,9 +54,7 @@ async fn stream(page: &Arc<Page>, headers: &HeaderMap) -> Result<Response> {
     tokio::spawn(feed(first, news, sender, VIEWER_STALL_MAX, permit));
     let body = ReceiverStream::new(receiver).map(Ok::<Bytes, Infallible>);
     let mut response = Response::new(Body::from_stream(body));
-    let headers = response.headers_mut();
-    headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("text/event-stream"));
-    headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
+    set_stream_headers(response.headers_mut(), "text/event-stream");
     Ok(response)
 }
 

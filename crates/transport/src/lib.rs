@@ -54,7 +54,7 @@ pub use peer::Peer;
 pub use progress_timeout::ProgressTimeout;
 pub use query::{QueryResult, query_flag, query_parameters};
 pub use receive_permits::ReceivePermits;
-pub use reply::Reply;
+pub use reply::{Reply, set_stream_headers};
 pub use request_body::RequestBody;
 pub use resources::{RequestLimits, RequestResources, Shared, json_values_max};
 pub use response_body::{ANSWER_WINDOW, ResponseBody, count_body};

@@ -3,11 +3,23 @@
 use axum::response::{IntoResponse, Response};
 use base::{Error, RequestClock};
 use bytes::Bytes;
-use http::{HeaderName, HeaderValue, StatusCode, header};
+use http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header};
 
 use crate::byte_budget::Reservation;
 use crate::resources::RequestResources;
 use crate::response_body::{BodyCounted, ResponseBody};
+
+/// Header with which a response switches off the buffers of nginx for itself.
+const PROXY_BUFFERING: HeaderName = HeaderName::from_static("x-accel-buffering");
+
+/// Sets the headers of a response that is sent in parts while they are made. No cache keeps it, and
+/// a proxy passes each part on at once.
+pub fn set_stream_headers(headers: &mut HeaderMap, content_type: &'static str) {
+    headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(content_type));
+    headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
+    // nginx collects parts until its buffer is full, so an event or a label arrives seconds late.
+    headers.insert(PROXY_BUFFERING, HeaderValue::from_static("no"));
+}
 
 /// A response under construction.
 pub struct Reply {
@@ -129,5 +141,23 @@ impl IntoResponse for Reply {
             response.headers_mut().insert(name, value);
         }
         response
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_stream_is_neither_cached_nor_held_back() {
+        let mut headers = HeaderMap::new();
+        set_stream_headers(&mut headers, "text/event-stream");
+        for (name, value) in [
+            ("content-type", "text/event-stream"),
+            ("cache-control", "no-store"),
+            ("x-accel-buffering", "no"),
+        ] {
+            assert_eq!(headers.get(name), Some(&HeaderValue::from_static(value)), "{name}");
+        }
     }
 }

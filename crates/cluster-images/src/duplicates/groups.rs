@@ -14,14 +14,13 @@ use cluster_node::CollectionRecord;
 use cluster_root::RootState;
 use cluster_root::reads::{ReadBody, ReadPriority, ShardRead, is_final};
 use cluster_root::split::raw;
-use http::{HeaderValue, header};
 use search::duplicates::{DuplicateGroup, DuplicatePair};
 use serde_json::{Value, json};
 use tokio::sync::mpsc;
 use tokio::sync::mpsc::error::SendTimeoutError;
 use tokio_stream::StreamExt;
 use tokio_stream::wrappers::ReceiverStream;
-use transport::{Reply, UploadPermit};
+use transport::{Reply, UploadPermit, set_stream_headers};
 
 use super::super::call::{ImageCall, NoRouteParams};
 use super::collection_job::CollectionJob;
@@ -66,9 +65,7 @@ async fn streamed(mut lines: mpsc::Receiver<Result<Bytes>>) -> Result<Response> 
     let rest = ReceiverStream::new(lines).map(|lines| lines.map_err(io::Error::other));
     let body = Body::from_stream(tokio_stream::once(Ok(first)).chain(rest));
     let mut response = Response::new(body);
-    let headers = response.headers_mut();
-    headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/x-ndjson"));
-    headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
+    set_stream_headers(response.headers_mut(), "application/x-ndjson");
     Ok(response)
 }
 

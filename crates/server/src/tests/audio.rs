@@ -179,6 +179,7 @@ fn a_recording_becomes_labels_in_every_format() {
     let file = wave(&loud_at(3, 10), false);
     let raw = served.post("/v1/audio/loud", &file);
     assert!(raw.status == 200 && raw.head.contains("application/x-ndjson"), "{}", raw.text());
+    assert!(raw.head.contains("x-accel-buffering: no"), "{}", raw.head);
     let labels = raw.lines("label");
     assert_eq!(labels.len(), 1);
     close_to(&labels[0]["start"], 3.0);
