@@ -73,6 +73,10 @@ impl LogFilter for ProcessLogFilter {
 
 /// Parses a filter. An error says what is wrong with it.
 fn parse(filter: &str) -> Result<EnvFilter, String> {
+    // The library reads an empty filter as `error`: a user who expects the default loses warnings.
+    if filter.split(',').all(|word| word.trim().is_empty()) {
+        return Err("it names no level".to_owned());
+    }
     match filter.split(',').map(str::trim).find(|word| names_no_level(word)) {
         Some(word) => Err(format!("\"{word}\" is not a level")),
         None => EnvFilter::try_new(filter).map_err(|error| error.to_string()),
@@ -87,7 +91,17 @@ fn names_no_level(word: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::names_no_level;
+    use super::{names_no_level, parse};
+
+    #[test]
+    fn an_empty_filter_is_refused() {
+        for filter in ["", " ", ",", " , "] {
+            assert_eq!(parse(filter).err().as_deref(), Some("it names no level"), "{filter:?}");
+        }
+        for filter in ["off", "info,"] {
+            assert!(parse(filter).is_ok(), "{filter}");
+        }
+    }
 
     #[test]
     fn a_word_is_a_level() {
