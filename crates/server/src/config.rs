@@ -10,8 +10,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use api_audio::AudioConfig;
-use base::Result;
 use base::units::GIB;
+use base::{Error, ErrorKind, Result};
 use engine::LibrarySearch;
 use import::tfs::ModelListRules;
 use lifecycle::{ModelConfig, ModelRoot, ParameterPlacement};
@@ -57,15 +57,16 @@ impl Config {
     /// Returns the rules by which requests are accepted.
     ///
     /// # Errors
-    /// Returns the errors of the file of keys.
+    /// `InvalidArgument` if the file of keys is missing, or else the error of [`KeyRing::read`].
     pub(crate) fn access_policy(&self) -> Result<AccessPolicy> {
         let sources = KeySources {
             file: self.listeners.keys.as_deref(),
             api_key: self.search.api_key.as_deref(),
             admin_key: self.listeners.admin_key.as_ref().map(|Secret(key)| key.as_str()),
         };
+        let keys = KeyRing::read(sources).map_err(|error| unusable("--keys", error))?;
         Ok(AccessPolicy {
-            keys: KeyRing::read(sources)?.map(Arc::new),
+            keys: keys.map(Arc::new),
             host: self.listeners.widest_host(),
             allowed_hosts: self.listeners.allowed_hosts.clone(),
             allow_remote_admin: self.listeners.allow_remote_admin,
@@ -87,6 +88,14 @@ impl Config {
             None => images,
         }
     }
+}
+
+/// Names `setting` in the error of a file that it names. A missing file is a wrong setting.
+pub(crate) fn unusable(setting: &str, error: Error) -> Error {
+    if error.kind() == ErrorKind::NotFound {
+        return Error::invalid(format!("{setting}: {}", error.message())).with_source(error);
+    }
+    error.context(setting)
 }
 
 /// Workers and their queue.

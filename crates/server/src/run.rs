@@ -12,7 +12,7 @@ use transport::{ConnectionThreads, TlsIdentity};
 use crate::access_files::AccessFiles;
 use crate::cluster::ClusterServing;
 use crate::compose::Server;
-use crate::config::Config;
+use crate::config::{self, Config};
 use crate::core::Core;
 use crate::descriptors::{self, DescriptorPlan};
 use crate::first_copies::FirstCopies;
@@ -30,13 +30,14 @@ const SETTLED_POLL: Duration = Duration::from_millis(20);
 /// # Errors
 /// `Unavailable` if a port is taken or a store that was never copied cannot be listed, `NotFound`
 /// or `FailedPrecondition` if ONNX Runtime or that store cannot be used, `InvalidArgument` for
-/// contradicting settings. A model that fails to load is not an error here: its state gives the
-/// reason.
+/// contradicting settings and missing files of keys or certificates. A model that fails to load is
+/// not an error here: its state gives the reason.
 pub fn run(mut config: Config, watch: Option<ConfigWatch>, manager: ServiceManager) -> Result<()> {
     config.plan_threads()?;
     share_descriptors(&mut config);
     let access = config.access_policy()?;
-    let tls = config.listeners.tls.clone().map(TlsIdentity::read).transpose()?;
+    let tls = config.listeners.tls.clone().map(TlsIdentity::read).transpose();
+    let tls = tls.map_err(|error| config::unusable("TLS cannot be set up", error))?;
     let stores = ModelStores::open(&config)?;
     let links = stores.links();
     config.models.stores.awaits_copies = links.copies.are_missing();

@@ -179,6 +179,14 @@ fn wrong_settings_say_what_to_do() {
     wrong(&["--tls-cert", "a.pem"], "--tls-cert and --tls-key need each other");
     wrong(&["--tls-client-ca", "a.pem"], "--tls-client-ca needs --tls-cert");
     wrong(&["--keys", &keys], "missing field `hash`");
+    let missing = format!("{models}/missing");
+    let tls = ["--tls-cert", missing.as_str(), "--tls-key", missing.as_str()];
+    for (flags, wanted) in [
+        (&["--keys", missing.as_str()][..], format!("--keys: {missing}: No such file")),
+        (&tls[..], format!("TLS cannot be set up: {missing}: No such file")),
+    ] {
+        wrong(flags, &wanted);
+    }
     check_error(
         &["models", "ls", "--url", "https://127.0.0.1:1", "--ca", &keys],
         2,
