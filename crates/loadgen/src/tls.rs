@@ -208,13 +208,33 @@ impl TlsClient {
     }
 }
 
+/// Returns why a certificate is not accepted, and the remedy behind the first semicolon.
+fn untrusted(authority: &str, reason: &str) -> String {
+    let untrusted = format!("the certificate of {authority} is not trusted");
+    if reason.contains("CaUsedAsEndEntity") {
+        // `openssl req -x509` makes such a certificate, and no issuer of --ca helps.
+        return format!(
+            "{untrusted}: it is that of an issuer (CA:TRUE), which no server may show; sign another one for the server \
+             with it"
+        );
+    }
+    if reason.starts_with("certificate not valid for name") {
+        let reason = reason.replace("; ", ", ");
+        return format!("{untrusted}: {reason}; give an address that it names");
+    }
+    if reason.starts_with("certificate expired") {
+        return format!("{untrusted}: {reason}; renew it");
+    }
+    format!(
+        "{untrusted}: {reason}; give its issuer's certificate (PEM) with --ca FILE or MILLPOND_CA, and an address that \
+         it names"
+    )
+}
+
 /// Returns the remedy for a failure of TLS with the text `error`, if a remedy is known.
 pub fn explanation(authority: &str, error: &str) -> Option<String> {
     if let Some((_, reason)) = error.split_once("invalid peer certificate: ") {
-        return Some(format!(
-            "the certificate of {authority} is not trusted: {reason}; give its issuer's certificate (PEM) with --ca FILE \
-             or MILLPOND_CA, and an address that it names"
-        ));
+        return Some(untrusted(authority, reason));
     }
     if error.contains("InvalidContentType") {
         return Some(format!(
@@ -283,6 +303,22 @@ kz5nVvdb/6yR6T6zOV3uwYDg4B2hRANCAASjbGq18SSfcmiSYaM3bXkXoSGiJk7c
         std::fs::write(&file, OLD_PAIR).unwrap();
         let error = TlsArgs { cert: Some(file), ..TlsArgs::default() }.identity().unwrap_err();
         assert!(error.message().contains("old.pem: it has version 1 of X.509"), "{error}");
+    }
+
+    #[test]
+    fn remedies_fit_the_certificate() {
+        for (reason, remedy) in [
+            ("Other(OtherError(CaUsedAsEndEntity))", "sign another one for the server with it"),
+            (
+                "certificate not valid for name \"h\"; certificate is only valid for a or b",
+                "give an address that it names",
+            ),
+            ("certificate expired: verification time 2 (UNIX)", "renew it"),
+        ] {
+            let text = explanation("h:1", &format!("invalid peer certificate: {reason}")).unwrap();
+            assert_eq!(text.split_once("; ").map(|(_, remedy)| remedy), Some(remedy), "{text}");
+            assert!(text.starts_with("the certificate of h:1 is not trusted: "), "{text}");
+        }
     }
 
     #[test]
