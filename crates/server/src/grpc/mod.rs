@@ -275,7 +275,9 @@ fn refuse(error: &Error) -> ResponseFuture {
 fn unknown_method(path: &str) -> Error {
     let (service, method) = path.trim_start_matches('/').split_once('/').unwrap_or((path, ""));
     Error::unimplemented(if protocol::reflection::is_service(service) {
-        format!("{service}/{method} is not offered")
+        let remedy =
+            if method.contains("SharedMemory") { ": send tensors in the request" } else { "" };
+        format!("{service}/{method} is not offered{remedy}")
     } else {
         format!("there is no gRPC service \"{service}\" here")
     })

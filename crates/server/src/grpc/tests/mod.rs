@@ -480,6 +480,8 @@ fn a_method_that_is_not_offered_says_so() {
             let message = header("grpc-message");
             let method = path.rsplit('/').next().unwrap();
             assert!(message.contains(method) || message.contains("list of models"), "{message}");
+            let remedy = message.ends_with("is not offered: send tensors in the request");
+            assert_eq!(remedy, method.contains("SharedMemory"), "{message}");
         }
     });
 }
