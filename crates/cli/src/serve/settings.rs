@@ -142,6 +142,7 @@ impl ServeSettings {
             .server
             .log
             .clone()
+            .filter(|filter| !filter.is_empty())
             .or_else(|| environment::LOG.text())
             .unwrap_or_else(|| "info".to_owned());
         let api_key = environment::API_KEY.secret()?;

@@ -55,6 +55,8 @@ fn the_filter_of_the_log_changes_while_serving() {
     assert!(server.metrics("/v1/log").ends_with(r#"{"filter":"off"}"#));
     let refused = server.put("/v1/log", r#"{"filter":"verbose"}"#);
     assert!(refused.contains(" 400 ") && refused.contains("is not a level"), "{refused}");
+    let refused = server.put("/v1/log", r#"{"filter":""}"#);
+    assert!(refused.contains(" 400 ") && refused.contains("it names no level"), "{refused}");
     assert_eq!(std::fs::read_to_string(&log).unwrap(), "");
     let filter = r#"{"filter":"info,millpond_lifecycle=debug"}"#;
     assert!(server.put("/v1/log", filter).ends_with(filter));

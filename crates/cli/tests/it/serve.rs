@@ -283,5 +283,7 @@ fn misplaced_models_are_reported() {
     let serve = ["serve", root, "--http-port", &port, "--grpc-port", "0"];
     check_error(&serve, 3, "ranker holds model.onnx itself: put it into");
     check_error(&[&serve[..], &["--log", "verbose"]].concat(), 2, "\"verbose\" is not a level");
-    check_error(&[&serve[..], &["--log", ""]].concat(), 2, "it names no level");
+    check_error(&[&serve[..], &["--log", ","]].concat(), 2, "it names no level");
+    // An empty filter counts as unset, so that a script with an empty variable starts the server.
+    check_error(&[&serve[..], &["--log", ""]].concat(), 3, "ranker holds model.onnx itself");
 }
