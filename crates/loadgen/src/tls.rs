@@ -208,7 +208,7 @@ impl TlsClient {
     }
 }
 
-/// Returns why a certificate is not accepted, and the remedy behind the first semicolon.
+/// Returns why a certificate is not accepted, and the remedy after the first semicolon.
 fn untrusted(authority: &str, reason: &str) -> String {
     let untrusted = format!("the certificate of {authority} is not trusted");
     if reason.contains("CaUsedAsEndEntity") {
@@ -220,7 +220,10 @@ fn untrusted(authority: &str, reason: &str) -> String {
     }
     if reason.starts_with("certificate not valid for name") {
         let reason = reason.replace("; ", ", ");
-        return format!("{untrusted}: {reason}; give an address that it names");
+        return format!(
+            "{untrusted}: {reason}; give an address that it names, or issue it with this one among its subject \
+             alternative names (SAN)"
+        );
     }
     if reason.starts_with("certificate expired") {
         return format!("{untrusted}: {reason}; renew it");
@@ -311,7 +314,11 @@ kz5nVvdb/6yR6T6zOV3uwYDg4B2hRANCAASjbGq18SSfcmiSYaM3bXkXoSGiJk7c
             ("Other(OtherError(CaUsedAsEndEntity))", "sign another one for the server with it"),
             (
                 "certificate not valid for name \"h\"; certificate is only valid for a or b",
-                "give an address that it names",
+                "give an address that it names, or issue it with this one among its subject alternative names (SAN)",
+            ),
+            (
+                "certificate not valid for name \"h\"; certificate is not valid for any names",
+                "give an address that it names, or issue it with this one among its subject alternative names (SAN)",
             ),
             ("certificate expired: verification time 2 (UNIX)", "renew it"),
         ] {
