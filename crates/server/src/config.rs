@@ -90,7 +90,7 @@ impl Config {
     }
 }
 
-/// Names `setting` in the error of a file that it names. A missing file is a wrong setting.
+/// Puts `setting` before the error of its file. A missing file becomes `InvalidArgument`.
 pub(crate) fn unusable(setting: &str, error: Error) -> Error {
     if error.kind() == ErrorKind::NotFound {
         return Error::invalid(format!("{setting}: {}", error.message())).with_source(error);

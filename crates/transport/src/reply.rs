@@ -9,11 +9,11 @@ use crate::byte_budget::Reservation;
 use crate::resources::RequestResources;
 use crate::response_body::{BodyCounted, ResponseBody};
 
-/// Header with which a response switches off the buffers of nginx for itself.
+/// Response header that switches off nginx's buffering of this response.
 const PROXY_BUFFERING: HeaderName = HeaderName::from_static("x-accel-buffering");
 
-/// Sets the headers of a response that is sent in parts while they are made. No cache keeps it, and
-/// a proxy passes each part on at once.
+/// Sets the headers of a response that is sent part by part. No cache stores it, and nginx passes
+/// each part on at once.
 pub fn set_stream_headers(headers: &mut HeaderMap, content_type: &'static str) {
     headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(content_type));
     headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
