@@ -98,9 +98,7 @@ pub(crate) fn run(args: &SpeakersArgs) -> CommandResult {
         }
         SpeakersAction::Enrol { name, files } => {
             let opened = open(args)?;
-            for recording in files {
-                speakers.enrol(name, &embed(&opened, recording)?)?;
-            }
+            enrol(&speakers, name, files, |recording| embed(&opened, recording))?;
             print(&format!(
                 "enrolled {name} with {} recordings in {}\n",
                 files.len(),
@@ -128,6 +126,22 @@ pub(crate) fn run(args: &SpeakersArgs) -> CommandResult {
     }
 }
 
+/// Adds the voice of each of `files` to the voice of `name`. If a recording has no embedding, none
+/// is added: a recording that was added before it would count twice after the command is repeated.
+fn enrol(
+    speakers: &Speakers,
+    name: &str,
+    files: &[PathBuf],
+    embed: impl Fn(&Path) -> CommandResult<Vec<f32>>,
+) -> CommandResult {
+    let embeddings: Vec<Vec<f32>> =
+        files.iter().map(|file| embed(file)).collect::<CommandResult<_>>()?;
+    for embedding in &embeddings {
+        speakers.enrol(name, embedding)?;
+    }
+    Ok(())
+}
+
 fn identify(args: &SpeakersArgs, speakers: &Speakers, files: &[PathBuf]) -> CommandResult {
     if speakers.names().is_empty() {
         return Err(CommandError::failed("no voice is enrolled")
@@ -135,15 +149,51 @@ fn identify(args: &SpeakersArgs, speakers: &Speakers, files: &[PathBuf]) -> Comm
     }
     let opened = open(args)?;
     let threshold = opened.recogniser.threshold().unwrap_or(THRESHOLD);
-    let mut table = TextTable::left(&["FILE", "SPEAKER", "SIMILARITY"]);
+    let found = nearest_speakers(speakers, threshold, files, |file| embed(&opened, file))?;
+    if found.identified > 0 {
+        print(&found.table.to_string())?;
+    }
+    if found.failed > 0 { Err(CommandError::silent(ExitStatus::Failed)) } else { Ok(()) }
+}
+
+/// Nearest speakers of several recordings.
+struct NearestSpeakers {
+    /// One row for each recording that has an embedding.
+    table: TextTable,
+    identified: usize,
+    /// Recordings without an embedding. Standard error has the reason of each.
+    failed: usize,
+}
+
+/// Finds the nearest enrolled speaker of each of `files`. A recording without an embedding does not
+/// keep the others from being identified.
+///
+/// # Errors
+/// Returns an error if the embeddings are not those of the recogniser that enrolled the speakers.
+fn nearest_speakers(
+    speakers: &Speakers,
+    threshold: f32,
+    files: &[PathBuf],
+    embed: impl Fn(&Path) -> CommandResult<Vec<f32>>,
+) -> CommandResult<NearestSpeakers> {
+    let table = TextTable::left(&["FILE", "SPEAKER", "SIMILARITY"]);
+    let mut found = NearestSpeakers { table, identified: 0, failed: 0 };
     for file in files {
-        let embedding = embed(&opened, file)?;
+        let embedding = match embed(file) {
+            Ok(embedding) => embedding,
+            Err(error) => {
+                eprintln!("error: {}", error.message());
+                found.failed += 1;
+                continue;
+            }
+        };
         speakers.check_dimension(&embedding)?;
         let Some((name, similarity)) = speakers.nearest(&embedding) else { continue };
         let who = if similarity >= threshold { name } else { format!("unknown (nearest: {name})") };
-        table.row([file.display().to_string(), who, format!("{similarity:.3}")]);
+        found.table.row([file.display().to_string(), who, format!("{similarity:.3}")]);
+        found.identified += 1;
     }
-    print(&table.to_string())
+    Ok(found)
 }
 
 /// Returns true, and prints "yes", if the voice in `file` is `name`'s.
@@ -197,4 +247,45 @@ fn embed(opened: &LoadedRecogniser, file: &Path) -> CommandResult<Vec<f32>> {
         eprintln!("warning: {}: only a part of it could be used", file.display());
     }
     Ok(embedding.vector)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Embeds `a.wav` and `b.wav`; no other file can be read.
+    fn fake_embed(file: &Path) -> CommandResult<Vec<f32>> {
+        match file.to_str() {
+            Some("a.wav") => Ok(vec![1.0, 0.0]),
+            Some("b.wav") => Ok(vec![0.0, 1.0]),
+            _ => Err(CommandError::failed(format!("{}: not a recording", file.display()))),
+        }
+    }
+
+    fn paths(names: &[&str]) -> Vec<PathBuf> {
+        names.iter().map(PathBuf::from).collect()
+    }
+
+    #[test]
+    fn a_damaged_recording_enrols_none() {
+        let speakers = Speakers::in_memory();
+        let error = enrol(&speakers, "alice", &paths(&["a.wav", "x.wav"]), fake_embed).unwrap_err();
+        assert_eq!(error.message(), "x.wav: not a recording");
+        assert!(speakers.names().is_empty());
+        enrol(&speakers, "alice", &paths(&["a.wav", "b.wav"]), fake_embed).unwrap();
+        let similarity = speakers.similarity("alice", &[1.0, 0.0]).unwrap();
+        assert!((similarity - 0.5_f32.sqrt()).abs() < 1e-6, "{similarity}");
+    }
+
+    #[test]
+    fn a_damaged_recording_does_not_stop_others() {
+        let speakers = Speakers::in_memory();
+        enrol(&speakers, "alice", &paths(&["a.wav"]), fake_embed).unwrap();
+        let files = paths(&["x.wav", "a.wav", "b.wav"]);
+        let found = nearest_speakers(&speakers, 0.75, &files, fake_embed).unwrap();
+        assert_eq!((found.identified, found.failed), (2, 1));
+        let text = found.table.to_string();
+        assert!(text.contains("a.wav  alice"), "{text}");
+        assert!(text.contains("b.wav  unknown (nearest: alice)"), "{text}");
+    }
 }
