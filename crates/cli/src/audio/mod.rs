@@ -35,7 +35,7 @@ Examples:
 Exit status 1 means that a file failed or could be read only in part. The labels of the other parts are kept. Standard \
 error names each fault and its time, and so do the formats that have a field for it.")]
 pub(crate) struct AudioCommand {
-    /// Recordings (wav, flac, mp3, ogg, m4a); - is standard input
+    /// Recordings (wav, aiff, flac, mp3, ogg, m4a); - is standard input
     #[arg(value_name = "FILE", required_unless_present = "list")]
     files: Vec<PathBuf>,
     /// Recogniser to use

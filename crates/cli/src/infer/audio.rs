@@ -1,7 +1,5 @@
 //! Converts an audio file to a tensor: one channel of floats between -1 and 1.
 
-use std::io::Cursor;
-
 use audio::decode::{AudioInput, Decoder};
 use audio::resample::{Channel, Mono, RATE_MAX, RATE_MIN};
 use base::{DType, Error, Tensor};
@@ -27,20 +25,23 @@ pub(crate) struct AudioInputArgs {
     samples: Option<usize>,
 }
 
-/// Decodes an audio file and converts it to the tensor for `spec`.
+/// Maximum samples of a tensor: 1 GiB of 32-bit floats.
+const SAMPLES_MAX: usize = 1 << 28;
+
+/// Decodes a recording and converts it to the tensor for `spec`. `hint` is the file's extension.
 ///
 /// # Errors
-/// Returns an error if the file cannot be decoded or does not fit the model's shape.
+/// Returns an error if the recording cannot be decoded or does not fit the model's shape.
 pub(crate) fn tensor(
     spec: &InputSpec,
-    file: &[u8],
+    input: AudioInput,
+    hint: Option<&str>,
     args: &AudioInputArgs,
 ) -> CommandResult<Tensor> {
-    let (mut samples, rate) = decode(file, args.rate)?;
-    if let Some(TimeSpan(start)) = args.start {
-        let skipped = (start.as_secs_f64() * f64::from(rate)) as usize;
-        samples.drain(..skipped.min(samples.len()));
+    if args.samples.is_some_and(|count| count > SAMPLES_MAX) {
+        return Err(CommandError::failed(format!("--samples is at most {SAMPLES_MAX}")));
     }
+    let mut samples = decode(input, hint, args)?;
     if let Some(count) = args.samples {
         samples.resize(count, 0.0);
     }
@@ -56,38 +57,63 @@ pub(crate) fn tensor(
     numbers(spec.dtype, &shape, &samples)
 }
 
-/// Returns the mean of the channels at `rate`, or at the file's own rate without one, and the rate.
-fn decode(file: &[u8], rate: Option<u32>) -> CommandResult<(Vec<f32>, u32)> {
+/// Returns the mean of the channels from `--start` on, at `--rate` or at the file's own rate. Reads
+/// no further than `--samples` needs.
+fn decode(input: AudioInput, hint: Option<&str>, args: &AudioInputArgs) -> CommandResult<Vec<f32>> {
     let unreadable =
         |error: Error| CommandError::failed(format!("cannot read the audio: {}", error.message()));
-    let input = AudioInput::Stream(Box::new(Cursor::new(file.to_vec())));
-    let mut decoder = Decoder::open(input, Some("wav")).map_err(unreadable)?;
+    let mut decoder = Decoder::open(input, hint).map_err(unreadable)?;
     let own = decoder.format().rate;
     let channels = decoder.format().channels;
-    let rate = rate.unwrap_or(own);
+    let rate = args.rate.unwrap_or(own);
     let mut mono = Mono::new(own, channels, rate, Channel::Mix)?;
-    let mut samples = Vec::new();
-    while let Some(block) = decoder.next().map_err(unreadable)? {
-        mono.push(&block.samples, &mut samples)?;
+    let mut to_skip =
+        args.start.map_or(0, |TimeSpan(start)| (start.as_secs_f64() * f64::from(rate)) as usize);
+    let mut samples: Vec<f32> = Vec::new();
+    let mut is_read = false;
+    while !is_read && args.samples.is_none_or(|count| samples.len() < count) {
+        if let Some(block) = decoder.next().map_err(unreadable)? {
+            mono.push(&block.samples, &mut samples)?;
+        } else {
+            mono.finish(&mut samples)?;
+            is_read = true;
+        }
+        let skipped = to_skip.min(samples.len());
+        samples.drain(..skipped);
+        to_skip -= skipped;
+        if args.samples.is_none() && samples.len() > SAMPLES_MAX {
+            return Err(CommandError::failed(format!(
+                "the audio has more than {SAMPLES_MAX} samples; take a part with --start TIME and \
+                 --samples N"
+            )));
+        }
     }
-    mono.finish(&mut samples)?;
     if let Some(fault) = decoder.take_faults().first() {
         return Err(CommandError::failed(format!(
             "cannot read the audio: {} at {} s",
             fault.what, fault.at
         )));
     }
-    if samples.is_empty() {
-        return Err(CommandError::failed("the audio is empty"));
+    if samples.is_empty() && args.samples != Some(0) {
+        let what = if args.start.is_some() { "ends before --start" } else { "is empty" };
+        return Err(CommandError::failed(format!("the audio {what}")));
     }
-    Ok((samples, rate))
+    Ok(samples)
 }
 
 #[cfg(test)]
 mod tests {
     use std::f64::consts::PI;
+    use std::io::Cursor;
+    use std::time::Duration;
 
     use super::*;
+
+    const WHOLE: AudioInputArgs = AudioInputArgs { rate: None, start: None, samples: None };
+
+    fn stream(file: Vec<u8>) -> AudioInput {
+        AudioInput::Stream(Box::new(Cursor::new(file)))
+    }
 
     fn tone(rate: u32, hertz: f64, samples: usize) -> Vec<f32> {
         (0..samples).map(|i| (2.0 * PI * hertz * i as f64 / f64::from(rate)).sin() as f32).collect()
@@ -117,8 +143,9 @@ mod tests {
                 .iter()
                 .map(|sample| (sample * 32767.0) as i16)
                 .collect();
-            let (resampled, rate) = decode(&wav(1, from, &source), Some(to)).unwrap();
-            assert_eq!((resampled.len(), rate), (to as usize / 2, to));
+            let args = AudioInputArgs { rate: Some(to), ..WHOLE };
+            let resampled = decode(stream(wav(1, from, &source)), None, &args).unwrap();
+            assert_eq!(resampled.len(), to as usize / 2);
             let wanted = tone(to, 440.0, resampled.len());
             let inner = 200..resampled.len() - 200;
             let worst = inner.map(|i| (resampled[i] - wanted[i]).abs()).fold(0f32, f32::max);
@@ -130,8 +157,8 @@ mod tests {
     fn channels_are_mixed_and_cut() {
         let file = wav(2, 8000, &[i16::MIN, 0, 16384, 16384, 0, 0]);
         let spec = InputSpec { name: "x".into(), dtype: DType::F32, shape: vec![-1, -1] };
-        let args = AudioInputArgs { rate: None, start: None, samples: Some(4) };
-        let tensor = tensor(&spec, &file, &args).unwrap();
+        let args = AudioInputArgs { samples: Some(4), ..WHOLE };
+        let tensor = tensor(&spec, stream(file), None, &args).unwrap();
         assert_eq!(tensor.shape(), [1, 4]);
         assert_eq!(tensor.to_vec::<f32>().unwrap(), [-0.5, 0.5, 0.0, 0.0]);
     }
@@ -139,9 +166,39 @@ mod tests {
     #[test]
     fn a_shape_that_does_not_fit_has_a_remedy() {
         let spec = InputSpec { name: "x".into(), dtype: DType::F32, shape: vec![1, 512] };
-        let args = AudioInputArgs { rate: None, start: None, samples: None };
-        let error = tensor(&spec, &wav(1, 8000, &[1, 2, 3]), &args).unwrap_err();
+        let error = tensor(&spec, stream(wav(1, 8000, &[1, 2, 3])), None, &WHOLE).unwrap_err();
         assert!(error.message().contains("--samples"), "{}", error.message());
-        assert!(tensor(&spec, &wav(1, 8000, &[]), &args).is_err());
+        assert!(tensor(&spec, stream(wav(1, 8000, &[])), None, &WHOLE).is_err());
+    }
+
+    #[test]
+    fn a_part_needs_only_the_bytes_up_to_it() {
+        // Five seconds are announced; the file ends after one.
+        let mut file = wav(1, 8000, &(0..100).cycle().take(40_000).collect::<Vec<i16>>());
+        file.truncate(44 + 16_000);
+        let part = |start_ms, samples| {
+            let start = Some(TimeSpan(Duration::from_millis(start_ms)));
+            decode(stream(file.clone()), None, &AudioInputArgs { rate: None, start, samples })
+        };
+        let samples = part(100, Some(10)).unwrap();
+        let wanted: Vec<f32> = (0..10i16).map(|i| f32::from(i) / 32768.0).collect();
+        assert_eq!(samples[..10], wanted[..]);
+        assert!(part(100, None).unwrap_err().message().contains("cannot read the audio"));
+    }
+
+    #[test]
+    fn a_start_after_the_end_is_refused() {
+        let start = Some(TimeSpan(Duration::from_secs(1)));
+        let args = AudioInputArgs { rate: None, start, samples: Some(4) };
+        let error = decode(stream(wav(1, 8000, &[1, 2, 3])), None, &args).unwrap_err();
+        assert_eq!(error.message(), "the audio ends before --start");
+    }
+
+    #[test]
+    fn more_samples_than_fit_in_memory_are_refused() {
+        let spec = InputSpec { name: "x".into(), dtype: DType::F32, shape: vec![-1] };
+        let args = AudioInputArgs { samples: Some(usize::MAX), ..WHOLE };
+        let error = tensor(&spec, stream(wav(1, 8000, &[1])), None, &args).unwrap_err();
+        assert!(error.message().contains("--samples is at most"), "{}", error.message());
     }
 }

@@ -7,11 +7,17 @@ use base::{DType, NamedTensor, Tensor};
 use bytes::Bytes;
 use serde_json::Value;
 
+use crate::audio::recognise;
 use crate::exit::{CommandError, CommandResult};
 use crate::infer::audio::{self, AudioInputArgs};
 use crate::infer::image::{self, ImageArgs};
 use crate::infer::metadata::InputSpec;
 use crate::infer::{json, read_file};
+
+/// Extensions of recordings. A format that cannot be decoded is refused by its name: its bytes taken
+/// as elements would be noise.
+const AUDIO_EXTENSIONS: [&str; 12] =
+    ["aac", "aif", "aifc", "aiff", "amr", "flac", "m4a", "mp3", "oga", "ogg", "opus", "wav"];
 
 /// One input as typed. Without a name, it goes to the first input that is not named by another
 /// value.
@@ -142,13 +148,18 @@ fn from_file(
     image: &ImageArgs,
     audio: &AudioInputArgs,
 ) -> CommandResult<Tensor> {
-    let bytes = read_file(path)?;
     let named = |failure: CommandError| {
         CommandError::failed(format!("{}: {}", path.display(), failure.message()))
     };
     let extension =
         path.extension().map(|extension| extension.to_string_lossy().to_ascii_lowercase());
-    match extension.as_deref() {
+    let extension = extension.as_deref();
+    if spec.dtype != DType::String && extension.is_some_and(|it| AUDIO_EXTENSIONS.contains(&it)) {
+        let (input, hint) = recognise::open(path)?;
+        return audio::tensor(spec, input, hint.as_deref(), audio).map_err(named);
+    }
+    let bytes = read_file(path)?;
+    match extension {
         // A model that takes byte strings decodes images and audio itself.
         _ if spec.dtype == DType::String => {
             let shape = spec.fit(1)?;
@@ -161,7 +172,6 @@ fn from_file(
             json::tensor_for(spec, &value)
         }
         Some("png" | "jpg" | "jpeg") => image::tensor(spec, &bytes, image).map_err(named),
-        Some("wav") => audio::tensor(spec, &bytes, audio).map_err(named),
         _ => raw(spec, bytes).map_err(named),
     }
 }
@@ -209,7 +219,17 @@ pub(crate) fn numbers(dtype: DType, shape: &[usize], values: &[f32]) -> CommandR
 #[cfg(test)]
 mod tests {
     use super::*;
+    use clap::Parser;
     use serde_json::json;
+
+    /// The options of `millpond infer` for files.
+    #[derive(Parser)]
+    struct FileOptions {
+        #[command(flatten)]
+        image: ImageArgs,
+        #[command(flatten)]
+        audio: AudioInputArgs,
+    }
 
     fn spec(name: &str, shape: &[i64]) -> InputSpec {
         InputSpec { name: name.into(), dtype: DType::F32, shape: shape.to_vec() }
@@ -244,5 +264,27 @@ mod tests {
         let tensor = numbers(DType::U8, &[3], &[-4.0, 99.6, 300.0]).unwrap();
         assert_eq!(tensor.to_vec::<u8>().unwrap(), [0, 100, 255]);
         assert!(numbers(DType::Bool, &[1], &[1.0]).is_err());
+    }
+
+    #[test]
+    fn recordings_of_all_formats_are_decoded() {
+        let clips = Path::new(env!("CARGO_MANIFEST_DIR")).join("../audio/tests/data");
+        let options =
+            FileOptions::try_parse_from(["infer", "--rate", "8000", "--samples", "4000"]).unwrap();
+        let spec = spec("x", &[1, -1]);
+        let read = |path: &Path| from_file(&spec, path, &options.image, &options.audio);
+        for name in ["clip.flac", "clip.mp3", "clip.ogg", "clip.m4a", "clip-last.m4a", "clip.aiff"]
+        {
+            let tensor = read(&clips.join(name)).unwrap();
+            assert_eq!(tensor.shape(), [1, 4000], "{name}");
+            let samples = tensor.to_vec::<f32>().unwrap();
+            let peak = samples.iter().fold(0f32, |peak, sample| peak.max(sample.abs()));
+            assert!((0.1..1.0).contains(&peak), "{name}: {peak}");
+        }
+        let dir = tempfile::tempdir().unwrap();
+        let amr = dir.path().join("voice.AMR");
+        std::fs::write(&amr, "#!AMR\n0000").unwrap();
+        let error = read(&amr).unwrap_err();
+        assert!(error.message().contains("amr is not supported"), "{}", error.message());
     }
 }

@@ -40,8 +40,8 @@ pub(crate) struct InferArgs {
     /// Input as NAME=JSON, NAME=@FILE or NAME=zeros
     #[arg(value_name = "NAME=VALUE")]
     values: Vec<InputArg>,
-    /// Whole request (.json), or a file for one input: .png, .jpg and .wav are decoded, others are
-    /// raw bytes
+    /// Whole request (.json), or a file for one input: images (.png, .jpg) and audio (.wav, .flac,
+    /// .mp3, .ogg, .m4a, .aiff) are decoded, others are raw bytes
     #[arg(long, value_name = "[NAME=]FILE")]
     input: Vec<String>,
     /// Version [default: the latest served]
