@@ -78,7 +78,8 @@ fn describe(chunk: &[u8]) -> Result<PcmLayout> {
         (b"ulaw" | b"ULAW", _) => SampleCoding::MuLaw,
         (name, _) => {
             return Err(Error::unimplemented(format!(
-                "this aiff file's audio has an unsupported encoding ({:?}, {bits} bits)",
+                "this aiff file's audio has an unsupported encoding ({:?}, {bits} bits); \
+                 convert it to PCM or flac",
                 String::from_utf8_lossy(name)
             )));
         }

@@ -3,11 +3,13 @@
 use base::{Error, Result};
 use symphonia::core::audio::SampleBuffer;
 use symphonia::core::codecs::{
-    CODEC_TYPE_ALAC, CODEC_TYPE_VORBIS, CodecParameters, CodecType, Decoder, DecoderOptions,
+    CODEC_TYPE_AAC, CODEC_TYPE_ALAC, CODEC_TYPE_VORBIS, CodecParameters, CodecType, Decoder,
+    DecoderOptions,
 };
 use symphonia::core::formats::Packet;
 
 use super::read::guarded;
+use super::sniff::KNOWN;
 use super::{CHANNELS_MAX, vorbis};
 
 /// Maximum samples of each channel in an ALAC packet. The decoder reserves as many as the
@@ -126,14 +128,26 @@ fn check_alac(description: &[u8]) -> Result<()> {
     Ok(())
 }
 
+/// Returns the error for a codec, or a profile of it, that has no decoder.
+fn unsupported(codec: CodecType, what: &str) -> Error {
+    let limit = if codec == CODEC_TYPE_AAC {
+        "; of AAC, only AAC-LC with one or two channels is supported"
+    } else {
+        ""
+    };
+    Error::unimplemented(format!(
+        "the codec of this recording is not supported ({what}){limit}; {KNOWN}"
+    ))
+}
+
 fn decoder(parameters: &CodecParameters) -> Result<Box<dyn Decoder>> {
     let made =
         guarded(|| symphonia::default::get_codecs().make(parameters, &DecoderOptions::default()));
     match made {
         Some(Ok(decoder)) => Ok(decoder),
-        Some(Err(symphonia::core::errors::Error::Unsupported(what))) => Err(Error::unimplemented(
-            format!("the codec of this recording is not supported ({what})"),
-        )),
+        Some(Err(symphonia::core::errors::Error::Unsupported(what))) => {
+            Err(unsupported(parameters.codec, what))
+        }
         Some(Err(error)) => {
             Err(Error::data_loss(format!("the description of the codec is damaged: {error}")))
         }
@@ -155,6 +169,25 @@ mod tests {
         let mut parameters = CodecParameters::new();
         parameters.for_codec(CODEC_TYPE_ALAC).with_extra_data(description.into_boxed_slice());
         parameters
+    }
+
+    #[test]
+    fn aac_with_six_channels_is_refused_with_the_limit() {
+        // Descriptions of AAC-LC at 44.1 kHz with two and with six channels.
+        for (description, channels) in [([0x12, 0x10], 2), ([0x12, 0x30], 6)] {
+            let mut parameters = CodecParameters::new();
+            parameters
+                .for_codec(CODEC_TYPE_AAC)
+                .with_sample_rate(44_100)
+                .with_extra_data(Box::new(description));
+            let error = PacketDecoder::new(parameters).err();
+            assert_eq!(error.is_some(), channels == 6, "{channels} channels: {error:?}");
+            if let Some(error) = error {
+                assert_eq!(error.kind(), ErrorKind::Unimplemented);
+                assert!(error.message().contains("only AAC-LC with one or two"), "{error}");
+                assert!(error.message().contains("send wav"), "{error}");
+            }
+        }
     }
 
     #[test]

@@ -3,7 +3,7 @@
 use std::io::ErrorKind;
 
 use base::{Error, Result};
-use symphonia::core::codecs::CODEC_TYPE_NULL;
+use symphonia::core::codecs::{CODEC_TYPE_NULL, CODEC_TYPE_OPUS};
 use symphonia::core::errors::Error as Wrong;
 use symphonia::core::formats::{FormatOptions, FormatReader, Track};
 use symphonia::core::io::{MediaSourceStream, MediaSourceStreamOptions};
@@ -12,6 +12,7 @@ use symphonia::default::formats::{FlacReader, IsoMp4Reader, OggReader};
 use super::bytes::InputBytes;
 use super::codec::PacketDecoder;
 use super::read::{BlockReader, DecodeStep, PACKET_MAX, guarded};
+use super::sniff::KNOWN;
 
 /// Consecutive errors after which a container is abandoned.
 const ERRORS_MAX: usize = 64;
@@ -67,7 +68,7 @@ impl Packets {
             Some(Ok(reader)) => reader,
             Some(Err(Wrong::Unsupported(what))) => {
                 return Err(Error::unimplemented(format!(
-                    "this kind of recording is not supported ({what})"
+                    "this kind of recording is not supported ({what}); {KNOWN}"
                 )));
             }
             Some(Err(Wrong::IoError(error))) if error.kind() == ErrorKind::UnexpectedEof => {
@@ -166,9 +167,13 @@ fn sound(tracks: &[Track]) -> Result<&Track> {
             && symphonia::default::get_codecs().get_codec(track.codec_params.codec).is_some()
     };
     tracks.iter().find(known).ok_or_else(|| {
-        Error::unimplemented(
-            "there is no audio track with a supported codec (flac, mp3, vorbis, aac, alac)",
-        )
+        let is_opus = tracks.iter().any(|track| track.codec_params.codec == CODEC_TYPE_OPUS);
+        let what = if is_opus {
+            "opus is not supported"
+        } else {
+            "there is no audio track with a supported codec (flac, mp3, vorbis, aac, alac)"
+        };
+        Error::unimplemented(format!("{what}; {KNOWN}"))
     })
 }
 

@@ -57,7 +57,8 @@ pub(super) fn kind(bytes: &mut InputBytes, hint: Option<&str>) -> Result<FileKin
     })
 }
 
-const KNOWN: &str = "send wav, flac, mp3, ogg vorbis, m4a or aiff";
+/// Remedy for a recording that cannot be decoded.
+pub(super) const KNOWN: &str = "send wav, flac, mp3, ogg vorbis, m4a or aiff";
 
 /// Returns a format that begins with a name of its own.
 fn named(start: &[u8]) -> Option<FileKind> {

@@ -108,7 +108,8 @@ fn describe(chunk: &[u8]) -> Result<PcmLayout> {
         (MU_LAW, _) => SampleCoding::MuLaw,
         _ => {
             return Err(Error::unimplemented(format!(
-                "this wav file's audio has an unsupported encoding (code {code}, {bits} bits)"
+                "this wav file's audio has an unsupported encoding (code {code}, {bits} bits); \
+                 convert it to PCM or flac"
             )));
         }
     };

@@ -37,6 +37,7 @@ def main():
     encode("clip.m4a", "-c:a", "aac", "-b:a", "64k", "-movflags", "+faststart")
     encode("clip-last.m4a", "-c:a", "aac", "-b:a", "64k")
     encode("clip-alac.m4a", "-c:a", "alac", "-t", "0.5")
+    encode("clip.opus", "-c:a", "libopus", "-t", "0.1")
     encode("clip.aiff", "-c:a", "pcm_s16be", "-t", "0.1")
 
 

@@ -19,6 +19,10 @@ const M4A: &[u8] = include_bytes!("../data/clip.m4a");
 const M4A_LAST: &[u8] = include_bytes!("../data/clip-last.m4a");
 const ALAC: &[u8] = include_bytes!("../data/clip-alac.m4a");
 const AIFF: &[u8] = include_bytes!("../data/clip.aiff");
+const OPUS: &[u8] = include_bytes!("../data/clip.opus");
+/// A wav file of GSM frames.
+const GSM: &[u8] =
+    b"RIFF\x24\0\0\0WAVEfmt \x10\0\0\0\x31\0\x01\0\x40\x1f\0\0\x59\x06\0\0\x41\0\0\0data\0\0\0\0";
 
 struct Decoded {
     format: AudioFormat,
@@ -171,6 +175,8 @@ fn files_without_sound_are_named() {
         (b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR", ErrorKind::InvalidArgument, "png"),
         (b"\xff\xd8\xff\xe0\0\x10JFIF\0", ErrorKind::InvalidArgument, "jpeg"),
         (b"\x1a\x45\xdf\xa3\0\0\0", ErrorKind::Unimplemented, "webm"),
+        (OPUS, ErrorKind::Unimplemented, "opus is not supported; send wav"),
+        (GSM, ErrorKind::Unimplemented, "(code 49, 0 bits); convert it to PCM or flac"),
         (&noise, ErrorKind::InvalidArgument, "not a recording"),
         (b"RIFF\x24\0\0\0WAVE", ErrorKind::DataLoss, "no data chunk"),
         (&FLAC[..30], ErrorKind::DataLoss, "flac"),
