@@ -158,8 +158,8 @@ pub struct RecordingEmbedding {
 /// Returns one unit vector for a whole recording: the mean of its windows that are loud enough.
 ///
 /// # Errors
-/// As for [`recognise`]; `InvalidArgument` if the recogniser makes no embeddings or every window is
-/// silent.
+/// As for [`recognise`]; `InvalidArgument` if the recogniser makes no embeddings, or if the
+/// recording has no samples or only silent windows.
 pub fn embed(
     input: AudioInput,
     hint: Option<&str>,
@@ -176,6 +176,9 @@ pub fn embed(
     let mut sink = MeanSink { mean: mean_of_units(recogniser), faults: 0 };
     let end = drive(input, hint, recogniser, model, options, &mut sink)?;
     let vector = sink.mean.value().ok_or_else(|| {
+        if end.samples == 0 {
+            return Error::invalid("the recording has a header and no samples");
+        }
         let level = recogniser.embeddings.min_level;
         Error::invalid(format!("the recording has no sound above {level} dB of full scale"))
     })?;

@@ -528,6 +528,8 @@ fn one_embedding_for_a_recording_leaves_silence_out() {
     let error =
         embed(sound(&steady(0.0, 3)), None, &recogniser, &voiceprint(), &in_flight(2)).unwrap_err();
     assert!(error.message().contains("-50 dB"), "{error}");
+    let error = embed(sound(&[]), None, &recogniser, &voiceprint(), &in_flight(2)).unwrap_err();
+    assert!(error.message().contains("no samples"), "{error}");
     assert!(embed(sound(&samples), None, &events(""), &voiceprint(), &in_flight(2)).is_err());
 
     let speakers = Speakers::in_memory();
