@@ -71,7 +71,7 @@ impl<'a> JsonReader<'a> {
         Error::invalid(format!("JSON at byte {}: {message}", self.at))
     }
 
-    fn expected(&self, what: &str) -> Error {
+    pub(crate) fn expected(&self, what: &str) -> Error {
         match self.body.get(self.at) {
             None => self.error(format_args!("expected {what}, the text ends")),
             Some(b'"') => self.error(format_args!("expected {what}, found text in quotes")),

@@ -211,6 +211,7 @@ fn errors_name_the_fault() {
         (r#"{"instances":1}"#, "must be a list"),
         (r#"{"instances":[1,2]}"#, "the values need names; the model has x, s"),
         (r#"{"inputs":[1,2]}"#, "the values need names"),
+        (r#"{"inputs":"#, "expected tensors, the text ends"),
         (r#"{"inputs":{"z":[1]}}"#, "no tensor \"z\"; it has x, s"),
         (r#"{"inputs":{"x":[1],"x":[1]}}"#, "\"x\" is given twice"),
         (r#"{"inputs":{"x":[[1],[1,2]]}}"#, "do not make a tensor"),

@@ -168,6 +168,10 @@ impl<'a> TensorBuilder<'a> {
 }
 
 fn read_column(reader: &mut JsonReader<'_>, specs: &[TensorSpec]) -> Result<Vec<NamedTensor>> {
+    // A body that was cut off here would seem to be a value without a name.
+    if reader.peek().is_none() {
+        return Err(reader.expected("tensors"));
+    }
     if !is_named(reader) {
         return read_unnamed(reader, only(specs)?).map(|tensor| vec![tensor]);
     }
