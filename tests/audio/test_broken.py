@@ -120,3 +120,9 @@ def test_seven_channels_at_192_khz(hear, tmp_path):
 def test_a_second_of_silence_has_no_speech(hear, tmp_path):
     heard = hear(wave(tmp_path / "silence.wav", np.zeros(RATE_HZ, np.float32)))
     assert (heard.code, heard.labels, heard.faults) == (0, [], [])
+
+
+def test_an_absent_file_is_named_once(tmp_path):
+    heard = listen("vad-onnx", tmp_path / "absent.wav")
+    assert heard.code == 1 and not heard.labels
+    assert heard.errors.count("absent.wav") == 1 and "No such file" in heard.errors, heard.errors

@@ -159,7 +159,9 @@ pub(crate) fn recognise_file(
         }
         Err(error) => {
             (seen.partial, seen.faults) = (true, seen.faults + 1);
-            Some(error.message().to_owned())
+            // An error of opening the file names it, and so does the report.
+            let text = error.message();
+            Some(text.strip_prefix(&format!("{name}: ")).unwrap_or(text).to_owned())
         }
     };
     if let Some(part) = part {
