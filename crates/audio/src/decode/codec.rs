@@ -174,7 +174,7 @@ mod tests {
     #[test]
     fn aac_with_six_channels_is_refused_with_the_limit() {
         // Descriptions of AAC-LC at 44.1 kHz with two and with six channels.
-        for (description, channels) in [([0x12, 0x10], 2), ([0x12, 0x30], 6)] {
+        for (description, channels) in [([0x12_u8, 0x10], 2), ([0x12, 0x30], 6)] {
             let mut parameters = CodecParameters::new();
             parameters
                 .for_codec(CODEC_TYPE_AAC)
