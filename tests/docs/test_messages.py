@@ -9,10 +9,11 @@ from reader import REPOSITORY
 PAGE = REPOSITORY / "docs/troubleshooting.md"
 # A heading in bold, or the first cell of the table of requests.
 MESSAGE = re.compile(r"^(?:\*\*|\| )`([^`]+)`", re.MULTILINE)
-# Values and names of examples, which the code fills in, and texts of the system.
+# Values and names of examples, which the code fills in, and texts of the system and of engines.
 FILLED = re.compile(
     r"\.\.\.|\d[\d.:]*|\"[^\"]*\"|\[[^\]]*\]|\b(?:FILE is|DIR|NAME|KEY|ONNX Runtime|Triton)\b|config\.pbtxt|/no/such"
     r"|Address already in use|No such file or directory|Connection refused"
+    r"|Failed to construct locale with name:en_US\.UTF-8"
 )
 SHORTEST = 10
 
