@@ -165,8 +165,8 @@ struct NearestSpeakers {
     failed: usize,
 }
 
-/// Finds the nearest enrolled speaker of each of `files`. A recording without an embedding does not
-/// keep the others from being identified.
+/// Finds the nearest enrolled speaker of each of `files`. If a recording has no embedding, the
+/// others are identified all the same.
 ///
 /// # Errors
 /// Returns an error if the embeddings are not those of the recogniser that enrolled the speakers.
