@@ -14,8 +14,8 @@ use crate::infer::image::{self, ImageArgs};
 use crate::infer::metadata::InputSpec;
 use crate::infer::{json, read_file};
 
-/// Extensions of recordings. A format that cannot be decoded is refused by its name: its bytes taken
-/// as elements would be noise.
+/// Extensions of recordings. A format that cannot be decoded is refused by its name, because its
+/// bytes as elements would be noise.
 const AUDIO_EXTENSIONS: [&str; 12] =
     ["aac", "aif", "aifc", "aiff", "amr", "flac", "m4a", "mp3", "oga", "ogg", "opus", "wav"];
 
@@ -154,7 +154,9 @@ fn from_file(
     let extension =
         path.extension().map(|extension| extension.to_string_lossy().to_ascii_lowercase());
     let extension = extension.as_deref();
-    if spec.dtype != DType::String && extension.is_some_and(|it| AUDIO_EXTENSIONS.contains(&it)) {
+    // A model that takes strings or uint8 decodes audio itself. Samples, -1 to 1, need a sign.
+    let takes_samples = !matches!(spec.dtype, DType::String | DType::U8);
+    if takes_samples && extension.is_some_and(|it| AUDIO_EXTENSIONS.contains(&it)) {
         let (input, hint) = recognise::open(path)?;
         return audio::tensor(spec, input, hint.as_deref(), audio).map_err(named);
     }
@@ -286,5 +288,14 @@ mod tests {
         std::fs::write(&amr, "#!AMR\n0000").unwrap();
         let error = read(&amr).unwrap_err();
         assert!(error.message().contains("amr is not supported"), "{}", error.message());
+    }
+
+    #[test]
+    fn models_of_bytes_get_a_recording_as_it_is() {
+        let clip = Path::new(env!("CARGO_MANIFEST_DIR")).join("../audio/tests/data/clip.mp3");
+        let options = FileOptions::try_parse_from(["infer"]).unwrap();
+        let spec = InputSpec { name: "x".into(), dtype: DType::U8, shape: vec![-1] };
+        let tensor = from_file(&spec, &clip, &options.image, &options.audio).unwrap();
+        assert_eq!(tensor.to_vec::<u8>().unwrap(), std::fs::read(&clip).unwrap());
     }
 }
