@@ -75,8 +75,8 @@ impl CommandError {
         &self.message
     }
 
-    /// Prints message and hint to standard error and returns the exit code.
-    pub(crate) fn report(&self) -> ExitCode {
+    /// Prints message and hint to standard error.
+    pub(crate) fn print_to_stderr(&self) {
         let mut stderr = std::io::stderr().lock();
         // If standard error is closed, the exit code still reports the error.
         if !self.message.is_empty() {
@@ -85,6 +85,11 @@ impl CommandError {
         if let Some(hint) = &self.hint {
             let _ = writeln!(stderr, "hint: {hint}");
         }
+    }
+
+    /// Prints message and hint to standard error and returns the exit code.
+    pub(crate) fn report(&self) -> ExitCode {
+        self.print_to_stderr();
         ExitCode::from(self.exit as u8)
     }
 }

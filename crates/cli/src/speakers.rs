@@ -165,8 +165,8 @@ struct NearestSpeakers {
     failed: usize,
 }
 
-/// Finds the nearest enrolled speaker of each of `files`. If a recording has no embedding, the
-/// others are identified all the same.
+/// Finds the nearest enrolled speaker of each of `files`. If a recording has no embedding, prints
+/// the error and continues with the others.
 ///
 /// # Errors
 /// Returns an error if the embeddings are not those of the recogniser that enrolled the speakers.
@@ -182,7 +182,7 @@ fn nearest_speakers(
         let embedding = match embed(file) {
             Ok(embedding) => embedding,
             Err(error) => {
-                eprintln!("error: {}", error.message());
+                error.print_to_stderr();
                 found.failed += 1;
                 continue;
             }
