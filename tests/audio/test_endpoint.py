@@ -26,7 +26,7 @@ def test_recognisers_are_listed(server):
 @pytest.mark.parametrize("recogniser", ["vad", "vad-onnx", "vad-sequence", "voiceprint", "sounds", "notes"])
 def test_ready_recognisers_are_warmed_up(server, recogniser):
     [entry] = server.index(recogniser)
-    assert (entry["state"], entry.get("reason", "")) == ("READY", ""), entry
+    assert entry["state"] == "READY" and "not warmed up" not in entry.get("reason", ""), entry
 
 
 @pytest.mark.parametrize("recogniser", ["vad", "vad-onnx", "vad-sequence"])
