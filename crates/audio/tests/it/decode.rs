@@ -23,6 +23,9 @@ const OPUS: &[u8] = include_bytes!("../data/clip.opus");
 /// A wav file of GSM frames.
 const GSM: &[u8] =
     b"RIFF\x24\0\0\0WAVEfmt \x10\0\0\0\x31\0\x01\0\x40\x1f\0\0\x59\x06\0\0\x41\0\0\0data\0\0\0\0";
+/// The header of an aifc file of IMA ADPCM.
+const IMA: &[u8] =
+    b"FORM\0\0\0\x22AIFCCOMM\0\0\0\x16\0\x01\0\0\0\0\0\x10\x40\x0e\xac\x44\0\0\0\0\0\0ima4";
 
 struct Decoded {
     format: AudioFormat,
@@ -177,6 +180,7 @@ fn files_without_sound_are_named() {
         (b"\x1a\x45\xdf\xa3\0\0\0", ErrorKind::Unimplemented, "webm"),
         (OPUS, ErrorKind::Unimplemented, "opus is not supported; send wav"),
         (GSM, ErrorKind::Unimplemented, "(code 49, 0 bits); convert it to PCM or flac"),
+        (IMA, ErrorKind::Unimplemented, "(\"ima4\", 16 bits); convert it to PCM or flac"),
         (&noise, ErrorKind::InvalidArgument, "not a recording"),
         (b"RIFF\x24\0\0\0WAVE", ErrorKind::DataLoss, "no data chunk"),
         (&FLAC[..30], ErrorKind::DataLoss, "flac"),
