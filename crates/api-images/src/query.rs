@@ -115,6 +115,7 @@ pub(crate) async fn found(
     let started = Instant::now();
     let result = plan.clone().submit(&registry, target, &features).await?;
     let took = started.elapsed();
+    // Only now the number of fingerprints that the filter allows is known.
     let threshold =
         wanted.threshold.unwrap_or_else(|| accept_score(target.kind, result.coverage.of));
     let plan = SearchPlan { threshold, ..plan };

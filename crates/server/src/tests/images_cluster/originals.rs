@@ -1,4 +1,4 @@
-//! Tests of originals that an upload left without a point.
+//! Tests of the original files of images: which are removed, and which stay.
 
 use std::time::Duration;
 
@@ -107,4 +107,87 @@ fn an_original_stays_if_one_copy_has_its_point() {
         *other.lock().unwrap() = None;
         assert_eq!(pass_all(&state, Duration::ZERO).await, 1);
     });
+}
+
+#[test]
+fn points_that_qdrants_interface_deletes_lose_their_originals() {
+    let dir = tempfile::tempdir().unwrap();
+    let spread = Spread::start(dir.path());
+    let put = |seed: u64| {
+        let path = format!("?payload=%7B%22seed%22%3A{seed}%7D&shard_number={SHARDS}");
+        spread.good("PUT", &path, Sent::Image(&picture(seed)))["id"].clone()
+    };
+    let ids: Vec<Value> = (0..5).map(put).collect();
+    let left = || {
+        let originals =
+            crate::tests::images::files_below(&dir.path().join("collections/.originals"));
+        (originals.len(), spread.good("GET", "", Sent::Nothing)["count"].as_u64().unwrap())
+    };
+    let change = |name: &str, body: &Value| {
+        let uri = format!("/collections/spread/points/{name}");
+        let (status, body) = spread.ask(&spread.root, "POST", &uri, Sent::Json(body));
+        assert_eq!(status, 200, "{}", String::from_utf8_lossy(&body));
+    };
+    assert_eq!(left(), (5, 5));
+    change("delete", &json!({ "points": [ids[0], 7] }));
+    assert_eq!(left(), (4, 4));
+    let seed = |seed: u64| json!({"must": [{"key": "seed", "match": {"value": seed}}]});
+    change("delete", &json!({ "filter": seed(1) }));
+    assert_eq!(left(), (3, 3));
+    let operations = json!([
+        {"delete": {"points": [ids[2]]}},
+        {"set_payload": {"payload": {"seed": 9}, "points": [ids[4]]}},
+        {"delete": {"filter": seed(3)}},
+    ]);
+    change("batch", &json!({ "operations": operations }));
+    assert_eq!(left(), (1, 1));
+}
+
+#[test]
+fn an_image_without_the_key_of_its_original_takes_it_along() {
+    let dir = tempfile::tempdir().unwrap();
+    let spread = Spread::start(dir.path());
+    let new = format!("?shard_number={SHARDS}");
+    let id = spread.good("PUT", &new, Sent::Image(&picture(1)))["id"].clone();
+    let path = format!("/{}", id.as_str().unwrap());
+    let change = |method: &str, uri: &str, body: &Value| {
+        let uri = format!("/collections/spread/points/{uri}");
+        assert_eq!(spread.ask(&spread.root, method, &uri, Sent::Json(body)).0, 200);
+    };
+    change("POST", "payload/clear", &json!({ "points": [id] }));
+    assert_eq!(spread.send("GET", &path, Sent::Nothing).0, 200, "the payload names the original");
+    change("PUT", "payload", &json!({"payload": {"image": {}}, "points": [id]}));
+    let originals = || originals_below(dir.path());
+    // An upload of the last hour may still be running.
+    let past = std::time::SystemTime::now() - std::time::Duration::from_secs(24 * 3600);
+    for original in originals() {
+        let file = std::fs::File::options().write(true).open(original).unwrap();
+        file.set_modified(past).unwrap();
+    }
+    assert_eq!(originals().len(), 1);
+    spread.good("DELETE", &path, Sent::Nothing);
+    assert!(originals().is_empty());
+}
+
+#[test]
+fn a_removal_leaves_the_original_of_a_later_upload() {
+    let dir = tempfile::tempdir().unwrap();
+    let spread = Spread::start(dir.path());
+    let new = format!("?shard_number={SHARDS}");
+    let id = spread.good("PUT", &new, Sent::Image(&picture(1)))["id"].clone();
+    let path = format!("/{}", id.as_str().unwrap());
+    let held = spread.runtime.block_on(spread.removals.clone().write_owned());
+    let request = Request::delete(format!("/v1/images/spread{path}")).body(Body::empty()).unwrap();
+    let removal = spread.runtime.spawn(spread.root.clone().oneshot(request));
+    // The point is removed, and its original is not yet.
+    while spread.good("GET", "", Sent::Nothing)["count"] != 0 {
+        std::thread::sleep(std::time::Duration::from_millis(5));
+    }
+    let again = spread.good("PUT", "", Sent::Image(&picture(1)));
+    assert_eq!(again["status"], "added");
+    drop(held);
+    let Ok(response) = spread.runtime.block_on(removal).unwrap();
+    assert_eq!(response.status(), 200);
+    assert_eq!(spread.send("GET", &path, Sent::Nothing).1, picture(1));
+    assert_eq!(originals_below(dir.path()).len(), 1);
 }
