@@ -249,8 +249,8 @@ pub(crate) struct FeatureSource<'a> {
 /// features have the input of `embedder`, if there is one.
 ///
 /// # Errors
-/// `InvalidArgument` or `TooLarge` for a file that cannot be read, or for a fingerprint below the
-/// minimum quality, with its name.
+/// `InvalidArgument` or `TooLarge` for a file that cannot be read, or for a fingerprint without
+/// minutiae or below the minimum quality, with its name.
 pub(crate) fn extract(
     memory: &Reservation,
     file: FeatureSource<'_>,
@@ -269,6 +269,9 @@ pub(crate) fn extract(
         ));
     }
     check_quality(quality, quality_min, &graph).map_err(|error| of_image(error, name))?;
+    if kind == ImageKind::Fingerprint && graph.vertices.is_empty() {
+        return Err(of_image(no_minutiae(), name));
+    }
     let tensor = embedder.map(|embedder| embedder.tensor(&decoded.image)).transpose()?;
     let facts = Facts {
         id: id_of(bytes),
@@ -281,6 +284,14 @@ pub(crate) fn extract(
         quality,
     };
     Ok(Features { facts, graph, tensor: tensor.unwrap_or_default() })
+}
+
+/// Returns the error for an image of a fingerprint without minutiae: nothing could find it again.
+fn no_minutiae() -> Error {
+    Error::invalid(
+        "the image shows no fingerprint: it has no minutiae, so it cannot be found again; take a \
+         better impression, and check that ridges are dark on a light ground",
+    )
 }
 
 /// Reads the features of a template.

@@ -92,6 +92,21 @@ fn damaged_templates_store_nothing() {
 }
 
 #[test]
+fn an_image_without_minutiae_stores_nothing() {
+    let world = World::start();
+    let blank = vision::Image { width: 96, height: 64, rgb: vec![255; 96 * 64 * 3] };
+    let blank = vision::thumbnail(&blank, 96).unwrap();
+    for background in ["", "&background=1"] {
+        let path = format!("{NEW}&name=blank.jpg{background}");
+        refused(&world, &path, &blank, 400, "blank.jpg: the image shows no fingerprint");
+    }
+    assert_eq!(send(&world, Method::GET, "/v1/images/prints", b"").0, StatusCode::NOT_FOUND);
+    world.put(NEW, &written(1, TemplateFormat::Iso2011));
+    let (status, answer) = send(&world, Method::POST, "/v1/images/prints/identify", &blank);
+    assert!(status == 400 && answer.to_string().contains("no minutiae"), "{status} {answer}");
+}
+
+#[test]
 fn a_template_is_no_photograph() {
     let world = World::start();
     let file = written(1, TemplateFormat::Iso2011);
