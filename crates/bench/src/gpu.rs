@@ -38,7 +38,7 @@ const TIME: Duration = Duration::from_millis(500);
 /// Maximum values that are generated: 16 GB of memory.
 const VALUES_MAX: usize = 4 << 30;
 
-/// Measure the coarse filter on the GPU beside the processor.
+/// Compare the coarse filter on the GPU and on the processor.
 ///
 /// Needs an NVIDIA GPU, its driver and NVRTC. Vectors are generated; the search arms are all rows
 /// on the GPU, all rows on one core, and the clustered index on one core. Times are medians of a

@@ -44,7 +44,7 @@ pub(crate) const MALLOC_CONF: Variable =
     Variable::new("MALLOC_CONF", "jemalloc's settings, in place of Millpond's own");
 pub(crate) const NOTIFY_SOCKET: Variable = Variable::new(
     "NOTIFY_SOCKET",
-    "socket of systemd, which is notified when the models serve, of reloads and of the stop",
+    "socket of systemd, to which the server reports that models serve, reloads and its stop",
 );
 pub(crate) const NVRTC: Variable = Variable::new(
     "MILLPOND_NVRTC",

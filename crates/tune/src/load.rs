@@ -46,7 +46,7 @@ const INDEX_MAX: u64 = 2;
 /// With --rate the loop is open: requests are sent on schedule regardless of the server, so a stall
 /// shows as the latency of every request that was due in it. With --clients it is closed: each
 /// client waits for its answer, and the figure of interest is the number of answers per second.
-/// Requests are made up from the model's own metadata unless --request or --requests gives some.
+/// Requests are generated from the model's metadata unless --request or --requests names some.
 #[derive(Args, Clone, Debug)]
 #[command(group = clap::ArgGroup::new("pace").required(true).args(["rate", "clients"]))]
 pub struct BenchLoadArgs {
@@ -99,7 +99,7 @@ pub struct BenchLoadArgs {
     /// with one each, or .jsonl files with one on each line, such as a request log in JSON
     #[arg(long, value_name = "FILE|DIR", num_args = 1.., conflicts_with = "request")]
     pub requests: Vec<PathBuf>,
-    /// Connections [default: 8 for --rate, one a client for --clients]
+    /// Connections [default: 8 for --rate, one per client for --clients]
     #[arg(long)]
     pub connections: Option<usize>,
     /// Client threads; one drives some 20,000 requests per second
@@ -111,7 +111,7 @@ pub struct BenchLoadArgs {
     /// Time to wait for the last answers; requests still without an answer then count as failed
     #[arg(long, default_value = "20s", value_parser = units::parse_duration)]
     pub drain: Duration,
-    /// Process of the server on this machine, for its CPU time a request (may be given several
+    /// Process of the server on this machine, for its CPU time per request (may be given several
     /// times)
     #[arg(long)]
     pub pid: Vec<u32>,

@@ -71,7 +71,7 @@ pub(super) fn requests(
         bytes += request.iter().map(|input| input.tensor.byte_len()).sum::<usize>();
         requests.push(request);
     }
-    let what = format!("{} requests made up from the signature", requests.len());
+    let what = format!("{} requests generated from the signature", requests.len());
     Ok((requests, what))
 }
 

@@ -53,10 +53,10 @@ const QUICK_MINUTES: u32 = 1;
 /// one built without jemalloc. Python: the same model and recording through its package on one
 /// thread and one core. Loading is never counted.
 ///
-/// Wanted: one thread inside an operator is the fastest at 2 threads and more; time never rises
-/// with threads up to the cores; 2 threads at least 1.85 times as fast as 1; memory grows by at
-/// most 3 % from minute 10 to the end, and its peak and mean are not above the system allocator's;
-/// at least 1.3 times as fast as the Python package.
+/// Goals: one thread inside an operator is the fastest at 2 threads and more; time never rises with
+/// threads up to the cores; 2 threads at least 1.85 times as fast as 1; memory grows by at most 3 %
+/// from minute 10 to the end, and its peak and mean are not above the system allocator's; at least
+/// 1.3 times as fast as the Python package.
 #[derive(Args, Clone, Debug)]
 pub struct BenchAudioArgs {
     /// Length of the recording in minutes

@@ -51,8 +51,8 @@ const OPEN_WAIT_MAX: Duration = Duration::from_secs(60);
 /// All kills use the same files.
 ///
 /// Goals: nothing lost, nothing corrupt. Killing a process is not a loss of power: the system keeps
-/// what it was given. That is tested with a medium that forgets what was not flushed, by `cargo
-/// test -p millpond-search`.
+/// the data that was written. `cargo test -p millpond-search` tests a loss of power, with a medium
+/// that loses unflushed data.
 #[derive(Args, Clone, Debug)]
 pub struct CrashArgs {
     /// Number of kills

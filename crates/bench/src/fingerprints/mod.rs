@@ -40,13 +40,13 @@ const SEED: u64 = 2002;
 /// the rounds, with the probe's preparation shared among its matches.
 ///
 /// Goals on the templates of FVC2002 DB1_B and DB2_B: pooled FNMR not above that of `SourceAFIS` on
-/// the same templates (bench/peers/sourceafis), at most 50 us a match. Without --dir the fingers
-/// are made up, and the rates say nothing about real ones.
+/// the same templates (bench/peers/sourceafis), at most 50 us per match. Without --dir the fingers
+/// are generated, and the rates say nothing about real ones.
 ///
 /// With --images the minutiae are extracted from images first, one image at a time. Its cost is
 /// processor time of one thread, without decoding the file. Goals on the images of the same
 /// databases: pooled FNMR not above that of `SourceAFIS` on the same images, 6.1 %, and at most 90
-/// ms an image.
+/// ms per image.
 #[derive(Args, Clone, Debug)]
 pub struct MatchArgs {
     /// A folder of databases: at any depth, folders with files FINGER_IMPRESSION.iso (ISO/IEC
@@ -61,10 +61,10 @@ pub struct MatchArgs {
     /// file if it is 250 to 1200, else 500]
     #[arg(long, value_name = "[FOLDER=]DPI", requires = "images")]
     pub dpi: Vec<images::FolderResolution>,
-    /// Number of made-up fingers without --dir
+    /// Number of generated fingers without --dir
     #[arg(long, default_value_t = 20)]
     pub fingers: usize,
-    /// Impressions of each made-up finger without --dir
+    /// Impressions of each generated finger without --dir
     #[arg(long, default_value_t = 8)]
     pub impressions: usize,
     /// Number of times that all pairs are scored

@@ -88,7 +88,7 @@ impl MatchReport {
 impl BenchReport for MatchReport {
     fn print(&self) {
         let made_up = if self.source == "synthetic" {
-            " (made up: these rates say nothing about real fingers)"
+            " (generated: these rates say nothing about real fingers)"
         } else {
             ""
         };

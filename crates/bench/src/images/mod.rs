@@ -29,7 +29,7 @@ use report::{ImagesReport, ImagesRun};
 /// Maximum number of threads.
 const THREADS_MAX: usize = 64;
 
-/// Search for modified copies of photographs: cropped, turned, scaled, recompressed, blurred,
+/// Search for modified copies of photographs: cropped, rotated, scaled, recompressed, blurred,
 /// brightened, written over, framed, mirrored, in a collage, shown by a screen.
 ///
 /// All photographs but the fillers of collages go into a collection: embedding of a model,
@@ -47,23 +47,23 @@ const THREADS_MAX: usize = 64;
 ///
 /// Goals on 500 photographs with copies of 100: recall 0.98 in the end on average, at least 0.95
 /// for each attack, also of accepted images, never below that of the coarse stage, no false
-/// accepts. Without --dir the images are made up, and the figures say nothing about real ones.
+/// accepts. Without --dir the images are generated, and the figures say nothing about real ones.
 #[derive(Args, Clone, Debug)]
 pub struct BenchImagesArgs {
     /// A folder of photographs, at any depth
     #[arg(long, value_name = "PHOTOS")]
     pub dir: Option<PathBuf>,
-    /// Number of made-up photographs without --dir
+    /// Number of generated photographs without --dir
     #[arg(long, default_value_t = 8)]
     pub made: usize,
-    /// Photographs of which copies are made [default: 100, a quarter of made-up ones]
+    /// Photographs of which copies are made [default: 100, a quarter of generated ones]
     #[arg(long)]
     pub attacked: Option<usize>,
     /// Photographs that are removed, then searched for as they are and by copies [default: 50, an
-    /// eighth of made-up ones]
+    /// eighth of generated ones]
     #[arg(long)]
     pub held_out: Option<usize>,
-    /// Photographs outside the collection that fill collages [default: 30, an eighth of made-up
+    /// Photographs outside the collection that fill collages [default: 30, an eighth of generated
     /// ones]
     #[arg(long)]
     pub fillers: Option<usize>,
@@ -83,7 +83,7 @@ pub struct BenchImagesArgs {
     /// Medium of records
     #[arg(long, value_enum, default_value_t = IndexMedium::Dram)]
     pub medium: IndexMedium,
-    /// Queries at once [default: one a core]
+    /// Queries at once [default: one per core]
     #[arg(long)]
     pub threads: Option<usize>,
     /// Seed of the attacks' random values

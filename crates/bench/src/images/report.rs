@@ -258,7 +258,7 @@ impl ImagesReport {
             source: args
                 .dir
                 .as_ref()
-                .map_or_else(|| "made up".into(), |dir| dir.display().to_string()),
+                .map_or_else(|| "generated".into(), |dir| dir.display().to_string()),
             attacks,
             context,
         }
@@ -267,10 +267,10 @@ impl ImagesReport {
 
 impl BenchReport for ImagesReport {
     fn print(&self) {
-        let made_up =
-            if self.source == "made up" { " (they say nothing about real ones)" } else { "" };
+        let remark =
+            if self.source == "generated" { " (they say nothing about real ones)" } else { "" };
         println!(
-            "{} photographs from {}{made_up}, {:.0} keypoints and {:.0} bytes each; embedding: {}",
+            "{} photographs from {}{remark}, {:.0} keypoints and {:.0} bytes each; embedding: {}",
             self.index.photographs,
             self.source,
             self.index.keypoints_mean,

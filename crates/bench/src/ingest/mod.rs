@@ -28,22 +28,22 @@ const IMAGES_MAX: u64 = 1_000_000;
 /// Maximum length of an arm in seconds.
 const SECONDS_MAX: u64 = 3600;
 
-/// Search images while others are put in at full speed; then kill the server, and check the images
+/// Search images while others are added at full speed; then kill the server, and check the images
 /// that it had acknowledged.
 ///
 /// Searches are sent in an open loop at a fixed rate, by the id of an image in the collection: the
 /// coarse filter, then the matcher over 200 candidates. Latency counts from the moment a search was
 /// due. In the ingest arm the server reads a folder of new images meanwhile, embeds them, finds
 /// their keypoints, and flushes and merges segments, all in the background. In the control arm
-/// there are threads of idle priority in its place, one a core, which only do arithmetic: the
+/// there are threads of idle priority in its place, one per core, which only do arithmetic: the
 /// difference is what the ingest costs beyond its use of idle time. The arms take turns on one
-/// server. The report has the number of images put in and of flushes and merges meanwhile.
+/// server. The report has the numbers of images added and of flushes and merges meanwhile.
 ///
-/// Then images are put in, the server is killed at a random moment, started again, and asked for
-/// every image that any of its lives had acknowledged; of some the file is read and compared.
+/// Then images are added, and the server is killed at a random moment and started again. Every
+/// image that it ever acknowledged is requested; of some, the file is compared too.
 ///
-/// Goals: p99 within 1.25 times that of the control arm, nothing lost. Images and model are made
-/// up.
+/// Goals: p99 within 1.25 times that of the control arm, nothing lost. Images and model are
+/// generated.
 #[derive(Args, Clone, Debug)]
 pub struct IngestArgs {
     /// Images in the collection at the start

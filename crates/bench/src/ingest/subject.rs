@@ -267,7 +267,9 @@ impl IngestFolder {
                 }
                 _ if line.get("summary").is_some() => return Ok(true),
                 _ => {
-                    return Err(Error::internal(format!("a made-up image was not put in: {line}")));
+                    return Err(Error::internal(format!(
+                        "a generated image was not added: {line}"
+                    )));
                 }
             }
             if stop.load(Ordering::Relaxed) {

@@ -51,7 +51,7 @@ const ADDED_P50_US_MAX: f64 = 150.0;
 
 /// Measure what the server costs beside the model's own compute.
 ///
-/// ratio is processor seconds a request of the bare ONNX Runtime loop divided by those of the
+/// ratio is the processor time per request of the bare ONNX Runtime loop divided by that of the
 /// server's process at saturation, so 1.0 is a server that costs nothing. added is the latency of
 /// one client above the bare run. That client polls its socket without sleeping, so its own wake-up
 /// is not counted, and the bare run has such a client beside it.

@@ -69,7 +69,7 @@ pub struct SlowArgs {
     /// Time of the pulses of each cause
     #[arg(long, value_name = "N", default_value = "30s", value_parser = units::parse_duration)]
     pub seconds: Duration,
-    /// Steady requests a second
+    /// Steady requests per second
     #[arg(long, default_value_t = 200.0)]
     pub rate: f64,
     /// Rows of a steady request

@@ -48,8 +48,8 @@ const LEAD_TIME: Duration = Duration::from_secs(1);
 /// end. `--engine onnx,torch,tensorflow --period 20 --seconds 600` serves three engines together
 /// for ten minutes.
 ///
-/// Wanted: no failed request, no wrong answer, no growth of descriptors and threads, and at most
-/// 3 % of resident memory and of the median latency.
+/// Goals: no failed request, no wrong answer, no growth of descriptors and threads, and at most 3 %
+/// of resident memory and of the median latency.
 #[derive(Args, Clone, Debug)]
 pub struct SoakArgs {
     /// Engines of the models, one model each in the same server

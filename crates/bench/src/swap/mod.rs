@@ -127,7 +127,7 @@ pub struct SwapArgs {
     /// Write the figures as JSON
     #[arg(long, value_name = "FILE")]
     pub json: Option<PathBuf>,
-    /// Write figures and percentiles over time as a page, an arm a chart
+    /// Write figures and percentiles over time as a page, with a chart for each arm
     #[arg(long, value_name = "FILE")]
     pub report: Option<PathBuf>,
     /// Write the charts as one PNG image

@@ -39,7 +39,7 @@ const PASSES_ALONE: usize = 3;
 /// Maximum of `--peers-build-limit`.
 const PEERS_BUILD_LIMIT_MAX: Duration = Duration::from_secs(7 * 24 * 3600);
 
-/// Measure recall@10 against queries per second on one core, beside other vector engines.
+/// Measure recall@10 against queries per second on one core, and compare other vector engines.
 ///
 /// DIR holds base.fvecs, query.fvecs and truth.ivecs (squared distances). Without it a small
 /// clustered set is generated, whose figures only show that everything works. The other engines

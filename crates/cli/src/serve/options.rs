@@ -60,10 +60,10 @@ pub(crate) struct ServerOptions {
     /// issuers (mTLS)
     #[arg(long, value_name = "FILE")]
     pub(crate) tls_client_ca: Option<PathBuf>,
-    /// Keys of all callers (TOML): role, models, collections, requests a second and CPU seconds a
-    /// minute of each. With this, --admin-key or --api-key, every call but health checks needs a
-    /// key, from this machine too. `millpond keys new` makes a key; changes of the file take effect
-    /// at once
+    /// Keys of all callers (TOML): role, models, collections, requests per second and CPU seconds
+    /// per minute of each. With this, --admin-key or --api-key, every call except health checks
+    /// needs a key, from this machine too. `millpond keys new` makes a key; changes of the file
+    /// take effect at once
     #[arg(long, value_name = "FILE")]
     pub(crate) keys: Option<PathBuf>,
     /// Host names under which clients may address this server, besides localhost, IP addresses and

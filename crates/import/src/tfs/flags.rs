@@ -44,7 +44,7 @@ const FLAGS: &[Flag] = &[
     ignored(
         "rest_api_num_threads",
         Int,
-        "threads do not wait for models here, so one a core is enough; -- --connection-threads N sets them",
+        "threads do not wait for models here, so one per core is enough; -- --connection-threads N sets them",
     ),
     flag("rest_api_timeout_in_ms", Int, "deadline of REST requests [default: 30000]"),
     flag("rest_api_enable_cors_support", Bool, "let pages of other sites use the REST API"),
@@ -107,7 +107,7 @@ const FLAGS: &[Flag] = &[
     ignored(
         "grpc_max_threads",
         Int,
-        "threads do not wait for models here, so one a core is enough; -- --connection-threads N sets them",
+        "threads do not wait for models here, so one per core is enough; -- --connection-threads N sets them",
     ),
     flag("enable_model_warmup", Bool, "warm versions up before they serve [default: true]"),
     flag("num_request_iterations_for_warmup", Int, "runs of each warm-up request"),

@@ -24,7 +24,7 @@ const BACKGROUND_MAX: usize = 10_000_000;
 /// Identify fingerprints among many: how often the right one is found, and how much is compared.
 ///
 /// The first impression of each finger of --dir is enrolled. All others are queries. The background
-/// is made up: 16 to 58 minutiae in an ellipse, with directions that follow the orientation field
+/// is generated: 16 to 58 minutiae in an ellipse, with directions that follow the orientation field
 /// of a core and a delta. Neighbours mostly point the same way, 8 % of directions are false. The
 /// numbers, distances and directions, and the scores of impostors, are those of FVC's templates;
 /// the report gives the latter for the enrolled prints and for the background.
@@ -42,7 +42,8 @@ const BACKGROUND_MAX: usize = 10_000_000;
 /// core (`p50_one_thread_ms`, `p50_all_threads_ms`).
 ///
 /// Goals: rank1 at least 0.97 of the exhaustive matcher's at 1 % penetration, 95 of 100 queries
-/// within a second (with --collection on all search threads), at most 320 bytes of memory a print.
+/// within a second (with --collection on all search threads), at most 320 bytes of memory per
+/// print.
 #[derive(Args, Clone, Debug)]
 pub struct IdentifyArgs {
     /// A folder of databases: at any depth, folders with files FINGER_IMPRESSION.iso (ISO/IEC
@@ -57,7 +58,7 @@ pub struct IdentifyArgs {
     /// file if it is 250 to 1200, else 500]
     #[arg(long, value_name = "[FOLDER=]DPI", requires = "images")]
     pub dpi: Vec<images::FolderResolution>,
-    /// Number of made-up prints beside the enrolled ones
+    /// Number of generated prints beside the enrolled ones
     #[arg(long, default_value_t = 100_000)]
     pub background: usize,
     /// Percent of the gallery that the exact matcher compares
@@ -70,7 +71,7 @@ pub struct IdentifyArgs {
     #[arg(long, default_value_t = 16)]
     pub exhaustive: usize,
     /// Measure the queries also in a collection below DIR, on one search thread and on all. The
-    /// collection takes up to 2 KB of disk a print while it is merged, and is removed at the end
+    /// collection takes up to 2 KB of disk per print while it is merged, and is removed at the end
     #[arg(long, value_name = "DIR")]
     pub collection: Option<PathBuf>,
     /// Write the figures as JSON
@@ -99,7 +100,7 @@ pub fn run(args: &IdentifyArgs, _env: &BenchEnv) -> Result<()> {
         folder::read(&args.dir, &["iso"], |_, bytes| folder::template(bytes))?
     };
     let progress = StepProgress::new(3 + u64::from(args.collection.is_some()));
-    progress.say(format!("a gallery of {} made-up prints", args.background));
+    progress.say(format!("a gallery of {} generated prints", args.background));
     let gallery = Gallery::new(&impressions, args.background)?;
     progress.step();
     let trials = queries::trials(&impressions, args.queries)?;

@@ -233,8 +233,8 @@ impl IdentifyReport {
 impl BenchReport for IdentifyReport {
     fn print(&self) {
         println!(
-            "{} prints, {} of them real; {} queries. Minutiae: {:.1} real, {:.1} made up. Impostors \
-             score up to {:.0} (99 of 100) if real, {:.0} if made up",
+            "{} prints, {} of them real; {} queries. Minutiae: {:.1} real, {:.1} generated. \
+             Impostors score up to {:.0} (99 of 100) if real, {:.0} if generated",
             self.gallery,
             self.enrolled,
             self.queries,

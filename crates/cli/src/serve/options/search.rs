@@ -143,7 +143,7 @@ pub(crate) struct ClusterOptions {
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq, ValueEnum)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum MediumName {
-    /// Persistent memory where there is some, else io_uring
+    /// Persistent memory if there is any, else io_uring
     Auto,
     /// io_uring, past the page cache
     Nvme,
