@@ -18,7 +18,7 @@ use super::state::AudioState;
 use super::upload::{AudioRequest, AudioUpload};
 
 /// Describes the admin calls of this module in errors.
-const ADMIN_CALL: &str = "speakers are enrolled and forgotten";
+const ADMIN_CALL: &str = "speakers are enrolled and removed";
 
 fn request<'a>(action: &'a str, subject: &'a str, caller: Caller<'a>) -> AdminRequest<'a> {
     AdminRequest { calls: ADMIN_CALL, action, subject, caller }

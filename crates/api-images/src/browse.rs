@@ -182,7 +182,7 @@ fn key(point: &FetchedPoint, space: &str) -> Result<String> {
     let key = features::original_key(&point.payload);
     key.map(|key| features::original_in(space, key)).ok_or_else(|| {
         Error::not_found(format!(
-            "point {} has no original image: only its features were put in; put the image in to add it",
+            "point {} has no original image: only its features were uploaded; upload the image to add it",
             point.id
         ))
     })
@@ -233,7 +233,7 @@ pub(crate) async fn small(
         let OriginalFile { bytes, memory: _file_memory, .. } = file;
         if matches!(FileFormat::sniff(&bytes), Some(FileFormat::Template(_))) {
             return Err(Error::not_found(format!(
-                "image {id} was put in as a template, which has no pixels; GET .../{id}/keypoints returns its minutiae"
+                "image {id} was uploaded as a template, which has no pixels; GET .../{id}/keypoints returns its minutiae"
             )));
         }
         let memory = features::reserve(&budget, ImageKind::Photo, &bytes, "")?;

@@ -364,7 +364,7 @@ fn unread(error: &object_store::Error) -> Error {
     match error {
         object_store::Error::NotFound { .. } => Error::not_found(
             "the original file of the image is not in the store of original images; copy it back \
-             from a copy of the store, or delete the image and put it in again",
+             from a copy of the store, or delete the image and upload it again",
         ),
         error => failed(error),
     }
@@ -546,7 +546,7 @@ mod tests {
         originals.delete_older("a", "a/00/image", Duration::ZERO).await.unwrap();
         let missing = originals.get(key).await.unwrap_err();
         assert_eq!(missing.kind(), ErrorKind::NotFound);
-        assert!(missing.message().ends_with("put it in again"), "{missing}");
+        assert!(missing.message().ends_with("upload it again"), "{missing}");
     }
 
     #[test]

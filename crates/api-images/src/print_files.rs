@@ -269,7 +269,7 @@ fn none_of(results: Vec<Result<Value>>) -> Error {
     if count < 2 {
         return first;
     }
-    first.context(format_args!("none of the {count} prints of this file can be put in; the first"))
+    first.context(format_args!("none of the {count} prints of this file can be added; the first"))
 }
 
 fn person_of(file: &[u8]) -> String {

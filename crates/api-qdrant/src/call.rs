@@ -423,7 +423,7 @@ async fn await_result(
         Ok(Ok(result)) => result,
         // The thread found no memory for a collection's readers, or panicked.
         Ok(Err(_)) => {
-            Err(Error::unavailable("the request was given up before it was answered; try again"))
+            Err(Error::unavailable("the request was abandoned before it was answered; try again"))
         }
         Err(_) => Err(Error::deadline(
             "the request took longer than its timeout or --request-timeout allows",

@@ -47,7 +47,7 @@ impl ResponseBudget {
             return Ok(());
         }
         Err(Error::invalid(format!(
-            "the answer is larger than {RESPONSE_BYTES_MAX} bytes; ask for fewer points or for less of each"
+            "the answer is larger than {RESPONSE_BYTES_MAX} bytes; request fewer points, or less of each"
         )))
     }
 }

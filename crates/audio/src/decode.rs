@@ -211,13 +211,13 @@ impl Decoder {
     ) -> Result<Decoder> {
         if !(RATE_MIN..=RATE_MAX).contains(&format.rate) {
             return Err(Error::data_loss(format!(
-                "the header says {} samples a second; {RATE_MIN} to {RATE_MAX} can be",
+                "the header says {} samples per second; {RATE_MIN} to {RATE_MAX} are supported",
                 format.rate
             )));
         }
         if !(1..=CHANNELS_MAX).contains(&format.channels) {
             return Err(Error::data_loss(format!(
-                "the header says {} channels; 1 to {CHANNELS_MAX} can be",
+                "the header says {} channels; 1 to {CHANNELS_MAX} are supported",
                 format.channels
             )));
         }

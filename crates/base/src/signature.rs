@@ -121,7 +121,7 @@ impl Signature {
         for (position, name) in names.clone().enumerate() {
             self.output(name).ok_or_else(|| self.unknown("output", name, &self.outputs))?;
             if names.clone().take(position).any(|earlier| earlier == name) {
-                return Err(Error::invalid(format!("output \"{name}\" is asked for twice")));
+                return Err(Error::invalid(format!("output \"{name}\" is requested twice")));
             }
         }
         Ok(())
@@ -219,6 +219,6 @@ mod tests {
         };
         assert_eq!((check(&[]), check(&["z", "y"])), (Ok(()), Ok(())));
         assert!(check(&["y", "x"]).unwrap_err().contains("no output \"x\""));
-        assert!(check(&["y", "z", "y"]).unwrap_err().contains("\"y\" is asked for twice"));
+        assert!(check(&["y", "z", "y"]).unwrap_err().contains("\"y\" is requested twice"));
     }
 }

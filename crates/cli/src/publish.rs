@@ -152,7 +152,7 @@ fn check_no_tags(tags: &[String]) -> CommandResult {
         Ok(())
     } else {
         Err(CommandError::usage(
-            "--tags selects a graph of a SavedModel, and IN is none: leave it out",
+            "--tags selects a graph of a SavedModel, and IN is not one: leave it out",
         ))
     }
 }
@@ -161,7 +161,7 @@ fn check_no_tags(tags: &[String]) -> CommandResult {
 fn check_number(to: &Path, name: &str) -> CommandResult {
     if layout::is_version(name) {
         Err(CommandError::usage(format!(
-            "--to {}: \"{name}\" is a version's number and no model's name",
+            "--to {}: \"{name}\" is a version's number, not a model's name",
             to.display()
         ))
         .hint(format!("give the model's directory, and the number with --version {name}")))
@@ -184,7 +184,7 @@ fn check_models(to: &str, models: &[String]) -> CommandResult {
     let Some(first) = models.first() else { return Ok(()) };
     let count = models.len();
     Err(CommandError::usage(format!(
-        "--to {to} is a directory of models ({first}, {count} in all) and no model"
+        "--to {to} is a directory of models ({first}, {count} in all), not a model"
     ))
     .hint(format!("name the model: --to {}/NAME", to.trim_end_matches('/'))))
 }

@@ -111,7 +111,7 @@ fn huge_pages(mode: Option<&str>, defrag: Option<&str>, got: base::Result<u64>) 
         Ok(bytes) if bytes >= SLOT_BYTES as u64 => Check::ok(
             name,
             format!("available (2 MiB pages, {settings})"),
-            "Parameters lie in 2 MiB pages: fewer address look-ups, and a swap costs next to no page fault.",
+            "Parameters lie in 2 MiB pages: fewer address look-ups, and a swap causes almost no page faults.",
         ),
         Ok(_) if mode == Some("never") => Check::warn(
             name,

@@ -75,7 +75,7 @@ fn features(info: &str) -> Check {
 fn cores(usable: usize, online: usize) -> Check {
     let found = if usable < online { format!("{usable} of {online}") } else { usable.to_string() };
     let meaning = match usable {
-        1 => "Loading and serving share one core: swaps are felt. Two or more keep them apart.",
+        1 => "Loading and serving share one core, so a swap slows requests. Use two cores or more.",
         _ => {
             "One inference worker per core by default (--threads); loaders run only when a core is free."
         }
@@ -116,13 +116,13 @@ fn idle(info: &str, governor: Option<&str>, halt_poll: Option<&str>) -> Check {
             "virtual, halt at once",
             "At low load every request waits until the host has woken a core: where this was measured, one client's p99 was \
              2.0 to 3.7 ms with polling and 4.4 to 8.8 without. `echo 200000 > \
-             /sys/module/haltpoll/parameters/guest_halt_poll_ns` has idle cores look out for 200 us before they halt, which \
+             /sys/module/haltpoll/parameters/guest_halt_poll_ns` makes idle cores poll for 200 us before they halt, which \
              takes processor time.",
         ),
         (Some("haltpoll"), Some(ns)) => Check::ok(
             name,
             format!("virtual, poll for {} us", ns / 1000),
-            "Idle cores look out for work before they halt.",
+            "Idle cores poll for work before they halt.",
         ),
         _ => Check::ok(
             name,

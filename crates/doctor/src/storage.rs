@@ -31,13 +31,13 @@ fn direct(what: &str, dir: &Path, tried: Result<Option<String>, String>) -> Chec
         Ok(None) => Check::ok(
             name,
             shown,
-            "O_DIRECT works here: weights are read past the page cache and push nothing out of it.",
+            "O_DIRECT works here: weights are read past the page cache and displace nothing in it.",
         ),
         Ok(Some(refusal)) => Check::warn(
             name,
             shown,
             format!(
-                "Read through the page cache instead ({refusal}): loads are felt more. Keep models on ext4, xfs or \
+                "Read through the page cache instead ({refusal}): loads slow requests more. Keep models on ext4, xfs or \
                  btrfs."
             ),
         ),
@@ -113,7 +113,7 @@ fn io_uring(disabled: Option<&str>) -> Check {
         Some("0") => "allowed",
         Some("1") => "for privileged processes only",
         Some(_) => "switched off",
-        None => "not said (Linux before 6.6)",
+        None => "unknown (Linux before 6.6)",
     };
     let meaning = "Collections on NVMe are read through it; serving models does not use it.";
     Check::ok("io_uring", found, meaning)

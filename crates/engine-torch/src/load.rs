@@ -71,8 +71,8 @@ fn package(
 ) -> Result<TorchModule> {
     if !options.trusted {
         return Err(Error::denied(
-            "a compiled package is native code, which runs with all the server's rights; whoever vouches for it \
-             sets `trusted = true` in the model's millpond.toml",
+            "a compiled package is native code, which runs with all the server's rights; if you trust it, \
+             set `trusted = true` in the model's millpond.toml",
         ));
     }
     std::fs::File::open(graph).map_err(|e| Error::io(graph, &e))?;

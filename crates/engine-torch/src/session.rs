@@ -111,7 +111,7 @@ impl TorchModel {
                 )));
             }
             Err(error) => {
-                tracing::debug!(%error, "a trial run did not tell the types of the outputs")
+                tracing::debug!(%error, "a trial run did not show the types of the outputs")
             }
         }
         Ok(())

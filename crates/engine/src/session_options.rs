@@ -105,7 +105,7 @@ impl SessionOptions {
             Ok(())
         } else {
             Err(Error::invalid(
-                "saved-model-tags selects a graph of a SavedModel, and this model is none: remove it",
+                "saved-model-tags selects a graph of a SavedModel, and this model is not one: remove it",
             ))
         }
     }

@@ -256,7 +256,7 @@ impl FleetWorker {
                     left = true;
                     continue;
                 }
-                tracing::warn!(%id, %error, %end, "the fleet does not learn the end of an update");
+                tracing::warn!(%id, %error, %end, "the end of an update is not recorded in etcd");
             }
             self.release(&id).await;
             let mut state = self.shared.state.lock();

@@ -88,7 +88,7 @@ impl Ledger {
         );
         if needed <= stats.bytes_max && (releasing > 0 || *promised > 0) {
             return Ok(Admission::Deferred(format!(
-                "{short}; waiting for memory that is on its way back"
+                "{short}; waiting for memory that other loads or retired versions hold"
             )));
         }
         let remedy = match transition {

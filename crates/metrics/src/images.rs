@@ -82,7 +82,7 @@ impl ImageMetrics {
         let r = registry;
         r.register(
             "images",
-            "Images put in by outcome: added, present, or an error",
+            "Uploaded images by outcome: added, present, or an error",
             self.put.clone(),
         );
         r.register_with_unit(

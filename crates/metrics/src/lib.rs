@@ -113,7 +113,7 @@ pub struct Metrics {
     pub loader_minor_faults: Family<ModelLabels, Counter>,
     /// CPU time that loaders used.
     pub loader_cpu_seconds: Family<ModelLabels, Counter<f64, AtomicU64>>,
-    /// Loads that went on at ordinary priority, because they starved at idle priority.
+    /// Loads that continued at ordinary priority, because they starved at idle priority.
     pub loads_escalated: Family<ModelLabels, Counter>,
     /// Loads whose threads were abandoned, because they did not end after they were stopped.
     pub loads_abandoned: Family<ModelLabels, Counter>,

@@ -172,7 +172,7 @@ impl Metrics {
         );
         r.register(
             "loads_hurried",
-            "Loads that went on at ordinary priority, because they starved at idle priority",
+            "Loads that continued at ordinary priority, because they starved at idle priority",
             self.loads_escalated.clone(),
         );
         r.register(

@@ -44,7 +44,7 @@ pub fn respond(request: ServerReflectionRequest) -> ServerReflectionResponse {
             let service = services().map(|name| ServiceResponse { name }).collect();
             MessageResponse::ListServicesResponse(ListServiceResponse { service })
         }
-        None => error(ErrorKind::InvalidArgument, "the request asks for nothing".to_owned()),
+        None => error(ErrorKind::InvalidArgument, "the request is empty".to_owned()),
     };
     ServerReflectionResponse {
         valid_host: request.host.clone(),

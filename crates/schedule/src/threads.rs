@@ -64,7 +64,7 @@ impl ThreadPolicy {
         }
         if workers > cores && !self.oversubscribe {
             return Err(Error::invalid(format!(
-                "--threads {workers} on {on} would make them fight for the cores; use at most {cores}, or \
+                "--threads {workers} on {on} would make them compete for the cores; use at most {cores}, or \
                  --oversubscribe"
             )));
         }
@@ -123,7 +123,7 @@ mod tests {
     fn more_threads_than_cores_are_refused() {
         assert_eq!(
             refusal(ThreadPolicy { cores: 2, workers: 8, ..FOUR }),
-            "--threads 8 on 2 cores would make them fight for the cores; use at most 2, or --oversubscribe"
+            "--threads 8 on 2 cores would make them compete for the cores; use at most 2, or --oversubscribe"
         );
         assert!(refusal(ThreadPolicy { cores: 1, workers: 2, ..FOUR }).contains("on 1 core would"));
         let insisted = ThreadPolicy { workers: 8, oversubscribe: true, ..FOUR };

@@ -212,14 +212,12 @@ fn field(fields: &Map<String, Value>) -> Parsed<Condition> {
         };
         if found.replace(condition).is_some() {
             return Err(format!(
-                "the condition on \"{path}\" says more than one thing; write a condition for each"
+                "the condition on \"{path}\" has more than one test; write a condition for each"
             ));
         }
     }
     found.ok_or_else(|| {
-        limits(format_args!(
-            "the condition on \"{path}\" says nothing; give match, range or is_empty"
-        ))
+        limits(format_args!("the condition on \"{path}\" is empty; give match, range or is_empty"))
     })
 }
 

@@ -184,7 +184,7 @@ pub(super) fn selection(
         (Some(_), Some(_)) => {
             Err(Error::invalid("points are chosen either by points or by filter, not by both"))
         }
-        (None, None) => Err(Error::invalid("say which points are meant: give points or filter")),
+        (None, None) => Err(Error::invalid("the points are not selected: give points or filter")),
     }
 }
 

@@ -122,7 +122,7 @@ fn check_alac(description: &[u8]) -> Result<()> {
     let frames = description.first_chunk().map_or(0, |field| u32::from_be_bytes(*field));
     if frames > ALAC_FRAMES_MAX {
         return Err(Error::data_loss(format!(
-            "the description of the codec is damaged: packets of {frames} samples, at most {ALAC_FRAMES_MAX} can be"
+            "the description of the codec is damaged: packets of {frames} samples, at most {ALAC_FRAMES_MAX} are possible"
         )));
     }
     Ok(())

@@ -91,7 +91,7 @@ fn lane_of_one(output: &NamedTensor, lane: usize, lanes: usize) -> Result<NamedT
     let (Some(rows), Some(bytes)) = (rows, output.tensor.bytes()) else {
         let name = &output.name;
         return Err(Error::invalid(format!(
-            "output \"{name}\" of shape {shape:?} has not {lanes} lanes: use lanes = 1"
+            "output \"{name}\" of shape {shape:?} does not have {lanes} lanes: use lanes = 1"
         )));
     };
     let each = bytes.len() / rows;

@@ -244,7 +244,7 @@ fn first(seen: &AtomicU64, ended: impl Fn() -> bool) -> Result<()> {
     let deadline = Instant::now() + FIRST_TIMEOUT;
     while seen.load(Ordering::Relaxed) == 0 {
         if ended() || Instant::now() > deadline {
-            return Err(Error::internal("no image of the folder was put in"));
+            return Err(Error::internal("no image of the folder was added"));
         }
         sleep(Duration::from_millis(5));
     }

@@ -101,8 +101,8 @@ fn collection_name(text: &str) -> Result<String, String> {
         Ok(text.to_owned())
     } else {
         Err(format!(
-            "a collection's name has 1 to {COLLECTION_BYTES_MAX} of A-Z, a-z, 0-9, \".\", \"_\" and \"-\", and begins \
-             with no dot"
+            "a collection's name has 1 to {COLLECTION_BYTES_MAX} of A-Z, a-z, 0-9, \".\", \"_\" and \"-\", and does not \
+             begin with a dot"
         ))
     }
 }

@@ -81,7 +81,7 @@ fn versions_are_published_to_a_store_and_compared() {
     check_error(
         &["publish", model, "--to", &format!("{url}/3")],
         2,
-        "\"3\" is a version's number and no model's name",
+        "\"3\" is a version's number, not a model's name",
     );
     check_error(
         &["publish", model, "--to", "ftp://host/m"],

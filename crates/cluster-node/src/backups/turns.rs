@@ -35,7 +35,7 @@ impl ClusterBackups {
             Ok(Ok(permit)) => Ok(permit),
             Ok(Err(_)) => Err(Error::unavailable("the server is shutting down")),
             Err(_) => Err(Error::exhausted(format!(
-                "this node transfers {TRANSFERS_MAX} snapshot already; try again later, or ask another root"
+                "this node transfers {TRANSFERS_MAX} snapshot already; try again later, or use another root"
             ))
             .with_retry_after(RETRY_AFTER)),
         }

@@ -141,7 +141,7 @@ pub fn views(bytes: &[u8]) -> Result<Vec<TemplateView>> {
             Ok(vec![TemplateView { graph, quality: None, finger: None, bytes: 0..bytes.len() }])
         }
         None => Err(Error::invalid(
-            "not a template of ISO/IEC 19794-2, ANSI 378 or SourceAFIS: its first bytes are others",
+            "not a template of ISO/IEC 19794-2, ANSI 378 or SourceAFIS: its first bytes are not those of a template",
         )),
     }
 }

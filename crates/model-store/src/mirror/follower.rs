@@ -143,7 +143,7 @@ impl Follower {
             tracing::warn!(
                 store = self.place.shown(),
                 %error,
-                "the store cannot be listed; copied models serve on"
+                "the store cannot be listed; copied models continue to serve"
             );
         }
         self.last_error = Some(text);
@@ -179,7 +179,7 @@ impl Follower {
         if changed && listing.is_model {
             tracing::warn!(
                 store = self.place.shown(),
-                "it has numbered directories, so it is one model and no directory of models: give NAME={}",
+                "it has numbered directories, so it is one model, not a directory of models: give NAME={}",
                 self.place.shown()
             );
         }

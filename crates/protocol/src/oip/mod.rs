@@ -62,7 +62,7 @@ fn no_shared_memory(name: &str) -> Error {
 
 fn no_classification(name: &str) -> Error {
     Error::unimplemented(format!(
-        "classification of \"{name}\" is not offered; ask for the output itself"
+        "classification of \"{name}\" is not offered; request the output itself"
     ))
 }
 

@@ -59,8 +59,8 @@ impl LogProgress {
         let (watermark, recorded) = Watermark::open(medium)?;
         let lost = recorded.is_none() && !manifest.logs.is_empty();
         let problem = lost.then(|| {
-            "the file watermark is missing or damaged: whether logs have lost their ends is known only up to the \
-             last list"
+            "the file watermark is missing or damaged: a log that lost its end is detected only up to the last \
+             list of segments"
                 .to_owned()
         });
         let mut marks: LogPositions =

@@ -151,7 +151,7 @@ impl SearchPool {
     ) -> Result<SearchPool> {
         if !(1..=THREADS_MAX).contains(&threads) || !(1..=QUEUE_MAX).contains(&queue_max) {
             return Err(Error::invalid(format!(
-                "1 to {THREADS_MAX} search threads and a queue of 1 to {QUEUE_MAX} can be had, not {threads} and \
+                "1 to {THREADS_MAX} search threads and a queue of 1 to {QUEUE_MAX} are possible, not {threads} and \
                  {queue_max}"
             )));
         }

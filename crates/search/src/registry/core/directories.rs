@@ -26,7 +26,7 @@ impl RegistryCore {
         if place.exists() {
             return Err(Error::new(
                 ErrorKind::AlreadyExists,
-                format!("{} is there and no collection; move it away", place.display()),
+                format!("{} is not a collection; move it to another directory", place.display()),
             ));
         }
         let points = format!("points-{:016x}", random());
