@@ -117,7 +117,7 @@ def test_a_refusal_says_when_to_try_again(start, tmp_path):
     assert int(trailers["retry-after"]) > 60, "Qdrant's client waits for this time"
     with (
         triton_grpc.InferenceServerClient(server.grpc) as client,
-        pytest.raises(triton_grpc.InferenceServerException, match="CPU seconds a minute"),
+        pytest.raises(triton_grpc.InferenceServerException, match="CPU seconds per minute"),
     ):
         client.infer("half_plus_two", [x], headers={"api-key": key})
 

@@ -72,7 +72,7 @@ fn sample_query(body: &[u8], count: usize) -> Result<RootQuery> {
 fn check_time(deadline: Instant) -> Result<()> {
     if Instant::now() > deadline {
         return Err(Error::deadline(
-            "the time was up before all points of the sample were compared; ask for a smaller sample, or allow \
+            "the time was up before all points of the sample were compared; request a smaller sample, or allow \
              more time",
         ));
     }

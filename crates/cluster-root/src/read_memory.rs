@@ -79,7 +79,7 @@ impl ReadMemory {
             let kind = "read_bytes_max";
             self.requests.metrics.refused.get_or_create(&KindLabels { kind }).inc();
             Err(Error::too_large(format!(
-                "the answers of the shards have more than {} MiB together; ask for less in one request, with a smaller \
+                "the answers of the shards have more than {} MiB together; request less at a time, with a smaller \
                      limit or without vectors",
                 READ_BYTES_MAX >> 20
             )))

@@ -231,7 +231,7 @@ impl HttpClient {
             let frame = frame.map_err(|error| {
                 if error.is::<LengthLimitError>() {
                     Error::too_large(format!(
-                        "{address} answers with more than {} MiB; ask for less in one request",
+                        "{address} answers with more than {} MiB; request less at a time",
                         ANSWER_BYTES_MAX >> 20
                     ))
                 } else {

@@ -302,7 +302,7 @@ impl InferenceService {
         begun.map_err(|wait| {
             self.metrics.refused.get_or_create(&KindLabels { kind: "key_cpu" }).inc();
             Error::exhausted(
-                "the key's requests in flight use up its CPU seconds a minute; try again later",
+                "the key's requests in flight use up its CPU seconds per minute; try again later",
             )
             .with_retry_after(wait)
         })

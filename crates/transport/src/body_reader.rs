@@ -145,7 +145,7 @@ where
     };
     while let Some(frame) = poll_fn(&mut next).await? {
         let frame =
-            frame.map_err(|error| Error::invalid(format!("the body broke off: {error}")))?;
+            frame.map_err(|error| Error::invalid(format!("the body ended early: {error}")))?;
         let Ok(data) = frame.into_data() else { continue };
         let so_far = rest.as_ref().map_or(first.len(), BytesMut::len);
         limits.check(Some((so_far + data.len()) as u64))?;

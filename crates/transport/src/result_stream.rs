@@ -142,7 +142,7 @@ impl Drop for ResultWriter {
 
 fn stalled(bytes_max: usize, stall: Duration) -> Error {
     let text = format!(
-        "the client has read nothing for {} s while {} MiB of results wait; read them while sending, or ask for fewer",
+        "the client has read nothing for {} s while {} MiB of results wait; read them while sending, or request fewer",
         stall.as_secs(),
         bytes_max >> 20
     );

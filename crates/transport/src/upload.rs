@@ -96,7 +96,7 @@ impl UploadPieces {
         match self {
             UploadPieces::Raw(body) => {
                 let piece = body.next().await.transpose();
-                piece.map_err(|error| Error::cancelled(format!("the upload broke off: {error}")))
+                piece.map_err(|error| Error::cancelled(format!("the upload ended early: {error}")))
             }
             UploadPieces::Form(field, noun) => {
                 field.chunk().await.map_err(|error| form_error(&error, noun))
@@ -217,7 +217,7 @@ impl Stream for FormPieces {
 fn form_error(error: &multer::Error, noun: &str) -> Error {
     match error {
         multer::Error::StreamReadFailed(error) => {
-            Error::cancelled(format!("the upload broke off: {error}"))
+            Error::cancelled(format!("the upload ended early: {error}"))
         }
         multer::Error::StreamSizeExceeded { limit } => Error::too_large(format!(
             "the form has more than {limit} bytes; send the {noun} in parts"

@@ -390,7 +390,7 @@ fn element_bytes(
             let bytes = integer.bits().unwrap_or(0) / 8;
             if bytes == 0 || bytes > 8 {
                 return Err(Error::unimplemented(format!(
-                    "cannot make up {integer} values; give --request FILE"
+                    "cannot generate {integer} values; give --request FILE"
                 )));
             }
             let limit = index_max.clamp(1, 1 << (8 * bytes.min(7) - 1));

@@ -71,7 +71,7 @@ impl fmt::Display for TunePoint {
         } else {
             write!(f, "sync, {} {runs}", self.threads)?;
         }
-        if self.intra_op > 1 { write!(f, ", {} threads a run", self.intra_op) } else { Ok(()) }
+        if self.intra_op > 1 { write!(f, ", {} threads per run", self.intra_op) } else { Ok(()) }
     }
 }
 
@@ -173,7 +173,7 @@ mod tests {
 
     #[test]
     fn points_are_displayed_as_text() {
-        assert_eq!(TunePoint::sync(1, 2).to_string(), "sync, 1 run, 2 threads a run");
+        assert_eq!(TunePoint::sync(1, 2).to_string(), "sync, 1 run, 2 threads per run");
         let point = TunePoint { delay_us: 500, ..TunePoint::batches(2) };
         assert_eq!(point.to_string(), "async, 2 runs, batch 32, max-queue-delay 0.5 ms");
         let text = toml::to_string(&point.schedule()).unwrap();

@@ -151,7 +151,7 @@ pub(crate) fn within(width: u32, height: u32, bytes: u64, limits: &Limits) -> Re
     let too_many = pixels > limits.pixels_max || width.max(height) > limits.side_max;
     if too_many || bytes > limits.bytes_max {
         return Err(Error::too_large(format!(
-            "this image has {width} x {height} pixels in {bytes} bytes; at most {} pixels, {} a side and {} bytes are \
+            "this image has {width} x {height} pixels in {bytes} bytes; at most {} pixels, {} per side and {} bytes are \
              decoded: make it smaller",
             limits.pixels_max, limits.side_max, limits.bytes_max
         )));

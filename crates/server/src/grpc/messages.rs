@@ -185,7 +185,7 @@ impl Messages {
                 return if self.buffer.is_empty() { Ok(None) } else { Err(cut) };
             };
             let frame =
-                frame.map_err(|error| Error::invalid(format!("the body broke off: {error}")))?;
+                frame.map_err(|error| Error::invalid(format!("the body ended early: {error}")))?;
             if let Ok(data) = frame.into_data() {
                 self.buffer.extend_from_slice(&data);
             }

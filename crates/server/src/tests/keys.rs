@@ -270,7 +270,7 @@ fn a_key_pays_for_its_runs() {
     assert_eq!(infer("metered").status, 200);
     let refused = infer("metered");
     assert!(refused.status == 429 && refused.head.contains("retry-after: "), "{}", refused.head);
-    assert!(refused.text().contains("CPU seconds a minute"), "{}", refused.text());
+    assert!(refused.text().contains("CPU seconds per minute"), "{}", refused.text());
     assert_eq!(infer("root").status, 200);
     let metrics = served.ask("GET", "/metrics", "api-key: root\r\n", b"").text();
     for line in [
@@ -383,6 +383,6 @@ fn roles_hold_over_grpc() {
         assert_eq!(answers.next().await.unwrap().unwrap().error_message, "");
         sender.send(infer("echo")).await.unwrap();
         let refused = answers.next().await.unwrap().unwrap().error_message;
-        assert!(refused.contains("CPU seconds a minute"), "{refused}");
+        assert!(refused.contains("CPU seconds per minute"), "{refused}");
     });
 }

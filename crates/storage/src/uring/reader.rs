@@ -137,7 +137,7 @@ impl UringReader {
         self.flying += queued;
         self.queued = 0;
         ring.enter(queued, wait).map_err(|error| {
-            Error::internal(format!("io_uring refuses to go on: {error}; open the reader again"))
+            Error::internal(format!("io_uring cannot continue: {error}; open the reader again"))
         })
     }
 

@@ -58,7 +58,7 @@ fn build(entries: u32) -> Result<IoUring> {
             }
             Some(libc::ENOSYS) => "use a kernel from 5.6 on, or one built with io_uring",
             Some(libc::ENOMEM) => "raise the limit of locked memory (ulimit -l)",
-            _ => "see whether io_uring works for other programs",
+            _ => "check if io_uring works for other programs",
         };
         Error::unimplemented(format!("no io_uring: {error}; {remedy}, or keep the index on another medium"))
     })

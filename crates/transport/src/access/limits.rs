@@ -132,10 +132,10 @@ impl ExceededLimit {
     pub(super) fn error(self, name: &str) -> Error {
         let (limit, wait) = match self {
             ExceededLimit::Requests { per_second, wait } => {
-                (format!("make {per_second} requests a second"), wait)
+                (format!("make {per_second} requests per second"), wait)
             }
             ExceededLimit::Cpu { per_minute, wait } => {
-                (format!("use {per_minute} CPU seconds a minute"), wait)
+                (format!("use {per_minute} CPU seconds per minute"), wait)
             }
         };
         Error::exhausted(format!("key \"{name}\" may {limit}; try again later"))

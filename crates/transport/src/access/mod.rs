@@ -302,7 +302,7 @@ impl AccessPolicy {
 /// `PermissionDenied` if `Sec-Fetch-Site` or `Origin` names another site.
 pub fn check_same_site(headers: &HeaderMap) -> Result<()> {
     let foreign =
-        || Error::denied("a page of another site may not ask this; open this server's own page");
+        || Error::denied("a page of another site may not call this; open this server's own page");
     if headers.get(SEC_FETCH_SITE).is_some_and(|site| site != "same-origin" && site != "none") {
         return Err(foreign());
     }
