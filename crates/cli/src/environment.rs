@@ -326,5 +326,5 @@ pub(crate) fn help() -> String {
         .iter()
         .map(|variable| format!("  {:width$}  {}", variable.name, variable.help))
         .collect();
-    format!("Environment (flags and settings file win):\n{}", lines.join("\n"))
+    format!("Environment (flags and the settings file override it):\n{}", lines.join("\n"))
 }

@@ -48,7 +48,7 @@ function draw(nodes, collections) {
   const open = new Set([...document.querySelectorAll("#collections details[open]")].map((details) => details.dataset.collection));
   $("collections").replaceChildren(...collections.map((one) => collection(one, open.has(one.id))));
   const moving = shards.filter(moves).length, missing = shards.filter((shard) => shard.serving.length === 0).length;
-  text($("nodes-note"), moving ? `${several(moving, "shard")} on the way to other nodes` : "");
+  text($("nodes-note"), moving ? `${several(moving, "shard")} moving to other nodes` : "");
   if (missing) state("failed", `${several(missing, "shard")} missing`);
   else state(moving ? "warn" : "ready", several(nodes.length, "node"));
 }

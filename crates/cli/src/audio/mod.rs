@@ -61,7 +61,7 @@ pub(crate) struct AudioCommand {
     /// Use the running server at this HTTP address
     #[arg(long, value_name = "URL", conflicts_with_all = ["recognisers", "threads", "cores", "intra_op", "list"])]
     url: Option<String>,
-    /// Write processing times, and the loading time apart, as JSON
+    /// Write processing times and, separately, the loading time as JSON
     #[arg(long, value_name = "FILE")]
     timing: Option<PathBuf>,
     #[command(flatten)]

@@ -109,8 +109,8 @@ pub(crate) struct ServerOptions {
     /// Timeout for a client's headers, and between two parts of a body [default: 10s]
     #[arg(long, value_name = "TIME")]
     pub(crate) client_timeout: Option<TimeSpan>,
-    /// Models that must serve for /readyz, /v2/health/ready and gRPC's health checks to call the
-    /// server ready [default: all]
+    /// Models that must serve before /readyz, /v2/health/ready and gRPC's health checks say that
+    /// the server is ready [default: all]
     #[arg(long, value_name = "MODELS")]
     pub(crate) readiness: Option<ReadyModels>,
     /// Servers whose names /metrics has too, from the same counters, beside Millpond's own: triton

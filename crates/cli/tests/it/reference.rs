@@ -8,8 +8,8 @@ use crate::program::run;
 const HEAD: &str = "\
 # Commands
 
-What `millpond --help` and the help of each command say. Made by `UPDATE_DOCS=1 cargo test -p millpond-cli`; a test
-fails when it is stale.
+The output of `millpond --help` and of the help of each command. Made by `UPDATE_DOCS=1 cargo test -p millpond-cli`; a
+test fails when it is stale.
 ";
 
 /// Appends the help of `command` and of what it consists of.
