@@ -154,7 +154,7 @@ $(CACHE)/images/ready: scripts/sample_pictures.py $(CACHE)/images/wheels/ready .
 # ---- targets for people
 
 .PHONY: build
-build: .venv/ready ## build target/release/millpond and the environment it finds ONNX Runtime in
+build: .venv/ready ## build target/release/millpond and a Python environment with ONNX Runtime
 	$(call say,millpond (release))
 	cargo build --release --locked -p millpond-cli
 
@@ -175,7 +175,7 @@ dist-programs: .venv/ready ## leave stripped programs in .cache/dist/millpond-VE
 	@scripts/dist.sh target/dist $(CACHE)/dist
 
 .PHONY: digits-model
-digits-model: .venv-audio/ready ## train the digits model of the demo anew: crates/demo/src/digits
+digits-model: .venv-audio/ready ## train the digits model of the demo again: crates/demo/src/digits
 	@.venv-audio/bin/python scripts/digits_model.py --to crates/demo/src/digits
 
 .PHONY: demo
