@@ -220,7 +220,7 @@ fn built(kind: u8) -> &'static Sections {
                 vectors: &vectors,
                 dims: DIMS,
                 metric: Metric::L2,
-                crew: BuildThreads::of(1),
+                threads: BuildThreads::of(1),
                 seed: 7,
             };
             let built = coarse::build(kind, &plan).expect("an index of 400 rows");

@@ -202,7 +202,7 @@ impl GpuBenchArgs {
             vectors: &data.base,
             dims: data.dims,
             metric: Metric::L2,
-            crew: BuildThreads::of(self.threads),
+            threads: BuildThreads::of(self.threads),
             seed: 1,
         };
         build(kind, &plan)

@@ -57,7 +57,7 @@ impl OurIndex {
             vectors: &data.base,
             dims: data.dims,
             metric: Metric::L2,
-            crew: BuildThreads::of(args.threads),
+            threads: BuildThreads::of(args.threads),
             seed: 1,
         };
         let started = Instant::now();

@@ -5,23 +5,23 @@ use base::{Error, ErrorKind, Result};
 /// Number of threads, and a function that cancels them.
 #[derive(Clone, Copy)]
 pub struct BuildThreads<'a> {
-    /// Threads, at least 1.
-    pub threads: usize,
+    /// Number of threads, at least 1.
+    pub count: usize,
     /// Returns false to cancel the build. All threads call it every few milliseconds.
     pub should_continue: &'a (dyn Fn() -> bool + Sync),
 }
 
 impl BuildThreads<'static> {
-    /// Creates a value of `threads` threads that are never cancelled.
-    pub fn of(threads: usize) -> BuildThreads<'static> {
-        BuildThreads { threads, should_continue: &|| true }
+    /// Creates a value of `count` threads that are never cancelled.
+    pub fn of(count: usize) -> BuildThreads<'static> {
+        BuildThreads { count, should_continue: &|| true }
     }
 }
 
 impl BuildThreads<'_> {
     /// Returns a single thread with the same cancellation.
     pub(super) fn alone(self) -> Self {
-        BuildThreads { threads: 1, ..self }
+        BuildThreads { count: 1, ..self }
     }
 
     /// Checks for cancellation.
@@ -55,7 +55,7 @@ impl BuildThreads<'_> {
             }
         };
         std::thread::scope(|scope| {
-            for _ in 1..self.threads {
+            for _ in 1..self.count {
                 scope.spawn(run);
             }
             run();
@@ -66,6 +66,6 @@ impl BuildThreads<'_> {
 
 impl std::fmt::Debug for BuildThreads<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Crew({})", self.threads)
+        write!(f, "BuildThreads({})", self.count)
     }
 }

@@ -282,7 +282,7 @@ mod tests {
                     vectors: &vectors,
                     dims: DIMS,
                     metric,
-                    crew: BuildThreads::of(2),
+                    threads: BuildThreads::of(2),
                     seed: 1,
                 },
             );

@@ -106,7 +106,7 @@ pub(super) fn build(build: &StreamedBuild<'_>) -> Result<BuiltIndex> {
             squares[*place] = float::dot(vector, vector);
             left = rest;
         }
-        build.crew.check()
+        build.threads.check()
     })?;
     if !left.is_empty() {
         return Err(Error::internal("a source has fewer vectors than it says"));

@@ -68,7 +68,7 @@ pub(crate) struct KmeansPlan<'a> {
     /// Lloyd's iterations.
     pub(crate) iterations: usize,
     /// Threads that work on it.
-    pub(crate) crew: BuildThreads<'a>,
+    pub(crate) threads: BuildThreads<'a>,
     /// Seed of the first centres.
     pub(crate) seed: u64,
 }
@@ -89,7 +89,7 @@ pub(crate) fn train(points: &[f32], plan: &KmeansPlan<'_>) -> Result<Vec<f32>> {
         centres.extend_from_slice(&points[point as usize * plan.dims..][..plan.dims]);
     }
     for _ in 0..if clusters == count { 0 } else { plan.iterations } {
-        let nearest = assign(points, &centres, plan.dims, plan.crew)?;
+        let nearest = assign(points, &centres, plan.dims, plan.threads)?;
         move_centres(points, &nearest, plan.dims, &mut centres);
     }
     Ok(centres)
@@ -120,12 +120,12 @@ pub(crate) fn assign(
     points: &[f32],
     centres: &[f32],
     dims: usize,
-    crew: BuildThreads<'_>,
+    threads: BuildThreads<'_>,
 ) -> Result<Vec<(u32, f32)>> {
     if centres.is_empty() {
         return Ok(Vec::new());
     }
-    NearestCentres::new(centres, dims).assign(points, crew)
+    NearestCentres::new(centres, dims).assign(points, threads)
 }
 
 /// Centres laid out to find the nearest one of many points.
@@ -144,11 +144,15 @@ impl NearestCentres {
     ///
     /// # Errors
     /// `Cancelled`.
-    pub(crate) fn assign(&self, points: &[f32], crew: BuildThreads<'_>) -> Result<Vec<(u32, f32)>> {
+    pub(crate) fn assign(
+        &self,
+        points: &[f32],
+        threads: BuildThreads<'_>,
+    ) -> Result<Vec<(u32, f32)>> {
         let mut nearest = vec![(0, 0.0); points.len() / self.dims];
         let chunks =
             points.chunks(POINTS_A_CHUNK * self.dims).zip(nearest.chunks_mut(POINTS_A_CHUNK));
-        crew.share(chunks, |(points, nearest)| self.panels.nearest(points, nearest))?;
+        threads.share(chunks, |(points, nearest)| self.panels.nearest(points, nearest))?;
         Ok(nearest)
     }
 }
@@ -266,7 +270,13 @@ mod tests {
     use proptest::prelude::*;
 
     fn plan(clusters: usize, threads: usize) -> KmeansPlan<'static> {
-        KmeansPlan { dims: 2, clusters, iterations: 10, crew: BuildThreads::of(threads), seed: 7 }
+        KmeansPlan {
+            dims: 2,
+            clusters,
+            iterations: 10,
+            threads: BuildThreads::of(threads),
+            seed: 7,
+        }
     }
 
     fn blobs(rows: usize) -> Vec<f32> {

@@ -110,7 +110,7 @@ pub struct CoarseBuild<'a> {
     /// Measure of similarity.
     pub metric: Metric,
     /// Threads that build, and their cancellation.
-    pub crew: BuildThreads<'a>,
+    pub threads: BuildThreads<'a>,
     /// Seed. Equal vectors, settings and seed give equal indexes, with any number of threads.
     pub seed: u64,
 }
@@ -121,10 +121,10 @@ impl CoarseBuild<'_> {
     /// # Errors
     /// `InvalidArgument` if the sizes do not match or a value is not finite.
     pub fn check(&self) -> Result<usize> {
-        if self.dims == 0 || self.dims > DIMS_MAX || self.crew.threads == 0 {
+        if self.dims == 0 || self.dims > DIMS_MAX || self.threads.count == 0 {
             return Err(Error::invalid(format!(
                 "an index needs 1 to {DIMS_MAX} dimensions and at least one thread, not {} and {}",
-                self.dims, self.crew.threads
+                self.dims, self.threads.count
             )));
         }
         let rows = self.vectors.len() / self.dims;
@@ -143,8 +143,8 @@ impl CoarseBuild<'_> {
 
     /// Returns the same build from a source.
     fn streamed<'a>(&'a self, vectors: &'a dyn BuildVectors) -> StreamedBuild<'a> {
-        let CoarseBuild { dims, metric, crew, seed, .. } = *self;
-        StreamedBuild { vectors, dims, metric, crew, seed }
+        let CoarseBuild { dims, metric, threads, seed, .. } = *self;
+        StreamedBuild { vectors, dims, metric, threads, seed }
     }
 }
 

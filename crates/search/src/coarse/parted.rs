@@ -237,8 +237,8 @@ mod tests {
     }
 
     fn built(vectors: &[f32]) -> Box<dyn Coarse> {
-        let crew = BuildThreads::of(2);
-        let plan = CoarseBuild { vectors, dims: DIMS, metric: Metric::L2, crew, seed: 1 };
+        let threads = BuildThreads::of(2);
+        let plan = CoarseBuild { vectors, dims: DIMS, metric: Metric::L2, threads, seed: 1 };
         build(CoarseKind::IvfPq, &plan).unwrap().index
     }
 

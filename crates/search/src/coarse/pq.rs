@@ -76,20 +76,20 @@ impl Codebooks {
     pub(crate) fn train(
         residuals: &[f32],
         shape: PqShape,
-        crew: BuildThreads<'_>,
+        threads: BuildThreads<'_>,
         seed: u64,
     ) -> Result<Codebooks> {
         let mut values = vec![0.0; shape.book_values()];
         let books = values.chunks_exact_mut(shape.part_dims * VALUES).enumerate();
         let failed = parking_lot::Mutex::new(None);
-        crew.share(books, |(part, book)| {
+        threads.share(books, |(part, book)| {
             let mut points = Vec::new();
             gather(residuals, shape, part, &mut points);
             let plan = KmeansPlan {
                 dims: shape.part_dims,
                 clusters: VALUES,
                 iterations: ITERATIONS,
-                crew: crew.alone(),
+                threads: threads.alone(),
                 seed: seed ^ part as u64,
             };
             match kmeans::train(&points, &plan) {

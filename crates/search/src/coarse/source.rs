@@ -54,7 +54,7 @@ pub struct StreamedBuild<'a> {
     /// Measure of similarity.
     pub metric: Metric,
     /// Threads that build, and their cancellation.
-    pub crew: BuildThreads<'a>,
+    pub threads: BuildThreads<'a>,
     /// Seed, as in [`super::CoarseBuild`].
     pub seed: u64,
 }
@@ -66,11 +66,11 @@ impl StreamedBuild<'_> {
     /// `InvalidArgument`.
     pub(super) fn check(&self) -> Result<usize> {
         let rows = self.vectors.rows();
-        if self.dims == 0 || self.dims > DIMS_MAX || self.crew.threads == 0 || rows > ROWS_MAX {
+        if self.dims == 0 || self.dims > DIMS_MAX || self.threads.count == 0 || rows > ROWS_MAX {
             return Err(Error::invalid(format!(
                 "an index needs 1 to {DIMS_MAX} dimensions, {ROWS_MAX} rows at most and at least one thread, not \
                  {}, {rows} and {}",
-                self.dims, self.crew.threads
+                self.dims, self.threads.count
             )));
         }
         Ok(rows)
@@ -102,7 +102,7 @@ impl StreamedBuild<'_> {
         self.vectors.scan(&mut |vectors| {
             points.clear();
             turn(vectors, &mut points)?;
-            let found = finder.assign(&points, self.crew)?;
+            let found = finder.assign(&points, self.threads)?;
             nearest.extend(found.iter().map(|(cluster, _)| *cluster));
             Ok(())
         })?;
@@ -113,7 +113,7 @@ impl StreamedBuild<'_> {
     pub(super) fn by_cluster(&self, lists: &RowsByCluster, each: &mut VisitRuns<'_>) -> Result<()> {
         let mut vectors = Vec::new();
         for clusters in lists.runs(CHUNK_VALUES / self.dims) {
-            self.crew.check()?;
+            self.threads.check()?;
             vectors.clear();
             self.vectors.gather(lists.rows_of(&clusters), &mut vectors)?;
             each(clusters, &vectors)?;

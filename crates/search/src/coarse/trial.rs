@@ -21,7 +21,7 @@ pub(super) struct TrialQueries<'a> {
     own: Vec<u32>,
     truth: Vec<Vec<u32>>,
     exact: SourceVectors<'a>,
-    crew: BuildThreads<'a>,
+    threads: BuildThreads<'a>,
 }
 
 /// Source of exact scores: the vectors of a build, in the form in which they are compared.
@@ -69,9 +69,9 @@ impl<'a> TrialQueries<'a> {
         let mut queries = Vec::with_capacity(own.len() * build.dims);
         build.vectors.gather(&from, &mut queries)?;
         let truth = nearest_rows(&queries, &own, build, order)?;
-        let StreamedBuild { vectors, dims, metric, crew, .. } = *build;
+        let StreamedBuild { vectors, dims, metric, threads, .. } = *build;
         let exact = SourceVectors { vectors, dims, metric, order };
-        Ok(Some(TrialQueries { queries, own, truth, exact, crew }))
+        Ok(Some(TrialQueries { queries, own, truth, exact, threads }))
     }
 
     /// Returns the share of the nearest rows that `index` finds with `probes` lists.
@@ -83,8 +83,8 @@ impl<'a> TrialQueries<'a> {
         let params = ScanParams { probes, refine };
         let exact = Some(&self.exact as &dyn Exact);
         let request = CoarseRequest { params, exact, ..CoarseRequest::best(MEASURED_HITS + 1) };
-        let TrialQueries { queries, own, truth, crew, .. } = self;
-        let recall = recall_of(index, queries, own, truth, &request, *crew)?;
+        let TrialQueries { queries, own, truth, threads, .. } = self;
+        let recall = recall_of(index, queries, own, truth, &request, *threads)?;
         Ok(RecallPoint {
             k: MEASURED_HITS as u32,
             recall,

@@ -201,7 +201,7 @@ pub(super) fn measure(
             params: ScanParams { probes, refine },
             ..CoarseRequest::best(MEASURED_HITS + 1)
         };
-        let recall = recall_of(index, &queries, &held_out, &truth, &request, build.crew)?;
+        let recall = recall_of(index, &queries, &held_out, &truth, &request, build.threads)?;
         Ok::<_, Error>(RecallPoint {
             k: MEASURED_HITS as u32,
             recall,
@@ -260,16 +260,16 @@ pub(super) fn nearest_rows(
     (0..).zip(order).for_each(|(place, row)| places[*row as usize] = place);
     // One list per thread and query, so that thresholds fall early in each; merging costs little.
     let lists = || vec![TopK::new(MEASURED_HITS + 1); count];
-    let mut tops: Vec<Vec<TopK>> = (0..build.crew.threads).map(|_| lists()).collect();
+    let mut tops: Vec<Vec<TopK>> = (0..build.threads.count).map(|_| lists()).collect();
     let mut first = 0;
     build.vectors.scan(&mut |vectors| {
         let rows = vectors.len() / dims;
         let places = places.get(first..first + rows);
         let places = places.ok_or_else(|| Error::internal("vectors that have no place"))?;
         first += rows;
-        let piece = rows.div_ceil(build.crew.threads);
+        let piece = rows.div_ceil(build.threads.count);
         let pieces = vectors.chunks(piece * dims).zip(places.chunks(piece)).zip(&mut tops);
-        build.crew.share(pieces, |((vectors, places), tops)| {
+        build.threads.share(pieces, |((vectors, places), tops)| {
             let mut products = vec![0.0; TRUTH_ROWS * count];
             let blocks = vectors.chunks(TRUTH_ROWS * dims).zip(places.chunks(TRUTH_ROWS));
             for (points, places) in blocks {
@@ -314,7 +314,7 @@ pub(super) fn recall_of(
     own: &[u32],
     truth: &[Vec<u32>],
     request: &CoarseRequest<'_>,
-    crew: BuildThreads<'_>,
+    threads: BuildThreads<'_>,
 ) -> Result<f32> {
     let mut scratch = CoarseScratch::default();
     let mut hits = Vec::<CoarseHit>::new();
@@ -322,7 +322,7 @@ pub(super) fn recall_of(
     let mut wanted = 0;
     for ((query, own), truth) in queries.chunks_exact(index.dims()).zip(own).zip(truth) {
         // A search of many lists takes milliseconds, and all of these could take minutes.
-        crew.check()?;
+        threads.check()?;
         index.search(query, request, &mut scratch, &mut hits)?;
         let rows = others(hits.iter().map(|hit| hit.row), *own);
         found += truth.iter().filter(|row| rows.contains(row)).count();
@@ -391,17 +391,17 @@ mod tests {
     #[test]
     fn a_trial_is_cancelled_between_its_queries() {
         let vectors: Vec<f32> = (0..64).map(|at| at as f32).collect();
-        let crew = BuildThreads::of(1);
-        let plan = CoarseBuild { vectors: &vectors, dims: 1, metric: Metric::L2, crew, seed: 3 };
+        let threads = BuildThreads::of(1);
+        let plan = CoarseBuild { vectors: &vectors, dims: 1, metric: Metric::L2, threads, seed: 3 };
         let built = build(CoarseKind::Flat, &plan).unwrap();
         let checks = AtomicUsize::new(0);
         let should_continue = || checks.fetch_add(1, Ordering::Relaxed) < 2;
-        let crew = BuildThreads { threads: 1, should_continue: &should_continue };
+        let threads = BuildThreads { count: 1, should_continue: &should_continue };
         let own = [0, 1, 2, 3];
         let truth = vec![Vec::new(); own.len()];
         let request = CoarseRequest::best(MEASURED_HITS);
         let index = built.index.as_ref();
-        let recall = recall_of(index, &[0.0; 4], &own, &truth, &request, crew);
+        let recall = recall_of(index, &[0.0; 4], &own, &truth, &request, threads);
         assert_eq!(recall.unwrap_err().kind(), ErrorKind::Cancelled);
         assert_eq!(checks.into_inner(), 3);
     }
@@ -413,8 +413,8 @@ mod tests {
         let mut draw = RandomDraws::new(6);
         let vectors: Vec<f32> =
             (0..rows * dims).map(|_| draw.below(1000) as f32 / 500.0 - 1.0).collect();
-        let crew = BuildThreads::of(2);
-        let plan = CoarseBuild { vectors: &vectors, dims, metric: Metric::L2, crew, seed: 3 };
+        let threads = BuildThreads::of(2);
+        let plan = CoarseBuild { vectors: &vectors, dims, metric: Metric::L2, threads, seed: 3 };
         for kind in [CoarseKind::IvfPq, CoarseKind::Rabitq] {
             let built = build(kind, &plan).unwrap();
             let recall = built.index.recall().unwrap();
@@ -436,7 +436,7 @@ mod tests {
             vectors: &vectors,
             dims,
             metric: Metric::L2,
-            crew: BuildThreads::of(2),
+            threads: BuildThreads::of(2),
             seed: 3,
         };
         let built = build(CoarseKind::IvfPq, &plan).unwrap();

@@ -168,11 +168,11 @@ impl Collection {
         let rows = source.rows.len() as u64;
         let needed = self.options.segment_form().working_bytes(rows);
         let working = headroom.split(needed, "flush")?;
-        let crew = BuildThreads {
-            threads: self.options.build_threads,
+        let threads = BuildThreads {
+            count: self.options.build_threads,
             should_continue: &|| self.may_flush(deadline),
         };
-        let written = self.write_segment(&busy, uuid, &mut source, 0, crew, &|bytes| {
+        let written = self.write_segment(&busy, uuid, &mut source, 0, threads, &|bytes| {
             self.flush_step(bytes, deadline)
         });
         headroom.join(working);
@@ -216,7 +216,7 @@ impl Collection {
         uuid: [u8; 16],
         source: &mut dyn RowSource,
         spare_bytes: u64,
-        crew: BuildThreads<'_>,
+        threads: BuildThreads<'_>,
         step: segment::IoStep<'_>,
     ) -> Result<WrittenSegment> {
         let rows = source.rows() as u64;
@@ -225,7 +225,7 @@ impl Collection {
             settings: self.options.shape.settings(),
             records: self.options.records,
             kind: self.options.kind,
-            crew,
+            threads,
             uuid,
             index_bytes,
         };

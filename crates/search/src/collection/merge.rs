@@ -419,12 +419,12 @@ impl Collection {
             cache: PageCache::new(CACHED_PAGES),
             urgency,
         };
-        let crew = BuildThreads {
-            threads: self.options.build_threads,
+        let threads = BuildThreads {
+            count: self.options.build_threads,
             should_continue: &|| self.may_merge(urgency),
         };
         let written =
-            self.write_segment(&busy, uuid, &mut source, spare_bytes, crew, &|bytes| {
+            self.write_segment(&busy, uuid, &mut source, spare_bytes, threads, &|bytes| {
                 self.merge_step(bytes, urgency)
             })?;
         drop((working, spare));

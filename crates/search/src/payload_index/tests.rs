@@ -78,7 +78,7 @@ fn segment_of(payloads: Vec<Vec<u8>>) -> TestSegment {
         settings: SegmentSettings { dims: 1, metric: Metric::L2, encoding: VectorEncoding::F32 },
         kind: CoarseKind::Flat,
         records: RecordKind::Opaque,
-        crew: BuildThreads::of(1),
+        threads: BuildThreads::of(1),
         uuid: [7; 16],
         index_bytes: memory_bytes(payloads.len() as u64),
     };

@@ -45,7 +45,7 @@ pub(crate) struct SegmentPlan<'a> {
     /// Kind of the coarse index.
     pub(crate) kind: CoarseKind,
     /// Threads that build it.
-    pub(crate) crew: BuildThreads<'a>,
+    pub(crate) threads: BuildThreads<'a>,
     /// UUID of the segment.
     pub(crate) uuid: [u8; 16],
     /// Maximum bytes of memory for building the payload index; at least
@@ -184,7 +184,7 @@ pub(crate) fn write(
     let SegmentSettings { dims, metric, encoding } = plan.settings;
     let seed = u64::from(crc32c::crc32c(&plan.uuid));
     let vectors = StoredVectors { source: &*source, encoding };
-    let build = StreamedBuild { vectors: &vectors, dims, metric, crew: plan.crew, seed };
+    let build = StreamedBuild { vectors: &vectors, dims, metric, threads: plan.threads, seed };
     let coarse::BuiltIndex { order, index } = coarse::build_streamed(plan.kind, &build)?;
     let mut file = SegmentFileWriter::create(medium, name, step)?;
     file.section(kind::SETTINGS, &plan.settings.encode())?;

@@ -58,7 +58,7 @@ impl Scene {
         let vectors = vectors(rows, dims, 3);
         let built = build(
             kind,
-            &CoarseBuild { vectors: &vectors, dims, metric, crew: BuildThreads::of(2), seed: 5 },
+            &CoarseBuild { vectors: &vectors, dims, metric, threads: BuildThreads::of(2), seed: 5 },
         )
         .unwrap();
         Scene { dims, metric, vectors, built }
@@ -142,8 +142,9 @@ fn zero_vectors_hide_no_row_with_a_positive_cosine() {
     vectors.extend((0..rows * dims).map(|_| value()));
     let query: Vec<f32> = (0..dims).map(|_| value()).collect();
     for kind in KINDS {
-        let crew = BuildThreads::of(1);
-        let plan = CoarseBuild { vectors: &vectors, dims, metric: Metric::Cosine, crew, seed: 1 };
+        let threads = BuildThreads::of(1);
+        let plan =
+            CoarseBuild { vectors: &vectors, dims, metric: Metric::Cosine, threads, seed: 1 };
         let built = build(kind, &plan).unwrap();
         let exact = DenseVectors::new(&vectors, dims, Metric::Cosine, &built.order).unwrap();
         let params = ScanParams { probes: usize::MAX, refine: 40 };
@@ -395,7 +396,7 @@ fn equal_and_zero_vectors() {
                     vectors: &same,
                     dims: 16,
                     metric,
-                    crew: BuildThreads::of(1),
+                    threads: BuildThreads::of(1),
                     seed: 1,
                 },
             )
@@ -425,7 +426,7 @@ fn the_number_of_threads_changes_nothing() {
                     vectors: &vectors,
                     dims: 24,
                     metric: Metric::L2,
-                    crew: BuildThreads::of(threads),
+                    threads: BuildThreads::of(threads),
                     seed: 2,
                 },
             );
@@ -498,7 +499,7 @@ fn extreme_vectors_are_indexed() {
                 vectors: &vectors,
                 dims: 8,
                 metric,
-                crew: BuildThreads::of(1),
+                threads: BuildThreads::of(1),
                 seed: 1,
             };
             let built = build(CoarseKind::Auto, &of).unwrap();
@@ -544,14 +545,14 @@ fn chunks_and_threads_do_not_change_an_index() {
                 vectors: &vectors,
                 dims,
                 metric,
-                crew: BuildThreads::of(threads),
+                threads: BuildThreads::of(threads),
                 seed: 5,
             };
             let whole = build(kind, &plan(1)).unwrap();
             for (rows_at_once, threads) in [(1, 1), (7, 3), (5000, 2)] {
                 let source = ChunkedVectors { values: &vectors, dims, rows_at_once };
-                let CoarseBuild { crew, seed, .. } = plan(threads);
-                let streamed = StreamedBuild { vectors: &source, dims, metric, crew, seed };
+                let CoarseBuild { threads, seed, .. } = plan(threads);
+                let streamed = StreamedBuild { vectors: &source, dims, metric, threads, seed };
                 let built = build_streamed(kind, &streamed).unwrap();
                 assert_eq!(built.order, whole.order, "{kind:?} {metric:?} {rows_at_once}");
                 assert_eq!(built.index.sections(), whole.index.sections());
@@ -575,11 +576,12 @@ fn a_source_that_fails_ends_the_build() {
         }
     }
     for kind in KINDS {
-        let crew = BuildThreads::of(1);
-        let broken = StreamedBuild { vectors: &Broken, dims: 2, metric: Metric::L2, crew, seed: 1 };
+        let threads = BuildThreads::of(1);
+        let broken =
+            StreamedBuild { vectors: &Broken, dims: 2, metric: Metric::L2, threads, seed: 1 };
         let error = build_streamed(kind, &broken).err().unwrap();
         assert!(error.message().contains("vector 0"), "{error}");
-        let none = StreamedBuild { crew: BuildThreads::of(0), ..broken };
+        let none = StreamedBuild { threads: BuildThreads::of(0), ..broken };
         assert_eq!(
             build_streamed(kind, &none).err().unwrap().kind(),
             base::ErrorKind::InvalidArgument

@@ -32,7 +32,7 @@ pub(in crate::coarse) fn build(
         dims,
         clusters,
         iterations: kmeans::ITERATIONS,
-        crew: build.crew,
+        threads: build.threads,
         seed: build.seed,
     };
     let centres = kmeans::train(&sample, &plan)?;
@@ -87,7 +87,7 @@ fn train_books(centres: &[f32], nearest: &[u32], build: &StreamedBuild<'_>) -> R
         subtract(vector, &centres[cluster * dims..][..dims], &mut residuals);
     }
     drop(vectors);
-    Codebooks::train(&residuals, PqShape::new(dims), build.crew, build.seed)
+    Codebooks::train(&residuals, PqShape::new(dims), build.threads, build.seed)
 }
 
 /// Encodes all rows, list by list, and adds their bytes to `bytes`.
@@ -107,7 +107,7 @@ fn encode(
         bytes.extend(vectors);
         let mut pieces = vec![PqCodes::default(); clusters.len()];
         let first = lists.starts[clusters.start] as usize;
-        build.crew.share(pieces.iter_mut().zip(clusters), |(piece, cluster)| {
+        build.threads.share(pieces.iter_mut().zip(clusters), |(piece, cluster)| {
             let start = (lists.starts[cluster] as usize - first) * dims;
             let end = (lists.starts[cluster + 1] as usize - first) * dims;
             let centre = &centres[cluster * dims..][..dims];
@@ -134,7 +134,7 @@ impl ListDirectory {
         let middle: Vec<f32> = sums.iter().map(|sum| (sum / count) as f32).collect();
         let mut residuals = Vec::with_capacity(centres.len());
         subtract(centres, &middle, &mut residuals);
-        let books = Codebooks::train(&residuals, PqShape::new(dims), build.crew, build.seed)?;
+        let books = Codebooks::train(&residuals, PqShape::new(dims), build.threads, build.seed)?;
         let codes = PqCodes::encode(centres, &middle, &books, metric);
         Ok(ListDirectory { middle, books, codes })
     }

@@ -34,7 +34,7 @@ pub(in crate::coarse) fn build(
         dims: padded,
         clusters: clusters_for(build.vectors.rows()),
         iterations: kmeans::ITERATIONS,
-        crew: build.crew,
+        threads: build.threads,
         seed: build.seed ^ 1,
     };
     let mut sample = Vec::new();
@@ -74,7 +74,7 @@ impl RotatedDifferences<'_> {
         let chunks = vectors
             .chunks(ROWS_A_CHUNK * dims)
             .zip(points[start..].chunks_mut(ROWS_A_CHUNK * padded));
-        self.build.crew.share(chunks, |(vectors, points)| {
+        self.build.threads.share(chunks, |(vectors, points)| {
             let shifted: Vec<f32> = vectors
                 .chunks_exact(dims)
                 .flat_map(|vector| vector.iter().zip(self.mean).map(|(value, mean)| value - mean))
@@ -90,7 +90,7 @@ fn encode(
     centres: &[f32],
     turn: &RotatedDifferences<'_>,
 ) -> Result<RabitqCodes> {
-    let StreamedBuild { dims, metric, crew, .. } = *turn.build;
+    let StreamedBuild { dims, metric, threads, .. } = *turn.build;
     let padded = turn.rotation.padded();
     let mut codes = RabitqCodes::with_capacity(&rows.starts, padded);
     let mut points = Vec::new();
@@ -100,7 +100,7 @@ fn encode(
         // Pieces are joined in their own order, so that the number of threads changes nothing.
         let mut pieces: Vec<RabitqCodes> = vec![RabitqCodes::default(); clusters.len()];
         let first = rows.starts[clusters.start];
-        crew.share(pieces.iter_mut().zip(clusters), |(piece, cluster)| {
+        threads.share(pieces.iter_mut().zip(clusters), |(piece, cluster)| {
             let of = |row: u32, dims: usize| (row - first) as usize * dims;
             let start = rows.starts[cluster];
             let end = rows.starts[cluster + 1];

@@ -120,8 +120,8 @@ fn one_bit_bounds_lose_few_of_the_nearest() {
 fn exact_searches_have_wider_bounds() {
     let mut draw = RandomDraws::new(5);
     let vectors = normal(&mut draw, 300 * DIMS);
-    let crew = BuildThreads::of(1);
-    let plan = CoarseBuild { vectors: &vectors, dims: DIMS, metric: Metric::L2, crew, seed: 1 };
+    let threads = BuildThreads::of(1);
+    let plan = CoarseBuild { vectors: &vectors, dims: DIMS, metric: Metric::L2, threads, seed: 1 };
     let built = build(CoarseKind::Rabitq, &plan).unwrap();
     let query = normal(&mut draw, DIMS);
     let widths = |params: ScanParams| {
