@@ -110,7 +110,7 @@ pub(crate) async fn forget(
         let known = speaker.clone();
         // Writing the file would block a connection thread.
         let removed = tokio::task::spawn_blocking(move || speakers.remove(&known)).await;
-        if removed.map_err(|error| Error::internal(format!("the file of speakers: {error}")))?? {
+        if removed.map_err(|error| Error::internal("the file of speakers").caused_by(error))?? {
             Ok(Reply::json(json!({ "recogniser": name, "speaker": speaker }).to_string()))
         } else {
             Err(unknown(&name, &speaker))

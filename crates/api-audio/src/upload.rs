@@ -172,7 +172,7 @@ impl AudioUpload {
         });
         spawned
             .map(drop)
-            .map_err(|error| Error::exhausted(format!("no thread for the recording: {error}")))
+            .map_err(|error| Error::exhausted("no thread for the recording").caused_by(error))
     }
 
     /// Returns one embedding of the whole recording, or of the part that can be decoded.

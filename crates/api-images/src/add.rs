@@ -123,7 +123,7 @@ async fn put(services: &Arc<ImageServices>, new: NewImage) -> Result<PutOutcome>
         Some(account) => tokio::spawn(account.wrap(work)),
         None => tokio::spawn(work),
     };
-    written.await.map_err(|error| Error::internal(format!("an upload ended early: {error}")))?
+    written.await.map_err(|error| Error::internal("an upload ended early").caused_by(error))?
 }
 
 /// An image that is being added to an existing collection.

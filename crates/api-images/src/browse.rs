@@ -135,7 +135,7 @@ pub(crate) async fn missing(
         return Err(Error::invalid(format!("at most {IDS_MAX} ids at a time")));
     }
     let ids: Vec<PointId> = serde_json::from_value(ids.into())
-        .map_err(|error| Error::invalid(format!("ids: {error}")))?;
+        .map_err(|error| Error::invalid("ids").caused_by(error))?;
     let registry = services.registry()?;
     let target = match ImageCollection::open(&registry, name) {
         Ok(target) => target,
@@ -309,7 +309,7 @@ pub(crate) async fn drop_collection(services: &Arc<ImageServices>, name: &str) -
     let target = ImageCollection::open(&registry, name)?;
     let services = services.clone();
     let removal = tokio::spawn(async move { remove_collection(&services, registry, target).await });
-    removal.await.map_err(|error| Error::internal(format!("a removal ended early: {error}")))?
+    removal.await.map_err(|error| Error::internal("a removal ended early").caused_by(error))?
 }
 
 /// The collections of images as Qdrant's interface uses them.

@@ -154,9 +154,7 @@ pub(crate) fn start<S: ImageSource>(
         drop(permit);
     };
     let spawned = std::thread::Builder::new().name(name).spawn(body);
-    spawned
-        .map(drop)
-        .map_err(|error| Error::exhausted(format!("no thread for the images: {error}")))
+    spawned.map(drop).map_err(|error| Error::exhausted("no thread for the images").caused_by(error))
 }
 
 /// Outcome of a file.

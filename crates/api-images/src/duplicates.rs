@@ -175,9 +175,7 @@ pub(crate) fn write_groups(
         drop(permit);
     };
     let spawned = std::thread::Builder::new().name("duplicates-out".to_owned()).spawn(body);
-    spawned
-        .map(drop)
-        .map_err(|error| Error::exhausted(format!("no thread for the groups: {error}")))
+    spawned.map(drop).map_err(|error| Error::exhausted("no thread for the groups").caused_by(error))
 }
 
 /// Images of a group, and its pairs.

@@ -374,7 +374,7 @@ pub(crate) fn checked_quality(quality_min: Option<u8>) -> Result<u8> {
 pub(crate) fn checked_payload(text: Option<&str>) -> Result<Map<String, Value>> {
     let Some(text) = text else { return Ok(Map::new()) };
     let payload: Map<String, Value> = serde_json::from_str(text)
-        .map_err(|error| Error::invalid(format!("payload= is not a JSON object: {error}")))?;
+        .map_err(|error| Error::invalid("payload= is not a JSON object").caused_by(error))?;
     check_own_keys(&payload)?;
     Ok(payload)
 }

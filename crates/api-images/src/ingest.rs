@@ -110,7 +110,7 @@ fn start(claims: &Arc<Claims>) -> Result<Sender<IngestImage>> {
             }
         };
         let spawned = std::thread::Builder::new().name(format!("ingest-{number}")).spawn(body);
-        spawned.map_err(|error| Error::exhausted(format!("no thread for bulk work: {error}")))?;
+        spawned.map_err(|error| Error::exhausted("no thread for bulk work").caused_by(error))?;
     }
     Ok(sender)
 }

@@ -45,8 +45,7 @@ impl IngestJob {
         // A new thread has the priority of the thread that starts it, so the runtime starts it.
         let work = self.runtime.spawn(async { tokio::task::spawn_blocking(work).await });
         let ended = self.runtime.block_on(work).and_then(|ended| ended);
-        ended.map_err(|error| {
-            Error::internal(format!("work on a collection ended early: {error}"))
-        })?
+        ended
+            .map_err(|error| Error::internal("work on a collection ended early").caused_by(error))?
     }
 }

@@ -49,7 +49,7 @@ pub(crate) fn print_file(base64: &str) -> Result<Bytes> {
     let decoded = base64::engine::general_purpose::STANDARD.decode(base64);
     decoded
         .map(Into::into)
-        .map_err(|error| Error::invalid(format!("a print is not base64: {error}")))
+        .map_err(|error| Error::invalid("a print is not base64").caused_by(error))
 }
 
 /// A person, and the best score of each finger of the request.

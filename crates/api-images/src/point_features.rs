@@ -119,7 +119,7 @@ impl PointFeatures {
     /// # Errors
     /// `Internal` if it cannot be written.
     pub(crate) fn to_json(&self) -> Result<String> {
-        serde_json::to_string(self).map_err(|error| Error::internal(format!("features: {error}")))
+        serde_json::to_string(self).map_err(|error| Error::internal("features").caused_by(error))
     }
 }
 
@@ -155,7 +155,7 @@ pub(crate) fn parse_json<'a, T: Deserialize<'a>>(text: &'a [u8]) -> Result<T> {
         let prefix = if path == "." { String::new() } else { format!("{path}: ") };
         Error::invalid(format!("{prefix}{}", error.inner()))
     })?;
-    reader.end().map_err(|error| Error::invalid(format!("the body: {error}")))?;
+    reader.end().map_err(|error| Error::invalid("the body").caused_by(error))?;
     Ok(value)
 }
 

@@ -131,5 +131,5 @@ fn spawn(kind: PoolKind, number: usize, queue: Receiver<ImageTask>) -> Result<()
     };
     let name = format!("{}-{number}", kind.thread_name());
     let spawned = std::thread::Builder::new().name(name).spawn(body);
-    spawned.map(drop).map_err(|error| Error::exhausted(format!("no thread for images: {error}")))
+    spawned.map(drop).map_err(|error| Error::exhausted("no thread for images").caused_by(error))
 }

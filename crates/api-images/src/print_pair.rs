@@ -52,7 +52,7 @@ impl PrintJson {
             PrintJson::Record { record } => STANDARD
                 .decode(record)
                 .map(PrintSource::Record)
-                .map_err(|error| Error::invalid(format!("a record is not base64: {error}"))),
+                .map_err(|error| Error::invalid("a record is not base64").caused_by(error)),
         }
     }
 }

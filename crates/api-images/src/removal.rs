@@ -243,9 +243,8 @@ async fn remove_part(
         Ok(())
     };
     let removed = tokio::task::spawn_blocking(work).await;
-    removed.map_err(|error| {
-        Error::internal(format!("the removal of originals ended early: {error}"))
-    })?
+    removed
+        .map_err(|error| Error::internal("the removal of originals ended early").caused_by(error))?
 }
 
 /// Returns the collections whose originals are in the directory `space`. Does not open the

@@ -197,7 +197,7 @@ pub(crate) fn remove_record(file: &Path) {
 fn new_file(directory: &Path, record: &RemovalRecord) -> Result<NamedTempFile> {
     let failed = |error: IoError| Error::io(directory, &error);
     let text = serde_json::to_vec(record)
-        .map_err(|error| Error::internal(format!("the record of a removal: {error}")))?;
+        .map_err(|error| Error::internal("the record of a removal").caused_by(error))?;
     let mut file = tempfile::Builder::new()
         .prefix(RECORD_PREFIX)
         .suffix(&format!(".{NEW_EXTENSION}"))
@@ -238,7 +238,7 @@ fn read_record(file: &Path) -> Result<RemovalRecord> {
     let read = opened.take(RECORD_BYTES_MAX).read_to_end(&mut text);
     read.map_err(|error| Error::io(file, &error))?;
     serde_json::from_slice(&text)
-        .map_err(|error| Error::data_loss(format!("{}: {error}", file.display())))
+        .map_err(|error| Error::data_loss(file.display().to_string()).caused_by(error))
 }
 
 /// Renames a damaged record, so that it stays and no start reads it.

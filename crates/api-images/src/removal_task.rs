@@ -37,7 +37,7 @@ pub(crate) async fn remove_collection(
     let own = services.clone();
     let added = tokio::task::spawn_blocking(move || own.removed.add_removed(removal, until)).await;
     start(services, &Handle::current());
-    added.map_err(|error| Error::internal(format!("a removal ended early: {error}")))?
+    added.map_err(|error| Error::internal("a removal ended early").caused_by(error))?
 }
 
 /// Continues the removals that the last process has not finished. They and all later removals run
@@ -118,9 +118,8 @@ async fn run_removal(services: &Arc<ImageServices>, removal: &mut PendingRemoval
             tokio::spawn(async move { remove_unnamed(&own, &space, until).await })
         }
     };
-    task.await.map_err(|error| {
-        Error::internal(format!("the removal of originals ended early: {error}"))
-    })?
+    task.await
+        .map_err(|error| Error::internal("the removal of originals ended early").caused_by(error))?
 }
 
 /// Returns the time of a removal. Sets and records the time of a removal that has none, so that a
@@ -150,6 +149,6 @@ async fn record_time(services: &Arc<ImageServices>, removal: PendingRemoval) -> 
     let work = move || own.removed.record_time(removal.file.as_deref(), &removal.record);
     let recorded = tokio::task::spawn_blocking(work).await;
     recorded.map_err(|error| {
-        Error::internal(format!("the record of a removal was not written: {error}"))
+        Error::internal("the record of a removal was not written").caused_by(error)
     })
 }

@@ -202,7 +202,7 @@ async fn parse<T: DeserializeOwned>(body: Body) -> Result<T> {
             .with_source(error)
     })?;
     let text: &[u8] = if body.is_empty() { b"{}" } else { &body };
-    serde_json::from_slice(text).map_err(|error| Error::invalid(format!("the body: {error}")))
+    serde_json::from_slice(text).map_err(|error| Error::invalid("the body").caused_by(error))
 }
 
 /// Queues a request and answers with the job's number.
@@ -269,7 +269,7 @@ async fn prune(
 
 fn age_of(days: f64) -> Result<Duration> {
     Duration::try_from_secs_f64(days * DAY_SECONDS)
-        .map_err(|error| Error::invalid(format!("\"keep_days\" {days}: {error}")))
+        .map_err(|error| Error::invalid(format!("\"keep_days\" {days}")).caused_by(error))
 }
 
 async fn restore(

@@ -433,7 +433,7 @@ async fn await_result(
 
 fn encode<T: Serialize>(result: &T) -> EncodedResult {
     serde_json::to_vec(result)
-        .map_err(|error| Error::internal(format!("an answer cannot be written: {error}")))
+        .map_err(|error| Error::internal("an answer cannot be written").caused_by(error))
 }
 
 fn reply(result: EncodedResult, started: Instant) -> Reply {

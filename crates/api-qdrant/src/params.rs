@@ -26,7 +26,7 @@ impl RequestParams {
     /// `InvalidArgument` for an unknown parameter, with its name, and for a malformed value.
     pub(crate) fn parse(uri: &Uri) -> Result<RequestParams> {
         let pairs = Query::<Vec<(String, String)>>::try_from_uri(uri)
-            .map_err(|error| Error::invalid(format!("the query string cannot be read: {error}")))?;
+            .map_err(|error| Error::invalid("the query string cannot be read").caused_by(error))?;
         let mut params = RequestParams::default();
         for (name, value) in &pairs.0 {
             match name.as_str() {

@@ -117,7 +117,7 @@ pub(crate) fn routes() -> Router<Arc<CollectionsState>> {
 fn reply(result: Result<impl Serialize>, started: Instant) -> Reply {
     let encoded = result.and_then(|result| {
         serde_json::to_vec(&result)
-            .map_err(|error| Error::internal(format!("an answer cannot be written: {error}")))
+            .map_err(|error| Error::internal("an answer cannot be written").caused_by(error))
     });
     match encoded {
         Ok(result) => Reply::json(envelope(&result, started.elapsed())),
@@ -277,9 +277,7 @@ fn on_thread(permit: UploadPermit, work: impl FnOnce(UploadPermit) + Send + 'sta
         work(permit);
     };
     let spawned = std::thread::Builder::new().name(name).spawn(run);
-    spawned
-        .map(drop)
-        .map_err(|error| Error::exhausted(format!("no thread for a snapshot: {error}")))
+    spawned.map(drop).map_err(|error| Error::exhausted("no thread for a snapshot").caused_by(error))
 }
 
 async fn download(

@@ -145,7 +145,7 @@ fn start() -> Result<Sender<WriteJob>> {
             }
         };
         let spawned = std::thread::Builder::new().name(name.clone()).spawn(run);
-        spawned.map_err(|error| Error::exhausted(format!("thread {name}: {error}")))?;
+        spawned.map_err(|error| Error::exhausted(format!("thread {name}")).caused_by(error))?;
     }
     Ok(queue)
 }

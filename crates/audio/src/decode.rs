@@ -137,7 +137,7 @@ impl Decoder {
                 let edits = mp4::check(&mut bytes)?;
                 let bytes = bytes
                     .rewound()
-                    .map_err(|error| Error::internal(format!("cannot go back: {error}")))?;
+                    .map_err(|error| Error::internal("cannot go back").caused_by(error))?;
                 Decoder::packets(Container::Mp4, bytes, edits)
             }
         }

@@ -93,7 +93,7 @@ pub async fn write_collection(
         files.push(BackupFile { name, object, bytes: file.bytes, blake3 });
     }
     let state = String::from_utf8(pinned.list()?)
-        .map_err(|error| Error::internal(format!("the list of files: {error}")))?;
+        .map_err(|error| Error::internal("the list of files").caused_by(error))?;
     let list = BackupList {
         id: label.id.clone(),
         collection: label.collection.to_owned(),
@@ -155,7 +155,7 @@ fn broken(error: std::io::Error) -> Error {
 
 fn header(name: &str, bytes: u64) -> Result<tar::Header> {
     let mut header = tar::Header::new_gnu();
-    header.set_path(name).map_err(|error| Error::internal(format!("{name}: {error}")))?;
+    header.set_path(name).map_err(|error| Error::internal(name).caused_by(error))?;
     header.set_size(bytes);
     header.set_mode(0o600);
     header.set_entry_type(tar::EntryType::Regular);

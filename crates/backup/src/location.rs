@@ -62,7 +62,7 @@ pub fn open_location(location: &str, options: &[(String, String)]) -> Result<Loc
     options.push(("timeout".to_owned(), DOWNLOAD_TIME_MAX.to_owned()));
     let place = StorePlace::open(directory, &options)?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-    let runtime = runtime.map_err(|error| Error::exhausted(format!("a runtime: {error}")))?;
+    let runtime = runtime.map_err(|error| Error::exhausted("a runtime").caused_by(error))?;
     let got = runtime.block_on(async { place.objects().get(&place.key(name)).await });
     let pieces = got.map_err(|error| place.failed(&error))?.into_stream();
     let reader = RemoteReader { runtime, pieces: Box::pin(pieces), current: Bytes::new() };

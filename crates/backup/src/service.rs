@@ -262,7 +262,7 @@ fn start_thread(shared: &Arc<ServiceShared>) -> Result<BackupThread> {
         shared.work(&requests);
     };
     let spawned = std::thread::Builder::new().name("backup".to_owned()).spawn(run);
-    let thread = spawned.map_err(|error| Error::exhausted(format!("thread backup: {error}")))?;
+    let thread = spawned.map_err(|error| Error::exhausted("thread backup").caused_by(error))?;
     Ok(BackupThread { queue, thread })
 }
 

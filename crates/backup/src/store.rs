@@ -281,7 +281,7 @@ fn open_directory(directory: &FilePath) -> Result<BackupStore> {
     os::private::create_dir_all(directory).map_err(fail)?;
     let directory = directory.canonicalize().map_err(fail)?;
     let store = LocalFileSystem::new_with_prefix(&directory)
-        .map_err(|error| Error::invalid(format!("{}: {error}", directory.display())))?
+        .map_err(|error| Error::invalid(directory.display().to_string()).caused_by(error))?
         .with_fsync(true);
     let local = Arc::new(store);
     let place = StorePlace::new(local.clone(), "", &directory.display().to_string());

@@ -136,6 +136,12 @@ impl Error {
         self
     }
 
+    /// Appends a colon and the text of `cause` to the message, and sets `cause` as the cause.
+    pub fn caused_by(mut self, cause: impl std::error::Error + Send + Sync + 'static) -> Error {
+        self.0.message = format!("{}: {cause}", self.0.message);
+        self.with_source(cause)
+    }
+
     /// Puts `context` and a colon before the message.
     pub fn context(mut self, context: impl std::fmt::Display) -> Error {
         self.0.message = format!("{context}: {}", self.0.message);
@@ -236,6 +242,13 @@ mod tests {
             assert_eq!(error.is_retryable(), plain.is_retryable());
             assert_eq!(error.source().unwrap().to_string(), "disk");
         }
+    }
+
+    #[test]
+    fn a_cause_is_in_the_message_and_in_the_source() {
+        let error = Error::exhausted("no thread").caused_by(io::Error::other("too many"));
+        assert_eq!(error, Error::exhausted("no thread: too many"));
+        assert_eq!(error.source().unwrap().to_string(), "too many");
     }
 
     #[test]

@@ -21,7 +21,7 @@ impl IdleBurners {
             let burner =
                 std::thread::Builder::new().name("burner".into()).spawn(move || burn(&stop));
             burners.threads.push(
-                burner.map_err(|e| Error::exhausted(format!("cannot start the burner: {e}")))?,
+                burner.map_err(|e| Error::exhausted("cannot start the burner").caused_by(e))?,
             );
         }
         Ok(burners)

@@ -72,7 +72,8 @@ pub(crate) trait BenchReport: Serialize {
 /// If the file cannot be read, or is not such a value.
 pub(crate) fn read_json<T: DeserializeOwned>(path: &Path) -> Result<T> {
     let bytes = std::fs::read(path).map_err(|e| Error::io(path, &e))?;
-    serde_json::from_slice(&bytes).map_err(|e| Error::internal(format!("{}: {e}", path.display())))
+    serde_json::from_slice(&bytes)
+        .map_err(|e| Error::internal(path.display().to_string()).caused_by(e))
 }
 
 /// Fails if requests failed or answers were wrong.

@@ -155,7 +155,7 @@ impl BulkTarget for ClusterTarget {
         // This thread has idle priority, and beginning takes locks of queries.
         let begun = self.runtime.spawn(async move { images.begin(id).await });
         let begun = self.runtime.block_on(begun).map_err(|error| {
-            Error::internal(format!("the work on an image ended early: {error}"))
+            Error::internal("the work on an image ended early").caused_by(error)
         })?;
         let images = self.images.clone();
         match begun {
@@ -367,7 +367,7 @@ impl ClusterImages {
         let put = ImagePut { context, images, wanted: wanted.clone(), new: *new, priority };
         let answer = put.run_file(input).await?;
         serde_json::from_value(answer.json)
-            .map_err(|error| Error::internal(format!("the answer to an image: {error}")))
+            .map_err(|error| Error::internal("the answer to an image").caused_by(error))
     }
 
     async fn put_elsewhere(
@@ -435,7 +435,7 @@ fn reply_of(answer: &HttpAnswer, node: &str) -> Result<PutReply> {
         return Err(refusal_of(answer, node));
     }
     serde_json::from_slice(&answer.body)
-        .map_err(|error| Error::internal(format!("the answer of node {node}: {error}")))
+        .map_err(|error| Error::internal(format!("the answer of node {node}")).caused_by(error))
 }
 
 fn refusal_of(answer: &HttpAnswer, node: &str) -> Error {

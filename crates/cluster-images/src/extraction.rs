@@ -71,9 +71,9 @@ async fn elsewhere<T: DeserializeOwned + Send + 'static>(
 ) -> Result<T> {
     let wanted = ExtractionRequest { settings: target.settings.clone(), dims: target.dims, views };
     let wanted = serde_json::to_string(&wanted)
-        .map_err(|error| Error::internal(format!("the wanted features: {error}")))?;
+        .map_err(|error| Error::internal("the wanted features").caused_by(error))?;
     let wanted = HeaderValue::try_from(ascii(&wanted))
-        .map_err(|error| Error::internal(format!("the wanted features: {error}")))?;
+        .map_err(|error| Error::internal("the wanted features").caused_by(error))?;
     let headers = HeaderMap::from_iter([(HeaderName::from_static(EXTRACT_HEADER), wanted)]);
     let name: String = form_urlencoded::byte_serialize(target.record.name.as_bytes()).collect();
     let path = format!("{EXTRACT_PATH}?collection={name}");
@@ -86,7 +86,7 @@ async fn elsewhere<T: DeserializeOwned + Send + 'static>(
     let bytes = answer.body.len();
     let parse = move || {
         serde_json::from_slice(&answer.body)
-            .map_err(|error| Error::internal(format!("features of a node: {error}")))
+            .map_err(|error| Error::internal("features of a node").caused_by(error))
     };
     context.compute(bytes, parse).await
 }

@@ -69,7 +69,7 @@ async fn described(context: &Arc<RootContext>) -> Result<Vec<Value>> {
             running.spawn(DescribedCollection::of(context.clone(), record));
         }
         let Some(counted) = running.join_next().await else { break };
-        listed.push(counted.map_err(|error| Error::internal(format!("a count: {error}")))?);
+        listed.push(counted.map_err(|error| Error::internal("a count").caused_by(error))?);
     }
     listed.sort_by(|one, other| one.name.cmp(&other.name));
     Ok(listed.into_iter().map(|collection| collection.json).collect())

@@ -40,7 +40,7 @@ struct ShardCandidate {
 
 fn read<'a, T: Deserialize<'a>>(text: &'a RawValue) -> Result<T> {
     serde_json::from_str(text.get())
-        .map_err(|error| Error::internal(format!("a shard's result: {error}")))
+        .map_err(|error| Error::internal("a shard's result").caused_by(error))
 }
 
 /// Returns the best `most` candidates of all shards: the most similar embeddings, and the smaller

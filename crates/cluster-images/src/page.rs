@@ -144,7 +144,7 @@ pub(super) async fn missing(mut call: ImageCall) -> Result<Reply> {
         return Err(Error::invalid(format!("at most {IDS_MAX} ids at a time")));
     }
     let ids: Vec<PointId> = serde_json::from_value(ids.into())
-        .map_err(|error| Error::invalid(format!("ids: {error}")))?;
+        .map_err(|error| Error::invalid("ids").caused_by(error))?;
     let _admitted = call.admit()?;
     let missing = match ImageTarget::existing(&call.context, &Default::default())? {
         // A collection that does not exist has no image.

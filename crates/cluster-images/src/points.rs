@@ -138,5 +138,5 @@ pub(super) async fn find_ids(
 
 fn parsed(result: &RawValue) -> Result<Vec<StoredPointText>> {
     serde_json::from_str(result.get())
-        .map_err(|error| Error::internal(format!("a shard's result: {error}")))
+        .map_err(|error| Error::internal("a shard's result").caused_by(error))
 }

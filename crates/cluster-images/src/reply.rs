@@ -50,7 +50,7 @@ pub(super) fn with_coverage(mut answer: Value, coverage: ReadCoverage) -> Value 
 /// `Internal` for an invalid status; errors of the budget for the body.
 pub(super) fn passed_back(answer: HttpAnswer, requests: &RequestResources) -> Result<Reply> {
     let status = StatusCode::from_u16(answer.status)
-        .map_err(|error| Error::internal(format!("a node's status: {error}")))?;
+        .map_err(|error| Error::internal("a node's status").caused_by(error))?;
     let mut reservation = requests.memory.empty();
     reservation.cover(answer.body.len() as u64)?;
     let mut reply = Reply::body("application/octet-stream", answer.body).with_status(status);

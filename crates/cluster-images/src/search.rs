@@ -126,7 +126,7 @@ pub(super) fn parsed_filter(filter: &str) -> Result<Value> {
     check::depth(filter.as_bytes())?;
     let parsed = json::parse_filter(filter.as_bytes())?;
     parsed.check().map_err(|error| error.context("filter"))?;
-    serde_json::from_str(filter).map_err(|error| Error::invalid(format!("filter: {error}")))
+    serde_json::from_str(filter).map_err(|error| Error::invalid("filter").caused_by(error))
 }
 
 async fn read_image(call: &mut ImageCall, is_file: bool) -> Result<RootQueryImage> {
@@ -219,7 +219,7 @@ fn merged(
         coverage,
     };
     let text = serde_json::to_vec(&answer)
-        .map_err(|error| Error::internal(format!("an answer cannot be written: {error}")))?;
+        .map_err(|error| Error::internal("an answer cannot be written").caused_by(error))?;
     Ok(MergedSearch { text, found })
 }
 

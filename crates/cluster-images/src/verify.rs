@@ -62,7 +62,7 @@ async fn pair(mut call: ImageCall, parameters: &RootVerifyParams) -> Result<Repl
         pair.first = PrintJson::Record { record: record_of(&found.body)? };
     }
     let body = serde_json::to_vec(&pair)
-        .map_err(|error| Error::internal(format!("two prints cannot be written: {error}")))?;
+        .map_err(|error| Error::internal("two prints cannot be written").caused_by(error))?;
     let json = HeaderValue::from_static("application/json");
     let headers = HeaderMap::from_iter([(header::CONTENT_TYPE, json)]);
     let request = comparison(&call, headers, body.into());
@@ -88,7 +88,7 @@ fn record_of(body: &[u8]) -> Result<String> {
         record: String,
     }
     let features: FeaturesRecord = serde_json::from_slice(body)
-        .map_err(|error| Error::internal(format!("a holder's answer with features: {error}")))?;
+        .map_err(|error| Error::internal("a holder's answer with features").caused_by(error))?;
     Ok(features.record)
 }
 

@@ -47,7 +47,7 @@ impl CatalogChanges {
     /// `DataLoss` for other bytes.
     pub(crate) fn decode(bytes: &[u8]) -> Result<CatalogChanges> {
         serde_json::from_slice(bytes)
-            .map_err(|error| Error::data_loss(format!("the aliases of the cluster: {error}")))
+            .map_err(|error| Error::data_loss("the aliases of the cluster").caused_by(error))
     }
 
     /// Writes the document.
@@ -56,7 +56,7 @@ impl CatalogChanges {
     /// `ResourceExhausted` for more than [`CHANGES_BYTES_MAX`] bytes.
     pub(crate) fn encode(&self) -> Result<Vec<u8>> {
         let bytes = serde_json::to_vec(self)
-            .map_err(|error| Error::internal(format!("the aliases of the cluster: {error}")))?;
+            .map_err(|error| Error::internal("the aliases of the cluster").caused_by(error))?;
         if bytes.len() > CHANGES_BYTES_MAX {
             return Err(Error::exhausted(format!(
                 "aliases, payload indexes and changed metadata of all collections take more than \

@@ -164,7 +164,7 @@ impl FilterWrite {
         let missing = || Error::internal("a shard answered and has no result");
         let result = answers.results.get(&self.shard).ok_or_else(missing)?;
         let page: PointsPage = serde_json::from_str(result.get())
-            .map_err(|error| Error::internal(format!("a shard's page of points: {error}")))?;
+            .map_err(|error| Error::internal("a shard's page of points").caused_by(error))?;
         if page.partial {
             let shard = self.shard;
             return Err(Error::unavailable(format!(

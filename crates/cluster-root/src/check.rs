@@ -98,7 +98,7 @@ fn repeatable(keys: &[String]) -> Result<()> {
 /// Checks the size of a payload together with the longest id.
 fn payload_size(payload: &Map<String, Value>) -> Result<()> {
     let bytes = serde_json::to_vec(payload)
-        .map_err(|error| Error::internal(format!("a payload: {error}")))?
+        .map_err(|error| Error::internal("a payload").caused_by(error))?
         .len();
     if bytes > PAYLOAD_BYTES_MAX - UUID_BYTES {
         return Err(Error::too_large(format!(
@@ -118,7 +118,7 @@ pub(super) fn stored_bytes(id: PointId, payload: &Map<String, Value>) -> Result<
         return Ok(0);
     }
     let own = serde_json::to_vec(payload)
-        .map_err(|error| Error::internal(format!("a payload: {error}")))?;
+        .map_err(|error| Error::internal("a payload").caused_by(error))?;
     Ok(own.len() + if matches!(id, PointId::Uuid(_)) { UUID_BYTES } else { 0 })
 }
 

@@ -199,7 +199,7 @@ pub fn settings(record: &CollectionRecord) -> Result<CollectionSettings> {
         .map_err(|error| Error::internal(error.to_string()))
         .and_then(|create| create.settings());
     let mut settings = settings.map_err(|error| {
-        Error::internal(format!("the record of collection \"{}\": {error}", record.name))
+        Error::internal(format!("the record of collection \"{}\"", record.name)).caused_by(error)
     })?;
     if let Some(images) = &record.images {
         if !settings.extra.is_object() {

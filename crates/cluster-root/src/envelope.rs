@@ -75,7 +75,7 @@ impl RootAnswer {
     /// `Internal` if the value cannot be written as JSON.
     pub(super) fn of(result: &impl Serialize) -> Result<RootAnswer> {
         let result = serde_json::to_vec(result)
-            .map_err(|error| Error::internal(format!("an answer cannot be written: {error}")))?;
+            .map_err(|error| Error::internal("an answer cannot be written").caused_by(error))?;
         Ok(RootAnswer { result, coverage: None, reservation: None, continues: false })
     }
 

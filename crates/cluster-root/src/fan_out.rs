@@ -203,7 +203,7 @@ impl<'a> ReadRun<'a> {
         };
         serde_json::to_vec(&body)
             .map(Bytes::from)
-            .map_err(|error| Error::internal(format!("a read cannot be written: {error}")))
+            .map_err(|error| Error::internal("a read cannot be written").caused_by(error))
     }
 
     /// Takes the outcome of a request, and asks other holders of the shards that failed.

@@ -155,8 +155,7 @@ pub(super) fn read<'a, T: Deserialize<'a>>(text: &'a RawValue) -> Result<T> {
 /// # Errors
 /// As [`read`].
 pub(super) fn read_text<'a, T: Deserialize<'a>>(text: &'a str) -> Result<T> {
-    serde_json::from_str(text)
-        .map_err(|error| Error::internal(format!("a shard's result: {error}")))
+    serde_json::from_str(text).map_err(|error| Error::internal("a shard's result").caused_by(error))
 }
 
 /// Reads the key of a point.
@@ -282,9 +281,9 @@ pub(super) fn hits(shards: ShardResults<'_>, order: HitOrder, range: HitRange) -
 /// # Errors
 /// `Internal` if the text is not JSON.
 pub(super) fn text(result: Vec<u8>) -> Result<Box<RawValue>> {
-    let text = String::from_utf8(result).map_err(|error| error.to_string());
-    text.and_then(|text| RawValue::from_string(text).map_err(|error| error.to_string()))
-        .map_err(|error| Error::internal(format!("a merged answer: {error}")))
+    let not_json = || Error::internal("a merged answer");
+    let text = String::from_utf8(result).map_err(|error| not_json().caused_by(error))?;
+    RawValue::from_string(text).map_err(|error| not_json().caused_by(error))
 }
 
 /// Returns the JSON of a page of points. `next` is the text of the next page's offset, if the

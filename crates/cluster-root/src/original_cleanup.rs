@@ -411,7 +411,7 @@ async fn points_of_node(
         strong: true,
     };
     let body = serde_json::to_vec(&body)
-        .map_err(|error| Error::internal(format!("a read cannot be written: {error}")))?;
+        .map_err(|error| Error::internal("a read cannot be written").caused_by(error))?;
     state.count("background");
     let client = state.client.clone();
     let requests = state.requests.clone();
@@ -455,7 +455,7 @@ fn parsed(result: &RawValue, space: &str) -> Result<BTreeMap<PointId, PointOrigi
         payload: Option<Map<String, Value>>,
     }
     let points: Vec<PointWithBlock> = serde_json::from_str(result.get())
-        .map_err(|error| Error::internal(format!("a shard's result: {error}")))?;
+        .map_err(|error| Error::internal("a shard's result").caused_by(error))?;
     let original = |point: PointWithBlock| {
         let payload = point.payload.unwrap_or_default();
         let key = original_key(&payload).map(|key| original_in(space, key));

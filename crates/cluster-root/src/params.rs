@@ -112,7 +112,7 @@ impl RouteQuery {
     pub fn own<T: DeserializeOwned>(&self) -> Result<T> {
         let uri: Uri = format!("/?{}", self.own)
             .parse()
-            .map_err(|error| Error::invalid(format!("the query string: {error}")))?;
+            .map_err(|error| Error::invalid("the query string").caused_by(error))?;
         query_parameters(Query::try_from_uri(&uri)).map_err(|error| {
             let message = error.message();
             Error::invalid(format!("{message}; every route has timeout, consistency, min_coverage"))

@@ -186,7 +186,7 @@ pub(super) async fn stored(
         let mut stored = BTreeMap::new();
         for result in answers.results.values() {
             let points: Vec<StoredPayload> = serde_json::from_str(result.get())
-                .map_err(|error| Error::internal(format!("a shard's result: {error}")))?;
+                .map_err(|error| Error::internal("a shard's result").caused_by(error))?;
             let points = points.into_iter();
             stored.extend(points.map(|point| (point.id, point.payload.unwrap_or_default())));
         }

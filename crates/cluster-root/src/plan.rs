@@ -49,7 +49,7 @@ pub(super) async fn plan(context: RootContext, body: Bytes) -> Result<RootAnswer
         PlanRequest::default()
     } else {
         serde_json::from_slice(&body)
-            .map_err(|error| Error::invalid(format!("the plan: {error}")))?
+            .map_err(|error| Error::invalid("the plan").caused_by(error))?
     };
     let now = context.state.view.current();
     let then = changed(&now, &request)?;

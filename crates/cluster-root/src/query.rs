@@ -156,7 +156,7 @@ fn read_batch(body: &[u8]) -> Result<Vec<RootQuery>> {
         )));
     }
     let texts: SearchesText = serde_json::from_slice(body)
-        .map_err(|error| Error::invalid(format!("the request's JSON: {error}")))?;
+        .map_err(|error| Error::invalid("the request's JSON").caused_by(error))?;
     for (at, query) in request.searches.iter().enumerate() {
         query.check_prefetches().map_err(|error| at_search(error, at))?;
     }

@@ -133,7 +133,7 @@ fn lacking(
     let mut lacking = Vec::new();
     for (shard, result) in results {
         let found: Vec<FoundPoint> = serde_json::from_str(result.get())
-            .map_err(|error| Error::internal(format!("a shard's result: {error}")))?;
+            .map_err(|error| Error::internal("a shard's result").caused_by(error))?;
         let found: HashSet<PointId> = found.into_iter().map(|point| point.id).collect();
         let wanted = wanted.get(shard).into_iter().flatten();
         if wanted.into_iter().any(|id| !found.contains(id)) {
@@ -229,7 +229,7 @@ pub(super) async fn one(context: RootContext, _: Bytes) -> Result<RootAnswer> {
     merged_answers(&context, answers, move |shards| {
         let list = merge::records(shards.results, &[id])?;
         let found: Vec<&RawValue> = serde_json::from_slice(&list)
-            .map_err(|error| Error::internal(format!("a shard's result: {error}")))?;
+            .map_err(|error| Error::internal("a shard's result").caused_by(error))?;
         let missing = || Error::not_found(format!("Not found: Point with id {id} does not exist"));
         found.first().map(|point| point.get().as_bytes().to_vec()).ok_or_else(missing)
     })
@@ -300,5 +300,5 @@ pub(super) async fn facet(context: RootContext, body: Bytes) -> Result<RootAnswe
 /// Returns a body as its text.
 fn raw_body(body: &[u8]) -> Result<Box<RawValue>> {
     serde_json::from_slice(body)
-        .map_err(|error| Error::invalid(format!("the request's JSON: {error}")))
+        .map_err(|error| Error::invalid("the request's JSON").caused_by(error))
 }

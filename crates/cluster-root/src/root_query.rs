@@ -294,7 +294,7 @@ pub(super) fn without(filter: Option<&RawValue>, ids: &[PointId]) -> Result<Box<
     let ids = split::raw(&ids)?;
     let must = filter.map_or_else(String::new, |filter| format!("\"must\":[{filter}],"));
     let text = format!("{{{must}\"must_not\":[{{\"has_id\":{ids}}}]}}");
-    RawValue::from_string(text).map_err(|error| Error::internal(format!("a filter: {error}")))
+    RawValue::from_string(text).map_err(|error| Error::internal("a filter").caused_by(error))
 }
 
 #[cfg(test)]

@@ -115,7 +115,7 @@ async fn begin_download(call: SnapshotCall) -> Result<Response> {
         writer.end(sent);
     };
     let spawned = std::thread::Builder::new().name("snapshot".to_owned()).spawn(send);
-    spawned.map_err(|error| Error::exhausted(format!("no thread for a snapshot: {error}")))?;
+    spawned.map_err(|error| Error::exhausted("no thread for a snapshot").caused_by(error))?;
     results.begun().await?;
     let length = length
         .await

@@ -48,7 +48,7 @@ pub fn ids_by_shard(ids: &[PointId], shards: u32) -> Result<BTreeMap<u32, Vec<Po
 /// `InvalidArgument` if it is not an object.
 pub fn members(body: &[u8]) -> Result<RawMembers> {
     serde_json::from_slice(body)
-        .map_err(|error| Error::invalid(format!("the request's JSON: {error}")))
+        .map_err(|error| Error::invalid("the request's JSON").caused_by(error))
 }
 
 /// Returns the JSON text of a value.
@@ -56,7 +56,7 @@ pub fn members(body: &[u8]) -> Result<RawMembers> {
 /// # Errors
 /// `Internal` if the value has no JSON text.
 pub fn raw(value: &impl Serialize) -> Result<Box<RawValue>> {
-    to_raw_value(value).map_err(|error| Error::internal(format!("a request's part: {error}")))
+    to_raw_value(value).map_err(|error| Error::internal("a request's part").caused_by(error))
 }
 
 /// Returns the text of a filter that asks for all of `filters`. A missing filter holds for all

@@ -233,7 +233,7 @@ pub(super) fn batch(body: &str, shards: u32, steps: &mut ChangeSteps) -> Result<
 
 fn read<'a, T: Deserialize<'a>>(text: &'a str) -> Result<T> {
     serde_json::from_str(text)
-        .map_err(|error| Error::invalid(format!("the request's JSON: {error}")))
+        .map_err(|error| Error::invalid("the request's JSON").caused_by(error))
 }
 
 #[cfg(test)]

@@ -182,8 +182,7 @@ fn split_batch(
 }
 
 fn text(body: &[u8]) -> Result<&str> {
-    std::str::from_utf8(body)
-        .map_err(|error| Error::invalid(format!("the request's JSON: {error}")))
+    std::str::from_utf8(body).map_err(|error| Error::invalid("the request's JSON").caused_by(error))
 }
 
 /// Applies the steps of a change, one after the other. Returns the largest number of a log entry

@@ -19,7 +19,7 @@ impl GrpcCaller {
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
             .build()
-            .map_err(|e| Error::exhausted(format!("cannot start a client runtime: {e}")))?;
+            .map_err(|e| Error::exhausted("cannot start a client runtime").caused_by(e))?;
         let connection = runtime.block_on(Connection::open(&endpoint))?;
         Ok(GrpcCaller { runtime, connection, endpoint })
     }

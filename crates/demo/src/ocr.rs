@@ -120,7 +120,7 @@ pub fn characters(engine: &OnnxEngine, model: &Path) -> Result<Vec<String>> {
 /// If it cannot be read.
 pub fn pixels(path: &Path) -> Result<Tensor> {
     let image = image::open(path)
-        .map_err(|e| Error::invalid(format!("{}: {e}", path.display())))?
+        .map_err(|e| Error::invalid(path.display().to_string()).caused_by(e))?
         .to_rgb8();
     let width =
         (u64::from(image.width()) * u64::from(HEIGHT_PX) / u64::from(image.height().max(1))) as u32;

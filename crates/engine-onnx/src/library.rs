@@ -52,6 +52,7 @@ fn find_explicit(path: &Path) -> Result<PathBuf> {
             "--onnxruntime {}: {e}; it names {FILE_PREFIX}.* or its directory",
             path.display()
         ))
+        .with_source(e)
     })?;
     if !real.is_dir() {
         return Ok(real);

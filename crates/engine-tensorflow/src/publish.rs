@@ -370,7 +370,7 @@ struct Operators {
 impl Operators {
     fn of(library: &'static TensorFlowLibrary) -> Result<Operators> {
         let list = OperatorList::decode(library.operators())
-            .map_err(|e| Error::internal(format!("TensorFlow's list of operators: {e}")))?;
+            .map_err(|e| Error::internal("TensorFlow's list of operators").caused_by(e))?;
         let mut operators = Operators { stateful: HashSet::new(), take_references: HashSet::new() };
         for operator in list.op {
             if operator.input_arg.iter().any(|argument| argument.is_ref) {

@@ -319,7 +319,7 @@ fn records(path: &Path, directory: &mut ZipArchive<File>) -> Result<Vec<ZipRecor
         let entry = directory.by_index(index).map_err(|e| damaged(path, e))?;
         // A byte more than the stated length shows that the length is too small.
         let read = io::copy(&mut entry.take(bytes.saturating_add(1)), &mut io::sink());
-        if read.map_err(|e| Error::data_loss(format!("{}: {e}", path.display())))? != bytes {
+        if read.map_err(|e| Error::data_loss(path.display().to_string()).caused_by(e))? != bytes {
             return Err(Error::data_loss(format!(
                 "{}: a record has not the size that it states",
                 path.display()

@@ -169,6 +169,7 @@ impl HttpClient {
         let request = Request::builder().method(method).uri(&uri).body(Full::new(body));
         let mut request = request.map_err(|error| {
             Error::invalid(format!("{uri:?} is not an address ({error}); write HOST:PORT"))
+                .with_source(error)
         })?;
         *request.headers_mut() = headers;
         if let Some(value) = self.authorization.clone()? {

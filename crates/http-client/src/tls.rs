@@ -131,6 +131,7 @@ impl ClientTls {
                 "{subject} is not accepted as that of a client ({error}); the nodes show it to each other: issue it by an \
                  issuer in {client_ca} (--tls-client-ca), with the extended key usages serverAuth and clientAuth"
             ))
+            .with_source(error)
         })?;
         Ok(())
     }
@@ -156,7 +157,7 @@ fn provider() -> Arc<CryptoProvider> {
 fn client_config(files: &ClientTlsFiles) -> Result<ClientConfig> {
     let builder = ClientConfig::builder_with_provider(provider())
         .with_safe_default_protocol_versions()
-        .map_err(|error| Error::internal(format!("TLS: {error}")))?
+        .map_err(|error| Error::internal("TLS").caused_by(error))?
         .with_root_certificates(files.ca.issuers()?);
     let mut config = match &files.identity {
         None => builder.with_no_client_auth(),

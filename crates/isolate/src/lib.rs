@@ -110,5 +110,7 @@ impl Isolation {
 /// Starts a thread.
 fn spawn(name: &str, body: impl FnOnce() + Send + 'static) -> Result<()> {
     let spawned = std::thread::Builder::new().name(name.to_owned()).spawn(body);
-    spawned.map(drop).map_err(|e| Error::exhausted(format!("cannot start the thread {name}: {e}")))
+    spawned
+        .map(drop)
+        .map_err(|e| Error::exhausted(format!("cannot start the thread {name}")).caused_by(e))
 }

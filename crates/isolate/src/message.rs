@@ -67,7 +67,7 @@ impl LoadMessage {
     pub(crate) fn encode(&self) -> Result<Vec<u8>> {
         let mut body = vec![0; LENGTH_BYTES];
         serde_json::to_writer(&mut body, self)
-            .map_err(|error| Error::invalid(format!("{}: {error}", self.graph.display())))?;
+            .map_err(|error| Error::invalid(self.graph.display().to_string()).caused_by(error))?;
         Ok(body)
     }
 

@@ -206,7 +206,7 @@ fn run(
 ) -> Result<(ExitStatus, Option<String>)> {
     // Not into a file: if the cache's disk is full, the reason would be lost.
     let (said, stderr) =
-        std::io::pipe().map_err(|e| Error::internal(format!("cannot make a pipe: {e}")))?;
+        std::io::pipe().map_err(|e| Error::internal("cannot make a pipe").caused_by(e))?;
     let mut command = Command::new(&converter.program);
     command.args(&converter.args);
     if !source.graph_tags.is_empty() {
@@ -216,7 +216,8 @@ fn run(
     command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(stderr);
     // The child inherits the priority of this thread.
     let child = command.spawn().map_err(|e| {
-        Error::internal(format!("cannot start the converter {}: {e}", converter.program.display()))
+        Error::internal(format!("cannot start the converter {}", converter.program.display()))
+            .caused_by(e)
     })?;
     let mut child = ConverterProcess(child);
     // The command holds the writing end of the pipe.
@@ -228,7 +229,7 @@ fn run(
     let started = Instant::now();
     loop {
         if let Some(status) =
-            child.0.try_wait().map_err(|e| Error::internal(format!("the converter: {e}")))?
+            child.0.try_wait().map_err(|e| Error::internal("the converter").caused_by(e))?
         {
             return Ok((status, said.last_line()));
         }
@@ -280,7 +281,7 @@ fn listen(mut pipe: impl Read + Send + 'static) -> Result<Said> {
         }
     };
     let spawned = std::thread::Builder::new().name("converter-said".into()).spawn(read);
-    spawned.map_err(|e| Error::exhausted(format!("a thread for the converter: {e}")))?;
+    spawned.map_err(|e| Error::exhausted("a thread for the converter").caused_by(e))?;
     Ok(Said { end, closed })
 }
 

@@ -169,7 +169,8 @@ impl Connection {
             }
             Link::Unix(path) => {
                 let stream = UnixStream::connect(path).await.map_err(|error| {
-                    Error::unavailable(format!("cannot connect to {}: {error}", path.display()))
+                    Error::unavailable(format!("cannot connect to {}", path.display()))
+                        .caused_by(error)
                 })?;
                 Connection::on(endpoint, stream).await
             }
@@ -273,7 +274,7 @@ pub fn call_once(endpoint: &Endpoint, template: &Template, body: Bytes) -> Resul
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
-        .map_err(|e| Error::exhausted(format!("cannot start a client runtime: {e}")))?;
+        .map_err(|e| Error::exhausted("cannot start a client runtime").caused_by(e))?;
     let answer = runtime.block_on(async {
         let call = async { Connection::open(endpoint).await?.call(template, body).await };
         tokio::time::timeout(CALL_TIMEOUT, call).await.unwrap_or_else(|_| {

@@ -192,7 +192,7 @@ pub fn drive(plan: &DrivePlan, judge: &Arc<dyn Judge>, sink: &Arc<dyn SampleSink
                 std::thread::Builder::new()
                     .name(format!("client-{index}"))
                     .spawn_scoped(scope, move || client_thread(plan, index, judge, sink))
-                    .map_err(|e| Error::exhausted(format!("cannot start a client thread: {e}")))
+                    .map_err(|e| Error::exhausted("cannot start a client thread").caused_by(e))
             })
             .collect::<Result<_>>()?;
         clients.into_iter().try_for_each(|thread| {
@@ -226,7 +226,7 @@ pub fn beside_a_client_that_spins<T>(work: impl FnOnce() -> T) -> Result<T> {
         let client = std::thread::Builder::new()
             .name("client".into())
             .spawn_scoped(scope, spin)
-            .map_err(|e| Error::exhausted(format!("cannot start a client thread: {e}")))?;
+            .map_err(|e| Error::exhausted("cannot start a client thread").caused_by(e))?;
         let done = work();
         drop(stop);
         client.join().unwrap_or_else(|_| Err(Error::internal("a client thread panicked")))?;
@@ -241,7 +241,7 @@ fn client_runtime() -> Result<tokio::runtime::Runtime> {
     tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
-        .map_err(|e| Error::exhausted(format!("cannot start a client runtime: {e}")))
+        .map_err(|e| Error::exhausted("cannot start a client runtime").caused_by(e))
 }
 
 fn client_thread(

@@ -289,7 +289,7 @@ fn free_ports(wanted: ServerPorts) -> Result<ServerPorts> {
     // Both are held until both are known, so that they differ.
     let pair = listen(wanted.http).and_then(|http| Ok((http, listen(wanted.grpc)?)));
     let (http, grpc) =
-        pair.map_err(|e| Error::exhausted(format!("no free port on 127.0.0.1: {e}")))?;
+        pair.map_err(|e| Error::exhausted("no free port on 127.0.0.1").caused_by(e))?;
     Ok(ServerPorts { http: http.0, grpc: grpc.0 })
 }
 

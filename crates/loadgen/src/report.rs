@@ -99,7 +99,7 @@ pub fn print_text(text: std::fmt::Arguments<'_>) {
 /// If the file cannot be written.
 pub fn write_json(path: &Path, value: &(impl Serialize + ?Sized)) -> Result<()> {
     let text =
-        serde_json::to_vec_pretty(value).map_err(|e| Error::internal(format!("report: {e}")))?;
+        serde_json::to_vec_pretty(value).map_err(|e| Error::internal("report").caused_by(e))?;
     write_file(path, &text)
 }
 

@@ -20,9 +20,9 @@ impl Timer {
     pub(crate) fn new() -> Result<Timer> {
         let flags = TimerfdFlags::NONBLOCK | TimerfdFlags::CLOEXEC;
         let descriptor = rustix::time::timerfd_create(TimerfdClockId::Monotonic, flags)
-            .map_err(|e| Error::internal(format!("cannot make a timer: {e}")))?;
+            .map_err(|e| Error::internal("cannot make a timer").caused_by(e))?;
         let descriptor = Receiver::from_owned_fd_unchecked(descriptor)
-            .map_err(|e| Error::internal(format!("cannot watch a timer: {e}")))?;
+            .map_err(|e| Error::internal("cannot watch a timer").caused_by(e))?;
         Ok(Timer { descriptor })
     }
 
@@ -34,7 +34,7 @@ impl Timer {
                 return Ok(());
             }
             self.arm(left)?;
-            self.descriptor.readable().await.map_err(|e| Error::internal(format!("timer: {e}")))?;
+            self.descriptor.readable().await.map_err(|e| Error::internal("timer").caused_by(e))?;
             let mut expirations = [0u8; 8];
             // An error means that it has not fired yet. The loop reads the clock in both cases.
             let _ = self.descriptor.try_read(&mut expirations);
@@ -51,7 +51,7 @@ impl Timer {
         };
         rustix::time::timerfd_settime(&self.descriptor, TimerfdTimerFlags::empty(), &once)
             .map(|_| ())
-            .map_err(|e| Error::internal(format!("cannot set a timer: {e}")))
+            .map_err(|e| Error::internal("cannot set a timer").caused_by(e))
     }
 }
 

@@ -164,7 +164,7 @@ impl TlsClient {
             Some(issuers) => {
                 let mut roots = RootCertStore::empty();
                 for issuer in issuers {
-                    roots.add(issuer).map_err(|error| Error::invalid(format!("--ca: {error}")))?;
+                    roots.add(issuer).map_err(|error| Error::invalid("--ca").caused_by(error))?;
                 }
                 builder.with_root_certificates(roots)
             }
@@ -173,7 +173,7 @@ impl TlsClient {
             None => builder.with_no_client_auth(),
             Some((chain, key)) => builder
                 .with_client_auth_cert(chain, key)
-                .map_err(|error| Error::invalid(format!("--cert: {error}")))?,
+                .map_err(|error| Error::invalid("--cert").caused_by(error))?,
         };
         config.alpn_protocols = vec![match transport {
             Transport::Grpc => b"h2".to_vec(),

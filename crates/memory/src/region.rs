@@ -105,7 +105,7 @@ impl Region {
         self.0.sealed.store(true, Ordering::Relaxed);
         self.0
             .protect(libc::PROT_READ)
-            .map_err(|e| Error::exhausted(format!("parameters cannot be sealed: {e}")))
+            .map_err(|e| Error::exhausted("parameters cannot be sealed").caused_by(e))
     }
 
     /// Returns the start address, a multiple of the slot size. Valid during the life of the region.

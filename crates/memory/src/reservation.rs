@@ -197,6 +197,7 @@ impl AddressReservation {
                 Error::exhausted(format!(
                     "the system has no memory for parameters: {error}; lower the pool's size"
                 ))
+                .with_source(error)
             });
         }
         let start = self.address(slot);
@@ -214,7 +215,7 @@ impl AddressReservation {
     /// `Internal` if the system refuses, for which there is no known reason.
     pub(crate) fn release(&self, slot: usize, count: usize) -> Result<()> {
         self.advise(slot, count, libc::MADV_DONTNEED).map_err(|error| {
-            Error::internal(format!("parameter memory cannot be given back: {error}"))
+            Error::internal("parameter memory cannot be given back").caused_by(error)
         })
     }
 

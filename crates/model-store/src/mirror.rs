@@ -197,7 +197,7 @@ impl StoreMirror {
         };
         let thread = std::thread::Builder::new().name("store".into()).spawn(work);
         let thread =
-            thread.map_err(|error| Error::exhausted(format!("the thread of stores: {error}")))?;
+            thread.map_err(|error| Error::exhausted("the thread of stores").caused_by(error))?;
         Ok(MirrorThread { stop, thread: Mutex::new(Some(thread)) })
     }
 

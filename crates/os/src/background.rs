@@ -440,7 +440,7 @@ fn spawn(name: String, body: impl FnOnce() + Send + 'static) -> Result<JoinHandl
     std::thread::Builder::new()
         .name(name.clone())
         .spawn(body)
-        .map_err(|error| Error::exhausted(format!("thread {name}: {error}")).with_source(error))
+        .map_err(|error| Error::exhausted(format!("thread {name}")).caused_by(error))
 }
 
 #[cfg(test)]

@@ -90,7 +90,7 @@ fn point_vectors(points: &[pb::PointVectors]) -> Result<Value> {
     let point = |point: &pb::PointVectors| {
         let vector = point.vectors.as_ref().map(vectors::vectors).transpose()?.flatten();
         let vector = serde_json::to_value(vector)
-            .map_err(|error| Error::internal(format!("a vector has no JSON: {error}")))?;
+            .map_err(|error| Error::internal("a vector has no JSON").caused_by(error))?;
         Ok(object([("id", values::needed_id(point.id.clone())?), ("vector", vector)]))
     };
     Ok(Value::Array(points.iter().map(point).collect::<Result<_>>()?))

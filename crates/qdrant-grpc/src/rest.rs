@@ -123,7 +123,7 @@ impl<'a> RestResponse<'a> {
 
     pub(crate) fn parse<T: DeserializeOwned>(&self) -> Result<Envelope<T>> {
         serde_json::from_slice(self.json)
-            .map_err(|error| Error::internal(format!("a response cannot be read: {error}")))
+            .map_err(|error| Error::internal("a response cannot be read").caused_by(error))
     }
 
     /// Returns true if damage may have left points out of the result. Messages have no field for

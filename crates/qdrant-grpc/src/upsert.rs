@@ -37,7 +37,7 @@ pub(crate) fn write_point(point: PointStruct, json: &mut Vec<u8>) -> Result<()> 
     let payload = values::to_members(point.payload).map_err(|error| error.context("payload"))?;
     let written = PointJson { id: values::needed_id(point.id)?, vector, payload };
     serde_json::to_writer(json, &written)
-        .map_err(|error| Error::internal(format!("a point has no JSON: {error}")))
+        .map_err(|error| Error::internal("a point has no JSON").caused_by(error))
 }
 
 /// Writes the JSON list of points that `next` returns.

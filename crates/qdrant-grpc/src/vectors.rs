@@ -127,7 +127,7 @@ pub(crate) fn of_query(given: &Vector) -> Result<Value> {
 
 fn json_of(vector: &VectorJson<'_>) -> Result<Value> {
     serde_json::to_value(vector)
-        .map_err(|error| Error::internal(format!("a vector has no JSON: {error}")))
+        .map_err(|error| Error::internal("a vector has no JSON").caused_by(error))
 }
 
 /// Returns the JSON of a query's vector: values, or a point that has them.

@@ -218,5 +218,5 @@ impl ModelConfigurator {
 /// # Errors
 /// `Internal` if the system refuses.
 pub(crate) fn hangups() -> Result<Signal> {
-    signal(SignalKind::hangup()).map_err(|error| Error::internal(format!("signals: {error}")))
+    signal(SignalKind::hangup()).map_err(|error| Error::internal("signals").caused_by(error))
 }

@@ -53,7 +53,7 @@ pub fn run(mut config: Config, watch: Option<ConfigWatch>, manager: ServiceManag
         .thread_name("connection")
         .enable_all()
         .build()
-        .map_err(|e| Error::exhausted(format!("the connection threads cannot be started: {e}")))?;
+        .map_err(|e| Error::exhausted("the connection threads cannot be started").caused_by(e))?;
     if config.cluster.is_some() {
         server.images.report_removals();
     } else {
@@ -222,7 +222,7 @@ impl EndSignals {
     /// Installs the handlers. Called before the server announces itself, since a signal without a
     /// handler kills the process.
     fn install() -> Result<EndSignals> {
-        let install = |kind| signal(kind).map_err(|e| Error::internal(format!("signals: {e}")));
+        let install = |kind| signal(kind).map_err(|e| Error::internal("signals").caused_by(e));
         let terminate = install(SignalKind::terminate())?;
         let interrupt = install(SignalKind::interrupt())?;
         Ok(EndSignals { terminate, interrupt })

@@ -140,7 +140,7 @@ impl ResampleState {
         let resampler =
             FftFixedInOut::new(from as usize, to as usize, CHUNK.next_multiple_of(unit), 1)
                 .map_err(|error| {
-                    Error::internal(format!("no resampler from {from} to {to} Hz: {error}"))
+                    Error::internal(format!("no resampler from {from} to {to} Hz")).caused_by(error)
                 })?;
         Ok(ResampleState {
             from: from.into(),
@@ -166,7 +166,7 @@ impl ResampleState {
                     &mut [&mut self.given[..]],
                     None,
                 )
-                .map_err(|error| Error::internal(format!("the resampler failed: {error}")))?;
+                .map_err(|error| Error::internal("the resampler failed").caused_by(error))?;
             used += size;
             let late = self.delay.min(given);
             self.delay -= late;

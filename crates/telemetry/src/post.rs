@@ -59,7 +59,7 @@ impl HttpPost {
         let url = config.url.clone();
         let parsed: ureq::http::Uri = url
             .parse()
-            .map_err(|error| Error::invalid(format!("the address of the collector: {error}")))?;
+            .map_err(|error| Error::invalid("the address of the collector").caused_by(error))?;
         if !matches!(parsed.scheme_str(), Some("http" | "https")) || parsed.host().is_none() {
             return Err(Error::invalid(
                 "the address of the collector must be http://HOST:PORT or https://HOST:PORT",

@@ -83,7 +83,7 @@ impl Tracer {
         let thread = std::thread::Builder::new()
             .name("trace-export".into())
             .spawn(move || exporter.run(&messages))
-            .map_err(|e| Error::exhausted(format!("the thread that exports traces: {e}")))?;
+            .map_err(|e| Error::exhausted("the thread that exports traces").caused_by(e))?;
         Ok(Tracer {
             rates: ArcSwap::from_pointee(rates.with_max()),
             ids: IdSource::new(),

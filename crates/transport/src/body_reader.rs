@@ -110,7 +110,7 @@ pub async fn read<B>(
 ) -> Result<Bytes>
 where
     B: Body<Data = Bytes> + Unpin,
-    B::Error: std::fmt::Display,
+    B::Error: std::error::Error + Send + Sync + 'static,
 {
     limits.check(announced)?;
     read_framed(body, |_| announced, limits, accounting).await
@@ -129,7 +129,7 @@ pub async fn read_framed<B>(
 ) -> Result<Bytes>
 where
     B: Body<Data = Bytes> + Unpin,
-    B::Error: std::fmt::Display,
+    B::Error: std::error::Error + Send + Sync + 'static,
 {
     let mut timeout = ProgressTimeout::new(limits.piece_timeout, limits.total_timeout);
     let mut first = Bytes::new();
@@ -145,7 +145,7 @@ where
     };
     while let Some(frame) = poll_fn(&mut next).await? {
         let frame =
-            frame.map_err(|error| Error::invalid(format!("the body ended early: {error}")))?;
+            frame.map_err(|error| Error::invalid("the body ended early").caused_by(error))?;
         let Ok(data) = frame.into_data() else { continue };
         let so_far = rest.as_ref().map_or(first.len(), BytesMut::len);
         limits.check(Some((so_far + data.len()) as u64))?;

@@ -47,7 +47,7 @@ impl SpareDescriptor {
     /// `ResourceExhausted` if there is none.
     pub(crate) fn reserve() -> Result<SpareDescriptor> {
         let file = File::open("/dev/null").map_err(|error| {
-            Error::exhausted(format!("a file descriptor cannot be reserved: {error}"))
+            Error::exhausted("a file descriptor cannot be reserved").caused_by(error)
         })?;
         Ok(SpareDescriptor(Some(file)))
     }

@@ -181,7 +181,7 @@ impl RequestResources {
         let large = body.len() > INLINE_BYTES_MAX;
         let parse = move || {
             serde_json::from_slice(&body).map_err(|error| {
-                Error::invalid(format!("the body is not the expected JSON: {error}"))
+                Error::invalid("the body is not the expected JSON").caused_by(error)
             })
         };
         self.codec.run_if(large, CodecStep::Decode, parse).await

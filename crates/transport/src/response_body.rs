@@ -235,7 +235,7 @@ pub async fn count_body(
     // The body is one piece in memory, so this neither waits nor copies.
     let body = axum::body::to_bytes(body, usize::MAX).await;
     let body =
-        body.map_err(|error| base::Error::internal(format!("an answer cannot be read: {error}")))?;
+        body.map_err(|error| base::Error::internal("an answer cannot be read").caused_by(error))?;
     let mut body = ResponseBody::new(resources, body, reservation);
     let held = body.take_held();
     let mut response = Response::from_parts(head, axum::body::Body::new(body));

@@ -96,7 +96,7 @@ impl UploadPieces {
         match self {
             UploadPieces::Raw(body) => {
                 let piece = body.next().await.transpose();
-                piece.map_err(|error| Error::cancelled(format!("the upload ended early: {error}")))
+                piece.map_err(|error| Error::cancelled("the upload ended early").caused_by(error))
             }
             UploadPieces::Form(field, noun) => {
                 field.chunk().await.map_err(|error| form_error(&error, noun))

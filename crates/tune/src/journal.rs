@@ -129,7 +129,7 @@ impl<'m> MeasurementJournal<'m> {
         let header = JournalHeader { millpond_tune: FORMAT, search };
         let known = if fresh { None } else { read(path, &header, tell)? };
         let header =
-            serde_json::to_string(&header).map_err(|e| Error::internal(format!("state: {e}")))?;
+            serde_json::to_string(&header).map_err(|e| Error::internal("state").caused_by(e))?;
         if let Some(parent) = path.parent() {
             std::fs::create_dir_all(parent).map_err(|e| Error::io(parent, &e))?;
         }
@@ -192,7 +192,7 @@ pub(super) fn millis(time: Duration) -> u64 {
 
 fn line(ask: &SliceKey, slice: &Slice) -> Result<String> {
     let line = JournalLine { ask: ask.clone(), slice: slice.clone() };
-    Ok(serde_json::to_string(&line).map_err(|e| Error::internal(format!("state: {e}")))? + "\n")
+    Ok(serde_json::to_string(&line).map_err(|e| Error::internal("state").caused_by(e))? + "\n")
 }
 
 /// Reads this search's measurements from the file at `path`, or `None` if there are none to

@@ -55,7 +55,7 @@ impl TuneSubject {
             _ => (None, Path::new(given)),
         };
         let real = std::fs::canonicalize(dir)
-            .map_err(|e| Error::invalid(format!("cannot tune {}: {e}", dir.display())))?;
+            .map_err(|e| Error::invalid(format!("cannot tune {}", dir.display())).caused_by(e))?;
         let newest = newest(&real)?.ok_or_else(|| {
             Error::invalid(format!(
                 "cannot tune {}: it is not a model, which is a directory with numbered version directories",
@@ -177,7 +177,7 @@ fn for_points(table: &Table) -> Result<String> {
         // It lies beside the model's own settings, and no point is asked for classes.
         classify.remove("labels-file");
     }
-    toml::to_string(&table).map_err(|e| Error::internal(format!("settings: {e}")))
+    toml::to_string(&table).map_err(|e| Error::internal("settings").caused_by(e))
 }
 
 #[cfg(test)]

@@ -59,7 +59,7 @@ impl RecordedMethod {
 
 fn decoded<M: Message + Default>(answer: &Bytes) -> Result<M> {
     M::decode(answer.clone())
-        .map_err(|error| Error::data_loss(format!("the answer cannot be decoded: {error}")))
+        .map_err(|error| Error::data_loss("the answer cannot be decoded").caused_by(error))
 }
 
 fn tasks(response: MultiInferenceResponse) -> Result<Vec<NamedTensor>> {

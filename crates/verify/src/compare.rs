@@ -76,7 +76,7 @@ pub(crate) fn compare_all(
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
-        .map_err(|e| Error::exhausted(format!("cannot start a client: {e}")))?;
+        .map_err(|e| Error::exhausted("cannot start a client").caused_by(e))?;
     runtime.block_on(async {
         let mut servers = [
             ReplayClient::connect(&plan.servers[0].endpoint, NAMES[0]).await?,

@@ -19,7 +19,8 @@ pub fn thumbnail(image: &Image, longest: u32) -> Result<Vec<u8>> {
     JpegEncoder::new_with_quality(&mut file, QUALITY)
         .encode(&small.rgb, small.width, small.height, ExtendedColorType::Rgb8)
         .map_err(|error| {
-            Error::invalid(format!("a thumbnail of {longest} pixels cannot be made: {error}"))
+            Error::invalid(format!("a thumbnail of {longest} pixels cannot be made"))
+                .caused_by(error)
         })?;
     Ok(file)
 }

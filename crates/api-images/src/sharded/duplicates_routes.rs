@@ -165,7 +165,7 @@ async fn at_low_priority<T: Send + 'static>(
     };
     let spawned = std::thread::Builder::new().name("duplicates-step".to_owned()).spawn(body);
     spawned.map_err(|error| {
-        Error::exhausted(format!("no thread for the search for duplicates: {error}"))
+        Error::exhausted("no thread for the search for duplicates").caused_by(error)
     })?;
     receiver.await.unwrap_or_else(|_| Err(Error::internal("a step of the search panicked")))
 }
@@ -305,7 +305,7 @@ fn verified(
     for (at, probe) in probes.iter().enumerate() {
         caller.check()?;
         let verifier = PairVerifier::new(&probe.record, accept)
-            .map_err(|error| Error::invalid(format!("probes[{at}]: {error}")))?;
+            .map_err(|error| Error::invalid(format!("probes[{at}]")).caused_by(error))?;
         for (id, record) in probe.ids.iter().zip(stored_records(named, &probe.ids)) {
             match verifier.compare(record, &mut scratch) {
                 PairOutcome::Accepted(score) => {

@@ -102,5 +102,5 @@ fn operation(name: &str, points: &[&str]) -> String {
 
 /// Returns the JSON of a point.
 pub(super) fn text_of(point: &LoggedImage) -> Result<String> {
-    serde_json::to_string(point).map_err(|error| Error::internal(format!("an image: {error}")))
+    serde_json::to_string(point).map_err(|error| Error::internal("an image").caused_by(error))
 }

@@ -81,7 +81,7 @@ pub(super) fn encoded<T: Serialize>(result: &T) -> Result<String> {
         result: &'a T,
     }
     let encoded = serde_json::to_string(&ShardReply { result });
-    encoded.map_err(|error| Error::internal(format!("an answer of a shard: {error}")))
+    encoded.map_err(|error| Error::internal("an answer of a shard").caused_by(error))
 }
 
 /// Reads a filter in Qdrant's JSON.

@@ -86,7 +86,7 @@ impl CreateCollection {
         };
         let read = |params: &Map<String, Value>, field: &str| {
             VectorParams::deserialize(params)
-                .map_err(|error| Error::invalid(format!("{field}: {error}")))
+                .map_err(|error| Error::invalid(field).caused_by(error))
         };
         if vectors.get("size").is_some_and(|size| !size.is_object()) {
             return Ok((String::new(), read(vectors, "vectors")?));

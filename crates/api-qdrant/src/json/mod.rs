@@ -148,7 +148,7 @@ pub fn parse<'a, T: Deserialize<'a>>(body: &'a [u8]) -> Result<T> {
             Error::invalid(format!("the request's JSON: {prefix}{message}"))
         }
     })?;
-    reader.end().map_err(|error| Error::invalid(format!("the request's JSON: {error}")))?;
+    reader.end().map_err(|error| Error::invalid("the request's JSON").caused_by(error))?;
     Ok(value)
 }
 

@@ -127,7 +127,7 @@ impl OlderQuery {
 
 fn read<'a, T: Deserialize<'a>>(body: &'a [u8]) -> Result<T> {
     serde_json::from_slice(body)
-        .map_err(|error| Error::invalid(format!("the request's JSON: {error}")))
+        .map_err(|error| Error::invalid("the request's JSON").caused_by(error))
 }
 
 fn text(query: &impl Serialize) -> Result<Vec<u8>> {

@@ -99,7 +99,7 @@ impl AudioFeed {
             }
         };
         let thread = Builder::new().name(options.reader.clone()).spawn(work).map_err(|error| {
-            Error::exhausted(format!("no thread to read the recording: {error}"))
+            Error::exhausted("no thread to read the recording").caused_by(error)
         })?;
         Ok(AudioFeed {
             format: wait_opened(&format, &options.stop)?,

@@ -163,5 +163,5 @@ impl ServiceShared {
 }
 
 pub(super) fn report(report: &impl Serialize) -> Result<Value> {
-    serde_json::to_value(report).map_err(|error| Error::internal(format!("a report: {error}")))
+    serde_json::to_value(report).map_err(|error| Error::internal("a report").caused_by(error))
 }

@@ -80,6 +80,6 @@ fn tell(reports: &Mutex<std::io::Stdout>, writer: u8, number: u64) -> Result<()>
     // One flush a report: what is only in this process's memory dies with it.
     let written = out.write_all(&report).and_then(|()| out.flush());
     written.map_err(|error| {
-        Error::cancelled(format!("the parent does not read reports any more: {error}"))
+        Error::cancelled("the parent does not read reports any more").caused_by(error)
     })
 }

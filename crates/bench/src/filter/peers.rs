@@ -90,5 +90,5 @@ fn measure(
     let child = child.map_err(|e| Error::io(&script.python, &e))?;
     let printed = script.output(child)?;
     serde_json::from_str(&printed)
-        .map_err(|e| Error::internal(format!("{}: {e}", script.script.display())))
+        .map_err(|e| Error::internal(script.script.display().to_string()).caused_by(e))
 }

@@ -123,7 +123,7 @@ pub(super) fn encode(image: &Image, quality: u8) -> Result<Vec<u8>> {
     let mut bytes = Vec::new();
     JpegEncoder::new_with_quality(&mut bytes, quality)
         .encode(&image.rgb, image.width, image.height, ExtendedColorType::Rgb8)
-        .map_err(|error| Error::internal(format!("a copy cannot be encoded: {error}")))?;
+        .map_err(|error| Error::internal("a copy cannot be encoded").caused_by(error))?;
     Ok(bytes)
 }
 

@@ -26,7 +26,7 @@ const LINE_WORDS: usize = 4;
 /// Draws `lines` lines of text over the image, each with its own size, position and colour.
 pub(super) fn over(image: &Image, lines: usize, random: &mut RandomSequence) -> Result<Image> {
     let font = FontRef::try_from_slice(dejavu::sans::bold())
-        .map_err(|error| Error::internal(format!("the font that lies in the program: {error}")))?;
+        .map_err(|error| Error::internal("the font that lies in the program").caused_by(error))?;
     let mut out = image.clone();
     for _ in 0..lines {
         let words: Vec<&str> =

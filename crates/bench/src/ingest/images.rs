@@ -27,9 +27,7 @@ pub(super) fn jpeg(number: u64) -> Result<Vec<u8>> {
     let (width, height) = (WIDTH as u32, HEIGHT as u32);
     JpegEncoder::new_with_quality(&mut bytes, QUALITY)
         .encode(&drawn(number), width, height, image::ExtendedColorType::Rgb8)
-        .map_err(|error| {
-            Error::internal(format!("a generated image cannot be encoded: {error}"))
-        })?;
+        .map_err(|error| Error::internal("a generated image cannot be encoded").caused_by(error))?;
     Ok(bytes)
 }
 

@@ -219,7 +219,7 @@ impl IngestSubject {
         if !answer.status().is_success() {
             return Err(Error::unavailable(format!("{url}: {}: {text}", answer.status())));
         }
-        serde_json::from_str(&text).map_err(|error| Error::internal(format!("{url}: {error}")))
+        serde_json::from_str(&text).map_err(|error| Error::internal(&url).caused_by(error))
     }
 }
 

@@ -43,7 +43,7 @@ impl MemoryWatch {
         let thread = std::thread::Builder::new()
             .name("memory-watch".into())
             .spawn(watch)
-            .map_err(|e| Error::exhausted(format!("cannot start a watching thread: {e}")))?;
+            .map_err(|e| Error::exhausted("cannot start a watching thread").caused_by(e))?;
         Ok(MemoryWatch { stop, thread })
     }
 

@@ -270,7 +270,7 @@ impl ServedStage {
     fn status(&self) -> Result<Value> {
         let text = self.server.page(&format!("/v2/models/{MODEL}/rollout"))?;
         serde_json::from_str(&text)
-            .map_err(|error| Error::data_loss(format!("the rollout's status: {error}")))
+            .map_err(|error| Error::data_loss("the rollout's status").caused_by(error))
     }
 
     /// Waits until the status is as wanted, or `wait` has passed. Returns the last status.

@@ -163,7 +163,7 @@ impl Pulses<'_> {
     fn swapped(&self, version: u64) -> Result<bool> {
         let path = format!("/v1/models/{MODEL}");
         let page: StatusPage = serde_json::from_str(&self.server.process.page(&path)?)
-            .map_err(|error| Error::data_loss(format!("{path}: {error}")))?;
+            .map_err(|error| Error::data_loss(&path).caused_by(error))?;
         let wanted = version.to_string();
         let is_new = |listed: &ListedVersion| listed.version == wanted;
         let settled = |listed: &ListedVersion| {
@@ -249,7 +249,7 @@ impl Hog {
         let mut command = Command::new("/bin/sh");
         command.args(["-c", "while :; do :; done"]).stdin(Stdio::null());
         let child =
-            command.spawn().map_err(|e| Error::exhausted(format!("cannot start /bin/sh: {e}")))?;
+            command.spawn().map_err(|e| Error::exhausted("cannot start /bin/sh").caused_by(e))?;
         end_with_us(child.id());
         Ok(Hog(child))
     }

@@ -56,7 +56,7 @@ impl SlowWatch {
     fn read(&self, server: &ServerProcess) -> Result<()> {
         let text = server.page("/v2/slow")?;
         let page: SlowPage = serde_json::from_str(&text)
-            .map_err(|error| Error::data_loss(format!("/v2/slow: {error}")))?;
+            .map_err(|error| Error::data_loss("/v2/slow").caused_by(error))?;
         let mut seen = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         seen.extend(page.slow.into_iter().map(|slow| (slow.number, slow)));
         Ok(())

@@ -33,7 +33,7 @@ impl ArmProcess {
         job: WorkerJob,
     ) -> Result<ArmProcess> {
         let text =
-            serde_json::to_string(&job).map_err(|e| Error::internal(format!("a job: {e}")))?;
+            serde_json::to_string(&job).map_err(|e| Error::internal("a job").caused_by(e))?;
         let mut command = Command::new(&env.millpond);
         command.args(["bench", "tiers", "--worker", &text]).arg("--cache-dir").arg(&env.cache_dir);
         command.arg("--tmpfs").arg(&args.tmpfs);
@@ -62,7 +62,8 @@ impl ArmProcess {
         }
         let mut child =
             command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().map_err(|e| {
-                Error::unavailable(format!("{}: cannot be started: {e}", env.millpond.display()))
+                Error::unavailable(format!("{}: cannot be started", env.millpond.display()))
+                    .caused_by(e)
             })?;
         let to = child.stdin.take();
         let from = child.stdout.take().ok_or_else(|| Error::internal("an arm without output"))?;
@@ -88,7 +89,7 @@ impl ArmProcess {
 
     fn tell(&mut self, order: &impl Serialize) -> Result<()> {
         let text =
-            serde_json::to_string(order).map_err(|e| Error::internal(format!("an order: {e}")))?;
+            serde_json::to_string(order).map_err(|e| Error::internal("an order").caused_by(e))?;
         let to = self.to.as_mut().ok_or_else(|| Error::internal("an arm without input"))?;
         writeln!(to, "{text}").and_then(|()| to.flush()).map_err(|e| self.ended(&e.to_string()))
     }

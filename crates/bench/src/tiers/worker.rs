@@ -85,15 +85,15 @@ pub(super) struct WorkerReady {
 /// If the medium or a reader fails.
 pub(super) fn run(args: &TiersArgs, dir: &Path, job: &str) -> Result<()> {
     let job: WorkerJob =
-        serde_json::from_str(job).map_err(|e| Error::invalid(format!("--worker: {e}")))?;
+        serde_json::from_str(job).map_err(|e| Error::invalid("--worker").caused_by(e))?;
     let shape = TierShape::new(args, job.shape.0, job.shape.1);
     let mut worker = TierWorker::open(args, dir, &job, shape)?;
     let warmed = worker.warm()?;
     say(&WorkerReady { warmed, note: worker.note.take() })?;
     for line in std::io::stdin().lock().lines() {
-        let line = line.map_err(|e| Error::internal(format!("standard input: {e}")))?;
+        let line = line.map_err(|e| Error::internal("standard input").caused_by(e))?;
         let order: TurnOrder =
-            serde_json::from_str(&line).map_err(|e| Error::invalid(format!("an order: {e}")))?;
+            serde_json::from_str(&line).map_err(|e| Error::invalid("an order").caused_by(e))?;
         say(&worker.turn(&order)?)?;
     }
     Ok(())
@@ -101,11 +101,11 @@ pub(super) fn run(args: &TiersArgs, dir: &Path, job: &str) -> Result<()> {
 
 fn say(value: &impl Serialize) -> Result<()> {
     let text =
-        serde_json::to_string(value).map_err(|e| Error::internal(format!("an answer: {e}")))?;
+        serde_json::to_string(value).map_err(|e| Error::internal("an answer").caused_by(e))?;
     let mut out = std::io::stdout().lock();
     writeln!(out, "{text}")
         .and_then(|()| out.flush())
-        .map_err(|e| Error::internal(format!("standard output: {e}")))
+        .map_err(|e| Error::internal("standard output").caused_by(e))
 }
 
 /// The files of the mapped arm, and the maximum of their bytes in memory.

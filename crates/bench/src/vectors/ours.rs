@@ -140,7 +140,7 @@ impl OurIndex {
                 Ok(())
             };
             let ran = std::thread::Builder::new().name("search".into()).spawn_scoped(scope, work);
-            let ran = ran.map_err(|e| Error::internal(format!("no thread: {e}")))?.join();
+            let ran = ran.map_err(|e| Error::internal("no thread").caused_by(e))?.join();
             ran.unwrap_or_else(|_| Err(Error::internal("the searching thread panicked")))
         })
     }

@@ -64,7 +64,7 @@ pub(crate) enum ServerLine {
 /// Returns `Internal` for a line of another form, and the server's own error if the line is one.
 pub(crate) fn parse(line: &[u8]) -> Result<ServerLine> {
     let line: NdjsonLine = serde_json::from_slice(line).map_err(|error| {
-        Error::internal(format!("the server sent a line that is not understood: {error}"))
+        Error::internal("the server sent a line that is not understood").caused_by(error)
     })?;
     Ok(match line {
         NdjsonLine::Opened { seconds } => ServerLine::Event(PipelineEvent::Opened(AudioFormat {

@@ -98,7 +98,7 @@ impl StreamingClient {
         let sender = std::thread::Builder::new()
             .name("upload".into())
             .spawn(move || upload(sending, &head, input))
-            .map_err(|error| Error::exhausted(format!("cannot start a thread: {error}")))?;
+            .map_err(|error| Error::exhausted("cannot start a thread").caused_by(error))?;
         let answer = self.answer(BufReader::new(&stream), sink);
         let _ = stream.shutdown(std::net::Shutdown::Both);
         if answer.is_ok() || sender.is_finished() {
@@ -198,9 +198,9 @@ fn upload(mut stream: TcpStream, head: &str, input: AudioInput) -> Result<()> {
     }
     let mut bytes = vec![0; CHUNK_BYTES];
     loop {
-        let count = reader.read(&mut bytes).map_err(|error| {
-            Error::unavailable(format!("the recording cannot be read: {error}"))
-        })?;
+        let count = reader
+            .read(&mut bytes)
+            .map_err(|error| Error::unavailable("the recording cannot be read").caused_by(error))?;
         let Some(part) = bytes.get(..count) else { return Ok(()) };
         let sent = write!(stream, "{count:x}\r\n")
             .and_then(|()| stream.write_all(part))

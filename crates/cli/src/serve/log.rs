@@ -65,7 +65,7 @@ impl LogFilter for ProcessLogFilter {
             .map_err(|what| Error::invalid(format!("filter \"{filter}\": {what}; {FORMS}")))?;
         let mut text = self.text.lock().unwrap_or_else(PoisonError::into_inner);
         (self.replace)(parsed)
-            .map_err(|error| Error::internal(format!("the log's filter stays: {error}")))?;
+            .map_err(|error| Error::internal("the log's filter stays").caused_by(error))?;
         filter.clone_into(&mut text);
         Ok(())
     }

@@ -47,7 +47,7 @@ impl PointNeighbours {
 /// `Internal` for a result that is not the expected JSON.
 pub(super) fn parsed<'a, T: Deserialize<'a>>(text: &'a RawValue) -> Result<T> {
     serde_json::from_str(text.get()).map_err(|error| {
-        Error::internal(format!("a shard's part of a search for duplicates: {error}"))
+        Error::internal("a shard's part of a search for duplicates").caused_by(error)
     })
 }
 

@@ -184,7 +184,7 @@ impl JobSteps {
     /// The store's error, after which it may have been created.
     pub(super) async fn append(&self, number: u64, step: &JobStep) -> Result<bool> {
         let bytes = serde_json::to_vec(step).map_err(|error| {
-            Error::internal(format!("a step of a search for duplicates: {error}"))
+            Error::internal("a step of a search for duplicates").caused_by(error)
         })?;
         let key = self.step(number);
         if !self.objects.create(&key, bytes).await? {

@@ -32,7 +32,7 @@ impl ClusterBackups {
     /// The store's error.
     pub(super) async fn begin(&self, record: &CollectionRecord, id: &BackupId) -> Result<()> {
         let text = serde_json::to_vec(record)
-            .map_err(|error| Error::internal(format!("the record of a collection: {error}")))?;
+            .map_err(|error| Error::internal("the record of a collection").caused_by(error))?;
         self.put(&self.begun_key(&record.name, id), text).await
     }
 

@@ -296,7 +296,7 @@ impl MovedSettings {
         }
         let vector = Vector::labelled(&self.vector_name, embedding);
         serde_json::to_string(&MovedPoint { id, vector, payload: &payload })
-            .map_err(|error| Error::internal(format!("point {id}: {error}")))
+            .map_err(|error| Error::internal(format!("point {id}")).caused_by(error))
     }
 
     /// Returns the operations that write the points of a shard. Each is read as a holder reads it:
@@ -429,7 +429,7 @@ impl<'a> NewLogs<'a> {
 
     fn written(&mut self, ended: Result<Result<(u32, EntryNumber)>, JoinError>) -> Result<()> {
         let (shard, end) = ended
-            .map_err(|error| Error::internal(format!("a write of a log ended early: {error}")))??;
+            .map_err(|error| Error::internal("a write of a log ended early").caused_by(error))??;
         self.ends.insert(shard, end);
         Ok(())
     }

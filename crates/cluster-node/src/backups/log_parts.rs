@@ -139,7 +139,7 @@ pub(super) async fn write(
 }
 
 fn written(ended: Result<Result<()>, JoinError>) -> Result<()> {
-    ended.map_err(|error| Error::internal(format!("a write of an entry ended early: {error}")))?
+    ended.map_err(|error| Error::internal("a write of an entry ended early").caused_by(error))?
 }
 
 /// Creates an entry, unless it is there. The client of a store repeats a request after an error of

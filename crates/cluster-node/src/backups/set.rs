@@ -131,7 +131,7 @@ impl BackupSet {
     /// `TooLarge` for more than 64 MiB.
     pub(super) fn encode(&self) -> Result<Vec<u8>> {
         let text = serde_json::to_vec(self)
-            .map_err(|error| Error::internal(format!("the description of a backup: {error}")))?;
+            .map_err(|error| Error::internal("the description of a backup").caused_by(error))?;
         if text.len() as u64 > SET_BYTES_MAX {
             return Err(Error::too_large(format!(
                 "the description of the backup has {} bytes, and at most {SET_BYTES_MAX} are stored",

@@ -302,6 +302,7 @@ fn registered_address(entry: &EtcdEntry) -> Option<String> {
 }
 
 fn encoded(info: &NodeInfo) -> Result<Vec<u8>> {
-    serde_json::to_vec(info)
-        .map_err(|error| Error::internal(format!("a node's description is not JSON ({error})")))
+    serde_json::to_vec(info).map_err(|error| {
+        Error::internal(format!("a node's description is not JSON ({error})")).with_source(error)
+    })
 }

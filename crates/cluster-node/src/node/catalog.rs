@@ -149,7 +149,7 @@ impl StoreCatalog {
     /// As [`StoreCatalog::check_no_alias`]. The record is removed then.
     async fn put_record(&self, record: &CollectionRecord) -> Result<bool> {
         let bytes = serde_json::to_vec(record)
-            .map_err(|error| Error::internal(format!("a record of a collection: {error}")))?;
+            .map_err(|error| Error::internal("a record of a collection").caused_by(error))?;
         // Its id makes a record unique.
         if !self.objects.create_own(&self.key(&record.name), bytes).await? {
             return Ok(false);

@@ -156,7 +156,7 @@ async fn parsed<T: for<'a> Deserialize<'a>>(
 ) -> Result<T> {
     let body: Bytes = node.requests.read_json_body(headers, body).await?;
     serde_json::from_slice(&body)
-        .map_err(|error| Error::invalid(format!("a request of another node: {error}")))
+        .map_err(|error| Error::invalid("a request of another node").caused_by(error))
 }
 
 async fn read(State(node): State<Arc<ClusterNode>>, headers: HeaderMap, body: Body) -> Reply {
@@ -190,7 +190,7 @@ async fn answer_read(node: &Arc<ClusterNode>, headers: &HeaderMap, body: Body) -
     let mut answers = BTreeMap::new();
     while let Some(done) = running.join_next().await {
         let (shard, answer) =
-            done.map_err(|error| Error::internal(format!("a read of a shard: {error}")))?;
+            done.map_err(|error| Error::internal("a read of a shard").caused_by(error))?;
         let answer = match answer {
             Ok(answer) => answer,
             Err(error) => ShardAnswer {

@@ -64,7 +64,7 @@ impl AppendedEntries {
 
 fn decoded(text: &str) -> Result<LogEntry<Batch>> {
     let bytes = STANDARD.decode(text);
-    let bytes = bytes.map_err(|error| Error::invalid(format!("it is not base64: {error}")))?;
+    let bytes = bytes.map_err(|error| Error::invalid("it is not base64").caused_by(error))?;
     decode_entry(&Bytes::from(bytes))
 }
 

@@ -61,7 +61,7 @@ async fn extracted(node: &ClusterNode, headers: &HeaderMap, body: Body) -> Resul
     let wanted = headers.get(EXTRACT_HEADER).and_then(|value| value.to_str().ok());
     let wanted = wanted.ok_or_else(|| Error::invalid(format!("{EXTRACT_HEADER} is missing")))?;
     let wanted: ExtractionRequest = serde_json::from_str(wanted)
-        .map_err(|error| Error::invalid(format!("{EXTRACT_HEADER}: {error}")))?;
+        .map_err(|error| Error::invalid(EXTRACT_HEADER).caused_by(error))?;
     let bytes = node.requests.read_body(headers, body).await?;
     let ExtractionRequest { settings, dims, views } = wanted;
     let encoded = match views {
@@ -72,7 +72,7 @@ async fn extracted(node: &ClusterNode, headers: &HeaderMap, body: Body) -> Resul
     };
     encoded
         .map(Reply::json)
-        .map_err(|error| Error::internal(format!("features cannot be written: {error}")))
+        .map_err(|error| Error::internal("features cannot be written").caused_by(error))
 }
 
 /// Answers with the local route of a stored image.
@@ -117,7 +117,7 @@ fn local_request(key: &ShardKey, rest: &str, request: Request) -> Result<http::R
     let query = parts.uri.query().map(|query| format!("?{query}")).unwrap_or_default();
     let path = format!("/v1/images/{}/{rest}{query}", key.local_name());
     parts.uri = Uri::try_from(path)
-        .map_err(|error| Error::invalid(format!("{rest:?} is not a path: {error}")))?;
+        .map_err(|error| Error::invalid(format!("{rest:?} is not a path")).caused_by(error))?;
     // The path parameters of this route differ from the parameters of the local one.
     parts.extensions = http::Extensions::new();
     Ok(http::Request::from_parts(parts, body))

@@ -258,7 +258,7 @@ pub(crate) async fn at_low_priority<T: Send + 'static>(
         let _ = sender.send(work());
     };
     let spawned = std::thread::Builder::new().name("low-priority".to_owned()).spawn(body);
-    spawned.map_err(|error| Error::exhausted(format!("no thread for {doing}: {error}")))?;
+    spawned.map_err(|error| Error::exhausted(format!("no thread for {doing}")).caused_by(error))?;
     done.await.unwrap_or_else(|_| Err(Error::internal(format!("{doing}: the thread panicked"))))
 }
 

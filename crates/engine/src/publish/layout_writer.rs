@@ -256,7 +256,7 @@ impl GraphWriter {
 /// Writes the manifest of `dir` as its last file.
 fn write_manifest(dir: &Path, manifest: &LayoutManifest) -> Result<()> {
     let text = serde_json::to_vec_pretty(manifest)
-        .map_err(|e| Error::internal(format!("the manifest does not serialise: {e}")))?;
+        .map_err(|e| Error::internal("the manifest does not serialise").caused_by(e))?;
     if text.len() as u64 > crate::layout::MANIFEST_BYTES_MAX {
         return Err(Error::too_large(format!(
             "{} tensors need a manifest of {}, more than a server reads",

@@ -81,7 +81,7 @@ impl ModelEndpoint {
     fn json_page(&self, path: &str) -> Result<serde_json::Value> {
         let template = Template::get(&self.endpoint, path)?;
         let page = crate::connection::call_once(&self.endpoint, &template, Bytes::new())?;
-        serde_json::from_slice(&page.body).map_err(|e| Error::data_loss(format!("{path}: {e}")))
+        serde_json::from_slice(&page.body).map_err(|e| Error::data_loss(path).caused_by(e))
     }
 }
 

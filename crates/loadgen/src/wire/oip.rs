@@ -113,7 +113,7 @@ pub(super) fn inputs_grpc(target: &ModelEndpoint) -> Result<Vec<TensorSpec>> {
         ModelMetadataRequest { name: target.model.clone(), ..ModelMetadataRequest::default() };
     let answer = target.grpc_call(METADATA_METHOD, &request.encode_to_vec())?;
     let metadata = ModelMetadataResponse::decode(answer.body)
-        .map_err(|e| Error::data_loss(format!("the server's metadata: {e}")))?;
+        .map_err(|e| Error::data_loss("the server's metadata").caused_by(e))?;
     let input = |input: &protocol::inference::model_metadata_response::TensorMetadata| {
         Ok(spec(&input.name, names::from_oip(&input.datatype)?, input.shape.iter().copied()))
     };
@@ -162,7 +162,7 @@ impl Outputs {
 /// `DataLoss` if it is malformed, or has tensors that are not raw.
 pub fn read_answer(answer: &RawResponse) -> Result<Outputs> {
     let message = protocol::inference::ModelInferResponse::decode(answer.body.clone())
-        .map_err(|e| Error::data_loss(format!("the answer cannot be read: {e}")))?;
+        .map_err(|e| Error::data_loss("the answer cannot be read").caused_by(e))?;
     if message.outputs.len() != message.raw_output_contents.len() {
         return Err(Error::data_loss("the answer's tensors are not raw"));
     }

@@ -27,7 +27,7 @@ macro_rules! by_type {
 fn numbers<T: base::Element + serde::Serialize>(bytes: &[u8]) -> Result<Vec<Value>> {
     let values: Vec<T> = bytemuck::pod_collect_to_vec(bytes);
     let value =
-        |value: &T| serde_json::to_value(value).map_err(|e| Error::internal(format!("JSON: {e}")));
+        |value: &T| serde_json::to_value(value).map_err(|e| Error::internal("JSON").caused_by(e));
     values.iter().map(value).collect()
 }
 

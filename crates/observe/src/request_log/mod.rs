@@ -181,7 +181,7 @@ impl RequestLog {
         let writer = std::thread::Builder::new()
             .name("request-log".into())
             .spawn(move || writer.run(&messages))
-            .map_err(|e| Error::exhausted(format!("the thread of the request log: {e}")))?;
+            .map_err(|e| Error::exhausted("the thread of the request log").caused_by(e))?;
         let writer = Mutex::new(Some(writer));
         let seen = AtomicU64::new(0);
         Ok(RequestLog { rate: config.rate, format, seen, queue, state, writer })

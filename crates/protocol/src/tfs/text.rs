@@ -63,9 +63,7 @@ pub fn parse<M: TextMessage>(text: &str) -> Result<M> {
         let line = at.map_or_else(|| text.lines().count(), |label| line(text, label.offset()));
         Error::invalid(format!("line {}: {error}", line.max(1)))
     })?;
-    message
-        .transcode_to()
-        .map_err(|error| Error::internal(format!("{}: {error}", M::NAME)).with_source(error))
+    message.transcode_to().map_err(|error| Error::internal(M::NAME).caused_by(error))
 }
 
 /// Returns the line of the byte at `offset`, from 1.

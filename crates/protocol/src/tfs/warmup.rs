@@ -120,7 +120,7 @@ pub fn read_answered(file: &Bytes) -> Result<Vec<AnsweredRecord>> {
 
 fn answered(record: Bytes) -> Result<AnsweredRecord> {
     let log = PredictionLog::decode(record)
-        .map_err(|error| Error::data_loss(format!("no PredictionLog: {error}")))?;
+        .map_err(|error| Error::data_loss("no PredictionLog").caused_by(error))?;
     let Some(LogType::PredictLog(PredictLog { request: Some(mut request), response })) =
         log.log_type
     else {
@@ -165,7 +165,7 @@ fn verify(bytes: &[u8], rest: &mut Bytes) -> Result<()> {
 
 fn record(record: Bytes) -> Result<WarmupRecord> {
     let log = PredictionLog::decode(record)
-        .map_err(|error| Error::data_loss(format!("no PredictionLog: {error}")))?;
+        .map_err(|error| Error::data_loss("no PredictionLog").caused_by(error))?;
     let no_request = || Error::invalid("it has no request");
     let signature = |spec: Option<ModelSpec>| spec.unwrap_or_default().signature_name;
     let one = |method: &str, spec, input| {

@@ -111,12 +111,12 @@ impl ManifestContent {
 
     pub(super) fn encode(&self) -> Result<Vec<u8>> {
         serde_json::to_vec(self)
-            .map_err(|error| Error::internal(format!("the list of segments: {error}")))
+            .map_err(|error| Error::internal("the list of segments").caused_by(error))
     }
 
     pub(super) fn decode(bytes: &[u8]) -> Result<ManifestContent> {
         let manifest: ManifestContent = serde_json::from_slice(bytes).map_err(|error| {
-            Error::data_loss(format!("the list of segments cannot be read: {error}"))
+            Error::data_loss("the list of segments cannot be read").caused_by(error)
         })?;
         if manifest.version != VERSION {
             return Err(Error::precondition(format!(

@@ -236,7 +236,7 @@ fn scan_all(
             outcomes.push(scanner.scan(points, known)?);
         }
         for other in others {
-            let other = other.map_err(|error| Error::exhausted(format!("no thread: {error}")))?;
+            let other = other.map_err(|error| Error::exhausted("no thread").caused_by(error))?;
             let ended = other.join();
             outcomes.push(ended.unwrap_or_else(|_| {
                 Err(Error::internal("a thread of the search for duplicates panicked"))

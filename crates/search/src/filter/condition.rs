@@ -309,6 +309,7 @@ impl Filter {
 fn parse(row: u32, text: &[u8]) -> Result<Value> {
     serde_json::from_slice(text).map_err(|error| {
         Error::data_loss(format!("the payload of row {row} is not JSON: {error}; write it again"))
+            .with_source(error)
     })
 }
 

@@ -437,7 +437,7 @@ impl IndexWriter<'_> {
         }
         let mut bytes = Vec::with_capacity(rows.serialized_size());
         rows.serialize_into(&mut bytes)
-            .map_err(|error| Error::internal(format!("a bitmap cannot be written: {error}")))?;
+            .map_err(|error| Error::internal("a bitmap cannot be written").caused_by(error))?;
         place.bytes = bytes.len() as u64;
         self.put(&bytes)?;
         Ok(place)

@@ -181,7 +181,7 @@ impl PayloadIndex {
                 let mut bytes = Vec::new();
                 self.section.read(file, place.offset, place.bytes, &mut bytes)?;
                 let bitmap = RoaringBitmap::deserialize_from(&bytes[..])
-                    .map_err(|error| Error::data_loss(format!("a bitmap of rows: {error}")))?;
+                    .map_err(|error| Error::data_loss("a bitmap of rows").caused_by(error))?;
                 set.extend(&bitmap);
             }
         }

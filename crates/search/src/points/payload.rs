@@ -49,7 +49,8 @@ pub(crate) fn decode(internal: u64, bytes: &[u8]) -> Result<(PointId, Map<String
         Map::new()
     } else {
         serde_json::from_slice(bytes).map_err(|error| {
-            Error::data_loss(format!("the payload of point {internal} is not an object: {error}"))
+            Error::data_loss(format!("the payload of point {internal} is not an object"))
+                .caused_by(error)
         })?
     };
     if let Ok(id) = PointId::number(internal) {

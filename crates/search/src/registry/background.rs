@@ -21,7 +21,7 @@ pub(super) fn start(core: &Arc<RegistryCore>) -> Result<Vec<JoinHandle<()>>> {
     let open = std::thread::Builder::new()
         .name("search-open".into())
         .spawn(move || opening.open_all())
-        .map_err(|error| Error::exhausted(format!("thread search-open: {error}")))?;
+        .map_err(|error| Error::exhausted("thread search-open").caused_by(error))?;
     let flushing = core.clone();
     let flush = os::background::spawn_pair("search-flush", "flushing", move |priority| {
         let escalated = |named: &NamedCollection| {

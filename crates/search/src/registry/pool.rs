@@ -180,9 +180,9 @@ impl SearchPool {
             let name = format!("search-{number}");
             let spawned =
                 std::thread::Builder::new().name(name.clone()).spawn(move || worker.run());
-            pool.threads.push(
-                spawned.map_err(|error| Error::exhausted(format!("thread {name}: {error}")))?,
-            );
+            let thread = spawned
+                .map_err(|error| Error::exhausted(format!("thread {name}")).caused_by(error))?;
+            pool.threads.push(thread);
         }
         Ok(pool)
     }

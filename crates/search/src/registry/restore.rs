@@ -211,6 +211,7 @@ impl RegistryCore {
                         "{}: the directories cannot be exchanged ({error}); remove the collection first",
                         place.display()
                     ))
+                    .with_source(error)
                 })
             };
             match &old {

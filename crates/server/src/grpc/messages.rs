@@ -46,7 +46,7 @@ pub(super) struct DecodedMessage<M> {
 /// `InvalidArgument` for bytes that are not such a message.
 pub(super) fn parse<M: Message + Default>(message: Bytes) -> Result<M> {
     M::decode(message)
-        .map_err(|error| Error::invalid(format!("the message cannot be read: {error}")))
+        .map_err(|error| Error::invalid("the message cannot be read").caused_by(error))
 }
 
 /// Weighs and decodes a message, on a codec thread if it is large.
@@ -185,7 +185,7 @@ impl Messages {
                 return if self.buffer.is_empty() { Ok(None) } else { Err(cut) };
             };
             let frame =
-                frame.map_err(|error| Error::invalid(format!("the body ended early: {error}")))?;
+                frame.map_err(|error| Error::invalid("the body ended early").caused_by(error))?;
             if let Ok(data) = frame.into_data() {
                 self.buffer.extend_from_slice(&data);
             }

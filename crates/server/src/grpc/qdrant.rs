@@ -109,7 +109,7 @@ async fn run(
     drop(reservation);
     let (head, body) = answered.into_parts();
     let json = to_bytes(body, REST_BYTES_MAX).await.map_err(|error| {
-        Error::unavailable(format!("the response of the route ended early: {error}"))
+        Error::unavailable("the response of the route ended early").caused_by(error)
     })?;
     if !head.status.is_success() {
         return Err(failure(head.status, &head.headers, &json, conflict));

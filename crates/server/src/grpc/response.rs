@@ -104,7 +104,7 @@ fn encode_frame<M: Message>(
     frame.put_u32(prefix);
     message
         .encode(&mut frame)
-        .map_err(|error| Error::internal(format!("encoding the answer: {error}")))?;
+        .map_err(|error| Error::internal("encoding the answer").caused_by(error))?;
     Ok((frame.into(), reservation))
 }
 

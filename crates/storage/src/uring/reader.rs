@@ -138,6 +138,7 @@ impl UringReader {
         self.queued = 0;
         ring.enter(queued, wait).map_err(|error| {
             Error::internal(format!("io_uring cannot continue: {error}; open the reader again"))
+                .with_source(error)
         })
     }
 

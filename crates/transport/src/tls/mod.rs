@@ -196,7 +196,7 @@ fn configs(files: &TlsFiles) -> Result<ServerConfigs> {
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let builder = ServerConfig::builder_with_provider(provider.clone())
         .with_safe_default_protocol_versions()
-        .map_err(|error| Error::internal(format!("TLS: {error}")))?;
+        .map_err(|error| Error::internal("TLS").caused_by(error))?;
     let builder = match &files.client_ca {
         None => builder.with_no_client_auth(),
         Some(source) => {

@@ -159,7 +159,7 @@ fn decode_base64(name: &str, tensor: &Tensor) -> Result<Tensor> {
         STANDARD
             .decode(text)
             .map(Bytes::from)
-            .map_err(|error| Error::invalid(format!("\"{name}\" is not base64: {error}")))
+            .map_err(|error| Error::invalid(format!("\"{name}\" is not base64")).caused_by(error))
     };
     let strings = strings.iter().map(decode).collect::<Result<Vec<_>>>()?;
     Tensor::from_strings(Shape::from_slice(tensor.shape()), strings)
