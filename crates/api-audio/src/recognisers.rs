@@ -20,7 +20,8 @@ pub fn find_recogniser(catalog: &Catalog, name: &str) -> Result<(Recogniser, Arc
              [recogniser]; GET /v1/audio lists the recognisers"
         ))
     })?;
-    let wrong = |error: Error| Error::precondition(format!("recogniser \"{name}\": {error}"));
+    let wrong =
+        |error: Error| Error::precondition(format!("recogniser \"{name}\"")).caused_by(error);
     let recogniser = Recogniser::parse(name, &text).map_err(wrong)?;
     let servable = match &recogniser.model {
         Some(other) if other != name => catalog.get(other, None).map_err(wrong)?,

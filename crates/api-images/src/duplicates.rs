@@ -109,7 +109,7 @@ pub(crate) fn begin(
         search.run(|| duplicates::run(&named, options, &job.control).map(drop));
     });
     if let Err(error) = spawned {
-        let error = Error::exhausted(format!("no thread for the search for duplicates: {error}"));
+        let error = Error::exhausted("no thread for the search for duplicates").caused_by(error);
         *held(&ended) = Some(Err(error.clone()));
         return Err(error);
     }

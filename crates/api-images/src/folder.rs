@@ -45,8 +45,9 @@ impl Folder {
     }
 
     fn enter(&mut self, directory: &Path, depth: usize, entries_max: usize) -> Result<()> {
-        let wrong =
-            |error: std::io::Error| Error::invalid(format!("{}: {error}", directory.display()));
+        let wrong = |error: std::io::Error| {
+            Error::invalid(directory.display().to_string()).caused_by(error)
+        };
         let mut paths = Vec::new();
         for (number, entry) in std::fs::read_dir(directory).map_err(wrong)?.enumerate() {
             if number >= entries_max {
@@ -107,7 +108,7 @@ fn wanted(entry: &DirEntry) -> Option<PathBuf> {
 
 /// Reads a file; `None` if it is not an image.
 fn read(path: &Path) -> Result<Option<Bytes>> {
-    let wrong = |error: std::io::Error| Error::invalid(format!("it cannot be read: {error}"));
+    let wrong = |error: std::io::Error| Error::invalid("it cannot be read").caused_by(error);
     let mut file = File::open(path).map_err(wrong)?;
     let mut bytes = Vec::new();
     file.by_ref().take(HEAD_BYTES).read_to_end(&mut bytes).map_err(wrong)?;

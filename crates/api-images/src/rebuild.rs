@@ -119,7 +119,7 @@ pub(crate) fn begin(
         whole.run(|| work.run(&job, embedder.as_ref()));
     });
     if let Err(error) = spawned {
-        let error = Error::exhausted(format!("no thread for the rebuild: {error}"));
+        let error = Error::exhausted("no thread for the rebuild").caused_by(error);
         *held(&ended.ended) = Some(Err(error.clone()));
         return Err(error);
     }

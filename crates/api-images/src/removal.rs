@@ -302,7 +302,7 @@ async fn remove_all(services: &Arc<ImageServices>, keys: Vec<String>) -> Result<
         }
         let Some(ended) = running.join_next().await else { return outcome };
         let removed = ended.unwrap_or_else(|error| {
-            Err(Error::internal(format!("the removal of an original ended early: {error}")))
+            Err(Error::internal("the removal of an original ended early").caused_by(error))
         });
         outcome = outcome.and(removed);
     }

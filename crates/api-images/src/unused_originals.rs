@@ -34,9 +34,8 @@ pub(crate) async fn report(services: Arc<ImageServices>) {
     for _ in 0..CHECKS_MAX {
         let own = services.clone();
         let checked = tokio::task::spawn_blocking(move || report_now(&own)).await;
-        let checked = checked.unwrap_or_else(|error| {
-            Err(Error::internal(format!("the check ended early: {error}")))
-        });
+        let checked = checked
+            .unwrap_or_else(|error| Err(Error::internal("the check ended early").caused_by(error)));
         match checked {
             Ok(()) => return,
             Err(error) if error.kind() == ErrorKind::Unavailable => {}

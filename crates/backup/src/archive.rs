@@ -150,7 +150,7 @@ fn write_end(out: &mut dyn std::io::Write) -> Result<()> {
 
 /// Returns the error of an archive that cannot be written.
 fn broken(error: std::io::Error) -> Error {
-    Error::cancelled(format!("the archive: {error}"))
+    Error::cancelled("the archive").caused_by(error)
 }
 
 fn header(name: &str, bytes: u64) -> Result<tar::Header> {

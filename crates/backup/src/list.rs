@@ -169,7 +169,7 @@ impl BackupList {
     /// # Errors
     /// `TooLarge` for more than 64 MiB.
     pub fn encode(&self) -> Result<Vec<u8>> {
-        let broken = |error| Error::internal(format!("the list of a backup: {error}"));
+        let broken = |error| Error::internal("the list of a backup").caused_by(error);
         let body = serde_json::to_vec(self).map_err(broken)?;
         let blake3 = blake3::hash(&body).to_hex().to_string();
         let head = ListHead { millpond: KIND.to_owned(), version: VERSION, blake3 };

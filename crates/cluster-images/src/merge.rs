@@ -122,7 +122,7 @@ impl MergedImageHit<'_> {
     /// Replaces the member "accepted". The others keep their text.
     fn set_accepted(&mut self, accepted: bool) -> Result<()> {
         let mut members: BTreeMap<String, &RawValue> = read(&self.shown)?;
-        let failed = |error| Error::internal(format!("a hit cannot be written: {error}"));
+        let failed = |error| Error::internal("a hit cannot be written").caused_by(error);
         let accepted = to_raw_value(&accepted).map_err(failed)?;
         members.insert("accepted".to_owned(), &accepted);
         self.shown = Cow::Owned(to_raw_value(&members).map_err(failed)?);

@@ -110,7 +110,7 @@ fn page_text(
         #[serde(default)]
         payload: Option<Map<String, Value>>,
     }
-    let malformed = |error| Error::internal(format!("a page of points: {error}"));
+    let malformed = |error| Error::internal("a page of points").caused_by(error);
     let page: ScrolledText<'_> = serde_json::from_slice(merged).map_err(malformed)?;
     let mut text = b"{\"images\":[".to_vec();
     for (at, point) in page.points.iter().enumerate() {

@@ -61,7 +61,7 @@ async fn read_run(log: &ShardLog, from: EntryNumber, count: usize) -> Result<Vec
     }
     let mut answers: Vec<Result<Option<LogEntry<Batch>>>> = vec![Ok(None); count];
     while let Some(joined) = reads.join_next().await {
-        let failed = |error| Error::internal(format!("a read of {}: {error}", log.shown()));
+        let failed = |error| Error::internal(format!("a read of {}", log.shown())).caused_by(error);
         let (at, answer) = joined.map_err(failed)?;
         answers[at] = answer;
     }

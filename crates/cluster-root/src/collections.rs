@@ -175,7 +175,7 @@ pub async fn remove_named(context: &RootContext) -> Result<bool> {
     let owned = name.clone();
     // A removal has several steps. It goes on if the client disconnects.
     let removal = tokio::spawn(async move { catalog.remove(&owned).await });
-    let ended = |error| Error::internal(format!("the removal of a collection ended: {error}"));
+    let ended = |error| Error::internal("the removal of a collection ended").caused_by(error);
     let removed = removal.await.map_err(ended)??;
     if let Some(id) = id.filter(|_| removed) {
         let until = Instant::now() + REMOVED_WAIT_MAX;

@@ -210,9 +210,7 @@ impl<'a> ReadRun<'a> {
     fn ended(&mut self, ended: Result<(Id, CallOutcome), JoinError>) -> Result<()> {
         let (id, outcome) = match ended {
             Ok(ended) => ended,
-            Err(error) => {
-                (error.id(), Err(Error::internal(format!("a read ended early: {error}"))))
-            }
+            Err(error) => (error.id(), Err(Error::internal("a read ended early").caused_by(error))),
         };
         let Some(id) = self.calls.remove(&id) else { return Ok(()) };
         let calls = match outcome {

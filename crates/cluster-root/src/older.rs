@@ -117,7 +117,7 @@ fn points(answer: PlainListText<'_>, names_missing: bool) -> Result<&RawValue> {
 }
 
 fn unreadable(error: serde_json::Error) -> Error {
-    Error::internal(format!("the answer of a query: {error}"))
+    Error::internal("the answer of a query").caused_by(error)
 }
 
 #[cfg(test)]

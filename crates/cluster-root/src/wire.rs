@@ -118,7 +118,7 @@ fn results_in_one_pass(body: &[u8]) -> Option<ShardResultTexts> {
 /// As [`parse_read`].
 fn results_or_errors(body: &[u8]) -> Result<ShardResultTexts> {
     let malformed =
-        |error| Error::internal(format!("a node's answer is not the expected JSON: {error}"));
+        |error| Error::internal("a node's answer is not the expected JSON").caused_by(error);
     let answer: AnswerText<&RawValue> = serde_json::from_slice(body).map_err(malformed)?;
     let result = |reply: ShardReplyText<&RawValue>| match reply.status {
         200 => serde_json::from_str::<EnvelopeText>(reply.body.get())

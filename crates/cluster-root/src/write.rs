@@ -296,7 +296,7 @@ pub(super) async fn run_all(
             Ok(Ok(written)) => entry = entry.max(written),
             Ok(Err(error)) => failure = failure.or(Some(error)),
             Err(error) => {
-                let error = Error::internal(format!("a write ended early: {error}"));
+                let error = Error::internal("a write ended early").caused_by(error);
                 failure = failure.or(Some(error));
             }
         }

@@ -102,8 +102,7 @@ impl DecodedGraph {
     /// # Errors
     /// `DataLoss` if it is damaged or two operations have one name.
     pub(crate) fn parse(bytes: Bytes) -> Result<DecodedGraph> {
-        let damaged =
-            |e: prost::DecodeError| Error::data_loss(format!("the graph is damaged: {e}"));
+        let damaged = |e: prost::DecodeError| Error::data_loss("the graph is damaged").caused_by(e);
         let mut rest = GraphDef::decode(bytes).map_err(damaged)?;
         let bytes = std::mem::take(&mut rest.node);
         let nodes: Vec<NodeDef> = bytes

@@ -72,7 +72,7 @@ pub(crate) fn read(path: &Path, tags: &GraphTags) -> Result<MetaGraphDef> {
 /// # Errors
 /// `DataLoss` if they are not a SavedModel, `InvalidArgument` if it has no graph with these tags.
 pub(crate) fn parse(bytes: Bytes, tags: &GraphTags) -> Result<MetaGraphDef> {
-    let damaged = |e: prost::DecodeError| Error::data_loss(format!("is not a SavedModel: {e}"));
+    let damaged = |e: prost::DecodeError| Error::data_loss("is not a SavedModel").caused_by(e);
     let saved = SavedModel::decode(bytes).map_err(damaged)?;
     let mut found = Vec::new();
     for bytes in saved.meta_graphs {

@@ -272,7 +272,7 @@ fn functions(graph: &DecodedGraph, gathers: &HashSet<Gather>) -> Result<Bytes> {
         return Ok(graph.rest.library.clone());
     }
     let damaged =
-        |e: prost::DecodeError| base::Error::data_loss(format!("a function is damaged: {e}"));
+        |e: prost::DecodeError| base::Error::data_loss("a function is damaged").caused_by(e);
     let mut library = RawLibrary::decode(graph.rest.library.clone()).map_err(damaged)?;
     for bytes in &mut library.function {
         let mut function = RawFunction::decode(bytes.clone()).map_err(damaged)?;

@@ -71,9 +71,8 @@ fn damaged(path: &Path, error: ZipError) -> Error {
         ZipError::Io(error) if error.kind() != io::ErrorKind::UnexpectedEof => {
             Error::io(path, &error)
         }
-        error => {
-            Error::data_loss(format!("{}: not a whole TorchScript file: {error}", path.display()))
-        }
+        error => Error::data_loss(format!("{}: not a whole TorchScript file", path.display()))
+            .caused_by(error),
     }
 }
 

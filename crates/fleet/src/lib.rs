@@ -148,7 +148,7 @@ impl FleetUpdates {
             )));
         }
         let failed = |error: std::io::Error| {
-            Error::exhausted(format!("the thread of updates cannot be started: {error}"))
+            Error::exhausted("the thread of updates cannot be started").caused_by(error)
         };
         let runtime =
             tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(failed)?;

@@ -125,7 +125,7 @@ impl StartedProcess {
     /// `Internal` or `ResourceExhausted` if it cannot be started.
     pub(crate) fn start(isolation: &Isolation, owner: &str) -> Result<StartedProcess> {
         let config = &isolation.config;
-        let no_socket = |e: std::io::Error| Error::exhausted(format!("a socket for a worker: {e}"));
+        let no_socket = |e: std::io::Error| Error::exhausted("a socket for a worker").caused_by(e);
         let (control, theirs) = UnixStream::pair().map_err(no_socket)?;
         let mut command = Command::new(&config.program);
         command.args(&config.args);
@@ -134,7 +134,7 @@ impl StartedProcess {
         command.process_group(0);
         let mut child = command.spawn().map_err(|e| {
             let program = config.program.display();
-            Error::internal(format!("cannot start the worker process {program}: {e}"))
+            Error::internal(format!("cannot start the worker process {program}")).caused_by(e)
         })?;
         let pid = child.id();
         isolation.processes.lock().push(pid);
@@ -223,7 +223,7 @@ enum LoadFailure {
 }
 
 fn refused(error: std::io::Error) -> LoadFailure {
-    LoadFailure::Refused(Error::exhausted(format!("the sockets of a worker process: {error}")))
+    LoadFailure::Refused(Error::exhausted("the sockets of a worker process").caused_by(error))
 }
 
 impl WorkerProcess {

@@ -52,7 +52,7 @@ pub fn run_worker(open: impl Fn(&str) -> Result<Arc<dyn Engine>>) -> Result<()> 
     let stdin = std::io::stdin().as_fd().try_clone_to_owned().map_err(no_server)?;
     let mut control = UnixStream::from(stdin);
     let mut request = receive_request(&control).map_err(no_server)?;
-    let gone = |e: std::io::Error| Error::unavailable(format!("the server has ended: {e}"));
+    let gone = |e: std::io::Error| Error::unavailable("the server has ended").caused_by(e);
     if request.kind == Some(LIBRARY_REQUEST) {
         let Some(message) = frame::read(&mut control).map_err(gone)? else { return Ok(()) };
         let opened = LibraryMessage::decode(&message)

@@ -235,7 +235,7 @@ impl Connection {
         match self {
             Connection::Grpc(grpc) => grpc.call(template, body).await,
             Connection::Http(sender) => {
-                let broken = |e: hyper::Error| Error::unavailable(format!("connection: {e}"));
+                let broken = |e: hyper::Error| Error::unavailable("connection").caused_by(e);
                 sender.ready().await.map_err(broken)?;
                 let request = template.request(Full::new(body));
                 http_answer(sender.send_request(request).await.map_err(broken)?).await
@@ -257,7 +257,7 @@ async fn tcp(endpoint: &Endpoint) -> Result<TcpStream> {
 
 impl Grpc {
     async fn call(&mut self, template: &Template, body: Bytes) -> Result<RawResponse> {
-        let broken = |e: h2::Error| Error::unavailable(format!("connection: {e}"));
+        let broken = |e: h2::Error| Error::unavailable("connection").caused_by(e);
         std::future::poll_fn(|cx| self.sender.poll_ready(cx)).await.map_err(broken)?;
         let (answer, mut stream) =
             self.sender.send_request(template.request(()), false).map_err(broken)?;
@@ -303,7 +303,7 @@ fn with_remedy(endpoint: &Endpoint, error: Error) -> Error {
 }
 
 async fn grpc_answer(response: Response<h2::RecvStream>) -> Result<RawResponse> {
-    let broken = |e: h2::Error| Error::unavailable(format!("answer: {e}"));
+    let broken = |e: h2::Error| Error::unavailable("answer").caused_by(e);
     let (parts, mut body) = response.into_parts();
     if parts.headers.contains_key("grpc-status") {
         grpc_status(&parts.headers)?;

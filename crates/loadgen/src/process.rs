@@ -314,7 +314,7 @@ pub fn agent() -> ureq::Agent {
 
 /// Gets a page's text.
 pub fn page(agent: &ureq::Agent, url: &str) -> Result<String> {
-    let unavailable = |e: ureq::Error| Error::unavailable(format!("{url}: {e}"));
+    let unavailable = |e: ureq::Error| Error::unavailable(url).caused_by(e);
     let mut answer = agent.get(url).call().map_err(unavailable)?;
     answer.body_mut().with_config().limit(PAGE_BYTES_MAX).read_to_string().map_err(unavailable)
 }

@@ -154,7 +154,7 @@ impl TlsClient {
     /// # Errors
     /// `InvalidArgument`, with the flag or the address.
     pub(crate) fn new(args: &TlsArgs, transport: Transport, authority: &str) -> Result<TlsClient> {
-        let failed = |error: rustls::Error| Error::invalid(format!("TLS: {error}"));
+        let failed = |error: rustls::Error| Error::invalid("TLS").caused_by(error);
         let provider = Arc::new(rustls::crypto::ring::default_provider());
         let builder = ClientConfig::builder_with_provider(provider)
             .with_safe_default_protocol_versions()

@@ -295,7 +295,7 @@ fn cause(error: &object_store::Error) -> String {
 /// `ResourceExhausted` if the system has no room for a runtime; the errors of `work`.
 pub fn block_on<T>(work: impl Future<Output = Result<T>>) -> Result<T> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-    let failed = |error| Error::exhausted(format!("a runtime for the store: {error}"));
+    let failed = |error| Error::exhausted("a runtime for the store").caused_by(error);
     runtime.map_err(failed)?.block_on(work)
 }
 

@@ -63,8 +63,8 @@ fn weigh(descriptor: &MessageDescriptor, mut rest: &[u8], depth: u32) -> Result<
     Ok(bytes)
 }
 
-fn unreadable(error: impl std::fmt::Display) -> Error {
-    Error::invalid(format!("the message cannot be read: {error}"))
+fn unreadable(error: prost::DecodeError) -> Error {
+    Error::invalid("the message cannot be read").caused_by(error)
 }
 
 #[cfg(test)]

@@ -257,7 +257,7 @@ enum WeighStop {
 
 impl From<prost::DecodeError> for WeighStop {
     fn from(error: prost::DecodeError) -> WeighStop {
-        WeighStop::Wrong(Error::invalid(format!("the message cannot be read: {error}")))
+        WeighStop::Wrong(Error::invalid("the message cannot be read").caused_by(error))
     }
 }
 

@@ -100,8 +100,8 @@ macro_rules! call {
     };
 }
 
-fn unreadable(error: impl std::fmt::Display) -> Error {
-    Error::invalid(format!("the message cannot be read: {error}"))
+fn unreadable(error: prost::DecodeError) -> Error {
+    Error::invalid("the message cannot be read").caused_by(error)
 }
 
 impl QdrantCall {

@@ -177,7 +177,7 @@ fn config(config: ConfigJson) -> Result<pb::CollectionConfig> {
 }
 
 fn vectors(value: Value) -> Result<Config> {
-    let unreadable = |error| Error::internal(format!("the vectors of a collection: {error}"));
+    let unreadable = |error| Error::internal("the vectors of a collection").caused_by(error);
     if value.get("size").is_some_and(Value::is_number) {
         let one: VectorParamsJson = serde_json::from_value(value).map_err(unreadable)?;
         return Ok(Config::Params(vector(one)));

@@ -140,8 +140,8 @@ pub(crate) fn finish(json: &mut Vec<u8>, options: Value) {
     json.push(b'}');
 }
 
-fn unreadable(error: impl std::fmt::Display) -> Error {
-    Error::invalid(format!("the message cannot be read: {error}"))
+fn unreadable(error: prost::DecodeError) -> Error {
+    Error::invalid("the message cannot be read").caused_by(error)
 }
 
 #[cfg(test)]

@@ -35,8 +35,9 @@ impl Buffer {
             _ => {
                 let error = std::io::Error::last_os_error();
                 return Err(Error::exhausted(format!(
-                    "no memory for {bytes} bytes of read buffers: {error}"
-                )));
+                    "no memory for {bytes} bytes of read buffers"
+                ))
+                .caused_by(error));
             }
         };
         if bytes >= HUGE_PAGE_BYTES {

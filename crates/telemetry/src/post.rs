@@ -71,7 +71,7 @@ impl HttpPost {
         }
         request.body(()).map_err(|error| {
             // The value may be a secret, so the message does not show it.
-            Error::invalid(format!("the headers of the collector: {error}"))
+            Error::invalid("the headers of the collector").caused_by(error)
         })?;
         let provider = Arc::new(rustls::crypto::ring::default_provider());
         let tls = TlsConfig::builder()

@@ -37,7 +37,7 @@ impl ConnectionThreads {
     pub fn start(count: usize) -> Result<Arc<ConnectionThreads>> {
         let (stop, _) = watch::channel(false);
         let failed = |e: std::io::Error| {
-            Error::exhausted(format!("the connection threads cannot be started: {e}"))
+            Error::exhausted("the connection threads cannot be started").caused_by(e)
         };
         let mut threads = Vec::new();
         let mut handles = Vec::new();

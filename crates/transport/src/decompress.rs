@@ -63,7 +63,7 @@ pub fn decompress(
 }
 
 fn read_all(mut from: impl Read, bytes_max: usize, mut reservation: Reservation) -> Result<Bytes> {
-    let damaged = |error| Error::invalid(format!("the body cannot be decompressed: {error}"));
+    let damaged = |error| Error::invalid("the body cannot be decompressed").caused_by(error);
     let mut all = Vec::new();
     loop {
         // One byte above the limit shows that the body is too large.

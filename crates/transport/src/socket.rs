@@ -38,7 +38,7 @@ pub fn bind(host: IpAddr, port: u16, flag: &str) -> Result<std::net::TcpListener
         };
         Error::unavailable(format!("cannot listen on {address}: {e}; {remedy}"))
     })?;
-    let failed = |e: IoError| Error::internal(format!("{address}: {e}"));
+    let failed = |e: IoError| Error::internal(address.to_string()).caused_by(e);
     // The standard library listens with a queue of 128 connections. A second call sets its size.
     rustix::net::listen(&listener, ACCEPT_QUEUE_MAX).map_err(|e| failed(e.into()))?;
     listener.set_nonblocking(true).map_err(failed)?;
@@ -122,7 +122,7 @@ impl UnixSocket {
     /// the directory does not permit it.
     pub fn bind(path: &Path, mode: u32) -> Result<UnixSocket> {
         let failed = |error: IoError| {
-            Error::unavailable(format!("cannot listen on {}: {error}", path.display()))
+            Error::unavailable(format!("cannot listen on {}", path.display())).caused_by(error)
         };
         remove_stale(path)?;
         let listener = listen(path, mode).map_err(failed)?;

@@ -71,7 +71,7 @@ impl RecordedCalls {
             let named = |error: Error| error.context(format_args!("record {number}"));
             let record = next_record(&mut rest).map_err(named)?;
             let log = PredictionLog::decode(record)
-                .map_err(|error| named(Error::data_loss(format!("no PredictionLog: {error}"))))?;
+                .map_err(|error| named(Error::data_loss("no PredictionLog").caused_by(error)))?;
             number += 1;
             self.check_room()?;
             match log.log_type.and_then(|log| RecordedCall::new(log, model)) {

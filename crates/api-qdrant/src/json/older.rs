@@ -139,7 +139,7 @@ fn raw(value: &impl Serialize) -> Result<Box<RawValue>> {
 }
 
 fn unwritten(error: serde_json::Error) -> Error {
-    Error::internal(format!("a query cannot be written: {error}"))
+    Error::internal("a query cannot be written").caused_by(error)
 }
 
 /// Converts the vector of a search, which is bare or has a name beside it.

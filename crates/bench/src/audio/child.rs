@@ -224,8 +224,7 @@ fn read_labels(path: &Path) -> Result<Vec<(f64, f64)>> {
 /// # Errors
 /// If the system refuses, and those of `start`.
 pub(super) fn on_cores<T>(count: usize, start: impl FnOnce() -> Result<T>) -> Result<T> {
-    let refused =
-        |e: rustix::io::Errno| Error::internal(format!("the cores cannot be chosen: {e}"));
+    let refused = |e: rustix::io::Errno| Error::internal("the cores cannot be chosen").caused_by(e);
     let before = sched_getaffinity(None).map_err(refused)?;
     let mut first = CpuSet::new();
     (0..CpuSet::MAX_CPU)

@@ -112,7 +112,7 @@ fn write(clips: &[(PathBuf, u64)], wanted: u64, path: &Path) -> Result<()> {
         bits_per_sample: 16,
         sample_format: SampleFormat::Int,
     };
-    let failed = |error: hound::Error| Error::internal(format!("{}: {error}", path.display()));
+    let failed = |error: hound::Error| Error::internal(path.display().to_string()).caused_by(error);
     let mut file = WavWriter::create(path, spec).map_err(failed)?;
     let mut done = 0u64;
     let mut put = |samples: &[f32]| -> Result<bool> {

@@ -77,7 +77,7 @@ fn live_and_die(
     if restores {
         command.arg("--restores");
     }
-    let failed = |error: std::io::Error| Error::internal(format!("the killed program: {error}"));
+    let failed = |error: std::io::Error| Error::internal("the killed program").caused_by(error);
     let mut child = command.spawn().map_err(failed)?;
     std::thread::sleep(Duration::from_secs_f64(life_ms / 1e3));
     let ended = child.try_wait().map_err(failed)?;

@@ -128,7 +128,7 @@ fn live_and_die(
         command.arg(name).arg(value.to_string());
     }
     command.arg("--child").arg(directory).stdin(Stdio::null()).stdout(Stdio::piped());
-    let failed = |error: std::io::Error| Error::internal(format!("the writer: {error}"));
+    let failed = |error: std::io::Error| Error::internal("the writer").caused_by(error);
     let mut child: Child = command.spawn().map_err(failed)?;
     let Some(mut pipe) = child.stdout.take() else {
         return Err(Error::internal("the writer has no output"));

@@ -192,7 +192,7 @@ impl IngestSubject {
     /// Returns true if the server's image for an id equals the file that it came from.
     pub(super) fn is_whole(&self, id: &str, file: &Path) -> Result<bool> {
         let url = self.url(&format!("/v1/images/{COLLECTION}/{id}"))?;
-        let failed = |error: ureq::Error| Error::unavailable(format!("{url}: {error}"));
+        let failed = |error: ureq::Error| Error::unavailable(&url).caused_by(error);
         let mut answer = self.agent.get(&url).call().map_err(failed)?;
         let bytes = answer
             .body_mut()
@@ -207,7 +207,7 @@ impl IngestSubject {
     /// Posts JSON and reads JSON.
     fn call(&self, path: &str, body: &Value) -> Result<Value> {
         let url = self.url(path)?;
-        let failed = |error: ureq::Error| Error::unavailable(format!("{url}: {error}"));
+        let failed = |error: ureq::Error| Error::unavailable(&url).caused_by(error);
         let request = self.agent.post(&url).header("content-type", "application/json");
         let mut answer = request.send(body.to_string()).map_err(failed)?;
         let text = answer
@@ -248,7 +248,7 @@ impl IngestFolder {
         stop: &AtomicBool,
         mut acknowledged: impl FnMut(String, PathBuf),
     ) -> Result<bool> {
-        let failed = |error: ureq::Error| Error::unavailable(format!("{}: {error}", self.url));
+        let failed = |error: ureq::Error| Error::unavailable(&self.url).caused_by(error);
         let request = self.agent.put(&self.url).header("content-type", "application/json");
         let mut answer =
             request.send(json!({ "folder": self.folder }).to_string()).map_err(failed)?;

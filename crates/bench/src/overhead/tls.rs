@@ -108,7 +108,7 @@ struct CertificateFiles {
 
 impl CertificateFiles {
     fn write(dir: &Path) -> Result<CertificateFiles> {
-        let failed = |error: rcgen::Error| Error::internal(format!("certificate: {error}"));
+        let failed = |error: rcgen::Error| Error::internal("certificate").caused_by(error);
         let made =
             rcgen::generate_simple_self_signed(vec!["127.0.0.1".to_owned()]).map_err(failed)?;
         let files = CertificateFiles { cert: dir.join("cert.pem"), key: dir.join("key.pem") };

@@ -110,7 +110,7 @@ struct Collector {
 impl Collector {
     /// Starts it on a free port of this machine. Its threads end with the process.
     fn start() -> Result<Collector> {
-        let failed = |error: std::io::Error| Error::internal(format!("collector: {error}"));
+        let failed = |error: std::io::Error| Error::internal("collector").caused_by(error);
         let listener = TcpListener::bind(("127.0.0.1", 0)).map_err(failed)?;
         let address = listener.local_addr().map_err(failed)?;
         let bytes = Arc::new(AtomicU64::new(0));

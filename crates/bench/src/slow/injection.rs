@@ -202,7 +202,7 @@ impl Pulses<'_> {
         let authority = endpoint.authority.clone();
         let encoded = self.setup.encode(endpoint, Api::Tfs, MODEL, self.setup.args.batch)?;
         let body = encoded.bodies.first().ok_or_else(|| Error::internal("no request"))?;
-        let lost = |error: std::io::Error| Error::unavailable(format!("{authority}: {error}"));
+        let lost = |error: std::io::Error| Error::unavailable(&authority).caused_by(error);
         let mut stream = TcpStream::connect(&authority).map_err(lost)?;
         stream.set_read_timeout(Some(ANSWER_TIMEOUT)).map_err(lost)?;
         let head = format!(

@@ -446,7 +446,7 @@ pub(super) async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> Result<T> + Send + 'static,
 ) -> Result<T> {
     let done = tokio::task::spawn_blocking(work).await;
-    done.unwrap_or_else(|error| Err(Error::internal(format!("a search for duplicates: {error}"))))
+    done.unwrap_or_else(|error| Err(Error::internal("a search for duplicates").caused_by(error)))
 }
 
 /// Returns the points of a page: the points of one second at a low rate, and fewer if the

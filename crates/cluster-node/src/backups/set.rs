@@ -103,7 +103,7 @@ impl BackupSet {
             version: u32,
         }
         let damaged = |error: serde_json::Error| {
-            Error::data_loss(format!("the description of the backup: {error}"))
+            Error::data_loss("the description of the backup").caused_by(error)
         };
         let SetHead { version } = serde_json::from_slice(bytes).map_err(damaged)?;
         if ![VERSION, VERSION_ORIGINALS].contains(&version) {

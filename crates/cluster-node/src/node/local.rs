@@ -238,7 +238,7 @@ pub(crate) async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> Result<T> + Send + 'static,
 ) -> Result<T> {
     let done = tokio::task::spawn_blocking(work).await;
-    done.unwrap_or_else(|error| Err(Error::internal(format!("work of the cluster: {error}"))))
+    done.unwrap_or_else(|error| Err(Error::internal("work of the cluster").caused_by(error)))
 }
 
 /// Runs `work` at low priority on a thread of its own. `doing` ("restoring a snapshot") is for

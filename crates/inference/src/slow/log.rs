@@ -65,7 +65,7 @@ impl SlowLog {
             samples: SampleRing::default(),
         };
         std::thread::Builder::new().name("slow-log".into()).spawn(move || thread.run()).map_err(
-            |error| Error::exhausted(format!("thread \"slow-log\" cannot be started: {error}")),
+            |error| Error::exhausted("thread \"slow-log\" cannot be started").caused_by(error),
         )?;
         Ok(log)
     }

@@ -81,7 +81,7 @@ pub(super) fn inputs_grpc(target: &ModelEndpoint) -> Result<Vec<TensorSpec>> {
         metadata_field: vec![SIGNATURE_FIELD.into()],
     };
     let answer = target.grpc_call(METADATA_METHOD, &request.encode_to_vec())?;
-    let unusable = |e: prost::DecodeError| Error::data_loss(format!("the server's metadata: {e}"));
+    let unusable = |e: prost::DecodeError| Error::data_loss("the server's metadata").caused_by(e);
     let metadata = GetModelMetadataResponse::decode(answer.body).map_err(unusable)?;
     let packed = metadata
         .metadata

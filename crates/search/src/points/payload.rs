@@ -18,7 +18,7 @@ pub(crate) fn encode(id: PointId, payload: &Map<String, Value>) -> Result<Vec<u8
             "point {id}: the payload's key \"{RESERVED_KEY}\" is Millpond's own; use another one"
         )));
     }
-    let broken = |error| Error::internal(format!("the payload of point {id}: {error}"));
+    let broken = |error| Error::internal(format!("the payload of point {id}")).caused_by(error);
     if let PointId::Number(_) = id {
         return if payload.is_empty() {
             Ok(Vec::new())

@@ -164,7 +164,7 @@ struct FileHead {
 
 /// Encodes a file.
 pub(super) fn encode(kind: &str, content: &impl Serialize) -> Result<Vec<u8>> {
-    let broken = |error| Error::internal(format!("{kind}: {error}"));
+    let broken = |error| Error::internal(kind).caused_by(error);
     let body = serde_json::to_vec(content).map_err(broken)?;
     if body.len() > SETTINGS_BYTES_MAX / 2 {
         return Err(Error::too_large(format!(

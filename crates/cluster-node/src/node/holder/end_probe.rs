@@ -74,7 +74,7 @@ impl EndProbe {
 
     fn record(&mut self, shard: &ShardKey, ended: Result<Result<Option<ProbedEnd>>, JoinError>) {
         let outcome = ended.unwrap_or_else(|error| {
-            Err(Error::internal(format!("the search for the log's end ended early: {error}")))
+            Err(Error::internal("the search for the log's end ended early").caused_by(error))
         });
         match outcome {
             Ok(found) => {

@@ -80,7 +80,7 @@ impl ShardFollower {
     fn record_replacement(&mut self, ended: Result<Result<()>, JoinError>) {
         self.replaced = Some(Instant::now());
         let outcome = ended.unwrap_or_else(|error| {
-            Err(Error::internal(format!("the replacement ended early: {error}")))
+            Err(Error::internal("the replacement ended early").caused_by(error))
         });
         if let Err(error) = outcome {
             tracing::error!(
