@@ -166,13 +166,11 @@ impl AudioUpload {
     pub(crate) fn on_thread(self, work: impl FnOnce(AudioUpload) + Send + 'static) -> Result<()> {
         let name = format!("audio-{}", self.permit.number);
         let account = CpuAccount::current();
-        let spawned = std::thread::Builder::new().name(name).spawn(move || match account {
+        let run = move || match account {
             Some(account) => account.measure(|| work(self)),
             None => work(self),
-        });
-        spawned
-            .map(drop)
-            .map_err(|error| Error::exhausted("no thread for the recording").caused_by(error))
+        };
+        os::thread::spawn(name, run).map(drop)
     }
 
     /// Returns one embedding of the whole recording, or of the part that can be decoded.

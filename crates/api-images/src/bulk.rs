@@ -153,8 +153,7 @@ pub(crate) fn start<S: ImageSource>(
         writer.end(ended.map(drop));
         drop(permit);
     };
-    let spawned = std::thread::Builder::new().name(name).spawn(body);
-    spawned.map(drop).map_err(|error| Error::exhausted("no thread for the images").caused_by(error))
+    os::thread::spawn(name, body).map(drop)
 }
 
 /// Outcome of a file.

@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use base::{Error, ErrorKind, Result};
+use base::{ErrorKind, Result};
 use search::collection::PointParts;
 use search::duplicates::{
     self, DuplicateControl, DuplicateGroup, DuplicatePair, DuplicateProgress, DuplicateStore,
@@ -99,8 +99,7 @@ pub(crate) fn begin(
     all.insert(named.name().to_owned(), job.clone());
     drop(all);
     let ended = job.ended.clone();
-    let thread = std::thread::Builder::new().name("duplicates".to_owned());
-    let spawned = thread.spawn(move || {
+    let spawned = os::thread::spawn("duplicates", move || {
         // Not idle priority, because it takes locks of queries.
         os::thread::enter_low_priority("finding duplicates");
         let collection = named.name();
@@ -109,7 +108,6 @@ pub(crate) fn begin(
         search.run(|| duplicates::run(&named, options, &job.control).map(drop));
     });
     if let Err(error) = spawned {
-        let error = Error::exhausted("no thread for the search for duplicates").caused_by(error);
         *held(&ended) = Some(Err(error.clone()));
         return Err(error);
     }
@@ -174,8 +172,7 @@ pub(crate) fn write_groups(
         writer.end(written);
         drop(permit);
     };
-    let spawned = std::thread::Builder::new().name("duplicates-out".to_owned()).spawn(body);
-    spawned.map(drop).map_err(|error| Error::exhausted("no thread for the groups").caused_by(error))
+    os::thread::spawn("duplicates-out", body).map(drop)
 }
 
 /// Images of a group, and its pairs.

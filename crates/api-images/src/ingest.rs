@@ -109,8 +109,7 @@ fn start(claims: &Arc<Claims>) -> Result<Sender<IngestImage>> {
                 drop(catch_unwind(AssertUnwindSafe(|| by_job(batch, &claims))));
             }
         };
-        let spawned = std::thread::Builder::new().name(format!("ingest-{number}")).spawn(body);
-        spawned.map_err(|error| Error::exhausted("no thread for bulk work").caused_by(error))?;
+        os::thread::spawn(format!("ingest-{number}"), body)?;
     }
     Ok(sender)
 }

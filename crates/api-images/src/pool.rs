@@ -129,7 +129,5 @@ fn spawn(kind: PoolKind, number: usize, queue: Receiver<ImageTask>) -> Result<()
         // A panic fails only its own image, because it drops the channel to the caller.
         queue.iter().for_each(|work| drop(catch_unwind(AssertUnwindSafe(work))));
     };
-    let name = format!("{}-{number}", kind.thread_name());
-    let spawned = std::thread::Builder::new().name(name).spawn(body);
-    spawned.map(drop).map_err(|error| Error::exhausted("no thread for images").caused_by(error))
+    os::thread::spawn(format!("{}-{number}", kind.thread_name()), body).map(drop)
 }

@@ -106,10 +106,10 @@ pub(crate) fn begin(
     let stop = Arc::new(AtomicBool::new(false));
     let job = IngestJob::new(&state.services, wanted, stop);
     let name = name.to_owned();
-    let thread = std::thread::Builder::new().name(format!("ingest-in-{}", permit.number));
+    let thread = format!("ingest-in-{}", permit.number);
     let ended = rebuild.clone();
     let state = state.clone();
-    let spawned = thread.spawn(move || {
+    let spawned = os::thread::spawn(thread, move || {
         // Not idle priority, because it takes locks of queries.
         os::thread::enter_low_priority("rebuilding a collection");
         let work = RebuildWork { state, registry, rebuild: &rebuild, old, name };
@@ -119,7 +119,6 @@ pub(crate) fn begin(
         whole.run(|| work.run(&job, embedder.as_ref()));
     });
     if let Err(error) = spawned {
-        let error = Error::exhausted("no thread for the rebuild").caused_by(error);
         *held(&ended.ended) = Some(Err(error.clone()));
         return Err(error);
     }

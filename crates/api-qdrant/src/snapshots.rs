@@ -276,8 +276,7 @@ fn on_thread(permit: UploadPermit, work: impl FnOnce(UploadPermit) + Send + 'sta
         os::thread::enter_low_priority("transferring a snapshot");
         work(permit);
     };
-    let spawned = std::thread::Builder::new().name(name).spawn(run);
-    spawned.map(drop).map_err(|error| Error::exhausted("no thread for a snapshot").caused_by(error))
+    os::thread::spawn(name, run).map(drop)
 }
 
 async fn download(

@@ -132,7 +132,6 @@ fn start() -> Result<Sender<WriteJob>> {
     let (queue, jobs) = bounded::<WriteJob>(WRITES_MAX);
     let by_filter = Arc::new(FilterWrites::default());
     for number in 0..WRITE_THREADS {
-        let name = format!("write-{number}");
         let jobs = jobs.clone();
         let by_filter = by_filter.clone();
         let run = move || {
@@ -144,8 +143,7 @@ fn start() -> Result<Sender<WriteJob>> {
                 }
             }
         };
-        let spawned = std::thread::Builder::new().name(name.clone()).spawn(run);
-        spawned.map_err(|error| Error::exhausted(format!("thread {name}")).caused_by(error))?;
+        os::thread::spawn(format!("write-{number}"), run)?;
     }
     Ok(queue)
 }

@@ -261,9 +261,7 @@ fn start_thread(shared: &Arc<ServiceShared>) -> Result<BackupThread> {
         os::thread::enter_low_priority("backing up");
         shared.work(&requests);
     };
-    let spawned = std::thread::Builder::new().name("backup".to_owned()).spawn(run);
-    let thread = spawned.map_err(|error| Error::exhausted("thread backup").caused_by(error))?;
-    Ok(BackupThread { queue, thread })
+    Ok(BackupThread { queue, thread: os::thread::spawn("backup", run)? })
 }
 
 impl ServiceShared {

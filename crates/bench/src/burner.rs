@@ -18,11 +18,7 @@ impl IdleBurners {
         let mut burners = IdleBurners { stop: Arc::default(), threads: Vec::new() };
         for _ in 0..count {
             let stop = burners.stop.clone();
-            let burner =
-                std::thread::Builder::new().name("burner".into()).spawn(move || burn(&stop));
-            burners.threads.push(
-                burner.map_err(|e| Error::exhausted("cannot start the burner").caused_by(e))?,
-            );
+            burners.threads.push(os::thread::spawn("burner", move || burn(&stop))?);
         }
         Ok(burners)
     }

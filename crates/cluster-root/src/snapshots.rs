@@ -114,8 +114,7 @@ async fn begin_download(call: SnapshotCall) -> Result<Response> {
         }
         writer.end(sent);
     };
-    let spawned = std::thread::Builder::new().name("snapshot".to_owned()).spawn(send);
-    spawned.map_err(|error| Error::exhausted("no thread for a snapshot").caused_by(error))?;
+    os::thread::spawn("snapshot", send)?;
     results.begun().await?;
     let length = length
         .await

@@ -143,9 +143,7 @@ impl ShadowRunner {
 fn start(state: &Arc<ShadowState>) -> Option<SyncSender<ShadowJob>> {
     let (queue, jobs) = sync_channel(COPIES_MAX);
     let state = state.clone();
-    std::thread::Builder::new()
-        .name("shadow".into())
-        .spawn(move || state.work(&jobs))
+    os::thread::spawn("shadow", move || state.work(&jobs))
         .inspect_err(|error| tracing::error!(%error, "copies of requests cannot run"))
         .ok()
         .map(|_| queue)

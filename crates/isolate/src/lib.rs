@@ -26,7 +26,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use base::{Error, Result};
+use base::Result;
 use crossbeam_channel::{Sender, bounded};
 use metrics::Metrics;
 use parking_lot::Mutex;
@@ -80,7 +80,7 @@ impl Isolation {
     pub fn new(mut config: IsolationConfig, metrics: Arc<Metrics>) -> Result<Arc<Isolation>> {
         config.runs = config.runs.clamp(1, RUNS_MAX);
         let (starts, queue) = bounded::<Start>(STARTS_MAX);
-        spawn("isolate", move || queue.iter().for_each(|start| start()))?;
+        os::thread::spawn("isolate", move || queue.iter().for_each(|start| start()))?;
         Ok(Arc::new(Isolation {
             config,
             metrics,
@@ -105,12 +105,4 @@ impl Isolation {
         // Fails only if the thread has panicked. Then the caller sees that `start` was dropped.
         let _ = self.starts.send(start);
     }
-}
-
-/// Starts a thread.
-fn spawn(name: &str, body: impl FnOnce() + Send + 'static) -> Result<()> {
-    let spawned = std::thread::Builder::new().name(name.to_owned()).spawn(body);
-    spawned
-        .map(drop)
-        .map_err(|e| Error::exhausted(format!("cannot start the thread {name}")).caused_by(e))
 }

@@ -21,7 +21,7 @@ use crate::message::{
     LIBRARY_REQUEST, LOAD_REQUEST, LibraryMessage, LoadMessage, ModelFacts, decode_library_opened,
     decode_loaded,
 };
-use crate::{Isolation, RUNS_MAX, frame, spawn};
+use crate::{Isolation, RUNS_MAX, frame};
 
 /// Longest time of a load in a worker process, which is then ended.
 const LOAD_TIME_MAX: Duration = Duration::from_secs(3600);
@@ -411,7 +411,7 @@ impl Output {
         let log = Arc::new(Mutex::new(OutputLog { owner: owner.to_owned(), last: String::new() }));
         let (open, closed) = bounded::<()>(0);
         let theirs = log.clone();
-        spawn("isolate-log", move || {
+        os::thread::spawn("isolate-log", move || {
             let _open = open;
             let mut pieces = OutputLines { log: theirs, line: Vec::new() };
             let mut bytes = [0; LINE_BYTES_MAX];

@@ -14,7 +14,7 @@ use engine::{Engine, LoadRequest, NamedSignature, Session};
 use crate::channel::WorkerChannels;
 use crate::message::{LoadMessage, ModelFacts, decode_outputs, encode_run};
 use crate::supervisor::{FirstLoad, Supervised, supervise};
-use crate::{Isolation, frame, spawn};
+use crate::{Isolation, frame};
 
 /// Advised delay of another try while a worker process starts again.
 const RETRY_AFTER: Duration = Duration::from_secs(1);
@@ -57,7 +57,7 @@ impl IsolatedSession {
             let failed = first.clone();
             let load = FirstLoad { message, keeps_spare, stop, outcome: first };
             let body = move || supervise(&theirs, &shared, load);
-            if let Err(error) = spawn("isolate-model", body) {
+            if let Err(error) = os::thread::spawn("isolate-model", body) {
                 // The receiver waits, and the channel has room for one.
                 let _ = failed.send(Err(error));
             }

@@ -16,10 +16,10 @@ use base::{ErrorKind, Result};
 use metrics::KindLabels;
 use parking_lot::{Condvar, Mutex};
 
+use crate::Isolation;
 use crate::message::LibraryMessage;
 use crate::process::StartedProcess;
 use crate::restart_delay::RestartDelay;
-use crate::{Isolation, spawn};
 
 /// Time between two checks that a spare process still runs.
 const CHECK_INTERVAL: Duration = Duration::from_secs(1);
@@ -96,7 +96,7 @@ impl SpareUse {
                     engine: engine.to_owned(),
                     slot: slot.clone(),
                 };
-                spawn("isolate-spare", move || keeper.run())?;
+                os::thread::spawn("isolate-spare", move || keeper.run())?;
                 table.insert(engine.to_owned(), SharedSpare { slot: slot.clone(), users: 1 });
                 slot
             }

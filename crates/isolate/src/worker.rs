@@ -24,7 +24,7 @@ use crate::message::{
     LIBRARY_REQUEST, LibraryMessage, LoadMessage, ModelFacts, RunMessage, WorkerMemory,
     encode_library_opened, encode_loaded, encode_outputs,
 };
-use crate::{RUNS_MAX, frame, spawn};
+use crate::{RUNS_MAX, frame};
 
 /// A load at idle priority goes on at ordinary priority after it has waited this long for a core.
 const STARVATION_LIMIT: Duration = Duration::from_secs(5);
@@ -70,7 +70,9 @@ pub fn run_worker(open: impl Fn(&str) -> Result<Arc<dyn Engine>>) -> Result<()> 
     let Ok(session) = loaded else { return Ok(()) };
     for (number, socket) in request.sockets.into_iter().enumerate() {
         let session = session.clone();
-        spawn(&format!("run-{number}"), move || answer(&*session, UnixStream::from(socket)))?;
+        os::thread::spawn(format!("run-{number}"), move || {
+            answer(&*session, UnixStream::from(socket))
+        })?;
     }
     // The server sends nothing more.
     let _ = control.read(&mut [0]);

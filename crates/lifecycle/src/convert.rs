@@ -280,8 +280,7 @@ fn listen(mut pipe: impl Read + Send + 'static) -> Result<Said> {
             kept.drain(..old);
         }
     };
-    let spawned = std::thread::Builder::new().name("converter-said".into()).spawn(read);
-    spawned.map_err(|e| Error::exhausted("a thread for the converter").caused_by(e))?;
+    os::thread::spawn("converter-said", read)?;
     Ok(Said { end, closed })
 }
 

@@ -300,10 +300,7 @@ impl Lifecycle {
     }
 
     fn spawn(&self, name: String, body: impl FnOnce() + Send + 'static) -> Result<()> {
-        let thread =
-            std::thread::Builder::new().name(name.clone()).spawn(body).map_err(|error| {
-                Error::internal(format!("cannot start thread \"{name}\"")).caused_by(error)
-            })?;
+        let thread = os::thread::spawn(name, body)?;
         self.threads.lock().push(thread);
         Ok(())
     }

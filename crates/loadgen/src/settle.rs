@@ -114,10 +114,7 @@ impl StopWatch {
     pub fn start() -> StopWatch {
         let seen = Arc::new(StopCounts::default());
         let watched = Arc::clone(&seen);
-        let thread = std::thread::Builder::new()
-            .name("stop-watch".into())
-            .spawn(move || watched.watch())
-            .ok();
+        let thread = os::thread::spawn("stop-watch", move || watched.watch()).ok();
         StopWatch { seen, thread }
     }
 

@@ -17,7 +17,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use base::{Error, Result};
+use base::Result;
 use lifecycle::{SourceReport, VersionPolicy};
 use metrics::{KindLabels, StoreMetrics};
 use os::{Pacer, Rate};
@@ -195,9 +195,7 @@ impl StoreMirror {
                 tracing::error!(%error, "models in object stores are not followed any more");
             }
         };
-        let thread = std::thread::Builder::new().name("store".into()).spawn(work);
-        let thread =
-            thread.map_err(|error| Error::exhausted("the thread of stores").caused_by(error))?;
+        let thread = os::thread::spawn("store", work)?;
         Ok(MirrorThread { stop, thread: Mutex::new(Some(thread)) })
     }
 

@@ -21,7 +21,6 @@ mod runner_thread;
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
-use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use base::{Error, ErrorKind, Result};
@@ -114,7 +113,7 @@ fn start_starter() -> Result<()> {
         return Ok(());
     }
     let (starts, queue) = bounded::<Task>(STARTS_MAX);
-    spawn("ordinary".to_owned(), move || queue.iter().for_each(|start| start()))?;
+    thread::spawn("ordinary", move || queue.iter().for_each(|start| start()))?;
     // If another thread was faster, the new one ends with this sender.
     let _ = STARTER.set(starts);
     Ok(())
@@ -141,12 +140,12 @@ pub fn at_ordinary_priority<T: Send + 'static>(
         let _ = send.send(span.in_scope(work));
     };
     // The threads that a library starts there have this name too.
-    let name = "engine".to_owned();
+    let name = "engine";
     match STARTER.get() {
-        None => drop(spawn(name, body)?),
+        None => drop(thread::spawn(name, body)?),
         Some(starter) => {
             let start = move || {
-                if let Err(error) = spawn(name, body) {
+                if let Err(error) = thread::spawn(name, body) {
                     tracing::error!(%error, "work that starts threads was abandoned");
                 }
             };
@@ -434,13 +433,6 @@ impl BackgroundRunner {
 /// Returns the outcome of work that has ended after `request`: the request, if the work stopped.
 fn stopped_outcome<T>(outcome: Result<T>, request: Error) -> Result<T> {
     outcome.map_err(|error| if error.kind() == ErrorKind::Cancelled { request } else { error })
-}
-
-fn spawn(name: String, body: impl FnOnce() + Send + 'static) -> Result<JoinHandle<()>> {
-    std::thread::Builder::new()
-        .name(name.clone())
-        .spawn(body)
-        .map_err(|error| Error::exhausted(format!("thread {name}")).caused_by(error))
 }
 
 #[cfg(test)]

@@ -1,5 +1,7 @@
 //! Work at idle priority that starves, fails, is stopped or is left to its thread.
 
+use std::thread::JoinHandle;
+
 use super::*;
 
 /// Starvation limit of work that must stay at idle priority, also beside the hogs of other

@@ -1,10 +1,28 @@
 //! The calling thread: its priority, name, core, and the kernel's figures about it.
 
+use std::thread::JoinHandle;
 use std::time::Duration;
 
 use base::{Error, Result};
 
 use crate::core_times::{allowed_cores, is_set};
+
+/// Starts a thread with the priority of the calling thread.
+///
+/// # Errors
+/// `ResourceExhausted` if the system starts no further thread.
+pub fn spawn<T: Send + 'static>(
+    name: impl Into<String>,
+    body: impl FnOnce() -> T + Send + 'static,
+) -> Result<JoinHandle<T>> {
+    let name = name.into();
+    std::thread::Builder::new().name(name.clone()).spawn(body).map_err(|error| {
+        Error::exhausted(format!(
+            "the thread {name} cannot be started; raise the limit of threads, or try again later"
+        ))
+        .caused_by(error)
+    })
+}
 
 /// Makes the calling thread run only on idle cores (SCHED_IDLE). For loaders and unloaders. A
 /// thread may need a privilege to leave this class again.
@@ -251,6 +269,12 @@ mod tests {
         let idle =
             aside(move || set_idle_priority().and_then(|()| set_short_turns()).map(|()| policy()));
         assert_eq!(idle, Ok(libc::SCHED_IDLE));
+    }
+
+    #[test]
+    fn a_thread_has_its_name_and_returns_its_result() {
+        let name = || std::thread::current().name().map(str::to_owned);
+        assert_eq!(spawn("named", name).unwrap().join().unwrap(), Some("named".to_owned()));
     }
 
     #[test]

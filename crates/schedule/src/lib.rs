@@ -139,16 +139,11 @@ impl Scheduler {
         for index in 0..config.workers {
             let jobs = dispatch.clone();
             let pin = config.pin;
-            let spawned = std::thread::Builder::new()
-                .name(format!("worker-{index}"))
-                .spawn(move || work(&jobs, index, pin));
-            match spawned {
+            match os::thread::spawn(format!("worker-{index}"), move || work(&jobs, index, pin)) {
                 Ok(handle) => workers.push(handle),
                 Err(error) => {
                     dispatch.close();
-                    return Err(Error::exhausted(format!(
-                        "worker {index} cannot be started: {error}"
-                    )));
+                    return Err(error);
                 }
             }
         }

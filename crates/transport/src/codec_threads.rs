@@ -112,16 +112,12 @@ impl CodecThreads {
             return Ok(());
         };
         let queue = self.receiver.clone();
-        let spawned = std::thread::Builder::new()
-            .name(format!("decoder-{number}"))
-            .spawn(move || serve(&queue));
+        let spawned = os::thread::spawn(format!("decoder-{number}"), move || serve(&queue));
         let Err(error) = spawned else { return Ok(()) };
         if self.threads.fetch_sub(1, Ordering::Relaxed) > 1 {
             return Ok(());
         }
-        Err(Error::exhausted(format!(
-            "no thread to decode a request can be started: {error}; try again later"
-        )))
+        Err(error)
     }
 }
 

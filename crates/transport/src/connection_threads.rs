@@ -46,12 +46,12 @@ impl ConnectionThreads {
             let connections = Arc::new(AtomicUsize::new(0));
             threads.push(ConnectionThread { handle: runtime.handle().clone(), connections });
             let mut stopped = stop.subscribe();
-            let thread = std::thread::Builder::new().name("connection".into()).spawn(move || {
+            let thread = os::thread::spawn("connection", move || {
                 // An error means that the sender was dropped, which also ends the thread.
                 let _ = runtime.block_on(stopped.wait_for(|stop| *stop)).map(|_| ());
                 runtime.shutdown_timeout(SHUTDOWN_WAIT);
-            });
-            handles.push(thread.map_err(failed)?);
+            })?;
+            handles.push(thread);
         }
         Ok(Arc::new(ConnectionThreads { threads, stop, handles: Mutex::new(handles) }))
     }

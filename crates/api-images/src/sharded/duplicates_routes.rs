@@ -163,10 +163,7 @@ async fn at_low_priority<T: Send + 'static>(
         os::thread::enter_low_priority("finding duplicates");
         drop(sender.send(work(&watch)));
     };
-    let spawned = std::thread::Builder::new().name("duplicates-step".to_owned()).spawn(body);
-    spawned.map_err(|error| {
-        Error::exhausted("no thread for the search for duplicates").caused_by(error)
-    })?;
+    os::thread::spawn("duplicates-step", body)?;
     receiver.await.unwrap_or_else(|_| Err(Error::internal("a step of the search panicked")))
 }
 

@@ -40,11 +40,7 @@ impl MemoryWatch {
             }
             samples
         };
-        let thread = std::thread::Builder::new()
-            .name("memory-watch".into())
-            .spawn(watch)
-            .map_err(|e| Error::exhausted("cannot start a watching thread").caused_by(e))?;
-        Ok(MemoryWatch { stop, thread })
+        Ok(MemoryWatch { stop, thread: os::thread::spawn("memory-watch", watch)? })
     }
 
     /// Returns the memory at `settled` after the start, at the end, and at most.

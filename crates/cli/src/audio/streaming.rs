@@ -95,10 +95,7 @@ impl StreamingClient {
         let sending = stream.try_clone().map_err(|error| self.lost(&error))?;
         let head = self.head(hint);
         // If the server ends the exchange early, the shut-down socket ends the sender.
-        let sender = std::thread::Builder::new()
-            .name("upload".into())
-            .spawn(move || upload(sending, &head, input))
-            .map_err(|error| Error::exhausted("cannot start a thread").caused_by(error))?;
+        let sender = os::thread::spawn("upload", move || upload(sending, &head, input))?;
         let answer = self.answer(BufReader::new(&stream), sink);
         let _ = stream.shutdown(std::net::Shutdown::Both);
         if answer.is_ok() || sender.is_finished() {

@@ -257,8 +257,7 @@ pub(crate) async fn at_low_priority<T: Send + 'static>(
         // The task that waits may be gone.
         let _ = sender.send(work());
     };
-    let spawned = std::thread::Builder::new().name("low-priority".to_owned()).spawn(body);
-    spawned.map_err(|error| Error::exhausted(format!("no thread for {doing}")).caused_by(error))?;
+    os::thread::spawn("low-priority", body).map_err(|error| error.context(doing))?;
     done.await.unwrap_or_else(|_| Err(Error::internal(format!("{doing}: the thread panicked"))))
 }
 

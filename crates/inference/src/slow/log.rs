@@ -6,7 +6,7 @@ use std::sync::{Arc, PoisonError, RwLock, Weak};
 use std::time::{Duration, Instant, SystemTime};
 
 use arc_swap::ArcSwap;
-use base::{Error, Moment, RequestTimeline, Result, TimelineSink, VersionId};
+use base::{Moment, RequestTimeline, Result, TimelineSink, VersionId};
 use crossbeam_channel::{Receiver, Sender, bounded};
 use lifecycle::LoadActivity;
 use metrics::{CauseLabels, Metrics};
@@ -64,9 +64,7 @@ impl SlowLog {
             sampler: MachineSampler::new(activity),
             samples: SampleRing::default(),
         };
-        std::thread::Builder::new().name("slow-log".into()).spawn(move || thread.run()).map_err(
-            |error| Error::exhausted("thread \"slow-log\" cannot be started").caused_by(error),
-        )?;
+        os::thread::spawn("slow-log", move || thread.run())?;
         Ok(log)
     }
 

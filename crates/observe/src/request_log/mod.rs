@@ -178,10 +178,7 @@ impl RequestLog {
         let (queue, messages) = bounded(QUEUE_MAX);
         let format = config.format;
         let writer = RequestLogWriter { files, format, state: state.clone(), reported: None };
-        let writer = std::thread::Builder::new()
-            .name("request-log".into())
-            .spawn(move || writer.run(&messages))
-            .map_err(|e| Error::exhausted("the thread of the request log").caused_by(e))?;
+        let writer = os::thread::spawn("request-log", move || writer.run(&messages))?;
         let writer = Mutex::new(Some(writer));
         let seen = AtomicU64::new(0);
         Ok(RequestLog { rate: config.rate, format, seen, queue, state, writer })

@@ -5,7 +5,7 @@ use std::thread::JoinHandle;
 
 use base::Result;
 
-use super::{Priority, spawn};
+use super::Priority;
 use crate::thread;
 
 /// Starts the two threads of repeated work: `name` at low priority, and `name`-hi at ordinary
@@ -22,11 +22,11 @@ pub fn spawn_pair(
     let escalated = Arc::new(body);
     let background = escalated.clone();
     Ok([
-        spawn(name.to_owned(), move || {
+        thread::spawn(name, move || {
             thread::enter_low_priority(doing);
             background(Priority::Background);
         })?,
-        spawn(format!("{name}-hi"), move || escalated(Priority::Escalated))?,
+        thread::spawn(format!("{name}-hi"), move || escalated(Priority::Escalated))?,
     ])
 }
 

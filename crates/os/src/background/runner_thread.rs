@@ -3,7 +3,7 @@
 use base::Result;
 use crossbeam_channel::{Sender, bounded};
 
-use super::{Task, spawn, start_starter};
+use super::{Task, start_starter};
 use crate::sched_stat::SchedStat;
 use crate::thread;
 
@@ -17,7 +17,7 @@ pub(super) struct RunnerThread {
 impl RunnerThread {
     pub(super) fn start_ordinary(name: &str) -> Result<RunnerThread> {
         let (tasks, queue) = bounded::<Task>(1);
-        spawn(format!("{name}-hi"), move || queue.iter().for_each(|task| task()))?;
+        thread::spawn(format!("{name}-hi"), move || queue.iter().for_each(|task| task()))?;
         Ok(RunnerThread { tasks, stat: None })
     }
 
@@ -31,7 +31,7 @@ impl RunnerThread {
             thread::enter_background(doing);
             queue.iter().for_each(|task| task());
         };
-        spawn(format!("{name}-idle"), body)?;
+        thread::spawn(format!("{name}-idle"), body)?;
         Ok(RunnerThread { tasks, stat: stat.recv().unwrap_or_default() })
     }
 }

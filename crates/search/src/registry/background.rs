@@ -18,10 +18,7 @@ const RELIEF_BYTES_MIN: u64 = 256 << 10;
 
 pub(super) fn start(core: &Arc<RegistryCore>) -> Result<Vec<JoinHandle<()>>> {
     let opening = core.clone();
-    let open = std::thread::Builder::new()
-        .name("search-open".into())
-        .spawn(move || opening.open_all())
-        .map_err(|error| Error::exhausted("thread search-open").caused_by(error))?;
+    let open = os::thread::spawn("search-open", move || opening.open_all())?;
     let flushing = core.clone();
     let flush = os::background::spawn_pair("search-flush", "flushing", move |priority| {
         let escalated = |named: &NamedCollection| {

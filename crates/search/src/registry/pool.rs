@@ -177,11 +177,7 @@ impl SearchPool {
                 checked_at: Instant::now(),
                 counts: pool.counts.clone(),
             };
-            let name = format!("search-{number}");
-            let spawned =
-                std::thread::Builder::new().name(name.clone()).spawn(move || worker.run());
-            let thread = spawned
-                .map_err(|error| Error::exhausted(format!("thread {name}")).caused_by(error))?;
+            let thread = os::thread::spawn(format!("search-{number}"), move || worker.run())?;
             pool.threads.push(thread);
         }
         Ok(pool)
