@@ -1,6 +1,6 @@
 //! The only calls of the C API: statuses become [`base::Result`], handles are released by `Drop`.
 
-use std::ffi::{CStr, CString, c_char};
+use std::ffi::{CStr, c_char};
 use std::mem::ManuallyDrop;
 use std::ptr::NonNull;
 
@@ -226,16 +226,6 @@ pub(crate) unsafe fn take_string(
     }
 }
 
-/// Returns a name as a C string.
-///
-/// # Errors
-/// `InvalidArgument` if `name` holds a NUL byte. A name in a graph cannot hold one.
-pub(crate) fn c_name(name: &str) -> Result<CString> {
-    CString::new(name).map_err(|error| {
-        Error::invalid(format!("the name {name:?} holds a NUL byte")).with_source(error)
-    })
-}
-
 /// Leaks an object that the library has taken over.
 pub(crate) fn leak<T: Released>(handle: Handle<T>) -> NonNull<T> {
     ManuallyDrop::new(handle).0
@@ -281,10 +271,5 @@ mod tests {
             kind(code::RUNTIME_EXCEPTION, "std::bad_alloc", CallPhase::Load),
             ErrorKind::ResourceExhausted
         );
-    }
-
-    #[test]
-    fn names_with_nul_are_refused() {
-        assert_eq!(c_name("a\0b").unwrap_err().kind(), ErrorKind::InvalidArgument);
     }
 }

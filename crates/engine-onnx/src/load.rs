@@ -1,16 +1,14 @@
 //! Opens models: options, parameters bound in place, the session.
 
-use std::ffi::{CStr, CString, c_int};
-use std::os::unix::ffi::OsStrExt;
-use std::path::Path;
+use std::ffi::{CStr, c_int};
 use std::ptr::null_mut;
 
 use base::{Error, Result};
-use engine::{BoundTensor, LoadRequest, SessionOptions};
+use engine::{BoundTensor, LoadRequest, SessionOptions, c_path, c_text};
 use ort::sys;
 use smallvec::SmallVec;
 
-use crate::api::{Handle, c_name, call};
+use crate::api::{Handle, call};
 use crate::runtime::Runtime;
 use crate::{element, parameters};
 
@@ -61,12 +59,6 @@ fn create_session(
         call!(Load, CreateSession(runtime.env(), path.as_ptr(), options.as_ptr(), &mut session))?;
         Handle::own(session)
     }
-}
-
-fn c_path(path: &Path) -> Result<CString> {
-    CString::new(path.as_os_str().as_bytes()).map_err(|error| {
-        Error::invalid(format!("the path {} holds a NUL byte", path.display())).with_source(error)
-    })
 }
 
 /// Builds the session's options; the crate's documentation has the reasons.
@@ -127,7 +119,7 @@ fn bind(
             parameter.name, parameter.dtype
         ))
     })?;
-    let name = c_name(&parameter.name)?;
+    let name = c_text(&parameter.name)?;
     let shape: SmallVec<[i64; 6]> = parameter.dims.iter().map(|&dim| dim as i64).collect();
     let mut value = null_mut();
     // SAFETY: the bytes were checked to lie inside the region, which outlives the session (see

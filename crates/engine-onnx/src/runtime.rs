@@ -1,11 +1,11 @@
 //! The loaded library: one per process, kept until the process ends.
 
-use std::ffi::{CStr, CString, c_char, c_void};
-use std::os::unix::ffi::OsStrExt;
+use std::ffi::{CStr, c_char, c_void};
 use std::path::{Path, PathBuf};
 use std::ptr::{NonNull, null_mut};
 
 use base::{Error, Result};
+use engine::c_path;
 use ort::sys;
 
 use crate::api::{Handle, call, leak};
@@ -112,9 +112,7 @@ fn unfit(path: &Path, error: &ort::LoadDynamicError) -> Error {
 /// Returns the version of the library at `path`, which is loaded already.
 fn version(path: &Path) -> Result<String> {
     type GetApiBase = unsafe extern "system" fn() -> *const sys::OrtApiBase;
-    let name = CString::new(path.as_os_str().as_bytes()).map_err(|error| {
-        Error::invalid(format!("{} holds a NUL byte", path.display())).with_source(error)
-    })?;
+    let name = c_path(path)?;
     // SAFETY: both names are NUL-terminated. The library is loaded and stays so, hence opening it
     // again runs no initialiser and the handle may be kept open for ever.
     let symbol = unsafe {

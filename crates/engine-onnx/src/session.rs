@@ -8,11 +8,11 @@ use std::sync::Arc;
 
 use base::{DType, Data, Error, NamedTensor, Result, Signature, Tensor, TensorSpec};
 use bytes::Bytes;
-use engine::{LoadRequest, Session};
+use engine::{LoadRequest, Session, c_text};
 use ort::sys;
 use smallvec::SmallVec;
 
-use crate::api::{Handle, c_name, call};
+use crate::api::{Handle, call};
 use crate::load::{self, OpenedSession};
 use crate::outputs::{self, BorrowedRanges};
 use crate::runtime::Runtime;
@@ -120,7 +120,7 @@ impl PortNames {
     fn new(specs: &[TensorSpec]) -> Result<PortNames> {
         let names: Vec<Arc<str>> = specs.iter().map(|spec| Arc::from(spec.name.as_str())).collect();
         Ok(PortNames {
-            c_names: specs.iter().map(|spec| c_name(&spec.name)).collect::<Result<_>>()?,
+            c_names: specs.iter().map(|spec| c_text(&spec.name)).collect::<Result<_>>()?,
             positions: names.iter().cloned().zip(0..).collect(),
             required: specs.iter().filter(|spec| !spec.optional).count(),
             names,

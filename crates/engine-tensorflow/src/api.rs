@@ -248,12 +248,3 @@ unsafe fn text(pointer: *const c_char) -> String {
     // SAFETY: as the caller promises.
     unsafe { CStr::from_ptr(pointer) }.to_string_lossy().into_owned()
 }
-
-/// Returns `words` as a C string.
-///
-/// # Errors
-/// `InvalidArgument` if they hold a NUL byte.
-pub(crate) fn c_text(words: &str) -> Result<CString> {
-    CString::new(words)
-        .map_err(|error| Error::invalid(format!("{words:?} holds a NUL byte")).with_source(error))
-}

@@ -6,13 +6,13 @@ use std::ptr::{null, null_mut};
 
 use base::{Error, Result};
 use bytes::Bytes;
-use engine::SessionOptions;
+use engine::{SessionOptions, c_text};
 use prost::Message;
 use smallvec::SmallVec;
 
 use crate::api::{
     RawBuffer, RawGraph, RawOperation, RawOutput, RawSession, RawSessionOptions, RawTensor,
-    TensorFlowLibrary, c_text,
+    TensorFlowLibrary,
 };
 use crate::fault;
 use crate::generated::SessionConfig;

@@ -1,10 +1,10 @@
 //! The shim's C interface (`engines/torch/millpond_torch.h`) and the one copy that a process opens.
 
-use std::ffi::{CStr, CString, c_char, c_void};
-use std::os::unix::ffi::OsStrExt;
-use std::path::{Path, PathBuf};
+use std::ffi::{CStr, c_char, c_void};
+use std::path::PathBuf;
 
 use base::{Error, Result};
+use engine::c_path;
 
 use crate::fault;
 
@@ -222,15 +222,4 @@ pub(crate) unsafe fn text(pointer: *const c_char) -> String {
     }
     // SAFETY: as the caller promises.
     unsafe { CStr::from_ptr(pointer) }.to_string_lossy().into_owned()
-}
-
-pub(crate) fn c_path(path: &Path) -> Result<CString> {
-    CString::new(path.as_os_str().as_bytes()).map_err(|error| {
-        Error::invalid(format!("the path {} holds a NUL byte", path.display())).with_source(error)
-    })
-}
-
-pub(crate) fn c_text(words: &str) -> Result<CString> {
-    CString::new(words)
-        .map_err(|error| Error::invalid(format!("{words:?} holds a NUL byte")).with_source(error))
 }

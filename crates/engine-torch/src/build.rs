@@ -5,8 +5,9 @@ use std::path::Path;
 use std::ptr::{NonNull, null_mut};
 
 use base::{DType, Error, Result};
+use engine::{c_path, c_text};
 
-use crate::api::{RawBuilder, ShimLibrary, c_path, c_text};
+use crate::api::{RawBuilder, ShimLibrary};
 use crate::{TorchEngine, element};
 
 /// Writes a tensor's elements.

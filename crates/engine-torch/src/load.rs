@@ -5,10 +5,10 @@ use std::path::Path;
 use std::ptr::null_mut;
 
 use base::{Error, ErrorKind, Result};
-use engine::{Arena, Device, LoadRequest, Session, SessionOptions};
+use engine::{Arena, Device, LoadRequest, Session, SessionOptions, c_path};
 use memory::RegionMut;
 
-use crate::api::{RawLoad, ShimLibrary, c_path};
+use crate::api::{RawLoad, ShimLibrary};
 use crate::archive::{self, TorchArchive};
 use crate::module::TorchModule;
 use crate::session::{ParameterMemory, TorchSession};

@@ -78,6 +78,7 @@
 
 mod arena;
 mod batch_plan;
+mod c_string;
 mod example_settings;
 pub mod foreign;
 pub mod layout;
@@ -108,6 +109,7 @@ use memory::Region;
 
 pub use arena::Arena;
 pub use batch_plan::{AxisCut, BatchPlan, GrowingAxis, InputFill, InputPlan, OutputPlan, PadRule};
+pub use c_string::{c_path, c_text};
 pub use example_settings::{
     ClassifySettings, DefaultValue, ExampleSettings, ExamplesSection, LABELS_MAX, RegressSettings,
 };
