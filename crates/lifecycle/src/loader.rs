@@ -10,14 +10,14 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant, SystemTime};
 
 use base::{Error, Result, VersionId};
 use crossbeam_channel::{Receiver, Sender};
 use engine::layout::{Artifact, FileEntry};
 use engine::{Arena, BoundTensor, Engine, LoadRequest, ParameterUse, Servable, Session};
-use memory::{ParameterStore, SlotPool};
+use memory::{ParameterStore, SlotPool, check_stop};
 use os::background::{Attempt, BackgroundRunner, Priority, WorkTimeLimit};
 use os::thread;
 
@@ -426,14 +426,6 @@ impl ThreadMeter {
         let now = ThreadMeter::read();
         cost.loader_minor_faults = now.faults.saturating_sub(self.faults);
         cost.loader_cpu_seconds = now.cpu.saturating_sub(self.cpu).as_secs_f64();
-    }
-}
-
-fn check_stop(stop: &AtomicBool) -> Result<()> {
-    if stop.load(Ordering::Relaxed) {
-        Err(Error::cancelled("the load was stopped"))
-    } else {
-        Ok(())
     }
 }
 

@@ -32,7 +32,7 @@ mod slots;
 mod store;
 
 pub use paced::PacedReader;
-pub use pool::{PoolConfig, PoolStats, SlotPool};
+pub use pool::{PoolConfig, PoolStats, SlotPool, check_stop};
 pub use region::{Region, RegionMut};
 pub use reservation::SLOT_BYTES;
 pub use store::{

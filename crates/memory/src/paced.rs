@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use base::{Error, Result};
 
 use crate::ParameterStore;
-use crate::pool::go_on;
+use crate::pool::check_stop;
 use os::{DIRECT_ALIGNMENT, DirectFile};
 
 /// Bytes read at once. They are hashed and copied while they are still in the core's cache.
@@ -42,7 +42,7 @@ impl PacedReader {
         direct: bool,
         stop: Arc<AtomicBool>,
     ) -> Result<PacedReader> {
-        go_on(&stop)?;
+        check_stop(&stop)?;
         let source = DirectFile::open(path, direct)?;
         let buffer = vec![0; WINDOW_BYTES + DIRECT_ALIGNMENT];
         let aligned = buffer.as_ptr().align_offset(DIRECT_ALIGNMENT);

@@ -253,7 +253,7 @@ impl SlotPool {
     fn release_slots(&self, taken: &mut TakenSlots, stop: &AtomicBool) -> Result<()> {
         while let Some(slots) = taken.release.last_mut() {
             let piece = slots.start..slots.end.min(slots.start + RELEASE_SLOTS_MAX);
-            go_on(stop)?;
+            check_stop(stop)?;
             self.pacer.wait(bytes_of(piece.len()));
             self.reservation.release(piece.start, piece.len())?;
             self.released.fetch_add(bytes_of(piece.len()), Ordering::Relaxed);
@@ -270,7 +270,7 @@ impl SlotPool {
     /// Faults in the slots of [`TakenSlots::unbacked`] and removes them from it one by one.
     fn fault_in_slots(&self, taken: &mut TakenSlots, stop: &AtomicBool) -> Result<()> {
         while let Some(&slot) = taken.unbacked.last() {
-            go_on(stop)?;
+            check_stop(stop)?;
             self.fault_in(slot)?;
             taken.unbacked.pop();
         }
@@ -291,8 +291,11 @@ impl std::fmt::Debug for SlotPool {
     }
 }
 
-/// Returns `Cancelled` once `stop` is set.
-pub(crate) fn go_on(stop: &AtomicBool) -> Result<()> {
+/// Checks that a load was not stopped.
+///
+/// # Errors
+/// `Cancelled` once `stop` is true.
+pub fn check_stop(stop: &AtomicBool) -> Result<()> {
     if stop.load(Ordering::Relaxed) {
         Err(Error::cancelled("the load was stopped"))
     } else {

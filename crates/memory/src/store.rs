@@ -10,7 +10,7 @@ use base::{Error, Result};
 use parking_lot::Mutex;
 
 use crate::plan::{ChunkPlace, FileSpan, LoadPlan};
-use crate::pool::go_on;
+use crate::pool::check_stop;
 use crate::{PacedReader, Region, RegionMut, SlotPool};
 use os::{DIRECT_ALIGNMENT, DirectFile, Pacer, Rate};
 
@@ -303,7 +303,7 @@ impl<'a> RegionReader<'a> {
         pacer: &'a Pacer,
         stop: &'a AtomicBool,
     ) -> Result<RegionReader<'a>> {
-        go_on(stop)?;
+        check_stop(stop)?;
         let source = DirectFile::open(path, direct)?;
         let reader = RegionReader { path, source, chunks, pacer, stop, bytes_read: 0 };
         // Checked before memory is taken.
@@ -319,7 +319,7 @@ impl<'a> RegionReader<'a> {
         let mut hasher = blake3::Hasher::new();
         for start in (0..span.bytes).step_by(SLICE_BYTES) {
             let slice = start..span.bytes.min(start + SLICE_BYTES);
-            go_on(self.stop)?;
+            check_stop(self.stop)?;
             self.pacer.wait(slice.len() as u64);
             self.source.read_exact_at(
                 &mut buffer[start..],
