@@ -38,7 +38,11 @@ struct ShardCandidate {
     shard: u32,
 }
 
-fn read<'a, T: Deserialize<'a>>(text: &'a RawValue) -> Result<T> {
+/// Parses the result of a shard.
+///
+/// # Errors
+/// `Internal` for a result that is not the expected JSON.
+pub(super) fn read<'a, T: Deserialize<'a>>(text: &'a RawValue) -> Result<T> {
     serde_json::from_str(text.get())
         .map_err(|error| Error::internal("a shard's result").caused_by(error))
 }

@@ -12,6 +12,8 @@ use serde::Deserialize;
 use serde_json::value::RawValue;
 use serde_json::{Map, Value};
 
+use super::merge;
+
 /// A stored point, and the node that returned it.
 pub(super) struct LocatedPoint {
     /// Payload; empty if it was not wanted.
@@ -137,6 +139,5 @@ pub(super) async fn find_ids(
 }
 
 fn parsed(result: &RawValue) -> Result<Vec<StoredPointText>> {
-    serde_json::from_str(result.get())
-        .map_err(|error| Error::internal("a shard's result").caused_by(error))
+    merge::read(result)
 }

@@ -22,6 +22,7 @@ use serde_json::value::RawValue;
 use serde_json::{Map, Value};
 
 use super::fan_out::read_shards;
+use super::merge;
 use super::read_memory::ReadMemory;
 use super::removed_originals::upload_over;
 use super::shard_read::{ReadBody, ReadPriority, ShardRead};
@@ -454,8 +455,7 @@ fn parsed(result: &RawValue, space: &str) -> Result<BTreeMap<PointId, PointOrigi
         id: PointId,
         payload: Option<Map<String, Value>>,
     }
-    let points: Vec<PointWithBlock> = serde_json::from_str(result.get())
-        .map_err(|error| Error::internal("a shard's result").caused_by(error))?;
+    let points: Vec<PointWithBlock> = merge::read(result)?;
     let original = |point: PointWithBlock| {
         let payload = point.payload.unwrap_or_default();
         let key = original_key(&payload).map(|key| original_in(space, key));

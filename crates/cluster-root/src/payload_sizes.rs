@@ -21,6 +21,7 @@ use super::call::RootContext;
 use super::check::{IMAGES, PAYLOAD_BYTES_MAX, stored_bytes};
 use super::collections;
 use super::fan_out::read_shards;
+use super::merge;
 use super::read::of_ids;
 use super::split::{self, ShardOperations};
 
@@ -185,8 +186,7 @@ pub(super) async fn stored(
     let work = move || {
         let mut stored = BTreeMap::new();
         for result in answers.results.values() {
-            let points: Vec<StoredPayload> = serde_json::from_str(result.get())
-                .map_err(|error| Error::internal("a shard's result").caused_by(error))?;
+            let points: Vec<StoredPayload> = merge::read(result)?;
             let points = points.into_iter();
             stored.extend(points.map(|point| (point.id, point.payload.unwrap_or_default())));
         }

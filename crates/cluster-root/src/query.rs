@@ -155,8 +155,7 @@ fn read_batch(body: &[u8]) -> Result<Vec<RootQuery>> {
             "searches: more than {SEARCHES_MAX} queries in one request; send several"
         )));
     }
-    let texts: SearchesText = serde_json::from_slice(body)
-        .map_err(|error| Error::invalid("the request's JSON").caused_by(error))?;
+    let texts: SearchesText = split::parse(body)?;
     for (at, query) in request.searches.iter().enumerate() {
         query.check_prefetches().map_err(|error| at_search(error, at))?;
     }

@@ -132,8 +132,7 @@ fn lacking(
     }
     let mut lacking = Vec::new();
     for (shard, result) in results {
-        let found: Vec<FoundPoint> = serde_json::from_str(result.get())
-            .map_err(|error| Error::internal("a shard's result").caused_by(error))?;
+        let found: Vec<FoundPoint> = merge::read(result)?;
         let found: HashSet<PointId> = found.into_iter().map(|point| point.id).collect();
         let wanted = wanted.get(shard).into_iter().flatten();
         if wanted.into_iter().any(|id| !found.contains(id)) {
@@ -241,7 +240,7 @@ pub(super) async fn count(context: RootContext, body: Bytes) -> Result<RootAnswe
     let record = context.state.record(&context.collection)?;
     let body = if body.is_empty() { Bytes::from_static(b"{}") } else { body };
     json::parse::<json::CountRequest>(&body)?;
-    let read = of_all(&context, &record, "points/count", raw_body(&body)?);
+    let read = of_all(&context, &record, "points/count", split::parse(&body)?);
     merged(&context, &read, merge::count).await
 }
 
@@ -266,7 +265,7 @@ pub(super) async fn scroll(context: RootContext, body: Bytes) -> Result<RootAnsw
     let record = context.state.record(&context.collection)?;
     let request: json::ScrollRequest = json::parse(&body)?;
     let limit = request.limit();
-    let read = of_all(&context, &record, "points/scroll", raw_body(&body)?);
+    let read = of_all(&context, &record, "points/scroll", split::parse(&body)?);
     match request.order_by {
         Some(order) => {
             let descending = order.descending;
@@ -295,10 +294,4 @@ pub(super) async fn facet(context: RootContext, body: Bytes) -> Result<RootAnswe
     let read = of_all(&context, &record, "facet", split::raw(&members)?);
     let merge = move |shards: ShardResults<'_>| merge::facet(shards, limit, FACET_VALUES_MAX);
     merged(&context, &read, merge).await
-}
-
-/// Returns a body as its text.
-fn raw_body(body: &[u8]) -> Result<Box<RawValue>> {
-    serde_json::from_slice(body)
-        .map_err(|error| Error::invalid("the request's JSON").caused_by(error))
 }

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use base::{Error, Result};
 use cluster::shard_of;
 use search::points::PointId;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use serde_json::value::{RawValue, to_raw_value};
 
 /// Bytes of points after which another operation begins.
@@ -47,6 +47,14 @@ pub fn ids_by_shard(ids: &[PointId], shards: u32) -> Result<BTreeMap<u32, Vec<Po
 /// # Errors
 /// `InvalidArgument` if it is not an object.
 pub fn members(body: &[u8]) -> Result<RawMembers> {
+    parse(body)
+}
+
+/// Parses the texts of a body that was read by its type already.
+///
+/// # Errors
+/// `InvalidArgument` if it is not such JSON.
+pub(super) fn parse<'a, T: Deserialize<'a>>(body: &'a [u8]) -> Result<T> {
     serde_json::from_slice(body)
         .map_err(|error| Error::invalid("the request's JSON").caused_by(error))
 }
