@@ -7,14 +7,15 @@ use transport::Reservation;
 
 use super::add::{self, NewImage};
 use super::collection::{CollectionSpec, ImageCollection};
+use super::extraction::ExtractionPriority;
 use super::print_files::{self, FilePrints, PrintFile};
 use super::services::ImageServices;
 use super::settings::ImageKind;
 use super::state::ImagesState;
 use super::store::PutOutcome;
 
-/// Adds a file, at idle priority if `is_background` is true. Returns the response: the result of
-/// the image, or the results of all prints if the file has several. The images are then durable.
+/// Adds a file. Returns the response: the result of the image, or the results of all prints if the
+/// file has several. The images are then durable.
 ///
 /// # Errors
 /// As [`add::add`] and [`add::add_in_background`]. Of several prints, an error of one print is a
@@ -24,9 +25,9 @@ use super::store::PutOutcome;
 pub(crate) async fn put_file(
     state: &ImagesState,
     new: NewImage,
-    is_background: bool,
+    priority: ExtractionPriority,
 ) -> Result<Value> {
-    let SplitFile { file, _memory } = match split_new(state, &new, is_background).await {
+    let SplitFile { file, _memory } = match split_new(state, &new, priority).await {
         Ok(split) => split,
         Err(error) => {
             state.services.count_put(error.kind().name());
@@ -37,7 +38,7 @@ pub(crate) async fn put_file(
     for number in file.write_order() {
         let Some(print) = file.prints.get(number) else { continue };
         let result = match print {
-            Ok(print) => Box::pin(put_print(state, &new, &file, print, is_background)).await,
+            Ok(print) => Box::pin(put_print(state, &new, &file, print, priority)).await,
             Err(error) => {
                 state.services.count_put(error.kind().name());
                 Err(error.clone())
@@ -69,10 +70,14 @@ impl SplitFile {
 ///
 /// # Errors
 /// As [`split`].
-async fn split_new(state: &ImagesState, new: &NewImage, is_background: bool) -> Result<SplitFile> {
+async fn split_new(
+    state: &ImagesState,
+    new: &NewImage,
+    priority: ExtractionPriority,
+) -> Result<SplitFile> {
     let services = &state.services;
     if print_files::may_have_several(&new.bytes) && holds_prints(services, &new.wanted) {
-        return split(services, &new.bytes, is_background).await;
+        return split(services, &new.bytes, priority).await;
     }
     Ok(SplitFile::whole(services, &new.bytes))
 }
@@ -85,7 +90,7 @@ async fn split_new(state: &ImagesState, new: &NewImage, is_background: bool) -> 
 pub(crate) async fn split(
     services: &ImageServices,
     file: &Bytes,
-    is_background: bool,
+    priority: ExtractionPriority,
 ) -> Result<SplitFile> {
     if !print_files::may_have_several(file) {
         return Ok(SplitFile::whole(services, file));
@@ -98,7 +103,10 @@ pub(crate) async fn split(
         let file = FilePrints::split(&bytes, |bytes| memory.grow(bytes))?;
         Ok(SplitFile { file, _memory: memory })
     };
-    let pool = if is_background { &services.background } else { &services.pool };
+    let pool = match priority {
+        ExtractionPriority::Ordinary => &services.pool,
+        ExtractionPriority::Idle => &services.background,
+    };
     pool.run(work).await
 }
 
@@ -120,7 +128,7 @@ async fn put_print(
     new: &NewImage,
     file: &FilePrints,
     print: &PrintFile,
-    is_background: bool,
+    priority: ExtractionPriority,
 ) -> Result<PutOutcome> {
     let new = NewImage {
         wanted: new.wanted.clone(),
@@ -128,9 +136,8 @@ async fn put_print(
         payload: file.payload(print, &new.payload),
         bytes: print.bytes.clone(),
     };
-    if is_background {
-        add::add_in_background(state, new).await
-    } else {
-        add::add(&state.services, new).await
+    match priority {
+        ExtractionPriority::Ordinary => add::add(&state.services, new).await,
+        ExtractionPriority::Idle => add::add_in_background(state, new).await,
     }
 }

@@ -17,6 +17,7 @@ use super::{check_creates, media, whole};
 use crate::add::NewImage;
 use crate::bulk_requests::{BulkRequest, check_bulk_params};
 use crate::collection::CollectionSpec;
+use crate::extraction::ExtractionPriority;
 use crate::features::{checked_name, checked_payload, checked_quality};
 use crate::file_upload;
 use crate::ingest_target::IngestTarget;
@@ -121,11 +122,13 @@ impl PutRequest {
         state.services.requests.check_room()?;
         let name = checked_name(parameters.name.as_deref().unwrap_or_default())?;
         let payload = checked_payload(parameters.payload.as_deref())?;
-        let background = query_flag("background", parameters.background.as_deref())?;
+        let is_background = query_flag("background", parameters.background.as_deref())?;
+        let priority =
+            if is_background { ExtractionPriority::Idle } else { ExtractionPriority::Ordinary };
         let bytes = whole(&state.services, &self.headers, self.body).await?;
         let _admitted = state.services.requests.admit()?;
         let new = NewImage { wanted, name, payload, bytes };
-        let answer = file_upload::put_file(state, new, background).await?;
+        let answer = file_upload::put_file(state, new, priority).await?;
         Ok(Reply::json(answer.to_string()).into_response())
     }
 

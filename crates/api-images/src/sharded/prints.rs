@@ -4,7 +4,6 @@ use base::{Error, Result};
 use serde_json::Value;
 
 use super::extracted::ImageInput;
-use crate::extraction::ExtractionPriority;
 use crate::file_upload::{self, SplitFile};
 use crate::print_files::{FilePrints, PrintFile};
 use crate::settings::ImageKind;
@@ -62,8 +61,7 @@ impl ImagesState {
         let split = match kind {
             ImageKind::Photo => SplitFile::whole(services, &input.bytes),
             ImageKind::Fingerprint => {
-                let is_background = input.priority == ExtractionPriority::Idle;
-                file_upload::split(services, &input.bytes, is_background).await?
+                file_upload::split(services, &input.bytes, input.priority).await?
             }
         };
         Ok(UploadPrints { split, input })
