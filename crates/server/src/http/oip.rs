@@ -7,10 +7,14 @@ use axum::Extension;
 use axum::body::Body;
 use axum::extract::{Path, State};
 use base::{Error, Moment, Result};
+use bytes::Bytes;
+use engine::Servable;
 use http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
 use inference::{InferenceRequest, RequestTicket, tensor_bytes};
+use lifecycle::RequestKey;
 use observe::TracedCall;
 use protocol::oip;
+use tokio::sync::OwnedSemaphorePermit;
 use transport::access::KeyGrant;
 use transport::{Reply, Shared};
 
@@ -49,7 +53,7 @@ impl ModelPath {
         }
     }
 
-    fn find(&self, state: &ModelsState) -> Result<Arc<engine::Servable>> {
+    fn find(&self, state: &ModelsState) -> Result<Arc<Servable>> {
         state.inference.find(&self.model, self.version()?, None)
     }
 }
@@ -158,6 +162,17 @@ pub(super) async fn infer(
     Reply::of(answered.map(|reply| reply.with_clock(ticket.into_encoded())))
 }
 
+/// A request that was read and admitted, and the version that it names.
+struct AdmittedOipRequest {
+    servable: Arc<Servable>,
+    /// Key of the request's header.
+    key: Option<RequestKey>,
+    /// Bytes of JSON before the binary tensors.
+    header_length: Option<usize>,
+    body: Bytes,
+    permit: OwnedSemaphorePermit,
+}
+
 async fn answer(
     state: &ModelsState,
     ticket: &mut RequestTicket,
@@ -177,9 +192,9 @@ async fn answer(
         ticket.count_from_now();
         let permit = state.requests.admit()?;
         let servable = target.find(state)?;
-        Ok((permit, servable, key, header_length, body))
+        Ok(AdmittedOipRequest { servable, key, header_length, body, permit })
     };
-    let (_permit, servable, key, header_length, body) =
+    let AdmittedOipRequest { servable, key, header_length, body, permit: _permit } =
         admitted.await.inspect_err(|error| state.inference.reject(ticket, error))?;
     let tensors = TensorBody::new(body, header_length, servable.signature());
     let model = servable.clone();

@@ -14,6 +14,7 @@ use inference::{InferenceRequest, RequestTicket, tensor_bytes};
 use lifecycle::{RequestKey, RolloutPart, Route};
 use observe::TracedCall;
 use protocol::tfs;
+use tokio::sync::OwnedSemaphorePermit;
 use transport::{INLINE_BYTES_MAX, Reply, Shared};
 
 use super::tensors::{AnswerSize, TensorBody, parse_tensors, write_answer};
@@ -186,6 +187,15 @@ fn wrong_method(reply: Reply, allowed: &'static str) -> Reply {
         .with_header(header::ALLOW, HeaderValue::from_static(allowed))
 }
 
+/// A request that was read and admitted, and the version that answers it.
+struct AdmittedTfsRequest {
+    verb: ServingVerb,
+    timeout: Option<Duration>,
+    route: Route,
+    body: Bytes,
+    permit: OwnedSemaphorePermit,
+}
+
 async fn answer(
     state: &ModelsState,
     ticket: &mut RequestTicket,
@@ -211,11 +221,12 @@ async fn answer(
         ticket.mark(Moment::BodyComplete);
         ticket.count_from_now();
         let permit = state.requests.admit()?;
-        let Route { servable, rollout } = target.route(state, key.as_ref())?;
-        Ok((verb, timeout, servable, rollout, body, permit))
+        let route = target.route(state, key.as_ref())?;
+        Ok(AdmittedTfsRequest { verb, timeout, route, body, permit })
     };
-    let (verb, timeout, servable, rollout, body, _permit) =
+    let AdmittedTfsRequest { verb, timeout, route, body, permit: _permit } =
         admitted.await.inspect_err(|error| state.inference.reject(ticket, error))?;
+    let Route { servable, rollout } = route;
     let call = TfsCall { state, ticket, servable, rollout, timeout, body };
     match verb {
         ServingVerb::Predict => call.predict().await,
