@@ -11,7 +11,7 @@ use base::{Error, ErrorKind, Result};
 use storage::page::PAGE_BYTES;
 use storage::{Read, Reader, ReaderOptions, Sealed};
 
-use super::damage::Damaged;
+use super::damage::DamagedPages;
 use super::file::SegmentContents;
 use crate::coarse::{CodeRange, ReadCodes, is_codes};
 use crate::codes::{BlockOwner, CodeBlock, CodeCache, CodeContent, CodeKey};
@@ -35,7 +35,7 @@ pub(super) struct SegmentCodes {
     file: u64,
     sections: Vec<CodeSection>,
     cache: Arc<CodeCache>,
-    damaged: Arc<Damaged>,
+    damaged: Arc<DamagedPages>,
 }
 
 /// Section of codes.
@@ -70,7 +70,7 @@ impl SegmentCodes {
         contents: &SegmentContents,
         file: &dyn Sealed,
         cache: &Arc<CodeCache>,
-        damaged: &Arc<Damaged>,
+        damaged: &Arc<DamagedPages>,
     ) -> Result<SegmentCodes> {
         let in_place = file.in_place().is_some();
         let found = contents.superblock.sections.iter().filter(|it| is_codes(it.kind));
@@ -111,7 +111,7 @@ impl SegmentCodes {
     /// Records a page of a section.
     fn lose(&self, section: &CodeSection, page: u64, reason: &str) {
         let page = section.offset / PAGE_BYTES as u64 + page;
-        let _ = self.damaged.derived_page(page, &format!("codes: {reason}"));
+        let _ = self.damaged.record_derived_page(page, &format!("codes: {reason}"));
     }
 }
 

@@ -34,18 +34,18 @@ impl fmt::Display for Quarantined {
 
 /// Damaged pages of one file that were found so far.
 #[derive(Debug)]
-pub(super) struct Damaged {
+pub(super) struct DamagedPages {
     file: String,
     pages: Mutex<Vec<Quarantined>>,
     /// True if a damaged page has data that is stored nowhere else.
     loses_data: AtomicBool,
 }
 
-impl Damaged {
-    pub(super) fn new(file: &str) -> Arc<Damaged> {
+impl DamagedPages {
+    pub(super) fn new(file: &str) -> Arc<DamagedPages> {
         let pages = Mutex::default();
         let loses_data = AtomicBool::new(false);
-        Arc::new(Damaged { file: file.to_owned(), pages, loses_data })
+        Arc::new(DamagedPages { file: file.to_owned(), pages, loses_data })
     }
 
     /// Returns true if a copy of the segment would make a loss permanent.
@@ -54,26 +54,26 @@ impl Damaged {
     }
 
     /// Records a page, counted from the start of the file, and returns the error that names it.
-    pub(super) fn page(&self, page: u64, reason: &str) -> Error {
+    pub(super) fn record_page(&self, page: u64, reason: &str) -> Error {
         self.loses_data.store(true, Ordering::Relaxed);
-        self.derived_page(page, reason)
+        self.record_derived_page(page, reason)
     }
 
-    /// Records a page of codes or of the payload index as [`Damaged::page`] does. They are computed
-    /// from embeddings and payloads, so a merge loses nothing and makes them whole.
-    pub(super) fn derived_page(&self, page: u64, reason: &str) -> Error {
-        self.note(Some(page), reason)
+    /// Records a page of codes or of the payload index as [`DamagedPages::record_page`] does. They
+    /// are computed from embeddings and payloads, so a merge loses nothing and makes them whole.
+    pub(super) fn record_derived_page(&self, page: u64, reason: &str) -> Error {
+        self.record(Some(page), reason)
     }
 
     /// Records damage that a copy of the file found.
-    pub(super) fn copied(&self, damage: &SegmentFileDamage) {
+    pub(super) fn record_copied(&self, damage: &SegmentFileDamage) {
         if damage.loses_data {
             self.loses_data.store(true, Ordering::Relaxed);
         }
-        let _ = self.note(damage.page, &damage.reason);
+        let _ = self.record(damage.page, &damage.reason);
     }
 
-    fn note(&self, page: Option<u64>, reason: &str) -> Error {
+    fn record(&self, page: Option<u64>, reason: &str) -> Error {
         let found = Quarantined { file: self.file.clone(), page, reason: reason.to_owned() };
         let error = Error::data_loss(found.to_string());
         let mut pages = self.pages.lock();
@@ -94,17 +94,18 @@ impl Damaged {
     }
 
     /// Turns an error for lost bytes into the error for a damaged page; passes other errors on.
-    pub(super) fn read(&self, page: u64, result: Result<()>) -> Result<()> {
+    pub(super) fn check_read(&self, page: u64, result: Result<()>) -> Result<()> {
         result.map_err(|error| match error.kind() {
-            base::ErrorKind::DataLoss => self.page(page, error.message()),
+            base::ErrorKind::DataLoss => self.record_page(page, error.message()),
             _ => error.context(&self.file),
         })
     }
 
-    /// Does the same as [`Damaged::read`], for pages that [`Damaged::derived_page`] records.
-    pub(super) fn read_derived(&self, page: u64, result: Result<()>) -> Result<()> {
+    /// Does the same as [`DamagedPages::check_read`], for pages that
+    /// [`DamagedPages::record_derived_page`] records.
+    pub(super) fn check_derived_read(&self, page: u64, result: Result<()>) -> Result<()> {
         result.map_err(|error| match error.kind() {
-            base::ErrorKind::DataLoss => self.derived_page(page, error.message()),
+            base::ErrorKind::DataLoss => self.record_derived_page(page, error.message()),
             _ => error.context(&self.file),
         })
     }

@@ -10,7 +10,7 @@ use storage::Sealed;
 use storage::page::PAGE_BYTES;
 use storage::superblock::Section;
 
-use super::damage::Damaged;
+use super::damage::DamagedPages;
 use crate::codes::{BlockOwner, CodeCache, CodeContent, CodeKey};
 
 /// Pages of a cached block: two blocks of a dictionary, or the rows of 8,192 values.
@@ -27,7 +27,7 @@ pub(crate) struct IndexSection {
     bytes: u64,
     /// Checksum of each page.
     checks: Vec<u32>,
-    damaged: Arc<Damaged>,
+    damaged: Arc<DamagedPages>,
     cache: Arc<CodeCache>,
 }
 
@@ -36,7 +36,7 @@ impl IndexSection {
         file: &dyn Sealed,
         section: &Section,
         checks: Vec<u32>,
-        damaged: Arc<Damaged>,
+        damaged: Arc<DamagedPages>,
         cache: Arc<CodeCache>,
     ) -> IndexSection {
         let Section { offset, bytes, .. } = *section;
@@ -162,14 +162,14 @@ impl IndexSection {
         out.resize(before + pages.len() * PAGE_BYTES, 0);
         let read = &mut out[before..];
         let offset = self.offset + first * page_bytes;
-        self.damaged.read_derived(offset / page_bytes, file.read_at(offset, read))?;
+        self.damaged.check_derived_read(offset / page_bytes, file.read_at(offset, read))?;
         let checks = self.checks.get(pages.clone()).unwrap_or(&[]);
         for ((page, bytes), check) in pages.zip(read.chunks(PAGE_BYTES)).zip(checks) {
             if crc32c::crc32c(bytes) != *check {
                 let page = self.offset / page_bytes + page as u64;
                 return Err(self
                     .damaged
-                    .derived_page(page, "payload index: it does not match its checksum"));
+                    .record_derived_page(page, "payload index: it does not match its checksum"));
             }
         }
         let skipped = (range.start - first * page_bytes) as usize;

@@ -14,7 +14,7 @@ use storage::{Reader, Sealed};
 
 use super::check::SegmentFileDamage;
 use super::codes::{CodeReader, SegmentCodes};
-use super::damage::{Damaged, Quarantined};
+use super::damage::{DamagedPages, Quarantined};
 use super::file::{IoStep, SegmentContents};
 use super::ids::SegmentIds;
 use super::layout::{SegmentSettings, kind};
@@ -56,7 +56,7 @@ pub(crate) struct Segment {
     /// `None` for segments of older programs, and if it is damaged.
     payload_index: Option<PayloadIndex>,
     vectors: Vectors,
-    damaged: Arc<Damaged>,
+    damaged: Arc<DamagedPages>,
     held: BudgetReservation,
 }
 
@@ -111,7 +111,7 @@ impl Segment {
     ) -> Result<Segment> {
         let contents = SegmentContents::read(&*file)?;
         let rows = contents.superblock.rows as u32;
-        let damaged = Damaged::new(name);
+        let damaged = DamagedPages::new(name);
         let plan = OpeningPlan::reserve(&contents, options, name, &mut held)?;
         let on_medium = plan.codes_on_medium;
         let settings = SegmentSettings::decode(&contents.load(&*file, kind::SETTINGS)?)?;
@@ -420,12 +420,12 @@ impl Segment {
     /// Records that the page at `offset` of the file is damaged, found by a reader outside of the
     /// segment.
     pub(crate) fn note_page(&self, offset: u64, reason: &str) {
-        let _ = self.damaged.page(offset / PAGE_BYTES as u64, reason);
+        let _ = self.damaged.record_page(offset / PAGE_BYTES as u64, reason);
     }
 
     /// Records damage that a copy of its files found.
     pub(crate) fn note_copied(&self, damage: &SegmentFileDamage) {
-        self.damaged.copied(damage);
+        self.damaged.record_copied(damage);
     }
 }
 

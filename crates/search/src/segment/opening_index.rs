@@ -7,7 +7,7 @@ use storage::Sealed;
 use storage::page::PAGE_BYTES;
 use storage::superblock::Section;
 
-use super::damage::Damaged;
+use super::damage::DamagedPages;
 use super::file::SegmentContents;
 use super::index_section::IndexSection;
 use crate::budget::BudgetReservation;
@@ -23,7 +23,7 @@ pub(super) struct OpenPayloadIndex<'a> {
     pub(super) contents: &'a SegmentContents,
     pub(super) section: &'a Section,
     pub(super) file: &'a dyn Sealed,
-    pub(super) damaged: &'a Arc<Damaged>,
+    pub(super) damaged: &'a Arc<DamagedPages>,
     pub(super) cache: &'a Arc<CodeCache>,
     /// Memory of all other parts of the segment.
     pub(super) others_bytes: u64,
@@ -40,7 +40,7 @@ impl OpenPayloadIndex<'_> {
             Ok(index) => Ok(Some(index)),
             Err(error) if error.kind() == base::ErrorKind::DataLoss => {
                 let page = self.section.offset / PAGE_BYTES as u64;
-                let _ = self.damaged.derived_page(page, error.message());
+                let _ = self.damaged.record_derived_page(page, error.message());
                 Ok(None)
             }
             Err(error) => Err(error),

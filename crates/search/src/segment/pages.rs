@@ -7,7 +7,7 @@ use base::{Error, Result};
 use storage::Sealed;
 use storage::page::{PAGE_BYTES, RecordPage};
 
-use super::damage::Damaged;
+use super::damage::DamagedPages;
 use super::file::SegmentContents;
 use super::layout::kind_name;
 use super::rows::{RowLocation, RowMap};
@@ -32,7 +32,7 @@ pub(super) struct SegmentPages {
     kind: u32,
     pub(super) offset: u64,
     pub(super) map: RowMap,
-    damaged: Arc<Damaged>,
+    damaged: Arc<DamagedPages>,
 }
 
 impl SegmentPages {
@@ -41,7 +41,7 @@ impl SegmentPages {
         file: &dyn Sealed,
         pages: u32,
         map: u32,
-        damaged: &Arc<Damaged>,
+        damaged: &Arc<DamagedPages>,
     ) -> Result<SegmentPages> {
         let section = contents.section(pages)?;
         let rows = contents.superblock.rows as u32;
@@ -57,12 +57,12 @@ impl SegmentPages {
     /// Records a page and returns the error that names it.
     fn lose(&self, page: u32, reason: &str) -> Error {
         let reason = format!("{}: {reason}", kind_name(self.kind));
-        self.damaged.page(self.offset_of(page) / PAGE_BYTES as u64, &reason)
+        self.damaged.record_page(self.offset_of(page) / PAGE_BYTES as u64, &reason)
     }
 
     fn read(&self, file: &dyn Sealed, page: u32, buffer: &mut [u8]) -> Result<()> {
         let offset = self.offset_of(page);
-        self.damaged.read(offset / PAGE_BYTES as u64, file.read_at(offset, buffer))
+        self.damaged.check_read(offset / PAGE_BYTES as u64, file.read_at(offset, buffer))
     }
 
     fn check<'a>(&self, place: RowLocation, bytes: &'a [u8]) -> Result<RecordPage<'a>> {

@@ -11,7 +11,7 @@ use storage::page::PAGE_BYTES;
 use storage::superblock::Section;
 use storage::{Read, Reader, ReaderOptions, Sealed};
 
-use super::damage::Damaged;
+use super::damage::DamagedPages;
 use super::ids::SegmentIds;
 use super::layout::SegmentSettings;
 use crate::coarse::{CoarseHit, Exact, Metric};
@@ -49,7 +49,7 @@ pub(super) struct Vectors {
     checks: Vec<u32>,
     /// One bit per verified page, if the medium is mapped memory.
     sound: Vec<AtomicU64>,
-    damaged: Arc<Damaged>,
+    damaged: Arc<DamagedPages>,
 }
 
 impl Vectors {
@@ -60,7 +60,7 @@ impl Vectors {
         section: &Section,
         checks: Vec<u32>,
         in_place: bool,
-        damaged: Arc<Damaged>,
+        damaged: Arc<DamagedPages>,
     ) -> Result<Vectors> {
         if section.bytes != u64::from(rows) * settings.stride() as u64 {
             return Err(Error::data_loss(format!(
@@ -97,8 +97,10 @@ impl Vectors {
 
     /// Records a page of the section and returns the error that names it.
     fn lose(&self, page: usize, reason: &str) -> Error {
-        self.damaged
-            .page(self.offset / PAGE_BYTES as u64 + page as u64, &format!("vectors: {reason}"))
+        self.damaged.record_page(
+            self.offset / PAGE_BYTES as u64 + page as u64,
+            &format!("vectors: {reason}"),
+        )
     }
 
     /// Verifies pages that were read.
@@ -112,7 +114,7 @@ impl Vectors {
     fn read(&self, file: &dyn Sealed, pages: &Range<usize>, buffer: &mut Vec<u8>) -> Result<()> {
         let (offset, bytes) = self.file_range(pages);
         buffer.resize(bytes, 0);
-        self.damaged.read(offset / PAGE_BYTES as u64, file.read_at(offset, buffer))?;
+        self.damaged.check_read(offset / PAGE_BYTES as u64, file.read_at(offset, buffer))?;
         self.check(pages.clone(), buffer)
     }
 
