@@ -179,7 +179,7 @@ impl FileWriter {
         Ok(FileWriter { file, path, bytes, sent: bytes, dropped: bytes, failed: None })
     }
 
-    fn fit(&self) -> Result<()> {
+    fn check_usable(&self) -> Result<()> {
         match &self.failed {
             None => Ok(()),
             Some(error) => Err(refusal(&self.path.display().to_string(), error)),
@@ -257,7 +257,7 @@ impl Writer for FileWriter {
     }
 
     fn write_at(&mut self, offset: u64, bytes: &[u8]) -> Result<()> {
-        self.fit()?;
+        self.check_usable()?;
         check_write(&self.path.display().to_string(), self.bytes, offset, bytes.len())?;
         if let Err(error) = self.file.write_all_at(bytes, offset) {
             // Bytes written beyond the end are not part of the file. If they stay, the next write
@@ -270,7 +270,7 @@ impl Writer for FileWriter {
     }
 
     fn truncate(&mut self, bytes: u64) -> Result<()> {
-        self.fit()?;
+        self.check_usable()?;
         if bytes > self.bytes {
             let length = self.bytes;
             return Err(Error::invalid(format!("{length} bytes cannot be cut at {bytes}")));
@@ -283,7 +283,7 @@ impl Writer for FileWriter {
     }
 
     fn persist(&mut self) -> Result<()> {
-        self.fit()?;
+        self.check_usable()?;
         if let Err(error) = self.file.sync_data() {
             // The kernel may have marked the lost pages clean: another fsync would report success.
             return Err(self.fail(&error));

@@ -22,7 +22,7 @@ use crate::page::PAGE_BYTES;
 pub struct MmapMedium {
     directory: Directory,
     /// Opened files by number.
-    open: Mutex<HashMap<u64, Weak<MappedFile>>>,
+    open_files: Mutex<HashMap<u64, Weak<MappedFile>>>,
 }
 
 impl MmapMedium {
@@ -31,7 +31,7 @@ impl MmapMedium {
     /// # Errors
     /// The file system's error.
     pub fn new(directory: PathBuf) -> Result<MmapMedium> {
-        Ok(MmapMedium { directory: Directory::new(directory)?, open: Mutex::default() })
+        Ok(MmapMedium { directory: Directory::new(directory)?, open_files: Mutex::default() })
     }
 
     /// Drops whole pages of a range of an open file from the mapping and the page cache, so that
@@ -40,15 +40,15 @@ impl MmapMedium {
     /// # Errors
     /// `NotFound` for a file that is not open on this medium.
     pub fn forget(&self, file: &Arc<dyn Sealed>, offset: u64, bytes: usize) -> Result<()> {
-        let found = self.open().get(&file.id()).and_then(Weak::upgrade);
+        let found = self.open_files().get(&file.id()).and_then(Weak::upgrade);
         let mapped =
             found.ok_or_else(|| Error::not_found("the file is not open on this medium"))?;
         mapped.forget(offset, bytes);
         Ok(())
     }
 
-    fn open(&self) -> MutexGuard<'_, HashMap<u64, Weak<MappedFile>>> {
-        self.open.lock().unwrap_or_else(PoisonError::into_inner)
+    fn open_files(&self) -> MutexGuard<'_, HashMap<u64, Weak<MappedFile>>> {
+        self.open_files.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -80,9 +80,9 @@ impl Medium for MmapMedium {
         };
         let file =
             Arc::new(MappedFile { id: names::next_id(), mapping, start: 0, bytes, path, file });
-        let mut open = self.open();
-        open.retain(|_, file| file.strong_count() > 0);
-        open.insert(file.id, Arc::downgrade(&file));
+        let mut files = self.open_files();
+        files.retain(|_, file| file.strong_count() > 0);
+        files.insert(file.id, Arc::downgrade(&file));
         Ok(file)
     }
 

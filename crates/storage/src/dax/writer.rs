@@ -70,7 +70,7 @@ impl DaxWriter {
         Ok(writer)
     }
 
-    fn fit(&self) -> Result<()> {
+    fn check_usable(&self) -> Result<()> {
         match &self.failed {
             None => Ok(()),
             Some(error) => Err(refusal(&self.path.display().to_string(), error)),
@@ -151,7 +151,7 @@ impl Writer for DaxWriter {
     }
 
     fn write_at(&mut self, offset: u64, bytes: &[u8]) -> Result<()> {
-        self.fit()?;
+        self.check_usable()?;
         check_write(&self.path.display().to_string(), self.bytes, offset, bytes.len())?;
         let end = offset + bytes.len() as u64;
         if end > FILE_BYTES_MAX {
@@ -173,7 +173,7 @@ impl Writer for DaxWriter {
     }
 
     fn truncate(&mut self, bytes: u64) -> Result<()> {
-        self.fit()?;
+        self.check_usable()?;
         if bytes > self.bytes {
             return Err(Error::invalid(format!("{} bytes cannot be cut at {bytes}", self.bytes)));
         }
@@ -187,7 +187,7 @@ impl Writer for DaxWriter {
     }
 
     fn persist(&mut self) -> Result<()> {
-        self.fit()?;
+        self.check_usable()?;
         self.settle();
         self.check_lost()?;
         if self.bytes != self.committed {

@@ -228,7 +228,7 @@ struct FaultWriter {
 }
 
 impl FaultWriter {
-    fn fit(&self) -> Result<()> {
+    fn check_usable(&self) -> Result<()> {
         self.failed.as_ref().map_or(Ok(()), |error| Err(refusal(&self.name, error)))
     }
 
@@ -246,7 +246,7 @@ impl Writer for FaultWriter {
     }
 
     fn write_at(&mut self, offset: u64, bytes: &[u8]) -> Result<()> {
-        self.fit()?;
+        self.check_usable()?;
         check_write(&self.name, self.inner.bytes(), offset, bytes.len())?;
         let shared = self.shared.clone();
         let mut model = shared.model();
@@ -269,7 +269,7 @@ impl Writer for FaultWriter {
     }
 
     fn truncate(&mut self, bytes: u64) -> Result<()> {
-        self.fit()?;
+        self.check_usable()?;
         let shared = self.shared.clone();
         let mut model = shared.model();
         alive(&model)?;
@@ -279,7 +279,7 @@ impl Writer for FaultWriter {
     }
 
     fn persist(&mut self) -> Result<()> {
-        self.fit()?;
+        self.check_usable()?;
         let shared = self.shared.clone();
         let mut model = shared.model();
         shared.step(&mut model)?;
