@@ -1,13 +1,14 @@
 //! The state of the routes.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use audio::speakers::Speakers;
 use base::{Error, Result};
 use inference::InferenceService;
 use lifecycle::Catalog;
+use parking_lot::Mutex;
 use schedule::Scheduler;
 use transport::access::AccessPolicy;
 use transport::{RequestResources, UploadPermits};
@@ -81,7 +82,7 @@ impl AudioState {
                 "\"{recogniser}\" cannot be the name of a file of speakers"
             )));
         }
-        let mut open = self.speakers.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut open = self.speakers.lock();
         if let Some(speakers) = open.get(recogniser) {
             return Ok(speakers.clone());
         }

@@ -3,7 +3,8 @@
 //! which are written without their image do not replace an original that is added meanwhile.
 
 use std::collections::HashSet;
-use std::sync::{Condvar, Mutex, PoisonError};
+
+use parking_lot::{Condvar, Mutex};
 
 #[derive(Default)]
 pub(crate) struct Claims {
@@ -22,16 +23,17 @@ impl Claims {
     /// so there is no deadlock.
     pub(crate) fn take(&self, ids: &[[u8; 16]]) -> Claim<'_> {
         let ids: HashSet<[u8; 16]> = ids.iter().copied().collect();
-        let taken = self.taken.lock().unwrap_or_else(PoisonError::into_inner);
-        let free = self.changed.wait_while(taken, |taken| !taken.is_disjoint(&ids));
-        free.unwrap_or_else(PoisonError::into_inner).extend(&ids);
+        let mut taken = self.taken.lock();
+        self.changed.wait_while(&mut taken, |taken| !taken.is_disjoint(&ids));
+        taken.extend(&ids);
+        drop(taken);
         Claim { claims: self, ids }
     }
 }
 
 impl Drop for Claim<'_> {
     fn drop(&mut self) {
-        let mut taken = self.claims.taken.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut taken = self.claims.taken.lock();
         taken.retain(|id| !self.ids.contains(id));
         drop(taken);
         self.claims.changed.notify_all();
@@ -67,6 +69,6 @@ mod tests {
                 });
             }
         });
-        assert!(claims.taken.lock().unwrap().is_empty());
+        assert!(claims.taken.lock().is_empty());
     }
 }

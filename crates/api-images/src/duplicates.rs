@@ -6,10 +6,11 @@
 //! ([`super::duplicates_wire`]).
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use base::{ErrorKind, Result};
+use parking_lot::Mutex;
 use search::collection::PointParts;
 use search::duplicates::{
     self, DuplicateControl, DuplicateGroup, DuplicatePair, DuplicateProgress, DuplicateStore,
@@ -47,13 +48,9 @@ struct DuplicateJob {
     ended: Arc<Mutex<Option<Result<()>>>>,
 }
 
-fn held<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 impl DuplicateJob {
     fn running(&self) -> bool {
-        held(&self.ended).is_none()
+        self.ended.lock().is_none()
     }
 
     fn progress(&self) -> Value {
@@ -64,7 +61,7 @@ impl DuplicateJob {
 
 impl DuplicateJobs {
     fn running(&self, name: &str) -> Option<DuplicateJob> {
-        held(&self.all).get(name).filter(|job| job.running()).cloned()
+        self.all.lock().get(name).filter(|job| job.running()).cloned()
     }
 }
 
@@ -85,7 +82,7 @@ pub(crate) fn begin(
         target.settings().check_embeddings(name)?;
     }
     let options = request.options(target.map(|target| target.kind), named.settings().metric)?;
-    let mut all = held(&state.duplicates.all);
+    let mut all = state.duplicates.all.lock();
     if all.get(named.name()).is_some_and(DuplicateJob::running) {
         return Err(duplicates_running(name));
     }
@@ -108,7 +105,7 @@ pub(crate) fn begin(
         search.run(|| duplicates::run(&named, options, &job.control).map(drop));
     });
     if let Err(error) = spawned {
-        *held(&ended) = Some(Err(error.clone()));
+        *ended.lock() = Some(Err(error.clone()));
         return Err(error);
     }
     Ok(begun)
@@ -134,7 +131,7 @@ pub(crate) fn progress(state: &ImagesState, name: &str) -> Result<Value> {
 pub(crate) fn cancel(state: &ImagesState, name: &str) -> Result<Value> {
     let named = state.services.registry()?.get(name)?;
     // No job starts meanwhile.
-    let all = held(&state.duplicates.all);
+    let all = state.duplicates.all.lock();
     if let Some(job) = all.get(named.name()).filter(|job| job.running()) {
         job.control.stop.store(true, Ordering::Relaxed);
         return Ok(json!({ "cancelled": name }));

@@ -1,9 +1,10 @@
 //! Archives and folders that are put into a collection of this server, by the threads of bulk work.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use base::{Error, Result};
 use bytes::Bytes;
+use parking_lot::Mutex;
 use serde_json::{Map, Value};
 
 use super::bulk::{BulkImage, BulkOutcome, BulkReporter, BulkTarget, PrintOutcome};
@@ -122,7 +123,7 @@ impl PrintResults {
     }
 
     fn set(&self, number: usize, outcome: Result<BulkOutcome>) {
-        let mut prints = self.prints.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut prints = self.prints.lock();
         if let Some(print) = prints.get_mut(number) {
             print.outcome = outcome;
         }
@@ -131,7 +132,7 @@ impl PrintResults {
 
 impl Drop for PrintResults {
     fn drop(&mut self) {
-        let prints = self.prints.get_mut().unwrap_or_else(PoisonError::into_inner);
+        let prints = self.prints.get_mut();
         if let Some(report) = self.report.take() {
             report.send_prints(std::mem::take(prints));
         }

@@ -1,12 +1,10 @@
 //! The end of a job in the background: its permit, its outcome and its panics.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Mutex;
 
 use base::{Error, Result};
+use parking_lot::Mutex;
 use transport::UploadPermit;
-
-use super::progress::held;
 
 /// A job in the background.
 pub(crate) struct BackgroundJob<'a, T> {
@@ -32,7 +30,7 @@ impl<T> BackgroundJob<'_, T> {
         }
         // A client that sees the end can begin the next work.
         drop(self.permit);
-        *held(self.ended) = Some(outcome);
+        *self.ended.lock() = Some(outcome);
     }
 }
 
@@ -52,7 +50,7 @@ mod tests {
             let job = BackgroundJob { name, collection: "c", permit, ended: &ended };
             job.run(|| panic!("on purpose"));
             assert_eq!(permits.taken(), 0);
-            let outcome = held(&ended).take();
+            let outcome = ended.lock().take();
             let error = outcome.unwrap().unwrap_err();
             assert_eq!(error.kind(), ErrorKind::Internal);
             assert!(error.message().contains(name), "{error}");
@@ -66,9 +64,9 @@ mod tests {
         let permit = permits.try_acquire().unwrap();
         let job = BackgroundJob { name: "the rebuild", collection: "c", permit, ended: &ended };
         job.run(|| {
-            assert!(permits.taken() == 1 && held(&ended).is_none());
+            assert!(permits.taken() == 1 && ended.lock().is_none());
             Ok(true)
         });
-        assert_eq!((permits.taken(), held(&ended).take()), (0, Some(Ok(true))));
+        assert_eq!((permits.taken(), ended.lock().take()), (0, Some(Ok(true))));
     }
 }

@@ -1,10 +1,11 @@
 //! Progress of rebuilds.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use base::{Error, Result};
+use parking_lot::{Mutex, MutexGuard};
 use serde_json::{Value, json};
 
 /// Running and ended rebuilds by the requested name.
@@ -15,7 +16,7 @@ pub(crate) struct Rebuilds {
 
 impl Rebuilds {
     pub(crate) fn lock(&self) -> MutexGuard<'_, BTreeMap<String, Arc<Rebuild>>> {
-        held(&self.all)
+        self.all.lock()
     }
 
     /// Returns the progress of the rebuild of a name.
@@ -46,25 +47,21 @@ pub(crate) struct Rebuild {
     pub(crate) failures: Mutex<BTreeMap<String, String>>,
 }
 
-pub(crate) fn held<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 impl Rebuild {
     pub(crate) fn running(&self) -> bool {
-        held(&self.ended).is_none()
+        self.ended.lock().is_none()
     }
 
     pub(crate) fn to_json(&self) -> Value {
-        let (state, error) = match &*held(&self.ended) {
+        let (state, error) = match &*self.ended.lock() {
             None => ("running", None),
             Some(Ok(true)) => ("switched", None),
             Some(Ok(false)) => ("done", None),
             Some(Err(error)) => ("failed", Some(error.message().to_owned())),
         };
-        let failures = held(&self.failures);
+        let failures = self.failures.lock();
         json!({
-            "state": state, "from": self.from, "to": *held(&self.to), "model": self.model, "switch": self.switch,
+            "state": state, "from": self.from, "to": *self.to.lock(), "model": self.model, "switch": self.switch,
             "max_failed": self.max_failed, "total": self.total.load(Ordering::Relaxed), "done": self.done.load(Ordering::Relaxed),
             "failed": failures.len(), "failures": failures.iter().take(10).collect::<BTreeMap<_, _>>(), "error": error,
         })

@@ -7,10 +7,11 @@
 //! started again, even after a crash, continues.
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
 
 use base::{Error, ErrorKind, Result};
+use parking_lot::Mutex;
 use search::collection::PointParts;
 use search::points::{FetchedPoint, PayloadChange, PointId, PointSelection};
 use search::registry::{AliasChange, Registry};
@@ -23,7 +24,7 @@ use super::features::{BLOCK, id_of, original_in, uuid};
 use super::ingest::IngestImage;
 use super::job::IngestJob;
 use super::job_end::BackgroundJob;
-use super::progress::{Rebuild, held};
+use super::progress::Rebuild;
 use super::removal;
 use super::settings::PLACEHOLDER_DIMS;
 use super::state::ImagesState;
@@ -119,7 +120,7 @@ pub(crate) fn begin(
         whole.run(|| work.run(&job, embedder.as_ref()));
     });
     if let Err(error) = spawned {
-        *held(&ended.ended) = Some(Err(error.clone()));
+        *ended.ended.lock() = Some(Err(error.clone()));
         return Err(error);
     }
     Ok(answer)
@@ -138,7 +139,7 @@ impl RebuildWork<'_> {
     /// Runs the rebuild. Returns true if the alias was changed.
     fn run(&self, job: &IngestJob, embedder: Option<&Embedder>) -> Result<bool> {
         let new = self.version(embedder)?;
-        *held(&self.rebuild.to) = Some(new.named.name().to_owned());
+        *self.rebuild.to.lock() = Some(new.named.name().to_owned());
         let wanted = CollectionSpec { name: new.named.name().to_owned(), ..job.wanted.clone() };
         let job = Arc::new(IngestJob {
             services: job.services.clone(),
@@ -165,7 +166,7 @@ impl RebuildWork<'_> {
                     self.name
                 )));
             }
-            let failed = held(&self.rebuild.failures).len();
+            let failed = self.rebuild.failures.lock().len();
             if failed > self.rebuild.max_failed {
                 return Err(Error::precondition(format!(
                     "{failed} images could not be copied, so \"{}\" is unchanged; see \"failures\". To do \
@@ -225,7 +226,7 @@ impl RebuildWork<'_> {
         let mut seen = 0;
         // An image that failed in an earlier pass is not tried again. It does not count as a
         // failure once it is removed.
-        let before: BTreeSet<String> = held(&self.rebuild.failures).keys().cloned().collect();
+        let before: BTreeSet<String> = self.rebuild.failures.lock().keys().cloned().collect();
         let mut lacking = BTreeSet::new();
         loop {
             check_roles(&self.registry, &self.old, new)?;
@@ -254,7 +255,7 @@ impl RebuildWork<'_> {
             }
         }
         self.rebuild.total.store(seen, Ordering::Relaxed);
-        held(&self.rebuild.failures).retain(|id, _| lacking.contains(id) || !before.contains(id));
+        self.rebuild.failures.lock().retain(|id, _| lacking.contains(id) || !before.contains(id));
         Ok(moved)
     }
 
@@ -317,7 +318,7 @@ impl RebuildWork<'_> {
 
     /// Records an image that could not be copied.
     fn failed(&self, id: PointId, error: &Error) -> Result<()> {
-        let mut failures = held(&self.rebuild.failures);
+        let mut failures = self.rebuild.failures.lock();
         if failures.len() >= FAILURES_MAX {
             return Err(Error::exhausted(format!(
                 "more than {FAILURES_MAX} images could not be copied"

@@ -11,17 +11,17 @@
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
 use base::{Error, Result};
 use metrics::{KindLabels, Metrics};
+use parking_lot::Mutex;
 use search::registry::Registry;
 use tokio::sync::Notify;
 
 use super::collection::ImageCollection;
 use super::originals::StoredOriginal;
-use super::progress::held;
 use super::removal_records::{
     LeftRecord, LeftRecords, RemovalRecord, RemovalRecords, remove_record,
 };
@@ -112,7 +112,7 @@ impl RemovedCollections {
 
     /// Returns the directories of the originals that wait.
     pub(crate) fn spaces(&self) -> Vec<String> {
-        let pending = held(&self.pending);
+        let pending = self.pending.lock();
         pending.by_number.values().map(|removal| removal.record.space.clone()).collect()
     }
 
@@ -241,13 +241,13 @@ impl RemovedCollections {
     }
 
     fn keep(&self) {
-        let mut pending = held(&self.pending);
+        let mut pending = self.pending.lock();
         pending.kept += 1;
         self.set_gauge(&pending);
     }
 
     fn add(&self, record: RemovalRecord, file: Option<PathBuf>) {
-        let mut pending = held(&self.pending);
+        let mut pending = self.pending.lock();
         pending.last_number += 1;
         let number = pending.last_number;
         let due = Instant::now();
@@ -285,7 +285,7 @@ impl RemovedCollections {
 
     /// Adds originals to a check of the directory `space` that waits. Returns the extended check.
     fn extend_check(&self, space: &str, originals: &[StoredOriginal]) -> Option<PendingRemoval> {
-        let mut pending = held(&self.pending);
+        let mut pending = self.pending.lock();
         let begun = pending.begun;
         let waiting = pending.by_number.values_mut().find(|removal| {
             removal.record.originals.is_some()
@@ -307,7 +307,7 @@ impl RemovedCollections {
 
     /// Wakes the task that removes originals. Returns true if the caller has to start it.
     pub(crate) fn begin(&self) -> bool {
-        let mut pending = held(&self.pending);
+        let mut pending = self.pending.lock();
         let begins = !pending.is_running && !pending.by_number.is_empty();
         pending.is_running |= begins;
         self.added.notify_one();
@@ -317,7 +317,7 @@ impl RemovedCollections {
     /// Returns the removal whose attempt is due first. If it is due at `now`, its attempt begins.
     /// If this returns `None`, the task ends.
     pub(crate) fn first_due(&self, now: Instant) -> Option<PendingRemoval> {
-        let mut pending = held(&self.pending);
+        let mut pending = self.pending.lock();
         let first = pending.by_number.values().min_by_key(|removal| removal.due).cloned();
         pending.is_running = first.is_some();
         let begun = first.as_ref().filter(|removal| removal.due <= now);
@@ -336,7 +336,7 @@ impl RemovedCollections {
         if let Some(file) = &removal.file {
             remove_record(file);
         }
-        let mut pending = held(&self.pending);
+        let mut pending = self.pending.lock();
         pending.begun = None;
         pending.by_number.remove(&removal.number);
         self.set_gauge(&pending);
@@ -347,7 +347,7 @@ impl RemovedCollections {
         let space = removal.record.space.as_str();
         self.count("failed", 1);
         let attempts = removal.attempts + 1;
-        let mut pending = held(&self.pending);
+        let mut pending = self.pending.lock();
         pending.begun = None;
         if attempts >= ATTEMPTS_MAX {
             tracing::error!(space, %error, "originals that no image names stay until the next start");
@@ -367,7 +367,7 @@ impl RemovedCollections {
     /// # Errors
     /// `ResourceExhausted` with retry advice.
     pub(crate) fn check_room(&self) -> Result<()> {
-        if held(&self.pending).by_number.len() < PENDING_MAX {
+        if self.pending.lock().by_number.len() < PENDING_MAX {
             return Ok(());
         }
         Err(Error::exhausted(format!(
@@ -564,7 +564,7 @@ mod tests {
         removed.add(record(), None);
         removed.check_later("photos", &[original(1)]);
         removed.check_later("prints", &[original(2)]);
-        let pending = held(&removed.pending);
+        let pending = removed.pending.lock();
         let all: Vec<Vec<StoredOriginal>> = pending.by_number.values().map(checked).collect();
         assert_eq!(all, [vec![], vec![original(1)], vec![original(2)]]);
     }

@@ -2,8 +2,9 @@
 //! uploads of one image at the same time, one would leave an original without a point.
 
 use std::collections::HashSet;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
+use parking_lot::Mutex;
 use search::points::PointId;
 use tokio::sync::Notify;
 
@@ -29,22 +30,18 @@ impl RunningUploads {
         loop {
             // Created before the check, so that an end in between is seen.
             let ended = self.ended.notified();
-            if self.lock().insert(id) {
+            if self.ids.lock().insert(id) {
                 return UploadClaim { uploads: self.clone(), id, has_waited };
             }
             has_waited = true;
             ended.await;
         }
     }
-
-    fn lock(&self) -> MutexGuard<'_, HashSet<PointId>> {
-        self.ids.lock().unwrap_or_else(PoisonError::into_inner)
-    }
 }
 
 impl Drop for UploadClaim {
     fn drop(&mut self) {
-        self.uploads.lock().remove(&self.id);
+        self.uploads.ids.lock().remove(&self.id);
         self.uploads.ended.notify_waiters();
     }
 }
@@ -67,6 +64,6 @@ mod tests {
         assert!(!later.is_finished());
         drop(first);
         assert!(later.await.unwrap());
-        assert!(uploads.lock().is_empty());
+        assert!(uploads.ids.lock().is_empty());
     }
 }

@@ -5,12 +5,13 @@
 
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use base::{Error, Result};
 use bytes::Bytes;
 use crossbeam_channel::{Sender, TrySendError, bounded};
+use parking_lot::Mutex;
 
 use crate::json;
 
@@ -100,7 +101,7 @@ impl FilterWrites {
 
     /// Returns the write if this thread may run it. Otherwise queues or refuses the write.
     fn admit(&self, job: WriteJob) -> Option<WriteJob> {
-        let mut queue = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut queue = self.0.lock();
         if queue.threads < FILTER_THREADS {
             queue.threads += 1;
             return Some(job);
@@ -119,7 +120,7 @@ impl FilterWrites {
 
     /// Returns the next waiting write. If there is none, this thread runs other writes again.
     fn next(&self) -> Option<WriteJob> {
-        let mut queue = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut queue = self.0.lock();
         let next = queue.waiting.pop_front();
         if next.is_none() {
             queue.threads -= 1;

@@ -22,13 +22,14 @@ mod trouble;
 mod watch;
 mod window;
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use axum::Router;
 use axum::routing::get;
 use bytes::Bytes;
 use observe::{EventJournal, ObservedParts, RegistryReader};
+use parking_lot::Mutex;
 use tokio::sync::{Semaphore, watch as channel};
 use tokio::time::MissedTickBehavior;
 use transport::RequestResources;
@@ -117,7 +118,7 @@ impl Page {
         let now = Instant::now();
         self.history.scan(now, readings, &snapshot.models);
         let end = self.history.seconds(now).round() as u64;
-        let mut watched = self.server_watch.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut watched = self.server_watch.lock();
         watched.scan(&self.parts.lifecycle.status(), &self.history, end);
     }
 

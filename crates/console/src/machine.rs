@@ -1,12 +1,13 @@
 //! Figures of the process and the machine: processors, memory, disks, GPU, connections, threads.
 
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use metrics::KindLabels;
 use observe::{ObservedParts, RegistryReader};
 use os::CpuQuota;
+use parking_lot::Mutex;
 use serde::Serialize;
 use transport::RequestResources;
 
@@ -131,7 +132,7 @@ impl MachineWatch {
 
     /// Returns the threads, and the cores in use since the last reading.
     fn since_last(&self, now: Instant) -> (Vec<Threads>, Option<f64>) {
-        let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut last = self.last.lock();
         let threads = last.threads.scan(now);
         let Ok(usage) = os::process::usage() else { return (threads, None) };
         let before = last.processor.replace((now, usage.cpu_seconds));

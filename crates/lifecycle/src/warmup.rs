@@ -11,12 +11,13 @@ mod generated;
 use std::borrow::Cow;
 use std::collections::BTreeSet;
 use std::path::Path;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use base::{Error, ErrorKind, NamedTensor, Result, Signature};
 use engine::Servable;
+use parking_lot::Mutex;
 
 use crate::{GoldenCase, WarmupConfig};
 
@@ -334,9 +335,9 @@ impl Warmup<'_> {
             }
             queue.work(self.stop);
         });
-        match queue.fatal.into_inner().unwrap_or_else(PoisonError::into_inner) {
+        match queue.fatal.into_inner() {
             Some(failure) => Err(failure),
-            None => Ok(queue.failures.into_inner().unwrap_or_else(PoisonError::into_inner)),
+            None => Ok(queue.failures.into_inner()),
         }
     }
 }
@@ -409,7 +410,7 @@ impl CallQueue<'_> {
                     return;
                 }
                 self.failed[position].store(true, Ordering::Relaxed);
-                self.failures.lock().unwrap_or_else(PoisonError::into_inner).push(failure);
+                self.failures.lock().push(failure);
             }
             std::thread::sleep(began.elapsed().clamp(PAUSE_MIN, PAUSE_MAX));
         }
@@ -418,6 +419,6 @@ impl CallQueue<'_> {
     /// Ends the warm-up for all threads. The first failure that is passed is kept.
     fn end(&self, failure: WarmupFailure) {
         self.next.store(self.runs, Ordering::Relaxed);
-        self.fatal.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(failure);
+        self.fatal.lock().get_or_insert(failure);
     }
 }

@@ -13,7 +13,7 @@ mod unused;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -21,6 +21,7 @@ use base::Result;
 use lifecycle::{SourceReport, VersionPolicy};
 use metrics::{KindLabels, StoreMetrics};
 use os::{Pacer, Rate};
+use parking_lot::Mutex;
 use tokio::sync::watch;
 
 use crate::place::{StorePlace, block_on};
@@ -305,7 +306,7 @@ impl MirrorThread {
     pub fn stop(&self) {
         // Fails only if the thread has ended.
         let _ = self.stop.send(true);
-        let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let thread = self.thread.lock().take();
         if let Some(thread) = thread
             && thread.join().is_err()
         {

@@ -1,6 +1,6 @@
 //! Serves `/metrics`: copies the state of the components into gauges, then encodes all metrics.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Instant;
 
 use inference::InferenceStats;
@@ -12,6 +12,7 @@ use metrics::{
     ModelLabels, PriorityLabels, ProcessMetrics, QuantileLabels, SchedulingMetrics, StateLabels,
 };
 use os::CpuQuota;
+use parking_lot::Mutex;
 use schedule::{BATCH_SIZE_BOUNDS, SchedulerSnapshot};
 use transport::RequestResources;
 use transport::access::KeyRing;
@@ -97,7 +98,7 @@ impl Exporter {
     /// Returns the current metrics as OpenMetrics.
     pub fn exposition(&self) -> String {
         let parts = &self.parts;
-        let _alone = self.scrape.lock().unwrap_or_else(PoisonError::into_inner);
+        let _alone = self.scrape.lock();
         windows(&parts.metrics, &parts.stats);
         memory(parts);
         versions(parts);

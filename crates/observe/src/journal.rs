@@ -2,9 +2,10 @@
 //! memory, which `GET /v2/events` and the pages show.
 
 use std::collections::VecDeque;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
+use parking_lot::Mutex;
 use serde::Serialize;
 
 /// Most events. A further one replaces the oldest.
@@ -114,14 +115,14 @@ impl EventJournal {
 
     /// Adds an event. Replaces the oldest one if there are `EVENTS_MAX`.
     pub fn add(&self, new: NewEvent) {
-        self.lock().push(new, self.now());
+        self.events.lock().push(new, self.now());
     }
 
     /// Adds an event. If the last event of this kind, model and version says the same, counts it
     /// again instead.
     pub fn add_or_count(&self, new: NewEvent, times: u64) {
         let now = self.now();
-        let mut events = self.lock();
+        let mut events = self.events.lock();
         let text = cut(&new.text);
         let same = events.events.iter_mut().rev().find(|event| {
             event.kind == new.kind && event.model == new.model && event.version == new.version
@@ -142,7 +143,7 @@ impl EventJournal {
 
     /// Records, in the event of the load of `version`, that it replaced `from`.
     pub fn replaced(&self, model: &Arc<str>, from: u64, version: u64) {
-        let mut events = self.lock();
+        let mut events = self.events.lock();
         let of_model = |event: &&mut ServerEvent| event.model.as_ref() == Some(model);
         let loaded = events
             .events
@@ -164,7 +165,7 @@ impl EventJournal {
 
     /// Returns the events that a filter chooses.
     pub fn read(&self, filter: &EventFilter) -> EventPage {
-        let events = self.lock();
+        let events = self.events.lock();
         let chosen = |event: &&ServerEvent| {
             let model = filter.model.as_deref();
             event.id > filter.after && model.is_none_or(|name| event.model.as_deref() == Some(name))
@@ -182,11 +183,6 @@ impl EventJournal {
             time_ms: since.as_millis() as u64,
             at: (self.start.elapsed().as_secs_f64() * 1e3).round() / 1e3,
         }
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Events> {
-        // Nothing under the lock can panic between two changes that belong together.
-        self.events.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

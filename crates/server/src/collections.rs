@@ -3,11 +3,12 @@
 //! and no threads for them.
 
 use std::path::Path;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use base::{Error, ErrorKind, Result};
 use observe::RegistryReader;
 use os::Rate;
+use parking_lot::Mutex;
 use search::collection::Merging;
 use search::registry::{Registry, RegistryOptions};
 
@@ -60,7 +61,7 @@ impl Collections {
     /// `FailedPrecondition` if there is no directory for collections or another process uses it;
     /// errors of the file system.
     pub(crate) fn registry(&self) -> Result<Arc<Registry>> {
-        let mut registry = self.lock();
+        let mut registry = self.registry.lock();
         if let Some(registry) = registry.as_ref() {
             return Ok(registry.clone());
         }
@@ -77,7 +78,7 @@ impl Collections {
 
     /// Returns the registry if it is open.
     pub(crate) fn opened(&self) -> Option<Arc<Registry>> {
-        self.lock().clone()
+        self.registry.lock().clone()
     }
 
     /// Returns a handle that reads the registry if it is open.
@@ -88,7 +89,7 @@ impl Collections {
 
     /// Closes the registry once the last request has released it.
     pub(crate) fn close(&self) {
-        drop(self.lock().take());
+        drop(self.registry.lock().take());
     }
 
     fn open(&self, directory: &Path) -> Result<Arc<Registry>> {
@@ -111,10 +112,6 @@ impl Collections {
             disk_reserve: config.disk_reserve,
             ..RegistryOptions::new(directory)
         })
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Option<Arc<Registry>>> {
-        self.registry.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -1,6 +1,6 @@
 //! Models that change while the server runs: by a file that is read again, and by requests.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use base::{Error, Result};
@@ -8,6 +8,7 @@ use import::tfs::ModelListRules;
 use lifecycle::{AdminCallback, ConfigSet, Lifecycle};
 use metrics::{KindLabels, Metrics};
 use os::{ReloadNotice, ServiceManager};
+use parking_lot::Mutex;
 use protocol::tensorflow::serving::ModelServerConfig;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::{oneshot, watch};
@@ -66,7 +67,7 @@ impl ModelConfigurator {
 
     /// Returns the models that are served now.
     pub(crate) fn current(&self) -> Arc<ConfigSet> {
-        self.current.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.current.lock().clone()
     }
 
     /// Replaces `from` by `to` through `configure`. Returns false if `from` is not current any
@@ -77,7 +78,7 @@ impl ModelConfigurator {
         to: ConfigSet,
         configure: impl FnOnce(&Lifecycle, ConfigSet),
     ) -> bool {
-        let mut current = self.current.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut current = self.current.lock();
         if !Arc::ptr_eq(&current, from) {
             return false;
         }

@@ -9,7 +9,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use base::{Error, ErrorKind, NamedTensor, Result, TensorSpec};
@@ -27,6 +27,7 @@ use loadgen::process::{ServerPlan, ServerProcess, interrupted};
 use loadgen::settings;
 use loadgen::stats::Latencies;
 use loadgen::wire::{Api, ModelEndpoint};
+use parking_lot::Mutex;
 
 /// Time between the plan and its start, in which connections are made, and an addition for each
 /// client.
@@ -277,7 +278,7 @@ impl ProbeWindow {
     }
 
     fn slice(&self) -> Slice {
-        let inside = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
+        let inside = self.inner.lock();
         let summary = inside.latencies.summary();
         Slice {
             qps: inside.answers as f64 / (self.to - self.from).as_secs_f64().max(1e-9),
@@ -292,7 +293,7 @@ impl ProbeWindow {
 
 impl SampleSink for ProbeWindow {
     fn record(&self, sample: RequestSample, _reason: Option<&str>) {
-        let mut inside = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut inside = self.inner.lock();
         if sample.verdict == Judgement::Failed {
             inside.failed += 1;
             return;

@@ -3,12 +3,12 @@
 
 use std::collections::HashSet;
 use std::path::PathBuf;
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use clap::{Args, ValueEnum};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use parking_lot::Mutex;
 
 use super::ImagesServerArgs;
 use super::upload::{UploadOutcome, UploadTarget};
@@ -277,9 +277,9 @@ fn in_parallel<T: Sync, R: Send>(
             let at = next.fetch_add(1, Ordering::Relaxed);
             let (Some(item), Some(place)) = (items.get(at), done.get(at)) else { return };
             match work(item) {
-                Ok(result) => *lock(place) = Some(result),
+                Ok(result) => *place.lock() = Some(result),
                 Err(error) => {
-                    lock(&failure).get_or_insert(error);
+                    failure.lock().get_or_insert(error);
                     next.store(items.len(), Ordering::Relaxed);
                     return;
                 }
@@ -291,15 +291,10 @@ fn in_parallel<T: Sync, R: Send>(
             scope.spawn(work_through);
         }
     });
-    if let Some(error) = lock(&failure).take() {
+    if let Some(error) = failure.lock().take() {
         return Err(error);
     }
-    Ok(done.iter().filter_map(|place| lock(place).take()).collect())
-}
-
-/// Locks a mutex, even after a panic: no value behind it can be half written.
-fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+    Ok(done.iter().filter_map(|place| place.lock().take()).collect())
 }
 
 /// Prints how many failures were not shown, and the summary.

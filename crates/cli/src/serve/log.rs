@@ -1,9 +1,10 @@
 //! The log: standard error, text or JSON. Its filter can change while serving.
 
 use std::io::IsTerminal;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use base::Error;
+use parking_lot::Mutex;
 use server::LogFilter;
 use tracing_subscriber::filter::LevelFilter;
 use tracing_subscriber::{EnvFilter, reload};
@@ -57,13 +58,13 @@ impl std::fmt::Debug for ProcessLogFilter {
 
 impl LogFilter for ProcessLogFilter {
     fn get(&self) -> String {
-        self.text.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.text.lock().clone()
     }
 
     fn set(&self, filter: &str) -> base::Result<()> {
         let parsed = parse(filter)
             .map_err(|what| Error::invalid(format!("filter \"{filter}\": {what}; {FORMS}")))?;
-        let mut text = self.text.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut text = self.text.lock();
         (self.replace)(parsed)
             .map_err(|error| Error::internal("the log's filter stays").caused_by(error))?;
         filter.clone_into(&mut text);

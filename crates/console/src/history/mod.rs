@@ -8,11 +8,12 @@ mod series;
 
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, HashSet, VecDeque};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Instant;
 
 use base::VersionId;
 use inference::TrafficReading;
+use parking_lot::{Mutex, MutexGuard};
 use schedule::ModelSnapshot;
 
 pub(crate) use range::{HistoryPoint, HistoryRange, ModelHistory};
@@ -237,7 +238,7 @@ impl TrafficHistory {
     }
 
     pub(crate) fn lock(&self) -> MutexGuard<'_, Histories> {
-        self.histories.lock().unwrap_or_else(PoisonError::into_inner)
+        self.histories.lock()
     }
 }
 
