@@ -14,10 +14,11 @@ use std::ffi::OsStr;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, Instant};
 
 use arc_swap::ArcSwap;
 use base::{Error, Result};
+use os::FileStamp;
 
 use crate::model_file::{self, MODEL_FILE, ModelFile};
 use crate::{ConfigSet, ModelConfig, ModelRoot};
@@ -87,21 +88,18 @@ struct RootModels {
     ignored: usize,
 }
 
-/// Length, modification time and inode of a file, which change with its content.
-type Stamp = (u64, Option<SystemTime>, u64);
-
 /// Settings of a file that could be read.
 struct SettingsMemory {
-    stamp: Stamp,
+    stamp: FileStamp,
     /// Path and stamp of the file of labels that the settings name.
-    labels: Option<(PathBuf, Stamp)>,
+    labels: Option<(PathBuf, FileStamp)>,
     settings: Settings,
 }
 
 impl SettingsMemory {
     /// Returns true if the files are still the ones that were read.
-    fn is_current(&self, stamp: Stamp) -> bool {
-        let same = |(path, read): &(PathBuf, Stamp)| stamp_of(path).is_ok_and(|now| now == *read);
+    fn is_current(&self, stamp: FileStamp) -> bool {
+        let same = |(path, read): &(PathBuf, FileStamp)| FileStamp::of(path) == Some(*read);
         self.stamp == stamp && self.labels.as_ref().is_none_or(same)
     }
 }
@@ -232,7 +230,7 @@ impl Scanner {
         let path = base_path.join(MODEL_FILE);
         let unreadable =
             |error: &dyn std::fmt::Display| Arc::new(Err(format!("{}: {error}", path.display())));
-        let stamp = match stamp_of(&path) {
+        let stamp = match FileStamp::read(&path) {
             Ok(stamp) => stamp,
             Err(error) if error.kind() == ErrorKind::NotFound && !listed => {
                 self.settings.remove(base_path);
@@ -247,7 +245,7 @@ impl Scanner {
         }
         // A file that could not be read is read again at the next scan: success needs no change of
         // the file.
-        let text = match model_file::read(&path, stamp.0) {
+        let text = match model_file::read(&path, stamp.bytes()) {
             Ok(text) => text,
             Err(error) => return unreadable(&error),
         };
@@ -257,7 +255,7 @@ impl Scanner {
             && let Some(labels_path) = file.labels_path(base_path)
         {
             // The stamp is older than the text, so that a change during the read is seen.
-            let labels_stamp = stamp_of(&labels_path);
+            let labels_stamp = FileStamp::read(&labels_path);
             match (file.read_labels(&labels_path), labels_stamp) {
                 (Ok(()), Ok(stamp)) => labels = Some((labels_path, stamp)),
                 (Err(error), _) => return unreadable(&error),
@@ -296,12 +294,6 @@ impl Scanner {
 /// Returns true if both paths lead to the same directory, such as `models/m` and `./models/m`.
 fn is_same_dir(a: &Path, b: &Path) -> bool {
     a == b || matches!((a.canonicalize(), b.canonicalize()), (Ok(a), Ok(b)) if a == b)
-}
-
-fn stamp_of(path: &Path) -> std::io::Result<Stamp> {
-    use std::os::unix::fs::MetadataExt;
-    let meta = std::fs::metadata(path)?;
-    Ok((meta.len(), meta.modified().ok(), meta.ino()))
 }
 
 /// Calls `list` until it gets a consistent view of `dir`. `list` returns `None` if an entry

@@ -17,8 +17,21 @@ impl FileStamp {
     /// Returns the stamp of `path`; `None` if it cannot be found.
     #[must_use]
     pub fn of(path: &Path) -> Option<FileStamp> {
-        let meta = std::fs::metadata(path).ok()?;
-        Some(FileStamp { bytes: meta.len(), modified: meta.modified().ok(), inode: meta.ino() })
+        FileStamp::read(path).ok()
+    }
+
+    /// Returns the stamp of `path`.
+    ///
+    /// # Errors
+    /// The file system's error.
+    pub fn read(path: &Path) -> std::io::Result<FileStamp> {
+        let meta = std::fs::metadata(path)?;
+        Ok(FileStamp { bytes: meta.len(), modified: meta.modified().ok(), inode: meta.ino() })
+    }
+
+    /// Returns the length of the file.
+    pub fn bytes(self) -> u64 {
+        self.bytes
     }
 }
 
@@ -33,7 +46,7 @@ mod tests {
         assert_eq!(FileStamp::of(&path), None);
         std::fs::write(&path, "old").unwrap();
         let old = FileStamp::of(&path);
-        assert!(old.is_some());
+        assert_eq!(old.map(FileStamp::bytes), Some(3));
         assert_eq!(FileStamp::of(&path), old);
         let next = dir.path().join("next.pem");
         std::fs::write(&next, "new").unwrap();
