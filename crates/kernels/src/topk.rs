@@ -60,7 +60,7 @@ impl TopK {
         if cost <= self.threshold {
             self.keys.push(key(cost, row));
             if self.keys.len() >= Self::capacity(self.k) {
-                self.thin();
+                self.prune();
             }
         }
     }
@@ -83,7 +83,7 @@ impl TopK {
     }
 
     /// Drops about the worse half, and none of the `k` smallest.
-    fn thin(&mut self) {
+    fn prune(&mut self) {
         let stride = self.keys.len() / SAMPLE;
         let mut sample: [u64; SAMPLE] = std::array::from_fn(|at| self.keys[at * stride]);
         sample.sort_unstable();

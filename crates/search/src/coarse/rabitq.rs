@@ -126,14 +126,14 @@ impl Rabitq {
         let scale = if self.metric == Metric::Cosine { inverse_length(query) } else { 1.0 };
         work.shifted.clear();
         work.shifted.extend(query.iter().zip(&self.mean).map(|(value, mean)| value * scale - mean));
-        work.query.turned.resize(self.rotation.padded(), 0.0);
-        self.rotation.turn(&work.shifted, &mut work.query.turned);
+        work.query.rotated.resize(self.rotation.padded(), 0.0);
+        self.rotation.rotate(&work.shifted, &mut work.query.rotated);
         work.query.prepare();
     }
 
     /// Writes the `probes` nearest clusters to `work.probed`, nearest first.
     fn find_clusters(&self, probes: usize, work: &mut RabitqScratch) {
-        let length_squared = float::dot(&work.query.turned, &work.query.turned);
+        let length_squared = float::dot(&work.query.rotated, &work.query.rotated);
         let all = ScannedList {
             rows: (0, self.clusters() as u32),
             first_block: 0,
@@ -189,7 +189,7 @@ impl Rabitq {
             rows: (self.starts[cluster], self.starts[cluster + 1]),
             first_block: self.block_starts[cluster] as usize,
             offset: match self.metric {
-                Metric::Dot => constant - float::dot(&query.turned, centre),
+                Metric::Dot => constant - float::dot(&query.rotated, centre),
                 _ => square,
             },
             radius: square.sqrt() * query.error_factor,

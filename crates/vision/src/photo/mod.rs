@@ -82,7 +82,7 @@ pub fn keypoints(image: &Gray, options: &KeypointOptions) -> Graph {
     let space = scale_space::ScaleSpace::of(image, frame.working);
     let count = options.vertices_max.min(VERTICES_MAX);
     let found = detect::keypoints(&space, count);
-    for keypoint in orient::turned(&space, &found, count) {
+    for keypoint in orient::oriented(&space, &found, count) {
         if let Some(descriptor) = describe::descriptor(&space, &keypoint) {
             graph.vertices.push(frame.vertex(&keypoint));
             graph.descriptors.push(descriptor);

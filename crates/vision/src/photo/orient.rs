@@ -7,14 +7,14 @@ use super::tables::{direction, exp_minus};
 /// Number of directions in which gradients are counted.
 const BINS: usize = 36;
 /// Standard deviation of the window, in standard deviations of the keypoint (Lowe).
-const WINDOW: f32 = 1.5;
+const WINDOW_SIGMAS: f32 = 1.5;
 /// Minimum share of the strongest direction with which another one makes a second keypoint (Lowe).
-const SECOND: f32 = 0.8;
+const SECOND_PEAK_MIN: f32 = 0.8;
 /// Smoothings of the histogram.
 const SMOOTHINGS: usize = 3;
 
 /// A keypoint with one of its directions.
-struct Turned {
+struct OrientedKeypoint {
     keypoint: Keypoint,
     /// True if it is the strongest direction.
     strongest: bool,
@@ -25,12 +25,12 @@ struct Turned {
 /// Further directions of a keypoint take only the room that the strongest directions of all
 /// keypoints leave. Otherwise they would displace the last keypoints of `found`, which are those of
 /// plain areas.
-pub(super) fn turned(space: &ScaleSpace, found: &[Keypoint], count: usize) -> Vec<Keypoint> {
+pub(super) fn oriented(space: &ScaleSpace, found: &[Keypoint], count: usize) -> Vec<Keypoint> {
     let all = all_directions(space, found);
-    let strongest = all.iter().filter(|turned| turned.strongest).count();
+    let strongest = all.iter().filter(|oriented| oriented.strongest).count();
     let mut room = count.saturating_sub(strongest);
     let mut out = Vec::with_capacity(count.min(all.len()));
-    for Turned { keypoint, strongest } in all {
+    for OrientedKeypoint { keypoint, strongest } in all {
         if !strongest {
             if room == 0 {
                 continue;
@@ -44,7 +44,7 @@ pub(super) fn turned(space: &ScaleSpace, found: &[Keypoint], count: usize) -> Ve
 }
 
 /// Returns the keypoints once for each of their directions.
-fn all_directions(space: &ScaleSpace, found: &[Keypoint]) -> Vec<Turned> {
+fn all_directions(space: &ScaleSpace, found: &[Keypoint]) -> Vec<OrientedKeypoint> {
     let mut all = Vec::new();
     for keypoint in found {
         let histogram = histogram(space, keypoint);
@@ -52,13 +52,13 @@ fn all_directions(space: &ScaleSpace, found: &[Keypoint]) -> Vec<Turned> {
         for bin in 0..BINS {
             let (before, here, after) =
                 (histogram[(bin + BINS - 1) % BINS], histogram[bin], histogram[(bin + 1) % BINS]);
-            if here <= 0.0 || here < SECOND * most || here <= before || here < after {
+            if here <= 0.0 || here < SECOND_PEAK_MIN * most || here <= before || here < after {
                 continue;
             }
             let off = 0.5 * (before - after) / (before + after - 2.0 * here);
             let turns = (bin as f32 + 0.5 + off) / BINS as f32;
             let keypoint = Keypoint { direction: turns - turns.floor(), ..*keypoint };
-            all.push(Turned { keypoint, strongest: here >= most });
+            all.push(OrientedKeypoint { keypoint, strongest: here >= most });
         }
     }
     all
@@ -71,7 +71,7 @@ fn histogram(space: &ScaleSpace, keypoint: &Keypoint) -> [f32; BINS] {
     let Some(plane) = level else { return bins };
     let shrunk = 1.0 / (1_u32 << keypoint.octave) as f32;
     let (x, y) = (keypoint.x * shrunk, keypoint.y * shrunk);
-    let sigma = WINDOW * keypoint.sigma;
+    let sigma = WINDOW_SIGMAS * keypoint.sigma;
     let radius = (3.0 * sigma) as isize;
     let (column, row) = ((x + 0.5) as isize, (y + 0.5) as isize);
     let rows = (row - radius).max(1)..(row + radius + 1).min(plane.height as isize - 1);

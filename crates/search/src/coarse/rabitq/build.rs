@@ -27,9 +27,9 @@ pub(in crate::coarse) fn build(
 ) -> Result<BuiltIndex> {
     check_dims(build.dims)?;
     let mean = profile.mean.clone();
-    let turn =
+    let rotated =
         RotatedDifferences { mean: &mean, rotation: Rotation::new(build.dims, build.seed), build };
-    let padded = turn.rotation.padded();
+    let padded = rotated.rotation.padded();
     let plan = KmeansPlan {
         dims: padded,
         clusters: clusters_for(build.vectors.rows()),
@@ -38,16 +38,17 @@ pub(in crate::coarse) fn build(
         seed: build.seed ^ 1,
     };
     let mut sample = Vec::new();
-    turn.all(&build.sample(plan.clusters * TRAINED_PER_CLUSTER, build.seed)?, &mut sample)?;
+    rotated.append(&build.sample(plan.clusters * TRAINED_PER_CLUSTER, build.seed)?, &mut sample)?;
     let centres = kmeans::train(&sample, &plan)?;
     drop(sample);
-    let nearest = build.assign(&centres, padded, &|vectors, points| turn.all(vectors, points))?;
+    let nearest =
+        build.assign(&centres, padded, &|vectors, points| rotated.append(vectors, points))?;
     let mut rows = RowsByCluster::new(&nearest, centres.len() / padded);
     rows.sort_by_id(|row| build.vectors.id(row));
     drop(nearest);
-    let codes = encode(&rows, &centres, &turn)?;
+    let codes = encode(&rows, &centres, &rotated)?;
     let RowsByCluster { order, starts } = rows;
-    let rotation = turn.rotation;
+    let rotation = rotated.rotation;
     let index = Rabitq::assemble(build, mean, rotation, starts, centres, codes);
     let index = index.measured(build, &order)?;
     Ok(BuiltIndex { order, index: Box::new(index) })
@@ -66,7 +67,7 @@ struct RotatedDifferences<'a> {
 
 impl RotatedDifferences<'_> {
     /// Appends the points of `vectors` to `points`.
-    fn all(&self, vectors: &[f32], points: &mut Vec<f32>) -> Result<()> {
+    fn append(&self, vectors: &[f32], points: &mut Vec<f32>) -> Result<()> {
         let dims = self.mean.len();
         let padded = self.rotation.padded();
         let start = points.len();
@@ -79,7 +80,7 @@ impl RotatedDifferences<'_> {
                 .chunks_exact(dims)
                 .flat_map(|vector| vector.iter().zip(self.mean).map(|(value, mean)| value - mean))
                 .collect();
-            self.rotation.turn_all(&shifted, points);
+            self.rotation.rotate_all(&shifted, points);
         })
     }
 }
@@ -88,15 +89,15 @@ impl RotatedDifferences<'_> {
 fn encode(
     rows: &RowsByCluster,
     centres: &[f32],
-    turn: &RotatedDifferences<'_>,
+    rotated: &RotatedDifferences<'_>,
 ) -> Result<RabitqCodes> {
-    let StreamedBuild { dims, metric, threads, .. } = *turn.build;
-    let padded = turn.rotation.padded();
+    let StreamedBuild { dims, metric, threads, .. } = *rotated.build;
+    let padded = rotated.rotation.padded();
     let mut codes = RabitqCodes::with_capacity(&rows.starts, padded);
     let mut points = Vec::new();
-    turn.build.by_cluster(rows, &mut |clusters, vectors| {
+    rotated.build.by_cluster(rows, &mut |clusters, vectors| {
         points.clear();
-        turn.all(vectors, &mut points)?;
+        rotated.append(vectors, &mut points)?;
         // Pieces are joined in their own order, so that the number of threads changes nothing.
         let mut pieces: Vec<RabitqCodes> = vec![RabitqCodes::default(); clusters.len()];
         let first = rows.starts[clusters.start];
@@ -109,7 +110,7 @@ fn encode(
                 points: &points[of(start, padded)..of(end, padded)],
                 centre: &centres[cluster * padded..][..padded],
             };
-            list.encode(turn.mean, metric, piece);
+            list.encode(rotated.mean, metric, piece);
         })?;
         pieces.iter_mut().for_each(|piece| codes.append(piece));
         Ok(())

@@ -42,7 +42,7 @@ impl Rotation {
     }
 
     /// Rotates `vector` (`dims` values) into `out` (`padded` values). Keeps lengths and products.
-    pub(super) fn turn(&self, vector: &[f32], out: &mut [f32]) {
+    pub(super) fn rotate(&self, vector: &[f32], out: &mut [f32]) {
         out[..self.dims].copy_from_slice(&vector[..self.dims]);
         out[self.dims..].fill(0.0);
         let whole = 1 << self.padded.ilog2();
@@ -60,10 +60,10 @@ impl Rotation {
     }
 
     /// Rotates several vectors.
-    pub(super) fn turn_all(&self, vectors: &[f32], out: &mut [f32]) {
+    pub(super) fn rotate_all(&self, vectors: &[f32], out: &mut [f32]) {
         for (vector, out) in vectors.chunks_exact(self.dims).zip(out.chunks_exact_mut(self.padded))
         {
-            self.turn(vector, out);
+            self.rotate(vector, out);
         }
     }
 }
@@ -111,13 +111,13 @@ mod tests {
             let mut one = vec![0.0; dims];
             one[dims / 2] = 1.0;
             let other: Vec<f32> = (0..dims).map(|at| (at as f32).sin()).collect();
-            let mut turned = [vec![9.0; rotation.padded()], vec![9.0; rotation.padded()]];
-            rotation.turn(&one, &mut turned[0]);
-            rotation.turn(&other, &mut turned[1]);
+            let mut rotated = [vec![9.0; rotation.padded()], vec![9.0; rotation.padded()]];
+            rotation.rotate(&one, &mut rotated[0]);
+            rotation.rotate(&other, &mut rotated[1]);
             let tolerance = 1e-4 * (1.0 + l2(&one, &other));
-            assert!((dot(&turned[0], &turned[1]) - dot(&one, &other)).abs() < tolerance);
-            assert!((l2(&turned[0], &turned[1]) - l2(&one, &other)).abs() < tolerance);
-            let largest = turned[0].iter().fold(0f32, |largest, value| largest.max(value.abs()));
+            assert!((dot(&rotated[0], &rotated[1]) - dot(&one, &other)).abs() < tolerance);
+            assert!((l2(&rotated[0], &rotated[1]) - l2(&one, &other)).abs() < tolerance);
+            let largest = rotated[0].iter().fold(0f32, |largest, value| largest.max(value.abs()));
             assert!(largest < 6.0 / (rotation.padded() as f32).sqrt(), "{dims}: {largest}");
         }
     }

@@ -24,7 +24,7 @@ pub(super) const EXACT_ERRORS: f32 = 2.1;
 /// Rotated query.
 #[derive(Default)]
 pub(super) struct RabitqQuery {
-    pub(super) turned: Vec<f32>,
+    pub(super) rotated: Vec<f32>,
     /// Factor of all errors: 1, or [`EXACT_ERRORS`].
     pub(super) error_factor: f32,
     table: SignTable,
@@ -34,11 +34,11 @@ pub(super) struct RabitqQuery {
 }
 
 impl RabitqQuery {
-    /// Prepares the tables from `self.turned`.
+    /// Prepares the tables from `self.rotated`.
     pub(super) fn prepare(&mut self) {
-        self.table.fill(&self.turned);
-        self.bytes.resize(self.turned.len(), 0);
-        self.byte_scale = integer::quantise(&self.turned, &mut self.bytes);
+        self.table.fill(&self.rotated);
+        self.bytes.resize(self.rotated.len(), 0);
+        self.byte_scale = integer::quantise(&self.rotated, &mut self.bytes);
         self.byte_middle =
             MIDDLE * self.bytes.iter().map(|byte| i32::from(*byte)).sum::<i32>() as f32;
     }
@@ -153,7 +153,7 @@ impl RabitqScan {
         numbers: Range<usize>,
         allow: Option<&RowSet>,
     ) {
-        let bytes = block_bytes(query.turned.len());
+        let bytes = block_bytes(query.rotated.len());
         let mut gate = list.gate(f32::INFINITY);
         let mut bounds = [0.0; BLOCK];
         for number in numbers {
@@ -172,7 +172,7 @@ impl RabitqScan {
                 let slot = passed.trailing_zeros();
                 passed &= passed - 1;
                 self.waiting.push((first + slot, bounds[slot as usize]));
-                codes.prefetch(first + slot, query.turned.len());
+                codes.prefetch(first + slot, query.rotated.len());
             }
             self.compare_first(before, codes, query, list);
         }
@@ -199,7 +199,7 @@ impl RabitqScan {
         allow: Option<&RowSet>,
         rows: &mut Vec<u32>,
     ) {
-        let bytes = block_bytes(query.turned.len());
+        let bytes = block_bytes(query.rotated.len());
         let gate = list.gate(self.smallest.limit());
         let mut bounds = [0.0; BLOCK];
         for number in numbers {
@@ -250,7 +250,7 @@ impl RabitqScan {
         query: &RabitqQuery,
         list: &ScannedList,
     ) {
-        let bytes = nibble_bytes(query.turned.len());
+        let bytes = nibble_bytes(query.rotated.len());
         let Some((code, [add, scale, error])) = codes.row(row, bytes) else { return };
         let product =
             query.byte_scale * (nibble_dot(code, &query.bytes) as f32 - query.byte_middle);
@@ -318,7 +318,7 @@ fn allowed(first: u32, end: u32, allow: Option<&RowSet>) -> u32 {
 
 /// Returns the squared distance of a rotated query to a centre.
 pub(super) fn squared_distance(query: &RabitqQuery, centre: &[f32]) -> f32 {
-    float::l2(&query.turned, centre)
+    float::l2(&query.rotated, centre)
 }
 
 #[cfg(test)]

@@ -25,7 +25,7 @@ fn scene(metric: Metric, rows: usize, seed: u64) -> Scene {
     let centre = normal(&mut draw, DIMS);
     let residuals = normal(&mut draw, rows * DIMS);
     let mut query = RabitqQuery::default();
-    query.turned = normal(&mut draw, DIMS);
+    query.rotated = normal(&mut draw, DIMS);
     query.prepare();
     let mut codes = RabitqCodes::default();
     let list = residuals.chunks_exact(DIMS).map(|residual| CodeRow {
@@ -34,14 +34,14 @@ fn scene(metric: Metric, rows: usize, seed: u64) -> Scene {
     });
     codes.extend(list, &centre, metric);
     let square = squared_distance(&query, &centre);
-    let offset = if metric == Metric::Dot { -float::dot(&query.turned, &centre) } else { square };
+    let offset = if metric == Metric::Dot { -float::dot(&query.rotated, &centre) } else { square };
     let truth = residuals.chunks_exact(DIMS).map(|residual| {
         let row: Vec<f32> =
             residual.iter().zip(&centre).map(|(value, centre)| value + centre).collect();
         if metric == Metric::Dot {
-            -float::dot(&query.turned, &row)
+            -float::dot(&query.rotated, &row)
         } else {
-            float::l2(&query.turned, &row)
+            float::l2(&query.rotated, &row)
         }
     });
     let truth = truth.collect();
