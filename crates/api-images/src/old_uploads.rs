@@ -82,7 +82,7 @@ impl<'a> OldUploads<'a> {
                 self.has_ended = true;
                 break;
             };
-            let object = object.map_err(|error| failed(&error))?;
+            let object = object.map_err(failed)?;
             let until = match self.until {
                 Some(until) => until,
                 None => {

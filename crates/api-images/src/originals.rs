@@ -123,7 +123,7 @@ impl Originals {
         match store.objects().head(&store.key(key)).await {
             Ok(_) => Ok(()),
             Err(object_store::Error::NotFound { .. }) => self.put(key, bytes.clone()).await,
-            Err(error) => Err(failed(&error)),
+            Err(error) => Err(failed(error)),
         }
     }
 
@@ -146,7 +146,7 @@ impl Originals {
     pub(crate) async fn put(&self, key: &str, bytes: Bytes) -> Result<()> {
         let store = self.store()?;
         let put = store.objects().put(&store.key(key), PutPayload::from_bytes(bytes)).await;
-        put.map(drop).map_err(|error| failed(&error))
+        put.map(drop).map_err(failed)
     }
 
     /// Reads an image.
@@ -155,8 +155,8 @@ impl Originals {
     /// `NotFound` if it does not exist; otherwise the errors of the store.
     pub(crate) async fn get(&self, key: &str) -> Result<Bytes> {
         let store = self.store()?;
-        let got = store.objects().get(&store.key(key)).await.map_err(|error| unread(&error))?;
-        got.bytes().await.map_err(|error| failed(&error))
+        let got = store.objects().get(&store.key(key)).await.map_err(unread)?;
+        got.bytes().await.map_err(failed)
     }
 
     /// Reads an image for a client, in memory that is reserved for it.
@@ -169,9 +169,9 @@ impl Originals {
         budget: &Arc<ByteBudget>,
     ) -> Result<(Bytes, Reservation)> {
         let store = self.store()?;
-        let got = store.objects().get(&store.key(key)).await.map_err(|error| unread(&error))?;
+        let got = store.objects().get(&store.key(key)).await.map_err(unread)?;
         let memory = budget.reserve(got.meta.size)?;
-        let bytes = got.bytes().await.map_err(|error| failed(&error))?;
+        let bytes = got.bytes().await.map_err(failed)?;
         Ok((bytes, memory))
     }
 
@@ -186,7 +186,7 @@ impl Originals {
     async fn delete_object(&self, object: &ObjectPath) -> Result<()> {
         match self.store()?.objects().delete(object).await {
             Ok(()) | Err(object_store::Error::NotFound { .. }) => Ok(()),
-            Err(error) => Err(failed(&error)),
+            Err(error) => Err(failed(error)),
         }
     }
 
@@ -215,7 +215,7 @@ impl Originals {
             while part.len() < count_max && !has_ended {
                 match objects.next().await {
                     Some(object) => {
-                        let object = object.map_err(|error| failed(&error))?;
+                        let object = object.map_err(failed)?;
                         if SystemTime::from(object.last_modified) > until {
                             continue;
                         }
@@ -251,7 +251,7 @@ impl Originals {
         let mut objects = store.objects().list(Some(&prefix));
         let mut store_time = None;
         while let Some(object) = objects.next().await {
-            let object = object.map_err(|error| failed(&error))?;
+            let object = object.map_err(failed)?;
             // Most images have no other upload, and then no time is read.
             let now = match store_time {
                 Some(time) => time,
@@ -293,7 +293,7 @@ impl Originals {
         self.put(key, Bytes::new()).await?;
         let store = self.store()?;
         let head = store.objects().head(&store.key(key)).await;
-        head.map(|object| SystemTime::from(object.last_modified)).map_err(|error| failed(&error))
+        head.map(|object| SystemTime::from(object.last_modified)).map_err(failed)
     }
 
     /// Returns the store, which is opened if it is not.
@@ -352,7 +352,7 @@ fn open(config: &ImagesConfig) -> Result<StorePlace> {
 
 fn local(directory: &FilePath) -> Result<StorePlace> {
     os::private::create_dir_all(directory).map_err(|error| Error::io(directory, &error))?;
-    let store = LocalFileSystem::new_with_prefix(directory).map_err(|error| failed(&error))?;
+    let store = LocalFileSystem::new_with_prefix(directory).map_err(failed)?;
     // An acknowledged image survives a power failure.
     let store = store.with_fsync(true).with_automatic_cleanup(true);
     Ok(StorePlace::new(Arc::new(store), "", &directory.display().to_string()))
@@ -360,7 +360,7 @@ fn local(directory: &FilePath) -> Result<StorePlace> {
 
 /// Converts an error of reading an original. Clients see the message for one that is lost, so it
 /// does not show where the files are.
-fn unread(error: &object_store::Error) -> Error {
+fn unread(error: object_store::Error) -> Error {
     match error {
         object_store::Error::NotFound { .. } => Error::not_found(
             "the original file of the image is not in the store of original images; copy it back \
@@ -371,19 +371,20 @@ fn unread(error: &object_store::Error) -> Error {
 }
 
 /// Returns the error of an operation on the store.
-pub(crate) fn failed(error: &object_store::Error) -> Error {
+pub(crate) fn failed(error: object_store::Error) -> Error {
+    if is_full(&error) {
+        return Error::storage_full(format!(
+            "the store of original images is full: {error}; free space, or use another disk"
+        ))
+        .with_source(error);
+    }
     let kind = match error {
         object_store::Error::NotFound { .. } => ErrorKind::NotFound,
         object_store::Error::PermissionDenied { .. }
         | object_store::Error::Unauthenticated { .. } => ErrorKind::FailedPrecondition,
-        error if is_full(error) => {
-            return Error::storage_full(format!(
-                "the store of original images is full: {error}; free space, or use another disk"
-            ));
-        }
         _ => ErrorKind::Unavailable,
     };
-    Error::new(kind, format!("the store of original images: {error}"))
+    Error::new(kind, "the store of original images").caused_by(error)
 }
 
 /// Returns true if the cause of an error is a full disk or an exhausted quota.
@@ -551,11 +552,13 @@ mod tests {
 
     #[test]
     fn only_a_read_says_that_an_original_is_lost() {
-        let path = "bucket".to_owned();
-        let missing = object_store::Error::NotFound { path, source: "no such bucket".into() };
-        assert!(unread(&missing).message().contains("delete the image"));
+        let missing = || object_store::Error::NotFound {
+            path: "bucket".to_owned(),
+            source: "no such bucket".into(),
+        };
+        assert!(unread(missing()).message().contains("delete the image"));
         // A write fails so if the bucket does not exist.
-        let failed = failed(&missing);
+        let failed = failed(missing());
         assert_eq!(failed.kind(), ErrorKind::NotFound);
         assert!(failed.message().contains("no such bucket"), "{failed}");
     }

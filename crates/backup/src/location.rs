@@ -64,7 +64,7 @@ pub fn open_location(location: &str, options: &[(String, String)]) -> Result<Loc
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let runtime = runtime.map_err(|error| Error::exhausted("a runtime").caused_by(error))?;
     let got = runtime.block_on(async { place.objects().get(&place.key(name)).await });
-    let pieces = got.map_err(|error| place.failed(&error))?.into_stream();
+    let pieces = got.map_err(|error| place.failed(error))?.into_stream();
     let reader = RemoteReader { runtime, pieces: Box::pin(pieces), current: Bytes::new() };
     Ok(LocationReader::Remote(Box::new(reader)))
 }

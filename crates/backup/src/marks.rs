@@ -118,7 +118,7 @@ impl<'a> Mark<'a> {
             Ok(_) if !is_stale => Ok(()),
             // Another program removes a mark that it finds stale.
             Ok(_) | Err(object_store::Error::NotFound { .. }) => Err(self.lost()),
-            Err(error) => Err(self.store.failed(&error)),
+            Err(error) => Err(self.store.failed(error)),
         }
     }
 
@@ -198,7 +198,7 @@ impl<'a> Mark<'a> {
     /// Returns the time of the store's clock.
     pub(crate) async fn store_time(&self) -> Result<DateTime<Utc>> {
         let head = self.store.raw().head(&self.key).await;
-        head.map(|meta| meta.last_modified).map_err(|error| self.store.failed(&error))
+        head.map(|meta| meta.last_modified).map_err(|error| self.store.failed(error))
     }
 
     /// Returns true if work of this kind is in progress. Removes stale marks.

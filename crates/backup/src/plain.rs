@@ -37,7 +37,7 @@ impl ObjectDirectory<'_> {
         match self.store.raw().head(&self.key(object)).await {
             Ok(_) => Ok(false),
             Err(object_store::Error::NotFound { .. }) => Ok(true),
-            Err(error) => Err(self.store.failed(&error)),
+            Err(error) => Err(self.store.failed(error)),
         }
     }
 }

@@ -164,12 +164,12 @@ impl BackupStore {
             object_store::Error::NotFound { .. } => {
                 Error::not_found(format!("{}: there is no {}", self.shown(), what()))
             }
-            error => self.failed(&error),
+            error => self.failed(error),
         })?;
         if got.meta.size > LIST_BYTES_MAX {
             return Err(Error::data_loss(format!("{}: its list is too long", what())));
         }
-        let bytes = got.bytes().await.map_err(|error| self.failed(&error))?;
+        let bytes = got.bytes().await.map_err(|error| self.failed(error))?;
         let list = BackupList::decode(&bytes).map_err(|error| error.context(what()))?;
         if list.id != *id {
             return Err(Error::data_loss(format!("{}: its list is that of {}", what(), list.id)));
@@ -223,7 +223,7 @@ impl BackupStore {
         let mut found = BTreeMap::new();
         while let Some(object) = listing.next().await {
             let ObjectMeta { location, size, last_modified, .. } =
-                object.map_err(|error| self.failed(&error))?;
+                object.map_err(|error| self.failed(error))?;
             let rest: Vec<String> =
                 location.parts().skip(depth).map(|part| part.as_ref().to_owned()).collect();
             found.insert(rest.join("/"), StoredObject { bytes: size, modified: last_modified });
@@ -249,7 +249,7 @@ impl BackupStore {
     /// The store's error if the key is not the name of a file.
     pub(crate) fn local_path(&self, key: &Key) -> Result<Option<PathBuf>> {
         let path = self.local.as_ref().map(|local| local.path_to_filesystem(key)).transpose();
-        path.map_err(|error| self.failed(&error))
+        path.map_err(|error| self.failed(error))
     }
 
     pub(crate) fn raw(&self) -> &Arc<dyn ObjectStore> {
@@ -258,19 +258,19 @@ impl BackupStore {
 
     pub(crate) async fn put(&self, key: &Key, payload: PutPayload) -> Result<()> {
         let put = self.place.objects().put(key, payload).await;
-        put.map(drop).map_err(|error| self.failed(&error))
+        put.map(drop).map_err(|error| self.failed(error))
     }
 
     /// Removes an object if it exists.
     pub(crate) async fn remove(&self, key: &Key) -> Result<()> {
         match self.place.objects().delete(key).await {
             Ok(()) | Err(object_store::Error::NotFound { .. }) => Ok(()),
-            Err(error) => Err(self.failed(&error)),
+            Err(error) => Err(self.failed(error)),
         }
     }
 
     /// Converts an error of the store.
-    pub(crate) fn failed(&self, error: &object_store::Error) -> Error {
+    pub(crate) fn failed(&self, error: object_store::Error) -> Error {
         self.place.failed(error)
     }
 }

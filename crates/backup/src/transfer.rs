@@ -126,12 +126,12 @@ impl BackupContext<'_> {
             Err(object_store::Error::NotImplemented { .. }) => {
                 return self.upload_whole(file, key).await;
             }
-            parts => parts.map_err(|error| self.store.failed(&error))?,
+            parts => parts.map_err(|error| self.store.failed(error))?,
         };
         let mut hasher = blake3::Hasher::new();
         match self.upload_parts(file, parts.as_mut(), &mut hasher).await {
             Ok(()) => {
-                parts.complete().await.map_err(|error| self.store.failed(&error))?;
+                parts.complete().await.map_err(|error| self.store.failed(error))?;
                 Ok(hasher.finalize().to_hex().to_string())
             }
             Err(error) => {
@@ -187,7 +187,7 @@ impl BackupContext<'_> {
             let length = part_bytes.min(bytes - at);
             let content = self.read(file, at, length, hasher).await?;
             let sent = parts.put_part(PutPayload::from(content)).await;
-            sent.map_err(|error| self.store.failed(&error))?;
+            sent.map_err(|error| self.store.failed(error))?;
             self.progress.add_moved(length);
             at += length;
         }
@@ -251,7 +251,7 @@ impl BackupContext<'_> {
     ) -> Result<blake3::Hash> {
         let failed = |error: object_store::Error| match error {
             object_store::Error::NotFound { .. } => wrong(file, "it is missing"),
-            error => self.store.failed(&error),
+            error => self.store.failed(error),
         };
         check_length(file, self.store.raw().head(key).await.map_err(failed)?.size)?;
         let mut hasher = blake3::Hasher::new();

@@ -102,7 +102,7 @@ impl UploadSource<'_> {
         };
         let range = at..at + part.len() as u64;
         let got = object.store.raw().get_range(&object.key, range).await;
-        let got = got.map_err(|error| match object.store.failed(&error) {
+        let got = got.map_err(|error| match object.store.failed(error) {
             missing if missing.kind() == ErrorKind::NotFound => {
                 Error::data_loss(format!("object {}: it is missing", object.key))
             }

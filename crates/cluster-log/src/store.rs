@@ -115,7 +115,7 @@ impl ShardLog {
         let read = async {
             let got = match self.place().objects().get(&key).await {
                 Err(StoreError::NotFound { .. }) => return Ok(None),
-                got => got.map_err(|error| self.place().failed(&error))?,
+                got => got.map_err(|error| self.place().failed(error))?,
             };
             if got.meta.size > ENTRY_BYTES_MAX as u64 {
                 let bytes = got.meta.size;
@@ -124,7 +124,7 @@ impl ShardLog {
             match got.bytes().await {
                 // A directory's entry was removed after it was opened.
                 Err(StoreError::NotFound { .. }) => Ok(None),
-                bytes => bytes.map(Some).map_err(|error| self.place().failed(&error)),
+                bytes => bytes.map(Some).map_err(|error| self.place().failed(error)),
             }
         };
         let bytes = self.within(&key, read).await;
@@ -158,7 +158,7 @@ impl ShardLog {
         let mut floors = BTreeSet::new();
         let mut listing = self.place().objects().list(Some(&self.floors));
         while let Some(object) = listing.next().await {
-            let location = object.map_err(|error| self.place().failed(&error))?.location;
+            let location = object.map_err(|error| self.place().failed(error))?.location;
             floors.extend(location.filename().and_then(LogFloor::parse));
         }
         Ok(floors)
@@ -174,7 +174,7 @@ impl ShardLog {
         let mut listing = self.place().objects().list(Some(&self.entries));
         let mut end = floor;
         while let Some(object) = self.within(&self.entries, next(&mut listing)).await? {
-            let location = object.map_err(|error| self.place().failed(&error))?.location;
+            let location = object.map_err(|error| self.place().failed(error))?.location;
             let number = location.filename().and_then(parse_number);
             end = end.max(number.map_or(floor, |number| number.plus(1)));
         }
@@ -208,7 +208,7 @@ impl ShardLog {
             match self.place().objects().head(&key).await {
                 Ok(_) => Ok(true),
                 Err(StoreError::NotFound { .. }) => Ok(false),
-                Err(error) => Err(self.place().failed(&error)),
+                Err(error) => Err(self.place().failed(error)),
             }
         };
         self.within(&key, read).await
@@ -248,7 +248,7 @@ impl ShardLog {
         let mut listing = self.place().objects().list(Some(&self.entries));
         let mut below = Vec::new();
         while let Some(object) = self.within(&self.entries, next(&mut listing)).await? {
-            let location = object.map_err(|error| self.place().failed(&error))?.location;
+            let location = object.map_err(|error| self.place().failed(error))?.location;
             let number = location.filename().and_then(parse_number);
             if number.is_some_and(|number| number < entry) {
                 below.push(location);
@@ -268,7 +268,7 @@ impl ShardLog {
             match outcome {
                 Ok(_) => removed += 1,
                 Err(StoreError::NotFound { .. }) => {}
-                Err(error) => return Err(self.place().failed(&error)),
+                Err(error) => return Err(self.place().failed(error)),
             }
         }
         Ok(removed)

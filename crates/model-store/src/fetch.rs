@@ -384,7 +384,7 @@ async fn try_part(place: &StorePlace, file: &RemoteFile, range: Range<u64>) -> R
     let content = content.map_err(|_| {
         Error::unavailable(format!("{}: {}: no answer in time", place.shown(), file.path))
     })?;
-    let content = content.map_err(|error| place.failed(&error))?;
+    let content = content.map_err(|error| place.failed(error))?;
     if content.len() as u64 == range.end - range.start {
         Ok(content)
     } else {

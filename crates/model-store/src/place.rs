@@ -167,7 +167,7 @@ impl StorePlace {
                 ))
             })?;
             let Some(object) = next else { return Ok(found) };
-            found.push(object.map_err(|error| self.failed(&error))?);
+            found.push(object.map_err(|error| self.failed(error))?);
         }
     }
 
@@ -215,7 +215,7 @@ impl StorePlace {
                     "{}: holds no {MANIFEST_NAME}, so it is not a published version; millpond publish makes one",
                     self.shown
                 )),
-                error => self.failed(&error),
+                error => self.failed(error),
             })?;
             if got.meta.size > MANIFEST_BYTES_MAX {
                 return Err(Error::data_loss(format!(
@@ -223,7 +223,7 @@ impl StorePlace {
                     self.shown
                 )));
             }
-            let bytes = got.bytes().await.map_err(|error| self.failed(&error))?;
+            let bytes = got.bytes().await.map_err(|error| self.failed(error))?;
             let layout =
                 LayoutManifest::parse(&bytes).map_err(|error| error.context(&self.shown))?;
             Ok(StoredManifest { layout, bytes: bytes.len() as u64 })
@@ -231,12 +231,12 @@ impl StorePlace {
     }
 
     /// Converts an error of the store, and adds a remedy.
-    pub fn failed(&self, error: &object_store::Error) -> Error {
+    pub fn failed(&self, error: object_store::Error) -> Error {
         use object_store::Error as StoreError;
-        let cause = cause(error);
+        let cause = cause(&error);
         let missing =
             (ErrorKind::NotFound, "check bucket, path and region in the URL and the environment");
-        let (kind, remedy) = match error {
+        let (kind, remedy) = match &error {
             StoreError::NotFound { .. } => missing,
             StoreError::PermissionDenied { .. } | StoreError::Unauthenticated { .. } => {
                 (ErrorKind::FailedPrecondition, self.remedy)
@@ -254,7 +254,7 @@ impl StorePlace {
             }
             _ => (ErrorKind::Unavailable, "the store may be unreachable or overloaded"),
         };
-        Error::new(kind, format!("{}: {cause}; {remedy}", self.shown))
+        Error::new(kind, format!("{}: {cause}; {remedy}", self.shown)).with_source(error)
     }
 }
 
@@ -382,9 +382,10 @@ mod tests {
             remedy: "the remedy",
             ..StorePlace::new(Arc::new(object_store::memory::InMemory::new()), "", "s3://b")
         };
-        let refused = place.failed(&error);
+        let refused = place.failed(error);
         assert_eq!(refused.kind(), ErrorKind::FailedPrecondition);
         assert!(refused.message().ends_with("No such key; the remedy"), "{refused}");
+        assert!(std::error::Error::source(&refused).is_some());
     }
 
     #[test]
@@ -395,7 +396,7 @@ mod tests {
             remedy: remedy("s3", &[]),
             ..StorePlace::new(Arc::new(object_store::memory::InMemory::new()), "", "s3://b")
         };
-        let error = place.failed(&denied());
+        let error = place.failed(denied());
         assert_eq!(error.kind(), ErrorKind::FailedPrecondition);
         assert!(error.message().contains("no credentials are set: set AWS_ACCESS_KEY_ID"));
         let key = ("aws_access_key_id".to_owned(), "k".to_owned());

@@ -51,7 +51,7 @@ impl SmallObjects {
                     self.place.shown()
                 )))
             }
-            Err(error) => Err(self.place.failed(&error)),
+            Err(error) => Err(self.place.failed(error)),
         }
     }
 
@@ -86,7 +86,7 @@ impl SmallObjects {
             Ok(Some(bytes)) => Ok(Some(bytes)),
             Ok(None) => Err(Error::data_loss(format!("object {key}: more than {bytes_max} bytes"))),
             Err(StoreError::NotFound { .. }) => Ok(None),
-            Err(error) => Err(self.place.failed(&error)),
+            Err(error) => Err(self.place.failed(error)),
         }
     }
 
@@ -97,7 +97,7 @@ impl SmallObjects {
     pub async fn remove(&self, key: &Key) -> Result<()> {
         match self.within(self.place.objects().delete(key)).await? {
             Ok(()) | Err(StoreError::NotFound { .. }) => Ok(()),
-            Err(error) => Err(self.place.failed(&error)),
+            Err(error) => Err(self.place.failed(error)),
         }
     }
 
@@ -108,7 +108,7 @@ impl SmallObjects {
     pub async fn directories(&self, directory: &str) -> Result<Vec<String>> {
         let prefix = self.key(directory);
         let listed = self.within(self.place.objects().list_with_delimiter(Some(&prefix))).await?;
-        let listed = listed.map_err(|error| self.place.failed(&error))?;
+        let listed = listed.map_err(|error| self.place.failed(error))?;
         let names = listed.common_prefixes.iter().filter_map(Key::filename);
         Ok(names.map(str::to_owned).collect())
     }

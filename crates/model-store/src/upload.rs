@@ -207,7 +207,7 @@ impl NumberClaim {
         match read.await {
             Ok(found) => Ok(*found == *self.token.as_bytes()),
             Err(object_store::Error::NotFound { .. }) => Ok(false),
-            Err(error) => Err(place.failed(&error)),
+            Err(error) => Err(place.failed(error)),
         }
     }
 }
@@ -222,7 +222,7 @@ async fn create(place: &StorePlace, name: &str, payload: PutPayload) -> Result<(
         ) => place.objects.put(&key, payload).await,
         put => put,
     };
-    put.map(drop).map_err(|error| place.failed(&error))
+    put.map(drop).map_err(|error| place.failed(error))
 }
 
 impl Upload<'_> {
@@ -289,7 +289,7 @@ impl Upload<'_> {
     async fn put(&self, key: &Key, content: PutPayload) -> Result<()> {
         let put = async {
             let put = self.place.objects.put(key, content).await;
-            put.map(drop).map_err(|error| self.place.failed(&error))
+            put.map(drop).map_err(|error| self.place.failed(error))
         };
         self.unless_stopped(put).await
     }
@@ -313,12 +313,12 @@ impl Upload<'_> {
                 self.add(bytes);
                 return Ok(());
             }
-            parts => parts.map_err(|error| self.place.failed(&error))?,
+            parts => parts.map_err(|error| self.place.failed(error))?,
         };
         let sent = match self.parts(&file, path, bytes, parts.as_mut()).await {
             Ok(()) => {
                 let complete = parts.complete().await;
-                complete.map(drop).map_err(|error| self.place.failed(&error))
+                complete.map(drop).map_err(|error| self.place.failed(error))
             }
             Err(error) => Err(error),
         };
@@ -342,7 +342,7 @@ impl Upload<'_> {
             let length = part_bytes.min(bytes - at);
             let content = self.read(file, path, at, length).await?;
             let put = parts.put_part(content);
-            let put = async { put.await.map_err(|error| self.place.failed(&error)) };
+            let put = async { put.await.map_err(|error| self.place.failed(error)) };
             self.unless_stopped(put).await?;
             self.add(length);
             at += length;

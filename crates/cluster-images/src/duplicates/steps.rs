@@ -171,7 +171,7 @@ impl JobSteps {
         let mut listing = place.objects().list(Some(&prefix));
         let mut numbers = Vec::new();
         while let Some(object) = self.objects.within(listing.next()).await? {
-            let object = object.map_err(|error| place.failed(&error))?;
+            let object = object.map_err(|error| place.failed(error))?;
             let name = object.location.filename().unwrap_or_default();
             numbers.extend(name.parse::<u64>().ok());
         }

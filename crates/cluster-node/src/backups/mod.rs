@@ -177,7 +177,7 @@ impl ClusterBackups {
         let mut listing = place.objects().list(Some(&prefix));
         let mut times: BTreeMap<BackupId, SystemTime> = BTreeMap::new();
         while let Some(object) = self.objects.within(listing.next()).await? {
-            let object = object.map_err(|error| place.failed(&error))?;
+            let object = object.map_err(|error| place.failed(error))?;
             let id: Option<BackupId> =
                 object.location.filename().and_then(|name| name.parse().ok());
             times.extend(id.map(|id| (id, SystemTime::from(object.last_modified))));

@@ -105,7 +105,7 @@ impl StoreCatalog {
         let mut listing = self.objects.place().objects().list(Some(&prefix));
         let mut ids = BTreeSet::new();
         while let Some(object) = self.objects.within(listing.next()).await? {
-            let key = object.map_err(|error| self.objects.place().failed(&error))?.location;
+            let key = object.map_err(|error| self.objects.place().failed(error))?.location;
             ids.extend(self.record(&key).await?.map(|record| record.id));
         }
         Ok(ids)
@@ -441,7 +441,7 @@ impl StoreCatalog {
         let mut objects = place.objects().list(Some(&prefix));
         let mut found = Vec::new();
         while let Some(object) = objects.next().await {
-            found.push(object.map_err(|error| place.failed(&error))?);
+            found.push(object.map_err(|error| place.failed(error))?);
             if found.len() > COLLECTIONS_MAX {
                 break;
             }

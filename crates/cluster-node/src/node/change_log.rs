@@ -100,7 +100,7 @@ impl ChangeLog {
             let mut objects = place.objects().list_with_offset(Some(&prefix), &self.key(after));
             let mut numbers = Vec::new();
             while let Some(object) = objects.next().await {
-                let key = object.map_err(|error| place.failed(&error))?.location;
+                let key = object.map_err(|error| place.failed(error))?.location;
                 numbers.extend(key.filename().and_then(|name| name.parse::<u64>().ok()));
                 if numbers.len() > VERSIONS_MAX {
                     return Err(Error::exhausted(format!(

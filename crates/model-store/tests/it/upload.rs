@@ -129,7 +129,7 @@ fn a_publisher_that_slept_leaves_the_version_of_another() {
         let clean = async {
             for object in place.list().await? {
                 let removed = place.objects().delete(&object.location).await;
-                removed.map_err(|error| place.failed(&error))?;
+                removed.map_err(|error| place.failed(error))?;
             }
             Ok(())
         };
