@@ -34,7 +34,7 @@ pub(crate) const EDGES: &[(&str, &[&str])] = &[
     ("matching", &["base", "kernels"]),
     ("gpu", &["base"]),
     ("search", &["base", "metrics", "memory", "os", "storage", "kernels", "matching", "gpu"]),
-    ("vision", &["base", "kernels", "matching"]),
+    ("vision", &["base", "matching"]),
     ("backup", &["base", "metrics", "os", "model-store", "storage", "search"]),
     ("transport", &["base", "metrics", "os"]),
     (
