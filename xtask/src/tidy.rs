@@ -56,7 +56,9 @@ fn check(root: &Path) -> Result<Vec<Complaint>> {
     let paths = files(root)?;
     for krate in &crates {
         let manifest = manifest(root, krate)?;
-        complaints.extend(checks::edges(krate, &dependencies(&manifest, &workspace)));
+        let dependencies = dependencies(&manifest, &workspace);
+        complaints.extend(checks::edges(krate, &dependencies));
+        complaints.extend(checks::stale_edges(krate, &dependencies));
         complaints.extend(checks::lints(krate, &manifest));
         let sources = format!("crates/{krate}/src/");
         let sources = paths.iter().filter(|path| path.starts_with(&sources));

@@ -39,6 +39,19 @@ pub(crate) fn edges(krate: &str, dependencies: &[String]) -> Vec<Complaint> {
         .collect()
 }
 
+/// Finds edges of the table that the crate does not have. Without this check, a removed dependency
+/// could come back without an ADR.
+pub(crate) fn stale_edges(krate: &str, dependencies: &[String]) -> Vec<Complaint> {
+    let rows = rules::EDGES.iter().filter(|(name, _)| *name == krate);
+    rows.flat_map(|(_, allowed)| allowed.iter())
+        .filter(|edge| !dependencies.iter().any(|dependency| dependency == **edge))
+        .map(|edge| {
+            let text = format!("`{krate}` does not depend on `{edge}` any more; remove the edge");
+            complaint("xtask/src/tidy/rules.rs", text)
+        })
+        .collect()
+}
+
 /// Complains about a crate without the workspace's lints, which forbid unsafe code.
 pub(crate) fn lints(krate: &str, manifest: &toml::Table) -> Vec<Complaint> {
     let inherited =
@@ -289,6 +302,8 @@ mod tests {
         );
         assert_eq!(places(edges("protocol", &["metrics".into()])), ["crates/protocol/Cargo.toml"]);
         assert_eq!(places(edges("newcomer", &[])), ["crates/newcomer/Cargo.toml"]);
+        assert_eq!(places(stale_edges("protocol", &["base".into()])), [""; 0]);
+        assert_eq!(places(stale_edges("protocol", &[])), ["xtask/src/tidy/rules.rs"]);
     }
 
     #[test]
