@@ -18,7 +18,6 @@ use super::settings::ImageKind;
 use super::state::ImagesState;
 use super::transfer::{self, FeatureExtraction};
 
-/// Returns the routes.
 pub(crate) fn routes() -> Router<Arc<ImagesState>> {
     Router::new()
         .route("/v1/images/{collection}/features", post(extract).put(write))

@@ -6,7 +6,6 @@ use base::{Error, Result};
 use parking_lot::Mutex;
 use transport::UploadPermit;
 
-/// A job in the background.
 pub(crate) struct BackgroundJob<'a, T> {
     /// Name for messages, such as "the rebuild".
     pub(crate) name: &'a str,

@@ -26,7 +26,6 @@ const FINGER: &str = "finger";
 /// views without minutiae.
 const VIEWS_MEMORY_FACTOR: u64 = 3;
 
-/// One print of a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct PrintFile {
     /// File of this print. That of the first print is the whole file.

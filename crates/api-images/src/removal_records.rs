@@ -34,7 +34,6 @@ const ORIGINAL_BYTES: usize = 64;
 /// Maximum files of the directory that one start checks.
 const FILES_MAX: usize = 10_000;
 
-/// Record of a removal.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub(crate) struct RemovalRecord {
     /// Directory of its originals.

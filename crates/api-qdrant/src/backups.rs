@@ -27,7 +27,6 @@ pub const OPENAPI: &str = include_str!("backups.json");
 
 /// Maximum bytes of a body.
 const BODY_BYTES_MAX: usize = 16 << 10;
-/// Seconds of a day.
 const DAY_SECONDS: f64 = 86_400.0;
 
 #[derive(Default, Deserialize)]

@@ -281,7 +281,6 @@ pub fn raise_limits(prefetches: &mut [QueryRequest], all: usize) {
     }
 }
 
-/// Search for groups.
 struct GroupSearch<'a> {
     run: QueryRun<'a>,
     request: &'a QueryGroupsRequest,

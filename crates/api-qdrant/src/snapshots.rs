@@ -102,7 +102,6 @@ impl SnapshotDescription {
     }
 }
 
-/// Returns the routes.
 pub(crate) fn routes() -> Router<Arc<CollectionsState>> {
     const SNAPSHOTS: &str = "/collections/{collection}/snapshots";
     let at = |rest: &str| format!("{SNAPSHOTS}/{rest}");

@@ -92,7 +92,6 @@ pub(crate) enum InputAxis {
     One,
 }
 
-/// A constant input.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct ConstantInput {
     pub(crate) input: String,

@@ -39,7 +39,6 @@ pub(crate) struct CommandError {
     hint: Option<String>,
 }
 
-/// Result of a command.
 pub(crate) type CommandResult<T = ()> = Result<T, CommandError>;
 
 impl CommandError {

@@ -31,7 +31,6 @@ pub(super) struct MergedCandidates {
     pub(super) partial: bool,
 }
 
-/// A candidate of a shard.
 struct ShardCandidate {
     id: u64,
     coarse: f32,

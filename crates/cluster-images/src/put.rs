@@ -206,7 +206,6 @@ impl PresentImage {
     }
 }
 
-/// Outcome of the write of a point.
 enum PointWriteOutcome {
     /// Number of the entry that has the point.
     Added(u64),

@@ -42,7 +42,6 @@ pub(super) enum QueueSignal {
     Stopped,
 }
 
-/// Answer to a write.
 type WriteAnswer = oneshot::Sender<Result<AppendOutcome>>;
 
 /// A write without an entry.

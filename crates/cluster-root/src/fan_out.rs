@@ -68,7 +68,6 @@ struct NodeResult {
     text: Box<RawValue>,
 }
 
-/// A read that runs.
 struct ReadRun<'a> {
     state: &'a RootState,
     read: &'a ShardRead,

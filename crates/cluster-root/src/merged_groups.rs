@@ -35,7 +35,6 @@ impl MergedGroup {
     }
 }
 
-/// Result of a round.
 pub(super) struct RoundResult<T> {
     pub(super) value: T,
     /// True if points may be missing.
@@ -164,7 +163,6 @@ pub(super) fn merged_groups(
     Ok(RoundResult { value: FilledGroups { groups, lacks_hits }, partial })
 }
 
-/// A point of a group.
 struct GroupPoint {
     key: PointKey,
     hit: MergedHit,

@@ -80,7 +80,6 @@ pub(super) async fn resolve(
     Ok(found)
 }
 
-/// Hits of prefetches.
 struct PrefetchHits {
     /// The hits of each prefetch.
     lists: Vec<MergedKeys>,

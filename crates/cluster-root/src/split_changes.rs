@@ -120,7 +120,6 @@ pub(super) struct FilterChange {
     kind: String,
     /// Members of the change besides the filter.
     members: RawMembers,
-    /// The filter.
     pub(super) filter: Box<RawValue>,
 }
 

@@ -31,7 +31,6 @@ const NAME_WAIT_MAX: Duration = Duration::from_secs(2);
 /// that requests of unknown names cannot hold all connections if the store is slow.
 const NAME_WAITS_AT_ONCE_MAX: usize = 256;
 
-/// Images of this node.
 struct NodeImages {
     /// Extraction, and the store of originals.
     state: Arc<ImagesState>,

@@ -13,7 +13,6 @@ use transport::{CodecStep, INLINE_BYTES_MAX, RequestResources};
 
 use super::read_memory::AnswerMemory;
 
-/// Path of reads.
 pub(super) const READ_PATH: &str = "/cluster/v1/read";
 /// Path of writes.
 pub(super) const WRITE_PATH: &str = "/cluster/v1/write";

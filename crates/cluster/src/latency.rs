@@ -37,7 +37,6 @@ const STALL_TIME_MIN: Duration = Duration::from_secs(1);
 /// Maximum nodes that are remembered.
 const NODES_MAX: usize = 4096;
 
-/// Latencies of one node.
 #[derive(Clone, Debug)]
 struct NodeLatency {
     p95: LatencyEstimate,

@@ -41,7 +41,6 @@ pub(crate) enum ModelState {
     Empty,
 }
 
-/// Trouble of a model.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct ModelTrouble {
     pub(crate) state: ModelState,

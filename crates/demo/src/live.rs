@@ -78,7 +78,6 @@ impl LiveCounts {
         table.to_string()
     }
 
-    /// Returns one line.
     fn line(&self) -> String {
         let steady = self.steady.summary();
         let swap = self.swap.summary();

@@ -31,7 +31,6 @@ const REFERENCE_WRITERS: [&str; 7] =
 /// Readers that TensorFlow serves from a copy if the variable's memory is not its own.
 const GATHERS: [&str; 2] = ["ResourceGather", "ResourceGatherNd"];
 
-/// A decoded graph.
 pub(crate) struct DecodedGraph {
     pub(crate) nodes: Vec<NodeDef>,
     /// Each node's own bytes.
@@ -42,7 +41,6 @@ pub(crate) struct DecodedGraph {
     functions: HashMap<String, FunctionDef>,
 }
 
-/// A variable of the graph.
 #[derive(Clone, Debug)]
 pub(crate) struct GraphVariable {
     /// Name of its node, and of its parameter.
@@ -69,7 +67,6 @@ pub(crate) struct VariableUses {
     pub(crate) gathers: HashSet<Gather>,
 }
 
-/// Use of a handle.
 #[derive(Clone, Debug, Default)]
 struct HandleUse {
     assigned: bool,

@@ -161,7 +161,6 @@ fn copy_published(
     }
 }
 
-/// A parameter with its value.
 struct SourceParameter {
     name: String,
     dtype: base::DType,

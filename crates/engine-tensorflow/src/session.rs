@@ -178,7 +178,6 @@ unsafe impl Send for SignaturePlan {}
 // SAFETY: as above.
 unsafe impl Sync for SignaturePlan {}
 
-/// Value of one feed.
 enum FeedValue<'a> {
     Sent(TfTensor),
     Default(&'a TfTensor),

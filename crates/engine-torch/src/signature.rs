@@ -25,7 +25,6 @@ pub(crate) struct ForwardArgument {
     pub(crate) required: bool,
 }
 
-/// One output of a module.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct ModuleOutput {
     /// Name in requests.

@@ -16,7 +16,6 @@ use parking_lot::Mutex;
 
 use crate::{Servable, Session};
 
-/// Session of one stream.
 pub(crate) struct StreamSession {
     runner: Runner,
     /// Rows of axis 0 that make an item.

@@ -12,7 +12,6 @@ use transport::access::Secret;
 
 use super::wire;
 
-/// Path of logins.
 const LOGIN_PATH: &str = "/v3/auth/authenticate";
 /// Time for a login, and for waiting for the login of another request. etcd hashes the password
 /// slowly on purpose.

@@ -10,7 +10,6 @@ use serde::{Deserialize, Serialize};
 /// Characters of an error that a hold keeps.
 const ERROR_CHARACTERS_MAX: usize = 1000;
 
-/// Keys of one fleet.
 #[derive(Clone, Debug)]
 pub(super) struct FleetKeys {
     prefix: String,

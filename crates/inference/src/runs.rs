@@ -43,7 +43,6 @@ struct SizeSum {
     nanos: f64,
 }
 
-/// Runs of one version.
 #[derive(Debug, Default)]
 pub(crate) struct VersionRuns(Mutex<CountedRuns>);
 

@@ -10,7 +10,6 @@ use crate::source::Fingerprint;
 /// Withdrawn versions by the directory of their model.
 pub(crate) struct Withdrawals(KeptState<Vec<WithdrawnVersion>>);
 
-/// One withdrawn version.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
 pub(crate) struct WithdrawnVersion {
     pub(crate) version: u64,

@@ -48,7 +48,6 @@ pub(crate) struct FetchedBytes {
     pub(crate) reused: u64,
 }
 
-/// A fetch of one version.
 pub(crate) struct VersionFetch<'a> {
     pub(crate) place: &'a StorePlace,
     pub(crate) cache: &'a StoreCache,

@@ -12,7 +12,6 @@ use crate::rest::RestResponse;
 use crate::values::{self, JsonId};
 use crate::vectors::JsonVectors;
 
-/// A point of a response.
 #[derive(Deserialize)]
 pub(crate) struct ResponsePoint {
     id: JsonId,

@@ -119,7 +119,6 @@ impl MemoryBudget {
         self.free() < self.limit / 4
     }
 
-    /// Returns the limit.
     pub(crate) fn limit(&self) -> u64 {
         self.limit
     }
@@ -211,7 +210,6 @@ impl BudgetReservation {
         self.bytes
     }
 
-    /// Returns the budget.
     pub(crate) fn budget(&self) -> &Arc<MemoryBudget> {
         &self.budget
     }

@@ -26,7 +26,6 @@ pub(crate) struct SpanLink {
     pub(crate) relation: &'static str,
 }
 
-/// Links of one span.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct SpanLinks {
     pub(crate) links: Vec<SpanLink>,

@@ -256,7 +256,6 @@ async fn drive_http2(
     }
 }
 
-/// An accepted connection.
 struct AcceptedConnection {
     stream: std::net::TcpStream,
     peer: Peer,

@@ -16,7 +16,6 @@ const BOTTOM: f64 = 48.0;
 /// Approximate number of ticks of the lower axis.
 const TICKS: f64 = 6.0;
 
-/// One line of the chart.
 pub(super) struct ChartLine<'a> {
     /// CSS class of its colour: "s0" to "s3".
     pub(super) class: &'static str,

@@ -111,7 +111,6 @@ fn settings(point: &TunePoint, before: &Table) -> Result<Table> {
     Ok(settings)
 }
 
-/// One change of the text.
 struct TextChange {
     at: Range<usize>,
     text: String,

@@ -3,7 +3,6 @@
 use super::rules;
 use super::source::words;
 
-/// One line of comment.
 struct CommentLine<'a> {
     number: usize,
     whole: &'a str,

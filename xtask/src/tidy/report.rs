@@ -29,7 +29,6 @@ pub(crate) struct Report {
     refused_words: usize,
 }
 
-/// Figures of one crate.
 #[derive(Default, Serialize)]
 struct CrateFigures {
     lines: usize,

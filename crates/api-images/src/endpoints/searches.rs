@@ -30,7 +30,6 @@ pub(super) struct SearchParameters {
     filter: Option<String>,
 }
 
-/// Values of the flags of a search.
 #[derive(Default)]
 struct SearchFlags {
     explain: bool,

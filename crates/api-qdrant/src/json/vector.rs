@@ -141,7 +141,6 @@ impl<'de> Deserialize<'de> for Component {
     }
 }
 
-/// The values of one dense vector.
 pub(super) struct DenseVector(pub(super) Vec<f32>);
 
 impl<'de> Deserialize<'de> for DenseVector {

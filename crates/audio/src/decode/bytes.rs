@@ -174,7 +174,6 @@ impl InputBytes {
         Ok(self)
     }
 
-    /// Returns the length of a file.
     pub(super) fn file_length(&self) -> Option<u64> {
         match &self.rest {
             AudioInput::File(file) => file.metadata().ok().map(|data| data.len()),

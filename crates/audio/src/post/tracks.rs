@@ -3,7 +3,6 @@
 use crate::Label;
 use crate::speakers::unit;
 
-/// Label of one frame.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct FrameLabel {
     pub(super) text: String,

@@ -26,7 +26,6 @@ pub(super) struct FilterData {
     tenant_count: usize,
 }
 
-/// Condition on a row.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum RowCondition {

@@ -20,7 +20,6 @@ const WORDS: [&str; 12] = [
     "wait",
     "www.example.org",
 ];
-/// Words of a line.
 const LINE_WORDS: usize = 4;
 
 /// Draws `lines` lines of text over the image, each with its own size, position and colour.

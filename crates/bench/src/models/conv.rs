@@ -36,7 +36,6 @@ const SIDE_MAX: usize = 274;
 const OPSET: i64 = 18;
 /// Seed of the parameters.
 const MODEL_SEED: u64 = 41;
-/// Seed of the requests.
 const REQUEST_SEED: u64 = 42;
 /// Revision of the graph, part of the cache key.
 const REVISION: u32 = 1;

@@ -23,7 +23,6 @@ pub(super) struct WalkedFile {
     pub(super) name: String,
 }
 
-/// Result of a walk.
 #[derive(Debug, Default)]
 pub(super) struct WalkResult {
     /// Image files, sorted by path.

@@ -15,7 +15,6 @@ pub(crate) struct EncodedRequest {
     pub(crate) body: Vec<u8>,
 }
 
-/// A decoded response.
 pub(crate) struct DecodedResponse {
     pub(crate) model: String,
     pub(crate) version: String,

@@ -67,7 +67,6 @@ impl From<Error> for JobStop {
 
 type JobResult<T> = std::result::Result<T, JobStop>;
 
-/// Start of a job.
 pub(super) struct JobStart {
     /// Values of an embedding.
     pub(super) dims: usize,

@@ -27,7 +27,6 @@ pub(super) struct MergedNeighbours {
     pub(super) unreadable: u64,
 }
 
-/// A point and its neighbours.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct PointNeighbours {
     pub(super) point: ShardPoint,

@@ -21,7 +21,6 @@ pub(super) struct ShardPair {
     pub(super) shard_b: u32,
 }
 
-/// A point, and the shard that has it.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct ShardPoint {
     pub(super) id: u64,

@@ -205,7 +205,6 @@ impl ClusterBackups {
         }
     }
 
-    /// Returns the schedule.
     pub(crate) fn schedule(&self) -> Option<BackupSchedule> {
         self.schedule
     }

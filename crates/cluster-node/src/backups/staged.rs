@@ -31,7 +31,6 @@ impl StagedCollection {
         &self.registry
     }
 
-    /// Returns the name.
     pub(super) fn name(&self) -> &str {
         &self.name
     }

@@ -8,7 +8,6 @@ use serde::{Deserialize, Serialize};
 
 use crate::types::{ClusterView, NodeInfo, Owner, ShardKey};
 
-/// Keys of one cluster.
 #[derive(Clone, Debug)]
 pub(super) struct ClusterKeys {
     prefix: String,

@@ -87,7 +87,6 @@ struct RunningRead {
     until: Instant,
 }
 
-/// The answer of one shard.
 struct ShardAnswer {
     status: u16,
     /// JSON text.

@@ -42,7 +42,6 @@ pub fn images_path(key: &ShardKey) -> String {
     format!("/cluster/v1/shards/{}/{}", key.collection, key.shard.0)
 }
 
-/// Returns the routes.
 pub(super) fn routes() -> Router<Arc<ClusterNode>> {
     Router::new()
         .route(EXTRACT_PATH, post(extract))

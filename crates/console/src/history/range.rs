@@ -81,7 +81,6 @@ pub(crate) struct VersionHistory {
     pub(crate) points: Vec<HistoryPoint>,
 }
 
-/// History of a model.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub(crate) struct ModelHistory {
     /// Seconds of an interval.

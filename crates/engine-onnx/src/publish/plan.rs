@@ -47,7 +47,6 @@ pub(super) struct MovedParameter {
     pub(super) data: ParameterBytes,
 }
 
-/// A piece of the new graph.
 #[derive(Clone, Debug)]
 pub(super) enum GraphPiece {
     /// A range of the model file.

@@ -27,7 +27,6 @@ pub(super) struct WireField {
     pub(super) whole: Range<u64>,
     /// Range of its payload.
     pub(super) payload: Range<u64>,
-    /// Value of a varint.
     pub(super) varint: u64,
 }
 
@@ -57,7 +56,6 @@ impl Walker {
         Ok(Walker { file: WindowedFile::open(path, window_bytes, direct)? })
     }
 
-    /// Returns the file.
     pub(super) fn file(&mut self) -> &mut WindowedFile {
         &mut self.file
     }

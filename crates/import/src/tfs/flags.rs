@@ -16,7 +16,6 @@ enum FlagType {
     Text,
 }
 
-/// A flag.
 struct Flag {
     name: &'static str,
     value: FlagType,

@@ -11,7 +11,6 @@ use super::evidence::MachineSample;
 /// Samples between two checks for a CPU quota, if none was found.
 const QUOTA_CHECK_SAMPLES: u32 = 100;
 
-/// Groups of threads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum ThreadGroup {
     Worker,

@@ -24,7 +24,6 @@ pub(crate) struct LatencyWindow {
     filling: AtomicUsize,
 }
 
-/// Quantiles of a window.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct WindowQuantiles {
     pub(crate) count: u64,

@@ -25,7 +25,6 @@ use crate::{LifecycleEvent, LifecycleState};
 /// Time between two judgements of running rollouts.
 pub(super) const JUDGE_PAUSE: Duration = Duration::from_millis(50);
 
-/// The rollouts of one model.
 #[derive(Default)]
 pub(crate) struct ModelRollout {
     pub(crate) roles: VersionRoles,
@@ -47,7 +46,6 @@ pub(super) struct RequestedRollout {
     pub(super) split: RolloutSplit,
 }
 
-/// The end of a rollout.
 struct RolloutEnd {
     candidate: u64,
     state: RolloutState,

@@ -177,7 +177,6 @@ pub(crate) struct RollbackLimits {
     pub(crate) drift: Option<f64>,
 }
 
-/// Settings of a rollout.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct RolloutSettings {
     pub(crate) split: RolloutSplit,

@@ -14,7 +14,6 @@ use super::fields::{Fields, check, put_minutiae, put_resolution, stated_finger, 
 use crate::graph::Graph;
 
 const MAGIC: &[u8; 8] = b"FMR\x00030\0";
-/// Bytes of the header.
 const HEADER_BYTES: usize = 15;
 /// Bytes of a representation without minutiae, quality records and extended data.
 const VIEW_BYTES: usize = 34;

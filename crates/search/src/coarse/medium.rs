@@ -116,7 +116,6 @@ pub(super) fn batch(
 #[derive(Clone, Copy, Debug)]
 pub(super) struct RowGroups {
     pub(super) kind: u32,
-    /// Bytes of a row.
     pub(super) row_bytes: usize,
     /// Rows of the index.
     pub(super) rows: usize,
@@ -125,7 +124,6 @@ pub(super) struct RowGroups {
 }
 
 impl RowGroups {
-    /// Returns the rows of a group.
     fn group_rows(&self) -> usize {
         (GROUP_BYTES / self.row_bytes).max(1)
     }

@@ -274,7 +274,6 @@ impl PqCodes {
         section::from_floats(&self.terms)
     }
 
-    /// Returns the bytes of memory.
     pub(crate) fn memory_bytes(&self) -> u64 {
         (self.blocks.len() + self.terms.len() * 4) as u64
     }

@@ -162,7 +162,6 @@ impl ByteVectors {
         self.lossless
     }
 
-    /// Returns the bytes of memory.
     pub(crate) fn memory_bytes(&self) -> u64 {
         (self.codes.len() + (self.low.len() + self.step.len()) * 4) as u64
     }

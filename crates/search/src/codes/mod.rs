@@ -59,7 +59,6 @@ pub(crate) enum CodeContent {
 }
 
 impl CodeContent {
-    /// Returns the bytes of memory.
     pub(crate) fn memory_bytes(&self) -> usize {
         match self {
             CodeContent::Bytes(bytes) => bytes.len(),

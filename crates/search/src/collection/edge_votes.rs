@@ -23,7 +23,6 @@ use crate::segment::Segment;
 /// in about three milliseconds.
 const SHARED_ROWS_MIN: u64 = 2 * BLOCK_ROWS as u64;
 
-/// Segment with an index.
 pub(super) struct IndexedSegment {
     /// Index of the open segment.
     pub(super) at: u32,

@@ -185,7 +185,6 @@ struct OrderPass {
     progress: OrderProgress,
 }
 
-/// Progress of an order.
 enum OrderProgress {
     Reading(Box<OrderReading>),
     /// Points of an order that has ended, because the work may run again after a later pause.

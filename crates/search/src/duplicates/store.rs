@@ -22,7 +22,6 @@ const DIRECTORY: &str = "duplicates";
 const STATE: &str = "state";
 const STATE_KIND: &str = "search for duplicates";
 const PAIRS: &str = "pairs";
-/// Bytes of a pair.
 const PAIR_BYTES: usize = 28;
 
 /// Pair of similar points.

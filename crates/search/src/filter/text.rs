@@ -147,7 +147,6 @@ impl TextMatch {
         self.words.len()
     }
 
-    /// Returns the bytes of the query.
     pub(super) fn query_bytes(&self) -> usize {
         self.query.len()
     }

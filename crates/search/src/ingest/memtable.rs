@@ -28,11 +28,8 @@ const ROW_OVERHEAD_BYTES: u64 = 192;
 pub(crate) struct MemtableRow {
     /// Id of the point.
     pub(crate) id: u64,
-    /// Embedding.
     pub(crate) embedding: Box<[f32]>,
-    /// Record.
     pub(crate) record: Box<[u8]>,
-    /// Payload.
     pub(crate) payload: Box<[u8]>,
     /// Memory that it takes.
     pub(crate) held: BudgetReservation,

@@ -58,7 +58,6 @@ enum FieldState {
     Unindexed,
 }
 
-/// Values of one field.
 #[derive(Default)]
 struct FieldBuilder {
     path: String,
@@ -263,7 +262,6 @@ impl FieldBuilder {
         self.bytes += POSTING_BYTES;
     }
 
-    /// Returns the number of a value.
     fn number_of(&mut self, key: KeyRef<'_>) -> u32 {
         let key = key.into_owned();
         let next = self.values.len() as u32;

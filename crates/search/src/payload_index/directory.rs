@@ -22,7 +22,6 @@ pub(super) struct BitmapPlace {
     pub(super) bytes: u64,
 }
 
-/// Bitmaps of a field.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct FieldBitmaps {
     /// Rows with a value other than null.

@@ -152,7 +152,6 @@ impl<'a> KeyRef<'a> {
         }
     }
 
-    /// Returns the bytes of its text.
     pub(crate) fn text_bytes(self) -> usize {
         if let KeyOf::Text(text) = self { text.len() } else { 0 }
     }

@@ -87,7 +87,6 @@ impl PayloadIndex {
         Ok(PayloadIndex { section, directory })
     }
 
-    /// Returns the bytes of memory.
     pub(crate) fn memory_bytes(&self) -> u64 {
         self.directory.memory_bytes() + self.section.memory_bytes()
     }

@@ -87,7 +87,6 @@ impl RowSelection {
     }
 }
 
-/// Parts of a selection.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct SelectionParts {
     /// Rows that meet the condition.

@@ -135,7 +135,6 @@ impl NamedCollection {
         &self.directory
     }
 
-    /// Returns the directory of its points.
     pub(super) fn points_directory(&self) -> PathBuf {
         self.directory.join(&self.points)
     }

@@ -28,7 +28,6 @@ const GAP_PAGES: u64 = 2;
 pub(crate) const CODES_READER: ReaderOptions =
     ReaderOptions { depth: DEPTH, read_bytes_max: READ_BYTES_MAX };
 
-/// Codes of one segment.
 #[derive(Debug)]
 pub(super) struct SegmentCodes {
     /// [`Sealed::id`] of the file.
@@ -89,7 +88,6 @@ impl SegmentCodes {
         Ok(SegmentCodes { file: file.id(), sections, cache, damaged })
     }
 
-    /// Returns the bytes of memory.
     pub(super) fn memory_bytes(&self) -> u64 {
         let of = |section: &CodeSection| section.checks.len() * 4 + section.sound.len() * 8;
         self.sections.iter().map(of).sum::<usize>() as u64

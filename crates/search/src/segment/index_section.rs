@@ -54,7 +54,6 @@ impl IndexSection {
         self.offset..self.offset + self.bytes
     }
 
-    /// Returns the bytes of memory.
     pub(crate) fn memory_bytes(&self) -> u64 {
         (self.checks.len() * 4) as u64
     }

@@ -169,7 +169,6 @@ impl ListenerConfig {
         }
     }
 
-    /// Returns the limits of requests.
     pub(crate) fn request_limits(&self) -> RequestLimits {
         RequestLimits {
             body_bytes_max: self.body_bytes_max,

@@ -31,7 +31,6 @@ pub(super) fn coding(headers: &HeaderMap) -> Result<Option<ContentCoding>> {
     decompress::coding_of(headers, ENCODING).map_err(|error| Error::unimplemented(error.message()))
 }
 
-/// A decoded message.
 pub(super) struct DecodedMessage<M> {
     pub(super) message: M,
     /// Memory of the message besides its bytes.

@@ -43,7 +43,6 @@ pub(super) async fn openapi() -> Reply {
     Reply::json(DOCUMENT.clone())
 }
 
-/// Returns the document.
 pub(crate) fn document() -> Value {
     let mut tags = Vec::new();
     let mut paths = Map::new();

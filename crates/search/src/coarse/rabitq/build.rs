@@ -118,7 +118,6 @@ fn encode(
     Ok(codes)
 }
 
-/// Rows of one list.
 struct ListRows<'a> {
     vectors: &'a [f32],
     points: &'a [f32],

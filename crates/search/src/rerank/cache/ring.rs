@@ -25,7 +25,6 @@ pub(super) struct RecordRing {
     tail: Position,
 }
 
-/// Header of a record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct RecordHeader {
     pub(super) key: RecordKey,

@@ -19,7 +19,6 @@ fn compressed_requests_are_read_within_the_limit() {
     });
 }
 
-/// The answer to a call.
 struct CallAnswer {
     http_status: u16,
     status: String,
