@@ -9,6 +9,7 @@ use prost::encoding::{DecodeContext, WireType, decode_key, decode_varint, skip_f
 use prost_reflect::{Kind, MessageDescriptor};
 
 use crate::generated::DESCRIPTORS;
+use crate::wire::unreadable;
 
 /// Bytes of the largest message of the interface in memory, without what it refers to.
 const MESSAGE_BYTES_MAX: u64 = 1280;
@@ -61,10 +62,6 @@ fn weigh(descriptor: &MessageDescriptor, mut rest: &[u8], depth: u32) -> Result<
         });
     }
     Ok(bytes)
-}
-
-fn unreadable(error: prost::DecodeError) -> Error {
-    Error::invalid("the message cannot be read").caused_by(error)
 }
 
 #[cfg(test)]

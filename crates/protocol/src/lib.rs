@@ -27,3 +27,4 @@ pub use described_weight::weigh_described;
 pub use generated::{grpc, inference, qdrant, tensorflow};
 pub use json::text_bytes_max;
 pub use prost::Message;
+pub use wire::unreadable;

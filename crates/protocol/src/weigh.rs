@@ -19,7 +19,7 @@ use crate::tensorflow::serving::{
 };
 use crate::tensorflow::tensor_shape_proto::Dim;
 use crate::tfs::TASKS_MAX;
-use crate::wire::{RANK_MAX, TENSORS_MAX};
+use crate::wire::{RANK_MAX, TENSORS_MAX, unreadable};
 
 /// Maximum bytes of memory for each byte of any other request message of the services.
 ///
@@ -257,7 +257,7 @@ enum WeighStop {
 
 impl From<prost::DecodeError> for WeighStop {
     fn from(error: prost::DecodeError) -> WeighStop {
-        WeighStop::Wrong(Error::invalid("the message cannot be read").caused_by(error))
+        WeighStop::Wrong(unreadable(error))
     }
 }
 

@@ -13,6 +13,11 @@ pub(crate) const TENSORS_MAX: usize = 1024;
 /// status is a header.
 pub(crate) const NAME_BYTES_MAX: usize = 1024;
 
+/// Returns the error of a message that cannot be decoded.
+pub fn unreadable(error: prost::DecodeError) -> Error {
+    Error::invalid("the message cannot be read").caused_by(error)
+}
+
 /// Refuses a name longer than [`NAME_BYTES_MAX`].
 pub(crate) fn check_name(name: &str) -> Result<()> {
     if name.len() > NAME_BYTES_MAX {

@@ -2,7 +2,7 @@
 
 use base::{Error, Result};
 use bytes::Bytes;
-use protocol::Message;
+use protocol::{Message, unreadable};
 
 use crate::rest::{RestRequest, RestResponse};
 use crate::{aliases, changes, collections, info, queries, results, snapshots, upsert};
@@ -98,10 +98,6 @@ macro_rules! call {
             response: |response| Ok($response(response)?.encode_to_vec()),
         }
     };
-}
-
-fn unreadable(error: prost::DecodeError) -> Error {
-    Error::invalid("the message cannot be read").caused_by(error)
 }
 
 impl QdrantCall {

@@ -5,8 +5,8 @@ use base::{Error, Result};
 use bytes::{Buf, Bytes};
 use http::Method;
 use prost::encoding::{DecodeContext, WireType, decode_key, decode_varint, skip_field};
-use protocol::Message;
 use protocol::qdrant::{PointStruct, UpdateMode, UpsertPoints};
+use protocol::{Message, unreadable};
 use serde::Serialize;
 use serde_json::{Map, Value};
 
@@ -138,10 +138,6 @@ pub(crate) fn finish(json: &mut Vec<u8>, options: Value) {
         json.extend_from_slice(format!(",{}:{value}", Value::from(name.as_str())).as_bytes());
     }
     json.push(b'}');
-}
-
-fn unreadable(error: prost::DecodeError) -> Error {
-    Error::invalid("the message cannot be read").caused_by(error)
 }
 
 #[cfg(test)]

@@ -8,8 +8,8 @@ use base::{Error, Result};
 use bytes::{Bytes, BytesMut};
 use http::{HeaderMap, HeaderName};
 use hyper::body::Body;
-use protocol::Message;
 use protocol::weigh::{Weighed, weigh};
+use protocol::{Message, unreadable};
 use transport::body_reader::{self, BodyAccounting};
 use transport::decompress::{self, ContentCoding};
 use transport::{
@@ -44,8 +44,7 @@ pub(super) struct DecodedMessage<M> {
 /// # Errors
 /// `InvalidArgument` for bytes that are not such a message.
 pub(super) fn parse<M: Message + Default>(message: Bytes) -> Result<M> {
-    M::decode(message)
-        .map_err(|error| Error::invalid("the message cannot be read").caused_by(error))
+    M::decode(message).map_err(unreadable)
 }
 
 /// Weighs and decodes a message, on a codec thread if it is large.
