@@ -19,7 +19,7 @@ fn main() {
     let mut arguments = std::env::args().skip(1);
     let mut directory = || PathBuf::from(arguments.next().unwrap());
     let files: Arc<dyn Medium> = Arc::new(UringMedium::new(directory()).unwrap());
-    let memory: Arc<dyn Medium> = Arc::new(DaxMedium::new(directory(), true).unwrap());
+    let memory: Arc<dyn Medium> = Arc::new(DaxMedium::simulated(directory()).unwrap());
     let commits: u64 = arguments.next().map_or(2000, |text| text.parse().unwrap());
     for (name, medium) in [("files", files), ("pmem, simulated", memory)] {
         for threads in [1, 8, 32] {

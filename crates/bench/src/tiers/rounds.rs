@@ -129,7 +129,7 @@ fn prepare_dax(args: &TiersArgs) -> Result<Option<String>> {
     };
     if args.arms().contains(&TierArm::Dax) {
         cache::create_empty_dir(&copies)?;
-        DaxMedium::new(copies, false)?;
+        DaxMedium::new(copies)?;
     }
     Ok(None)
 }
@@ -170,7 +170,11 @@ fn write(args: &TiersArgs, dir: &Path, shape: &TierShape) -> Result<SegmentSizes
     for arm in args.arms() {
         let Some(directory) = args.copies(arm) else { continue };
         cache::create_empty_dir(&directory)?;
-        let copies = DaxMedium::new(directory, arm == TierArm::Pmem)?;
+        let copies = if arm == TierArm::Pmem {
+            DaxMedium::simulated(directory)?
+        } else {
+            DaxMedium::new(directory)?
+        };
         (0..shape.segments)
             .try_for_each(|segment| copy(&medium, &copies, &segment_name(segment)))?;
     }

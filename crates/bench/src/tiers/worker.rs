@@ -132,6 +132,7 @@ impl TierWorker {
     fn open(args: &TiersArgs, dir: &Path, job: &WorkerJob, shape: TierShape) -> Result<TierWorker> {
         let data = dir.join(DATA);
         let mut mapped = None;
+        let copies = || args.copies(job.arm).ok_or_else(|| Error::invalid(DAX_MISSING));
         let medium: Arc<dyn Medium> = match job.arm {
             TierArm::Dram => {
                 let bytes_max = memory_for(&data, shape.segments)?;
@@ -140,10 +141,8 @@ impl TierWorker {
                 Arc::new(DramMedium::new(SlotPool::new(config)?, Some(data))?)
             }
             TierArm::Nvme => Arc::new(UringMedium::new(data)?),
-            TierArm::Pmem | TierArm::Dax => {
-                let copies = args.copies(job.arm).ok_or_else(|| Error::invalid(DAX_MISSING))?;
-                Arc::new(DaxMedium::new(copies, job.arm == TierArm::Pmem)?)
-            }
+            TierArm::Pmem => Arc::new(DaxMedium::simulated(copies()?)?),
+            TierArm::Dax => Arc::new(DaxMedium::new(copies()?)?),
             TierArm::Mmap => {
                 let medium = Arc::new(MmapMedium::new(data)?);
                 mapped = Some(medium.clone());

@@ -152,8 +152,8 @@ impl Media {
             matches!(choice, MediumChoice::Auto | MediumChoice::Dax | MediumChoice::Pmem);
         let directory = directory.to_owned();
         match (choice, layout) {
-            (MediumChoice::Pmem, FileLayout::Dax) => Ok(Arc::new(DaxMedium::new(directory, true)?)),
-            (_, FileLayout::Dax) if in_place => Ok(Arc::new(DaxMedium::new(directory, false)?)),
+            (MediumChoice::Pmem, FileLayout::Dax) => Ok(Arc::new(DaxMedium::simulated(directory)?)),
+            (_, FileLayout::Dax) if in_place => Ok(Arc::new(DaxMedium::new(directory)?)),
             (_, FileLayout::Dax) => Err(Error::precondition(format!(
                 "its files were made for persistent memory, which {} cannot read; start the server with \
                  --search-medium auto, or copy the points into a new collection",

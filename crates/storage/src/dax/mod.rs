@@ -54,15 +54,22 @@ pub struct DaxMedium {
 }
 
 impl DaxMedium {
-    /// Opens the medium in `directory`, which is created if it is missing. With `simulate` files
-    /// are mapped like any others: the same steps, but no durability. For tests and measurements on
-    /// tmpfs.
+    /// Opens the medium in `directory`, which is created if it is missing.
     ///
     /// # Errors
-    /// `Unimplemented` with a remedy if the file system has no DAX and `simulate` is not set,
-    /// otherwise the file system's error.
-    pub fn new(directory: PathBuf, simulate: bool) -> Result<DaxMedium> {
-        DaxMedium::make(directory, simulate, None)
+    /// `Unimplemented` with a remedy if the file system has no DAX, otherwise the file system's
+    /// error.
+    pub fn new(directory: PathBuf) -> Result<DaxMedium> {
+        DaxMedium::make(directory, false, None)
+    }
+
+    /// Opens a medium whose files are mapped like any others: the same steps, but no durability.
+    /// For tests and measurements on tmpfs.
+    ///
+    /// # Errors
+    /// The file system's error.
+    pub fn simulated(directory: PathBuf) -> Result<DaxMedium> {
+        DaxMedium::make(directory, true, None)
     }
 
     /// Opens a simulated medium that reports every store, flush and fence to `watch`.

@@ -14,7 +14,7 @@ const IMAGES_MAX: usize = 300;
 
 /// Contents of a file whose memory is `image`, opened anew.
 fn open_image(directory: &TempDir, image: &[u8]) -> Vec<u8> {
-    let medium = DaxMedium::new(directory.path().join("after"), true).unwrap();
+    let medium = DaxMedium::simulated(directory.path().join("after")).unwrap();
     std::fs::write(directory.path().join("after/f"), image).unwrap();
     medium.load("f").unwrap()
 }
@@ -22,7 +22,7 @@ fn open_image(directory: &TempDir, image: &[u8]) -> Vec<u8> {
 #[test]
 fn dax_is_refused_where_the_file_system_has_none() {
     let directory = TempDir::new().unwrap();
-    match DaxMedium::new(directory.path().into(), false) {
+    match DaxMedium::new(directory.path().into()) {
         Err(error) => {
             assert_eq!(error.kind(), ErrorKind::Unimplemented);
             assert!(error.message().contains("-o dax"), "{error}");
@@ -97,7 +97,7 @@ fn acknowledged_payloads_survive_in_persistent_memory() {
     let start = events.len();
     events.extend(recorder.take());
     let after: Arc<dyn Medium> =
-        Arc::new(DaxMedium::new(directory.path().join("after"), true).unwrap());
+        Arc::new(DaxMedium::simulated(directory.path().join("after")).unwrap());
     for moment in start..=events.len() {
         let sure = events[..moment].iter().rev().find_map(|event| match event {
             StoreEvent::Noted(number) => Some(*number),
@@ -161,7 +161,7 @@ fn lines_and_words_are_what_tears() {
 #[test]
 fn a_lost_prefix_costs_only_the_length() {
     let directory = TempDir::new().unwrap();
-    let medium: Arc<dyn Medium> = Arc::new(DaxMedium::new(directory.path().into(), true).unwrap());
+    let medium: Arc<dyn Medium> = Arc::new(DaxMedium::simulated(directory.path().into()).unwrap());
     let (log, _) = Log::open(&medium, "log").unwrap();
     for number in 1..=10 {
         log.append(&pattern(100, number)).unwrap();
@@ -181,7 +181,7 @@ fn a_lost_prefix_costs_only_the_length() {
 #[test]
 fn a_file_grows_far_and_returns_unused_room() {
     let directory = TempDir::new().unwrap();
-    let medium = DaxMedium::new(directory.path().into(), true).unwrap();
+    let medium = DaxMedium::simulated(directory.path().into()).unwrap();
     let bytes = pattern(5 << 20, 3);
     let mut writer = medium.create("f").unwrap();
     for chunk in bytes.chunks(700_001) {

@@ -23,7 +23,7 @@ fn a_lost_page_does_not_end_the_process() {
     let directory = TempDir::new().unwrap();
     let media: [Arc<dyn Medium>; 2] = [
         Arc::new(MmapMedium::new(directory.path().join("mmap")).unwrap()),
-        Arc::new(DaxMedium::new(directory.path().join("pmem"), true).unwrap()),
+        Arc::new(DaxMedium::simulated(directory.path().join("pmem")).unwrap()),
     ];
     for (medium, name) in media.iter().zip(["mmap", "pmem"]) {
         let pages = segment();
@@ -78,7 +78,7 @@ fn a_copy_of_lost_pages_is_an_error() {
 #[test]
 fn a_writer_in_place_reports_a_lost_page() {
     let directory = TempDir::new().unwrap();
-    let medium = DaxMedium::new(directory.path().into(), true).unwrap();
+    let medium = DaxMedium::simulated(directory.path().into()).unwrap();
     let mut writer = medium.create("f").unwrap();
     writer.append(&pattern(2 * PAGE, 1)).unwrap();
     writer.persist().unwrap();

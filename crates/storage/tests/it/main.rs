@@ -41,7 +41,7 @@ fn media(directory: &TempDir) -> Vec<(&'static str, Arc<dyn Medium>)> {
     let mut media: Vec<(&'static str, Arc<dyn Medium>)> = vec![
         ("volatile", volatile()),
         ("dram", Arc::new(DramMedium::new(pool(64), Some(under("dram"))).unwrap())),
-        ("pmem, simulated", Arc::new(DaxMedium::new(under("pmem"), true).unwrap())),
+        ("pmem, simulated", Arc::new(DaxMedium::simulated(under("pmem")).unwrap())),
         ("mmap", Arc::new(MmapMedium::new(under("mmap")).unwrap())),
         ("fault", Arc::new(FaultMedium::new(volatile(), FaultPlan::default()).unwrap())),
     ];

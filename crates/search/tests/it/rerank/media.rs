@@ -48,7 +48,7 @@ fn all_media_give_equal_results() {
     let mut media: Vec<Box<dyn Medium>> = vec![
         Box::new(volatile()),
         Box::new(MmapMedium::new(place("mmap")).unwrap()),
-        Box::new(DaxMedium::new(place("dax"), true).unwrap()),
+        Box::new(DaxMedium::simulated(place("dax")).unwrap()),
         Box::new(UringMedium::plain(place("plain")).unwrap()),
     ];
     match UringMedium::new(place("nvme")) {
