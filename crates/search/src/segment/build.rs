@@ -237,7 +237,7 @@ fn write_index(file: &mut SegmentFileWriter<'_>, index: PayloadIndexBuilder) -> 
     if !index.is_sound() {
         return Ok(());
     }
-    file.begin(kind::PAYLOAD_INDEX, true);
+    file.begin(kind::PAYLOAD_INDEX);
     index.write(&mut |bytes| file.put(bytes))?;
     file.end()
 }
@@ -250,7 +250,7 @@ fn write_vectors(
 ) -> Result<()> {
     let mut vectors = Vec::new();
     let mut bytes = Vec::new();
-    file.begin(kind::VECTORS, true);
+    file.begin(kind::VECTORS);
     for rows in order.chunks((VECTOR_BYTES / settings.stride()).max(1)) {
         vectors.clear();
         bytes.clear();
@@ -271,7 +271,7 @@ fn write_pages(
     let mut map = RowMapBuilder::default();
     let mut record = Vec::new();
     let mut pages = Vec::with_capacity(DRAIN_BYTES + RECORD_BYTES_MAX);
-    file.begin(kind, false);
+    file.begin_pages(kind);
     for &row in order {
         record.clear();
         read(row, &mut record)?;

@@ -234,7 +234,7 @@ mod tests {
             packer.push(&vec![row; length]).unwrap();
         }
         packer.finish(&mut pages).unwrap();
-        file.begin(kind::RECORDS, false);
+        file.begin_pages(kind::RECORDS);
         file.put(&pages).unwrap();
         file.end().unwrap();
         file.section(kind::IDS, &[5; 2 * PAGE_BYTES]).unwrap();

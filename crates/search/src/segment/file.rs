@@ -59,13 +59,22 @@ impl<'a> SegmentFileWriter<'a> {
 
     /// Writes a whole section whose pages have no checksums of their own.
     pub(super) fn section(&mut self, kind: u32, bytes: &[u8]) -> Result<()> {
-        self.begin(kind, true);
+        self.begin(kind);
         self.put(bytes)?;
         self.end()
     }
 
-    /// Starts a section.
-    pub(super) fn begin(&mut self, kind: u32, checked: bool) {
+    /// Starts a section whose pages have no checksums of their own.
+    pub(super) fn begin(&mut self, kind: u32) {
+        self.start(kind, true);
+    }
+
+    /// Starts a section of pages that have checksums of their own.
+    pub(super) fn begin_pages(&mut self, kind: u32) {
+        self.start(kind, false);
+    }
+
+    fn start(&mut self, kind: u32, checked: bool) {
         let offset = self.writer.bytes();
         let first_check = self.checks.len() as u64;
         self.current = Some(Current { kind, offset, bytes: 0, crc32c: 0, checked, first_check });
