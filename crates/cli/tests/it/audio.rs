@@ -1,4 +1,4 @@
-//! `millpond audio` and `millpond speakers` where no model is needed: arguments, places, refusals.
+//! `millpond audio` and `millpond speakers` without a model: arguments, places, refusals.
 
 use std::path::Path;
 

@@ -8,7 +8,7 @@ use serde_json::Value;
 
 use crate::any;
 
-/// The shape of a nested list and its numbers in order, or nothing where it is ragged.
+/// Returns the shape of a nested list and its numbers in order, or `None` if it is ragged.
 fn flatten(value: &Value) -> Option<(Vec<usize>, Vec<f64>)> {
     let Value::Array(items) = value else { return Some((Vec::new(), vec![value.as_f64()?])) };
     let parts: Vec<_> = items.iter().map(flatten).collect::<Option<_>>()?;
