@@ -6,7 +6,7 @@
 
 use std::fmt;
 use std::str::FromStr;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime};
 
 use base::{Error, Result};
 use chrono::{DateTime, NaiveDateTime, Utc};
@@ -40,7 +40,7 @@ pub struct BackupId {
 impl BackupId {
     /// Returns a new id of this moment.
     pub fn now() -> BackupId {
-        let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let since = base::unix_time(SystemTime::now());
         BackupId::at(i64::try_from(since.as_millis()).unwrap_or(i64::MAX))
     }
 

@@ -3,7 +3,7 @@
 //! searches wait for.
 
 use std::path::{Path, PathBuf};
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::SystemTime;
 
 use base::{Error, Result};
 use os::{DirectWriter, sync_directory};
@@ -63,7 +63,7 @@ fn parent(path: &Path) -> Result<&Path> {
 /// Returns a name that `LocalFileSystem` lists as no object: `#` and digits at its end. The digits
 /// differ between processes and machines that write to the same directory.
 fn staged(path: &Path) -> PathBuf {
-    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_nanos();
+    let now = base::unix_time(SystemTime::now()).as_nanos();
     let mut staged = path.as_os_str().to_owned();
     staged.push(format!("#{now}{}", std::process::id()));
     staged.into()

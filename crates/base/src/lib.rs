@@ -27,4 +27,4 @@ pub use tensor::{CarriedInput, Data, NamedTensor, Shape, Tensor};
 pub use timeline::{
     Moment, QueueWait, RequestClock, RequestTimeline, RunAhead, RunRecord, TimelineSink,
 };
-pub use utc::UtcTime;
+pub use utc::{UtcTime, unix_time};

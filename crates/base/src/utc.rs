@@ -1,7 +1,7 @@
 //! Dates and times of day in UTC.
 
 use std::fmt;
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 const SECONDS_PER_DAY: u64 = 24 * 3600;
 
@@ -24,10 +24,15 @@ pub struct UtcTime {
     pub micros: u32,
 }
 
+/// Returns the time since 1970 began, in UTC; zero for an earlier time.
+pub fn unix_time(time: SystemTime) -> Duration {
+    time.duration_since(UNIX_EPOCH).unwrap_or_default()
+}
+
 impl UtcTime {
     /// Converts a time. A time before 1970 becomes the first moment of 1970.
     pub fn of(time: SystemTime) -> UtcTime {
-        let since = time.duration_since(UNIX_EPOCH).unwrap_or_default();
+        let since = unix_time(time);
         let days = since.as_secs() / SECONDS_PER_DAY;
         let second = since.as_secs() % SECONDS_PER_DAY;
         // Years begin in March here, so that a leap day is the last one of its year. Day 0 is
@@ -60,8 +65,6 @@ impl fmt::Display for UtcTime {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use super::*;
 
     #[test]
@@ -79,5 +82,7 @@ mod tests {
         }
         assert_eq!(UtcTime::of(UNIX_EPOCH + Duration::from_micros(7)).micros, 7);
         assert_eq!(UtcTime::of(UNIX_EPOCH - Duration::from_secs(1)).year, 1970);
+        assert_eq!(unix_time(UNIX_EPOCH + Duration::from_secs(7)), Duration::from_secs(7));
+        assert_eq!(unix_time(UNIX_EPOCH - Duration::from_secs(1)), Duration::ZERO);
     }
 }

@@ -55,7 +55,7 @@ impl CollectionRecord {
 /// Returns an id that no other collection has: the time in milliseconds, and 64 random bits.
 pub fn new_id() -> String {
     let now = SystemTime::now();
-    let since = now.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    let since = base::unix_time(now);
     let random = RandomState::new().hash_one((std::process::id(), now));
     format!("{:012x}{random:016x}", since.as_millis())
 }

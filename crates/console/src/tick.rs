@@ -1,7 +1,7 @@
 //! JSON of the page's events: the overview of all models and the machine. `page.js` is its only
 //! reader.
 
-use std::time::{Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Instant, SystemTime};
 
 use lifecycle::{ModelStatus, UpdateStatus, VersionStatus};
 use observe::{EventFilter, EventPage, ServerEvent};
@@ -219,5 +219,5 @@ fn version(status: &VersionStatus) -> VersionRow {
 }
 
 pub(crate) fn epoch_ms(time: SystemTime) -> u64 {
-    time.duration_since(UNIX_EPOCH).unwrap_or_default().as_millis() as u64
+    base::unix_time(time).as_millis() as u64
 }

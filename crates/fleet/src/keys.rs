@@ -54,7 +54,7 @@ pub(super) struct VersionHold {
 
 impl VersionHold {
     pub(super) fn new(process: &str, error: &str) -> VersionHold {
-        let at = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
+        let at = base::unix_time(SystemTime::now()).as_secs();
         let error = error.chars().take(ERROR_CHARACTERS_MAX).collect();
         VersionHold { process: process.to_owned(), error, at }
     }

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime};
 
 use base::VersionId;
 use metrics::{Percentiles, SlidingHistogram};
@@ -74,7 +74,7 @@ impl VersionStats {
         } else {
             self.fail.add(total);
         }
-        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let now = base::unix_time(SystemTime::now());
         self.last_ms.store(now.as_millis() as u64, Ordering::Relaxed);
     }
 

@@ -3,7 +3,7 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::time::{Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Instant, SystemTime};
 
 use parking_lot::Mutex;
 use serde::Serialize;
@@ -178,7 +178,7 @@ impl EventJournal {
     }
 
     fn now(&self) -> EventTime {
-        let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let since = base::unix_time(SystemTime::now());
         EventTime {
             time_ms: since.as_millis() as u64,
             at: (self.start.elapsed().as_secs_f64() * 1e3).round() / 1e3,

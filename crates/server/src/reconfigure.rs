@@ -1,7 +1,7 @@
 //! Models that change while the server runs: by a file that is read again, and by requests.
 
 use std::sync::Arc;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime};
 
 use base::{Error, Result};
 use import::tfs::ModelListRules;
@@ -209,7 +209,7 @@ impl ModelConfigurator {
     fn count(&self, kind: &'static str) {
         let labels = KindLabels { kind };
         self.metrics.config_reloads.get_or_create(&labels).inc();
-        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let now = base::unix_time(SystemTime::now());
         self.metrics.config_reload_time.get_or_create(&labels).set(now.as_secs_f64());
     }
 }

@@ -2,7 +2,7 @@
 
 use std::borrow::Cow;
 use std::sync::Arc;
-use std::time::{Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Instant, SystemTime};
 
 use crate::context::{SpanId, TraceId};
 
@@ -134,7 +134,7 @@ pub(crate) struct ClockPair {
 
 impl ClockPair {
     pub(crate) fn now() -> ClockPair {
-        let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let since = base::unix_time(SystemTime::now());
         ClockPair { moment: Instant::now(), nanos: since.as_nanos() as u64 }
     }
 

@@ -87,7 +87,7 @@ impl ServiceShared {
         let backups = &self.metrics.backups;
         backups.work.get_or_create(&BackupWorkLabels { work, outcome }).inc();
         if work == "backup" {
-            let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+            let now = base::unix_time(SystemTime::now());
             backups.time.get_or_create(&KindLabels { kind: outcome }).set(now.as_secs_f64());
         }
     }

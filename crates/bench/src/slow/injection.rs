@@ -264,5 +264,5 @@ impl Drop for Hog {
 }
 
 fn epoch_seconds() -> f64 {
-    SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs_f64()
+    base::unix_time(SystemTime::now()).as_secs_f64()
 }

@@ -114,7 +114,7 @@ pub(super) struct StoredStep {
 
 /// Returns the milliseconds since 1970.
 pub(super) fn now_ms() -> u64 {
-    let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    let since = base::unix_time(SystemTime::now());
     u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
 }
 

@@ -213,7 +213,7 @@ impl ClusterBackups {
         let outcome = if result.is_ok() { "ok" } else { "failed" };
         self.metrics.work.get_or_create(&BackupWorkLabels { work, outcome }).inc();
         if work == "backup" {
-            let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+            let now = base::unix_time(SystemTime::now());
             self.metrics.time.get_or_create(&KindLabels { kind: outcome }).set(now.as_secs_f64());
         }
     }

@@ -8,7 +8,7 @@
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::SystemTime;
 
 use base::{Error, ErrorKind, Result};
 use os::sync_directory;
@@ -55,7 +55,7 @@ impl VersionClaim {
         if gate.locked {
             sweep(root)?;
         }
-        let age = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_nanos();
+        let age = base::unix_time(SystemTime::now()).as_nanos();
         let hidden = root.join(format!("{HIDDEN_PREFIX}{}-{age}", std::process::id()));
         std::fs::create_dir(&hidden).map_err(|e| Error::io(&hidden, &e))?;
         let lock = File::open(&hidden).map_err(|e| Error::io(&hidden, &e))?;

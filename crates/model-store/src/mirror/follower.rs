@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime};
 
 use base::units::format_bytes;
 use base::{Error, ErrorKind, Result};
@@ -168,7 +168,7 @@ impl Follower {
         let objects = self.place.list_existing().await?;
         let labels = StoreLabels { store: self.label() };
         context.metrics.lists.get_or_create(&labels).inc();
-        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let now = base::unix_time(SystemTime::now());
         context.metrics.list_time.get_or_create(&labels).set(now.as_secs_f64());
         self.last_error = None;
         let listing = group(&objects, &self.place.prefix, self.source.model.as_deref());

@@ -1,6 +1,6 @@
 //! Rollouts over HTTP: their state, and requests of administrators about them.
 
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::SystemTime;
 
 use axum::Extension;
 use axum::body::Body;
@@ -125,7 +125,7 @@ fn defaults_json(defaults: &RolloutDefaults) -> Value {
 }
 
 fn ended(rollout: &RolloutHistory) -> Value {
-    let seconds = |at: SystemTime| at.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
+    let seconds = |at: SystemTime| base::unix_time(at).as_secs();
     json!({
         "stable": rollout.stable,
         "candidate": rollout.candidate,

@@ -1,7 +1,6 @@
 //! `/v2/slow`: the last slow requests and their causes.
 
 use std::sync::Arc;
-use std::time::SystemTime;
 
 use axum::Router;
 use axum::extract::State;
@@ -29,7 +28,7 @@ fn describe(slow: &Arc<SlowRequest>) -> Value {
             json!({ "cause": cause.cause, "ms": rounded(cause.ms), "detail": cause.detail })
         })
         .collect();
-    let since = slow.time.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    let since = base::unix_time(slow.time);
     json!({
         "number": slow.number,
         "time": (since.as_secs_f64() * 1e3).round() / 1e3,

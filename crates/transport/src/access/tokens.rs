@@ -4,7 +4,7 @@
 
 use std::collections::HashSet;
 use std::sync::Arc;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime};
 
 use base::{Error, Result};
 use base64::Engine as _;
@@ -177,7 +177,7 @@ impl TokenReader {
 impl TokenClaims {
     fn check_time(&self, now: SystemTime) -> Result<()> {
         check_end(self.exp, now)?;
-        let now = now.duration_since(UNIX_EPOCH).unwrap_or_default();
+        let now = base::unix_time(now);
         let early = |nbf: u64| now.saturating_add(CLOCK_LEEWAY) < Duration::from_secs(nbf);
         if self.nbf.is_some_and(early) {
             return Err(refused("it is not valid yet"));
@@ -200,7 +200,7 @@ impl TokenClaims {
 /// # Errors
 /// `PermissionDenied` if it has.
 pub(super) fn check_end(exp: Option<u64>, now: SystemTime) -> Result<()> {
-    let now = now.duration_since(UNIX_EPOCH).unwrap_or_default();
+    let now = base::unix_time(now);
     let is_past = |exp| now > Duration::from_secs(exp).saturating_add(CLOCK_LEEWAY);
     if exp.is_some_and(is_past) { Err(refused("it has expired")) } else { Ok(()) }
 }
@@ -249,6 +249,8 @@ fn decoded(part: &str) -> Option<Vec<u8>> {
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used, reason = "tests")]
+
+    use std::time::UNIX_EPOCH;
 
     use serde_json::json;
 
