@@ -269,6 +269,15 @@ fn usage(error: base::Error) -> CommandError {
     CommandError::usage(error.message())
 }
 
+/// Returns the text or number at `key` of an answer, or "-".
+pub(crate) fn text(object: &Value, key: &str) -> String {
+    match object.get(key) {
+        Some(Value::String(text)) => text.clone(),
+        Some(Value::Number(number)) => number.to_string(),
+        _ => "-".to_owned(),
+    }
+}
+
 /// Returns the path of a Unix socket's address.
 fn socket_path(url: &str) -> Option<&str> {
     let path = url.strip_prefix("unix:").or_else(|| url.strip_prefix("http+unix:"))?;

@@ -8,11 +8,11 @@ use loadgen::connection::url_segment;
 use loadgen::report::TextTable;
 use serde_json::{Map, Value, json};
 
-use crate::client::{RequestContent, ServerArgs, ServerClient};
+use crate::client::{RequestContent, ServerArgs, ServerClient, text};
 use crate::environment;
 use crate::exit::{CommandError, CommandResult, ExitStatus, print};
 use crate::models::pretty;
-use report::{bytes_at, text};
+use report::bytes_at;
 
 /// `millpond collections ACTION`.
 #[derive(Args, Debug)]

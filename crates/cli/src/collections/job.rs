@@ -5,8 +5,7 @@ use std::time::Duration;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde_json::Value;
 
-use super::report::text;
-use crate::client::ServerClient;
+use crate::client::{ServerClient, text};
 use crate::exit::{CommandError, CommandResult};
 
 /// First interval between two requests for the state of a job. Each next interval is twice as long,

@@ -3,14 +3,7 @@
 use base::units::format_bytes;
 use serde_json::Value;
 
-/// Returns the text or number at `key`, or "-".
-pub(super) fn text(object: &Value, key: &str) -> String {
-    match object.get(key) {
-        Some(Value::String(text)) => text.clone(),
-        Some(Value::Number(number)) => number.to_string(),
-        _ => "-".to_owned(),
-    }
-}
+use crate::client::text;
 
 /// Returns the bytes at `key` with a unit.
 pub(super) fn bytes_at(object: &Value, key: &str) -> String {

@@ -5,7 +5,7 @@ use loadgen::report::TextTable;
 use serde_json::Value;
 
 use super::{ImagesServerArgs, path};
-use crate::client::{RequestContent, ServerClient};
+use crate::client::{RequestContent, ServerClient, text};
 use crate::exit::{CommandError, CommandResult, print, print_page};
 use crate::models::pretty;
 
@@ -112,15 +112,6 @@ fn line(image: &Value) -> String {
         text(image, "bytes"),
         text(image, "name")
     )
-}
-
-/// Returns the text or number at `key`, or "-".
-pub(super) fn text(object: &Value, key: &str) -> String {
-    match object.get(key) {
-        Some(Value::String(text)) => text.clone(),
-        Some(Value::Number(number)) => number.to_string(),
-        _ => "-".to_owned(),
-    }
 }
 
 /// Deletes images or a collection.

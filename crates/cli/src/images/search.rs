@@ -6,10 +6,9 @@ use clap::Args;
 use loadgen::report::TextTable;
 use serde_json::{Value, json};
 
-use super::list::text;
 use super::terminal::{Terminal, show};
 use super::{ImagesServerArgs, path};
-use crate::client::{RequestContent, ServerClient};
+use crate::client::{RequestContent, ServerClient, text};
 use crate::exit::{CommandError, CommandResult, print};
 use crate::models::pretty;
 
