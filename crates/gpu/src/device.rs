@@ -14,7 +14,7 @@ use cudarc::nvrtc::Ptx;
 use crate::nvrtc::{CompileTarget, CompilerSearch, Nvrtc};
 use crate::plan::Coding;
 
-/// Index of the device: the first that the driver shows (`CUDA_VISIBLE_DEVICES` selects it).
+/// Index of the device: the first device that the driver shows (`CUDA_VISIBLE_DEVICES` selects it).
 const ORDINAL: usize = 0;
 /// Minimum compute capability, times ten: products of four bytes in one instruction.
 const CAPABILITY_MIN: u32 = 61;
@@ -33,7 +33,7 @@ const DEVICE_PERCENT_MAX: u64 = 80;
 pub struct GpuOptions {
     /// Search path of the run-time compiler.
     pub compiler: CompilerSearch,
-    /// Maximum device memory for rows, in bytes; also at most 80 % of what is free.
+    /// Maximum device memory for rows, in bytes; also at most 80 % of the free memory.
     pub device_bytes_max: u64,
     /// Maximum pinned host memory for rows that do not fit the device, in bytes.
     pub pinned_bytes_max: u64,
@@ -205,7 +205,7 @@ impl Gpu {
 /// Lets the driver keep up to [`KEPT_BYTES`] of freed device memory.
 fn keep_freed_memory(context: &CudaContext) -> std::result::Result<(), DriverError> {
     if !context.has_async_alloc() {
-        // This device has no pool; each buffer is taken from the device and given back.
+        // This device has no pool: each buffer is allocated on the device and freed.
         return Ok(());
     }
     let attribute = sys::CUmemPool_attribute::CU_MEMPOOL_ATTR_RELEASE_THRESHOLD;

@@ -50,7 +50,7 @@ pub enum CompileTarget {
 /// A compiled program: machine code, or intermediate code as text.
 #[derive(Clone, Debug)]
 pub struct CompiledCode {
-    /// Target it was compiled for.
+    /// Target of the compilation.
     pub target: CompileTarget,
     /// The code; text ends with a zero byte.
     pub bytes: Vec<u8>,
@@ -115,8 +115,7 @@ impl Nvrtc {
     pub fn open(search: &CompilerSearch) -> Result<Nvrtc> {
         let candidates = search.candidates();
         for candidate in &candidates {
-            // SAFETY: NVRTC's initialisers do nothing but set up its own state; candidates are
-            // NVRTC by name.
+            // SAFETY: NVRTC's initialisers set up its own state only; candidates are NVRTC by name.
             if let Ok(library) = unsafe { Library::new(candidate) } {
                 return Ok(Nvrtc {
                     library: ManuallyDrop::new(library),
@@ -204,8 +203,8 @@ impl Nvrtc {
                 c"nvrtcCompileProgram",
             )
         }?;
-        // SAFETY: the program lives, and the array holds as many texts as said, which live over the
-        // call.
+        // SAFETY: the program lives. The array holds the stated number of texts, which live over
+        // the call.
         let code = unsafe { compile(program, pointers.len() as c_int, pointers.as_ptr()) };
         if code == INVALID_OPTION {
             return Err(Error::unimplemented(format!(
@@ -228,7 +227,7 @@ impl Nvrtc {
     /// Returns the log or the code of a program.
     fn output(&self, program: Program, size: &CStr, text: &CStr) -> Result<Vec<u8>> {
         let mut bytes = 0;
-        // SAFETY: both signatures are the ones in NVRTC's documentation.
+        // SAFETY: both signatures are those in NVRTC's documentation.
         let (size, text) = unsafe { (self.function::<Size>(size)?, self.function::<Text>(text)?) };
         // SAFETY: the program lives, and the size goes to a size.
         self.check(unsafe { size(program, &mut bytes) }, "tell the size of its output")?;
@@ -238,7 +237,7 @@ impl Nvrtc {
             )));
         }
         let mut out = vec![0_u8; bytes];
-        // SAFETY: the program lives, and there is room for as many bytes as it reported.
+        // SAFETY: the program lives, and the buffer holds the number of bytes that NVRTC reported.
         self.check(unsafe { text(program, out.as_mut_ptr().cast()) }, "give its output")?;
         Ok(out)
     }

@@ -104,7 +104,7 @@ impl LaunchPlan {
 }
 
 /// Returns the cost and row of a key that `key_of` in `kernels.cu` made; `None` for the key that
-/// stands for no row.
+/// means no row.
 pub fn parts(key: u64) -> Option<(f32, u32)> {
     if key == u64::MAX {
         return None;
@@ -136,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_fit_is_refused() {
+    fn searches_above_the_maxima_are_refused() {
         for (rows, queries, k) in [
             (0, 1, 1),
             (ROWS_MAX + 1, 1, 1),

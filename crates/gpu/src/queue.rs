@@ -2,7 +2,7 @@
 //! together.
 //!
 //! A pass over the codes costs about the same for one query as for eight, and the device runs one
-//! search after another. So a thread that finds no search running starts its own at once. Searches
+//! search after another. A thread that finds no running search starts its own at once. Searches
 //! that arrive meanwhile wait. As soon as the running search ends, the first waiting thread runs
 //! the searches that fit together. No search waits for later ones to arrive.
 
@@ -64,10 +64,10 @@ struct Leader<'a> {
 }
 
 impl SearchQueue {
-    /// Returns the `batch.count * batch.k` keys that `run` finds for `batch`. `run` may be called
-    /// with the queries of several threads that want the same number of hits, or not at all, if
-    /// another thread ran it for this batch. `joined` is called with the number of queries of
-    /// other threads that `run` was called with.
+    /// Returns the `batch.count * batch.k` keys that `run` finds for `batch`. `run` is called with
+    /// the queries of several threads if these request the same number of hits. It is not called if
+    /// another thread ran it for this batch. `joined` is called with the number of queries of other
+    /// threads in that call.
     ///
     /// # Errors
     /// The errors of `run`; `Internal` if the thread that ran it panicked, or the number of keys is
@@ -210,7 +210,7 @@ mod tests {
         batch.widened.iter().flat_map(places).collect()
     }
 
-    /// Runs `first`, and while it runs starts `others`; returns the answers of the others and the
+    /// Runs `first`, starts `others` while it runs, and returns the answers of the others and the
     /// numbers of queries of each run.
     fn behind(
         queue: &SearchQueue,

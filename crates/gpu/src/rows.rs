@@ -36,7 +36,7 @@ pub struct Rows<'a> {
     pub dims: usize,
     /// Codes of all rows, one row after the other.
     pub codes: Codes<'a>,
-    /// Squared lengths, one a row, for costs that are squared distances without the query's part.
+    /// Squared lengths, one a row: costs are then squared distances without the query's part.
     /// `None`: costs are negated products.
     pub squares: Option<&'a [f32]>,
 }
@@ -314,10 +314,10 @@ impl DeviceRows {
         (self.bytes, matches!(self.codes, DeviceCodes::Pinned(_)))
     }
 
-    /// Returns the `k` rows of least cost for each query, best first, equal costs by row; fewer if
-    /// fewer are allowed or have a finite cost. Row `r` is allowed if bit `r % 64` of word `r / 64`
-    /// of `allowed` is set; `None` allows all. Searches of other threads that come while one runs
-    /// and allow all rows share their pass over the codes.
+    /// Returns the `k` rows of least cost for each query, best first, equal costs by row. Returns
+    /// fewer if fewer rows are allowed or have a finite cost. Row `r` is allowed if bit `r % 64` of
+    /// word `r / 64` of `allowed` is set; `None` allows all. Searches of other threads share one
+    /// pass over the codes if they allow all rows and arrive while a search runs.
     ///
     /// # Errors
     /// `InvalidArgument` if queries or the bitmap do not fit the rows, or for more than
@@ -423,8 +423,8 @@ impl DeviceRows {
             DeviceCodes::Pinned(codes) => {
                 let host = codes.as_ptr().map_err(|error| self.gpu.failed(error))?;
                 let mut address: sys::CUdeviceptr = 0;
-                // SAFETY: the memory was taken with the flag that makes it visible, in the context
-                // that is bound to this thread by the copies before.
+                // SAFETY: the memory was allocated with the flag that makes it visible. The copies
+                // before bound its context to this thread.
                 let code = unsafe {
                     sys::cuMemHostGetDevicePointer_v2(&mut address, host.cast_mut().cast(), 0)
                 };

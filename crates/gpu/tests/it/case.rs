@@ -1,4 +1,4 @@
-//! Cases: rows, queries, what is allowed, and the answer by comparing everything and sorting.
+//! Cases: rows, queries, allowed rows, and the answer by comparing everything and sorting.
 
 use gpu::{Codes, Coding, Queries, Rows};
 use proptest::prelude::*;
@@ -22,7 +22,7 @@ pub(crate) enum Own {
 }
 
 impl Case {
-    /// A case from a seed; `spread` 1 makes many equal costs, more makes few.
+    /// Returns a case of a seed. A `spread` of 1 makes many equal costs, a larger one few.
     pub(crate) fn new(
         seed: u64,
         (coding, dims, rows, queries, k): (Coding, usize, usize, usize, usize),
@@ -55,7 +55,7 @@ impl Case {
                 queries: query_codes.iter().map(|code| *code as f32).collect(),
             },
         };
-        // Damaged sections may hold anything; what is infinite or no number is never found.
+        // Damaged sections may hold any values. A row with an infinite cost or NaN is never found.
         let square = |value: i32| match value {
             0 => f32::INFINITY,
             1 => f32::NAN,
@@ -72,8 +72,8 @@ impl Case {
         Case { dims, k, processors: 1 + seed as usize % 9, codes: own, squares, allowed }
     }
 
-    /// Every row is better than those before, so that all get in, and after the first two tiles
-    /// there is one more in a list than it may have before a whole tile comes.
+    /// Returns a case in which every row is better than the rows before, so a list accepts all.
+    /// After the first two tiles, a list has one key too many to accept a whole tile.
     pub(crate) fn filling() -> Case {
         let rows = 3600_usize;
         let words = (0..rows.div_ceil(64))
@@ -112,7 +112,7 @@ impl Case {
         }
     }
 
-    /// The answer: all costs, sorted by cost and row.
+    /// Returns the answer: all costs, sorted by cost and row.
     pub(crate) fn naive(&self) -> Vec<Vec<(f32, u32)>> {
         let dims = self.dims;
         let rows = self.rows().check().unwrap();

@@ -15,7 +15,7 @@ use crate::skipped;
 /// Cases of one run of the program; drawn anew by each test run.
 const CASES: usize = 12;
 
-/// Builds the program; nothing if there is no compiler.
+/// Builds the program. Returns `None` if there is no compiler.
 fn build(directory: &Path) -> Option<PathBuf> {
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/host/harness.cpp");
     let program = directory.join("harness");
@@ -32,7 +32,7 @@ fn build(directory: &Path) -> Option<PathBuf> {
     Some(program)
 }
 
-/// The case as the program reads it, and how many keys it gives.
+/// Encodes the case for the program and returns the number of keys that it prints.
 fn encode(case: &Case, out: &mut Vec<u8>) -> usize {
     let rows = case.rows().check().unwrap();
     let (count, queries) = case.queries().widened(case.coding(), case.dims).unwrap();
@@ -79,7 +79,7 @@ fn kernels_as_cpp_rank_as_sorting_does() {
         processors: 40,
         ..Case::new(8, (Coding::Bytes, 16, 6000, 1, 200), 120, false, 2)
     });
-    // All rows in one part: one block has to go through all tiles.
+    // All rows in one part: one block scans all tiles.
     all.push(Case::filling());
     let mut input = (all.len() as u32).to_le_bytes().to_vec();
     let counts: Vec<usize> = all.iter().map(|case| encode(case, &mut input)).collect();

@@ -1,5 +1,5 @@
 //! The kernels from outside: compiled by NVRTC if there is one, executed as plain C++ if there is a
-//! compiler for it, and on a device if there is one. Each says so if it is skipped.
+//! compiler for it, and on a device if there is one. A skipped test prints the reason.
 
 #![expect(clippy::unwrap_used, reason = "helpers of tests are tests")]
 
@@ -15,7 +15,7 @@ fn skipped(test: &str, reason: impl std::fmt::Display) {
     println!("SKIPPED {test}: {reason}");
 }
 
-/// Search path of the run-time compiler.
+/// Returns the search path of the run-time compiler.
 fn search() -> gpu::CompilerSearch {
     gpu::CompilerSearch {
         explicit: std::env::var_os("MILLPOND_NVRTC").map(Into::into),
