@@ -19,7 +19,7 @@ use crate::tls::ClientTls;
 /// Timeout of a connect. An address without a machine does not refuse connections; it does not
 /// answer at all.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
-/// Time to connect and for the handshake of TLS. A busy server answers late.
+/// Timeout of a connect with the handshake of TLS. A busy server answers late.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 
 type BoxError = Box<dyn StdError + Send + Sync>;

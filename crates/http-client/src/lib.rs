@@ -58,7 +58,7 @@ pub struct HttpRequest<'a> {
 }
 
 impl fmt::Debug for HttpRequest<'_> {
-    /// Leaves out headers and body, which may have secrets.
+    /// Omits headers and body, which may have secrets.
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         formatter
             .debug_struct("HttpRequest")
@@ -79,10 +79,10 @@ impl HttpRequest<'_> {
 
 /// Memory for the body of a response.
 pub trait AnswerRoom: Send + Sync {
-    /// Takes room for `bytes` that have arrived.
+    /// Reserves room for `bytes` that have arrived.
     ///
     /// # Errors
-    /// The error of the request, whose response is then not read on.
+    /// The error of the request. The rest of its response is then not read.
     fn take(&self, bytes: u64) -> Result<()>;
 }
 
@@ -191,7 +191,7 @@ impl HttpClient {
         self.send_within(address, request, timeout, &FreeRoom).await
     }
 
-    /// Does the same as [`HttpClient::send`], and takes room for the body as it arrives.
+    /// Does the same as [`HttpClient::send`], and reserves room for the body as it arrives.
     ///
     /// # Errors
     /// As [`HttpClient::post`], and the error of `room`.
@@ -286,7 +286,7 @@ pub fn was_not_sent(error: &Error) -> bool {
     false
 }
 
-/// Returns true if the server closed the connection in place of an answer.
+/// Returns true if the server closed the connection instead of answering.
 pub fn was_cut(error: &Error) -> bool {
     let mut cause = error.source();
     while let Some(inner) = cause {

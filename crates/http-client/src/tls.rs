@@ -55,7 +55,7 @@ impl ClientTlsFiles {
     }
 }
 
-/// The certificates of a client. New connections use them as they were read last.
+/// The certificates of a client. New connections use the files as last read.
 pub struct ClientTls {
     files: ClientTlsFiles,
     current: ArcSwap<ClientConfig>,
@@ -65,8 +65,7 @@ impl ClientTls {
     /// Reads the files.
     ///
     /// # Errors
-    /// `InvalidArgument`, `NotFound` or `PermissionDenied`, with the file and what is wrong with
-    /// it.
+    /// `InvalidArgument`, `NotFound` or `PermissionDenied`, with the file and its fault.
     pub fn read(files: ClientTlsFiles) -> Result<Arc<ClientTls>> {
         let current = ArcSwap::from_pointee(client_config(&files)?);
         Ok(Arc::new(ClientTls { files, current }))

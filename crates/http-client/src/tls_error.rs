@@ -1,4 +1,4 @@
-//! Texts of failures of TLS, with what an operator can do.
+//! Texts of failures of TLS, with the remedy for an operator.
 
 use std::error::Error as StdError;
 use std::io;
@@ -72,7 +72,7 @@ pub(super) fn certificate_problem(
     let peer = files.peer;
     let ca = &files.ca;
     Some(match reason {
-        // The second one is of an issuer with the name of another one.
+        // The second error means an issuer with the name of another issuer.
         UnknownIssuer | BadSignature => format!(
             "{subject} is not signed by an issuer in {ca}; name the certificate of its issuer with {}",
             peer.ca_flag()
@@ -151,7 +151,7 @@ fn tls_error<'a>(error: &'a (dyn StdError + 'static)) -> Option<&'a rustls::Erro
         if let Some(found) = cause.downcast_ref() {
             return Some(found);
         }
-        // `source` of such an error leaves out the inner error.
+        // `source` of such an error omits the inner error.
         let inner = cause.downcast_ref::<io::Error>().and_then(io::Error::get_ref);
         next = match inner {
             Some(inner) => Some(inner),

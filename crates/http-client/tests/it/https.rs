@@ -89,7 +89,7 @@ async fn call(client: &HttpClient, address: &str) -> Result<(), String> {
 
 #[tokio::test]
 async fn servers_are_verified_by_issuer_and_host() {
-    // An authority that was made anew often has the name of the one before.
+    // A new authority often has the name of the one before.
     let (authority, other) = (Authority::new("same"), Authority::new("same"));
     let server = EchoServer::with_tls(&authority.server("server", &LOCAL)).await;
     let trusting = || authority.client(TlsPeer::Nodes, None);
@@ -121,8 +121,8 @@ async fn plain_and_encrypted_servers_are_told_apart() {
     assert!(answer.status == 400 && text.contains("use https://"), "{text}");
 }
 
-/// Returns why a server refuses a client. If the client writes its request after the server has
-/// closed the connection, it does not read the reason, so it tries again.
+/// Returns why a server refuses a client. A client that writes its request after the server has
+/// closed the connection does not read the reason, so it tries again.
 async fn refusal(server: &EchoServer, tls: Arc<ClientTls>) -> String {
     for _ in 0..TRIES_MAX {
         let error = server.call(tls.clone()).await.unwrap_err();
