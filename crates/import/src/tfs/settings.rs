@@ -19,7 +19,7 @@ use crate::{HEAD, ImportError, ImportedSettings, text, to_text};
 pub fn settings(models: &Path, batching: Option<&Path>) -> Result<ImportedSettings, ImportError> {
     let list: pb::ModelServerConfig = text::read(models)?;
     let in_list = |error: Error| error.context(models.display());
-    // Only the URLs of stores are of use here, not the directories of their copies.
+    // Only the URLs of stores are needed here, not the directories of their copies.
     let stores = StoreCopies { cache_dir: PathBuf::new(), options: Vec::new() };
     let rules = ModelListRules { stores: Some(stores), ..ModelListRules::default() };
     let configs = rules.models(&list, &[]).map_err(in_list)?;
