@@ -308,7 +308,7 @@ impl InferenceService {
         })
     }
 
-    /// Records the run in the clock, and if versions were loaded since `activity`.
+    /// Records in the clock the run, and a load of any version since `activity`.
     fn record_run(&self, ticket: &RequestTicket, run: Option<RunRecord>, activity: ActivityMark) {
         run.into_iter().for_each(|run| ticket.clock.record_run(run));
         if self.lifecycle.activity().busy_since(activity) {

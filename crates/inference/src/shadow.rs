@@ -1,8 +1,8 @@
 //! Runs copies of requests on the candidate of a rollout, and compares the answers.
 //!
 //! A copy is taken after the client's answer is known. One thread of idle priority runs it without
-//! the scheduler, so any worker that has a request takes the core from it at once. If requests wait
-//! or too many copies do, the copy is dropped.
+//! the scheduler, so any worker that has a request takes the core from it at once. If requests
+//! wait, or if too many copies wait, the copy is dropped.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU64, Ordering};

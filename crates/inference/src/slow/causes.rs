@@ -251,7 +251,7 @@ impl<'a> Search<'a> {
         let own_runs = (ms(wait.busy_own) / busy).min(1.0);
         let own = if wait.before > 0 { own_runs } else { 0.0 };
         // If the runs in front were held up, the model's own queue grew because of that. Runs of
-        // others are long by themselves, and only their time off the core is the machine's.
+        // other models are long by themselves, and the machine causes only their time off the core.
         let share = if held_up >= HELD_UP_MIN { own + held_up.min(1.0) * (1.0 - own) } else { 0.0 };
         let rest = excess * (1.0 - share) + self.machine(excess * share, WaitingThread::Worker);
         let behind_own = rest * own_runs;

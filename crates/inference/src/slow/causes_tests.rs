@@ -104,12 +104,12 @@ fn typical() -> Typical {
     Typical { median: timeline.total(), phases, items: 1.0, minor_faults: 0.0 }
 }
 
-/// Evidence of a machine on which nothing competes.
+/// Returns evidence of a machine on which nothing competes.
 fn quiet() -> SampleSums {
     SampleSums { length: 200.0, cores: 2, ..SampleSums::default() }
 }
 
-/// Evidence of threads that waited for a core for 100 ms, while others used both cores.
+/// Returns evidence of threads that waited for a core for 100 ms, while others used both cores.
 fn contended() -> SampleSums {
     SampleSums { others: 300.0, workers_waited: 100.0, connections_waited: 100.0, ..quiet() }
 }

@@ -17,7 +17,7 @@ pub(crate) enum Phase {
     Compute,
     /// The run's thread is not on a core.
     OffCore,
-    /// The endpoint's task waits to go on.
+    /// The endpoint's task waits to continue.
     Resume,
     /// The response is encoded.
     Encode,
