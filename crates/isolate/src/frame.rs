@@ -76,7 +76,7 @@ mod tests {
     }
 
     #[test]
-    fn an_interrupted_read_goes_on() {
+    fn an_interrupted_read_continues() {
         let mut stream = Vec::new();
         write(&mut stream, [vec![0; LENGTH_BYTES], b"abc".to_vec()].concat()).unwrap();
         let mut stream = Interrupted { was_read: false, stream: &stream };

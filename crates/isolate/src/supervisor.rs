@@ -290,7 +290,8 @@ impl Supervisor<'_> {
         let child = &self.shared.child;
         let opened = process::open(self.isolation, child, spare, &self.message, &stop)?;
         // Compared after the load, so that files which change during it are noticed too. Requests
-        // wait, so this reads at any rate, and from the page cache what the load has left there.
+        // wait, so this reads without a limit of the rate, and from the page cache the parts that
+        // the load has left there.
         let content = FileHashes::of(&self.message.graph, false, Rate::unlimited(), &stop);
         if opened.facts != self.facts || content != self.content {
             opened.process.end(self.isolation, child);

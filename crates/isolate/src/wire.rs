@@ -347,7 +347,7 @@ mod tests {
     }
 
     proptest::proptest! {
-        /// Neither cut nor arbitrary bytes make the reader panic or allocate what they announce.
+        /// Truncated and arbitrary bytes cause no panic and no allocation of an announced length.
         #[test]
         fn damaged_bytes_are_errors(at in 0usize..200, value: u8, cut in 0usize..200) {
             let mut writer = MessageWriter::new();

@@ -26,7 +26,7 @@ use crate::message::{
 };
 use crate::{RUNS_MAX, frame};
 
-/// A load at idle priority goes on at ordinary priority after it has waited this long for a core.
+/// A load at idle priority continues at ordinary priority after it has waited this long for a core.
 const STARVATION_LIMIT: Duration = Duration::from_secs(5);
 /// Opening a library does not change its priority in this process: a second thread would wait for
 /// the first one, which cannot be stopped inside the library. The server limits the time.
