@@ -222,8 +222,8 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// Small numbers of each kind, so that differences fall on both sides of an error, and all
-    /// others.
+    /// Returns small numbers of each kind, so that differences fall on both sides of an error, and
+    /// all others.
     fn number() -> impl Strategy<Value = u16> {
         prop_oneof![0_u16..64, any::<u16>(), Just(0x8000_u16), Just(0x7FFF_u16)]
     }
@@ -272,7 +272,7 @@ mod tests {
     }
 
     #[test]
-    fn half_a_turn_is_never_alike_and_no_edge_neither() {
+    fn half_a_turn_and_unused_slots_are_never_similar() {
         let edges = Edges { length: [100; 8], start: [0x8000; 8], end: [0; 8] };
         assert_eq!(edges.similar([100, 0, 0], 50, 0x7FFF), 0);
         assert_eq!(edges.similar([100, 0x8000, 0], 0, 0), 0xFF);

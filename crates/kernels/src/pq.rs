@@ -427,14 +427,14 @@ mod tests {
         ((mixed ^ mixed >> 15).wrapping_mul(2_246_822_519) >> 8) as f32 / (1 << 24) as f32 - 0.5
     }
 
-    /// Largest error of a looked-up sum: half a step for every part.
+    /// Returns the largest error of a looked-up sum: half a step for every part.
     fn error_max(table: &CostTable) -> f32 {
         table.step * 0.5 * (table.bytes.len() / VALUES) as f32
     }
 
     proptest! {
         #[test]
-        fn codes_survive_being_packed(parts in 1_usize..9, rows in 0_usize..=BLOCK, seed in any::<u32>()) {
+        fn codes_survive_packing(parts in 1_usize..9, rows in 0_usize..=BLOCK, seed in any::<u32>()) {
             let codes: Vec<u8> = (0..rows * parts).map(|at| (noise(seed, at).to_bits() >> 7) as u8 & 0xF).collect();
             let mut block = vec![0xAA; block_bytes(parts)];
             pack(&codes, parts, &mut block);
@@ -492,7 +492,7 @@ mod tests {
 
     #[test]
     fn the_longest_sums_do_not_overflow() {
-        // Every pair costs all that a pair may: the sums reach their largest value.
+        // Every pair has its maximum cost, so the sums reach their largest value.
         let books: Vec<f32> =
             (0..PARTS_MAX * VALUES).map(|at| (at % VALUES) as f32 / 15.0).collect();
         let mut table = CostTable::default();

@@ -133,7 +133,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn it_keeps_what_sorting_keeps(
+        fn it_keeps_the_costs_that_sorting_keeps(
             costs in prop::collection::vec(-50_i32..50, 0..400), k in 0_usize..60, stride in 1_u32..400,
         ) {
             // Rows in another order than ascending, with many equal costs.
@@ -151,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_cost_never_gets_in() {
+    fn infinity_and_nan_are_never_accepted() {
         let mut top = TopK::new(3);
         for cost in [f32::NAN, f32::INFINITY, 1.0, -0.0, f32::NEG_INFINITY] {
             top.push(cost, 7);
