@@ -380,7 +380,7 @@ mod tests {
 
     /// More than a pipe holds, so that the child would block for ever if its output were not read.
     #[test]
-    fn a_child_that_says_much_is_read_to_its_end() {
+    fn long_output_of_a_child_is_read_to_its_end() {
         let root = tempfile::tempdir().unwrap();
         let cache = Cache::open(root.path()).unwrap();
         let script =
@@ -404,7 +404,7 @@ mod tests {
     }
 
     #[test]
-    fn a_place_that_was_cleaned_away_is_made_again() {
+    fn a_removed_directory_of_the_run_is_created_again() {
         let root = tempfile::tempdir().unwrap();
         let cache = Cache::open(root.path()).unwrap();
         std::fs::remove_dir_all(&cache.dir).unwrap();

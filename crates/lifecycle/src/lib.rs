@@ -11,7 +11,7 @@
 //! [`Catalog`], two atomic loads.
 //!
 //! The next step is a pure function (`policy`) of the versions on disk and in memory. A version
-//! that serves goes on serving until its successor is ready, unless the model is configured to free
+//! that serves continues until its successor is ready, unless the model is configured to free
 //! memory first.
 
 mod activity;
@@ -77,9 +77,9 @@ pub mod fuzzing {
     }
 }
 
-/// Time after which a retired version that is still in use is reported. The wait goes on.
+/// Time after which a retired version that is still in use is reported. The wait continues.
 pub const DRAIN_LONG: Duration = Duration::from_secs(30);
-/// Time after which a load that was stopped and has not ended is reported. The wait goes on.
+/// Time after which a load that was stopped and has not ended is reported. The wait continues.
 pub const LOAD_STOP_LONG: Duration = Duration::from_secs(30);
 /// Longest wait of a shutdown for running requests and loads.
 pub const SHUTDOWN_WAIT_MAX: Duration = Duration::from_secs(10);

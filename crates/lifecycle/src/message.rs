@@ -185,7 +185,7 @@ pub(crate) struct LoadedVersion {
 pub(crate) struct Retired {
     pub(crate) id: VersionId,
     pub(crate) servable: Arc<Servable>,
-    /// `None` if the session goes on serving under other settings.
+    /// `None` if the session continues to serve with other settings.
     pub(crate) release: Option<Release>,
     pub(crate) since: Instant,
 }

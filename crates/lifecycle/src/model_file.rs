@@ -181,7 +181,7 @@ impl ModelFile {
         self.classify.as_ref()?.labels_file.as_ref().map(|file| dir.join(file))
     }
 
-    /// Puts the labels in the file `path` in place of its name in the section `[classify]`.
+    /// Replaces the name of the file `path` in the section `[classify]` by its labels.
     pub(crate) fn read_labels(&mut self, path: &Path) -> Result<(), String> {
         let Some(classify) = &mut self.classify else { return Ok(()) };
         let wrong = |what: &dyn std::fmt::Display| {
@@ -209,8 +209,8 @@ impl ModelFile {
         })
     }
 
-    /// Returns `base` with the settings of the file in place of its own. The error names the
-    /// setting that conflicts with the others.
+    /// Returns `base` with its settings overridden by the file. The error names the setting that
+    /// conflicts with the others.
     pub(crate) fn apply(&self, base: &ModelConfig) -> Result<ModelConfig, String> {
         let mut config = base.clone();
         config.policy = self.version_policy().unwrap_or(config.policy);

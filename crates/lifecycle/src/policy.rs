@@ -196,8 +196,9 @@ mod tests {
             .collect()
     }
 
-    /// r ready, h held, l loading, d draining, g gone from disk, p pinned, a load again, f foreign,
-    /// c converting, w withdrawn, k kept for a rollout, s stable before a restart.
+    /// Checks the next steps for versions of these letters: r ready, h held, l loading, d draining,
+    /// g removed from disk, p pinned, a load again, f foreign, c converting, w withdrawn, k kept
+    /// for a rollout, s stable before a restart.
     #[track_caller]
     fn check(
         policy: VersionPolicy,
@@ -345,7 +346,7 @@ mod tests {
                         view.held = !well && !view.ready;
                         view.reload = converted && view.ready;
                         view.ready |= *well && !view.converting;
-                        // What was converted is used up by the load after it.
+                        // The load after a conversion uses it up.
                         view.foreign = view.version % 2 == 0 && !converted;
                         (view.loading, view.converting) = (false, false);
                     }

@@ -42,7 +42,7 @@ impl ScanRequests {
         )
     }
 
-    /// Asks for a scan. Returns the ticket of the scan that answers the request.
+    /// Requests a scan. Returns the ticket of the scan that answers the request.
     pub(crate) fn ask(&self) -> u64 {
         let ticket = self.requested.fetch_add(1, Ordering::SeqCst) + 1;
         if let Some(wake) = &self.wake {

@@ -93,8 +93,7 @@ pub struct ModelStatus {
     pub name: Arc<str>,
     /// Versions, lowest first.
     pub versions: Vec<VersionStatus>,
-    /// Problem with its base path, its `millpond.toml` or its policy. Versions that serve go on
-    /// serving.
+    /// Problem with its base path, its `millpond.toml` or its policy. Versions that serve continue.
     pub error: Option<String>,
     /// True if an administrator unloaded it. It stays unloaded until an administrator loads it.
     pub unloaded: bool,
@@ -229,15 +228,15 @@ pub enum LifecycleEvent {
     },
     /// A swap is complete.
     Swapped(SwapReport),
-    /// The last user of a retired version needs longer than [`crate::DRAIN_LONG`]. The wait goes
-    /// on.
+    /// The last user of a retired version needs longer than [`crate::DRAIN_LONG`]. The wait
+    /// continues.
     DrainSlow {
         /// Name of the model.
         model: Arc<str>,
         /// Version number.
         version: u64,
     },
-    /// A load that was stopped has not ended after [`crate::LOAD_STOP_LONG`]. The wait goes on.
+    /// A load that was stopped has not ended after [`crate::LOAD_STOP_LONG`]. The wait continues.
     LoadStopSlow {
         /// Name of the model.
         model: Arc<str>,

@@ -48,8 +48,8 @@ pub enum TurnState {
 /// Outcome of an update on this server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum UpdateEnd {
-    /// The version serves. A load that an administrator asked for (`by_hand`) shows that it is not
-    /// bad, so the fleet goes on with it.
+    /// The version serves. If an administrator requested the load (`by_hand`), the fleet loads the
+    /// version even if another process failed to load it.
     Loaded {
         /// True if an administrator asked for the load.
         by_hand: bool,

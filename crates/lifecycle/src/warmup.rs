@@ -49,7 +49,7 @@ pub struct WarmupSet {
 pub struct RecordedRequest {
     /// Position of its record, from 0.
     pub number: usize,
-    /// The request, or why the record makes none.
+    /// The request, or the error of the record.
     pub call: Result<WarmupCall>,
 }
 
@@ -416,7 +416,7 @@ impl CallQueue<'_> {
         }
     }
 
-    /// Ends the warm-up for all threads. The first failure that is passed is kept.
+    /// Ends the warm-up for all threads. Only the first failure is kept.
     fn end(&self, failure: WarmupFailure) {
         self.next.store(self.runs, Ordering::Relaxed);
         self.fatal.lock().get_or_insert(failure);

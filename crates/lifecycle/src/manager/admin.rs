@@ -17,7 +17,7 @@ use crate::source::VersionContents;
 const WAITERS_MAX: usize = 256;
 /// Longest wait of a load for files without a manifest to stop changing.
 pub(super) const CHANGING_WAIT_MAX: Duration = Duration::from_secs(10);
-/// Longest wait of a request. The load or unload goes on after it.
+/// Longest wait of a request. The load or unload continues after it.
 pub(super) const WAIT_MAX: Duration = Duration::from_secs(3600);
 /// Time between two rounds while a request waits.
 pub(super) const PAUSE: Duration = Duration::from_millis(100);
@@ -225,8 +225,8 @@ impl Model {
         Ok(Some(targets))
     }
 
-    /// Returns true if a version must be loaded again: a ready one because its files changed or
-    /// because of `anyway`, and any because its load took the files from before a change.
+    /// Returns true if a version must be loaded again: a ready one if its files changed or `anyway`
+    /// is set, and any version whose load took files from before a change.
     fn stale(&self, number: u64, anyway: bool) -> bool {
         let Some(version) = self.versions.get(&number) else { return false };
         if version.loads_old_files() {

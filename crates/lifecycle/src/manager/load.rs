@@ -106,8 +106,8 @@ impl Model {
 
     /// Stops loads whose version was removed or is not wanted at all. Takes back queued loads that
     /// the policy no longer chooses, or whose files are being changed; a later load takes those. A
-    /// running load that a newer version has overtaken goes on: otherwise versions that come faster
-    /// than they load would keep each other from ever serving.
+    /// running load continues if a newer version appears: otherwise no version would ever serve if
+    /// versions appear faster than they load.
     pub(super) fn drop_pointless_loads(&mut self, context: &ManagerContext, now: Instant) {
         let choice = self.choice(&self.views(now));
         let none = self.down || self.removed;
@@ -181,7 +181,7 @@ impl Model {
         }
     }
 
-    /// Handles another state of a load. A version that serves keeps its own state during a reload.
+    /// Handles a new state of a load. A version that serves keeps its own state during a reload.
     pub(super) fn stage(
         &mut self,
         context: &ManagerContext,
@@ -232,7 +232,7 @@ impl Model {
         }
     }
 
-    /// Handles a load that ended without an outcome. A version that serves goes on as before.
+    /// Handles a load that ended without an outcome. A version that serves continues as before.
     fn put_back(&mut self, context: &ManagerContext, number: u64, reason: Option<String>) {
         let Some(version) = self.versions.get(&number) else { return };
         if version.serving.is_some() {
@@ -294,7 +294,7 @@ impl Model {
     fn fail(&mut self, context: &ManagerContext, number: u64, failed: FailedLoad) {
         let FailedLoad { error, fingerprint, converting } = failed;
         // If another version could serve, a try that must unload it first would cost more than it
-        // gives.
+        // gains.
         let costly = self.config.transition == Transition::ResourcePreserving
             && !converting
             && self

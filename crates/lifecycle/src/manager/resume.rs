@@ -63,7 +63,7 @@ impl KeptRollout {
 }
 
 impl Model {
-    /// Takes up a rollout that was running at the last stop. Called once for each model.
+    /// Continues a rollout that was running at the last stop. Called once for each model.
     pub(super) fn resume(&mut self, context: &ManagerContext) {
         self.rollout.resumes = context.rollouts.get(&self.config.base_path).cloned();
     }

@@ -60,7 +60,7 @@ impl ModelRollout {
         self.traffic.is_some()
     }
 
-    /// Leaves the running rollout without an end: the next start takes it up again.
+    /// Leaves the running rollout without an end: the next start continues it.
     pub(super) fn interrupt(&mut self) {
         self.roles = VersionRoles::default();
         self.traffic = None;
@@ -106,7 +106,7 @@ impl Model {
     pub(super) fn assign_roles(&mut self, context: &ManagerContext) {
         let cannot_serve = |version: u64| {
             self.versions.get(&version).is_none_or(|version| {
-                // A version that serves goes on if it cannot be loaded again, and a load that is
+                // A version that serves continues if it cannot be loaded again, and a load that is
                 // tried again has not failed yet.
                 let failed = version.failure.as_ref().is_some_and(|it| it.retry_at.is_none());
                 version.serving.is_none() && (failed || version.disk.is_none())
@@ -147,7 +147,7 @@ impl Model {
         self.rollout.resumes.take_if(taken_up);
     }
 
-    /// Returns why the rollout of `candidate` cannot begin or go on, if anything prevents it.
+    /// Returns the reason why the rollout of `candidate` cannot begin or continue, if there is one.
     fn obstacle(&self, stable: u64, candidate: u64) -> Option<RollbackReason> {
         if let Some(message) = self.incompatibility(stable, candidate) {
             return Some(RollbackReason { kind: "signature", message });
@@ -158,8 +158,8 @@ impl Model {
         Some(RollbackReason { kind: "state", message })
     }
 
-    /// Returns why `candidate` must get no copies of requests, if `split` gives it some and it is
-    /// ready.
+    /// Returns the reason why `candidate` must get no copies of requests, if `split` gives it some
+    /// and it is ready.
     fn refused_copies(&self, candidate: u64, split: RolloutSplit) -> Option<String> {
         let RolloutSplit::Shadow(_) = split else { return None };
         let serving = self.versions.get(&candidate)?.serving.as_ref()?;
@@ -276,7 +276,7 @@ impl Model {
         });
         version.pinned = false;
         version.reload = false;
-        // A load that ended well would take the withdrawal back.
+        // A successful load would cancel the withdrawal.
         version.stop_load();
         if self.rollout.roles.candidate == Some(number) {
             self.rollout.roles.candidate = None;

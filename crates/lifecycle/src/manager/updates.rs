@@ -13,7 +13,7 @@ use crate::policy::VersionView;
 use crate::policy::updates::{UpdateNeed, UpdateStep, chosen_without_waits, need, step};
 use crate::{LifecycleEvent, LifecycleState, UpdateEnd};
 
-/// Time between two checks of the turn of a version that wants to load now.
+/// Time between two checks of the turn of a version that could load now.
 pub(super) const TURN_PAUSE: Duration = Duration::from_millis(200);
 
 impl Manager {
@@ -25,7 +25,7 @@ impl Manager {
 }
 
 impl Model {
-    /// Returns true if a version wants to load now and waits for its turn.
+    /// Returns true if a version could load now and waits for its turn.
     pub(super) fn waits_for_turn(&self) -> bool {
         let waits = |update: &Update| update.stage == UpdateStage::Turn;
         self.versions.values().any(|version| version.update.as_ref().is_some_and(waits))
@@ -156,7 +156,7 @@ impl Model {
         }
     }
 
-    /// Prevents the other processes of the fleet from loading a version that a rollout withdrew.
+    /// Reports to the fleet that a rollout withdrew a version, so that no other process loads it.
     pub(super) fn hold_back(&self, context: &ManagerContext, number: u64, reason: &str) {
         if let Some(turns) = &context.updates.turns {
             let reason = format!("withdrawn by a rollout: {reason}");

@@ -328,7 +328,7 @@ mod tests {
         }
     }
 
-    /// A latency between 2 and 3 ms.
+    /// Returns a latency between 2 and 3 ms.
     fn usual(at: u64) -> u64 {
         2_000 + at * 7_919 % 1_000
     }
@@ -415,8 +415,8 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig { cases: 64, failure_persistence: None, ..ProptestConfig::default() })]
 
-        /// Looks after each request, at rates that are equal. A test of fixed size would withdraw
-        /// most of these.
+        /// Judges after each request, at equal rates. A test of fixed size would withdraw most of
+        /// these.
         #[test]
         fn noise_withdraws_no_equal_version(seed in any::<u64>()) {
             let mut state = seed;

@@ -111,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn versions_begun_without_a_turn_go_on() {
+    fn versions_begun_without_a_turn_continue() {
         let views = [view(1, true), view(2, false)];
         let chosen = chosen_without_waits(&LATEST, &views);
         assert_eq!(need(2, &chosen, &views, true), UpdateNeed::FirstLoad);

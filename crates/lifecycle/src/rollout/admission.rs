@@ -89,7 +89,7 @@ impl CandidateAdmission {
 pub struct CandidatePermit(Arc<RolloutMeasures>);
 
 impl CandidatePermit {
-    /// Takes room for one request, or counts an overflow.
+    /// Reserves room for one request, or counts an overflow.
     pub(crate) fn take(measures: &Arc<RolloutMeasures>) -> Option<CandidatePermit> {
         let admission = measures.admission();
         let before = admission.in_flight.fetch_add(1, Ordering::Relaxed);

@@ -3,7 +3,7 @@
 //! The likelihood ratio of a beta mixture against a fixed probability is a martingale under that
 //! probability (Robbins, Annals of Mathematical Statistics 41, 1970). By Ville's inequality it
 //! exceeds `1 / level` at any time with probability at most `level`. So the probabilities whose
-//! ratio stays below form a confidence sequence: a caller may look as often as it likes.
+//! ratio stays below form a confidence sequence: a caller may check at any number of trials.
 
 /// Steps of a bisection: more than a mantissa has bits.
 const STEPS: usize = 60;
@@ -137,7 +137,7 @@ mod tests {
         assert!(upper_bound(TrialCounts::rare(0, 0), level) > 0.99);
     }
 
-    /// A stream of pseudo-random numbers below 1.
+    /// Returns the next pseudo-random number of a stream, below 1.
     fn uniform(state: &mut u64) -> f64 {
         *state =
             state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);

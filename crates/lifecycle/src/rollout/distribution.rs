@@ -109,7 +109,7 @@ pub(crate) struct Drift {
     pub(crate) of: String,
     /// Largest difference of the cumulative distributions.
     pub(crate) distance: f64,
-    /// Distance that holds at every moment, with the promised probability.
+    /// Lower bound of the distance, which holds at every moment with the promised probability.
     pub(crate) proven: f64,
 }
 

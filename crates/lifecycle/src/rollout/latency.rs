@@ -62,8 +62,8 @@ impl LatencyCounts {
     /// Returns a lower bound of p99 in microseconds. With probability `1 - level`, it holds at all
     /// moments at once.
     ///
-    /// At most a hundredth of the latencies are above p99. If `n` above it refute that, the `n`-th
-    /// largest latency is not above p99.
+    /// At most a hundredth of the latencies are above p99. If `n` latencies above it refute that,
+    /// the `n`-th largest latency is not above p99.
     pub(crate) fn p99_above(&self, level: f64) -> u64 {
         let trials = self.total();
         let expected = (trials as f64 * TAIL).ceil() as u64;

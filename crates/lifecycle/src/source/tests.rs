@@ -86,7 +86,7 @@ fn a_second_model_of_a_name_is_hidden() {
 }
 
 #[test]
-fn a_foreign_version_must_be_seen_twice_alike() {
+fn a_foreign_version_must_be_the_same_in_two_scans() {
     let mut bench = Bench::new();
     bench.write("m/1/model.onnx", "half");
     assert_eq!(bench.scan(), "m/1:changing");
@@ -192,7 +192,7 @@ fn versions_above_the_limit_of_a_model_are_counted() {
 
 /// A dangling link, or one that cannot be followed, is not a removed directory.
 #[test]
-fn a_model_that_cannot_be_looked_at_stays_a_model() {
+fn a_model_that_cannot_be_scanned_stays_a_model() {
     let mut bench = Bench::new();
     bench.write(".real/1/millpond.json", MANIFEST);
     bench.write(".real/1/graph", "gg");
@@ -303,8 +303,8 @@ fn a_file_of_labels_is_read_again_when_it_changes() {
 }
 
 /// The directory of a model is moved away and back all the time. A scan must see it whole or as
-/// unreadable: without its versions it would be unloaded, and without its settings it would get
-/// others.
+/// unreadable. Without its versions the model would be unloaded, and without its settings it would
+/// get other ones.
 #[test]
 fn a_moving_directory_is_never_seen_empty() {
     let mut bench = Bench::new();

@@ -199,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn every_type_can_be_made_up() {
+    fn every_type_can_be_generated() {
         for dtype in DType::ALL {
             let tensor = fill(&spec("x", dtype, &[]), Shape::from_slice(&[3, 2])).unwrap();
             assert_eq!((tensor.dtype(), tensor.elements()), (dtype, 6));

@@ -69,7 +69,7 @@ fn loads_at_the_same_time_are_one() {
 }
 
 #[test]
-fn a_changed_version_is_loaded_again_when_a_load_is_asked_for() {
+fn a_changed_version_is_loaded_again_on_request() {
     let world = World::with_model();
     // The same number with another content: y = x + 5.
     engine::fake::publish::affine(&world.dir("m", 1), 1.0, 5.0).unwrap();
@@ -89,7 +89,7 @@ fn a_changed_version_is_loaded_again_when_a_load_is_asked_for() {
     assert_eq!(world.state("m", 1), Some(LifecycleState::Ready));
 }
 
-/// The load that is under way has read the files from before the change.
+/// The running load has read the files from before the change.
 #[test]
 fn a_version_that_changes_during_its_load_is_loaded_again() {
     let world = World::with_model();
@@ -233,7 +233,7 @@ fn a_named_version_stays_beside_the_latest() {
 }
 
 #[test]
-fn a_load_that_fails_says_why() {
+fn a_failed_load_has_its_reason() {
     let world = World::with_model();
     world.unload("m").unwrap();
     world.fake.fail_loads(1);

@@ -84,7 +84,7 @@ fn place(world: &World, version: u64, text: &str) {
 }
 
 #[test]
-fn they_are_opened_as_they_are_and_give_their_memory_back() {
+fn versions_are_opened_as_they_are_and_return_memory() {
     let mut world = World::prepare(64 * MIB);
     place(&world, 1, &graph(1));
     world.start(Setting::default());
@@ -132,7 +132,7 @@ fn a_load_that_waits_for_memory_waits_for_files_too() {
     eventually("it waits", || {
         world.version("m", 2).is_some_and(|version| version.reason.is_some())
     });
-    // Changed again and again, so that its turn comes while it settles.
+    // Changed repeatedly, so that its turn comes while its files still change.
     for round in 0..40 {
         fs::write(world.dir("m", 2).join("model.pt"), text.clone() + &"\n".repeat(round % 2))
             .unwrap();

@@ -32,7 +32,7 @@ fn a_schedule_is_taken_over_without_a_load() {
     let new = world.lifecycle().catalog().get("m", None).unwrap();
     assert_ne!(held.instance(), new.instance());
     assert_eq!((held.ready_at, &held.id), (new.ready_at, &new.id));
-    // Who came before ends under the settings of then.
+    // A request from before the change ends with the earlier settings.
     assert_eq!((held.schedule().mode, held.plan().batchable), (ScheduleMode::Sync, false));
     assert_eq!((new.schedule().mode, new.plan().batchable), (ScheduleMode::Async, true));
     assert_eq!(held.run(&[input(3.0)], &[]).unwrap()[0].tensor.to_vec::<f32>().unwrap(), [3.0]);
@@ -144,14 +144,13 @@ fn settings_that_change_all_the_time_fail_no_request() {
         stop.store(true, Ordering::Relaxed);
     });
     assert_eq!((loads(&world), releases(&world).len(), world.used()), (1, 0, used));
-    // A load of the same version starts from the settings as they are, and lets go of all the
-    // others.
+    // A load of the same version starts from the current settings, and releases all earlier ones.
     world.load("m", LoadSpec { reload: true, ..LoadSpec::default() }).unwrap();
     eventually("the release", || releases(&world).len() == 1);
     assert_eq!(world.lifecycle().catalog().get("m", None).unwrap().schedule().weight, 20);
 }
 
-/// Not a number is equal to itself here, or such settings would be new ones with each look.
+/// NaN is equal to itself here. Otherwise such settings would count as new at each scan.
 #[test]
 fn settings_that_stay_are_taken_over_once() {
     let mut world = World::prepare(64 * MIB);

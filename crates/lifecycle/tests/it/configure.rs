@@ -22,7 +22,7 @@ fn configure(world: &World, models: Vec<ModelConfig>, roots: Vec<ModelRoot>) -> 
     receiver.recv_timeout(WAIT_MAX).expect("an answer")
 }
 
-/// Models "a" and "b" are configured, without the root.
+/// Starts a lifecycle with the models "a" and "b", without the root.
 fn two_models() -> World {
     let mut world = World::prepare(64 * MIB);
     world.publish("a", 1);
@@ -101,7 +101,7 @@ fn versions_after_the_start_wait_for_a_request() {
     world.start(Setting { change: |config| config.poll_once = true, ..Setting::default() });
     world.until_ready("m", 1);
     assert!(world.lifecycle().wait_settled(WAIT_MAX));
-    // The scans that follow the start end; then nothing looks.
+    // The scans after the start end. Then nothing is scanned.
     std::thread::sleep(200 * POLL);
     world.publish("m", 2);
     std::thread::sleep(20 * POLL);

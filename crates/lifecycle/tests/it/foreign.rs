@@ -13,13 +13,13 @@ fn foreign(world: &World, version: u64, text: &str) {
     world.place("m", version, |dir| fs::write(dir.join("model.onnx"), text).unwrap());
 }
 
-/// Number of converted versions in the cache of this run.
+/// Returns the number of converted versions in the cache of this run.
 fn cached(world: &World) -> usize {
     let run = fs::read_dir(world.cache.path()).unwrap().next().unwrap().unwrap().path();
     fs::read_dir(run).unwrap().filter(|entry| entry.as_ref().unwrap().path().is_dir()).count()
 }
 
-/// The scheduling policies at which the versions in the cache were converted.
+/// Returns the scheduling policies at which the versions in the cache were converted.
 fn policies(world: &World) -> Vec<String> {
     let run = fs::read_dir(world.cache.path()).unwrap().next().unwrap().unwrap().path();
     let said = fs::read_dir(run)
@@ -36,7 +36,7 @@ fn start() -> World {
 }
 
 #[test]
-fn they_are_converted_and_served() {
+fn foreign_versions_are_converted_and_served() {
     let world = start();
     assert!(world.lifecycle().wait_settled(std::time::Duration::from_secs(30)));
     assert_eq!(world.ask("m").unwrap(), 1.0);
@@ -47,8 +47,8 @@ fn they_are_converted_and_served() {
     world.lifecycle().shutdown();
 }
 
-/// At idle priority the first load would hardly go on where other programs use all of the machine;
-/// later ones must not take time from requests.
+/// At idle priority the first load would make almost no progress if other programs use all cores.
+/// Later loads must not take time from requests.
 #[test]
 fn only_the_first_load_runs_at_ordinary_priority() {
     let (ordinary, idle) = (["0"], ["5"]);
@@ -63,7 +63,7 @@ fn only_the_first_load_runs_at_ordinary_priority() {
 }
 
 #[test]
-fn a_conversion_that_fails_says_why() {
+fn a_failed_conversion_has_its_reason() {
     let world = start();
     world.until_ready("m", 1);
     foreign(&world, 2, "bad");
@@ -124,7 +124,7 @@ fn a_file_that_grows_is_never_loaded() {
     fs::create_dir(world.dir("m", 2)).unwrap();
     let mut file = fs::File::create(world.dir("m", 2).join("model.onnx")).unwrap();
     let text = GRAPH.replace("affine x 1", "affine x 2");
-    // Longer than any prefix of it would need to be taken as complete, were it not for the changes.
+    // Without the changes, any part of the file would count as complete within this time.
     for (at, byte) in text.bytes().enumerate() {
         file.write_all(&[byte]).unwrap();
         if at % 16 == 0 {
@@ -140,8 +140,8 @@ fn a_file_that_grows_is_never_loaded() {
     assert_eq!(world.fake.counters().failed_loads(), 0);
 }
 
-/// A converter that copies the directory "published" of the version. At its end it writes what
-/// "model.onnx" contained at its start into the file [`CONVERTED`] of the root.
+/// Returns a converter that copies the directory "published" of the version. At its end it writes
+/// the content that "model.onnx" had at its start into the file [`CONVERTED`] of the root.
 fn copying() -> lifecycle::Converter {
     let script = format!(
         "graph=$(cat \"$1\"/model.onnx); cp \"$1\"/published/* \"$2\"/; \
@@ -151,10 +151,10 @@ fn copying() -> lifecycle::Converter {
     lifecycle::Converter { program: "/bin/sh".into(), args }
 }
 
-/// The lifecycle looks at no hidden names.
+/// The lifecycle ignores hidden names.
 const CONVERTED: &str = ".converted";
 
-/// A conversion that waits for memory is one of files that may be replaced meanwhile.
+/// The files of a conversion that waits for memory may be replaced meanwhile.
 #[test]
 fn replaced_files_are_converted_again() {
     let mut world = World::prepare(8 * MIB);
@@ -200,7 +200,7 @@ fn a_load_waits_until_files_stop_changing() {
 }
 
 #[test]
-fn heap_opens_them_as_they_are() {
+fn the_heap_opens_foreign_versions_as_they_are() {
     let mut world = World::prepare(64 * MIB);
     foreign(&world, 1, GRAPH);
     world.publish("n", 1);

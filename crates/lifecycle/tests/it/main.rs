@@ -3,7 +3,7 @@
 #![allow(missing_docs, reason = "tests explain themselves")]
 #![allow(clippy::unwrap_used, reason = "a failed test should say where")]
 
-// The name that other crates know it by.
+// The name that other crates use.
 extern crate millpond_lifecycle as lifecycle;
 
 mod admin;

@@ -1,4 +1,4 @@
-//! Which versions serve, and in what order they come and go.
+//! Versions that serve, and the order in which they are loaded and unloaded.
 
 use std::fs;
 
@@ -104,7 +104,7 @@ fn resource_preserving_goes_back_when_the_new_version_fails() {
 }
 
 #[test]
-fn a_directory_that_cannot_be_read_takes_nothing_down() {
+fn an_unreadable_directory_unloads_nothing() {
     let mut world = World::prepare(64 * MIB);
     world.publish("m", 1);
     world.publish("m", 2);
@@ -125,7 +125,7 @@ fn a_directory_that_cannot_be_read_takes_nothing_down() {
     assert_eq!(world.fake.counters().loads(), 2);
 }
 
-/// Tried again, it would cost the version that serves another time.
+/// Another try would unload the version that serves once more.
 #[test]
 fn a_broken_version_stays_broken_while_unreadable() {
     let mut world = World::prepare(64 * MIB);
@@ -137,7 +137,7 @@ fn a_broken_version_stays_broken_while_unreadable() {
     world.place("m", 7, |dir| engine::fake::publish::publish(dir, graph, &[]).unwrap());
     world.until("m", 7, LifecycleState::Failed);
     world.until_ready("m", 1);
-    // Its own name leads elsewhere from now on, in one step each time.
+    // From now on its name leads to another directory, changed in one step each time.
     let real = world.model_dir("m").join("real");
     let lead_to = |to: &std::path::Path| {
         let next = world.model_dir("m").join("next");
@@ -165,7 +165,7 @@ fn models_of_a_root_come_and_go() {
     let world = World::with_model();
     world.publish("n", 4);
     world.until_ready("n", 4);
-    // The hidden name takes it away in one step.
+    // A rename to a hidden name removes it in one step.
     fs::rename(world.model_dir("n"), world.root.path().join(".n")).unwrap();
     eventually("n is forgotten", || world.status("n").is_none());
     assert_eq!(
@@ -203,7 +203,7 @@ fn versions_above_the_limit_of_a_model_are_reported_once() {
 }
 
 #[test]
-fn a_version_goes_on_serving_while_its_successor_is_incomplete() {
+fn a_version_serves_while_its_successor_is_incomplete() {
     let world = World::with_model();
     fs::create_dir(world.dir("m", 2)).unwrap();
     world.remove("m", 1);

@@ -1,4 +1,5 @@
-//! What cannot be served is refused with its reason, and what serves goes on serving.
+//! A version that cannot be served is refused with the reason, and the version that serves
+//! continues.
 
 use std::fs;
 
@@ -7,7 +8,8 @@ use lifecycle::LifecycleState;
 
 use crate::world::{MIB, Setting, World};
 
-/// Version 2 is refused with a reason that holds `reason`; version 1 serves.
+/// Checks that version 2 is refused with a reason that contains `reason`, and that version 1
+/// serves.
 #[track_caller]
 fn refused(world: &World, reason: &str) {
     let status = world.until("m", 2, LifecycleState::Failed);
@@ -158,7 +160,7 @@ fn a_pointer_in_place_of_a_file_is_recognised() {
 
 #[test]
 fn an_unreadable_directory() {
-    // A link to itself cannot be read by anybody, root included.
+    // No user can read a link to itself, not even root.
     let world = World::with_model();
     std::os::unix::fs::symlink("2", world.dir("m", 2)).unwrap();
     refused(&world, "symbolic links");
@@ -212,7 +214,7 @@ fn a_version_that_does_not_fit_beside_the_old() {
     world.until_ready("m", 1);
     world.publish_tables("m", 2, &[3.0, 4.0]);
     refused(&world, "use transition = \"resource-preserving\"");
-    // The advice works, and files that failed before are tried again once an administrator asks.
+    // The remedy works, and files that failed before are tried again once an administrator asks.
     world.settings("m", "transition = \"resource-preserving\"");
     world.looks();
     world.load("m", lifecycle::LoadSpec::default()).unwrap();
@@ -248,7 +250,7 @@ fn the_version_before_a_broken_one_serves_from_the_start() {
 }
 
 #[test]
-fn nothing_ready_says_why() {
+fn a_model_without_a_ready_version_has_a_reason() {
     let mut world = World::prepare(64 * MIB);
     damage(&world, |dir| fs::write(dir.join("weights.bin"), vec![7; 8192]).unwrap());
     world.start(Setting::default());

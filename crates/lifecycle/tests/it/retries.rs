@@ -1,4 +1,4 @@
-//! Loads that fail for a reason that may pass are tried again, a set number of times.
+//! Loads that fail for a temporary reason are tried again, at most a fixed number of times.
 
 use std::time::Duration;
 

@@ -17,7 +17,7 @@ use crate::world::{MIB, Setting, World, eventually, input};
 
 const HALF: &str = "[rollout]\ntraffic = 0.5\npromote = \"hand\"\n";
 
-/// A running lifecycle with model "m" at version 1 and these settings.
+/// Starts a lifecycle with model "m" at version 1 and these settings.
 fn world(settings: &str) -> World {
     let mut world = World::prepare(64 * MIB);
     world.settings("m", settings);
@@ -37,7 +37,7 @@ fn until_state(world: &World, state: RolloutState) -> RolloutReport {
     report(world)
 }
 
-/// Time of a run: version 9 is slow.
+/// Returns the time of a run: version 9 is slow.
 fn run(version: u64) -> Duration {
     Duration::from_millis(if version == 9 { 12 } else { 2 })
 }
@@ -70,7 +70,7 @@ fn admin(world: &World, action: RolloutAction) -> Result<()> {
     receiver.recv_timeout(Duration::from_secs(60)).expect("an answer")
 }
 
-/// Ends of rollouts as "promoted reason" or "withdrawn reason".
+/// Returns the ends of rollouts as "promoted reason" or "withdrawn reason".
 fn ends(world: &World) -> Vec<String> {
     let end = |event| match event {
         LifecycleEvent::RolloutEnded { promoted, reason, .. } => {
@@ -119,7 +119,7 @@ fn a_failing_version_is_withdrawn_and_stays_so() {
     let world = world(HALF);
     world.publish("m", 2);
     until_state(&world, RolloutState::Running);
-    // 2000 requests are enough, however late the rollout is judged.
+    // 2000 requests are enough, even if the rollout is judged late.
     let mut requests = 0;
     eventually("a rollback", || {
         for _ in 0..20 {
@@ -226,7 +226,7 @@ fn keeping() -> Setting {
     Setting { change, ..Setting::default() }
 }
 
-/// A lifecycle in which version 2 of model "m" is rolled out, and is stopped.
+/// Returns a stopped lifecycle in which version 2 of model "m" was being rolled out.
 fn stopped_rollout(settings: &str, start: Option<RolloutStart>) -> World {
     let mut world = World::prepare(64 * MIB);
     world.settings("m", settings);
@@ -352,7 +352,7 @@ fn copies_go_to_the_candidate() {
     until_state(&world, RolloutState::Running);
     let catalog = world.lifecycle().catalog();
     let ended = || report(&world).state == RolloutState::RolledBack;
-    // As every answer differs, 99 requests are enough, however late the rollout is judged.
+    // As every answer differs, 99 requests are enough, even if the rollout is judged late.
     let mut requests = 0;
     eventually("a rollback", || {
         let route = catalog.route("m", None).unwrap();
@@ -451,7 +451,7 @@ fn a_rollout_by_hand_needs_no_settings() {
     assert_eq!(report(&world).state, RolloutState::RolledBack);
     world.until("m", 2, LifecycleState::Failed);
     assert_eq!(world.ready("m"), "1");
-    // By hand it is tried again.
+    // An administrator's load tries it again.
     admin(&world, start(2, Some(0.25))).unwrap();
     assert_eq!(report(&world).traffic, 0.25);
     assert_eq!(ends(&world), ["withdrawn hand"]);
@@ -487,7 +487,7 @@ fn a_rollback_ends_a_reload_of_the_candidate() {
     world.looks();
     assert_eq!(world.ask("m").unwrap(), 1.0);
     world.fake.load_gate().open();
-    // It may end in any way.
+    // Any result is right.
     let _ = reload.recv_timeout(Duration::from_secs(60));
     world.looks();
     assert_eq!((world.ready("m").as_str(), world.ask("m").unwrap()), ("1", 1.0));

@@ -68,7 +68,8 @@ fn a_models_schedule_is_laid_over_the_servers() {
         ..ScheduleOptions::default()
     };
     assert_eq!(schedule(), wanted);
-    // What contradicts is told and changes nothing; what is mended holds from the next look.
+    // Contradictory settings are reported and change nothing. Corrected settings hold from the next
+    // scan.
     world.settings("m", "[schedule]\npreferred-batch-sizes = [9]");
     eventually("the error shows", || world.status("m").unwrap().error.is_some());
     let error = world.status("m").unwrap().error.unwrap();

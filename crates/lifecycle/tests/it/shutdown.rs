@@ -44,7 +44,7 @@ fn a_running_request_is_waited_for() {
 }
 
 #[test]
-fn a_load_under_way_is_stopped() {
+fn a_running_load_is_stopped() {
     let world = World::with_model();
     world.fake.load_gate().close();
     world.publish("m", 2);
@@ -60,7 +60,7 @@ fn a_load_under_way_is_stopped() {
 }
 
 #[test]
-fn a_request_that_never_ends_is_left_behind() {
+fn a_request_that_never_ends_is_abandoned() {
     let world = World::with_model();
     let held = world.lifecycle().catalog().get("m", None).unwrap();
     let started = Instant::now();

@@ -1,4 +1,4 @@
-//! Loads on a machine whose cores others keep busy.
+//! Loads on a machine whose cores are busy with other programs.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -80,7 +80,7 @@ fn a_load_that_starves_in_an_engine_escalates_beside_it() {
     assert_eq!(escalated.bytes_shared, 4 * MIB, "the other thread has read them: {escalated:?}");
     world.remove("m", 1);
     eventually("the old version is gone", || world.status("m").unwrap().versions.len() == 1);
-    // The other thread has an end, and what it made goes with it.
+    // The other thread ends, and its objects are dropped with it.
     world.threads.busy.store(false, Ordering::Relaxed);
     let ended = || {
         world.threads.releases.lock().unwrap().iter().any(|name| name.starts_with("load-0-idle "))
@@ -88,7 +88,7 @@ fn a_load_that_starves_in_an_engine_escalates_beside_it() {
     eventually("the session that nobody wants is dropped", ended);
     eventually("nothing is kept twice", || world.used() == used);
     assert_eq!(world.ask("m").unwrap(), 2.0);
-    // Other programs may keep the cores busy as well, but hardly all the time.
+    // Other programs may keep the cores busy too, but not all the time.
     let gentle = (3..20).any(|version| {
         world.publish_tables("m", version, &[5.0]);
         world.until_ready("m", version);

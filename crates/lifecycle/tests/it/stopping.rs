@@ -1,4 +1,4 @@
-//! Loads whose engine does not notice that they were stopped.
+//! Loads that were stopped while their engine does not notice it.
 
 use std::time::Duration;
 
@@ -62,7 +62,7 @@ fn a_load_that_hangs_fails_and_frees_its_load_thread() {
 }
 
 #[test]
-fn shutdown_leaves_a_load_behind_that_does_not_stop() {
+fn shutdown_abandons_a_load_that_does_not_stop() {
     let mut world = World::prepare(64 * MIB);
     world.publish("m", 1);
     world.fake.load_gate().close();

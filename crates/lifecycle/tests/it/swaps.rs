@@ -65,7 +65,7 @@ fn only_the_unload_thread_releases() {
 }
 
 #[test]
-fn a_slow_request_holds_up_its_own_version_only() {
+fn a_slow_request_delays_its_own_version_only() {
     let mut world = World::prepare(64 * MIB);
     world.publish("a", 1);
     world.publish("b", 1);

@@ -54,7 +54,7 @@ impl FakeTurns {
     }
 }
 
-/// A fleet, and a process of it that serves version 1 of "m".
+/// Returns a fleet, and a process of it that serves version 1 of "m".
 fn fleet(window: Duration, change: fn(&mut LifecycleConfig)) -> (World, Arc<FakeTurns>) {
     let turns = Arc::new(FakeTurns::default());
     let mut world = World::prepare(64 * MIB);
@@ -118,7 +118,7 @@ fn a_version_that_is_held_back_is_not_tried() {
 }
 
 #[test]
-fn a_hold_that_ends_lets_the_update_go_on() {
+fn an_update_continues_when_its_hold_ends() {
     let (world, turns) = fleet(Duration::ZERO, |_| {});
     turns.set(2, TurnState::HeldBack("it failed at b".to_owned()));
     publish_waiting(&world, &turns);

@@ -1,4 +1,4 @@
-//! Versions are exercised before they take requests.
+//! Warm-up of versions before they take requests.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -65,7 +65,7 @@ fn generated_requests_run_at_least_ten_times() {
 }
 
 #[test]
-fn settings_say_how_often() {
+fn settings_set_the_number_of_runs() {
     let world = serve("", GRAPH, "[warmup]\nbatch-sizes = [1, 2, 4]\niterations = 2");
     world.until_ready("m", 1);
     assert_eq!(world.fake.counters().runs(), 6);
@@ -133,7 +133,7 @@ fn a_generated_request_that_fails_is_a_note() {
     assert_eq!(reason, "warm-up with generated requests: out of range");
 }
 
-/// Runs end as those in a worker process that hangs.
+/// Engine whose runs end like runs in a worker process that hangs.
 struct HangingRuns;
 
 impl WarmupSource for HangingRuns {

@@ -1,4 +1,5 @@
-//! A lifecycle with its directories, its memory and an engine that remembers which threads it met.
+//! A lifecycle with its directories, its memory and an engine that records the threads that call
+//! it.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -26,7 +27,7 @@ impl WarmupSource for NoRecordedRequests {
     }
 }
 
-/// Nothing here takes so long; a test that waits longer is stuck.
+/// Nothing here takes this long: a test that waits longer is stuck.
 const WAIT_MAX: Duration = Duration::from_secs(60);
 
 pub(crate) const MIB: u64 = 1 << 20;
@@ -37,7 +38,7 @@ pub(crate) const POLL: Duration = Duration::from_millis(10);
 /// cores busy.
 pub(crate) const NEVER: Duration = Duration::from_secs(3600);
 
-/// Waits until `holds`, and says what was waited for when it never does.
+/// Waits until `holds` returns true. Panics with `what` after [`WAIT_MAX`].
 #[track_caller]
 pub(crate) fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
     let deadline = Instant::now() + WAIT_MAX;
@@ -51,7 +52,7 @@ pub(crate) fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
 #[derive(Default)]
 pub(crate) struct Threads {
     pub(crate) loads: Mutex<Vec<String>>,
-    /// While this is set, the engine keeps a thread of idle priority that loads busy.
+    /// While this is set, the engine keeps load threads of idle priority busy.
     pub(crate) busy: AtomicBool,
     /// Model whose loads do not return from the engine while this is set.
     pub(crate) hanging: Mutex<Option<String>>,
@@ -144,7 +145,7 @@ impl Recorder {
         self.0.lock().unwrap().clone()
     }
 
-    /// "1:loading 1:warming ..." of one model, a state told again left out.
+    /// Returns "1:loading 1:warming ..." of one model, without repeated states.
     pub(crate) fn states(&self, model: &str) -> String {
         let mut words = Vec::new();
         for event in self.all() {
@@ -232,7 +233,7 @@ impl World {
             Some(Lifecycle::start(config, engines, store, setting.warmup, events).unwrap());
     }
 
-    /// A running lifecycle with model "m" at version 1.
+    /// Starts a lifecycle with model "m" at version 1.
     pub(crate) fn with_model() -> World {
         let mut world = World::prepare(64 * MIB);
         world.publish("m", 1);
@@ -263,12 +264,12 @@ impl World {
         std::fs::rename(&aside, self.dir(model, version)).unwrap();
     }
 
-    /// A version that multiplies by its own number.
+    /// Publishes a version that multiplies by its own number.
     pub(crate) fn publish(&self, model: &str, version: u64) {
         self.place(model, version, |dir| publish::affine(dir, version as f32, 0.0).unwrap());
     }
 
-    /// The same, and its requests change its state.
+    /// Publishes such a version, whose requests change its state.
     pub(crate) fn publish_changing(&self, model: &str, version: u64) {
         let graph = format!("{}metadata {CHANGES_STATE} yes\n", publish::HALF_PLUS_TWO);
         let numbers = [
@@ -278,7 +279,8 @@ impl World {
         self.place(model, version, |dir| publish::publish(dir, &graph, &numbers).unwrap());
     }
 
-    /// The same as [`World::publish`] with tables of 2 MiB each, filled with the given numbers.
+    /// Does the same as [`World::publish`] with tables of 2 MiB each, filled with the given
+    /// numbers.
     pub(crate) fn publish_tables(&self, model: &str, version: u64, tables: &[f32]) {
         let mut graph = publish::HALF_PLUS_TWO.to_owned();
         let number = [
@@ -298,7 +300,7 @@ impl World {
     }
 
     pub(crate) fn remove(&self, model: &str, version: u64) {
-        // Out of the way in one step, as a publisher would.
+        // Moved away in one step, as a publisher would do.
         let aside =
             self.root.path().join(format!(".old-{}", self.next.fetch_add(1, Ordering::SeqCst)));
         std::fs::rename(self.dir(model, version), &aside).unwrap();
@@ -336,22 +338,21 @@ impl World {
         self.until(model, version, LifecycleState::Ready);
     }
 
-    /// Waits until the directories have been looked at twice more, and everything seen was acted
-    /// on.
+    /// Waits until the directories were scanned twice more, and all results were handled.
     pub(crate) fn looks(&self) {
         for _ in 0..2 {
-            // A load of a model that is not there is answered by a fresh look.
+            // A load of a missing model is answered after a new scan.
             assert!(self.load("no such model", LoadSpec::default()).is_err());
         }
     }
 
-    /// The versions that are ready, as "1 2".
+    /// Returns the versions that are ready, as "1 2".
     pub(crate) fn ready(&self, model: &str) -> String {
         let ready = self.lifecycle().catalog().ready(model).unwrap_or_default();
         ready.iter().map(u64::to_string).collect::<Vec<_>>().join(" ")
     }
 
-    /// The version that answers, found out by asking it.
+    /// Returns the version that answers a request, from its answer.
     pub(crate) fn ask(&self, model: &str) -> Result<f32> {
         let servable = self.lifecycle().catalog().get(model, None)?;
         let answer = servable.run(&[input(1.0)], &[])?[0].tensor.to_vec::<f32>()?[0];
@@ -384,15 +385,15 @@ pub(crate) fn input(x: f32) -> NamedTensor {
     NamedTensor::new("x", Tensor::from_vec([1usize].as_slice(), vec![x]).unwrap())
 }
 
-/// A model without warm-up, for tests that count runs or swap often.
+/// Returns a model without warm-up, for tests that count runs or swap often.
 pub(crate) fn cold(world: &World, name: &str) -> ModelConfig {
     let mut config = ModelConfig::new(name, world.model_dir(name));
     config.warmup = WarmupConfig { enabled: false, ..WarmupConfig::default() };
     config
 }
 
-/// Converts a fake graph called model.onnx: what `millpond` itself does for ONNX files. A graph
-/// that says "bad" is refused. "policy" beside the result says at which scheduling policy it ran
+/// Converts a fake graph called model.onnx, as `millpond` does for ONNX files. A graph with the
+/// text "bad" is refused. "policy" beside the result says at which scheduling policy it ran
 /// (proc_pid_stat(5), field 41).
 pub(crate) fn converter() -> Converter {
     let script = r#"
