@@ -145,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn versions_are_links_and_old_ones_go() {
+    fn versions_are_links_and_old_ones_are_removed() {
         let dir = tempfile::tempdir().unwrap();
         let (cached, model) = (dir.path().join("c"), dir.path().join("m"));
         std::fs::create_dir(&cached).unwrap();

@@ -193,7 +193,7 @@ impl Connection {
                 let open = Arc::new(AtomicBool::new(true));
                 let ended = open.clone();
                 tokio::spawn(async move {
-                    // Calls under way get the reason of its end.
+                    // Calls in progress get the reason why the connection ended.
                     let _ = driver.await;
                     ended.store(false, Ordering::Relaxed);
                 });

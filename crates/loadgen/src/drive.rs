@@ -25,7 +25,7 @@ use crate::timer::Timer;
 /// Default time for which a finished schedule waits for the last answers.
 pub const DRAIN: Duration = Duration::from_secs(20);
 /// Priority of client threads. A real client would not compete for the server's cores, so it is
-/// woken at once if the system allows it. Without the right to it, the run continues at normal
+/// woken at once if the system allows it. Without the permission, the run continues at normal
 /// priority.
 const CLIENT_NICE: i32 = -15;
 /// Maximum number of client threads.
@@ -379,7 +379,7 @@ impl ClientThread {
             .collect();
         let all = async {
             for task in tasks {
-                // A task that panicked has lost its request; the others go on.
+                // A task that panicked has lost its request; the others continue.
                 let _ = task.await;
             }
         };
@@ -448,8 +448,8 @@ impl ClientThread {
         }
     }
 
-    /// Takes the connection for the next request. A server closes HTTP connections that were idle
-    /// for long, which is not a failure: they are passed over.
+    /// Takes the connection for the next request. Skips connections that the server closed after a
+    /// long idle time, which is not a failure.
     fn known(&self) -> Option<Connection> {
         let mut idle = self.idle.borrow_mut();
         while let Some(connection) = idle.pop() {

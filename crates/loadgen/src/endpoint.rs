@@ -120,8 +120,8 @@ impl Endpoint {
     }
 }
 
-/// Returns an error that names the other protocol if the port speaks it. Only ports in plain text
-/// are asked.
+/// Returns an error that names the other protocol if the port speaks it. Connects to ports without
+/// TLS only.
 pub fn other_protocol(endpoint: &Endpoint) -> Option<Error> {
     let authority = &endpoint.authority;
     if endpoint.link != Link::Tcp {

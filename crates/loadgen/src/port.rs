@@ -73,7 +73,8 @@ mod tests {
 
     use super::*;
 
-    /// A server that greets each of `count` clients with `greeting` and goes.
+    /// Checks the detected protocol of a server that greets each of `count` clients with `greeting`
+    /// and then closes.
     fn check(greeting: &'static [u8], count: usize, wanted: Option<Spoken>) {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let authority = listener.local_addr().unwrap().to_string();
@@ -81,9 +82,9 @@ mod tests {
             for _ in 0..count {
                 let (mut stream, _) = listener.accept().unwrap();
                 stream.write_all(greeting).unwrap();
-                // A client that has what it wants may have gone already.
+                // A client that got its answer may have disconnected already.
                 let _ = stream.shutdown(std::net::Shutdown::Write);
-                // Until the client has gone, so that nothing is reset under its reading.
+                // Until the client disconnects, so that no reset interrupts its read.
                 let _ = stream.read_to_end(&mut Vec::new());
             }
         });

@@ -400,7 +400,7 @@ mod tests {
     }
 
     #[test]
-    fn a_program_that_ends_is_reported_with_its_words() {
+    fn a_program_that_ends_is_reported_with_its_output() {
         let dir = tempfile::tempdir().unwrap();
         let env = BenchEnv {
             millpond: "/bin/echo".into(),

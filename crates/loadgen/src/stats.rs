@@ -18,7 +18,8 @@ pub struct Latencies {
 
 impl Default for Latencies {
     fn default() -> Self {
-        // The bounds are constants the histogram accepts; a fallback keeps the constructor total.
+        // The histogram accepts these constant bounds. The fallback makes the constructor
+        // infallible.
         let histogram = Histogram::new_with_bounds(1, LATENCY_MAX.as_nanos() as u64, DIGITS)
             .unwrap_or_else(|_| unreachable!("constant bounds"));
         Latencies { histogram }

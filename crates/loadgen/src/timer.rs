@@ -60,7 +60,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn it_never_fires_early() {
+    fn a_timer_never_fires_early() {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_io().build().unwrap();
         runtime.block_on(async {
             let timer = Timer::new().unwrap();
