@@ -17,7 +17,7 @@ use crate::star::{Coordinates, Star, stars};
 pub struct Explanation {
     /// The score, as [`score`] gives it.
     pub score: f32,
-    /// The vertices taken for the same points, in the order they were found.
+    /// Vertices that count as the same point, in the order in which they were found.
     pub pairs: Vec<Pair>,
     /// Evidence for these pairs.
     pub evidence: Evidence,

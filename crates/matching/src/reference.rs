@@ -276,7 +276,7 @@ mod tests {
         ) {
             let mut scratch = Scratch::new();
             agree(&probe, &record, &mut scratch);
-            // The same memory again, now with traces in it.
+            // The same memory again, now with remains of the last comparison.
             agree(&record, &probe, &mut scratch);
             agree(&probe, &probe, &mut scratch);
         }

@@ -1,4 +1,4 @@
-//! Tolerances, and the worth of each piece of evidence.
+//! Tolerances, and the weight of each piece of evidence.
 
 use crate::edge::{DEGREE, PER_PIXEL};
 

@@ -1,5 +1,5 @@
-//! An index of fingerprints: finds the few prints that can be the query's finger, without looking
-//! at the others.
+//! An index of fingerprints: finds the few prints that can be the query's finger, without reading
+//! the others.
 //!
 //! Each edge between neighbouring minutiae has a length and two angles that stay the same when the
 //! print is moved or turned. They are quantised to a cell. For each cell the index lists the prints

@@ -256,7 +256,7 @@ mod tests {
         }
 
         #[test]
-        fn damaged_bytes_are_no_panic(
+        fn damaged_bytes_cause_no_panic(
             flips in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 0..5),
         ) {
             let mut builder = EdgeIndexBuilder::new();

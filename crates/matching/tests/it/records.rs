@@ -37,7 +37,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(32))]
 
     #[test]
-    fn what_is_encoded_is_decoded(graph in graph()) {
+    fn an_encoded_graph_is_decoded(graph in graph()) {
         let bytes = record(&graph);
         prop_assert_eq!(bytes.len(), 8 + 6 * graph.vertices.len() + 32 * graph.descriptors.len());
         prop_assert_eq!(Graph::decode(&bytes).unwrap(), graph);
@@ -73,14 +73,14 @@ proptest! {
                 prop_assert!(usize::from(pair.record) < decoded.vertices.len());
             }
         }
-        // What was left behind by the damaged record does no harm.
+        // Remains of the damaged record in the scratch change no result.
         let sound = record(&original);
         let again = score(&probe, &sound, &mut scratch).unwrap();
         prop_assert_eq!(again, score(&probe, &sound, &mut Scratch::new()).unwrap());
     }
 
     #[test]
-    fn noise_is_never_a_panic(bytes in prop::collection::vec(any::<u8>(), 0..400), head in any::<bool>()) {
+    fn noise_causes_no_panic(bytes in prop::collection::vec(any::<u8>(), 0..400), head in any::<bool>()) {
         let mut bytes = bytes;
         if head && bytes.len() > 8 {
             bytes[..2].copy_from_slice(&[1, 0]);
@@ -104,7 +104,7 @@ fn an_unknown_version_is_named() {
 }
 
 #[test]
-fn vertices_beyond_the_most_are_left_out() {
+fn vertices_above_the_maximum_are_left_out() {
     let mut graph = synthetic::photo(1);
     graph.vertices.push(graph.vertices[0]);
     graph.descriptors.push(graph.descriptors[0]);

@@ -10,7 +10,7 @@ fn similarity(probe: &Graph, other: &Graph) -> f32 {
     score(&Probe::new(probe, MatchOptions::default()), &bytes, &mut Scratch::new()).unwrap()
 }
 
-/// Turned by quarter turns and shifted: exact in whole pixels.
+/// Returns the graph turned by quarter turns and shifted: exact in whole pixels.
 fn moved(graph: &Graph, quarters: u8, by: (i16, i16)) -> Graph {
     let turned = |vertex: &Vertex| {
         let (x, y) = (0..quarters).fold((vertex.x, vertex.y), |(x, y), _| (y, -x));
@@ -24,7 +24,7 @@ fn moved(graph: &Graph, quarters: u8, by: (i16, i16)) -> Graph {
     Graph { vertices: graph.vertices.iter().map(turned).collect(), ..graph.clone() }
 }
 
-/// Turned by any angle about (150, 200) and enlarged.
+/// Returns the graph turned by any angle about (150, 200) and enlarged.
 fn placed(graph: &Graph, degrees: f32, scale: f32) -> Graph {
     let (sin, cos) = degrees.to_radians().sin_cos();
     let place = |vertex: &Vertex| {
@@ -101,7 +101,7 @@ fn photographs_are_found_at_any_scale_and_turn() {
 fn descriptors_that_differ_keep_points_apart() {
     let photo = synthetic::photo(3);
     let mut other = photo.clone();
-    // Half of the bits: what two unrelated points differ in.
+    // Half of the bits, as in two unrelated points.
     other
         .descriptors
         .iter_mut()

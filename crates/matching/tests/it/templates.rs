@@ -34,7 +34,7 @@ fn each_field_is_checked() {
 }
 
 #[test]
-fn what_the_format_cannot_hold_is_refused() {
+fn graphs_beyond_the_format_are_refused() {
     assert!(iso::write(&synthetic::photo(1)).is_err());
     for vertex in [Vertex { x: -1, ..Vertex::default() }, Vertex { kind: 3, ..Vertex::default() }] {
         assert!(iso::write(&Graph { vertices: vec![vertex], ..Graph::default() }).is_err());
@@ -224,7 +224,7 @@ fn positions_of_several_fingers_state_no_finger() {
 
 proptest! {
     #[test]
-    fn what_is_written_is_read(
+    fn a_written_template_is_read(
         points in prop::collection::vec((0_i16..0x3FFF, 0_i16..0x3FFF, any::<u8>(), 0_u8..3), 0..=255), size: (u16, u16),
     ) {
         let vertices =
@@ -257,7 +257,7 @@ proptest! {
     }
 
     #[test]
-    fn damage_in_any_format_is_no_panic(
+    fn damage_in_any_format_causes_no_panic(
         flips in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 0..5), cut in any::<prop::sample::Index>(),
     ) {
         for format in TemplateFormat::ALL {
@@ -272,7 +272,7 @@ proptest! {
     }
 
     #[test]
-    fn any_bytes_are_no_panic(bytes: Vec<u8>) {
+    fn any_bytes_cause_no_panic(bytes: Vec<u8>) {
         let _ = template::read(&bytes);
         let _ = template::read(&[b"FMR\x00030\0", &bytes[..]].concat());
         let _ = template::read(&[b"FMR\0 20\0", &bytes[..]].concat());
@@ -280,7 +280,7 @@ proptest! {
     }
 
     #[test]
-    fn damage_is_never_a_panic(
+    fn damage_causes_no_panic(
         flips in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 0..5), cut in any::<prop::sample::Index>(),
     ) {
         let mut bytes = iso::write(&synthetic::fingerprint(3)).unwrap();
