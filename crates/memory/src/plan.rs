@@ -196,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn large_chunks_are_shared_with_the_living_and_with_twins() {
+    fn large_chunks_are_shared_with_live_and_equal_ones() {
         let plan =
             plan(&[chunk(1, 2 * MIB, 2 * MIB), chunk(9, 4 * MIB, 2 * MIB), chunk(1, 0, 2 * MIB)]);
         let fresh = ChunkPlace::Fresh { region: 0, offset: 0 };

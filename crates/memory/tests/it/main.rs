@@ -19,7 +19,7 @@ use os::Rate;
 
 const MIB: usize = 1 << 20;
 
-/// A pool of so many slots that takes memory as fast as it can.
+/// Returns a pool of `slots` slots without a limit of its rate.
 fn pool(slots: usize) -> Arc<SlotPool> {
     pool_with(PoolConfig {
         bytes_max: bytes_of(slots),
@@ -40,8 +40,8 @@ fn bytes_of(slots: usize) -> u64 {
     (slots * SLOT_BYTES) as u64
 }
 
-/// A directory on the disk that the build uses: unlike /tmp it is seldom in memory, so O_DIRECT is
-/// exercised.
+/// Returns a directory on the disk that the build uses. Unlike /tmp it is seldom in memory, so
+/// O_DIRECT is tested.
 fn scratch() -> tempfile::TempDir {
     tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap()
 }
@@ -53,7 +53,7 @@ fn noise(seed: u64, bytes: usize) -> Vec<u8> {
     data
 }
 
-/// A weights file: each piece at the next multiple of 4096.
+/// Writes a weights file: each piece at the next multiple of 4096.
 fn weights(dir: &Path, name: &str, pieces: &[Vec<u8>]) -> (PathBuf, Vec<Chunk>) {
     let mut file = Vec::new();
     let mut chunks = Vec::new();

@@ -67,7 +67,7 @@ fn fragments_are_released_for_a_long_run() {
 }
 
 #[test]
-fn a_stopped_allocation_gives_everything_back() {
+fn a_stopped_allocation_returns_all_memory() {
     let rate = Rate::per_second(64 * bytes_of(1));
     let pool =
         pool_with(PoolConfig { bytes_max: bytes_of(1000), huge_pages: true, fault_rate: rate });
@@ -97,7 +97,8 @@ fn nothing_takes_no_slots() {
 fn many_threads_share_a_pool() {
     const THREADS: u8 = 4;
     const ROUNDS: usize = 60;
-    // Exactly what all threads hold at most, so that they keep taking from each other's leavings.
+    // Exactly the maximum that all threads hold together, so that each takes slots that others
+    // returned.
     let pool = pool(usize::from(THREADS) * 3);
     let done = AtomicBool::new(false);
     std::thread::scope(|scope| {

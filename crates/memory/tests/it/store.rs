@@ -1,5 +1,4 @@
-//! Loads: what is read, what is shared, what recycled memory costs, and what is left after a
-//! failure.
+//! Loads: bytes that are read, shared chunks, cost of recycled memory, and memory after a failure.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -32,7 +31,7 @@ fn assorted(seed: u64) -> Vec<Vec<u8>> {
 }
 
 #[test]
-fn every_size_arrives_whichever_way_it_is_read() {
+fn every_size_arrives_by_both_ways_of_reading() {
     let dir = scratch();
     let pieces = assorted(1);
     let file = weights(dir.path(), "weights.bin", &pieces);
@@ -66,7 +65,7 @@ fn chunks_may_come_in_any_order() {
 }
 
 #[test]
-fn a_load_into_recycled_slots_hardly_faults() {
+fn a_load_into_recycled_slots_causes_few_faults() {
     let dir = scratch();
     let sizes = [30 * MIB, 20 * MIB, 14 * MIB];
     let pages = (sizes.iter().sum::<usize>() / 4096) as u64;
@@ -108,7 +107,7 @@ fn live_chunks_are_shared_and_not_read() {
 
     let changed = vec![pieces[0].clone(), noise(99, 3 * MIB), pieces[2].clone()];
     let (path, chunks) = weights(dir.path(), "v2", &changed);
-    // Were the shared chunks read, they would not match.
+    // If the shared chunks were read, they would not match.
     let mut text = std::fs::read(&path).unwrap();
     text[0] ^= 1;
     text[6 * MIB] ^= 1;
@@ -145,7 +144,7 @@ fn twins_within_a_file_are_read_once() {
 }
 
 #[test]
-fn a_changed_byte_is_found_and_everything_given_back() {
+fn a_changed_byte_is_found_and_all_memory_returned() {
     let dir = scratch();
     let pieces = vec![noise(50, 2 * MIB), noise(51, 100), noise(52, 200), noise(53, 9 * MIB)];
     let (path, chunks) = weights(dir.path(), "weights.bin", &pieces);
@@ -190,7 +189,7 @@ fn a_model_larger_than_the_pool_is_refused() {
 }
 
 #[test]
-fn a_stopped_load_gives_everything_back() {
+fn a_stopped_load_returns_all_memory() {
     let dir = scratch();
     let pieces = vec![noise(80, 32 * MIB), noise(81, 32 * MIB)];
     let file = weights(dir.path(), "weights.bin", &pieces);
