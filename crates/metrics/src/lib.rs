@@ -135,8 +135,8 @@ pub struct Metrics {
     /// Sampled requests for the request log: "written", "dropped" (its queue was full, or the
     /// record is larger than a file may be), "failed".
     pub request_log: Family<KindLabels, Counter>,
-    /// Spans of traces: "exported", "dropped" (a queue was full), "failed" (the collector is away
-    /// or refused them).
+    /// Spans of traces: "exported", "dropped" (a queue was full), "failed" (the collector did not
+    /// answer or refused them).
     pub trace_spans: Family<KindLabels, Counter>,
     /// Requests waiting for a worker, and their limit.
     pub queue: Family<KindLabels, LevelGauge>,
@@ -268,7 +268,7 @@ impl Metrics {
         }
     }
 
-    /// Removes the series of a version that is gone, so that swaps do not grow the exposition.
+    /// Removes the series of a released version, so that swaps do not grow the exposition.
     pub fn forget_version(&self, model: &Arc<str>, version: u64) {
         // A family cannot list its series.
         for (protocol, status) in
@@ -290,7 +290,7 @@ impl Metrics {
         }
     }
 
-    /// Removes the series of a model that is gone, except for gauges that the exporter rebuilds.
+    /// Removes the series of a removed model, except for gauges that the exporter rebuilds.
     /// `causes` are the causes of slow requests, `runtimes` the names of the engines.
     pub fn forget_model(
         &self,

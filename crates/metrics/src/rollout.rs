@@ -31,7 +31,7 @@ impl RolloutMetrics {
     /// Outcomes of copies.
     pub const COPIES: [&str; 4] = ["same", "different", "failed", "dropped"];
 
-    /// Removes the series of a model that is gone.
+    /// Removes the series of a removed model.
     pub(crate) fn forget_model(&self, model: &Arc<str>) {
         let labels = ModelLabels { model: model.clone() };
         self.running.remove(&labels);

@@ -1,6 +1,6 @@
 //! Percentiles over the last seconds: a ring of one histogram a second, merged by the reader.
 //!
-//! Recording takes one uncontended lock and no allocation. The reader pays for the merge, once a
+//! Recording takes one uncontended lock and no allocation. The reader does the merge, once a
 //! scrape.
 
 use std::time::{Duration, Instant};

@@ -272,14 +272,14 @@ impl TfsMetrics {
         }
     }
 
-    /// Removes the series of a version that is gone.
+    /// Removes the series of a released version.
     pub fn forget_version(&self, model: &str, version: u64) {
         let labels = warmup(model, version);
         self.warmup_latency.remove(&labels);
         self.warmup_records.remove(&labels);
     }
 
-    /// Removes the series of a model that is gone. `runtimes` are the names of the engines.
+    /// Removes the series of a removed model. `runtimes` are the names of the engines.
     pub fn forget_model(&self, model: &Arc<str>, runtimes: &[&'static str]) {
         for status in crate::STATUSES.map(code) {
             self.request_count.remove(&StatusLabels { model_name: model.clone(), status });
