@@ -2,7 +2,7 @@
 //!
 //! Each store has its own pace: a listing every poll while something changes, then half as often at
 //! each step down to one a minute, and at once if [`ListingRequests`] ask. A failure is logged and
-//! tried again at the same pace; the copies go on serving.
+//! tried again at the same pace; the copies continue to serve.
 
 mod first_copy;
 mod follower;

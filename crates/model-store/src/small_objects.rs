@@ -116,8 +116,8 @@ impl SmallObjects {
     /// Waits for a request, for the time limit at most.
     ///
     /// # Errors
-    /// `Unavailable` after the time limit. So is an answer that a process finds after it was
-    /// stopped for long: the store may have changed since.
+    /// `Unavailable` after the time limit, even if a process that was stopped finds an answer when
+    /// it continues: the store may have changed since.
     pub async fn within<T>(&self, request: impl Future<Output = T>) -> Result<T> {
         let began = Instant::now();
         match tokio::time::timeout(self.limit, request).await {

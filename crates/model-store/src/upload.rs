@@ -1,7 +1,7 @@
 //! Uploads a published version: its files first, its manifest last.
 //!
 //! A claim object beside the versions keeps two publishers from using the same number. It is made
-//! only if it does not exist, and removed after the manifest is written. So a publisher looks for
+//! only if it does not exist, and removed after the manifest is written. So a publisher checks for
 //! the version once more after it has the claim.
 //!
 //! A publisher that is stopped for long looks as if it had died. Its claim may be deleted, and

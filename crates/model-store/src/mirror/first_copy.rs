@@ -9,7 +9,7 @@ use tokio::sync::watch;
 use super::{Poll, StoreMirror};
 use crate::place::block_on;
 
-/// Failures after which the server goes on with the copies that it has, or fails if it has no
+/// Failures after which the server continues with the copies that it has, or fails if it has no
 /// listing.
 const FAILURES_MAX: u32 = 3;
 /// Shortest time between two tries.

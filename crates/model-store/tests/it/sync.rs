@@ -141,7 +141,7 @@ fn a_new_version_fetches_only_changed_tensors() {
     assert_same(&local, &setup.copy("m/2"));
     let (fetched, whole) = (setup.store.bytes.load(Ordering::SeqCst), 20 * MIB);
     assert!(fetched < whole * 12 / 100, "{fetched} of {whole} bytes for 10 % of the tensors");
-    // What does not change is not read again.
+    // Unchanged objects are not read again.
     setup.reset();
     assert!(mirror.sync_now().unwrap());
     assert_eq!(setup.store.gets.load(Ordering::SeqCst), 0);
@@ -230,7 +230,7 @@ fn other_layouts_wait_for_a_second_listing() {
 }
 
 #[test]
-fn removed_versions_go_after_two_listings() {
+fn removed_versions_are_deleted_after_two_listings() {
     let setup = Setup::new();
     setup.publish("m", 1, &[1]);
     let mut mirror = setup.mirror();
@@ -359,7 +359,7 @@ fn sources_of(setup: &Setup) -> impl Fn() -> Vec<StoreSource> + Send + 'static {
 }
 
 #[test]
-fn copies_of_unused_stores_are_the_first_to_go() {
+fn copies_of_unused_stores_are_removed_first() {
     let setup = Setup::new();
     setup.publish("m", 1, &[1, 2]);
     let at = |name: &str| setup.dir.path().join(name).join("models");
@@ -419,7 +419,7 @@ impl Caches {
         self.models(name).join("m/1/millpond.json").exists()
     }
 
-    /// Sets the time back at which a server followed the store.
+    /// Moves the time at which a server followed the store back by `age`.
     fn age(&self, name: &str, age: Duration) {
         let mark = self.0.dir.path().join(name).join("followed");
         let mark = std::fs::File::options().write(true).open(mark).unwrap();
@@ -437,7 +437,7 @@ fn copies_of_unused_stores_are_removed_after_a_time() {
     assert!(caches.has_copies("old"), "its time has not passed");
     caches.age("old", 2 * DAY);
     caches.age("used", 2 * DAY);
-    // The copies of a server that left no time.
+    // Copies of a server that stored no time.
     let mark = caches.0.dir.path().join("unmarked/followed");
     std::fs::remove_file(&mark).unwrap();
     used.remove_unused();

@@ -14,7 +14,7 @@ use tokio::sync::watch;
 
 use crate::faulty::FaultyStore;
 
-/// The signal of an upload that is not stopped.
+/// Returns the signal of an upload that is not stopped.
 fn never() -> watch::Receiver<bool> {
     watch::channel(false).1
 }
@@ -116,7 +116,7 @@ fn a_version_that_was_just_finished_is_left_alone() {
 
 /// The first publisher is stopped after its first file and looks dead.
 #[test]
-fn a_publisher_that_slept_leaves_the_version_of_another() {
+fn a_stopped_publisher_keeps_the_version_of_another() {
     let dir = tempfile::tempdir().unwrap();
     let (first, second) = (dir.path().join("first"), dir.path().join("second"));
     affine(&first, 0.5, 2.0).unwrap();
