@@ -289,7 +289,8 @@ impl RequestLogWriter {
         }
     }
 
-    /// Returns true if the last line about a failure is long enough ago, and takes its place.
+    /// Returns true if the last log line about a failure is old enough, and records the time of
+    /// this one.
     fn may_report(&mut self) -> bool {
         let due = self.reported.is_none_or(|at| at.elapsed() >= REPORT_INTERVAL);
         if due {

@@ -74,7 +74,7 @@ impl LoadTraces {
                 self.begin(&id, now);
                 self.finish(&id, Vec::new(), Some(reason));
             }
-            // A load that was stopped or put off. `Loaded` follows `Ready`.
+            // A load that was stopped or deferred. `Loaded` follows `Ready`.
             LifecycleState::Ready => {}
             _ => self.finish(&id, vec![Attribute::new("millpond.load.stopped", true)], None),
         }
