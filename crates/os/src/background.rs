@@ -165,7 +165,7 @@ fn leave_idle_priority() {
     }
 }
 
-/// Work that a [`BackgroundRunner`] stopped and no longer waits for: its attempts that were left.
+/// Attempts at work that a [`BackgroundRunner`] stopped and abandoned.
 pub struct LeftWork(Vec<Weak<()>>);
 
 impl LeftWork {
@@ -261,7 +261,7 @@ impl BackgroundRunner {
                 None
             }
         };
-        // Work that was left alone drops its outcome on its own thread.
+        // Abandoned work drops its outcome on its own thread.
         let left = if outcome.is_some() { None } else { begun.ok().map(|begun| begun.runs) };
         match (self.end_request(what, &attempt, stop), outcome) {
             (Some(request), Some(outcome)) => return stopped_outcome(outcome, request),
@@ -332,7 +332,7 @@ impl BackgroundRunner {
         Some(Error::precondition(format!("{what} took longer than {seconds} s; {remedy}")))
     }
 
-    /// Remembers an attempt that was left alone.
+    /// Records an abandoned attempt.
     fn leave(&mut self, runs: Option<Weak<()>>) {
         self.left.get_or_insert_with(|| LeftWork(Vec::new())).0.extend(runs);
     }
@@ -345,8 +345,8 @@ impl BackgroundRunner {
         }
     }
 
-    /// Returns the work that the last [`BackgroundRunner::run`] stopped and left behind, unless it
-    /// has ended meanwhile.
+    /// Returns the work that the last [`BackgroundRunner::run`] abandoned, unless it has ended
+    /// meanwhile.
     pub fn take_left(&mut self) -> Option<LeftWork> {
         self.left.take().filter(|left| !left.ended())
     }
@@ -385,8 +385,8 @@ impl BackgroundRunner {
     }
 
     /// Waits for the outcome. Returns `None` if the thread has panicked, if it starves and does not
-    /// stop, or if it was stopped by `stop` or by the time limit and does not end; it is then left
-    /// to itself.
+    /// stop, or if it was stopped by `stop` or by the time limit and does not end. The work is then
+    /// abandoned.
     fn wait<T>(
         &mut self,
         outcome: &Receiver<Result<T>>,

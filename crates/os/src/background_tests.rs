@@ -1,4 +1,4 @@
-//! Work at idle priority that starves, fails, is stopped or is left to its thread.
+//! Work at idle priority that starves, fails, is stopped or is abandoned.
 
 use std::thread::JoinHandle;
 
@@ -119,7 +119,7 @@ fn starving_work_escalates() {
 }
 
 #[test]
-fn an_engine_that_ignores_stop_is_left_alone() {
+fn an_engine_that_ignores_stop_is_abandoned() {
     let mut runner = runner();
     let hogs = Hogs::start();
     let held = Arc::new(());
@@ -177,7 +177,7 @@ fn stopping_starving_work_takes_no_longer() {
 }
 
 #[test]
-fn an_escalated_attempt_that_stops_leaves_the_first_one() {
+fn a_stopped_escalated_attempt_abandons_the_first_one() {
     let mut runner = runner();
     let hogs = Hogs::start();
     let stop = Arc::new(AtomicBool::new(false));
@@ -200,7 +200,7 @@ fn an_escalated_attempt_that_stops_leaves_the_first_one() {
 }
 
 #[test]
-fn stopped_work_that_does_not_end_is_left_alone() {
+fn stopped_work_that_does_not_end_is_abandoned() {
     let mut runner = BackgroundRunner::new("test", "testing", NEVER);
     runner.stop_wait_max = Duration::ZERO;
     let stop = Arc::new(AtomicBool::new(true));
@@ -218,7 +218,7 @@ fn stopped_work_that_does_not_end_is_left_alone() {
 }
 
 #[test]
-fn work_beyond_its_time_limit_is_left_alone() {
+fn work_beyond_its_time_limit_is_abandoned() {
     let limit = WorkTimeLimit { max: Duration::ZERO, remedy: "do this" };
     for priority in [Priority::Background, Priority::Ordinary] {
         let mut runner = BackgroundRunner::new("test", "testing", NEVER).with_limit(limit);
@@ -246,7 +246,7 @@ fn work_beyond_its_time_limit_is_left_alone() {
 }
 
 #[test]
-fn work_that_stops_at_its_time_limit_is_not_left() {
+fn work_that_stops_at_its_time_limit_is_not_abandoned() {
     let limit = WorkTimeLimit { max: Duration::ZERO, remedy: "do this" };
     let mut runner = BackgroundRunner::new("test", "testing", NEVER).with_limit(limit);
     runner.stop_wait_max = NEVER;

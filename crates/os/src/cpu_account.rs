@@ -1,8 +1,9 @@
 //! Processor time that one caller may use, as a quota for each minute.
 //!
-//! A caller pays after its work, since the cost is not known before. Work that has begun counts at
-//! the average cost of the caller's work so far, so that many requests at once cannot exceed the
-//! quota by much. Code that works for a caller finds the account by [`CpuAccount::current`].
+//! A caller is charged after its work, since the cost is not known before. Work that has begun
+//! counts at the average cost of the caller's work so far, so that many requests at once cannot
+//! exceed the quota by much. Code that works for a caller finds the account by
+//! [`CpuAccount::current`].
 
 use std::cell::RefCell;
 use std::pin::Pin;
@@ -152,8 +153,8 @@ impl CpuAccount {
         self.state.lock().usage
     }
 
-    /// Returns an account of the quota `per_minute` that goes on with the figures of this one, and
-    /// with its balance. Work in flight is charged to this account only.
+    /// Returns an account of the quota `per_minute` that continues with the figures and the balance
+    /// of this one. Work in flight is charged to this account only.
     pub fn with_quota(self: &Arc<Self>, per_minute: Option<f64>) -> Arc<CpuAccount> {
         let rate = per_minute.map(|seconds| seconds / 60.0);
         if rate == self.rate {
@@ -246,7 +247,7 @@ mod tests {
     }
 
     #[test]
-    fn work_is_paid_after_it_is_done() {
+    fn work_is_charged_after_its_end() {
         let account = CpuAccount::new(Some(60.0));
         let now = Instant::now();
         begin_at(&account, now).unwrap().settle(8 * SECOND);

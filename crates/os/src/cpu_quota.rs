@@ -2,8 +2,8 @@
 //!
 //! A limit on processor time ("limits: cpu" of a container) is a quota for each period, usually of
 //! 100 ms. When all threads of the group together have used it up, all of them stop until the next
-//! period, at any priority. Delaying loads while the quota is nearly used up was tried and dropped
-//! (ADR 0002).
+//! period, at any priority. Loads are not delayed while the quota is nearly used up (ADR 0002 has
+//! the reason).
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;

@@ -85,7 +85,7 @@ impl DirectWriter {
         match file.write_all_at(buffer, offset) {
             Ok(()) => Ok(()),
             // Some file systems open a file with O_DIRECT and then refuse to write it. A write that
-            // was cut short goes on from a place that is not a block.
+            // was cut short continues at an offset that is not a multiple of a block.
             Err(error) if is_refusal(&error) => {
                 self.direct = None;
                 self.write_cached(content, offset)

@@ -57,7 +57,7 @@ pub fn set_batch_scheduling(yielding: bool) -> Result<()> {
 }
 
 /// Nice value of background work that other threads wait for in the end: 1/28 of an ordinary
-/// thread's share. At 10, queries noticed it more. At 19 it often fell so far behind that it had to
+/// thread's share. At 10, it delays queries more. At 19, it often falls so far behind that it must
 /// be escalated (docs/adr/0010).
 const LOW_NICE: libc::c_int = 15;
 /// Short time slice, after which the core may go to another thread. The kernel's shortest.
