@@ -1,5 +1,5 @@
-//! A pull parser over a body: strict JSON plus `NaN`, `Infinity` and `-Infinity`, bounded depth, no
-//! recursion without it.
+//! A pull parser over a body: strict JSON plus `NaN`, `Infinity` and `-Infinity`, with bounded
+//! recursion.
 
 use std::borrow::Cow;
 use std::ops::Range;

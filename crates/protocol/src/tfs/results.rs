@@ -218,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn one_axis_is_one_class_where_settings_name_the_output() {
+    fn one_axis_is_one_class_if_settings_name_the_output() {
         let (scores, classes) = (floats(&[2]), strings(&[2]));
         let outputs = ClassOutputs {
             classes: Some(&classes),

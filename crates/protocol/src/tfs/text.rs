@@ -72,7 +72,7 @@ fn line(text: &str, offset: usize) -> usize {
     before.iter().filter(|&&byte| byte == b'\n').count() + 1
 }
 
-/// Inserts the colons before lists that the format lets out and the parser wants, as in
+/// Inserts the colons before lists that the format permits to omit and the parser requires, as in
 /// `input [ { name: "x" } ]`.
 fn with_colons(text: &str) -> String {
     let bytes = text.as_bytes();

@@ -1,4 +1,4 @@
-//! Tensors of every type and what they are for.
+//! Tensors of every type, and signatures of inputs.
 
 use base::{DType, Dim, NamedTensor, Signature, Tensor, TensorSpec};
 use bytes::Bytes;
@@ -35,7 +35,7 @@ fn bytes_of(dtype: DType, elements: usize, noise: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// A tensor of `dtype` with up to three axes of at least `least` elements.
+/// Returns a tensor of `dtype` with up to three axes of at least `least` elements.
 pub(crate) fn tensor(dtype: DType, least: usize, text: bool) -> BoxedStrategy<Tensor> {
     let shape = vec(least..4usize, 0..4);
     if dtype == DType::String {
@@ -60,7 +60,7 @@ pub(crate) fn tensor(dtype: DType, least: usize, text: bool) -> BoxedStrategy<Te
         .boxed()
 }
 
-/// A few tensors of types that `allowed` lets through, called t0, t1, ...
+/// Returns a few tensors of types that `allowed` accepts, called t0, t1, ...
 pub(crate) fn tensors(
     allowed: fn(DType) -> bool,
     least: usize,
@@ -77,7 +77,7 @@ pub(crate) fn tensors(
         .boxed()
 }
 
-/// A signature that these tensors fit.
+/// Returns a signature that these tensors fit.
 pub(crate) fn signature(tensors: &[NamedTensor]) -> Signature {
     let spec = |named: &NamedTensor| TensorSpec {
         name: named.name.to_string(),
@@ -89,7 +89,7 @@ pub(crate) fn signature(tensors: &[NamedTensor]) -> Signature {
     Signature { inputs: specs.clone(), outputs: specs }
 }
 
-/// A signature from names, types and axes (-1: dynamic), inputs only.
+/// Returns a signature of names, types and axes (-1: dynamic), inputs only.
 pub(crate) fn inputs(specs: &[(&str, DType, &[i64])]) -> Signature {
     let dim = |&dim: &i64| usize::try_from(dim).map_or(Dim::Dynamic(None), Dim::Fixed);
     let spec = |(name, dtype, dims): &(&str, DType, &[i64])| TensorSpec {
@@ -101,7 +101,7 @@ pub(crate) fn inputs(specs: &[(&str, DType, &[i64])]) -> Signature {
     Signature { inputs: specs.iter().map(spec).collect(), outputs: Vec::new() }
 }
 
-/// A float32 tensor.
+/// Returns a float32 tensor.
 pub(crate) fn floats(name: &str, shape: &[usize], values: &[f32]) -> NamedTensor {
     NamedTensor::new(name, Tensor::from_vec(shape, values.to_vec()).unwrap())
 }

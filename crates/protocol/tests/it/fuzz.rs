@@ -40,7 +40,7 @@ fn oip_grpc(body: Bytes) {
 fn oip_json(body: Bytes, header: Option<usize>, signature: &Signature) {
     if let Ok(request) = oip::json::parse_infer(body.clone(), header, signature) {
         sound(&request.inputs);
-        // What was read can be written.
+        // A value that was read can be written.
         let _ = oip::json::encode_request(&request.id, &request.inputs, &[], true).unwrap();
     }
     if let Ok(response) = oip::json::parse_response(body, header) {

@@ -3,7 +3,7 @@
 // Helpers of tests may fail as tests do; the lint knows only functions marked as tests.
 #![allow(clippy::unwrap_used)]
 
-// Under the name that the rest of the workspace knows it by.
+// The name that other crates use.
 extern crate millpond_protocol as protocol;
 
 mod any;

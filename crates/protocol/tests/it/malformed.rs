@@ -1,4 +1,4 @@
-//! A corpus of bodies that were made to hurt: each is refused, quickly and in little memory.
+//! A corpus of hostile bodies: each is refused, quickly and in little memory.
 
 use base::{DType, ErrorKind, Signature};
 use bytes::Bytes;
@@ -49,7 +49,7 @@ fn nesting_without_end() {
 }
 
 #[test]
-fn more_tensors_than_taken() {
+fn more_tensors_than_permitted() {
     let inputs = vec![r#"{"name":"x","datatype":"FP32","shape":[1],"data":[1]}"#; 2000].join(",");
     assert_eq!(infer(format!("{{\"inputs\":[{inputs}]}}")), ErrorKind::InvalidArgument);
     let outputs = vec![r#"{"name":"y"}"#; 2000].join(",");
@@ -63,7 +63,7 @@ fn more_tensors_than_taken() {
 }
 
 #[test]
-fn text_that_is_none() {
+fn bytes_that_are_not_json() {
     for body in [
         &b"{\"inputs\":[\xff]}"[..],
         b"\xef\xbb\xbf{\"inputs\":[]}",
@@ -91,7 +91,7 @@ fn text_that_is_none() {
 }
 
 #[test]
-fn shapes_that_lie() {
+fn shapes_that_contradict_the_values() {
     let message = |size: i64| {
         let shape =
             TensorShapeProto { dim: vec![Dim { size, name: String::new() }], unknown_rank: false };

@@ -36,7 +36,7 @@ proptest! {
     fn plain_requests_round_trip(inputs in any::tensors(any::has_json, 0, true)) {
         let sent = json::encode_request("", &inputs, &[], false).unwrap();
         prop_assert_eq!(sent.header_length, None);
-        // What goes out is JSON to others too.
+        // Other parsers accept the output as JSON too.
         prop_assert!(serde_json::from_slice::<serde_json::Value>(&sent.body).is_ok());
         let parsed = json::parse_infer(sent.body, None, &Signature::default()).unwrap();
         prop_assert_eq!(parsed.inputs, inputs);

@@ -1,4 +1,4 @@
-//! The typed reader against a reference that first makes a tree and then asks questions.
+//! The typed reader against a reference that first makes a tree and then reads it.
 
 use base::{DType, Signature};
 use bytes::Bytes;
@@ -8,7 +8,7 @@ use serde_json::Value;
 
 use crate::any;
 
-/// Returns the shape of a nested list and its numbers in order, or `None` if it is ragged.
+/// Returns the shape of a nested list and its numbers in order; `None` if it is ragged.
 fn flatten(value: &Value) -> Option<(Vec<usize>, Vec<f64>)> {
     let Value::Array(items) = value else { return Some((Vec::new(), vec![value.as_f64()?])) };
     let parts: Vec<_> = items.iter().map(flatten).collect::<Option<_>>()?;

@@ -46,7 +46,7 @@ proptest! {
     }
 }
 
-/// The same tensor `rows` times, along a new first axis.
+/// Repeats the tensor `rows` times along a new first axis.
 fn with_rows(input: &NamedTensor, rows: usize) -> NamedTensor {
     let shape = [&[rows], input.tensor.shape()].concat();
     let tensor = match input.tensor.dtype() {
@@ -54,7 +54,7 @@ fn with_rows(input: &NamedTensor, rows: usize) -> NamedTensor {
             let once = input.tensor.strings().unwrap();
             Tensor::from_strings(shape.as_slice(), vec![once; rows].concat())
         }
-        // Half a byte does not repeat by the byte.
+        // Elements of half a byte cannot be repeated byte by byte.
         DType::U4 | DType::I4 => {
             let bytes = input.tensor.dtype().bytes_for(shape.iter().product()).unwrap();
             Tensor::from_bytes(input.tensor.dtype(), shape.as_slice(), vec![0; bytes].into())

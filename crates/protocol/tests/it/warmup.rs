@@ -63,7 +63,7 @@ fn the_number_of_records_is_bounded() {
     assert_eq!(kind(&file(&vec![one; RECORDS_MAX + 1])), Some(ErrorKind::InvalidArgument));
 }
 
-/// A file of one record, with the format's masked checksum written out once more.
+/// Returns a file of one record. Computes the format's masked checksum independently.
 fn one(record: &[u8]) -> Vec<u8> {
     let sum = |bytes: &[u8]| {
         (crc32c::crc32c(bytes).rotate_right(15).wrapping_add(0xa282_ead8)).to_le_bytes()
@@ -129,7 +129,7 @@ fn records_of_all_kinds_are_read() {
 }
 
 #[test]
-fn a_wrong_record_spares_the_others() {
+fn a_wrong_record_does_not_affect_the_others() {
     let none = LogType::ClassifyLog(ClassifyLog::default());
     let empty = LogType::RegressLog(RegressLog { request: Some(RegressionRequest::default()) });
     let file = [one(&[]), log(none), log(empty), predict("")].concat();

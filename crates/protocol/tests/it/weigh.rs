@@ -1,4 +1,4 @@
-//! What a message takes once it is decoded, against what was foretold.
+//! Memory of a decoded message, against the bound that was computed before.
 
 use proptest::collection::{btree_map, vec};
 use proptest::prelude::*;

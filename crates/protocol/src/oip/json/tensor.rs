@@ -205,7 +205,7 @@ fn read_data(
     column.finish(shape)
 }
 
-/// Assigns the bytes after the JSON to the pending tensors, in order. No byte may be left over.
+/// Assigns the bytes after the JSON to the pending tensors, in order. All bytes must be assigned.
 pub(super) fn resolve(pending: Vec<PendingTensor>, mut behind: Bytes) -> Result<Vec<NamedTensor>> {
     let announced = pending.iter().fold(0usize, |sum, tensor| match tensor.source {
         ElementSource::Behind(size) => sum.saturating_add(size),
