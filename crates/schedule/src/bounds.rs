@@ -73,7 +73,7 @@ mod tests {
 
     /// 100,000 rows are usual, for a model with the default batch and for one that ranks.
     #[test]
-    fn large_batches_are_taken_and_absurd_ones_are_not() {
+    fn large_batches_are_accepted_and_absurd_ones_refused() {
         let plan = |batchable| BatchPlan { batchable, inputs: vec![], cuts: vec![] };
         for max_batch in [32, 512] {
             assert!(items(&plan(true), 100_000, max_batch).is_ok());

@@ -241,8 +241,8 @@ impl ModelCost {
         cost
     }
 
-    /// Chooses as [`ShapeCost::choose`]. Counts nothing: requests that go on lingering are checked
-    /// again. [`ModelCost::decided`] counts.
+    /// Chooses as [`ShapeCost::choose`]. Counts nothing: requests that continue to linger are
+    /// checked again. [`ModelCost::decided`] counts.
     pub(crate) fn choose(
         &mut self,
         key: u64,
@@ -342,7 +342,7 @@ mod tests {
     }
 
     #[test]
-    fn a_model_that_loses_is_given_up_at_once() {
+    fn a_model_that_loses_is_not_merged_after_two_runs() {
         let (taken, _) = learn(32, 16, |n| 1000.0 * (n * n) as f64, 100);
         assert_eq!(taken.iter().filter(|&&n| n > 2).count(), 0);
         assert_eq!(taken.iter().filter(|&&n| n == 2).count(), 2);
@@ -412,7 +412,7 @@ mod tests {
     }
 
     #[test]
-    fn shapes_are_bounded_and_the_oldest_goes() {
+    fn shapes_are_bounded_and_the_oldest_is_dropped() {
         let mut cost = ModelCost::default();
         for key in 0..SHAPES_MAX as u64 + 10 {
             cost.shape(key, || format!("shape {key}")).add(1, 1.0);

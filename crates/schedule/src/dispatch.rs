@@ -36,7 +36,7 @@ pub(crate) enum Refusal {
 /// The caller's reaction to a full queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum WhenFull {
-    /// It gives up, so the request counts as refused.
+    /// It does not submit the request again, so the request counts as refused.
     GiveUp,
     /// It submits the request again.
     TryAgain,

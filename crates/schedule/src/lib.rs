@@ -7,7 +7,7 @@
 //!
 //! From the inside out: `bounds` limits one request, `merge` is the padding rule, `batch_key`
 //! decides which requests fit together, and `batch` joins and splits. `cost` measures merging,
-//! and `linear_fit` the price of padding. `choose` picks among one model's requests in its
+//! and `linear_fit` the cost of padding. `choose` picks among one model's requests in its
 //! `model_queue`, `dispatch` among models. `run` calls the engine.
 //!
 //! Invariant: the callback of every submitted job is called exactly once, even if the model panics,

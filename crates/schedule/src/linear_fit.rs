@@ -1,4 +1,4 @@
-//! Price of padding: a linear fit through a model's runs of all shapes.
+//! Cost of padding: a linear fit through a model's runs of all shapes.
 
 /// Weight of past runs in the fit. The weight of a run halves in about 140 runs.
 const DECAY: f64 = 0.995;

@@ -97,7 +97,7 @@ mod tests {
     }
 
     #[test]
-    fn one_a_core_unless_said_otherwise() {
+    fn one_thread_a_core_is_the_default() {
         assert_eq!(FOUR.plan(), Ok(ThreadPlan { workers: 4, connection_threads: 4, pin: false }));
         let said = ThreadPolicy {
             workers: 3,

@@ -1,4 +1,4 @@
-//! A few bytes ask for a few bytes' work, and a request does not fill a queue that others use.
+//! A request of few bytes causes little work, and no request fills a queue that others use.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -10,14 +10,14 @@ use crate::Opens;
 use crate::rows::{Bench, Kind, With, merging, model, ok, padding, tags, x};
 
 const PLAIN: Kind = Kind { masked: false, mixes: false, scaled: false };
-/// As many rows as a number can say, and no columns: no bytes.
+/// A huge number of rows without columns, so no bytes.
 const ROWS: usize = 1 << 60;
 
 fn send(bench: &Bench, servable: &Arc<Servable>, inputs: Vec<NamedTensor>) -> Result<()> {
     bench.send(7, servable, inputs, With::default())
 }
 
-/// The worker lives, and no rest of what was refused is in its way.
+/// Checks that the worker still serves after a refused request.
 fn serves(bench: &Bench, servable: &Arc<Servable>) {
     bench.ask(1, servable, x(2, 4, 1.0));
     let answers = bench.answers(1);
@@ -36,7 +36,8 @@ fn rows_without_bytes_are_not_cut_into_parts() {
     serves(&bench, &servable);
 }
 
-/// A request of no bytes is padded to more than there is: it fails, and the worker goes on.
+/// A request of no bytes would be padded to more memory than there is: it fails, and the worker
+/// continues.
 #[test]
 fn rows_without_bytes_are_not_padded() {
     for (mode, rows_sent) in
@@ -106,7 +107,7 @@ fn lengths_of_rows_without_bytes_are_not_made() {
     assert_eq!(ok(&answers[0])[0].tensor.to_vec::<i64>().unwrap(), [5, 5, 5]);
 }
 
-/// Eight rows a part and four places: where less than half of them is free, only a small request
+/// Eight rows a part and four places: if less than half of the places is free, only a small request
 /// fits.
 #[test]
 fn a_request_of_many_parts_waits_for_half_a_queue() {
@@ -136,7 +137,7 @@ fn a_request_of_many_parts_waits_for_half_a_queue() {
 
 /// Runs of a stream are not checked against the signature, so the padded axis may be missing.
 #[test]
-fn a_rank_that_was_not_declared_is_no_panic() {
+fn an_undeclared_rank_causes_no_panic() {
     let row =
         || vec![NamedTensor::new("x", Tensor::from_vec([4].as_slice(), vec![1f32; 4]).unwrap())];
     let bench = Bench::new(1, 100);

@@ -146,7 +146,7 @@ fn a_full_queue_refuses_with_advice() {
 }
 
 #[test]
-fn only_a_job_that_is_given_up_counts_as_refused() {
+fn only_a_job_that_is_not_retried_counts_as_refused() {
     let rig = rig(1, 1, false);
     rig.submit().unwrap();
     rig.wait_running(1);
@@ -183,7 +183,7 @@ fn late_and_abandoned_jobs_never_run() {
 }
 
 #[test]
-fn a_panicking_model_answers_and_the_worker_lives() {
+fn a_panic_of_a_model_is_an_answer_and_ends_no_worker() {
     let rig = rig(1, 8, true);
     rig.gate.open();
     for _ in 0..3 {
@@ -205,7 +205,7 @@ fn shutdown_answers_queued_requests_and_refuses_others() {
 }
 
 #[test]
-fn the_servable_is_let_go_before_the_callback() {
+fn the_servable_is_released_before_the_callback() {
     let rig = rig(1, 8, false);
     rig.gate.open();
     let (sender, receiver) = mpsc::channel();

@@ -31,8 +31,8 @@ fn alone(
     requests.iter().map(run).collect()
 }
 
-/// Sends all requests while the workers are held, then lets them go: every answer must be the
-/// request's own.
+/// Sends all requests while the workers are held, then releases the workers: every answer must be
+/// the request's own.
 fn check(
     options: ScheduleOptions,
     kind: Kind,
@@ -126,7 +126,7 @@ proptest! {
         check(merging(), SCALED, workers, &requests);
     }
 
-    /// A model that mixes its items is found out, and every answer is still the request's own.
+    /// A model that mixes its items is detected, and every answer is still the request's own.
     #[test]
     fn a_model_that_mixes_its_items_is_not_merged(requests in requests()) {
         let one_row: Vec<_> = requests.iter().map(|r| {
@@ -276,7 +276,7 @@ fn a_request_without_a_scheduler_is_padded_too() {
 }
 
 #[test]
-fn a_request_larger_than_a_batch_is_split_and_put_together() {
+fn a_request_larger_than_a_batch_is_split_and_joined() {
     let runs = check(merging(), PLAIN, 1, &[x(20, 4, 0.0), x(3, 4, 5.0)]);
     assert_eq!(
         runs,

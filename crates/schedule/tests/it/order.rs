@@ -1,4 +1,4 @@
-//! Who goes first: priorities, deadlines, fairness, and no shape in another's way.
+//! Order of requests: priorities, deadlines, fairness, and shapes that do not delay each other.
 
 use std::time::Duration;
 
@@ -63,8 +63,8 @@ fn models_share_the_workers_by_weight() {
     assert!(of_a < 59, "a must not be done before b: {of_a}");
 }
 
-/// Shapes that cannot merge do not hold each other up: one that lingers lets a full batch of
-/// another pass.
+/// Shapes that cannot merge do not delay each other: while one lingers, a full batch of another
+/// runs.
 #[test]
 fn a_lingering_shape_is_overtaken_by_a_full_one() {
     let options =
@@ -156,9 +156,9 @@ fn late_and_cancelled_requests_leave_the_batch() {
     assert_eq!((model.expired, model.cancelled), (1, 1));
 }
 
-/// A caller gives up at the deadline, often before a worker is free.
+/// A caller stops waiting at the deadline, often before a worker is free.
 #[test]
-fn a_request_that_was_given_up_at_its_deadline_has_expired() {
+fn a_request_abandoned_at_its_deadline_has_expired() {
     let bench = Bench::new(1, 100);
     let (rows, servable) = model("m", merging(), PLAIN);
     bench.ask(0, &servable, x(1, 2, 0.0));
@@ -175,9 +175,9 @@ fn a_request_that_was_given_up_at_its_deadline_has_expired() {
     assert_eq!((model.expired, model.cancelled), (1, 0));
 }
 
-/// Expired requests make room before a living one is refused.
+/// Expired requests are removed before another request is refused.
 #[test]
-fn a_queue_full_of_dead_requests_takes_living_ones() {
+fn cancelled_requests_make_room_in_a_full_queue() {
     let bench = Bench::new(1, 2);
     let (rows, servable) = model("m", merging(), PLAIN);
     bench.ask(0, &servable, x(1, 2, 0.0));
@@ -224,7 +224,7 @@ fn a_wide_model_at_its_limit_leaves_cores_to_others() {
     let (quick, b) = model("b", ScheduleOptions::default(), PLAIN);
     let _opens = Opens(slow.gate.clone());
     quick.gate.open();
-    // b has used more than a, so a is asked first.
+    // b has used more than a, so a is checked first.
     bench.ask(0, &b, x(1, 2, 0.0));
     assert_eq!(tags(&bench.answers(1)), [0]);
     while bench.scheduler.snapshot().models[0].requests == 0 {

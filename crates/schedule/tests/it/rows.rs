@@ -1,5 +1,5 @@
-//! A model whose items are rows, for tests of merging: it sums what its mask leaves, and pairs up
-//! neighbours.
+//! A model whose items are rows, for tests of merging: it sums the elements that its mask leaves,
+//! and adds neighbours in pairs.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::AtomicBool;
@@ -97,7 +97,8 @@ impl Session for Shared {
     }
 }
 
-/// Async, padding on x's axis 1 with a value that would be seen, a mask, and the rule for `pairs`.
+/// Returns options with batching, padding on x's axis 1 with a visible value, a mask, and the rule
+/// for `pairs`.
 pub(crate) fn padding() -> ScheduleOptions {
     let mut options = merging();
     let mask = Some("mask".into());
@@ -117,7 +118,7 @@ pub(crate) fn padding() -> ScheduleOptions {
     options
 }
 
-/// Merges equal shapes at any cost.
+/// Returns options that merge equal shapes at any cost.
 pub(crate) fn merging() -> ScheduleOptions {
     ScheduleOptions {
         mode: ScheduleMode::Async,
@@ -144,7 +145,7 @@ pub(crate) fn model(
     wide_model(name, options, 1, kind)
 }
 
-/// The same with `threads_per_run` threads.
+/// Does the same as [`model`] with `threads_per_run` threads.
 pub(crate) fn wide_model(
     name: &str,
     options: ScheduleOptions,
@@ -175,7 +176,7 @@ pub(crate) fn x(rows: usize, columns: usize, seed: f32) -> Vec<NamedTensor> {
     vec![NamedTensor::new("x", Tensor::from_vec([rows, columns].as_slice(), values).unwrap())]
 }
 
-/// The number a test gave a request, and what became of it.
+/// Number that a test gave a request, and its outcome.
 pub(crate) type Tagged = (usize, Completion);
 
 /// One scheduler, and answers in the order in which they came.
@@ -233,7 +234,7 @@ impl Bench {
         self.send(tag, servable, inputs, With::default()).unwrap();
     }
 
-    /// The next `count` answers, tag first.
+    /// Returns the next `count` answers, tag first.
     pub(crate) fn answers(&self, count: usize) -> Vec<Tagged> {
         (0..count)
             .map(|_| self.receiver.recv_timeout(Duration::from_secs(60)).expect("an answer"))
@@ -258,7 +259,7 @@ impl Rows {
     }
 }
 
-/// The tags, in the order of the answers.
+/// Returns the tags, in the order of the answers.
 pub(crate) fn tags(answers: &[Tagged]) -> Vec<usize> {
     answers.iter().map(|(tag, _)| *tag).collect()
 }

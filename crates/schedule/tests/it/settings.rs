@@ -7,7 +7,7 @@ use engine::{ScheduleOptions, Servable, ServableSettings};
 
 use crate::rows::{Bench, Kind, Rows, merging, model, ok, padding, x};
 
-/// The same session under other settings.
+/// Returns the same session with other settings.
 fn under(servable: &Servable, options: ScheduleOptions) -> Arc<Servable> {
     Arc::new(
         servable
@@ -16,8 +16,8 @@ fn under(servable: &Servable, options: ScheduleOptions) -> Arc<Servable> {
     )
 }
 
-/// Has one worker run `requests` that waited together, behind one of their own that made them wait,
-/// and gives the runs.
+/// Lets one worker run `requests`, which wait together behind another request, and returns the
+/// runs.
 fn waited(bench: &Bench, rows: &Rows, requests: &[(&Arc<Servable>, usize)]) -> Vec<(usize, usize)> {
     let before = rows.runs().len();
     rows.gate.close();
@@ -50,7 +50,7 @@ fn requests_before_and_after_a_change_share_no_run() {
 }
 
 #[test]
-fn a_rule_for_cutting_that_was_mended_is_tried_again() {
+fn a_corrected_rule_for_outputs_is_tried_again() {
     let mut wrong = padding();
     wrong.inputs.get_mut("x").unwrap().mask = None;
     let right = wrong.clone();
@@ -58,7 +58,7 @@ fn a_rule_for_cutting_that_was_mended_is_tried_again() {
     let bench = Bench::new(1, 100);
     let (rows, servable) = model("m", wrong, Kind::default());
     let both = [(&servable, 6), (&servable, 6)];
-    // Found out: one run together, and each again by itself.
+    // Detected: one run together, and then each request again alone.
     assert_eq!(waited(&bench, &rows, &both), [(2, 6), (1, 6), (1, 6)]);
     assert_eq!(waited(&bench, &rows, &both), [(1, 6), (1, 6)]);
     let mended = under(&servable, right);
@@ -66,7 +66,7 @@ fn a_rule_for_cutting_that_was_mended_is_tried_again() {
 }
 
 #[test]
-fn another_delay_is_tried_although_lingering_was_given_up() {
+fn a_changed_delay_starts_lingering_again() {
     let lingering =
         |ms| ScheduleOptions { max_queue_delay: Duration::from_millis(ms), ..merging() };
     let bench = Bench::new(1, 100);
