@@ -24,8 +24,8 @@ pub struct MemoryBudget {
     refused: AtomicU64,
     /// Holder of reserved memory that can be released on demand.
     idle: OnceLock<Weak<dyn FreeOnDemand>>,
-    /// Holder of results that cost more to make again. Its memory does not count as free, and is
-    /// released only for a reservation that would be refused otherwise.
+    /// Holder of results that are expensive to compute again. Its memory does not count as free,
+    /// and is released only for a reservation that would be refused otherwise.
     results: OnceLock<Weak<dyn FreeOnDemand>>,
 }
 
@@ -169,7 +169,7 @@ impl MemoryBudget {
         let idle = self.idle();
         let results = self.results.get().and_then(Weak::upgrade);
         let idle_bytes = idle.as_ref().map_or(0, |idle| idle.bytes());
-        // Only counted if it is needed: the idle memory pays for most reservations.
+        // Only counted if it is needed: the idle memory is enough for most reservations.
         let lacks = missing.saturating_sub(idle_bytes);
         if lacks > 0 && results.as_ref().map_or(0, |results| results.bytes()) < lacks {
             return false;

@@ -308,8 +308,7 @@ fn get_words(page: &[u8]) -> impl Iterator<Item = u64> + '_ {
     words.map(|bytes| bytes.try_into().map_or(0, u64::from_le_bytes))
 }
 
-/// Adds number, flags and checksum. The number prevents that a page is accepted at another
-/// position.
+/// Adds number, flags and checksum. With the number, a page is not accepted at another position.
 fn finish_page(out: &mut Vec<u8>, mut page: [u8; PAGE_BYTES], seed: u32, flags: u32) {
     let number = (out.len() / PAGE_BYTES) as u32;
     if number > 0 {
@@ -389,7 +388,7 @@ mod tests {
         }
 
         #[test]
-        fn any_bytes_are_survived(bytes in prop::collection::vec(any::<u8>(), 0..9000), rows in 0_u32..70_000) {
+        fn any_bytes_cause_no_panic(bytes in prop::collection::vec(any::<u8>(), 0..9000), rows in 0_u32..70_000) {
             prop_assert!(DeletesFile::decode(&bytes, SEGMENT, rows).is_err());
         }
     }

@@ -44,7 +44,7 @@ impl SharedParts {
 
     /// Returns the number of the next part, or `None` if all are claimed.
     pub(crate) fn claim(&self) -> Option<usize> {
-        // Read first, so that late helpers do not count on for ever.
+        // Read first, so that late helpers do not increment the counter without end.
         if !self.is_left() {
             return None;
         }

@@ -82,7 +82,7 @@ struct FlatScratch {
 }
 
 /// Builds the index, with the rows in the order of their ids. A search keeps the first of equal
-/// rows, so of equal vectors at its last place the smallest ids are found.
+/// rows. If equal vectors compete for its last hits, it finds the smallest ids.
 ///
 /// # Errors
 /// The errors of the source.
@@ -429,7 +429,7 @@ fn bring(
     )
 }
 
-/// Returns the number of candidates to keep: `k`, and at least as many again by default if they are
+/// Returns the number of candidates to keep: `k`, or by default at least `2 * k` if they are
 /// compared exactly.
 fn kept(k: usize, params: &ScanParams, exact: Option<&dyn Exact>) -> usize {
     match (exact, params.refine) {

@@ -178,7 +178,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn a_header_survives_being_written() {
+    fn a_header_survives_encoding() {
         let recall =
             Recall { points: vec![RecallPoint { k: 10, recall: 0.5, probes: 3, refine: 40 }] };
         for recall in [None, Some(recall)] {

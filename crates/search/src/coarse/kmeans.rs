@@ -182,8 +182,8 @@ impl RowsByCluster {
         RowsByCluster { order, starts }
     }
 
-    /// Sorts the rows of each cluster by id. A search keeps the first of equal rows, so of equal
-    /// vectors at its last place the smallest ids are found.
+    /// Sorts the rows of each cluster by id. A search keeps the first of equal rows. If equal
+    /// vectors compete for its last hits, it finds the smallest ids.
     pub(crate) fn sort_by_id(&mut self, id: impl Fn(u32) -> u64) {
         for bounds in self.starts.windows(2) {
             if let Some(rows) = self.order.get_mut(bounds[0] as usize..bounds[1] as usize) {
@@ -321,7 +321,7 @@ mod tests {
     }
 
     #[test]
-    fn clusters_that_are_there_are_found() {
+    fn existing_clusters_are_found() {
         let points = blobs(600);
         let centres = train(&points, &plan(12, 1)).unwrap();
         assert!(cost(&points, &centres) / 600.0 < 0.3);

@@ -87,7 +87,7 @@ impl FilteredProbes {
 mod tests {
     use super::*;
 
-    /// Ten lists of ten rows, by distance.
+    /// Chooses among ten lists of ten rows, ordered by distance.
     fn choose(probes: FilteredProbes, allow: &RowSet) -> (Vec<u32>, bool) {
         let starts: Vec<u32> = (0..=10).map(|list| list * 10).collect();
         let mut near: Vec<(f32, u32)> = (0..10).map(|list| (list as f32, list)).collect();

@@ -284,7 +284,7 @@ mod tests {
     }
 
     #[test]
-    fn blocks_use_free_memory_and_give_it_back() {
+    fn blocks_use_free_memory_and_return_it() {
         let budget = MemoryBudget::new(100_000);
         let cache = CodeCache::new(&budget);
         for number in 0..200 {
@@ -304,7 +304,7 @@ mod tests {
         let more = budget.reserve(16_000, "a flush").unwrap();
         assert!(budget.is_short());
         drop(more);
-        // Blocks go on with the rest.
+        // Blocks use the remaining memory.
         cache.put(key(900), content(1));
         assert!(
             cache.get(BlockOwner::Codes, key(900)).is_some()

@@ -237,7 +237,7 @@ mod tests {
         }
         assert!(!collection.move_codes().unwrap());
         assert_eq!(collection.movable_codes(), 0);
-        // Deletes go on in the segments that took the place of the old ones.
+        // Deletes continue in the segments that replaced the old ones.
         let first = wanted[0].id;
         collection.delete(first).unwrap();
         assert!(near(&collection).iter().all(|hit| hit.id != first));
@@ -337,7 +337,7 @@ mod tests {
         let resources = Resources::new(budget.clone(), 8 << 20, Rate::unlimited()).unwrap();
         let collection = filled(root.path(), CodesPlace::Auto, &resources);
         assert_eq!(on_medium(&collection), 0);
-        // All memory but what opening one segment again takes.
+        // All memory except the bytes for opening one segment again.
         let state = collection.state();
         let segment = state.open().map(|(_, _, view)| view.segment.clone()).next().unwrap();
         let bytes = segment.memory_bytes() + segment.file_bytes() / 4;

@@ -19,7 +19,7 @@ pub(super) const DEFERRED_HITS_MAX: usize = 1024;
 /// Minimum rows compared at once beyond the number of hits. They are in flight together.
 const EXTRA_ROWS_MIN: usize = 10;
 
-/// Rows that a query has still to compare exactly.
+/// Rows that a query must still compare exactly.
 #[derive(Debug, Default)]
 pub(super) struct DeferredRows {
     rows: Vec<DeferredRow>,

@@ -396,7 +396,7 @@ mod tests {
     }
 
     #[test]
-    fn a_count_without_free_memory_goes_on_and_is_no_refusal() {
+    fn a_count_without_free_memory_continues_and_is_no_refusal() {
         let budget = MemoryBudget::new(STEP_BYTES as u64);
         let mut held = budget.reserve(STEP_BYTES as u64, "a test").unwrap();
         let counted = in_ended_slice(&Arc::default(), || {

@@ -94,7 +94,7 @@ impl FilterCache {
         // Not cached if rows were lost: the next read may succeed.
         match keeper.filter(|_| selected.lost == 0) {
             Some(keeper) => keeper.keep(uuid, clause, selected.clone(), held, budget),
-            // A pause in a later segment would have this one read again, without end.
+            // After a pause in a later segment, this one would be read again, without end.
             None => scan::read_on(),
         }
         Ok(selected)
@@ -133,8 +133,8 @@ impl FilterCache {
     }
 
     /// Reads payloads until all rows are decided. If it stops before, keeps the progress. A filter
-    /// whose rows are not kept does not stop at the end of a slice: a pause in a later segment
-    /// would have this one read again from its start.
+    /// whose rows are not kept does not stop at the end of a slice: after a pause in a later
+    /// segment, this one would be read again from its start.
     fn read(&self, segment: &Segment, mut scan: FilterScan, is_kept: bool) -> Result<FilterScan> {
         let mut pass = if is_kept { PayloadScan::in_slices() } else { PayloadScan::new() };
         loop {
@@ -314,7 +314,7 @@ mod tests {
     }
 
     #[test]
-    fn passes_of_ended_queries_give_their_memory_back() {
+    fn passes_of_ended_queries_return_their_memory() {
         let payloads: Vec<Value> =
             (0..1000).map(|row| serde_json::json!({ "list": vec![row; 3] })).collect();
         let test = segment_of_values(&payloads);

@@ -250,8 +250,8 @@ impl SegmentsSearch {
     }
 
     /// Returns true if the lists of a segment of `rows` rows should be divided: `idle` threads can
-    /// search the segments that are left before one thread has searched this one. Otherwise threads
-    /// are better used by whole segments, which have their reads in flight together.
+    /// search the segments that are left before one thread has searched this one. Otherwise whole
+    /// segments use the threads better, because their reads are in flight together.
     fn divides(&self, rows: u64, idle: usize) -> bool {
         let left = self.rows_from[self.segments.len() - self.parts.unclaimed()];
         left < rows.saturating_mul(idle as u64)

@@ -1,4 +1,4 @@
-//! Queries whose parts other threads do have the same hits, bit for bit.
+//! A query has the same hits, bit for bit, if other threads do parts of it.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -282,7 +282,7 @@ fn helpers_do_not_change_hits() {
 }
 
 /// Sizes of segments. The memtable and three of them have fewer points than
-/// [`DEFERRED_HITS_MAX`]. So the floor of a query for as many hits excludes no row, and each
+/// [`DEFERRED_HITS_MAX`]. So the floor of a query for that many hits excludes no row, and each
 /// segment has rows to compare.
 const SMALL_SEGMENTS: [u64; 4] = [300, 300, 200, 200];
 
@@ -444,7 +444,7 @@ fn queries_together_have_the_hits_of_each() {
     }
 }
 
-/// Filter without an index: values are not counted.
+/// Returns a filter without an index: indexes have no numbers of values.
 fn counted() -> Filter {
     let range = CountRange { gte: Some(1), ..CountRange::default() };
     Filter {

@@ -91,7 +91,7 @@ pub struct Collection {
     pub(super) flush_time: Mutex<Duration>,
     /// Segments of similar size that wait to be merged.
     pub(super) piled: AtomicUsize,
-    /// True while merging is left to the thread of ordinary priority.
+    /// True while only the thread of ordinary priority merges.
     pub(super) merging_escalated: AtomicBool,
     pub(super) stop: AtomicBool,
     /// True if the state has files that no published list names.

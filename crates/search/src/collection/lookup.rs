@@ -179,7 +179,7 @@ impl Collection {
             Ok(selected) => selected,
             Err(error) if error.kind() == ErrorKind::ResourceExhausted => {
                 self.filters.clear();
-                // A pause would have the filters of this work read again, without end.
+                // After a pause, the filters of this work would be read again, without end.
                 super::scan::read_on();
                 self.filters.select(&view.segment, clause, &self.budget)?
             }

@@ -162,7 +162,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn a_catalog_comes_back() {
+    fn a_catalog_round_trips() {
         let shape =
             CollectionShape { dims: 3, metric: Metric::Dot, encoding: VectorEncoding::Bf16 };
         let entry = SegmentEntry {
@@ -193,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn uuids_come_back_and_differ() {
+    fn uuids_round_trip_and_differ() {
         let uuid = new_uuid();
         assert_eq!(uuid_of(&uuid_text(uuid)), Some(uuid));
         assert_ne!(uuid, new_uuid());
@@ -202,7 +202,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_bytes_are_survived(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
+        fn any_bytes_cause_no_panic(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
             prop_assert!(ManifestContent::decode(&bytes).is_err());
         }
     }

@@ -52,7 +52,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_come_back() {
+    fn names_round_trip() {
         for file in [
             CollectionFile::Log(0),
             CollectionFile::Segment(7),

@@ -231,7 +231,7 @@ impl<P> Default for KeptPasses<P> {
 }
 
 impl<P> KeptPasses<P> {
-    /// Takes the pass of a call. If there is none and no room for another one, the work goes on
+    /// Takes the pass of a call. If there is none and no room for another one, the work continues
     /// without a pause.
     pub(super) fn take(&self, is_of_call: impl Fn(&P) -> bool) -> Option<P> {
         let mut passes = self.0.lock();

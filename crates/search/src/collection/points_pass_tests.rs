@@ -1,4 +1,4 @@
-//! Passes that pause give the answers of passes that do not.
+//! A pass gives the same answers with and without pauses.
 
 use std::fmt::Debug;
 
@@ -136,7 +136,7 @@ fn an_order_without_an_index_pauses_and_is_exact() {
     let (pauses, found) = in_slices(&progress, || {
         let first = collection.ordered(&order(false), None, 300);
         if !is_changed {
-            // The pass goes on with the points of its beginning.
+            // The pass continues with the points that existed when it began.
             is_changed = true;
             collection.delete(0).unwrap();
         }

@@ -120,8 +120,8 @@ impl Collection {
 
     /// Returns the best points of all indexes.
     ///
-    /// A segment contributes by its number of rows: scores depend on how common the edges are in a
-    /// segment, so scores of different segments cannot be compared.
+    /// The candidates of a segment are proportional to its rows. Scores depend on how common the
+    /// edges are in a segment, so scores of different segments cannot be compared.
     fn indexed(
         &self,
         thread: &mut SearchThread,

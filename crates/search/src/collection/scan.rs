@@ -188,7 +188,7 @@ pub(super) fn is_in_slice(time: Instant) -> bool {
     LIMIT.get().began.is_some_and(|began| time >= began)
 }
 
-/// Lets the passes of this work go on beyond the end of its slice.
+/// Lets the passes of this work continue beyond the end of its slice.
 pub(super) fn read_on() {
     LIMIT.set(WorkLimit { slice_end: None, ..LIMIT.get() });
 }
@@ -343,7 +343,7 @@ mod tests {
     }
 
     #[test]
-    fn a_slice_pauses_after_a_turn_and_says_so() {
+    fn a_slice_pauses_after_a_turn_and_reports_it() {
         let limit = WorkLimit {
             deadline: Some(Instant::now() + HOUR),
             slice_end: Some(Instant::now()),

@@ -1,8 +1,8 @@
 //! A walk through all points for background work: segment by segment in the order of rows, which is
 //! the order of coarse clusters, then the memtables in the order of ids.
 //!
-//! A walk survives restarts and changes of the collection. It keeps the segments that it has
-//! passed, so it visits a segment that a flush or a merge makes meanwhile as a whole. A point may
+//! A walk survives restarts and changes of the collection. It records the segments that it has
+//! passed. A segment that a flush or a merge makes meanwhile is visited as a whole. A point may
 //! therefore be visited twice. A live point is left out only if it is damaged, or if it is written
 //! while the walk visits the memtables, or later.
 

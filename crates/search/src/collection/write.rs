@@ -19,19 +19,19 @@ use crate::ingest::{
 
 /// Maximum frozen memtables, in addition to the active one.
 pub(super) const FROZEN_MAX: usize = 1;
-/// A memtable may fill in this many times the duration of a flush. Too large a factor costs little,
-/// because writes are no longer slowed down once the flush is done. With too small a factor, the
-/// memtable is full before that.
+/// Minimum time in which a memtable fills, in durations of a flush. Too large a factor costs
+/// little, because writes are no longer slowed down once the flush is done. With too small a
+/// factor, the memtable is full before that.
 const MARGIN: f64 = 1.5;
 /// Writes are slowed down from this many times `fan_in` segments of similar size that wait to be
 /// merged. A query searches each of them, and their centres and ids take memory. Fewer waiting
 /// segments are left for the time after a bulk load.
 const PILED_MIN: usize = 32;
-/// Further times of a flush in which a memtable may fill, for each `PILED_STEP * fan_in` segments
-/// beyond these.
+/// That minimum grows by one duration of a flush for each `PILED_STEP * fan_in` segments beyond
+/// these.
 const PILED_STEP: usize = 4;
-/// Maximum of these further times of a flush. Merging a row until its segment is large takes
-/// several times the time of flushing it.
+/// Maximum of that growth, in durations of a flush. Merging a row until its segment is large takes
+/// several times as long as flushing it.
 const PILED_MARGIN_MAX: f64 = 8.0;
 /// Longest slowdown of one change.
 const SLOWED_MAX: Duration = Duration::from_secs(1);
@@ -128,7 +128,8 @@ impl Collection {
         Some(memtable.begun() + flush_time.mul_f64((MARGIN + piled) * filled.min(1.0)))
     }
 
-    /// Returns the further times of a flush in which a memtable may fill, because segments pile up.
+    /// Returns the growth of the minimum time in which a memtable fills, in durations of a flush,
+    /// because segments pile up.
     fn piled_margin(&self) -> f64 {
         let fan_in = self.options.merging.fan_in.max(1);
         let piled = self.piled.load(Ordering::Relaxed);
@@ -282,8 +283,8 @@ impl Collection {
         Ok(WriteOutcome::Done(log, number))
     }
 
-    /// Reserves room for a point in the active memtable or in a new one. The inner error is for a
-    /// refusal that may pass.
+    /// Reserves room for a point in the active memtable or in a new one. The inner error is a
+    /// refusal that may be temporary.
     fn reserve(
         &self,
         writer: &mut CollectionLogs,
@@ -496,7 +497,7 @@ mod tests {
         collection.throttle();
         let stats = resources.stall_stats();
         assert_eq!((stats.slowed, stats.escalated), (1, false), "a flush would not help");
-        // A merge makes one of all.
+        // A merge joins all segments.
         assert!(collection.merge().unwrap());
         assert_eq!((collection.piled_margin(), collection.next_write()), (0.0, None));
         collection.throttle();

@@ -54,8 +54,8 @@ impl<'a> NeighbourSearch<'a> {
         Ok(NeighbourSearch { collection, metric, threshold, thread })
     }
 
-    /// Returns the points near `embedding` that `is_wanted`. A point of the collection with this
-    /// embedding is among them.
+    /// Returns the points near `embedding` for which `is_wanted` returns true. A point of the
+    /// collection with this embedding is among them.
     ///
     /// # Errors
     /// `InvalidArgument` for an embedding that does not fit the collection; the error of the

@@ -416,7 +416,7 @@ impl Match {
         };
         match self {
             Match::Value(value) => one(value),
-            // The table that looks them up has each once more.
+            // The lookup table has a second copy of each.
             Match::Any(values) | Match::Except(values) => 2 * values.iter().map(one).sum::<u64>(),
             Match::Text(text) => text.memory_bytes(),
             Match::Prefix(text) | Match::Substring(text) => text.len() as u64,
@@ -492,7 +492,7 @@ fn any_value(value: &Value, path: &str, accepts: &mut dyn FnMut(&Value) -> bool)
     value.get(name).is_some_and(|found| any_value_of(found, brackets, rest, accepts))
 }
 
-/// Goes on in the value of a step's name.
+/// Continues in the value of a step's name.
 fn any_value_of(
     found: &Value,
     brackets: Brackets<'_>,
@@ -527,7 +527,7 @@ fn any_found(value: &Value, path: &str, accepts: &mut dyn FnMut(&Value) -> bool)
     value.get(name).is_some_and(|found| any_found_in(found, brackets, rest, accepts))
 }
 
-/// Goes on in the value of a step's name.
+/// Continues in the value of a step's name.
 fn any_found_in(
     found: &Value,
     brackets: Brackets<'_>,

@@ -292,7 +292,7 @@ fn condition() -> impl Strategy<Value = Condition> {
     })
 }
 
-/// The definition, written the other way round: the field's values as a list first, then counts.
+/// Implements the definition in another form: the field's values as a list first, then counts.
 fn naive(condition: &Condition, id: u64, payload: &Value) -> bool {
     let values = |key: &str| -> Vec<Value> {
         match payload.get(key) {
@@ -365,7 +365,7 @@ proptest! {
 }
 
 #[test]
-fn what_excludes_ids_is_another_clause_and_these_ids() {
+fn excluded_ids_are_split_off_the_filter() {
     let red = only(matching("a", Match::Value(json!("red"))));
     let has = |ids: &[u64]| Condition::has_id(ids.to_vec());
     let blue = matching("a", Match::Value(json!("blue")));

@@ -1,4 +1,4 @@
-//! Dates in texts: RFC 3339, and the shorter forms that Qdrant takes. Without an offset they are
+//! Dates in texts: RFC 3339, and the shorter forms that Qdrant accepts. Without an offset they are
 //! in UTC.
 
 use chrono::{DateTime, NaiveDate, NaiveDateTime};

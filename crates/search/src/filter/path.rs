@@ -29,7 +29,7 @@ pub enum Bracket {
 }
 
 impl<'a> Brackets<'a> {
-    /// Returns the first brackets and those after it; `None` if there are none.
+    /// Returns the first brackets and the rest; `None` if there are none.
     pub fn split_first(self) -> Option<(Bracket, Brackets<'a>)> {
         let (number, rest) = self.0.strip_prefix('[')?.split_once(']')?;
         let bracket = match number {
@@ -67,7 +67,7 @@ impl PathStep<'_> {
     }
 }
 
-/// Splits the first step off a path. A step that cannot be read is a name as it stands.
+/// Splits the first step off a path. A malformed step counts as a name as a whole.
 pub fn first_step(path: &str) -> PathStep<'_> {
     quoted_step(path).unwrap_or_else(|| plain_step(path))
 }

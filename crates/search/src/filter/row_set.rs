@@ -97,7 +97,7 @@ impl RowSet {
         }
     }
 
-    /// Takes `row` out of the set.
+    /// Removes `row` from the set.
     pub fn remove(&mut self, row: u32) {
         if self.contains(row) {
             self.words[row as usize / 64] &= !(1 << (row % 64));
@@ -117,7 +117,7 @@ impl RowSet {
     /// Adds the rows of `list`, in any order. Rows from [`RowSet::rows`] on are ignored.
     pub fn extend(&mut self, list: impl IntoIterator<Item = u32>) {
         let list = list.into_iter();
-        // Counting all words once costs less than looking at each row twice.
+        // Counting all words once costs less than checking each row twice.
         if list.size_hint().0 >= self.words.len() {
             self.adder().add(list);
         } else {
@@ -197,8 +197,8 @@ impl RowAdder<'_> {
     /// Adds the rows of `list`, in any order. Rows from [`RowSet::rows`] on are ignored.
     pub fn add(&mut self, list: impl IntoIterator<Item = u32>) {
         let words = self.0.words.as_mut_slice();
-        // Neighbouring rows are joined before they are written: a word that was just written would
-        // have to be waited for.
+        // Neighbouring rows are joined before they are written. Otherwise the processor would wait
+        // for a word that was just written.
         let (mut at, mut bits) = (0, 0);
         for row in list {
             let place = row as usize / 64;

@@ -38,7 +38,7 @@ impl Default for Tokenizer {
 }
 
 impl Tokenizer {
-    /// Calls `visit` for each word, in lower case if words are compared so, until it returns true.
+    /// Calls `visit` for each word, in lower case if `lowercase` is set, until it returns true.
     /// Returns true if it did.
     fn any_word(&self, text: &str, visit: &mut dyn FnMut(&str) -> bool) -> bool {
         match self.split {
@@ -103,8 +103,8 @@ pub struct TextMatch {
     words: Vec<String>,
     /// Characters of the words, sorted, each number once. Only for [`WordSplit::Prefix`].
     lengths: Vec<usize>,
-    /// For each word of a phrase, the length of the longest start of the phrase that ends there
-    /// and is not the whole phrase up to it.
+    /// For each word of a phrase, the length of the longest proper prefix of the phrase that ends
+    /// there.
     borders: Vec<usize>,
 }
 

@@ -147,7 +147,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_change_comes_back(
+        fn a_change_round_trips(
             id in any::<u64>(),
             embedding in prop::collection::vec(-1e9_f32..1e9, 0..20),
             record in prop::collection::vec(any::<u8>(), 0..50),
@@ -165,7 +165,7 @@ mod tests {
         }
 
         #[test]
-        fn any_bytes_are_survived(mut bytes in prop::collection::vec(any::<u8>(), 0..80), kind in 0_u8..4) {
+        fn any_bytes_cause_no_panic(mut bytes in prop::collection::vec(any::<u8>(), 0..80), kind in 0_u8..4) {
             if let Some(first) = bytes.first_mut() {
                 *first = kind;
             }

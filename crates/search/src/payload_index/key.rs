@@ -78,7 +78,7 @@ impl NumberKey {
         self.exact
     }
 
-    /// Returns true if a filter takes the numbers for equal: whole numbers exactly, others as
+    /// Returns true if a filter treats the numbers as equal: whole numbers exactly, others as
     /// floats.
     pub(crate) fn same(self, other: NumberKey) -> bool {
         self.order == other.order
@@ -156,7 +156,7 @@ impl<'a> KeyRef<'a> {
         if let KeyOf::Text(text) = self { text.len() } else { 0 }
     }
 
-    /// Returns true if a filter takes the values for equal.
+    /// Returns true if a filter treats the values as equal.
     pub(crate) fn same(self, other: KeyRef<'_>) -> bool {
         match (self, other) {
             (KeyOf::Number(one), KeyOf::Number(other)) => one.same(other),
@@ -320,7 +320,7 @@ mod tests {
         }
 
         #[test]
-        fn any_bytes_are_survived(bytes in prop::collection::vec(any::<u8>(), 0..20)) {
+        fn any_bytes_cause_no_panic(bytes in prop::collection::vec(any::<u8>(), 0..20)) {
             let _ = KeyRef::decode(&mut &bytes[..]);
             let _ = decode_number(&mut &bytes[..]);
         }

@@ -223,7 +223,7 @@ impl OrderedField<'_> {
         Ok(ControlFlow::Continue(()))
     }
 
-    /// Returns the first of `entries` that are visited before the next frequent value, and at once.
+    /// Returns the first of `entries` that one part visits before the next frequent value.
     fn next_part<'b>(&self, entries: &'b [ValueRows], position: &OrderPosition) -> &'b [ValueRows] {
         let part = first_part(entries.get(..VALUES_A_PART).unwrap_or(entries));
         let Some(dense) = self.dense.get(position.dense) else { return part };

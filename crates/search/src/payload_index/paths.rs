@@ -100,7 +100,7 @@ mod tests {
         })
     }
 
-    /// All paths of up to three steps.
+    /// Returns all paths of up to three steps.
     fn paths() -> Vec<String> {
         let steps = ["a", "b", "", "a[]", "b[]"];
         let mut paths: Vec<String> = steps.map(str::to_owned).to_vec();

@@ -430,8 +430,8 @@ impl FieldDirectory {
         let mut found = Vec::new();
         let mut next = 0;
         for key in wanted {
-            // The value may begin in the last block whose first value is below it, and it may go on
-            // in blocks that begin with it.
+            // The value may begin in the last block whose first value is below it, and it may
+            // continue in blocks that begin with it.
             let from = self.blocks.partition_point(|it| is_before(it.first.as_ref(), *key, false));
             let to = self.blocks.partition_point(|it| is_before(it.first.as_ref(), *key, true));
             let from = from.saturating_sub(1).max(next);

@@ -1,4 +1,4 @@
-//! Rows that meet a condition as far as it is known.
+//! Rows that meet a condition, and rows for which the index cannot decide.
 
 use crate::filter::RowSet;
 

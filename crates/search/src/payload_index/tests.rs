@@ -211,7 +211,7 @@ fn conditions(one: BoxedStrategy<Condition>) -> impl Strategy<Value = Filter> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
     #[test]
-    fn any_filter_selects_what_it_matches(
+    fn any_filter_selects_the_rows_that_it_matches(
         payloads in prop::collection::vec(object(value()), 1..30),
         filters in prop::collection::vec(filter(), 1..12),
         repeat in prop::sample::select(vec![1_usize, 200]),
@@ -235,7 +235,7 @@ fn range(key: &str, gte: f64, lt: f64) -> Filter {
     only(Condition::Range { key: key.into(), range })
 }
 
-/// Many different values, so that dictionaries have several blocks.
+/// Returns many different values, so that dictionaries have several blocks.
 fn many() -> Vec<Value> {
     (0..4000_i64)
         .map(|row| {

@@ -193,7 +193,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn ids_come_back(number in 0..NUMBERS_MAX, uuid in any::<[u8; 16]>()) {
+        fn ids_round_trip(number in 0..NUMBERS_MAX, uuid in any::<[u8; 16]>()) {
             for id in [PointId::Number(number), PointId::Uuid(uuid)] {
                 prop_assert_eq!(id.to_string().parse(), Ok(id));
                 prop_assert_eq!(read(&serde_json::to_value(id).unwrap()).unwrap(), id);
@@ -201,7 +201,7 @@ mod tests {
         }
 
         #[test]
-        fn any_text_is_survived(text in ".{0,60}") {
+        fn any_text_causes_no_panic(text in ".{0,60}") {
             let _ = text.parse::<PointId>();
         }
     }

@@ -77,7 +77,7 @@ mod tests {
     }
 
     #[test]
-    fn payloads_come_back() {
+    fn payloads_round_trip() {
         let uuid = PointId::Uuid([9; 16]);
         for payload in [json!({}), json!({"a": 1}), json!({"b": {"c": [1, null]}, "a\"": "x"})] {
             let payload = object(payload);
@@ -92,7 +92,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_bytes_are_survived(bytes in prop::collection::vec(any::<u8>(), 0..60), internal in any::<u64>()) {
+        fn any_bytes_cause_no_panic(bytes in prop::collection::vec(any::<u8>(), 0..60), internal in any::<u64>()) {
             let _ = decode(internal, &bytes);
         }
     }

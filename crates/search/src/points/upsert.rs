@@ -68,7 +68,7 @@ mod tests {
     use crate::filter::{Condition, Match};
 
     #[test]
-    fn a_condition_looks_at_the_stored_point() {
+    fn a_condition_is_checked_on_the_stored_point() {
         let matching = Match::Value(json!(1));
         let must = vec![Condition::Match { key: "n".to_owned(), matching }];
         let filter = Some(Filter { must, ..Filter::default() });

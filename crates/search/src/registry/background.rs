@@ -93,7 +93,7 @@ fn make_room_for_merge(core: &RegistryCore, named: &NamedCollection) {
 /// Otherwise many small collections could fill the memory with points that none of them flushes.
 /// Returns true if there was one.
 fn relieve(core: &RegistryCore) -> bool {
-    // Cached codes count as free, or a full cache would have every few points flushed.
+    // Cached codes count as free. Otherwise a full cache would cause a flush of every few points.
     if !core.resources.budget().is_short() {
         return false;
     }

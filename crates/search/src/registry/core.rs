@@ -176,7 +176,7 @@ impl RegistryCore {
     }
 
     /// Ends all changes of a collection that is being replaced. Until the new one is open, callers
-    /// are told to try again.
+    /// get `Unavailable` with a retry delay.
     pub(super) fn retire(&self, name: &str) {
         let entry = self.map.write().entries.insert(name.to_owned(), RegistryEntry::Opening);
         if let Some(RegistryEntry::Ready(named)) = entry {

@@ -298,7 +298,7 @@ mod tests {
     }
 
     #[test]
-    fn settings_come_back_and_damage_is_found() {
+    fn settings_round_trip_and_damage_is_found() {
         let extra = json!({"model": "m", "float": 0.1, "list": [1, {"a": null}]});
         let settings = CollectionSettings {
             vector_name: "image".into(),
@@ -322,7 +322,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_bytes_are_survived(bytes in prop::collection::vec(any::<u8>(), 0..100)) {
+        fn any_bytes_cause_no_panic(bytes in prop::collection::vec(any::<u8>(), 0..100)) {
             prop_assert!(decode::<StoredSettings>("settings", &bytes).is_err());
         }
     }

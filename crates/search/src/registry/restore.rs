@@ -19,7 +19,7 @@ use super::media::FileLayout;
 use super::named::NamedCollection;
 use crate::collection::{CollectionOptions, is_file_name, publish_copy};
 
-/// Times that segments which cannot be opened yet are tried again before the next start.
+/// Maximum attempts to open all segments of a restored collection. The next start tries again.
 const OPEN_TRIES_MAX: u32 = 12;
 /// Bytes of one read when a file is copied within this machine.
 const COPY_BYTES: usize = 1 << 20;

@@ -120,7 +120,7 @@ impl NamedCollection {
             let mut count = 0;
             loop {
                 let generation = self.generation();
-                // Payloads may have to be read for minutes, so other changes go on meanwhile.
+                // Reading payloads can take minutes, so other changes continue meanwhile.
                 let list = self.all_from(from, filter)?;
                 begin_change()?;
                 let last = list.ids.last().copied().filter(|_| list.more);

@@ -22,10 +22,10 @@ pub struct SearchLimits {
     /// Queries in progress, up to `QUERIES_MAX`. While the oldest waits for its first reads, the
     /// next ones are scored.
     pub queries: usize,
-    /// Reads in flight per query. Half of them are submitted at a time, and a batch costs the
-    /// processor more than its reads do (on a virtual disk each is an exit to the hypervisor), so
-    /// this is more than the device needs to be busy. Reads then queue in the device while earlier
-    /// records are scored.
+    /// Reads in flight per query. Half of them are submitted at a time, because a batch costs the
+    /// processor more than its reads do (on a virtual disk each batch is an exit to the
+    /// hypervisor). So this is more than the device needs to be busy. Reads then queue in the
+    /// device while earlier records are scored.
     pub query_in_flight: usize,
     /// Reads in flight in total, up to [`IN_FLIGHT_MAX`].
     pub in_flight: usize,
@@ -89,9 +89,9 @@ impl SearchLimits {
 
 /// Divisor of the cache's bytes for single records; the rest holds blocks of files.
 ///
-/// If queries have no favourites, all bytes of blocks avoid equally many reads, and single records
-/// save almost none. If queries repeat, a quarter of the bytes still holds the records of hundreds
-/// of them for fingerprints, or of dozens for photographs.
+/// If all records are used equally often, all bytes of blocks avoid equally many reads, and single
+/// records save almost none. If queries repeat, a quarter of the bytes still holds the records of
+/// hundreds of them for fingerprints, or of dozens for photographs.
 const RECORDS_SHARE: u64 = 4;
 
 /// Caches that the searchers of a process share.

@@ -9,8 +9,8 @@ use super::RerankCandidate;
 #[derive(Debug)]
 pub(super) struct Ranking {
     k: usize,
-    /// Best first. Re-ranking asks for tens of hits, and most candidates end at the comparison with
-    /// the last one, so a sorted list is faster than a heap.
+    /// Best first. Re-ranking requests tens of hits, and most candidates are excluded by one
+    /// comparison with the last hit, so a sorted list is faster than a heap.
     best: Vec<(RerankCandidate, f32)>,
 }
 

@@ -26,8 +26,8 @@ const LOOKUP_COST: f32 = 0.125;
 const MEMORY: f32 = 1024.0;
 
 /// Decides if lookups in the cache cost less than they save. A read is avoided only if all of its
-/// records are cached, so lookups for several records pay only if hits are frequent. Single records
-/// are always looked up, or the cache would never fill.
+/// records are cached, so lookups for several records save time only if hits are frequent. Single
+/// records are always looked up. Otherwise the cache would never fill.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct CacheLookups {
     /// Recent share of hits among single records.

@@ -114,7 +114,7 @@ impl SegmentForm {
     }
 
     /// Returns the bytes of memory for building the index of payloads. It is built after the coarse
-    /// index and takes that one's memory.
+    /// index, in the memory of that index.
     pub(crate) fn payload_index_bytes(self, rows: u64) -> u64 {
         let index = coarse::index_bytes(self.kind, rows, self.dims);
         payload_index::memory_bytes(rows) + coarse::build_bytes(rows, self.dims, index)

@@ -96,7 +96,7 @@ fn mixed(id: u64) -> u64 {
 mod tests {
     use super::*;
 
-    /// Share of ids outside of the set that pass.
+    /// Returns the share of ids outside of the set that pass.
     fn passing(ids: &[u64], others: impl Iterator<Item = u64>) -> f64 {
         let filter = IdFilter::new(ids);
         assert!(ids.iter().all(|&id| filter.may_have(id)));

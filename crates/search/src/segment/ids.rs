@@ -186,7 +186,7 @@ mod tests {
         }
 
         #[test]
-        fn any_bytes_are_survived(
+        fn any_bytes_cause_no_panic(
             ids in prop::collection::vec(0_u64..9, 0..6), order in prop::collection::vec(0_u32..7, 0..6), rows in 0_u32..7,
         ) {
             let ids: Vec<u8> = ids.iter().flat_map(|id| id.to_le_bytes()).collect();

@@ -138,7 +138,7 @@ impl IndexSection {
         let read = file.read_at(self.offset + first, &mut bytes);
         let mut numbered = (first / PAGE_BYTES as u64..).zip(bytes.chunks(PAGE_BYTES));
         if read.is_err() || !numbered.all(|(page, bytes)| is_sound(page, bytes)) {
-            // The damage may be in pages that were not asked for.
+            // The damage may be in pages that were not requested.
             return self.read_pages(file, range, out);
         }
         self.cache.count_read(BlockOwner::Index, end - first);

@@ -211,13 +211,13 @@ mod tests {
         }
 
         #[test]
-        fn any_settings_are_survived(bytes in prop::collection::vec(any::<u8>(), 0..40)) {
+        fn any_settings_cause_no_panic(bytes in prop::collection::vec(any::<u8>(), 0..40)) {
             let _ = SegmentSettings::decode(&bytes);
         }
     }
 
     #[test]
-    fn settings_come_back() {
+    fn settings_round_trip() {
         for metric in [Metric::Cosine, Metric::Dot, Metric::L2] {
             for encoding in [VectorEncoding::F32, VectorEncoding::Bf16] {
                 let settings = SegmentSettings { dims: 77, metric, encoding };

@@ -30,8 +30,8 @@ pub(super) struct OpenPayloadIndex<'a> {
 }
 
 impl OpenPayloadIndex<'_> {
-    /// Opens the payload index. A damaged one is named and left out, since payloads answer all its
-    /// questions.
+    /// Opens the payload index. A damaged index is named and left out, since the payloads have the
+    /// same data.
     ///
     /// # Errors
     /// `ResourceExhausted` if `held` cannot grow; otherwise the error of the medium.

@@ -98,7 +98,7 @@ impl SegmentPages {
         Ok(())
     }
 
-    /// Calls `each` with the records of `wanted` from `row` on, until `each` breaks off.
+    /// Calls `each` with the records of `wanted` from `row` on, until `each` returns `Break`.
     pub(super) fn some(
         &self,
         file: &dyn Sealed,

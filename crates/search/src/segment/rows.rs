@@ -257,7 +257,7 @@ mod tests {
         }
 
         #[test]
-        fn any_bytes_are_survived(
+        fn any_bytes_cause_no_panic(
             words in prop::collection::vec(0_u32..40, 0..40), rows in 0_u32..40, pages in 0_u64..40,
         ) {
             let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();

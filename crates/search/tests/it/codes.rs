@@ -45,7 +45,7 @@ const POINTS: u64 = 4200;
 /// Points written at once.
 const BATCH: u64 = 500;
 
-/// Fills a collection with two segments. Many points are alike, so that their list has several
+/// Fills a collection with two segments. Many points are similar, so that their list has several
 /// parts.
 fn fill(medium: &Arc<dyn Medium>, metric: Metric, kind: CoarseKind, points: u64) {
     let collection = open(medium, shape(metric, kind, CodesPlace::Dram));
@@ -86,7 +86,7 @@ fn bits(found: &QueryHits) -> Vec<(u64, u32)> {
     found.hits.iter().map(|hit| (hit.id, hit.score.to_bits())).collect()
 }
 
-/// Asks in all ways that an index knows.
+/// Runs every kind of query that an index supports.
 fn ask_all(collection: &Collection, seed: u64) -> Vec<QueryHits> {
     let mut thread = collection.thread(limits()).unwrap();
     let like = stored(mix(seed) % 900, 2 + seed % 2);
@@ -230,7 +230,7 @@ fn queries_share_blocks_and_memory_takes_them_back() {
     let second = resources.code_stats();
     assert_eq!(second.codes.reads, first.codes.reads, "all blocks are cached");
     assert!(second.codes.hits > first.codes.hits);
-    // Changes need memory: they take that of the blocks.
+    // Changes need memory. They take the memory of the blocks.
     let used = resources.memory();
     assert!(used.used >= first.bytes && used.peak <= used.limit);
     drop(collection);
@@ -283,7 +283,7 @@ fn a_damaged_page_of_codes_costs_its_rows() {
     }
 }
 
-/// Asks for all points, which looks into rows alone, and for some of them in all lists.
+/// Queries all points, which reads single rows, and some of them in all lists.
 fn ask_much(collection: &Collection) -> [QueryHits; 2] {
     let mut thread = collection.thread(limits()).unwrap();
     let like = stored(3, 9);

@@ -85,8 +85,8 @@ impl Subject {
                 self.collection.is_some()
             }
             Step::CollectionQuery(seed) => {
-                // The failure may have hit an optional operation such as removing a file. Now
-                // nothing is readable.
+                // The failure may have hit an optional operation such as removing a file. From now
+                // on nothing is readable.
                 let on = self.fault.as_ref().is_none_or(|fault| !fault.crashed());
                 if on {
                     self.check_queries(seed);
@@ -347,7 +347,7 @@ fn concurrent_writes_searches_flushes_and_merges() {
                 ids.dedup();
                 assert_eq!(ids.len(), found.hits.len(), "no id twice in one state");
                 assert!(!found.partial);
-                // After a search, so that there is one however late this thread begins.
+                // After a search, so that there is one even if this thread begins late.
                 if stop.load(Ordering::Relaxed) {
                     break;
                 }

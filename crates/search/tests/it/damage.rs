@@ -1,5 +1,5 @@
-//! A flipped bit in every page of every file: damaged data is reported and not served, and the rest
-//! is.
+//! A flipped bit in every page of every file: damaged data is reported and not served, and all
+//! other data is served.
 
 use std::sync::Arc;
 

@@ -235,7 +235,7 @@ fn an_ending_copy_keeps_files_that_no_list_names_yet() {
         let failed = collection.flush().is_err();
         drop(pinned);
         if failed {
-            // The next ones publish.
+            // The next writes publish.
             let _ = collection.flush();
             let _ = collection.flush_oldest();
         }

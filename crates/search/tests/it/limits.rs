@@ -18,7 +18,7 @@ use crate::points::{
 
 #[test]
 fn memory_is_never_exceeded() {
-    // Room for a flush, two memtables and little more, which codes and ids of segments use up.
+    // Room for a flush, two memtables and little more, which codes and ids of segments fill.
     let memory_bytes = 5 * MEMTABLE_BYTES + (5 << 20) + (160 << 10);
     let medium = memory_medium();
     let resources = resources(memory_bytes, MEMTABLE_BYTES);

@@ -1,5 +1,5 @@
-//! Missing, truncated and damaged logs: reported, never taken for empty, and no old version of a
-//! point is served.
+//! Missing, truncated and damaged logs: they are reported and never treated as empty, and no old
+//! version of a point is served.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

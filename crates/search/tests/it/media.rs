@@ -1,4 +1,4 @@
-//! Media of collections: which one opens whose files.
+//! Media of collections: the files that each medium opens.
 
 use search::points::PointId;
 use search::registry::{CollectionSettings, MediumChoice, RegistryOptions};
@@ -26,7 +26,7 @@ fn a_collection_keeps_its_medium() {
 }
 
 #[test]
-fn files_for_persistent_memory_are_not_opened_otherwise() {
+fn files_for_persistent_memory_need_such_a_medium() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path();
     let with = |medium| RegistryOptions { medium, ..options(path) };

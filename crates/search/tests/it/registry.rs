@@ -110,7 +110,7 @@ pub(crate) fn id(number: u64) -> PointId {
 }
 
 #[test]
-fn a_second_process_is_kept_out() {
+fn a_second_process_is_refused() {
     let directory = tempfile::tempdir().unwrap();
     let registry = open(directory.path());
     let error = Registry::open(options(directory.path())).unwrap_err();

@@ -74,7 +74,7 @@ fn many_collections_share_the_readers_of_a_thread() {
 }
 
 #[test]
-fn shared_readers_let_removed_files_go() {
+fn shared_readers_close_removed_files() {
     let directory = tempfile::tempdir().unwrap();
     let registry = open_with(RegistryOptions { threads: 1, ..options(directory.path()) });
     fill(&registry, "a", 0);
@@ -102,7 +102,7 @@ fn open_removed_files(directory: &Path) -> usize {
 }
 
 #[test]
-fn a_thread_without_a_pause_lets_removed_files_go() {
+fn a_busy_thread_closes_removed_files() {
     let directory = tempfile::tempdir().unwrap();
     let registry = open_with(RegistryOptions { threads: 1, ..options(directory.path()) });
     fill(&registry, "b", 100);

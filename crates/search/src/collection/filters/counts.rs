@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Counts of filters that were evaluated on a segment, by how.
+/// Counts of filters that were evaluated on a segment, by the source of the result.
 #[derive(Debug, Default)]
 pub(crate) struct FilterCounts {
     pub(super) indexed: AtomicU64,

@@ -58,9 +58,9 @@ impl CachedFilter {
         self.segments.iter().map(|of| of.held.bytes()).sum()
     }
 
-    /// Lets this thread's work go on without a pause if it used the filter in its slice. Work with
-    /// more filters than are cached would evict its first ones, pause, and read them again, without
-    /// end.
+    /// Lets this thread's work continue without a pause if it used the filter in its slice. Work
+    /// with more filters than are cached would evict its first ones, pause, and read them again,
+    /// without end.
     fn note_eviction(&self) {
         if scan::is_in_slice(self.used_at) {
             scan::read_on();
@@ -118,7 +118,7 @@ impl HeldFilters {
     ) {
         let bytes = clause.memory_bytes();
         let Ok(clause_held) = budget.reserve(bytes, "a filter's conditions") else {
-            // A pause would have the rows read again, without end.
+            // After a pause, the rows would be read again, without end.
             return scan::read_on();
         };
         let mut kept = self.kept.lock();

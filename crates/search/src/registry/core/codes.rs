@@ -24,7 +24,7 @@ impl RegistryCore {
     }
 
     /// Reads the codes of one segment into memory. Returns false if there are none that fit, or if
-    /// memory was short a while ago.
+    /// memory was short recently.
     pub(super) fn load_codes(&self) -> bool {
         if self.codes_moved.lock().is_some_and(|moved| moved.elapsed() < LOAD_CODES_AGAIN) {
             return false;

@@ -1,11 +1,12 @@
 //! Block cache: whole aligned blocks of record files, scored in place.
 //!
 //! Records of one coarse cluster are neighbours, so one read serves several of them and the data in
-//! between. A cache avoids the read only if it has all records of the read. Single records would
-//! all have to be cached; a block has them all, needs no copy, and its pages are verified once. If
-//! no records are favourites, blocks avoid the same share of reads as the share of the file that
-//! they hold, which the [record cache](super::cache) does not. If a few records are used again and
-//! again, the record cache holds a hundred times as many of them.
+//! between. A cache avoids the read only if it has all records of the read. With single records,
+//! all of them would have to be cached. A block has them all, needs no copy, and its pages are
+//! verified once. If all records are used equally often, the share of reads that blocks avoid is
+//! the share of the file that they hold; the share of the [record cache](super::cache) is smaller.
+//! If a few records are used again and again, the record cache holds a hundred times as many of
+//! them.
 //!
 //! A block is cached while there is room. Later it only replaces a block that is used clearly less
 //! often, so without favourites nothing moves.
@@ -260,7 +261,7 @@ mod tests {
     }
 
     #[test]
-    fn without_favourites_nothing_moves_once_it_is_full() {
+    fn a_full_cache_keeps_equally_used_blocks() {
         let blocks = cache(64);
         let mut spare = None;
         let mut next = numbers(256);

@@ -73,7 +73,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn never_says_less_than_was_counted(counted in proptest::collection::vec(0u64..60, 0..200)) {
+        fn an_estimate_is_never_below_the_count(counted in proptest::collection::vec(0u64..60, 0..200)) {
             let mut sketch = FrequencySketch::new(64);
             counted.iter().for_each(|&of| sketch.count(hash(of)));
             for of in 0..60 {

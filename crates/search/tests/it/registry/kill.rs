@@ -59,7 +59,7 @@ fn acknowledged_writes_survive_a_kill() {
             numbers.find(|number| *number >= enough).expect("it writes until it is killed");
         child.kill().unwrap();
         child.wait().unwrap();
-        // The process went on until it was killed. The pipe holds the rest of what it acknowledged.
+        // The process continued until it was killed. The pipe holds the remaining acknowledgements.
         acknowledged = numbers.last().unwrap_or(reached) + 1;
         let registry = open(directory.path());
         let named = registry.get("c").unwrap();
