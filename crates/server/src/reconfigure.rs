@@ -15,7 +15,7 @@ use tokio::sync::{oneshot, watch};
 
 use crate::config::ModelsConfig;
 
-/// Longest wait for the models of a new configuration. The loads go on after it.
+/// Longest wait for the models of a new configuration. The loads continue after it.
 const APPLY_TIMEOUT: Duration = Duration::from_secs(3600);
 
 /// A configuration of models outside the server, such as a file.

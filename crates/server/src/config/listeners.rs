@@ -65,8 +65,8 @@ pub struct ListenerConfig {
     pub request_timeout: Duration,
     /// Shorter deadline of requests to TensorFlow Serving's REST API.
     pub rest_timeout: Option<Duration>,
-    /// Listen once the first load is finished, as TensorFlow Serving does, whose clients take an
-    /// open port for a ready server.
+    /// Listen once the first load is finished, as TensorFlow Serving does, whose clients treat an
+    /// open port as a ready server.
     pub listen_when_settled: bool,
     /// Models that must serve for the server to be ready.
     pub readiness: ReadinessPolicy,

@@ -254,8 +254,8 @@ fn is_grpc(headers: &HeaderMap) -> bool {
     })
 }
 
-/// Answers a request that is not a gRPC call. The HTTP status is 415, so that no other client takes
-/// the answer for a success.
+/// Answers a request that is not a gRPC call. The HTTP status is 415, so that no other client
+/// treats the answer as a success.
 fn unsupported_media_type() -> ResponseFuture {
     let text = "this port takes gRPC calls (content type application/grpc) only; use the HTTP port";
     let mut response = response::failed(&Error::invalid(text));

@@ -66,7 +66,7 @@ fn decoded(served: &Loopback) -> [u64; 3] {
     ["unpack", "decode", "encode"].map(count)
 }
 
-/// A request of `count` numbers in JSON.
+/// Returns a request of `count` numbers in JSON.
 fn numbers(count: usize) -> String {
     let data = vec!["0.123456789"; count].join(",");
     format!(r#"{{"inputs":[{{"name":"x","datatype":"FP32","shape":[{count}],"data":[{data}]}}]}}"#)

@@ -147,7 +147,7 @@ fn a_busy_stream_may_send_control_frames() {
     assert!(!served.server.core.metrics.encode().contains("connections_ended_total{"));
 }
 
-/// A body whose first byte arrives and whose rest never does.
+/// Returns a body of which only the first byte arrives.
 fn half_body() -> Body {
     let first = tokio_stream::iter([Ok::<_, std::convert::Infallible>(Frame::data(
         Bytes::from_static(&[0]),

@@ -178,7 +178,7 @@ pub(super) fn files_below(dir: &Path) -> Vec<PathBuf> {
 }
 
 #[test]
-fn images_are_put_in_found_read_and_removed() {
+fn images_are_added_found_read_and_removed() {
     let dir = tempfile::tempdir().unwrap();
     let served = served(dir.path(), |_| {});
     served.get("/v1/images/photos").bad(404, "there is no collection");
@@ -321,7 +321,7 @@ fn deletions_by_qdrants_interface_remove_originals() {
 }
 
 #[test]
-fn a_wrong_request_puts_nothing_in() {
+fn a_wrong_request_adds_nothing() {
     let dir = tempfile::tempdir().unwrap();
     let served = served(dir.path(), |_| {});
     let whole = picture(1);
@@ -340,7 +340,7 @@ fn a_wrong_request_puts_nothing_in() {
         .ask("PUT", "/v1/images/photos", "Content-Type: text/html\r\n", &whole)
         .bad(400, "text/html");
     served.get("/v1/images/photos").bad(404, "there is no collection");
-    // An upload that stops half-way is not put in.
+    // An upload that stops half-way is not added.
     let mut stream = served.connect();
     let head = format!(
         "PUT /v1/images/photos HTTP/1.1\r\nHost: {}\r\nContent-Type: image/jpeg\r\nContent-Length: {}\r\n\r\n",
@@ -467,7 +467,7 @@ fn every_route_of_collections_needs_the_key() {
 }
 
 #[test]
-fn a_server_without_collections_says_how_to_get_them() {
+fn a_server_without_collections_names_the_remedy() {
     let dir = tempfile::tempdir().unwrap();
     let served = served(dir.path(), |config| config.search = SearchConfig::default());
     served.get("/v1/images").bad(409, "--collections-dir");

@@ -524,7 +524,7 @@ impl Spread {
         }
     }
 
-    /// Puts pictures and copies of some into the cluster, and into the collection "photos".
+    /// Adds images, and copies of some, to the cluster and to the collection "photos".
     fn put_copies(&self) {
         for seed in 0..9 {
             let copied = [1, 3, 4].contains(&seed);
@@ -613,7 +613,7 @@ fn another_root_cancels_and_continues_a_job() {
 }
 
 #[test]
-fn archives_and_folders_are_put_in_as_on_one_server() {
+fn archives_and_folders_are_added_as_on_one_server() {
     let dir = tempfile::tempdir().unwrap();
     let spread = Spread::start(dir.path());
     let pictures: Vec<Vec<u8>> = (0..6).map(picture).collect();

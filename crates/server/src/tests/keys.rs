@@ -260,7 +260,7 @@ fn every_documented_call_needs_a_key() {
 }
 
 #[test]
-fn a_key_pays_for_its_runs() {
+fn a_key_is_charged_for_its_runs() {
     let dir = tempfile::tempdir().unwrap();
     let served = served(dir.path(), |_| {});
     let infer = |key: &str| {

@@ -27,7 +27,7 @@ const LEFT_OUT: [&str; 13] = [
     "/v2/",
 ];
 
-/// Routes that answer 501 to every method that they take.
+/// Routes that answer 501 to every method that they accept.
 const NOT_OFFERED: [&str; 9] = [
     "/collections/{collection}/{*item}",
     "/snapshots",
@@ -40,7 +40,7 @@ const NOT_OFFERED: [&str; 9] = [
     "/cluster/peer/{item}",
 ];
 
-/// A route that answers 501 for a collection that exists, and says why.
+/// A route that answers 501 with the reason for a collection that exists.
 const REFUSED: &str = "/collections/{collection}/points/vectors/delete";
 
 /// A route that takes many paths of the document.

@@ -206,7 +206,7 @@ fn other_content_types_are_unsupported() {
     });
 }
 
-/// A field that holds `inner`.
+/// Returns a field that holds `inner`.
 fn within(tag: u8, inner: &[u8]) -> Vec<u8> {
     let mut out = vec![(tag << 3) | 2];
     let mut length = inner.len();
@@ -226,8 +226,8 @@ fn gzip(bytes: &[u8]) -> Vec<u8> {
     to.finish().unwrap()
 }
 
-/// Two million empty elements in 4 MB, or in 4 KB of gzip: `tag` of the request, or of the contents
-/// of an input.
+/// Returns two million empty elements in 4 MB, or in 4 KB of gzip: `tag` of the request, or of the
+/// contents of an input.
 fn bomb(tag: u8, within_contents: bool) -> Vec<u8> {
     let elements = [(tag << 3) | 2, 0].repeat(2_000_000);
     if within_contents { within(5, &within(5, &elements)) } else { elements }

@@ -101,7 +101,7 @@ const BUDGET: u64 = 16 << 20;
 type Pieces =
     std::pin::Pin<Box<dyn Stream<Item = Result<Frame<Bytes>, std::convert::Infallible>> + Send>>;
 
-/// A byte now and then, without end; or one byte and then silence.
+/// Returns a body of single bytes without end, or of one byte and then silence.
 fn pieces(dribble: bool) -> StreamBody<Pieces> {
     let piece = || Ok(Frame::data(Bytes::from_static(&[0])));
     let first = tokio_stream::iter([piece()]);
@@ -342,7 +342,7 @@ fn a_load_takes_a_version_and_no_settings_of_its_own() {
 }
 
 #[test]
-fn a_bomb_in_a_stream_is_refused_and_the_stream_goes_on() {
+fn a_bomb_in_a_stream_is_refused_and_ends_no_stream() {
     let dir = tempfile::tempdir().unwrap();
     let (served, _engine) =
         served(dir.path(), |config| config.listeners.request_memory_bytes = Some(BUDGET));
@@ -465,7 +465,7 @@ async fn empty_call(served: &Loopback, path: &str) -> http::Response<hyper::body
 }
 
 #[test]
-fn a_method_that_is_not_offered_says_so() {
+fn a_method_that_is_not_offered_is_named() {
     let dir = tempfile::tempdir().unwrap();
     let (served, _engine) = served(dir.path(), |_| {});
     run(async {
@@ -531,7 +531,7 @@ fn parameter(choice: pb::infer_parameter::ParameterChoice) -> pb::InferParameter
 }
 
 #[test]
-fn a_streamed_answer_says_that_it_is_the_last() {
+fn a_streamed_answer_is_marked_as_the_last() {
     use pb::infer_parameter::ParameterChoice::{BoolParam, Int64Param};
     let dir = tempfile::tempdir().unwrap();
     let (served, _engine) = served(dir.path(), |_| {});

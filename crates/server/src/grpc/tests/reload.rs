@@ -6,7 +6,7 @@ use protocol::tfs::text;
 
 use super::*;
 
-/// Two models in directories beside the root of `served`, which holds "echo".
+/// Creates two models in directories beside the root of `served`, which holds "echo".
 fn two_models(dir: &Path) {
     publish(&dir.join("a/1"), ECHO, &[]).unwrap();
     publish(&dir.join("b/1"), ECHO, &[]).unwrap();

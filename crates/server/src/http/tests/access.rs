@@ -1,4 +1,4 @@
-//! Who may call what: other sites, administrators, the admin port.
+//! Rights of callers: other sites, administrators, the admin port.
 
 use super::*;
 
@@ -42,7 +42,8 @@ fn pages_of_other_sites_change_no_collections() {
         assert_ne!(served.ask(method, path, &own, body).status, 403, "{method} {path}");
         assert_ne!(served.ask(method, path, "", body).status, 403, "{method} {path}");
     }
-    // Its own name points here: the page looks like ours.
+    // The name of the other site resolves to this server, so its page looks like a page of this
+    // server.
     let rebound = "PUT /collections/c HTTP/1.1\r\nHost: evil.example\r\nOrigin: http://evil.example\r\n\
                    Connection: close\r\nContent-Length: 2\r\n\r\n{}";
     assert!(said(&served, rebound.as_bytes()).starts_with("http/1.1 403"));
@@ -61,7 +62,7 @@ fn pages_of_other_sites_change_no_collections() {
 }
 
 #[test]
-fn a_load_brings_no_settings_along() {
+fn a_load_with_settings_is_refused() {
     let dir = tempfile::tempdir().unwrap();
     let served = served(dir.path(), |_| {});
     let load = |parameters: &str| {
@@ -118,7 +119,7 @@ fn tritons_log_settings_keep_a_long_filter_of_the_start() {
 }
 
 #[test]
-fn pages_of_other_sites_are_let_in_if_configured() {
+fn pages_of_other_sites_are_accepted_if_configured() {
     let dir = tempfile::tempdir().unwrap();
     let served = served(dir.path(), |config| config.listeners.cors = CorsPolicy::Any);
     let address = served.address;

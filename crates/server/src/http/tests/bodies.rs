@@ -30,7 +30,7 @@ fn a_dribbled_body_loses_its_permit() {
 
 /// The deadline counts from the end of the body, as over gRPC.
 #[test]
-fn a_slow_upload_takes_nothing_from_the_deadline() {
+fn a_slow_upload_does_not_shorten_the_deadline() {
     let dir = tempfile::tempdir().unwrap();
     let served = served(dir.path(), |_| {});
     let infer = format!("{{{INPUT},\"parameters\":{{\"timeout\":1000000}}}}");

@@ -3,7 +3,7 @@
 use super::*;
 
 #[test]
-fn an_output_is_asked_for_once() {
+fn an_output_is_requested_once() {
     let dir = tempfile::tempdir().unwrap();
     let served = served(dir.path(), |_| {});
     let ask = |outputs: &str| {
@@ -61,7 +61,7 @@ fn models_are_listed_and_wrong_requests_get_hints() {
 }
 
 #[test]
-fn routes_of_triton_that_are_not_offered_say_so() {
+fn routes_of_triton_that_are_not_offered_are_named() {
     let dir = tempfile::tempdir().unwrap();
     let served = served(dir.path(), |_| {});
     for (method, path) in [

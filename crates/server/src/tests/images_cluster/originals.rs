@@ -6,7 +6,7 @@ use cluster_root::{CleanupTimes, OriginalCleanup};
 
 use super::*;
 
-/// Image that no request puts in.
+/// Image that no request adds.
 const ABSENT: &str = "5c000000-0000-8000-8000-000000000000";
 
 /// Point that the node "b" has in each shard for strong reads.
@@ -144,7 +144,7 @@ fn points_that_qdrants_interface_deletes_lose_their_originals() {
 }
 
 #[test]
-fn an_image_without_the_key_of_its_original_takes_it_along() {
+fn a_removal_finds_the_original_of_an_image_without_its_key() {
     let dir = tempfile::tempdir().unwrap();
     let spread = Spread::start(dir.path());
     let new = format!("?shard_number={SHARDS}");
