@@ -1,5 +1,5 @@
-//! How fast a log acknowledges: threads that append 500 bytes and wait, on files and on simulated
-//! persistent memory.
+//! Speed of a log's acknowledgements: threads that append 500 bytes and wait, on files and on
+//! simulated persistent memory.
 //!
 //! `cargo run --release -p millpond-storage --example commits -- DIRECTORY TMPFS-DIRECTORY
 //! [COMMITS]`

@@ -317,7 +317,7 @@ mod tests {
     }
 
     #[test]
-    fn a_read_that_comes_in_parts_goes_on_from_a_whole_page() {
+    fn a_partial_read_continues_at_a_whole_page() {
         let mut read = slot(4);
         assert!(judge(&mut read, PAGE_BYTES as i32 + 100).is_none());
         assert_eq!(read.done, PAGE_BYTES);
@@ -326,14 +326,14 @@ mod tests {
     }
 
     #[test]
-    fn the_end_of_a_file_is_not_waited_for() {
+    fn a_short_read_is_the_end_of_the_file() {
         for got in [0, 1, 4095] {
             assert!(matches!(judge(&mut slot(1), got), Some(ReadOutcome::Ended)));
         }
     }
 
     #[test]
-    fn errors_are_told_and_interruptions_retried_so_often() {
+    fn errors_are_reported_and_interruptions_retried() {
         assert!(matches!(judge(&mut slot(1), -libc::EIO), Some(ReadOutcome::Failed(libc::EIO))));
         let mut read = slot(1);
         let retried = (0..100).take_while(|_| judge(&mut read, -libc::EAGAIN).is_none()).count();

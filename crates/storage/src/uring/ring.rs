@@ -72,7 +72,7 @@ impl Ring {
     pub(super) fn new(entries: u32, buffer: &Buffer) -> Result<Ring> {
         let ring = build(entries)?;
         let whole = libc::iovec { iov_base: buffer.as_ptr().cast(), iov_len: buffer.len() };
-        // SAFETY: the kernel pins the pages until the ring is gone, so they stay valid even if
+        // SAFETY: the kernel pins the pages until the ring is closed, so they stay valid even if
         // they are unmapped.
         let buffers = unsafe { ring.submitter().register_buffers(&[whole]) };
         let files = ring.submitter().register_files(&[-1; FILES_MAX]);

@@ -69,7 +69,7 @@ fn names_cannot_leave_the_medium() {
 }
 
 #[test]
-fn bytes_come_back_from_anywhere() {
+fn bytes_are_read_at_any_offset() {
     on_every_medium(|medium| {
         let bytes = pattern(3 * PAGE + 77, 2);
         write(&**medium, "f", &bytes);
@@ -109,7 +109,7 @@ fn bytes_come_back_from_anywhere() {
 }
 
 #[test]
-fn a_file_is_written_on_and_cut() {
+fn a_file_is_appended_to_and_truncated() {
     on_every_medium(|medium| {
         let mut expected = pattern(10_000, 3);
         write(&**medium, "log", &expected);

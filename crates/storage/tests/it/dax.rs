@@ -12,7 +12,7 @@ use crate::pattern;
 
 const IMAGES_MAX: usize = 300;
 
-/// Contents of a file whose memory is `image`, opened anew.
+/// Opens a file whose memory is `image`, and returns its contents.
 fn open_image(directory: &TempDir, image: &[u8]) -> Vec<u8> {
     let medium = DaxMedium::simulated(directory.path().join("after")).unwrap();
     std::fs::write(directory.path().join("after/f"), image).unwrap();
@@ -20,7 +20,7 @@ fn open_image(directory: &TempDir, image: &[u8]) -> Vec<u8> {
 }
 
 #[test]
-fn dax_is_refused_where_the_file_system_has_none() {
+fn dax_is_refused_if_the_file_system_has_none() {
     let directory = TempDir::new().unwrap();
     match DaxMedium::new(directory.path().into()) {
         Err(error) => {

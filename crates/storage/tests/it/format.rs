@@ -103,7 +103,7 @@ proptest! {
     }
 
     #[test]
-    fn a_superblock_comes_back(uuid in any::<[u8; 16]>(), rows in any::<u64>(),
+    fn a_superblock_round_trips(uuid in any::<[u8; 16]>(), rows in any::<u64>(),
                                numbers in prop::collection::vec(any::<[u32; 5]>(), 0..=SECTIONS_MAX)) {
         let sections = numbers.iter().map(|&[kind, offset, bytes, crc32c, aux]| Section {
             kind, offset: u64::from(offset) << 20, bytes: u64::from(bytes), crc32c, aux: u64::from(aux) << 7,

@@ -31,7 +31,7 @@ fn a_lost_page_does_not_end_the_process() {
         let file = medium.open("f").unwrap();
         let path = directory.path().join(name).join("f");
         let whole = std::fs::metadata(&path).unwrap().len();
-        // The last three pages are gone.
+        // The last three pages are lost.
         std::fs::File::options()
             .write(true)
             .open(&path)

@@ -37,7 +37,8 @@ fn open_bytes(bytes: &[u8]) -> (Log, storage::log::Replay, Arc<dyn Medium>) {
     (log, replay, medium)
 }
 
-/// The head of a frame, or with `mpcl` of a closed hole, of a log that no program here wrote.
+/// Returns the head of a frame, or with `mpcl` of a closed hole, that is computed independently of
+/// the log.
 fn head(mark: &[u8; 4], bytes: u32, number: u64, payload_sum: u32) -> Vec<u8> {
     let mut head = [&mark[..], &bytes.to_le_bytes(), &number.to_le_bytes()].concat();
     head.extend(payload_sum.to_le_bytes());
@@ -108,7 +109,7 @@ fn a_log_cut_anywhere_keeps_its_whole_frames() {
         }
         assert!(replay.damaged.is_empty(), "{length}");
         assert_eq!(count == 6, length == whole.len());
-        // The torn end is gone, and the log goes on.
+        // The torn end is removed, and the log continues.
         let number = log.append(b"new").unwrap();
         assert_eq!(number, count + 1);
         log.commit(number).unwrap();
@@ -144,7 +145,7 @@ fn a_payload_that_looks_like_a_log_is_a_payload() {
     }
     log.commit(3).unwrap();
     let mut bytes = medium.load("log").unwrap();
-    // Damage in the payload that is a log: its frames must not be taken for this log's.
+    // Damage in the payload that is a log: its frames must not count as frames of this log.
     let at = HEADER + 40 + 32 + 700;
     bytes[at] ^= 1;
     let (_, replay, _) = open_bytes(&bytes);

@@ -30,12 +30,12 @@ fn pool(slots: u64) -> Arc<SlotPool> {
     SlotPool::new(config).unwrap()
 }
 
-/// Memory without a directory.
+/// Returns memory without a directory.
 fn volatile() -> Arc<dyn Medium> {
     Arc::new(DramMedium::new(pool(64), None).unwrap())
 }
 
-/// Every medium this machine has, each in a directory of its own.
+/// Returns every medium of this machine, each in a directory of its own.
 fn media(directory: &TempDir) -> Vec<(&'static str, Arc<dyn Medium>)> {
     let under = |name: &str| directory.path().join(name);
     let mut media: Vec<(&'static str, Arc<dyn Medium>)> = vec![
@@ -52,7 +52,7 @@ fn media(directory: &TempDir) -> Vec<(&'static str, Arc<dyn Medium>)> {
     media
 }
 
-/// The io_uring medium, if the system allows it.
+/// Returns the io_uring medium, if the system allows it.
 fn uring(directory: PathBuf) -> Option<UringMedium> {
     match UringMedium::new(directory) {
         Ok(medium) => Some(medium),

@@ -14,7 +14,7 @@ fn list(epoch: u64) -> Vec<u8> {
     pattern(epoch as usize * 100, epoch)
 }
 
-/// A medium whose manifest has this many epochs.
+/// Returns a medium whose manifest has `count` epochs.
 fn published(count: u64) -> Arc<dyn Medium> {
     let medium = volatile();
     let (mut manifest, _) = Manifest::open(&medium).unwrap();
@@ -163,7 +163,7 @@ proptest! {
     }
 }
 
-/// The bytes of format version 1, as they were written when it was decided on.
+/// Bytes of format version 1, which never change.
 #[test]
 fn the_layout_is_what_the_document_says() {
     let medium = volatile();

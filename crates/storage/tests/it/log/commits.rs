@@ -165,7 +165,7 @@ fn slow() -> (Arc<dyn Medium>, Receiver<()>, Sender<bool>, Arc<AtomicU64>) {
 }
 
 #[test]
-fn one_flush_serves_all_who_wait() {
+fn one_flush_serves_all_waiting_threads() {
     let (medium, started, go, persists) = slow();
     go.send(true).unwrap();
     let (log, _) = Log::open(&medium, "log").unwrap();
@@ -243,7 +243,7 @@ fn a_full_medium_ends_the_log_until_it_is_opened_again() {
         log.append(b"x").err().map(|error| error.kind()),
         Some(ErrorKind::FailedPrecondition)
     );
-    // With room again, opening cuts off the torn end and goes on.
+    // With room again, opening cuts off the torn end and continues.
     let (log, replay) = Log::open(&inner, "log").unwrap();
     assert_eq!(replay.records, [(1, vec![1; 300])]);
     assert!(replay.torn_tail.is_some());

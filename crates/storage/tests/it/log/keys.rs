@@ -9,7 +9,8 @@ use storage::log::{Log, LogPosition};
 use super::payload;
 use crate::{volatile, write};
 
-/// Keyed payloads, each with a flush of its own; where each frame starts, and the bytes.
+/// Writes keyed payloads, each with a flush of its own. Returns the start of each frame, and the
+/// bytes.
 fn keyed(count: u64) -> (Vec<usize>, Vec<u8>, Arc<dyn Medium>) {
     let medium = volatile();
     let (log, _) = Log::open(&medium, "log").unwrap();
