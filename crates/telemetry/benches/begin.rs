@@ -19,14 +19,14 @@ fn tracer(rate: f64) -> Tracer {
     Tracer::start(config, rates, Arc::default()).expect("a tracer")
 }
 
-/// A request that is not sampled.
+/// Measures a request that is not sampled.
 #[divan::bench]
 fn unsampled(bencher: Bencher) {
     let tracer = tracer(1e-9);
     bencher.bench(|| black_box(tracer.begin(|_| None)));
 }
 
-/// A sampled request with seven spans.
+/// Measures a sampled request with seven spans.
 #[divan::bench]
 fn sampled(bencher: Bencher) {
     let tracer = tracer(1.0);

@@ -136,7 +136,7 @@ impl<P: Post> SpanExporter<P> {
         }
     }
 
-    /// Exports until it is stopped or all senders are gone.
+    /// Exports until it is stopped or all senders are dropped.
     pub(crate) fn run(mut self, queue: &Receiver<ExportMessage>) {
         loop {
             match queue.recv_timeout(TICK) {
@@ -256,7 +256,8 @@ impl<P: Post> SpanExporter<P> {
             let before = self.exported();
             self.attempt(now);
             if spans > 0 && self.exported() == before {
-                // The collector is away: further attempts would hold up the end of the server.
+                // The collector does not answer: further attempts would delay the end of the
+                // server.
                 self.counts.add("failed", self.held_spans as u64);
                 return;
             }

@@ -1,7 +1,7 @@
 //! Distributed traces: the context that a client sends, the decision to trace a request, spans, and
 //! their export by OTLP over HTTP.
 //!
-//! A request pays for a branch if tracing is off, and for one check of its trace id if it is not
+//! The cost of a request is a branch if tracing is off, and one check of its trace id if it is not
 //! sampled. A finished trace goes to a bounded queue. The thread `trace-export` links, encodes and
 //! sends; nothing waits for it.
 

@@ -18,9 +18,9 @@ const RETRY_AFTER_MAX: Duration = Duration::from_secs(30);
 /// Outcome of one export.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum PostOutcome {
-    /// The collector took the export, except for some spans.
+    /// The collector accepted the export, except for some spans.
     Accepted {
-        /// Number of spans that it did not take.
+        /// Number of spans that it rejected.
         rejected: u64,
         /// Reason of the collector, or a warning.
         message: String,
@@ -32,7 +32,7 @@ pub(crate) enum PostOutcome {
         /// Reason of the failure.
         reason: String,
     },
-    /// The collector does not take this export.
+    /// The collector refuses this export.
     Refused(String),
 }
 

@@ -26,7 +26,7 @@ pub struct SamplingRates {
 pub(crate) enum TraceCandidate {
     /// Not traced, for any model.
     No,
-    /// Traced if the rate of its model says so.
+    /// Traced if the rate of its model selects it.
     ByRate,
     /// Traced, because its client traces it.
     Yes,
