@@ -217,8 +217,8 @@ where
                 }
             };
             if let Err(error) = ended {
-                // A client that hangs up, sends garbage or is too slow is not a failure of the
-                // server.
+                // A client that disconnects, sends invalid bytes or is too slow is not a failure of
+                // the server.
                 tracing::debug!(listener = name, %peer, %error, "connection ended");
             }
         }

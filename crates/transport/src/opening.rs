@@ -119,7 +119,7 @@ impl ConnectionOpener {
         self.count(outcome);
         self.warn(peer, text);
         let (mut stream, linger) = LingeringStream::new(SocketStream::Plain(stream));
-        // A client that has gone needs no answer.
+        // A client that has disconnected needs no answer.
         let _ = match (self.version, outcome) {
             (HttpVersion::Http2, "plaintext") => grpc_refusal::refuse(&mut stream, text).await,
             // A client that speaks TLS shows that it got no TLS ("wrong version number").
@@ -133,7 +133,7 @@ impl ConnectionOpener {
         self.metrics.tls_handshakes.get_or_create(&KindLabels { kind }).inc();
     }
 
-    /// Logs a refused connection, at most one in a while.
+    /// Logs a refused connection, at a limited rate.
     fn warn(&self, peer: Peer, reason: &str) {
         let mut warnings = self.warnings.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(count) = warnings.count(Instant::now()) {

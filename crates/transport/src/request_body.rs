@@ -98,8 +98,8 @@ impl Body for RequestBody {
 }
 
 impl BodyReclaim {
-    /// Finishes with the body once there is an answer. Adds `connection: close` to the answer's
-    /// `headers` if the connection cannot be kept.
+    /// Handles the unread part of the body once there is an answer. Adds `connection: close` to the
+    /// answer's `headers` if the connection cannot be kept.
     pub(crate) async fn finish(self, headers: &mut HeaderMap) {
         if !headers.contains_key(header::CONNECTION) && !self.ends_reusable().await {
             headers.insert(header::CONNECTION, HeaderValue::from_static("close"));

@@ -181,7 +181,8 @@ impl ResultStream {
 impl Stream for ResultStream {
     type Item = io::Result<Bytes>;
 
-    /// An error breaks the connection off, so that the client sees that the answer is incomplete.
+    /// Returns the next bytes. An error closes the connection, so that the client sees that the
+    /// answer is incomplete.
     fn poll_next(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
         let mut state = self.0.lock();
         if let Some(bytes) = state.waiting.pop_front() {

@@ -157,7 +157,7 @@ fn listen(path: &Path, mode: u32) -> std::io::Result<std::os::unix::net::UnixLis
     Ok(socket.into())
 }
 
-/// Removes the file of a socket whose server is gone.
+/// Removes the file of a socket whose server has ended.
 fn remove_stale(path: &Path) -> Result<()> {
     let Ok(meta) = std::fs::symlink_metadata(path) else { return Ok(()) };
     let taken = |why: &str| {

@@ -267,7 +267,7 @@ mod tests {
         rest
     }
 
-    /// A literal with incremental indexing, as C-core encodes it.
+    /// Returns a literal with incremental indexing, as C-core encodes it.
     fn literal(name: &[u8], value: &[u8]) -> Vec<u8> {
         let length = |text: &[u8]| {
             if text.len() < 0x7f {
@@ -279,7 +279,7 @@ mod tests {
         [&[0x40], &length(name)[..], name, &length(value), value].concat()
     }
 
-    /// The header block of a Python client of gRPC 1.85, with `authority`.
+    /// Returns the header block of a Python client of gRPC 1.85, with `authority`.
     fn c_core_block(authority: &[u8]) -> Vec<u8> {
         [
             literal(b":path", b"/a.B/C%2F"),

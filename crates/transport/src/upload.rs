@@ -192,7 +192,7 @@ struct FormPieces {
     body: BodyDataStream,
     /// Bytes that were passed.
     passed: Arc<AtomicU64>,
-    /// True after a piece that the parser has not looked at.
+    /// True after a piece that the parser has not read.
     is_paused: bool,
 }
 

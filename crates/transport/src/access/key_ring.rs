@@ -80,8 +80,8 @@ impl KeyRing {
         self.path.as_deref()
     }
 
-    /// Reads the file again. Keys of the same name go on with their use so far. Sessions of removed
-    /// keys end.
+    /// Reads the file again. Keys of the same name continue with their use so far. Sessions of
+    /// removed keys end.
     ///
     /// # Errors
     /// As [`KeyRing::read`]; the keys then stay as they are.

@@ -54,7 +54,7 @@ impl KeyLimits {
         })
     }
 
-    /// Returns limits of the same quota as `after`, which go on with the use of `before`.
+    /// Returns limits of the same quota as `after`, which continue with the use of `before`.
     pub(super) fn carried(before: &Arc<KeyLimits>, after: &Arc<KeyLimits>) -> Arc<KeyLimits> {
         if before.quota == after.quota {
             return before.clone();

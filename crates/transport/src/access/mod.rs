@@ -134,7 +134,7 @@ impl AccessPolicy {
         Ok(Some(grant))
     }
 
-    /// Returns the present rights of a key, for the next request of a call that goes on. The file
+    /// Returns the present rights of a key, for the next request of a call that continues. The file
     /// of keys may have changed since the call began.
     ///
     /// # Errors

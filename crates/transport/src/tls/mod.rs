@@ -145,8 +145,7 @@ impl TlsIdentity {
     /// Reads the files.
     ///
     /// # Errors
-    /// `InvalidArgument`, `NotFound` or `PermissionDenied`, with the file and what is wrong with
-    /// it.
+    /// `InvalidArgument`, `NotFound` or `PermissionDenied`, with the file and its fault.
     pub fn read(files: TlsFiles) -> Result<Arc<TlsIdentity>> {
         let current = ArcSwap::from_pointee(configs(&files)?);
         Ok(Arc::new(TlsIdentity { files, current }))

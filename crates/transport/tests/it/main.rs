@@ -1,4 +1,4 @@
-//! Listeners as clients meet them: floods of control frames, and the end of connections.
+//! Listeners from the side of clients: floods of control frames, and the end of connections.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 mod tls;

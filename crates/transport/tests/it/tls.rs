@@ -143,7 +143,7 @@ impl Served {
         connector.connect("localhost".try_into().unwrap(), stream).await
     }
 
-    /// Counted connections of an outcome.
+    /// Returns the counted connections of an outcome.
     fn count(&self, kind: &'static str) -> u64 {
         self.metrics.tls_handshakes.get_or_create(&KindLabels { kind }).get()
     }
@@ -290,7 +290,7 @@ async fn said(served: &Served, bytes: &'static [u8]) -> String {
 }
 
 #[test]
-fn clients_of_the_wrong_kind_learn_why() {
+fn clients_of_the_wrong_kind_get_the_reason() {
     run(async {
         let (authority, dir) = (Authority::new(), tempfile::tempdir().unwrap());
         authority.write(dir.path());
