@@ -361,7 +361,7 @@ mod tests {
     }
 
     #[test]
-    fn an_interruption_says_how_to_go_on() {
+    fn an_interruption_names_the_way_to_resume() {
         let error = resumable(Error::cancelled("interrupted"), Path::new("/s"));
         assert!(error.message().contains("/s") && error.message().contains("same command"));
         assert_eq!(resumable(Error::internal("x"), Path::new("/s")).message(), "x");

@@ -310,7 +310,7 @@ mod tests {
     }
 
     #[test]
-    fn preferred_sizes_above_the_batch_go() {
+    fn preferred_sizes_above_the_batch_are_removed() {
         let text = "[schedule]\npreferred-batch-sizes = [8, 16, 64]\n";
         assert!(with_point(text, &point()).unwrap().contains("preferred-batch-sizes = [8, 16]\n"));
         let small = TunePoint { max_batch: 128, ..point() };

@@ -11,7 +11,8 @@ const TARGET: Duration = Duration::from_millis(10);
 const BUDGET_S: f64 = 240.0;
 const CORES: usize = 4;
 
-/// A model that takes a millisecond, and a tenth of one more for each further item of its batch.
+/// Returns the figures of a model that takes a millisecond, and a tenth of one more for each
+/// further item of its batch.
 fn truth(point: &TunePoint, clients: usize) -> (f64, f64) {
     let runs = point.threads.min(clients) as f64;
     let speed = (point.intra_op as f64).powf(0.6);
@@ -27,7 +28,7 @@ fn truth(point: &TunePoint, clients: usize) -> (f64, f64) {
     (qps, 1.3 * clients as f64 / qps * 1e3)
 }
 
-/// Score of the point without noise.
+/// Returns the score of the point without noise.
 fn worth(point: &TunePoint) -> f64 {
     let steps = LADDER.iter().map(|&clients| truth(point, clients));
     steps.filter(|(_, p99)| *p99 <= 10.0).map(|(qps, _)| qps).fold(0.0, f64::max)

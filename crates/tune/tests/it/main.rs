@@ -2,7 +2,7 @@
 
 #![expect(clippy::unwrap_used, reason = "a test's helper may panic as the test does")]
 
-// Under the name that other crates use it by.
+// The name that other crates use.
 extern crate millpond_tune as tune;
 
 mod load;
