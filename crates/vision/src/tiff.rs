@@ -284,7 +284,7 @@ mod tests {
 
     use super::*;
 
-    /// A page with one tag, ImageWidth, in the form of TIFF or of BigTIFF.
+    /// Returns a page with one tag, ImageWidth, in the form of TIFF or of BigTIFF.
     fn page(big: bool, count: u64) -> Vec<u8> {
         let count_bytes = count.to_le_bytes();
         if big {

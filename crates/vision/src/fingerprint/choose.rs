@@ -179,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn crowds_go_and_the_best_come_first() {
+    fn crowds_are_removed_and_the_best_come_first() {
         let crowd = (0..6).map(|at| candidate(10 + at, 10, 0.9));
         let alone = [candidate(100, 100, 0.2), candidate(200, 100, 0.5)];
         let kept = chosen(crowd.chain(alone).collect());

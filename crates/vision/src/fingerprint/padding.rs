@@ -1,7 +1,7 @@
 //! Padding: areas of one brightness that a sensor or a program added around the scanned area.
 //!
-//! The edge of padding is a step of brightness. Without the mask the filters take it for ridges,
-//! and the ridges of the print for lines that end there.
+//! The edge of padding is a step of brightness. Without the mask the filters treat it as ridges,
+//! and the ridges of the print as lines that end there.
 
 use super::plane::Plane;
 use super::ridges::CELL;

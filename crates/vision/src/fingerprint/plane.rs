@@ -146,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn smoothing_keeps_what_is_even_and_levels_what_is_not() {
+    fn smoothing_keeps_even_parts_and_levels_the_others() {
         let even = Plane { width: 9, height: 5, values: vec![3.0; 45] };
         assert!(even.smoothed(2.0).values.iter().all(|value| (value - 3.0).abs() < 1e-5));
         let level = stripes(63, 5).smoothed(6.0);

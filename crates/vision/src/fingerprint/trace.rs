@@ -46,7 +46,7 @@ pub(super) fn ends(bits: &BinaryImage) -> Vec<End> {
     found
 }
 
-/// Reason at which following a line stopped.
+/// Reason for which following a line stopped.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Stop {
     Fork,

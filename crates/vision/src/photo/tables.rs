@@ -60,7 +60,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn they_are_what_the_library_says() {
+    fn tables_agree_with_the_library() {
         for step in 0..1000 {
             let x = step as f32 / 50.0;
             assert!((exp_minus(x) - (-x).exp()).abs() < 1e-5);

@@ -11,7 +11,7 @@ fn decoded(file: &[u8]) -> vision::Decoded {
     decode(file, &Limits::default()).unwrap()
 }
 
-/// The colours of the four corners' middles, each to the nearest of three levels.
+/// Returns the colours of the four corners' middles, each to the nearest of three levels.
 fn seen(file: &[u8]) -> [[u8; 3]; 4] {
     let image = decoded(file).image;
     let (width, height) = (image.width, image.height);
@@ -173,7 +173,7 @@ fn a_bomb_is_refused_by_its_header() {
     assert!(error.message().contains("11 x 10 pixels"), "{error}");
 }
 
-/// All kinds of files, small.
+/// Returns small files of all kinds.
 fn files() -> Vec<Vec<u8>> {
     let image = DynamicImage::ImageRgb8(corners(24, 16));
     let mut files: Vec<Vec<u8>> =
@@ -190,7 +190,7 @@ fn files() -> Vec<Vec<u8>> {
 }
 
 #[test]
-fn a_file_that_ends_early_is_refused_and_says_so() {
+fn a_file_that_ends_early_is_refused_with_the_reason() {
     for file in files() {
         let format = Format::sniff(&file).unwrap();
         // TIFF and BMP may end with bytes without a use; half of any file is too little.

@@ -5,8 +5,8 @@ use std::io::Cursor;
 use image::codecs::jpeg::JpegEncoder;
 use image::{DynamicImage, ImageFormat, RgbImage};
 
-/// Three colours in four corners, so that every way of turning it looks different: the top row red
-/// to black, the bottom green and blue.
+/// Returns an image with three colours in four corners, so that every rotation looks different: the
+/// top row red to black, the bottom green and blue.
 pub(crate) fn corners(width: u32, height: u32) -> RgbImage {
     RgbImage::from_fn(width, height, |x, y| {
         let (right, low) = (x >= width / 2, y >= height / 2);
@@ -31,12 +31,12 @@ pub(crate) fn jpeg(image: &RgbImage) -> Vec<u8> {
     file
 }
 
-/// EXIF data with an orientation and a resolution, as TIFF has it.
+/// Returns EXIF data with an orientation and a resolution, in the form of TIFF.
 fn exif(orientation: u16, dots: u32) -> Vec<u8> {
     Tiff { entries: vec![(274, 3, vec![u32::from(orientation)])], dots: Some(dots) }.file(&[])
 }
 
-/// A JPEG file as a camera that was turned writes it.
+/// Returns a JPEG file as a camera that was turned writes it.
 pub(crate) fn turned(image: &RgbImage, orientation: u16, dots: u32) -> Vec<u8> {
     let file = jpeg(image);
     let exif = [b"Exif\0\0", &exif(orientation, dots)[..]].concat();
@@ -124,7 +124,7 @@ pub(crate) fn u24(value: u32) -> [u8; 3] {
     [a, b, c]
 }
 
-/// A WebP file of several frames of one size.
+/// Returns a WebP file of several frames of one size.
 pub(crate) fn animated(frames: &[RgbImage]) -> Vec<u8> {
     let (width, height) = frames[0].dimensions();
     let size = [u24(width - 1), u24(height - 1)].concat();
@@ -139,7 +139,7 @@ pub(crate) fn animated(frames: &[RgbImage]) -> Vec<u8> {
     chunk(b"RIFF", &body)
 }
 
-/// A PNG file whose header claims another size.
+/// Returns a PNG file whose header claims another size.
 pub(crate) fn claiming(width: u32, height: u32) -> Vec<u8> {
     let mut file = encoded(&DynamicImage::ImageRgb8(corners(4, 4)), ImageFormat::Png);
     file[16..20].copy_from_slice(&width.to_be_bytes());

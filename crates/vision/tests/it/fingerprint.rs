@@ -10,9 +10,9 @@ use vision::fingerprint::{Extraction, MinutiaeOptions, accept_among, minutiae};
 /// Pixels from one ridge to the next at 500 dots per inch.
 const RIDGE: f32 = 9.0;
 
-/// Level ridges with a dislocation at each place: there the phase winds once around, so that a
-/// ridge ends or forks (Larkin and Fletcher, "A coherent framework for fingerprint analysis",
-/// 2007). `scale` is that of 500 dots per inch.
+/// Returns level ridges with a dislocation at each place: there the phase winds once around, so
+/// that a ridge ends or forks (Larkin and Fletcher, "A coherent framework for fingerprint
+/// analysis", 2007). `scale` is that of 500 dots per inch.
 fn ridges(side: u32, scale: f32, places: &[(f32, f32, f32)]) -> Gray {
     let brightness = |x: f32, y: f32| {
         let wound: f32 = places.iter().map(|&(px, py, sign)| sign * (y - py).atan2(x - px)).sum();
@@ -100,7 +100,7 @@ fn a_search_among_more_prints_needs_a_higher_score() {
 }
 
 #[test]
-fn images_that_cannot_be_are_refused() {
+fn impossible_images_are_refused() {
     let refused = |width: u32, height: u32, pixels: usize, dots_per_inch: f32| {
         let image = Gray { width, height, pixels: vec![128; pixels] };
         minutiae(&image, &MinutiaeOptions { dots_per_inch }).unwrap_err().to_string()
@@ -118,7 +118,7 @@ fn images_that_cannot_be_are_refused() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(4))]
     #[test]
-    fn any_pixels_are_survived(
+    fn any_pixels_cause_no_panic(
         (width, height, pixels) in (32_u32..56, 32_u32..56).prop_flat_map(|(width, height)| {
             (Just(width), Just(height), prop::collection::vec(any::<u8>(), (width * height) as usize))
         })

@@ -34,7 +34,7 @@ fn every_layout_and_order_puts_each_channel_in_its_place() {
     assert!(base.write(&sample, &mut [0.0; 5]).is_err());
 }
 
-/// An image twice as wide as high, its left half black and its right half white.
+/// Returns an image twice as wide as high, its left half black and its right half white.
 fn halves() -> Image {
     let rgb = (0..20 * 10).flat_map(|at| [if at % 20 < 10 { 0 } else { 255 }; 3]).collect();
     Image { width: 20, height: 10, rgb }

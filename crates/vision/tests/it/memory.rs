@@ -8,10 +8,10 @@ use vision::{Decoded, Limits, decode, decode_bytes, photo};
 
 use crate::files::{Tiff, chunk, corners, crc32, encoded, jpeg, turned, u24};
 
-/// Bytes that a decoder may allocate and give back beside its bound: small buffers, several times.
+/// Bytes that a decoder may allocate and free beside its bound: small buffers, several times.
 const SMALL: u64 = 4 << 20;
 
-/// Returns what `work` gives and the bytes that it allocated, given back or not.
+/// Returns the result of `work` and the bytes that it allocated, freed or not.
 fn spent<T>(work: impl FnOnce() -> T) -> (T, u64) {
     let before = allocatedp::read().unwrap().get();
     let value = work();
@@ -35,7 +35,7 @@ fn bounded(what: &str, file: &[u8]) -> Result<Decoded> {
     decoded
 }
 
-/// A zlib stream of 4 MB that inflates to 4 GB of zeros.
+/// Returns a zlib stream of 4 MB that inflates to 4 GB of zeros.
 fn bomb() -> Vec<u8> {
     let mut deflate = Compress::new(Compression::best(), false);
     let mut block = Vec::with_capacity(1 << 20);
@@ -80,7 +80,7 @@ fn png_metadata_is_not_unpacked() {
 }
 
 #[test]
-fn a_webp_that_claims_more_than_it_holds_is_not_believed() {
+fn false_claims_of_a_webp_allocate_nothing() {
     let still = encoded(&DynamicImage::ImageRgb8(corners(16, 16)), ImageFormat::WebP);
     let extended = |flags: u8, chunks: &[u8]| {
         let canvas = [&[flags, 0, 0, 0][..], &u24(15), &u24(15)].concat();
@@ -111,7 +111,7 @@ fn a_webp_that_claims_more_than_it_holds_is_not_believed() {
 }
 
 #[test]
-fn a_tiff_that_claims_more_than_it_holds_is_not_believed() {
+fn false_claims_of_a_tiff_allocate_nothing() {
     // Values that would lie beyond the file.
     let mut file = Tiff::of(8, 8, &[8; 3], 2).file(&[7; 192]);
     let entry = file.windows(4).position(|window| window == [2, 1, 3, 0]).unwrap();
@@ -191,7 +191,7 @@ fn keypoints_of_a_large_image_are_within_the_bound_of_decoding() {
 }
 
 #[test]
-fn the_header_alone_refuses_what_cannot_be_decoded() {
+fn an_image_above_the_limits_is_refused_by_its_header() {
     let file = crate::files::claiming(10_000, 10_000);
     let (refused, spent) = spent(|| decode_bytes(&file, &Limits::default()));
     assert_eq!(refused.unwrap_err().kind(), ErrorKind::TooLarge);

@@ -102,7 +102,7 @@ fn narrow_and_long_images_have_their_frame() {
         check(&image, &graph);
         assert!(graph.width.max(graph.height) <= 16_000);
     }
-    // Fewer pixels than the size says are taken for black ones.
+    // If there are fewer pixels than the size states, the missing ones count as black.
     let short = Gray { width: 60, height: 60, pixels: vec![200; 1000] };
     check(&short, &keypoints(&short, &OPTIONS));
 }
@@ -129,7 +129,7 @@ fn copies_are_accepted_and_others_are_not() {
     }
 }
 
-/// A scene whose right half has an eighth of the contrast of the left half.
+/// Returns a scene whose right half has an eighth of the contrast of the left half.
 fn half_plain(seed: u64, width: u32, height: u32) -> Gray {
     let image = scene(seed, width, height);
     made(width, height, |x, y| {
@@ -138,7 +138,7 @@ fn half_plain(seed: u64, width: u32, height: u32) -> Gray {
     })
 }
 
-/// Distinct keypoints of a graph: several directions of one keypoint count once.
+/// Counts the distinct keypoints of a graph: several directions of one keypoint count once.
 fn distinct(graph: &Graph) -> usize {
     let place = |vertex: &matching::Vertex| (vertex.x, vertex.y, vertex.kind);
     graph.vertices.iter().map(place).collect::<BTreeSet<_>>().len()
