@@ -141,7 +141,7 @@ fn cluster_bytes() {
     cluster_backups(&plain.replace("\"shards\":8", "\"shards\":1"));
 }
 
-/// `record` is that of a collection with one shard.
+/// Writes the seeds of backups. `record` is the record of a collection with one shard.
 fn cluster_backups(record: &str) {
     let changes =
         r#"{"payload_schema":{"f":{"data_type":"keyword","params":null}},"metadata":{"a":null}}"#;
@@ -381,8 +381,8 @@ fn images() {
     seed("image_decode", "exif", [&jpeg[..2], &[0xff, 0xe1], &length, &tags, &jpeg[2..]].concat());
 }
 
-/// Writes an archive with what an upload meets: images stored and compressed, a folder, a text, an
-/// archive and a file that is damaged.
+/// Writes an archive with every kind of entry of an upload: images stored and compressed, a folder,
+/// a text, an archive and a file that is damaged.
 fn image_archive(image: &image::DynamicImage) {
     let mut png = Cursor::new(Vec::new());
     image.write_to(&mut png, image::ImageFormat::Png).unwrap();

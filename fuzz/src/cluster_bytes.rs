@@ -122,8 +122,8 @@ pub fn cluster_record(data: &[u8]) {
     );
 }
 
-/// Fuzzes what a cluster keeps of its backups. The first byte selects the description of a backup,
-/// a part of a log, or aliases with other changes.
+/// Fuzzes the records that a cluster keeps of its backups. The first byte selects the description
+/// of a backup, a part of a log, or aliases with other changes.
 ///
 /// Asserts that a description names as many shards as it has, and that changes that are written
 /// can be read.
