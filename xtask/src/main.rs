@@ -1,4 +1,4 @@
-//! Chores of the workspace: `cargo xtask tidy [--report OUT]`, `cargo xtask codegen [--check]`.
+//! Tasks of the workspace: `cargo xtask tidy [--report OUT]`, `cargo xtask codegen [--check]`.
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -30,7 +30,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// The repository.
+/// Returns the root of the repository.
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("xtask lies in the repository").to_owned()
 }

@@ -83,7 +83,7 @@ fn check(root: &Path) -> Result<Vec<Complaint>> {
     Ok(complaints)
 }
 
-/// The rules of STYLE.md that a program can check.
+/// Checks the rules of STYLE.md that a program can check.
 fn style(root: &Path) -> Result<Vec<Complaint>> {
     let paths = files(root)?;
     let production = workspace::read(root, &paths)?;
@@ -118,7 +118,7 @@ fn manifest(root: &Path, krate: &str) -> Result<toml::Table> {
     toml::from_str(&text).with_context(|| path.display().to_string())
 }
 
-/// The workspace's crates that a manifest names, for building or for tests.
+/// Returns the workspace's crates that a manifest names, for building or for tests.
 fn dependencies(manifest: &toml::Table, workspace: &BTreeMap<String, String>) -> Vec<String> {
     let tables = ["dependencies", "dev-dependencies", "build-dependencies"];
     let names = tables
@@ -128,7 +128,8 @@ fn dependencies(manifest: &toml::Table, workspace: &BTreeMap<String, String>) ->
     names.filter_map(|name| workspace.get(name).cloned()).collect()
 }
 
-/// Dependency names of the workspace that point into `crates/`, with the directory each points to.
+/// Returns the dependency names of the workspace that point into `crates/`, with the directory of
+/// each.
 fn workspace_crates(root: &Path) -> Result<BTreeMap<String, String>> {
     let manifest: toml::Table = toml::from_str(&std::fs::read_to_string(root.join("Cargo.toml"))?)?;
     let Some(dependencies) =
@@ -142,7 +143,7 @@ fn workspace_crates(root: &Path) -> Result<BTreeMap<String, String>> {
     Ok(dependencies.iter().filter_map(|(name, value)| Some((name.clone(), path(value)?))).collect())
 }
 
-/// Files of the repository: what git tracks and what it would add.
+/// Returns the files of the repository: tracked files, and files that `git add` would add.
 fn files(root: &Path) -> Result<Vec<String>> {
     let listing = ["ls-files", "-z", "--cached", "--others", "--exclude-standard"];
     let output = Command::new("git").arg("-C").arg(root).args(listing).output().context("git")?;

@@ -9,7 +9,7 @@ use super::{comments, items, modules, rules};
 /// One thing that breaks a rule.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Complaint {
-    /// Path from the repository's root, with a line where one is known.
+    /// Path from the repository's root, with a line if it is known.
     pub(crate) place: String,
     /// The fault and its remedy.
     pub(crate) text: String,

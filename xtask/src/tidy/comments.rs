@@ -9,8 +9,8 @@ struct CommentLine<'a> {
     text: &'a str,
 }
 
-/// Numbers of the comment lines wider than [`rules::COMMENT_COLUMNS_MAX`]. A line with an address
-/// may be wider.
+/// Returns the numbers of the comment lines wider than [`rules::COMMENT_COLUMNS_MAX`]. A line with
+/// an address may be wider.
 pub(crate) fn wide_lines(text: &str) -> Vec<usize> {
     let wide = |line: &CommentLine<'_>| line.whole.chars().count() > rules::COMMENT_COLUMNS_MAX;
     comment_lines(text)
@@ -19,7 +19,7 @@ pub(crate) fn wide_lines(text: &str) -> Vec<usize> {
         .collect()
 }
 
-/// Comment lines with a word that STYLE.md refuses: line number and word.
+/// Returns the comment lines with a word that STYLE.md refuses: line number and word.
 pub(crate) fn refused_words(text: &str) -> Vec<(usize, &'static str)> {
     let of_line = |line: CommentLine<'_>| {
         let lower = line.text.to_lowercase();
@@ -29,7 +29,7 @@ pub(crate) fn refused_words(text: &str) -> Vec<(usize, &'static str)> {
     comment_lines(text).filter_map(of_line).collect()
 }
 
-/// Numbers of the lines at which a doc comment begins with a word that starts no plain sentence.
+/// Returns the numbers of the lines at which a doc comment begins with a refused word.
 pub(crate) fn refused_beginnings(text: &str) -> Vec<(usize, &'static str)> {
     let mut in_doc = false;
     let mut found = Vec::new();
@@ -45,7 +45,7 @@ pub(crate) fn refused_beginnings(text: &str) -> Vec<(usize, &'static str)> {
     found
 }
 
-/// True if a doc comment has a block of code, which `cargo test --doc` compiles.
+/// Returns true if a doc comment has a block of code, which `cargo test --doc` compiles.
 pub(crate) fn has_example(text: &str) -> bool {
     let is_block = |line: CommentLine<'_>| {
         let doc = line.text.strip_prefix(['/', '!']);

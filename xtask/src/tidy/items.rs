@@ -20,7 +20,7 @@ pub(crate) fn type_names(files: &[SourceFile]) -> BTreeMap<String, Vec<CodePlace
     types
 }
 
-/// Places of functions with a parameter that is a tuple pattern.
+/// Returns the places of functions with a parameter that is a tuple pattern.
 pub(crate) fn tuple_parameters(file: &SourceFile) -> Vec<CodePlace> {
     let mut parameters = TupleParameters { file, found: Vec::new() };
     parameters.visit_file(&file.syntax);

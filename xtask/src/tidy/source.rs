@@ -36,7 +36,8 @@ pub(crate) fn mask(text: &str) -> String {
     String::from_utf8_lossy(&out).into_owned()
 }
 
-/// Byte ranges of items under `#[cfg(test)]` or `#[test]`, attribute included, in masked text.
+/// Returns the byte ranges of items under `#[cfg(test)]` or `#[test]`, attribute included, in
+/// masked text.
 pub(crate) fn test_items(masked: &str) -> Vec<Range<usize>> {
     let mut items: Vec<Range<usize>> = Vec::new();
     for attribute in ["#[cfg(test)]", "#[test]"] {
@@ -50,8 +51,8 @@ pub(crate) fn test_items(masked: &str) -> Vec<Range<usize>> {
     items
 }
 
-/// Every function with a body: its name and the byte range from `fn` to the closing brace, in
-/// masked text.
+/// Returns every function with a body: its name and the byte range from `fn` to the closing brace,
+/// in masked text.
 pub(crate) fn functions(masked: &str) -> Vec<(&str, Range<usize>)> {
     words(masked, "fn")
         .filter_map(|start| {
@@ -65,7 +66,7 @@ pub(crate) fn functions(masked: &str) -> Vec<(&str, Range<usize>)> {
         .collect()
 }
 
-/// Offsets at which `word` stands as a word of its own.
+/// Returns the offsets at which `word` stands as a word of its own.
 pub(crate) fn words<'a>(masked: &'a str, word: &'a str) -> impl Iterator<Item = usize> + 'a {
     let bytes = masked.as_bytes();
     masked.match_indices(word).map(|(start, _)| start).filter(move |&start| {
@@ -73,7 +74,7 @@ pub(crate) fn words<'a>(masked: &'a str, word: &'a str) -> impl Iterator<Item = 
     })
 }
 
-/// One-based line of a byte offset.
+/// Returns the line of a byte offset, from 1.
 pub(crate) fn line_of(text: &str, offset: usize) -> usize {
     text.as_bytes()[..offset].iter().filter(|&&byte| byte == b'\n').count() + 1
 }
@@ -132,7 +133,7 @@ fn block_comment_end(bytes: &[u8], at: usize) -> usize {
     bytes.len()
 }
 
-/// The end of the string whose opening quote is at `at`.
+/// Returns the end of the string whose opening quote is at `at`.
 fn string_end(bytes: &[u8], at: usize) -> usize {
     let mut offset = at + 1;
     while offset < bytes.len() {
@@ -145,8 +146,8 @@ fn string_end(bytes: &[u8], at: usize) -> usize {
     bytes.len()
 }
 
-/// The end of `r"..."`, `r#"..."#`, `b"..."`, `br"..."`, `c"..."` or `b'.'` at `at`, if one is
-/// there.
+/// Returns the end of `r"..."`, `r#"..."#`, `b"..."`, `br"..."`, `c"..."` or `b'.'` at `at`, if one
+/// is there.
 fn prefixed_literal_end(bytes: &[u8], at: usize) -> Option<usize> {
     let letters = bytes[at..].iter().take(2).take_while(|byte| byte.is_ascii_lowercase()).count();
     let raw = bytes[at..at + letters].contains(&b'r');
@@ -168,7 +169,7 @@ fn prefixed_literal_end(bytes: &[u8], at: usize) -> Option<usize> {
     Some(found.map_or(bytes.len(), |length| body + length + close.len()))
 }
 
-/// The end of a character literal whose quote is at `at`; `None` for a lifetime.
+/// Returns the end of a character literal whose quote is at `at`; `None` for a lifetime.
 fn char_end(bytes: &[u8], at: usize) -> Option<usize> {
     let escaped = bytes.get(at + 1) == Some(&b'\\');
     let from = at + if escaped { 3 } else { 2 };

@@ -80,7 +80,8 @@ fn parse(path: &str, location: ModuleLocation, text: &str) -> Result<SourceFile>
     })
 }
 
-/// Full names (`crate::module`) of the modules that a file declares under `#[cfg(test)]`.
+/// Returns the full names (`crate::module`) of the modules that a file declares under
+/// `#[cfg(test)]`.
 fn test_modules(file: &SourceFile) -> Vec<String> {
     let modules = file.syntax.items.iter().filter_map(|item| match item {
         syn::Item::Mod(module) if module.content.is_none() && is_test_only(&module.attrs) => {
