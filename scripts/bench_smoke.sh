@@ -19,7 +19,7 @@ print(f"ok: {path}: {expression}")
 PYTHON
 }
 
-# These two end the script. A command that fails before `&&` does not.
+# These two end the script if they fail. A command that fails before `&&` does not end it.
 written() { # FILE PATTERN: a line of the file has the pattern
     if ! grep -q "$2" "$1"; then
         echo "$1: no $2" >&2

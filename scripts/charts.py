@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Draws docs/charts/*.svg from the JSON of benchmarks in docs/measurements/data.
 
-    charts.py [--check]     --check: fail if a chart is not that of its data
+    charts.py [--check]     --check: fail if a chart differs from its data
 
 A new chart: run the benchmark with `--json docs/measurements/data/NAME.json`, then `make charts`.
 """

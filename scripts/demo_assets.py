@@ -25,7 +25,7 @@ FONT = pathlib.Path("/usr/share/fonts/truetype/dejavu/DejaVuSans.ttf")
 VOICE = pathlib.Path("usr/share/sounds/alsa/Front_Center.wav")
 VOICE_PACKAGE = "alsa-utils"
 RATE_HZ = 16_000
-# 1/1000 of full scale: no detector takes it for a voice.
+# 1/1000 of full scale: no detector labels it as a voice.
 SILENCE_AMPLITUDE = 0.001
 
 

@@ -73,7 +73,7 @@ def _on_site(here: str, link: re.Match) -> str:
     if not (REPOSITORY / path).exists():
         raise PluginError(f"{source}: links to {link['target']}, which does not exist")
     if path not in PAGES and not path.startswith("docs/"):
-        # The site has no page of it: its name stays.
+        # The site has no page of the file, so only its name stays.
         return link["text"][1:-1]
     site = PAGES.get(path, path.removeprefix("docs/"))
     if (REPOSITORY / path).is_dir():

@@ -93,7 +93,7 @@ class Rows:
 
 # An engine has two functions. `build(rows, directory, arguments)` writes the index and returns its description.
 # `load(directory, rows, arguments)` opens it and returns variants: a name, settings from fast to exact, and `search`:
-# `search(setting)` gives a function from one query to its ten ids. `rows` of `load` tells only number and dimensions.
+# `search(setting)` gives a function from one query to its ten ids. `rows` of `load` has number and dimensions only.
 
 
 def faiss_lists(rows):
@@ -184,7 +184,7 @@ def build_qdrant(rows, directory, arguments):
     segment_rows = qdrant_segment_rows(arguments)
     shard = library.EdgeShard.create(directory, qdrant_config(library, rows, arguments))
     unindexed = 0
-    # It takes lists of numbers, 32 bytes for each.
+    # Its input is lists of numbers, 32 bytes for each number.
     for start, batch in rows.batches(2000):
         points = [library.Point(start + at, row, {}) for at, row in enumerate(batch.tolist())]
         shard.update(library.UpdateOperation.upsert_points(points))
@@ -335,7 +335,7 @@ def status_mb(key):
 
 
 def limit_data(memory):
-    """Limits private memory. Memory that the imported modules reserved without touching it does not count."""
+    """Limits private memory. Memory that the imported modules have reserved and not used does not count."""
     reserved = max(0, round(1e6 * (status_mb("VmData") - status_mb("RssAnon"))))
     resource.setrlimit(resource.RLIMIT_DATA, (memory + reserved,) * 2)
 
@@ -366,7 +366,7 @@ def measure(search, queries, truth, rounds):
 
 
 def sweep(variants, queries, truth):
-    """Measures settings of each variant until one reaches the recall or no further gain is seen."""
+    """Measures settings of each variant until one reaches the recall or further settings bring no gain."""
     points = []
     for place, (name, settings, search) in enumerate(variants):
         recalls = []
@@ -419,7 +419,7 @@ def run_search(arguments):
     return result | {"rss_mb": status_mb("VmRSS")}
 
 
-# The process that starts them.
+# The process that starts the processes of an engine.
 
 
 class Failure(Exception):

@@ -148,7 +148,7 @@ class Peer:
     answer: object
     # Makes the server take the file of the model anew.
     swap: object = None
-    # Why the server has no swap.
+    # Reason why the server has no swap.
     no_swap: str = ""
 
 
@@ -308,7 +308,7 @@ class Server:
                 continue
 
     def swap(self) -> None:
-        """Starts the swap to the other version. Requests go on."""
+        """Starts the swap to the other version. Requests continue."""
         self.serving = 1 - self.serving
         aside = self.run.scratch / "next.onnx"
         shutil.copyfile(self.run.scratch / f"{self.serving}.onnx", aside)
@@ -539,7 +539,7 @@ def main():
         print("\n" + table(peers, failed))
         if arguments.chart:
             chart(peers, arguments.chart)
-    # Without Millpond there is nothing to compare with.
+    # Without Millpond there is no comparison.
     sys.exit(0 if "millpond" in peers or "millpond" not in arguments.peers else 1)
 
 

@@ -53,8 +53,8 @@ def rss_mb(pid: int) -> float:
 
 
 def descriptors(pid: int) -> int:
-    """Counts the open file descriptors of the process, but for one of each thread whose times it follows: threads that
-    start during an attack stay, and at most 256 are followed."""
+    """Counts the open file descriptors of the process without the one of each thread whose times it follows: threads
+    that start during an attack stay, and at most 256 are followed."""
 
     def follows(number: str) -> bool:
         try:

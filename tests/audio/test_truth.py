@@ -128,7 +128,7 @@ def test_sounds_equals_the_models_answer(tmp_path):
 
 
 def test_notes_are_the_played_ones(tmp_path):
-    """A melody across the seam of two windows (1.64 s apart), a chord, and one key struck twice."""
+    """A melody across the border of two windows (1.64 s apart), a chord, and one key struck twice."""
     melody = [(60, 0.5, 1.2), (64, 1.3, 2.1), (69, 2.3, 3.0)]
     played = [*melody, (72, 3.2, 4.2), (48, 3.2, 4.2), (65, 4.6, 5.1), (65, 5.15, 5.8)]
     path = wave(tmp_path / "melody.wav", tones(played, 6.5, 22_050), 22_050)

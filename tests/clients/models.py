@@ -203,7 +203,7 @@ def spin(path: pathlib.Path) -> pathlib.Path:
 
 def stamped(path: pathlib.Path, version: int, megabytes: float = 4) -> pathlib.Path:
     """y = x + version. The version fills a table of the given size and is read from its end, so an answer shows the
-    version whose bytes it came from."""
+    version that its bytes came from."""
     rows = int(megabytes * 1e6 / 4 / 64)
     return save(
         path,
@@ -269,7 +269,7 @@ def plain_type_inputs() -> Arrays:
 
 @dataclasses.dataclass(frozen=True)
 class Model:
-    """A model, its way into the repository, and one request for it."""
+    """A model, its form in the repository, and one request for it."""
 
     name: str
     make: Callable[[pathlib.Path], pathlib.Path]

@@ -194,7 +194,7 @@ def call_raw(server: Server, method: str, request: bytes) -> grpc.RpcError:
     "method", ["/inference.GRPCInferenceService/ModelInfer", "/tensorflow.serving.PredictionService/Predict"]
 )
 def test_malformed_protobuf(server, method, garbage):
-    # gRPC's own libraries say INTERNAL when a message does not parse.
+    # gRPC's own libraries answer INTERNAL if a message does not parse.
     error = call_raw(server, method, garbage)
     assert error.code() in (grpc.StatusCode.INTERNAL, grpc.StatusCode.INVALID_ARGUMENT)
     assert error.details()

@@ -119,7 +119,7 @@ def test_a_group_gets_the_limit(tmp_path):
     assert limit.kills() == 2
 
 
-# The script with an engine that has written a file and goes on for half a minute. It then ends without a clean-up.
+# The script with an engine that has written a file and continues for half a minute. It then ends without a clean-up.
 BUSY = f"""
 import os, sys, time
 sys.path.insert(0, {PEERS!r})

@@ -39,7 +39,7 @@ def test_collections_and_connections_share_few_descriptors(limited):
     assert made == [200] * 12 + [429] * 8
     assert value(limited, "millpond_file_descriptors", "limit") == FEW_FILES
     idle = [socket.create_connection(("127.0.0.1", limited.http_port), timeout=60) for _ in range(300)]
-    # A connection without room is closed at once. The rooms of the requests before may be free for late ones.
+    # A connection without room is closed at once. The descriptors of earlier requests may be free for later ones.
     left, deadline = set(idle), time.monotonic() + 60
     while len(left) > room and time.monotonic() < deadline:
         for connection in select.select(left, [], [], 1)[0]:

@@ -1,4 +1,4 @@
-"""Features without images: extracted by one server, put into another, found there with the same scores."""
+"""Features without images: extracted by one server, added to another, found there with the same scores."""
 
 import base64
 import concurrent.futures

@@ -18,7 +18,7 @@ from test_images import patches
 METHODS = ("get", "post", "put", "patch", "delete")
 TIMEOUT_S = 60
 
-# Calls in an order in which each finds what it needs; all others follow in the order of the document.
+# Calls in an order in which each finds the objects that it needs; all others follow in the order of the document.
 FIRST = (
     "createCollection", "upsertPoints", "createIndex", "changeAliases", "setPayload", "fetchPoints", "fetchPoint",
     "scrollPoints", "countPoints", "facet", "queryPoints", "queryPointsBatch", "queryPointGroups", "addImages",

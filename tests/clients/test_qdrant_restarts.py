@@ -90,7 +90,7 @@ def test_segments_answer_before_and_after_a_restart(tmp_path):
         if start_number == 1:
             client.create_collection("sealed", vectors_config=params())
             payloads = ({"even": number % 2 == 0, "number": number} for number in range(count))
-            # A client that is told to wait for flushes does so.
+            # A client that the server asks to wait for flushes waits.
             client.upload_collection("sealed", rows, payload=payloads, ids=range(count), batch_size=500, max_retries=10)
         wait_whole(client, "sealed")
         info = client.get_collection("sealed")

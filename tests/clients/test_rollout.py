@@ -16,7 +16,7 @@ from millpond import Server, drop_in, run
 from models import constant, save, value
 
 MODEL = "staged"
-# Tests of other limits turn that of the latency off: a pause of the machine may hit one version only.
+# Tests of other limits switch off the limit of the latency: a pause of the machine may affect one version only.
 NO_LATENCY = '[rollout.rollback]\nlatency = "off"\n'
 HALF = '[rollout]\ntraffic = 0.5\npromote = "hand"\n' + NO_LATENCY
 WAIT_S = 60
@@ -34,7 +34,7 @@ def plus(path: pathlib.Path, stamp: float) -> pathlib.Path:
 
 
 def failing(path: pathlib.Path) -> pathlib.Path:
-    """Adds 2 to x, and fails if an element is 1 or more: it is the number of a row, and there is one."""
+    """Adds 2 to x, and fails if an element is 1 or more: an element is the number of a row, and there is one row."""
     return save(
         path,
         [

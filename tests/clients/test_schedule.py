@@ -246,7 +246,7 @@ def test_an_unknown_priority_is_refused(scheduled):
 
 
 def test_a_full_queue_refuses_with_advice(scheduled):
-    """Two may wait. The others are refused at once, over HTTP and gRPC."""
+    """Two requests may wait. The others are refused at once, over HTTP and gRPC."""
     server, _ = scheduled
     rounds = {"rounds": np.array([1500], np.int64)}
 

@@ -89,7 +89,7 @@ def test_a_run_of_another_model_in_front_is_named(serve, tmp_path, sources):
         return time.monotonic() - started
 
     trial = 1000
-    # The shortest of some trials had no pause of the machine. The aim is a run of one second.
+    # The shortest of some trials had no pause of the machine. The run should take one second.
     rounds = min(SPIN_ROUNDS_MAX, round(trial / min(spin(trial) for _ in range(5))))
 
     def behind_spin() -> None:

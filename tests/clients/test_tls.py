@@ -1,4 +1,4 @@
-"""Public clients against a server that speaks TLS and asks for keys, unmodified."""
+"""Public clients, unmodified, against a server that speaks TLS and requires keys."""
 
 import contextlib
 import json
@@ -246,7 +246,7 @@ def test_client_commands_over_tls_and_sockets(serve, tmp_path, certificates):
     identity = ("--ca", ca, "--cert", str(certificates / "client.pem"), "--key", str(certificates / "client-key.pem"))
     wait_ready(server, verify=ca, cert=(str(certificates / "client.pem"), str(certificates / "client-key.pem")))
     url, grpcs = server.url, f"grpcs://127.0.0.1:{server.grpc_port}"
-    # A busy machine may take the cores away for half a second.
+    # On a busy machine the process may get no core for half a second.
     load = ("bench", "load", "--model", "half_plus_two", "--clients", "1", "--duration", "2s", "--warm-up", "0s")
     request = tmp_path / "request.json"
     request.write_text('{"inputs": [{"name": "x", "datatype": "FP32", "shape": [1], "data": [5.0]}]}')

@@ -165,7 +165,7 @@ def test_a_fleet_updates_in_turns_and_a_bad_version_stops(fleet, tmp_path):
             # It names the server that tried it, and its error.
             assert f":{failed[0].http_port} at " in held, held
             assert reason(failed[0], 3) in held, (held, reason(failed[0], 3))
-    # One server has tried it, and the others count it.
+    # One server has tried it, and the others count the failure.
     assert sum(counter(server, "millpond_load_failures_total") for server in fleet) == 1
     assert [counter(server, "millpond_updates_held_back_total") for server in others] == [1, 1]
     assert [server.infer(MODEL, [0.0]).json()["outputs"][0]["data"] for server in fleet] == [[2.0]] * SERVERS

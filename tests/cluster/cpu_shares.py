@@ -34,7 +34,7 @@ class CpuShares:
         (group / "cgroup.procs").write_text(str(pid))
 
     def lift(self) -> None:
-        """Ends all limits. The processes go on in the group of their parent."""
+        """Ends all limits. The processes continue in the group of their parent."""
         for group in self.made:
             for pid in (group / "cgroup.procs").read_text().split():
                 (self.parent / "cgroup.procs").write_text(pid)

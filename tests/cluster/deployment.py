@@ -203,7 +203,7 @@ class Cluster:
         return max(node.rss_mb() for node in self.nodes.values())
 
     def view(self) -> str:
-        """Returns what the first root that answers says of the cluster, for a report of a failure."""
+        """Returns the view that the first answering root has of the cluster, for a report of a failure."""
         for address in self.roots():
             try:
                 status, body = http_call(address, "GET", "/cluster/v1/view")

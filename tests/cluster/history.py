@@ -13,7 +13,7 @@ WRITE = "write"
 READ = "read"
 # Value of a point that does not exist.
 ABSENT = None
-# End of a write whose outcome the client does not know: it may take effect at any later time.
+# End of a write whose outcome the client does not know: it may have an effect at any later time.
 UNKNOWN = math.inf
 
 
@@ -94,7 +94,7 @@ def violation(operations: list[Operation]) -> str | None:
         if early < writes[value].begun:
             return f"a read that ended at {early} returned {value}, written from {writes[value].begun}"
     for value, write in writes.items():
-        # A write of unknown outcome that no read has seen need not have taken effect.
+        # A write of unknown outcome that no read has seen may have had no effect.
         if value in reads or write.acknowledged:
             group = [write, *reads.get(value, [])]
             zones.append(Zone(value, min(one.ended for one in group), max(one.begun for one in group)))
@@ -142,8 +142,8 @@ def lost(operations: list[Operation], last: dict[int, int | None]) -> list[int]:
 def save(operations: list[Operation], path: pathlib.Path) -> None:
     """Writes the history for `tests/cluster/porcupine`: one JSON object a line, -1 for an absent value.
 
-    Leaves out writes of unknown outcome that no read has seen: they need not have taken effect, and each doubles
-    the work of a checker that tries orders.
+    Leaves out writes of unknown outcome that no read has seen: they may have had no effect, and each doubles the work
+    of a checker that tries orders.
     """
     seen = {(operation.point, operation.value) for operation in operations if operation.kind == READ}
     end = 1 + max((operation.ended for operation in operations if operation.ended != UNKNOWN), default=0)

@@ -28,7 +28,7 @@ POLL_S = 0.05
 SEARCH_PATH = f"/v1/images/{COLLECTION}/search"
 FEATURES_PATH = f"/v1/images/{COLLECTION}/features"
 
-# Names of nodes that are tried to find one that takes an equal number of shards.
+# Names of nodes that are tried to find one that gets an equal number of shards.
 NAMES_MAX = 1000
 SEARCHERS = 3
 # Shards of the collection that searchers share. Each of 1, 2 or 3 searchers can hold the same number.
@@ -45,7 +45,7 @@ WARM_S = 5
 
 @dataclasses.dataclass(frozen=True)
 class Arrived:
-    """An image that was put in, and the time until a search at the root found it."""
+    """An image that was added, and the time until a search at the root found it."""
 
     digest: bytes
     put_s: float
@@ -54,7 +54,7 @@ class Arrived:
 
 
 def images_extracted(setting: Setting) -> dict:
-    """Images are put in at three extraction nodes at once. Each is searched at the root until it is found."""
+    """Images are added at three extraction nodes at once. Each is searched at the root until it is found."""
     cluster, lengths = setting.cluster, setting.lengths
     extractors = [cluster.nodes[name].url for name in cluster.of_role("extract")]
     root = cluster.nodes[cluster.of_role("root")[0]].url
@@ -104,7 +104,7 @@ def images_extracted(setting: Setting) -> dict:
 
 
 def arrive(extractor: str, root: str, image: bytes, query: dict) -> Arrived:
-    """Puts an image in at one node, and searches it at another until it is found. Times count from the upload's begin."""
+    """Adds an image at one node, and searches it at another until it is found. Times count from the upload's start."""
     begun = time.monotonic()
     digest = hashlib.sha256(image).digest()
 
@@ -162,7 +162,7 @@ class ClosedLoad:
                     self.failures.append(failure)
 
     def sent(self, client: Client, point: int) -> str:
-        """Searches for a point, which has to be found. Returns what is wrong, or nothing."""
+        """Searches for a point, which must be found. Returns the fault, or nothing."""
         try:
             status, body = client.call("POST", self.path, json.dumps({"id": point}).encode())
         except Unreachable as error:
@@ -274,7 +274,7 @@ def scaled_out(setting: Setting) -> dict:
         "cpu_us_root": last.cpu_us["root"],
         "cpu_us_searchers": last.cpu_us["searchers"],
         "cpu_us_one_server": alone[lengths.candidates].cpu_us["server"],
-        # Queries that compare few candidates cost little but the hops.
+        # For queries that compare few candidates, the hops are most of the cost.
         "few_cpu_us_root": few.cpu_us["root"],
         "few_cpu_us_searchers": few.cpu_us["searchers"],
         "few_cpu_us_one_server": alone[FEW].cpu_us["server"],

@@ -25,7 +25,7 @@ POINTS_PATH = f"/collections/{COLLECTION}/points"
 
 
 class Unreachable(Exception):
-    """No answer: the connection failed after the request was sent, or no root accepts one."""
+    """No answer: the connection failed after the request was sent, or no root accepts a connection."""
 
 
 class Client:
@@ -53,7 +53,7 @@ class Client:
             except (ConnectionError, http.client.RemoteDisconnected) as error:
                 self.close()
                 # A server may close an idle connection at any time, as HTTP/1.1 says. Clients send a read again
-                # then. A write sent twice could take effect after its acknowledgement.
+                # then. A write that is sent twice could have an effect after its acknowledgement.
                 if not reused or method != "POST":
                     raise Unreachable(f"{self.roots[self.at]}: {error!r}") from error
             except (OSError, http.client.HTTPException) as error:
@@ -66,7 +66,7 @@ class Client:
         return bool(select.select([self.connection.sock], [], [], 0)[0])
 
     def connected(self) -> bool:
-        """Connects to the present root, or makes the next one the present one."""
+        """Connects to the current root, or else makes the next root the current one."""
         connection = http.client.HTTPConnection(self.roots[self.at], timeout=self.timeout_s)
         try:
             connection.connect()
@@ -112,7 +112,7 @@ class Window:
 class OpenLoad:
     """Sends requests at random times of a fixed mean rate, whether or not earlier ones have been answered.
 
-    Latency is measured from the intended time, so a server that stops is charged for all the requests that wait.
+    Latency is measured from the intended time, so a stop of the server counts for each request that waits.
     """
 
     def __init__(self, rate: float, threads: int, seed: int = 35):

@@ -36,7 +36,7 @@ class Process:
 
     def __init__(self, name: str, command: list[str], log: pathlib.Path, environment: dict[str, str] | None = None):
         self.name = name
-        # The kernel kills the child if this program dies without a chance to do so.
+        # The kernel kills the child if this program is killed and cannot end it.
         self.command = ["setpriv", "--pdeathsig", "KILL", *command]
         self.log = log
         self.environment = {**os.environ, **(environment or {})}
@@ -68,7 +68,7 @@ class Process:
             self.child.wait()
 
     def pause(self) -> None:
-        """Pauses the process, and waits until all threads stand still. One that runs could still answer a request."""
+        """Pauses the process, and waits until all threads have stopped. A running one could still answer a request."""
         self.send(signal.SIGSTOP)
         deadline = time.monotonic() + STOP_TIMEOUT_S
         while self.running() and not self.stands_still():

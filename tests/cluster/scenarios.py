@@ -38,7 +38,7 @@ class Lengths:
     slow_store_s: float
     back_max_s: float = 30
     equal_queries: int = 200
-    # Images that are put in at extraction nodes.
+    # Images that are added at extraction nodes.
     images: int = 300
     # Made-up images that searchers share, and those that a query compares.
     graphs: int = 1000
@@ -231,7 +231,7 @@ def node_added(setting: Setting) -> dict:
 
 
 def etcd_down(setting: Setting) -> dict:
-    """etcd is stopped by SIGSTOP and continued. Queries and writes go on."""
+    """etcd is stopped by SIGSTOP and continued. Queries and writes continue."""
     cluster, lengths = setting.cluster, setting.lengths
     load, registers = queries(setting), Registers(setting.points, History(), writers=4, readers=2)
     load.start()
@@ -256,7 +256,7 @@ def etcd_down(setting: Setting) -> dict:
 
 
 def store_slow(setting: Setting) -> dict:
-    """Every request to the store takes 500 ms more, and 10 % of them get 503, half of these after they were carried out."""
+    """Every request to the store takes 500 ms longer. 10 % of them get 503, half of these after they took effect."""
     cluster, lengths = setting.cluster, setting.lengths
     assert cluster.store_proxy is not None
     load = queries(setting)
@@ -316,7 +316,7 @@ def restart_each(setting: Setting, scenario: str) -> dict:
 
 
 def slow_node(setting: Setting) -> dict:
-    """The other nodes' requests to one node take 200 ms more, by a proxy in front of its address."""
+    """Requests of the other nodes to one node take 200 ms longer, by a proxy in front of its address."""
     cluster, lengths = setting.cluster, setting.lengths
     slowed = next(node for node in cluster.nodes.values() if node.proxy)
     load = queries(setting, slowed.name)
@@ -338,7 +338,7 @@ def simulated() -> dict:
     """Many worlds in simulated time, with faults from seeds, and worlds with planted mistakes."""
     command = [str(SIMULATE), "--seeds", str(SIMULATED_SEEDS)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=SIMULATE_TIMEOUT_S, check=False)
-    # 1 if the figures are not as they should be, which the wanted values show.
+    # 1 if figures are wrong, which the wanted values show.
     if done.returncode not in (0, 1):
         raise RuntimeError(f"{SIMULATE.name} ended with {done.returncode}: {done.stderr[-2000:]}")
     return json.loads(done.stdout) | {"notes": done.stderr.splitlines()[-20:]}

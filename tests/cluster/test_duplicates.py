@@ -37,7 +37,7 @@ class Setting:
         self.ordinary = FeatureClient(ordinary)
 
     def put(self, collection: str, number: int, image: bytes, **query) -> str:
-        """Puts an image into the cluster, at any node, and into the ordinary server. Returns its id."""
+        """Adds an image to the cluster, at any node, and to the ordinary server. Returns its id."""
         client = list(self.nodes.values())[number % 3]
         mine = client.good("PUT", collection, image, **query, shard_number=SHARDS, replication_factor=2)
         assert mine == self.ordinary.good("PUT", collection, image, **query)
@@ -149,7 +149,7 @@ def test_groups_are_those_of_one_server(setting):
     for line in shown:
         one, other = sorted(image["name"] for image in line["images"])
         assert other == f"copy of {one}", line
-    # Any root says the same about the job.
+    # Each root shows the same state of the job.
     assert progress(setting.a, "photos") == progress(setting.c, "photos") == found
 
 

@@ -48,7 +48,7 @@ class Setting:
         self.fingers: dict[int, str] = {}
 
     def put_everywhere(self, number: int, collection: str, image: bytes, **query) -> str:
-        """Puts an image into the cluster, at "a" or "c", and into the ordinary server. Returns its id."""
+        """Adds an image to the cluster, at "a" or "c", and to the ordinary server. Returns its id."""
         mine = [self.a, self.c][number % 2].good("PUT", collection, image, **query)
         settings = ("shard_number", "replication_factor")
         theirs = self.ordinary.good("PUT", collection, image, **{key: query[key] for key in query if key not in settings})
@@ -327,7 +327,7 @@ def test_a_deleted_collection_is_gone(setting):
 
 
 def many(client: FeatureClient, collection: str, body: bytes | dict, **query) -> tuple[list[dict], dict]:
-    """Puts the images of an archive or a folder in. Returns the lines by name, and the summary."""
+    """Adds the images of an archive or a folder. Returns the lines by name, and the summary."""
     content = {"json": body} if isinstance(body, dict) else {"data": body, "headers": {"content-type": "application/zip"}}
     answer = requests.put(f"{client.url}/{collection}", params=query, timeout=MANY_TIMEOUT_S, **content)
     assert answer.status_code == 200, answer.text
@@ -342,7 +342,7 @@ def without(lines: list[dict], *names: str) -> list[dict]:
 
 
 def added_by(node: Node) -> float:
-    """Returns the number of images that a node has put in."""
+    """Returns the number of images that a node has added."""
     _, body = http_call(node.address, "GET", "/metrics")
     found = re.search(r'^millpond_images_total\{kind="added"\} (\S+)$', body.decode(), re.MULTILINE)
     return float(found[1]) if found else 0

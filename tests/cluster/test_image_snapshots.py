@@ -66,7 +66,7 @@ def test_a_copy_outlives_its_source(cluster):
 
     recovered = recover(second, "copy", made["name"])
     assert recovered.status_code == 200, recovered.text
-    # What happens to the source does not concern the copy.
+    # Changes of the source do not affect the copy.
     first.good("DELETE", "photos")
     for client in (first, second):
         wait_count(client, "copy", PHOTOS - 1)

@@ -1,4 +1,4 @@
-"""Another embedding model for a collection of a cluster: the steps of docs/cluster.md, as they stand there."""
+"""Another embedding model for a collection of a cluster: the steps of docs/cluster.md, unchanged."""
 
 import argparse
 import re
@@ -50,7 +50,7 @@ def run(command: str, client: FeatureClient) -> None:
     parser.add_argument("url")
     call = parser.parse_args(arguments)
     url = call.url.replace(DOCUMENTED, client.server.url)
-    # What curl sends with -d.
+    # The content type that curl sends with -d.
     headers = {"content-type": "application/x-www-form-urlencoded"} if call.body else {}
     answer = requests.request(call.method, url, data=call.body, headers=headers, timeout=COMMAND_TIMEOUT_S)
     assert answer.ok, answer.text

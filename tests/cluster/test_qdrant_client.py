@@ -295,7 +295,7 @@ def test_prefetches_fusion_and_mmr_are_those_of_the_local_mode(client, collectio
                 inner = [models.FusionQuery(fusion="rrf"), models.NearestQuery(nearest=12, mmr=models.Mmr()), row]
                 asked["prefetch"].append(models.Prefetch(prefetch=[first], query=inner[number % 3], limit=rng.choice([3, 25])))
             if number % 3 == 1:
-                # The local mode takes a large distance for a good score.
+                # The local mode treats a large distance as a good score.
                 scores = "rrf" if distance is models.Distance.EUCLID else "dbsf"
                 kinds = [models.FusionQuery(fusion="rrf"), models.FusionQuery(fusion=scores), models.RrfQuery(rrf=models.Rrf(k=20))]
                 asked["query"] = rng.choice(kinds)

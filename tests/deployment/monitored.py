@@ -56,7 +56,7 @@ class Subject:
         self.server = Server(self.models, "--load-retries", "0", log=scratch / "server.log").wait_ready()
 
     def swap(self, version: int) -> None:
-        """Publishes a version and waits until the one before it is gone."""
+        """Publishes a version and waits until the one before it is released."""
         publish(self.model, self.models / "half", version)
         self.server.wait_version("half", version)
         self.server.wait_version("half", version - 1, "END")

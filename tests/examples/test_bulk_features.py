@@ -48,7 +48,7 @@ class ScriptedServer:
 
         self.server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self.url = f"http://127.0.0.1:{self.server.server_port}"
-        # The interval in which it looks for its end.
+        # The interval of its checks for its end.
         threading.Thread(target=self.server.serve_forever, args=(0.01,), daemon=True).start()
 
     def close(self) -> None:
@@ -75,7 +75,7 @@ def job(*servers: ScriptedServer) -> BulkJob:
 
 
 def in_turn(*answers: Answer) -> Callable[[bytes], Answer]:
-    """Gives the answers in turn, and the last one for ever."""
+    """Returns the answers in turn, and then always the last one."""
     left = list(answers)
     return lambda _: left.pop(0) if len(left) > 1 else left[0]
 

@@ -50,7 +50,7 @@ def config(layout) -> dict:
 
 @pytest.fixture
 def models(tmp_path) -> pathlib.Path:
-    # A published version is loaded at the first look, another one at the second.
+    # A published version is loaded at the first scan, another one at the second.
     publish(half_plus_two(tmp_path / "model.onnx"), tmp_path / "models/half", 1)
     return tmp_path / "models"
 
@@ -132,7 +132,7 @@ def test_container_answers_and_ends_with_0(container, layout, models):
     assert running.stop() == 0, running.log_text()
 
 
-# Without SIGHUP the server would look at the file after an hour.
+# Without SIGHUP the server would read the file after an hour.
 @needs_root
 def test_sighup_adds_a_model(container, models, tmp_path):
     settings = tmp_path / "settings"

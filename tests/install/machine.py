@@ -116,7 +116,7 @@ class Machine:
         """Stops the container."""
         if self.process is None:
             return
-        # systemd-nspawn then stops the system, and ends after it.
+        # systemd-nspawn then stops the system, and ends after the system.
         self.process.terminate()
         try:
             self.process.wait(STOP_S)

@@ -74,7 +74,7 @@ def machine(package):
 
 
 def request(machine: Machine, method: str, path: str, body: dict | None = None) -> dict:
-    """Sends a request from inside. A server that has no room yet says when to try again."""
+    """Sends a request from inside. A server that has no room yet states when to try again."""
     command = ["curl", "--silent", "--show-error", "--fail-with-body", "--max-time", "60", "--retry", "20", "--request", method]
     if body is not None:
         command += ["--header", "content-type: application/json", "--data-binary", "@-"]

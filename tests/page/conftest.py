@@ -74,7 +74,7 @@ def traffic(server):
 def chromium():
     options = webdriver.ChromeOptions()
     options.binary_location = shutil.which("chromium")
-    # As root, as in a container, Chromium has no sandbox; /dev/shm may be small there.
+    # Root, as in a container, runs Chromium without a sandbox; /dev/shm may be small there.
     for flag in ("--headless=new", "--no-sandbox", "--disable-dev-shm-usage", "--hide-scrollbars"):
         options.add_argument(flag)
     options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})

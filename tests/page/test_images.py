@@ -1,4 +1,4 @@
-"""The images page as people see it: images are dropped in, found by changed copies, filtered, deleted."""
+"""The images page as people see it: images are added by drop, found by changed copies, filtered, deleted."""
 
 import io
 import json

@@ -35,7 +35,7 @@ class Counts:
     lists: int = 0
     gets: int = 0
     puts: int = 0
-    # Bytes of objects that clients took.
+    # Bytes of objects that clients received.
     bytes_read: int = 0
     # Keys in the order of their upload.
     keys: list[str] = dataclasses.field(default_factory=list)
@@ -92,7 +92,7 @@ class S3Store:
         return self.sent(body) if is_get else [body]
 
     def sent(self, body: bytes):
-        """Sends a body, and counts the bytes that the client takes."""
+        """Sends a body, and counts the bytes that the client receives."""
         if self.bytes_max is not None and self.counts.bytes_read >= self.bytes_max:
             self.released.wait()
             return
@@ -113,7 +113,7 @@ class S3Store:
             self.counts = Counts()
 
     def hold_after(self, bytes_max: int) -> None:
-        """Holds back the bodies of objects once clients have taken so many bytes."""
+        """Holds back the bodies of objects once clients have received so many bytes."""
         self.released.clear()
         self.bytes_max = bytes_max
 

@@ -13,13 +13,13 @@ URL = f"s3://{BUCKET}/models"
 
 
 def layered(path: pathlib.Path, version: int, seeds: list[int], kib: int = 1024) -> pathlib.Path:
-    """y = x + version. It holds a tensor of `kib` KiB for each of `seeds`, which is all that decides its content."""
+    """y = x + version. It holds a tensor of `kib` KiB for each of `seeds`. The seed decides the tensor's content."""
     rows = kib * 1024 // 4 // 64
     tensors = [
         constant(f"layer{at}", np.random.default_rng(seed).standard_normal((rows, 64)).astype(np.float32))
         for at, seed in enumerate(seeds)
     ]
-    # Each layer is used, or it would not be part of the graph; 0 * finite is 0.
+    # Each layer is used: an unused one would not be part of the graph. 0 * finite is 0.
     nodes = [helper.make_node("ReduceMax", [f"layer{at}"], [f"max{at}"], keepdims=0) for at in range(len(seeds))]
     return save(
         path,

@@ -66,7 +66,7 @@ def test_a_hundred_models_share_a_listing(s3, serve, tmp_path):
     assert [stamp(server, f"m{at:02}") for at in (0, 50, 99)] == [1, 1, 1]
     wait_for(lambda: metric(server, "millpond_store_lists_total"), lambda count: count >= 4)
     # A listing is one request. Nothing else is requested if nothing changed.
-    # Listings go on between two readings.
+    # Listings continue between two readings.
     before = s3.counts.lists
     listings, gets = metric(server, "millpond_store_lists_total"), s3.counts.gets
     assert before - 1 <= listings <= s3.counts.lists

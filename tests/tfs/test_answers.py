@@ -249,7 +249,7 @@ def test_basic_pitch(start, tmp_path):
     audio = random(2, 43844, 1) * 0.1
     np.savez(tmp_path / "inputs.npz", audio=audio)
     # The server runs a model on one thread. With two, TensorFlow splits sums otherwise: 8e-6 in the second row. The
-    # first session of a process decides on the threads of all, so the reference needs a process of its own.
+    # first session of a process decides the threads of all sessions, so the reference needs a process of its own.
     script = pathlib.Path(__file__).parent / "one_thread.py"
     done = subprocess.run([sys.executable, script, base, tmp_path], capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr[-4000:]

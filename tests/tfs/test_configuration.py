@@ -250,7 +250,7 @@ def test_warm_up_with_every_kind_of_record(start, model):
 
 
 def test_a_model_of_a_store_has_its_vocabulary_and_warm_up(start, saved, tmp_path):
-    """What a SavedModel has beside its graph goes with it: to a directory, and from there to a store."""
+    """The files beside the graph of a SavedModel are published with it: to a directory, and from there to a store."""
     source = tmp_path / "source"
     shutil.copytree(saved["vocabulary"] / f"{VERSION:08}", source)
     warmup_file(source, predict_record("no_such_signature"))
