@@ -19,7 +19,7 @@ pub fn read<M: TextMessage>(path: &Path) -> Result<M> {
         return Err(wrong(&format!("is larger than {TEXT_BYTES_MAX} bytes")));
     }
     let content = std::fs::read_to_string(path).map_err(|error| wrong(&error))?;
-    // The words of TensorFlow Serving, which scripts look for.
+    // The words of TensorFlow Serving, for which scripts search.
     let malformed = |error: Error| {
         wrong(&format!("Error parsing text-format {}: {}", M::NAME, error.message()))
     };
