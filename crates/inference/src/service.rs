@@ -293,7 +293,7 @@ impl InferenceService {
         })
     }
 
-    /// Begins work that the current caller pays for.
+    /// Begins work that is charged to the current caller.
     ///
     /// # Errors
     /// `ResourceExhausted` with the time to wait, if the caller's work in flight uses up its quota.
@@ -332,9 +332,9 @@ impl InferenceService {
         let charge = self.begin_charge()?;
         // Held until the run has ended, even if the client disconnects.
         let permit = rollout.and_then(RolloutPart::into_permit);
-        // The send fails only if the caller has dropped its future, and wants no result.
+        // The send fails only if the caller has dropped its future, and needs no result.
         let done = Box::new(move |completion: Completion| {
-            // Charged here, because a client that disconnects pays for its run too.
+            // Charged here, because the run of a client that disconnects is charged too.
             settle(charge, &completion);
             drop(permit);
             drop(sender.send(completion));

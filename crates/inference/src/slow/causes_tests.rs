@@ -50,7 +50,7 @@ fn millis(ms: u64) -> Duration {
 impl Request {
     fn timeline(&self) -> RequestTimeline {
         // A clock starts by itself. If this thread loses its core before the first mark, the
-        // timeline has a longer phase than the test asks for.
+        // timeline has a longer phase than the test sets.
         loop {
             let timeline = self.timeline_from_now();
             let received = timeline.offset(Moment::BodyComplete).unwrap();
