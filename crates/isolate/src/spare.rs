@@ -130,7 +130,7 @@ impl Drop for SpareUse {
     }
 }
 
-/// Reason for which a slot has no process any more.
+/// Reason for which a slot has lost its process.
 enum SpareEnd {
     Taken,
     Closed,

@@ -161,7 +161,7 @@ pub(crate) fn supervise(isolation: &Arc<Isolation>, shared: &Supervised, load: F
         Ok(opened) => {
             let facts = opened.facts.clone();
             shared.set(WorkerPhase::Up(opened.channels.clone()));
-            // Fails only if the caller has gone; then the session is dropped.
+            // Fails only if the caller has dropped its receiver; then the session is dropped.
             let _ = outcome.send(Ok(facts.clone()));
             let supervisor = Supervisor {
                 isolation,
