@@ -282,7 +282,7 @@ pub struct LifecycleConfig {
     /// Inference workers of the server, at least one. They limit the requests in flight of a slow
     /// version in a rollout.
     pub workers: usize,
-    /// Inference threads of the server. A model that wants more for its runs is refused, because
+    /// Inference threads of the server. A model that requests more for its runs is refused, because
     /// its threads would only take cores from each other. `usize::MAX` refuses none.
     pub threads_max: usize,
 }

@@ -49,7 +49,8 @@ impl<T: DeserializeOwned + Serialize + PartialEq> KeptState<T> {
         // Another server may have changed its models meanwhile.
         match read(file) {
             Ok(known) => self.known = known,
-            // The new file then has what this server knows, and not only the state of one model.
+            // The new file then has the state of all models of this server, and not only of one
+            // model.
             Err(error) => {
                 tracing::error!(file = %file.display(), %error, "the state of rollouts cannot be read again");
             }

@@ -141,7 +141,7 @@ impl Lifecycle {
 
     /// Scans the directories again and loads `name`, even if an administrator unloaded it or a
     /// version failed before. Returns at once. Calls `done` when every requested version is ready,
-    /// or when the first try of one has failed. Joins a load that is already under way.
+    /// or when the first try of one has failed. Joins a load that is already running.
     pub fn load(&self, name: &str, spec: LoadSpec, done: AdminCallback) {
         self.pass_on(Message::Load { name: name.into(), spec, done });
     }

@@ -109,7 +109,7 @@ pub(crate) enum Message {
     /// Replaces the models and roots.
     Configure {
         set: Arc<ConfigSet>,
-        /// True if a client asked for it.
+        /// True if a client requested it.
         by_hand: bool,
         done: AdminCallback,
     },
@@ -164,7 +164,7 @@ pub(crate) enum LoadOutcome {
         reason: String,
         conversion: Option<ConvertedVersion>,
     },
-    /// The version was converted, and the job asked for no more.
+    /// The version was converted, and the job requested no more.
     Converted(ConvertedVersion),
     Failed {
         error: Error,

@@ -18,18 +18,18 @@ pub(crate) struct VersionView {
     /// It is held only because its turn in the fleet has not come.
     pub(crate) waits: bool,
     pub(crate) ready: bool,
-    /// A load of it is queued or under way.
+    /// A load of it is queued or running.
     pub(crate) loading: bool,
     /// An instance of it waits for its last user or is being released.
     pub(crate) releasing: bool,
-    /// An administrator asked for this version by number.
+    /// An administrator requested this version by number.
     pub(crate) pinned: bool,
-    /// An administrator asked for it to be loaded again.
+    /// An administrator requested another load of it.
     pub(crate) reload: bool,
     /// It must be converted before the load. A conversion needs no memory of the versions that
     /// serve.
     pub(crate) foreign: bool,
-    /// The load that is queued or under way only converts it.
+    /// The load that is queued or running only converts it.
     pub(crate) converting: bool,
     /// A rollout or an administrator withdrew it. It is held too.
     pub(crate) withdrawn: bool,

@@ -46,7 +46,7 @@ impl ScanRequests {
     pub(crate) fn ask(&self) -> u64 {
         let ticket = self.requested.fetch_add(1, Ordering::SeqCst) + 1;
         if let Some(wake) = &self.wake {
-            // A full channel means that a wake-up is already under way.
+            // A full channel means that a wake-up is already queued.
             let _ = wake.try_send(());
         }
         ticket

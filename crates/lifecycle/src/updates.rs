@@ -2,7 +2,7 @@
 //!
 //! An update is the load of a version while an older version of the model serves. A process waits
 //! for its part of a window first; a hash of its name chooses the part. Then it waits for a turn,
-//! if the fleet has turns. First loads, and loads that an administrator asks for, do not wait.
+//! if the fleet has turns. First loads, and loads that an administrator requests, do not wait.
 
 use std::fmt;
 use std::sync::Arc;
@@ -51,7 +51,7 @@ pub enum UpdateEnd {
     /// The version serves. If an administrator requested the load (`by_hand`), the fleet loads the
     /// version even if another process failed to load it.
     Loaded {
-        /// True if an administrator asked for the load.
+        /// True if an administrator requested the load.
         by_hand: bool,
     },
     /// The version did not load or warm up, or a rollout withdrew it, for this reason, and it is

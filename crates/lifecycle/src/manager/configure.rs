@@ -20,7 +20,7 @@ pub(super) struct Reconfiguration {
     /// Number of the scan that applies it.
     ticket: u64,
     set: Arc<ConfigSet>,
-    /// Changed models whose new versions do not wait for their turn, since a client asked.
+    /// Changed models whose new versions do not wait for their turn, since a client requested them.
     pub(super) by_hand: BTreeSet<Arc<str>>,
     since: Instant,
     pub(super) done: AdminCallback,

@@ -104,10 +104,10 @@ impl Model {
         }))
     }
 
-    /// Stops loads whose version was removed or is not wanted at all. Takes back queued loads that
-    /// the policy no longer chooses, or whose files are being changed; a later load takes those. A
-    /// running load continues if a newer version appears: otherwise no version would ever serve if
-    /// versions appear faster than they load.
+    /// Stops loads whose version was removed or is not wanted at all. Cancels queued loads that the
+    /// policy no longer chooses, and those whose files are being changed, which a later load reads.
+    /// A running load continues if a newer version appears: otherwise no version would ever serve
+    /// if versions appear faster than they load.
     pub(super) fn drop_pointless_loads(&mut self, context: &ManagerContext, now: Instant) {
         let choice = self.choice(&self.views(now));
         let none = self.down || self.removed;
@@ -129,7 +129,7 @@ impl Model {
                 || (queued && (incomplete || !choice.aspired.contains(&number)))
             {
                 version.stop_load();
-                // An administrator who asked for another load still waits for one.
+                // An administrator who requested another load still waits for one.
                 version.reload |= queued && incomplete && !none && version.serving.is_some();
                 self.show_disk(context, number);
             }
@@ -220,7 +220,7 @@ impl Model {
             }
             LoadOutcome::Converted(conversion) => {
                 version.conversion = Some(conversion);
-                // An administrator who asked for another load still waits for it.
+                // An administrator who requested another load still waits for it.
                 version.reload |= version.serving.is_some();
                 let reason = "converted; loaded after the version that it replaces was unloaded";
                 self.put_back(context, number, Some(reason.to_owned()));

@@ -1,6 +1,6 @@
-//! A load that was asked to stop. A thread inside an engine sees the request after the engine has
-//! returned, and no thread can be ended from outside. Until then the load keeps its memory, and the
-//! version is not loaded a second time. The load thread waits at most a minute for it.
+//! A load that was requested to stop. A thread inside an engine sees the request after the engine
+//! has returned, and no thread can be ended from outside. Until then the load keeps its memory, and
+//! the version is not loaded a second time. The load thread waits at most a minute for it.
 
 use std::time::{Instant, SystemTime};
 

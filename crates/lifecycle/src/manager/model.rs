@@ -123,7 +123,7 @@ impl Serving {
     }
 }
 
-/// A load that is queued or under way.
+/// A load that is queued or running.
 #[derive(Default)]
 pub(crate) struct Load {
     pub(crate) stop: Arc<AtomicBool>,

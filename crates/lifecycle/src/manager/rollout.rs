@@ -31,7 +31,7 @@ pub(crate) struct ModelRollout {
     pub(crate) record: RolloutRecord,
     /// Requests of the running rollout, as published.
     pub(crate) traffic: Option<Arc<RolloutTraffic>>,
-    /// Version and requests that an administrator asked for.
+    /// Version and share of requests that an administrator requested.
     pub(super) requested: Option<RequestedRollout>,
     /// The rollout of the last stop, until both versions are ready.
     pub(crate) resumes: Option<KeptRollout>,
@@ -39,7 +39,7 @@ pub(crate) struct ModelRollout {
     started: Option<Instant>,
 }
 
-/// Rollout that an administrator asked for.
+/// Rollout that an administrator requested.
 #[derive(Clone, Copy)]
 pub(super) struct RequestedRollout {
     pub(super) version: u64,

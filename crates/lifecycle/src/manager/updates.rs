@@ -74,7 +74,7 @@ impl Model {
                 *update = Some(Update::new(now, context.updates.wait_of(&id), stage));
             }
             Some(update) => {
-                // An older version may have been ready only after the administrator asked.
+                // An older version may have become ready only after the administrator's request.
                 update.replaces = true;
                 if by_hand && update.waits() {
                     update.stage = UpdateStage::ByHand;
@@ -139,7 +139,7 @@ impl Model {
     }
 
     /// Lets versions that an administrator loads replace older ones without a wait, even an older
-    /// one whose load is under way.
+    /// one whose load is running.
     pub(super) fn update_by_hand(&mut self, context: &ManagerContext, targets: &BTreeSet<u64>) {
         if !context.updates.staggers() {
             return;

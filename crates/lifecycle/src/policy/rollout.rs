@@ -29,7 +29,7 @@ pub(crate) struct VersionRoles {
     pub(crate) candidate: Option<u64>,
 }
 
-/// Rollouts that the settings or an administrator ask for.
+/// Rollouts that the settings or an administrator request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct RolloutIntent {
     /// True if each new version is rolled out.
@@ -39,8 +39,8 @@ pub(crate) struct RolloutIntent {
 }
 
 /// Returns the roles that follow `before`. The stable version stays so while it is ready and a
-/// rollout is wanted; otherwise the highest version is stable. A version that was withdrawn has no
-/// role, unless no other version is ready.
+/// rollout is wanted; otherwise the highest version is stable. A version that was withdrawn has a
+/// role only if no other version is ready.
 pub(crate) fn assign(
     before: VersionRoles,
     intent: RolloutIntent,

@@ -256,7 +256,8 @@ impl PendingRequest {
     }
 
     /// Counts the request as failed, unless the version is not the reason: a full queue, a client
-    /// that has gone, or a request that was refused before it was queued (`queued` is false).
+    /// that has disconnected, or a request that was refused before it was queued (`queued` is
+    /// false).
     pub fn failed(mut self, error: &Error, queued: bool) {
         self.counted = true;
         let counts = match error.kind() {

@@ -2,9 +2,9 @@
 //!
 //! While a rollout runs, the old version is `stable` and the new one is the `candidate`. A share of
 //! the requests without a version goes to the candidate, or a copy of them does. `split` assigns
-//! requests, `admission` limits those of a slow candidate, `measures` counts what happens to them,
-//! `bounds` says what the counts prove. Requests use atomic operations only. The `lifecycle` thread
-//! reads the counts and decides by [`crate::policy`].
+//! requests, `admission` limits those of a slow candidate, `measures` counts their outcomes,
+//! `bounds` derives bounds from the counts. Requests use atomic operations only. The `lifecycle`
+//! thread reads the counts and decides by [`crate::policy`].
 
 mod admission;
 mod bounds;

@@ -1,4 +1,4 @@
-//! Loads and unloads that an administrator asks for.
+//! Loads and unloads that an administrator requests.
 
 use std::time::Duration;
 

@@ -42,7 +42,7 @@ fn run(version: u64) -> Duration {
     Duration::from_millis(if version == 9 { 12 } else { 2 })
 }
 
-/// Routes a request and answers it as `respond` says. Returns the version.
+/// Routes a request and answers it by `respond`. Returns the version.
 fn request(world: &World, respond: impl Fn(u64) -> Result<Vec<NamedTensor>>) -> u64 {
     let route = world.lifecycle().catalog().route("m", None).unwrap();
     let version = route.servable.id.version;

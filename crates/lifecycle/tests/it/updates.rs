@@ -110,7 +110,7 @@ fn a_version_that_is_held_back_is_not_tried() {
         LifecycleEvent::UpdateHeldBack { model: "m".into(), version: 2, reason: reason.to_owned() };
     assert_eq!(world.events.all().iter().filter(|event| **event == held).count(), 1);
     assert_eq!((world.ready("m").as_str(), world.fake.counters().loads()), ("1", 1));
-    // Within its window, it is watched and asks for no turn.
+    // Within its window, it is watched and requests no turn.
     assert!(turns.asked.lock().unwrap().iter().all(|(_, due)| !due));
     world.load("m", LoadSpec::default()).unwrap();
     assert_eq!(world.ready("m").split(' ').next_back(), Some("2"));
