@@ -37,7 +37,8 @@ const STEPS: u32 = 256;
 /// Reads the finger views of a template, each as a graph at 500 dots per inch.
 ///
 /// # Errors
-/// `InvalidArgument` if the bytes are not such a template. The text says what is wrong and where.
+/// `InvalidArgument` if the bytes are not such a template. The message names the fault and its
+/// place.
 pub fn read(bytes: &[u8]) -> Result<Vec<Graph>> {
     Ok(views(bytes)?.into_iter().map(|view| view.graph).collect())
 }

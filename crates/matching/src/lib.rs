@@ -15,7 +15,7 @@
 //! matcher, the index of fingerprints, and synthetic graphs for tests and benches. It does no I/O
 //! and starts no thread. Scores depend on the two graphs alone: lengths and scores are
 //! single-precision floats in a fixed order of operations, so all machines that round as IEEE 754
-//! says give the same ones.
+//! requires give the same values.
 
 mod described;
 mod edge;

@@ -121,7 +121,7 @@ pub struct TemplateView {
 /// inch.
 ///
 /// # Errors
-/// `InvalidArgument` if the bytes are not such a template. The text says what is wrong.
+/// `InvalidArgument` if the bytes are not such a template. The message names the fault.
 pub fn read(bytes: &[u8]) -> Result<Vec<Graph>> {
     Ok(views(bytes)?.into_iter().map(|view| view.graph).collect())
 }
