@@ -1,4 +1,4 @@
-//! Reading a file for a library that asks for arbitrary ranges: past the page cache, at the store's
+//! Reading a file for a library that requests arbitrary ranges: past the page cache, at the store's
 //! rate.
 
 #[cfg(target_arch = "x86_64")]

@@ -66,9 +66,9 @@ impl RegionMut {
 
     /// Returns the bytes, to be filled.
     pub fn as_mut_slice(&mut self) -> &mut [u8] {
-        // SAFETY: the pool mapped, faulted in and handed these slots to this run alone; `bytes`
-        // lies within them, every byte pattern is a valid `u8`, and `&mut self` excludes other
-        // references.
+        // SAFETY: the pool mapped these slots, faulted them in and passed them to this run alone;
+        // `bytes` lies within them, every byte pattern is a valid `u8`, and `&mut self` excludes
+        // other references.
         unsafe { std::slice::from_raw_parts_mut(self.0.start(), self.0.bytes) }
     }
 
