@@ -51,7 +51,7 @@ pub struct ImageMetrics {
     /// "blocks_in", "blocks_out", "blocks", "blocks_max".
     pub cache: Family<KindLabels, LevelGauge>,
     /// Figures of the coarse stage's GPU: "queries", "fallbacks" (searches done by the processor
-    /// instead after a failure), "limited" (done by it because they ask for too many rows),
+    /// instead after a failure), "limited" (done by it because they request too many rows),
     /// "passes" of searches for many rows, "device_bytes", "pinned_bytes".
     pub gpu: Family<KindLabels, LevelGauge>,
 }
