@@ -4,9 +4,9 @@
 //! only if it does not exist, and removed after the manifest is written. So a publisher checks for
 //! the version once more after it has the claim.
 //!
-//! A publisher that is stopped for long looks as if it had died. Its claim may be deleted, and
-//! another publisher may then use the number. So each claim has a token of its own. A publisher
-//! reads its claim again before each file, before the manifest, and before it removes anything.
+//! A publisher that is stopped for long seems to have ended. Its claim may be deleted, and another
+//! publisher may then use the number. So each claim has a token of its own. A publisher reads its
+//! claim again before each file, before the manifest, and before it removes anything.
 
 use std::collections::BTreeSet;
 use std::fs::File;

@@ -27,7 +27,7 @@ const SETTINGS_NAME: &str = "millpond.toml";
 /// Result of one check of a store.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Poll {
-    /// True if something is left to do: a copy failed, or a version may still change.
+    /// True if work remains: a copy failed, or a version may still change.
     pub(crate) pending: bool,
     /// True if a copy failed.
     pub(crate) failed: bool,

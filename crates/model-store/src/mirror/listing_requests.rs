@@ -60,7 +60,7 @@ impl ListingQueue {
     /// Waits for a request, for at most `pause`.
     pub(super) async fn wait(&mut self, pause: Duration) {
         if let Ok(Err(_)) = tokio::time::timeout(pause, self.asked.changed()).await {
-            // Nothing can ask any more.
+            // No requests can come any more.
             tokio::time::sleep(pause).await;
         }
     }

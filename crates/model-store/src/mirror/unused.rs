@@ -51,7 +51,7 @@ impl Follower {
     /// Removes caches of stores that no server follows, the least recently wanted first, until
     /// `fits` accepts the bytes in use: `used` and those of the remaining caches.
     ///
-    /// They are not removed at once without need: a server that does not run at the moment may
+    /// They are removed only if their room is needed: a server that does not run at the moment may
     /// follow their stores.
     pub(super) fn evict_unused(
         &self,

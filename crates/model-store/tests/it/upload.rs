@@ -114,7 +114,7 @@ fn a_version_that_was_just_finished_is_left_alone() {
     assert_eq!(all.len(), first.len() + objects("2").len(), "no claim is left: {all:?}");
 }
 
-/// The first publisher is stopped after its first file and looks dead.
+/// The first publisher is stopped after its first file and seems to have ended.
 #[test]
 fn a_stopped_publisher_keeps_the_version_of_another() {
     let dir = tempfile::tempdir().unwrap();
