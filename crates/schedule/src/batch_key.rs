@@ -19,8 +19,8 @@ pub(crate) struct BatchKey(Vec<Option<Shape>>);
 
 impl BatchKey {
     /// Returns the key of `inputs` with buckets applied, and their number of items: the common size
-    /// of axis 0. `None` if the request cannot be joined with others: the number of items is not
-    /// common or not positive, or the shared inputs have more than [`SHARED_BYTES_MAX`] bytes.
+    /// of axis 0. `None` if the request cannot be joined with others: the inputs have different
+    /// numbers of items or none, or the shared inputs have more than [`SHARED_BYTES_MAX`] bytes.
     pub(crate) fn of(plan: &BatchPlan, inputs: &[NamedTensor]) -> Option<(BatchKey, usize)> {
         let items = items(plan, inputs)?;
         if shared(plan, inputs).map(|(_, sent)| shared_bytes(sent)).sum::<usize>()
@@ -197,7 +197,7 @@ pub(crate) fn same_shared(plan: &BatchPlan, a: &[NamedTensor], b: &[NamedTensor]
         || shared(plan, a).map(|(_, sent)| sent).eq(shared(plan, b).map(|(_, sent)| sent))
 }
 
-/// Returns true if two requests want the same outputs of the same version.
+/// Returns true if two requests request the same outputs of the same version.
 pub(crate) fn same_question(
     a: (&Arc<Servable>, &[Arc<str>]),
     b: (&Arc<Servable>, &[Arc<str>]),

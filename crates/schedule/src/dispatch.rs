@@ -21,7 +21,8 @@ use crate::model_queue::{ModelQueue, Ran};
 use crate::snapshot::SchedulerSnapshot;
 use crate::sync::{AtomicUsize, Condvar, Mutex, MutexGuard};
 
-/// Most models with a queue. Before another is added, models whose versions are gone are dropped.
+/// Most models with a queue. Before another is added, models whose versions are released are
+/// dropped.
 const MODELS_MAX: usize = 4096;
 
 pub(crate) enum Refusal {
@@ -306,7 +307,7 @@ impl State {
             match queue.next(now, workers, self.closed) {
                 Next::Run(mut batch) => {
                     self.virtual_time = self.virtual_time.max(used);
-                    // A version other than that of the first request may want more cores.
+                    // A version other than that of the first request may need more cores.
                     batch.taken =
                         if self.count_threads { batch.cores.min(self.cores_free) } else { 1 };
                     self.cores_free -= batch.taken;

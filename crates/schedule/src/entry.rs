@@ -127,7 +127,7 @@ impl Entry {
 
     /// Returns the reason if the entry has expired or was cancelled.
     pub(crate) fn expiry(&self, now: Instant) -> Option<Error> {
-        // First, because callers give up at the deadline too.
+        // First, because callers stop waiting at the deadline too.
         if now >= self.deadline {
             let waited = now.saturating_duration_since(self.submitted);
             return Some(Error::deadline(format!(
@@ -139,7 +139,7 @@ impl Entry {
         cancelled.then(|| Error::cancelled("the client has gone"))
     }
 
-    /// Returns true if it wants the same outputs of the same version as `other`, and both can be
+    /// Returns true if it requests the same outputs of the same version as `other`, and both can be
     /// joined.
     pub(crate) fn same_question(&self, other: &Entry) -> bool {
         let joinable =

@@ -2,7 +2,7 @@
 //!
 //! Inference threads are the parallelism of the server. Each runs the engine at one thread. More of
 //! them than cores only take the cores from each other and make every run longer, so that is
-//! refused. A model that asks for more threads inside one run takes them from the same number
+//! refused. A model that requests more threads inside one run takes them from the same number
 //! (`lifecycle` checks it during the load). Connection threads come on top: they are bound by the
 //! network, and use batch scheduling when requests pile up. Background threads run at idle priority
 //! and are not counted.

@@ -342,7 +342,7 @@ fn a_run_alone_shows_that_a_model_mixes_its_items() {
     assert_eq!(bench.scheduler.snapshot().models[0].reruns, 0);
 }
 
-/// Parts of a large request that a model mixes cannot be put together: it runs whole.
+/// Parts of a large request that a model mixes cannot be joined: it runs whole.
 #[test]
 fn a_large_request_to_a_model_that_mixes_is_not_split() {
     let runs = check(merging(), Kind { mixes: true, ..Kind::default() }, 1, &[x(20, 4, 1.0)]);
