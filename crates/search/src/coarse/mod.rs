@@ -171,7 +171,7 @@ impl ScanParams {
     /// always hold.
     pub const EXACT: ScanParams = ScanParams { probes: usize::MAX, refine: HITS_MAX };
 
-    /// Returns true if the search wants every cluster, as [`ScanParams::EXACT`] does.
+    /// Returns true if the search scans every cluster, as [`ScanParams::EXACT`] does.
     pub(crate) fn wants_all(self) -> bool {
         self.probes == usize::MAX
     }

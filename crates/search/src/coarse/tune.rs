@@ -20,8 +20,8 @@ use super::{
 pub(super) const WISHED: [f32; 5] = [0.80, 0.90, 0.95, 0.98, 0.99];
 /// Target recall of a search without settings.
 pub(super) const DEFAULT_RECALL: f32 = 0.95;
-/// Target recall of a search with a filter and without settings. The measurement knows no filters,
-/// so there is a margin.
+/// Target recall of a search with a filter and without settings. Recall is measured without
+/// filters, so there is a margin.
 const FILTERED_RECALL: f32 = 0.98;
 /// Hits for which recall is measured.
 pub(super) const MEASURED_HITS: usize = 10;
@@ -111,7 +111,8 @@ impl ScanChoice {
         let CoarseRequest { k, params, .. } = *request;
         let wished = if request.allow.is_some() { FILTERED_RECALL } else { DEFAULT_RECALL };
         let measured = recall.and_then(|recall| recall.settings_for(wished));
-        // A caller that asks for more candidates wants a higher recall, which takes more lists too.
+        // A caller that requests more candidates expects a higher recall, which needs more lists
+        // too.
         let wanted = k.max(params.refine);
         let probes = match (params.probes, measured) {
             (0, Some(point)) => {

@@ -42,7 +42,7 @@ pub(crate) enum BlockOwner {
 /// Blocks that queries requested, and reads of missing blocks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct BlockReads {
-    /// Blocks that queries asked for.
+    /// Blocks that queries requested.
     pub lookups: u64,
     /// Blocks that were cached.
     pub hits: u64,

@@ -330,7 +330,7 @@ impl Collection {
                 self.freeze_active(&mut writer)?;
             }
         }
-        // A flush makes sure that no list names the log any more.
+        // A flush ensures that no list names the log any more.
         while self.writer.lock().logs.iter().any(|(log, _)| *log <= number) {
             if !self.flush_once(super::stall::Urgency::Escalated)? {
                 break;

@@ -31,7 +31,7 @@ const PILED_MIN: usize = 32;
 /// these.
 const PILED_STEP: usize = 4;
 /// Maximum of that growth, in durations of a flush. Merging a row until its segment is large takes
-/// several times as long as flushing it.
+/// several times the time of flushing it.
 const PILED_MARGIN_MAX: f64 = 8.0;
 /// Longest slowdown of one change.
 const SLOWED_MAX: Duration = Duration::from_secs(1);

@@ -2,9 +2,9 @@
 
 use std::borrow::Cow;
 
-/// Maximum bytes of a text that a condition looks for.
+/// Maximum bytes of a text that a condition searches for.
 pub const TEXT_QUERY_BYTES_MAX: usize = 4096;
-/// Maximum words of a text that a condition looks for.
+/// Maximum words of a text that a condition searches for.
 pub const TEXT_QUERY_WORDS_MAX: usize = 256;
 
 /// Splits texts into words and changes the words to their compared form.
@@ -65,7 +65,7 @@ impl Tokenizer {
         (self.min_chars..=self.max_chars).contains(&chars)
     }
 
-    /// Returns a word of a query as it is looked for, or `None` if it is ignored.
+    /// Returns a word of a query in its compared form, or `None` if it is ignored.
     fn query_word<'a>(&self, word: &'a str) -> Option<&'a str> {
         let word = match self.split {
             WordSplit::Prefix => prefix(word, self.max_chars).unwrap_or(word),

@@ -57,7 +57,7 @@ pub type SlicedTask = Box<dyn FnMut(&NamedCollection, &mut SearchThread) -> Task
 pub enum TaskProgress {
     /// The task has ended.
     Done,
-    /// The task wants another slice.
+    /// The task needs another slice.
     Paused,
 }
 
@@ -102,7 +102,7 @@ struct HelpBoard {
 struct HelpOffer {
     named: Arc<NamedCollection>,
     work: Arc<dyn HelpWork>,
-    /// Account of the caller, which pays for helpers too.
+    /// Account of the caller, to which the work of helpers is charged too.
     account: Option<Arc<CpuAccount>>,
 }
 
@@ -304,7 +304,7 @@ struct PoolWorker {
     board: Arc<HelpBoard>,
     /// Least recently used first.
     kept: Vec<KeptReaders>,
-    /// Tasks that want another slice, in turn.
+    /// Tasks that need another slice, in turn.
     paused: VecDeque<PoolJob>,
     /// Tasks from the queue since the last slice of a paused task.
     since_slice: u32,

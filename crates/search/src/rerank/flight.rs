@@ -458,7 +458,7 @@ impl<'a, S: Scorer> Flight<'a, S> {
                     scratch,
                 );
             }
-            // The medium reports the error, unless the damage happened on the way.
+            // The medium reports the error, unless the damage happened in transit.
             None => {
                 let file = self.records(candidate).map(|records| records.file().id());
                 if let (Some(blocks), Some(file)) = (&shared.blocks, file) {

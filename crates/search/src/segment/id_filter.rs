@@ -1,6 +1,6 @@
 //! Filter of the ids of a segment. It excludes most ids that the segment does not have.
 //!
-//! Every write looks for an earlier version of its point in all segments, and almost no segment has
+//! Every write searches all segments for an earlier version of its point, and almost no segment has
 //! one. A binary search for an absent id waits for memory about fifteen times; this filter waits
 //! once.
 //!

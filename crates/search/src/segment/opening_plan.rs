@@ -65,7 +65,7 @@ impl OpeningPlan {
         let has_codes = codes > 0;
         let in_memory = opening_bytes(contents, false);
         let room = held.budget().free() + held.bytes();
-        // Codes must not take the memory without which other segments cannot be opened at all.
+        // Codes must not take the memory that other segments need to be opened at all.
         let later = bytes_of_rows(contents, options.rows_later);
         let kept = later.saturating_add(kept_bytes(held.budget().limit()));
         let fits = room >= in_memory.saturating_add(kept) && codes <= options.at_once_max;

@@ -15,7 +15,7 @@ use crate::coarse::tune::{
 use crate::coarse::{Recall, RecallPoint, StreamedBuild};
 
 /// Minimum lists to scan. Held-out rows have near copies in their own cluster, unlike queries from
-/// outside, so fewer lists would look better than they are. A list costs under 2 us.
+/// outside, so the recall of few lists would be overestimated. A list costs under 2 us.
 const PROBES_MIN: usize = 8;
 
 impl Rabitq {

@@ -177,7 +177,7 @@ pub(super) fn other_bytes(index: &Rabitq) -> u64 {
         + index.directory.memory_bytes()
 }
 
-/// Returns the metric for the directory of centres: inner products look for large ones, other
+/// Returns the metric for the directory of centres: inner products search for large centres, other
 /// metrics for near ones.
 pub(super) fn directory_metric(metric: Metric) -> Metric {
     if metric == Metric::Dot { Metric::Dot } else { Metric::L2 }
