@@ -125,7 +125,8 @@ impl ClusterServing {
         self.clients.clone().merge(self.node.routes())
     }
 
-    /// Returns a function that says why this node is not ready; `None` once it was ready.
+    /// Returns a function that returns the reason why this node is not ready; `None` once it was
+    /// ready.
     pub(crate) fn readiness(&self) -> NodeReadiness {
         let node = self.node.clone();
         Box::new(move || node.unready())

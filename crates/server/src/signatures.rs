@@ -31,8 +31,8 @@ pub(crate) fn version(catalog: &Catalog, model: &str, requested: Option<u64>) ->
 /// Finds a version by its number or label.
 ///
 /// # Errors
-/// Returns the errors of [`InferenceService::find`], in TensorFlow Serving's words: clients look
-/// for them to learn if a server is up.
+/// Returns the errors of [`InferenceService::find`], in TensorFlow Serving's words: clients search
+/// for them to detect that a server runs.
 pub(crate) fn find(
     inference: &InferenceService,
     model: &str,

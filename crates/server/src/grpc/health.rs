@@ -133,7 +133,7 @@ async fn follow(
             goes_on = next => if !goes_on { return },
         }
     }
-    // If the client has unread statuses, the end of the connection says the same.
+    // If the client has unread statuses, the end of the connection tells it the same.
     if sent != Some(ServingStatus::NotServing) {
         let _ = answers.sender.try_send(encode(ServingStatus::NotServing));
     }

@@ -65,7 +65,7 @@ const SEARCHES: [&str; 27] = [
 ];
 
 /// Returns the operation of a request; `None` for a health check. A route that is not known here
-/// needs at least the right to read, and one that is not a GET an administrator's key.
+/// needs at least the right to read, or an administrator's key for any method except GET.
 pub(super) fn operation(request: &Parts, path: &RawPathParams) -> Option<Operation> {
     let route = request.extensions.get::<MatchedPath>().map_or("", MatchedPath::as_str);
     let parameter = |wanted: &str| {
