@@ -1,7 +1,7 @@
 //! Record pages: the unit of one read of the re-rank stage, which checks itself.
 //!
-//! A page has 4096 bytes. A record never straddles two pages; one that does not fit takes whole
-//! pages of its own. The checksum covers all bytes of the page (of all its pages, for a long
+//! A page has 4096 bytes. A record that fits into a page never straddles two; a longer one takes
+//! whole pages of its own. The checksum covers all bytes of the page (of all its pages, for a long
 //! record), so any flipped bit is detected. It also covers the page's number, so a page from
 //! another position is detected.
 //!

@@ -37,7 +37,7 @@ pub(super) fn probe() -> Result<()> {
     build(8).map(drop)
 }
 
-/// Builds the best available ring: one whose completions run only when this thread asks for them
+/// Builds the best available ring: one whose completions run only when this thread collects them
 /// (kernel 6.1); else one that does not interrupt it (5.19); else any.
 fn build(entries: u32) -> Result<IoUring> {
     let best = IoUring::builder()
