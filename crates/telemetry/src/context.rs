@@ -4,7 +4,7 @@ use std::fmt::{Display, Formatter};
 use std::hash::{BuildHasher, RandomState};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Longest `tracestate` in bytes that is passed on. The W3C asks for at least 512.
+/// Longest `tracestate` in bytes that is passed on. The W3C requires at least 512.
 pub(crate) const STATE_BYTES_MAX: usize = 512;
 /// Length of `traceparent` of version 00: version, trace id, span id, flags.
 const PARENT_BYTES: usize = 55;

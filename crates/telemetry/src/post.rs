@@ -12,7 +12,7 @@ use crate::generated::ExportTraceServiceResponse;
 
 /// Most bytes of a collector's answer that are read.
 const ANSWER_BYTES_MAX: u64 = 64 << 10;
-/// Longest wait that a collector can ask for.
+/// Longest wait that a collector can request.
 const RETRY_AFTER_MAX: Duration = Duration::from_secs(30);
 
 /// Outcome of one export.
@@ -27,7 +27,7 @@ pub(crate) enum PostOutcome {
     },
     /// The export may be tried again.
     Retry {
-        /// The wait that the collector asks for.
+        /// The wait that the collector requests.
         after: Option<Duration>,
         /// Reason of the failure.
         reason: String,
