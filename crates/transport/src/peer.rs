@@ -8,7 +8,7 @@ use std::net::{IpAddr, SocketAddr};
 pub enum Peer {
     /// A client of a TCP port.
     Tcp(SocketAddr),
-    /// A client of a Unix socket, with the number of its user if the system says it.
+    /// A client of a Unix socket, with the number of its user if the system reports it.
     Unix(Option<u32>),
 }
 

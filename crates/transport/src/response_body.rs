@@ -2,7 +2,7 @@
 //! reads too slowly.
 //!
 //! A small body is one piece of bytes that holds its reservation until the connection has written
-//! it. A large body is handed to the connection in copied pieces, so that its memory can be freed
+//! it. A large body is passed to the connection in copied pieces, so that its memory can be freed
 //! although the connection still holds a piece. A task checks it once a window: a client that reads
 //! less than [`ANSWER_WINDOW_BYTES_MIN`] bytes in a window loses the rest. A connection whose
 //! client reads nothing at all is closed by its own limit, and an HTTP/2 connection also if the
@@ -29,7 +29,7 @@ use crate::resources::RequestResources;
 pub const ANSWER_WINDOW: Duration = Duration::from_secs(30);
 /// Minimum bytes of a large body that a client must read in a window: about 9 KB/s.
 pub(crate) const ANSWER_WINDOW_BYTES_MIN: u64 = 256 << 10;
-/// Largest body that is handed over whole, in bytes.
+/// Largest body that is passed on whole, in bytes.
 const WHOLE_BYTES_MAX: usize = 256 << 10;
 /// Bytes of a piece of a larger body.
 const PIECE_BYTES: usize = 64 << 10;
