@@ -280,8 +280,8 @@ mod tests {
         SliceKey { stage: "s".into(), pass: 0, point: TunePoint::sync(1, 1), clients, millis: 5 }
     }
 
-    /// Opens the journal at `path` and asks for `clients`. Returns the messages, measurements and
-    /// seconds.
+    /// Opens the journal at `path` and requests the measurements of `clients`. Returns the
+    /// messages, measurements and seconds.
     fn session(path: &Path, search: &str, clients: &[usize]) -> (Vec<String>, usize, f64) {
         let messages = RefCell::new(Vec::new());
         let tell = |text: &str| messages.borrow_mut().push(text.to_owned());

@@ -109,7 +109,7 @@ impl TuneSubject {
 }
 
 /// Returns the time at which a version was written: that of its manifest, or of the newest file
-/// if it has none. A converted copy is new in each run, so its time says nothing.
+/// if it has none. A converted copy is new in each run, so its time is no property of the version.
 fn written(version: &Path) -> Option<SystemTime> {
     let modified = |path: &Path| std::fs::metadata(path).and_then(|meta| meta.modified()).ok();
     modified(&version.join(MANIFEST_NAME)).or_else(|| {
@@ -174,7 +174,7 @@ fn for_points(table: &Table) -> Result<String> {
     warmup.insert("enabled".into(), false.into());
     table.insert("warmup".into(), warmup.into());
     if let Some(classify) = table.get_mut("classify").and_then(|c| c.as_table_mut()) {
-        // It lies beside the model's own settings, and no point is asked for classes.
+        // It lies beside the model's own settings, and no point gets requests for classes.
         classify.remove("labels-file");
     }
     toml::to_string(&table).map_err(|e| Error::internal("settings").caused_by(e))
