@@ -1,8 +1,9 @@
 //! Decodes the bytes of a file to an upright [`Image`], within limits.
 //!
 //! The format is detected from the bytes, never from a name. The header's claims are checked before
-//! a pixel is allocated, so a small file cannot ask for gigabytes. A file that ends early is
-//! refused and not filled up with grey: a search with half of an image would find wrong images.
+//! a pixel is allocated, so a small file cannot cause the allocation of gigabytes. A file that ends
+//! early is refused and not filled up with grey: a search with half of an image would find wrong
+//! images.
 
 use std::io::Cursor;
 use std::panic::{AssertUnwindSafe, catch_unwind};

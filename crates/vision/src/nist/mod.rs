@@ -43,13 +43,13 @@ pub struct NistImage<'a> {
     /// of the left hand, 0 unknown, others as the standard numbers thumbs and slaps. Several if the
     /// record names several.
     pub fingers: Vec<u8>,
-    /// Columns, as the record says.
+    /// Columns, as the record states.
     pub width: u32,
-    /// Rows, as the record says.
+    /// Rows, as the record states.
     pub height: u32,
-    /// Resolution along the rows, as the record says; `None` if it names none.
+    /// Resolution along the rows, as the record states; `None` if it names none.
     pub dots_per_inch: Option<f32>,
-    /// Compression, as the record says.
+    /// Compression, as the record states.
     pub compression: NistCompression,
     /// Bytes of the image.
     pub data: &'a [u8],
