@@ -368,7 +368,7 @@ fn images() {
         seed("image_decode", name, bytes.into_inner());
     }
     image_archive(&image);
-    // A JPEG file whose EXIF data says rotated and 300 dots per inch.
+    // A JPEG file whose EXIF data states a rotation and 300 dots per inch.
     let mut jpeg = Cursor::new(Vec::new());
     image.write_to(&mut jpeg, ImageFormat::Jpeg).unwrap();
     let mut tags = b"Exif\0\0MM\0*\0\0\0\x08\0\x03".to_vec();
