@@ -229,7 +229,7 @@ fn function_length(path: &str, masked: &str) -> Vec<Complaint> {
         .collect()
 }
 
-/// Finds exceptions that no function needs any more.
+/// Finds exceptions that no function needs.
 pub(crate) fn stale_exceptions(read: impl Fn(&str) -> Option<String>) -> Vec<Complaint> {
     let is_long = |path: &str, name: &str| {
         let masked = source::mask(&read(path).unwrap_or_default());
