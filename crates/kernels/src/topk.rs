@@ -136,7 +136,7 @@ mod tests {
         fn it_keeps_the_costs_that_sorting_keeps(
             costs in prop::collection::vec(-50_i32..50, 0..400), k in 0_usize..60, stride in 1_u32..400,
         ) {
-            // Rows in another order than ascending, with many equal costs.
+            // Rows that are not in ascending order, with many equal costs.
             let row = |at: u32| at.wrapping_mul(2 * stride + 1) % 1021;
             let mut all: Vec<(f32, u32)> =
                 costs.iter().zip(0..).map(|(cost, at)| (*cost as f32 / 4.0, row(at))).collect();
