@@ -363,7 +363,7 @@ impl Model {
     }
 }
 
-/// Returns the end of a rollout whose candidate lost its role for another reason than a limit.
+/// Returns the end of a rollout whose candidate lost its role, but not because of a limit.
 fn overtaken(candidate: u64, roles: VersionRoles) -> RolloutEnd {
     if roles.stable == Some(candidate) {
         return RolloutEnd {

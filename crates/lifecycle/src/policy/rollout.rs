@@ -195,7 +195,7 @@ fn drift(
 }
 
 /// Judges a candidate that is so slow that most of its requests overflow. It may never answer
-/// enough requests for the other limits. Overflow is not noise: a version that is not slower has no
+/// enough requests for the other limits. Overflow is not noise: only a slower version has a
 /// maximum.
 fn overflow(limits: &RollbackLimits, figures: &RolloutFigures) -> Option<RollbackReason> {
     limits.latency?;
