@@ -56,7 +56,7 @@ impl ModelEndpoint {
     /// Reads the model's inputs from the server.
     ///
     /// # Errors
-    /// If it does not answer, or does not know the model.
+    /// If the server does not answer or does not have the model.
     pub fn inputs(&self) -> Result<Vec<TensorSpec>> {
         let inputs = match (self.api, self.endpoint.transport) {
             (Api::Oip, Transport::Grpc) => oip::inputs_grpc(self),
