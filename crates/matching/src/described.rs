@@ -1,6 +1,6 @@
 //! Photographs: points match only if their descriptors do, and lengths only up to a scale.
 //!
-//! Descriptors leave few candidates, so the steps run in another order than for fingerprints.
+//! Descriptors leave few candidates, so the order of the steps differs from that for fingerprints.
 //!
 //! 1. Each point gets the partner with the nearest descriptor, if both points agree on that and
 //!    the descriptors differ in few bits. These are the tentative pairs.
