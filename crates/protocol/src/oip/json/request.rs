@@ -75,7 +75,7 @@ impl RestInferRequest {
 ///
 /// # Errors
 /// `InvalidArgument` for malformed JSON, a malformed priority, tensors whose elements do not match
-/// their type and shape, or binary data of another length than announced; `Unimplemented` for
+/// their type and shape, or binary data whose length is not the announced one; `Unimplemented` for
 /// shared memory and classification.
 pub fn parse_infer(
     body: Bytes,

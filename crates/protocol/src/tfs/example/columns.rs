@@ -68,7 +68,7 @@ impl<'a> FeatureColumn<'a> {
     /// Appends the values of a list of the example `source`, whose strings are shared.
     ///
     /// # Errors
-    /// `InvalidArgument` if the values are of another type than the input.
+    /// `InvalidArgument` if the type of the values is not that of the input.
     pub(super) fn append(&mut self, list: &FeatureList<'_>, source: &Bytes) -> Result<()> {
         let kind = list.kind.name();
         list.values(|value| match value {
@@ -82,7 +82,7 @@ impl<'a> FeatureColumn<'a> {
     /// Appends `value` `count` times.
     ///
     /// # Errors
-    /// `InvalidArgument` if the value is of another type than the input.
+    /// `InvalidArgument` if the type of the value is not that of the input.
     pub(super) fn repeat(&mut self, value: &FeatureValue, count: usize) -> Result<()> {
         (0..count).try_for_each(|_| self.push(value)).map_err(|error| error.context("its default"))
     }

@@ -14,7 +14,7 @@ pub(crate) enum FeatureWriter {
     Int64(Vec<u8>),
 }
 
-/// A value of another kind than the values before it.
+/// A value whose kind differs from the values before it.
 #[derive(Debug)]
 pub(crate) struct MixedKinds;
 

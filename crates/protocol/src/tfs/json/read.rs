@@ -54,7 +54,7 @@ pub fn signature_name(body: &Bytes) -> Result<String> {
 ///
 /// # Errors
 /// `InvalidArgument` for malformed JSON, for both or neither of "instances" and "inputs", for lists
-/// that make no tensor and for values of another type than the input's.
+/// that make no tensor and for values whose type is not the input's.
 pub fn parse_predict(body: &Bytes, signature: &Signature) -> Result<RestPredict> {
     let (inputs, form) = parse(body, &signature.inputs, REQUEST)?;
     Ok(RestPredict { inputs, form })
