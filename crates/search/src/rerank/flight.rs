@@ -379,7 +379,7 @@ impl<'a, S: Scorer> Flight<'a, S> {
                     scratch,
                 );
             } else {
-                // It was evicted since.
+                // The entry was evicted since.
                 self.plan.add_apart(&[wanted]);
             }
             buffers.push(buffer);
