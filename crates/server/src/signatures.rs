@@ -21,8 +21,8 @@ pub(crate) fn parse_version(text: &str) -> Result<u64> {
     })
 }
 
-/// Returns the number of the requested version; `None` is the latest. A request for version 0 of a
-/// model without one is for the latest.
+/// Returns the number of the requested version; `None` is the latest. Version 0 also means the
+/// latest if the model has no version 0.
 pub(crate) fn version(catalog: &Catalog, model: &str, requested: Option<u64>) -> Option<u64> {
     let known = || catalog.status(model).is_some_and(|status| status.version(LATEST).is_some());
     requested.filter(|&number| number != LATEST || known())

@@ -71,7 +71,7 @@ pub struct BackupSettings {
     pub rate: os::Rate,
     /// Interval of backups of all collections; `None` makes none.
     pub every: Option<Duration>,
-    /// Newest backups of a collection that stay after one of the schedule; `None` keeps all.
+    /// Newest backups of a collection that are kept after a scheduled backup; `None` keeps all.
     pub keep_newest: Option<usize>,
 }
 

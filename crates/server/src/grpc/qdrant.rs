@@ -178,8 +178,8 @@ async fn within<T>(limit: Option<Duration>, answer: impl Future<Output = T>) -> 
     tokio::time::timeout(limit, answer).await.map_err(late)
 }
 
-/// Returns the failure for a response with another status than success. `conflict` is the kind of
-/// status 409, which two kinds share.
+/// Returns the failure for a response whose status is not success. `conflict` is the kind of status
+/// 409, which two kinds share.
 fn failure(
     status: StatusCode,
     headers: &HeaderMap,

@@ -211,7 +211,7 @@ async fn stored(
     let name = ShardKey::new(&id, shard).local_name();
     let query = request.uri().query().map(|query| format!("?{query}")).unwrap_or_default();
     *request.uri_mut() = format!("/v1/images/{name}/{rest}{query}").parse().unwrap();
-    // The parameters of this route are none of the other one.
+    // The other route must not see the parameters of this one.
     *request.extensions_mut() = http::Extensions::default();
     let Ok(response) = node.routes.oneshot(request).await;
     response
@@ -370,7 +370,7 @@ fn spread_images_are_found_as_on_one_server() {
         assert_eq!((&again["status"], &again["name"]), (&json!("present"), &added["name"]));
         ids.push(added["id"].as_str().unwrap().to_owned());
     }
-    // Those of the collection of this server are counted too.
+    // Images of this server's own collection are counted too.
     assert_eq!((spread.puts("added"), spread.puts("present")), (16, 8));
     let filter = "filter=%7B%22must%22%3A%5B%7B%22key%22%3A%22seed%22%2C%22range%22%3A%7B%22lt%22%3A5%7D%7D%5D%7D";
     for query in ["k=8", "k=3&explain=1", "k=2&candidates=4&threshold=9999", filter] {
@@ -624,7 +624,7 @@ fn archives_and_folders_are_added_as_on_one_server() {
         ("two.jpg", &pictures[1]),
         ("notes.txt", b"not a picture"),
         ("nested.zip", &inner),
-        // Both have one name, because either of them can be added first.
+        // Both images have one name, because either can be added first.
         ("again/one.jpg", &pictures[0]),
     ]);
     let payload = "payload=%7B%22album%22%3A7%7D";
@@ -632,7 +632,7 @@ fn archives_and_folders_are_added_as_on_one_server() {
     let alone = spread.served.zip(&format!("/v1/images/photos?{payload}"), &body).lines();
     assert_eq!(alone.1, json!({"added": 2, "present": 1, "failed": 2, "ignored": 1}));
     assert_eq!(spread.lines(&query, Sent::Archive(&body)), alone);
-    // Those of the collection of this server are counted too.
+    // Images of this server's own collection are counted too.
     let counted = ["added", "present", "invalid_argument"].map(|kind| spread.puts(kind));
     assert_eq!(counted, [4, 2, 2]);
     let folder = dir.path().join("folder");
