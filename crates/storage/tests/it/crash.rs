@@ -28,7 +28,7 @@ fn at_every_crash<T: Default>(
         let fault = Arc::new(FaultMedium::new(volatile(), plan).unwrap());
         let medium: Arc<dyn Medium> = fault.clone();
         let mut told = T::default();
-        // It need not notice: cleanup may fail silently.
+        // `work` need not return the error: cleanup may fail silently.
         assert!(work(&medium, &mut told).is_ok() || fault.crashed());
         for seed in 0..SEEDS {
             let left = volatile();
