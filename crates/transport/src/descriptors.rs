@@ -37,7 +37,7 @@ pub fn open() -> u64 {
     std::fs::read_dir("/proc/self/fd").map_or(0, |entries| entries.count().saturating_sub(1) as u64)
 }
 
-/// A descriptor that is kept until no other is left.
+/// A reserved descriptor, used once no other is left.
 pub(crate) struct SpareDescriptor(Option<File>);
 
 impl SpareDescriptor {

@@ -149,7 +149,7 @@ mod tests {
     fn a_client_without_a_call_gets_the_reason() {
         let pings = vec![frame(6, 0, 0, &[0; 8]); FRAMES_MAX + 1];
         assert_eq!(answer_to(&pings), [frame(SETTINGS, 0, 0, &[]), go_away(0)].concat());
-        // This one waits for the whole time.
+        // Without a call, the function waits for the whole time.
         assert_eq!(answer_to(&[]), [frame(SETTINGS, 0, 0, &[]), go_away(0)].concat());
     }
 }

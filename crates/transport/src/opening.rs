@@ -69,7 +69,7 @@ impl ConnectionOpener {
         self.wait(&mut stream, limits, drained).await?;
         let SocketStream::Plain(socket) = stream else { return None };
         let mut first = [0];
-        // An error here is one for the parser, too.
+        // The parser gets the same error from its first read.
         let read = socket.peek(&mut first).await;
         let speaks_tls = matches!(read, Ok(1)) && first == [TLS_HANDSHAKE];
         let tls = match &self.tls {

@@ -78,7 +78,7 @@ pub(crate) fn check_write<T>(
         .map(|()| Err(io::Error::new(io::ErrorKind::TimedOut, "the client takes nothing")))
 }
 
-/// No limit: timers accept no longer duration.
+/// Stands for no limit: about the longest duration that timers accept.
 const FOREVER: Duration = Duration::from_secs(365 * 24 * 3600);
 
 #[cfg(test)]

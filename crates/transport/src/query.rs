@@ -29,7 +29,7 @@ fn reason(text: &str) -> String {
 /// false.
 ///
 /// # Errors
-/// `InvalidArgument` for another value than `0`, `1`, `false` and `true`.
+/// `InvalidArgument` for a value other than `0`, `1`, `false` and `true`.
 pub fn query_flag(name: &str, value: Option<&str>) -> Result<bool> {
     match value {
         None | Some("0" | "false") => Ok(false),

@@ -94,9 +94,9 @@ impl ResponseBody {
         ResponseBody { whole: None, large: Some(large), clock: None, held: Some(held) }
     }
 
-    /// Creates the body of one answer of a stream, for which `reservation` has reserved at least
-    /// its length or nothing. The body has a mark for [`StreamAnswers`](crate::StreamAnswers).
-    /// Answers wait for those before them, so no window of its own limits a large one.
+    /// Creates the body of one answer of a stream, for which `reservation` holds at least its
+    /// length, or nothing. The body has a mark for [`StreamAnswers`](crate::StreamAnswers). Answers
+    /// wait for those before them, so no window of its own limits a large one.
     pub fn of_stream(
         resources: &RequestResources,
         bytes: Bytes,

@@ -24,8 +24,8 @@ use crate::upload_permits::UploadPermit;
 /// Pieces that wait for the thread. The connection's buffer bounds each of them, at some hundred
 /// kilobytes.
 const PIECES_WAITING_MAX: usize = 8;
-/// Maximum bytes of an unwanted rest that are discarded, so that a client which reads only after
-/// sending gets its answer instead of a broken connection.
+/// Maximum bytes that are discarded of the unread rest of an upload. A client that reads only after
+/// it has sent everything then gets its answer, and not a broken connection.
 const DISCARD_BYTES_MAX: u64 = 256 << 20;
 /// Longest time for discarding that rest.
 const DISCARD_TIME_MAX: Duration = Duration::from_secs(20);

@@ -171,7 +171,7 @@ fn an_unfinished_preface_ends_its_connection() {
     let mut rest = Vec::new();
     // The end may come as a reset.
     let _ = half.read_to_end(&mut rest);
-    // The other one is open still.
+    // The other connection is still open.
     whole.write_all(&frame(6, 0, 0, &[7; 8])).unwrap();
     let mut received = Vec::new();
     let pong = frame(6, 1, 0, &[7; 8]);

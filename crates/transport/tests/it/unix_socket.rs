@@ -89,7 +89,7 @@ fn the_encoded_path_of_the_socket_is_a_valid_authority() {
         [literal(b":path", b"/a"), literal(b":authority", b"tmp%2Fgrpc.sock"), vec![0x83, 0x86]];
     client.write_all(&frame(HEADERS, WHOLE, 1, &block.concat())).unwrap();
     assert_eq!(body(&mut client, 1), Ok(b"tmp-2Fgrpc.sock".to_vec()));
-    // Both entries from the dynamic table.
+    // Both headers refer to the dynamic table.
     client.write_all(&frame(HEADERS, WHOLE, 3, &[0x83, 0x86, 0xbe, 0xbf])).unwrap();
     assert_eq!(body(&mut client, 3), Ok(b"tmp-2Fgrpc.sock".to_vec()));
     // Huffman (RFC 7541 C.4.1), which becomes the first entry.
