@@ -38,8 +38,8 @@ pub(super) struct RequestSettings<'a> {
 /// Returns the requests to send in turn, and a description of their origin.
 ///
 /// # Errors
-/// `InvalidArgument` if a file is not a request or dims are not a shape; and if a file cannot be
-/// read.
+/// `InvalidArgument` if a file is not a request or dims are not a shape, `TooLarge` if the files
+/// have too many bytes in all, or the error of a file that cannot be read.
 pub(super) fn requests(
     specs: &[TensorSpec],
     wishes: &RequestSettings<'_>,
