@@ -163,8 +163,7 @@ impl MemoryBudget {
     }
 
     /// Takes `missing` bytes back from the holders. Returns false, and takes nothing, if they have
-    /// less: a refusal must not cost them their memory, since callers that ask again and again
-    /// would keep them empty.
+    /// less. Otherwise callers that retry a refused reservation would keep the holders empty.
     fn reclaim(&self, missing: u64) -> bool {
         let idle = self.idle();
         let results = self.results.get().and_then(Weak::upgrade);

@@ -34,8 +34,8 @@ pub struct DeviceCounters {
     pub queries: u64,
     /// Failed copies or rankings, after which the CPU ranked.
     pub fallbacks: u64,
-    /// Queries for more than [`gpu::K_MAX`] rows that the CPU ranked, because codes in pinned
-    /// memory are not worth several passes.
+    /// Queries for more than [`gpu::K_MAX`] rows that the CPU ranked, because several passes over
+    /// codes in pinned memory take longer.
     pub limited: u64,
     /// Passes over codes for queries for more than [`gpu::K_MAX`] rows.
     pub passes: u64,

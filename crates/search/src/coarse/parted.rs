@@ -175,7 +175,7 @@ mod tests {
     const DIMS: usize = 8;
     const ROWS: usize = 20_000;
 
-    /// Helper that comes at once and leaves after some parts.
+    /// Helper that starts at once and stops after some parts.
     struct EagerHelper<'a> {
         index: &'a dyn Coarse,
         allow: Option<&'a RowSet>,

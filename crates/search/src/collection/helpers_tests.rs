@@ -24,7 +24,7 @@ const DIMS: usize = 24;
 /// Points written at once.
 const BATCH: usize = 1000;
 
-/// Helper that comes at once and leaves after some parts.
+/// Helper that starts at once and stops after some parts.
 pub(in crate::collection) struct EagerHelper {
     pub(in crate::collection) collection: Weak<Collection>,
     pub(in crate::collection) parts: usize,

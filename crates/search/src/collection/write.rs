@@ -25,7 +25,7 @@ pub(super) const FROZEN_MAX: usize = 1;
 const MARGIN: f64 = 1.5;
 /// Writes are slowed down from this many times `fan_in` segments of similar size that wait to be
 /// merged. A query searches each of them, and their centres and ids take memory. Fewer waiting
-/// segments are left for the time after a bulk load.
+/// segments do not slow writes; they are merged after a bulk load.
 const PILED_MIN: usize = 32;
 /// That minimum grows by one duration of a flush for each `PILED_STEP * fan_in` segments beyond
 /// these.

@@ -313,7 +313,7 @@ fn the_power_may_fail_at_any_moment() {
     assert!(subject.collection.as_ref().unwrap().status().segments.len() >= 2);
     drop(subject);
     let operations = fault.operations();
-    // All moments take too long without optimisation, so each run of the suite takes others.
+    // All moments take too long without optimisation, so each run of the suite tests only some.
     let start = u64::from(std::process::id()) % 5;
     for moment in (1 + start..=operations).step_by(5) {
         crash(&steps, moment, moment);

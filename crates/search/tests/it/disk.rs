@@ -29,7 +29,7 @@ fn names(medium: &dyn Medium) -> Vec<String> {
     medium.list().unwrap().into_iter().map(|(name, _)| name).collect()
 }
 
-/// Retries until it works: a measurement of free space is kept for a moment.
+/// Retries `what` until it succeeds: a measurement of free space is reused for a moment.
 fn soon<T>(mut what: impl FnMut() -> Result<T>) -> T {
     let deadline = Instant::now() + TIMEOUT;
     loop {

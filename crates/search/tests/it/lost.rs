@@ -298,7 +298,7 @@ fn a_collection_without_watermark_opens() {
     let collection = open(&medium, options());
     let status = collection.status();
     assert!(!status.partial && !status.log_damaged, "{status:?}");
-    // The current list says that there was one.
+    // The current list states that there was a watermark.
     assert!(status.mended.iter().any(|note| note.contains("watermark")), "{status:?}");
     assert_eq!(look(&collection, &model), (0, 0));
     drop(collection);

@@ -150,8 +150,8 @@ fn a_record_that_cannot_be_scored_makes_the_result_partial() {
     }
 }
 
-/// Opens a copy of the files of `medium` with one changed byte. `place` gives the file and the
-/// offset of the byte, if the file is the one to change.
+/// Opens a copy of the files of `medium` with one changed byte. `place` returns the offset of the
+/// byte, and `None` for a file to copy unchanged.
 fn damaged(
     medium: &Arc<dyn Medium>,
     place: impl Fn(&str, &[u8]) -> Option<usize>,
