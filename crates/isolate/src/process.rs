@@ -473,8 +473,8 @@ impl OutputLines {
 }
 
 /// Returns true for information or a warning in the form of TensorFlow's log, such as
-/// "I0000 00:00:1764106000.25 6941 port.cc:153] oneDNN custom operations are on.". Such a line does
-/// not say why a process ends.
+/// "I0000 00:00:1764106000.25 6941 port.cc:153] oneDNN custom operations are on.". Such a line is
+/// no reason for the end of a process.
 fn is_remark(line: &str) -> bool {
     let is_date = |digits: &[u8]| digits.iter().all(u8::is_ascii_digit);
     let has_date = line.as_bytes().get(1..5).is_some_and(is_date);
