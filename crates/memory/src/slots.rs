@@ -179,8 +179,8 @@ impl SlotMap {
         best.map(|(_, start)| start..start + count)
     }
 
-    /// Returns the reason for a failed search. Addresses that are busy for a moment are worth a
-    /// wait.
+    /// Returns the reason for a failed search. If addresses are busy only for a moment, the caller
+    /// may wait.
     fn no_run(&self) -> Shortage {
         let busy =
             self.slots.iter().any(|slot| matches!(slot, Slot::Prefaulting | Slot::Releasing));
