@@ -118,8 +118,8 @@ impl EventJournal {
         self.events.lock().push(new, self.now());
     }
 
-    /// Adds an event. If the last event of this kind, model and version says the same, counts it
-    /// again instead.
+    /// Adds an event. If the last event of this kind, model and version has the same text,
+    /// adds `times` to its count instead.
     pub fn add_or_count(&self, new: NewEvent, times: u64) {
         let now = self.now();
         let mut events = self.events.lock();
