@@ -409,7 +409,7 @@ impl BackgroundRunner {
             let is_late = self.limit.is_some_and(|limit| attempt.began.elapsed() >= limit.max);
             if is_late || stop.load(Ordering::Relaxed) {
                 if !attempt.stop.swap(true, Ordering::Relaxed) {
-                    // Stopping is all that the work still has to do.
+                    // From now on the work only has to stop, so its watch starts anew.
                     watch = start_watch();
                     stopped = Some(Instant::now());
                 } else if starves
