@@ -67,7 +67,7 @@ fn no_classification(name: &str) -> Error {
 }
 
 /// Refuses parameters of a load with a model's settings or files. Loads read the model's directory;
-/// a load that ignored such a parameter would load another model than requested.
+/// a load that ignored such a parameter would load a model that was not requested.
 ///
 /// # Errors
 /// `Unimplemented` for `config` and `file:...`, with the remedy.
