@@ -21,7 +21,7 @@ use crate::model_queue::{ModelQueue, Ran};
 use crate::snapshot::SchedulerSnapshot;
 use crate::sync::{AtomicUsize, Condvar, Mutex, MutexGuard};
 
-/// Most models with a queue. Before another is added, models whose versions are released are
+/// Maximum models with a queue. Before another is added, models whose versions are released are
 /// dropped.
 const MODELS_MAX: usize = 4096;
 
@@ -359,8 +359,8 @@ mod tests {
         assert_eq!(queue.busy_since(true, later(3)), later(3));
     }
 
-    /// One worker waits for a batch that is due late, the other sleeps. The other must not sleep on
-    /// when it is woken for a batch that is due soon.
+    /// One worker waits for a batch that is due late, the other sleeps. The other one must not
+    /// continue to sleep if it is woken for a batch that is due soon.
     #[test]
     fn an_early_batch_does_not_wait_for_a_late_one() {
         let long = ScheduleOptions { always_merge: true, ..lingering(Duration::from_secs(10)) };

@@ -175,7 +175,7 @@ fn a_request_abandoned_at_its_deadline_has_expired() {
     assert_eq!((model.expired, model.cancelled), (1, 0));
 }
 
-/// Expired requests are removed before another request is refused.
+/// Cancelled requests are removed before another request is refused.
 #[test]
 fn cancelled_requests_make_room_in_a_full_queue() {
     let bench = Bench::new(1, 2);
