@@ -38,8 +38,7 @@ pub(super) struct RequestSettings<'a> {
 /// Returns the requests to send in turn, and a description of their origin.
 ///
 /// # Errors
-/// `InvalidArgument` if a file is not a request or dims are not a shape, `TooLarge` if the files
-/// have too many bytes in all, or the error of a file that cannot be read.
+/// `InvalidArgument` if dims are not a shape; the errors of [`from_files`].
 pub(super) fn requests(
     specs: &[TensorSpec],
     wishes: &RequestSettings<'_>,
@@ -137,8 +136,8 @@ fn filled_by_server(settings: &Table) -> Vec<String> {
 /// directories of both.
 ///
 /// # Errors
-/// `InvalidArgument` if a file is not a request, or if there is none; `TooLarge` for too many; and
-/// if a file cannot be read.
+/// `InvalidArgument` if a file is not a request, or if there is none, or if there are too many
+/// files; `TooLarge` for too many requests or bytes; the error of a file that cannot be read.
 pub(crate) fn from_files(given: &[PathBuf]) -> Result<Vec<Vec<NamedTensor>>> {
     let mut paths = Vec::new();
     for path in given {
