@@ -79,7 +79,7 @@ impl AudioModel for ServedModel {
             }
             let (job, pending) = self.job(inputs.clone());
             let is_last = Instant::now() >= give_up;
-            // Only a run that is given up counts as refused.
+            // Only an abandoned run counts as refused.
             let submitted =
                 if is_last { self.scheduler.submit(job) } else { self.scheduler.try_submit(job) };
             match submitted {
