@@ -1,4 +1,4 @@
-//! Puts one image into a collection. If its caller waits, a thread "images-N" decodes it and the
+//! Adds one image to a collection. If its caller waits, a thread "images-N" decodes it and the
 //! scheduler embeds it like any request.
 
 use std::sync::Arc;
@@ -25,7 +25,7 @@ use super::settings::ImageSettings;
 use super::state::ImagesState;
 use super::store::{self, EmbeddedImage, PutOutcome, ReadyImage};
 
-/// An image, and the collection to put it into.
+/// An image, and the collection to add it to.
 pub(crate) struct NewImage {
     pub(crate) wanted: CollectionSpec,
     pub(crate) name: String,
@@ -165,7 +165,7 @@ impl Addition {
     fn write_point(&self, image: &ReadyImage, runtime: &Handle) -> Result<PutOutcome> {
         let ids = [image.features.facts.id];
         let _claim = self.services.writes.take(&ids);
-        // Another request may have put the image in meanwhile.
+        // Another request may have added the image meanwhile.
         let known = store::present(&self.target.named, &ids).into_iter().next();
         if let Some(outcome) = known.transpose()?.flatten() {
             return Ok(outcome);
@@ -194,7 +194,7 @@ async fn create_collection(
     services.pool.run(move || ImageCollection::make(&registry, &wanted, dims, &model)).await
 }
 
-/// Puts an image in as [`add`] does, at idle priority. It is put in even if the caller disconnects.
+/// Adds an image as [`add`] does, at idle priority. It is added even if the caller disconnects.
 ///
 /// # Errors
 /// As [`add`]; `ResourceExhausted` if too many images are queued.

@@ -68,7 +68,7 @@ impl Archive {
         Archive::open(file, length)
     }
 
-    /// Opens a file of `length` bytes that stands at its start.
+    /// Opens a file of `length` bytes, whose position is its start.
     ///
     /// # Errors
     /// `InvalidArgument` if it is not an archive; `TooLarge` for too many entries.
@@ -160,7 +160,7 @@ pub(crate) fn read_entries(file: File, length: u64, entries_max: usize) -> Resul
 }
 
 /// Checks the size of the directory of an archive, entry by entry. [`zip::ZipArchive`] holds all of
-/// it in memory, and allocates room for the number of entries that the archive states.
+/// it in memory, and allocates memory for the number of entries that the archive states.
 fn check_directory<R: Read + Seek>(reader: R, entries_max: usize, bytes_max: u64) -> Result<()> {
     let opened = ZipIterable::try_new(reader, zip::read::Config::default());
     let mut listed = opened.map_err(|error| no_archive(&error))?;

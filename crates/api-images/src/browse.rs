@@ -274,7 +274,7 @@ pub(crate) async fn keypoints(
     }))
 }
 
-/// Removes an image, and its original if no other version of the collection names it. Goes on if
+/// Removes an image, and its original if no other version of the collection names it. Continues if
 /// the client disconnects.
 ///
 /// # Errors
@@ -300,7 +300,7 @@ fn no_image(id: PointId) -> Error {
 }
 
 /// Removes a collection, durably. Its originals that no other version names are removed in the
-/// background. Goes on if the client disconnects.
+/// background. Continues if the client disconnects.
 ///
 /// # Errors
 /// `NotFound`; the errors of [`remove_collection`].

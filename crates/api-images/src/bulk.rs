@@ -1,9 +1,9 @@
-//! Puts in the images of an archive or a folder, and reports each as a line once it is done. A
-//! [`BulkTarget`] says where they go: the collections of this server, or those of a cluster.
+//! Adds the images of an archive or a folder, and reports each as a line once it is done. A
+//! [`BulkTarget`] is their destination: the collections of this server, or those of a cluster.
 //!
 //! After an image for which a disk has no space, the next images are reported as failed and are not
-//! processed: their features would be extracted in vain. In a cluster, the disks of one shard may
-//! be full, and the images of other shards go on.
+//! processed: they would fail after their costly extraction. In a cluster, the disks of one shard
+//! may be full, and the images of other shards continue.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -56,16 +56,16 @@ pub struct PrintOutcome {
 
 /// Destination of the images of an archive or a folder.
 pub trait BulkTarget: Send + 'static {
-    /// Returns the most images of one request in flight.
+    /// Returns the maximum number of images of one request in flight.
     fn in_flight_max(&self) -> usize;
 
-    /// Begins to put an image in. Waits first if there is no room for it.
+    /// Begins to add an image. Waits first if too many images are in flight.
     ///
     /// # Errors
     /// An error that ends the request.
     fn put(&self, image: BulkImage, report: BulkReporter) -> Result<()>;
 
-    /// Returns true if the images behind one that fails with `error` would fail too. They are then
+    /// Returns true if the images after one that fails with `error` would fail too. They are then
     /// not tried.
     fn refuses_all(&self, error: &Error) -> bool {
         error.kind() == ErrorKind::StorageFull
@@ -128,7 +128,7 @@ pub(crate) struct BulkResponse {
     pub(crate) stop: Arc<AtomicBool>,
 }
 
-/// Starts a thread that puts the images of a source into `target`, and writes lines.
+/// Starts a thread that adds the images of a source to `target`, and writes lines.
 ///
 /// # Errors
 /// `ResourceExhausted` if no thread can be started.
@@ -352,7 +352,7 @@ mod tests {
         }
     }
 
-    /// Has room for some images, and reports each at once.
+    /// Target with space for some images, which reports each at once.
     struct SmallDisk {
         room: usize,
         asked: AtomicUsize,
@@ -372,7 +372,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn images_behind_a_full_disk_are_named_and_not_tried() {
+    async fn images_after_a_full_disk_are_named_and_not_tried() {
         let files = HeldFiles::new(ByteBudget::new(1 << 20, Arc::new(Metrics::default())));
         let target = SmallDisk { room: 3, asked: AtomicUsize::new(0) };
         let stop = Arc::new(AtomicBool::new(false));

@@ -1,5 +1,5 @@
-//! Requests with many images: how an archive arrives, which folders are read, and the permits and
-//! the memory that all of them share.
+//! Requests with many images: the reading of archives and folders, and the permits and the memory
+//! that all requests share.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -112,13 +112,13 @@ impl BulkResources {
         .with_retry_after(RETRY_AFTER)
     }
 
-    /// Puts the images of an archive, which is the body, into the target that `make` returns. The
-    /// argument of `make` is set once the remaining images are not wanted.
+    /// Adds the images of the archive in the body to the target that `make` returns. The argument
+    /// of `make` is set once the client does not want the remaining images.
     ///
     /// # Errors
-    /// `ResourceExhausted` with retry advice if too many requests with many images are worked on;
-    /// the error that ended the upload; `InvalidArgument` for a body that is not an archive; the
-    /// error of `make`.
+    /// `ResourceExhausted` with retry advice if too many requests with many images are being
+    /// processed; the error that ended the upload; `InvalidArgument` for a body that is not an
+    /// archive; the error of `make`.
     pub async fn archive<T: BulkTarget>(
         self: &Arc<Self>,
         request: BulkRequest,
@@ -146,13 +146,13 @@ impl BulkResources {
         self.lines(permit, make, open).await
     }
 
-    /// Puts the images of a folder of this machine, which the body names, into the target that
-    /// `make` returns, as [`BulkResources::archive`]. Only administrators may.
+    /// Adds the images of the folder of this machine that the body names to the target that `make`
+    /// returns, as [`BulkResources::archive`] does. Only administrators may.
     ///
     /// # Errors
     /// `PermissionDenied`; the errors of the body; `InvalidArgument` for a path that is not a
     /// folder; `ResourceExhausted` with retry advice if too many requests with many images are
-    /// worked on; the error of `make`.
+    /// being processed; the error of `make`.
     pub async fn folder<T: BulkTarget>(
         self: &Arc<Self>,
         request: BulkRequest,

@@ -316,7 +316,7 @@ mod tests {
     }
 
     #[test]
-    fn the_block_of_a_new_point() {
+    fn a_block_has_the_facts_of_the_new_features() {
         let own = json!({"seed": 7}).as_object().cloned().unwrap();
         let payload = stored_payload(point(|point| point.payload = own.clone()), None).unwrap();
         let frame = json!({"name": "", "width": 640, "height": 480, "keypoints": 4});

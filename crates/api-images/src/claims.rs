@@ -1,6 +1,6 @@
-//! Ids that one thread at a time works on. Bulk work claims the images that it puts in, so that a
-//! file that is sent twice is put in once. Each write of points claims their ids, so that features
-//! which are written without their image do not replace an original that is added meanwhile.
+//! Ids that one thread at a time works on. Bulk work claims the images that it adds, so that a file
+//! that is sent twice is added once. Each write of points claims their ids. So features without an
+//! image do not replace an original that is added meanwhile.
 
 use std::collections::HashSet;
 

@@ -133,8 +133,8 @@ impl ImageCollection {
         let settings = ImageSettings { kind, model: model.to_owned() };
         match registry.create(&real, settings.stored(dims, &wanted.name)) {
             Ok(_) => {}
-            // By another caller, or before a crash that came before the alias. The alias is for
-            // images only.
+            // Another caller created it, or a crash came between the collection and its alias. The
+            // alias is for images only.
             Err(error) if error.kind() == ErrorKind::AlreadyExists => {
                 ImageCollection::open(registry, &real)?;
             }

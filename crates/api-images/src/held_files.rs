@@ -6,10 +6,10 @@ use std::time::Duration;
 
 use transport::ByteBudget;
 
-/// The files of bulk work may take, besides the budget of request memory, that budget divided by
-/// this number.
+/// Divisor of the budget of request memory. The files of bulk work may take the quotient in
+/// addition to that budget.
 const FILES_SHARE: u64 = 8;
-/// Time between two checks if the next file fits.
+/// Time between two checks whether the next file fits.
 const FILES_RETRY: Duration = Duration::from_millis(20);
 
 /// Counts the bytes of the files of archives, folders and rebuilds that are queued or processed.
@@ -36,7 +36,7 @@ impl HeldFiles {
         HeldFiles { memory, held: Arc::default() }
     }
 
-    /// Waits until the files in bulk work leave room for one more. A single file always fits.
+    /// Waits until the files in bulk work leave space for `bytes` more. A single file always fits.
     pub(crate) fn hold(&self, bytes: u64) -> CountedBytes {
         let most = self.memory.max() / FILES_SHARE;
         let room =

@@ -50,7 +50,7 @@ pub(crate) struct Ingest {
 }
 
 impl Ingest {
-    /// Queues an image, and waits for room in the queue.
+    /// Queues an image, and waits while the queue is full.
     ///
     /// # Errors
     /// `ResourceExhausted` if no thread can be started.
@@ -139,7 +139,7 @@ fn by_job(items: Vec<IngestImage>, claims: &Claims) {
 /// Returns the results of images of one job, in their order.
 fn outcomes(job: &IngestJob, items: &[IngestImage], claims: &Claims) -> Vec<Result<PutOutcome>> {
     let ids: Vec<[u8; 16]> = items.iter().map(|item| features::id_of(&item.bytes)).collect();
-    // Claimed first: while this thread waits, another may put one of them in and create the
+    // Claimed first: while this thread waits, another may add one of them and create the
     // collection.
     let _claim = claims.take(&ids);
     let services = job.services.clone();
@@ -197,7 +197,7 @@ struct IngestBatch<'a> {
 }
 
 impl IngestBatch<'_> {
-    /// Puts images in. `known` are the results of images that the collection has.
+    /// Adds images. `known` are the results of images that the collection has.
     fn put(
         &self,
         items: &[IngestImage],
@@ -251,7 +251,7 @@ impl IngestBatch<'_> {
         features::extract(&memory, file, embedder)
     }
 
-    /// Embeds, keeps the originals and writes the points.
+    /// Embeds the images, writes their originals and their points.
     fn finish(
         &self,
         ready: Vec<(usize, &IngestImage, Features)>,

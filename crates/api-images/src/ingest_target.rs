@@ -1,4 +1,4 @@
-//! Archives and folders that are put into a collection of this server, by the threads of bulk work.
+//! Archives and folders whose images the threads of bulk work add to a collection of this server.
 
 use std::sync::Arc;
 

@@ -32,9 +32,9 @@ impl IngestJob {
         self.stop.load(Ordering::Relaxed)
     }
 
-    /// Runs work that takes locks of queries on a thread of ordinary priority, and waits for it. A
-    /// thread of idle priority that holds such a lock gets no time to release it while others keep
-    /// all cores busy, and every query would wait as long.
+    /// Runs work that takes locks of queries on a thread of ordinary priority, and waits for it.
+    /// While other threads keep all cores busy, a thread of idle priority gets no time to release
+    /// such a lock, and every query would wait for it.
     ///
     /// # Errors
     /// Returns the errors of `work`; `Internal` if it panics or the server ends.

@@ -1,4 +1,4 @@
-//! `/v1/images`: collections of images. Images are put in one by one or in bulk, kept as they were
+//! `/v1/images`: collections of images. Images are added one by one or in bulk, kept as they were
 //! sent, and found by other images.
 //!
 //! An image whose caller waits is decoded on the threads "images-N" (`pool`) and embedded by the

@@ -1,5 +1,6 @@
-//! Originals of old uploads to a collection of a cluster, listed part by part. A node that was
-//! killed between the write of an original and the write of its point leaves one without a point.
+//! Originals of old uploads to a collection of a cluster, listed part by part. A node that is
+//! killed between the write of an original and the write of its point leaves an original without a
+//! point.
 //!
 //! A part has the images whose ids begin with the same two hexadecimal digits.
 

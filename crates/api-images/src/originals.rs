@@ -110,7 +110,7 @@ impl Originals {
     }
 
     /// Writes an original again if it was removed since. The caller has claimed the id of the
-    /// image, and writes the point before it gives the claim back.
+    /// image, and writes the point before it releases the claim.
     ///
     /// # Errors
     /// Returns the errors of the store.
@@ -557,7 +557,7 @@ mod tests {
             source: "no such bucket".into(),
         };
         assert!(unread(missing()).message().contains("delete the image"));
-        // A write fails so if the bucket does not exist.
+        // A write fails in this way if the bucket does not exist.
         let failed = failed(missing());
         assert_eq!(failed.kind(), ErrorKind::NotFound);
         assert!(failed.message().contains("no such bucket"), "{failed}");

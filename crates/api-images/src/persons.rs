@@ -19,7 +19,7 @@ use super::services::ImageServices;
 
 /// Maximum fingers of one request.
 const FINGERS_MAX: usize = 10;
-/// Hits of each finger that are grouped: the prints of a person share the places.
+/// Hits of each finger that are grouped by person.
 pub const FINGER_HITS_MAX: usize = 1000;
 
 /// Fingers of a request in JSON.
@@ -59,11 +59,12 @@ struct PersonCandidate {
     prints: Vec<PointId>,
 }
 
-/// Owner of prints. A print that stands for itself is not the person of that name.
+/// Owner of prints: a person, or the print itself if it has no person. A print and a person of the
+/// same name are different owners.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 struct PersonKey {
     name: String,
-    /// False for a print that stands for itself.
+    /// False for a print without a person.
     is_person: bool,
 }
 
@@ -79,7 +80,7 @@ pub struct FoundPrint<'a> {
 
 /// Persons whose prints resemble fingers. The score of a person is the sum over the fingers of the
 /// best score of the person's prints (the sum rule: Kittler, Hatef, Duin and Matas, "On combining
-/// classifiers", 1998). A print without a person stands for itself.
+/// classifiers", 1998). A print without a person counts as a person of its own.
 pub struct FoundPersons {
     fingers: usize,
     persons: HashMap<PersonKey, PersonCandidate>,

@@ -53,9 +53,9 @@ pub(crate) struct RebuildRequest {
 ///
 /// # Errors
 /// `InvalidArgument` for more than [`FAILURES_MAX`] failures; `FailedPrecondition` for a model that
-/// is not served, to switch a name that is not an alias, or if the collection's name stands for the
-/// version of the model; `AlreadyExists` while a rebuild of the name runs; `ResourceExhausted` if
-/// too many rebuilds and uploads run.
+/// is not served, to switch a name that is not an alias, or if the collection's name is an alias of
+/// the version of the model; `AlreadyExists` while a rebuild of the name runs; `ResourceExhausted`
+/// if too many rebuilds and uploads run.
 pub(crate) fn begin(
     state: &Arc<ImagesState>,
     name: &str,
@@ -259,8 +259,8 @@ impl RebuildWork<'_> {
         Ok(moved)
     }
 
-    /// Copies the payload of an image, and returns 1; 0 if the old collection does not have the
-    /// image any more. The payload can name an original, so no removal of the image comes between
+    /// Copies the payload of an image, and returns 1; returns 0 if the image was removed from the
+    /// old collection. The payload can name an original, so no removal of the image comes between
     /// the read and the write.
     fn copy_payload(&self, job: &IngestJob, new: &ImageCollection, id: PointId) -> Result<u64> {
         let claimed: Vec<[u8; 16]> = uuid(&id).into_iter().collect();
@@ -271,8 +271,8 @@ impl RebuildWork<'_> {
         new.named.change_payload(&PointSelection::Ids(vec![id]), &change)
     }
 
-    /// Puts images into the new collection, and returns how many succeeded. Adds those without an
-    /// outcome to `lost`: the thread has panicked, perhaps because of another image.
+    /// Adds images to the new collection, and returns the number of added images. Adds those
+    /// without an outcome to `lost`: the thread has panicked, perhaps because of another image.
     fn send(
         &self,
         job: &Arc<IngestJob>,
@@ -287,7 +287,7 @@ impl RebuildWork<'_> {
                 Ok(RebuildImage { name, bytes, payload }) => {
                     let sender = sender.clone();
                     let bytes_held = self.state.bulk.files().hold(bytes.len() as u64);
-                    // The channel has room for a page.
+                    // The channel holds a page.
                     let done = Box::new(move |outcome: Result<_>| {
                         drop(bytes_held);
                         drop(sender.try_send((id, outcome.map(drop))))
@@ -385,7 +385,7 @@ fn begun_version(
 ///
 /// # Errors
 /// `NotFound` if `old` was removed or replaced; `FailedPrecondition` if the name of the collection
-/// stands for `new`: the rebuild removes its images that `old` does not have.
+/// is an alias of `new`: the rebuild removes its images that `old` does not have.
 fn check_roles(registry: &Registry, old: &ImageCollection, new: &ImageCollection) -> Result<()> {
     let from = old.named.name();
     if old.named.removed() {
@@ -393,7 +393,7 @@ fn check_roles(registry: &Registry, old: &ImageCollection, new: &ImageCollection
             "\"{from}\" was removed or replaced, so its rebuild has ended"
         )));
     }
-    // Clients put images in by this name.
+    // Clients add images by this name.
     let name = &old.space;
     let own = new.named.name();
     if !registry.aliases().iter().any(|(alias, collection)| alias == name && collection == own) {

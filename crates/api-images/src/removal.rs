@@ -108,7 +108,7 @@ fn uuids(ids: &[PointId]) -> Vec<[u8; 16]> {
 /// Returns the points that can be read.
 ///
 /// # Errors
-/// Returns the first error, except that a point is damaged.
+/// Returns the first error that is not a damaged point.
 fn readable(found: Vec<Result<Option<FetchedPoint>>>) -> Result<Vec<FetchedPoint>> {
     let mut images = Vec::new();
     for point in found {
@@ -286,7 +286,7 @@ fn names(point: &Result<Option<FetchedPoint>>, original: &StoredOriginal, space:
     }
 }
 
-/// Removes originals. If the store refuses one, removes the others nevertheless.
+/// Removes originals. If the store refuses one, still removes the others.
 ///
 /// # Errors
 /// The first error of the store.

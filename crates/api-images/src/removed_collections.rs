@@ -296,7 +296,7 @@ impl RemovedCollections {
         Some(waiting.clone())
     }
 
-    /// Writes the record of a removal anew.
+    /// Writes the record of a removal again.
     fn rewrite(&self, removal: &PendingRemoval) {
         let Some(file) = &removal.file else { return };
         if let Err(error) = self.records.replace(file, &removal.record) {
@@ -504,7 +504,7 @@ mod tests {
     }
 
     #[test]
-    fn a_failed_removal_waits_behind_others_and_ends() {
+    fn a_failed_removal_lets_others_go_first_and_ends() {
         let dir = tempfile::tempdir().unwrap();
         let removed = removed(dir.path());
         let file = removed.records.write(&record()).unwrap().unwrap();

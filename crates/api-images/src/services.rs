@@ -110,7 +110,7 @@ impl ImageServices {
         embedding.ok_or_else(|| Error::internal("the model returned no vector"))
     }
 
-    /// Counts an image that was to be put in. `kind` is "added", "present" or the kind of error.
+    /// Counts the attempt to add an image. `kind` is "added", "present" or the kind of error.
     pub(crate) fn count_put(&self, kind: &'static str) {
         self.requests.metrics.images.put.get_or_create(&KindLabels { kind }).inc();
     }

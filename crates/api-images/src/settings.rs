@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 /// Key of these settings in the settings that a collection keeps for its endpoints.
 pub(crate) const SECTION: &str = api_qdrant::IMAGES;
 
-/// Name in place of a model, for a collection of fingerprints without embeddings.
+/// Name instead of a model, for a collection of fingerprints without embeddings.
 pub(crate) const NO_MODEL: &str = api_qdrant::NO_MODEL;
 /// Dimensions of the vector of a print in a collection without embeddings. Storage requires a
 /// vector, and no query compares it.

@@ -46,8 +46,8 @@ impl PutOutcome {
         PutOutcome { added: true, id: PointId::Uuid(facts.id), block }
     }
 
-    /// Returns the outcome for a point that is there. A point of features alone counts as another:
-    /// the image replaces it and adds the original.
+    /// Returns the outcome for an existing point. Returns `None` for a point of features alone: the
+    /// image replaces it and adds the original.
     pub(crate) fn present(id: PointId, payload: &Map<String, Value>) -> Option<PutOutcome> {
         original_key(payload)?;
         let block = payload.get(BLOCK).cloned().unwrap_or_default();
@@ -170,8 +170,8 @@ fn with_points<T>(
 }
 
 /// Writes the images that the collection does not have, as [`NamedCollection::try_upsert_if`] does.
-/// Returns the outcome of each image that another request has put in meanwhile, whose payload may
-/// have changed since; `None` for the written ones. The caller has claimed their ids.
+/// Returns the outcome of each image that another request has added meanwhile, and whose payload
+/// may have changed since. Returns `None` for the written ones. The caller has claimed their ids.
 ///
 /// # Errors
 /// Returns the errors of [`NamedCollection::try_upsert_if`].

@@ -186,7 +186,7 @@ fn is_lost(error: &Error) -> bool {
     error.kind() == ErrorKind::DataLoss
 }
 
-/// Writes features over the points that are there, whose payloads are `before`.
+/// Writes features. `before` has the payload of each stored point, and `None` for a new one.
 ///
 /// # Errors
 /// `TooLarge` for a payload that collections refuse, before any point is written; the errors of

@@ -1,5 +1,5 @@
-//! Directories of originals that belong to no collection. The removal of a collection that cannot
-//! be opened leaves one, and so does a lost record of a removal. They are reported and not removed:
+//! Directories of originals that belong to no collection. They remain if a collection that cannot
+//! be opened is removed, or if the record of a removal is lost. They are reported and not removed:
 //! an administrator copies originals back before the collection is restored.
 //!
 //! Only the directory beside the collections is searched, because other servers may use another

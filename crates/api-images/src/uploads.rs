@@ -1,5 +1,5 @@
-//! Images that a node of a cluster is putting in. Each upload has an original of its own, so of two
-//! uploads of one image at the same time, one would leave an original without a point.
+//! Images that a node of a cluster is adding. Each upload has an original of its own. So two
+//! uploads of one image at the same time would leave one original without a point.
 
 use std::collections::HashSet;
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! The handler that puts images in: one, an archive or a folder.
+//! The handler that adds images: one, an archive or a folder.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;

@@ -37,7 +37,7 @@ enum ImageOperation {
     PutImages(PointList<LoggedImage>),
 }
 
-/// Returns true for an operation of images; all others are Qdrant's.
+/// Returns true for an operation of images. All other operations are Qdrant's.
 pub fn is_image_operation(operation: &[u8]) -> bool {
     has_name(operation, PUT_FEATURES) || has_name(operation, PUT_IMAGES)
 }

@@ -33,13 +33,13 @@ pub fn image_id(bytes: &[u8]) -> PointId {
     PointId::Uuid(id_of(bytes))
 }
 
-/// Returns the response of `PUT` for a point that is there, from its payload. `None` if it has no
-/// original: the image is put in then.
+/// Returns the response of `PUT` for an existing point, from its payload. `None` if it has no
+/// original: the image is added then.
 pub fn present_answer(id: &PointId, payload: &Map<String, Value>) -> Option<Value> {
     PutOutcome::present(*id, payload).map(|outcome| outcome.to_json())
 }
 
-/// An image to put in.
+/// An image to add.
 #[derive(Clone, Debug)]
 pub struct ImageInput {
     /// Name that is shown; empty if the image has none.
@@ -142,7 +142,7 @@ impl ExtractedImage {
             .to_json()
     }
 
-    /// Returns the response of `PUT` once the image is put in.
+    /// Returns the response of `PUT` once the image is added.
     pub fn added(&self) -> Value {
         PutOutcome::added(&self.features).to_json()
     }
@@ -221,8 +221,8 @@ pub struct ExtractedView {
 
 impl ImagesState {
     /// Extracts the features of an image on this server. `existing` are the settings of the
-    /// collection and the number of values of its embeddings. If it does not exist, `wanted`
-    /// decides on kind and model, and then the defaults.
+    /// collection and the number of values of its embeddings. If it does not exist, `wanted` and
+    /// then the defaults decide on kind and model.
     ///
     /// # Errors
     /// Returns the errors of the image and the model; `FailedPrecondition` if the model gives

@@ -126,8 +126,8 @@ impl<'de> Deserialize<'de> for RankedImage {
             shown: Value,
         }
         let Sent { key, id, score, coarse, mut shown } = Sent::deserialize(deserializer)?;
-        // Numbers of 64 bits can change in their last digit when JSON is read, and these are in 32
-        // bits: so the response has the digits that a single server writes.
+        // Numbers of 64 bits can change in their last digit when JSON is read, and these have 32
+        // bits. So the response has the same digits as that of a single server.
         if let Some(members) = shown.as_object_mut() {
             members.insert("score".to_owned(), score.into());
             members.insert("coarse".to_owned(), coarse.into());

@@ -1,6 +1,6 @@
 //! The rounds of a search in the local collection of a shard, over HTTP. Nodes call these routes;
-//! they are not for clients. A node limits its reads itself, so they take no permit of a request:
-//! the root's request has one already, and waits for them.
+//! they are not for clients. A node limits its reads itself, so they take no permit of a request.
+//! The request of the root, which waits for them, has one already.
 
 use std::sync::Arc;
 use std::time::Instant;

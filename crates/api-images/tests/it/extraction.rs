@@ -18,7 +18,7 @@ fn input(file: &[u8]) -> ImageInput {
 }
 
 #[test]
-fn an_image_is_extracted_as_one_server_puts_it_in() {
+fn an_image_is_extracted_as_one_server_adds_it() {
     let world = World::start();
     let file = picture(4);
     let wanted = WantedImages::default();
@@ -182,7 +182,7 @@ fn originals_are_written_and_removed() {
 }
 
 #[test]
-fn ids_and_defaults() {
+fn ids_follow_from_files_and_defaults_are_within_limits() {
     assert!(matches!(image_id(b"an image"), PointId::Uuid(_)));
     assert_ne!(image_id(b"an image"), image_id(b"another"));
     for kind in [ImageKind::Photo, ImageKind::Fingerprint] {

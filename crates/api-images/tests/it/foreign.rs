@@ -63,7 +63,7 @@ fn any_json() -> impl Strategy<Value = Value> {
     })
 }
 
-/// Replaces one value inside `valid`, whose place the numbers of `path` decide on.
+/// Replaces one value inside `valid`. The numbers of `path` decide on its position.
 fn changed(mut valid: Value, path: &[prop::sample::Index], new: Value) -> Value {
     let Some((step, rest)) = path.split_first() else { return new };
     let inner = match &mut valid {

@@ -1,4 +1,4 @@
-//! Operations of images and what they leave in a local collection.
+//! Operations of images, and their results in a local collection.
 
 use api_images::{
     CheckedPoints, ImageSettings, LoggedPoint, WantedImages, apply_image_operation,
@@ -74,7 +74,7 @@ fn local_routes_find_a_shard() {
 }
 
 #[test]
-fn operations_are_told_apart() {
+fn operations_of_images_are_recognised() {
     for operation in [
         features_operation(&["1", "2"]).as_str(),
         images_operation(&[]).as_str(),
@@ -311,8 +311,8 @@ fn a_damaged_point_fails_as_damage() {
     assert_eq!(error.kind(), ErrorKind::DataLoss, "{error}");
 }
 
-/// Flips a bit of each place in the segments below `directory` that holds `bytes`. Returns the
-/// number of places.
+/// Flips a bit of each occurrence of `bytes` in the segments below `directory`. Returns the number
+/// of occurrences.
 fn damage(directory: &std::path::Path, bytes: &[u8]) -> usize {
     let mut changed = 0;
     for entry in std::fs::read_dir(directory).unwrap().flatten() {

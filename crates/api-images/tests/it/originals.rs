@@ -69,7 +69,7 @@ fn records(world: &World) -> usize {
 }
 
 #[test]
-fn an_original_goes_and_comes_with_its_image() {
+fn an_original_is_removed_and_added_with_its_image() {
     let world = World::start();
     let id = world.put("/v1/images/c", &picture(1))["id"].as_str().unwrap().to_owned();
     let path = format!("/v1/images/c/{id}");
@@ -82,7 +82,7 @@ fn an_original_goes_and_comes_with_its_image() {
 }
 
 #[test]
-fn a_removed_version_takes_the_originals_that_only_it_names() {
+fn a_removed_version_removes_the_originals_that_only_it_names() {
     let world = World::start();
     let put = |seed| world.put("/v1/images/c", &picture(seed))["id"].as_str().unwrap().to_owned();
     let shared = [put(1), put(2)];
@@ -266,7 +266,7 @@ fn a_point_that_names_no_original_keeps_none() {
 }
 
 #[test]
-fn an_image_with_a_cleared_payload_takes_its_original_along() {
+fn an_image_with_a_cleared_payload_is_removed_with_its_original() {
     let world = World::start();
     let id = world.put("/v1/images/c", &picture(1))["id"].as_str().unwrap().to_owned();
     world.put("/v1/images/c", &picture(2));

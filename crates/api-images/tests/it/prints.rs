@@ -221,7 +221,7 @@ fn a_request_names_person_and_finger() {
 }
 
 #[test]
-fn a_print_is_refused_and_the_others_are_put_in() {
+fn a_print_is_refused_and_the_others_are_added() {
     let world = World::start();
     let file = views(&[1, 2, 3]);
     let answer = world.put(&format!("{NEW}&quality_min=41"), &file);
@@ -349,7 +349,7 @@ fn a_rebuild_keeps_the_prints() {
 }
 
 #[test]
-fn a_root_puts_in_each_print() {
+fn a_root_adds_each_print() {
     let world = World::start();
     let file = views(&[1, 2, 3]);
     let input = ImageInput::new(Some("x.fmr"), None, Some(41), file.clone().into()).unwrap();
@@ -357,7 +357,8 @@ fn a_root_puts_in_each_print() {
     let prints = world.run(world.images.upload_prints(input.clone(), kind)).unwrap();
     let inputs: Vec<ImageInput> = prints.inputs().into_iter().map(Result::unwrap).collect();
     let person = json!(image_id(&file).to_string());
-    // The image of the whole file is the last, so that a part of the file is never taken as all.
+    // The image of the whole file is the last, so that a part of the file never counts as the whole
+    // file.
     for (finger, input) in [2, 3, 1].into_iter().zip(&inputs) {
         assert_eq!((&input.payload["person"], &input.payload["finger"]), (&person, &json!(finger)));
         assert_eq!((input.name.as_str(), input.quality_min), ("x.fmr", 41));

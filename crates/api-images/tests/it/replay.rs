@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use crate::operations::{UUID, image, with_original};
 use crate::world::{element, open, photos, points};
 
-/// Most operations of a case.
+/// Maximum operations of a case.
 const OPERATIONS_MAX: usize = 8;
 const CASES: u32 = 32;
 

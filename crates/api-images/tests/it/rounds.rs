@@ -157,7 +157,7 @@ fn shown(hits: Vec<RankedImage>, k: usize) -> String {
     Value::from(shown).to_string()
 }
 
-/// Puts pictures into "photos", and into shards.
+/// Adds pictures to "photos", and to shards.
 fn with_photos(world: &World) -> Shards {
     let shards = world.shards("photos-1", &photos(), DIMS, SHARDS);
     for seed in 0..PICTURES {
@@ -203,7 +203,7 @@ fn photographs_are_found_as_on_one_server() {
     ];
     let mut accepted = 0;
     for (seed, wanted) in searches.iter().enumerate() {
-        // Seeds of stored pictures, and one that is not there.
+        // Seeds of stored pictures, and one that is not stored.
         let file = picture(if seed == 2 { 777 } else { seed as u64 * 2 });
         let query = world.query(file.clone());
         let (_, body) = world.send(Method::POST, &wanted.path("photos"), "image/jpeg", file);
@@ -249,7 +249,7 @@ fn prints(ids: std::ops::Range<u64>) -> Value {
     json!({ "points": ids.map(point).collect::<Vec<_>>() })
 }
 
-/// Puts fingerprints into "prints", and into shards.
+/// Adds fingerprints to "prints", and to shards.
 fn with_prints(world: &World) -> Shards {
     let shards = world.shards("prints-1", &fingers(), 4, SHARDS);
     let body = prints(0..60);

@@ -234,7 +234,7 @@ impl World {
         (status, serde_json::from_slice(&body).unwrap())
     }
 
-    /// Puts a file in, as on one server.
+    /// Adds a file, as on one server.
     #[track_caller]
     pub(crate) fn put(&self, path: &str, file: &[u8]) -> Value {
         let (status, body) = self.send(Method::PUT, path, "image/jpeg", file.to_vec());
@@ -291,7 +291,7 @@ pub(crate) struct Shards {
     pub(crate) named: Vec<Arc<NamedCollection>>,
 }
 
-/// Element of which operation a point is.
+/// Operation that a point is an element of.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum OperationKind {
     Features,
