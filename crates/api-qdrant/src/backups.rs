@@ -32,7 +32,7 @@ const DAY_SECONDS: f64 = 86_400.0;
 #[derive(Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 struct CreateBackup {
-    /// Upload files again that the store has.
+    /// True to upload files again that the store has already.
     full: bool,
 }
 

@@ -131,7 +131,8 @@ impl QueryRun<'_> {
     }
 
     /// Compares the points that match `filter`: all of them if they are few, if the request wants
-    /// exact answers or if no example attracts points, otherwise candidates from the index.
+    /// exact answers, or if there is neither a target nor a positive example; otherwise candidates
+    /// from the index.
     fn compare_matching(
         &mut self,
         vectors: &ExampleVectors,
@@ -159,7 +160,7 @@ impl QueryRun<'_> {
         Ok(())
     }
 
-    /// Returns the nearest points of each vector that attracts points, in ascending order.
+    /// Returns the nearest points of the target and of each positive example, in ascending order.
     fn candidates(
         &mut self,
         vectors: &ExampleVectors,
@@ -205,7 +206,7 @@ impl QueryRun<'_> {
                     Ok(Some(point)) => {
                         best.offer(point.id, vectors.score(metric, &point.embedding));
                     }
-                    // Removed since.
+                    // The point was removed meanwhile.
                     Ok(None) => {}
                     Err(_) => best.partial = true,
                 }

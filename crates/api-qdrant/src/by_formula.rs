@@ -39,7 +39,7 @@ impl QueryRun<'_> {
             for (point, id) in self.named.resolve(ids, parts).into_iter().zip(ids) {
                 let payload = match point {
                     Ok(Some(point)) => Value::Object(point.payload),
-                    // Removed since.
+                    // The point was removed meanwhile.
                     Ok(None) => continue,
                     Err(error) if retrieve::concerns_one_point(&error) => {
                         partial = true;

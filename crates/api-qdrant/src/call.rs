@@ -85,7 +85,7 @@ impl CallContext {
         self.grant.as_ref().is_none_or(|grant| grant.sees_collection(name))
     }
 
-    /// Returns the collection `name`, which the request names besides its own.
+    /// Returns the collection `name`, which the request names in addition to its own.
     ///
     /// # Errors
     /// `PermissionDenied` if the request's key may not use it; `NotFound`; `Unavailable` while it
@@ -184,8 +184,8 @@ impl RestCall {
     }
 
     /// Answers from a collection's points, on a search thread. Waits for a collection that is being
-    /// opened, for at most [`OPENING_WAIT_MAX`]: a result from its open part would lack points in
-    /// silence.
+    /// opened, for at most [`OPENING_WAIT_MAX`]: a result from its open part would lack points
+    /// without notice.
     pub(crate) async fn read<T: Serialize + 'static>(
         self,
         handler: fn(&NamedCollection, &mut SearchThread, &CallContext, &[u8]) -> Result<T>,
@@ -209,7 +209,7 @@ impl RestCall {
         reply(self.run_on_search_thread(step, true).await, started)
     }
 
-    /// Answers as [`RestCall::read`] does, from a collection of which parts may be closed.
+    /// Answers as [`RestCall::read`] does. Parts of the collection may be closed.
     pub(crate) async fn inspect<T: Serialize + 'static>(
         self,
         handler: fn(&NamedCollection, &mut SearchThread, &CallContext, &[u8]) -> Result<T>,
@@ -247,7 +247,7 @@ impl RestCall {
         let mut sender = Some(sender);
         let progress = Arc::<SliceProgress>::default();
         let job = move |named: &NamedCollection, thread: &mut SearchThread| {
-            // The client may be gone.
+            // The client may have disconnected.
             if sender.as_ref().is_none_or(oneshot::Sender::is_closed) {
                 return TaskProgress::Done;
             }
@@ -257,7 +257,7 @@ impl RestCall {
                 return TaskProgress::Paused;
             };
             if let Some(sender) = sender.take() {
-                // Sending fails if the client is gone, and then the result is not needed.
+                // Sending fails if the client has disconnected. Then the result is not needed.
                 let _ = sender.send(result.and_then(|result| encode(&result)));
             }
             TaskProgress::Done
@@ -279,8 +279,8 @@ impl RestCall {
     }
 
     /// Makes a change as [`RestCall::write`] does, of points that the request may select by a
-    /// filter. Some threads are left to other writes. If the deadline passes while the points are
-    /// selected, nothing is changed.
+    /// filter. Some threads remain free for other writes. If the deadline passes while the points
+    /// are selected, nothing is changed.
     pub(crate) async fn write_selected<T: Serialize + 'static>(
         self,
         handler: fn(&Registry, &CallContext, &[u8]) -> Result<T>,
@@ -332,7 +332,7 @@ impl RestCall {
                     .inspect_err(|error| count_refusal(&refused_by, error, "write_queue"))
                     .and_then(|()| make())
                     .and_then(|result| encode(&result));
-                // Sending fails if the client is gone; the change is made nevertheless.
+                // Sending fails if the client has disconnected. The change is still made.
                 let _ = sender.send(result);
             }
         };
@@ -345,7 +345,7 @@ impl RestCall {
 }
 
 /// Checks the number of objects in a query before they are parsed: as a tree they take a hundred
-/// times their text.
+/// times the memory of their text.
 ///
 /// # Errors
 /// `InvalidArgument` for more than [`QUERY_OBJECTS_MAX`].
@@ -380,7 +380,7 @@ fn is_opening_error(error: &Error) -> bool {
     error.kind() == ErrorKind::Unavailable && error.retry_after().is_some()
 }
 
-/// Waits until `is_opening` returns false, but not longer than until `until`.
+/// Waits until `is_opening` returns false, at most until `until`.
 async fn wait_while_opening(mut is_opening: impl FnMut() -> bool, until: Instant) {
     while is_opening() && Instant::now() < until {
         tokio::time::sleep(OPENING_CHECK_INTERVAL).await;
@@ -421,7 +421,7 @@ async fn await_result(
 ) -> EncodedResult {
     match tokio::time::timeout_at(deadline.into(), receiver).await {
         Ok(Ok(result)) => result,
-        // The thread found no memory for a collection's readers, or panicked.
+        // The thread had no memory for a collection's readers, or panicked.
         Ok(Err(_)) => {
             Err(Error::unavailable("the request was abandoned before it was answered; try again"))
         }

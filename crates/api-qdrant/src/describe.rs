@@ -121,14 +121,14 @@ pub(crate) fn segments(
 }
 
 /// Returns the indexed fields, each with the number of points that have a value of it: fields with
-/// an index that was asked for, and all others that segments index by themselves.
+/// a requested index, and all others that segments index by themselves.
 fn payload_schema(
     named: &NamedCollection,
     settings: &CollectionSettings,
 ) -> Result<Map<String, Value>> {
     let mut fields = Map::new();
     for (field, schema) in stored(&settings.extra, "payload_schema").into_iter().flatten() {
-        // Any value differs from none.
+        // Matches any value.
         let matching = Match::Except(Vec::<Value>::new().into());
         let filled = Condition::Match { key: field.clone(), matching };
         let filled = Filter { must: vec![filled], ..Filter::default() };

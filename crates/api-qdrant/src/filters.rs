@@ -26,9 +26,9 @@ pub(crate) fn prepare(named: &NamedCollection, filter: Filter) -> Result<Filter>
     prepare_filter(&named.settings(), filter)
 }
 
-/// Checks a filter, and prepares its conditions for a collection with these settings: on fields
-/// with an index for UUIDs they match every spelling of a UUID, on fields with an index for texts
-/// they split texts as the index says, and conditions on vectors know the collection's vector.
+/// Checks a filter, and prepares its conditions for a collection with these settings. On fields
+/// with an index for UUIDs they then match every spelling of a UUID. On fields with an index for
+/// texts they split texts as the index says. Conditions on vectors know the collection's vector.
 ///
 /// # Errors
 /// `InvalidArgument` for a filter that is too large or names no field; `Unimplemented` for a text

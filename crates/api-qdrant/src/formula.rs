@@ -1,4 +1,4 @@
-//! Formulas that score the hits of prefetches anew, from their scores and payloads.
+//! Formulas that compute new scores for the hits of prefetches, from their scores and payloads.
 
 use std::collections::BTreeMap;
 use std::fmt::Display;
@@ -129,7 +129,7 @@ pub enum DecayCurve {
 pub struct FormulaPoint<'a> {
     /// The internal id.
     pub id: u64,
-    /// The payload, an object. It needs the members that [`Formula::payload_members`] names only.
+    /// The payload, an object. It needs only the members that [`Formula::payload_members`] names.
     pub payload: &'a Value,
     /// The score of each prefetch; `None` if it did not find the point.
     pub scores: &'a [Option<f32>],

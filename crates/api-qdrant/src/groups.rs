@@ -124,7 +124,7 @@ impl<H: Copy> HitGroups<H> {
         HitGroups { size, groups: Vec::new(), positions: HashMap::new() }
     }
 
-    /// Adds a hit to the groups of its values. It is not better than the hits before it.
+    /// Adds a hit to the groups of its values. It must not be better than the hits before it.
     pub fn push(&mut self, hit: H, values: Vec<GroupValue>) {
         self.add_hit(hit, values, 0, true);
     }
@@ -264,7 +264,7 @@ fn add_lookups(
     Ok(())
 }
 
-/// Returns the number of hits of a search for at most `all` hits.
+/// Returns the number of hits that a search finds, at most `all`.
 pub fn most_hits(query: Option<&VectorQuery>, all: usize) -> usize {
     match query {
         Some(VectorQuery::Mmr { .. }) => all.min(mmr::CANDIDATES_MAX),
@@ -311,7 +311,7 @@ impl GroupSearch<'_> {
                 break;
             }
             if !is_new {
-                // Values that make no group hid the rest.
+                // Hits whose values make no group took the places of others.
                 factor *= 2;
             }
         }
@@ -383,7 +383,7 @@ impl GroupSearch<'_> {
                         let payload = Value::Object(point.payload);
                         found.push((*hit, group_values(&payload, &self.request.group_by)));
                     }
-                    // Removed since the search.
+                    // The point was removed after the search.
                     Ok(None) => {}
                     Err(error) if retrieve::concerns_one_point(&error) => self.partial = true,
                     Err(error) => return Err(error),

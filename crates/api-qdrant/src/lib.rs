@@ -1,14 +1,14 @@
 //! Qdrant's REST interface over collections, so that Qdrant's clients work unchanged.
 //!
-//! # What is supported
+//! # Supported features
 //! A collection has one vector, with or without a name. Features of Qdrant's that this server does
 //! not have are refused with 501 and the reason. Unknown fields of a body and unknown query
 //! parameters are refused with 400 and their name. Hints that a collection does not follow (shards
 //! and replicas, parameters of the graph and the optimiser, storage) are accepted and named in the
 //! `warnings` of `GET /collections/NAME`. `ordering` and `consistency` have no effect, because
 //! every write is durable before its response. With `wait=true`, a change of payloads or vectors
-//! fails if an id has no point. Segments index payload fields by themselves, so an index that a
-//! client asks for is recorded and shown only.
+//! fails if an id has no point. Segments index payload fields by themselves, so a requested index
+//! is only recorded and shown.
 //!
 //! # Backups
 //! The routes of [`backups`] are not part of Qdrant's interface. They are in this crate because
@@ -17,7 +17,7 @@
 //! # Threads
 //! Reads run on the search threads. Writes run on threads of their own that wait for the log. A
 //! read waits for a collection that is being opened, and is answered 503 if that takes too long. If
-//! damage may have left points out of a result, it has `"partial": true`.
+//! points may be missing from a result because of damage, it has `"partial": true`.
 
 pub mod backups;
 mod by_examples;

@@ -13,7 +13,7 @@ use crate::call::CallContext;
 use crate::query::{BatchProgress, batch_in_steps};
 use crate::{BoxFuture, ImageCollections, collections, update};
 
-/// No collection holds images.
+/// A service of images without collections of images.
 struct NoImages;
 
 impl ImageCollections for NoImages {

@@ -50,7 +50,7 @@ pub struct SampleMatrix {
     partial: bool,
 }
 
-/// One pair, by the places of its points in the sample.
+/// One pair, by the positions of its points in the sample.
 struct MatrixEntry {
     row: usize,
     column: usize,
@@ -80,7 +80,7 @@ impl SampleMatrix {
     ) -> Result<SampleMatrix> {
         points.sort_by_key(|point| point.id);
         let mut matrix = SampleMatrix { ids: Vec::new(), entries: Vec::new(), partial };
-        // One point has no other one.
+        // A single point has no neighbour.
         if points.len() < 2 {
             return Ok(matrix);
         }
@@ -170,7 +170,7 @@ fn sampled_points(
                 Ok(Some(point)) => {
                     points.push(SampledPoint { id: point.id, vector: point.embedding });
                 }
-                // Removed since.
+                // The point was removed meanwhile.
                 Ok(None) => {}
                 Err(error) if retrieve::concerns_one_point(&error) => *partial = true,
                 Err(error) => return Err(error),
@@ -180,7 +180,7 @@ fn sampled_points(
     Ok(points)
 }
 
-/// Returns the nearest other points of the point in place `row`.
+/// Returns the nearest other points of the point at position `row`.
 fn nearest(metric: Metric, points: &[SampledPoint], row: usize, limit: usize) -> Vec<MatrixEntry> {
     let Some(point) = points.get(row) else { return Vec::new() };
     let others = points.iter().enumerate().filter(|(column, _)| *column != row);

@@ -12,7 +12,7 @@ use crate::query::{self, BatchProgress, QueryResponse};
 /// Returns the hits of a response.
 ///
 /// # Errors
-/// `Unavailable` if hits may be missing, because a list cannot say so.
+/// `Unavailable` if hits may be missing, because a list cannot show that it is partial.
 fn hits(response: QueryResponse) -> Result<Vec<ScoredPoint>> {
     if response.partial {
         return Err(json::incomplete_list());

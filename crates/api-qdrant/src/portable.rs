@@ -67,7 +67,7 @@ mod tests {
     }
 
     #[test]
-    fn settings_come_back() {
+    fn a_collection_is_created_with_its_portable_settings() {
         for vector_name in ["", "text"] {
             let mut settings = CollectionSettings {
                 vector_name: vector_name.to_owned(),

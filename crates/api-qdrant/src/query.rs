@@ -147,7 +147,7 @@ impl QueryRun<'_> {
     /// the first points in the order of their ids.
     ///
     /// # Errors
-    /// As [`query`], with the place of a prefetch that fails.
+    /// As [`query`], with the position of the prefetch that fails.
     pub(crate) fn find(
         &mut self,
         query: Option<VectorQuery>,
@@ -208,7 +208,7 @@ impl QueryRun<'_> {
         Ok(RankedHits { hits: found.points.iter().map(hit).collect(), partial: found.partial })
     }
 
-    /// Checks the vector's name. A request without a vector may leave it out.
+    /// Checks the vector's name. A request without a vector may omit it.
     ///
     /// # Errors
     /// `InvalidArgument` for the name of another vector.
@@ -298,7 +298,7 @@ impl QueryRun<'_> {
                             order_value: hit.order_value(),
                         });
                     }
-                    // Removed since the search.
+                    // The point was removed after the search.
                     Ok(None) => {}
                     Err(error) if retrieve::concerns_one_point(&error) => partial = true,
                     Err(error) => return Err(error),

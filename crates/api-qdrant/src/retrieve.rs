@@ -16,7 +16,7 @@ use serde_json::{Map, Value};
 use crate::call::CallContext;
 use crate::filters;
 
-/// About the most bytes of the points of one response.
+/// Approximate maximum bytes of the points of one response.
 const RESPONSE_BYTES_MAX: usize = 128 << 20;
 /// Points that are read at once: few enough that a response exceeds its limit by little.
 pub(crate) const CHUNK: usize = 1024;
@@ -126,7 +126,7 @@ pub(crate) fn fetch(
     let mut budget = ResponseBudget::default();
     for ids in request.ids.chunks(CHUNK) {
         for (point, id) in named.get_parts(ids, projection.parts()).into_iter().zip(ids) {
-            // A damaged point fails the request, because the client asked for it by its id.
+            // A damaged point fails the request, because the client requested it by its id.
             let point = point.map_err(|error| error.context(format_args!("point {id}")))?;
             let Some(record) = point.map(|point| projection.record(point)) else { continue };
             budget.add_or_fail(&record)?;
@@ -157,8 +157,8 @@ pub(crate) struct ScrollResponse {
     pub(crate) next_page_offset: Option<PointId>,
     #[serde(skip_serializing_if = "is_false")]
     pub(crate) partial: bool,
-    /// Positions of the points that a date ordered. Only for a root of a cluster, which cannot tell
-    /// a date from a number by `order_value`.
+    /// Positions of the points that a date ordered. Only for a root of a cluster, which cannot
+    /// distinguish a date from a number by `order_value`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) order_dates: Option<Range<usize>>,
 }
@@ -257,7 +257,7 @@ fn scroll_in_order(
                     add_date(&mut page.order_dates, page.points.len(), Some(ordered.value));
                     page.points.push(record);
                 }
-                // Removed since.
+                // The point was removed meanwhile.
                 Ok(None) => {}
                 Err(error) if concerns_one_point(&error) => page.partial = true,
                 Err(error) => return Err(error),

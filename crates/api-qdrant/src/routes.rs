@@ -136,7 +136,7 @@ fn points() -> Router<Arc<CollectionsState>> {
         .route(&at("batch"), post(|call: RestCall| call.write_selected(update::batch)))
 }
 
-/// Returns the routes that `points/query` replaces.
+/// Returns the older query routes, which `points/query` replaces.
 fn older_queries() -> Router<Arc<CollectionsState>> {
     let at = |rest: &str| format!("/collections/{{collection}}/points/{rest}");
     Router::new()

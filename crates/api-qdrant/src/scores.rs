@@ -1,4 +1,4 @@
-//! Vectors and scores: between clients, who know distances, and collections, which know
+//! Converts vectors and scores between clients, which use distances, and collections, which use
 //! similarities.
 
 use base::{Error, Result};

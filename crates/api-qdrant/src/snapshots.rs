@@ -336,7 +336,7 @@ fn send_archive(
     backup::block_on(write_archive(&context, collection, list, &mut pieces))
 }
 
-/// Collects bytes to pieces and sends them.
+/// Collects bytes into pieces and sends them.
 pub struct PieceWriter<'a> {
     writer: &'a ResultWriter,
     piece: Vec<u8>,
@@ -449,7 +449,7 @@ async fn begin_restore<R: Read>(
         }
         // The client's next request finds the permit free.
         drop(permit);
-        // The client may be gone.
+        // The client may have disconnected.
         let _ = sender.send(restored.map(|report| json!(report)));
     })?;
     Ok(outcome)

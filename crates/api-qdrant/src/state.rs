@@ -1,4 +1,4 @@
-//! The part of the server that the routes use.
+//! State that the routes share.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -43,7 +43,7 @@ pub trait ImageCollections: Send + Sync {
     /// collection names. Returns false, and deletes nothing, if the collection holds no images.
     ///
     /// Blocks the thread, which has entered a runtime. The caller must not hold
-    /// [`Registry::writing`]: uploads of the same images are waited for, and they need it.
+    /// [`Registry::writing`]: this waits for uploads of the same images, and they need it.
     ///
     /// # Errors
     /// As [`NamedCollection::delete`] and [`NamedCollection::delete_where`]; the errors of the

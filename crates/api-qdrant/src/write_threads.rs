@@ -15,8 +15,8 @@ use parking_lot::Mutex;
 
 use crate::json;
 
-/// Number of threads. Writes that wait for the log at the same time share a flush, so a few threads
-/// more than the disk has queues help. Besides waiting they parse JSON.
+/// Number of threads. Writes that wait for the log at the same time share a flush, so a few more
+/// threads than the disk has queues help. The threads also parse JSON.
 const WRITE_THREADS: usize = 4;
 /// Maximum threads that run writes by filter at the same time.
 pub(crate) const FILTER_THREADS: usize = WRITE_THREADS / 2;
@@ -81,7 +81,7 @@ impl WriteJob {
     }
 
     fn finish(self, admitted: Result<()>) {
-        // A panic drops the job's reply sender, which its caller reports. The thread goes on.
+        // A panic drops the job's reply sender, which its caller reports. The thread continues.
         if catch_unwind(AssertUnwindSafe(|| (self.run)(admitted))).is_err() {
             tracing::error!("a write ended in a panic");
         }
@@ -89,8 +89,8 @@ impl WriteJob {
 }
 
 impl FilterWrites {
-    /// Runs a write by filter and the waiting ones. If enough threads do so already, leaves the
-    /// write to them.
+    /// Runs a write by filter and the waiting ones. If enough threads run writes by filter already,
+    /// queues the write for them.
     fn run(&self, job: WriteJob) {
         let mut next = self.admit(job);
         while let Some(job) = next {

@@ -10,7 +10,7 @@ use serde_json::{Map, Value};
 
 use super::{geo, limits, unsupported};
 
-/// A message without the place in the text, which callers put before it.
+/// A message without the position in the text. Callers add the position.
 pub(super) type Parsed<T> = Result<T, String>;
 
 /// Reads a filter. Its nesting is bounded by the JSON reader here and by [`Filter::check`] later.
@@ -27,7 +27,7 @@ pub(super) fn optional<'de, D: Deserializer<'de>>(
     value.as_ref().map(|value| object(value).and_then(filter)).transpose().map_err(D::Error::custom)
 }
 
-/// Puts the field's name before the message of an error in it.
+/// Adds the name of the field before the message of its error.
 pub(super) fn within<T>(name: impl std::fmt::Display, parsed: Parsed<T>) -> Parsed<T> {
     parsed.map_err(|message| format!("{name}: {message}"))
 }
@@ -177,8 +177,8 @@ pub(super) fn path<'de, D: Deserializer<'de>>(deserializer: D) -> Result<String,
     Ok(path)
 }
 
-/// Refuses a path that cannot be read. Taken as a name, such a step leads to no value, and a
-/// condition on it would hold for no point.
+/// Refuses a path that cannot be read. If it were read as a name, it would lead to no value, and
+/// its condition would hold for no point.
 pub(super) fn check_path(path: &str) -> Result<(), String> {
     search::filter::check_path(path).map_err(|error| error.to_string())
 }
@@ -261,7 +261,7 @@ fn query_text(value: &Value) -> Parsed<&str> {
     Ok(text)
 }
 
-/// Reads a text whose words are looked for. The words are those of a field without an index.
+/// Reads a text whose words are searched for. The words are those of a field without an index.
 fn text_match(kind: TextMatchKind, value: &Value) -> Parsed<Match> {
     let text = query_text(value)?;
     let matching = TextMatch::new(kind, text, Tokenizer::default());

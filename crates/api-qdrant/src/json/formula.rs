@@ -38,7 +38,7 @@ pub(super) fn formula(expression: &Value, defaults: Map<String, Value>) -> Parse
     Ok(Formula { expression, score_defaults, defaults: others })
 }
 
-/// Puts the member's name before the message of an error in it.
+/// Adds the name of the member before the message of its error.
 fn within<T>(name: &str, parsed: Parsed<T>) -> Parsed<T> {
     parsed.map_err(|message| format!("{name}: {message}"))
 }
@@ -59,7 +59,7 @@ fn variable(name: &str) -> Parsed<Expression> {
     number.map(Expression::Score).ok_or_else(wrong)
 }
 
-/// Reads the members of an object, all of which it must know.
+/// Reads the members of an object. Each member must be known.
 struct FormulaMembers<'a> {
     members: &'a Map<String, Value>,
 }

@@ -2,8 +2,8 @@
 //!
 //! A request is read in one pass. Errors name the path of the field in the body. A field of
 //! Qdrant's that this server does not support is refused as [`base::ErrorKind::Unimplemented`], and
-//! an unknown field as `InvalidArgument`; none is ignored in silence. Hints for a collection
-//! (shards, replicas, graph parameters, storage) are accepted and listed by
+//! an unknown field as `InvalidArgument`. No field is ignored without notice. Hints for a
+//! collection (shards, replicas, graph parameters, storage) are accepted and listed by
 //! [`CreateCollection::hints`]. Parameters of a query that have no effect here are accepted.
 //!
 //! Follows the REST description of Qdrant 1.19, which version 1.20 of its Python client sends.
@@ -152,13 +152,13 @@ pub fn parse<'a, T: Deserialize<'a>>(body: &'a [u8]) -> Result<T> {
     Ok(value)
 }
 
-/// Takes the line and column off the end of a message: the field's path is enough.
+/// Removes line and column from the end of a message: the field's path is enough.
 fn without_line(message: &str) -> &str {
     message.split(" at line ").next().unwrap_or(message)
 }
 
-/// A field without effect: the server behaves like that in any case, or lacks the feature that the
-/// field tunes.
+/// A field without effect: the server always behaves as it requests, or lacks the feature that it
+/// tunes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct IgnoredField;
 

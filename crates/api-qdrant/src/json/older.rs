@@ -41,7 +41,8 @@ pub enum OlderQuery {
     Discover,
 }
 
-/// Returns the error for hits that may be missing from a plain list, which cannot say so.
+/// Returns the error if hits may be missing from a plain list, which cannot show that it is
+/// partial.
 pub fn incomplete_list() -> Error {
     Error::unavailable(
         "points may be missing, and the list of this route cannot say so; see the collection's \
@@ -77,7 +78,7 @@ impl OlderQuery {
     /// Returns the body of `points/query/batch` for a body of several such requests.
     ///
     /// # Errors
-    /// As [`OlderQuery::query`], with the place of the request.
+    /// As [`OlderQuery::query`], with the position of the request.
     pub fn batch(self, body: &[u8]) -> Result<Vec<u8>> {
         let batch: OlderBatch = read(body)?;
         let mut searches = Vec::with_capacity(batch.searches.len());

@@ -51,7 +51,7 @@ impl SetPayload {
         }
     }
 
-    /// Takes out the selection of points.
+    /// Removes the selection of points from the request and returns it.
     ///
     /// # Errors
     /// As [`super::PointsSelector::selection`].
@@ -61,7 +61,7 @@ impl SetPayload {
 }
 
 impl DeletePayload {
-    /// Takes out the selection of points.
+    /// Removes the selection of points from the request and returns it.
     ///
     /// # Errors
     /// As [`super::PointsSelector::selection`].

@@ -63,7 +63,7 @@ struct PointsBatch {
 }
 
 impl UpsertRequest {
-    /// Takes out the condition under which a point is written.
+    /// Removes the condition under which a point is written from the request, and returns it.
     pub fn take_condition(&mut self) -> UpsertCondition {
         let mode = match self.update_mode.take() {
             None | Some(UpdateMode::Upsert) => UpsertMode::All,
@@ -173,7 +173,7 @@ pub struct PointsSelector {
     _shard_key: AbsentField,
 }
 
-/// Returns the selection if exactly one of both is there.
+/// Returns the selection if exactly one of `points` and `filter` is present.
 pub(super) fn selection(
     points: Option<Vec<PointId>>,
     filter: Option<Filter>,

@@ -68,11 +68,11 @@ impl QueryRequest {
         self.query.as_ref().is_some_and(VectorQuery::scores_by_distance)
     }
 
-    /// Checks the number of prefetches, that each query ranks or joins the hits of its prefetches,
-    /// and thresholds.
+    /// Checks the number of prefetches and the thresholds, and that each query ranks or joins the
+    /// hits of its prefetches.
     ///
     /// # Errors
-    /// `InvalidArgument`, with the place of the prefetch.
+    /// `InvalidArgument`, with the position of the prefetch.
     pub fn check_prefetches(&self) -> Result<()> {
         if self.prefetch_count() > PREFETCHES_MAX {
             return Err(Error::invalid(format!(

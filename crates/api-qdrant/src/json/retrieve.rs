@@ -37,8 +37,8 @@ impl ScrollRequest {
     }
 }
 
-/// Checks that `found` points are all that a scroll in the order of a field asks for with `limit`.
-/// Such a scroll has no next page, so a list that was cut would look complete.
+/// Checks that `found` points are all points of a scroll in the order of a field with `limit`. Such
+/// a scroll has no next page, so a list that was cut would look complete.
 ///
 /// # Errors
 /// `InvalidArgument` for a limit above [`IDS_MAX`] if more points may match.

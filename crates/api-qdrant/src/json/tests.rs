@@ -93,7 +93,7 @@ fn values_outside_their_limits_are_validation_errors() {
 }
 
 #[test]
-fn an_ordered_list_is_not_cut_in_silence() {
+fn an_ordered_list_that_would_be_cut_is_refused() {
     use search::collection::IDS_MAX;
     assert!(check_ordered_limit(IDS_MAX, IDS_MAX).is_ok());
     assert!(check_ordered_limit(IDS_MAX + 1, IDS_MAX - 1).is_ok());
@@ -122,7 +122,7 @@ fn unknown_fields_are_refused() {
         assert_eq!(kind, ErrorKind::InvalidArgument, "{message}");
         assert!(message.contains("unknown field"), "{message}");
     }
-    // What has no effect here and changes no answer is known.
+    // Fields are known if they have no effect here and change no answer.
     let known = json!({"query": 1, "params": {"indexed_only": true, "acorn": {"enable": true}}});
     assert!(read::<QueryRequest>(&known).is_ok());
     assert!(read::<CountRequest>(&json!({"exact": false})).is_ok());

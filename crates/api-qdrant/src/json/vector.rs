@@ -186,7 +186,7 @@ pub(super) fn object<'de, A: MapAccess<'de>>(map: &mut A) -> Result<A::Error, A:
     Ok(no_vector(input.as_deref()))
 }
 
-/// Returns the error for an object with `key` in the place of a vector.
+/// Returns the error for an object with `key` instead of a vector.
 pub(super) fn no_vector<E: DeError>(key: Option<&str>) -> E {
     E::custom(match key {
         Some("indices" | "values") => unsupported("a sparse vector"),

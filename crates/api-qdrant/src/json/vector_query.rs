@@ -28,7 +28,8 @@ pub enum VectorQuery {
     Mmr {
         /// The vector to be similar to.
         target: VectorInput,
-        /// From 0, similarity to the target alone, to 1, difference between hits alone.
+        /// From 0 to 1. At 0 only the similarity to the target counts, at 1 only the difference
+        /// between hits.
         diversity: f32,
         /// Number of most similar points to choose from; the limit by default.
         candidates: Option<usize>,
@@ -192,7 +193,7 @@ struct MmrParams {
 /// Reads a query from an object.
 ///
 /// # Errors
-/// Names the member that is unknown, unsupported or out of place.
+/// Names the member that is unknown, unsupported or misplaced.
 fn query_from_map<'de, A: MapAccess<'de>>(mut map: A) -> Result<VectorQuery, A::Error> {
     let mut query = None;
     let mut mmr = None;

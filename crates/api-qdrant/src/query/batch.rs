@@ -32,15 +32,16 @@ struct PlainQuery<'a> {
 pub(crate) struct BatchProgress {
     responses: Vec<QueryResponse>,
     budget: ResponseBudget,
-    /// Hits of queries that shared passes, by place, until they are used. `None` before the passes.
+    /// Hits of queries that shared passes, by the position of the query, until they are used.
+    /// `None` before the passes.
     shared: Option<Vec<Option<RankedHits>>>,
 }
 
-/// Answers queries in order, from the first one that `progress` has no answer of.
+/// Answers queries in order, from the first one without an answer in `progress`.
 ///
 /// # Errors
-/// The first error of a query, with its place: it fails the whole batch. `InvalidArgument` for more
-/// than [`BATCH_MAX`] queries or [`BATCH_HITS_MAX`] hits.
+/// The first error of a query, with its position: it fails the whole batch. `InvalidArgument` for
+/// more than [`BATCH_MAX`] queries or [`BATCH_HITS_MAX`] hits.
 pub(crate) fn batch_in_steps(
     named: &NamedCollection,
     thread: &mut SearchThread,
@@ -115,8 +116,8 @@ impl QueryRun<'_> {
         Ok(())
     }
 
-    /// Returns the hits of each query of a batch that asks for the nearest points of a vector
-    /// alone, if such queries can share passes over the codes; `None` for other and failed queries.
+    /// Returns the hits of the queries that only search for the nearest points of a vector, if such
+    /// queries can share passes over the codes; `None` for other and failed queries.
     fn nearest_together(&mut self, searches: &[QueryRequest]) -> Result<Vec<Option<RankedHits>>> {
         let mut shared: Vec<Option<RankedHits>> = searches.iter().map(|_| None).collect();
         if searches.len() < 2 || !self.named.collection().shares_scans() {

@@ -9,7 +9,7 @@ use super::QueryRun;
 use crate::json::QueryRequest;
 use crate::scores;
 
-/// Collection that has the points which a query names by their ids.
+/// Collection with the points that a query names by their ids.
 pub(crate) struct ExampleSource {
     /// The other collection; `None` for the queried one.
     other: Option<Arc<NamedCollection>>,

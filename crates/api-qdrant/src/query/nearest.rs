@@ -53,7 +53,7 @@ impl QueryRun<'_> {
                 NearestLimits { count: depth, params: &request.params, filter, score_threshold };
             self.nearest(&resolved, limits)?
         } else {
-            // A prefetch finds as many other points as its limit says.
+            // The examples do not count towards the limit of a prefetch.
             let filter = excluding(filter, &resolved.examples);
             self.over_prefetches(&resolved, request, filter.as_ref())?
         };

@@ -19,7 +19,7 @@ pub(crate) struct PrefetchedPoints {
 
 impl QueryRun<'_> {
     /// Ranks the hits of the prefetches exactly. The outer filter holds for them too, so that their
-    /// limits count only points that can be hits in the end.
+    /// limits count only points that can be final hits.
     pub(super) fn over_prefetches(
         &mut self,
         query: &ResolvedQuery,

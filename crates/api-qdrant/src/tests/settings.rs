@@ -78,7 +78,7 @@ fn an_index_has_parameters_of_its_type_only() {
 }
 
 #[test]
-fn an_alias_is_no_name_for_a_collection() {
+fn no_collection_is_created_with_the_name_of_an_alias() {
     let bench = Bench::new();
     bench.create("c", 2, "Dot");
     let alias = json!({"actions": [{"create_alias": {"alias_name": "a", "collection_name": "c"}}]});
@@ -87,6 +87,6 @@ fn an_alias_is_no_name_for_a_collection() {
     let error = |name: &str| bench.write(collections::create, name, &body).unwrap_err();
     assert_eq!(error("a").kind(), ErrorKind::InvalidArgument);
     assert_eq!(error("c").kind(), ErrorKind::AlreadyExists);
-    // LlamaIndex looks for these words, and continues with the collection.
+    // LlamaIndex searches the message for these words, and continues with the collection.
     assert!(error("c").message().contains("already exists"), "{}", error("c"));
 }

@@ -101,7 +101,7 @@ fn writes_by_filter_leave_threads_to_other_writes() {
 }
 
 #[test]
-fn a_batch_that_has_made_a_change_goes_on_after_its_deadline() {
+fn a_batch_that_has_made_a_change_continues_after_its_deadline() {
     let bench = Bench::new();
     three(&bench, "Euclid");
     let late = |body: Value| {
@@ -221,7 +221,7 @@ fn changes_of_payloads_keep_the_block_of_an_image() {
 }
 
 #[test]
-fn a_payload_that_becomes_too_large_leaves_its_neighbours_alone() {
+fn a_payload_that_becomes_too_large_fails_alone() {
     let bench = Bench::new();
     bench.create("c", 2, "Dot");
     let large = "x".repeat(50 << 10);

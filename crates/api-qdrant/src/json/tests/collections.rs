@@ -81,7 +81,7 @@ fn a_vector_size_above_the_limit_of_search_is_refused() {
 }
 
 #[test]
-fn replication_factor_without_other_settings() {
+fn a_request_with_only_a_replication_factor_is_recognised() {
     for (request, factor, only) in [
         (json!({"params": {"replication_factor": 3}}), Some(3), true),
         (json!({"params": {"replication_factor": 3, "on_disk_payload": null}}), Some(3), true),

@@ -137,7 +137,7 @@ fn a_payload_is_replaced_as_a_whole() {
 }
 
 #[test]
-fn operations_and_selectors() {
+fn operations_and_selectors_are_parsed_or_refused() {
     let operations: UpdateBatch = read(&json!({"operations": [
         {"upsert": {"points": [{"id": 1, "vector": [1.0]}]}},
         {"delete": {"points": [1]}},
