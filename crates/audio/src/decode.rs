@@ -4,7 +4,8 @@
 //! sample `i` of each channel is the sound at `i / rate` seconds. Damage becomes silence of about
 //! its length and a [`Fault`]. No bytes cause a panic, and memory is bounded by the constants here
 //! and in the submodules. The codecs are symphonia's. Wav, aiff and the framing of mp3 are read
-//! here, because symphonia's readers stop at wrong headers and flipped bits that can be survived.
+//! here, because symphonia's readers stop at wrong headers and flipped bits from which a reader can
+//! recover.
 
 mod aiff;
 mod bytes;
@@ -87,9 +88,9 @@ pub struct Decoder {
     format: AudioFormat,
     /// Frames that encoders added, by their position in the file.
     silent: Vec<Range<u64>>,
-    /// Frames that the header announces, without `silent`.
+    /// Frames that the header announces, without those of `silent`.
     announced: Option<u64>,
-    /// Frames read or lost, with `silent`.
+    /// Frames read or lost, including those of `silent`.
     read: u64,
     /// Frames returned.
     given: u64,
@@ -103,7 +104,7 @@ pub struct Decoder {
     /// Frames of silence filled in.
     filled: u64,
     ended: bool,
-    /// Asked before every step.
+    /// Called before every step.
     stop: StopCheck,
     /// End of the last fault's stretch and its text. Damage that follows at once extends that
     /// fault.
@@ -441,7 +442,7 @@ mod tests {
 
     use super::*;
 
-    /// A reader that loses packets for ever.
+    /// A reader that loses packets without end.
     struct Losing(Arc<AtomicUsize>);
 
     impl BlockReader for Losing {

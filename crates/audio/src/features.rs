@@ -42,7 +42,7 @@ impl FeatureExtractor {
     /// Makes the features of `file` for one channel at `rate` samples per second.
     ///
     /// # Errors
-    /// `InvalidArgument` with the setting's name if it makes no sense or exceeds a limit.
+    /// `InvalidArgument` with the setting's name if it is invalid or exceeds a limit.
     pub fn new(file: &FeatureFile, rate: u32) -> Result<FeatureExtractor> {
         file.check(rate)?;
         let (mel, log, cosine) = match file {

@@ -124,8 +124,8 @@ pub trait AudioModel: Send + Sync {
     fn start(&self, inputs: Vec<NamedTensor>) -> Result<PendingRun>;
 
     /// Returns the same model for one stream. Consecutive items lie along axis 0 of the first input
-    /// and run one after the other. The state goes from item to item and from run to run: inside
-    /// the model, and from the outputs to the inputs that `carried` names. An item is `lanes` rows
+    /// and run one after the other. The state passes from item to item and from run to run, inside
+    /// the model and from the outputs to the inputs that `carried` names. An item is `lanes` rows
     /// of axis 0: as many streams side by side, in the batch of a model whose state has a batch
     /// axis. One run at a time.
     ///
@@ -154,6 +154,6 @@ pub struct Label {
     pub text: String,
     /// Probability, 0 to 1; for speakers the similarity, -1 to 1.
     pub score: f32,
-    /// Embedding of the stretch, if the recogniser makes embeddings and the caller asked for them.
+    /// Embedding of the stretch, if the recogniser makes embeddings and the caller requested them.
     pub embedding: Option<Vec<f32>>,
 }

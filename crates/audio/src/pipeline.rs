@@ -6,8 +6,8 @@
 //! number is in flight. So labels leave when their runs have ended, even while an upload stalls.
 //! Outputs are put back in order, so labels depend neither on the speed of a run nor on how the
 //! recording arrived. Memory does not grow with the recording: windows wait only for the next runs
-//! (for models with a state, for the pieces that run side by side), and labels only until no
-//! earlier one can come.
+//! (for models with a state, for the pieces that run side by side), and labels wait only until no
+//! earlier one can follow.
 //!
 //! A local failure, such as a damaged frame or a failed run, is a fault of the summary and does not
 //! end the work. Only several consecutive failed runs end it with the last error.
@@ -86,7 +86,7 @@ impl Default for PipelineOptions {
     }
 }
 
-/// Event of a recognition. Labels and faults come in order of their start.
+/// Event of a recognition. Labels and faults are in the order of their start.
 #[derive(Clone, Debug)]
 pub enum PipelineEvent {
     /// The recording was opened; always the first event.
@@ -124,8 +124,8 @@ pub struct AudioSummary {
 /// # Errors
 /// `InvalidArgument` if the recording is not sound or lacks the channel, or the model does not fit
 /// the recogniser. `DataLoss` if nothing of it can be decoded. The last run's error if too many
-/// fail in a row, or all do. `Cancelled` after a stop. Any error of `sink`, at once. Events passed
-/// before an error stay valid.
+/// consecutive runs fail, or all of them. `Cancelled` after a stop. Any error of `sink`, at once.
+/// Events passed before an error stay valid.
 pub fn recognise(
     input: AudioInput,
     hint: Option<&str>,

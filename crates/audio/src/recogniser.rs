@@ -279,8 +279,8 @@ impl Recogniser {
         self.seconds(rows)
     }
 
-    /// Returns the seconds of the recording that are done with window `window`, of which `real`
-    /// rows belong to the recording.
+    /// Returns the seconds of the recording that are processed after window `window`, of which
+    /// `real` rows belong to the recording.
     pub(crate) fn done_seconds(&self, window: u64, real: usize) -> f64 {
         self.seconds(window as f64 * self.spec.hop as f64 + real.min(self.spec.hop) as f64)
     }

@@ -52,7 +52,7 @@ impl Windows {
         Windows { spec, width, held, skip: 0, next: 0, is_trimmed: false }
     }
 
-    /// Sets whether the model's frames at the end of a window do not count. If so, rows behind the
+    /// Sets whether the model's frames at the end of a window do not count. If so, rows after the
     /// last hop make one more window at the end.
     #[must_use]
     pub fn trimmed(self, is_trimmed: bool) -> Windows {
@@ -91,7 +91,8 @@ impl Windows {
         result
     }
 
-    /// Calls `each` for the last window, padded with zeros, if rows are left that no window covers.
+    /// Calls `each` for the last window, padded with zeros, if no other window covers the last
+    /// rows.
     ///
     /// # Errors
     /// Returns the errors of `each`.
@@ -186,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_held_does_not_grow() {
+    fn held_rows_do_not_grow() {
         let mut windows = Windows::new(WindowSpec { window: 4, hop: 1000, context: 2 }, 3);
         for _ in 0..10_000 {
             windows.push(&[1.0; 30], &mut |_| Ok(())).unwrap();

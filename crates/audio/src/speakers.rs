@@ -4,8 +4,8 @@
 //! beside it, which is synced and renamed over it; then the directory is synced. So the file is
 //! always a complete document, and it contains every acknowledged enrolment. Several processes may
 //! share a file: a writer holds the lock of `FILE.lock` and starts from the file's current
-//! contents. A server renames a damaged file and goes on. A command leaves it unchanged and reports
-//! it, because the file may be something else entirely.
+//! contents. A server renames a damaged file and continues. A command leaves it unchanged and
+//! reports it, because the file may be something else entirely.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -417,7 +417,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_keeps_them() {
+    fn a_file_keeps_the_speakers() {
         let folder = tempfile::tempdir().unwrap();
         let path = file(&folder);
         let speakers = Speakers::open(&path).unwrap();
@@ -478,7 +478,7 @@ mod tests {
     }
 
     #[test]
-    fn who_was_enrolled_by_another_process_meanwhile_stays() {
+    fn a_speaker_that_another_process_enrols_meanwhile_stays() {
         let folder = tempfile::tempdir().unwrap();
         let path = file(&folder);
         let (one, other) = (Speakers::open(&path).unwrap(), Speakers::open(&path).unwrap());

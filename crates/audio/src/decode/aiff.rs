@@ -18,7 +18,7 @@ pub(super) fn is(start: &[u8]) -> bool {
 /// Reads the header up to the sound itself.
 ///
 /// # Errors
-/// `DataLoss` if the header ends or makes no sense, `Unimplemented` for compressed sound.
+/// `DataLoss` if the header ends early or is inconsistent, `Unimplemented` for compressed sound.
 pub(super) fn open(bytes: &mut InputBytes) -> Result<PcmLayout> {
     bytes.pass(12);
     let mut format = None;

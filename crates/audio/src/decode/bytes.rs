@@ -154,7 +154,7 @@ impl InputBytes {
         self.watch = Some(watch);
     }
 
-    /// Returns the bytes that a reader may have before the next check.
+    /// Returns the number of bytes that a reader may take before the next check.
     fn watched(&mut self) -> io::Result<u64> {
         let Some(mut watch) = self.watch.take() else { return Ok(u64::MAX) };
         let place = self.place;
@@ -245,7 +245,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_held_does_not_grow() {
+    fn held_bytes_do_not_grow() {
         let mut bytes = InputBytes::new(AudioInput::Stream(Box::new(io::repeat(7).take(64 << 20))));
         let mut seen = 0;
         loop {

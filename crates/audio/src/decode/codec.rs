@@ -117,7 +117,7 @@ impl PacketDecoder {
 }
 
 /// Refuses an ALAC description whose first field, the frames of a packet, is more than
-/// [`ALAC_FRAMES_MAX`]. Descriptions without the field are left to the decoder.
+/// [`ALAC_FRAMES_MAX`]. The decoder checks descriptions without the field.
 fn check_alac(description: &[u8]) -> Result<()> {
     let frames = description.first_chunk().map_or(0, |field| u32::from_be_bytes(*field));
     if frames > ALAC_FRAMES_MAX {
@@ -191,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn an_alac_description_does_not_choose_the_memory() {
+    fn an_alac_description_reserves_limited_memory() {
         assert!(PacketDecoder::new(alac(4096)).is_ok());
         assert!(PacketDecoder::new(alac(ALAC_FRAMES_MAX)).is_ok());
         for frames in [ALAC_FRAMES_MAX + 1, u32::MAX] {

@@ -62,8 +62,8 @@ pub(super) fn check(bytes: &mut InputBytes) -> Result<Mp4Edits> {
                     return Ok(edits.unwrap_or_default());
                 }
             }
-            // An atom that reaches past the end cannot be skipped. It need not be skipped if the
-            // table came before.
+            // An atom that extends past the end cannot be skipped. It need not be skipped if the
+            // table came before it.
             b"mdat" if edits.is_some() && at.checked_add(length) > bytes.file_length() => {
                 bytes.forward_only();
                 return Ok(edits.unwrap_or_default());
@@ -377,7 +377,7 @@ impl Mp4Track {
         match &name {
             b"mdhd" if self.edit.ticks == 0 => self.edit.ticks = second(inside),
             b"elst" if self.edit.media == 0 => self.edits(inside),
-            // Another one may lie further down, for the data.
+            // Another one may lie deeper, for the data.
             b"hdlr" if depth == 2 => self.sound = inside.get(8..12) == Some(b"soun"),
             b"stts" => {
                 let entries = inside.get(8..).unwrap_or_default().chunks_exact(8);
@@ -444,8 +444,7 @@ mod tests {
         atom
     }
 
-    /// Builds a table of contents with one track for each contents of `stbl`, and `after` behind
-    /// them.
+    /// Builds a table of contents with one track for each contents of `stbl`, followed by `after`.
     fn contents_of(tables: &[Vec<u8>], after: &[u8]) -> Vec<u8> {
         let track = |table: &Vec<u8>| {
             ["stbl", "minf", "mdia", "trak"].iter().fold(table.clone(), |inside, name| {
@@ -481,7 +480,7 @@ mod tests {
     }
 
     #[test]
-    fn tables_that_ask_for_gigabytes_are_refused() {
+    fn tables_that_need_gigabytes_are_refused() {
         let entry = |count: u32, rest: &[u8]| [&[0; 4], &count.to_be_bytes()[..], rest].concat();
         for name in [b"stts", b"ctts", b"co64", b"stsc", b"stco"] {
             assert!(checked(&made(name, &entry(1, &[0; 12]))).is_ok());
@@ -523,7 +522,7 @@ mod tests {
     }
 
     #[test]
-    fn times_that_take_for_ever_to_look_up_are_refused() {
+    fn tables_of_times_with_slow_lookups_are_refused() {
         let times = |entries: u32, each: u32| {
             let table =
                 [each.to_be_bytes(), 1024u32.to_be_bytes()].concat().repeat(entries as usize);

@@ -1,4 +1,4 @@
-//! Finds and counts the frames of mp3 files, and finds them again after damage.
+//! Finds and counts the frames of mp3 files, and resumes after damage.
 
 use base::{Error, Result};
 use symphonia::core::audio::Channels;
@@ -68,7 +68,7 @@ impl MpegHeader {
     }
 }
 
-/// Facts in a first frame without sound.
+/// Fields of the tag in a first frame without sound.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct MpegInfo {
     /// Number of mp3 frames that follow.
@@ -156,7 +156,7 @@ fn first(start: &[u8], whole: bool) -> Option<usize> {
 }
 
 /// Returns the offset of the first frame. Reads no further ahead than needed: the rest of an upload
-/// may come slowly.
+/// may arrive slowly.
 pub(super) fn find(bytes: &mut InputBytes) -> Option<usize> {
     [SEARCH_MAX / 16, SEARCH_MAX].into_iter().find_map(|look| {
         let start = bytes.peek(look);
@@ -233,8 +233,8 @@ impl Mpeg {
         MpegHeader::parse(start).filter(|header| header.kind == self.header.kind)
     }
 
-    /// Skips bytes that are not a frame. The loss is that of as many bytes of frames; after the
-    /// last frame it is zero.
+    /// Skips bytes that are not a frame. The lost frames are estimated from the skipped bytes;
+    /// after the last frame there are none.
     fn search(&mut self) -> DecodeStep {
         let mut passed = 0;
         let mut zeros = true;

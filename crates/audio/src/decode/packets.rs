@@ -196,7 +196,8 @@ impl BlockReader for Packets {
         let decoded = if packet.data.len() > PACKET_MAX {
             Err("it is too long".to_owned())
         } else if packet.data.is_empty() {
-            // A decoder may treat it as silence, and a table can have billions of them.
+            // A decoder may treat an empty packet as silence, and a table can have billions of
+            // them.
             Err("it is empty".to_owned())
         } else {
             self.codec.decode(&packet, samples)

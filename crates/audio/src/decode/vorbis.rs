@@ -5,7 +5,8 @@ use base::{Error, Result};
 /// Maximum numbers in all code books. Encoders write about a hundred thousand.
 const NUMBERS_MAX: u64 = 1 << 22;
 
-/// Checks the setup header somewhere in `headers`. A few bytes of it can ask for gigabytes.
+/// Checks the setup header somewhere in `headers`. A few bytes of it can make a decoder reserve
+/// gigabytes.
 ///
 /// # Errors
 /// `DataLoss` if the code books are larger than any encoder's.
@@ -119,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn a_few_bytes_that_ask_for_gigabytes_are_refused() {
+    fn code_books_that_need_gigabytes_are_refused() {
         let book = [(0x564342, 24), (5, 16), ((1 << 24) - 1, 24)];
         let mut header = b"\x05vorbis\xff".to_vec();
         header.extend(bits(&book));
@@ -129,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn roots_are_whole() {
+    fn roots_are_rounded_down() {
         assert_eq!([root(81, 4), root(80, 4), root(1, 9), root(0, 2), root(7, 1)], [3, 2, 1, 0, 7]);
     }
 }

@@ -1,9 +1,9 @@
 //! The thread that reads a recording, decodes it and computes its features.
 //!
-//! An upload may stall for as much time as its client likes, and its reader blocks. This thread
-//! reads up to [`STEPS_WAITING_MAX`] steps ahead, so that only it blocks. Dropping an [`AudioFeed`]
-//! or stopping the work ends the thread: at once while it decodes or waits for room, otherwise when
-//! its current read returns.
+//! An upload may stall for any time, and its reader blocks. This thread reads up to
+//! [`STEPS_WAITING_MAX`] steps ahead, so that only it blocks. Dropping an [`AudioFeed`] or stopping
+//! the work ends the thread: at once while it decodes or waits for space in the queue, otherwise
+//! when its current read returns.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -114,7 +114,7 @@ mod tests {
     use crate::pipeline::values::WindowValues;
 
     #[test]
-    fn lanes_go_in_and_come_out_again() {
+    fn lanes_are_joined_and_separated() {
         let chunk = |rows: &[f32]| {
             let mut values = WindowValues::with_room(rows.len(), false);
             values.extend(rows);

@@ -1,7 +1,7 @@
 //! Puts labels and faults in time order: each waits until no entry that starts earlier can come.
 //!
-//! A class that is on for an hour would hold back everything that starts after it. So at most
-//! [`WAITING_MAX`] entries wait; then the earliest leaves, even if an earlier one may follow.
+//! An event of an hour would delay every event that starts after it. So at most [`WAITING_MAX`]
+//! entries wait; then the earliest leaves, even if an earlier one may follow.
 
 use std::cmp::Ordering;
 use std::collections::BinaryHeap;

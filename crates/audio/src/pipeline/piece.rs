@@ -10,7 +10,7 @@ use super::source::WindowInfo;
 use super::values::WindowValues;
 use crate::segment::FeatureWindow;
 
-/// Maximum time that a window waits for its run to fill up, if windows may come late.
+/// Maximum time that a window waits until its run is full, if windows may arrive late.
 const COMPANY_WAIT_MAX: Duration = Duration::from_secs(1);
 
 /// Outcome of one run: its windows that count.
@@ -110,7 +110,7 @@ impl AudioPiece {
         self.chunks.front().is_some_and(|chunk| whole(chunk) || late(chunk))
     }
 
-    /// Returns true if no window of the piece waits or is still to come.
+    /// Returns true if no window of the piece waits or can still arrive.
     pub(super) fn exhausted(&self) -> bool {
         self.next >= self.end && self.chunks.is_empty()
     }

@@ -23,7 +23,7 @@ pub(super) struct CutPlan {
 }
 
 impl CutPlan {
-    /// Plans for a model that may be stateful, and for at most `pieces_max` pieces at hand.
+    /// Plans for a model that may be stateful, and for at most `pieces_max` available pieces.
     ///
     /// # Errors
     /// `InvalidArgument` if the model cannot be run as the recogniser says.

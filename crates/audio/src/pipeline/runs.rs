@@ -12,12 +12,12 @@
 //! A window of a lead-in belongs to two pieces and counts in the earlier one. Only the earliest
 //! piece's outputs leave at once; those of the others, which are small, wait. A window waits in
 //! memory until its run starts, and pieces are opened only as far ahead as runs may be in flight.
-//! If windows arrive so slowly that a run does not fill up, it starts short after a second,
-//! provided that the model allows it.
+//! If windows arrive so slowly that a run is not full after a second, it starts with fewer windows
+//! if the model allows it.
 //!
 //! A model with its state inside may take several pieces in the lanes of one batch, because a small
 //! model's run costs about the same for eight windows as for one. Pieces that share a batch are a
-//! [`RunGroup`]; otherwise a group is one piece. Lanes need all their pieces at hand, so they are
+//! [`RunGroup`]; otherwise a group is one piece. Lanes need all their pieces at once, so they are
 //! used for files and not for streamed uploads.
 
 use std::collections::VecDeque;
@@ -69,8 +69,8 @@ pub(super) struct ModelRuns {
 }
 
 impl ModelRuns {
-    /// Prepares one recording, of which `seconds` are at hand: pieces may wait for each other only
-    /// within them.
+    /// Prepares one recording, of which `seconds` are available: pieces may wait for each other
+    /// only within them.
     ///
     /// # Errors
     /// `InvalidArgument` if the model cannot be run as the recogniser says.
@@ -153,7 +153,7 @@ impl ModelRuns {
             1 => (length + lead_in) * pieces + lead_in,
             _ => {
                 let run = run as u64;
-                // The piece before it is not complete by then: the two overlap.
+                // The earlier piece is not complete by then: the two overlap.
                 (length + lead_in) * (pieces - 1) + run - lead_in.saturating_sub(run)
             }
         }
@@ -248,7 +248,7 @@ impl ModelRuns {
         if let Some(also) = also {
             select.recv(also);
         }
-        // A timeout is not an error: the caller comes back.
+        // A timeout is not an error: the caller calls again.
         select.ready_timeout(STOP_EVERY).ok();
         drop(select);
         self.pump(deliver)

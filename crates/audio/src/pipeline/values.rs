@@ -1,8 +1,8 @@
 //! Values of waiting windows.
 //!
-//! Lanes need minutes of a recording at hand, up to 70 MB per thread as 32-bit floats. The samples
-//! of a 16-bit recording that is neither mixed nor resampled are whole steps of 1/32768, so half of
-//! that holds them without loss.
+//! Lanes hold minutes of a recording, up to 70 MB per thread as 32-bit floats. The samples of a
+//! 16-bit recording that is neither mixed nor resampled are whole steps of 1/32768. Half of the
+//! memory holds them without loss.
 
 /// 16-bit steps in 1.0.
 const STEPS: f32 = 32768.0;
@@ -16,8 +16,8 @@ pub(super) enum WindowValues {
 }
 
 impl WindowValues {
-    /// Makes an empty store with room for `count` values. With `steps` it holds steps until a value
-    /// is not a whole step.
+    /// Makes an empty store with capacity for `count` values. With `steps` it holds steps until a
+    /// value is not a whole step.
     pub(super) fn with_room(count: usize, steps: bool) -> WindowValues {
         if steps {
             WindowValues::Steps(Vec::with_capacity(count))
@@ -90,7 +90,7 @@ mod tests {
     }
 
     #[test]
-    fn every_16_bit_sample_is_a_step_and_comes_back() {
+    fn every_16_bit_sample_is_a_step_without_loss() {
         let all: Vec<f32> = (i16::MIN..=i16::MAX).map(float).collect();
         let (values, back) = held(&all);
         assert!(values.are_steps());

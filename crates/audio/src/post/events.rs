@@ -15,7 +15,7 @@ pub(super) struct EventLabeller {
     next: u64,
 }
 
-/// Detectors behind the moving mean.
+/// Detectors of all classes, after the moving mean.
 struct ClassDetectors {
     rule: EventSettings,
     grid: Grid,

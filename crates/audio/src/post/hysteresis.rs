@@ -3,7 +3,7 @@
 //! An event begins at the first frame whose probability reaches `on`. A frame below `off` sets a
 //! mark; a frame that reaches `on` removes it. A frame below `off` that comes at least `gap` after
 //! the mark ends the event at the mark. Events not longer than `min` are dropped. An event that is
-//! open at the end of the recording ends there. At last each event grows by `pad` on both sides;
+//! open at the end of the recording ends there. Finally each event grows by `pad` on both sides;
 //! neighbours closer than twice `pad` share the silence between them equally. Ends are whole
 //! samples, halves rounded down.
 //!

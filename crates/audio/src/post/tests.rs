@@ -145,7 +145,7 @@ proptest! {
         let rows: Vec<_> = (0..length)
             .map(|t| (!holes.contains(&t)).then(|| columns.iter().map(|c| c[t]).collect::<Vec<f32>>()))
             .collect();
-        // Silence stands where a window is missing.
+        // Silence replaces a missing window.
         let column = |class: usize| -> Vec<f32> {
             rows.iter().map(|row| row.as_ref().map_or(0.0, |row| row[class])).collect()
         };

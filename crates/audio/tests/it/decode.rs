@@ -129,7 +129,7 @@ fn lossy_kinds_are_close_and_in_place() {
                     "{name}"
                 );
             }
-            // A delay of one sample alone would make -8 dB.
+            // A delay of one sample alone would give -8 dB.
             let off = difference(&decoded.samples, &expected, 1000..15000);
             eprintln!("{name}: the difference is {off:.1} dB");
             assert!(off < -20.0, "{name}: the difference is {off:.1} dB");
@@ -207,7 +207,7 @@ impl Read for Breaks {
 }
 
 #[test]
-fn an_upload_that_breaks_off_says_so() {
+fn an_upload_that_ends_early_is_reported() {
     let wav = sixteen(&clip());
     for bytes in [&wav[..], MP3, FLAC] {
         let breaks = Breaks(Cursor::new(bytes.to_vec()), bytes.len() as u64 * 3 / 4);
@@ -258,7 +258,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(200))]
 
     #[test]
-    fn no_bytes_bring_it_down(
+    fn no_bytes_make_the_decoder_panic(
         which in 0usize..8, cut in 0usize..40_000,
         changes in proptest::collection::vec((0usize..3000, any::<u8>()), 0..12), as_file: bool,
         junk in proptest::collection::vec(any::<u8>(), 0..64),
@@ -279,8 +279,8 @@ proptest! {
         while let Ok(Some(block)) = decoder.next() {
             frames += block.samples.len();
             decoder.take_faults();
-            // A clip of a second cannot become hours, except of silence that a damaged clock asks
-            // for.
+            // A clip of a second cannot become hours, except for silence because of a damaged
+            // clock.
             prop_assert!(frames < 768_000 * 64 * 10);
             if frames > 4_000_000 { break; }
         }

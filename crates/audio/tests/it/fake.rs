@@ -51,7 +51,7 @@ pub(crate) struct Counts {
     pub(crate) under_way_max: AtomicUsize,
     pub(crate) windows_answered: AtomicUsize,
     pub(crate) windows_of_run_max: AtomicUsize,
-    /// Senders of outputs that never come.
+    /// Senders of outputs that are never sent.
     kept: Mutex<Vec<Sender<Result<Vec<NamedTensor>>>>>,
 }
 
@@ -135,7 +135,7 @@ pub(crate) fn plain(
     fake(vec![spec("x", &[-1, -1])], vec![spec("y", &[-1, 1])], answers, run)
 }
 
-/// Takes loud windows for speech.
+/// Creates a model that labels loud windows as speech.
 pub(crate) fn energy_detector(answers: Answers) -> Fake {
     plain(answers, |inputs, _| {
         column(windows(inputs).iter().map(|window| energy(window)).collect())

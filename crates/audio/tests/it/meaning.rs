@@ -27,7 +27,7 @@ fn written(format: LabelFormat, labels: &[Label]) -> String {
 }
 
 #[test]
-fn the_ready_recognisers_are_understood() {
+fn the_provided_recognisers_are_parsed() {
     let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../../recognisers");
     let mut names = Vec::new();
     for entry in std::fs::read_dir(folder).unwrap() {
@@ -43,7 +43,7 @@ fn the_ready_recognisers_are_understood() {
 }
 
 #[test]
-fn formats_by_name() {
+fn formats_are_found_by_name() {
     for format in LabelFormat::ALL {
         assert_eq!(format.name().parse::<LabelFormat>().unwrap(), format);
     }
@@ -52,7 +52,7 @@ fn formats_by_name() {
 }
 
 #[test]
-fn each_format_looks_as_it_should() {
+fn each_format_has_its_form() {
     let labels = [label(0.5, 61.25, "speech"), label(7200.0, 7205.5, "two words")];
     let check =
         |format: LabelFormat, expected: &str| assert_eq!(written(format, &labels), expected);

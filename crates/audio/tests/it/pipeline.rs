@@ -41,7 +41,7 @@ fn bursts_are_found_at_their_times() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(12))]
     #[test]
-    fn labels_do_not_depend_on_how_the_work_is_cut(
+    fn labels_do_not_depend_on_the_sizes_of_runs_and_pieces(
         most in 64usize..20_000,
         runs in 1usize..9,
         batch in 1usize..50,
@@ -145,7 +145,7 @@ fn pieces_with_a_state_start_early_and_join_without_a_seam() {
 }
 
 #[test]
-fn reading_keeps_pace_with_running() {
+fn reading_is_not_far_ahead_of_runs() {
     // 400 windows per piece, one run at once: while a piece runs, another may be opened, but both
     // are never complete.
     let text = "batch = 8\n[pieces]\nlength = \"12800ms\"\nlead-in = \"320ms\"\n";
@@ -208,7 +208,7 @@ fn decaying() -> Fake {
 const STATE: &str = "[state]\nh = { output = \"hn\", shape = [1, 1] }\n";
 
 #[test]
-fn a_state_gives_the_same_in_streams_sequences_and_whole() {
+fn labels_with_a_state_are_equal_in_streams_and_sequences() {
     let pieces = |length: &str| format!("[pieces]\nlength = \"{length}\"\nlead-in = \"1s\"\n");
     let hear = |text: String| hear_bursts(20.0, &events(&text), decaying(), 3).labels;
     let whole = hear(format!("batch = 8\n{STATE}{}", pieces("60s")));
@@ -316,7 +316,7 @@ fn labels_come_while_an_upload_runs() {
 }
 
 #[test]
-fn runs_that_fail_are_faults_and_the_rest_goes_on() {
+fn failed_runs_are_faults_and_the_others_continue() {
     for answers in [Answers::AtOnce, Answers::OutOfOrder] {
         let mut fake = energy_detector(answers);
         let inner = fake.run.clone();
@@ -385,7 +385,7 @@ fn a_model_that_always_fails_ends_the_work() {
 }
 
 #[test]
-fn a_stop_ends_a_wait_for_answers_that_never_come() {
+fn a_stop_ends_a_wait_for_missing_outputs() {
     let model: Arc<dyn AudioModel> = Arc::new(energy_detector(Answers::Never));
     let options = PipelineOptions::default();
     let stop = options.stop.clone();
@@ -458,7 +458,7 @@ fn windows_are_laid_out_as_the_axes_say() {
 }
 
 #[test]
-fn a_model_of_fixed_batch_gets_full_ones() {
+fn a_model_of_fixed_batch_gets_full_batches() {
     let mut fixed = energy_detector(Answers::AtOnce);
     fixed.signature.inputs = vec![spec("x", &[5, 512])];
     let heard = hear_bursts(10.0, &events(""), fixed, 2);
@@ -512,7 +512,7 @@ fn trimmed_frames_at_the_end_are_covered() {
 }
 
 #[test]
-fn one_embedding_for_a_recording_leaves_silence_out() {
+fn one_embedding_for_a_recording_ignores_silence() {
     let text = "kind = \"embeddings\"\nrate = 16000\nwindow = 1600\nhop = 800\n";
     let recogniser = Recogniser::parse("voice", text).unwrap();
     let steady = |level: f32, seconds: usize| vec![level; seconds * 16_000];

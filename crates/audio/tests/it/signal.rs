@@ -107,7 +107,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(48))]
 
     #[test]
-    fn how_samples_arrive_changes_nothing(
+    fn features_do_not_depend_on_how_samples_arrive(
         count in 0usize..700, center: bool, reflect: bool, fft in 2usize..130, window in 1usize..130,
         hop in 1usize..300, cuts in proptest::collection::vec(0usize..150, 0..10),
     ) {
@@ -132,7 +132,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(8))]
 
     #[test]
-    fn resampling_is_as_long_as_it_should_be_however_samples_arrive(
+    fn resampling_has_the_same_length_for_all_pieces(
         from in 1000u32..200_000, to in prop::sample::select(vec![8000u32, 16000, 22050, 48000]),
         count in 0usize..20_000, cuts in proptest::collection::vec(0usize..5000, 0..6),
     ) {
@@ -175,7 +175,7 @@ fn inside(samples: &[f32], rate: u32) -> &[f32] {
 }
 
 #[test]
-fn tones_keep_their_place_and_strength() {
+fn tones_keep_their_frequency_and_level() {
     for from in [8000, 11025, 22050, 32000, 44100, 48000, 96000, 192_000] {
         for hertz in [100.0, 1000.0, 3300.0, 7000.0] {
             if hertz > 0.44 * f64::from(from) {
@@ -192,7 +192,7 @@ fn tones_keep_their_place_and_strength() {
 }
 
 #[test]
-fn nothing_folds_back() {
+fn resampling_adds_no_aliases() {
     for from in [22050, 44100, 48000, 96000, 192_000] {
         for step in 0..12 {
             let hertz = 8100.0 + f64::from(step) * (f64::from(from) / 2.0 - 8200.0) / 12.0;

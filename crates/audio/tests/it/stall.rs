@@ -64,7 +64,7 @@ fn stalling(samples: &[f32], seconds: f64) -> (AudioInput, Sender<()>, Receiver<
 fn labels_come_while_an_upload_is_silent() {
     // Bursts begin every 1.7 s: six have ended, and been followed by silence, after 10.2 s.
     let (samples, sent, ended) = (bursts(20.0), 10.2, 6);
-    // Runs that are full by then, and runs that would never be.
+    // Runs that are full by then, and runs that are never full.
     for batch in [1, 7, 1000] {
         let text = format!("batch = {batch}");
         let model: Arc<dyn AudioModel> = Arc::new(energy_detector(Answers::OutOfOrder));
@@ -103,7 +103,7 @@ fn a_run_that_is_short_makes_no_difference() {
 #[test]
 fn an_end_does_not_wait_for_a_silent_upload() {
     let model: Arc<dyn AudioModel> = Arc::new(energy_detector(Answers::AtOnce));
-    // Runs of a thousand windows never fill up, so they return their labels after a pause.
+    // Runs of a thousand windows are never full, so they return their labels after a pause.
     for (seconds, why) in [(0.0, "stop"), (5.0, "stop"), (5.0, "sink")] {
         let (input, let_go, heard) = stalling(&bursts(20.0), seconds);
         let options = PipelineOptions::default();
@@ -134,7 +134,7 @@ fn an_end_does_not_wait_for_a_silent_upload() {
 }
 
 #[test]
-fn the_thread_that_reads_has_the_name_it_is_given() {
+fn the_thread_that_reads_has_the_given_name() {
     /// Records the reading thread.
     struct Named(Cursor<Vec<u8>>, Sender<Option<String>>);
     impl Read for Named {

@@ -71,7 +71,7 @@ fn a_damaged_frame_of_mp3_costs_that_frame() {
 }
 
 #[test]
-fn an_mp3_tag_that_adds_more_than_there_is_is_survived() {
+fn an_mp3_tag_that_adds_more_than_all_samples_is_no_error() {
     // Announces one frame of 576 samples, of which 4095 are added at each end.
     let mut bytes = MP3.to_vec();
     bytes[49..53].copy_from_slice(&1_u32.to_be_bytes());
@@ -104,7 +104,7 @@ fn a_long_mp3_with_damage_and_tags_keeps_its_times() {
 }
 
 #[test]
-fn damaged_ogg_goes_on() {
+fn damaged_ogg_continues() {
     let mut bytes = OGG.to_vec();
     let at = bytes.len() * 3 / 4;
     bytes[at] ^= 0xff;

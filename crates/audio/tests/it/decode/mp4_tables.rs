@@ -70,7 +70,7 @@ fn a_track_of_images_does_not_move_the_sound() {
 }
 
 #[test]
-fn packets_without_end_that_hold_nothing_end_a_recording() {
+fn too_many_empty_packets_end_a_recording() {
     // An excessive number of packets follows the clip's sound, all empty and at the same time.
     let extra = 1u32 << 20;
     let number =

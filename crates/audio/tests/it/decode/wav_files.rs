@@ -36,7 +36,7 @@ fn every_width_of_wav_is_exact() {
 }
 
 #[test]
-fn seven_channels_at_192_khz() {
+fn seven_channels_at_192_khz_are_decoded() {
     let bytes = wav(spec(7, 192_000, 24, hound::SampleFormat::Int), |writer| {
         (0..7 * 19200).for_each(|value| writer.write_sample(value * 62).unwrap());
     });
@@ -66,7 +66,7 @@ fn telephone_codings_are_those_of_the_standard() {
     assert_eq!(telephone(6, [0xd5, 0x2a, 0xaa, 0x55]), [8, -32256, 32256, -8]);
 }
 
-/// Returns the wav with another length in its data chunk and in the file's.
+/// Returns the wav with other lengths in its data chunk and in its file header.
 fn lying(wav: &[u8], riff: u32, data: u32) -> Vec<u8> {
     let mut wav = wav.to_vec();
     let at = wav.windows(4).position(|name| name == b"data").unwrap() + 4;
@@ -76,7 +76,7 @@ fn lying(wav: &[u8], riff: u32, data: u32) -> Vec<u8> {
 }
 
 #[test]
-fn wav_headers_that_lie_cost_nothing() {
+fn wrong_lengths_in_wav_headers_lose_no_sound() {
     let clip = clip();
     let whole = sixteen(&clip);
     // The lengths that `arecord` and `sox` write to a pipe are among them.
