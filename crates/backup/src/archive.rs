@@ -235,7 +235,7 @@ fn damaged(error: &Error) -> Error {
 }
 
 /// Appends all bytes of `from` to `to` and makes them durable. Compares length and checksum with
-/// the length and checksum of `file`.
+/// those of `file`.
 ///
 /// # Errors
 /// `InvalidArgument` if they differ; the errors of `from` and `to`.

@@ -32,7 +32,7 @@ pub struct BackupCopy<'a> {
 /// # Errors
 /// `NotFound` if there is no such backup, `DataLoss` that names an object that is missing,
 /// shortened or changed, `Cancelled` if the progress was stopped; otherwise the errors of the
-/// stores. The copy then does not exist, and a later one of the same name continues.
+/// stores. The copy then does not exist, and a later copy under the same name continues.
 pub async fn copy(
     context: &BackupContext<'_>,
     copy: &BackupCopy<'_>,

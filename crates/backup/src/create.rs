@@ -56,7 +56,7 @@ struct KnownObjects {
     newest: Option<BackupList>,
 }
 
-/// A collection of one moment.
+/// The pinned files of a collection, all of one moment.
 struct BackupSource<'a> {
     named: &'a NamedCollection,
     settings: &'a CollectionSettings,
@@ -86,8 +86,8 @@ pub async fn create(
             known.stored.clear();
         }
         named.collection().flush_before_pin()?;
-        // Read before the files are pinned: settings may say how far the files go, and must not be
-        // ahead of them.
+        // Read before the files are pinned: settings may name a position in the files, which must
+        // not be ahead of them.
         let settings = named.settings();
         let pinned = named.collection().pin()?;
         let source = BackupSource { named, settings: &settings, pinned: &pinned };
@@ -204,7 +204,7 @@ async fn hash(
 }
 
 /// Checks that a file still matches an earlier backup, before its object is replaced: a damaged
-/// file must not replace a sound object that earlier backups need.
+/// file must not replace an undamaged object that earlier backups need.
 ///
 /// # Errors
 /// `DataLoss` if it differs; the error of the medium.

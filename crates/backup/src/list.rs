@@ -44,7 +44,7 @@ impl BackupId {
         BackupId::at(i64::try_from(since.as_millis()).unwrap_or(i64::MAX))
     }
 
-    /// Returns a new id of this moment that sorts behind `newest`, even if the clock was set back.
+    /// Returns a new id of this moment that sorts after `newest`, even if the clock was set back.
     pub(crate) fn after(newest: Option<&BackupId>) -> BackupId {
         let id = BackupId::now();
         match newest {
@@ -264,7 +264,7 @@ mod tests {
     }
 
     #[test]
-    fn a_list_comes_back_and_damage_is_found() {
+    fn a_list_survives_encoding_and_damage_is_found() {
         let list = example();
         let text = list.encode().unwrap();
         assert_eq!(BackupList::decode(&text).unwrap(), list);

@@ -1,6 +1,5 @@
-//! Objects in a directory of this machine, written past the page cache: gigabytes that enter the
-//! cache make the cores of a virtual machine stand still, and reach the disk in bursts that
-//! searches wait for.
+//! Objects in a directory of this machine, written past the page cache: gigabytes in the cache
+//! stall the cores of a virtual machine, and are written to the disk in bursts that delay searches.
 
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
@@ -8,7 +7,7 @@ use std::time::SystemTime;
 use base::{Error, Result};
 use os::{DirectWriter, sync_directory};
 
-/// Object that is being written under a temporary name. It appears whole, or not at all.
+/// Object that is being written under a temporary name. It appears complete, or not at all.
 pub(crate) struct LocalObject {
     staged: PathBuf,
     path: PathBuf,
@@ -50,8 +49,7 @@ impl LocalObject {
 
 impl Drop for LocalObject {
     fn drop(&mut self) {
-        // After a rename, the file does not exist. Otherwise its name keeps it out of all lists of
-        // objects.
+        // After a rename, the file does not exist. Otherwise its name is in no list of objects.
         let _ = std::fs::remove_file(&self.staged);
     }
 }

@@ -1,10 +1,10 @@
 //! Marks in the store: a backup and a removal of objects must not run at the same time, even on
 //! different servers.
 //!
-//! Each puts its mark first and then looks for marks of the other kind. At least one of two that
-//! start together therefore sees the other. A removal that sees a backup ends without removing
+//! Each writes its mark first and then searches for marks of the other kind. At least one of two
+//! that start together therefore sees the other. A removal that sees a backup ends without removing
 //! objects. A backup that sees a removal waits for its end. A mark that is older than [`STALE`]
-//! belongs to a program that has died.
+//! belongs to a program that was killed.
 //!
 //! A program that was stopped for so long and then continues finds that its mark is stale, or
 //! missing. It then ends with an error: others did not see its work and may have made or removed
@@ -35,7 +35,7 @@ const REMOVAL_WAIT_MAX: Duration = Duration::from_secs(120);
 /// Time between two reads of the marks.
 const CHECK_INTERVAL: Duration = Duration::from_millis(500);
 
-/// Kind of work that a mark stands for.
+/// Kind of work that a mark announces.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum MarkKind {
     /// A backup in progress.
@@ -168,8 +168,8 @@ impl<'a> Mark<'a> {
         Err(error)
     }
 
-    /// Does `work` and puts the mark again meanwhile, so that it never becomes stale, however long
-    /// one file takes.
+    /// Does `work` and renews the mark meanwhile, so that it never becomes stale, even if one file
+    /// takes long.
     ///
     /// # Errors
     /// The errors of `work`; as [`Mark::check`]; the store's error if the mark cannot be put.
@@ -294,7 +294,7 @@ mod tests {
     }
 
     #[test]
-    fn a_removal_that_slept_removes_nothing_more() {
+    fn a_removal_that_slept_removes_no_further_object() {
         let directory = tempfile::tempdir().unwrap();
         let store = BackupStore::open(directory.path().to_str().unwrap(), &[]).unwrap();
         let work = async {
@@ -306,7 +306,7 @@ mod tests {
             *mark.put.lock() = ago(STALE);
             let error = mark.renew().await.unwrap_err();
             assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
-            // It stays so.
+            // The mark stays stale.
             mark.renew().await.unwrap_err();
             let id = BackupId::now();
             store.put_list(&BackupList::empty(&id)).await?;

@@ -92,7 +92,7 @@ async fn stored_files(store: &BackupStore, name: &str) -> Result<BTreeMap<String
         return Ok(BTreeMap::new());
     };
     let list = match store.list(name, &newest).await {
-        // It was removed since, or it is damaged: all objects are copied anew.
+        // It was removed since, or it is damaged: all objects are copied again.
         Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::DataLoss) => {
             return Ok(BTreeMap::new());
         }

@@ -26,7 +26,7 @@ pub struct PruneReport {
     pub objects: usize,
     /// Bytes of them.
     pub bytes: u64,
-    /// Reason why no object was removed, if so. The next removal takes them.
+    /// Reason why no object was removed, if there is one. The next removal removes them.
     pub objects_kept: Option<String>,
 }
 
@@ -50,7 +50,8 @@ pub async fn prune(
 
 /// Does the same as [`prune`], but removes no backup that is not in `among`. A backup that was
 /// listed after the caller chose `among` stays. So does a backup whose list was written less than
-/// `grace` ago by the store's clock: the id of a server whose clock is late looks old.
+/// `grace` ago by the store's clock: the id of a backup looks old if the clock of its server is
+/// late.
 ///
 /// # Errors
 /// As [`prune`].
@@ -91,7 +92,7 @@ pub async fn delete(
 }
 
 /// Removes objects of a collection that no backup needs, such as those of a backup that was stopped
-/// before it had a list. Otherwise as [`prune`].
+/// before it had a list. Otherwise does the same as [`prune`].
 ///
 /// # Errors
 /// As [`prune`].
@@ -135,7 +136,7 @@ pub(crate) async fn remove_marked(
     let removed = expired(&lists, mark.store_time().await?);
     for id in &removed {
         context.progress.check()?;
-        // After a long stop, other programs may have removed backups that were to stay.
+        // After a long stop, other programs may have removed backups that should stay.
         mark.renew().await?;
         context.store.remove(&context.store.list_key(collection, id)).await?;
     }

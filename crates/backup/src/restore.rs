@@ -14,7 +14,7 @@ use crate::transfer::BackupContext;
 pub struct RestoreTarget {
     /// Name of the new collection, which may be another name than that of the backup.
     pub name: String,
-    /// Replace the collection of this name if there is one.
+    /// True to replace the collection of this name, if there is one.
     pub replaces: bool,
 }
 
@@ -38,8 +38,9 @@ pub struct RestoreReport {
 ///
 /// # Errors
 /// `NotFound` if there is no such backup, `AlreadyExists` if the name is taken, `DataLoss` that
-/// names the object if one is missing, shortened or changed, `StorageFull` without room; otherwise
-/// the errors of the store and of the registry. The collection of the name stays as it was.
+/// names the object if one is missing, shortened or changed, `StorageFull` without enough space;
+/// otherwise the errors of the store and of the registry. The collection of the name stays as it
+/// was.
 pub async fn restore(
     context: &BackupContext<'_>,
     registry: &Registry,
@@ -85,7 +86,7 @@ pub(crate) fn finish(
         .map_err(|error| error.context(format!("backup {}", list.id)))?;
     let points = named.collection().count();
     if points < list.points {
-        // The files match the backup, so this is a matter for the log and not an error.
+        // The files match the backup, so this is a warning and not an error.
         tracing::warn!(
             collection = named.name(),
             points,
@@ -102,7 +103,7 @@ pub(crate) fn finish(
     })
 }
 
-/// Returns the error of a file that the list does not have, or has again.
+/// Returns the error of a file that the list does not have, or has twice.
 pub(crate) fn unexpected(name: &str) -> Error {
     Error::data_loss(format!("{name}: the list of the backup has no such file"))
 }

@@ -1,7 +1,8 @@
-//! The thread that works on backups: takes one request after the other, and makes the backups of
-//! the schedule.
+//! The thread of backups: handles one request after the other, and makes the backups of the
+//! schedule.
 //!
-//! One thread does all work on the store, so that a server's own backups and removals never meet.
+//! One thread does all work on the store, so that a server's own backups and removals never run at
+//! the same time.
 
 mod config;
 mod request;
@@ -130,8 +131,8 @@ impl BackupService {
         &self.shared.config.options
     }
 
-    /// Returns the collection that a name or an alias stands for. A name without a collection
-    /// stays, since backups of removed collections are kept.
+    /// Returns the collection of a name or an alias. A name without a collection stays, since
+    /// backups of removed collections are kept.
     ///
     /// # Errors
     /// `InvalidArgument` for a name that no collection has; as [`RegistryAccess::open_registry`].

@@ -185,7 +185,7 @@ impl BackupStore {
         let mut lists = Vec::new();
         for id in self.ids(collection).await? {
             match self.list(collection, &id).await {
-                // Removed since it was listed.
+                // It was removed after it was listed.
                 Err(error) if error.kind() == ErrorKind::NotFound => {}
                 list => lists.push(list?),
             }

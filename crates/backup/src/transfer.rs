@@ -21,8 +21,8 @@ const PART_BYTES: u64 = 8 << 20;
 const WHOLE_BYTES_MAX: u64 = 512 << 20;
 /// Maximum parts of one object: the limit of S3 is 10,000.
 const PARTS_MAX: u64 = 9_000;
-/// Bytes that are read, hashed, and in a directory written at once. A search whose read waits for
-/// one of them waits a fraction of a millisecond.
+/// Bytes that are read and hashed at once, and in a directory also written at once. A search whose
+/// read waits for one of them waits a fraction of a millisecond.
 pub(crate) const STEP_BYTES: usize = 256 << 10;
 
 /// Progress of a backup or of other work on the store. Other threads read it.
@@ -50,7 +50,7 @@ impl BackupProgress {
         self.moved.load(Ordering::Relaxed)
     }
 
-    /// Asks the work to end early.
+    /// Requests that the work ends early.
     pub fn stop(&self) {
         self.stop.store(true, Ordering::Relaxed);
     }
@@ -93,7 +93,7 @@ pub struct BackupContext<'a> {
 }
 
 impl BackupContext<'_> {
-    /// Waits for the turn of `bytes`.
+    /// Waits until the rate permits `bytes` more.
     pub(crate) async fn pace(&self, bytes: u64) -> Result<()> {
         self.progress.check()?;
         tokio::time::sleep_until(self.pacer.reserve(bytes).into()).await;

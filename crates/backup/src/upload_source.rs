@@ -53,8 +53,8 @@ impl<'a> StoredSource<'a> {
         Ok(StoredSource { store, key, bytes, local })
     }
 
-    /// Fills `part` from `at` on. Returns false if the store is reached by requests, for which one
-    /// for all steps is better.
+    /// Fills `part` from `at` on. Returns false for a store over the network: there one request for
+    /// all steps is better.
     fn read_step(&self, at: u64, part: &mut [u8]) -> Result<bool> {
         let Some(local) = &self.local else { return Ok(false) };
         let LocalSource { file, buffer } = &mut *local.lock();
@@ -80,8 +80,8 @@ impl UploadSource<'_> {
         }
     }
 
-    /// Fills `part`, the bytes from `at` on, if the source is read in small steps. Returns false
-    /// for one of which [`UploadSource::fetch`] reads the whole part.
+    /// Fills `part`, the bytes from `at` on, if the source is read in small steps. Otherwise
+    /// returns false: [`UploadSource::fetch`] then reads the whole part.
     ///
     /// # Errors
     /// The error of the medium; `DataLoss` for an object that is shorter than its list says.

@@ -22,7 +22,7 @@ pub enum BackupRequest {
         /// Extent.
         extent: BackupExtent,
     },
-    /// Makes a collection of a backup.
+    /// Makes a collection from a backup.
     Restore {
         /// Name of the collection that was backed up.
         collection: String,

@@ -19,7 +19,7 @@ use crate::prune::prune;
 use crate::transfer::BackupContext;
 
 impl ServiceShared {
-    /// Backs up all collections that have changed, and removes backups by the policy. Leaves out
+    /// Backs up all collections that have changed, and removes backups by the policy. Skips
     /// collections with a backup that is younger than `young`. Returns the time until the oldest of
     /// these backups has that age. Requests that arrive meanwhile are handled between two
     /// collections.

@@ -22,7 +22,7 @@ use crate::verify::verify;
 const FIRST_CHECK_MAX: Duration = Duration::from_secs(600);
 
 impl ServiceShared {
-    /// Does the requests and the backups of the schedule until the queue is closed.
+    /// Performs the requests and the backups of the schedule until the queue is closed.
     pub(super) fn work(&self, requests: &Receiver<QueuedJob>) {
         // The first check is early and compares the age of backups, since a server may be restarted
         // more often than backups are due.
@@ -58,7 +58,7 @@ impl ServiceShared {
         }
         self.count(request.work(), &result);
         self.end(number, result.clone());
-        // The caller may be gone.
+        // The caller may have disconnected.
         let _ = outcome.send(result);
     }
 

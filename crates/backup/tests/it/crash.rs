@@ -84,7 +84,7 @@ fn every_listed_backup_is_whole_after_kills() {
         let registry = open(&directory.path().join("collections"));
         let name = format!("restored{round}");
         store.restore(&registry, "c", &name).unwrap();
-        // The next backup goes on, and restores to the same content.
+        // The next backup continues, and restores to the same content.
         let named = registry.get("c").unwrap();
         store.back_up(&named);
         let last = format!("last{round}");

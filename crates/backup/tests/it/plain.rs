@@ -101,7 +101,7 @@ fn backups_share_objects_and_are_restored() {
 }
 
 #[test]
-fn damage_is_found_and_mended_by_the_next_backup() {
+fn damage_is_found_and_repaired_by_the_next_backup() {
     let objects = Objects::new();
     objects.put("1/a.png", "one");
     objects.put("2/b.png", "two");

@@ -75,7 +75,7 @@ fn no_object_is_removed_while_a_backup_runs() {
     let report = prune();
     assert_eq!((report.removed.len(), report.objects), (1, 0));
     assert!(report.objects_kept.is_some());
-    // The mark of a program that died long ago is ignored, and removed.
+    // The mark of a program that was killed long ago is ignored, and removed.
     let old = std::time::SystemTime::now() - Duration::from_secs(7200);
     std::fs::File::options().write(true).open(&mark).unwrap().set_modified(old).unwrap();
     let report = prune();
