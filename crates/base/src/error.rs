@@ -24,7 +24,7 @@ pub enum ErrorKind {
     PermissionDenied,
     /// A queue or budget is full; trying again later may help.
     ResourceExhausted,
-    /// A disk has no room, or less than its reserve. An operator must free some.
+    /// A disk has no free space, or less than its reserve. An operator must free some.
     StorageFull,
     /// The server cannot answer now (starting, stopping); trying again may help.
     Unavailable,
@@ -252,7 +252,7 @@ mod tests {
     }
 
     #[test]
-    fn retryable_kinds() {
+    fn retryable_kinds_are_the_listed_ones() {
         let retryable = |kind: &ErrorKind| Error::new(*kind, "").is_retryable();
         let kinds: Vec<_> =
             ErrorKind::ALL.into_iter().filter(retryable).map(ErrorKind::name).collect();

@@ -209,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn each_output_is_asked_for_once() {
+    fn each_output_is_requested_once() {
         let signature =
             Signature { inputs: vec![], outputs: vec![spec("y", &[-1]), spec("z", &[-1])] };
         let check = |names: &[&str]| {

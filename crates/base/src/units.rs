@@ -94,7 +94,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sizes_and_times() {
+    fn sizes_and_times_are_parsed_and_formatted() {
         assert_eq!(parse_bytes("1.5GiB"), Ok(3 * GIB / 2));
         assert_eq!(parse_bytes("800MB"), Ok(800_000_000));
         assert!(parse_bytes("5 parsecs").is_err());
