@@ -94,8 +94,8 @@ impl Bare {
         let mut rows = 1;
         let start = Instant::now();
         loop {
-            // Runs as the benchmark itself does. On the thread that had just made the model's files
-            // it took a third longer.
+            // Runs on another thread, as the benchmark does. The thread that has just made the
+            // model's files takes a third longer.
             let run = self.run(&[inputs(rows)?], 1, Duration::ZERO, CALIBRATION_TURN)?;
             let time = run.latencies.summary().p50_ms / 1e3;
             let share = wanted.as_secs_f64() / time.max(f64::MIN_POSITIVE);

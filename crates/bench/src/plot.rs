@@ -283,7 +283,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers() {
+    fn numbers_have_at_most_three_digits_after_the_point() {
         assert_eq!([0.0, 0.25, 10.0, 1.0 / 3.0].map(number), ["0", "0.25", "10", "0.333"]);
     }
 }

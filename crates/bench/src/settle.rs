@@ -16,7 +16,7 @@ const CHECK: Duration = Duration::from_millis(100);
 /// Delay before a write is tried again.
 const RETRY: Duration = Duration::from_millis(50);
 
-/// Writes points. Tries again while memory has no room.
+/// Writes points. Tries again while there is not enough memory.
 ///
 /// # Errors
 /// Returns the errors of a write. Returns that of full memory after [`SETTLE_MAX`].

@@ -138,7 +138,7 @@ impl ChildJob<'_> {
     }
 }
 
-/// Observations of a child.
+/// Memory of a child: samples over time, and the peak.
 struct ChildUsage {
     samples: Vec<(f64, f64)>,
     peak_mb: f64,
@@ -183,7 +183,7 @@ fn watch(mut command: Command, log: &Path, timeout: Duration) -> Result<ChildUsa
         let elapsed = started.elapsed();
         if elapsed >= due && seen.samples.len() < SAMPLES_MAX {
             due += SAMPLE_INTERVAL;
-            // Zero when it has just ended.
+            // Zero if the child has just ended.
             let resident = rss_kb_of(child.0.id()) as f64 / 1024.0;
             if resident > 0.0 {
                 seen.samples.push((elapsed.as_secs_f64(), resident));
@@ -252,7 +252,7 @@ mod tests {
     }
 
     #[test]
-    fn a_child_is_watched_and_its_words_are_kept() {
+    fn a_child_is_watched_and_its_output_is_kept() {
         let dir = tempfile::tempdir().unwrap();
         let log = dir.path().join("log");
         let shell = |script: &str| {
@@ -277,7 +277,7 @@ mod tests {
     }
 
     #[test]
-    fn cores_are_given_back() {
+    fn cores_are_restored() {
         let count = || sched_getaffinity(None).unwrap().count();
         let before = count();
         assert_eq!(on_cores(1, || Ok(count())).unwrap(), 1);

@@ -8,7 +8,7 @@ use super::child::ChildRun;
 const START_MINUTE: f64 = 10.0;
 /// Share of the run from which growth counts if the recording is shorter than twice that.
 const START_SHARE: f64 = 0.1;
-/// Samples within this share of the run around that moment make the mean at the start.
+/// The mean at the start is over samples within this share of the run around that moment.
 const AROUND_SHARE: f64 = 0.025;
 /// Last share of a run. The samples in it give the mean memory at the end.
 const END_SHARE: f64 = 0.1;

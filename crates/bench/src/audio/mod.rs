@@ -1,4 +1,4 @@
-//! `bench audio`: a long recording through a recogniser, with more and more threads.
+//! `bench audio`: a long recording through a recogniser, with an increasing number of threads.
 //!
 //! Each figure is of a `millpond audio` process, as a user would run it: (a) engine threads against
 //! threads inside an operator, (b) resident memory over the whole recording against the same

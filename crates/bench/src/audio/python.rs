@@ -108,7 +108,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn answers_may_come_after_other_words() {
+    fn results_may_follow_other_output() {
         let said = "loading\n{\"seconds\": 1.5, \"segments\": [[0, 1.25]]}\n\n";
         let answer = parse(said).unwrap();
         assert_eq!((answer.seconds, answer.segments), (1.5, vec![(0.0, 1.25)]));

@@ -417,7 +417,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wanted_is_judged() {
+    fn goals_are_judged() {
         let report = report();
         let met: Vec<bool> = report.wanted.iter().map(|wanted| wanted.met).collect();
         // Only the eight threads of the sweep are slower than with two inside.

@@ -94,7 +94,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn rounds_go_forth_and_back_and_medians_are_taken() {
+    fn rounds_alternate_in_order_and_medians_are_computed() {
         let forth = order(&[1, 4], &[1, 2], 2, 0);
         let mut back = order(&[1, 4], &[1, 2], 2, 1);
         assert_eq!(forth[0], ThreadSetting { threads: 1, intra: 1, cores: Some(1) });

@@ -136,7 +136,7 @@ struct RunDirectory(PathBuf);
 
 impl Drop for RunDirectory {
     fn drop(&mut self) {
-        // A remaining file is harmless: no other run uses it, and its name tells its origin.
+        // A remaining file is harmless: no other run uses it, and its name shows its origin.
         let _ = std::fs::remove_dir_all(&self.0);
     }
 }

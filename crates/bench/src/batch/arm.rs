@@ -78,7 +78,7 @@ impl<'a> Arms<'a> {
         Ok(Arms { args, model, dir, server, answers, template, bodies, round, current })
     }
 
-    /// Makes the server take over the settings of `arm`.
+    /// Makes the server apply the settings of `arm`.
     fn switch(&self, arm: BatchArm) -> Result<()> {
         if self.current.get() == Some(arm) {
             return Ok(());

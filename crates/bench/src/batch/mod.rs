@@ -156,7 +156,7 @@ impl BatchArgs {
         Ok(args)
     }
 
-    /// Returns the arms forth or back, so that no arm always comes first.
+    /// Returns the arms in order or in reverse, so that no arm always comes first.
     fn order(&self, back: bool) -> Vec<BatchArm> {
         let mut arms = self.arms.clone();
         if back {
@@ -265,7 +265,7 @@ mod tests {
     }
 
     #[test]
-    fn the_order_turns_around() {
+    fn the_order_can_be_reversed() {
         let args = parse("").unwrap();
         assert_eq!(args.order(false), [BatchArm::Sync, BatchArm::Async, BatchArm::Padding]);
         assert_eq!(args.order(true), [BatchArm::Padding, BatchArm::Async, BatchArm::Sync]);

@@ -16,7 +16,7 @@ use super::content::{Script, new_point, point};
 pub(super) const REPORT_BYTES: usize = 9;
 /// Thread number in the report that the collection is open.
 pub(super) const READY: u8 = 0xff;
-/// Wait before a change is tried again that found no room.
+/// Wait before a change that found no memory is tried again.
 const NO_ROOM: Duration = Duration::from_millis(20);
 
 /// Opens the collection and writes to it until the process is killed.
@@ -77,7 +77,7 @@ fn tell(reports: &Mutex<std::io::Stdout>, writer: u8, number: u64) -> Result<()>
     let mut report = [writer; REPORT_BYTES];
     report[1..].copy_from_slice(&number.to_le_bytes());
     let mut out = reports.lock().unwrap_or_else(PoisonError::into_inner);
-    // One flush a report: what is only in this process's memory dies with it.
+    // One flush a report: buffered bytes are lost if this process is killed.
     let written = out.write_all(&report).and_then(|()| out.flush());
     written.map_err(|error| {
         Error::cancelled("the parent does not read reports any more").caused_by(error)

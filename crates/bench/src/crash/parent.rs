@@ -28,12 +28,12 @@ pub(super) struct CrashFigures {
     pub(super) kills: u32,
     /// Kills before the collection was open.
     pub(super) early: u32,
-    /// Kills that left a partly written file behind: a flush or a merge was under way.
+    /// Kills that left a partly written file: a flush or a merge was in progress.
     pub(super) interrupted: u32,
     pub(super) acknowledged: u64,
-    /// Changes under way when the writer died.
+    /// Changes in flight when the writer was killed.
     pub(super) in_flight: u64,
-    /// Changes under way that were found.
+    /// Changes in flight that were found.
     pub(super) in_flight_found: u64,
     /// Points compared with the written content.
     pub(super) checked: u64,
@@ -101,7 +101,7 @@ struct Cleared(PathBuf);
 
 impl Drop for Cleared {
     fn drop(&mut self) {
-        // What remains is harmless: no other run uses it, and its name tells its origin.
+        // Remaining files are harmless: no other run uses them, and their names show their origin.
         let _ = std::fs::remove_dir_all(&self.0);
     }
 }
@@ -171,7 +171,7 @@ impl Expected {
     /// Applies the reports to the expected content. Returns the number of changes.
     fn acknowledge(&mut self, reports: &[u8]) -> Result<u64> {
         let mut count = 0;
-        // The last report may be cut off; its change counts as under way.
+        // The last report may be cut off; its change counts as in flight.
         for report in reports.chunks_exact(REPORT_BYTES) {
             let (writer, number) = report.split_at(1);
             let number = number.try_into().map_or(u64::MAX, u64::from_le_bytes);
@@ -193,8 +193,7 @@ impl Expected {
         Ok(count)
     }
 
-    /// Compares every point, and finds out if the change that each thread had under way was
-    /// applied.
+    /// Compares every point, and determines if the change in flight of each thread was applied.
     fn check(
         &mut self,
         named: &NamedCollection,
@@ -203,7 +202,7 @@ impl Expected {
     ) {
         for (writer, next) in (0..).zip(&mut self.next) {
             let change = self.script.change(writer, *next);
-            // The change may never have been begun. Then it is skipped, which changes nothing.
+            // The change may not have begun. Then it is skipped, which changes nothing.
             *next += 1;
             figures.in_flight += 1;
             let wanted = change.version.map(|version| point(self.script.seed, change.id, version));

@@ -20,8 +20,8 @@ pub(super) struct CrashReport {
     /// Kills before the collection was open, and kills while a segment was being written.
     killed_early: u32,
     killed_while_sealing_or_merging: u32,
-    /// Changes that were not acknowledged when the writer died, and the number of them that were
-    /// found.
+    /// Changes that were not acknowledged when the writer was killed, and the number of them that
+    /// were found.
     unacknowledged: u64,
     unacknowledged_found: u64,
     checked: u64,

@@ -29,7 +29,7 @@ use loadgen::stats::ratio;
 
 /// Points per write.
 const WRITE_POINTS: u64 = 256;
-/// Most points, planted copies and lookalikes.
+/// Maximum points, planted copies and lookalikes.
 const ROWS_MAX: u64 = 20_000_000;
 /// Interval between two checks of memory and progress.
 const WATCH: Duration = Duration::from_millis(200);
@@ -154,7 +154,7 @@ pub fn run(args: &BenchDuplicatesArgs, env: &BenchEnv) -> Result<()> {
     flush_and_settle(&open_once.named)?;
     let build_seconds = began.elapsed().as_secs_f64();
     drop(open_once);
-    // Opened anew, so that the memory of building it does not count.
+    // Opened again, so that the memory of building it does not count.
     let opened = open(&folder, args, &data)?;
     let found = search(&opened.named, args, &progress)?;
     drop(progress);

@@ -129,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_to_read_and_damage_are_said() {
+    fn empty_folders_and_damaged_files_are_errors() {
         let root = tempfile::tempdir().unwrap();
         let said = |dir: &Path| templates(dir).unwrap_err().to_string();
         assert!(said(&root.path().join("none")).contains("no such folder"));

@@ -86,7 +86,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_resolution_is_the_folders_then_that_of_all_then_the_files() {
+    fn the_resolution_of_a_folder_precedes_that_of_all_and_of_the_file() {
         let said: Vec<FolderResolution> =
             ["569", "DB1=600"].map(|text| text.parse().unwrap()).into();
         let extractor = Extractor::new(&said);

@@ -258,7 +258,7 @@ fn brightness(image: &Image, variant: usize, random: &mut RandomSequence) -> Ima
 fn border(image: &Image, share: f64) -> Image {
     let wide = (f64::from(image.width) * share) as u32;
     let high = (f64::from(image.height) * share) as u32;
-    // Ever further out, the image is passed forwards and backwards.
+    // The frame mirrors the image at its edges.
     let mirrored = |at: u32, border: u32, side: u32| {
         let place = (i64::from(at) - i64::from(border)).rem_euclid(2 * i64::from(side)) as u32;
         if place < side { place } else { 2 * side - 1 - place }
@@ -273,7 +273,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn copies_have_the_size_and_the_pixels_they_should() {
+    fn copies_have_the_expected_size_and_pixels() {
         let image = made(60, 40, |x, y| [4 * x as u8, 6 * y as u8, 100]);
         let fillers = vec![image.clone(); 3];
         let size = |attack: Attack, variant| {
@@ -293,7 +293,7 @@ mod tests {
         assert_eq!((size(Attack::Collage, 0), size(Attack::Screen, 0)), ((90, 60), (60, 40)));
         let framed = border(&image, 0.1);
         assert_eq!((framed.width, framed.height), (72, 48));
-        // The frame mirrors about the image's edge; inside, all is where it was.
+        // The frame mirrors at the image's edge. The pixels inside keep their positions.
         assert_eq!(pixel(&framed, 5, 4), pixel(&image, 0, 0));
         assert_eq!(pixel(&framed, 0, 10), pixel(&image, 5, 6));
         assert_eq!(pixel(&framed, 71, 10), pixel(&image, 54, 6));

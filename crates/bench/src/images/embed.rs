@@ -27,7 +27,7 @@ pub(super) enum PhotoEmbedder {
 }
 
 impl PhotoEmbedder {
-    /// Opens the named model, or the default one. Only made-up images may do without.
+    /// Opens the named model, or the default one. Only made-up images need no model.
     pub(super) fn open(
         named: Option<&Path>,
         made_up: bool,

@@ -1,4 +1,4 @@
-//! Text drawn over an image. The font is part of the program.
+//! Text drawn over an image. The program contains the font.
 
 use ab_glyph::{Font, FontRef, PxScale, ScaleFont, point};
 use base::{Error, Result};

@@ -24,7 +24,7 @@ pub(super) struct ImagesReport {
     coarse_recall1_mean: f64,
     /// True if no attack's final recall is below that of the coarse stage.
     final_never_below_coarse: bool,
-    /// Copies whose photograph came first by embedding and not in the end.
+    /// Copies whose photograph came first by embedding but not in the final result.
     spoilt: usize,
     /// Accepted wrong images: for images that are not in the set, and for copies of those in the
     /// set.

@@ -8,7 +8,7 @@ use loadgen::random::RandomSequence;
 
 /// Size of a collage by that of its photograph.
 const COLLAGE: f64 = 1.5;
-/// Longest way of a corner of a screen, as a share of the side.
+/// Maximum shift of a corner of a screen, as a share of the side.
 const CORNER: f64 = 0.05;
 /// Share of the frame that the screen fills.
 const FILLED: f64 = 0.85;

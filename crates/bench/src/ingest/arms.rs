@@ -1,4 +1,4 @@
-//! The two arms: searches while images come in, and searches while threads of idle priority do
+//! The two arms: searches while images are added, and searches while threads of idle priority do
 //! arithmetic.
 
 use std::sync::Arc;
@@ -25,13 +25,13 @@ use loadgen::stats::Latencies;
 const SEARCHES: usize = 64;
 /// Time for measuring one client's search latency.
 const CALIBRATION: Duration = Duration::from_millis(1500);
-/// Share of one core that searches shall keep busy.
+/// Share of one core that searches keep busy.
 const CORE_SHARE: f64 = 0.4;
 /// Time at the start of an arm that does not count.
 const WARM_UP: Duration = Duration::from_millis(500);
 /// Timeout for the first image of a folder.
 const FIRST_TIMEOUT: Duration = Duration::from_secs(30);
-/// Size of a folder relative to the images that the server put in at the start in the same time.
+/// Size of a folder, relative to the images that the server added in the same time at the start.
 const SPARE: f64 = 1.5;
 
 /// Load beside the searches.
@@ -48,7 +48,7 @@ pub(super) struct IngestRound {
     pub(super) images: f64,
     pub(super) flushes: f64,
     pub(super) merges: f64,
-    /// True if there were images to put in at all times.
+    /// True if there were always more images to add.
     pub(super) fed: bool,
 }
 
@@ -134,12 +134,12 @@ pub(super) fn run(
 
 /// Images that the collection starts with.
 struct InitialImages {
-    /// Ids that searches ask for.
+    /// Ids that searches request.
     ids: Vec<String>,
     images_per_s: f64,
 }
 
-/// Puts the first images in, without other load.
+/// Adds the first images, without other load.
 fn fill(
     args: &IngestArgs,
     subject: &mut IngestSubject,

@@ -101,7 +101,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn images_are_images_and_different() {
+    fn images_are_readable_different_and_reproducible() {
         let [first, second] = [1, 2].map(|number| jpeg(number).unwrap());
         assert_ne!(first, second);
         assert_eq!(first, jpeg(1).unwrap());
@@ -110,7 +110,7 @@ mod tests {
     }
 
     #[test]
-    fn a_folder_gets_the_images_asked_for() {
+    fn a_folder_gets_the_requested_images() {
         let dir = tempfile::tempdir().unwrap();
         write(&dir.path().join("a"), 5, 7).unwrap();
         let names: Vec<_> = std::fs::read_dir(dir.path().join("a")).unwrap().collect();

@@ -32,8 +32,8 @@ pub(super) struct Killed {
     pub(super) start_ms_max: f64,
 }
 
-/// Puts images in, kills the server, starts it again and checks its images, as often as the
-/// arguments say.
+/// Adds images, kills the server, starts it again and checks its images, as often as the arguments
+/// say.
 pub(super) fn run(
     args: &IngestArgs,
     subject: &mut IngestSubject,
@@ -61,7 +61,7 @@ pub(super) fn run(
             });
             sleep(life);
             subject.kill();
-            // A server that dies before it answers is not a failure here.
+            // A server that is killed before it answers is not a failure here.
             feeder
                 .join()
                 .map(drop)

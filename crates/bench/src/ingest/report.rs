@@ -34,7 +34,7 @@ struct RoundReport {
     images: f64,
     seals: f64,
     merges: f64,
-    /// True if there were images to put in at all times.
+    /// True if there were always more images to add.
     fed: bool,
 }
 

@@ -117,7 +117,7 @@ impl IngestSubject {
         Ok(folder)
     }
 
-    /// Returns the request that puts a folder in.
+    /// Returns the request that adds the images of a folder.
     pub(super) fn ingest(&self, folder: &Path) -> Result<IngestFolder> {
         Ok(IngestFolder {
             agent: self.agent.clone(),

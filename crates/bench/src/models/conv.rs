@@ -308,7 +308,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         write_layout(MODEL_SEED, dir.path()).unwrap();
         let bare = Bare::open(&env(dir.path()), dir.path()).unwrap();
-        // Odd and even sides, so that every way of halving is met.
+        // Odd and even sides test every way of halving.
         for (height, width) in [(33, 50), (64, 47), (40, 41)] {
             let request = [image(7, height, width).unwrap()];
             let alone = with_mask(&request).unwrap();

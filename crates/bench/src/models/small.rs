@@ -1,6 +1,6 @@
-//! A ranking model small enough to be asked thousands of times a second and large enough to leave
-//! the L2 cache: the click-through model with wider layers. One row reads all 17 MB of its layers
-//! for two operations a weight; a batch reads them once for all its rows.
+//! A ranking model that is small enough for thousands of requests a second and larger than the L2
+//! cache: the click-through model with wider layers. One row reads all 17 MB of its layers for two
+//! operations a weight; a batch reads them once for all its rows.
 
 use std::path::PathBuf;
 

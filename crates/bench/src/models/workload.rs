@@ -230,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn places_are_the_given_ones_else_the_usual_ones() {
+    fn folders_are_the_given_ones_else_the_default_ones() {
         let dir = tempfile::tempdir().unwrap();
         let mut env = env(dir.path());
         env.millpond = dir.path().join("target/release/millpond");

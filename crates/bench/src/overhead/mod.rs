@@ -1,9 +1,9 @@
 //! `bench overhead`: the cost of serving a model beside running it.
 //!
-//! The same model runs in two ways that take turns: in a loop in this process, and behind a server
-//! over gRPC. The load generator shares the machine's cores with the server, so requests a second
-//! would charge the server for the client. The comparison therefore uses the processor time that
-//! each side's own process spends on a request.
+//! The same model runs in two ways that take turns: in a loop in this process, and in a server over
+//! gRPC. The load generator shares the machine's cores with the server, so requests a second would
+//! charge the server for the client. The comparison therefore uses the processor time that each
+//! side's own process spends on a request.
 
 mod tls;
 mod tracing;
@@ -281,8 +281,8 @@ struct Contest<'a> {
 
 impl Contest<'_> {
     fn round(&self) -> Result<OverheadRound> {
-        // The server's client keeps a core busy; where cores share anything, a loop beside an idle
-        // one runs faster.
+        // The server's client keeps a core busy. If cores share resources, a loop beside an idle
+        // core runs faster.
         let alone = || self.bare.run(&self.subject.requests, 1, WARM_UP, self.args.duration);
         let bare_one = beside_a_client_that_spins(alone)??;
         let server_one = self.ask(1)?;

@@ -25,7 +25,7 @@ const SAMPLED: &str = "0.01";
 const SAMPLED_QUICK: &str = "1";
 /// Goal: maximum of `sampled_cpu_ratio`.
 const CPU_RATIO_MAX: f64 = 1.01;
-/// Most bytes of an export that the collector reads.
+/// Maximum bytes of an export that the collector reads.
 const EXPORT_BYTES_MAX: u64 = 64 << 20;
 
 /// JSON of `bench overhead --tracing`.

@@ -1,5 +1,5 @@
 //! The same requests to several servers that take turns under load, so that the drift of a virtual
-//! machine's speed meets all alike. Connections are kept.
+//! machine's speed affects all equally. Connections are kept.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -37,7 +37,7 @@ pub(super) struct Turns {
     pub(super) request_bytes: usize,
 }
 
-/// Expects the answers that the first server gave at first.
+/// Expects the first answers of the first server.
 struct SameAnswers(Vec<Bytes>);
 
 impl Judge for SameAnswers {

@@ -81,7 +81,7 @@ mod tests {
     #[test]
     fn a_process_is_sampled_until_the_end() {
         let watch = MemoryWatch::start(std::process::id(), Instant::now()).unwrap();
-        // The watch must get a core for its first sample before it is told to end.
+        // The watch must get a core for its first sample before it ends.
         std::thread::sleep(Duration::from_secs(2));
         assert!(watch.end(Duration::ZERO).unwrap().end_mb > 0.0);
     }

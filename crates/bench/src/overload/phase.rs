@@ -15,7 +15,7 @@ const REFUSALS: [(u32, &str); 2] = [(8, "RESOURCE_EXHAUSTED"), (14, "UNAVAILABLE
 /// Beginning of the reason in [`loadgen::connection`] for a request that the server answered with a
 /// status.
 const STATUS_PREFIX: &str = "gRPC status ";
-/// Lateness at the 99th percentile above which requests no longer come when they are due.
+/// Maximum lateness at the 99th percentile. Above it, the client does not send requests on time.
 const LATE_P99_MS_MAX: f64 = 20.0;
 
 /// Sorts finished requests by their results.

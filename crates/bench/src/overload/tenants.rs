@@ -1,4 +1,5 @@
-//! Two tenants with a key each: one within its share, the other at a multiple of its quota.
+//! Two tenants with a key each: one at a steady share of the capacity, the other at a multiple of
+//! its quota.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;

@@ -160,7 +160,7 @@ struct RolloutStage<'a> {
     engine_version: String,
 }
 
-/// A server with version 1, and what is sent to it.
+/// A server with version 1, and the requests to it.
 struct ServedStage {
     server: ServerProcess,
     dir: PathBuf,

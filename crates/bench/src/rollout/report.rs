@@ -9,9 +9,9 @@ use loadgen::report::TextTable;
 use loadgen::stats::{median, ratio};
 use loadgen::{print, println};
 
-/// Most requests of a bad version until it is withdrawn.
+/// Maximum requests of a bad version until it is withdrawn.
 const REQUESTS_MAX: u64 = 2000;
-/// Most p99 with copies, as a multiple of p99 without.
+/// Maximum p99 with copies, as a multiple of p99 without.
 const SHADOW_RATIO_MAX: f64 = 1.05;
 
 /// JSON of one bad version.
@@ -24,7 +24,8 @@ pub(super) struct RolledBack {
     pub(super) client_failures: u64,
     /// Requests, or copies, that the new version failed.
     pub(super) version_failures: u64,
-    /// Requests of the new version that the old one answered, because the new one had no room.
+    /// Requests of the new version that the old one answered, because the queue of the new one was
+    /// full.
     pub(super) overflow: u64,
     /// Wrong answers at the client.
     pub(super) wrong: u64,

@@ -38,7 +38,7 @@ use crate::swap::server::{SwapModel, SwapServer, SwapServerPlan};
 
 /// Name of the model with the steady requests.
 const MODEL: &str = "steady";
-/// Name of the model whose large requests stand in front.
+/// Name of the model whose large requests are ahead in the queue.
 const HEAVY: &str = "heavy";
 /// Contents of the heavy model.
 const HEAVY_CONTENTS: [CtrContent; 2] = [CtrContent::of(5), CtrContent::of(6)];

@@ -234,7 +234,7 @@ mod tests {
     }
 
     #[test]
-    fn a_timed_run_that_breaks_off_fails() {
+    fn a_timed_run_that_ends_early_fails() {
         let traces: Vec<SwapTrace> = (0..24).map(|index| trace(index, 0.0)).collect();
         assert!(report_of("--seconds=600", &traces, false).verdict().is_ok());
         let error = report_of("--seconds=600", &traces, true).verdict().unwrap_err();

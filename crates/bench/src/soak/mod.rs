@@ -1,7 +1,7 @@
-//! `bench soak`: many swaps under load, and what they leave behind.
+//! `bench soak`: leaks of memory, descriptors and files after many swaps under load.
 //!
 //! A leak of a few kilobytes, one descriptor or one file a swap is invisible in `bench swap`. Here
-//! a small model of each engine is swapped until it shows.
+//! a small model of each engine is swapped until such a leak is visible.
 
 mod growth;
 

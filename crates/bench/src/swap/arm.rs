@@ -157,7 +157,7 @@ fn arm_name<S: serde::Serializer>(arm: &SwapArm, serializer: S) -> Result<S::Ok,
     serializer.serialize_str(arm.name())
 }
 
-/// Measures the answers a second of a server at saturation: the pool's, if that arm runs.
+/// Measures the answers a second of a saturated server: that of the arm pool, if that arm runs.
 pub(super) fn capacity(setup: &SwapSetup<'_>) -> Result<f64> {
     let server = setup.start(setup.args.capacity_arm(), "capacity")?;
     let clients = CAPACITY_CLIENTS_PER_CORE * loadgen::machine::cores();

@@ -236,7 +236,7 @@ impl SwapArgs {
         args
     }
 
-    /// Returns the arm whose server the capacity is measured of.
+    /// Returns the arm whose server is used to measure the capacity.
     fn capacity_arm(&self) -> SwapArm {
         let like_pool = |arm: &&SwapArm| matches!(arm, SwapArm::Pool | SwapArm::Control);
         let arm = self.arms.iter().find(like_pool).or(self.arms.first());

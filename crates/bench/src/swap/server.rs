@@ -143,7 +143,7 @@ impl SwapServer {
         self.served.iter().try_for_each(|one| one.model.contents.drop_cached(version))
     }
 
-    /// Returns how often each model was swapped between two scrapes, for the one with fewest swaps.
+    /// Returns the number of swaps between two scrapes, of the model with the fewest swaps.
     pub(crate) fn swaps(&self, before: &Scrape, after: &Scrape) -> u64 {
         let count = |one: &ServedSwapModel| {
             let of =

@@ -1,4 +1,4 @@
-//! Percentiles over time: the figure of `bench swap`.
+//! Percentiles over time: the chart of `bench swap`.
 
 use std::time::Duration;
 
@@ -116,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn ranks() {
+    fn a_quantile_is_the_value_of_its_rank() {
         assert_eq!(rank(&[1.0, 2.0, 3.0, 4.0, 5.0], 0.8), 4.0);
         assert!(rank(&[], 0.5).is_nan());
     }

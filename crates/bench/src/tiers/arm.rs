@@ -115,7 +115,7 @@ impl ArmProcess {
 
 impl Drop for ArmProcess {
     fn drop(&mut self) {
-        // The process ends at the end of its input. It has nothing to lose if it does not.
+        // The process ends at the end of its input. If it does not, it can be killed without loss.
         drop(self.to.take());
         let _ = self.child.wait();
     }

@@ -219,8 +219,8 @@ impl TiersArgs {
 /// Runs `bench tiers`.
 ///
 /// # Errors
-/// If the disk has no room, io_uring is not allowed, or an argument is out of range. Answers that
-/// differ between arms or lack the wanted record make the run fail after its report.
+/// If the disk has not enough space, io_uring is not allowed, or an argument is out of range.
+/// Answers that differ between arms or lack the wanted record make the run fail after its report.
 pub fn run(args: &TiersArgs, env: &BenchEnv) -> Result<()> {
     args.check()?;
     let dir = env.cache_dir.join("run").join("tiers");

@@ -35,7 +35,7 @@ const CURVE_US: f64 = 1_500_000.0;
 const CURVE_QUERIES_MIN: f64 = 4.0;
 /// Number by which the queries of a turn are divided for one client.
 const ALONE_SHARE: usize = 5;
-/// Size from which freshly made segments disturb the machine for a while.
+/// Size in bytes from which new segments disturb the machine for a while.
 const SETTLE_BYTES: u64 = 256 << 20;
 /// Bytes copied at once.
 const COPY_BYTES: usize = 4 << 20;

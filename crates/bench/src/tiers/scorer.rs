@@ -1,4 +1,4 @@
-//! The two scorers of records: the matcher, and work of a set cost.
+//! The two scorers of records: the matcher, and work of a fixed cost.
 
 use base::{Error, Result};
 use matching::{MatchOptions, Probe, Scratch};

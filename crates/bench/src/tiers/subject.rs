@@ -150,7 +150,7 @@ pub(super) fn candidates(shape: &TierShape, target: u32, seed: u64) -> Vec<Reran
         (1..shape.probes.max(2)).map(|_| (random.bits() % u64::from(clusters)) as u32).collect();
     let mut numbers = vec![target];
     let mut seen = std::collections::HashSet::from([target]);
-    // If clusters are nearly used up, any record is taken in the end.
+    // If few records of the clusters remain, any record is chosen after these tries.
     let mut tries_left = 20 * wanted;
     while (numbers.len() as u32) < wanted {
         let near = (random.bits() % 1000) < u64::from(shape.near);
@@ -356,7 +356,7 @@ mod tests {
     }
 
     #[test]
-    fn photographs_put_together_are_whole_and_differ() {
+    fn composed_photographs_are_valid_and_differ() {
         let maker = Maker::new(TierRecords::Photo);
         let (one, two) = (maker.graph(1), maker.graph(2));
         assert!(one.described() && one.vertices.len() > 200);

@@ -28,7 +28,7 @@ pub(super) struct TurnOrder {
     pub(super) queries: usize,
     /// Queries that a thread has at a time.
     pub(super) clients: usize,
-    /// Rounds of spinning for each record in place of the matcher.
+    /// Rounds of spinning for each record instead of the matcher.
     pub(super) spin_rounds: Option<u64>,
 }
 

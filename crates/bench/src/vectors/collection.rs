@@ -60,7 +60,8 @@ pub(super) struct CollectionPlan<'a> {
     pub(super) threads: Vec<usize>,
     /// Segments of similar size that are merged into one.
     pub(super) merge_segments: usize,
-    /// Keep what [`FilledCollection::file`] names, and read it instead of filling.
+    /// True to keep the collection, and to read the file of [`FilledCollection::file`] instead of
+    /// filling.
     pub(super) keep: bool,
 }
 
@@ -84,7 +85,7 @@ pub(super) struct CollectionFigures {
     pub(super) segment_rows: Vec<u32>,
     /// Time to open the collection until all segments are searched.
     pub(super) ready_s: f64,
-    /// Time until the codes that memory has room for are in memory too.
+    /// Time until the codes that fit into memory are in memory too.
     pub(super) codes_s: f64,
     /// Bytes of codes that queries read from the medium.
     pub(super) codes_on_medium_mb: f64,
@@ -403,8 +404,7 @@ fn codes_on_medium(named: &NamedCollection) -> u64 {
     status.segments.iter().map(|segment| segment.codes_on_medium).sum()
 }
 
-/// Waits until the codes that memory has room for are in memory. Returns the time of the last
-/// change.
+/// Waits until the codes that fit into memory are in memory. Returns the time of the last change.
 fn wait_for_codes(named: &NamedCollection) -> Instant {
     let deadline = Instant::now() + SETTLE_MAX;
     let mut seen = codes_on_medium(named);
@@ -467,7 +467,7 @@ fn ask(registry: &Registry, named: &Arc<NamedCollection>, query: &[f32]) -> Resu
     let query = query.to_vec();
     let work = move |named: &NamedCollection, thread: &mut SearchThread| {
         let query = CollectionQuery::nearest(&query, HITS);
-        // The receiver is gone only if the benchmark has failed.
+        // The receiver is dropped only if the benchmark has failed.
         let _ = sender.send(named.collection().nearest(thread, &query));
     };
     registry.submit(named, Box::new(work))?;

@@ -40,7 +40,8 @@ impl Curve {
         Some((low.qps.ln() * (1.0 - share) + high.qps.ln() * share).exp())
     }
 
-    /// Returns the points that no other beats in both, in ascending order of recall.
+    /// Returns the points that no other exceeds in both recall and speed, in ascending order of
+    /// recall.
     fn envelope(&self) -> Vec<&VectorPoint> {
         let mut points: Vec<&VectorPoint> =
             self.points.iter().filter(|point| point.qps > 0.0).collect();

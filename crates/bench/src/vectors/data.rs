@@ -166,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn the_made_truth_is_the_truth() {
+    fn generated_neighbours_are_the_nearest() {
         let data = VectorData::made(300, 5);
         for (query, truth) in data.queries.chunks_exact(5).zip(&data.truth) {
             let mut rows: Vec<(f32, u32)> = data

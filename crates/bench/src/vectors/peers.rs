@@ -30,7 +30,7 @@ pub(super) struct Peers {
 }
 
 impl Peers {
-    /// Finds out which engines can run.
+    /// Finds the engines that can run.
     ///
     /// # Errors
     /// If a named Python does not work, or a named engine is not installed.

@@ -10,7 +10,8 @@ fn run(arguments: &[&str]) -> Output {
     command.env("MILLPOND_PROGRAM", "/no/such/millpond").output().unwrap()
 }
 
-/// One run, one code, one text in standard error, nothing in standard output.
+/// Runs the program, and checks its exit code, that its standard error contains `text`, and that
+/// its standard output is empty.
 fn check_error(arguments: &[&str], code: i32, text: &str) {
     let output = run(arguments);
     let stderr = String::from_utf8_lossy(&output.stderr);

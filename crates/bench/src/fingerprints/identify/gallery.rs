@@ -11,7 +11,7 @@ const SEED: u64 = 2004;
 
 /// Prints to search.
 pub(super) struct Gallery {
-    /// Records, one behind the other.
+    /// Records, one after the other.
     bytes: Vec<u8>,
     /// Start of each record, and the end of the last.
     starts: Vec<usize>,

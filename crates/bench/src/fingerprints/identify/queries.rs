@@ -157,7 +157,7 @@ pub(super) fn compare_all(
     for at in 0..count {
         let at = at * trials.len() / count;
         let outcome = &mut outcomes[at];
-        // A query that loses among the candidates loses among all.
+        // A query that is not first among the candidates is not first among all prints.
         let leads = outcome.leads();
         outcome.first_of_all = Some(leads && leads_all(gallery, &trials[at], outcome.genuine)?);
     }

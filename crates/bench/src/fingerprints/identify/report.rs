@@ -127,7 +127,7 @@ impl DatabaseRates {
     }
 }
 
-/// Returns the number of minutiae of a record: 6 bytes each behind a header of 8.
+/// Returns the number of minutiae of a record: 6 bytes each after a header of 8.
 fn minutiae(record: &[u8]) -> usize {
     record.len().saturating_sub(8) / 6
 }
