@@ -45,7 +45,7 @@ pub(crate) struct ServerClient {
     /// Start of the addresses of requests.
     root: String,
     key: Option<String>,
-    /// True if the server asks for TLS and this client shows no certificate.
+    /// True if the address uses TLS and this client sends no certificate.
     is_anonymous: bool,
 }
 
@@ -152,7 +152,7 @@ impl ServerClient {
         })
     }
 
-    /// Sets the key that every request sends, in place of the variables'.
+    /// Sets the key that every request sends, instead of the key of a variable.
     pub(crate) fn with_key(self, key: Option<String>) -> ServerClient {
         ServerClient { key: key.or(self.key), ..self }
     }
@@ -234,7 +234,7 @@ impl ServerClient {
         let authority = self.base.split_once("://").map_or(self.base.as_str(), |(_, rest)| rest);
         let authority = authority.split('/').next().unwrap_or_default();
         let tcp = self.base == self.root;
-        // A port of another protocol drops the connection. Asking for its protocol explains that.
+        // A port of another protocol drops the connection. A check of its protocol explains that.
         if tcp && !refused(error) && spoken(authority) == Some(Spoken::Http2) {
             return CommandError::failed(format!(
                 "{authority} is a gRPC port: it does not speak HTTP/1.1"
@@ -338,11 +338,11 @@ fn refusal(status: u16, body: &[u8]) -> CommandError {
             "set MILLPOND_API_KEY or MILLPOND_ADMIN_KEY to a key of the server; commands with --api-key or --admin-key take \
              it there too",
         ),
-        // The words of an admin call, and of a call that the role of the key does not permit.
+        // Messages of a refused admin call, and of a call that the role of the key does not permit.
         403 if text.contains("admin key") || text.ends_with("this needs admin") => failure.hint(
             "set MILLPOND_ADMIN_KEY to a key with the role admin; commands with --admin-key or --api-key take it there too",
         ),
-        // The words of a server without the routes of a root.
+        // Message of a server without the routes of a root.
         404 if text.starts_with("not found: /cluster/v1/") => failure.hint(
             "this server is not a node of a cluster with the role root: give the address of such a node with --url",
         ),
@@ -372,7 +372,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn addresses() {
+    fn addresses_are_completed_or_refused() {
         let base = |url: &str| {
             ServerClient::new(&ServerArgs { url: Some(url.into()), tls: TlsArgs::default() })
                 .map(|client| client.base)
@@ -426,7 +426,7 @@ mod tests {
     }
 
     #[test]
-    fn messages_of_errors() {
+    fn errors_have_the_message_of_the_server_and_a_remedy() {
         assert_eq!(error_text(br#"{"error":"no such model"}"#), "no such model");
         assert_eq!(error_text(b"gone"), "gone");
         let of_qdrant = br#"{"status":{"error":"there is no node \"x\""},"time":0.1}"#;

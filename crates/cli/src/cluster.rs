@@ -190,7 +190,7 @@ fn drain(args: &DrainArgs) -> CommandResult {
         )
         .hint("millpond cluster status lists the nodes"));
     };
-    // The node learns it from etcd: only the root's admin port has to be reached.
+    // The node reads the request from etcd, so only the root's admin port must be reachable.
     client.post("/cluster/v1/drain", &json!({ "node": node["name"] }))?;
     if args.no_wait {
         return print(&format!("{} drains\n", args.node));
@@ -229,7 +229,8 @@ fn drain(args: &DrainArgs) -> CommandResult {
     }
 }
 
-/// Returns what a drain waits for, with the work of the node that no other node can take.
+/// Returns the line that shows the reason why a drain waits, and the roles of the node that no
+/// other node has.
 fn waiting_line(view: &Value, node: &str, left: usize) -> String {
     let has_role = |other: &Value, role: &str| items(&other["roles"]).any(|own| own == role);
     let takes_work = |other: &Value| {

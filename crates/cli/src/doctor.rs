@@ -67,8 +67,8 @@ pub(crate) fn run(args: &DoctorArgs) -> CommandResult {
     }
 }
 
-/// Checks that a directory exists. The checks themselves take the nearest one above it, since the
-/// cache directory may not exist yet.
+/// Checks that a directory exists. The checks use the nearest existing ancestor, since the cache
+/// directory may not exist yet.
 fn check_directory(dir: &Path) -> CommandResult {
     let why = match std::fs::metadata(dir) {
         Ok(found) if found.is_dir() => return Ok(()),

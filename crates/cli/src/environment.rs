@@ -286,25 +286,26 @@ fn data_dir() -> Option<PathBuf> {
     XDG_DATA_HOME.path().or_else(own).map(|dir| dir.join("millpond"))
 }
 
-/// Returns where to search for the LibTorch shim: `explicit`, else the environment's path, else
-/// around this process.
+/// Returns the places to search for the LibTorch shim: `explicit`, else the environment's path,
+/// else the places around this process.
 pub(crate) fn torch_search(explicit: Option<PathBuf>) -> LibrarySearch {
     search(explicit.or_else(|| LIBTORCH.path()))
 }
 
-/// Returns where to search for TensorFlow: `explicit`, else the environment's path, else around
-/// this process.
+/// Returns the places to search for TensorFlow: `explicit`, else the environment's path, else the
+/// places around this process.
 pub(crate) fn tensorflow_search(explicit: Option<PathBuf>) -> LibrarySearch {
     search(explicit.or_else(|| TENSORFLOW.path()))
 }
 
-/// Returns where to search for ONNX Runtime: `explicit`, else the environment's path, else around
-/// this process.
+/// Returns the places to search for ONNX Runtime: `explicit`, else the environment's path, else the
+/// places around this process.
 pub(crate) fn library_search(explicit: Option<PathBuf>) -> LibrarySearch {
     search(explicit.or_else(|| ONNXRUNTIME.path()))
 }
 
-/// Returns where to search for installed recognisers: around this process, as for the engines.
+/// Returns the places to search for installed recognisers: those around this process, as for the
+/// engines.
 pub(crate) fn recogniser_search() -> LibrarySearch {
     search(None)
 }
@@ -314,7 +315,7 @@ fn search(explicit: Option<PathBuf>) -> LibrarySearch {
     LibrarySearch::around_process(explicit, VIRTUAL_ENV.path()).with_user_prefix(user)
 }
 
-/// Returns where to search for NVIDIA's run-time compiler.
+/// Returns the places to search for NVIDIA's run-time compiler.
 pub(crate) fn compiler_search() -> gpu::CompilerSearch {
     gpu::CompilerSearch { explicit: NVRTC.path(), virtual_env: VIRTUAL_ENV.path() }
 }

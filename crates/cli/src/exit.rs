@@ -25,7 +25,7 @@ pub(crate) enum ExitStatus {
     Usage = 2,
     /// The server could not start.
     CannotStart = 3,
-    /// The command ran, and found a difference or something wrong.
+    /// The command ran, and found a difference or an error.
     Wrong = 4,
     /// A later attempt may succeed. Only the server sees this code, of its own child.
     TryAgain = lifecycle::Converter::TRY_AGAIN as isize,
@@ -127,8 +127,8 @@ pub(crate) fn print(text: &str) -> CommandResult {
     print_page(text).map(drop)
 }
 
-/// As [`print`], for output that costs further requests: returns false if the reader closed the
-/// pipe, so that no more is read.
+/// Writes as [`print`] does, for output that needs further requests. Returns false if the reader
+/// closed the pipe, so that the caller sends no more requests.
 ///
 /// # Errors
 /// Returns any other error of writing.

@@ -48,14 +48,14 @@ mod tests {
     }
 
     #[test]
-    fn no_flag_of_ours_is_said_to_be_anothers() {
+    fn no_own_flag_is_explained_as_foreign() {
         for flag in flags() {
             assert!(find(&flag).is_empty(), "{flag}");
         }
     }
 
     #[test]
-    fn the_http_description_names_our_flags() {
+    fn the_http_documentation_names_existing_flags() {
         let flags = flags();
         let text = include_str!("../../server/src/http/openapi/server.json");
         let words = text.split([' ', '"', ',', '.', ':', ';']);
@@ -67,7 +67,7 @@ mod tests {
     }
 
     #[test]
-    fn every_equivalent_is_a_flag_of_ours() {
+    fn every_equivalent_is_an_own_flag() {
         let flags = flags();
         for (flag, equivalent) in SERVERS.iter().flat_map(|(_, flags)| *flags) {
             let words =

@@ -171,7 +171,7 @@ fn rows(client: &ServerClient, index: &Value) -> CommandResult<Vec<ModelVersionR
     Ok(rows)
 }
 
-/// Returns our word for a state of the repository index.
+/// Returns Millpond's name for a state of the repository index.
 fn state(index: &str, failed: bool) -> &'static str {
     match index {
         "READY" => "ready",
@@ -182,7 +182,7 @@ fn state(index: &str, failed: bool) -> &'static str {
     }
 }
 
-/// Returns our word for a state in TensorFlow Serving's terms.
+/// Returns Millpond's name for a state of TensorFlow Serving's API.
 fn status_state(version: &Value) -> &'static str {
     match text(version, "state").as_str() {
         "AVAILABLE" => "ready",
@@ -279,13 +279,13 @@ fn status(args: &StatusArgs) -> CommandResult {
     }
     print(&format!("{table}{reasons}"))?;
     match &args.name {
-        // Scripts ask about one model to learn whether it answers.
+        // Scripts check one model to learn if it answers.
         Some(_) if !answering => Err(CommandError::silent(ExitStatus::Failed)),
         _ => Ok(()),
     }
 }
 
-/// Returns the index's reason for a version, which includes faults of its model; else `otherwise`.
+/// Returns the index's reason for a version, which includes errors of its model; else `otherwise`.
 fn reason(index: &Value, name: &str, version: &str, otherwise: String) -> String {
     let same = |entry: &&Value| text(entry, "name") == name && text(entry, "version") == version;
     let entry = index.as_array().into_iter().flatten().find(same);

@@ -189,7 +189,7 @@ fn check_models(to: &str, models: &[String]) -> CommandResult {
     .hint(format!("name the model: --to {}/NAME", to.trim_end_matches('/'))))
 }
 
-/// Refuses a file or directory of a format that is not converted, and names the way to serve it.
+/// Refuses a file or directory of a format that is not converted. The error says how to serve it.
 fn check_format(source: &Path, to: &Path) -> CommandResult {
     let shown = source.display().to_string();
     let name = to.display().to_string();
@@ -237,7 +237,7 @@ fn check_slashes(to: &Path) -> CommandResult {
 
 /// Converts at the priority of the load thread that started this process. The parent reads the last
 /// line of standard error as the reason, so an error is exactly one line without a prefix. The exit
-/// code tells it whether to retry.
+/// code shows if a retry can succeed.
 pub(crate) fn convert(args: &ConvertArgs) -> CommandResult {
     let options = WriteOptions { rate: rate(args.rate), direct: !args.no_direct_io };
     let converted = if tensorflow::is_source(&args.source) {

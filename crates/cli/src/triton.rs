@@ -91,7 +91,7 @@ fn write_beside(models: &[RepositoryModel]) -> CommandResult {
         ))
         .hint("move it away, or use --to FILE"));
     }
-    // All are checked before the first is written: files that are there refuse the next attempt.
+    // All are checked before the first is written: the next attempt would refuse existing files.
     let texts = models.iter().zip(&files).map(|(model, file)| checked_text(model, file));
     let texts = texts.collect::<CommandResult<Vec<String>>>()?;
     for (file, text) in files.iter().zip(&texts) {

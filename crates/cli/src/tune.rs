@@ -21,7 +21,7 @@ pub(crate) struct TuneCommand {
 /// Runs the search, prints the report and writes the settings.
 pub(crate) fn run(args: &TuneCommand) -> CommandResult {
     match tune::run(&args.tune, &bench_env(&args.machine)?) {
-        // The model is damaged; the server and this program are not at fault.
+        // The model is damaged. The server and this program have no error.
         Err(error) if error.kind() == ErrorKind::DataLoss => Err(error.into()),
         tuned => finished(tuned),
     }

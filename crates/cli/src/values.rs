@@ -242,7 +242,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn versions() {
+    fn versions_are_parsed_or_refused() {
         assert_eq!("latest".parse(), Ok(Versions::Latest(1)));
         assert_eq!("latest:3".parse(), Ok(Versions::Latest(3)));
         assert_eq!("all".parse(), Ok(Versions::All));
@@ -253,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn sources() {
+    fn sources_are_parsed_or_refused() {
         let source = |name: Option<&str>, dir: &str| {
             Ok(ModelSource { name: name.map(str::to_owned), dir: dir.into() })
         };
@@ -282,7 +282,7 @@ mod tests {
     }
 
     #[test]
-    fn modes() {
+    fn modes_are_parsed_or_refused() {
         assert_eq!("0660".parse(), Ok(FileMode(0o660)));
         assert_eq!("600".parse(), Ok(FileMode(0o600)));
         for wrong in ["0060", "1777", "rw", "0800", ""] {
@@ -291,7 +291,7 @@ mod tests {
     }
 
     #[test]
-    fn rates() {
+    fn rates_are_parsed_or_refused() {
         assert_eq!("800MB/s".parse(), Ok(ByteRate(800_000_000)));
         assert_eq!("unlimited".parse(), Ok(ByteRate(0)));
         assert!("fast".parse::<ByteRate>().is_err());

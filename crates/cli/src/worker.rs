@@ -26,7 +26,7 @@ pub(crate) struct WorkerArgs {
 /// warning, which the server puts into its own.
 pub(crate) fn run(args: &WorkerArgs) -> CommandResult {
     let log = tracing_subscriber::fmt().with_max_level(LevelFilter::WARN).without_time();
-    // Fails only if there is a log already.
+    // Fails only if a log was started before.
     let _ = log.with_ansi(false).with_target(false).with_writer(std::io::stderr).try_init();
     let onnxruntime = library_search(args.onnxruntime.clone());
     let libtorch = torch_search(args.libtorch.clone());

@@ -13,9 +13,9 @@ use crate::environment;
 /// Threads that share an arena.
 const THREADS_AN_ARENA: usize = 8;
 
-/// Settings besides the number of arenas. Freed pages go back within 20 ms, and a thread's cache
-/// keeps 32 objects of a size. Sizes of which LibTorch has thousands of objects use longer slabs,
-/// since each slab costs 128 bytes of metadata.
+/// Settings besides the number of arenas. Freed pages return to the system within 20 ms, and a
+/// thread's cache keeps 32 objects of a size. Sizes of which LibTorch has thousands of objects use
+/// longer slabs, since each slab costs 128 bytes of metadata.
 const SETTINGS: &str = "max_background_threads:1,dirty_decay_ms:20,tcache_nslots_small_max:32,\
                         slab_sizes:1-64:8|128-128:8|512-512:8|6144-6144:12";
 

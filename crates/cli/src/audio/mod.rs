@@ -149,7 +149,7 @@ fn list(directory: &RecogniserDirArgs) -> CommandResult {
                 format!("{:?}", recogniser.kind).to_lowercase(),
                 format!("{} Hz", recogniser.rate),
             ]),
-            // A faulty description does not hide the other recognisers.
+            // An invalid section does not hide the other recognisers.
             Err(error) => {
                 table.row([found.name, error.message().to_owned(), "-".into(), "-".into()])
             }

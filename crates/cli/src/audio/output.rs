@@ -1,4 +1,4 @@
-//! Writes labels to standard output or a file, line by line, so that an error later loses none of
+//! Writes labels to standard output or a file, line by line, so that a later error loses none of
 //! them.
 
 use std::fs::{File, OpenOptions};
@@ -242,7 +242,7 @@ mod tests {
     }
 
     #[test]
-    fn a_table_of_several_recordings_has_one_head() {
+    fn a_table_of_several_recordings_has_one_header() {
         let dir = tempfile::tempdir().unwrap();
         let text = written(&dir.path().join("labels.csv"), LabelFormat::Csv, &["a.wav", "b.wav"]);
         let starts: Vec<&str> = text.lines().filter_map(|line| line.split(',').next()).collect();

@@ -118,7 +118,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn messages() {
+    fn messages_show_position_speed_and_time_left() {
         let text = message("a.mp3", 600.0, Some(7200.0), Duration::from_secs(6));
         assert_eq!(text, "a.mp3  0:10:00 of 2:00:00, real-time factor 0.0100, 0:01:06 left");
         assert_eq!(message("-", 0.0, None, Duration::ZERO), "-  0:00:00, real-time factor 0.0000");

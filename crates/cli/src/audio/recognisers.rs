@@ -12,7 +12,7 @@ use crate::values::check_name;
 
 /// Directory of recognisers inside a project.
 const USUAL_DIR: &str = ".cache/recognisers";
-/// Python package of the ready recognisers, and its directory.
+/// Python package of the provided recognisers, and its directory.
 const PACKAGE: &str = "millpond-recognisers";
 const IN_PACKAGES: &str = "millpond_recognisers";
 /// Maximum number of parent directories searched for [`USUAL_DIR`].
@@ -102,7 +102,7 @@ impl RecogniserDirArgs {
 }
 
 /// Returns `given`, else the first [`USUAL_DIR`] in or above the start directories of `search`,
-/// else the package where an engine's library would be.
+/// else the Python package, which is searched for where an engine's library would be.
 fn find_dir(given: Option<PathBuf>, search: &LibrarySearch) -> CommandResult<PathBuf> {
     if let Some(dir) = given {
         return if dir.is_dir() {
@@ -133,7 +133,7 @@ fn find_dir(given: Option<PathBuf>, search: &LibrarySearch) -> CommandResult<Pat
     })
 }
 
-/// Returns how to get the ready recognisers.
+/// Returns the remedy if there are no recognisers.
 fn remedy(search: &LibrarySearch) -> String {
     format!(
         "run {}, or name a directory with --recognisers or MILLPOND_RECOGNISERS",

@@ -183,7 +183,7 @@ impl StreamingClient {
     }
 }
 
-/// Sends the request head, then the recording in chunks. If the server stops reading, this is no
+/// Sends the request head, then the recording in chunks. A server that stops reading is not an
 /// error: its response gives the reason.
 fn upload(mut stream: TcpStream, head: &str, input: AudioInput) -> Result<()> {
     let mut reader: Box<dyn Read> = match input {
@@ -302,7 +302,7 @@ mod tests {
     }
 
     #[test]
-    fn addresses() {
+    fn addresses_of_plain_http_are_accepted() {
         let new =
             |url: &str| StreamingClient::new(url, "vad", false).map(|exchange| exchange.authority);
         assert_eq!(new("http://h:1/").unwrap(), "h:1");

@@ -67,7 +67,7 @@ impl UploadTarget<'_> {
     /// Sends one image.
     ///
     /// # Errors
-    /// Returns errors that every other image would meet too: no server, no access, no such model.
+    /// Returns errors that every other image would cause too: no server, no access, no such model.
     pub(super) fn put(&self, found: &WalkedFile) -> CommandResult<UploadOutcome> {
         let bytes = match read(&found.path) {
             Ok(bytes) => bytes,
@@ -101,7 +101,7 @@ fn read(path: &Path) -> Result<Vec<u8>, String> {
 /// Converts a response to the result for its image.
 fn outcome(reply: &HttpReply) -> CommandResult<UploadOutcome> {
     match reply.status {
-        // These are faults of this image, so the next one may succeed.
+        // These errors concern this image only, so the next one may succeed.
         400 | 413 | 415 | 422 | 500 => Ok(UploadOutcome::Failed(reply.error())),
         status if is_busy(status) => {
             Ok(UploadOutcome::Failed(format!("the server stayed busy: {}", reply.error())))
@@ -138,7 +138,7 @@ fn is_busy(status: u16) -> bool {
     matches!(status, 408 | 429 | 502 | 503 | 504)
 }
 
-/// Calls `ask` until the response is not "busy", at most `TRIES_MAX` times.
+/// Calls `ask` until the server is not busy, at most [`TRIES_MAX`] times.
 fn persist(ask: impl Fn() -> CommandResult<HttpReply>) -> CommandResult<HttpReply> {
     let mut wait = WAIT;
     for _ in 1..TRIES_MAX {
@@ -147,7 +147,7 @@ fn persist(ask: impl Fn() -> CommandResult<HttpReply>) -> CommandResult<HttpRepl
                 std::thread::sleep(reply.retry_after.unwrap_or(wait).min(WAIT_MAX));
             }
             Ok(reply) => return Ok(reply),
-            // A restarting server is back within seconds.
+            // A restarted server answers again within seconds.
             Err(_) => std::thread::sleep(wait),
         }
         wait = (wait * 2).min(WAIT_MAX);
@@ -196,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn busy_servers_are_asked_again_but_not_for_ever() {
+    fn requests_to_a_busy_server_are_repeated_up_to_a_limit() {
         let asked = std::cell::Cell::new(0);
         let busy_until = |free: u32| {
             asked.set(0);

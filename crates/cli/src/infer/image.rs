@@ -311,7 +311,7 @@ mod tests {
     }
 
     #[test]
-    fn planes_by_default() {
+    fn planes_are_the_default() {
         let (shape, values) = check(&[-1, 3, -1, -1], DType::F32, "");
         assert_eq!(shape, [1, 3, 2, 4]);
         assert_eq!((values[0], values[8]), (1.0, 0.0));
@@ -326,14 +326,14 @@ mod tests {
     }
 
     #[test]
-    fn mean_and_std() {
+    fn mean_and_std_are_applied_per_channel() {
         let (_, values) = check(&[1, 3, 2, 4], DType::F32, "--mean 0.5 --std 0.5,0.5,0.25");
         assert_eq!((values[0], values[8]), (1.0, -1.0));
         assert!((values[16] - (0.4 - 0.5) / 0.25).abs() < 1e-6);
     }
 
     #[test]
-    fn sizes() {
+    fn sizes_come_from_the_model_the_flags_or_the_image() {
         assert_eq!(check(&[1, 3, 8, 8], DType::F32, "").0, [1, 3, 8, 8]);
         assert_eq!(check(&[1, 3, -1, -1], DType::F32, "--height 6").0, [1, 3, 6, 12]);
         assert_eq!(check(&[1, 3, -1, -1], DType::F32, "--size 3x5").0, [1, 3, 5, 3]);

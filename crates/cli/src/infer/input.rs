@@ -19,8 +19,7 @@ use crate::infer::{json, read_file};
 const AUDIO_EXTENSIONS: [&str; 12] =
     ["aac", "aif", "aifc", "aiff", "amr", "flac", "m4a", "mp3", "oga", "ogg", "opus", "wav"];
 
-/// One input as typed. Without a name, it goes to the first input that is not named by another
-/// value.
+/// One input as typed. Without a name, it is for the first input that no other value names.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct InputArg {
     pub(crate) name: Option<String>,
@@ -178,7 +177,7 @@ fn from_file(
     }
 }
 
-/// Takes a file of elements in their memory layout.
+/// Builds a tensor from a file of elements in their memory layout.
 fn raw(spec: &InputSpec, bytes: Vec<u8>) -> CommandResult<Tensor> {
     let bits = spec.dtype.bits().unwrap_or(8);
     let shape = spec.fit(bytes.len() * 8 / bits)?;

@@ -170,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn faults_name_the_input() {
+    fn errors_name_the_input() {
         let ragged = check(DType::F32, &[-1, 2], json!([[1, 2], [3]])).unwrap_err();
         assert_eq!(ragged, "input \"x\": the lists are not all of one length");
         assert_eq!(

@@ -34,7 +34,7 @@ pub(crate) fn table(outputs: &[NamedTensor]) -> String {
 
 /// Formats the first elements.
 fn first_values(tensor: &Tensor) -> Vec<String> {
-    // JSON has neither infinities nor NaN, so floats are not shown by way of it.
+    // JSON has neither infinities nor NaN, so floats are not converted to JSON to be shown.
     let is_float = matches!(tensor.dtype(), DType::F16 | DType::BF16 | DType::F32 | DType::F64);
     match is_float.then(|| scores(tensor)).flatten() {
         Some(numbers) => numbers.into_iter().take(VALUES_SHOWN).map(short_number).collect(),
@@ -168,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_an_output() {
+    fn each_output_has_a_line() {
         assert_eq!(
             table(&[output()]),
             "OUTPUT  TYPE     SHAPE   VALUES\n\
@@ -177,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn the_highest_of_each_row() {
+    fn the_highest_values_of_each_row_are_shown() {
         let labels = ["cat".to_owned(), "dog".to_owned()];
         assert_eq!(
             top(&[output()], 2, &labels),

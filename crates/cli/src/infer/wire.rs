@@ -1,4 +1,4 @@
-//! The client's half of the Open Inference Protocol with binary tensors: JSON, then raw tensors.
+//! The client's side of the Open Inference Protocol with binary tensors: JSON, then raw tensors.
 
 use base::{DType, Data, NamedTensor, Tensor};
 use bytes::Bytes;
@@ -127,7 +127,7 @@ mod tests {
         NamedTensor::new(name, tensor.unwrap())
     }
 
-    /// A request with its inputs called outputs is an answer.
+    /// A request becomes a response if its member `inputs` is renamed to `outputs`.
     #[test]
     fn encoded_tensors_can_be_decoded() {
         let tensors = vec![
@@ -147,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn json_answers() {
+    fn answers_in_json_are_decoded() {
         let body = br#"{"model_name":"m","model_version":"3","outputs":[
             {"name":"y","datatype":"FP32","shape":[1,2],"data":[2.5,3]}]}"#;
         let decoded = decode(body, None).unwrap();

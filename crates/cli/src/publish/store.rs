@@ -12,7 +12,7 @@ use super::{PublishArgs, announce, check_models, progress_bar, rate, show, write
 use crate::environment;
 use crate::exit::{CommandError, CommandResult, print};
 
-/// Exit status after a second Ctrl-C: 128 and the number of SIGINT, as a shell counts.
+/// Exit status after a second Ctrl-C: 128 plus the number of SIGINT, as in a shell.
 const INTERRUPTED: i32 = 130;
 /// Number of the version in the scratch directory.
 const SCRATCH_VERSION: u64 = 1;
@@ -109,7 +109,7 @@ impl ScratchDir {
 
 impl Drop for ScratchDir {
     fn drop(&mut self) {
-        // A directory that stays is removed by the next publication.
+        // The next publication removes a remaining directory.
         let _ = std::fs::remove_dir_all(&self.path);
         let _ = std::fs::remove_file(&self.lock_path);
     }

@@ -14,7 +14,7 @@ const WEIGHT_MAX: usize = 64;
 /// Maximum of `--cluster-snapshot-entries`. A new holder reads that many entries.
 const SNAPSHOT_ENTRIES_MAX: usize = 1 << 20;
 impl ServeSettings {
-    /// Checks that no setting of a cluster is without effect, and that its nodes can reach each
+    /// Checks that each setting of a cluster has an effect, and that its nodes can reach each
     /// other.
     pub(super) fn check_cluster(&self) -> CommandResult {
         let cluster = &self.cluster;

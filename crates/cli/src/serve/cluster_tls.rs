@@ -8,8 +8,8 @@ use crate::environment::{ETCD_PASSWORD, ETCD_USER};
 use crate::exit::{CommandError, CommandResult};
 
 impl ClusterOptions {
-    /// Checks that the settings of TLS are complete and that none is without effect. `serves_tls`
-    /// is true if the server has a certificate.
+    /// Checks that the settings of TLS are complete, and that each has an effect. `serves_tls` is
+    /// true if the server has a certificate.
     pub(super) fn check_tls(&self, serves_tls: bool) -> CommandResult {
         match (serves_tls, &self.cluster_tls_ca) {
             (true, None) => {

@@ -173,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn sections_and_keys() {
+    fn sections_and_keys_are_read() {
         let mut file = parse(
             r#"
             roots = ["all", "s3://bucket/all"]
@@ -224,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn faults_name_file_line_and_key() {
+    fn errors_name_file_line_and_key() {
         let error = parse("[server]\nhttp-port = 1\nhtp-port = 2\n").unwrap_err();
         assert!(
             error.starts_with("m.toml:3: unknown key `htp-port`; did you mean `http-port`?"),

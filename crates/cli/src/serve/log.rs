@@ -72,7 +72,7 @@ impl LogFilter for ProcessLogFilter {
     }
 }
 
-/// Parses a filter. An error says what is wrong with it.
+/// Parses a filter. The error describes the mistake.
 fn parse(filter: &str) -> Result<EnvFilter, String> {
     // The library reads an empty filter as `error`: a user who expects the default loses warnings.
     if filter.split(',').all(|word| word.trim().is_empty()) {

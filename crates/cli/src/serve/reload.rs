@@ -29,7 +29,7 @@ pub(super) struct SettingsWatch {
 }
 
 impl SettingsWatch {
-    /// Remembers the file as it is now.
+    /// Creates a watch, which keeps the present content of the file.
     pub(super) fn new(args: ServeArgs, path: PathBuf) -> SettingsWatch {
         let seen = FileStamp::of(&path);
         let started = table(&path);
@@ -65,8 +65,8 @@ impl ConfigSource for SettingsWatch {
     }
 }
 
-/// Reads the file as it is; a file with a mistake counts as empty, and its reader reports the
-/// mistake.
+/// Reads the file as a table. A file with a mistake counts as empty: the reader of the settings
+/// reports the mistake.
 fn table(path: &Path) -> Table {
     let text = std::fs::read_to_string(path).unwrap_or_default();
     text.parse().unwrap_or_default()

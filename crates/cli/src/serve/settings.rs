@@ -158,7 +158,7 @@ impl ServeSettings {
 
     /// Explains which directories will not be served, and what to do.
     pub(super) fn advice(&self) -> Vec<String> {
-        // The copy of a store may be empty still.
+        // The copy of a store may still be empty.
         let is_local = |dir: &Path| !self.stores.keys().any(|copy| dir.starts_with(copy));
         let roots = self.roots.iter().filter(|root| is_local(root));
         let roots = roots.flat_map(|root| layout::advice(root, true));
@@ -238,7 +238,7 @@ mod tests {
     }
 
     #[test]
-    fn flags_win_over_the_file() {
+    fn flags_take_precedence_over_the_file() {
         let root = root();
         let file = root.path().join("millpond.toml");
         let text = "roots = [\".\"]\n[server]\nhttp-port = 1\ngrpc-port = 2\n[models.a]\nversions = \"all\"\n\
@@ -277,7 +277,7 @@ mod tests {
     }
 
     #[test]
-    fn schedules_are_laid_over_each_other() {
+    fn schedules_are_merged_field_by_field() {
         let root = root();
         let file = root.path().join("millpond.toml");
         let text = "roots = [\".\"]\n[schedule]\nmode = \"sync\"\nmax-batch = 8\nweight = 2\n\

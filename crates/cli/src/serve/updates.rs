@@ -18,7 +18,7 @@ const CONCURRENCY_MAX: usize = 1024;
 const FLEET: &str = "millpond";
 
 impl ServeSettings {
-    /// Checks that no setting of updates is without effect.
+    /// Checks that each setting of updates has an effect.
     pub(super) fn check_updates(&self) -> CommandResult {
         let options = &self.lifecycle;
         span("update-window", options.update_window, WINDOW_MIN)?;

@@ -85,7 +85,7 @@ pub(super) fn resolve(flags: &Flags) -> CommandResult<TfsSetup> {
 /// Applies `--ssl_config_file`, which encrypts gRPC only. Its fields hold PEM texts.
 ///
 /// # Errors
-/// Returns a usage error for ALTS, which would otherwise be left out, and for missing fields.
+/// Returns a usage error for ALTS, which would otherwise be ignored, and for missing fields.
 fn encryption(flags: &Flags, setup: &mut TfsSetup) -> CommandResult {
     if flags.bool("use_alts_credentials") == Some(true) {
         return Err(CommandError::usage(
@@ -204,7 +204,7 @@ fn listeners(flags: &Flags, own: &ServeArgs, setup: &mut TfsSetup) -> CommandRes
     channel_arguments(flags, setup)
 }
 
-/// Returns the port of a flag; `None` for 0, which offers none.
+/// Returns the port of a flag; `None` for 0, which opens no port.
 fn port(flags: &Flags, name: &str, default: i64) -> CommandResult<Option<u16>> {
     let number = flags.int(name).unwrap_or(default);
     match u16::try_from(number) {
@@ -522,7 +522,7 @@ mod tests {
     }
 
     #[test]
-    fn files_of_sessions_and_platforms() {
+    fn files_of_sessions_and_platforms_are_read() {
         let dir = tempfile::tempdir().unwrap();
         let write = |name: &str, text: &str| {
             let path = dir.path().join(name);

@@ -125,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn a_new_list_outlasts_a_mistake_in_a_version() {
+    fn a_mistake_in_a_version_discards_no_new_list() {
         let dir = tempfile::tempdir().unwrap();
         let version = dir.path().join("m/1");
         std::fs::create_dir_all(&version).unwrap();

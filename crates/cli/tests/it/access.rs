@@ -35,7 +35,7 @@ fn new_key(dir: &Path, arguments: &[&str]) -> String {
 }
 
 #[test]
-fn a_server_speaks_tls_and_asks_for_keys() {
+fn a_server_uses_tls_and_requires_keys() {
     let dir = tempfile::tempdir().unwrap();
     publish(dir.path(), 0.5);
     certificates(dir.path());
@@ -164,7 +164,7 @@ fn client_commands_show_a_certificate() {
 }
 
 #[test]
-fn wrong_settings_say_what_to_do() {
+fn errors_of_settings_have_a_remedy() {
     let dir = tempfile::tempdir().unwrap();
     let models = dir.path().display().to_string();
     std::fs::write(dir.path().join("keys.toml"), "[[keys]]\nname = \"a\"\n").unwrap();

@@ -1,8 +1,8 @@
-//! Help, and what is wrong on the command line or in the settings file.
+//! Help, and mistakes on the command line or in the settings file.
 
 use crate::program::{Run, check_error, command, run};
 
-/// The commands a person can find, in the order of the help text.
+/// The visible commands, in the order of the help text.
 const COMMANDS: [&str; 19] = [
     "serve",
     "tfs",
@@ -64,7 +64,7 @@ fn each_command_has_help_that_fits_a_terminal() {
     }
 }
 
-/// A paragraph is broken by clap alone: each line is as full as it can be.
+/// Only clap wraps a paragraph, so each line is as full as possible.
 #[test]
 fn explanations_are_wrapped_once() {
     for (command, begins) in [
@@ -123,7 +123,7 @@ fn flags_of_other_servers_are_known() {
 }
 
 #[test]
-fn a_missing_benchmark_program_says_how_to_get_it() {
+fn a_missing_benchmark_program_has_a_remedy() {
     let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let program = dir.path().join("millpond");
     std::fs::hard_link(env!("CARGO_BIN_EXE_millpond"), &program).unwrap();
@@ -160,7 +160,7 @@ fn a_benchmark_program_gets_the_arguments_as_they_are() {
 }
 
 #[test]
-fn a_benchmark_wants_a_rate_or_clients() {
+fn a_benchmark_needs_a_rate_or_clients() {
     let arguments = ["bench", "load", "--url", "grpc://localhost:1", "--model", "m"];
     check_error(&arguments, 2, "<--rate <RATE>|--clients <CLIENTS>>");
     check_error(
@@ -171,7 +171,7 @@ fn a_benchmark_wants_a_rate_or_clients() {
 }
 
 #[test]
-fn help_of_serve_has_the_defaults_that_hold() {
+fn help_of_serve_has_the_defaults_of_the_code() {
     let help = run(&["serve", "--help"]).stdout.split_whitespace().collect::<Vec<_>>().join(" ");
     let listeners = server::ListenerConfig::default();
     let wanted = [

@@ -1,4 +1,4 @@
-//! `millpond audio` and `millpond speakers` without a model: arguments, places, refusals.
+//! `millpond audio` and `millpond speakers` without a model: arguments, paths, errors.
 
 use std::path::Path;
 
@@ -68,7 +68,7 @@ fn wrong_arguments_are_usage_errors() {
 }
 
 #[test]
-fn missing_recognisers_say_how_to_get_them() {
+fn missing_recognisers_have_a_remedy() {
     let dir = tempfile::tempdir().unwrap();
     let away = |arguments: &[&str]| -> Run {
         // Neither below the current directory nor, in a test, beside the program.
@@ -112,7 +112,7 @@ fn serve_names_the_recognisers_that_it_finds() {
 }
 
 #[test]
-fn recognisers_are_listed_and_a_wrong_one_hides_none() {
+fn recognisers_are_listed_despite_an_invalid_one() {
     let dir = tempfile::tempdir().unwrap();
     let listed = run(&["audio", "--list", "--recognisers", &recognisers(dir.path())]);
     assert_eq!((listed.code, listed.stderr.as_str()), (0, ""), "{listed:?}");
@@ -157,7 +157,7 @@ fn no_voice_is_enrolled_at_first() {
 }
 
 #[test]
-fn a_slip_of_the_hand_destroys_no_file() {
+fn a_mistyped_argument_overwrites_no_file() {
     let dir = tempfile::tempdir().unwrap();
     let text = |name: &str| dir.path().join(name).to_str().unwrap().to_owned();
     std::fs::write(text("a.wav"), b"RIFF and so on").unwrap();

@@ -1,4 +1,4 @@
-//! Models and settings of other servers, and what the commands say about them.
+//! Models and settings of other servers, and the messages of the commands about them.
 
 use std::io::Write;
 use std::path::Path;
@@ -26,7 +26,7 @@ fn archive(records: &[&str]) -> Vec<u8> {
 }
 
 #[test]
-fn publish_names_the_format_and_the_way_on() {
+fn publish_names_the_format_and_the_remedy() {
     let dir = tempfile::tempdir().unwrap();
     let to = dir.path().join("models/m");
     let to = to.to_str().unwrap();
@@ -75,7 +75,7 @@ fn publish_names_the_format_and_the_way_on() {
 }
 
 #[test]
-fn a_repository_of_triton_is_imported_or_warned_of() {
+fn a_repository_of_triton_is_imported_or_has_warnings() {
     let dir = tempfile::tempdir().unwrap();
     publish(dir.path(), 0.5);
     let text = b"name: \"half_plus_two\"\nbackend: \"onnxruntime\"\nmax_batch_size: 8\n\
@@ -124,7 +124,7 @@ fn a_repository_of_triton_is_imported_or_warned_of() {
 }
 
 #[test]
-fn serve_names_the_format_of_what_it_cannot_serve() {
+fn serve_names_the_format_of_unsupported_files() {
     let dir = tempfile::tempdir().unwrap();
     publish(dir.path(), 0.5);
     let model = |file: &str, bytes: &[u8]| write(dir.path(), &format!("models/{file}"), bytes);

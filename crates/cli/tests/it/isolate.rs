@@ -82,7 +82,7 @@ fn a_dead_worker_process_is_replaced() {
 }
 
 #[test]
-fn a_killed_server_takes_its_worker_processes_along() {
+fn a_killed_server_ends_its_worker_processes() {
     let dir = tempfile::tempdir().unwrap();
     publish(dir.path(), 0.5);
     let models = dir.path().join("models");

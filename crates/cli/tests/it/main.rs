@@ -1,4 +1,4 @@
-//! The binary from outside, as a shell sees it: texts, exit codes, files, and one real server.
+//! The binary as a shell runs it: output, exit codes, files, and real servers.
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 

@@ -1,4 +1,4 @@
-//! What people get wrong with a server that runs, or almost does, and what they are told.
+//! Mistakes of users with a server, and the messages about them.
 
 use std::io::{BufRead, BufReader, Read};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
@@ -92,7 +92,7 @@ fn a_failed_version_is_listed_as_failed() {
     assert!(listed.stdout.lines().all(|line| line.chars().count() < 120), "{listed:?}");
     let status = server.client(&["models", "status", "half_plus_two"]);
     assert!(failed(&status) && status.stdout.contains("\nhalf_plus_two 2: "), "{status:?}");
-    // The settings' error is told beside the state of what serves.
+    // The error of the settings is shown beside the state of the served version.
     let settings = dir.path().join("models/half_plus_two/millpond.toml");
     std::fs::write(settings, "[schedule]\nmax-bach = 2\n").unwrap();
     let told = |run: &Run| run.stdout.contains("max-bach") && state(run, "1") == "ready";
@@ -175,12 +175,12 @@ fn a_second_server_on_the_same_collections_does_not_start() {
     assert_eq!(server.terminate(), Some(0));
 }
 
-/// Returns true if permissions do not hold for this user.
+/// Returns true if this user is root, to whom file permissions do not apply.
 fn is_root() -> bool {
     std::fs::metadata("/proc/self").unwrap().uid() == 0
 }
 
-/// The binary as a user whom permissions hold for.
+/// Returns a command that runs the binary as a user to whom file permissions apply.
 fn as_nobody(arguments: &[&str]) -> std::process::Command {
     let mut command = command(arguments);
     if is_root() {
@@ -304,7 +304,7 @@ fn a_required_key_that_is_empty_starts_no_open_server() {
         stderr.contains("MILLPOND_API_KEY and MILLPOND_ADMIN_KEY are unset or empty"),
         "{stderr}"
     );
-    // The next mistake is found: a key is enough.
+    // The next mistake is reported, so the key was accepted.
     let wrong = ["serve", ".", "--http-port", "5", "--grpc-port", "5"];
     let output = command(&wrong)
         .env("MILLPOND_REQUIRE_KEY", "1")

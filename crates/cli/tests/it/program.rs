@@ -42,7 +42,8 @@ pub(crate) fn run(arguments: &[&str]) -> Run {
     command(arguments).output().unwrap().into()
 }
 
-/// One run, one code, one start of standard error.
+/// Runs the binary, and checks its exit code, that its standard error contains `stderr`, and that
+/// its standard output is empty.
 pub(crate) fn check_error(arguments: &[&str], code: i32, stderr: &str) {
     let run = run(arguments);
     assert_eq!(run.code, code, "{arguments:?}: {run:?}");

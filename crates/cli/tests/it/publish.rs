@@ -18,7 +18,7 @@ fn versions_are_numbered_and_named_on_standard_output() {
     {
         let run = publish(more);
         assert_eq!(run.code, 0, "{run:?}");
-        // A pipe is not a terminal: the directory is all there is, and scripts can use it.
+        // A pipe is not a terminal, so the output is the directory alone, for scripts.
         assert_eq!(run.stdout, format!("{}\n", to.join(version).display()));
         assert!(to.join(version).join("millpond.json").is_file());
     }
@@ -66,7 +66,7 @@ fn a_version_goes_into_a_model_and_nowhere_else() {
 }
 
 #[test]
-fn convert_fills_a_directory_or_says_why_in_one_line() {
+fn convert_fills_a_directory_or_prints_one_line() {
     let dir = tempfile::tempdir().unwrap();
     let text = |name: &str| dir.path().join(name).to_str().unwrap().to_owned();
     std::fs::create_dir(dir.path().join("dest")).unwrap();

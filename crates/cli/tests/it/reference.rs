@@ -1,4 +1,4 @@
-//! `docs/commands.md` is what the binary says of itself, no more and no less.
+//! `docs/commands.md` equals the help of the binary.
 
 use std::fmt::Write as _;
 use std::path::Path;
@@ -12,7 +12,7 @@ The output of `millpond --help` and of the help of each command. Made by `UPDATE
 test fails when it is stale.
 ";
 
-/// Appends the help of `command` and of what it consists of.
+/// Appends the help of `command` and of its subcommands.
 fn describe(text: &mut String, command: &[&str]) {
     let help = help(command);
     let title = [&["millpond"], command].concat().join(" ");
@@ -23,8 +23,8 @@ fn describe(text: &mut String, command: &[&str]) {
     }
 }
 
-/// The help of `command`: what the program prints, or, for the other program, what its definitions
-/// say.
+/// Returns the help of `command`: the output of the program, or the definitions of the other
+/// program.
 fn help(command: &[&str]) -> String {
     if let ["bench", names @ ..] = command {
         let arguments = [&["bench"], names, &["--help"]].concat();
@@ -38,7 +38,7 @@ fn help(command: &[&str]) -> String {
     help.stdout
 }
 
-/// The commands that a help text lists: `Commands:`, then a line each, until one is empty.
+/// Returns the commands that a help text lists: the lines after `Commands:` up to an empty one.
 fn parts<'a>(help: &[&'a str]) -> Vec<&'a str> {
     let listed = help
         .iter()

@@ -54,13 +54,13 @@ fn models_follow_the_file() {
 }
 
 #[test]
-fn a_hangup_reads_the_file_at_once() {
+fn sighup_reads_the_file_at_once() {
     let dir = tempfile::tempdir().unwrap();
     publish(dir.path(), 0.5);
     let (file, log) = (dir.path().join("millpond.toml"), dir.path().join("log"));
     let settings = "[lifecycle]\npoll = \"1h\"\n";
     replace(&file, &(settings.to_owned() + "[models.a]\npath = \"models/half_plus_two\"\n"));
-    // A flag would win over the file, so the poll is the file's.
+    // A flag would take precedence over the file, so the file sets the poll interval.
     let server = Server::start_polling(&["--config", file.to_str().unwrap()], &log);
     server.wait_until("a", &["models", "status", "a"], |run| run.code == 0);
     replace(&file, &(settings.to_owned() + "[models.b]\npath = \"models/half_plus_two\"\n"));

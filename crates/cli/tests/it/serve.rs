@@ -13,7 +13,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// Flags of `serve` for all tests: free ports and little memory.
 const FLAGS: [&str; 6] = ["--http-port", "0", "--grpc-port", "0", "--pool", "64MiB"];
 
-/// A server on ports of its own; killed when dropped.
+/// A server on ports of its own. It is killed when this is dropped.
 pub(crate) struct Server {
     child: Child,
     pub(crate) url: String,
@@ -113,7 +113,7 @@ impl Server {
         assert!(std::process::Command::new("kill").args(arguments).status().unwrap().success());
     }
 
-    /// Asks it to end, as a service manager does, and gives its exit code.
+    /// Sends SIGTERM, as a service manager does, and returns the exit code.
     pub(crate) fn terminate(mut self) -> Option<i32> {
         self.signal("TERM");
         let deadline = Instant::now() + PATIENCE;
@@ -143,7 +143,7 @@ pub(crate) fn publish(dir: &Path, factor: f32) {
 }
 
 #[test]
-fn a_model_is_served_asked_swapped_and_unloaded() {
+fn a_model_is_served_queried_swapped_and_unloaded() {
     let dir = tempfile::tempdir().unwrap();
     publish(dir.path(), 0.5);
     let server = Server::start(&[dir.path().join("models").to_str().unwrap()]);
@@ -195,7 +195,7 @@ fn a_model_is_served_asked_swapped_and_unloaded() {
 }
 
 #[test]
-fn a_name_to_listen_on_and_a_key_to_load_with() {
+fn a_server_listens_on_a_host_name_and_loads_with_a_key() {
     let dir = tempfile::tempdir().unwrap();
     publish(dir.path(), 0.5);
     let models = dir.path().join("models");
@@ -219,7 +219,7 @@ fn a_name_to_listen_on_and_a_key_to_load_with() {
 }
 
 #[test]
-fn the_servers_own_words_reach_the_person() {
+fn messages_of_the_server_are_printed() {
     let dir = tempfile::tempdir().unwrap();
     publish(dir.path(), 0.5);
     let model = format!("half={}", dir.path().join("models/half_plus_two").display());

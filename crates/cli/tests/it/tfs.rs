@@ -25,7 +25,7 @@ fn list(dir: &Path, names: &[&str]) -> std::path::PathBuf {
     file
 }
 
-/// Starts the program with free ports, which only `millpond serve` can ask for.
+/// Starts the program with free ports, which only flags of `millpond serve` can request.
 fn start(dir: &Path, flags: &[&str]) -> Server {
     let log = std::fs::File::create(dir.join("log")).unwrap();
     let own =
@@ -93,7 +93,7 @@ fn flags_and_files_of_the_reference_serve() {
 }
 
 #[test]
-fn one_model_and_pages_of_other_sites() {
+fn one_model_is_served_to_pages_of_other_sites() {
     let dir = tempfile::tempdir().unwrap();
     publish(dir.path(), 0.5);
     let base_path = dir.path().join("models/half_plus_two");
@@ -110,7 +110,7 @@ fn one_model_and_pages_of_other_sites() {
 }
 
 #[test]
-fn wrong_starts_say_what_to_do() {
+fn errors_of_the_start_have_a_remedy() {
     let dir = tempfile::tempdir().unwrap();
     let bad = dir.path().join("bad.txt");
     std::fs::write(&bad, "improperly formatted file").unwrap();
@@ -144,7 +144,7 @@ fn wrong_starts_say_what_to_do() {
 }
 
 #[test]
-fn the_program_answers_to_the_references_name() {
+fn the_program_accepts_the_name_of_the_reference() {
     let dir = tempfile::tempdir().unwrap();
     let link = dir.path().join("tensorflow_model_server");
     std::os::unix::fs::symlink(env!("CARGO_BIN_EXE_millpond"), &link).unwrap();

@@ -94,7 +94,7 @@ impl ServeSettings {
         self.check_listeners()
     }
 
-    /// Checks that no setting of backups is without effect.
+    /// Checks that each setting of backups has an effect.
     fn check_backups(&self) -> CommandResult {
         let search = &self.search;
         if search.backup_keep.is_some() && search.backup_every.is_none() {
@@ -112,7 +112,7 @@ impl ServeSettings {
         Ok(())
     }
 
-    /// Checks the limits of searches, and that no setting of memory is without effect.
+    /// Checks the limits of searches, and that each setting of memory has an effect.
     fn check_search(&self) -> CommandResult {
         let search = &self.search;
         number("search-threads", search.search_threads, 0, THREADS_MAX)?;
@@ -131,7 +131,7 @@ impl ServeSettings {
         Ok(())
     }
 
-    /// Checks that no two listeners share an address, and that no setting is without a listener.
+    /// Checks that listeners have different addresses, and that each listener with settings exists.
     fn check_listeners(&self) -> CommandResult {
         let server = &self.server;
         let ports = [

@@ -157,7 +157,7 @@ fn existing(dir: &Path) -> CommandResult<PathBuf> {
     }
 }
 
-/// Returns the error for a file in place of a directory, with the way to serve it.
+/// Returns the error for a file instead of a directory. It says how to serve the file.
 fn no_directory(file: &Path, real: &Path) -> CommandError {
     let shown = file.display();
     match engine::foreign::identify(real) {
