@@ -7,8 +7,8 @@
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
-/// Time for which a copy stays after it became unneeded, so that queries that were planned with an
-/// older view still find it. It must be longer than a view can be old.
+/// Time for which a copy stays after it became unneeded. Queries that were planned with an older
+/// view still find it. It must be longer than a view can be old.
 pub const UNNEEDED_STAYS: Duration = Duration::from_secs(30);
 
 /// Need of a node's copy of a shard.

@@ -7,9 +7,9 @@
 use std::time::Duration;
 
 /// Shortest time from the decision to serve or to withdraw a damaged copy to its replacement, which
-/// interrupts its service. It must be longer than a view can be old: a holder that relies on this
-/// copy because of an older view has decided before, and a holder that this one relies on because
-/// of an older view is seen to leave.
+/// interrupts its service. It must be longer than a view can be old. Then a holder that relies on
+/// this copy because of an older view has decided before. If this holder relies on another one
+/// because of an older view, it sees that one leave.
 pub const REPLACEMENT_DELAY: Duration = Duration::from_secs(10);
 /// Time that a served copy waits for the replacement of each served copy before it.
 pub const REPLACEMENT_TURN: Duration = Duration::from_secs(600);

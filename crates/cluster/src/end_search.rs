@@ -15,7 +15,7 @@ pub const END_DISTANCE_MAX: u64 = 64;
 /// The search needs no listing of entries, and an entry that appears late can only make the search
 /// longer.
 ///
-/// The number may be behind a gap that stays: entries may never reach it. A reader that waits for
+/// The number may be after a gap that stays: entries may never reach it. A reader that waits for
 /// it must also end its wait if its own next entry is absent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct EndSearch {

@@ -34,7 +34,7 @@ pub struct WriterId(pub u128);
 /// Content of an entry.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum EntryBody<B> {
-    /// First entry of an owner. Entries of earlier owners behind it do not count.
+    /// First entry of an owner. Entries of earlier owners after it do not count.
     Fence,
     /// Writes of clients.
     Writes(B),
@@ -54,7 +54,7 @@ pub struct LogEntry<B> {
 /// Reads a log in order and says which entries count.
 ///
 /// An entry counts unless an earlier one has a larger epoch. An owner may have several entries in
-/// flight at once; entries that arrive behind the fence of its successor must not count, because it
+/// flight at once; entries that arrive after the fence of its successor must not count, because it
 /// can acknowledge none of them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LogReplay {

@@ -1,5 +1,5 @@
-//! One read of some shards: a request to one holder of each, to another one after a failure, and to
-//! another one in parallel to a slow one.
+//! One read of some shards. It sends a request to one holder of each shard, to another holder after
+//! a failure, and to a second holder in parallel if the first is slow.
 //!
 //! The caller sends the requests and reports their outcomes. The first result of a shard counts,
 //! and later ones are ignored.
@@ -127,8 +127,8 @@ impl<T, E: Clone> ReadFanOut<T, E> {
         self.shards.get(&shard)?.failure.as_ref()
     }
 
-    /// Returns the pause before the holders are asked again after all of them failed, or `None` if
-    /// that was done often enough.
+    /// Returns the pause before the holders are asked again after all of them failed, or `None`
+    /// after [`ROUNDS_MAX`] rounds.
     pub fn next_pause(&mut self) -> Option<Duration> {
         if self.rounds >= ROUNDS_MAX {
             return None;
@@ -361,7 +361,7 @@ impl<T, E: Clone> ReadFanOut<T, E> {
     }
 }
 
-/// Counts a request less for each of `shards`.
+/// Decrements the count of running requests of each of `shards`.
 fn one_less<T, E>(progress: &mut BTreeMap<u32, ReadProgress<T, E>>, shards: &[u32]) {
     for shard in shards {
         if let Some(progress) = progress.get_mut(shard) {

@@ -2,8 +2,8 @@
 //! is asked.
 //!
 //! Second requests are limited to 5 %, so they cannot hide a node that is slow all the time. Such a
-//! node is asked last, apart from one query in [`PROBE_INTERVAL`] that finds out if it is fast
-//! again. The second request of such a query is sent as soon as the other holder would be late.
+//! node is asked last, except by one query in [`PROBE_INTERVAL`], which checks if it is fast again.
+//! The second request of such a query is sent as soon as the other holder would be late.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
@@ -14,8 +14,8 @@ use crate::hedge::{HedgeBudget, LatencyEstimate};
 const GUESS: Duration = Duration::from_millis(20);
 /// Time for which a node that failed is asked last.
 const DOWN_TIME: Duration = Duration::from_secs(1);
-/// Queries between two that begin with a slow node. Few enough that even probes without a second
-/// request stay behind the 99th percentile.
+/// Queries between two that begin with a slow node. Probes are so rare that they do not affect the
+/// 99th percentile, even without a second request.
 const PROBE_INTERVAL: u64 = 256;
 /// Weight of the newest latency in the mean.
 const NEWEST_WEIGHT: f64 = 0.2;
@@ -29,10 +29,10 @@ const SLOW_MARGIN_S: f64 = 0.005;
 const OUTLIER_FACTOR: f64 = 4.0;
 /// Seconds that are added to the limit of [`OUTLIER_FACTOR`].
 const OUTLIER_MARGIN_S: f64 = 0.01;
-/// A request is given to another holder without a budget after this many estimates of the 95th
+/// A request is sent to another holder without a budget after this many estimates of the 95th
 /// percentile.
 const STALL_FACTOR: u32 = 4;
-/// Minimum time before a request is given to another holder without a budget.
+/// Minimum time before a request is sent to another holder without a budget.
 const STALL_TIME_MIN: Duration = Duration::from_secs(1);
 /// Maximum nodes that are remembered.
 const NODES_MAX: usize = 4096;
@@ -65,7 +65,7 @@ impl NodeLatency {
     }
 }
 
-/// Times after which a request that has no answer is given to other holders.
+/// Times after which an unanswered request is sent to other holders.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CallTimers {
     /// A second request may be sent after this time, if the budget allows.
@@ -204,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn a_slow_node_is_asked_last_but_for_probes() {
+    fn a_slow_node_is_asked_last_except_by_probes() {
         let mut latencies = known();
         (0..10).for_each(|_| latencies.record("a", SLOW));
         let now = Instant::now();

@@ -1,4 +1,4 @@
-//! Ownership of shards: the decision to acquire, to keep and to give up a log.
+//! Ownership of shards: the decision to acquire, to keep and to release a log.
 //!
 //! etcd has one key for each owner. The revision in which a key was created is the epoch of the
 //! ownership, so each epoch has one owner. Placement says which node should be the owner.

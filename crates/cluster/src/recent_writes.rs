@@ -18,9 +18,9 @@ struct RecentWrite {
 
 /// Latest writes of ids by one owner, in the order of the log.
 ///
-/// A client looks an id up and then writes it on the condition that no entry behind the lookup has
-/// written it. The owner takes the writes in the order in which they get their entries, so of two
-/// such writes the later one is refused, even if both share an entry. The owner does not know
+/// A client looks an id up and then writes it on the condition that no entry after the lookup has
+/// written it. The owner takes the writes in the order in which they get their entries. So the
+/// later one of two such writes is refused, even if both share an entry. The owner does not know
 /// entries before its fence and writes that it has forgotten. So it also refuses a write whose
 /// lookup may have missed one of these.
 #[derive(Clone, Debug)]
@@ -56,7 +56,7 @@ impl RecentWrites {
     }
 
     /// Takes the next write of the log, which writes `ids`. Returns false if the write is refused:
-    /// an entry behind `unless_after` may have written one of them. Without `unless_after` it is
+    /// an entry after `unless_after` may have written one of them. Without `unless_after` it is
     /// never refused.
     pub fn take(&mut self, ids: &[[u8; 16]], unless_after: Option<EntryNumber>) -> bool {
         if unless_after.is_some_and(|after| self.may_be_written(ids, after)) {
@@ -70,7 +70,7 @@ impl RecentWrites {
         true
     }
 
-    /// Returns true if an entry behind `after` may have, or may get, a write of one of the ids.
+    /// Returns true if an entry after the entry `after` has, or may get, a write of one of the ids.
     fn may_be_written(&self, ids: &[[u8; 16]], after: EntryNumber) -> bool {
         let is_later = |order: &u64| self.entry(*order).is_none_or(|entry| entry > after);
         after < self.forgotten_through

@@ -14,7 +14,7 @@ pub const SNAPSHOTS_KEPT: usize = 2;
 pub struct SnapshotRead<'a, I> {
     /// Id by which the store lists the snapshot.
     pub id: &'a I,
-    /// Next entry of the log behind the snapshot.
+    /// Next entry of the log after the snapshot.
     pub next: EntryNumber,
 }
 

@@ -127,8 +127,8 @@ impl AppliedReadStep {
 /// it.
 ///
 /// A write that no holder can apply is durable and not visible. Each such write makes the log
-/// longer, and no snapshot shortens it. The root that sent it cannot read the shard any more,
-/// because it waits for its own write. So the owner refuses writes after [`FULL_SHARD_DELAY`].
+/// longer, and no snapshot shortens it. The root that sent it can then not read the shard, because
+/// its reads wait for its own write. So the owner refuses writes after [`FULL_SHARD_DELAY`].
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct FullShardTimer {
     since: Option<Instant>,
@@ -137,11 +137,11 @@ pub struct FullShardTimer {
 impl FullShardTimer {
     /// Records a view at `now`. `stalled` has an item for each node that should hold the shard or
     /// serves it: true if the node has marked its copy as stalled. It is empty if the view is not
-    /// certain: then no write is refused, because disks may have space again, and the time counts
-    /// on. Returns true if writes are refused.
+    /// certain: then no write is refused, because disks may have space again, and the timer
+    /// continues. Returns true if writes are refused.
     ///
     /// A holder without a mark that does not serve the shard yet may be restoring its copy, so it
-    /// counts as one that can apply the log.
+    /// counts as a holder that can apply the log.
     pub fn record(&mut self, stalled: impl IntoIterator<Item = bool>, now: Instant) -> bool {
         let mut stalled = stalled.into_iter().peekable();
         if stalled.peek().is_none() {

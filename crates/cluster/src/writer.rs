@@ -5,7 +5,7 @@
 //! * A new owner reads the log to its end and creates a fence there. The create of a slower, older
 //!   owner at that number fails, and its later entries do not count ([`LogReplay`]).
 //! * Batches are acknowledged in the order of their entries. The first [`PIPELINE_MAX`] entries
-//!   behind a fence are created one at a time: entries of the older owner may lie there.
+//!   after a fence are created one at a time: entries of the older owner may lie there.
 //! * If the outcome of a create is unknown, the entry is read. The writer recognises its own.
 //! * Old entries are removed once a list of segments covers them. A create at a removed number
 //!   succeeds, so an owner that slept longer than the log is kept would not see the fence. A
@@ -86,7 +86,8 @@ pub enum Action<B> {
     Acknowledge(Ticket),
     /// Tell the client that its batch may be lost, and that it must send it again.
     Fail(Ticket),
-    /// The ownership is lost: forget the unsealed rows, and ask the referee again.
+    /// The ownership is lost: forget the writes that are not in a segment, and ask the referee
+    /// again.
     Lost,
 }
 
@@ -126,7 +127,7 @@ struct FloorCheck {
     batches: usize,
 }
 
-/// Decision that a read of the floor is for.
+/// Decision that waits for a read of the floor.
 #[derive(Clone, Copy, Debug)]
 enum FloorUse {
     /// The fence counts or not.
@@ -346,7 +347,7 @@ impl<B: Clone> LogWriter<B> {
         actions.push(Action::Read(self.expected, self.replay.next()));
     }
 
-    /// Takes the next entry of the log. The first absent one gets the fence.
+    /// Takes the next entry of the log. The fence gets the first absent number.
     fn read(&mut self, entry: Option<LogEntry<B>>, actions: &mut Vec<Action<B>>) {
         let Some(entry) = entry else { return self.create_fence(actions) };
         if entry.epoch > self.epoch {
@@ -380,7 +381,7 @@ impl<B: Clone> LogWriter<B> {
                 self.check_floor(actions);
             }
             Some(entry) if entry.epoch > self.epoch => self.lose(actions),
-            // An older owner's entry behind the fence does not count, and the batch gets the next
+            // An older owner's entry after the fence does not count, and the batch gets the next
             // number. If this one is removed, the batch may have counted here before. Only one
             // batch is in flight in this part of the log.
             Some(_) => {
@@ -401,8 +402,7 @@ impl<B: Clone> LogWriter<B> {
         }
     }
 
-    /// Returns the decision that a read of the floor is for; `None` if the writer does not wait for
-    /// it.
+    /// Returns the decision that waits for a read of the floor; `None` if no decision waits for it.
     fn floor_use(&self, request: RequestId) -> Option<FloorUse> {
         if self.state == WriterState::Checking {
             return (request == self.expected).then_some(FloorUse::Fence);
@@ -413,7 +413,7 @@ impl<B: Clone> LogWriter<B> {
         }
     }
 
-    /// Goes on after a read of the floor. The ownership is lost if the entry that the read is for
+    /// Continues after a read of the floor. The ownership is lost if the entry that needed the read
     /// is below the floor, or if a newer owner has written below the floor.
     fn floor(
         &mut self,

@@ -75,14 +75,14 @@ fn served_copies_are_replaced_in_turn() {
     let first = DamagedCopyUse::Served { turns: 0 };
     assert!(!may_be_replaced(first, Duration::ZERO));
     assert!(may_be_replaced(first, REPLACEMENT_DELAY));
-    // A holder that stays damaged does not hold up the others for ever.
+    // A holder that stays damaged does not block the others for ever.
     let second = DamagedCopyUse::Served { turns: 1 };
     assert!(!may_be_replaced(second, REPLACEMENT_TURN));
     assert!(may_be_replaced(second, REPLACEMENT_DELAY + REPLACEMENT_TURN));
 }
 
-/// The holder that it relies on may have left at the same moment, such as one that is not needed
-/// any more.
+/// The holder that it relies on may have left at the same moment, for example because it was not
+/// needed.
 #[test]
 fn a_withdrawn_copy_stays_on_the_disk_for_the_delay() {
     let withdrawn = first("a", &[damaged("a"), whole("b")]);

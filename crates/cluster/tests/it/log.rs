@@ -133,7 +133,7 @@ fn entries_of_an_older_owner_are_passed_by() {
 /// The batch counted at its first number, which is removed. A late entry of an older owner lies
 /// there.
 #[test]
-fn a_batch_with_a_removed_number_gets_no_other_one() {
+fn a_batch_with_a_removed_number_gets_no_other_number() {
     let mut writer = owner(5);
     let create = handle(&mut writer, Event::Submitted(Ticket(7), "a"));
     let read = handle(&mut writer, Event::NotCreated(request(&create)));
@@ -156,7 +156,7 @@ fn a_newer_owner_ends_the_ownership() {
 }
 
 #[test]
-fn entries_behind_a_later_fence_do_not_count() {
+fn old_entries_after_a_later_fence_do_not_count() {
     let mut replay = LogReplay::new(EntryNumber(3), Epoch(0));
     let entries = [
         (entry(1, 1, EntryBody::Writes("a")), true),

@@ -1,4 +1,4 @@
-//! Ownership: who acquires, keeps and gives up a shard.
+//! Ownership: the process that acquires, keeps or releases a shard.
 
 use cluster::{
     Epoch, KnownOwnership, OwnerReading, OwnershipStep, SeenOwner, keeps_ownership, ownership_step,

@@ -13,7 +13,8 @@ fn owner() -> RecentWrites {
     recent
 }
 
-/// Takes a write of an id on the condition that no entry behind `after` has written the id.
+/// Takes a write of an id on the condition that no entry after the entry `after` has written the
+/// id.
 fn take(recent: &mut RecentWrites, id: u8, after: u64) -> bool {
     recent.take(&[[id; 16]], Some(EntryNumber(after)))
 }

@@ -16,7 +16,7 @@ const WITHDRAWN: HolderReading<'static> =
 
 const NONE: &[HolderReading<'static>] = &[];
 
-/// Returns the decision about a copy at `now` on a view that was asked for then.
+/// Returns the decision about a copy at `now` on a view that was requested then.
 fn decide(
     mark: &mut StallMark,
     holders: &[HolderReading<'_>],
@@ -62,7 +62,7 @@ fn a_stalled_copy_is_served_if_no_other_is() {
 }
 
 #[test]
-fn the_delay_counts_anew_after_a_change() {
+fn the_delay_begins_again_after_a_change() {
     let marked = Instant::now();
     let mut mark = StallMark::new(marked);
     mark.stop(marked);

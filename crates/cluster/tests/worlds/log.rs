@@ -1,7 +1,7 @@
 //! One shard, three writers, a store and a referee in simulated time, with faults from a seed.
 //!
-//! Faults: requests take milliseconds to minutes, answers get lost while the request still arrives,
-//! processes stop for up to two minutes or restart without memory, some believe for too long that
+//! Faults: requests take milliseconds to minutes. Answers get lost although the request arrives.
+//! Processes stop for up to two minutes, or restart without memory. Some believe for too long that
 //! they own the shard, and some learn late that they do. Time is in milliseconds.
 //!
 //! Some clients add ids on a condition, as uploads of images do: they look an id up, some of them
@@ -26,11 +26,11 @@ use super::{Planted, WorldOutcome};
 const NODES: usize = 3;
 /// Time in which clients write.
 const LENGTH: u64 = 240_000;
-/// Time between two looks of a node at its lease.
+/// Time between two checks of a node's lease.
 const TICK: u64 = 700;
 /// Time of a lease at the referee.
 const LEASE: u64 = 10_000;
-/// Time between two looks of a reader at the whole log.
+/// Time between two reads of the whole log.
 const READ: u64 = 15_000;
 /// Mean time between two batches of clients.
 const PAUSE_OF_CLIENTS: u64 = 800;
@@ -99,7 +99,7 @@ struct Node {
     overconfidence: u64,
     /// Latest writes of ids in the present ownership.
     recent: RecentWrites,
-    /// Order in `recent` behind each batch in flight that adds an id.
+    /// Next order in `recent` after each batch in flight that adds an id.
     orders: BTreeMap<Ticket, u64>,
 }
 
@@ -241,7 +241,7 @@ impl World {
     }
 
     /// Returns all writes that a reader finds: those of the newest list, then of the log.
-    /// `counts_old` is a mistake: entries of an older owner behind a fence count.
+    /// `counts_old` is a mistake: entries of an older owner after a fence count.
     fn whole_log(&self, counts_old: bool) -> List {
         let list = &self.referee.list;
         let mut replay = LogReplay::new(list.through, list.epoch);
@@ -409,7 +409,7 @@ impl World {
         Sender { node, incarnation: self.nodes[node].incarnation }
     }
 
-    /// A node looks at its lease, and sometimes stops, restarts or publishes a list.
+    /// A node checks its lease, and sometimes stops, restarts or publishes a list.
     fn tick(&mut self, node: usize) {
         if self.schedule.now() < LENGTH {
             self.at(TICK, Item::Tick(node));
@@ -543,7 +543,7 @@ impl World {
         }
     }
 
-    /// Begins the memory of an owner behind its fence.
+    /// Creates the memory of an owner after its fence.
     fn begin_memory(&mut self, at: usize, request: &Action<Batch>) {
         if let Action::Create(_, number, entry) = request
             && matches!(entry.body, EntryBody::Fence)
@@ -603,7 +603,7 @@ impl World {
                 let unknown = Event::NotCreated(*id);
                 return self.at(TIMEOUT, Item::Answer(unknown, sender));
             }
-            // The sender asks again: its answer is late.
+            // The sender repeats the request, so its answer is late.
             _ if lost => delay += TIMEOUT,
             _ => {}
         }

@@ -6,7 +6,7 @@ use cluster::EntryNumber;
 
 use super::WorldOutcome;
 
-/// A write that a client was told is durable.
+/// A write that was acknowledged to a client.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct AcknowledgedWrite {
     pub(crate) write: u64,
@@ -29,7 +29,7 @@ pub(crate) struct IdChange {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct EarlyEnd {
     pub(crate) end: EntryNumber,
-    /// Entry at or behind the end that was acknowledged before the search began.
+    /// Entry at or after the end that was acknowledged before the search began.
     pub(crate) acknowledged: EntryNumber,
 }
 

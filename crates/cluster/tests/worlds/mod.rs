@@ -22,7 +22,7 @@ pub(crate) enum Planted {
     NoFence,
     /// Owners do not see the floor.
     NoFloor,
-    /// Readers count entries of older owners behind a fence.
+    /// Readers count entries of older owners after a fence.
     OldEntriesCount,
     /// An owner does not refuse writes whose lookups are older than its fence.
     OldLookupsCount,

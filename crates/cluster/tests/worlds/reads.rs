@@ -1,4 +1,4 @@
-//! One root that reads shards from nodes which are slow, stuck, behind or dead for a while.
+//! One root that reads shards from nodes. The nodes are slow, stuck, behind or dead for a while.
 //!
 //! Time is in microseconds.
 
@@ -76,7 +76,7 @@ struct Query {
     first: BTreeMap<u32, CallId>,
     /// Results that were counted.
     counted: BTreeMap<u32, u32>,
-    /// Time of the next look at the timers.
+    /// Time of the next check of the timers.
     wake: Option<u64>,
 }
 
@@ -414,8 +414,8 @@ impl World {
         self.partial += u64::from(!is_whole);
     }
 
-    /// Returns the name of a node that should have answered a shard: it was well and fast from the
-    /// begin of the query, and it was asked or no other request was in its way.
+    /// Returns the name of a node that should have answered a shard: it was healthy and fast since
+    /// the query began, and it was asked or could have been asked.
     fn forgotten(&self, asks: &QueryAsks, shard: u32) -> Option<String> {
         let now = self.schedule.now();
         let should_answer = |node: &&ReadNode| {

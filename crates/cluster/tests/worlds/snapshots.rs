@@ -11,7 +11,7 @@ use cluster::{EntryNumber, SNAPSHOTS_KEPT, SnapshotRead, replaced_snapshots};
 use super::numbers::Numbers;
 use super::{Planted, WorldOutcome};
 
-/// Holders that believe to be the first.
+/// Holders that act as the first holder.
 const HOLDERS: usize = 5;
 /// Steps of all holders.
 const STEPS: u64 = 600;
@@ -20,7 +20,7 @@ const HOUR: u64 = 3600;
 /// Ids of one second.
 const IDS_A_SECOND: u64 = 1000;
 
-/// A snapshot in the store. Its id is the time at which it began, as far as that is free.
+/// A snapshot in the store. Its id is the time at which it began, or the next free one.
 #[derive(Clone, Copy)]
 struct ListedSnapshot {
     next: u64,

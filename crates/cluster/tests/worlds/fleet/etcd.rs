@@ -79,7 +79,7 @@ pub(super) struct Etcd {
     leases: BTreeMap<u64, u64>,
     nodes: BTreeMap<usize, (u64, NodeRecord)>,
     owners: BTreeMap<u32, OwnerRecord>,
-    /// Last time at which a node announced a shard that it does not announce any more.
+    /// Last time at which a node announced a shard, if it does not announce the shard now.
     announced: BTreeMap<(usize, u32), u64>,
     pub(super) is_down: bool,
 }

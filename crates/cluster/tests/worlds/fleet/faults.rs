@@ -10,8 +10,8 @@ const PAUSE_OF_FAULTS: u64 = 12_000;
 pub(super) const FAULT_MAX: u64 = 60_000;
 /// Share of the damages that hit all copies of a shard at the same time.
 const ALL_DAMAGED_PERCENT: u64 = 50;
-/// Longest time for which a disk is full. Longer than the time after which a stalled copy leaves
-/// service.
+/// Longest time for which a disk is full. It is longer than the time after which a stalled copy
+/// leaves service.
 const FULL_MAX: u64 = 200_000;
 /// Share of these faults that hit the disks of all nodes at the same time.
 const ALL_FULL_PERCENT: u64 = 50;

@@ -105,7 +105,7 @@ impl Fleet {
         self.handle(address, granted);
     }
 
-    /// Ends the writer of an ownership, which may still carry out what is on its way.
+    /// Ends the writer of an ownership, whose requests in flight may still succeed.
     pub(super) fn end_writer(&mut self, at: usize, shard: u32) {
         let process = &mut self.processes[at];
         if let Some(number) = process.active.remove(&shard) {

@@ -1,4 +1,4 @@
-//! A process looks at its view: copies of shards, ownership, registration.
+//! A process checks its view: copies of shards, ownership, registration.
 
 use cluster::{
     CopyNeed, DamagedCopyUse, EntryNumber, HolderReading, OwnershipStep, SeenOwner,
@@ -77,8 +77,8 @@ impl Fleet {
         }
     }
 
-    /// Checks that a copy is dropped only after the new holders have announced the shard, and that
-    /// it is not the last one, unless all new holders died a moment ago.
+    /// Checks that a copy is dropped only after the new holders have announced the shard. It must
+    /// not be the last one, unless all new holders died a moment ago.
     fn check_drop(&mut self, node: usize, shard: u32, relied: &[usize]) {
         let now = self.schedule.now();
         self.etcd.expire(now);
@@ -237,8 +237,8 @@ impl Fleet {
         }
     }
 
-    /// Ends the writer of a shard that the process should not own any more, or that its log has
-    /// refused.
+    /// Ends the writer of a shard that another process should own, or whose log has refused the
+    /// writer.
     fn give_up(&mut self, sender: Sender, shard: u32) {
         let now = self.schedule.now();
         let process = &self.processes[sender.node];

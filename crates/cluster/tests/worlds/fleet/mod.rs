@@ -34,7 +34,7 @@ const LENGTH: u64 = 240_000;
 /// Time after it in which the fleet must settle: a lease, the replacements of two damaged copies
 /// after each other, and the time for which copies stay.
 const QUIET: u64 = 180_000;
-/// Time between two looks of a node.
+/// Time between two checks by a node.
 const LOOK: u64 = 500;
 /// Time of a lease in etcd.
 const LEASE: u64 = 10_000;
@@ -46,13 +46,13 @@ const RESTORE_MAX: u64 = 25_000;
 const REPLAY_MAX: u64 = 3_000;
 /// Share of the worlds with full disks in which all disks stay full at the end.
 const STAYS_FULL_PERCENT: u64 = 25;
-/// Age up to which a view is certain, and the way of a request.
+/// Age up to which a view is certain, and longest time of a request on the way.
 const VIEW_AGE_MAX: u64 = LEASE / 2;
 /// Time after its end within which a process may be in a certain view: its last keep-alive was on
 /// its way, and its lease and the view had to end.
 const DEATH_SEEN_MAX: u64 = LEASE + VIEW_AGE_MAX + 3 * ETCD_TIMEOUT;
 /// Time after its end within which a process may be in the certain view of a process that started
-/// later: etcd was down, and its lease began anew.
+/// later: etcd was down, and its lease began again.
 const LOSS_SEEN_MAX: u64 = DEATH_SEEN_MAX + faults::FAULT_MAX;
 
 /// A process of a node.
@@ -233,7 +233,7 @@ impl Fleet {
 
     fn happens(&mut self, item: FleetItem) {
         let now = self.schedule.now();
-        // A process that is stopped finds everything when it continues.
+        // A stopped process receives everything when it continues.
         let receiver = match &item {
             FleetItem::Look(sender)
             | FleetItem::EtcdAnswer(sender, ..)

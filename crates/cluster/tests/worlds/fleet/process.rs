@@ -73,7 +73,7 @@ pub(super) struct Damage {
 struct SimulatedDecision {
     /// Time of the decision to serve, or to withdraw, the copy.
     decided: u64,
-    /// Time at which the view that confirmed it last was asked for.
+    /// Time of the request for the view that confirmed it last.
     confirmed: u64,
 }
 
@@ -82,7 +82,7 @@ impl Damage {
         Damage { since, used: DamagedCopyUse::default(), decision: None, is_replacing: false }
     }
 
-    /// Takes a decision at `now` on a view that was asked for at `asked`.
+    /// Takes a decision at `now` on a view that was requested at `asked`.
     pub(super) fn decide(&mut self, used: DamagedCopyUse, asked: u64, now: u64) {
         let is_switched = used.announces(false) != self.used.announces(false);
         let decided = self.decision.filter(|_| !is_switched).map_or(now, |times| times.decided);
@@ -146,7 +146,7 @@ pub(super) struct Process {
 pub(super) struct ViewTimes {
     answered: Option<u64>,
     returned: Option<u64>,
-    /// Time at which the newest reading was asked for; `None` if that kept absent nodes.
+    /// Time of the request for the newest reading; `None` if that reading kept absent nodes.
     certain: Option<u64>,
 }
 
@@ -166,7 +166,7 @@ impl ViewTimes {
         self.certain_since(now).is_some()
     }
 
-    /// Returns the time at which the view was asked for; `None` if it is not certain.
+    /// Returns the time of the request for the view; `None` if the view is not certain.
     pub(super) fn certain_since(&self, now: u64) -> Option<u64> {
         self.certain.filter(|asked| now - asked <= LEASE / 2)
     }

@@ -12,7 +12,7 @@ use super::process::Process;
 use super::{Fleet, LOSS_SEEN_MAX, NAMES, NODES, SHARDS, Sender};
 use crate::worlds::Planted;
 
-/// Share of a process's looks at which a client reads a shard.
+/// Share of a process's checks at which a client reads a shard, in percent.
 const READS_PERCENT: u64 = 20;
 /// Time before the end of a world with full disks in which no write may be acknowledged.
 const REFUSED_BEFORE_END: u64 = 5_000;
