@@ -1,10 +1,10 @@
-//! Archives and folders. The root reads the images and lets all nodes with the role extract put
-//! them in, itself included if it has the role. They work on them at idle priority.
+//! Archives and folders. The root reads the images. All nodes with the role extract add them at
+//! idle priority, this root too if it has the role.
 //!
 //! If all asked nodes are overloaded, or none can be reached, the image is sent again until
-//! [`BUSY_WAIT_MAX`] has passed. That is safe: an image that was put in before is there already. If
-//! the shard of an image refuses it, the images of this shard wait, and those of other shards go on
-//! ([`RefusedShards`]). Any other error fails that image alone.
+//! [`BUSY_WAIT_MAX`] has passed. That is safe: an image that was added before is not added again.
+//! If the shard of an image refuses it, the images of this shard wait, and those of other shards
+//! continue ([`RefusedShards`]). Any other error fails that image alone.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -37,7 +37,7 @@ use super::repeats::{ImageRepeats, RunningImage};
 use super::state::ImageRootState;
 use super::{pass_on, reply};
 
-/// Maximum images of one request in flight, with those waiting to be sent again.
+/// Maximum images of one request in flight, including those that wait to be sent again.
 const IN_FLIGHT_MAX: usize = 256;
 /// Longest time in which an image that no node takes is sent again.
 const BUSY_WAIT_MAX: Duration = Duration::from_secs(120);
@@ -46,13 +46,13 @@ const BUSY_PAUSE: Duration = Duration::from_millis(500);
 /// Longest pause that a node may advise.
 const BUSY_PAUSE_MAX: Duration = Duration::from_secs(10);
 
-/// Puts the images of the archive in the body in.
+/// Adds the images of the archive in the body.
 pub(super) async fn archive(call: ImageCall) -> Result<Response> {
     let BulkCall { resources, request, upload } = BulkCall::new(call)?;
     resources.archive(request, |stop| Ok(ClusterTarget::new(upload, stop))).await
 }
 
-/// Puts the images of a folder of this machine in, which the body names.
+/// Adds the images of the folder of this machine that the body names.
 pub(super) async fn folder(call: ImageCall) -> Result<Response> {
     let BulkCall { resources, request, upload } = BulkCall::new(call)?;
     resources.folder(request, |stop| Ok(ClusterTarget::new(upload, stop))).await
@@ -122,7 +122,7 @@ struct BulkUpload {
     input: ImageInput,
 }
 
-/// Lets the nodes of the cluster put images in.
+/// Lets the nodes of the cluster add images.
 struct ClusterTarget {
     images: Arc<ClusterImages>,
     runtime: Handle,
@@ -170,14 +170,14 @@ impl BulkTarget for ClusterTarget {
         Ok(())
     }
 
-    /// Returns true if the cluster has no space at all. The refusal of a shard is one of its images
-    /// alone.
+    /// Returns true if the cluster has no space at all. The refusal of a shard concerns the images
+    /// of that shard only.
     fn refuses_all(&self, error: &Error) -> bool {
         error.kind() == ErrorKind::StorageFull && !is_shard_refusal(error)
     }
 }
 
-/// An image that there is room for.
+/// An image that may be sent now.
 struct BegunImage {
     id: PointId,
     running: RunningImage,
@@ -203,7 +203,7 @@ struct ClusterImages {
 
 impl ClusterImages {
     /// Waits until the collection exists, or no other image of the request can create it. Images
-    /// that create it side by side would only wait for each other, or for another node's view.
+    /// that create it at the same time would only wait for each other, or for another node's view.
     async fn turn_to_create(&self) -> Option<OwnedMutexGuard<()>> {
         let exists = || self.upload.context.state.record(&self.upload.context.collection).is_ok();
         if exists() {
@@ -213,7 +213,7 @@ impl ClusterImages {
         (!exists()).then_some(turn)
     }
 
-    /// Waits until there is room for an image. Returns `None` if the request has put it in already.
+    /// Waits until an image may be sent. Returns `None` if the request has added it already.
     async fn begin(&self, id: PointId) -> Option<BegunImage> {
         let Some(running) = self.repeats.begin(id).await else {
             count(&self.upload.context.state, "present");
@@ -240,8 +240,8 @@ impl ClusterImages {
     /// true if it has waited.
     ///
     /// # Errors
-    /// The refusal of the shard if the wait takes too long; `Cancelled` if the images are not
-    /// wanted any more.
+    /// The refusal of the shard if the wait takes too long; `Cancelled` if the client does not want
+    /// the remaining images.
     async fn wait_for_shard(
         &self,
         shard: &ShardKey,
@@ -263,7 +263,7 @@ impl ClusterImages {
         }
     }
 
-    /// Puts an image in, and sends it again while no node takes it, or its shard refuses it.
+    /// Adds an image. Sends it again while no node takes it, or its shard refuses it.
     async fn put(&self, image: &BulkImage, begun: BegunImage) -> Result<PutReply> {
         let BegunImage { id, running, turn: _turn, mut slot } = begun;
         let shard = self.shard_of(&id, &image.bytes);
@@ -315,7 +315,7 @@ impl ClusterImages {
     fn end_of_shard_write(&self, shard: &ShardKey, outcome: &Result<PutReply>) {
         match outcome {
             Ok(reply) if reply.status == "added" => self.refused.end(shard),
-            // An image that is present, or wrong, shows nothing about writes.
+            // An image that is present or invalid says nothing about writes.
             _ => self.refused.release(shard),
         }
     }
@@ -448,7 +448,7 @@ fn refusal_of(answer: &HttpAnswer, node: &str) -> Error {
         },
         // An earlier version has no background work in a cluster. Other nodes may be of this one.
         501 => Error::unavailable(error.message().to_owned()).context(format_args!("node {node}")),
-        // Sending this image again would end in the same way.
+        // A second try with this image would fail in the same way.
         _ if error.is_overload() => Error::new(ErrorKind::Internal, error.message().to_owned())
             .context(format_args!("node {node} answers with status {}", answer.status)),
         _ => error,

@@ -43,7 +43,7 @@ pub(super) enum ImagePart {
 }
 
 impl ImagePart {
-    /// Returns the path behind the id.
+    /// Returns the path after the id.
     fn path(self) -> &'static str {
         match self {
             ImagePart::Original => "",
@@ -203,8 +203,8 @@ impl AskedHolders<'_> {
         None
     }
 
-    /// Sends the request to a node. Returns `None` if another holder should be asked. The last one
-    /// has all of the time that is left.
+    /// Sends the request to a node. Returns `None` if another holder should be asked. The last
+    /// holder gets all of the remaining time.
     async fn ask(&mut self, node: &NodeInfo, is_last: bool) -> Option<HttpAnswer> {
         let mut left = self.context.deadline.saturating_duration_since(Instant::now());
         if left.is_zero() {

@@ -54,9 +54,9 @@ impl ExtractionSlots {
         Some(ExtractionSlot { slots: self.clone(), place: place.clone() })
     }
 
-    /// Waits until a slot was freed, or it is time to look at the nodes again.
+    /// Waits until a slot is freed, or it is time to check the nodes again.
     pub(super) async fn wait_free(&self) {
-        // The caller looks again in either case.
+        // The caller checks again in either case.
         let _ = timeout(CHECK_INTERVAL, self.freed.notified()).await;
     }
 

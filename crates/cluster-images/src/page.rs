@@ -1,4 +1,4 @@
-//! Pages of images, and ids that are not there.
+//! Pages of images, and ids that a collection does not have.
 
 use api_images::page_entry;
 use base::{Error, Result};

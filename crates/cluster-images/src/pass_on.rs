@@ -1,4 +1,4 @@
-//! Requests that a node with the role extract answers in place of this one.
+//! Requests that a node with the role extract answers instead of this node.
 //!
 //! The nodes that are alive are asked by turns. If one cannot be reached, does not answer for half
 //! of the time, or is overloaded, another one is asked: all of these requests can be made twice.
@@ -84,7 +84,7 @@ fn passed_headers(context: &RootContext) -> HeaderMap {
     headers
 }
 
-/// Lets one node put an image in, and remembers its write. `path` has the query.
+/// Lets one node add an image, and remembers its write. `path` has the query.
 ///
 /// # Errors
 /// `Unavailable` if the node cannot be reached, leaves the cluster or does not answer in time.
@@ -113,8 +113,8 @@ fn seen_collection(context: &RootContext) -> String {
     record.map_or_else(|| NO_COLLECTION.to_owned(), |record| record.id.clone())
 }
 
-/// Waits until this node sees the collection that the node sees which passed the request on. A
-/// collection may have been removed, and made anew, a moment ago.
+/// Waits until this node sees the same collection as the node that passed the request on. A moment
+/// ago, a collection may have been removed and created again.
 ///
 /// # Errors
 /// `Unavailable` with retry advice if this node does not see it in time.
@@ -185,8 +185,7 @@ pub(super) fn no_extraction() -> Error {
     .with_retry_after(RETRY_AFTER)
 }
 
-/// Sends a request to one node, for at most `time`. A node that leaves the cluster meanwhile is not
-/// waited for.
+/// Sends a request to one node, for at most `time`. Stops waiting if the node leaves the cluster.
 ///
 /// # Errors
 /// `Unavailable` if the node cannot be reached, leaves or does not answer.

@@ -108,7 +108,7 @@ impl FoundIds {
     }
 }
 
-/// Looks up which points there are.
+/// Looks up the points that exist.
 ///
 /// # Errors
 /// A shard's refusal of the request; `ResourceExhausted` if the answers take too much memory.

@@ -1,7 +1,7 @@
-//! Puts one image in: its original into the store, and then its point into the log.
+//! Adds one image: its original to the store, and then its point to the log.
 //!
 //! Other nodes may add the same image at the same moment. The owner of the shard sees all of these
-//! writes in their order. So this node writes the point on the condition that no entry behind the
+//! writes in their order. So this node writes the point on the condition that no entry after the
 //! last lookup has written the image. After a conflict, it looks the image up again.
 
 use std::sync::Arc;
@@ -33,11 +33,11 @@ use super::pass_on::{self, WrittenEntry};
 use super::points::{self, LookupConsistency, PointLookup};
 use super::target::ImageTarget;
 
-/// Longest time of an image that is put in at idle priority. Searches may take all cores meanwhile.
+/// Longest time of an image that is added at idle priority. Searches may take all cores meanwhile.
 pub(super) const BACKGROUND_TIME_MAX: Duration = Duration::from_secs(300);
 
-/// Longest time for which an image at idle priority is sent to the owner of its shard. It holds a
-/// place of extraction meanwhile, which images of other shards need.
+/// Longest time for which an image at idle priority is sent to the owner of its shard. Meanwhile it
+/// holds a slot of extraction, which images of other shards need.
 const IDLE_WRITE_MAX: Duration = Duration::from_secs(30);
 
 /// Longest wait of an upload for another one of the same image.
@@ -81,7 +81,7 @@ impl RootPutParams {
         NewShards::checked(self.shard_number, self.replication_factor)
     }
 
-    /// Returns the image to put in.
+    /// Returns the image to add.
     ///
     /// # Errors
     /// As [`ImageInput::new`].
@@ -97,7 +97,7 @@ impl RootPutParams {
         check_bulk_params(self.name.as_deref(), self.background.as_deref())
     }
 
-    /// Returns true if the image is to be put in at idle priority.
+    /// Returns true if the image is added at idle priority.
     ///
     /// # Errors
     /// `InvalidArgument` for a value that is not a flag.
@@ -106,7 +106,7 @@ impl RootPutParams {
     }
 }
 
-/// Puts the image in the body in.
+/// Adds the image in the body.
 pub(super) async fn put(mut call: ImageCall) -> Result<Reply> {
     check_media(&call.media())?;
     call.context.check_creates()?;
@@ -149,8 +149,8 @@ fn check_media(media: &str) -> Result<()> {
     }
 }
 
-/// Counts an image, or features of one, that was to be put in. `kind` is "added", "present" or the
-/// kind of error.
+/// Counts the attempt to add an image or its features. `kind` is "added", "present" or the kind of
+/// error.
 pub(super) fn count(state: &RootState, kind: &'static str) {
     state.requests.metrics.images.put.get_or_create(&KindLabels { kind }).inc();
 }
@@ -167,12 +167,12 @@ struct PutAnswer {
     json: Value,
     /// "added" or "present".
     status: &'static str,
-    /// Entry of the log that has it; `None` if the image was there before.
+    /// Entry of the log that has it; `None` if the collection had the image before.
     entry: Option<WrittenEntry>,
 }
 
 impl PutAnswer {
-    /// Returns the outcome of an image that was there before.
+    /// Returns the outcome of an image that the collection had before.
     fn present(json: Value) -> PutAnswer {
         PutAnswer { json, status: "present", entry: None }
     }
@@ -267,7 +267,7 @@ impl ImagePut<'_> {
         }
     }
 
-    /// Puts the image in, and counts it.
+    /// Adds the image, and counts it.
     ///
     /// # Errors
     /// The errors of the image and the model; `FailedPrecondition` if the collection has another
@@ -282,8 +282,8 @@ impl ImagePut<'_> {
     async fn put(&self, input: ImageInput, bytes: Bytes) -> Result<PutAnswer> {
         let id = image_id(&bytes);
         let claim = self.images.claim_upload(id);
-        // An upload waits no longer for one at idle priority. The owner of the shard then decides
-        // which of them adds the image.
+        // An upload does not wait longer than this for one at idle priority. The owner of the shard
+        // then decides which of them adds the image.
         let claim = timeout(CLAIM_WAIT_MAX, claim).await.ok();
         let has_waited = claim.as_ref().is_none_or(|claim| claim.has_waited);
         let existing = ImageTarget::existing(self.context, &self.wanted)?;
@@ -321,7 +321,7 @@ impl ImagePut<'_> {
         Box::pin(self.write(upload, seen, extracted.added())).await
     }
 
-    /// Returns the number of an entry that each lookup of the image from now on sees.
+    /// Returns the number of an entry that every later lookup of the image sees.
     fn seen_by_lookups(&self, target: &ImageTarget, id: &PointId) -> Result<u64> {
         let shard = shard_of_id(id, target.record.shards)?;
         Ok(self.context.state.last_written(&ShardKey::new(&target.record.id, shard)))
@@ -400,7 +400,7 @@ impl ImagePut<'_> {
         }
     }
 
-    /// Writes the point. If another upload may have added the image behind the entry `seen`, looks
+    /// Writes the point. If another upload may have added the image after the entry `seen`, looks
     /// the image up and tries again.
     ///
     /// A proxy between the nodes may send a write twice. The owner then refuses the repetition, and

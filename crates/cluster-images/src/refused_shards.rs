@@ -3,10 +3,10 @@
 //!
 //! The images of such a shard wait, and one of them is sent from time to time. If the shard still
 //! refuses one after the limit, its images fail without being sent, except for one from time to
-//! time. The images of other shards go on.
+//! time. The images of other shards continue.
 //!
-//! An outcome that says nothing about writes, such as that of an image which is present, lets the
-//! images be sent until the next refusal. Otherwise one refusal would fail the images that an
+//! After an outcome that says nothing about writes, such as the outcome of a present image, the
+//! images are sent until the next refusal. Otherwise one refusal would fail the images that an
 //! earlier upload has added.
 
 use std::collections::BTreeMap;
@@ -59,7 +59,7 @@ struct ShardRefusal {
 
 impl RefusedShards {
     /// Creates the state of a request without refusals. `timeout` is the time that the client
-    /// allows for an image; images wait no longer.
+    /// allows for an image; images do not wait longer than this.
     pub(super) fn new(timeout: Option<Duration>) -> RefusedShards {
         let wait_max = timeout.map_or(REFUSED_WAIT_MAX, |timeout| timeout.min(REFUSED_WAIT_MAX));
         let probe_pause_max = PROBE_PAUSE_MAX.min(wait_max).max(PROBE_PAUSE_MIN);
@@ -85,7 +85,7 @@ impl RefusedShards {
     }
 
     /// Records at `now` that `shard` has refused an image with `error`. Returns true if the image
-    /// does not wait any more.
+    /// stops waiting.
     pub(super) fn record(&self, shard: &ShardKey, error: &Error, now: Instant) -> bool {
         let pause = error.retry_after().unwrap_or(PROBE_PAUSE_MAX);
         let next_probe = Some(now + pause.clamp(PROBE_PAUSE_MIN, self.probe_pause_max));

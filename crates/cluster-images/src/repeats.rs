@@ -1,5 +1,5 @@
-//! Images that occur several times in one request. They are put in once: two nodes that put one
-//! image in side by side would both add it, each with an original.
+//! Images that occur several times in one request. They are added once: two nodes that process one
+//! image at the same time would both add it, each with an original.
 
 use std::collections::{HashSet, VecDeque};
 use std::sync::Arc;
@@ -8,11 +8,11 @@ use parking_lot::Mutex;
 use search::points::PointId;
 use tokio::sync::Notify;
 
-/// Maximum remembered images that were put in. By the time that one is forgotten, holders have
-/// applied it, and a node finds it.
+/// Maximum added images that are remembered. Before one is forgotten, holders have applied it, so a
+/// node finds it.
 const REMEMBERED_MAX: usize = 4096;
 
-/// The images of a request that are being put in, and the ones that were put in last.
+/// The images of a request that are being added, and the last added ones.
 #[derive(Default)]
 pub(super) struct ImageRepeats {
     known: Mutex<KnownImages>,
@@ -43,8 +43,8 @@ impl KnownImages {
 }
 
 impl ImageRepeats {
-    /// Begins to put an image in, once it is not in flight any more. Returns `None` if the request
-    /// has put it in already. One task at a time may wait.
+    /// Begins to add an image once it is not in flight. Returns `None` if the request has added it
+    /// already. One task at a time may wait.
     pub(super) async fn begin(self: &Arc<Self>, id: PointId) -> Option<RunningImage> {
         loop {
             let ended = self.ended.notified();
@@ -69,7 +69,7 @@ pub(super) struct RunningImage {
 }
 
 impl RunningImage {
-    /// Remembers that the image was put in.
+    /// Remembers that the image was added.
     pub(super) fn succeeded(self) {
         self.repeats.known.lock().remember(self.id);
     }

@@ -44,7 +44,7 @@ const READ_PAUSE: Duration = Duration::from_millis(500);
 const READ_PAUSE_MAX: Duration = Duration::from_secs(10);
 /// Longest time between two steps. The steps show other roots that the job runs.
 const CHECKPOINT: Duration = Duration::from_secs(5);
-/// Pairs of an object. Fewer are in the step.
+/// Pairs of an object. A smaller number stays in the step.
 const PART_PAIRS: usize = 4096;
 /// Pause between two attempts to create a step, and the longest time of all.
 const STORE_PAUSE: Duration = Duration::from_secs(1);

@@ -8,7 +8,7 @@ use serde::{Deserialize, Deserializer, Serializer};
 /// Bytes of a pair: two ids, similarity, score (negative if the keypoints were not compared), two
 /// shards. All little-endian.
 const PAIR_BYTES: usize = 32;
-/// Bytes of the CRC-32C behind the pairs.
+/// Bytes of the CRC-32C after the pairs.
 const CHECK_BYTES: usize = 4;
 
 /// Pair of similar points, and the shards that have them.

@@ -37,7 +37,7 @@ pub(super) struct ShardPosition {
 }
 
 impl ShardPosition {
-    /// Moves behind a page of the shard. `next` is the first id behind it, or `None` after the last
+    /// Moves past a page of the shard. `next` is the first id after it, or `None` after the last
     /// page.
     pub(super) fn pass(&mut self, next: Option<u64>) {
         match next {
@@ -233,7 +233,7 @@ impl JobSteps {
         Ok(pairs)
     }
 
-    /// Removes the steps below `number`. A failure costs room only.
+    /// Removes the steps below `number`. Steps that cannot be removed only take space.
     pub(super) async fn remove_before(&self, number: u64) {
         match self.numbers().await {
             Ok(numbers) => {
@@ -245,12 +245,13 @@ impl JobSteps {
         }
     }
 
-    /// Removes one step. A failure costs room only.
+    /// Removes one step. A step that cannot be removed only takes space.
     pub(super) async fn remove_step(&self, number: u64) {
         self.remove(&self.step(number)).await;
     }
 
-    /// Removes objects of pairs to which no step refers. A failure costs room only.
+    /// Removes objects of pairs to which no step refers. Objects that cannot be removed only take
+    /// space.
     pub(super) async fn remove_parts(&self, parts: Vec<PairsPart>) {
         for part in parts {
             self.remove(&self.part(&part.name)).await;

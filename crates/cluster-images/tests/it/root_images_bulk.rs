@@ -163,7 +163,7 @@ async fn a_refused_image_fails_alone() {
 }
 
 #[tokio::test]
-async fn images_behind_a_full_disk_are_not_sent() {
+async fn images_after_a_full_disk_are_not_sent() {
     let (root, nodes) = two_nodes(ImageKind::Photo).await;
     nodes.iter().for_each(|node| node.answer_passed(|_| reply(507, &json!({"error": "no space"}))));
     let (lines, summary) = lines(&put(&root, "c", folder(300).path()).await);

@@ -21,7 +21,7 @@ fn error(answer: &Answer) -> &str {
     answer.json["error"].as_str().unwrap_or_else(|| panic!("{}", answer.json))
 }
 
-/// A picture that clients may keep.
+/// An image that clients may cache.
 fn jpeg() -> FakeReply {
     let headers = [
         ("content-type", "image/jpeg"),
