@@ -10,7 +10,7 @@ pub struct LogWrite {
     pub operations: Vec<Bytes>,
     /// Ids that the operations write. An id that no other write has in a condition may be left out.
     pub ids: Vec<[u8; 16]>,
-    /// Refuses the write if an entry behind this one may have written one of `ids`.
+    /// Refuses the write if an entry after this one may have written one of `ids`.
     pub unless_after: Option<EntryNumber>,
 }
 
@@ -19,7 +19,7 @@ pub struct LogWrite {
 pub enum AppendOutcome {
     /// The operations are in this entry, which is durable and part of the log.
     Appended(EntryNumber),
-    /// The condition refused the write: no entry has the operations, and none ever will. Entries up
-    /// to this one may have written the ids.
+    /// The condition refused the write. No entry has, or will have, the operations. Entries up to
+    /// this one may have written the ids.
     Refused(EntryNumber),
 }

@@ -27,7 +27,7 @@ const REPLAY_AHEAD_MAX: usize = 32;
 enum StoreAnswer {
     /// Floor from which a new owner reads.
     Begin(LogFloor),
-    /// Entries behind the end of the last ones, none if the first is absent.
+    /// Entries from the position after the last ones; none if the first is absent.
     Entries {
         request: RequestId,
         entries: Vec<LogEntry<Batch>>,
@@ -53,7 +53,7 @@ pub(super) struct WriterDriver {
     /// Batches that the writer has neither acknowledged nor failed.
     batches: BTreeMap<Ticket, TakenBatch>,
     tickets: u64,
-    /// Number behind the fence or the last applied entry.
+    /// Number after the fence or the last applied entry.
     next: EntryNumber,
     /// Writes of the last applied entry, until they are acknowledged.
     applied: Option<Batch>,
@@ -242,7 +242,7 @@ impl WriterDriver {
         None
     }
 
-    /// Passes the acknowledged entry on.
+    /// Passes the acknowledged entry to the caller of `start_watched`.
     fn pass_on(&mut self, number: EntryNumber) {
         if let Some(batch) = self.applied.take() {
             let epoch = self.epoch;

@@ -25,11 +25,11 @@ pub enum FollowStep {
     /// The next entry does not exist. Every write that was acknowledged before the call of
     /// [`LogFollower::next`] has been returned.
     End,
-    /// The next entry is below the floor and may be removed: a snapshot has to be restored.
+    /// The next entry is below the floor and may be removed: a snapshot must be restored.
     Removed(LogFloor),
 }
 
-/// Position in a log, from which a follower can go on.
+/// Position in a log, from which a follower can continue.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct FollowPosition {
     /// Number of the entry to read next; all entries before it were applied.
@@ -59,13 +59,13 @@ impl LogFollower {
         }
     }
 
-    /// Returns the position behind the last returned entry.
+    /// Returns the position after the last returned entry.
     pub fn position(&self) -> FollowPosition {
         FollowPosition { next: self.replay.next(), epoch: self.replay.epoch() }
     }
 
     /// Returns the next step. If the future is dropped or fails, the position stays, and a later
-    /// call goes on from there.
+    /// call continues from there.
     ///
     /// # Errors
     /// `DataLoss` for a damaged entry and `FailedPrecondition` for one of a newer program, both
@@ -89,10 +89,10 @@ impl LogFollower {
         Ok(self.take().unwrap_or(FollowStep::End))
     }
 
-    /// Takes an entry that its writer has passed on, so that the next call of
-    /// [`LogFollower::next`] reads nothing. It must be the entry at the present position, and its
-    /// writer must have acknowledged it: then it is in the log, and the floor was not above it.
-    /// Returns false for an entry at another number, which changes nothing.
+    /// Takes an entry from its writer, so that the next call of [`LogFollower::next`] reads
+    /// nothing. It must be the entry at the present position, and its writer must have acknowledged
+    /// it: then it is in the log, and the floor was not above it. Returns false for an entry at
+    /// another number, which changes nothing.
     pub fn offer(&mut self, number: EntryNumber, entry: LogEntry<Batch>) -> bool {
         let is_next = number == self.replay.next() && self.ready.is_empty();
         if is_next {

@@ -93,7 +93,7 @@ pub(super) struct TakenBatch {
     /// Answers to writes that their conditions refuse. The entry does not have their operations.
     refused: Vec<WriteAnswer>,
     amount: WriteAmount,
-    /// Order behind the ids of these writes, as [`RecentWrites::next_order`] returns it.
+    /// Order of the next write after these, as [`RecentWrites::next_order`] returns it.
     order: u64,
 }
 
@@ -223,7 +223,7 @@ impl WriteQueue {
         self.state.lock().recent.begin_behind(fence);
     }
 
-    /// Answers writes of an entry and frees their place.
+    /// Answers the writes of an entry and frees their space in the queue.
     pub(super) fn answer(&self, batch: TakenBatch, answer: &Result<EntryNumber>) {
         let mut state = self.state.lock();
         state.taken_amount.subtract(batch.amount);
@@ -232,7 +232,7 @@ impl WriteQueue {
         }
         drop(state);
         for sender in batch.answers {
-            // The caller may have gone.
+            // The caller may have dropped the receiver.
             let _ = sender.send(answer.clone().map(AppendOutcome::Appended));
         }
         for sender in batch.refused {
@@ -250,7 +250,7 @@ impl WriteQueue {
         ))
     }
 
-    /// Takes back a write. Returns false if it is not in the queue any more.
+    /// Withdraws a write. Returns false if it has left the queue.
     fn withdraw(&self, number: u64) -> bool {
         let mut state = self.state.lock();
         let Some(write) = state.waiting.remove(&number) else { return false };
@@ -258,7 +258,7 @@ impl WriteQueue {
         true
     }
 
-    /// Refuses further writes and the waiting ones.
+    /// Refuses the waiting writes and all later ones.
     pub(super) fn close(&self, signal: QueueSignal) {
         let mut state = self.state.lock();
         state.signal = state.signal.max(signal);
@@ -300,7 +300,7 @@ impl WriteQueue {
 }
 
 impl QueueState {
-    /// Takes the first write, and the writes behind it that fit into the same entry. Decides on
+    /// Takes the first write, and the writes after it that fit into the same entry. Decides on
     /// their conditions: from here on, their order is that of the log.
     fn take(&mut self, bytes_max: usize) -> QueueStep {
         let mut operations = Vec::new();
@@ -333,7 +333,7 @@ impl QueueState {
     }
 }
 
-/// A write in the queue or in an entry. Dropping it takes it back if it has no entry yet.
+/// A write in the queue or in an entry. Dropping it withdraws the write if it has no entry yet.
 pub(super) struct QueuedWrite {
     queue: Arc<WriteQueue>,
     number: u64,

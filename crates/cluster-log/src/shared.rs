@@ -27,7 +27,7 @@ pub enum WriterPhase {
 pub struct WriterStatus {
     /// Phase of the ownership.
     pub phase: WriterPhase,
-    /// Number behind the fence or the last acknowledged entry. Meaningful from
+    /// Next number after the fence or the last acknowledged entry. Meaningful from
     /// [`WriterPhase::Owning`] on.
     pub next: EntryNumber,
 }

@@ -60,7 +60,7 @@ pub enum CreateOutcome {
     Created,
     /// An entry of this number exists.
     NotCreated,
-    /// The entry may have been created, or may be later.
+    /// The entry may have been created, or may still be created.
     Unknown(Error),
 }
 
@@ -164,7 +164,7 @@ impl ShardLog {
         Ok(floors)
     }
 
-    /// Returns the number behind the last entry: every entry that was acknowledged before the call
+    /// Returns the number after the last entry: every entry that was acknowledged before the call
     /// is below it.
     ///
     /// # Errors

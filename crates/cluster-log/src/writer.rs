@@ -122,7 +122,7 @@ impl ShardWriter {
     }
 }
 
-/// Draws a number from the system's random keys.
+/// Returns a random number from the system's hash keys.
 fn writer_id() -> WriterId {
     let seed = (std::process::id(), SystemTime::now());
     let half = || u128::from(RandomState::new().hash_one(seed));

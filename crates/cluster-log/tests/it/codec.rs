@@ -78,7 +78,7 @@ fn a_changed_byte_is_noticed() {
 }
 
 #[test]
-fn a_newer_format_asks_for_an_update() {
+fn a_newer_format_requires_an_update() {
     let mut bytes = encode_entry(&fence(7)).unwrap().to_vec();
     bytes[8] = 2;
     let error = decode(&sealed(bytes)).unwrap_err();
@@ -87,7 +87,7 @@ fn a_newer_format_asks_for_an_update() {
 }
 
 #[test]
-fn limits_of_an_entry() {
+fn an_entry_has_limits_of_operations_and_bytes() {
     let large = |operations: Vec<Bytes>| {
         let mut entry = writes(1, &[]);
         entry.body = EntryBody::Writes(Batch::from(operations));

@@ -13,7 +13,8 @@ async fn owner(log: &ShardLog, epoch: u64, options: WriterOptions) -> ShardWrite
     writer
 }
 
-/// Returns a write of an id on the condition that no entry behind `after` has written the id.
+/// Returns a write of an id on the condition that no entry after the entry `after` has written the
+/// id.
 fn unless(id: u8, after: u64, text: &str) -> LogWrite {
     let unless_after = Some(EntryNumber(after));
     LogWrite { operations: operations(&[text]), ids: vec![[id; 16]], unless_after }

@@ -54,7 +54,8 @@ fn quick() -> WriterOptions {
 }
 
 impl World {
-    /// Writes one operation after the other, at the newest writer or at one that should be gone.
+    /// Writes one operation after the other, through the newest writer or through one that should
+    /// have ended.
     async fn client(self: Arc<World>, client: u64) {
         let mut random = Random(self.seed * 1000 + client);
         for number in 0..WRITES_OF_A_CLIENT {

@@ -67,7 +67,7 @@ async fn an_offered_entry_is_not_read() {
     assert_eq!(follower.position(), FollowPosition { next: EntryNumber(3), epoch: Epoch(2) });
 }
 
-/// The entry behind a gap may be one of a pipeline whose first entry is not there yet.
+/// The entry after a gap may be one of a pipeline whose first entry is not there yet.
 #[tokio::test]
 async fn a_gap_is_the_end() {
     let log = TestStore::in_memory().log();
@@ -81,7 +81,7 @@ async fn a_gap_is_the_end() {
 }
 
 #[tokio::test]
-async fn a_removed_entry_asks_for_a_snapshot() {
+async fn a_removed_entry_needs_a_snapshot() {
     let log = TestStore::in_memory().log();
     append(&log, 0, &vec![writes(1, &["a"]); 10]).await;
     let floor = LogFloor { entry: EntryNumber(6), epoch: Epoch(1) };
@@ -109,7 +109,7 @@ async fn an_entry_below_the_floor_is_not_returned() {
 }
 
 #[tokio::test]
-async fn a_follower_goes_on_after_a_failure() {
+async fn a_follower_continues_after_a_failure() {
     let store = TestStore::in_memory();
     append(&store.log(), 0, &vec![writes(1, &["a"]); 100]).await;
     let (log, line) = store.connect(1);

@@ -134,7 +134,7 @@ async fn an_absent_number_ahead_is_the_acknowledged_end() {
         };
         assert_eq!(end(0).await, Some(4));
         append(&log, 0, &vec![fence(1); 20]).await;
-        // The first create of a pipeline failed, so the entry behind the gap is not acknowledged.
+        // The first create of a pipeline failed, so the entry after the gap is not acknowledged.
         append(&log, 21, &vec![fence(1); 80]).await;
         assert_eq!(end(4).await, Some(20), "8 and 12 have entries, and 20 has none");
         assert_eq!(end(16).await, Some(20));

@@ -49,7 +49,7 @@ impl Random {
 pub(crate) struct Faults {
     /// Requests that fail and change nothing.
     pub(crate) refused: u64,
-    /// Requests that do their work and fail nevertheless.
+    /// Requests that do their work, and still return an error.
     pub(crate) answers_lost: u64,
     /// Requests that arrive up to half a second late.
     pub(crate) late: u64,
@@ -64,7 +64,7 @@ pub(crate) enum PlantedFault {
     HidesFloors,
 }
 
-/// One process's connection to a store. A request goes on if its caller stops waiting.
+/// One process's connection to a store. A request continues if its caller stops waiting.
 #[derive(Debug)]
 pub(crate) struct Connection {
     inner: Arc<dyn ObjectStore>,

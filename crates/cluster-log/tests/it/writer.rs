@@ -63,7 +63,7 @@ async fn a_write_is_in_the_entry_that_is_returned() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn acknowledged_entries_are_told_as_they_are_in_the_log() {
+async fn the_caller_gets_acknowledged_entries_in_the_order_of_the_log() {
     let log = TestStore::in_memory().log();
     append(&log, 0, &[fence(1), writes(1, &["old"])]).await;
     let (sender, told) = std::sync::mpsc::channel();
@@ -164,7 +164,7 @@ async fn an_older_epoch_never_owns() {
     write(&newer, "a").await.unwrap();
 }
 
-/// A stopped process keeps what it acknowledged, and acknowledges nothing behind the fence.
+/// A stopped process keeps what it acknowledged, and acknowledges nothing after the fence.
 #[tokio::test]
 async fn a_stopped_owner_contradicts_no_new_owner() {
     let store = TestStore::in_memory();
@@ -334,7 +334,7 @@ async fn writes_that_no_entry_can_have() {
 }
 
 #[tokio::test]
-async fn an_expired_owner_finishes_what_is_on_its_way() {
+async fn an_expired_owner_finishes_entries_in_flight() {
     let store = TestStore::in_memory();
     let (log, line) = store.connect(0);
     let writer = owner(&log, 1).await;
@@ -366,7 +366,7 @@ async fn an_ownership_can_expire_before_it_begins() {
 }
 
 #[tokio::test]
-async fn a_dropped_writer_lets_the_store_go() {
+async fn a_dropped_writer_releases_the_store() {
     let store = TestStore::in_memory();
     let connections = Arc::strong_count(&store.objects);
     let (log, line) = store.connect(0);
