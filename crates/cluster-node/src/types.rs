@@ -95,7 +95,7 @@ impl Roles {
 impl FromStr for Roles {
     type Err = Error;
 
-    /// Reads names with commas between them, such as `root,search`.
+    /// Reads names that are separated by commas, such as `root,search`.
     fn from_str(text: &str) -> Result<Roles, Error> {
         let mut roles = Roles::default();
         for name in text.split(',').map(str::trim) {
@@ -135,7 +135,7 @@ impl From<Roles> for Vec<String> {
 
 /// Number of the protocol between nodes that this program speaks. It grows if a node of an earlier
 /// number cannot read a message, or applies an operation of a log differently. A new operation has
-/// a new name, at which holders of earlier versions stop. `docs/cluster.md` says in which order
+/// a new name, at which holders of earlier versions stop. `docs/cluster.md` has the order in which
 /// nodes are upgraded.
 pub const PROTOCOL: u32 = 1;
 
@@ -159,9 +159,10 @@ pub struct NodeInfo {
     /// Shards that it holds and that follow the end of the log, by the id of the collection.
     #[serde(default)]
     pub serving: BTreeMap<String, BTreeSet<u32>>,
-    /// Shards whose copy on this node is damaged or being replaced, or lacks changes because the
-    /// disk is full or the log has an operation of a newer version, by the id of the collection.
-    /// Some of them are in `serving` too. Nodes of earlier versions do not read this.
+    /// Shards with a bad copy on this node, by the id of the collection. The copy is damaged or
+    /// being replaced, or it lacks changes because the disk is full or the log has an operation of
+    /// a newer version. Some of these shards are in `serving` too. Nodes of earlier versions do not
+    /// read this.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub damaged: BTreeMap<String, BTreeSet<u32>>,
     /// Shards whose copy on this node lacks changes because the disk is full, by the id of the
@@ -340,7 +341,7 @@ impl ViewSource {
     }
 
     /// Waits until the view changes after the last call of this method on this clone. Returns at
-    /// once if it has changed already, and never if nothing can change it any more.
+    /// once if it has changed already. Never returns if the sender of views has ended.
     pub async fn changed(&mut self) {
         if self.receiver.changed().await.is_err() {
             std::future::pending::<()>().await;

@@ -5,8 +5,8 @@
 //!
 //! A node that looks stopped may continue. So a removal first creates `abandoned/COLLECTION/ID`,
 //! and then checks that there is no description. A backup writes its description, and then checks
-//! that it is not abandoned. At least one of both sees the other, and no description stays without
-//! copies.
+//! that it is not abandoned. At least one of the two sees the other, so no description stays
+//! without copies.
 //!
 //! The age of a note is by the store's clock, because the clocks of nodes may be wrong. The note of
 //! a new backup shows the time of that clock.
@@ -26,7 +26,7 @@ use crate::types::CollectionRecord;
 const RECORD_BYTES_MAX: u64 = 1 << 20;
 
 impl ClusterBackups {
-    /// Notes that a backup was begun.
+    /// Writes the note of a backup that begins.
     ///
     /// # Errors
     /// The store's error.
@@ -36,8 +36,8 @@ impl ClusterBackups {
         self.put(&self.begun_key(&record.name, id), text).await
     }
 
-    /// Checks that a backup still has its note and is not abandoned. Otherwise another node removes
-    /// its copies as those of a stopped one, because this node was stopped for about a day.
+    /// Checks that a backup still has its note and is not abandoned. Otherwise this node was
+    /// stopped for about a day, and another node removes the copies.
     ///
     /// # Errors
     /// `Unavailable` if another node removes the copies; the store's error.
@@ -82,7 +82,7 @@ impl ClusterBackups {
 
     /// Removes the copies of a backup that failed. If that fails too, a later backup does it.
     pub(super) async fn discard_failed(&self, record: &CollectionRecord, id: &BackupId) {
-        // A later backup continues with the copies, unless the collection is gone.
+        // A later backup continues with the copies, unless the collection was removed.
         let is_known = self.view.current().by_id(&record.id).is_some();
         let grace = if is_known { GRACE } else { Duration::ZERO };
         let discarded = async {

@@ -16,14 +16,14 @@ use crate::types::{CollectionRecord, ShardKey};
 
 /// Logs whose ends are read at the same time.
 const ENDS_AT_ONCE_MAX: usize = 16;
-/// Longest time of a backup since its note was written. Its copies stay for longer.
+/// Longest time of a backup from the write of its note. Its copies stay for longer.
 const BACKUP_TIME_MAX: Duration = Duration::from_secs(20 * 3600);
 
 /// Copy of a snapshot of a shard.
 struct CopiedSnapshot {
     /// Bytes of all files; `None` without a snapshot.
     bytes: Option<u64>,
-    /// Position behind the snapshot in the log.
+    /// Position after the snapshot in the log.
     from: FollowPosition,
 }
 
@@ -31,8 +31,8 @@ impl ClusterBackups {
     /// Backs up a collection.
     ///
     /// # Errors
-    /// `ResourceExhausted` if too many backups wait; `Unavailable` if the log moved on meanwhile;
-    /// the errors of the stores.
+    /// `ResourceExhausted` if too many backups wait; `Unavailable` if the log was shortened
+    /// meanwhile; the errors of the stores.
     pub async fn create(&self, record: &CollectionRecord) -> Result<BackupSet> {
         let made = self.make(record).await;
         self.count("backup", &made);
@@ -148,14 +148,14 @@ impl ClusterBackups {
         Ok(ShardBackup { snapshot_bytes: bytes, next: from.next.0, end: end.0, log: parts })
     }
 
-    /// Copies the newest snapshot of a shard that is not behind `end`. If all are, `end` becomes
-    /// the end of the log: snapshots stay for an hour, and a backup may take longer.
+    /// Copies the newest snapshot of a shard whose position is not after `end`. If there is none,
+    /// `end` becomes the end of the log: snapshots stay for an hour, and a backup may take longer.
     ///
     /// The copy of one large snapshot may take longer than that too. Then a newer one is copied,
-    /// and most of its files are there already.
+    /// and most of its files are copied already.
     ///
     /// # Errors
-    /// `Unavailable` if the log begins behind the snapshot; the errors of the stores.
+    /// `Unavailable` if the log begins after the snapshot; the errors of the stores.
     async fn copy_newest(
         &self,
         shard: &ShardOfSet<'_>,

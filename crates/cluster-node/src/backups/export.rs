@@ -1,9 +1,9 @@
 //! Backups of a cluster's collections as archives in the format of one server's snapshots.
 //!
 //! The snapshot and the log of each shard are restored to a local collection under a temporary
-//! name, and its points are copied to another one, which gets the points of all shards. So a backup
-//! needs as much room on the disk of this node as the collection and its largest shard together.
-//! The archive has the moment of the backup.
+//! name. Its points are copied to a second collection, which gets the points of all shards. So a
+//! backup needs as much space on the disk of this node as the collection and its largest shard
+//! together. The archive has the moment of the backup.
 
 use std::io::Write;
 use std::sync::Arc;
@@ -70,8 +70,8 @@ impl ClusterBackups {
     ///
     /// # Errors
     /// `ResourceExhausted` if another archive is being transferred; `TooLarge` for more than 1 TiB;
-    /// `StorageFull` if this node has no room; `DataLoss` for a damaged backup; `DeadlineExceeded`
-    /// after [`EXPORT_TIME_MAX`]; the store's error.
+    /// `StorageFull` if this node has not enough space; `DataLoss` for a damaged backup;
+    /// `DeadlineExceeded` after [`EXPORT_TIME_MAX`]; the store's error.
     pub async fn export(self: &Arc<Self>, set: &BackupSet) -> Result<ExportedCollection> {
         let exported = Box::pin(self.export_staged(set)).await;
         self.count("download", &exported);

@@ -32,13 +32,13 @@ use crate::changes::CollectionChanges;
 use crate::node::local::at_low_priority;
 use crate::types::{CollectionRecord, ShardKey, new_id};
 
-/// Bytes of an operation from which on it is complete.
+/// Bytes from which an operation is complete.
 const OPERATION_BYTES: usize = 1 << 20;
 /// Maximum points of an operation.
 const OPERATION_POINTS_MAX: usize = 500;
-/// Bytes of an entry from which on it is complete.
+/// Bytes from which an entry is complete.
 const ENTRY_BYTES: usize = 8 << 20;
-/// Bytes of operations from which on they are written.
+/// Bytes of waiting operations from which they are written.
 const WAITING_BYTES: usize = 32 << 20;
 /// Shards whose logs are written at the same time.
 const SHARDS_AT_ONCE_MAX: usize = 16;
@@ -84,10 +84,10 @@ impl ClusterBackups {
     ///
     /// # Errors
     /// The error of `open`; `ResourceExhausted` if another archive is being transferred; the errors
-    /// of [`backup::read_archive`]; `StorageFull` if this node has no room for the archive, or all
-    /// holders of a shard would have full disks; `FailedPrecondition` for a collection that a
-    /// cluster cannot have; `DeadlineExceeded` if the points take longer than [`RESTORE_TIME_MAX`];
-    /// the store's error.
+    /// of [`backup::read_archive`]; `StorageFull` if this node has not enough space for the
+    /// archive, or all holders of a shard would have full disks; `FailedPrecondition` for a
+    /// collection that a cluster cannot have; `DeadlineExceeded` if the points take longer than
+    /// [`RESTORE_TIME_MAX`]; the store's error.
     pub async fn import<R: Read>(
         &self,
         target: &ImportTarget,
@@ -323,7 +323,7 @@ impl MovedSettings {
     }
 }
 
-/// Returns the most levels of JSON of some values.
+/// Returns the maximum nesting of the JSON of some values, in levels.
 fn levels_of<'a>(values: impl Iterator<Item = &'a Value>) -> usize {
     values.map(levels).max().unwrap_or(0)
 }

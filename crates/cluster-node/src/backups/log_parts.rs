@@ -14,7 +14,7 @@ use tokio::task::{JoinError, JoinSet};
 
 use super::set::LogPart;
 
-/// Bytes from which on a part is complete.
+/// Bytes from which a part is complete.
 const PART_BYTES: usize = 16 << 20;
 /// Maximum bytes of a part: one of almost [`PART_BYTES`], and one more entry.
 pub(super) const PART_BYTES_MAX: u64 = (PART_BYTES + ENTRY_BYTES_MAX + LENGTH_BYTES) as u64;
@@ -110,7 +110,7 @@ pub(crate) fn of_bytes(bytes: &Bytes, count: u64) -> Result<Vec<LogEntry<Batch>>
 }
 
 /// Writes the entries of a part to a log that no node knows yet, several at the same time. Returns
-/// the number behind the last one.
+/// the number after the last one.
 ///
 /// # Errors
 /// `AlreadyExists` if the log has another entry of such a number; the store's error.
@@ -142,8 +142,8 @@ fn written(ended: Result<Result<()>, JoinError>) -> Result<()> {
     ended.map_err(|error| Error::internal("a write of an entry ended early").caused_by(error))?
 }
 
-/// Creates an entry, unless it is there. The client of a store repeats a request after an error of
-/// the server, and may then find its own entry.
+/// Creates an entry unless it exists. The client of a store repeats a request after an error of the
+/// server, and may then find its own entry.
 async fn create(log: &ShardLog, number: EntryNumber, entry: &LogEntry<Batch>) -> Result<()> {
     let outcome = log.create(number, entry).await;
     if outcome == CreateOutcome::Created {
@@ -180,7 +180,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn entries_that_count_come_back_with_epoch_0() {
+    async fn entries_that_count_are_restored_with_epoch_0() {
         let log_a = log("a");
         let fence = LogEntry { body: EntryBody::Fence, ..entry(9, "") };
         // The third entry is one of an owner that was fenced out.

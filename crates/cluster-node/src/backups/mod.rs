@@ -4,7 +4,7 @@
 //! A backup has the newest snapshot of each shard and the log from there on. Before anything is
 //! copied, the ends of all logs are read. So the backup has every write that was acknowledged
 //! before it began. Snapshots that the backup names stay for an hour in the store, and so does the
-//! log behind them.
+//! log after them.
 //!
 //! # Objects
 //! Below `cluster` in the store of backups:
@@ -64,8 +64,8 @@ const RETRY_AFTER: Duration = Duration::from_secs(10);
 /// Maximum backups of one collection that are listed.
 const SETS_MAX: usize = 10_000;
 /// Time for which an object of a failed backup is kept after it was written, so that the next
-/// backup continues, and the copies of a backup without a description after its note was written.
-/// Both ages are by the store's clock.
+/// backup continues. The copies of a backup without a description are kept as long after its note
+/// was written. Both ages are by the store's clock.
 const GRACE: Duration = Duration::from_secs(24 * 3600);
 /// Longest time of one request to the store.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(60);

@@ -2,8 +2,9 @@
 //!
 //! `data/ID/prepared` is there from the first write of a restore or an import. The removal of data
 //! without a record removes this mark first, and then reads the records again. A node that adds the
-//! record reads the mark again afterwards. So a node that was stopped for hours before it adds the
-//! record either finds that the mark is missing, or its record is seen and the data stays.
+//! record reads the mark again afterwards. A node may have been stopped for hours before it adds
+//! the record. It then finds that the mark is missing, or the removal finds its record and keeps
+//! the data.
 
 use base::{Error, Result};
 use model_store::SmallObjects;

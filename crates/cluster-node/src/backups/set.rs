@@ -13,8 +13,8 @@ use crate::types::CollectionRecord;
 
 /// Version of the format.
 const VERSION: u32 = 1;
-/// Version of the format of a backup with original images. Programs that read version 1 only do not
-/// know them.
+/// Version of the format of a backup with original images. Programs that read only version 1 refuse
+/// it.
 const VERSION_ORIGINALS: u32 = 2;
 /// Maximum bytes of a description.
 pub(super) const SET_BYTES_MAX: u64 = 64 << 20;
@@ -41,7 +41,7 @@ pub struct BackupSet {
 pub struct ShardBackup {
     /// Bytes of the snapshot; `None` if the log has everything.
     pub snapshot_bytes: Option<u64>,
-    /// First entry behind the snapshot.
+    /// First entry after the snapshot.
     pub next: u64,
     /// End of the log at the time of the backup.
     pub end: u64,
@@ -150,7 +150,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn descriptions_come_back_and_are_checked() {
+    fn descriptions_survive_encoding_and_are_checked() {
         let record = CollectionRecord {
             name: "docs".to_owned(),
             id: "1".to_owned(),

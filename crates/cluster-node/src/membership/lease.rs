@@ -197,7 +197,7 @@ impl MemberState {
     }
 
     /// Creates the keys of owned shards again that ended with an earlier lease. Another node may
-    /// have acquired a shard meanwhile, which this node then owns no more.
+    /// have acquired a shard meanwhile. Then this node does not own it.
     async fn recreate_owned(&self, kept: Instant) -> Result<()> {
         let (lease, ended) = {
             let own = self.own.lock();

@@ -9,7 +9,7 @@
 //!
 //! # Without etcd
 //! A node that starts joins the cluster once etcd answers. Later, the view stays as it is, and
-//! owners go on writing: the log itself fences an older owner. Nodes that are absent when etcd
+//! owners continue to write: the log itself fences an older owner. Nodes that are absent when etcd
 //! answers again stay in the view for the time of one lease, because they register again at
 //! different moments.
 
@@ -130,8 +130,8 @@ impl Membership {
         Ok(Membership { state, registration: Mutex::new(registration), _follower: follower })
     }
 
-    /// Returns why this node has not joined the cluster yet; `None` once it has, also if etcd does
-    /// not answer any more.
+    /// Returns the reason why this node has not joined the cluster yet; `None` once it has joined,
+    /// even if etcd stops answering.
     pub fn unjoined(&self) -> Option<String> {
         self.state.unjoined()
     }
@@ -170,8 +170,8 @@ impl Membership {
     /// epoch. A writer with another epoch than the epoch of the view must end.
     ///
     /// # Errors
-    /// `Unavailable` if etcd does not answer or the node is not registered at the moment. A key
-    /// that was created nevertheless is removed in the background.
+    /// `Unavailable` if etcd does not answer or the node is not registered at the moment. If the
+    /// key was created after all, it is removed in the background.
     pub async fn acquire(&self, key: &ShardKey) -> Result<Option<Epoch>> {
         self.state.acquire(key).await
     }
@@ -200,7 +200,7 @@ impl Membership {
     }
 
     /// Ends the membership: other nodes see the node and its ownerships disappear at once. Called
-    /// at shutdown, after writers have ended. The view is followed on until this is dropped.
+    /// at shutdown, after writers have ended. The view is followed until this is dropped.
     pub async fn leave(&self) {
         self.state.own.lock().drains = true;
         let mut registration = std::mem::take(&mut *self.registration.lock());

@@ -69,7 +69,7 @@ impl ViewReadings {
             warn!(%error, "the view of the cluster stays as it is until it can be read from etcd");
         }
         self.failing = true;
-        // An etcd that was set up anew may reach the same revision.
+        // An etcd that was set up again may reach the same revision.
         self.revision = None;
     }
 
@@ -89,7 +89,7 @@ pub(super) struct ViewCertainty {
 }
 
 impl ViewCertainty {
-    /// Takes a reading that was asked for at `asked`.
+    /// Takes a reading that was requested at `asked`.
     fn read(&self, asked: Instant, keeps_absent: bool) {
         *self.asked.lock() = (!keeps_absent).then_some(asked);
     }

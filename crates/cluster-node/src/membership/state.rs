@@ -59,7 +59,7 @@ pub(super) struct OwnRegistration {
     pub(super) lease: LeaseId,
     /// True if a request found no lease: the next step asks etcd.
     pub(super) lease_doubtful: bool,
-    /// True if no more shards are to be owned.
+    /// True if this node acquires no further shards.
     pub(super) drains: bool,
     pub(super) owned: BTreeMap<ShardKey, OwnedKey>,
     /// Shards with keys below the node's lease that it does not know as its own, with the revision
@@ -142,7 +142,7 @@ impl MemberState {
         }
     }
 
-    /// Refuses further ownership and takes no share of shards any more.
+    /// Refuses further ownership, and announces the weight 0, so that the node gets no shards.
     pub(super) fn drain(&self) {
         self.own.lock().drains = true;
         self.change_info(|info| info.weight = 0);
@@ -171,7 +171,7 @@ impl MemberState {
         }
     }
 
-    /// Notes that a request found no lease.
+    /// Records that a request found no lease.
     pub(super) fn doubt_lease(&self) {
         self.own.lock().lease_doubtful = true;
         self.lease_work.notify_one();

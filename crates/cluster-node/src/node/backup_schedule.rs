@@ -26,7 +26,7 @@ impl FailedBackups {
         self.0.get(id).is_none_or(|begin| now >= *begin)
     }
 
-    /// Notes the outcome of a backup, and forgets collections that may begin anyway.
+    /// Records the outcome of a backup, and forgets collections whose pause has ended.
     fn note(&mut self, id: &str, is_ok: bool, now: Instant, every: Duration) {
         self.0.retain(|_, begin| now < *begin);
         if !is_ok {
@@ -92,7 +92,7 @@ async fn back_up_if_due(
     }
     let made = backups.create(record).await?;
     let Some(keep) = schedule.keep_newest else { return Ok(()) };
-    // Listed anew: a backup may take hours, and others are made and removed meanwhile.
+    // Listed again: a backup may take hours, and others are made and removed meanwhile.
     let listed = backups.list(&record.name).await?;
     for old in replaced(&ids(&sets), &ids(&listed), &made.id, keep) {
         backups.delete(&record.name, &old).await?;

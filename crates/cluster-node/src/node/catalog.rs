@@ -96,7 +96,7 @@ impl StoreCatalog {
         self.whole.load(Ordering::Acquire)
     }
 
-    /// Reads the ids of all collections. Does not use earlier reads.
+    /// Reads the ids of all collections. Ignores earlier reads.
     ///
     /// # Errors
     /// The store's error; `DataLoss` for a record that cannot be read.
@@ -167,7 +167,7 @@ impl StoreCatalog {
         Ok(true)
     }
 
-    /// Removes a record that this root has created, unless it is another one of this name.
+    /// Removes a record that this root has created. Keeps another record of the same name.
     async fn take_record_back(&self, record: &CollectionRecord) {
         let name = record.name.as_str();
         if let Err(error) = self.remove_record_of(name, Some(&record.id)).await {
@@ -379,7 +379,7 @@ impl StoreCatalog {
         }
     }
 
-    /// Waits until a reading that has not begun yet has ended.
+    /// Waits for the end of the next reading, which begins after this call.
     async fn next_reading(&self) {
         let mut readings = self.readings.subscribe();
         let next = readings.borrow_and_update().begun + 1;

@@ -1,6 +1,6 @@
 //! The document of aliases and changes ([`CatalogChanges`]) in the store. Each version is an object
-//! that is created only if it is absent, so of two changes at the same moment one is made again on
-//! top of the other.
+//! that is created only if it is absent. So if two changes are made at the same moment, one is made
+//! again on top of the other.
 //!
 //! Old versions are removed, so a slow change can create the number of a removed version. Such a
 //! version has no effect, because newer ones are there: the change is made again.
@@ -19,7 +19,7 @@ const VERSIONS: &str = "catalog-changes";
 /// Maximum versions that are listed. Each change removes old versions, so there are few.
 const VERSIONS_MAX: usize = 100_000;
 /// Newest versions that stay. Another node may be reading one of them. A change whose number was
-/// removed finds at least as many newer versions.
+/// removed finds at least this many newer versions.
 const VERSIONS_KEPT: u64 = 8;
 /// Maximum attempts of one change, if other nodes change the document at the same time.
 const ATTEMPTS_MAX: usize = 16;
@@ -92,7 +92,7 @@ impl ChangeLog {
         Err(contended())
     }
 
-    /// Returns the numbers of the versions behind `after`.
+    /// Returns the numbers of the versions after the version `after`.
     async fn numbers(&self, after: u64) -> Result<Vec<u64>> {
         let prefix = self.objects.key(VERSIONS);
         let place = self.objects.place();
@@ -120,7 +120,8 @@ impl ChangeLog {
         changes.map_err(|error| error.context(&key))
     }
 
-    /// Removes all of the versions `numbers` but the newest ones. `newest` is the newest.
+    /// Removes all of the versions `numbers` except the newest ones. `newest` is the newest
+    /// version.
     async fn remove_old(&self, newest: u64, numbers: Vec<u64>) {
         let is_old = |number: &u64| number.saturating_add(VERSIONS_KEPT) <= newest;
         for old in numbers.into_iter().filter(is_old) {

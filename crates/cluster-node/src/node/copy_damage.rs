@@ -120,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn the_delay_counts_anew_if_the_copy_is_withdrawn() {
+    fn the_delay_begins_again_if_the_copy_is_withdrawn() {
         let start = Instant::now();
         let later = start + REPLACEMENT_DELAY;
         let damage = CopyDamage::default();

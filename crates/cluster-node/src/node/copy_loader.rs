@@ -32,7 +32,7 @@ impl CopyLoader {
     /// error.
     ///
     /// `applied` is the next entry of the present copy; 0 without a copy. The log must have the
-    /// entries before it, or a snapshot must be as new.
+    /// entries before it, or a snapshot must be as new as the present copy.
     ///
     /// # Errors
     /// `DataLoss` if the store does not have all data of the shard; the errors of the store and of

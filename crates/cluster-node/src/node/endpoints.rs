@@ -64,10 +64,10 @@ const READ_PATHS: [&str; 14] = [
 struct ReadRequest {
     /// Id of the collection.
     collection: String,
-    /// The shards, each with the entry that it must have applied. Entry 0 is a fence, so 0 asks for
+    /// The shards, each with the entry that it must have applied. Entry 0 is a fence, so 0 requires
     /// none.
     shards: BTreeMap<u32, u64>,
-    /// Route behind the name of the collection.
+    /// Route after the name of the collection.
     path: String,
     /// Body for the route, as the client wrote it.
     body: Box<RawValue>,
@@ -105,7 +105,7 @@ struct WriteRequest {
     unless_written: Option<UnlessWritten>,
 }
 
-/// Refuses the write of an image if an entry behind `after` may have written the image.
+/// Refuses the write of an image if an entry after the entry `after` may have written the image.
 #[derive(Debug, Deserialize)]
 struct UnlessWritten {
     id: PointId,

@@ -1,5 +1,6 @@
-//! Writes to a shard whose holders all have full disks: the owner refuses them after a while. Data
-//! of a new collection is written without an owner, and is refused at once.
+//! Writes to a shard whose holders all have full disks: the owner refuses them after
+//! `cluster::FULL_SHARD_DELAY`. Data of a new collection is written without an owner, and is
+//! refused at once.
 
 use std::time::{Duration, Instant};
 

@@ -51,7 +51,7 @@ pub(super) async fn run(services: Arc<NodeServices>, catalog: Arc<StoreCatalog>)
     }
 }
 
-/// Removes the data of collections, after the records were read anew. If there is any doubt, all
+/// Removes the data of collections, after the records were read again. If there is any doubt, all
 /// data stays.
 async fn remove_without_record(
     services: &NodeServices,
@@ -182,7 +182,7 @@ mod tests {
             assert!(orphans.record_scan(&ids(&["1", "2"]), &view).is_empty());
         }
         assert_eq!(orphans.record_scan(&ids(&["1", "2"]), &view), ["2"]);
-        // A record that comes back, or data that is gone, begins a new count.
+        // The count begins again if a record returns or the data is removed.
         assert!(orphans.record_scan(&ids(&["1"]), &view).is_empty());
         assert!(orphans.record_scan(&ids(&["1", "2"]), &view).is_empty());
     }

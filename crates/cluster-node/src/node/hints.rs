@@ -187,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn passed_entries_come_back() {
+    fn passed_entries_survive_encoding() {
         let sent = entry(Bytes::from_static(b"{\"upsert\":1}"));
         let passed = BTreeMap::from([(4, encoded(&sent).unwrap())]);
         let passed = BTreeMap::from([("c".to_owned(), BTreeMap::from([(2, passed)]))]);

@@ -44,7 +44,7 @@ impl LocalCollections {
         LocalCollections { router, registry }
     }
 
-    /// Calls a route of a shard's collection. `path` begins behind the name of the collection, such
+    /// Calls a route of a shard's collection. `path` begins after the name of the collection, such
     /// as `points/query`; `images/..` are the routes of [`api_images::shard_routes`].
     ///
     /// # Errors
@@ -254,7 +254,7 @@ pub(crate) async fn at_low_priority<T: Send + 'static>(
     let body = move || {
         // Not idle priority, because it takes locks of queries.
         os::thread::enter_low_priority(doing);
-        // The task that waits may be gone.
+        // The waiting task may have been dropped.
         let _ = sender.send(work());
     };
     os::thread::spawn("low-priority", body).map_err(|error| error.context(doing))?;
@@ -311,7 +311,7 @@ mod tests {
     }
 
     #[test]
-    fn names_of_shards_come_back() {
+    fn local_names_lead_to_their_shards() {
         let key = ShardKey::new("photos-0a1b2c3d", 7);
         assert_eq!(key.local_name(), "photos-0a1b2c3d.0007");
         assert_eq!(shard_of_name(&key.local_name()), Some(key));

@@ -198,7 +198,8 @@ impl ClusterNode {
         &self.services.client
     }
 
-    /// Returns why this node is not ready for requests after its start; `None` once it was ready.
+    /// Returns the reason why this node has not been ready since its start; `None` once it was
+    /// ready.
     pub fn unready(&self) -> Option<String> {
         if let Some(reason) = self.membership.unjoined() {
             return Some(format!("the node has not joined the cluster: {reason}"));
@@ -218,8 +219,8 @@ impl ClusterNode {
         self.membership.drain_node(name).await
     }
 
-    /// Leaves the logs that it writes to other nodes, before requests end. Serves reads meanwhile,
-    /// until roots have seen that this node leaves.
+    /// Releases the logs that it writes to other nodes, before requests end. Serves reads until
+    /// roots have seen that this node leaves.
     pub async fn leave(&self) {
         let left = async {
             self.membership.drain();

@@ -27,8 +27,8 @@ struct WaitingEntries {
 }
 
 impl OfferedEntries {
-    /// Adds entries that the follower still needs, as many as have room. Returns true if it then
-    /// has or had all entries up to `newest`, so that it needs no read of the log.
+    /// Adds entries that the follower still needs, as many as fit. Returns true if it then has or
+    /// had all entries up to `newest`, so that it needs no read of the log.
     pub(super) fn add(
         &self,
         newest: EntryNumber,

@@ -1,8 +1,8 @@
 //! Ownership of shards: the logs that this node writes.
 //!
 //! Placement says which node should own a shard. That node asks etcd for the ownership once no
-//! other node has it, and starts a writer, which fences the log. A node that should no longer own a
-//! shard gives it up.
+//! other node has it, and starts a writer, which fences the log. A node that should not own a shard
+//! releases it.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -64,7 +64,7 @@ pub(super) struct OwnedShards {
     lost: Arc<Mutex<BTreeMap<ShardKey, Epoch>>>,
     /// Shards whose writers ended soon after their start, and when. They are tried again later.
     refused: Mutex<BTreeMap<ShardKey, Instant>>,
-    /// True once this node gives all shards up.
+    /// True once this node releases all shards.
     leaving: AtomicBool,
 }
 
@@ -118,7 +118,7 @@ impl OwnedShards {
         })
     }
 
-    /// Takes and gives up shards until the task is dropped.
+    /// Acquires and releases shards until the task is dropped.
     pub(super) async fn run(self: Arc<OwnedShards>, mut view: ViewSource) {
         loop {
             // Before the view is taken, which may get older meanwhile but not newer.
@@ -147,7 +147,7 @@ impl OwnedShards {
         }
     }
 
-    /// Ends all writers at the end of the process. The end of the membership then gives up all
+    /// Ends all writers at the end of the process. The end of the membership then releases all
     /// ownerships at once.
     pub(super) fn end_all(&self) {
         self.leaving.store(true, Ordering::Release);
@@ -180,8 +180,8 @@ impl OwnedShards {
         }
     }
 
-    /// Notes that the log refused this node. If etcd names it as the owner nevertheless, etcd has
-    /// lost its data, and its epochs are too small.
+    /// Records that the log refused this node. If etcd still names it as the owner, etcd has lost
+    /// its data, and its epochs are too small.
     fn note_loss(&self, view: &ClusterView, key: &ShardKey, epoch: Epoch) {
         let owner = view.owners.get(key);
         if owner.is_some_and(|owner| owner.node == self.services.name && owner.epoch == epoch) {

@@ -23,7 +23,8 @@ use crate::types::{ClusterView, CollectionRecord, ShardKey, ViewSource};
 /// Time between two checks of the placement. A change of the view causes further checks.
 const CHECK_INTERVAL: Duration = Duration::from_millis(500);
 /// Longest time for which a node that starts is not ready because of shards that have not caught
-/// up. A broken shard must not keep it out for ever, since its other shards may be needed.
+/// up. A broken shard must not keep the node out of service for ever, since its other shards may be
+/// needed.
 const CATCH_UP_MAX: Duration = Duration::from_secs(600);
 
 /// Numbers of shards, by the id of their collection.
@@ -157,7 +158,7 @@ impl HeldShards {
         self.held.lock().clear();
     }
 
-    /// Decides on the use of the damaged copies of this node. `view` is certain, and was asked for
+    /// Decides on the use of the damaged copies of this node. `view` is certain, and was requested
     /// at `asked` or later.
     fn decide_damaged(&self, view: &ClusterView, asked: Instant) {
         for (key, shard) in self.held.lock().iter() {
@@ -170,8 +171,8 @@ impl HeldShards {
         }
     }
 
-    /// Decides on the service of the stalled copies of this node. `view` is certain, and was asked
-    /// for at `asked` or later.
+    /// Decides on the service of the stalled copies of this node. `view` is certain, and was
+    /// requested at `asked` or later.
     fn decide_stalled(&self, view: &ClusterView, asked: Instant) {
         for (key, shard) in self.held.lock().iter() {
             let state = &shard.holder.state;

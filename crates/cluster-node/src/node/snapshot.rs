@@ -2,7 +2,7 @@
 //!
 //! The first holder of a shard takes the snapshots. The log begins at the position of the oldest
 //! one that is kept, so a node that restores slowly still finds what it needs. A snapshot may
-//! contain changes behind its position; a restored holder makes them a second time, with the same
+//! contain changes after its position; a restored holder makes them a second time, with the same
 //! result.
 
 use std::collections::BTreeSet;
@@ -227,7 +227,7 @@ pub(crate) async fn snapshots(store: &BackupStore, name: &str) -> Result<Vec<Sto
     Ok(found)
 }
 
-/// Stops the transfer when it is dropped: the follower that waits for it may be gone.
+/// Stops the transfer when it is dropped: the waiting follower may have been dropped.
 pub(crate) struct StopTransferOnDrop(pub(crate) Arc<BackupProgress>);
 
 impl Drop for StopTransferOnDrop {
@@ -236,10 +236,9 @@ impl Drop for StopTransferOnDrop {
     }
 }
 
-/// Restores the newest snapshot of a shard that is whole as its local collection. It must have the
-/// changes before entry `from`, which is not below the floor of the log. The present local
-/// collection stays until the snapshot is complete on this machine. Returns `None` if there is no
-/// such snapshot.
+/// Restores the newest whole snapshot of a shard as its local collection. It must have the changes
+/// before entry `from`, which is not below the floor of the log. The present local collection stays
+/// until the snapshot is complete on this machine. Returns `None` if there is no such snapshot.
 ///
 /// # Errors
 /// As [`backup::restore`].
@@ -268,7 +267,7 @@ pub(super) async fn restore(
 }
 
 /// Restores the newest snapshot of the shard `name`. If its objects are missing or damaged, the one
-/// before it is restored. Snapshots below `from` have no use: entries behind them may be removed or
+/// before it is restored. Snapshots below `from` have no use: entries after them may be removed or
 /// lost.
 async fn restore_newest(
     context: &BackupContext<'_>,

@@ -202,7 +202,7 @@ async fn killed_node_disappears_with_its_shards() {
 }
 
 #[tokio::test]
-async fn a_node_drains_at_the_wish_of_another() {
+async fn a_node_drains_on_request_of_another() {
     let server = EtcdServer::start().await;
     let a = TestNode::start(&server, "a", SHORT).await;
     let mut b = TestNode::start(&server, "b", SHORT).await;
@@ -455,7 +455,7 @@ async fn later_process_of_a_node_replaces_the_earlier() {
     let second = later.acquire(&shard()).await.unwrap();
     assert!(second > first);
     let registered = etcd.get(NODE_A).await.unwrap().unwrap();
-    // The earlier process finds out that its lease ended, and stays outside.
+    // The earlier process finds that its lease has ended. It stays outside while the name is used.
     let refused = || async { earlier.membership.acquire(&shard()).await };
     until(refused, |answer| answer.is_err()).await.unwrap_err();
     until(|| async { earlier.owner(&shard()) }, |owner| owner.is_none()).await;

@@ -114,7 +114,7 @@ async fn a_damaged_archive_writes_nothing() {
     let whole = archive_of_one_server().await;
     let cut = whole.get(..whole.len() / 2).unwrap().to_vec();
     let mut changed = whole;
-    // A byte of the last file. Two blocks of zeros and its padding are behind it.
+    // A byte of the last file. Two blocks of zeros and its padding are after it.
     let at = changed.iter().rposition(|byte| *byte != 0).unwrap();
     if let Some(byte) = changed.get_mut(at) {
         *byte ^= 1;
@@ -169,7 +169,7 @@ async fn one_archive_is_transferred_at_a_time() {
 }
 
 #[tokio::test]
-async fn an_archive_of_a_cluster_is_one_of_a_server() {
+async fn an_archive_of_a_cluster_has_the_format_of_a_server() {
     let cluster = TestCluster::new();
     let archive = archive_of_one_server().await;
     let first = archive.clone();

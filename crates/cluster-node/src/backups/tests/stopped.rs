@@ -14,7 +14,7 @@ async fn remove_abandoned(cluster: &TestCluster, grace: Duration) -> usize {
 }
 
 #[tokio::test]
-async fn what_a_stopped_backup_left_is_removed() {
+async fn the_remains_of_a_stopped_backup_are_removed() {
     let cluster = TestCluster::new();
     let images =
         api_images::ImageSettings { kind: api_images::ImageKind::Photo, model: String::new() };

@@ -60,11 +60,11 @@ impl ShardFollower {
 enum PresentCopy {
     /// There is none.
     Absent,
-    /// The log has the entries behind it.
+    /// The log has the entries after it.
     Follows(Arc<NamedCollection>),
     /// It cannot be opened, has no position, or is below the floor of the log.
     Unusable {
-        /// Next entry of the log behind it.
+        /// Next entry of the log after it.
         applied: EntryNumber,
     },
 }

@@ -16,8 +16,8 @@ use crate::node::offered::OfferedEntries;
 use crate::node::stall::CopyStall;
 use crate::types::ShardKey;
 
-/// Time that a read waits for the entry that it needs before it has the log read. A writer passes
-/// an entry on a moment after it acknowledges the entry.
+/// Time that a read waits for the entry that it needs before the log is read for it. A writer
+/// passes an entry on a moment after it acknowledges the entry.
 const PASSED_WAIT: Duration = Duration::from_millis(10);
 
 /// State of a shard that requests and the follower share.
@@ -184,8 +184,8 @@ impl HolderState {
             || self.end_reads_wanted.load(Ordering::Acquire) > *self.end_reads_done.borrow()
     }
 
-    /// Has the log read to its end, and waits until all changes that were acknowledged before this
-    /// call are applied.
+    /// Requests a read of the log to its end, and waits until all changes that were acknowledged
+    /// before this call are applied.
     ///
     /// # Errors
     /// As [`HolderState::wait_applied`].

@@ -273,7 +273,7 @@ async fn the_only_holder_serves_its_damaged_copy() {
 
 #[tokio::test]
 async fn a_damaged_copy_stays_if_the_store_has_no_other() {
-    // The log begins behind entries of which there is no snapshot.
+    // The log begins after entries of which there is no snapshot.
     let floor = LogFloor { entry: EntryNumber(3), epoch: Epoch(1) };
     let behind = LogFloor { entry: APPLIED.plus(1), epoch: Epoch(1) };
     for floor in [Some(floor), Some(behind), None] {

@@ -84,7 +84,7 @@ async fn an_unknown_operation_stops_the_log_and_not_the_reads() {
     assert!(!named.removed());
 }
 
-/// A snapshot is restored for a download with the same operations.
+/// The restore of a snapshot for a download applies operations in the same way.
 #[tokio::test]
 async fn an_unknown_operation_is_not_tried_again_at_once() {
     let empty = EmptyShard::start().await;
@@ -118,7 +118,7 @@ async fn damage_is_marked_while_the_disk_is_full() {
 }
 
 #[tokio::test]
-async fn an_entry_continues_behind_the_operations_that_are_made() {
+async fn an_entry_continues_after_its_finished_operations() {
     let full = EmptyShard::start_without_room().await;
     let skipped = Bytes::from_static(SKIPPED.as_bytes());
     let batch = cluster_log::Batch::from(vec![skipped, upsert()]);
