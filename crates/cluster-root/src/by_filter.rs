@@ -3,7 +3,7 @@
 //! Only operations by ids go to the log: after a restart a holder may make some of them twice. By
 //! ids it ends with the same points. A filter could match points then that it did not match the
 //! first time. Points that are added meanwhile may stay as they are. A point that another client
-//! changes between the lookup and the change is changed too, even if it does not match any more.
+//! changes between the lookup and the change is changed too, even if it then does not match.
 
 use std::sync::Arc;
 use std::time::Instant;

@@ -83,7 +83,7 @@ impl RootContext {
         self.grant.as_ref().is_none_or(|grant| grant.sees_collection(name))
     }
 
-    /// Returns the record of the collection `name`, which the request names besides its own.
+    /// Returns the record of the collection `name`, which the request names in addition to its own.
     ///
     /// # Errors
     /// `PermissionDenied` if the request's key may not use it; as [`RootState::record`].
@@ -109,7 +109,7 @@ impl RootContext {
         }
     }
 
-    /// Gives the request as much as `time` from now, if the client named no other time.
+    /// Sets the deadline to `time` from now, or to the client's timeout if that is shorter.
     pub fn with_time(self, time: Duration) -> RootContext {
         let time = self.params.timeout.map_or(time, |timeout| timeout.min(time));
         RootContext { deadline: Instant::now() + time, ..self }

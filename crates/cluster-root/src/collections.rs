@@ -130,7 +130,7 @@ fn new_record(name: &str, body: &[u8]) -> Result<CollectionRecord> {
     })
 }
 
-/// Takes a whole number from 1 to `max` out of a request.
+/// Removes a whole number from 1 to `max` from a request, and returns it.
 fn number(create: &mut Map<String, Value>, name: &str, default: u32, max: u32) -> Result<u32> {
     let value = match create.remove(name) {
         None | Some(Value::Null) => return Ok(default),
@@ -173,7 +173,7 @@ pub async fn remove_named(context: &RootContext) -> Result<bool> {
     let id = context.state.view.current().collections.get(name).map(|record| record.id.clone());
     let catalog = context.state.catalog.clone();
     let owned = name.clone();
-    // A removal has several steps. It goes on if the client disconnects.
+    // A removal has several steps. It continues if the client disconnects.
     let removal = tokio::spawn(async move { catalog.remove(&owned).await });
     let ended = |error| Error::internal("the removal of a collection ended").caused_by(error);
     let removed = removal.await.map_err(ended)??;

@@ -132,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn coverage_stands_beside_the_result() {
+    fn coverage_is_beside_the_result() {
         let text = |coverage| {
             String::from_utf8(envelope(b"[1]", coverage, Duration::from_millis(500))).unwrap()
         };

@@ -99,7 +99,7 @@ impl<'a> ReadRun<'a> {
         while !self.fan_out.unanswered().is_empty() {
             if self.fan_out.is_idle() {
                 if self.next_round().await? {
-                    // Holders may have gone during the pause, so that nothing runs.
+                    // Holders may have left during the pause. Then no request runs.
                     continue;
                 }
                 break;

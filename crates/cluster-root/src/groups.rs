@@ -260,7 +260,8 @@ impl GroupsRun<'_> {
     }
 }
 
-/// Returns the most hits of a group that a shard is asked for. `size` hits are wanted.
+/// Returns the maximum hits of a group that are requested from a shard. `size` is the number of
+/// wanted hits.
 fn most_further_hits(groups: usize, shards: u32, size: usize) -> usize {
     let lists = groups.saturating_mul(shards as usize).max(1);
     (FURTHER_HITS_MAX / lists).min(CANDIDATES_MAX).max(size)

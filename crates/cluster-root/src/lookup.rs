@@ -1,5 +1,5 @@
-//! Points of other collections that a query names by their ids. Their vectors take the places of
-//! the ids, because the shards of a collection have its own points only.
+//! Points of other collections that a query names by their ids. Their vectors replace the ids,
+//! because the shards of a collection have only its own points.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

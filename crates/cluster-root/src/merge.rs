@@ -388,7 +388,7 @@ pub(super) fn batch_keys(
 pub fn scroll(shards: ShardResults<'_>, limit: usize) -> Result<Vec<u8>> {
     let mut partial = shards.incomplete;
     let mut all = Vec::new();
-    // A shard may end its page early. Points behind that end come with the next page.
+    // A shard may end its page early. Points after that end come with the next page.
     let mut next: Option<(u64, PointId)> = None;
     for result in shards.results {
         let result: PointsText<'_> = read(result)?;

@@ -85,7 +85,7 @@ fn numbers_come_before_dates_as_in_one_collection() {
     let point = |id: u64, value: i64| json!({"id": id, "score": 1.0, "order_value": value});
     let first = [point(1, 3), point(2, 900), point(3, 5)];
     let second = [point(4, 10), point(5, 2)];
-    // Shards of numbers alone, and those of older nodes, name no positions.
+    // Shards with numbers only, and shards of older nodes, name no positions.
     let third = json!({"points": [point(6, 7)]});
     let dates = |start: usize, end: usize| json!({"start": start, "end": end});
     let up = [

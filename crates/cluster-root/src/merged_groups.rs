@@ -44,8 +44,8 @@ pub(super) struct RoundResult<T> {
 /// Best hit of a group.
 struct BestHit {
     key: PointKey,
-    /// Place among all hits of the shards. Groups with the same best point keep the order that its
-    /// shard gave them.
+    /// Position among all hits of the shards. Groups with the same best point keep the order that
+    /// its shard gave them.
     seen: usize,
 }
 
@@ -104,7 +104,7 @@ pub(super) fn best_values(
 pub(super) struct GroupHits<'a> {
     /// Maximum hits of a group.
     pub(super) size: usize,
-    /// Maximum hits of a group that a shard was asked for.
+    /// Maximum hits of a group that were requested from a shard.
     pub(super) asked: usize,
     /// Path of the field by which points are grouped.
     pub(super) field: &'a str,

@@ -1,4 +1,4 @@
-//! Answers to the routes that `points/query` replaces. Their hits are a plain list.
+//! Answers to the older query routes, which `points/query` replaces. Their hits are a plain list.
 
 use api_qdrant::json::{self, OlderQuery};
 use base::{Error, Result};

@@ -1,11 +1,11 @@
 //! Removal of originals without a point. A node that is killed between the write of an original and
-//! the write of its point leaves one, and so does a client that disconnects there.
+//! the write of its point leaves one. A client that disconnects at that moment does too.
 //!
 //! One node of the cluster reads the originals of all collections, a part of one collection in each
 //! pass. An original is a candidate if it is old by the clock of the store and no point names it.
 //! It is removed if a second strong read, at least an hour later, shows the same. A strong read
-//! asks each node that serves the shard, because copies may differ after an upgrade. Everything
-//! stays at any doubt: after an error, without the answer of a shard, if a copy of a shard is
+//! asks each node that serves the shard, because copies may differ after an upgrade. All originals
+//! stay in case of doubt: after an error, without the answer of a shard, if a copy of a shard is
 //! marked as damaged, or if so many originals have no point that points may be lost.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -37,7 +37,7 @@ const POINTS_BODY: &[u8] = br#"{"with_payload":["image"],"with_vector":false}"#;
 /// Time between two passes.
 const PASS_INTERVAL: Duration = Duration::from_secs(60);
 /// Minimum age of an original, by the clock of the store. Much more than an upload takes: nodes may
-/// have other timeouts than this one, and a node may stand still in an upload.
+/// have other timeouts than this one, and a node may be stopped during an upload.
 const AGE_MIN: Duration = Duration::from_secs(24 * 3600);
 /// Maximum originals of a shard in a part that are removed although most of these have no point.
 const FEW_ABANDONED: usize = 4;
@@ -125,7 +125,7 @@ impl OriginalCleanup {
     ///
     /// # Errors
     /// `Unavailable` if the points of a shard are not certain; `DataLoss` if most originals of a
-    /// part have no point; the errors of the store of originals. The next pass goes on with the
+    /// part have no point; the errors of the store of originals. The next pass continues with the
     /// next part.
     pub async fn pass(&mut self, state: &RootState) -> Result<u64> {
         let Some(images) = state.images() else { return Ok(0) };
@@ -226,7 +226,7 @@ struct ShardOriginals {
 }
 
 /// Shares of originals without a point, by shard. Killed nodes leave few of them. If there are
-/// many, the shard has lost points, and the originals are all that is left of the images.
+/// many, the shard has lost points, and only the originals of the images remain.
 struct OriginalShares {
     shards: u32,
     counts: BTreeMap<u32, ShardOriginals>,
@@ -274,8 +274,8 @@ impl OriginalShares {
     }
 }
 
-/// Returns the part behind `last`, in the order of the collections' ids and of the parts. Begins
-/// anew behind the last one. Returns `None` without collections of images.
+/// Returns the part after `last`, in the order of the collections' ids and of the parts. Begins
+/// again after the last one. Returns `None` without collections of images.
 fn next_part(view: &ClusterView, last: Option<&OriginalsPart>) -> Option<OriginalsPart> {
     let of_images = view.collections.values().filter(|record| record.images.is_some());
     let ids: BTreeSet<&str> = of_images.map(|record| record.id.as_str()).collect();

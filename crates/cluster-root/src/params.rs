@@ -10,7 +10,7 @@ use serde::de::DeserializeOwned;
 use transport::query_parameters;
 
 /// Header with the smallest part of the shards that an answer needs, from 0 to 1. The query
-/// parameter `min_coverage` goes before it.
+/// parameter `min_coverage` takes precedence over it.
 const MIN_COVERAGE_HEADER: &str = "x-min-coverage";
 
 /// Parameters of a request. Qdrant's `ordering` has no effect, and `wait` has one on snapshots
@@ -162,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn the_parameter_goes_before_the_header() {
+    fn the_parameter_takes_precedence_over_the_header() {
         let headers = |value| {
             let value = HeaderValue::from_static(value);
             HeaderMap::from_iter([(http::HeaderName::from_static(MIN_COVERAGE_HEADER), value)])

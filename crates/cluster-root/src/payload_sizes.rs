@@ -2,8 +2,8 @@
 //! keeps the block of an image. Holders skip them if a payload becomes too large, so the stored
 //! payloads are read first, with a strong read.
 //!
-//! If another client makes the same payload larger at this moment, both changes can fit and their
-//! sum not. The later one in the log is skipped then.
+//! If another client makes the same payload larger at this moment, each change can fit although
+//! both together do not. The later one in the log is skipped then.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

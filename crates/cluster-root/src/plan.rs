@@ -1,4 +1,4 @@
-//! Plans: the shards that would move if nodes came or went. A plan moves nothing.
+//! Plans: the shards that would move if nodes joined or left. A plan moves nothing.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use super::call::RootContext;
 use super::envelope::RootAnswer;
 
-/// Maximum nodes that one plan adds or leaves out.
+/// Maximum nodes that one plan adds or removes.
 const CHANGES_MAX: usize = 1024;
 
 /// Changes of the nodes.
@@ -21,7 +21,7 @@ const CHANGES_MAX: usize = 1024;
 struct PlanRequest {
     /// Names of nodes that leave.
     without: Vec<String>,
-    /// Nodes that come, or change their weight.
+    /// Nodes that join, or change their weight.
     with: Vec<PlannedNode>,
 }
 
@@ -43,7 +43,7 @@ struct NodePlan {
     restores: usize,
 }
 
-/// Returns the plan for nodes that come and go: shards before and after, and their moves.
+/// Returns the plan for nodes that join and leave: shards before and after, and their moves.
 pub(super) async fn plan(context: RootContext, body: Bytes) -> Result<RootAnswer> {
     let request: PlanRequest = if body.is_empty() {
         PlanRequest::default()

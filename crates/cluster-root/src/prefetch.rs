@@ -1,6 +1,6 @@
-//! Prefetches. A round before the query finds their hits, after another one for the prefetches that
-//! they have. Then the query ranks these points only, fusion joins them, or a formula scores them.
-//! So the limit of a prefetch counts the points of the collection, and not of a shard.
+//! Prefetches. Their hits are found in a round before the query, innermost prefetches first. Then
+//! the query ranks only these points, fusion joins them, or a formula scores them. So the limit of
+//! a prefetch counts the points of the collection, and not of a shard.
 
 use std::collections::{BTreeSet, HashMap};
 

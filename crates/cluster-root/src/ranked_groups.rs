@@ -34,8 +34,8 @@ impl RootQuery {
         self.is_sample() || self.request.query.as_ref().is_some_and(VectorQuery::ranks_together)
     }
 
-    /// Makes a query for groups a query for as many hits as a search returns. If the hits depend on
-    /// the limits of its prefetches, raises these too.
+    /// Turns a query for groups into a query for as many hits as a search returns. If the hits
+    /// depend on the limits of its prefetches, raises these too.
     ///
     /// # Errors
     /// As [`RootQuery::raise_prefetches`].

@@ -27,7 +27,7 @@ struct ReadMemoryState {
     taken: u64,
     /// Bytes of answers that count.
     kept: u64,
-    /// Error of an answer for which there was no room.
+    /// Error of an answer for which there was not enough memory.
     refusal: Option<Error>,
 }
 
@@ -57,8 +57,8 @@ impl ReadMemory {
         AnswerMemory { read: self.clone(), bytes: AtomicU64::new(0) }
     }
 
-    /// Returns the error of an answer for which there was no room. Other holders' answers would be
-    /// as large.
+    /// Returns the error of an answer for which there was not enough memory. Other holders' answers
+    /// would be as large.
     pub(super) fn refusal(&self) -> Option<Error> {
         self.state.lock().refusal.clone()
     }
@@ -162,7 +162,7 @@ mod tests {
         assert_eq!(memory.refusal(), Some(error));
         let refused = &memory.requests.metrics.refused;
         assert_eq!(refused.get_or_create(&KindLabels { kind: "read_bytes_max" }).get(), 1);
-        // An answer that does not count leaves its room to others.
+        // An answer that does not count frees its memory for others.
         drop(first);
         second.take(200 * MIB).unwrap();
     }

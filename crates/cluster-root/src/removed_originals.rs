@@ -2,7 +2,7 @@
 //! Qdrant's interface.
 //!
 //! The payloads of the points name the originals, so they are read before the deletion. An image
-//! that is put in again meanwhile has an original of its own.
+//! that is added again meanwhile has an original of its own.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -84,7 +84,8 @@ impl RemovedOriginals {
         }
     }
 
-    /// Removes the originals. The points are deleted in the log. Goes on if the client disconnects.
+    /// Removes the originals. The points are deleted in the log. Continues if the client
+    /// disconnects.
     pub(super) async fn remove(self, state: &Arc<RootState>, record: &Arc<CollectionRecord>) {
         if self.0.is_empty() {
             return;

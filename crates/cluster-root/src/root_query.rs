@@ -1,4 +1,4 @@
-//! A query of a client, and its form for the shards: with vectors in place of points.
+//! A query of a client, and its form for the shards, which has vectors instead of points.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -60,7 +60,8 @@ pub(super) struct QueriedCollection<'a> {
 /// Settings of a query with mmr.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct MmrChoice {
-    /// From 0, only similarity to the query counts, to 1, only difference of the hits.
+    /// From 0 to 1. At 0 only the similarity to the query counts, at 1 only the difference between
+    /// the hits.
     pub(super) diversity: f32,
     /// Maximum hits to choose from.
     pub(super) candidates: usize,
@@ -153,7 +154,7 @@ impl RootQuery {
         }
     }
 
-    /// Returns the query for a shard: with vectors in place of points, and without offset and mmr.
+    /// Returns the query for a shard: with vectors instead of points, and without offset and mmr.
     ///
     /// # Errors
     /// `NotFound` for a point without a vector in `vectors`.
@@ -176,7 +177,7 @@ impl RootQuery {
         Ok(members)
     }
 
-    /// Returns the text of the query with vectors in place of points; `None` if it compares no
+    /// Returns the text of the query with vectors instead of points; `None` if it compares no
     /// vectors.
     ///
     /// # Errors

@@ -18,8 +18,8 @@ use super::{
     snapshots, write,
 };
 
-/// Returns the routes of the cluster's collections, which an API key protects. They take the place
-/// of `api_qdrant::routes`.
+/// Returns the routes of the cluster's collections, which an API key protects. They replace
+/// `api_qdrant::routes`.
 pub fn routes() -> Router<Arc<RootState>> {
     Router::new()
         .route("/collections", get(|call: RootCall| call.answer(collections::list)))

@@ -96,15 +96,15 @@ async fn counts(
     Ok(counted)
 }
 
-/// Places of a shard's points, if the points of all shards have places one after the other.
+/// Positions of a shard's points, if the points of all shards are numbered one after the other.
 struct ShardEnd {
-    /// Number of places of this shard and of the shards before it.
+    /// Number of positions of this shard and of the shards before it.
     end: u64,
     shard: u32,
 }
 
-/// Draws `count` of the counted points, which must be as many at least. Returns the shard of each,
-/// in random order.
+/// Draws `count` of the counted points. There must be at least `count` of them. Returns the shard
+/// of each, in random order.
 fn draw(counts: &BTreeMap<u32, u64>, count: usize, numbers: &mut RandomNumbers) -> Vec<u32> {
     let mut total: u64 = 0;
     let mut ends = Vec::with_capacity(counts.len());

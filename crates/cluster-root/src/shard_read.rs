@@ -61,7 +61,7 @@ pub struct ShardAnswers {
     pub coverage: ReadCoverage,
     /// Error of a shard that did not answer.
     pub failure: Option<Error>,
-    /// Bytes of the results, and of answers that came second.
+    /// Bytes of the results, and of answers that arrived too late to count.
     pub reservation: Reservation,
 }
 
@@ -82,7 +82,8 @@ impl ShardAnswers {
     /// Checks that enough shards answered.
     ///
     /// # Errors
-    /// `Unavailable` with retry advice if no shard answered, or less than the part `min_coverage`.
+    /// `Unavailable` with retry advice if no shard answered, or if less than the part
+    /// `min_coverage` answered.
     pub fn check(&self, min_coverage: f64) -> Result<()> {
         check_coverage(self.coverage, min_coverage, self.failure.as_ref())
     }

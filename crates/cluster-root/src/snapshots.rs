@@ -29,9 +29,9 @@ use super::snapshot_call::{RecoverPriority, SnapshotCall, TransferParams, check_
 use super::state::RootState;
 
 /// Longest wait for a snapshot or a recovery. The work continues after that. A second recovery
-/// under the same name may begin then: each writes a collection with an id of its own, the record
-/// of the name is created only if it is absent, and the data of the later one is removed after an
-/// hour.
+/// under the same name may begin then: each writes a collection with an id of its own. The record
+/// of the name is created only if it is absent, and the data of the later recovery is removed after
+/// an hour.
 const WAIT_MAX: Duration = Duration::from_secs(600);
 
 /// Body of a recovery.
@@ -49,7 +49,7 @@ struct RecoverRequest {
     api_key: Option<String>,
 }
 
-/// Lists the snapshots of a collection, which may be gone.
+/// Lists the snapshots of a collection, which may be removed.
 pub(super) async fn list(context: RootContext, _: Bytes) -> Result<RootAnswer> {
     let backups = backups(&context)?;
     let name = source(&context)?;
@@ -105,7 +105,7 @@ async fn begin_download(call: SnapshotCall) -> Result<Response> {
         os::thread::enter_low_priority("sending a snapshot");
         let mut pieces = PieceWriter::new(&writer);
         let begin = |bytes| {
-            // The client may be gone.
+            // The client may have disconnected.
             let _ = announce.send(bytes);
         };
         let sent = exported.write(begin, &mut pieces);
@@ -345,7 +345,8 @@ fn taken(name: &str) -> Error {
     )
 }
 
-/// Returns the collection of the request, of which there may be nothing but snapshots.
+/// Returns the name of the request's collection. The collection may be removed and still have
+/// snapshots.
 fn source(context: &RootContext) -> Result<String> {
     check_name(&context.collection)?;
     let view = context.state.loaded_view()?;

@@ -67,7 +67,7 @@ pub fn raw(value: &impl Serialize) -> Result<Box<RawValue>> {
     to_raw_value(value).map_err(|error| Error::internal("a request's part").caused_by(error))
 }
 
-/// Returns the text of a filter that asks for all of `filters`. A missing filter holds for all
+/// Returns the text of a filter that requires all of `filters`. A missing filter holds for all
 /// points, as `null` does.
 ///
 /// # Errors
@@ -100,7 +100,7 @@ impl IdsBody {
     }
 }
 
-/// Splits texts into runs of at most `bytes_max` bytes; one that is longer stands alone.
+/// Splits texts into runs of at most `bytes_max` bytes. A longer text is a run of its own.
 pub fn chunks(texts: &[String], bytes_max: usize) -> Vec<&[String]> {
     let mut chunks = Vec::new();
     let mut from = 0;

@@ -61,8 +61,8 @@ struct EnvelopeText {
     result: Box<RawValue>,
 }
 
-/// Milliseconds of a node's part of the time until `deadline`. The rest is for the way back and the
-/// merge.
+/// Milliseconds of a node's part of the time until `deadline`. The rest is for the transfer of the
+/// answer and the merge.
 pub(super) fn timeout_ms(deadline: Instant) -> u64 {
     let left = deadline.saturating_duration_since(Instant::now());
     u64::try_from(left.as_millis() * 9 / 10).unwrap_or(u64::MAX).max(1)
@@ -360,7 +360,7 @@ mod tests {
     }
 
     #[test]
-    fn shards_are_read_apart() {
+    fn each_shard_has_its_own_result_or_error() {
         let body = br#"{"shards":{
             "3":{"status":200,"body":{"result":{"count": 2},"status":"ok","time":0.1}},
             "10":{"status":422,"body":{"status":{"error":"Validation error in x"},"time":0}},

@@ -1,7 +1,7 @@
 //! Writes: checked, split by shard, and sent to the owners.
 //!
-//! Only operations by ids go to the log: a holder may make some of them twice after a restart, and
-//! only operations by ids lead to the same points then. `by_filter` looks up the points of a
+//! Only operations by ids go to the log: a holder may make some operations twice after a restart,
+//! and only operations by ids then lead to the same points. `by_filter` looks up the points of a
 //! filter.
 
 use std::collections::BTreeMap;
@@ -164,7 +164,7 @@ fn split_change(
 /// changes.
 ///
 /// # Errors
-/// As [`split_change`], with the place of the change.
+/// As [`split_change`], with the position of the change.
 fn split_batch(
     body: &[u8],
     settings: &CollectionSettings,
@@ -235,7 +235,7 @@ pub async fn deliver(
     run_all(writes).await
 }
 
-/// Outcome of the write to a shard, as [`deliver_each`] collects it.
+/// Outcome of the writes to a shard, as [`deliver_each`] collects it.
 struct EndedWrite {
     shard: u32,
     outcome: Result<u64>,
@@ -355,7 +355,7 @@ pub fn was_not_written(error: &Error) -> bool {
     matches!(error.kind(), InvalidArgument | NotFound | TooLarge) || NotWritten::of(error).is_some()
 }
 
-/// Condition of the write of an image: no entry behind `after` has written the image.
+/// Condition of the write of an image: no entry after the entry `after` has written the image.
 #[derive(Clone, Copy, Debug)]
 pub struct WriteCondition {
     /// Id of the image, a UUID.

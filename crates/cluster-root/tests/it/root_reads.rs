@@ -391,7 +391,7 @@ async fn the_deadline_ends_a_read() {
 }
 
 #[tokio::test]
-async fn holders_that_come_back_are_asked_again() {
+async fn holders_that_return_are_asked_again() {
     let (root, nodes) = two_nodes().await;
     nodes.iter().for_each(|node| node.behave(Behaviour::Refuse(503, json!({"error": "starts"}))));
     let mended = async {
@@ -414,7 +414,7 @@ async fn overloaded_nodes_are_not_asked_again() {
 }
 
 #[tokio::test]
-async fn strong_reads_say_so() {
+async fn requests_of_strong_reads_are_marked() {
     let (root, nodes) = two_nodes().await;
     let path = "/collections/c/points/count?consistency=strong";
     root.send(Method::POST, path, &json!({})).await.result();

@@ -24,7 +24,7 @@ async fn an_upload_needs_a_free_name_and_possible_shards() {
 }
 
 #[tokio::test]
-async fn a_recovery_names_what_it_does_not_take() {
+async fn a_recovery_names_refused_parameters() {
     let root = TestRoot::with_collection(2, "Dot");
     let location = "file:///tmp/docs.snapshot";
     for (field, status) in [("checksum", 501), ("api_key", 501), ("snapshot", 400)] {

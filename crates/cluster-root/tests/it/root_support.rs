@@ -70,7 +70,7 @@ pub(crate) struct FakeNode {
     pub(crate) writes: Mutex<Vec<Value>>,
     pub(crate) behaviour: Mutex<Behaviour>,
     pub(crate) write_behaviour: Mutex<Behaviour>,
-    /// Requests that never ended and were given up.
+    /// Requests that never ended and were abandoned.
     pub(crate) dropped: AtomicU64,
     passed: Mutex<Vec<PassedRequest>>,
     passed_answers: Mutex<Arc<PassedAnswers>>,

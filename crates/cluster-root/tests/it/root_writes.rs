@@ -1,4 +1,4 @@
-//! Writes of a root: the way to owners, owners that move, outcomes that are not known.
+//! Writes of a root: the search for owners, owners that change, outcomes that are not known.
 
 use std::pin::pin;
 use std::sync::Arc;
@@ -206,7 +206,7 @@ async fn a_payload_that_would_become_too_large_is_refused() {
 }
 
 #[tokio::test]
-async fn what_no_holder_can_make_is_not_sent() {
+async fn operations_that_no_holder_can_make_are_not_sent() {
     let (root, nodes) = two_owners().await;
     for (path, body) in [
         ("points", json!({"points": [{"id": 1, "vector": [1]}]})),
