@@ -47,7 +47,8 @@ async fn stream(page: &Arc<Page>, headers: &HeaderMap) -> Result<Response> {
     }
     let (sender, receiver) = mpsc::channel(EVENTS_WAITING_MAX);
     let reading = page.clone();
-    // Hundreds of models take milliseconds, so not on a thread that serves connections.
+    // Hundreds of models take milliseconds, so this does not run on a thread that serves
+    // connections.
     let first = tokio::task::spawn_blocking(move || first_event(&reading)).await;
     let first = first
         .map_err(|error| Error::internal("the history could not be read").with_source(error))?;

@@ -111,7 +111,7 @@ impl Page {
         }
     }
 
-    /// Adds the second that has ended to the history, and finds new events.
+    /// Adds the last second to the history, and finds new events.
     fn scan(&self) {
         let readings = self.parts.stats.traffic();
         let snapshot = self.parts.scheduler.snapshot();
@@ -150,7 +150,8 @@ pub async fn watch(page: Arc<Page>, mut stop: channel::Receiver<bool>) {
             _ = stop.wait_for(|stop| *stop) => break,
         }
         let ticking = page.clone();
-        // Hundreds of models take milliseconds, so not on a thread that serves connections.
+        // Hundreds of models take milliseconds, so this does not run on a thread that serves
+        // connections.
         if let Err(error) = tokio::task::spawn_blocking(move || ticking.tick()).await {
             tracing::error!(%error, "the page's figures could not be read");
         }

@@ -23,7 +23,7 @@ use crate::login_form::login_page;
 const LOGIN: &str = "/login";
 /// Describes the changes of the console in the errors of the access check.
 const ADMIN_CALLS: &str = "changes of models and rollouts are accepted";
-/// Longest path to which a login leads back.
+/// Maximum bytes of the path to which a login redirects.
 const NEXT_BYTES_MAX: usize = 2048;
 /// Largest body of the form.
 const FORM_BYTES_MAX: usize = 16 << 10;
@@ -49,8 +49,8 @@ pub fn login_routes(
         .with_state(Arc::new(state))
 }
 
-/// Answers a request without a key: sends a browser that opens a page to the form, and tells
-/// others what to send.
+/// Answers a request without a key: redirects a browser that opens a page to the form, and answers
+/// others with the required header.
 pub fn unauthenticated(parts: &Parts, error: &Error) -> Response {
     if parts.method != Method::GET || !wants_page(&parts.headers) {
         return transport::access::unauthenticated(error);
@@ -80,7 +80,7 @@ impl LoginFields {
         fields
     }
 
-    /// Returns the path to which the login leads: one of this server, or the front page.
+    /// Returns the path to which the login redirects: one of this server, or the front page.
     fn next(&self) -> &str {
         // Browsers read a backslash as a slash, and "//host" as another site.
         let own = self.next.starts_with('/')
@@ -216,7 +216,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_login_leads_to_a_page_of_this_server() {
+    fn a_login_redirects_to_a_page_of_this_server() {
         let next = |query: &str| LoginFields::parse(query.as_bytes()).next().to_owned();
         assert_eq!(next("next=%2Fimages%3Fa%3Db"), "/images?a=b");
         for foreign in [

@@ -9,7 +9,8 @@ use crate::files::guarded;
 const POLICY: &str = "default-src 'none'; style-src 'self'; img-src 'self'; base-uri 'none'; form-action 'self'; \
                       frame-ancestors 'none'";
 
-/// Returns the form, which leads to the path `next`, with the error of the last try.
+/// Returns the form with the error of the last try. After the login it redirects to the path
+/// `next`.
 pub(crate) fn login_page(next: &str, error: Option<&str>) -> Reply {
     let page = include_str!("login.html")
         .replace("{next}", &escaped(next))

@@ -1,4 +1,4 @@
-//! The configuration that the overview shows. No secret is among it.
+//! The configuration that the overview shows. It has no secret.
 
 use serde::Serialize;
 
@@ -22,7 +22,7 @@ pub struct Setting {
     pub value: String,
 }
 
-/// Calls of this server that the page uses if there are.
+/// Calls that the page uses if the server has them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct OfferedCalls {
     /// Rollouts can be shown and changed.

@@ -20,7 +20,7 @@ pub(crate) struct PageSource {
     pub(crate) body: &'static str,
 }
 
-/// Links of the navigation that are not pages, and come after them.
+/// Links of the navigation that are not pages. They come after the pages.
 const OTHER_TABS: [(&str, &str); 1] = [("/metrics", "Metrics")];
 
 /// Returns the HTML of `page`, with a navigation of `pages`.

@@ -122,7 +122,7 @@ pub(crate) fn past(page: &Page) -> String {
     let statuses = page.parts.lifecycle.status();
     let range = HistoryRange { now: page.history.seconds(now).round() as u64, span: SPARK_SECONDS };
     let sparks = statuses.iter().take(MODELS_SHOWN_MAX).map(|status| {
-        // Locked for one model at a time, so that the scan is not held up.
+        // Locked for one model at a time, so that the scan is not delayed.
         let records = page.history.lock().records(&status.name, range);
         let point =
             |point: HistoryPoint| [point.end, point.requests, point.errors, point.quantiles.p99];

@@ -19,7 +19,7 @@ const ERROR_SHARE_FAILING: f64 = 0.05;
 pub(crate) enum TroubleLevel {
     /// The model serves nothing although it should, or fails many requests.
     Failing,
-    /// The model serves, but an operator should look at it.
+    /// The model serves, but an operator should check it.
     Warning,
     /// The model works as it should.
     None,

@@ -191,8 +191,8 @@ fn server_event(kind: &'static str, level: EventLevel, text: String) -> NewEvent
     NewEvent { kind, level, model: None, version: None, text }
 }
 
-/// Returns by how much a counter has grown. A smaller one belongs to a new collection of the same
-/// name, and began at 0.
+/// Returns the growth of a counter. A smaller one belongs to a new collection of the same name, and
+/// began at 0.
 fn growth(before: u64, now: u64) -> u64 {
     now.checked_sub(before).unwrap_or(now)
 }
@@ -237,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn a_counter_may_begin_anew() {
+    fn a_counter_may_begin_again() {
         assert_eq!((growth(5, 5), growth(5, 8), growth(5, 2), growth(5, 0)), (0, 3, 2, 0));
     }
 }

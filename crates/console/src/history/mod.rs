@@ -162,7 +162,7 @@ impl Histories {
         for model in self.models.values_mut() {
             model.versions.retain(|_, track| {
                 track.forget(end);
-                // A version with counts stays, so that its counts are not taken for new ones later.
+                // A version with counts stays, so that its counts do not count as new ones later.
                 track.seen == end || !track.steps.is_empty()
             });
         }
@@ -270,7 +270,7 @@ mod tests {
     }
 
     #[test]
-    fn counts_of_a_version_that_came_again_begin_anew() {
+    fn counts_of_a_version_that_returned_begin_again() {
         let mut histories = Histories::default();
         scan(&mut histories, 1, 1, reading(1, 100, 0));
         scan(&mut histories, 2, 1, reading(2, 5, 0));
@@ -291,7 +291,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_is_bounded_and_costs_all_versions_the_same_time() {
+    fn memory_is_bounded_and_all_versions_lose_the_same_time() {
         let mut histories = Histories::default();
         let bytes_max = 40_000;
         for end in 1..=20_000_u32 {

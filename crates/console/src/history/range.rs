@@ -268,7 +268,7 @@ mod tests {
     }
 
     #[test]
-    fn a_request_that_failed_alone_has_no_latency() {
+    fn a_second_with_errors_only_has_no_latency() {
         let points = points(&[timed(1, &[1000; 5], 0), timed(2, &[], 3)], 1);
         assert_eq!(
             (points[1].quantiles, points[1].max, points[1].errors),

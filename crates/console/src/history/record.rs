@@ -3,11 +3,12 @@
 use inference::{TrafficReading, latency_bound};
 use metrics::STATUSES;
 
-/// Place of "ok" in [`STATUSES`].
+/// Position of "ok" in [`STATUSES`].
 const OK: usize = 0;
-/// Status of a request whose client went away, which is not an error of the server or the request.
+/// Status of a request whose client disconnected, which is not an error of the server or the
+/// request.
 const CANCELLED: &str = "cancelled";
-/// Minimum requests of which a percentile beyond the 90th says something.
+/// Minimum requests for which a percentile beyond the 90th is meaningful.
 pub(crate) const TAIL_REQUESTS_MIN: u64 = 100;
 
 /// Traffic in one interval.
@@ -15,7 +16,7 @@ pub(crate) const TAIL_REQUESTS_MIN: u64 = 100;
 pub(crate) struct TrafficRecord {
     /// Requests with a result by bucket of latency, lowest bucket first, without empty buckets.
     latencies: Vec<BucketCount>,
-    /// Requests by place in [`STATUSES`], in their order, without empty ones.
+    /// Requests by position in [`STATUSES`], in their order, without empty ones.
     statuses: Vec<BucketCount>,
     /// Longest latency in microseconds.
     pub(crate) max_us: u32,
@@ -23,7 +24,7 @@ pub(crate) struct TrafficRecord {
     pub(crate) queued: u32,
 }
 
-/// A count with the place that it belongs to.
+/// A count and its position: a bucket or a status.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct BucketCount {
     place: u8,
@@ -262,7 +263,7 @@ mod tests {
     }
 
     #[test]
-    fn a_client_that_went_away_is_no_error() {
+    fn a_client_that_disconnected_is_no_error() {
         let mut after = TrafficReading::default();
         after.statuses[STATUSES.iter().position(|name| *name == CANCELLED).unwrap()] = 5;
         after.statuses[STATUSES.iter().position(|name| *name == "internal").unwrap()] = 2;
