@@ -31,7 +31,7 @@ pub struct SwapContents {
     dirs: Vec<PathBuf>,
 }
 
-/// Form of a content's files.
+/// Format of a content's files.
 #[derive(Clone, Copy, Debug)]
 pub struct ContentForm<'a> {
     /// End of the cache key.

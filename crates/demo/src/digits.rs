@@ -74,7 +74,7 @@ pub(super) fn export(dir: &Path) -> Result<String> {
 pub(super) struct DigitsReport {
     /// A few images, and the digit that the model reads in each.
     pub(super) drawing: Vec<String>,
-    /// Number of images that were read rightly.
+    /// Number of images that were read correctly.
     pub(super) summary: String,
 }
 

@@ -229,7 +229,7 @@ fn search_images<'a>(
     Ok(Some(indexed))
 }
 
-/// Locks the directories of the demo, which each start makes anew.
+/// Locks the directories of the demo, which each start creates again.
 fn lock_directories(env: &BenchEnv) -> Result<File> {
     let run = env.cache_dir.join("run");
     std::fs::create_dir_all(&run).map_err(|e| Error::io(&run, &e))?;

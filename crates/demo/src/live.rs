@@ -158,7 +158,7 @@ impl Screen {
         };
         self.lines_drawn = text.lines().count();
         let mut out = std::io::stdout().lock();
-        // The server goes on after the pipe is closed.
+        // The server continues after the pipe is closed.
         let _ = write!(out, "{up}{text}").and_then(|()| out.flush());
     }
 }
@@ -207,7 +207,7 @@ mod tests {
     }
 
     #[test]
-    fn homes_come_from_the_exposition() {
+    fn placements_come_from_the_exposition() {
         let metrics = Scrape::parse(
             "millpond_parameter_bytes{home=\"dram\",model=\"ctr\",version=\"2\"} 2097152\n\
              millpond_model_state{model=\"ctr\",version=\"2\",state=\"ready\"} 1\n\
