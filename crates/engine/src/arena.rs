@@ -7,8 +7,8 @@ use std::sync::atomic::AtomicBool;
 use base::Result;
 use memory::{PacedReader, ParameterStore, RegionMut};
 
-/// Reserved room in the slot pool for the parameters of one load, and the way to read them without
-/// disturbing requests.
+/// Reserved memory in the slot pool for the parameters of one load, and the way to read them
+/// without disturbing requests.
 #[derive(Clone, Debug)]
 pub struct Arena {
     /// Store whose pool and read rate are used.

@@ -31,7 +31,7 @@ pub struct ClassifySettings {
     pub classes: Option<String>,
     /// Labels that are the same for all examples, in the order of the scores.
     pub labels: Option<Arc<[Arc<str>]>>,
-    /// File beside the settings with one label a line, in place of `labels`.
+    /// File beside the settings with one label a line, instead of `labels`.
     pub labels_file: Option<String>,
 }
 

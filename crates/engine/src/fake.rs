@@ -135,7 +135,7 @@ impl FakeEngine {
     }
 }
 
-/// Counts `left` down; returns false at 0.
+/// Decrements `left`; returns false at 0.
 fn take_one(left: &AtomicU64) -> bool {
     left.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |count| count.checked_sub(1)).is_ok()
 }

@@ -157,7 +157,7 @@ impl Artifact {
         self.manifest.tensors.iter().map(chunk).collect()
     }
 
-    /// Returns the parameters at their places in memory. `loaded` has the chunks of
+    /// Returns the parameters at their positions in memory. `loaded` has the chunks of
     /// [`Artifact::chunks`].
     ///
     /// # Errors

@@ -146,7 +146,7 @@ pub struct Capabilities {
     pub concurrent_runs: bool,
     /// Element types of its inputs and outputs.
     pub dtypes: Vec<DType>,
-    /// True if it can open models on CUDA devices. A load finds out which devices exist.
+    /// True if it can open models on CUDA devices. A load checks which devices exist.
     pub cuda: bool,
     /// True if opening the library takes about a second or longer. Isolated models then keep a
     /// spare worker process that has opened it.
@@ -223,7 +223,7 @@ pub struct LoadRequest {
     /// Graph file in the engine's own format.
     pub graph: PathBuf,
     /// Parameters that the graph names but does not contain. Empty if the graph embeds them; then
-    /// the engine decides where they go.
+    /// the engine allocates them itself.
     pub parameters: Vec<BoundTensor>,
     /// Memory for the parameters of an engine with [`ParameterUse::Allocated`]. Without it, the
     /// engine uses its own allocator.
@@ -268,8 +268,9 @@ pub trait Engine: Send + Sync {
     /// Opens a model. Called on a loader thread; may take seconds.
     ///
     /// # Errors
-    /// `InvalidArgument` or `DataLoss` if the model is at fault, `Internal` if the engine is. The
-    /// message is one line in the engine's words. `Cancelled` if [`LoadRequest::stop`] ended it.
+    /// `InvalidArgument` or `DataLoss` if the model is wrong or damaged, `Internal` if the engine
+    /// fails. The message is one line in the engine's words. `Cancelled` if [`LoadRequest::stop`]
+    /// ended it.
     fn load(&self, request: &LoadRequest) -> Result<Box<dyn Session>>;
 }
 

@@ -158,7 +158,7 @@ impl LibrarySearch {
 }
 
 /// Returns the command, in backticks, that adds `package` to an environment of pipx or `uv tool`,
-/// and what else the user gives; `None` for another environment.
+/// and a note about what else to pass; `None` for another environment.
 fn tool_command(prefix: &Path, package: &str) -> Option<String> {
     // The directory has the name of the installed tool.
     let tool = prefix.file_name()?.to_str()?;

@@ -18,7 +18,7 @@ pub const BUCKETS_MAX: usize = 256;
 /// Batching mode.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ScheduleMode {
-    /// A worker runs each request as it comes.
+    /// A worker runs each request alone.
     #[default]
     Sync,
     /// Workers take merged batches.

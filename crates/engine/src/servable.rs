@@ -12,7 +12,7 @@ use crate::named_signature::{NamedSignature, SignatureSession, unknown_signature
 use crate::stream::StreamSession;
 use crate::{BatchPlan, ExampleSettings, ScheduleMode, ScheduleOptions, Session};
 
-/// A loaded, warmed version. The catalogue and each request that uses it hold it in an `Arc`. Only
+/// A loaded, warmed version. The catalog and each request that uses it hold it in an `Arc`. Only
 /// the unload thread drops it, once it is the last holder.
 pub struct Servable {
     /// Model name and version.
@@ -252,7 +252,7 @@ impl Servable {
     }
 
     /// Returns the same version for one stream of requests. The items of a run (axis 0) run one
-    /// after the other, and the state goes from item to item and from run to run. An item is
+    /// after the other, and the state passes from item to item and from run to run. An item is
     /// `lanes` rows of axis 0: as many streams side by side, in the batch of a model whose state
     /// has a batch axis.
     ///

@@ -69,8 +69,7 @@ pub struct SessionOptions {
     pub inter_op_threads: usize,
     /// Device that it runs on.
     pub device: Device,
-    /// True if the operator vouches for the model. Formats that carry native code are opened only
-    /// then.
+    /// True if the operator trusts the model. Formats with native code are opened only then.
     pub trusted: bool,
     /// True if the model runs in a worker process, which ends alone if the engine aborts.
     pub isolate: bool,
@@ -116,7 +115,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn devices() {
+    fn devices_are_parsed_or_refused() {
         let device = |text: &str| text.parse::<Device>();
         assert_eq!(device("cpu").unwrap(), Device::Cpu);
         assert_eq!(device("cuda").unwrap(), Device::Cuda(0));

@@ -1,4 +1,4 @@
-//! A gate that a test closes to stop threads at a known place.
+//! A gate that a test closes to stop threads at a known point.
 
 use parking_lot::{Condvar, Mutex};
 

@@ -32,7 +32,7 @@ pub struct TritonSetting {
     pub key: &'static str,
     /// Value on one line, shortened.
     pub value: String,
-    /// The setting of the server in its place, or "none".
+    /// The equivalent setting of the server, or "none".
     pub equivalent: &'static str,
 }
 

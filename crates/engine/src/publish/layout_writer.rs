@@ -84,7 +84,7 @@ impl LayoutWriter {
     }
 
     /// Writes one parameter whose bytes come in any number of chunks of any size. Returns its
-    /// location, which the graph may have to name.
+    /// location, which the graph may need to name.
     ///
     /// # Errors
     /// `InvalidArgument` for a type without fixed size or if the chunks do not have exactly the

@@ -3,8 +3,8 @@
 //!
 //! A version is written in a hidden sibling and renamed when it is complete, so no reader sees a
 //! partial one. The writer holds a lock on its hidden directory. A hidden directory without a lock
-//! was left by a publisher that died; the next publisher removes it. The model's directory itself
-//! is locked only while names are chosen.
+//! was left by a publisher that was killed; the next publisher removes it. The model's directory
+//! itself is locked only while names are chosen.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -13,7 +13,8 @@ use std::time::SystemTime;
 use base::{Error, ErrorKind, Result};
 use os::sync_directory;
 
-/// Prefix of the names of unfinished versions. Never numeric, so no server takes one for a version.
+/// Prefix of the names of unfinished versions. Never numeric, so that no server serves one as a
+/// version.
 const HIDDEN_PREFIX: &str = ".tmp-";
 /// The protocols carry version numbers as `int64`.
 const VERSION_MAX: u64 = i64::MAX as u64;
@@ -26,7 +27,7 @@ pub struct VersionClaim {
     hidden: PathBuf,
     wanted: Option<u64>,
     committed: bool,
-    /// Shows other publishers that this one is alive.
+    /// Shows other publishers that this one still runs.
     _lock: File,
 }
 
@@ -191,7 +192,7 @@ fn taken(root: &Path, version: u64) -> Error {
     )
 }
 
-/// Removes hidden directories of dead publishers.
+/// Removes hidden directories of publishers that have ended.
 fn sweep(root: &Path) -> Result<()> {
     for entry in std::fs::read_dir(root).map_err(|e| Error::io(root, &e))? {
         let entry = entry.map_err(|e| Error::io(root, &e))?;
@@ -260,7 +261,7 @@ mod tests {
     }
 
     #[test]
-    fn only_the_dead_are_swept() {
+    fn only_directories_of_ended_publishers_are_removed() {
         let dir = tempfile::tempdir().unwrap();
         std::fs::create_dir(dir.path().join(".tmp-1-1")).unwrap();
         std::fs::write(dir.path().join(".tmp-1-1/weights.bin"), b"half").unwrap();
@@ -273,7 +274,7 @@ mod tests {
     }
 
     #[test]
-    fn a_failure_takes_the_new_directory_away() {
+    fn a_failure_removes_the_new_directory() {
         let dir = tempfile::tempdir().unwrap();
         let root = dir.path().join("model");
         drop(VersionClaim::new(&root, None).unwrap());

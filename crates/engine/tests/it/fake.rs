@@ -1,4 +1,4 @@
-//! The fake engine conforms, and what it publishes is an artifact.
+//! The fake engine conforms, and its publisher writes an artifact.
 
 use base::DType;
 use engine::Device;

@@ -58,7 +58,7 @@ fn a_graph_without_weights_opens() {
 }
 
 #[test]
-fn zero_elements_take_no_room() {
+fn zero_elements_take_no_space() {
     let dir = tempfile::tempdir().unwrap();
     let empty = FakeParameter::floats("empty", &[0, 3], &[]);
     publish::publish(
@@ -92,7 +92,7 @@ fn files_must_have_the_stated_lengths() {
 }
 
 #[test]
-fn the_manifest_must_make_sense() {
+fn contradictions_in_the_manifest_are_refused() {
     refused_after("{", "{{", MANIFEST_NAME);
     refused_after("\"format\": 1", "\"format\": 2", "format 2");
     refused_after(GRAPH_NAME, "../model.fake", "plain name");

@@ -1,4 +1,4 @@
-//! Streams: the state goes from item to item and from run to run, and never between streams.
+//! Streams: the state passes from item to item and from run to run, and never between streams.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicI64, Ordering};
@@ -103,7 +103,7 @@ fn sums(stream: &Servable, numbers: &[i64]) -> Vec<i64> {
 
 proptest! {
     #[test]
-    fn however_items_are_cut_into_runs(
+    fn a_stream_does_not_depend_on_the_sizes_of_runs(
         runs in prop::collection::vec(prop::collection::vec(-9i64..9, 1..5), 1..6),
         inside: bool,
     ) {
@@ -133,7 +133,7 @@ fn a_stream_keeps_its_start_and_version() {
     assert!(origin.upgrade().is_none());
 }
 
-/// The processor time of the calling thread would be taken for the cost of a run.
+/// Otherwise the processor time of the calling thread would count as the cost of a run.
 #[test]
 fn a_stream_runs_where_its_version_runs() {
     for inside in [false, true] {
@@ -161,7 +161,7 @@ fn inputs_of_another_length_go_to_every_item() {
 }
 
 #[test]
-fn lanes_go_side_by_side() {
+fn lanes_have_states_of_their_own() {
     let mut two = carried(0);
     two[0].initial = Tensor::from_vec([1].as_slice(), vec![0i64]).unwrap();
     let stream = servable(false).stream(two, 2).unwrap();
