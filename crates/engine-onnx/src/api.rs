@@ -1,4 +1,5 @@
-//! The only calls of the C API: statuses become [`base::Result`], handles are released by `Drop`.
+//! The only module that calls the C API: statuses become [`base::Result`], handles are released by
+//! `Drop`.
 
 use std::ffi::{CStr, c_char};
 use std::mem::ManuallyDrop;
@@ -13,9 +14,9 @@ const MESSAGE_CHARS_MAX: usize = 1000;
 /// Purpose of a failed call. Decides the kind of its error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum CallPhase {
-    /// Opening a model: the library's rejections are the model's fault.
+    /// Opening a model: an error that the library reports is an error of the model.
     Load,
-    /// Running: invalid arguments are the request's fault, all else is internal.
+    /// Running: an invalid argument is an error of the request, every other error is internal.
     Run,
     /// A call that can fail only because of an error in this program.
     Call,
@@ -258,7 +259,7 @@ mod tests {
     }
 
     #[test]
-    fn the_phase_decides_whose_fault_it_is() {
+    fn the_phase_decides_the_kind_of_the_error() {
         assert_eq!(kind(code::INVALID_ARGUMENT, "", CallPhase::Run), ErrorKind::InvalidArgument);
         assert_eq!(kind(1, "", CallPhase::Run), ErrorKind::Internal);
         let sizes =

@@ -23,7 +23,7 @@ pub struct OnnxEngine {
 }
 
 /// ONNX Runtime, loaded with the first model, for programs that may not need it. A server uses
-/// [`OnnxEngine`] to find out at its start that the library is missing.
+/// [`OnnxEngine`], so that a missing library is an error of its start.
 #[derive(Clone, Debug)]
 pub struct LazyOnnxEngine {
     search: LibrarySearch,

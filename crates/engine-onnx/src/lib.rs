@@ -11,7 +11,7 @@
 //! * The library's arena is off: a caching arena per session would be released with every swap and
 //!   faulted in again.
 //! * Memory patterns are off: they are cached under a lock for each new shape and never dropped.
-//! * Spinning is off, and an operator has one thread unless the settings ask for more: Millpond's
+//! * Spinning is off, and an operator has one thread unless the settings request more: Millpond's
 //!   workers are the parallelism.
 //! * Prepacking is on: matrices in the kernels' own layout are worth their few megabytes.
 //!

@@ -97,7 +97,7 @@ fn config(options: &Handle<sys::OrtSessionOptions>, key: &CStr, value: &CStr) ->
 
 fn threads(count: usize) -> Result<c_int> {
     match count {
-        // Zero would mean "as many as cores" to the library.
+        // For the library, zero means one thread per core.
         1..=THREADS_MAX => Ok(count as c_int),
         _ => Err(Error::invalid(format!(
             "{count} threads inside one run; it must be 1 to {THREADS_MAX}"

@@ -13,7 +13,7 @@ use ort::sys;
 use crate::api::{Handle, call};
 use crate::element;
 
-/// Address ranges that an output must not keep pointing into.
+/// Address ranges that an output must not point into after the run.
 pub(crate) struct BorrowedRanges<'a> {
     /// Inputs of the run.
     pub(crate) feeds: &'a [(usize, usize)],

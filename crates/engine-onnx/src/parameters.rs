@@ -87,7 +87,7 @@ mod tests {
 
     /// The library would bind the array to both, and read past its end for the larger one.
     #[test]
-    fn a_name_that_is_given_twice_is_not_bound() {
+    fn a_name_that_occurs_twice_is_not_bound() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("graph.onnx");
         let refusal = |model: ModelBuilder| {

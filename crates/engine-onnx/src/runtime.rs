@@ -12,8 +12,8 @@ use crate::api::{Handle, call, leak};
 use crate::library::REMEDY;
 
 /// Variable that keeps ONNX Runtime from sending usage data. `DisableTelemetryEvents` is too late:
-/// the new environment has an event of its start already, a thread that sends it to Microsoft, and
-/// an identifier of the machine in the user's cache (ONNX Runtime 1.31).
+/// a new environment has already queued an event, started a thread that sends it to Microsoft, and
+/// written an identifier of the machine to the user's cache (ONNX Runtime 1.31).
 pub(crate) const DISABLE_TELEMETRY: &str = "ORT_DISABLE_TELEMETRY";
 
 /// Handles of the library that every session needs.
@@ -171,8 +171,8 @@ unsafe extern "system" fn log(
         };
         let message = text(message).split_whitespace().collect::<Vec<_>>().join(" ");
         let model = text(model);
-        // Errors too: the same text comes back as the call's status, and a client that sends
-        // nonsense must not fill the log.
+        // Errors too: the call returns the same text as its status, and a client with invalid
+        // requests must not fill the log.
         tracing::debug!(target: "onnxruntime", severity, model, "{message}");
     });
 }

@@ -252,8 +252,8 @@ fn string_tensor(
     for (index, string) in strings.iter().enumerate().filter(|(_, string)| !string.is_empty()) {
         let mut buffer = null_mut::<c_char>();
         // SAFETY: `index` is below the number of elements, which is that of the strings (a tensor's
-        // invariant); the buffer returned has room for the length asked for. `FillStringTensor`
-        // would end at the first NUL byte.
+        // invariant); the returned buffer has the requested length. `FillStringTensor` would end at
+        // the first NUL byte.
         unsafe {
             call!(
                 Run,

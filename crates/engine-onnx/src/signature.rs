@@ -21,8 +21,8 @@ enum SignatureSide {
 }
 
 /// Reads the signature. Initialisers that a request may override are optional inputs, except the
-/// `bound` parameters. Outputs that are not tensors (a classifier's map of scores) are omitted: a
-/// request cannot ask for them, and the library does not compute outputs that are not requested.
+/// `bound` parameters. Outputs that are not tensors (a classifier's map of scores) are omitted: no
+/// request can name them, and the library does not compute outputs that are not requested.
 ///
 /// # Errors
 /// `InvalidArgument` if an input is not a tensor, an element type is unknown, or no output remains.
@@ -183,8 +183,8 @@ fn tensor(info: &Handle<sys::OrtTypeInfo>) -> Result<(DType, Option<Vec<Dim>>)> 
                 // is alive.
                 let symbol = (!symbol.is_null())
                     .then(|| unsafe { CStr::from_ptr(symbol) }.to_string_lossy());
-                // Some exporters write "?" on every unknown axis; as a name it would tie those axes
-                // together.
+                // Some exporters write "?" on every unknown axis. As a name, it would require these
+                // axes to be equal.
                 Dim::Dynamic(
                     symbol.filter(|text| text.contains(char::is_alphanumeric)).map(Into::into),
                 )

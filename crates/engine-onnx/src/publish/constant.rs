@@ -1,4 +1,4 @@
-//! `Constant` nodes: parameters in another form, and the only form of some exporters.
+//! `Constant` nodes: another form of parameters, and the only form that some exporters write.
 
 use std::ops::Range;
 

@@ -19,7 +19,7 @@ use super::{
 /// Bytes between two reports of progress.
 const REPORT_BYTES: u64 = 4 << 20;
 
-/// A source whose headers were read and are sound, with its plan.
+/// A source whose headers were read and checked, with its plan.
 pub(super) struct Conversion {
     model: PathBuf,
     plan: ConversionPlan,

@@ -57,12 +57,12 @@ pub struct SourceSummary {
 }
 
 /// Publishes a model: converts it, or copies it and checks every hash if it is in the layout
-/// already. Recorded requests of a directory go with it. Renames the finished version into place in
-/// one step. An error leaves nothing behind.
+/// already. Also copies the recorded requests of a directory. Renames the finished version into
+/// place in one step. After an error, no new file remains.
 ///
 /// # Errors
 /// `AlreadyExists` for an existing version; `NotFound`, `DataLoss` or `InvalidArgument` if the
-/// source is at fault; I/O errors.
+/// source is missing, damaged or wrong; I/O errors.
 pub fn publish(
     options: &PublishOptions,
     progress: &mut dyn FnMut(PublishProgress),
@@ -93,7 +93,7 @@ pub fn convert_into(
 /// Returns the location of a model's parameters, from the headers alone.
 ///
 /// # Errors
-/// `NotFound` and `DataLoss` if the source is at fault; I/O errors.
+/// `NotFound` or `DataLoss` if the source is missing or damaged; I/O errors.
 pub fn inspect(source: &Path) -> Result<SourceSummary> {
     // The model is about to be loaded, so its headers may stay in the page cache.
     Conversion::open(source, false).map(|job| job.summary())

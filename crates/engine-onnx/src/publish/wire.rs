@@ -114,7 +114,7 @@ impl Walker {
             }
             let byte = self.file.peek(position)?[0];
             position += 1;
-            // The tenth byte has room for one bit; protobuf drops the others.
+            // The tenth byte holds one bit; protobuf drops the others.
             value |= u64::from(byte & 0x7f).checked_shl(shift).unwrap_or(0);
             if byte < 0x80 {
                 return Ok((value, position));
@@ -170,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn fields_come_back_as_written() {
+    fn fields_are_read_as_written() {
         let mut bytes = Vec::new();
         encode::int(&mut bytes, 3, -2);
         encode::bytes(&mut bytes, 9, b"raw");
@@ -190,7 +190,7 @@ mod tests {
     #[test]
     fn damage_names_its_byte() {
         for (bytes, at) in [
-            (&[0x0a, 5, 1][..], 2),    // longer than what is left
+            (&[0x0a, 5, 1][..], 2),    // longer than the rest
             (&[0x80; 12][..], 0),      // never ends
             (&[0x08][..], 1),          // no value
             (&[0x00, 1][..], 0),       // field 0

@@ -32,7 +32,7 @@ fn the_version_is_the_librarys_own() {
 fn the_library_keeps_no_usage_data() {
     let home = tempfile::tempdir().unwrap();
     let named = std::env::var_os(NAMED).map(|path| (NAMED, path));
-    // Without variables of CI, in which the library keeps none anyway.
+    // Without variables of CI, with which the library never keeps usage data.
     let output = std::process::Command::new(std::env::current_exe().unwrap())
         .args(["--exact", "library::the_version_is_the_librarys_own"])
         .env_clear()
@@ -90,7 +90,7 @@ fn unfit_libraries_are_refused_with_the_remedy() {
     std::fs::write(&text, b"this is no library").unwrap();
     let error = error_with(&text);
     assert!(error.contains("does not load") && error.contains("make build"), "{error}");
-    // A library that loads but is another.
+    // A library that loads, but is not ONNX Runtime.
     let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
     let other = maps
         .lines()

@@ -26,7 +26,7 @@ fn axes_have_their_symbols() {
 }
 
 #[test]
-fn any_rank_is_taken() {
+fn any_rank_is_accepted() {
     let session = load("any_rank");
     assert_eq!(session.signature().inputs[0].shape, None);
     for shape in [&[][..], &[1], &[1, 1, 1]] {
@@ -85,7 +85,7 @@ fn only_tensors_are_served() {
 }
 
 #[test]
-fn a_refusal_names_the_models_fault() {
+fn a_refusal_names_the_error_of_the_model() {
     let error = refusal(load_with("unknown_operator", vec![]));
     assert_eq!(error.kind(), ErrorKind::InvalidArgument);
     assert!(error.message().contains("NoSuchOperator"), "{error}");
@@ -99,7 +99,7 @@ fn a_refusal_names_the_models_fault() {
 }
 
 #[test]
-fn a_parameter_that_contradicts_the_graph() {
+fn a_parameter_that_contradicts_the_graph_is_refused() {
     let (half, two) = (bound_floats("half", &[1], &[0.5]), bound_floats("two", &[1], &[2.0]));
     let with = |other: BoundTensor| {
         refusal(load_with("half_plus_two", vec![half.clone(), two.clone(), other]))
@@ -124,7 +124,7 @@ fn a_parameter_that_contradicts_the_graph() {
 }
 
 #[test]
-fn threads_inside_a_run_are_as_asked() {
+fn threads_inside_a_run_are_as_configured() {
     let options = SessionOptions { intra_op_threads: 2, inter_op_threads: 2, ..Default::default() };
     let graph = models().join("two_outputs.onnx");
     let session = onnx().load(&LoadRequest { graph, options, ..LoadRequest::default() }).unwrap();

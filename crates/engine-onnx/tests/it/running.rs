@@ -22,7 +22,7 @@ fn strings_are_joined() {
 
 /// An output that is an input or a parameter does not point into memory that may be released.
 #[test]
-fn answers_that_are_handed_through_are_copies() {
+fn outputs_that_are_inputs_or_parameters_are_copies() {
     let half = bound_floats("half", &[1], &[0.5]);
     let parameter = half.as_slice().as_ptr() as usize;
     let session = load_with("through", vec![half]).unwrap();

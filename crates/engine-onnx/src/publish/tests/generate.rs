@@ -57,7 +57,7 @@ pub(super) struct Made {
     pub(super) bytes: usize,
     pub(super) storage: Storage,
     pub(super) place: Place,
-    /// Shares its name with the others of this number.
+    /// Number of the name; tensors of one number share a name.
     pub(super) name: u8,
     pub(super) seed: u8,
     pub(super) doc: bool,

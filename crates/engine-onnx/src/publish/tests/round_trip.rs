@@ -32,7 +32,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(96))]
 
     #[test]
-    fn nothing_but_places_changes(tensors in prop::collection::vec(made(), 0..12)) {
+    fn only_locations_change(tensors in prop::collection::vec(made(), 0..12)) {
         let dir = scratch();
         write(dir.path(), &tensors);
         let manifest = check(dir.path());
@@ -98,7 +98,7 @@ fn a_model_without_large_parameters_has_no_weights() {
 }
 
 #[test]
-fn a_streamed_model_converts_to_what_a_layout_writer_writes() {
+fn a_streamed_model_equals_the_output_of_a_layout_writer() {
     let parameters = [
         OnnxParameter::new("table", DType::F32, [300, 8]),
         OnnxParameter::new("tiny", DType::U8, [5]),
