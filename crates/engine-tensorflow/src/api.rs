@@ -51,7 +51,7 @@ pub(crate) struct RawBuffer {
     pub(crate) free: Option<unsafe extern "C" fn(*mut c_void, usize)>,
 }
 
-/// `TF_TString`: 24 bytes that only the library's functions look into.
+/// `TF_TString`: 24 bytes that only the library's functions read.
 #[repr(C, align(8))]
 pub(crate) struct RawString([u8; 24]);
 
@@ -228,7 +228,8 @@ pub(crate) fn set_variables() {
 fn open(path: &Path, visibility: c_int) -> Result<*mut c_void, String> {
     let name = CString::new(path.as_os_str().as_bytes())
         .map_err(|_| "the path holds a NUL byte".to_owned())?;
-    // SAFETY: the name is NUL-terminated. The initialisers are TensorFlow's, which expect nothing.
+    // SAFETY: the name is NUL-terminated. The initialisers are TensorFlow's and have no
+    // precondition.
     let handle = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOW | visibility) };
     if handle.is_null() {
         // SAFETY: called on the thread of the failed call; null or a NUL-terminated text.

@@ -11,7 +11,7 @@ use crate::generated::attr_value::Value;
 use crate::generated::{FunctionDef, FunctionLibrary, GraphDef, NodeDef, TensorShape};
 use crate::model_file::operation_of;
 
-/// Operation that stands for a variable.
+/// Operation that represents a variable.
 pub(crate) const VARIABLE: &str = "VarHandleOp";
 /// Operations of version 1 that own a variable and give references to it.
 pub(crate) const REFERENCE_VARIABLES: [&str; 2] = ["VariableV2", "Variable"];
@@ -19,7 +19,7 @@ pub(crate) const REFERENCE_VARIABLES: [&str; 2] = ["VariableV2", "Variable"];
 /// assigned to.
 const FUNCTION_DEPTH_MAX: usize = 64;
 
-/// Operations that only read the variable behind a handle.
+/// Operations that only read the variable of a handle.
 const READERS: [&str; 5] =
     ["ReadVariableOp", "ResourceGather", "ResourceGatherNd", "VariableShape", "VarIsInitializedOp"];
 
@@ -128,7 +128,7 @@ impl DecodedGraph {
         self.positions.get(name).copied()
     }
 
-    /// Marks every node that the operations or tensors `roots` need or are colocated with.
+    /// Marks every node that the operations or tensors `roots` need or must be colocated with.
     pub(crate) fn reachable<'a>(&self, roots: impl IntoIterator<Item = &'a str>) -> Vec<bool> {
         let mut reached = vec![false; self.nodes.len()];
         let find = |name: &str| self.position(operation_of(name));
@@ -145,7 +145,7 @@ impl DecodedGraph {
     }
 
     /// Returns the variables among the nodes that `reached` marks, in the graph's order. Two nodes
-    /// may stand for one variable; then both count as assigned to, because they are bound apart.
+    /// may represent one variable; then both count as assigned to, because each has its own memory.
     pub(crate) fn variables(&self, reached: &[bool]) -> VariableUses {
         let chosen = |at: &usize| reached[*at] && self.nodes[*at].op == VARIABLE;
         let consumers = consumers(&self.nodes, |at| reached[at]);

@@ -6,7 +6,7 @@
 //!
 //! Rules for every model, and their reasons:
 //! * A run uses the calling thread: operators run one after the other there (`inter_op` -1), and an
-//!   operator has one thread unless the settings ask for more. Millpond's workers are the
+//!   operator has one thread unless the settings request more. Millpond's workers are the
 //!   parallelism.
 //! * Feeds and fetches of a signature have one order. TensorFlow keeps a compiled graph for every
 //!   order and every set of outputs, so the number of sets is bounded too.

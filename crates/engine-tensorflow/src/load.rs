@@ -63,7 +63,7 @@ fn open(
     let initialised = graph.reachable(model_file::init_operation(meta));
     let initialises = |name: &str| graph.position(name).is_some_and(|at| initialised[at]);
     let mut metadata = BTreeMap::new();
-    // What only the initialisation assigns to does not change afterwards.
+    // Variables that only the initialisation assigns to do not change afterwards.
     let changed = graph.assigned(&graph.reachable(tensors(read)));
     if !changed.is_empty() {
         metadata.insert(CHANGED_KEY.to_owned(), changed.join(", "));

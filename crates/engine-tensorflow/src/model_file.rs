@@ -30,7 +30,8 @@ const ASSETS_COLLECTION: &str = "saved_model_assets";
 pub(crate) struct GraphTags(Vec<String>);
 
 impl GraphTags {
-    /// Returns the tags of a model's settings. Without any, the graph for serving is meant.
+    /// Returns the tags of a model's settings. Without any, returns the tag of the graph for
+    /// serving.
     pub(crate) fn of(tags: &[String]) -> GraphTags {
         match tags {
             [] => GraphTags(vec![SERVING_TAG.to_owned()]),

@@ -23,7 +23,8 @@ use crate::tensor::TfTensor;
 pub(crate) const INLINE_MAX: usize = 8;
 /// Maximum threads of one run.
 const THREADS_MAX: usize = 1024;
-/// Number of threads between operators for which TensorFlow runs them on the calling thread.
+/// Value of the number of inter-operator threads for which TensorFlow runs all operators on the
+/// calling thread.
 const CALLING_THREAD: i32 = -1;
 
 /// A graph and its session. Dropping it releases the session first.
@@ -61,7 +62,7 @@ impl Feeds {
 #[derive(Clone, Copy)]
 pub(crate) struct RawRun<'a> {
     pub(crate) places: &'a [RawOutput],
-    /// One for each place.
+    /// One value for each of `places`.
     pub(crate) values: &'a [*mut RawTensor],
     pub(crate) fetches: &'a [RawOutput],
     /// Operations that run without an output.
@@ -306,7 +307,7 @@ impl Drop for OpenedModel {
 struct ConfiguredOptions {
     library: &'static TensorFlowLibrary,
     raw: *mut RawSessionOptions,
-    /// True if the session gets threads that work.
+    /// True if the session starts threads.
     threads: bool,
 }
 
@@ -368,7 +369,7 @@ impl Drop for ConfiguredOptions {
 
 fn threads(count: usize) -> Result<i32> {
     match count {
-        // Zero would mean "as many as cores" to TensorFlow.
+        // For TensorFlow, zero means one thread per core.
         1..=THREADS_MAX => Ok(count as i32),
         _ => Err(Error::invalid(format!(
             "{count} threads inside one run; it must be 1 to {THREADS_MAX}"

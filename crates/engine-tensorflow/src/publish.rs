@@ -1,8 +1,8 @@
 //! Publishes SavedModels: the values of variables go to the weights file, and a graph that is cut
 //! to its signatures to the graph file.
 //!
-//! TensorFlow loads the model and gives the values, so every form of checkpoint is read. This runs
-//! in a process of its own, never in the server.
+//! TensorFlow loads the model and returns the values, so every form of checkpoint can be read. This
+//! runs in a process of its own, never in the server.
 
 use std::collections::{BTreeMap, HashSet};
 use std::path::{Path, PathBuf};
@@ -52,11 +52,11 @@ pub struct SavedModelGraph<'a> {
 }
 
 /// Publishes a graph of a SavedModel, or copies a published one and checks every hash. Renames the
-/// finished version into place in one step. An error leaves nothing behind.
+/// finished version into place in one step. After an error, no new file remains.
 ///
 /// # Errors
 /// `AlreadyExists` for an existing version; `NotFound`, `DataLoss` or `InvalidArgument` if the
-/// source is at fault; I/O errors; the errors of opening TensorFlow.
+/// source is missing, damaged or wrong; I/O errors; the errors of opening TensorFlow.
 pub fn publish(
     engine: &TensorFlowEngine,
     options: &PublishOptions,

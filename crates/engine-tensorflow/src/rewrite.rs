@@ -39,7 +39,7 @@ pub(crate) struct GraphConstant {
 /// Changes to a graph, by node.
 #[derive(Default)]
 pub(crate) struct GraphChanges {
-    /// New nodes in the place of a node of the graph.
+    /// New nodes that replace a node of the graph.
     replaced: HashMap<usize, Vec<NodeDef>>,
     pub(crate) constants: Vec<GraphConstant>,
     /// New variables by the tensor that has their value in the old graph.
@@ -111,9 +111,9 @@ impl GraphChanges {
     }
 
     /// Turns variables of version 1 into resource variables, if only assignments and operations
-    /// that take their value use them. `takes_reference` says if an operation takes a reference,
-    /// `fetched` names the operations that runs fetch. Returns the names of the variables that
-    /// stay.
+    /// that take their value use them. `takes_reference` is true for an operation that takes a
+    /// reference. `fetched` has the names of the operations that runs fetch. Returns the names of
+    /// the variables that stay.
     pub(crate) fn references(
         &mut self,
         graph: &DecodedGraph,
@@ -210,7 +210,7 @@ fn large(tensor: &Tensor) -> Option<GraphConstant> {
     whole.then(|| GraphConstant { name: String::new(), dtype, dims, bytes })
 }
 
-/// Returns an assignment to a resource variable in the place of one to a reference.
+/// Returns an assignment to a resource variable that replaces an assignment to a reference.
 fn assignment(old: &NodeDef, handle: &str) -> NodeDef {
     let rest = old.input.iter().skip(1).cloned();
     let input = std::iter::once(handle.to_owned()).chain(rest).collect();
@@ -218,8 +218,8 @@ fn assignment(old: &NodeDef, handle: &str) -> NodeDef {
     node(old.name.clone(), "AssignVariableOp", input, &old.device, &dtype)
 }
 
-/// Returns a lookup in a variable's value in the place of one in the variable. TensorFlow copies a
-/// variable over memory that is not its own at the first lookup.
+/// Returns a lookup in a variable's value that replaces a lookup in the variable. TensorFlow copies
+/// a variable over memory that is not its own at the first lookup.
 fn lookup(old: &NodeDef, in_function: bool) -> Vec<NodeDef> {
     let output = |node: &str, output: &str| {
         if in_function { format!("{node}:{output}:0") } else { node.to_owned() }

@@ -15,8 +15,8 @@ use crate::opened::{INLINE_MAX, OpenedModel, RawRun, buffer};
 use crate::signature::ReadSignatures;
 use crate::tensor::TfTensor;
 
-/// Maximum sets of outputs of one signature that are fetched alone. TensorFlow keeps a compiled
-/// graph for each set. For any further set, all outputs are fetched.
+/// Maximum sets of outputs of one signature that are fetched without the other outputs. TensorFlow
+/// keeps a compiled graph for each set. For any further set, all outputs are fetched.
 const SUBSETS_MAX: usize = 16;
 
 /// Key of the metadata that names the variables which runs change.
@@ -163,7 +163,7 @@ struct SignaturePlan {
     /// Position in the feeds of each input.
     slots: Vec<usize>,
     places: Vec<RawOutput>,
-    /// Values of inputs that a request may leave out, by feed.
+    /// Values of inputs that a request may omit, by feed.
     defaults: Vec<Option<TfTensor>>,
     outputs: Vec<Arc<str>>,
     sources: Vec<OutputSource>,

@@ -15,8 +15,7 @@ use crate::model_file::{self, OWN_SIGNATURES};
 pub(crate) struct ReadSignatures {
     /// In the order of their names.
     pub(crate) signatures: Vec<NamedSignature>,
-    /// Values of inputs that a request may leave out, as TensorFlow's messages, by signature and
-    /// input.
+    /// Values of inputs that a request may omit, as TensorFlow's messages, by signature and input.
     pub(crate) defaults: Vec<BTreeMap<String, Bytes>>,
     /// Position of the signature that runs if a request names none.
     pub(crate) default: usize,

@@ -96,8 +96,8 @@ impl TfTensor {
         self.raw
     }
 
-    /// Makes a tensor over `tensor`'s elements. TensorFlow copies elements that are not aligned as
-    /// it needs them; strings are copied here.
+    /// Makes a tensor over `tensor`'s elements. TensorFlow copies elements that do not have its
+    /// alignment; strings are copied here.
     ///
     /// # Errors
     /// `InvalidArgument` for a type that TensorFlow does not have, for a bool that is neither 0 nor
@@ -141,8 +141,8 @@ impl TfTensor {
         let bytes = parameter.check()?;
         let number = element::to_tensorflow(parameter.dtype).unwrap_or_default();
         let dims = sizes(&parameter.dims)?;
-        // SAFETY: the sizes are as many as the rank says. TensorFlow allocates at least the bytes
-        // asked for, which are copied before anything reads them.
+        // SAFETY: the sizes are as many as the rank says. TensorFlow allocates at least the
+        // requested bytes, which are copied before anything reads them.
         unsafe {
             let raw = (library.call.TF_AllocateTensor)(
                 number,
@@ -329,7 +329,7 @@ impl AsRef<[u8]> for TfOutput {
     }
 }
 
-/// Room for strings at an alignment that suits TensorFlow's tensors.
+/// Memory for strings at an alignment that suits TensorFlow's tensors.
 #[repr(C, align(64))]
 #[derive(Clone)]
 struct StringRoom([u8; 64]);
@@ -348,7 +348,7 @@ impl StringBlock {
         let mut block = StringBlock { library, room, count: strings.len() };
         let data: *mut RawString = block.room.as_mut_ptr().cast();
         for (index, string) in strings.iter().enumerate() {
-            // SAFETY: the room holds so many strings; each is initialised before it gets a copy.
+            // SAFETY: the memory holds so many strings; each is initialised before it gets a copy.
             unsafe {
                 (library.call.TF_StringInit)(data.add(index));
                 (library.call.TF_StringCopy)(data.add(index), string.as_ptr().cast(), string.len());

@@ -51,13 +51,13 @@ fn shard(dir: &Path) -> PathBuf {
 }
 
 #[test]
-fn an_unknown_operator() {
+fn an_unknown_operator_is_refused() {
     let Some(engine) = engine() else { return };
     refused(&engine, &model("unknown"), ErrorKind::InvalidArgument, "'NegOfTheFuture'");
 }
 
 #[test]
-fn a_missing_shard() {
+fn a_missing_shard_is_refused() {
     let Some(engine) = engine() else { return };
     let dir = copy("dense_1");
     std::fs::remove_file(shard(dir.path())).unwrap();
@@ -65,7 +65,7 @@ fn a_missing_shard() {
 }
 
 #[test]
-fn a_shard_that_ends_early() {
+fn a_shard_that_ends_early_is_refused() {
     let Some(engine) = engine() else { return };
     let dir = copy("dense_1");
     let file = std::fs::OpenOptions::new().write(true).open(shard(dir.path())).unwrap();
@@ -74,7 +74,7 @@ fn a_shard_that_ends_early() {
 }
 
 #[test]
-fn a_shard_with_other_bytes() {
+fn a_shard_with_other_bytes_is_refused() {
     let Some(engine) = engine() else { return };
     let dir = copy("dense_1");
     let mut bytes = std::fs::read(shard(dir.path())).unwrap();
@@ -84,7 +84,7 @@ fn a_shard_with_other_bytes() {
 }
 
 #[test]
-fn a_damaged_index() {
+fn a_damaged_index_is_refused() {
     let Some(engine) = engine() else { return };
     for damage in [0usize, 40, 100] {
         let dir = copy("dense_1");
@@ -98,7 +98,7 @@ fn a_damaged_index() {
 }
 
 #[test]
-fn a_truncated_graph() {
+fn a_truncated_graph_is_refused() {
     let Some(engine) = engine() else { return };
     let dir = copy("dense_1");
     let path = dir.path().join("saved_model.pb");
@@ -110,7 +110,7 @@ fn a_truncated_graph() {
 }
 
 #[test]
-fn a_missing_asset() {
+fn a_missing_asset_is_refused() {
     let Some(engine) = engine() else { return };
     let dir = copy("lookup");
     std::fs::remove_file(dir.path().join("assets/vocabulary.txt")).unwrap();
@@ -158,7 +158,7 @@ fn a_graph_is_selected_by_its_tags() {
 }
 
 #[test]
-fn no_graph_for_serving() {
+fn a_model_without_a_graph_for_serving_is_refused() {
     let Some(engine) = engine() else { return };
     let dir = copy("sparse");
     set_tag(dir.path(), b"train");

@@ -69,7 +69,7 @@ fn versions_share_equal_variables() {
 }
 
 #[test]
-fn state_of_a_bound_model_lives_on() {
+fn state_of_a_bound_model_persists() {
     let Some(engine) = engine() else { return };
     for name in ["counter", "version_1_counter"] {
         let dir = publish(&engine, &model(name));
@@ -90,7 +90,7 @@ fn state_of_a_bound_model_lives_on() {
 }
 
 #[test]
-fn assets_and_tables_come_along() {
+fn assets_and_tables_are_published() {
     let Some(engine) = engine() else { return };
     for name in ["lookup", "version_1"] {
         let dir = publish(&engine, &model(name));
@@ -119,7 +119,7 @@ fn variables_of_version_1_are_bound() {
 }
 
 #[test]
-fn what_cannot_be_bound_comes_from_the_checkpoint() {
+fn values_that_cannot_be_bound_come_from_the_checkpoint() {
     let Some(engine) = engine() else { return };
     let dir = publish(&engine, &model("mutable_table"));
     assert!(dir.path().join("variables/variables.index").exists());
@@ -144,7 +144,7 @@ fn lookups_in_a_large_table_copy_nothing() {
         let name = "published::lookups_in_a_large_table_copy_nothing";
         return crate::threads::run_child(name);
     }
-    // Parts of TensorFlow that stay are started by the first run.
+    // The first run starts parts of TensorFlow that stay in memory.
     let small = publish(&engine, &model("half_plus_two"));
     let first = bind(&engine, &store(16 * MIB), small.path());
     run(&*first.session, "serving_default", &[floats("x", &[2.0])]);

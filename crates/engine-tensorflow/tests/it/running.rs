@@ -22,7 +22,7 @@ fn signatures_have_names_and_defaults() {
 }
 
 #[test]
-fn strings_tables_and_assets() {
+fn strings_tables_and_assets_are_used() {
     let Some(engine) = engine() else { return };
     let session = load(&engine, &model("lookup")).unwrap();
     let outputs = run(&*session, "serving_default", &[words("word", &["two", "one", "none"])]);
@@ -31,7 +31,7 @@ fn strings_tables_and_assets() {
 }
 
 #[test]
-fn state_lives_on_between_requests() {
+fn state_persists_between_requests() {
     let Some(engine) = engine() else { return };
     for name in ["counter", "version_1_counter"] {
         let session = load(&engine, &model(name)).unwrap();
@@ -50,7 +50,7 @@ fn state_lives_on_between_requests() {
 }
 
 #[test]
-fn models_of_version_1() {
+fn models_of_version_1_run() {
     let Some(engine) = engine() else { return };
     let session = load(&engine, &model("version_1")).unwrap();
     assert!(!session.changes_state(), "only the initialisation assigns to its variables");
