@@ -148,17 +148,17 @@ pub(crate) struct ShimLibrary {
 }
 
 impl ShimLibrary {
-    /// Opens the shim at `path`, and with it LibTorch. Its symbols stay its own (`RTLD_LOCAL`),
-    /// because other engines bring libraries with some of the same names. `RTLD_DEEPBIND` is not
-    /// used: it would give LibTorch another `malloc` than the process's.
+    /// Opens the shim at `path`, and with it LibTorch. Its symbols are not visible to others
+    /// (`RTLD_LOCAL`), because libraries of other engines have some of the same names.
+    /// `RTLD_DEEPBIND` is not used: it would give LibTorch another `malloc` than the process's.
     ///
     /// # Errors
     /// `FailedPrecondition`, with the remedy, if it does not load or has another interface.
     pub(crate) fn open(path: PathBuf) -> Result<ShimLibrary> {
         let unfit = |why: &str| Error::precondition(format!("{} {why}: {REMEDY}", path.display()));
         let name = c_path(&path)?;
-        // SAFETY: the name is NUL-terminated. The library's initialisers are LibTorch's, which
-        // expect nothing.
+        // SAFETY: the name is NUL-terminated. The library's initialisers are LibTorch's and have no
+        // precondition.
         let handle = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
         if handle.is_null() {
             // SAFETY: called on the thread of the failed call; null or a NUL-terminated text of the

@@ -20,7 +20,7 @@ use zip::{CompressionMethod, ZipArchive};
 
 /// Alignment of LibTorch's tensors.
 const ALIGNMENT: u64 = 64;
-/// Room for LibTorch's other allocations while it loads.
+/// Bytes for LibTorch's other allocations while it loads.
 const SLACK_BYTES: u64 = 64 << 10;
 /// Maximum records of an archive.
 const RECORDS_MAX: usize = 1 << 20;
@@ -47,8 +47,8 @@ pub(crate) fn parameter_bytes(path: &Path) -> Result<usize> {
                 ))
             })?;
     }
-    // torch.jit.save never compresses a record to a thousandth. A file that claims this gets no
-    // memory.
+    // torch.jit.save never compresses a record to a thousandth. A file that states such a ratio
+    // gets no memory.
     usize::try_from(total).map_err(|_| Error::data_loss(format!("{}: too large", path.display())))
 }
 

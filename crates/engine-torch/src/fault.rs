@@ -14,7 +14,7 @@ const ASSERTION: [&str; 2] = ["INTERNAL ASSERT FAILED", "Please report a bug"];
 /// "CUBLAS_STATUS_ALLOC_FAILED").
 const MEMORY: [&str; 4] =
     ["std::bad_alloc", "can't allocate memory", "out of memory", "ALLOC_FAILED"];
-/// Markers of a failed device. Sizes that do not fit are found before anything is sent to it.
+/// Markers of a failed device. Wrong sizes are found before any work is sent to it.
 const DEVICE: [&str; 6] =
     ["CUDA error", "CUDA driver error", "CUBLAS_STATUS_", "CUDNN_STATUS_", "CUFFT_", "cuDNN error"];
 
@@ -59,7 +59,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_last_exception_speaks() {
+    fn the_last_exception_is_the_message() {
         let text = "The following operation failed in the TorchScript interpreter.\n\
             Traceback of TorchScript (most recent call last):\n  File \"x.py\", line 2, in forward\n\
             \x20   return self.a @ x\n           ~~~~~~~~ <--- HERE\n\
@@ -90,7 +90,7 @@ mod tests {
     }
 
     #[test]
-    fn other_texts() {
+    fn other_texts_become_one_line_with_a_kind() {
         assert_eq!(error("\n  one\ntwo").message(), "one");
         assert_eq!(error("std::bad_alloc").kind(), ErrorKind::ResourceExhausted);
         assert_eq!(error("x INTERNAL ASSERT FAILED at y").kind(), ErrorKind::Internal);

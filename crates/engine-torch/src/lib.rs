@@ -11,7 +11,7 @@
 //!   (`archive`). Afterwards the memory is sealed against writes, unless a run of the model
 //!   writes to it.
 //! * The file's checksums are checked here, because the library is compiled without that check.
-//! * A run has one thread unless the settings ask for more. The count is set on every thread,
+//! * A run has one thread unless the settings request more. The count is set on every thread,
 //!   because LibTorch keeps a separate count for each thread.
 //! * A model is compiled once: the executor that observes runs and compiles again is off.
 //! * A model with a state inside starts every run from the state as loaded; a stream gets a copy of

@@ -130,7 +130,8 @@ fn script(
     Ok((module, memory))
 }
 
-/// Recognises a damaged archive by LibTorch's name for the reader.
+/// Turns LibTorch's error about a damaged archive into `DataLoss`. LibTorch's name of the reader
+/// identifies the error.
 fn unusable(error: Error) -> Error {
     let message = error.message();
     if error.kind() == ErrorKind::InvalidArgument && message.contains("PytorchStreamReader") {

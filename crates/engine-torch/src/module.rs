@@ -60,7 +60,7 @@ impl TorchModule {
         Ok(TorchModule { raw, library })
     }
 
-    /// Asks the shim for the module's facts.
+    /// Reads the module's description from the shim.
     pub(crate) fn describe(&self) -> Result<ModuleDescription> {
         let call = &self.library.call;
         let mut raw = RawDescription {
@@ -178,7 +178,7 @@ impl RunResults {
 
     /// Returns tensor `index`, which outlives the results.
     pub(crate) fn take(&self, index: usize) -> Result<TorchTensor> {
-        // SAFETY: the answer is alive; the shim checks the index. What it gives is ours.
+        // SAFETY: the answer is alive; the shim checks the index. The returned tensor is ours.
         unsafe {
             let raw = (self.library.call.mpt_answer_take)(self.raw.as_ptr(), index);
             TorchTensor::own(self.library, raw)

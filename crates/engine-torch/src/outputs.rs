@@ -34,8 +34,8 @@ impl AsRef<[u8]> for TorchElements {
     }
 }
 
-/// Returns output `index`, described by `view`, as a Millpond tensor. It must not keep pointing
-/// into the addresses `borrowed`.
+/// Returns output `index`, described by `view`, as a Millpond tensor. It must not point into the
+/// addresses `borrowed` after the run.
 ///
 /// # Errors
 /// `InvalidArgument` for an element type that Millpond does not have, `Internal` if the tensor

@@ -60,7 +60,7 @@ struct ForkedSession {
 }
 
 impl TorchSession {
-    /// Asks the module for its inputs and outputs.
+    /// Creates the session, with the inputs and outputs that the module states.
     ///
     /// # Errors
     /// Returns the errors of [`signature::plan`]; `InvalidArgument` if the outputs are unknown.
@@ -96,7 +96,7 @@ impl TorchSession {
 }
 
 impl TorchModel {
-    /// Learns the outputs from a run on zeros, if that is possible.
+    /// Determines the outputs by a run on zeros, if that is possible.
     fn try_out(&mut self) -> Result<()> {
         let learnt = match self.plan.trial() {
             Some(inputs) => self.observe(&inputs),

@@ -1,6 +1,6 @@
 //! Inputs and outputs of a module, from its graph, the model's settings, and a trial run.
 //!
-//! TorchScript states the names and kinds of forward's arguments, and at best the number of its
+//! TorchScript states the names and kinds of forward's arguments, and at most the number of its
 //! outputs. `[signature]` states the rest. If it states all inputs and no outputs, one run on zeros
 //! finds the outputs.
 
@@ -84,14 +84,15 @@ fn takes(error: Error, description: &ModuleDescription) -> Error {
 
 type InputSpecs = (Vec<(TensorSpec, usize)>, Vec<ForwardArgument>);
 
-/// Returns the inputs of a package, which states nothing itself.
+/// Returns the inputs of a package. A package does not state them itself.
 fn declared_inputs(file: &SignatureFile) -> Result<InputSpecs> {
     if file.inputs.is_empty() || file.outputs.is_empty() {
         return Err(Error::invalid(
             "a compiled package does not describe its inputs and outputs: list them in [signature]",
         ));
     }
-    // Its code trusts its inputs: it would read past the end of another shape.
+    // The code of a package does not check its inputs: with another shape it would read past the
+    // end.
     if let Some(text) = file.inputs.iter().find(|text| text.shape.is_none() || text.dtype.is_none())
     {
         return Err(Error::invalid(format!(
@@ -146,7 +147,7 @@ fn matched(texts: &[TensorText], names: &[&str], required: usize) -> Option<Vec<
     by_position.then(|| (0..texts.len()).collect())
 }
 
-/// Returns the input for `argument`; `None` for an optional argument that a request cannot give.
+/// Returns the input for `argument`; `None` for an optional argument that no request can carry.
 fn input(argument: &ArgumentDescription, text: Option<&TensorText>) -> Result<Option<TensorSpec>> {
     let scalar = match argument.kind {
         TENSOR => None,

@@ -77,7 +77,7 @@ fn any_cut_is_refused() {
 }
 
 #[test]
-fn other_archives_and_missing_files() {
+fn other_archives_and_missing_files_are_refused() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("model.pt");
     let mut writer = zip::ZipWriter::new(std::fs::File::create(&path).unwrap());
@@ -93,7 +93,7 @@ fn other_archives_and_missing_files() {
 }
 
 #[test]
-fn a_stopped_load_says_so() {
+fn a_stopped_load_is_cancelled() {
     let (module, store) = (module(), store(64 << 20));
     let bytes = torch().arena_bytes(&module.path()).unwrap();
     let stop = Arc::new(AtomicBool::new(true));

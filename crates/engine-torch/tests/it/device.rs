@@ -1,7 +1,7 @@
 //! Models on a GPU. The machines that run these tests have none, so the tests use two simulated
 //! ones (`engines/torch/pretend`, built by `make test-rust`): LibTorch's device code is real down
-//! to its kernels, and work that is not waited for stays undone. Each test starts processes whose
-//! LibTorch finds the simulation in place of CUDA's library.
+//! to its kernels, and work without a wait for it is never done. Each test starts processes whose
+//! LibTorch finds the simulation instead of CUDA's library.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};

@@ -73,7 +73,7 @@ fn tied_and_viewed_parameters_stay_so() {
 }
 
 #[test]
-fn a_full_arena_is_not_the_end() {
+fn a_load_succeeds_with_a_full_arena() {
     let store = store(64 << 20);
     let weights = vec![TorchParameter::filled("weight", &[1 << 20], |elements| elements.fill(2.0))];
     let module =

@@ -42,7 +42,7 @@ fn outputs_are_named_after_what_forward_returns() {
 }
 
 #[test]
-fn a_trial_run_tells_type_and_rank() {
+fn a_trial_run_determines_type_and_rank() {
     let source = "def forward(self, x):\n    return x.argmax(1), x.unsqueeze(0)\n";
     let session = Written::new(source, vec![]).try_load(shaped(&[-1, 3])).unwrap();
     let told: Vec<(DType, usize)> = session
@@ -56,7 +56,7 @@ fn a_trial_run_tells_type_and_rank() {
 }
 
 #[test]
-fn without_shapes_the_types_must_tell() {
+fn without_shapes_the_types_state_the_outputs() {
     let session = Written::new("def forward(self, x):\n    return x, x\n", vec![]).load();
     assert_eq!(names(&*session), ["output_0", "output_1"]);
     assert_eq!(session.signature().inputs[0].shape, None);
@@ -106,7 +106,7 @@ fn a_dictionary_is_read_by_its_keys() {
 }
 
 #[test]
-fn scalars_and_defaults() {
+fn scalars_are_inputs_and_defaults_are_optional() {
     let source = "def forward(self, x, n: int, f: float = 0.5, flag: bool = False, \
                   extra: Optional[Tensor] = None):\n    y = x * n + f\n    if flag:\n        y = -y\n    \
                   if extra is not None:\n        y = y + extra\n    return y\n";
@@ -167,7 +167,7 @@ fn unsupported_inputs_are_refused_at_the_load() {
 }
 
 #[test]
-fn faults_are_one_line() {
+fn errors_are_one_line() {
     let weight = TorchParameter::floats("weight", &[2, 2], vec![1.0; 4]);
     let session =
         Written::new("def forward(self, x):\n    return x @ self.weight\n", vec![weight]).load();

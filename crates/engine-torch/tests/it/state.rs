@@ -106,7 +106,7 @@ fn parallel_parts_that_write_nothing_are_no_state() {
 }
 
 #[test]
-fn every_run_starts_as_loaded_and_a_fork_goes_on() {
+fn every_run_starts_as_loaded_and_a_fork_continues() {
     let store = store(64 << 20);
     for (name, module) in adders() {
         for session in [module.load(), module.load_into(&store).unwrap()] {
@@ -129,7 +129,7 @@ fn every_run_starts_as_loaded_and_a_fork_goes_on() {
 }
 
 #[test]
-fn an_answer_stays_when_the_state_goes_on() {
+fn an_output_stays_when_the_state_changes() {
     for (name, module) in adders() {
         let fork = module.load().fork().unwrap();
         let first = fork.run(&[floats("x", &[1], &[1.0])], &[]).unwrap();

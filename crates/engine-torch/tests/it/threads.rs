@@ -72,7 +72,7 @@ fn extra(intra_op_threads: usize) -> usize {
         std::thread::scope(|scope| {
             let run = scope.spawn(|| {
                 session.run(&[floats("x", &[1024, 1024], &vec![1.0; 1 << 20])], &[]).unwrap();
-                // This thread, and threads that it asked for.
+                // This thread, and threads that it requested.
                 threads_once(before + intra_op_threads) - before - 1
             });
             most = most.max(run.join().unwrap());
