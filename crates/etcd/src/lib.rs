@@ -27,7 +27,7 @@ use self::login::EtcdLogin;
 pub use self::login::EtcdUser;
 use wire::{KeepAliveAnswer, LeaseAnswer, RangeAnswer, TransactionAnswer};
 
-/// Time for a request to one endpoint.
+/// Longest time of a request to one endpoint.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(2);
 /// Maximum entries of one answer.
 const PAGE_ENTRIES_MAX: usize = 1000;
@@ -68,7 +68,7 @@ pub struct EtcdEntry {
     pub value: Bytes,
     /// Revision in which the key was created. No other creation of the key has it.
     pub create_revision: i64,
-    /// Lease that it ends with; 0 if it has none.
+    /// Lease whose end removes the key; 0 if it has none.
     pub lease: LeaseId,
 }
 
@@ -133,7 +133,7 @@ impl Etcd {
         Ok(LeaseId(lease.id))
     }
 
-    /// Renews a lease. Returns false if it does not exist any more.
+    /// Renews a lease. Returns false if it has ended.
     ///
     /// # Errors
     /// As [`Etcd::grant`].
@@ -168,7 +168,7 @@ impl Etcd {
     /// Sets a key, which ends with the lease.
     ///
     /// # Errors
-    /// `NotFound` if the lease does not exist any more, and as [`Etcd::grant`].
+    /// `NotFound` if the lease has ended, and as [`Etcd::grant`].
     pub async fn put(&self, key: &str, value: &[u8], lease: LeaseId) -> Result<()> {
         self.call::<Value>("/v3/kv/put", &put_request(key, value, lease)).await.map(drop)
     }
@@ -237,7 +237,7 @@ impl Etcd {
         Ok(answer.header.revision)
     }
 
-    /// Reads all keys that begin with `prefix`, as they are at one revision.
+    /// Reads all keys that begin with `prefix`, all from one revision.
     ///
     /// # Errors
     /// As [`Etcd::get`], and `ResourceExhausted` for more than 1,048,576 keys.

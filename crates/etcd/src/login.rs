@@ -13,8 +13,8 @@ use transport::access::Secret;
 use super::wire;
 
 const LOGIN_PATH: &str = "/v3/auth/authenticate";
-/// Time for a login, and for waiting for the login of another request. etcd hashes the password
-/// slowly on purpose.
+/// Longest time of a login, and of the wait for the login of another request. etcd hashes the
+/// password slowly on purpose.
 const LOGIN_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// A user of etcd, for a cluster with authentication enabled.
@@ -41,7 +41,7 @@ impl EtcdLogin {
     }
 
     /// Returns the token that requests send, after a login if there is none. `refused` is a token
-    /// that etcd does not accept any more.
+    /// that etcd has refused.
     ///
     /// # Errors
     /// `PermissionDenied` if etcd refuses name and password, `FailedPrecondition` if it has no

@@ -17,10 +17,10 @@ use crate::Etcd;
 pub const WAIT_MAX: Duration = Duration::from_secs(60);
 /// Starts that find their port used by another process.
 const STARTS_MAX: usize = 5;
-/// Longest time until a paused process stands still.
+/// Longest time until all threads of a paused process have stopped.
 const PAUSE_MAX: Duration = Duration::from_secs(60);
 
-/// A running etcd. It ends with this value.
+/// A running etcd. The process ends when this is dropped.
 pub struct EtcdServer {
     directory: TempDir,
     ports: [u16; 2],
@@ -57,7 +57,7 @@ impl EtcdServer {
         EtcdServer::start_with(None).await
     }
 
-    /// Starts an etcd, with TLS if there is some, and waits for its first answer.
+    /// Starts an etcd, with TLS if `tls` is given, and waits for its first answer.
     pub async fn start_with(mut tls: Option<EtcdTls>) -> EtcdServer {
         for _ in 0..STARTS_MAX {
             let directory = tempfile::tempdir().unwrap();

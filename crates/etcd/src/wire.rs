@@ -278,7 +278,7 @@ mod tests {
     }
 
     #[test]
-    fn ends_of_prefixes() {
+    fn the_end_of_a_prefix_is_the_next_key_after_it() {
         assert_eq!(range_end("a/"), b"a0");
         // The last character is encoded as F4 8F BF BF.
         assert_eq!(range_end("a\u{10ffff}"), [b'a', 0xf4, 0x8f, 0xbf, 0xc0]);
