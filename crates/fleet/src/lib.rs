@@ -5,8 +5,8 @@
 //! Below `millpond-updates/FLEET/`, `slots/MODEL/N` has the process that loads a new version of a
 //! model. The key ends with a lease, which the process keeps alive during the load. With N slots, N
 //! processes load at the same time. `holds/MODEL/VERSION` has the process in which a version
-//! failed, with the error. It ends after a day, or when an administrator's load of the version
-//! succeeds in any process, or any load in the process that failed.
+//! failed, with the error. It ends after a day, when an administrator's load of the version
+//! succeeds in any process, or when any load of it succeeds in the process that failed.
 //!
 //! A process that fails writes the hold before it gives its slot back, and a process that takes a
 //! slot reads the holds afterwards. So with one slot, one process tries a bad version.
@@ -17,7 +17,7 @@
 //!
 //! # Without etcd
 //! An update waits for at most [`FleetTimes::silence`] and is then loaded without a turn. Loads
-//! that have begun go on. Versions that are held back stay held back.
+//! that have begun continue. Versions that are held back stay held back.
 //!
 //! # Invariant
 //! No call of the lifecycle waits for etcd.
@@ -164,7 +164,7 @@ impl FleetUpdates {
         Ok(FleetUpdates { shared, thread: Mutex::new(Some(thread)) })
     }
 
-    /// Gives all turns back and ends the thread. Waits for at most a few seconds.
+    /// Releases all turns and ends the thread. Waits for at most a few seconds.
     pub fn stop(&self) {
         self.shared.stop.notify_one();
         let thread = self.thread.lock().take();

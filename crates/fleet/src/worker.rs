@@ -15,7 +15,7 @@ use crate::{EndedUpdate, FleetTimes, SharedFleet};
 
 /// Longest time in which the end of an update is written again after a failure.
 const END_TIME_MAX: Duration = Duration::from_secs(60);
-/// Longest time in which turns are given back at the stop.
+/// Longest time in which turns are released at the stop.
 const STOP_TIME_MAX: Duration = Duration::from_secs(2);
 /// Longest pause between two rounds without news.
 const PAUSE_MAX: Duration = Duration::from_secs(60);
@@ -42,7 +42,7 @@ pub(super) struct FleetWorker {
     turns_lost: BTreeSet<VersionId>,
     /// Start of etcd's silence, by version that wants to load.
     silent: BTreeMap<VersionId, Instant>,
-    /// Error of the last request, which is logged once while it stays the same.
+    /// Error of the last request. The same error is logged once.
     logged: Option<Error>,
 }
 
@@ -164,8 +164,9 @@ impl FleetWorker {
                 self.set(id, TurnState::HeldBack(reason));
             }
             // This process may have been stopped since it renewed the lease. Then another process
-            // may have the slot, and the holds may be old. The next round renews it or finds out.
-            // A lease that is never renewed counts as silence of etcd, so the wait has an end.
+            // may have the slot, and the holds may be old. The next round renews it, or finds that
+            // it has ended. A lease that is never renewed counts as silence of etcd, so the wait
+            // has an end.
             TurnStep::Grant if !self.has_lease(id) => {
                 return Err(Error::unavailable("etcd has not renewed the lease of its turn"));
             }
@@ -205,7 +206,7 @@ impl FleetWorker {
         Ok(false)
     }
 
-    /// Gives the slot of a version back, if it has one. If etcd does not answer, the lease ends.
+    /// Releases the slot of a version, if it has one. If etcd does not answer, the lease ends.
     async fn release(&mut self, id: &VersionId) {
         if let Some(slot) = self.slots.remove(id)
             && let Err(error) = self.etcd.revoke(slot.lease).await
@@ -247,7 +248,7 @@ impl FleetWorker {
         }
     }
 
-    /// Writes the ends of updates. Returns true if some are left.
+    /// Writes the ends of updates to etcd. Returns true if some are not written yet.
     async fn finish_ended(&mut self) -> bool {
         let mut left = false;
         for (id, EndedUpdate { end, since }) in self.ended() {
@@ -278,8 +279,8 @@ impl FleetWorker {
         state.iter().filter_map(ended).collect()
     }
 
-    /// Holds back a version that failed. Lets the fleet go on with a version that was loaded by
-    /// hand or after a failure of this process.
+    /// Holds back a version that failed. Removes the hold of a version that was loaded by hand, or
+    /// that loaded after it had failed in this process.
     async fn write_end(&self, id: &VersionId, end: &UpdateEnd) -> Result<()> {
         let key = self.keys.hold(id);
         match end {
@@ -322,7 +323,7 @@ impl FleetWorker {
         if is_late { self.times.turn.min(self.times.hold) } else { self.times.hold }
     }
 
-    /// Lets a version go on without a turn once it has waited long enough for an answer.
+    /// Lets a version load without a turn once it has waited long enough for an answer.
     fn wait_without_etcd(&mut self, version: &WaitingVersion, error: &Error) {
         let id = &version.id;
         if self.logged.as_ref() != Some(error) {

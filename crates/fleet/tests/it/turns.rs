@@ -165,7 +165,8 @@ async fn a_success_of_the_failed_process_ends_its_hold() {
     let server = EtcdServer::start().await;
     let [a, b, _] = fleet(&server, 1);
     let m2 = id("m", 2);
-    // Also of a version that no turn was asked for, as one that a rollout withdraws.
+    // This also holds for a version without a request for a turn, such as one that a rollout
+    // withdraws.
     a.end(&m2, UpdateEnd::Failed("slow".to_owned()));
     // Otherwise a question of b can be answered before the failure is known.
     until_keys(&server, "holds/m/2", true).await;
