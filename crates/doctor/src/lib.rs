@@ -207,7 +207,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn text_for_people() {
+    fn the_text_has_all_checks_and_a_summary() {
         let checks =
             [Check::ok("cores", "8", "Enough."), Check::warn("clock", "hpet", "Slow to read.")];
         let text = text(&checks);

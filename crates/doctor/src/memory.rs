@@ -149,7 +149,7 @@ mod tests {
     use base::units::GIB;
 
     #[test]
-    fn sizes() {
+    fn little_free_memory_is_a_finding() {
         assert_eq!(size(Ok((8 * GIB, 6 * GIB))).verdict, CheckVerdict::Ok);
         assert_eq!(size(Ok((8 * GIB, 3 * GIB))).verdict, CheckVerdict::Warn);
         assert_eq!(size(Ok((8 * GIB, 100 * MIB))).verdict, CheckVerdict::Fail);
@@ -157,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn balloons() {
+    fn a_balloon_states_if_it_reports_free_pages() {
         let root = tempfile::tempdir().unwrap();
         assert_eq!(reports_free_pages(&root.path().join("none")), None);
         let device = |name: &str, kind: &str, features: &str| {
@@ -177,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn pages() {
+    fn missing_huge_pages_have_a_remedy() {
         assert_eq!(chosen("always [madvise] never"), "madvise");
         let slot = SLOT_BYTES as u64;
         assert_eq!(huge_pages(Some("always"), Some("defer"), Ok(slot)).verdict, CheckVerdict::Ok);

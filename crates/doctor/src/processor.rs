@@ -147,7 +147,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn processors() {
+    fn missing_vector_instructions_are_a_finding() {
         let check = features("processor : 0\nflags\t\t: fpu avx2 fma avx512_vnni\n");
         assert_eq!(
             (check.verdict, check.found.as_str()),
@@ -160,13 +160,13 @@ mod tests {
     }
 
     #[test]
-    fn quotas() {
+    fn a_quota_is_a_finding() {
         assert_eq!(quota(Some(1.5)).verdict, CheckVerdict::Warn);
         assert_eq!(quota(None).verdict, CheckVerdict::Ok);
     }
 
     #[test]
-    fn idle_cores() {
+    fn halting_cores_of_a_virtual_machine_are_a_finding() {
         let virtual_machine = "flags\t: fpu hypervisor avx2";
         assert_eq!(idle("flags : fpu avx2", Some("menu"), None).verdict, CheckVerdict::Ok);
         let halting = idle(virtual_machine, Some("haltpoll\n"), Some("0\n"));
@@ -182,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn clocks() {
+    fn a_slow_clock_is_a_finding() {
         assert_eq!(clock(Some("tsc")).verdict, CheckVerdict::Ok);
         assert_eq!(clock(Some("hpet")).verdict, CheckVerdict::Warn);
         assert_eq!(clock(None).verdict, CheckVerdict::Ok);

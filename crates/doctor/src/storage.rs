@@ -185,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn verdicts() {
+    fn a_directory_without_direct_io_is_a_finding() {
         assert_eq!(direct("d", Path::new("/x"), Ok(None)).verdict, CheckVerdict::Ok);
         assert_eq!(
             direct("d", Path::new("/x"), Ok(Some("EINVAL".into()))).verdict,

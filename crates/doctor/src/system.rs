@@ -68,7 +68,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn limits() {
+    fn a_low_limit_of_open_files_is_a_finding() {
         let text = "Limit    Soft Limit  Hard Limit  Units\nMax open files            1024                20000                files\n";
         assert_eq!(open_file_limit(text), Some(20000));
         assert_eq!(open_file_limit("Max open files  1024  unlimited  files"), Some(u64::MAX));
@@ -82,7 +82,7 @@ mod tests {
     }
 
     #[test]
-    fn kernels() {
+    fn an_old_kernel_is_a_finding() {
         assert_eq!(kernel(Some("6.12.8-generic")).verdict, CheckVerdict::Ok);
         assert_eq!(kernel(Some("5.4")).verdict, CheckVerdict::Ok);
         assert_eq!(kernel(Some("4.18.0-553.el8")).verdict, CheckVerdict::Warn);
