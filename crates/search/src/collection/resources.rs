@@ -42,7 +42,7 @@ impl Resources {
     /// # Errors
     /// `ResourceExhausted` if the budget has no room for the reserved memory.
     pub fn new(budget: Arc<MemoryBudget>, memtable_bytes: u64, rate: Rate) -> Result<Resources> {
-        let headroom = budget.reserve(headroom_bytes(memtable_bytes), "flushes")?;
+        let headroom = budget.reserve(headroom_bytes(memtable_bytes), "the flush of points")?;
         let filter_caches = Arc::new(FilterCaches::default());
         let freed: Weak<FilterCaches> = Arc::downgrade(&filter_caches);
         budget.set_results(freed);

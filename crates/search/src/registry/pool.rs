@@ -14,7 +14,8 @@ use storage::ReaderGroup;
 
 use super::core::RegistryCore;
 use super::named::NamedCollection;
-use crate::budget::BudgetReservation;
+use crate::budget::{BudgetReservation, MemoryBudget};
+use crate::coarse::DIMS_MAX;
 use crate::collection::{HelpWork, Helpers, SearchThread};
 use crate::rerank::{BLOCK_BYTES, SearchLimits};
 
@@ -44,6 +45,12 @@ const LIMITS: SearchLimits = SearchLimits {
     joined_bytes_max: 128 << 10,
     gap_bytes_max: 64 << 10,
 };
+
+/// Bytes that each thread reserves before collections are opened: the readers for embeddings of any
+/// length. Later, data may take all memory, and a thread without readers cannot search.
+const THREAD_BYTES: u64 = readers_bytes(DIMS_MAX);
+/// Divisor of the free memory for these reservations of all threads.
+const THREADS_SHARE: u64 = 2;
 
 /// Task for a search thread: gets the collection and the thread's readers for it.
 pub type PoolTask = Box<dyn FnOnce(&NamedCollection, &mut SearchThread) + Send>;
@@ -155,9 +162,10 @@ impl SearchPool {
                  {queue_max}"
             )));
         }
+        let reservations = reserve_threads(core.resources.budget(), threads)?;
         let (queue, jobs) = bounded(queue_max);
         let (offers, offered) = bounded(OFFERS_MAX);
-        let idle = AtomicUsize::new(threads);
+        let idle = AtomicUsize::new(reservations.len());
         let board = Arc::new(HelpBoard { offers, jobs: jobs.clone(), idle });
         let mut pool = SearchPool {
             queue: Some(queue),
@@ -165,13 +173,14 @@ impl SearchPool {
             counts: Arc::default(),
             threads: Vec::new(),
         };
-        for number in 0..threads {
+        for (number, held) in reservations.into_iter().enumerate() {
             let mut worker = PoolWorker {
                 core: core.clone(),
                 jobs: jobs.clone(),
                 offered: offered.clone(),
                 board: board.clone(),
                 kept: Vec::new(),
+                held,
                 paused: VecDeque::new(),
                 since_slice: 0,
                 checked_at: Instant::now(),
@@ -229,6 +238,30 @@ impl SearchPool {
     }
 }
 
+/// Returns the bytes of the readers for embeddings of `dims` values.
+const fn readers_bytes(dims: usize) -> u64 {
+    let vectors = crate::segment::reader_options(dims);
+    let records = LIMITS.in_flight * LIMITS.read_bytes_max + BLOCK_BYTES;
+    (records + vectors.depth * vectors.read_bytes_max) as u64
+}
+
+/// Reserves the memory of up to `wanted` threads, and at least of one.
+///
+/// # Errors
+/// `ResourceExhausted` if there is no memory for one thread.
+fn reserve_threads(budget: &Arc<MemoryBudget>, wanted: usize) -> Result<Vec<BudgetReservation>> {
+    let room = budget.free() / THREADS_SHARE / THREAD_BYTES;
+    let threads = usize::try_from(room).map_or(wanted, |room| room.clamp(1, wanted));
+    if threads < wanted {
+        tracing::info!(
+            threads,
+            wanted,
+            "--search-memory limits the number of search threads; raise it for more"
+        );
+    }
+    (0..threads).map(|_| budget.reserve(THREAD_BYTES, "a search thread")).collect()
+}
+
 /// Returns work whose processor time is charged to the caller that submits it.
 fn charged(mut work: SlicedTask) -> SlicedTask {
     let Some(account) = CpuAccount::current() else { return work };
@@ -256,8 +289,9 @@ struct KeptReaders {
     group: Option<ReaderGroup>,
     /// Maximum bytes of a stored embedding.
     vector_bytes_max: usize,
+    /// Bytes of the readers.
+    bytes: u64,
     thread: SearchThread,
-    _held: BudgetReservation,
 }
 
 impl KeptReaders {
@@ -304,6 +338,8 @@ struct PoolWorker {
     board: Arc<HelpBoard>,
     /// Least recently used first.
     kept: Vec<KeptReaders>,
+    /// Memory of the kept readers, at least [`THREAD_BYTES`].
+    held: BudgetReservation,
     /// Tasks that need another slice, in turn.
     paused: VecDeque<PoolJob>,
     /// Tasks from the queue since the last slice of a paused task.
@@ -340,7 +376,17 @@ impl PoolWorker {
         if self.checked_at.elapsed() >= CHECK_INTERVAL {
             self.checked_at = Instant::now();
             self.kept.retain(|kept| !kept.is_outdated());
+            if let Err(error) = self.hold(0) {
+                tracing::error!(%error, "the memory of a search thread cannot be reduced");
+            }
         }
+    }
+
+    /// Reserves the memory of the kept readers and `bytes` more. Never fails for 0, and for the
+    /// first readers of a thread.
+    fn hold(&mut self, bytes: u64) -> Result<()> {
+        let kept: u64 = self.kept.iter().map(|kept| kept.bytes).sum();
+        self.held.resize((kept + bytes).max(THREAD_BYTES), "a search thread")
     }
 
     /// Waits for a task or, if none waits, for an offer.
@@ -456,25 +502,62 @@ impl PoolWorker {
         if self.kept.len() >= KEPT_MAX {
             self.kept.remove(0);
         }
-        let vectors = crate::segment::reader_options(named.settings().dims);
-        let reads = LIMITS.in_flight * LIMITS.read_bytes_max + BLOCK_BYTES;
-        let bytes = reads + vectors.depth * vectors.read_bytes_max;
-        let reserve = || self.core.resources.budget().reserve(bytes as u64, "a search thread");
-        let held = match reserve() {
-            Ok(held) => held,
-            Err(_) => {
-                self.kept.clear();
-                reserve()?
-            }
-        };
+        let dims = named.settings().dims;
+        let bytes = readers_bytes(dims);
+        if self.hold(bytes).is_err() {
+            self.kept.clear();
+            self.hold(bytes)?;
+        }
         self.counts.readers.fetch_add(1, Ordering::Relaxed);
         Ok(KeptReaders {
             serial: named.serial(),
             users: HashMap::new(),
             group: named.collection().reader_group(),
-            vector_bytes_max: vectors.read_bytes_max,
+            vector_bytes_max: crate::segment::reader_options(dims).read_bytes_max,
+            bytes,
             thread: named.collection().thread(LIMITS)?,
-            _held: held,
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+
+    use super::super::core::tests::small_core;
+    use super::*;
+    use crate::coarse::Metric;
+    use crate::registry::CollectionSettings;
+
+    #[test]
+    fn data_leaves_memory_for_searches() {
+        let directory = tempfile::tempdir().unwrap();
+        let core = small_core(directory.path());
+        let pool = SearchPool::start(core.clone(), 1, 8).unwrap();
+        let named = core.create("a", CollectionSettings::new(DIMS_MAX, Metric::L2)).unwrap();
+        let budget = core.resources.budget();
+        let _data = budget.reserve(budget.free(), "data").unwrap();
+        let (sender, answer) = mpsc::channel();
+        pool.submit(&named, Box::new(move |_, _| sender.send("searched").unwrap())).unwrap();
+        assert_eq!(answer.recv(), Ok("searched"), "the task was dropped");
+        assert_eq!((pool.stats().readers, budget.free()), (1, 0));
+    }
+
+    #[test]
+    fn little_memory_has_fewer_search_threads() {
+        let directory = tempfile::tempdir().unwrap();
+        let core = small_core(directory.path());
+        let budget = core.resources.budget();
+        let before = budget.free();
+        let pool = SearchPool::start(core.clone(), 64, 8).unwrap();
+        let threads = pool.threads.len() as u64;
+        assert!((1..64).contains(&threads), "{threads}");
+        let taken = before - budget.free();
+        assert_eq!(taken, threads * THREAD_BYTES);
+        assert!(taken <= before / THREADS_SHARE);
+        let room = budget.free() - THREAD_BYTES;
+        let data = budget.reserve(room, "data").unwrap();
+        assert_eq!(reserve_threads(budget, 4).unwrap().len(), 1, "one thread at least");
+        drop(data);
     }
 }

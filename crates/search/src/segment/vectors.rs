@@ -271,7 +271,7 @@ fn run_end(vectors: &Vectors, rows: &[u32], start: usize) -> usize {
 }
 
 /// Returns the reader options for vectors of `dims` values in any format.
-pub(crate) fn reader_options(dims: usize) -> ReaderOptions {
+pub(crate) const fn reader_options(dims: usize) -> ReaderOptions {
     ReaderOptions {
         depth: DEPTH,
         read_bytes_max: (dims * 4).next_multiple_of(PAGE_BYTES) + PAGE_BYTES,
