@@ -172,17 +172,21 @@ fn search(options: SearchOptions) -> SearchConfig {
         ..gpu::GpuOptions::default()
     });
     let memory_bytes = bytes(options.search_memory, default.memory_bytes);
+    let medium = options.search_medium.map_or(default.medium, Into::into);
+    // Files in memory take half of it. Flushes and search threads need a part of the other half.
+    let cache_share = if medium == SearchMedium::Dram { 4 } else { 2 };
+    let cache_bytes = default.cache_bytes.min(memory_bytes / cache_share);
     SearchConfig {
         directory: directory.filter(|dir| dir != Path::new("none")),
         required,
         memory_bytes,
-        cache_bytes: bytes(options.search_cache, default.cache_bytes.min(memory_bytes / 2)),
+        cache_bytes: bytes(options.search_cache, cache_bytes),
         disk_reserve: options
             .search_disk_reserve
             .map(|ByteSize(bytes)| bytes)
             .or(default.disk_reserve),
         threads: options.search_threads.unwrap_or(default.threads),
-        medium: options.search_medium.map_or(default.medium, Into::into),
+        medium,
         memory_node: options.search_memory_node,
         codes: options.search_codes.map_or(default.codes, Into::into),
         build_threads: options.search_build_threads.unwrap_or(default.build_threads),
@@ -407,6 +411,8 @@ mod tests {
         let size = |bytes| Some(ByteSize(bytes));
         let options = SearchOptions { search_memory: size(64 << 20), ..SearchOptions::default() };
         assert_eq!(search(options.clone()).cache_bytes, 32 << 20);
+        let dram = SearchOptions { search_medium: Some(MediumName::Dram), ..options.clone() };
+        assert_eq!(search(dram).cache_bytes, 16 << 20);
         let stated = SearchOptions { search_cache: size(64 << 20), ..options };
         assert_eq!(search(stated).cache_bytes, 64 << 20);
         assert_eq!(search(SearchOptions::default()).cache_bytes, 256 << 20);

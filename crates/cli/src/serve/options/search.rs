@@ -19,7 +19,7 @@ pub(crate) struct SearchOptions {
     #[arg(long, value_name = "BYTES")]
     pub(crate) search_memory: Option<ByteSize>,
     /// Cache for frequently read records, as a part of --search-memory [default: 256MiB, at most
-    /// half of --search-memory]
+    /// half of --search-memory, or a quarter with dram]
     #[arg(long, value_name = "BYTES")]
     pub(crate) search_cache: Option<ByteSize>,
     /// Free space to keep on the disk of the collections. If less is free, writes are rejected; 0
