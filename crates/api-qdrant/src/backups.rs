@@ -176,9 +176,14 @@ fn describe_job(job: &BackupJob) -> Value {
 async fn list(State(backups): Shared<BackupService>, Path(collection): Path<String>) -> Reply {
     let listed = async {
         let collection = backups.resolve(&collection)?;
-        let lists = backups.lists(&collection).await?;
-        let listed: Vec<Value> = lists.iter().map(describe).collect();
-        Ok(Reply::json(json!({ "collection": collection, "backups": listed }).to_string()))
+        let stored = backups.lists(&collection).await?;
+        let listed: Vec<Value> = stored.lists.iter().map(describe).collect();
+        let body = json!({
+            "collection": collection,
+            "backups": listed,
+            "unreadable": stored.unreadable,
+        });
+        Ok(Reply::json(body.to_string()))
     };
     Reply::of(listed.await)
 }

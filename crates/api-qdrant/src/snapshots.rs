@@ -134,8 +134,11 @@ async fn list(State(state): Context, Path(collection): Path<String>) -> Reply {
     let started = Instant::now();
     let listed = async {
         let collection = state.backups.resolve(&collection)?;
-        let lists = state.backups.lists(&collection).await?;
-        lists.iter().map(describe).collect::<Result<Vec<SnapshotDescription>>>()
+        let stored = state.backups.lists(&collection).await?;
+        for damaged in &stored.unreadable {
+            tracing::warn!(collection, problem = damaged.problem, "a snapshot is not listed");
+        }
+        stored.lists.iter().map(describe).collect::<Result<Vec<SnapshotDescription>>>()
     };
     reply(listed.await, started)
 }

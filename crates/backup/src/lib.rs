@@ -55,6 +55,6 @@ pub use service::{
     BackupConfig, BackupJob, BackupJobState, BackupRequest, BackupService, RegistryAccess,
     SubmittedJob,
 };
-pub use store::{BackupStore, StoredCollection};
+pub use store::{BackupStore, StoredCollection, StoredLists};
 pub use transfer::{BackupContext, BackupProgress};
 pub use verify::{BackupProblem, VerifyReport, verify};

@@ -24,9 +24,8 @@ use search::registry::{CollectionSettings, ListedState, Registry, check_name};
 use serde_json::Value;
 use tokio::sync::oneshot;
 
-use crate::list::BackupList;
 use crate::restore::RestoreTarget;
-use crate::store::BackupStore;
+use crate::store::{BackupStore, StoredLists};
 
 pub use config::{BackupConfig, RegistryAccess};
 pub use request::{BackupJob, BackupJobState, BackupRequest, SubmittedJob};
@@ -148,13 +147,13 @@ impl BackupService {
     ///
     /// # Errors
     /// `NotFound` if there is neither a collection nor a backup of the name; as
-    /// [`BackupStore::lists`].
-    pub async fn lists(&self, collection: &str) -> Result<Vec<BackupList>> {
-        let lists = self.store()?.lists(collection).await?;
-        if lists.is_empty() {
+    /// [`BackupStore::readable_lists`].
+    pub async fn lists(&self, collection: &str) -> Result<StoredLists> {
+        let stored = self.store()?.readable_lists(collection).await?;
+        if stored.lists.is_empty() && stored.unreadable.is_empty() {
             self.registry()?.get(collection)?;
         }
-        Ok(lists)
+        Ok(stored)
     }
 
     /// Checks that a collection of `settings` may be restored as `target`.

@@ -14,6 +14,7 @@ use serde::Serialize;
 use tokio_stream::StreamExt;
 
 use crate::list::{BackupId, BackupList, LIST_BYTES_MAX};
+use crate::verify::BackupProblem;
 
 /// Directory of lists.
 const LISTS: &str = "backups";
@@ -31,6 +32,15 @@ pub struct StoredCollection {
     pub newest: Option<BackupId>,
     /// Bytes of all objects.
     pub stored_bytes: u64,
+}
+
+/// Lists of a collection's backups.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct StoredLists {
+    /// Lists, oldest first.
+    pub lists: Vec<BackupList>,
+    /// Backups whose lists are damaged or of a newer program, oldest first.
+    pub unreadable: Vec<BackupProblem>,
 }
 
 /// An object of a collection in the store.
@@ -191,6 +201,29 @@ impl BackupStore {
             }
         }
         Ok(lists)
+    }
+
+    /// Reads all lists of a collection, oldest first, and names those that cannot be read.
+    ///
+    /// # Errors
+    /// The store's error, with a remedy.
+    pub async fn readable_lists(&self, collection: &str) -> Result<StoredLists> {
+        let mut stored = StoredLists::default();
+        for id in self.ids(collection).await? {
+            match self.list(collection, &id).await {
+                Ok(list) => stored.lists.push(list),
+                Err(error) => match error.kind() {
+                    // Removed since it was listed.
+                    ErrorKind::NotFound => {}
+                    ErrorKind::DataLoss | ErrorKind::FailedPrecondition => {
+                        let problem = error.message().to_owned();
+                        stored.unreadable.push(BackupProblem { backups: vec![id], problem });
+                    }
+                    _ => return Err(error),
+                },
+            }
+        }
+        Ok(stored)
     }
 
     /// Writes the list of a backup.

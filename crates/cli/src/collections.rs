@@ -208,7 +208,8 @@ fn verify(args: &VerifyBackupArgs) -> CommandResult {
     match report.get("problem_count").and_then(Value::as_u64) {
         Some(0) => Ok(()),
         _ => Err(CommandError::new(ExitStatus::Wrong, "backups are damaged").hint(format!(
-            "`millpond collections backup {} --full` stores all files again",
+            "`millpond collections backup {0} --full` stores all files again; `millpond collections \
+             prune {0} --backup ID` removes a backup whose list is damaged",
             args.collection
         ))),
     }
@@ -244,12 +245,17 @@ fn backups(args: &BackupsArgs) -> CommandResult {
     let entries =
         |key: &str| answer.get(key).and_then(Value::as_array).cloned().unwrap_or_default();
     let mut table;
+    let mut unreadable = String::new();
     if args.collection.is_some() {
         table = TextTable::left(&["BACKUP", "CREATED", "POINTS", "SIZE"]);
         for entry in entries("backups") {
             let [id, created, points] =
                 ["backup", "created", "points"].map(|key| text(&entry, key));
             table.row([id, created, points, bytes_at(&entry, "bytes")]);
+        }
+        unreadable = report::problems(&answer, "unreadable");
+        if !unreadable.is_empty() {
+            unreadable.insert_str(0, "These backups cannot be read:\n");
         }
     } else {
         table = TextTable::left(&["COLLECTION", "BACKUPS", "NEWEST", "STORED"]);
@@ -259,7 +265,7 @@ fn backups(args: &BackupsArgs) -> CommandResult {
             table.row([name, count, newest, bytes_at(&entry, "stored_bytes")]);
         }
     }
-    print(&table.to_string())
+    print(&format!("{table}{unreadable}"))
 }
 
 #[cfg(test)]

@@ -94,8 +94,14 @@ fn a_damaged_list_is_named() {
     let report = block_on(backup::verify(&store.context(), "c", None)).unwrap();
     assert_eq!(report.problem_count, 1);
     // The next backup does not need it.
-    store.back_up(&named);
+    let next = store.back_up(&named).backup;
     store.restore(&registry, "c", "d").unwrap();
+    // The damaged list does not hide the other one.
+    let stored = block_on(store.store.readable_lists("c")).unwrap();
+    assert_eq!(stored.lists.iter().map(|list| &list.id).collect::<Vec<_>>(), [&next]);
+    assert_eq!(stored.unreadable.len(), 1);
+    assert_eq!(stored.unreadable[0].backups, [id]);
+    assert!(stored.unreadable[0].problem.contains("checksum"), "{:?}", stored.unreadable);
 }
 
 #[test]

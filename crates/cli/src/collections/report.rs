@@ -49,7 +49,14 @@ pub(super) fn verify(report: &Value) -> String {
         bytes_at(report, "bytes"),
         text(report, "problem_count")
     );
-    for problem in report.get("problems").and_then(Value::as_array).into_iter().flatten() {
+    lines.push_str(&problems(report, "problems"));
+    lines
+}
+
+/// Returns a line for each problem of backups at `key`.
+pub(super) fn problems(report: &Value, key: &str) -> String {
+    let mut lines = String::new();
+    for problem in report.get(key).and_then(Value::as_array).into_iter().flatten() {
         let backups = problem.get("backups").and_then(Value::as_array).into_iter().flatten();
         let ids: Vec<&str> = backups.filter_map(Value::as_str).collect();
         lines.push_str(&format!("  {}: {}\n", ids.join(", "), text(problem, "problem")));
