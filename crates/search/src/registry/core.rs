@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use base::units::format_bytes;
-use base::{Error, Result};
+use base::{Error, ErrorKind, Result};
 use os::private;
 use parking_lot::{Mutex, RwLock, RwLockReadGuard};
 
@@ -206,7 +206,7 @@ impl RegistryCore {
             Some(RegistryEntry::Ready(named)) => Ok(named.clone()),
             Some(RegistryEntry::Opening) => Err(opening_error(name)),
             Some(RegistryEntry::Broken(error)) => {
-                Err(error.clone().context(format!("collection \"{name}\"")))
+                Err(not_permitted(error.clone()).context(format!("collection \"{name}\"")))
             }
             None => {
                 let shown: String = name.chars().take(80).collect();
@@ -274,6 +274,18 @@ impl RegistryCore {
 pub(super) fn opening_error(name: &str) -> Error {
     Error::unavailable(format!("collection \"{name}\" is still being opened; try again"))
         .with_retry_after(OPENING_RETRY)
+}
+
+/// Returns the error for a caller if the system refuses the server a file. The caller's key may have
+/// all rights, so it must not get the error of a key without them (403).
+fn not_permitted(error: Error) -> Error {
+    if error.kind() != ErrorKind::PermissionDenied {
+        return error;
+    }
+    Error::unavailable(format!(
+        "{}; give the user of the server read and write permission for its files",
+        error.message()
+    ))
 }
 
 #[cfg(test)]

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use base::{Error, ErrorKind, Result};
 use storage::UringMedium;
 
-use super::{RegistryCore, RegistryEntry, opening_error, remove_directory};
+use super::{RegistryCore, RegistryEntry, not_permitted, opening_error, remove_directory};
 use crate::collection::check_room_to_create;
 use crate::registry::aliases;
 use crate::registry::files::{CollectionSettings, check_name};
@@ -88,7 +88,7 @@ impl RegistryCore {
                 Err(error) => {
                     let broken = error.clone().context("it could not be removed");
                     self.map.write().entries.insert(name.to_owned(), RegistryEntry::Broken(broken));
-                    return Err(error);
+                    return Err(not_permitted(error));
                 }
             };
             (aside, self.remove_aliases_of(name))

@@ -205,6 +205,8 @@ mod tests {
             .write()
             .entries
             .insert("a".into(), RegistryEntry::Broken(Error::exhausted("no memory")));
+        let error = core.get("a").map(drop).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::ResourceExhausted);
         assert!(core.mark_opening("a") && !core.mark_opening("a"), "once");
         assert_eq!(
             core.remove("a").unwrap_err().kind(),
@@ -217,5 +219,19 @@ mod tests {
         assert!(core.get("a").is_ok() && again.is_empty() && broken.is_empty());
         assert!(core.remove("a").unwrap());
         assert!(!core.mark_opening("a"));
+    }
+    #[test]
+    fn files_without_permission_are_no_lack_of_rights() {
+        let directory = tempfile::tempdir().unwrap();
+        let core = small_core(directory.path());
+        let refused: std::io::Error = std::io::ErrorKind::PermissionDenied.into();
+        let error = Error::io(Path::new("/c/a/settings"), &refused);
+        assert!(error.kind() == ErrorKind::PermissionDenied && error.is_retryable());
+        core.map.write().entries.insert("a".into(), RegistryEntry::Broken(error));
+        let shown = core.get("a").map(drop).unwrap_err();
+        // Without a delay, which would mean that the collection is being opened.
+        assert_eq!((shown.kind(), shown.retry_after()), (ErrorKind::Unavailable, None));
+        assert!(shown.message().starts_with("collection \"a\": /c/a/settings: "), "{shown}");
+        assert!(shown.message().contains("give the user of the server"), "{shown}");
     }
 }
