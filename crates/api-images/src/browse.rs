@@ -196,11 +196,26 @@ pub(crate) struct OriginalFile {
     pub(crate) memory: Reservation,
 }
 
+/// Checks that an original is the file that was added as the image `id`. Clients may keep the
+/// response for a day, and a rebuild would make another image of other bytes.
+///
+/// # Errors
+/// `DataLoss` if it is not.
+pub(crate) fn check_original(id: PointId, bytes: &[u8]) -> Result<()> {
+    if PointId::Uuid(features::id_of(bytes)) == id {
+        return Ok(());
+    }
+    Err(Error::data_loss(
+        "the original is damaged: its bytes are not those of the image that was added; copy it back from a copy of \
+         the store, or delete the image and add it again",
+    ))
+}
+
 /// Returns an image as it was sent.
 ///
 /// # Errors
-/// `NotFound`; errors of the store of originals; `ResourceExhausted` with retry advice if requests
-/// hold the memory.
+/// `NotFound`; `DataLoss` for an original that has changed; errors of the store of originals;
+/// `ResourceExhausted` with retry advice if requests hold the memory.
 pub(crate) async fn original(
     services: &Arc<ImageServices>,
     name: &str,
@@ -211,6 +226,7 @@ pub(crate) async fn original(
     let point = point(services, &target.named, id, PointParts::PAYLOAD).await?;
     let key = key(&point, &target.space)?;
     let (bytes, memory) = services.originals.get_reserved(&key, &services.requests.memory).await?;
+    check_original(id, &bytes)?;
     Ok(OriginalFile { media_type: template_file::media_type(&bytes), bytes, memory })
 }
 

@@ -17,10 +17,11 @@ use search::points::{FetchedPoint, PayloadChange, PointId, PointSelection};
 use search::registry::{AliasChange, Registry};
 use serde_json::Value;
 
+use super::browse::check_original;
 use super::collection::{CollectionSpec, ImageCollection};
 use super::embedder::Embedder;
 use super::embedding_plan::EmbeddingPlan;
-use super::features::{BLOCK, id_of, original_in, uuid};
+use super::features::{BLOCK, original_in, uuid};
 use super::ingest::IngestImage;
 use super::job::IngestJob;
 use super::job_end::BackgroundJob;
@@ -433,11 +434,7 @@ fn read(job: &IngestJob, point: FetchedPoint, space: &str) -> Result<RebuildImag
     })?;
     let bytes = job.runtime.block_on(job.services.originals.get(&original_in(space, key)))?;
     // Other bytes would become another image, and this one would be missing in each pass.
-    if PointId::Uuid(id_of(&bytes)) != point.id {
-        return Err(Error::data_loss(
-            "the original is damaged: its bytes are not those of the image that was added; delete the image and add it again",
-        ));
-    }
+    check_original(point.id, &bytes)?;
     Ok(RebuildImage { name: text("name").unwrap_or_default().to_owned(), bytes, payload })
 }
 

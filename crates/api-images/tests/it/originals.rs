@@ -310,3 +310,23 @@ fn a_vector_alone_has_no_keypoints_to_compare() {
         assert!(found == StatusCode::NOT_FOUND && text.contains(words), "{found} {text}");
     }
 }
+
+#[test]
+fn a_changed_original_is_not_returned() {
+    let world = World::start();
+    let id = world.put("/v1/images/c", &picture(1))["id"].as_str().unwrap().to_owned();
+    let path = format!("/v1/images/c/{id}");
+    assert_eq!(status(&world, Method::GET, &path), StatusCode::OK);
+    let start = world.directory.path().join("collections/.originals/c").join(&id[..2]);
+    let entry = std::fs::read_dir(start).unwrap().next().unwrap().unwrap();
+    let mut original = std::fs::read(entry.path()).unwrap();
+    let last = original.len() - 1;
+    original[last] ^= 1;
+    std::fs::write(entry.path(), original).unwrap();
+    for path in [path.clone(), format!("{path}/thumbnail")] {
+        let (status, body) = world.send(Method::GET, &path, "image/jpeg", Body::empty());
+        let body = String::from_utf8_lossy(&body);
+        assert_eq!(status, StatusCode::INTERNAL_SERVER_ERROR, "{path}: {body}");
+        assert!(body.contains("the original is damaged"), "{path}: {body}");
+    }
+}
