@@ -45,7 +45,8 @@ impl Manifest {
     /// parts are skipped if something whole is left, and reported by [`problems`](Self::problems).
     ///
     /// # Errors
-    /// `DataLoss` if there are lists and none is whole, otherwise the medium's error.
+    /// `DataLoss` if there are lists and none is whole; otherwise the medium's error, also if it
+    /// refuses to read every list and another attempt can succeed.
     pub fn open(medium: &Arc<dyn Medium>) -> Result<(Manifest, Option<Vec<u8>>)> {
         let (writer, slots) = match medium.reopen(FILE) {
             Ok(writer) => (writer, medium.load(FILE)),
@@ -124,6 +125,7 @@ impl Manifest {
         let mut valid: Vec<ManifestSlot> =
             (0..2).filter_map(|index| decode_slot(slots, index, problems)).collect();
         valid.sort_by_key(|slot| std::cmp::Reverse(slot.epoch));
+        let mut refused = None;
         for slot in &valid {
             match read_list(medium, slot.epoch) {
                 Ok((hash, payload)) if hash == slot.hash && payload.len() as u64 == slot.bytes => {
@@ -132,7 +134,7 @@ impl Manifest {
                 Ok(_) => {
                     problems.push(format!("list {} is not the one its slot names", slot.epoch))
                 }
-                Err(error) => problems.push(error.to_string()),
+                Err(error) => unreadable(error, problems, &mut refused),
             }
         }
         // Both slots are lost. A list is durable before its slot is written, so the newest whole
@@ -152,8 +154,12 @@ impl Manifest {
                     ));
                     return Ok(Some((epoch, payload)));
                 }
-                Err(error) => problems.push(error.to_string()),
+                Err(error) => unreadable(error, problems, &mut refused),
             }
+        }
+        // A list that the system refuses to read may be whole.
+        if let Some(error) = refused {
+            return Err(error);
         }
         // A slot never names an incomplete list, so nothing is lost if there is no trace of slots.
         if slots.iter().all(|&byte| byte == 0) && epochs.iter().all(|&epoch| epoch <= 1) {
@@ -218,6 +224,15 @@ struct ManifestSlot {
     epoch: u64,
     bytes: u64,
     hash: [u8; 32],
+}
+
+/// Records that a list cannot be read, and keeps the first error of one that another attempt may
+/// read: the permission is missing, or too many files are open.
+fn unreadable(error: Error, problems: &mut Vec<String>, refused: &mut Option<Error>) {
+    problems.push(error.to_string());
+    if refused.is_none() && error.is_retryable() {
+        *refused = Some(error);
+    }
 }
 
 fn slot_at(epoch: u64) -> u64 {

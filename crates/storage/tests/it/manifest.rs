@@ -2,10 +2,10 @@
 
 use std::sync::Arc;
 
-use base::ErrorKind;
+use base::{Error, ErrorKind};
 use proptest::prelude::*;
 use storage::manifest::{LIST_BYTES_MAX, Manifest};
-use storage::{FaultMedium, FaultPlan, Medium};
+use storage::{FaultMedium, FaultPlan, Medium, MediumKind, Reader, ReaderOptions, Sealed, Writer};
 use tempfile::TempDir;
 
 use crate::{PAGE, media, pattern, volatile};
@@ -93,6 +93,60 @@ fn a_manifest_without_a_whole_list_is_an_error() {
         overwrite(&*medium, name, 0, &[1; 64]);
     }
     assert_eq!(Manifest::open(&medium).err().map(|error| error.kind()), Some(ErrorKind::DataLoss));
+}
+
+/// A medium that refuses to read lists.
+#[derive(Debug)]
+struct Refusing(Arc<dyn Medium>);
+
+impl Medium for Refusing {
+    fn kind(&self) -> MediumKind {
+        self.0.kind()
+    }
+
+    fn create(&self, name: &str) -> base::Result<Box<dyn Writer>> {
+        self.0.create(name)
+    }
+
+    fn reopen(&self, name: &str) -> base::Result<Box<dyn Writer>> {
+        self.0.reopen(name)
+    }
+
+    fn open(&self, name: &str) -> base::Result<Arc<dyn Sealed>> {
+        self.0.open(name)
+    }
+
+    fn load(&self, name: &str) -> base::Result<Vec<u8>> {
+        if name.starts_with("list-") {
+            return Err(Error::exhausted("too many files are open"));
+        }
+        self.0.load(name)
+    }
+
+    fn remove(&self, name: &str) -> base::Result<()> {
+        self.0.remove(name)
+    }
+
+    fn list(&self) -> base::Result<Vec<(String, u64)>> {
+        self.0.list()
+    }
+
+    fn persist_names(&self) -> base::Result<()> {
+        self.0.persist_names()
+    }
+
+    fn reader(&self, options: ReaderOptions) -> base::Result<Box<dyn Reader>> {
+        self.0.reader(options)
+    }
+}
+
+#[test]
+fn a_refused_read_is_not_damage() {
+    let medium = published(4);
+    let refusing: Arc<dyn Medium> = Arc::new(Refusing(medium.clone()));
+    let kind = Manifest::open(&refusing).err().map(|error| error.kind());
+    assert_eq!(kind, Some(ErrorKind::ResourceExhausted));
+    assert_eq!(Manifest::open(&medium).unwrap().1, Some(list(4)), "nothing has changed");
 }
 
 #[test]
