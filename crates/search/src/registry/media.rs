@@ -188,7 +188,7 @@ impl Media {
             return Ok(files.pool.clone());
         }
         let bytes_max = self.budget.stats().limit / FILES_SHARE;
-        let held = self.budget.reserve(bytes_max, "files of collections in DRAM")?;
+        let held = self.budget.reserve(bytes_max, "the memory for files in DRAM")?;
         let config = PoolConfig { bytes_max, huge_pages: true, fault_rate: Rate::unlimited() };
         let pool = match self.node {
             Some(node) => SlotPool::on_node(config, node)?,
