@@ -74,13 +74,14 @@ use base::{Error, Result};
 use matching::index::EdgeScratch;
 use storage::{MediumKind, ReaderGroup};
 
+use self::inner::outlive;
 use self::names::CollectionFile;
 use self::stall::Urgency;
 use self::state::{PointLocation, SegmentContent};
 use self::write::RoomPolicy;
 use crate::coarse::CoarseScratch;
 use crate::ingest::{Op, PointRef, StoredPoint};
-use crate::rerank::{SearchLimits, Searcher};
+use crate::rerank::{Records, SearchLimits, Searcher};
 use crate::segment::{PageCache, reader_options};
 
 pub use best::{QueryHit, QueryHits};
@@ -279,17 +280,18 @@ impl Collection {
         self.merge_once(Urgency::Paced)
     }
 
-    /// Abandons a segment that cannot be opened, or a damaged log: removes its file. Its points or
-    /// changes are lost for good, and results are no longer partial because of it.
+    /// Abandons a segment that cannot be opened or has lost pages, or a damaged log: removes its
+    /// file. All its points or changes are lost for good, and results are no longer partial because
+    /// of it.
     ///
     /// # Errors
-    /// `NotFound` if there is no such file, `FailedPrecondition` for a segment that is served or
+    /// `NotFound` if there is no such file, `FailedPrecondition` for a segment that is whole or
     /// still being opened.
     pub fn abandon(&self, name: &str) -> Result<()> {
         if let Some(CollectionFile::Log(number)) = CollectionFile::of(name) {
             return self.abandon_log(number);
         }
-        {
+        let served = {
             let mut live = self.live.lock();
             let slot = live
                 .state
@@ -299,19 +301,26 @@ impl Collection {
             let slot =
                 slot.ok_or_else(|| Error::not_found(format!("there is no segment {name}")))?;
             let number = slot.number;
-            match &slot.content {
-                SegmentContent::Closed(closed) if closed.reason.is_some() => {
-                    live.merged(&[number], None)
-                }
+            let served = match &slot.content {
+                SegmentContent::Closed(closed) if closed.reason.is_some() => None,
+                SegmentContent::Open(view) if view.loses_data() => Some(view.segment.clone()),
                 _ => {
                     return Err(Error::precondition(format!(
                         "{name} is not damaged, so it cannot be dropped"
                     )));
                 }
-            }
-        }
+            };
+            // A merge that has chosen the segment ends without effect.
+            live.merged(&[number], None);
+            served
+        };
         self.publish()?;
         tracing::warn!(name, "a damaged segment was dropped; its points are lost");
+        if let Some(segment) = served {
+            outlive(&segment);
+            self.caches.forget(segment.file().id());
+            self.filters.forget(segment.uuid());
+        }
         self.unquarantine(name);
         Ok(())
     }

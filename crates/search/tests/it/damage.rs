@@ -218,6 +218,39 @@ fn damage_that_hides_points_is_a_loss() {
 }
 
 #[test]
+fn a_served_segment_with_lost_pages_can_be_abandoned() {
+    let (files, model) = subject();
+    let segment = files.iter().position(|(name, _)| name.starts_with("segment-")).unwrap();
+    let (name, bytes) = &files[segment];
+    let sound = open(&write(&files), options()).abandon(name).unwrap_err();
+    assert_eq!(sound.kind(), ErrorKind::FailedPrecondition);
+    let mut abandoned = 0;
+    for place in (0..bytes.len()).step_by(PAGE_BYTES) {
+        let mut damaged = files.clone();
+        damaged[segment].1[place] ^= 1;
+        let medium = write(&damaged);
+        let collection = open(&medium, options());
+        let is_open = collection.status().segments.iter().all(|segment| segment.open);
+        if !is_open || (0..75).all(|id| collection.get(id).is_ok()) {
+            continue;
+        }
+        collection.abandon(name).unwrap();
+        let status = collection.status();
+        assert_eq!((status.quarantined, status.partial), (Vec::new(), false), "byte {place}");
+        assert_eq!(collection.get(7).unwrap(), None, "it was in the segment");
+        // 3 was written again later.
+        for id in (75..155).chain([3]) {
+            assert_eq!(collection.get(id).unwrap().as_ref(), model.get(&id), "{id}");
+        }
+        drop(collection);
+        let listed = open(&medium, options()).status().segments;
+        assert!(listed.iter().all(|segment| segment.name != *name), "byte {place}");
+        abandoned += 1;
+    }
+    assert!(abandoned > 0, "no page hides a point of a served segment");
+}
+
+#[test]
 fn a_lost_segment_keeps_its_pending_deletes() {
     let (files, model) = subject();
     let segments: Vec<usize> =
