@@ -421,10 +421,10 @@ async fn await_result(
 ) -> EncodedResult {
     match tokio::time::timeout_at(deadline.into(), receiver).await {
         Ok(Ok(result)) => result,
-        // The thread had no memory for a collection's readers, or panicked.
-        Ok(Err(_)) => {
-            Err(Error::unavailable("the request was abandoned before it was answered; try again"))
-        }
+        // The thread could not make a collection's readers, or panicked.
+        Ok(Err(_)) => Err(Error::unavailable(
+            "the request was dropped before it was answered, and the log of the server has the reason; try again",
+        )),
         Err(_) => Err(Error::deadline(
             "the request took longer than its timeout or --request-timeout allows",
         )),
