@@ -197,6 +197,12 @@ impl BackupStore {
             match self.list(collection, &id).await {
                 // It was removed after it was listed.
                 Err(error) if error.kind() == ErrorKind::NotFound => {}
+                Err(error) if error.kind() == ErrorKind::DataLoss => {
+                    return Err(Error::data_loss(format!(
+                        "{}; files without a backup stay until this backup is removed by its id",
+                        error.message()
+                    )));
+                }
                 list => lists.push(list?),
             }
         }

@@ -102,6 +102,10 @@ fn a_damaged_list_is_named() {
     assert_eq!(stored.unreadable.len(), 1);
     assert_eq!(stored.unreadable[0].backups, [id]);
     assert!(stored.unreadable[0].problem.contains("checksum"), "{:?}", stored.unreadable);
+    // A removal of unused files needs all lists.
+    let error = block_on(store.store.lists("c")).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::DataLoss);
+    assert!(error.message().ends_with("removed by its id"), "{error}");
 }
 
 #[test]
