@@ -276,8 +276,8 @@ pub(super) fn opening_error(name: &str) -> Error {
         .with_retry_after(OPENING_RETRY)
 }
 
-/// Returns the error for a caller if the system refuses the server a file. The caller's key may have
-/// all rights, so it must not get the error of a key without them (403).
+/// Returns the error for a caller if the system refuses the server a file. The caller's key may
+/// have all rights, so it must not get the error of a key without them (403).
 fn not_permitted(error: Error) -> Error {
     if error.kind() != ErrorKind::PermissionDenied {
         return error;
