@@ -95,58 +95,79 @@ fn a_manifest_without_a_whole_list_is_an_error() {
     assert_eq!(Manifest::open(&medium).err().map(|error| error.kind()), Some(ErrorKind::DataLoss));
 }
 
-/// A medium that refuses to read lists.
+/// A medium that refuses to read files whose names begin with `prefix`.
 #[derive(Debug)]
-struct Refusing(Arc<dyn Medium>);
+struct Refusing {
+    medium: Arc<dyn Medium>,
+    prefix: &'static str,
+    error: Error,
+}
 
 impl Medium for Refusing {
     fn kind(&self) -> MediumKind {
-        self.0.kind()
+        self.medium.kind()
     }
 
     fn create(&self, name: &str) -> base::Result<Box<dyn Writer>> {
-        self.0.create(name)
+        self.medium.create(name)
     }
 
     fn reopen(&self, name: &str) -> base::Result<Box<dyn Writer>> {
-        self.0.reopen(name)
+        self.medium.reopen(name)
     }
 
     fn open(&self, name: &str) -> base::Result<Arc<dyn Sealed>> {
-        self.0.open(name)
+        self.medium.open(name)
     }
 
     fn load(&self, name: &str) -> base::Result<Vec<u8>> {
-        if name.starts_with("list-") {
-            return Err(Error::exhausted("too many files are open"));
+        if name.starts_with(self.prefix) {
+            return Err(self.error.clone());
         }
-        self.0.load(name)
+        self.medium.load(name)
     }
 
     fn remove(&self, name: &str) -> base::Result<()> {
-        self.0.remove(name)
+        self.medium.remove(name)
     }
 
     fn list(&self) -> base::Result<Vec<(String, u64)>> {
-        self.0.list()
+        self.medium.list()
     }
 
     fn persist_names(&self) -> base::Result<()> {
-        self.0.persist_names()
+        self.medium.persist_names()
     }
 
     fn reader(&self, options: ReaderOptions) -> base::Result<Box<dyn Reader>> {
-        self.0.reader(options)
+        self.medium.reader(options)
     }
 }
 
 #[test]
 fn a_refused_read_is_not_damage() {
     let medium = published(4);
-    let refusing: Arc<dyn Medium> = Arc::new(Refusing(medium.clone()));
-    let kind = Manifest::open(&refusing).err().map(|error| error.kind());
-    assert_eq!(kind, Some(ErrorKind::ResourceExhausted));
-    assert_eq!(Manifest::open(&medium).unwrap().1, Some(list(4)), "nothing has changed");
+    // The list before the newest one would lack acknowledged changes.
+    for prefix in ["list-", "list-0000000000000004", "manifest"] {
+        let error = Error::exhausted("too many files are open");
+        let refusing: Arc<dyn Medium> =
+            Arc::new(Refusing { medium: medium.clone(), prefix, error });
+        let kind = Manifest::open(&refusing).err().map(|error| error.kind());
+        assert_eq!(kind, Some(ErrorKind::ResourceExhausted), "{prefix}");
+        assert_eq!(Manifest::open(&medium).unwrap().1, Some(list(4)), "nothing has changed");
+    }
+}
+
+#[test]
+fn a_permanent_failure_is_damage() {
+    let medium = published(4);
+    let open = |prefix| {
+        let error = Error::internal("the device does not answer");
+        let failing: Arc<dyn Medium> = Arc::new(Refusing { medium: medium.clone(), prefix, error });
+        Manifest::open(&failing).map(|(_, found)| found)
+    };
+    assert_eq!(open("list-").unwrap_err().kind(), ErrorKind::DataLoss);
+    assert_eq!(open("list-0000000000000004").unwrap(), Some(list(3)));
 }
 
 #[test]
