@@ -282,8 +282,8 @@ impl Registry {
         Ok(WritingCollection { named, _aliases: aliases })
     }
 
-    /// Runs `work` on a search thread. The work is dropped without a call if the thread has no
-    /// memory for its readers or the process ends, so a caller should detect the drop.
+    /// Runs `work` on a search thread. The work is dropped without a call if no thread can make
+    /// readers for it or the process ends, so a caller should detect the drop.
     ///
     /// # Errors
     /// `ResourceExhausted` with a retry delay if the queue is full.

@@ -8,7 +8,9 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use base::{Error, Result};
-use crossbeam_channel::{Receiver, Sender, TryRecvError, TrySendError, bounded, select};
+use crossbeam_channel::{
+    Receiver, SendTimeoutError, Sender, TryRecvError, TrySendError, bounded, never, select,
+};
 use os::CpuAccount;
 use storage::ReaderGroup;
 
@@ -46,11 +48,18 @@ const LIMITS: SearchLimits = SearchLimits {
     gap_bytes_max: 64 << 10,
 };
 
-/// Bytes that each thread reserves before collections are opened: the readers for embeddings of any
-/// length. Later, data may take all memory, and a thread without readers cannot search.
+/// Bytes that a thread reserves before collections are opened: the readers for embeddings of any
+/// length. Later, data may take all memory. Threads without a reservation then hand their tasks to
+/// threads with one.
 const THREAD_BYTES: u64 = readers_bytes(DIMS_MAX);
-/// Divisor of the free memory for these reservations of all threads.
-const THREADS_SHARE: u64 = 2;
+/// Divisor of the free memory for these reservations. Most of it is for data, and half of the limit
+/// may be for files in DRAM.
+const THREADS_SHARE: u64 = 8;
+/// Longest wait of a thread for another one that takes its task. It then tries again to make
+/// readers.
+const HAND_OVER_WAIT: Duration = Duration::from_secs(1);
+/// Use of the memory of a thread, in errors.
+const RESERVED_FOR: &str = "a search thread";
 
 /// Task for a search thread: gets the collection and the thread's readers for it.
 pub type PoolTask = Box<dyn FnOnce(&NamedCollection, &mut SearchThread) + Send>;
@@ -162,10 +171,12 @@ impl SearchPool {
                  {queue_max}"
             )));
         }
-        let reservations = reserve_threads(core.resources.budget(), threads)?;
+        let mut reservations = reserve_threads(core.resources.budget(), threads)?.into_iter();
+        // A thread keeps a task until another one takes it, so no more tasks wait than before.
+        let (hand_over, handed_over) = bounded(0);
         let (queue, jobs) = bounded(queue_max);
         let (offers, offered) = bounded(OFFERS_MAX);
-        let idle = AtomicUsize::new(reservations.len());
+        let idle = AtomicUsize::new(threads);
         let board = Arc::new(HelpBoard { offers, jobs: jobs.clone(), idle });
         let mut pool = SearchPool {
             queue: Some(queue),
@@ -173,14 +184,24 @@ impl SearchPool {
             counts: Arc::default(),
             threads: Vec::new(),
         };
-        for (number, held) in reservations.into_iter().enumerate() {
+        for number in 0..threads {
+            let reservation = reservations.next();
+            let is_reserved = reservation.is_some();
+            let held = match reservation {
+                Some(held) => held,
+                None => core.resources.budget().reserve(0, RESERVED_FOR)?,
+            };
             let mut worker = PoolWorker {
                 core: core.clone(),
                 jobs: jobs.clone(),
                 offered: offered.clone(),
                 board: board.clone(),
                 kept: Vec::new(),
+                is_reserved,
+                held_min: held.bytes(),
                 held,
+                hand_over: hand_over.clone(),
+                handed_over: if is_reserved { handed_over.clone() } else { never() },
                 paused: VecDeque::new(),
                 since_slice: 0,
                 checked_at: Instant::now(),
@@ -245,21 +266,19 @@ const fn readers_bytes(dims: usize) -> u64 {
     (records + vectors.depth * vectors.read_bytes_max) as u64
 }
 
-/// Reserves the memory of up to `wanted` threads, and at least of one.
+/// Reserves memory for up to `wanted` threads, and at least for one. This one gets less if less is
+/// free.
 ///
 /// # Errors
-/// `ResourceExhausted` if there is no memory for one thread.
+/// As [`MemoryBudget::reserve`].
 fn reserve_threads(budget: &Arc<MemoryBudget>, wanted: usize) -> Result<Vec<BudgetReservation>> {
     let room = budget.free() / THREADS_SHARE / THREAD_BYTES;
     let threads = usize::try_from(room).map_or(wanted, |room| room.clamp(1, wanted));
-    if threads < wanted {
-        tracing::info!(
-            threads,
-            wanted,
-            "--search-memory limits the number of search threads; raise it for more"
-        );
+    let bytes = THREAD_BYTES.min(budget.free());
+    if bytes < THREAD_BYTES {
+        tracing::warn!(bytes, "a search may find no memory; raise --search-memory");
     }
-    (0..threads).map(|_| budget.reserve(THREAD_BYTES, "a search thread")).collect()
+    (0..threads).map(|_| budget.reserve(bytes, RESERVED_FOR)).collect()
 }
 
 /// Returns work whose processor time is charged to the caller that submits it.
@@ -338,8 +357,17 @@ struct PoolWorker {
     board: Arc<HelpBoard>,
     /// Least recently used first.
     kept: Vec<KeptReaders>,
-    /// Memory of the kept readers, at least [`THREAD_BYTES`].
+    /// True if the thread has memory for its first readers in any case. It then takes tasks of the
+    /// others.
+    is_reserved: bool,
+    /// Minimum bytes of `held`.
+    held_min: u64,
+    /// Memory of the kept readers.
     held: BudgetReservation,
+    /// Tasks for threads with reserved memory.
+    hand_over: Sender<PoolJob>,
+    /// Tasks of the other threads, if this thread has reserved memory.
+    handed_over: Receiver<PoolJob>,
     /// Tasks that need another slice, in turn.
     paused: VecDeque<PoolJob>,
     /// Tasks from the queue since the last slice of a paused task.
@@ -382,21 +410,25 @@ impl PoolWorker {
         }
     }
 
-    /// Reserves the memory of the kept readers and `bytes` more. Never fails for 0, and for the
-    /// first readers of a thread.
+    /// Reserves the memory of the kept readers and `bytes` more. Never fails for 0.
     fn hold(&mut self, bytes: u64) -> Result<()> {
         let kept: u64 = self.kept.iter().map(|kept| kept.bytes).sum();
-        self.held.resize((kept + bytes).max(THREAD_BYTES), "a search thread")
+        self.held.resize((kept + bytes).max(self.held_min), RESERVED_FOR)
     }
 
     /// Waits for a task or, if none waits, for an offer.
     fn next(&self) -> WorkerEvent {
+        if let Ok(job) = self.handed_over.try_recv() {
+            return WorkerEvent::Job(job);
+        }
         match self.jobs.try_recv() {
             Ok(job) => return WorkerEvent::Job(job),
             Err(TryRecvError::Disconnected) => return WorkerEvent::End,
             Err(TryRecvError::Empty) => {}
         }
         select! {
+            // This thread holds a sender of such tasks.
+            recv(self.handed_over) -> job => job.map_or(WorkerEvent::End, WorkerEvent::Job),
             recv(self.jobs) -> job => job.map_or(WorkerEvent::End, WorkerEvent::Job),
             // The board, which this thread holds, has a sender of offers.
             recv(self.offered) -> offer => offer.map_or(WorkerEvent::End, WorkerEvent::Offer),
@@ -441,7 +473,7 @@ impl PoolWorker {
             return None;
         }
         if self.since_slice < TASKS_A_SLICE
-            && let Ok(job) = self.jobs.try_recv()
+            && let Ok(job) = self.handed_over.try_recv().or_else(|_| self.jobs.try_recv())
         {
             self.since_slice += 1;
             return Some(job);
@@ -450,15 +482,17 @@ impl PoolWorker {
         self.paused.pop_front()
     }
 
-    fn work(&mut self, PoolJob { named, mut work }: PoolJob) {
-        let mut kept = match self.take(&named) {
-            Ok(kept) => kept,
-            Err(error) => {
-                // The waiting caller notices that the task was dropped.
-                tracing::error!(collection = named.name(), %error, "a search cannot be begun");
-                return;
+    fn work(&mut self, mut job: PoolJob) {
+        let mut kept = loop {
+            match self.take(&job.named) {
+                Ok(kept) => break kept,
+                Err(error) => match self.hand_over(job, &error) {
+                    Some(left) => job = left,
+                    None => return,
+                },
             }
         };
+        let PoolJob { named, mut work } = job;
         let room = self.paused.len() < PAUSED_MAX;
         let done = catch_unwind(AssertUnwindSafe(|| {
             loop {
@@ -484,6 +518,23 @@ impl PoolWorker {
             Ok(_) => {}
             Err(_) => tracing::error!(collection = named.name(), "a search ended in a panic"),
         }
+    }
+
+    /// Passes a task to a thread with reserved memory, because this one cannot make readers for it.
+    /// Returns the task if no thread takes it within [`HAND_OVER_WAIT`].
+    fn hand_over(&self, job: PoolJob, error: &Error) -> Option<PoolJob> {
+        let job = if self.is_reserved {
+            job
+        } else {
+            match self.hand_over.send_timeout(job, HAND_OVER_WAIT) {
+                Ok(()) => return None,
+                Err(SendTimeoutError::Timeout(job)) if !self.core.stopped() => return Some(job),
+                Err(refused) => refused.into_inner(),
+            }
+        };
+        // The waiting caller notices that the task was dropped.
+        tracing::error!(collection = job.named.name(), %error, "a search cannot be begun");
+        None
     }
 
     /// Returns kept readers that can read the collection, or new ones, for which others make room.
@@ -544,20 +595,58 @@ mod tests {
     }
 
     #[test]
-    fn little_memory_has_fewer_search_threads() {
+    fn threads_without_memory_hand_their_tasks_over() {
         let directory = tempfile::tempdir().unwrap();
         let core = small_core(directory.path());
+        let before = core.resources.budget().free();
+        let pool = SearchPool::start(core.clone(), 4, 8).unwrap();
         let budget = core.resources.budget();
-        let before = budget.free();
-        let pool = SearchPool::start(core.clone(), 64, 8).unwrap();
-        let threads = pool.threads.len() as u64;
-        assert!((1..64).contains(&threads), "{threads}");
-        let taken = before - budget.free();
-        assert_eq!(taken, threads * THREAD_BYTES);
-        assert!(taken <= before / THREADS_SHARE);
-        let room = budget.free() - THREAD_BYTES;
-        let data = budget.reserve(room, "data").unwrap();
-        assert_eq!(reserve_threads(budget, 4).unwrap().len(), 1, "one thread at least");
-        drop(data);
+        assert_eq!(before - budget.free(), THREAD_BYTES, "one thread has reserved memory");
+        let named = core.create("a", CollectionSettings::new(4, Metric::L2)).unwrap();
+        let _data = budget.reserve(budget.free(), "data").unwrap();
+        let (sender, answers) = mpsc::channel();
+        let (started, has_started) = mpsc::channel();
+        let (release, released) = mpsc::channel::<()>();
+        let busy = sender.clone();
+        let blocking = move |_: &NamedCollection, _: &mut SearchThread| {
+            started.send(()).unwrap();
+            released.recv().unwrap();
+            busy.send("blocking").unwrap();
+        };
+        pool.submit(&named, Box::new(blocking)).unwrap();
+        has_started.recv().unwrap();
+        let refused = budget.stats().refused;
+        for _ in 0..6 {
+            let sender = sender.clone();
+            pool.submit(&named, Box::new(move |_, _| sender.send("task").unwrap())).unwrap();
+        }
+        drop(sender);
+        // Another thread has a task and no memory for it.
+        let deadline = Instant::now() + Duration::from_secs(30);
+        while budget.stats().refused == refused {
+            assert!(Instant::now() < deadline, "no thread without memory took a task");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        release.send(()).unwrap();
+        let answers: Vec<&str> = answers.iter().collect();
+        assert_eq!(answers, [&["blocking"][..], &["task"; 6][..]].concat());
+        assert_eq!(pool.stats().readers, 1);
+    }
+
+    #[test]
+    fn reservations_of_threads_leave_most_of_the_memory() {
+        let budget = MemoryBudget::new(1 << 30);
+        let reservations = reserve_threads(&budget, 64).unwrap();
+        assert!(reservations.len() > 1);
+        assert!(reservations.iter().all(|held| held.bytes() == THREAD_BYTES));
+        assert!(budget.stats().used <= (1 << 30) / THREADS_SHARE);
+        assert_eq!(reserve_threads(&budget, 2).unwrap().len(), 2);
+        // A start with little memory is not refused.
+        for free in [THREAD_BYTES + 1, THREAD_BYTES - 1, 0] {
+            let budget = MemoryBudget::new(free);
+            let held: Vec<u64> =
+                reserve_threads(&budget, 4).unwrap().iter().map(BudgetReservation::bytes).collect();
+            assert_eq!(held, [free.min(THREAD_BYTES)]);
+        }
     }
 }
