@@ -266,18 +266,19 @@ const fn readers_bytes(dims: usize) -> u64 {
     (records + vectors.depth * vectors.read_bytes_max) as u64
 }
 
-/// Reserves memory for up to `wanted` threads, and at least for one. This one gets less if less is
-/// free.
+/// Reserves memory for up to `wanted` threads, and at least for one. Its reservation is empty if
+/// too little is free: the start is not refused then.
 ///
 /// # Errors
 /// As [`MemoryBudget::reserve`].
 fn reserve_threads(budget: &Arc<MemoryBudget>, wanted: usize) -> Result<Vec<BudgetReservation>> {
     let room = budget.free() / THREADS_SHARE / THREAD_BYTES;
     let threads = usize::try_from(room).map_or(wanted, |room| room.clamp(1, wanted));
-    let bytes = THREAD_BYTES.min(budget.free());
-    if bytes < THREAD_BYTES {
-        tracing::warn!(bytes, "a search may find no memory; raise --search-memory");
+    let has_room = budget.free() >= THREAD_BYTES;
+    if !has_room {
+        tracing::warn!("searches may find no memory; raise --search-memory");
     }
+    let bytes = if has_room { THREAD_BYTES } else { 0 };
     (0..threads).map(|_| budget.reserve(bytes, RESERVED_FOR)).collect()
 }
 
@@ -357,8 +358,7 @@ struct PoolWorker {
     board: Arc<HelpBoard>,
     /// Least recently used first.
     kept: Vec<KeptReaders>,
-    /// True if the thread has memory for its first readers in any case. It then takes tasks of the
-    /// others.
+    /// True if the thread reserved memory at the start. It takes tasks of the others.
     is_reserved: bool,
     /// Minimum bytes of `held`.
     held_min: u64,
@@ -646,7 +646,7 @@ mod tests {
             let budget = MemoryBudget::new(free);
             let held: Vec<u64> =
                 reserve_threads(&budget, 4).unwrap().iter().map(BudgetReservation::bytes).collect();
-            assert_eq!(held, [free.min(THREAD_BYTES)]);
+            assert_eq!(held, [if free < THREAD_BYTES { 0 } else { THREAD_BYTES }]);
         }
     }
 }
