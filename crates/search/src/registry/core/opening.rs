@@ -220,6 +220,7 @@ mod tests {
         assert!(core.remove("a").unwrap());
         assert!(!core.mark_opening("a"));
     }
+
     #[test]
     fn files_without_permission_are_no_lack_of_rights() {
         let directory = tempfile::tempdir().unwrap();
