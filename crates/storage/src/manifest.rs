@@ -17,7 +17,7 @@ use base::{Error, ErrorKind, Result};
 
 use crate::bytes::{put, u32_at, u64_at};
 use crate::directory::refusal;
-use crate::medium::{LOAD_BYTES_MAX, Medium, Writer};
+use crate::medium::{Medium, Writer};
 use crate::page::PAGE_BYTES;
 
 /// Maximum bytes of a list.
@@ -46,7 +46,7 @@ impl Manifest {
     ///
     /// # Errors
     /// `DataLoss` if there are lists and none is whole; otherwise the medium's error, also if it
-    /// refuses to read the newest list and another attempt can succeed.
+    /// refuses to read every list and another attempt can succeed.
     pub fn open(medium: &Arc<dyn Medium>) -> Result<(Manifest, Option<Vec<u8>>)> {
         let (writer, slots) = match medium.reopen(FILE) {
             Ok(writer) => (writer, medium.load(FILE)),
@@ -56,14 +56,10 @@ impl Manifest {
             Err(error) => return Err(error),
         };
         let mut problems = Vec::new();
-        let slots = match slots {
-            Ok(slots) => slots,
-            Err(error) => {
-                let error = damage(medium, FILE, error)?;
-                problems.push(format!("the manifest cannot be read: {error}"));
-                Vec::new()
-            }
-        };
+        let slots = slots.unwrap_or_else(|error| {
+            problems.push(format!("the manifest cannot be read: {error}"));
+            Vec::new()
+        });
         let found = Self::newest(medium, &slots, &mut problems)?;
         for problem in &problems {
             tracing::error!(problem, "the manifest is damaged");
@@ -129,6 +125,7 @@ impl Manifest {
         let mut valid: Vec<ManifestSlot> =
             (0..2).filter_map(|index| decode_slot(slots, index, problems)).collect();
         valid.sort_by_key(|slot| std::cmp::Reverse(slot.epoch));
+        let mut refused = None;
         for slot in &valid {
             match read_list(medium, slot.epoch) {
                 Ok((hash, payload)) if hash == slot.hash && payload.len() as u64 == slot.bytes => {
@@ -137,9 +134,7 @@ impl Manifest {
                 Ok(_) => {
                     problems.push(format!("list {} is not the one its slot names", slot.epoch))
                 }
-                Err(error) => {
-                    problems.push(damage(medium, &list_name(slot.epoch), error)?.to_string());
-                }
+                Err(error) => unreadable(error, problems, &mut refused),
             }
         }
         // Both slots are lost. A list is durable before its slot is written, so the newest whole
@@ -159,10 +154,12 @@ impl Manifest {
                     ));
                     return Ok(Some((epoch, payload)));
                 }
-                Err(error) => {
-                    problems.push(damage(medium, &list_name(epoch), error)?.to_string());
-                }
+                Err(error) => unreadable(error, problems, &mut refused),
             }
+        }
+        // A list that the system refuses to read may be whole.
+        if let Some(error) = refused {
+            return Err(error);
         }
         // A slot never names an incomplete list, so nothing is lost if there is no trace of slots.
         if slots.iter().all(|&byte| byte == 0) && epochs.iter().all(|&epoch| epoch <= 1) {
@@ -229,18 +226,15 @@ struct ManifestSlot {
     hash: [u8; 32],
 }
 
-/// Returns `error`, which a read of the file `name` gave, if the file is damaged.
-///
-/// # Errors
-/// `error` if another attempt may read the file, for example with a permission or with fewer open
-/// files. The list before it lacks acknowledged changes, and the caller removes their files.
-fn damage(medium: &Arc<dyn Medium>, name: &str, error: Error) -> Result<Error> {
-    // An unknown failure (`Internal`) may be permanent.
-    if !error.is_retryable() || error.kind() == ErrorKind::Internal {
-        return Ok(error);
+/// Records that a list cannot be read, and keeps the first error of one that another attempt may
+/// read: the permission is missing, or too many files are open. An unknown failure (`Internal`) may
+/// be permanent, so it counts as damage.
+fn unreadable(error: Error, problems: &mut Vec<String>, refused: &mut Option<Error>) {
+    problems.push(error.to_string());
+    let may_end = error.is_retryable() && error.kind() != ErrorKind::Internal;
+    if refused.is_none() && may_end {
+        *refused = Some(error);
     }
-    let too_long = |(file, bytes): &(String, u64)| file == name && *bytes > LOAD_BYTES_MAX;
-    if medium.list()?.iter().any(too_long) { Ok(error) } else { Err(error) }
 }
 
 fn slot_at(epoch: u64) -> u64 {
