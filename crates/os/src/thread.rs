@@ -16,12 +16,17 @@ pub fn spawn<T: Send + 'static>(
     body: impl FnOnce() -> T + Send + 'static,
 ) -> Result<JoinHandle<T>> {
     let name = name.into();
-    std::thread::Builder::new().name(name.clone()).spawn(body).map_err(|error| {
-        Error::exhausted(format!(
-            "the thread {name} cannot be started; raise the limit of threads, or try again later"
-        ))
-        .caused_by(error)
-    })
+    let spawned = std::thread::Builder::new().name(name.clone()).spawn(body);
+    spawned.map_err(|error| spawn_error(&name, error))
+}
+
+/// Returns the error of a thread that the system does not start.
+fn spawn_error(name: &str, error: std::io::Error) -> Error {
+    Error::exhausted(format!(
+        "the thread {name} cannot be started: {error}; raise the limit of threads (ulimit -u, \
+         TasksMax= or pids.max), or try again later"
+    ))
+    .with_source(error)
 }
 
 /// Makes the calling thread run only on idle cores (SCHED_IDLE). For loaders and unloaders. A
@@ -275,6 +280,17 @@ mod tests {
     fn a_thread_has_its_name_and_returns_its_result() {
         let name = || std::thread::current().name().map(str::to_owned);
         assert_eq!(spawn("named", name).unwrap().join().unwrap(), Some("named".to_owned()));
+    }
+
+    #[test]
+    fn a_refused_thread_has_its_name_cause_and_remedy() {
+        let error = spawn_error("worker-1", std::io::Error::from_raw_os_error(libc::EAGAIN));
+        assert!(error.is_overload());
+        assert!(error.message().starts_with("the thread worker-1 cannot be started: "), "{error}");
+        assert!(error.message().ends_with("or try again later"), "{error}");
+        let source = std::error::Error::source(&error);
+        let source = source.and_then(|source| source.downcast_ref::<std::io::Error>());
+        assert_eq!(source.and_then(std::io::Error::raw_os_error), Some(libc::EAGAIN));
     }
 
     #[test]
