@@ -93,7 +93,7 @@ pub async fn write_collection(
         files.push(BackupFile { name, object, bytes: file.bytes, blake3 });
     }
     let state = String::from_utf8(pinned.list()?)
-        .map_err(|error| Error::internal("the list of files").caused_by(error))?;
+        .map_err(|error| Error::internal("the list of files").caused_by(error.utf8_error()))?;
     let list = BackupList {
         id: label.id.clone(),
         collection: label.collection.to_owned(),

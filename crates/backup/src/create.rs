@@ -175,7 +175,7 @@ async fn upload(
         files.push(BackupFile { name: file.name.clone(), object, bytes: file.bytes, blake3 });
     }
     let state = String::from_utf8(pinned.list()?)
-        .map_err(|error| Error::internal("the list of files").caused_by(error))?;
+        .map_err(|error| Error::internal("the list of files").caused_by(error.utf8_error()))?;
     let list = BackupList {
         id: id.clone(),
         collection: named.name().to_owned(),

@@ -282,7 +282,9 @@ pub(super) fn hits(shards: ShardResults<'_>, order: HitOrder, range: HitRange) -
 /// `Internal` if the text is not JSON.
 pub(super) fn text(result: Vec<u8>) -> Result<Box<RawValue>> {
     let not_json = || Error::internal("a merged answer");
-    let text = String::from_utf8(result).map_err(|error| not_json().caused_by(error))?;
+    // Not the error itself, which keeps the bytes of the answer.
+    let text =
+        String::from_utf8(result).map_err(|error| not_json().caused_by(error.utf8_error()))?;
     RawValue::from_string(text).map_err(|error| not_json().caused_by(error))
 }
 

@@ -38,6 +38,13 @@ fn range(offset: usize, limit: usize) -> HitRange {
 }
 
 #[test]
+fn an_error_does_not_keep_the_bytes_of_the_answer() {
+    let error = text(vec![b'"', 0xff, b'"']).unwrap_err();
+    assert!(error.message().starts_with("a merged answer: invalid utf-8"), "{error}");
+    assert!(std::error::Error::source(&error).unwrap().is::<std::str::Utf8Error>());
+}
+
+#[test]
 fn larger_scores_come_first_except_for_distances() {
     let shards = [
         json!({"points": [hit(3, 0.5), hit(1, 0.25)]}),
