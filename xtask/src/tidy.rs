@@ -54,6 +54,7 @@ fn check(root: &Path) -> Result<Vec<Complaint>> {
     let mut complaints = Vec::new();
     let read = |path: &str| std::fs::read_to_string(root.join(path)).ok();
     let paths = files(root)?;
+    complaints.extend(checks::stale_rows(&crates));
     for krate in &crates {
         let manifest = manifest(root, krate)?;
         let dependencies = dependencies(&manifest, &workspace);
@@ -118,14 +119,20 @@ fn manifest(root: &Path, krate: &str) -> Result<toml::Table> {
     toml::from_str(&text).with_context(|| path.display().to_string())
 }
 
-/// Returns the workspace's crates that a manifest names, for building or for tests.
+/// Returns the workspace's crates that a manifest names, for building or for tests, also of one
+/// target.
 fn dependencies(manifest: &toml::Table, workspace: &BTreeMap<String, String>) -> Vec<String> {
-    let tables = ["dependencies", "dev-dependencies", "build-dependencies"];
-    let names = tables
-        .iter()
-        .filter_map(|table| manifest.get(*table)?.as_table())
-        .flat_map(|table| table.keys());
-    names.filter_map(|name| workspace.get(name).cloned()).collect()
+    let targets = manifest.get("target").and_then(toml::Value::as_table);
+    let targets = targets.into_iter().flat_map(|targets| targets.values());
+    let parents = std::iter::once(manifest).chain(targets.filter_map(toml::Value::as_table));
+    let mut found = Vec::new();
+    for parent in parents {
+        for table in ["dependencies", "dev-dependencies", "build-dependencies"] {
+            let Some(table) = parent.get(table).and_then(toml::Value::as_table) else { continue };
+            found.extend(table.keys().filter_map(|name| workspace.get(name).cloned()));
+        }
+    }
+    found
 }
 
 /// Returns the dependency names of the workspace that point into `crates/`, with the directory of
@@ -154,4 +161,19 @@ fn files(root: &Path) -> Result<Vec<String>> {
     );
     let names = String::from_utf8_lossy(&output.stdout);
     Ok(names.split('\0').filter(|name| !name.is_empty()).map(str::to_owned).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_dependency_of_one_target_is_a_dependency() {
+        let text = "[dependencies]\nbase.workspace = true\n\
+                    [target.'cfg(unix)'.dev-dependencies]\nos.workspace = true\n";
+        let manifest: toml::Table = toml::from_str(text).unwrap();
+        let workspace: BTreeMap<String, String> =
+            ["base", "os"].into_iter().map(|name| (name.to_owned(), name.to_owned())).collect();
+        assert_eq!(dependencies(&manifest, &workspace), ["base", "os"]);
+    }
 }

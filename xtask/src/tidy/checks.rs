@@ -52,6 +52,17 @@ pub(crate) fn stale_edges(krate: &str, dependencies: &[String]) -> Vec<Complaint
         .collect()
 }
 
+/// Finds rows of the table for crates that do not exist.
+pub(crate) fn stale_rows(crates: &[String]) -> Vec<Complaint> {
+    let stale = rules::EDGES.iter().filter(|(name, _)| !crates.iter().any(|krate| krate == name));
+    stale
+        .map(|(name, _)| {
+            let text = format!("there is no crate `{name}` any more; remove its row");
+            complaint("xtask/src/tidy/rules.rs", text)
+        })
+        .collect()
+}
+
 /// Complains about a crate without the workspace's lints, which forbid unsafe code.
 pub(crate) fn lints(krate: &str, manifest: &toml::Table) -> Vec<Complaint> {
     let inherited =
@@ -304,6 +315,9 @@ mod tests {
         assert_eq!(places(edges("newcomer", &[])), ["crates/newcomer/Cargo.toml"]);
         assert_eq!(places(stale_edges("protocol", &["base".into()])), [""; 0]);
         assert_eq!(places(stale_edges("protocol", &[])), ["xtask/src/tidy/rules.rs"]);
+        let all: Vec<String> = rules::EDGES.iter().map(|(name, _)| (*name).to_owned()).collect();
+        assert_eq!(places(stale_rows(&all)), [""; 0]);
+        assert_eq!(places(stale_rows(&all[1..])), ["xtask/src/tidy/rules.rs"]);
     }
 
     #[test]
