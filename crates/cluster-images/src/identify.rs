@@ -7,6 +7,7 @@ use api_images::{
 };
 use base::{Error, Result};
 use bytes::Bytes;
+use cluster_root::reads::result_bytes;
 use cluster_root::{ReadCoverage, RootContext};
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -121,7 +122,7 @@ impl Identification<'_> {
         let found = rounds::run(context, &self.target, &query, &self.plan).await?;
         let results = found.results;
         let most = self.plan.k;
-        let bytes = results.values().map(|result| result.get().len()).sum();
+        let bytes = result_bytes(&results);
         let merged = context.compute(bytes, move || merge::prints(&results, most)).await?;
         let MergedPrints { hits, compared, of, partial } = merged;
         for hit in &hits {

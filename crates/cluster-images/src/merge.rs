@@ -13,8 +13,7 @@ use matching::rank::{StageScores, best_first};
 use serde::Deserialize;
 use serde_json::value::{RawValue, to_raw_value};
 
-/// Results of the shards that answered, as JSON text, by shard.
-pub(super) type ResultTexts = BTreeMap<u32, Box<RawValue>>;
+pub(super) use cluster_root::reads::ResultTexts;
 
 /// The best candidates of all shards, best first.
 #[derive(Clone, Debug, Default, PartialEq)]

@@ -3,7 +3,7 @@
 use api_images::page_entry;
 use base::{Error, Result};
 use cluster_root::ReadCoverage;
-use cluster_root::reads::{self, ShardAnswers, ShardResults, answers, of_all};
+use cluster_root::reads::{self, ShardAnswers, ShardResults, answers, of_all, result_bytes};
 use cluster_root::split::raw;
 use search::points::PointId;
 use serde::Deserialize;
@@ -55,7 +55,7 @@ pub(super) async fn page(call: ImageCall) -> Result<Reply> {
     let (counted, scrolled) = tokio::join!(answers(context, &count), answers(context, &scroll));
     let counted = counted?;
     let scrolled = scrolled?;
-    let bytes = scrolled.results.values().map(|result| result.get().len()).sum();
+    let bytes = result_bytes(&scrolled.results);
     let merge = move || MergedPage::of(&counted, scrolled, limit);
     let page = context.compute(bytes, merge).await?;
     reply::reserved(page.text, page.scrolled.reservation, &context.state.requests)

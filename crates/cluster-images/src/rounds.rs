@@ -14,6 +14,7 @@ use api_images::{
 use base::Result;
 use cluster_root::reads::{
     ReadBody, ReadPriority, ShardAnswers, ShardRead, check_coverage, of_all, read_shards,
+    result_bytes,
 };
 use cluster_root::split::raw;
 use cluster_root::{ReadCoverage, RootContext};
@@ -134,7 +135,7 @@ impl Rounds<'_> {
             Box::pin(read_shards(&self.context.state, &read)).await?;
         let min_coverage = self.context.params.min_coverage;
         check_coverage(coverage, min_coverage, failure.as_ref())?;
-        let bytes = results.values().map(|result| result.get().len()).sum();
+        let bytes = result_bytes(&results);
         let merge = move || merge::candidates(&results, most);
         let merged = self.context.compute(bytes, merge).await?;
         let of = Some(merged.of);

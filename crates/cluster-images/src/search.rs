@@ -6,6 +6,7 @@ use api_images::{ExtractedQuery, ImageKind, check_search_limits, check_threshold
 use api_qdrant::json;
 use base::{Error, Result};
 use bytes::Bytes;
+use cluster_root::reads::result_bytes;
 use cluster_root::{ReadCoverage, RootContext, check};
 use metrics::KindLabels;
 use search::points::PointId;
@@ -63,7 +64,7 @@ pub(super) async fn search(mut call: ImageCall) -> Result<Reply> {
     let took = started.elapsed();
     observe(context, "search", took);
     let mut further = ViewsAnswer::default();
-    let bytes: usize = found.results.values().map(|result| result.get().len()).sum();
+    let bytes = result_bytes(&found.results);
     if let Some(file) = file.filter(|_| views) {
         let threshold = plan.threshold_among(target.settings.kind, 1);
         let read = move || {

@@ -8,6 +8,7 @@ use api_images::{ExtractedQuery, ExtractedView, ImageKind, view_steps};
 use base::{Error, Result};
 use bytes::Bytes;
 use cluster_root::RootContext;
+use cluster_root::reads::result_bytes;
 use transport::Reservation;
 
 use super::extraction;
@@ -84,7 +85,7 @@ impl RootViewSearch<'_> {
             found.partial |= answer.partial || !answer.coverage.is_whole();
             let results = answer.results;
             let threshold = self.plan.threshold_among(ImageKind::Photo, 1);
-            let bytes = results.values().map(|result| result.get().len()).sum();
+            let bytes = result_bytes(&results);
             let read = move || merge::accepted(&results, threshold);
             let accepted = self.context.compute(bytes, read).await?;
             found.partial |= accepted.partial;

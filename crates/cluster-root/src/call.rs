@@ -17,6 +17,7 @@ use transport::{CodecStep, INLINE_BYTES_MAX, Reply};
 
 use super::envelope::{RootAnswer, reply};
 use super::params::RootParams;
+use super::shard_read::{ResultTexts, ShardAnswers, result_bytes};
 use super::state::RootState;
 
 /// A request that is not handled yet.
@@ -125,6 +126,20 @@ impl RootContext {
         work: impl FnOnce() -> Result<T> + Send + 'static,
     ) -> Result<T> {
         self.state.requests.codec.run_if(bytes > INLINE_BYTES_MAX, CodecStep::Decode, work).await
+    }
+
+    /// Runs `work` on the results of shards, as [`RootContext::compute`] does, and then releases
+    /// their memory.
+    ///
+    /// # Errors
+    /// As [`RootContext::compute`].
+    pub(super) async fn compute_results<T: Send + 'static>(
+        &self,
+        answers: ShardAnswers,
+        work: impl FnOnce(&ResultTexts) -> Result<T> + Send + 'static,
+    ) -> Result<T> {
+        let ShardAnswers { results, reservation: _reservation, .. } = answers;
+        self.compute(result_bytes(&results), move || work(&results)).await
     }
 }
 

@@ -16,6 +16,7 @@ use super::merge::MergedKeys;
 use super::payload_members::{self, POINTS_AT_ONCE_MAX, Payloads};
 use super::read::confirmed_answers;
 use super::root_query::QueriedCollection;
+use super::shard_read::ResultTexts;
 
 /// Hits of a formula, best first, with their completeness.
 pub(super) struct FormulaHits {
@@ -81,11 +82,9 @@ pub(super) async fn hits(
         let wanted = payload_members::request(payload_members::of_names(&members)?)?;
         let read = Box::pin(confirmed_answers(run.context, run.record, wanted, &ids)).await?;
         found = found.after(read.coverage);
-        let bytes = read.results.values().map(|result| result.get().len()).sum();
-        let results = read.results;
-        let _reservation = read.reservation;
-        let work = move || scores.hits(&ids, &payload_members::payloads(&results)?);
-        hits.append(&mut run.context.compute(bytes, work).await?);
+        let work =
+            move |results: &ResultTexts| scores.hits(&ids, &payload_members::payloads(results)?);
+        hits.append(&mut run.context.compute_results(read, work).await?);
     }
     hits.sort_by(|one, other| other.score.total_cmp(&one.score));
     Ok(FormulaHits { hits, found })

@@ -38,7 +38,7 @@ use super::prefetch;
 use super::ranked_groups::{self, RankedGroups};
 use super::read::{answers, confirmed_answers, of_all};
 use super::root_query::{QueriedCollection, RootQuery};
-use super::shard_read::{ShardAnswers, ShardRead};
+use super::shard_read::{ResultTexts, ShardAnswers, ShardRead};
 use super::split::{self, RawMembers};
 
 /// Members of a request for groups that a plain query does not have.
@@ -219,10 +219,10 @@ impl GroupsRun<'_> {
         answers: ShardAnswers,
         work: impl FnOnce(&[&RawValue]) -> Result<RoundResult<T>> + Send + 'static,
     ) -> Result<RoundResult<T>> {
-        let ShardAnswers { results, reservation: _reservation, .. } = answers;
-        let bytes = results.values().map(|result| result.get().len()).sum();
-        let work = move || work(&results.values().map(|result| &**result).collect::<Vec<_>>());
-        self.context.compute(bytes, work).await
+        let work = move |results: &ResultTexts| {
+            work(&results.values().map(|result| &**result).collect::<Vec<_>>())
+        };
+        self.context.compute_results(answers, work).await
     }
 
     /// Returns the read of the first round.

@@ -81,7 +81,9 @@ pub mod reads {
     pub use crate::fan_out::read_shards;
     pub use crate::merge::{ShardResults, scroll, sum};
     pub use crate::read::{answers, confirmed, count_points, of_all, of_ids};
-    pub use crate::shard_read::{ReadBody, ReadPriority, ShardAnswers, ShardRead, check_coverage};
+    pub use crate::shard_read::{
+        ReadBody, ReadPriority, ResultTexts, ShardAnswers, ShardRead, check_coverage, result_bytes,
+    };
     pub use crate::wire::{is_final, message_of};
 }
 

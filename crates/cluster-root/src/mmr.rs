@@ -13,6 +13,7 @@ use super::merge::{self, HitRange, KeyedPoint, ShardResults};
 use super::parts::{self, MergedHit};
 use super::read::{answers, of_all};
 use super::root_query::{MmrChoice, QueriedCollection, RootQuery};
+use super::shard_read::ResultTexts;
 use super::split;
 
 /// Hit with its score as clients see it.
@@ -74,17 +75,14 @@ async fn best_hits(
     let read = of_all(run.context, run.record, "points/query", split::raw(&members)?);
     let read = answers(run.context, &read).await?;
     let found = found.after(read.coverage);
-    let bytes = read.results.values().map(|result| result.get().len()).sum();
-    let results = read.results;
-    let _reservation = read.reservation;
-    let merge = move || {
+    let merge = move |results: &ResultTexts| {
         let texts: Vec<&RawValue> = results.values().map(|result| &**result).collect();
         let shards = ShardResults { results: &texts, incomplete: found.partial };
         let merged = merge::merged_hits(shards, order, HitRange { offset: 0, limit: depth })?;
         let hits = merged.points.iter().map(ScoredHit::of).collect::<Result<Vec<_>>>()?;
         Ok(ScoredHits { hits, found: found.or_partial(merged.partial) })
     };
-    run.context.compute(bytes, merge).await
+    run.context.compute_results(read, merge).await
 }
 
 /// Returns at most `count` of the hits, in the order in which they were chosen.

@@ -1,6 +1,6 @@
 //! Parts of the payloads of points, which the root reads to score or to group them.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeSet, HashMap};
 
 use base::Result;
 use search::filter::{Bracket, first_step};
@@ -10,6 +10,7 @@ use serde_json::value::RawValue;
 use serde_json::{Map, Value};
 
 use super::merge;
+use super::shard_read::ResultTexts;
 use super::split::{self, RawMembers};
 
 /// Points whose payloads are read at the same time: 64 MiB at most.
@@ -74,7 +75,7 @@ pub(super) fn request(with_payload: Box<RawValue>) -> Result<RawMembers> {
 ///
 /// # Errors
 /// `Internal` for a result that is not the expected JSON.
-pub(super) fn payloads(results: &BTreeMap<u32, Box<RawValue>>) -> Result<Payloads> {
+pub(super) fn payloads(results: &ResultTexts) -> Result<Payloads> {
     #[derive(Deserialize)]
     struct PayloadText {
         id: PointId,

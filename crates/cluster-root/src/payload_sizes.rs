@@ -23,6 +23,7 @@ use super::collections;
 use super::fan_out::read_shards;
 use super::merge;
 use super::read::of_ids;
+use super::shard_read::ResultTexts;
 use super::split::{self, ShardOperations};
 
 /// Start of the text of an operation that merges members into payloads.
@@ -182,17 +183,16 @@ pub(super) async fn stored(
     read.strong = true;
     let answers = Box::pin(read_shards(&context.state, &read)).await?;
     answers.check(1.0)?;
-    let bytes = answers.results.values().map(|result| result.get().len()).sum();
-    let work = move || {
+    let work = |results: &ResultTexts| {
         let mut stored = BTreeMap::new();
-        for result in answers.results.values() {
+        for result in results.values() {
             let points: Vec<StoredPayload> = merge::read(result)?;
             let points = points.into_iter();
             stored.extend(points.map(|point| (point.id, point.payload.unwrap_or_default())));
         }
         Ok(stored)
     };
-    context.compute(bytes, work).await
+    context.compute_results(answers, work).await
 }
 
 /// Makes the steps of a point and checks the size after each that adds members. `stored` is its

@@ -23,6 +23,7 @@ use super::merge::{self, HitOrder, HitRange, MergedKeys, PointKey, ShardResults}
 use super::mmr::ScoredHit;
 use super::read::{answers, of_all};
 use super::root_query::{QueriedCollection, RootQuery, without};
+use super::shard_read::ResultTexts;
 use super::split::{self, RawMembers};
 
 /// Maximum prefetches of one batch of queries, at one level.
@@ -138,18 +139,15 @@ async fn batch_hits(
     let body = split::raw(&HashMap::from([("searches", searches)]))?;
     let read = of_all(run.context, run.record, "points/query/batch", body);
     let read = answers(run.context, &read).await?;
-    let bytes = read.results.values().map(|result| result.get().len()).sum();
     let mut found = found.after(read.coverage);
     let metric = run.settings.metric;
     let ranges: Vec<(HitOrder, HitRange)> =
         queries.iter().map(|query| (query.order(metric), query.range())).collect();
-    let results = read.results;
-    let _reservation = read.reservation;
-    let merge = move || {
+    let merge = move |results: &ResultTexts| {
         let texts: Vec<&RawValue> = results.values().map(|result| &**result).collect();
         merge::batch_keys(ShardResults { results: &texts, incomplete: false }, &ranges)
     };
-    let lists = run.context.compute(bytes, merge).await?;
+    let lists = run.context.compute_results(read, merge).await?;
     for list in &lists {
         found = found.or_partial(list.partial);
     }

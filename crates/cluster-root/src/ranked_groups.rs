@@ -15,6 +15,7 @@ use super::mmr::{ScoredHit, ScoredHits};
 use super::payload_members::{self, POINTS_AT_ONCE_MAX};
 use super::read::confirmed_answers;
 use super::root_query::{QueriedCollection, RootQuery};
+use super::shard_read::ResultTexts;
 
 /// Groups in the order of their best hits, with their completeness.
 pub(super) struct RankedGroups {
@@ -68,13 +69,10 @@ pub(super) async fn groups(
         let read = confirmed_answers(run.context, run.record, members.clone(), &ids);
         let read = Box::pin(read).await?;
         found = found.after(read.coverage);
-        let bytes = read.results.values().map(|result| result.get().len()).sum();
-        let results = read.results;
-        let _reservation = read.reservation;
         let hits = hits.to_vec();
         let field = request.group_by.clone();
-        let work = move || {
-            let payloads = payload_members::payloads(&results)?;
+        let work = move |results: &ResultTexts| {
+            let payloads = payload_members::payloads(results)?;
             for hit in hits {
                 // A point without one was removed since.
                 if let Some(payload) = payloads.get(&hit.id) {
@@ -83,7 +81,7 @@ pub(super) async fn groups(
             }
             Ok(groups)
         };
-        groups = run.context.compute(bytes, work).await?;
+        groups = run.context.compute_results(read, work).await?;
         if groups.are_full(request.limit) {
             break;
         }

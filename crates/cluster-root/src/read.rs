@@ -18,7 +18,9 @@ use super::call::RootContext;
 use super::envelope::RootAnswer;
 use super::fan_out::read_shards;
 use super::merge::{self, ShardResults};
-use super::shard_read::{ReadBody, ReadPriority, ShardAnswers, ShardRead};
+use super::shard_read::{
+    ReadBody, ReadPriority, ResultTexts, ShardAnswers, ShardRead, result_bytes,
+};
 use super::split::{self, IdsBody, RawMembers};
 
 /// Maximum values of a facet that one shard counts. Counts of the collection are exact only if
@@ -90,7 +92,7 @@ pub async fn confirmed(
     }
     let wanted = split::ids_by_shard(ids, record.shards)?;
     let results = std::mem::take(&mut answers.results);
-    let bytes = results.values().map(|result| result.get().len()).sum();
+    let bytes = result_bytes(&results);
     let find = move || Ok((lacking(&wanted, &results)?, results));
     let (lacking, results) = context.compute(bytes, find).await?;
     answers.results = results;
@@ -122,10 +124,7 @@ pub(super) async fn confirmed_answers(
 }
 
 /// Returns the shards whose results lack some of their points.
-fn lacking(
-    wanted: &BTreeMap<u32, Vec<PointId>>,
-    results: &BTreeMap<u32, Box<RawValue>>,
-) -> Result<Vec<u32>> {
+fn lacking(wanted: &BTreeMap<u32, Vec<PointId>>, results: &ResultTexts) -> Result<Vec<u32>> {
     #[derive(Deserialize)]
     struct FoundPoint {
         id: PointId,
@@ -187,7 +186,7 @@ async fn merged_answers(
     merge: impl FnOnce(ShardResults<'_>) -> Result<Vec<u8>> + Send + 'static,
 ) -> Result<RootAnswer> {
     let coverage = (!answers.coverage.is_whole()).then_some(answers.coverage);
-    let bytes = answers.results.values().map(|result| result.get().len()).sum();
+    let bytes = result_bytes(&answers.results);
     let mut reservation = answers.reservation;
     let results = answers.results;
     let work = move || {

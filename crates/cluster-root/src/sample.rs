@@ -17,6 +17,7 @@ use super::mmr::{ScoredHit, ScoredHits};
 use super::parts;
 use super::read::{answers, of_all};
 use super::root_query::{QueriedCollection, RootQuery, VectorsById};
+use super::shard_read::ResultTexts;
 use super::split;
 
 /// Points that match in each shard.
@@ -143,13 +144,10 @@ async fn points(
     let read = of_all(run.context, run.record, "points/query", split::raw(&members)?);
     let read = answers(run.context, &read).await?;
     let found = found.after(read.coverage);
-    let bytes = read.results.values().map(|result| result.get().len()).sum();
-    let results = read.results;
-    let _reservation = read.reservation;
-    let work = move || {
+    let work = move |results: &ResultTexts| {
         let mut partial = false;
         let mut samples: HashMap<u32, std::vec::IntoIter<&RawValue>> = HashMap::new();
-        for (shard, result) in &results {
+        for (shard, result) in results {
             let sample: PointsText<'_> = merge::read(result)?;
             partial |= sample.partial;
             samples.insert(*shard, sample.points.into_iter());
@@ -160,7 +158,7 @@ async fn points(
         let hits = hits.collect::<Result<Vec<_>>>()?;
         Ok(ScoredHits { hits, found: found.or_partial(partial) })
     };
-    run.context.compute(bytes, work).await
+    run.context.compute_results(read, work).await
 }
 
 #[cfg(test)]

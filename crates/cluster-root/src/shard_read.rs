@@ -51,10 +51,18 @@ pub struct ShardRead {
     pub priority: ReadPriority,
 }
 
-/// Results of the shards that answered.
+/// Results of the shards that answered, as JSON text, by shard.
+pub type ResultTexts = BTreeMap<u32, Box<RawValue>>;
+
+/// Returns the length of all results together.
+pub fn result_bytes(results: &ResultTexts) -> usize {
+    results.values().map(|result| result.get().len()).sum()
+}
+
+/// Answers of the shards that answered.
 pub struct ShardAnswers {
-    /// Results as JSON text, by shard.
-    pub results: BTreeMap<u32, Box<RawValue>>,
+    /// Their results.
+    pub results: ResultTexts,
     /// Names of the nodes that answered, by shard.
     pub nodes: BTreeMap<u32, String>,
     /// Shards that answered.
