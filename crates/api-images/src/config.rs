@@ -2,6 +2,8 @@
 
 use std::path::PathBuf;
 
+use model_store::StoreOptions;
+
 /// Name of the default store of originals, a directory beside the collections. No collection has a
 /// name that starts with a dot.
 pub(crate) const DEFAULT_ORIGINALS: &str = ".originals";
@@ -13,8 +15,8 @@ pub struct ImagesConfig {
     pub directory: Option<PathBuf>,
     /// Directory or URL of the originals; `None` is a directory beside the collections.
     pub originals: Option<String>,
-    /// Options of that URL: names and values of the provider's own variables, in lower case.
-    pub originals_options: Vec<(String, String)>,
+    /// Options of that URL.
+    pub originals_options: StoreOptions,
     /// Model that embeds images; `None` is the only served model whose input can be an image.
     pub embedding_model: Option<String>,
 }

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 
 use engine::LibrarySearch;
 use loadgen::tls::TlsArgs;
+use model_store::StoreOptions;
 
 use crate::exit::{CommandError, CommandResult};
 
@@ -265,7 +266,7 @@ pub(crate) fn otel() -> OtelVariables {
 }
 
 /// Returns the variables of object storage providers, with lower-case names.
-pub(crate) fn object_stores() -> Vec<(String, String)> {
+pub(crate) fn object_stores() -> StoreOptions {
     let theirs =
         |name: &str| ["AWS_", "AZURE_", "GOOGLE_"].iter().any(|prefix| name.starts_with(prefix));
     let text = |(name, value): (std::ffi::OsString, std::ffi::OsString)| {

@@ -14,6 +14,7 @@ mod diff;
 mod fetch;
 mod listing;
 mod mirror;
+mod options;
 mod place;
 mod plan;
 mod small_objects;
@@ -25,6 +26,7 @@ pub use mirror::{
     FirstCopy, InUse, ListingRequests, MirrorConfig, MirrorHooks, MirrorThread, Sources,
     StoreMirror, StoreSource,
 };
+pub use options::StoreOptions;
 pub use place::{PlaceContent, STORE_SCHEMES, StorePlace, StoredManifest, block_on, is_url};
 pub use plan::FetchEstimate;
 pub use small_objects::SmallObjects;

@@ -24,6 +24,7 @@ use os::{Pacer, Rate};
 use parking_lot::Mutex;
 use tokio::sync::watch;
 
+use crate::options::StoreOptions;
 use crate::place::{StorePlace, block_on};
 pub use first_copy::FirstCopy;
 use follower::{Follower, Poll};
@@ -74,8 +75,8 @@ pub struct MirrorConfig {
     pub stores_dir: PathBuf,
     /// Time for which the copies of a store stay after no server follows it any more.
     pub keep_unused: Duration,
-    /// Names and values of the providers' variables, in lower case.
-    pub options: Vec<(String, String)>,
+    /// Options of all providers.
+    pub options: StoreOptions,
     /// Shortest time between two listings.
     pub poll: Duration,
     /// Time for which the listing of a version without a manifest must stay the same.

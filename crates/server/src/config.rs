@@ -15,6 +15,7 @@ use base::{Error, ErrorKind, Result};
 use engine::LibrarySearch;
 use import::tfs::ModelListRules;
 use lifecycle::{ModelConfig, ModelRoot, ParameterPlacement};
+use model_store::StoreOptions;
 use observe::{RequestLogConfig, TraceConfig};
 use transport::access::{AccessPolicy, KeyRing, KeySources, Secret};
 
@@ -203,10 +204,10 @@ pub struct ModelsConfig {
 }
 
 /// Models in object stores.
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 pub struct StoresConfig {
-    /// Names and values of the providers' own variables, in lower case.
-    pub options: Vec<(String, String)>,
+    /// Options of all providers.
+    pub options: StoreOptions,
     /// Maximum bytes of local copies.
     pub cache_bytes_max: u64,
     /// True if a store has no complete copy yet, so the first load is not finished before there is
@@ -216,16 +217,10 @@ pub struct StoresConfig {
 
 impl Default for StoresConfig {
     fn default() -> Self {
-        StoresConfig { options: Vec::new(), cache_bytes_max: 32 * GIB, awaits_copies: false }
-    }
-}
-
-impl std::fmt::Debug for StoresConfig {
-    /// Leaves out the options, which hold credentials.
-    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        formatter
-            .debug_struct("StoresConfig")
-            .field("cache_bytes_max", &self.cache_bytes_max)
-            .finish_non_exhaustive()
+        StoresConfig {
+            options: StoreOptions::default(),
+            cache_bytes_max: 32 * GIB,
+            awaits_copies: false,
+        }
     }
 }

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use base::Result;
+use model_store::StoreOptions;
 use os::Rate;
 use search::registry::{CollectionSettings, Registry};
 
@@ -31,8 +32,8 @@ pub trait RegistryAccess: Send + Sync {
 pub struct BackupConfig {
     /// Directory or URL of the store; `None` if there is none.
     pub place: Option<String>,
-    /// Names and values of the store provider's variables, in lower case.
-    pub options: Vec<(String, String)>,
+    /// Options of the store's provider.
+    pub options: StoreOptions,
     /// Limit of the bytes per second that are read, sent and received.
     pub rate: Rate,
     /// Interval of the backups of all collections; `None` makes none.
@@ -49,7 +50,7 @@ impl Default for BackupConfig {
     fn default() -> BackupConfig {
         BackupConfig {
             place: None,
-            options: Vec::new(),
+            options: StoreOptions::default(),
             rate: Rate::per_second(RATE),
             every: None,
             keep: RetentionPolicy::default(),

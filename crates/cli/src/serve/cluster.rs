@@ -106,7 +106,7 @@ impl ServeSettings {
         let remote = store.contains("://");
         Ok(Some(ClusterConfig {
             store,
-            store_options: if remote { environment::object_stores() } else { Vec::new() },
+            store_options: remote.then(environment::object_stores).unwrap_or_default(),
             etcd_tls,
             etcd_user: etcd_user(environment::ETCD_USER.text(), environment::ETCD_PASSWORD.text())?,
             tls_ca: options.cluster_tls_ca.map(PemSource::File),

@@ -196,7 +196,7 @@ fn search(options: SearchOptions) -> SearchConfig {
         merge_segments: options.search_merge_segments.unwrap_or(default.merge_segments),
         segment_rows: options.search_segment_rows.unwrap_or(default.segment_rows),
         originals: options.originals,
-        originals_options: if remote { environment::object_stores() } else { Vec::new() },
+        originals_options: remote.then(environment::object_stores).unwrap_or_default(),
         embedding_model: options.embedding_model,
         collections_max: default.collections_max,
         api_key: options.api_key,
@@ -210,7 +210,7 @@ fn backups(options: &SearchOptions) -> BackupSettings {
     let remote = options.backup_dir.as_ref().is_some_and(|place| place.contains("://"));
     BackupSettings {
         place: options.backup_dir.clone(),
-        options: if remote { environment::object_stores() } else { Vec::new() },
+        options: remote.then(environment::object_stores).unwrap_or_default(),
         rate: options
             .backup_rate
             .map_or(default.rate, |ByteRate(bytes)| os::Rate::per_second(bytes)),

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use base::{Error, Result};
 use lifecycle::{Catalog, ModelConfig, VersionPolicy};
-use model_store::{StorePlace, watched_dir};
+use model_store::{StoreOptions, StorePlace, watched_dir};
 use protocol::tensorflow::serving as pb;
 
 use pb::file_system_storage_path_source_config::servable_version_policy::PolicyChoice;
@@ -27,12 +27,12 @@ pub struct ModelListRules {
 }
 
 /// Copies of models in object stores that a list names by URL.
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 pub struct StoreCopies {
     /// Directory of the copies.
     pub cache_dir: PathBuf,
-    /// Names and values of the providers' own variables, in lower case.
-    pub options: Vec<(String, String)>,
+    /// Options of all providers.
+    pub options: StoreOptions,
 }
 
 /// Place of a model's versions.
@@ -40,16 +40,6 @@ struct BasePath {
     dir: PathBuf,
     /// URL of the object store that `dir` mirrors.
     store: Option<Arc<str>>,
-}
-
-impl std::fmt::Debug for StoreCopies {
-    /// Leaves out the options, which hold credentials.
-    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        formatter
-            .debug_struct("StoreCopies")
-            .field("cache_dir", &self.cache_dir)
-            .finish_non_exhaustive()
-    }
 }
 
 impl Default for ModelListRules {
@@ -289,7 +279,7 @@ mod tests {
 
     #[test]
     fn urls_of_stores_are_mirrored() {
-        let copies = StoreCopies { cache_dir: "/cache".into(), options: Vec::new() };
+        let copies = StoreCopies { cache_dir: "/cache".into(), options: StoreOptions::default() };
         let rules = ModelListRules { stores: Some(copies), ..ModelListRules::default() };
         let list = |name: &str, url: &str| {
             let text = format!(

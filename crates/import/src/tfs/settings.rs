@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use base::Error;
 use engine::ScheduleFile;
 use lifecycle::{ModelConfig, VersionPolicy};
+use model_store::StoreOptions;
 use protocol::tensorflow::serving as pb;
 use toml::{Table, Value};
 
@@ -20,7 +21,7 @@ pub fn settings(models: &Path, batching: Option<&Path>) -> Result<ImportedSettin
     let list: pb::ModelServerConfig = text::read(models)?;
     let in_list = |error: Error| error.context(models.display());
     // Only the URLs of stores are needed here, not the directories of their copies.
-    let stores = StoreCopies { cache_dir: PathBuf::new(), options: Vec::new() };
+    let stores = StoreCopies { cache_dir: PathBuf::new(), options: StoreOptions::default() };
     let rules = ModelListRules { stores: Some(stores), ..ModelListRules::default() };
     let configs = rules.models(&list, &[]).map_err(in_list)?;
     let mut notes = Vec::new();

@@ -11,7 +11,8 @@ use engine::fake::publish::{FakeParameter, publish};
 use engine::layout::{Artifact, MANIFEST_NAME};
 use lifecycle::VersionPolicy;
 use millpond_model_store::{
-    FirstCopy, ManifestDiff, MirrorConfig, MirrorHooks, StoreMirror, StorePlace, StoreSource,
+    FirstCopy, ManifestDiff, MirrorConfig, MirrorHooks, StoreMirror, StoreOptions, StorePlace,
+    StoreSource,
 };
 use object_store::{ObjectStore, ObjectStoreExt};
 use os::Rate;
@@ -100,7 +101,7 @@ fn config(poll: Duration) -> MirrorConfig {
     MirrorConfig {
         stores_dir: PathBuf::new(),
         keep_unused: DAY,
-        options: Vec::new(),
+        options: StoreOptions::default(),
         poll,
         settle: Duration::ZERO,
         bytes_max: u64::MAX,

@@ -3,6 +3,7 @@
 use cluster_node::Roles;
 use etcd::EtcdUser;
 use http_client::ClientTlsFiles;
+use model_store::StoreOptions;
 use transport::PemSource;
 
 /// The cluster that a server is a node of.
@@ -10,8 +11,8 @@ use transport::PemSource;
 pub struct ClusterConfig {
     /// Directory or URL of the cluster's store.
     pub store: String,
-    /// Options of that URL: names and values of the provider's own variables, in lower case.
-    pub store_options: Vec<(String, String)>,
+    /// Options of that URL.
+    pub store_options: StoreOptions,
     /// Addresses of etcd.
     pub etcd: Vec<String>,
     /// Certificates for etcd; `None` if it is reached without TLS.
@@ -62,7 +63,7 @@ impl Default for ClusterConfig {
     fn default() -> Self {
         ClusterConfig {
             store: String::new(),
-            store_options: Vec::new(),
+            store_options: StoreOptions::default(),
             etcd: Vec::new(),
             etcd_tls: None,
             etcd_user: None,

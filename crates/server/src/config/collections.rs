@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use base::units::{GIB, MIB};
+use model_store::StoreOptions;
 use search::codes::CodesPlace;
 use search::registry::MediumChoice as SearchMedium;
 
@@ -44,8 +45,8 @@ pub struct SearchConfig {
     pub segment_rows: u32,
     /// Directory or URL of the original images; `None` is a directory beside the collections.
     pub originals: Option<String>,
-    /// Options of that URL: names and values of the provider's own variables, in lower case.
-    pub originals_options: Vec<(String, String)>,
+    /// Options of that URL.
+    pub originals_options: StoreOptions,
     /// Model that embeds images; `None` is the only served model whose input can be an image.
     pub embedding_model: Option<String>,
     /// Maximum collections.
@@ -65,8 +66,8 @@ pub struct BackupSettings {
     /// Directory or URL of the store; `None` is a directory inside the directory of the
     /// collections.
     pub place: Option<String>,
-    /// Options of that URL: names and values of the provider's own variables, in lower case.
-    pub options: Vec<(String, String)>,
+    /// Options of that URL.
+    pub options: StoreOptions,
     /// Limit of the bytes per second that backups read and send.
     pub rate: os::Rate,
     /// Interval of backups of all collections; `None` makes none.
@@ -78,7 +79,13 @@ pub struct BackupSettings {
 impl Default for BackupSettings {
     fn default() -> Self {
         let rate = backup::BackupConfig::default().rate;
-        BackupSettings { place: None, options: Vec::new(), rate, every: None, keep_newest: None }
+        BackupSettings {
+            place: None,
+            options: StoreOptions::default(),
+            rate,
+            every: None,
+            keep_newest: None,
+        }
     }
 }
 
@@ -126,7 +133,8 @@ impl std::fmt::Debug for SearchConfig {
             .field("embedding_model", &self.embedding_model)
             .field("collections_max", &self.collections_max)
             .field("gpu", &self.gpu)
-            .field("backups", &self.backups.place)
+            .field("originals_options", &self.originals_options)
+            .field("backups", &self.backups)
             .field("api_key", &self.api_key.as_ref().map(|_| "..."))
             .finish()
     }
@@ -150,7 +158,7 @@ impl Default for SearchConfig {
             merge_segments: merging.fan_in,
             segment_rows: merging.rows_max,
             originals: None,
-            originals_options: Vec::new(),
+            originals_options: StoreOptions::default(),
             embedding_model: None,
             collections_max: crate::descriptors::COLLECTIONS_MAX,
             api_key: None,
