@@ -191,16 +191,16 @@ impl<W: Write> LabelWriter<W> {
             }
             _ => {}
         }
-        self.out.flush().map_err(failed)?;
+        self.out.flush().map_err(write_error)?;
         Ok(self.out)
     }
 
     fn write(&mut self, text: &str) -> Result<()> {
-        self.out.write_all(text.as_bytes()).map_err(failed)
+        self.out.write_all(text.as_bytes()).map_err(write_error)
     }
 }
 
-fn failed(error: std::io::Error) -> Error {
+fn write_error(error: std::io::Error) -> Error {
     Error::io(Path::new("labels cannot be written"), &error)
 }
 

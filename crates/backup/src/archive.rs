@@ -49,9 +49,11 @@ pub async fn write_archive(
     context.progress.set_total(list.bytes());
     write_list(list, out)?;
     for file in &list.files {
-        out.write_all(header(&file.name, file.bytes)?.as_bytes()).map_err(broken)?;
-        context.download(collection, file, |piece| out.write_all(piece).map_err(broken)).await?;
-        out.write_all(&padding(file.bytes)).map_err(broken)?;
+        out.write_all(header(&file.name, file.bytes)?.as_bytes()).map_err(write_error)?;
+        context
+            .download(collection, file, |piece| out.write_all(piece).map_err(write_error))
+            .await?;
+        out.write_all(&padding(file.bytes)).map_err(write_error)?;
     }
     write_end(out)
 }
@@ -106,11 +108,11 @@ pub async fn write_collection(
     begin(archive_bytes(&list)?);
     write_list(&list, out)?;
     for (file, listed) in pinned.files().iter().zip(&list.files) {
-        out.write_all(header(&listed.name, listed.bytes)?.as_bytes()).map_err(broken)?;
+        out.write_all(header(&listed.name, listed.bytes)?.as_bytes()).map_err(write_error)?;
         let opened = pinned.open(file)?;
         let sent = send_file(context, &opened, out).await;
         sent.map_err(|error| error.context(&file.name))?;
-        out.write_all(&padding(listed.bytes)).map_err(broken)?;
+        out.write_all(&padding(listed.bytes)).map_err(write_error)?;
         context.progress.add_done(listed.bytes);
     }
     write_end(out)
@@ -129,7 +131,7 @@ async fn send_file(
         context.pace(length).await?;
         step.resize(length as usize, 0);
         file.read_at(at, &mut step)?;
-        out.write_all(&step).map_err(broken)?;
+        out.write_all(&step).map_err(write_error)?;
         at += length;
     }
     Ok(())
@@ -138,18 +140,18 @@ async fn send_file(
 /// Writes the first entry, which is the list.
 fn write_list(list: &BackupList, out: &mut dyn std::io::Write) -> Result<()> {
     let text = list.encode()?;
-    out.write_all(header(LIST_NAME, text.len() as u64)?.as_bytes()).map_err(broken)?;
-    out.write_all(&text).map_err(broken)?;
-    out.write_all(&padding(text.len() as u64)).map_err(broken)
+    out.write_all(header(LIST_NAME, text.len() as u64)?.as_bytes()).map_err(write_error)?;
+    out.write_all(&text).map_err(write_error)?;
+    out.write_all(&padding(text.len() as u64)).map_err(write_error)
 }
 
 fn write_end(out: &mut dyn std::io::Write) -> Result<()> {
-    out.write_all(&vec![0; (END_BLOCKS * BLOCK_BYTES) as usize]).map_err(broken)?;
-    out.flush().map_err(broken)
+    out.write_all(&vec![0; (END_BLOCKS * BLOCK_BYTES) as usize]).map_err(write_error)?;
+    out.flush().map_err(write_error)
 }
 
 /// Returns the error of an archive that cannot be written.
-fn broken(error: std::io::Error) -> Error {
+fn write_error(error: std::io::Error) -> Error {
     Error::cancelled("the archive").caused_by(error)
 }
 

@@ -237,7 +237,7 @@ impl BackupContext<'_> {
         if received?.to_hex().as_str() == file.blake3 {
             Ok(())
         } else {
-            Err(wrong(file, "it does not match its checksum"))
+            Err(damaged_object(file, "it does not match its checksum"))
         }
     }
 
@@ -250,7 +250,7 @@ impl BackupContext<'_> {
         each: &mut impl FnMut(&[u8]) -> Result<()>,
     ) -> Result<blake3::Hash> {
         let failed = |error: object_store::Error| match error {
-            object_store::Error::NotFound { .. } => wrong(file, "it is missing"),
+            object_store::Error::NotFound { .. } => damaged_object(file, "it is missing"),
             error => self.store.failed(error),
         };
         check_length(file, self.store.raw().head(key).await.map_err(failed)?.size)?;
@@ -261,7 +261,10 @@ impl BackupContext<'_> {
             self.progress.check()?;
             let part = self.store.raw().get_range(key, at..end).await.map_err(failed)?;
             if part.len() as u64 != end - at {
-                return Err(wrong(file, &format!("it ends at byte {}", at + part.len() as u64)));
+                return Err(damaged_object(
+                    file,
+                    &format!("it ends at byte {}", at + part.len() as u64),
+                ));
             }
             for step in part.chunks(STEP_BYTES) {
                 self.pace(step.len() as u64).await?;
@@ -282,7 +285,7 @@ impl BackupContext<'_> {
         each: &mut impl FnMut(&[u8]) -> Result<()>,
     ) -> Result<blake3::Hash> {
         let mut source = DirectFile::open(path, true).map_err(|error| match error.kind() {
-            ErrorKind::NotFound => wrong(file, "it is missing"),
+            ErrorKind::NotFound => damaged_object(file, "it is missing"),
             _ => error,
         })?;
         check_length(file, source.bytes())?;
@@ -303,7 +306,7 @@ impl BackupContext<'_> {
 }
 
 /// Returns the error for an object that is not as the list says.
-fn wrong(file: &BackupFile, why: &str) -> Error {
+fn damaged_object(file: &BackupFile, why: &str) -> Error {
     Error::data_loss(format!("object {}: {why}", file.object))
 }
 
@@ -311,6 +314,9 @@ fn check_length(file: &BackupFile, found: u64) -> Result<()> {
     if found == file.bytes {
         Ok(())
     } else {
-        Err(wrong(file, &format!("it has {found} bytes, and the list says {}", file.bytes)))
+        Err(damaged_object(
+            file,
+            &format!("it has {found} bytes, and the list says {}", file.bytes),
+        ))
     }
 }

@@ -252,7 +252,7 @@ async fn publish(
             tracing::warn!(collection = record.name, %error, "the settings of a collection that was not created stay");
         }
     }
-    if created? { Ok(()) } else { Err(taken(&record.name)) }
+    if created? { Ok(()) } else { Err(name_exists(&record.name)) }
 }
 
 /// Creates the record of a collection whose data is written. Returns false if there is one of its
@@ -330,12 +330,12 @@ async fn find(
 fn check_free(context: &RootContext, name: &str) -> Result<()> {
     let view = context.state.loaded_view()?;
     if view.collections.contains_key(name) || view.changes.aliases.contains_key(name) {
-        return Err(taken(name));
+        return Err(name_exists(name));
     }
     Ok(())
 }
 
-fn taken(name: &str) -> Error {
+fn name_exists(name: &str) -> Error {
     Error::new(
         ErrorKind::AlreadyExists,
         format!(

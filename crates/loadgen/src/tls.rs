@@ -70,16 +70,18 @@ impl TlsArgs {
         let (flag, path) = self.key_file(cert);
         let text = read(flag, path)?;
         let key = PrivateKeyDer::from_pem_slice(&text).map_err(|error| match error {
-            PemError::NoItemsFound => {
-                wrong(flag, path, &"no private key in PEM form is in it; give it with --key FILE")
-            }
-            error => wrong(flag, path, &error),
+            PemError::NoItemsFound => unusable(
+                flag,
+                path,
+                &"no private key in PEM form is in it; give it with --key FILE",
+            ),
+            error => unusable(flag, path, &error),
         })?;
         // ureq panics at the first connection if it gets such a pair.
         let provider = rustls::crypto::ring::default_provider();
         CertifiedKey::from_der(chain.clone(), key.clone_key(), &provider).map_err(|error| {
             match &error {
-                rustls::Error::InconsistentKeys(_) => wrong(
+                rustls::Error::InconsistentKeys(_) => unusable(
                     flag,
                     path,
                     &format!("it is not the key of the first certificate in {}", cert.display()),
@@ -87,9 +89,9 @@ impl TlsArgs {
                 rustls::Error::InvalidCertificate(_) => {
                     let is_version_1 = error.to_string().contains("UnsupportedCertVersion");
                     let why: &dyn Display = if is_version_1 { &VERSION_1 } else { &error };
-                    wrong("--cert", cert, why)
+                    unusable("--cert", cert, why)
                 }
-                _ => wrong(flag, path, &error),
+                _ => unusable(flag, path, &error),
             }
         })?;
         Ok(Some((chain, key)))
@@ -110,12 +112,12 @@ impl TlsArgs {
     }
 }
 
-fn wrong(flag: &str, path: &Path, why: &dyn Display) -> Error {
+fn unusable(flag: &str, path: &Path, why: &dyn Display) -> Error {
     Error::invalid(format!("{flag} {}: {why}", path.display()))
 }
 
 fn read(flag: &str, path: &Path) -> Result<Vec<u8>> {
-    std::fs::read(path).map_err(|error| wrong(flag, path, &error))
+    std::fs::read(path).map_err(|error| unusable(flag, path, &error))
 }
 
 fn certificates(flag: &str, path: &Path) -> Result<Vec<CertificateDer<'static>>> {
@@ -125,9 +127,9 @@ fn certificates(flag: &str, path: &Path) -> Result<Vec<CertificateDer<'static>>>
     match found {
         Ok(found) if !found.is_empty() => Ok(found),
         Ok(_) | Err(PemError::NoItemsFound) => {
-            Err(wrong(flag, path, &"no certificate in PEM form is in it"))
+            Err(unusable(flag, path, &"no certificate in PEM form is in it"))
         }
-        Err(error) => Err(wrong(flag, path, &error)),
+        Err(error) => Err(unusable(flag, path, &error)),
     }
 }
 

@@ -383,13 +383,13 @@ impl Weigher {
                 }
                 WireType::StartGroup => depth += 1,
                 WireType::EndGroup if depth > 0 => depth -= 1,
-                WireType::EndGroup => return Err(wrong("a group ends that did not begin")),
+                WireType::EndGroup => return Err(malformed("a group ends that did not begin")),
             }
             if depth == 0 {
                 return Ok(());
             }
             if depth > GROUPS_MAX {
-                return Err(wrong("groups are nested too deeply"));
+                return Err(malformed("groups are nested too deeply"));
             }
             self.work(1)?;
             (_, wire_type) = decode_key(rest)?;
@@ -397,7 +397,7 @@ impl Weigher {
     }
 }
 
-fn wrong(why: &str) -> WeighStop {
+fn malformed(why: &str) -> WeighStop {
     WeighStop::Wrong(Error::invalid(format!("the message cannot be read: {why}")))
 }
 
@@ -408,7 +408,7 @@ fn delimited<'a>(rest: &mut &'a [u8]) -> Result<&'a [u8], WeighStop> {
 
 fn take<'a>(rest: &mut &'a [u8], length: u64) -> Result<&'a [u8], WeighStop> {
     let length = usize::try_from(length).ok().filter(|length| *length <= rest.len());
-    let length = length.ok_or_else(|| wrong("it ends in the middle of a field"))?;
+    let length = length.ok_or_else(|| malformed("it ends in the middle of a field"))?;
     let taken = &rest[..length];
     rest.advance(length);
     Ok(taken)

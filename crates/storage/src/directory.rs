@@ -50,7 +50,9 @@ impl Directory {
         let path = self.file(name)?;
         match private::options().read(true).write(true).create_new(true).open(&path) {
             Ok(file) => Ok(OpenFile { file, path }),
-            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Err(names::taken(name)),
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
+                Err(names::name_exists(name))
+            }
             Err(error) => Err(io_error(&path, &error)),
         }
     }

@@ -81,7 +81,7 @@ impl Medium for DramMedium {
                 names::check(name)?;
                 let mut files = lock(files);
                 if files.contains_key(name) {
-                    return Err(names::taken(name));
+                    return Err(names::name_exists(name));
                 }
                 let bytes = VolatileBytes::default();
                 files.insert(name.to_owned(), bytes.clone());

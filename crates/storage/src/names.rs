@@ -30,7 +30,7 @@ pub(crate) fn missing(name: &str) -> Error {
     Error::not_found(format!("there is no file {name}"))
 }
 
-pub(crate) fn taken(name: &str) -> Error {
+pub(crate) fn name_exists(name: &str) -> Error {
     Error::new(base::ErrorKind::AlreadyExists, format!("there is a file {name} already"))
 }
 

@@ -119,8 +119,8 @@ fn contents(bytes: &mut InputBytes, at: u64, atom: AtomHeader) -> Result<Mp4Edit
 /// Checks an atom at `at` that is neither a table of contents nor sound.
 fn other(bytes: &mut InputBytes, at: u64, name: [u8; 4], length: u64) -> Result<()> {
     match &name {
-        b"ftyp" if length > FTYP_MAX => Err(wrong()),
-        b"meta" if bytes.renamed() >= 2 * ATOMS_MAX => Err(wrong()),
+        b"ftyp" if length > FTYP_MAX => Err(impossible_lengths()),
+        b"meta" if bytes.renamed() >= 2 * ATOMS_MAX => Err(impossible_lengths()),
         b"meta" => {
             bytes.rename(at + 4, *b"free");
             Ok(())
@@ -162,7 +162,7 @@ impl Mp4Watch {
         if place == self.next {
             match AtomHeader::parse(bytes.peek(16)) {
                 // A reader uses the last table of contents, and only the first was checked.
-                Some(atom) if &atom.name == b"moov" => return Err(wrong()),
+                Some(atom) if &atom.name == b"moov" => return Err(impossible_lengths()),
                 Some(AtomHeader { name, length, .. }) => {
                     match &name {
                         b"moof" => self
@@ -180,7 +180,7 @@ impl Mp4Watch {
     }
 }
 
-fn wrong() -> Error {
+fn impossible_lengths() -> Error {
     Error::data_loss("the table of contents of this mp4 file has impossible lengths")
 }
 
@@ -195,12 +195,12 @@ fn fragment(body: &[u8], level: usize) -> Result<()> {
 
 /// Checks that a run of packets has its stated length.
 fn run(atom: &[u8]) -> Result<()> {
-    let (flags, count) = big(atom, 0).zip(big(atom, 4)).ok_or_else(wrong)?;
+    let (flags, count) = big(atom, 0).zip(big(atom, 4)).ok_or_else(impossible_lengths)?;
     // One field for all packets, then up to four for every packet.
     let shared = (flags & 0x1).count_ones() + (flags & 0x4).count_ones();
     let each = u64::from((flags & 0xf00).count_ones());
     let length = 8 + 4 * u64::from(shared) + 4 * each * u64::from(count);
-    if length <= atom.len() as u64 { Ok(()) } else { Err(wrong()) }
+    if length <= atom.len() as u64 { Ok(()) } else { Err(impossible_lengths()) }
 }
 
 /// Calls `act` with name, range and contents of each atom in `body`.
@@ -210,12 +210,13 @@ fn each_atom<'a>(
 ) -> Result<()> {
     let mut at = 0;
     while body.len() - at >= 8 {
-        let atom = AtomHeader::parse(&body[at..]).ok_or_else(wrong)?;
+        let atom = AtomHeader::parse(&body[at..]).ok_or_else(impossible_lengths)?;
         let end = usize::try_from(atom.length)
             .ok()
             .and_then(|length| at.checked_add(length))
-            .ok_or_else(wrong)?;
-        let inside = body.get(at + atom.header_length as usize..end).ok_or_else(wrong)?;
+            .ok_or_else(impossible_lengths)?;
+        let inside =
+            body.get(at + atom.header_length as usize..end).ok_or_else(impossible_lengths)?;
         act(atom.name, at..end, inside)?;
         at = end;
     }
@@ -309,13 +310,13 @@ impl TableWalk {
     /// Checks the atoms of `body`, which lies at `base`.
     fn level(&mut self, body: &[u8], base: usize, depth: usize) -> Result<()> {
         if depth > DEPTH_MAX {
-            return Err(wrong());
+            return Err(impossible_lengths());
         }
         let mut count = 0;
         each_atom(body, &mut |name, place, inside| {
             count += 1;
             if count > ATOMS_MAX {
-                return Err(wrong());
+                return Err(impossible_lengths());
             }
             let below = base + place.end - inside.len();
             match &name {
@@ -349,7 +350,7 @@ impl TableWalk {
     /// Hides the atom whose name is at `place`.
     fn hide(&mut self, place: usize) -> Result<()> {
         self.hidden.push(place);
-        if self.hidden.len() > ATOMS_MAX { Err(wrong()) } else { Ok(()) }
+        if self.hidden.len() > ATOMS_MAX { Err(impossible_lengths()) } else { Ok(()) }
     }
 
     /// Hides the tracks without sound if another track has sound, because a reader would read them

@@ -91,7 +91,7 @@ impl VersionClaim {
         let dir = self.root.join(version.to_string());
         std::fs::rename(&self.hidden, &dir).map_err(|e| match e.kind() {
             std::io::ErrorKind::DirectoryNotEmpty | std::io::ErrorKind::AlreadyExists => {
-                taken(&self.root, version)
+                version_exists(&self.root, version)
             }
             _ => Error::io(&dir, &e),
         })?;
@@ -179,10 +179,10 @@ fn next_version(root: &Path) -> Result<u64> {
 }
 
 fn check_free(root: &Path, version: u64) -> Result<()> {
-    if versions(root)?.contains(&version) { Err(taken(root, version)) } else { Ok(()) }
+    if versions(root)?.contains(&version) { Err(version_exists(root, version)) } else { Ok(()) }
 }
 
-fn taken(root: &Path, version: u64) -> Error {
+fn version_exists(root: &Path, version: u64) -> Error {
     Error::new(
         ErrorKind::AlreadyExists,
         format!(

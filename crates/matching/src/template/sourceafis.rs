@@ -54,7 +54,7 @@ struct Cbor<'a> {
 impl<'a> Cbor<'a> {
     fn take(&mut self, count: u64) -> Result<&'a [u8]> {
         let split = usize::try_from(count).ok().and_then(|at| self.rest.split_at_checked(at));
-        let (taken, rest) = split.ok_or_else(|| odd("it ends in the middle of a value"))?;
+        let (taken, rest) = split.ok_or_else(|| malformed("it ends in the middle of a value"))?;
         self.rest = rest;
         Ok(taken)
     }
@@ -70,7 +70,7 @@ impl<'a> Cbor<'a> {
                 Some(bytes.iter().fold(0, |number, &byte| number << 8 | u64::from(byte)))
             }
             31 => None,
-            _ => return Err(odd("it has a reserved CBOR value")),
+            _ => return Err(malformed("it has a reserved CBOR value")),
         };
         Ok(CborHead { major, minor, number })
     }
@@ -104,7 +104,7 @@ impl<'a> Cbor<'a> {
     fn text(&mut self) -> Result<String> {
         let head = self.head()?;
         if head.major != TEXT {
-            return Err(odd("a text is missing"));
+            return Err(malformed("a text is missing"));
         }
         let mut text = Vec::new();
         match head.number {
@@ -113,12 +113,12 @@ impl<'a> Cbor<'a> {
                 while !self.ended() {
                     let part = self.head()?;
                     let count = part.number.filter(|_| part.major == TEXT);
-                    text.extend(self.take(count.ok_or_else(|| odd("a text is broken"))?)?);
+                    text.extend(self.take(count.ok_or_else(|| malformed("a text is broken"))?)?);
                 }
             }
         }
         String::from_utf8(text)
-            .map_err(|error| odd("a text is not UTF-8").with_source(error.utf8_error()))
+            .map_err(|error| malformed("a text is not UTF-8").with_source(error.utf8_error()))
     }
 
     fn number(&mut self) -> Result<f64> {
@@ -128,20 +128,20 @@ impl<'a> Cbor<'a> {
             (NEGATIVE, _, Some(number)) => Ok(-1.0 - number as f64),
             (OTHER, 26, Some(bits)) => Ok(f64::from(f32::from_bits(bits as u32))),
             (OTHER, 27, Some(bits)) => Ok(f64::from_bits(bits)),
-            _ => Err(odd("a number is missing")),
+            _ => Err(malformed("a number is missing")),
         }
     }
 
     fn numbers(&mut self) -> Result<Vec<f64>> {
         let head = self.head()?;
         if head.major != ARRAY {
-            return Err(odd("an array is missing"));
+            return Err(malformed("an array is missing"));
         }
         let mut numbers = Vec::new();
         self.entries(head, |input| {
             numbers.push(input.number()?);
             if numbers.len() > VERTICES_MAX {
-                return Err(odd("it has more than 256 minutiae"));
+                return Err(malformed("it has more than 256 minutiae"));
             }
             Ok(())
         })?;
@@ -151,7 +151,7 @@ impl<'a> Cbor<'a> {
     /// Skips a value of any type.
     fn skip(&mut self, depth: u32) -> Result<()> {
         if depth == 0 {
-            return Err(odd("its values are nested too deeply"));
+            return Err(malformed("its values are nested too deeply"));
         }
         let head = self.head()?;
         match head.major {
@@ -165,13 +165,13 @@ impl<'a> Cbor<'a> {
                 None => self.entries(head, |input| input.skip(depth - 1)),
             },
             6 => self.skip(depth - 1),
-            _ if head.number.is_none() => Err(odd("a list ends too often")),
+            _ if head.number.is_none() => Err(malformed("a list ends too often")),
             _ => Ok(()),
         }
     }
 }
 
-fn odd(what: &str) -> Error {
+fn malformed(what: &str) -> Error {
     Error::invalid(format!("not a template of SourceAFIS: {what}"))
 }
 
@@ -190,7 +190,7 @@ pub(super) fn read(bytes: &[u8]) -> Result<Graph> {
     let mut input = Cbor { rest: bytes };
     let head = input.head()?;
     if head.major != MAP {
-        return Err(odd("it is not a map"));
+        return Err(malformed("it is not a map"));
     }
     let mut stored = Stored::default();
     input.entries(head, |input| {
@@ -206,7 +206,7 @@ pub(super) fn read(bytes: &[u8]) -> Result<Graph> {
         Ok(())
     })?;
     if !input.rest.is_empty() {
-        return Err(odd("bytes follow it"));
+        return Err(malformed("bytes follow it"));
     }
     stored.graph()
 }
@@ -215,7 +215,7 @@ impl Stored {
     fn graph(&self) -> Result<Graph> {
         let count = self.types.len();
         if [self.x.len(), self.y.len(), self.directions.len()] != [count; 3] {
-            return Err(odd("its positions, directions and types differ in number"));
+            return Err(malformed("its positions, directions and types differ in number"));
         }
         let points = self.x.iter().zip(&self.y).zip(self.directions.iter().zip(self.types.bytes()));
         let vertices = points.map(|((&x, &y), (&direction, kind))| vertex(x, y, direction, kind));
@@ -231,17 +231,17 @@ impl Stored {
 
 fn vertex(x: f64, y: f64, direction: f64, kind: u8) -> Result<Vertex> {
     if !(x.abs() <= POSITION_MAX && y.abs() <= POSITION_MAX) {
-        return Err(odd("a position is out of range"));
+        return Err(malformed("a position is out of range"));
     }
     if !(0.0..std::f64::consts::TAU).contains(&direction) {
-        return Err(odd("a direction is out of range"));
+        return Err(malformed("a direction is out of range"));
     }
     // Clockwise to counter-clockwise.
     let steps = (256.0 - direction / std::f64::consts::TAU * 256.0).round() as u16;
     let kind = match kind {
         b'E' => 1,
         b'B' => 2,
-        _ => return Err(odd("a type is neither E nor B")),
+        _ => return Err(malformed("a type is neither E nor B")),
     };
     Ok(Vertex { x: x as i16, y: y as i16, direction: (steps % 256) as u8, kind })
 }

@@ -184,7 +184,7 @@ impl PinnedFiles<'_> {
             FileRole::Segment { .. } => {
                 let opened = self.collection.medium.open(&file.name)?;
                 if opened.bytes() != file.bytes {
-                    return Err(short(file, opened.bytes()));
+                    return Err(truncated(file, opened.bytes()));
                 }
                 let name = file.name.clone();
                 PinnedReader::of_segment(self.collection, opened, name, self.segment_of(file))
@@ -192,7 +192,7 @@ impl PinnedFiles<'_> {
             FileRole::Deletes => {
                 let bytes = self.collection.medium.load(&file.name)?;
                 if bytes.len() as u64 != file.bytes {
-                    return Err(short(file, bytes.len() as u64));
+                    return Err(truncated(file, bytes.len() as u64));
                 }
                 check_deletes(self.collection, &file.name, &bytes, self.segment_of(file))?;
                 Ok(PinnedReader::of_bytes(bytes))
@@ -200,7 +200,7 @@ impl PinnedFiles<'_> {
             FileRole::Log => {
                 let mut bytes = self.collection.medium.load(&file.name)?;
                 if (bytes.len() as u64) < file.bytes {
-                    return Err(short(file, bytes.len() as u64));
+                    return Err(truncated(file, bytes.len() as u64));
                 }
                 bytes.truncate(usize::try_from(file.bytes).unwrap_or(usize::MAX));
                 Ok(PinnedReader::of_bytes(bytes))
@@ -219,7 +219,7 @@ impl PinnedFiles<'_> {
     }
 }
 
-fn short(file: &PinnedFile, bytes: u64) -> Error {
+fn truncated(file: &PinnedFile, bytes: u64) -> Error {
     Error::data_loss(format!("{} has {bytes} bytes, fewer than it had", file.name))
 }
 

@@ -160,14 +160,14 @@ impl RegistryCore {
         files::check_name(name)?;
         let map = self.map.read();
         if map.aliases.contains_key(name) {
-            return Err(taken("alias", name));
+            return Err(name_exists("alias", name));
         }
         match map.entries.get(name) {
             None if map.entries.len() >= self.options.collections_max => {
                 Err(self.too_many(map.entries.len()))
             }
             Some(entry) if entry.is_opening() => Err(super::core::opening_error(name)),
-            Some(_) if !replaces => Err(taken("collection", name)),
+            Some(_) if !replaces => Err(name_exists("collection", name)),
             _ => Ok(()),
         }
     }
@@ -244,7 +244,7 @@ impl RegistryCore {
     }
 }
 
-fn taken(what: &str, name: &str) -> Error {
+fn name_exists(what: &str, name: &str) -> Error {
     let message = format!("{what} \"{name}\" already exists; remove it, or use another name");
     Error::new(ErrorKind::AlreadyExists, message)
 }

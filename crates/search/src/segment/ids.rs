@@ -85,11 +85,11 @@ impl SegmentIds {
     fn checked(mut self) -> Result<SegmentIds> {
         let rows = self.ids.len();
         if self.order.iter().any(|&row| row as usize >= rows) {
-            return Err(odd("a row beyond the last"));
+            return Err(damaged_ids("a row beyond the last"));
         }
         // Strictly ascending ids belong to different rows, so the order names every row.
         match self.first_out_of_order() {
-            Some(row) => Err(odd(&format!("row {row} is out of order"))),
+            Some(row) => Err(damaged_ids(&format!("row {row} is out of order"))),
             None => {
                 self.filter = IdFilter::new(&self.ids);
                 Ok(self)
@@ -151,14 +151,14 @@ impl SegmentIds {
     }
 }
 
-fn odd(what: &str) -> Error {
+fn damaged_ids(what: &str) -> Error {
     Error::data_loss(format!("the segment's ids are wrong: {what}"))
 }
 
 /// Checks the lengths of the two sections.
 fn check_lengths(ids: u64, order: u64, rows: u32) -> Result<()> {
     let rows = u64::from(rows);
-    if ids == rows * 8 && order == rows * 4 { Ok(()) } else { Err(odd("their length")) }
+    if ids == rows * 8 && order == rows * 4 { Ok(()) } else { Err(damaged_ids("their length")) }
 }
 
 #[cfg(test)]

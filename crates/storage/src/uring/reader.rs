@@ -88,25 +88,25 @@ impl UringReader {
             self.ring = None;
         }
         if self.ring.is_none() {
-            let buffer = self.buffer.as_ref().ok_or_else(gone)?;
+            let buffer = self.buffer.as_ref().ok_or_else(lost_read)?;
             // At most DEPTH_MAX.
             self.ring = Some((thread, Ring::new(self.options.depth as u32, buffer)?));
             self.registered.clear();
         }
-        self.ring.as_mut().map(|(_, ring)| ring).ok_or_else(gone)
+        self.ring.as_mut().map(|(_, ring)| ring).ok_or_else(lost_read)
     }
 
     /// Queues the rest of a slot's read.
     fn push(&mut self, index: usize) -> Result<()> {
         let slot = self.slots[index];
-        let file = self.files.file(slot.place).ok_or_else(gone)?;
+        let file = self.files.file(slot.place).ok_or_else(lost_read)?;
         let source = if self.registered.get(slot.place) == Some(&true) {
             ReadSource::Registered(slot.place as u32)
         } else {
-            ReadSource::Plain(file.descriptor().ok_or_else(gone)?)
+            ReadSource::Plain(file.descriptor().ok_or_else(lost_read)?)
         };
         let start = self.address(index)?;
-        let (_, ring) = self.ring.as_mut().ok_or_else(gone)?;
+        let (_, ring) = self.ring.as_mut().ok_or_else(lost_read)?;
         // SAFETY: each slot owns `read_bytes_max` bytes of the buffer, `done <= bytes <=
         // read_bytes_max`, nothing accesses them until the completion is reaped, and the buffer
         // stays until no read is in flight.
@@ -122,7 +122,7 @@ impl UringReader {
 
     /// Returns the address of a slot's bytes.
     fn address(&self, index: usize) -> Result<*mut u8> {
-        let buffer = self.buffer.as_ref().ok_or_else(gone)?;
+        let buffer = self.buffer.as_ref().ok_or_else(lost_read)?;
         debug_assert!((index + 1) * self.options.read_bytes_max <= buffer.len());
         // SAFETY: there are as many slots as the buffer has room for, and `index` is one of them.
         Ok(unsafe { buffer.as_ptr().add(index * self.options.read_bytes_max) })
@@ -235,7 +235,7 @@ fn judge(slot: &mut ReadSlot, result: i32) -> Option<ReadOutcome> {
     None
 }
 
-fn gone() -> Error {
+fn lost_read() -> Error {
     Error::internal("a read lost its file or its ring")
 }
 
@@ -261,7 +261,7 @@ impl Reader for UringReader {
         if fresh && let Some((_, ring)) = &self.ring {
             self.registered[place] = ring.register(place, Some(descriptor));
         }
-        let Some(slot) = self.free.pop() else { return Err(gone()) };
+        let Some(slot) = self.free.pop() else { return Err(lost_read()) };
         let Read { offset, bytes, tag, .. } = read;
         self.slots[slot] = ReadSlot { tag, offset, bytes, done: 0, place, retries: 0 };
         self.push(slot).inspect_err(|_| {

@@ -95,7 +95,7 @@ impl<'a> FeatureColumn<'a> {
                 to.extend_from_slice(&element.bytes[..element.length]);
                 Ok(())
             }
-            (ColumnElements::Strings(_), _) => Err(unfit(self.spec.dtype)),
+            (ColumnElements::Strings(_), _) => Err(expected_type(self.spec.dtype)),
         }
     }
 
@@ -105,7 +105,7 @@ impl<'a> FeatureColumn<'a> {
                 strings.push(bytes);
                 Ok(())
             }
-            ColumnElements::Fixed(_) => Err(unfit(self.spec.dtype)),
+            ColumnElements::Fixed(_) => Err(expected_type(self.spec.dtype)),
         }
     }
 
@@ -123,7 +123,7 @@ impl<'a> FeatureColumn<'a> {
     }
 }
 
-fn unfit(dtype: DType) -> Error {
+fn expected_type(dtype: DType) -> Error {
     Error::invalid(format!("the model's input takes {dtype}"))
 }
 
@@ -172,9 +172,9 @@ fn fixed(dtype: DType, value: &FeatureValue) -> Result<FixedElement> {
             DType::F32 => set(&(*real as f32).to_le_bytes()),
             DType::F16 => set(&half::f16::from_f64(*real).to_le_bytes()),
             DType::BF16 => set(&half::bf16::from_f64(*real).to_le_bytes()),
-            _ => return Err(unfit(dtype)),
+            _ => return Err(expected_type(dtype)),
         },
-        FeatureValue::Bytes(_) => return Err(unfit(dtype)),
+        FeatureValue::Bytes(_) => return Err(expected_type(dtype)),
     }
     Ok(element)
 }

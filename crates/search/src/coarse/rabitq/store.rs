@@ -93,10 +93,10 @@ impl Rabitq {
 
     /// Opens the index without the codes of rows, as an index on a medium does.
     fn open_without_codes(header: &CoarseHeader, find: LoadSection<'_>) -> Result<Rabitq> {
-        check_dims(header.dims).map_err(|error| wrong(error.message()))?;
+        check_dims(header.dims).map_err(|error| damaged_index(error.message()))?;
         let seed = <[u8; 8]>::try_from(&*find(ROTATION)?)
             .map(u64::from_le_bytes)
-            .map_err(|_| wrong("a seed of other length"))?;
+            .map_err(|_| damaged_index("a seed of other length"))?;
         let starts = find(section::LIST_STARTS)?;
         let starts: Vec<u32> = section::words(&starts, starts.len() / 4)?.collect();
         let clusters = check_starts(&starts, header.rows)?;
@@ -141,14 +141,14 @@ pub(super) fn block_starts(starts: &[u32]) -> Vec<u32> {
     first.collect()
 }
 
-fn wrong(what: &str) -> Error {
+fn damaged_index(what: &str) -> Error {
     Error::data_loss(format!("the one-bit index has {what}; build the segment again"))
 }
 
 fn check_starts(starts: &[u32], rows: usize) -> Result<usize> {
     let ends = (starts.first().copied(), starts.last().map(|last| *last as usize));
     if ends != (Some(0), Some(rows)) || !starts.is_sorted() {
-        return Err(wrong("clusters that do not cover its rows"));
+        return Err(damaged_index("clusters that do not cover its rows"));
     }
     Ok(starts.len() - 1)
 }
@@ -157,7 +157,7 @@ fn sized(bytes: Vec<u8>, length: usize) -> Result<Vec<u8>> {
     if bytes.len() == length {
         Ok(bytes)
     } else {
-        Err(wrong("codes of another size than its header says"))
+        Err(damaged_index("codes of another size than its header says"))
     }
 }
 
@@ -166,7 +166,7 @@ fn finite(bytes: &[u8], count: usize) -> Result<Vec<f32>> {
     if values.iter().all(|value| value.is_finite()) {
         Ok(values)
     } else {
-        Err(wrong("a value that is not a finite number"))
+        Err(damaged_index("a value that is not a finite number"))
     }
 }
 
