@@ -44,7 +44,7 @@ mod verify;
 pub use archive::{ArchiveLabel, archive_bytes, read_archive, write_archive, write_collection};
 pub use copy::{BackupCopy, copy};
 pub use create::{BackupExtent, BackupReport, create};
-pub use list::{BackupFile, BackupId, BackupList};
+pub use list::{BackupFile, BackupId, BackupList, BackupProblem};
 pub use location::{LocationReader, open_location};
 pub use model_store::block_on;
 pub use plain::{ObjectDirectory, back_up_objects, restore_objects};
@@ -57,4 +57,4 @@ pub use service::{
 };
 pub use store::{BackupStore, StoredCollection, StoredLists};
 pub use transfer::{BackupContext, BackupProgress};
-pub use verify::{BackupProblem, VerifyReport, verify};
+pub use verify::{VerifyReport, verify};

@@ -119,6 +119,15 @@ impl From<BackupId> for String {
     }
 }
 
+/// Damage of a backup.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct BackupProblem {
+    /// Backups that it affects.
+    pub backups: Vec<BackupId>,
+    /// Description, which names the object or the list.
+    pub problem: String,
+}
+
 /// A file of a backup.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BackupFile {

@@ -13,8 +13,7 @@ use object_store::{ObjectMeta, ObjectStore, ObjectStoreExt, PutPayload};
 use serde::Serialize;
 use tokio_stream::StreamExt;
 
-use crate::list::{BackupId, BackupList, LIST_BYTES_MAX};
-use crate::verify::BackupProblem;
+use crate::list::{BackupId, BackupList, BackupProblem, LIST_BYTES_MAX};
 
 /// Directory of lists.
 const LISTS: &str = "backups";
@@ -209,7 +208,7 @@ impl BackupStore {
         Ok(lists)
     }
 
-    /// Reads all lists of a collection, oldest first, and names those that cannot be read.
+    /// Reads all lists of a collection, oldest first, and names the unreadable ones.
     ///
     /// # Errors
     /// The store's error, with a remedy.

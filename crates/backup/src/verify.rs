@@ -5,20 +5,11 @@ use std::collections::BTreeMap;
 use base::{ErrorKind, Result};
 use serde::Serialize;
 
-use crate::list::{BackupFile, BackupId};
+use crate::list::{BackupFile, BackupId, BackupProblem};
 use crate::transfer::BackupContext;
 
 /// Maximum problems in a report. Further ones are only counted.
 const PROBLEMS_MAX: usize = 1000;
-
-/// Damage of a backup.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct BackupProblem {
-    /// Backups that it affects.
-    pub backups: Vec<BackupId>,
-    /// Description, which names the object or the list.
-    pub problem: String,
-}
 
 /// Outcome of a verification.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]

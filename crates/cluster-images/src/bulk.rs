@@ -37,7 +37,7 @@ use super::repeats::{ImageRepeats, RunningImage};
 use super::state::ImageRootState;
 use super::{pass_on, reply};
 
-/// Maximum images of one request in flight, including those that wait to be sent again.
+/// Maximum images of one request in flight. Images that wait to be sent again count too.
 const IN_FLIGHT_MAX: usize = 256;
 /// Longest time in which an image that no node takes is sent again.
 const BUSY_WAIT_MAX: Duration = Duration::from_secs(120);
