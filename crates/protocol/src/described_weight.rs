@@ -13,6 +13,10 @@ use crate::wire::unreadable;
 
 /// Bytes of the largest message of the interface in memory, without what it refers to.
 const MESSAGE_BYTES_MAX: u64 = 1280;
+/// Full name of a point's id. Lists of ids are the longest lists of messages, and an id is small.
+const POINT_ID: &str = "qdrant.PointId";
+/// Bytes of a point's id in memory, and of its JSON value.
+const POINT_ID_BYTES_MAX: u64 = 64;
 /// Elements held for each element of a growing list: the old and the new memory, 1 + 2, for a
 /// moment.
 const GROWTH: u64 = 3;
@@ -27,41 +31,92 @@ const DEPTH_MAX: u32 = 100;
 /// `InvalidArgument` for bytes that are not a message, for an unknown name, and for messages that
 /// are nested too deeply.
 pub fn weigh_described(name: &str, message: &[u8]) -> Result<u64> {
-    let descriptor = DESCRIPTORS.get_message_by_name(&format!("qdrant.{name}"));
+    weigh(&described(name)?, message, DEPTH_MAX)
+}
+
+/// Returns an upper bound of the bytes that `message`, a `qdrant.NAME`, takes if the elements of
+/// the field with the number `list` are decoded one after the other.
+///
+/// # Errors
+/// As [`weigh_described`].
+pub fn weigh_element_wise(name: &str, list: u32, message: &[u8]) -> Result<u64> {
+    let descriptor = described(name)?;
+    let mut bytes = held_bytes(&descriptor);
+    let mut largest = 0;
+    let mut rest = message;
+    while rest.has_remaining() {
+        let field = next_field(&mut rest)?;
+        let weight = weigh_field(&descriptor, &field, DEPTH_MAX)?;
+        if field.tag == list {
+            largest = weight.max(largest);
+        } else {
+            bytes = bytes.saturating_add(weight);
+        }
+    }
+    Ok(bytes.saturating_add(largest))
+}
+
+fn described(name: &str) -> Result<MessageDescriptor> {
     let unknown = || Error::internal(format!("there is no message qdrant.{name}"));
-    weigh(&descriptor.ok_or_else(unknown)?, message, DEPTH_MAX)
+    DESCRIPTORS.get_message_by_name(&format!("qdrant.{name}")).ok_or_else(unknown)
 }
 
 fn weigh(descriptor: &MessageDescriptor, mut rest: &[u8], depth: u32) -> Result<u64> {
     if depth == 0 {
         return Err(Error::invalid("the message is nested too deeply"));
     }
-    let mut bytes = GROWTH * MESSAGE_BYTES_MAX;
+    let mut bytes = held_bytes(descriptor);
     while rest.has_remaining() {
-        let (tag, wire_type) = decode_key(&mut rest).map_err(unreadable)?;
-        if wire_type != WireType::LengthDelimited {
-            skip_field(wire_type, tag, &mut rest, DecodeContext::default()).map_err(unreadable)?;
-            // A number of a list that is not packed.
-            bytes = bytes.saturating_add(GROWTH * size_of::<u64>() as u64);
-            continue;
-        }
-        let length = decode_varint(&mut rest).map_err(unreadable)?;
-        let length = usize::try_from(length).unwrap_or(usize::MAX);
-        let (content, after) = rest
-            .split_at_checked(length)
-            .ok_or_else(|| Error::invalid("the message cannot be read: it is cut off"))?;
-        rest = after;
-        let field = descriptor.get_field(tag);
-        bytes = bytes.saturating_add(match field.map(|field| field.kind()) {
-            Some(Kind::Message(inner)) => weigh(&inner, content, depth - 1)?,
-            // A varint of one byte may become a number of eight.
-            Some(Kind::String | Kind::Bytes | Kind::Float | Kind::Double) | None => {
-                CONTENT_GROWTH * content.len() as u64 + GROWTH * size_of::<String>() as u64
-            }
-            Some(_) => CONTENT_GROWTH * size_of::<u64>() as u64 * content.len() as u64,
-        });
+        let field = next_field(&mut rest)?;
+        bytes = bytes.saturating_add(weigh_field(descriptor, &field, depth)?);
     }
     Ok(bytes)
+}
+
+/// Returns the bytes of a message without its content, as an element of a growing list.
+fn held_bytes(descriptor: &MessageDescriptor) -> u64 {
+    let is_id = descriptor.full_name() == POINT_ID;
+    GROWTH * if is_id { POINT_ID_BYTES_MAX } else { MESSAGE_BYTES_MAX }
+}
+
+/// A field of an encoded message.
+struct WireField<'a> {
+    tag: u32,
+    /// Bytes of a text, a list of numbers or a message; `None` for a number.
+    content: Option<&'a [u8]>,
+}
+
+/// Takes the next field off the front of `rest`.
+fn next_field<'a>(rest: &mut &'a [u8]) -> Result<WireField<'a>> {
+    let (tag, wire_type) = decode_key(rest).map_err(unreadable)?;
+    if wire_type != WireType::LengthDelimited {
+        skip_field(wire_type, tag, rest, DecodeContext::default()).map_err(unreadable)?;
+        return Ok(WireField { tag, content: None });
+    }
+    let length = decode_varint(rest).map_err(unreadable)?;
+    let length = usize::try_from(length).unwrap_or(usize::MAX);
+    let bytes = *rest;
+    let (content, after) = bytes
+        .split_at_checked(length)
+        .ok_or_else(|| Error::invalid("the message cannot be read: it is cut off"))?;
+    *rest = after;
+    Ok(WireField { tag, content: Some(content) })
+}
+
+/// Returns the weight of a field of a message with this descriptor.
+fn weigh_field(descriptor: &MessageDescriptor, field: &WireField<'_>, depth: u32) -> Result<u64> {
+    let Some(content) = field.content else {
+        // A number of a list that is not packed.
+        return Ok(GROWTH * size_of::<u64>() as u64);
+    };
+    Ok(match descriptor.get_field(field.tag).map(|field| field.kind()) {
+        Some(Kind::Message(inner)) => weigh(&inner, content, depth - 1)?,
+        // A varint of one byte may become a number of eight.
+        Some(Kind::String | Kind::Bytes | Kind::Float | Kind::Double) | None => {
+            CONTENT_GROWTH * content.len() as u64 + GROWTH * size_of::<String>() as u64
+        }
+        Some(_) => CONTENT_GROWTH * size_of::<u64>() as u64 * content.len() as u64,
+    })
 }
 
 #[cfg(test)]
@@ -92,6 +147,38 @@ mod tests {
         ] {
             assert!(size as u64 <= MESSAGE_BYTES_MAX, "{size}");
         }
+        assert!(2 * size_of::<pb::PointId>() as u64 <= POINT_ID_BYTES_MAX);
+        assert_eq!(described("PointId").unwrap().full_name(), POINT_ID);
+    }
+
+    #[test]
+    fn a_list_of_ids_weighs_less_than_other_messages() {
+        let num = pb::point_id::PointIdOptions::Num(7);
+        let ids = vec![pb::PointId { point_id_options: Some(num) }; 1000];
+        let get = pb::GetPoints { ids, ..pb::GetPoints::default() };
+        let weight = weigh_described("GetPoints", &get.encode_to_vec()).unwrap();
+        let held = 1000 * GROWTH * size_of::<pb::PointId>() as u64;
+        assert!((held..1000 * MESSAGE_BYTES_MAX).contains(&weight), "{weight}");
+    }
+
+    #[test]
+    fn elements_decoded_one_by_one_weigh_as_the_largest() {
+        let of = |points: Vec<pb::PointStruct>| {
+            let upsert = pb::UpsertPoints { points, ..pb::UpsertPoints::default() };
+            weigh_element_wise("UpsertPoints", 3, &upsert.encode_to_vec()).unwrap()
+        };
+        let small = pb::PointStruct::default();
+        let num = pb::point_id::PointIdOptions::Num(7);
+        let id = Some(pb::PointId { point_id_options: Some(num) });
+        let large = pb::PointStruct { id, ..pb::PointStruct::default() };
+        let one = of(vec![large.clone()]);
+        assert_eq!(of(vec![small.clone(), large, small.clone()]), one);
+        assert!(of(vec![small]) < one);
+        // Other fields add up.
+        let upsert = pb::UpsertPoints { collection_name: "c".to_owned(), ..Default::default() };
+        let named = weigh_element_wise("UpsertPoints", 3, &upsert.encode_to_vec()).unwrap();
+        assert!(named > of(Vec::new()));
+        assert!(weigh_element_wise("UpsertPoints", 3, &[0x1a, 9]).is_err());
     }
 
     #[test]

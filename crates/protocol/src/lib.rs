@@ -23,7 +23,7 @@ pub mod tfs;
 pub mod weigh;
 mod wire;
 
-pub use described_weight::weigh_described;
+pub use described_weight::{weigh_described, weigh_element_wise};
 pub use generated::{grpc, inference, qdrant, tensorflow};
 pub use json::text_bytes_max;
 pub use prost::Message;

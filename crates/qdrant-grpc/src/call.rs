@@ -10,6 +10,9 @@ use crate::{aliases, changes, collections, info, queries, results, snapshots, up
 /// Bytes of JSON text for each byte of a message: a 32-bit float takes up to 24 digits as a 64-bit
 /// one, and a control character six.
 const JSON_GROWTH: u64 = 6;
+/// Bytes of JSON text for each byte of a message whose elements are written one by one: the text
+/// grows by doubling, so the old and the new text exist for a moment.
+const STREAMED_JSON_GROWTH: u64 = 2 * JSON_GROWTH;
 
 /// Start of the paths of all services of the interface.
 const SERVICES: &str = "/qdrant.";
@@ -82,6 +85,8 @@ pub struct QdrantCall {
     pub large: bool,
     /// Name of the call's message.
     message: &'static str,
+    /// Number of the field whose elements become JSON one by one, if the call has one.
+    streamed: Option<u32>,
     request: fn(Bytes) -> Result<RestRequest>,
     response: fn(&RestResponse<'_>) -> Result<Vec<u8>>,
 }
@@ -91,6 +96,7 @@ macro_rules! call {
         QdrantCall {
             large: false,
             message: stringify!($message),
+            streamed: None,
             request: |message| {
                 let read = protocol::qdrant::$message::decode(message);
                 $request(read.map_err(unreadable)?)
@@ -126,8 +132,17 @@ impl QdrantCall {
     /// # Errors
     /// `InvalidArgument` for bytes that are not a message.
     pub fn bytes_max(&self, message: &[u8]) -> Result<u64> {
-        let decoded = protocol::weigh_described(self.message, message)?;
-        Ok(decoded.saturating_add(JSON_GROWTH * message.len() as u64))
+        let length = message.len() as u64;
+        Ok(match self.streamed {
+            None => {
+                let decoded = protocol::weigh_described(self.message, message)?;
+                decoded.saturating_add(JSON_GROWTH * length)
+            }
+            Some(list) => {
+                let largest = protocol::weigh_element_wise(self.message, list, message)?;
+                largest.saturating_add(STREAMED_JSON_GROWTH * length)
+            }
+        })
     }
 
     /// Returns the request for a message.
@@ -161,6 +176,7 @@ fn of_points(method: &str) -> Option<QdrantCall> {
         "Upsert" => QdrantCall {
             large: true,
             message: "UpsertPoints",
+            streamed: Some(upsert::POINTS_FIELD),
             request: upsert::request,
             response: |response| Ok(results::updated(response)?.encode_to_vec()),
         },
@@ -293,6 +309,19 @@ mod tests {
             };
             assert!(files.file_descriptor_proto.len() > 1, "{path}");
         }
+    }
+
+    #[test]
+    fn an_upsert_of_many_small_points_needs_little_memory() {
+        let point = |id: u64| pb::PointStruct {
+            id: Some(pb::PointId { point_id_options: Some(pb::point_id::PointIdOptions::Num(id)) }),
+            ..pb::PointStruct::default()
+        };
+        let points = (0..10_000).map(point).collect();
+        let message = pb::UpsertPoints { points, ..pb::UpsertPoints::default() }.encode_to_vec();
+        let bytes = QdrantCall::of("/qdrant.Points/Upsert").unwrap().bytes_max(&message).unwrap();
+        let json = STREAMED_JSON_GROWTH * message.len() as u64;
+        assert!((json..json + (64 << 10)).contains(&bytes), "{bytes} {}", message.len());
     }
 
     #[test]

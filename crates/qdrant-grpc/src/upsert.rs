@@ -17,7 +17,7 @@ use crate::values;
 use crate::vectors::{self, PointVectors};
 
 /// Field of [`UpsertPoints`] with the points.
-const POINTS_FIELD: u32 = 3;
+pub(crate) const POINTS_FIELD: u32 = 3;
 
 /// A point that is written as JSON.
 #[derive(Serialize)]
