@@ -5,7 +5,7 @@ use base::Error;
 use http::{StatusCode, Uri};
 use transport::Reply;
 
-use super::oip;
+use super::{oip, refusals};
 use crate::surface::Surface;
 
 /// Answers 404 with the known paths, or 501 for a route of Triton that is not offered.
@@ -21,11 +21,12 @@ pub(super) async fn unknown(Extension(surface): Extension<Surface>, uri: Uri) ->
             .to_owned(),
         Some(port) => format!("admin calls, metrics and pages are at port {port}"),
     };
-    Reply::error(&Error::not_found(format!(
+    let error = Error::not_found(format!(
         "not found: {}; the API is under /v1/models, /v2, /v1/audio, /v1/images and /collections, {others}, all calls \
          in /openapi.json",
         uri.path()
-    )))
+    ));
+    refusals::reply(uri.path(), &error)
 }
 
 /// Answers 405, with the request that the client most likely meant.
@@ -41,7 +42,7 @@ pub(super) async fn wrong_method(method: http::Method, uri: Uri) -> Reply {
         None => String::new(),
     };
     let error = Error::invalid(format!("{path} does not take {method}{advice}"));
-    Reply::error(&error).with_status(StatusCode::METHOD_NOT_ALLOWED)
+    refusals::reply(path, &error).with_status(StatusCode::METHOD_NOT_ALLOWED)
 }
 
 /// Returns the request that a client most likely meant; `path` does not accept `method`.

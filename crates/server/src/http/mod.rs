@@ -8,6 +8,7 @@ mod moved;
 mod oip;
 pub(crate) mod openapi;
 mod operations;
+mod refusals;
 mod repository;
 mod rollout;
 mod slow;
@@ -148,7 +149,8 @@ fn traced(server: &Server, routes: Router) -> Router {
 fn guarded(server: &Server, routes: Router) -> Router {
     let guard = OperationGuard {
         operation: operations::operation,
-        unauthenticated: console::unauthenticated,
+        unauthenticated: refusals::unauthenticated,
+        refused: refusals::refused,
     };
     server.access.guard_operations(routes, guard)
 }

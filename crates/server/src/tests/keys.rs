@@ -112,6 +112,30 @@ fn roles_hold_over_http() {
 }
 
 #[test]
+fn refusals_have_the_form_of_their_interface() {
+    let dir = tempfile::tempdir().unwrap();
+    let served = served(dir.path(), |_| {});
+    let check = |key: &str, method: &str, path: &str, wanted: u16, pointer: &str| {
+        let answer = served.ask(method, path, &format!("api-key: {key}\r\n"), b"");
+        assert_eq!(answer.status, wanted, "{method} {path}: {}", answer.text());
+        let json = answer.json();
+        assert!(json.pointer(pointer).is_some_and(serde_json::Value::is_string), "{json}");
+        answer.head
+    };
+    let of_qdrant = "/status/error";
+    let head = check("other", "GET", "/collections", 401, of_qdrant);
+    assert!(head.contains("www-authenticate: bearer"), "{head}");
+    check("other", "PUT", "/collections/pub1/points", 401, of_qdrant);
+    check("ranker", "GET", "/aliases", 403, of_qdrant);
+    check("reader", "GET", "/collections/secret", 403, of_qdrant);
+    check("root", "PATCH", "/collections", 405, of_qdrant);
+    check("root", "GET", "/collections/", 404, of_qdrant);
+    check("other", "GET", "/v2/models", 401, "/error");
+    check("reader", "POST", "/v2/repository/models/echo/load", 403, "/error");
+    check("root", "GET", "/nowhere", 404, "/error");
+}
+
+#[test]
 fn a_query_names_no_model_beyond_the_key() {
     let dir = tempfile::tempdir().unwrap();
     let served = served(dir.path(), |_| {});

@@ -61,7 +61,7 @@ impl AccessPolicy {
                         Err(KeyRefusal::Unauthenticated(error)) => {
                             (guard.unauthenticated)(&parts, &error)
                         }
-                        Err(KeyRefusal::Refused(error)) => Reply::error(&error).into_response(),
+                        Err(KeyRefusal::Refused(error)) => (guard.refused)(&parts, &error),
                     }
                 }
             },
@@ -97,6 +97,8 @@ pub struct OperationGuard {
     pub operation: fn(&Parts, &RawPathParams) -> Option<Operation>,
     /// Answers a request without a key.
     pub unauthenticated: fn(&Parts, &Error) -> Response,
+    /// Answers a request whose key lacks a right, or is over its quota.
+    pub refused: fn(&Parts, &Error) -> Response,
 }
 
 /// Answers a request for the caller whose key it shows.
