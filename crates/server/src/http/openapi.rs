@@ -8,6 +8,8 @@ use bytes::Bytes;
 use serde_json::{Map, Value, json};
 use transport::Reply;
 
+use super::operations;
+
 /// A description per API, in the order of the page.
 pub(crate) const DESCRIPTIONS: [&str; 7] = [
     include_str!("openapi/oip.json"),
@@ -51,12 +53,15 @@ pub(crate) fn document() -> Value {
         // A test parses all of them.
         let Ok(mut api) = serde_json::from_str::<Value>(description) else { continue };
         let info = api["info"].take();
-        let security = api.get("security").cloned();
         for (path, mut item) in members(api["paths"].take()) {
             for operation in item.as_object_mut().into_iter().flat_map(Map::values_mut) {
                 let Some(operation) = operation.as_object_mut() else { continue };
                 operation.insert("tags".to_owned(), json!([info["title"]]));
-                operation.extend(security.iter().map(|keys| ("security".to_owned(), keys.clone())));
+                if operations::is_open(&path) {
+                    operation.insert("security".to_owned(), json!([]));
+                } else {
+                    add_key_errors(operation);
+                }
             }
             paths.extend(with_targets(path, item));
         }
@@ -76,10 +81,24 @@ pub(crate) fn document() -> Value {
             "license": { "name": "Apache-2.0", "identifier": "Apache-2.0" },
         },
         "servers": [{ "url": "/" }],
+        // The empty object stands for a server without keys.
+        "security": [{}, { "key": [] }, { "bearer": [] }],
         "tags": tags,
         "paths": paths,
         "components": components,
     })
+}
+
+/// Adds the responses to requests whose key is not accepted, unless `default` describes them.
+fn add_key_errors(operation: &mut Map<String, Value>) {
+    let responses = operation.get_mut("responses").and_then(Value::as_object_mut);
+    let Some(responses) = responses.filter(|responses| !responses.contains_key("default")) else {
+        return;
+    };
+    for (status, component) in [("401", "KeyMissing"), ("403", "KeyRefused")] {
+        let reference = json!({ "$ref": format!("#/components/responses/{component}") });
+        responses.entry(status).or_insert(reference);
+    }
 }
 
 fn members(value: Value) -> Map<String, Value> {

@@ -64,6 +64,11 @@ const SEARCHES: [&str; 27] = [
     "/v2/repository/index",
 ];
 
+/// Returns true if a route needs no key.
+pub(super) fn is_open(route: &str) -> bool {
+    OPEN.contains(&route)
+}
+
 /// Returns the operation of a request; `None` for a health check. A route that is not known here
 /// needs at least the right to read, or an administrator's key for any method except GET.
 pub(super) fn operation(request: &Parts, path: &RawPathParams) -> Option<Operation> {
@@ -72,7 +77,7 @@ pub(super) fn operation(request: &Parts, path: &RawPathParams) -> Option<Operati
         let found = path.iter().find(|(name, _)| *name == wanted);
         found.map(|(_, value)| value.to_owned())
     };
-    if OPEN.contains(&route) {
+    if is_open(route) {
         return None;
     }
     let model = match route {

@@ -150,3 +150,26 @@ fn the_document_is_served_with_the_version() {
     assert_eq!(predict["post"]["operationId"], "predictOfLabel");
     assert_eq!(predict["parameters"][1]["$ref"], "#/components/parameters/Label");
 }
+
+#[test]
+fn calls_need_a_key_except_health_checks() {
+    let document = openapi::document();
+    let schemes = &document["components"]["securitySchemes"];
+    let ways = document["security"].as_array().unwrap();
+    let named: Vec<&String> = ways.iter().flat_map(|way| way.as_object().unwrap().keys()).collect();
+    assert_eq!(named, ["key", "bearer"]);
+    assert!(named.iter().all(|name| schemes.get(name).is_some()), "{schemes}");
+    let paths = document["paths"].as_object().unwrap().iter();
+    let operations = paths.flat_map(|(path, item)| METHODS.map(|method| (path, &item[method])));
+    let open: BTreeSet<&str> = operations
+        .filter(|(_, operation)| !operation["security"].is_null())
+        .map(|(path, _)| path.as_str())
+        .collect();
+    let health = ["/healthz", "/livez", "/readyz", "/v2/health/live", "/v2/health/ready"];
+    assert_eq!(open, BTreeSet::from(health));
+    assert_eq!(document["paths"]["/livez"]["get"]["security"], serde_json::json!([]));
+    let responses = &document["paths"]["/v2/models/{model}/infer"]["post"]["responses"];
+    assert_eq!(responses["401"]["$ref"], "#/components/responses/KeyMissing");
+    assert_eq!(responses["403"]["$ref"], "#/components/responses/KeyRefused");
+    assert!(document["paths"]["/livez"]["get"]["responses"].get("401").is_none());
+}
