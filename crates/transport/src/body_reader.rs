@@ -21,6 +21,8 @@ use crate::receive_permits::{ReceivePermits, UNPERMITTED_WAIT_MAX};
 pub struct BodyLimits {
     /// Largest body in bytes.
     pub bytes_max: usize,
+    /// Flag that raises `bytes_max`; `None` if it is fixed.
+    pub flag: Option<&'static str>,
     /// Bytes of framing that do not count, such as the prefix of a gRPC message.
     pub framing_bytes: usize,
     /// Longest wait for the next piece.
@@ -32,13 +34,18 @@ pub struct BodyLimits {
 impl BodyLimits {
     fn check(&self, length: Option<u64>) -> Result<()> {
         let max = (self.bytes_max as u64).saturating_add(self.framing_bytes as u64);
-        match length {
-            Some(length) if length > max => Err(Error::too_large(format!(
-                "the body is larger than {} bytes; send less or raise --max-body",
-                self.bytes_max
-            ))),
-            _ => Ok(()),
+        if length.is_none_or(|length| length <= max) {
+            return Ok(());
         }
+        let limit = self.bytes_max;
+        Err(Error::too_large(match self.flag {
+            Some(flag) => {
+                format!("the body is larger than {limit} bytes; send less or raise {flag}")
+            }
+            None => {
+                format!("the body is larger than {limit} bytes, the limit of this call; send less")
+            }
+        }))
     }
 }
 
@@ -190,6 +197,7 @@ mod tests {
 
     const LIMITS: BodyLimits = BodyLimits {
         bytes_max: 8,
+        flag: None,
         framing_bytes: 0,
         piece_timeout: Duration::from_secs(600),
         total_timeout: Duration::from_millis(50),
@@ -254,7 +262,10 @@ mod tests {
         assert_eq!(kind(b"", Some(9)), Err(ErrorKind::TooLarge));
         let framed = BodyLimits { framing_bytes: 5, ..LIMITS };
         assert!(framed.check(Some(13)).is_ok());
-        assert!(framed.check(Some(14)).unwrap_err().message().contains("larger than 8 bytes"));
+        let refusal = |limits: BodyLimits| limits.check(Some(14)).unwrap_err().to_string();
+        assert!(refusal(framed).contains("larger than 8 bytes, the limit of this call"));
+        let raised = BodyLimits { flag: Some("--max-body"), ..framed };
+        assert!(refusal(raised).contains("send less or raise --max-body"));
     }
 
     /// Every piece is in time, and the body never ends.

@@ -106,6 +106,7 @@ impl RequestResources {
     pub fn body_limits(&self, bytes_max: usize, framing_bytes: usize) -> BodyLimits {
         BodyLimits {
             bytes_max,
+            flag: (bytes_max == self.limits.body_bytes_max).then_some("--max-body"),
             framing_bytes,
             piece_timeout: self.limits.client_timeout,
             total_timeout: self.limits.request_timeout,

@@ -102,7 +102,8 @@ impl<M: Message + Default + NamesModels> SmallCall<M> {
         let message = messages::message(&state.requests, coding, frame).await?;
         if message.len() > SMALL_BYTES_MAX {
             return Err(Error::too_large(format!(
-                "the message is larger than {SMALL_BYTES_MAX} bytes when decompressed"
+                "the message is larger than {SMALL_BYTES_MAX} bytes when decompressed, the limit of this call; \
+                 send less"
             )));
         }
         let mut reservation = state.requests.memory.empty();

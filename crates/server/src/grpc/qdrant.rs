@@ -99,7 +99,10 @@ async fn run(
     let frame = messages::frame(requests, body, limit).await?;
     let message = messages::message(requests, coding, frame).await?;
     if message.len() > limit {
-        let error = format!("the message is larger than {limit} bytes when decompressed");
+        let error = format!(
+            "the message is larger than {limit} bytes when decompressed, the limit of this call; \
+             send less"
+        );
         return Err(Error::too_large(error).into());
     }
     let ConvertedCall { request, reservation } = convert(requests, call, message).await?;
