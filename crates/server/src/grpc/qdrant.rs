@@ -31,6 +31,8 @@ const REST_BYTES_MAX: usize = 160 << 20;
 /// Bytes of memory for each byte of a response while it becomes a message: its values and the
 /// message.
 const RESPONSE_GROWTH: u64 = 4;
+/// Start of the error of a route that cannot read a body.
+const UNREADABLE_JSON: &str = "the request's JSON: ";
 /// Headers of a call that the route gets.
 const PASSED_HEADERS: [HeaderName; 4] = [
     header::AUTHORIZATION,
@@ -191,7 +193,7 @@ fn failure(
 ) -> CallFailure {
     let body: Value = serde_json::from_slice(json).unwrap_or_default();
     let message = body.pointer("/status/error").or_else(|| body.get("error"));
-    let message = message.and_then(Value::as_str).unwrap_or("the request failed").to_owned();
+    let message = without_json(message.and_then(Value::as_str).unwrap_or("the request failed"));
     let kind = match status.as_u16() {
         400 | 422 => ErrorKind::InvalidArgument,
         401 | 403 => ErrorKind::PermissionDenied,
@@ -213,6 +215,16 @@ fn failure(
         error = error.with_retry_after(Duration::from_secs(seconds));
     }
     CallFailure { error, unauthenticated: status == StatusCode::UNAUTHORIZED }
+}
+
+/// Returns the message of a route's error without what it says about JSON, which the client has not
+/// sent. The path of the field stays.
+fn without_json(message: &str) -> String {
+    let Some(reason) = message.strip_prefix(UNREADABLE_JSON) else {
+        return message.replacen("Validation error in JSON body", "Validation error in body", 1);
+    };
+    let place = reason.rsplit_once(" at line ").filter(|(_, place)| place.contains(" column "));
+    place.map_or(reason, |(reason, _)| reason).to_owned()
 }
 
 /// Returns the response with the message for JSON, made on a codec thread if it is large.
@@ -247,6 +259,19 @@ mod tests {
             assert_eq!(conflict_kind(path), ErrorKind::AlreadyExists, "{path}");
         }
         assert_eq!(conflict_kind("/qdrant.Points/Upsert"), ErrorKind::FailedPrecondition);
+    }
+
+    #[test]
+    fn errors_name_the_field_and_no_json() {
+        let unreadable = "the request's JSON: points[0].id: \"at line 1\" is not a point id";
+        let wanted = "points[0].id: \"at line 1\" is not a point id";
+        assert_eq!(without_json(&format!("{unreadable} at line 1 column 22")), wanted);
+        assert_eq!(without_json(unreadable), wanted);
+        let limits = "Validation error in JSON body: [limit: value 0 invalid]";
+        assert_eq!(without_json(limits), "Validation error in body: [limit: value 0 invalid]");
+        assert_eq!(without_json("there is no collection \"c\""), "there is no collection \"c\"");
+        let error = api_qdrant::json::parse::<usize>(b"\"x\"").unwrap_err();
+        assert!(error.message().starts_with(UNREADABLE_JSON), "{error}");
     }
 
     #[test]
