@@ -103,12 +103,17 @@ impl PointsBatch {
     fn points(self, name: &str) -> Result<Vec<UpsertPoint>> {
         let vectors = self.vectors.named(name).map_err(|error| error.context("batch.vectors"))?;
         let count = self.ids.len();
-        let payloads = self.payloads.unwrap_or_else(|| vec![None; count]);
-        if vectors.len() != count || payloads.len() != count {
+        if vectors.len() != count {
+            let vectors = vectors.len();
             return Err(Error::invalid(format!(
-                "batch: {count} ids, {} vectors and {} payloads do not go together",
-                vectors.len(),
-                payloads.len()
+                "batch: {count} ids and {vectors} vectors do not go together"
+            )));
+        }
+        let payloads = self.payloads.unwrap_or_else(|| vec![None; count]);
+        if payloads.len() != count {
+            let payloads = payloads.len();
+            return Err(Error::invalid(format!(
+                "batch: {count} ids and {payloads} payloads do not go together"
             )));
         }
         let points = self.ids.into_iter().zip(vectors).zip(payloads);

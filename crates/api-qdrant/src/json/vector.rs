@@ -141,6 +141,10 @@ impl<'de> Deserialize<'de> for Component {
     }
 }
 
+/// Advice for a value that is not a list. JavaScript writes a typed array as an object of numbers.
+const LIST_ADVICE: &str =
+    "write a list of numbers; in JavaScript, Array.from makes one of a typed array";
+
 pub(super) struct DenseVector(pub(super) Vec<f32>);
 
 impl<'de> Deserialize<'de> for DenseVector {
@@ -159,6 +163,18 @@ impl<'de> Deserialize<'de> for DenseVector {
 
             fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<DenseVector, A::Error> {
                 Err(object(&mut map)?)
+            }
+
+            fn visit_f64<E: DeError>(self, _: f64) -> Result<DenseVector, E> {
+                Err(E::custom(format_args!("a number is not a vector; {LIST_ADVICE}")))
+            }
+
+            fn visit_u64<E: DeError>(self, _: u64) -> Result<DenseVector, E> {
+                self.visit_f64(0.0)
+            }
+
+            fn visit_i64<E: DeError>(self, _: i64) -> Result<DenseVector, E> {
+                self.visit_f64(0.0)
             }
         }
         deserializer.deserialize_any(DenseVectorVisitor)
@@ -195,7 +211,7 @@ pub(super) fn no_vector<E: DeError>(key: Option<&str>) -> E {
             unsupported("an image in a vector's place (send images to /v1/images/COLLECTION)")
         }
         Some("object") => unsupported("an object to be embedded"),
-        _ => "an object is not a vector; write a list of numbers".to_owned(),
+        _ => format!("an object is not a vector; {LIST_ADVICE}"),
     })
 }
 

@@ -120,6 +120,17 @@ fn a_batch_that_has_made_a_change_continues_after_its_deadline() {
 }
 
 #[test]
+fn values_beyond_32_bits_are_named() {
+    let bench = Bench::new();
+    three(&bench, "Euclid");
+    let points = json!({"points": [{"id": 9, "vector": [1, 1e39]}]});
+    let error = bench.write(update::upsert, "c", &points).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::InvalidArgument);
+    let wanted = "point 9: the value at dimension 1 of its embedding is not a finite 32-bit number";
+    assert!(error.message().contains(wanted), "{error}");
+}
+
+#[test]
 fn points_of_image_collections_are_not_written() {
     let bench = Bench::new();
     three(&bench, "Euclid");

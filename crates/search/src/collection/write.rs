@@ -161,10 +161,16 @@ impl Collection {
     fn check(&self, op: &Op<'_>) -> Result<()> {
         let Op::Upsert(PointRef { id, embedding, record, payload }) = op else { return Ok(()) };
         let dims = self.options.shape.dims;
-        if embedding.len() != dims || embedding.iter().any(|value| !value.is_finite()) {
+        if embedding.len() != dims {
             let values = embedding.len();
             return Err(Error::invalid(format!(
-                "point {id}: its embedding has {values} values, not {dims} finite numbers"
+                "point {id}: its embedding has {values} values, not {dims}"
+            )));
+        }
+        if let Some(at) = embedding.iter().position(|value| !value.is_finite()) {
+            return Err(Error::invalid(format!(
+                "point {id}: the value at dimension {at} of its embedding is not a finite 32-bit \
+                 number"
             )));
         }
         self.check_length(*id, embedding)?;

@@ -47,6 +47,10 @@ fn refused_points_are_named() {
         ),
         (json!([1, null]), ErrorKind::InvalidArgument, "points[1].vector[1]: null is not a number"),
         (json!([1, "x"]), ErrorKind::InvalidArgument, "points[1].vector[1]"),
+        // A typed array of JavaScript.
+        (json!({"0": 0.5}), ErrorKind::InvalidArgument, "points[1].vector.0: a number is not"),
+        (json!({"0": 1, "1": 2}), ErrorKind::InvalidArgument, "Array.from"),
+        (json!({"a": {"0": -1}}), ErrorKind::InvalidArgument, "an object is not a vector"),
         (json!(null), ErrorKind::Unimplemented, "points[1].vector: a point without a vector"),
         (json!({}), ErrorKind::Unimplemented, "points[1].vector: a point without a vector"),
     ] {
@@ -64,7 +68,11 @@ fn refused_points_are_named() {
         ErrorKind::InvalidArgument
     );
     let uneven = json!({"batch": {"ids": [1, 2], "vectors": [[1.0]]}});
-    assert!(upsert(uneven, "").message().contains("do not go together"));
+    let error = upsert(uneven, "");
+    assert!(error.message().contains("2 ids and 1 vectors do not go together"), "{error}");
+    let uneven = json!({"batch": {"ids": [1], "vectors": [[1.0]], "payloads": []}});
+    let error = upsert(uneven, "");
+    assert!(error.message().contains("1 ids and 0 payloads do not go together"), "{error}");
     assert!(upsert(json!({}), "").message().contains("either points or batch"));
 }
 
