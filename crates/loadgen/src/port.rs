@@ -11,12 +11,14 @@ const HTTP2_PREFACE: &[u8] =
     b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\x00\x00\x00\x04\x00\x00\x00\x00\x00";
 /// Offset and value of a SETTINGS frame's type, with which an HTTP/2 server begins.
 const SETTINGS: (usize, u8) = (3, 4);
-/// Bytes of a GOAWAY frame up to its error code, its type, and the offset and value of the code
-/// INADEQUATE_SECURITY. A server that takes only encrypted connections answers with this code.
+/// Bytes of a GOAWAY frame up to its error code, its type, and the offset of the code.
 const GO_AWAY_BYTES: usize = 17;
 const GO_AWAY: u8 = 7;
 const GO_AWAY_CODE: usize = 16;
+/// Code of a server that takes only encrypted connections.
 const INADEQUATE_SECURITY: u8 = 0xc;
+/// Code of a server of HTTP/1.1, which answers the second question too.
+const PROTOCOL_ERROR: u8 = 0x1;
 /// Type of the TLS record with which a server refuses bytes that are not TLS.
 const TLS_ALERT: u8 = 0x15;
 /// Length of an HTTP/2 frame's head.
@@ -42,9 +44,12 @@ pub fn spoken(authority: &str) -> Option<Spoken> {
     }
     if frame.len() >= FRAME_HEAD_BYTES && frame.get(SETTINGS.0) == Some(&SETTINGS.1) {
         let (_, next) = frame.split_at(FRAME_HEAD_BYTES);
-        let refused = next.get(SETTINGS.0) == Some(&GO_AWAY)
-            && next.get(GO_AWAY_CODE) == Some(&INADEQUATE_SECURITY);
-        return Some(if refused { Spoken::Tls } else { Spoken::Http2 });
+        let refused = next.get(SETTINGS.0) == Some(&GO_AWAY);
+        match next.get(GO_AWAY_CODE).filter(|_| refused) {
+            Some(&INADEQUATE_SECURITY) => return Some(Spoken::Tls),
+            Some(&PROTOCOL_ERROR) => {}
+            _ => return Some(Spoken::Http2),
+        }
     }
     let request = format!("GET / HTTP/1.1\r\nHost: {authority}\r\nConnection: close\r\n\r\n");
     ask(authority, request.as_bytes())?.starts_with(b"HTTP/1").then_some(Spoken::Http1)
@@ -102,6 +107,9 @@ mod tests {
         check(b"HTTP/1.1 400 Bad Request\r\n\r\n", 2, Some(Spoken::Http1));
         let refused = b"\0\0\0\x04\0\0\0\0\0\0\0\x0c\x07\0\0\0\0\0\0\0\0\0\0\0\0\x0ctext";
         check(refused, 1, Some(Spoken::Tls));
+        // This server would answer a request of HTTP/1.1 with frames too.
+        let refused = b"\0\0\0\x04\0\0\0\0\0\0\0\x0c\x07\0\0\0\0\0\0\0\0\0\0\0\0\x01text";
+        check(refused, 2, None);
         check(b"\x15\x03\x01\x00\x02\x02\x46", 1, Some(Spoken::Tls));
         check(b"220 mail ready\r\n", 2, None);
         check(b"", 2, None);

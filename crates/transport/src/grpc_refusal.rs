@@ -1,4 +1,5 @@
-//! The answer to a gRPC client that speaks plain text to a listener with TLS.
+//! The answer to an HTTP/2 client at a listener for others: a gRPC client that speaks plain text to
+//! a listener with TLS, and any client that speaks HTTP/2 to a listener of HTTP/1.1.
 //!
 //! A GOAWAY alone says that the call was not processed. gRPC's clients then connect again and
 //! repeat the call by themselves, without a pause. A call without a deadline would never end. So
@@ -25,20 +26,46 @@ const SETTINGS: u8 = 4;
 const GO_AWAY: u8 = 7;
 /// Flags of a HEADERS frame that is the whole answer: END_STREAM and END_HEADERS.
 const WHOLE_ANSWER: u8 = 0x1 | 0x4;
-/// Code of a GOAWAY.
+// Codes of a GOAWAY (RFC 9113 §7). HTTP_1_1_REQUIRED ends the process of clients of gRPC's core.
+const PROTOCOL_ERROR: u32 = 0x1;
 const INADEQUATE_SECURITY: u32 = 0xc;
-/// `:status: 200` in HPACK's static table (RFC 7541 appendix A).
+// `:status` in HPACK's static table (RFC 7541 appendix A).
 const STATUS_200: u8 = 0x88;
+const STATUS_400: u8 = 0x8c;
 /// Start of a header field that is written out and not indexed (RFC 7541 §6.2.2).
 const LITERAL_FIELD: u8 = 0;
 /// gRPC's status code of a failed connection.
 const UNAVAILABLE: &str = "14";
 
-/// Refuses the first call of an HTTP/2 client with `text`, and then the connection. If the client
-/// sends no call within half a second, only the connection is refused.
+/// Refuses the first call of a gRPC client with the status UNAVAILABLE and `text`, and then the
+/// connection. If the client sends no call within half a second, only the connection is refused.
 ///
 /// `text` is printable ASCII without `%`, at most [`TEXT_BYTES_MAX`] bytes.
 pub(crate) async fn refuse<S>(stream: &mut S, text: &str) -> io::Result<()>
+where
+    S: AsyncRead + AsyncWrite + Unpin,
+{
+    refuse_first(stream, INADEQUATE_SECURITY, STATUS_200, text).await
+}
+
+/// Refuses the first request of an HTTP/2 client of a listener of HTTP/1.1, and then the
+/// connection. A gRPC client gets the status UNAVAILABLE and `text`, another one the status 400.
+///
+/// `text` is as in [`refuse`].
+pub(crate) async fn refuse_http2<S>(stream: &mut S, text: &str) -> io::Result<()>
+where
+    S: AsyncRead + AsyncWrite + Unpin,
+{
+    refuse_first(stream, PROTOCOL_ERROR, STATUS_400, text).await
+}
+
+/// Answers the first call with `http_status` and `text`, and ends the connection with a GOAWAY.
+async fn refuse_first<S>(
+    stream: &mut S,
+    go_away_code: u32,
+    http_status: u8,
+    text: &str,
+) -> io::Result<()>
 where
     S: AsyncRead + AsyncWrite + Unpin,
 {
@@ -48,10 +75,10 @@ where
     let call = waited.ok().and_then(Result::ok);
     let mut answer = Vec::new();
     if let Some(call) = call {
-        answer.extend(frame(HEADERS, WHOLE_ANSWER, call, &status(text)));
+        answer.extend(frame(HEADERS, WHOLE_ANSWER, call, &status(http_status, text)));
     }
     let last_call = call.unwrap_or(0).to_be_bytes();
-    let reason = [&last_call[..], &INADEQUATE_SECURITY.to_be_bytes()[..], text.as_bytes()].concat();
+    let reason = [&last_call[..], &go_away_code.to_be_bytes()[..], text.as_bytes()].concat();
     answer.extend(frame(GO_AWAY, 0, 0, &reason));
     stream.write_all(&answer).await
 }
@@ -80,9 +107,10 @@ async fn skip<S: AsyncRead + Unpin>(stream: &mut S, bytes: u64) -> io::Result<()
     Ok(())
 }
 
-/// Returns the header block of an answer that has only a status.
-fn status(text: &str) -> Vec<u8> {
-    let mut block = vec![STATUS_200];
+/// Returns the header block of an answer that has only a status. `http_status` is an entry of
+/// HPACK's static table.
+fn status(http_status: u8, text: &str) -> Vec<u8> {
+    let mut block = vec![http_status];
     append_field(&mut block, "content-type", "application/grpc");
     append_field(&mut block, "grpc-status", UNAVAILABLE);
     append_field(&mut block, "grpc-message", text);
@@ -142,6 +170,29 @@ mod tests {
                       \0\x0cgrpc-message\x0cuse grpcs://";
         let wanted =
             [frame(SETTINGS, 0, 0, &[]), frame(HEADERS, WHOLE_ANSWER, 5, block), go_away(5)];
+        assert_eq!(answer, wanted.concat());
+    }
+
+    #[test]
+    fn http2_at_a_listener_of_http1_gets_status_400() {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        let answer = runtime.block_on(async {
+            let (mut client, mut server) = tokio::io::duplex(1 << 20);
+            client.write_all(PREFACE).await.unwrap();
+            client.write_all(&frame(HEADERS, WHOLE_ANSWER, 1, b"headers")).await.unwrap();
+            refuse_http2(&mut server, "use HTTP/1.1").await.unwrap();
+            drop(server);
+            let mut answer = Vec::new();
+            client.read_to_end(&mut answer).await.unwrap();
+            answer
+        });
+        let block = b"\x8c\0\x0ccontent-type\x10application/grpc\0\x0bgrpc-status\x02\x31\x34\
+                      \0\x0cgrpc-message\x0cuse HTTP/1.1";
+        let wanted = [
+            frame(SETTINGS, 0, 0, &[]),
+            frame(HEADERS, WHOLE_ANSWER, 1, block),
+            frame(GO_AWAY, 0, 0, b"\0\0\0\x01\0\0\0\x01use HTTP/1.1"),
+        ];
         assert_eq!(answer, wanted.concat());
     }
 

@@ -1,5 +1,5 @@
 //! The first bytes of a connection: the handshake of TLS, and the answer to a client that speaks
-//! TLS to a listener without TLS, or the other way round.
+//! TLS to a listener without TLS, or HTTP/2 to a listener of HTTP/1.1, or the other way round.
 
 use std::io::ErrorKind;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -21,8 +21,45 @@ use crate::tls::{SocketStream, TlsIdentity};
 const TLS_HANDSHAKE: u8 = 0x16;
 const NEEDS_TLS: &str = "this port takes encrypted connections only: use https:// or grpcs://";
 const _: () = assert!(NEEDS_TLS.len() <= grpc_refusal::TEXT_BYTES_MAX);
+/// First bytes of HTTP/2 (RFC 9113 §3.4). No method of HTTP/1.1 begins with them.
+const HTTP2_START: &[u8; 3] = b"PRI";
 const NO_TLS: &str = "this port takes no encrypted connections: use http:// or a channel without TLS, or start the \
                       server with --tls-cert and --tls-key";
+const NO_HTTP2: &str =
+    "this port takes HTTP/1.1 only: send gRPC to the gRPC port, which is 8500 by default";
+const NO_HTTP1: &str =
+    "this port takes gRPC only: send HTTP/1.1 to the HTTP port, which is 8501 by default";
+const _: () = assert!(NO_HTTP2.len() <= grpc_refusal::TEXT_BYTES_MAX);
+
+/// Protocol of a client that its listener does not speak.
+#[derive(Clone, Copy)]
+enum WrongProtocol {
+    Plaintext,
+    Tls,
+    Http1,
+    Http2,
+}
+
+impl WrongProtocol {
+    /// Returns the outcome of the TLS handshake, if the protocol differs in TLS.
+    fn handshake_outcome(self) -> Option<&'static str> {
+        match self {
+            WrongProtocol::Plaintext => Some("plaintext"),
+            WrongProtocol::Tls => Some("tls_at_plain_port"),
+            WrongProtocol::Http1 | WrongProtocol::Http2 => None,
+        }
+    }
+
+    /// Returns the advice.
+    fn text(self) -> &'static str {
+        match self {
+            WrongProtocol::Plaintext => NEEDS_TLS,
+            WrongProtocol::Tls => NO_TLS,
+            WrongProtocol::Http1 => NO_HTTP1,
+            WrongProtocol::Http2 => NO_HTTP2,
+        }
+    }
+}
 
 /// Opens the connections of one listener.
 #[derive(Clone)]
@@ -68,23 +105,23 @@ impl ConnectionOpener {
         let mut stream = SocketStream::Plain(stream);
         self.wait(&mut stream, limits, drained).await?;
         let SocketStream::Plain(socket) = stream else { return None };
-        let mut first = [0];
+        let mut buffer = [0; HTTP2_START.len()];
         // The parser gets the same error from its first read.
-        let read = socket.peek(&mut first).await;
-        let speaks_tls = matches!(read, Ok(1)) && first == [TLS_HANDSHAKE];
-        let tls = match &self.tls {
-            None if speaks_tls => {
-                self.explain(socket, peer, "tls_at_plain_port", NO_TLS).await;
+        let read = socket.peek(&mut buffer).await.unwrap_or(0);
+        let first = buffer.get(..read).unwrap_or_default();
+        if self.tls.is_some() && first.is_empty() {
+            return None;
+        }
+        match self.wrong_protocol(first) {
+            None => {}
+            // The parser answers with frames of HTTP/2, by which commands detect the port.
+            Some(WrongProtocol::Http1) => self.warn(peer, NO_HTTP1),
+            Some(wrong) => {
+                self.explain(socket, peer, wrong).await;
                 return None;
             }
-            None => return Some(SocketStream::Plain(socket)),
-            Some(_) if !matches!(read, Ok(1)) => return None,
-            Some(_) if !speaks_tls => {
-                self.explain(socket, peer, "plaintext", NEEDS_TLS).await;
-                return None;
-            }
-            Some(tls) => tls,
-        };
+        }
+        let Some(tls) = &self.tls else { return Some(SocketStream::Plain(socket)) };
         match tls.accept(self.version, socket, limits.handshake).await {
             Ok(mut stream) => {
                 self.count("ok");
@@ -97,6 +134,23 @@ impl ConnectionOpener {
                 self.warn(peer, &format!("the TLS handshake failed: {error}"));
                 None
             }
+        }
+    }
+
+    /// Returns the protocol of a client with these first bytes, if the listener does not speak it.
+    fn wrong_protocol(&self, first: &[u8]) -> Option<WrongProtocol> {
+        let speaks_tls = first.first() == Some(&TLS_HANDSHAKE);
+        if self.tls.is_some() {
+            return (!speaks_tls).then_some(WrongProtocol::Plaintext);
+        }
+        if speaks_tls {
+            return Some(WrongProtocol::Tls);
+        }
+        // Fewer bytes may be the start of both; the parser decides.
+        let first: &[u8; HTTP2_START.len()] = first.try_into().ok()?;
+        match self.version {
+            HttpVersion::Http1 => (first == HTTP2_START).then_some(WrongProtocol::Http2),
+            HttpVersion::Http2 => (first != HTTP2_START).then_some(WrongProtocol::Http1),
         }
     }
 
@@ -113,15 +167,20 @@ impl ConnectionOpener {
         spoke.then_some(())
     }
 
-    /// Tells a client with the wrong protocol (TLS or plain text) what to do, in bytes that it can
-    /// read.
-    async fn explain(&self, stream: TcpStream, peer: Peer, outcome: &'static str, text: &str) {
-        self.count(outcome);
+    /// Tells a client with the wrong protocol what to do, in bytes that it can read.
+    async fn explain(&self, stream: TcpStream, peer: Peer, wrong: WrongProtocol) {
+        if let Some(outcome) = wrong.handshake_outcome() {
+            self.count(outcome);
+        }
+        let text = wrong.text();
         self.warn(peer, text);
         let (mut stream, linger) = LingeringStream::new(SocketStream::Plain(stream));
         // A client that has disconnected needs no answer.
-        let _ = match (self.version, outcome) {
-            (HttpVersion::Http2, "plaintext") => grpc_refusal::refuse(&mut stream, text).await,
+        let _ = match (self.version, wrong) {
+            (HttpVersion::Http2, WrongProtocol::Plaintext) => {
+                grpc_refusal::refuse(&mut stream, text).await
+            }
+            (_, WrongProtocol::Http2) => grpc_refusal::refuse_http2(&mut stream, text).await,
             // A client that speaks TLS shows that it got no TLS ("wrong version number").
             _ => stream.write_all(bad_request(text).as_bytes()).await,
         };
