@@ -9,6 +9,11 @@ use bytes::Bytes;
 
 /// Maximum characters of a malformed number in a message.
 const NUMBER_SHOWN_MAX: usize = 32;
+/// A number in the messages of [`JsonReader::expected`].
+const NUMBER: &str = "a number";
+/// Likely cause of a null in the place of a number.
+const NULL_CAUSE: &str = "; many clients write NaN and infinite numbers as null, and NaN, Infinity and -Infinity are \
+                          read as they are";
 
 /// A position in a body.
 #[derive(Clone)]
@@ -72,9 +77,14 @@ impl<'a> JsonReader<'a> {
     }
 
     pub(crate) fn expected(&self, what: &str) -> Error {
-        match self.body.get(self.at) {
+        let rest = self.body.get(self.at..).unwrap_or_default();
+        match rest.first() {
             None => self.error(format_args!("expected {what}, the text ends")),
             Some(b'"') => self.error(format_args!("expected {what}, found text in quotes")),
+            Some(b'n') if rest.starts_with(b"null") => {
+                let cause = if what == NUMBER { NULL_CAUSE } else { "" };
+                self.error(format_args!("expected {what}, found null{cause}"))
+            }
             Some(&byte) => self.error(format_args!(
                 "expected {what}, found '{}'",
                 char::from(byte).escape_default()
@@ -278,7 +288,7 @@ impl<'a> JsonReader<'a> {
             self.word(&["-"]);
             let leading_zero = self.body.get(self.at) == Some(&b'0');
             let digits = self.at;
-            self.digits().map_err(|_| self.expected("a number"))?;
+            self.digits().map_err(|_| self.expected(NUMBER))?;
             if leading_zero && self.at > digits + 1 {
                 return Err(self.error("a number starts with 0"));
             }
@@ -444,6 +454,15 @@ mod tests {
         for wrong in ["", "-", "01", "1.", ".5", "+1", "1e", "0x1", "nan", "--1", "1 2", "-NaN"] {
             assert_eq!(number(wrong), None, "{wrong}");
         }
+    }
+
+    #[test]
+    fn null_in_place_of_a_number_is_explained() {
+        let body = Bytes::from_static(b"[1, null]");
+        let mut reader = JsonReader::again(&body, &(4..8));
+        let error = reader.number().unwrap_err();
+        let wanted = "JSON at byte 4: expected a number, found null; many clients write NaN and ";
+        assert!(error.message().starts_with(wanted), "{error}");
     }
 
     #[test]
