@@ -20,6 +20,12 @@ pub(crate) const TEXT_BYTES_MAX: usize = 126;
 /// Bytes with which an HTTP/2 client begins (RFC 9113 §3.4).
 const PREFACE_BYTES: u64 = 24;
 const FRAME_HEAD_BYTES: usize = 9;
+/// Bytes of the first request's header block in which the content type is searched: a whole frame
+/// of a client that knows no settings of the server yet (RFC 9113 §6.5.2).
+const HEADER_BLOCK_BYTES_MAX: u64 = 16 << 10;
+/// Content type of gRPC, as text and in HPACK's Huffman code (RFC 7541 appendix B).
+const GRPC_CONTENT_TYPE: &[u8] = b"application/grpc";
+const GRPC_CONTENT_TYPE_HUFFMAN: &[u8] = b"\x1d\x75\xd0\x62\x0d\x26\x3d\x4c\x4d\x65\x64";
 // Types of frames (RFC 9113 §6).
 const HEADERS: u8 = 1;
 const SETTINGS: u8 = 4;
@@ -51,6 +57,9 @@ where
 /// Refuses the first request of an HTTP/2 client of a listener of HTTP/1.1, and then the
 /// connection. A gRPC client gets the status UNAVAILABLE and `text`, another one the status 400.
 ///
+/// Older versions of gRPC's client for Go report INTERNAL without `text` if the HTTP status is not
+/// 200 (grpc-go#8548).
+///
 /// `text` is as in [`refuse`].
 pub(crate) async fn refuse_http2<S>(stream: &mut S, text: &str) -> io::Result<()>
 where
@@ -59,11 +68,20 @@ where
     refuse_first(stream, PROTOCOL_ERROR, STATUS_400, text).await
 }
 
-/// Answers the first call with `http_status` and `text`, and ends the connection with a GOAWAY.
+/// First request of a client.
+#[derive(Clone, Copy)]
+struct FirstCall {
+    /// Number of its stream.
+    stream: u32,
+    is_grpc: bool,
+}
+
+/// Answers the first call with `text`, and ends the connection with a GOAWAY. A request that is not
+/// a gRPC call gets the HTTP status `other_status`.
 async fn refuse_first<S>(
     stream: &mut S,
     go_away_code: u32,
-    http_status: u8,
+    other_status: u8,
     text: &str,
 ) -> io::Result<()>
 where
@@ -74,31 +92,49 @@ where
     // A client that is silent or breaks the protocol gets no status, but the reason.
     let call = waited.ok().and_then(Result::ok);
     let mut answer = Vec::new();
-    if let Some(call) = call {
-        answer.extend(frame(HEADERS, WHOLE_ANSWER, call, &status(http_status, text)));
+    if let Some(FirstCall { stream, is_grpc }) = call {
+        let http_status = if is_grpc { STATUS_200 } else { other_status };
+        answer.extend(frame(HEADERS, WHOLE_ANSWER, stream, &status(http_status, text)));
     }
-    let last_call = call.unwrap_or(0).to_be_bytes();
+    let last_call = call.map_or(0, |call| call.stream).to_be_bytes();
     let reason = [&last_call[..], &go_away_code.to_be_bytes()[..], text.as_bytes()].concat();
     answer.extend(frame(GO_AWAY, 0, 0, &reason));
     stream.write_all(&answer).await
 }
 
-/// Reads the client's preface and frames up to its first HEADERS, and returns the number of its
-/// stream.
-async fn first_call<S: AsyncRead + Unpin>(stream: &mut S) -> io::Result<u32> {
+/// Reads the client's preface and frames up to its first HEADERS.
+async fn first_call<S: AsyncRead + Unpin>(stream: &mut S) -> io::Result<FirstCall> {
     skip(stream, PREFACE_BYTES).await?;
     for _ in 0..FRAMES_MAX {
         let mut head = [0; FRAME_HEAD_BYTES];
         stream.read_exact(&mut head).await?;
         let [length_2, length_1, length_0, kind, _flags, id_3, id_2, id_1, id_0] = head;
-        let length = u32::from_be_bytes([0, length_2, length_1, length_0]);
-        skip(stream, u64::from(length)).await?;
+        let length = u64::from(u32::from_be_bytes([0, length_2, length_1, length_0]));
+        let kept = if kind == HEADERS { length.min(HEADER_BLOCK_BYTES_MAX) } else { 0 };
+        let block = read(stream, kept).await?;
+        skip(stream, length - kept).await?;
         if kind == HEADERS {
             // The highest bit is reserved (RFC 9113 §4.1).
-            return Ok(u32::from_be_bytes([id_3 & 0x7f, id_2, id_1, id_0]));
+            let id = u32::from_be_bytes([id_3 & 0x7f, id_2, id_1, id_0]);
+            return Ok(FirstCall { stream: id, is_grpc: is_grpc(&block) });
         }
     }
     Err(Error::other("no call is among the first frames"))
+}
+
+/// Returns true if gRPC's content type is in a header block. The first block of a connection can
+/// refer to no earlier one, so the type is written out.
+fn is_grpc(block: &[u8]) -> bool {
+    [GRPC_CONTENT_TYPE, GRPC_CONTENT_TYPE_HUFFMAN]
+        .iter()
+        .any(|wanted| block.windows(wanted.len()).any(|bytes| bytes == *wanted))
+}
+
+/// Returns the next `bytes` bytes, or fewer if the stream ends before.
+async fn read<S: AsyncRead + Unpin>(stream: &mut S, bytes: u64) -> io::Result<Vec<u8>> {
+    let mut all = Vec::new();
+    stream.take(bytes).read_to_end(&mut all).await?;
+    Ok(all)
 }
 
 /// Discards the next `bytes` bytes.
@@ -173,27 +209,46 @@ mod tests {
         assert_eq!(answer, wanted.concat());
     }
 
-    #[test]
-    fn http2_at_a_listener_of_http1_gets_status_400() {
+    /// Returns the answer of a listener of HTTP/1.1 to a first request with this header block.
+    fn answer_of_http1(block: &[u8]) -> Vec<u8> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-        let answer = runtime.block_on(async {
+        runtime.block_on(async {
             let (mut client, mut server) = tokio::io::duplex(1 << 20);
             client.write_all(PREFACE).await.unwrap();
-            client.write_all(&frame(HEADERS, WHOLE_ANSWER, 1, b"headers")).await.unwrap();
+            client.write_all(&frame(HEADERS, WHOLE_ANSWER, 1, block)).await.unwrap();
             refuse_http2(&mut server, "use HTTP/1.1").await.unwrap();
             drop(server);
             let mut answer = Vec::new();
             client.read_to_end(&mut answer).await.unwrap();
             answer
-        });
-        let block = b"\x8c\0\x0ccontent-type\x10application/grpc\0\x0bgrpc-status\x02\x31\x34\
-                      \0\x0cgrpc-message\x0cuse HTTP/1.1";
-        let wanted = [
-            frame(SETTINGS, 0, 0, &[]),
-            frame(HEADERS, WHOLE_ANSWER, 1, block),
-            frame(GO_AWAY, 0, 0, b"\0\0\0\x01\0\0\0\x01use HTTP/1.1"),
+        })
+    }
+
+    #[test]
+    fn http2_at_a_listener_of_http1_is_refused() {
+        let rest = b"\0\x0ccontent-type\x10application/grpc\0\x0bgrpc-status\x02\x31\x34\
+                     \0\x0cgrpc-message\x0cuse HTTP/1.1";
+        let cases: [(&[u8], u8); 5] = [
+            (b"headers", STATUS_400),
+            (b"\x5f\x10application/json", STATUS_400),
+            (b"\x83\x5f\x10application/grpc\x86", STATUS_200),
+            (b"\x5f\x16application/grpc+proto", STATUS_200),
+            // As above, in Huffman's code.
+            (b"\x83\x5f\x8b\x1d\x75\xd0\x62\x0d\x26\x3d\x4c\x4d\x65\x64\x86", STATUS_200),
         ];
-        assert_eq!(answer, wanted.concat());
+        for (block, status) in cases {
+            let wanted = [
+                frame(SETTINGS, 0, 0, &[]),
+                frame(HEADERS, WHOLE_ANSWER, 1, &[&[status][..], &rest[..]].concat()),
+                frame(GO_AWAY, 0, 0, b"\0\0\0\x01\0\0\0\x01use HTTP/1.1"),
+            ];
+            assert_eq!(answer_of_http1(block), wanted.concat(), "{block:?}");
+        }
+        // The content type comes after the searched bytes.
+        let long = [b"x".repeat(20 << 10).as_slice(), GRPC_CONTENT_TYPE].concat();
+        let answer = answer_of_http1(&long);
+        assert_eq!(answer[FRAME_HEAD_BYTES * 2], STATUS_400);
+        assert!(answer.ends_with(b"use HTTP/1.1"));
     }
 
     #[test]

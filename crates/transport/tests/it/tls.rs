@@ -328,15 +328,19 @@ fn clients_of_the_wrong_kind_get_the_reason() {
 fn clients_of_http2_at_an_http1_port_learn_why() {
     run(async {
         let served = Served::start(HttpVersion::Http1, None).await;
-        let stream = TokioIo::new(TcpStream::connect(served.address).await.unwrap());
-        let (mut sender, connection) =
-            http2::handshake(TokioExecutor::new(), stream).await.unwrap();
-        tokio::spawn(connection);
-        let get = http::Request::get("http://localhost/").body(Full::<Bytes>::default()).unwrap();
-        let refused = sender.send_request(get).await.unwrap();
-        assert_eq!(refused.status(), 400);
-        assert_eq!(refused.headers()["grpc-status"], "14");
-        let text = refused.headers()["grpc-message"].to_str().unwrap();
-        assert!(text.starts_with("this port takes HTTP/1.1 only"), "{text}");
+        // Older clients of gRPC read the text of an answer with status 200 only.
+        for (content_type, status) in [("application/grpc", 200), ("application/json", 400)] {
+            let stream = TokioIo::new(TcpStream::connect(served.address).await.unwrap());
+            let (mut sender, connection) =
+                http2::handshake(TokioExecutor::new(), stream).await.unwrap();
+            tokio::spawn(connection);
+            let mut sent = request(1);
+            sent.headers_mut().insert("content-type", content_type.parse().unwrap());
+            let refused = sender.send_request(sent).await.unwrap();
+            assert_eq!(refused.status(), status, "{content_type}");
+            assert_eq!(refused.headers()["grpc-status"], "14");
+            let text = refused.headers()["grpc-message"].to_str().unwrap();
+            assert!(text.starts_with("this port takes HTTP/1.1 only"), "{text}");
+        }
     });
 }
