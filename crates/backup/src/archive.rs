@@ -267,22 +267,27 @@ fn append_checked(from: &mut impl Read, file: &BackupFile, to: &mut dyn Writer) 
     to.persist()
 }
 
-/// Converts an error of reading an archive. Keeps an error of this program in it.
+/// Converts an error of reading an archive. Keeps an error of this program in it, and the words of
+/// the operating system.
 ///
 /// Leaves out the words of the library: they repeat bytes of the file, and a recovery can name any
 /// file of the server.
 fn unreadable(error: &std::io::Error) -> Error {
     let first = error.get_ref().map(|source| source as &(dyn std::error::Error + 'static));
-    let mut causes = std::iter::successors(first, |cause| cause.source());
-    let own = causes.find_map(|cause| {
+    let causes = || std::iter::successors(first, |cause| cause.source());
+    let own = causes().find_map(|cause| {
         let inner = cause.downcast_ref::<std::io::Error>().and_then(std::io::Error::get_ref);
         let own = inner.and_then(|inner| inner.downcast_ref::<Error>());
         own.or_else(|| cause.downcast_ref::<Error>())
     });
     own.cloned().unwrap_or_else(|| {
-        Error::invalid(
-            "the snapshot cannot be read as a tar archive: it is damaged, or it is another file",
-        )
+        let inner =
+            || causes().find_map(|cause| cause.downcast_ref::<std::io::Error>()?.raw_os_error());
+        let reason = match error.raw_os_error().or_else(inner) {
+            Some(code) => std::io::Error::from_raw_os_error(code).to_string(),
+            None => "it is damaged, or it is another file".to_owned(),
+        };
+        Error::invalid(format!("the snapshot cannot be read as a tar archive: {reason}"))
     })
 }
 
@@ -302,6 +307,14 @@ mod tests {
         assert_eq!(shown.kind(), ErrorKind::InvalidArgument);
         assert!(shown.message().contains("tar archive"), "{shown}");
         assert!(!shown.message().contains("root"), "{shown}");
+    }
+
+    #[test]
+    fn errors_of_the_system_are_kept() {
+        let failed = || std::io::Error::from_raw_os_error(5);
+        for error in [failed(), std::io::Error::other(failed())] {
+            assert!(unreadable(&error).message().ends_with("(os error 5)"), "{error}");
+        }
     }
 
     #[test]
