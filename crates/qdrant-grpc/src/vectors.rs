@@ -13,7 +13,7 @@ use protocol::qdrant::{
     VectorOutput, Vectors, VectorsOutput, vector_output, vectors_output,
 };
 use serde::de::{Deserialize, Deserializer, MapAccess, SeqAccess, Visitor};
-use serde::ser::{Serialize, SerializeSeq, Serializer};
+use serde::ser::{Serialize, SerializeMap, SerializeSeq, Serializer};
 use serde_json::{Value, json};
 
 use crate::values;
@@ -23,6 +23,11 @@ use crate::values;
 pub(crate) enum VectorJson<'a> {
     Dense(&'a [f32]),
     Multi(Vec<&'a [f32]>),
+    /// A sparse vector, which routes refuse by the names of its members.
+    Sparse {
+        indices: &'a [u32],
+        values: &'a [f32],
+    },
     /// Anything else, which routes refuse by its names.
     Other(Value),
 }
@@ -35,6 +40,12 @@ impl Serialize for VectorJson<'_> {
                 let mut list = serializer.serialize_seq(Some(rows.len()))?;
                 rows.iter().try_for_each(|row| list.serialize_element(row))?;
                 list.end()
+            }
+            VectorJson::Sparse { indices, values } => {
+                let mut members = serializer.serialize_map(Some(2))?;
+                members.serialize_entry("indices", indices)?;
+                members.serialize_entry("values", values)?;
+                members.end()
             }
             VectorJson::Other(value) => value.serialize(serializer),
         }
@@ -58,7 +69,7 @@ impl Serialize for PointVectors<'_> {
 }
 
 fn sparse(vector: &SparseVector) -> VectorJson<'_> {
-    VectorJson::Other(json!({ "indices": vector.indices, "values": vector.values }))
+    VectorJson::Sparse { indices: &vector.indices, values: &vector.values }
 }
 
 fn multi(vector: &MultiDenseVector) -> VectorJson<'_> {
@@ -84,8 +95,7 @@ pub(crate) fn vector(vector: &Vector) -> Result<VectorJson<'_>> {
 /// Returns the vector of a client that writes no kind.
 fn without_kind(vector: &Vector) -> Result<VectorJson<'_>> {
     if let Some(indices) = &vector.indices {
-        let given = json!({ "indices": indices.data, "values": vector.data });
-        return Ok(VectorJson::Other(given));
+        return Ok(VectorJson::Sparse { indices: &indices.data, values: &vector.data });
     }
     let Some(count) = vector.vectors_count else { return Ok(VectorJson::Dense(&vector.data)) };
     let length = vector.data.len().checked_div(count as usize).unwrap_or(0);
@@ -245,8 +255,12 @@ mod tests {
             assert!(vector(&wrong).is_err(), "{count}");
         }
         let indices = SparseIndices { data: vec![7] };
-        let sparse = Vector { data: vec![0.5], indices: Some(indices), ..Vector::default() };
-        assert_eq!(text(&sparse), r#"{"indices":[7],"values":[0.5]}"#);
+        let old = Vector { data: vec![0.1], indices: Some(indices), ..Vector::default() };
+        let sparse = Kind::Sparse(SparseVector { indices: vec![7], values: vec![0.1] });
+        let new = Vector { vector: Some(sparse), ..Vector::default() };
+        // 32-bit numbers, not a copy of them as JSON values of 64 bits.
+        assert_eq!(text(&old), r#"{"indices":[7],"values":[0.1]}"#);
+        assert_eq!(text(&new), text(&old));
     }
 
     #[test]
