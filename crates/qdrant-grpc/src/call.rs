@@ -325,6 +325,35 @@ mod tests {
     }
 
     #[test]
+    fn the_json_of_an_upsert_is_within_its_bound() {
+        use pb::value::Kind;
+        let value = |kind: Kind| pb::Value { kind: Some(kind) };
+        let list = |of: pb::Value| value(Kind::ListValue(pb::ListValue { values: vec![of; 1000] }));
+        let payloads = [
+            value(Kind::StringValue("\u{1}".repeat(1000))),
+            list(pb::Value::default()),
+            list(value(Kind::StructValue(pb::Struct::default()))),
+            list(value(Kind::DoubleValue(-f64::MIN_POSITIVE))),
+        ];
+        let id = pb::PointId { point_id_options: Some(pb::point_id::PointIdOptions::Num(0)) };
+        let bare = pb::PointStruct { id: Some(id), ..pb::PointStruct::default() };
+        let upserts = payloads.map(|payload| {
+            let payload = [(String::new(), payload)].into();
+            vec![pb::PointStruct { payload, ..bare.clone() }]
+        });
+        for points in upserts.into_iter().chain([vec![bare; 1000]]) {
+            let message = pb::UpsertPoints {
+                collection_name: "c".to_owned(),
+                points,
+                ..pb::UpsertPoints::default()
+            };
+            let length = message.encoded_len() as u64;
+            let json = request("/qdrant.Points/Upsert", &message).body.len() as u64;
+            assert!(json <= JSON_GROWTH * length, "{json} {length}");
+        }
+    }
+
+    #[test]
     fn empty_names_are_refused() {
         let count = QdrantCall::of("/qdrant.Points/Count").unwrap();
         for timeout in [None, Some(3)] {
