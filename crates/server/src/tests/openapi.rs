@@ -173,3 +173,15 @@ fn calls_need_a_key_except_health_checks() {
     assert_eq!(responses["403"]["$ref"], "#/components/responses/KeyRefused");
     assert!(document["paths"]["/livez"]["get"]["responses"].get("401").is_none());
 }
+
+/// `/v1/audio/openapi.json` and `/v1/images/openapi.json`.
+#[test]
+fn descriptions_that_are_served_alone_name_the_keys() {
+    let document = openapi::document();
+    for description in [api_audio::OPENAPI, api_images::OPENAPI] {
+        let api: Value = serde_json::from_str(description).unwrap();
+        assert_eq!(api["security"], document["security"]);
+        let schemes = &api["components"]["securitySchemes"];
+        assert_eq!(*schemes, document["components"]["securitySchemes"]);
+    }
+}
