@@ -7,6 +7,8 @@ use tracing_subscriber::filter::LevelFilter;
 
 use crate::environment::{library_search, tensorflow_search, torch_search};
 use crate::exit::CommandResult;
+use crate::serve::log_output::LogOutput;
+use crate::serve::options::LogFormat;
 
 /// `millpond worker`.
 #[derive(Args, Debug)]
@@ -26,8 +28,9 @@ pub(crate) struct WorkerArgs {
 /// warning, which the server puts into its own.
 pub(crate) fn run(args: &WorkerArgs) -> CommandResult {
     let log = tracing_subscriber::fmt().with_max_level(LevelFilter::WARN).without_time();
+    let log = log.with_ansi(false).with_target(false);
     // Fails only if a log was started before.
-    let _ = log.with_ansi(false).with_target(false).with_writer(std::io::stderr).try_init();
+    let _ = log.with_writer(LogOutput::new(LogFormat::Text)).try_init();
     let onnxruntime = library_search(args.onnxruntime.clone());
     let libtorch = torch_search(args.libtorch.clone());
     let tensorflow = tensorflow_search(args.tensorflow.clone());

@@ -9,6 +9,7 @@ use server::LogFilter;
 use tracing_subscriber::filter::LevelFilter;
 use tracing_subscriber::{EnvFilter, reload};
 
+use super::log_output::LogOutput;
 use super::options::LogFormat;
 use crate::environment;
 use crate::exit::{CommandError, CommandResult};
@@ -24,7 +25,8 @@ const FORMS: &str =
 pub(crate) fn start(format: LogFormat, filter: &str) -> CommandResult<Arc<dyn LogFilter>> {
     let parsed = parse(filter)
         .map_err(|what| CommandError::usage(format!("--log {filter}: {what}")).hint(FORMS))?;
-    let builder = tracing_subscriber::fmt().with_env_filter(parsed).with_writer(std::io::stderr);
+    let builder =
+        tracing_subscriber::fmt().with_env_filter(parsed).with_writer(LogOutput::new(format));
     let (started, replace): (_, Replace) = match format {
         LogFormat::Json => {
             let builder = builder.json().flatten_event(true).with_filter_reloading();

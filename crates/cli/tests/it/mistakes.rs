@@ -45,6 +45,22 @@ fn a_load_is_one_line_of_the_log_and_stopped_is_the_last() {
 }
 
 #[test]
+fn a_full_disk_for_the_log_stops_no_load() {
+    let dir = tempfile::tempdir().unwrap();
+    publish(dir.path(), 0.5);
+    let full = std::fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
+    let server = Server::start_logged(&[&models(dir.path())], Stdio::from(full));
+    server.wait_until("ready", &["models", "ls"], |run| run.stdout.contains("ready"));
+    for action in ["unload", "load"] {
+        let run = server.client(&["models", action, "half_plus_two"]);
+        assert_eq!(run.code, 0, "{run:?}");
+    }
+    let answer = server.client(&["infer", "half_plus_two", "x=[1]"]);
+    assert_eq!(answer.code, 0, "{answer:?}");
+    assert_eq!(server.terminate(), Some(0));
+}
+
+#[test]
 fn the_filter_of_the_log_changes_while_serving() {
     let dir = tempfile::tempdir().unwrap();
     publish(dir.path(), 0.5);

@@ -1,0 +1,127 @@
+//! The output of a log: standard error.
+
+use std::io::Write;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use tracing_subscriber::fmt::MakeWriter;
+
+use super::options::LogFormat;
+
+/// Standard error as the output of a log.
+///
+/// A line that cannot be written is dropped, for example because the disk of a log file is full or
+/// the reader of a pipe has ended. The subscriber gets no error: it would print the error to
+/// standard error too, and the failure of that print ends the thread. A line with the number of
+/// dropped lines precedes the next line that is written.
+#[derive(Debug)]
+pub(crate) struct LogOutput {
+    format: LogFormat,
+    /// Lines dropped since the last line that was written.
+    dropped: AtomicU64,
+}
+
+impl LogOutput {
+    pub(crate) fn new(format: LogFormat) -> LogOutput {
+        LogOutput { format, dropped: AtomicU64::new(0) }
+    }
+
+    /// Writes a line to `output`, or counts it as dropped.
+    fn write_line(&self, output: &mut impl Write, line: &[u8]) {
+        let dropped = self.dropped.swap(0, Ordering::Relaxed);
+        if dropped > 0 && output.write_all(self.note(dropped).as_bytes()).is_err() {
+            self.dropped.fetch_add(dropped.saturating_add(1), Ordering::Relaxed);
+        } else if output.write_all(line).is_err() {
+            self.dropped.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// Returns a line about `dropped` lines. It begins on a line of its own, since the last line
+    /// may be there in part.
+    fn note(&self, dropped: u64) -> String {
+        let message =
+            format!("lines of the log are missing here, as they could not be written: {dropped}");
+        match self.format {
+            LogFormat::Text => format!("\nWARN {message}\n"),
+            LogFormat::Json => format!("\n{{\"level\":\"WARN\",\"message\":\"{message}\"}}\n"),
+        }
+    }
+}
+
+impl<'a> MakeWriter<'a> for LogOutput {
+    type Writer = LogLine<'a>;
+
+    fn make_writer(&'a self) -> LogLine<'a> {
+        LogLine(self)
+    }
+}
+
+/// Writer of one line of a log. It reports no error.
+#[derive(Debug)]
+pub(crate) struct LogLine<'a>(&'a LogOutput);
+
+impl Write for LogLine<'_> {
+    fn write(&mut self, line: &[u8]) -> std::io::Result<usize> {
+        self.0.write_line(&mut std::io::stderr().lock(), line);
+        Ok(line.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        // Standard error has no buffer.
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A file on a disk with room for `room` more bytes.
+    #[derive(Default)]
+    struct Disk {
+        room: usize,
+        text: Vec<u8>,
+    }
+
+    impl Write for Disk {
+        fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+            let fits = bytes.len().min(self.room);
+            if fits == 0 {
+                return Err(std::io::ErrorKind::StorageFull.into());
+            }
+            self.room -= fits;
+            self.text.extend_from_slice(&bytes[..fits]);
+            Ok(fits)
+        }
+
+        fn flush(&mut self) -> std::io::Result<()> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn dropped_lines_are_counted_in_the_log() {
+        let output = LogOutput::new(LogFormat::Text);
+        let mut disk = Disk { room: 8, ..Disk::default() };
+        for line in ["one\n", "second\n", "third\n"] {
+            output.write_line(&mut disk, line.as_bytes());
+        }
+        disk.room = 3;
+        // Not even the note fits.
+        output.write_line(&mut disk, b"fourth\n");
+        disk.room = 1000;
+        output.write_line(&mut disk, b"fifth\n");
+        output.write_line(&mut disk, b"sixth\n");
+        let text = String::from_utf8(disk.text).unwrap();
+        let lines: Vec<&str> = text.lines().collect();
+        let note = "WARN lines of the log are missing here, as they could not be written: 3";
+        assert_eq!(lines, ["one", "seco", "WA", note, "fifth", "sixth"], "{text}");
+    }
+
+    #[test]
+    fn the_note_about_dropped_lines_is_json_if_the_log_is() {
+        let note = LogOutput::new(LogFormat::Json).note(2);
+        let parsed: serde_json::Value = serde_json::from_str(&note).unwrap();
+        assert_eq!(parsed["level"], "WARN");
+        assert!(parsed["message"].as_str().unwrap().ends_with(": 2"), "{note}");
+    }
+}
