@@ -5,11 +5,10 @@
 //! period, at any priority. Loads are not delayed while the quota is nearly used up (ADR 0002 has
 //! the reason).
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::Duration;
 
-/// Usual mount point of control groups.
-const ROOT: &str = "/sys/fs/cgroup";
+use crate::control_group;
 
 /// Tightest limit on processor time of this process's control group and its ancestors, of version 2
 /// or 1.
@@ -26,21 +25,18 @@ impl CpuQuota {
     /// Returns the limit of this process; `None` if there is none or it cannot be read.
     pub fn of_this_process() -> Option<CpuQuota> {
         let membership = std::fs::read_to_string("/proc/self/cgroup").ok()?;
-        CpuQuota::find(Path::new(ROOT), &membership)
+        CpuQuota::find(Path::new(control_group::ROOT), &membership)
     }
 
     /// Finds the limit under `root`. `membership` is the text of /proc/self/cgroup.
     fn find(root: &Path, membership: &str) -> Option<CpuQuota> {
-        let path_of = |kind: &str| {
-            membership.lines().find_map(|line| {
-                let mut fields = line.splitn(3, ':').skip(1);
-                let controllers = fields.next()?;
-                let path = fields.next()?;
-                controllers.split(',').any(|name| name == kind).then_some(path)
-            })
-        };
-        let second = path_of("").into_iter().flat_map(|path| groups(root.to_owned(), path));
-        let first = path_of("cpu").into_iter().flat_map(|path| groups(root.join("cpu"), path));
+        let second = control_group::path(membership, "")
+            .into_iter()
+            .flat_map(|path| control_group::directories(root, path));
+        let version_1 = root.join("cpu");
+        let first = control_group::path(membership, "cpu")
+            .into_iter()
+            .flat_map(|path| control_group::directories(&version_1, path));
         second
             .filter_map(|group| CpuQuota::version_2(&group))
             .chain(first.filter_map(|group| CpuQuota::version_1(&group)))
@@ -60,14 +56,6 @@ impl CpuQuota {
         let throttled = Duration::from_nanos(stat(group, "throttled_time"));
         Some(CpuQuota { cores: cores(&quota, &period)?, throttled })
     }
-}
-
-/// Returns the directories of the group `path` and its ancestors, nearest first. In a container the
-/// path may be the host's and not exist; the root is then the container's own group.
-fn groups(root: PathBuf, path: &str) -> Vec<PathBuf> {
-    let group = root.join(path.trim_start_matches('/'));
-    let group = if group.is_dir() && !path.contains("..") { group } else { root.clone() };
-    group.ancestors().take_while(|group| group.starts_with(&root)).map(Path::to_owned).collect()
 }
 
 fn read(group: &Path, name: &str) -> Option<String> {

@@ -13,6 +13,7 @@
 
 mod aligned_buffer;
 pub mod background;
+mod control_group;
 mod core_times;
 mod cpu_account;
 mod cpu_quota;

@@ -4,6 +4,8 @@ use std::path::{Path, PathBuf};
 
 use base::{Error, Result};
 
+use crate::control_group;
+
 /// Memory of this process. All sizes are in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ProcessMemory {
@@ -125,7 +127,7 @@ fn parse_usage(stat: &str, units: &UsageUnits) -> Option<ProcessUsage> {
     })
 }
 
-/// Returns the memory that the machine, or the cgroup (version 2) of this process, allows.
+/// Returns the memory that the machine, or the cgroup of this process (version 2 or 1), allows.
 ///
 /// # Errors
 /// If /proc cannot be read.
@@ -138,7 +140,7 @@ pub fn machine() -> Result<MachineMemory> {
     };
     let machine = MachineMemory { total: field("MemTotal:")?, available: field("MemAvailable:")? };
     let group = std::fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
-    Ok(within_cgroup(machine, Path::new("/sys/fs/cgroup"), &group))
+    Ok(within_cgroup(machine, Path::new(control_group::ROOT), &group))
 }
 
 /// Returns the bytes of a page of the kernel: 4096 on x86-64, up to 65536 on arm64.
@@ -148,33 +150,55 @@ pub fn page_bytes() -> usize {
     usize::try_from(bytes).unwrap_or(4096)
 }
 
-/// Lowers `machine` to the limits of the group named in `membership` (the text of
-/// /proc/self/cgroup) and of its ancestors.
+/// Lowers `machine` to the limits of the groups named in `membership` (the text of
+/// /proc/self/cgroup) and of their ancestors.
 fn within_cgroup(machine: MachineMemory, root: &Path, membership: &str) -> MachineMemory {
-    let name = membership.lines().find_map(|line| line.strip_prefix("0::/")).unwrap_or("");
-    let leaf = root.join(name);
-    let groups = leaf.ancestors().take_while(|group| group.starts_with(root));
-    groups.fold(machine, |memory, group| match group_limit(group) {
-        Some(limit) => MachineMemory {
+    let second =
+        control_group::directories(root, control_group::path(membership, "").unwrap_or_default());
+    let version_1 = root.join("memory");
+    let first = control_group::path(membership, "memory")
+        .into_iter()
+        .flat_map(|path| control_group::directories(&version_1, path));
+    second
+        .iter()
+        .filter_map(|group| group_limit(group, &VERSION_2))
+        .chain(first.filter_map(|group| group_limit(&group, &VERSION_1)))
+        .fold(machine, |memory, limit| MachineMemory {
             total: memory.total.min(limit.total),
             available: memory.available.min(limit.available),
-        },
-        None => memory,
-    })
+        })
 }
 
+/// Names of the figures of a group's memory.
+struct MemoryFiles {
+    /// File of the limit. Version 1 has a huge number for no limit.
+    limit: &'static str,
+    /// File of the bytes in use.
+    used: &'static str,
+    /// Beginning of the line of `memory.stat` with the page cache that is not in use.
+    cache: &'static str,
+}
+
+const VERSION_2: MemoryFiles =
+    MemoryFiles { limit: "memory.max", used: "memory.current", cache: "inactive_file " };
+const VERSION_1: MemoryFiles = MemoryFiles {
+    limit: "memory.limit_in_bytes",
+    used: "memory.usage_in_bytes",
+    cache: "total_inactive_file ",
+};
+
 /// Returns a group's own limit, and the bytes that are left of it; `None` without a limit.
-fn group_limit(group: &Path) -> Option<MachineMemory> {
+fn group_limit(group: &Path, files: &MemoryFiles) -> Option<MachineMemory> {
     let number =
         |name: &str| std::fs::read_to_string(group.join(name)).ok()?.trim().parse::<u64>().ok();
-    let total = number("memory.max")?;
+    let total = number(files.limit)?;
     // The page cache counts as use, and the kernel drops it before it enforces the limit.
     let stat = std::fs::read_to_string(group.join("memory.stat")).unwrap_or_default();
     let cache = stat
         .lines()
-        .find_map(|line| line.strip_prefix("inactive_file ")?.parse::<u64>().ok())
+        .find_map(|line| line.strip_prefix(files.cache)?.parse::<u64>().ok())
         .unwrap_or(0);
-    let used = number("memory.current").unwrap_or(0).saturating_sub(cache);
+    let used = number(files.used).unwrap_or(0).saturating_sub(cache);
     Some(MachineMemory { total, available: total.saturating_sub(used) })
 }
 
@@ -241,6 +265,24 @@ mod tests {
         std::fs::write(root.path().join("pod/memory.stat"), "anon 1\ninactive_file 30\n").unwrap();
         let limited = within_cgroup(MACHINE, root.path(), "12:cpu:/x\n0::/pod/box\n");
         assert_eq!(limited, MachineMemory { total: 500, available: 430 });
+    }
+
+    #[test]
+    fn a_group_of_version_1_limits_the_memory() {
+        let root = tempfile::tempdir().unwrap();
+        let pod = root.path().join("memory/pod");
+        std::fs::create_dir_all(&pod).unwrap();
+        std::fs::write(pod.join("memory.limit_in_bytes"), "400\n").unwrap();
+        std::fs::write(pod.join("memory.usage_in_bytes"), "150\n").unwrap();
+        let stat = "inactive_file 5\ntotal_inactive_file 50\n";
+        std::fs::write(pod.join("memory.stat"), stat).unwrap();
+        // The group above has no limit.
+        let unlimited = root.path().join("memory/memory.limit_in_bytes");
+        std::fs::write(unlimited, "9223372036854771712\n").unwrap();
+        let limited = within_cgroup(MACHINE, root.path(), "4:memory:/pod\n1:cpu:/\n0::/\n");
+        assert_eq!(limited, MachineMemory { total: 400, available: 300 });
+        let elsewhere = within_cgroup(MACHINE, root.path(), "4:memory:/other\n");
+        assert_eq!(elsewhere, MACHINE);
     }
 
     #[test]
