@@ -189,6 +189,15 @@ def test_the_helpers_of_debian_are_used_if_they_exist(tmp_path):
     assert run("prerm", "remove") == [enabled, forget]
 
 
+@pytest.mark.parametrize("known, group", [((), "--user-group"), (("group",), "--gid=millpond"), (("group", "passwd"), None)])
+def test_the_user_joins_a_group_that_exists(tmp_path, known, group):
+    scripts = MaintainerScripts(tmp_path, ["systemctl", "useradd", "getent"])
+    for database in {"passwd", "group"} - set(known):
+        (tmp_path / f"{database}-fails").touch()
+    made = [call for call in scripts.run("postinst", "configure", "") if call.startswith("useradd ")]
+    assert [call.split()[2] for call in made] == ([] if group is None else [group])
+
+
 @pytest.mark.parametrize("status, starts", [(0, True), (101, False), (104, True)])
 def test_the_policy_of_the_machine_decides_on_starts(tmp_path, status, starts):
     scripts = MaintainerScripts(tmp_path, ["systemctl"])
