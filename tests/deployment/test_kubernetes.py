@@ -157,7 +157,23 @@ def test_a_cache_has_one_server():
         assert "each server needs a cache of its own" in refused(f"cache.existingClaim=cache,{more}")
 
 
-@pytest.mark.parametrize("wrong", ["replica=2", "service.httpPort=99999", "image.digest=latest", "probes.readinessPath=ready"])
+def test_a_pause_ends_before_kubernetes_kills_the_pod():
+    words = "leaves no time after preStopSeconds"
+    assert words in refused("terminationGracePeriodSeconds=5")
+    assert words in refused(CLUSTER, "cluster.terminationGracePeriodSeconds=5")
+    # Nodes without clients of a Service have no pause.
+    assert render("--set", "terminationGracePeriodSeconds=6") and render("--set", "terminationGracePeriodSeconds=0,preStopSeconds=0")
+
+
+def test_the_least_replicas_are_not_above_the_most():
+    scaling = "autoscaling.enabled=true,autoscaling.minReplicas=20"
+    assert "minReplicas 20 is above maxReplicas 10" in refused(scaling)
+    group = f"cluster.groups.extract.enabled=true,cluster.groups.extract.{scaling.replace(',', ',cluster.groups.extract.')}"
+    assert "minReplicas 20 is above maxReplicas 10" in refused(CLUSTER, group)
+
+
+@pytest.mark.parametrize("wrong", ["replica=2", "service.httpPort=99999", "image.digest=latest", "probes.readinessPath=ready",
+                                   "podDisruptionBudget.maxUnavailable=most"])
 def test_wrong_values_are_refused(wrong):
     assert "values don't meet the specifications" in refused(wrong)
 

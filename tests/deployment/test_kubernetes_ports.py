@@ -51,6 +51,13 @@ WRONG_LISTENERS = {
     "admin port": (["args={--admin-port=8502}"], "args: --admin-port: set adminPort"),
     "admin host": (["adminPort=8502,args={--admin-host=127.0.0.1}"], "args: --admin-host: leave it out"),
     "port": (["args={--http-port=80}"], "args: --http-port: the pods listen on 8501"),
+    "address": (["args={--host=127.0.0.1}"], "args: --host: leave it out: the pods listen on all addresses"),
+    "address in two": (["args={--host,127.0.0.1}"], "args: --host: leave it out"),
+    "collections": (["args={--collections-dir=/srv}"], "args: --collections-dir: leave it out: set search.enabled"),
+    "collections of a cluster": ([CLUSTER, "cluster.groups.root.args={--collections-dir=/srv}"], "groups with the role search have"),
+    "name of a cluster": ([CLUSTER, "args={--cluster-name=a}"], "args: --cluster-name: leave it out: the chart sets it"),
+    "node": ([CLUSTER, "cluster.groups.root.args={--cluster-node=a}"], "args: --cluster-node: leave it out"),
+    "ports of the Service": (["service.httpPort=80,service.grpcPort=80"], "service.httpPort and service.grpcPort are both 80"),
     "settings": (["settings=[server]\n  admin-port = 8502"], "settings: admin-port: set adminPort"),
     "dotted key": (["settings=server.tls-cert = 'a'"], "settings: tls-cert: set tls.secret"),
     "same port": (["adminPort=8501"], "adminPort 8501 is the port of HTTP"),
@@ -59,6 +66,12 @@ WRONG_LISTENERS = {
     "group": ([CLUSTER, "cluster.groups.root.args={--admin-port=8502}"], "args: --admin-port: set adminPort"),
     "TLS of a cluster": ([CLUSTER, "tls.secret=a"], "tls.secret has no effect with cluster.enabled"),
 }
+
+
+def test_flags_that_the_chart_does_not_set_may_be_given():
+    more = "args={--cluster-weight=2},search.enabled=true"
+    assert "--cluster-weight=2" in container(one(render("--set", more), "Deployment"))["args"]
+    assert flags(one(render("--set", "search.enabled=true,args={--collections-dir=/srv}"), "Deployment"))["--collections-dir"]
 
 
 @pytest.mark.parametrize("values,words", WRONG_LISTENERS.values(), ids=WRONG_LISTENERS.keys())

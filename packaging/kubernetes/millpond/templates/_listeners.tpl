@@ -7,6 +7,9 @@ expect. Takes a dictionary: root, args (the flags of a pod).
 {{- if has (int $.Values.adminPort) (list 8500 8501) }}
 {{- fail (printf "adminPort %d is the port of HTTP (8501) or gRPC (8500) in the pods; choose another, such as 8502" (int $.Values.adminPort)) }}
 {{- end }}
+{{- if eq (int $.Values.service.httpPort) (int $.Values.service.grpcPort) }}
+{{- fail (printf "service.httpPort and service.grpcPort are both %d; choose two ports" (int $.Values.service.httpPort)) }}
+{{- end }}
 {{- $values := dict
   "tls-cert" "set tls.secret, so that the probes use HTTPS"
   "tls-key" "set tls.secret, so that the probes use HTTPS"

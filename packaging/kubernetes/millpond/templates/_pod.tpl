@@ -17,6 +17,11 @@ Spec of a pod that runs `millpond serve`. Takes a dictionary:
 */}}
 {{- define "millpond.podSpec" -}}
 {{- $ := .root -}}
+{{- include "millpond.checkRepeated" (dict "root" $ "own" .arguments "args" (concat $.Values.args .groupArgs)) }}
+{{- if and .pauses $.Values.preStopSeconds (le (int .graceSeconds) (int $.Values.preStopSeconds)) }}
+{{- $name := ternary "cluster.terminationGracePeriodSeconds" "terminationGracePeriodSeconds" $.Values.cluster.enabled }}
+{{- fail (printf "%s %d leaves no time after preStopSeconds %d; set it above preStopSeconds and --shutdown-grace (30 s) together" $name (int .graceSeconds) (int $.Values.preStopSeconds)) }}
+{{- end }}
 {{/* All ports answer the health endpoints, also if there is an admin port. */}}
 {{- $health := ternary "port: http, scheme: HTTPS" "port: http" (not (empty $.Values.tls.secret)) -}}
 serviceAccountName: {{ include "millpond.serviceAccount" $ }}
@@ -158,8 +163,30 @@ volumes:
 {{- end }}
 {{- end -}}
 
+{{/*
+Fails if `args` repeat a flag that the chart sets: the server takes each flag once, so its pods would never start. Takes a
+dictionary: root, own (text: list of the chart's arguments), args.
+*/}}
+{{- define "millpond.checkRepeated" -}}
+{{- $remedies := dict
+  "--host" "the pods listen on all addresses, where probes and Services find them"
+  "--collections-dir" (ternary "groups with the role search have collections" "set search.enabled to serve collections" .root.Values.cluster.enabled) }}
+{{- $args := .args }}
+{{- range splitList "\n" .own }}
+{{- $flag := regexFind "--[a-z][a-z-]*" . }}
+{{- range $args }}
+{{- if and $flag (eq $flag (splitList "=" . | first)) }}
+{{- fail (printf "args: %s: leave it out: %s" $flag (get $remedies $flag | default "the chart sets it")) }}
+{{- end }}
+{{- end }}
+{{- end }}
+{{- end -}}
+
 {{/* Metrics of a HorizontalPodAutoscaler. Takes values such as those of `autoscaling`. */}}
 {{- define "millpond.scalingMetrics" -}}
+{{- if gt (int .minReplicas) (int .maxReplicas) }}
+{{- fail (printf "autoscaling: minReplicas %d is above maxReplicas %d" (int .minReplicas) (int .maxReplicas)) }}
+{{- end }}
 {{- if .cpuUtilization -}}
 - type: Resource
   resource: {name: cpu, target: {type: Utilization, averageUtilization: {{ .cpuUtilization }}}}
