@@ -115,9 +115,25 @@ impl Collections {
     }
 }
 
+/// Returns the error for a client whose request needs the collections. The file system refuses the
+/// server and not the client, so its kind does not blame the request or the client's rights.
+fn for_client(error: Error) -> Error {
+    let kind = match error.kind() {
+        ErrorKind::NotFound | ErrorKind::PermissionDenied | ErrorKind::InvalidArgument => {
+            ErrorKind::FailedPrecondition
+        }
+        ErrorKind::Internal => ErrorKind::Internal,
+        // The message has its remedy.
+        _ => return error,
+    };
+    let remedy = "correct the cause, or start the server with another --collections-dir";
+    let message = format!("{}; {remedy}", error.message());
+    Error::new(kind, message).with_source(error)
+}
+
 impl api_qdrant::RegistrySource for Collections {
     fn registry(&self) -> Result<Arc<Registry>> {
-        self.registry()
+        self.registry().map_err(for_client)
     }
 
     fn opened(&self) -> Option<Arc<Registry>> {
@@ -127,10 +143,36 @@ impl api_qdrant::RegistrySource for Collections {
 
 impl backup::RegistryAccess for Collections {
     fn open_registry(&self) -> Result<Arc<Registry>> {
-        self.registry()
+        self.registry().map_err(for_client)
     }
 
     fn open_already(&self) -> Option<Arc<Registry>> {
         self.opened()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_unusable_directory_is_not_the_fault_of_the_client() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("file");
+        std::fs::write(&file, "").unwrap();
+        let config =
+            SearchConfig { directory: Some(file.join("collections")), ..SearchConfig::default() };
+        let collections = Collections::new(config);
+        // The directory does not exist yet, so the server starts.
+        collections.start().unwrap();
+        let error = api_qdrant::RegistrySource::registry(&collections).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::FailedPrecondition, "{error}");
+        assert!(error.message().contains("another --collections-dir"), "{error}");
+
+        let refused =
+            for_client(Error::new(ErrorKind::PermissionDenied, "/data: Permission denied"));
+        assert_eq!(refused.kind(), ErrorKind::FailedPrecondition);
+        let taken = Error::precondition("another process serves the collections");
+        assert_eq!(for_client(taken.clone()), taken);
     }
 }
