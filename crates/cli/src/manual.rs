@@ -1,6 +1,6 @@
 //! `millpond man`: manual pages.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use clap::Args;
 
@@ -18,14 +18,32 @@ pub(crate) struct ManArgs {
 
 /// Prints the page of the program, which `command` describes, or writes all pages.
 pub(crate) fn run(args: &ManArgs, command: clap::Command) -> CommandResult {
-    let command = command.disable_help_subcommand(true);
+    let mut command = command.disable_help_subcommand(true);
     let Some(dir) = &args.to else {
-        let mut page = Vec::new();
-        let made = clap_mangen::Man::new(command).render(&mut page);
+        let mut text = Vec::new();
+        let made = page(command).render(&mut text);
         made.map_err(|error| CommandError::failed(format!("the manual page: {error}")))?;
-        return print(&String::from_utf8_lossy(&page));
+        return print(&String::from_utf8_lossy(&text));
     };
+    // Names the pages of commands after their parents.
+    command.build();
     std::fs::create_dir_all(dir)
-        .and_then(|()| clap_mangen::generate_to(command, dir))
+        .and_then(|()| write_pages(command, dir))
         .map_err(|error| CommandError::failed(format!("{}: {error}", dir.display())))
+}
+
+/// Returns the page of `command`.
+fn page(command: clap::Command) -> clap_mangen::Man {
+    clap_mangen::Man::new(command)
+        // The library leaves out an empty date, so readers would take the source for the date.
+        .date(" ")
+        .source(concat!("millpond ", env!("CARGO_PKG_VERSION")))
+}
+
+/// Writes the pages of `command` and of its commands into `dir`.
+fn write_pages(command: clap::Command, dir: &Path) -> std::io::Result<()> {
+    for part in command.get_subcommands().filter(|part| !part.is_hide_set()) {
+        write_pages(part.clone(), dir)?;
+    }
+    page(command).generate_to(dir).map(drop)
 }

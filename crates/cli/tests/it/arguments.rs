@@ -317,6 +317,11 @@ fn manual_pages_cover_every_command() {
         let page = std::fs::read_to_string(dir.path().join(format!("millpond-{name}.1"))).unwrap();
         assert!(page.contains(".SH OPTIONS"), "{name}");
     }
+    let nested = std::fs::read_to_string(dir.path().join("millpond-models-ls.1")).unwrap();
+    // The date is blank. The version follows it.
+    let title =
+        concat!(".TH millpond-models-ls 1 \" \" \"millpond ", env!("CARGO_PKG_VERSION"), "\"");
+    assert!(nested.lines().any(|line| line.trim_end() == title), "{nested}");
 }
 
 #[test]
