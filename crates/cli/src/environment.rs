@@ -197,13 +197,17 @@ pub(crate) fn host_name() -> String {
 }
 
 /// Returns the directory for files that can be recreated: the variable, else the user's cache
-/// directory, else (for users without a home) one below the system's temporary directory.
+/// directory, else (for users without a home) one below the system's temporary directory. That one
+/// has the number of the user, since users cannot share a cache.
 pub(crate) fn cache_dir() -> PathBuf {
     CACHE_DIR
         .path()
         .or_else(|| XDG_CACHE_HOME.path().map(|dir| dir.join("millpond")))
         .or_else(|| HOME.path().map(|dir| dir.join(".cache/millpond")))
-        .unwrap_or_else(|| std::env::temp_dir().join("millpond"))
+        .unwrap_or_else(|| {
+            let user = rustix::process::geteuid().as_raw();
+            std::env::temp_dir().join(format!("millpond-{user}"))
+        })
 }
 
 /// Returns the certificates of a client, with the variable's issuers if no flag names any. The

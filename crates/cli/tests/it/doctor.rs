@@ -1,6 +1,7 @@
 //! `millpond doctor`.
 
 use std::collections::BTreeSet;
+use std::os::unix::fs::MetadataExt;
 
 use crate::program::{Run, check_error, command, run};
 
@@ -55,6 +56,17 @@ fn every_finding_has_a_verdict_and_a_meaning() {
     assert_eq!(verdict("allocator"), "ok");
     assert_ne!(verdict("open files"), "fail");
     assert_eq!(run.code, if checks.iter().any(|check| check["verdict"] == "fail") { 4 } else { 0 });
+}
+
+#[test]
+fn users_without_a_home_have_a_cache_of_their_own() {
+    let dir = tempfile::tempdir().unwrap();
+    let user = std::fs::metadata(dir.path()).unwrap().uid();
+    let mut doctor = command(&["doctor", "--json"]);
+    let run: Run =
+        doctor.env_remove("MILLPOND_CACHE_DIR").env("TMPDIR", dir.path()).output().unwrap().into();
+    let cache = dir.path().join(format!("millpond-{user}"));
+    assert!(run.stdout.contains(&format!("cache directory {}\"", cache.display())), "{run:?}");
 }
 
 #[test]
