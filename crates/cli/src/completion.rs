@@ -35,9 +35,20 @@ pub(crate) fn run(args: &CompletionArgs) -> CommandResult {
     let benchmarks = bench::benchmarks()
         .into_iter()
         .map(|(name, about)| clap::Command::new(name.leak() as &str).about(about));
-    let mut command =
+    let command =
         arguments::command().mut_subcommand("bench", |bench| bench.subcommands(benchmarks));
+    let mut command = without_hidden(&command);
     let mut script = Vec::new();
     clap_complete::generate(shell, &mut command, "millpond", &mut script);
     print(&String::from_utf8_lossy(&script))
+}
+
+/// Returns `command` without its hidden commands, which the library would offer too. Only the
+/// server runs them.
+fn without_hidden(command: &clap::Command) -> clap::Command {
+    let shown = command.get_subcommands().filter(|part| !part.is_hide_set());
+    clap::Command::new("millpond")
+        .version(env!("CARGO_PKG_VERSION"))
+        .args(command.get_arguments())
+        .subcommands(shown)
 }

@@ -326,12 +326,15 @@ fn manual_pages_cover_every_command() {
 
 #[test]
 fn completion_knows_commands_and_flags() {
-    for shell in ["bash", "zsh", "fish"] {
+    for (shell, offer) in [("bash", " _ "), ("zsh", "'_:"), ("fish", "-a \"_\"")] {
         let script = run(&["completion", shell]);
         assert_eq!(script.code, 0);
         for word in ["serve", "publish", "swap-reserve"] {
             assert!(script.stdout.contains(word), "{shell}: {word}");
         }
+        // Only the server runs the command `worker`.
+        assert!(script.stdout.contains(&offer.replace('_', "serve")), "{shell}");
+        assert!(!script.stdout.contains(&offer.replace('_', "worker")), "{shell}");
     }
     check_error(&["completion", "tcsh"], 2, "invalid value 'tcsh'");
 }
