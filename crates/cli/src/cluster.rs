@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 use crate::client::{ServerArgs, ServerClient};
 use crate::environment;
-use crate::exit::{CommandError, CommandResult, ExitStatus, print};
+use crate::exit::{CommandError, CommandResult, ExitStatus, print, print_note};
 use crate::models::pretty;
 
 /// `millpond cluster ACTION`.
@@ -215,7 +215,7 @@ fn drain(args: &DrainArgs) -> CommandResult {
         }
         let line = waiting_line(&view["result"], &args.node, left);
         if shown.as_ref() != Some(&line) {
-            eprintln!("{line}");
+            print_note(&line);
             shown = Some(line);
         }
         if Instant::now() >= end {

@@ -118,6 +118,12 @@ pub(crate) fn user() -> String {
     format!("user {}", rustix::process::geteuid().as_raw())
 }
 
+/// Writes a line to standard error. A line that cannot be written is dropped, because the disk is
+/// full or the reader of a pipe has ended: results and exit codes do not depend on it.
+pub(crate) fn print_note(text: &str) {
+    let _ = writeln!(std::io::stderr(), "{text}");
+}
+
 /// Writes `text` to standard output. A reader that closed the pipe (`millpond models ls | head -1`)
 /// is not an error.
 ///

@@ -1,7 +1,7 @@
 //! `millpond keys`: keys for the file of `serve --keys`.
 
 use std::fmt::Write as _;
-use std::io::Read as _;
+use std::io::{Read as _, Write as _};
 
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
@@ -94,8 +94,10 @@ pub(crate) fn run(args: &KeysArgs) -> CommandResult {
     let key = format!("{PREFIX}{}", URL_SAFE_NO_PAD.encode(bytes));
     // The key is shown once its lines are written.
     print(&lines(args, &key))?;
-    eprintln!("the key, which is shown only now: {key}");
-    Ok(())
+    writeln!(std::io::stderr(), "the key, which is shown only now: {key}").map_err(|error| {
+        CommandError::failed(format!("cannot write the key to standard error: {error}"))
+            .hint("remove the printed lines, and run the command again")
+    })
 }
 
 /// Returns the lines of `key` for the file.

@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 
 use crate::client::{ServerArgs, ServerClient};
 use crate::environment;
-use crate::exit::{CommandError, CommandResult, ExitStatus, print};
+use crate::exit::{CommandError, CommandResult, ExitStatus, print, print_note};
 use diff::DiffArgs;
 use loadgen::connection::url_segment;
 use rollout::RolloutArgs;
@@ -132,7 +132,7 @@ fn list(args: &LsArgs) -> CommandResult {
     }
     print(&table.to_string())?;
     if cut {
-        eprintln!("hint: millpond models status NAME shows reasons in full");
+        print_note("hint: millpond models status NAME shows reasons in full");
     }
     Ok(())
 }

@@ -19,7 +19,7 @@ use model_store::{STORE_SCHEMES, is_url};
 use os::Rate;
 
 use crate::environment::tensorflow_search;
-use crate::exit::{CommandError, CommandResult, ExitStatus, print};
+use crate::exit::{CommandError, CommandResult, ExitStatus, print, print_note};
 use crate::layout;
 use crate::values::{ByteRate, check_name};
 
@@ -143,7 +143,8 @@ fn write(args: &PublishArgs, model: &Path, version: Option<u64>) -> CommandResul
 fn announce(version: u64, published: &Published) {
     let parameters: u64 = published.manifest.tensors.iter().map(|tensor| tensor.bytes).sum();
     let tensors = published.manifest.tensors.len();
-    eprintln!("version {version}: {} of parameters in {tensors} tensors", format_bytes(parameters));
+    let size = format_bytes(parameters);
+    print_note(&format!("version {version}: {size} of parameters in {tensors} tensors"));
 }
 
 /// Refuses tags for a model that has no graphs to select from.

@@ -12,7 +12,7 @@ use crate::audio::model::{EngineArgs, LoadedRecogniser};
 use crate::audio::recognise;
 use crate::audio::recognisers::RecogniserDirArgs;
 use crate::environment;
-use crate::exit::{CommandError, CommandResult, ExitStatus, print};
+use crate::exit::{CommandError, CommandResult, ExitStatus, print, print_note};
 
 /// Minimum similarity of a known voice, if the recogniser sets none.
 const THRESHOLD: f32 = 0.6;
@@ -244,7 +244,7 @@ fn embed(opened: &LoadedRecogniser, file: &Path) -> CommandResult<Vec<f32>> {
         pipeline::embed(input, hint.as_deref(), &opened.recogniser, &opened.model, &options)
             .map_err(named)?;
     if embedding.summary.partial {
-        eprintln!("warning: {}: only a part of it could be used", file.display());
+        print_note(&format!("warning: {}: only a part of it could be used", file.display()));
     }
     Ok(embedding.vector)
 }

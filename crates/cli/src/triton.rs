@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use clap::Args;
 use import::triton::{CONFIG_FILE, Repository, RepositoryModel};
 
-use crate::exit::{CommandError, CommandResult, print};
+use crate::exit::{CommandError, CommandResult, print, print_note};
 use crate::import::{MODEL_FILE, write_new};
 use crate::serve::file::SettingsFile;
 use crate::values::check_name;
@@ -59,10 +59,10 @@ pub(crate) fn run(args: &ImportTritonArgs) -> CommandResult {
             model.converted.lost_in_section()
         };
         for note in model.converted.notes.iter().chain(&section_only) {
-            eprintln!("no equivalent: {}: {note}", model.name);
+            print_note(&format!("no equivalent: {}: {note}", model.name));
         }
     }
-    unread.iter().for_each(|error| eprintln!("not converted: {error}"));
+    unread.iter().for_each(|error| print_note(&format!("not converted: {error}")));
     match unread.len() {
         0 => Ok(()),
         count => Err(CommandError::failed(format!(

@@ -81,13 +81,19 @@ pub fn ms(value: f64) -> String {
     }
 }
 
+/// Writes a line to standard error. A line that cannot be written is dropped, because the disk is
+/// full or the reader of a pipe has ended: results do not depend on it.
+fn print_note(text: std::fmt::Arguments<'_>) {
+    let _ = writeln!(std::io::stderr(), "{text}");
+}
+
 /// Writes to standard output. A closed standard output is not an error: programs read the JSON
 /// file.
 pub fn print_text(text: std::fmt::Arguments<'_>) {
     let mut out = std::io::stdout().lock();
     match out.write_fmt(text).and_then(|()| out.flush()) {
         Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => {
-            eprintln!("cannot write to standard output: {error}");
+            print_note(format_args!("cannot write to standard output: {error}"));
         }
         _ => {}
     }
@@ -165,7 +171,7 @@ impl StepProgress {
     /// Prints a line above the bar, even without a terminal.
     pub fn line(&self, text: &str) {
         if self.bar.is_hidden() {
-            eprintln!("{text}");
+            print_note(format_args!("{text}"));
         } else {
             self.bar.println(text);
         }
@@ -192,7 +198,9 @@ impl StepProgress {
             let bar = &self.bar;
             let seconds = self.bar.elapsed().as_secs();
             let length = bar.length().unwrap_or_default();
-            eprintln!("{seconds:>5} s  {}/{length}  {}", bar.position(), bar.message());
+            let position = bar.position();
+            let message = bar.message();
+            print_note(format_args!("{seconds:>5} s  {position}/{length}  {message}"));
         }
     }
 }

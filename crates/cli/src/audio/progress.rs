@@ -50,7 +50,7 @@ impl Bar {
     /// Prints a line above the bar, or without it if it is hidden.
     pub(crate) fn line(&self, text: &str) {
         if self.bar.is_hidden() {
-            eprintln!("{text}");
+            crate::exit::print_note(text);
         } else {
             self.bar.println(text);
         }

@@ -17,7 +17,7 @@ use crate::audio::output::{FileLabels, LabelOutput};
 use crate::audio::progress::{Bar, clock, factor, summary};
 use crate::audio::streaming::StreamingClient;
 use crate::environment;
-use crate::exit::{CommandError, CommandResult};
+use crate::exit::{CommandError, CommandResult, print_note};
 
 /// Name of standard input.
 const STDIN: &str = "-";
@@ -224,18 +224,16 @@ impl FileResult {
                     format!("; the {labels} labels up to {} are kept", clock(self.summary.seconds))
                 }
             };
-            eprintln!("error: {}: {error}{kept}", self.name);
+            print_note(&format!("error: {}: {error}{kept}", self.name));
             return;
         }
-        eprintln!(
-            "{}",
-            summary(&self.name, self.summary.seconds, self.work.as_secs_f64(), peak_bytes())
-        );
+        let work_s = self.work.as_secs_f64();
+        print_note(&summary(&self.name, self.summary.seconds, work_s, peak_bytes()));
         if self.summary.partial {
-            eprintln!(
+            print_note(&format!(
                 "warning: {}: only a part could be recognised; the faults above say where",
                 self.name
-            );
+            ));
         }
     }
 }

@@ -8,7 +8,7 @@ use serde_json::{Map, Value, json};
 
 use super::{ImagesServerArgs, path};
 use crate::client::{RequestContent, ServerClient};
-use crate::exit::{CommandError, CommandResult, print};
+use crate::exit::{CommandError, CommandResult, print, print_note};
 
 /// Interval between two requests for the progress.
 const POLL: Duration = Duration::from_millis(500);
@@ -73,7 +73,7 @@ pub(super) fn run(args: &DuplicatesArgs) -> CommandResult {
     }
     let reply = client.call("POST", &job, RequestContent::Json(&request(args)))?;
     if reply.status == CONFLICT {
-        eprintln!("a search is running already; its options hold");
+        print_note("a search is running already; its options hold");
     } else {
         reply.good()?;
     }

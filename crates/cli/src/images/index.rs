@@ -14,7 +14,7 @@ use super::ImagesServerArgs;
 use super::upload::{UploadOutcome, UploadTarget};
 use super::walk::{WalkResult, WalkedFile, id_of, walk};
 use crate::client::RequestContent;
-use crate::exit::{CommandError, CommandResult, ExitStatus, print};
+use crate::exit::{CommandError, CommandResult, ExitStatus, print, print_note};
 
 /// Maximum ids in one request to `/missing`, as the server allows.
 const MISSING_IDS_MAX: usize = 1000;
@@ -129,7 +129,9 @@ impl IndexSummary {
         let from = self.reported;
         let to = self.failed.len();
         let lines = self.failed[from..to.min(FAILURES_SHOWN_MAX).max(from)].iter();
-        bar.suspend(|| lines.for_each(|(name, reason)| eprintln!("not added: {name}: {reason}")));
+        bar.suspend(|| {
+            lines.for_each(|(name, reason)| print_note(&format!("not added: {name}: {reason}")))
+        });
         self.reported = to;
     }
 }
@@ -300,7 +302,7 @@ fn in_parallel<T: Sync, R: Send>(
 /// Prints how many failures were not shown, and the summary.
 fn report(summary: &IndexSummary, collection: &str, took: Duration) -> CommandResult {
     if let Some(more @ 1..) = summary.failed.len().checked_sub(FAILURES_SHOWN_MAX) {
-        eprintln!("not added: {more} more");
+        print_note(&format!("not added: {more} more"));
     }
     print(&format!("{}\n", summary_line(summary, collection, took)))
 }

@@ -10,7 +10,7 @@ use tokio::sync::watch;
 
 use super::{PublishArgs, announce, check_models, progress_bar, rate, show, write};
 use crate::environment;
-use crate::exit::{CommandError, CommandResult, print};
+use crate::exit::{CommandError, CommandResult, print, print_note};
 
 /// Exit status after a second Ctrl-C: 128 plus the number of SIGINT, as in a shell.
 const INTERRUPTED: i32 = 130;
@@ -49,7 +49,7 @@ fn until_interrupted() -> CommandResult<watch::Receiver<bool>> {
         runtime.block_on(async {
             let Ok(mut interrupts) = signal(SignalKind::interrupt()) else { return };
             interrupts.recv().await;
-            eprintln!("stopping: the uploaded files are removed; press Ctrl-C again to keep them");
+            print_note("stopping: the uploaded files are removed; press Ctrl-C again to keep them");
             // Fails if the upload has ended.
             let _ = stop.send(true);
             interrupts.recv().await;

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use clap::Args;
 use import::ImportedSettings;
 
-use crate::exit::{CommandResult, print};
+use crate::exit::{CommandResult, print, print_note};
 use crate::import::write_new;
 use crate::serve::file::SettingsFile;
 
@@ -36,7 +36,7 @@ pub(crate) fn run(args: &ImportTfsArgs) -> CommandResult {
         None => print(&text)?,
         Some(path) => write_new(path, &text)?,
     }
-    notes.iter().for_each(|note| eprintln!("no equivalent: {note}"));
+    notes.iter().for_each(|note| print_note(&format!("no equivalent: {note}")));
     Ok(())
 }
 

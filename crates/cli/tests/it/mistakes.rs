@@ -61,6 +61,22 @@ fn a_full_disk_for_the_log_stops_no_load() {
 }
 
 #[test]
+fn results_do_not_depend_on_standard_error() {
+    let dir = tempfile::tempdir().unwrap();
+    let full = || std::fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
+    let model = dir.path().join("m.onnx");
+    write_model(&model, 0.5);
+    let to = dir.path().join("models/m");
+    let publish = ["publish", model.to_str().unwrap(), "--to", to.to_str().unwrap()];
+    let published = command(&publish).stderr(full()).output().unwrap();
+    assert_eq!(published.status.code(), Some(0));
+    assert!(to.join("1").is_dir());
+    // The key itself would be lost.
+    let made = command(&["keys", "new", "--role", "infer"]).stderr(full()).output().unwrap();
+    assert_eq!(made.status.code(), Some(1));
+}
+
+#[test]
 fn the_filter_of_the_log_changes_while_serving() {
     let dir = tempfile::tempdir().unwrap();
     publish(dir.path(), 0.5);
