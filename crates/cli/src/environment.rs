@@ -1,7 +1,8 @@
 //! All environment variables that Millpond reads. No other module or crate reads the environment.
 
 use std::env::VarError;
-use std::path::PathBuf;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
 
 use engine::LibrarySearch;
 use loadgen::tls::TlsArgs;
@@ -197,17 +198,25 @@ pub(crate) fn host_name() -> String {
 }
 
 /// Returns the directory for files that can be recreated: the variable, else the user's cache
-/// directory, else (for users without a home) one below the system's temporary directory. That one
-/// has the number of the user, since users cannot share a cache.
+/// directory, else (for users without a home) one below the system's temporary directory.
 pub(crate) fn cache_dir() -> PathBuf {
     CACHE_DIR
         .path()
         .or_else(|| XDG_CACHE_HOME.path().map(|dir| dir.join("millpond")))
         .or_else(|| HOME.path().map(|dir| dir.join(".cache/millpond")))
         .unwrap_or_else(|| {
-            let user = rustix::process::geteuid().as_raw();
-            std::env::temp_dir().join(format!("millpond-{user}"))
+            temporary_cache(&std::env::temp_dir(), rustix::process::geteuid().as_raw())
         })
+}
+
+/// Returns the cache directory of `user` below `temporary`. It has the number of the user, since
+/// users cannot share a cache.
+fn temporary_cache(temporary: &Path, user: u32) -> PathBuf {
+    // Earlier versions used this directory for all users. It has copies of models and the state of
+    // rollouts, so its owner keeps it.
+    let shared = temporary.join("millpond");
+    let is_owner = std::fs::symlink_metadata(&shared).is_ok_and(|found| found.uid() == user);
+    if is_owner && shared.is_dir() { shared } else { temporary.join(format!("millpond-{user}")) }
 }
 
 /// Returns the certificates of a client, with the variable's issuers if no flag names any. The
@@ -333,4 +342,23 @@ pub(crate) fn help() -> String {
         .map(|variable| format!("  {:width$}  {}", variable.name, variable.help))
         .collect();
     format!("Environment (flags and the settings file override it):\n{}", lines.join("\n"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_owner_of_the_shared_cache_keeps_it() {
+        let dir = tempfile::tempdir().unwrap();
+        let user = std::fs::metadata(dir.path()).unwrap().uid();
+        let own = dir.path().join(format!("millpond-{user}"));
+        assert_eq!(temporary_cache(dir.path(), user), own);
+        let shared = dir.path().join("millpond");
+        std::fs::create_dir(&shared).unwrap();
+        assert_eq!(temporary_cache(dir.path(), user), shared);
+        let other = user ^ 1;
+        let others = dir.path().join(format!("millpond-{other}"));
+        assert_eq!(temporary_cache(dir.path(), other), others);
+    }
 }
