@@ -101,6 +101,12 @@ def test_replicas_without_a_budget_for_one_pod():
     assert one(render("--set", "replicas=2"), "PodDisruptionBudget")["spec"]["maxUnavailable"] == 1
 
 
+@pytest.mark.parametrize("given, rendered", [("2", 2), ("50%", "50%")])
+def test_the_budget_may_be_text(given, rendered):
+    documents = render("--set", "replicas=3", "--set-string", f"podDisruptionBudget.maxUnavailable={given}")
+    assert one(documents, "PodDisruptionBudget")["spec"]["maxUnavailable"] == rendered
+
+
 def test_scaling_on_our_metrics():
     documents = render("--set", "autoscaling.enabled=true,autoscaling.requestsPerSecond=500,autoscaling.queuedRequests=9")
     metrics = one(documents, "HorizontalPodAutoscaler")["spec"]["metrics"]
@@ -158,10 +164,11 @@ def test_a_cache_has_one_server():
 
 
 def test_a_pause_ends_before_kubernetes_kills_the_pod():
-    words = "leaves no time after preStopSeconds"
-    assert words in refused("terminationGracePeriodSeconds=5")
-    assert words in refused(CLUSTER, "cluster.terminationGracePeriodSeconds=5")
-    for enough in ("terminationGracePeriodSeconds=6", "terminationGracePeriodSeconds=0,preStopSeconds=0"):
+    words = "is shorter than preStopSeconds 5"
+    assert words in refused("terminationGracePeriodSeconds=4")
+    assert words in refused(CLUSTER, "cluster.terminationGracePeriodSeconds=4")
+    # Kubernetes accepts a pause that takes the whole time.
+    for enough in ("terminationGracePeriodSeconds=5", "terminationGracePeriodSeconds=0,preStopSeconds=0"):
         assert render("--set", enough)
 
 

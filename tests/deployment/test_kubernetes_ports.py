@@ -2,7 +2,7 @@
 
 import kubernetes_validate
 import pytest
-from chart import CLUSTER, GROUP_LABEL, VERSION, container, flags, one, refused, render, validate_custom
+from chart import CLUSTER, GROUP_LABEL, VERSION, container, flags, of_group, one, refused, render, validate_custom
 
 
 def test_probes_follow_tls_and_the_admin_port():
@@ -73,6 +73,10 @@ def test_flags_that_the_chart_does_not_set_may_be_given():
     assert "--cluster-weight=2" in container(one(render("--set", more), "Deployment"))["args"]
     given = flags(one(render("--set", "search.enabled=true,args={--collections-dir=/srv}"), "Deployment"))
     assert given["--collections-dir"] == "/srv"
+    # The server adds the addresses of a repeated flag.
+    more = "--cluster-etcd=http://more.etcd:2379"
+    nodes = render("--set", CLUSTER, "--set", f"cluster.groups.root.args={{{more}}}")
+    assert more in container(of_group(nodes, "Deployment", "root"))["args"]
 
 
 @pytest.mark.parametrize("values,words", WRONG_LISTENERS.values(), ids=WRONG_LISTENERS.keys())

@@ -18,9 +18,9 @@ Spec of a pod that runs `millpond serve`. Takes a dictionary:
 {{- define "millpond.podSpec" -}}
 {{- $ := .root -}}
 {{- include "millpond.checkRepeated" (dict "root" $ "own" .arguments "args" (concat $.Values.args .groupArgs)) }}
-{{- if and .pauses $.Values.preStopSeconds (le (int .graceSeconds) (int $.Values.preStopSeconds)) }}
+{{- if and .pauses $.Values.preStopSeconds (lt (int .graceSeconds) (int $.Values.preStopSeconds)) }}
 {{- $name := ternary "cluster.terminationGracePeriodSeconds" "terminationGracePeriodSeconds" $.Values.cluster.enabled }}
-{{- fail (printf "%s %d leaves no time after preStopSeconds %d; set it above preStopSeconds and --shutdown-grace (30 s) together" $name (int .graceSeconds) (int $.Values.preStopSeconds)) }}
+{{- fail (printf "%s %d is shorter than preStopSeconds %d; set it above preStopSeconds and --shutdown-grace (30 s) together" $name (int .graceSeconds) (int $.Values.preStopSeconds)) }}
 {{- end }}
 {{/* All ports answer the health endpoints, also if there is an admin port. */}}
 {{- $health := ternary "port: http, scheme: HTTPS" "port: http" (not (empty $.Values.tls.secret)) -}}
@@ -164,8 +164,9 @@ volumes:
 {{- end -}}
 
 {{/*
-Fails if `args` repeat a flag that the chart sets: the server takes each flag once, so its pods would never start. Takes a
-dictionary: root, own (text: list of the chart's arguments), args.
+Fails if `args` repeat a flag that the chart sets: the server takes each flag once, so its pods would never start. Only
+--cluster-etcd may be repeated, and adds addresses. Takes a dictionary: root, own (text: list of the chart's arguments),
+args.
 */}}
 {{- define "millpond.checkRepeated" -}}
 {{- $remedies := dict
@@ -175,7 +176,7 @@ dictionary: root, own (text: list of the chart's arguments), args.
 {{- range splitList "\n" .own }}
 {{- $flag := regexFind "--[a-z][a-z-]*" . }}
 {{- range $args }}
-{{- if and $flag (eq $flag (splitList "=" . | first)) }}
+{{- if and $flag (ne $flag "--cluster-etcd") (eq $flag (splitList "=" . | first)) }}
 {{- fail (printf "args: %s: leave it out: %s" $flag (get $remedies $flag | default "the chart sets it")) }}
 {{- end }}
 {{- end }}
