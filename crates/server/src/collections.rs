@@ -115,8 +115,9 @@ impl Collections {
     }
 }
 
-/// Returns the error for a client whose request needs the collections. The file system refuses the
-/// server and not the client, so its kind does not blame the request or the client's rights.
+/// Returns the error for a client whose request needs the collections. The file system or the
+/// settings refuse the server and not the client, so the kind does not blame the request or the
+/// client's rights.
 fn for_client(error: Error) -> Error {
     let kind = match error.kind() {
         ErrorKind::NotFound | ErrorKind::PermissionDenied | ErrorKind::InvalidArgument => {
@@ -126,8 +127,14 @@ fn for_client(error: Error) -> Error {
         // The message has its remedy.
         _ => return error,
     };
-    let remedy = "correct the cause, or start the server with another --collections-dir";
-    let message = format!("{}; {remedy}", error.message());
+    let cause = std::error::Error::source(&error);
+    // A message about settings, such as --search-memory, has its own remedy.
+    let remedy = if cause.is_some_and(|cause| cause.is::<std::io::Error>()) {
+        "; correct the cause, or start the server with another --collections-dir"
+    } else {
+        ""
+    };
+    let message = format!("{}{remedy}", error.message());
     Error::new(kind, message).with_source(error)
 }
 
@@ -172,6 +179,8 @@ mod tests {
         let refused =
             for_client(Error::new(ErrorKind::PermissionDenied, "/data: Permission denied"));
         assert_eq!(refused.kind(), ErrorKind::FailedPrecondition);
+        let settings = for_client(Error::invalid("give at least 32 MiB to --search-memory"));
+        assert_eq!(settings, Error::precondition("give at least 32 MiB to --search-memory"));
         let taken = Error::precondition("another process serves the collections");
         assert_eq!(for_client(taken.clone()), taken);
     }
