@@ -80,18 +80,18 @@ fn held_bytes(descriptor: &MessageDescriptor) -> u64 {
 }
 
 /// A field of an encoded message.
-struct WireField<'a> {
+struct DescribedField<'a> {
     tag: u32,
     /// Bytes of a text, a list of numbers or a message; `None` for a number.
     content: Option<&'a [u8]>,
 }
 
 /// Takes the next field off the front of `rest`.
-fn next_field<'a>(rest: &mut &'a [u8]) -> Result<WireField<'a>> {
+fn next_field<'a>(rest: &mut &'a [u8]) -> Result<DescribedField<'a>> {
     let (tag, wire_type) = decode_key(rest).map_err(unreadable)?;
     if wire_type != WireType::LengthDelimited {
         skip_field(wire_type, tag, rest, DecodeContext::default()).map_err(unreadable)?;
-        return Ok(WireField { tag, content: None });
+        return Ok(DescribedField { tag, content: None });
     }
     let length = decode_varint(rest).map_err(unreadable)?;
     let length = usize::try_from(length).unwrap_or(usize::MAX);
@@ -100,11 +100,15 @@ fn next_field<'a>(rest: &mut &'a [u8]) -> Result<WireField<'a>> {
         .split_at_checked(length)
         .ok_or_else(|| Error::invalid("the message cannot be read: it is cut off"))?;
     *rest = after;
-    Ok(WireField { tag, content: Some(content) })
+    Ok(DescribedField { tag, content: Some(content) })
 }
 
 /// Returns the weight of a field of a message with this descriptor.
-fn weigh_field(descriptor: &MessageDescriptor, field: &WireField<'_>, depth: u32) -> Result<u64> {
+fn weigh_field(
+    descriptor: &MessageDescriptor,
+    field: &DescribedField<'_>,
+    depth: u32,
+) -> Result<u64> {
     let Some(content) = field.content else {
         // A number of a list that is not packed.
         return Ok(GROWTH * size_of::<u64>() as u64);
