@@ -380,8 +380,15 @@ pub(crate) fn failed(error: object_store::Error) -> Error {
     }
     let kind = match error {
         object_store::Error::NotFound { .. } => ErrorKind::NotFound,
+        // No client can correct the credentials, and the state of a collection is no reason.
         object_store::Error::PermissionDenied { .. }
-        | object_store::Error::Unauthenticated { .. } => ErrorKind::FailedPrecondition,
+        | object_store::Error::Unauthenticated { .. } => {
+            return Error::unavailable(format!(
+                "the store of original images refuses the server: {error}; correct its credentials \
+                 and their rights"
+            ))
+            .with_source(error);
+        }
         _ => ErrorKind::Unavailable,
     };
     Error::new(kind, "the store of original images").caused_by(error)
@@ -561,6 +568,15 @@ mod tests {
         let failed = failed(missing());
         assert_eq!(failed.kind(), ErrorKind::NotFound);
         assert!(failed.message().contains("no such bucket"), "{failed}");
+    }
+
+    #[test]
+    fn refused_credentials_are_no_conflict() {
+        let denied =
+            object_store::Error::PermissionDenied { path: "a".to_owned(), source: "403".into() };
+        let failed = failed(denied);
+        assert_eq!(failed.kind(), ErrorKind::Unavailable);
+        assert!(failed.message().contains("correct its credentials"), "{failed}");
     }
 
     #[tokio::test]

@@ -82,6 +82,12 @@ impl BackupStore {
         BackupStore { place: self.place.below(name), local: self.local.clone() }
     }
 
+    /// Returns the same store for requests of clients, as [`StorePlace::for_clients`].
+    #[must_use]
+    pub fn for_clients(self) -> BackupStore {
+        BackupStore { place: self.place.for_clients(), ..self }
+    }
+
     /// Returns the directory or object store.
     pub fn place(&self) -> &StorePlace {
         &self.place

@@ -45,6 +45,8 @@ pub struct StorePlace {
     shown: Arc<str>,
     /// Remedy if the store refuses or does not answer.
     remedy: &'static str,
+    /// Kind of the error if the store refuses the credentials.
+    refusal: ErrorKind,
     /// Directory of a `file://` URL.
     local: Option<Arc<std::path::Path>>,
 }
@@ -110,6 +112,7 @@ impl StorePlace {
             prefix,
             shown: shown(&parsed).into(),
             remedy: remedy(parsed.scheme(), &options),
+            refusal: ErrorKind::FailedPrecondition,
             local: local.map(Into::into),
         })
     }
@@ -121,8 +124,17 @@ impl StorePlace {
             prefix: prefix.into(),
             shown: shown.into(),
             remedy: "check the store",
+            refusal: ErrorKind::FailedPrecondition,
             local: None,
         }
+    }
+
+    /// Returns the same place for requests of clients. If the store refuses the credentials, its
+    /// error is `Unavailable`: the state of a collection is no reason, and no client can correct
+    /// the credentials.
+    #[must_use]
+    pub fn for_clients(self) -> StorePlace {
+        StorePlace { refusal: ErrorKind::Unavailable, ..self }
     }
 
     /// Returns the URL without query and password.
@@ -239,11 +251,11 @@ impl StorePlace {
         let (kind, remedy) = match &error {
             StoreError::NotFound { .. } => missing,
             StoreError::PermissionDenied { .. } | StoreError::Unauthenticated { .. } => {
-                (ErrorKind::FailedPrecondition, self.remedy)
+                (self.refusal, self.remedy)
             }
             // Errors of listings have no kind of their own.
             StoreError::Generic { .. } if is_refusal(&cause, &error.to_string()) => {
-                (ErrorKind::FailedPrecondition, self.remedy)
+                (self.refusal, self.remedy)
             }
             StoreError::Generic { .. } if cause.starts_with("404") => missing,
             StoreError::Precondition { .. } => {
@@ -399,6 +411,9 @@ mod tests {
         let error = place.failed(denied());
         assert_eq!(error.kind(), ErrorKind::FailedPrecondition);
         assert!(error.message().contains("no credentials are set: set AWS_ACCESS_KEY_ID"));
+        let for_client = place.for_clients().below("a").failed(&denied());
+        assert_eq!(for_client.kind(), ErrorKind::Unavailable);
+        assert_eq!(for_client.message(), error.message());
         let key = ("aws_access_key_id".to_owned(), "k".to_owned());
         assert!(remedy("s3", &[key]).contains("s3:ListBucket"));
     }

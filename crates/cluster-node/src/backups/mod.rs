@@ -130,10 +130,10 @@ impl ClusterBackups {
     /// Creates the backups of a cluster. Does not connect.
     pub(crate) fn new(options: ClusterBackupOptions) -> Arc<ClusterBackups> {
         let ClusterBackupSettings { store, rate, schedule } = options.settings;
-        let store = store.below(DIRECTORY);
+        let store = store.below(DIRECTORY).for_clients();
         Arc::new(ClusterBackups {
             view: options.view,
-            cluster: options.cluster,
+            cluster: options.cluster.for_clients(),
             local: options.local,
             objects: SmallObjects::new(store.place().clone(), REQUEST_TIMEOUT),
             shards: store.below("shards"),

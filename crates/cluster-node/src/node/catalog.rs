@@ -77,7 +77,7 @@ type KnownRecords = BTreeMap<Key, KnownRecord>;
 impl StoreCatalog {
     /// Creates the catalog of the cluster in `place`, which keeps the collections of `view`.
     pub fn new(place: StorePlace, view: ViewUpdater) -> StoreCatalog {
-        let objects = SmallObjects::new(place, REQUEST_TIMEOUT);
+        let objects = SmallObjects::new(place.for_clients(), REQUEST_TIMEOUT);
         StoreCatalog {
             log: ChangeLog::new(objects.clone()),
             objects,

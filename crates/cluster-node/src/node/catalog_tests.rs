@@ -38,6 +38,17 @@ async fn a_removed_collection_leaves_no_alias() {
     assert!(other.known_changes.lock().changes.aliases.is_empty());
 }
 
+/// A client would take a conflict for a collection of the same name.
+#[test]
+fn refused_credentials_are_no_conflict() {
+    let place = StorePlace::new(Arc::new(InMemory::new()), "", "memory");
+    let catalog = StoreCatalog::new(place, ViewUpdater::new());
+    let refused =
+        object_store::Error::PermissionDenied { path: "a".to_owned(), source: "403".into() };
+    let error = catalog.objects.place().failed(&refused);
+    assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
+}
+
 #[tokio::test]
 async fn a_slow_removal_leaves_a_newer_collection() {
     let place = StorePlace::new(Arc::new(InMemory::new()), "", "memory");

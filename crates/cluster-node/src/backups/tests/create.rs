@@ -46,6 +46,19 @@ async fn a_backup_has_the_logs_of_its_moment() {
 }
 
 #[tokio::test]
+async fn refused_credentials_are_no_conflict() {
+    let cluster = TestCluster::new();
+    let backups = &cluster.backups;
+    let places = [backups.objects.place(), backups.cluster.place(), backups.shards.place()];
+    for place in places {
+        let refused =
+            object_store::Error::PermissionDenied { path: "a".to_owned(), source: "403".into() };
+        let error = place.failed(&refused);
+        assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
+    }
+}
+
+#[tokio::test]
 async fn originals_belong_to_the_backup() {
     let cluster = TestCluster::new();
     let images =
