@@ -442,13 +442,21 @@ def test_a_snapshot_is_recovered_under_another_name(client, cluster, collection)
     assert client.recover_snapshot(copy, second.name)
     assert rows(client, copy) == changed
 
+    # Also if the name of the deleted collection has become an alias.
+    client.delete_collection(copy)
+    client.update_collection_aliases([to(copy, collection)])
+    assert [it.name for it in client.list_snapshots(copy)] == [made.name, second.name]
+    assert client.delete_snapshot(copy, second.name)
+    assert [it.name for it in client.list_snapshots(copy)] == [made.name]
+    unused = models.DeleteAliasOperation(delete_alias=models.DeleteAlias(alias_name=copy))
+    client.update_collection_aliases([unused])
+
     assert [it.name for it in client.list_snapshots(collection)] == [made.name]
     assert client.delete_snapshot(collection, made.name)
     assert client.list_snapshots(collection) == []
     assert refusal(client.recover_snapshot, f"{collection}-3", made.name).status_code == 404
     assert not client.collection_exists(f"{collection}-3")
     assert refusal(client.recover_snapshot, f"{collection}-3", "file:///etc/passwd").status_code == 400
-    client.delete_collection(copy)
     snapshots = f"/collections/{collection}/snapshots"
     status, body = http_call(cluster.nodes["a"].address, "GET", f"{snapshots}/{made.name}")
     assert status == 404, body

@@ -49,11 +49,15 @@ struct RecoverRequest {
     api_key: Option<String>,
 }
 
-/// Lists the snapshots of a collection, which may be removed.
+/// Lists the snapshots of a collection, which may be removed. If its name has become an alias, the
+/// snapshots of both collections are listed.
 pub(super) async fn list(context: RootContext, _: Bytes) -> Result<RootAnswer> {
     let backups = backups(&context)?;
     let name = source(&context)?;
-    let sets = backups.list(&name).await?;
+    let mut sets = backups.list(&name).await?;
+    if name != context.collection && context.sees(&context.collection) {
+        sets.extend(backups.list(&context.collection).await?);
+    }
     if sets.is_empty() {
         context.state.record(&name)?;
     }
@@ -74,7 +78,7 @@ pub(super) async fn create(context: RootContext, _: Bytes) -> Result<RootAnswer>
 /// Removes a snapshot.
 pub(super) async fn remove(context: RootContext, _: Bytes) -> Result<RootAnswer> {
     let backups = backups(&context)?;
-    let name = source(&context)?;
+    let name = source_of_item(&context)?;
     let id = snapshot_id(&name, &context.item)?;
     let work = async move { backups.delete(&name, &id).await };
     match finished(&context, work).await? {
@@ -95,7 +99,7 @@ pub(super) async fn download(call: SnapshotCall) -> Response {
 async fn begin_download(call: SnapshotCall) -> Result<Response> {
     let context = call.context;
     let backups = backups(&context)?;
-    let name = source(&context)?;
+    let name = source_of_item(&context)?;
     let id = snapshot_id(&name, &context.item)?;
     let set = backups.get(&name, &id).await?;
     let exported = backups.export(&set).await?;
@@ -354,6 +358,20 @@ fn source(context: &RootContext) -> Result<String> {
     Ok(record.map_or_else(|| context.collection.clone(), |record| record.name.clone()))
 }
 
+/// Returns the collection of the snapshot in the path. The name in the path may be an alias that
+/// has the name of a deleted collection, whose snapshots stay.
+fn source_of_item(context: &RootContext) -> Result<String> {
+    let known = source(context)?;
+    let requested = &context.collection;
+    let is_of_deleted = is_snapshot_of(&context.item, requested) && context.sees(requested);
+    Ok(if is_of_deleted { requested.clone() } else { known })
+}
+
+/// Returns true if `item` is the name of a snapshot of `collection`.
+fn is_snapshot_of(item: &str, collection: &str) -> bool {
+    named_snapshot(item).is_some_and(|(found, _)| found == collection)
+}
+
 fn backups(context: &RootContext) -> Result<Arc<ClusterBackups>> {
     let backups = context.state.backups.clone();
     backups.ok_or_else(|| {
@@ -398,4 +416,17 @@ async fn finished<T: Send + 'static>(
 /// Returns the answer to a request whose work continues.
 fn accepted() -> Result<RootAnswer> {
     RootAnswer::of(&true).map(|answer| RootAnswer { continues: true, ..answer })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn snapshot_names_have_their_collection() {
+        let item = "docs-2-20261129T164317923Z-00e33b68.snapshot";
+        assert!(is_snapshot_of(item, "docs-2"));
+        assert!(!is_snapshot_of(item, "docs"));
+        assert!(!is_snapshot_of("docs-2", "docs-2"));
+    }
 }
