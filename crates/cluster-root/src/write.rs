@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use api_qdrant::json::{self, UpdateBatch, UpdateOperation};
 use base::{Error, ErrorKind, Result};
 use bytes::Bytes;
-use cluster_node::{CollectionRecord, Owner, ShardKey};
+use cluster_node::{ClusterView, CollectionRecord, Owner, ShardKey};
 use search::points::PointId;
 use search::registry::CollectionSettings;
 use serde_json::{Value, json};
@@ -348,6 +348,19 @@ pub fn is_shard_refusal(error: &Error) -> bool {
     NotWritten::of(error) == Some(NotWritten::Refused)
 }
 
+/// Returns the refusal of a shard that has no owner, with the remedy.
+fn without_owner(view: &ClusterView, key: &ShardKey) -> Error {
+    Error::unavailable(match view.wanted_owner(key) {
+        None => "the shard has no owner; start an ingest node".to_owned(),
+        // A node that ended keeps its shards for about 10 s. If etcd lost its data, the log refuses
+        // new owners for longer.
+        Some(node) => format!(
+            "the shard has no owner until node {node} takes it; if that takes longer than 30 s, the \
+             log of this node has the reason"
+        ),
+    })
+}
+
 /// Returns true if the error of a write of one operation says that the operation is in no entry and
 /// never will be.
 pub fn was_not_written(error: &Error) -> bool {
@@ -470,7 +483,7 @@ impl ShardWrite {
                 hint.take().or_else(|| view.owners.get(&self.key).map(|it| it.node.clone()));
             let node = owner.as_ref().and_then(|name| view.nodes.get(name));
             refusal = Some(match node {
-                None => Error::unavailable("the shard has no owner; start an ingest node"),
+                None => without_owner(&view, &self.key),
                 Some(node) => match self.send(&node.address, operations, condition).await? {
                     OwnerReply::Made(entry) => return Ok(OwnerDecision::Made(entry)),
                     OwnerReply::Conflict(entry) => return Ok(OwnerDecision::Conflict(entry)),

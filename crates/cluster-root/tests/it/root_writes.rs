@@ -294,7 +294,16 @@ async fn a_write_without_an_owner_ends_at_its_deadline() {
     let answer = root.put("points?timeout=1", &first_shards_point()).await;
     assert_eq!(answer.status, 503);
     assert!(answer.error().contains("the write was not made"), "{}", answer.error());
+    assert!(answer.error().contains("until node"), "{}", answer.error());
+    assert!(!answer.error().contains("start an ingest node"), "{}", answer.error());
     assert!(answer.headers.contains_key("retry-after"));
+    root.view.update(|view| {
+        for node in view.nodes.values_mut() {
+            node.roles.ingest = false;
+        }
+    });
+    let answer = root.put("points?timeout=1", &first_shards_point()).await;
+    assert!(answer.error().contains("start an ingest node"), "{}", answer.error());
     root.own("a", 0, 1);
     let busy = json!({"error": "the queue is full", "made": false});
     nodes[0].behave_in_writes(Behaviour::Refuse(503, busy));
