@@ -281,7 +281,28 @@ fn status(args: &ClusterStatusArgs) -> CommandResult {
         print("\n")?;
         print(&shards(view).to_string())?;
     }
-    check_joined(view)
+    check_joined(view)?;
+    unowned_warning(view).map_or(Ok(()), |warning| print(&warning))
+}
+
+/// Returns a warning if shards take no writes, because no node that is alive writes their logs. The
+/// status of a collection is about reads alone.
+fn unowned_warning(view: &Value) -> Option<String> {
+    let alive: Vec<&Value> = items(&view["nodes"]).collect();
+    let shards = items(&view["collections"]).flat_map(|collection| items(&collection["shards"]));
+    let is_unowned = |shard: &&Value| !alive.iter().any(|node| node["name"] == shard["owner"]);
+    let unowned = shards.filter(is_unowned).count();
+    if unowned == 0 {
+        return None;
+    }
+    let can_own =
+        |node: &&Value| items(&node["roles"]).any(|role| role == "ingest") && node["weight"] != 0;
+    let remedy = if alive.iter().any(can_own) {
+        "if this lasts longer than 30 s, read the logs of the nodes with the role ingest"
+    } else {
+        "start a node with the role ingest"
+    };
+    Some(format!("\nwarning: {unowned} shards have no owner, and writes to them wait; {remedy}\n"))
 }
 
 /// Checks that the view has a node. A root that has joined the cluster sees at least itself.
@@ -375,6 +396,29 @@ mod tests {
         assert!(check_joined(&json!({ "nodes": [{ "name": "a" }] })).is_ok());
         let error = check_joined(&json!({ "nodes": [], "collections": [] })).err().unwrap();
         assert!(error.message().contains("has not joined the cluster"), "{}", error.message());
+    }
+
+    #[test]
+    fn status_warns_of_shards_without_an_owner() {
+        let view = |roles: &[&str], weight: u32, owner: Value| {
+            let shards = json!([{ "shard": 0, "owner": "a" }, { "shard": 1, "owner": owner }]);
+            json!({
+                "nodes": [
+                    { "name": "a", "roles": ["root"], "weight": 1 },
+                    { "name": "b", "roles": roles, "weight": weight },
+                ],
+                "collections": [{ "shards": shards }],
+            })
+        };
+        assert_eq!(unowned_warning(&view(&["ingest"], 1, json!("b"))), None);
+        let later = unowned_warning(&view(&["ingest"], 1, Value::Null)).unwrap();
+        assert!(later.contains("1 shards have no owner"), "{later}");
+        assert!(later.contains("read the logs of the nodes"), "{later}");
+        for view in [view(&["search"], 1, json!("dead")), view(&["ingest"], 0, Value::Null)] {
+            let missing = unowned_warning(&view).unwrap();
+            assert!(missing.ends_with("start a node with the role ingest\n"), "{missing}");
+        }
+        assert_eq!(unowned_warning(&json!({ "nodes": [], "collections": [] })), None);
     }
 
     #[test]
