@@ -15,22 +15,31 @@ pub(super) struct ReopenPauses {
     next: Duration,
     /// Error of the last try.
     last: Option<Error>,
+    /// Error that was logged last.
+    logged: Option<Error>,
 }
 
 impl ReopenPauses {
     pub(super) fn new() -> ReopenPauses {
-        ReopenPauses { next: PAUSE_MIN, last: None }
+        ReopenPauses { next: PAUSE_MIN, last: None, logged: None }
     }
 
     /// Records the error of a try, which followed the log for `followed`. Returns true if it has to
-    /// be logged, because the error of the try before was another one.
+    /// be logged, because the error that was logged last is another one. At each start, the
+    /// collections of this machine are opened one after the other. Their errors are logged only if
+    /// that takes long.
     pub(super) fn record(&mut self, error: &Error, followed: Duration) -> bool {
         if followed > PAUSE_MAX {
             *self = ReopenPauses::new();
         }
-        let is_new = self.last.as_ref() != Some(error);
         self.last = Some(error.clone());
-        is_new
+        let is_new = self.logged.as_ref() != Some(error);
+        let is_early = is_opening(error) && self.next < PAUSE_MAX;
+        let is_due = is_new && !is_early;
+        if is_due {
+            self.logged = Some(error.clone());
+        }
+        is_due
     }
 
     /// Returns the next pause.
@@ -43,4 +52,9 @@ impl ReopenPauses {
         self.next = pause * 2;
         pause
     }
+}
+
+/// Returns true for the error of a local collection that is being opened: it has retry advice.
+fn is_opening(error: &Error) -> bool {
+    error.kind() == ErrorKind::Unavailable && error.retry_after().is_some()
 }

@@ -558,6 +558,20 @@ fn an_error_that_stays_is_logged_once() {
 }
 
 #[test]
+fn a_collection_that_opens_at_the_start_is_not_logged() {
+    let mut pauses = ReopenPauses::new();
+    let opening = Error::unavailable("it is still being opened").with_retry_after(PAUSE_MIN);
+    let mut waited = Duration::ZERO;
+    while waited < PAUSE_MAX {
+        assert!(!pauses.record(&opening, Duration::ZERO), "after {waited:?}");
+        waited += pauses.take();
+    }
+    assert!(pauses.record(&opening, Duration::ZERO), "it takes long");
+    pauses.take();
+    assert!(!pauses.record(&opening, Duration::ZERO), "it is logged once");
+}
+
+#[test]
 fn a_full_disk_is_tried_again_after_longer_pauses() {
     let mut pauses = ReopenPauses::new();
     assert!(pauses.record(&Error::storage_full("the disk is full"), Duration::ZERO));
