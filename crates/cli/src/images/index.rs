@@ -3,7 +3,7 @@
 
 use std::collections::HashSet;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use clap::{Args, ValueEnum};
@@ -146,6 +146,16 @@ pub(super) fn run(args: &IndexArgs) -> CommandResult {
     let client = args.server.client()?;
     // A missing server or key is reported before anything is hashed.
     client.call("GET", "/v1/images", RequestContent::None)?.json()?;
+    let bar = progress_bar(walked.found.len());
+    let is_notified = AtomicBool::new(false);
+    let on_busy = |reason: &str| {
+        // Once is enough: the other images wait for the same reason.
+        if !is_notified.swap(true, Ordering::Relaxed) {
+            bar.suspend(|| {
+                eprintln!("images are sent again until the server takes them: {reason}")
+            });
+        }
+    };
     let mut target = UploadTarget {
         client: &client,
         collection: &args.collection,
@@ -153,9 +163,9 @@ pub(super) fn run(args: &IndexArgs) -> CommandResult {
         model: args.model.as_deref(),
         payload: args.payload.as_deref(),
         background: false,
+        on_busy: &on_busy,
     };
     let started = Instant::now();
-    let bar = progress_bar(walked.found.len());
     let WalkResult { found, ignored, unread } = walked;
     let mut summary = IndexSummary { ignored, failed: unread, ..IndexSummary::default() };
     let mut seen = HashSet::new();

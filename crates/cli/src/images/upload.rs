@@ -14,6 +14,8 @@ use crate::exit::{CommandError, CommandResult};
 pub(super) const FILE_BYTES_MAX: u64 = 512 << 20;
 /// Maximum number of attempts per image while the server is busy or does not answer.
 const TRIES_MAX: u32 = 8;
+/// Failed attempts of a request after which the caller is notified of the reason.
+const NOTIFY_TRIES: u32 = 3;
 /// First delay between two attempts if the server names none. It doubles each time.
 const WAIT: Duration = Duration::from_millis(250);
 /// Maximum delay between two attempts.
@@ -39,6 +41,8 @@ pub(super) struct UploadTarget<'a> {
     pub(super) payload: Option<&'a str>,
     /// Send as background work.
     pub(super) background: bool,
+    /// Called with the reason if a request waits for a server that stays busy.
+    pub(super) on_busy: &'a (dyn Fn(&str) + Sync),
 }
 
 impl UploadTarget<'_> {
@@ -48,7 +52,7 @@ impl UploadTarget<'_> {
     /// Returns the server's error.
     pub(super) fn missing(&self, ids: &[&str]) -> CommandResult<Vec<String>> {
         let body = serde_json::json!({ "ids": ids });
-        let reply = persist(|| {
+        let reply = persist(self.on_busy, || {
             self.client.call(
                 "POST",
                 &path(self.collection, "/missing", &[]),
@@ -82,7 +86,8 @@ impl UploadTarget<'_> {
             ("background", self.background.then(|| "1".to_owned())),
         ];
         let path = path(self.collection, "", &query);
-        let reply = persist(|| self.client.call("PUT", &path, RequestContent::Bytes(&bytes)))?;
+        let put = || self.client.call("PUT", &path, RequestContent::Bytes(&bytes));
+        let reply = persist(self.on_busy, put)?;
         outcome(&reply)
     }
 }
@@ -138,17 +143,29 @@ fn is_busy(status: u16) -> bool {
     matches!(status, 408 | 429 | 502 | 503 | 504)
 }
 
-/// Calls `ask` until the server is not busy, at most [`TRIES_MAX`] times.
-fn persist(ask: impl Fn() -> CommandResult<HttpReply>) -> CommandResult<HttpReply> {
+/// Calls `ask` until the server is not busy, at most [`TRIES_MAX`] times. Calls `on_busy` with the
+/// reason after [`NOTIFY_TRIES`] of them.
+fn persist(
+    on_busy: &dyn Fn(&str),
+    ask: impl Fn() -> CommandResult<HttpReply>,
+) -> CommandResult<HttpReply> {
     let mut wait = WAIT;
-    for _ in 1..TRIES_MAX {
+    for tries in 1..TRIES_MAX {
         match ask() {
             Ok(reply) if is_busy(reply.status) => {
+                if tries == NOTIFY_TRIES {
+                    on_busy(&reply.error());
+                }
                 std::thread::sleep(reply.retry_after.unwrap_or(wait).min(WAIT_MAX));
             }
             Ok(reply) => return Ok(reply),
             // A restarted server answers again within seconds.
-            Err(_) => std::thread::sleep(wait),
+            Err(error) => {
+                if tries == NOTIFY_TRIES {
+                    on_busy(error.message());
+                }
+                std::thread::sleep(wait);
+            }
         }
         wait = (wait * 2).min(WAIT_MAX);
     }
@@ -198,16 +215,21 @@ mod tests {
     #[test]
     fn requests_to_a_busy_server_are_repeated_up_to_a_limit() {
         let asked = std::cell::Cell::new(0);
+        let notices = std::cell::RefCell::new(Vec::new());
         let busy_until = |free: u32| {
             asked.set(0);
-            persist(|| {
+            let notify = |reason: &str| notices.borrow_mut().push(reason.to_owned());
+            persist(&notify, || {
                 asked.set(asked.get() + 1);
-                Ok(reply(if asked.get() < free { 429 } else { 200 }, "{}"))
+                let status = if asked.get() < free { 429 } else { 200 };
+                Ok(reply(status, r#"{"error":"no node with the role extract"}"#))
             })
             .unwrap()
             .status
         };
         assert_eq!((busy_until(3), asked.get()), (200, 3));
+        assert!(notices.borrow().is_empty());
         assert_eq!((busy_until(u32::MAX), asked.get()), (429, TRIES_MAX));
+        assert_eq!(*notices.borrow(), ["no node with the role extract"]);
     }
 }
