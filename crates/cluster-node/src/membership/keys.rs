@@ -45,6 +45,12 @@ impl ClusterKeys {
     pub(super) fn store(&self) -> String {
         format!("{}store", self.prefix)
     }
+
+    /// Returns the key of the cluster that uses a store. Its value is the start of the keys of that
+    /// cluster.
+    pub(super) fn cluster_of_store(id: &str) -> String {
+        format!("millpond/.stores/{id}")
+    }
 }
 
 /// Value of the key of the cluster's store.

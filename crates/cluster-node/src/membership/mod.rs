@@ -74,8 +74,8 @@ impl Membership {
     /// # Errors
     /// `InvalidArgument` for a name with other characters than letters, digits, `.`, `_` and `-`.
     /// `AlreadyExists` if the name is registered with another address. `FailedPrecondition` if the
-    /// cluster in etcd has another store. `PermissionDenied` if etcd refuses the user. The store's
-    /// error.
+    /// cluster in etcd has another store, or the store another cluster. `PermissionDenied` if etcd
+    /// refuses the user. The store's error.
     pub async fn start(
         etcd: Etcd,
         cluster: &str,

@@ -2,7 +2,8 @@
 //!
 //! An object of the store has a random id, which the first node registers in etcd. A node whose
 //! store has another id than the cluster in etcd does not join: it would see none of the writes
-//! that the other nodes acknowledge, and they none of its own.
+//! that the other nodes acknowledge, and they none of its own. Nor does a node whose store belongs
+//! to another cluster of the same etcd: the nodes of both would take each log from each other.
 
 use std::time::Duration;
 
@@ -13,7 +14,7 @@ use object_store::path::Path as Key;
 use tokio::sync::OnceCell;
 use tracing::info;
 
-use super::keys::StoreValue;
+use super::keys::{ClusterKeys, StoreValue};
 use super::state::MemberState;
 use crate::types::new_id;
 
@@ -69,13 +70,46 @@ impl StoreIdentity {
 }
 
 impl MemberState {
-    /// Registers the id of the store in etcd, or compares it with the registered one.
+    /// Registers the store as that of this cluster, or checks that it is.
     ///
     /// # Errors
-    /// `FailedPrecondition` if etcd has the id of another store. `Unavailable` if etcd or the store
-    /// does not answer. Otherwise the store's error.
+    /// `FailedPrecondition` if etcd has the id of another store, or another cluster for this store.
+    /// `Unavailable` if etcd or the store does not answer. Otherwise the store's error.
     pub(super) async fn check_store(&self) -> Result<()> {
         let own = self.store.id().await?;
+        // First, so that a refused node registers nothing.
+        self.check_cluster_of_store(own).await?;
+        self.register_store(own).await?;
+        let path = ClusterKeys::cluster_of_store(own);
+        let value = self.keys.prefix().as_bytes();
+        if self.etcd.create(&path, value, LeaseId(0)).await?.is_none() {
+            // Another cluster may have registered it meanwhile.
+            self.check_cluster_of_store(own).await?;
+        }
+        Ok(())
+    }
+
+    /// Checks that etcd names no other cluster for the store `id`.
+    ///
+    /// # Errors
+    /// `FailedPrecondition` if it does; etcd's error.
+    async fn check_cluster_of_store(&self, id: &str) -> Result<()> {
+        let path = ClusterKeys::cluster_of_store(id);
+        let Some(entry) = self.etcd.get(&path).await? else { return Ok(()) };
+        if entry.value == self.keys.prefix().as_bytes() {
+            return Ok(());
+        }
+        let other = String::from_utf8_lossy(&entry.value);
+        Err(Error::precondition(format!(
+            "the store {id} at {} belongs to another cluster, whose keys in etcd begin with {other} \
+             (key {path}); correct --cluster-name, or choose another --cluster-store; if no node of \
+             that cluster uses this store, delete the key",
+            self.store.objects.place().shown()
+        )))
+    }
+
+    /// Registers the id of the store in etcd, or compares it with the registered one.
+    async fn register_store(&self, own: &str) -> Result<()> {
         let path = self.keys.store();
         // The key belongs to no lease, so it outlives all nodes.
         let value = StoreValue::encode(own);

@@ -390,15 +390,15 @@ async fn name_of_another_address_is_refused() {
     let server = EtcdServer::start().await;
     let mut first = TestNode::start(&server, "a", MembershipTimes::default()).await;
     let epoch = first.acquire(&shard()).await.unwrap();
-    let in_cluster = |cluster: &'static str, own: NodeInfo| {
-        Membership::start(server.client(), cluster, STORE.clone(), own, ViewUpdater::new())
+    let in_cluster = |cluster: &'static str, store: StorePlace, own: NodeInfo| {
+        Membership::start(server.client(), cluster, store, own, ViewUpdater::new())
     };
-    let start = |own: NodeInfo| in_cluster("test", own);
+    let start = |own: NodeInfo| in_cluster("test", STORE.clone(), own);
     let own = NodeInfo { address: "b.example:1".to_owned(), ..info("a") };
     let error = start(own.clone()).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::AlreadyExists);
     assert!(error.message().contains("a.example:8501"), "{error}");
-    in_cluster("other", own).await.unwrap();
+    in_cluster("other", new_store(), own).await.unwrap();
     for name in ["", "a/b"] {
         let error = start(info(name)).await.unwrap_err();
         assert_eq!(error.kind(), ErrorKind::InvalidArgument);
@@ -412,18 +412,18 @@ async fn a_node_joins_once_its_address_is_free() {
     let server = EtcdServer::start().await;
     let etcd = server.client();
     let first = TestNode::start(&server, "a", MembershipTimes::default()).await;
-    let start = |cluster: &'static str| {
+    let start = |cluster: &'static str, store: StorePlace| {
         let own = NodeInfo { address: "a.example:8501".to_owned(), ..info("b") };
-        Membership::start(server.client(), cluster, STORE.clone(), own, ViewUpdater::new())
+        Membership::start(server.client(), cluster, store, own, ViewUpdater::new())
     };
-    let later = start("test").await.unwrap();
+    let later = start("test", STORE.clone()).await.unwrap();
     let reason = later.unjoined().unwrap();
     assert!(reason.contains("the node a is registered with"), "{reason}");
     assert!(reason.contains("--cluster-address"), "{reason}");
     assert_eq!(etcd.get(NODE_B).await.unwrap(), None);
     let refused = later.acquire(&shard()).await.unwrap_err();
     assert_eq!(refused.kind(), ErrorKind::Unavailable);
-    assert_eq!(start("other").await.unwrap().unjoined(), None);
+    assert_eq!(start("other", new_store()).await.unwrap().unjoined(), None);
     first.membership.leave().await;
     until(|| async { later.unjoined() }, Option::is_none).await;
     assert!(etcd.get(NODE_B).await.unwrap().is_some());
@@ -513,6 +513,29 @@ async fn node_with_another_store_does_not_join() {
     etcd.delete(STORE_KEY).await.unwrap();
     start().await.unwrap();
     assert_ne!(etcd.get(STORE_KEY).await.unwrap().unwrap().value, entry.value);
+}
+
+/// Its logs would change their owner at each write.
+#[tokio::test]
+async fn a_store_has_one_cluster() {
+    let server = EtcdServer::start().await;
+    let etcd = server.client();
+    let store = new_store();
+    let start = |cluster: &'static str, name: &'static str| {
+        Membership::start(server.client(), cluster, store.clone(), info(name), ViewUpdater::new())
+    };
+    let first = start("one", "a").await.unwrap();
+    let error = start("two", "b").await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::FailedPrecondition);
+    let key = format!("millpond/.stores/{}", id_of(&store).await);
+    for named in ["millpond/one/", key.as_str(), "--cluster-name"] {
+        assert!(error.message().contains(named), "{named} is missing: {error}");
+    }
+    assert_eq!(etcd.get("millpond/two/store").await.unwrap(), None);
+    first.leave().await;
+    etcd.delete(&key).await.unwrap();
+    start("two", "b").await.unwrap();
+    assert_eq!(etcd.get(&key).await.unwrap().unwrap().value, &b"millpond/two/"[..]);
 }
 
 /// etcd lost its data, and a cluster with another store took the name.
