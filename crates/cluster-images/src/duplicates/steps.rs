@@ -129,7 +129,7 @@ pub(super) struct JobSteps {
 impl JobSteps {
     /// Returns the objects of a collection. Nothing is read.
     pub(super) fn new(place: StorePlace, collection: &str) -> JobSteps {
-        let objects = SmallObjects::new(place, REQUEST_TIMEOUT);
+        let objects = SmallObjects::new(place.for_clients(), REQUEST_TIMEOUT);
         JobSteps { objects, path: format!("data/{collection}/duplicates") }
     }
 
@@ -296,6 +296,15 @@ pub(super) mod tests {
 
     fn steps() -> JobSteps {
         JobSteps::new(StorePlace::new(Arc::new(InMemory::new()), "cluster", "memory"), "c-1")
+    }
+
+    /// `millpond images duplicates` takes a conflict for a job that runs already.
+    #[test]
+    fn refused_credentials_are_no_conflict() {
+        let refused =
+            object_store::Error::PermissionDenied { path: "a".to_owned(), source: "403".into() };
+        let error = steps().objects.place().failed(&refused);
+        assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
     }
 
     #[test]
