@@ -102,8 +102,9 @@ impl MemberState {
         let other = String::from_utf8_lossy(&entry.value);
         Err(Error::precondition(format!(
             "the store {id} at {} belongs to another cluster, whose keys in etcd begin with {other} \
-             (key {path}); correct --cluster-name, or choose another --cluster-store; if no node of \
-             that cluster uses this store, delete the key",
+             (key {path}); correct --cluster-name, or choose another --cluster-store; if this store is \
+             a copy, delete its object {IDENTITY:?}; if that cluster does not use it any more, \
+             delete the key",
             self.store.objects.place().shown()
         )))
     }
