@@ -5,7 +5,8 @@
 //! Below `millpond/CLUSTER/`, `nodes/NAME` has a node's description and `owners/ID/SSSS` the name
 //! of a shard's owner. `drains/NAME` says that an operator wants a node to drain. All end with the
 //! lease of their node. The epoch of an owner is the revision in which its key was created, so it
-//! grows. `store` has the id of the cluster's store and stays until an operator deletes it.
+//! grows. `store` has the id of the cluster's store. `millpond/.stores/ID` has the cluster of the
+//! store. Both stay until an operator deletes them.
 //!
 //! # Without etcd
 //! A node that starts joins the cluster once etcd answers. Later, the view stays as it is, and

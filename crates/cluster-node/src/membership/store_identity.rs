@@ -5,14 +5,15 @@
 //! that the other nodes acknowledge, and they none of its own. Nor does a node whose store belongs
 //! to another cluster of the same etcd: the nodes of both would take each log from each other.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use base::{Error, Result};
+use base::{Error, ErrorKind, Result};
 use etcd::LeaseId;
 use model_store::{SmallObjects, StorePlace};
 use object_store::path::Path as Key;
 use tokio::sync::OnceCell;
-use tracing::info;
+use tracing::{info, warn};
 
 use super::keys::{ClusterKeys, StoreValue};
 use super::state::MemberState;
@@ -30,12 +31,18 @@ const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
 pub(super) struct StoreIdentity {
     objects: SmallObjects,
     id: OnceCell<String>,
+    /// True once the log says that the cluster of the store is not checked.
+    is_unchecked_logged: AtomicBool,
 }
 
 impl StoreIdentity {
     /// Creates the identity of the store in `place`. Does not connect.
     pub(super) fn new(place: StorePlace) -> StoreIdentity {
-        StoreIdentity { objects: SmallObjects::new(place, REQUEST_TIMEOUT), id: OnceCell::new() }
+        StoreIdentity {
+            objects: SmallObjects::new(place, REQUEST_TIMEOUT),
+            id: OnceCell::new(),
+            is_unchecked_logged: AtomicBool::new(false),
+        }
     }
 
     /// Returns the id if it has been read.
@@ -70,7 +77,8 @@ impl StoreIdentity {
 }
 
 impl MemberState {
-    /// Registers the store as that of this cluster, or checks that it is.
+    /// Registers the store as that of this cluster, or checks that it is. If the user of etcd may
+    /// use the keys of the cluster alone, the node joins without the check for other clusters.
     ///
     /// # Errors
     /// `FailedPrecondition` if etcd has the id of another store, or another cluster for this store.
@@ -78,15 +86,42 @@ impl MemberState {
     pub(super) async fn check_store(&self) -> Result<()> {
         let own = self.store.id().await?;
         // First, so that a refused node registers nothing.
-        self.check_cluster_of_store(own).await?;
+        let checked = self.check_cluster_of_store(own).await;
+        self.unless_denied(checked)?;
         self.register_store(own).await?;
-        let path = ClusterKeys::cluster_of_store(own);
+        let registered = self.register_cluster_of_store(own).await;
+        self.unless_denied(registered)
+    }
+
+    /// Registers this cluster as that of the store `id`.
+    ///
+    /// # Errors
+    /// As [`MemberState::check_cluster_of_store`].
+    async fn register_cluster_of_store(&self, id: &str) -> Result<()> {
+        let path = ClusterKeys::cluster_of_store(id);
         let value = self.keys.prefix().as_bytes();
         if self.etcd.create(&path, value, LeaseId(0)).await?.is_none() {
             // Another cluster may have registered it meanwhile.
-            self.check_cluster_of_store(own).await?;
+            self.check_cluster_of_store(id).await?;
         }
         Ok(())
+    }
+
+    /// Accepts that the user of etcd may not use the key of the store, and logs it once. Earlier
+    /// versions used no keys outside the cluster's, so a user may have the rights for these alone.
+    fn unless_denied(&self, checked: Result<()>) -> Result<()> {
+        match checked {
+            Err(error) if error.kind() == ErrorKind::PermissionDenied => {
+                if !self.store.is_unchecked_logged.swap(true, Ordering::Relaxed) {
+                    warn!(
+                        node = self.name, %error,
+                        "etcd is not searched for another cluster that uses the same store"
+                    );
+                }
+                Ok(())
+            }
+            checked => checked,
+        }
     }
 
     /// Checks that etcd names no other cluster for the store `id`.
@@ -102,9 +137,9 @@ impl MemberState {
         let other = String::from_utf8_lossy(&entry.value);
         Err(Error::precondition(format!(
             "the store {id} at {} belongs to another cluster, whose keys in etcd begin with {other} \
-             (key {path}); correct --cluster-name, or choose another --cluster-store; if this store is \
-             a copy, delete its object {IDENTITY:?}; if that cluster does not use it any more, \
-             delete the key",
+             (key {path}); correct --cluster-name, or choose another --cluster-store; if that cluster \
+             does not use this store any more, delete the key; if one of two stores is a copy of the \
+             other, give the copy an id of its own, as docs/cluster.md says",
             self.store.objects.place().shown()
         )))
     }

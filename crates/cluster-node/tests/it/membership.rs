@@ -6,17 +6,22 @@ use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
 use base::ErrorKind;
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+use bytes::Bytes;
 use cluster::{Epoch, HolderReading};
 use cluster_node::membership::{CopyMarks, Membership, MembershipTimes};
 use cluster_node::{
     ClusterView, CollectionRecord, NodeInfo, Owner, Roles, ShardKey, ViewSource, ViewUpdater,
 };
 use etcd::testing::{EtcdServer, WAIT_MAX};
-use etcd::{Etcd, EtcdEntry, LeaseId};
+use etcd::{Etcd, EtcdEntry, EtcdUser, LeaseId};
 use model_store::StorePlace;
 use object_store::ObjectStoreExt;
 use object_store::memory::InMemory;
+use serde_json::json;
 use tokio::task::JoinSet;
+use transport::access::Secret;
 
 /// Intervals of tests in which leases end.
 const SHORT: MembershipTimes = MembershipTimes {
@@ -536,6 +541,48 @@ async fn a_store_has_one_cluster() {
     etcd.delete(&key).await.unwrap();
     start("two", "b").await.unwrap();
     assert_eq!(etcd.get(&key).await.unwrap().unwrap().value, &b"millpond/two/"[..]);
+}
+
+/// Enables users in etcd. Returns a client whose user may use the keys of the cluster "test" alone.
+async fn narrow_client(server: &EtcdServer) -> Etcd {
+    let rights = json!({ "name": "narrow", "perm": {
+        "permType": "READWRITE",
+        "key": STANDARD.encode("millpond/test/"),
+        "range_end": STANDARD.encode("millpond/test0"),
+    }});
+    for (path, body) in [
+        ("/v3/auth/role/add", json!({ "name": "root" })),
+        ("/v3/auth/user/add", json!({ "name": "root", "password": "root" })),
+        ("/v3/auth/user/grant", json!({ "user": "root", "role": "root" })),
+        ("/v3/auth/role/add", json!({ "name": "narrow" })),
+        ("/v3/auth/role/grant", rights),
+        ("/v3/auth/user/add", json!({ "name": "narrow", "password": "secret" })),
+        ("/v3/auth/user/grant", json!({ "user": "narrow", "role": "narrow" })),
+        ("/v3/auth/enable", json!({})),
+    ] {
+        let body = Bytes::from(body.to_string());
+        let answer = server.http_client().post(&server.address(), path, body, WAIT_MAX).await;
+        assert_eq!(answer.unwrap().status, 200, "{path}");
+    }
+    let password = Secret("secret".to_owned());
+    server.client().with_user(EtcdUser { name: "narrow".to_owned(), password })
+}
+
+/// Nodes of earlier versions used no other keys.
+#[tokio::test]
+async fn a_user_of_etcd_for_one_cluster_is_enough() {
+    let server = EtcdServer::start().await;
+    let etcd = narrow_client(&server).await;
+    let store = new_store();
+    let joined =
+        Membership::start(etcd.clone(), "test", store.clone(), info("a"), ViewUpdater::new());
+    let member = joined.await.unwrap();
+    assert_eq!(member.unjoined(), None);
+    assert!(member.acquire(&shard()).await.unwrap().is_some());
+    assert!(etcd.get(STORE_KEY).await.unwrap().is_some());
+    let key = format!("millpond/.stores/{}", id_of(&store).await);
+    let denied = etcd.get(&key).await.unwrap_err();
+    assert_eq!(denied.kind(), ErrorKind::PermissionDenied, "{denied}");
 }
 
 /// etcd lost its data, and a cluster with another store took the name.
