@@ -26,15 +26,15 @@ impl ReopenPauses {
 
     /// Records the error of a try, which followed the log for `followed`. Returns true if it has to
     /// be logged, because the error that was logged last is another one. At each start, the
-    /// collections of this machine are opened one after the other. Their errors are logged only if
-    /// that takes long.
+    /// collections of this machine are opened one after the other. The errors of tries that did not
+    /// open the collection are logged only if that takes long.
     pub(super) fn record(&mut self, error: &Error, followed: Duration) -> bool {
         if followed > PAUSE_MAX {
             *self = ReopenPauses::new();
         }
         self.last = Some(error.clone());
         let is_new = self.logged.as_ref() != Some(error);
-        let is_early = is_opening(error) && self.next < PAUSE_MAX;
+        let is_early = followed.is_zero() && is_opening(error) && self.next < PAUSE_MAX;
         let is_due = is_new && !is_early;
         if is_due {
             self.logged = Some(error.clone());

@@ -569,6 +569,10 @@ fn a_collection_that_opens_at_the_start_is_not_logged() {
     assert!(pauses.record(&opening, Duration::ZERO), "it takes long");
     pauses.take();
     assert!(!pauses.record(&opening, Duration::ZERO), "it is logged once");
+    // These tries had opened the collection.
+    for followed in [PAUSE_MIN, LASTING_PAUSE_MAX] {
+        assert!(ReopenPauses::new().record(&opening, followed), "after {followed:?}");
+    }
 }
 
 #[test]
