@@ -445,8 +445,9 @@ def test_a_snapshot_is_recovered_under_another_name(client, cluster, collection)
     # Also if the name of the deleted collection has become an alias.
     client.delete_collection(copy)
     client.update_collection_aliases([to(copy, collection)])
-    assert [it.name for it in client.list_snapshots(copy)] == [made.name, second.name]
-    assert client.delete_snapshot(copy, second.name)
+    third = client.create_snapshot(copy)
+    assert [it.name for it in client.list_snapshots(copy)] == [made.name, second.name, third.name]
+    assert client.delete_snapshot(copy, second.name) and client.delete_snapshot(copy, third.name)
     assert [it.name for it in client.list_snapshots(copy)] == [made.name]
     unused = models.DeleteAliasOperation(delete_alias=models.DeleteAlias(alias_name=copy))
     client.update_collection_aliases([unused])

@@ -50,13 +50,15 @@ struct RecoverRequest {
 }
 
 /// Lists the snapshots of a collection, which may be removed. If its name has become an alias, the
-/// snapshots of both collections are listed.
+/// snapshots of both collections are listed, oldest first.
 pub(super) async fn list(context: RootContext, _: Bytes) -> Result<RootAnswer> {
     let backups = backups(&context)?;
     let name = source(&context)?;
     let mut sets = backups.list(&name).await?;
     if name != context.collection && context.sees(&context.collection) {
         sets.extend(backups.list(&context.collection).await?);
+        // Clients take the last one for the newest.
+        sets.sort_by(|one, other| one.id.cmp(&other.id));
     }
     if sets.is_empty() {
         context.state.record(&name)?;
