@@ -152,7 +152,7 @@ pub(super) fn run(args: &IndexArgs) -> CommandResult {
         // Once is enough: the other images wait for the same reason.
         if !is_notified.swap(true, Ordering::Relaxed) {
             bar.suspend(|| {
-                eprintln!("images are sent again until the server takes them: {reason}")
+                eprintln!("the server does not take images yet; they are sent again: {reason}");
             });
         }
     };
