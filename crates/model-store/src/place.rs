@@ -411,7 +411,7 @@ mod tests {
         let error = place.failed(denied());
         assert_eq!(error.kind(), ErrorKind::FailedPrecondition);
         assert!(error.message().contains("no credentials are set: set AWS_ACCESS_KEY_ID"));
-        let for_client = place.for_clients().below("a").failed(&denied());
+        let for_client = place.for_clients().below("a").failed(denied());
         assert_eq!(for_client.kind(), ErrorKind::Unavailable);
         assert_eq!(for_client.message(), error.message());
         let key = ("aws_access_key_id".to_owned(), "k".to_owned());

@@ -303,7 +303,7 @@ pub(super) mod tests {
     fn refused_credentials_are_no_conflict() {
         let refused =
             object_store::Error::PermissionDenied { path: "a".to_owned(), source: "403".into() };
-        let error = steps().objects.place().failed(&refused);
+        let error = steps().objects.place().failed(refused);
         assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
     }
 

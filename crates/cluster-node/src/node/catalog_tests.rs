@@ -45,7 +45,7 @@ fn refused_credentials_are_no_conflict() {
     let catalog = StoreCatalog::new(place, ViewUpdater::new());
     let refused =
         object_store::Error::PermissionDenied { path: "a".to_owned(), source: "403".into() };
-    let error = catalog.objects.place().failed(&refused);
+    let error = catalog.objects.place().failed(refused);
     assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
 }
 

@@ -53,7 +53,7 @@ async fn refused_credentials_are_no_conflict() {
     for place in places {
         let refused =
             object_store::Error::PermissionDenied { path: "a".to_owned(), source: "403".into() };
-        let error = place.failed(&refused);
+        let error = place.failed(refused);
         assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
     }
 }
