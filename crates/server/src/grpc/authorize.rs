@@ -29,15 +29,13 @@ const INFER: [&str; 5] = [
 ];
 
 /// Returns the least role for the method at `path`; `None` for a health check. A method that is not
-/// known here needs an administrator's key.
+/// known here needs an administrator's key. The calls of Qdrant's interface are not known here.
 fn role(path: &str) -> Option<KeyRole> {
     match path {
         "/inference.GRPCInferenceService/ServerLive"
         | "/inference.GRPCInferenceService/ServerReady" => None,
         "/grpc.health.v1.Health/Check" | "/grpc.health.v1.Health/Watch" => None,
         "/qdrant.Qdrant/HealthCheck" => None,
-        // The route that answers the call checks its key.
-        path if QdrantCall::of(path).is_ok() => None,
         "/inference.GRPCInferenceService/RepositoryModelLoad"
         | "/inference.GRPCInferenceService/RepositoryModelUnload"
         | "/inference.GRPCInferenceService/TraceSetting"
@@ -61,6 +59,9 @@ pub(super) fn authorize(
     surface: Surface,
     mut request: Request,
 ) -> std::result::Result<Request, Box<Response>> {
+    if QdrantCall::of(request.uri().path()).is_ok() {
+        return authenticate(state, request);
+    }
     let Some(role) = role(request.uri().path()) else { return Ok(request) };
     if let (KeyRole::Admin, Some(port)) = (role, surface.elsewhere()) {
         return Err(Box::new(response::failed(&Error::unimplemented(format!(
@@ -80,14 +81,34 @@ pub(super) fn authorize(
     match admitted {
         Ok(None) => {}
         Ok(Some(grant)) => drop(request.extensions_mut().insert(grant)),
-        Err(KeyRefusal::Unauthenticated(error)) => {
-            let mut response = response::failed(&error);
-            response.headers_mut().insert(GRPC_STATUS, HeaderValue::from(UNAUTHENTICATED));
-            return Err(Box::new(response));
-        }
+        Err(KeyRefusal::Unauthenticated(error)) => return Err(Box::new(unauthenticated(&error))),
         Err(KeyRefusal::Refused(error)) => return Err(Box::new(response::failed(&error))),
     }
     Ok(request)
+}
+
+/// Checks that a call of Qdrant's interface shows a key of the server. The route that answers it
+/// checks the rights of the key, once the message names the collection. Clients without a key are
+/// refused here, because a message takes memory of requests while it is read.
+///
+/// # Errors
+/// The answer to a call without a key.
+fn authenticate(
+    state: &ModelsState,
+    request: Request,
+) -> std::result::Result<Request, Box<Response>> {
+    match state.access.authenticate(request.headers(), false) {
+        // The route finds the key again and charges it.
+        Ok(_) => Ok(request),
+        Err(error) => Err(Box::new(unauthenticated(&error))),
+    }
+}
+
+/// Returns the answer to a call without a key of this server.
+fn unauthenticated(error: &Error) -> Response {
+    let mut response = response::failed(error);
+    response.headers_mut().insert(GRPC_STATUS, HeaderValue::from(UNAUTHENTICATED));
+    response
 }
 
 /// Checks the models that a message names.

@@ -116,21 +116,32 @@ impl AccessPolicy {
         sessions: bool,
         operation: &Operation,
     ) -> std::result::Result<Option<KeyGrant>, KeyRefusal> {
+        let found = self.authenticate(caller.headers, sessions);
+        let Some(grant) = found.map_err(KeyRefusal::Unauthenticated)? else { return Ok(None) };
+        let admitted = grant.check(operation).and_then(|()| self.count_request(&grant));
+        admitted.map_err(KeyRefusal::Refused)?;
+        Ok(Some(grant))
+    }
+
+    /// Returns the rights of the key that a request shows; `None` if the server needs no keys. Does
+    /// not count the request. The session of a browser counts as its key if `sessions` is true.
+    ///
+    /// # Errors
+    /// `PermissionDenied` if the request shows no key of the server.
+    pub fn authenticate(&self, headers: &HeaderMap, sessions: bool) -> Result<Option<KeyGrant>> {
         let Some(keys) = &self.keys else { return Ok(None) };
-        let found = found_key(keys, caller.headers).map_err(KeyRefusal::Unauthenticated)?;
+        let found = found_key(keys, headers)?;
         let found = found.filter(|(_, source)| sessions || *source == KeySource::Header);
         let Some((grant, _)) = found else {
-            let reason = if shows_key(caller.headers) {
+            let reason = if shows_key(headers) {
                 "the key of this request is not a key of this server: send one of its keys"
             } else {
                 "this server requires a key of its own: send it"
             };
-            return Err(KeyRefusal::Unauthenticated(Error::denied(format!(
+            return Err(Error::denied(format!(
                 "{reason} as \"authorization: Bearer KEY\" or \"api-key: KEY\""
-            ))));
+            )));
         };
-        let admitted = grant.check(operation).and_then(|()| self.count_request(&grant));
-        admitted.map_err(KeyRefusal::Refused)?;
         Ok(Some(grant))
     }
 

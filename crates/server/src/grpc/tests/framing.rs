@@ -266,3 +266,26 @@ fn bombs_of_empty_elements_are_refused() {
         served.server.requests.memory.peak()
     );
 }
+
+/// Checks that clients without a key cannot hold the memory of requests with slow messages.
+#[test]
+fn a_message_without_a_key_is_not_read() {
+    let dir = tempfile::tempdir().unwrap();
+    let (served, _engine) = served(dir.path(), |config| {
+        config.listeners.admin_key = Some(transport::access::Secret("key".to_owned()));
+    });
+    let upsert = |key: &str| {
+        http::Request::post(format!("http://{}/qdrant.Points/Upsert", served.grpc))
+            .header("content-type", "application/grpc")
+            .header("te", "trailers")
+            .header("api-key", key)
+    };
+    run(async {
+        for key in ["", "other"] {
+            let request = upsert(key).body(pieces(false)).unwrap();
+            let answer = connect(&served).await.send_request(request).await.unwrap();
+            assert_eq!(answer.headers()["grpc-status"], "16", "{key}");
+        }
+        assert_eq!(send(&served, upsert("key"), vec![]).await.status, "3", "it has no message");
+    });
+}
