@@ -309,7 +309,7 @@ async fn clone(
 }
 
 /// Checks that the request's key may use a collection that the path does not name.
-fn check_seen(grant: Option<&KeyGrant>, name: &str) -> Result<()> {
+pub(crate) fn check_seen(grant: Option<&KeyGrant>, name: &str) -> Result<()> {
     if grant.is_none_or(|grant| grant.sees_collection(name)) {
         Ok(())
     } else {

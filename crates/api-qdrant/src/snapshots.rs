@@ -23,11 +23,12 @@ use search::registry::CollectionSettings;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use tokio::sync::oneshot;
-use transport::access::{AdminRequest, Caller};
+use transport::access::{AdminRequest, Caller, KeyGrant};
 use transport::result_stream::{ResultStream, ResultWriter, result_channel};
 use transport::upload::{FormFile, UploadLimits, UploadPieces, upload_channel};
 use transport::{HeaderTimeout, Peer, QueryResult, Reply, UploadPermit, query_parameters};
 
+use crate::backups::check_seen;
 use crate::call::refuse;
 use crate::json::envelope;
 use crate::state::CollectionsState;
@@ -373,6 +374,7 @@ async fn recover(
     Path(collection): Path<String>,
     query: QueryResult<SnapshotParams>,
     peer: Option<Extension<Peer>>,
+    grant: Option<Extension<KeyGrant>>,
     headers: HeaderMap,
     body: Body,
 ) -> Reply {
@@ -393,7 +395,7 @@ async fn recover(
         let location = request.location;
         let options = state.backups.store_options().to_vec();
         let open = move || open_location(&location, &options);
-        Ok((begin_restore(&state, &collection, open).await?, params))
+        Ok((begin_restore(&state, &collection, grant, open).await?, params))
     };
     answer(state.access.admin(call, recovered).await, started).await
 }
@@ -426,10 +428,13 @@ fn check_unsupported(params: &SnapshotParams, request: &RecoverSnapshot) -> Resu
     }
 }
 
-/// Restores the snapshot that `open` returns, on a thread of its own. Replaces the collection.
+/// Restores the snapshot that `open` returns, on a thread of its own. Replaces the collection. The
+/// key with the rights `grant` must permit the directory of original images that the settings in
+/// the snapshot name: a client can change them, and removing the collection removes the images.
 async fn begin_restore<R: Read>(
     state: &Arc<CollectionsState>,
     collection: &str,
+    grant: Option<Extension<KeyGrant>>,
     open: impl FnOnce() -> Result<R> + Send + 'static,
 ) -> Result<RestoreOutcome> {
     let target = RestoreTarget { name: state.backups.resolve(collection)?, replaces: true };
@@ -439,6 +444,10 @@ async fn begin_restore<R: Read>(
     on_thread(permit, move |permit| {
         let restored = backups.registry().and_then(|registry| {
             let check = |settings: &CollectionSettings| {
+                if let Some(name) = backups.originals_of(settings) {
+                    check_seen(grant.as_deref(), &name)
+                        .map_err(|error| error.context("the original images of the snapshot"))?;
+                }
                 backups.check_originals(&registry, settings, &target)
             };
             read_archive(&registry, open()?, &target, check)
@@ -463,6 +472,7 @@ async fn upload(
     Path(collection): Path<String>,
     query: QueryResult<SnapshotParams>,
     watch: Option<Extension<HeaderTimeout>>,
+    grant: Option<Extension<KeyGrant>>,
     headers: HeaderMap,
     body: Body,
 ) -> Reply {
@@ -479,7 +489,7 @@ async fn upload(
         let receiving = watch.map(|Extension(watch)| watch.complete());
         let pieces = uploaded_pieces(&headers, body, limits).await?;
         let (sender, reader, _) = upload_channel(None);
-        let outcome = begin_restore(&state, &collection, move || Ok(reader)).await?;
+        let outcome = begin_restore(&state, &collection, grant, move || Ok(reader)).await?;
         tokio::spawn(async move {
             sender.feed(pieces, limits).await;
             drop(receiving);

@@ -159,7 +159,8 @@ impl BackupService {
     /// Checks that a collection of `settings` may be restored as `target`.
     ///
     /// # Errors
-    /// `FailedPrecondition` if another collection has the same original images.
+    /// `FailedPrecondition` if another collection has the same original images; `InvalidArgument`
+    /// if their directory cannot be that of a collection.
     pub fn check_originals(
         &self,
         registry: &Registry,
@@ -167,6 +168,12 @@ impl BackupService {
         target: &RestoreTarget,
     ) -> Result<()> {
         self.shared.check_originals(registry, settings, &target.name)
+    }
+
+    /// Returns the name of the directory of original images in `settings`, which is the name of the
+    /// collection that they were put into; `None` if the settings are not of images.
+    pub fn originals_of(&self, settings: &CollectionSettings) -> Option<String> {
+        (self.shared.config.originals)(settings)
     }
 
     /// Returns the metrics of backups, which the exporter reads too.
@@ -293,6 +300,9 @@ impl ServiceShared {
         name: &str,
     ) -> Result<()> {
         let Some(space) = (self.config.originals)(settings) else { return Ok(()) };
+        // Another spelling of a directory, such as "photos/", would be that of another collection.
+        check_name(&space)
+            .map_err(|error| error.context("the directory of original images in the settings"))?;
         for listed in registry.list().into_iter().filter(|listed| listed.name != name) {
             let ListedState::Ready(named) = listed.state else { continue };
             if (self.config.originals)(&named.settings()).as_ref() == Some(&space) {
@@ -317,6 +327,9 @@ impl std::fmt::Debug for BackupService {
 
 #[cfg(test)]
 mod tests {
+    use search::coarse::Metric;
+    use search::registry::RegistryOptions;
+
     use super::*;
 
     struct NoRegistry;
@@ -328,6 +341,31 @@ mod tests {
 
         fn open_already(&self) -> Option<Arc<Registry>> {
             None
+        }
+    }
+
+    #[test]
+    fn originals_are_in_the_directory_of_one_collection() {
+        let directory = tempfile::tempdir().unwrap();
+        let registry = Registry::open(RegistryOptions::for_tests(directory.path())).unwrap();
+        let of = |space: &str| CollectionSettings {
+            extra: serde_json::json!({ "originals": space }),
+            ..CollectionSettings::new(4, Metric::L2)
+        };
+        registry.create("photos.v1", of("photos")).unwrap();
+        let config = BackupConfig {
+            originals: |settings| Some(settings.extra.get("originals")?.as_str()?.to_owned()),
+            ..BackupConfig::default()
+        };
+        let service = BackupService::new(config, Arc::new(NoRegistry), Arc::default());
+        let target = RestoreTarget { name: "other".to_owned(), replaces: true };
+        let check = |space| service.check_originals(&registry, &of(space), &target);
+        assert!(check("free").is_ok());
+        assert_eq!(check("photos").unwrap_err().kind(), ErrorKind::FailedPrecondition);
+        // The store of originals ignores empty parts of a path.
+        for space in ["photos/", "/photos", "photos//", "photos/5c", "", ".", "..", "./photos"] {
+            let error = check(space).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::InvalidArgument, "{space}");
         }
     }
 

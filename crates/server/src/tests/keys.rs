@@ -12,6 +12,9 @@ use metrics::KindLabels;
 use protocol::inference as pb;
 use protocol::inference::grpc_inference_service_client::GrpcInferenceServiceClient;
 use protocol::oip;
+use search::coarse::Metric;
+use search::registry::CollectionSettings;
+use serde_json::json;
 use tokio_stream::StreamExt;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::Code;
@@ -144,6 +147,28 @@ fn a_query_names_no_model_beyond_the_key() {
         assert_eq!(status(&served, "reader", "POST", &path, b"x"), 403, "{model}");
         assert_ne!(status(&served, "root", "POST", &path, b"x"), 403, "{model}");
     }
+}
+
+/// A client can change the settings in a snapshot. Removing the collection removes the originals.
+#[test]
+fn a_snapshot_names_no_originals_beyond_the_key() {
+    let dir = tempfile::tempdir().unwrap();
+    let served = served(dir.path(), |_| {});
+    let registry = served.server.collections.registry().unwrap();
+    let extra = json!({"images": {"kind": "photo", "model": "m", "originals": "secret"}});
+    let settings = CollectionSettings { extra, ..CollectionSettings::new(4, Metric::L2) };
+    registry.create("pub1", settings).unwrap();
+    let ask = |key: &str, method: &str, rest: &str, body: &[u8]| {
+        let path = format!("/collections/pub1/snapshots{rest}");
+        served.ask(method, &path, &format!("api-key: {key}\r\n"), body)
+    };
+    let made = ask("root", "POST", "", b"").json();
+    let name = made["result"]["name"].as_str().unwrap();
+    let snapshot = ask("root", "GET", &format!("/{name}"), b"").body;
+    let refused = ask("writer", "POST", "/upload", &snapshot);
+    assert_eq!(refused.status, 403, "{}", refused.text());
+    assert!(refused.text().contains("the original images of the snapshot"), "{}", refused.text());
+    assert_eq!(ask("root", "POST", "/upload", &snapshot).status, 200);
 }
 
 #[test]
