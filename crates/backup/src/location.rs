@@ -2,6 +2,7 @@
 
 use std::fs::File;
 use std::io::Read;
+use std::path::Path;
 use std::pin::Pin;
 
 use base::{Error, Result};
@@ -41,13 +42,11 @@ impl std::fmt::Debug for RemoteReader {
 /// `options` are names and values of the provider's variables, in lower case.
 ///
 /// # Errors
-/// `InvalidArgument` for another location, `NotFound` if there is no file; otherwise the error of
-/// the file system or of the store.
+/// `InvalidArgument` for another location and for a file of this machine that is not a regular one,
+/// `NotFound` if there is no file; otherwise the error of the file system or of the store.
 pub fn open_location(location: &str, options: &[(String, String)]) -> Result<LocationReader> {
     if let Some(path) = location.strip_prefix("file://") {
-        let path = std::path::Path::new(path);
-        let file = File::open(path).map_err(|error| Error::io(path, &error))?;
-        return Ok(LocationReader::File(file));
+        return Ok(LocationReader::File(open_file(Path::new(path))?));
     }
     let wrong = || {
         Error::invalid(format!(
@@ -69,12 +68,28 @@ pub fn open_location(location: &str, options: &[(String, String)]) -> Result<Loc
     Ok(LocationReader::Remote(Box::new(reader)))
 }
 
+/// Opens a regular file. Opening a named pipe would wait for its writer without a limit, and a
+/// device can have bytes without end.
+///
+/// # Errors
+/// `InvalidArgument` for another kind of file; the errors of the file system.
+fn open_file(path: &Path) -> Result<File> {
+    let failed = |error: std::io::Error| Error::io(path, &error);
+    if !std::fs::metadata(path).map_err(failed)?.is_file() {
+        return Err(Error::invalid(format!(
+            "{}: it is not a regular file; use the path of the file of a snapshot",
+            path.display()
+        )));
+    }
+    File::open(path).map_err(failed)
+}
+
 impl Read for RemoteReader {
     fn read(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {
         while self.current.is_empty() {
             match self.runtime.block_on(self.pieces.next()) {
                 None => return Ok(0),
-                Some(piece) => self.current = piece.map_err(std::io::Error::other)?,
+                Some(piece) => self.current = piece.map_err(broken_off)?,
             }
         }
         let count = self.current.len().min(buffer.len());
@@ -83,11 +98,40 @@ impl Read for RemoteReader {
     }
 }
 
+/// Returns the error of a download that ended early. The reader of the archive finds the error of
+/// this program in it.
+fn broken_off(error: object_store::Error) -> std::io::Error {
+    let message = format!("the download of the snapshot broke off: {error}");
+    std::io::Error::other(Error::unavailable(message).with_source(error))
+}
+
 impl Read for LocationReader {
     fn read(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {
         match self {
             LocationReader::File(file) => file.read(buffer),
             LocationReader::Remote(remote) => remote.read(buffer),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use base::ErrorKind;
+
+    use super::*;
+
+    #[test]
+    fn only_regular_files_are_opened() {
+        let directory = tempfile::tempdir().unwrap();
+        let error = |path: &Path| {
+            open_location(&format!("file://{}", path.display()), &[]).err().map(|it| it.kind())
+        };
+        let file = directory.path().join("a.snapshot");
+        std::fs::write(&file, b"x").unwrap();
+        assert_eq!(error(&file), None);
+        assert_eq!(error(&directory.path().join("missing")), Some(ErrorKind::NotFound));
+        for other in [directory.path(), Path::new("/dev/zero")] {
+            assert_eq!(error(other), Some(ErrorKind::InvalidArgument), "{}", other.display());
         }
     }
 }

@@ -224,6 +224,18 @@ fn a_snapshot_of_qdrant_is_refused_by_name() {
     assert!(error.message().contains("a snapshot that Qdrant made"), "{error}");
 }
 
+#[test]
+fn an_error_quotes_no_bytes_of_another_file() {
+    let directory = tempfile::tempdir().unwrap();
+    let registry = open(directory.path());
+    let other = b"root:x:0:0:secret".repeat(100);
+    let target = RestoreTarget { name: "c".to_owned(), replaces: false };
+    let error = read_archive(&registry, &other[..], &target, |_| Ok(())).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::InvalidArgument);
+    assert!(error.message().contains("as a tar archive: it is damaged"), "{error}");
+    assert!(!error.message().contains("secret"), "{error}");
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { cases: 8, max_shrink_iters: 20, ..ProptestConfig::default() })]
 
