@@ -75,6 +75,12 @@ pub(crate) fn media(headers: &HeaderMap) -> String {
     text.split(';').next().unwrap_or_default().trim().to_ascii_lowercase()
 }
 
+/// Returns true if the headers of a request that puts images in are of a body that names a folder
+/// of the server. Reading a folder is an admin call.
+pub fn names_folder(headers: &HeaderMap) -> bool {
+    media(headers) == "application/json"
+}
+
 /// Lists the collections that the request's key may use.
 async fn collections(
     State(state): Shared<ImagesState>,

@@ -5,7 +5,7 @@ use axum::extract::{MatchedPath, Request};
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
 use base::Error;
-use http::HeaderMap;
+use http::{HeaderMap, Method};
 use transport::Reply;
 
 use super::operations::is_admin_call;
@@ -25,13 +25,21 @@ pub(super) fn callers(surface: Surface, routes: Router) -> Router {
     let Some(port) = surface.elsewhere() else { return routes };
     routes.route_layer(middleware::from_fn(move |request: Request, next: Next| async move {
         let route = request.extensions().get::<MatchedPath>().map_or("", MatchedPath::as_str);
-        let admin = is_admin_call(request.method(), route);
+        let admin = is_admin_call(request.method(), route) || reads_folder(route, &request);
         if admin || is_front_page(route, request.headers()) {
             moved(request.uri().path(), port)
         } else {
             next.run(request).await
         }
     }))
+}
+
+/// Returns true for a request to read a folder of the server. Its route takes images too, so it is
+/// no admin call by its route.
+fn reads_folder(route: &str, request: &Request) -> bool {
+    route == "/v1/images/{collection}"
+        && request.method() == Method::PUT
+        && api_images::names_folder(request.headers())
 }
 
 fn is_front_page(route: &str, headers: &HeaderMap) -> bool {

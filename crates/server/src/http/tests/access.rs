@@ -216,6 +216,13 @@ fn public_ports_name_the_admin_port() {
         assert_eq!(answer.status, 404, "{method} {path}");
         assert!(answer.text().contains("at the admin port, 8502"), "{}", answer.text());
     }
+    let put = |media: &str, body: &[u8]| {
+        served.ask("PUT", "/v1/images/c", &format!("Content-Type: {media}\r\n"), body)
+    };
+    let folder = put("application/json; charset=utf-8", br#"{"folder":"/"}"#);
+    assert!(folder.status == 404 && folder.text().contains("port, 8502"), "{}", folder.text());
+    let image = put("image/png", b"x").text();
+    assert!(!image.contains("8502"), "{image}");
     assert_eq!(served.ask("GET", "/", "Accept: text/html\r\n", b"").status, 404);
     let front = served.ask("GET", "/", "", b"").text();
     assert!(front.contains("echo") && front.contains("port 8502"), "{front}");
