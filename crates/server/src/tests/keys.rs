@@ -149,6 +149,22 @@ fn a_query_names_no_model_beyond_the_key() {
     }
 }
 
+#[test]
+fn a_job_of_another_collection_does_not_name_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let served = served(dir.path(), |_| {});
+    let registry = served.server.collections.registry().unwrap();
+    registry.create("secret", CollectionSettings::new(4, Metric::L2)).unwrap();
+    let ask = |key: &str, method: &str, path: &str| {
+        served.ask(method, path, &format!("api-key: {key}\r\n"), b"")
+    };
+    let job = ask("root", "POST", "/v1/collections/secret/backups").json()["job"].to_string();
+    let path = format!("/v1/backups/jobs/{job}");
+    let refused = ask("reader", "GET", &path);
+    assert!(refused.status == 403 && !refused.text().contains("secret"), "{}", refused.text());
+    assert_eq!(ask("root", "GET", &path).json()["collection"], "secret");
+}
+
 /// A client can change the settings in a snapshot. Removing the collection removes the originals.
 #[test]
 fn a_snapshot_names_no_originals_beyond_the_key() {
