@@ -47,7 +47,7 @@ impl Collection {
         for query in queries {
             self.check_query(query, query.k)?;
             let mut best = BestPoints::new(query.k, f32::NEG_INFINITY);
-            self.scan_memtables(query, &state, &mut best);
+            self.scan_memtables(query, &state, &mut best)?;
             runs.push(BatchRun { query, best, found: self.begin(&state) });
         }
         for (at, view) in SegmentOrder::new(state.open().map(|(_, _, view)| view)).iter() {

@@ -219,9 +219,33 @@ pub(super) fn value_of(bytes: &[u8]) -> Option<Value> {
     if bytes.is_empty() { Some(Value::Null) } else { serde_json::from_slice(bytes).ok() }
 }
 
-/// Returns true if a row of a memtable matches `clause`.
-pub(super) fn allows(clause: &Filter, row: &MemtableRow) -> bool {
-    value_of(&row.payload).is_some_and(|value| clause.matches(row.id, &value))
+/// Pass of a filter over rows of memtables. It reads their payloads and stops at the deadline of
+/// the work on this thread.
+pub(super) struct MemtableFilter<'a> {
+    clause: Option<&'a Filter>,
+    scan: PayloadScan,
+}
+
+impl<'a> MemtableFilter<'a> {
+    /// Starts a pass. Every row matches `None`, which reads no payload.
+    pub(super) fn new(clause: Option<&'a Filter>) -> MemtableFilter<'a> {
+        MemtableFilter { clause, scan: PayloadScan::new() }
+    }
+
+    /// Returns true if a row matches. After the deadline no row does.
+    pub(super) fn allows(&mut self, row: &MemtableRow) -> bool {
+        let Some(clause) = self.clause else { return true };
+        self.scan.next_row() == ScanStep::Read
+            && value_of(&row.payload).is_some_and(|value| clause.matches(row.id, &value))
+    }
+
+    /// Checks that every row was read.
+    ///
+    /// # Errors
+    /// `DeadlineExceeded` if rows were skipped.
+    pub(super) fn check(&self) -> Result<()> {
+        self.scan.check("new points are not indexed yet")
+    }
 }
 
 #[cfg(test)]

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use base::{Error, ErrorKind, Result};
 
+use super::filters::MemtableFilter;
 use super::inner::Collection;
 use super::search::SearchThread;
 use super::state::{CollectionState, PointLocation, SegmentContent, SegmentView};
@@ -93,18 +94,20 @@ impl Collection {
             let allowed = rows.filter(|&&row| allow.is_none_or(|allow| allow.contains(row)));
             list.ids.extend(allowed.take(take).filter_map(|&row| view.segment.ids().id(row)));
         }
+        let mut matching = MemtableFilter::new(clause);
         for memtable in &state.memtables {
             let rows = memtable.live().map(|(_, row)| row).filter(|row| row.id >= from);
-            let Some(clause) = clause else {
+            if clause.is_none() {
                 list.ids.extend(rows.map(|row| row.id));
                 continue;
-            };
+            }
             // A filter parses the payload. In the order of ids, each page parses only its own rows.
             let mut rows: Vec<_> = rows.collect();
             rows.sort_unstable_by_key(|row| row.id);
-            let matching = rows.into_iter().filter(|row| super::filters::allows(clause, row));
-            list.ids.extend(matching.take(take).map(|row| row.id));
+            let allowed = rows.into_iter().filter(|row| matching.allows(row));
+            list.ids.extend(allowed.take(take).map(|row| row.id));
         }
+        matching.check()?;
         if list.ids.len() > take {
             list.ids.select_nth_unstable(take - 1);
             list.ids.truncate(take);
@@ -128,10 +131,12 @@ impl Collection {
             let allowed = self.filtered(Some(clause), view, &mut counted.partial)?;
             counted.count += allowed.map_or(0, |allowed| u64::from(allowed.count()));
         }
+        let mut matching = MemtableFilter::new(Some(clause));
         for memtable in &state.memtables {
-            let rows = memtable.live().filter(|(_, row)| super::filters::allows(clause, row));
+            let rows = memtable.live().filter(|(_, row)| matching.allows(row));
             counted.count += rows.count() as u64;
         }
+        matching.check()?;
         Ok(counted)
     }
 

@@ -1,7 +1,9 @@
 //! A pass gives the same answers with and without pauses.
 
 use std::fmt::Debug;
+use std::time::Instant;
 
+use base::ErrorKind;
 use os::Rate;
 use serde_json::json;
 use storage::UringMedium;
@@ -9,7 +11,7 @@ use storage::UringMedium;
 use super::*;
 use crate::budget::MemoryBudget;
 use crate::coarse::Metric;
-use crate::collection::scan::{SliceOutcome, in_ended_slice};
+use crate::collection::scan::{SliceOutcome, in_ended_slice, until};
 use crate::collection::slice_progress::SliceProgress;
 use crate::collection::{CollectionOptions, PointOrder, Resources};
 use crate::filter::{Condition, Range};
@@ -86,6 +88,22 @@ fn below(key: &str, bound: f64) -> Filter {
     let range = Range { lt: Some(bound), ..Range::default() };
     let must = vec![Condition::Range { key: key.into(), range }];
     Filter { must, ..Filter::default() }
+}
+
+#[test]
+fn a_filter_of_new_points_ends_at_the_deadline() {
+    let root = tempfile::tempdir().unwrap();
+    let collection = collection(root.path());
+    let filter = below("f2", 300.0);
+    let count = || collection.count_where(Some(&filter)).map(|counted| counted.count);
+    // Afterwards the rows of the segments are cached, and only the memtable is read.
+    assert!(count().is_ok());
+    let list = || collection.ids_from(0, 10_000, Some(&filter)).map(|list| list.ids.len());
+    let late = until(Instant::now(), || [count().err(), list().err()]);
+    for error in late {
+        assert_eq!(error.map(|it| it.kind()), Some(ErrorKind::DeadlineExceeded));
+    }
+    assert!(list().is_ok());
 }
 
 #[test]

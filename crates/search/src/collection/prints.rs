@@ -8,7 +8,7 @@ use matching::index::EdgeQuery;
 
 use super::best::{HitLocation, QueryHits, RankedPoint};
 use super::edge_votes::IndexedSegment;
-use super::filters::allows;
+use super::filters::MemtableFilter;
 use super::inner::Collection;
 use super::options::PRINT_CANDIDATES_MAX;
 use super::search::{CollectionQuery, SearchThread};
@@ -88,14 +88,16 @@ impl Collection {
         found: &mut QueryHits,
     ) -> Result<Vec<RankedPoint<'s>>> {
         let mut ranked = Vec::new();
+        let mut matching = MemtableFilter::new(query.filter);
         for memtable in &state.memtables {
             for (_, row) in memtable.live() {
-                if query.filter.is_none_or(|filter| allows(filter, row)) {
+                if matching.allows(row) {
                     let place = HitLocation::Memtable(row);
                     ranked.push(RankedPoint { coarse: UNINDEXED, id: row.id, place });
                 }
             }
         }
+        matching.check()?;
         for (at, view) in (0..).zip(views) {
             if view.segment.edges().is_some() {
                 continue;

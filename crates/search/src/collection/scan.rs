@@ -12,12 +12,15 @@ use base::{Error, Result};
 
 use super::slice_progress::SliceProgress;
 
-/// Maximum time of a slice. A pass checks it every `ROWS_A_TURN` rows, or at each part of an index.
+/// Maximum time of a slice. A pass checks it after a turn of rows, or at each part of an index.
 pub const SLICE_MAX: Duration = Duration::from_millis(40);
 /// Maximum time of a pass without a deadline of its own.
 pub const SCAN_TIME_MAX: Duration = Duration::from_secs(600);
-/// Rows between checks of the time, at which the thread also yields.
+/// Maximum rows of a turn: after it, a pass checks the time and the thread yields.
 const ROWS_A_TURN: u32 = 512;
+/// Time after which a turn ends early. A row can take long: a filter may have many conditions on a
+/// long text.
+const TURN_TIME_MAX: Duration = SLICE_MAX;
 
 /// Limits of the work on this thread.
 #[derive(Clone, Copy, Debug, Default)]
@@ -28,11 +31,19 @@ struct WorkLimit {
     slice_end: Option<Instant>,
     /// True once a pass has stopped at the end of the slice.
     paused: bool,
+    /// True if turns end by their rows only, as tests that count them need.
+    has_full_turns: bool,
 }
 
 thread_local! {
     static LIMIT: Cell<WorkLimit> = const {
-        Cell::new(WorkLimit { deadline: None, began: None, slice_end: None, paused: false })
+        Cell::new(WorkLimit {
+            deadline: None,
+            began: None,
+            slice_end: None,
+            paused: false,
+            has_full_turns: false,
+        })
     };
     /// Progress of the work on this thread; `None` if the work does not run in slices.
     static PROGRESS: RefCell<Option<Arc<SliceProgress>>> = const { RefCell::new(None) };
@@ -66,7 +77,7 @@ pub fn in_slice<T>(
         deadline: Some(deadline),
         began: Some(began),
         slice_end: Some(began + SLICE_MAX),
-        paused: false,
+        ..WorkLimit::default()
     };
     match limited(limit, Some(progress.clone()), work) {
         (_, WorkLimit { paused: true, .. }) => SliceOutcome::Paused,
@@ -81,7 +92,8 @@ pub(super) fn in_ended_slice<T>(
     work: impl FnOnce() -> T,
 ) -> SliceOutcome<T> {
     let now = Some(Instant::now());
-    let limit = WorkLimit { began: now, slice_end: now, ..WorkLimit::default() };
+    let limit =
+        WorkLimit { began: now, slice_end: now, has_full_turns: true, ..WorkLimit::default() };
     match limited(limit, Some(progress.clone()), work) {
         (_, WorkLimit { paused: true, .. }) => SliceOutcome::Paused,
         (result, _) => SliceOutcome::Done(result),
@@ -208,16 +220,29 @@ pub(super) enum ScanStep {
 pub(super) struct PayloadScan {
     deadline: Instant,
     slice_end: Option<Instant>,
-    rows: u32,
+    /// True once a row or a part was counted.
+    has_begun: bool,
+    turn_time_max: Duration,
+    turn_began: Instant,
+    rows_of_turn: u32,
     step: ScanStep,
 }
 
 impl PayloadScan {
     /// Starts a pass that ends at the deadline only.
     pub(super) fn new() -> PayloadScan {
-        let deadline = LIMIT.get().deadline;
-        let deadline = deadline.unwrap_or_else(|| Instant::now() + SCAN_TIME_MAX);
-        PayloadScan { deadline, slice_end: None, rows: 0, step: ScanStep::Read }
+        let WorkLimit { deadline, has_full_turns, .. } = LIMIT.get();
+        let now = Instant::now();
+        PayloadScan {
+            deadline: deadline.unwrap_or(now + SCAN_TIME_MAX),
+            slice_end: None,
+            has_begun: false,
+            turn_time_max: if has_full_turns { Duration::MAX } else { TURN_TIME_MAX },
+            turn_began: now,
+            // The first row begins a turn.
+            rows_of_turn: ROWS_A_TURN,
+            step: ScanStep::Read,
+        }
     }
 
     /// Starts a pass that ends with the slice too.
@@ -227,19 +252,30 @@ impl PayloadScan {
 
     /// Counts a row and decides what to do. A pass that has stopped stays stopped.
     pub(super) fn next_row(&mut self) -> ScanStep {
-        if self.rows.is_multiple_of(ROWS_A_TURN) && self.step == ScanStep::Read {
+        if self.step == ScanStep::Read && self.ends_turn() {
             let now = Instant::now();
             // The first turn is always read, so that every slice makes progress.
-            let ended = self.rows > 0 && self.slice_end.is_some_and(|end| now >= end);
+            let ended = self.has_begun && self.slice_end.is_some_and(|end| now >= end);
             if now >= self.deadline {
                 self.step = ScanStep::Late;
             } else if ended {
                 self.step = ScanStep::Pause;
             }
             std::thread::yield_now();
+            self.turn_began = now;
+            self.rows_of_turn = 0;
         }
-        self.rows = self.rows.wrapping_add(1);
+        self.has_begun = true;
+        self.rows_of_turn = self.rows_of_turn.saturating_add(1);
         self.step
+    }
+
+    /// Returns true if the next row begins a turn. Within a turn, checks the time after 1, 2, 4, 8
+    /// rows and so on: few times if rows are cheap, and soon if they are not.
+    fn ends_turn(&self) -> bool {
+        self.rows_of_turn >= ROWS_A_TURN
+            || (self.rows_of_turn.is_power_of_two()
+                && self.turn_began.elapsed() >= self.turn_time_max)
     }
 
     /// Counts a part of an index, which costs as much as many rows, and decides what to do. The
@@ -248,15 +284,15 @@ impl PayloadScan {
     pub(super) fn next_part(&mut self, can_pause: impl FnOnce() -> bool) -> ScanStep {
         if self.step == ScanStep::Read {
             // The first part is always read, so that every slice makes progress.
-            let ended = self.rows > 0 && self.slice_end.is_some_and(|end| Instant::now() >= end);
+            let ended = self.has_begun && self.slice_end.is_some_and(|end| Instant::now() >= end);
             if ended && can_pause() {
                 self.step = ScanStep::Pause;
             }
             std::thread::yield_now();
         }
         // The next row checks the time again.
-        let turns = (self.rows / ROWS_A_TURN).saturating_add(1);
-        self.rows = turns.checked_mul(ROWS_A_TURN).unwrap_or(ROWS_A_TURN);
+        self.has_begun = true;
+        self.rows_of_turn = ROWS_A_TURN;
         self.step
     }
 
@@ -340,6 +376,19 @@ mod tests {
             assert_eq!([scan.next_part(|| true), scan.next_row()], [ScanStep::Pause; 2]);
         });
         assert_eq!(done, SliceOutcome::Done(()), "no check noted the pause");
+    }
+
+    #[test]
+    fn a_turn_of_expensive_rows_ends_early() {
+        let now = Instant::now();
+        let limit =
+            WorkLimit { deadline: Some(now + HOUR), slice_end: Some(now), ..WorkLimit::default() };
+        let (read, _) = limited(limit, None, || {
+            let mut scan = PayloadScan::in_slices();
+            let rows = (0..ROWS_A_TURN).take_while(|_| scan.next_row() == ScanStep::Read);
+            rows.inspect(|_| std::thread::sleep(TURN_TIME_MAX)).count()
+        });
+        assert_eq!(read, 1);
     }
 
     #[test]

@@ -11,7 +11,7 @@ use storage::Reader;
 
 use super::best::{BestPoints, HitLocation, QueryHit, QueryHits, RankedPoint, better, note_lost};
 use super::exact::UnflushedPoint;
-use super::filters::allows;
+use super::filters::MemtableFilter;
 use super::helpers::{Helpers, ListHelpers, SegmentOrder, SegmentsSearch};
 use super::inner::Collection;
 use super::options::CANDIDATES_MAX;
@@ -214,7 +214,7 @@ impl Collection {
     ) -> Result<BestPoints<'s>> {
         self.check_query(query, count)?;
         let mut best = BestPoints::new(count, f32::NEG_INFINITY);
-        self.scan_memtables(query, state, &mut best);
+        self.scan_memtables(query, state, &mut best)?;
         let order = SegmentOrder::new(views.iter().copied());
         self.coarse_segments(thread, query, &order, &mut best, found)?;
         Ok(best)
@@ -247,17 +247,21 @@ impl Collection {
     }
 
     /// Offers the rows of the memtables to `best`.
+    ///
+    /// # Errors
+    /// `DeadlineExceeded` if the query's filter could not read all of them in time.
     pub(super) fn scan_memtables<'s>(
         &self,
         query: &CollectionQuery<'_>,
         state: &'s CollectionState,
         best: &mut BestPoints<'s>,
-    ) {
+    ) -> Result<()> {
         let metric = self.options.shape.metric;
         let asked = SketchQuery::new(metric, query.embedding);
+        let mut matching = MemtableFilter::new(query.filter);
         for memtable in &state.memtables {
             memtable.scan(&asked, best.floor, |row| {
-                if query.filter.is_none_or(|clause| allows(clause, row)) {
+                if matching.allows(row) {
                     let coarse = similarity(metric, query.embedding, &row.embedding);
                     best.offer(RankedPoint {
                         coarse,
@@ -269,6 +273,7 @@ impl Collection {
             });
         }
         best.keep();
+        matching.check()
     }
 
     /// Offers the best rows of segments to `best`. Threads that are idle take some of them.
