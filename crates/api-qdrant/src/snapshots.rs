@@ -19,7 +19,7 @@ use base::{Error, ErrorKind, Result};
 use bytes::Bytes;
 use http::{HeaderMap, HeaderValue, StatusCode, header};
 use metrics::KindLabels;
-use search::registry::CollectionSettings;
+use search::registry::{CollectionSettings, Registry};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use tokio::sync::oneshot;
@@ -30,6 +30,7 @@ use transport::{HeaderTimeout, Peer, QueryResult, Reply, UploadPermit, query_par
 
 use crate::backups::check_seen;
 use crate::call::refuse;
+use crate::image_block::{IMAGES, NO_MODEL};
 use crate::json::envelope;
 use crate::state::CollectionsState;
 
@@ -448,6 +449,7 @@ async fn begin_restore<R: Read>(
                     check_seen(grant.as_deref(), &name)
                         .map_err(|error| error.context("the original images of the snapshot"))?;
                 }
+                check_model(grant.as_deref(), &registry, settings, &target)?;
                 backups.check_originals(&registry, settings, &target)
             };
             read_archive(&registry, open()?, &target, check)
@@ -465,6 +467,29 @@ async fn begin_restore<R: Read>(
         let _ = sender.send(restored.map(|report| json!(report)));
     })?;
     Ok(outcome)
+}
+
+/// Checks that the key of a request may use the model that embeds the images of a snapshot. A
+/// client can change the settings in it. The model of the replaced collection needs no right, since
+/// images are embedded by the model of their collection.
+fn check_model(
+    grant: Option<&KeyGrant>,
+    registry: &Registry,
+    settings: &CollectionSettings,
+    target: &RestoreTarget,
+) -> Result<()> {
+    let (Some(grant), Some(model)) = (grant, embedding_model(settings)) else { return Ok(()) };
+    let replaced = registry.get(&target.name);
+    if replaced.is_ok_and(|named| embedding_model(&named.settings()) == Some(model)) {
+        return Ok(());
+    }
+    grant.check_model(model).map_err(|error| error.context("the images of the snapshot"))
+}
+
+/// Returns the model that embeds the images of a collection, if any does.
+fn embedding_model(settings: &CollectionSettings) -> Option<&str> {
+    let model = settings.extra.get(IMAGES)?.get("model")?.as_str()?;
+    (model != NO_MODEL).then_some(model)
 }
 
 async fn upload(

@@ -26,11 +26,12 @@ use crate::loopback::{self, Loopback};
 const ECHO: &str = "millpond-fake 1\ninput x float32 n\noutput y float32 n\ny = echo x\n";
 const INPUT: &[u8] = br#"{"inputs":[{"name":"x","datatype":"FP32","shape":[2],"data":[1,2]}]}"#;
 /// BLAKE3 of "ranker", "reader", "writer", "root" and "slow" is computed by the test.
-const KEYS: [(&str, &str); 7] = [
+const KEYS: [(&str, &str); 8] = [
     ("ranker", "role = \"infer\"\nmodels = [\"rank*\"]"),
     ("runner", "role = \"infer\""),
     ("reader", "role = \"read\"\nmodels = []\ncollections = [\"pub*\"]"),
     ("writer", "role = \"write\"\ncollections = [\"pub*\"]"),
+    ("copier", "role = \"write\"\nmodels = [\"rank*\"]"),
     ("root", "role = \"admin\""),
     ("slow", "role = \"infer\"\nrequests-per-second = 0.001"),
     ("metered", "role = \"infer\"\ncpu-seconds-per-minute = 0.000001"),
@@ -185,6 +186,33 @@ fn a_snapshot_names_no_originals_beyond_the_key() {
     assert_eq!(refused.status, 403, "{}", refused.text());
     assert!(refused.text().contains("the original images of the snapshot"), "{}", refused.text());
     assert_eq!(ask("root", "POST", "/upload", &snapshot).status, 200);
+}
+
+#[test]
+fn a_snapshot_names_no_model_beyond_the_key() {
+    let dir = tempfile::tempdir().unwrap();
+    let served = served(dir.path(), |_| {});
+    let registry = served.server.collections.registry().unwrap();
+    let create = |name: &str, model: &str| {
+        let extra = json!({"images": {"kind": "photo", "model": model, "originals": name}});
+        let settings = CollectionSettings { extra, ..CollectionSettings::new(4, Metric::L2) };
+        registry.create(name, settings).unwrap();
+    };
+    create("first", "echo");
+    create("second", "rank1");
+    let ask = |key: &str, method: &str, path: &str, body: &[u8]| {
+        served.ask(method, path, &format!("api-key: {key}\r\n"), body)
+    };
+    let made = ask("root", "POST", "/collections/first/snapshots", b"").json();
+    let name = made["result"]["name"].as_str().unwrap();
+    let snapshot = ask("root", "GET", &format!("/collections/first/snapshots/{name}"), b"").body;
+    let upload = |collection: &str| {
+        ask("copier", "POST", &format!("/collections/{collection}/snapshots/upload"), &snapshot)
+    };
+    let refused = upload("second");
+    assert_eq!(refused.status, 403, "{}", refused.text());
+    assert!(refused.text().contains("may not use model echo"), "{}", refused.text());
+    assert_eq!(upload("first").status, 200, "the collection has this model");
 }
 
 #[test]
