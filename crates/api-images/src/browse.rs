@@ -348,6 +348,11 @@ impl api_qdrant::ImageCollections for ImageRemoval {
         has_images(named)
     }
 
+    fn default_model(&self) -> Option<String> {
+        let only = || Some(self.0.embedder(None, None).ok()?.name().to_owned());
+        self.0.embedding_model.clone().or_else(only)
+    }
+
     fn remove<'a>(&'a self, name: &'a str) -> api_qdrant::BoxFuture<'a, Result<bool>> {
         Box::pin(async move {
             // Qdrant's interface handles a collection that is missing or unreadable.

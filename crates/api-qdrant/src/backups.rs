@@ -315,7 +315,7 @@ async fn clone(
 }
 
 /// Checks that the request's key may use a collection that the path does not name.
-pub(crate) fn check_seen(grant: Option<&KeyGrant>, name: &str) -> Result<()> {
+fn check_seen(grant: Option<&KeyGrant>, name: &str) -> Result<()> {
     if grant.is_none_or(|grant| grant.sees_collection(name)) {
         Ok(())
     } else {

@@ -41,6 +41,7 @@ mod older;
 pub mod params;
 mod portable;
 mod query;
+mod restore_rights;
 mod retrieve;
 mod routes;
 mod sample;

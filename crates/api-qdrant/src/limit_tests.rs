@@ -21,6 +21,10 @@ impl ImageCollections for NoImages {
         false
     }
 
+    fn default_model(&self) -> Option<String> {
+        None
+    }
+
     fn remove<'a>(&'a self, _: &'a str) -> BoxFuture<'a, base::Result<bool>> {
         Box::pin(async { Ok(false) })
     }

@@ -19,7 +19,7 @@ use base::{Error, ErrorKind, Result};
 use bytes::Bytes;
 use http::{HeaderMap, HeaderValue, StatusCode, header};
 use metrics::KindLabels;
-use search::registry::{CollectionSettings, Registry};
+use search::registry::CollectionSettings;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use tokio::sync::oneshot;
@@ -28,10 +28,9 @@ use transport::result_stream::{ResultStream, ResultWriter, result_channel};
 use transport::upload::{FormFile, UploadLimits, UploadPieces, upload_channel};
 use transport::{HeaderTimeout, Peer, QueryResult, Reply, UploadPermit, query_parameters};
 
-use crate::backups::check_seen;
 use crate::call::refuse;
-use crate::image_block::{IMAGES, NO_MODEL};
 use crate::json::envelope;
+use crate::restore_rights::RestoreRights;
 use crate::state::CollectionsState;
 
 /// Downloads, uploads and recoveries at the same time.
@@ -430,8 +429,7 @@ fn check_unsupported(params: &SnapshotParams, request: &RecoverSnapshot) -> Resu
 }
 
 /// Restores the snapshot that `open` returns, on a thread of its own. Replaces the collection. The
-/// key with the rights `grant` must permit the directory of original images that the settings in
-/// the snapshot name: a client can change them, and removing the collection removes the images.
+/// key with the rights `grant` must permit what the settings in the snapshot name.
 async fn begin_restore<R: Read>(
     state: &Arc<CollectionsState>,
     collection: &str,
@@ -442,14 +440,13 @@ async fn begin_restore<R: Read>(
     let permit = permit(state).await?;
     let (sender, outcome) = oneshot::channel();
     let backups = state.backups.clone();
+    let rights = grant.map(|Extension(grant)| RestoreRights::new(grant, &*state.images));
     on_thread(permit, move |permit| {
         let restored = backups.registry().and_then(|registry| {
             let check = |settings: &CollectionSettings| {
-                if let Some(name) = backups.originals_of(settings) {
-                    check_seen(grant.as_deref(), &name)
-                        .map_err(|error| error.context("the original images of the snapshot"))?;
+                if let Some(rights) = &rights {
+                    rights.check(&backups, &registry, settings, &target)?;
                 }
-                check_model(grant.as_deref(), &registry, settings, &target)?;
                 backups.check_originals(&registry, settings, &target)
             };
             read_archive(&registry, open()?, &target, check)
@@ -467,29 +464,6 @@ async fn begin_restore<R: Read>(
         let _ = sender.send(restored.map(|report| json!(report)));
     })?;
     Ok(outcome)
-}
-
-/// Checks that the key of a request may use the model that embeds the images of a snapshot. A
-/// client can change the settings in it. The model of the replaced collection needs no right, since
-/// images are embedded by the model of their collection.
-fn check_model(
-    grant: Option<&KeyGrant>,
-    registry: &Registry,
-    settings: &CollectionSettings,
-    target: &RestoreTarget,
-) -> Result<()> {
-    let (Some(grant), Some(model)) = (grant, embedding_model(settings)) else { return Ok(()) };
-    let replaced = registry.get(&target.name);
-    if replaced.is_ok_and(|named| embedding_model(&named.settings()) == Some(model)) {
-        return Ok(());
-    }
-    grant.check_model(model).map_err(|error| error.context("the images of the snapshot"))
-}
-
-/// Returns the model that embeds the images of a collection, if any does.
-fn embedding_model(settings: &CollectionSettings) -> Option<&str> {
-    let model = settings.extra.get(IMAGES)?.get("model")?.as_str()?;
-    (model != NO_MODEL).then_some(model)
 }
 
 async fn upload(

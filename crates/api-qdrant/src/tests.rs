@@ -49,6 +49,10 @@ impl ImageCollections for MarkedImages {
         named.settings().extra.get("images").is_some()
     }
 
+    fn default_model(&self) -> Option<String> {
+        None
+    }
+
     fn remove<'a>(&'a self, _: &'a str) -> BoxFuture<'a, base::Result<bool>> {
         Box::pin(async { Ok(false) })
     }

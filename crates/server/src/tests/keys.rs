@@ -166,53 +166,78 @@ fn a_job_of_another_collection_does_not_name_it() {
     assert_eq!(ask("root", "GET", &path).json()["collection"], "secret");
 }
 
+/// A collection of photographs that was downloaded as a snapshot and then removed.
+struct DownloadedImages {
+    served: Loopback,
+    snapshot: Vec<u8>,
+}
+
+impl DownloadedImages {
+    /// Creates the collection, whose original images are in the directory `space`.
+    fn of(served: Loopback, model: &str, space: &str) -> DownloadedImages {
+        let mut images = DownloadedImages { served, snapshot: Vec::new() };
+        images.create("source", model, space);
+        let ask = |method: &str, rest: &str| {
+            let path = format!("/collections/source/snapshots{rest}");
+            images.served.ask(method, &path, "api-key: root\r\n", b"")
+        };
+        let made = ask("POST", "").json();
+        let name = made["result"]["name"].as_str().unwrap();
+        let snapshot = ask("GET", &format!("/{name}")).body;
+        images.snapshot = snapshot;
+        let registry = images.served.server.collections.registry().unwrap();
+        assert_eq!(registry.remove("source"), Ok(true));
+        images
+    }
+
+    fn create(&self, name: &str, model: &str, space: &str) {
+        let extra = json!({"images": {"kind": "photo", "model": model, "originals": space}});
+        let settings = CollectionSettings { extra, ..CollectionSettings::new(4, Metric::L2) };
+        self.served.server.collections.registry().unwrap().create(name, settings).unwrap();
+    }
+
+    /// Uploads the snapshot. Returns the status and the text of the answer.
+    fn upload(&self, key: &str, collection: &str) -> (u16, String) {
+        let path = format!("/collections/{collection}/snapshots/upload");
+        let headers = format!("api-key: {key}\r\n");
+        let answer = self.served.ask("POST", &path, &headers, &self.snapshot);
+        (answer.status, answer.text())
+    }
+}
+
 /// A client can change the settings in a snapshot. Removing the collection removes the originals.
 #[test]
 fn a_snapshot_names_no_originals_beyond_the_key() {
     let dir = tempfile::tempdir().unwrap();
-    let served = served(dir.path(), |_| {});
-    let registry = served.server.collections.registry().unwrap();
-    let extra = json!({"images": {"kind": "photo", "model": "m", "originals": "secret"}});
-    let settings = CollectionSettings { extra, ..CollectionSettings::new(4, Metric::L2) };
-    registry.create("pub1", settings).unwrap();
-    let ask = |key: &str, method: &str, rest: &str, body: &[u8]| {
-        let path = format!("/collections/pub1/snapshots{rest}");
-        served.ask(method, &path, &format!("api-key: {key}\r\n"), body)
-    };
-    let made = ask("root", "POST", "", b"").json();
-    let name = made["result"]["name"].as_str().unwrap();
-    let snapshot = ask("root", "GET", &format!("/{name}"), b"").body;
-    let refused = ask("writer", "POST", "/upload", &snapshot);
-    assert_eq!(refused.status, 403, "{}", refused.text());
-    assert!(refused.text().contains("the original images of the snapshot"), "{}", refused.text());
-    assert_eq!(ask("root", "POST", "/upload", &snapshot).status, 200);
+    let images = DownloadedImages::of(served(dir.path(), |_| {}), "m", "secret");
+    let (status, text) = images.upload("writer", "pub1");
+    assert_eq!(status, 403, "{text}");
+    assert!(text.contains("the original images of the snapshot"), "{text}");
+    assert_eq!(images.upload("root", "pub1").0, 200);
+    let (status, text) = images.upload("writer", "pub1");
+    assert_eq!(status, 200, "the replaced collection has these originals: {text}");
 }
 
 #[test]
 fn a_snapshot_names_no_model_beyond_the_key() {
     let dir = tempfile::tempdir().unwrap();
-    let served = served(dir.path(), |_| {});
-    let registry = served.server.collections.registry().unwrap();
-    let create = |name: &str, model: &str| {
-        let extra = json!({"images": {"kind": "photo", "model": model, "originals": name}});
-        let settings = CollectionSettings { extra, ..CollectionSettings::new(4, Metric::L2) };
-        registry.create(name, settings).unwrap();
-    };
-    create("first", "echo");
-    create("second", "rank1");
-    let ask = |key: &str, method: &str, path: &str, body: &[u8]| {
-        served.ask(method, path, &format!("api-key: {key}\r\n"), body)
-    };
-    let made = ask("root", "POST", "/collections/first/snapshots", b"").json();
-    let name = made["result"]["name"].as_str().unwrap();
-    let snapshot = ask("root", "GET", &format!("/collections/first/snapshots/{name}"), b"").body;
-    let upload = |collection: &str| {
-        ask("copier", "POST", &format!("/collections/{collection}/snapshots/upload"), &snapshot)
-    };
-    let refused = upload("second");
-    assert_eq!(refused.status, 403, "{}", refused.text());
-    assert!(refused.text().contains("may not use model echo"), "{}", refused.text());
-    assert_eq!(upload("first").status, 200, "the collection has this model");
+    let images = DownloadedImages::of(served(dir.path(), |_| {}), "echo", "source");
+    images.create("other", "rank1", "other");
+    let (status, text) = images.upload("copier", "copy");
+    assert_eq!(status, 403, "{text}");
+    assert!(text.contains("which embeds the images of the snapshot"), "{text}");
+    images.create("same", "echo", "same");
+    let (status, text) = images.upload("copier", "copy");
+    assert_eq!(status, 200, "another collection of the key has this model: {text}");
+}
+
+#[test]
+fn a_snapshot_names_the_default_model() {
+    let dir = tempfile::tempdir().unwrap();
+    let served = served(dir.path(), |config| config.search.embedding_model = Some("echo".into()));
+    let images = DownloadedImages::of(served, "echo", "source");
+    let (status, text) = images.upload("copier", "copy");
+    assert_eq!(status, 200, "{text}");
 }
 
 #[test]
