@@ -219,8 +219,7 @@ pub(super) fn value_of(bytes: &[u8]) -> Option<Value> {
     if bytes.is_empty() { Some(Value::Null) } else { serde_json::from_slice(bytes).ok() }
 }
 
-/// Pass of a filter over rows of memtables. It reads their payloads and stops at the deadline of
-/// the work on this thread.
+/// Pass of a filter over rows of memtables, which stops at the deadline of the work on this thread.
 pub(super) struct MemtableFilter<'a> {
     clause: Option<&'a Filter>,
     scan: PayloadScan,
@@ -229,7 +228,7 @@ pub(super) struct MemtableFilter<'a> {
 impl<'a> MemtableFilter<'a> {
     /// Starts a pass. Every row matches `None`, which reads no payload.
     pub(super) fn new(clause: Option<&'a Filter>) -> MemtableFilter<'a> {
-        MemtableFilter { clause, scan: PayloadScan::new() }
+        MemtableFilter { clause, scan: PayloadScan::in_memory() }
     }
 
     /// Returns true if a row matches. After the deadline no row does.
