@@ -248,9 +248,9 @@ impl PayloadScan {
         }
     }
 
-    /// Starts a pass over rows in memory, which ends at the deadline only. Checks the time after the
-    /// first turn, so that few cheap rows cost nothing. Never yields, because every query with a
-    /// filter runs such a pass.
+    /// Starts a pass over rows in memory, which ends at the deadline only. Checks the time after
+    /// the first turn, so that few cheap rows cost nothing. Never yields, because every query with
+    /// a filter runs such a pass.
     pub(super) fn in_memory() -> PayloadScan {
         PayloadScan { yields: false, has_begun: true, rows_of_turn: 0, ..PayloadScan::new() }
     }
