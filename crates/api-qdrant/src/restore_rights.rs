@@ -8,12 +8,11 @@ use serde_json::Value;
 use transport::access::KeyGrant;
 
 use crate::image_block::{IMAGES, NO_MODEL};
-use crate::state::ImageCollections;
 
-/// Maximum characters of a name in an error. Names in a snapshot can be as long as its list.
+/// Maximum characters of a name in an error. A name in a snapshot may have megabytes.
 const SHOWN_CHARS_MAX: usize = 80;
 
-/// Rights of a request's key, as far as the settings in a snapshot need them.
+/// Rights of a request's key for the settings in a snapshot.
 pub(crate) struct RestoreRights {
     grant: KeyGrant,
     /// Model of new collections of images if no request names a model.
@@ -21,9 +20,9 @@ pub(crate) struct RestoreRights {
 }
 
 impl RestoreRights {
-    /// Reads the rights of a key. `images` names the default model.
-    pub(crate) fn new(grant: KeyGrant, images: &dyn ImageCollections) -> RestoreRights {
-        RestoreRights { grant, default_model: images.default_model() }
+    /// Returns the rights of a key. `default_model` embeds new collections of images.
+    pub(crate) fn new(grant: KeyGrant, default_model: Option<String>) -> RestoreRights {
+        RestoreRights { grant, default_model }
     }
 
     /// Checks that the key permits the original images and the model that `settings` name.

@@ -440,7 +440,8 @@ async fn begin_restore<R: Read>(
     let permit = permit(state).await?;
     let (sender, outcome) = oneshot::channel();
     let backups = state.backups.clone();
-    let rights = grant.map(|Extension(grant)| RestoreRights::new(grant, &*state.images));
+    let rights =
+        grant.map(|Extension(grant)| RestoreRights::new(grant, state.images.default_model()));
     on_thread(permit, move |permit| {
         let restored = backups.registry().and_then(|registry| {
             let check = |settings: &CollectionSettings| {
