@@ -1,6 +1,7 @@
 //! Files with several fingerprints: templates with several views, and ANSI/NIST-ITL files.
 
 use std::collections::BTreeSet;
+use std::f32::consts::TAU;
 
 use api_images::{ImageInput, ImageKind, accept_score, image_id};
 use base::Error;
@@ -57,24 +58,36 @@ fn tagged(record_type: u8, fields: &[(u32, Vec<u8>)]) -> Vec<u8> {
 /// Finger position and compression of an image of 64 x 64 pixels.
 type CardImage = (&'static str, &'static str);
 
+/// Width and height of these images in pixels.
+const SIDE: usize = 140;
+
+/// Returns the pixels of level ridges with three minutiae, where the phase winds once around.
+fn ridges(number: usize) -> Vec<u8> {
+    let places = [(45.0 + number as f32, 50.0, 1.0_f32), (95.0, 60.0, -1.0), (60.0, 100.0, -1.0)];
+    let brightness = |at: usize| {
+        let (x, y) = ((at % SIDE) as f32, (at / SIDE) as f32);
+        let wound: f32 = places.iter().map(|(px, py, sign)| sign * (y - py).atan2(x - px)).sum();
+        (128.0 + 100.0 * (TAU * y / 9.0 + wound).cos()) as u8
+    };
+    (0..SIDE * SIDE).map(brightness).collect()
+}
+
 /// Returns an ANSI/NIST-ITL file.
 fn card(images: &[CardImage]) -> Vec<u8> {
     let mut contents = format!("1\x1f{}", images.len());
     let mut records = Vec::new();
     for (index, (position, compression)) in images.iter().enumerate() {
         contents.push_str(&format!("\x1e14\x1f{index:02}"));
-        let pixels: Vec<u8> =
-            (0..64 * 64).map(|at| ((at % 64 + index) / 4 % 2 * 200) as u8).collect();
         let fields = [
             (2, format!("{index:02}").into_bytes()),
-            (6, b"64".to_vec()),
-            (7, b"64".to_vec()),
+            (6, SIDE.to_string().into_bytes()),
+            (7, SIDE.to_string().into_bytes()),
             (8, b"1".to_vec()),
             (9, b"500".to_vec()),
             (11, compression.as_bytes().to_vec()),
             (12, b"8".to_vec()),
             (13, position.as_bytes().to_vec()),
-            (999, pixels),
+            (999, ridges(index)),
         ];
         records.extend(tagged(14, &fields));
     }
