@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom, Write};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Instant, SystemTime};
@@ -44,6 +45,24 @@ struct OpenLogFile {
     bytes: u64,
     records: usize,
     used: Instant,
+}
+
+impl OpenLogFile {
+    /// Returns true if the path still leads to this file and the file has the written length. A
+    /// program that rotates or removes logs ends that.
+    ///
+    /// # Errors
+    /// Errors of the file system.
+    fn is_intact(&self) -> std::io::Result<bool> {
+        let own = self.file.metadata()?;
+        match std::fs::metadata(&self.path) {
+            Ok(found) => {
+                Ok(found.dev() == own.dev() && found.ino() == own.ino() && own.len() == self.bytes)
+            }
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
 }
 
 impl LogFiles {
@@ -94,8 +113,9 @@ impl LogFiles {
         let full =
             |open: &OpenLogFile| open.records == RECORDS_MAX || open.bytes + length > file_max;
         if self.open.get(model).is_some_and(full) {
-            self.close(&model.clone());
+            self.close(model);
         }
+        self.close_changed(model)?;
         if !self.open.contains_key(model) {
             self.create(model)?;
         }
@@ -141,6 +161,25 @@ impl LogFiles {
         if let Some(open) = self.open.remove(model) {
             self.closed.push((open.path, open.bytes));
         }
+    }
+
+    /// Closes the file of `model` if another program has removed, moved or changed it. Records
+    /// would go to a file without a name, which keeps its disk space, or to a wrong position.
+    ///
+    /// # Errors
+    /// Errors of the file system.
+    fn close_changed(&mut self, model: &Arc<str>) -> Result<()> {
+        let Some(open) = self.open.get(model) else { return Ok(()) };
+        if open.is_intact().map_err(|e| Error::io(&open.path, &e))? {
+            return Ok(());
+        }
+        let found = std::fs::metadata(&open.path).ok();
+        if let Some(open) = self.open.remove(model)
+            && let Some(found) = found
+        {
+            self.closed.push((open.path, found.len()));
+        }
+        Ok(())
     }
 
     /// Closes files of other models, the longest idle first, until the open files and `more` bytes
@@ -266,6 +305,31 @@ mod tests {
                     .sum();
                 assert!(bytes <= 1000, "{bytes}");
             }
+        }
+    }
+
+    #[test]
+    fn a_removed_or_changed_file_is_replaced() {
+        type Change = fn(&Path);
+        let changes: [(Change, usize); 3] = [
+            (|path| std::fs::remove_file(path).unwrap(), 1),
+            (|path| std::fs::rename(path, path.with_extension("old")).unwrap(), 2),
+            // As a program that copies a log and then cuts it.
+            (|path| File::create(path).map(drop).unwrap(), 2),
+        ];
+        for (change, wanted) in changes {
+            let dir = tempfile::tempdir().unwrap();
+            let mut log = files(dir.path(), u64::MAX);
+            log.append(&"m".into(), b"one").unwrap();
+            let first = dir.path().join(&names(dir.path())[0]);
+            change(&first);
+            for _ in 0..2 {
+                assert!(log.append(&"m".into(), b"two").unwrap());
+            }
+            assert_eq!(names(dir.path()).len(), wanted);
+            let last = names(dir.path()).into_iter().rfind(|name| name.ends_with("-1.tfrecord"));
+            let last = dir.path().join(last.unwrap());
+            assert_eq!(std::fs::metadata(last).unwrap().len(), 2 * 19);
         }
     }
 
