@@ -93,7 +93,8 @@ impl Ledger {
         }
         let remedy = match transition {
             Transition::AvailabilityPreserving if needed <= stats.bytes_max => {
-                "raise --swap-reserve or --pool, or use transition = \"resource-preserving\""
+                "raise --pool, unload a model, or use transition = \"resource-preserving\" if \
+                 another version of the model serves"
             }
             _ => "raise --pool",
         };
@@ -162,7 +163,13 @@ mod tests {
         let (store, ledger) = (store(4), Arc::new(Ledger::default()));
         let _used = store.pool().allocate(3 * SLOT as usize).unwrap();
         let ask = || ledger.admit(&store, &chunk(2 * SLOT), Transition::AvailabilityPreserving);
-        assert!(ask().is_err_and(|e| e.message().contains("resource-preserving")));
+        // A larger --swap-reserve is a part of the same pool, so it makes no room.
+        let error = ask().err().unwrap();
+        assert!(
+            error.message().contains("; raise --pool, unload a model, or use transition"),
+            "{error}"
+        );
+        assert!(!error.message().contains("--swap-reserve"), "{error}");
         let releasing = ledger.releasing();
         assert!(matches!(ask(), Ok(Admission::Deferred(_))));
         drop(releasing);
