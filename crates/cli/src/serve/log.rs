@@ -18,6 +18,11 @@ use crate::exit::{CommandError, CommandResult};
 const FORMS: &str =
     "use error, warn, info, debug, trace, off, or a filter such as info,millpond_lifecycle=debug";
 
+/// Added to a filter of the level `info`. The client of object stores logs each of its ten retries
+/// of a request at that level: ten lines a minute while a store is away, beside the one of the
+/// failure.
+const QUIET_STORES: &str = "object_store=warn";
+
 /// Starts the log of this process. Returns its filter.
 ///
 /// # Errors
@@ -82,7 +87,19 @@ fn parse(filter: &str) -> Result<EnvFilter, String> {
     }
     match filter.split(',').map(str::trim).find(|word| names_no_level(word)) {
         Some(word) => Err(format!("\"{word}\" is not a level")),
-        None => EnvFilter::try_new(filter).map_err(|error| error.to_string()),
+        None => EnvFilter::try_new(with_quiet_stores(filter)).map_err(|error| error.to_string()),
+    }
+}
+
+/// Returns the filter with [`QUIET_STORES`] if its level is `info` and it does not name the client
+/// of object stores.
+fn with_quiet_stores(filter: &str) -> String {
+    let words = filter.split(',').map(str::trim).filter(|word| !word.is_empty());
+    let level = words.rev().find_map(|word| word.parse::<LevelFilter>().ok());
+    if level == Some(LevelFilter::INFO) && !filter.contains("object_store") {
+        format!("{filter},{QUIET_STORES}")
+    } else {
+        filter.to_owned()
     }
 }
 
@@ -94,7 +111,19 @@ fn names_no_level(word: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::{names_no_level, parse};
+    use super::{names_no_level, parse, with_quiet_stores};
+
+    #[test]
+    fn retries_of_stores_are_not_information() {
+        for filter in ["info", "INFO", "3", "millpond_lifecycle=debug, info"] {
+            assert_eq!(with_quiet_stores(filter), format!("{filter},object_store=warn"));
+        }
+        for filter in ["error", "warn", "debug", "off", "info,object_store=info", "a=info"] {
+            assert_eq!(with_quiet_stores(filter), filter);
+        }
+        let parsed = parse("info").unwrap().to_string();
+        assert!(parsed.contains("object_store=warn"), "{parsed}");
+    }
 
     #[test]
     fn an_empty_filter_is_refused() {
