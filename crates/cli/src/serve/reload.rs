@@ -14,8 +14,6 @@ use super::settings::ServeSettings;
 
 /// Tables and keys that take effect while serving.
 const MODELS: [&str; 4] = ["models", "roots", "schedule", "rollout"];
-/// Keys of `[lifecycle]` that take effect while serving.
-const LIFECYCLE: [&str; 2] = ["versions", "transition"];
 
 /// A settings file that is read again when it changes.
 pub(super) struct SettingsWatch {
@@ -72,6 +70,16 @@ fn table(path: &Path) -> Table {
     text.parse().unwrap_or_default()
 }
 
+/// Returns true for a key of another table than [`MODELS`] that takes effect while serving.
+/// `runtime-threads` is another form of `[schedule]`.
+fn takes_effect(section: &str, key: &str) -> bool {
+    match section {
+        "lifecycle" => ["versions", "transition"].contains(&key),
+        "inference" => key == "runtime-threads",
+        _ => false,
+    }
+}
+
 /// Returns the settings that differ and need a restart, as "[server] http-port".
 fn changed(before: &Table, after: &Table) -> Vec<String> {
     let empty = Value::Table(Table::new());
@@ -84,7 +92,7 @@ fn changed(before: &Table, after: &Table) -> Vec<String> {
         let added = after.keys().filter(|key| !before.contains_key(*key));
         let all = before.keys().chain(added);
         all.filter(|key| before.get(*key) != after.get(*key))
-            .filter(|key| section != "lifecycle" || !LIFECYCLE.contains(&key.as_str()))
+            .filter(|key| !takes_effect(section, key))
             .map(|key| format!("[{section}] {key}"))
             .collect::<Vec<_>>()
     };
@@ -105,7 +113,7 @@ mod tests {
         assert!(changed(&before, &before).is_empty());
         let after = table(
             "roots = ['b']\n[server]\nhttp-port = 2\nhost = 'x'\n[lifecycle]\nversions = '1'\npoll = '2s'\n\
-             [inference]\nqueue = 3\n[models.m]\npath = 'm'\n[rollout]\nauto = true",
+             [inference]\nqueue = 3\nruntime-threads = 1\n[models.m]\npath = 'm'\n[rollout]\nauto = true",
         );
         let wanted =
             ["[lifecycle] poll", "[memory] pool", "[server] http-port", "[inference] queue"];
