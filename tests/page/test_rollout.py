@@ -108,6 +108,8 @@ def test_a_version_is_promoted(browser, rolling):
     choose(browser, rolling, "Promote version 2")
     wait(lambda: rollout(rolling)["state"] == "promoted", "the promotion")
     wait(lambda: "promoted" in in_model(browser, SWAPPED, ".rollout .chip"), "the page shows it")
+    assert "v1 → v2" in in_model(browser, SWAPPED, ".rollout .chip")
+    assert in_model(browser, SWAPPED, ".rollout thead th") == ["", "stable v1", "candidate v2"]
     assert answers(rolling) == {3.0}
     assert js(browser, "document.querySelectorAll('.rollout-state button').length") == 0
 

@@ -89,16 +89,18 @@ export class RolloutView {
     const { found } = this, running = found.state === "running";
     if (found.state === "none") return [el("p", { class: "note" }, "No rollout since the server started.")];
     const [state, name] = STATES[found.state] ?? ["none", found.state];
+    // A promoted version is the stable one now. The figures are those of the version before it.
+    const stable = running ? found.stable : found.history[0]?.stable ?? found.stable;
     const share = found.shadow ? `${percent(found.shadow)} of requests copied` : `${percent(found.traffic)} of requests`;
     const row = (label, of, format) => el("tr", {}, el("th", { scope: "row" }, label),
       ...["stable", "candidate"].map((side) => el("td", { class: "number" }, shown(of?.[side], format))));
     const drift = found.shadow ? `Answers that differ: ${shown(found.drift, percent)}` : `Drift of the outputs: ${shown(found.drift, (value) => value.toFixed(4))}`;
     return [
       el("p", { class: "chips" }, el("span", { class: "chip", "data-state": state }, name),
-        el("span", { class: "chip plain" }, `v${found.stable} → v${found.candidate}`), ...(running ? [el("span", { class: "chip plain" }, share)] : [])),
+        el("span", { class: "chip plain" }, `v${stable} → v${found.candidate}`), ...(running ? [el("span", { class: "chip plain" }, share)] : [])),
       ...(running ? [el("p", { class: "buttons" }, this.button("Promote", "promote"), this.button("Roll back", "rollback"))] : []),
       ...(found.reason ? [el("p", { class: found.state === "rolled_back" ? "problem" : "note" }, found.reason)] : []),
-      el("table", {}, el("thead", {}, el("tr", {}, el("th", { scope: "col" }, ""), el("th", { scope: "col", class: "number" }, `stable v${found.stable}`),
+      el("table", {}, el("thead", {}, el("tr", {}, el("th", { scope: "col" }, ""), el("th", { scope: "col", class: "number" }, `stable v${stable}`),
         el("th", { scope: "col", class: "number" }, `candidate v${found.candidate}`))),
         el("tbody", {}, row("requests", found.requests, count), row("errors", found.errors, count), row("p99, ms", found.p99_ms, (value) => value.toFixed(2)))),
       ...(found.overflow ? [el("p", { class: "note" }, `Requests that stable answered, because the candidate is too slow: ${count(found.overflow)}`)] : []),

@@ -93,9 +93,12 @@ fn shown(rollout: &Value) -> String {
     if let Some(overflow) = rollout.get("overflow").and_then(Value::as_u64).filter(|&n| n > 0) {
         lines.push_str(&format!(", {overflow} requests overflowed to stable"));
     }
+    // A promoted version is the stable one now. The figures are those of the version before it.
+    let last = rollout.get("history").and_then(|history| history.get(0));
+    let compared = last.filter(|_| text(rollout, "state") != "running").unwrap_or(rollout);
     let mut table = TextTable::left(&["ROLE", "VERSION", "REQUESTS", "ERRORS", "P99 (MS)"]);
     for role in ["stable", "candidate"] {
-        let version = text(rollout, role);
+        let version = text(compared, role);
         if !version.is_empty() {
             let figures = ["requests", "errors", "p99_ms"].map(|key| of(key, role));
             let [requests, errors, p99] = figures;
@@ -152,5 +155,21 @@ mod tests {
         assert!(text.starts_with("m: running, traffic 5 %\n"), "{text}");
         assert!(text.contains("stable     1        100       0       1.50"), "{text}");
         assert!(text.ends_with("version 3 rolled_back: errors: many\n"), "{text}");
+    }
+
+    #[test]
+    fn figures_of_an_ended_rollout_have_its_versions() {
+        let rollout = json!({
+            "model": "m", "state": "promoted", "stable": 2, "candidate": 2,
+            "requests": {"stable": 100, "candidate": 50}, "errors": {"stable": 0, "candidate": 0},
+            "p99_ms": {"stable": 1.5, "candidate": 1.25},
+            "history": [
+                {"stable": 1, "candidate": 2, "state": "promoted", "reason": "hand: an administrator promoted it"},
+                {"stable": 1, "candidate": 3, "state": "rolled_back", "reason": "errors: many"},
+            ],
+        });
+        let text = shown(&rollout);
+        assert!(text.contains("stable     1        100       0       1.50"), "{text}");
+        assert!(text.contains("candidate  2        50        0       1.25"), "{text}");
     }
 }
