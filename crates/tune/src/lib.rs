@@ -64,9 +64,9 @@ Examples:
   millpond tune models/ctr --requests recorded/ --time 10m --no-write --json ctr.json
 
 A file of --requests holds one request in the form of `millpond infer --input FILE.json`: \
-{\"inputs\": [{\"name\", \"datatype\", \"shape\", \"data\"}]}. Generated requests have the shapes of --dims, else those \
-of [warmup] dims in the model's millpond.toml; every other open size is 1. Pass real requests if the run time depends \
-on the values, as for embeddings.")]
+{\"inputs\": [{\"name\", \"datatype\", \"shape\", \"data\"}]}. A .jsonl file holds one on each line, as a request log in \
+JSON does. Generated requests have the shapes of --dims, else those of [warmup] dims in the model's millpond.toml; \
+every other open size is 1. Pass real requests if the run time depends on the values, as for embeddings.")]
 pub struct TuneArgs {
     /// The model's directory, which holds its numbered version directories
     #[arg(value_name = "DIR|NAME=DIR")]
@@ -77,7 +77,7 @@ pub struct TuneArgs {
     /// Time of the search
     #[arg(long, default_value = "4m", value_name = "TIME", value_parser = units::parse_duration)]
     pub time: Duration,
-    /// Real requests: files, or directories of .json files, sent in turn
+    /// Real requests: .json or .jsonl files, or directories of them
     #[arg(long, value_name = "FILE|DIR")]
     pub requests: Vec<PathBuf>,
     /// Shape of an input in generated requests; several for one input are used in turn

@@ -22,6 +22,8 @@ const REQUESTS_MAX: usize = 100_000;
 /// Ends of the names of files with one request, and with one on each line.
 const BODY: &str = "json";
 const LINES: &str = "jsonl";
+/// End of the names of request logs in TFRecord, the server's default.
+const RECORDS: &str = "tfrecord";
 
 /// Arguments for requests.
 pub(super) struct RequestSettings<'a> {
@@ -153,6 +155,13 @@ pub(crate) fn from_files(given: &[PathBuf]) -> Result<Vec<Vec<NamedTensor>>> {
             paths.len()
         )));
     }
+    if let Some(path) = paths.iter().find(|path| has_extension(path, RECORDS)) {
+        return Err(Error::invalid(format!(
+            "--requests: {} is a TFRecord; give JSON, as `millpond serve --request-log-format \
+             json` logs requests",
+            path.display()
+        )));
+    }
     let mut left = FILES_BYTES_MAX;
     let mut requests = Vec::new();
     for path in &paths {
@@ -247,6 +256,16 @@ mod tests {
         assert_eq!(from_files(&files).unwrap().len(), 4);
         std::fs::write(dir.path().join("c.json"), "{}").unwrap();
         assert!(from_files(&files).unwrap_err().message().contains("c.json"));
+    }
+
+    #[test]
+    fn a_request_log_in_tfrecord_is_named() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("requests-m.tfrecord");
+        std::fs::write(&path, b"j").unwrap();
+        let error = from_files(&[path]).unwrap_err();
+        assert!(error.message().contains("requests-m.tfrecord is a TFRecord"), "{error}");
+        assert!(error.message().contains("--request-log-format json"), "{error}");
     }
 
     #[test]
