@@ -22,6 +22,7 @@ use crate::linger::{LingerLimits, LingeringStream};
 use crate::opening::{ConnectionOpener, OpeningLimits};
 use crate::peer::Peer;
 use crate::request_body::RequestBody;
+use crate::response_body::ANSWER_WINDOW;
 use crate::socket::ListenSocket;
 use crate::socket_authority::AuthorityPatcher;
 use crate::tls::TlsIdentity;
@@ -35,7 +36,10 @@ const PING_INTERVAL: Duration = Duration::from_secs(60);
 /// Longest wait for the answer to a ping before the connection is closed.
 const PING_TIMEOUT: Duration = Duration::from_secs(20);
 /// Longest time in which a client reads nothing of an answer before its connection is closed.
-const WRITE_STALL_MAX: Duration = Duration::from_secs(60);
+const WRITE_STALL_MAX: Duration = Duration::from_secs(75);
+// The buffers of the system take the first window of a large answer. So the check of the second one
+// must end before the connection is closed, or no metric counts the slow reader.
+const _: () = assert!(WRITE_STALL_MAX.as_secs() > 2 * ANSWER_WINDOW.as_secs());
 /// Pause after a failed accept, which keeps the loop from spinning.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(20);
 /// Maximum bytes of headers of a request.
