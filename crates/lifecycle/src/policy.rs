@@ -44,8 +44,8 @@ pub(crate) struct VersionView {
 pub(crate) struct ChosenVersions {
     /// Versions that should be ready, all of them loadable or loaded.
     pub(crate) aspired: BTreeSet<u64>,
-    /// True if a held version would be chosen otherwise. Versions that serve are then kept until
-    /// another one is chosen.
+    /// True if a held version would be chosen otherwise, also a withdrawn one that still serves.
+    /// Versions that serve are then kept until another one is chosen.
     pub(crate) hoped: bool,
 }
 
@@ -73,7 +73,7 @@ pub(crate) fn choose(policy: &VersionPolicy, views: &[VersionView]) -> ChosenVer
     aspired.extend(views.iter().filter(resumes).map(|view| view.version));
     ChosenVersions {
         aspired,
-        hoped: views.iter().filter(wanted).any(|view| view.held && !view.ready),
+        hoped: views.iter().filter(wanted).any(|view| view.held && (!view.ready || view.withdrawn)),
     }
 }
 
@@ -103,7 +103,7 @@ fn plan_availability(views: &[VersionView], choice: &ChosenVersions) -> Option<M
         views.iter().filter(|view| choice.aspired.contains(&view.version)).all(|view| view.ready);
     let surplus = ready > choice.aspired.len().max(1);
     if (surplus || (complete && may_empty(choice)))
-        && let Some(version) = lowest_unwanted(views, choice)
+        && let Some(version) = next_unwanted(views, choice)
     {
         return Some(ModelAction::Unload(version));
     }
@@ -130,7 +130,7 @@ fn plan_resource(views: &[VersionView], choice: &ChosenVersions) -> Option<Model
         return Some(ModelAction::Load(version));
     }
     if may_empty(choice)
-        && let Some(version) = lowest_unwanted(views, choice).or_else(again)
+        && let Some(version) = next_unwanted(views, choice).or_else(again)
     {
         return Some(ModelAction::Unload(version));
     }
@@ -149,9 +149,11 @@ fn again(view: &VersionView) -> bool {
     view.ready && view.reload && view.on_disk && !view.held && !view.loading
 }
 
-fn lowest_unwanted(views: &[VersionView], choice: &ChosenVersions) -> Option<u64> {
+/// Returns the version to unload next: a withdrawn one before the lowest of the others.
+fn next_unwanted(views: &[VersionView], choice: &ChosenVersions) -> Option<u64> {
     let unwanted = |view: &&VersionView| view.ready && !choice.aspired.contains(&view.version);
-    views.iter().filter(unwanted).map(|view| view.version).min()
+    let unwanted = views.iter().filter(unwanted);
+    unwanted.min_by_key(|view| (!view.withdrawn, view.version)).map(|view| view.version)
 }
 
 fn highest_missing(views: &[VersionView], choice: &ChosenVersions) -> Option<u64> {
@@ -245,6 +247,13 @@ mod tests {
         check("1r 2hw", None);
         check("1 2rhw", Some(Load(1)));
         check("1h 2rhw", None);
+        check("1g 2rhw", None);
+        check("2rhw", None);
+        check("2rhwg", Some(Unload(2)));
+        check("2rhw 3", Some(Load(3)));
+        check("2rhw 3r", Some(Unload(2)));
+        check("1rg 2rhw", Some(Unload(2)));
+        check("1rg 2hw", None);
     }
 
     #[test]
@@ -269,6 +278,8 @@ mod tests {
         check("1r 2h", None);
         check("1ra", Some(Unload(1)));
         check("1rg 2h", None);
+        check("2rhw", None);
+        check("2rhw 3", Some(Unload(2)));
     }
 
     #[test]

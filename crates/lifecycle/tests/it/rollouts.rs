@@ -525,6 +525,24 @@ fn the_version_before_replaces_a_bad_one_by_hand() {
 }
 
 #[test]
+fn a_withdrawn_version_serves_until_another_one_does() {
+    let world = world("");
+    world.publish("m", 2);
+    world.until("m", 1, LifecycleState::Released);
+    world.fake.fail_loads(1);
+    admin(&world, RolloutAction::RollBack(None)).unwrap();
+    world.until("m", 1, LifecycleState::Failed);
+    assert_eq!(world.ask("m").unwrap(), 2.0);
+    // As a job that cleans up old versions.
+    world.remove("m", 1);
+    world.looks();
+    assert_eq!((world.ready("m").as_str(), world.ask("m").unwrap()), ("2", 2.0));
+    world.publish("m", 3);
+    world.until("m", 2, LifecycleState::Failed);
+    assert_eq!((world.ready("m").as_str(), world.ask("m").unwrap()), ("3", 3.0));
+}
+
+#[test]
 fn a_newer_version_takes_the_candidates_place() {
     let world = world(HALF);
     world.publish("m", 2);
