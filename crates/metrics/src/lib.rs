@@ -138,7 +138,7 @@ pub struct Metrics {
     /// Spans of traces: "exported", "dropped" (a queue was full), "failed" (the collector did not
     /// answer or refused them).
     pub trace_spans: Family<KindLabels, Counter>,
-    /// Requests waiting for a worker, and their limit.
+    /// Requests of all models that wait for a worker, and the default limit of one model.
     pub queue: Family<KindLabels, LevelGauge>,
     /// Memory of requests in flight: "max", "used", and the "peak" since the start.
     pub request_memory_bytes: Family<KindLabels, LevelGauge>,

@@ -198,7 +198,7 @@ impl Metrics {
         let r = &mut self.registry;
         r.register(
             "queue",
-            "Requests waiting for a worker (kind=length) and how many may (kind=max)",
+            "Requests of all models that wait for a worker (kind=length), and the default limit of one model (kind=max)",
             self.queue.clone(),
         );
         r.register_with_unit(
