@@ -114,6 +114,16 @@ def test_a_version_is_promoted(browser, rolling):
     assert js(browser, "document.querySelectorAll('.rollout-state button').length") == 0
 
 
+def test_a_version_withdrawn_without_a_rollout(browser, rolling):
+    for action, state in (("promote", "promoted"), ("rollback", "rolled_back")):
+        url = f"{rolling.url}/v2/models/{SWAPPED}/rollout"
+        requests.post(url, json={"action": action}, timeout=60).raise_for_status()
+        wait(lambda: rollout(rolling)["state"] == state, state)  # noqa: B023
+    wait(lambda: rollout(rolling)["stable"] == 1, "version 1 serves again")
+    open_model(browser, rolling.url, SWAPPED)
+    wait(lambda: in_model(browser, SWAPPED, ".rollout thead th") == ["", "stable v1", "candidate v2"], "the versions")
+
+
 def test_a_version_is_rolled_back(browser, rolling):
     choose(browser, rolling, "Roll back version 2")
     wait(lambda: rollout(rolling)["state"] == "rolled_back", "the rollback")

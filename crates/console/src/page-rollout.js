@@ -89,8 +89,10 @@ export class RolloutView {
     const { found } = this, running = found.state === "running";
     if (found.state === "none") return [el("p", { class: "note" }, "No rollout since the server started.")];
     const [state, name] = STATES[found.state] ?? ["none", found.state];
-    // A promoted version is the stable one now. The figures are those of the version before it.
-    const stable = running ? found.stable : found.history[0]?.stable ?? found.stable;
+    // A promoted version is the stable one now. The figures are those of the version before it. A version that was
+    // withdrawn without a rollout has no figures, and its entry has that version twice.
+    const [last] = found.history, ended = running || last?.stable === last?.candidate ? null : last;
+    const stable = ended?.stable ?? found.stable;
     const share = found.shadow ? `${percent(found.shadow)} of requests copied` : `${percent(found.traffic)} of requests`;
     const row = (label, of, format) => el("tr", {}, el("th", { scope: "row" }, label),
       ...["stable", "candidate"].map((side) => el("td", { class: "number" }, shown(of?.[side], format))));

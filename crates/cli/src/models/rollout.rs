@@ -93,9 +93,7 @@ fn shown(rollout: &Value) -> String {
     if let Some(overflow) = rollout.get("overflow").and_then(Value::as_u64).filter(|&n| n > 0) {
         lines.push_str(&format!(", {overflow} requests overflowed to stable"));
     }
-    // A promoted version is the stable one now. The figures are those of the version before it.
-    let last = rollout.get("history").and_then(|history| history.get(0));
-    let compared = last.filter(|_| text(rollout, "state") != "running").unwrap_or(rollout);
+    let compared = compared(rollout);
     let mut table = TextTable::left(&["ROLE", "VERSION", "REQUESTS", "ERRORS", "P99 (MS)"]);
     for role in ["stable", "candidate"] {
         let version = text(compared, role);
@@ -111,6 +109,19 @@ fn shown(rollout: &Value) -> String {
         report.push_str(&format!("\nversion {} {}: {}\n", line[0], line[1], line[2]));
     }
     report
+}
+
+/// Returns the object that names the versions of the figures. A promoted version is the stable one
+/// now, so an ended rollout has them in the first entry of its history. The entry of a version that
+/// was withdrawn without a rollout has that version twice, and no figures.
+fn compared(rollout: &Value) -> &Value {
+    let last = rollout.get("history").and_then(|history| history.get(0));
+    let has_two_versions = |ended: &&Value| {
+        let stable = ended.get("stable").and_then(Value::as_u64);
+        stable.is_some() && stable != ended.get("candidate").and_then(Value::as_u64)
+    };
+    let ended = last.filter(|_| text(rollout, "state") != "running");
+    ended.filter(has_two_versions).unwrap_or(rollout)
 }
 
 #[cfg(test)]
@@ -171,5 +182,20 @@ mod tests {
         let text = shown(&rollout);
         assert!(text.contains("stable     1        100       0       1.50"), "{text}");
         assert!(text.contains("candidate  2        50        0       1.25"), "{text}");
+    }
+
+    #[test]
+    fn a_version_withdrawn_without_a_rollout_is_not_compared_with_itself() {
+        let mut rollout = json!({
+            "model": "m", "state": "rolled_back", "stable": 1, "candidate": 2,
+            "requests": {"stable": 0, "candidate": 0}, "errors": {"stable": 0, "candidate": 0},
+            "p99_ms": {"stable": null, "candidate": null},
+            "history": [{"stable": 2, "candidate": 2, "state": "rolled_back", "reason": "hand: an administrator withdrew it"}],
+        });
+        let text = shown(&rollout);
+        assert!(text.contains("stable     1 "), "{text}");
+        assert!(text.contains("candidate  2 "), "{text}");
+        rollout["history"][0]["stable"] = Value::Null;
+        assert!(shown(&rollout).contains("stable     1 "), "the stable version was not known");
     }
 }
