@@ -48,8 +48,8 @@ struct OpenLogFile {
 }
 
 impl OpenLogFile {
-    /// Returns true if the path still leads to this file and the file has the written length. A
-    /// program that rotates or removes logs ends that.
+    /// Returns true if the path still leads to this file and the file has the written length. This
+    /// is false after another program has removed, moved or cut the file.
     ///
     /// # Errors
     /// Errors of the file system.
