@@ -28,6 +28,12 @@ def path(browser) -> str:
     return browser.execute_script("return location.pathname + location.search")
 
 
+def end_sessions(browser, server) -> None:
+    """Deletes the cookies of earlier tests, which a blank page does not have."""
+    browser.get(f"{server.url}/page.css")
+    browser.delete_all_cookies()
+
+
 def test_a_browser_logs_in_and_out(browser, locked):
     server, key = locked
     browser.get(f"{server.url}/images?a=b")
@@ -63,6 +69,19 @@ def test_a_browser_logs_in_and_out(browser, locked):
     assert requests.get(f"{server.url}/metrics", cookies=jar, timeout=60).status_code == 401, "the session has ended"
     browser.get(server.url)
     assert path(browser) == "/login?next=%2F"
+
+
+def test_the_form_refuses_a_key_that_cannot_read_pages(browser, locked):
+    server, _ = locked
+    key = new_key(server.log.parent / "keys.toml", "--role", "infer", "--name", "program")
+    metadata = f"{server.url}/v2/models/half_plus_two"
+    wait(lambda: requests.get(metadata, headers={"api-key": key}, timeout=60).ok, "the server knows the key")
+    end_sessions(browser, server)
+    browser.get(server.url)
+    log_in(browser, key)
+    alert = "return document.querySelector('[role=alert]')?.textContent ?? ''"
+    wait(lambda: "pages need the role read" in browser.execute_script(alert), "the reason")
+    assert browser.get_cookies() == []
 
 
 def test_a_server_without_keys_has_no_login(browser, server):

@@ -12,7 +12,8 @@ use http::request::Parts;
 use http::{HeaderMap, HeaderValue, Method, StatusCode, Uri, header};
 use serde_json::json;
 use transport::access::{
-    AccessPolicy, Caller, SESSION_COOKIE, SESSION_LIFETIME, SessionId, check_same_site, session_of,
+    AccessPolicy, Caller, KeyGrant, KeyRing, KeyRole, SESSION_COOKIE, SESSION_LIFETIME, SessionId,
+    check_same_site, session_of,
 };
 use transport::{Peer, Reply, RequestResources, Shared};
 
@@ -94,10 +95,44 @@ impl LoginFields {
 async fn form(State(state): Shared<LoginState>, uri: Uri, headers: HeaderMap) -> Reply {
     let fields = LoginFields::parse(uri.query().unwrap_or_default().as_bytes());
     let Some(keys) = &state.access.keys else { return see_other(fields.next()) };
-    match session_of(&headers).and_then(|session| keys.session_key(&session)) {
-        Some(_) => see_other(fields.next()),
+    let grant = session_of(&headers).and_then(|session| keys.session_key(&session));
+    match grant.as_ref().map(check_pages) {
+        Some(Ok(())) => see_other(fields.next()),
+        // The role of a key can change after a login.
+        Some(Err(error)) => login_page(fields.next(), Some(error.message())),
         None => login_page(fields.next(), None),
     }
+}
+
+/// Opens a session for the key `text`, if the key may read pages.
+///
+/// # Errors
+/// Those of `KeyRing::open_session` and `check_pages`.
+fn open_page_session(keys: &KeyRing, text: &str) -> base::Result<SessionId> {
+    let session = keys.open_session(text)?;
+    if let Some(grant) = keys.session_key(&session)
+        && let Err(error) = check_pages(&grant)
+    {
+        keys.close_session(&session);
+        return Err(error);
+    }
+    Ok(session)
+}
+
+/// Checks that a key may read pages.
+///
+/// # Errors
+/// `PermissionDenied` if its role is below `read`.
+fn check_pages(grant: &KeyGrant) -> base::Result<()> {
+    if grant.role() >= KeyRole::Read {
+        return Ok(());
+    }
+    Err(Error::denied(format!(
+        "the key {} has the role {}, and pages need the role {}; log in with another key",
+        grant.name(),
+        grant.role().name(),
+        KeyRole::Read.name()
+    )))
 }
 
 async fn log_in(
@@ -118,7 +153,7 @@ async fn log_in(
     };
     let Some(keys) = &state.access.keys else { return see_other(fields.next()) };
     let caller = Caller { peer: Some(peer), headers: &headers };
-    match keys.open_session(&fields.key) {
+    match open_page_session(keys, &fields.key) {
         Ok(session) => {
             let name = keys.session_key(&session);
             let name = name.as_ref().map_or("-", |grant| grant.name());

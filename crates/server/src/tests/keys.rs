@@ -286,6 +286,9 @@ fn browsers_log_in_with_a_session() {
     };
     let wrong = log_in("other", "");
     assert!(wrong.status == 401 && wrong.text().contains("role=\"alert\""), "{}", wrong.text());
+    let runner = log_in("runner", "");
+    assert!(runner.status == 401 && runner.cookie.is_none(), "{}", runner.head);
+    assert!(runner.text().contains("pages need the role read"), "{}", runner.text());
     let large = served.ask("POST", "/login", "", &[b'a'; (16 << 10) + 1]);
     assert_eq!(large.status, 413);
     let foreign = "Origin: http://evil.example\r\n";
