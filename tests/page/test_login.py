@@ -71,6 +71,17 @@ def test_a_browser_logs_in_and_out(browser, locked):
     assert path(browser) == "/login?next=%2F"
 
 
+def test_a_login_leads_to_the_view_of_a_model(browser, locked):
+    server, key = locked
+    end_sessions(browser, server)
+    browser.get(f"{server.url}/#model=half_plus_two")
+    log_in(browser, "wrong")
+    wait(lambda: browser.find_elements(By.CSS_SELECTOR, "[role=alert]"), "the refusal")
+    log_in(browser, key)
+    wait(lambda: connection(browser) == "live", "the page is live")
+    assert browser.execute_script("return location.pathname + location.hash") == "/#model=half_plus_two"
+
+
 def test_the_form_refuses_a_key_that_cannot_read_pages(browser, locked):
     server, _ = locked
     key = new_key(server.log.parent / "keys.toml", "--role", "infer", "--name", "program")

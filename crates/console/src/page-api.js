@@ -10,7 +10,8 @@ export class Refused extends Error {
 
 // Leads to the login, and back to this page afterwards.
 function toLogin() {
-  location.assign(`/login?next=${encodeURIComponent(location.pathname + location.search)}`);
+  // The browser keeps the fragment through the login.
+  location.assign(`/login?next=${encodeURIComponent(location.pathname + location.search)}${location.hash}`);
 }
 
 // Sends a request. Throws `Refused` with the server's own words, and `AbortError` after `stop`. Leads to the login if

@@ -4,7 +4,8 @@
 const CHECK_MS = 60_000;
 
 function toLogin() {
-  location.assign(`/login?next=${encodeURIComponent(location.pathname + location.search)}`);
+  // The browser keeps the fragment, such as #model=NAME, through the login.
+  location.assign(`/login?next=${encodeURIComponent(location.pathname + location.search)}${location.hash}`);
 }
 
 async function read() {
