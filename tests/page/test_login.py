@@ -95,6 +95,18 @@ def test_the_form_refuses_a_key_that_cannot_read_pages(browser, locked):
     assert browser.get_cookies() == []
 
 
+def test_a_failed_logout_is_shown(browser, locked):
+    server, key = locked
+    end_sessions(browser, server)
+    browser.get(server.url)
+    log_in(browser, key)
+    wait(lambda: browser.find_elements(By.ID, "log-out"), "a button to log out")
+    browser.execute_script("window.fetch = () => Promise.reject(new TypeError('offline'))")
+    browser.execute_script("document.getElementById('log-out').click()")
+    said = "return document.getElementById('messages').textContent"
+    wait(lambda: "You are not logged out" in browser.execute_script(said), "the message")
+
+
 def test_a_server_without_keys_has_no_login(browser, server):
     browser.get(f"{server.url}/login")
     assert path(browser) == "/"

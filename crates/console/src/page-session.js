@@ -1,5 +1,7 @@
 // The login of a page: shows whose key the browser uses, logs out, and leads to the login once the session has ended.
-// A page includes this file once. It adds to the page's first <nav>, and to no other element.
+// A page includes this file once. It adds a button to the page's first <nav>.
+
+import { message } from "./page-shell.js";
 
 const CHECK_MS = 60_000;
 
@@ -14,8 +16,14 @@ async function read() {
 }
 
 async function logOut() {
-  await fetch("/logout", { method: "POST", redirect: "manual" });
-  location.assign("/login");
+  try {
+    // The redirect to the login is opaque.
+    const answer = await fetch("/logout", { method: "POST", redirect: "manual" });
+    if (answer.type === "opaqueredirect" || answer.ok) location.assign("/login");
+    else message(`You are not logged out: the server answered ${answer.status}.`, true);
+  } catch {
+    message("You are not logged out: the server did not answer. Is it running?", true);
+  }
 }
 
 function show(session) {
