@@ -268,7 +268,7 @@ def test_a_phone_needs_no_sideways_scrolling(browser, server, model):
     open_model(browser, server.url, model) if model else open_page(browser, server.url)
     wait(lambda: in_model(browser, SWAPPED, ".series-label" if model else ".p99"), "there are values")
     assert js(browser, "document.documentElement.scrollWidth") <= PHONE[0]
-    beyond = "[...document.querySelectorAll('main *')].filter((e) => e.getBoundingClientRect().right > innerWidth + 1 && !e.closest('.scroll')).length"
+    beyond = "[...document.querySelectorAll('main *')].filter((e) => e.getBoundingClientRect().right > document.documentElement.clientWidth + 1 && !e.closest('.scroll')).length"
     assert js(browser, beyond) == 0
     small = "[...document.querySelectorAll('main button, main select')].filter((e) => e.checkVisibility() && e.getBoundingClientRect().height < 40).length"
     assert js(browser, small) == 0, "buttons are large enough for a finger"
@@ -334,6 +334,23 @@ def test_it_reconnects(browser, tmp_path, monkeypatch):
     wait(lambda: connection(browser) == "reconnecting", "the page knows that no server answers")
     server = millpond.Server(tmp_path / "root", log=tmp_path / "second.log").wait_ready()
     wait(lambda: connection(browser) == "live", "the page found the new server")
+    assert server.stop() == 0
+
+
+def test_events_are_those_of_the_new_server(browser, tmp_path, monkeypatch):
+    # Both servers get the same ports, and their events the same ids.
+    ports = millpond.free_ports()
+    monkeypatch.setattr(millpond, "free_ports", lambda: ports)
+    millpond.publish(stamped(tmp_path / "stamped.onnx", 1), tmp_path / "root" / SWAPPED, 1)
+    server = millpond.Server(tmp_path / "root", log=tmp_path / "first.log").wait_ready()
+    times = "[...document.querySelectorAll('#events time')].map((e) => e.dateTime)"
+    open_page(browser, server.url)
+    old = wait(lambda: js(browser, times), "the load is listed")
+    assert server.stop() == 0
+    wait(lambda: connection(browser) == "reconnecting", "the page knows that no server answers")
+    server = millpond.Server(tmp_path / "root", log=tmp_path / "second.log").wait_ready()
+    wait(lambda: connection(browser) == "live", "the page found the new server")
+    wait(lambda: (new := js(browser, times)) and min(new) > max(old), "only events of the new server are listed")
     assert server.stop() == 0
 
 

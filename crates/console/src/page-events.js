@@ -19,7 +19,8 @@ function item(event, withModel) {
 
 // Draws events, newest first.
 export function list(node, events, withModel) {
-  const key = events.map((event) => event.id).join();
+  // Ids start again with the server, so a time is part of the key.
+  const key = events.map((event) => `${event.id} ${event.time_ms}`).join();
   rows(node, key || "none", () => events.length ? events.map((event) => item(event, withModel))
     : [el("li", { class: "none" }, "No events yet.")]);
 }
