@@ -31,6 +31,25 @@ def test_a_call_is_sent_and_its_answer_shown(browser, server):
     assert browser.get_log("browser") == []
 
 
+def test_an_answer_keeps_the_digits_of_numbers(browser, server):
+    """A double cannot hold 2^53 + 1, and JavaScript writes 1.0 as 1."""
+    collection = f"{server.url}/collections/digits"
+    vectors = {"vectors": {"size": 1, "distance": "Dot"}}
+    assert requests.put(collection, json=vectors, timeout=60).status_code == 200
+    points = {"points": [{"id": 9007199254740993, "vector": [1], "payload": {"price": 1.0}}]}
+    assert requests.put(f"{collection}/points", json=points, timeout=60).status_code == 200
+    open_docs(browser, server.url, "#fetchPoint")
+    fields = "document.querySelectorAll('#fetchPoint .parameters input')"
+    wait(lambda: js(browser, f"{fields}.length") >= 2, "it is open")
+    browser.execute_script(f"const [name, id] = {fields}; name.value = 'digits'; id.value = '9007199254740993'")
+    js(browser, "document.querySelector('#fetchPoint .send').click()")
+    shown = "document.querySelector('#fetchPoint .result pre')?.textContent"
+    answer = wait(lambda: js(browser, shown), "an answer is shown")
+    assert '"id": 9007199254740993' in answer, answer
+    assert '"price": 1.0' in answer, answer
+    assert requests.delete(collection, timeout=60).status_code == 200
+
+
 def test_every_call_is_drawn(browser, server):
     open_docs(browser, server.url)
     browser.execute_script("for (const call of document.querySelectorAll('.call')) call.open = true")

@@ -1,5 +1,6 @@
 // One call of the page of the API: its parameters, its body, its answers, and a form that sends it.
 
+import { asWritten, toJson } from "./page-api.js";
 import { el } from "./page-dom.js";
 
 const NESTING_MAX = 8;
@@ -131,7 +132,8 @@ async function show(result, answer, started) {
   let text = await answer.text();
   if (type.startsWith("application/json")) {
     try {
-      text = JSON.stringify(JSON.parse(text), null, 1);
+      // Numbers of 64 bits keep their digits.
+      text = toJson(asWritten(text), 1);
     } catch { /* It is shown as it came. */ }
   }
   const cut = text.length > SHOWN_MAX ? `${text.slice(0, SHOWN_MAX)}\n… ${text.length - SHOWN_MAX} more characters` : text;
