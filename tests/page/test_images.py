@@ -363,6 +363,12 @@ def test_the_pages_link_to_each_other(browser, server):
         wait(lambda title=title: browser.title == title, "and back")
 
 
+def test_a_long_name_does_not_widen_the_page(browser, server):
+    open_images(browser, server)
+    browser.execute_script("document.getElementById('collection').selectedOptions[0].textContent = 'a-name-'.repeat(36)")
+    assert js(browser, "document.documentElement.scrollWidth") <= DESKTOP[0]
+
+
 def test_a_phone_needs_no_sideways_scrolling(browser, server):
     look(browser, PHONE)
     open_images(browser, server)

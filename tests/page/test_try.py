@@ -412,6 +412,14 @@ def test_versions_and_unknown_models(browser, server):
     assert js(browser, "document.getElementById('try').hidden")
 
 
+def test_a_long_name_does_not_widen_the_page(browser, server):
+    open_try(browser, server, "half_plus_two")
+    browser.execute_script("const o = document.getElementById('model').selectedOptions[0]; o.textContent = o.value.repeat(20)")
+    assert js(browser, "document.documentElement.scrollWidth") <= DESKTOP[0]
+    tops = js(browser, "['model', 'version'].map((id) => document.getElementById(id).getBoundingClientRect().top)")
+    assert tops[0] == tops[1], "one line"
+
+
 def test_by_keyboard_alone(browser, server):
     open_try(browser, server, "half_plus_two")
     browser.execute_script("document.querySelector('.skip').focus()")
