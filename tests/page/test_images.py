@@ -311,6 +311,20 @@ def test_duplicates_are_found_and_deleted(browser, server):
     requests.delete(f"{server.url}/v1/images/twice", timeout=30)
 
 
+def test_progress_of_duplicates_is_read_again_after_an_error(browser, server):
+    open_images(browser, server)
+    fail = (
+        "window.working = fetch; window.fetch = (where, options) =>"
+        " String(where).endsWith('/duplicates') ? Promise.reject(new TypeError('offline')) : working(where, options)"
+    )
+    browser.execute_script(fail)
+    choose(browser, "#menu", "Find duplicates…")
+    wait(lambda: "did not answer" in text(browser, "duplicates-problem"), "the error is shown")
+    browser.execute_script("window.fetch = window.working")
+    wait(lambda: text(browser, "duplicates-state").startswith("Compares every image"), "the state is read again")
+    assert js(browser, "document.getElementById('duplicates-problem').hidden"), "the error has ended"
+
+
 def test_a_file_that_is_not_an_image_is_reported(browser, server, tmp_path):
     (tmp_path / "notes.png").write_text("no picture")
     open_images(browser, server)

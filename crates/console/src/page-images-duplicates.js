@@ -7,6 +7,8 @@ import { count, duration, el, text } from "./page-dom.js";
 
 const TILE_PIXELS = 256;
 const POLL_MS = 1000;
+// Time after a read that failed, until the panel is closed.
+const RETRY_MS = 3000;
 // Most groups shown, and most images of one.
 const GROUPS_MAX = 100;
 const IMAGES_MAX = 24;
@@ -70,16 +72,22 @@ export class Duplicates {
     try {
       progress = await get(this.where());
     } catch (error) {
-      if (!(error instanceof Refused) || error.status !== 404) this.problem(words(error));
+      if (collection === null || collection !== this.collection) return;
+      if (!(error instanceof Refused) || error.status !== 404) {
+        // The search may continue on the server, so what is shown stays.
+        this.problem(words(error));
+        this.timer = setTimeout(() => this.look(), RETRY_MS);
+        return;
+      }
     }
     if (collection === null || collection !== this.collection) return;
+    this.problem(progress?.error ?? null);
     const running = progress?.state === "running";
     $("duplicates-progress").hidden = !running;
     $("duplicates-cancel").hidden = !running;
     $("duplicates-start").hidden = running;
     text($("duplicates-start"), ["interrupted", "cancelled"].includes(progress?.state) ? "Continue" : "Start");
     text($("duplicates-state"), progress ? describe(progress) : "Compares every image with its nearest ones, in the background.");
-    if (progress?.error) this.problem(progress.error);
     if (running) {
       const bar = $("duplicates-progress");
       bar.max = Math.max(progress.total ?? 0, progress.done, 1);
