@@ -337,6 +337,19 @@ def test_it_reconnects(browser, tmp_path, monkeypatch):
     assert server.stop() == 0
 
 
+def test_times_have_a_zone(browser, server):
+    browser.execute_cdp_cmd("Emulation.setTimezoneOverride", {"timezoneId": "Asia/Kolkata"})
+    try:
+        open_page(browser, server.url)
+        note = "document.getElementById('events-note').textContent"
+        wait(lambda: js(browser, note).endswith(", times in UTC+5:30"), "the zone of the events")
+        open_model(browser, server.url, SWAPPED)
+        kept = "document.querySelector('.kept').textContent"
+        wait(lambda: js(browser, kept).endswith("Times are in UTC+5:30."), "the zone of the chart")
+    finally:
+        browser.execute_cdp_cmd("Emulation.setTimezoneOverride", {"timezoneId": ""})
+
+
 def test_events_are_those_of_the_new_server(browser, tmp_path, monkeypatch):
     # Both servers get the same ports, and their events the same ids.
     ports = millpond.free_ports()

@@ -85,6 +85,13 @@ export function percent(share) {
   return value >= 10 ? `${Math.round(value)} %` : `${value.toFixed(value >= 1 ? 1 : 2)} %`;
 }
 
+// Returns the time zone of this browser at a time, such as UTC+5:30.
+export function zone(milliseconds) {
+  const minutes = -new Date(milliseconds).getTimezoneOffset(), size = Math.abs(minutes);
+  if (size === 0) return "UTC";
+  return `UTC${minutes < 0 ? "−" : "+"}${Math.floor(size / 60)}${size % 60 ? `:${String(size % 60).padStart(2, "0")}` : ""}`;
+}
+
 // Formats a time of day; with the day if it is not today.
 export function clock(milliseconds, seconds = true) {
   const time = new Date(milliseconds), today = time.toDateString() === new Date().toDateString();

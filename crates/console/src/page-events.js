@@ -1,6 +1,6 @@
 // The list of events, for the server or one model.
 
-import { clock, count, el, rows, text } from "./page-dom.js";
+import { clock, count, el, rows, text, zone } from "./page-dom.js";
 
 // Events before a button shows the others.
 const SHOWN_MAX = 8;
@@ -69,6 +69,6 @@ export class Events {
     $("events-all").hidden = newest.length <= SHOWN_MAX;
     $("events-all").setAttribute("aria-expanded", String(this.whole));
     text($("events-all"), this.whole ? "Show fewer" : `Show all ${newest.length}`);
-    text($("events-note"), `since the server started ${clock(this.server.started)}`);
+    text($("events-note"), `since the server started ${clock(this.server.started)}, times in ${zone(Date.now())}`);
   }
 }

@@ -3,7 +3,7 @@
 import { batching } from "./page-batching.js";
 import { Actions } from "./page-actions.js";
 import { AT, ERRORS, LINES, MAX, P50, P90, P99, P999, PAIR, REQUESTS, draw, markWords } from "./page-chart.js";
-import { age, bytes, clock, count, duration, el, ms, percent, rows, svg, text } from "./page-dom.js";
+import { age, bytes, clock, count, duration, el, ms, percent, rows, svg, text, zone } from "./page-dom.js";
 import { list } from "./page-events.js";
 import { slow } from "./page-more.js";
 import { chip } from "./page-overview.js";
@@ -258,6 +258,6 @@ export class ModelView {
     const begun = this.detail.at < this.span ? `The history begins at the start of the server, ${clock(this.server.started)}.` : "";
     const cut = history.complete_from > this.detail.at - this.span && history.complete_from > 0
       ? `Data older than ${duration(this.detail.at - since)} was dropped, because the history of all models reached its memory limit.` : "";
-    text(this.part(".kept"), `${begun}${cut} It is kept in memory for 24 h and does not survive a restart. Percentiles and the maximum of fewer than 100 requests are taken over up to 10 intervals of ${duration(history.step)}.`.trim());
+    text(this.part(".kept"), `${begun}${cut} The history is kept in memory for 24 h and does not survive a restart. Percentiles and the maximum of fewer than 100 requests are taken over up to 10 intervals of ${duration(history.step)}. Times are in ${zone(Date.now())}.`.trim());
   }
 }
