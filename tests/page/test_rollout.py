@@ -99,6 +99,8 @@ def test_a_rollout_shows_its_figures(browser, rolling):
     assert "50 % of requests" in " ".join(in_model(browser, SWAPPED, ".rollout .chip")).replace("\u00a0", " ")
     heads = in_model(browser, SWAPPED, ".rollout thead th")
     assert heads == ["", "stable v1", "candidate v2"]
+    # The times of versions are those of whole requests.
+    assert in_model(browser, SWAPPED, ".rollout tbody th") == ["requests", "errors", "p99 of runs, ms"]
     counts = in_model(browser, SWAPPED, ".rollout tbody tr:first-child td")
     assert sum(int(count) for count in counts) == REQUESTS
     assert answers(rolling) == {2.0, 3.0}

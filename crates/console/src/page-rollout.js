@@ -104,7 +104,7 @@ export class RolloutView {
       ...(found.reason ? [el("p", { class: found.state === "rolled_back" ? "problem" : "note" }, found.reason)] : []),
       el("table", {}, el("thead", {}, el("tr", {}, el("th", { scope: "col" }, ""), el("th", { scope: "col", class: "number" }, `stable v${stable}`),
         el("th", { scope: "col", class: "number" }, `candidate v${found.candidate}`))),
-        el("tbody", {}, row("requests", found.requests, count), row("errors", found.errors, count), row("p99, ms", found.p99_ms, (value) => value.toFixed(2)))),
+        el("tbody", {}, row("requests", found.requests, count), row("errors", found.errors, count), row("p99 of runs, ms", found.p99_ms, (value) => value.toFixed(2)))),
       ...(found.overflow ? [el("p", { class: "note" }, `Requests that stable answered, because the candidate is too slow: ${count(found.overflow)}`)] : []),
       ...(found.drift === null ? [] : [el("p", { class: "note" }, drift)]),
     ];
