@@ -97,6 +97,17 @@ def test_collections_are_listed_with_size_and_health(browser, server):
     assert browser.get_log("browser") == []
 
 
+def test_a_long_name_leaves_the_health_on_one_line(browser, server):
+    name = "a-long-name-" * 17
+    call(server, "PUT", name, {"vectors": {"size": 2, "distance": "Dot"}})
+    look(browser, DESKTOP)
+    open_vectors(browser, server, None)
+    health = "[...document.querySelectorAll('#rows .state')].map((e) => [e.textContent, e.getBoundingClientRect().height < 30])"
+    wait(lambda: len(js(browser, health)) == 3, "the health is shown")
+    assert js(browser, health) == [["healthy", True]] * 3
+    call(server, "DELETE", name)
+
+
 def test_an_unknown_collection_is_an_error(browser, server):
     open_vectors(browser, server, "nope", "failed")
     assert 'There is no collection "nope"' in text(browser, "#problem")
