@@ -8,6 +8,7 @@ from screen import CONTRASTS, DESKTOP, PHONE, PICTURES, TEXT_CONTRAST_MIN, UNLOA
 
 pytestmark = pytest.mark.usefixtures("traffic")
 
+TABLET = (660, 900)
 INFER = "document.getElementById('infer')"
 
 
@@ -79,10 +80,12 @@ def test_text_can_be_read(browser, server, scheme):
     picture(browser, PICTURES / f"docs-{scheme}.png")
 
 
-def test_a_phone_needs_no_sideways_scrolling(browser, server):
-    look(browser, PHONE)
+@pytest.mark.parametrize("size", [PHONE, TABLET])
+def test_a_narrow_screen_needs_no_sideways_scrolling(browser, server, size):
+    look(browser, size)
     open_docs(browser, server.url, "#infer")
     wait(lambda: js(browser, f"{INFER}.querySelector('.parameters')"), "the parameters of a call are shown")
     # `innerWidth` grows with a page that is too wide.
-    assert js(browser, "document.documentElement.scrollWidth") <= PHONE[0]
-    picture(browser, PICTURES / "docs-phone.png")
+    assert js(browser, "document.documentElement.scrollWidth") <= size[0]
+    if size == PHONE:
+        picture(browser, PICTURES / "docs-phone.png")
