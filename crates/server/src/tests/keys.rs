@@ -330,6 +330,22 @@ fn browsers_log_in_with_a_session() {
 }
 
 #[test]
+fn a_session_whose_key_lost_its_role_gets_the_form() {
+    let dir = tempfile::tempdir().unwrap();
+    let served = served(dir.path(), |_| {});
+    let cookie = served.ask("POST", "/login", "", b"key=reader&next=%2F").cookie.unwrap();
+    let own = format!("Cookie: {}\r\n", cookie.split(';').next().unwrap());
+    assert_eq!(served.ask("GET", "/login", &own, b"").status, 303);
+    let hash = blake3::hash(b"reader").to_hex();
+    let key = format!("[[keys]]\nname = \"reader\"\nhash = \"blake3:{hash}\"\nrole = \"infer\"\n");
+    std::fs::write(dir.path().join("keys.toml"), key).unwrap();
+    served.server.access.keys.as_ref().unwrap().reload().unwrap();
+    let form = served.ask("GET", "/login", &own, b"");
+    assert_eq!(form.status, 200);
+    assert!(form.text().contains("pages need the role read"), "{}", form.text());
+}
+
+#[test]
 fn lists_show_what_a_key_may_use() {
     let dir = tempfile::tempdir().unwrap();
     let served = served(dir.path(), |_| {});
