@@ -97,7 +97,8 @@ impl ImageSettings {
         )))
     }
 
-    pub(crate) fn has_embeddings(&self) -> bool {
+    /// Returns true if the points of the collection have embeddings.
+    pub fn has_embeddings(&self) -> bool {
         has_embeddings(self.kind, &self.model)
     }
 

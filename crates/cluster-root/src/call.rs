@@ -84,6 +84,11 @@ impl RootContext {
         self.grant.as_ref().is_none_or(|grant| grant.sees_collection(name))
     }
 
+    /// Returns the rights of the request's key; `None` if the server needs no keys.
+    pub(super) fn grant(&self) -> Option<&KeyGrant> {
+        self.grant.as_ref()
+    }
+
     /// Returns the record of the collection `name`, which the request names in addition to its own.
     ///
     /// # Errors

@@ -60,6 +60,7 @@ mod routes;
 mod sample;
 mod shard_read;
 mod snapshot_call;
+mod snapshot_rights;
 mod snapshots;
 pub mod split;
 mod split_changes;

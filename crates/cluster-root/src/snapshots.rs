@@ -13,7 +13,7 @@ use api_qdrant::{
 use axum::response::{IntoResponse, Response};
 use base::{Error, ErrorKind, Result};
 use bytes::Bytes;
-use cluster_node::backups::{BackupSet, ClusterBackups, ImportTarget};
+use cluster_node::backups::{BackupSet, ClusterBackups, ImportTarget, ImportedCollection};
 use cluster_node::{CatalogChanges, CollectionChanges, CollectionRecord};
 use search::registry::check_name;
 use serde::Deserialize;
@@ -26,6 +26,7 @@ use super::call::RootContext;
 use super::collections::{self, HOLDERS_WAIT_MAX};
 use super::envelope::RootAnswer;
 use super::snapshot_call::{RecoverPriority, SnapshotCall, TransferParams, check_checksum};
+use super::snapshot_rights;
 use super::state::RootState;
 
 /// Longest wait for a snapshot or a recovery. The work continues after that. A second recovery
@@ -150,11 +151,10 @@ pub(super) async fn upload(call: SnapshotCall) -> Result<RootAnswer> {
         sender.feed(pieces, limits).await;
         drop(receiving);
     });
-    let state = context.state.clone();
+    let caller = context.clone();
     let work = async move {
         let imported = backups.import(&target, move || Ok(reader)).await?;
-        publish(&state, &imported.record, &imported.changes).await?;
-        Ok(imported.record)
+        Box::pin(publish_imported(&caller, imported)).await
     };
     created(&context, work).await
 }
@@ -189,7 +189,6 @@ pub(super) async fn recover(call: SnapshotCall) -> Result<RootAnswer> {
     let target = params.target(&context.collection)?;
     check_free(&context, &target.name)?;
     let backups = backups(&context)?;
-    let state = context.state.clone();
     if !request.location.contains("://") {
         if params.names_shards() {
             return Err(Error::invalid(
@@ -197,6 +196,7 @@ pub(super) async fn recover(call: SnapshotCall) -> Result<RootAnswer> {
             ));
         }
         let set = find(&context, &backups, &request.location).await?;
+        let state = context.state.clone();
         let work = async move {
             let record = backups.restore(&set, &target.name).await?;
             publish(&state, &record, &set.changes).await?;
@@ -215,10 +215,10 @@ pub(super) async fn recover(call: SnapshotCall) -> Result<RootAnswer> {
         caller: Caller { peer, headers: &headers },
     };
     let options = locations.options.clone();
+    let caller = context.clone();
     let work = async move {
         let imported = backups.import_from(&target, request.location, options).await?;
-        Box::pin(publish(&state, &imported.record, &imported.changes)).await?;
-        Ok(imported.record)
+        Box::pin(publish_imported(&caller, imported)).await
     };
     Box::pin(locations.access.admin(call, created(&context, work))).await
 }
@@ -233,6 +233,22 @@ async fn created(
     let until = context.deadline.max(Instant::now() + HOLDERS_WAIT_MAX);
     collections::wait_for_holders_until(context, &record, until).await?;
     RootAnswer::of(&true)
+}
+
+/// Adds the collection of an archive to the catalog.
+///
+/// # Errors
+/// As [`snapshot_rights::check_model`] and [`publish`].
+async fn publish_imported(
+    context: &RootContext,
+    imported: ImportedCollection,
+) -> Result<CollectionRecord> {
+    let ImportedCollection { record, changes, .. } = imported;
+    if let Some(grant) = context.grant() {
+        snapshot_rights::check_model(&context.state, grant, record.images.as_ref())?;
+    }
+    publish(&context.state, &record, &changes).await?;
+    Ok(record)
 }
 
 /// Adds a collection, whose data is written, to the catalog.
