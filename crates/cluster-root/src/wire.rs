@@ -20,6 +20,11 @@ pub(super) const WRITE_PATH: &str = "/cluster/v1/write";
 /// Retry advice for a write that an owner refused because the disks of all holders are full.
 const FULL_RETRY_AFTER: Duration = Duration::from_secs(5);
 
+/// Error of a node that does not accept the key of this root. The node's own text is for clients,
+/// whose key is right.
+const KEY_REFUSED: &str =
+    "the node refuses the key of this root: start all nodes of the cluster with the same --api-key";
+
 /// A read of some shards of one node.
 #[derive(Serialize)]
 pub(super) struct NodeReadBody<'a> {
@@ -141,6 +146,7 @@ pub fn is_final(error: &Error) -> bool {
 fn error_of(answer: &HttpAnswer) -> Error {
     let message = message_of(&String::from_utf8_lossy(&answer.body));
     match answer.status {
+        401 => Error::unavailable(KEY_REFUSED),
         429 => Error::exhausted(message),
         status => Error::unavailable(format!("status {status}: {message}")),
     }
@@ -245,7 +251,8 @@ pub(super) fn owner_reply(address: &str, answer: &HttpAnswer) -> Result<OwnerRep
             Ok(OwnerReply::NotMade { owner: None, error })
         }
         (400, ..) => Err(Error::invalid(message())),
-        (401 | 403, ..) => Err(Error::unavailable(message())),
+        (401, ..) => Err(Error::unavailable(format!("{address}: {KEY_REFUSED}"))),
+        (403, ..) => Err(Error::unavailable(message())),
         (413, ..) => Err(Error::too_large(message())),
         (507, _, Some(false)) => {
             let error = Error::storage_full(message()).with_retry_after(FULL_RETRY_AFTER);
@@ -357,6 +364,21 @@ mod tests {
         assert!(error.message().contains("all holders have full disks"), "{error}");
         let unknown = reply(r#"{"error":"full"}"#).err().unwrap();
         assert!(unknown.message().contains("may have been made"), "{unknown}");
+    }
+
+    #[test]
+    fn the_key_of_a_root_is_not_that_of_a_client() {
+        let body = Bytes::from_static(br#"{"error":"send one of its keys as api-key"}"#);
+        let answer =
+            |status| HttpAnswer { status, headers: http::HeaderMap::new(), body: body.clone() };
+        let write = |status| owner_reply("a:1", &answer(status)).err().unwrap();
+        for error in [error_of(&answer(401)), write(401)] {
+            let text = error.message();
+            assert!(text.contains("same --api-key") && !text.contains("send one"), "{text}");
+        }
+        for error in [error_of(&answer(403)), write(403)] {
+            assert!(error.message().contains("send one"), "{error}");
+        }
     }
 
     #[test]

@@ -3,7 +3,7 @@
 //! receive only the number, and read the log at once instead of at their next poll. A lost
 //! announcement costs freshness only.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -14,6 +14,7 @@ use bytes::Bytes;
 use cluster::{EntryBody, EntryNumber, LogEntry};
 use cluster_log::Batch;
 use cluster_log::codec::{decode_entry, encode_entry};
+use http_client::HttpAnswer;
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use tokio::sync::Notify;
@@ -29,6 +30,10 @@ const TIMEOUT: Duration = Duration::from_secs(1);
 const PASSED_BYTES_MAX: usize = 64 << 10;
 /// Maximum entries of a shard that are passed on with one announcement.
 const PASSED_MAX: usize = 8;
+/// Maximum nodes that are remembered because they refuse this node's announcements.
+const REFUSING_MAX: usize = 1024;
+/// Maximum characters of a node's answer in the log.
+const ANSWER_CHARS_MAX: usize = 200;
 /// Path of the announcements.
 pub(super) const PATH: &str = "/cluster/v1/appended";
 
@@ -107,6 +112,7 @@ impl EntryHints {
 
     /// Sends announcements until the task is dropped.
     pub(super) async fn run(self, services: Arc<NodeServices>) {
+        let refusing = Arc::<RefusingNodes>::default();
         loop {
             self.pending.wake.notified().await;
             tokio::time::sleep(GATHER).await;
@@ -114,14 +120,58 @@ impl EntryHints {
             for (address, body) in by_holder(&services, &shards) {
                 let Ok(body) = serde_json::to_vec(&body) else { continue };
                 let client = services.client.clone();
+                let refusing = refusing.clone();
                 tokio::spawn(async move {
-                    let sent = client.post(&address, PATH, Bytes::from(body), TIMEOUT).await;
-                    if let Err(error) = sent {
-                        tracing::debug!(address, %error, "a holder reads the log at its next poll");
+                    match client.post(&address, PATH, Bytes::from(body), TIMEOUT).await {
+                        Ok(answer) => refusing.log(&address, &answer),
+                        Err(error) => log_late(&address, &error),
                     }
                 });
             }
         }
+    }
+}
+
+/// Logs that a node has not received an announcement.
+fn log_late(address: &str, error: &Error) {
+    tracing::debug!(address, %error, "a holder reads the log at its next poll");
+}
+
+/// Addresses of the nodes that refuse this node's announcements for lack of rights.
+#[derive(Default)]
+struct RefusingNodes(Mutex<BTreeSet<String>>);
+
+impl RefusingNodes {
+    /// Logs the answer of a node that begins to refuse this node's requests. Such a node and this
+    /// one cannot use each other's shards, and nothing else shows that.
+    fn log(&self, address: &str, answer: &HttpAnswer) {
+        let status = answer.status;
+        if self.record(address, status) {
+            let text = String::from_utf8_lossy(&answer.body);
+            let text: String = text.chars().take(ANSWER_CHARS_MAX).collect();
+            tracing::warn!(
+                address,
+                status,
+                answer = text,
+                "a node refuses the requests of this node, so writes to some shards fail: start all nodes of the \
+                 cluster with the same --api-key"
+            );
+        } else if status >= 400 {
+            tracing::debug!(address, status, "a holder reads the log at its next poll");
+        }
+    }
+
+    /// Records the status of a node's answer. Returns true if the node begins to refuse requests.
+    fn record(&self, address: &str, status: u16) -> bool {
+        let mut refusing = self.0.lock();
+        if !matches!(status, 401 | 403) {
+            refusing.remove(address);
+            return false;
+        }
+        if refusing.len() >= REFUSING_MAX {
+            refusing.clear();
+        }
+        refusing.insert(address.to_owned())
     }
 }
 
@@ -184,6 +234,19 @@ mod tests {
         assert_eq!(shards[&key].newest, EntryNumber(29));
         let passed: Vec<u64> = shards[&key].passed.keys().copied().collect();
         assert_eq!(passed, [8, 10, 11, 12, 13, 14, 15, 16]);
+    }
+
+    #[test]
+    fn a_node_that_refuses_requests_is_logged_once() {
+        let refusing = RefusingNodes::default();
+        let record = |status| refusing.record("a:1", status);
+        assert_eq!([200, 401, 401, 403].map(record), [false, true, false, false]);
+        assert!(refusing.record("b:1", 403), "another node");
+        assert_eq!([503, 401].map(record), [false, true], "it accepted the key meanwhile");
+        for port in 0..2 * REFUSING_MAX {
+            assert!(refusing.record(&format!("c:{port}"), 401));
+        }
+        assert!(refusing.0.lock().len() <= REFUSING_MAX);
     }
 
     #[test]
