@@ -151,16 +151,18 @@ pub async fn answers(context: &RootContext, read: &ShardRead) -> Result<ShardAns
     Ok(answers)
 }
 
-/// Checks that enough shards answered, and counts a partial answer.
+/// Checks that enough shards answered, and counts a partial answer or the refusal.
 ///
 /// # Errors
 /// As [`ShardAnswers::check`].
 fn checked(context: &RootContext, answers: &ShardAnswers) -> Result<()> {
-    answers.check(context.params.min_coverage)?;
-    if !answers.coverage.is_whole() {
+    let checked = answers.check(context.params.min_coverage);
+    if checked.is_err() {
+        context.state.count("refused");
+    } else if !answers.coverage.is_whole() {
         context.state.count("partial");
     }
-    Ok(())
+    checked
 }
 
 /// Reads shards and merges their results.

@@ -12,8 +12,8 @@ pub struct ClusterMetrics {
     /// Requests to holders: "first", "hedged" (sent to a second holder because the first was slow),
     /// "hedge_won" (and it was faster), "retried" (a holder failed), "confirmed" (points that a
     /// holder did not have were read again with a strong read), "partial" (answers that lack
-    /// shards), "background" (for searches for duplicates, and for the removal of originals without
-    /// a point).
+    /// shards), "refused" (requests for which too few shards answered), "background" (for searches
+    /// for duplicates, and for the removal of originals without a point).
     pub requests: Family<KindLabels, Counter>,
     /// Operations of the logs: "applied", and "skipped", which change nothing on any holder.
     pub operations: Family<KindLabels, Counter>,
@@ -46,6 +46,11 @@ pub struct ClusterMetrics {
 impl ClusterMetrics {
     pub(crate) fn register(&self, registry: &mut Registry) {
         let r = registry;
+        // Alerts use these counters, and Prometheus sees no increase from a missing series.
+        for kind in ["partial", "refused"] {
+            drop(self.requests.get_or_create(&KindLabels { kind }));
+        }
+        drop(self.snapshots.get_or_create(&KindLabels { kind: "failed" }));
         r.register(
             "cluster_requests",
             "Requests of a root to holders of shards, by kind",

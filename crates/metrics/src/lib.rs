@@ -379,6 +379,18 @@ mod tests {
     }
 
     #[test]
+    fn counters_of_cluster_alerts_begin_with_zero() {
+        let text = Metrics::default().encode();
+        for series in [
+            "cluster_requests_total{kind=\"partial\"}",
+            "cluster_requests_total{kind=\"refused\"}",
+            "cluster_snapshots_total{kind=\"failed\"}",
+        ] {
+            assert!(text.contains(&format!("millpond_{series} 0")), "{series}: {text}");
+        }
+    }
+
+    #[test]
     fn a_removed_model_leaves_no_series() {
         let metrics = Metrics::default();
         let model: Arc<str> = "short-lived".into();

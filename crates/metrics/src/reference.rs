@@ -419,8 +419,16 @@ fn the_reference_is_up_to_date() {
 }
 
 fn fill_cluster(cluster: &ClusterMetrics) {
-    let requests =
-        ["first", "hedged", "hedge_won", "retried", "confirmed", "partial", "background"];
+    let requests = [
+        "first",
+        "hedged",
+        "hedge_won",
+        "retried",
+        "confirmed",
+        "partial",
+        "refused",
+        "background",
+    ];
     kinds(&cluster.requests, &requests);
     kinds(&cluster.operations, &["applied", "skipped"]);
     kinds(&cluster.snapshots, &["taken", "failed", "restored"]);

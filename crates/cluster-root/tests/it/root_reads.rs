@@ -331,7 +331,7 @@ async fn missing_shards_make_answers_partial() {
     assert!(few.headers.contains_key("retry-after"));
     let header = Request::post(path).header("x-min-coverage", "1").body(Body::from("{}")).unwrap();
     assert_eq!(root.send_request(header).await.status, 503);
-    assert_eq!((partial, root.count("partial")), (2, 2));
+    assert_eq!((partial, root.count("partial"), root.count("refused")), (2, 2, 2));
     let batch = root.post("points/query/batch", &json!({"searches": [{}]})).await;
     assert_eq!(batch.result()[0]["partial"], true);
     let described = root.send(Method::GET, "/collections/c", &Value::Null).await;
