@@ -52,6 +52,8 @@ def test_nodes_and_shards_are_shown(browser, cluster):
     wait(lambda: texts(browser, "#nodes th") == ["first"], "the node is gone")
     wait(lambda: js(browser, "document.getElementById('state').textContent") == "1 node", "the state")
     assert js(browser, "document.querySelector('#collections details').open"), "a new reading keeps it open"
+    lacking = f"docs served {SHARDS} of {SHARDS} shards served, at least 1 of 2 copies each"
+    wait(lambda: texts(browser, "#collections summary") == [lacking], "the missing copies")
 
 
 def test_a_server_without_a_cluster_says_so(browser, tmp_path):

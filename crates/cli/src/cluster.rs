@@ -282,7 +282,27 @@ fn status(args: &ClusterStatusArgs) -> CommandResult {
         print(&shards(view).to_string())?;
     }
     check_joined(view)?;
-    unowned_warning(view).map_or(Ok(()), |warning| print(&warning))
+    for warning in [unowned_warning(view), few_copies_warning(view)].into_iter().flatten() {
+        print(&warning)?;
+    }
+    Ok(())
+}
+
+/// Returns a warning if there are too few search nodes for the copies of the shards. The status of
+/// a collection does not show that: it is green if each node that should have a copy has one.
+fn few_copies_warning(view: &Value) -> Option<String> {
+    let few = |collection: &Value| {
+        let copies = collection["copies"].as_u64().and_then(|copies| usize::try_from(copies).ok());
+        let is_few = |shard: &&Value| items(&shard["wanted"]).count() < copies.unwrap_or(0);
+        items(&collection["shards"]).filter(is_few).count()
+    };
+    let shards: usize = items(&view["collections"]).map(few).sum();
+    (shards > 0).then(|| {
+        format!(
+            "\nwarning: {shards} shards have fewer copies than their replication_factor; start another node with the \
+             role search\n"
+        )
+    })
 }
 
 /// Returns a warning if shards take no writes, because no node that is alive writes their logs. The
@@ -419,6 +439,20 @@ mod tests {
             assert!(missing.ends_with("start a node with the role ingest\n"), "{missing}");
         }
         assert_eq!(unowned_warning(&json!({ "nodes": [], "collections": [] })), None);
+    }
+
+    #[test]
+    fn status_warns_of_too_few_search_nodes() {
+        let view = |wanted: &[&str]| {
+            let shards = json!([{ "wanted": ["a", "b"] }, { "wanted": wanted }]);
+            json!({ "nodes": [{ "name": "a" }], "collections": [{ "copies": 2, "shards": shards }] })
+        };
+        assert_eq!(few_copies_warning(&view(&["a", "b"])), None);
+        for wanted in [&["a"][..], &[]] {
+            let warning = few_copies_warning(&view(wanted)).unwrap();
+            assert!(warning.contains("1 shards have fewer copies"), "{warning}");
+        }
+        assert_eq!(few_copies_warning(&json!({ "nodes": [], "collections": [] })), None);
     }
 
     #[test]

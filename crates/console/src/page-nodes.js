@@ -64,10 +64,17 @@ const served = ({ serving, damaged = [] }) =>
   serving.map((name) => damaged.includes(name) ? `${name} (damaged)` : name).join(", ") || "none";
 const moves = ({ wanted, serving }) => wanted.some((name) => !serving.includes(name));
 
+// The copies of each shard. If some are missing, it names those of the shard with the fewest.
+function copiesOf(copies, shards) {
+  const whole = ({ serving, damaged = [] }) => serving.filter((name) => !damaged.includes(name)).length;
+  const fewest = Math.min(copies, ...shards.map(whole)), noun = copies === 1 ? "copy" : "copies";
+  return fewest < copies ? `at least ${fewest} of ${copies} ${noun} each` : `${copies} ${noun} each`;
+}
+
 function collection({ name, id, copies, status, coverage, shards }, open) {
   const [style, said] = STATUS[status];
   const summary = el("summary", {}, el("b", {}, name), " ", el("span", { class: "chip", "data-state": style }, said),
-    ` ${coverage.shards} of ${several(coverage.of, "shard")} served, ${several(copies, "copy").replace("copys", "copies")} each`);
+    ` ${coverage.shards} of ${several(coverage.of, "shard")} served, ${copiesOf(copies, shards)}`);
   const heads = ["Shard", "Owner", "Served by", "Moves to"].map((head) => el("th", { scope: "col" }, head));
   const rows = shards.map((shard) => el("tr", { "data-shard": String(shard.shard) }, el("th", { scope: "row" }, String(shard.shard)), cell(shard.owner ?? "none"),
     cell(served(shard)), cell(shard.wanted.filter((node) => !shard.serving.includes(node)).join(", ") || "–")));
