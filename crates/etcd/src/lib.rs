@@ -369,7 +369,8 @@ fn endpoint_address(text: &str, uses_tls: bool) -> Result<String> {
             return Err(refused("does not use TLS, although --cluster-etcd-ca is given"));
         }
         Some("http" | "https") => {}
-        _ => return Err(refused("has no scheme")),
+        Some(_) => return Err(refused("has another scheme than http and https")),
+        None => return Err(refused("has no scheme")),
     }
     if uri.path().len() > 1 || uri.query().is_some() {
         return Err(refused("has a path"));
@@ -398,6 +399,8 @@ mod tests {
             assert_eq!(new(text).unwrap_err().kind(), ErrorKind::InvalidArgument, "{text}");
         }
         assert!(new("https://a:2379").unwrap_err().message().contains("--cluster-etcd-ca"));
+        let other = new("ftp://a:1").unwrap_err();
+        assert!(other.message().contains("another scheme"), "{other}");
         let wanted = endpoint_address("http://a:1", true).unwrap_err();
         assert!(wanted.message().ends_with("write https://HOST:PORT"), "{wanted}");
         assert_eq!(endpoint_address("https://a:1", true).unwrap(), "a:1");
