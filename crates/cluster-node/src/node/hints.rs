@@ -137,7 +137,7 @@ fn log_late(address: &str, error: &Error) {
     tracing::debug!(address, %error, "a holder reads the log at its next poll");
 }
 
-/// Addresses of the nodes that refuse this node's announcements for lack of rights.
+/// Addresses of the nodes that refuse this node's announcements: it has another key, or no TLS.
 #[derive(Default)]
 struct RefusingNodes(Mutex<BTreeSet<String>>);
 
@@ -149,12 +149,18 @@ impl RefusingNodes {
         if self.record(address, status) {
             let text = String::from_utf8_lossy(&answer.body);
             let text: String = text.chars().take(ANSWER_CHARS_MAX).collect();
+            let remedy = match status {
+                401 => "start all nodes of the cluster with the same --api-key",
+                _ => {
+                    "the answer has the reason, such as --tls-cert or --allowed-hosts of that node"
+                }
+            };
             tracing::warn!(
                 address,
                 status,
                 answer = text,
-                "a node refuses the requests of this node, so writes to some shards fail: start all nodes of the \
-                 cluster with the same --api-key"
+                remedy,
+                "a node refuses the requests of this node, so writes to some shards fail"
             );
         } else if status >= 400 {
             tracing::debug!(address, status, "a holder reads the log at its next poll");
@@ -164,7 +170,7 @@ impl RefusingNodes {
     /// Records the status of a node's answer. Returns true if the node begins to refuse requests.
     fn record(&self, address: &str, status: u16) -> bool {
         let mut refusing = self.0.lock();
-        if !matches!(status, 401 | 403) {
+        if !matches!(status, 400 | 401 | 403) {
             refusing.remove(address);
             return false;
         }
@@ -240,7 +246,7 @@ mod tests {
     fn a_node_that_refuses_requests_is_logged_once() {
         let refusing = RefusingNodes::default();
         let record = |status| refusing.record("a:1", status);
-        assert_eq!([200, 401, 401, 403].map(record), [false, true, false, false]);
+        assert_eq!([200, 401, 401, 400].map(record), [false, true, false, false]);
         assert!(refusing.record("b:1", 403), "another node");
         assert_eq!([503, 401].map(record), [false, true], "it accepted the key meanwhile");
         for port in 0..2 * REFUSING_MAX {
