@@ -19,7 +19,7 @@ use base::{Error, ErrorKind, Result};
 use bytes::Bytes;
 use http::header::{AUTHORIZATION, CONTENT_TYPE};
 use http::{HeaderMap, HeaderValue, Method, Uri};
-use http_client::{HttpClient, HttpRequest, was_cut};
+use http_client::{HttpClient, HttpRequest, was_cut, was_not_sent};
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
@@ -300,7 +300,8 @@ impl Etcd {
     }
 
     /// Sends a request to one endpoint, with a token if there is a user. A request that is refused
-    /// for its token is sent a second time with another token.
+    /// for its token is sent a second time with another token. If a request is not answered, the
+    /// next one uses another token.
     async fn ask<A: DeserializeOwned>(&self, address: &str, path: &str, body: Bytes) -> Result<A> {
         let Some(login) = &self.login else {
             return self.exchange(address, path, body, None).await;
@@ -310,6 +311,14 @@ impl Etcd {
             Err(error) if wire::is_token_refused(&error) => {
                 let renewed = login.token(&self.client, address, Some(&token)).await?;
                 self.exchange(address, path, body, Some(renewed)).await
+            }
+            Err(error) => {
+                // A token names an entry of etcd's log. An etcd that lost its data does not have
+                // the entry, and does not answer until it has.
+                if error.kind() == ErrorKind::Unavailable && !was_not_sent(&error) {
+                    login.forget(&token);
+                }
+                Err(error)
             }
             answered => answered,
         }

@@ -69,6 +69,16 @@ impl EtcdLogin {
         })
     }
 
+    /// Forgets a token, if it is that of the last login. The next request logs in again.
+    pub(super) fn forget(&self, token: &HeaderValue) {
+        // A login that holds the lock replaces the token.
+        if let Ok(mut last) = self.token.try_lock()
+            && last.as_ref() == Some(token)
+        {
+            *last = None;
+        }
+    }
+
     async fn log_in(&self, client: &HttpClient, address: &str) -> Result<HeaderValue> {
         let EtcdUser { name, password } = &self.user;
         let body = Bytes::from(json!({ "name": name, "password": password.0 }).to_string());

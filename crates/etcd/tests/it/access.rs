@@ -1,5 +1,7 @@
 //! The client of etcd against a real etcd with TLS and with users.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use base::ErrorKind;
@@ -11,6 +13,8 @@ use etcd::{Etcd, EtcdUser, LeaseId};
 use http_client::testing::Authority;
 use http_client::{HttpClient, HttpRequest, TlsPeer};
 use serde_json::{Value, json};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
 use transport::access::Secret;
 
 const USER: &str = "mill";
@@ -162,4 +166,52 @@ async fn a_user_logs_in_and_again_if_its_token_ends() {
     let error = etcd.get("millpond/a").await.unwrap_err();
     assert!(error.message().contains("MILLPOND_ETCD_PASSWORD"), "{error}");
     assert!(!error.message().contains(PASSWORD), "{error}");
+}
+
+/// Answers as an etcd with users. It closes the connection of each request with the token of the
+/// first login. An etcd that lost its data lets such a request wait, which would take longer here.
+async fn answer_requests(mut stream: TcpStream, logins: Arc<AtomicUsize>) {
+    let mut request = Vec::new();
+    let mut buffer = [0; 4096];
+    loop {
+        let Ok(read @ 1..) = stream.read(&mut buffer).await else { return };
+        request.extend_from_slice(&buffer[..read]);
+        // The body is a JSON object.
+        if !request.ends_with(b"}") {
+            continue;
+        }
+        let text = String::from_utf8_lossy(&request).into_owned();
+        request.clear();
+        let body = if text.contains("/v3/auth/authenticate") {
+            let login = logins.fetch_add(1, Ordering::Relaxed) + 1;
+            json!({ "token": format!("token.{login}") })
+        } else if text.contains("token.1") {
+            return;
+        } else {
+            json!({ "header": { "revision": "7" } })
+        };
+        let body = body.to_string();
+        let answer = format!("HTTP/1.1 200 OK\r\ncontent-length: {}\r\n\r\n{body}", body.len());
+        stream.write_all(answer.as_bytes()).await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn an_unanswered_token_is_replaced() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let endpoint = format!("http://{}", listener.local_addr().unwrap());
+    let logins = Arc::new(AtomicUsize::new(0));
+    let counted = logins.clone();
+    tokio::spawn(async move {
+        loop {
+            let (stream, _) = listener.accept().await.unwrap();
+            tokio::spawn(answer_requests(stream, counted.clone()));
+        }
+    });
+    let etcd = Etcd::new(&[endpoint], HttpClient::new(None)).unwrap();
+    let etcd = etcd.with_user(user(USER, PASSWORD));
+    let error = etcd.revision("a").await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
+    assert_eq!(etcd.revision("a").await.unwrap(), 7);
+    assert_eq!(logins.load(Ordering::Relaxed), 2);
 }
