@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
+use api_images::ImageSettings;
 use api_qdrant::{
     PieceWriter, SnapshotDescription, json, named_snapshot, refuse, snapshot_id, snapshot_response,
     upload_limits, uploaded_pieces,
@@ -13,7 +14,7 @@ use api_qdrant::{
 use axum::response::{IntoResponse, Response};
 use base::{Error, ErrorKind, Result};
 use bytes::Bytes;
-use cluster_node::backups::{BackupSet, ClusterBackups, ImportTarget, ImportedCollection};
+use cluster_node::backups::{BackupSet, ClusterBackups, ImagesCheck, ImportTarget};
 use cluster_node::{CatalogChanges, CollectionChanges, CollectionRecord};
 use search::registry::check_name;
 use serde::Deserialize;
@@ -151,10 +152,12 @@ pub(super) async fn upload(call: SnapshotCall) -> Result<RootAnswer> {
         sender.feed(pieces, limits).await;
         drop(receiving);
     });
-    let caller = context.clone();
+    let check = images_check(&context);
+    let state = context.state.clone();
     let work = async move {
-        let imported = backups.import(&target, move || Ok(reader)).await?;
-        Box::pin(publish_imported(&caller, imported)).await
+        let imported = backups.import(&target, check, move || Ok(reader)).await?;
+        publish(&state, &imported.record, &imported.changes).await?;
+        Ok(imported.record)
     };
     created(&context, work).await
 }
@@ -189,6 +192,7 @@ pub(super) async fn recover(call: SnapshotCall) -> Result<RootAnswer> {
     let target = params.target(&context.collection)?;
     check_free(&context, &target.name)?;
     let backups = backups(&context)?;
+    let state = context.state.clone();
     if !request.location.contains("://") {
         if params.names_shards() {
             return Err(Error::invalid(
@@ -196,7 +200,6 @@ pub(super) async fn recover(call: SnapshotCall) -> Result<RootAnswer> {
             ));
         }
         let set = find(&context, &backups, &request.location).await?;
-        let state = context.state.clone();
         let work = async move {
             let record = backups.restore(&set, &target.name).await?;
             publish(&state, &record, &set.changes).await?;
@@ -215,10 +218,11 @@ pub(super) async fn recover(call: SnapshotCall) -> Result<RootAnswer> {
         caller: Caller { peer, headers: &headers },
     };
     let options = locations.options.clone();
-    let caller = context.clone();
+    let check = images_check(&context);
     let work = async move {
-        let imported = backups.import_from(&target, request.location, options).await?;
-        Box::pin(publish_imported(&caller, imported)).await
+        let imported = backups.import_from(&target, check, request.location, options).await?;
+        Box::pin(publish(&state, &imported.record, &imported.changes)).await?;
+        Ok(imported.record)
     };
     Box::pin(locations.access.admin(call, created(&context, work))).await
 }
@@ -235,20 +239,13 @@ async fn created(
     RootAnswer::of(&true)
 }
 
-/// Adds the collection of an archive to the catalog.
-///
-/// # Errors
-/// As [`snapshot_rights::check_model`] and [`publish`].
-async fn publish_imported(
-    context: &RootContext,
-    imported: ImportedCollection,
-) -> Result<CollectionRecord> {
-    let ImportedCollection { record, changes, .. } = imported;
-    if let Some(grant) = context.grant() {
-        snapshot_rights::check_model(&context.state, grant, record.images.as_ref())?;
-    }
-    publish(&context.state, &record, &changes).await?;
-    Ok(record)
+/// Returns the check of an archive by the rights of the request's key.
+fn images_check(context: &RootContext) -> ImagesCheck {
+    let caller = context.clone();
+    Box::new(move |images: Option<&ImageSettings>| match caller.grant() {
+        Some(grant) => snapshot_rights::check_model(&caller.state, grant, images),
+        None => Ok(()),
+    })
 }
 
 /// Adds a collection, whose data is written, to the catalog.

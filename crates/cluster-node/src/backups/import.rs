@@ -56,6 +56,10 @@ const PAYLOAD_LEVELS_MAX: usize = 117;
 /// Maximum bytes of the settings of a collection in its record.
 const CREATE_BYTES_MAX: usize = 256 << 10;
 
+/// Check of the settings of images in an archive, which may refuse them. It has `None` for a
+/// collection without images. It runs on a thread that may block.
+pub type ImagesCheck = Box<dyn FnOnce(Option<&ImageSettings>) -> Result<()> + Send>;
+
 /// Collection that an archive becomes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ImportTarget {
@@ -79,42 +83,45 @@ pub struct ImportedCollection {
 }
 
 impl ClusterBackups {
-    /// Writes the data of a new collection from the archive that `open` returns. `open` runs on a
-    /// thread that may block.
+    /// Writes the data of a new collection from the archive that `open` returns, if `check` permits
+    /// its settings. `open` runs on a thread that may block.
     ///
     /// # Errors
-    /// The error of `open`; `ResourceExhausted` if another archive is being transferred; the errors
-    /// of [`backup::read_archive`]; `StorageFull` if this node has not enough space for the
-    /// archive, or all holders of a shard would have full disks; `FailedPrecondition` for a
-    /// collection that a cluster cannot have; `DeadlineExceeded` if the points take longer than
-    /// [`RESTORE_TIME_MAX`]; the store's error.
+    /// The errors of `open` and `check`; `ResourceExhausted` if another archive is being
+    /// transferred; the errors of [`backup::read_archive`]; `StorageFull` if this node has not
+    /// enough space for the archive, or all holders of a shard would have full disks;
+    /// `FailedPrecondition` for a collection that a cluster cannot have; `DeadlineExceeded` if the
+    /// points take longer than [`RESTORE_TIME_MAX`]; the store's error.
     pub async fn import<R: Read>(
         &self,
         target: &ImportTarget,
+        check: ImagesCheck,
         open: impl FnOnce() -> Result<R> + Send + 'static,
     ) -> Result<ImportedCollection> {
-        let imported = Box::pin(self.import_staged(target, open)).await;
+        let imported = Box::pin(self.import_staged(target, check, open)).await;
         self.count("upload", &imported);
         imported
     }
 
     /// Writes the data of a new collection from the archive at `location`, which is read as
-    /// [`backup::open_location`] does.
+    /// [`backup::open_location`] does, if `check` permits its settings.
     ///
     /// # Errors
     /// As [`ClusterBackups::import`] and [`backup::open_location`].
     pub async fn import_from(
         &self,
         target: &ImportTarget,
+        check: ImagesCheck,
         location: String,
         options: Vec<(String, String)>,
     ) -> Result<ImportedCollection> {
-        self.import(target, move || backup::open_location(&location, &options)).await
+        self.import(target, check, move || backup::open_location(&location, &options)).await
     }
 
     async fn import_staged<R: Read>(
         &self,
         target: &ImportTarget,
+        check: ImagesCheck,
         open: impl FnOnce() -> Result<R> + Send + 'static,
     ) -> Result<ImportedCollection> {
         check_name(&target.name)?;
@@ -122,7 +129,7 @@ impl ClusterBackups {
         let registry = self.local.registry()?;
         StagedCollection::remove_all(&registry).await;
         let staged = StagedCollection::new(&registry);
-        let imported = self.import_into(&staged, target, open).await;
+        let imported = self.import_into(&staged, target, check, open).await;
         staged.remove().await;
         imported
     }
@@ -131,13 +138,17 @@ impl ClusterBackups {
         &self,
         staged: &StagedCollection,
         target: &ImportTarget,
+        check: ImagesCheck,
         open: impl FnOnce() -> Result<R> + Send + 'static,
     ) -> Result<ImportedCollection> {
         let registry = staged.registry().clone();
         let local = RestoreTarget { name: staged.name().to_owned(), replaces: false };
         let report = at_low_priority("receiving a snapshot", move || {
-            let check = |settings: &CollectionSettings| MovedSettings::of(settings).map(drop);
-            backup::read_archive(&registry, open()?, &local, check)
+            let check_settings = |settings: &CollectionSettings| {
+                let moved = MovedSettings::of(settings)?;
+                check(moved.images.as_ref())
+            };
+            backup::read_archive(&registry, open()?, &local, check_settings)
         })
         .await?;
         let named = staged.registry().get(staged.name())?;

@@ -49,7 +49,7 @@ use tokio::sync::Semaphore;
 use tokio_stream::StreamExt;
 
 pub use self::export::ExportedCollection;
-pub use self::import::{ImportTarget, ImportedCollection};
+pub use self::import::{ImagesCheck, ImportTarget, ImportedCollection};
 pub use self::originals::OriginalsBackup;
 pub use self::set::BackupSet;
 use self::set::SET_BYTES_MAX;

@@ -74,12 +74,19 @@ fn import_target() -> ImportTarget {
     ImportTarget { name: "moved".to_owned(), shards: 3, copies: 1 }
 }
 
+/// Returns a check that permits all settings.
+fn any_images() -> ImagesCheck {
+    Box::new(|_| Ok(()))
+}
+
 #[tokio::test]
 async fn an_archive_becomes_the_logs_of_a_collection() {
     let cluster = TestCluster::new();
     let archive = archive_of_one_server().await;
-    let imported =
-        cluster.backups.import(&import_target(), move || Ok(std::io::Cursor::new(archive))).await;
+    let imported = cluster
+        .backups
+        .import(&import_target(), any_images(), move || Ok(std::io::Cursor::new(archive)))
+        .await;
     let ImportedCollection { record, changes, points } = imported.unwrap();
     assert_eq!((record.name.as_str(), record.shards, record.copies), ("moved", 3, 1));
     assert_eq!(
@@ -121,10 +128,25 @@ async fn a_damaged_archive_writes_nothing() {
     }
     for archive in [cut, changed, b"no archive".to_vec()] {
         let open = move || Ok(std::io::Cursor::new(archive));
-        cluster.backups.import(&import_target(), open).await.unwrap_err();
+        cluster.backups.import(&import_target(), any_images(), open).await.unwrap_err();
         assert!(cluster.store.place().below("data").list().await.unwrap().is_empty());
         assert!(cluster.registry.list().is_empty());
     }
+}
+
+#[tokio::test]
+async fn refused_settings_write_nothing() {
+    let cluster = TestCluster::new();
+    let archive = archive_of_one_server().await;
+    let check: ImagesCheck = Box::new(|images| {
+        assert!(images.is_none(), "the archive holds no images");
+        Err(Error::denied("not this one"))
+    });
+    let open = move || Ok(std::io::Cursor::new(archive));
+    let refused = cluster.backups.import(&import_target(), check, open).await.unwrap_err();
+    assert_eq!(refused.kind(), ErrorKind::PermissionDenied);
+    assert!(cluster.store.place().below("data").list().await.unwrap().is_empty());
+    assert!(cluster.registry.list().is_empty());
 }
 
 #[tokio::test]
@@ -134,7 +156,7 @@ async fn an_archive_needs_holders_with_space() {
     let import = async || {
         let archive = archive.clone();
         let open = move || Ok(std::io::Cursor::new(archive));
-        cluster.backups.import(&import_target(), open).await
+        cluster.backups.import(&import_target(), any_images(), open).await
     };
     let set_stalled = |is_stalled: bool| {
         let stalled = if is_stalled {
@@ -164,7 +186,7 @@ async fn one_archive_is_transferred_at_a_time() {
     let cluster = TestCluster::new();
     let _transfer = cluster.backups.transfer().await.unwrap();
     let open = || Ok(std::io::Cursor::new(Vec::<u8>::new()));
-    let refused = cluster.backups.import(&import_target(), open).await.unwrap_err();
+    let refused = cluster.backups.import(&import_target(), any_images(), open).await.unwrap_err();
     assert_eq!(refused.kind(), ErrorKind::ResourceExhausted);
 }
 
@@ -174,7 +196,7 @@ async fn an_archive_of_a_cluster_has_the_format_of_a_server() {
     let archive = archive_of_one_server().await;
     let first = archive.clone();
     let open = move || Ok(std::io::Cursor::new(archive));
-    let imported = cluster.backups.import(&import_target(), open).await.unwrap();
+    let imported = cluster.backups.import(&import_target(), any_images(), open).await.unwrap();
     let record = imported.record.clone();
     cluster.view.update(|view| {
         view.collections.insert("moved".to_owned(), imported.record.clone());
