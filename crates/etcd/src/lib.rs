@@ -19,7 +19,7 @@ use base::{Error, ErrorKind, Result};
 use bytes::Bytes;
 use http::header::{AUTHORIZATION, CONTENT_TYPE};
 use http::{HeaderMap, HeaderValue, Method, Uri};
-use http_client::{HttpClient, HttpRequest, was_cut, was_not_sent};
+use http_client::{HttpAnswer, HttpClient, HttpRequest, was_cut, was_not_sent};
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
@@ -301,24 +301,24 @@ impl Etcd {
 
     /// Sends a request to one endpoint, with a token if there is a user. A request that is refused
     /// for its token is sent a second time with another token. If a request is not answered, the
-    /// next one uses another token.
+    /// next one may use another token.
     async fn ask<A: DeserializeOwned>(&self, address: &str, path: &str, body: Bytes) -> Result<A> {
         let Some(login) = &self.login else {
             return self.exchange(address, path, body, None).await;
         };
         let token = login.token(&self.client, address, None).await?;
-        match self.exchange(address, path, body.clone(), Some(token.clone())).await {
+        let sent = self.send(address, path, body.clone(), Some(token.clone())).await;
+        // A token names an entry of etcd's log. An etcd that lost its data does not have the entry,
+        // and does not answer until it has.
+        let is_unanswered =
+            |error: &Error| error.kind() == ErrorKind::Unavailable && !was_not_sent(error);
+        if sent.as_ref().is_err_and(is_unanswered) {
+            login.forget(&token);
+        }
+        match sent.and_then(|answer| read_answer(address, &answer)) {
             Err(error) if wire::is_token_refused(&error) => {
                 let renewed = login.token(&self.client, address, Some(&token)).await?;
                 self.exchange(address, path, body, Some(renewed)).await
-            }
-            Err(error) => {
-                // A token names an entry of etcd's log. An etcd that lost its data does not have
-                // the entry, and does not answer until it has.
-                if error.kind() == ErrorKind::Unavailable && !was_not_sent(&error) {
-                    login.forget(&token);
-                }
-                Err(error)
             }
             answered => answered,
         }
@@ -331,12 +331,22 @@ impl Etcd {
         body: Bytes,
         token: Option<HeaderValue>,
     ) -> Result<A> {
+        read_answer(address, &self.send(address, path, body, token).await?)
+    }
+
+    async fn send(
+        &self,
+        address: &str,
+        path: &str,
+        body: Bytes,
+        token: Option<HeaderValue>,
+    ) -> Result<HttpAnswer> {
         let json = HeaderValue::from_static("application/json");
         let mut headers = HeaderMap::from_iter([(CONTENT_TYPE, json)]);
         headers.extend(token.map(|token| (AUTHORIZATION, token)));
         let request = HttpRequest { method: Method::POST, path, headers, body };
         let answer = self.client.send(address, request, REQUEST_TIMEOUT).await;
-        let answer = answer.map_err(|error| {
+        answer.map_err(|error| {
             if !self.client.uses_tls() && was_cut(&error) {
                 Error::unavailable(format!(
                     "{}; if etcd uses TLS, write https:// in --cluster-etcd",
@@ -345,12 +355,15 @@ impl Etcd {
             } else {
                 error
             }
-        })?;
-        if answer.status != 200 {
-            return Err(wire::refusal(address, answer.status, &answer.body));
-        }
-        wire::message(address, &answer.body)
+        })
     }
+}
+
+fn read_answer<A: DeserializeOwned>(address: &str, answer: &HttpAnswer) -> Result<A> {
+    if answer.status != 200 {
+        return Err(wire::refusal(address, answer.status, &answer.body));
+    }
+    wire::message(address, &answer.body)
 }
 
 fn put_request(key: &str, value: &[u8], lease: LeaseId) -> Value {

@@ -1,6 +1,6 @@
 //! A user of etcd and the token of its login.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use base::{Error, Result};
 use bytes::Bytes;
@@ -16,6 +16,9 @@ const LOGIN_PATH: &str = "/v3/auth/authenticate";
 /// Longest time of a login, and of the wait for the login of another request. etcd hashes the
 /// password slowly on purpose.
 const LOGIN_TIMEOUT: Duration = Duration::from_secs(5);
+/// Shortest time between two tokens that are forgotten because etcd did not answer. An etcd that is
+/// only slow gets few logins, which would make it slower.
+const FORGET_INTERVAL: Duration = Duration::from_secs(30);
 
 /// A user of etcd, for a cluster with authentication enabled.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -32,12 +35,21 @@ pub(super) struct EtcdLogin {
     user: EtcdUser,
     /// Token of the last login. The lock is held during a login: requests that come meanwhile use
     /// its token.
-    token: Mutex<Option<HeaderValue>>,
+    token: Mutex<EtcdToken>,
+}
+
+/// Token of the last login.
+#[derive(Debug, Default)]
+struct EtcdToken {
+    /// `None` before the first login, and if the token was refused or forgotten.
+    value: Option<HeaderValue>,
+    /// Time at which a token was last forgotten.
+    forgotten: Option<Instant>,
 }
 
 impl EtcdLogin {
     pub(super) fn new(user: EtcdUser) -> EtcdLogin {
-        EtcdLogin { user, token: Mutex::new(None) }
+        EtcdLogin { user, token: Mutex::default() }
     }
 
     /// Returns the token that requests send, after a login if there is none. `refused` is a token
@@ -54,12 +66,12 @@ impl EtcdLogin {
     ) -> Result<HeaderValue> {
         let login = async {
             let mut token = self.token.lock().await;
-            if let Some(token) = token.as_ref().filter(|token| refused != Some(*token)) {
-                return Ok(token.clone());
+            if let Some(value) = token.value.as_ref().filter(|value| refused != Some(*value)) {
+                return Ok(value.clone());
             }
-            *token = None;
+            token.value = None;
             let fresh = self.log_in(client, address).await?;
-            Ok(token.insert(fresh).clone())
+            Ok(token.value.insert(fresh).clone())
         };
         tokio::time::timeout(LOGIN_TIMEOUT, login).await.unwrap_or_else(|_| {
             let seconds = LOGIN_TIMEOUT.as_secs();
@@ -69,13 +81,15 @@ impl EtcdLogin {
         })
     }
 
-    /// Forgets a token, if it is that of the last login. The next request logs in again.
+    /// Forgets a token, if it is that of the last login and no token was forgotten within
+    /// [`FORGET_INTERVAL`]. The next request logs in again.
     pub(super) fn forget(&self, token: &HeaderValue) {
         // A login that holds the lock replaces the token.
-        if let Ok(mut last) = self.token.try_lock()
-            && last.as_ref() == Some(token)
-        {
-            *last = None;
+        let Ok(mut last) = self.token.try_lock() else { return };
+        let is_early = last.forgotten.is_some_and(|at| at.elapsed() < FORGET_INTERVAL);
+        if last.value.as_ref() == Some(token) && !is_early {
+            last.value = None;
+            last.forgotten = Some(Instant::now());
         }
     }
 

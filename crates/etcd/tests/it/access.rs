@@ -168,9 +168,38 @@ async fn a_user_logs_in_and_again_if_its_token_ends() {
     assert!(!error.message().contains(PASSWORD), "{error}");
 }
 
-/// Answers as an etcd with users. It closes the connection of each request with the token of the
-/// first login. An etcd that lost its data lets such a request wait, which would take longer here.
-async fn answer_requests(mut stream: TcpStream, logins: Arc<AtomicUsize>) {
+/// An etcd with users that closes the connections of some requests. An etcd that lost its data lets
+/// such requests wait, which would take longer here.
+struct CuttingEtcd {
+    client: Etcd,
+    logins: Arc<AtomicUsize>,
+}
+
+impl CuttingEtcd {
+    /// Starts one that does not answer requests with tokens that have the text `cut`.
+    async fn start(cut: &'static str) -> CuttingEtcd {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let endpoint = format!("http://{}", listener.local_addr().unwrap());
+        let logins = Arc::new(AtomicUsize::new(0));
+        let counted = logins.clone();
+        tokio::spawn(async move {
+            loop {
+                let (stream, _) = listener.accept().await.unwrap();
+                tokio::spawn(answer_requests(stream, cut, counted.clone()));
+            }
+        });
+        let client = Etcd::new(&[endpoint], HttpClient::new(None)).unwrap();
+        CuttingEtcd { client: client.with_user(user(USER, PASSWORD)), logins }
+    }
+
+    fn logins(&self) -> usize {
+        self.logins.load(Ordering::Relaxed)
+    }
+}
+
+/// Answers the requests of a connection, until one has a token with the text `cut`. The end of a
+/// lease is refused, as by an etcd without a leader.
+async fn answer_requests(mut stream: TcpStream, cut: &'static str, logins: Arc<AtomicUsize>) {
     let mut request = Vec::new();
     let mut buffer = [0; 4096];
     loop {
@@ -182,36 +211,48 @@ async fn answer_requests(mut stream: TcpStream, logins: Arc<AtomicUsize>) {
         }
         let text = String::from_utf8_lossy(&request).into_owned();
         request.clear();
+        let mut status = "200 OK";
         let body = if text.contains("/v3/auth/authenticate") {
             let login = logins.fetch_add(1, Ordering::Relaxed) + 1;
             json!({ "token": format!("token.{login}") })
-        } else if text.contains("token.1") {
+        } else if text.contains(cut) {
             return;
+        } else if text.contains("/v3/lease/revoke") {
+            status = "503 Service Unavailable";
+            json!({ "code": 14, "message": "etcdserver: no leader" })
         } else {
             json!({ "header": { "revision": "7" } })
         };
         let body = body.to_string();
-        let answer = format!("HTTP/1.1 200 OK\r\ncontent-length: {}\r\n\r\n{body}", body.len());
+        let answer = format!("HTTP/1.1 {status}\r\ncontent-length: {}\r\n\r\n{body}", body.len());
         stream.write_all(answer.as_bytes()).await.unwrap();
     }
 }
 
 #[tokio::test]
 async fn an_unanswered_token_is_replaced() {
-    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let endpoint = format!("http://{}", listener.local_addr().unwrap());
-    let logins = Arc::new(AtomicUsize::new(0));
-    let counted = logins.clone();
-    tokio::spawn(async move {
-        loop {
-            let (stream, _) = listener.accept().await.unwrap();
-            tokio::spawn(answer_requests(stream, counted.clone()));
-        }
-    });
-    let etcd = Etcd::new(&[endpoint], HttpClient::new(None)).unwrap();
-    let etcd = etcd.with_user(user(USER, PASSWORD));
-    let error = etcd.revision("a").await.unwrap_err();
+    let etcd = CuttingEtcd::start("token.1").await;
+    let error = etcd.client.revision("a").await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
-    assert_eq!(etcd.revision("a").await.unwrap(), 7);
-    assert_eq!(logins.load(Ordering::Relaxed), 2);
+    assert_eq!(etcd.client.revision("a").await.unwrap(), 7);
+    assert_eq!(etcd.logins(), 2);
+}
+
+#[tokio::test]
+async fn an_etcd_that_does_not_answer_gets_few_logins() {
+    let etcd = CuttingEtcd::start("token.").await;
+    for _ in 0..5 {
+        let error = etcd.client.revision("a").await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
+    }
+    assert_eq!(etcd.logins(), 2);
+}
+
+#[tokio::test]
+async fn an_answered_token_stays() {
+    let etcd = CuttingEtcd::start("no token").await;
+    let error = etcd.client.revoke(LeaseId(1)).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
+    assert_eq!(etcd.client.revision("a").await.unwrap(), 7);
+    assert_eq!(etcd.logins(), 1);
 }
