@@ -171,7 +171,11 @@ impl RefusingNodes {
     fn record(&self, address: &str, status: u16) -> bool {
         let mut refusing = self.0.lock();
         if !matches!(status, 400 | 401 | 403) {
-            refusing.remove(address);
+            // Other errors do not show that the node accepts requests. If they alternate with
+            // refusals, there is one warning.
+            if status < 400 {
+                refusing.remove(address);
+            }
             return false;
         }
         if refusing.len() >= REFUSING_MAX {
@@ -248,7 +252,8 @@ mod tests {
         let record = |status| refusing.record("a:1", status);
         assert_eq!([200, 401, 401, 400].map(record), [false, true, false, false]);
         assert!(refusing.record("b:1", 403), "another node");
-        assert_eq!([503, 401].map(record), [false, true], "it accepted the key meanwhile");
+        assert_eq!([503, 401].map(record), [false, false], "it did not accept the key");
+        assert_eq!([200, 401].map(record), [false, true], "it accepted the key meanwhile");
         for port in 0..2 * REFUSING_MAX {
             assert!(refusing.record(&format!("c:{port}"), 401));
         }
