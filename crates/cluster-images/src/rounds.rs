@@ -11,7 +11,7 @@ use api_images::{
     CoarseCandidates, CoarseSearchRequest, ExtractedQuery, ImageKind, PrintShare, QueryView,
     RankRequest, accept_score,
 };
-use base::Result;
+use base::{Error, Result};
 use cluster_root::reads::{
     ReadBody, ReadPriority, ShardAnswers, ShardRead, check_coverage, of_all, read_shards,
     result_bytes,
@@ -114,8 +114,8 @@ impl Rounds<'_> {
             RankRequest { prints: Some(share), filter: self.plan.filter.clone(), ..self.rank() };
         let read = of_all(self.context, &self.target.record, RANK_PATH, raw(&request)?);
         let answers = Box::pin(read_shards(&self.context.state, &read)).await?;
-        answers.check(self.context.params.min_coverage)?;
-        let ShardAnswers { results, coverage, reservation, .. } = answers;
+        let ShardAnswers { results, coverage, failure, reservation, .. } = answers;
+        self.check(coverage, self.context.params.min_coverage, failure.as_ref())?;
         Ok(RoundsAnswer { results, coverage, of: None, partial: false, reservation })
     }
 
@@ -134,7 +134,7 @@ impl Rounds<'_> {
         let ShardAnswers { results, coverage, failure, reservation, .. } =
             Box::pin(read_shards(&self.context.state, &read)).await?;
         let min_coverage = self.context.params.min_coverage;
-        check_coverage(coverage, min_coverage, failure.as_ref())?;
+        self.check(coverage, min_coverage, failure.as_ref())?;
         let bytes = result_bytes(&results);
         let merge = move || merge::candidates(&results, most);
         let merged = self.context.compute(bytes, merge).await?;
@@ -157,13 +157,21 @@ impl Rounds<'_> {
             priority: ReadPriority::Client,
         };
         let answers = Box::pin(read_shards(&self.context.state, &read)).await?;
-        // The request fails if no shard of the candidates answers.
-        answers.check(0.0)?;
         let ShardAnswers { results, coverage: ranked, failure, reservation, .. } = answers;
+        // The request fails if no shard of the candidates answers.
+        self.check(ranked, 0.0, failure.as_ref())?;
         let missing = ranked.of - ranked.shards;
         let coverage = ReadCoverage { shards: coverage.shards - missing, ..coverage };
-        check_coverage(coverage, min_coverage, failure.as_ref())?;
+        self.check(coverage, min_coverage, failure.as_ref())?;
         Ok(RoundsAnswer { results, coverage, of, partial, reservation })
+    }
+
+    /// Checks that enough shards answered, and counts a refusal.
+    ///
+    /// # Errors
+    /// As [`check_coverage`].
+    fn check(&self, coverage: ReadCoverage, min: f64, failure: Option<&Error>) -> Result<()> {
+        check_coverage(coverage, min, failure).inspect_err(|_| self.context.state.count("refused"))
     }
 
     fn rank(&self) -> RankRequest {

@@ -124,6 +124,7 @@ async fn shards_missing_in_round_one_make_answers_partial() {
     assert_eq!(root.count("partial"), 1);
     let few = search(&root, "min_coverage=1").await;
     assert_eq!(few.status, 503);
+    assert_eq!((root.count("partial"), root.count("refused")), (1, 1));
     assert!(error(&few).starts_with("3 of 4 shards answered"), "{}", error(&few));
     assert!(few.headers.contains_key("retry-after"));
 }
