@@ -64,7 +64,7 @@ pub(crate) fn read(path: &Path, tags: &GraphTags) -> Result<MetaGraphDef> {
             path.display()
         )));
     }
-    let bytes = std::fs::read(path).map_err(|e| Error::io(path, &e))?;
+    let bytes = os::read_regular_file(path, BYTES_MAX).map_err(|e| Error::io(path, &e))?;
     parse(Bytes::from(bytes), tags).map_err(|e| e.context(path.display()))
 }
 

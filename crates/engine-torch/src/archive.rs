@@ -55,7 +55,9 @@ pub(crate) fn parameter_bytes(path: &Path) -> Result<usize> {
 /// Opens the archive's directory, through the page cache, one page at a time.
 fn open(path: &Path) -> Result<ZipArchive<File>> {
     use std::os::fd::AsRawFd;
-    let file = File::open(path).map_err(|e| Error::io(path, &e))?;
+    let failed = |error: std::io::Error| Error::io(path, &error);
+    os::check_regular_file(&std::fs::metadata(path).map_err(failed)?).map_err(failed)?;
+    let file = File::open(path).map_err(failed)?;
     // SAFETY: takes numbers only, about a descriptor of ours. It is advice: if it is refused, the
     // only cost is useless read-ahead.
     unsafe { libc::posix_fadvise(file.as_raw_fd(), 0, 0, libc::POSIX_FADV_RANDOM) };

@@ -124,7 +124,8 @@ impl Artifact {
                 path.display()
             )));
         }
-        let text = std::fs::read(&path).map_err(|e| Error::io(&path, &e))?;
+        let text =
+            os::read_regular_file(&path, MANIFEST_BYTES_MAX).map_err(|e| Error::io(&path, &e))?;
         let manifest = LayoutManifest::parse(&text).map_err(|e| e.context(path.display()))?;
         let artifact = Artifact { dir: dir.to_owned(), manifest };
         artifact.check_files()?;
@@ -182,6 +183,7 @@ impl Artifact {
         {
             let path = self.dir.join(&file.name);
             let meta = std::fs::metadata(&path).map_err(|e| Error::io(&path, &e))?;
+            os::check_regular_file(&meta).map_err(|e| Error::io(&path, &e))?;
             if meta.len() != file.bytes {
                 return Err(Error::data_loss(format!(
                     "{}: {} bytes, the manifest says {}",

@@ -52,8 +52,9 @@ impl IgnoredSettings {
     }
 }
 
-/// Reads the start of a file, or returns `None` if it cannot be read.
+/// Reads the start of a file, or returns `None` if it is not a regular file or cannot be read.
 fn text(path: &Path) -> Option<String> {
+    os::check_regular_file(&std::fs::metadata(path).ok()?).ok()?;
     let mut bytes = Vec::new();
     std::fs::File::open(path).ok()?.take(TRITON_FILE_BYTES_MAX).read_to_end(&mut bytes).ok()?;
     Some(String::from_utf8_lossy(&bytes).into_owned())

@@ -191,7 +191,8 @@ impl ModelFile {
         if bytes > LABELS_BYTES_MAX {
             return Err(wrong(&format_args!("larger than {LABELS_BYTES_MAX} bytes")));
         }
-        let text = std::fs::read_to_string(path).map_err(|error| wrong(&error))?;
+        let text = os::read_regular_file(path, LABELS_BYTES_MAX).map_err(|error| wrong(&error))?;
+        let text = String::from_utf8(text).map_err(|error| wrong(&error))?;
         let labels: Vec<Arc<str>> = text.lines().map(Arc::from).collect();
         if labels.len() > LABELS_MAX {
             return Err(wrong(&format_args!("more than {LABELS_MAX} lines")));
@@ -289,7 +290,9 @@ pub(crate) fn read(path: &Path, bytes: u64) -> Result<String, String> {
     if bytes > MODEL_FILE_BYTES_MAX {
         return Err("larger than a settings file can be".into());
     }
-    std::fs::read_to_string(path).map_err(|error| error.to_string())
+    let text =
+        os::read_regular_file(path, MODEL_FILE_BYTES_MAX).map_err(|error| error.to_string())?;
+    String::from_utf8(text).map_err(|error| error.to_string())
 }
 
 fn one_line(text: &str, error: &toml::de::Error) -> String {

@@ -120,5 +120,8 @@ mod tests {
             let error = read_cases(&file, &servable).unwrap_err();
             assert!(error.message().contains(wanted), "{error}");
         }
+        // The read of a named pipe would wait, and that of a device might not end.
+        let error = read_cases(Path::new("/dev/null"), &servable).unwrap_err();
+        assert!(error.message().contains("not a regular file"), "{error}");
     }
 }

@@ -213,7 +213,7 @@ pub(crate) fn read(path: &Path) -> Result<Bytes> {
             path.display()
         )));
     }
-    std::fs::read(path).map(Bytes::from).map_err(|e| Error::io(path, &e))
+    os::read_regular_file(path, FILE_BYTES_MAX).map(Bytes::from).map_err(|e| Error::io(path, &e))
 }
 
 fn body_files(dir: &Path) -> Result<Vec<PathBuf>> {

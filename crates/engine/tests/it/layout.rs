@@ -92,6 +92,17 @@ fn files_must_have_the_stated_lengths() {
 }
 
 #[test]
+fn devices_are_no_files_of_a_version() {
+    for name in [MANIFEST_NAME, WEIGHTS_NAME, GRAPH_NAME] {
+        let dir = published();
+        let path = dir.path().join(name);
+        std::fs::remove_file(&path).unwrap();
+        std::os::unix::fs::symlink("/dev/null", &path).unwrap();
+        refused(dir.path(), ErrorKind::DataLoss, "not a regular file");
+    }
+}
+
+#[test]
 fn contradictions_in_the_manifest_are_refused() {
     refused_after("{", "{{", MANIFEST_NAME);
     refused_after("\"format\": 1", "\"format\": 2", "format 2");

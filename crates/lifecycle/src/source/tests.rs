@@ -249,6 +249,22 @@ fn unreadable_settings_are_read_again() {
     assert_eq!(*settings(&mut bench), Ok(None));
 }
 
+/// A read of a named pipe or a device would stop the scan of all models.
+#[test]
+fn settings_in_a_device_are_refused() {
+    let mut bench = Bench::new();
+    bench.write("m/1/model.onnx", "x");
+    let file = bench.root.path().join("m/millpond.toml");
+    std::os::unix::fs::symlink("/dev/null", &file).unwrap();
+    let found = settings(&mut bench);
+    assert!(found.as_ref().as_ref().unwrap_err().contains("not a regular file"), "{found:?}");
+    fs::remove_file(&file).unwrap();
+    bench.write("m/millpond.toml", "[classify]\nscores = \"p\"\nlabels-file = \"labels.txt\"");
+    std::os::unix::fs::symlink("/dev/null", bench.root.path().join("m/labels.txt")).unwrap();
+    let found = settings(&mut bench);
+    assert!(found.as_ref().as_ref().unwrap_err().contains("not a regular file"), "{found:?}");
+}
+
 /// A manifest that cannot be read, unlike a wrong one, may be readable later without a change.
 #[test]
 fn an_unreadable_version_is_scanned_again() {

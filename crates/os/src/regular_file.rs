@@ -1,0 +1,68 @@
+//! Files read as a whole.
+
+use std::fs::{Metadata, OpenOptions};
+use std::io::{self, Read};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
+
+/// Reads a regular file of at most `bytes_max` bytes.
+///
+/// # Errors
+/// `InvalidData` for a named pipe, a socket, a device and a longer file; the errors of the file
+/// system, also for a directory.
+pub fn read_regular_file(path: &Path, bytes_max: u64) -> io::Result<Vec<u8>> {
+    check_regular_file(&std::fs::metadata(path)?)?;
+    // If the file was replaced after the check, the open still does not wait for the writer of a
+    // named pipe. A regular file ignores the flag.
+    let file = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(path)?;
+    let mut bytes = Vec::new();
+    file.take(bytes_max.saturating_add(1)).read_to_end(&mut bytes)?;
+    if bytes.len() as u64 > bytes_max {
+        let message = format!("larger than {bytes_max} bytes");
+        return Err(io::Error::new(io::ErrorKind::InvalidData, message));
+    }
+    Ok(bytes)
+}
+
+/// Refuses a file that is neither a regular file nor a directory. The open of a named pipe waits
+/// for its writer without a limit, and a device can have bytes without end.
+///
+/// # Errors
+/// `InvalidData` for a named pipe, a socket and a device.
+pub fn check_regular_file(meta: &Metadata) -> io::Result<()> {
+    if meta.is_file() || meta.is_dir() {
+        Ok(())
+    } else {
+        Err(io::Error::new(io::ErrorKind::InvalidData, "not a regular file"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_regular_file_is_read_within_its_limit() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("file");
+        std::fs::write(&path, "four").unwrap();
+        assert_eq!(read_regular_file(&path, 4).unwrap(), b"four");
+        let longer = read_regular_file(&path, 3).unwrap_err();
+        assert_eq!(longer.to_string(), "larger than 3 bytes");
+    }
+
+    #[test]
+    fn other_kinds_of_files_are_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        let device = read_regular_file(Path::new("/dev/null"), 4).unwrap_err();
+        assert_eq!(device.to_string(), "not a regular file");
+        let path = dir.path().join("socket");
+        let _listener = std::os::unix::net::UnixListener::bind(&path).unwrap();
+        let socket = read_regular_file(&path, 4).unwrap_err();
+        assert_eq!(socket.kind(), io::ErrorKind::InvalidData);
+        let directory = read_regular_file(dir.path(), 4).unwrap_err();
+        assert_eq!(directory.kind(), io::ErrorKind::IsADirectory);
+        let missing = read_regular_file(&dir.path().join("none"), 4).unwrap_err();
+        assert_eq!(missing.kind(), io::ErrorKind::NotFound);
+    }
+}
