@@ -7,6 +7,7 @@
 #[cfg(target_endian = "big")]
 compile_error!("Millpond's tensors are little-endian in memory and on the wire");
 
+mod control_characters;
 mod dtype;
 mod error;
 mod ident;
@@ -18,6 +19,7 @@ mod timeline;
 pub mod units;
 mod utc;
 
+pub use control_characters::escape_controls;
 pub use dtype::{DType, Element};
 pub use error::{Error, ErrorKind, Result};
 pub use ident::{VersionId, VersionNumber};

@@ -3,7 +3,7 @@
 use std::io::Write;
 use std::process::ExitCode;
 
-use base::{Error, ErrorKind};
+use base::{Error, ErrorKind, escape_controls};
 use import::ImportError;
 
 /// Exit codes for `--help`. The numbers are defined by [`ExitStatus`].
@@ -15,6 +15,10 @@ Exit codes:
   3  cannot start: port in use, collections in use, ONNX Runtime missing or too old
   4  wrong: answers differ or are lost, backups are damaged, a recording is not of the speaker,
      or `doctor` found that nothing can be served";
+
+/// Control characters of output. Others are escaped: a name, a reason or an error can come from
+/// another user of a server, and must not change the terminal.
+const KEPT_CONTROLS: &[char] = &['\n', '\t'];
 
 /// Exit codes other than 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -76,14 +80,20 @@ impl CommandError {
 
     /// Prints message and hint to standard error.
     pub(crate) fn print_to_stderr(&self) {
-        let mut stderr = std::io::stderr().lock();
         // If standard error is closed, the exit code still reports the error.
+        let _ = std::io::stderr().lock().write_all(self.lines().as_bytes());
+    }
+
+    /// Returns message and hint as lines, each if there is one.
+    fn lines(&self) -> String {
+        let mut lines = String::new();
         if !self.message.is_empty() {
-            let _ = writeln!(stderr, "error: {}", self.message);
+            lines.push_str(&format!("error: {}\n", escape_controls(&self.message, KEPT_CONTROLS)));
         }
         if let Some(hint) = &self.hint {
-            let _ = writeln!(stderr, "hint: {hint}");
+            lines.push_str(&format!("hint: {}\n", escape_controls(hint, KEPT_CONTROLS)));
         }
+        lines
     }
 
     /// Prints message and hint to standard error and returns the exit code.
@@ -121,11 +131,11 @@ pub(crate) fn user() -> String {
 /// Writes a line to standard error. A line that cannot be written is dropped, because the disk is
 /// full or the reader of a pipe has ended: results and exit codes do not depend on it.
 pub(crate) fn print_note(text: &str) {
-    let _ = writeln!(std::io::stderr(), "{text}");
+    let _ = writeln!(std::io::stderr(), "{}", escape_controls(text, KEPT_CONTROLS));
 }
 
-/// Writes `text` to standard output. A reader that closed the pipe (`millpond models ls | head -1`)
-/// is not an error.
+/// Writes `text` to standard output. Control characters are escaped, except line ends and tabs. A
+/// reader that closed the pipe (`millpond models ls | head -1`) is not an error.
 ///
 /// # Errors
 /// Returns any other error of writing.
@@ -139,6 +149,19 @@ pub(crate) fn print(text: &str) -> CommandResult {
 /// # Errors
 /// Returns any other error of writing.
 pub(crate) fn print_page(text: &str) -> CommandResult<bool> {
+    write_stdout(&escape_controls(text, KEPT_CONTROLS))
+}
+
+/// Writes an image as escape sequences for the terminal to standard output.
+///
+/// # Errors
+/// Returns the errors of [`print`].
+pub(crate) fn print_image(sequences: &str) -> CommandResult {
+    write_stdout(sequences).map(drop)
+}
+
+/// Returns false if the reader closed the pipe.
+fn write_stdout(text: &str) -> CommandResult<bool> {
     let mut stdout = std::io::stdout().lock();
     let written = stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush());
     match written {
@@ -147,5 +170,20 @@ pub(crate) fn print_page(text: &str) -> CommandResult<bool> {
         Err(error) => {
             Err(CommandError::failed(format!("cannot write to standard output: {error}")))
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_error_cannot_change_the_terminal() {
+        let error = CommandError::failed("no model \"a\u{1b}]0;title\u{7}\";\n\tthe models are b");
+        assert_eq!(
+            error.hint("see\u{9b}2J").lines(),
+            "error: no model \"a\\u001b]0;title\\u0007\";\n\tthe models are b\nhint: see\\u009b2J\n"
+        );
+        assert_eq!(CommandError::silent(ExitStatus::Failed).lines(), "");
     }
 }

@@ -6,7 +6,7 @@ use std::path::Path;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use base::{Error, Result};
+use base::{Error, Result, escape_controls};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde::Serialize;
 
@@ -30,9 +30,10 @@ impl TextTable {
         TextTable { rows: vec![header], figures: false }
     }
 
-    /// Adds a row. Line breaks in cells become spaces.
+    /// Adds a row. Line breaks in cells become spaces, other control characters are escaped.
     pub fn row(&mut self, cells: impl IntoIterator<Item = String>) {
-        self.rows.push(cells.into_iter().map(|cell| cell.replace('\n', " ")).collect());
+        let one_line = |cell: String| escape_controls(&cell.replace('\n', " "), &[]).into_owned();
+        self.rows.push(cells.into_iter().map(one_line).collect());
     }
 }
 
@@ -257,6 +258,13 @@ mod tests {
             table.to_string(),
             "arm      p50 ms\n---------------\npool        0.9\ncontrol   10.25\n"
         );
+    }
+
+    #[test]
+    fn control_characters_in_cells_are_escaped() {
+        let mut table = TextTable::left(&["NAME", "ID"]);
+        table.row(["a\nb\u{1b}[31m".into(), "1".into()]);
+        assert_eq!(table.to_string(), "NAME           ID\na b\\u001b[31m  1\n");
     }
 
     #[test]

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use base::escape_controls;
 use clap::Args;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde_json::{Map, Value, json};
@@ -152,6 +153,7 @@ fn shown(lines: &str) -> CommandResult<String> {
         out.push_str(&format!("group {number}: {} images\n", images.len()));
         for image in &images {
             let name = image.get("name").and_then(Value::as_str).unwrap_or_default();
+            let name = escape_controls(name, &[]);
             out.push_str(&format!("  {}  {name}\n", id(image.get("id"))));
         }
         for pair in items("pairs") {

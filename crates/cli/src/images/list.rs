@@ -1,5 +1,6 @@
 //! `millpond images list` and `delete`.
 
+use base::escape_controls;
 use clap::Args;
 use loadgen::report::TextTable;
 use serde_json::Value;
@@ -110,7 +111,7 @@ fn line(image: &Value) -> String {
         "{:36}  {size:11}  {:>10}  {}\n",
         text(image, "id"),
         text(image, "bytes"),
-        text(image, "name")
+        escape_controls(&text(image, "name"), &[])
     )
 }
 
@@ -157,5 +158,11 @@ mod tests {
                 && line.ends_with("  1234  b/c.jpg\n"),
             "{line}"
         );
+    }
+
+    #[test]
+    fn a_name_stays_on_its_line() {
+        let image = serde_json::json!({"id": "a-1", "name": "b\nc \u{1b}[31m.jpg"});
+        assert!(line(&image).ends_with("  b\\nc \\u001b[31m.jpg\n"), "{}", line(&image));
     }
 }

@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use base::escape_controls;
 use clap::Args;
 use loadgen::report::TextTable;
 use serde_json::{Value, json};
@@ -9,7 +10,7 @@ use serde_json::{Value, json};
 use super::terminal::{Terminal, show};
 use super::{ImagesServerArgs, path};
 use crate::client::{RequestContent, ServerClient, text};
-use crate::exit::{CommandError, CommandResult, print};
+use crate::exit::{CommandError, CommandResult, print, print_image};
 use crate::models::pretty;
 
 /// Maximum number of results shown as images.
@@ -226,7 +227,8 @@ fn show_images(
         // The table is printed already, so a missing thumbnail is not an error.
         if let Some(drawn) = reply.good().ok().and_then(|bytes| show(bytes, terminal)) {
             let name = result.get("name").and_then(Value::as_str).unwrap_or(&id);
-            print(&format!("\n{name}\n{drawn}\n"))?;
+            print(&format!("\n{}\n", escape_controls(name, &[])))?;
+            print_image(&format!("{drawn}\n"))?;
         }
     }
     Ok(())

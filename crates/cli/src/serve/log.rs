@@ -9,6 +9,7 @@ use server::LogFilter;
 use tracing_subscriber::filter::LevelFilter;
 use tracing_subscriber::{EnvFilter, reload};
 
+use super::log_fields::EscapedFields;
 use super::log_output::LogOutput;
 use super::options::LogFormat;
 use crate::environment;
@@ -40,7 +41,11 @@ pub(crate) fn start(format: LogFormat, filter: &str) -> CommandResult<Arc<dyn Lo
         }
         LogFormat::Text => {
             let colours = std::io::stderr().is_terminal() && environment::NO_COLOR.text().is_none();
-            let builder = builder.with_ansi(colours).with_target(false).with_filter_reloading();
+            let builder = builder
+                .with_ansi(colours)
+                .with_target(false)
+                .fmt_fields(EscapedFields)
+                .with_filter_reloading();
             let handle = builder.reload_handle();
             (builder.try_init(), Box::new(move |filter| handle.reload(filter)))
         }

@@ -7,6 +7,7 @@ mod config;
 pub(crate) mod file;
 mod file_error;
 pub(crate) mod log;
+mod log_fields;
 pub(crate) mod log_output;
 pub(crate) mod options;
 mod reload;
