@@ -31,6 +31,7 @@ mod sched_stat;
 mod service_manager;
 pub mod thread;
 mod thread_table;
+mod warning_limiter;
 
 pub use aligned_buffer::AlignedBuffer;
 pub use core_times::CoreTimes;
@@ -45,3 +46,4 @@ pub use regular_file::{check_regular_file, read_regular_file};
 pub use sched_stat::{SchedStat, SchedTimes};
 pub use service_manager::{ReloadNotice, ServiceManager};
 pub use thread_table::ThreadTable;
+pub use warning_limiter::WarningLimiter;

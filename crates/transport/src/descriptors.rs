@@ -2,15 +2,11 @@
 
 use std::fs::File;
 use std::task::Poll;
-use std::time::{Duration, Instant};
 
 use base::{Error, Result};
 use rustix::io::Errno;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::net::TcpListener;
-
-/// Shortest time between two warnings of the same kind.
-const WARNING_INTERVAL: Duration = Duration::from_secs(10);
 
 /// Raises the soft limit of open files to the hard limit, since the soft limit is only a default.
 /// Returns the limit.
@@ -71,26 +67,6 @@ pub(crate) fn exhausted(error: &std::io::Error) -> bool {
     [Errno::MFILE, Errno::NFILE].iter().any(|errno| code == Some(errno.raw_os_error()))
 }
 
-/// Counts events that are logged at most once in [`WARNING_INTERVAL`].
-#[derive(Default)]
-pub(crate) struct WarningLimiter {
-    count: u64,
-    last: Option<Instant>,
-}
-
-impl WarningLimiter {
-    /// Counts an event at `now`. Returns the number of events since the last warning if it is time
-    /// for the next.
-    pub(crate) fn count(&mut self, now: Instant) -> Option<u64> {
-        self.count += 1;
-        if self.last.is_some_and(|last| now.saturating_duration_since(last) < WARNING_INTERVAL) {
-            return None;
-        }
-        self.last = Some(now);
-        Some(std::mem::take(&mut self.count))
-    }
-}
-
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used, reason = "tests")]
@@ -99,16 +75,6 @@ mod tests {
     use tokio::net::TcpStream;
 
     use super::*;
-
-    #[test]
-    fn warnings_are_counted_and_limited() {
-        let (mut warnings, start) = (WarningLimiter::default(), Instant::now());
-        assert_eq!(warnings.count(start), Some(1));
-        for _ in 0..500 {
-            assert_eq!(warnings.count(start + WARNING_INTERVAL / 2), None);
-        }
-        assert_eq!(warnings.count(start + WARNING_INTERVAL), Some(501));
-    }
 
     #[test]
     fn a_connection_without_a_descriptor_is_closed() {

@@ -10,12 +10,13 @@ use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::conn::auto;
 use hyper_util::server::graceful::{GracefulShutdown, Watcher};
 use metrics::{KindLabels, Metrics};
+use os::WarningLimiter;
 use tokio::net::TcpStream;
 use tokio::sync::{Semaphore, watch};
 
 use crate::connection_threads::ConnectionThreads;
 use crate::control_frames::FrameCounter;
-use crate::descriptors::{self, SpareDescriptor, WarningLimiter};
+use crate::descriptors::{self, SpareDescriptor};
 use crate::header_timeout::{AnswerBody, HeaderTimeout, PrefaceTimeout, TimedStream};
 use crate::http_version::HttpVersion;
 use crate::linger::{LingerLimits, LingeringStream};

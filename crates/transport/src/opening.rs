@@ -6,11 +6,11 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use metrics::{KindLabels, Metrics};
+use os::WarningLimiter;
 use tokio::io::AsyncWriteExt;
 use tokio::net::TcpStream;
 use tokio::sync::watch;
 
-use crate::descriptors::WarningLimiter;
 use crate::grpc_refusal;
 use crate::http_version::HttpVersion;
 use crate::linger::{LingerLimits, LingeringStream};

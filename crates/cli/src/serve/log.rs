@@ -10,6 +10,7 @@ use tracing_subscriber::filter::LevelFilter;
 use tracing_subscriber::{EnvFilter, reload};
 
 use super::log_fields::EscapedFields;
+use super::log_limit::LimitedEvents;
 use super::log_output::LogOutput;
 use super::options::LogFormat;
 use crate::environment;
@@ -35,7 +36,11 @@ pub(crate) fn start(format: LogFormat, filter: &str) -> CommandResult<Arc<dyn Lo
         tracing_subscriber::fmt().with_env_filter(parsed).with_writer(LogOutput::new(format));
     let (started, replace): (_, Replace) = match format {
         LogFormat::Json => {
-            let builder = builder.json().flatten_event(true).with_filter_reloading();
+            let builder = builder
+                .json()
+                .flatten_event(true)
+                .map_event_format(|events| LimitedEvents::new(format, events))
+                .with_filter_reloading();
             let handle = builder.reload_handle();
             (builder.try_init(), Box::new(move |filter| handle.reload(filter)))
         }
@@ -45,6 +50,7 @@ pub(crate) fn start(format: LogFormat, filter: &str) -> CommandResult<Arc<dyn Lo
                 .with_ansi(colours)
                 .with_target(false)
                 .fmt_fields(EscapedFields)
+                .map_event_format(|events| LimitedEvents::new(format, events))
                 .with_filter_reloading();
             let handle = builder.reload_handle();
             (builder.try_init(), Box::new(move |filter| handle.reload(filter)))

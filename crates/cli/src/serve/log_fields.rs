@@ -67,6 +67,9 @@ impl Visit for FieldWriter<'_> {
 }
 
 #[cfg(test)]
+pub(super) use tests::MemoryOutput;
+
+#[cfg(test)]
 mod tests {
     use std::io::Write;
     use std::sync::Arc;
@@ -77,7 +80,13 @@ mod tests {
 
     /// Output of a log in memory.
     #[derive(Clone, Default)]
-    struct MemoryOutput(Arc<Mutex<Vec<u8>>>);
+    pub(in crate::serve) struct MemoryOutput(Arc<Mutex<Vec<u8>>>);
+
+    impl MemoryOutput {
+        pub(in crate::serve) fn text(&self) -> String {
+            String::from_utf8(self.0.lock().clone()).unwrap()
+        }
+    }
 
     impl Write for MemoryOutput {
         fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
@@ -104,8 +113,7 @@ mod tests {
         tracing::subscriber::with_default(subscriber, || {
             tracing::warn!(error = %text, name = text, count = 3, "failed: {text}");
         });
-        let bytes = output.0.lock().clone();
-        String::from_utf8(bytes).unwrap()
+        output.text()
     }
 
     #[test]

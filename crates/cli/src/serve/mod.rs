@@ -8,6 +8,7 @@ pub(crate) mod file;
 mod file_error;
 pub(crate) mod log;
 mod log_fields;
+mod log_limit;
 pub(crate) mod log_output;
 pub(crate) mod options;
 mod reload;
