@@ -7,7 +7,7 @@ use std::pin::Pin;
 
 use base::{Error, Result};
 use bytes::{Buf, Bytes};
-use model_store::StorePlace;
+use model_store::{StorePlace, without_secrets};
 use object_store::ObjectStoreExt;
 use tokio::runtime::Runtime;
 use tokio_stream::{Stream, StreamExt};
@@ -50,7 +50,8 @@ pub fn open_location(location: &str, options: &[(String, String)]) -> Result<Loc
     }
     let wrong = || {
         Error::invalid(format!(
-            "{location:?} is not a location of a snapshot; use file:///PATH, http://HOST/PATH or a URL of a store"
+            "{:?} is not a location of a snapshot; use file:///PATH, http://HOST/PATH or a URL of a store",
+            without_secrets(location)
         ))
     };
     let (directory, name) = location.rsplit_once('/').ok_or_else(wrong)?;
@@ -119,6 +120,16 @@ mod tests {
     use base::ErrorKind;
 
     use super::*;
+
+    #[test]
+    fn secrets_of_a_location_are_not_shown() {
+        for location in ["http://user:secret@host", "host/a?sig=secret", "ftp://user:secret@host/a"]
+        {
+            let error = open_location(location, &[]).err().unwrap();
+            assert_eq!(error.kind(), ErrorKind::InvalidArgument, "{error}");
+            assert!(!error.message().contains("secret"), "{error}");
+        }
+    }
 
     #[test]
     fn only_regular_files_are_opened() {

@@ -27,7 +27,9 @@ pub use mirror::{
     StoreMirror, StoreSource,
 };
 pub use options::StoreOptions;
-pub use place::{PlaceContent, STORE_SCHEMES, StorePlace, StoredManifest, block_on, is_url};
+pub use place::{
+    PlaceContent, STORE_SCHEMES, StorePlace, StoredManifest, block_on, is_url, without_secrets,
+};
 pub use plan::FetchEstimate;
 pub use small_objects::SmallObjects;
 pub use upload::{UploadProgress, upload};

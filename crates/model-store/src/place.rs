@@ -78,6 +78,7 @@ impl StorePlace {
     /// support for the store.
     pub fn open(url: &str, options: &[(String, String)]) -> Result<StorePlace> {
         let wrong = |error: &dyn std::fmt::Display| {
+            let url = without_secrets(url);
             Error::invalid(format!(
                 "{url}: {error}; use s3://BUCKET/PATH, gs://BUCKET/PATH, az://CONTAINER/PATH, \
                  https://HOST/PATH or file:///PATH"
@@ -92,7 +93,8 @@ impl StorePlace {
         }
         if cfg!(not(feature = "object-storage")) && parsed.scheme() != "file" {
             return Err(Error::precondition(format!(
-                "{url}: this program was built without object storage; build it with --features object-storage"
+                "{}: this program was built without object storage; build it with --features object-storage",
+                shown(&parsed)
             )));
         }
         install_tls();
@@ -311,6 +313,25 @@ pub fn block_on<T>(work: impl Future<Output = Result<T>>) -> Result<T> {
     runtime.map_err(failed)?.block_on(work)
 }
 
+/// Returns the text of a URL, valid or not, without query and password.
+pub fn without_secrets(text: &str) -> String {
+    if let Ok(url) = url::Url::parse(text) {
+        return shown(&url);
+    }
+    let before_query = text.find(['?', '#']).map_or(text, |at| &text[..at]);
+    // A password can have a slash, which ends the host of an invalid URL too early.
+    let password = before_query.find("://").and_then(|at| {
+        let user = at + "://".len();
+        let end = before_query.rfind('@').filter(|&end| end > user)?;
+        let start = before_query[user..end].find(':')?;
+        Some(user + start..end)
+    });
+    match password {
+        Some(range) => format!("{}{}", &before_query[..range.start], &before_query[range.end..]),
+        None => before_query.to_owned(),
+    }
+}
+
 /// Returns `url` without query and password.
 fn shown(url: &url::Url) -> String {
     let mut url = url.clone();
@@ -381,6 +402,17 @@ mod tests {
     fn secrets_of_a_url_are_not_shown() {
         let url = url::Url::parse("https://user:secret@host/models?sig=secret").unwrap();
         assert!(!shown(&url).contains("secret"), "{}", shown(&url));
+        for (wrong, without) in [
+            ("ftp://user:secret@host/models", "ftp://user@host/models"),
+            ("https://user:secret@host:99999/m?sig=secret", "https://user@host:99999/m"),
+            ("https://key:a/secret@host/m", "https://key@host/m"),
+            ("s3://my bucket/a@b:c", "s3://my bucket/a@b:c"),
+            ("words?sig=secret", "words"),
+        ] {
+            assert_eq!(without_secrets(wrong), without);
+            let error = StorePlace::open(wrong, &[]).unwrap_err();
+            assert!(error.message().starts_with(&format!("{without}: ")), "{error}");
+        }
     }
 
     #[test]
