@@ -3,7 +3,10 @@
 use std::env::VarError;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
+use std::time::{Duration, SystemTime};
 
+use base::unix_time;
 use engine::LibrarySearch;
 use loadgen::tls::TlsArgs;
 use model_store::StoreOptions;
@@ -210,13 +213,30 @@ pub(crate) fn cache_dir() -> PathBuf {
 }
 
 /// Returns the cache directory of `user` below `temporary`. It has the number of the user, since
-/// users cannot share a cache.
+/// users cannot share a cache: the server loads models from it.
 fn temporary_cache(temporary: &Path, user: u32) -> PathBuf {
+    // Makes a name that cannot be predicted, and that is the same for each call of this process.
+    static FIRST_CALL: OnceLock<Duration> = OnceLock::new();
     // Earlier versions used this directory for all users. It has copies of models and the state of
     // rollouts, so its owner keeps it.
     let shared = temporary.join("millpond");
-    let is_owner = std::fs::symlink_metadata(&shared).is_ok_and(|found| found.uid() == user);
-    if is_owner && shared.is_dir() { shared } else { temporary.join(format!("millpond-{user}")) }
+    if is_directory_of(&shared, user) {
+        return shared;
+    }
+    let own = temporary.join(format!("millpond-{user}"));
+    // Another user who creates the directory first could put models into it. An error needs no
+    // message: a directory that does not exist is not used.
+    let _ = os::private::create_dir(&own);
+    if is_directory_of(&own, user) {
+        return own;
+    }
+    let time = FIRST_CALL.get_or_init(|| unix_time(SystemTime::now())).as_nanos();
+    temporary.join(format!("millpond-{user}-{}-{time}", std::process::id()))
+}
+
+/// Returns true if `path` is a directory of `user`, or a link of `user` to a directory.
+fn is_directory_of(path: &Path, user: u32) -> bool {
+    std::fs::symlink_metadata(path).is_ok_and(|found| found.uid() == user) && path.is_dir()
 }
 
 /// Returns the certificates of a client, with the variable's issuers if no flag names any. The
@@ -359,6 +379,10 @@ mod tests {
         assert_eq!(temporary_cache(dir.path(), user), shared);
         let other = user ^ 1;
         let others = dir.path().join(format!("millpond-{other}"));
-        assert_eq!(temporary_cache(dir.path(), other), others);
+        std::fs::create_dir(&others).unwrap();
+        let unused = temporary_cache(dir.path(), other);
+        assert_ne!(unused, others, "it belongs to another user");
+        assert!(!unused.exists() && unused.starts_with(dir.path()), "{}", unused.display());
+        assert_eq!(temporary_cache(dir.path(), other), unused);
     }
 }

@@ -1,6 +1,7 @@
 //! Direct reads past the page cache, and io_uring.
 
 use std::fs::DirEntry;
+use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use os::{DIRECT_ALIGNMENT, DirectFile};
@@ -50,7 +51,7 @@ fn direct(what: &str, dir: &Path, tried: Result<Option<String>, String>) -> Chec
 fn try_direct(dir: &Path) -> Result<Option<String>, String> {
     let place = nearest_existing(dir);
     let own = place.join(format!(".millpond-doctor-{}.tmp", std::process::id()));
-    let written = std::fs::write(&own, vec![1u8; DIRECT_ALIGNMENT]);
+    let written = write_new(&own);
     let path = match &written {
         Ok(()) => own.clone(),
         Err(error) => match find_file(&place, DEPTH_MAX, &mut ENTRIES_MAX.clone()) {
@@ -68,6 +69,13 @@ fn try_direct(dir: &Path) -> Result<Option<String>, String> {
         let _ = std::fs::remove_file(&own);
     }
     outcome
+}
+
+/// Writes one block to a new file. Another user of the directory can predict its name, so a link
+/// there is not followed.
+fn write_new(path: &Path) -> std::io::Result<()> {
+    let mut file = os::private::options().write(true).create_new(true).open(path)?;
+    file.write_all(&[1; DIRECT_ALIGNMENT])
 }
 
 fn read_block(path: &Path) -> Result<Option<String>, String> {
@@ -158,6 +166,18 @@ mod tests {
         let missing = dir.path().join("not/yet");
         assert!(try_direct(&missing).is_ok());
         assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn a_link_at_the_name_of_the_file_is_not_followed() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("file");
+        std::fs::write(&file, "content").unwrap();
+        let name = format!(".millpond-doctor-{}.tmp", std::process::id());
+        std::os::unix::fs::symlink(&file, dir.path().join(name)).unwrap();
+        // No other file is large enough to be read.
+        assert!(try_direct(dir.path()).is_err());
+        assert_eq!(std::fs::read_to_string(&file).unwrap(), "content");
     }
 
     #[test]

@@ -127,7 +127,9 @@ pub fn write_file(path: &Path, bytes: &[u8]) -> Result<()> {
     let target = std::fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
     let mut part = target.clone().into_os_string();
     part.push(format!(".{}.part", std::process::id()));
-    let written = File::create(&part).and_then(put).and_then(|()| std::fs::rename(&part, &target));
+    // Another user of the directory can predict the name, so a link there is not followed.
+    let written = File::create_new(&part).and_then(put);
+    let written = written.and_then(|()| std::fs::rename(&part, &target));
     written.map_err(|e| {
         // It may not exist.
         let _ = std::fs::remove_file(&part);
@@ -247,6 +249,19 @@ mod tests {
         }
         assert_eq!(std::fs::read(dir.path().join("out.part")).unwrap(), b"mine");
         assert_eq!(std::fs::read_dir(dir.path().join("new")).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn a_link_beside_the_file_is_not_followed() {
+        let dir = tempfile::tempdir().unwrap();
+        let other = dir.path().join("other");
+        std::fs::write(&other, "content").unwrap();
+        let file = dir.path().join("out.json");
+        let part = dir.path().join(format!("out.json.{}.part", std::process::id()));
+        std::os::unix::fs::symlink(&other, &part).unwrap();
+        assert!(write_json(&file, &1).is_err());
+        assert_eq!(std::fs::read_to_string(&other).unwrap(), "content");
+        write_json(&file, &1).unwrap();
     }
 
     #[test]
