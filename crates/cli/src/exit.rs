@@ -1,5 +1,6 @@
 //! Exit codes of commands, and the error that carries one.
 
+use std::borrow::Cow;
 use std::io::Write;
 use std::process::ExitCode;
 
@@ -88,10 +89,10 @@ impl CommandError {
     fn lines(&self) -> String {
         let mut lines = String::new();
         if !self.message.is_empty() {
-            lines.push_str(&format!("error: {}\n", escape_controls(&self.message, KEPT_CONTROLS)));
+            lines.push_str(&format!("error: {}\n", printable(&self.message)));
         }
         if let Some(hint) = &self.hint {
-            lines.push_str(&format!("hint: {}\n", escape_controls(hint, KEPT_CONTROLS)));
+            lines.push_str(&format!("hint: {}\n", printable(hint)));
         }
         lines
     }
@@ -123,6 +124,11 @@ impl From<ImportError> for CommandError {
     }
 }
 
+/// Returns `text` with escapes in place of its control characters, except line ends and tabs.
+pub(crate) fn printable(text: &str) -> Cow<'_, str> {
+    escape_controls(text, KEPT_CONTROLS)
+}
+
 /// Returns the user of this process, for messages.
 pub(crate) fn user() -> String {
     format!("user {}", rustix::process::geteuid().as_raw())
@@ -131,7 +137,7 @@ pub(crate) fn user() -> String {
 /// Writes a line to standard error. A line that cannot be written is dropped, because the disk is
 /// full or the reader of a pipe has ended: results and exit codes do not depend on it.
 pub(crate) fn print_note(text: &str) {
-    let _ = writeln!(std::io::stderr(), "{}", escape_controls(text, KEPT_CONTROLS));
+    let _ = writeln!(std::io::stderr(), "{}", printable(text));
 }
 
 /// Writes `text` to standard output. Control characters are escaped, except line ends and tabs. A
@@ -149,7 +155,7 @@ pub(crate) fn print(text: &str) -> CommandResult {
 /// # Errors
 /// Returns any other error of writing.
 pub(crate) fn print_page(text: &str) -> CommandResult<bool> {
-    write_stdout(&escape_controls(text, KEPT_CONTROLS))
+    write_stdout(&printable(text))
 }
 
 /// Writes an image as escape sequences for the terminal to standard output.

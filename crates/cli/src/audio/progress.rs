@@ -52,7 +52,7 @@ impl Bar {
         if self.bar.is_hidden() {
             crate::exit::print_note(text);
         } else {
-            self.bar.println(text);
+            self.bar.println(crate::exit::printable(text));
         }
     }
 
