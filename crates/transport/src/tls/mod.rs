@@ -59,6 +59,11 @@ impl PemSource {
     fn unreadable(&self, error: PemError, item: &str) -> Error {
         match error {
             PemError::NoItemsFound => self.wrong(format!("no {item} in PEM form is in it")),
+            // The library shows the marker as a list of numbers.
+            PemError::MissingSectionEnd { end_marker } => self.wrong(format!(
+                "the line \"-----END {}-----\" is missing; the content must be complete",
+                String::from_utf8_lossy(&end_marker)
+            )),
             error => self.wrong(format!("{error}; it must be in PEM form")),
         }
     }
@@ -219,4 +224,18 @@ fn configs(files: &TlsFiles) -> Result<ServerConfigs> {
     http1.alpn_protocols = vec![b"http/1.1".to_vec()];
     http2.alpn_protocols = vec![b"h2".to_vec()];
     Ok(ServerConfigs { http1: Arc::new(http1), http2: Arc::new(http2) })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_incomplete_certificate_is_reported_in_words() {
+        let text = "-----BEGIN CERTIFICATE-----\nAAAA\n".to_owned();
+        let error = PemSource::Text("cert", Secret(text)).certificates().err();
+        let expected =
+            "cert: the line \"-----END CERTIFICATE-----\" is missing; the content must be complete";
+        assert_eq!(error.as_ref().map(Error::message), Some(expected));
+    }
 }
