@@ -33,7 +33,7 @@ struct FieldWriter<'writer> {
 
 impl FieldWriter<'_> {
     fn write(&mut self, name: &str, value: &str) -> fmt::Result {
-        if !std::mem::replace(&mut self.is_first, false) {
+        if !std::mem::take(&mut self.is_first) {
             self.writer.write_char(' ')?;
         }
         if name != MESSAGE {
