@@ -1,6 +1,6 @@
 //! Files read as a whole.
 
-use std::fs::{Metadata, OpenOptions};
+use std::fs::{File, Metadata, OpenOptions};
 use std::io::{self, Read};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
@@ -8,20 +8,35 @@ use std::path::Path;
 /// Reads a regular file of at most `bytes_max` bytes.
 ///
 /// # Errors
-/// `InvalidData` for a named pipe, a socket, a device and a longer file; the errors of the file
-/// system, also for a directory.
+/// `InvalidData` for a named pipe, a socket, a device and a longer file; `OutOfMemory` if its bytes
+/// cannot be allocated; the errors of the file system, also for a directory.
 pub fn read_regular_file(path: &Path, bytes_max: u64) -> io::Result<Vec<u8>> {
     check_regular_file(&std::fs::metadata(path)?)?;
-    // If the file was replaced after the check, the open still does not wait for the writer of a
-    // named pipe. A regular file ignores the flag.
-    let file = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(path)?;
+    let file = open(path)?;
+    let meta = file.metadata()?;
+    check_regular_file(&meta)?;
     let mut bytes = Vec::new();
+    // A vector that grows would copy a large file, and could have twice its length.
+    if let Ok(length) = usize::try_from(meta.len().min(bytes_max)) {
+        bytes.try_reserve_exact(length)?;
+    }
     file.take(bytes_max.saturating_add(1)).read_to_end(&mut bytes)?;
     if bytes.len() as u64 > bytes_max {
         let message = format!("larger than {bytes_max} bytes");
         return Err(io::Error::new(io::ErrorKind::InvalidData, message));
     }
     Ok(bytes)
+}
+
+/// Opens a file. If it was replaced after its check, the open still does not wait for the writer of
+/// a named pipe.
+fn open(path: &Path) -> io::Result<File> {
+    match OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(path) {
+        // A file server on this machine holds a lease on the file. The kernel limits this wait, see
+        // `/proc/sys/fs/lease-break-time`. A named pipe does not return this error.
+        Err(error) if error.kind() == io::ErrorKind::WouldBlock => File::open(path),
+        opened => opened,
+    }
 }
 
 /// Refuses a file that is neither a regular file nor a directory. The open of a named pipe waits
@@ -46,7 +61,9 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("file");
         std::fs::write(&path, "four").unwrap();
-        assert_eq!(read_regular_file(&path, 4).unwrap(), b"four");
+        let bytes = read_regular_file(&path, 4).unwrap();
+        assert_eq!(bytes, b"four");
+        assert_eq!(bytes.capacity(), 4, "the vector did not grow");
         let longer = read_regular_file(&path, 3).unwrap_err();
         assert_eq!(longer.to_string(), "larger than 3 bytes");
     }
