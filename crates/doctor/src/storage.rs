@@ -74,6 +74,9 @@ fn try_direct(dir: &Path) -> Result<Option<String>, String> {
 /// Writes one block to a new file. Another user of the directory can predict its name, so a link
 /// there is not followed.
 fn write_new(path: &Path) -> std::io::Result<()> {
+    // A killed process with the same ID can have left this file: in a container, IDs repeat. If it
+    // cannot be removed, the next step fails.
+    let _ = std::fs::remove_file(path);
     let mut file = os::private::options().write(true).create_new(true).open(path)?;
     file.write_all(&[1; DIRECT_ALIGNMENT])
 }
@@ -174,10 +177,14 @@ mod tests {
         let file = dir.path().join("file");
         std::fs::write(&file, "content").unwrap();
         let name = format!(".millpond-doctor-{}.tmp", std::process::id());
-        std::os::unix::fs::symlink(&file, dir.path().join(name)).unwrap();
-        // No other file is large enough to be read.
-        assert!(try_direct(dir.path()).is_err());
+        let own = dir.path().join(name);
+        std::os::unix::fs::symlink(&file, &own).unwrap();
+        write_new(&own).unwrap();
         assert_eq!(std::fs::read_to_string(&file).unwrap(), "content");
+        // The file of a killed process with the same ID is replaced.
+        std::fs::write(&own, "half").unwrap();
+        write_new(&own).unwrap();
+        assert_eq!(std::fs::read(&own).unwrap(), [1u8; DIRECT_ALIGNMENT]);
     }
 
     #[test]

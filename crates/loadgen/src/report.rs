@@ -127,6 +127,9 @@ pub fn write_file(path: &Path, bytes: &[u8]) -> Result<()> {
     let target = std::fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
     let mut part = target.clone().into_os_string();
     part.push(format!(".{}.part", std::process::id()));
+    // A killed process with the same ID can have left this file: in a container, IDs repeat. If it
+    // cannot be removed, the next step fails.
+    let _ = std::fs::remove_file(&part);
     // Another user of the directory can predict the name, so a link there is not followed.
     let written = File::create_new(&part).and_then(put);
     let written = written.and_then(|()| std::fs::rename(&part, &target));
@@ -259,9 +262,17 @@ mod tests {
         let file = dir.path().join("out.json");
         let part = dir.path().join(format!("out.json.{}.part", std::process::id()));
         std::os::unix::fs::symlink(&other, &part).unwrap();
-        assert!(write_json(&file, &1).is_err());
-        assert_eq!(std::fs::read_to_string(&other).unwrap(), "content");
         write_json(&file, &1).unwrap();
+        assert_eq!(std::fs::read_to_string(&other).unwrap(), "content");
+        assert_eq!(std::fs::read_to_string(&file).unwrap(), "1\n");
+        // The file of a killed process with the same ID is replaced.
+        std::fs::write(&part, "half").unwrap();
+        write_json(&file, &2).unwrap();
+        assert_eq!(std::fs::read_to_string(&file).unwrap(), "2\n");
+        // A directory cannot be removed.
+        std::fs::create_dir(&part).unwrap();
+        assert!(write_json(&file, &3).is_err());
+        assert_eq!(std::fs::read_to_string(&file).unwrap(), "2\n");
     }
 
     #[test]
