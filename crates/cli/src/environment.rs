@@ -226,7 +226,7 @@ fn temporary_cache(temporary: &Path, user: u32) -> PathBuf {
     let own = temporary.join(format!("millpond-{user}"));
     // Another user who creates the directory first could put models into it. An error needs no
     // message: a directory that does not exist is not used.
-    let _ = os::private::create_dir(&own);
+    let _ = os::private::create_dir_all(&own);
     if is_directory_of(&own, user) {
         return own;
     }
@@ -374,6 +374,8 @@ mod tests {
         let user = std::fs::metadata(dir.path()).unwrap().uid();
         let own = dir.path().join(format!("millpond-{user}"));
         assert_eq!(temporary_cache(dir.path(), user), own);
+        let missing = dir.path().join("missing");
+        assert_eq!(temporary_cache(&missing, user), missing.join(format!("millpond-{user}")));
         let shared = dir.path().join("millpond");
         std::fs::create_dir(&shared).unwrap();
         assert_eq!(temporary_cache(dir.path(), user), shared);
