@@ -124,9 +124,14 @@ impl From<ImportError> for CommandError {
     }
 }
 
-/// Returns `text` with escapes in place of its control characters, except line ends and tabs.
+/// Returns `text` with escapes in place of its control characters, except line ends and tabs. The
+/// line ends of HTTP and of Windows, such as those in an error page of a proxy, become `\n`.
 pub(crate) fn printable(text: &str) -> Cow<'_, str> {
-    escape_controls(text, KEPT_CONTROLS)
+    if text.contains("\r\n") {
+        Cow::Owned(escape_controls(&text.replace("\r\n", "\n"), KEPT_CONTROLS).into_owned())
+    } else {
+        escape_controls(text, KEPT_CONTROLS)
+    }
 }
 
 /// Returns the user of this process, for messages.
@@ -191,5 +196,12 @@ mod tests {
             "error: no model \"a\\u001b]0;title\\u0007\";\n\tthe models are b\nhint: see\\u009b2J\n"
         );
         assert_eq!(CommandError::silent(ExitStatus::Failed).lines(), "");
+    }
+
+    #[test]
+    fn line_ends_of_windows_are_line_ends() {
+        assert_eq!(printable("<html>\r\n<b>\r</b>\r\n"), "<html>\n<b>\\r</b>\n");
+        let names = "\u{65e5}\u{672c}\t\u{1f600}\n";
+        assert!(matches!(printable(names), Cow::Borrowed(text) if text == names));
     }
 }

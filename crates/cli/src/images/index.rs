@@ -152,7 +152,9 @@ pub(super) fn run(args: &IndexArgs) -> CommandResult {
         // Once is enough: the other images wait for the same reason.
         if !is_notified.swap(true, Ordering::Relaxed) {
             bar.suspend(|| {
-                eprintln!("the server does not take images yet; they are sent again: {reason}");
+                print_note(&format!(
+                    "the server does not take images yet; they are sent again: {reason}"
+                ));
             });
         }
     };
