@@ -19,6 +19,9 @@ TESTS ?= tests/clients
 # Tests to run in `make test-audio`.
 AUDIO_TESTS ?= tests/audio
 say = @printf '\n== %s\n' "$(1)"
+# The environments are installed without compiled modules. Python writes them at the first import, or each process would
+# compile them again: 9.2 s of a core instead of 3.7 s for `import tensorflow`.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help
 help: ## list the targets
