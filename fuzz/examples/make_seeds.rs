@@ -222,6 +222,8 @@ fn protocols() {
         br#"{"context":{"n":[1]},"examples":[{"x":[1.5,2.0],"s":["a",{"b64":"AP8="}]},{"x":[1.0,-2.0],"s":"b"}]}"#,
     );
     seed("tfs_json", "answer", br#"{"predictions":[{"x":1.0,"s":"a"}]}"#);
+    // An instance without members was encoded as a request that cannot be parsed.
+    seed("tfs_json", "empty_instance", br#"{"instances":[{}]}"#);
     seed(
         "tfs_warmup",
         "file",

@@ -46,6 +46,13 @@ proptest! {
     }
 }
 
+#[test]
+fn a_request_in_rows_has_an_input() {
+    let error = json::encode_request(&[], PredictFormat::Row).unwrap_err();
+    assert!(error.message().contains("use \"inputs\""), "{error}");
+    assert_eq!(json::encode_request(&[], PredictFormat::Column).unwrap(), br#"{"inputs":{}}"#[..]);
+}
+
 /// Repeats the tensor `rows` times along a new first axis.
 fn with_rows(input: &NamedTensor, rows: usize) -> NamedTensor {
     let shape = [&[rows], input.tensor.shape()].concat();

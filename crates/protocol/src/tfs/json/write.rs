@@ -21,8 +21,11 @@ pub fn predict_response(outputs: &[NamedTensor], form: PredictFormat) -> Result<
 /// Writes a client's request. A single input has no name.
 ///
 /// # Errors
-/// As [`predict_response`].
+/// As [`predict_response`], and for the row format without inputs.
 pub fn encode_request(inputs: &[NamedTensor], form: PredictFormat) -> Result<Bytes> {
+    if inputs.is_empty() && form == PredictFormat::Row {
+        return Err(Error::invalid("a request without inputs has no instances; use \"inputs\""));
+    }
     encode(inputs, form, REQUEST)
 }
 
