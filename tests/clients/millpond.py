@@ -17,6 +17,8 @@ START_TIMEOUT_S = 120
 STOP_TIMEOUT_S = 60
 COMMAND_TIMEOUT_S = 120
 WAIT_S = 60
+# The default on the small disks of tests, which have 16 MiB.
+DISK_RESERVE = "2MiB"
 
 
 class Server:
@@ -37,6 +39,8 @@ class Server:
             "--http-port", str(self.http_port),
             "--grpc-port", str(self.grpc_port),
             "--poll", "200ms",
+            # A test must not depend on the free space of the disk of its machine.
+            "--search-disk-reserve", DISK_RESERVE,
             "--cache-dir", str(log.parent / "cache"),
             *flags,
         ]  # fmt: skip
