@@ -21,7 +21,7 @@ import time
 HERE = pathlib.Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent / "clients"))
 
-from millpond import BINARY, REPOSITORY, free_ports  # noqa: E402
+from millpond import BINARY, DISK_RESERVE, REPOSITORY, free_ports  # noqa: E402
 
 START_TIMEOUT_S = 60
 STOP_TIMEOUT_S = 45
@@ -249,7 +249,7 @@ class Node(Process):
             str(plan.program), "serve", str(models),
             "--host", "127.0.0.1", "--http-port", str(http_port), "--grpc-port", str(grpc_port),
             "--cache-dir", str(self.directory / "cache"), "--collections-dir", str(self.directory / "collections"),
-            "--search-memory", "512MiB", "--request-memory", "256MiB",
+            "--search-memory", "512MiB", "--request-memory", "256MiB", "--search-disk-reserve", DISK_RESERVE,
         ]  # fmt: skip
         if flags:
             cluster_address = self.proxy.address if self.proxy else self.address
