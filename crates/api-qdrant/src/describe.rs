@@ -61,19 +61,20 @@ pub(crate) fn describe(
     let error = [&status.flush_error, &status.merge_error, &status.low_disk, &status.write_error];
     let error = error.into_iter().flatten().next();
     let refuses = status.low_disk.is_some() || status.write_error.is_some();
-    // Yellow: a segment is still being opened, or writes are refused. Red: data is lost until it is
-    // repaired.
-    let state =
-        match (status.quarantined.is_empty() && !status.log_damaged, status.partial || refuses) {
-            (false, _) => "red",
-            (true, true) => "yellow",
-            (true, false) => "green",
-        };
+    // Yellow: segments are being opened, flushed or merged, or writes are refused. Red: data is lost
+    // until it is repaired.
+    let waits = status.partial || status.optimizing || refuses;
+    let state = match (status.quarantined.is_empty() && !status.log_damaged, waits) {
+        (false, _) => "red",
+        (true, true) => "yellow",
+        (true, false) => "green",
+    };
     let schema = payload_schema(named, &settings)?;
     let metadata = stored(&settings.extra, "metadata").cloned().unwrap_or_default();
     Ok(json!({
         "warnings": warnings(&status, &settings, unindexed(named)?),
         "status": state,
+        "optimizing": status.optimizing,
         "optimizer_status": error.map_or_else(|| json!("ok"), |error| json!({ "error": error })),
         "points_count": status.points,
         "indexed_vectors_count": status.points.saturating_sub(status.unflushed),
@@ -108,6 +109,7 @@ pub(crate) fn segments(
         "unflushed_points": status.unflushed,
         "flushes": status.flushes,
         "merges": status.merges,
+        "optimizing": status.optimizing,
         "partial": status.partial,
         "log_damaged": status.log_damaged,
         "damaged": damaged,
@@ -115,7 +117,7 @@ pub(crate) fn segments(
         "errors": { "flush": status.flush_error, "merge": status.merge_error,
                     "disk": status.low_disk, "log": status.write_error },
         "refused_writes": status.disk_refused,
-        "memory": { "used_bytes": status.memory.used, "peak_bytes": status.memory.peak,
+        "memory": { "used_bytes": status.memory.used, "cached_bytes": status.memory.cached, "peak_bytes": status.memory.peak,
                     "limit_bytes": status.memory.limit, "refused": status.memory.refused },
     }))
 }

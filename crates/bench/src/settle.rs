@@ -4,11 +4,18 @@
 use std::time::{Duration, Instant};
 
 use base::{Error, Result};
+use search::collection::QuietTimes;
 use search::points::NewPoint;
 use search::registry::NamedCollection;
 
 /// Time without a flush or a merge after which they have ended.
 const QUIET: Duration = Duration::from_secs(3);
+/// Times that let the work of a collection without new points begin before [`QUIET`] has passed.
+pub(crate) const QUIET_TIMES: QuietTimes = QuietTimes {
+    flush: Duration::from_secs(1),
+    age: Duration::from_secs(60),
+    merge: Duration::from_secs(1),
+};
 /// Longest wait for flushes and merges.
 pub(crate) const SETTLE_MAX: Duration = Duration::from_secs(3600);
 /// Time between two checks.
@@ -55,7 +62,7 @@ pub(crate) fn settle(named: &NamedCollection) -> Result<usize> {
     let mut seen = work();
     let mut since = Instant::now();
     // A merge of millions of rows takes minutes, in which a new file grows.
-    while since.elapsed() < QUIET || named.collection().is_merging() {
+    while since.elapsed() < QUIET || named.collection().is_optimizing() {
         if Instant::now() > deadline {
             return Err(Error::deadline("flushes and merges do not end"));
         }

@@ -6,7 +6,8 @@ import { bytes, el, text } from "./page-dom.js";
 
 const VECTOR_SHOWN_MAX = 4;
 // State of a chip, and words, for each status of Qdrant.
-export const HEALTH = { green: ["ready", "healthy"], yellow: ["warn", "limited"], red: ["failed", "damaged"] };
+const HEALTH = { green: ["ready", "healthy"], yellow: ["warn", "limited"], red: ["failed", "damaged"] };
+const OPTIMIZING = ["busy", "optimizing"];
 const ERRORS = { flush: "Points were not flushed", merge: "Segments were not merged", disk: "Changes are refused", log: "Changes cannot be written" };
 
 // Returns the first values of a vector.
@@ -16,8 +17,13 @@ export function shortVector(vector, name) {
   return values.length > VECTOR_SHOWN_MAX ? `[${shown}, …]` : `[${shown}]`;
 }
 
+// Returns the state of a chip, and words, for a described collection.
+export function healthOf({ status, optimizing }) {
+  return status === "yellow" && optimizing ? OPTIMIZING : HEALTH[status];
+}
+
 export async function showHealth(name, described) {
-  const [style, health] = HEALTH[described.status], chip = document.getElementById("health"), node = document.getElementById("state-details");
+  const [style, health] = healthOf(described), chip = document.getElementById("health"), node = document.getElementById("state-details");
   chip.dataset.state = style;
   text(chip, health);
   const warnings = (described.warnings ?? []).map(({ message }) => el("li", {}, message));

@@ -1,7 +1,7 @@
 // The page for vector collections: lists, creates and deletes them, and shows one.
 
 import { collections, create, describe, drop, imageCollections, vectorOf } from "./page-vectors-api.js";
-import { HEALTH } from "./page-vectors-health.js";
+import { healthOf } from "./page-vectors-health.js";
 import { CollectionView } from "./page-vectors-one.js";
 import { words } from "./page-api.js";
 import { menu } from "./page-menu.js";
@@ -56,7 +56,7 @@ function row(name, images) {
 
 async function fill({ name, cells }) {
   try {
-    const described = await describe(name), { size, distance } = vectorOf(described), [style, health] = HEALTH[described.status];
+    const described = await describe(name), { size, distance } = vectorOf(described), [style, health] = healthOf(described);
     text(cells.points, described.points_count.toLocaleString("en"));
     text(cells.size, String(size));
     text(cells.distance, distance);

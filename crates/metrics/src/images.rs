@@ -33,7 +33,7 @@ pub struct ImageMetrics {
     pub media: Family<KindLabels, LevelGauge>,
     /// Size of each collection (as `model`): "points", "segments".
     pub collection: Family<ModelKindLabels, LevelGauge>,
-    /// Memory of all collections: "used", "max".
+    /// Memory of all collections: "used", "cached", "max".
     pub memory_bytes: Family<KindLabels, LevelGauge>,
     /// Queries of search threads: "waiting", "max", "done", "refused", and "helped", parts of
     /// queries done by a second thread.
@@ -111,7 +111,7 @@ impl ImageMetrics {
         r.register("collection", "Size and work of each collection (label model): points, segments, bytes of codes that queries read from the medium, flushes (seals), merges, writes refused because the disk is full", self.collection.clone());
         r.register_with_unit(
             "collections_memory",
-            "Memory of all collections",
+            "Memory of all collections: what they need (used), cached parts of files, which are given back on demand (cached), and the limit (max)",
             Unit::Bytes,
             self.memory_bytes.clone(),
         );
@@ -132,7 +132,7 @@ impl ImageMetrics {
         );
         r.register(
             "search_cache",
-            "Caches of records and blocks of the exact stage, of codes on the medium and of payload indexes (index): lookups, hits, entries added and evicted; reads; code_bytes is the memory of codes and indexes",
+            "Caches of records and blocks of the exact stage, of codes on the medium, of payload indexes (index) and of embeddings (vector): lookups, hits, entries added and evicted; reads; code_bytes is the memory of codes, indexes and embeddings",
             self.cache.clone(),
         );
         r.register(

@@ -267,7 +267,7 @@ fn fill_images(images: &ImageMetrics) {
         &images.collection,
         &["points", "segments", "codes_on_medium_bytes", "seals", "merges", "refused_disk_full"],
     );
-    kinds(&images.memory_bytes, &["used", "max"]);
+    kinds(&images.memory_bytes, &["used", "cached", "max"]);
     kinds(&images.media, &["nvme", "dram", "mmap", "dax"]);
     kinds(&images.queries, &["waiting", "max", "done", "refused", "helped"]);
     kinds(&images.filters, &["indexed", "verified", "scanned", "paused", "late"]);
@@ -284,7 +284,8 @@ fn fill_images(images: &ImageMetrics) {
         "code_bytes",
     ];
     let index = ["index_lookups", "index_hits", "index_reads", "index_read_bytes"];
-    kinds(&images.cache, &[&records[..], &blocks, &codes, &index].concat());
+    let vectors = ["vector_lookups", "vector_hits", "vector_reads", "vector_read_bytes"];
+    kinds(&images.cache, &[&records[..], &blocks, &codes, &index, &vectors].concat());
     kinds(
         &images.gpu,
         &["queries", "fallbacks", "limited", "passes", "joined", "device_bytes", "pinned_bytes"],

@@ -173,6 +173,7 @@ fn collections(images: &ImageMetrics, registry: &RegistryReader) {
         level(&images.collections, state, count as u64);
     }
     level(&images.memory_bytes, "used", stats.memory.used);
+    level(&images.memory_bytes, "cached", stats.memory.cached);
     level(&images.memory_bytes, "max", stats.memory.limit);
     level(&images.queries, "waiting", stats.queued as u64);
     level(&images.queries, "max", stats.queue_max as u64);
@@ -237,6 +238,11 @@ fn search_cache(
     level(cache, "index_hits", index.hits);
     level(cache, "index_reads", index.reads);
     level(cache, "index_read_bytes", index.read_bytes);
+    let vectors = stats.codes.vectors;
+    level(cache, "vector_lookups", vectors.lookups);
+    level(cache, "vector_hits", vectors.hits);
+    level(cache, "vector_reads", vectors.reads);
+    level(cache, "vector_read_bytes", vectors.read_bytes);
     level(cache, "codes_out", stats.codes.evicted);
     level(cache, "codes_refused", stats.codes.refused);
     level(cache, "code_bytes", stats.codes.bytes);

@@ -43,9 +43,11 @@ pub(crate) trait FreeOnDemand: Send + Sync {
 pub struct BudgetStats {
     /// Maximum of all reservations together.
     pub limit: u64,
-    /// Bytes reserved now.
+    /// Bytes reserved now, without `cached`.
     pub used: u64,
-    /// Maximum bytes ever reserved at once; never above the limit.
+    /// Bytes of cached blocks, which are given back on demand.
+    pub cached: u64,
+    /// Maximum of `used` since the start; never above the limit.
     pub peak: u64,
     /// Reservations refused since the start.
     pub refused: u64,
@@ -108,10 +110,13 @@ impl MemoryBudget {
         self.reserve(bytes, what).ok()
     }
 
+    fn cached(&self) -> u64 {
+        self.idle().map_or(0, |idle| idle.bytes())
+    }
+
     /// Returns the bytes that can be reserved.
     pub fn free(&self) -> u64 {
-        let unused = self.limit.saturating_sub(self.used.load(Ordering::Relaxed));
-        unused + self.idle().map_or(0, |idle| idle.bytes())
+        self.limit.saturating_sub(self.used.load(Ordering::Relaxed)) + self.cached()
     }
 
     /// Returns true if less than a quarter is free.
@@ -125,9 +130,11 @@ impl MemoryBudget {
 
     /// Returns the use of the budget.
     pub fn stats(&self) -> BudgetStats {
+        let cached = self.cached();
         BudgetStats {
             limit: self.limit,
-            used: self.used.load(Ordering::Relaxed),
+            used: self.used.load(Ordering::Relaxed).saturating_sub(cached),
+            cached,
             peak: self.peak.load(Ordering::Relaxed),
             refused: self.refused.load(Ordering::Relaxed),
         }
@@ -136,9 +143,7 @@ impl MemoryBudget {
     /// Returns the bytes in use if there is no room.
     fn try_take(&self, bytes: u64) -> Result<(), u64> {
         let grown = |used: u64| used.checked_add(bytes).filter(|&sum| sum <= self.limit);
-        let before = self.used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, grown)?;
-        self.peak.fetch_max(before + bytes, Ordering::Relaxed);
-        Ok(())
+        self.used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, grown).map(|_| ())
     }
 
     fn take(&self, bytes: u64, what: &str) -> Result<()> {
@@ -150,6 +155,10 @@ impl MemoryBudget {
                 break;
             }
             taken = self.try_take(bytes);
+        }
+        if taken.is_ok() {
+            let used = self.used.load(Ordering::Relaxed).saturating_sub(self.cached());
+            self.peak.fetch_max(used, Ordering::Relaxed);
         }
         taken.map_err(|used| {
             self.refused.fetch_add(1, Ordering::Relaxed);
@@ -307,7 +316,10 @@ mod tests {
         assert_eq!(first.bytes(), 10);
         assert!(first.grow_if_free(20, "rows") && first.bytes() == 20);
         first.resize(10, "rows").unwrap();
-        assert_eq!(budget.stats(), BudgetStats { limit: 100, used: 10, peak: 100, refused: 3 });
+        assert_eq!(
+            budget.stats(),
+            BudgetStats { limit: 100, used: 10, cached: 0, peak: 100, refused: 3 }
+        );
     }
 
     #[test]

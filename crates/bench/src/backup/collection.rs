@@ -13,6 +13,8 @@ use serde_json::json;
 use super::{BackupBenchArgs, OPEN_WAIT_MAX};
 use loadgen::random::{RandomSequence, at, signed_unit};
 
+use crate::settle::QUIET_TIMES;
+
 pub(super) const COLLECTION: &str = "backup";
 /// Clusters of the points.
 const CLUSTERS: u64 = 400;
@@ -30,6 +32,7 @@ pub(super) fn open(directory: &Path) -> Result<Arc<Registry>> {
     let registry = Registry::open(RegistryOptions {
         memory_bytes: 2 << 30,
         cache_bytes: 256 << 20,
+        quiet: QUIET_TIMES,
         ..RegistryOptions::new(directory)
     })?;
     if registry.wait_open(OPEN_WAIT_MAX) {

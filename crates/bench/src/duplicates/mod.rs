@@ -19,7 +19,7 @@ use search::registry::{
 use serde::Serialize;
 
 use crate::report::BenchReport;
-use crate::settle::flush_and_settle;
+use crate::settle::{QUIET_TIMES, flush_and_settle};
 use data::DuplicateData;
 use loadgen::BenchEnv;
 use loadgen::machine::{NoiseWatch, RunContext, rss_kb_of};
@@ -186,6 +186,7 @@ fn open(
         cache_bytes: 16 << 20,
         medium: MediumChoice::Auto,
         background_rate: os::Rate::unlimited(),
+        quiet: QUIET_TIMES,
         ..RegistryOptions::new(folder)
     })?;
     if !registry.wait_open(OPEN_WAIT_MAX) {

@@ -17,7 +17,7 @@ use serde::Serialize;
 
 use super::HITS;
 use super::data::{FilterCase, FilterData};
-use crate::settle::flush_and_settle;
+use crate::settle::{QUIET_TIMES, flush_and_settle};
 
 /// Rows of one write.
 const BATCH: usize = 1000;
@@ -63,6 +63,7 @@ impl OurCollection {
             memory_bytes: MEMORY_BYTES + data.rows() as u64 * row_bytes,
             background_rate: Rate::unlimited(),
             threads: 1,
+            quiet: QUIET_TIMES,
             ..RegistryOptions::new(&folder.0)
         })?;
         let named = registry.create("filter", CollectionSettings::new(data.dims, Metric::L2))?;

@@ -17,6 +17,8 @@ use search::registry::{
 use search::rerank::SearchLimits;
 use vision::photo::ACCEPT;
 
+use crate::settle::QUIET_TIMES;
+
 /// Maximum memory of the collection. Half of it is for segments if they are kept in memory.
 const MEMORY_BYTES: u64 = 4 << 30;
 /// Memory of the record cache.
@@ -76,6 +78,7 @@ impl PhotoIndex {
                 IndexMedium::Nvme => MediumChoice::Nvme,
                 IndexMedium::Dram => MediumChoice::Dram,
             },
+            quiet: QUIET_TIMES,
             ..RegistryOptions::new(&folder.0)
         })?;
         let named = registry.create("images", CollectionSettings::new(dims, Metric::Cosine))?;

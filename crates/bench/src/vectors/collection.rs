@@ -25,7 +25,7 @@ use super::VectorsArgs;
 use super::disk_peers::{DiskPeerOutcomes, announcement};
 use super::peers::Peers;
 use crate::report::{BenchReport, read_json};
-use crate::settle::{SETTLE_MAX, flush_and_settle, settle, upsert};
+use crate::settle::{QUIET_TIMES, SETTLE_MAX, flush_and_settle, settle, upsert};
 use loadgen::machine::{NoiseWatch, RunContext};
 use loadgen::println;
 use loadgen::report::write_json;
@@ -333,6 +333,7 @@ fn open(plan: &CollectionPlan<'_>, threads: usize) -> Result<Arc<Registry>> {
         codes: plan.codes,
         build_threads: plan.build_threads,
         background_rate: Rate::unlimited(),
+        quiet: QUIET_TIMES,
         merging: Merging { fan_in: plan.merge_segments, ..Merging::default() },
         ..RegistryOptions::new(plan.directory)
     })?;

@@ -21,6 +21,7 @@ use super::manifest::ManifestContent;
 use super::names::CollectionFile;
 use super::options::CollectionOptions;
 use super::progress::LogProgress;
+use super::quiet::QuietSince;
 use super::stall::{Urgency, WriteStall};
 use super::state::{CollectionState, LiveState};
 use crate::budget::{BudgetReservation, MemoryBudget};
@@ -91,6 +92,8 @@ pub struct Collection {
     pub(super) flush_time: Mutex<Duration>,
     /// Segments of similar size that wait to be merged.
     pub(super) piled: AtomicUsize,
+    /// When the last points arrived.
+    pub(super) quiet: Mutex<QuietSince>,
     /// True while only the thread of ordinary priority merges.
     pub(super) merging_escalated: AtomicBool,
     pub(super) stop: AtomicBool,

@@ -34,7 +34,7 @@ const BEHIND: usize = 2;
 
 /// Rows of a segment that may be merged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct SegmentSize {
+pub(super) struct SegmentSize {
     number: u64,
     rows: u32,
     live: u32,
@@ -69,6 +69,11 @@ fn choose(sizes: &[SegmentSize], merging: &Merging, rows_max: u32) -> Option<Vec
         }
     }
     None
+}
+
+/// Returns true if a merge is due.
+pub(super) fn is_due(sizes: &[SegmentSize], merging: &Merging, rows_max: u32) -> bool {
+    choose(sizes, merging, rows_max).is_some()
 }
 
 /// Returns true if a segment of `live` rows is less than about `factor` times as large as one of
@@ -322,7 +327,11 @@ impl Collection {
     }
 
     /// Returns the segments that can be merged.
-    fn mergeable(&self, state: &CollectionState, damaged: &BTreeSet<u64>) -> Vec<SegmentSize> {
+    pub(super) fn mergeable(
+        &self,
+        state: &CollectionState,
+        damaged: &BTreeSet<u64>,
+    ) -> Vec<SegmentSize> {
         let mergeable = |slot: &SegmentSlot, view: &SegmentView| {
             !damaged.contains(&slot.number) && !view.loses_data()
         };
@@ -342,7 +351,7 @@ impl Collection {
     fn chosen(&self, state: &CollectionState, damaged: &BTreeSet<u64>) -> Option<Vec<u64>> {
         let rows_max = self.rows_max(self.budget.free());
         let sizes = self.mergeable(state, damaged);
-        let chosen = choose(&sizes, &self.options.merging, rows_max)?;
+        let chosen = choose(&sizes, &self.merging_now(), rows_max)?;
         let wanted = |slot: &&SegmentSlot| chosen.iter().any(|size| size.number == slot.number);
         Some(state.segments.iter().filter(wanted).map(|slot| slot.number).collect())
     }
@@ -362,7 +371,7 @@ impl Collection {
 
     /// Returns the rows of the largest segment that a merge may write with `bytes` of memory. More
     /// rows need more bytes, so this is a binary search.
-    fn rows_max(&self, bytes: u64) -> u32 {
+    pub(super) fn rows_max(&self, bytes: u64) -> u32 {
         let mut fits = 0_u32;
         let mut beyond = u32::MAX;
         while fits + 1 < beyond {

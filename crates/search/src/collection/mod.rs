@@ -58,6 +58,7 @@ mod points_pass;
 mod prints;
 mod progress;
 mod publish;
+mod quiet;
 mod recover;
 mod resources;
 mod scan;
@@ -92,8 +93,9 @@ pub use filters::FilterStats;
 pub(crate) use helpers::{HelpWork, Helpers};
 pub use inner::Collection;
 pub use lookup::{IDS_MAX, IdList, PointCount, PointParts};
+pub(crate) use options::SHARED_VALUES_MIN;
 pub use options::{
-    CANDIDATES_MAX, CollectionOptions, CollectionShape, Merging, PRINT_CANDIDATES_MAX,
+    CANDIDATES_MAX, CollectionOptions, CollectionShape, Merging, PRINT_CANDIDATES_MAX, QuietTimes,
 };
 pub use order::{OrderValue, OrderedPoint, OrderedPoints, PointOrder};
 pub use pin::{FileRole, PinnedFile, PinnedFiles};

@@ -18,6 +18,7 @@ use super::manifest::{ManifestContent, SegmentEntry, uuid_of};
 use super::names::CollectionFile;
 use super::options::CollectionOptions;
 use super::progress::LogProgress;
+use super::quiet::QuietSince;
 use super::resources::Resources;
 use super::state::{ClosedSegment, KnownIds, LiveState, SegmentContent, SegmentSlot, SegmentView};
 use crate::deletes::{Deletes, DeletesFile};
@@ -91,6 +92,7 @@ impl Collection {
             stall: resources.stall.clone(),
             flush_time: Mutex::new(Duration::from_secs_f64(first_seconds)),
             piled: AtomicUsize::new(0),
+            quiet: Mutex::new(QuietSince::new()),
             merging_escalated: AtomicBool::new(false),
             stop: AtomicBool::new(false),
             unpublished: AtomicBool::new(false),

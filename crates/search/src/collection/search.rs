@@ -285,12 +285,13 @@ impl Collection {
         best: &mut BestPoints<'_>,
         found: &mut QueryHits,
     ) -> Result<()> {
-        let helpers = thread.helpers.clone().filter(|_| order.iter().len() > 1);
-        if let Some(helpers) = helpers.filter(|helpers| helpers.idle() > 0) {
+        if order.iter().len() > 1 {
             let segments = order.iter().map(|(at, view)| (at, view.clone())).collect();
-            let search = SegmentsSearch::new(query, best.count, best.floor, segments);
-            let search = Arc::new(search);
-            helpers.offer(helpers.idle().min(search.parts() - 1), search.clone());
+            let search = Arc::new(SegmentsSearch::new(query, best.count, best.floor, segments));
+            let helpers = thread.idle_helpers().filter(|_| self.is_long(query, order));
+            if let Some(helpers) = helpers {
+                helpers.offer(helpers.idle().min(search.parts() - 1), search.clone());
+            }
             return search.finish(self, thread, best, found);
         }
         for (at, view) in order.iter() {
@@ -302,6 +303,13 @@ impl Collection {
             best.keep();
         }
         Ok(())
+    }
+
+    /// Returns true if a query takes so long that threads should share it.
+    fn is_long(&self, query: &CollectionQuery<'_>, order: &SegmentOrder<'_>) -> bool {
+        let rows: u64 = order.iter().map(|(_, view)| u64::from(view.segment.index().rows())).sum();
+        let values = rows * self.options.shape.dims as u64;
+        query.filter.is_some() || values >= self.options.shared_values_min
     }
 
     /// Returns the rows of a segment that a query may find, or `None` for all.

@@ -29,6 +29,8 @@ pub struct Status {
     pub mended: Vec<String>,
     /// Use of memory.
     pub memory: BudgetStats,
+    /// True while searches will soon be faster, as [`Collection::is_optimizing`].
+    pub optimizing: bool,
     /// Flushes since the start.
     pub flushes: u64,
     /// Merges since the start.
@@ -145,6 +147,7 @@ pub(super) fn of(collection: &Collection) -> Status {
         log_damaged,
         mended: health.mended,
         memory: collection.budget.stats(),
+        optimizing: collection.is_optimizing(),
         flushes: health.flushes,
         merges: health.merges,
         flush_error: health.flush_error.map(|error| error.to_string()),

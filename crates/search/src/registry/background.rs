@@ -27,7 +27,7 @@ pub(super) fn start(core: &Arc<RegistryCore>) -> Result<Vec<JoinHandle<()>>> {
         };
         let paced = |named: &NamedCollection| named.collection().flush_oldest();
         match priority {
-            Priority::Background => repeat(&flushing, BackgroundTask::Flush, paced, relieve),
+            Priority::Background => repeat(&flushing, BackgroundTask::Flush, paced, freeze),
             _ => repeat(&flushing, BackgroundTask::Flush, escalated, |_| false),
         }
     })?;
@@ -87,6 +87,20 @@ fn make_room_for_merge(core: &RegistryCore, named: &NamedCollection) {
     let movable = collections.iter().map(|named| named.collection().movable_codes()).sum();
     let Some(needed) = named.collection().missing_for_merge(movable) else { return };
     while core.resources.budget().free() < needed && !core.stopped() && core.move_codes() {}
+}
+
+/// Freezes memtables that are not full: the largest one if memory is short, and those that get no
+/// points. Returns true if there was one.
+fn freeze(core: &RegistryCore) -> bool {
+    let mut froze = relieve(core);
+    for named in core.ready() {
+        if !core.stopped() && named.may_run(BackgroundTask::Flush) {
+            let outcome = named.collection().freeze_if_quiet();
+            named.record_outcome(BackgroundTask::Flush, &outcome);
+            froze |= outcome.is_ok_and(|did| did);
+        }
+    }
+    froze
 }
 
 /// Freezes the memtable of the collection with the most unflushed points if memory is short.

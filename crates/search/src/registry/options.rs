@@ -7,7 +7,7 @@ use os::Rate;
 
 use super::media::MediumChoice;
 use crate::codes::CodesPlace;
-use crate::collection::Merging;
+use crate::collection::{Merging, QuietTimes, SHARED_VALUES_MIN};
 use crate::points::uuid_hash;
 
 /// Default maximum of collections.
@@ -39,6 +39,8 @@ pub struct RegistryOptions {
     pub build_threads: usize,
     /// When segments are merged.
     pub merging: Merging,
+    /// When a collection that gets no points prepares for reads.
+    pub quiet: QuietTimes,
     /// Maximum collections.
     pub collections_max: usize,
     /// Bytes per second that flushes and merges read and write together. Reads of queries go first
@@ -49,6 +51,8 @@ pub struct RegistryOptions {
     pub uuid_hash: fn(&[u8; 16]) -> u64,
     /// Longest wait of an alias change for writes in progress. New writes wait meanwhile.
     pub alias_wait_max: Duration,
+    /// As [`crate::collection::CollectionOptions::shared_values_min`].
+    pub shared_values_min: u64,
     /// Bytes of disk to keep free, as [`crate::collection::CollectionOptions::disk_reserve`].
     pub disk_reserve: Option<u64>,
 }
@@ -68,6 +72,8 @@ impl RegistryOptions {
             codes: CodesPlace::Auto,
             build_threads: 1,
             merging: Merging::default(),
+            quiet: QuietTimes::default(),
+            shared_values_min: SHARED_VALUES_MIN,
             collections_max: COLLECTIONS_MAX,
             background_rate: Rate::per_second(64 << 20),
             uuid_hash,

@@ -21,6 +21,7 @@ mod opening_index;
 mod opening_plan;
 mod pages;
 mod rows;
+mod vector_cache;
 mod vectors;
 
 pub(crate) use build::{RowSource, SegmentForm, SegmentPlan, WrittenSegment, write};

@@ -22,6 +22,7 @@ use super::opening_index::OpenPayloadIndex;
 use super::opening_plan::{CodesOptions, OpeningPlan, code_bytes, opening_bytes};
 use super::pages::{PageCache, PayloadPass, SegmentPages};
 use super::rows::RowLocation;
+use super::vector_cache::VectorCache;
 use super::vectors::{ExactVectors, RowScores, Vectors};
 use crate::budget::{BudgetReservation, MemoryBudget};
 use crate::coarse::{self, Coarse};
@@ -141,7 +142,9 @@ impl Segment {
         let section = contents.section(kind::VECTORS)?;
         let checks = contents.checks_of(section)?;
         let in_place = file.in_place().is_some();
-        let vectors = Vectors::new(settings, rows, section, checks, in_place, damaged.clone())?;
+        let cache = VectorCache::new(file.id(), section.offset, options.cache.clone());
+        let vectors =
+            Vectors::new(settings, rows, section, checks, in_place, damaged.clone(), cache)?;
         let uuid = contents.superblock.uuid;
         let mut segment = Segment {
             name: name.to_owned(),

@@ -1,5 +1,6 @@
 //! Embeddings of a segment, read from its medium for exact scores. Every page is verified at each
-//! read, or only once if the medium is mapped memory.
+//! read, or only once if the medium is mapped memory. Pages that were read for scores stay in
+//! memory while it is free.
 
 use std::cell::{Cell, RefCell};
 use std::ops::Range;
@@ -14,6 +15,7 @@ use storage::{Read, Reader, ReaderOptions, Sealed};
 use super::damage::DamagedPages;
 use super::ids::SegmentIds;
 use super::layout::SegmentSettings;
+use super::vector_cache::VectorCache;
 use crate::coarse::{CoarseHit, Exact, Metric};
 
 /// Maximum reads of vectors in flight.
@@ -50,6 +52,8 @@ pub(super) struct Vectors {
     /// One bit per verified page, if the medium is mapped memory.
     sound: Vec<AtomicU64>,
     damaged: Arc<DamagedPages>,
+    /// Pages that were read; not used if the medium is mapped memory.
+    cache: VectorCache,
 }
 
 impl Vectors {
@@ -61,6 +65,7 @@ impl Vectors {
         checks: Vec<u32>,
         in_place: bool,
         damaged: Arc<DamagedPages>,
+        cache: VectorCache,
     ) -> Result<Vectors> {
         if section.bytes != u64::from(rows) * settings.stride() as u64 {
             return Err(Error::data_loss(format!(
@@ -70,7 +75,7 @@ impl Vectors {
         }
         let words = if in_place { checks.len().div_ceil(64) } else { 0 };
         let sound = (0..words).map(|_| AtomicU64::new(0)).collect();
-        Ok(Vectors { settings, rows, offset: section.offset, checks, sound, damaged })
+        Ok(Vectors { settings, rows, offset: section.offset, checks, sound, damaged, cache })
     }
 
     pub(super) fn memory_bytes(&self) -> u64 {
@@ -116,6 +121,13 @@ impl Vectors {
         buffer.resize(bytes, 0);
         self.damaged.check_read(offset / PAGE_BYTES as u64, file.read_at(offset, buffer))?;
         self.check(pages.clone(), buffer)
+    }
+
+    /// Verifies pages that were read for scores, and caches them.
+    fn arrived(&self, pages: &Range<usize>, bytes: &[u8]) -> Result<()> {
+        self.check(pages.clone(), bytes)?;
+        self.cache.put(pages, bytes);
+        Ok(())
     }
 
     /// Verifies pages of mapped memory, once each.
@@ -337,10 +349,23 @@ impl<'a> ExactVectors<'a> {
     }
 
     fn read_groups(&self, query: &[f32], rows: &[u32], out: &mut [f32]) -> Result<()> {
-        let groups = self.vectors.groups(rows);
+        let mut vector = Vec::with_capacity(self.vectors.settings.dims);
+        let mut score = |pages: &Range<usize>, members: &[usize], bytes: &[u8], out: &mut [f32]| {
+            for &at in members {
+                let skip = (self.vectors.pages(rows[at]).start - pages.start) * PAGE_BYTES;
+                out[at] = self.vectors.score(query, rows[at], &bytes[skip..], &mut vector);
+            }
+        };
+        let mut groups = self.vectors.groups(rows);
+        groups.retain(|(pages, members)| {
+            let cached = self.vectors.cache.get(pages);
+            if let Some(cached) = &cached {
+                score(pages, members, cached.bytes(), out);
+            }
+            cached.is_none()
+        });
         let mut reader = self.reader.borrow_mut();
         let mut next = 0;
-        let mut vector = Vec::with_capacity(self.vectors.settings.dims);
         while next < groups.len() || reader.in_flight() > 0 {
             while next < groups.len() && reader.room() > 0 {
                 let (offset, bytes) = self.vectors.file_range(&groups[next].0);
@@ -349,14 +374,11 @@ impl<'a> ExactVectors<'a> {
             }
             reader.complete(1, &mut |tag, bytes| {
                 let Some((pages, members)) = groups.get(tag as usize) else { return };
-                let sound = bytes
-                    .and_then(|bytes| self.vectors.check(pages.clone(), bytes).map(|()| bytes));
+                let sound =
+                    bytes.and_then(|bytes| self.vectors.arrived(pages, bytes).map(|()| bytes));
                 match sound {
                     Err(error) => self.lose(members.len(), error),
-                    Ok(bytes) => members.iter().for_each(|&at| {
-                        let skip = (self.vectors.pages(rows[at]).start - pages.start) * PAGE_BYTES;
-                        out[at] = self.vectors.score(query, rows[at], &bytes[skip..], &mut vector);
-                    }),
+                    Ok(bytes) => score(pages, members, bytes, out),
                 }
             })?;
         }
@@ -424,11 +446,15 @@ impl<'a> RowScores<'a> {
         vector: &mut Vec<f32>,
     ) {
         let sound =
-            bytes.and_then(|bytes| self.vectors.check(read.pages.clone(), bytes).map(|()| bytes));
-        let Ok(bytes) = sound else {
-            self.lost += read.members.len() as u64;
-            return;
-        };
+            bytes.and_then(|bytes| self.vectors.arrived(&read.pages, bytes).map(|()| bytes));
+        match sound {
+            Ok(bytes) => self.score(read, bytes, query, vector),
+            Err(_) => self.lost += read.members.len() as u64,
+        }
+    }
+
+    /// Scores the rows of a read, whose verified pages are `bytes`.
+    fn score(&mut self, read: &VectorRead, bytes: &[u8], query: &[f32], vector: &mut Vec<f32>) {
         for &at in &read.members {
             let row = self.rows[at];
             let skip = (self.vectors.pages(row).start - read.pages.start) * PAGE_BYTES;
@@ -457,8 +483,13 @@ pub(crate) fn score_rows(
         if let Some(bytes) = file.in_place() {
             scores.score_in_place(bytes, query, &mut vector);
         } else {
-            let groups = scores.vectors.groups(scores.rows).into_iter();
-            reads.extend(groups.map(|(pages, members)| VectorRead { segment, pages, members }));
+            for (pages, members) in scores.vectors.groups(scores.rows) {
+                let read = VectorRead { segment, pages, members };
+                match scores.vectors.cache.get(&read.pages) {
+                    Some(cached) => scores.score(&read, cached.bytes(), query, &mut vector),
+                    None => reads.push(read),
+                }
+            }
         }
     }
     let outcome = read_rows(reader, query, segments, &reads, &mut vector);

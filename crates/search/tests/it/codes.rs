@@ -238,6 +238,25 @@ fn queries_share_blocks_and_memory_takes_them_back() {
 }
 
 #[test]
+fn queries_read_each_vector_once_while_memory_is_free() {
+    for kind in 0..2 {
+        let (medium, metric, kind) = any_files(kind);
+        let (collection, resources) = opened(&medium, metric, kind, CodesPlace::Dram, MEMORY_BYTES);
+        let ask = || ask_all(&collection, 5).iter().map(bits).collect::<Vec<_>>();
+        let wanted = ask();
+        let first = resources.code_stats();
+        assert!(first.vectors.reads > 0 && first.vectors.read_bytes > 0, "{first:?}");
+        assert_eq!((first.codes.reads, resources.memory().cached), (0, first.bytes));
+        assert_eq!(ask(), wanted);
+        let second = resources.code_stats();
+        assert_eq!(second.vectors.reads, first.vectors.reads, "all pages are cached");
+        assert!(second.vectors.hits > first.vectors.hits);
+        drop(collection);
+        assert_eq!(resources.code_stats().bytes, 0, "a closed segment leaves none");
+    }
+}
+
+#[test]
 fn a_damaged_page_of_codes_costs_its_rows() {
     for kind in 0..2 {
         let (medium, metric, kind) = any_files(kind);

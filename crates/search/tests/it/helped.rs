@@ -45,7 +45,11 @@ impl Scorer for MeetingScorer {
 #[test]
 fn an_idle_thread_scores_parts_of_a_query() {
     let directory = tempfile::tempdir().unwrap();
-    let registry = open_with(RegistryOptions { threads: 2, ..options(directory.path()) });
+    let registry = open_with(RegistryOptions {
+        threads: 2,
+        shared_values_min: 0,
+        ..options(directory.path())
+    });
     let named = registry.create("a", settings()).unwrap();
     let points: Vec<_> = (0..POINTS).map(|id| got(PointId::Number(id), id)).collect();
     put(&named, &points).unwrap();

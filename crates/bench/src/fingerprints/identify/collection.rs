@@ -18,7 +18,7 @@ use serde::Serialize;
 
 use super::gallery::Gallery;
 use super::queries::EnrolledQuery;
-use crate::settle::{SETTLE_MAX, flush_and_settle, settle, upsert};
+use crate::settle::{QUIET_TIMES, SETTLE_MAX, flush_and_settle, settle, upsert};
 
 /// Name of the collection.
 const NAME: &str = "prints";
@@ -122,6 +122,7 @@ fn options(directory: &Path, gallery: &Gallery, threads: usize) -> RegistryOptio
         memory_bytes: MEMORY_BYTES + gallery.len() as u64 * MEMORY_BYTES_PER_PRINT,
         threads,
         background_rate: Rate::unlimited(),
+        quiet: QUIET_TIMES,
         ..RegistryOptions::new(directory)
     }
 }

@@ -50,7 +50,8 @@ pub(crate) struct SearchOptions {
     #[arg(long, value_name = "BYTES")]
     pub(crate) search_background_rate: Option<ByteRate>,
     /// Number of segments of similar size that one merge joins. With a small number, searches are
-    /// faster; with a large one, data is rewritten less often [default: 4]
+    /// faster; with a large one, data is rewritten less often. After 30 seconds without new points,
+    /// half of them are joined [default: 4]
     #[arg(long, value_name = "N")]
     pub(crate) search_merge_segments: Option<usize>,
     /// Maximum points of a merged segment [default: 8388608]

@@ -126,6 +126,8 @@ impl RegistryCore {
             codes: self.options.codes,
             build_threads: self.options.build_threads,
             merging: self.options.merging,
+            quiet: self.options.quiet,
+            shared_values_min: self.options.shared_values_min,
             disk_reserve: self.options.disk_reserve,
             ..CollectionOptions::new(settings.dims, settings.metric)
         };

@@ -1,0 +1,187 @@
+//! Work for a collection that gets no new points for a while, which is when most data is read:
+//! flushing the last points, so that queries do not scan them, and merging more segments.
+
+use std::time::{Duration, Instant};
+
+use base::Result;
+
+use super::inner::Collection;
+use super::merge::is_due;
+use super::options::Merging;
+
+/// Unflushed points are flushed if they fill this part of a memtable. A scan of fewer points takes
+/// a query a few microseconds.
+const FLUSHED_SHARE: u64 = 16;
+/// Fewest segments that a merge joins.
+const FAN_IN_MIN: usize = 2;
+
+/// The newest memtable, as the last check saw it.
+#[derive(Debug)]
+pub(super) struct QuietSince {
+    /// When the memtable was created.
+    begun: Instant,
+    rows: u32,
+    /// When a check first saw it so.
+    since: Instant,
+}
+
+impl QuietSince {
+    pub(super) fn new() -> QuietSince {
+        let now = Instant::now();
+        QuietSince { begun: now, rows: 0, since: now }
+    }
+}
+
+impl Collection {
+    /// Returns the time for which checks have seen no new point.
+    fn quiet_time(&self) -> Duration {
+        let state = self.state();
+        let Some(newest) = state.memtables.last() else { return Duration::ZERO };
+        let mut seen = self.quiet.lock();
+        if (seen.begun, seen.rows) != (newest.begun(), newest.rows()) {
+            let now = Instant::now();
+            *seen = QuietSince { begun: newest.begun(), rows: newest.rows(), since: now };
+        }
+        seen.since.elapsed()
+    }
+
+    /// Freezes the active memtable if no points arrive or it is old, and if it has enough points to
+    /// slow queries down. Returns true if it did.
+    ///
+    /// # Errors
+    /// The error of the medium.
+    pub(crate) fn freeze_if_quiet(&self) -> Result<bool> {
+        let quiet = self.options.quiet;
+        let is_quiet = self.quiet_time() >= quiet.flush;
+        let state = self.state();
+        let [active] = &state.memtables[..] else { return Ok(false) };
+        let is_old = active.begun().elapsed() >= quiet.age;
+        let is_small = active.bytes() < self.memtable_bytes / FLUSHED_SHARE;
+        if is_small || !(is_quiet || is_old) || self.low_disk().is_some() {
+            return Ok(false);
+        }
+        drop(state);
+        self.freeze().map(|()| true)
+    }
+
+    /// Returns when segments are merged now: while no points arrive, half as many are enough.
+    pub(super) fn merging_now(&self) -> Merging {
+        let merging = self.options.merging;
+        let is_quiet = self.quiet_time() >= self.options.quiet.merge;
+        let fan_in = if is_quiet { merging.fan_in / 2 } else { merging.fan_in };
+        Merging { fan_in: fan_in.max(FAN_IN_MIN), ..merging }
+    }
+
+    /// Returns true while searches will soon be faster: points are being flushed, or segments
+    /// merged, or chosen for that. Does not count what waits until no points arrive.
+    pub fn is_optimizing(&self) -> bool {
+        let state = self.state();
+        let Some(damaged) = self.merging.try_lock() else { return true };
+        let sizes = self.mergeable(&state, &damaged);
+        state.memtables.len() > 1
+            || is_due(&sizes, &self.options.merging, self.rows_max(self.budget.free()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use os::Rate;
+    use storage::UringMedium;
+
+    use super::*;
+    use crate::budget::MemoryBudget;
+    use crate::coarse::Metric;
+    use crate::collection::{CollectionOptions, QuietTimes, Resources};
+    use crate::ingest::PointRef;
+    use crate::rerank::SharedCaches;
+
+    const MEMTABLE_BYTES: u64 = 64 << 10;
+    /// Points that fill more than a sixteenth of a memtable.
+    const MANY: u64 = 40;
+
+    const NEVER: QuietTimes =
+        QuietTimes { flush: Duration::MAX, age: Duration::MAX, merge: Duration::MAX };
+
+    fn opened(root: &std::path::Path, quiet: QuietTimes) -> Collection {
+        let medium = Arc::new(UringMedium::plain(root.to_owned()).unwrap());
+        let options = CollectionOptions { quiet, ..CollectionOptions::new(2, Metric::L2) };
+        let budget = MemoryBudget::new(32 << 20);
+        let resources = Resources::new(budget, MEMTABLE_BYTES, Rate::unlimited()).unwrap();
+        let shared = Arc::new(SharedCaches::new(0, 512));
+        Collection::open(medium, options, &resources, shared).unwrap()
+    }
+
+    fn add(collection: &Collection, ids: std::ops::Range<u64>) {
+        for id in ids {
+            let embedding = [id as f32, 1.0];
+            let point = PointRef { id, embedding: &embedding, record: b"", payload: b"{}" };
+            collection.upsert(point).unwrap();
+        }
+    }
+
+    fn segments(collection: &Collection) -> usize {
+        collection.status().segments.len()
+    }
+
+    #[test]
+    fn many_points_are_flushed_when_no_more_arrive() {
+        let root = tempfile::tempdir().unwrap();
+        let collection = opened(root.path(), NEVER);
+        add(&collection, 0..MANY);
+        assert!(!collection.freeze_if_quiet().unwrap(), "points may still arrive");
+        drop(collection);
+        let collection = opened(root.path(), QuietTimes { flush: Duration::ZERO, ..NEVER });
+        assert!(!collection.is_optimizing());
+        assert!(collection.freeze_if_quiet().unwrap() && collection.is_optimizing());
+        assert!(!collection.freeze_if_quiet().unwrap(), "one waits already");
+        assert!(collection.flush_oldest().unwrap());
+        assert_eq!((segments(&collection), collection.status().unflushed), (1, 0));
+        add(&collection, MANY..MANY + 3);
+        assert!(!collection.freeze_if_quiet().unwrap(), "queries scan three points quickly");
+        assert_eq!((segments(&collection), collection.status().unflushed), (1, 3));
+    }
+
+    #[test]
+    fn old_points_are_flushed_although_more_arrive() {
+        let root = tempfile::tempdir().unwrap();
+        let collection = opened(root.path(), QuietTimes { age: Duration::ZERO, ..NEVER });
+        add(&collection, 0..1);
+        assert!(!collection.freeze_if_quiet().unwrap(), "queries scan one point quickly");
+        add(&collection, 1..MANY);
+        assert!(collection.freeze_if_quiet().unwrap() && collection.flush_oldest().unwrap());
+        assert_eq!((segments(&collection), collection.status().unflushed), (1, 0));
+    }
+
+    #[test]
+    fn a_quiet_collection_merges_more_segments() {
+        let root = tempfile::tempdir().unwrap();
+        let collection = opened(root.path(), NEVER);
+        for part in 0..3 {
+            add(&collection, part * 10..(part + 1) * 10);
+            collection.flush().unwrap();
+        }
+        assert!(!collection.merge().unwrap() && !collection.is_optimizing(), "three are few");
+        drop(collection);
+        let collection = opened(root.path(), QuietTimes { merge: Duration::ZERO, ..NEVER });
+        assert!(!collection.open_segments() && segments(&collection) == 3);
+        assert!(collection.merge().unwrap());
+        assert_eq!((segments(&collection), collection.count()), (1, 30));
+        assert!(!collection.merge().unwrap());
+    }
+
+    #[test]
+    fn points_end_the_quiet_time() {
+        let root = tempfile::tempdir().unwrap();
+        let collection = opened(root.path(), QuietTimes::default());
+        add(&collection, 0..1);
+        collection.quiet_time();
+        let since = collection.quiet.lock().since;
+        collection.quiet_time();
+        assert_eq!(collection.quiet.lock().since, since, "nothing arrived");
+        add(&collection, 1..2);
+        collection.quiet_time();
+        assert!(collection.quiet.lock().since > since);
+    }
+}

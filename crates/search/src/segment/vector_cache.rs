@@ -1,0 +1,69 @@
+//! Pages of embeddings that queries have read, in the memory that nothing else uses.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use storage::page::PAGE_BYTES;
+
+use crate::codes::{BlockOwner, CodeBlock, CodeCache, CodeContent, CodeKey};
+
+/// Cached pages of one segment's section of embeddings. All of them are verified.
+#[derive(Debug)]
+pub(super) struct VectorCache {
+    /// The [`storage::Sealed::id`] of the file.
+    file: u64,
+    /// Offset of the section in the file.
+    offset: u64,
+    cache: Arc<CodeCache>,
+}
+
+/// Bytes of neighbouring pages.
+pub(super) enum CachedPages {
+    /// A page that other queries use too.
+    One(Arc<CodeBlock>),
+    /// A copy of several pages.
+    Joined(Vec<u8>),
+}
+
+impl CachedPages {
+    pub(super) fn bytes(&self) -> &[u8] {
+        match self {
+            CachedPages::One(block) => block.bytes(),
+            CachedPages::Joined(bytes) => bytes,
+        }
+    }
+}
+
+impl VectorCache {
+    pub(super) fn new(file: u64, offset: u64, cache: Arc<CodeCache>) -> VectorCache {
+        VectorCache { file, offset, cache }
+    }
+
+    fn key(&self, page: usize) -> CodeKey {
+        CodeKey { file: self.file, offset: self.offset + (page * PAGE_BYTES) as u64 }
+    }
+
+    /// Returns `pages` of the section if all of them are cached.
+    pub(super) fn get(&self, pages: &Range<usize>) -> Option<CachedPages> {
+        let page = |page| self.cache.get(BlockOwner::Vectors, self.key(page));
+        if pages.len() == 1 {
+            return page(pages.start).map(CachedPages::One);
+        }
+        let mut joined = Vec::with_capacity(pages.len() * PAGE_BYTES);
+        for number in pages.clone() {
+            joined.extend_from_slice(page(number)?.bytes());
+        }
+        Some(CachedPages::Joined(joined))
+    }
+
+    /// Caches `pages` of the section, which were read as `bytes` and verified.
+    pub(super) fn put(&self, pages: &Range<usize>, bytes: &[u8]) {
+        self.cache.count_read(BlockOwner::Vectors, bytes.len() as u64);
+        for (page, bytes) in pages.clone().zip(bytes.chunks_exact(PAGE_BYTES)) {
+            let key = self.key(page);
+            if !self.cache.has(key) {
+                self.cache.put(key, CodeContent::Bytes(bytes.into()));
+            }
+        }
+    }
+}
