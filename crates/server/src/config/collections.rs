@@ -35,7 +35,7 @@ pub struct SearchConfig {
     pub memory_node: Option<u32>,
     /// Place of the codes of segments.
     pub codes: CodesPlace,
-    /// Threads that build the index of a segment.
+    /// Threads that build the index of a segment; a quarter of the cores by default.
     pub build_threads: usize,
     /// Bytes per second that flushes and merges read and write together; 0 means no limit.
     pub background_rate: u64,
@@ -140,6 +140,12 @@ impl std::fmt::Debug for SearchConfig {
     }
 }
 
+/// Returns a quarter of the cores, at least 1: the others search, and decode new points.
+fn default_build_threads() -> usize {
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    (cores / 4).max(1)
+}
+
 impl Default for SearchConfig {
     fn default() -> Self {
         let merging = search::collection::Merging::default();
@@ -153,7 +159,7 @@ impl Default for SearchConfig {
             medium: SearchMedium::Auto,
             memory_node: None,
             codes: CodesPlace::Auto,
-            build_threads: 1,
+            build_threads: default_build_threads(),
             background_rate: 64 * MIB,
             merge_segments: merging.fan_in,
             segment_rows: merging.rows_max,

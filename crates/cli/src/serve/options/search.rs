@@ -43,7 +43,7 @@ pub(crate) struct SearchOptions {
     /// with a cache in free memory [default: auto, which is dram while they fit in --search-memory]
     #[arg(long, value_enum, value_name = "PLACE")]
     pub(crate) search_codes: Option<CodesName>,
-    /// Threads that build the index of a segment [default: 1]
+    /// Threads that build the index of a segment [default: a quarter of the cores, at least 1]
     #[arg(long, value_name = "N")]
     pub(crate) search_build_threads: Option<usize>,
     /// Rate at which flushes and merges read and write together, or "unlimited" [default: 64MiB]
