@@ -132,7 +132,7 @@ impl ImageMetrics {
         );
         r.register(
             "search_cache",
-            "Caches of records and blocks of the exact stage, of codes on the medium, of payload indexes (index) and of embeddings (vector): lookups, hits, entries added and evicted; reads; code_bytes is the memory of codes, indexes and embeddings",
+            "Caches of records and blocks of the exact stage, of codes on the medium, of payload indexes (index), embeddings (vector) and payloads: lookups, hits, entries added and evicted; reads; code_bytes is the memory of the last four",
             self.cache.clone(),
         );
         r.register(

@@ -243,6 +243,11 @@ fn search_cache(
     level(cache, "vector_hits", vectors.hits);
     level(cache, "vector_reads", vectors.reads);
     level(cache, "vector_read_bytes", vectors.read_bytes);
+    let payloads = stats.codes.payloads;
+    level(cache, "payload_lookups", payloads.lookups);
+    level(cache, "payload_hits", payloads.hits);
+    level(cache, "payload_reads", payloads.reads);
+    level(cache, "payload_read_bytes", payloads.read_bytes);
     level(cache, "codes_out", stats.codes.evicted);
     level(cache, "codes_refused", stats.codes.refused);
     level(cache, "code_bytes", stats.codes.bytes);

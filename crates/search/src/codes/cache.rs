@@ -1,4 +1,5 @@
-//! Cache of blocks of codes, payload indexes and embeddings, in the memory that nothing else uses.
+//! Cache of blocks of codes, payload indexes, embeddings and payloads, in the memory that nothing
+//! else uses.
 //!
 //! Each cached block reserves its bytes in the memory budget. If another reservation finds no room,
 //! the budget takes blocks back ([`FreeOnDemand`]), so the cache never makes anything fail. Blocks
@@ -42,6 +43,8 @@ pub(crate) enum BlockOwner {
     Index,
     /// The embeddings.
     Vectors,
+    /// The payloads.
+    Payloads,
 }
 
 /// Blocks that queries requested, and reads of missing blocks.
@@ -66,6 +69,8 @@ pub struct CodeCacheStats {
     pub index: BlockReads,
     /// Reads of pages with embeddings.
     pub vectors: BlockReads,
+    /// Reads of pages with payloads.
+    pub payloads: BlockReads,
     /// Blocks evicted.
     pub evicted: u64,
     /// Blocks that were not cached because memory had no room.
@@ -74,7 +79,7 @@ pub struct CodeCacheStats {
     pub bytes: u64,
 }
 
-/// Blocks of codes, payload indexes and embeddings in memory.
+/// Blocks of codes, payload indexes, embeddings and payloads in memory.
 #[derive(Debug)]
 pub(crate) struct CodeCache {
     budget: Arc<MemoryBudget>,
@@ -85,6 +90,7 @@ pub(crate) struct CodeCache {
     codes: ReadCounts,
     index: ReadCounts,
     vectors: ReadCounts,
+    payloads: ReadCounts,
     evicted: AtomicU64,
     refused: AtomicU64,
 }
@@ -154,6 +160,7 @@ impl CodeCache {
             codes: ReadCounts::default(),
             index: ReadCounts::default(),
             vectors: ReadCounts::default(),
+            payloads: ReadCounts::default(),
             evicted: AtomicU64::new(0),
             refused: AtomicU64::new(0),
         });
@@ -172,6 +179,7 @@ impl CodeCache {
             BlockOwner::Codes => &self.codes,
             BlockOwner::Index => &self.index,
             BlockOwner::Vectors => &self.vectors,
+            BlockOwner::Payloads => &self.payloads,
         }
     }
 
@@ -261,6 +269,7 @@ impl CodeCache {
             codes: self.codes.get(),
             index: self.index.get(),
             vectors: self.vectors.get(),
+            payloads: self.payloads.get(),
             evicted: load(&self.evicted),
             refused: load(&self.refused),
             bytes: load(&self.bytes),

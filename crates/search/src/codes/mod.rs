@@ -1,5 +1,5 @@
 //! Codes of coarse indexes that lie on the medium: the setting, the blocks that queries read, and
-//! the cache that keeps them, and blocks of payload indexes and of embeddings, while memory is free.
+//! the cache that keeps them, and other parts of segments, while memory is free.
 
 mod cache;
 

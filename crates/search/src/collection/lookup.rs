@@ -216,7 +216,7 @@ impl Collection {
             _ => ([0; 16], 0),
         });
         let mut records = PageCache::new(CACHED_PAGES);
-        let mut payloads = PageCache::new(CACHED_PAGES);
+        let mut payloads = PageCache::of_request(CACHED_PAGES);
         let mut points: Vec<Result<Option<StoredPoint>>> = ids.iter().map(|_| Ok(None)).collect();
         for at in order {
             points[at] = match &places[at] {

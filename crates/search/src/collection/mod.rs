@@ -165,7 +165,7 @@ impl Collection {
             })),
             Some(PointLocation::Segment(view, row)) => {
                 let mut point = StoredPoint { id, ..StoredPoint::default() };
-                let mut cache = PageCache::new(1);
+                let mut cache = PageCache::of_request(1);
                 view.segment.vector(row, &mut point.embedding)?;
                 view.segment.record(row, &mut cache, &mut point.record)?;
                 view.segment.payload(row, &mut cache, &mut point.payload)?;

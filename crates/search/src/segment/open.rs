@@ -124,7 +124,9 @@ impl Segment {
         let index = open_index(&contents, &*file, &settings, rows, on_medium)?;
         let edges = open_edges(&contents, &*file, rows)?;
         let ids = SegmentIds::read(&contents, &*file, rows)?;
-        let pages = |pages, map| SegmentPages::open(&contents, &*file, pages, map, &damaged);
+        let pages = |pages, map| {
+            SegmentPages::open(&contents, &*file, pages, map, &damaged, &options.cache)
+        };
         let records = pages(kind::RECORDS, kind::RECORD_MAP)?;
         let payloads = pages(kind::PAYLOADS, kind::PAYLOAD_MAP)?;
         let payload_index = match contents.section(kind::PAYLOAD_INDEX) {

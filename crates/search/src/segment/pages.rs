@@ -1,4 +1,5 @@
-//! Sections of record pages: records and payloads of rows, read page by page.
+//! Sections of record pages: records and payloads of rows, read page by page. Pages of payloads that
+//! requests have read stay in memory while it is free.
 
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -9,8 +10,9 @@ use storage::page::{PAGE_BYTES, RecordPage};
 
 use super::damage::DamagedPages;
 use super::file::SegmentContents;
-use super::layout::kind_name;
+use super::layout::{kind, kind_name};
 use super::rows::{RowLocation, RowMap};
+use crate::codes::{BlockOwner, CodeCache, CodeContent, CodeKey};
 use crate::filter::RowSet;
 
 /// Pages per read of all payloads.
@@ -33,6 +35,8 @@ pub(super) struct SegmentPages {
     pub(super) offset: u64,
     pub(super) map: RowMap,
     damaged: Arc<DamagedPages>,
+    /// Pages that requests have read. Records have caches of their own.
+    cache: Arc<CodeCache>,
 }
 
 impl SegmentPages {
@@ -42,12 +46,14 @@ impl SegmentPages {
         pages: u32,
         map: u32,
         damaged: &Arc<DamagedPages>,
+        cache: &Arc<CodeCache>,
     ) -> Result<SegmentPages> {
         let section = contents.section(pages)?;
         let rows = contents.superblock.rows as u32;
         let decoded = RowMap::decode(&contents.load(file, map)?, rows, section.bytes);
         let map = decoded.map_err(|error| error.context(kind_name(map)))?;
-        Ok(SegmentPages { kind: pages, offset: section.offset, map, damaged: damaged.clone() })
+        let (offset, damaged, cache) = (section.offset, damaged.clone(), cache.clone());
+        Ok(SegmentPages { kind: pages, offset, map, damaged, cache })
     }
 
     fn offset_of(&self, page: u32) -> u64 {
@@ -81,6 +87,21 @@ impl SegmentPages {
         record.ok_or_else(|| self.lose(place.page, &format!("it has no record {}", place.slot)))
     }
 
+    /// Fills `buffer` with the run of pages at `place`, from the shared cache if it has the run.
+    fn read_shared(&self, file: &dyn Sealed, place: RowLocation, buffer: &mut [u8]) -> Result<()> {
+        let key = CodeKey { file: file.id(), offset: self.offset_of(place.page) };
+        let cached = self.cache.get(BlockOwner::Payloads, key);
+        if let Some(cached) = cached.filter(|cached| cached.bytes().len() == buffer.len()) {
+            buffer.copy_from_slice(cached.bytes());
+            return Ok(());
+        }
+        self.read(file, place.page, buffer)?;
+        self.check(place, buffer)?;
+        self.cache.count_read(BlockOwner::Payloads, buffer.len() as u64);
+        self.cache.put(key, CodeContent::Bytes((&*buffer).into()));
+        Ok(())
+    }
+
     pub(super) fn one(
         &self,
         file: &dyn Sealed,
@@ -92,7 +113,14 @@ impl SegmentPages {
         let place =
             place.ok_or_else(|| Error::not_found(format!("the segment has no row {row}")))?;
         let key = (file.id(), self.offset_of(place.page));
-        let bytes = cache.get(key, place.pages, |buffer| self.read(file, place.page, buffer))?;
+        let shares = cache.shares && self.kind == kind::PAYLOADS && file.in_place().is_none();
+        let bytes = cache.get(key, place.pages, |buffer| {
+            if shares {
+                self.read_shared(file, place, buffer)
+            } else {
+                self.read(file, place.page, buffer)
+            }
+        })?;
         let page = self.check(place, bytes)?;
         out.extend_from_slice(self.record(&page, place)?);
         Ok(())
@@ -180,6 +208,8 @@ impl SegmentPages {
 #[derive(Debug)]
 pub(crate) struct PageCache {
     places: Vec<Option<CachedPage>>,
+    /// True if pages of payloads are shared with other requests.
+    shares: bool,
 }
 
 #[derive(Clone, Debug)]
@@ -190,9 +220,14 @@ struct CachedPage {
 }
 
 impl PageCache {
-    /// Creates a cache of so many runs of pages.
+    /// Creates a cache of so many runs of pages, for data that is read once.
     pub(crate) fn new(places: usize) -> PageCache {
-        PageCache { places: vec![None; places.max(1)] }
+        PageCache { places: vec![None; places.max(1)], shares: false }
+    }
+
+    /// Creates a cache of so many runs of pages, for a request. Others may need its pages too.
+    pub(crate) fn of_request(places: usize) -> PageCache {
+        PageCache { shares: true, ..PageCache::new(places) }
     }
 
     fn get(

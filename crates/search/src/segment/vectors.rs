@@ -199,10 +199,20 @@ impl Vectors {
             return Err(Error::not_found(format!("the segment has no row {row}")));
         }
         let pages = self.pages(row);
+        let start = self.within(row);
+        let mut decode = |bytes: &[u8]| {
+            self.settings.encoding.decode(&bytes[start..start + self.settings.stride()], out);
+        };
+        if let Some(cached) = self.cache.get(&pages) {
+            decode(cached.bytes());
+            return Ok(());
+        }
         let mut buffer = Vec::new();
         self.read(file, &pages, &mut buffer)?;
-        let start = self.within(row);
-        self.settings.encoding.decode(&buffer[start..start + self.settings.stride()], out);
+        if file.in_place().is_none() {
+            self.cache.put(&pages, &buffer);
+        }
+        decode(&buffer);
         Ok(())
     }
 

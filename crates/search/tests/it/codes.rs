@@ -9,7 +9,7 @@ use proptest::prelude::*;
 use search::coarse::{CoarseKind, Metric, ScanParams};
 use search::codes::CodesPlace;
 use search::collection::{
-    Collection, CollectionOptions, CollectionQuery, Merging, QueryHits, Resources,
+    Collection, CollectionOptions, CollectionQuery, Merging, PointParts, QueryHits, Resources,
 };
 use search::filter::{Condition, Filter, Match};
 use search::ingest::{Op, StoredPoint};
@@ -254,6 +254,30 @@ fn queries_read_each_vector_once_while_memory_is_free() {
         drop(collection);
         assert_eq!(resources.code_stats().bytes, 0, "a closed segment leaves none");
     }
+}
+
+#[test]
+fn payloads_are_read_once_while_memory_is_free() {
+    let (medium, metric, kind) = any_files(0);
+    let (collection, resources) = opened(&medium, metric, kind, CodesPlace::Dram, MEMORY_BYTES);
+    let ids: Vec<u64> = (0..POINTS).step_by(7).collect();
+    let payloads = || {
+        let points = collection.points(&ids, PointParts::PAYLOAD).into_iter();
+        points.map(|point| point.unwrap().unwrap().payload).collect::<Vec<_>>()
+    };
+    let wanted = payloads();
+    let first = resources.code_stats();
+    assert!(first.payloads.reads > 0 && first.bytes >= first.payloads.read_bytes, "{first:?}");
+    assert_eq!(payloads(), wanted);
+    let second = resources.code_stats();
+    assert_eq!(second.payloads.reads, first.payloads.reads, "all pages are cached");
+    // Each payload is that of its point.
+    assert!(wanted.iter().zip(&ids).all(|(payload, id)| *payload == stored(*id, 1).payload));
+    drop(collection);
+    let (collection, resources) =
+        opened(&copied(&medium), metric, kind, CodesPlace::Dram, MEMORY_BYTES);
+    assert_eq!(collection.points(&ids, PointParts::PAYLOAD).len(), ids.len());
+    assert_eq!(resources.code_stats().payloads.lookups, 0, "mapped memory needs no cache");
 }
 
 #[test]

@@ -140,6 +140,18 @@ impl std::fmt::Debug for SearchConfig {
     }
 }
 
+/// Default limit of the memory of collections, on a machine that has four times as much.
+const MEMORY_BYTES: u64 = 2 * GIB;
+/// Smallest default limit of the memory of collections.
+const MEMORY_BYTES_MIN: u64 = 128 * MIB;
+
+/// Returns 2 GiB, or a quarter of the memory of a smaller machine or control group: what requests
+/// have read stays in memory up to this limit.
+fn default_memory_bytes() -> u64 {
+    let total = os::process::machine().map_or(u64::MAX, |machine| machine.total);
+    (total / 4).clamp(MEMORY_BYTES_MIN, MEMORY_BYTES)
+}
+
 /// Returns a quarter of the cores, at least 1: the others search, and decode new points.
 fn default_build_threads() -> usize {
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
@@ -152,7 +164,7 @@ impl Default for SearchConfig {
         SearchConfig {
             directory: None,
             required: false,
-            memory_bytes: 2 * GIB,
+            memory_bytes: default_memory_bytes(),
             cache_bytes: 256 * MIB,
             disk_reserve: None,
             threads: 0,

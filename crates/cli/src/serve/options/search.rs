@@ -15,7 +15,8 @@ pub(crate) struct SearchOptions {
     /// Directory of collections, or "none" to serve none [default: in the user's data directory]
     #[arg(long, value_name = "DIR")]
     pub(crate) collections_dir: Option<PathBuf>,
-    /// Memory limit for all collections [default: 2GiB]
+    /// Memory limit for all collections. What requests have read stays in memory up to this limit
+    /// [default: 2GiB, at most a quarter of the memory of the machine or the control group]
     #[arg(long, value_name = "BYTES")]
     pub(crate) search_memory: Option<ByteSize>,
     /// Cache for frequently read records, as a part of --search-memory [default: 256MiB, at most
