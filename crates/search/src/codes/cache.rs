@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use parking_lot::Mutex;
 
 use super::{CodeBlock, CodeContent};
-use crate::budget::{FreeOnDemand, MemoryBudget};
+use crate::budget::{BudgetReservation, FreeOnDemand, MemoryBudget};
 
 /// Parts of the cache with a lock each. A full cache of 2 GiB has some 8,000 pages in each.
 const SHARDS: usize = 64;
@@ -22,6 +22,8 @@ const SHARDS: usize = 64;
 const BLOCK_OVERHEAD: u64 = 192;
 /// Blocks evicted at most to make room for one.
 const EVICTED_MAX: usize = 64;
+/// One of this many pages is kept if others must be evicted for it.
+const KEPT_OF_FULL: u64 = 16;
 /// Used blocks that get another round at most, before one of them is evicted. The part is locked
 /// meanwhile.
 const SPARED_MAX: usize = 64;
@@ -91,6 +93,8 @@ pub(crate) struct CodeCache {
     index: ReadCounts,
     vectors: ReadCounts,
     payloads: ReadCounts,
+    /// Calls of [`CodeCache::keep`] that found no room.
+    full: AtomicU64,
     evicted: AtomicU64,
     refused: AtomicU64,
 }
@@ -161,6 +165,7 @@ impl CodeCache {
             index: ReadCounts::default(),
             vectors: ReadCounts::default(),
             payloads: ReadCounts::default(),
+            full: AtomicU64::new(0),
             evicted: AtomicU64::new(0),
             refused: AtomicU64::new(0),
         });
@@ -203,18 +208,50 @@ impl CodeCache {
     /// evicted. Returns the block that another thread cached meanwhile, if there is one.
     pub(crate) fn put(&self, key: CodeKey, content: CodeContent) -> Arc<CodeBlock> {
         let bytes = content.memory_bytes() as u64 + BLOCK_OVERHEAD;
-        let mut held = self.budget.reserve_idle(bytes);
-        let mut evicted = 0;
-        while held.is_none() && evicted < EVICTED_MAX && self.evict_one() > 0 {
-            evicted += 1;
-            held = self.budget.reserve_idle(bytes);
-        }
+        let held = self.budget.reserve_idle(bytes).or_else(|| self.make_room(bytes));
         let is_cached = held.is_some();
         let block = Arc::new(CodeBlock::new(content, held));
-        if !is_cached {
+        if is_cached {
+            self.insert(key, block, bytes)
+        } else {
             self.refused.fetch_add(1, Ordering::Relaxed);
-            return block;
+            block
         }
+    }
+
+    /// Caches a copy of `content` if memory has room. While it is full, only one of
+    /// [`KEPT_OF_FULL`] calls evicts unused blocks: if a search finds its pages seldom, copies of
+    /// all of them cost more than the found ones save.
+    pub(crate) fn keep(&self, key: CodeKey, content: &[u8]) {
+        let bytes = content.len() as u64 + BLOCK_OVERHEAD;
+        let held = self.budget.reserve_idle(bytes).or_else(|| {
+            let calls = self.full.fetch_add(1, Ordering::Relaxed);
+            if calls.is_multiple_of(KEPT_OF_FULL) { self.make_room(bytes) } else { None }
+        });
+        if held.is_none() {
+            self.refused.fetch_add(1, Ordering::Relaxed);
+            return;
+        }
+        let content = CodeContent::Bytes(content.into());
+        self.insert(key, Arc::new(CodeBlock::new(content, held)), bytes);
+    }
+
+    /// Evicts unused blocks until `bytes` can be reserved.
+    fn make_room(&self, bytes: u64) -> Option<BudgetReservation> {
+        for _ in 0..EVICTED_MAX {
+            if self.evict_one() == 0 {
+                return None;
+            }
+            if let Some(held) = self.budget.reserve_idle(bytes) {
+                return Some(held);
+            }
+        }
+        None
+    }
+
+    /// Inserts a block of `bytes`. Returns the one that another thread inserted meanwhile, if there
+    /// is one.
+    fn insert(&self, key: CodeKey, block: Arc<CodeBlock>, bytes: u64) -> Arc<CodeBlock> {
         let mut shard = self.shard(key).lock();
         if let Some(cached) = shard.blocks.get(&key) {
             return cached.block.clone();
@@ -376,6 +413,24 @@ mod tests {
         drop(held);
         assert!(budget.reserve_if_free(90_000, "a reader").is_some());
         assert!(cache.stats().evicted > 0);
+    }
+
+    #[test]
+    fn a_full_cache_keeps_few_pages() {
+        let page = [7; 1000];
+        let budget = MemoryBudget::new(40 * (1000 + BLOCK_OVERHEAD));
+        let cache = CodeCache::new(&budget);
+        (0..40).for_each(|number| cache.keep(key(number), &page));
+        assert_eq!((cache.stats().refused, cache.stats().evicted), (0, 0));
+        (40..40 + 16 * 10).for_each(|number| cache.keep(key(number), &page));
+        assert_eq!((cache.stats().refused, cache.stats().evicted), (150, 10));
+        assert_eq!(cache.get(BlockOwner::Vectors, key(40)).unwrap().bytes(), page);
+        assert!(!cache.has(key(41)) && budget.stats().used == 0);
+        // The same page once more takes no memory.
+        cache.forget(7);
+        cache.keep(key(1), &page);
+        cache.keep(key(1), &page);
+        assert_eq!(cache.stats().bytes, 1000 + BLOCK_OVERHEAD);
     }
 
     #[test]

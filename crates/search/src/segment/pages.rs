@@ -12,7 +12,7 @@ use super::damage::DamagedPages;
 use super::file::SegmentContents;
 use super::layout::{kind, kind_name};
 use super::rows::{RowLocation, RowMap};
-use crate::codes::{BlockOwner, CodeCache, CodeContent, CodeKey};
+use crate::codes::{BlockOwner, CodeCache, CodeKey};
 use crate::filter::RowSet;
 
 /// Pages per read of all payloads.
@@ -98,7 +98,7 @@ impl SegmentPages {
         self.read(file, place.page, buffer)?;
         self.check(place, buffer)?;
         self.cache.count_read(BlockOwner::Payloads, buffer.len() as u64);
-        self.cache.put(key, CodeContent::Bytes((&*buffer).into()));
+        self.cache.keep(key, buffer);
         Ok(())
     }
 

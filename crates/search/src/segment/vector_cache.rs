@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use storage::page::PAGE_BYTES;
 
-use crate::codes::{BlockOwner, CodeBlock, CodeCache, CodeContent, CodeKey};
+use crate::codes::{BlockOwner, CodeBlock, CodeCache, CodeKey};
 
 /// Cached pages of one segment's section of embeddings. All of them are verified.
 #[derive(Debug)]
@@ -60,10 +60,7 @@ impl VectorCache {
     pub(super) fn put(&self, pages: &Range<usize>, bytes: &[u8]) {
         self.cache.count_read(BlockOwner::Vectors, bytes.len() as u64);
         for (page, bytes) in pages.clone().zip(bytes.chunks_exact(PAGE_BYTES)) {
-            let key = self.key(page);
-            if !self.cache.has(key) {
-                self.cache.put(key, CodeContent::Bytes(bytes.into()));
-            }
+            self.cache.keep(self.key(page), bytes);
         }
     }
 }
