@@ -6,7 +6,7 @@
 //! less, or to return the error.
 
 use std::fmt::{self, Debug};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 
 use base::units::format_bytes;
@@ -22,6 +22,8 @@ pub struct MemoryBudget {
     used: AtomicU64,
     peak: AtomicU64,
     refused: AtomicU64,
+    /// Reservations that reclaim idle memory now.
+    reclaiming: AtomicUsize,
     /// Holder of reserved memory that can be released on demand.
     idle: OnceLock<Weak<dyn FreeOnDemand>>,
     /// Holder of results that are expensive to compute again. Its memory does not count as free,
@@ -61,6 +63,7 @@ impl MemoryBudget {
             used: AtomicU64::new(0),
             peak: AtomicU64::new(0),
             refused: AtomicU64::new(0),
+            reclaiming: AtomicUsize::new(0),
             idle: OnceLock::new(),
             results: OnceLock::new(),
         })
@@ -91,8 +94,12 @@ impl MemoryBudget {
     }
 
     /// Reserves unused `bytes` for the [`FreeOnDemand`] holder itself. Does not reclaim memory and
-    /// does not count a refusal.
+    /// does not count a refusal. Returns `None` while another reservation reclaims memory: the
+    /// holder would take the reclaimed bytes first, and that reservation could be refused.
     pub(crate) fn reserve_idle(self: &Arc<MemoryBudget>, bytes: u64) -> Option<BudgetReservation> {
+        if self.is_reclaiming() {
+            return None;
+        }
         self.try_take(bytes).ok()?;
         Some(BudgetReservation { budget: self.clone(), bytes })
     }
@@ -108,6 +115,11 @@ impl MemoryBudget {
             return None;
         }
         self.reserve(bytes, what).ok()
+    }
+
+    /// Returns true while a reservation reclaims idle memory.
+    pub(crate) fn is_reclaiming(&self) -> bool {
+        self.reclaiming.load(Ordering::Relaxed) > 0
     }
 
     fn cached(&self) -> u64 {
@@ -131,11 +143,13 @@ impl MemoryBudget {
     /// Returns the use of the budget.
     pub fn stats(&self) -> BudgetStats {
         let cached = self.cached();
+        let used = self.used.load(Ordering::Relaxed).saturating_sub(cached);
         BudgetStats {
             limit: self.limit,
-            used: self.used.load(Ordering::Relaxed).saturating_sub(cached),
+            used,
             cached,
-            peak: self.peak.load(Ordering::Relaxed),
+            // Evicted blocks that queries still use count as used, but no reservation saw them so.
+            peak: self.peak.fetch_max(used, Ordering::Relaxed).max(used),
             refused: self.refused.load(Ordering::Relaxed),
         }
     }
@@ -147,15 +161,7 @@ impl MemoryBudget {
     }
 
     fn take(&self, bytes: u64, what: &str) -> Result<()> {
-        let mut taken = self.try_take(bytes);
-        for _ in 0..TAKES_MAX {
-            let Err(used) = taken else { break };
-            let missing = used.saturating_add(bytes).saturating_sub(self.limit);
-            if bytes > self.limit || !self.reclaim(missing) {
-                break;
-            }
-            taken = self.try_take(bytes);
-        }
+        let taken = self.try_take(bytes).or_else(|used| self.take_reclaimed(bytes, used));
         if taken.is_ok() {
             let used = self.used.load(Ordering::Relaxed).saturating_sub(self.cached());
             self.peak.fetch_max(used, Ordering::Relaxed);
@@ -169,6 +175,29 @@ impl MemoryBudget {
                 format_bytes(self.limit)
             ))
         })
+    }
+
+    /// Reserves `bytes` after it has reclaimed idle memory. `used` bytes are in use. Returns the
+    /// bytes in use if there is no room.
+    fn take_reclaimed(&self, bytes: u64, mut used: u64) -> Result<(), u64> {
+        if bytes > self.limit {
+            return Err(used);
+        }
+        self.reclaiming.fetch_add(1, Ordering::Relaxed);
+        for _ in 0..TAKES_MAX {
+            if !self.reclaim(used.saturating_add(bytes).saturating_sub(self.limit)) {
+                break;
+            }
+            match self.try_take(bytes) {
+                Ok(()) => {
+                    self.reclaiming.fetch_sub(1, Ordering::Relaxed);
+                    return Ok(());
+                }
+                Err(now) => used = now,
+            }
+        }
+        self.reclaiming.fetch_sub(1, Ordering::Relaxed);
+        Err(used)
     }
 
     /// Takes `missing` bytes back from the holders. Returns false, and takes nothing, if they have
@@ -320,6 +349,41 @@ mod tests {
             budget.stats(),
             BudgetStats { limit: 100, used: 10, cached: 0, peak: 100, refused: 3 }
         );
+    }
+
+    /// Holder that tries to take each reclaimed byte again.
+    struct GreedyHolder {
+        budget: Arc<MemoryBudget>,
+        held: parking_lot::Mutex<Vec<BudgetReservation>>,
+    }
+
+    impl FreeOnDemand for GreedyHolder {
+        fn bytes(&self) -> u64 {
+            self.held.lock().iter().map(BudgetReservation::bytes).sum()
+        }
+
+        fn free(&self, bytes: u64) {
+            let mut held = self.held.lock();
+            for _ in 0..bytes {
+                drop(held.pop());
+                held.extend(self.budget.reserve_idle(1));
+            }
+        }
+    }
+
+    #[test]
+    fn the_idle_holder_does_not_take_reclaimed_memory() {
+        let budget = MemoryBudget::new(100);
+        let held = (0..100).map(|_| budget.reserve_idle(1).unwrap()).collect();
+        let holder = GreedyHolder { budget: budget.clone(), held: parking_lot::Mutex::new(held) };
+        let holder = Arc::new(holder);
+        let idle: Weak<GreedyHolder> = Arc::downgrade(&holder);
+        budget.set_free_on_demand(idle);
+        let rows = budget.reserve(30, "rows").unwrap();
+        assert_eq!((holder.bytes(), budget.stats().used, budget.stats().refused), (70, 30, 0));
+        assert!(!budget.is_reclaiming());
+        drop(rows);
+        assert!(budget.reserve_idle(1).is_some());
     }
 
     #[test]

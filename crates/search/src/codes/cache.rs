@@ -282,12 +282,15 @@ impl CodeCache {
         for shard in &self.shards {
             let mut shard = shard.lock();
             let mut bytes = 0;
-            shard.order.retain(|key| key.file != file);
             shard.blocks.retain(|key, cached| {
                 let keeps = key.file != file;
                 bytes += if keeps { 0 } else { cached.bytes };
                 keeps
             });
+            // Each part of a segment forgets the file, and the first one removes all blocks.
+            if bytes > 0 {
+                shard.order.retain(|key| key.file != file);
+            }
             self.bytes.fetch_sub(bytes, Ordering::Relaxed);
         }
     }
