@@ -34,6 +34,12 @@ impl CachedPages {
     }
 }
 
+impl Drop for VectorCache {
+    fn drop(&mut self) {
+        self.cache.forget(self.file);
+    }
+}
+
 impl VectorCache {
     pub(super) fn new(file: u64, offset: u64, cache: Arc<CodeCache>) -> VectorCache {
         VectorCache { file, offset, cache }
@@ -62,5 +68,22 @@ impl VectorCache {
         for (page, bytes) in pages.clone().zip(bytes.chunks_exact(PAGE_BYTES)) {
             self.cache.keep(self.key(page), bytes);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::budget::MemoryBudget;
+
+    #[test]
+    fn a_closed_section_leaves_no_pages() {
+        let budget = MemoryBudget::new(1 << 20);
+        let cache = CodeCache::new(&budget);
+        let section = VectorCache::new(7, 0, cache.clone());
+        section.put(&(0..2), &[3; 2 * PAGE_BYTES]);
+        assert_eq!(section.get(&(0..2)).unwrap().bytes(), [3; 2 * PAGE_BYTES]);
+        drop(section);
+        assert_eq!((cache.stats().bytes, budget.free()), (0, 1 << 20));
     }
 }

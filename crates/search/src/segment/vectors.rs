@@ -203,13 +203,14 @@ impl Vectors {
         let mut decode = |bytes: &[u8]| {
             self.settings.encoding.decode(&bytes[start..start + self.settings.stride()], out);
         };
-        if let Some(cached) = self.cache.get(&pages) {
+        let is_cached = file.in_place().is_none();
+        if let Some(cached) = is_cached.then(|| self.cache.get(&pages)).flatten() {
             decode(cached.bytes());
             return Ok(());
         }
         let mut buffer = Vec::new();
         self.read(file, &pages, &mut buffer)?;
-        if file.in_place().is_none() {
+        if is_cached {
             self.cache.put(&pages, &buffer);
         }
         decode(&buffer);
