@@ -80,6 +80,8 @@ pub struct Collection {
     pub(super) flushing: Arc<Mutex<BudgetReservation>>,
     /// Segments that cannot be merged because part of them is damaged; locked during a merge.
     pub(super) merging: Mutex<BTreeSet<u64>>,
+    /// True while segments are merged. `merging` is also locked while a merge is chosen.
+    pub(super) merge_runs: AtomicBool,
     pub(super) filters: FilterCache,
     /// Next file number.
     pub(super) next: AtomicU64,

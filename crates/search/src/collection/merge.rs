@@ -265,7 +265,9 @@ impl Collection {
         if !self.may_merge(urgency) {
             return self.check_open().map(|()| false);
         }
+        self.merge_runs.store(true, Ordering::Relaxed);
         let outcome = self.merge_segments(&chosen, views.clone(), urgency);
+        self.merge_runs.store(false, Ordering::Relaxed);
         self.count_piled();
         if outcome.is_err() && !self.may_merge(urgency) {
             return self.check_open().map(|()| false);
@@ -351,9 +353,20 @@ impl Collection {
     fn chosen(&self, state: &CollectionState, damaged: &BTreeSet<u64>) -> Option<Vec<u64>> {
         let rows_max = self.rows_max(self.budget.free());
         let sizes = self.mergeable(state, damaged);
-        let chosen = choose(&sizes, &self.merging_now(), rows_max)?;
+        let chosen = choose(&sizes, &self.options.merging, rows_max).or_else(|| {
+            let chosen = choose(&sizes, &self.quiet_merging()?, rows_max)?;
+            // Searches work without this merge, so a disk without room for it is no failure.
+            self.has_room_to_merge(state, &chosen).then_some(chosen)
+        })?;
         let wanted = |slot: &&SegmentSlot| chosen.iter().any(|size| size.number == slot.number);
         Some(state.segments.iter().filter(wanted).map(|slot| slot.number).collect())
+    }
+
+    /// Returns true if the disk has room to merge `chosen` segments.
+    fn has_room_to_merge(&self, state: &CollectionState, chosen: &[SegmentSize]) -> bool {
+        let is_chosen = |slot: &SegmentSlot| chosen.iter().any(|size| size.number == slot.number);
+        let views = state.open().filter(|(_, slot, _)| is_chosen(slot));
+        self.check_room_to_merge(views.map(|(_, _, view)| view.segment.file_bytes()).sum()).is_ok()
     }
 
     /// Returns the bytes that merging segments into one of `rows` rows needs: to build it, and to

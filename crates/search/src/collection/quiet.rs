@@ -1,6 +1,7 @@
 //! Work for a collection that gets no new points for a while, which is when most data is read:
 //! flushing the last points, so that queries do not scan them, and merging more segments.
 
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use base::Result;
@@ -64,22 +65,30 @@ impl Collection {
         self.freeze().map(|()| true)
     }
 
-    /// Returns when segments are merged now: while no points arrive, half as many are enough.
-    pub(super) fn merging_now(&self) -> Merging {
+    /// Returns when more segments are merged because no points arrive: half as many are enough.
+    /// Returns `None` if points arrive.
+    pub(super) fn quiet_merging(&self) -> Option<Merging> {
         let merging = self.options.merging;
+        let fan_in = (merging.fan_in / 2).max(FAN_IN_MIN);
         let is_quiet = self.quiet_time() >= self.options.quiet.merge;
-        let fan_in = if is_quiet { merging.fan_in / 2 } else { merging.fan_in };
-        Merging { fan_in: fan_in.max(FAN_IN_MIN), ..merging }
+        is_quiet.then_some(Merging { fan_in, ..merging })
     }
 
     /// Returns true while searches will soon be faster: points are being flushed, or segments
-    /// merged, or chosen for that. Does not count what waits until no points arrive.
+    /// merged, or a merge is due and the last one did not fail. Does not count work that waits
+    /// until no points arrive.
     pub fn is_optimizing(&self) -> bool {
         let state = self.state();
-        let Some(damaged) = self.merging.try_lock() else { return true };
+        if self.merge_runs.load(Ordering::Relaxed) || state.memtables.len() > 1 {
+            return true;
+        }
+        if self.health.lock().merge_error.is_some() {
+            return false;
+        }
+        // Another thread holds the lock while it looks for a merge. That is no work.
+        let damaged = self.merging.try_lock().map(|damaged| damaged.clone()).unwrap_or_default();
         let sizes = self.mergeable(&state, &damaged);
-        state.memtables.len() > 1
-            || is_due(&sizes, &self.options.merging, self.rows_max(self.budget.free()))
+        is_due(&sizes, &self.options.merging, self.rows_max(self.budget.free()))
     }
 }
 
@@ -105,8 +114,17 @@ mod tests {
         QuietTimes { flush: Duration::MAX, age: Duration::MAX, merge: Duration::MAX };
 
     fn opened(root: &std::path::Path, quiet: QuietTimes) -> Collection {
+        opened_with_reserve(root, quiet, Some(0))
+    }
+
+    fn opened_with_reserve(
+        root: &std::path::Path,
+        quiet: QuietTimes,
+        disk_reserve: Option<u64>,
+    ) -> Collection {
         let medium = Arc::new(UringMedium::plain(root.to_owned()).unwrap());
-        let options = CollectionOptions { quiet, ..CollectionOptions::new(2, Metric::L2) };
+        let shape = CollectionOptions::new(2, Metric::L2);
+        let options = CollectionOptions { quiet, disk_reserve, ..shape };
         let budget = MemoryBudget::new(32 << 20);
         let resources = Resources::new(budget, MEMTABLE_BYTES, Rate::unlimited()).unwrap();
         let shared = Arc::new(SharedCaches::new(0, 512));
@@ -169,6 +187,47 @@ mod tests {
         assert!(collection.merge().unwrap());
         assert_eq!((segments(&collection), collection.count()), (1, 30));
         assert!(!collection.merge().unwrap());
+    }
+
+    #[test]
+    fn a_search_for_merges_is_no_optimization() {
+        let root = tempfile::tempdir().unwrap();
+        let collection = opened(root.path(), NEVER);
+        let searched = collection.merging.lock();
+        assert!(!collection.is_optimizing());
+        drop(searched);
+        collection.merge_runs.store(true, Ordering::Relaxed);
+        assert!(collection.is_optimizing() && collection.status().optimizing);
+    }
+
+    #[test]
+    fn a_due_merge_that_fails_is_no_optimization() {
+        let root = tempfile::tempdir().unwrap();
+        let collection = opened(root.path(), NEVER);
+        for part in 0..4 {
+            add(&collection, part * 10..(part + 1) * 10);
+            collection.flush().unwrap();
+        }
+        assert!(collection.is_optimizing());
+        let error = base::Error::storage_full("no room");
+        collection.health.lock().merge_error = Some(error);
+        assert!(!collection.is_optimizing());
+    }
+
+    #[test]
+    fn a_quiet_collection_without_disk_space_is_left_as_it_is() {
+        let root = tempfile::tempdir().unwrap();
+        let collection = opened(root.path(), NEVER);
+        for part in 0..3 {
+            add(&collection, part * 10..(part + 1) * 10);
+            collection.flush().unwrap();
+        }
+        drop(collection);
+        let quiet = QuietTimes { merge: Duration::ZERO, ..NEVER };
+        let collection = opened_with_reserve(root.path(), quiet, Some(1 << 60));
+        assert!(!collection.open_segments() && segments(&collection) == 3);
+        assert!(!collection.merge().unwrap());
+        assert_eq!((segments(&collection), collection.status().merge_error), (3, None));
     }
 
     #[test]

@@ -85,6 +85,7 @@ impl Collection {
             publisher: Mutex::new(Publisher { manifest, files, kept_logs, listed: None }),
             flushing: resources.flushing.clone(),
             merging: Mutex::new(BTreeSet::new()),
+            merge_runs: AtomicBool::new(false),
             filters: FilterCache::new(resources.filters.clone(), &resources.filter_caches),
             next,
             busy: Mutex::default(),

@@ -27,8 +27,9 @@ pub(super) fn start(core: &Arc<RegistryCore>) -> Result<Vec<JoinHandle<()>>> {
         };
         let paced = |named: &NamedCollection| named.collection().flush_oldest();
         match priority {
-            Priority::Background => repeat(&flushing, BackgroundTask::Flush, paced, freeze),
-            _ => repeat(&flushing, BackgroundTask::Flush, escalated, |_| false),
+            Priority::Background => repeat(&flushing, BackgroundTask::Flush, paced, relieve),
+            // Writers wait while a memtable is frozen, so this needs ordinary priority.
+            _ => repeat(&flushing, BackgroundTask::Flush, escalated, freeze_quiet),
         }
     })?;
     let merging = core.clone();
@@ -89,10 +90,10 @@ fn make_room_for_merge(core: &RegistryCore, named: &NamedCollection) {
     while core.resources.budget().free() < needed && !core.stopped() && core.move_codes() {}
 }
 
-/// Freezes memtables that are not full: the largest one if memory is short, and those that get no
-/// points. Returns true if there was one.
-fn freeze(core: &RegistryCore) -> bool {
-    let mut froze = relieve(core);
+/// Freezes memtables that are not full: those that get no points, and old ones. Returns true if
+/// there was one.
+fn freeze_quiet(core: &RegistryCore) -> bool {
+    let mut froze = false;
     for named in core.ready() {
         if !core.stopped() && named.may_run(BackgroundTask::Flush) {
             let outcome = named.collection().freeze_if_quiet();
