@@ -287,12 +287,16 @@ impl Collection {
     ) -> Result<()> {
         if order.iter().len() > 1 {
             let segments = order.iter().map(|(at, view)| (at, view.clone())).collect();
-            let search = Arc::new(SegmentsSearch::new(query, best.count, best.floor, segments));
+            let search = SegmentsSearch::new(query, best.count, best.floor, segments);
             let helpers = thread.idle_helpers().filter(|_| self.is_long(query, order));
-            if let Some(helpers) = helpers {
-                helpers.offer(helpers.idle().min(search.parts() - 1), search.clone());
+            // One thread that defers nothing has less to do if each segment raises the floor.
+            if helpers.is_some() || search.defers() {
+                let search = Arc::new(search);
+                if let Some(helpers) = helpers {
+                    helpers.offer(helpers.idle().min(search.parts() - 1), search.clone());
+                }
+                return search.finish(self, thread, best, found);
             }
-            return search.finish(self, thread, best, found);
         }
         for (at, view) in order.iter() {
             let params = query.params;
