@@ -171,10 +171,13 @@ fn search(options: SearchOptions) -> SearchConfig {
         pinned_bytes_max: bytes(options.gpu_pinned, 0),
         ..gpu::GpuOptions::default()
     });
-    let memory_bytes = bytes(options.search_memory, default.memory_bytes);
     let medium = options.search_medium.map_or(default.medium, Into::into);
     // Files in memory take half of it. Flushes and search threads need a part of the other half.
     let cache_share = if medium == SearchMedium::Dram { 4 } else { 2 };
+    // On a machine with little memory, a stated cache raises the default of --search-memory.
+    let for_cache = bytes(options.search_cache, 0).saturating_mul(cache_share);
+    let least = default.memory_bytes.max(for_cache.min(SearchConfig::MEMORY_BYTES));
+    let memory_bytes = bytes(options.search_memory, least);
     let cache_bytes = default.cache_bytes.min(memory_bytes / cache_share);
     SearchConfig {
         directory: directory.filter(|dir| dir != Path::new("none")),
@@ -415,7 +418,22 @@ mod tests {
         assert_eq!(search(dram).cache_bytes, 16 << 20);
         let stated = SearchOptions { search_cache: size(64 << 20), ..options };
         assert_eq!(search(stated).cache_bytes, 64 << 20);
-        assert_eq!(search(SearchOptions::default()).cache_bytes, 256 << 20);
+        let much = SearchOptions { search_memory: size(2 << 30), ..SearchOptions::default() };
+        assert_eq!(search(much).cache_bytes, 256 << 20);
+    }
+
+    #[test]
+    fn a_stated_cache_fits_in_the_default_search_memory() {
+        let size = |bytes| Some(ByteSize(bytes));
+        let cache = SearchOptions { search_cache: size(1 << 30), ..SearchOptions::default() };
+        let config = search(cache);
+        assert_eq!((config.memory_bytes, config.cache_bytes), (2 << 30, 1 << 30));
+        // Too large for any default: the server refuses it, and names both settings.
+        let much = SearchOptions { search_cache: size(64 << 30), ..SearchOptions::default() };
+        assert_eq!(search(much).memory_bytes, 2 << 30);
+        // By default, a machine with little memory has less.
+        let config = search(SearchOptions::default());
+        assert!(config.memory_bytes <= 2 << 30 && config.cache_bytes <= config.memory_bytes / 2);
     }
 
     /// The commented values of the example are the defaults, and each sets its own field.
@@ -445,6 +463,9 @@ mod tests {
             (None, None, None);
         file.search.search_disk_reserve = None;
         file.search.search_memory_node = None;
+        // Their defaults depend on the machine.
+        (file.search.search_memory, file.search.search_cache) = (None, None);
+        file.search.search_build_threads = None;
         (file.search.backup_dir, file.search.backup_every, file.search.backup_keep) =
             (None, None, None);
         file.search.collections_dir = Some("none".into());

@@ -90,6 +90,9 @@ impl Default for BackupSettings {
 }
 
 impl SearchConfig {
+    /// Default limit of the memory of collections, on a machine that has four times as much.
+    pub const MEMORY_BYTES: u64 = 2 * GIB;
+
     /// Returns the settings of backups.
     pub(crate) fn backups(&self) -> backup::BackupConfig {
         let BackupSettings { place, options, rate, every, keep_newest } = self.backups.clone();
@@ -140,8 +143,6 @@ impl std::fmt::Debug for SearchConfig {
     }
 }
 
-/// Default limit of the memory of collections, on a machine that has four times as much.
-const MEMORY_BYTES: u64 = 2 * GIB;
 /// Smallest default limit of the memory of collections.
 const MEMORY_BYTES_MIN: u64 = 128 * MIB;
 
@@ -149,7 +150,7 @@ const MEMORY_BYTES_MIN: u64 = 128 * MIB;
 /// have read stays in memory up to this limit.
 fn default_memory_bytes() -> u64 {
     let total = os::process::machine().map_or(u64::MAX, |machine| machine.total);
-    (total / 4).clamp(MEMORY_BYTES_MIN, MEMORY_BYTES)
+    (total / 4).clamp(MEMORY_BYTES_MIN, SearchConfig::MEMORY_BYTES)
 }
 
 /// Returns a quarter of the cores, at least 1: the others search, and decode new points.
@@ -161,11 +162,12 @@ fn default_build_threads() -> usize {
 impl Default for SearchConfig {
     fn default() -> Self {
         let merging = search::collection::Merging::default();
+        let memory_bytes = default_memory_bytes();
         SearchConfig {
             directory: None,
             required: false,
-            memory_bytes: default_memory_bytes(),
-            cache_bytes: 256 * MIB,
+            memory_bytes,
+            cache_bytes: (256 * MIB).min(memory_bytes / 2),
             disk_reserve: None,
             threads: 0,
             medium: SearchMedium::Auto,
