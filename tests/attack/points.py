@@ -80,7 +80,8 @@ def info(url: str, name: str = COLLECTION) -> dict:
 def told(url: str, partial: bool, name: str = COLLECTION) -> bool:
     """Returns true if the server reports damage of the collection."""
     about = info(url, name)
-    return partial or about.get("status") != "green" or bool(about.get("warnings"))
+    works = about.get("status") == "yellow" and about.get("optimizing") and about.get("optimizer_status") == "ok"
+    return partial or not (works or about.get("status") == "green") or bool(about.get("warnings"))
 
 
 class Writers:

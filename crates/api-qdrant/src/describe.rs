@@ -117,8 +117,9 @@ pub(crate) fn segments(
         "errors": { "flush": status.flush_error, "merge": status.merge_error,
                     "disk": status.low_disk, "log": status.write_error },
         "refused_writes": status.disk_refused,
-        "memory": { "used_bytes": status.memory.used, "cached_bytes": status.memory.cached, "peak_bytes": status.memory.peak,
-                    "limit_bytes": status.memory.limit, "refused": status.memory.refused },
+        "memory": { "used_bytes": status.memory.used, "cached_bytes": status.memory.cached,
+                    "peak_bytes": status.memory.peak, "limit_bytes": status.memory.limit,
+                    "refused": status.memory.refused },
     }))
 }
 

@@ -17,9 +17,9 @@ export function shortVector(vector, name) {
   return values.length > VECTOR_SHOWN_MAX ? `[${shown}, …]` : `[${shown}]`;
 }
 
-// Returns the state of a chip, and words, for a described collection.
-export function healthOf({ status, optimizing }) {
-  return status === "yellow" && optimizing ? OPTIMIZING : HEALTH[status];
+// Returns the state of a chip, and words, for a described collection. A limit is shown before work in progress.
+export function healthOf({ status, optimizing, optimizer_status: optimizer }) {
+  return status === "yellow" && optimizing && optimizer === "ok" ? OPTIMIZING : HEALTH[status];
 }
 
 export async function showHealth(name, described) {
