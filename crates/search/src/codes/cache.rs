@@ -10,8 +10,9 @@
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::time::Duration;
 
-use parking_lot::Mutex;
+use parking_lot::{Mutex, MutexGuard};
 
 use super::{CodeBlock, CodeContent};
 use crate::budget::{BudgetReservation, FreeOnDemand, MemoryBudget};
@@ -27,6 +28,11 @@ const KEPT_OF_FULL: u64 = 16;
 /// Used blocks that get another round at most, before one of them is evicted. The part is locked
 /// meanwhile.
 const SPARED_MAX: usize = 64;
+/// Longest wait of a query for a part of the cache. A thread of low priority that evicts blocks may
+/// hold the lock for many milliseconds on a busy machine. A read from a medium takes less.
+const LOCK_WAIT_MAX: Duration = Duration::from_micros(500);
+/// Longest wait for each part of the cache if another reservation needs memory.
+const FREE_WAIT_MAX: Duration = Duration::from_secs(1);
 
 /// Range of bytes in the file with this [`storage::Sealed::id`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -174,6 +180,11 @@ impl CodeCache {
         cache
     }
 
+    /// Locks the part of the cache for a key. Returns `None` if another thread holds it for long.
+    fn locked(&self, key: CodeKey) -> Option<MutexGuard<'_, CacheShard>> {
+        self.shard(key).try_lock_for(LOCK_WAIT_MAX)
+    }
+
     fn shard(&self, key: CodeKey) -> &Mutex<CacheShard> {
         let mixed = (key.file ^ key.offset >> 8).wrapping_mul(0x9E37_79B9_7F4A_7C15);
         &self.shards[(mixed >> 58) as usize % SHARDS]
@@ -188,20 +199,21 @@ impl CodeCache {
         }
     }
 
-    /// Returns a cached block.
+    /// Returns a cached block. Returns `None` too if another thread holds its lock for long.
     pub(crate) fn get(&self, owner: BlockOwner, key: CodeKey) -> Option<Arc<CodeBlock>> {
         let counts = self.counts(owner);
         counts.lookups.fetch_add(1, Ordering::Relaxed);
-        let mut shard = self.shard(key).lock();
+        let mut shard = self.locked(key)?;
         let cached = shard.blocks.get_mut(&key)?;
         cached.used = true;
         counts.hits.fetch_add(1, Ordering::Relaxed);
         Some(cached.block.clone())
     }
 
-    /// Returns true if a block is cached. Does not count a look-up.
+    /// Returns true if a block is cached, or if another thread holds its lock for long. Does not
+    /// count a look-up.
     pub(crate) fn has(&self, key: CodeKey) -> bool {
-        self.shard(key).lock().blocks.contains_key(&key)
+        self.locked(key).is_none_or(|shard| shard.blocks.contains_key(&key))
     }
 
     /// Creates a block of `content`, and caches it if memory has room or unused blocks can be
@@ -262,11 +274,13 @@ impl CodeCache {
         block
     }
 
-    /// Evicts one block of the next shard that has one. Returns its bytes; 0 if there is none.
-    fn evict_one(&self) -> u64 {
+    /// Evicts one block of the next shard that has one. Skips shards that stay locked for
+    /// `wait_max`. Returns its bytes; 0 if there is none.
+    fn evict_one(&self, wait_max: Duration) -> u64 {
         for _ in 0..SHARDS {
             let at = self.next.fetch_add(1, Ordering::Relaxed) % SHARDS;
-            let evicted = self.shards[at].lock().evict();
+            let shard = self.shards[at].try_lock_for(wait_max);
+            let evicted = shard.and_then(|mut shard| shard.evict());
             if let Some(CachedCodes { block, bytes, .. }) = evicted {
                 drop(block);
                 self.bytes.fetch_sub(bytes, Ordering::Relaxed);
@@ -325,7 +339,7 @@ impl FreeOnDemand for CodeCache {
     fn free(&self, bytes: u64) {
         let mut freed = 0;
         while freed < bytes {
-            match self.evict_one() {
+            match self.evict_one(FREE_WAIT_MAX) {
                 0 => return,
                 more => freed += more,
             }
