@@ -251,7 +251,8 @@ impl CodeCache {
     /// Evicts unused blocks until `bytes` can be reserved.
     fn make_room(&self, bytes: u64) -> Option<BudgetReservation> {
         for _ in 0..EVICTED_MAX {
-            if self.evict_one() == 0 {
+            // Memory that another reservation reclaims is not for new blocks.
+            if self.budget.is_reclaiming() || self.evict_one(LOCK_WAIT_MAX) == 0 {
                 return None;
             }
             if let Some(held) = self.budget.reserve_idle(bytes) {
@@ -264,7 +265,11 @@ impl CodeCache {
     /// Inserts a block of `bytes`. Returns the one that another thread inserted meanwhile, if there
     /// is one.
     fn insert(&self, key: CodeKey, block: Arc<CodeBlock>, bytes: u64) -> Arc<CodeBlock> {
-        let mut shard = self.shard(key).lock();
+        let Some(mut shard) = self.locked(key) else {
+            // The block stays with its query.
+            self.refused.fetch_add(1, Ordering::Relaxed);
+            return block;
+        };
         if let Some(cached) = shard.blocks.get(&key) {
             return cached.block.clone();
         }
