@@ -61,8 +61,8 @@ pub(crate) fn describe(
     let error = [&status.flush_error, &status.merge_error, &status.low_disk, &status.write_error];
     let error = error.into_iter().flatten().next();
     let refuses = status.low_disk.is_some() || status.write_error.is_some();
-    // Yellow: segments are being opened, flushed or merged, or writes are refused. Red: data is lost
-    // until it is repaired.
+    // Yellow: segments are being opened, flushed or merged, or writes are refused. Red: data is
+    // lost until it is repaired.
     let waits = status.partial || status.optimizing || refuses;
     let state = match (status.quarantined.is_empty() && !status.log_damaged, waits) {
         (false, _) => "red",

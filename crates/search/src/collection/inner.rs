@@ -21,7 +21,6 @@ use super::manifest::ManifestContent;
 use super::names::CollectionFile;
 use super::options::CollectionOptions;
 use super::progress::LogProgress;
-use super::quiet::QuietSince;
 use super::stall::{Urgency, WriteStall};
 use super::state::{CollectionState, LiveState};
 use crate::budget::{BudgetReservation, MemoryBudget};
@@ -80,8 +79,6 @@ pub struct Collection {
     pub(super) flushing: Arc<Mutex<BudgetReservation>>,
     /// Segments that cannot be merged because part of them is damaged; locked during a merge.
     pub(super) merging: Mutex<BTreeSet<u64>>,
-    /// True while segments are merged. `merging` is also locked while a merge is chosen.
-    pub(super) merge_runs: AtomicBool,
     pub(super) filters: FilterCache,
     /// Next file number.
     pub(super) next: AtomicU64,
@@ -94,8 +91,8 @@ pub struct Collection {
     pub(super) flush_time: Mutex<Duration>,
     /// Segments of similar size that wait to be merged.
     pub(super) piled: AtomicUsize,
-    /// When the last points arrived.
-    pub(super) quiet: Mutex<QuietSince>,
+    /// Work that makes searches faster.
+    pub(super) preparation: Preparation,
     /// True while only the thread of ordinary priority merges.
     pub(super) merging_escalated: AtomicBool,
     pub(super) stop: AtomicBool,
@@ -109,6 +106,25 @@ pub struct Collection {
     pub(super) disk: DiskGuard,
     /// Files that backups and copies read, and the number of readers of each.
     pub(super) pins: Mutex<BTreeMap<String, usize>>,
+}
+
+/// Work that makes searches faster: what runs, and when more of it may begin.
+#[derive(Debug, Default)]
+pub(super) struct Preparation {
+    /// True while segments are merged. `merging` is also locked while a merge is chosen.
+    pub(super) merge_runs: AtomicBool,
+    /// When the last points arrived; `None` before the first check.
+    pub(super) quiet: Mutex<Option<QuietSince>>,
+}
+
+/// The newest memtable, as the last check saw it.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct QuietSince {
+    /// When the memtable was created.
+    pub(super) begun: Instant,
+    pub(super) rows: u32,
+    /// When a check first saw it so.
+    pub(super) since: Instant,
 }
 
 /// Logs that hold unflushed changes, oldest first. The last one is written to.

@@ -34,7 +34,7 @@ const BEHIND: usize = 2;
 
 /// Rows of a segment that may be merged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct SegmentSize {
+struct SegmentSize {
     number: u64,
     rows: u32,
     live: u32,
@@ -69,11 +69,6 @@ fn choose(sizes: &[SegmentSize], merging: &Merging, rows_max: u32) -> Option<Vec
         }
     }
     None
-}
-
-/// Returns true if a merge is due.
-pub(super) fn is_due(sizes: &[SegmentSize], merging: &Merging, rows_max: u32) -> bool {
-    choose(sizes, merging, rows_max).is_some()
 }
 
 /// Returns true if a segment of `live` rows is less than about `factor` times as large as one of
@@ -265,9 +260,9 @@ impl Collection {
         if !self.may_merge(urgency) {
             return self.check_open().map(|()| false);
         }
-        self.merge_runs.store(true, Ordering::Relaxed);
+        self.preparation.merge_runs.store(true, Ordering::Relaxed);
         let outcome = self.merge_segments(&chosen, views.clone(), urgency);
-        self.merge_runs.store(false, Ordering::Relaxed);
+        self.preparation.merge_runs.store(false, Ordering::Relaxed);
         self.count_piled();
         if outcome.is_err() && !self.may_merge(urgency) {
             return self.check_open().map(|()| false);
@@ -328,12 +323,25 @@ impl Collection {
         self.piled.store(count, Ordering::Relaxed);
     }
 
+    /// Returns true while searches will soon be faster: points are being flushed, or segments
+    /// merged, or a merge is due and the last one did not fail. Does not count work that waits
+    /// until no points arrive.
+    pub fn is_optimizing(&self) -> bool {
+        let state = self.state();
+        if self.preparation.merge_runs.load(Ordering::Relaxed) || state.memtables.len() > 1 {
+            return true;
+        }
+        if self.health.lock().merge_error.is_some() {
+            return false;
+        }
+        // Another thread holds the lock while it looks for a merge. That is no work.
+        let damaged = self.merging.try_lock().map(|damaged| damaged.clone()).unwrap_or_default();
+        let sizes = self.mergeable(&state, &damaged);
+        choose(&sizes, &self.options.merging, self.rows_max(self.budget.free())).is_some()
+    }
+
     /// Returns the segments that can be merged.
-    pub(super) fn mergeable(
-        &self,
-        state: &CollectionState,
-        damaged: &BTreeSet<u64>,
-    ) -> Vec<SegmentSize> {
+    fn mergeable(&self, state: &CollectionState, damaged: &BTreeSet<u64>) -> Vec<SegmentSize> {
         let mergeable = |slot: &SegmentSlot, view: &SegmentView| {
             !damaged.contains(&slot.number) && !view.loses_data()
         };
@@ -384,7 +392,7 @@ impl Collection {
 
     /// Returns the rows of the largest segment that a merge may write with `bytes` of memory. More
     /// rows need more bytes, so this is a binary search.
-    pub(super) fn rows_max(&self, bytes: u64) -> u32 {
+    fn rows_max(&self, bytes: u64) -> u32 {
         let mut fits = 0_u32;
         let mut beyond = u32::MAX;
         while fits + 1 < beyond {

@@ -1,13 +1,11 @@
 //! Work for a collection that gets no new points for a while, which is when most data is read:
 //! flushing the last points, so that queries do not scan them, and merging more segments.
 
-use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use base::Result;
 
-use super::inner::Collection;
-use super::merge::is_due;
+use super::inner::{Collection, QuietSince};
 use super::options::Merging;
 
 /// Unflushed points are flushed if they fill this part of a memtable. A scan of fewer points takes
@@ -16,33 +14,16 @@ const FLUSHED_SHARE: u64 = 16;
 /// Fewest segments that a merge joins.
 const FAN_IN_MIN: usize = 2;
 
-/// The newest memtable, as the last check saw it.
-#[derive(Debug)]
-pub(super) struct QuietSince {
-    /// When the memtable was created.
-    begun: Instant,
-    rows: u32,
-    /// When a check first saw it so.
-    since: Instant,
-}
-
-impl QuietSince {
-    pub(super) fn new() -> QuietSince {
-        let now = Instant::now();
-        QuietSince { begun: now, rows: 0, since: now }
-    }
-}
-
 impl Collection {
     /// Returns the time for which checks have seen no new point.
     fn quiet_time(&self) -> Duration {
         let state = self.state();
         let Some(newest) = state.memtables.last() else { return Duration::ZERO };
-        let mut seen = self.quiet.lock();
-        if (seen.begun, seen.rows) != (newest.begun(), newest.rows()) {
-            let now = Instant::now();
-            *seen = QuietSince { begun: newest.begun(), rows: newest.rows(), since: now };
-        }
+        let (begun, rows) = (newest.begun(), newest.rows());
+        let mut last = self.preparation.quiet.lock();
+        let seen = last.filter(|seen| (seen.begun, seen.rows) == (begun, rows));
+        let seen = seen.unwrap_or_else(|| QuietSince { begun, rows, since: Instant::now() });
+        *last = Some(seen);
         seen.since.elapsed()
     }
 
@@ -73,28 +54,12 @@ impl Collection {
         let is_quiet = self.quiet_time() >= self.options.quiet.merge;
         is_quiet.then_some(Merging { fan_in, ..merging })
     }
-
-    /// Returns true while searches will soon be faster: points are being flushed, or segments
-    /// merged, or a merge is due and the last one did not fail. Does not count work that waits
-    /// until no points arrive.
-    pub fn is_optimizing(&self) -> bool {
-        let state = self.state();
-        if self.merge_runs.load(Ordering::Relaxed) || state.memtables.len() > 1 {
-            return true;
-        }
-        if self.health.lock().merge_error.is_some() {
-            return false;
-        }
-        // Another thread holds the lock while it looks for a merge. That is no work.
-        let damaged = self.merging.try_lock().map(|damaged| damaged.clone()).unwrap_or_default();
-        let sizes = self.mergeable(&state, &damaged);
-        is_due(&sizes, &self.options.merging, self.rows_max(self.budget.free()))
-    }
 }
 
 #[cfg(test)]
 mod tests {
     use std::sync::Arc;
+    use std::sync::atomic::Ordering;
 
     use os::Rate;
     use storage::UringMedium;
@@ -196,7 +161,7 @@ mod tests {
         let searched = collection.merging.lock();
         assert!(!collection.is_optimizing());
         drop(searched);
-        collection.merge_runs.store(true, Ordering::Relaxed);
+        collection.preparation.merge_runs.store(true, Ordering::Relaxed);
         assert!(collection.is_optimizing() && collection.status().optimizing);
     }
 
@@ -236,11 +201,11 @@ mod tests {
         let collection = opened(root.path(), QuietTimes::default());
         add(&collection, 0..1);
         collection.quiet_time();
-        let since = collection.quiet.lock().since;
+        let since = collection.preparation.quiet.lock().unwrap().since;
         collection.quiet_time();
-        assert_eq!(collection.quiet.lock().since, since, "nothing arrived");
+        assert_eq!(collection.preparation.quiet.lock().unwrap().since, since, "nothing arrived");
         add(&collection, 1..2);
         collection.quiet_time();
-        assert!(collection.quiet.lock().since > since);
+        assert!(collection.preparation.quiet.lock().unwrap().since > since);
     }
 }

@@ -13,12 +13,13 @@ use storage::manifest::Manifest;
 
 use super::disk::DiskGuard;
 use super::filters::FilterCache;
-use super::inner::{Collection, CollectionHealth, CollectionLogs, Publisher, SegmentFiles};
+use super::inner::{
+    Collection, CollectionHealth, CollectionLogs, Preparation, Publisher, SegmentFiles,
+};
 use super::manifest::{ManifestContent, SegmentEntry, uuid_of};
 use super::names::CollectionFile;
 use super::options::CollectionOptions;
 use super::progress::LogProgress;
-use super::quiet::QuietSince;
 use super::resources::Resources;
 use super::state::{ClosedSegment, KnownIds, LiveState, SegmentContent, SegmentSlot, SegmentView};
 use crate::deletes::{Deletes, DeletesFile};
@@ -28,6 +29,11 @@ use crate::segment::{self, CodesOptions, Quarantined, Segment, SegmentIds};
 /// Assumed speed of a flush until one was measured. Two cores of a virtual machine flush about 13
 /// MB of points per second, and 4 MB with queries running.
 const FLUSH_BYTES_A_SECOND: f64 = 4e6;
+
+/// Returns the expected time of the first flush of a memtable of `bytes`.
+fn first_flush_time(bytes: u64) -> Duration {
+    Duration::from_secs_f64(bytes as f64 / FLUSH_BYTES_A_SECOND)
+}
 
 impl Collection {
     /// Opens the collection on `medium`, or creates an empty one. It starts no threads and shares
@@ -71,7 +77,6 @@ impl Collection {
         let (slots, files) = closed(&content);
         let there = |log: &&u64| found.contains(&CollectionFile::Log(**log));
         let kept_logs = content.kept_logs.iter().filter(there).copied().collect();
-        let first_seconds = resources.memtable_bytes as f64 / FLUSH_BYTES_A_SECOND;
         let collection = Collection {
             medium,
             pacer: resources.pacer.clone(),
@@ -85,15 +90,14 @@ impl Collection {
             publisher: Mutex::new(Publisher { manifest, files, kept_logs, listed: None }),
             flushing: resources.flushing.clone(),
             merging: Mutex::new(BTreeSet::new()),
-            merge_runs: AtomicBool::new(false),
             filters: FilterCache::new(resources.filters.clone(), &resources.filter_caches),
             next,
             busy: Mutex::default(),
             events: resources.events.clone(),
             stall: resources.stall.clone(),
-            flush_time: Mutex::new(Duration::from_secs_f64(first_seconds)),
+            flush_time: Mutex::new(first_flush_time(resources.memtable_bytes)),
             piled: AtomicUsize::new(0),
-            quiet: Mutex::new(QuietSince::new()),
+            preparation: Preparation::default(),
             merging_escalated: AtomicBool::new(false),
             stop: AtomicBool::new(false),
             unpublished: AtomicBool::new(false),

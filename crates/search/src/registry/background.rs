@@ -90,8 +90,8 @@ fn make_room_for_merge(core: &RegistryCore, named: &NamedCollection) {
     while core.resources.budget().free() < needed && !core.stopped() && core.move_codes() {}
 }
 
-/// Freezes memtables that are not full: those that get no points, and old ones. Returns true if
-/// there was one.
+/// Freezes memtables that are not full if they get no points or are old. Returns true if there was
+/// one.
 fn freeze_quiet(core: &RegistryCore) -> bool {
     let mut froze = false;
     for named in core.ready() {

@@ -1,5 +1,5 @@
-//! Sections of record pages: records and payloads of rows, read page by page. Pages of payloads that
-//! requests have read stay in memory while it is free.
+//! Sections of record pages: records and payloads of rows, read page by page. Pages of payloads
+//! that requests have read stay in memory while it is free.
 
 use std::ops::ControlFlow;
 use std::sync::Arc;
