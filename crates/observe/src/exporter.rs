@@ -228,26 +228,16 @@ fn search_cache(
     level(cache, "blocks_out", blocks.evicted);
     level(cache, "blocks", blocks.blocks);
     level(cache, "blocks_max", blocks.blocks_max);
-    let codes = stats.codes.codes;
-    level(cache, "code_lookups", codes.lookups);
-    level(cache, "code_hits", codes.hits);
-    level(cache, "code_reads", codes.reads);
-    level(cache, "code_read_bytes", codes.read_bytes);
-    let index = stats.codes.index;
-    level(cache, "index_lookups", index.lookups);
-    level(cache, "index_hits", index.hits);
-    level(cache, "index_reads", index.reads);
-    level(cache, "index_read_bytes", index.read_bytes);
-    let vectors = stats.codes.vectors;
-    level(cache, "vector_lookups", vectors.lookups);
-    level(cache, "vector_hits", vectors.hits);
-    level(cache, "vector_reads", vectors.reads);
-    level(cache, "vector_read_bytes", vectors.read_bytes);
-    let payloads = stats.codes.payloads;
-    level(cache, "payload_lookups", payloads.lookups);
-    level(cache, "payload_hits", payloads.hits);
-    level(cache, "payload_reads", payloads.reads);
-    level(cache, "payload_read_bytes", payloads.read_bytes);
+    let search::codes::CodeCacheStats { codes, index, vectors, payloads, .. } = stats.codes;
+    for (names, reads) in [
+        (["code_lookups", "code_hits", "code_reads", "code_read_bytes"], codes),
+        (["index_lookups", "index_hits", "index_reads", "index_read_bytes"], index),
+        (["vector_lookups", "vector_hits", "vector_reads", "vector_read_bytes"], vectors),
+        (["payload_lookups", "payload_hits", "payload_reads", "payload_read_bytes"], payloads),
+    ] {
+        let counts = [reads.lookups, reads.hits, reads.reads, reads.read_bytes];
+        names.into_iter().zip(counts).for_each(|(name, count)| level(cache, name, count));
+    }
     level(cache, "codes_out", stats.codes.evicted);
     level(cache, "codes_refused", stats.codes.refused);
     level(cache, "code_bytes", stats.codes.bytes);

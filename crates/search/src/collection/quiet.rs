@@ -104,6 +104,14 @@ mod tests {
         }
     }
 
+    /// Adds so many segments of ten points.
+    fn add_segments(collection: &Collection, count: u64) {
+        for number in 0..count {
+            add(collection, number * 10..(number + 1) * 10);
+            collection.flush().unwrap();
+        }
+    }
+
     fn segments(collection: &Collection) -> usize {
         collection.status().segments.len()
     }
@@ -141,10 +149,7 @@ mod tests {
     fn a_quiet_collection_merges_more_segments() {
         let root = tempfile::tempdir().unwrap();
         let collection = opened(root.path(), NEVER);
-        for part in 0..3 {
-            add(&collection, part * 10..(part + 1) * 10);
-            collection.flush().unwrap();
-        }
+        add_segments(&collection, 3);
         assert!(!collection.merge().unwrap() && !collection.is_optimizing(), "three are few");
         drop(collection);
         let collection = opened(root.path(), QuietTimes { merge: Duration::ZERO, ..NEVER });
@@ -169,10 +174,7 @@ mod tests {
     fn a_due_merge_that_fails_is_no_optimization() {
         let root = tempfile::tempdir().unwrap();
         let collection = opened(root.path(), NEVER);
-        for part in 0..4 {
-            add(&collection, part * 10..(part + 1) * 10);
-            collection.flush().unwrap();
-        }
+        add_segments(&collection, 4);
         assert!(collection.is_optimizing());
         let error = base::Error::storage_full("no room");
         collection.health.lock().merge_error = Some(error);
@@ -183,10 +185,7 @@ mod tests {
     fn a_quiet_collection_without_disk_space_is_left_as_it_is() {
         let root = tempfile::tempdir().unwrap();
         let collection = opened(root.path(), NEVER);
-        for part in 0..3 {
-            add(&collection, part * 10..(part + 1) * 10);
-            collection.flush().unwrap();
-        }
+        add_segments(&collection, 3);
         drop(collection);
         let quiet = QuietTimes { merge: Duration::ZERO, ..NEVER };
         let collection = opened_with_reserve(root.path(), quiet, Some(1 << 60));
