@@ -92,7 +92,7 @@ pub struct Collection {
     /// Segments of similar size that wait to be merged.
     pub(super) piled: AtomicUsize,
     /// Work that makes searches faster.
-    pub(super) preparation: Preparation,
+    pub(super) optimizer: OptimizerState,
     /// True while only the thread of ordinary priority merges.
     pub(super) merging_escalated: AtomicBool,
     pub(super) stop: AtomicBool,
@@ -110,7 +110,7 @@ pub struct Collection {
 
 /// Work that makes searches faster: what runs, and when more of it may begin.
 #[derive(Debug, Default)]
-pub(super) struct Preparation {
+pub(super) struct OptimizerState {
     /// True while segments are merged. `merging` is also locked while a merge is chosen.
     pub(super) merge_runs: AtomicBool,
     /// When the last points arrived; `None` before the first check.

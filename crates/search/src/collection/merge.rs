@@ -260,9 +260,9 @@ impl Collection {
         if !self.may_merge(urgency) {
             return self.check_open().map(|()| false);
         }
-        self.preparation.merge_runs.store(true, Ordering::Relaxed);
+        self.optimizer.merge_runs.store(true, Ordering::Relaxed);
         let outcome = self.merge_segments(&chosen, views.clone(), urgency);
-        self.preparation.merge_runs.store(false, Ordering::Relaxed);
+        self.optimizer.merge_runs.store(false, Ordering::Relaxed);
         self.count_piled();
         if outcome.is_err() && !self.may_merge(urgency) {
             return self.check_open().map(|()| false);
@@ -328,7 +328,7 @@ impl Collection {
     /// until no points arrive.
     pub fn is_optimizing(&self) -> bool {
         let state = self.state();
-        if self.preparation.merge_runs.load(Ordering::Relaxed) || state.memtables.len() > 1 {
+        if self.optimizer.merge_runs.load(Ordering::Relaxed) || state.memtables.len() > 1 {
             return true;
         }
         if self.health.lock().merge_error.is_some() {

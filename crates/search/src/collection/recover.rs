@@ -14,7 +14,7 @@ use storage::manifest::Manifest;
 use super::disk::DiskGuard;
 use super::filters::FilterCache;
 use super::inner::{
-    Collection, CollectionHealth, CollectionLogs, Preparation, Publisher, SegmentFiles,
+    Collection, CollectionHealth, CollectionLogs, OptimizerState, Publisher, SegmentFiles,
 };
 use super::manifest::{ManifestContent, SegmentEntry, uuid_of};
 use super::names::CollectionFile;
@@ -97,7 +97,7 @@ impl Collection {
             stall: resources.stall.clone(),
             flush_time: Mutex::new(first_flush_time(resources.memtable_bytes)),
             piled: AtomicUsize::new(0),
-            preparation: Preparation::default(),
+            optimizer: OptimizerState::default(),
             merging_escalated: AtomicBool::new(false),
             stop: AtomicBool::new(false),
             unpublished: AtomicBool::new(false),

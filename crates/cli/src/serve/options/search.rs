@@ -52,7 +52,7 @@ pub(crate) struct SearchOptions {
     pub(crate) search_background_rate: Option<ByteRate>,
     /// Number of segments of similar size that one merge joins. With a small number, searches are
     /// faster; with a large one, data is rewritten less often. After 30 seconds without new points,
-    /// half of them are joined [default: 4]
+    /// half as many are enough [default: 4]
     #[arg(long, value_name = "N")]
     pub(crate) search_merge_segments: Option<usize>,
     /// Maximum points of a merged segment [default: 8388608]
