@@ -8,8 +8,8 @@ use base::Result;
 use super::inner::{Collection, QuietSince};
 use super::options::Merging;
 
-/// Unflushed points are flushed if they fill this part of a memtable. A scan of a full memtable took
-/// a quarter of a query's processor time (ADR 0032), so fewer points cost about 2 %.
+/// Unflushed points are flushed if they fill this part of a memtable. A scan of a full memtable
+/// took a quarter of a query's processor time (ADR 0032), so fewer points cost about 2 %.
 const FLUSHED_SHARE: u64 = 16;
 /// Fewest segments that a merge joins.
 const FAN_IN_MIN: usize = 2;
