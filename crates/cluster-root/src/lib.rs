@@ -58,6 +58,7 @@ mod removed_originals;
 mod root_query;
 mod routes;
 mod sample;
+mod served;
 mod shard_read;
 mod snapshot_call;
 mod snapshot_rights;

@@ -16,6 +16,7 @@ use tokio::sync::Semaphore;
 use transport::RequestResources;
 use transport::access::AccessPolicy;
 
+use super::served::ServedCollections;
 use super::shard_read::ReadPriority;
 use super::written::WrittenEntries;
 
@@ -27,8 +28,8 @@ const LOAD_WAIT_MAX: Duration = Duration::from_secs(5);
 const LOAD_CHECK: Duration = Duration::from_millis(20);
 /// Longest wait of a request for a reading of the collections, if it names an unknown one.
 const NAME_WAIT_MAX: Duration = Duration::from_secs(2);
-/// Maximum requests that wait for such a reading at the same time. Further ones do not wait, so
-/// that requests of unknown names cannot hold all connections if the store is slow.
+/// Maximum requests that wait in this way at the same time. Further ones do not wait, so that
+/// requests of unknown names cannot hold all connections if the store is slow.
 const NAME_WAITS_AT_ONCE_MAX: usize = 256;
 
 struct NodeImages {
@@ -62,12 +63,13 @@ pub struct RootState {
     /// Times of nodes that answer at low priority.
     background_latencies: Mutex<NodeLatencies>,
     written: WrittenEntries,
+    served: ServedCollections,
     images: Option<NodeImages>,
     pub(super) backups: Option<Arc<ClusterBackups>>,
     /// Recoveries from a location; `None` if there are none.
     pub(super) locations: Option<LocationAccess>,
     query_number: AtomicU64,
-    /// Permits of requests that wait for a reading of the collections.
+    /// Permits of requests that wait for a reading of the collections, or for holders.
     name_waits: Semaphore,
     /// End of the time in which requests wait for the collections.
     start_wait_end: Instant,
@@ -92,6 +94,7 @@ impl RootState {
             latencies: Mutex::default(),
             background_latencies: Mutex::default(),
             written: WrittenEntries::default(),
+            served: ServedCollections::default(),
             images: None,
             backups: None,
             locations: None,
@@ -199,21 +202,30 @@ impl RootState {
 
     /// Reads the collections once more if `name` is not known, at most until `deadline`: another
     /// root may have created the collection or alias a moment ago. Then waits until this root sees
-    /// its holders, as the root that created it did. Ends without them after [`NAME_WAIT_MAX`], and
-    /// at once if [`NAME_WAITS_AT_ONCE_MAX`] requests wait.
+    /// its holders, as the root that created it did; also if it knew the collection, but has not
+    /// seen all of its holders yet. Ends without them after [`NAME_WAIT_MAX`] or
+    /// `UNSEEN_HOLDERS_WAIT_MAX`, and at once if [`NAME_WAITS_AT_ONCE_MAX`] requests wait.
     pub(super) async fn wait_known(&self, name: &str, deadline: Instant) {
-        if !self.catalog.is_loaded() || self.view.current().collection(name).is_some() {
+        if !self.catalog.is_loaded() {
             return;
         }
+        let view = self.view.current();
+        let known = view.collection(name);
+        let until = match known {
+            None => Some(Instant::now() + NAME_WAIT_MAX),
+            Some(record) => self.served.wait_end(record, &view),
+        };
+        let Some(until) = until else { return };
         let Ok(_permit) = self.name_waits.try_acquire() else { return };
         self.requests.metrics.cluster.name_waits.inc();
-        let deadline = deadline.min(Instant::now() + NAME_WAIT_MAX);
-        let known = async {
-            self.catalog.read_again().await;
+        let wait = async {
+            if known.is_none() {
+                self.catalog.read_again().await;
+            }
             self.wait_served(name).await;
         };
         // An error is the end of the wait: the view stays as it is.
-        let _ = tokio::time::timeout_at(deadline.into(), known).await;
+        let _ = tokio::time::timeout_at(deadline.min(until).into(), wait).await;
     }
 
     /// Waits until the view has a holder of each shard of a collection. Ends at once if the view
@@ -223,7 +235,7 @@ impl RootState {
         loop {
             let view = source.current();
             let record = view.collection(name);
-            if record.is_none_or(|record| view.unserved_shards(record) == 0) {
+            if record.is_none_or(|record| self.served.wait_end(record, &view).is_none()) {
                 return;
             }
             source.changed().await;

@@ -23,7 +23,8 @@ pub struct ClusterMetrics {
     pub passed_entries: Counter,
     /// Requests that waited for the collections after the start of this root.
     pub start_waits: Counter,
-    /// Requests that waited for another read of the collections, because they named an unknown one.
+    /// Requests that waited for another read of the collections, because they named an unknown one,
+    /// or for the holders of a new one.
     pub name_waits: Counter,
     /// Writes of images that the owner of a shard refused, because an entry that this node had not
     /// seen may have added the image.
@@ -78,7 +79,7 @@ impl ClusterMetrics {
         );
         r.register(
             "cluster_name_waits",
-            "Requests that waited for another read of the collections, because they named an unknown one",
+            "Requests that waited for another read of the collections, because they named an unknown one, or for the holders of a new one",
             self.name_waits.clone(),
         );
         r.register(

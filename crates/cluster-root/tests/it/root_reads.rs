@@ -104,6 +104,21 @@ async fn an_unknown_name_reads_the_collections_again() {
 }
 
 #[tokio::test]
+async fn a_request_waits_for_the_holders_of_a_new_collection() {
+    let (root, node) = (TestRoot::with_collection(1, "Dot"), FakeNode::start("a", numbers).await);
+    let body = json!({"query": [1, 2]});
+    let (answer, ()) = tokio::join!(root.post("points/query", &body), async {
+        tokio::time::sleep(Duration::from_millis(50)).await;
+        root.serve("a", &node.address, &[0]);
+    });
+    assert_eq!((answer.status, root.metrics.cluster.name_waits.get()), (200, 1));
+    // A shard that loses its holders later is not awaited.
+    root.serve("a", &node.address, &[]);
+    assert_eq!(root.post("points/query", &body).await.status, 503);
+    assert_eq!(root.metrics.cluster.name_waits.get(), 1);
+}
+
+#[tokio::test]
 async fn requests_that_wait_for_a_name_are_limited() {
     const WAITS_AT_ONCE_MAX: u64 = 256;
     let root = Arc::new(TestRoot::new());
