@@ -30,7 +30,7 @@ def arguments(tmp_path) -> argparse.Namespace:
     write_rows(tmp_path / "query.fbin", rows[:20])
     write_rows(tmp_path / "truth.ibin", nearest.astype("<u4"))
     return argparse.Namespace(
-        data=str(tmp_path), engine="line", memory=MEMORY, threads=1, index="", group=None, choice=None, limit_data=False
+        data=str(tmp_path), engine="line", memory=MEMORY, threads=1, warm_up=5, index="", group=None, choice=None, limit_data=False
     )
 
 
@@ -62,6 +62,7 @@ def test_the_sweep_ends_at_the_first_setting_with_the_recall(arguments, monkeypa
     # The first answer, the sweep, the chosen setting.
     assert used == [1, 1, 2, 4, 4]
     assert report["ready_s"] > 0 and report["rss_mb"] > 0
+    assert min(report[name] for name in ("p50_ms", "p95_ms", "repeated_p50_ms")) > 0
 
 
 def test_without_the_recall_the_best_setting_is_reported(arguments, monkeypatch):

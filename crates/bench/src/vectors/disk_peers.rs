@@ -9,7 +9,7 @@ use base::{Error, Result};
 use serde::{Deserialize, Serialize};
 
 use super::VectorsArgs;
-use super::collection::{CollectionPlan, RowMaker};
+use super::collection::{CollectionPlan, RowMaker, WARM_UP};
 use super::peers::Peers;
 use loadgen::println;
 use loadgen::report::{TextTable, ms};
@@ -26,10 +26,12 @@ pub(super) struct DiskPeerFigures {
     /// Fastest search setting with the wanted recall, or the one with the best recall.
     setting: String,
     recall: f64,
-    /// Median latency of a lone query, by search threads.
+    /// Median latency of a lone query that was never asked before, by search threads.
     p50_ms: BTreeMap<usize, f64>,
     /// 95th percentile of the same.
     p95_ms: BTreeMap<usize, f64>,
+    /// Median latency of the same queries when they are repeated.
+    repeated_p50_ms: BTreeMap<usize, f64>,
     build_s: f64,
     /// Time from opening the index to its first answer, after its process was killed.
     ready_s: f64,
@@ -132,6 +134,7 @@ impl DiskPeerOutcomes {
             "threads",
             "p50 ms",
             "p95 ms",
+            "repeated ms",
             "resident MB",
             "disk MB",
             "build s",
@@ -146,6 +149,7 @@ impl DiskPeerOutcomes {
                     threads.to_string(),
                     ms(*p50),
                     figures.p95_ms.get(threads).map_or("-".into(), |p95| ms(*p95)),
+                    figures.repeated_p50_ms.get(threads).map_or("-".into(), |p50| ms(*p50)),
                     format!("{:.0}", figures.rss_mb),
                     format!("{:.0}", figures.disk_mb),
                     format!("{:.0}", figures.build_s),
@@ -185,6 +189,7 @@ fn run(
         command.args(["--memory", &plan.memory_bytes.to_string()]);
         command.args(["--threads", &plan.build_threads.to_string()]);
         command.args(["--search-threads", &threads.join(",")]);
+        command.args(["--warm-up", &WARM_UP.to_string()]);
         command.args(["--build-limit", &args.peers_build_limit.as_secs_f64().to_string()]);
         command.arg("--end-with-parent");
         if let Some(group) = &args.peers_group {
@@ -271,7 +276,8 @@ mod tests {
         shift 4
         cat > "$out" <<END
         {"engine": "disk-good", "version": "1", "index": "$*", "setting": "probes 2", "recall": 0.96,
-         "p50_ms": {"1": 1.5, "2": 1.0}, "p95_ms": {"1": 3.0, "2": 2.0}, "build_s": 9, "ready_s": 0.5,
+         "p50_ms": {"1": 1.5, "2": 1.0}, "p95_ms": {"1": 3.0, "2": 2.0},
+         "repeated_p50_ms": {"1": 0.5, "2": 0.4}, "build_s": 9, "ready_s": 0.5,
          "rss_mb": 70, "build_rss_mb": 90, "disk_mb": 12, "memory_limit_mb": 100,
          "limited_by": "rlimit_data",
          "points": [{"setting": "probes 2", "choice": [0, 2], "recall": 0.96, "p50_ms": 1, "p95_ms": 2}]}
@@ -301,7 +307,7 @@ END
     fn the_files_hold_the_rows_of_the_collection() {
         let folder = tempfile::tempdir().unwrap();
         let plan = plan(folder.path());
-        let truth: Vec<Vec<u64>> = (0..64).map(|query| vec![query, 2499]).collect();
+        let truth: Vec<Vec<u64>> = (0..1000).map(|query| vec![query, 2499]).collect();
         write_data(&plan, &truth, folder.path()).unwrap();
         let base = words(&folder.path().join("base.fbin"));
         assert_eq!((&base[..2], base.len()), (&[2500, 3][..], 2 + 2500 * 3));
@@ -310,9 +316,9 @@ END
         let last: Vec<u32> = last.iter().map(|value| value.to_bits()).collect();
         assert_eq!(base[base.len() - 3..], last);
         let query = words(&folder.path().join("query.fbin"));
-        assert_eq!((&query[..2], query.len()), (&[64, 3][..], 2 + 64 * 3));
+        assert_eq!((&query[..2], query.len()), (&[1000, 3][..], 2 + 1000 * 3));
         let truth = words(&folder.path().join("truth.ibin"));
-        assert_eq!((&truth[..6], truth.len()), (&[64, 2, 0, 2499, 1, 2499][..], 2 + 64 * 2));
+        assert_eq!((&truth[..6], truth.len()), (&[1000, 2, 0, 2499, 1, 2499][..], 2 + 1000 * 2));
         assert!(write_data(&plan, &[vec![u64::MAX]], folder.path()).is_err());
     }
 
@@ -334,7 +340,7 @@ END
         assert!(announced.contains("--no-peers"), "{announced}");
         let data = folder.path().join("data");
         let plan = plan(folder.path());
-        let truth = vec![vec![1; 10]; 64];
+        let truth = vec![vec![1; 10]; 1000];
         let mut stages = Vec::new();
         let outcomes =
             DiskPeerOutcomes::measure(&peers, &args, &plan, &truth, &data, &mut |outcomes| {
@@ -346,7 +352,7 @@ END
         let data_text = data.display();
         let expected = format!(
             "--data {data_text} --work {data_text} --memory 100000000 --threads 2 \
-             --search-threads 1,2 --build-limit 7 --end-with-parent"
+             --search-threads 1,2 --warm-up 100 --build-limit 7 --end-with-parent"
         );
         assert_eq!(good.index, expected);
         let why = &outcomes.peers_failed["disk-bad"];
