@@ -211,7 +211,7 @@ fn collections(images: &ImageMetrics, registry: &RegistryReader) {
     }
 }
 
-/// Sets the gauges of the caches of the exact stage.
+/// Sets the gauges of the caches of records and of segment files.
 fn search_cache(
     cache: &Family<KindLabels, metrics::LevelGauge>,
     stats: &search::registry::RegistryStats,
@@ -228,19 +228,25 @@ fn search_cache(
     level(cache, "blocks_out", blocks.evicted);
     level(cache, "blocks", blocks.blocks);
     level(cache, "blocks_max", blocks.blocks_max);
-    let search::codes::CodeCacheStats { codes, index, vectors, payloads, .. } = stats.codes;
+    let segments = &stats.segment_cache;
     for (names, reads) in [
-        (["code_lookups", "code_hits", "code_reads", "code_read_bytes"], codes),
-        (["index_lookups", "index_hits", "index_reads", "index_read_bytes"], index),
-        (["vector_lookups", "vector_hits", "vector_reads", "vector_read_bytes"], vectors),
-        (["payload_lookups", "payload_hits", "payload_reads", "payload_read_bytes"], payloads),
+        (["code_lookups", "code_hits", "code_reads", "code_read_bytes"], segments.codes),
+        (
+            ["index_lookups", "index_hits", "index_reads", "index_read_bytes"],
+            segments.payload_index,
+        ),
+        (["vector_lookups", "vector_hits", "vector_reads", "vector_read_bytes"], segments.vectors),
+        (
+            ["payload_lookups", "payload_hits", "payload_reads", "payload_read_bytes"],
+            segments.payloads,
+        ),
     ] {
         let counts = [reads.lookups, reads.hits, reads.reads, reads.read_bytes];
         names.into_iter().zip(counts).for_each(|(name, count)| level(cache, name, count));
     }
-    level(cache, "codes_out", stats.codes.evicted);
-    level(cache, "codes_refused", stats.codes.refused);
-    level(cache, "code_bytes", stats.codes.bytes);
+    level(cache, "codes_out", segments.evicted);
+    level(cache, "codes_refused", segments.refused);
+    level(cache, "code_bytes", segments.bytes);
 }
 
 /// Rebuilds the metrics of keys, so that a removed key leaves no series.

@@ -15,5 +15,6 @@ pub mod points;
 pub mod registry;
 pub mod rerank;
 pub mod segment;
+pub mod segment_cache;
 
 pub use rerank::Scorer;

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use base::{Error, Result};
 
-use crate::codes::CodeBlock;
+use crate::segment_cache::VerifiedBlock;
 
 /// Blocks of 32 rows in a part of a list. Most lists are one part.
 pub(super) const PART_BLOCKS: usize = 64;
@@ -40,7 +40,7 @@ pub trait ReadCodes {
     ///
     /// # Errors
     /// The error of the reader itself.
-    fn read(&self, wanted: &[CodeRange], out: &mut Vec<Option<Arc<CodeBlock>>>) -> Result<()>;
+    fn read(&self, wanted: &[CodeRange], out: &mut Vec<Option<Arc<VerifiedBlock>>>) -> Result<()>;
 }
 
 /// Function that returns the length of a section in bytes.
@@ -157,7 +157,7 @@ impl RowGroups {
 pub(super) struct HeldGroups {
     /// Group numbers, ascending.
     numbers: Vec<u32>,
-    blocks: Vec<Option<Arc<CodeBlock>>>,
+    blocks: Vec<Option<Arc<VerifiedBlock>>>,
 }
 
 impl HeldGroups {
@@ -186,7 +186,7 @@ impl HeldGroups {
     }
 
     /// Returns the block that holds a row; `None` if it was not read or is damaged.
-    pub(super) fn block(&self, groups: &RowGroups, row: u32) -> Option<&CodeBlock> {
+    pub(super) fn block(&self, groups: &RowGroups, row: u32) -> Option<&VerifiedBlock> {
         let at = self.numbers.binary_search(&groups.group(row)).ok()?;
         self.blocks.get(at)?.as_deref()
     }

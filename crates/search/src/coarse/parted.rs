@@ -169,8 +169,8 @@ mod tests {
         BuildThreads, Coarse, CoarseBuild, CoarseKind, CoarseRequest, CoarseScratch, CodeRange,
         Metric, ReadCodes, ScanParams, build, open_on_medium, section,
     };
-    use crate::codes::{CodeBlock, CodeContent};
     use crate::filter::RowSet;
+    use crate::segment_cache::{BlockContent, VerifiedBlock};
 
     const DIMS: usize = 8;
     const ROWS: usize = 20_000;
@@ -192,7 +192,11 @@ mod tests {
     }
 
     impl ReadCodes for SectionCodes {
-        fn read(&self, wanted: &[CodeRange], out: &mut Vec<Option<Arc<CodeBlock>>>) -> Result<()> {
+        fn read(
+            &self,
+            wanted: &[CodeRange],
+            out: &mut Vec<Option<Arc<VerifiedBlock>>>,
+        ) -> Result<()> {
             if self.fails {
                 return Err(Error::unavailable("on purpose"));
             }
@@ -204,11 +208,11 @@ mod tests {
                 let bytes = &bytes[start..start + range.bytes];
                 let content = if range.floats {
                     let values = bytes.as_chunks().0.iter().map(|it| f32::from_le_bytes(*it));
-                    CodeContent::Floats(values.collect())
+                    BlockContent::Floats(values.collect())
                 } else {
-                    CodeContent::Bytes(bytes.into())
+                    BlockContent::Bytes(bytes.into())
                 };
-                out.push(Some(Arc::new(CodeBlock::new(content, None))));
+                out.push(Some(Arc::new(VerifiedBlock::new(content, None))));
             }
             Ok(())
         }

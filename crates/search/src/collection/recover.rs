@@ -81,7 +81,7 @@ impl Collection {
             medium,
             pacer: resources.pacer.clone(),
             disk: DiskGuard::new(options.disk_reserve),
-            codes: CodesOptions::new(options.codes, &resources.codes),
+            codes: CodesOptions::new(options.codes, &resources.segment_cache),
             options,
             memtable_bytes: resources.memtable_bytes,
             budget: resources.budget.clone(),

@@ -13,7 +13,7 @@ use super::inner::EventCounter;
 use super::options::headroom_bytes;
 use super::stall::{StallStats, WriteStall};
 use crate::budget::{BudgetReservation, BudgetStats, MemoryBudget};
-use crate::codes::{CodeCache, CodeCacheStats};
+use crate::segment_cache::{SegmentCache, SegmentCacheStats};
 
 /// Resources shared by all collections that were opened with them
 /// ([`super::Collection::open`]). One collection flushes at a time, with memory reserved here,
@@ -31,8 +31,8 @@ pub struct Resources {
     /// Cached filters of the collections.
     pub(super) filter_caches: Arc<FilterCaches>,
     pub(super) memtable_bytes: u64,
-    /// Cache of codes on media, in the free memory of `budget`.
-    pub(super) codes: Arc<CodeCache>,
+    /// Cache of blocks of segment files, in the free memory of `budget`.
+    pub(super) segment_cache: Arc<SegmentCache>,
 }
 
 impl Resources {
@@ -47,7 +47,7 @@ impl Resources {
         let freed: Weak<FilterCaches> = Arc::downgrade(&filter_caches);
         budget.set_results(freed);
         Ok(Resources {
-            codes: CodeCache::new(&budget),
+            segment_cache: SegmentCache::new(&budget),
             budget,
             flushing: Arc::new(Mutex::new(headroom)),
             pacer: Arc::new(Pacer::new(rate)),
@@ -74,9 +74,9 @@ impl Resources {
         self.filters.stats()
     }
 
-    /// Returns the counts of the cache of codes.
-    pub fn code_stats(&self) -> CodeCacheStats {
-        self.codes.stats()
+    /// Returns the counts of the cache of blocks of segment files.
+    pub fn segment_cache_stats(&self) -> SegmentCacheStats {
+        self.segment_cache.stats()
     }
 
     /// Returns the shared memory budget.

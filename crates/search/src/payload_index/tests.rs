@@ -9,7 +9,7 @@ use storage::{Medium, Sealed, UringMedium};
 use super::*;
 use crate::budget::MemoryBudget;
 use crate::coarse::{BuildThreads, BuildVectors, CoarseKind, Metric};
-use crate::codes::{CodeCache, CodesPlace};
+use crate::codes::CodesPlace;
 use crate::filter::{
     Condition, CountRange, DateRange, Filter, Match, MinShould, Range, RowSet, each_value,
     parse_date,
@@ -18,6 +18,7 @@ use crate::segment::{
     CodesOptions, RecordKind, RowSource, Segment, SegmentPlan, SegmentSettings, VectorEncoding,
     write,
 };
+use crate::segment_cache::SegmentCache;
 
 /// Rows with payloads; a row's id is ten times its number.
 struct Payloads(Vec<Vec<u8>>);
@@ -56,16 +57,16 @@ impl RowSource for Payloads {
 pub(crate) struct TestSegment {
     _directory: tempfile::TempDir,
     medium: Arc<dyn Medium>,
-    cache: Arc<CodeCache>,
+    cache: Arc<SegmentCache>,
     pub(crate) segment: Segment,
 }
 
 const NAME: &str = "segment-000000000001";
 
-fn opened(medium: &dyn Medium) -> (Segment, Arc<CodeCache>) {
+fn opened(medium: &dyn Medium) -> (Segment, Arc<SegmentCache>) {
     let file: Arc<dyn Sealed> = medium.open(NAME).unwrap();
     let budget = MemoryBudget::new(1 << 30);
-    let cache = CodeCache::new(&budget);
+    let cache = SegmentCache::new(&budget);
     let codes = CodesOptions::new(CodesPlace::Auto, &cache);
     (Segment::open(file, NAME, &budget, &codes).unwrap(), cache)
 }
@@ -479,18 +480,21 @@ fn bytes_of_the_index_are_read_once_while_memory_is_free() {
     let payloads: Vec<Value> =
         (0..40_000).map(|row| json!({"score": row * 7919 % 40_000})).collect();
     let TestSegment { segment, cache, .. } = segment_of_values(&payloads);
-    assert_eq!(cache.stats().index.reads, 0, "opening it keeps nothing");
+    assert_eq!(cache.stats().payload_index.reads, 0, "opening it keeps nothing");
     check(&segment, &range("score", 0.0, 39_000.0), &payloads);
     let first = cache.stats();
-    assert!(first.index.reads > 0 && first.bytes >= first.index.read_bytes, "{first:?}");
+    assert!(
+        first.payload_index.reads > 0 && first.bytes >= first.payload_index.read_bytes,
+        "{first:?}"
+    );
     // Two bounds inside of the dictionary that was not read so far.
     check(&segment, &range("score", 10_000.0, 30_000.0), &payloads);
     let second = cache.stats();
-    assert!(second.index.reads <= first.index.reads + 2, "{first:?} {second:?}");
+    assert!(second.payload_index.reads <= first.payload_index.reads + 2, "{first:?} {second:?}");
     check(&segment, &range("score", 10_001.0, 30_001.0), &payloads);
     assert_eq!(
-        cache.stats().index.read_bytes,
-        second.index.read_bytes,
+        cache.stats().payload_index.read_bytes,
+        second.payload_index.read_bytes,
         "all of it was read before"
     );
     drop(segment);

@@ -108,7 +108,7 @@ fn freeze_quiet(core: &RegistryCore) -> bool {
 /// Otherwise many small collections could fill the memory with points that none of them flushes.
 /// Returns true if there was one.
 fn relieve(core: &RegistryCore) -> bool {
-    // Cached codes count as free. Otherwise a full cache would cause a flush of every few points.
+    // Cached blocks count as free. Otherwise a full cache would cause a flush of every few points.
     if !core.resources.budget().is_short() {
         return false;
     }

@@ -40,9 +40,9 @@ use base::{Error, Result};
 use self::core::RegistryCore;
 use self::pool::SearchPool;
 use crate::budget::BudgetStats;
-use crate::codes::CodeCacheStats;
 use crate::collection::{FilterStats, StallStats};
 use crate::rerank::{BlockStats, CacheStats};
+use crate::segment_cache::SegmentCacheStats;
 
 pub use self::aliases::{AliasChange, changed_aliases};
 pub use self::files::{CollectionSettings, NAME_BYTES_MAX, SETTINGS_BYTES_MAX, check_name};
@@ -111,8 +111,8 @@ pub struct RegistryStats {
     pub cache: Option<CacheStats>,
     /// Counts of the cache of blocks of record files, if there is one.
     pub blocks: Option<BlockStats>,
-    /// Counts of the cache of codes on media.
-    pub codes: CodeCacheStats,
+    /// Counts of the cache of blocks of segment files.
+    pub segment_cache: SegmentCacheStats,
 }
 
 /// Collection whose points are being changed. Its aliases stay unchanged meanwhile.
@@ -331,7 +331,7 @@ impl Registry {
             memory: self.core.resources.memory(),
             cache: self.core.caches.cache_stats(),
             blocks: self.core.caches.block_stats(),
-            codes: self.core.resources.code_stats(),
+            segment_cache: self.core.resources.segment_cache_stats(),
         }
     }
 }

@@ -14,7 +14,9 @@ use storage::{Read, Reader, ReaderOptions, Sealed};
 use super::damage::DamagedPages;
 use super::file::SegmentContents;
 use crate::coarse::{CodeRange, ReadCodes, is_codes};
-use crate::codes::{BlockOwner, CodeBlock, CodeCache, CodeContent, CodeKey};
+use crate::segment_cache::{
+    BlockContent, CachedSection, SegmentCache, SegmentCacheKey, VerifiedBlock,
+};
 
 /// Maximum reads of codes in flight.
 const DEPTH: usize = 64;
@@ -33,7 +35,7 @@ pub(super) struct SegmentCodes {
     /// [`Sealed::id`] of the file.
     file: u64,
     sections: Vec<CodeSection>,
-    cache: Arc<CodeCache>,
+    cache: Arc<SegmentCache>,
     damaged: Arc<DamagedPages>,
 }
 
@@ -68,7 +70,7 @@ impl SegmentCodes {
     pub(super) fn open(
         contents: &SegmentContents,
         file: &dyn Sealed,
-        cache: &Arc<CodeCache>,
+        cache: &Arc<SegmentCache>,
         damaged: &Arc<DamagedPages>,
     ) -> Result<SegmentCodes> {
         let in_place = file.in_place().is_some();
@@ -173,7 +175,7 @@ impl<'a> CodeReader<'a> {
     }
 
     /// Returns a range of mapped memory, whose pages are verified once.
-    fn mapped(&self, file: &[u8], range: &CodeRange) -> Result<Option<Arc<CodeBlock>>> {
+    fn mapped(&self, file: &[u8], range: &CodeRange) -> Result<Option<Arc<VerifiedBlock>>> {
         let section = self.codes.section(range)?;
         for page in section.pages(range.start, range.bytes) {
             let word = section.sound.get(page as usize / 64);
@@ -195,9 +197,9 @@ impl<'a> CodeReader<'a> {
         let content = if range.floats {
             file.get(place).and_then(floats)
         } else {
-            Some(CodeContent::Mapped(self.file.clone(), place))
+            Some(BlockContent::Mapped(self.file.clone(), place))
         };
-        Ok(content.map(|content| Arc::new(CodeBlock::new(content, None))))
+        Ok(content.map(|content| Arc::new(VerifiedBlock::new(content, None))))
     }
 
     /// Reads the ranges that are not cached.
@@ -249,7 +251,7 @@ impl<'a> CodeReader<'a> {
     fn arrived(&self, missing: &mut [MissingRange<'_>], read: &CodeRead, bytes: Result<&[u8]>) {
         let (offset, length) = place(missing, read);
         let Some(members) = missing.get_mut(read.members.clone()) else { return };
-        self.codes.cache.count_read(BlockOwner::Codes, length as u64);
+        self.codes.cache.count_read(CachedSection::Codes, length as u64);
         match bytes {
             Ok(bytes) => {
                 for (page, bytes) in read.pages.clone().zip(bytes.chunks(PAGE_BYTES)) {
@@ -313,22 +315,22 @@ impl MissingRange<'_> {
     }
 
     /// Returns the content; `None` if it is damaged.
-    fn content(&mut self) -> Option<CodeContent> {
+    fn content(&mut self) -> Option<BlockContent> {
         let bytes = std::mem::take(&mut self.bytes);
         match (self.lost, self.range.floats) {
             (true, _) => None,
             (false, true) => floats(&bytes),
-            (false, false) => Some(CodeContent::Bytes(bytes.into())),
+            (false, false) => Some(BlockContent::Bytes(bytes.into())),
         }
     }
 }
 
 /// Decodes little-endian floats. Returns `None` if one is NaN, which no index stores.
-fn floats(bytes: &[u8]) -> Option<CodeContent> {
+fn floats(bytes: &[u8]) -> Option<BlockContent> {
     let values = bytes.as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes));
     let values: Vec<f32> = values.collect();
     let is_sound = !values.iter().any(|value| value.is_nan());
-    is_sound.then(|| CodeContent::Floats(values.into()))
+    is_sound.then(|| BlockContent::Floats(values.into()))
 }
 
 /// Returns offset in the file and length of a read.
@@ -366,7 +368,7 @@ fn joined_reads(missing: &[MissingRange<'_>]) -> Vec<CodeRead> {
 }
 
 impl ReadCodes for CodeReader<'_> {
-    fn read(&self, wanted: &[CodeRange], out: &mut Vec<Option<Arc<CodeBlock>>>) -> Result<()> {
+    fn read(&self, wanted: &[CodeRange], out: &mut Vec<Option<Arc<VerifiedBlock>>>) -> Result<()> {
         out.clear();
         if self.deadline.is_some_and(|deadline| Instant::now() > deadline) {
             self.late.set(true);
@@ -381,7 +383,7 @@ impl ReadCodes for CodeReader<'_> {
             let mut missing = Vec::new();
             for (at, range) in wanted.iter().enumerate() {
                 let section = self.codes.section(range)?;
-                out.push(self.codes.cache.get(BlockOwner::Codes, self.key(section, range)));
+                out.push(self.codes.cache.get(CachedSection::Codes, self.key(section, range)));
                 if out[at].is_none() {
                     let pages = section.pages(range.start, range.bytes);
                     let bytes = vec![0; range.bytes];
@@ -404,7 +406,7 @@ impl ReadCodes for CodeReader<'_> {
 }
 
 impl CodeReader<'_> {
-    fn key(&self, section: &CodeSection, range: &CodeRange) -> CodeKey {
-        CodeKey { file: self.codes.file, offset: section.offset + range.start }
+    fn key(&self, section: &CodeSection, range: &CodeRange) -> SegmentCacheKey {
+        SegmentCacheKey { file: self.codes.file, offset: section.offset + range.start }
     }
 }

@@ -1,5 +1,5 @@
 //! Bytes of a segment's payload index, read from the medium and checked page by page. Blocks that
-//! were read stay in the cache of codes while memory is free: each new filter on a field reads the
+//! were read stay in the segment cache while memory is free: each new filter on a field reads the
 //! same dictionary and often the same rows.
 
 use std::ops::Range;
@@ -11,7 +11,7 @@ use storage::page::PAGE_BYTES;
 use storage::superblock::Section;
 
 use super::damage::DamagedPages;
-use crate::codes::{BlockOwner, CodeCache, CodeContent, CodeKey};
+use crate::segment_cache::{BlockContent, CachedSection, SegmentCache, SegmentCacheKey};
 
 /// Pages of a cached block: two blocks of a dictionary, or the rows of 8,192 values.
 const BLOCK_PAGES: u64 = 8;
@@ -28,7 +28,7 @@ pub(crate) struct IndexSection {
     /// Checksum of each page.
     checks: Vec<u32>,
     damaged: Arc<DamagedPages>,
-    cache: Arc<CodeCache>,
+    cache: Arc<SegmentCache>,
 }
 
 impl IndexSection {
@@ -37,7 +37,7 @@ impl IndexSection {
         section: &Section,
         checks: Vec<u32>,
         damaged: Arc<DamagedPages>,
-        cache: Arc<CodeCache>,
+        cache: Arc<SegmentCache>,
     ) -> IndexSection {
         let Section { offset, bytes, .. } = *section;
         IndexSection { file: file.id(), offset, bytes, checks, damaged, cache }
@@ -77,7 +77,7 @@ impl IndexSection {
         out.clear();
         while at < end {
             let block = at / BLOCK_BYTES;
-            let next = match self.cache.get(BlockOwner::Index, self.key(block)) {
+            let next = match self.cache.get(CachedSection::PayloadIndex, self.key(block)) {
                 Some(cached) => {
                     let first = block * BLOCK_BYTES;
                     let to = end.min(first + BLOCK_BYTES);
@@ -121,8 +121,8 @@ impl IndexSection {
         end.map(|end| start..end).ok_or_else(|| Error::data_loss("the payload index is cut off"))
     }
 
-    fn key(&self, block: u64) -> CodeKey {
-        CodeKey { file: self.file, offset: self.offset + block * BLOCK_BYTES }
+    fn key(&self, block: u64) -> SegmentCacheKey {
+        SegmentCacheKey { file: self.file, offset: self.offset + block * BLOCK_BYTES }
     }
 
     /// Appends `range` to `out`, and caches the blocks that hold it.
@@ -141,10 +141,10 @@ impl IndexSection {
             // The damage may be in pages that were not requested.
             return self.read_pages(file, range, out);
         }
-        self.cache.count_read(BlockOwner::Index, end - first);
+        self.cache.count_read(CachedSection::PayloadIndex, end - first);
         out.extend(&bytes[(range.start - first) as usize..(range.end - first) as usize]);
         for (block, bytes) in blocks.zip(bytes.chunks(BLOCK_BYTES as usize)) {
-            self.cache.put(self.key(block), CodeContent::Bytes(bytes.into()));
+            self.cache.put(self.key(block), BlockContent::Bytes(bytes.into()));
         }
         Ok(())
     }

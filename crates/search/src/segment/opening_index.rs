@@ -11,8 +11,8 @@ use super::damage::DamagedPages;
 use super::file::SegmentContents;
 use super::index_section::IndexSection;
 use crate::budget::BudgetReservation;
-use crate::codes::CodeCache;
 use crate::payload_index::PayloadIndex;
+use crate::segment_cache::SegmentCache;
 
 /// Memory for opening a payload index, as a multiple of the size of its directory: its bytes, and
 /// its fields with their allocations.
@@ -24,7 +24,7 @@ pub(super) struct OpenPayloadIndex<'a> {
     pub(super) section: &'a Section,
     pub(super) file: &'a dyn Sealed,
     pub(super) damaged: &'a Arc<DamagedPages>,
-    pub(super) cache: &'a Arc<CodeCache>,
+    pub(super) cache: &'a Arc<SegmentCache>,
     /// Memory of all other parts of the segment.
     pub(super) others_bytes: u64,
 }

@@ -9,11 +9,12 @@ use super::id_filter::IdFilter;
 use super::layout::kind;
 use crate::budget::BudgetReservation;
 use crate::coarse::is_codes;
-use crate::codes::{CodeCache, CodesPlace};
+use crate::codes::CodesPlace;
 use crate::deletes::Deletes;
+use crate::segment_cache::SegmentCache;
 
 /// Divisor of the memory limit: the part that [`CodesPlace::Auto`] leaves for flushes, merges and
-/// cached codes.
+/// cached blocks.
 const KEPT_SHARE: u64 = 8;
 /// Bytes of a segment's codes that are read while the segment is opened, if memory has room. Larger
 /// codes are read after all segments are open, so that a start does not wait for them. Queries read
@@ -25,8 +26,8 @@ const CODES_AT_ONCE_MAX: u64 = 4 << 20;
 pub(crate) struct CodesOptions {
     /// Setting.
     pub(crate) place: CodesPlace,
-    /// Cache of codes on media.
-    pub(crate) cache: Arc<CodeCache>,
+    /// Cache of blocks of segment files.
+    pub(crate) cache: Arc<SegmentCache>,
     /// Rows of other segments that are to be opened later, and need memory too.
     pub(crate) rows_later: u64,
     /// Bytes of a segment's codes up to which [`CodesPlace::Auto`] reads them at once. Larger codes
@@ -36,7 +37,7 @@ pub(crate) struct CodesOptions {
 
 impl CodesOptions {
     /// Creates the options of a collection.
-    pub(crate) fn new(place: CodesPlace, cache: &Arc<CodeCache>) -> CodesOptions {
+    pub(crate) fn new(place: CodesPlace, cache: &Arc<SegmentCache>) -> CodesOptions {
         let at_once_max = CODES_AT_ONCE_MAX;
         CodesOptions { place, cache: cache.clone(), rows_later: 0, at_once_max }
     }

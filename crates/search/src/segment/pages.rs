@@ -12,8 +12,8 @@ use super::damage::DamagedPages;
 use super::file::SegmentContents;
 use super::layout::{kind, kind_name};
 use super::rows::{RowLocation, RowMap};
-use crate::codes::{BlockOwner, CodeCache, CodeKey};
 use crate::filter::RowSet;
+use crate::segment_cache::{CachedSection, SegmentCache, SegmentCacheKey};
 
 /// Pages per read of all payloads.
 const SCAN_PAGES: u32 = 256;
@@ -36,7 +36,7 @@ pub(super) struct SegmentPages {
     pub(super) map: RowMap,
     damaged: Arc<DamagedPages>,
     /// Pages that requests have read. Records have caches of their own.
-    cache: Arc<CodeCache>,
+    cache: Arc<SegmentCache>,
 }
 
 impl SegmentPages {
@@ -46,7 +46,7 @@ impl SegmentPages {
         pages: u32,
         map: u32,
         damaged: &Arc<DamagedPages>,
-        cache: &Arc<CodeCache>,
+        cache: &Arc<SegmentCache>,
     ) -> Result<SegmentPages> {
         let section = contents.section(pages)?;
         let rows = contents.superblock.rows as u32;
@@ -89,15 +89,15 @@ impl SegmentPages {
 
     /// Fills `buffer` with the run of pages at `place`, from the shared cache if it has the run.
     fn read_shared(&self, file: &dyn Sealed, place: RowLocation, buffer: &mut [u8]) -> Result<()> {
-        let key = CodeKey { file: file.id(), offset: self.offset_of(place.page) };
-        let cached = self.cache.get(BlockOwner::Payloads, key);
+        let key = SegmentCacheKey { file: file.id(), offset: self.offset_of(place.page) };
+        let cached = self.cache.get(CachedSection::Payloads, key);
         if let Some(cached) = cached.filter(|cached| cached.bytes().len() == buffer.len()) {
             buffer.copy_from_slice(cached.bytes());
             return Ok(());
         }
         self.read(file, place.page, buffer)?;
         self.check(place, buffer)?;
-        self.cache.count_read(BlockOwner::Payloads, buffer.len() as u64);
+        self.cache.count_read(CachedSection::Payloads, buffer.len() as u64);
         self.cache.keep(key, buffer);
         Ok(())
     }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use storage::page::PAGE_BYTES;
 
-use crate::codes::{BlockOwner, CodeBlock, CodeCache, CodeKey};
+use crate::segment_cache::{CachedSection, SegmentCache, SegmentCacheKey, VerifiedBlock};
 
 /// Cached pages of one segment's section of embeddings. All of them are verified.
 #[derive(Debug)]
@@ -14,13 +14,13 @@ pub(super) struct VectorCache {
     file: u64,
     /// Offset of the section in the file.
     offset: u64,
-    cache: Arc<CodeCache>,
+    cache: Arc<SegmentCache>,
 }
 
 /// Bytes of neighbouring pages.
 pub(super) enum CachedPages {
     /// A page that other queries use too.
-    One(Arc<CodeBlock>),
+    One(Arc<VerifiedBlock>),
     /// A copy of several pages.
     Joined(Vec<u8>),
 }
@@ -41,17 +41,17 @@ impl Drop for VectorCache {
 }
 
 impl VectorCache {
-    pub(super) fn new(file: u64, offset: u64, cache: Arc<CodeCache>) -> VectorCache {
+    pub(super) fn new(file: u64, offset: u64, cache: Arc<SegmentCache>) -> VectorCache {
         VectorCache { file, offset, cache }
     }
 
-    fn key(&self, page: usize) -> CodeKey {
-        CodeKey { file: self.file, offset: self.offset + (page * PAGE_BYTES) as u64 }
+    fn key(&self, page: usize) -> SegmentCacheKey {
+        SegmentCacheKey { file: self.file, offset: self.offset + (page * PAGE_BYTES) as u64 }
     }
 
     /// Returns `pages` of the section if all of them are cached.
     pub(super) fn get(&self, pages: &Range<usize>) -> Option<CachedPages> {
-        let page = |page| self.cache.get(BlockOwner::Vectors, self.key(page));
+        let page = |page| self.cache.get(CachedSection::Vectors, self.key(page));
         if pages.len() == 1 {
             return page(pages.start).map(CachedPages::One);
         }
@@ -64,7 +64,7 @@ impl VectorCache {
 
     /// Caches `pages` of the section, which were read as `bytes` and verified.
     pub(super) fn put(&self, pages: &Range<usize>, bytes: &[u8]) {
-        self.cache.count_read(BlockOwner::Vectors, bytes.len() as u64);
+        self.cache.count_read(CachedSection::Vectors, bytes.len() as u64);
         for (page, bytes) in pages.clone().zip(bytes.chunks_exact(PAGE_BYTES)) {
             self.cache.keep(self.key(page), bytes);
         }
@@ -79,7 +79,7 @@ mod tests {
     #[test]
     fn a_closed_section_leaves_no_pages() {
         let budget = MemoryBudget::new(1 << 20);
-        let cache = CodeCache::new(&budget);
+        let cache = SegmentCache::new(&budget);
         let section = VectorCache::new(7, 0, cache.clone());
         section.put(&(0..2), &[3; 2 * PAGE_BYTES]);
         assert_eq!(section.get(&(0..2)).unwrap().bytes(), [3; 2 * PAGE_BYTES]);

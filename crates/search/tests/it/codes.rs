@@ -145,7 +145,7 @@ fn answers_do_not_depend_on_the_place_of_codes() {
                 assert_eq!(bits(&found), bits(wanted), "{metric:?} {kind:?}");
                 assert!(!found.partial && found.damaged == 0);
             }
-            let stats = resources.code_stats().codes;
+            let stats = resources.segment_cache_stats().codes;
             let reads = !flat && medium.kind() == storage::MediumKind::Nvme;
             assert_eq!(stats.reads > 0 && stats.hits > 0, reads, "{stats:?}");
         }
@@ -217,7 +217,7 @@ fn queries_share_blocks_and_memory_takes_them_back() {
     let (medium, metric, kind) = any_files(0);
     let (collection, resources) = opened(&medium, metric, kind, CodesPlace::Medium, MEMORY_BYTES);
     let wanted: Vec<_> = ask_all(&collection, 5).iter().map(bits).collect();
-    let first = resources.code_stats();
+    let first = resources.segment_cache_stats();
     assert!(first.codes.reads > 0 && first.bytes > 0 && first.refused == 0, "{first:?}");
     std::thread::scope(|scope| {
         for _ in 0..3 {
@@ -227,14 +227,14 @@ fn queries_share_blocks_and_memory_takes_them_back() {
             });
         }
     });
-    let second = resources.code_stats();
+    let second = resources.segment_cache_stats();
     assert_eq!(second.codes.reads, first.codes.reads, "all blocks are cached");
     assert!(second.codes.hits > first.codes.hits);
     // Changes need memory. They take the memory of the blocks.
     let used = resources.memory();
     assert!(used.used >= first.bytes && used.peak <= used.limit);
     drop(collection);
-    assert_eq!(resources.code_stats().bytes, 0, "a closed segment leaves none");
+    assert_eq!(resources.segment_cache_stats().bytes, 0, "a closed segment leaves none");
 }
 
 #[test]
@@ -244,15 +244,15 @@ fn queries_read_each_vector_once_while_memory_is_free() {
         let (collection, resources) = opened(&medium, metric, kind, CodesPlace::Dram, MEMORY_BYTES);
         let ask = || ask_all(&collection, 5).iter().map(bits).collect::<Vec<_>>();
         let wanted = ask();
-        let first = resources.code_stats();
+        let first = resources.segment_cache_stats();
         assert!(first.vectors.reads > 0 && first.vectors.read_bytes > 0, "{first:?}");
         assert_eq!((first.codes.reads, resources.memory().cached), (0, first.bytes));
         assert_eq!(ask(), wanted);
-        let second = resources.code_stats();
+        let second = resources.segment_cache_stats();
         assert_eq!(second.vectors.reads, first.vectors.reads, "all pages are cached");
         assert!(second.vectors.hits > first.vectors.hits);
         drop(collection);
-        assert_eq!(resources.code_stats().bytes, 0, "a closed segment leaves none");
+        assert_eq!(resources.segment_cache_stats().bytes, 0, "a closed segment leaves none");
     }
 }
 
@@ -266,10 +266,10 @@ fn payloads_are_read_once_while_memory_is_free() {
         points.map(|point| point.unwrap().map(|it| it.payload)).collect::<Vec<_>>()
     };
     let wanted = payloads();
-    let first = resources.code_stats();
+    let first = resources.segment_cache_stats();
     assert!(first.payloads.reads > 0 && first.bytes >= first.payloads.read_bytes, "{first:?}");
     assert_eq!(payloads(), wanted);
-    let second = resources.code_stats();
+    let second = resources.segment_cache_stats();
     assert_eq!(second.payloads.reads, first.payloads.reads, "all pages are cached");
     // Each payload is that of its point.
     let is_own = |(payload, id): (&Option<Vec<u8>>, &u64)| {
@@ -280,7 +280,7 @@ fn payloads_are_read_once_while_memory_is_free() {
     let (collection, resources) =
         opened(&copied(&medium), metric, kind, CodesPlace::Dram, MEMORY_BYTES);
     assert_eq!(collection.points(&ids, PointParts::ALL).len(), ids.len());
-    let stats = resources.code_stats();
+    let stats = resources.segment_cache_stats();
     let lookups = (stats.payloads.lookups, stats.vectors.lookups);
     assert_eq!(lookups, (0, 0), "mapped memory needs no cache");
 }
@@ -428,7 +428,7 @@ fn no_codes_are_read_after_the_deadline() {
                 let late = CollectionQuery { deadline: Some(Instant::now()), ..query };
                 let found = collection.nearest(&mut thread, &late).unwrap();
                 assert!(found.partial && found.damaged == 0 && found.hits.is_empty(), "{found:?}");
-                assert_eq!(resources.code_stats().codes.reads, 0);
+                assert_eq!(resources.segment_cache_stats().codes.reads, 0);
             }
             let later = Instant::now() + std::time::Duration::from_secs(3600);
             let nearest = CollectionQuery::nearest(&like.embedding, 10);

@@ -1,11 +1,13 @@
-//! Cache of blocks of codes, payload indexes, embeddings and payloads, in the memory that nothing
-//! else uses.
+//! Cache of blocks of segment files: codes, payload indexes, embeddings and payloads, in the memory
+//! that nothing else uses.
 //!
 //! Each cached block reserves its bytes in the memory budget. If another reservation finds no room,
 //! the budget takes blocks back ([`FreeOnDemand`]), so the cache never makes anything fail. Blocks
 //! are evicted in the order of their arrival, and a block that was used since then gets another
 //! round (the clock algorithm). Threads share blocks; a block that a query uses keeps its bytes,
 //! and its reservation, until that query drops it.
+
+mod block;
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -14,8 +16,10 @@ use std::time::Duration;
 
 use parking_lot::{Mutex, MutexGuard};
 
-use super::{CodeBlock, CodeContent};
 use crate::budget::{BudgetReservation, FreeOnDemand, MemoryBudget};
+
+pub(crate) use self::block::BlockContent;
+pub use self::block::VerifiedBlock;
 
 /// Parts of the cache with a lock each. A full cache of 2 GiB has some 8,000 pages in each.
 const SHARDS: usize = 64;
@@ -36,19 +40,19 @@ const FREE_WAIT_MAX: Duration = Duration::from_secs(1);
 
 /// Range of bytes in the file with this [`storage::Sealed::id`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct CodeKey {
+pub(crate) struct SegmentCacheKey {
     pub(crate) file: u64,
     /// Offset in the file. A byte belongs to one block only.
     pub(crate) offset: u64,
 }
 
-/// Parts of segments whose blocks are cached.
+/// Section of a segment that a cached block belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum BlockOwner {
+pub(crate) enum CachedSection {
     /// A coarse index.
     Codes,
     /// A payload index.
-    Index,
+    PayloadIndex,
     /// The embeddings.
     Vectors,
     /// The payloads.
@@ -70,11 +74,11 @@ pub struct BlockReads {
 
 /// Counts of the cache since it was created.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct CodeCacheStats {
+pub struct SegmentCacheStats {
     /// Reads of blocks with vector codes.
     pub codes: BlockReads,
     /// Reads of blocks with payload indexes.
-    pub index: BlockReads,
+    pub payload_index: BlockReads,
     /// Reads of pages with embeddings.
     pub vectors: BlockReads,
     /// Reads of pages with payloads.
@@ -87,19 +91,19 @@ pub struct CodeCacheStats {
     pub bytes: u64,
 }
 
-/// Blocks of codes, payload indexes, embeddings and payloads in memory.
+/// Cached blocks of the segment files of all collections.
 #[derive(Debug)]
-pub(crate) struct CodeCache {
+pub(crate) struct SegmentCache {
     budget: Arc<MemoryBudget>,
     shards: [Mutex<CacheShard>; SHARDS],
     /// Shard to evict from next.
     next: AtomicUsize,
     bytes: AtomicU64,
     codes: ReadCounts,
-    index: ReadCounts,
+    payload_index: ReadCounts,
     vectors: ReadCounts,
     payloads: ReadCounts,
-    /// Calls of [`CodeCache::keep`] that found no room.
+    /// Calls of [`SegmentCache::keep`] that found no room.
     full: AtomicU64,
     evicted: AtomicU64,
     refused: AtomicU64,
@@ -127,14 +131,14 @@ impl ReadCounts {
 
 #[derive(Debug, Default)]
 struct CacheShard {
-    blocks: HashMap<CodeKey, CachedCodes>,
+    blocks: HashMap<SegmentCacheKey, SegmentCacheEntry>,
     /// All keys of `blocks`, oldest first.
-    order: VecDeque<CodeKey>,
+    order: VecDeque<SegmentCacheKey>,
 }
 
 #[derive(Debug)]
-struct CachedCodes {
-    block: Arc<CodeBlock>,
+struct SegmentCacheEntry {
+    block: Arc<VerifiedBlock>,
     bytes: u64,
     /// True if it was used since it was last considered for eviction.
     used: bool,
@@ -142,7 +146,7 @@ struct CachedCodes {
 
 impl CacheShard {
     /// Removes one block that no query uses, if there is one.
-    fn evict(&mut self) -> Option<CachedCodes> {
+    fn evict(&mut self) -> Option<SegmentCacheEntry> {
         let mut spared = 0;
         // Each block gets at most one more round. Blocks in use are skipped.
         for _ in 0..2 * self.order.len() {
@@ -159,49 +163,53 @@ impl CacheShard {
     }
 }
 
-impl CodeCache {
+impl SegmentCache {
     /// Creates a cache in the free memory of `budget`, which can take it back.
-    pub(crate) fn new(budget: &Arc<MemoryBudget>) -> Arc<CodeCache> {
-        let cache = Arc::new(CodeCache {
+    pub(crate) fn new(budget: &Arc<MemoryBudget>) -> Arc<SegmentCache> {
+        let cache = Arc::new(SegmentCache {
             budget: budget.clone(),
             shards: std::array::from_fn(|_| Mutex::default()),
             next: AtomicUsize::new(0),
             bytes: AtomicU64::new(0),
             codes: ReadCounts::default(),
-            index: ReadCounts::default(),
+            payload_index: ReadCounts::default(),
             vectors: ReadCounts::default(),
             payloads: ReadCounts::default(),
             full: AtomicU64::new(0),
             evicted: AtomicU64::new(0),
             refused: AtomicU64::new(0),
         });
-        let freed: std::sync::Weak<CodeCache> = Arc::downgrade(&cache);
+        let freed: std::sync::Weak<SegmentCache> = Arc::downgrade(&cache);
         budget.set_free_on_demand(freed);
         cache
     }
 
     /// Locks the part of the cache for a key. Returns `None` if another thread holds it for long.
-    fn locked(&self, key: CodeKey) -> Option<MutexGuard<'_, CacheShard>> {
+    fn locked(&self, key: SegmentCacheKey) -> Option<MutexGuard<'_, CacheShard>> {
         self.shard(key).try_lock_for(LOCK_WAIT_MAX)
     }
 
-    fn shard(&self, key: CodeKey) -> &Mutex<CacheShard> {
+    fn shard(&self, key: SegmentCacheKey) -> &Mutex<CacheShard> {
         let mixed = (key.file ^ key.offset >> 8).wrapping_mul(0x9E37_79B9_7F4A_7C15);
         &self.shards[(mixed >> 58) as usize % SHARDS]
     }
 
-    fn counts(&self, owner: BlockOwner) -> &ReadCounts {
-        match owner {
-            BlockOwner::Codes => &self.codes,
-            BlockOwner::Index => &self.index,
-            BlockOwner::Vectors => &self.vectors,
-            BlockOwner::Payloads => &self.payloads,
+    fn counts(&self, section: CachedSection) -> &ReadCounts {
+        match section {
+            CachedSection::Codes => &self.codes,
+            CachedSection::PayloadIndex => &self.payload_index,
+            CachedSection::Vectors => &self.vectors,
+            CachedSection::Payloads => &self.payloads,
         }
     }
 
     /// Returns a cached block. Returns `None` too if another thread holds its lock for long.
-    pub(crate) fn get(&self, owner: BlockOwner, key: CodeKey) -> Option<Arc<CodeBlock>> {
-        let counts = self.counts(owner);
+    pub(crate) fn get(
+        &self,
+        section: CachedSection,
+        key: SegmentCacheKey,
+    ) -> Option<Arc<VerifiedBlock>> {
+        let counts = self.counts(section);
         counts.lookups.fetch_add(1, Ordering::Relaxed);
         let mut shard = self.locked(key)?;
         let cached = shard.blocks.get_mut(&key)?;
@@ -212,17 +220,17 @@ impl CodeCache {
 
     /// Returns true if a block is cached, or if another thread holds its lock for long. Does not
     /// count a look-up.
-    pub(crate) fn has(&self, key: CodeKey) -> bool {
+    pub(crate) fn has(&self, key: SegmentCacheKey) -> bool {
         self.locked(key).is_none_or(|shard| shard.blocks.contains_key(&key))
     }
 
     /// Creates a block of `content`, and caches it if memory has room or unused blocks can be
     /// evicted. Returns the block that another thread cached meanwhile, if there is one.
-    pub(crate) fn put(&self, key: CodeKey, content: CodeContent) -> Arc<CodeBlock> {
+    pub(crate) fn put(&self, key: SegmentCacheKey, content: BlockContent) -> Arc<VerifiedBlock> {
         let bytes = content.memory_bytes() as u64 + BLOCK_OVERHEAD;
         let held = self.budget.reserve_idle(bytes).or_else(|| self.make_room(bytes));
         let is_cached = held.is_some();
-        let block = Arc::new(CodeBlock::new(content, held));
+        let block = Arc::new(VerifiedBlock::new(content, held));
         if is_cached {
             self.insert(key, block, bytes)
         } else {
@@ -234,7 +242,7 @@ impl CodeCache {
     /// Caches a copy of `content` if memory has room. While it is full, only one of
     /// [`KEPT_OF_FULL`] calls evicts unused blocks: if a search finds its pages seldom, copies of
     /// all of them cost more than the found ones save.
-    pub(crate) fn keep(&self, key: CodeKey, content: &[u8]) {
+    pub(crate) fn keep(&self, key: SegmentCacheKey, content: &[u8]) {
         let bytes = content.len() as u64 + BLOCK_OVERHEAD;
         let held = self.budget.reserve_idle(bytes).or_else(|| {
             let calls = self.full.fetch_add(1, Ordering::Relaxed);
@@ -244,8 +252,8 @@ impl CodeCache {
             self.refused.fetch_add(1, Ordering::Relaxed);
             return;
         }
-        let content = CodeContent::Bytes(content.into());
-        self.insert(key, Arc::new(CodeBlock::new(content, held)), bytes);
+        let content = BlockContent::Bytes(content.into());
+        self.insert(key, Arc::new(VerifiedBlock::new(content, held)), bytes);
     }
 
     /// Evicts unused blocks until `bytes` can be reserved.
@@ -264,7 +272,12 @@ impl CodeCache {
 
     /// Inserts a block of `bytes`. Returns the one that another thread inserted meanwhile, if there
     /// is one.
-    fn insert(&self, key: CodeKey, block: Arc<CodeBlock>, bytes: u64) -> Arc<CodeBlock> {
+    fn insert(
+        &self,
+        key: SegmentCacheKey,
+        block: Arc<VerifiedBlock>,
+        bytes: u64,
+    ) -> Arc<VerifiedBlock> {
         let Some(mut shard) = self.locked(key) else {
             // The block stays with its query.
             self.refused.fetch_add(1, Ordering::Relaxed);
@@ -273,7 +286,7 @@ impl CodeCache {
         if let Some(cached) = shard.blocks.get(&key) {
             return cached.block.clone();
         }
-        shard.blocks.insert(key, CachedCodes { block: block.clone(), bytes, used: false });
+        shard.blocks.insert(key, SegmentCacheEntry { block: block.clone(), bytes, used: false });
         shard.order.push_back(key);
         self.bytes.fetch_add(bytes, Ordering::Relaxed);
         block
@@ -286,7 +299,7 @@ impl CodeCache {
             let at = self.next.fetch_add(1, Ordering::Relaxed) % SHARDS;
             let shard = self.shards[at].try_lock_for(wait_max);
             let evicted = shard.and_then(|mut shard| shard.evict());
-            if let Some(CachedCodes { block, bytes, .. }) = evicted {
+            if let Some(SegmentCacheEntry { block, bytes, .. }) = evicted {
                 drop(block);
                 self.bytes.fetch_sub(bytes, Ordering::Relaxed);
                 self.evicted.fetch_add(1, Ordering::Relaxed);
@@ -315,18 +328,18 @@ impl CodeCache {
     }
 
     /// Counts a read of `bytes` from a medium.
-    pub(crate) fn count_read(&self, owner: BlockOwner, bytes: u64) {
-        let counts = self.counts(owner);
+    pub(crate) fn count_read(&self, section: CachedSection, bytes: u64) {
+        let counts = self.counts(section);
         counts.reads.fetch_add(1, Ordering::Relaxed);
         counts.read_bytes.fetch_add(bytes, Ordering::Relaxed);
     }
 
     /// Returns the counts.
-    pub(crate) fn stats(&self) -> CodeCacheStats {
+    pub(crate) fn stats(&self) -> SegmentCacheStats {
         let load = |count: &AtomicU64| count.load(Ordering::Relaxed);
-        CodeCacheStats {
+        SegmentCacheStats {
             codes: self.codes.get(),
-            index: self.index.get(),
+            payload_index: self.payload_index.get(),
             vectors: self.vectors.get(),
             payloads: self.payloads.get(),
             evicted: load(&self.evicted),
@@ -336,7 +349,7 @@ impl CodeCache {
     }
 }
 
-impl FreeOnDemand for CodeCache {
+impl FreeOnDemand for SegmentCache {
     fn bytes(&self) -> u64 {
         self.bytes.load(Ordering::Relaxed)
     }
@@ -356,18 +369,18 @@ impl FreeOnDemand for CodeCache {
 mod tests {
     use super::*;
 
-    fn key(number: u64) -> CodeKey {
-        CodeKey { file: 7, offset: number * 4096 }
+    fn key(number: u64) -> SegmentCacheKey {
+        SegmentCacheKey { file: 7, offset: number * 4096 }
     }
 
-    fn content(number: u64) -> CodeContent {
-        CodeContent::Bytes(vec![number as u8; 1000].into())
+    fn content(number: u64) -> BlockContent {
+        BlockContent::Bytes(vec![number as u8; 1000].into())
     }
 
     #[test]
     fn blocks_use_free_memory_and_return_it() {
         let budget = MemoryBudget::new(100_000);
-        let cache = CodeCache::new(&budget);
+        let cache = SegmentCache::new(&budget);
         for number in 0..200 {
             assert_eq!(cache.put(key(number), content(number)).bytes()[0], number as u8);
         }
@@ -388,8 +401,8 @@ mod tests {
         // Blocks use the remaining memory.
         cache.put(key(900), content(1));
         assert!(
-            cache.get(BlockOwner::Codes, key(900)).is_some()
-                && cache.get(BlockOwner::Codes, key(0)).is_none()
+            cache.get(CachedSection::Codes, key(900)).is_some()
+                && cache.get(CachedSection::Codes, key(0)).is_none()
         );
         drop(held);
         cache.forget(7);
@@ -399,17 +412,17 @@ mod tests {
     #[test]
     fn used_blocks_stay_and_pinned_ones_keep_their_bytes() {
         let budget = MemoryBudget::new(40 * (1000 + BLOCK_OVERHEAD));
-        let cache = CodeCache::new(&budget);
+        let cache = SegmentCache::new(&budget);
         let pinned = cache.put(key(1), content(1));
         for round in 0..20 {
             for number in 2..8 {
                 cache.put(key(number), content(number));
-                cache.get(BlockOwner::Codes, key(number));
+                cache.get(CachedSection::Codes, key(number));
             }
             cache.put(key(100 + round * 2), content(9));
             cache.put(key(101 + round * 2), content(9));
         }
-        assert!((2..8).all(|number| cache.get(BlockOwner::Codes, key(number)).is_some()));
+        assert!((2..8).all(|number| cache.get(CachedSection::Codes, key(number)).is_some()));
         assert!(budget.reserve(budget.stats().limit, "everything").is_err(), "one is in use");
         assert_eq!(pinned.bytes(), [1; 1000]);
         assert_eq!(cache.stats().bytes, 1000 + BLOCK_OVERHEAD);
@@ -420,7 +433,7 @@ mod tests {
     #[test]
     fn a_refused_reservation_leaves_the_blocks() {
         let budget = MemoryBudget::new(100_000);
-        let cache = CodeCache::new(&budget);
+        let cache = SegmentCache::new(&budget);
         let held = budget.reserve(60_000, "a segment").unwrap();
         for number in 0..20 {
             cache.put(key(number), content(number));
@@ -441,12 +454,12 @@ mod tests {
     fn a_full_cache_keeps_few_pages() {
         let page = [7; 1000];
         let budget = MemoryBudget::new(40 * (1000 + BLOCK_OVERHEAD));
-        let cache = CodeCache::new(&budget);
+        let cache = SegmentCache::new(&budget);
         (0..40).for_each(|number| cache.keep(key(number), &page));
         assert_eq!((cache.stats().refused, cache.stats().evicted), (0, 0));
         (40..40 + 16 * 10).for_each(|number| cache.keep(key(number), &page));
         assert_eq!((cache.stats().refused, cache.stats().evicted), (150, 10));
-        assert_eq!(cache.get(BlockOwner::Vectors, key(40)).unwrap().bytes(), page);
+        assert_eq!(cache.get(CachedSection::Vectors, key(40)).unwrap().bytes(), page);
         assert!(!cache.has(key(41)) && budget.stats().used == 0);
         // The same page once more takes no memory.
         cache.forget(7);
@@ -458,10 +471,10 @@ mod tests {
     #[test]
     fn a_block_without_room_is_not_cached() {
         let budget = MemoryBudget::new(500);
-        let cache = CodeCache::new(&budget);
+        let cache = SegmentCache::new(&budget);
         let block = cache.put(key(1), content(5));
         assert_eq!(block.bytes(), [5; 1000]);
         assert_eq!((cache.stats().refused, budget.stats().used), (1, 0));
-        assert!(cache.get(BlockOwner::Codes, key(1)).is_none());
+        assert!(cache.get(CachedSection::Codes, key(1)).is_none());
     }
 }
