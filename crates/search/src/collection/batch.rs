@@ -5,7 +5,7 @@ use base::Result;
 use super::best::{BestPoints, QueryHits};
 use super::helpers::SegmentOrder;
 use super::inner::Collection;
-use super::search::{CollectionQuery, SearchThread};
+use super::search::{CollectionQuery, RunningQuery, SearchThread};
 use super::state::SegmentView;
 use crate::coarse::{CoarseRequest, Exact};
 use crate::filter::RowSet;
@@ -56,15 +56,17 @@ impl Collection {
                 continue;
             }
             for run in &mut runs {
-                let BatchRun { query, best, found } = run;
+                let query = run.query;
                 let request = CoarseRequest {
                     params: query.params,
-                    floor: best.floor,
+                    floor: run.best.floor,
                     ..CoarseRequest::best(query.k)
                 };
-                self.coarse_segment(thread, query, view, request, None, found)?;
-                best.offer_hits(at, view, &thread.hits);
-                best.keep();
+                let found = &mut run.found;
+                let mut running = RunningQuery { collection: self, thread, query, found };
+                running.coarse_segment(view, request, None)?;
+                run.best.offer_hits(at, view, &running.thread.hits);
+                run.best.keep();
             }
         }
         Ok(runs.into_iter().map(|run| run.found.with(run.best)).collect())
@@ -84,7 +86,8 @@ impl Collection {
             let (group, rest): (Vec<usize>, Vec<usize>) =
                 left.into_iter().partition(|&run| run == first || runs[run].shares_with(&query));
             left = rest;
-            let allow = self.allowed(&query, view, &mut runs[first].found)?;
+            let partial = &mut runs[first].found.partial;
+            let allow = self.allowed(query.filter, view, partial)?;
             if allow.as_deref().is_some_and(RowSet::is_empty) {
                 continue;
             }

@@ -17,7 +17,7 @@ use super::best::{BestPoints, QueryHits, note_lost};
 use super::deferred::{DEFERRED_HITS_MAX, DeferredRows};
 use super::inner::Collection;
 use super::scan::{PartLimit, note_pause};
-use super::search::{CollectionQuery, HitScores, SearchThread, codes_reader};
+use super::search::{CollectionQuery, HitScores, RunningQuery, SearchThread, codes_reader};
 use super::state::SegmentView;
 use crate::coarse::{
     CoarseRequest, PartedScan, RabitqCandidate, ReadCodes, ScanHelpers, ScanParams,
@@ -293,16 +293,14 @@ impl SegmentsSearch {
     /// The first error of a segment.
     pub(super) fn finish(
         &self,
-        collection: &Collection,
-        thread: &mut SearchThread,
+        running: &mut RunningQuery<'_>,
         best: &mut BestPoints<'_>,
-        found: &mut QueryHits,
     ) -> Result<()> {
         let _owner = self.parts.owner();
         while let Some(part) = self.parts.claim() {
-            self.search_segment(part, collection, thread);
+            self.search_segment(part, running.collection, running.thread);
         }
-        self.help_helpers(collection, thread);
+        self.help_helpers(running.collection, running.thread);
         self.parts.wait()?;
         let mut shared = self.found.lock();
         if shared.paused {
@@ -311,8 +309,8 @@ impl SegmentsSearch {
         if let Some(error) = shared.error.take() {
             return Err(error);
         }
-        found.partial |= shared.partial;
-        found.damaged += shared.damaged;
+        running.found.partial |= shared.partial;
+        running.found.damaged += shared.damaged;
         std::mem::take(&mut shared.best.ranked).into_iter().for_each(|hit| best.offer(hit));
         let waiting = std::mem::take(&mut shared.waiting);
         drop(shared);
@@ -323,22 +321,15 @@ impl SegmentsSearch {
                 Some(SegmentCandidates::Bounds(bounds)) => deferred.add(place, &bounds),
                 Some(SegmentCandidates::Hits(hits)) => best.offer_hits(*at, view, &hits),
                 Some(SegmentCandidates::Candidates(candidates)) => {
-                    let request = self.request(best.floor);
-                    collection.compare_segment(
-                        thread,
-                        &self.query(),
-                        view,
-                        request,
-                        &candidates,
-                        found,
-                    )?;
-                    best.offer_hits(*at, view, &thread.hits);
+                    running.compare_segment(view, self.request(best.floor), &candidates)?;
+                    best.offer_hits(*at, view, &running.thread.hits);
                 }
             }
             best.keep();
         }
         best.keep();
-        deferred.compare(&mut *thread.vectors, &self.embedding, &self.segments, best, found)
+        let vectors = &mut *running.thread.vectors;
+        deferred.compare(vectors, &self.embedding, &self.segments, best, running.found)
     }
 
     fn query(&self) -> CollectionQuery<'_> {
@@ -369,29 +360,27 @@ impl SegmentsSearch {
         let request = self.request(floor);
         let waits = !self.floor_is_exact;
         let two_steps = waits && self.exact && !view.segment.index().floor_is_exact();
+        let query = self.query();
+        let mut running = RunningQuery { collection, thread, query: &query, found: &mut found };
         let result = if two_steps {
-            collection
-                .segment_candidates(thread, &self.query(), view, request, &mut found)
-                .map(SegmentCandidates::Candidates)
+            running.segment_candidates(view, request).map(SegmentCandidates::Candidates)
         } else {
-            collection
-                .coarse_segment(thread, &self.query(), view, request, Some(self), &mut found)
-                .map(|scores| {
-                    let hits = std::mem::take(&mut thread.hits);
-                    match scores {
-                        HitScores::Final => SegmentCandidates::Hits(hits),
-                        HitScores::UpperBounds => SegmentCandidates::Bounds(hits),
-                    }
-                })
+            running.coarse_segment(view, request, Some(self)).map(|scores| {
+                let hits = std::mem::take(&mut running.thread.hits);
+                match scores {
+                    HitScores::Final => SegmentCandidates::Hits(hits),
+                    HitScores::UpperBounds => SegmentCandidates::Bounds(hits),
+                }
+            })
         };
         let mut shared = self.found.lock();
-        shared.partial |= found.partial;
-        shared.damaged += found.damaged;
+        shared.partial |= running.found.partial;
+        shared.damaged += running.found.damaged;
         match result {
             Ok(SegmentCandidates::Hits(hits)) if !waits => {
                 shared.best.offer_hits(*at, view, &hits);
                 shared.best.keep();
-                thread.hits = hits;
+                running.thread.hits = hits;
             }
             Ok(result) => shared.waiting[part] = Some(result),
             Err(error) => shared.error = shared.error.take().or(Some(error)),

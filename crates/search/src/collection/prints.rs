@@ -11,7 +11,7 @@ use super::edge_votes::IndexedSegment;
 use super::filters::MemtableFilter;
 use super::inner::Collection;
 use super::options::PRINT_CANDIDATES_MAX;
-use super::search::{CollectionQuery, SearchThread};
+use super::search::{CollectionQuery, RunningQuery, SearchThread};
 use super::state::{CollectionState, SegmentView};
 use crate::filter::Filter;
 use crate::rerank::Scorer;
@@ -65,12 +65,11 @@ impl Collection {
         let mut found = self.begin(&state);
         let mut ranked = self.unindexed(query, &state, &views, &mut found)?;
         ranked.extend(self.indexed(thread, query, &views, &mut found)?);
-        let scored = CollectionQuery {
-            k: query.k,
-            deadline: query.deadline,
-            ..CollectionQuery::nearest(&[], query.k)
-        };
-        self.score_all(thread, &scored, scorer, &views, &ranked, &mut found)?;
+        let scored =
+            CollectionQuery { deadline: query.deadline, ..CollectionQuery::nearest(&[], query.k) };
+        let mut running =
+            RunningQuery { collection: self, thread, query: &scored, found: &mut found };
+        running.score_all(scorer, &views, &ranked)?;
         for hit in &mut found.hits {
             if hit.coarse == UNINDEXED {
                 hit.coarse = 0.0;
@@ -134,8 +133,7 @@ impl Collection {
         let mut segments = Vec::new();
         for (at, view) in (0..).zip(views.iter().copied()) {
             if view.segment.edges().is_some() {
-                let filtered = self.filtered(query.filter, view, &mut found.partial)?;
-                let allow = filtered.map(Arc::new).or_else(|| view.allowed().cloned());
+                let allow = self.allowed(query.filter, view, &mut found.partial)?;
                 let rows = allow.as_ref().map_or(view.segment.rows(), |allow| allow.count());
                 let segment = view.segment.clone();
                 segments.push(IndexedSegment { at, segment, allow, rows, count: 0 });

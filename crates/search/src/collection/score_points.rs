@@ -9,7 +9,7 @@ use base::{Error, Result};
 use super::best::{HitLocation, QueryHits, RankedPoint};
 use super::inner::Collection;
 use super::options::CANDIDATES_MAX;
-use super::search::{CollectionQuery, SearchThread};
+use super::search::{CollectionQuery, RunningQuery, SearchThread};
 use super::state::{PointLocation, SegmentView};
 use crate::rerank::Scorer;
 
@@ -61,8 +61,10 @@ impl Collection {
             };
             ranked.push(RankedPoint { coarse: UNKNOWN, id: *id, place });
         }
-        let query = CollectionQuery { k, deadline, ..CollectionQuery::nearest(&[], k) };
-        self.score_all(thread, &query, scorer, &views, &ranked, &mut found)?;
+        let query = CollectionQuery { deadline, ..CollectionQuery::nearest(&[], k) };
+        let mut running =
+            RunningQuery { collection: self, thread, query: &query, found: &mut found };
+        running.score_all(scorer, &views, &ranked)?;
         for hit in &mut found.hits {
             hit.coarse = 0.0;
         }

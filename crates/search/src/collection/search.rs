@@ -99,6 +99,14 @@ pub(super) enum HitScores {
     UpperBounds,
 }
 
+/// Query that runs on one thread, and its result so far.
+pub(super) struct RunningQuery<'r> {
+    pub(super) collection: &'r Collection,
+    pub(super) thread: &'r mut SearchThread,
+    pub(super) query: &'r CollectionQuery<'r>,
+    pub(super) found: &'r mut QueryHits,
+}
+
 impl Collection {
     /// Returns the points whose embeddings are most similar to the query.
     ///
@@ -113,7 +121,8 @@ impl Collection {
         let state = self.state();
         let views: Vec<&SegmentView> = state.open().map(|(_, _, view)| view).collect();
         let mut found = self.begin(&state);
-        let best = self.coarse(thread, query, &state, &views, query.k, &mut found)?;
+        let mut running = RunningQuery { collection: self, thread, query, found: &mut found };
+        let best = running.coarse(&state, &views, query.k)?;
         Ok(found.with(best))
     }
 
@@ -130,94 +139,16 @@ impl Collection {
         let state = self.state();
         let views: Vec<&SegmentView> = state.open().map(|(_, _, view)| view).collect();
         let mut found = self.begin(&state);
+        let mut running = RunningQuery { collection: self, thread, query, found: &mut found };
         let count = query.candidates.max(query.k);
-        let ranked = self.coarse(thread, query, &state, &views, count, &mut found)?.sorted();
-        self.score_all(thread, query, scorer, &views, &ranked, &mut found)?;
+        let ranked = running.coarse(&state, &views, count)?.sorted();
+        running.score_all(scorer, &views, &ranked)?;
         Ok(found)
     }
 
-    /// Leaves the best candidates by `scorer` in `found`. Idle threads take parts of many
-    /// candidates, with one clone of `scorer` for all of them.
-    pub(super) fn score_all<S: Scorer + Clone + 'static>(
-        &self,
-        thread: &mut SearchThread,
-        query: &CollectionQuery<'_>,
-        scorer: &S,
-        views: &[&SegmentView],
-        ranked: &[RankedPoint<'_>],
-        found: &mut QueryHits,
-    ) -> Result<()> {
-        found.candidates = ranked.len() as u64;
-        found.hits = Vec::new();
-        let unflushed: Vec<UnflushedPoint> = ranked.iter().filter_map(UnflushedPoint::of).collect();
-        thread.score_unflushed(scorer, unflushed, query.deadline, found)?;
-        let candidates: Vec<RerankCandidate> = ranked.iter().filter_map(in_segment).collect();
-        if !candidates.is_empty() {
-            self.rerank(thread, query, scorer, views, candidates, found)?;
-        }
-        found.hits.sort_by(|a, b| better((a.score, a.id), (b.score, b.id)));
-        found.hits.truncate(query.k);
-        Ok(())
-    }
-
+    /// Returns the result of a query on `state` before its first hit.
     pub(super) fn begin(&self, state: &CollectionState) -> QueryHits {
-        QueryHits {
-            partial: state.is_partial() || self.health.lock().log_damaged(),
-            ..QueryHits::default()
-        }
-    }
-
-    /// Adds the hits among the candidates in segments to `found`.
-    fn rerank<S: Scorer + Clone + 'static>(
-        &self,
-        thread: &mut SearchThread,
-        query: &CollectionQuery<'_>,
-        scorer: &S,
-        views: &[&SegmentView],
-        candidates: Vec<RerankCandidate>,
-        found: &mut QueryHits,
-    ) -> Result<()> {
-        let segments: Arc<[Arc<dyn Records>]> =
-            views.iter().map(|view| view.segment.clone() as Arc<dyn Records>).collect();
-        let answer = thread.rerank(scorer, segments, candidates, query.k, query.deadline)?;
-        for damage in &answer.damaged {
-            let view = views.get(damage.candidate.segment as usize);
-            // A read that failed for another reason says nothing about the page.
-            let is_lost = damage.error.kind() == ErrorKind::DataLoss;
-            if let (Some(view), Some(page)) = (view, damage.page.filter(|_| is_lost)) {
-                view.segment.note_page(page, damage.error.message());
-            }
-        }
-        for (candidate, score) in &answer.hits {
-            let view = views.get(candidate.segment as usize);
-            if let Some(id) = view.and_then(|view| view.segment.ids().id(candidate.row)) {
-                found.hits.push(QueryHit { id, score: *score, coarse: candidate.coarse });
-            }
-        }
-        found.partial |= answer.partial;
-        found.compared += answer.scored;
-        found.damaged += answer.damaged_count;
-        found.reads += answer.reads;
-        found.cached += answer.cached;
-        Ok(())
-    }
-
-    /// Returns the best `count` rows of all segments and memtables.
-    fn coarse<'s>(
-        &self,
-        thread: &mut SearchThread,
-        query: &CollectionQuery<'_>,
-        state: &'s CollectionState,
-        views: &[&SegmentView],
-        count: usize,
-        found: &mut QueryHits,
-    ) -> Result<BestPoints<'s>> {
-        self.check_query(query, count)?;
-        let mut best = BestPoints::new(count, f32::NEG_INFINITY);
-        self.scan_memtables(query, state, &mut best)?;
-        let order = SegmentOrder::new(views.iter().copied());
-        self.coarse_segments(thread, query, &order, &mut best, found)?;
-        Ok(best)
+        QueryHits { partial: self.is_partial(state), ..QueryHits::default() }
     }
 
     /// Checks a query for `count` rows.
@@ -276,39 +207,6 @@ impl Collection {
         matching.check()
     }
 
-    /// Offers the best rows of segments to `best`. Threads that are idle take some of them.
-    fn coarse_segments(
-        &self,
-        thread: &mut SearchThread,
-        query: &CollectionQuery<'_>,
-        order: &SegmentOrder<'_>,
-        best: &mut BestPoints<'_>,
-        found: &mut QueryHits,
-    ) -> Result<()> {
-        if order.iter().len() > 1 {
-            let segments = order.iter().map(|(at, view)| (at, view.clone())).collect();
-            let search = SegmentsSearch::new(query, best.count, best.floor, segments);
-            let helpers = thread.idle_helpers().filter(|_| self.is_long(query, order));
-            // One thread that defers nothing has less to do if each segment raises the floor.
-            if helpers.is_some() || search.defers() {
-                let search = Arc::new(search);
-                if let Some(helpers) = helpers {
-                    helpers.offer(helpers.idle().min(search.parts() - 1), search.clone());
-                }
-                return search.finish(self, thread, best, found);
-            }
-        }
-        for (at, view) in order.iter() {
-            let params = query.params;
-            let floor = best.floor;
-            let request = CoarseRequest { params, floor, ..CoarseRequest::best(best.count) };
-            self.coarse_segment(thread, query, view, request, None, found)?;
-            best.offer_hits(at, view, &thread.hits);
-            best.keep();
-        }
-        Ok(())
-    }
-
     /// Returns true if a query takes so long that threads should share it.
     fn is_long(&self, query: &CollectionQuery<'_>, order: &SegmentOrder<'_>) -> bool {
         let rows: u64 = order.iter().map(|(_, view)| u64::from(view.segment.index().rows())).sum();
@@ -316,44 +214,16 @@ impl Collection {
         query.filter.is_some() || values >= self.options.shared_values_min
     }
 
-    /// Returns the rows of a segment that a query may find, or `None` for all.
+    /// Returns the live rows of a segment that match `filter`, or `None` for all rows. Sets
+    /// `partial` if some payloads cannot be read.
     pub(super) fn allowed(
         &self,
-        query: &CollectionQuery<'_>,
+        filter: Option<&Filter>,
         view: &SegmentView,
-        found: &mut QueryHits,
+        partial: &mut bool,
     ) -> Result<Option<Arc<RowSet>>> {
-        let filtered = self.filtered(query.filter, view, &mut found.partial)?;
+        let filtered = self.filtered(filter, view, partial)?;
         Ok(filtered.map(Arc::new).or_else(|| view.allowed().cloned()))
-    }
-
-    /// Returns the rows of one segment that are to be compared exactly, best first.
-    pub(super) fn segment_candidates(
-        &self,
-        thread: &mut SearchThread,
-        query: &CollectionQuery<'_>,
-        view: &SegmentView,
-        request: CoarseRequest<'_>,
-        found: &mut QueryHits,
-    ) -> Result<Vec<RabitqCandidate>> {
-        let allow = self.allowed(query, view, found)?;
-        if allow.as_deref().is_some_and(RowSet::is_empty) {
-            return Ok(Vec::new());
-        }
-        self.ready_codes(thread, &view.segment);
-        // The source of exact scores is not used in this step; its presence limits the candidates.
-        let exact = view.segment.exact(&mut *thread.vectors);
-        let codes = view.segment.codes(codes_reader(&mut thread.codes), query.deadline);
-        let request = CoarseRequest {
-            allow: allow.as_deref(),
-            exact: Some(&exact),
-            codes: codes.as_ref().map(|codes| codes as &dyn ReadCodes),
-            ..request
-        };
-        let candidates =
-            view.segment.index().candidates(query.embedding, &request, &mut thread.scratch);
-        note_codes(found, codes.as_ref());
-        candidates
     }
 
     /// Makes the thread's reader of codes, if the segment needs one and there is memory for it.
@@ -369,45 +239,173 @@ impl Collection {
             Err(error) => tracing::debug!(%error, "codes are read one after the other"),
         }
     }
+}
 
-    /// Compares candidates of one segment exactly and leaves the best rows in `thread.hits`.
-    pub(super) fn compare_segment(
-        &self,
-        thread: &mut SearchThread,
-        query: &CollectionQuery<'_>,
-        view: &SegmentView,
-        request: CoarseRequest<'_>,
-        candidates: &[RabitqCandidate],
-        found: &mut QueryHits,
+impl RunningQuery<'_> {
+    /// Leaves the best candidates by `scorer` in `found`. Idle threads take parts of many
+    /// candidates, with one clone of `scorer` for all of them.
+    pub(super) fn score_all<S: Scorer + Clone + 'static>(
+        &mut self,
+        scorer: &S,
+        views: &[&SegmentView],
+        ranked: &[RankedPoint<'_>],
     ) -> Result<()> {
-        let SearchThread { scratch, hits, vectors, .. } = thread;
-        let exact = view.segment.exact(&mut **vectors);
-        let request = CoarseRequest { exact: Some(&exact), ..request };
-        view.segment.index().compare(query.embedding, &request, candidates, scratch, hits)?;
-        note_lost(found, exact.lost());
+        let CollectionQuery { k, deadline, .. } = *self.query;
+        self.found.candidates = ranked.len() as u64;
+        self.found.hits = Vec::new();
+        let unflushed: Vec<UnflushedPoint> = ranked.iter().filter_map(UnflushedPoint::of).collect();
+        self.thread.score_unflushed(scorer, unflushed, deadline, self.found)?;
+        let candidates: Vec<RerankCandidate> = ranked.iter().filter_map(in_segment).collect();
+        if !candidates.is_empty() {
+            self.rerank(scorer, views, candidates)?;
+        }
+        self.found.hits.sort_by(|a, b| better((a.score, a.id), (b.score, b.id)));
+        self.found.hits.truncate(k);
         Ok(())
     }
 
-    /// Leaves the best rows of one segment in `thread.hits`, or the rows to compare exactly if
-    /// `search` defers that. `search` is the search of several segments that it belongs to, if
-    /// threads share them.
+    /// Adds the hits among the candidates in segments to `found`.
+    fn rerank<S: Scorer + Clone + 'static>(
+        &mut self,
+        scorer: &S,
+        views: &[&SegmentView],
+        candidates: Vec<RerankCandidate>,
+    ) -> Result<()> {
+        let CollectionQuery { k, deadline, .. } = *self.query;
+        let segments: Arc<[Arc<dyn Records>]> =
+            views.iter().map(|view| view.segment.clone() as Arc<dyn Records>).collect();
+        let answer = self.thread.rerank(scorer, segments, candidates, k, deadline)?;
+        for damage in &answer.damaged {
+            let view = views.get(damage.candidate.segment as usize);
+            // A read that failed for another reason says nothing about the page.
+            let is_lost = damage.error.kind() == ErrorKind::DataLoss;
+            if let (Some(view), Some(page)) = (view, damage.page.filter(|_| is_lost)) {
+                view.segment.note_page(page, damage.error.message());
+            }
+        }
+        for (candidate, score) in &answer.hits {
+            let view = views.get(candidate.segment as usize);
+            if let Some(id) = view.and_then(|view| view.segment.ids().id(candidate.row)) {
+                self.found.hits.push(QueryHit { id, score: *score, coarse: candidate.coarse });
+            }
+        }
+        self.found.partial |= answer.partial;
+        self.found.compared += answer.scored;
+        self.found.damaged += answer.damaged_count;
+        self.found.reads += answer.reads;
+        self.found.cached += answer.cached;
+        Ok(())
+    }
+
+    /// Returns the best `count` rows of all segments and memtables.
+    fn coarse<'s>(
+        &mut self,
+        state: &'s CollectionState,
+        views: &[&SegmentView],
+        count: usize,
+    ) -> Result<BestPoints<'s>> {
+        self.collection.check_query(self.query, count)?;
+        let mut best = BestPoints::new(count, f32::NEG_INFINITY);
+        self.collection.scan_memtables(self.query, state, &mut best)?;
+        let order = SegmentOrder::new(views.iter().copied());
+        self.coarse_segments(&order, &mut best)?;
+        Ok(best)
+    }
+
+    /// Offers the best rows of segments to `best`. Threads that are idle take some of them.
+    fn coarse_segments(
+        &mut self,
+        order: &SegmentOrder<'_>,
+        best: &mut BestPoints<'_>,
+    ) -> Result<()> {
+        let query = self.query;
+        if order.iter().len() > 1 {
+            let segments = order.iter().map(|(at, view)| (at, view.clone())).collect();
+            let search = SegmentsSearch::new(query, best.count, best.floor, segments);
+            let is_long = self.collection.is_long(query, order);
+            let helpers = self.thread.idle_helpers().filter(|_| is_long);
+            // One thread that defers nothing has less to do if each segment raises the floor.
+            if helpers.is_some() || search.defers() {
+                let search = Arc::new(search);
+                if let Some(helpers) = helpers {
+                    helpers.offer(helpers.idle().min(search.parts() - 1), search.clone());
+                }
+                return search.finish(self, best);
+            }
+        }
+        for (at, view) in order.iter() {
+            let params = query.params;
+            let floor = best.floor;
+            let request = CoarseRequest { params, floor, ..CoarseRequest::best(best.count) };
+            self.coarse_segment(view, request, None)?;
+            best.offer_hits(at, view, &self.thread.hits);
+            best.keep();
+        }
+        Ok(())
+    }
+
+    /// Returns the rows of one segment that are to be compared exactly, best first.
+    pub(super) fn segment_candidates(
+        &mut self,
+        view: &SegmentView,
+        request: CoarseRequest<'_>,
+    ) -> Result<Vec<RabitqCandidate>> {
+        let query = self.query;
+        let allow = self.collection.allowed(query.filter, view, &mut self.found.partial)?;
+        if allow.as_deref().is_some_and(RowSet::is_empty) {
+            return Ok(Vec::new());
+        }
+        self.collection.ready_codes(self.thread, &view.segment);
+        let SearchThread { scratch, vectors, codes, .. } = &mut *self.thread;
+        // The source of exact scores is not used in this step; its presence limits the candidates.
+        let exact = view.segment.exact(&mut **vectors);
+        let codes = view.segment.codes(codes_reader(codes), query.deadline);
+        let request = CoarseRequest {
+            allow: allow.as_deref(),
+            exact: Some(&exact),
+            codes: codes.as_ref().map(|codes| codes as &dyn ReadCodes),
+            ..request
+        };
+        let candidates = view.segment.index().candidates(query.embedding, &request, scratch);
+        note_codes(self.found, codes.as_ref());
+        candidates
+    }
+
+    /// Compares candidates of one segment exactly, and leaves the best rows in
+    /// [`SearchThread::hits`].
+    pub(super) fn compare_segment(
+        &mut self,
+        view: &SegmentView,
+        request: CoarseRequest<'_>,
+        candidates: &[RabitqCandidate],
+    ) -> Result<()> {
+        let SearchThread { scratch, hits, vectors, .. } = &mut *self.thread;
+        let exact = view.segment.exact(&mut **vectors);
+        let request = CoarseRequest { exact: Some(&exact), ..request };
+        let embedding = self.query.embedding;
+        view.segment.index().compare(embedding, &request, candidates, scratch, hits)?;
+        note_lost(self.found, exact.lost());
+        Ok(())
+    }
+
+    /// Leaves the best rows of one segment in [`SearchThread::hits`], or the rows to compare exactly
+    /// if `search` defers that. `search` is the search of several segments that this one belongs
+    /// to; `None` if it stands alone.
     pub(super) fn coarse_segment(
-        &self,
-        thread: &mut SearchThread,
-        query: &CollectionQuery<'_>,
+        &mut self,
         view: &SegmentView,
         request: CoarseRequest<'_>,
         search: Option<&SegmentsSearch>,
-        found: &mut QueryHits,
     ) -> Result<HitScores> {
         let mut scores = HitScores::Final;
-        thread.hits.clear();
-        let allow = self.allowed(query, view, found)?;
+        self.thread.hits.clear();
+        let query = self.query;
+        let allow = self.collection.allowed(query.filter, view, &mut self.found.partial)?;
         if allow.as_deref().is_some_and(RowSet::is_empty) {
             return Ok(scores);
         }
-        self.ready_codes(thread, &view.segment);
-        let SearchThread { scratch, hits, vectors, helpers, codes, .. } = thread;
+        self.collection.ready_codes(self.thread, &view.segment);
+        let SearchThread { scratch, hits, vectors, helpers, codes, .. } = &mut *self.thread;
         let codes = view.segment.codes(codes_reader(codes), query.deadline);
         let lists = helpers.as_deref().map(|helpers| ListHelpers {
             helpers,
@@ -434,13 +432,13 @@ impl Collection {
             } else {
                 index.search(query.embedding, &request, scratch, hits)?;
             }
-            note_lost(found, exact.lost());
+            note_lost(self.found, exact.lost());
         } else {
             index.search(query.embedding, &request, scratch, hits)?;
         }
-        note_codes(found, codes.as_ref());
+        note_codes(self.found, codes.as_ref());
         if let Some(lists) = &lists {
-            lists.note_unread(found);
+            lists.note_unread(self.found);
         }
         Ok(scores)
     }
