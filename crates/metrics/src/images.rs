@@ -132,7 +132,7 @@ impl ImageMetrics {
         );
         r.register(
             "search_cache",
-            "Caches of records and blocks of the exact stage, of codes on the medium, of payload indexes (index), embeddings (vector) and payloads: lookups, hits, reads, entries added and evicted; codes_out, codes_refused and code_bytes count the last four together",
+            "Caches of records and blocks of the exact stage, of codes on the medium, of payload indexes (index), embeddings (vector) and payloads: lookups, hits, reads, entries added and evicted; codes_out, codes_refused, code_bytes and blocks_preloaded (read before a request needed them) count the last four together",
             self.cache.clone(),
         );
         r.register(

@@ -281,6 +281,7 @@ fn fill_images(images: &ImageMetrics) {
         "code_read_bytes",
         "codes_out",
         "codes_refused",
+        "blocks_preloaded",
         "code_bytes",
     ];
     let index = ["index_lookups", "index_hits", "index_reads", "index_read_bytes"];

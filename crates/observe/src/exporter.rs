@@ -245,6 +245,7 @@ fn search_cache(
         names.into_iter().zip(counts).for_each(|(name, count)| level(cache, name, count));
     }
     level(cache, "codes_out", segments.evicted);
+    level(cache, "blocks_preloaded", segments.preloaded);
     level(cache, "codes_refused", segments.refused);
     level(cache, "code_bytes", segments.bytes);
 }

@@ -131,6 +131,11 @@ impl MemoryBudget {
         self.limit.saturating_sub(self.used.load(Ordering::Relaxed)) + self.cached()
     }
 
+    /// Returns the bytes that nothing has reserved, not even a cache.
+    pub(crate) fn unused(&self) -> u64 {
+        self.limit.saturating_sub(self.used.load(Ordering::Relaxed))
+    }
+
     /// Returns true if less than a quarter is free.
     pub(crate) fn is_short(&self) -> bool {
         self.free() < self.limit / 4

@@ -25,6 +25,11 @@ pub use self::block::VerifiedBlock;
 const SHARDS: usize = 64;
 /// Bytes of a block besides its content: the entry, its key in the queue, the reservation.
 const BLOCK_OVERHEAD: u64 = 192;
+/// Returns the bytes of memory that a block of `content` bytes takes.
+pub(crate) const fn block_bytes(content: usize) -> u64 {
+    content as u64 + BLOCK_OVERHEAD
+}
+
 /// Blocks evicted at most to make room for one.
 const EVICTED_MAX: usize = 64;
 /// One of this many pages is kept if others must be evicted for it.
@@ -87,6 +92,8 @@ pub struct SegmentCacheStats {
     pub evicted: u64,
     /// Blocks that were not cached because memory had no room.
     pub refused: u64,
+    /// Blocks cached before a request needed them.
+    pub preloaded: u64,
     /// Bytes of memory that cached blocks take now.
     pub bytes: u64,
 }
@@ -107,6 +114,9 @@ pub(crate) struct SegmentCache {
     full: AtomicU64,
     evicted: AtomicU64,
     refused: AtomicU64,
+    preloaded: AtomicU64,
+    /// Users of each file whose blocks are cached.
+    files: Mutex<HashMap<u64, usize>>,
 }
 
 #[derive(Debug, Default)]
@@ -178,6 +188,8 @@ impl SegmentCache {
             full: AtomicU64::new(0),
             evicted: AtomicU64::new(0),
             refused: AtomicU64::new(0),
+            preloaded: AtomicU64::new(0),
+            files: Mutex::default(),
         });
         let freed: std::sync::Weak<SegmentCache> = Arc::downgrade(&cache);
         budget.set_free_on_demand(freed);
@@ -227,7 +239,7 @@ impl SegmentCache {
     /// Creates a block of `content`, and caches it if memory has room or unused blocks can be
     /// evicted. Returns the block that another thread cached meanwhile, if there is one.
     pub(crate) fn put(&self, key: SegmentCacheKey, content: BlockContent) -> Arc<VerifiedBlock> {
-        let bytes = content.memory_bytes() as u64 + BLOCK_OVERHEAD;
+        let bytes = block_bytes(content.memory_bytes());
         let held = self.budget.reserve_idle(bytes).or_else(|| self.make_room(bytes));
         let is_cached = held.is_some();
         let block = Arc::new(VerifiedBlock::new(content, held));
@@ -243,7 +255,7 @@ impl SegmentCache {
     /// [`KEPT_OF_FULL`] calls evicts unused blocks: if a search finds its pages seldom, copies of
     /// all of them cost more than the found ones save.
     pub(crate) fn keep(&self, key: SegmentCacheKey, content: &[u8]) {
-        let bytes = content.len() as u64 + BLOCK_OVERHEAD;
+        let bytes = block_bytes(content.len());
         let held = self.budget.reserve_idle(bytes).or_else(|| {
             let calls = self.full.fetch_add(1, Ordering::Relaxed);
             if calls.is_multiple_of(KEPT_OF_FULL) { self.make_room(bytes) } else { None }
@@ -254,6 +266,20 @@ impl SegmentCache {
         }
         let content = BlockContent::Bytes(content.into());
         self.insert(key, Arc::new(VerifiedBlock::new(content, held)), bytes);
+    }
+
+    /// Caches a copy of `content`, which no request needs now, if memory has room without evicting
+    /// other blocks. Returns false if it has none.
+    pub(crate) fn preload(&self, key: SegmentCacheKey, content: &[u8]) -> bool {
+        if self.has(key) {
+            return true;
+        }
+        let bytes = block_bytes(content.len());
+        let Some(held) = self.budget.reserve_idle(bytes) else { return false };
+        let content = BlockContent::Bytes(content.into());
+        self.insert(key, Arc::new(VerifiedBlock::new(content, Some(held))), bytes);
+        self.preloaded.fetch_add(1, Ordering::Relaxed);
+        true
     }
 
     /// Evicts unused blocks until `bytes` can be reserved.
@@ -319,7 +345,6 @@ impl SegmentCache {
                 bytes += if keeps { 0 } else { cached.bytes };
                 keeps
             });
-            // Each part of a segment forgets the file, and the first one removes all blocks.
             if bytes > 0 {
                 shard.order.retain(|key| key.file != file);
             }
@@ -344,7 +369,49 @@ impl SegmentCache {
             payloads: self.payloads.get(),
             evicted: load(&self.evicted),
             refused: load(&self.refused),
+            preloaded: load(&self.preloaded),
             bytes: load(&self.bytes),
+        }
+    }
+}
+
+/// User of a file whose blocks are cached. The blocks of the file are dropped with its last user,
+/// so they stay if a segment is opened again from the same open file.
+#[derive(Debug)]
+pub(crate) struct CachedFile {
+    /// The [`storage::Sealed::id`] of the file.
+    id: u64,
+    cache: Arc<SegmentCache>,
+}
+
+impl CachedFile {
+    /// Creates a user of the open file with this [`storage::Sealed::id`].
+    pub(crate) fn new(cache: &Arc<SegmentCache>, id: u64) -> CachedFile {
+        *cache.files.lock().entry(id).or_default() += 1;
+        CachedFile { id, cache: cache.clone() }
+    }
+
+    /// Returns the [`storage::Sealed::id`] of the file.
+    pub(crate) fn id(&self) -> u64 {
+        self.id
+    }
+
+    pub(crate) fn cache(&self) -> &Arc<SegmentCache> {
+        &self.cache
+    }
+}
+
+impl Drop for CachedFile {
+    fn drop(&mut self) {
+        let mut files = self.cache.files.lock();
+        let left = files.get_mut(&self.id).map(|users| {
+            *users -= 1;
+            *users
+        });
+        if left == Some(0) {
+            files.remove(&self.id);
+            drop(files);
+            self.cache.forget(self.id);
         }
     }
 }

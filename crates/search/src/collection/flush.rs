@@ -181,6 +181,10 @@ impl Collection {
         let opened = self.open_written(&busy, || headroom.split(headroom.bytes(), &busy.name))?;
         let numbers: Vec<u32> = source.rows.iter().map(|(at, _)| *at).collect();
         self.filters.warm(&opened, &self.budget);
+        let others: Vec<SegmentView> =
+            self.state().open().map(|(_, _, view)| view.clone()).collect();
+        self.preload_new(&opened, &others, &|bytes| self.flush_step(bytes, deadline));
+        drop(others);
         let places = written.rows();
         let gone = std::mem::replace(&mut source.gone, Deletes::none(0));
         // Queries that hold the old state keep its rows alive. This thread releases its own

@@ -460,6 +460,7 @@ impl Collection {
         drop((working, spare));
         let opened = self.open_written(&busy, || self.budget.reserve(0, &busy.name))?;
         self.filters.warm(&opened, &self.budget);
+        self.preload_new(&opened, &source.views, &|bytes| self.merge_step(bytes, urgency));
         let segment = Arc::new(opened);
         let places = written.rows();
         // Queries wait for this lock and this thread may have low priority, so only new deletes are

@@ -55,6 +55,7 @@ mod order;
 mod pin;
 mod pinned_reader;
 mod points_pass;
+mod preload;
 mod prints;
 mod progress;
 mod publish;

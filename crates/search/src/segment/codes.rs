@@ -15,7 +15,7 @@ use super::damage::DamagedPages;
 use super::file::SegmentContents;
 use crate::coarse::{CodeRange, ReadCodes, is_codes};
 use crate::segment_cache::{
-    BlockContent, CachedSection, SegmentCache, SegmentCacheKey, VerifiedBlock,
+    BlockContent, CachedFile, CachedSection, SegmentCache, SegmentCacheKey, VerifiedBlock,
 };
 
 /// Maximum reads of codes in flight.
@@ -32,10 +32,8 @@ pub(crate) const CODES_READER: ReaderOptions =
 
 #[derive(Debug)]
 pub(super) struct SegmentCodes {
-    /// [`Sealed::id`] of the file.
-    file: u64,
+    file: CachedFile,
     sections: Vec<CodeSection>,
-    cache: Arc<SegmentCache>,
     damaged: Arc<DamagedPages>,
 }
 
@@ -85,9 +83,8 @@ impl SegmentCodes {
             Ok(CodeSection { kind, offset, bytes, checks, sound })
         });
         let sections = sections.collect::<Result<_>>()?;
-        let cache = cache.clone();
-        let damaged = damaged.clone();
-        Ok(SegmentCodes { file: file.id(), sections, cache, damaged })
+        let file = CachedFile::new(cache, file.id());
+        Ok(SegmentCodes { file, sections, damaged: damaged.clone() })
     }
 
     pub(super) fn memory_bytes(&self) -> u64 {
@@ -112,12 +109,6 @@ impl SegmentCodes {
     fn lose(&self, section: &CodeSection, page: u64, reason: &str) {
         let page = section.offset / PAGE_BYTES as u64 + page;
         let _ = self.damaged.record_derived_page(page, &format!("codes: {reason}"));
-    }
-}
-
-impl Drop for SegmentCodes {
-    fn drop(&mut self) {
-        self.cache.forget(self.file);
     }
 }
 
@@ -251,7 +242,7 @@ impl<'a> CodeReader<'a> {
     fn arrived(&self, missing: &mut [MissingRange<'_>], read: &CodeRead, bytes: Result<&[u8]>) {
         let (offset, length) = place(missing, read);
         let Some(members) = missing.get_mut(read.members.clone()) else { return };
-        self.codes.cache.count_read(CachedSection::Codes, length as u64);
+        self.codes.file.cache().count_read(CachedSection::Codes, length as u64);
         match bytes {
             Ok(bytes) => {
                 for (page, bytes) in read.pages.clone().zip(bytes.chunks(PAGE_BYTES)) {
@@ -383,7 +374,9 @@ impl ReadCodes for CodeReader<'_> {
             let mut missing = Vec::new();
             for (at, range) in wanted.iter().enumerate() {
                 let section = self.codes.section(range)?;
-                out.push(self.codes.cache.get(CachedSection::Codes, self.key(section, range)));
+                out.push(
+                    self.codes.file.cache().get(CachedSection::Codes, self.key(section, range)),
+                );
                 if out[at].is_none() {
                     let pages = section.pages(range.start, range.bytes);
                     let bytes = vec![0; range.bytes];
@@ -395,7 +388,8 @@ impl ReadCodes for CodeReader<'_> {
             }
             for member in &mut missing {
                 let key = self.key(member.section, member.range);
-                out[member.at] = member.content().map(|content| self.codes.cache.put(key, content));
+                out[member.at] =
+                    member.content().map(|content| self.codes.file.cache().put(key, content));
             }
         }
         let lost = wanted.iter().zip(&*out).filter(|(_, block)| block.is_none());
@@ -407,6 +401,6 @@ impl ReadCodes for CodeReader<'_> {
 
 impl CodeReader<'_> {
     fn key(&self, section: &CodeSection, range: &CodeRange) -> SegmentCacheKey {
-        SegmentCacheKey { file: self.codes.file, offset: section.offset + range.start }
+        SegmentCacheKey { file: self.codes.file.id(), offset: section.offset + range.start }
     }
 }

@@ -11,7 +11,9 @@ use storage::page::PAGE_BYTES;
 use storage::superblock::Section;
 
 use super::damage::DamagedPages;
-use crate::segment_cache::{BlockContent, CachedSection, SegmentCache, SegmentCacheKey};
+use crate::segment_cache::{
+    BlockContent, CachedFile, CachedSection, SegmentCache, SegmentCacheKey,
+};
 
 /// Pages of a cached block: two blocks of a dictionary, or the rows of 8,192 values.
 const BLOCK_PAGES: u64 = 8;
@@ -21,14 +23,12 @@ const BLOCK_BYTES: u64 = BLOCK_PAGES * PAGE_BYTES as u64;
 /// Section of the payload index.
 #[derive(Debug)]
 pub(crate) struct IndexSection {
-    /// The [`Sealed::id`] of the file.
-    file: u64,
+    file: CachedFile,
     offset: u64,
     bytes: u64,
     /// Checksum of each page.
     checks: Vec<u32>,
     damaged: Arc<DamagedPages>,
-    cache: Arc<SegmentCache>,
 }
 
 impl IndexSection {
@@ -37,10 +37,11 @@ impl IndexSection {
         section: &Section,
         checks: Vec<u32>,
         damaged: Arc<DamagedPages>,
-        cache: Arc<SegmentCache>,
+        cache: &Arc<SegmentCache>,
     ) -> IndexSection {
         let Section { offset, bytes, .. } = *section;
-        IndexSection { file: file.id(), offset, bytes, checks, damaged, cache }
+        let file = CachedFile::new(cache, file.id());
+        IndexSection { file, offset, bytes, checks, damaged }
     }
 
     /// Returns its length.
@@ -77,7 +78,7 @@ impl IndexSection {
         out.clear();
         while at < end {
             let block = at / BLOCK_BYTES;
-            let next = match self.cache.get(CachedSection::PayloadIndex, self.key(block)) {
+            let next = match self.file.cache().get(CachedSection::PayloadIndex, self.key(block)) {
                 Some(cached) => {
                     let first = block * BLOCK_BYTES;
                     let to = end.min(first + BLOCK_BYTES);
@@ -87,7 +88,7 @@ impl IndexSection {
                     to
                 }
                 None => {
-                    let is_missing = |block: &u64| !self.cache.has(self.key(*block));
+                    let is_missing = |block: &u64| !self.file.cache().has(self.key(*block));
                     let last = end.div_ceil(BLOCK_BYTES);
                     let missing = (block + 1..last).take_while(is_missing).count() as u64;
                     let to = end.min((block + 1 + missing) * BLOCK_BYTES);
@@ -122,7 +123,7 @@ impl IndexSection {
     }
 
     fn key(&self, block: u64) -> SegmentCacheKey {
-        SegmentCacheKey { file: self.file, offset: self.offset + block * BLOCK_BYTES }
+        SegmentCacheKey { file: self.file.id(), offset: self.offset + block * BLOCK_BYTES }
     }
 
     /// Appends `range` to `out`, and caches the blocks that hold it.
@@ -141,10 +142,10 @@ impl IndexSection {
             // The damage may be in pages that were not requested.
             return self.read_pages(file, range, out);
         }
-        self.cache.count_read(CachedSection::PayloadIndex, end - first);
+        self.file.cache().count_read(CachedSection::PayloadIndex, end - first);
         out.extend(&bytes[(range.start - first) as usize..(range.end - first) as usize]);
         for (block, bytes) in blocks.zip(bytes.chunks(BLOCK_BYTES as usize)) {
-            self.cache.put(self.key(block), BlockContent::Bytes(bytes.into()));
+            self.file.cache().put(self.key(block), BlockContent::Bytes(bytes.into()));
         }
         Ok(())
     }
@@ -175,11 +176,5 @@ impl IndexSection {
         out.drain(before..before + skipped);
         out.truncate(before + (range.end - range.start) as usize);
         Ok(())
-    }
-}
-
-impl Drop for IndexSection {
-    fn drop(&mut self) {
-        self.cache.forget(self.file);
     }
 }

@@ -20,8 +20,9 @@ mod open;
 mod opening_index;
 mod opening_plan;
 mod pages;
+mod preload;
 mod rows;
-mod vector_cache;
+mod section_cache;
 mod vectors;
 
 pub(crate) use build::{RowSource, SegmentForm, SegmentPlan, WrittenSegment, write};

@@ -22,7 +22,7 @@ use super::opening_index::OpenPayloadIndex;
 use super::opening_plan::{CodesOptions, OpeningPlan, code_bytes, opening_bytes};
 use super::pages::{PageCache, PayloadPass, SegmentPages};
 use super::rows::RowLocation;
-use super::vector_cache::VectorCache;
+use super::section_cache::SectionCache;
 use super::vectors::{ExactVectors, RowScores, Vectors};
 use crate::budget::{BudgetReservation, MemoryBudget};
 use crate::coarse::{self, Coarse};
@@ -33,6 +33,7 @@ use crate::payload_index::{
     OrderedRowVisitor, OrderedVisit, PayloadIndex, ValueCounts, ValueVisitor,
 };
 use crate::rerank::{Address, Records};
+use crate::segment_cache::{CachedFile, CachedSection};
 
 /// Segment that can be searched. Queries share it and keep it open.
 pub(crate) struct Segment {
@@ -40,7 +41,7 @@ pub(crate) struct Segment {
     uuid: [u8; 16],
     settings: SegmentSettings,
     rows: u32,
-    file: Arc<dyn Sealed>,
+    pub(super) file: Arc<dyn Sealed>,
     index: Box<dyn Coarse>,
     /// Codes of `index`, if they are on the medium.
     codes: Option<SegmentCodes>,
@@ -53,10 +54,10 @@ pub(crate) struct Segment {
     edges: Option<EdgeIndex>,
     ids: SegmentIds,
     records: SegmentPages,
-    payloads: SegmentPages,
+    pub(super) payloads: SegmentPages,
     /// `None` for segments of older programs, and if it is damaged.
     payload_index: Option<PayloadIndex>,
-    vectors: Vectors,
+    pub(super) vectors: Vectors,
     damaged: Arc<DamagedPages>,
     held: BudgetReservation,
 }
@@ -144,7 +145,8 @@ impl Segment {
         let section = contents.section(kind::VECTORS)?;
         let checks = contents.checks_of(section)?;
         let in_place = file.in_place().is_some();
-        let cache = VectorCache::new(file.id(), section.offset, options.cache.clone());
+        let cached_file = CachedFile::new(&options.cache, file.id());
+        let cache = SectionCache::new(cached_file, CachedSection::Vectors, section.offset);
         let vectors =
             Vectors::new(settings, rows, section, checks, in_place, damaged.clone(), cache)?;
         let uuid = contents.superblock.uuid;

@@ -51,8 +51,7 @@ impl OpenPayloadIndex<'_> {
         let OpenPayloadIndex { contents, section, file, .. } = *self;
         let checks = contents.checks_of(section)?;
         let damaged = self.damaged.clone();
-        let cache = self.cache.clone();
-        let index = IndexSection::new(file, section, checks, damaged, cache);
+        let index = IndexSection::new(file, section, checks, damaged, self.cache);
         let directory_bytes = PayloadIndex::directory_bytes(file, &index)?;
         let needed = self.others_bytes + DIRECTORY_COPIES * directory_bytes + index.memory_bytes();
         if needed > held.bytes() {

@@ -9,11 +9,13 @@ use storage::Sealed;
 use storage::page::{PAGE_BYTES, RecordPage};
 
 use super::damage::DamagedPages;
-use super::file::SegmentContents;
+use super::file::{IoStep, SegmentContents};
 use super::layout::{kind, kind_name};
+use super::preload::{CacheableSection, sampled_share};
 use super::rows::{RowLocation, RowMap};
+use super::section_cache::SectionCache;
 use crate::filter::RowSet;
-use crate::segment_cache::{CachedSection, SegmentCache, SegmentCacheKey};
+use crate::segment_cache::{CachedFile, CachedSection, SegmentCache, block_bytes};
 
 /// Pages per read of all payloads.
 const SCAN_PAGES: u32 = 256;
@@ -35,8 +37,8 @@ pub(super) struct SegmentPages {
     pub(super) offset: u64,
     pub(super) map: RowMap,
     damaged: Arc<DamagedPages>,
-    /// Pages that requests have read. Records have caches of their own.
-    cache: Arc<SegmentCache>,
+    /// Runs of pages with payloads. Records have caches of their own.
+    cache: SectionCache,
 }
 
 impl SegmentPages {
@@ -52,7 +54,9 @@ impl SegmentPages {
         let rows = contents.superblock.rows as u32;
         let decoded = RowMap::decode(&contents.load(file, map)?, rows, section.bytes);
         let map = decoded.map_err(|error| error.context(kind_name(map)))?;
-        let (offset, damaged, cache) = (section.offset, damaged.clone(), cache.clone());
+        let (offset, damaged) = (section.offset, damaged.clone());
+        let cached_file = CachedFile::new(cache, file.id());
+        let cache = SectionCache::new(cached_file, CachedSection::Payloads, offset);
         Ok(SegmentPages { kind: pages, offset, map, damaged, cache })
     }
 
@@ -89,16 +93,14 @@ impl SegmentPages {
 
     /// Fills `buffer` with the run of pages at `place`, from the shared cache if it has the run.
     fn read_shared(&self, file: &dyn Sealed, place: RowLocation, buffer: &mut [u8]) -> Result<()> {
-        let key = SegmentCacheKey { file: file.id(), offset: self.offset_of(place.page) };
-        let cached = self.cache.get(CachedSection::Payloads, key);
+        let cached = self.cache.block(place.page as usize);
         if let Some(cached) = cached.filter(|cached| cached.bytes().len() == buffer.len()) {
             buffer.copy_from_slice(cached.bytes());
             return Ok(());
         }
         self.read(file, place.page, buffer)?;
         self.check(place, buffer)?;
-        self.cache.count_read(CachedSection::Payloads, buffer.len() as u64);
-        self.cache.keep(key, buffer);
+        self.cache.put_block(place.page as usize, buffer);
         Ok(())
     }
 
@@ -201,6 +203,53 @@ impl SegmentPages {
             row = next;
         }
         end - first.page
+    }
+}
+
+impl CacheableSection for SegmentPages {
+    fn cached_bytes_max(&self) -> u64 {
+        let overhead = self.map.runs() as u64 * block_bytes(0);
+        u64::from(self.map.pages()) * PAGE_BYTES as u64 + overhead
+    }
+
+    fn cached_share(&self) -> f64 {
+        let first_page = |run| self.map.run_pages(run).start as usize;
+        sampled_share(self.map.runs(), first_page, |page| self.cache.has(page))
+    }
+
+    fn missed(&self) -> u64 {
+        self.cache.missed()
+    }
+
+    fn preload(&self, file: &dyn Sealed, step: IoStep<'_>) -> Result<()> {
+        self.cache.forget_missed();
+        let mut buffer = Vec::new();
+        let mut run = 0;
+        while run < self.map.runs() {
+            let first = self.map.run_pages(run);
+            let near = |run: &usize| self.map.run_pages(*run).end - first.start <= SCAN_PAGES;
+            let end = run + 1 + (run + 1..self.map.runs()).take_while(near).count();
+            let runs = run..end;
+            run = end;
+            if runs.clone().all(|run| self.cache.has(self.map.run_pages(run).start as usize)) {
+                continue;
+            }
+            let pages = first.start..self.map.run_pages(end - 1).end;
+            let bytes = (pages.end - pages.start) as usize * PAGE_BYTES;
+            step(bytes as u64)?;
+            buffer.resize(bytes, 0);
+            file.read_at(self.offset_of(pages.start), &mut buffer)?;
+            for pages in runs.map(|run| self.map.run_pages(run)) {
+                let within = |page: u32| (page - first.start) as usize * PAGE_BYTES;
+                let bytes = &buffer[within(pages.start)..within(pages.end)];
+                let is_sound =
+                    RecordPage::open(bytes).is_ok_and(|page| page.number() == pages.start);
+                if is_sound && !self.cache.preload(pages.start as usize, bytes) {
+                    return Ok(());
+                }
+            }
+        }
+        Ok(())
     }
 }
 

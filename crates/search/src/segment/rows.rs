@@ -5,6 +5,8 @@
 //! several pages, the first page of each run is stored too. A search for a row starts from a hint
 //! stored for every [`HINT_ROWS`] rows.
 
+use std::ops::Range;
+
 use base::{Error, Result};
 use storage::page::{PAGE_BYTES, Placed};
 
@@ -139,7 +141,7 @@ impl RowMap {
             let rows = self.run_rows(run);
             let pages = self.run_pages(run);
             let row_count = rows.1.checked_sub(rows.0).ok_or("its order of rows")?;
-            let page_count = pages.1.checked_sub(pages.0).ok_or("its order of pages")?;
+            let page_count = pages.end.checked_sub(pages.start).ok_or("its order of pages")?;
             if row_count == 0
                 || row_count > 1 << 16
                 || page_count == 0
@@ -151,7 +153,7 @@ impl RowMap {
                 return Err("several rows in a long record");
             }
         }
-        if runs > 0 && self.run_pages(0).0 != 0 {
+        if runs > 0 && self.run_pages(0).start != 0 {
             return Err("its first page");
         }
         Ok(())
@@ -174,12 +176,17 @@ impl RowMap {
         (self.first_rows[run], self.first_rows.get(run + 1).copied().unwrap_or(self.rows))
     }
 
-    /// Returns the first page of a run and the page after its last.
-    fn run_pages(&self, run: usize) -> (u32, u32) {
+    /// Returns the number of runs.
+    pub(super) fn runs(&self) -> usize {
+        self.first_rows.len()
+    }
+
+    /// Returns the pages of a run.
+    pub(super) fn run_pages(&self, run: usize) -> Range<u32> {
         if self.first_pages.is_empty() {
-            return (run as u32, run as u32 + 1);
+            return run as u32..run as u32 + 1;
         }
-        (self.first_pages[run], self.first_pages.get(run + 1).copied().unwrap_or(self.pages))
+        self.first_pages[run]..self.first_pages.get(run + 1).copied().unwrap_or(self.pages)
     }
 
     /// Returns the location of the record of `row`; `None` beyond the last row.
@@ -194,11 +201,11 @@ impl RowMap {
         let pages = self.run_pages(run);
         // Checked at opening: a run has at most 2^16 rows.
         let slot = (row - self.first_rows[run]) as u16;
-        Some(RowLocation { page: pages.0, pages: pages.1 - pages.0, slot })
+        Some(RowLocation { page: pages.start, pages: pages.end - pages.start, slot })
     }
 
     /// Returns the rows whose records start in the run that holds `page`.
-    pub(crate) fn rows_of_page(&self, page: u32) -> std::ops::Range<u32> {
+    pub(crate) fn rows_of_page(&self, page: u32) -> Range<u32> {
         let run = if self.first_pages.is_empty() {
             page as usize
         } else {

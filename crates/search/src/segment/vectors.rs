@@ -13,10 +13,13 @@ use storage::superblock::Section;
 use storage::{Read, Reader, ReaderOptions, Sealed};
 
 use super::damage::DamagedPages;
+use super::file::IoStep;
 use super::ids::SegmentIds;
 use super::layout::SegmentSettings;
-use super::vector_cache::VectorCache;
+use super::preload::{CacheableSection, sampled_share};
+use super::section_cache::SectionCache;
 use crate::coarse::{CoarseHit, Exact, Metric};
+use crate::segment_cache::block_bytes;
 
 /// Maximum reads of vectors in flight.
 const DEPTH: usize = 64;
@@ -53,7 +56,7 @@ pub(super) struct Vectors {
     sound: Vec<AtomicU64>,
     damaged: Arc<DamagedPages>,
     /// Pages that were read; not used if the medium is mapped memory.
-    cache: VectorCache,
+    cache: SectionCache,
 }
 
 impl Vectors {
@@ -65,7 +68,7 @@ impl Vectors {
         checks: Vec<u32>,
         in_place: bool,
         damaged: Arc<DamagedPages>,
-        cache: VectorCache,
+        cache: SectionCache,
     ) -> Result<Vectors> {
         if section.bytes != u64::from(rows) * settings.stride() as u64 {
             return Err(Error::data_loss(format!(
@@ -271,6 +274,42 @@ impl Vectors {
                 vector.clear();
                 self.settings.encoding.decode(bytes, &mut vector);
                 each(row, &vector)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl CacheableSection for Vectors {
+    fn cached_bytes_max(&self) -> u64 {
+        self.checks.len() as u64 * block_bytes(PAGE_BYTES)
+    }
+
+    fn cached_share(&self) -> f64 {
+        sampled_share(self.checks.len(), |page| page, |page| self.cache.has(page))
+    }
+
+    fn missed(&self) -> u64 {
+        self.cache.missed()
+    }
+
+    fn preload(&self, file: &dyn Sealed, step: IoStep<'_>) -> Result<()> {
+        self.cache.forget_missed();
+        let mut buffer = Vec::new();
+        for first in (0..self.checks.len()).step_by(STEP_BYTES / PAGE_BYTES) {
+            let pages = first..self.checks.len().min(first + STEP_BYTES / PAGE_BYTES);
+            if pages.clone().all(|page| self.cache.has(page)) {
+                continue;
+            }
+            let (offset, bytes) = self.file_range(&pages);
+            step(bytes as u64)?;
+            buffer.resize(bytes, 0);
+            file.read_at(offset, &mut buffer)?;
+            for (page, bytes) in pages.zip(buffer.chunks_exact(PAGE_BYTES)) {
+                let is_sound = crc32c::crc32c(bytes) == self.checks[page];
+                if is_sound && !self.cache.preload(page, bytes) {
+                    return Ok(());
+                }
             }
         }
         Ok(())

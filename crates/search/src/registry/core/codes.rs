@@ -1,4 +1,5 @@
-//! Codes of collections that move to the medium if memory is short, and back.
+//! Codes of collections that move to the medium if memory is short, and back; embeddings and
+//! payloads that are read into free memory.
 
 use std::time::{Duration, Instant};
 
@@ -20,6 +21,18 @@ impl RegistryCore {
         moved.unwrap_or_else(|error| {
             tracing::warn!(collection = named.name(), %error, "codes cannot be moved to the medium");
             false
+        })
+    }
+
+    /// Reads embeddings and payloads of one segment into memory, if requests often miss them.
+    /// Returns false if there are none that fit.
+    pub(super) fn preload(&self) -> bool {
+        let collections = self.ready();
+        collections.iter().take_while(|_| !self.stopped()).any(|named| {
+            named.collection().preload().unwrap_or_else(|error| {
+                tracing::debug!(collection = named.name(), %error, "a segment stays on the medium");
+                false
+            })
         })
     }
 

@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use base::{Error, Result};
 
@@ -15,10 +15,12 @@ use crate::registry::named::NamedCollection;
 /// A broken collection is retried after this many times [`OPEN_AGAIN`], because its whole log is
 /// read again.
 const BROKEN_ROUNDS: u32 = 6;
+/// Time between checks for segments to read into memory.
+const PRELOAD_CHECK: Duration = Duration::from_millis(500);
 
 impl RegistryCore {
-    /// Opens all collections one after the other, retries failed ones later, and reads codes into
-    /// memory if it has room for them, until the registry stops.
+    /// Opens all collections one after the other, retries failed ones later, and reads codes,
+    /// embeddings and payloads into memory if it has room for them, until the registry stops.
     pub(in crate::registry) fn open_all(&self) {
         let names = std::mem::take(&mut *self.waiting.lock());
         let mut again = Vec::new();
@@ -37,8 +39,13 @@ impl RegistryCore {
             let next = Instant::now() + OPEN_AGAIN;
             let lacks_memory = |named: &Arc<NamedCollection>| named.collection().lacks_memory();
             let complete = !again.iter().any(lacks_memory);
-            while complete && Instant::now() < next && self.load_codes() {}
-            self.pause(next.saturating_duration_since(Instant::now()));
+            while !self.stopped() && Instant::now() < next {
+                let did = (complete && self.load_codes()) || self.preload();
+                if !did {
+                    let left = next.saturating_duration_since(Instant::now());
+                    self.pause(left.min(PRELOAD_CHECK));
+                }
+            }
             if again.iter().any(lacks_memory) {
                 self.move_codes();
             }

@@ -1,0 +1,188 @@
+//! Preload of embeddings and payloads: new segments are in memory before they replace others that
+//! were, and segments that requests read from the medium become so if memory has room.
+
+use std::sync::Arc;
+
+use base::{Error, Result};
+
+use super::inner::Collection;
+use super::state::SegmentView;
+use crate::segment::{IoStep, Segment};
+
+impl Collection {
+    /// Reads embeddings and payloads of one segment into unused memory, if requests have often read
+    /// them from the medium and memory has room for all of them. Returns false if there is no such
+    /// segment.
+    ///
+    /// # Errors
+    /// The error of the medium.
+    pub(crate) fn preload(&self) -> Result<bool> {
+        let state = self.state();
+        let room = self.budget.unused();
+        let fits = |segment: &&Arc<Segment>| (1..=room).contains(&segment.missed_bytes());
+        let found = state.open().map(|(_, _, view)| &view.segment).find(fits).cloned();
+        drop(state);
+        let Some(segment) = found else { return Ok(false) };
+        segment.preload_missed(&|bytes| {
+            self.pacer.wait(bytes);
+            self.check_open()?;
+            // A merge may have replaced the segment.
+            if Arc::strong_count(&segment) > 1 {
+                Ok(())
+            } else {
+                Err(Error::cancelled("the segment was replaced"))
+            }
+        })?;
+        tracing::debug!(name = segment.name(), "embeddings or payloads were read into memory");
+        Ok(true)
+    }
+
+    /// Reads embeddings and payloads of a new segment into unused memory, if those of the segments
+    /// in `replaced` are mostly there. Searches would read them from the medium otherwise, all at
+    /// once. An error only ends the preload: queries that need a page report it.
+    pub(super) fn preload_new(&self, new: &Segment, replaced: &[SegmentView], step: IoStep<'_>) {
+        let replaced: Vec<&Segment> = replaced.iter().map(|view| &*view.segment).collect();
+        if let Err(error) = new.preload_as(&replaced, step) {
+            tracing::debug!(name = new.name(), %error, "a new segment was not read into memory");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use os::Rate;
+    use storage::UringMedium;
+
+    use super::*;
+    use crate::budget::MemoryBudget;
+    use crate::coarse::Metric;
+    use crate::collection::{
+        CollectionOptions, CollectionQuery, Merging, PointParts, Resources, SearchThread,
+    };
+    use crate::ingest::{Op, PointRef};
+    use crate::rerank::{SearchLimits, SharedCaches};
+
+    const DIMS: usize = 128;
+    /// Points of a segment.
+    const ROWS: u64 = 1500;
+    const MEMORY_BYTES: u64 = 64 << 20;
+    /// Bytes of a payload: few fit into a page.
+    const PAYLOAD_BYTES: usize = 600;
+
+    fn payload() -> Vec<u8> {
+        format!(r#"{{"text":"{}"}}"#, "x".repeat(PAYLOAD_BYTES)).into_bytes()
+    }
+
+    fn vector(seed: u64) -> Vec<f32> {
+        let value = |at: u64| (seed * 131 + at).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 40;
+        (0..DIMS as u64).map(|at| value(at) as f32 / (1 << 24) as f32).collect()
+    }
+
+    fn opened(root: &std::path::Path, resources: &Resources) -> Collection {
+        let medium = Arc::new(UringMedium::plain(root.to_owned()).unwrap());
+        let merging = Merging { fan_in: 3, ..Merging::default() };
+        let options = CollectionOptions { merging, ..CollectionOptions::new(DIMS, Metric::L2) };
+        let shared = Arc::new(SharedCaches::new(0, 512));
+        Collection::open(medium, options, resources, shared).unwrap()
+    }
+
+    fn add_segment(collection: &Collection, number: u64) {
+        let ids = number * ROWS..(number + 1) * ROWS;
+        let points: Vec<(u64, Vec<f32>)> = ids.map(|id| (id, vector(id))).collect();
+        let payload = &payload();
+        let ops: Vec<Op<'_>> = points
+            .iter()
+            .map(|(id, embedding)| {
+                Op::Upsert(PointRef { id: *id, embedding, record: &[], payload })
+            })
+            .collect();
+        collection.apply(&ops).unwrap().commit().unwrap();
+        collection.flush().unwrap();
+    }
+
+    fn resources() -> Resources {
+        resources_of(&MemoryBudget::new(MEMORY_BYTES))
+    }
+
+    fn resources_of(budget: &Arc<MemoryBudget>) -> Resources {
+        Resources::new(budget.clone(), 8 << 20, Rate::unlimited()).unwrap()
+    }
+
+    fn thread(collection: &Collection) -> SearchThread {
+        let limits = SearchLimits {
+            queries: 1,
+            query_in_flight: 8,
+            in_flight: 8,
+            read_bytes_max: 32 << 10,
+            joined_bytes_max: 32 << 10,
+            gap_bytes_max: 16 << 10,
+        };
+        collection.thread(limits).unwrap()
+    }
+
+    /// Searches near many points, and reads their payloads.
+    fn ask(collection: &Collection) {
+        let mut thread = thread(collection);
+        for seed in (0..ROWS).step_by(29) {
+            let embedding = vector(seed);
+            let query = CollectionQuery::nearest(&embedding, 20);
+            let hits = collection.nearest(&mut thread, &query).unwrap().hits;
+            let ids: Vec<u64> = hits.iter().map(|hit| hit.id).collect();
+            let points = collection.points(&ids, PointParts::PAYLOAD);
+            assert!(points.into_iter().all(|point| point.unwrap().unwrap().payload == payload()));
+        }
+    }
+
+    /// Returns the reads of embeddings and payloads so far.
+    fn reads(resources: &Resources) -> [u64; 2] {
+        let stats = resources.segment_cache_stats();
+        [stats.vectors.reads, stats.payloads.reads]
+    }
+
+    #[test]
+    fn sections_that_requests_miss_are_read_into_free_memory() {
+        let root = tempfile::tempdir().unwrap();
+        add_segment(&opened(root.path(), &resources()), 0);
+        let budget = MemoryBudget::new(MEMORY_BYTES);
+        let resources = resources_of(&budget);
+        let collection = opened(root.path(), &resources);
+        assert!(!collection.open_segments(), "all are open");
+        assert!(!collection.preload().unwrap(), "nothing was requested");
+        ask(&collection);
+        let before = reads(&resources);
+        assert!(before.iter().all(|count| *count > 64), "{before:?}");
+        let held = budget.reserve(budget.unused() - 1000, "other data").unwrap();
+        assert!(!collection.preload().unwrap(), "memory has no room");
+        drop(held);
+        assert!(collection.preload().unwrap());
+        let stats = resources.segment_cache_stats();
+        assert!(stats.preloaded > 0 && stats.evicted == 0, "{stats:?}");
+        // Every row, not only those that were found before.
+        let ids: Vec<u64> = (0..ROWS).collect();
+        let parts = PointParts { embedding: true, ..PointParts::PAYLOAD };
+        assert_eq!(collection.points(&ids, parts).len() as u64, ROWS);
+        assert_eq!(reads(&resources), before);
+        assert!(!collection.preload().unwrap(), "all is in memory");
+        drop(collection);
+        assert_eq!(resources.segment_cache_stats().bytes, 0);
+    }
+
+    #[test]
+    fn a_new_segment_is_in_memory_like_those_that_it_replaces() {
+        let root = tempfile::tempdir().unwrap();
+        let resources = resources();
+        let collection = opened(root.path(), &resources);
+        add_segment(&collection, 0);
+        assert_eq!(resources.segment_cache_stats().preloaded, 0, "no request was there");
+        ask(&collection);
+        assert!(collection.preload().unwrap());
+        let before = reads(&resources);
+        add_segment(&collection, 1);
+        add_segment(&collection, 2);
+        ask(&collection);
+        assert_eq!(reads(&resources), before, "flushed segments");
+        assert!(collection.merge().unwrap() && collection.status().segments.len() == 1);
+        ask(&collection);
+        assert_eq!(reads(&resources), before, "the merged segment");
+    }
+}
