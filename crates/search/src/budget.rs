@@ -109,12 +109,8 @@ impl MemoryBudget {
     pub(crate) fn reserve_if_free(
         self: &Arc<MemoryBudget>,
         bytes: u64,
-        what: &str,
     ) -> Option<BudgetReservation> {
-        if bytes > self.free() {
-            return None;
-        }
-        self.reserve(bytes, what).ok()
+        self.take_if_free(bytes).then(|| BudgetReservation { budget: self.clone(), bytes })
     }
 
     /// Returns true while a reservation reclaims idle memory.
@@ -165,13 +161,12 @@ impl MemoryBudget {
         self.used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, grown).map(|_| ())
     }
 
+    /// Takes `bytes` for `what`, and reclaims idle memory if necessary.
+    ///
+    /// # Errors
+    /// `ResourceExhausted`, which is counted, if there is no room.
     fn take(&self, bytes: u64, what: &str) -> Result<()> {
-        let taken = self.try_take(bytes).or_else(|used| self.take_reclaimed(bytes, used));
-        if taken.is_ok() {
-            let used = self.used.load(Ordering::Relaxed).saturating_sub(self.cached());
-            self.peak.fetch_max(used, Ordering::Relaxed);
-        }
-        taken.map_err(|used| {
+        self.take_uncounted(bytes).map_err(|used| {
             self.refused.fetch_add(1, Ordering::Relaxed);
             Error::exhausted(format!(
                 "{what} needs {}, but {} of the {} for all collections are in use; raise --search-memory, or delete points",
@@ -180,6 +175,23 @@ impl MemoryBudget {
                 format_bytes(self.limit)
             ))
         })
+    }
+
+    /// Takes `bytes` as [`MemoryBudget::take`] does, but does not count a refusal. Returns the bytes
+    /// in use if there is no room.
+    fn take_uncounted(&self, bytes: u64) -> Result<(), u64> {
+        let taken = self.try_take(bytes).or_else(|used| self.take_reclaimed(bytes, used));
+        if taken.is_ok() {
+            let used = self.used.load(Ordering::Relaxed).saturating_sub(self.cached());
+            self.peak.fetch_max(used, Ordering::Relaxed);
+        }
+        taken
+    }
+
+    /// Takes `bytes` if they are free. Returns false, and counts no refusal, if they are not.
+    fn take_if_free(&self, bytes: u64) -> bool {
+        // Cached blocks count as free, but those in use cannot be reclaimed.
+        bytes <= self.free() && self.take_uncounted(bytes).is_ok()
     }
 
     /// Reserves `bytes` after it has reclaimed idle memory. `used` bytes are in use. Returns the
@@ -273,9 +285,13 @@ impl BudgetReservation {
 
     /// Grows to `bytes` if it is smaller. Returns false and changes nothing if too little is free.
     /// Does not count a refusal, since the caller can continue without the memory.
-    pub(crate) fn grow_if_free(&mut self, bytes: u64, what: &str) -> bool {
+    pub(crate) fn grow_if_free(&mut self, bytes: u64) -> bool {
         let missing = bytes.saturating_sub(self.bytes);
-        missing == 0 || (missing <= self.budget.free() && self.resize(bytes, what).is_ok())
+        let grows = missing == 0 || self.budget.take_if_free(missing);
+        if grows {
+            self.bytes += missing;
+        }
+        grows
     }
 
     /// Splits `bytes` off as a separate reservation, so that they are never free in between.
@@ -302,14 +318,12 @@ impl BudgetReservation {
         }
     }
 
-    /// Grows to `bytes`, or by as much as is free.
+    /// Grows to `bytes`, or by as much as is free. Does not count a refusal.
     pub(crate) fn refill(&mut self, bytes: u64) {
-        if bytes > self.bytes {
-            let wanted = (bytes - self.bytes).min(self.budget.free());
-            // Another thread may have been faster. The next call tries again.
-            if self.budget.take(wanted, "").is_ok() {
-                self.bytes += wanted;
-            }
+        let wanted = bytes.saturating_sub(self.bytes).min(self.budget.free());
+        // Another thread may have been faster. The next call tries again.
+        if self.budget.take_uncounted(wanted).is_ok() {
+            self.bytes += wanted;
         }
     }
 }
@@ -346,9 +360,9 @@ mod tests {
         drop(second);
         assert!(budget.reserve(u64::MAX, "too much").is_err());
         // These are not refusals.
-        assert!(first.grow_if_free(5, "rows") && !first.grow_if_free(101, "rows"));
+        assert!(first.grow_if_free(5) && !first.grow_if_free(101));
         assert_eq!(first.bytes(), 10);
-        assert!(first.grow_if_free(20, "rows") && first.bytes() == 20);
+        assert!(first.grow_if_free(20) && first.bytes() == 20);
         first.resize(10, "rows").unwrap();
         assert_eq!(
             budget.stats(),
@@ -394,7 +408,7 @@ mod tests {
     #[test]
     fn split_bytes_are_never_free() {
         let budget = MemoryBudget::new(100);
-        let mut aside = budget.reserve(80, "sealing").unwrap();
+        let mut aside = budget.reserve(80, "flush").unwrap();
         let segment = aside.split(50, "a segment").unwrap();
         assert!(aside.split(31, "a segment").is_err());
         assert_eq!((aside.bytes(), segment.bytes(), budget.free()), (30, 50, 20));

@@ -490,7 +490,13 @@ mod tests {
             cache.put(key(101 + round * 2), content(9));
         }
         assert!((2..8).all(|number| cache.get(CachedSection::Codes, key(number)).is_some()));
-        assert!(budget.reserve(budget.stats().limit, "everything").is_err(), "one is in use");
+        let limit = budget.stats().limit;
+        assert!(budget.reserve(limit, "everything").is_err(), "one is in use");
+        assert_eq!(budget.free(), limit, "the block in use counts as free");
+        let mut held = budget.reserve(0, "a reader").unwrap();
+        assert!(budget.reserve_if_free(limit).is_none() && !held.grow_if_free(limit));
+        held.refill(limit);
+        assert_eq!((held.bytes(), budget.stats().refused), (0, 1), "these are not refusals");
         assert_eq!(pinned.bytes(), [1; 1000]);
         assert_eq!(cache.stats().bytes, 1000 + BLOCK_OVERHEAD);
         drop(pinned);
@@ -509,11 +515,11 @@ mod tests {
         assert!(before.bytes > 20_000 && before.evicted == 0, "{before:?}");
         // Neither fits, even if the cache gives all its blocks back.
         assert!(budget.reserve(50_000, "a merge").is_err());
-        assert!(budget.reserve_if_free(50_000, "a reader").is_none());
+        assert!(budget.reserve_if_free(50_000).is_none());
         assert_eq!(cache.stats(), before);
         assert_eq!(budget.stats().refused, 1, "a reader can be done without");
         drop(held);
-        assert!(budget.reserve_if_free(90_000, "a reader").is_some());
+        assert!(budget.reserve_if_free(90_000).is_some());
         assert!(cache.stats().evicted > 0);
     }
 

@@ -102,7 +102,7 @@ impl ValueVisitor for IndexVisitor<'_> {
         let bytes = self.other_bytes + *self.text_bytes + self.values.len() * VALUE_BYTES;
         let held = &mut *self.held;
         // Without free memory for the values during a pause, the count continues.
-        self.scan.next_part(|| held.grow_if_free(in_steps(bytes), COUNTING)) == ScanStep::Read
+        self.scan.next_part(|| held.grow_if_free(in_steps(bytes))) == ScanStep::Read
     }
 
     fn visit(&mut self, value: KeyRef<'_>, points: u64) -> Result<()> {

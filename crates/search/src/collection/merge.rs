@@ -412,7 +412,7 @@ impl Collection {
         let spare = rows * SPARE_ROW_BYTES;
         // The other half of the free memory is for the merged segment.
         let has_room = spare <= self.budget.free() / 2;
-        has_room.then(|| self.budget.reserve(spare, "the payload index of a merge").ok()).flatten()
+        has_room.then(|| self.budget.reserve_if_free(spare)).flatten()
     }
 
     /// Writes the live rows of the segments `numbers`, whose views are `views`, as one segment, and

@@ -85,7 +85,7 @@ impl PointsPass {
         let state = collection.state();
         let partial = collection.is_partial(&state);
         let rows = state.open().map(|(_, _, view)| set_bytes(&view.segment)).max().unwrap_or(0);
-        let held = collection.budget.reserve_if_free(rows + bytes as u64, "a pass over points");
+        let held = collection.budget.reserve_if_free(rows + bytes as u64);
         if held.is_none() {
             scan::read_on();
         }

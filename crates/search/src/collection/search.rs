@@ -233,7 +233,7 @@ impl Collection {
             return;
         }
         let bytes = (CODES_READER.depth * CODES_READER.read_bytes_max) as u64;
-        let Some(held) = self.budget.reserve_if_free(bytes, "a reader of codes") else { return };
+        let Some(held) = self.budget.reserve_if_free(bytes) else { return };
         match self.medium.reader(CODES_READER) {
             Ok(reader) => thread.codes = Some(CodesThread { reader, _held: held }),
             Err(error) => tracing::debug!(%error, "codes are read one after the other"),
