@@ -37,8 +37,8 @@ pub(in crate::collection) struct FilterCaches(Mutex<Vec<Weak<HeldFilters>>>);
 #[derive(Debug)]
 pub(super) struct CachedFilter {
     pub(super) clause: Arc<Filter>,
-    /// Memory that the filter takes.
-    _held: BudgetReservation,
+    /// Memory that the conditions take.
+    held: BudgetReservation,
     /// Least recently used first.
     pub(super) segments: VecDeque<CachedRows>,
     /// Time of the last use.
@@ -54,7 +54,12 @@ pub(super) struct CachedRows {
 }
 
 impl CachedFilter {
+    /// Returns the bytes of the conditions and of the rows.
     fn bytes(&self) -> u64 {
+        self.held.bytes() + self.rows_bytes()
+    }
+
+    fn rows_bytes(&self) -> u64 {
         self.segments.iter().map(|of| of.held.bytes()).sum()
     }
 
@@ -136,16 +141,16 @@ impl HeldFilters {
                 let clause = Arc::new(clause.clone());
                 kept.push_back(CachedFilter {
                     clause,
-                    _held: clause_held,
+                    held: clause_held,
                     segments: VecDeque::from([of]),
                     used_at: Instant::now(),
                 });
             }
         }
-        let mut total: u64 = kept.iter().map(CachedFilter::bytes).sum();
+        let mut total: u64 = kept.iter().map(CachedFilter::rows_bytes).sum();
         while kept.len() > CLAUSES_MAX || (total > KEPT_BYTES_MAX && kept.len() > 1) {
             let Some(evicted) = kept.pop_front() else { break };
-            total -= evicted.bytes();
+            total -= evicted.rows_bytes();
             evicted.note_eviction();
         }
     }
@@ -190,7 +195,7 @@ impl FreeOnDemand for FilterCaches {
 mod tests {
     use super::*;
     use crate::collection::filters::tests::{clause, segment};
-    use crate::filter::RowSet;
+    use crate::filter::{Condition, RowSet};
 
     #[test]
     fn filters_are_cached_with_all_segments() {
@@ -246,12 +251,13 @@ mod tests {
                 filters.held.keep(segment(1), &clause(number), selected, held, &budget);
             }
         }
-        assert_eq!(caches.bytes(), 8 * ROWS_BYTES);
+        let filter_bytes = ROWS_BYTES + clause(0).memory_bytes();
+        assert_eq!(caches.bytes(), 8 * filter_bytes);
         assert!(budget.free() < 3 * ROWS_BYTES, "it does not count as free");
         assert!(budget.reserve(2 << 20, "too much").is_err());
-        assert_eq!(caches.bytes(), 8 * ROWS_BYTES, "a refusal costs no filter");
+        assert_eq!(caches.bytes(), 8 * filter_bytes, "a refusal costs no filter");
         let row = budget.reserve(4 * ROWS_BYTES, "a point").unwrap();
-        assert_eq!(caches.bytes(), 6 * ROWS_BYTES);
+        assert_eq!(caches.bytes(), 6 * filter_bytes);
         for filters in [&one, &other] {
             assert!(filters.held.find(segment(1), &clause(0)).is_none(), "the oldest ones first");
             assert!(filters.held.find(segment(1), &clause(1)).is_some());
@@ -259,5 +265,24 @@ mod tests {
         assert_eq!(budget.stats().refused, 1);
         drop((row, one, other));
         assert_eq!((caches.bytes(), budget.stats().used), (0, 0));
+    }
+
+    #[test]
+    fn conditions_without_rows_are_evicted_for_a_reservation() {
+        let budget = MemoryBudget::new(1 << 20);
+        let caches = Arc::new(FilterCaches::default());
+        let results: Weak<FilterCaches> = Arc::downgrade(&caches);
+        budget.set_results(results);
+        let filters = FilterCache::new(Arc::default(), &caches);
+        let must = vec![Condition::has_id((0..4096).collect())];
+        let clause = Filter { must, ..Filter::default() };
+        let selected = Arc::new(SelectedRows { filter: RowSet::none(64), lost: 0 });
+        let held = budget.reserve(8, "a test").unwrap();
+        filters.held.keep(segment(1), &clause, selected, held, &budget);
+        filters.forget(segment(1));
+        let bytes = clause.memory_bytes();
+        assert_eq!((caches.bytes(), budget.stats().used), (bytes, bytes));
+        assert!(budget.reserve(1 << 20, "a point").is_ok());
+        assert_eq!(caches.bytes(), 0);
     }
 }
