@@ -289,7 +289,8 @@ impl Collection {
     ///
     /// # Errors
     /// `NotFound` if there is no such file, `FailedPrecondition` for a segment that is whole or
-    /// still being opened.
+    /// still being opened; otherwise the error of the medium. After an error of the medium, a
+    /// segment is dropped in memory, and the next flush makes that durable.
     pub fn abandon(&self, name: &str) -> Result<()> {
         if let Some(CollectionFile::Log(number)) = CollectionFile::of(name) {
             return self.abandon_log(number);
@@ -317,7 +318,7 @@ impl Collection {
             live.merged(&[number], None);
             served
         };
-        self.publish()?;
+        let published = self.publish();
         tracing::warn!(name, "a damaged segment was dropped; its points are lost");
         if let Some(segment) = served {
             outlive(&segment);
@@ -325,7 +326,7 @@ impl Collection {
             self.filters.forget(segment.uuid());
         }
         self.unquarantine(name);
-        Ok(())
+        published
     }
 
     /// Returns the content, resource use and damage of the collection.

@@ -303,6 +303,25 @@ fn a_lost_segment_keeps_its_pending_deletes() {
     assert!(!open(&medium, options()).status().segments.iter().any(|segment| segment.name == name));
 }
 
+#[test]
+fn a_full_disk_does_not_keep_the_report_of_a_dropped_segment() {
+    let (mut files, _) = subject();
+    let segment = files.iter_mut().find(|(name, _)| name.starts_with("segment-")).unwrap();
+    segment.1[100] ^= 1;
+    let name = segment.0.clone();
+    let medium = Arc::new(FaultMedium::new(write(&files), FaultPlan::default()).unwrap());
+    let collection = open(&(medium.clone() as Arc<dyn Medium>), options());
+    assert_eq!(collection.status().quarantined[0].file, name);
+    medium.set_space(Some(0));
+    assert_eq!(collection.abandon(&name).unwrap_err().kind(), ErrorKind::StorageFull);
+    let status = collection.status();
+    assert_eq!((status.quarantined, status.partial), (Vec::new(), false));
+    assert!(named(&(medium.clone() as Arc<dyn Medium>), "segment-").contains(&name));
+    medium.set_space(None);
+    assert!(collection.flush_oldest().unwrap(), "the list without the segment is published");
+    assert!(!named(&(medium as Arc<dyn Medium>), "segment-").contains(&name));
+}
+
 fn faulty(inner: &Arc<dyn Medium>, plan: FaultPlan) -> Arc<dyn Medium> {
     Arc::new(FaultMedium::new(inner.clone(), plan).unwrap())
 }
