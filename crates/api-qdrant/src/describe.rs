@@ -175,8 +175,10 @@ fn unindexed(named: &NamedCollection) -> Result<Vec<String>> {
 /// and fields without an index.
 fn warnings(status: &Status, settings: &CollectionSettings, unindexed: Vec<String>) -> Vec<Value> {
     let quarantined = status.quarantined.iter().map(ToString::to_string);
-    let mended =
-        status.mended.iter().map(|what| format!("repaired when the collection was opened: {what}"));
+    let repairs = status
+        .repairs
+        .iter()
+        .map(|what| format!("repaired when the collection was opened: {what}"));
     let more = status.quarantined_count.saturating_sub(status.quarantined.len() as u64);
     let more = (more > 0).then(|| format!("{more} more that are not named here"));
     let hints = stored(&settings.extra, "hints")
@@ -191,7 +193,7 @@ fn warnings(status: &Status, settings: &CollectionSettings, unindexed: Vec<Strin
     let failed = status.write_error.iter().map(|why| format!("changes cannot be written: {why}"));
     let all = quarantined
         .chain(more)
-        .chain(mended)
+        .chain(repairs)
         .chain(refused)
         .chain(failed)
         .chain(hints)

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use base::{ErrorKind, Result};
 
-use super::inner::{Collection, outlive};
+use super::inner::{Collection, wait_for_last_reference};
 use super::state::{CollectionState, SegmentContent, SegmentSlot};
 use crate::codes::CodesPlace;
 use crate::rerank::Records;
@@ -51,7 +51,7 @@ impl Collection {
                 bytes = old.codes_on_medium(),
                 "codes are in memory"
             );
-            outlive(&old);
+            wait_for_last_reference(&old);
         }
         Ok(true)
     }
@@ -121,7 +121,7 @@ impl Collection {
                             bytes,
                             "memory is short: codes moved to the medium"
                         );
-                        outlive(&old);
+                        wait_for_last_reference(&old);
                         return Ok(true);
                     }
                 }

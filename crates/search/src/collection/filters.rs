@@ -319,7 +319,7 @@ mod tests {
         let stats = filters.counts.stats();
         let read = stats.scanned + stats.verified;
         assert_eq!((read, stats.paused), (cold, pauses), "each filter is read once");
-        assert!(pauses < cold, "it goes on once its own filters are evicted");
+        assert!(pauses < cold, "it continues once its own filters are evicted");
         assert_eq!(filters.held.kept.lock().len(), CLAUSES_MAX);
     }
 
@@ -420,7 +420,7 @@ mod tests {
         let late = until(Instant::now(), || select(&range("late", 1.0))).unwrap_err();
         assert_eq!(late.kind(), ErrorKind::DeadlineExceeded);
         assert!(late.message().contains("\"late\" has no index"), "{late}");
-        assert_eq!(select(&range("late", 1.0)).unwrap().filter.count(), 200, "and it goes on");
+        assert_eq!(select(&range("late", 1.0)).unwrap().filter.count(), 200, "and it continues");
     }
 
     #[test]

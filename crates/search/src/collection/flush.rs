@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use base::{Error, ErrorKind, Result};
 
-use super::inner::{Collection, PendingFile, outlive};
+use super::inner::{Collection, PendingFile, wait_for_last_reference};
 use super::manifest::new_uuid;
 use super::names::CollectionFile;
 use super::options::headroom_bytes;
@@ -24,8 +24,8 @@ const SCANNED_ROWS: usize = 256;
 /// Rows of a memtable that were live when the flush began.
 struct MemtableSource {
     rows: Vec<(u32, Arc<MemtableRow>)>,
-    /// Rows that were deleted by then.
-    gone: Deletes,
+    /// Rows that were deleted when the flush began.
+    deletes: Deletes,
 }
 
 impl MemtableSource {
@@ -122,7 +122,7 @@ impl Collection {
         drop(state);
         headroom.refill(headroom_bytes(self.memtable_bytes));
         let rows = memtable.live().map(|(at, row)| (at, row.clone())).collect();
-        let source = MemtableSource { rows, gone: memtable.deletes().clone() };
+        let source = MemtableSource { rows, deletes: memtable.deletes().clone() };
         drop(memtable);
         let outcome = self.flush_memtable(source, &mut headroom, deadline);
         // Kept also after a failure: the next try needs as much memory, and other work would take
@@ -162,8 +162,8 @@ impl Collection {
             self.live.lock().flushed(None);
             return self.publish();
         }
-        let number = self.number();
-        let busy = self.busy(CollectionFile::Segment(number));
+        let number = self.new_file_number();
+        let pending = self.pending_file(CollectionFile::Segment(number));
         let uuid = new_uuid();
         let rows = source.rows.len() as u64;
         let needed = self.options.segment_form().working_bytes(rows);
@@ -172,13 +172,14 @@ impl Collection {
             count: self.options.build_threads,
             should_continue: &|| self.may_flush(deadline),
         };
-        let written = self.write_segment(&busy, uuid, &mut source, 0, threads, &|bytes| {
+        let written = self.write_segment(&pending, uuid, &mut source, 0, threads, &|bytes| {
             self.flush_step(bytes, deadline)
         });
         headroom.join(working);
         let written = written?;
         headroom.refill(headroom_bytes(self.memtable_bytes));
-        let opened = self.open_written(&busy, || headroom.split(headroom.bytes(), &busy.name))?;
+        let opened =
+            self.open_written(&pending, || headroom.split(headroom.bytes(), &pending.name))?;
         let numbers: Vec<u32> = source.rows.iter().map(|(at, _)| *at).collect();
         self.filters.warm(&opened, &self.budget);
         let others: Vec<SegmentView> =
@@ -186,7 +187,7 @@ impl Collection {
         self.preload_new(&opened, &others, &|bytes| self.flush_step(bytes, deadline));
         drop(others);
         let places = written.rows();
-        let gone = std::mem::replace(&mut source.gone, Deletes::none(0));
+        let known_deletes = std::mem::replace(&mut source.deletes, Deletes::none(0));
         // Queries that hold the old state keep its rows alive. This thread releases its own
         // references.
         drop(source);
@@ -197,7 +198,7 @@ impl Collection {
         // processed under it.
         let mut live = self.live.lock();
         let memtable: Arc<Memtable> = live.state.memtables[0].clone();
-        for at in memtable.deletes().since(&gone) {
+        for at in memtable.deletes().since(&known_deletes) {
             let place = numbers.binary_search(&at).ok().and_then(|from| places.get(from));
             if let Some(&row) = place {
                 deletes.insert(row);
@@ -208,7 +209,7 @@ impl Collection {
         drop(live);
         self.count_piled();
         let published = self.publish();
-        outlive(&memtable);
+        wait_for_last_reference(&memtable);
         published
     }
 
@@ -216,7 +217,7 @@ impl Collection {
     /// index, in addition to the working memory of every segment.
     pub(super) fn write_segment(
         &self,
-        busy: &PendingFile<'_>,
+        pending: &PendingFile<'_>,
         uuid: [u8; 16],
         source: &mut dyn RowSource,
         spare_bytes: u64,
@@ -233,10 +234,10 @@ impl Collection {
             uuid,
             index_bytes,
         };
-        let written = segment::write(&*self.medium, &busy.name, &plan, source, step);
+        let written = segment::write(&*self.medium, &pending.name, &plan, source, step);
         self.disk.changed();
         if written.is_err() {
-            busy.remove();
+            pending.remove();
         }
         written
     }
@@ -244,14 +245,15 @@ impl Collection {
     /// Opens a segment that was just written; removes the file after an error.
     pub(super) fn open_written(
         &self,
-        busy: &PendingFile<'_>,
+        pending: &PendingFile<'_>,
         memory: impl FnOnce() -> Result<crate::budget::BudgetReservation>,
     ) -> Result<Segment> {
-        let file = self.medium.open(&busy.name);
+        let file = self.medium.open(&pending.name);
         let codes = self.codes_options(None);
-        let opened = file.and_then(|file| Segment::open_with(file, &busy.name, memory()?, &codes));
+        let opened =
+            file.and_then(|file| Segment::open_with(file, &pending.name, memory()?, &codes));
         if opened.is_err() {
-            busy.remove();
+            pending.remove();
         }
         opened
     }

@@ -80,10 +80,9 @@ pub struct Collection {
     /// Segments that cannot be merged because part of them is damaged; locked during a merge.
     pub(super) merging: Mutex<BTreeSet<u64>>,
     pub(super) filters: FilterCache,
-    /// Next file number.
-    pub(super) next: AtomicU64,
+    pub(super) next_file_number: AtomicU64,
     /// Files that are being written and that no list names yet.
-    pub(super) busy: Mutex<BTreeSet<String>>,
+    pub(super) pending_files: Mutex<BTreeSet<String>>,
     pub(super) events: Arc<EventCounter>,
     /// Writers that wait for room. Several collections may share it.
     pub(super) stall: Arc<WriteStall>,
@@ -165,7 +164,7 @@ pub(super) struct CollectionHealth {
     /// Logs that lost acknowledged changes, with the reasons.
     pub(super) damaged_logs: BTreeMap<u64, Vec<String>>,
     /// Damage that was repaired when the collection was opened.
-    pub(super) mended: Vec<String>,
+    pub(super) repairs: Vec<String>,
     pub(super) flush_error: Option<Error>,
     pub(super) merge_error: Option<Error>,
     pub(super) flushes: u64,
@@ -181,14 +180,14 @@ impl CollectionHealth {
     }
 }
 
-/// Longest wait of [`outlive`].
-const OUTLIVE_MAX: Duration = Duration::from_secs(2);
+/// Longest wait of [`wait_for_last_reference`].
+const LAST_REFERENCE_WAIT_MAX: Duration = Duration::from_secs(2);
 
-/// Waits up to [`OUTLIVE_MAX`] until the caller holds the last reference. Then the background
-/// thread frees the memory, which may hold 100,000 rows. Otherwise the query that used the rows
-/// last would free it.
-pub(super) fn outlive<T: ?Sized>(held: &Arc<T>) {
-    let deadline = Instant::now() + OUTLIVE_MAX;
+/// Waits up to [`LAST_REFERENCE_WAIT_MAX`] until the caller holds the last reference. Then the
+/// calling background thread frees the memory, which may hold 100,000 rows. Otherwise the query
+/// that used the rows last would free it.
+pub(super) fn wait_for_last_reference<T: ?Sized>(held: &Arc<T>) {
+    let deadline = Instant::now() + LAST_REFERENCE_WAIT_MAX;
     while Arc::strong_count(held) > 1 && Instant::now() < deadline {
         std::thread::sleep(Duration::from_millis(2));
     }
@@ -200,9 +199,9 @@ impl Collection {
         self.live.lock().state.clone()
     }
 
-    /// Returns a new file number.
-    pub(super) fn number(&self) -> u64 {
-        self.next.fetch_add(1, Ordering::Relaxed)
+    /// Returns a file number that no file has.
+    pub(super) fn new_file_number(&self) -> u64 {
+        self.next_file_number.fetch_add(1, Ordering::Relaxed)
     }
 
     /// Records an item that is not served.
@@ -241,7 +240,7 @@ impl Collection {
         if self.may_flush(deadline) {
             Ok(())
         } else {
-            Err(Error::cancelled("the collection is being closed, or another thread seals"))
+            Err(Error::cancelled("the collection is being closed, or another thread flushes"))
         }
     }
 
@@ -281,10 +280,11 @@ impl Collection {
         }
     }
 
-    /// Protects a file that no list names yet from being removed as a leftover.
-    pub(super) fn busy(&self, file: CollectionFile) -> PendingFile<'_> {
+    /// Protects a file that no list names yet from being removed as a leftover, until the guard is
+    /// dropped.
+    pub(super) fn pending_file(&self, file: CollectionFile) -> PendingFile<'_> {
         let name = file.name();
-        self.busy.lock().insert(name.clone());
+        self.pending_files.lock().insert(name.clone());
         PendingFile { collection: self, name }
     }
 }
@@ -306,7 +306,7 @@ impl PendingFile<'_> {
 
 impl Drop for PendingFile<'_> {
     fn drop(&mut self) {
-        self.collection.busy.lock().remove(&self.name);
+        self.collection.pending_files.lock().remove(&self.name);
     }
 }
 

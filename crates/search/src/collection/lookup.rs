@@ -222,9 +222,9 @@ impl Collection {
             points[at] = match &places[at] {
                 Err(error) => Err(error.clone()),
                 Ok(None) => Ok(None),
-                Ok(Some(PointLocation::Memtable(row))) => Ok(Some(fresh(row, parts))),
+                Ok(Some(PointLocation::Memtable(row))) => Ok(Some(memtable_point(row, parts))),
                 Ok(Some(PointLocation::Segment(view, row))) => {
-                    read(ids[at], view, *row, parts, &mut records, &mut payloads).map(Some)
+                    segment_point(ids[at], view, *row, parts, &mut records, &mut payloads).map(Some)
                 }
             };
         }
@@ -245,18 +245,18 @@ impl Collection {
         coarse::check_query(query, self.options.shape.dims, 0)?;
         let places = self.places(ids);
         let mut scores = vec![None; ids.len()];
-        let mut sealed: Vec<(usize, &SegmentView, u32)> = Vec::new();
+        let mut flushed: Vec<(usize, &SegmentView, u32)> = Vec::new();
         for (at, place) in places.iter().enumerate() {
             match place {
                 Ok(Some(PointLocation::Memtable(row))) => {
                     scores[at] = Some(similarity(self.options.shape.metric, query, &row.embedding));
                 }
-                Ok(Some(PointLocation::Segment(view, row))) => sealed.push((at, view, *row)),
+                Ok(Some(PointLocation::Segment(view, row))) => flushed.push((at, view, *row)),
                 Ok(None) | Err(_) => {}
             }
         }
-        sealed.sort_by_key(|(_, view, row)| (view.segment.uuid(), *row));
-        for group in sealed.chunk_by(|a, b| Arc::ptr_eq(&a.1.segment, &b.1.segment)) {
+        flushed.sort_by_key(|(_, view, row)| (view.segment.uuid(), *row));
+        for group in flushed.chunk_by(|a, b| Arc::ptr_eq(&a.1.segment, &b.1.segment)) {
             let Some((_, view, _)) = group.first() else { continue };
             let rows: Vec<u32> = group.iter().map(|(_, _, row)| *row).collect();
             let exact = view.segment.exact(&mut *thread.vectors);
@@ -275,7 +275,7 @@ fn unreadable(view: &SegmentView) -> Error {
     Error::data_loss(format!("{}: some payloads cannot be read", view.segment.name()))
 }
 
-fn fresh(row: &MemtableRow, parts: PointParts) -> StoredPoint {
+fn memtable_point(row: &MemtableRow, parts: PointParts) -> StoredPoint {
     StoredPoint {
         id: row.id,
         embedding: if parts.embedding { row.embedding.to_vec() } else { Vec::new() },
@@ -284,7 +284,7 @@ fn fresh(row: &MemtableRow, parts: PointParts) -> StoredPoint {
     }
 }
 
-fn read(
+fn segment_point(
     id: u64,
     view: &SegmentView,
     row: u32,

@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 
 use base::{Error, ErrorKind, Result};
 
-use super::inner::{Collection, outlive};
+use super::inner::{Collection, wait_for_last_reference};
 use super::manifest::new_uuid;
 use super::names::CollectionFile;
 use super::options::Merging;
@@ -279,7 +279,7 @@ impl Collection {
         self.events.notify();
         if outcome.is_ok() {
             for view in &views {
-                outlive(&view.segment);
+                wait_for_last_reference(&view.segment);
                 // Queries that still used the segment may have cached parts of its file again.
                 self.caches.forget(view.segment.file().id());
                 self.filters.forget(view.segment.uuid());
@@ -439,8 +439,8 @@ impl Collection {
             self.budget.reserve(needed, &format!("merging {} segments", numbers.len()))?;
         let spare = self.spare_for_index(count);
         let spare_bytes = spare.as_ref().map_or(0, BudgetReservation::bytes);
-        let number = self.number();
-        let busy = self.busy(CollectionFile::Segment(number));
+        let number = self.new_file_number();
+        let pending = self.pending_file(CollectionFile::Segment(number));
         let uuid = new_uuid();
         let mut source = MergeSource {
             collection: self,
@@ -454,11 +454,11 @@ impl Collection {
             should_continue: &|| self.may_merge(urgency),
         };
         let written =
-            self.write_segment(&busy, uuid, &mut source, spare_bytes, threads, &|bytes| {
+            self.write_segment(&pending, uuid, &mut source, spare_bytes, threads, &|bytes| {
                 self.merge_step(bytes, urgency)
             })?;
         drop((working, spare));
-        let opened = self.open_written(&busy, || self.budget.reserve(0, &busy.name))?;
+        let opened = self.open_written(&pending, || self.budget.reserve(0, &pending.name))?;
         self.filters.warm(&opened, &self.budget);
         self.preload_new(&opened, &source.views, &|bytes| self.merge_step(bytes, urgency));
         let segment = Arc::new(opened);
@@ -467,7 +467,7 @@ impl Collection {
         // processed under it.
         let mut live = self.live.lock();
         let Some(now) = live.state.views(numbers) else {
-            busy.remove();
+            pending.remove();
             return Err(Error::new(
                 ErrorKind::Cancelled,
                 "a segment was dropped while it was merged",

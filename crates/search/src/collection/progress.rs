@@ -151,7 +151,7 @@ impl Collection {
             for (sequence, frame) in replay.records {
                 while losses.last().is_some_and(|(start, _)| *start < sequence) {
                     let keys = losses.pop().and_then(|(_, keys)| keys);
-                    self.lose(number, keys);
+                    self.record_lost_changes(number, keys);
                 }
                 match self.decoded(&frame) {
                     // A flush may fail during the replay; that is not the fault of the change.
@@ -160,19 +160,19 @@ impl Collection {
                     }
                     Err(error) => {
                         self.log_damaged(number, None, &format!("change {sequence}: {error}"));
-                        self.lose(number, None);
+                        self.record_lost_changes(number, None);
                     }
                 }
             }
-            losses.into_iter().rev().for_each(|(_, keys)| self.lose(number, keys));
+            losses.into_iter().rev().for_each(|(_, keys)| self.record_lost_changes(number, keys));
         }
-        self.health.lock().mended.extend(logs.problem.clone());
+        self.health.lock().repairs.extend(logs.problem.clone());
         let mut writer = self.writer.lock();
         if !writer.logs.is_empty() {
             return Ok(());
         }
         // No change was replayed, so the only memtable is empty and may start with a new log.
-        let number = self.number();
+        let number = self.new_file_number();
         {
             let mut live = self.live.lock();
             let LiveState { state, tables, .. } =
@@ -229,7 +229,7 @@ impl Collection {
                     "{name}: {} bytes at {} are damaged, no change is lost",
                     damage.bytes, damage.offset
                 );
-                self.health.lock().mended.push(note);
+                self.health.lock().repairs.push(note);
                 continue;
             }
             let keys = replay.keys_of(damage).filter(|_| !damage.lost.is_empty());
@@ -248,10 +248,10 @@ impl Collection {
     }
 
     /// Records that changes of a log are lost: of the given points, or of any.
-    fn lose(&self, log: u64, ids: Option<Vec<u64>>) {
+    fn record_lost_changes(&self, log: u64, ids: Option<Vec<u64>>) {
         let mut live = self.live.lock();
         match ids.filter(|ids| live.unknown.len() + ids.len() <= UNKNOWN_MAX) {
-            Some(ids) => ids.into_iter().for_each(|id| live.lose(id, log)),
+            Some(ids) => ids.into_iter().for_each(|id| live.mark_unknown(id, log)),
             None => drop(live.doubtful.insert(log)),
         }
     }

@@ -83,7 +83,7 @@ impl Collection {
         while publisher.kept_logs.len() > KEPT_LOGS_MAX {
             publisher.kept_logs.pop_first();
         }
-        let next = self.next.load(Ordering::Relaxed);
+        let next = self.next_file_number.load(Ordering::Relaxed);
         let mut manifest = ManifestContent::new(&self.options.shape, first_log, next, entries);
         manifest.kept_logs.clone_from(&publisher.kept_logs);
         Ok(manifest)
@@ -97,7 +97,7 @@ impl Collection {
                 let same =
                     written.map_or(view.deletes.count() == 0, |w| Arc::ptr_eq(w, &view.deletes));
                 if !same {
-                    let file = self.number();
+                    let file = self.new_file_number();
                     let deletes = (*view.deletes).clone();
                     self.write_deletes(
                         CollectionFile::Deletes(file),
@@ -119,7 +119,7 @@ impl Collection {
                     Arc::ptr_eq(w, &closed.pending_deletes)
                 });
                 if !same {
-                    let file = self.number();
+                    let file = self.new_file_number();
                     let mut pending_deletes: Vec<u64> =
                         closed.pending_deletes.iter().copied().collect();
                     pending_deletes.sort_unstable();
@@ -144,14 +144,14 @@ impl Collection {
         deletes: Deletes,
         pending_deletes: Vec<u64>,
     ) -> Result<()> {
-        let busy = self.busy(file);
+        let pending = self.pending_file(file);
         let bytes = DeletesFile { segment, deletes, pending_deletes }.encode();
-        let written = self.medium.create(&busy.name).and_then(|mut writer| {
+        let written = self.medium.create(&pending.name).and_then(|mut writer| {
             writer.append(&bytes)?;
             writer.persist()
         });
         if written.is_err() {
-            busy.remove();
+            pending.remove();
         }
         written
     }
@@ -187,7 +187,7 @@ impl Collection {
                 Some(CollectionFile::Log(number)) => {
                     number < manifest.first_log && !manifest.kept_logs.contains(&number)
                 }
-                Some(_) => !named.contains(&name) && !self.busy.lock().contains(&name),
+                Some(_) => !named.contains(&name) && !self.pending_files.lock().contains(&name),
             };
             if leftover
                 && !self.is_pinned(&name)

@@ -72,7 +72,8 @@ impl Collection {
         let (progress, logs) = LogProgress::open(&medium, &content, is_new, &list)?;
         // No new file may get the number of a lost log.
         let numbers = found.iter().map(|file| file.number()).chain(logs.numbers.iter().copied());
-        let next = AtomicU64::new(content.next.max(numbers.max().map_or(0, |highest| highest + 1)));
+        let next_file_number =
+            AtomicU64::new(content.next.max(numbers.max().map_or(0, |highest| highest + 1)));
         let first = logs.numbers.first().copied().unwrap_or(content.first_log);
         let (slots, files) = closed(&content);
         let there = |log: &&u64| found.contains(&CollectionFile::Log(**log));
@@ -91,8 +92,8 @@ impl Collection {
             flushing: resources.flushing.clone(),
             merging: Mutex::new(BTreeSet::new()),
             filters: FilterCache::new(resources.filters.clone(), &resources.filter_caches),
-            next,
-            busy: Mutex::default(),
+            next_file_number,
+            pending_files: Mutex::default(),
             events: resources.events.clone(),
             stall: resources.stall.clone(),
             flush_time: Mutex::new(first_flush_time(resources.memtable_bytes)),
@@ -116,7 +117,7 @@ impl Collection {
         if is_new || logs.numbers.is_empty() || !problems.is_empty() {
             collection.publish_first(is_new)?;
         }
-        collection.health.lock().mended.extend(problems);
+        collection.health.lock().repairs.extend(problems);
         Ok(collection)
     }
 

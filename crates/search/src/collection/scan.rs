@@ -323,7 +323,7 @@ impl PayloadScan {
             ScanStep::Read => Ok(()),
             ScanStep::Pause => {
                 note_pause();
-                Err(Error::cancelled("reading goes on in another slice"))
+                Err(Error::cancelled("reading continues in another slice"))
             }
             ScanStep::Late => Err(Error::deadline(format!(
                 "the time was up while payloads were read, because {what}; add a condition on an indexed \
@@ -438,7 +438,7 @@ mod tests {
             read_on();
             rows_until_stop(PayloadScan::in_slices(), 2000).0
         });
-        assert_eq!(ended, SliceOutcome::Done(2000), "the work was let go on");
+        assert_eq!(ended, SliceOutcome::Done(2000), "the work was allowed to continue");
         let done = in_slice(Instant::now() + HOUR, &progress, || 7);
         assert_eq!(done, SliceOutcome::Done(7));
     }

@@ -188,10 +188,10 @@ impl Collection {
         best: &mut BestPoints<'s>,
     ) -> Result<()> {
         let metric = self.options.shape.metric;
-        let asked = SketchQuery::new(metric, query.embedding);
+        let sketch = SketchQuery::new(metric, query.embedding);
         let mut matching = MemtableFilter::new(query.filter);
         for memtable in &state.memtables {
-            memtable.scan(&asked, best.floor, |row| {
+            memtable.scan(&sketch, best.floor, |row| {
                 if matching.allows(row) {
                     let coarse = similarity(metric, query.embedding, &row.embedding);
                     best.offer(RankedPoint {

@@ -74,14 +74,14 @@ impl WriteStall {
     /// Counts a writer that is slowed down, and escalates flushes if it waits for one. Returns true
     /// if they were not escalated before.
     pub(super) fn record_slowdown(&self, waits_for_flush: bool) -> bool {
-        let fresh = waits_for_flush && !self.is_escalated();
+        let escalates = waits_for_flush && !self.is_escalated();
         let mut state = self.0.lock();
         state.slowed += 1;
         if !waits_for_flush {
             return false;
         }
         state.until = Some(Instant::now() + ESCALATED_FOR);
-        fresh
+        escalates
     }
 
     pub(super) fn stats(&self) -> StallStats {

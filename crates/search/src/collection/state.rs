@@ -97,7 +97,7 @@ impl ClosedSegment {
     }
 
     /// Records the delete of a point that the segment may hold.
-    fn forget(&mut self, id: u64) {
+    fn add_pending_delete(&mut self, id: u64) {
         // Other states may share the ids, and copying them is slow.
         if self.may_have(id) && !self.pending_deletes.contains(&id) {
             Arc::make_mut(&mut self.pending_deletes).insert(id);
@@ -113,9 +113,9 @@ impl SegmentView {
     /// Returns the live rows, or `None` if no row is deleted.
     pub(super) fn allowed(&self) -> Option<&Arc<RowSet>> {
         let make = || {
-            let gone = &self.deletes;
-            let words = || gone.words().map(|word| !word).collect();
-            (gone.count() > 0).then(|| Arc::new(RowSet::from_words(gone.rows(), words())))
+            let deletes = &self.deletes;
+            let words = || deletes.words().map(|word| !word).collect();
+            (deletes.count() > 0).then(|| Arc::new(RowSet::from_words(deletes.rows(), words())))
         };
         self.allowed.get_or_init(make).as_ref()
     }
@@ -172,13 +172,13 @@ impl CollectionState {
 
     /// Counts the live points.
     pub(super) fn live(&self) -> u64 {
-        let sealed: u64 = self.open().map(|(_, _, view)| u64::from(view.live())).sum();
-        let fresh: u64 = self
+        let flushed: u64 = self.open().map(|(_, _, view)| u64::from(view.live())).sum();
+        let unflushed: u64 = self
             .memtables
             .iter()
             .map(|memtable| u64::from(memtable.rows() - memtable.deleted()))
             .sum();
-        sealed + fresh
+        flushed + unflushed
     }
 
     /// Returns the reason why some points may not be readable now.
@@ -255,35 +255,36 @@ impl LiveState {
     }
 
     /// Marks a point as unknown because a change of it is lost with `log`.
-    pub(super) fn lose(&mut self, id: u64, log: u64) {
+    pub(super) fn mark_unknown(&mut self, id: u64, log: u64) {
         self.delete(id);
         self.unknown.insert(id, log);
     }
 
     pub(super) fn delete(&mut self, id: u64) {
         self.unknown.remove(&id);
-        let fresh = self.fresh(id);
+        let unflushed = self.find_unflushed(id);
         let state = Arc::make_mut(&mut self.state);
-        if let Some((memtable, row)) = fresh {
+        if let Some((memtable, row)) = unflushed {
             Arc::make_mut(&mut state.memtables[memtable]).mark_deleted(row);
             return;
         }
-        let sealed = state.segments.iter_mut().find_map(|slot| match &mut slot.content {
+        let flushed = state.segments.iter_mut().find_map(|slot| match &mut slot.content {
             SegmentContent::Open(view) => view.find(id).map(|row| (view, row)),
             SegmentContent::Closed(_) => None,
         });
-        if let Some((view, row)) = sealed {
+        if let Some((view, row)) = flushed {
             view.mark_deleted(row);
             return;
         }
         for slot in &mut state.segments {
             if let SegmentContent::Closed(closed) = &mut slot.content {
-                closed.forget(id);
+                closed.add_pending_delete(id);
             }
         }
     }
 
-    fn fresh(&self, id: u64) -> Option<(usize, u32)> {
+    /// Returns the memtable and the row of an unflushed point.
+    fn find_unflushed(&self, id: u64) -> Option<(usize, u32)> {
         let tables = self.tables.iter().enumerate().rev();
         let mut rows =
             tables.filter_map(|(memtable, table)| table.get(&id).map(|&row| (memtable, row)));
@@ -291,7 +292,7 @@ impl LiveState {
     }
 
     pub(super) fn find(&self, id: u64) -> Option<PointLocation> {
-        if let Some((memtable, row)) = self.fresh(id) {
+        if let Some((memtable, row)) = self.find_unflushed(id) {
             return self.state.memtables[memtable].row(row).cloned().map(PointLocation::Memtable);
         }
         let mut views = self.state.open().map(|(_, _, view)| view);

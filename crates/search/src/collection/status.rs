@@ -26,7 +26,7 @@ pub struct Status {
     /// True if acknowledged changes are lost because a log was damaged.
     pub log_damaged: bool,
     /// Damage that was repaired when the collection was opened.
-    pub mended: Vec<String>,
+    pub repairs: Vec<String>,
     /// Use of memory.
     pub memory: BudgetStats,
     /// True while searches will soon be faster, as [`Collection::is_optimizing`].
@@ -145,7 +145,7 @@ pub(super) fn of(collection: &Collection) -> Status {
         quarantined,
         quarantined_count,
         log_damaged,
-        mended: health.mended,
+        repairs: health.repairs,
         memory: collection.budget.stats(),
         optimizing: collection.is_optimizing(),
         flushes: health.flushes,

@@ -88,13 +88,13 @@ impl Collection {
     /// of seconds once memory is full. Call this before [`Collection::apply`] and before taking a
     /// lock.
     pub fn throttle(&self) {
-        let give_up_at = Instant::now() + SLOWED_MAX;
+        let latest = Instant::now() + SLOWED_MAX;
         let mut slowed = false;
         loop {
             let seen = self.events.count();
             let Some(due) = self.next_write() else { return };
             let now = Instant::now();
-            if now >= due.min(give_up_at) || self.check_open().is_err() {
+            if now >= due.min(latest) || self.check_open().is_err() {
                 return;
             }
             if !slowed {
@@ -105,7 +105,7 @@ impl Collection {
                     continue;
                 }
             }
-            self.events.wait_past(seen, due.min(give_up_at));
+            self.events.wait_past(seen, due.min(latest));
         }
     }
 
@@ -384,7 +384,7 @@ impl Collection {
 
     /// Freezes the active memtable. New changes go to a new memtable with its own log.
     pub(super) fn freeze_active(&self, writer: &mut CollectionLogs) -> Result<()> {
-        let number = *writer.unused.get_or_insert_with(|| self.number());
+        let number = *writer.unused.get_or_insert_with(|| self.new_file_number());
         let opened = Log::open(&self.medium, &CollectionFile::Log(number).name());
         self.health.lock().write_error = opened.as_ref().err().cloned();
         let (log, _) = opened?;

@@ -128,7 +128,7 @@ fn flip(files: &Files, model: &Model, which: usize, place: usize) -> bool {
     let lost = look(&collection, model);
     if lost == Lost::default() {
         // Some bytes of a log lose no change; their damage is reported all the same.
-        return name.starts_with("log-") && !collection.status().mended.is_empty();
+        return name.starts_with("log-") && !collection.status().repairs.is_empty();
     }
     let status = collection.status();
     assert!(status.partial, "{name} page {page}: {lost:?}");

@@ -299,9 +299,9 @@ fn a_collection_without_watermark_opens() {
     let status = collection.status();
     assert!(!status.partial && !status.log_damaged, "{status:?}");
     // The current list states that there was a watermark.
-    assert!(status.mended.iter().any(|note| note.contains("watermark")), "{status:?}");
+    assert!(status.repairs.iter().any(|note| note.contains("watermark")), "{status:?}");
     assert_eq!(look(&collection, &model), (0, 0));
     drop(collection);
     assert!(medium.list().unwrap().iter().any(|(name, _)| name == "watermark"), "it is made anew");
-    assert!(open(&medium, options()).status().mended.is_empty());
+    assert!(open(&medium, options()).status().repairs.is_empty());
 }
