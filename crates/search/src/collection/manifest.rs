@@ -6,6 +6,7 @@ use base::{Error, Result};
 use serde::{Deserialize, Serialize};
 use storage::log::LogPosition;
 
+use super::names::FILE_NUMBER_MAX;
 use super::options::CollectionShape;
 use crate::coarse::Metric;
 use crate::segment::VectorEncoding;
@@ -124,6 +125,13 @@ impl ManifestContent {
                 manifest.version
             )));
         }
+        // A copy is made of a list that another server wrote.
+        if manifest.next > FILE_NUMBER_MAX {
+            return Err(Error::data_loss(format!(
+                "the list of segments has the file number {}, and {FILE_NUMBER_MAX} is the highest",
+                manifest.next
+            )));
+        }
         Ok(manifest)
     }
 
@@ -185,6 +193,11 @@ mod tests {
         });
         let back = ManifestContent::decode(&manifest.encode().unwrap()).unwrap();
         assert_eq!((back.shape(), &back), (shape, &manifest));
+        let beyond = ManifestContent { next: FILE_NUMBER_MAX + 1, ..manifest.clone() };
+        assert_eq!(
+            ManifestContent::decode(&beyond.encode().unwrap()).unwrap_err().kind(),
+            base::ErrorKind::DataLoss
+        );
         let newer = ManifestContent { version: 2, ..manifest };
         assert_eq!(
             ManifestContent::decode(&newer.encode().unwrap()).unwrap_err().kind(),

@@ -1,5 +1,10 @@
 //! Names of a collection's files. Their numbers come from one counter and are never reused.
 
+/// Digits of a file number in a name.
+const NUMBER_DIGITS: usize = 12;
+/// Highest number that a name can have.
+pub(super) const FILE_NUMBER_MAX: u64 = 999_999_999_999;
+
 /// File of a collection, by kind and number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum CollectionFile {
@@ -16,8 +21,11 @@ pub(super) enum CollectionFile {
 impl CollectionFile {
     /// Parses a file name; `None` if it is not a file of a collection.
     pub(super) fn of(name: &str) -> Option<CollectionFile> {
-        let (kind, digits) = name.split_once('-').filter(|(_, digits)| digits.len() == 12)?;
-        let number = digits.parse().ok()?;
+        let (kind, digits) = name.split_once('-')?;
+        // `parse` also accepts a sign.
+        let is_number =
+            digits.len() == NUMBER_DIGITS && digits.bytes().all(|byte| byte.is_ascii_digit());
+        let number = digits.parse::<u64>().ok().filter(|_| is_number)?;
         match kind {
             "log" => Some(CollectionFile::Log(number)),
             "segment" => Some(CollectionFile::Segment(number)),
@@ -43,7 +51,7 @@ impl CollectionFile {
             CollectionFile::Deletes(_) => "deletes",
             CollectionFile::PendingDeletes(_) => "waiting",
         };
-        format!("{kind}-{:012}", self.number())
+        format!("{kind}-{:0NUMBER_DIGITS$}", self.number())
     }
 }
 
@@ -55,6 +63,7 @@ mod tests {
     fn names_round_trip() {
         for file in [
             CollectionFile::Log(0),
+            CollectionFile::Log(FILE_NUMBER_MAX),
             CollectionFile::Segment(7),
             CollectionFile::Deletes(123_456_789_012),
             CollectionFile::PendingDeletes(1),
@@ -67,6 +76,7 @@ mod tests {
             "log-1",
             "segment-",
             "log-00000000000x",
+            "log-+00000000001",
             "segment-0000000000001",
         ] {
             assert_eq!(CollectionFile::of(foreign), None, "{foreign}");
