@@ -25,7 +25,7 @@ static SEARCHES: AtomicU64 = AtomicU64::new(0);
 static FALLBACKS: AtomicU64 = AtomicU64::new(0);
 static LIMITED: AtomicU64 = AtomicU64::new(0);
 static PASSES: AtomicU64 = AtomicU64::new(0);
-static SAID: AtomicBool = AtomicBool::new(false);
+static FALLBACK_LOGGED: AtomicBool = AtomicBool::new(false);
 
 /// Counts since the start of the process.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -77,17 +77,18 @@ pub fn counters() -> DeviceCounters {
     }
 }
 
-/// Returns true if a new index should be flat: the GPU is open and has room for the rows.
-pub(super) fn takes(rows: usize, dims: usize) -> bool {
+/// Returns true if a new index should be flat: the GPU is open, the rows are large enough for it, and
+/// it has room for them.
+pub(super) fn has_room_for(rows: usize, dims: usize) -> bool {
     let bytes = rows * Coding::Bytes.row_pieces(dims) * PIECE_BYTES;
     let left = |gpu: &Arc<Gpu>| gpu.device_bytes_left().is_ok_and(|left| bytes as u64 <= left);
     rows * dims >= BYTES_MIN && GPU.get().is_some_and(left)
 }
 
 /// Copies rows to the GPU if there is one, `bytes` of codes are enough and it has room.
-pub(super) fn bring(bytes: usize, rows: &Rows) -> Option<Arc<DeviceRows>> {
+pub(super) fn upload(bytes: usize, rows: &Rows) -> Option<Arc<DeviceRows>> {
     let gpu = GPU.get().filter(|_| bytes >= BYTES_MIN)?;
-    gpu.upload(rows, RowPlacement::Auto).inspect_err(fell_back).ok().map(Arc::new)
+    gpu.upload(rows, RowPlacement::Auto).inspect_err(record_fallback).ok().map(Arc::new)
 }
 
 /// Offers the best rows of each query to its list. Returns false if the CPU has to rank; nothing
@@ -132,7 +133,7 @@ pub(super) fn rank(
             true
         }
         Err(error) => {
-            fell_back(&error);
+            record_fallback(&error);
             false
         }
     }
@@ -179,9 +180,10 @@ fn in_passes(
     }
 }
 
-fn fell_back(error: &Error) {
+/// Counts a failure of the GPU. Logs the first one.
+fn record_fallback(error: &Error) {
     FALLBACKS.fetch_add(1, Ordering::Relaxed);
-    if !SAID.swap(true, Ordering::Relaxed) {
+    if !FALLBACK_LOGGED.swap(true, Ordering::Relaxed) {
         tracing::warn!(%error, "a flat index is searched by the processor instead of the GPU; logged once");
     }
 }
@@ -264,11 +266,11 @@ mod tests {
     #[test]
     fn gpu_and_cpu_results_are_equal() {
         let codes = gpu::Codes::Bytes { codes: &[1; 4], scales: &[1.0; 2] };
-        assert!(bring(BYTES_MIN - 1, &Rows { dims: 2, codes, squares: None }).is_none());
+        assert!(upload(BYTES_MIN - 1, &Rows { dims: 2, codes, squares: None }).is_none());
         if let Err(error) = start(&GpuOptions::default()) {
             assert!(
-                bring(BYTES_MIN, &Rows { dims: 2, codes, squares: None }).is_none()
-                    && !takes(ROWS, DIMS)
+                upload(BYTES_MIN, &Rows { dims: 2, codes, squares: None }).is_none()
+                    && !has_room_for(ROWS, DIMS)
             );
             assert_eq!(counters(), DeviceCounters::default());
             return println!("SKIPPED the comparison with a GPU: {error}");

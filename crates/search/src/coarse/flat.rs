@@ -175,7 +175,7 @@ impl FlatIndex {
         let metric = header.metric;
         let dims = header.dims;
         let recall = header.recall.clone();
-        let device = bring(&codes, &squares, dims, metric);
+        let device = upload(&codes, &squares, dims, metric);
         Ok(FlatIndex { metric, dims, codes, squares, recall, device })
     }
 
@@ -414,7 +414,7 @@ impl Coarse for FlatIndex {
 }
 
 /// Copies the rows to a GPU if there is one and they are many.
-fn bring(
+fn upload(
     codes: &FlatCodes,
     squares: &[f32],
     dims: usize,
@@ -423,7 +423,7 @@ fn bring(
     // Only few rows are stored as bfloat16.
     let FlatCodes::Bytes { codes, scales } = codes else { return None };
     let squares = (metric == Metric::L2).then_some(squares);
-    device::bring(
+    device::upload(
         codes.len(),
         &gpu::Rows { dims, codes: gpu::Codes::Bytes { codes, scales }, squares },
     )
@@ -435,7 +435,7 @@ fn kept(k: usize, params: &ScanParams, exact: Option<&dyn Exact>) -> usize {
     match (exact, params.refine) {
         (None, _) => k,
         (Some(_), 0) => k + k.max(EXTRA_MIN),
-        (Some(_), asked) => asked.max(k),
+        (Some(_), requested) => requested.max(k),
     }
 }
 

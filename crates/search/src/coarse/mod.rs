@@ -448,7 +448,8 @@ pub fn build_streamed(kind: CoarseKind, build: &StreamedBuild<'_>) -> Result<Bui
     let profile = VectorProfile::of(build.vectors, build.dims)?;
     // Vectors that are too long for inverted lists are refused today, but old collections may have
     // some. The GPU compares all rows; without a GPU later, the CPU compares them.
-    let flat = kind == CoarseKind::Auto && (device::takes(rows, build.dims) || profile.extreme);
+    let flat =
+        kind == CoarseKind::Auto && (device::has_room_for(rows, build.dims) || profile.extreme);
     let kind = if flat { CoarseKind::Flat } else { kind };
     match kind.resolved(rows, build.dims) {
         CoarseKind::IvfPq | CoarseKind::Auto => ivf::build(build, &profile),
@@ -461,7 +462,7 @@ pub fn build_streamed(kind: CoarseKind, build: &StreamedBuild<'_>) -> Result<Bui
 pub(crate) fn compares_all(kind: CoarseKind, rows: u64, dims: usize) -> bool {
     let rows = usize::try_from(rows).unwrap_or(usize::MAX);
     kind.resolved(rows, dims) == CoarseKind::Flat
-        || kind == CoarseKind::Auto && device::takes(rows, dims)
+        || kind == CoarseKind::Auto && device::has_room_for(rows, dims)
 }
 
 /// Returns an upper bound of the bytes of an index over `rows` rows, without its centres.

@@ -17,7 +17,7 @@ use super::{
 };
 
 /// Target recalls.
-pub(super) const WISHED: [f32; 5] = [0.80, 0.90, 0.95, 0.98, 0.99];
+pub(super) const TARGET_RECALLS: [f32; 5] = [0.80, 0.90, 0.95, 0.98, 0.99];
 /// Target recall of a search without settings.
 pub(super) const DEFAULT_RECALL: f32 = 0.95;
 /// Target recall of a search with a filter and without settings. Recall is measured without
@@ -88,9 +88,9 @@ pub struct Recall {
 }
 
 impl Recall {
-    /// Returns the cheapest settings that reached `wished`, or else the closest.
-    pub(crate) fn settings_for(&self, wished: f32) -> Option<&RecallPoint> {
-        self.points.iter().find(|point| point.recall >= wished).or_else(|| self.points.last())
+    /// Returns the cheapest settings that reached `target`, or else the closest.
+    pub(crate) fn settings_for(&self, target: f32) -> Option<&RecallPoint> {
+        self.points.iter().find(|point| point.recall >= target).or_else(|| self.points.last())
     }
 }
 
@@ -109,8 +109,8 @@ impl ScanChoice {
         clusters: usize,
     ) -> ScanChoice {
         let CoarseRequest { k, params, .. } = *request;
-        let wished = if request.allow.is_some() { FILTERED_RECALL } else { DEFAULT_RECALL };
-        let measured = recall.and_then(|recall| recall.settings_for(wished));
+        let target = if request.allow.is_some() { FILTERED_RECALL } else { DEFAULT_RECALL };
+        let measured = recall.and_then(|recall| recall.settings_for(target));
         // A caller that requests more candidates expects a higher recall, which needs more lists
         // too.
         let wanted = k.max(params.refine);
@@ -119,12 +119,12 @@ impl ScanChoice {
                 (f64::from(point.probes) * probes_growth(wanted, point.k as usize)).ceil() as usize
             }
             (0, None) => clusters.div_ceil(16),
-            (asked, _) => asked,
+            (requested, _) => requested,
         };
         let refine = match (params.refine, measured) {
             (0, Some(point)) => point.refine as usize + more_candidates(k, point.k as usize),
             (0, None) => REFINE_UNMEASURED + more_candidates(k, MEASURED_HITS),
-            (asked, _) => asked,
+            (requested, _) => requested,
         };
         ScanChoice {
             probes: probes.clamp(1, clusters.max(1)),
@@ -238,8 +238,8 @@ pub(super) fn measure(
     };
     let mut points: Vec<RecallPoint> = Vec::new();
     let best = best_recall(&trials);
-    for wished in WISHED {
-        let reached = trials.iter().filter(|trial| trial.recall >= wished.min(best));
+    for target in TARGET_RECALLS {
+        let reached = trials.iter().filter(|trial| trial.recall >= target.min(best));
         points.extend(reached.min_by_key(|trial| cost(trial)));
     }
     points.dedup();

@@ -10,7 +10,8 @@ use base::Result;
 use super::Rabitq;
 use crate::coarse::trial::TrialQueries;
 use crate::coarse::tune::{
-    DEFAULT_RECALL, PROBE_GROWTH, PROBE_SHARE_MAX, WISHED, best_recall, share_of, wide_probes,
+    DEFAULT_RECALL, PROBE_GROWTH, PROBE_SHARE_MAX, TARGET_RECALLS, best_recall, share_of,
+    wide_probes,
 };
 use crate::coarse::{Recall, RecallPoint, StreamedBuild};
 
@@ -26,7 +27,9 @@ impl Rabitq {
         let mut trials = Vec::<RecallPoint>::new();
         let mut probes = PROBES_MIN.min(probes_max);
         while probes <= probes_max
-            && !trials.last().is_some_and(|point| point.recall >= WISHED[WISHED.len() - 1])
+            && !trials
+                .last()
+                .is_some_and(|point| point.recall >= TARGET_RECALLS[TARGET_RECALLS.len() - 1])
         {
             trials.push(trial.recall(&self, probes)?);
             probes = ((probes as f64 * PROBE_GROWTH) as usize).max(probes + 1);
@@ -39,8 +42,8 @@ impl Rabitq {
         }
         let best = best_recall(&trials);
         let reached =
-            |wished: f32| trials.iter().find(|point| point.recall >= wished.min(best)).copied();
-        let mut points: Vec<RecallPoint> = WISHED.into_iter().filter_map(reached).collect();
+            |target: f32| trials.iter().find(|point| point.recall >= target.min(best)).copied();
+        let mut points: Vec<RecallPoint> = TARGET_RECALLS.into_iter().filter_map(reached).collect();
         points.dedup();
         self.recall = Some(Recall { points });
         Ok(self)
