@@ -266,7 +266,7 @@ struct FacetCall {
     /// Address of the collection.
     collection: usize,
     key: String,
-    clause: Option<Filter>,
+    filter: Option<Filter>,
 }
 
 /// Adds the points of a pass to the counts of a field.
@@ -310,14 +310,14 @@ impl Collection {
     /// `FACET_VALUES_MAX` values; `ResourceExhausted` if the memory limit has no room for the
     /// values; `DeadlineExceeded` if payloads had to be read and the time was up; `Cancelled` after
     /// a pause, which [`super::in_slice`] notices.
-    pub fn facet(&self, key: &str, clause: Option<&Filter>, max: usize) -> Result<Facet> {
+    pub fn facet(&self, key: &str, filter: Option<&Filter>, max: usize) -> Result<Facet> {
         if key.is_empty() {
             return Err(Error::invalid("a facet names no field; give its key"));
         }
         let call = FacetCall {
             collection: std::ptr::from_ref(self).addr(),
             key: key.to_owned(),
-            clause: clause.cloned(),
+            filter: filter.cloned(),
         };
         let passes = scan::progress().map(|progress| progress.get::<KeptPasses<FacetPass>>());
         let kept = passes.as_ref().and_then(|passes| passes.take(|pass| pass.call == call));
@@ -330,7 +330,7 @@ impl Collection {
             }
         };
         let mut visitor = FacetVisitor { counts: &mut facet.counts, key };
-        let counted = facet.pass.run(self, key, clause, &mut visitor);
+        let counted = facet.pass.run(self, key, filter, &mut visitor);
         if let Err(error) = counted {
             if let Some(passes) = passes.filter(|_| scan::is_paused()) {
                 passes.keep(facet);

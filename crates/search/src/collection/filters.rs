@@ -30,7 +30,7 @@ pub(super) use self::held::FilterCaches;
 
 /// Maximum bytes of a filter that is cached for other queries; filters that are used again are
 /// short. The rows of a longer filter are kept for the slices of its own query.
-const CLAUSE_BYTES_MAX: u64 = 64 << 10;
+const FILTER_BYTES_MAX: u64 = 64 << 10;
 /// Most recently used filters that are prepared for a new segment.
 const WARMED_MAX: usize = 8;
 /// Maximum paused passes over payloads that a collection keeps. Further passes do not pause.
@@ -41,7 +41,7 @@ const WORKING_SETS: u64 = 4;
 /// Rows of one segment that match a filter.
 #[derive(Debug)]
 pub(super) struct SelectedRows {
-    pub(super) filter: RowSet,
+    pub(super) rows: RowSet,
     /// Rows whose payloads could not be read; they do not match.
     pub(super) lost: u32,
 }
@@ -60,7 +60,7 @@ impl FilterCache {
         cache
     }
 
-    /// Returns the rows of a segment that match `clause`.
+    /// Returns the rows of a segment that match `filter`.
     ///
     /// # Errors
     /// `DeadlineExceeded` or `Cancelled` if payloads are still to be read, as
@@ -69,21 +69,21 @@ impl FilterCache {
     pub(super) fn select(
         &self,
         segment: &Segment,
-        clause: &Filter,
+        filter: &Filter,
         budget: &Arc<MemoryBudget>,
     ) -> Result<Arc<SelectedRows>> {
         let uuid = segment.uuid();
-        let keeper = if clause.memory_bytes() <= CLAUSE_BYTES_MAX {
+        let keeper = if filter.memory_bytes() <= FILTER_BYTES_MAX {
             Some(self.held.clone())
         } else {
             scan::progress().map(|progress| progress.get::<HeldFilters>())
         };
-        if let Some(selected) = keeper.as_ref().and_then(|keeper| keeper.find(uuid, clause)) {
+        if let Some(selected) = keeper.as_ref().and_then(|keeper| keeper.find(uuid, filter)) {
             return Ok(selected);
         }
-        let mut scan = match self.resume(uuid, clause) {
+        let mut scan = match self.resume(uuid, filter) {
             Some(scan) => scan,
-            None => self.start(segment, clause, budget)?,
+            None => self.start(segment, filter, budget)?,
         };
         if scan.next.is_some() {
             scan = self.read(segment, scan, keeper.is_some())?;
@@ -93,7 +93,7 @@ impl FilterCache {
         let selected = Arc::new(selected);
         // Not cached if rows were lost: the next read may succeed.
         match keeper.filter(|_| selected.lost == 0) {
-            Some(keeper) => keeper.keep(uuid, clause, selected.clone(), held, budget),
+            Some(keeper) => keeper.keep(uuid, filter, selected.clone(), held, budget),
             // After a pause in a later segment, this one would be read again, without end.
             None => scan::read_on(),
         }
@@ -104,12 +104,12 @@ impl FilterCache {
     fn start(
         &self,
         segment: &Segment,
-        clause: &Filter,
+        filter: &Filter,
         budget: &Arc<MemoryBudget>,
     ) -> Result<FilterScan> {
-        let sets = clause.working_sets().max(WORKING_SETS);
+        let sets = filter.working_sets().max(WORKING_SETS);
         let mut held = budget.reserve(sets * set_bytes(segment), "a filter")?;
-        let IndexAnswer { selection, unindexed } = segment.select(clause)?;
+        let IndexAnswer { selection, unindexed } = segment.select(filter)?;
         held.resize(WORKING_SETS * set_bytes(segment), "a filter")?;
         let SelectionParts { sure, undecided } = selection.into_parts();
         let undecided = undecided.unwrap_or_else(|| RowSet::none(segment.rows()));
@@ -122,8 +122,8 @@ impl FilterCache {
         Ok(FilterScan {
             uuid: segment.uuid(),
             // Only a pass that stops keeps the filter.
-            clause: Arc::new(if undecided.is_empty() { Filter::default() } else { clause.clone() }),
-            selected: SelectedRows { filter: sure, lost: 0 },
+            filter: Arc::new(if undecided.is_empty() { Filter::default() } else { filter.clone() }),
+            selected: SelectedRows { rows: sure, lost: 0 },
             next: undecided.next_from(0),
             undecided,
             unindexed,
@@ -169,26 +169,26 @@ impl FilterCache {
     }
 
     /// Takes a pass that was paused.
-    fn resume(&self, uuid: [u8; 16], clause: &Filter) -> Option<FilterScan> {
+    fn resume(&self, uuid: [u8; 16], filter: &Filter) -> Option<FilterScan> {
         let mut paused = self.held.paused.lock();
-        let place = paused.iter().position(|scan| scan.uuid == uuid && *scan.clause == *clause)?;
+        let place = paused.iter().position(|scan| scan.uuid == uuid && *scan.filter == *filter)?;
         paused.remove(place)
     }
 
     /// Prepares the most recently used filters for a segment before it is searched, so that no
     /// query has to read all its payloads. After a failure, the next query reads the payloads.
     pub(super) fn warm(&self, segment: &Segment, budget: &Arc<MemoryBudget>) {
-        let clauses: Vec<Arc<Filter>> = self
+        let recent: Vec<Arc<Filter>> = self
             .held
             .kept
             .lock()
             .iter()
             .rev()
             .take(WARMED_MAX)
-            .map(|kept| kept.clause.clone())
+            .map(|kept| kept.filter.clone())
             .collect();
-        for clause in &clauses {
-            if let Err(error) = self.select(segment, clause, budget) {
+        for filter in &recent {
+            if let Err(error) = self.select(segment, filter, budget) {
                 tracing::debug!(%error, "a filter is left to the next query");
                 return;
             }
@@ -221,21 +221,21 @@ pub(super) fn value_of(bytes: &[u8]) -> Option<Value> {
 
 /// Pass of a filter over rows of memtables, which stops at the deadline of the work on this thread.
 pub(super) struct MemtableFilter<'a> {
-    clause: Option<&'a Filter>,
+    filter: Option<&'a Filter>,
     scan: PayloadScan,
 }
 
 impl<'a> MemtableFilter<'a> {
     /// Starts a pass. Every row matches `None`, which reads no payload.
-    pub(super) fn new(clause: Option<&'a Filter>) -> MemtableFilter<'a> {
-        MemtableFilter { clause, scan: PayloadScan::in_memory() }
+    pub(super) fn new(filter: Option<&'a Filter>) -> MemtableFilter<'a> {
+        MemtableFilter { filter, scan: PayloadScan::in_memory() }
     }
 
     /// Returns true if a row matches. After the deadline no row does.
     pub(super) fn allows(&mut self, row: &MemtableRow) -> bool {
-        let Some(clause) = self.clause else { return true };
+        let Some(filter) = self.filter else { return true };
         self.scan.next_row() == ScanStep::Read
-            && value_of(&row.payload).is_some_and(|value| clause.matches(row.id, &value))
+            && value_of(&row.payload).is_some_and(|value| filter.matches(row.id, &value))
     }
 
     /// Checks that every row was read.
@@ -254,7 +254,7 @@ mod tests {
     use base::ErrorKind;
 
     use super::filter_scan::PAUSED_FOR_MAX;
-    use super::held::CLAUSES_MAX;
+    use super::held::FILTERS_MAX;
     use super::*;
     use crate::budget::FreeOnDemand;
     use crate::collection::scan::{SliceOutcome, in_ended_slice, until};
@@ -262,7 +262,7 @@ mod tests {
     use crate::filter::{Condition, CountRange, Match, MinShould, Range};
     use crate::payload_index::{FIELDS_MAX, segment_of_values};
 
-    pub(super) fn clause(number: u64) -> Filter {
+    pub(super) fn id_filter(number: u64) -> Filter {
         Filter { must: vec![Condition::has_id(vec![number])], ..Filter::default() }
     }
 
@@ -302,11 +302,11 @@ mod tests {
         let test = segment_of_values(&payloads);
         let (budget, filters) = (MemoryBudget::new(1 << 30), FilterCache::default());
         let cold = 12;
-        let known = CLAUSES_MAX as u64 - 4;
-        let clauses: Vec<Filter> = (0..known).map(clause).chain((0..cold).map(counted)).collect();
+        let known = FILTERS_MAX as u64 - 4;
+        let all: Vec<Filter> = (0..known).map(id_filter).chain((0..cold).map(counted)).collect();
         let work = || {
             let select = |filter: &Filter| filters.select(&test.segment, filter, &budget);
-            clauses.iter().try_for_each(|filter| select(filter).map(drop))
+            all.iter().try_for_each(|filter| select(filter).map(drop))
         };
         let mut pauses = 0;
         loop {
@@ -320,7 +320,7 @@ mod tests {
         let read = stats.scanned + stats.verified;
         assert_eq!((read, stats.paused), (cold, pauses), "each filter is read once");
         assert!(pauses < cold, "it continues once its own filters are evicted");
-        assert_eq!(filters.held.kept.lock().len(), CLAUSES_MAX);
+        assert_eq!(filters.held.kept.lock().len(), FILTERS_MAX);
     }
 
     #[test]
@@ -364,15 +364,15 @@ mod tests {
         let filters = FilterCache::default();
         let budget = MemoryBudget::new(1 << 30);
         for of in 0..2 {
-            let selected = Arc::new(SelectedRows { filter: RowSet::none(64), lost: 0 });
+            let selected = Arc::new(SelectedRows { rows: RowSet::none(64), lost: 0 });
             let held = budget.reserve(1000, "a test").unwrap();
-            filters.held.keep(segment(of), &clause(1), selected, held, &budget);
+            filters.held.keep(segment(of), &id_filter(1), selected, held, &budget);
         }
         let both = budget.stats().used;
         filters.forget(segment(0));
         assert_eq!(budget.stats().used, both - 1000);
-        assert!(filters.held.find(segment(0), &clause(1)).is_none());
-        assert!(filters.held.find(segment(1), &clause(1)).is_some());
+        assert!(filters.held.find(segment(0), &id_filter(1)).is_none());
+        assert!(filters.held.find(segment(1), &id_filter(1)).is_some());
     }
 
     fn range(key: &str, lt: f64) -> Filter {
@@ -396,12 +396,12 @@ mod tests {
         let filters = FilterCache::default();
         let select = |filter: &Filter| filters.select(&test.segment, filter, &budget);
         let selected = select(&range("f1", 100.0)).unwrap();
-        assert_eq!(selected.filter, RowSet::from_rows(2000, 0..100));
+        assert_eq!(selected.rows, RowSet::from_rows(2000, 0..100));
         assert_eq!(filters.counts.stats(), FilterStats { indexed: 1, ..FilterStats::default() });
         // An indexed condition leaves few rows to read.
         let mut both = range("late", 5.0);
         both.must.extend(range("f1", 100.0).must);
-        assert_eq!(select(&both).unwrap().filter.count(), 50);
+        assert_eq!(select(&both).unwrap().rows.count(), 50);
         assert_eq!(filters.counts.stats().verified, 1);
         let slow = range("late", 3.0);
         let mut slices = 0;
@@ -412,7 +412,7 @@ mod tests {
                 SliceOutcome::Done(selected) => break selected.unwrap(),
             }
         };
-        assert_eq!(selected.filter.count(), 600);
+        assert_eq!(selected.rows.count(), 600);
         let stats = filters.counts.stats();
         assert_eq!((slices, stats.scanned, stats.paused), (4, 1, 3));
         assert!(filters.held.paused.lock().is_empty());
@@ -420,7 +420,7 @@ mod tests {
         let late = until(Instant::now(), || select(&range("late", 1.0))).unwrap_err();
         assert_eq!(late.kind(), ErrorKind::DeadlineExceeded);
         assert!(late.message().contains("\"late\" has no index"), "{late}");
-        assert_eq!(select(&range("late", 1.0)).unwrap().filter.count(), 200, "and it continues");
+        assert_eq!(select(&range("late", 1.0)).unwrap().rows.count(), 200, "and it continues");
     }
 
     #[test]
@@ -439,11 +439,11 @@ mod tests {
         ];
         let short = Filter { must: must[1..].to_vec(), ..Filter::default() };
         let long = Filter { must, ..Filter::default() };
-        assert!(long.memory_bytes() > CLAUSE_BYTES_MAX);
+        assert!(long.memory_bytes() > FILTER_BYTES_MAX);
         let select = |filter: &Filter| filters.select(&test.segment, filter, &budget);
         let work = || {
             let selected = select(&long)?;
-            select(&short).map(|_| selected.filter.count())
+            select(&short).map(|_| selected.rows.count())
         };
         let progress = Arc::<SliceProgress>::default();
         let mut pauses = 0;

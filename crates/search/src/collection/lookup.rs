@@ -54,7 +54,7 @@ pub struct IdList {
     pub unseen: Option<Error>,
 }
 
-/// A count of live points, which may be partial.
+/// Number of live points, which may be partial.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PointCount {
     /// Live points that were seen.
@@ -70,7 +70,7 @@ impl Collection {
     /// # Errors
     /// `InvalidArgument` for an invalid filter or a `max` that is too large; otherwise the error
     /// of the medium.
-    pub fn ids_from(&self, from: u64, max: usize, clause: Option<&Filter>) -> Result<IdList> {
+    pub fn ids_from(&self, from: u64, max: usize, filter: Option<&Filter>) -> Result<IdList> {
         if max > IDS_MAX {
             return Err(Error::invalid(format!(
                 "{max} ids are more than the {IDS_MAX} that one call gives"
@@ -84,7 +84,7 @@ impl Collection {
         let take = max + 1;
         for (_, _, view) in state.open() {
             let mut lost = false;
-            let filtered = self.filtered(clause, view, &mut lost)?;
+            let filtered = self.filtered(filter, view, &mut lost)?;
             if lost {
                 list.partial = true;
                 list.unseen.get_or_insert_with(|| unreadable(view));
@@ -94,10 +94,10 @@ impl Collection {
             let allowed = rows.filter(|&&row| allow.is_none_or(|allow| allow.contains(row)));
             list.ids.extend(allowed.take(take).filter_map(|&row| view.segment.ids().id(row)));
         }
-        let mut matching = MemtableFilter::new(clause);
+        let mut matching = MemtableFilter::new(filter);
         for memtable in &state.memtables {
             let rows = memtable.live().map(|(_, row)| row).filter(|row| row.id >= from);
-            if clause.is_none() {
+            if filter.is_none() {
                 list.ids.extend(rows.map(|row| row.id));
                 continue;
             }
@@ -122,16 +122,16 @@ impl Collection {
     ///
     /// # Errors
     /// As [`Collection::ids_from`].
-    pub(crate) fn count_where(&self, clause: Option<&Filter>) -> Result<PointCount> {
+    pub(crate) fn count_where(&self, filter: Option<&Filter>) -> Result<PointCount> {
         let state = self.state();
         let partial = self.is_partial(&state);
-        let Some(clause) = clause else { return Ok(PointCount { count: state.live(), partial }) };
+        let Some(filter) = filter else { return Ok(PointCount { count: state.live(), partial }) };
         let mut counted = PointCount { count: 0, partial };
         for (_, _, view) in state.open() {
-            let allowed = self.filtered(Some(clause), view, &mut counted.partial)?;
+            let allowed = self.filtered(Some(filter), view, &mut counted.partial)?;
             counted.count += allowed.map_or(0, |allowed| u64::from(allowed.count()));
         }
-        let mut matching = MemtableFilter::new(Some(clause));
+        let mut matching = MemtableFilter::new(Some(filter));
         for memtable in &state.memtables {
             let rows = memtable.live().filter(|(_, row)| matching.allows(row));
             counted.count += rows.count() as u64;
@@ -153,45 +153,45 @@ impl Collection {
         state.is_partial() || self.health.lock().log_damaged()
     }
 
-    /// Returns the live rows of a segment that match `clause`; `None` without a clause.
+    /// Returns the live rows of a segment that match `filter`; `None` without a filter.
     pub(super) fn filtered(
         &self,
-        clause: Option<&Filter>,
+        filter: Option<&Filter>,
         view: &SegmentView,
         partial: &mut bool,
     ) -> Result<Option<RowSet>> {
-        let Some(clause) = clause else { return Ok(None) };
-        clause.check()?;
+        let Some(filter) = filter else { return Ok(None) };
+        filter.check()?;
         // A condition that excludes a few ids is seldom used again, but the other conditions may
         // be.
-        let (rest, excluded) = clause.without_ids();
-        let mut filter = if rest.is_empty() {
+        let (rest, excluded) = filter.without_ids();
+        let mut rows = if rest.is_empty() {
             RowSet::all(view.segment.rows())
         } else {
             self.selected(&rest, view, partial)?
         };
         for row in excluded.iter().filter_map(|&id| view.segment.ids().find(id)) {
-            filter.remove(row);
+            rows.remove(row);
         }
         if let Some(allowed) = view.allowed() {
-            filter.intersect(allowed);
+            rows.intersect(allowed);
         }
-        Ok(Some(filter))
+        Ok(Some(rows))
     }
 
-    fn selected(&self, clause: &Filter, view: &SegmentView, partial: &mut bool) -> Result<RowSet> {
-        let selected = match self.filters.select(&view.segment, clause, &self.budget) {
+    fn selected(&self, filter: &Filter, view: &SegmentView, partial: &mut bool) -> Result<RowSet> {
+        let selected = match self.filters.select(&view.segment, filter, &self.budget) {
             Ok(selected) => selected,
             Err(error) if error.kind() == ErrorKind::ResourceExhausted => {
                 self.filters.clear();
                 // After a pause, the filters of this work would be read again, without end.
                 super::scan::read_on();
-                self.filters.select(&view.segment, clause, &self.budget)?
+                self.filters.select(&view.segment, filter, &self.budget)?
             }
             Err(error) => return Err(error),
         };
         *partial |= selected.lost > 0;
-        Ok(selected.filter.clone())
+        Ok(selected.rows.clone())
     }
 
     /// Locates the points of `ids`, all in one state.
@@ -231,8 +231,8 @@ impl Collection {
         points
     }
 
-    /// Returns the exact similarity of `embedding` to the embedding of each point of `ids`, in
-    /// their order; `None` for points that do not exist or cannot be read.
+    /// Returns the exact similarity of `query` to the embedding of each point of `ids`, in their
+    /// order; `None` for points that do not exist or cannot be read.
     ///
     /// # Errors
     /// `InvalidArgument` for an embedding that does not fit the collection.

@@ -207,7 +207,7 @@ struct OrderCall {
     key: String,
     descending: bool,
     from: Option<OrderValue>,
-    clause: Option<Filter>,
+    filter: Option<Filter>,
     limit: usize,
 }
 
@@ -267,7 +267,7 @@ impl PointVisitor for OrderVisitor<'_> {
 }
 
 impl Collection {
-    /// Returns the first `limit` points, at most [`IDS_MAX`], that match `clause`, in the order of
+    /// Returns the first `limit` points, at most [`IDS_MAX`], that match `filter`, in the order of
     /// the numbers and dates of a payload field; points of equal values in the order of their ids
     /// (a fraction such as 1.0 is before the whole number 1).
     /// Points without such a value are left out. Values come from the payload index, or from
@@ -280,7 +280,7 @@ impl Collection {
     pub fn ordered(
         &self,
         order: &PointOrder<'_>,
-        clause: Option<&Filter>,
+        filter: Option<&Filter>,
         limit: usize,
     ) -> Result<OrderedPoints> {
         if order.key.is_empty() {
@@ -299,7 +299,7 @@ impl Collection {
             key: order.key.to_owned(),
             descending: order.descending,
             from: order.from,
-            clause: clause.cloned(),
+            filter: filter.cloned(),
             limit,
         };
         let passes = scan::progress().map(|progress| progress.get::<KeptPasses<OrderPass>>());
@@ -327,7 +327,7 @@ impl Collection {
             indexed: &mut reading.indexed,
             key: order.key,
         };
-        if let Err(error) = reading.pass.run(self, order.key, clause, &mut visitor) {
+        if let Err(error) = reading.pass.run(self, order.key, filter, &mut visitor) {
             if scan::is_paused() {
                 keep(call, OrderProgress::Reading(Box::new(reading)));
             }

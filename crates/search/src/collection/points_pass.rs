@@ -97,7 +97,7 @@ impl PointsPass {
         self.partial
     }
 
-    /// Visits the remaining points that match `clause`. `key` is the field that the visitor uses.
+    /// Visits the remaining points that match `filter`. `key` is the field that the visitor uses.
     ///
     /// # Errors
     /// `Cancelled` after a pause, which [`scan::is_paused`] shows: the next call continues.
@@ -107,7 +107,7 @@ impl PointsPass {
         &mut self,
         collection: &Collection,
         key: &str,
-        clause: Option<&Filter>,
+        filter: Option<&Filter>,
         visitor: &mut impl PointVisitor,
     ) -> Result<()> {
         let state = self.state.clone();
@@ -115,26 +115,26 @@ impl PointsPass {
         while let Some(slot) = state.segments.get(self.segments) {
             if let Some(view) = slot.view() {
                 collection.check_open()?;
-                self.visit_segment(collection, clause, view, visitor, &mut scan)?;
+                self.visit_segment(collection, filter, view, visitor, &mut scan)?;
                 scan.check(&format!("\"{key}\" has no index"))?;
             }
             self.segments += 1;
         }
-        self.visit_memtables(&state, clause, visitor, &mut scan)?;
+        self.visit_memtables(&state, filter, visitor, &mut scan)?;
         scan.check("new points are not in a segment yet")
     }
 
     fn visit_segment(
         &mut self,
         collection: &Collection,
-        clause: Option<&Filter>,
+        filter: Option<&Filter>,
         view: &SegmentView,
         visitor: &mut impl PointVisitor,
         scan: &mut PayloadScan,
     ) -> Result<()> {
         let rest = match self.rest.take() {
             Some(rest) => rest,
-            None => SegmentRest::Index(collection.filtered(clause, view, &mut self.partial)?),
+            None => SegmentRest::Index(collection.filtered(filter, view, &mut self.partial)?),
         };
         let mut unread = match rest {
             SegmentRest::Payloads(unread) => unread,
@@ -199,7 +199,7 @@ impl PointsPass {
     fn visit_memtables(
         &mut self,
         state: &CollectionState,
-        clause: Option<&Filter>,
+        filter: Option<&Filter>,
         visitor: &mut impl PointVisitor,
         scan: &mut PayloadScan,
     ) -> Result<()> {
@@ -210,7 +210,7 @@ impl PointsPass {
             }
             self.unflushed += 1;
             match value_of(&row.payload) {
-                Some(payload) if clause.is_none_or(|clause| clause.matches(row.id, &payload)) => {
+                Some(payload) if filter.is_none_or(|filter| filter.matches(row.id, &payload)) => {
                     visitor.visit_unflushed(row.id, &payload)?;
                 }
                 Some(_) => {}

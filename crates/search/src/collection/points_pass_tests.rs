@@ -111,9 +111,9 @@ fn a_facet_without_an_index_pauses_and_is_exact() {
     let root = tempfile::tempdir().unwrap();
     let collection = collection(root.path());
     let filter = below("late", 5.0);
-    for clause in [None, Some(&filter)] {
-        let (pauses, facet) = exact_in_slices(|| collection.facet("late", clause, 20));
-        assert_eq!(facet.hits.len(), if clause.is_none() { 13 } else { 5 });
+    for filter in [None, Some(&filter)] {
+        let (pauses, facet) = exact_in_slices(|| collection.facet("late", filter, 20));
+        assert_eq!(facet.hits.len(), if filter.is_none() { 13 } else { 5 });
         assert!(pauses >= 3, "{pauses}");
     }
     let progress = Arc::default();
@@ -130,13 +130,13 @@ fn a_facet_of_an_index_pauses_and_is_exact() {
     // A part is at least a block of rare values, as of f2, or a frequent value, as of f3. Without a
     // filter and a deleted row, as in the third segment, the counts of frequent values are in
     // memory.
-    for (key, clause, least, values) in [
+    for (key, filter, least, values) in [
         ("f2", None, 2, 600),
         ("f2", Some(&filter), 2, 300),
         ("f3", None, 3, 3),
         ("f3", Some(&filter), 5, 3),
     ] {
-        let (paused, facet) = exact_in_slices(|| collection.facet(key, clause, 1000));
+        let (paused, facet) = exact_in_slices(|| collection.facet(key, filter, 1000));
         assert_eq!(facet.hits.len(), values, "{key}");
         assert!(paused >= least, "{key}: {paused} pauses");
     }
@@ -192,15 +192,15 @@ fn an_order_of_an_index_pauses_and_is_exact() {
     // A part is at most 64 rare values, as of f2, or a frequent value, as each of the three of f3.
     // There are at least two segments, because small ones may be merged.
     for (key, parts) in [("f2", 2 * 600 / 64), ("f3", 6)] {
-        for clause in [None, Some(&filter)] {
+        for filter in [None, Some(&filter)] {
             for descending in [false, true] {
                 let order = PointOrder { key, descending, from: None };
                 let (pauses_of_all, points) =
-                    exact_in_slices(|| collection.ordered(&order, clause, 3000));
-                assert_eq!(points.points.len() == 2797, clause.is_none(), "{key}");
+                    exact_in_slices(|| collection.ordered(&order, filter, 3000));
+                assert_eq!(points.points.len() == 2797, filter.is_none(), "{key}");
                 assert!(pauses_of_all >= parts - 1, "{key}: {pauses_of_all} pauses");
                 // The visit ends after the first points of each segment.
-                let (pauses, points) = exact_in_slices(|| collection.ordered(&order, clause, 1));
+                let (pauses, points) = exact_in_slices(|| collection.ordered(&order, filter, 1));
                 assert_eq!(points.points.len(), 1);
                 assert!(pauses < pauses_of_all, "{key}: {pauses} of {pauses_of_all} pauses");
             }

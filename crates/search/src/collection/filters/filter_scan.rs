@@ -19,7 +19,7 @@ pub(super) const PAUSED_FOR_MAX: Duration = Duration::from_secs(60);
 #[derive(Debug)]
 pub(super) struct FilterScan {
     pub(super) uuid: [u8; 16],
-    pub(super) clause: Arc<Filter>,
+    pub(super) filter: Arc<Filter>,
     pub(super) selected: SelectedRows,
     /// Rows whose payloads decide.
     pub(super) undecided: RowSet,
@@ -40,16 +40,16 @@ impl FilterScan {
 
     /// Reads the payloads of undecided rows until `pass` stops.
     pub(super) fn read(&mut self, segment: &Segment, pass: &mut PayloadScan) -> Result<()> {
-        let FilterScan { clause, selected, undecided, next, .. } = self;
+        let FilterScan { filter, selected, undecided, next, .. } = self;
         let Some(first) = *next else { return Ok(()) };
-        let SelectedRows { filter, lost } = selected;
+        let SelectedRows { rows, lost } = selected;
         let mut unreadable = 0;
         let read = segment.payloads_of(undecided, first, &mut |row, bytes| {
             if pass.next_row() != ScanStep::Read {
                 return ControlFlow::Break(());
             }
             match (segment.ids().id(row), value_of(bytes)) {
-                (Some(id), Some(value)) if clause.matches(id, &value) => filter.insert(row),
+                (Some(id), Some(value)) if filter.matches(id, &value) => rows.insert(row),
                 (Some(_), Some(_)) => {}
                 _ => unreadable += 1,
             }

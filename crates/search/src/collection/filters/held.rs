@@ -13,7 +13,7 @@ use crate::collection::scan;
 use crate::filter::Filter;
 
 /// Maximum cached filters. The memory limit may allow fewer.
-pub(super) const CLAUSES_MAX: usize = 256;
+pub(super) const FILTERS_MAX: usize = 256;
 /// Maximum segments per cached filter.
 const SEGMENTS_MAX: usize = 1024;
 /// Maximum bytes of cached rows per collection.
@@ -36,7 +36,7 @@ pub(in crate::collection) struct FilterCaches(Mutex<Vec<Weak<HeldFilters>>>);
 /// Filter and its matching rows.
 #[derive(Debug)]
 pub(super) struct CachedFilter {
-    pub(super) clause: Arc<Filter>,
+    pub(super) filter: Arc<Filter>,
     /// Memory that the conditions take.
     held: BudgetReservation,
     /// Least recently used first.
@@ -99,9 +99,9 @@ impl HeldFilters {
     }
 
     /// Returns cached rows and marks them as most recently used.
-    pub(super) fn find(&self, segment: [u8; 16], clause: &Filter) -> Option<Arc<SelectedRows>> {
+    pub(super) fn find(&self, segment: [u8; 16], filter: &Filter) -> Option<Arc<SelectedRows>> {
         let mut kept = self.kept.lock();
-        let place = kept.iter().position(|kept| *kept.clause == *clause)?;
+        let place = kept.iter().position(|kept| *kept.filter == *filter)?;
         let mut found = kept.remove(place)?;
         let place = found.segments.iter().position(|of| of.uuid == segment);
         let of = place.and_then(|place| found.segments.remove(place));
@@ -116,19 +116,19 @@ impl HeldFilters {
     pub(super) fn keep(
         &self,
         segment: [u8; 16],
-        clause: &Filter,
+        filter: &Filter,
         selected: Arc<SelectedRows>,
         held: BudgetReservation,
         budget: &Arc<MemoryBudget>,
     ) {
-        let bytes = clause.memory_bytes();
-        let Ok(clause_held) = budget.reserve(bytes, "a filter's conditions") else {
+        let bytes = filter.memory_bytes();
+        let Ok(filter_held) = budget.reserve(bytes, "a filter's conditions") else {
             // After a pause, the rows would be read again, without end.
             return scan::read_on();
         };
         let mut kept = self.kept.lock();
         let of = CachedRows { uuid: segment, selected, held };
-        match kept.iter_mut().find(|kept| *kept.clause == *clause) {
+        match kept.iter_mut().find(|kept| *kept.filter == *filter) {
             Some(known) => {
                 known.used_at = Instant::now();
                 known.segments.retain(|of| of.uuid != segment);
@@ -138,17 +138,17 @@ impl HeldFilters {
                 known.segments.push_back(of);
             }
             None => {
-                let clause = Arc::new(clause.clone());
+                let filter = Arc::new(filter.clone());
                 kept.push_back(CachedFilter {
-                    clause,
-                    held: clause_held,
+                    filter,
+                    held: filter_held,
                     segments: VecDeque::from([of]),
                     used_at: Instant::now(),
                 });
             }
         }
         let mut total: u64 = kept.iter().map(CachedFilter::rows_bytes).sum();
-        while kept.len() > CLAUSES_MAX || (total > KEPT_BYTES_MAX && kept.len() > 1) {
+        while kept.len() > FILTERS_MAX || (total > KEPT_BYTES_MAX && kept.len() > 1) {
             let Some(evicted) = kept.pop_front() else { break };
             total -= evicted.rows_bytes();
             evicted.note_eviction();
@@ -194,31 +194,31 @@ impl FreeOnDemand for FilterCaches {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::collection::filters::tests::{clause, segment};
+    use crate::collection::filters::tests::{id_filter, segment};
     use crate::filter::{Condition, RowSet};
 
     #[test]
     fn filters_are_cached_with_all_segments() {
         let filters = FilterCache::default();
         let budget = MemoryBudget::new(1 << 30);
-        let clauses = CLAUSES_MAX as u64 + 44;
-        for number in 0..clauses {
+        let count = FILTERS_MAX as u64 + 44;
+        for number in 0..count {
             for of in 0..20 {
-                let selected = Arc::new(SelectedRows { filter: RowSet::none(64), lost: 0 });
+                let selected = Arc::new(SelectedRows { rows: RowSet::none(64), lost: 0 });
                 let held = budget.reserve(8, "a test").unwrap();
-                filters.held.keep(segment(of), &clause(number), selected, held, &budget);
+                filters.held.keep(segment(of), &id_filter(number), selected, held, &budget);
             }
         }
-        for number in 0..clauses {
+        for number in 0..count {
             for of in 0..20 {
                 assert_eq!(
-                    filters.held.find(segment(of), &clause(number)).is_some(),
+                    filters.held.find(segment(of), &id_filter(number)).is_some(),
                     number >= 44,
                     "{number} {of}"
                 );
             }
         }
-        assert!(filters.held.find(segment(20), &clause(clauses - 1)).is_none());
+        assert!(filters.held.find(segment(20), &id_filter(count - 1)).is_none());
     }
 
     #[test]
@@ -226,12 +226,13 @@ mod tests {
         let filters = FilterCache::default();
         let budget = MemoryBudget::new(1 << 30);
         for number in 0..5 {
-            let selected = Arc::new(SelectedRows { filter: RowSet::none(64), lost: 0 });
+            let selected = Arc::new(SelectedRows { rows: RowSet::none(64), lost: 0 });
             let held = budget.reserve(KEPT_BYTES_MAX / 3, "a test").unwrap();
-            filters.held.keep(segment(1), &clause(number), selected, held, &budget);
+            filters.held.keep(segment(1), &id_filter(number), selected, held, &budget);
         }
-        let there: Vec<bool> =
-            (0..5).map(|number| filters.held.find(segment(1), &clause(number)).is_some()).collect();
+        let there: Vec<bool> = (0..5)
+            .map(|number| filters.held.find(segment(1), &id_filter(number)).is_some())
+            .collect();
         assert_eq!(there, [false, false, true, true, true]);
     }
 
@@ -246,12 +247,12 @@ mod tests {
         let other = FilterCache::new(Arc::default(), &caches);
         for number in 0..4 {
             for filters in [&one, &other] {
-                let selected = Arc::new(SelectedRows { filter: RowSet::none(64), lost: 0 });
+                let selected = Arc::new(SelectedRows { rows: RowSet::none(64), lost: 0 });
                 let held = budget.reserve(ROWS_BYTES, "a test").unwrap();
-                filters.held.keep(segment(1), &clause(number), selected, held, &budget);
+                filters.held.keep(segment(1), &id_filter(number), selected, held, &budget);
             }
         }
-        let filter_bytes = ROWS_BYTES + clause(0).memory_bytes();
+        let filter_bytes = ROWS_BYTES + id_filter(0).memory_bytes();
         assert_eq!(caches.bytes(), 8 * filter_bytes);
         assert!(budget.free() < 3 * ROWS_BYTES, "it does not count as free");
         assert!(budget.reserve(2 << 20, "too much").is_err());
@@ -259,8 +260,11 @@ mod tests {
         let row = budget.reserve(4 * ROWS_BYTES, "a point").unwrap();
         assert_eq!(caches.bytes(), 6 * filter_bytes);
         for filters in [&one, &other] {
-            assert!(filters.held.find(segment(1), &clause(0)).is_none(), "the oldest ones first");
-            assert!(filters.held.find(segment(1), &clause(1)).is_some());
+            assert!(
+                filters.held.find(segment(1), &id_filter(0)).is_none(),
+                "the oldest ones first"
+            );
+            assert!(filters.held.find(segment(1), &id_filter(1)).is_some());
         }
         assert_eq!(budget.stats().refused, 1);
         drop((row, one, other));
@@ -275,12 +279,12 @@ mod tests {
         budget.set_results(results);
         let filters = FilterCache::new(Arc::default(), &caches);
         let must = vec![Condition::has_id((0..4096).collect())];
-        let clause = Filter { must, ..Filter::default() };
-        let selected = Arc::new(SelectedRows { filter: RowSet::none(64), lost: 0 });
+        let filter = Filter { must, ..Filter::default() };
+        let selected = Arc::new(SelectedRows { rows: RowSet::none(64), lost: 0 });
         let held = budget.reserve(8, "a test").unwrap();
-        filters.held.keep(segment(1), &clause, selected, held, &budget);
+        filters.held.keep(segment(1), &filter, selected, held, &budget);
         filters.forget(segment(1));
-        let bytes = clause.memory_bytes();
+        let bytes = filter.memory_bytes();
         assert_eq!((caches.bytes(), budget.stats().used), (bytes, bytes));
         assert!(budget.reserve(1 << 20, "a point").is_ok());
         assert_eq!(caches.bytes(), 0);
