@@ -6,7 +6,7 @@ use std::sync::Arc;
 use base::{ErrorKind, Result};
 
 use super::inner::{Collection, wait_for_last_reference};
-use super::state::{CollectionState, SegmentContent, SegmentSlot};
+use super::state::{SegmentContent, SegmentSlot};
 use crate::codes::CodesPlace;
 use crate::rerank::Records;
 use crate::segment::{CodesOptions, Segment, kept_bytes};
@@ -58,16 +58,21 @@ impl Collection {
 
     /// Returns the first segment whose codes can be read into memory.
     fn loadable(&self) -> Option<Arc<Segment>> {
-        if self.options.codes != CodesPlace::Auto {
-            return None;
-        }
         let room = self.budget.free().saturating_sub(kept_bytes(self.budget.limit()));
-        let state = self.state();
         let fits =
             |segment: &Segment| segment.bytes_with_codes().is_some_and(|bytes| bytes <= room);
-        // The damage that was found would be forgotten.
+        self.reopenable().into_iter().find(|segment| fits(segment))
+    }
+
+    /// Returns the segments that can be opened again with their codes in another place.
+    fn reopenable(&self) -> Vec<Arc<Segment>> {
+        if self.options.codes != CodesPlace::Auto {
+            return Vec::new();
+        }
+        let state = self.state();
+        // A segment that is opened again has no record of the damage that was found.
         let sound = state.open().filter(|(_, _, view)| !view.is_damaged());
-        sound.map(|(_, _, view)| &view.segment).find(|segment| fits(segment)).cloned()
+        sound.map(|(_, _, view)| view.segment.clone()).collect()
     }
 
     /// Returns true if a segment could not be opened because memory had no room.
@@ -84,19 +89,7 @@ impl Collection {
 
     /// Returns the bytes of codes in memory that [`Collection::move_codes`] can move.
     pub(crate) fn movable_codes(&self) -> u64 {
-        let segments = self.movable(&self.state());
-        segments.iter().map(|segment| segment.movable_codes()).sum()
-    }
-
-    /// Returns the segments whose codes can be moved to the medium.
-    fn movable(&self, state: &CollectionState) -> Vec<Arc<Segment>> {
-        if self.options.codes != CodesPlace::Auto {
-            return Vec::new();
-        }
-        // The damage that was found would be forgotten.
-        let sound = state.open().filter(|(_, _, view)| !view.is_damaged());
-        let segments = sound.map(|(_, _, view)| view.segment.clone());
-        segments.filter(|segment| segment.movable_codes() > 0).collect()
+        self.reopenable().iter().map(|segment| segment.movable_codes()).sum()
     }
 
     /// Moves the codes of the segment with the most movable codes to the medium, which frees that
@@ -106,7 +99,8 @@ impl Collection {
     /// # Errors
     /// The error of the medium.
     pub(crate) fn move_codes(&self) -> Result<bool> {
-        let mut segments = self.movable(&self.state());
+        let mut segments = self.reopenable();
+        segments.retain(|segment| segment.movable_codes() > 0);
         segments.sort_by_key(|segment| std::cmp::Reverse(segment.movable_codes()));
         let options = CodesOptions { place: CodesPlace::Medium, ..self.codes.clone() };
         for old in segments {

@@ -169,8 +169,7 @@ impl HelpWork for EdgeVotes {
 
     fn help(&self, _: &Collection, thread: &mut SearchThread) -> usize {
         let _helper = self.parts.enter();
-        let helpers = thread.helpers.clone();
-        let leave = || helpers.as_ref().is_some_and(|helpers| helpers.queries_wait());
+        let leave = thread.leave_check();
         self.run(&mut thread.edges, &leave)
     }
 }

@@ -159,8 +159,7 @@ impl<S: Scorer> HelpWork for PartedRerank<S> {
 
     fn help(&self, _: &Collection, thread: &mut SearchThread) -> usize {
         let _helper = self.candidates.parts.enter();
-        let helpers = thread.helpers.clone();
-        let leave = || helpers.as_ref().is_some_and(|helpers| helpers.queries_wait());
+        let leave = thread.leave_check();
         self.run(&mut thread.searcher, &leave)
     }
 }

@@ -62,6 +62,12 @@ impl SearchThread {
     pub(super) fn queries_wait(&self) -> bool {
         self.helpers.as_ref().is_some_and(|helpers| helpers.queries_wait())
     }
+
+    /// Returns [`SearchThread::queries_wait`] as a function that does not borrow the thread.
+    pub(super) fn leave_check(&self) -> impl Fn() -> bool + Sync + use<> {
+        let helpers = self.helpers.clone();
+        move || helpers.as_ref().is_some_and(|helpers| helpers.queries_wait())
+    }
 }
 
 /// Helpers for the lists of one segment.
@@ -167,8 +173,7 @@ impl HelpWork for ListScan {
     }
 
     fn help(&self, collection: &Collection, thread: &mut SearchThread) -> usize {
-        let helpers = thread.helpers.clone();
-        let leave = || helpers.as_ref().is_some_and(|helpers| helpers.queries_wait());
+        let leave = thread.leave_check();
         self.run(collection, thread, &leave)
     }
 }
