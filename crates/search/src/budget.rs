@@ -240,7 +240,7 @@ impl MemoryBudget {
         true
     }
 
-    fn give_back(&self, bytes: u64) {
+    fn release(&self, bytes: u64) {
         self.used.fetch_sub(bytes, Ordering::Relaxed);
     }
 }
@@ -277,7 +277,7 @@ impl BudgetReservation {
         if bytes > self.bytes {
             self.budget.take(bytes - self.bytes, what)?;
         } else {
-            self.budget.give_back(self.bytes - bytes);
+            self.budget.release(self.bytes - bytes);
         }
         self.bytes = bytes;
         Ok(())
@@ -330,7 +330,7 @@ impl BudgetReservation {
 
 impl Drop for BudgetReservation {
     fn drop(&mut self) {
-        self.budget.give_back(self.bytes);
+        self.budget.release(self.bytes);
     }
 }
 

@@ -36,7 +36,7 @@ const EVICTED_MAX: usize = 64;
 const KEPT_OF_FULL: u64 = 16;
 /// Used blocks that get another round at most, before one of them is evicted. The part is locked
 /// meanwhile.
-const SPARED_MAX: usize = 64;
+const SKIPPED_MAX: usize = 64;
 /// Longest wait of a query for a part of the cache. A thread of low priority that evicts blocks may
 /// hold the lock for many milliseconds on a busy machine. A read from a medium takes less.
 const LOCK_WAIT_MAX: Duration = Duration::from_micros(500);
@@ -157,16 +157,16 @@ struct SegmentCacheEntry {
 impl CacheShard {
     /// Removes one block that no query uses, if there is one.
     fn evict(&mut self) -> Option<SegmentCacheEntry> {
-        let mut spared = 0;
+        let mut skipped = 0;
         // Each block gets at most one more round. Blocks in use are skipped.
         for _ in 0..2 * self.order.len() {
             let key = self.order.pop_front()?;
             let cached = self.blocks.get_mut(&key)?;
-            let is_spared = std::mem::take(&mut cached.used) && spared < SPARED_MAX;
-            if !is_spared && Arc::strong_count(&cached.block) == 1 {
+            let is_skipped = std::mem::take(&mut cached.used) && skipped < SKIPPED_MAX;
+            if !is_skipped && Arc::strong_count(&cached.block) == 1 {
                 return self.blocks.remove(&key);
             }
-            spared += usize::from(is_spared);
+            skipped += usize::from(is_skipped);
             self.order.push_back(key);
         }
         None
