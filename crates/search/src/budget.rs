@@ -36,7 +36,7 @@ pub(crate) trait FreeOnDemand: Send + Sync {
     /// Returns the bytes that it has reserved.
     fn bytes(&self) -> u64;
 
-    /// Gives back at least `bytes`, or all that is not in use.
+    /// Releases at least `bytes`, or all that is not in use.
     fn free(&self, bytes: u64);
 }
 
@@ -177,8 +177,8 @@ impl MemoryBudget {
         })
     }
 
-    /// Takes `bytes` as [`MemoryBudget::take`] does, but does not count a refusal. Returns the bytes
-    /// in use if there is no room.
+    /// Takes `bytes` as [`MemoryBudget::take`] does, but does not count a refusal. Returns the
+    /// bytes in use if there is no room.
     fn take_uncounted(&self, bytes: u64) -> Result<(), u64> {
         let taken = self.try_take(bytes).or_else(|used| self.take_reclaimed(bytes, used));
         if taken.is_ok() {

@@ -21,27 +21,26 @@ use crate::budget::{BudgetReservation, FreeOnDemand, MemoryBudget};
 pub(crate) use self::block::BlockContent;
 pub use self::block::VerifiedBlock;
 
-/// Parts of the cache with a lock each. A full cache of 2 GiB has some 8,000 pages in each.
+/// Shards of the cache, with a lock each. A full cache of 2 GiB has some 8,000 pages in each.
 const SHARDS: usize = 64;
 /// Bytes of a block besides its content: the entry, its key in the queue, the reservation.
 const BLOCK_OVERHEAD: u64 = 192;
+/// Maximum blocks evicted to make room for one.
+const EVICTED_MAX: usize = 64;
+/// New pages of which a full cache keeps one. It evicts other blocks for that page.
+const KEPT_OF_FULL: u64 = 16;
+/// Maximum used blocks that one eviction skips. The shard is locked meanwhile.
+const SKIPPED_MAX: usize = 64;
+/// Longest wait of a query for the lock of a shard. A thread of low priority that evicts blocks may
+/// hold the lock for many milliseconds on a busy machine. A read from a medium takes less.
+const LOCK_WAIT_MAX: Duration = Duration::from_micros(500);
+/// Longest wait for the lock of each shard if another reservation needs memory.
+const FREE_WAIT_MAX: Duration = Duration::from_secs(1);
+
 /// Returns the bytes of memory that a block of `content` bytes takes.
 pub(crate) const fn block_bytes(content: usize) -> u64 {
     content as u64 + BLOCK_OVERHEAD
 }
-
-/// Blocks evicted at most to make room for one.
-const EVICTED_MAX: usize = 64;
-/// One of this many pages is kept if others must be evicted for it.
-const KEPT_OF_FULL: u64 = 16;
-/// Used blocks that get another round at most, before one of them is evicted. The part is locked
-/// meanwhile.
-const SKIPPED_MAX: usize = 64;
-/// Longest wait of a query for a part of the cache. A thread of low priority that evicts blocks may
-/// hold the lock for many milliseconds on a busy machine. A read from a medium takes less.
-const LOCK_WAIT_MAX: Duration = Duration::from_micros(500);
-/// Longest wait for each part of the cache if another reservation needs memory.
-const FREE_WAIT_MAX: Duration = Duration::from_secs(1);
 
 /// Range of bytes in the file with this [`storage::Sealed::id`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -196,7 +195,7 @@ impl SegmentCache {
         cache
     }
 
-    /// Locks the part of the cache for a key. Returns `None` if another thread holds it for long.
+    /// Locks the shard of a key. Returns `None` if that takes longer than [`LOCK_WAIT_MAX`].
     fn locked(&self, key: SegmentCacheKey) -> Option<MutexGuard<'_, CacheShard>> {
         self.shard(key).try_lock_for(LOCK_WAIT_MAX)
     }
@@ -215,7 +214,8 @@ impl SegmentCache {
         }
     }
 
-    /// Returns a cached block. Returns `None` too if another thread holds its lock for long.
+    /// Returns a cached block. Also returns `None` if another thread holds the lock of its shard
+    /// for long.
     pub(crate) fn get(
         &self,
         section: CachedSection,
@@ -230,8 +230,8 @@ impl SegmentCache {
         Some(cached.block.clone())
     }
 
-    /// Returns true if a block is cached, or if another thread holds its lock for long. Does not
-    /// count a look-up.
+    /// Returns true if a block is cached, or if another thread holds the lock of its shard for
+    /// long. Does not count a lookup.
     pub(crate) fn has(&self, key: SegmentCacheKey) -> bool {
         self.locked(key).is_none_or(|shard| shard.blocks.contains_key(&key))
     }

@@ -32,7 +32,7 @@ impl BuildThreads<'_> {
         if (self.should_continue)() {
             Ok(())
         } else {
-            Err(Error::new(ErrorKind::Cancelled, "the index is no longer wanted"))
+            Err(Error::new(ErrorKind::Cancelled, "the build of the index was cancelled"))
         }
     }
 

@@ -77,8 +77,8 @@ pub fn counters() -> DeviceCounters {
     }
 }
 
-/// Returns true if a new index should be flat: the GPU is open, the rows are large enough for it, and
-/// it has room for them.
+/// Returns true if a new index should be flat: the GPU is open, the rows are large enough for it,
+/// and it has room for them.
 pub(super) fn has_room_for(rows: usize, dims: usize) -> bool {
     let bytes = rows * Coding::Bytes.row_pieces(dims) * PIECE_BYTES;
     let left = |gpu: &Arc<Gpu>| gpu.device_bytes_left().is_ok_and(|left| bytes as u64 <= left);

@@ -1,10 +1,10 @@
 //! Inverted lists with 4-bit product quantisation: the index for short vectors.
 //!
-//! Rows are clustered, and a query scans only the clusters with the nearest centres. Their rows are
-//! ranked by looked-up sums ([`super::pq`]), the best of those by vectors of one byte per dimension
-//! ([`super::refine`]), and the best of those by the exact vectors if the caller has them. The
-//! centres are found the same way: they form one more list with its own codes, and the best are
-//! compared exactly.
+//! Rows are clustered, and a query scans only the clusters with the nearest centres. It ranks their
+//! rows by looked-up sums ([`super::pq`]). It ranks the best of these again by vectors of one byte
+//! per dimension ([`super::refine`]). If the caller has the exact vectors, the best are compared by
+//! them in the end. The centres are found the same way: they form one more list with its own codes,
+//! and the best are compared exactly.
 
 mod build;
 mod medium;
@@ -82,8 +82,8 @@ pub(crate) struct IvfScratch {
 
 impl IvfScratch {
     /// Calls `each` with the rows of `top` that can be among the `k` best with a score of at least
-    /// `floor`, and upper bounds of their scores, highest first. The bytes of a row give only
-    /// bounds of its cost.
+    /// `floor`, and with an upper bound of each score. The highest bound comes first. The bytes of
+    /// a row give only bounds of its cost.
     fn possible_rows(&mut self, k: usize, floor: f32, mut each: impl FnMut(u32, f32)) {
         // Upper bound of the k-th cost, which all others have to beat.
         let mut limit = -floor;

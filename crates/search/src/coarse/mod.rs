@@ -1,8 +1,8 @@
 //! The coarse filter: ranks embeddings by codes that lie in memory or on a medium.
 //!
 //! [`build`] takes vectors and returns an index and its order of rows. Rows of one cluster are
-//! neighbours, so the other data of a row (exact vector, record) can be laid out in the same order,
-//! and one read serves several candidates. From then on the index uses the new row numbers.
+//! neighbours. The other data of a row (exact vector, record) can be stored in the same order, so
+//! one read serves several candidates. From then on the index uses the new row numbers.
 //!
 //! An index never changes after it was built, and [`open`] returns an equal one from its sections.
 //! Deletes and filters are passed as a set of allowed rows.

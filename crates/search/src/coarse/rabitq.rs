@@ -310,11 +310,11 @@ impl Rabitq {
         }
     }
 
-    /// Compares candidates exactly, best first, at most `refine`. After the first few, skips
-    /// candidates whose bound is not below the `k`-th exact cost. Bounds hold only with high
-    /// probability, and the first few comparisons compensate for that. The floor applies to the
-    /// first few too. To be safe for them, it skips a candidate only if the cost of the candidate
-    /// exceeds the cost of the floor by twice the distance to its bound.
+    /// Compares candidates exactly, best first. After the first few, skips candidates whose bound
+    /// is not below the `k`-th exact cost. Bounds hold only with high probability, and the first
+    /// few comparisons compensate for that. The floor applies to the first few too. It therefore
+    /// skips a candidate only if its cost exceeds that of the floor by twice the distance to its
+    /// bound.
     fn compare_exactly(
         &self,
         query: &[f32],

@@ -38,7 +38,7 @@ impl Exact for SourceVectors<'_> {
         let from: Option<Vec<u32>> =
             rows.iter().map(|row| self.order.get(*row as usize).copied()).collect();
         let from =
-            from.ok_or_else(|| Error::internal("a trial asks for a row that is not there"))?;
+            from.ok_or_else(|| Error::internal("a trial requests a row that does not exist"))?;
         let mut vectors = Vec::with_capacity(rows.len() * self.dims);
         self.vectors.gather(&from, &mut vectors)?;
         let scale = if self.metric == Metric::Cosine { inverse_length(query) } else { 1.0 };

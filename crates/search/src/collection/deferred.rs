@@ -1,9 +1,9 @@
 //! Exact comparison of rows of several segments together.
 //!
-//! The codes of a segment give upper bounds of the scores of its rows. A query that threads share
-//! collects the rows of all segments with their bounds, and then compares rows exactly, highest
-//! bound first, until no bound reaches the score of the last hit. So a query waits for the vectors
-//! of a few batches, and not of each segment in turn, and reads fewer of them.
+//! The codes of a segment give upper bounds of the scores of its rows. A query over several
+//! segments collects their rows with these bounds. It then compares rows exactly, highest bound
+//! first, until no bound reaches the score of the last hit. So the query reads fewer vectors, and
+//! waits for those of a few batches instead of those of each segment in turn.
 
 use base::Result;
 use storage::Reader;

@@ -2,7 +2,7 @@
 //!
 //! The owner and threads that are idle claim parts of the candidates. Each thread scores its parts
 //! as one query of its own searcher, so its reads overlap. A score depends on the query and the
-//! record alone, and the best of all threads are the best of all candidates, so hits and counts of
+//! record alone, and the best candidates of all threads are joined. So hits and counts of
 //! candidates are the same with any number of threads.
 
 use std::ops::Range;

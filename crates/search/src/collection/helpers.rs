@@ -178,7 +178,7 @@ impl HelpWork for ListScan {
     }
 }
 
-/// Query over the segments of a state, as threads share it.
+/// Query over several segments, which owns all that a helper needs of it.
 pub(super) struct SegmentsSearch {
     embedding: Vec<f32>,
     params: ScanParams,

@@ -19,10 +19,11 @@ pub const PRINT_CANDIDATES_MAX: usize = 1 << 16;
 /// Memtables that the budget must hold: two, and three for a flush (a copy of the embeddings, the
 /// index, the opened segment).
 const MEMTABLES_IN_BUDGET: u64 = 5;
-/// A thread scans 50 million values in less than 100 us, and to share them takes 25 us (`millpond
-/// bench vectors`, 2 cores; ADR 0032).
+/// Default of [`CollectionOptions::shared_values_min`]. A thread scans 50 million values in less
+/// than 100 us, and to share them takes 25 us (`millpond bench vectors`, 2 cores; ADR 0032).
 pub(crate) const SHARED_VALUES_MIN: u64 = 64 << 20;
-/// Several times the duration of a flush on an idle machine.
+/// Default of [`CollectionOptions::flush_wait`]: several times the duration of a flush on an idle
+/// machine.
 const FLUSH_WAIT: Duration = Duration::from_secs(10);
 /// Buffers of a flush, however small the memtable is.
 const FLUSH_BYTES: u64 = 5 << 20;
@@ -67,8 +68,8 @@ pub struct CollectionOptions {
     pub merging: Merging,
     /// When a collection that gets no points prepares for reads.
     pub quiet: QuietTimes,
-    /// Values of all embeddings of segments from which idle threads take segments of a query
-    /// without a filter.
+    /// Minimum values of all embeddings in segments for idle threads to take segments of a query
+    /// without a filter. A query with a filter is always shared.
     pub shared_values_min: u64,
     /// Bytes of disk to keep free; changes are refused below that. `None` is a hundredth of the
     /// file system, at least 64 MiB, at most 4 GiB and at most an eighth; 0 switches the check off.

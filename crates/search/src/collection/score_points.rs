@@ -24,8 +24,8 @@ impl Collection {
     ///
     /// # Errors
     /// `InvalidArgument` for more than [`CANDIDATES_MAX`] ids; the error of the medium. The result
-    /// is partial if a record is damaged, if it is not known whether a point exists, if changes are
-    /// lost with a log, or if the deadline passed.
+    /// is partial if a record is damaged, changes are lost with a log, or the deadline passed. It
+    /// is also partial if damage hides the state of a point, or a segment is not open yet.
     pub fn score_points<S: Scorer + Clone + 'static>(
         &self,
         thread: &mut SearchThread,

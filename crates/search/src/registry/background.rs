@@ -46,8 +46,8 @@ pub(super) fn start(core: &Arc<RegistryCore>) -> Result<Vec<JoinHandle<()>>> {
     Ok(std::iter::once(open).chain(flush).chain(merge).collect())
 }
 
-/// Runs `one` on every collection. If there was nothing to do, runs `otherwise`, and then waits for
-/// the next event.
+/// Runs `one` on every collection, until the registry stops. If there was nothing to do, runs
+/// `otherwise`. Waits for the next event if that had nothing to do either.
 fn repeat(
     core: &RegistryCore,
     task: BackgroundTask,
@@ -90,7 +90,7 @@ fn make_room_for_merge(core: &RegistryCore, named: &NamedCollection) {
     while core.resources.budget().free() < needed && !core.stopped() && core.move_codes() {}
 }
 
-/// Freezes memtables that are not full if they get no points or are old. Returns true if there was
+/// Freezes memtables that are not full if they get no points or are old. Returns true if it froze
 /// one.
 fn freeze_quiet(core: &RegistryCore) -> bool {
     let mut froze = false;
@@ -106,7 +106,7 @@ fn freeze_quiet(core: &RegistryCore) -> bool {
 
 /// Freezes the memtable of the collection with the most unflushed points if memory is short.
 /// Otherwise many small collections could fill the memory with points that none of them flushes.
-/// Returns true if there was one.
+/// Returns true if it froze one.
 fn relieve(core: &RegistryCore) -> bool {
     // Cached blocks count as free. Otherwise a full cache would cause a flush of every few points.
     if !core.resources.budget().is_short() {

@@ -70,7 +70,7 @@ pub(super) struct RegistryCore {
     waiting: Mutex<Vec<String>>,
     /// True once all collections of the start and their segments are open.
     opened: AtomicBool,
-    /// Time of the last move of codes to the medium.
+    /// Time at which memory was last short, so that codes were to be moved to the medium.
     codes_moved: Mutex<Option<Instant>>,
     stop: AtomicBool,
     /// Number of the next collection that is opened, from 1.

@@ -14,10 +14,10 @@
 //! not changed. The others are served.
 //!
 //! # Threads
-//! `search-N` run queries ([`Registry::submit`]). `search-open`, `search-flush` and `search-merge`
-//! work for all collections, the last two at low priority. `search-flush-hi` and `search-merge-hi`
-//! take over if that is too slow. The number of threads does not depend on the number of
-//! collections.
+//! `search-N` run queries ([`Registry::submit`]). `search-open` opens segments and reads codes into
+//! memory. `search-flush` and `search-merge` have low priority; `search-flush-hi` and
+//! `search-merge-hi` take over if that is too slow. Each of these threads works for all
+//! collections, so the number of threads does not depend on the number of collections.
 
 mod aliases;
 mod background;
@@ -101,9 +101,9 @@ pub struct RegistryStats {
     pub helped: u64,
     /// Sets of readers that search threads made since the start.
     pub readers: u64,
-    /// Writes that found no room.
+    /// Writes that waited for room, were refused or were slowed down.
     pub stalls: StallStats,
-    /// Filters evaluated, by how.
+    /// Filters evaluated, by the source of the result.
     pub filters: FilterStats,
     /// Memory of all collections and the caches.
     pub memory: BudgetStats,

@@ -21,7 +21,7 @@ use crate::coarse::DIMS_MAX;
 use crate::collection::{HelpWork, Helpers, SearchThread};
 use crate::rerank::{BLOCK_BYTES, SearchLimits};
 
-/// Maximum readers that a thread keeps. One set of readers serves all collections on media of one
+/// Maximum sets of readers that a thread keeps. One set serves all collections on media of one
 /// [`ReaderGroup`], if its buffers are long enough for their embeddings.
 const KEPT_MAX: usize = 4;
 /// Maximum threads.

@@ -23,8 +23,8 @@ pub struct SearchLimits {
     /// next ones are scored.
     pub queries: usize,
     /// Reads in flight per query. Half of them are submitted at a time, because a batch costs the
-    /// processor more than its reads do (on a virtual disk each batch is an exit to the
-    /// hypervisor). So the value is larger than the number that keeps the device busy. Reads then
+    /// processor more than its reads do: on a virtual disk each batch is an exit to the
+    /// hypervisor. So the value is larger than the number that keeps the device busy. Reads then
     /// queue in the device while earlier records are scored.
     pub query_in_flight: usize,
     /// Reads in flight in total, up to [`IN_FLIGHT_MAX`].

@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 
 use super::RegistryCore;
 
-/// Time after a move of codes to the medium in which no codes are read into memory, or the two
-/// would alternate.
+/// Time without a shortage of memory after which codes are read into memory. With less, codes would
+/// move back and forth.
 const LOAD_CODES_AGAIN: Duration = Duration::from_secs(600);
 
 impl RegistryCore {

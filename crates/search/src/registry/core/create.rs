@@ -47,7 +47,7 @@ impl RegistryCore {
         self.make_directory(name, &settings, layout)?;
         let opened = self.open_one(name);
         if let Err(error) = &opened {
-            tracing::error!(collection = name, %error, "a new collection cannot be opened and is taken back");
+            tracing::error!(collection = name, %error, "a new collection cannot be opened and is removed");
             self.set_aside(name).map(remove_directory)?;
         }
         let named = opened?;
