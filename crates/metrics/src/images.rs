@@ -46,10 +46,12 @@ pub struct ImageMetrics {
     /// down so that other writes need not wait for long; and "hurried", 1 during an escalated
     /// flush, which slows queries down.
     pub writes: Family<KindLabels, LevelGauge>,
-    /// Figures of the exact stage's caches, of single records and of blocks of their files:
-    /// "record_lookups", "record_hits", "records_in", "records_out", "block_lookups", "block_hits",
-    /// "blocks_in", "blocks_out", "blocks", "blocks_max".
-    pub cache: Family<KindLabels, LevelGauge>,
+    /// Figures of the caches of collections. Of single records: "record_lookups", "record_hits",
+    /// "records_in", "records_out". Of blocks of their files: "block_lookups", "block_hits",
+    /// "blocks_in", "blocks_out", "blocks", "blocks_max". Of segment files: "lookups", "hits",
+    /// "reads" and "read_bytes" after "code_", "index_", "vector_" or "payload_", and "codes_out",
+    /// "codes_refused" and "code_bytes" for all four.
+    pub search_caches: Family<KindLabels, LevelGauge>,
     /// Figures of the coarse stage's GPU: "queries", "fallbacks" (searches done by the processor
     /// instead after a failure), "limited" (done by it because they request too many rows),
     /// "passes" of searches for many rows, "device_bytes", "pinned_bytes".
@@ -71,7 +73,7 @@ impl Default for ImageMetrics {
             queries: Family::default(),
             filters: Family::default(),
             writes: Family::default(),
-            cache: Family::default(),
+            search_caches: Family::default(),
             gpu: Family::default(),
         }
     }
@@ -133,7 +135,7 @@ impl ImageMetrics {
         r.register(
             "search_cache",
             "Caches of records and blocks of the exact stage, of codes on the medium, of payload indexes (index), embeddings (vector) and payloads: lookups, hits, reads, entries added and evicted; codes_out, codes_refused, code_bytes and blocks_preloaded (read before a request needed them) count the last four together",
-            self.cache.clone(),
+            self.search_caches.clone(),
         );
         r.register(
             "search_gpu",

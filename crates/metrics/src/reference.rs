@@ -287,7 +287,10 @@ fn fill_images(images: &ImageMetrics) {
     let index = ["index_lookups", "index_hits", "index_reads", "index_read_bytes"];
     let vectors = ["vector_lookups", "vector_hits", "vector_reads", "vector_read_bytes"];
     let payloads = ["payload_lookups", "payload_hits", "payload_reads", "payload_read_bytes"];
-    kinds(&images.cache, &[&records[..], &blocks, &codes, &index, &vectors, &payloads].concat());
+    kinds(
+        &images.search_caches,
+        &[&records[..], &blocks, &codes, &index, &vectors, &payloads].concat(),
+    );
     kinds(
         &images.gpu,
         &["queries", "fallbacks", "limited", "passes", "joined", "device_bytes", "pinned_bytes"],

@@ -190,7 +190,7 @@ fn collections(images: &ImageMetrics, registry: &RegistryReader) {
     level(&images.filters, "scanned", stats.filters.scanned);
     level(&images.filters, "paused", stats.filters.paused);
     level(&images.filters, "late", stats.filters.late);
-    search_cache(&images.cache, &stats);
+    search_caches(&images.search_caches, &stats);
     images.media.clear();
     for listed in registry.list() {
         let search::registry::ListedState::Ready(named) = listed.state else { continue };
@@ -212,22 +212,22 @@ fn collections(images: &ImageMetrics, registry: &RegistryReader) {
 }
 
 /// Sets the gauges of the caches of records and of segment files.
-fn search_cache(
-    cache: &Family<KindLabels, metrics::LevelGauge>,
+fn search_caches(
+    caches: &Family<KindLabels, metrics::LevelGauge>,
     stats: &search::registry::RegistryStats,
 ) {
-    let records = stats.cache.unwrap_or_default();
-    level(cache, "record_lookups", records.lookups);
-    level(cache, "record_hits", records.hits);
-    level(cache, "records_in", records.inserted);
-    level(cache, "records_out", records.evicted);
-    let blocks = stats.blocks.unwrap_or_default();
-    level(cache, "block_lookups", blocks.lookups);
-    level(cache, "block_hits", blocks.hits);
-    level(cache, "blocks_in", blocks.filled);
-    level(cache, "blocks_out", blocks.evicted);
-    level(cache, "blocks", blocks.blocks);
-    level(cache, "blocks_max", blocks.blocks_max);
+    let records = stats.record_cache.unwrap_or_default();
+    level(caches, "record_lookups", records.lookups);
+    level(caches, "record_hits", records.hits);
+    level(caches, "records_in", records.inserted);
+    level(caches, "records_out", records.evicted);
+    let blocks = stats.record_blocks.unwrap_or_default();
+    level(caches, "block_lookups", blocks.lookups);
+    level(caches, "block_hits", blocks.hits);
+    level(caches, "blocks_in", blocks.filled);
+    level(caches, "blocks_out", blocks.evicted);
+    level(caches, "blocks", blocks.blocks);
+    level(caches, "blocks_max", blocks.blocks_max);
     let segments = &stats.segment_cache;
     for (names, reads) in [
         (["code_lookups", "code_hits", "code_reads", "code_read_bytes"], segments.codes),
@@ -242,12 +242,12 @@ fn search_cache(
         ),
     ] {
         let counts = [reads.lookups, reads.hits, reads.reads, reads.read_bytes];
-        names.into_iter().zip(counts).for_each(|(name, count)| level(cache, name, count));
+        names.into_iter().zip(counts).for_each(|(name, count)| level(caches, name, count));
     }
-    level(cache, "codes_out", segments.evicted);
-    level(cache, "blocks_preloaded", segments.preloaded);
-    level(cache, "codes_refused", segments.refused);
-    level(cache, "code_bytes", segments.bytes);
+    level(caches, "codes_out", segments.evicted);
+    level(caches, "blocks_preloaded", segments.preloaded);
+    level(caches, "codes_refused", segments.refused);
+    level(caches, "code_bytes", segments.bytes);
 }
 
 /// Rebuilds the metrics of keys, so that a removed key leaves no series.

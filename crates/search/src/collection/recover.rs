@@ -19,7 +19,7 @@ use super::inner::{
 use super::manifest::{ManifestContent, SegmentEntry, uuid_of};
 use super::names::CollectionFile;
 use super::options::CollectionOptions;
-use super::progress::LogProgress;
+use super::progress::{LogProgress, Logs};
 use super::resources::Resources;
 use super::state::{ClosedSegment, KnownIds, LiveState, SegmentContent, SegmentSlot, SegmentView};
 use crate::deletes::{Deletes, DeletesFile};
@@ -70,10 +70,7 @@ impl Collection {
             ));
         }
         let (progress, logs) = LogProgress::open(&medium, &content, is_new, &list)?;
-        // No new file may get the number of a lost log.
-        let numbers = found.iter().map(|file| file.number()).chain(logs.numbers.iter().copied());
-        let next_file_number =
-            AtomicU64::new(content.next.max(numbers.max().map_or(0, |highest| highest + 1)));
+        let next_file_number = AtomicU64::new(next_file_number(&content, &found, &logs));
         let first = logs.numbers.first().copied().unwrap_or(content.first_log);
         let (slots, files) = closed(&content);
         let there = |log: &&u64| found.contains(&CollectionFile::Log(**log));
@@ -270,6 +267,12 @@ impl Collection {
         held.resize(ids.memory_bytes(), &name)?;
         Ok(Arc::new(KnownIds { ids, _held: held }))
     }
+}
+
+/// Returns the number of the next file. No new file may get the number of a lost log.
+fn next_file_number(content: &ManifestContent, found: &[CollectionFile], logs: &Logs) -> u64 {
+    let numbers = found.iter().map(|file| file.number()).chain(logs.numbers.iter().copied());
+    content.next.max(numbers.max().map_or(0, |highest| highest + 1))
 }
 
 /// Opens the manifest and reads the current list, if there is one.

@@ -108,9 +108,9 @@ pub struct RegistryStats {
     /// Memory of all collections and the caches.
     pub memory: BudgetStats,
     /// Counts of the record cache, if there is one.
-    pub cache: Option<CacheStats>,
+    pub record_cache: Option<CacheStats>,
     /// Counts of the cache of blocks of record files, if there is one.
-    pub blocks: Option<BlockStats>,
+    pub record_blocks: Option<BlockStats>,
     /// Counts of the cache of blocks of segment files.
     pub segment_cache: SegmentCacheStats,
 }
@@ -329,8 +329,8 @@ impl Registry {
             stalls: self.core.resources.stall_stats(),
             filters: self.core.resources.filter_stats(),
             memory: self.core.resources.memory(),
-            cache: self.core.caches.cache_stats(),
-            blocks: self.core.caches.block_stats(),
+            record_cache: self.core.caches.cache_stats(),
+            record_blocks: self.core.caches.block_stats(),
             segment_cache: self.core.resources.segment_cache_stats(),
         }
     }
