@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use base::{Error, ErrorKind, Result};
 
@@ -31,6 +31,23 @@ const PLACE_BYTES: u64 = 8;
 /// Merging is behind if `BEHIND * fan_in` segments of similar size wait. The merge is then
 /// escalated. If it lacks memory, codes of open segments move to the medium.
 const BEHIND: usize = 2;
+
+/// Flag that is true until this is dropped. If a merge panics, the other thread must not wait for
+/// its end.
+struct RaisedFlag<'a>(&'a AtomicBool);
+
+impl RaisedFlag<'_> {
+    fn raise(flag: &AtomicBool) -> RaisedFlag<'_> {
+        flag.store(true, Ordering::Relaxed);
+        RaisedFlag(flag)
+    }
+}
+
+impl Drop for RaisedFlag<'_> {
+    fn drop(&mut self) {
+        self.0.store(false, Ordering::Relaxed);
+    }
+}
 
 /// Rows of a segment that may be merged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -235,10 +252,8 @@ impl Collection {
         if !is_behind(&self.mergeable(&self.state(), &BTreeSet::new()), &self.options.merging) {
             return Ok(false);
         }
-        self.merging_escalated.store(true, Ordering::Relaxed);
-        let outcome = self.merge_once(Urgency::Escalated);
-        self.merging_escalated.store(false, Ordering::Relaxed);
-        outcome
+        let _escalated = RaisedFlag::raise(&self.merging_escalated);
+        self.merge_once(Urgency::Escalated)
     }
 
     /// Runs the most useful merge. Returns false if there is none, if there is no memory for it, or
@@ -260,9 +275,10 @@ impl Collection {
         if !self.may_merge(urgency) {
             return self.check_open().map(|()| false);
         }
-        self.optimizer.merge_runs.store(true, Ordering::Relaxed);
-        let outcome = self.merge_segments(&chosen, views.clone(), urgency);
-        self.optimizer.merge_runs.store(false, Ordering::Relaxed);
+        let outcome = {
+            let _runs = RaisedFlag::raise(&self.optimizer.merge_runs);
+            self.merge_segments(&chosen, views.clone(), urgency)
+        };
         self.count_piled();
         if outcome.is_err() && !self.may_merge(urgency) {
             return self.check_open().map(|()| false);
@@ -515,6 +531,18 @@ mod tests {
         assert_eq!(chosen(&sizes(&[100, 100, 100, 100]), 399), None, "memory decides");
         assert_eq!(chosen(&sizes(&[100, 100, 100, 100, 100]), 450), Some(vec![0, 1, 2, 3]));
         assert_eq!(chosen(&sizes(&[1, 10, 100, 1000]), 10_000), None);
+    }
+
+    #[test]
+    fn a_panic_ends_the_flags_of_a_merge() {
+        let flag = AtomicBool::new(false);
+        let merge = std::panic::catch_unwind(|| {
+            let _raised = RaisedFlag::raise(&flag);
+            assert!(flag.load(Ordering::Relaxed));
+            panic!("on purpose");
+        });
+        assert!(merge.is_err());
+        assert!(!flag.load(Ordering::Relaxed));
     }
 
     #[test]
