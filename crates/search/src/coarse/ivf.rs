@@ -16,6 +16,7 @@ use kernels::TopK;
 use kernels::float;
 use kernels::pq::{BLOCK, CostTable};
 
+use super::kmeans::block_starts;
 use super::parted::{OfferedLists, PartedScan};
 use super::pq::{Codebooks, PqCodes, PqShape};
 use super::refine::{ByteQuery, ByteVectors, inverse_length};
@@ -106,18 +107,6 @@ fn inner_metric(metric: Metric) -> Metric {
     if metric == Metric::Dot { Metric::Dot } else { Metric::L2 }
 }
 
-/// Returns the first block of each cluster, and the number of blocks, from the first rows `starts`.
-fn block_starts(starts: &[u32]) -> Vec<u32> {
-    let blocks = starts.windows(2).map(|pair| (pair[1] - pair[0]).div_ceil(BLOCK as u32));
-    let mut total = 0;
-    let mut sums = vec![0];
-    sums.extend(blocks.map(|blocks| {
-        total += blocks;
-        total
-    }));
-    sums
-}
-
 impl IvfPq {
     /// Opens an index whose header was decoded already.
     ///
@@ -168,7 +157,7 @@ impl IvfPq {
             codes: PqCodes::default(),
             bytes: ByteVectors::open_scale(&find(BYTE_SCALE)?, dims)?,
             on_medium: true,
-            block_starts: block_starts(&starts),
+            block_starts: block_starts(&starts, BLOCK),
             starts,
             recall: header.recall.clone(),
         })

@@ -219,6 +219,19 @@ impl RowsByCluster {
     }
 }
 
+/// Returns the first block of each cluster, and the number of blocks. `starts` has the first row of
+/// each cluster, and the number of rows. A block has up to `block_rows` rows of one cluster.
+pub(crate) fn block_starts(starts: &[u32], block_rows: usize) -> Vec<u32> {
+    let blocks = starts.windows(2).map(|pair| (pair[1] - pair[0]).div_ceil(block_rows as u32));
+    let mut total = 0;
+    let mut sums = vec![0];
+    sums.extend(blocks.map(|blocks| {
+        total += blocks;
+        total
+    }));
+    sums
+}
+
 /// Moves each centre to the mean of its points. A centre without points takes half of the largest
 /// cluster.
 fn move_centres(points: &[f32], nearest: &[(u32, f32)], dims: usize, centres: &mut [f32]) {

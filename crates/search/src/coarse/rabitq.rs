@@ -21,12 +21,13 @@ use std::borrow::Cow;
 
 use base::Result;
 use kernels::float;
-use kernels::rabitq::block_bytes;
+use kernels::rabitq::{BLOCK, block_bytes};
 
 use self::codes::RabitqCodes;
 use self::medium::HeldLevels;
 use self::rotation::Rotation;
 use self::scan::{EXACT_ERRORS, RabitqQuery, RabitqScan, ScannedList, Smallest, squared_distance};
+use super::kmeans::block_starts;
 use super::refine::inverse_length;
 use super::tune::{self, ScanChoice};
 use super::widen::{FAR_ROWS, FilteredProbes};
@@ -66,7 +67,7 @@ pub(crate) struct Rabitq {
     mean: Vec<f32>,
     /// First row of each cluster, and the number of rows.
     starts: Vec<u32>,
-    /// First block of each cluster.
+    /// First block of each cluster, and the number of blocks.
     block_starts: Vec<u32>,
     /// Rotated centres.
     centres: Vec<f32>,
@@ -105,7 +106,7 @@ impl Rabitq {
             dims: build.dims,
             seed: build.seed,
             mean,
-            block_starts: store::block_starts(&starts),
+            block_starts: block_starts(&starts, BLOCK),
             starts,
             directory: build::encode_centres(&centres, rotation.padded(), build.metric),
             rotation,
@@ -118,7 +119,7 @@ impl Rabitq {
 
     /// Returns the number of clusters.
     pub(crate) fn clusters(&self) -> usize {
-        self.block_starts.len()
+        self.starts.len() - 1
     }
 
     fn prepare(&self, query: &[f32], params: ScanParams, work: &mut RabitqScratch) {

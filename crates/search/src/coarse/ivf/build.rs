@@ -3,8 +3,8 @@
 use base::Result;
 use kernels::pq::BLOCK;
 
-use super::{CLUSTERS_MAX, IvfPq, ListDirectory, block_starts, inner_metric};
-use crate::coarse::kmeans::{self, KmeansPlan, RandomDraws, RowsByCluster};
+use super::{CLUSTERS_MAX, IvfPq, ListDirectory, inner_metric};
+use crate::coarse::kmeans::{self, KmeansPlan, RandomDraws, RowsByCluster, block_starts};
 use crate::coarse::pq::{Codebooks, PqCodes, PqShape, TRAINING_MAX, subtract};
 use crate::coarse::refine::ByteVectors;
 use crate::coarse::source::VectorProfile;
@@ -49,7 +49,7 @@ pub(in crate::coarse) fn build(
     let codes = encode(&centres, &lists, &books, &mut bytes, build)?;
     let RowsByCluster { order, starts } = lists;
     let directory = ListDirectory::build(&centres, dims, inner_metric(build.metric), build)?;
-    let block_starts = block_starts(&starts);
+    let block_starts = block_starts(&starts, BLOCK);
     let metric = build.metric;
     let mut index = IvfPq {
         metric,
@@ -100,7 +100,7 @@ fn encode(
 ) -> Result<PqCodes> {
     let dims = build.dims;
     let metric = build.metric;
-    let blocks = block_starts(&lists.starts).last().copied().unwrap_or(0);
+    let blocks = block_starts(&lists.starts, BLOCK).last().copied().unwrap_or(0);
     let mut codes = PqCodes::with_capacity(blocks as usize, books.shape());
     bytes.reserve(lists.order.len());
     build.by_cluster(lists, &mut |clusters, vectors| {

@@ -9,6 +9,7 @@ use super::build::encode_centres;
 use super::codes::RabitqCodes;
 use super::rotation::{Rotation, check_dims, padded};
 use super::{Metric, Rabitq};
+use crate::coarse::kmeans::block_starts;
 use crate::coarse::medium::check_bytes;
 use crate::coarse::{CoarseHeader, CoarseKind, LoadSection, SectionBytes, section};
 
@@ -109,7 +110,7 @@ impl Rabitq {
             seed,
             rotation: Rotation::new(header.dims, seed),
             mean,
-            block_starts: block_starts(&starts),
+            block_starts: block_starts(&starts, BLOCK),
             starts,
             directory: encode_centres(&centres, padded, header.metric),
             centres,
@@ -121,24 +122,13 @@ impl Rabitq {
 
     /// Returns the number of blocks of all lists.
     fn blocks(&self) -> usize {
-        self.starts.windows(2).map(|pair| ((pair[1] - pair[0]) as usize).div_ceil(BLOCK)).sum()
+        self.block_starts.last().copied().unwrap_or(0) as usize
     }
 }
 
 /// Returns true for the sections of codes and their factors.
 pub(in crate::coarse) fn is_codes(kind: u32) -> bool {
     matches!(kind, SIGNS | LEVELS | FACTORS_OF_SIGNS | FACTORS_OF_LEVELS)
-}
-
-/// Returns the first block of each cluster.
-pub(super) fn block_starts(starts: &[u32]) -> Vec<u32> {
-    let mut next = 0;
-    let first = starts.windows(2).map(|pair| {
-        let first = next;
-        next += (pair[1] - pair[0]).div_ceil(BLOCK as u32);
-        first
-    });
-    first.collect()
 }
 
 fn damaged_index(what: &str) -> Error {
