@@ -33,7 +33,7 @@ pub(crate) const EDGES: &[(&str, &[&str])] = &[
     ("storage", &["base", "memory", "os"]),
     ("matching", &["base", "kernels"]),
     ("gpu", &["base"]),
-    ("search", &["base", "metrics", "memory", "os", "storage", "kernels", "matching", "gpu"]),
+    ("search", &["base", "memory", "os", "storage", "kernels", "matching", "gpu"]),
     ("vision", &["base", "matching"]),
     ("backup", &["base", "metrics", "os", "model-store", "storage", "search"]),
     ("transport", &["base", "metrics", "os"]),
