@@ -114,6 +114,8 @@ pub(super) struct OptimizerState {
     pub(super) merge_runs: AtomicBool,
     /// When the last points arrived; `None` before the first check.
     pub(super) quiet: Mutex<Option<QuietSince>>,
+    /// Number of the first file that was written after the collection was opened.
+    pub(super) first_new_file: u64,
 }
 
 /// The newest memtable, as the last check saw it.

@@ -1,29 +1,36 @@
-//! Preload of embeddings and payloads: new segments are in memory before they replace others that
-//! were, and segments that requests read from the medium become so if memory has room.
+//! Preload of embeddings and payloads into memory that nothing else uses: of new segments before
+//! they replace others that were in memory, and of other segments soon.
 
 use std::sync::Arc;
 
 use base::{Error, Result};
 
 use super::inner::Collection;
-use super::state::SegmentView;
-use crate::segment::{IoStep, Segment};
+use super::state::{SegmentSlot, SegmentView};
+use crate::segment::{IoStep, PreloadScope, Segment};
 
 impl Collection {
-    /// Reads embeddings and payloads of one segment into unused memory, if requests have often read
-    /// them from the medium and memory has room for all of them. Returns false if there is no such
-    /// segment.
+    /// Reads the embeddings or payloads of one segment into unused memory, if it has room for all of
+    /// them. Chooses a segment that is there since the start, or any segment if no points arrive, or
+    /// one that requests have often read from the medium. Returns false if there is no such segment.
     ///
     /// # Errors
     /// The error of the medium.
     pub(crate) fn preload(&self) -> Result<bool> {
-        let state = self.state();
+        let is_quiet = self.quiet_time() >= self.options.quiet.merge;
+        let scope = |slot: &SegmentSlot| {
+            let all = is_quiet || slot.number < self.optimizer.first_new_file;
+            if all { PreloadScope::All } else { PreloadScope::Missed }
+        };
         let room = self.budget.unused();
-        let fits = |segment: &&Arc<Segment>| (1..=room).contains(&segment.missed_bytes());
-        let found = state.open().map(|(_, _, view)| &view.segment).find(fits).cloned();
+        let state = self.state();
+        let found = state.open().find_map(|(_, slot, view)| {
+            let segment = &view.segment;
+            segment.wants_preload(scope(slot), room).then(|| (segment.clone(), scope(slot)))
+        });
         drop(state);
-        let Some(segment) = found else { return Ok(false) };
-        segment.preload_missed(&|bytes| {
+        let Some((segment, scope)) = found else { return Ok(false) };
+        segment.preload(scope, room, &|bytes| {
             self.pacer.wait(bytes);
             self.check_open()?;
             // A merge may have replaced the segment.
@@ -50,6 +57,8 @@ impl Collection {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use os::Rate;
     use storage::UringMedium;
 
@@ -57,7 +66,8 @@ mod tests {
     use crate::budget::MemoryBudget;
     use crate::coarse::Metric;
     use crate::collection::{
-        CollectionOptions, CollectionQuery, Merging, PointParts, Resources, SearchThread,
+        CollectionOptions, CollectionQuery, Merging, PointParts, QuietTimes, Resources,
+        SearchThread,
     };
     use crate::ingest::{Op, PointRef};
     use crate::rerank::{SearchLimits, SharedCaches};
@@ -79,9 +89,14 @@ mod tests {
     }
 
     fn opened(root: &std::path::Path, resources: &Resources) -> Collection {
+        opened_with(root, resources, QuietTimes::default())
+    }
+
+    fn opened_with(root: &std::path::Path, resources: &Resources, quiet: QuietTimes) -> Collection {
         let medium = Arc::new(UringMedium::plain(root.to_owned()).unwrap());
         let merging = Merging { fan_in: 3, ..Merging::default() };
-        let options = CollectionOptions { merging, ..CollectionOptions::new(DIMS, Metric::L2) };
+        let options = CollectionOptions::new(DIMS, Metric::L2);
+        let options = CollectionOptions { merging, quiet, ..options };
         let shared = Arc::new(SharedCaches::new(0, 512));
         Collection::open(medium, options, resources, shared).unwrap()
     }
@@ -133,6 +148,13 @@ mod tests {
         }
     }
 
+    /// Reads those of the embeddings and payloads into memory that are not there.
+    fn preload_all(collection: &Collection) {
+        assert!(collection.preload().unwrap());
+        let again = collection.preload().unwrap() && collection.preload().unwrap();
+        assert!(!again, "one segment has two sections");
+    }
+
     /// Returns the reads of embeddings and payloads so far.
     fn reads(resources: &Resources) -> [u64; 2] {
         let stats = resources.segment_cache_stats();
@@ -142,11 +164,10 @@ mod tests {
     #[test]
     fn sections_that_requests_miss_are_read_into_free_memory() {
         let root = tempfile::tempdir().unwrap();
-        add_segment(&opened(root.path(), &resources()), 0);
         let budget = MemoryBudget::new(MEMORY_BYTES);
         let resources = resources_of(&budget);
         let collection = opened(root.path(), &resources);
-        assert!(!collection.open_segments(), "all are open");
+        add_segment(&collection, 0);
         assert!(!collection.preload().unwrap(), "nothing was requested");
         ask(&collection);
         let before = reads(&resources);
@@ -154,7 +175,7 @@ mod tests {
         let held = budget.reserve(budget.unused() - 1000, "other data").unwrap();
         assert!(!collection.preload().unwrap(), "memory has no room");
         drop(held);
-        assert!(collection.preload().unwrap());
+        preload_all(&collection);
         let stats = resources.segment_cache_stats();
         assert!(stats.preloaded > 0 && stats.evicted == 0, "{stats:?}");
         // Every row, not only those that were found before.
@@ -162,9 +183,32 @@ mod tests {
         let parts = PointParts { embedding: true, ..PointParts::PAYLOAD };
         assert_eq!(collection.points(&ids, parts).len() as u64, ROWS);
         assert_eq!(reads(&resources), before);
-        assert!(!collection.preload().unwrap(), "all is in memory");
         drop(collection);
         assert_eq!(resources.segment_cache_stats().bytes, 0);
+    }
+
+    #[test]
+    fn old_segments_are_read_into_free_memory_after_a_start() {
+        let root = tempfile::tempdir().unwrap();
+        add_segment(&opened(root.path(), &resources()), 0);
+        let resources = resources();
+        let collection = opened(root.path(), &resources);
+        assert!(!collection.open_segments(), "all are open");
+        preload_all(&collection);
+        ask(&collection);
+        assert_eq!(reads(&resources), [0, 0]);
+    }
+
+    #[test]
+    fn without_new_points_all_segments_are_read_into_free_memory() {
+        let root = tempfile::tempdir().unwrap();
+        let resources = resources();
+        let quiet = QuietTimes { merge: Duration::ZERO, ..QuietTimes::default() };
+        let collection = opened_with(root.path(), &resources, quiet);
+        add_segment(&collection, 0);
+        preload_all(&collection);
+        ask(&collection);
+        assert_eq!(reads(&resources), [0, 0]);
     }
 
     #[test]
@@ -175,7 +219,7 @@ mod tests {
         add_segment(&collection, 0);
         assert_eq!(resources.segment_cache_stats().preloaded, 0, "no request was there");
         ask(&collection);
-        assert!(collection.preload().unwrap());
+        preload_all(&collection);
         let before = reads(&resources);
         add_segment(&collection, 1);
         add_segment(&collection, 2);

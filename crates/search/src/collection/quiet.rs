@@ -16,7 +16,7 @@ const FAN_IN_MIN: usize = 2;
 
 impl Collection {
     /// Returns the time for which checks have seen no new point.
-    fn quiet_time(&self) -> Duration {
+    pub(super) fn quiet_time(&self) -> Duration {
         let state = self.state();
         let Some(newest) = state.memtables.last() else { return Duration::ZERO };
         let (begun, rows) = (newest.begun(), newest.rows());

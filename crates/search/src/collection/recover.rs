@@ -70,7 +70,7 @@ impl Collection {
             ));
         }
         let (progress, logs) = LogProgress::open(&medium, &content, is_new, &list)?;
-        let next_file_number = AtomicU64::new(next_file_number(&content, &found, &logs));
+        let first_new_file = next_file_number(&content, &found, &logs);
         let first = logs.numbers.first().copied().unwrap_or(content.first_log);
         let (slots, files) = closed(&content);
         let there = |log: &&u64| found.contains(&CollectionFile::Log(**log));
@@ -89,13 +89,13 @@ impl Collection {
             flushing: resources.flushing.clone(),
             merging: Mutex::new(BTreeSet::new()),
             filters: FilterCache::new(resources.filters.clone(), &resources.filter_caches),
-            next_file_number,
+            next_file_number: AtomicU64::new(first_new_file),
             pending_files: Mutex::default(),
             events: resources.events.clone(),
             stall: resources.stall.clone(),
             flush_time: Mutex::new(first_flush_time(resources.memtable_bytes)),
             piled: AtomicUsize::new(0),
-            optimizer: OptimizerState::default(),
+            optimizer: OptimizerState { first_new_file, ..OptimizerState::default() },
             merging_escalated: AtomicBool::new(false),
             stop: AtomicBool::new(false),
             unpublished: AtomicBool::new(false),

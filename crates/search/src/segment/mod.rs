@@ -35,6 +35,7 @@ pub use layout::{RecordKind, SegmentSettings, VectorEncoding};
 pub(crate) use open::{Segment, ids_alone};
 pub(crate) use opening_plan::{CodesOptions, kept_bytes};
 pub(crate) use pages::{PageCache, PayloadPass};
+pub(crate) use preload::PreloadScope;
 pub use rows::{RowLocation, RowMap, RowMapBuilder};
 
 pub use vectors::similarity;

@@ -11,7 +11,7 @@ use storage::page::{PAGE_BYTES, RecordPage};
 use super::damage::DamagedPages;
 use super::file::{IoStep, SegmentContents};
 use super::layout::{kind, kind_name};
-use super::preload::{CacheableSection, sampled_share};
+use super::preload::{CacheableSection, PreloadState, sampled_share};
 use super::rows::{RowLocation, RowMap};
 use super::section_cache::SectionCache;
 use crate::filter::RowSet;
@@ -217,12 +217,12 @@ impl CacheableSection for SegmentPages {
         sampled_share(self.map.runs(), first_page, |page| self.cache.has(page))
     }
 
-    fn missed(&self) -> u64 {
-        self.cache.missed()
+    fn preload_state(&self) -> &PreloadState {
+        self.cache.preload_state()
     }
 
     fn preload(&self, file: &dyn Sealed, step: IoStep<'_>) -> Result<()> {
-        self.cache.forget_missed();
+        self.preload_state().begin();
         let mut buffer = Vec::new();
         let mut run = 0;
         while run < self.map.runs() {

@@ -1,6 +1,8 @@
 //! Preload: reads embeddings and payloads of a segment into memory that nothing else uses, one part
 //! after the other, before requests read their pages one by one.
 
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
 use base::Result;
 use storage::Sealed;
 
@@ -15,6 +17,45 @@ pub(super) const SAMPLES: usize = 128;
 /// Share of the replaced segments' blocks from which the blocks of the new one are preloaded.
 const SHARE_MIN: f64 = 0.5;
 
+/// Sections to preload.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum PreloadScope {
+    /// Those that requests have often read from the medium.
+    Missed,
+    /// Those too that were never preloaded.
+    All,
+}
+
+/// Preloads of a section, and reads of requests that missed its blocks.
+#[derive(Debug, Default)]
+pub(super) struct PreloadState {
+    /// Reads of requests from the medium since the last preload began.
+    missed: AtomicU64,
+    /// True if a preload has begun.
+    done: AtomicBool,
+}
+
+impl PreloadState {
+    /// Counts a read of a request from the medium.
+    pub(super) fn count_missed(&self) {
+        self.missed.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Records that a preload begins.
+    pub(super) fn begin(&self) {
+        self.missed.store(0, Ordering::Relaxed);
+        self.done.store(true, Ordering::Relaxed);
+    }
+
+    pub(super) fn missed(&self) -> u64 {
+        self.missed.load(Ordering::Relaxed)
+    }
+
+    fn is_done(&self) -> bool {
+        self.done.load(Ordering::Relaxed)
+    }
+}
+
 /// Section of a segment that can be cached as a whole.
 pub(super) trait CacheableSection {
     /// Returns the bytes of memory that all of its blocks would take.
@@ -24,8 +65,8 @@ pub(super) trait CacheableSection {
     /// has none.
     fn cached_share(&self) -> f64;
 
-    /// Returns the reads of requests from the medium since the last preload began.
-    fn missed(&self) -> u64;
+    /// Returns what was preloaded, and what requests have missed since then.
+    fn preload_state(&self) -> &PreloadState;
 
     /// Caches the blocks that are not cached yet, until memory has no room for the next one. Calls
     /// `step` with the bytes before each read. Damaged blocks are left to the requests that need
@@ -58,27 +99,35 @@ impl Segment {
         sections.into_iter().filter(move |_| is_cached)
     }
 
-    /// Returns the sections that requests have often read from the medium.
-    fn missed(&self) -> impl Iterator<Item = &dyn CacheableSection> {
-        self.cacheable().filter(|section| section.missed() >= MISSED_MIN)
-    }
-
-    /// Returns the bytes of memory for the blocks that are not cached, of all sections that
-    /// requests have often read from the medium. The bytes are estimated.
-    pub(crate) fn missed_bytes(&self) -> u64 {
+    /// Returns a section that `scope` includes and whose missing blocks fit into `room` bytes.
+    fn wanted(&self, scope: PreloadScope, room: u64) -> Option<&dyn CacheableSection> {
+        let wants = |section: &&dyn CacheableSection| {
+            let preload = section.preload_state();
+            let is_missed = preload.missed() >= MISSED_MIN;
+            is_missed || (scope == PreloadScope::All && !preload.is_done())
+        };
         let missing = |section: &dyn CacheableSection| {
             (section.cached_bytes_max() as f64 * (1.0 - section.cached_share())) as u64
         };
-        self.missed().map(missing).sum()
+        self.cacheable().filter(wants).find(|section| (1..=room).contains(&missing(*section)))
     }
 
-    /// Caches the blocks of [`Segment::missed_bytes`] while memory has room. Calls `step` with the
-    /// bytes before each read.
+    /// Returns true if it has a section that `scope` includes, that is not cached as a whole, and
+    /// that fits into `room` bytes. The bytes are estimated.
+    pub(crate) fn wants_preload(&self, scope: PreloadScope, room: u64) -> bool {
+        self.wanted(scope, room).is_some()
+    }
+
+    /// Caches the section of [`Segment::wants_preload`] while memory has room. Calls `step` with
+    /// the bytes before each read.
     ///
     /// # Errors
     /// The error of `step`, or of the medium.
-    pub(crate) fn preload_missed(&self, step: IoStep<'_>) -> Result<()> {
-        self.missed().try_for_each(|section| section.preload(&*self.file, step))
+    pub(crate) fn preload(&self, scope: PreloadScope, room: u64, step: IoStep<'_>) -> Result<()> {
+        match self.wanted(scope, room) {
+            Some(section) => section.preload(&*self.file, step),
+            None => Ok(()),
+        }
     }
 
     /// Caches those sections of this new segment that are mostly cached of the segments it

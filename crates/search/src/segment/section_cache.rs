@@ -3,10 +3,10 @@
 
 use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 use storage::page::PAGE_BYTES;
 
+use super::preload::PreloadState;
 use crate::segment_cache::{CachedFile, CachedSection, SegmentCacheKey, VerifiedBlock};
 
 /// Cached pages of one segment's section of embeddings or payloads.
@@ -16,8 +16,7 @@ pub(super) struct SectionCache {
     section: CachedSection,
     /// Offset of the section in the file.
     offset: u64,
-    /// Reads of requests from the medium since the last preload began.
-    missed: AtomicU64,
+    preload: PreloadState,
 }
 
 /// Bytes of neighbouring pages.
@@ -40,7 +39,7 @@ impl CachedPages {
 impl SectionCache {
     /// Creates the cache of a section that begins at `offset` of the file.
     pub(super) fn new(file: CachedFile, section: CachedSection, offset: u64) -> SectionCache {
-        SectionCache { file, section, offset, missed: AtomicU64::new(0) }
+        SectionCache { file, section, offset, preload: PreloadState::default() }
     }
 
     fn key(&self, page: usize) -> SegmentCacheKey {
@@ -84,7 +83,7 @@ impl SectionCache {
     }
 
     fn count_read(&self, bytes: &[u8]) {
-        self.missed.fetch_add(1, Ordering::Relaxed);
+        self.preload.count_missed();
         self.file.cache().count_read(self.section, bytes.len() as u64);
     }
 
@@ -94,14 +93,9 @@ impl SectionCache {
         self.file.cache().preload(self.key(page), bytes)
     }
 
-    /// Returns the reads of requests from the medium since the last preload began.
-    pub(super) fn missed(&self) -> u64 {
-        self.missed.load(Ordering::Relaxed)
-    }
-
-    /// Sets the count of [`SectionCache::missed`] to 0.
-    pub(super) fn forget_missed(&self) {
-        self.missed.store(0, Ordering::Relaxed);
+    /// Returns what was preloaded, and what requests have missed since then.
+    pub(super) fn preload_state(&self) -> &PreloadState {
+        &self.preload
     }
 }
 
@@ -135,10 +129,10 @@ mod tests {
         let section = section(&cache);
         section.put(&(0..2), &[3; 2 * PAGE_BYTES]);
         section.put_block(2, &[4; 3 * PAGE_BYTES]);
-        assert_eq!((section.missed(), cache.stats().vectors.reads), (2, 2));
-        section.forget_missed();
+        assert_eq!((section.preload.missed(), cache.stats().vectors.reads), (2, 2));
+        section.preload.begin();
         assert!(section.preload(5, &[5; PAGE_BYTES]) && section.has(5) && !section.has(6));
-        assert_eq!((section.missed(), cache.stats().vectors.reads), (0, 2));
+        assert_eq!((section.preload.missed(), cache.stats().vectors.reads), (0, 2));
         assert_eq!(section.block(2).unwrap().bytes(), [4; 3 * PAGE_BYTES]);
     }
 }

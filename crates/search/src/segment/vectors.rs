@@ -16,7 +16,7 @@ use super::damage::DamagedPages;
 use super::file::IoStep;
 use super::ids::SegmentIds;
 use super::layout::SegmentSettings;
-use super::preload::{CacheableSection, sampled_share};
+use super::preload::{CacheableSection, PreloadState, sampled_share};
 use super::section_cache::SectionCache;
 use crate::coarse::{CoarseHit, Exact, Metric};
 use crate::segment_cache::block_bytes;
@@ -289,12 +289,12 @@ impl CacheableSection for Vectors {
         sampled_share(self.checks.len(), |page| page, |page| self.cache.has(page))
     }
 
-    fn missed(&self) -> u64 {
-        self.cache.missed()
+    fn preload_state(&self) -> &PreloadState {
+        self.cache.preload_state()
     }
 
     fn preload(&self, file: &dyn Sealed, step: IoStep<'_>) -> Result<()> {
-        self.cache.forget_missed();
+        self.preload_state().begin();
         let mut buffer = Vec::new();
         for first in (0..self.checks.len()).step_by(STEP_BYTES / PAGE_BYTES) {
             let pages = first..self.checks.len().min(first + STEP_BYTES / PAGE_BYTES);
