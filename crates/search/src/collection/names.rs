@@ -4,6 +4,8 @@
 const NUMBER_DIGITS: usize = 12;
 /// Highest number that a name can have.
 pub(super) const FILE_NUMBER_MAX: u64 = 999_999_999_999;
+/// Highest number in a copy. The numbers above it are left for files that are written later.
+pub(super) const COPIED_NUMBER_MAX: u64 = FILE_NUMBER_MAX / 2;
 
 /// File of a collection, by kind and number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

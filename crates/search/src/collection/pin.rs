@@ -10,7 +10,7 @@ use base::{Error, ErrorKind, Result};
 
 use super::inner::Collection;
 use super::manifest::{ManifestContent, SegmentEntry};
-use super::names::CollectionFile;
+use super::names::{COPIED_NUMBER_MAX, CollectionFile};
 use super::pinned_reader::{PinnedReader, check_deletes};
 use super::state::SegmentContent;
 
@@ -250,8 +250,9 @@ impl Drop for PinnedFiles<'_> {
 /// Checks the list of a copy, and makes the files of `medium` a collection of `shape`.
 ///
 /// # Errors
-/// `DataLoss` for a damaged list or a missing file, `FailedPrecondition` for the list of a newer
-/// program or of another shape; otherwise the error of the medium.
+/// `DataLoss` for a damaged list, a missing file or file numbers that are too high,
+/// `FailedPrecondition` for the list of a newer program or of another shape; otherwise the error of
+/// the medium.
 pub(crate) fn publish_copy(
     medium: &Arc<dyn storage::Medium>,
     list: &[u8],
@@ -265,6 +266,7 @@ pub(crate) fn publish_copy(
         )));
     }
     let lengths: BTreeMap<String, u64> = medium.list()?.into_iter().collect();
+    check_numbers(&content, &lengths)?;
     for file in pinned_files(&content, &lengths)? {
         let bytes = lengths.get(&file.name).copied().unwrap_or(0);
         if bytes != file.bytes {
@@ -287,7 +289,51 @@ pub(crate) fn publish_copy(
     medium.persist_names()
 }
 
+/// Checks that a copy leaves numbers for new files. Another server chose its numbers.
+///
+/// # Errors
+/// `DataLoss`.
+fn check_numbers(content: &ManifestContent, lengths: &BTreeMap<String, u64>) -> Result<()> {
+    let files = lengths.keys().filter_map(|name| CollectionFile::of(name));
+    let logs = content.logs.iter().map(|log| log.number);
+    let numbers = files.map(CollectionFile::number).chain(logs);
+    let highest = numbers.chain([content.first_log, content.next]).max().unwrap_or(0);
+    if highest > COPIED_NUMBER_MAX {
+        return Err(Error::data_loss(format!(
+            "the copy has the file number {highest}, and {COPIED_NUMBER_MAX} is the highest of a copy"
+        )));
+    }
+    Ok(())
+}
+
 /// Returns true for a name that a file of a collection may have in a copy.
 pub(crate) fn is_file_name(name: &str) -> bool {
     CollectionFile::of(name).is_some()
+}
+
+#[cfg(test)]
+mod tests {
+    use storage::{Medium, UringMedium};
+
+    use super::*;
+    use crate::coarse::Metric;
+    use crate::collection::CollectionShape;
+    use crate::segment::VectorEncoding;
+
+    #[test]
+    fn a_copy_leaves_numbers_for_new_files() {
+        let shape =
+            CollectionShape { dims: 3, metric: Metric::Dot, encoding: VectorEncoding::Bf16 };
+        let copied = |first_log, next| {
+            let root = tempfile::tempdir().unwrap();
+            let medium: Arc<dyn Medium> =
+                Arc::new(UringMedium::plain(root.path().to_owned()).unwrap());
+            let content = ManifestContent::new(&shape, first_log, next, Vec::new());
+            publish_copy(&medium, &content.encode().unwrap(), &shape)
+        };
+        assert!(copied(COPIED_NUMBER_MAX, COPIED_NUMBER_MAX).is_ok());
+        for (first_log, next) in [(0, COPIED_NUMBER_MAX + 1), (u64::MAX, 0)] {
+            assert_eq!(copied(first_log, next).unwrap_err().kind(), ErrorKind::DataLoss);
+        }
+    }
 }

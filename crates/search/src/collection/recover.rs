@@ -17,7 +17,7 @@ use super::inner::{
     Collection, CollectionHealth, CollectionLogs, OptimizerState, Publisher, SegmentFiles,
 };
 use super::manifest::{ManifestContent, SegmentEntry, uuid_of};
-use super::names::CollectionFile;
+use super::names::{CollectionFile, FILE_NUMBER_MAX};
 use super::options::CollectionOptions;
 use super::progress::{LogProgress, Logs};
 use super::resources::Resources;
@@ -70,7 +70,7 @@ impl Collection {
             ));
         }
         let (progress, logs) = LogProgress::open(&medium, &content, is_new, &list)?;
-        let first_new_file = next_file_number(&content, &found, &logs);
+        let first_new_file = next_file_number(&content, &found, &logs)?;
         let first = logs.numbers.first().copied().unwrap_or(content.first_log);
         let (slots, files) = closed(&content);
         let there = |log: &&u64| found.contains(&CollectionFile::Log(**log));
@@ -270,9 +270,23 @@ impl Collection {
 }
 
 /// Returns the number of the next file. No new file may get the number of a lost log.
-fn next_file_number(content: &ManifestContent, found: &[CollectionFile], logs: &Logs) -> u64 {
+///
+/// # Errors
+/// `DataLoss` if a name has no room for that number: the next start would not find the file.
+fn next_file_number(
+    content: &ManifestContent,
+    found: &[CollectionFile],
+    logs: &Logs,
+) -> Result<u64> {
     let numbers = found.iter().map(|file| file.number()).chain(logs.numbers.iter().copied());
-    content.next.max(numbers.max().map_or(0, |highest| highest + 1))
+    let next = content.next.max(numbers.max().map_or(0, |highest| highest.saturating_add(1)));
+    if next > FILE_NUMBER_MAX {
+        return Err(Error::data_loss(format!(
+            "the next file of the collection would have the number {next}, and {FILE_NUMBER_MAX} is the \
+             highest; restore the collection from a copy"
+        )));
+    }
+    Ok(next)
 }
 
 /// Opens the manifest and reads the current list, if there is one.

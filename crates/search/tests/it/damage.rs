@@ -322,6 +322,19 @@ fn a_full_disk_does_not_keep_the_report_of_a_dropped_segment() {
     assert!(!named(&(medium as Arc<dyn Medium>), "segment-").contains(&name));
 }
 
+#[test]
+fn a_collection_without_file_numbers_is_not_opened() {
+    let (mut files, _) = subject();
+    let name = "deletes-999999999999".to_owned();
+    files.push((name.clone(), vec![0; 8]));
+    let medium = write(&files);
+    let opened = try_open(medium.clone(), options(), &resources(MEMORY_BYTES, MEMTABLE_BYTES));
+    let error = opened.err().unwrap();
+    assert_eq!(error.kind(), ErrorKind::DataLoss);
+    assert!(error.message().contains("999999999999 is the highest"), "{error}");
+    assert!(named(&medium, "deletes-").contains(&name), "nothing was removed");
+}
+
 fn faulty(inner: &Arc<dyn Medium>, plan: FaultPlan) -> Arc<dyn Medium> {
     Arc::new(FaultMedium::new(inner.clone(), plan).unwrap())
 }
