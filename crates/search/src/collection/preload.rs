@@ -11,13 +11,14 @@ use crate::segment::{IoStep, PreloadScope, Segment};
 
 impl Collection {
     /// Reads the embeddings or payloads of one segment into unused memory, if it has room for all of
-    /// them. Chooses a segment that is there since the start, or any segment if no points arrive, or
-    /// one that requests have often read from the medium. Returns false if there is no such segment.
+    /// them. Chooses a segment that is there since the start, or any segment if no points arrive and
+    /// nothing is merged, or one that requests have often read from the medium. Returns false if
+    /// there is no such segment.
     ///
     /// # Errors
     /// The error of the medium.
     pub(crate) fn preload(&self) -> Result<bool> {
-        let is_quiet = self.quiet_time() >= self.options.quiet.merge;
+        let is_quiet = self.quiet_time() >= self.options.quiet.flush && !self.is_optimizing();
         let scope = |slot: &SegmentSlot| {
             let all = is_quiet || slot.number < self.optimizer.first_new_file;
             if all { PreloadScope::All } else { PreloadScope::Missed }
@@ -203,7 +204,7 @@ mod tests {
     fn without_new_points_all_segments_are_read_into_free_memory() {
         let root = tempfile::tempdir().unwrap();
         let resources = resources();
-        let quiet = QuietTimes { merge: Duration::ZERO, ..QuietTimes::default() };
+        let quiet = QuietTimes { flush: Duration::ZERO, ..QuietTimes::default() };
         let collection = opened_with(root.path(), &resources, quiet);
         add_segment(&collection, 0);
         preload_all(&collection);
