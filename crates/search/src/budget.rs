@@ -15,6 +15,11 @@ use base::{Error, Result};
 /// Maximum attempts of a reservation to reclaim idle memory. Other threads may take the reclaimed
 /// memory first.
 const TAKES_MAX: usize = 4;
+/// New points leave this part of the memory free for searches, deletions and merges.
+const WORKING_SHARE: u64 = 64;
+/// Maximum bytes that new points leave free. They hold the filters of several requests in segments
+/// of the largest size.
+const WORKING_BYTES_MAX: u64 = 16 << 20;
 
 /// Memory limit shared by collections.
 pub struct MemoryBudget {
@@ -91,6 +96,47 @@ impl MemoryBudget {
     pub fn reserve(self: &Arc<MemoryBudget>, bytes: u64, what: &str) -> Result<BudgetReservation> {
         self.take(bytes, what)?;
         Ok(BudgetReservation { budget: self.clone(), bytes })
+    }
+
+    /// Reserves `bytes` for a new point, and leaves [`working_bytes`](Self::working_bytes) free.
+    /// Otherwise points would take the last bytes, and a filter, a deletion by filter or a merge
+    /// would find no memory until the next start.
+    ///
+    /// # Errors
+    /// `ResourceExhausted` if less is free.
+    pub(crate) fn reserve_point(
+        self: &Arc<MemoryBudget>,
+        bytes: u64,
+        what: &str,
+    ) -> Result<BudgetReservation> {
+        let kept = self.working_bytes();
+        let wanted = bytes.saturating_add(kept);
+        let used = self.used.load(Ordering::Relaxed);
+        // Idle memory and results are only counted if they are needed.
+        let fits = wanted <= self.limit.saturating_sub(used)
+            || wanted <= self.free().saturating_add(self.result_bytes());
+        if fits {
+            return self.reserve(bytes, what);
+        }
+        self.refused.fetch_add(1, Ordering::Relaxed);
+        Err(Error::exhausted(format!(
+            "{what} needs {}, but {} of the {} for all collections are in use, and {} stay free for searches; \
+             raise --search-memory, or delete points",
+            format_bytes(bytes),
+            format_bytes(used),
+            format_bytes(self.limit),
+            format_bytes(kept)
+        )))
+    }
+
+    /// Returns the bytes that new points leave free.
+    pub(crate) fn working_bytes(&self) -> u64 {
+        (self.limit / WORKING_SHARE).min(WORKING_BYTES_MAX)
+    }
+
+    /// Returns the bytes of results that can be released.
+    fn result_bytes(&self) -> u64 {
+        self.results.get().and_then(Weak::upgrade).map_or(0, |results| results.bytes())
     }
 
     /// Reserves unused `bytes` for the [`FreeOnDemand`] holder itself. Does not reclaim memory and
@@ -403,6 +449,37 @@ mod tests {
         assert!(!budget.is_reclaiming());
         drop(rows);
         assert!(budget.reserve_idle(1).is_some());
+    }
+
+    #[test]
+    fn points_leave_memory_for_searches() {
+        let budget = MemoryBudget::new(64 << 10);
+        let kept = budget.working_bytes();
+        assert_eq!(kept, 1 << 10);
+        let mut points = budget.reserve_point(63 << 10, "a point").unwrap();
+        let error = budget.reserve_point(1, "a point").unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::ResourceExhausted);
+        assert!(error.message().contains("1.00 KiB stay free for searches"), "{error}");
+        assert!(error.message().contains("raise --search-memory"), "{error}");
+        assert_eq!((budget.stats().refused, budget.free()), (1, kept));
+        let filter = budget.reserve(kept, "a filter").unwrap();
+        points.resize(32 << 10, "fewer points").unwrap();
+        drop(filter);
+        assert!(budget.reserve_point(31 << 10, "a point").is_ok());
+        assert_eq!(MemoryBudget::new(u64::MAX).working_bytes(), WORKING_BYTES_MAX);
+    }
+
+    #[test]
+    fn points_take_the_memory_of_idle_blocks() {
+        let budget = MemoryBudget::new(64 << 10);
+        let held = vec![budget.reserve_idle(64 << 10).unwrap()];
+        let holder = GreedyHolder { budget: budget.clone(), held: parking_lot::Mutex::new(held) };
+        let holder = Arc::new(holder);
+        let idle: Weak<GreedyHolder> = Arc::downgrade(&holder);
+        budget.set_free_on_demand(idle);
+        let point = budget.reserve_point(63 << 10, "a point").unwrap();
+        assert_eq!((point.bytes(), holder.bytes()), (63 << 10, 0));
+        assert!(budget.reserve_point(1, "a point").is_err());
     }
 
     #[test]

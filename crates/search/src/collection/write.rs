@@ -308,7 +308,7 @@ impl Collection {
             }
             self.freeze_active(writer)?;
         }
-        let held = match self.budget.reserve(bytes, "a point") {
+        let held = match self.budget.reserve_point(bytes, "a point") {
             Ok(held) => held,
             Err(refusal) => {
                 // A flush turns rows into codes, which frees memory, but not for a handful of rows.

@@ -36,6 +36,13 @@ fn memory_is_never_exceeded() {
     let status = collection.status();
     assert!(status.memory.peak <= memory_bytes && status.flushes > 0, "{status:?}");
     assert!(collection.get(0).unwrap().is_some() && collection.get(written - 1).unwrap().is_some());
+    // Points leave a sixty-fourth of the memory for filters and merges.
+    let free = status.memory.limit - status.memory.used;
+    assert!(free >= memory_bytes / 128, "{status:?}");
+    let matching = Match::Any(vec![serde_json::Value::from(2)].into());
+    let must = vec![Condition::Match { key: "colour".into(), matching }];
+    let red = Filter { must, ..Filter::default() };
+    assert!(collection.ids_from(0, 100, Some(&red)).unwrap().ids.len() > 3);
     collection.delete(0).unwrap();
     drop(collection);
     // With more memory it works again.
