@@ -75,7 +75,8 @@ enum WriteOutcome {
 
 impl Collection {
     /// Makes several changes in order, with one sync of the log. Not a transaction: after an error
-    /// or a crash, the first changes may have been made without the later ones.
+    /// or a crash, the first changes may have been made without the later ones. After an error, a
+    /// restart keeps them.
     ///
     /// # Errors
     /// As [`Collection::upsert`]; no change is then acknowledged.
@@ -146,7 +147,16 @@ impl Collection {
         }
         let mut last: Option<(Arc<Log>, u64)> = None;
         for op in ops {
-            let (log, number) = self.write_one(op, room)?;
+            let (log, number) = match self.write_one(op, room) {
+                Ok(written) => written,
+                // Readers already see the changes before this one, so a restart must not lose them.
+                Err(refusal) => {
+                    return Err(match Applied(last).commit() {
+                        Ok(()) => refusal,
+                        Err(failed) => refusal.caused_by(failed),
+                    });
+                }
+            };
             if let Some((before, number)) =
                 last.take().filter(|(before, _)| !Arc::ptr_eq(before, &log))
             {

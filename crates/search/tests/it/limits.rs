@@ -8,7 +8,7 @@ use search::budget::MemoryBudget;
 use search::coarse::Metric;
 use search::collection::{Collection, CollectionOptions, CollectionQuery, Resources};
 use search::filter::{Condition, Filter, Match};
-use search::ingest::{PointRef, StoredPoint};
+use search::ingest::{Op, PointRef, StoredPoint};
 use storage::{FaultMedium, FaultPlan, Medium, MediumKind, Reader, ReaderOptions, Sealed, Writer};
 
 use crate::points::{
@@ -49,6 +49,22 @@ fn memory_is_never_exceeded() {
     let collection = open(&medium, options());
     assert_eq!(collection.count(), written - 1);
     collection.upsert(point(&stored(written, 1))).unwrap();
+}
+
+#[test]
+fn changes_before_a_refused_one_survive() {
+    let medium = memory_medium();
+    let collection =
+        try_open(medium.clone(), options(), &resources(MEMORY_BYTES, MEMTABLE_BYTES)).unwrap();
+    let points: Vec<StoredPoint> = (0..10_000).map(|id| stored(id, 1)).collect();
+    let ops: Vec<Op<'_>> = points.iter().map(|stored| Op::Upsert(point(stored))).collect();
+    // No thread flushes, so both memtables are full at some time.
+    let refusal = collection.try_apply(&ops).err().unwrap();
+    assert_eq!(refusal.kind(), ErrorKind::ResourceExhausted);
+    let count = collection.count();
+    assert!(count > 0 && count < points.len() as u64, "{count}");
+    drop(collection);
+    assert_eq!(open(&medium, options()).count(), count);
 }
 
 #[test]
