@@ -16,6 +16,7 @@ use crate::coarse::{Metric, SQUARE_MAX};
 use crate::ingest::{
     LoggedOp, MEMTABLE_ROWS_MAX, MemtableRow, Op, PointRef, StoredPoint, row_bytes,
 };
+use crate::points;
 
 /// Maximum frozen memtables, in addition to the active one.
 pub(super) const FROZEN_MAX: usize = 1;
@@ -167,30 +168,38 @@ impl Collection {
         Ok(Applied(last))
     }
 
-    /// Refuses changes that can never be written.
+    /// Refuses changes that can never be written. The error names the id that the client sent.
     fn check(&self, op: &Op<'_>) -> Result<()> {
-        let Op::Upsert(PointRef { id, embedding, record, payload }) = op else { return Ok(()) };
+        let Op::Upsert(point) = op else { return Ok(()) };
+        self.check_point(point).map_err(|error| {
+            // The internal id of a UUID is a hash, which no client knows.
+            match points::decode(point.id, point.payload) {
+                Ok((id, _)) => error.context(format_args!("point {id}")),
+                Err(_) => error.context(format_args!("point {}", point.id)),
+            }
+        })
+    }
+
+    fn check_point(&self, point: &PointRef<'_>) -> Result<()> {
+        let PointRef { embedding, record, payload, .. } = point;
         let dims = self.options.shape.dims;
         if embedding.len() != dims {
             let values = embedding.len();
-            return Err(Error::invalid(format!(
-                "point {id}: its embedding has {values} values, not {dims}"
-            )));
+            return Err(Error::invalid(format!("its embedding has {values} values, not {dims}")));
         }
         if let Some(at) = embedding.iter().position(|value| !value.is_finite()) {
             return Err(Error::invalid(format!(
-                "point {id}: the value at dimension {at} of its embedding is not a finite 32-bit \
-                 number"
+                "the value at dimension {at} of its embedding is not a finite 32-bit number"
             )));
         }
-        self.check_length(*id, embedding)?;
+        self.check_length(embedding)?;
         for (what, bytes, max) in [
             ("record", record.len(), RECORD_BYTES_MAX),
             ("payload", payload.len(), PAYLOAD_BYTES_MAX),
         ] {
             if bytes > max {
                 return Err(Error::too_large(format!(
-                    "point {id}: its {what} has {bytes} bytes, {max} at most"
+                    "its {what} has {bytes} bytes, {max} at most"
                 )));
             }
         }
@@ -198,14 +207,13 @@ impl Collection {
             || serde_json::from_slice::<serde_json::Map<String, serde_json::Value>>(payload)
                 .is_ok();
         if !object {
-            return Err(Error::invalid(format!("point {id}: its payload is not a JSON object")));
+            return Err(Error::invalid("its payload is not a JSON object"));
         }
         let bytes = row_bytes(dims, record.len(), payload.len());
         if bytes > self.memtable_bytes {
             // Not `TooLarge`, since another machine may have another budget.
             return Err(Error::precondition(format!(
-                "point {id}: {bytes} bytes are more than the {} for unflushed points; raise \
-                 --search-memory",
+                "{bytes} bytes are more than the {} for unflushed points; raise --search-memory",
                 self.memtable_bytes
             )));
         }
@@ -214,7 +222,7 @@ impl Collection {
 
     /// Refuses finite embeddings whose products overflow, or whose direction is lost to rounding:
     /// no index can be built from them.
-    fn check_length(&self, id: u64, embedding: &[f32]) -> Result<()> {
+    fn check_length(&self, embedding: &[f32]) -> Result<()> {
         let square: f64 = embedding.iter().map(|value| f64::from(*value) * f64::from(*value)).sum();
         let cosine = self.options.shape.metric == Metric::Cosine;
         let least = if cosine { f64::from(f32::MIN_POSITIVE) } else { 0.0 };
@@ -225,8 +233,8 @@ impl Collection {
         let least = least.sqrt();
         let most = f64::from(SQUARE_MAX).sqrt();
         Err(Error::invalid(format!(
-            "point {id}: its embedding has the length {length:.1e}, and one from {least:.1e} to {most:.1e} can be \
-             compared; scale it"
+            "its embedding has the length {length:.1e}, and one from {least:.1e} to {most:.1e} can be compared; \
+             scale it"
         )))
     }
 

@@ -301,6 +301,24 @@ mod tests {
     use crate::filter::{Condition, CountRange, Match};
 
     #[test]
+    fn a_refusal_names_the_uuid_of_its_point() {
+        let directory = tempfile::tempdir().unwrap();
+        let core = small_core(directory.path());
+        let named = core.create("a", CollectionSettings::new(2, Metric::L2)).unwrap();
+        let payload = serde_json::json!({"text": "x".repeat(70_000)});
+        let payload = payload.as_object().cloned().unwrap();
+        for id in ["00000000-0000-0000-0000-000000000007", "7"] {
+            let embedding = &[1.0, 0.0];
+            let new =
+                NewPoint { id: id.parse().unwrap(), embedding, record: &[], payload: &payload };
+            let error = named.upsert(&[new]).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::TooLarge);
+            let wanted = format!("point {id}: its payload has ");
+            assert!(error.message().starts_with(&wanted), "{error}");
+        }
+    }
+
+    #[test]
     fn the_filter_of_a_delete_is_evaluated_without_the_lock() {
         let directory = tempfile::tempdir().unwrap();
         let core = small_core(directory.path());
