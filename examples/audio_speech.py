@@ -11,9 +11,10 @@ import pathlib
 import sys
 
 import requests
-from server import ROOT, serving
+from server import made, serving
 
-RECORDING = pathlib.Path(sys.argv[1]) if len(sys.argv) > 1 else ROOT / ".cache/audio/clips/meeting.wav"
+RECOGNISERS = made(".cache/recognisers", "recognisers")
+RECORDING = pathlib.Path(sys.argv[1]) if len(sys.argv) > 1 else made(".cache/audio/clips/meeting.wav", "recognisers")
 CHUNK_BYTES = 1 << 16
 
 
@@ -24,7 +25,7 @@ def chunks():
             yield chunk
 
 
-with serving(ROOT / ".cache/recognisers") as url:
+with serving(RECOGNISERS) as url:
     # One line of JSON for each stretch of speech. A line is sent as soon as later audio cannot change it.
     answer = requests.post(f"{url}/v1/audio/vad-onnx", data=chunks(), stream=True, timeout=60)
     answer.raise_for_status()

@@ -12,9 +12,10 @@ import sys
 
 import requests
 from PIL import Image
-from server import ROOT, serving
+from server import made, serving
 
-FOLDER = pathlib.Path(sys.argv[1]) if len(sys.argv) > 1 else ROOT / ".cache/images/pictures"
+MODELS = made(".cache/images/models", "images-model")
+FOLDER = pathlib.Path(sys.argv[1]) if len(sys.argv) > 1 else made(".cache/images/pictures", "images-model")
 
 
 def changed_copy(file: pathlib.Path) -> bytes:
@@ -27,7 +28,7 @@ def changed_copy(file: pathlib.Path) -> bytes:
     return body.getvalue()
 
 
-with serving(ROOT / ".cache/images/models") as url:
+with serving(MODELS) as url:
     photos = f"{url}/v1/images/photos"
     files = sorted(FOLDER.glob("*.*"))
     for file in files:

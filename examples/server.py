@@ -17,7 +17,19 @@ START_TIMEOUT_S = 120
 
 def program() -> str:
     """Returns MILLPOND, else `millpond` of the PATH, else the release build of this checkout."""
-    return os.environ.get("MILLPOND") or shutil.which("millpond") or str(ROOT / "target/release/millpond")
+    named = os.environ.get("MILLPOND") or shutil.which("millpond")
+    built = ROOT / "target/release/millpond"
+    if named is None and not built.exists():
+        raise SystemExit("millpond is not on the PATH: run `pip install millpond`, or set MILLPOND to the program")
+    return named or str(built)
+
+
+def made(path: str, target: str) -> pathlib.Path:
+    """Returns `path` of this checkout, which `make TARGET` makes."""
+    file = ROOT / path
+    if not file.exists():
+        raise SystemExit(f"{file} does not exist: run `make {target}` in {ROOT}")
+    return file
 
 
 def publish(file: pathlib.Path, model: pathlib.Path) -> None:

@@ -17,9 +17,9 @@ from PIL import Image
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 
-from server import ROOT, serving  # noqa: E402
+from server import made, serving  # noqa: E402
 
-SAMPLES = ROOT / ".cache/images/pictures"
+SAMPLES = made(".cache/images/pictures", "images-model")
 MODEL = "mobilenet-v2"
 CONCURRENCY = 2
 INTERRUPTED_AFTER = 5
@@ -93,7 +93,7 @@ def check(run: Callable[[BulkJob, str], Summary], urls: bool) -> None:
         folder = scratch / "images"
         folder.mkdir()
         samples = sample_folder(folder)
-        server = stack.enter_context(serving(ROOT / ".cache/images/models"))
+        server = stack.enter_context(serving(made(".cache/images/models", "images-model")))
         busy = stack.enter_context(listening(BusyServer))
         job = BulkJob([busy, server], [server], "photos", MODEL, concurrency=CONCURRENCY, progress=scratch / "progress.jsonl")
 

@@ -3,6 +3,7 @@
 import os
 import pathlib
 import re
+import shutil
 import subprocess
 
 import pytest
@@ -30,6 +31,8 @@ PYTHONS = {
     "paddle_digits": PADDLE,
 }
 LARGE = {"paddle_digits"}
+# Targets of make whose files an example reads.
+SAMPLES = {"image_search": "images-model", "audio_speech": "recognisers", "bulk/extract_plain": "images-model"}
 
 
 def output_in_readme(name: str) -> str:
@@ -47,6 +50,27 @@ def test_every_example_is_run():
     examples = REPOSITORY / "examples"
     scripts = {str(path.relative_to(examples)) for path in examples.rglob("*.py")}
     assert scripts == {*NOT_RUN, *(f"{name}.py" for name in PYTHONS)}
+
+
+def run_copy(directory: pathlib.Path, name: str, environment: dict[str, str]) -> subprocess.CompletedProcess:
+    """Runs an example of a checkout that has no build and no sample data."""
+    shutil.copytree(REPOSITORY / "examples", directory / "examples")
+    command = [*map(str, EXAMPLES), f"examples/{name}.py"]
+    return subprocess.run(command, cwd=directory, env=environment, text=True, capture_output=True, timeout=60)
+
+
+@pytest.mark.parametrize(("name", "target"), SAMPLES.items())
+def test_missing_samples_are_named_with_their_target(name, target, tmp_path):
+    done = run_copy(tmp_path, name, {**os.environ, "MILLPOND": str(PROGRAM)})
+    assert (done.returncode, done.stdout) == (1, "")
+    assert re.fullmatch(rf"/\S+ does not exist: run `make {target}` in \S+\n", done.stderr), done.stderr
+
+
+def test_a_missing_program_is_named_with_the_remedy(tmp_path):
+    environment = {name: value for name, value in os.environ.items() if name != "MILLPOND"}
+    done = run_copy(tmp_path, "sklearn_iris", {**environment, "PATH": str(tmp_path)})
+    assert done.returncode == 1
+    assert done.stderr.endswith("run `pip install millpond`, or set MILLPOND to the program\n"), done.stderr
 
 
 @pytest.mark.parametrize(
