@@ -65,7 +65,9 @@ impl CreateCollection {
     /// vectors, multivectors, types other than float32 and unknown distances.
     pub fn settings(&self) -> Result<CollectionSettings> {
         if self.sparse_vectors.as_ref().is_some_and(|sparse| !sparse.is_empty()) {
-            return Err(Error::unimplemented(unsupported("sparse_vectors")));
+            return Err(Error::unimplemented(unsupported(
+                "sparse_vectors (create the collection without them; searches use its dense vector)",
+            )));
         }
         if self.sharding_method.as_deref().is_some_and(|method| method != "auto") {
             return Err(Error::unimplemented(unsupported("sharding_method other than auto")));

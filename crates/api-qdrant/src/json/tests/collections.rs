@@ -33,7 +33,7 @@ fn a_collection_has_one_vector() {
     assert!(error.kind() == ErrorKind::InvalidArgument && error.message().contains("tape"));
     for (create, word) in [
         (json!({"vectors": {"a": one, "b": one}}), "more than one vector"),
-        (json!({"vectors": one, "sparse_vectors": {"s": {}}}), "sparse_vectors"),
+        (json!({"vectors": one, "sparse_vectors": {"s": {}}}), "sparse_vectors (create"),
         (json!({"vectors": {"size": 4, "distance": "Manhattan"}}), "Manhattan"),
         (
             json!({"vectors": {"size": 4, "distance": "Dot", "multivector_config": {"comparator": "max_sim"}}}),
