@@ -60,20 +60,11 @@ pub(crate) fn describe(
     let status = named.collection().status();
     let error = [&status.flush_error, &status.merge_error, &status.low_disk, &status.write_error];
     let error = error.into_iter().flatten().next();
-    let refuses = status.low_disk.is_some() || status.write_error.is_some();
-    // Yellow: segments are being opened, flushed or merged, or writes are refused. Red: data is
-    // lost until it is repaired.
-    let waits = status.partial || status.optimizing || refuses;
-    let state = match (status.quarantined.is_empty() && !status.log_damaged, waits) {
-        (false, _) => "red",
-        (true, true) => "yellow",
-        (true, false) => "green",
-    };
     let schema = payload_schema(named, &settings)?;
     let metadata = stored(&settings.extra, "metadata").cloned().unwrap_or_default();
     Ok(json!({
         "warnings": warnings(&status, &settings, unindexed(named)?),
-        "status": state,
+        "status": colour(&status),
         "optimizing": status.optimizing,
         "optimizer_status": error.map_or_else(|| json!("ok"), |error| json!({ "error": error })),
         "points_count": status.points,
@@ -82,6 +73,17 @@ pub(crate) fn describe(
         "config": described_config(&settings, 1, 1, metadata),
         "payload_schema": schema,
     }))
+}
+
+/// Returns the colour of a collection. Yellow: segments are being opened, flushed or merged, or
+/// writes are refused. Red: data is lost until it is repaired.
+fn colour(status: &Status) -> &'static str {
+    if !status.quarantined.is_empty() || status.log_damaged {
+        return "red";
+    }
+    let refuses = [&status.low_disk, &status.low_memory, &status.write_error];
+    let refuses = refuses.into_iter().any(Option::is_some);
+    if status.partial || status.optimizing || refuses { "yellow" } else { "green" }
 }
 
 /// Describes the segments, the damage and the memory of a collection. Qdrant has no such call.
@@ -190,13 +192,36 @@ fn warnings(status: &Status, settings: &CollectionSettings, unindexed: Vec<Strin
     let hints = hints.map(|(name, _)| name.clone()).chain(indexes);
     let hints = hints.map(|name| without_effect(&name));
     let refused = status.low_disk.iter().map(|why| format!("changes are refused: {why}"));
+    let full = status.low_memory.iter().map(|why| format!("new points are refused: {why}"));
     let failed = status.write_error.iter().map(|why| format!("changes cannot be written: {why}"));
     let all = quarantined
         .chain(more)
         .chain(repairs)
         .chain(refused)
+        .chain(full)
         .chain(failed)
         .chain(hints)
         .chain(unindexed);
     all.map(|message| json!({ "message": message })).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use search::coarse::Metric;
+    use search::registry::{Registry, RegistryOptions};
+
+    use super::*;
+
+    #[test]
+    fn full_memory_is_yellow_with_a_warning() {
+        let directory = tempfile::tempdir().unwrap();
+        let registry = Registry::open(RegistryOptions::for_tests(directory.path())).unwrap();
+        let named = registry.create("a", CollectionSettings::new(2, Metric::L2)).unwrap();
+        let status = named.collection().status();
+        assert_eq!((colour(&status), status.low_memory.as_ref()), ("green", None));
+        let full = Status { low_memory: Some("memory is in use".into()), ..status };
+        assert_eq!(colour(&full), "yellow");
+        let shown = warnings(&full, &named.settings(), Vec::new());
+        assert_eq!(shown, [json!({ "message": "new points are refused: memory is in use" })]);
+    }
 }

@@ -109,6 +109,17 @@ impl MemoryBudget {
         bytes: u64,
         what: &str,
     ) -> Result<BudgetReservation> {
+        match self.lacks_for_point(bytes) {
+            None => self.reserve(bytes, what),
+            Some(why) => {
+                self.refused.fetch_add(1, Ordering::Relaxed);
+                Err(Error::exhausted(format!("{what} needs {}, but {why}", format_bytes(bytes))))
+            }
+        }
+    }
+
+    /// Returns the reason why a new point of `bytes` is refused; `None` if there is room.
+    pub(crate) fn lacks_for_point(&self, bytes: u64) -> Option<String> {
         let kept = self.working_bytes();
         let wanted = bytes.saturating_add(kept);
         let used = self.used.load(Ordering::Relaxed);
@@ -116,21 +127,19 @@ impl MemoryBudget {
         let fits = wanted <= self.limit.saturating_sub(used)
             || wanted <= self.free().saturating_add(self.result_bytes());
         if fits {
-            return self.reserve(bytes, what);
+            return None;
         }
-        self.refused.fetch_add(1, Ordering::Relaxed);
-        Err(Error::exhausted(format!(
-            "{what} needs {}, but {} of the {} for all collections are in use, and {} stay free for searches; \
+        Some(format!(
+            "{} of the {} for all collections are in use, and {} stay free for searches; \
              raise --search-memory, or delete points",
-            format_bytes(bytes),
             format_bytes(used),
             format_bytes(self.limit),
             format_bytes(kept)
-        )))
+        ))
     }
 
     /// Returns the bytes that new points leave free.
-    pub(crate) fn working_bytes(&self) -> u64 {
+    fn working_bytes(&self) -> u64 {
         (self.limit / WORKING_SHARE).min(WORKING_BYTES_MAX)
     }
 

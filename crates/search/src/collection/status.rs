@@ -6,6 +6,7 @@ use super::inner::{Collection, CollectionHealth};
 use super::names::CollectionFile;
 use super::state::{ClosedSegment, SegmentContent, SegmentSlot};
 use crate::budget::BudgetStats;
+use crate::ingest::row_bytes;
 use crate::segment::Quarantined;
 
 /// Status of a collection at one moment.
@@ -42,6 +43,9 @@ pub struct Status {
     /// Reason why changes are refused: less disk space is free than the reserve. Cleared once there
     /// is room.
     pub low_disk: Option<String>,
+    /// Reason why new points are refused: the memory for all collections is full. Cleared once there
+    /// is room for a point without a payload.
+    pub low_memory: Option<String>,
     /// Reason why the log accepts no changes; `None` if it accepts them.
     pub write_error: Option<String>,
     /// Changes refused since the start because of `low_disk`.
@@ -137,6 +141,7 @@ pub(super) fn of(collection: &Collection) -> Status {
         .iter()
         .map(|memtable| u64::from(memtable.rows() - memtable.deleted()))
         .sum();
+    let least = row_bytes(collection.options.shape.dims, 0, 0);
     Status {
         points: state.live(),
         unflushed,
@@ -153,6 +158,7 @@ pub(super) fn of(collection: &Collection) -> Status {
         flush_error: health.flush_error.map(|error| error.to_string()),
         merge_error: health.merge_error.map(|error| error.to_string()),
         low_disk: collection.low_disk(),
+        low_memory: collection.budget.lacks_for_point(least),
         write_error: write_error.map(|error| error.to_string()),
         disk_refused: collection.disk.refused(),
     }

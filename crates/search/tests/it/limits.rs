@@ -52,6 +52,21 @@ fn memory_is_never_exceeded() {
 }
 
 #[test]
+fn the_status_says_that_memory_is_full() {
+    let resources = resources(5 * MEMTABLE_BYTES + (5 << 20) + (160 << 10), MEMTABLE_BYTES);
+    let collection = try_open(memory_medium(), options(), &resources).unwrap();
+    assert_eq!(collection.status().low_memory, None);
+    let put = |id| {
+        let embedding = stored(id, 1).embedding;
+        collection.upsert(PointRef { id, embedding: &embedding, record: &[], payload: &[] })
+    };
+    let refusal = (0..100_000).find_map(|id| put(id).err()).unwrap();
+    assert_eq!(refusal.kind(), ErrorKind::ResourceExhausted);
+    let why = collection.status().low_memory.unwrap();
+    assert!(why.contains("raise --search-memory"), "{why}");
+}
+
+#[test]
 fn changes_before_a_refused_one_survive() {
     let medium = memory_medium();
     let collection =
