@@ -122,17 +122,15 @@ impl MemoryBudget {
     pub(crate) fn lacks_for_point(&self, bytes: u64) -> Option<String> {
         let kept = self.working_bytes();
         let wanted = bytes.saturating_add(kept);
-        let used = self.used.load(Ordering::Relaxed);
-        // Idle memory and results are only counted if they are needed.
-        let fits = wanted <= self.limit.saturating_sub(used)
-            || wanted <= self.free().saturating_add(self.result_bytes());
-        if fits {
+        let free = self.free();
+        // Results are only counted if they are needed: that locks the filters of each collection.
+        if wanted <= free || wanted <= free.saturating_add(self.result_bytes()) {
             return None;
         }
         Some(format!(
             "{} of the {} for all collections are in use, and {} stay free for searches; \
              raise --search-memory, or delete points",
-            format_bytes(used),
+            format_bytes(self.limit.saturating_sub(free)),
             format_bytes(self.limit),
             format_bytes(kept)
         ))
@@ -478,6 +476,19 @@ mod tests {
         assert_eq!(MemoryBudget::new(u64::MAX).working_bytes(), WORKING_BYTES_MAX);
     }
 
+    /// Holder of no results that counts how often its bytes are requested.
+    #[derive(Default)]
+    struct CountedHolder(AtomicUsize);
+
+    impl FreeOnDemand for CountedHolder {
+        fn bytes(&self) -> u64 {
+            self.0.fetch_add(1, Ordering::Relaxed);
+            0
+        }
+
+        fn free(&self, _: u64) {}
+    }
+
     #[test]
     fn points_take_the_memory_of_idle_blocks() {
         let budget = MemoryBudget::new(64 << 10);
@@ -486,9 +497,18 @@ mod tests {
         let holder = Arc::new(holder);
         let idle: Weak<GreedyHolder> = Arc::downgrade(&holder);
         budget.set_free_on_demand(idle);
-        let point = budget.reserve_point(63 << 10, "a point").unwrap();
-        assert_eq!((point.bytes(), holder.bytes()), (63 << 10, 0));
-        assert!(budget.reserve_point(1, "a point").is_err());
+        let results = Arc::new(CountedHolder::default());
+        let held_results: Weak<CountedHolder> = Arc::downgrade(&results);
+        budget.set_results(held_results);
+        let point = budget.reserve_point(62 << 10, "a point").unwrap();
+        assert_eq!((point.bytes(), holder.bytes()), (62 << 10, 0));
+        assert_eq!(results.0.load(Ordering::Relaxed), 0, "the idle blocks are enough");
+        // Cached blocks are not in use.
+        let cached = budget.reserve_idle(1 << 10).unwrap();
+        holder.held.lock().push(cached);
+        let error = budget.reserve_point((1 << 10) + 1, "a point").unwrap_err();
+        assert!(error.message().contains("but 62.0 KiB of the 64.0 KiB"), "{error}");
+        assert_eq!(results.0.load(Ordering::Relaxed), 1);
     }
 
     #[test]
