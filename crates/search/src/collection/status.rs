@@ -43,8 +43,8 @@ pub struct Status {
     /// Reason why changes are refused: less disk space is free than the reserve. Cleared once there
     /// is room.
     pub low_disk: Option<String>,
-    /// Reason why new points are refused: the memory for all collections is full. Cleared once there
-    /// is room for a point without a payload.
+    /// Reason why new points are refused: the memory for all collections is full. Cleared once a
+    /// point without a payload fits.
     pub low_memory: Option<String>,
     /// Reason why the log accepts no changes; `None` if it accepts them.
     pub write_error: Option<String>,
