@@ -186,7 +186,7 @@ impl Collection {
 
     /// Makes several changes like [`Collection::apply`], but fails at once if memory has no room,
     /// and does not escalate the flush. For background callers. Changes before the refused one
-    /// have been made and may survive.
+    /// have been made and are durable.
     ///
     /// # Errors
     /// As [`Collection::upsert`].

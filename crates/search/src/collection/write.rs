@@ -76,8 +76,8 @@ enum WriteOutcome {
 
 impl Collection {
     /// Makes several changes in order, with one sync of the log. Not a transaction: after an error
-    /// or a crash, the first changes may have been made without the later ones. After an error, a
-    /// restart keeps them.
+    /// or a crash, the first changes may have been made without the later ones. If memory or the
+    /// disk has no room for a change, the changes before it are durable.
     ///
     /// # Errors
     /// As [`Collection::upsert`]; no change is then acknowledged.
