@@ -148,6 +148,12 @@ impl Error {
         self
     }
 
+    /// Replaces each occurrence of `from` in the message by `to`.
+    pub fn replaced(mut self, from: &str, to: &str) -> Error {
+        self.0.message = self.0.message.replace(from, to);
+        self
+    }
+
     /// Returns the category of the error.
     pub fn kind(&self) -> ErrorKind {
         self.0.kind
@@ -235,7 +241,8 @@ mod tests {
     fn context_keeps_everything_but_the_message() {
         for kind in ErrorKind::ALL {
             let plain = Error::new(kind, "full").with_retry_after(Duration::from_secs(1));
-            let error = plain.clone().with_source(io::Error::other("disk")).context("a.log");
+            let error = plain.clone().with_source(io::Error::other("disk")).context("b.log");
+            let error = error.replaced("b.", "a.");
             assert_eq!(error.to_string(), "a.log: full");
             assert_eq!(error.kind(), kind);
             assert_eq!(error.retry_after(), plain.retry_after());

@@ -78,7 +78,46 @@ fn failure(api: &OrtApi, status: NonNull<sys::OrtStatus>, phase: CallPhase) -> E
         (api.ReleaseStatus)(status.as_ptr());
         (code, message)
     };
-    Error::new(kind(code, &message, phase), one_line(&message))
+    let text = match phase {
+        CallPhase::Load => load_failure(&message),
+        CallPhase::Run | CallPhase::Call => one_line(&message),
+    };
+    Error::new(kind(code, &message, phase), text)
+}
+
+/// A reason for which the library refuses a model.
+struct LoadRemedy {
+    /// Part of the library's message.
+    message: &'static str,
+    remedy: &'static str,
+}
+
+const LOAD_REMEDIES: [LoadRemedy; 4] = [
+    LoadRemedy {
+        message: "is not a registered function/op",
+        remedy: "custom operators are not loaded; export the model with standard operators",
+    },
+    LoadRemedy {
+        message: "Could not find an implementation for",
+        remedy: "ONNX Runtime lacks this operator for these types; export the model with others",
+    },
+    LoadRemedy {
+        message: "Unsupported model IR version",
+        remedy: "export the model for an older version of ONNX, or install a newer ONNX Runtime",
+    },
+    LoadRemedy {
+        message: "Current official support for domain",
+        remedy: "export the model with an older opset, or install a newer ONNX Runtime",
+    },
+];
+
+/// Returns the library's message about a model as one line, with the remedy if one is known.
+fn load_failure(message: &str) -> String {
+    let text = one_line(message);
+    match LOAD_REMEDIES.iter().find(|row| text.contains(row.message)) {
+        Some(row) => format!("{text}: {}", row.remedy),
+        None => text,
+    }
 }
 
 fn kind(code: i32, message: &str, phase: CallPhase) -> ErrorKind {
@@ -103,12 +142,20 @@ fn kind(code: i32, message: &str, phase: CallPhase) -> ErrorKind {
 /// Returns the library's message as one line: the operator, without source positions.
 fn one_line(message: &str) -> String {
     let line = message.split_whitespace().collect::<Vec<_>>().join(" ");
-    let text = operator_failure(&line).unwrap_or_else(|| without_source_position(&line).to_owned());
+    let line = without_path(&line);
+    let text = operator_failure(line).unwrap_or_else(|| without_source_position(line).to_owned());
     match text.char_indices().nth(MESSAGE_CHARS_MAX) {
         Some((end, _)) => format!("{} (cut)", &text[..end]),
         None if text.is_empty() => "ONNX Runtime gave no reason".to_owned(),
         None => text,
     }
+}
+
+/// Drops a leading "Load model from PATH failed:" and "Fatal error:". Callers name the file.
+fn without_path(line: &str) -> &str {
+    let why = line.strip_prefix("Load model from ").and_then(|rest| rest.split_once(" failed:"));
+    let why = why.map_or(line, |(_, why)| why.trim_start());
+    why.strip_prefix("Fatal error:").map_or(why, str::trim_start)
 }
 
 /// Turns "Non-zero status code returned while running Gather node. Name:'g' Status Message: why"
@@ -241,7 +288,7 @@ mod tests {
         let check = |from: &str, to: &str| assert_eq!(one_line(from), to);
         check(
             "Load model from x.onnx failed:\nProtobuf  parsing\nfailed.",
-            "Load model from x.onnx failed: Protobuf parsing failed.",
+            "Protobuf parsing failed.",
         );
         check(
             "Non-zero status code returned while running Gather node. Name:'' Status Message: indices element out \
@@ -256,6 +303,23 @@ mod tests {
         );
         check("", "ONNX Runtime gave no reason");
         assert!(one_line(&"é".repeat(5000)).len() < 2100);
+    }
+
+    #[test]
+    fn refused_models_have_the_remedy() {
+        let check = |from: &str, to: &str| assert_eq!(load_failure(from), to);
+        check(
+            "Load model from /m/1/model.onnx failed:Fatal error: my.domain:MyOp(-1) is not a registered function/op",
+            "my.domain:MyOp(-1) is not a registered function/op: custom operators are not loaded; export the model \
+             with standard operators",
+        );
+        check(
+            "Load model from /m/1/model.onnx failed:/src/core/graph/model.cc:256 Model::Model(ModelProto&&, const \
+             PathString&) Unsupported model IR version: 99, max supported IR version: 13",
+            "Unsupported model IR version: 99, max supported IR version: 13: export the model for an older version \
+             of ONNX, or install a newer ONNX Runtime",
+        );
+        check("Load model from x.onnx failed:Protobuf parsing failed.", "Protobuf parsing failed.");
     }
 
     #[test]

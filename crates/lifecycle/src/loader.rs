@@ -384,7 +384,7 @@ impl Loader {
         });
         // The promised bytes are in use now, or not needed any more.
         placed.promise = None;
-        let session = session?;
+        let session = session.map_err(|error| with_version_path(error, job))?;
         // Opening may have taken long, and most engines cannot stop it.
         check_stop(&attempt.stop)?;
         placed.parameter_bytes += session.parameter_bytes();
@@ -401,6 +401,14 @@ impl Loader {
         // Fails only at shutdown, when the message is not needed.
         let _ = self.out.send(Message::Stage { id: id.clone(), state, reason });
     }
+}
+
+/// Names the files of the version in an error about their converted copies. The copies are removed
+/// with a failed version, so their path tells an administrator nothing.
+fn with_version_path(error: Error, job: &LoadJob) -> Error {
+    let Some(conversion) = &job.conversion else { return error };
+    let copies = conversion.converted.dir().display().to_string();
+    error.replaced(&copies, &job.dir.display().to_string())
 }
 
 impl PlacedVersion {

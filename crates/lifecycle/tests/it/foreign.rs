@@ -74,6 +74,16 @@ fn a_failed_conversion_has_its_reason() {
     foreign_again(&world);
 }
 
+#[test]
+fn a_failed_load_names_the_file_of_the_version() {
+    let mut world = World::prepare(64 * MIB);
+    foreign(&world, 1, "not a graph");
+    world.start(Setting::default());
+    let reason = world.until("m", 1, LifecycleState::Failed).reason.unwrap();
+    let copy = world.dir("m", 1).join("model.fake");
+    assert!(reason.starts_with(&format!("{}: not a fake graph", copy.display())), "{reason}");
+}
+
 /// Files that changed are tried again.
 fn foreign_again(world: &World) {
     fs::write(world.dir("m", 2).join("model.onnx"), GRAPH.replace("affine x 1", "affine x 2"))
