@@ -200,10 +200,13 @@ fn check_format(source: &Path, to: &Path) -> CommandResult {
         return Err(CommandError::usage(format!("{shown} is {format}")).hint(remedy(text)));
     }
     // The publication itself reports a file that does not exist.
-    if !source.is_dir() || PUBLISHABLE.iter().any(|file| source.join(file).exists()) {
+    if !source.is_dir() || PUBLISHABLE.iter().any(|file| source.join(file).is_file()) {
         return Ok(());
     }
-    match foreign::identify_dir(source) {
+    // The directories of a model are its versions, and `no_model` names one of them.
+    let is_version = layout::latest_version(source).is_none();
+    let below = || is_version.then(|| foreign::identify_below(source)).flatten();
+    match foreign::identify_dir(source).or_else(below) {
         Some(found) => {
             Err(CommandError::usage(format!("{shown} holds no model that can be published"))
                 .hint(remedy(&found)))

@@ -3,9 +3,10 @@
 
 mod triton;
 
+use std::ffi::OsString;
 use std::fs::File;
 use std::io::Read;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 pub use triton::{TritonSetting, settings as triton_settings};
 
@@ -211,6 +212,11 @@ const EMPTY: ForeignFormat = ForeignFormat { format: "empty", remedy: COPY_AGAIN
 /// ONNX files whose name a version does not accept.
 const OTHER_NAME: ForeignFormat =
     ForeignFormat { format: "an ONNX model by another name", remedy: "name it model.onnx" };
+/// ONNX files in a directory of the version, where Triton keeps a model with external data.
+const NESTED: ForeignFormat = ForeignFormat {
+    format: "an ONNX model below the version's directory",
+    remedy: "move all files beside it into the version itself, and name it model.onnx there",
+};
 
 impl std::fmt::Display for ForeignFormat {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -245,7 +251,10 @@ pub fn identify_in<'a>(
     let found = TABLE.iter().find_map(|row| Some((named(&row)?, row.format)));
     let (path, format) = match found {
         Some((path, format)) => (path, identify(&dir.join(path)).unwrap_or(format)),
-        None => (files.clone().find(|path| extension(path) == "onnx")?, OTHER_NAME),
+        None => {
+            let path = files.clone().find(|path| extension(path) == "onnx")?;
+            (path, if is_nested(path) { NESTED } else { OTHER_NAME })
+        }
     };
     Some(format!("{} is {format}", path.display()))
 }
@@ -255,6 +264,22 @@ pub fn identify_dir(dir: &Path) -> Option<String> {
     let names = std::fs::read_dir(dir).ok()?.filter_map(|entry| Some(entry.ok()?.file_name()));
     let files: Vec<_> = names.filter(|name| dir.join(name).is_file()).take(LISTED_MAX).collect();
     identify_in(dir, files.iter().map(Path::new))
+}
+
+/// Identifies the model whose files lie in a directory of `dir`, as [`identify_in`] does.
+pub fn identify_below(dir: &Path) -> Option<String> {
+    let names = |dir: &Path| {
+        let entries = std::fs::read_dir(dir).ok()?.filter_map(Result::ok);
+        Some(entries.map(|entry| entry.file_name()).take(LISTED_MAX).collect::<Vec<_>>())
+    };
+    let inside = |name: OsString| {
+        let files = names(&dir.join(&name)).unwrap_or_default().into_iter();
+        files.map(move |file| Path::new(&name).join(file))
+    };
+    let mut files: Vec<PathBuf> =
+        names(dir)?.into_iter().flat_map(inside).take(LISTED_MAX).collect();
+    files.retain(|file| dir.join(file).is_file());
+    identify_in(dir, files.iter().map(PathBuf::as_path))
 }
 
 /// Finds a Git LFS pointer among `files`, paths relative to `dir` with their lengths. Returns a
@@ -291,6 +316,11 @@ fn archive(path: &Path) -> ForeignFormat {
         |ending: &&str| archive.file_names_raw().any(|name| name.ends_with(ending.as_bytes()));
     let row = TABLE.iter().find(|row| row.records.iter().any(&has));
     row.map_or(ARCHIVE, |row| row.format)
+}
+
+/// Returns true for a path with a directory.
+fn is_nested(path: &Path) -> bool {
+    path.components().count() > 1
 }
 
 fn by_name(path: &Path) -> Option<&'static Recognition> {

@@ -66,6 +66,10 @@ fn publish_names_the_format_and_the_remedy() {
     let arguments = ["publish", paddle.to_str().unwrap(), "--to", to];
     check_error(&arguments, 2, "holds no model that can be published");
     check_error(&arguments, 2, "inference.pdmodel is a Paddle model: convert it with paddle2onnx");
+    write(dir.path(), "triton/model.onnx/model.onnx", b"\x08\x08\x12\x00");
+    let triton = dir.path().join("triton");
+    let arguments = ["publish", triton.to_str().unwrap(), "--to", to];
+    check_error(&arguments, 2, "model.onnx/model.onnx is an ONNX model below");
     let noise = write(dir.path(), "noise.onnx", b"noise");
     check_error(&["publish", &noise, "--to", to], 1, "export or copy the file again");
     // The content counts, not the name.

@@ -83,10 +83,25 @@ fn directories_are_recognised_by_their_files() {
     assert!(said(&["variables/x", "a.pkl"]).starts_with("a.pkl is a pickled Python object: "));
     assert!(said(&["net.pt"]).starts_with("net.pt is PyTorch weights without a graph"));
     assert!(said(&["resnet.onnx"]).ends_with("name it model.onnx"));
+    let triton = said(&["model.onnx/model.onnx", "model.onnx/weights"]);
+    assert!(triton.starts_with("model.onnx/model.onnx is an ONNX model below"), "{triton}");
     assert!(said(&["inference.pdiparams", "inference.json"]).contains("paddle2onnx"));
     let nested = said(&["model.savedmodel/saved_model.pb"]);
     assert!(nested.starts_with("model.savedmodel/saved_model.pb is a TensorFlow SavedModel: "));
     assert_eq!(said(&["README.md"]), "");
+}
+
+#[test]
+fn models_below_a_directory_are_recognised() {
+    let dir = tempfile::tempdir().unwrap();
+    assert_eq!(identify_below(dir.path()), None);
+    let nested = dir.path().join("model.onnx");
+    std::fs::create_dir(&nested).unwrap();
+    std::fs::write(nested.join("model.onnx"), b"\x08\x08\x12\x00").unwrap();
+    let said = identify_below(dir.path()).unwrap();
+    assert!(said.starts_with("model.onnx/model.onnx is an ONNX model below"), "{said}");
+    assert_eq!(identify_dir(dir.path()), None);
+    assert_eq!(identify_below(&dir.path().join("missing")), None);
 }
 
 #[test]

@@ -152,12 +152,20 @@ enum TargetEngine {
 fn backend(config: &pb::ModelConfig, dir: &Path, model: &mut ConvertedModel) -> TargetEngine {
     let name = if config.backend.is_empty() { &config.platform } else { &config.backend };
     let (backend, file) = match name.as_str() {
-        "onnxruntime" | "onnxruntime_onnx" => (TargetEngine::Other, "model.onnx"),
+        "onnxruntime" | "onnxruntime_onnx" => {
+            if has_directory(dir, "model.onnx") {
+                model.note(
+                    "model.onnx is a directory: an ONNX file lies in the version itself: move the content of \
+                     1/model.onnx/ to 1/",
+                );
+            }
+            (TargetEngine::Other, "model.onnx")
+        }
         "pytorch" | "pytorch_libtorch" => (TargetEngine::Torch, "model.pt"),
         "tensorflow" | "tensorflow_savedmodel" => {
             if config.platform == "tensorflow_graphdef" {
                 model.note("platform tensorflow_graphdef: convert the frozen graph with tf2onnx --graphdef");
-            } else if nested_saved_model(dir) {
+            } else if has_directory(dir, "model.savedmodel") {
                 model.note(
                     "platform tensorflow_savedmodel: a SavedModel lies in the version itself: move the content of \
                      1/model.savedmodel/ to 1/",
@@ -189,10 +197,10 @@ fn backend(config: &pb::ModelConfig, dir: &Path, model: &mut ConvertedModel) -> 
     backend
 }
 
-/// Returns true if a version of the model holds `model.savedmodel`.
-fn nested_saved_model(dir: &Path) -> bool {
+/// Returns true if a version of the model holds a directory `name`.
+fn has_directory(dir: &Path, name: &str) -> bool {
     let Ok(entries) = std::fs::read_dir(dir) else { return false };
-    entries.filter_map(Result::ok).any(|entry| entry.path().join("model.savedmodel").is_dir())
+    entries.filter_map(Result::ok).any(|entry| entry.path().join(name).is_dir())
 }
 
 fn policy(policy: &pb::ModelVersionPolicy) -> Option<String> {

@@ -146,6 +146,22 @@ fn each_key_without_an_equivalent_has_a_line() {
 }
 
 #[test]
+fn model_files_in_a_directory_of_their_own_are_noted() {
+    for (text, name) in [
+        ("platform: 'onnxruntime_onnx'", "model.onnx"),
+        ("backend: 'tensorflow'", "model.savedmodel"),
+    ] {
+        let root = repository(&[("m", text)]);
+        std::fs::create_dir_all(root.path().join("m/1").join(name)).unwrap();
+        let repository = read(root.path()).unwrap();
+        let notes = &repository.models[0].converted.notes;
+        let says = format!("move the content of 1/{name}/ to 1/");
+        assert!(notes.iter().any(|note| note.ends_with(&says)), "{notes:?}");
+        assert!(converted(text).notes.is_empty());
+    }
+}
+
+#[test]
 fn a_damaged_file_does_not_hide_the_others() {
     let root = repository(&[("a", "max_batch_size: 1"), ("b", "name: 'b'\n\nmax_bach_size: 1")]);
     let repository = read(root.path()).unwrap();
