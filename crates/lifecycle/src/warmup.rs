@@ -15,7 +15,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use base::{Error, ErrorKind, NamedTensor, Result, Signature};
+use base::{Error, ErrorKind, NamedTensor, Result, Signature, TensorSpec};
 use engine::Servable;
 use parking_lot::Mutex;
 
@@ -170,8 +170,7 @@ pub(crate) fn warm(
         return Ok(WarmupOutcome { note: joined(notes), records: 0 });
     }
     let sizes = with_allowed_sizes(servable, config);
-    let outcome = generate(signature, &sizes).and_then(|requests| warmup.run_generated(&requests));
-    if let Err(error) = outcome {
+    if let Err(error) = warmup.generate_and_run(signature, &sizes) {
         if ends_warmup(&error) {
             return Err(error.context(
                 "warm-up with generated requests; if the model cannot run them, set enabled = false in [warmup]",
@@ -284,6 +283,35 @@ impl Warmup<'_> {
         signature.check_outputs(call.outputs.iter().map(|name| &**name))?;
         self.source.complete(servable, &mut call.inputs)?;
         Ok(ReadyCall { number, servable, call })
+    }
+
+    /// Generates requests and runs them. If they are refused, inputs of unknown rank are scalars in
+    /// a second try, because ONNX Runtime describes both in the same way.
+    ///
+    /// # Errors
+    /// The errors of [`generate`]; the first error of a request of the first try, or one of the
+    /// second try that ends every warm-up.
+    fn generate_and_run(&self, signature: &Signature, config: &WarmupConfig) -> Result<()> {
+        let run = |unknown_rank| {
+            generate(signature, config, unknown_rank)
+                .and_then(|requests| self.run_generated(&requests))
+        };
+        let Err(refused) = run(1) else { return Ok(()) };
+        let is_unknown = |spec: &TensorSpec| {
+            !spec.optional && spec.shape.is_none() && !config.dims.contains_key(&spec.name)
+        };
+        let is_final = |error: &Error| ends_warmup(error) || self.stop.load(Ordering::Relaxed);
+        if is_final(&refused) || !signature.inputs.iter().any(is_unknown) {
+            return Err(refused);
+        }
+        match run(0) {
+            Err(again) if is_final(&again) => Err(again),
+            Err(again) => {
+                tracing::debug!(error = %again, "a generated request with scalars was refused too");
+                Err(refused)
+            }
+            Ok(()) => Ok(()),
+        }
     }
 
     /// Runs generated requests.

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! millpond-fake 1                    the first line
-//! input x float32 n 3                name, type, axes: a number or a symbol
+//! input x float32 n 3                name, type, axes: a number or a symbol, or * for any rank
 //! output y float32 n 3
 //! parameter half float32 1           must be bound, with this type and shape
 //! y = echo x                         the same elements
@@ -203,7 +203,9 @@ fn spec(text: &str) -> Option<TensorSpec> {
     let dtype = DType::from_name(words.next()?)?;
     let dim =
         |word: &str| word.parse().map_or_else(|_| Dim::Dynamic(Some(word.to_owned())), Dim::Fixed);
-    Some(TensorSpec { name, dtype, shape: Some(words.map(dim).collect()), optional: false })
+    let axes: Vec<&str> = words.collect();
+    let shape = if axes == ["*"] { None } else { Some(axes.into_iter().map(dim).collect()) };
+    Some(TensorSpec { name, dtype, shape, optional: false })
 }
 
 fn delay(text: &str) -> Option<Duration> {

@@ -10,19 +10,27 @@ use crate::WarmupConfig;
 const INPUT_BYTES_MAX: usize = 256 << 20;
 
 /// Generates one request for each batch size, or one in all if no input has a dynamic first axis.
+/// Inputs of unknown rank have `unknown_rank` axes, unless `config` has their sizes.
 ///
 /// # Errors
 /// `InvalidArgument` for an input of more than [`INPUT_BYTES_MAX`].
 pub(super) fn generate(
     signature: &Signature,
     config: &WarmupConfig,
+    unknown_rank: usize,
 ) -> Result<Vec<Vec<NamedTensor>>> {
-    let batched = signature.inputs.iter().any(|spec| {
-        spec.shape.as_ref().is_none_or(|dims| matches!(dims.first(), Some(Dim::Dynamic(_))))
+    let batched = signature.inputs.iter().any(|spec| match &spec.shape {
+        Some(dims) => matches!(dims.first(), Some(Dim::Dynamic(_))),
+        None => rank(spec, config, unknown_rank) > 0,
     });
     let sizes: &[usize] =
         if batched && !config.batch_sizes.is_empty() { &config.batch_sizes } else { &[1] };
-    sizes.iter().map(|&size| request(signature, config, size)).collect()
+    sizes.iter().map(|&size| request(signature, config, size, unknown_rank)).collect()
+}
+
+/// Returns the number of axes of a generated input whose rank is unknown.
+fn rank(spec: &TensorSpec, config: &WarmupConfig, unknown_rank: usize) -> usize {
+    config.dims.get(&spec.name).map_or(unknown_rank, Vec::len)
 }
 
 /// Generates the inputs of a request with `batch` items. A dynamic axis has its configured size,
@@ -30,7 +38,12 @@ pub(super) fn generate(
 ///
 /// # Errors
 /// As [`generate`].
-fn request(signature: &Signature, config: &WarmupConfig, batch: usize) -> Result<Vec<NamedTensor>> {
+fn request(
+    signature: &Signature,
+    config: &WarmupConfig,
+    batch: usize,
+    unknown_rank: usize,
+) -> Result<Vec<NamedTensor>> {
     let needed = || signature.inputs.iter().filter(|spec| !spec.optional);
     // Sizes of symbols. A configured size of any input holds for all inputs that share the symbol.
     let mut symbols: BTreeMap<&str, usize> = BTreeMap::new();
@@ -50,10 +63,11 @@ fn request(signature: &Signature, config: &WarmupConfig, batch: usize) -> Result
     }
     needed()
         .map(|spec| {
-            Ok(NamedTensor::new(
-                spec.name.as_str(),
-                fill(spec, shape(spec, config, &symbols, batch))?,
-            ))
+            let shape = match &spec.shape {
+                Some(dims) => shape(spec, dims, config, &symbols, batch),
+                None => unknown_shape(spec, config, batch, unknown_rank),
+            };
+            Ok(NamedTensor::new(spec.name.as_str(), fill(spec, shape)?))
         })
         .collect()
 }
@@ -63,19 +77,27 @@ fn configured(config: &WarmupConfig, spec: &TensorSpec, position: usize) -> Opti
     config.dims.get(&spec.name)?.get(position).and_then(|&size| usize::try_from(size).ok())
 }
 
-/// Returns the shape of a generated input. `symbols` has the sizes of the dynamic axes by symbol.
+/// Returns the shape of a generated input of unknown rank.
+fn unknown_shape(
+    spec: &TensorSpec,
+    config: &WarmupConfig,
+    batch: usize,
+    unknown_rank: usize,
+) -> Shape {
+    (0..rank(spec, config, unknown_rank))
+        .map(|axis| configured(config, spec, axis).unwrap_or(if axis == 0 { batch } else { 1 }))
+        .collect()
+}
+
+/// Returns the shape of a generated input with the axes `dims`. `symbols` has the sizes of the
+/// dynamic axes by symbol.
 fn shape(
     spec: &TensorSpec,
+    dims: &[Dim],
     config: &WarmupConfig,
     symbols: &BTreeMap<&str, usize>,
     batch: usize,
 ) -> Shape {
-    let Some(dims) = &spec.shape else {
-        let rank = config.dims.get(&spec.name).map_or(1, Vec::len);
-        return (0..rank)
-            .map(|axis| configured(config, spec, axis).unwrap_or(if axis == 0 { batch } else { 1 }))
-            .collect();
-    };
     let size = |(position, dim): (usize, &Dim)| match dim {
         Dim::Fixed(size) => *size,
         Dim::Dynamic(symbol) => configured(config, spec, position)
@@ -168,7 +190,7 @@ mod tests {
 
     fn shapes(inputs: Vec<TensorSpec>, config: &WarmupConfig) -> Vec<Vec<Vec<usize>>> {
         let signature = Signature { inputs, outputs: vec![] };
-        let requests = generate(&signature, config).unwrap();
+        let requests = generate(&signature, config, 1).unwrap();
         for request in &requests {
             signature.check_inputs(request).unwrap();
         }
@@ -196,6 +218,23 @@ mod tests {
             spec("c", DType::I32, &["seq"]),
         ];
         assert_eq!(shapes(inputs, &config), [[vec![2, 128], vec![2, 128], vec![128]]]);
+    }
+
+    #[test]
+    fn inputs_of_unknown_rank_are_vectors_or_scalars() {
+        let unknown = TensorSpec { shape: None, ..spec("s", DType::I64, &[]) };
+        let inputs = vec![spec("x", DType::F32, &["n", "3"]), unknown.clone()];
+        let generated = |inputs: &[TensorSpec], rank| {
+            let signature = Signature { inputs: inputs.to_vec(), outputs: vec![] };
+            let config = WarmupConfig { batch_sizes: vec![1, 4], ..WarmupConfig::default() };
+            let requests = generate(&signature, &config, rank).unwrap();
+            let last = requests.last().unwrap().iter();
+            let shapes: Vec<Vec<usize>> = last.map(|input| input.tensor.shape().to_vec()).collect();
+            (requests.len(), shapes)
+        };
+        assert_eq!(generated(&inputs, 1), (2, vec![vec![4, 3], vec![4]]));
+        assert_eq!(generated(&inputs, 0), (2, vec![vec![4, 3], vec![]]));
+        assert_eq!(generated(&[unknown], 0), (1, vec![vec![]]));
     }
 
     #[test]

@@ -159,3 +159,41 @@ fn a_generated_request_that_hangs_fails_the_load() {
     let reason = world.until("m", 1, LifecycleState::Failed).reason.unwrap();
     assert!(reason.contains("a run took longer than 30 s"), "{reason}");
 }
+
+/// Engine whose runs take scalars, as the trip count of ONNX's Loop is one.
+struct ScalarRuns;
+
+impl WarmupSource for ScalarRuns {
+    fn requests(&self, _version_dir: &Path, _servable: &Servable) -> Result<lifecycle::WarmupSet> {
+        Ok(lifecycle::WarmupSet::default())
+    }
+
+    fn run(
+        &self,
+        _servable: &Servable,
+        inputs: &[NamedTensor],
+        _outputs: &[Arc<str>],
+    ) -> Result<Vec<NamedTensor>> {
+        if inputs.iter().all(|input| input.tensor.shape().is_empty()) {
+            Ok(Vec::new())
+        } else {
+            Err(Error::invalid("not a scalar"))
+        }
+    }
+}
+
+#[test]
+fn generated_inputs_of_unknown_rank_may_be_scalars() {
+    let note = |axes: &str| {
+        let graph = format!(
+            "millpond-fake 1\ninput x float32 {axes}\noutput y float32 {axes}\ny = echo x\n"
+        );
+        let mut world = World::prepare(64 * MIB);
+        world.place("m", 1, |dir| engine::fake::publish::publish(dir, &graph, &[]).unwrap());
+        world.start(Setting { warmup: Arc::new(ScalarRuns), ..Setting::default() });
+        world.until_ready("m", 1);
+        world.version("m", 1).unwrap().note
+    };
+    assert_eq!(note("*"), None);
+    assert!(note("n").unwrap().contains("refused: not a scalar"));
+}
