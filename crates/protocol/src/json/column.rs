@@ -52,7 +52,7 @@ pub(crate) fn column(dtype: DType) -> Result<Box<dyn Column>> {
         DType::String => TypedColumn::<Strings>::boxed(),
         other => {
             return Err(Error::invalid(format!(
-                "{other} has no form in JSON; send it as binary data"
+                "{other} has no form in JSON; send it as binary data, or use gRPC"
             )));
         }
     })

@@ -183,7 +183,9 @@ fn write(
                 Ok(())
             })
         }
-        other => Err(Error::invalid(format!("{other} has no form in JSON; ask for binary data"))),
+        other => Err(Error::invalid(format!(
+            "{other} has no form in JSON; ask for binary data, or use gRPC"
+        ))),
     }
 }
 

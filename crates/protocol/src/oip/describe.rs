@@ -75,7 +75,7 @@ pub fn model_config(
     inference::ModelConfig {
         name: name.into(),
         platform: engine.into(),
-        backend: engine.into(),
+        backend: backend(engine).into(),
         max_batch_size: i32::try_from(batch_max).unwrap_or(i32::MAX),
         input: signature.inputs.iter().map(input).collect(),
         output: signature.outputs.iter().map(output).collect(),
@@ -83,6 +83,16 @@ pub fn model_config(
         scheduling_choice: batching
             .map(|batching| SchedulingChoice::DynamicBatching(dynamic_batching(batching))),
         ..Default::default()
+    }
+}
+
+/// Returns Triton's name of the backend that serves a platform.
+fn backend(platform: &str) -> &str {
+    match platform {
+        "onnxruntime_onnx" => "onnxruntime",
+        "pytorch_libtorch" => "pytorch",
+        "tensorflow_savedmodel" => "tensorflow",
+        other => other,
     }
 }
 

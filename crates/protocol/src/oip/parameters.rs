@@ -35,7 +35,7 @@ impl InferOptions {
     /// parameter.
     pub(super) fn read(&mut self, name: &str, value: &Scalar<'_>) -> Result<()> {
         match (name, value) {
-            ("binary_data_output", value) => self.binary_output = is_true(value),
+            ("binary_data_output", value) => self.binary_output = choice(name, value)?,
             (TIMEOUT, Scalar::Whole(0)) => self.timeout = None,
             (TIMEOUT, Scalar::Whole(micros @ 1..)) => {
                 self.timeout = Some(Duration::from_micros(micros.unsigned_abs()));
@@ -93,7 +93,7 @@ pub(super) fn input(input: &str, name: &str, value: &Scalar<'_>) -> Result<Optio
 /// parameter.
 pub(super) fn output(output: &str, name: &str, value: &Scalar<'_>) -> Result<Option<bool>> {
     match (name, value) {
-        ("binary_data", value) => Ok(Some(is_true(value))),
+        ("binary_data", value) => choice(name, value).map(Some),
         (CLASSIFICATION, Scalar::Whole(0)) => Ok(None),
         (CLASSIFICATION, _) => Err(no_classification(output)),
         _ if is_shared_memory(name) => Err(no_shared_memory(output)),
@@ -102,8 +102,18 @@ pub(super) fn output(output: &str, name: &str, value: &Scalar<'_>) -> Result<Opt
     }
 }
 
-fn is_true(value: &Scalar<'_>) -> bool {
-    matches!(value, Scalar::Bool(true))
+/// Reads a choice of raw elements. Null stands for no choice.
+///
+/// # Errors
+/// `InvalidArgument` for a number and a text, such as "true".
+fn choice(name: &str, value: &Scalar<'_>) -> Result<bool> {
+    match value {
+        Scalar::Bool(choice) => Ok(*choice),
+        Scalar::Other => Ok(false),
+        Scalar::Whole(_) | Scalar::Text(_) => {
+            Err(Error::invalid(format!("\"{name}\" must be true or false, without quotes")))
+        }
+    }
 }
 
 fn is_shared_memory(name: &str) -> bool {
@@ -204,6 +214,8 @@ mod tests {
             ("timeout", text("1s")),
             ("timeout", Scalar::Whole(-1)),
             ("priority", Scalar::Whole(-1)),
+            ("binary_data_output", text("true")),
+            ("binary_data_output", Scalar::Whole(1)),
             ("content_type", text("base64")),
             ("temperature", Scalar::Other),
         ] {
@@ -222,6 +234,8 @@ mod tests {
         );
         assert_eq!(refusal(input("x", "layout", &text("NHWC"))), ErrorKind::InvalidArgument);
         assert_eq!(output("y", "binary_data", &Scalar::Bool(true)), Ok(Some(true)));
+        assert_eq!(output("y", "binary_data", &Scalar::Other), Ok(Some(false)));
+        assert_eq!(refusal(output("y", "binary_data", &text("1"))), ErrorKind::InvalidArgument);
         assert_eq!(output("y", CLASSIFICATION, &Scalar::Whole(0)), Ok(None));
         assert_eq!(
             refusal(output("y", CLASSIFICATION, &Scalar::Whole(3))),

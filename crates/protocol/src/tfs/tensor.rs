@@ -35,12 +35,12 @@ pub(crate) fn decode_within(
     })?;
     let shape = shape(name, message.tensor_shape.as_ref())?;
     let count = wire::elements(name, &shape)?;
-    let tensor = if message.tensor_content.is_empty() {
-        from_values(dtype, shape, count, message, budget)
+    if message.tensor_content.is_empty() {
+        let tensor = from_values(dtype, shape, count, message, budget);
+        tensor.map_err(|error| error.context(format_args!("\"{name}\"")))
     } else {
         from_content(name, dtype, shape, count, message.tensor_content)
-    };
-    tensor.map_err(|error| error.context(format_args!("\"{name}\"")))
+    }
 }
 
 fn shape(name: &str, shape: Option<&TensorShapeProto>) -> Result<Shape> {
@@ -59,15 +59,17 @@ fn from_content(
     content: Bytes,
 ) -> Result<Tensor> {
     match dtype {
-        DType::String => Tensor::from_strings(shape, string_list(count, content)?),
+        DType::String => string_list(count, content)
+            .and_then(|strings| Tensor::from_strings(shape, strings))
+            .map_err(|error| error.context(format_args!("\"{name}\""))),
         DType::U4 | DType::I4 => {
             if content.len() != count {
                 return Err(Error::invalid(format!(
-                    "{count} 4-bit elements take a byte each, got {}",
+                    "\"{name}\": {count} 4-bit elements take a byte each, got {}",
                     content.len()
                 )));
             }
-            Tensor::from_bytes(dtype, shape, Bytes::from(wire::pack(&content)))
+            wire::fixed(name, dtype, shape, Bytes::from(wire::pack(&content)))
         }
         _ => wire::fixed(name, dtype, shape, content),
     }

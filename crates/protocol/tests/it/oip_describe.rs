@@ -24,7 +24,11 @@ fn metadata_and_configuration() {
             {"name":"x","datatype":"FP32","shape":[-1,3]},{"name":"s","datatype":"BYTES","shape":[-1]}]})
     );
     let facts = BTreeMap::from([("labels".to_owned(), "a b".to_owned())]);
-    let config = value(&json::model_config("m", "onnxruntime", &signature, &facts, None));
+    let config = value(&json::model_config("m", "onnxruntime_onnx", &signature, &facts, None));
+    assert_eq!(
+        (&config["platform"], &config["backend"]),
+        (&json!("onnxruntime_onnx"), &json!("onnxruntime"))
+    );
     assert_eq!(config["input"][1]["data_type"], "TYPE_STRING");
     assert_eq!(config["input"][0]["dims"], json!([-1, 3]));
     assert_eq!(config["parameters"]["labels"]["string_value"], "a b");

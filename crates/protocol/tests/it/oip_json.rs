@@ -154,6 +154,10 @@ fn errors_name_the_fault() {
             "0 bytes of binary data follow the JSON, the tensors announce 4",
         ),
         (
+            r#"{"inputs":[{"name":"x","datatype":"FP32","shape":[1],"parameters":{"binary_data_size":4}}]}abcd"#,
+            "Inference-Header-Content-Length must be the length of the JSON",
+        ),
+        (
             r#"{"inputs":[{"name":"x","datatype":"FP32","shape":[1],"parameters":{"binary_data_size":-4}}]}"#,
             "not a length",
         ),

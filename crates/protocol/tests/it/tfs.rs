@@ -76,6 +76,25 @@ proptest! {
 }
 
 #[test]
+fn an_error_of_raw_elements_names_the_input_once() {
+    let dim = protocol::tensorflow::tensor_shape_proto::Dim { size: 3, name: String::new() };
+    let shape = protocol::tensorflow::TensorShapeProto { dim: vec![dim], unknown_rank: false };
+    let message = |dtype: DataType| TensorProto {
+        dtype: dtype.into(),
+        tensor_shape: Some(shape.clone()),
+        tensor_content: b"ab".to_vec().into(),
+        ..TensorProto::default()
+    };
+    for (dtype, wanted) in [
+        (DataType::DtFloat, "\"x\": float32 of shape [3] takes 12 bytes, got 2"),
+        (DataType::DtInt4, "\"x\": 3 4-bit elements take a byte each, got 2"),
+        (DataType::DtString, "\"x\": tensor_content does not hold 3 strings"),
+    ] {
+        assert_eq!(tfs::decode_tensor("x", message(dtype)).unwrap_err().message(), wanted);
+    }
+}
+
+#[test]
 fn targets() {
     let spec = |choice, signature: &str| ModelSpec {
         name: "m".into(),

@@ -7,7 +7,7 @@ use base::{Dim, Error, NamedTensor, Result, Shape, Signature, Tensor, TensorSpec
 use bytes::Bytes;
 
 use super::Body;
-use super::tensor::{read_all, read_name, resolve, split, write_body};
+use super::tensor::{PendingTensor, read_all, read_name, resolve, split, write_body};
 use crate::json::{JsonReader, Scalar, key, string};
 use crate::oip::parameters::{self, InferOptions};
 use crate::wire;
@@ -122,7 +122,12 @@ fn read_members(
         }
         Ok(())
     })?;
-    reader.end()?;
+    reader.end().map_err(|error| match &inputs {
+        Some(inputs) if inputs.iter().any(PendingTensor::is_behind) => error.context(
+            "Inference-Header-Content-Length must be the length of the JSON before the binary data",
+        ),
+        _ => error,
+    })?;
     let inputs = inputs.ok_or_else(|| Error::invalid("the request has no \"inputs\""))?;
     request.inputs = resolve(inputs, behind)?;
     Ok(request)

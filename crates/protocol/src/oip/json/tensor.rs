@@ -23,6 +23,13 @@ pub(super) struct PendingTensor {
     source: ElementSource,
 }
 
+impl PendingTensor {
+    /// Returns true if the elements follow the JSON.
+    pub(super) fn is_behind(&self) -> bool {
+        matches!(self.source, ElementSource::Behind(_))
+    }
+}
+
 enum ElementSource {
     /// In the JSON.
     Here(Tensor),
