@@ -81,5 +81,7 @@ pub mod fuzzing {
 pub const DRAIN_LONG: Duration = Duration::from_secs(30);
 /// Time after which a load that was stopped and has not ended is reported. The wait continues.
 pub const LOAD_STOP_LONG: Duration = Duration::from_secs(30);
+/// Time after which a warm-up that has not ended is reported. The load continues.
+pub const WARMUP_LONG: Duration = Duration::from_secs(60);
 /// Longest wait of a shutdown for running requests and loads.
 pub const SHUTDOWN_WAIT_MAX: Duration = Duration::from_secs(10);

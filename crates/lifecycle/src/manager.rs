@@ -12,6 +12,7 @@ mod prefault;
 mod resume;
 mod rollout;
 mod scan;
+mod slow_warmup;
 mod stop;
 mod unload;
 mod update_state;
@@ -292,7 +293,7 @@ impl Manager {
     fn step(&mut self, name: &Arc<str>) {
         let by_hand = self.reconfigurations.iter().any(|change| change.by_hand.contains(name));
         let Some(model) = self.models.get_mut(name) else { return };
-        model.report_slow_stops(&self.context, Instant::now());
+        model.report_slow_loads(&self.context, Instant::now());
         for _ in 0..STEPS_MAX {
             let now = Instant::now();
             model.take_turns(&self.context, now, by_hand);

@@ -1,7 +1,7 @@
 //! Loads: queueing, dispatch to a thread, and outcome.
 
 use std::sync::atomic::Ordering;
-use std::time::Instant;
+use std::time::{Instant, SystemTime};
 
 use base::Error;
 use base::units::format_bytes;
@@ -136,10 +136,17 @@ impl Model {
         }
     }
 
-    /// Reports each load that was stopped a long time ago and has not ended.
-    pub(super) fn report_slow_stops(&mut self, context: &ManagerContext, now: Instant) {
+    /// Reports each load that was stopped a long time ago and has not ended, and each warm-up that
+    /// takes long.
+    pub(super) fn report_slow_loads(&mut self, context: &ManagerContext, now: Instant) {
         for (&version, state) in &mut self.versions {
             let Some(load) = &mut state.load else { continue };
+            if state.state == LifecycleState::Warming
+                && load.stopped.is_none()
+                && let Some(remark) = load.warmup.take_remark(state.since, SystemTime::now())
+            {
+                tracing::warn!(model = %self.name, version, "{remark}");
+            }
             let slow = load.stopped.as_mut().is_some_and(|stop| stop.take_slow(now));
             if !slow {
                 continue;

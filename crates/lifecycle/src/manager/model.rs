@@ -15,6 +15,7 @@ use crate::manager::ManagerContext;
 use crate::manager::ignored::IgnoredVersions;
 use crate::manager::load_stop::LoadStop;
 use crate::manager::rollout::ModelRollout;
+use crate::manager::slow_warmup::SlowWarmup;
 use crate::manager::update_state::Update;
 use crate::message::ConvertedVersion;
 use crate::policy::{self, ChosenVersions, VersionView};
@@ -129,6 +130,8 @@ pub(crate) struct Load {
     pub(crate) stop: Arc<AtomicBool>,
     /// Request to the load thread to end it.
     pub(crate) stopped: Option<LoadStop>,
+    /// Report about its warm-up.
+    pub(crate) warmup: SlowWarmup,
     /// True once a load thread has it.
     pub(crate) dispatched: bool,
     /// Time at which the load thread got it.
@@ -491,6 +494,10 @@ fn status(number: u64, version: &Version) -> VersionStatus {
     };
     let refused = || version.serving.as_ref()?.refused_settings.clone();
     let stopped = || Some(version.load.as_ref()?.stopped.as_ref()?.note());
+    let warming = || {
+        let load = version.load.as_ref()?;
+        load.warmup.note().filter(|_| version.state == LifecycleState::Warming)
+    };
     // A version that was removed is not tried again.
     let retried = version.failure.as_ref().filter(|_| version.disk.is_some());
     let retried = retried.filter(|failure| failure.retry_at.is_some());
@@ -499,6 +506,7 @@ fn status(number: u64, version: &Version) -> VersionStatus {
         state: version.state,
         reason: version.reason.clone(),
         note: stopped()
+            .or_else(warming)
             .or_else(again)
             .or_else(changed)
             .or_else(refused)
