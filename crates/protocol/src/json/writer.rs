@@ -183,10 +183,13 @@ fn write(
                 Ok(())
             })
         }
-        other => Err(Error::invalid(format!(
-            "{other} has no form in JSON; ask for binary data, or use gRPC"
-        ))),
+        other => Err(no_form(other)),
     }
+}
+
+/// Returns the error for an output whose type JSON cannot express.
+fn no_form(dtype: DType) -> Error {
+    Error::invalid(format!("{dtype} has no form in JSON; ask for binary data, or use gRPC"))
 }
 
 /// Writes lists of `shape`, and calls `element` with the position of each element in order.
