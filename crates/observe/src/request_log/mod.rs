@@ -133,7 +133,7 @@ impl LoggedRequest {
 
     fn encode_json(&self) -> Result<Vec<u8>> {
         let error = self.outcome.as_ref().err();
-        encode_record(&InferRecord {
+        let record = encode_record(&InferRecord {
             time: self.ended.checked_sub(self.total).unwrap_or(self.ended),
             duration: self.total,
             id: &self.id,
@@ -145,6 +145,9 @@ impl LoggedRequest {
             inputs: &self.inputs,
             requested: &self.requested,
             outputs: self.outcome.as_deref().unwrap_or_default(),
+        });
+        record.map_err(|error| {
+            error.context(format_args!("{} needs --request-log-format tfrecord", self.id))
         })
     }
 }
@@ -302,7 +305,32 @@ impl RequestLogWriter {
 
 #[cfg(test)]
 mod tests {
+    use base::{DType, Tensor};
+
     use super::*;
+
+    #[test]
+    fn a_tensor_without_a_form_in_json_names_the_other_format() {
+        let bytes = vec![0u8; 8].into();
+        let complex = Tensor::from_bytes(DType::Complex64, &[1usize][..], bytes).unwrap();
+        let request = LoggedRequest {
+            id: VersionId { model: "m".into(), version: 3 },
+            protocol: "tfs-grpc",
+            signature: String::new(),
+            inputs: vec![NamedTensor::new("x", complex)],
+            requested: Vec::new(),
+            outcome: Ok(Vec::new()),
+            trace: None,
+            ended: SystemTime::now(),
+            total: Duration::ZERO,
+            bytes: 8,
+        };
+        let error = request.encode(RequestLogFormat::Json).unwrap_err();
+        let wanted =
+            "m/3 needs --request-log-format tfrecord: \"x\": complex64 has no form in JSON";
+        assert!(error.message().starts_with(wanted), "{error}");
+        assert!(request.encode(RequestLogFormat::TfRecord).unwrap().is_some());
+    }
 
     #[test]
     fn the_sample_has_the_rate() {
