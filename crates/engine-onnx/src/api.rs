@@ -92,10 +92,14 @@ struct LoadRemedy {
     remedy: &'static str,
 }
 
-const LOAD_REMEDIES: [LoadRemedy; 4] = [
+const LOAD_REMEDIES: [LoadRemedy; 5] = [
     LoadRemedy {
         message: "is not a registered function/op",
         remedy: "custom operators are not loaded; export the model with standard operators",
+    },
+    LoadRemedy {
+        message: "No Op registered for",
+        remedy: "export the model with standard operators, or install a newer ONNX Runtime",
     },
     LoadRemedy {
         message: "Could not find an implementation for",

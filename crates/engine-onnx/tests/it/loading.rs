@@ -89,6 +89,8 @@ fn a_refusal_names_the_error_of_the_model() {
     let error = refusal(load_with("unknown_operator", vec![]));
     assert_eq!(error.kind(), ErrorKind::InvalidArgument);
     assert!(error.message().contains("NoSuchOperator"), "{error}");
+    assert!(error.message().ends_with("or install a newer ONNX Runtime"), "{error}");
+    assert_eq!(error.message().matches("unknown_operator.onnx").count(), 1, "{error}");
     let error = refusal(load_with("absent", vec![]));
     assert_eq!(error.kind(), ErrorKind::NotFound);
     assert!(error.message().contains("absent.onnx"), "{error}");
