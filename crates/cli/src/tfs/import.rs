@@ -8,6 +8,7 @@ use import::ImportedSettings;
 use crate::exit::{CommandResult, print, print_note};
 use crate::import::write_new;
 use crate::serve::file::SettingsFile;
+use crate::values::check_name;
 
 /// `millpond import tfs MODELS [BATCHING]`.
 #[derive(Args, Debug)]
@@ -41,7 +42,7 @@ pub(crate) fn run(args: &ImportTfsArgs) -> CommandResult {
 }
 
 fn convert(args: &ImportTfsArgs) -> CommandResult<ImportedSettings> {
-    let imported = import::tfs::settings(&args.models, args.batching.as_deref())?;
+    let imported = import::tfs::settings(&args.models, args.batching.as_deref(), check_name)?;
     // The settings must be what `serve` reads.
     SettingsFile::parse(&imported.text, Path::new("the converted settings"))?;
     Ok(imported)
@@ -50,6 +51,23 @@ fn convert(args: &ImportTfsArgs) -> CommandResult<ImportedSettings> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_name_that_the_settings_cannot_have_is_noted() {
+        let dir = tempfile::tempdir().unwrap();
+        let models = dir.path().join("models.config");
+        std::fs::write(
+            &models,
+            "model_config_list { config { name: 'a b' base_path: '/m/a' model_platform: 'tensorflow' } \
+             config { name: 'c' base_path: '/m/c' model_platform: 'tensorflow' } }",
+        )
+        .unwrap();
+        let args = ImportTfsArgs { models, batching: None, to: None };
+        let ImportedSettings { text, notes } = convert(&args).unwrap();
+        let file = SettingsFile::parse(&text, Path::new("m.toml")).unwrap();
+        assert!(file.models.len() == 1 && file.models.contains_key("c"), "{text}");
+        assert!(notes.len() == 1 && notes[0].contains("model \"a b\" is left out: "), "{notes:?}");
+    }
 
     #[test]
     fn both_files_become_settings() {

@@ -13,18 +13,31 @@ use super::batching::{self, ConvertedBatching};
 use super::model_list::{ModelListRules, StoreCopies, log_dir};
 use crate::{HEAD, ImportError, ImportedSettings, text, to_text};
 
-/// Converts a list of models, and the batching parameters of all models if there are some.
+/// Converts a list of models, and the batching parameters of all models if there are some. A model
+/// whose name `check_name` refuses is left out, with a note.
 ///
 /// # Errors
 /// Returns an error that names file and line.
-pub fn settings(models: &Path, batching: Option<&Path>) -> Result<ImportedSettings, ImportError> {
+pub fn settings(
+    models: &Path,
+    batching: Option<&Path>,
+    check_name: impl Fn(&str) -> base::Result<()>,
+) -> Result<ImportedSettings, ImportError> {
     let list: pb::ModelServerConfig = text::read(models)?;
     let in_list = |error: Error| error.context(models.display());
     // Only the URLs of stores are needed here, not the directories of their copies.
     let stores = StoreCopies { cache_dir: PathBuf::new(), options: StoreOptions::default() };
     let rules = ModelListRules { stores: Some(stores), ..ModelListRules::default() };
-    let configs = rules.models(&list, &[]).map_err(in_list)?;
+    let mut configs = rules.models(&list, &[]).map_err(in_list)?;
     let mut notes = Vec::new();
+    configs.retain(|model| match check_name(&model.name) {
+        Ok(()) => true,
+        Err(error) => {
+            let file = models.display();
+            notes.push(format!("{file}: model \"{}\" is left out: {error}", model.name));
+            false
+        }
+    });
     let inference = inference(&list, models, &mut notes);
     let mut settings = Table::new();
     if let Some(path) = batching {
