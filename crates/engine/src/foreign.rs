@@ -215,7 +215,8 @@ const OTHER_NAME: ForeignFormat =
 /// ONNX files in a directory of the version, where Triton keeps a model with external data.
 const NESTED: ForeignFormat = ForeignFormat {
     format: "an ONNX model below the version's directory",
-    remedy: "move all files beside it into the version itself, and name it model.onnx there",
+    remedy: "put model.onnx and the files beside it into the version itself, or publish their directory with \
+             millpond publish DIR --to NAME",
 };
 
 impl std::fmt::Display for ForeignFormat {
