@@ -110,7 +110,7 @@ fn request(
     let mut given: Vec<InputArg> =
         args.input.iter().map(|text| InputArg::from_file_argument(text)).collect();
     given.extend(args.values.iter().cloned());
-    if given.is_empty() {
+    if given.is_empty() && !has_no_inputs(client, model) {
         return Err(CommandError::usage("no input: give --input FILE or NAME=VALUE")
             .hint("see `millpond infer --help`"));
     }
@@ -121,6 +121,13 @@ fn request(
         .map(|(spec, value)| input::tensor(spec, value, &args.image, &args.audio))
         .collect::<CommandResult<_>>()?;
     Ok(wire::encode(&inputs))
+}
+
+/// Returns true if the server has the model and it has no inputs. An error of the server counts as
+/// false: the command lacks inputs in any case, and a repeated command shows the error.
+fn has_no_inputs(client: &ServerClient, model: &str) -> bool {
+    let specs = client.get(model).and_then(|facts| metadata::inputs(&facts));
+    specs.is_ok_and(|specs| specs.is_empty())
 }
 
 /// Returns true for a `.json` file without a name, which is a whole request and not one tensor.

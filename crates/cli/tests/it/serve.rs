@@ -5,6 +5,9 @@ use std::path::Path;
 use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
 
+use base::{DType, Dim};
+use engine_onnx::publish::build::{ModelBuilder, Node};
+
 use crate::program::{Run, check_error, command, run, write_model};
 
 /// Timeout of a server's start, and of its end.
@@ -270,6 +273,24 @@ fn a_used_port_and_a_missing_library_end_the_start() {
     let nowhere =
         ["serve", models, "--http-port", "0", "--grpc-port", "0", "--onnxruntime", "/no/such.so"];
     check_error(&nowhere, 3, "error: --onnxruntime /no/such.so");
+}
+
+#[test]
+fn a_model_without_inputs_gets_a_request() {
+    let dir = tempfile::tempdir().unwrap();
+    let version = dir.path().join("constant/1");
+    std::fs::create_dir_all(&version).unwrap();
+    let model = ModelBuilder::new("constant", 18)
+        .output("y", DType::F32, &[Dim::Fixed(1)])
+        .floats("two", &[1], &[2.0])
+        .node(Node::new("Identity", &["two"], &["y"]));
+    std::fs::write(version.join("model.onnx"), model.encode()).unwrap();
+    let server = Server::start(&[dir.path().to_str().unwrap()]);
+    server.wait_until("ready", &["models", "status", "constant"], |run| run.code == 0);
+    let answer = server.client(&["infer", "constant"]);
+    assert_eq!(answer.code, 0, "{answer:?}");
+    assert!(answer.stdout.ends_with("y       float32  [1]    2.00000\n"), "{answer:?}");
+    assert_eq!(server.terminate(), Some(0));
 }
 
 #[test]
