@@ -1,13 +1,15 @@
 //! A warm-up that takes long. A generated request may make a model loop for ever, and until the
-//! time limit of the load its thread loads no other model.
+//! time limit of the load its thread loads no other model. The same version is not loaded again
+//! before such a run has ended.
 
 use std::time::SystemTime;
 
 use crate::WARMUP_LONG;
 
 /// Remark in the status of a version whose warm-up takes long, and in the log.
-const REMARK: &str = "its warm-up has run for more than a minute, and its load thread loads no other model; if it \
-                      does not end, unload the model, set enabled = false in [warmup], and load it again";
+const REMARK: &str = "its warm-up or its golden requests have run for more than a minute, and its \
+                      load thread loads no other model; if they do not end, unload the model, set \
+                      enabled = false in [warmup], and publish a new version or restart the server";
 
 /// Report about the warm-up of a load.
 #[derive(Clone, Copy, Debug, Default)]
