@@ -1,6 +1,6 @@
 //! Identification of a person by one or several fingers: the prints of a person are one candidate.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use base::{Error, Result};
@@ -52,10 +52,47 @@ pub(crate) fn print_file(base64: &str) -> Result<Bytes> {
         .map_err(|error| Error::invalid("a print is not base64").caused_by(error))
 }
 
-/// A person, and the best score of each finger of the request.
+/// Score of a finger of the request and a print of a person.
+struct PrintScore {
+    finger: usize,
+    print: PointId,
+    score: f32,
+}
+
+/// A person, and the scores of the person's prints.
+#[derive(Default)]
 struct PersonCandidate {
-    /// Best scores, 0 for a finger that none of the prints resembles.
-    scores: Vec<f32>,
+    found: Vec<PrintScore>,
+    /// Prints, each once, in the order in which they were found.
+    prints: Vec<PointId>,
+}
+
+impl PersonCandidate {
+    /// Returns the score of each of `fingers` fingers, 0 for a finger that none of the prints
+    /// resembles. The best pairs are taken first.
+    fn finger_scores(&self, fingers: usize) -> Vec<f32> {
+        let mut ranked: Vec<&PrintScore> = self.found.iter().collect();
+        ranked.sort_by(|a, b| b.score.total_cmp(&a.score));
+        let mut scores: Vec<Option<f32>> = vec![None; fingers];
+        let mut taken = HashSet::new();
+        for pair in ranked {
+            let Some(score) = scores.get_mut(pair.finger) else { continue };
+            // A print is of one finger. It would add up its score with itself if a finger is sent
+            // twice.
+            if score.is_none() && taken.insert(pair.print) {
+                *score = Some(pair.score);
+            }
+        }
+        scores.into_iter().map(Option::unwrap_or_default).collect()
+    }
+}
+
+/// A person of the answer.
+struct RankedPerson {
+    person: PersonKey,
+    /// Sum of the scores of the fingers.
+    score: f32,
+    fingers: Vec<f32>,
     prints: Vec<PointId>,
 }
 
@@ -80,7 +117,8 @@ pub struct FoundPrint<'a> {
 
 /// Persons whose prints resemble fingers. The score of a person is the sum over the fingers of the
 /// best score of the person's prints (the sum rule: Kittler, Hatef, Duin and Matas, "On combining
-/// classifiers", 1998). A print without a person counts as a person of its own.
+/// classifiers", 1998). Each print counts for one finger only. A print without a person counts as a
+/// person of its own.
 pub struct FoundPersons {
     fingers: usize,
     persons: HashMap<PersonKey, PersonCandidate>,
@@ -110,9 +148,6 @@ impl FoundPersons {
     /// Removes the fingers from the number `fingers` on, none of which has a print.
     pub fn truncate_fingers(&mut self, fingers: usize) {
         self.fingers = self.fingers.min(fingers);
-        for candidate in self.persons.values_mut() {
-            candidate.scores.truncate(fingers);
-        }
     }
 
     /// Adds a print that resembles the queried finger with the number `finger`.
@@ -122,14 +157,8 @@ impl FoundPersons {
             name: named.map_or_else(|| found.id.to_string(), text),
             is_person: named.is_some(),
         };
-        let fingers = self.fingers;
-        let candidate = self
-            .persons
-            .entry(person)
-            .or_insert_with(|| PersonCandidate { scores: vec![0.0; fingers], prints: Vec::new() });
-        if let Some(best) = candidate.scores.get_mut(finger) {
-            *best = best.max(found.score);
-        }
+        let candidate = self.persons.entry(person).or_default();
+        candidate.found.push(PrintScore { finger, print: found.id, score: found.score });
         if !candidate.prints.contains(&found.id) {
             candidate.prints.push(found.id);
         }
@@ -138,17 +167,23 @@ impl FoundPersons {
     /// Returns the best `most` persons as elements of "results", best first. `threshold` is the
     /// smallest score of an accepted person.
     pub fn best(self, most: usize, threshold: f32) -> Vec<Value> {
-        let mut ranked: Vec<(f32, PersonKey, PersonCandidate)> = self
+        let count = self.fingers;
+        let mut ranked: Vec<RankedPerson> = self
             .persons
             .into_iter()
-            .map(|(person, candidate)| (candidate.scores.iter().sum(), person, candidate))
+            .map(|(person, candidate)| {
+                let fingers = candidate.finger_scores(count);
+                let score = fingers.iter().sum();
+                RankedPerson { person, score, fingers, prints: candidate.prints }
+            })
             .collect();
-        ranked.sort_by(|a, b| b.0.total_cmp(&a.0).then_with(|| a.1.cmp(&b.1)));
+        ranked.sort_by(|a, b| b.score.total_cmp(&a.score).then_with(|| a.person.cmp(&b.person)));
         ranked.truncate(most);
-        let shown = |(score, person, candidate): (f32, PersonKey, PersonCandidate)| {
+        let shown = |ranked: RankedPerson| {
             json!({
-                "person": person.name, "score": score, "accepted": score >= threshold,
-                "fingers": candidate.scores, "prints": candidate.prints,
+                "person": ranked.person.name, "score": ranked.score,
+                "accepted": ranked.score >= threshold,
+                "fingers": ranked.fingers, "prints": ranked.prints,
             })
         };
         ranked.into_iter().map(shown).collect()
@@ -276,6 +311,29 @@ mod tests {
         for fingers in [0, 11] {
             assert!(FoundPersons::new(fingers).is_err());
         }
+    }
+
+    #[test]
+    fn a_print_counts_for_one_finger_of_a_request() {
+        let named = |person: &str| serde_json::Map::from_iter([("person".into(), json!(person))]);
+        let (ann, bob) = (named("ann"), named("bob"));
+        let mut persons = FoundPersons::new(2).unwrap();
+        let mut add = |finger, id, payload, score| {
+            persons.add(finger, &FoundPrint { id: PointId::Number(id), payload, score });
+        };
+        // The same finger twice: bob has one print, ann has two.
+        add(0, 1, &bob, 155.0);
+        add(1, 1, &bob, 150.0);
+        add(0, 2, &ann, 900.0);
+        add(0, 3, &ann, 700.0);
+        add(1, 2, &ann, 950.0);
+        add(1, 3, &ann, 600.0);
+        let threshold = persons.threshold(200.0);
+        let found = persons.best(2, threshold);
+        assert_eq!(found[0]["fingers"], json!([700.0, 950.0]));
+        assert_eq!((&found[0]["person"], &found[0]["accepted"]), (&json!("ann"), &json!(true)));
+        assert_eq!(found[1]["fingers"], json!([155.0, 0.0]));
+        assert_eq!((&found[1]["score"], &found[1]["accepted"]), (&json!(155.0), &json!(false)));
     }
 
     #[test]

@@ -21,7 +21,7 @@ pub struct PrintPair {
 
 /// A print of a comparison.
 #[derive(Serialize, Deserialize)]
-#[serde(untagged, deny_unknown_fields)]
+#[serde(untagged, try_from = "PrintFields")]
 pub enum PrintJson {
     /// A print of the collection.
     Stored {
@@ -38,6 +38,35 @@ pub enum PrintJson {
         /// The bytes of the keypoint graph in base64.
         record: String,
     },
+}
+
+/// Members of a print in JSON. An untagged enum would hide the faults of its members.
+#[derive(Deserialize)]
+#[serde(
+    deny_unknown_fields,
+    expecting = "a print as {\"id\": ID}, {\"file\": BASE64} or {\"record\": BASE64}"
+)]
+struct PrintFields {
+    id: Option<PointId>,
+    file: Option<String>,
+    record: Option<String>,
+}
+
+impl TryFrom<PrintFields> for PrintJson {
+    type Error = &'static str;
+
+    fn try_from(fields: PrintFields) -> Result<PrintJson, &'static str> {
+        match fields {
+            PrintFields { id: Some(id), file: None, record: None } => Ok(PrintJson::Stored { id }),
+            PrintFields { id: None, file: Some(file), record: None } => {
+                Ok(PrintJson::File { file })
+            }
+            PrintFields { id: None, file: None, record: Some(record) } => {
+                Ok(PrintJson::Record { record })
+            }
+            _ => Err("a print has one of the members id, file and record"),
+        }
+    }
 }
 
 impl PrintJson {
@@ -76,8 +105,30 @@ mod tests {
         );
         let error = source(r#"{"record": "?"}"#).err().unwrap();
         assert!(error.message().contains("not base64"), "{error}");
-        for wrong in ["{}", r#"{"id": 7, "file": "AQI="}"#, r#"{"record": 7}"#] {
-            assert!(serde_json::from_str::<PrintJson>(wrong).is_err(), "{wrong}");
+    }
+
+    #[test]
+    fn a_wrong_print_is_refused_by_its_fault() {
+        for (wrong, fault) in [
+            ("{}", "one of the members id, file and record"),
+            (r#"{"id": 7, "file": "AQI="}"#, "one of the members id, file and record"),
+            (r#"{"record": 7}"#, "expected a string"),
+            (r#"{"id": "x"}"#, "is not a point id"),
+            (r#"{"image": "AQI="}"#, "unknown field `image`"),
+            ("1", "expected a print as"),
+        ] {
+            let error = serde_json::from_str::<PrintJson>(wrong).err().unwrap().to_string();
+            assert!(error.contains(fault), "{wrong}: {error}");
+        }
+    }
+
+    #[test]
+    fn a_print_is_written_as_it_is_read() {
+        let written = |text: &str| {
+            serde_json::to_string(&serde_json::from_str::<PrintJson>(text).unwrap()).unwrap()
+        };
+        for text in [r#"{"id":7}"#, r#"{"file":"AQI="}"#, r#"{"record":"AQI="}"#] {
+            assert_eq!(written(text), text);
         }
     }
 }
