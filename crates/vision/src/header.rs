@@ -8,7 +8,7 @@ use base::{Error, Result};
 
 use crate::bytes::{be32, le16, le32};
 use crate::limits::{Announced, within};
-use crate::{Format, Limits, NistImage, jpeg, nist, tiff, webp, wsq};
+use crate::{Format, Limits, NistImage, jpeg, nist, tiff, unsupported, webp, wsq};
 
 /// Bytes that every decoder may use besides its pixels: windows, tables, rows of narrow images.
 const FIXED_BYTES: u64 = 2 << 20;
@@ -41,11 +41,7 @@ impl Header {
         if bytes.is_empty() {
             return Err(Error::invalid("the file is empty; send the bytes of an image"));
         }
-        let format = Format::sniff(bytes).ok_or_else(|| {
-            Error::invalid(
-                "not a readable image (supported: JPEG, PNG, WebP, TIFF, BMP, WSQ, ANSI/NIST-ITL)",
-            )
-        })?;
+        let format = Format::sniff(bytes).ok_or_else(|| not_supported(bytes))?;
         Header::of(format, announced(format, bytes, limits)?, limits)
     }
 
@@ -61,10 +57,24 @@ impl Header {
     }
 }
 
+/// Returns the refusal of a file whose format is not supported. It names the format if it is known.
+fn not_supported(bytes: &[u8]) -> Error {
+    const SUPPORTED: &str = "supported: JPEG, PNG, WebP, TIFF, BMP, WSQ, ANSI/NIST-ITL";
+    Error::invalid(match unsupported::format_name(bytes) {
+        Some(name) => {
+            format!("{name} files are not supported; convert the file to JPEG or PNG ({SUPPORTED})")
+        }
+        None => format!("not a readable image ({SUPPORTED})"),
+    })
+}
+
 /// Reads the size and depth of a file of `format`.
 pub(crate) fn announced(format: Format, bytes: &[u8], limits: &Limits) -> Result<Announced> {
     let announced = match format {
-        Format::Jpeg => jpeg::announced(bytes),
+        Format::Jpeg => {
+            jpeg::check_coding(bytes)?;
+            jpeg::announced(bytes)
+        }
         Format::Png => png(bytes),
         Format::WebP => webp::announced(bytes),
         Format::Tiff => Some(tiff::announced(bytes, limits)?),

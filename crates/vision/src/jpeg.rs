@@ -15,6 +15,8 @@ const SAMPLING_MAX: u64 = 4;
 
 const END_OF_IMAGE: u8 = 0xd9;
 const START_OF_SCAN: u8 = 0xda;
+/// Start of a frame of JPEG-LS (ITU-T T.87).
+const JPEG_LS_FRAME: u8 = 0xf7;
 
 /// Follows the markers from the start of the file to the end of the image. Later bytes do not
 /// matter.
@@ -57,6 +59,48 @@ pub(crate) fn next_marker(mut bytes: &[u8]) -> Option<(u8, &[u8])> {
             [0xff, ..] => {}
             [code, after @ ..] => return Some((*code, after)),
         }
+    }
+}
+
+/// Refuses codings of JPEG that the decoder does not read. It would call such files damaged.
+///
+/// # Errors
+/// `InvalidArgument` with the name of the coding.
+pub(crate) fn check_coding(bytes: &[u8]) -> Result<()> {
+    let Some(FrameStart { marker, precision }) = frame_start(bytes) else { return Ok(()) };
+    let coding = match marker {
+        0xc0..=0xc2 if precision == 8 => return Ok(()),
+        0xc0..=0xc2 => format!("samples of {precision} bits"),
+        0xc3 | 0xc7 | 0xcb | 0xcf => "lossless coding".to_owned(),
+        0xc9 | 0xca => "arithmetic coding".to_owned(),
+        JPEG_LS_FRAME => "JPEG-LS".to_owned(),
+        _ => "hierarchical coding".to_owned(),
+    };
+    Err(Error::invalid(format!(
+        "this kind of jpeg cannot be read: {coding}; save it as a baseline or progressive JPEG of 8 bits, or as PNG"
+    )))
+}
+
+/// Start of a frame header.
+struct FrameStart {
+    marker: u8,
+    /// Bits of a sample.
+    precision: u8,
+}
+
+/// Returns the start of the first frame header; `None` if there is none before the first scan.
+fn frame_start(bytes: &[u8]) -> Option<FrameStart> {
+    let mut rest = bytes.get(2..)?;
+    loop {
+        let (marker, after) = next_marker(rest)?;
+        rest = match marker {
+            0x00 | 0x01 | 0xd0..=0xd8 => after,
+            END_OF_IMAGE | START_OF_SCAN => return None,
+            0xc0..=0xc3 | 0xc5..=0xc7 | 0xc9..=0xcb | 0xcd..=0xcf | JPEG_LS_FRAME => {
+                return Some(FrameStart { marker, precision: *after.get(2)? });
+            }
+            _ => after.get(usize::from(be16(after, 0)?)..)?,
+        };
     }
 }
 
@@ -112,4 +156,33 @@ fn frame_size(frame: &[u8], several_scans: bool, file_bytes: u64) -> Option<Anno
         depth_bytes: if components == 1 { 1 } else { 3 },
         beside_bytes: coefficients + columns + file_bytes,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_coding_that_cannot_be_read_is_named() {
+        let file = |marker: u8, precision: u8| {
+            let frame = [0xff, marker, 0, 11, precision, 0, 8, 0, 8, 1, 1, 0x11, 0];
+            [&[0xff, 0xd8, 0xff, 0xe0, 0, 4, 1, 2][..], &frame, &[0xff, START_OF_SCAN]].concat()
+        };
+        for (marker, precision, name) in [
+            (0xc1, 12, "samples of 12 bits"),
+            (0xc3, 8, "lossless"),
+            (0xc5, 8, "hierarchical"),
+            (0xc9, 8, "arithmetic"),
+            (JPEG_LS_FRAME, 8, "JPEG-LS"),
+        ] {
+            let error = check_coding(&file(marker, precision)).unwrap_err();
+            assert!(error.message().contains(name), "{error}");
+        }
+        for marker in [0xc0, 0xc1, 0xc2] {
+            assert!(check_coding(&file(marker, 8)).is_ok());
+        }
+        // The decoder refuses a file without a frame.
+        assert!(check_coding(&[0xff, 0xd8, 0xff, START_OF_SCAN]).is_ok());
+        assert!(check_coding(&[0xff, 0xd8, 0xff]).is_ok());
+    }
 }

@@ -18,6 +18,7 @@ mod pixels;
 mod png;
 mod thumbnail;
 mod tiff;
+mod unsupported;
 mod webp;
 mod wsq;
 
