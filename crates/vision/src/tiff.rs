@@ -1,4 +1,4 @@
-//! TIFF files: all files that `image` reads, and also palettes and small depths.
+//! TIFF files: all files that `image` reads, and also palettes, small depths and `YCbCr`.
 
 use std::io::Cursor;
 
@@ -154,6 +154,7 @@ pub(crate) fn decode(
     let mut allowed = TiffLimits::default();
     allowed.decoding_buffer_size = usize::try_from(limits.bytes_max).unwrap_or(usize::MAX);
     decoder = decoder.with_limits(allowed);
+    check_planes(&mut decoder)?;
     match decoder.colortype().map_err(|error| damaged(&error))? {
         ColorType::Gray(bits @ (1 | 2 | 4 | 8)) if as_grey.is_some() => {
             let table = palette(&mut decoder)?;
@@ -169,6 +170,7 @@ pub(crate) fn decode(
                 (0..=steps).map(|step| [(step * 255 / steps) as u8; 3]).collect();
             indexed(decoder, bits, &table, limits)
         }
+        ColorType::YCbCr(8) => luma_and_chroma(decoder, limits),
         _ => {
             let decoder = TiffDecoder::new(Cursor::new(bytes))
                 .map_err(|error| refused(Format::Tiff, &error))?;
@@ -203,6 +205,27 @@ fn check_counts(bytes: &[u8]) -> Result<()> {
     Ok(())
 }
 
+/// Refuses tiles that have one colour each, if rows of padding end the last tile. The decoder
+/// asserts that only the tiles of the first colour have such rows.
+///
+/// # Errors
+/// `InvalidArgument` with the remedy.
+fn check_planes(decoder: &mut Decoder<Cursor<&[u8]>>) -> Result<()> {
+    const PLANAR: u32 = 2;
+    let (_, height) = decoder.dimensions().map_err(|error| damaged(&error))?;
+    let mut number = |tag| decoder.find_tag_unsigned::<u32>(tag).ok().flatten();
+    let is_planar = number(Tag::PlanarConfiguration) == Some(PLANAR);
+    let colours = number(Tag::SamplesPerPixel).unwrap_or(1);
+    let padded = |rows: u32| rows != 0 && !height.is_multiple_of(rows);
+    if is_planar && colours > 1 && number(Tag::TileLength).is_some_and(padded) {
+        return Err(Error::invalid(
+            "this kind of tiff cannot be read: tiles with separate colours; save it with strips, or with \
+             interleaved colours (PlanarConfiguration 1)",
+        ));
+    }
+    Ok(())
+}
+
 /// Returns a palette file with its pixels called grey: the decoder refuses palettes and keeps the
 /// numbers of grey pixels. `None` for any other file.
 fn palette_as_grey(bytes: &[u8]) -> Option<Vec<u8>> {
@@ -232,6 +255,48 @@ fn palette(decoder: &mut Decoder<Cursor<&[u8]>>) -> Result<Vec<[u8; 3]>> {
         .collect())
 }
 
+/// Returns the orientation that the page states; upright if it states none.
+fn orientation(decoder: &mut Decoder<Cursor<&[u8]>>) -> Orientation {
+    let stated = decoder.find_tag_unsigned::<u8>(Tag::Orientation).ok().flatten();
+    stated.and_then(Orientation::from_exif).unwrap_or(Orientation::NoTransforms)
+}
+
+/// Decodes a page of luma and chroma (`YCbCr`), as scanners write it with strips of JPEG. The
+/// decoder returns all three at full size.
+fn luma_and_chroma(
+    mut decoder: Decoder<Cursor<&[u8]>>,
+    limits: &Limits,
+) -> Result<(DynamicImage, Orientation)> {
+    let (width, height) = decoder.dimensions().map_err(|error| damaged(&error))?;
+    let bytes = u64::from(width) * u64::from(height) * 3;
+    within(width, height, bytes, limits)?;
+    let orientation = orientation(&mut decoder);
+    let unsupported = || Error::invalid("this kind of tiff cannot be read: YCbCr in this form");
+    let DecodingResult::U8(mut pixels) = decoder.read_image().map_err(|error| damaged(&error))?
+    else {
+        return Err(unsupported());
+    };
+    // One plane of separate colours is shorter.
+    if pixels.len() as u64 != bytes {
+        return Err(unsupported());
+    }
+    for pixel in pixels.as_chunks_mut::<3>().0 {
+        *pixel = rgb(*pixel);
+    }
+    let image = RgbImage::from_raw(width, height, pixels).ok_or_else(unsupported)?;
+    Ok((DynamicImage::ImageRgb8(image), orientation))
+}
+
+/// Converts full-range `YCbCr` to RGB: the default coefficients of TIFF 6.0 (section 21), which are
+/// those of JFIF.
+fn rgb([luma, blue, red]: [u8; 3]) -> [u8; 3] {
+    let luma = f32::from(luma);
+    let (blue, red) = (f32::from(blue) - 128.0, f32::from(red) - 128.0);
+    // The cast saturates.
+    [luma + 1.402 * red, luma - 0.344_136 * blue - 0.714_136 * red, luma + 1.772 * blue]
+        .map(|level| level.round() as u8)
+}
+
 /// Decodes a page whose pixels are colour numbers of `bits` each. Rows begin on a byte.
 fn indexed(
     mut decoder: Decoder<Cursor<&[u8]>>,
@@ -241,9 +306,7 @@ fn indexed(
 ) -> Result<(DynamicImage, Orientation)> {
     let (width, height) = decoder.dimensions().map_err(|error| damaged(&error))?;
     within(width, height, u64::from(width) * u64::from(height) * 3, limits)?;
-    let orientation = decoder.find_tag_unsigned::<u8>(Tag::Orientation).ok().flatten();
-    let orientation =
-        orientation.and_then(Orientation::from_exif).unwrap_or(Orientation::NoTransforms);
+    let orientation = orientation(&mut decoder);
     let DecodingResult::U8(packed) = decoder.read_image().map_err(|error| damaged(&error))? else {
         return Err(Error::invalid(
             "this kind of tiff cannot be read: a palette of more than 256 colours",

@@ -140,6 +140,38 @@ fn tiff_files_of_printers_scanners_and_old_programs() {
 }
 
 #[test]
+fn a_tiff_of_luma_and_chroma_has_its_colours() {
+    let scan = |compression: u32, pixels: &[u8]| {
+        let mut tiff = Tiff::of(32, 32, &[8; 3], 6);
+        tiff.entries.retain(|entry| entry.0 != 259);
+        tiff.with(259, 3, vec![compression]).with(530, 3, vec![1, 1]).file(pixels)
+    };
+    // A strip of JPEG, as scanners write it, and plain samples.
+    assert_eq!(seen(&scan(7, &jpeg(&corners(32, 32)))), UPRIGHT);
+    let samples: [[u8; 3]; 4] = [[76, 85, 255], [0, 128, 128], [150, 44, 21], [29, 255, 107]];
+    let plain: Vec<u8> = (0..32 * 32)
+        .flat_map(|at| samples[usize::from(at % 32 >= 16) + 2 * usize::from(at / 32 >= 16)])
+        .collect();
+    assert_eq!(seen(&scan(1, &plain)), UPRIGHT);
+    let cut = decode(&scan(1, &plain[..96]), &Limits::default()).unwrap_err();
+    assert_eq!(cut.kind(), ErrorKind::InvalidArgument, "{cut}");
+}
+
+#[test]
+fn tiles_of_one_colour_are_refused_by_name_if_they_are_padded() {
+    // Tiles of 16 x 16 pixels, one for each colour.
+    let tiles: Vec<u8> = [255_u8, 0, 128].into_iter().flat_map(|level| [level; 256]).collect();
+    let file = |height: u32| {
+        let mut tiff = Tiff::of(16, height, &[8; 3], 2);
+        tiff.entries.retain(|entry| entry.0 != 278);
+        tiff.with(284, 3, vec![2]).with(322, 4, vec![16]).with(323, 4, vec![16]).tiled(256, &tiles)
+    };
+    assert_eq!(decoded(&file(16)).image.rgb[..3], [255, 0, 128]);
+    let error = decode(&file(12), &Limits::default()).unwrap_err();
+    assert!(error.message().contains("separate colours"), "{error}");
+}
+
+#[test]
 fn an_animation_gives_its_first_frame() {
     let file = animated(&[corners(16, 16), RgbImage::from_pixel(16, 16, image::Rgb([9, 9, 9]))]);
     let decoded = decoded(&file);

@@ -47,7 +47,7 @@ pub(crate) fn turned(image: &RgbImage, orientation: u16, dots: u32) -> Vec<u8> {
     [&[0xff, 0xd8, 0xff, 0xe1][..], &length, &exif, &file[after..]].concat()
 }
 
-/// A TIFF file without compression, of one strip.
+/// A TIFF file without compression, of one strip or of tiles.
 pub(crate) struct Tiff {
     /// Tag, type (3: 16 bits, 4: 32 bits), values.
     pub(crate) entries: Vec<(u16, u16, Vec<u32>)>,
@@ -79,6 +79,19 @@ impl Tiff {
             entries.push((273, 4, vec![8]));
             entries.push((279, 4, vec![pixels.len() as u32]));
         }
+        self.written(entries, pixels)
+    }
+
+    /// Returns a file whose `pixels` are tiles of `bytes` bytes each.
+    pub(crate) fn tiled(&self, bytes: u32, pixels: &[u8]) -> Vec<u8> {
+        let count = pixels.len() as u32 / bytes;
+        let mut entries = self.entries.clone();
+        entries.push((324, 4, (0..count).map(|tile| 8 + tile * bytes).collect()));
+        entries.push((325, 4, vec![bytes; count as usize]));
+        self.written(entries, pixels)
+    }
+
+    fn written(&self, mut entries: Vec<(u16, u16, Vec<u32>)>, pixels: &[u8]) -> Vec<u8> {
         if let Some(dots) = self.dots {
             entries.push((282, 5, vec![dots, 1]));
             entries.push((296, 3, vec![2]));
