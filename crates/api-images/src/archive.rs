@@ -7,6 +7,7 @@ use std::io::{self, BufReader, Read, Seek, SeekFrom, Write};
 use base::{Error, Result};
 use bytes::Bytes;
 use transport::upload::UploadReader;
+use zip::CompressionMethod;
 use zip::unstable::read::ZipIterable;
 
 use super::bulk::{BulkImage, ImageSource, SourceEntry};
@@ -79,12 +80,20 @@ impl Archive {
         Ok(Archive { entries, next: 0, left })
     }
 
+    /// Returns the name of an entry, without directories.
+    fn name(&self, at: usize) -> String {
+        match self.entries.name_for_index(at) {
+            Some(Ok(name)) => last_part(&name),
+            _ => "image".to_owned(),
+        }
+    }
+
     fn read(&mut self, at: usize) -> SourceEntry {
+        let name = self.name(at);
         let mut entry = match self.entries.by_index(at) {
             Ok(entry) => entry,
-            Err(error) => return SourceEntry::Failed(format!("entry {at}"), unreadable(&error)),
+            Err(error) => return SourceEntry::Failed(name, unreadable(&error)),
         };
-        let name = entry.name().map_or_else(|_| "image".to_owned(), |name| last_part(&name));
         if entry.is_dir() {
             return SourceEntry::Nothing;
         }
@@ -92,6 +101,14 @@ impl Archive {
             return SourceEntry::Failed(
                 name,
                 Error::invalid("this entry is a link, which is not followed"),
+            );
+        }
+        if !matches!(entry.compression(), CompressionMethod::Stored | CompressionMethod::Deflated) {
+            return SourceEntry::Failed(
+                name,
+                Error::invalid(
+                    "the compression of this entry is not supported; make the archive with Deflate, or send the file",
+                ),
             );
         }
         let mut bytes = Vec::new();
@@ -197,7 +214,7 @@ fn not_stored(error: &io::Error) -> Error {
 fn unreadable(error: &zip::result::ZipError) -> Error {
     let text = error.to_string();
     if text.contains("assword") {
-        return Error::invalid("this entry is encrypted; send it as it is");
+        return Error::invalid("this entry is encrypted; extract it, and send the file");
     }
     Error::invalid(format!("this entry cannot be read: {text}"))
 }
@@ -228,7 +245,6 @@ pub(crate) fn looks_like_an_image(name: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use base::ErrorKind;
-    use zip::CompressionMethod;
     use zip::write::SimpleFileOptions;
 
     use super::*;
@@ -266,6 +282,33 @@ mod tests {
         let mut archive = Archive { entries, next: 0, left: 5000 };
         assert!(matches!(archive.next(), Some(SourceEntry::Failed(..))));
         assert_eq!(archive.left, 4000);
+    }
+
+    #[test]
+    fn an_entry_that_cannot_be_unpacked_is_named_with_the_reason() {
+        let mut writer = zip::ZipWriter::new(io::Cursor::new(Vec::new()));
+        let stored = SimpleFileOptions::default().compression_method(CompressionMethod::Stored);
+        writer.start_file("album/a.png", stored).unwrap();
+        writer.write_all(&[7; 100]).unwrap();
+        let whole = writer.finish().unwrap().into_inner();
+        let listed = whole.windows(4).position(|window| window == b"PK\x01\x02").unwrap();
+        // Offset and value of a field in the entry's header, and offset in the directory.
+        for (at, value, at_listed, reason) in
+            [(8, 12, 10, "compression of this entry"), (6, 1, 8, "is encrypted")]
+        {
+            let mut bytes = whole.clone();
+            bytes[at] = value;
+            bytes[listed + at_listed] = value;
+            let mut file = tempfile::tempfile().unwrap();
+            file.write_all(&bytes).unwrap();
+            let entries = zip::ZipArchive::new(file).unwrap();
+            let mut archive = Archive { entries, next: 0, left: 5000 };
+            let Some(SourceEntry::Failed(name, error)) = archive.next() else {
+                panic!("{reason}");
+            };
+            assert_eq!(name, "a.png");
+            assert!(error.message().contains(reason), "{error}");
+        }
     }
 
     #[test]
