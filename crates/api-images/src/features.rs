@@ -9,6 +9,7 @@ use matching::Graph;
 use search::points::PointId;
 use serde_json::{Map, Value, json};
 use transport::{ByteBudget, Reservation};
+use vision::fingerprint::MinutiaeOptions;
 use vision::{Decoded, Header, Limits, decode};
 
 use super::embedder::Embedder;
@@ -150,9 +151,19 @@ fn memory(kind: ImageKind, bytes: &[u8]) -> Result<u64> {
     let header = Header::read(bytes, &Limits::default())?;
     let keypoints = match kind {
         ImageKind::Photo => 0,
-        ImageKind::Fingerprint => vision::fingerprint::work_bytes(header.width, header.height),
+        ImageKind::Fingerprint => {
+            let options = minutiae_options(vision::dots_per_inch(header.format, bytes));
+            vision::fingerprint::work_bytes(header.width, header.height, &options)
+        }
     };
     Ok(header.decode_bytes + keypoints)
+}
+
+/// Returns the options for a scan whose file states this resolution in dots per inch.
+fn minutiae_options(stated: Option<f32>) -> MinutiaeOptions {
+    let default = MinutiaeOptions::default();
+    let stated = stated.filter(|dots| SCAN_DOTS.contains(dots));
+    MinutiaeOptions { dots_per_inch: stated.unwrap_or(default.dots_per_inch) }
 }
 
 /// Reserves the memory of decoding an image that a caller waits for, and of its keypoints.
@@ -224,10 +235,7 @@ pub(crate) fn keypoints(kind: ImageKind, decoded: &Decoded) -> Result<Keypoints>
             Ok(Keypoints { graph: vision::photo::keypoints(&gray, &options), quality: None })
         }
         ImageKind::Fingerprint => {
-            let dots = decoded.dots_per_inch.filter(|dots| SCAN_DOTS.contains(dots));
-            let default = vision::fingerprint::MinutiaeOptions::default();
-            let dots_per_inch = dots.unwrap_or(default.dots_per_inch);
-            let options = vision::fingerprint::MinutiaeOptions { dots_per_inch };
+            let options = minutiae_options(decoded.dots_per_inch);
             let found = vision::fingerprint::minutiae(&gray, &options)?;
             Ok(Keypoints { quality: Some(found.score()), graph: found.graph })
         }
@@ -392,6 +400,28 @@ mod tests {
         assert!(b"89ab".contains(&text.as_bytes()[19]), "{text}");
         let hash = blake3::hash(b"an image").to_hex();
         assert_eq!(text[..8], hash[..8]);
+    }
+
+    #[test]
+    fn memory_of_a_print_depends_on_its_resolution() {
+        // The header of a BMP file of 2000 x 1000 pixels.
+        let bmp = |dots_per_metre: u32| {
+            let mut file = vec![0; 54];
+            file[..2].copy_from_slice(b"BM");
+            file[14] = 40;
+            file[18..22].copy_from_slice(&2000_u32.to_le_bytes());
+            file[22..26].copy_from_slice(&1000_u32.to_le_bytes());
+            file[38..42].copy_from_slice(&dots_per_metre.to_le_bytes());
+            file
+        };
+        let megabytes = |dots_per_metre: u32| {
+            let file = bmp(dots_per_metre);
+            let decoding = memory(ImageKind::Photo, &file).unwrap();
+            (memory(ImageKind::Fingerprint, &file).unwrap() - decoding) / 1_000_000
+        };
+        // 16 bytes per pixel, and 80 per pixel at 500 dots per inch: 1000 dots per inch, none
+        // stated, 72 of an editor, and 250, of which 4 million pixels are accepted.
+        assert_eq!([39_370, 0, 2_835, 9_843].map(megabytes), [72, 192, 192, 352]);
     }
 
     #[test]

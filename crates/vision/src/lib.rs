@@ -23,6 +23,7 @@ mod webp;
 mod wsq;
 
 pub use decode::{Decoded, decode};
+pub use density::dots_per_inch;
 pub use embed::{Fit, Layout, Order, Preprocess};
 pub use header::{Header, decode_bytes};
 pub use limits::{Format, Limits};

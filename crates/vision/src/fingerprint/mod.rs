@@ -138,15 +138,17 @@ const SCANNED_BYTES: u64 = 16;
 const PLANE_BYTES: u64 = 80;
 
 /// Returns an upper bound of the bytes that [`minutiae`] allocates at once for a scan of 250 to
-/// 1,200 dots per inch, by its columns and rows.
+/// 1,200 dots per inch, by its columns, rows and resolution.
 #[must_use]
-pub fn work_bytes(width: u32, height: u32) -> u64 {
+pub fn work_bytes(width: u32, height: u32, options: &MinutiaeOptions) -> u64 {
     let pixels = u64::from(width) * u64::from(height);
     let most = PIXELS_MAX as u64;
-    // Scans of 250 dots per inch are made twice as wide and high. Larger ones than `most` allows
-    // are refused.
+    // Larger scans than `most` allows are refused.
     let scanned = pixels.min(most * SCAN_RESOLUTION_MAX.pow(2) / (RESOLUTION as u64).pow(2));
-    scanned * SCANNED_BYTES + (4 * pixels).min(most) * PLANE_BYTES
+    let factor = RESOLUTION / options.dots_per_inch;
+    let side = |length: u32| (length as f32 * factor).ceil() as u64;
+    let plane = side(width).saturating_mul(side(height)).min(most);
+    scanned * SCANNED_BYTES + plane * PLANE_BYTES
 }
 
 /// Finds the minutiae of an image with dark ridges.
