@@ -11,7 +11,7 @@ use axum::body::Body;
 use axum::extract::{Path, State};
 use axum::routing::{get, post, put};
 use axum::{Extension, Router};
-use base::{ErrorKind, Result};
+use base::{Error, ErrorKind, Result};
 use http::{HeaderMap, header};
 use serde_json::{Value, json};
 use transport::access::KeyGrant;
@@ -59,13 +59,30 @@ fn answer(outcome: Result<Value>) -> Reply {
     Reply::of(outcome.map(|body| Reply::json(body.to_string())))
 }
 
-/// Reads a whole body. A body that ends early adds no image.
+/// Reads the file that is a request's body. A body that ends early adds no image.
+///
+/// # Errors
+/// As [`check_file_body`]; the errors of [`transport::RequestResources::read_body`].
 pub(crate) async fn whole(
     services: &ImageServices,
     headers: &HeaderMap,
     body: Body,
 ) -> Result<bytes::Bytes> {
+    check_file_body(headers)?;
     services.requests.read_body(headers, body).await
+}
+
+/// Checks that a body which is expected to be a file is not a form with the file in it.
+///
+/// # Errors
+/// `InvalidArgument` with the remedy.
+pub fn check_file_body(headers: &HeaderMap) -> Result<()> {
+    if media(headers) == "multipart/form-data" {
+        return Err(Error::invalid(
+            "the body is a form (multipart/form-data); send the bytes of the file alone, as `curl --data-binary @FILE` does",
+        ));
+    }
+    Ok(())
 }
 
 /// Returns the type of a body in lower case, without its parameters; empty if it is missing.

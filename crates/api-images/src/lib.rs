@@ -97,7 +97,7 @@ pub use duplicates_wire::{
     DuplicatesRequest, background_threads, begun_json, duplicates_running, no_duplicates,
     progress_json,
 };
-pub use endpoints::{OPENAPI, names_folder, routes};
+pub use endpoints::{OPENAPI, check_file_body, names_folder, routes};
 pub use extraction::ExtractionPriority;
 pub use features::{original_in, original_key};
 pub use limits::{

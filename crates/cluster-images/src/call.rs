@@ -73,12 +73,13 @@ impl ImageCall {
         text.split(';').next().unwrap_or_default().trim().to_ascii_lowercase()
     }
 
-    /// Reads the whole body.
+    /// Reads the file that is the body.
     ///
     /// # Errors
-    /// `ResourceExhausted` if no request could be answered now; the errors of
-    /// [`transport::RequestResources::read_body`].
+    /// As [`api_images::check_file_body`]; `ResourceExhausted` if no request could be answered now;
+    /// the errors of [`transport::RequestResources::read_body`].
     pub(super) async fn bytes(&mut self) -> Result<Bytes> {
+        api_images::check_file_body(&self.head.headers)?;
         let requests = &self.context.state.requests;
         requests.check_room()?;
         requests.read_body(&self.head.headers, std::mem::take(&mut self.body)).await

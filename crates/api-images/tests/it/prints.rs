@@ -316,6 +316,20 @@ fn the_fingers_of_a_query_file_are_one_person() {
 }
 
 #[test]
+fn a_form_is_refused_with_the_remedy() {
+    let world = World::start();
+    world.put(NEW, &views(&[1]));
+    for call in ["search", "identify", "verify?id=1", "features"] {
+        let path = format!("/v1/images/prints/{call}");
+        let media = "multipart/form-data; boundary=b";
+        let (status, body) = world.send(Method::POST, &path, media, "--b--");
+        assert_eq!(status, StatusCode::BAD_REQUEST, "{call}");
+        let body = String::from_utf8(body).unwrap();
+        assert!(body.contains("multipart/form-data"), "{call}: {body}");
+    }
+}
+
+#[test]
 fn a_folder_counts_prints_and_files() {
     let world = World::start();
     let folder = tempfile::tempdir().unwrap();
