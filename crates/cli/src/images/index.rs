@@ -143,6 +143,9 @@ impl IndexSummary {
 /// error with code 1 if some images failed.
 pub(super) fn run(args: &IndexArgs) -> CommandResult {
     let walked = walk(&args.sources)?;
+    if let Some(note) = unsupported_note(walked.unsupported) {
+        print_note(&note);
+    }
     let client = args.server.client()?;
     // A missing server or key is reported before anything is hashed.
     client.call("GET", "/v1/images", RequestContent::None)?.json()?;
@@ -168,7 +171,7 @@ pub(super) fn run(args: &IndexArgs) -> CommandResult {
         on_busy: &on_busy,
     };
     let started = Instant::now();
-    let WalkResult { found, ignored, unread } = walked;
+    let WalkResult { found, ignored, unread, .. } = walked;
     let mut summary = IndexSummary { ignored, failed: unread, ..IndexSummary::default() };
     let mut seen = HashSet::new();
     summary.report_failures(&bar);
@@ -191,6 +194,17 @@ pub(super) fn run(args: &IndexArgs) -> CommandResult {
         ))?;
     }
     if summary.failed.is_empty() { Ok(()) } else { Err(CommandError::silent(ExitStatus::Failed)) }
+}
+
+/// Returns the note about ignored files of image formats that are not supported; `None` without
+/// such files.
+fn unsupported_note(files: u64) -> Option<String> {
+    (files > 0).then(|| {
+        format!(
+            "{files} of the ignored files are images of formats that are not supported (such as HEIC, AVIF, GIF and raw \
+             data of cameras); to add them, convert them to JPEG or PNG"
+        )
+    })
 }
 
 /// Returns a bar on standard error that counts to `images`. It is hidden if that is not a terminal.
@@ -358,6 +372,12 @@ mod tests {
             if *item == 9 { Err(CommandError::failed("nine")) } else { Ok(()) }
         });
         assert_eq!(failed.unwrap_err().message(), "nine");
+    }
+
+    #[test]
+    fn images_of_unsupported_formats_are_reported() {
+        assert_eq!(unsupported_note(0), None);
+        assert!(unsupported_note(7).is_some_and(|note| note.starts_with("7 of the ignored files")));
     }
 
     #[test]

@@ -10,6 +10,12 @@ use crate::exit::{CommandError, CommandResult};
 /// File extensions of the formats that the server reads.
 const ENDINGS: [&str; 12] =
     ["jpg", "jpeg", "png", "webp", "tif", "tiff", "bmp", "wsq", "an2", "eft", "nist", "nst"];
+/// File extensions of image formats that the server does not read: those of phones, of the raw data
+/// of cameras, and of programs.
+const UNSUPPORTED_ENDINGS: [&str; 16] = [
+    "heic", "heif", "hif", "avif", "jxl", "jp2", "gif", "psd", "dng", "cr2", "cr3", "nef", "arw",
+    "orf", "rw2", "raf",
+];
 /// Bytes at the start of a file that show a template of a fingerprint.
 const HEAD_BYTES: u64 = 16;
 /// Maximum number of files per call, which bounds memory.
@@ -29,6 +35,8 @@ pub(super) struct WalkResult {
     pub(super) found: Vec<WalkedFile>,
     /// Number of files that are not templates and do not have an image's extension.
     pub(super) ignored: u64,
+    /// Number of the ignored files whose extension is that of an unsupported image format.
+    pub(super) unsupported: u64,
     /// Folders that could not be read, with the reason.
     pub(super) unread: Vec<(String, String)>,
 }
@@ -76,6 +84,7 @@ fn walk_folder(root: &Path, walked: &mut WalkResult) -> CommandResult {
             } else if kind.is_file() || path.is_file() {
                 if !is_image(&path) && !is_template(&path) {
                     walked.ignored += 1;
+                    walked.unsupported += u64::from(has_ending(&path, &UNSUPPORTED_ENDINGS));
                 } else if walked.found.len() == FILES_MAX {
                     return Err(CommandError::usage(format!(
                         "more than {FILES_MAX} images: name fewer folders"
@@ -90,8 +99,13 @@ fn walk_folder(root: &Path, walked: &mut WalkResult) -> CommandResult {
 }
 
 fn is_image(path: &Path) -> bool {
+    has_ending(path, &ENDINGS)
+}
+
+/// Returns true if the file has one of the extensions, in any case.
+fn has_ending(path: &Path, endings: &[&str]) -> bool {
     let ending = path.extension().and_then(|ending| ending.to_str());
-    ending.is_some_and(|ending| ENDINGS.iter().any(|known| known.eq_ignore_ascii_case(ending)))
+    ending.is_some_and(|ending| endings.iter().any(|known| known.eq_ignore_ascii_case(ending)))
 }
 
 /// Returns true for a template of a fingerprint, which can have any extension: ISO/IEC 19794-2 and
@@ -167,6 +181,16 @@ mod tests {
             [WalkedFile { path: file, name: "e".into() }]
         );
         assert!(walk(&[dir.path().join("gone")]).is_err());
+    }
+
+    #[test]
+    fn images_of_unsupported_formats_are_counted() {
+        let dir = tempfile::tempdir().unwrap();
+        for name in ["IMG_1.HEIC", "b.avif", "c.png", "notes.txt"] {
+            fs::write(dir.path().join(name), name).unwrap();
+        }
+        let walked = walk(&[dir.path().to_owned()]).unwrap();
+        assert_eq!((walked.found.len(), walked.ignored, walked.unsupported), (1, 3, 2));
     }
 
     #[test]
