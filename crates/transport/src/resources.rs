@@ -180,13 +180,21 @@ impl RequestResources {
         T: serde::de::DeserializeOwned + Send + 'static,
     {
         let large = body.len() > INLINE_BYTES_MAX;
-        let parse = move || {
-            serde_json::from_slice(&body).map_err(|error| {
-                Error::invalid("the body is not the expected JSON").caused_by(error)
-            })
-        };
+        let parse = move || json_of(&body);
         self.codec.run_if(large, CodecStep::Decode, parse).await
     }
+}
+
+/// Parses a body of JSON.
+///
+/// # Errors
+/// `InvalidArgument` for an empty body, and for one that is not the JSON of a `T`.
+fn json_of<T: serde::de::DeserializeOwned>(body: &[u8]) -> Result<T> {
+    if body.is_empty() {
+        return Err(Error::invalid("the body is empty; send JSON"));
+    }
+    serde_json::from_slice(body)
+        .map_err(|error| Error::invalid("the body is not the expected JSON").caused_by(error))
 }
 
 /// Returns an upper bound of the bytes of `json` as a tree of values, besides its text.
@@ -204,6 +212,13 @@ pub fn json_values_max(json: &[u8]) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_empty_body_is_named_as_such() {
+        let error = |body: &[u8]| json_of::<serde_json::Value>(body).unwrap_err().to_string();
+        assert!(error(b"").contains("the body is empty"));
+        assert!(error(b"{").contains("not the expected JSON"));
+    }
 
     /// Each of these objects has a node of a B-tree of its own.
     #[test]
