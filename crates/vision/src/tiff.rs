@@ -2,7 +2,7 @@
 
 use std::io::Cursor;
 
-use ::tiff::decoder::{Decoder, DecodingResult, Limits as TiffLimits};
+use ::tiff::decoder::{ChunkType, Decoder, DecodingResult, Limits as TiffLimits};
 use ::tiff::tags::Tag;
 use ::tiff::{ColorType, TiffError};
 use base::{Error, Result};
@@ -212,6 +212,10 @@ fn check_counts(bytes: &[u8]) -> Result<()> {
 /// `InvalidArgument` with the remedy.
 fn check_planes(decoder: &mut Decoder<Cursor<&[u8]>>) -> Result<()> {
     const PLANAR: u32 = 2;
+    // The decoder reads strips. A file of strips may state a length of tiles, too.
+    if decoder.get_chunk_type() != ChunkType::Tile {
+        return Ok(());
+    }
     let (_, height) = decoder.dimensions().map_err(|error| damaged(&error))?;
     let mut number = |tag| decoder.find_tag_unsigned::<u32>(tag).ok().flatten();
     let is_planar = number(Tag::PlanarConfiguration) == Some(PLANAR);

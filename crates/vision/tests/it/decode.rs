@@ -169,6 +169,15 @@ fn tiles_of_one_colour_are_refused_by_name_if_they_are_padded() {
     assert_eq!(decoded(&file(16)).image.rgb[..3], [255, 0, 128]);
     let error = decode(&file(12), &Limits::default()).unwrap_err();
     assert!(error.message().contains("separate colours"), "{error}");
+    // A file of strips is read, even if it states a length of tiles.
+    let planes: Vec<u8> = [255_u8, 0, 128].into_iter().flat_map(|level| [level; 192]).collect();
+    let strips = Tiff::of(16, 12, &[8; 3], 2)
+        .with(284, 3, vec![2])
+        .with(323, 4, vec![16])
+        .with(273, 4, vec![8, 8 + 192, 8 + 384])
+        .with(279, 4, vec![192; 3]);
+    let file = strips.written(strips.entries.clone(), &planes);
+    assert_eq!(decoded(&file).image.rgb[..3], [255, 0, 128]);
 }
 
 #[test]

@@ -91,7 +91,8 @@ impl Tiff {
         self.written(entries, pixels)
     }
 
-    fn written(&self, mut entries: Vec<(u16, u16, Vec<u32>)>, pixels: &[u8]) -> Vec<u8> {
+    /// Returns a file with these entries, whose `pixels` begin at byte 8.
+    pub(crate) fn written(&self, mut entries: Vec<(u16, u16, Vec<u32>)>, pixels: &[u8]) -> Vec<u8> {
         if let Some(dots) = self.dots {
             entries.push((282, 5, vec![dots, 1]));
             entries.push((296, 3, vec![2]));
