@@ -45,9 +45,11 @@ pub(crate) fn essential(file: &[u8]) -> Cow<'_, [u8]> {
     }
     kept.extend_from_slice(file.get(from..).unwrap_or_default());
     if let Some(at) = pixels_at.filter(|_| !late_exif.is_empty()) {
-        let pixels = kept.split_off(at);
         kept.extend_from_slice(late_exif);
-        kept.extend_from_slice(&pixels);
+        // In place: a copy of the pixels is not in the bound of the memory.
+        if let Some(pixels_and_exif) = kept.get_mut(at..) {
+            pixels_and_exif.rotate_right(late_exif.len());
+        }
     }
     Cow::Owned(kept)
 }
