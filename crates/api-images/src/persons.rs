@@ -69,10 +69,14 @@ struct PersonCandidate {
 
 impl PersonCandidate {
     /// Returns the score of each of `fingers` fingers, 0 for a finger that none of the prints
-    /// resembles. The best pairs are taken first.
+    /// resembles. The best pairs are taken first, and pairs of equal scores by finger and print, so
+    /// that a cluster and a single server give the same result.
     fn finger_scores(&self, fingers: usize) -> Vec<f32> {
         let mut ranked: Vec<&PrintScore> = self.found.iter().collect();
-        ranked.sort_by(|a, b| b.score.total_cmp(&a.score));
+        ranked.sort_by(|a, b| {
+            let by_score = b.score.total_cmp(&a.score);
+            by_score.then_with(|| (a.finger, a.print).cmp(&(b.finger, b.print)))
+        });
         let mut scores: Vec<Option<f32>> = vec![None; fingers];
         let mut taken = HashSet::new();
         for pair in ranked {
@@ -334,6 +338,23 @@ mod tests {
         assert_eq!((&found[0]["person"], &found[0]["accepted"]), (&json!("ann"), &json!(true)));
         assert_eq!(found[1]["fingers"], json!([155.0, 0.0]));
         assert_eq!((&found[1]["score"], &found[1]["accepted"]), (&json!(155.0), &json!(false)));
+    }
+
+    #[test]
+    fn fingers_of_equal_scores_do_not_depend_on_the_order_of_hits() {
+        let ann = serde_json::Map::from_iter([("person".into(), json!("ann"))]);
+        let fingers = |hits: [(usize, u64, f32); 3]| {
+            let mut persons = FoundPersons::new(2).unwrap();
+            for (finger, id, score) in hits {
+                persons.add(finger, &FoundPrint { id: PointId::Number(id), payload: &ann, score });
+            }
+            persons.best(1, 0.0)[0]["fingers"].clone()
+        };
+        // Print 1 is taken by finger 0, so finger 1 has only print 2 left.
+        let hits = [(0, 1, 100.0), (0, 2, 100.0), (1, 2, 90.0)];
+        let [first, second, third] = hits;
+        assert_eq!(fingers(hits), json!([100.0, 90.0]));
+        assert_eq!(fingers([second, third, first]), json!([100.0, 90.0]));
     }
 
     #[test]
