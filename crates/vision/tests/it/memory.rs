@@ -221,6 +221,8 @@ fn minutiae_are_found_within_their_bound() {
         let options = vision::fingerprint::MinutiaeOptions { dots_per_inch };
         let (_, spent) = spent(|| vision::fingerprint::minutiae(&gray, &options));
         let bound = vision::fingerprint::work_bytes(side, side, &options);
-        assert!(spent <= 2 * bound, "{side}: {spent} bytes, {bound} announced");
+        // All allocations together, in the allocator's size classes, and the filters, which are
+        // made once.
+        assert!(spent <= 2 * bound + SMALL, "{side}: {spent} bytes, {bound} announced");
     }
 }
