@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 
 use base::Result;
-use cluster::{EntryBody, EntryNumber, Epoch, LogEntry, LogReplay};
+use cluster::{EntryBody, EntryNumber, Epoch, LogEntry, LogReplay, WriterId};
 
 use super::codec::Batch;
 use super::read_ahead::ReadAhead;
@@ -46,6 +46,9 @@ pub struct LogFollower {
     ahead: ReadAhead,
     /// Entries from the position on, which the floor did not exceed after they were read.
     ready: VecDeque<LogEntry<Batch>>,
+    /// Writer of the last entry that counts, once one was read from the log. Only this writer's
+    /// entries are taken without a read: its number is random, and only its log has it.
+    writer: Option<WriterId>,
 }
 
 impl LogFollower {
@@ -56,6 +59,7 @@ impl LogFollower {
             replay: LogReplay::new(from, epoch),
             ahead: ReadAhead::new(FOLLOW_AHEAD_MAX),
             ready: VecDeque::new(),
+            writer: None,
         }
     }
 
@@ -92,19 +96,27 @@ impl LogFollower {
     /// Takes an entry from its writer, so that the next call of [`LogFollower::next`] reads
     /// nothing. It must be the entry at the present position, and its writer must have acknowledged
     /// it: then it is in the log, and the floor was not above it. Returns false for an entry at
-    /// another number, which changes nothing.
+    /// another number, or of another writer than that of the last entry that was read from the log
+    /// and counts. Such an entry changes nothing, and the log is read.
     pub fn offer(&mut self, number: EntryNumber, entry: LogEntry<Batch>) -> bool {
         let is_next = number == self.replay.next() && self.ready.is_empty();
-        if is_next {
+        // Any client with a key of the role write can send an entry. One with a large epoch would
+        // make all later entries of the log invalid for this copy.
+        let is_of_writer = self.writer == Some(entry.writer) && entry.epoch == self.replay.epoch();
+        let is_taken = is_next && is_of_writer;
+        if is_taken {
             self.ready.push_back(entry);
         }
-        is_next
+        is_taken
     }
 
     fn take(&mut self) -> Option<FollowStep> {
         let entry = self.ready.pop_front()?;
         let number = self.replay.next();
         let counts = self.replay.take(&entry);
+        if counts {
+            self.writer = Some(entry.writer);
+        }
         let batch = match entry.body {
             EntryBody::Writes(batch) if counts => Some(batch),
             EntryBody::Writes(_) | EntryBody::Fence => None,

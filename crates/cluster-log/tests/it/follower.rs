@@ -3,7 +3,7 @@
 use std::sync::atomic::Ordering;
 
 use base::ErrorKind;
-use cluster::{EntryNumber, Epoch};
+use cluster::{EntryNumber, Epoch, LogEntry, WriterId};
 use cluster_log::{FollowPosition, FollowStep, LogFloor, LogFollower};
 use object_store::ObjectStoreExt;
 use object_store::path::Path;
@@ -52,19 +52,35 @@ async fn an_offered_entry_is_not_read() {
     let store = TestStore::in_memory();
     append(&store.log(), 0, &[fence(2), writes(2, &["a"]), writes(2, &["b"])]).await;
     let (log, line) = store.connect(0);
-    let mut follower = LogFollower::new(log, EntryNumber(1), Epoch(2));
+    let mut follower = LogFollower::new(log, start().0, start().1);
+    assert!(!follower.offer(EntryNumber(0), fence(2)), "no entry was read");
+    let fenced = follower.next().await.unwrap();
+    assert_eq!(fenced, FollowStep::Entry { number: EntryNumber(0), batch: None });
+    let read = line.gets.load(Ordering::Relaxed);
     assert!(!follower.offer(EntryNumber(2), writes(2, &["b"])), "it is not the next one");
     assert!(follower.offer(EntryNumber(1), writes(2, &["a"])));
     assert!(!follower.offer(EntryNumber(1), writes(2, &["a"])), "only once");
     let FollowStep::Entry { number, batch: Some(_) } = follower.next().await.unwrap() else {
         panic!("the entry counts");
     };
-    assert_eq!((number, line.gets.load(Ordering::Relaxed)), (EntryNumber(1), 0));
-    // Entries of an older owner do not count, passed on or read.
-    assert!(follower.offer(EntryNumber(2), writes(1, &["late"])));
-    let step = follower.next().await.unwrap();
-    assert_eq!(step, FollowStep::Entry { number: EntryNumber(2), batch: None });
-    assert_eq!(follower.position(), FollowPosition { next: EntryNumber(3), epoch: Epoch(2) });
+    assert_eq!((number, line.gets.load(Ordering::Relaxed)), (EntryNumber(1), read));
+    assert_eq!(follower.position(), FollowPosition { next: EntryNumber(2), epoch: Epoch(2) });
+}
+
+/// A client with a key of the role write sends entries that no writer has made.
+#[tokio::test]
+async fn an_offered_entry_of_another_writer_is_refused() {
+    let log = TestStore::in_memory().log();
+    append(&log, 0, &[fence(2), writes(2, &["a"])]).await;
+    let mut follower = LogFollower::new(log, start().0, start().1);
+    follower.next().await.unwrap();
+    let forged = LogEntry { epoch: Epoch(u64::MAX), ..writes(2, &["forged"]) };
+    let same_epoch = LogEntry { writer: WriterId(7), ..writes(2, &["forged"]) };
+    for entry in [forged, same_epoch, writes(1, &["late"]), writes(3, &["early"])] {
+        assert!(!follower.offer(EntryNumber(1), entry));
+    }
+    assert_eq!(read_to_end(&mut follower).await, [(EntryNumber(1), "a".to_owned())]);
+    assert_eq!(follower.position(), FollowPosition { next: EntryNumber(2), epoch: Epoch(2) });
 }
 
 /// The entry after a gap may be one of a pipeline whose first entry is not there yet.
