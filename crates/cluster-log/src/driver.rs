@@ -327,7 +327,7 @@ impl WriterDriver {
         let mut ahead = self.ahead.clone();
         self.requests.spawn(async move {
             loop {
-                match ahead.read(&log, from).await {
+                match replayed(&log, &mut ahead, from).await {
                     Ok(entries) => return StoreAnswer::Entries { request, entries, ahead },
                     Err(error) => retry.pause(&error).await,
                 }
@@ -355,6 +355,22 @@ impl WriterDriver {
             StoreAnswer::Created(request, outcome)
         });
     }
+}
+
+/// Reads entries from `from` on; none if the log ends there.
+///
+/// # Errors
+/// As [`ShardLog::read`] and [`ShardLog::check_end`].
+async fn replayed(
+    log: &ShardLog,
+    ahead: &mut ReadAhead,
+    from: EntryNumber,
+) -> base::Result<Vec<LogEntry<Batch>>> {
+    let entries = ahead.read(log, from).await?;
+    if entries.is_empty() {
+        log.check_end(from).await?;
+    }
+    Ok(entries)
 }
 
 /// Waits until a time, or for ever without one.

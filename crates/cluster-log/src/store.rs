@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use base::{Error, Result};
-use cluster::{EndSearch, EntryNumber, Epoch, LogEntry, ShardKey};
+use cluster::{EndSearch, EntryNumber, Epoch, LogEntry, PIPELINE_MAX, ShardKey};
 use model_store::{SmallObjects, StorePlace};
 use object_store::path::Path as Key;
 use object_store::{Error as StoreError, ObjectStoreExt, PutPayload};
@@ -199,6 +199,43 @@ impl ShardLog {
         // Read after the number, whose entry may have been removed.
         let floor = self.floor().await?;
         Ok(search.end(floor.entry))
+    }
+
+    /// Checks that the log ends at the absent entry `number`. An owner creates an entry only if the
+    /// one [`PIPELINE_MAX`] before it is acknowledged. So a later entry shows that `number` was
+    /// lost, and a fence at `number` would make all acknowledged entries after it invalid.
+    ///
+    /// # Errors
+    /// `DataLoss` if the entry was lost; the store's error, with a remedy.
+    pub async fn check_end(&self, number: EntryNumber) -> Result<()> {
+        // The listing begins after this entry.
+        let last_ahead = number.plus(PIPELINE_MAX as u64 - 1);
+        let Some(later) = self.any_after(last_ahead).await? else { return Ok(()) };
+        // An owner may have written since the entry was read, or a snapshot raised the floor.
+        if self.has(number).await? || self.floor().await?.entry > number {
+            return Ok(());
+        }
+        Err(Error::data_loss(format!(
+            "{} in {} is missing, and there are later entries such as {later}: the store has lost \
+             entries; restore them from a copy of the store, such as earlier versions of its objects",
+            self.entry_key(number),
+            self.place().shown()
+        )))
+    }
+
+    /// Returns an entry that exists above `number`; `None` if there is none.
+    async fn any_after(&self, number: EntryNumber) -> Result<Option<EntryNumber>> {
+        let offset = self.entry_key(number);
+        let mut listing = self.place().objects().list_with_offset(Some(&self.entries), &offset);
+        while let Some(object) = self.within(&self.entries, next(&mut listing)).await? {
+            let location = object.map_err(|error| self.place().failed(error))?.location;
+            let found = location.filename().and_then(parse_number);
+            let later = found.filter(|found| *found > number);
+            if later.is_some() {
+                return Ok(later);
+            }
+        }
+        Ok(None)
     }
 
     /// Returns true if an entry has the number.

@@ -50,6 +50,29 @@ async fn an_entry_is_created_once() {
 }
 
 #[tokio::test]
+async fn a_lost_entry_is_not_the_end() {
+    with_stores(|store| async move {
+        let log = store.log();
+        let absent = EntryNumber(3);
+        append(&log, 0, &vec![writes(1, &["a"]); 3]).await;
+        log.check_end(absent).await.unwrap();
+        // Entries of a pipeline whose first one is not there yet.
+        append(&log, 4, &vec![writes(1, &["a"]); 3]).await;
+        log.check_end(absent).await.unwrap();
+        append(&log, 7, &[writes(1, &["a"])]).await;
+        let error = log.check_end(absent).await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::DataLoss);
+        let missing = "data/c1/wal/0003/0000000000000003 in the store is missing";
+        assert!(error.message().starts_with(missing), "{error}");
+        assert!(error.message().contains("such as 0000000000000007"), "{error}");
+        // The entry was removed because a snapshot has it.
+        log.raise_floor(floor(5, 1)).await.unwrap();
+        log.check_end(absent).await.unwrap();
+    })
+    .await;
+}
+
+#[tokio::test]
 async fn one_of_many_creates_succeeds() {
     with_stores(|store| async move {
         let tasks: Vec<_> = (1..=20)

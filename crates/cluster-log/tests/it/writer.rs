@@ -62,6 +62,25 @@ async fn a_write_is_in_the_entry_that_is_returned() {
     assert_eq!(texts(whole_log(&log).await), ["old", "old", "a", "b", "c"]);
 }
 
+/// A fence in place of a lost entry would make the acknowledged entries after it invalid.
+#[tokio::test]
+async fn an_owner_writes_nothing_in_place_of_a_lost_entry() {
+    let log = TestStore::in_memory().log();
+    append(&log, 0, &[fence(1), writes(1, &["a"])]).await;
+    let lost = EntryNumber(2);
+    append(&log, 3, &vec![writes(1, &["b"]); 6]).await;
+    let writer = ShardWriter::start(log.clone(), Epoch(2), options());
+    let soon_over = Instant::now() + Duration::from_millis(300);
+    let error = writer.write(operations(&["c"]), soon_over).await.unwrap_err();
+    assert!(error.message().contains("is missing, and there are later entries"), "{error}");
+    assert_eq!(log.read(lost).await.unwrap(), None);
+    // The entry is restored from a copy of the store.
+    append(&log, lost.0, &[writes(1, &["restored"])]).await;
+    assert!(soon(writer.started()).await);
+    assert_eq!(write(&writer, "c").await.unwrap(), EntryNumber(10));
+    assert_eq!(texts(whole_log(&log).await).len(), 9);
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn the_caller_gets_acknowledged_entries_in_the_order_of_the_log() {
     let log = TestStore::in_memory().log();

@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use base::{Error, ErrorKind, Result};
-use cluster::EntryNumber;
+use cluster::{EntryNumber, Epoch};
 use metrics::KindLabels;
 use search::registry::NamedCollection;
 use tokio::task::JoinSet;
@@ -126,6 +126,7 @@ impl ShardFollower {
             match step {
                 FollowStep::Entry { number, batch } => {
                     if let Some(batch) = batch {
+                        self.check_fenced(&progress, follower.position().epoch).await?;
                         self.apply(&progress, &batch).await?;
                     }
                     progress.position = follower.position();
@@ -182,11 +183,37 @@ impl ShardFollower {
                 biased;
                 step = follower.next() => {
                     self.services.metrics.passed_entries.inc_by(u64::from(passed));
-                    return step.map(|step| NextStep { step, passed });
+                    let step = step?;
+                    // A new copy would be served without the entries after a lost one.
+                    if step == FollowStep::End && !self.state.is_caught_up() {
+                        self.log.check_end(next).await?;
+                    }
+                    return Ok(NextStep { step, passed });
                 }
                 () = self.state.offered.has(next) => {}
             }
         }
+    }
+
+    /// Checks that the copy has read the fence of the owner whose entry of writes is next. `epoch`
+    /// is that of the entry. An owner begins with a fence. So without it, the log was replaced
+    /// after the copy had applied its entries, for example by an older state of the store.
+    ///
+    /// # Errors
+    /// `DataLoss` if it has not. The position is recorded, so that the copy is compared with the
+    /// log when it is opened again.
+    async fn check_fenced(&self, progress: &FollowProgress, epoch: Epoch) -> Result<()> {
+        let position = progress.position;
+        if epoch <= position.epoch || position == FollowPosition::default() {
+            return Ok(());
+        }
+        let named = progress.named.clone();
+        blocking(move || local::store_position(&named, position)).await?;
+        Err(Error::data_loss(format!(
+            "entry {} of the log is of owner {}, whose first entry the local copy has not read: the \
+             log is not the one that the copy has applied",
+            position.next, epoch.0
+        )))
     }
 
     /// Records that the end of the log is reached, if a probe found that end before. Begins a probe

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use base::{ErrorKind, Result};
 use cluster::EntryNumber;
-use cluster_log::LogFloor;
+use cluster_log::{FollowPosition, LogFloor};
 use search::registry::NamedCollection;
 
 use super::follower::ShardFollower;
@@ -20,7 +20,18 @@ impl ShardFollower {
         self.end_replacement().await;
         let floor = self.log.floor().await?;
         let applied = match self.present(floor)? {
-            PresentCopy::Follows(named) => return Ok(OpenedShard { named, floor }),
+            PresentCopy::Follows(named) => {
+                let position = local::position(&named).unwrap_or_default();
+                if self.has_last_applied(position).await? {
+                    return Ok(OpenedShard { named, floor });
+                }
+                self.mark_damaged(&format!(
+                    "the log in the store does not have the last entry before {} that the copy has \
+                     applied: the store was restored to an older state, or has lost entries",
+                    position.next
+                ));
+                Some(position.next)
+            }
             PresentCopy::Absent => None,
             PresentCopy::Unusable { applied } => Some(applied),
         };
@@ -31,6 +42,24 @@ impl ShardFollower {
             self.mark_damaged(error.message());
         }
         loaded
+    }
+
+    /// Returns true if the log has the last entry that the local collection has applied. Without it,
+    /// or with a later owner's entry in its place, the log has been replaced. Its later entries are
+    /// no changes of the state that the collection has.
+    ///
+    /// # Errors
+    /// Errors of the store that may pass.
+    async fn has_last_applied(&self, position: FollowPosition) -> Result<bool> {
+        let Some(last) = position.next.0.checked_sub(1).map(EntryNumber) else { return Ok(true) };
+        match self.log.read(last).await {
+            Ok(Some(entry)) => Ok(entry.epoch <= position.epoch),
+            // A snapshot may cover it, and it may be removed.
+            Ok(None) => Ok(self.log.floor().await?.entry > last),
+            Err(error) if error.is_retryable() => Err(error),
+            // It is damaged, or of a newer program, and was applied before.
+            Err(_) => Ok(true),
+        }
     }
 
     /// Returns the local collection as it is on this machine.

@@ -333,6 +333,88 @@ async fn a_copy_below_the_floor_stays_without_a_snapshot() {
     assert!(node.follower.state.damage.reason().unwrap().contains("there is no snapshot"));
 }
 
+/// A whole copy that has applied the entries 0 and 1 of its log, and the path of entry 1.
+struct AppliedNode {
+    follower: ShardFollower,
+    named: Arc<NamedCollection>,
+    last: PathBuf,
+    _registry: Arc<Registry>,
+    _directory: tempfile::TempDir,
+}
+
+impl AppliedNode {
+    async fn start() -> AppliedNode {
+        let directory = tempfile::tempdir().unwrap();
+        let registry = open_registry(&collections(directory.path()));
+        let mut follower = follower(directory.path(), &registry);
+        let named = follower.open().await.unwrap().named;
+        let position = FollowPosition { next: EntryNumber(2), epoch: Epoch(1) };
+        local::store_position(&named, position).unwrap();
+        for number in 0..2 {
+            append(&follower.log, EntryNumber(number)).await;
+        }
+        let last = directory.path().join("store/data/1/wal/0000/0000000000000001");
+        AppliedNode { follower, named, last, _registry: registry, _directory: directory }
+    }
+
+    /// Creates an entry of writes of a later owner.
+    async fn append_of_later_owner(&self, number: u64) {
+        let body = EntryBody::Writes(cluster_log::Batch::from(vec![Bytes::from_static(b"{}")]));
+        let entry = LogEntry { epoch: Epoch(2), writer: WriterId(2), body };
+        let created = self.follower.log.create(EntryNumber(number), &entry).await;
+        assert_eq!(created, CreateOutcome::Created);
+    }
+}
+
+/// The store was restored to an older state, and a new owner wrote.
+#[tokio::test]
+async fn a_copy_of_a_replaced_log_is_replaced() {
+    let mut node = AppliedNode::start().await;
+    let opened = node.follower.open().await.unwrap();
+    assert!(Arc::ptr_eq(&opened.named, &node.named));
+    std::fs::remove_file(&node.last).unwrap();
+    let error = node.follower.open().await.map(drop).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::DataLoss);
+    assert!(node.follower.state.damage.reason().is_some());
+    assert!(!node.named.removed(), "the store does not have all of the shard");
+    node.append_of_later_owner(1).await;
+    let opened = node.follower.open().await.unwrap();
+    assert!(node.named.removed());
+    assert_eq!(local::position(&opened.named), Some(FollowPosition::default()));
+}
+
+#[tokio::test]
+async fn a_log_that_is_replaced_meanwhile_is_not_applied() {
+    let mut node = AppliedNode::start().await;
+    node.append_of_later_owner(2).await;
+    let followed = tokio::time::timeout(OPEN_MAX, node.follower.follow()).await.unwrap();
+    let error = followed.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::DataLoss);
+    assert!(error.message().contains("is of owner 2"), "{error}");
+    assert_eq!(local::position(&node.named).unwrap().next, EntryNumber(2));
+    assert_eq!(node.follower.services.metrics.entries.get(), 0);
+}
+
+/// Other entries show that one is lost. They would be missing in a copy that ends there.
+#[tokio::test]
+async fn a_copy_before_a_lost_entry_is_not_served() {
+    let mut node = AppliedNode::start().await;
+    for number in 3..8 {
+        append(&node.follower.log, EntryNumber(number)).await;
+    }
+    let state = node.follower.state.clone();
+    let followed = tokio::time::timeout(BEGINS_WITHIN, node.follower.follow()).await;
+    assert!(followed.is_err() && !state.is_caught_up());
+    append(&node.follower.log, EntryNumber(2)).await;
+    let mut applied = state.applied.subscribe();
+    tokio::select! {
+        ended = node.follower.follow() => panic!("{ended:?}"),
+        ended = tokio::time::timeout(OPEN_MAX, applied.wait_for(|next| next.0 == 8)) => {
+            ended.unwrap().unwrap();
+        }
+    }
+}
+
 #[tokio::test]
 async fn a_copy_that_cannot_be_opened_stays_without_other_data() {
     let directory = tempfile::tempdir().unwrap();
