@@ -88,6 +88,11 @@ impl BackupStore {
         BackupStore { place: self.place.for_clients(), ..self }
     }
 
+    /// Returns true if the store is a directory of this machine, which may be a mounted one.
+    pub fn is_directory(&self) -> bool {
+        self.local.is_some()
+    }
+
     /// Returns the directory or object store.
     pub fn place(&self) -> &StorePlace {
         &self.place

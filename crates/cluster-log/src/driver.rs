@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::time::Instant;
 
+use base::{Error, ErrorKind};
 use cluster::{
     Action, EntryBody, EntryNumber, Epoch, Event, LogEntry, LogWriter, RequestId, Ticket, WriterId,
     WriterState,
@@ -37,6 +38,8 @@ enum StoreAnswer {
     Entry(RequestId, Option<LogEntry<Batch>>),
     Created(RequestId, CreateOutcome),
     Floor(RequestId, LogFloor),
+    /// The store lacks its marker. Entries that were created since may be in another directory.
+    Unmarked(Error),
 }
 
 /// Task of a writer, from its start to the loss of the ownership.
@@ -182,6 +185,11 @@ impl WriterDriver {
                 let LogFloor { entry, epoch } = floor;
                 self.handle(Event::Floor { request, entry, epoch });
             }
+            Ok(StoreAnswer::Unmarked(error)) => {
+                let shard = self.log.shown();
+                tracing::error!(shard, %error, "a log's writer ends: the store is another one");
+                self.ended = true;
+            }
             Err(error) => {
                 let shard = self.log.shown();
                 tracing::error!(shard, %error, "a log's writer ends: a request panicked");
@@ -278,7 +286,7 @@ impl WriterDriver {
         let mut retry = self.retry();
         self.requests.spawn(async move {
             loop {
-                match log.floor().await {
+                match marked_floor(&log).await {
                     Ok(floor) => return StoreAnswer::Begin(floor),
                     Err(error) => retry.pause(&error).await,
                 }
@@ -291,8 +299,11 @@ impl WriterDriver {
         let mut retry = self.retry();
         self.requests.spawn(async move {
             loop {
-                match log.floor().await {
+                match marked_floor(&log).await {
                     Ok(floor) => return StoreAnswer::Floor(request, floor),
+                    Err(error) if error.kind() == ErrorKind::DataLoss => {
+                        return StoreAnswer::Unmarked(error);
+                    }
                     Err(error) => retry.pause(&error).await,
                 }
             }
@@ -355,6 +366,15 @@ impl WriterDriver {
             StoreAnswer::Created(request, outcome)
         });
     }
+}
+
+/// Reads the floor of a log whose store has its marker.
+///
+/// # Errors
+/// `DataLoss` without the marker; the store's error.
+async fn marked_floor(log: &ShardLog) -> base::Result<LogFloor> {
+    log.check_marker().await?;
+    log.floor().await
 }
 
 /// Reads entries from `from` on; none if the log ends there.

@@ -89,7 +89,11 @@ impl LogFollower {
         if floor.entry > from {
             return Ok(FollowStep::Removed(floor));
         }
-        self.ready.extend(run?);
+        let run = run?;
+        if run.is_empty() {
+            self.log.check_marker().await?;
+        }
+        self.ready.extend(run);
         Ok(self.take().unwrap_or(FollowStep::End))
     }
 

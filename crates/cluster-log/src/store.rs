@@ -71,6 +71,8 @@ pub struct ShardLog {
     entries: Key,
     floors: Key,
     shown: Arc<str>,
+    /// Object that the store always has; `None` if its presence is not checked.
+    marker: Option<Key>,
 }
 
 impl ShardLog {
@@ -82,7 +84,31 @@ impl ShardLog {
             floors: place.key(&directory("floor")),
             objects: SmallObjects::new(place.clone(), REQUEST_TIMEOUT_DEFAULT),
             shown: key.to_string().into(),
+            marker: None,
         }
+    }
+
+    /// Sets the object `name` of the store as its marker. A directory that is not mounted any more
+    /// lacks it, and would take entries that no other node sees.
+    #[must_use]
+    pub fn with_marker(mut self, name: &str) -> ShardLog {
+        self.marker = Some(self.place().key(name));
+        self
+    }
+
+    /// Checks that the store has its marker, if one is set.
+    ///
+    /// # Errors
+    /// `DataLoss` without the marker; the store's error.
+    pub async fn check_marker(&self) -> Result<()> {
+        let Some(marker) = &self.marker else { return Ok(()) };
+        if self.exists(marker).await? {
+            return Ok(());
+        }
+        Err(Error::data_loss(format!(
+            "{} has no object {marker} any more; check that the directory is mounted",
+            self.place().shown()
+        )))
     }
 
     /// Sets the longest time of a request, by default [`REQUEST_TIMEOUT_DEFAULT`].
@@ -240,15 +266,19 @@ impl ShardLog {
 
     /// Returns true if an entry has the number.
     async fn has(&self, number: EntryNumber) -> Result<bool> {
-        let key = self.entry_key(number);
+        self.exists(&self.entry_key(number)).await
+    }
+
+    /// Returns true if the store has the object.
+    async fn exists(&self, key: &Key) -> Result<bool> {
         let read = async {
-            match self.place().objects().head(&key).await {
+            match self.place().objects().head(key).await {
                 Ok(_) => Ok(true),
                 Err(StoreError::NotFound { .. }) => Ok(false),
                 Err(error) => Err(self.place().failed(error)),
             }
         };
-        self.within(&key, read).await
+        self.within(key, read).await
     }
 
     /// Raises the floor, then removes the objects of old floors. A floor below the present one

@@ -67,6 +67,17 @@ async fn an_offered_entry_is_not_read() {
     assert_eq!(follower.position(), FollowPosition { next: EntryNumber(2), epoch: Epoch(2) });
 }
 
+/// The directory of the store is not mounted any more.
+#[tokio::test]
+async fn a_store_without_its_marker_has_no_end() {
+    let store = TestStore::in_memory();
+    let log = store.log().with_marker("identity");
+    let mut follower = LogFollower::new(log, start().0, start().1);
+    assert_eq!(follower.next().await.unwrap_err().kind(), ErrorKind::DataLoss);
+    store.objects.put(&Path::from("identity"), "id".into()).await.unwrap();
+    assert_eq!(follower.next().await.unwrap(), FollowStep::End);
+}
+
 /// A client with a key of the role write sends entries that no writer has made.
 #[tokio::test]
 async fn an_offered_entry_of_another_writer_is_refused() {

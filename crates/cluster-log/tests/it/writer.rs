@@ -11,6 +11,8 @@ use cluster_log::{
     GATHER_MAX, LogFloor, ShardLog, ShardWriter, WriterOptions, WriterPhase, WriterStatus,
     was_not_made,
 };
+use object_store::ObjectStoreExt;
+use object_store::path::Path;
 
 use crate::support::{
     Faults, TestStore, append, deadline, fence, operations, options, soon, whole_log, writes,
@@ -60,6 +62,26 @@ async fn a_write_is_in_the_entry_that_is_returned() {
     let present = log.read(EntryNumber(3)).await.unwrap().unwrap();
     assert_eq!((present.epoch, present.body), (Epoch(2), EntryBody::Fence));
     assert_eq!(texts(whole_log(&log).await), ["old", "old", "a", "b", "c"]);
+}
+
+/// The directory of the store is not mounted any more.
+#[tokio::test]
+async fn a_store_without_its_marker_takes_no_writes() {
+    let store = TestStore::in_memory();
+    let marker = Path::from("identity");
+    let writer = ShardWriter::start(store.log().with_marker("identity"), Epoch(1), options());
+    let soon_over = Instant::now() + Duration::from_millis(300);
+    let error = writer.write(operations(&["a"]), soon_over).await.unwrap_err();
+    assert!(was_not_made(&error), "{error}");
+    assert!(error.message().contains("has no object identity any more"), "{error}");
+    assert_eq!(store.log().read(EntryNumber(0)).await.unwrap(), None);
+    store.objects.put(&marker, "id".into()).await.unwrap();
+    assert!(soon(writer.started()).await);
+    assert_eq!(write(&writer, "a").await.unwrap(), EntryNumber(1));
+    store.objects.delete(&marker).await.unwrap();
+    let error = write(&writer, "b").await.unwrap_err();
+    assert!(!was_not_made(&error), "{error}");
+    soon(writer.lost()).await;
 }
 
 /// A fence in place of a lost entry would make the acknowledged entries after it invalid.

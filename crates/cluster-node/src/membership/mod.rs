@@ -38,6 +38,7 @@ use crate::types::{NodeInfo, ShardKey, ViewUpdater};
 use state::MemberState;
 
 pub use state::MembershipTimes;
+pub(crate) use store_identity::{IDENTITY, IDENTITY_BYTES_MAX};
 
 /// Shards whose copy on a node is marked, by the id of the collection.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

@@ -20,9 +20,9 @@ use super::state::MemberState;
 use crate::types::new_id;
 
 /// Name of the object.
-const IDENTITY: &str = "identity";
+pub(crate) const IDENTITY: &str = "identity";
 /// Maximum bytes of the object.
-const IDENTITY_BYTES_MAX: u64 = 256;
+pub(crate) const IDENTITY_BYTES_MAX: u64 = 256;
 /// Longest time of one request to the store.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
 

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use api_qdrant::BoxFuture;
 use base::{Error, ErrorKind, Result};
+use bytes::Bytes;
 use cluster::{COPIES_MAX, SHARDS_MAX};
 use model_store::{SmallObjects, StorePlace};
 use object_store::ObjectMeta;
@@ -18,6 +19,7 @@ use tokio_stream::StreamExt;
 use super::change_log::{ChangeLog, ChangesVersion};
 use crate::changes::CatalogChanges;
 use crate::collection_catalog::CollectionCatalog;
+use crate::membership::{IDENTITY, IDENTITY_BYTES_MAX};
 use crate::types::{CollectionRecord, ShardKey, ViewUpdater};
 
 /// Directory of the records.
@@ -49,6 +51,8 @@ pub struct StoreCatalog {
     /// Wakes [`StoreCatalog::run`] before the interval ends.
     read_wanted: Notify,
     readings: watch::Sender<ReadingCounts>,
+    /// Identity of the store, once it was read.
+    identity: Mutex<Option<Bytes>>,
 }
 
 /// Readings of the records in this process.
@@ -88,6 +92,7 @@ impl StoreCatalog {
             known_changes: Mutex::default(),
             read_wanted: Notify::new(),
             readings: watch::Sender::default(),
+            identity: Mutex::default(),
         }
     }
 
@@ -392,7 +397,33 @@ impl StoreCatalog {
     async fn read_all(&self, known: &KnownRecords) -> Result<RecordsReading> {
         // First, so that the view never has the collections without the aliases.
         self.read_changes().await?;
-        self.read(known).await
+        let reading = self.read(known).await?;
+        let is_missing = |key: &Key| !reading.records.contains_key(key);
+        self.check_identity(known.keys().any(is_missing)).await?;
+        Ok(reading)
+    }
+
+    /// Checks that the store has its identity if records of it are missing. A directory that is not
+    /// mounted any more, or an emptied bucket, looks like a cluster whose collections were removed.
+    ///
+    /// # Errors
+    /// `Unavailable` if the identity is missing or another one; the store's error.
+    async fn check_identity(&self, is_record_missing: bool) -> Result<()> {
+        let known = self.identity.lock().clone();
+        if known.is_some() && !is_record_missing {
+            return Ok(());
+        }
+        let key = self.objects.key(IDENTITY);
+        let found = self.objects.read(&key, IDENTITY_BYTES_MAX).await?;
+        if known.is_some() && known != found {
+            return Err(Error::unavailable(format!(
+                "{} lacks collections, and its object {key} is missing or another one; check that \
+                 the directory is mounted, or restore the objects of the store",
+                self.objects.place().shown()
+            )));
+        }
+        *self.identity.lock() = found;
+        Ok(())
     }
 
     /// Puts records into the view, unless this process has changed one since they were read.

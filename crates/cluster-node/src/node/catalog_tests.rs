@@ -125,6 +125,28 @@ async fn an_unreadable_record_is_no_removed_collection() {
 }
 
 #[tokio::test]
+async fn collections_of_a_store_without_its_identity_stay() {
+    let place = StorePlace::new(Arc::new(InMemory::new()), "", "memory");
+    let catalog = StoreCatalog::new(place.clone(), ViewUpdater::new());
+    for name in ["a", "b"] {
+        assert!(catalog.create_record(&record(name)).await.unwrap());
+    }
+    let identity = place.key("identity");
+    place.objects().put(&identity, object_store::PutPayload::from_static(b"id")).await.unwrap();
+    let known = catalog.read_all(&KnownRecords::new()).await.unwrap().records;
+    // A collection was removed.
+    place.objects().delete(&place.key("collections/a")).await.unwrap();
+    let known = catalog.read_all(&known).await.unwrap().records;
+    assert_eq!(known.len(), 1);
+    // The directory is not mounted any more.
+    place.objects().delete(&place.key("collections/b")).await.unwrap();
+    place.objects().delete(&identity).await.unwrap();
+    let error = catalog.read_all(&known).await.map(drop).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unavailable);
+    assert!(error.message().contains("its object identity is missing"), "{error}");
+}
+
+#[tokio::test]
 async fn an_alias_of_another_root_is_not_taken_by_a_collection() {
     let place = StorePlace::new(Arc::new(InMemory::new()), "", "memory");
     let [one, other] = [(); 2].map(|()| StoreCatalog::new(place.clone(), ViewUpdater::new()));

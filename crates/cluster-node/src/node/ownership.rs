@@ -18,7 +18,7 @@ use super::hints::EntryHints;
 use super::services::NodeServices;
 use crate::membership::Membership;
 use crate::types::{ClusterView, NodeInfo, ShardKey, ViewSource};
-use cluster_log::{AppendOutcome, LogWrite, ShardLog, ShardWriter, WriterOptions};
+use cluster_log::{AppendOutcome, LogWrite, ShardWriter, WriterOptions};
 
 /// Time between two checks of the ownership. A change of the view causes further checks.
 const CHECK_INTERVAL: Duration = Duration::from_millis(500);
@@ -255,7 +255,7 @@ impl OwnedShards {
             // The ownership ends with the lease.
             return;
         }
-        let log = ShardLog::new(self.services.store.place(), &key);
+        let log = self.services.log(&key);
         let hints = self.hints.clone();
         let hinted = key.clone();
         let on_entry = move |number, entry| hints.appended(&hinted, number, &entry);

@@ -3,13 +3,15 @@
 use std::sync::Arc;
 
 use backup::BackupStore;
+use cluster_log::ShardLog;
 use http_client::HttpClient;
 use metrics::ClusterMetrics;
 use os::Pacer;
 use tokio::sync::{Notify, Semaphore, SemaphorePermit};
 
 use super::local::LocalCollections;
-use crate::types::ViewSource;
+use crate::membership::IDENTITY;
+use crate::types::{ShardKey, ViewSource};
 
 /// Snapshots that a node takes at the same time.
 pub(super) const SNAPSHOTS_RUNNING_MAX: usize = 1;
@@ -45,6 +47,13 @@ pub(super) struct NodeServices {
 }
 
 impl NodeServices {
+    /// Returns the log of a shard. A directory must still have the identity of the cluster's store:
+    /// without it, the directory is not mounted any more.
+    pub(super) fn log(&self, key: &ShardKey) -> ShardLog {
+        let log = ShardLog::new(self.store.place(), key);
+        if self.store.is_directory() { log.with_marker(IDENTITY) } else { log }
+    }
+
     /// Announces the shards of this node soon.
     pub(super) fn serving_changed(&self) {
         self.serving.notify_one();

@@ -20,7 +20,6 @@ pub(super) use self::state::HolderState;
 use super::services::NodeServices;
 use super::snapshot::SnapshotState;
 use crate::types::{CollectionRecord, ShardKey};
-use cluster_log::ShardLog;
 
 /// Time between two reads of the log's end if no writer announced an entry.
 const POLL_INTERVAL: Duration = Duration::from_secs(1);
@@ -44,7 +43,7 @@ impl Holder {
         key: ShardKey,
     ) -> Holder {
         let state = Arc::new(HolderState::new());
-        let log = ShardLog::new(services.store.place(), &key);
+        let log = services.log(&key);
         let follower = ShardFollower {
             services,
             record: record.clone(),

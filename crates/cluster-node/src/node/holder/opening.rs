@@ -18,6 +18,8 @@ impl ShardFollower {
     pub(super) async fn open(&mut self) -> Result<OpenedShard> {
         // It changes the collection of this name.
         self.end_replacement().await;
+        // A directory that is not mounted looks like a log that begins.
+        self.log.check_marker().await?;
         let floor = self.log.floor().await?;
         let applied = match self.present(floor)? {
             PresentCopy::Follows(named) => {

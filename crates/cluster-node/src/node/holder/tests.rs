@@ -13,7 +13,7 @@ use cluster::{
     CertainHolders, EntryBody, EntryNumber, Epoch, HolderReading, LogEntry, REPLACEMENT_DELAY,
     STALL_DECISION_DELAY, StalledServiceChange, WriterId,
 };
-use cluster_log::{CreateOutcome, FollowPosition, LogFloor};
+use cluster_log::{CreateOutcome, FollowPosition, LogFloor, ShardLog};
 use http_client::HttpClient;
 use metrics::ClusterMetrics;
 use model_store::StorePlace;
