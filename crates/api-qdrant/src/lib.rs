@@ -68,4 +68,4 @@ pub use snapshots::{
     upload_limits, uploaded_pieces,
 };
 pub use state::{BoxFuture, CollectionsState, ImageCollections, RegistrySource};
-pub use update::apply_operation;
+pub use update::{apply_operation, check_logged_operation};

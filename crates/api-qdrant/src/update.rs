@@ -27,6 +27,8 @@ const OPERATION_NAMES: [&str; 8] = [
     "update_vectors",
     "delete_vectors",
 ];
+/// Operation of Qdrant that this version knows and refuses.
+const UNMADE_OPERATION: &str = "delete_vectors";
 /// Maximum characters of the name of an operation.
 const OPERATION_NAME_CHARS_MAX: usize = 64;
 
@@ -205,6 +207,22 @@ pub fn apply_operation(named: &NamedCollection, operation: &[u8]) -> Result<()> 
         }
         // Holders may make an operation of the log again after the point was removed.
         other => apply(named, other, AbsentPoints::Ignored),
+    }
+}
+
+/// Checks that no holder of this version stops at an operation in a log. A text without a name
+/// passes, because all holders skip it.
+///
+/// # Errors
+/// `Unimplemented` for an operation that this version does not make.
+pub fn check_logged_operation(operation: &[u8]) -> Result<()> {
+    match operation_name(operation) {
+        Some(name) if name == UNMADE_OPERATION || !OPERATION_NAMES.contains(&name) => {
+            Err(Error::unimplemented(format!(
+                "the owner of the shard does not make the operation \"{name}\"; upgrade its node"
+            )))
+        }
+        _ => Ok(()),
     }
 }
 
@@ -488,7 +506,11 @@ mod tests {
             let error = check_name(unknown.as_bytes()).unwrap_err();
             assert_eq!(error.kind(), ErrorKind::Unimplemented, "{unknown}");
             assert!(error.message().contains("upgrade this node"), "{error}");
+            let error = check_logged_operation(unknown.as_bytes()).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Unimplemented, "{unknown}");
         }
+        assert!(check_logged_operation(br#"{"delete_vectors":{}}"#).is_err());
+        check_logged_operation(br#"{"upsert":{}}"#).unwrap();
         let long = format!("{{\"{}\":0}}", "a".repeat(OPERATION_NAME_CHARS_MAX + 1));
         for without in ["", "{}", "[]", r#"{"":0}"#, r#"{"a b":0}"#, r#"{"a"#, long.as_str()] {
             check_name(without.as_bytes()).unwrap();

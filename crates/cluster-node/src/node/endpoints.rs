@@ -116,11 +116,17 @@ impl WriteRequest {
     /// Returns the write to append to the log.
     ///
     /// # Errors
-    /// `InvalidArgument` for a condition on a point that is not an image.
+    /// `InvalidArgument` for a condition on a point that is not an image; `Unimplemented` for an
+    /// operation that holders of this version do not make. All of them would stop at it.
     fn log_write(&self) -> Result<LogWrite> {
         let operations = self.operations.iter();
         let operations: Vec<Bytes> =
             operations.map(|operation| Bytes::from(operation.get().to_owned())).collect();
+        for operation in &operations {
+            if !api_images::is_image_operation(operation) {
+                api_qdrant::check_logged_operation(operation)?;
+            }
+        }
         let Some(UnlessWritten { id, after }) = &self.unless_written else {
             let ids = operations.iter().flat_map(|operation| api_images::written_images(operation));
             let ids = ids.collect();
@@ -409,6 +415,10 @@ mod tests {
         let without = write(json!({ "operations": [delete, put] })).unwrap();
         assert_eq!((without.ids, without.unless_after), (vec![bytes], None));
         assert!(write(json!({ "operations": [delete] })).unwrap().ids.is_empty());
+        for unmade in ["operation_of_a_later_version", "delete_vectors"] {
+            let operations = json!({ "operations": [delete, { unmade: {} }] });
+            assert_eq!(write(operations).unwrap_err().kind(), ErrorKind::Unimplemented);
+        }
         let number = json!({ "operations": [put], "unless_written": { "id": 7, "after": 7 } });
         assert_eq!(write(number).unwrap_err().kind(), ErrorKind::InvalidArgument);
     }
