@@ -92,7 +92,8 @@ pub(super) async fn read_node(
     }
     let large = answer.body.len() > INLINE_BYTES_MAX;
     let parse = move || parse_read(&answer.body);
-    let shards = requests.codec.run_if(large, CodecStep::Decode, parse).await?;
+    let shards = requests.codec.run_if(large, CodecStep::Decode, parse).await;
+    let shards = shards.map_err(|error| error.context(&address))?;
     Ok(NodeReadAnswer { shards, memory })
 }
 
@@ -219,7 +220,7 @@ pub(super) async fn write_node(
     body: Bytes,
     timeout: Duration,
 ) -> Result<OwnerReply> {
-    let answer = match client.post(address, WRITE_PATH, body, timeout).await {
+    let answer = match client.post_for_small_answer(address, WRITE_PATH, body, timeout).await {
         Ok(answer) => answer,
         Err(error) if was_not_sent(&error) => {
             return Ok(OwnerReply::NotMade { owner: None, error });
@@ -239,7 +240,8 @@ pub(super) fn owner_reply(address: &str, answer: &HttpAnswer) -> Result<OwnerRep
     if let (412, Some(entry)) = (answer.status, parsed.conflict) {
         return Ok(OwnerReply::Conflict(entry));
     }
-    let message = || format!("{address}: {}", message_of(&String::from_utf8_lossy(&answer.body)));
+    let text = || message_of(&String::from_utf8_lossy(&answer.body));
+    let message = || format!("{address}: {}", text());
     match (answer.status, parsed.entry, parsed.made) {
         (200, Some(entry), _) => Ok(OwnerReply::Made(entry)),
         (409, ..) => {
@@ -254,11 +256,15 @@ pub(super) fn owner_reply(address: &str, answer: &HttpAnswer) -> Result<OwnerRep
         (401, ..) => Err(Error::unavailable(format!("{address}: {KEY_REFUSED}"))),
         (403, ..) => Err(Error::unavailable(message())),
         (413, ..) => Err(Error::too_large(message())),
+        (501, ..) => Err(Error::unimplemented(message())),
         (507, _, Some(false)) => {
             let error = Error::storage_full(message()).with_retry_after(FULL_RETRY_AFTER);
             Ok(OwnerReply::Full(error))
         }
-        _ => Err(unknown_outcome(&Error::unavailable(message()))),
+        (status, ..) => {
+            let message = format!("{address}: status {status}: {}", text());
+            Err(unknown_outcome(&Error::unavailable(message)))
+        }
     }
 }
 
@@ -349,6 +355,18 @@ mod tests {
             let unknown = reply(status, body).err().unwrap();
             assert!(unknown.message().contains("may have been made"), "{status} {body}: {unknown}");
         }
+        let redirected = reply(302, "").err().unwrap();
+        assert!(redirected.message().starts_with("a:1: status 302: "), "{redirected}");
+    }
+
+    /// The owner has an earlier version.
+    #[test]
+    fn an_operation_that_the_owner_does_not_know_is_an_error() {
+        let body = Bytes::from_static(br#"{"error":"upgrade its node"}"#);
+        let answer = HttpAnswer { status: 501, headers: http::HeaderMap::new(), body };
+        let error = owner_reply("a:1", &answer).err().unwrap();
+        assert_eq!(error.kind(), ErrorKind::Unimplemented);
+        assert_eq!(error.message(), "a:1: upgrade its node");
     }
 
     #[test]

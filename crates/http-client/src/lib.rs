@@ -11,6 +11,7 @@ mod tls_error;
 
 use std::error::Error as StdError;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 use std::{fmt, io};
 
@@ -27,6 +28,8 @@ pub use self::tls::{ClientIdentityFiles, ClientTls, ClientTlsFiles, TlsPeer};
 
 /// Bytes of a response's body.
 const ANSWER_BYTES_MAX: usize = 256 << 20;
+/// Bytes of the body of a response that has no content of a collection.
+const SMALL_ANSWER_BYTES_MAX: u64 = 64 << 10;
 /// Connections to one address that stay open without a request.
 const IDLE_CONNECTIONS_MAX: usize = 32;
 /// Time after which an idle connection is closed. A node's listener closes one after 75 seconds, so
@@ -95,6 +98,26 @@ impl AnswerRoom for FreeRoom {
     }
 }
 
+/// Room for [`SMALL_ANSWER_BYTES_MAX`] of one response.
+struct SmallAnswerRoom<'a> {
+    address: &'a str,
+    taken: AtomicU64,
+}
+
+impl AnswerRoom for SmallAnswerRoom<'_> {
+    fn take(&self, bytes: u64) -> Result<()> {
+        let taken = self.taken.fetch_add(bytes, Ordering::Relaxed).saturating_add(bytes);
+        if taken > SMALL_ANSWER_BYTES_MAX {
+            return Err(Error::unavailable(format!(
+                "{}: the answer has more than {} KiB; check that this is a node of the cluster",
+                self.address,
+                SMALL_ANSWER_BYTES_MAX >> 10
+            )));
+        }
+        Ok(())
+    }
+}
+
 /// A client of HTTP servers. Clones share connections, which stay open between requests.
 ///
 /// Dropping the future of a request closes its connection.
@@ -150,6 +173,22 @@ impl HttpClient {
         timeout: Duration,
     ) -> Result<HttpAnswer> {
         self.send(address, HttpRequest::post(path, body), timeout).await
+    }
+
+    /// Does the same as [`HttpClient::post`], for a response of at most 64 KiB.
+    ///
+    /// # Errors
+    /// As [`HttpClient::post`], and `Unavailable` for a larger response.
+    pub async fn post_for_small_answer(
+        &self,
+        address: &str,
+        path: &str,
+        body: Bytes,
+        timeout: Duration,
+    ) -> Result<HttpAnswer> {
+        let request = HttpRequest::post(path, body);
+        let room = SmallAnswerRoom { address, taken: AtomicU64::new(0) };
+        self.send_within(address, request, timeout, &room).await
     }
 
     /// Gets `path` (with the query, if any) from `address` (`HOST:PORT`).
@@ -310,7 +349,7 @@ fn authorization(bearer: String) -> Result<HeaderValue> {
 #[cfg(test)]
 mod tests {
     use std::sync::Arc;
-    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::sync::atomic::AtomicUsize;
 
     use axum::Router;
     use axum::extract::Request as ServerRequest;
@@ -431,6 +470,10 @@ mod tests {
         let answer = client.send_within(&address, request(), WAIT, &room).await;
         assert_eq!(answer.unwrap_err().kind(), ErrorKind::ResourceExhausted);
         assert!(room.0.load(Ordering::Relaxed) < 2 << 20, "one part at most is beyond the room");
+        let answer = client.post_for_small_answer(&address, "/", Bytes::new(), WAIT).await;
+        let error = answer.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Unavailable);
+        assert!(error.message().starts_with(&format!("{address}: the answer has")), "{error}");
     }
 
     #[tokio::test]

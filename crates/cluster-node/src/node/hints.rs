@@ -122,7 +122,10 @@ impl EntryHints {
                 let client = services.client.clone();
                 let refusing = refusing.clone();
                 tokio::spawn(async move {
-                    match client.post(&address, PATH, Bytes::from(body), TIMEOUT).await {
+                    match client
+                        .post_for_small_answer(&address, PATH, Bytes::from(body), TIMEOUT)
+                        .await
+                    {
                         Ok(answer) => refusing.log(&address, &answer),
                         Err(error) => log_late(&address, &error),
                     }
