@@ -53,6 +53,8 @@ pub struct StoreCatalog {
     readings: watch::Sender<ReadingCounts>,
     /// Identity of the store, once it was read.
     identity: Mutex<Option<Bytes>>,
+    /// Objects of the last reading whose record cannot be read. Each is logged once.
+    unreadable: Mutex<BTreeMap<Key, ObjectMeta>>,
 }
 
 /// Readings of the records in this process.
@@ -93,6 +95,7 @@ impl StoreCatalog {
             read_wanted: Notify::new(),
             readings: watch::Sender::default(),
             identity: Mutex::default(),
+            unreadable: Mutex::default(),
         }
     }
 
@@ -442,6 +445,7 @@ impl StoreCatalog {
         let mut records = KnownRecords::new();
         let objects = self.objects.within(self.list()).await??;
         let mut whole = objects.len() <= COLLECTIONS_MAX;
+        let mut unreadable = BTreeMap::new();
         for object in objects.into_iter().take(COLLECTIONS_MAX) {
             let key = object.location.clone();
             let same = known.get(&key).filter(|known| known.object == object);
@@ -456,13 +460,17 @@ impl StoreCatalog {
                 Ok(None) => {}
                 // One unreadable record must not stop the others.
                 Err(error) if error.kind() == ErrorKind::DataLoss => {
-                    tracing::error!(%error, "a record of a collection cannot be read");
+                    if self.unreadable.lock().get(&key) != Some(&object) {
+                        tracing::error!(%error, "a record of a collection cannot be read");
+                    }
+                    unreadable.insert(key.clone(), object);
                     whole = false;
                     records.extend(known.get(&key).map(|known| (key, known.clone())));
                 }
                 Err(error) => return Err(error),
             }
         }
+        *self.unreadable.lock() = unreadable;
         Ok(RecordsReading { records, whole })
     }
 
@@ -483,7 +491,16 @@ impl StoreCatalog {
     async fn record(&self, key: &Key) -> Result<Option<CollectionRecord>> {
         let bytes = self.objects.read(key, RECORD_BYTES_MAX).await?;
         let record = bytes.map(|bytes| decode_record(&bytes)).transpose();
-        record.map_err(|error| error.context(key))
+        let record = record.map_err(|error| error.context(key))?;
+        // A copy under another name would take the place of the collection that it names.
+        if let Some(CollectionRecord { name, .. }) = &record
+            && self.key(name) != *key
+        {
+            return Err(Error::data_loss(format!(
+                "{key}: it is the record of the collection \"{name}\"; remove this object"
+            )));
+        }
+        Ok(record)
     }
 
     fn key(&self, name: &str) -> Key {

@@ -125,6 +125,27 @@ async fn an_unreadable_record_is_no_removed_collection() {
 }
 
 #[tokio::test]
+async fn a_record_under_another_name_replaces_no_collection() {
+    let place = StorePlace::new(Arc::new(InMemory::new()), "", "memory");
+    let catalog = StoreCatalog::new(place.clone(), ViewUpdater::new());
+    assert!(catalog.create_record(&record("a")).await.unwrap());
+    let other = CollectionRecord { id: "other".to_owned(), ..record("a") };
+    let renamed = place.key("collections/b");
+    let bytes = serde_json::to_vec(&other).unwrap();
+    place.objects().put(&renamed, bytes.into()).await.unwrap();
+    for _ in 0..2 {
+        let reading = catalog.read_all(&KnownRecords::new()).await.unwrap();
+        let ids: Vec<String> = reading.records.into_values().map(|it| it.record.id).collect();
+        assert_eq!((ids, reading.whole), (vec!["id-a".to_owned()], false));
+    }
+    let unreadable: Vec<Key> = catalog.unreadable.lock().keys().cloned().collect();
+    assert_eq!(unreadable, [renamed]);
+    assert!(catalog.remove_record("b").await.unwrap());
+    assert!(catalog.read_all(&KnownRecords::new()).await.unwrap().whole);
+    assert!(catalog.unreadable.lock().is_empty());
+}
+
+#[tokio::test]
 async fn collections_of_a_store_without_its_identity_stay() {
     let place = StorePlace::new(Arc::new(InMemory::new()), "", "memory");
     let catalog = StoreCatalog::new(place.clone(), ViewUpdater::new());
