@@ -1,5 +1,5 @@
-//! Stall of a shard's local copy: the log cannot be applied, because the local disk is full, or
-//! because the next operation is one of a newer version.
+//! Stall of a shard's local copy: the log cannot be applied, because the local disk is full,
+//! because the next operation is one of a newer version, or because the next entry is damaged.
 //!
 //! `cluster::StallMark` decides on the service of the copy. The follower of the log and the
 //! announcement of shards share the mark.
@@ -17,6 +17,8 @@ pub(super) enum StallCause {
     FullDisk,
     /// The log has an operation that only a newer version of this program knows.
     UnknownOperation,
+    /// The next entry of the log is damaged or lost, or the store is not the cluster's.
+    UnreadableLog,
 }
 
 impl StallCause {
@@ -38,6 +40,9 @@ impl StallCause {
             }
             StallCause::UnknownOperation => {
                 "the log has an operation of a newer version: upgrade this node, which then follows the log again"
+            }
+            StallCause::UnreadableLog => {
+                "the log in the store is damaged: once the object is restored, the shard follows its log again"
             }
         }
     }

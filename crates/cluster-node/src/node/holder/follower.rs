@@ -118,6 +118,9 @@ impl ShardFollower {
             let NextStep { step, passed } = match self.next_step(&mut follower).await {
                 Ok(step) => step,
                 Err(error) => {
+                    if error.kind() == ErrorKind::DataLoss {
+                        self.mark_stalled(StallCause::UnreadableLog, &error);
+                    }
                     pause = self.wait_after(&error, pause).await;
                     continue;
                 }

@@ -1,6 +1,8 @@
 //! Tests of copies that a full disk or an unknown operation stalls, and of reads of the log's end
 //! beside steady writes.
 
+use object_store::ObjectStoreExt;
+
 use super::*;
 
 /// Writes after which a read of the log's end must have ended: a hundred times as many as arrive
@@ -190,6 +192,38 @@ async fn a_stalled_copy_reaches_the_end_under_steady_writes() {
         ended = tokio::time::timeout(OPEN_MAX, writes) => ended.unwrap(),
     }
     assert_eq!(state.stall.reason(), None);
+}
+
+/// Without the mark, the status would be green, and strong reads would time out without a reason.
+#[tokio::test]
+async fn a_damaged_entry_of_the_log_marks_the_copy() {
+    let mut empty = EmptyShard::start().await;
+    let state = empty.follower.state.clone();
+    let place = empty.follower.services.store.place().clone();
+    let key = place.key("data/1/wal/0000/0000000000000000");
+    place.objects().put(&key, "no entry".into()).await.unwrap();
+    tokio::select! {
+        ended = empty.follower.follow() => panic!("{ended:?}"),
+        () = stalled(&state) => {}
+    }
+    let report = state.stall.report().unwrap();
+    assert_eq!(report.cause, StallCause::UnreadableLog);
+    assert!(report.reason.contains("the entry is damaged"), "{}", report.reason);
+    let error = state.wait_end(Instant::now() + OPEN_MAX).await.unwrap_err();
+    assert!(error.message().contains("the entry is damaged"), "{error}");
+    // The object is restored.
+    place.objects().delete(&key).await.unwrap();
+    append(&empty.follower.log, EntryNumber::default()).await;
+    let resumed = async {
+        while state.stall.is_marked() {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    tokio::select! {
+        ended = empty.follower.follow() => panic!("{ended:?}"),
+        ended = tokio::time::timeout(OPEN_MAX, resumed) => ended.unwrap(),
+    }
+    assert!(state.is_caught_up());
 }
 
 /// The disk may be full for hours between the probe and the end that it found.
