@@ -46,9 +46,9 @@ impl ShardFollower {
         loaded
     }
 
-    /// Returns true if the log has the last entry that the local collection has applied. Without it,
-    /// or with a later owner's entry in its place, the log has been replaced. Its later entries are
-    /// no changes of the state that the collection has.
+    /// Returns true if the log has the last entry that the local collection has applied. If it is
+    /// missing, or a later owner's entry is in its place, the log has been replaced. Its later
+    /// entries are no changes of the state that the collection has.
     ///
     /// # Errors
     /// Errors of the store that may pass.
