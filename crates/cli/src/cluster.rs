@@ -282,10 +282,19 @@ fn status(args: &ClusterStatusArgs) -> CommandResult {
         print(&shards(view).to_string())?;
     }
     check_joined(view)?;
-    for warning in [unowned_warning(view), few_copies_warning(view)].into_iter().flatten() {
+    let warnings = [stale_warning(view), unowned_warning(view), few_copies_warning(view)];
+    for warning in warnings.into_iter().flatten() {
         print(&warning)?;
     }
     Ok(())
+}
+
+/// Returns a warning if the node at `--url` cannot read nodes and owners from etcd.
+fn stale_warning(view: &Value) -> Option<String> {
+    let reason = view["stale"].as_str()?;
+    Some(format!(
+        "\nwarning: nodes and owners are as this node read them last; it cannot read them now: {reason}\n"
+    ))
 }
 
 /// Returns a warning if there are too few search nodes for the copies of the shards. The status of
@@ -439,6 +448,13 @@ mod tests {
             assert!(missing.ends_with("start a node with the role ingest\n"), "{missing}");
         }
         assert_eq!(unowned_warning(&json!({ "nodes": [], "collections": [] })), None);
+    }
+
+    #[test]
+    fn status_warns_of_an_old_view() {
+        assert_eq!(stale_warning(&json!({ "nodes": [] })), None);
+        let warning = stale_warning(&json!({ "stale": "etcd does not answer" })).unwrap();
+        assert!(warning.ends_with("etcd does not answer\n"), "{warning}");
     }
 
     #[test]

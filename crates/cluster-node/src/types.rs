@@ -213,6 +213,9 @@ pub struct ClusterView {
     pub collections: BTreeMap<String, CollectionRecord>,
     /// Aliases, and changes of collections after their creation.
     pub changes: Arc<CatalogChanges>,
+    /// Reason why nodes and owners are as they were before, and not as etcd has them; `None` if the
+    /// last reading succeeded.
+    pub stale: Option<String>,
 }
 
 impl ClusterView {

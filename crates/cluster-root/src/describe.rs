@@ -146,7 +146,15 @@ pub(super) async fn cluster(context: RootContext, _: Bytes) -> Result<RootAnswer
     let nodes: Vec<Value> = nodes.collect();
     let seen = view.collections.values().filter(|record| context.sees(&record.name));
     let collections: Vec<Value> = seen.map(|record| collection(record, &view)).collect();
-    RootAnswer::of(&json!({ "nodes": nodes, "collections": collections }))
+    RootAnswer::of(&cluster_text(&view, &nodes, &collections))
+}
+
+fn cluster_text(view: &ClusterView, nodes: &[Value], collections: &[Value]) -> Value {
+    let mut described = json!({ "nodes": nodes, "collections": collections });
+    if let Some(reason) = &view.stale {
+        described["stale"] = json!(reason);
+    }
+    described
 }
 
 fn collection(record: &CollectionRecord, view: &ClusterView) -> Value {
@@ -219,6 +227,15 @@ mod tests {
         view.owners.insert(ShardKey::new("1", 0), Owner { node: "a".to_owned(), epoch: Epoch(7) });
         view.collections.insert("c".to_owned(), record());
         view
+    }
+
+    #[test]
+    fn an_old_view_has_its_reason() {
+        let mut old = view(&[]);
+        let text = |view: &ClusterView| cluster_text(view, &[], &[]);
+        assert_eq!(text(&old), json!({ "nodes": [], "collections": [] }));
+        old.stale = Some("etcd does not answer".to_owned());
+        assert_eq!(text(&old)["stale"], "etcd does not answer");
     }
 
     #[test]

@@ -127,6 +127,11 @@ impl MemberState {
             Ok(()) => readings.succeeded(),
             Err(error) => readings.failed(error),
         }
+        let stale = result.as_ref().err().map(|error| error.message().to_owned());
+        // A change copies the view and wakes its readers.
+        if self.view.source().current().stale != stale {
+            self.view.update(|view| view.stale = stale);
+        }
         result
     }
 

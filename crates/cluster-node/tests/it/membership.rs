@@ -306,6 +306,8 @@ async fn view_stays_while_etcd_is_stopped() {
     // All leases end meanwhile.
     tokio::time::sleep(SHORT.lease + Duration::from_secs(1)).await;
     assert!(a.membership.view_certain_since().is_none(), "it may show nodes that are dead");
+    let stale = a.view.current().stale.clone();
+    assert!(stale.is_some_and(|reason| reason.contains("etcd")), "etcd does not answer");
     server.resume();
 
     let etcd = server.client();
@@ -328,6 +330,7 @@ async fn view_stays_while_etcd_is_stopped() {
     let acquire = || async { b.membership.acquire(&ShardKey::new("id", 0)).await };
     until(acquire, |answer| answer.is_ok()).await.unwrap().unwrap();
     until(|| async { a.membership.view_certain_since().is_some() }, |is_certain| *is_certain).await;
+    until(|| async { a.view.current().stale.is_none() }, |is_current| *is_current).await;
 }
 
 /// A write that etcd carried out after its sender stopped waiting, and after the next write.
