@@ -373,8 +373,9 @@ impl WriterDriver {
 /// # Errors
 /// `DataLoss` without the marker; the store's error.
 async fn marked_floor(log: &ShardLog) -> base::Result<LogFloor> {
-    log.check_marker().await?;
-    log.floor().await
+    // At the same time: a write is acknowledged after both.
+    let ((), floor) = tokio::try_join!(log.check_marker(), log.floor())?;
+    Ok(floor)
 }
 
 /// Reads entries from `from` on; none if the log ends there.

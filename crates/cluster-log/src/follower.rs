@@ -46,8 +46,8 @@ pub struct LogFollower {
     ahead: ReadAhead,
     /// Entries from the position on, which the floor did not exceed after they were read.
     ready: VecDeque<LogEntry<Batch>>,
-    /// Writer of the last entry that counts, once one was read from the log. Only this writer's
-    /// entries are taken without a read: its number is random, and only its log has it.
+    /// Owner that wrote the last entry that counts, once one was read from the log. Only this
+    /// writer's entries are taken without a read: its number is random, and only its log has it.
     writer: Option<WriterId>,
 }
 
@@ -119,7 +119,8 @@ impl LogFollower {
         let number = self.replay.next();
         let counts = self.replay.take(&entry);
         if counts {
-            self.writer = Some(entry.writer);
+            // Entries of a restored backup have the epoch 0, and a writer that is not random.
+            self.writer = (entry.epoch != Epoch::default()).then_some(entry.writer);
         }
         let batch = match entry.body {
             EntryBody::Writes(batch) if counts => Some(batch),

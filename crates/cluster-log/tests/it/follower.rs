@@ -94,6 +94,17 @@ async fn an_offered_entry_of_another_writer_is_refused() {
     assert_eq!(follower.position(), FollowPosition { next: EntryNumber(2), epoch: Epoch(2) });
 }
 
+/// Entries of a restored backup have a number of a writer that each client knows.
+#[tokio::test]
+async fn an_offered_entry_behind_a_restored_one_is_refused() {
+    let log = TestStore::in_memory().log();
+    append(&log, 0, &[writes(0, &["restored"])]).await;
+    let mut follower = LogFollower::new(log, start().0, start().1);
+    follower.next().await.unwrap();
+    assert!(!follower.offer(EntryNumber(1), writes(0, &["forged"])));
+    assert_eq!(follower.next().await.unwrap(), FollowStep::End);
+}
+
 /// The entry after a gap may be one of a pipeline whose first entry is not there yet.
 #[tokio::test]
 async fn a_gap_is_the_end() {

@@ -176,12 +176,16 @@ impl ShardFollower {
     async fn next_step(&self, follower: &mut LogFollower) -> Result<NextStep> {
         let next = follower.position().next;
         let mut passed = false;
+        let mut is_refused = false;
         loop {
             if let Some(entry) = self.state.offered.take(next) {
-                passed |= follower.offer(next, entry);
+                let is_taken = follower.offer(next, entry);
+                passed |= is_taken;
+                is_refused |= !is_taken;
             }
             // A read that is dropped costs one request to the store. The position stays. With
-            // steady writes, a probe finds the end.
+            // steady writes, a probe finds the end. After a refused entry, the read is not dropped:
+            // any client with a key of the role write can send such entries without end.
             tokio::select! {
                 biased;
                 step = follower.next() => {
@@ -193,7 +197,7 @@ impl ShardFollower {
                     }
                     return Ok(NextStep { step, passed });
                 }
-                () = self.state.offered.has(next) => {}
+                () = self.state.offered.has(next), if !is_refused => {}
             }
         }
     }

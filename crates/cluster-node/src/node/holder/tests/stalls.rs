@@ -291,6 +291,36 @@ impl SteadyWrites {
     }
 }
 
+/// A client with a key of the role write sends entries that no writer has made, without end.
+#[tokio::test]
+async fn forged_entries_do_not_starve_the_log() {
+    let config =
+        ThrottleConfig { wait_get_per_call: Duration::from_millis(5), ..ThrottleConfig::default() };
+    let store = Arc::new(ThrottledStore::new(InMemory::new(), config));
+    let log = ShardLog::new(&StorePlace::new(store, "", "the store"), &shard());
+    for number in 0..2 {
+        append(&log, EntryNumber(number)).await;
+    }
+    let mut empty = EmptyShard::start().await;
+    empty.follower.log = log;
+    let state = empty.follower.state.clone();
+    let forged = async {
+        for _ in 0..STEADY_WRITES {
+            let next = state.applied();
+            let entry = LogEntry { epoch: Epoch(u64::MAX), ..fence() };
+            state.offered.add(next, std::iter::once((next, entry)));
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    };
+    let mut applied = state.applied.subscribe();
+    tokio::select! {
+        ended = empty.follower.follow() => panic!("{ended:?}"),
+        () = forged => panic!("the log was not read"),
+        ended = applied.wait_for(|next| next.0 == 2) => drop(ended.unwrap()),
+    }
+    assert_eq!(empty.follower.services.metrics.passed_entries.get(), 0);
+}
+
 #[tokio::test]
 async fn steady_writes_do_not_starve_a_strong_read() {
     SteadyWrites { is_caught_up: true, passes_on: true }.read_end().await;
