@@ -10,10 +10,10 @@ use super::state::{SegmentSlot, SegmentView};
 use crate::segment::{IoStep, PreloadScope, Segment};
 
 impl Collection {
-    /// Reads the embeddings or payloads of one segment into unused memory, if it has room for all of
-    /// them. Chooses a segment that is there since the start, or any segment if no points arrive and
-    /// nothing is merged, or one that requests have often read from the medium. Returns false if
-    /// there is no such segment.
+    /// Reads the embeddings or payloads of one segment into unused memory, if it has room for all
+    /// of them. Chooses a segment that is there since the start, or any segment if no points
+    /// arrive and nothing is merged, or one that requests have often read from the medium. Returns
+    /// false if there is no such segment.
     ///
     /// # Errors
     /// The error of the medium.
@@ -149,7 +149,7 @@ mod tests {
         }
     }
 
-    /// Reads those of the embeddings and payloads into memory that are not there.
+    /// Reads the embeddings and payloads into memory, if they are not there.
     fn preload_all(collection: &Collection) {
         assert!(collection.preload().unwrap());
         let again = collection.preload().unwrap() && collection.preload().unwrap();
@@ -179,7 +179,7 @@ mod tests {
         preload_all(&collection);
         let stats = resources.segment_cache_stats();
         assert!(stats.preloaded > 0 && stats.evicted == 0, "{stats:?}");
-        // Every row, not only those that were found before.
+        // Every row, not only the ones found before.
         let ids: Vec<u64> = (0..ROWS).collect();
         let parts = PointParts { embedding: true, ..PointParts::PAYLOAD };
         assert_eq!(collection.points(&ids, parts).len() as u64, ROWS);
@@ -213,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn a_new_segment_is_in_memory_like_those_that_it_replaces() {
+    fn a_new_segment_is_in_memory_if_the_old_ones_were() {
         let root = tempfile::tempdir().unwrap();
         let resources = resources();
         let collection = opened(root.path(), &resources);

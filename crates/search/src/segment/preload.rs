@@ -20,9 +20,9 @@ const SHARE_MIN: f64 = 0.5;
 /// Sections to preload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum PreloadScope {
-    /// Those that requests have often read from the medium.
+    /// Sections that requests have often read from the medium.
     Missed,
-    /// Those too that were never preloaded.
+    /// Sections that were never preloaded too.
     All,
 }
 

@@ -47,7 +47,8 @@ pub(crate) struct SearchOptions {
     /// Threads that build the index of a segment [default: a quarter of the cores, at least 1]
     #[arg(long, value_name = "N")]
     pub(crate) search_build_threads: Option<usize>,
-    /// Rate at which flushes and merges read and write together, or "unlimited" [default: 64MiB]
+    /// Rate at which flushes and merges read and write, and segments are read into free memory, all
+    /// together; or "unlimited" [default: 64MiB]
     #[arg(long, value_name = "BYTES")]
     pub(crate) search_background_rate: Option<ByteRate>,
     /// Number of segments of similar size that one merge joins. With a small number, searches are
