@@ -135,8 +135,9 @@ def test_a_lost_entry_is_not_overwritten(cluster):
     other = next(name for name in cluster.nodes if name != owner)
     lost = entries(cluster)[2]
     content = lost.read_bytes()
-    cluster.nodes[owner].terminate()
+    # Before the end of the owner, since the other node reads the log at once.
     lost.unlink()
+    cluster.nodes[owner].terminate()
     # The other node becomes the owner, and does not take the number of the lost entry.
     refusal = "is missing, and there are later entries"
     wait_until("a refusal names the entry", lambda: refusal in json.dumps(upsert(cluster, 20, other)[1]))

@@ -84,16 +84,13 @@ impl LogFollower {
             Err(error) if error.is_retryable() => return Err(error),
             run => run,
         };
-        // A removed number looks like the end, and a process that slept may create it again.
-        let floor = self.log.floor().await?;
+        // A removed number looks like the end, and a process that slept may create it again. A
+        // directory that is not mounted any more may have entries that are in no log.
+        let ((), floor) = tokio::try_join!(self.log.check_marker(), self.log.floor())?;
         if floor.entry > from {
             return Ok(FollowStep::Removed(floor));
         }
-        let run = run?;
-        if run.is_empty() {
-            self.log.check_marker().await?;
-        }
-        self.ready.extend(run);
+        self.ready.extend(run?);
         Ok(self.take().unwrap_or(FollowStep::End))
     }
 

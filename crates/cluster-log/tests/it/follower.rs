@@ -69,12 +69,16 @@ async fn an_offered_entry_is_not_read() {
 
 /// The directory of the store is not mounted any more.
 #[tokio::test]
-async fn a_store_without_its_marker_has_no_end() {
+async fn a_store_without_its_marker_has_no_entries_and_no_end() {
     let store = TestStore::in_memory();
     let log = store.log().with_marker("identity");
-    let mut follower = LogFollower::new(log, start().0, start().1);
+    let mut follower = LogFollower::new(log.clone(), start().0, start().1);
+    assert_eq!(follower.next().await.unwrap_err().kind(), ErrorKind::DataLoss);
+    // An owner may have created an entry there before it noticed.
+    append(&log, 0, &[fence(1)]).await;
     assert_eq!(follower.next().await.unwrap_err().kind(), ErrorKind::DataLoss);
     store.objects.put(&Path::from("identity"), "id".into()).await.unwrap();
+    assert!(matches!(follower.next().await.unwrap(), FollowStep::Entry { .. }));
     assert_eq!(follower.next().await.unwrap(), FollowStep::End);
 }
 
