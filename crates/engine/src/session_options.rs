@@ -73,6 +73,9 @@ pub struct SessionOptions {
     pub trusted: bool,
     /// True if the model runs in a worker process, which ends alone if the engine aborts.
     pub isolate: bool,
+    /// Bytes of memory that runs in the worker process may take at a time; `None` is unlimited. Has
+    /// no effect without `isolate`.
+    pub run_memory: Option<u64>,
     /// Tags of the graph to open, of a model file with several graphs (SavedModel). Empty for the
     /// graph with the tag "serve".
     pub graph_tags: Vec<String>,
@@ -88,6 +91,7 @@ impl Default for SessionOptions {
             device: Device::Cpu,
             trusted: false,
             isolate: false,
+            run_memory: None,
             graph_tags: Vec::new(),
             signature: SignatureFile::default(),
         }

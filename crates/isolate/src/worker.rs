@@ -61,8 +61,10 @@ pub fn run_worker(open: impl Fn(&str) -> Result<Arc<dyn Engine>>) -> Result<()> 
         request = receive_request(&control).map_err(gone)?;
     }
     let Some(message) = frame::read(&mut control).map_err(gone)? else { return Ok(()) };
+    let mut run_memory = None;
     let loaded = LoadMessage::decode(&message).and_then(|message| {
         let engine = open(&message.engine)?;
+        run_memory = message.options.run_memory;
         load(engine, message)
     });
     let facts = loaded.as_ref().map(|session| ModelFacts::of(&**session)).map_err(Clone::clone);
@@ -73,6 +75,10 @@ pub fn run_worker(open: impl Fn(&str) -> Result<Arc<dyn Engine>>) -> Result<()> 
         os::thread::spawn(format!("run-{number}"), move || {
             answer(&*session, UnixStream::from(socket))
         })?;
+    }
+    // After the stacks of these threads were reserved.
+    if let Some(bytes) = run_memory {
+        os::process::limit_growth(bytes)?;
     }
     // The server sends nothing more.
     let _ = control.read(&mut [0]);

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::sync::Arc;
 
+use base::units::{format_bytes, parse_bytes};
 use engine::{
     ClassifySettings, Device, ExampleSettings, ExamplesSection, LABELS_MAX, RegressSettings,
     ScheduleFile, SignatureFile,
@@ -23,6 +24,8 @@ const BATCH_SIZE_MAX: usize = 1 << 20;
 const WARMUP_THREADS_MAX: usize = 256;
 /// Most bytes of a file of labels.
 const LABELS_BYTES_MAX: u64 = 64 << 20;
+/// Smallest limit of the memory of runs. Allocators reserve memory in large parts.
+const RUN_MEMORY_MIN: u64 = 64 << 20;
 /// Most tags of a graph.
 const GRAPH_TAGS_MAX: usize = 64;
 
@@ -38,6 +41,8 @@ pub(crate) struct ModelFile {
     device: Option<String>,
     trusted: Option<bool>,
     isolate: Option<bool>,
+    #[serde(default, deserialize_with = "memory_size")]
+    run_memory: Option<u64>,
     saved_model_tags: Option<Vec<String>>,
     request_log_rate: Option<f64>,
     signature: Option<SignatureFile>,
@@ -246,6 +251,10 @@ impl ModelFile {
         // recogniser has a state, which a worker process does not keep.
         let on_gpu = config.session.device != Device::Cpu && config.recogniser.is_none();
         config.session.isolate = self.isolate.unwrap_or(config.session.isolate || on_gpu);
+        if self.run_memory.is_some() && !config.session.isolate {
+            return Err("run-memory needs isolate = true: it limits a worker process".into());
+        }
+        config.session.run_memory = self.run_memory;
         if self.classify.is_some() || self.regress.is_some() {
             config.examples = Some(Arc::new(ExampleSettings {
                 classify: self.classify.clone(),
@@ -277,6 +286,17 @@ impl ModelFile {
         }
         Ok(config)
     }
+}
+
+/// Reads a size such as "2GiB".
+fn memory_size<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<u64>, D::Error> {
+    let text = String::deserialize(deserializer)?;
+    let bytes = parse_bytes(&text).map_err(de::Error::custom)?;
+    if bytes < RUN_MEMORY_MIN {
+        let least = format_bytes(RUN_MEMORY_MIN);
+        return Err(de::Error::custom(format_args!("run-memory is at least {least}")));
+    }
+    Ok(Some(bytes))
 }
 
 /// Returns true if these can be the tags of a graph. A comma separates tags on a command line.
@@ -379,7 +399,22 @@ mod tests {
         assert_eq!(applied("versions = { latest = 2 }").policy, VersionPolicy::Latest(2));
     }
 
-    /// `docs/model.toml` with every line switched on.
+    #[test]
+    fn the_memory_of_runs_is_limited_in_a_worker_process_only() {
+        let applied = |text: &str| {
+            let file = ModelFile::parse(text).unwrap();
+            file.apply(&ModelConfig::new("m", "m")).map(|config| config.session.run_memory)
+        };
+        assert_eq!(applied("isolate = true\nrun-memory = \"2GiB\""), Ok(Some(2 << 30)));
+        assert_eq!(applied("isolate = true"), Ok(None));
+        let error = applied("run-memory = \"2GiB\"").unwrap_err();
+        assert!(error.contains("needs isolate = true"), "{error}");
+        let error = ModelFile::parse("isolate = true\nrun-memory = \"1MiB\"").unwrap_err();
+        assert!(error.contains("at least 64.0 MiB"), "{error}");
+        let error = ModelFile::parse("isolate = true\nrun-memory = \"two\"").unwrap_err();
+        assert!(error.contains("two"), "{error}");
+    }
+
     #[test]
     fn models_on_a_gpu_are_isolated_by_default() {
         let isolate = |text: &str| {
@@ -391,13 +426,16 @@ mod tests {
         assert!(!isolate("device = \"cuda:1\"\n[recogniser]\nsample-rate = 16000"));
     }
 
+    /// `docs/model.toml` with every line switched on.
     #[test]
     fn the_documented_file_has_every_key() {
         let text = include_str!("../../../docs/model.toml");
         let setting = |rest: &&str| rest.contains(" = ") || rest.starts_with('[');
         let lines =
             text.lines().map(|line| line.strip_prefix("# ").filter(setting).unwrap_or(line));
-        let file = ModelFile::parse(&lines.collect::<Vec<_>>().join("\n")).unwrap();
+        let lines = lines.collect::<Vec<_>>().join("\n");
+        // The default is false, with which run-memory has no effect and is an error.
+        let file = ModelFile::parse(&lines.replace("isolate = false", "isolate = true")).unwrap();
         // Destructured, so that a new key must be documented too.
         let ModelFile {
             policy,
@@ -406,6 +444,7 @@ mod tests {
             device,
             trusted,
             isolate,
+            run_memory,
             saved_model_tags,
             request_log_rate,
             signature,
@@ -427,6 +466,7 @@ mod tests {
         assert!(
             trusted.is_some()
                 && isolate.is_some()
+                && run_memory.is_some()
                 && saved_model_tags.is_some()
                 && request_log_rate.is_some()
                 && recogniser.is_some()

@@ -48,6 +48,26 @@ pub fn end_on_faults() {
     }
 }
 
+/// Limits the private memory of this process to what it has reserved now (VmData) and `more` bytes.
+/// Allocations beyond fail: a C++ library throws `std::bad_alloc`, and the allocator of Rust ends
+/// the process. Files that are mapped and shared memory do not count (setrlimit(2), RLIMIT_DATA).
+///
+/// # Errors
+/// If /proc cannot be read, or the limit cannot be set.
+pub fn limit_growth(more: u64) -> Result<()> {
+    let path = Path::new("/proc/self/status");
+    let reserved = kib_field(&read(path)?, "VmData:")
+        .ok_or_else(|| Error::internal(format!("{} has no VmData", path.display())))?;
+    let bytes = reserved.saturating_add(more);
+    let limit = libc::rlimit { rlim_cur: bytes, rlim_max: bytes };
+    // SAFETY: reads a value that lives until the call returns.
+    if unsafe { libc::setrlimit(libc::RLIMIT_DATA, &raw const limit) } == 0 {
+        return Ok(());
+    }
+    let error = std::io::Error::last_os_error();
+    Err(Error::internal("the limit of memory cannot be set").caused_by(error))
+}
+
 /// Returns the resident memory of the process `pid` in bytes; `None` if it has ended.
 pub fn resident_bytes(pid: u32) -> Option<u64> {
     kib_field(&std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?, "VmRSS:")

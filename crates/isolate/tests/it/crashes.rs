@@ -34,6 +34,24 @@ fn an_abort_costs_its_own_model_only() {
 }
 
 #[test]
+fn a_run_that_needs_too_much_memory_ends_its_process_only() {
+    let host = Host::new();
+    let options =
+        engine::SessionOptions { isolate: true, run_memory: Some(64 << 20), ..Default::default() };
+    let limited = host.open_with(host.graph(ECHO), options).unwrap();
+    let unlimited = host.load(ECHO);
+    let large = vector(&vec![1.0; 20 << 20]);
+    let error = limited.run(&large, &[]).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unavailable);
+    assert!(error.message().contains("SIGABRT"), "{error}");
+    recovered(&*limited);
+    assert_eq!(host.restarts(), 1);
+    // The limit holds for the new process too.
+    assert_eq!(limited.run(&large, &[]).unwrap_err().kind(), ErrorKind::Unavailable);
+    unlimited.run(&large, &[]).unwrap();
+}
+
+#[test]
 fn an_abort_while_loading_is_a_failed_load() {
     let host = Host::new();
     let text = format!("{ECHO}abort-load Check failed: 1 == 2\n");

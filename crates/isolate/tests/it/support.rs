@@ -120,7 +120,14 @@ impl Host {
     }
 
     pub(crate) fn open(&self, graph: PathBuf) -> base::Result<Box<dyn Session>> {
-        let options = SessionOptions { isolate: true, ..SessionOptions::default() };
+        self.open_with(graph, SessionOptions { isolate: true, ..SessionOptions::default() })
+    }
+
+    pub(crate) fn open_with(
+        &self,
+        graph: PathBuf,
+        options: SessionOptions,
+    ) -> base::Result<Box<dyn Session>> {
         let request = LoadRequest { model: "m".into(), graph, options, ..LoadRequest::default() };
         self.engine.load(&request)
     }
