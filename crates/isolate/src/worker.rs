@@ -11,7 +11,8 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
-use base::{Error, NamedTensor, Result};
+use base::units::format_bytes;
+use base::{Error, ErrorKind, NamedTensor, Result};
 use bytes::Bytes;
 use engine::layout::{Artifact, MANIFEST_NAME};
 use engine::{BoundTensor, Engine, LoadRequest, Session};
@@ -73,7 +74,7 @@ pub fn run_worker(open: impl Fn(&str) -> Result<Arc<dyn Engine>>) -> Result<()> 
     for (number, socket) in request.sockets.into_iter().enumerate() {
         let session = session.clone();
         os::thread::spawn(format!("run-{number}"), move || {
-            answer(&*session, UnixStream::from(socket))
+            answer(&*session, UnixStream::from(socket), run_memory)
         })?;
     }
     // After the stacks of these threads were reserved.
@@ -168,10 +169,10 @@ fn parameters(graph: &Path, memory: &WorkerMemory, stop: &AtomicBool) -> Result<
     artifact.bind(loaded)
 }
 
-/// Answers the runs of one socket until it is closed.
-fn answer(session: &dyn Session, mut socket: UnixStream) {
+/// Answers the runs of one socket until it is closed. `run_memory` is the limit of their memory.
+fn answer(session: &dyn Session, mut socket: UnixStream, run_memory: Option<u64>) {
     while let Ok(Some(body)) = frame::read(&mut socket) {
-        let outcome = run(session, body);
+        let outcome = run(session, body).map_err(|error| name_limit(error, run_memory));
         let written = frame::write(&mut socket, encode_outputs(&outcome));
         let written = match written {
             Err(error) if error.kind() == std::io::ErrorKind::InvalidInput => {
@@ -183,6 +184,17 @@ fn answer(session: &dyn Session, mut socket: UnixStream) {
         if written.is_err() {
             return;
         }
+    }
+}
+
+/// Names the limit of the memory of runs in the error of a run that lacks memory.
+fn name_limit(error: Error, run_memory: Option<u64>) -> Error {
+    match run_memory.filter(|_| error.kind() == ErrorKind::ResourceExhausted) {
+        Some(bytes) => error.context(format_args!(
+            "the run needs more memory than run-memory = \"{}\" in the model's millpond.toml allows",
+            format_bytes(bytes)
+        )),
+        None => error,
     }
 }
 
