@@ -139,11 +139,10 @@ mod tests {
     use super::*;
     use crate::budget::MemoryBudget;
     use crate::coarse::{CoarseKind, Metric};
-    use crate::collection::{
-        CollectionOptions, CollectionQuery, Merging, QueryHit, Resources, SearchThread,
-    };
+    use crate::collection::helpers::tests::limits;
+    use crate::collection::{CollectionOptions, CollectionQuery, Merging, QueryHit, Resources};
     use crate::ingest::{Op, PointRef};
-    use crate::rerank::{SearchLimits, SharedCaches};
+    use crate::rerank::SharedCaches;
 
     const DIMS: usize = 16;
     const ROWS: u64 = 700;
@@ -185,20 +184,8 @@ mod tests {
         Resources::new(MemoryBudget::new(128 << 20), 8 << 20, Rate::unlimited()).unwrap()
     }
 
-    fn thread(collection: &Collection) -> SearchThread {
-        let limits = SearchLimits {
-            queries: 1,
-            query_in_flight: 8,
-            in_flight: 8,
-            read_bytes_max: 32 << 10,
-            joined_bytes_max: 32 << 10,
-            gap_bytes_max: 16 << 10,
-        };
-        collection.thread(limits).unwrap()
-    }
-
     fn near(collection: &Collection) -> Vec<QueryHit> {
-        let mut thread = thread(collection);
+        let mut thread = collection.thread(limits()).unwrap();
         let embedding = vector(7);
         let query = CollectionQuery::nearest(&embedding, 50);
         let found = collection.nearest(&mut thread, &query).unwrap();

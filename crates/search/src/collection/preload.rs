@@ -66,12 +66,12 @@ mod tests {
     use super::*;
     use crate::budget::MemoryBudget;
     use crate::coarse::Metric;
+    use crate::collection::helpers::tests::limits;
     use crate::collection::{
         CollectionOptions, CollectionQuery, Merging, PointParts, QuietTimes, Resources,
-        SearchThread,
     };
     use crate::ingest::{Op, PointRef};
-    use crate::rerank::{SearchLimits, SharedCaches};
+    use crate::rerank::SharedCaches;
 
     const DIMS: usize = 128;
     /// Points of a segment.
@@ -124,21 +124,9 @@ mod tests {
         Resources::new(budget.clone(), 8 << 20, Rate::unlimited()).unwrap()
     }
 
-    fn thread(collection: &Collection) -> SearchThread {
-        let limits = SearchLimits {
-            queries: 1,
-            query_in_flight: 8,
-            in_flight: 8,
-            read_bytes_max: 32 << 10,
-            joined_bytes_max: 32 << 10,
-            gap_bytes_max: 16 << 10,
-        };
-        collection.thread(limits).unwrap()
-    }
-
     /// Searches near many points, and reads their payloads.
     fn ask(collection: &Collection) {
-        let mut thread = thread(collection);
+        let mut thread = collection.thread(limits()).unwrap();
         for seed in (0..ROWS).step_by(29) {
             let embedding = vector(seed);
             let query = CollectionQuery::nearest(&embedding, 20);
