@@ -40,7 +40,7 @@ def test_a_size_in_a_request_cannot_take_all_memory(serve, tmp_path):
         refused = ask(server, TOO_MANY)
         assert refused.status_code in (429, 503), refused.text[:300]
         if refused.status_code == 429:
-            assert 'more memory than run-memory = "64.0 MiB"' in refused.text, refused.text
+            assert 'more memory than run-memory = "64.0 MiB"' in refused.json()["error"], refused.text
         server.assert_serving()
         deadline = time.monotonic() + 60
         # The worker process may have ended. It is started again.
