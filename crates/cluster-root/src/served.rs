@@ -8,7 +8,7 @@ use parking_lot::RwLock;
 
 /// Time in which requests wait for the holders of a collection that this root has never seen with
 /// all of its holders. It begins with the first such request.
-pub(super) const UNSEEN_HOLDERS_WAIT_MAX: Duration = Duration::from_secs(2);
+const UNSEEN_HOLDERS_WAIT_MAX: Duration = Duration::from_secs(2);
 
 #[derive(Clone, Copy, Debug)]
 enum Holders {

@@ -62,6 +62,8 @@ mod tests {
 
     use os::Rate;
     use storage::UringMedium;
+    use storage::page::PAGE_BYTES;
+    use storage::superblock::Superblock;
 
     use super::*;
     use crate::budget::MemoryBudget;
@@ -72,6 +74,7 @@ mod tests {
     };
     use crate::ingest::{Op, PointRef};
     use crate::rerank::SharedCaches;
+    use crate::segment::layout::kind;
 
     const DIMS: usize = 128;
     /// Points of a segment.
@@ -186,6 +189,32 @@ mod tests {
         preload_all(&collection);
         ask(&collection);
         assert_eq!(reads(&resources), [0, 0]);
+    }
+
+    #[test]
+    fn a_damaged_page_is_left_to_the_request_that_needs_it() {
+        let root = tempfile::tempdir().unwrap();
+        let collection = opened(root.path(), &resources());
+        add_segment(&collection, 0);
+        let name = collection.state().open().next().unwrap().2.segment.name().to_owned();
+        drop(collection);
+        let file = root.path().join(name);
+        let mut bytes = std::fs::read(&file).unwrap();
+        let sections = Superblock::decode(&bytes[..PAGE_BYTES]).unwrap().sections;
+        let vectors = sections.iter().find(|section| section.kind == kind::VECTORS).unwrap();
+        bytes[vectors.offset as usize + PAGE_BYTES] ^= 1;
+        std::fs::write(&file, bytes).unwrap();
+        let resources = resources();
+        let collection = opened(root.path(), &resources);
+        assert!(!collection.open_segments(), "all are open");
+        preload_all(&collection);
+        let state = collection.state();
+        assert!(!state.open().any(|(_, _, view)| view.loses_data()), "no request needed it");
+        let ids: Vec<u64> = (0..ROWS).collect();
+        let parts = PointParts { embedding: true, ..PointParts::NONE };
+        let lost = collection.points(&ids, parts).into_iter().filter(Result::is_err).count();
+        assert!((1..50).contains(&lost), "{lost}");
+        assert!(!collection.preload().unwrap());
     }
 
     #[test]

@@ -14,10 +14,11 @@
 //! not changed. The others are served.
 //!
 //! # Threads
-//! `search-N` run queries ([`Registry::submit`]). `search-open` opens segments and reads codes into
-//! memory. `search-flush` and `search-merge` have low priority; `search-flush-hi` and
-//! `search-merge-hi` take over if that is too slow. Each of these threads works for all
-//! collections, so the number of threads does not depend on the number of collections.
+//! `search-N` run queries ([`Registry::submit`]). `search-open` opens segments and reads codes,
+//! embeddings and payloads into memory. `search-flush` and `search-merge` have low priority;
+//! `search-flush-hi` and `search-merge-hi` take over if that is too slow. Each of these threads
+//! works for all collections, so the number of threads does not depend on the number of
+//! collections.
 
 mod aliases;
 mod background;

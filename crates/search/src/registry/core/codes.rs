@@ -24,8 +24,8 @@ impl RegistryCore {
         })
     }
 
-    /// Reads embeddings and payloads of one segment into memory, if requests often miss them.
-    /// Returns false if there are none that fit.
+    /// Reads the embeddings or payloads of one segment into memory, as `Collection::preload`
+    /// chooses them. Returns false if no collection has any that fit.
     pub(super) fn preload(&self) -> bool {
         let collections = self.ready();
         collections.iter().take_while(|_| !self.stopped()).any(|named| {
