@@ -194,7 +194,7 @@ impl ShardLog {
     /// is below it.
     ///
     /// # Errors
-    /// The store's error, with a remedy.
+    /// As [`ShardLog::check_marker`]; the store's error, with a remedy.
     pub async fn end(&self) -> Result<EntryNumber> {
         let floor = self.floor().await?.entry;
         let mut listing = self.place().objects().list(Some(&self.entries));
@@ -204,6 +204,8 @@ impl ShardLog {
             let number = location.filename().and_then(parse_number);
             end = end.max(number.map_or(floor, |number| number.plus(1)));
         }
+        // Checked after the listing: a directory that is not mounted any more has no entries.
+        self.check_marker().await?;
         Ok(end)
     }
 
@@ -214,7 +216,7 @@ impl ShardLog {
     /// Unlike [`ShardLog::end`], it lists no entries: an hour of them is many objects.
     ///
     /// # Errors
-    /// The store's error, with a remedy.
+    /// As [`ShardLog::check_marker`]; the store's error, with a remedy.
     pub async fn acknowledged_end(&self, from: EntryNumber) -> Result<Option<EntryNumber>> {
         let mut search = EndSearch::new(from);
         while self.has(search.number()).await? {
@@ -222,8 +224,9 @@ impl ShardLog {
                 return Ok(None);
             }
         }
-        // Read after the number, whose entry may have been removed.
-        let floor = self.floor().await?;
+        // Both are read after the number: its entry may have been removed, and a directory that is
+        // not mounted any more has no entries.
+        let ((), floor) = tokio::try_join!(self.check_marker(), self.floor())?;
         Ok(search.end(floor.entry))
     }
 

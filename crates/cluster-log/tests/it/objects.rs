@@ -72,6 +72,25 @@ async fn a_lost_entry_is_not_the_end() {
     .await;
 }
 
+/// The directory of the store is not mounted any more.
+#[tokio::test]
+async fn a_store_without_its_marker_has_no_known_end() {
+    with_stores(|store| async move {
+        let log = store.log().with_marker("identity");
+        let marker = Path::from("identity");
+        store.objects.put(&marker, "id".into()).await.unwrap();
+        append(&log, 0, &vec![writes(1, &["a"]); 3]).await;
+        assert_eq!(log.end().await.unwrap(), EntryNumber(3));
+        assert!(log.acknowledged_end(EntryNumber(3)).await.unwrap() >= Some(EntryNumber(3)));
+
+        store.objects.delete(&marker).await.unwrap();
+        assert_eq!(log.end().await.unwrap_err().kind(), ErrorKind::DataLoss);
+        let end = log.acknowledged_end(EntryNumber(3)).await;
+        assert_eq!(end.unwrap_err().kind(), ErrorKind::DataLoss);
+    })
+    .await;
+}
+
 #[tokio::test]
 async fn one_of_many_creates_succeeds() {
     with_stores(|store| async move {
