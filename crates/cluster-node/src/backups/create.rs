@@ -11,6 +11,7 @@ use super::log_parts::PartReader;
 use super::owned_copy::OwnedCopy;
 use super::set::{BackupSet, ShardBackup};
 use super::{ClusterBackups, GRACE, RETRY_AFTER, ShardOfSet};
+use crate::node::services::shard_log;
 use crate::node::snapshot::{snapshot_store, snapshots};
 use crate::types::{CollectionRecord, ShardKey};
 
@@ -32,7 +33,8 @@ impl ClusterBackups {
     ///
     /// # Errors
     /// `ResourceExhausted` if too many backups wait; `Unavailable` if the log was shortened
-    /// meanwhile; the errors of the stores.
+    /// meanwhile; `DataLoss` if the cluster's store is a directory that is not mounted any more;
+    /// the errors of the stores.
     pub async fn create(&self, record: &CollectionRecord) -> Result<BackupSet> {
         let made = self.make(record).await;
         self.count("backup", &made);
@@ -101,7 +103,7 @@ impl ClusterBackups {
     /// Returns true if the collection has changed since the backup.
     ///
     /// # Errors
-    /// The store's error.
+    /// As [`ShardLog::end`].
     pub(crate) async fn has_changed(
         &self,
         record: &CollectionRecord,
@@ -120,7 +122,7 @@ impl ClusterBackups {
         for keys in keys.chunks(ENDS_AT_ONCE_MAX) {
             let mut running = tokio::task::JoinSet::new();
             for key in keys {
-                let log = ShardLog::new(self.cluster.place(), key);
+                let log = shard_log(&self.cluster, key);
                 let key = key.clone();
                 running.spawn(async move { log.end().await.map(|end| (key, end)) });
             }
@@ -137,7 +139,7 @@ impl ClusterBackups {
         shard: &ShardOfSet<'_>,
         mut end: EntryNumber,
     ) -> Result<ShardBackup> {
-        let log = ShardLog::new(self.cluster.place(), shard.key);
+        let log = shard_log(&self.cluster, shard.key);
         let CopiedSnapshot { bytes, from } = self.copy_newest(shard, &log, &mut end).await?;
         let mut reader = PartReader::new(log, from, end);
         let mut parts = Vec::new();

@@ -19,8 +19,9 @@ use tokio::task::JoinSet;
 use super::remove::delete_if_there;
 use super::{ClusterBackups, REQUEST_TIMEOUT};
 use crate::node::local::{at_low_priority, blocking};
+use crate::node::services::shard_log;
 use crate::node::snapshot::StopTransferOnDrop;
-use crate::types::CollectionRecord;
+use crate::types::{CollectionRecord, ShardKey};
 
 /// Parts that are copied at the same time.
 const PARTS_AT_ONCE: usize = 8;
@@ -104,7 +105,8 @@ impl ClusterBackups {
     /// Backs up the originals of a collection of images.
     ///
     /// # Errors
-    /// `TooLarge` for too many originals; the errors of the stores.
+    /// `TooLarge` for too many originals; `DataLoss` if the cluster's store is a directory that is
+    /// not mounted any more; the errors of the stores.
     pub(super) async fn back_up_originals(
         &self,
         record: &CollectionRecord,
@@ -114,6 +116,8 @@ impl ClusterBackups {
         let parts = self.parts_of(record).await?;
         let copy = self.part_copy(CopyDirection::BackUp, collection, &record.id, id);
         let lists = copy_parts(&copy, parts).await?;
+        // Checked after the listings: a directory that is not mounted any more has no originals.
+        shard_log(&self.cluster, &ShardKey::new(&record.id, 0)).check_marker().await?;
         let mut originals = OriginalsBackup::default();
         for list in lists {
             originals.count += list.files.len() as u64;

@@ -17,7 +17,7 @@ pub(crate) mod local;
 mod offered;
 mod ownership;
 mod placement;
-mod services;
+pub(crate) mod services;
 pub(crate) mod snapshot;
 mod stall;
 

@@ -25,6 +25,13 @@ pub(super) fn catch_ups_running_max() -> usize {
     std::thread::available_parallelism().map_or(1, |cores| cores.get().div_ceil(2))
 }
 
+/// Returns the log of a shard in the store of a cluster. A directory must still have the identity
+/// of the store: without it, the directory is not mounted any more.
+pub(crate) fn shard_log(store: &BackupStore, key: &ShardKey) -> ShardLog {
+    let log = ShardLog::new(store.place(), key);
+    if store.is_directory() { log.with_marker(IDENTITY) } else { log }
+}
+
 /// Services that the tasks of a node share.
 pub(super) struct NodeServices {
     /// Name of this node.
@@ -47,11 +54,9 @@ pub(super) struct NodeServices {
 }
 
 impl NodeServices {
-    /// Returns the log of a shard. A directory must still have the identity of the cluster's store:
-    /// without it, the directory is not mounted any more.
+    /// Returns the log of a shard, as [`shard_log`] does.
     pub(super) fn log(&self, key: &ShardKey) -> ShardLog {
-        let log = ShardLog::new(self.store.place(), key);
-        if self.store.is_directory() { log.with_marker(IDENTITY) } else { log }
+        shard_log(&self.store, key)
     }
 
     /// Announces the shards of this node soon.

@@ -139,6 +139,27 @@ async fn a_removed_collection_is_not_backed_up() {
 }
 
 #[tokio::test]
+async fn a_directory_that_is_not_mounted_is_not_backed_up() {
+    let cluster = TestCluster::new();
+    let images =
+        api_images::ImageSettings { kind: api_images::ImageKind::Photo, model: String::new() };
+    let record = CollectionRecord { images: Some(images), ..record("1") };
+    cluster.append(&record, 0, 1, "one").await;
+    let whole = cluster.backups.create(&record).await.unwrap();
+    std::fs::remove_file(cluster.directory.path().join(IDENTITY)).unwrap();
+    std::fs::remove_dir_all(cluster.directory.path().join("data")).unwrap();
+    // The view still has the collection.
+    for refused in [
+        cluster.backups.has_changed(&record, &whole).await.map(drop),
+        cluster.backups.create(&record).await.map(drop),
+        cluster.backups.back_up_originals(&record, &BackupId::now()).await.map(drop),
+    ] {
+        assert_eq!(refused.unwrap_err().kind(), ErrorKind::DataLoss);
+    }
+    assert_eq!(cluster.backups.list("docs").await.unwrap(), [whole]);
+}
+
+#[tokio::test]
 async fn a_removed_backup_leaves_the_others() {
     let cluster = TestCluster::new();
     let record = record("1");

@@ -10,6 +10,7 @@ use search::registry::Registry;
 use serde_json::Value;
 
 use super::*;
+use crate::membership::IDENTITY;
 use crate::testing::{TestRegistry, open_registry};
 use crate::types::{CollectionRecord, ViewUpdater};
 
@@ -25,6 +26,7 @@ struct TestCluster {
 impl TestCluster {
     fn new() -> TestCluster {
         let directory = tempfile::tempdir().unwrap();
+        std::fs::write(directory.path().join(IDENTITY), "id").unwrap();
         let store = BackupStore::open(directory.path().to_str().unwrap(), &[]).unwrap();
         let view = ViewUpdater::new();
         view.update(|view| {
