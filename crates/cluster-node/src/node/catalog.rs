@@ -122,7 +122,7 @@ impl StoreCatalog {
     /// Creates a collection. Returns false if there is one of this name.
     ///
     /// # Errors
-    /// As [`StoreCatalog::check_no_alias`].
+    /// As [`StoreCatalog::put_record`].
     async fn create_record(&self, record: &CollectionRecord) -> Result<bool> {
         if self.view.source().current().collections.len() >= COLLECTIONS_MAX {
             return Err(Error::precondition(format!(
@@ -154,7 +154,8 @@ impl StoreCatalog {
     /// Creates a record. Returns false if there is one of its name.
     ///
     /// # Errors
-    /// As [`StoreCatalog::check_no_alias`]. The record is removed then.
+    /// As [`StoreCatalog::check_no_alias`]: the record is removed then. As
+    /// [`StoreCatalog::check_identity`]: the record may stay then.
     async fn put_record(&self, record: &CollectionRecord) -> Result<bool> {
         let bytes = serde_json::to_vec(record)
             .map_err(|error| Error::internal("a record of a collection").caused_by(error))?;
@@ -162,6 +163,8 @@ impl StoreCatalog {
         if !self.objects.create_own(&self.key(&record.name), bytes).await? {
             return Ok(false);
         }
+        // No other root sees a record in a directory that is not mounted any more.
+        self.check_identity(true).await?;
         // Another root may have made an alias of this name since the first check. One that makes
         // it from here on sees the record.
         if let Err(error) = self.check_no_alias(&record.name).await {
@@ -258,7 +261,9 @@ impl StoreCatalog {
     /// Changes aliases, or collections after their creation. Returns the number of the version.
     ///
     /// # Errors
-    /// As [`ChangeLog::change`] and [`StoreCatalog::check_aliases`]. No alias is changed then.
+    /// As [`ChangeLog::change`], [`StoreCatalog::check_identity`] and
+    /// [`StoreCatalog::check_aliases`]. No alias is changed then, except perhaps after an error of
+    /// the store.
     async fn make_change(
         &self,
         change: &(dyn Fn(&CatalogChanges) -> Result<CatalogChanges> + Send + Sync),
@@ -275,6 +280,8 @@ impl StoreCatalog {
             Ok(changed)
         };
         let version = self.log.change(&known, &recorded).await?;
+        // No other root sees a version in a directory that is not mounted any more.
+        self.check_identity(true).await?;
         let base = base.into_inner();
         // Another root may have created or removed a collection since the first check. One that
         // does it from here on sees the aliases.
@@ -406,14 +413,15 @@ impl StoreCatalog {
         Ok(reading)
     }
 
-    /// Checks that the store has its identity if records of it are missing. A directory that is not
-    /// mounted any more, or an emptied bucket, looks like a cluster whose collections were removed.
+    /// Checks that the store has its identity if records of it may be missing. A directory that is
+    /// not mounted any more, or an emptied bucket, looks like a cluster whose collections were
+    /// removed.
     ///
     /// # Errors
     /// `Unavailable` if the identity is missing or another one; the store's error.
-    async fn check_identity(&self, is_record_missing: bool) -> Result<()> {
+    async fn check_identity(&self, may_lack_records: bool) -> Result<()> {
         let known = self.identity.lock().clone();
-        if known.is_some() && !is_record_missing {
+        if known.is_some() && !may_lack_records {
             return Ok(());
         }
         let key = self.objects.key(IDENTITY);

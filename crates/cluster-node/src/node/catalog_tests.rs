@@ -168,6 +168,33 @@ async fn collections_of_a_store_without_its_identity_stay() {
 }
 
 #[tokio::test]
+async fn nothing_is_made_in_a_store_without_its_identity() {
+    let place = StorePlace::new(Arc::new(InMemory::new()), "", "memory");
+    let catalog = StoreCatalog::new(place.clone(), ViewUpdater::new());
+    let identity = place.key("identity");
+    place.objects().put(&identity, object_store::PutPayload::from_static(b"id")).await.unwrap();
+    assert!(catalog.create_record(&record("a")).await.unwrap());
+    let declare = |changes: &CatalogChanges| {
+        changes.with_collection("id-a", |it| it.declare("city", Value::Null))
+    };
+    // The directory is not mounted any more.
+    place.objects().delete(&place.key("collections/a")).await.unwrap();
+    place.objects().delete(&identity).await.unwrap();
+    let other = CollectionRecord { id: "other".to_owned(), ..record("a") };
+    for refused in [
+        catalog.create_record(&other).await.map(drop),
+        catalog.create_record(&record("b")).await.map(drop),
+        catalog.make_change(&declare).await.map(drop),
+    ] {
+        assert_eq!(refused.unwrap_err().kind(), ErrorKind::Unavailable);
+    }
+    let view = catalog.view.source().current();
+    let ids: Vec<&str> = view.collections.values().map(|record| record.id.as_str()).collect();
+    assert_eq!(ids, ["id-a"]);
+    assert_eq!(catalog.known_changes.lock().number, 0);
+}
+
+#[tokio::test]
 async fn an_alias_of_another_root_is_not_taken_by_a_collection() {
     let place = StorePlace::new(Arc::new(InMemory::new()), "", "memory");
     let [one, other] = [(); 2].map(|()| StoreCatalog::new(place.clone(), ViewUpdater::new()));
