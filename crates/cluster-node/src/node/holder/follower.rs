@@ -118,14 +118,14 @@ impl ShardFollower {
             let NextStep { step, passed } = match self.next_step(&mut follower).await {
                 Ok(step) => step,
                 Err(error) => {
-                    if error.kind() == ErrorKind::DataLoss {
-                        self.mark_stalled(StallCause::UnreadableLog, &error);
-                    }
                     pause = self.wait_after(&error, pause).await;
                     continue;
                 }
             };
-            pause = PAUSE_MIN;
+            if pause > PAUSE_MIN {
+                self.state.stall.resume();
+                pause = PAUSE_MIN;
+            }
             match step {
                 FollowStep::Entry { number, batch } => {
                     if let Some(batch) = batch {
@@ -164,7 +164,10 @@ impl ShardFollower {
 
     /// Waits after a failed read of the log. The store may be down or refuse a key, or an entry is
     /// damaged; applied entries are still served. Returns the pause after the next failure.
-    async fn wait_after(&self, error: &Error, pause: Duration) -> Duration {
+    async fn wait_after(&mut self, error: &Error, pause: Duration) -> Duration {
+        if error.kind() == ErrorKind::DataLoss {
+            self.mark_unreadable(error);
+        }
         if pause == PAUSE_MIN {
             tracing::warn!(shard = %self.key, %error, "the log cannot be read and is tried again");
         }
@@ -313,6 +316,16 @@ impl ShardFollower {
         if self.state.stall.begin(cause, error.message(), Instant::now()) {
             tracing::error!(shard = %self.key, %error, "{}", cause.text());
             self.services.serving_changed();
+        }
+    }
+
+    /// Marks the local collection as one whose log cannot be read. If it is served, it may return
+    /// to service after another holder has taken its place. A copy that has never reached the end
+    /// of the log may lack any entries, and is not served.
+    fn mark_unreadable(&mut self, error: &Error) {
+        self.mark_stalled(StallCause::UnreadableLog, error);
+        if self.state.is_caught_up() {
+            self.state.stall.stop(Instant::now());
         }
     }
 

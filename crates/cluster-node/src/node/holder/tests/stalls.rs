@@ -226,6 +226,37 @@ async fn a_damaged_entry_of_the_log_marks_the_copy() {
     assert!(state.is_caught_up());
 }
 
+/// Without its return, the shard would have no holder, although a copy has all earlier entries.
+#[tokio::test]
+async fn a_copy_before_a_damaged_entry_returns_to_service() {
+    let mut empty = EmptyShard::start().await;
+    let state = empty.follower.state.clone();
+    let place = empty.follower.services.store.place().clone();
+    let damaged = async {
+        while !state.is_caught_up() {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        let key = place.key("data/1/wal/0000/0000000000000000");
+        place.objects().put(&key, "no entry".into()).await.unwrap();
+        stalled(&state).await;
+    };
+    tokio::select! {
+        ended = empty.follower.follow() => panic!("{ended:?}"),
+        ended = tokio::time::timeout(OPEN_MAX, damaged) => ended.unwrap(),
+    }
+    let own = HolderReading { node: "a", serves: true, is_damaged: true };
+    let whole = HolderReading { node: "b", serves: true, is_damaged: false };
+    let decide = |holders: &[HolderReading<'_>], now: Instant| {
+        state.decide_stalled(&CertainHolders { own: "a", holders, asked: now }, now)
+    };
+    let withdrawn = Instant::now() + STALL_DECISION_DELAY;
+    assert_eq!(decide(&[own, whole], withdrawn), Some(StalledServiceChange::Withdraw));
+    // The other holder has left.
+    let served = withdrawn + STALL_DECISION_DELAY;
+    assert_eq!(decide(&[own], served), Some(StalledServiceChange::Serve));
+    assert!(state.is_caught_up());
+}
+
 /// The disk may be full for hours between the probe and the end that it found.
 #[tokio::test]
 async fn a_copy_that_stalls_forgets_the_probed_end() {
