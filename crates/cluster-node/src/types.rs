@@ -160,9 +160,9 @@ pub struct NodeInfo {
     #[serde(default)]
     pub serving: BTreeMap<String, BTreeSet<u32>>,
     /// Shards with a bad copy on this node, by the id of the collection. The copy is damaged or
-    /// being replaced, or it lacks changes because the disk is full or the log has an operation of
-    /// a newer version. Some of these shards are in `serving` too. Nodes of earlier versions do not
-    /// read this.
+    /// being replaced, or it lacks changes because the disk is full, the log has an operation of a
+    /// newer version, or the log cannot be read. Some of these shards are in `serving` too. Nodes
+    /// of earlier versions do not read this.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub damaged: BTreeMap<String, BTreeSet<u32>>,
     /// Shards whose copy on this node lacks changes because the disk is full, by the id of the
@@ -177,7 +177,7 @@ impl NodeInfo {
         self.serving.get(&*key.collection).is_some_and(|shards| shards.contains(&key.shard.0))
     }
 
-    /// Returns true if its copy of the shard is damaged or being replaced.
+    /// Returns true if its copy of the shard is in [`NodeInfo::damaged`].
     pub fn is_damaged(&self, key: &ShardKey) -> bool {
         self.damaged.get(&*key.collection).is_some_and(|shards| shards.contains(&key.shard.0))
     }
