@@ -6,6 +6,7 @@
 //! version has no effect, because newer ones are there: the change is made again.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use base::{Error, Result};
 use model_store::SmallObjects;
@@ -23,6 +24,8 @@ const VERSIONS_MAX: usize = 100_000;
 const VERSIONS_KEPT: u64 = 8;
 /// Maximum attempts of one change, if other nodes change the document at the same time.
 const ATTEMPTS_MAX: usize = 16;
+/// Retry advice after that many attempts.
+const RETRY_AFTER: Duration = Duration::from_secs(1);
 
 /// A version of the document.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -45,7 +48,8 @@ impl ChangeLog {
     /// Returns the newest version. `known` is one that was read before.
     ///
     /// # Errors
-    /// The store's error; `DataLoss` for a version that cannot be read.
+    /// The store's error; `DataLoss` for a version that cannot be read; `Unavailable` with retry
+    /// advice if other nodes change the document all the time.
     pub(super) async fn newest(&self, known: &ChangesVersion) -> Result<ChangesVersion> {
         // A version may be removed between the list and the read, because there is a newer one.
         for _ in 0..ATTEMPTS_MAX {
@@ -63,8 +67,7 @@ impl ChangeLog {
     /// Makes a change of the newest version. Returns the new one.
     ///
     /// # Errors
-    /// Errors of `change`; as [`ChangeLog::newest`]; `Unavailable` with retry advice if other nodes
-    /// change the document all the time.
+    /// Errors of `change`; as [`ChangeLog::newest`].
     pub(super) async fn change(
         &self,
         known: &ChangesVersion,
@@ -137,13 +140,13 @@ impl ChangeLog {
 }
 
 fn contended() -> Error {
-    Error::unavailable("other nodes change aliases at the same time; try again")
+    let message = "other nodes change aliases at the same time; try again";
+    Error::unavailable(message).with_retry_after(RETRY_AFTER)
 }
 
 #[cfg(test)]
 mod tests {
-    use std::sync::atomic::{AtomicBool, Ordering};
-    use std::time::Duration;
+    use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
     use base::ErrorKind;
     use model_store::StorePlace;
@@ -211,6 +214,25 @@ mod tests {
         assert_eq!(log.newest(&start).await.unwrap(), made);
         assert!(made.changes.aliases.contains_key("slow"));
         assert_eq!(made.changes.aliases.len(), 10);
+    }
+
+    #[tokio::test]
+    async fn a_change_that_is_always_overtaken_has_retry_advice() {
+        let log = log();
+        let start = ChangesVersion::default();
+        let attempts = AtomicUsize::new(0);
+        let overtaken = |changes: &CatalogChanges| {
+            let alias = format!("other-{}", attempts.fetch_add(1, Ordering::Relaxed));
+            let other = || model_store::block_on(log.change(&start, &with_alias(&alias)));
+            std::thread::scope(|scope| scope.spawn(other).join().unwrap())?;
+            with_alias("slow")(changes)
+        };
+        let error = log.change(&start, &overtaken).await.unwrap_err();
+        assert_eq!(
+            (error.kind(), error.retry_after()),
+            (ErrorKind::Unavailable, Some(RETRY_AFTER))
+        );
+        assert_eq!(attempts.into_inner(), ATTEMPTS_MAX);
     }
 
     #[tokio::test]
