@@ -327,6 +327,9 @@ impl std::fmt::Debug for BackupService {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::AtomicUsize;
+    use std::time::Instant;
+
     use search::coarse::Metric;
     use search::registry::RegistryOptions;
 
@@ -341,6 +344,21 @@ mod tests {
 
         fn open_already(&self) -> Option<Arc<Registry>> {
             None
+        }
+    }
+
+    /// Panics in each run of the schedule. Counts the runs.
+    #[derive(Default)]
+    struct PanickingRegistry(AtomicUsize);
+
+    impl RegistryAccess for PanickingRegistry {
+        fn open_registry(&self) -> Result<Arc<Registry>> {
+            NoRegistry.open_registry()
+        }
+
+        fn open_already(&self) -> Option<Arc<Registry>> {
+            self.0.fetch_add(1, Ordering::SeqCst);
+            panic!("a test");
         }
     }
 
@@ -367,6 +385,37 @@ mod tests {
             let error = check(space).unwrap_err();
             assert_eq!(error.kind(), ErrorKind::InvalidArgument, "{space}");
         }
+    }
+
+    #[test]
+    fn a_panic_ends_one_run_of_the_schedule() {
+        let directory = tempfile::tempdir().unwrap();
+        let config = BackupConfig {
+            place: Some(directory.path().to_str().unwrap().to_owned()),
+            every: Some(Duration::from_millis(1)),
+            ..BackupConfig::default()
+        };
+        let access = Arc::new(PanickingRegistry::default());
+        let service = BackupService::new(config, access.clone(), Arc::default());
+        service.start().unwrap();
+        let until = Instant::now() + Duration::from_secs(60);
+        while access.0.load(Ordering::SeqCst) < 2 {
+            assert!(Instant::now() < until, "the thread has ended");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        service.shutdown();
+    }
+
+    #[test]
+    fn a_panic_ends_one_scheduled_backup() {
+        let config = BackupConfig::default();
+        let service = BackupService::new(config, Arc::new(NoRegistry), Arc::default());
+        let job = service.shared.begin_scheduled("c").unwrap();
+        assert!(service.shared.run_scheduled(job.number, "c", || panic!("a test")));
+        let BackupJobState::Ended(Err(error)) = service.job(job.number).unwrap().state else {
+            panic!("the job has not failed");
+        };
+        assert_eq!(error.kind(), ErrorKind::Internal);
     }
 
     #[test]

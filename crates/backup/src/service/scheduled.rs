@@ -10,7 +10,7 @@ use model_store::block_on;
 use search::registry::{ListedState, NamedCollection};
 use serde_json::Value;
 
-use super::work::report;
+use super::work::{catch_panic, report};
 use super::{BackupJob, BackupJobState, BackupRequest, QueuedJob, ServiceShared};
 use crate::create::BackupExtent;
 use crate::list::BackupId;
@@ -50,17 +50,32 @@ impl ServiceShared {
             let progress = self.begin_scheduled(&listed.name)?;
             let context =
                 BackupContext { store: &store, pacer: &self.pacer, progress: &progress.progress };
-            let result = self.back_up_scheduled(&context, &named);
-            if let Err(error) = &result {
-                if error.kind() == ErrorKind::Cancelled {
-                    return None;
-                }
-                tracing::error!(collection = listed.name, %error, "a scheduled backup has failed");
+            let work = || self.back_up_scheduled(&context, &named);
+            if !self.run_scheduled(progress.number, &listed.name, work) {
+                return None;
             }
-            self.count("backup", &result);
-            self.end(progress.number, result);
         }
         next
+    }
+
+    /// Does the work of a job of the schedule, and keeps its outcome. Returns false if the thread
+    /// should end.
+    pub(super) fn run_scheduled(
+        &self,
+        number: u64,
+        collection: &str,
+        work: impl FnOnce() -> Result<Value>,
+    ) -> bool {
+        let result = catch_panic(work);
+        if let Err(error) = &result {
+            if error.kind() == ErrorKind::Cancelled {
+                return false;
+            }
+            tracing::error!(collection, %error, "a scheduled backup has failed");
+        }
+        self.count("backup", &result);
+        self.end(number, result);
+        true
     }
 
     /// Adds a backup of the schedule to the table. Returns `None` if the thread should end.

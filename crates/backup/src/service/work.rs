@@ -37,7 +37,11 @@ impl ServiceShared {
                 Ok(job) => self.run(job),
                 Err(RecvTimeoutError::Disconnected) => return,
                 Err(RecvTimeoutError::Timeout) => {
-                    let next = self.back_up_all(requests, young.take());
+                    let next = catch_panic(|| Ok(self.back_up_all(requests, young.take())));
+                    let next = next.unwrap_or_else(|error| {
+                        tracing::error!(%error, "the scheduled backups have failed");
+                        None
+                    });
                     due = self.config.every.map(|every| Instant::now() + next.unwrap_or(every));
                 }
             }
@@ -47,10 +51,7 @@ impl ServiceShared {
     pub(super) fn run(&self, queued: QueuedJob) {
         let QueuedJob { number, outcome } = queued;
         let Some((request, progress)) = self.begin(number) else { return };
-        // A panic ends this request only.
-        let work = || self.perform(&request, &progress);
-        let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(work))
-            .unwrap_or_else(|_| Err(Error::internal("the work on a backup ended in a panic")));
+        let result = catch_panic(|| self.perform(&request, &progress));
         if let Err(error) = &result {
             let work = request.work();
             let collection = request.collection();
@@ -160,6 +161,15 @@ impl ServiceShared {
             "seconds": began.elapsed().as_secs_f64(),
         }))
     }
+}
+
+/// Does work on a backup. A panic becomes an error, so that it ends this work only.
+///
+/// # Errors
+/// Those of `work`; `Internal` after a panic.
+pub(super) fn catch_panic<T>(work: impl FnOnce() -> Result<T>) -> Result<T> {
+    std::panic::catch_unwind(std::panic::AssertUnwindSafe(work))
+        .unwrap_or_else(|_| Err(Error::internal("the work on a backup ended in a panic")))
 }
 
 pub(super) fn report(report: &impl Serialize) -> Result<Value> {
