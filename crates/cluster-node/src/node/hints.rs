@@ -26,6 +26,8 @@ use crate::types::ShardKey;
 const GATHER: Duration = Duration::from_millis(2);
 /// Longest time of one announcement.
 const TIMEOUT: Duration = Duration::from_secs(1);
+/// Maximum announcements to one node at the same time. With answers within 64 ms, none is left out.
+const RUNNING_MAX: usize = 32;
 /// Maximum bytes of an entry that is passed on.
 const PASSED_BYTES_MAX: usize = 64 << 10;
 /// Maximum entries of a shard that are passed on with one announcement.
@@ -113,15 +115,21 @@ impl EntryHints {
     /// Sends announcements until the task is dropped.
     pub(super) async fn run(self, services: Arc<NodeServices>) {
         let refusing = Arc::<RefusingNodes>::default();
+        let running = Arc::<RunningAnnouncements>::default();
         loop {
             self.pending.wake.notified().await;
             tokio::time::sleep(GATHER).await;
             let shards = std::mem::take(&mut *self.pending.shards.lock());
             for (address, body) in by_holder(&services, &shards) {
+                let Some(announcement) = running.begin(&address) else {
+                    tracing::debug!(address, "a slow holder reads the log at its next poll");
+                    continue;
+                };
                 let Ok(body) = serde_json::to_vec(&body) else { continue };
                 let client = services.client.clone();
                 let refusing = refusing.clone();
                 tokio::spawn(async move {
+                    let _announcement = announcement;
                     match client
                         .post_for_small_answer(&address, PATH, Bytes::from(body), TIMEOUT)
                         .await
@@ -138,6 +146,41 @@ impl EntryHints {
 /// Logs that a node has not received an announcement.
 fn log_late(address: &str, error: &Error) {
     tracing::debug!(address, %error, "a holder reads the log at its next poll");
+}
+
+/// Announcements that wait for an answer, by the address of their node. A node that does not answer
+/// would otherwise hold the entries of a second.
+#[derive(Default)]
+struct RunningAnnouncements(Mutex<BTreeMap<String, usize>>);
+
+impl RunningAnnouncements {
+    /// Begins an announcement. Returns `None` if too many to this node wait.
+    fn begin(self: &Arc<Self>, address: &str) -> Option<RunningAnnouncement> {
+        let mut running = self.0.lock();
+        let count = running.entry(address.to_owned()).or_default();
+        if *count >= RUNNING_MAX {
+            return None;
+        }
+        *count += 1;
+        Some(RunningAnnouncement { running: self.clone(), address: address.to_owned() })
+    }
+}
+
+/// An announcement that waits for an answer.
+struct RunningAnnouncement {
+    running: Arc<RunningAnnouncements>,
+    address: String,
+}
+
+impl Drop for RunningAnnouncement {
+    fn drop(&mut self) {
+        let mut running = self.running.0.lock();
+        let Some(count) = running.get_mut(&self.address) else { return };
+        *count -= 1;
+        if *count == 0 {
+            running.remove(&self.address);
+        }
+    }
 }
 
 /// Addresses of the nodes that refuse this node's announcements: it has another key, or no TLS.
@@ -261,6 +304,19 @@ mod tests {
             assert!(refusing.record(&format!("c:{port}"), 401));
         }
         assert!(refusing.0.lock().len() <= REFUSING_MAX);
+    }
+
+    #[test]
+    fn few_announcements_wait_for_one_node() {
+        let running = Arc::<RunningAnnouncements>::default();
+        let mut waiting: Vec<_> = (0..RUNNING_MAX).map(|_| running.begin("a:1").unwrap()).collect();
+        assert!(running.begin("a:1").is_none());
+        assert!(running.begin("b:1").is_some(), "another node");
+        waiting.pop();
+        let again = running.begin("a:1");
+        assert!(again.is_some() && running.begin("a:1").is_none());
+        drop((waiting, again));
+        assert!(running.0.lock().is_empty());
     }
 
     #[test]
