@@ -121,8 +121,9 @@ pub(super) async fn find_ids(
     let members = split::members(br#"{"with_payload":false,"with_vector":false}"#)?;
     let answers = match consistency {
         LookupConsistency::Confirmed => confirmed(context, record, members, ids).await?,
-        LookupConsistency::Default | LookupConsistency::Strong => {
-            let read = of_ids(context, record, members, ids)?;
+        consistency => {
+            let mut read = of_ids(context, record, members, ids)?;
+            read.strong = consistency == LookupConsistency::Strong;
             Box::pin(read_shards(&context.state, &read)).await?
         }
     };
