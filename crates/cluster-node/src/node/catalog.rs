@@ -107,7 +107,8 @@ impl StoreCatalog {
     /// Reads the ids of all collections. Ignores earlier reads.
     ///
     /// # Errors
-    /// The store's error; `DataLoss` for a record that cannot be read.
+    /// The store's error; `DataLoss` for a record that cannot be read; as
+    /// [`StoreCatalog::check_identity`].
     pub(super) async fn all_ids(&self) -> Result<BTreeSet<String>> {
         let prefix = self.objects.key(RECORDS);
         let mut listing = self.objects.place().objects().list(Some(&prefix));
@@ -116,6 +117,7 @@ impl StoreCatalog {
             let key = object.map_err(|error| self.objects.place().failed(error))?.location;
             ids.extend(self.record(&key).await?.map(|record| record.id));
         }
+        self.check_identity(true).await?;
         Ok(ids)
     }
 

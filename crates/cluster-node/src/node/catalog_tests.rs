@@ -168,7 +168,7 @@ async fn collections_of_a_store_without_its_identity_stay() {
 }
 
 #[tokio::test]
-async fn nothing_is_made_in_a_store_without_its_identity() {
+async fn nothing_is_made_or_removed_in_a_store_without_its_identity() {
     let place = StorePlace::new(Arc::new(InMemory::new()), "", "memory");
     let catalog = StoreCatalog::new(place.clone(), ViewUpdater::new());
     let identity = place.key("identity");
@@ -185,6 +185,8 @@ async fn nothing_is_made_in_a_store_without_its_identity() {
         catalog.create_record(&other).await.map(drop),
         catalog.create_record(&record("b")).await.map(drop),
         catalog.make_change(&declare).await.map(drop),
+        // The data of collections without a record is removed.
+        catalog.all_ids().await.map(drop),
     ] {
         assert_eq!(refused.unwrap_err().kind(), ErrorKind::Unavailable);
     }
