@@ -145,8 +145,8 @@ pub(crate) struct StoredSnapshot {
 /// oldest one that is kept. Returns the position of the newest one.
 ///
 /// # Errors
-/// `FailedPrecondition` if the local collection is damaged; as [`backup::create`] and
-/// [`ShardLog::raise_floor`].
+/// `FailedPrecondition` if the local collection is damaged; as [`ShardLog::check_marker`],
+/// [`backup::create`] and [`ShardLog::raise_floor`].
 pub(super) async fn take(
     services: &Arc<NodeServices>,
     key: &ShardKey,
@@ -155,7 +155,8 @@ pub(super) async fn take(
     named: Arc<NamedCollection>,
 ) -> Result<FollowPosition> {
     let _turn = services.snapshot_turn().await;
-    let floor = log.floor().await?;
+    // The turn may have come late. A directory that is not mounted any more would take all files.
+    let ((), floor) = tokio::try_join!(log.check_marker(), log.floor())?;
     let store = store_of(services, id);
     let pacer = services.pacer.clone();
     let name = key.local_name();
@@ -164,7 +165,7 @@ pub(super) async fn take(
         let context = BackupContext { store: &store, pacer: &pacer, progress: &progress };
         backup::block_on(async {
             let known = snapshots(&store, &name).await?;
-            // The turn may have come late. Meanwhile another node may have become the first holder.
+            // Meanwhile another node may have become the first holder.
             let position = local::position(&named).unwrap_or_default();
             let is_newer = known.iter().all(|known| known.position.next < position.next);
             if position.next < floor.entry || !is_newer {

@@ -511,6 +511,18 @@ async fn a_damaged_copy_gets_no_snapshot() {
     assert!(error.message().starts_with("the local copy is damaged"), "{error}");
 }
 
+/// Its files would fill the disk below the mount point.
+#[tokio::test]
+async fn a_directory_that_is_not_mounted_gets_no_snapshot() {
+    let empty = EmptyShard::start().await;
+    let ShardFollower { services, key, record, .. } = &empty.follower;
+    let log = services.log(key);
+    let named = empty.progress.named.clone();
+    let taken = snapshot::take(services, key, &record.id, &log, named).await;
+    assert_eq!(taken.map(drop).unwrap_err().kind(), ErrorKind::DataLoss);
+    assert!(services.store.place().below("data").list().await.unwrap().is_empty());
+}
+
 /// A shard with an empty local collection, which is behind.
 struct EmptyShard {
     follower: ShardFollower,
