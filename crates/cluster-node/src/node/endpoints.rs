@@ -78,6 +78,24 @@ struct ReadRequest {
     strong: bool,
 }
 
+impl ReadRequest {
+    /// Checks the route and the number of shards.
+    ///
+    /// # Errors
+    /// `InvalidArgument` for a route that is not read, and for too many shards.
+    fn check(&self) -> Result<()> {
+        if !READ_PATHS.contains(&self.path.as_str()) {
+            return Err(Error::invalid(format!("{:?} is not read in a cluster", self.path)));
+        }
+        let count = self.shards.len();
+        if count > SHARDS_MAX {
+            let message = format!("a read has at most {SHARDS_MAX} shards, and this one {count}");
+            return Err(Error::invalid(message));
+        }
+        Ok(())
+    }
+}
+
 /// A read that runs.
 struct RunningRead {
     request: ReadRequest,
@@ -170,9 +188,7 @@ async fn read(State(node): State<Arc<ClusterNode>>, headers: HeaderMap, body: Bo
 
 async fn answer_read(node: &Arc<ClusterNode>, headers: &HeaderMap, body: Body) -> Result<Reply> {
     let request: ReadRequest = parsed(node, headers, body).await?;
-    if !READ_PATHS.contains(&request.path.as_str()) || request.shards.len() > SHARDS_MAX {
-        return Err(Error::invalid(format!("{:?} is not read in a cluster", request.path)));
-    }
+    request.check()?;
     let body = Bytes::from(request.body.get().to_owned());
     let until = deadline(request.timeout_ms);
     let read = Arc::new(RunningRead { request, body, call: ShardCall::default(), until });
@@ -421,6 +437,22 @@ mod tests {
         }
         let number = json!({ "operations": [put], "unless_written": { "id": 7, "after": 7 } });
         assert_eq!(write(number).unwrap_err().kind(), ErrorKind::InvalidArgument);
+    }
+
+    #[test]
+    fn the_error_of_a_read_names_what_is_wrong() {
+        let check = |path: &str, shards: usize| {
+            let shards: BTreeMap<usize, u64> = (0..shards).map(|shard| (shard, 0)).collect();
+            let request = json!({
+                "collection": "c", "shards": shards, "path": path, "body": {}, "timeout_ms": 1,
+            });
+            serde_json::from_str::<ReadRequest>(&request.to_string()).unwrap().check()
+        };
+        check(READ_PATHS[0], SHARDS_MAX).unwrap();
+        let error = check("other", 1).unwrap_err();
+        assert!(error.message().contains("\"other\" is not read"), "{error}");
+        let error = check(READ_PATHS[0], SHARDS_MAX + 1).unwrap_err();
+        assert!(error.message().contains("1025"), "{error}");
     }
 
     #[test]
