@@ -194,8 +194,10 @@ impl ShardFollower {
                 step = follower.next() => {
                     self.services.metrics.passed_entries.inc_by(u64::from(passed));
                     let step = step?;
-                    // A new copy would be served without the entries after a lost one.
-                    if step == FollowStep::End && !self.state.is_caught_up() {
+                    // A new copy would be served without the entries after a lost one, and a marked
+                    // one would lose its mark.
+                    let is_checked = !self.state.is_caught_up() || self.state.stall.is_marked();
+                    if step == FollowStep::End && is_checked {
                         self.log.check_end(next).await?;
                     }
                     return Ok(NextStep { step, passed });

@@ -257,6 +257,32 @@ async fn a_copy_before_a_damaged_entry_returns_to_service() {
     assert!(state.is_caught_up());
 }
 
+/// Without the check of the end, the status would be green, although the copy lacks entries.
+#[tokio::test]
+async fn a_marked_copy_before_a_lost_entry_keeps_its_mark() {
+    let mut empty = EmptyShard::start().await;
+    let state = empty.follower.state.clone();
+    for number in 1..8 {
+        append(&empty.follower.log, EntryNumber(number)).await;
+    }
+    // The copy has returned to service.
+    state.stall.begin(StallCause::FullDisk, "the disk is full", Instant::now());
+    state.caught_up.store(true, Ordering::Release);
+    let checked = async {
+        while state.stall.report().is_some_and(|report| report.cause == StallCause::FullDisk) {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    tokio::select! {
+        ended = empty.follower.follow() => panic!("{ended:?}"),
+        ended = tokio::time::timeout(OPEN_MAX, checked) => ended.unwrap(),
+    }
+    let report = state.stall.report().unwrap();
+    assert_eq!(report.cause, StallCause::UnreadableLog);
+    assert!(report.reason.contains("is missing"), "{}", report.reason);
+    assert!(state.is_caught_up(), "it stays in service");
+}
+
 /// The disk may be full for hours between the probe and the end that it found.
 #[tokio::test]
 async fn a_copy_that_stalls_forgets_the_probed_end() {
