@@ -430,7 +430,7 @@ impl StoreCatalog {
         let found = self.objects.read(&key, IDENTITY_BYTES_MAX).await?;
         if known.is_some() && known != found {
             return Err(Error::unavailable(format!(
-                "{} lacks collections, and its object {key} is missing or another one; check that \
+                "{} may lack collections: its object {key} is missing or another one; check that \
                  the directory is mounted, or restore the objects of the store",
                 self.objects.place().shown()
             )));
