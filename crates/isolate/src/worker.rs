@@ -1,7 +1,7 @@
 //! The worker process: opens one model and answers runs until the server closes its sockets. A
 //! spare process first opens the library of an engine, and waits for its model.
 
-use std::io::Read;
+use std::io::{Read, Write};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
@@ -68,23 +68,51 @@ pub fn run_worker(open: impl Fn(&str) -> Result<Arc<dyn Engine>>) -> Result<()> 
         run_memory = message.options.run_memory;
         load(engine, message)
     });
-    let facts = loaded.as_ref().map(|session| ModelFacts::of(&**session)).map_err(Clone::clone);
-    frame::write(&mut control, encode_loaded(&facts)).map_err(gone)?;
-    let Ok(session) = loaded else { return Ok(()) };
-    for (number, socket) in request.sockets.into_iter().enumerate() {
+    // The session stays alive until the end of the process.
+    let serves = reply_to_load(&loaded, request.sockets, run_memory, &mut control).map_err(gone)?;
+    if !serves {
+        return Ok(());
+    }
+    // The server sends nothing more.
+    let _ = control.read(&mut [0]);
+    // Ends running threads without the engine's clean-up, which a running model may not survive.
+    std::process::exit(0);
+}
+
+/// Starts the threads that answer runs, limits the memory of the runs, and then sends the reply to
+/// the load. Returns true if the model serves.
+///
+/// The server sends runs once it has the reply. If the limit were set later, it would count the
+/// memory of a run that is already running as memory of the model.
+fn reply_to_load(
+    loaded: &Result<Arc<dyn Session>>,
+    sockets: Vec<OwnedFd>,
+    run_memory: Option<u64>,
+    control: &mut impl Write,
+) -> std::io::Result<bool> {
+    let facts = loaded.as_ref().map_err(Clone::clone).and_then(|session| {
+        let facts = ModelFacts::of(&**session);
+        start_runs(session, sockets, run_memory)?;
+        Ok(facts)
+    });
+    frame::write(control, encode_loaded(&facts))?;
+    Ok(facts.is_ok())
+}
+
+/// Starts a thread for the runs of each socket, and limits their memory.
+fn start_runs(
+    session: &Arc<dyn Session>,
+    sockets: Vec<OwnedFd>,
+    run_memory: Option<u64>,
+) -> Result<()> {
+    for (number, socket) in sockets.into_iter().enumerate() {
         let session = session.clone();
         os::thread::spawn(format!("run-{number}"), move || {
             answer(&*session, UnixStream::from(socket), run_memory)
         })?;
     }
     // After the stacks of these threads were reserved.
-    if let Some(bytes) = run_memory {
-        os::process::limit_growth(bytes)?;
-    }
-    // The server sends nothing more.
-    let _ = control.read(&mut [0]);
-    // Ends running threads without the engine's clean-up, which a running model may not survive.
-    std::process::exit(0);
+    run_memory.map_or(Ok(()), os::process::limit_growth)
 }
 
 /// First byte of a request of the server, and the sockets that came with it.
@@ -214,6 +242,7 @@ mod tests {
     use crossbeam_channel::{Sender, bounded};
     use engine::Capabilities;
     use engine::fake::FakeEngine;
+    use rustix::process::{Resource, getrlimit};
 
     /// The fake, whose library starts a thread when it opens.
     struct ThreadedEngine {
@@ -263,5 +292,35 @@ mod tests {
             let expected = IdleThreads { opens_library: idle, belongs_to_library: false };
             assert_eq!(threads.recv(), Ok(expected));
         }
+    }
+
+    /// Records the limit of the memory of this process at each write.
+    #[derive(Default)]
+    struct LimitRecorder(Vec<Option<u64>>);
+
+    impl Write for LimitRecorder {
+        fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+            self.0.push(getrlimit(Resource::Data).current);
+            Ok(bytes.len())
+        }
+
+        fn flush(&mut self) -> std::io::Result<()> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn memory_of_runs_is_limited_before_the_reply() {
+        let dir = tempfile::tempdir().unwrap();
+        let graph = dir.path().join("graph");
+        let text = "millpond-fake 1\ninput x float32 n\noutput y float32 n\ny = echo x\n";
+        std::fs::write(&graph, text).unwrap();
+        let request = LoadRequest { graph, ..LoadRequest::default() };
+        let loaded: Result<Arc<dyn Session>> = FakeEngine::new().load(&request).map(Arc::from);
+        // More than all tests of this process need.
+        let run_memory = Some(1 << 40);
+        let mut control = LimitRecorder::default();
+        assert!(reply_to_load(&loaded, Vec::new(), run_memory, &mut control).unwrap());
+        assert!(matches!(control.0[..], [Some(_), ..]), "{:?}", control.0);
     }
 }
