@@ -34,6 +34,8 @@ pub(crate) struct Supervised {
     child: ChildSlot,
     phase: Mutex<WorkerPhase>,
     changed: Condvar,
+    /// Stop flag of a restart. Set once the session is closed.
+    stop: AtomicBool,
 }
 
 #[derive(Default)]
@@ -74,6 +76,7 @@ impl Supervised {
             child.closed = true;
             child.kill(None);
         }
+        self.stop.store(true, Ordering::Relaxed);
         let until = Instant::now() + CLOSE_WAIT_MAX;
         let mut phase = self.phase.lock();
         self.changed.notify_all();
@@ -92,6 +95,13 @@ impl Supervised {
 
     fn closed(&self) -> bool {
         self.child.lock().closed
+    }
+
+    /// Hashes the files that a restart has opened. Ends early once the session is closed. Requests
+    /// wait, so this reads without a limit of the rate, and from the page cache the parts that the
+    /// load has left there.
+    fn hash_again(&self, graph: &Path) -> FileHashes {
+        FileHashes::of(graph, false, Rate::unlimited(), &self.stop)
     }
 
     /// Waits for `delay`, or until the session is closed.
@@ -285,14 +295,11 @@ impl Supervisor<'_> {
     }
 
     fn open_again(&self, spare: Option<StartedProcess>) -> Result<Opened> {
-        // Closing the session ends the process, so no flag stops this load.
-        let stop = AtomicBool::new(false);
+        let stop = &self.shared.stop;
         let child = &self.shared.child;
-        let opened = process::open(self.isolation, child, spare, &self.message, &stop)?;
-        // Compared after the load, so that files which change during it are noticed too. Requests
-        // wait, so this reads without a limit of the rate, and from the page cache the parts that
-        // the load has left there.
-        let content = FileHashes::of(&self.message.graph, false, Rate::unlimited(), &stop);
+        let opened = process::open(self.isolation, child, spare, &self.message, stop)?;
+        // Compared after the load, so that files which change during it are noticed too.
+        let content = self.shared.hash_again(&self.message.graph);
         if opened.facts != self.facts || content != self.content {
             opened.process.end(self.isolation, child);
             return Err(Error::precondition(
@@ -321,5 +328,18 @@ mod tests {
             assert_eq!(of(false), whole);
             assert_eq!(of(true), FileHashes { graph: None, manifest: None });
         }
+    }
+
+    #[test]
+    fn closing_ends_the_hashing_of_a_restart() {
+        let dir = tempfile::tempdir().unwrap();
+        let graph = dir.path().join("graph");
+        std::fs::write(&graph, b"graph").unwrap();
+        let shared = Supervised::default();
+        let whole = FileHashes { graph: Some(blake3::hash(b"graph")), manifest: None };
+        assert_eq!(shared.hash_again(&graph), whole);
+        shared.set(WorkerPhase::Ended);
+        shared.close();
+        assert_eq!(shared.hash_again(&graph), FileHashes { graph: None, manifest: None });
     }
 }
