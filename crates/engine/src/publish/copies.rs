@@ -25,7 +25,8 @@ pub fn copy_requests(source: &Path, to: &Path) -> Result<()> {
 /// nothing if there is no such directory.
 ///
 /// # Errors
-/// I/O errors; `InvalidArgument` for directories nested too deep.
+/// I/O errors, also for a named pipe, a socket and a device; `InvalidArgument` for directories
+/// nested too deep.
 pub fn copy_directory(from: &Path, to: &Path) -> Result<()> {
     if from.is_dir() { copy_level(from, to, 0) } else { Ok(()) }
 }
@@ -47,6 +48,7 @@ fn copy_level(from: &Path, to: &Path, depth: usize) -> Result<()> {
         if meta.is_dir() {
             copy_level(&source, &target, depth + 1)?;
         } else {
+            os::check_regular_file(&meta).map_err(|e| Error::io(&source, &e))?;
             std::fs::copy(&source, &target).map_err(|e| Error::io(&source, &e))?;
             sync(&target)?;
         }
@@ -74,6 +76,17 @@ mod tests {
         assert_eq!(std::fs::read_to_string(to.join("warmup/more/1.json")).unwrap(), "{}");
         assert_eq!(std::fs::read_dir(&to).unwrap().count(), 1);
         copy_requests(&source.join("warmup/more/1.json"), &to).unwrap();
+    }
+
+    /// The open of a named pipe would wait for its writer.
+    #[test]
+    fn other_kinds_of_files_are_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        let from = dir.path().join("from");
+        std::fs::create_dir(&from).unwrap();
+        let _listener = std::os::unix::net::UnixListener::bind(from.join("socket")).unwrap();
+        let error = copy_directory(&from, &dir.path().join("to")).unwrap_err();
+        assert!(error.message().contains("socket: not a regular file"), "{error}");
     }
 
     #[test]
