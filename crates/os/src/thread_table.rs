@@ -7,7 +7,7 @@ use std::os::unix::fs::FileExt as _;
 use crate::SchedTimes;
 use crate::sched_stat;
 
-/// Most threads that are followed. Each has an open file.
+/// Most threads that are followed. Each has an open file. Threads without a group do not count.
 const THREADS_MAX: usize = 256;
 /// Readings at which the name of a thread without a group is checked. A new thread has the name of
 /// its creator until it runs for the first time.
@@ -25,7 +25,6 @@ struct KnownThread<G> {
     name_checks: u8,
     file: Option<File>,
     last: SchedTimes,
-    seen: bool,
 }
 
 impl<G: Copy> ThreadTable<G> {
@@ -37,36 +36,31 @@ impl<G: Copy> ThreadTable<G> {
     /// Returns the group of each followed thread, and its times since the last reading. A new
     /// thread counts from its start. Threads that ended since are left out.
     pub fn read(&mut self) -> Vec<(G, SchedTimes)> {
-        self.threads.values_mut().for_each(|thread| thread.seen = false);
+        let mut ids = thread_ids();
+        ids.sort_unstable();
+        self.threads.retain(|id, _| ids.binary_search(id).is_ok());
+        let mut followed = self.threads.values().filter(|thread| thread.file.is_some()).count();
         let group_of = self.group_of;
-        for id in thread_ids() {
-            let known = self.threads.len();
+        for id in ids {
             let thread = self.threads.entry(id).or_insert_with(KnownThread::unnamed);
-            thread.seen = true;
             if thread.group.is_some() || thread.name_checks >= NAME_CHECKS_MAX {
                 continue;
             }
             thread.name_checks += 1;
             let name = std::fs::read_to_string(format!("/proc/self/task/{id}/comm"));
             thread.group = group_of(name.unwrap_or_default().trim());
-            if thread.group.is_some() && known < THREADS_MAX {
+            if thread.group.is_some() && followed < THREADS_MAX {
                 thread.file = File::open(format!("/proc/self/task/{id}/schedstat")).ok();
+                followed += usize::from(thread.file.is_some());
             }
         }
-        self.threads.retain(|_, thread| thread.seen);
         self.threads.values_mut().filter_map(KnownThread::read).collect()
     }
 }
 
 impl<G: Copy> KnownThread<G> {
     fn unnamed() -> KnownThread<G> {
-        KnownThread {
-            group: None,
-            name_checks: 0,
-            file: None,
-            last: SchedTimes::default(),
-            seen: true,
-        }
+        KnownThread { group: None, name_checks: 0, file: None, last: SchedTimes::default() }
     }
 
     fn read(&mut self) -> Option<(G, SchedTimes)> {
@@ -118,5 +112,31 @@ mod tests {
         while !table.read().is_empty() {
             std::thread::sleep(Duration::from_millis(1));
         }
+    }
+
+    #[test]
+    fn threads_without_a_group_do_not_count() {
+        let stop = &parking_lot::Mutex::new(());
+        let held = stop.lock();
+        std::thread::scope(|scope| {
+            for _ in 0..THREADS_MAX {
+                let wait = move || drop(stop.lock());
+                let named = std::thread::Builder::new().name("table-other".into());
+                named.spawn_scoped(scope, wait).unwrap();
+            }
+            let (begun, began) = std::sync::mpsc::channel();
+            let wait = move || {
+                begun.send(()).unwrap();
+                drop(stop.lock());
+            };
+            let named = std::thread::Builder::new().name("table-group".into());
+            named.spawn_scoped(scope, wait).unwrap();
+            // Until it runs, a thread has the name of its creator.
+            began.recv().unwrap();
+            let mut table = ThreadTable::new(|name| (name == "table-group").then_some(()));
+            let followed = table.read().len();
+            drop(held);
+            assert_eq!(followed, 1);
+        });
     }
 }
