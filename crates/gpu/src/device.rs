@@ -11,6 +11,7 @@ use cudarc::driver::sys::{self, CUdevice_attribute_enum as Attribute, CUresult};
 use cudarc::driver::{CudaContext, CudaFunction, CudaModule, CudaStream, DriverError};
 use cudarc::nvrtc::Ptx;
 
+use crate::budget::RowBudget;
 use crate::nvrtc::{CompileTarget, CompilerSearch, Nvrtc};
 use crate::plan::Coding;
 
@@ -55,11 +56,11 @@ pub struct Gpu {
     pub(crate) stream: Arc<CudaStream>,
     ranks: Vec<((Coding, usize), CudaFunction)>,
     pub(crate) merge: CudaFunction,
-    pub(crate) options: GpuOptions,
     pub(crate) processors: usize,
-    /// Bytes of rows on the device and in pinned memory.
-    pub(crate) device_bytes: AtomicU64,
-    pub(crate) pinned_bytes: AtomicU64,
+    /// Bytes of rows on the device.
+    pub(crate) device_budget: Arc<RowBudget>,
+    /// Bytes of rows in pinned memory.
+    pub(crate) pinned_budget: Arc<RowBudget>,
     /// Queries that ran in a search of another thread.
     pub(crate) joined: AtomicU64,
     /// Set by the first error other than a lack of memory. The context survives few errors, so the
@@ -126,10 +127,9 @@ impl Gpu {
             stream: context.default_stream(),
             merge: function("merge_lists")?,
             ranks,
-            options: options.clone(),
             processors: usize::try_from(processors).unwrap_or(1).max(1),
-            device_bytes: AtomicU64::new(0),
-            pinned_bytes: AtomicU64::new(0),
+            device_budget: RowBudget::new(options.device_bytes_max),
+            pinned_budget: RowBudget::new(options.pinned_bytes_max),
             joined: AtomicU64::new(0),
             broken: AtomicBool::new(false),
             name,
@@ -144,7 +144,7 @@ impl Gpu {
 
     /// Bytes of rows on the device, and in pinned host memory.
     pub fn bytes(&self) -> (u64, u64) {
-        (self.device_bytes.load(Ordering::Relaxed), self.pinned_bytes.load(Ordering::Relaxed))
+        (self.device_budget.used(), self.pinned_budget.used())
     }
 
     /// Queries that ran in a search of another thread, since the start.
@@ -158,12 +158,7 @@ impl Gpu {
     /// `Internal` if the driver gives no answer.
     pub fn device_bytes_left(&self) -> Result<u64> {
         let (free, _) = self.context.mem_get_info().map_err(driver_error)?;
-        let taken = self.device_bytes.load(Ordering::Relaxed);
-        Ok(self
-            .options
-            .device_bytes_max
-            .saturating_sub(taken)
-            .min(free as u64 / 100 * DEVICE_PERCENT_MAX))
+        Ok(self.device_budget.left().min(free as u64 / 100 * DEVICE_PERCENT_MAX))
     }
 
     /// Checks that the device has not failed.

@@ -9,6 +9,7 @@
 //! another order.
 #![allow(unsafe_code)]
 
+mod budget;
 mod device;
 mod nvrtc;
 mod plan;

@@ -8,6 +8,7 @@ use cudarc::driver::{
     CudaSlice, CudaStream, DevicePtr, DeviceRepr, LaunchConfig, PinnedHostSlice, PushKernelArg, sys,
 };
 
+use crate::budget::RowReservation;
 use crate::device::{Gpu, driver_error};
 use crate::plan::{Coding, DIMS_MAX, LaunchPlan, PIECE_BYTES, ROWS_MAX, TILE_ROWS, parts};
 use crate::queue::{QueryBatch, SearchQueue};
@@ -81,7 +82,8 @@ pub struct DeviceRows {
     coding: Coding,
     dims: usize,
     rows: usize,
-    bytes: u64,
+    /// Bytes of the codes; returned after the codes are freed.
+    reservation: RowReservation,
     queue: SearchQueue,
 }
 
@@ -218,16 +220,22 @@ impl Gpu {
         let _synchronized = SynchronizeOnDrop(&self.stream);
         let bytes = count as u64 * (rows.coding().row_pieces(rows.dims) * PIECE_BYTES) as u64;
         let beside = if rows.squares.is_some() { 8 * count as u64 } else { 4 * count as u64 };
-        let on_device =
+        let fits =
             placement != RowPlacement::Pinned && bytes + beside <= self.device_bytes_left()?;
-        let codes = match (on_device, placement) {
-            (true, _) => DeviceCodes::Device(self.send(rows, count, bytes)?),
-            (false, RowPlacement::Device) => {
+        let on_device = if fits { self.device_budget.reserve(bytes) } else { None };
+        let (reservation, codes) = match (on_device, placement) {
+            (Some(reservation), _) => {
+                (reservation, DeviceCodes::Device(self.send(rows, count, bytes)?))
+            }
+            (None, RowPlacement::Device) => {
                 return Err(Error::exhausted(format!(
                     "{bytes} bytes of codes do not fit the GPU's memory"
                 )));
             }
-            _ => DeviceCodes::Pinned(self.pin(rows, count, bytes)?),
+            (None, RowPlacement::Auto | RowPlacement::Pinned) => {
+                let reservation = self.reserve_pinned(bytes)?;
+                (reservation, DeviceCodes::Pinned(self.pin(rows, count, bytes)?))
+            }
         };
         let send =
             |values: &[f32]| self.stream.clone_htod(values).map_err(|error| self.failed(error));
@@ -237,8 +245,6 @@ impl Gpu {
         };
         let squares = rows.squares.map(send).transpose()?;
         self.stream.synchronize().map_err(|error| self.failed(error))?;
-        let taken = if on_device { &self.device_bytes } else { &self.pinned_bytes };
-        taken.fetch_add(bytes, Ordering::Relaxed);
         Ok(DeviceRows {
             gpu: self.clone(),
             codes,
@@ -247,7 +253,7 @@ impl Gpu {
             coding: rows.coding(),
             dims: rows.dims,
             rows: count,
-            bytes,
+            reservation,
             queue: SearchQueue::default(),
         })
     }
@@ -273,15 +279,17 @@ impl Gpu {
         Ok(kept)
     }
 
+    fn reserve_pinned(&self, bytes: u64) -> Result<RowReservation> {
+        self.pinned_budget.reserve(bytes).ok_or_else(|| {
+            let left = self.pinned_budget.left();
+            Error::exhausted(format!(
+                "{bytes} bytes of codes fit neither the GPU's memory nor the {left} bytes left for pinned memory"
+            ))
+        })
+    }
+
     /// Copies codes to pinned host memory that the device sees.
     fn pin(&self, rows: &Rows, count: usize, bytes: u64) -> Result<PinnedHostSlice<u8>> {
-        let left =
-            self.options.pinned_bytes_max.saturating_sub(self.pinned_bytes.load(Ordering::Relaxed));
-        if bytes > left {
-            return Err(Error::exhausted(format!(
-                "{bytes} bytes of codes fit neither the GPU's memory nor the {left} bytes left for pinned memory"
-            )));
-        }
         let flags = sys::CU_MEMHOSTALLOC_DEVICEMAP | sys::CU_MEMHOSTALLOC_PORTABLE;
         // SAFETY: every byte is written below before it is read.
         let kept = unsafe { self.context.alloc_pinned_with_flags::<u8>(bytes as usize, flags) };
@@ -311,7 +319,7 @@ impl DeviceRows {
 
     /// Bytes of codes, and true if they are in pinned host memory.
     pub fn bytes(&self) -> (u64, bool) {
-        (self.bytes, matches!(self.codes, DeviceCodes::Pinned(_)))
+        (self.reservation.bytes(), matches!(self.codes, DeviceCodes::Pinned(_)))
     }
 
     /// Returns the `k` rows of least cost for each query, best first, equal costs by row. Returns
@@ -443,10 +451,6 @@ impl std::fmt::Debug for DeviceRows {
 
 impl Drop for DeviceRows {
     fn drop(&mut self) {
-        let device = &self.gpu.device_bytes;
-        let pinned = &self.gpu.pinned_bytes;
-        let taken = if matches!(self.codes, DeviceCodes::Pinned(_)) { pinned } else { device };
-        taken.fetch_sub(self.bytes, Ordering::Relaxed);
         // The codes are freed in the context of this thread, which may never have searched. Without
         // a context they stay allocated, and the next call finds the failure.
         if let Err(error) = self.gpu.context.bind_to_thread() {
