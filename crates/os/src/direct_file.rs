@@ -36,7 +36,7 @@ impl DirectFile {
         let open = |flags| OpenOptions::new().read(true).custom_flags(flags).open(path);
         let (file, refusal) = match open(if direct { libc::O_DIRECT } else { 0 }) {
             Ok(file) => (file, None),
-            Err(error) if direct && is_refusal(&error) => {
+            Err(error) if direct && is_direct_refusal(&error) => {
                 (open(0).map_err(fail)?, Some(refusal(path, &error)))
             }
             Err(error) => return Err(fail(error)),
@@ -129,7 +129,9 @@ impl DirectFile {
             match self.file.read_at(buffer, offset) {
                 Ok(count) => return Ok(count),
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(error) if self.direct && is_refusal(&error) => self.go_buffered(&error)?,
+                Err(error) if self.direct && is_direct_refusal(&error) => {
+                    self.go_buffered(&error)?
+                }
                 Err(error) => return Err(Error::io(&self.path, &error)),
             }
         }
@@ -167,11 +169,24 @@ impl DirectFile {
     }
 }
 
-/// Returns true if an error says that the file system has no direct reads or writes.
-pub(crate) fn is_refusal(error: &io::Error) -> bool {
+/// Returns true if an error of an open, a read or a write with O_DIRECT says that the file system
+/// has no direct reads or writes.
+pub fn is_direct_refusal(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::EINVAL | libc::EOPNOTSUPP))
 }
 
 fn refusal(path: &Path, error: &io::Error) -> String {
     format!("{}: the file system refuses O_DIRECT ({error})", path.display())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_full_disk_is_no_refusal() {
+        let refuses = |code| is_direct_refusal(&io::Error::from_raw_os_error(code));
+        assert!(refuses(libc::EINVAL) && refuses(libc::EOPNOTSUPP));
+        assert!(!refuses(libc::ENOSPC) && !refuses(libc::EIO));
+    }
 }

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use base::{Error, Result};
 
 use crate::aligned_buffer::AlignedBuffer;
-use crate::direct_file::{DIRECT_ALIGNMENT, is_refusal};
+use crate::direct_file::{DIRECT_ALIGNMENT, is_direct_refusal};
 
 /// Bytes written at once.
 const STEP_BYTES: usize = 1 << 20;
@@ -40,7 +40,7 @@ impl DirectWriter {
         cached.set_len(bytes).map_err(fail)?;
         let direct = match options.custom_flags(libc::O_DIRECT).open(path) {
             Ok(file) => Some(file),
-            Err(error) if is_refusal(&error) => None,
+            Err(error) if is_direct_refusal(&error) => None,
             Err(error) => return Err(fail(error)),
         };
         let buffer = AlignedBuffer::new(STEP_BYTES);
@@ -86,7 +86,7 @@ impl DirectWriter {
             Ok(()) => Ok(()),
             // Some file systems open a file with O_DIRECT and then refuse to write it. A write that
             // was cut short continues at an offset that is not a multiple of a block.
-            Err(error) if is_refusal(&error) => {
+            Err(error) if is_direct_refusal(&error) => {
                 self.direct = None;
                 self.write_cached(content, offset)
             }

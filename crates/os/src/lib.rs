@@ -37,7 +37,7 @@ pub use aligned_buffer::AlignedBuffer;
 pub use core_times::CoreTimes;
 pub use cpu_account::{Charged, CpuAccount, CpuAccountUsage, CpuCharge};
 pub use cpu_quota::CpuQuota;
-pub use direct_file::{DIRECT_ALIGNMENT, DirectFile};
+pub use direct_file::{DIRECT_ALIGNMENT, DirectFile, is_direct_refusal};
 pub use direct_writer::DirectWriter;
 pub use durable::sync_directory;
 pub use file_stamp::FileStamp;

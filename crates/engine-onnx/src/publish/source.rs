@@ -93,7 +93,7 @@ impl WindowedFile {
             match self.file.read_at(self.window.as_mut_slice(), self.start) {
                 Ok(filled) => break filled,
                 Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
-                Err(error) if self.direct && error.kind() == std::io::ErrorKind::InvalidInput => {
+                Err(error) if self.direct && os::is_direct_refusal(&error) => {
                     // Some file systems accept the flag and refuse the read.
                     self.file = File::open(&self.path).map_err(|e| Error::io(&self.path, &e))?;
                     self.direct = false;
@@ -115,7 +115,7 @@ impl WindowedFile {
 fn open_for_reading(path: &Path, direct: bool) -> std::io::Result<(File, bool)> {
     if direct {
         match OpenOptions::new().read(true).custom_flags(libc::O_DIRECT).open(path) {
-            Err(error) if error.kind() == std::io::ErrorKind::InvalidInput => {}
+            Err(error) if os::is_direct_refusal(&error) => {}
             outcome => return outcome.map(|file| (file, true)),
         }
     }

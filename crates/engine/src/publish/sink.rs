@@ -122,7 +122,7 @@ impl PacedFileWriter {
         self.pacer.wait(self.filled as u64);
         let outcome = self.file.write_all_at(&self.buffer.as_slice()[..self.filled], self.written);
         if let Err(error) = outcome {
-            if !(self.direct && error.kind() == std::io::ErrorKind::InvalidInput) {
+            if !(self.direct && os::is_direct_refusal(&error)) {
                 return Err(Error::io(&self.path, &error));
             }
             // Some file systems accept the flag and refuse the write.
@@ -153,7 +153,7 @@ fn open_new(path: &Path, direct: bool) -> Result<(File, bool)> {
         match options.custom_flags(libc::O_DIRECT).open(path) {
             Ok(file) => return Ok((file, true)),
             // Linux creates the file before it refuses the flag, so create_new is not used below.
-            Err(error) if error.kind() == std::io::ErrorKind::InvalidInput => {
+            Err(error) if os::is_direct_refusal(&error) => {
                 options.custom_flags(0).create_new(false).create(true);
             }
             Err(error) => return Err(Error::io(path, &error)),

@@ -80,7 +80,7 @@ impl UringMedium {
                 None => return Ok(file),
                 Some(error) => error,
             },
-            Err(error) if is_refusal(&error) => error,
+            Err(error) if os::is_direct_refusal(&error) => error,
             Err(error) => return Err(fail(error)),
         };
         let reason = format!("{}: the file system refuses O_DIRECT ({refused})", path.display());
@@ -95,12 +95,8 @@ impl UringMedium {
     fn try_direct(file: &File) -> Result<Option<std::io::Error>> {
         let mut buffer = Buffer::new(PAGE_BYTES)?;
         let read = file.read_at(buffer.as_mut_slice(), 0);
-        Ok(read.err().filter(is_refusal))
+        Ok(read.err().filter(os::is_direct_refusal))
     }
-}
-
-fn is_refusal(error: &std::io::Error) -> bool {
-    matches!(error.raw_os_error(), Some(libc::EINVAL | libc::EOPNOTSUPP))
 }
 
 impl Medium for UringMedium {
