@@ -163,7 +163,7 @@ impl DirectFile {
 
     fn truncated(&self, end: u64) -> Error {
         Error::data_loss(format!(
-            "{}: truncated at byte {end}; publish the version again",
+            "{}: truncated at byte {end}; restore the file from its source",
             self.path.display()
         ))
     }
@@ -182,6 +182,20 @@ fn refusal(path: &Path, error: &io::Error) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Weights, segments and objects of backups are read in this way.
+    #[test]
+    fn a_truncated_file_has_a_remedy_for_any_file() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("file");
+        std::fs::write(&path, [7; 100]).unwrap();
+        let mut file = DirectFile::open(&path, true).unwrap();
+        let mut buffer = AlignedBuffer::new(1);
+        let error = file.read_exact_at(buffer.as_mut_slice(), 0, 101).unwrap_err();
+        assert_eq!(error.kind(), base::ErrorKind::DataLoss);
+        let wanted = "truncated at byte 100; restore the file from its source";
+        assert!(error.message().ends_with(wanted), "{error}");
+    }
 
     #[test]
     fn a_full_disk_is_no_refusal() {
