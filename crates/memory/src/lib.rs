@@ -12,9 +12,10 @@
 //!
 //! # The invariant
 //! While a server serves, this crate maps and unmaps nothing. A load into recycled slots causes
-//! next to no page faults; a release causes no system call. If the pool must grow or release
-//! memory, it does so slot by slot, at the fault rate, on the calling background thread, without a
-//! lock. It never holds more than its budget.
+//! next to no page faults. A release causes no system call, except one for parameters that an
+//! engine had sealed against writes ([`Region::seal`]). If the pool must grow or release memory, it
+//! does so slot by slot, at the fault rate, on the calling background thread, without a lock. It
+//! never holds more than its budget.
 //!
 //! # Not here
 //! No policy: the lifecycle decides what is loaded and when. No request memory: that is the

@@ -9,7 +9,8 @@ use base::{Error, Result};
 
 use crate::{SLOT_BYTES, SlotPool};
 
-/// A run of slots in use. Dropping it returns them to the pool, without a system call.
+/// A run of slots in use. Dropping it returns them to the pool, which takes a system call only if
+/// the run is sealed.
 struct Run {
     pool: Arc<SlotPool>,
     slots: Range<usize>,
