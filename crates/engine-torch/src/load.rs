@@ -11,7 +11,7 @@ use memory::RegionMut;
 use crate::api::{RawLoad, ShimLibrary};
 use crate::archive::{self, TorchArchive};
 use crate::module::TorchModule;
-use crate::session::{ParameterMemory, TorchSession};
+use crate::session::{LoadedModule, ParameterMemory, TorchSession};
 
 /// File name of a TorchScript module.
 pub(crate) const SCRIPT: &str = "model.pt";
@@ -48,12 +48,13 @@ pub(crate) fn load(
             "inter-op-threads has no effect: LibTorch runs the operators of a run one after the other"
         );
     }
-    let (module, memory) = if is_package(&request.graph) {
-        (package(library, &request.graph, &request.options).map_err(name)?, ParameterMemory::Heap)
+    let loaded = if is_package(&request.graph) {
+        let module = package(library, &request.graph, &request.options).map_err(name)?;
+        LoadedModule { module, memory: ParameterMemory::Heap }
     } else {
         script(library, request).map_err(name)?
     };
-    Ok(Box::new(TorchSession::new(module, memory, &request.options).map_err(name)?))
+    Ok(Box::new(TorchSession::new(loaded, &request.options).map_err(name)?))
 }
 
 /// Returns the shim's number of a device.
@@ -86,10 +87,7 @@ fn package(
     }
 }
 
-fn script(
-    library: &'static ShimLibrary,
-    request: &LoadRequest,
-) -> Result<(TorchModule, ParameterMemory)> {
+fn script(library: &'static ShimLibrary, request: &LoadRequest) -> Result<LoadedModule> {
     let mut archive = TorchArchive::open(&request.graph, request.arena.as_ref())?;
     // A model for another device does not stay in the memory that it is read into.
     let here = request.options.device == Device::Cpu;
@@ -111,8 +109,8 @@ fn script(
     };
     let mut raw = null_mut();
     // SAFETY: the archive is used only by this call until it returns. The memory is the region's;
-    // nothing else touches it, and it outlives the module: both are passed on together and dropped
-    // in that order.
+    // nothing else touches it, and it outlives the module: `LoadedModule` and the session drop the
+    // module first.
     let code = unsafe { (library.call.mpt_module_load)(&load, &mut raw) };
     if let Err(error) = library.check(code) {
         return Err(archive.take_failure().unwrap_or_else(|| unusable(error)));
@@ -127,7 +125,7 @@ fn script(
         Some(region) => sealed(region),
         None => ParameterMemory::Heap,
     };
-    Ok((module, memory))
+    Ok(LoadedModule { module, memory })
 }
 
 /// Turns LibTorch's error about a damaged archive into `DataLoss`. LibTorch's name of the reader

@@ -34,6 +34,13 @@ pub(crate) enum ParameterMemory {
     ),
 }
 
+/// A module, and the memory of its parameters.
+pub(crate) struct LoadedModule {
+    /// Dropped before the memory that it points into, also after an error.
+    pub(crate) module: TorchModule,
+    pub(crate) memory: ParameterMemory,
+}
+
 /// State that a session and its forks share.
 struct TorchModel {
     /// The module as loaded. If it has a state, only its forks are run.
@@ -64,15 +71,11 @@ impl TorchSession {
     ///
     /// # Errors
     /// Returns the errors of [`signature::plan`]; `InvalidArgument` if the outputs are unknown.
-    pub(crate) fn new(
-        module: TorchModule,
-        memory: ParameterMemory,
-        options: &SessionOptions,
-    ) -> Result<TorchSession> {
-        let description = module.describe()?;
+    pub(crate) fn new(loaded: LoadedModule, options: &SessionOptions) -> Result<TorchSession> {
+        let description = loaded.module.describe()?;
         let package = description.declaration.is_empty();
         let plan = signature::plan(&description, &options.signature, package)?;
-        let parameter_bytes = match memory {
+        let parameter_bytes = match loaded.memory {
             ParameterMemory::Heap => 0,
             ParameterMemory::Sealed(_) | ParameterMemory::Writable(_) => {
                 description.arena_used as u64
@@ -80,8 +83,8 @@ impl TorchSession {
         };
         let metadata = [("forward".to_owned(), description.declaration)];
         let mut model = TorchModel {
-            module,
-            memory,
+            module: loaded.module,
+            memory: loaded.memory,
             plan,
             threads: options.intra_op_threads,
             stateful: description.stateful,
