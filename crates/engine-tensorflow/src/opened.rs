@@ -289,14 +289,15 @@ impl Drop for OpenedModel {
     fn drop(&mut self) {
         let call = &self.library.call;
         if !self.session.is_null() {
-            // SAFETY: no run uses the session, because runs borrow the model. Closed, then deleted.
-            let close = |status| unsafe {
-                (call.TF_CloseSession)(self.session, status);
-                (call.TF_DeleteSession)(self.session, status);
-            };
+            // SAFETY: no run uses the session, because runs borrow the model.
+            let close = |status| unsafe { (call.TF_CloseSession)(self.session, status) };
             if let Err(error) = self.library.call(close, fault::of_run) {
                 tracing::warn!(%error, "a session of TensorFlow did not close");
             }
+            // SAFETY: ours, closed, and deleted once.
+            let delete = |status| unsafe { (call.TF_DeleteSession)(self.session, status) };
+            // Cannot fail: TensorFlow clears the status first and sets no other.
+            let _ = self.library.call(delete, fault::of_run);
         }
         // SAFETY: ours, and its session is gone.
         unsafe { (call.TF_DeleteGraph)(self.graph) };
