@@ -24,6 +24,8 @@ const ALIGNMENT: u64 = 64;
 const SLACK_BYTES: u64 = 64 << 10;
 /// Maximum records of an archive.
 const RECORDS_MAX: usize = 1 << 20;
+/// Maximum bytes that a compressed byte can become: deflate writes 258 bytes as two bits.
+const DEFLATE_RATIO_MAX: u64 = 1032;
 /// Chunk size for reading again a record that LibTorch read in pieces.
 const PIECE_BYTES: usize = 1 << 20;
 
@@ -47,25 +49,44 @@ pub(crate) fn parameter_bytes(path: &Path) -> Result<usize> {
                 ))
             })?;
     }
-    // torch.jit.save never compresses a record to a thousandth. A file that states such a ratio
-    // gets no memory.
     usize::try_from(total).map_err(|_| Error::data_loss(format!("{}: too large", path.display())))
 }
 
-/// Opens the archive's directory, through the page cache, one page at a time.
+/// Opens the archive's directory, through the page cache, one page at a time. Checks the sizes that
+/// it states.
 fn open(path: &Path) -> Result<ZipArchive<File>> {
     use std::os::fd::AsRawFd;
     let failed = |error: std::io::Error| Error::io(path, &error);
-    os::check_regular_file(&std::fs::metadata(path).map_err(failed)?).map_err(failed)?;
+    let meta = std::fs::metadata(path).map_err(failed)?;
+    os::check_regular_file(&meta).map_err(failed)?;
     let file = File::open(path).map_err(failed)?;
     // SAFETY: takes numbers only, about a descriptor of ours. It is advice: if it is refused, the
     // only cost is useless read-ahead.
     unsafe { libc::posix_fadvise(file.as_raw_fd(), 0, 0, libc::POSIX_FADV_RANDOM) };
     let archive = ZipArchive::new(file).map_err(|e| no_archive(path, e))?;
-    match archive.len() {
-        0..=RECORDS_MAX => Ok(archive),
-        count => Err(Error::data_loss(format!("{}: {count} records", path.display()))),
+    let count = archive.len();
+    if count > RECORDS_MAX {
+        return Err(Error::data_loss(format!("{}: {count} records", path.display())));
     }
+    check_sizes(path, &archive, meta.len())?;
+    Ok(archive)
+}
+
+/// Checks that the records can have the sizes that the directory states, before memory is taken for
+/// them.
+fn check_sizes(path: &Path, archive: &ZipArchive<File>, file_bytes: u64) -> Result<()> {
+    for index in 0..archive.len() {
+        let entry = archive.by_index_data(index).map_err(|e| damaged(path, e))?;
+        let bytes = entry.size();
+        let compressed = entry.compressed_size();
+        if compressed > file_bytes || bytes / DEFLATE_RATIO_MAX > compressed {
+            return Err(Error::data_loss(format!(
+                "{}: record {index} of {bytes} bytes does not fit in the file; copy or export the file again",
+                path.display()
+            )));
+        }
+    }
+    Ok(())
 }
 
 fn damaged(path: &Path, error: ZipError) -> Error {
@@ -362,4 +383,38 @@ pub(crate) unsafe extern "C" fn read(
     };
     archive.failure.get_or_insert(failure);
     0
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+
+    use base::ErrorKind;
+    use zip::write::SimpleFileOptions;
+
+    use super::*;
+
+    /// Offset in an entry of the directory: the compressed size follows, then the other one.
+    const SIZES_AT: usize = 20;
+
+    #[test]
+    fn impossible_sizes_get_no_memory() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("model.pt");
+        let mut writer = zip::ZipWriter::new(File::create(&path).unwrap());
+        let stored = SimpleFileOptions::default().compression_method(CompressionMethod::Stored);
+        writer.start_file("m/data/0", stored).unwrap();
+        writer.write_all(&[7; 100]).unwrap();
+        writer.finish().unwrap();
+        assert!(parameter_bytes(&path).is_ok());
+        let whole = std::fs::read(&path).unwrap();
+        let entry = whole.windows(4).position(|part| part == b"PK\x01\x02").unwrap();
+        for sizes in [[100u32, 1 << 30], [1 << 30, 1 << 30]] {
+            let mut bytes = whole.clone();
+            let stated = sizes.map(u32::to_le_bytes).concat();
+            bytes[entry + SIZES_AT..][..stated.len()].copy_from_slice(&stated);
+            std::fs::write(&path, bytes).unwrap();
+            assert_eq!(parameter_bytes(&path).unwrap_err().kind(), ErrorKind::DataLoss);
+        }
+    }
 }
