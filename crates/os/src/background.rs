@@ -74,6 +74,17 @@ impl Attempt {
             starvation_limit: Duration::MAX,
         }
     }
+
+    /// Returns why a background attempt has to be repeated.
+    fn failure(&self) -> &'static str {
+        // The runner stops an attempt that starves. Otherwise its thread has panicked or could not
+        // be started.
+        if self.stop.load(Ordering::Relaxed) {
+            "it got almost no processor time"
+        } else {
+            "it failed at idle priority"
+        }
+    }
 }
 
 /// Detects that a thread or a child process starves.
@@ -274,9 +285,7 @@ impl BackgroundRunner {
             (None, Some(outcome)) => return outcome,
             (None, None) => {}
         }
-        tracing::info!(
-            "{what}: continues at ordinary priority, because it got almost no processor time"
-        );
+        tracing::info!("{what}: begins anew at ordinary priority, because {}", attempt.failure());
         let escalated = Attempt { stop: Arc::default(), priority: Priority::Escalated, ..attempt };
         let outcome = self.attempt(what, stop, &work, &escalated);
         if self.end_request(what, &escalated, stop).is_some() {

@@ -268,6 +268,14 @@ fn a_panic_of_ordinary_work_is_an_error() {
 }
 
 #[test]
+fn only_a_stopped_attempt_starved() {
+    let attempt = Attempt::ordinary(Arc::default());
+    assert_eq!(attempt.failure(), "it failed at idle priority");
+    attempt.stop.store(true, Ordering::Relaxed);
+    assert_eq!(attempt.failure(), "it got almost no processor time");
+}
+
+#[test]
 fn a_panic_escalates() {
     let mut runner = runner();
     let work = |attempt: &Attempt| match attempt.priority {
