@@ -147,7 +147,7 @@ impl Nvrtc {
             self.function::<unsafe extern "C" fn(*mut c_int, *mut c_int) -> c_int>(c"nvrtcVersion")
         }?;
         // SAFETY: both point to an int each.
-        self.check(unsafe { version(&mut major, &mut minor) }, "tell its version")?;
+        self.check(unsafe { version(&mut major, &mut minor) }, "report its version")?;
         Ok((major, minor))
     }
 
@@ -173,7 +173,7 @@ impl Nvrtc {
                 std::ptr::null(),
             )
         };
-        self.check(code, "take the kernels")?;
+        self.check(code, "accept the kernels")?;
         let image = self.compile_program(program, target);
         // SAFETY: the signature is the one in NVRTC's documentation.
         let destroy = unsafe {
@@ -230,7 +230,7 @@ impl Nvrtc {
         // SAFETY: both signatures are those in NVRTC's documentation.
         let (size, text) = unsafe { (self.function::<Size>(size)?, self.function::<Text>(text)?) };
         // SAFETY: the program lives, and the size goes to a size.
-        self.check(unsafe { size(program, &mut bytes) }, "tell the size of its output")?;
+        self.check(unsafe { size(program, &mut bytes) }, "report the size of its output")?;
         if bytes > OUTPUT_BYTES_MAX {
             return Err(Error::internal(format!(
                 "NVRTC reports {bytes} bytes of code, which is impossible"
@@ -238,14 +238,14 @@ impl Nvrtc {
         }
         let mut out = vec![0_u8; bytes];
         // SAFETY: the program lives, and the buffer holds the number of bytes that NVRTC reported.
-        self.check(unsafe { text(program, out.as_mut_ptr().cast()) }, "give its output")?;
+        self.check(unsafe { text(program, out.as_mut_ptr().cast()) }, "return its output")?;
         Ok(out)
     }
 
     fn check(&self, code: c_int, what: &str) -> Result<()> {
         match code {
             SUCCESS => Ok(()),
-            _ => Err(Error::internal(format!("{} would not {what} (code {code})", self.found))),
+            _ => Err(Error::internal(format!("{} failed to {what} (code {code})", self.found))),
         }
     }
 

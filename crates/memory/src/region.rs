@@ -60,7 +60,7 @@ impl RegionMut {
     }
 
     /// Returns the requested number of bytes.
-    #[expect(clippy::len_without_is_empty, reason = "nobody asks whether parameters are empty")]
+    #[expect(clippy::len_without_is_empty, reason = "no caller asks if it is empty")]
     pub fn len(&self) -> usize {
         self.0.bytes
     }
@@ -85,7 +85,7 @@ pub struct Region(Run);
 
 impl Region {
     /// Returns the number of bytes.
-    #[expect(clippy::len_without_is_empty, reason = "nobody asks whether parameters are empty")]
+    #[expect(clippy::len_without_is_empty, reason = "no caller asks if it is empty")]
     pub fn len(&self) -> usize {
         self.0.bytes
     }
