@@ -45,6 +45,15 @@ fn every_element_type_crosses_the_process() {
     }
 }
 
+/// Requests have at most 64 axes, but a model may reshape to more.
+#[test]
+fn tensors_of_many_axes_cross_the_process() {
+    let host = Host::new();
+    let session = host.load(&ECHO.replace("float32 n", "float32 *"));
+    let x = [NamedTensor::new("x", Tensor::from_vec(vec![1usize; 100], vec![7f32]).unwrap())];
+    assert_eq!(session.run(&x, &[]).unwrap()[0].tensor, x[0].tensor);
+}
+
 #[test]
 fn large_tensors_cross_from_many_threads() {
     let host = Host::new();
