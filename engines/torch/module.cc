@@ -121,8 +121,10 @@ c10::IValue argument(const mpt_value &value, const Argument &wanted, const Commo
   // LibTorch takes a mutable pointer for every tensor. Code that writes to an input gets a copy.
   const auto borrowed = at::from_blob(const_cast<void *>(value.data), sizes, options);
   const auto tensor = millpond::incoming(borrowed, common.device);
-  // A module with a state may keep the tensor, and so the caller's memory, after the run.
-  const bool own = common.device.is_cpu() && (common.effects.writes_inputs || common.effects.stateful);
+  // A module with a state may keep the tensor, and so the caller's memory, after the run. So may a part that runs in
+  // parallel, if forward fails or returns before it waits for the part.
+  const auto &effects = common.effects;
+  const bool own = common.device.is_cpu() && (effects.writes_inputs || effects.stateful || effects.threads);
   return own ? tensor.clone() : tensor;
 }
 

@@ -4,12 +4,16 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use base::{DType, ErrorKind, NamedTensor, Tensor};
+use bytes::Bytes;
 use engine::threads::idle_threads;
 use engine::{Engine, LoadRequest, SessionOptions};
 use engine_torch::build::TorchParameter;
+use memory::{PoolConfig, Region, SlotPool};
+use os::Rate;
 use os::background::{Attempt, BackgroundRunner};
 
-use crate::support::{Written, child, floats, torch};
+use crate::support::{Written, answer, child, floats, torch};
 
 /// Variable that is set in the process that counts, which has no threads of other tests.
 const CHILD: &str = "MILLPOND_TEST_COUNTS_THREADS";
@@ -110,4 +114,36 @@ fn parallel_parts_have_an_ordinary_thread() {
     let outputs = runner.run("test", &Arc::default(), run).unwrap();
     assert_eq!(outputs[0].tensor.to_vec::<f32>().unwrap(), [6.0]);
     assert_eq!(idle_threads(), ["test-idle"]);
+}
+
+/// Elements in memory of their own, which is unmapped with the last reference.
+struct MappedElements(Region);
+
+impl AsRef<[u8]> for MappedElements {
+    fn as_ref(&self) -> &[u8] {
+        self.0.as_slice()
+    }
+}
+
+/// Forward fails before it waits for the part, which still reads the input.
+#[test]
+fn a_part_that_outlives_its_run_reads_a_copy() {
+    if std::env::var_os(CHILD).is_none() {
+        return child("threads::a_part_that_outlives_its_run_reads_a_copy", CHILD, "1".as_ref());
+    }
+    let source = "def part(self, x):\n    y = x.sum()\n    for i in range(20000):\n        y = y + x[0]\n    return y\n\
+                  def forward(self, x):\n    later = fork(self.part, x)\n    y = x.view([1])\n    \
+                  return torch.wait(later) + y\n";
+    let module = Written::new(source, vec![]);
+    let session = module.load();
+    let config =
+        PoolConfig { bytes_max: 2 << 20, huge_pages: false, fault_rate: Rate::unlimited() };
+    let mut region = SlotPool::new(config).unwrap().allocate(400_000).unwrap();
+    region.as_mut_slice().fill(0);
+    let elements = Bytes::from_owner(MappedElements(region.freeze()));
+    let tensor = Tensor::from_bytes(DType::F32, [100_000].as_slice(), elements).unwrap();
+    let refused = session.run(&[NamedTensor::new("x", tensor)], &[]).unwrap_err();
+    assert_eq!(refused.kind(), ErrorKind::InvalidArgument, "{refused}");
+    // One thread runs all parts, so the first part has ended before this run ends.
+    assert_eq!(answer(&*session, floats("x", &[1], &[0.0])), [0.0]);
 }
