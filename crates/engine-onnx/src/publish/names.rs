@@ -16,8 +16,11 @@ use super::schema::{DEPTH_MAX, MessageKind, graph, sparse};
 use super::tensor::{NAME_BYTES_MAX, TensorHead};
 use super::wire::{Walker, WireField};
 
-/// Maximum bytes of all names together.
+/// Maximum bytes of all names and their entries together.
 const NAMES_BYTES_MAX: u64 = 64 * MIB;
+/// Bytes of memory that the entries of one parameter take, beside its name. In a file, a parameter
+/// can take two bytes.
+const ENTRY_BYTES: u64 = 128;
 
 /// Parameter names of a model and output names of its main graph.
 #[derive(Default)]
@@ -116,11 +119,10 @@ impl ParameterNames {
     }
 
     fn count(&mut self, walker: &Walker, field: &WireField, name: &[u8]) -> Result<()> {
-        self.bytes += name.len() as u64;
+        self.bytes += name.len() as u64 + ENTRY_BYTES;
         if self.bytes > NAMES_BYTES_MAX {
-            return Err(
-                walker.damaged(field.whole.start, "the parameters' names take too much memory")
-            );
+            return Err(walker
+                .damaged(field.whole.start, "too many parameters, or names that are too long"));
         }
         Ok(())
     }

@@ -5,8 +5,8 @@ use std::path::Path;
 use base::ErrorKind;
 
 use super::super::convert::Conversion;
-use super::super::encode;
 use super::super::{WriteOptions, convert_into};
+use super::super::{encode, initializers, schema};
 use super::generate::{Made, Place, Storage, write};
 use super::scratch;
 
@@ -58,6 +58,25 @@ fn every_truncation_is_data_loss() {
         let place = if length == 0 { "empty" } else { "byte " };
         assert!(error.message().contains(place), "{error}");
     }
+}
+
+/// A parameter without fields takes two bytes in the file.
+#[test]
+fn the_number_of_parameters_is_bounded() {
+    let dir = scratch();
+    let path = dir.path().join("model.onnx");
+    let read = |parameters: usize| {
+        let mut body = Vec::new();
+        (0..parameters).for_each(|_| encode::bytes(&mut body, schema::graph::INITIALIZER, b""));
+        let mut model = Vec::new();
+        encode::bytes(&mut model, schema::model::GRAPH, &body);
+        std::fs::write(&path, model).unwrap();
+        initializers::read(&path).map(|graph| graph.main.len())
+    };
+    assert_eq!(read(1000), Ok(1000));
+    let error = read(600_000).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::DataLoss);
+    assert!(error.message().contains("too many parameters"), "{error}");
 }
 
 /// Changes each byte that is not an element in several ways. The outcome is a complete layout or an
