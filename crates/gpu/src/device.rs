@@ -80,8 +80,9 @@ impl Gpu {
     /// second.
     ///
     /// # Errors
-    /// `NotFound` naming a missing driver, device or compiler; `Unimplemented` if the device is too
-    /// old; `Internal` with the message of the driver or the compiler.
+    /// `NotFound` naming a missing driver, device or compiler; `FailedPrecondition` if the compiler
+    /// does not load; `Unimplemented` if the device is too old; `Internal` with the message of the
+    /// driver or the compiler.
     pub fn open(options: &GpuOptions) -> Result<Arc<Gpu>> {
         // SAFETY: the driver's initialisers set up its own state only; this is the library's
         // documented use.

@@ -2,9 +2,9 @@
 //!
 //! `cudarc` has bindings too, but they find NVRTC only by name and panic if it is missing.
 
-use std::ffi::{CStr, CString, OsString, c_char, c_int, c_void};
+use std::ffi::{CStr, CString, OsStr, OsString, c_char, c_int, c_void};
 use std::mem::ManuallyDrop;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use base::{Error, Result};
 use libloading::Library;
@@ -99,6 +99,17 @@ impl CompilerSearch {
     }
 }
 
+/// Returns the error for a file that the loader refuses, with the loader's reason.
+fn does_not_load(path: &OsStr, error: libloading::Error) -> Error {
+    use std::error::Error as _;
+    let why = error.source().map_or_else(|| error.to_string(), |source| source.to_string());
+    let path = Path::new(path).display();
+    Error::precondition(format!(
+        "NVIDIA's run-time compiler (libnvrtc) at {path} does not load ({why}); install it for this processor"
+    ))
+    .with_source(error)
+}
+
 /// The opened library.
 #[derive(Debug)]
 pub struct Nvrtc {
@@ -111,23 +122,34 @@ impl Nvrtc {
     /// Finds and opens the library.
     ///
     /// # Errors
-    /// `NotFound`, naming the package to install.
+    /// `NotFound`, naming the package to install; `FailedPrecondition` if a file is there and does
+    /// not load.
     pub fn open(search: &CompilerSearch) -> Result<Nvrtc> {
         let candidates = search.candidates();
+        let mut unfit = None;
         for candidate in &candidates {
             // SAFETY: NVRTC's initialisers set up its own state only; candidates are NVRTC by name.
-            if let Ok(library) = unsafe { Library::new(candidate) } {
-                return Ok(Nvrtc {
-                    library: ManuallyDrop::new(library),
-                    found: candidate.to_string_lossy().into_owned(),
-                });
+            match unsafe { Library::new(candidate) } {
+                Ok(library) => {
+                    return Ok(Nvrtc {
+                        library: ManuallyDrop::new(library),
+                        found: candidate.to_string_lossy().into_owned(),
+                    });
+                }
+                // The loader has the same error for a file that is missing.
+                Err(error) if unfit.is_none() && Path::new(candidate).is_file() => {
+                    unfit = Some(does_not_load(candidate, error));
+                }
+                Err(_) => {}
             }
         }
-        Err(Error::not_found(format!(
-            "NVIDIA's run-time compiler (libnvrtc) was not found in {} places; install it (Debian: libnvrtc12, Python: \
-             nvidia-cuda-nvrtc-cu12) or name its file",
-            candidates.len()
-        )))
+        Err(unfit.unwrap_or_else(|| {
+            Error::not_found(format!(
+                "NVIDIA's run-time compiler (libnvrtc) was not found in {} places; install it (Debian: libnvrtc12, \
+                 Python: nvidia-cuda-nvrtc-cu12) or name its file",
+                candidates.len()
+            ))
+        }))
     }
 
     /// Returns the name or path by which the library was opened.

@@ -29,6 +29,17 @@ fn kernels_compile_without_a_warning() {
 }
 
 #[test]
+fn a_compiler_that_does_not_load_is_not_a_missing_one() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("libnvrtc.so.12");
+    std::fs::write(&path, "not a library").unwrap();
+    let search = CompilerSearch { explicit: Some(path), virtual_env: None };
+    let error = Nvrtc::open(&search).unwrap_err();
+    assert_eq!(error.kind(), base::ErrorKind::FailedPrecondition, "{error}");
+    assert!(error.message().contains("libnvrtc.so.12 does not load ("), "{error}");
+}
+
+#[test]
 fn a_missing_compiler_is_reported() {
     let search =
         CompilerSearch { explicit: Some("/nowhere/libnvrtc.so".into()), virtual_env: None };
