@@ -1,4 +1,4 @@
-// No exception leaves the shim: every entry point runs its body through `guarded`.
+// No exception leaves the shim: every entry point that calls LibTorch runs its body through `guarded`.
 #pragma once
 
 #include <cstdint>

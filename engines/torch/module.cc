@@ -247,11 +247,17 @@ MPT_EXPORT int32_t mpt_run(const mpt_module *module, const mpt_value *values, si
 MPT_EXPORT size_t mpt_answer_count(const mpt_answer *answer) { return answer->results.size(); }
 
 MPT_EXPORT void mpt_answer_view(const mpt_answer *answer, size_t index, mpt_view *out) {
-  const auto &result = answer->results[index];
-  const auto &tensor = result.tensor;
-  *out = mpt_view{result.name.c_str(),          tensor.const_data_ptr(),
-                  tensor.nbytes(),              tensor.sizes().data(),
-                  static_cast<int32_t>(tensor.dim()), static_cast<int32_t>(tensor.scalar_type())};
+  // A failure leaves `out` as it was: the caller's view of a tensor without a type.
+  (void)guarded([&] {
+    const auto &result = answer->results.at(index);
+    const auto &tensor = result.tensor;
+    *out = mpt_view{result.name.c_str(),
+                    tensor.const_data_ptr(),
+                    tensor.nbytes(),
+                    tensor.sizes().data(),
+                    static_cast<int32_t>(tensor.dim()),
+                    static_cast<int32_t>(tensor.scalar_type())};
+  });
 }
 
 MPT_EXPORT mpt_tensor *mpt_answer_take(const mpt_answer *answer, size_t index) {

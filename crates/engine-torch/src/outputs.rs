@@ -57,7 +57,7 @@ pub(crate) fn take(
         return Tensor::from_bytes(dtype, shape, Bytes::new());
     }
     let address = view.data as usize;
-    let data = slice_from_raw_parts(view.data.cast(), view.bytes);
+    let data = elements(view)?;
     let bytes = if borrowed.iter().any(|range| range.contains(&address)) {
         // SAFETY: the answer is alive, and the shim says that its tensor has so many bytes there.
         Bytes::copy_from_slice(unsafe { &*data })
@@ -65,6 +65,17 @@ pub(crate) fn take(
         Bytes::from_owner(TorchElements { tensor: answer.take(index)?, data })
     };
     Tensor::from_bytes(dtype, shape, bytes).map_err(|e| Error::internal(e.message().to_owned()))
+}
+
+/// Returns the elements of a tensor that has some.
+///
+/// # Errors
+/// `Internal` if they have no memory.
+fn elements(view: &RawView) -> Result<*const [u8]> {
+    if view.data.is_null() {
+        return Err(Error::internal("LibTorch gave an output without memory"));
+    }
+    Ok(slice_from_raw_parts(view.data.cast(), view.bytes))
 }
 
 /// Returns the sizes of the tensor's axes.
@@ -80,4 +91,19 @@ pub(crate) fn shape(view: &RawView) -> Result<Shape> {
         usize::try_from(size).map_err(|_| Error::internal("an answer has a negative axis"))
     };
     sizes.iter().map(size).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::ptr::null;
+
+    use super::*;
+
+    /// Such as a tensor of `torch._efficientzerotensor`.
+    #[test]
+    fn an_output_without_memory_is_an_error() {
+        let view =
+            RawView { name: null(), data: null(), bytes: 8, dims: null(), rank: 0, dtype: 6 };
+        assert_eq!(elements(&view).unwrap_err().kind(), base::ErrorKind::Internal);
+    }
 }
