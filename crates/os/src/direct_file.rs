@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 use base::{Error, Result};
 
 use crate::aligned_buffer::AlignedBuffer;
+use crate::regular_file::check_regular_file;
 
 /// Alignment of file offsets and buffers; lengths are rounded up to it. Covers devices with sectors
 /// of 512 bytes and of 4 KiB; a device with larger sectors refuses direct reads and writes.
@@ -30,9 +31,12 @@ impl DirectFile {
     /// Opens `path` for reading, with O_DIRECT if `direct` is set and possible.
     ///
     /// # Errors
-    /// `NotFound`, `PermissionDenied` or `Internal` if the file cannot be opened.
+    /// `NotFound`, `PermissionDenied` or `Internal` if the file cannot be opened; `DataLoss` for a
+    /// named pipe, a socket and a device.
     pub fn open(path: &Path, direct: bool) -> Result<DirectFile> {
         let fail = |error: io::Error| Error::io(path, &error);
+        // The open of a named pipe would wait for its writer.
+        std::fs::metadata(path).and_then(|meta| check_regular_file(&meta)).map_err(fail)?;
         let open = |flags| OpenOptions::new().read(true).custom_flags(flags).open(path);
         let (file, refusal) = match open(if direct { libc::O_DIRECT } else { 0 }) {
             Ok(file) => (file, None),
@@ -195,6 +199,18 @@ mod tests {
         assert_eq!(error.kind(), base::ErrorKind::DataLoss);
         let wanted = "truncated at byte 100; restore the file from its source";
         assert!(error.message().ends_with(wanted), "{error}");
+    }
+
+    #[test]
+    fn only_regular_files_are_opened() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("socket");
+        let _listener = std::os::unix::net::UnixListener::bind(&path).unwrap();
+        for path in [path.as_path(), Path::new("/dev/null")] {
+            let error = DirectFile::open(path, true).unwrap_err();
+            assert_eq!(error.kind(), base::ErrorKind::DataLoss, "{error}");
+            assert!(error.message().ends_with("not a regular file"), "{error}");
+        }
     }
 
     #[test]
