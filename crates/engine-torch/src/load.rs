@@ -76,7 +76,7 @@ fn package(
              set `trusted = true` in the model's millpond.toml",
         ));
     }
-    std::fs::File::open(graph).map_err(|e| Error::io(graph, &e))?;
+    check_readable(graph)?;
     let path = c_path(graph)?;
     let mut raw = null_mut();
     // SAFETY: the path is NUL-terminated, the out-pointer valid; what it gets is ours.
@@ -85,6 +85,14 @@ fn package(
         library.check(code)?;
         TorchModule::own(library, raw)
     }
+}
+
+/// Checks that a file can be read. The open of a named pipe would wait for its writer.
+fn check_readable(path: &Path) -> Result<()> {
+    let failed = |error: std::io::Error| Error::io(path, &error);
+    os::check_regular_file(&std::fs::metadata(path).map_err(failed)?).map_err(failed)?;
+    std::fs::File::open(path).map_err(failed)?;
+    Ok(())
 }
 
 fn script(library: &'static ShimLibrary, request: &LoadRequest) -> Result<LoadedModule> {
@@ -147,4 +155,23 @@ fn sealed(region: RegionMut) -> ParameterMemory {
         tracing::warn!(%error, "a model's parameters stay writable");
     }
     ParameterMemory::Sealed(region)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_regular_file_is_a_package() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join(PACKAGE);
+        assert_eq!(check_readable(&path).unwrap_err().kind(), ErrorKind::NotFound);
+        let listener = std::os::unix::net::UnixListener::bind(&path).unwrap();
+        let error = check_readable(&path).unwrap_err();
+        assert!(error.message().ends_with("not a regular file"), "{error}");
+        drop(listener);
+        std::fs::remove_file(&path).unwrap();
+        std::fs::write(&path, "a package").unwrap();
+        assert_eq!(check_readable(&path), Ok(()));
+    }
 }
