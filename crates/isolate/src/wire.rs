@@ -15,6 +15,9 @@ use crate::frame::LENGTH_BYTES;
 
 /// Alignment of a tensor's elements in a message: that of the widest element type.
 const ALIGNMENT: usize = 16;
+/// Maximum axes of a tensor. TensorFlow has at most 254; the other engines have no maximum. Each
+/// axis takes several times its bytes of the message in the memory of the server.
+pub(crate) const RANK_MAX: usize = 1024;
 
 /// A message that is being built, after room for the length of its frame.
 pub(crate) struct MessageWriter(Vec<u8>);
@@ -209,9 +212,11 @@ impl MessageReader {
     fn tensor(&mut self) -> Result<NamedTensor> {
         let name = self.text()?;
         let dtype = self.dtype()?;
-        // The message bounds the number of axes. A run may give an output more axes than a request
-        // can have.
-        let shape = Shape::from_vec(self.list(MessageReader::size)?);
+        let rank = self.size()?;
+        if rank > RANK_MAX {
+            return Err(damaged("a tensor has too many axes"));
+        }
+        let shape = Shape::from_vec(self.items(rank, &mut MessageReader::size)?);
         if dtype == DType::String {
             let count = shape.iter().try_fold(1usize, |count, &size| count.checked_mul(size));
             let count = count.ok_or_else(|| damaged("an impossible shape"))?;
@@ -310,6 +315,19 @@ mod tests {
         assert_eq!(read, tensors());
         let bytes = read[1].tensor.bytes().unwrap();
         assert_eq!(bytes.as_ptr() as usize % 8, 0);
+    }
+
+    #[test]
+    fn the_axes_of_a_tensor_are_bounded() {
+        let read = |rank: usize| {
+            let tensor = Tensor::from_vec(vec![1usize; rank], vec![7f32]).unwrap();
+            let mut writer = MessageWriter::new();
+            writer.tensors(&[NamedTensor::new("x", tensor)]);
+            MessageReader::new(body(writer)).tensors()
+        };
+        assert_eq!(read(RANK_MAX).unwrap()[0].tensor.shape().len(), RANK_MAX);
+        let error = read(RANK_MAX + 1).unwrap_err();
+        assert!(error.message().ends_with("too many axes"), "{error}");
     }
 
     #[test]

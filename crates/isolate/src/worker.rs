@@ -25,6 +25,7 @@ use crate::message::{
     LIBRARY_REQUEST, LibraryMessage, LoadMessage, ModelFacts, RunMessage, WorkerMemory,
     encode_library_opened, encode_loaded, encode_outputs,
 };
+use crate::wire::RANK_MAX;
 use crate::{RUNS_MAX, frame};
 
 /// A load at idle priority continues at ordinary priority after it has waited this long for a core.
@@ -232,8 +233,27 @@ fn run(session: &dyn Session, body: Bytes) -> Result<Vec<NamedTensor>> {
         Some(number) => session.run_signature(number, &inputs, &outputs),
         None => session.run(&inputs, &outputs),
     };
-    catch_unwind(AssertUnwindSafe(run))
-        .unwrap_or_else(|_| Err(Error::internal("the engine panicked in a worker process")))
+    let outputs = catch_unwind(AssertUnwindSafe(run))
+        .unwrap_or_else(|_| Err(Error::internal("the engine panicked in a worker process")))?;
+    check_axes(&outputs)?;
+    Ok(outputs)
+}
+
+/// Checks the number of axes of each output. More axes count as damage in the server, which ends
+/// the process, and a request may choose the shape of an output.
+///
+/// # Errors
+/// `InvalidArgument` naming the output.
+fn check_axes(outputs: &[NamedTensor]) -> Result<()> {
+    for NamedTensor { name, tensor } in outputs {
+        let rank = tensor.shape().len();
+        if rank > RANK_MAX {
+            return Err(Error::invalid(format!(
+                "output \"{name}\" has {rank} axes; an isolated model can return at most {RANK_MAX}"
+            )));
+        }
+    }
+    Ok(())
 }
 
 #[cfg(test)]

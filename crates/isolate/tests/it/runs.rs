@@ -54,6 +54,23 @@ fn tensors_of_many_axes_cross_the_process() {
     assert_eq!(session.run(&x, &[]).unwrap()[0].tensor, x[0].tensor);
 }
 
+/// The maximum of a message is 1024. `column` adds an axis.
+#[test]
+fn an_output_of_too_many_axes_is_an_error_of_its_run() {
+    let host = Host::new();
+    let text = "millpond-fake 1\ninput x float32 *\noutput y float32 *\ny = column x\n";
+    let session = host.load(text);
+    let run = |rank: usize| {
+        let tensor = Tensor::from_vec(vec![1usize; rank], vec![7f32]).unwrap();
+        session.run(&[NamedTensor::new("x", tensor)], &[])
+    };
+    let error = run(1024).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::InvalidArgument, "{error}");
+    assert!(error.message().contains("\"y\" has 1025 axes"), "{error}");
+    assert_eq!(run(1023).unwrap()[0].tensor.shape().len(), 1024);
+    assert_eq!(host.restarts(), 0);
+}
+
 #[test]
 fn large_tensors_cross_from_many_threads() {
     let host = Host::new();

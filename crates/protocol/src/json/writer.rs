@@ -10,6 +10,9 @@ use crate::wire;
 
 /// Maximum lists of a tensor without elements. A shape such as [10^12, 0] would be endless.
 const EMPTY_LISTS_MAX: usize = 1 << 16;
+/// Maximum depth of nested lists, since [`lists`] recurses. TensorFlow has at most 254 axes; a
+/// TorchScript module can return any number.
+const LISTS_DEPTH_MAX: usize = 256;
 
 /// The form of bytes that may not be text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -96,7 +99,8 @@ pub(crate) fn write_flat(out: &mut Vec<u8>, tensor: &Tensor) -> Result<()> {
 /// Appends the elements from `start` on as lists of `shape`, or one value if the shape is empty.
 ///
 /// # Errors
-/// `InvalidArgument` if the type has no form in JSON, or if the shape means too many empty lists.
+/// `InvalidArgument` if the type has no form in JSON, or if the shape means too many empty lists or
+/// lists that are nested too deep.
 pub(crate) fn write_nested(
     out: &mut Vec<u8>,
     tensor: &Tensor,
@@ -104,6 +108,12 @@ pub(crate) fn write_nested(
     shape: &[usize],
     start: usize,
 ) -> Result<()> {
+    if shape.len() > LISTS_DEPTH_MAX {
+        return Err(Error::invalid(format!(
+            "{} axes are too many to write as lists, at most {LISTS_DEPTH_MAX} are written",
+            shape.len()
+        )));
+    }
     let mut lists = 1usize;
     for &dim in shape {
         lists = lists.saturating_mul(dim);
@@ -320,6 +330,19 @@ mod tests {
             assert!(elements >= text, "{text} {elements} {:?}", tensor.dtype());
             assert!(text_bytes_max(&[NamedTensor::new("y", tensor)]) > elements);
         }
+    }
+
+    /// A model chooses the number of axes. Without a maximum, the recursion would end the process.
+    #[test]
+    fn the_depth_of_lists_is_bounded() {
+        let write = |rank: usize| {
+            let tensor = Tensor::from_vec(vec![1usize; rank], vec![7i32]).unwrap();
+            nested(&tensor, TextEncoding::Plain)
+        };
+        let deepest = format!("{}7{}", "[".repeat(LISTS_DEPTH_MAX), "]".repeat(LISTS_DEPTH_MAX));
+        assert_eq!(write(LISTS_DEPTH_MAX).unwrap(), deepest);
+        let error = write(LISTS_DEPTH_MAX + 1).unwrap_err();
+        assert!(error.message().starts_with("257 axes"), "{error}");
     }
 
     #[test]
