@@ -251,8 +251,10 @@ MPT_EXPORT void mpt_answer_view(const mpt_answer *answer, size_t index, mpt_view
   (void)guarded([&] {
     const auto &result = answer->results.at(index);
     const auto &tensor = result.tensor;
+    // A part of a zero tensor has an offset, which LibTorch adds to the null pointer.
+    const bool has_memory = tensor.storage().data() != nullptr;
     *out = mpt_view{result.name.c_str(),
-                    tensor.const_data_ptr(),
+                    has_memory ? tensor.const_data_ptr() : nullptr,
                     tensor.nbytes(),
                     tensor.sizes().data(),
                     static_cast<int32_t>(tensor.dim()),
