@@ -219,7 +219,8 @@ impl Lifecycle {
         let _ = self.to.send(Message::Stop);
         let deadline = Instant::now() + SHUTDOWN_WAIT_MAX + JOIN_WAIT_MAX;
         for thread in threads.drain(..) {
-            join(thread, deadline);
+            // A thread that is stuck in an engine ends with the process.
+            os::thread::join_until(thread, deadline);
         }
         self.unfinished.log_all();
     }
@@ -335,18 +336,4 @@ fn open_cache(config: &LifecycleConfig) -> Option<Arc<Cache>> {
             );
         })
         .ok()
-}
-
-/// Waits for a thread until `deadline`. A thread stuck in an engine ends with the process.
-fn join(thread: JoinHandle<()>, deadline: Instant) {
-    const POLL: Duration = Duration::from_millis(2);
-    while !thread.is_finished() && Instant::now() < deadline {
-        std::thread::sleep(POLL);
-    }
-    let name = thread.thread().name().unwrap_or_default().to_owned();
-    if !thread.is_finished() {
-        tracing::warn!(thread = name, "did not end in time");
-    } else if thread.join().is_err() {
-        tracing::error!(thread = name, "panicked");
-    }
 }

@@ -1,7 +1,7 @@
 //! The calling thread: its priority, name, core, and the kernel's figures about it.
 
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use base::{Error, Result};
 
@@ -27,6 +27,26 @@ fn spawn_error(name: &str, error: std::io::Error) -> Error {
          TasksMax= or pids.max), or try again later"
     ))
     .with_source(error)
+}
+
+/// Time between two checks of a thread that should end.
+const END_POLL: Duration = Duration::from_millis(2);
+
+/// Waits until a thread has ended, at most until `deadline`. Returns false, and logs the thread, if
+/// it still runs then: it ends with the process. Logs a panic of the thread.
+pub fn join_until(thread: JoinHandle<()>, deadline: Instant) -> bool {
+    while !thread.is_finished() && Instant::now() < deadline {
+        std::thread::sleep(END_POLL);
+    }
+    let name = thread.thread().name().unwrap_or_default().to_owned();
+    if !thread.is_finished() {
+        tracing::warn!(thread = name, "did not end in time");
+        return false;
+    }
+    if thread.join().is_err() {
+        tracing::error!(thread = name, "panicked");
+    }
+    true
 }
 
 /// Makes the calling thread run only on idle cores (SCHED_IDLE). For loaders and unloaders. A
@@ -291,6 +311,18 @@ mod tests {
         let source = std::error::Error::source(&error);
         let source = source.and_then(|source| source.downcast_ref::<std::io::Error>());
         assert_eq!(source.and_then(std::io::Error::raw_os_error), Some(libc::EAGAIN));
+    }
+
+    #[test]
+    fn a_thread_that_does_not_end_is_left_behind() {
+        let (release, released) = std::sync::mpsc::channel::<()>();
+        let wait = move || drop(released.recv());
+        let hung = spawn("hung", wait).unwrap();
+        assert!(!join_until(hung, Instant::now()));
+        drop(release);
+        let minute = Instant::now() + Duration::from_secs(60);
+        assert!(join_until(spawn("ended", || ()).unwrap(), minute));
+        assert!(join_until(spawn("panics", || panic!("told to")).unwrap(), minute));
     }
 
     #[test]
