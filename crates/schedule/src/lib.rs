@@ -54,6 +54,9 @@ pub use threads::{ThreadPlan, ThreadPolicy};
 
 /// Most workers of a scheduler.
 pub const WORKERS_MAX: usize = 256;
+/// Longest wait at shutdown for the workers. If a run takes longer, its client has left by then, or
+/// its engine hangs.
+const WORKERS_END_MAX: Duration = Duration::from_secs(10);
 /// Advice to refused clients before the next try.
 const RETRY_AFTER: Duration = Duration::from_millis(100);
 
@@ -215,15 +218,19 @@ impl Scheduler {
         self.worker_count
     }
 
-    /// Refuses new jobs, finishes queued ones and ends the workers.
+    /// Refuses new jobs, finishes queued ones and ends the workers. Waits at most ten seconds for
+    /// them. A worker whose engine hangs is logged then, and ends with the process.
     pub fn shutdown(&self) {
+        self.end_workers(WORKERS_END_MAX);
+    }
+
+    /// Ends the workers. Returns the number of workers that still run after `wait`.
+    fn end_workers(&self, wait: Duration) -> usize {
         self.dispatch.close();
         let workers = std::mem::take(&mut *self.workers.lock());
-        for worker in workers {
-            if worker.join().is_err() {
-                tracing::error!("a worker ended by panic");
-            }
-        }
+        let deadline = Instant::now() + wait;
+        let ended = |worker: JoinHandle<()>| os::thread::join_until(worker, deadline);
+        workers.into_iter().map(ended).filter(|ended| !ended).count()
     }
 }
 
@@ -270,5 +277,41 @@ fn work(jobs: &Dispatch, worker: usize, pin: bool) {
                 ran = Some((model, run::run(batch, &mut meter), taken));
             }
         }
+    }
+}
+
+#[cfg(all(test, not(millpond_loom)))]
+mod tests {
+    use std::sync::mpsc;
+
+    use base::Tensor;
+
+    use super::*;
+    use crate::trial::{lingering, model};
+
+    #[test]
+    fn shutdown_leaves_a_worker_that_hangs_behind() {
+        let config = SchedulerConfig { workers: 1, queue_max: 8, pin: false, count_threads: true };
+        let scheduler = Scheduler::start(&config).unwrap();
+        let (begun, begins) = mpsc::channel();
+        let (release, released) = mpsc::channel::<()>();
+        let x = Tensor::from_vec([1usize, 3].as_slice(), vec![1f32; 3]).unwrap();
+        let job = Job {
+            servable: model("m", lingering(Duration::ZERO)),
+            inputs: vec![NamedTensor::new("x", x)],
+            outputs: vec![],
+            priority: 0,
+            deadline: Instant::now() + Duration::from_secs(600),
+            cancelled: Arc::new(AtomicBool::new(false)),
+            // Keeps the worker as an engine that hangs does.
+            done: Box::new(move |_| {
+                begun.send(()).unwrap();
+                let _ = released.recv();
+            }),
+        };
+        scheduler.submit(job).unwrap();
+        begins.recv_timeout(Duration::from_secs(60)).unwrap();
+        assert_eq!(scheduler.end_workers(Duration::ZERO), 1);
+        drop(release);
     }
 }
