@@ -92,12 +92,13 @@ pub struct Completion {
     pub processor: Duration,
 }
 
-/// Callback for the outcome, called once on a worker thread; must not block.
+/// Callback for the outcome, called once; must not block. A worker calls it. If the request expires
+/// in a full queue, a thread that submits another request calls it.
 pub type CompletionCallback = Box<dyn FnOnce(Completion) + Send>;
 
 /// One request for one version.
 pub struct Job {
-    /// Version that answers. Held until the callback has been called.
+    /// Version that answers. Released before the callback is called.
     pub servable: Arc<Servable>,
     /// Inputs, already checked against the signature.
     pub inputs: Vec<NamedTensor>,
