@@ -9,10 +9,10 @@ use hyper::body::Incoming;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::conn::auto;
 use hyper_util::server::graceful::{GracefulShutdown, Watcher};
-use metrics::{KindLabels, Metrics};
+use metrics::{KindLabels, LevelGauge, Metrics};
 use os::WarningLimiter;
 use tokio::net::TcpStream;
-use tokio::sync::{Semaphore, watch};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 
 use crate::connection_threads::ConnectionThreads;
 use crate::control_frames::FrameCounter;
@@ -131,7 +131,7 @@ where
                 drop(stream);
                 continue;
             };
-            open.inc();
+            let counted = OpenConnection::begin(&open, permit);
             let shutdown = ShutdownSignals {
                 watcher: graceful.watcher(),
                 stop: stop.clone(),
@@ -139,15 +139,13 @@ where
             };
             let client = AcceptedConnection { stream, peer, opener: opener.clone() };
             let served = self.connection(&builder, shutdown, client);
-            let open = open.clone();
-            let counted = async move {
+            let connection = async move {
                 served.await;
-                open.dec();
-                drop(permit);
+                drop(counted);
             };
             match &self.threads {
-                Some(threads) => threads.spawn(counted),
-                None => drop(tokio::spawn(counted)),
+                Some(threads) => threads.spawn(connection),
+                None => drop(tokio::spawn(connection)),
             }
         }
         drop(self.socket);
@@ -258,6 +256,25 @@ async fn drive_http2(
         () = header_timeout.elapsed(header_limit) => {
             Err("the client took too long to send the preface of HTTP/2".into())
         }
+    }
+}
+
+/// Counts an open connection of a listener, also if its handler panics.
+struct OpenConnection {
+    open: LevelGauge,
+    _permit: OwnedSemaphorePermit,
+}
+
+impl OpenConnection {
+    fn begin(open: &LevelGauge, permit: OwnedSemaphorePermit) -> OpenConnection {
+        open.inc();
+        OpenConnection { open: open.clone(), _permit: permit }
+    }
+}
+
+impl Drop for OpenConnection {
+    fn drop(&mut self) {
+        self.open.dec();
     }
 }
 

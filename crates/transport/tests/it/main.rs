@@ -24,6 +24,8 @@ use tokio_stream::StreamExt;
 
 const WAIT_MAX: Duration = Duration::from_secs(60);
 const GET: &[u8] = b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n";
+/// Path whose handler panics.
+const PANICS: &str = "/panics";
 
 const LIMITS: ConnectionLimits = ConnectionLimits {
     answer_window: millpond_transport::ANSWER_WINDOW,
@@ -34,7 +36,7 @@ const LIMITS: ConnectionLimits = ConnectionLimits {
     drain_time: WAIT_MAX,
 };
 
-/// A listener whose service answers every request, stopped when dropped.
+/// A listener whose service answers every request but that for [`PANICS`], stopped when dropped.
 struct Served {
     address: SocketAddr,
     metrics: Arc<Metrics>,
@@ -61,7 +63,8 @@ impl Served {
             name: "test",
             version,
             socket: ListenSocket::Tcp(socket),
-            service: tower::service_fn(async |_: http::Request<RequestBody>| {
+            service: tower::service_fn(async |request: http::Request<RequestBody>| {
+                assert_ne!(request.uri().path(), PANICS, "told to panic");
                 Ok::<_, Infallible>(http::Response::new(Full::new(Bytes::from_static(b"here"))))
             }),
             metrics: metrics.clone(),
@@ -243,6 +246,17 @@ fn a_shutdown_loses_no_request_of_a_busy_connection() {
     });
     assert_eq!(lost, 0);
     until("all are closed", || served.open_connections() == 0);
+}
+
+#[test]
+fn a_handler_that_panics_leaves_no_connection_counted() {
+    let served = Served::start(HttpVersion::Http1, WAIT_MAX);
+    let mut stream = served.connect();
+    stream
+        .write_all(format!("GET {PANICS} HTTP/1.1\r\nHost: localhost\r\n\r\n").as_bytes())
+        .unwrap();
+    assert_eq!(head(&mut stream), None);
+    until("it is closed", || served.open_connections() == 0);
 }
 
 /// The next request arrives long before the end of the answer, and then waits longer than its head
