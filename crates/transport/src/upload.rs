@@ -246,10 +246,13 @@ fn short_file_name(text: &str) -> String {
     name
 }
 
-/// The connection's end of an upload.
+/// The connection's end of an upload. Dropped before the end of the upload, it breaks the upload
+/// off.
 pub struct UploadSender {
     to: mpsc::Sender<Bytes>,
     failure: UploadFailure,
+    /// True once the reader has all pieces, or needs no more.
+    ended: bool,
 }
 
 /// The thread's end of an upload.
@@ -283,7 +286,7 @@ pub fn upload_channel(
 ) -> (UploadSender, UploadReader, UploadFailure) {
     let (to, pieces) = mpsc::channel(PIECES_WAITING_MAX);
     let failure = UploadFailure::default();
-    let sender = UploadSender { to, failure: failure.clone() };
+    let sender = UploadSender { to, failure: failure.clone(), ended: false };
     let reader =
         UploadReader { pieces, current: Bytes::new(), failure: failure.clone(), _permit: permit };
     (sender, reader, failure)
@@ -292,24 +295,48 @@ pub fn upload_channel(
 impl UploadSender {
     /// Passes pieces on until the last, the limit, or the client's silence. Discards the rest.
     pub async fn feed(self, mut pieces: UploadPieces, limits: UploadLimits) {
+        if self.pass(&mut pieces, limits).await {
+            pieces.discard(limits.piece_timeout).await;
+        }
+    }
+
+    /// Passes pieces on, and then drops this end. Returns true if the client may send a rest.
+    async fn pass(mut self, pieces: &mut UploadPieces, limits: UploadLimits) -> bool {
         let mut received = 0;
         loop {
             let piece = match pieces.next(limits.piece_timeout).await {
                 Ok(Some(piece)) => piece,
-                Ok(None) => return,
-                Err(error) => return self.failure.set(error),
+                Ok(None) => {
+                    self.ended = true;
+                    return false;
+                }
+                Err(error) => {
+                    self.failure.set(error);
+                    return false;
+                }
             };
             received += piece.len() as u64;
             if received > limits.bytes_max {
                 self.failure.set(limits.too_large());
-                break;
+                return true;
             }
             if self.to.send(piece).await.is_err() {
-                break;
+                self.ended = true;
+                return true;
             }
         }
-        drop(self.to);
-        pieces.discard(limits.piece_timeout).await;
+    }
+}
+
+impl Drop for UploadSender {
+    /// Sets the failure of an upload whose task was dropped, such as at the end of the grace time
+    /// of a shutdown. The reader would take the end for the end of the file.
+    fn drop(&mut self) {
+        if !self.ended {
+            // An earlier error stays.
+            self.failure
+                .set(Error::cancelled("the upload ended early: the server stopped receiving it"));
+        }
     }
 }
 
@@ -378,6 +405,21 @@ mod tests {
         assert_eq!(failure.unwrap().kind(), ErrorKind::TooLarge);
         let (all, failure) = through(vec![vec![1; 10]], true, LIMITS);
         assert_eq!((all.len(), failure.unwrap().kind()), (10, ErrorKind::ClientTimeout));
+    }
+
+    #[test]
+    fn an_upload_whose_task_is_dropped_breaks_off() {
+        let (sender, mut reader, failure) = upload_channel(None);
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+        let limits = UploadLimits { piece_timeout: Duration::from_secs(60), ..LIMITS };
+        let pieces = UploadPieces::Test(vec![vec![1; 10]].into(), true);
+        let feed = sender.feed(pieces, limits);
+        // Drops the task after its first poll.
+        let fed = async { tokio::time::timeout(Duration::ZERO, feed).await };
+        assert!(runtime.block_on(fed).is_err());
+        let mut all = Vec::new();
+        assert!(reader.read_to_end(&mut all).is_err());
+        assert_eq!((all.len(), failure.get().unwrap().kind()), (10, ErrorKind::Cancelled));
     }
 
     #[test]
