@@ -256,7 +256,8 @@ pub(crate) fn slice(tensor: &Tensor, first: usize, items: usize) -> Result<Tenso
 /// Joins the outputs of several runs along axis 0.
 ///
 /// # Errors
-/// `Internal` if the runs differ in names, types or the other axes.
+/// `Internal` if the runs differ in names, types or the other axes, `Unimplemented` if packed
+/// elements of a run do not end at a byte.
 pub(crate) fn concatenate(runs: &[Vec<NamedTensor>]) -> Result<Vec<NamedTensor>> {
     let differ = || Error::internal("the parts of a request gave outputs of different shape");
     let first = runs.first().ok_or_else(differ)?;
@@ -271,6 +272,10 @@ pub(crate) fn concatenate(runs: &[Vec<NamedTensor>]) -> Result<Vec<NamedTensor>>
             .any(|p| p.dtype() != output.tensor.dtype() || p.shape().get(1..) != Some(rest))
         {
             return Err(differ());
+        }
+        let followed = pieces.split_last().map_or(&[][..], |(_, followed)| followed);
+        if !followed.iter().all(|piece| ends_at_byte(piece)) {
+            return Err(Error::unimplemented("packed elements cannot be joined between bytes"));
         }
         let items = pieces.iter().map(|piece| piece.shape()[0]).sum();
         let shape: Shape = std::iter::once(items).chain(rest.iter().copied()).collect();
@@ -288,9 +293,28 @@ pub(crate) fn concatenate(runs: &[Vec<NamedTensor>]) -> Result<Vec<NamedTensor>>
     first.iter().enumerate().map(join).collect()
 }
 
+/// Returns true if the last byte of a tensor is full of elements.
+fn ends_at_byte(tensor: &Tensor) -> bool {
+    let bits = tensor.dtype().bits().unwrap_or(8);
+    (tensor.elements() * bits).is_multiple_of(8)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn packed_outputs_are_joined_at_bytes_only() {
+        let run = |bytes: &'static [u8], items: usize| {
+            let shape = [items, 1];
+            let y = Tensor::from_bytes(DType::I4, shape.as_slice(), Bytes::from_static(bytes));
+            vec![NamedTensor::new("y", y.unwrap())]
+        };
+        let joined = concatenate(&[run(&[0x21], 2), run(&[0x03], 1)]).unwrap();
+        assert_eq!(joined, run(&[0x21, 0x03], 3));
+        // Together they have as many bytes as five elements, but a gap after the third.
+        assert!(concatenate(&[run(&[0x21, 0x03], 3), run(&[0x54], 2)]).is_err());
+    }
 
     #[test]
     fn the_first_item_of_the_last_part_is_copied() {
