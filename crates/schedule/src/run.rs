@@ -160,14 +160,18 @@ fn answer(servable: &Servable, entries: &[Entry], batch_key: Option<&BatchKey>) 
         }
     }
     let key_of = |entry: &Entry| if ran.misfit { None } else { entry.batch_key.clone() };
-    let alone = |entry: &Entry| match together(
-        servable,
-        std::slice::from_ref(entry),
-        key_of(entry).as_ref(),
-    ) {
-        Ok(mut answers) => answers.pop().ok_or_else(|| Error::internal("a run without an answer")),
-        Err(RunFailure::Engine(error)) => Err(error),
-        Err(RunFailure::Misfit(_)) => call(servable, &entry.inputs, &entry.outputs),
+    let alone = |entry: &Entry| {
+        // Its client may have left during the run that failed, or the runs after that.
+        if let Some(error) = entry.expiry(Instant::now()) {
+            return Err(error);
+        }
+        match together(servable, std::slice::from_ref(entry), key_of(entry).as_ref()) {
+            Ok(mut answers) => {
+                answers.pop().ok_or_else(|| Error::internal("a run without an answer"))
+            }
+            Err(RunFailure::Engine(error)) => Err(error),
+            Err(RunFailure::Misfit(_)) => call(servable, &entry.inputs, &entry.outputs),
+        }
     };
     (entries.iter().map(alone).collect(), ran)
 }

@@ -1,7 +1,12 @@
 //! Merging and padding never change an answer.
 
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, mpsc};
+use std::time::{Duration, Instant};
+
 use base::{ErrorKind, NamedTensor, Tensor};
 use engine::{PadOptions, ScheduleOptions};
+use millpond_schedule::Job;
 use proptest::prelude::*;
 
 use crate::rows::{Bench, Kind, POISON, merging, model, ok, padding, tags, x};
@@ -302,6 +307,38 @@ fn a_request_that_fails_does_not_fail_its_batch_mates() {
     assert_eq!(rows.runs(), [(1, 2), (3, 4), (1, 4), (1, 4), (1, 4)]);
     bench.scheduler.shutdown();
     assert_eq!(bench.scheduler.snapshot().models[0].reruns, 1);
+}
+
+/// Another model holds the worker until all requests wait, so that they run together.
+#[test]
+fn a_request_without_a_client_is_not_run_again() {
+    let bench = Bench::new(1, 100);
+    let (other_rows, other) = model("other", merging(), PLAIN);
+    let (rows, servable) = model("m", merging(), PLAIN);
+    bench.ask(9, &other, x(1, 2, 0.0));
+    other_rows.wait_running(1);
+    bench.ask(0, &servable, x(1, 4, 1.0));
+    bench.ask(1, &servable, x(1, 4, POISON));
+    let cancelled = Arc::new(AtomicBool::new(false));
+    let (sender, abandoned) = mpsc::channel();
+    let job = Job {
+        servable: servable.clone(),
+        inputs: x(1, 4, 3.0),
+        outputs: vec![],
+        priority: 0,
+        deadline: Instant::now() + Duration::from_secs(60),
+        cancelled: cancelled.clone(),
+        done: Box::new(move |completion| sender.send(completion).unwrap()),
+    };
+    bench.scheduler.submit(job).unwrap();
+    other_rows.gate.open();
+    rows.wait_running(1);
+    cancelled.store(true, Ordering::SeqCst);
+    rows.gate.open();
+    assert_eq!(tags(&bench.answers(3)), [9, 0, 1]);
+    let answer = abandoned.recv_timeout(Duration::from_secs(60)).unwrap();
+    assert_eq!(answer.result.unwrap_err().kind(), ErrorKind::Cancelled);
+    assert_eq!(rows.runs(), [(3, 4), (1, 4), (1, 4)]);
 }
 
 #[test]
