@@ -12,13 +12,13 @@ use protocol::grpc::health::v1::{
     HealthCheckRequest, HealthCheckResponse, HealthListRequest, HealthListResponse,
 };
 use protocol::reflection;
-use tokio::sync::{OwnedSemaphorePermit, mpsc, watch};
+use tokio::sync::{OwnedSemaphorePermit, watch};
 use transport::access::KeyGrant;
 use transport::{RequestBody, Reservation};
 
 use super::call::SmallCall;
 use super::response::{self, Response};
-use super::stream::AnswerSender;
+use super::stream::{AnswerSender, answer_channel};
 use crate::models::ModelsState;
 use crate::readiness::WATCHERS_MAX;
 use crate::view;
@@ -72,8 +72,7 @@ pub(super) async fn watch(
         Ok(watched) => watched,
         Err(error) => return response::failed(&error),
     };
-    let (sender, receiver) = mpsc::channel(STATUSES_MAX);
-    let answers = AnswerSender { sender, unread };
+    let (answers, receiver) = answer_channel(STATUSES_MAX, unread);
     tokio::spawn(async move { follow(&state, watched, &answers, stopped).await });
     response::stream(receiver)
 }

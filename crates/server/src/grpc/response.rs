@@ -10,11 +10,11 @@ use http::{HeaderMap, HeaderValue, header};
 use hyper::body::Frame;
 use inference::RequestTicket;
 use protocol::Message;
-use tokio::sync::mpsc;
 use transport::{RequestResources, Reservation, ResponseBody};
 
 use super::messages::PREFIX_BYTES;
 use super::status::{GRPC_STATUS, status_headers};
+use super::stream::AnswerReceiver;
 
 /// Content type of calls and responses.
 pub(super) const CONTENT_TYPE: &str = "application/grpc";
@@ -43,8 +43,8 @@ pub(super) fn single<M: Message>(
 }
 
 /// Returns the response with the frames of a stream. The first error ends it.
-pub(super) fn stream(frames: mpsc::Receiver<Result<ResponseBody>>) -> Response {
-    respond(ResponseFrames { more: Some(frames), ..ResponseFrames::default() })
+pub(super) fn stream(answers: AnswerReceiver) -> Response {
+    respond(ResponseFrames { more: Some(answers), ..ResponseFrames::default() })
 }
 
 /// Returns the response of a call that failed: headers with the status, and no body.
@@ -142,7 +142,7 @@ fn prefix(length: usize) -> Result<u32> {
 #[derive(Default)]
 pub(crate) struct ResponseFrames {
     frame: Option<ResponseBody>,
-    more: Option<mpsc::Receiver<Result<ResponseBody>>>,
+    more: Option<AnswerReceiver>,
     ended: bool,
 }
 
@@ -172,7 +172,7 @@ impl hyper::body::Body for ResponseFrames {
             let ended = self.ended;
             let next = match self.more.as_mut().filter(|_| !ended) {
                 None => return self.end(None),
-                Some(more) => more.poll_recv(cx),
+                Some(more) => more.poll_next(cx),
             };
             match next {
                 Poll::Pending => return Poll::Pending,

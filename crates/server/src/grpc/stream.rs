@@ -1,6 +1,8 @@
 //! Calls in which each message of the client has one answer.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::{Context, Poll};
 
 use base::{Error, Result};
 use bytes::Bytes;
@@ -31,8 +33,8 @@ where
         Ok(messages) => messages,
         Err(error) => return response::failed(&error),
     };
-    let (sender, receiver) = mpsc::channel(STREAM_ANSWERS_MAX);
-    let answers = AnswerSender { sender, unread: head.extensions.get().cloned() };
+    let unread = head.extensions.get().cloned();
+    let (answers, receiver) = answer_channel(STREAM_ANSWERS_MAX, unread);
     let state = state.clone();
     let conversation = async move { converse(&state, messages, &answers, stopped, answer).await };
     match CpuAccount::current() {
@@ -42,10 +44,52 @@ where
     response::stream(receiver)
 }
 
+/// Creates both ends of the answers of a stream, of which `unread_max` may be unread.
+pub(super) fn answer_channel(
+    unread_max: usize,
+    unread: Option<StreamAnswers>,
+) -> (AnswerSender, AnswerReceiver) {
+    let (sender, answers) = mpsc::channel(unread_max);
+    let panicked = Arc::new(AtomicBool::new(false));
+    (
+        AnswerSender { sender, unread, panicked: panicked.clone() },
+        AnswerReceiver { answers, panicked },
+    )
+}
+
 /// Sends the answers of a stream. Its connection is closed if the client does not read them.
 pub(super) struct AnswerSender {
     pub(super) sender: mpsc::Sender<Result<ResponseBody>>,
-    pub(super) unread: Option<StreamAnswers>,
+    unread: Option<StreamAnswers>,
+    /// True once the task that answers has panicked.
+    panicked: Arc<AtomicBool>,
+}
+
+impl Drop for AnswerSender {
+    fn drop(&mut self) {
+        // Before the channel closes, which otherwise means that every message was answered.
+        if std::thread::panicking() {
+            self.panicked.store(true, Ordering::Relaxed);
+        }
+    }
+}
+
+/// Receives the answers of a stream.
+pub(super) struct AnswerReceiver {
+    answers: mpsc::Receiver<Result<ResponseBody>>,
+    panicked: Arc<AtomicBool>,
+}
+
+impl AnswerReceiver {
+    /// Polls the next answer, or the error that ends the stream; `None` at its end.
+    pub(super) fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<ResponseBody>>> {
+        let polled = self.answers.poll_recv(cx);
+        if matches!(polled, Poll::Ready(None)) && self.panicked.load(Ordering::Relaxed) {
+            let error = Error::internal("answering this stream ended in a panic");
+            return Poll::Ready(Some(Err(error)));
+        }
+        polled
+    }
 }
 
 impl AnswerSender {
@@ -96,5 +140,38 @@ async fn converse<A>(
         if !answers.send(answer).await || last {
             return;
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::pin::Pin;
+    use std::task::Waker;
+
+    use hyper::body::Body;
+
+    use super::super::status::GRPC_STATUS;
+    use super::*;
+
+    /// Returns the status that ends a stream whose task runs `work`.
+    fn status(work: impl FnOnce(&AnswerSender) + Send + 'static) -> String {
+        let (answers, receiver) = answer_channel(1, None);
+        // An error is the panic of `work`.
+        let _ = std::thread::spawn(move || work(&answers)).join();
+        let mut body = response::stream(receiver).into_body();
+        let polled = Pin::new(&mut body).poll_frame(&mut Context::from_waker(Waker::noop()));
+        let Poll::Ready(Some(Ok(frame))) = polled else { panic!("no frame") };
+        frame.trailers_ref().unwrap()[GRPC_STATUS].to_str().unwrap().to_owned()
+    }
+
+    #[test]
+    fn a_panic_does_not_end_a_stream_with_success() {
+        assert_eq!(status(|_| ()), "0");
+        assert_eq!(status(|_| panic!("told to")), "13");
+        let refused = status(|answers| {
+            assert!(answers.sender.try_send(Err(Error::unavailable("stops"))).is_ok());
+            panic!("told to");
+        });
+        assert_eq!(refused, "14", "the first error ends the stream");
     }
 }
