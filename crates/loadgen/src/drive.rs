@@ -7,6 +7,7 @@
 //! stalled server shows as failures and not as a quieter client.
 
 use std::cell::{Cell, RefCell};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -379,7 +380,7 @@ impl ClientThread {
             .collect();
         let all = async {
             for task in tasks {
-                // A task that panicked has lost its request; the others continue.
+                // If the sink panicked, the request has no sample. The other tasks continue.
                 let _ = task.await;
             }
         };
@@ -402,8 +403,14 @@ impl ClientThread {
         let latency = self.plan.start.elapsed().saturating_sub(due);
         match answer {
             Ok(answer) => {
-                let (verdict, version) = self.judge.judge(shot, &answer);
-                self.sink.record(RequestSample { due, latency, verdict, version }, None);
+                let judged = catch_unwind(AssertUnwindSafe(|| self.judge.judge(shot, &answer)));
+                match judged {
+                    Ok((verdict, version)) => {
+                        self.sink.record(RequestSample { due, latency, verdict, version }, None);
+                    }
+                    // The task would end, and the request would be in no count.
+                    Err(_) => self.record_failure(due, "the check of the answer panicked"),
+                }
             }
             Err(error) => {
                 let sample = RequestSample { due, latency, verdict: Judgement::Failed, version: 0 };
@@ -585,6 +592,36 @@ mod tests {
         let kept = log.take();
         assert!(kept.faults.lines().is_empty());
         assert_eq!(kept.samples.len(), 1);
+    }
+
+    #[test]
+    fn a_check_that_panics_counts_as_a_failure() {
+        use std::io::{Read, Write};
+
+        struct PanickingJudge;
+        impl Judge for PanickingJudge {
+            fn judge(&self, _shot: usize, _answer: &RawResponse) -> (Judgement, u64) {
+                panic!("told to")
+            }
+        }
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let endpoint = Endpoint::new(Transport::Http, listener.local_addr().unwrap().to_string());
+        let server = std::thread::spawn(move || {
+            let (mut stream, _) = listener.accept().unwrap();
+            while stream.read(&mut [0; 4096]).unwrap() > 0 {
+                stream.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n").unwrap();
+            }
+        });
+        let template = Template::get(&endpoint, "/").unwrap();
+        let shots: Arc<[Bytes]> = Arc::from([Bytes::new()]);
+        let pace = LoadLoop::Open { arrivals: Arrivals::Fixed, rate: 1.0, seed: 0 };
+        let mut plan = DrivePlan::new(endpoint, template, shots, pace, Duration::from_millis(50));
+        plan.connections = 1;
+        let log = Arc::new(crate::samples::SampleLog::default());
+        let sink: Arc<dyn SampleSink> = log.clone();
+        drive(&plan, &(Arc::new(PanickingJudge) as Arc<dyn Judge>), &sink).unwrap();
+        server.join().unwrap();
+        assert_eq!(log.take().faults.lines(), ["1 x the check of the answer panicked"]);
     }
 
     #[test]

@@ -153,8 +153,7 @@ pub fn median(values: impl IntoIterator<Item = f64>) -> f64 {
     }
 }
 
-/// Returns `a
-/// b`, or 0 if `b` is 0: JSON has no infinity.
+/// Returns `a / b`, or 0 if `b` is 0: JSON has no infinity.
 pub fn ratio(a: f64, b: f64) -> f64 {
     if b == 0.0 { 0.0 } else { a / b }
 }
