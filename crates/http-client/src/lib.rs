@@ -275,7 +275,7 @@ impl HttpClient {
                         ANSWER_BYTES_MAX >> 20
                     ))
                 } else {
-                    self.connection_error(address, &*error)
+                    self.broken_answer(address, error)
                 }
             })?;
             if let Ok(part) = frame.into_data() {
@@ -290,19 +290,42 @@ impl HttpClient {
         Ok(HttpAnswer { status, headers, body })
     }
 
-    /// Builds the error of a connection that failed, with the innermost cause: the outer ones name
-    /// only the layers of the client.
+    /// Builds the error of a connection that failed before the answer.
     fn connection_error(&self, address: &str, error: &(dyn StdError + 'static)) -> Error {
-        let of_tls = self.tls.as_ref().and_then(|tls| tls_error::explanation(address, error, tls));
-        if let Some(text) = of_tls {
-            return Error::unavailable(text);
-        }
-        let mut cause: &dyn StdError = error;
-        while let Some(inner) = cause.source() {
-            cause = inner;
-        }
-        Error::unavailable(format!("{address} cannot be reached ({cause}); check that it runs"))
+        self.tls_failure(address, error).unwrap_or_else(|| {
+            let cause = innermost(error);
+            Error::unavailable(format!("{address} cannot be reached ({cause}); check that it runs"))
+        })
     }
+
+    /// Builds the error of a connection that failed within the body of an answer.
+    fn broken_answer(&self, address: &str, error: Box<dyn StdError + Send + Sync>) -> Error {
+        let built = self.tls_failure(address, &*error).unwrap_or_else(|| {
+            let cause = innermost(&*error);
+            Error::unavailable(format!(
+                "{address} ended the connection before the end of its answer ({cause}); check its log"
+            ))
+        });
+        match error.downcast::<hyper::Error>() {
+            Ok(error) => built.with_source(*error),
+            Err(_) => built,
+        }
+    }
+
+    /// Builds the error of a connection that failed because of TLS.
+    fn tls_failure(&self, address: &str, error: &(dyn StdError + 'static)) -> Option<Error> {
+        let tls = self.tls.as_ref()?;
+        tls_error::explanation(address, error, tls).map(Error::unavailable)
+    }
+}
+
+/// Returns the innermost cause of an error: the outer ones name only the layers of the client.
+fn innermost(error: &(dyn StdError + 'static)) -> &(dyn StdError + 'static) {
+    let mut cause = error;
+    while let Some(inner) = cause.source() {
+        cause = inner;
+    }
+    cause
 }
 
 /// Returns true if no connection to the server existed. The server then cannot have the request.
@@ -430,11 +453,16 @@ mod tests {
                 stream.write_all(b"HTTP/1.1 200 x\r\ncontent-length: 9\r\n\r\nhalf").await.unwrap();
             }
         });
+        let torn_address = tearing.clone();
         let cases = [(refusing, WAIT), (silent, Duration::from_millis(50)), (tearing, WAIT)];
         for (address, timeout) in cases {
             let error = client.get(&address, "/", timeout).await.unwrap_err();
             assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
             assert!(error.message().contains(&address), "{error}");
+            let is_torn = error.message().contains("before the end of its answer");
+            assert_eq!(is_torn, address == torn_address, "{error}");
+            let source = StdError::source(&error);
+            assert_eq!(is_torn, source.is_some_and(|source| source.is::<hyper::Error>()));
         }
     }
 
