@@ -125,7 +125,8 @@ impl Entry {
         matches!(self.finish, Finish::Whole(_) | Finish::Part(_, 0))
     }
 
-    /// Returns the reason if the entry has expired or was cancelled.
+    /// Returns the reason if the entry has expired or was cancelled, or if another part of its
+    /// request has failed.
     pub(crate) fn expiry(&self, now: Instant) -> Option<Error> {
         // First, because callers stop waiting at the deadline too.
         if now >= self.deadline {
@@ -135,8 +136,12 @@ impl Entry {
                 waited.as_millis()
             )));
         }
-        let cancelled = self.cancelled.load(Ordering::Relaxed);
-        cancelled.then(|| Error::cancelled("the client has gone"))
+        if self.cancelled.load(Ordering::Relaxed) {
+            return Some(Error::cancelled("the client has gone"));
+        }
+        // The request gets the error of that part.
+        let failed = matches!(&self.finish, Finish::Part(rejoin, _) if rejoin.has_failed());
+        failed.then(|| Error::cancelled("another part of the request has failed"))
     }
 
     /// Returns true if it requests the same outputs of the same version as `other`, and both can be
@@ -184,6 +189,8 @@ pub(crate) struct Rejoin {
     inputs: Vec<NamedTensor>,
     outputs: Vec<Arc<str>>,
     state: Mutex<Parts>,
+    /// True once a part has failed. Read for each waiting part at every scan of the queue.
+    failed: AtomicBool,
 }
 
 struct Parts {
@@ -217,7 +224,11 @@ impl Rejoin {
             run: None,
             done: Some(done),
         };
-        Rejoin { items, inputs, outputs, state: Mutex::new(state) }
+        Rejoin { items, inputs, outputs, state: Mutex::new(state), failed: AtomicBool::new(false) }
+    }
+
+    fn has_failed(&self) -> bool {
+        self.failed.load(Ordering::Relaxed)
     }
 
     /// Returns true if every output of every part has the part's items on axis 0. Otherwise the
@@ -240,7 +251,10 @@ impl Rejoin {
         let mut state = self.state.lock();
         match completion.result {
             Ok(outputs) => state.answers[index] = Some(outputs),
-            Err(error) => drop(state.failure.get_or_insert(error)),
+            Err(error) => {
+                state.failure.get_or_insert(error);
+                self.failed.store(true, Ordering::Relaxed);
+            }
         }
         state.queue = state.queue.max(completion.queue);
         state.compute += completion.compute;

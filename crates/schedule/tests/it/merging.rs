@@ -309,6 +309,21 @@ fn a_request_that_fails_does_not_fail_its_batch_mates() {
     assert_eq!(bench.scheduler.snapshot().models[0].reruns, 1);
 }
 
+#[test]
+fn a_failed_part_ends_its_request() {
+    let bench = Bench::new(1, 100);
+    let (rows, servable) = model("m", merging(), PLAIN);
+    rows.gate.open();
+    // Three parts, of which the first is refused.
+    bench.ask(0, &servable, x(24, 2, POISON));
+    let answers = bench.answers(1);
+    assert_eq!(answers[0].1.result.as_ref().unwrap_err().kind(), ErrorKind::InvalidArgument);
+    bench.scheduler.shutdown();
+    assert_eq!(rows.runs(), [(8, 2)]);
+    let counts = &bench.scheduler.snapshot().models[0];
+    assert_eq!((counts.requests, counts.cancelled), (1, 0));
+}
+
 /// Another model holds the worker until all requests wait, so that they run together.
 #[test]
 fn a_request_without_a_client_is_not_run_again() {
