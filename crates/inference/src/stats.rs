@@ -112,10 +112,10 @@ impl InferenceStats {
         })
     }
 
-    /// Returns the statistics of a version.
-    pub fn version(&self, id: &VersionId) -> Arc<VersionStats> {
-        let found = self.versions.read().unwrap_or_else(PoisonError::into_inner).get(id).cloned();
-        found.unwrap_or_else(|| {
+    /// Returns the statistics of a version that counts a request. The caller holds the version:
+    /// statistics that are made after its release would stay forever.
+    pub(crate) fn version(&self, id: &VersionId) -> Arc<VersionStats> {
+        self.known(id).unwrap_or_else(|| {
             self.versions
                 .write()
                 .unwrap_or_else(PoisonError::into_inner)
@@ -123,6 +123,11 @@ impl InferenceStats {
                 .or_default()
                 .clone()
         })
+    }
+
+    /// Returns the statistics of a version; `None` if it has had no request, or was released.
+    pub fn known(&self, id: &VersionId) -> Option<Arc<VersionStats>> {
+        self.versions.read().unwrap_or_else(PoisonError::into_inner).get(id).cloned()
     }
 
     /// Reads the counts by latency and status of every version. There is one reader, because a
@@ -154,6 +159,17 @@ impl InferenceStats {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_read_makes_no_statistics() {
+        let stats = InferenceStats::default();
+        let id = VersionId { model: "m".into(), version: 1 };
+        assert!(stats.known(&id).is_none() && stats.traffic().is_empty());
+        stats.version(&id).reject("ok");
+        assert!(stats.known(&id).is_some());
+        stats.forget(&id);
+        assert!(stats.known(&id).is_none() && stats.traffic().is_empty());
+    }
 
     #[test]
     fn a_forgotten_model_has_no_percentiles() {

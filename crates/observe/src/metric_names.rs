@@ -220,7 +220,8 @@ fn triton(parts: &ObservedParts, text: &mut String) {
 }
 
 fn figures(parts: &ObservedParts, id: &VersionId) -> VersionFigures {
-    let stats = parts.stats.version(id);
+    // The version may have been released since it was listed.
+    let stats = parts.stats.known(id).unwrap_or_default();
     let runs = stats.runs();
     VersionFigures {
         requests: stats.success.count(),

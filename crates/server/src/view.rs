@@ -167,7 +167,9 @@ pub(crate) fn statistics(
             None => ids.extend(ready_ids(inference.catalog(), &found.id.model)),
         }
     }
-    Ok(ids.iter().map(|id| entry(id, &inference.stats().version(id))).collect())
+    // A version may have been released since it was listed.
+    let stats = |id: &VersionId| inference.stats().known(id).unwrap_or_default();
+    Ok(ids.iter().map(|id| entry(id, &stats(id))).collect())
 }
 
 fn ready_ids(catalog: &Catalog, model: &Arc<str>) -> impl Iterator<Item = VersionId> {
