@@ -78,23 +78,26 @@ impl RequestResources {
     /// `ResourceExhausted` with retry advice if [`RequestLimits::requests_max`] requests are being
     /// answered.
     pub fn admit(&self) -> Result<OwnedSemaphorePermit> {
-        self.answering.clone().try_acquire_owned().map_err(|_| {
-            self.metrics.refused.get_or_create(&KindLabels { kind: "requests_max" }).inc();
-            Error::exhausted(format!(
-                "{} requests are being answered already; try again later or raise --max-requests",
-                self.limits.requests_max
-            ))
-            .with_retry_after(Duration::from_millis(100))
-        })
+        self.answering.clone().try_acquire_owned().map_err(|_| self.no_room())
     }
 
     /// Refuses a request before its body is read if none could be answered now, which costs less
-    /// than receiving it.
+    /// than receiving it. Takes no permit, not even for a moment: a complete request may need it.
     ///
     /// # Errors
     /// Returns the errors of [`RequestResources::admit`].
     pub fn check_room(&self) -> Result<()> {
-        self.admit().map(drop)
+        if self.answering.available_permits() > 0 { Ok(()) } else { Err(self.no_room()) }
+    }
+
+    /// Counts a refused request. Returns its error.
+    fn no_room(&self) -> Error {
+        self.metrics.refused.get_or_create(&KindLabels { kind: "requests_max" }).inc();
+        Error::exhausted(format!(
+            "{} requests are being answered already; try again later or raise --max-requests",
+            self.limits.requests_max
+        ))
+        .with_retry_after(Duration::from_millis(100))
     }
 
     /// Returns the number of requests being answered.
@@ -211,7 +214,36 @@ pub fn json_values_max(json: &[u8]) -> u64 {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicBool, Ordering};
+
     use super::*;
+
+    #[test]
+    fn a_check_takes_no_permit_from_a_complete_request() {
+        let limits = RequestLimits {
+            body_bytes_max: 1024,
+            requests_max: 1,
+            client_timeout: Duration::from_secs(10),
+            request_timeout: Duration::from_secs(60),
+            answer_window: crate::ANSWER_WINDOW,
+        };
+        let resources = RequestResources::new(limits, 1 << 20, Arc::new(Metrics::default()));
+        let checks = AtomicBool::new(true);
+        let refused = std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while checks.load(Ordering::Relaxed) {
+                    // Refused while the other thread holds the only permit.
+                    let _ = resources.check_room();
+                }
+            });
+            let refused = (0..20_000).filter(|_| resources.admit().is_err()).count();
+            checks.store(false, Ordering::Relaxed);
+            refused
+        });
+        assert_eq!(refused, 0);
+        let _permit = resources.admit().unwrap();
+        assert!(resources.check_room().is_err());
+    }
 
     #[test]
     fn an_empty_body_is_named_as_such() {
