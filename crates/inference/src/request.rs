@@ -79,8 +79,25 @@ pub(crate) fn uneven(call: &InferenceRequest) -> Option<String> {
 pub(crate) fn blame_sizes(error: Error, sizes: &str) -> Error {
     match error.kind() {
         ErrorKind::Internal | ErrorKind::InvalidArgument => {
-            Error::invalid(format!("{}; the inputs differ in batch size: {sizes}", error.message()))
+            let text = format!("{}; the inputs differ in batch size: {sizes}", error.message());
+            Error::invalid(text).with_source(error)
         }
         _ => error,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_error_about_sizes_keeps_its_cause() {
+        let failed = Error::internal("shapes do not match");
+        let blamed = blame_sizes(failed.clone(), "\"a\" 1, \"b\" 2");
+        assert_eq!(blamed.kind(), ErrorKind::InvalidArgument);
+        let source = std::error::Error::source(&blamed);
+        assert_eq!(source.and_then(|source| source.downcast_ref::<Error>()), Some(&failed));
+        let late = Error::deadline("late");
+        assert_eq!(blame_sizes(late.clone(), ""), late);
     }
 }

@@ -50,8 +50,7 @@ impl StoreMirror {
             }
             self.first_copy.send_replace(FirstCopy::Running(self.followers[at].label()));
             if let Err(error) = self.first_copy_of(at).await {
-                let shared = Error::new(error.kind(), error.message());
-                self.first_copy.send_replace(FirstCopy::Failed(Arc::new(shared)));
+                self.first_copy.send_replace(FirstCopy::Failed(Arc::new(error.clone())));
                 return Err(error);
             }
         }
