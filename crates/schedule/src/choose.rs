@@ -420,7 +420,7 @@ mod tests {
             assert_eq!(runs(&mut queue, start + DELAY), 1, "no worker was free before");
         }
         push(&mut queue, &servable, start);
-        assert_eq!(runs(&mut queue, start), 0, "company is still waited for");
+        assert_eq!(runs(&mut queue, start), 0, "it still waits for other requests");
         assert_eq!(runs(&mut queue, start + DELAY), 1);
         // Two that linger together, without a third.
         for _ in 0..50 {
@@ -430,6 +430,6 @@ mod tests {
             assert!(!waited || runs(&mut queue, start + DELAY) == 2);
         }
         push(&mut queue, &servable, start);
-        assert_eq!(runs(&mut queue, start), 1, "it is given up");
+        assert_eq!(runs(&mut queue, start), 1, "lingering has stopped");
     }
 }

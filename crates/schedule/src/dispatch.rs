@@ -183,13 +183,13 @@ impl Dispatch {
                 queue.finish(&ran);
             }
         }
-        let mut look = false;
+        let mut expire_all = false;
         loop {
             let now = Instant::now();
             let mut expired = Vec::new();
-            let stale = state.models.values_mut().filter(|queue| look || queue.stale(now));
+            let stale = state.models.values_mut().filter(|queue| expire_all || queue.stale(now));
             stale.for_each(|queue| queue.expire(now, &mut expired));
-            look = false;
+            expire_all = false;
             if !expired.is_empty() {
                 self.count(&mut state, 0, expired.len());
                 return Some(DispatchedWork::Expire(expired));
@@ -204,7 +204,7 @@ impl Dispatch {
                     return Some(DispatchedWork::Run(batch));
                 }
                 Next::Stale => {
-                    look = true;
+                    expire_all = true;
                     continue;
                 }
                 Next::Wait(until) => Some(until),

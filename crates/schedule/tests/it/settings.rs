@@ -76,7 +76,7 @@ fn a_changed_delay_starts_lingering_again() {
         bench.ask(0, servable, x(1, 4, 0.0));
         bench.answers(1)[0].1.queue >= Duration::from_millis(ms)
     };
-    assert!((0..40).any(|_| !waits(&servable, 20)), "it is given up where nobody ever comes");
+    assert!((0..40).any(|_| !waits(&servable, 20)), "lingering stops if no request comes");
     assert!(waits(&under(&servable, lingering(40)), 40));
 }
 
