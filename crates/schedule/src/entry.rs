@@ -206,6 +206,21 @@ struct Parts {
     done: Option<CompletionCallback>,
 }
 
+impl Parts {
+    /// Runs the whole request, and adds the time to that of its parts.
+    fn add_run(
+        &mut self,
+        run: impl FnOnce() -> Result<Vec<NamedTensor>>,
+    ) -> Result<Vec<NamedTensor>> {
+        let started = Instant::now();
+        let result = run();
+        let time = started.elapsed();
+        self.compute += time;
+        self.processor += time;
+        result
+    }
+}
+
 impl Rejoin {
     fn new(
         items: Vec<usize>,
@@ -241,7 +256,7 @@ impl Rejoin {
     }
 
     /// Adds the outcome of one part. The last one gives the outcome of the request. `again` runs
-    /// the whole request if the parts do not fit together.
+    /// the whole request if the parts do not fit together; its time counts for the request.
     pub(crate) fn add(
         &self,
         index: usize,
@@ -271,10 +286,11 @@ impl Rejoin {
             Some(error) => Err(error),
             None => {
                 let runs: Vec<Vec<NamedTensor>> = answers.into_iter().flatten().collect();
-                if self.kept_apart(&runs) {
-                    batch::concatenate(&runs).or_else(|_| again(&self.inputs, &self.outputs))
-                } else {
-                    again(&self.inputs, &self.outputs)
+                let joined =
+                    if self.kept_apart(&runs) { batch::concatenate(&runs).ok() } else { None };
+                match joined {
+                    Some(outputs) => Ok(outputs),
+                    None => state.add_run(|| again(&self.inputs, &self.outputs)),
                 }
             }
         };
@@ -287,5 +303,38 @@ impl Rejoin {
             run: state.run.take(),
         };
         Some((done, completion))
+    }
+}
+
+#[cfg(all(test, not(millpond_loom)))]
+mod tests {
+    use base::Tensor;
+
+    use super::*;
+
+    #[test]
+    fn a_request_that_runs_again_is_charged_for_it() {
+        let part = Duration::from_millis(1);
+        let whole = Duration::from_millis(2);
+        let done = Box::new(|_: Completion| {});
+        let rejoin = Rejoin::new(vec![2, 1], vec![], vec![], done);
+        let again = || {
+            std::thread::sleep(whole);
+            Ok(vec![])
+        };
+        // The model makes one item of all.
+        let answer = || Completion {
+            result: Tensor::from_vec([1usize].as_slice(), vec![1f32])
+                .map(|y| vec![NamedTensor::new("y", y)]),
+            queue: Duration::ZERO,
+            compute: part,
+            batch: 1,
+            run: None,
+            processor: part,
+        };
+        assert!(rejoin.add(0, answer(), |_, _| again()).is_none());
+        let (_, completion) = rejoin.add(1, answer(), |_, _| again()).unwrap();
+        assert_eq!(completion.result, Ok(vec![]));
+        assert!(completion.compute >= part * 2 + whole && completion.processor >= part * 2 + whole);
     }
 }

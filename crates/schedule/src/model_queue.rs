@@ -37,6 +37,8 @@ pub(crate) struct Ran {
     pub(crate) elements: (u64, u64),
     /// Processor time of the run, or wall time if other threads take part.
     pub(crate) time: Duration,
+    /// Time of further runs for requests whose parts do not fit together.
+    pub(crate) again: Duration,
     /// Wall time of the run.
     pub(crate) wall: Duration,
     /// Part of `wall` in which the worker was not on a core.
@@ -221,8 +223,10 @@ impl ModelQueue {
         let us = ran.time.as_secs_f64() * 1e6;
         self.running -= 1;
         self.busy += ran.wall;
-        let used = us * ran.cores.max(1) as f64;
-        self.used += (used - ran.charge) / f64::from(ran.weight.max(1));
+        let cores = ran.cores.max(1) as f64;
+        let used = us * cores;
+        let again = ran.again.as_secs_f64() * 1e6 * cores;
+        self.used += (used + again - ran.charge) / f64::from(ran.weight.max(1));
         self.charge = used;
         if let Some(lesson) = &ran.lesson {
             match &lesson.shape {

@@ -71,8 +71,13 @@ pub(crate) fn run(work: RequestBatch, meter: &mut Meter) -> Ran {
     };
     let threads = u32::try_from(cores.max(1)).unwrap_or(u32::MAX);
     let times = RunTimes { record: &record, processor: ran.time.saturating_mul(threads) };
-    deliver(servable, entries, answers, &times, meter.last.as_ref());
+    let ran_again = deliver(servable, entries, answers, &times, meter.last.as_ref());
     meter.last = Some(ahead);
+    if ran_again {
+        // Otherwise the next run of this worker, perhaps of another model, would be charged for it.
+        let used = meter.lap().cpu;
+        ran.again = if cpu.is_some() { used } else { ended.elapsed() };
+    }
     ran
 }
 
@@ -306,16 +311,17 @@ fn real_elements(entry: &Entry) -> f64 {
 }
 
 /// Gives each entry its outcome. Drops all references to the servable before the first callback, so
-/// that a slow client does not delay an unload.
+/// that a slow client does not delay an unload. Returns true if a whole request ran again.
 fn deliver(
     servable: Arc<Servable>,
     entries: Vec<Entry>,
     answers: Answers,
     times: &RunTimes<'_>,
     last: Option<&LastRun>,
-) {
+) -> bool {
     let RunTimes { record, processor } = *times;
     let mut calls: Vec<(CompletionCallback, Completion)> = Vec::with_capacity(entries.len());
+    let mut ran_again = false;
     for (mut entry, result) in entries.into_iter().zip(answers) {
         let mut wait = std::mem::take(&mut entry.wait);
         wait.ahead = last.and_then(|last| last.ahead_of(entry.submitted));
@@ -327,20 +333,27 @@ fn deliver(
             processor: processor.mul_f64(entry.items as f64 / record.items.max(1) as f64),
             run: Some(RunRecord { wait, ..record.clone() }),
         };
-        calls.extend(finish(entry, completion));
+        calls.extend(finish(entry, completion, &mut ran_again));
     }
     drop(servable);
     calls.into_iter().for_each(|(done, completion)| done(completion));
+    ran_again
 }
 
-/// Returns the callback and its outcome, unless other parts of the request are missing.
-fn finish(entry: Entry, completion: Completion) -> Option<(CompletionCallback, Completion)> {
+/// Returns the callback and its outcome, unless other parts of the request are missing. Sets
+/// `ran_again` if the whole request ran again.
+fn finish(
+    entry: Entry,
+    completion: Completion,
+    ran_again: &mut bool,
+) -> Option<(CompletionCallback, Completion)> {
     let servable = entry.servable;
     match entry.finish {
         Finish::Whole(done) => Some((done, completion)),
-        Finish::Part(rejoin, index) => {
-            rejoin.add(index, completion, |inputs, outputs| call(&servable, inputs, outputs))
-        }
+        Finish::Part(rejoin, index) => rejoin.add(index, completion, |inputs, outputs| {
+            *ran_again = true;
+            call(&servable, inputs, outputs)
+        }),
     }
 }
 
@@ -356,7 +369,8 @@ pub(crate) fn expire(expired: Vec<ExpiredEntry>) {
             processor: Duration::ZERO,
             run: None,
         };
-        if let Some((done, completion)) = finish(entry, completion) {
+        // A request with an expired part has failed, and does not run again.
+        if let Some((done, completion)) = finish(entry, completion, &mut false) {
             done(completion);
         }
     }
@@ -369,7 +383,7 @@ mod tests {
 
     use super::*;
     use crate::model_queue::ModelQueue;
-    use crate::trial::{lingering, model, model_of, request};
+    use crate::trial::{lingering, mixing_model, model, model_of, request};
 
     #[test]
     fn a_panic_beside_the_engine_is_an_error() {
@@ -410,5 +424,26 @@ mod tests {
             queue.finish(&ran);
             assert_eq!((queue.used, queue.charge), (f64::from(round) * 4000.0, 4000.0));
         }
+    }
+
+    /// The parts of a request to a model that mixes its items do not fit together.
+    #[test]
+    fn a_model_is_charged_for_requests_that_run_again() {
+        let servable = mixing_model("m", lingering(Duration::ZERO));
+        let mut meter = Meter::start();
+        let mut again = Vec::new();
+        for entry in request(&servable, 9, Instant::now()) {
+            let batch_key = entry.batch_key.clone();
+            let entries = vec![entry];
+            let batch =
+                RequestBatch { number: 1, entries, batch_key, cores: 1, taken: 1, charge: 0.0 };
+            again.push(run(batch, &mut meter).again);
+        }
+        assert!(again.len() == 2 && again[0].is_zero() && !again[1].is_zero(), "{again:?}");
+        let mut queue = ModelQueue::new(&servable.id.model);
+        queue.running = 1;
+        let ms = Duration::from_millis(1);
+        queue.finish(&Ran { time: ms, again: ms * 2, cores: 2, ..Ran::default() });
+        assert_eq!((queue.used, queue.charge), (6000.0, 2000.0));
     }
 }

@@ -17,6 +17,8 @@ const DEADLINE: Duration = Duration::from_secs(600);
 struct Echo {
     signature: Signature,
     metadata: BTreeMap<String, String>,
+    /// True to return one item for all items of the input.
+    mixes: bool,
 }
 
 impl Session for Echo {
@@ -27,6 +29,10 @@ impl Session for Echo {
         &self.metadata
     }
     fn run(&self, inputs: &[NamedTensor], _: &[Arc<str>]) -> Result<Vec<NamedTensor>> {
+        if self.mixes {
+            let x = Tensor::from_vec([1usize, 3].as_slice(), vec![1f32; 3])?;
+            return Ok(vec![NamedTensor::new("x", x)]);
+        }
         Ok(inputs.to_vec())
     }
 }
@@ -38,10 +44,19 @@ pub(crate) fn model(name: &str, options: ScheduleOptions) -> Arc<Servable> {
 
 /// Builds a model whose input `x` of this type is its output.
 pub(crate) fn model_of(name: &str, options: ScheduleOptions, dtype: DType) -> Arc<Servable> {
+    build(name, options, dtype, false)
+}
+
+/// Builds a model that makes one item of all items of its input `x`.
+pub(crate) fn mixing_model(name: &str, options: ScheduleOptions) -> Arc<Servable> {
+    build(name, options, DType::F32, true)
+}
+
+fn build(name: &str, options: ScheduleOptions, dtype: DType, mixes: bool) -> Arc<Servable> {
     let shape = Some(vec![Dim::Dynamic(None); 2]);
     let x = TensorSpec { name: "x".into(), dtype, shape, optional: false };
     let signature = Signature { inputs: vec![x.clone()], outputs: vec![x] };
-    let session = Box::new(Echo { signature, metadata: BTreeMap::new() });
+    let session = Box::new(Echo { signature, metadata: BTreeMap::new(), mixes });
     let id = VersionId { model: name.into(), version: 1 };
     Arc::new(Servable::new(id, "test", session, options).unwrap())
 }
