@@ -9,8 +9,8 @@ use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use transport::{
-    ConnectionLimits, ConnectionThreads, HttpVersion, ListenSocket, Listener, TlsIdentity,
-    UnixSocket, bind,
+    AddressFlags, ConnectionLimits, ConnectionThreads, HttpVersion, ListenSocket, Listener,
+    TlsIdentity, UnixSocket, bind,
 };
 
 use crate::compose::Server;
@@ -38,12 +38,16 @@ impl BoundSockets {
     /// # Errors
     /// `Unavailable` if one is taken.
     pub(crate) fn bind(config: &ListenerConfig) -> Result<BoundSockets> {
-        let at =
-            |host, port: Option<u16>, flag| port.map(|port| bind(host, port, flag)).transpose();
+        let at = |address, port: Option<u16>, host, flag| {
+            let flags = AddressFlags { host, port: flag };
+            port.map(|port| bind(address, port, flags)).transpose()
+        };
+        // Without its own flag, the admin port has the address of the others.
+        let admin_flag = if config.admin_host.is_some() { "--admin-host" } else { "--host" };
         Ok(BoundSockets {
-            http: at(config.host, config.http_port, "--http-port")?,
-            grpc: at(config.host, config.grpc_port, "--grpc-port")?,
-            admin: at(config.admin_host(), config.admin_port, "--admin-port")?,
+            http: at(config.host, config.http_port, "--host", "--http-port")?,
+            grpc: at(config.host, config.grpc_port, "--host", "--grpc-port")?,
+            admin: at(config.admin_host(), config.admin_port, admin_flag, "--admin-port")?,
             http_path: config.http_socket.clone(),
             grpc_path: config.grpc_socket.clone(),
             mode: config.socket_mode,

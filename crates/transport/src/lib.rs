@@ -58,7 +58,7 @@ pub use reply::{Reply, set_stream_headers};
 pub use request_body::RequestBody;
 pub use resources::{RequestLimits, RequestResources, Shared, json_values_max};
 pub use response_body::{ANSWER_WINDOW, ResponseBody, count_body};
-pub use socket::{ListenSocket, UnixSocket, bind};
+pub use socket::{AddressFlags, ListenSocket, UnixSocket, bind};
 pub use tls::{PemSource, TlsFiles, TlsIdentity};
 pub use unread_answers::StreamAnswers;
 pub use upload_permits::{UploadPermit, UploadPermits};

@@ -19,12 +19,21 @@ use crate::peer::Peer;
 /// TCP port full tries again after a second.
 const ACCEPT_QUEUE_MAX: i32 = 4096;
 
-/// Binds a socket to `host` and `port`, which the command line sets by `flag`. The host `::` is
+/// Flags of the command line that set an address.
+#[derive(Clone, Copy, Debug)]
+pub struct AddressFlags {
+    /// Flag of the host, such as "--host".
+    pub host: &'static str,
+    /// Flag of the port, such as "--http-port".
+    pub port: &'static str,
+}
+
+/// Binds a socket to `host` and `port`, which the command line sets by `flags`. The host `::` is
 /// every address of IPv4 and IPv6; without IPv6 in the kernel, it is every address of IPv4.
 ///
 /// # Errors
 /// `Unavailable`, with the address and a remedy.
-pub fn bind(host: IpAddr, port: u16, flag: &str) -> Result<std::net::TcpListener> {
+pub fn bind(host: IpAddr, port: u16, flags: AddressFlags) -> Result<std::net::TcpListener> {
     let address = SocketAddr::new(host, port);
     let listener = if host == IpAddr::V6(Ipv6Addr::UNSPECIFIED) {
         bind_every_address(port)
@@ -33,10 +42,12 @@ pub fn bind(host: IpAddr, port: u16, flag: &str) -> Result<std::net::TcpListener
     };
     let listener = listener.map_err(|e| {
         let remedy = match e.kind() {
-            ErrorKind::AddrNotAvailable => "--host must be an address of this machine".to_owned(),
-            _ => format!("choose another with {flag}"),
+            ErrorKind::AddrNotAvailable => {
+                format!("{} must be an address of this machine", flags.host)
+            }
+            _ => format!("choose another with {}", flags.port),
         };
-        Error::unavailable(format!("cannot listen on {address}: {e}; {remedy}"))
+        Error::unavailable(format!("cannot listen on {address}: {e}; {remedy}")).with_source(e)
     })?;
     let failed = |e: IoError| Error::internal(address.to_string()).caused_by(e);
     // The standard library listens with a queue of 128 connections. A second call sets its size.
@@ -189,8 +200,25 @@ mod tests {
 
     use super::*;
 
+    const FLAGS: AddressFlags = AddressFlags { host: "--admin-host", port: "--admin-port" };
+
     fn bind(path: &Path) -> Result<UnixSocket> {
         UnixSocket::bind(path, 0o600)
+    }
+
+    #[test]
+    fn an_address_that_cannot_be_bound_names_its_flag() {
+        // No machine has an address of this network (RFC 5737).
+        let error = super::bind([192, 0, 2, 1].into(), 0, FLAGS).unwrap_err();
+        assert!(
+            error.message().ends_with("--admin-host must be an address of this machine"),
+            "{error}"
+        );
+        let taken = super::bind([127, 0, 0, 1].into(), 0, FLAGS).unwrap();
+        let port = taken.local_addr().unwrap().port();
+        let error = super::bind([127, 0, 0, 1].into(), port, FLAGS).unwrap_err();
+        assert!(error.message().ends_with("choose another with --admin-port"), "{error}");
+        assert!(std::error::Error::source(&error).is_some());
     }
 
     #[test]
@@ -200,7 +228,7 @@ mod tests {
             .trim()
             .parse()
             .unwrap();
-        let listener = super::bind([127, 0, 0, 1].into(), 0, "--http-port").unwrap();
+        let listener = super::bind([127, 0, 0, 1].into(), 0, FLAGS).unwrap();
         let address = listener.local_addr().unwrap();
         // A full queue drops the attempt, and the next one comes after a second.
         let limit = std::time::Duration::from_millis(900);
@@ -212,7 +240,7 @@ mod tests {
 
     #[tokio::test]
     async fn every_address_accepts_ipv4_and_ipv6() {
-        let listener = super::bind(Ipv6Addr::UNSPECIFIED.into(), 0, "--http-port").unwrap();
+        let listener = super::bind(Ipv6Addr::UNSPECIFIED.into(), 0, FLAGS).unwrap();
         let bound = listener.local_addr().unwrap();
         let socket = ListenSocket::Tcp(TcpListener::from_std(listener).unwrap());
         let v4 = SocketAddr::from((Ipv4Addr::LOCALHOST, bound.port()));
