@@ -43,8 +43,10 @@ const WRITE_STALL_MAX: Duration = Duration::from_secs(75);
 const _: () = assert!(WRITE_STALL_MAX.as_secs() > 2 * ANSWER_WINDOW.as_secs());
 /// Pause after a failed accept, which keeps the loop from spinning.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(20);
-/// Maximum bytes of headers of a request.
-const HEADER_BYTES_MAX: usize = 64 << 10;
+/// Maximum bytes that an HTTP/1.1 connection buffers, and so of the headers of a request.
+const HTTP1_BUFFER_BYTES_MAX: usize = 400 << 10;
+/// Maximum bytes of the headers of an HTTP/2 request.
+const HTTP2_HEADER_BYTES_MAX: u32 = 64 << 10;
 /// Flow-control window of an HTTP/2 stream in bytes: a tensor of some megabytes then needs no round
 /// trips.
 const STREAM_WINDOW: u32 = 4 << 20;
@@ -450,14 +452,14 @@ fn connection_builder(
         .http1()
         .timer(TokioTimer::new())
         .header_read_timeout(IDLE_TIMEOUT)
-        .max_buf_size(HEADER_BYTES_MAX.max(400 << 10))
+        .max_buf_size(HTTP1_BUFFER_BYTES_MAX)
         .keep_alive(true);
     builder
         .http2()
         .timer(TokioTimer::new())
         .keep_alive_interval(PING_INTERVAL)
         .keep_alive_timeout(PING_TIMEOUT)
-        .max_header_list_size(HEADER_BYTES_MAX as u32)
+        .max_header_list_size(HTTP2_HEADER_BYTES_MAX)
         .max_concurrent_streams(limits.streams_max.min(u32::MAX as usize) as u32)
         .initial_stream_window_size(STREAM_WINDOW)
         .initial_connection_window_size(CONNECTION_WINDOW)
