@@ -219,7 +219,7 @@ impl Lifecycle {
         let _ = self.to.send(Message::Stop);
         let deadline = Instant::now() + SHUTDOWN_WAIT_MAX + JOIN_WAIT_MAX;
         for thread in threads.drain(..) {
-            // A thread that is stuck in an engine ends with the process.
+            // A thread stuck in an engine ends with the process.
             os::thread::join_until(thread, deadline);
         }
         self.unfinished.log_all();

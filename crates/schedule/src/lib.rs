@@ -11,8 +11,9 @@
 //! `model_queue`, `dispatch` among models. `run` calls the engine.
 //!
 //! Invariant: the callback of every submitted job is called exactly once, even if the model panics,
-//! the deadline passes in the queue, or the scheduler shuts down. The outcome does not depend on
-//! the other requests of its batch.
+//! the deadline passes in the queue, or the scheduler shuts down. The only exception: requests that
+//! a shutdown leaves behind, because the workers have not ended in time. The outcome does not depend
+//! on the other requests of its batch.
 
 mod batch;
 mod batch_key;
@@ -54,7 +55,7 @@ pub use threads::{ThreadPlan, ThreadPolicy};
 
 /// Most workers of a scheduler.
 pub const WORKERS_MAX: usize = 256;
-/// Longest wait at shutdown for the workers. If a run takes longer, its client has left by then, or
+/// Longest wait at shutdown for the workers. If a run takes longer, its client has disconnected, or
 /// its engine hangs.
 const WORKERS_END_MAX: Duration = Duration::from_secs(10);
 /// Advice to refused clients before the next try.
@@ -220,18 +221,19 @@ impl Scheduler {
     }
 
     /// Refuses new jobs, finishes queued ones and ends the workers. Waits at most ten seconds for
-    /// them. A worker whose engine hangs is logged then, and ends with the process.
+    /// them. A worker that still runs then is logged, and ends with the process.
     pub fn shutdown(&self) {
         self.end_workers(WORKERS_END_MAX);
     }
 
-    /// Ends the workers. Returns the number of workers that still run after `wait`.
-    fn end_workers(&self, wait: Duration) -> usize {
+    /// Ends the workers, and waits at most `wait` for them.
+    fn end_workers(&self, wait: Duration) {
         self.dispatch.close();
         let workers = std::mem::take(&mut *self.workers.lock());
         let deadline = Instant::now() + wait;
-        let ended = |worker: JoinHandle<()>| os::thread::join_until(worker, deadline);
-        workers.into_iter().map(ended).filter(|ended| !ended).count()
+        for worker in workers {
+            os::thread::join_until(worker, deadline);
+        }
     }
 }
 
@@ -296,6 +298,7 @@ mod tests {
         let scheduler = Scheduler::start(&config).unwrap();
         let (begun, begins) = mpsc::channel();
         let (release, released) = mpsc::channel::<()>();
+        let (done, ended) = mpsc::channel();
         let x = Tensor::from_vec([1usize, 3].as_slice(), vec![1f32; 3]).unwrap();
         let job = Job {
             servable: model("m", lingering(Duration::ZERO)),
@@ -308,11 +311,15 @@ mod tests {
             done: Box::new(move |_| {
                 begun.send(()).unwrap();
                 let _ = released.recv();
+                done.send(()).unwrap();
             }),
         };
         scheduler.submit(job).unwrap();
         begins.recv_timeout(Duration::from_secs(60)).unwrap();
-        assert_eq!(scheduler.end_workers(Duration::ZERO), 1);
+        // Without a limit, this would wait for `release`.
+        scheduler.end_workers(Duration::ZERO);
+        assert!(ended.try_recv().is_err(), "the worker still runs");
         drop(release);
+        ended.recv_timeout(Duration::from_secs(60)).unwrap();
     }
 }

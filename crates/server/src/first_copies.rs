@@ -40,7 +40,7 @@ impl FirstCopies {
         let failed = self.0.wait_for(|state| matches!(state, FirstCopy::Failed(_))).await;
         let failed = failed.map(|state| state.clone());
         match failed {
-            Ok(FirstCopy::Failed(error)) => Error::clone(&error),
+            Ok(FirstCopy::Failed(error)) => error,
             // The thread has ended, so nothing fails any more.
             _ => std::future::pending().await,
         }
@@ -49,15 +49,13 @@ impl FirstCopies {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
-
     use super::*;
 
     #[tokio::test]
     async fn a_failed_copy_keeps_its_cause() {
         let cause = Error::internal("no route to host");
         let failed = Error::unavailable("s3://models cannot be listed").caused_by(cause.clone());
-        let (_state, copies) = watch::channel(FirstCopy::Failed(Arc::new(failed.clone())));
+        let (_state, copies) = watch::channel(FirstCopy::Failed(failed.clone()));
         let error = FirstCopies::new(copies).failed().await;
         assert_eq!(error, failed);
         let source = std::error::Error::source(&error);

@@ -25,7 +25,7 @@ pub enum FirstCopy {
     /// No store is left.
     Done,
     /// A store could not be listed.
-    Failed(Arc<Error>),
+    Failed(Error),
 }
 
 impl StoreMirror {
@@ -50,7 +50,7 @@ impl StoreMirror {
             }
             self.first_copy.send_replace(FirstCopy::Running(self.followers[at].label()));
             if let Err(error) = self.first_copy_of(at).await {
-                self.first_copy.send_replace(FirstCopy::Failed(Arc::new(error.clone())));
+                self.first_copy.send_replace(FirstCopy::Failed(error.clone()));
                 return Err(error);
             }
         }
