@@ -156,8 +156,9 @@ mod tests {
     /// Returns the status that ends a stream whose task runs `work`.
     fn status(work: impl FnOnce(&AnswerSender) + Send + 'static) -> String {
         let (answers, receiver) = answer_channel(1, None);
+        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
         // An error is the panic of `work`.
-        let _ = std::thread::spawn(move || work(&answers)).join();
+        let _ = runtime.block_on(runtime.spawn(async move { work(&answers) }));
         let mut body = response::stream(receiver).into_body();
         let polled = Pin::new(&mut body).poll_frame(&mut Context::from_waker(Waker::noop()));
         let Poll::Ready(Some(Ok(frame))) = polled else { panic!("no frame") };
