@@ -273,8 +273,8 @@ pub(crate) fn concatenate(runs: &[Vec<NamedTensor>]) -> Result<Vec<NamedTensor>>
         {
             return Err(differ());
         }
-        let followed = pieces.split_last().map_or(&[][..], |(_, followed)| followed);
-        if !followed.iter().all(|piece| ends_at_byte(piece)) {
+        // No other elements follow those of the last run.
+        if pieces.iter().rev().skip(1).any(|piece| !ends_at_byte(piece)) {
             return Err(Error::unimplemented("packed elements cannot be joined between bytes"));
         }
         let items = pieces.iter().map(|piece| piece.shape()[0]).sum();
