@@ -11,9 +11,9 @@
 //! `model_queue`, `dispatch` among models. `run` calls the engine.
 //!
 //! Invariant: the callback of every submitted job is called exactly once, even if the model panics,
-//! the deadline passes in the queue, or the scheduler shuts down. The only exception: requests that
-//! a shutdown leaves behind, because the workers have not ended in time. The outcome does not depend
-//! on the other requests of its batch.
+//! the deadline passes in the queue, or the scheduler shuts down. The only exception: a shutdown
+//! leaves requests behind if the workers do not end in time. The outcome does not depend on the
+//! other requests of its batch.
 
 mod batch;
 mod batch_key;
