@@ -62,8 +62,12 @@ impl VersionHold {
 
 impl std::fmt::Display for VersionHold {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let at = UtcTime::of(UNIX_EPOCH + Duration::from_secs(self.at));
-        write!(f, "it failed in {} at {at}: {}", self.process, self.error)
+        write!(f, "it failed in {}", self.process)?;
+        // The number comes from etcd, and may be too large for a time.
+        if let Some(at) = UNIX_EPOCH.checked_add(Duration::from_secs(self.at)) {
+            write!(f, " at {}", UtcTime::of(at))?;
+        }
+        write!(f, ": {}", self.error)
     }
 }
 
@@ -149,6 +153,13 @@ mod tests {
         assert_eq!(snapshot.holds, BTreeMap::from([(id, hold.clone())]));
         assert_eq!(hold.to_string(), "it failed in b at 2026-11-25 21:30:45 UTC: bad");
         assert_eq!(VersionHold::new("b", &"x".repeat(2000)).error.len(), ERROR_CHARACTERS_MAX);
+    }
+
+    #[test]
+    fn a_hold_of_an_impossible_time_has_its_reason() {
+        let value = format!(r#"{{"process":"b","error":"bad","at":{}}}"#, u64::MAX);
+        let hold: VersionHold = serde_json::from_str(&value).unwrap();
+        assert_eq!(hold.to_string(), "it failed in b: bad");
     }
 
     #[test]
