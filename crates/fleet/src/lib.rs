@@ -164,7 +164,8 @@ impl FleetUpdates {
         Ok(FleetUpdates { shared, thread: Mutex::new(Some(thread)) })
     }
 
-    /// Releases all turns and ends the thread. Waits for at most a few seconds.
+    /// Writes the ends of updates to etcd, releases all turns and ends the thread. Waits for a few
+    /// seconds at most.
     pub fn stop(&self) {
         self.shared.stop.notify_one();
         let thread = self.thread.lock().take();

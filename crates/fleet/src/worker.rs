@@ -15,7 +15,7 @@ use crate::{EndedUpdate, FleetTimes, SharedFleet};
 
 /// Longest time in which the end of an update is written again after a failure.
 const END_TIME_MAX: Duration = Duration::from_secs(60);
-/// Longest time in which turns are released at the stop.
+/// Longest time in which ends are written and turns are released at the stop.
 const STOP_TIME_MAX: Duration = Duration::from_secs(2);
 /// Longest pause between two rounds without news.
 const PAUSE_MAX: Duration = Duration::from_secs(60);
@@ -76,8 +76,14 @@ impl FleetWorker {
             () = self.work() => {}
             () = shared.stop.notified() => {}
         }
-        let released = tokio::time::timeout(STOP_TIME_MAX, self.release_all()).await;
-        if released.is_err() {
+        let end = async {
+            // A version that failed is held back before its slot is free.
+            if self.finish_ended().await {
+                tracing::warn!("the ends of some updates are not recorded in etcd");
+            }
+            self.release_all().await;
+        };
+        if tokio::time::timeout(STOP_TIME_MAX, end).await.is_err() {
             tracing::warn!("etcd does not answer; turns of updates end with their leases");
         }
     }

@@ -196,6 +196,20 @@ async fn turns_of_ended_processes_are_free() {
 }
 
 #[tokio::test]
+async fn a_failure_just_before_the_stop_holds_back() {
+    let server = EtcdServer::start().await;
+    let [a, b, _] = fleet(&server, 1);
+    let m2 = id("m", 2);
+    a.until_granted(&m2).await;
+    a.end(&m2, UpdateEnd::Failed("bad".to_owned()));
+    a.updates.stop();
+    let hold = server.client().get("millpond-updates/test/holds/m/2").await.unwrap();
+    assert!(hold.is_some(), "the process has ended");
+    assert!(b.until_held_back(&m2).await.ends_with("UTC: bad"));
+    until_keys(&server, "slots/", false).await;
+}
+
+#[tokio::test]
 async fn a_turn_has_a_longest_time() {
     let server = EtcdServer::start().await;
     let times = FleetTimes { turn: Duration::from_millis(300), ..SHORT };
