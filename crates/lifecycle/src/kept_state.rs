@@ -7,21 +7,29 @@ use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::Write;
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 /// Most bytes of the file that are read.
 const FILE_BYTES_MAX: u64 = 16 << 20;
+/// Time before a file that could not be written is written again.
+const RETRY_PAUSE: Duration = Duration::from_secs(60);
 
 /// State of type `T` by the directory of the model.
 pub(crate) struct KeptState<T> {
     /// `None` keeps nothing.
     file: Option<PathBuf>,
     known: BTreeMap<PathBuf, T>,
+    /// Changes that the file does not have, since it could not be written. At most one for each
+    /// model.
+    unwritten: BTreeMap<PathBuf, Option<T>>,
+    /// Time of the next try to write them.
+    retry_at: Instant,
 }
 
-impl<T: DeserializeOwned + Serialize + PartialEq> KeptState<T> {
+impl<T: Clone + DeserializeOwned + Serialize + PartialEq> KeptState<T> {
     pub(crate) fn open(file: Option<PathBuf>) -> KeptState<T> {
         let read = |file: &Path| {
             read(file).unwrap_or_else(|error| {
@@ -33,18 +41,24 @@ impl<T: DeserializeOwned + Serialize + PartialEq> KeptState<T> {
             })
         };
         let known = file.as_deref().map(read).unwrap_or_default();
-        KeptState { file, known }
+        KeptState { file, known, unwritten: BTreeMap::new(), retry_at: Instant::now() }
     }
 
     pub(crate) fn get(&self, model_dir: &Path) -> Option<&T> {
         self.known.get(model_dir)
     }
 
-    /// Replaces the state of a model.
+    /// Replaces the state of a model. If the file cannot be written, calls after [`RETRY_PAUSE`]
+    /// write it again, also those without a change.
     pub(crate) fn replace(&mut self, model_dir: &Path, state: Option<T>) {
         let Some(file) = &self.file else { return };
-        if self.known.get(model_dir) == state.as_ref() {
+        let is_changed = self.known.get(model_dir) != state.as_ref();
+        let is_retry = !self.unwritten.is_empty() && self.retry_at <= Instant::now();
+        if !is_changed && !is_retry {
             return;
+        }
+        if is_changed {
+            self.unwritten.insert(model_dir.to_owned(), state);
         }
         // Another server may have changed its models meanwhile.
         match read(file) {
@@ -55,12 +69,22 @@ impl<T: DeserializeOwned + Serialize + PartialEq> KeptState<T> {
                 tracing::error!(file = %file.display(), %error, "the state of rollouts cannot be read again");
             }
         }
-        match state {
-            None => self.known.remove(model_dir),
-            Some(state) => self.known.insert(model_dir.to_owned(), state),
-        };
-        if let Err(error) = write(file, &self.known) {
-            tracing::error!(file = %file.display(), %error, "the state of rollouts is lost at a restart");
+        for (dir, state) in &self.unwritten {
+            match state {
+                None => self.known.remove(dir),
+                Some(state) => self.known.insert(dir.clone(), state.clone()),
+            };
+        }
+        match write(file, &self.known) {
+            Ok(()) => self.unwritten.clear(),
+            Err(error) => {
+                self.retry_at = Instant::now() + RETRY_PAUSE;
+                tracing::error!(
+                    file = %file.display(), %error,
+                    "the state of rollouts cannot be written, and a restart loses it; the next try is in {} s",
+                    RETRY_PAUSE.as_secs()
+                );
+            }
         }
     }
 }
@@ -116,5 +140,28 @@ mod tests {
         std::fs::remove_file(&file).unwrap();
         again.replace(Path::new("/c"), Some(vec![3]));
         assert_eq!(again.get(Path::new("/a")), None);
+    }
+
+    #[test]
+    fn state_that_could_not_be_written_is_written_later() {
+        let root = tempfile::tempdir().unwrap();
+        let dir = root.path().join("cache");
+        let file = dir.join("kept.toml");
+        let written = || KeptState::<Vec<u64>>::open(Some(file.clone())).known;
+        let a = (PathBuf::from("/a"), vec![1]);
+        let b = (PathBuf::from("/b"), vec![2]);
+        let mut kept: KeptState<Vec<u64>> = KeptState::open(Some(file.clone()));
+        // No file can be written below a file.
+        std::fs::write(&dir, "").unwrap();
+        kept.replace(&a.0, Some(a.1.clone()));
+        std::fs::remove_file(&dir).unwrap();
+        kept.replace(&a.0, Some(a.1.clone()));
+        assert!(written().is_empty(), "the pause has not passed");
+        // A call for another model writes it too.
+        kept.retry_at = Instant::now();
+        kept.replace(&b.0, None);
+        assert_eq!(written(), [a.clone()].into());
+        kept.replace(&b.0, Some(b.1.clone()));
+        assert_eq!(written(), [a, b].into());
     }
 }
