@@ -22,6 +22,8 @@ pub(crate) use unused::{UnusedCache, unused_caches};
 
 /// Directories of a cache.
 const DIRECTORIES: [&str; 3] = ["models", "staging", "records"];
+/// Prefix of the names in `staging` of versions that are being removed.
+const TRASH_PREFIX: &str = ".old-";
 /// Longest wait for the lock of a cache. Other servers lock it for a moment to check if it is
 /// unused.
 const LOCK_WAIT_MAX: Duration = Duration::from_secs(1);
@@ -125,6 +127,10 @@ impl StoreCache {
         self.root.join("staging").join(model).join(version.to_string())
     }
 
+    fn trash(&self, model: &str, version: u64) -> PathBuf {
+        self.root.join("staging").join(format!("{TRASH_PREFIX}{model}-{version}"))
+    }
+
     fn record(&self, model: &str, name: &str) -> PathBuf {
         self.root.join("records").join(model).join(name)
     }
@@ -191,7 +197,7 @@ impl StoreCache {
         // Neither record nor journal: after a kill, the version is fetched again.
         let _ = std::fs::remove_file(&record);
         let _ = std::fs::remove_file(from.with_extension("journal"));
-        exchange(&from, &to, &self.root.join("staging").join(format!(".old-{model}-{version}")))?;
+        exchange(&from, &to, &self.trash(model, version))?;
         sync_directory(&parent)?;
         write(&record, fingerprint)?;
         let _ = std::fs::remove_dir_all(&from);
@@ -245,7 +251,7 @@ impl StoreCache {
     /// I/O errors.
     pub(crate) fn remove(&self, model: &str, version: u64) -> Result<()> {
         let dir = self.version_dir(model, version);
-        let trash = self.root.join("staging").join(format!(".old-{model}-{version}"));
+        let trash = self.trash(model, version);
         let _ = std::fs::remove_dir_all(&trash);
         match std::fs::rename(&dir, &trash) {
             Err(error) if error.kind() == ErrorKind::NotFound => {}
@@ -255,6 +261,19 @@ impl StoreCache {
         match std::fs::remove_dir_all(&trash) {
             Err(error) if error.kind() != ErrorKind::NotFound => Err(Error::io(&trash, &error)),
             _ => Ok(()),
+        }
+    }
+
+    /// Removes versions whose removal failed, or did not end because the process was killed.
+    pub(crate) fn remove_trash(&self) {
+        let entries = std::fs::read_dir(self.root.join("staging")).into_iter().flatten().flatten();
+        for entry in entries {
+            if entry.file_name().to_string_lossy().starts_with(TRASH_PREFIX)
+                && let Err(error) = std::fs::remove_dir_all(entry.path())
+            {
+                let dir = entry.path();
+                tracing::warn!(dir = %dir.display(), %error, "a removed version stays on the disk");
+            }
         }
     }
 

@@ -152,6 +152,7 @@ impl Follower {
     /// Lists the store, copies the changes, and sets the time of the next check.
     pub(crate) async fn poll(&mut self, context: &SyncContext<'_>) -> Result<Poll> {
         self.cache.note_followed();
+        self.cache.remove_trash();
         let result = self.look(context).await;
         let changed = matches!(&result, Ok((_, true)));
         self.pause = next_pause(self.pause, context.config.poll, changed);

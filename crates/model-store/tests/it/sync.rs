@@ -246,6 +246,21 @@ fn removed_versions_are_deleted_after_two_listings() {
 }
 
 #[test]
+fn a_restart_ends_an_interrupted_removal() {
+    let setup = Setup::new();
+    setup.publish("m", 1, &[1]);
+    setup.mirror().copy_first_now().unwrap();
+    // The process was killed while it removed version 7.
+    let left = setup.dir.path().join("c/staging/.old-m-7");
+    std::fs::create_dir_all(&left).unwrap();
+    std::fs::write(left.join("weights.bin"), "weights").unwrap();
+    setup.store.offline.store(true, Ordering::SeqCst);
+    setup.mirror().sync_now().unwrap_err();
+    assert!(!left.exists());
+    assert!(setup.copy("m/1/millpond.json").exists());
+}
+
+#[test]
 fn copies_stay_if_the_directory_of_a_url_vanishes() {
     let dir = tempfile::tempdir().unwrap();
     let root = dir.path().join("models");
