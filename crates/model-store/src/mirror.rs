@@ -252,8 +252,13 @@ impl StoreMirror {
     /// Follows `sources` from now on. One that cannot be opened is logged and tried again.
     fn set_sources(&mut self, sources: Vec<StoreSource>) {
         let dirs: BTreeSet<&Path> = sources.iter().map(|it| it.models_dir.as_path()).collect();
+        let followed = self.followers.len();
         self.followers.retain(|follower| dirs.contains(follower.source.models_dir.as_path()));
         self.unopened.retain(|dir| dirs.contains(dir.as_path()));
+        if self.followers.len() < followed {
+            // A model that is served from another place now must not show the store's error.
+            self.report();
+        }
         for source in sources {
             let known =
                 self.followers.iter_mut().find(|it| it.source.models_dir == source.models_dir);

@@ -2,14 +2,15 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc;
 use std::time::{Duration, SystemTime};
 
 use base::ErrorKind;
 use base::units::MIB;
 use engine::fake::publish::{FakeParameter, publish};
 use engine::layout::{Artifact, MANIFEST_NAME};
-use lifecycle::VersionPolicy;
+use lifecycle::{SourceReport, VersionPolicy};
 use millpond_model_store::{
     FirstCopy, ManifestDiff, MirrorConfig, MirrorHooks, StoreMirror, StoreOptions, StorePlace,
     StoreSource,
@@ -367,6 +368,39 @@ fn a_request_lists_before_the_poll() {
     assert_same(&local, &setup.copy("m/2"));
     thread.stop();
     assert!(!ask(Duration::from_secs(60)), "no thread answers");
+}
+
+#[test]
+fn the_error_of_a_store_ends_with_its_removal() {
+    let setup = Setup::new();
+    setup.publish("m", 1, &[1]);
+    let mut mirror = setup.mirror();
+    mirror.copy_first_now().unwrap();
+    setup.store.offline.store(true, Ordering::SeqCst);
+    let removed = Arc::new(AtomicBool::new(false));
+    let is_removed = removed.clone();
+    let stores = sources_of(&setup);
+    let sources = move || if is_removed.load(Ordering::SeqCst) { Vec::new() } else { stores() };
+    let (reports, reported) = mpsc::channel();
+    let hooks = MirrorHooks {
+        sources: Box::new(sources),
+        in_use: Box::new(|_, _, _| true),
+        report: Box::new(move |report: SourceReport| drop(reports.send(report))),
+    };
+    let requests = mirror.listing_requests();
+    let thread = mirror.follow(hooks, metrics::StoreMetrics::default()).unwrap();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let list = || assert!(runtime.block_on(requests.list(Duration::from_secs(60))));
+    list();
+    let failed = reported.try_iter().last().unwrap();
+    assert!(failed.errors["m"].contains("broke off"), "{failed:?}");
+    removed.store(true, Ordering::SeqCst);
+    // The sources may have been read just before the first request.
+    list();
+    list();
+    let last = reported.try_iter().last().unwrap();
+    assert!(last.complete && last.errors.is_empty(), "{last:?}");
+    thread.stop();
 }
 
 fn sources_of(setup: &Setup) -> impl Fn() -> Vec<StoreSource> + Send + 'static {
