@@ -16,7 +16,7 @@ use std::path::Path;
 
 use base::{Error, ErrorKind, Result};
 use engine::layout::{Artifact, MANIFEST_NAME};
-use engine::publish::DEPTH_MAX;
+use engine::publish::{DEPTH_MAX, VERSION_MAX};
 use object_store::path::Path as Key;
 use object_store::{ObjectStoreExt, PutMode, PutOptions, PutPayload};
 use os::{Pacer, Rate};
@@ -62,9 +62,10 @@ struct Upload<'a> {
 /// once `stop` is true.
 ///
 /// # Errors
-/// `AlreadyExists` if the version exists, or another publisher writes it; `NotFound` if `dir` is no
-/// published version; `Cancelled` if it was stopped; otherwise the errors of the store. The sent
-/// parts of a failed or stopped upload are removed, unless another publisher may have the number.
+/// `AlreadyExists` if the version exists, or another publisher writes it; `InvalidArgument` for a
+/// number above [`VERSION_MAX`]; `NotFound` if `dir` is no published version; `Cancelled` if it was
+/// stopped; otherwise the errors of the store. The sent parts of a failed or stopped upload are
+/// removed, unless another publisher may have the number.
 pub fn upload(
     place: &StorePlace,
     dir: &Path,
@@ -164,6 +165,12 @@ async fn claim(place: &StorePlace, wanted: Option<u64>) -> Result<NumberClaim> {
         return Err(taken(version));
     }
     loop {
+        if version > VERSION_MAX {
+            return Err(Error::invalid(format!(
+                "{}: version numbers end at {VERSION_MAX}; give a free number with --version",
+                place.shown()
+            )));
+        }
         let token = RandomState::new().hash_one((std::process::id(), version));
         let claim = NumberClaim { version, token: format!("claimed {token:016x}") };
         match (claim.take(place).await?, wanted) {

@@ -15,7 +15,7 @@ pub use copies::{DEPTH_MAX, copy_directory, copy_requests};
 pub use layout_writer::{GraphWriter, LayoutNames, LayoutWriter};
 pub use os::{AlignedBuffer, DIRECT_ALIGNMENT as BLOCK};
 pub use sink::{PacedFileWriter, WriteOptions};
-pub use versions::VersionClaim;
+pub use versions::{VERSION_MAX, VersionClaim};
 
 /// Options of an engine's `publish`.
 #[derive(Clone, Debug)]

@@ -16,8 +16,8 @@ use os::sync_directory;
 /// Prefix of the names of unfinished versions. Never numeric, so that no server serves one as a
 /// version.
 const HIDDEN_PREFIX: &str = ".tmp-";
-/// The protocols carry version numbers as `int64`.
-const VERSION_MAX: u64 = i64::MAX as u64;
+/// Highest version number. The protocols carry version numbers as `int64`.
+pub const VERSION_MAX: u64 = i64::MAX as u64;
 
 /// A hidden directory to write a version in. Dropping it without [`VersionClaim::commit`] removes
 /// everything that was written.

@@ -7,6 +7,7 @@ use std::sync::atomic::Ordering;
 use base::ErrorKind;
 use engine::fake::publish::affine;
 use engine::layout::Artifact;
+use engine::publish::VERSION_MAX;
 use millpond_model_store::{StorePlace, UploadProgress, block_on, upload};
 use object_store::ObjectStoreExt;
 use os::Rate;
@@ -49,6 +50,21 @@ fn numbers_follow_the_highest() {
     assert_eq!(root.content().unwrap().models, ["m".to_owned()].into());
     let error = place.manifest().unwrap_err();
     assert!(error.message().contains("it is not a published version"), "{error}");
+}
+
+#[test]
+fn numbers_that_no_server_reads_are_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    affine(dir.path(), 0.5, 2.0).unwrap();
+    let place = StorePlace::new(FaultyStore::new(), "m", "mem://m");
+    let put =
+        |version| upload(&place, dir.path(), version, Rate::unlimited(), &mut |_| {}, never());
+    assert_eq!(put(Some(VERSION_MAX + 1)).unwrap_err().kind(), ErrorKind::InvalidArgument);
+    assert!(block_on(place.list()).unwrap().is_empty());
+    assert_eq!(put(Some(VERSION_MAX)).unwrap(), VERSION_MAX);
+    let error = put(None).unwrap_err();
+    assert!(error.message().ends_with("give a free number with --version"), "{error}");
+    assert_eq!(place.content().unwrap().versions, [VERSION_MAX].into());
 }
 
 /// A SavedModel has vocabularies in `assets`.
