@@ -16,6 +16,9 @@ use crate::listing::group;
 /// it has a request for each thousand of them.
 const LIST_TIMEOUT: Duration = Duration::from_secs(60);
 
+/// Maximum objects of a store of models, whose listing a server keeps in memory.
+const OBJECTS_MAX: usize = 1 << 20;
+
 /// Schemes of the URLs of stores.
 pub const STORE_SCHEMES: [&str; 10] =
     ["s3", "s3a", "gs", "az", "azure", "abfs", "abfss", "http", "https", "file"];
@@ -167,6 +170,10 @@ impl StorePlace {
     /// # Errors
     /// Returns the store's error, with a remedy.
     pub async fn list(&self) -> Result<Vec<ObjectMeta>> {
+        self.list_at_most(usize::MAX).await
+    }
+
+    async fn list_at_most(&self, objects_max: usize) -> Result<Vec<ObjectMeta>> {
         let prefix = (!self.prefix.as_ref().is_empty()).then_some(&self.prefix);
         let mut objects = self.objects.list(prefix);
         let mut found = Vec::new();
@@ -181,18 +188,25 @@ impl StorePlace {
                 ))
             })?;
             let Some(object) = next else { return Ok(found) };
+            if found.len() == objects_max {
+                return Err(Error::precondition(format!(
+                    "{}: more than {objects_max} objects; name the directory of the models, or of one model",
+                    self.shown
+                )));
+            }
             found.push(object.map_err(|error| self.failed(error))?);
         }
     }
 
-    /// Lists as [`StorePlace::list`] does, but requires that the directory of a `file://` URL
-    /// exists. The listing of a missing directory is empty, which would remove all copies: its file
-    /// system may not be mounted.
+    /// Lists a store of models. Requires that the directory of a `file://` URL exists. The listing
+    /// of a missing directory is empty, which would remove all copies: its file system may not be
+    /// mounted.
     ///
     /// # Errors
-    /// As [`StorePlace::list`], and `NotFound` or `InvalidArgument` if there is no directory.
+    /// As [`StorePlace::list`], `NotFound` or `InvalidArgument` if there is no directory, and
+    /// `FailedPrecondition` for more than [`OBJECTS_MAX`] objects.
     pub(crate) async fn list_existing(&self) -> Result<Vec<ObjectMeta>> {
-        let found = self.list().await?;
+        let found = self.list_at_most(OBJECTS_MAX).await?;
         if let Some(dir) = self.local.as_deref().filter(|_| found.is_empty()) {
             std::fs::read_dir(dir).map_err(|error| {
                 let kind = Error::io(dir, &error).kind();
@@ -396,6 +410,25 @@ mod tests {
         let place = StorePlace::open("file:///models/~me", &[]).unwrap();
         assert_eq!(place.key("a/1/..").as_ref(), "models/~me/a/1/%2E%2E");
         assert!(place.key("a").prefix_matches(&place.prefix));
+    }
+
+    #[test]
+    fn a_listing_has_a_maximum_of_objects() {
+        let place =
+            StorePlace::new(Arc::new(object_store::memory::InMemory::new()), "m", "mem://m");
+        let listed = |objects_max| {
+            block_on(async {
+                for name in ["1/a", "1/b", "2/a"] {
+                    let put = place.objects.put(&place.key(name), "x".into()).await;
+                    put.map_err(|error| place.failed(error))?;
+                }
+                place.list_at_most(objects_max).await
+            })
+        };
+        assert_eq!(listed(3).unwrap().len(), 3);
+        let error = listed(2).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::FailedPrecondition);
+        assert!(error.message().starts_with("mem://m: more than 2 objects; "), "{error}");
     }
 
     #[test]
