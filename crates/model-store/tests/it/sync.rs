@@ -304,7 +304,11 @@ fn a_restart_without_a_network_has_its_copies() {
     assert!(setup.copy("m/1/millpond.json").exists());
     // Without a copy, the start fails with the reason.
     let other = Setup { store: setup.store.clone(), dir: tempfile::tempdir().unwrap() };
-    assert!(other.mirror().copy_first_now().unwrap_err().message().contains("broke off"));
+    let mut mirror = other.mirror();
+    assert!(mirror.copy_first_now().unwrap_err().message().contains("broke off"));
+    let state = mirror.first_copy();
+    let FirstCopy::Failed(error) = state.borrow().clone() else { panic!("it has failed") };
+    assert!(std::error::Error::source(&error).is_some(), "{error:?}");
 }
 
 #[test]
