@@ -12,7 +12,8 @@ use super::model::Model;
 use crate::ConfigSet;
 use crate::message::AdminCallback;
 
-/// Most replacements that wait for their models at the same time.
+/// Most replacements that wait for their models at the same time. Beyond it, the first one is not
+/// awaited any more.
 const RECONFIGURATIONS_MAX: usize = 16;
 
 /// A replacement that is in effect and whose models are awaited.
@@ -28,11 +29,16 @@ pub(super) struct Reconfiguration {
 
 impl Manager {
     pub(super) fn configure(&mut self, set: Arc<ConfigSet>, by_hand: bool, done: AdminCallback) {
+        // The new change is not refused: the server counts it as current already, and sends it only
+        // once.
+        let mut still_by_hand = BTreeSet::new();
         if self.reconfigurations.len() >= RECONFIGURATIONS_MAX {
-            done(Err(Error::exhausted(
-                "too many changes of the configuration are waiting; try again later",
+            let first = self.reconfigurations.remove(0);
+            still_by_hand = first.by_hand;
+            (first.done)(Err(Error::cancelled(
+                "too many later changes of the configuration wait for their models, so this one is \
+                 not awaited; see `millpond models status`",
             )));
-            return;
         }
         tracing::info!(
             models = set.models.len(),
@@ -41,7 +47,7 @@ impl Manager {
         );
         let before = self.configured.swap(set.clone());
         let changed = set.models.iter().filter(|config| by_hand && !before.models.contains(config));
-        let by_hand = changed.map(|config| config.name.clone()).collect();
+        let by_hand = changed.map(|config| config.name.clone()).chain(still_by_hand).collect();
         let ticket = self.scans.ask();
         let since = Instant::now();
         self.reconfigurations.push(Reconfiguration { ticket, set, by_hand, since, done });

@@ -16,10 +16,14 @@ fn named(world: &World, name: &str, dir: &Path) -> ModelConfig {
 }
 
 fn configure(world: &World, models: Vec<ModelConfig>, roots: Vec<ModelRoot>) -> Result<()> {
-    let (sender, receiver) = mpsc::channel();
-    let set = ConfigSet { models, roots };
-    world.lifecycle().configure(set, Box::new(move |result| drop(sender.send(result))));
+    let receiver = configure_later(world, ConfigSet { models, roots });
     receiver.recv_timeout(WAIT_MAX).expect("an answer")
+}
+
+fn configure_later(world: &World, set: ConfigSet) -> mpsc::Receiver<Result<()>> {
+    let (sender, receiver) = mpsc::channel();
+    world.lifecycle().configure(set, Box::new(move |result| drop(sender.send(result))));
+    receiver
 }
 
 /// Starts a lifecycle with the models "a" and "b", without the root.
@@ -91,6 +95,28 @@ fn failures_are_answered_and_mistakes_change_nothing() {
     let error = configure(&world, twice, Vec::new()).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::InvalidArgument);
     assert_eq!(world.ask("a").unwrap(), 1.0, "nothing changed");
+}
+
+#[test]
+fn a_change_is_in_effect_although_many_others_wait() {
+    let world = two_models();
+    world.publish("c", 1);
+    *world.threads.hanging.lock().unwrap() = Some("c".to_owned());
+    let change = |names: &[&str]| {
+        let models = names.iter().map(|name| cold(&world, name)).collect();
+        configure_later(&world, ConfigSet { models, roots: Vec::new() })
+    };
+    let mut changes: Vec<_> = (0..16).map(|_| change(&["a", "b", "c"])).collect();
+    changes.push(change(&["a", "c"]));
+    let first = changes.remove(0).recv_timeout(WAIT_MAX).expect("an answer");
+    assert_eq!(first.unwrap_err().kind(), ErrorKind::Cancelled);
+    eventually("b is not known any more", || {
+        world.ask("b").is_err_and(|error| error.kind() == ErrorKind::NotFound)
+    });
+    *world.threads.hanging.lock().unwrap() = None;
+    for answer in changes {
+        answer.recv_timeout(WAIT_MAX).expect("an answer").unwrap();
+    }
 }
 
 /// Directories that are scanned once are scanned again on request only.
