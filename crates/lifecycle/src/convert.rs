@@ -25,9 +25,9 @@ pub(crate) const CONVERT_TIME_MAX: Duration = Duration::from_secs(3600);
 /// Time between two checks of the child.
 const CHILD_POLL: Duration = Duration::from_millis(20);
 /// Bytes kept of the end of the child's standard error.
-const SAID_BYTES_MAX: usize = 4096;
+const STDERR_BYTES_MAX: usize = 4096;
 /// Longest wait for the end of that text after the child has ended.
-const SAID_WAIT_MAX: Duration = Duration::from_secs(1);
+const STDERR_WAIT_MAX: Duration = Duration::from_secs(1);
 /// Most stale directories that one start removes.
 const STALE_RUNS_MAX: usize = 1024;
 const RUN_PREFIX: &str = "run-";
@@ -64,15 +64,15 @@ impl Cache {
     /// # Errors
     /// Returns the errors of the file system.
     pub(crate) fn open(cache_dir: &Path) -> Result<Arc<Cache>> {
-        private::create_dir_all(cache_dir).map_err(|e| here(cache_dir, &e))?;
+        private::create_dir_all(cache_dir).map_err(|e| cache_error(cache_dir, &e))?;
         remove_stale(cache_dir);
         let nanoseconds = std::time::UNIX_EPOCH.elapsed().unwrap_or_default().as_nanos();
         let unique = format!("{}-{nanoseconds}", std::process::id());
         // Locked before it has the name for which other runs check the lock.
         let starting = cache_dir.join(format!("new-{unique}"));
         let dir = cache_dir.join(format!("{RUN_PREFIX}{unique}"));
-        private::create_dir(&starting).map_err(|e| here(&starting, &e))?;
-        let lock = lock_file(&starting.join(LOCK_NAME)).map_err(|e| here(&starting, &e))?;
+        private::create_dir(&starting).map_err(|e| cache_error(&starting, &e))?;
+        let lock = lock_file(&starting.join(LOCK_NAME)).map_err(|e| cache_error(&starting, &e))?;
         lock.lock().map_err(|e| Error::io(&starting, &e))?;
         std::fs::rename(&starting, &dir).map_err(|e| Error::io(&dir, &e))?;
         Ok(Arc::new(Cache { dir, next: AtomicU64::new(0), lock: Mutex::new(lock) }))
@@ -95,26 +95,26 @@ impl Cache {
     ) -> Result<Converted> {
         let number = self.next.fetch_add(1, Ordering::Relaxed);
         let dir = self.dir.join(format!("{number}-{}", id.version));
-        self.make_home()?;
-        private::create_dir(&dir).map_err(|e| here(&dir, &e))?;
+        self.ensure_directory()?;
+        private::create_dir(&dir).map_err(|e| cache_error(&dir, &e))?;
         let converted = Converted(Arc::new(ConvertedDirectory { path: dir, _cache: self.clone() }));
-        let (status, said) = run(converter, source, converted.dir(), attempt)?;
+        let (status, last_line) = run(converter, source, converted.dir(), attempt)?;
         if status.success() {
             return Ok(converted);
         }
-        Err(failure(status, said, &self.dir))
+        Err(failure(status, last_line, &self.dir))
     }
 
     /// Creates the directory of this run again if a cleaner of temporary files has removed it.
-    fn make_home(&self) -> Result<()> {
+    fn ensure_directory(&self) -> Result<()> {
         let path = self.dir.join(LOCK_NAME);
         let mut lock = self.lock.lock();
         if path.exists() {
             return Ok(());
         }
-        private::create_dir_all(&self.dir).map_err(|e| here(&self.dir, &e))?;
-        let file = lock_file(&path).map_err(|e| here(&path, &e))?;
-        file.lock().map_err(|e| here(&path, &e))?;
+        private::create_dir_all(&self.dir).map_err(|e| cache_error(&self.dir, &e))?;
+        let file = lock_file(&path).map_err(|e| cache_error(&path, &e))?;
+        file.lock().map_err(|e| cache_error(&path, &e))?;
         *lock = file;
         Ok(())
     }
@@ -126,7 +126,7 @@ fn lock_file(path: &Path) -> std::io::Result<File> {
 
 /// Builds the error of an operation on the cache. `NotFound` becomes `Internal`, because it says
 /// nothing about the version.
-fn here(path: &Path, error: &std::io::Error) -> Error {
+fn cache_error(path: &Path, error: &std::io::Error) -> Error {
     let error = Error::io(path, error);
     match error.kind() {
         ErrorKind::NotFound => Error::internal(error.message()),
@@ -148,8 +148,8 @@ fn is_full(reason: &str) -> bool {
     ["(os error 28)", "(os error 122)"].iter().any(|number| reason.contains(number))
 }
 
-fn failure(status: ExitStatus, said: Option<String>, cache: &Path) -> Error {
-    let reason = said.unwrap_or_else(|| format!("the converter ended with {status}"));
+fn failure(status: ExitStatus, last_line: Option<String>, cache: &Path) -> Error {
+    let reason = last_line.unwrap_or_else(|| format!("the converter ended with {status}"));
     match status.code() {
         None => Error::exhausted(format!(
             "conversion failed: the converter was killed ({status}); if memory was short, convert \
@@ -205,7 +205,7 @@ fn run(
     attempt: &Attempt,
 ) -> Result<(ExitStatus, Option<String>)> {
     // Not into a file: if the cache's disk is full, the reason would be lost.
-    let (said, stderr) =
+    let (reader, stderr) =
         std::io::pipe().map_err(|e| Error::internal("cannot make a pipe").caused_by(e))?;
     let mut command = Command::new(&converter.program);
     command.args(&converter.args);
@@ -222,7 +222,7 @@ fn run(
     let mut child = ConverterProcess(child);
     // The command holds the writing end of the pipe.
     drop(command);
-    let said = listen(said)?;
+    let tail = follow_stderr(reader)?;
     let stat = SchedStat::of_process(child.0.id());
     let watch = StarvationWatch::new(&stat, attempt.starvation_limit)
         .filter(|_| attempt.priority == Priority::Background);
@@ -231,7 +231,7 @@ fn run(
         if let Some(status) =
             child.0.try_wait().map_err(|e| Error::internal("the converter").caused_by(e))?
         {
-            return Ok((status, said.last_line()));
+            return Ok((status, tail.last_line()));
         }
         if attempt.stop.load(Ordering::Relaxed) {
             return Err(Error::cancelled("the conversion was stopped"));
@@ -262,33 +262,33 @@ impl Drop for ConverterProcess {
 
 /// Last bytes of a child's standard error, read on a separate thread so that the child never blocks
 /// on a full pipe.
-struct Said {
+struct StderrTail {
     end: Arc<Mutex<Vec<u8>>>,
     closed: Receiver<()>,
 }
 
-fn listen(mut pipe: impl Read + Send + 'static) -> Result<Said> {
+fn follow_stderr(mut pipe: impl Read + Send + 'static) -> Result<StderrTail> {
     let (end, (open, closed)) = (Arc::new(Mutex::new(Vec::new())), channel());
     let kept: Arc<Mutex<Vec<u8>>> = end.clone();
     let read = move || {
         let _open: Sender<()> = open;
-        let mut bytes = [0; SAID_BYTES_MAX];
+        let mut bytes = [0; STDERR_BYTES_MAX];
         while let Ok(count @ 1..) = pipe.read(&mut bytes) {
             let mut kept = kept.lock();
             kept.extend_from_slice(&bytes[..count]);
-            let old = kept.len().saturating_sub(SAID_BYTES_MAX);
+            let old = kept.len().saturating_sub(STDERR_BYTES_MAX);
             kept.drain(..old);
         }
     };
-    os::thread::spawn("converter-said", read)?;
-    Ok(Said { end, closed })
+    os::thread::spawn("convert-stderr", read)?;
+    Ok(StderrTail { end, closed })
 }
 
-impl Said {
+impl StderrTail {
     /// Returns the last line that is not empty, once the child has ended.
     fn last_line(&self) -> Option<String> {
         // Ends when the pipe is closed. A process left behind by the child may hold it open.
-        let _ = self.closed.recv_timeout(SAID_WAIT_MAX);
+        let _ = self.closed.recv_timeout(STDERR_WAIT_MAX);
         let end = self.end.lock();
         let text = String::from_utf8_lossy(&end);
         text.lines().rev().map(str::trim).find(|line| !line.is_empty()).map(str::to_owned)
