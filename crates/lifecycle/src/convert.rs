@@ -129,8 +129,8 @@ fn lock_file(path: &Path) -> std::io::Result<File> {
 fn cache_error(path: &Path, error: &std::io::Error) -> Error {
     let error = Error::io(path, error);
     match error.kind() {
-        ErrorKind::NotFound => Error::internal(error.message()),
-        ErrorKind::StorageFull => no_space(path, error.message()),
+        ErrorKind::NotFound => Error::internal(error.message()).with_source(error),
+        ErrorKind::StorageFull => no_space(path, error.message()).with_source(error),
         _ => error,
     }
 }
@@ -376,6 +376,18 @@ mod tests {
             "{error}"
         );
         assert!(error.is_retryable(), "there may be room later");
+    }
+
+    #[test]
+    fn errors_of_the_cache_keep_their_causes() {
+        for (kind, shown) in [
+            (std::io::ErrorKind::NotFound, ErrorKind::Internal),
+            (std::io::ErrorKind::StorageFull, ErrorKind::StorageFull),
+        ] {
+            let error = cache_error(Path::new("/cache"), &kind.into());
+            assert_eq!(error.kind(), shown);
+            assert!(std::error::Error::source(&error).is_some(), "{error}");
+        }
     }
 
     /// More than a pipe holds, so that the child would block for ever if its output were not read.
