@@ -27,7 +27,7 @@ use tokio::sync::watch;
 use crate::options::StoreOptions;
 use crate::place::{StorePlace, block_on};
 pub use first_copy::FirstCopy;
-use follower::{Follower, Poll};
+use follower::{Follower, SyncOutcome};
 use listing_requests::ListingQueue;
 pub use listing_requests::ListingRequests;
 
@@ -280,7 +280,7 @@ impl StoreMirror {
     }
 
     /// Lists the follower's store, and copies the changes.
-    async fn sync(&mut self, at: usize) -> Result<Poll> {
+    async fn sync(&mut self, at: usize) -> Result<SyncOutcome> {
         let mut used = 0;
         for (other, follower) in self.followers.iter().enumerate() {
             if other != at {

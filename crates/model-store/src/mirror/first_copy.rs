@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use base::{Error, ErrorKind, Result};
 use tokio::sync::watch;
 
-use super::{Poll, StoreMirror};
+use super::{StoreMirror, SyncOutcome};
 use crate::place::block_on;
 
 /// Failures after which the server continues with the copies that it has, or fails if it has no
@@ -66,8 +66,8 @@ impl StoreMirror {
         let mut failures = 0;
         loop {
             let failed = match self.sync(at).await {
-                Ok(Poll { pending: false, .. }) => return Ok(()),
-                Ok(Poll { failed, .. }) => failed,
+                Ok(SyncOutcome { pending: false, .. }) => return Ok(()),
+                Ok(SyncOutcome { failed, .. }) => failed,
                 Err(error) => {
                     if error.kind() != ErrorKind::Unavailable || failures + 1 == FAILURES_MAX {
                         return Err(error);

@@ -26,11 +26,13 @@ const SETTINGS_NAME: &str = "millpond.toml";
 
 /// Result of one check of a store.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Poll {
+pub(crate) struct SyncOutcome {
     /// True if work remains: a copy failed, or a version may still change.
     pub(crate) pending: bool,
     /// True if a copy failed.
     pub(crate) failed: bool,
+    /// True if the listing changed.
+    changed: bool,
 }
 
 /// Resources that all followers share.
@@ -150,22 +152,22 @@ impl Follower {
     }
 
     /// Lists the store, copies the changes, and sets the time of the next check.
-    pub(crate) async fn poll(&mut self, context: &SyncContext<'_>) -> Result<Poll> {
+    pub(crate) async fn poll(&mut self, context: &SyncContext<'_>) -> Result<SyncOutcome> {
         self.cache.note_followed();
         self.cache.remove_trash();
-        let result = self.look(context).await;
-        let changed = matches!(&result, Ok((_, true)));
+        let result = self.list_and_copy(context).await;
+        let changed = result.as_ref().is_ok_and(|outcome| outcome.changed);
         self.pause = next_pause(self.pause, context.config.poll, changed);
         self.next = Instant::now() + self.pause;
         if let Err(error) = &result {
             self.count_failure(context, "list");
             self.note(error);
         }
-        result.map(|(poll, _)| poll)
+        result
     }
 
-    /// Does the work of [`Follower::poll`]. Also returns true if the listing changed.
-    async fn look(&mut self, context: &SyncContext<'_>) -> Result<(Poll, bool)> {
+    /// Does the work of [`Follower::poll`].
+    async fn list_and_copy(&mut self, context: &SyncContext<'_>) -> Result<SyncOutcome> {
         let objects = self.place.list_existing().await?;
         let labels = StoreLabels { store: self.label() };
         context.metrics.lists.get_or_create(&labels).inc();
@@ -175,7 +177,7 @@ impl Follower {
         let listing = group(&objects, &self.place.prefix, self.source.model.as_deref());
         let changed = self.listed.as_ref() != Some(&listing);
         if !changed && self.copied.as_ref() == Some(&listing) {
-            return Ok((Poll::default(), false));
+            return Ok(SyncOutcome::default());
         }
         if changed && listing.is_model {
             tracing::warn!(
@@ -185,21 +187,21 @@ impl Follower {
             );
         }
         self.listed = Some(listing.clone());
-        let mut poll = Poll::default();
+        let mut outcome = SyncOutcome { changed, ..SyncOutcome::default() };
         for (name, model) in &listing.models {
-            let Poll { pending, failed } = self.sync_model(context, name, model).await;
-            poll.pending |= pending;
-            poll.failed |= failed;
+            let SyncOutcome { pending, failed, .. } = self.sync_model(context, name, model).await;
+            outcome.pending |= pending;
+            outcome.failed |= failed;
         }
-        poll.pending |= self.remove_missing(&listing);
+        outcome.pending |= self.remove_missing(&listing);
         self.problems.retain(|model, _| listing.models.contains_key(model));
-        if !poll.pending {
+        if !outcome.pending {
             // The rest of versions that are not wanted any more.
             self.cache.clear_staging();
             self.cache.set_synced()?;
             self.copied = Some(listing);
         }
-        Ok((poll, changed))
+        Ok(outcome)
     }
 
     fn count_failure(&self, context: &SyncContext<'_>, kind: &'static str) {
@@ -213,16 +215,17 @@ impl Follower {
         context: &SyncContext<'_>,
         name: &str,
         model: &RemoteModel,
-    ) -> Poll {
+    ) -> SyncOutcome {
+        let failure = SyncOutcome { pending: true, failed: true, changed: false };
         self.problems.remove(name);
-        let mut poll = Poll::default();
+        let mut outcome = SyncOutcome::default();
         let files = match self.cache.make_model(name) {
             Ok(()) => self.sync_files(name, model).await,
             Err(error) => Err(error),
         };
         if let Err(error) = files {
             self.failed(context, name, None, &error);
-            poll = Poll { pending: true, failed: true };
+            outcome = failure;
         }
         let policy = self.policy(name);
         let mut present = 0;
@@ -237,7 +240,7 @@ impl Follower {
             }
             match self.ensure(context, name, version, remote).await {
                 Ok(true) => present += 1,
-                Ok(false) => poll.pending |= remote.kind() == RemoteKind::Foreign,
+                Ok(false) => outcome.pending |= remote.kind() == RemoteKind::Foreign,
                 // The version can never be copied, so an earlier version serves.
                 Err(error) if error.kind() == ErrorKind::DataLoss => {
                     self.failed(context, name, Some(version), &error);
@@ -247,11 +250,11 @@ impl Follower {
                 }
                 Err(error) => {
                     self.failed(context, name, Some(version), &error);
-                    return Poll { pending: true, failed: true };
+                    return failure;
                 }
             }
         }
-        poll
+        outcome
     }
 
     fn failed(
