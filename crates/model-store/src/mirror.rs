@@ -207,7 +207,7 @@ impl StoreMirror {
             let mut next_unused = Instant::now();
             loop {
                 self.set_sources((self.hooks.sources)());
-                let request = self.queue.open();
+                let request = self.queue.pending();
                 let now = Instant::now();
                 if next_unused <= now {
                     self.remove_unused();

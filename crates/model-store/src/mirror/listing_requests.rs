@@ -31,8 +31,9 @@ impl ListingRequests {
         ListingRequests::new().0
     }
 
-    /// Waits until a listing that began after this call has ended and its changes are copied, for
-    /// at most `wait`. Returns true if they are.
+    /// Waits for at most `wait` until a listing of each store that began after this call has ended
+    /// and its changes are copied. Returns true if it did not take longer. A store that could not
+    /// be listed counts as listed.
     pub async fn list(&self, wait: Duration) -> bool {
         let mut number = 0;
         self.asked.send_modify(|asked| {
@@ -47,7 +48,7 @@ impl ListingRequests {
 
 impl ListingQueue {
     /// Returns the number of the last request, if it is not answered.
-    pub(super) fn open(&mut self) -> Option<u64> {
+    pub(super) fn pending(&mut self) -> Option<u64> {
         let asked = *self.asked.borrow_and_update();
         (asked > *self.answered.borrow()).then_some(asked)
     }
