@@ -35,6 +35,8 @@ pub use listing_requests::ListingRequests;
 const CONFIG_POLL: Duration = Duration::from_secs(1);
 /// Time between two searches for copies of stores that no server follows.
 const UNUSED_POLL: Duration = Duration::from_secs(3600);
+/// Longest wait of a stop for the thread.
+const STOP_WAIT_MAX: Duration = Duration::from_secs(10);
 
 /// Returns true if a version of a model in a directory of models is in use, so that its files must
 /// stay.
@@ -308,15 +310,18 @@ impl StoreMirror {
 }
 
 impl MirrorThread {
-    /// Stops following and waits for the thread. The fetched part of a version is kept.
+    /// Stops following and waits for the thread, for at most 10 s: a call into a file system that
+    /// does not answer cannot be stopped. The fetched part of a version is kept.
     pub fn stop(&self) {
+        self.stop_until(Instant::now() + STOP_WAIT_MAX);
+    }
+
+    fn stop_until(&self, deadline: Instant) {
         // Fails only if the thread has ended.
         let _ = self.stop.send(true);
         let thread = self.thread.lock().take();
-        if let Some(thread) = thread
-            && thread.join().is_err()
-        {
-            tracing::error!("the thread of stores ended by panic");
+        if let Some(thread) = thread {
+            os::thread::join_until(thread, deadline);
         }
     }
 }
@@ -339,5 +344,25 @@ impl StoreSource {
             policy: VersionPolicy::default(),
             policies: BTreeMap::new(),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_stop_waits_for_a_limit() {
+        // A file system that does not answer before the end of the test.
+        let (end, ending) = std::sync::mpsc::channel::<()>();
+        let call = move || {
+            let _ = ending.recv();
+        };
+        let thread = os::thread::spawn("store", call).unwrap();
+        let stop = watch::channel(false).0;
+        let mirror = MirrorThread { stop, thread: Mutex::new(Some(thread)) };
+        mirror.stop_until(Instant::now() + Duration::from_millis(20));
+        assert!(mirror.thread.lock().is_none());
+        drop(end);
     }
 }
