@@ -36,6 +36,7 @@ use etcd::{Etcd, check_name};
 use lifecycle::{TurnState, UpdateEnd, UpdateTurns};
 use metrics::UpdateMetrics;
 use parking_lot::Mutex;
+use tokio::runtime::Runtime;
 use tokio::sync::Notify;
 
 use decide::{ASKS, TurnRules};
@@ -159,7 +160,7 @@ impl FleetUpdates {
         let worker = FleetWorker::new(etcd, keys, rules, options.times, metrics, shared.clone());
         let thread = std::thread::Builder::new()
             .name("updates".into())
-            .spawn(move || runtime.block_on(worker.run()))
+            .spawn(move || run_to_end(runtime, worker.run()))
             .map_err(failed)?;
         Ok(FleetUpdates { shared, thread: Mutex::new(Some(thread)) })
     }
@@ -175,6 +176,13 @@ impl FleetUpdates {
             tracing::error!("the thread of updates ended by panic");
         }
     }
+}
+
+/// Runs `work` to its end, and leaves its blocking calls behind: the resolution of a name that gets
+/// no answer takes longer than a stop may wait.
+fn run_to_end(runtime: Runtime, work: impl Future<Output = ()>) {
+    runtime.block_on(work);
+    runtime.shutdown_background();
 }
 
 impl Drop for FleetUpdates {
@@ -221,5 +229,35 @@ impl UpdateTurns for FleetUpdates {
         }
         drop(state);
         self.shared.changed.notify_one();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+
+    use super::*;
+
+    #[test]
+    fn the_end_waits_for_no_blocking_call() {
+        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        let (end, ending) = mpsc::channel::<()>();
+        let (begin, begun) = mpsc::channel();
+        let (done, ended) = mpsc::channel();
+        let call = move || {
+            begin.send(()).unwrap();
+            // Fails once `end` is dropped.
+            let _ = ending.recv();
+        };
+        let work = async move {
+            drop(tokio::task::spawn_blocking(call));
+            begun.recv().unwrap();
+        };
+        std::thread::spawn(move || {
+            run_to_end(runtime, work);
+            done.send(()).unwrap();
+        });
+        ended.recv_timeout(Duration::from_secs(60)).expect("it ends before the call");
+        drop(end);
     }
 }
