@@ -42,6 +42,9 @@ pub struct StoreMetrics {
     pub cache_bytes: Family<KindLabels, LevelGauge>,
 }
 
+/// Kinds of work that can fail.
+const WORK: [&str; 2] = ["list", "fetch"];
+
 impl StoreMetrics {
     /// Adds the values for `store` to `other`.
     pub fn add_to(&self, other: &StoreMetrics, store: &Arc<str>) {
@@ -54,13 +57,25 @@ impl StoreMetrics {
             let count = from.get_or_create(&labels).get();
             to.get_or_create(&labels).inc_by(count);
         }
-        for kind in ["list", "fetch"] {
+        for kind in WORK {
             let labels = StoreWorkLabels { store: store.clone(), kind };
             let count = self.failures.get_or_create(&labels).get();
             other.failures.get_or_create(&labels).inc_by(count);
         }
         let time = self.list_time.get_or_create(&labels).get();
         other.list_time.get_or_create(&labels).set(time);
+    }
+
+    /// Removes the series of a store that is not followed any more.
+    pub fn forget_store(&self, store: &Arc<str>) {
+        let labels = StoreLabels { store: store.clone() };
+        self.fetched_bytes.remove(&labels);
+        self.reused_bytes.remove(&labels);
+        self.lists.remove(&labels);
+        self.list_time.remove(&labels);
+        for kind in WORK {
+            self.failures.remove(&StoreWorkLabels { store: store.clone(), kind });
+        }
     }
 
     pub(crate) fn register(&self, registry: &mut Registry) {

@@ -254,12 +254,13 @@ impl StoreMirror {
     /// Follows `sources` from now on. One that cannot be opened is logged and tried again.
     fn set_sources(&mut self, sources: Vec<StoreSource>) {
         let dirs: BTreeSet<&Path> = sources.iter().map(|it| it.models_dir.as_path()).collect();
-        let followed = self.followers.len();
-        self.followers.retain(|follower| dirs.contains(follower.source.models_dir.as_path()));
+        let is_followed = |follower: &Follower| dirs.contains(follower.source.models_dir.as_path());
+        let removed = self.followers.iter().filter(|&follower| !is_followed(follower));
+        let removed: Vec<Arc<str>> = removed.map(Follower::label).collect();
+        self.followers.retain(is_followed);
         self.unopened.retain(|dir| dirs.contains(dir.as_path()));
-        if self.followers.len() < followed {
-            // A model that is served from another place now must not show the store's error.
-            self.report();
+        if !removed.is_empty() {
+            self.forget(&removed);
         }
         for source in sources {
             let known =
@@ -279,6 +280,18 @@ impl StoreMirror {
                 Err(_) => {}
             }
         }
+    }
+
+    /// Removes the metrics and the errors of stores that are not followed any more.
+    fn forget(&mut self, stores: &[Arc<str>]) {
+        for store in stores {
+            // The same URL can be followed for another model.
+            if self.followers.iter().all(|follower| follower.label() != *store) {
+                self.metrics.forget_store(store);
+            }
+        }
+        // A model that is served from another place now must not show the store's error.
+        self.report();
     }
 
     /// Lists the follower's store, and copies the changes.

@@ -375,7 +375,7 @@ fn a_request_lists_before_the_poll() {
 }
 
 #[test]
-fn the_error_of_a_store_ends_with_its_removal() {
+fn the_state_of_a_store_ends_with_its_removal() {
     let setup = Setup::new();
     setup.publish("m", 1, &[1]);
     let mut mirror = setup.mirror();
@@ -392,18 +392,22 @@ fn the_error_of_a_store_ends_with_its_removal() {
         report: Box::new(move |report: SourceReport| drop(reports.send(report))),
     };
     let requests = mirror.listing_requests();
-    let thread = mirror.follow(hooks, metrics::StoreMetrics::default()).unwrap();
+    let counts = metrics::StoreMetrics::default();
+    let thread = mirror.follow(hooks, counts.clone()).unwrap();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let list = || assert!(runtime.block_on(requests.list(Duration::from_secs(60))));
     list();
     let failed = reported.try_iter().last().unwrap();
     assert!(failed.errors["m"].contains("broke off"), "{failed:?}");
+    let labels = metrics::StoreLabels { store: "s3://b/models".into() };
+    assert!(counts.list_time.contains(&labels) && counts.failures.contains(&failure("list")));
     removed.store(true, Ordering::SeqCst);
     // The sources may have been read just before the first request.
     list();
     list();
     let last = reported.try_iter().last().unwrap();
     assert!(last.complete && last.errors.is_empty(), "{last:?}");
+    assert!(!counts.list_time.contains(&labels) && !counts.failures.contains(&failure("list")));
     thread.stop();
 }
 
