@@ -123,7 +123,8 @@ impl StoreMirror {
         StoreMirror::with_places(config, sources.iter().cloned().zip(places).collect())
     }
 
-    /// Opens the caches of stores that are open already.
+    /// Opens the caches of stores that are open already. A store that is named twice is followed
+    /// once.
     ///
     /// # Errors
     /// As [`StoreMirror::open`].
@@ -131,10 +132,12 @@ impl StoreMirror {
         config: MirrorConfig,
         places: Vec<(StoreSource, StorePlace)>,
     ) -> Result<StoreMirror> {
-        let followers = places
-            .into_iter()
-            .map(|(source, place)| Follower::open(source, place, config.poll))
-            .collect::<Result<Vec<_>>>()?;
+        let mut followers: Vec<Follower> = Vec::new();
+        for (source, place) in places {
+            if followers.iter().all(|other| other.source.models_dir != source.models_dir) {
+                followers.push(Follower::open(source, place, config.poll)?);
+            }
+        }
         let first_copy = match followers.iter().find(|follower| !follower.cache.is_synced()) {
             Some(follower) => FirstCopy::Running(follower.label()),
             None => FirstCopy::Done,

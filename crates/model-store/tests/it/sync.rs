@@ -150,6 +150,19 @@ fn a_new_version_fetches_only_changed_tensors() {
 }
 
 #[test]
+fn a_store_that_is_named_twice_is_listed_once() {
+    let setup = Setup::new();
+    setup.publish("m", 1, &[1]);
+    let source = sources_of(&setup)().remove(0);
+    let places = vec![(source.clone(), setup.place("models")), (source, setup.place("models"))];
+    let mut mirror = StoreMirror::with_places(config(Duration::from_millis(1)), places).unwrap();
+    let before = setup.store.lists.load(Ordering::SeqCst);
+    assert!(mirror.sync_now().unwrap());
+    assert_eq!(setup.store.lists.load(Ordering::SeqCst), before + 1);
+    assert!(setup.copy("m/1").exists());
+}
+
+#[test]
 fn an_interrupted_fetch_continues() {
     let setup = Setup::new();
     let seeds: Vec<u8> = (0..40).collect();
