@@ -7,7 +7,7 @@
 
 mod unused;
 
-use std::fs::File;
+use std::fs::{File, Metadata};
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant, SystemTime};
@@ -310,10 +310,8 @@ impl StoreCache {
     /// Returns the bytes on disk of a version that was fetched in part.
     pub(crate) fn staged_bytes(&self, model: &str, version: u64) -> u64 {
         use std::os::unix::fs::MetadataExt;
-        let dir = self.staging(model, version);
-        let files = std::fs::read_dir(dir).into_iter().flatten().flatten();
         // Blocks have 512 bytes here. The files are sparse.
-        files.filter_map(|file| file.metadata().ok()).map(|meta| meta.blocks() * 512).sum()
+        sum_of_files(&self.staging(model, version), &|file: &Metadata| file.blocks() * 512)
     }
 
     /// Returns the bytes that are free on the disk for this user; `None` if it is not known.
@@ -377,13 +375,18 @@ fn names_in(dir: &Path) -> Vec<String> {
 
 /// Returns the lengths of all files below `dir`.
 fn bytes_of(dir: &Path) -> u64 {
+    sum_of_files(dir, &Metadata::len)
+}
+
+/// Returns the sum of `bytes` of all files below `dir`.
+fn sum_of_files(dir: &Path, bytes: &dyn Fn(&Metadata) -> u64) -> u64 {
     let entries = std::fs::read_dir(dir).into_iter().flatten().flatten();
-    let bytes = |entry: std::fs::DirEntry| match entry.metadata() {
-        Ok(meta) if meta.is_dir() => bytes_of(&entry.path()),
-        Ok(meta) => meta.len(),
+    let of_entry = |entry: std::fs::DirEntry| match entry.metadata() {
+        Ok(meta) if meta.is_dir() => sum_of_files(&entry.path(), bytes),
+        Ok(meta) => bytes(&meta),
         Err(_) => 0,
     };
-    entries.map(bytes).sum()
+    entries.map(of_entry).sum()
 }
 
 #[cfg(test)]
@@ -437,6 +440,22 @@ mod tests {
         assert_eq!((versions[0].version, versions[0].bytes), (7, 3));
         cache.remove("m", 7).unwrap();
         assert!(cache.versions().is_empty() && !cache.has("m", 7, "two"));
+    }
+
+    /// The variables of a SavedModel are in a directory.
+    #[test]
+    fn staged_bytes_include_directories() {
+        let dir = tempfile::tempdir().unwrap();
+        let cache = StoreCache::open(&dir.path().join("s/models")).unwrap();
+        let put = |name: &str| {
+            let path = cache.staging("m", 7).join(name);
+            write(&path, vec![1u8; 1 << 16]).unwrap();
+            File::open(path).unwrap().sync_all().unwrap();
+            cache.staged_bytes("m", 7)
+        };
+        let one = put("saved_model.pb");
+        let both = put("variables/variables.data-00000-of-00001");
+        assert!(one > 0 && both == 2 * one, "{one} {both}");
     }
 
     #[test]
