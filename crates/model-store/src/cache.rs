@@ -307,6 +307,19 @@ impl StoreCache {
         let _ = std::fs::remove_dir_all(staging);
     }
 
+    /// Removes all versions that were fetched in part, except for one.
+    pub(crate) fn remove_other_staging(&self, model: &str, version: u64) {
+        let staging = self.root.join("staging");
+        for other in names_in(&staging) {
+            // A journal is removed with its version.
+            for staged in names_in(&staging.join(&other)).iter().filter_map(|name| number(name)) {
+                if other != model || staged != version {
+                    self.remove_staging(&other, staged);
+                }
+            }
+        }
+    }
+
     /// Returns the bytes on disk of a version that was fetched in part.
     pub(crate) fn staged_bytes(&self, model: &str, version: u64) -> u64 {
         use std::os::unix::fs::MetadataExt;

@@ -7,8 +7,8 @@ use lifecycle::VersionPolicy;
 use super::follower::{Follower, SyncContext};
 
 impl Follower {
-    /// Removes copies of stores that no server follows, then the least recently wanted versions,
-    /// until `bytes` of a version fit.
+    /// Removes parts of other versions if the disk is full, then copies of stores that no server
+    /// follows, then the least recently wanted versions, until `bytes` of a version fit.
     pub(super) fn make_room(
         &self,
         context: &SyncContext<'_>,
@@ -22,6 +22,9 @@ impl Follower {
         // A part of an interrupted fetch is on the disk already.
         let on_disk = self.cache.staged_bytes(model, version);
         let missing = bytes.saturating_sub(on_disk);
+        if self.cache.free_bytes().is_some_and(|free| free <= missing) {
+            self.cache.remove_other_staging(model, version);
+        }
         let fits = |used: u64| {
             used + bytes <= context.bytes_max
                 && self.cache.free_bytes().is_none_or(|it| it > missing)
@@ -82,5 +85,62 @@ impl Follower {
             VersionPolicy::All => true,
             VersionPolicy::Specific(versions) => versions.contains(&version),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+    use std::path::PathBuf;
+    use std::sync::Arc;
+    use std::time::Duration;
+
+    use base::ErrorKind;
+    use metrics::StoreMetrics;
+    use object_store::memory::InMemory;
+    use os::{Pacer, Rate};
+
+    use super::*;
+    use crate::mirror::{InUse, MirrorConfig, StoreSource};
+    use crate::options::StoreOptions;
+    use crate::place::StorePlace;
+
+    #[test]
+    fn a_full_disk_loses_parts_of_other_versions() {
+        let dir = tempfile::tempdir().unwrap();
+        let url: Arc<str> = "s3://b/models".into();
+        let source = StoreSource::new(&url, &dir.path().join("c/models"), None);
+        let place = StorePlace::new(Arc::new(InMemory::new()), "models", &url);
+        let poll = Duration::from_secs(1);
+        let follower = Follower::open(source, place, poll).unwrap();
+        let staged = |version| follower.cache.staging("m", version);
+        for version in [1, 2] {
+            os::private::create_dir_all(&staged(version)).unwrap();
+        }
+        let config = MirrorConfig {
+            stores_dir: PathBuf::new(),
+            keep_unused: Duration::MAX,
+            options: StoreOptions::default(),
+            poll,
+            settle: Duration::ZERO,
+            bytes_max: u64::MAX,
+            rate: 0,
+        };
+        let pacer = Pacer::new(Rate::unlimited());
+        let metrics = StoreMetrics::default();
+        let in_use: InUse = Box::new(|_, _, _| false);
+        let unopened = BTreeSet::new();
+        let context = SyncContext {
+            config: &config,
+            pacer: &pacer,
+            metrics: &metrics,
+            in_use: &in_use,
+            unopened: &unopened,
+            bytes_max: u64::MAX,
+        };
+        // No disk has so much room.
+        let error = follower.make_room(&context, "m", 2, 1 << 60).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::StorageFull, "{error}");
+        assert!(!staged(1).exists() && staged(2).exists());
     }
 }
