@@ -298,7 +298,7 @@ impl Manager {
             let now = Instant::now();
             model.take_turns(&self.context, now, by_hand);
             model.drop_pointless_loads(&self.context, now);
-            model.drop_vain_reloads();
+            model.drop_impossible_reloads();
             let views = model.views(now);
             let choice = model.choice(&views);
             match policy::plan(model.config.transition, &views, &choice) {

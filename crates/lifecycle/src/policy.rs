@@ -46,7 +46,7 @@ pub(crate) struct ChosenVersions {
     pub(crate) aspired: BTreeSet<u64>,
     /// True if a held version would be chosen otherwise, also a withdrawn one that still serves.
     /// Versions that serve are then kept until another one is chosen.
-    pub(crate) hoped: bool,
+    pub(crate) awaits_held: bool,
 }
 
 /// Next step of a model.
@@ -73,7 +73,10 @@ pub(crate) fn choose(policy: &VersionPolicy, views: &[VersionView]) -> ChosenVer
     aspired.extend(views.iter().filter(resumes).map(|view| view.version));
     ChosenVersions {
         aspired,
-        hoped: views.iter().filter(wanted).any(|view| view.held && (!view.ready || view.withdrawn)),
+        awaits_held: views
+            .iter()
+            .filter(wanted)
+            .any(|view| view.held && (!view.ready || view.withdrawn)),
     }
 }
 
@@ -110,14 +113,14 @@ fn plan_availability(views: &[VersionView], choice: &ChosenVersions) -> Option<M
     if views.iter().any(|view| view.loading) {
         return None;
     }
-    let again = || views.iter().rev().find(|view| again(view)).map(|view| view.version);
-    highest_missing(views, choice).or_else(again).map(ModelAction::Load)
+    let reload = || views.iter().rev().find(|view| needs_reload(view)).map(|view| view.version);
+    highest_missing(views, choice).or_else(reload).map(ModelAction::Load)
 }
 
 /// Converts a foreign version before any other version is unloaded for it. The gap is then as long
 /// as a load, and there is none if the conversion fails.
 fn plan_resource(views: &[VersionView], choice: &ChosenVersions) -> Option<ModelAction> {
-    let again = || views.iter().find(|view| again(view)).map(|view| view.version);
+    let reload = || views.iter().find(|view| needs_reload(view)).map(|view| view.version);
     let missing = highest_missing(views, choice);
     if views.iter().any(|view| view.converting) {
         return None;
@@ -125,12 +128,12 @@ fn plan_resource(views: &[VersionView], choice: &ChosenVersions) -> Option<Model
     let foreign = |version: &u64| views.iter().any(|view| view.version == *version && view.foreign);
     if views.iter().any(|view| view.ready)
         && !views.iter().any(|view| view.loading)
-        && let Some(version) = missing.or_else(again).filter(foreign)
+        && let Some(version) = missing.or_else(reload).filter(foreign)
     {
         return Some(ModelAction::Load(version));
     }
     if may_empty(choice)
-        && let Some(version) = next_unwanted(views, choice).or_else(again)
+        && let Some(version) = next_unwanted(views, choice).or_else(reload)
     {
         return Some(ModelAction::Unload(version));
     }
@@ -142,10 +145,10 @@ fn plan_resource(views: &[VersionView], choice: &ChosenVersions) -> Option<Model
 
 /// Returns true if versions that are not chosen may be unloaded without a replacement.
 fn may_empty(choice: &ChosenVersions) -> bool {
-    !choice.aspired.is_empty() || !choice.hoped
+    !choice.aspired.is_empty() || !choice.awaits_held
 }
 
-fn again(view: &VersionView) -> bool {
+fn needs_reload(view: &VersionView) -> bool {
     view.ready && view.reload && view.on_disk && !view.held && !view.loading
 }
 
@@ -457,7 +460,7 @@ mod tests {
             // When everything loads, exactly what the policy chose is ready.
             let choice = choose(&world.policy, &world.views);
             let ready: BTreeSet<u64> = world.views.iter().filter(|v| v.ready).map(|v| v.version).collect();
-            prop_assert!(ready == choice.aspired || (choice.aspired.is_empty() && choice.hoped));
+            prop_assert!(ready == choice.aspired || (choice.aspired.is_empty() && choice.awaits_held));
         }
     }
 }

@@ -161,7 +161,7 @@ impl Model {
     }
 
     /// Drops requests to load a version again if its files are unusable, unreadable or deleted.
-    pub(super) fn drop_vain_reloads(&mut self) {
+    pub(super) fn drop_impossible_reloads(&mut self) {
         for version in self.versions.values_mut().filter(|version| version.reload) {
             let (error, fingerprint) = match &version.disk {
                 Some(Disk { found: VersionContents::Unusable(reason), fingerprint, .. }) => {

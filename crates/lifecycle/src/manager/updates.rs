@@ -60,7 +60,7 @@ impl Model {
                     self.end_needless(context, number, need);
                 }
             }
-            self.go_on_waiting(context, number, now);
+            self.continue_wait(context, number, now);
         }
     }
 
@@ -96,7 +96,7 @@ impl Model {
     }
 
     /// Takes the next step of a version that waits.
-    fn go_on_waiting(&mut self, context: &ManagerContext, number: u64, now: Instant) {
+    fn continue_wait(&mut self, context: &ManagerContext, number: u64, now: Instant) {
         let id = self.id(number);
         let Some(version) = self.versions.get_mut(&number) else { return };
         let Some(update) = version.update.as_mut().filter(|update| update.waits()) else { return };

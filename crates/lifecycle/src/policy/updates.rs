@@ -122,7 +122,7 @@ mod tests {
     fn a_version_that_waits_leaves_the_old_one_chosen() {
         let choice = choose(&LATEST, &[view(1, true), waiting(2)]);
         assert_eq!(choice.aspired, [1].into());
-        assert!(choice.hoped);
+        assert!(choice.awaits_held);
     }
 
     #[test]
