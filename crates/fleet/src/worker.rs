@@ -25,8 +25,8 @@ const PAUSE_MAX: Duration = Duration::from_secs(60);
 struct HeldSlot {
     lease: LeaseId,
     taken: Instant,
-    /// Time of the last keep-alive.
-    kept: Instant,
+    /// Time at which the last successful keep-alive began.
+    renewed: Instant,
 }
 
 /// Keeps the turns of this process.
@@ -188,7 +188,7 @@ impl FleetWorker {
 
     /// Returns true if the lease of the version's slot was renewed a short time ago.
     fn has_lease(&self, id: &VersionId) -> bool {
-        self.slots.get(id).is_some_and(|slot| slot.kept.elapsed() < self.times.lease)
+        self.slots.get(id).is_some_and(|slot| slot.renewed.elapsed() < self.times.lease)
     }
 
     /// Takes one of the slots for a version. Returns false if other processes were faster.
@@ -203,7 +203,7 @@ impl FleetWorker {
             let own =
                 created || self.etcd.get(&key).await?.is_some_and(|entry| entry.lease == lease);
             if own {
-                self.slots.insert(id.clone(), HeldSlot { lease, taken, kept: taken });
+                self.slots.insert(id.clone(), HeldSlot { lease, taken, renewed: taken });
                 self.turns_lost.remove(id);
                 return Ok(true);
             }
@@ -236,13 +236,13 @@ impl FleetWorker {
                 self.turns_lost.insert(id);
                 continue;
             }
-            if slot.kept.elapsed() < self.times.keep_alive {
+            if slot.renewed.elapsed() < self.times.keep_alive {
                 continue;
             }
-            let asked = Instant::now();
+            let began = Instant::now();
             match self.etcd.keep_alive(slot.lease).await {
                 Ok(true) => {
-                    self.slots.insert(id, HeldSlot { kept: asked, ..slot });
+                    self.slots.insert(id, HeldSlot { renewed: began, ..slot });
                 }
                 Ok(false) => {
                     tracing::warn!(%id, "its turn ended, because etcd did not answer; its load continues");
@@ -370,8 +370,8 @@ mod tests {
         shared.state.lock().insert(id.clone(), update);
         let metrics = UpdateMetrics::default();
         let mut worker = FleetWorker::new(etcd, FleetKeys::new("f"), rules, times, metrics, shared);
-        let kept = Instant::now().checked_sub(slept).unwrap();
-        worker.slots.insert(id.clone(), HeldSlot { lease: LeaseId(1), taken: kept, kept });
+        let renewed = Instant::now().checked_sub(slept).unwrap();
+        worker.slots.insert(id.clone(), HeldSlot { lease: LeaseId(1), taken: renewed, renewed });
         (worker, WaitingVersion { id, due: Some(Duration::ZERO), has_slot: true })
     }
 
