@@ -17,7 +17,7 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use base::Result;
+use base::{Error, Result};
 use lifecycle::{SourceReport, VersionPolicy};
 use metrics::{KindLabels, StoreMetrics};
 use os::{Pacer, Rate};
@@ -43,6 +43,10 @@ const STOP_WAIT_MAX: Duration = Duration::from_secs(10);
 pub type InUse = Box<dyn Fn(&Path, &str, u64) -> bool + Send>;
 /// Returns the stores to follow.
 pub type Sources = Box<dyn Fn() -> Vec<StoreSource> + Send>;
+
+/// Stores that could not be opened, by directory of models: the reason for each model whose name is
+/// configured.
+pub(crate) type UnopenedStores = BTreeMap<PathBuf, BTreeMap<Arc<str>, String>>;
 
 /// Connections of a mirror with the server.
 pub struct MirrorHooks {
@@ -101,8 +105,7 @@ pub struct StoreMirror {
     queue: ListingQueue,
     /// The last report, which is not repeated.
     reported: SourceReport,
-    /// Directories of stores that could not be opened.
-    unopened: BTreeSet<PathBuf>,
+    unopened: UnopenedStores,
 }
 
 /// A mirror that follows its stores until it is dropped or stopped.
@@ -158,7 +161,7 @@ impl StoreMirror {
             requests,
             queue,
             reported: SourceReport::default(),
-            unopened: BTreeSet::new(),
+            unopened: UnopenedStores::new(),
         })
     }
 
@@ -246,6 +249,10 @@ impl StoreMirror {
         for follower in &self.followers {
             errors.extend(follower.errors());
         }
+        errors.extend(self.unopened.values().flatten().map(|(model, error)| {
+            let error = format!("its object store cannot be opened: {error}");
+            (model.clone(), error)
+        }));
         let complete = matches!(*self.first_copy.borrow(), FirstCopy::Done);
         let report = SourceReport { complete, errors };
         if report != self.reported {
@@ -261,10 +268,8 @@ impl StoreMirror {
         let removed = self.followers.iter().filter(|&follower| !is_followed(follower));
         let removed: Vec<Arc<str>> = removed.map(Follower::label).collect();
         self.followers.retain(is_followed);
-        self.unopened.retain(|dir| dirs.contains(dir.as_path()));
-        if !removed.is_empty() {
-            self.forget(&removed);
-        }
+        self.unopened.retain(|dir, _| dirs.contains(dir.as_path()));
+        self.forget(&removed);
         for source in sources {
             let known =
                 self.followers.iter_mut().find(|it| it.source.models_dir == source.models_dir);
@@ -275,26 +280,34 @@ impl StoreMirror {
             let opened = StorePlace::open(&source.url, &self.config.options)
                 .and_then(|place| Follower::open(source.clone(), place, self.config.poll));
             match opened {
-                Ok(follower) => self.followers.push(follower),
-                // Logged once, not every second.
-                Err(error) if self.unopened.insert(source.models_dir) => {
-                    tracing::error!(store = %source.url, %error, "a store cannot be opened");
+                Ok(follower) => {
+                    self.unopened.remove(&source.models_dir);
+                    self.followers.push(follower);
                 }
-                Err(_) => {}
+                Err(error) => self.note_unopened(source, &error),
             }
+        }
+        // A model that is served from another place now must not show the error of its store.
+        self.report();
+    }
+
+    /// Notes the error of a store that cannot be opened. Logs the first one, not one every second.
+    fn note_unopened(&mut self, source: StoreSource, error: &Error) {
+        let models = source.model.iter().chain(source.policies.keys());
+        let reasons = models.map(|model| (model.clone(), error.message().to_owned())).collect();
+        if self.unopened.insert(source.models_dir, reasons).is_none() {
+            tracing::error!(store = %source.url, %error, "a store cannot be opened");
         }
     }
 
-    /// Removes the metrics and the errors of stores that are not followed any more.
-    fn forget(&mut self, stores: &[Arc<str>]) {
+    /// Removes the metrics of stores that are not followed any more.
+    fn forget(&self, stores: &[Arc<str>]) {
         for store in stores {
             // The same URL can be followed for another model.
             if self.followers.iter().all(|follower| follower.label() != *store) {
                 self.metrics.forget_store(store);
             }
         }
-        // A model that is served from another place now must not show the store's error.
-        self.report();
     }
 
     /// Lists the follower's store, and copies the changes.

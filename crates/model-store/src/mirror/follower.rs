@@ -2,7 +2,6 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
@@ -13,7 +12,7 @@ use metrics::{StoreLabels, StoreMetrics, StoreWorkLabels};
 use os::Pacer;
 
 use super::pace::next_pause;
-use super::{InUse, MirrorConfig, StoreSource};
+use super::{InUse, MirrorConfig, StoreSource, UnopenedStores};
 use crate::cache::StoreCache;
 use crate::fetch::{VersionFetch, part};
 use crate::listing::{RemoteKind, RemoteModel, RemoteVersion, StoreListing, fingerprint, group};
@@ -41,8 +40,8 @@ pub(crate) struct SyncContext<'a> {
     pub(crate) pacer: &'a Pacer,
     pub(crate) metrics: &'a StoreMetrics,
     pub(crate) in_use: &'a InUse,
-    /// Directories of models of stores that could not be opened, which may serve.
-    pub(crate) unopened: &'a BTreeSet<PathBuf>,
+    /// Stores that could not be opened, whose copies may serve.
+    pub(crate) unopened: &'a UnopenedStores,
     /// Most bytes of this store's copies.
     pub(crate) bytes_max: u64,
 }

@@ -90,7 +90,6 @@ impl Follower {
 
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeSet;
     use std::path::PathBuf;
     use std::sync::Arc;
     use std::time::Duration;
@@ -101,7 +100,7 @@ mod tests {
     use os::{Pacer, Rate};
 
     use super::*;
-    use crate::mirror::{InUse, MirrorConfig, StoreSource};
+    use crate::mirror::{InUse, MirrorConfig, StoreSource, UnopenedStores};
     use crate::options::StoreOptions;
     use crate::place::StorePlace;
 
@@ -129,7 +128,7 @@ mod tests {
         let pacer = Pacer::new(Rate::unlimited());
         let metrics = StoreMetrics::default();
         let in_use: InUse = Box::new(|_, _, _| false);
-        let unopened = BTreeSet::new();
+        let unopened = UnopenedStores::new();
         let context = SyncContext {
             config: &config,
             pacer: &pacer,

@@ -1,21 +1,18 @@
 //! Copies of stores that no server follows. They are removed after a time, and before any other
 //! copy if a version needs room.
 
-use std::collections::BTreeSet;
-use std::path::PathBuf;
-
 use base::units::format_bytes;
 
 use super::follower::{Follower, SyncContext};
-use super::{InUse, StoreMirror};
+use super::{InUse, StoreMirror, UnopenedStores};
 use crate::cache::{UnusedCache, unused_caches};
 
 /// Returns true if the copies of an unused cache must stay: its store is configured and could not
 /// be opened, or a version of it is in use.
-fn is_kept(cache: &UnusedCache, unopened: &BTreeSet<PathBuf>, in_use: &InUse) -> bool {
+fn is_kept(cache: &UnusedCache, unopened: &UnopenedStores, in_use: &InUse) -> bool {
     let models_dir = cache.models_dir();
     // The models of a store that was just removed may still serve.
-    unopened.contains(&models_dir)
+    unopened.contains_key(&models_dir)
         || cache.versions.iter().any(|it| in_use(&models_dir, &it.model, it.version))
 }
 

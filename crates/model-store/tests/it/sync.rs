@@ -424,6 +424,39 @@ fn the_state_of_a_store_ends_with_its_removal() {
     thread.stop();
 }
 
+#[test]
+fn a_store_that_cannot_be_opened_is_the_reason_of_its_model() {
+    let dir = tempfile::tempdir().unwrap();
+    let model = dir.path().join("c/models/m");
+    let opens = Arc::new(AtomicBool::new(false));
+    let is_supported = opens.clone();
+    let root = format!("file://{}", dir.path().display());
+    let (reports, reported) = mpsc::channel();
+    let hooks = MirrorHooks {
+        sources: Box::new(move || {
+            let is_supported = is_supported.load(Ordering::SeqCst);
+            let url = if is_supported { root.as_str() } else { "ftp://host/m" };
+            vec![StoreSource::new(&url.into(), &model, Some("m".into()))]
+        }),
+        in_use: Box::new(|_, _, _| true),
+        report: Box::new(move |report: SourceReport| drop(reports.send(report))),
+    };
+    let mirror = StoreMirror::with_places(config(Duration::from_millis(1)), Vec::new()).unwrap();
+    let requests = mirror.listing_requests();
+    let thread = mirror.follow(hooks, metrics::StoreMetrics::default()).unwrap();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let list = || assert!(runtime.block_on(requests.list(Duration::from_secs(60))));
+    list();
+    let failed = reported.try_iter().last().unwrap();
+    assert!(failed.errors["m"].starts_with("its object store cannot be opened: ftp://host/m: "));
+    opens.store(true, Ordering::SeqCst);
+    list();
+    list();
+    let last = reported.try_iter().last().unwrap();
+    assert!(last.errors.is_empty(), "{last:?}");
+    thread.stop();
+}
+
 fn sources_of(setup: &Setup) -> impl Fn() -> Vec<StoreSource> + Send + 'static {
     let dir = setup.dir.path().join("c/models");
     move || vec![StoreSource::new(&"s3://b/models".into(), &dir, None)]
