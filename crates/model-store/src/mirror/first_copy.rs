@@ -14,6 +14,8 @@ use crate::place::block_on;
 const FAILURES_MAX: u32 = 3;
 /// Shortest time between two tries.
 const PAUSE_MIN: Duration = Duration::from_millis(100);
+/// Longest time between two tries, since the server is not ready before the last one.
+const PAUSE_MAX: Duration = Duration::from_secs(1);
 /// Time beyond [`super::MirrorConfig::settle`] for versions that change meanwhile.
 const SETTLE_SLACK: Duration = Duration::from_secs(5);
 
@@ -80,7 +82,7 @@ impl StoreMirror {
             if failures == FAILURES_MAX || (!failed && Instant::now() > until) {
                 return Ok(());
             }
-            tokio::time::sleep(self.config.poll.max(PAUSE_MIN)).await;
+            tokio::time::sleep(self.config.poll.clamp(PAUSE_MIN, PAUSE_MAX)).await;
         }
     }
 }

@@ -245,6 +245,15 @@ fn other_layouts_wait_for_a_second_listing() {
 }
 
 #[test]
+fn a_first_copy_does_not_wait_for_the_poll() {
+    let setup = Setup::new();
+    setup.put("models/m/1/model.onnx", "graph");
+    let mut mirror = setup.polling(Duration::from_secs(3600));
+    mirror.copy_first_now().unwrap();
+    assert!(setup.copy("m/1/model.onnx").exists());
+}
+
+#[test]
 fn removed_versions_are_deleted_after_two_listings() {
     let setup = Setup::new();
     setup.publish("m", 1, &[1]);
