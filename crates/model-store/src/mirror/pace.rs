@@ -4,11 +4,14 @@ use std::time::Duration;
 
 /// Longest time between two listings, unless `--poll` is longer.
 const PAUSE_MAX: Duration = Duration::from_secs(60);
+/// Longest `--poll` that has an effect. The clock has no end of a much longer one.
+const POLL_MAX: Duration = Duration::from_secs(366 * 86_400);
 
 /// Returns the time to the next listing. `pause` is the time before this one, `poll` the shortest
 /// time, and `changed` is true if the listing differed from the one before.
 pub(super) fn next_pause(pause: Duration, poll: Duration, changed: bool) -> Duration {
-    let next = if changed { poll } else { pause * 2 };
+    let poll = poll.min(POLL_MAX);
+    let next = if changed { poll } else { pause.saturating_mul(2) };
     next.min(PAUSE_MAX.max(poll))
 }
 
@@ -42,6 +45,17 @@ mod tests {
         assert!(listings(Duration::from_millis(5), 0) <= 1460);
         // A longer poll is kept.
         assert_eq!(listings(Duration::from_secs(300), 0), 288);
+    }
+
+    /// TensorFlow Serving's flag takes any 64-bit number of seconds.
+    #[test]
+    fn the_longest_poll_ends_within_the_clock() {
+        let poll = Duration::from_secs(i64::MAX.unsigned_abs());
+        for changed in [true, false] {
+            let pause = next_pause(poll, poll, changed);
+            assert_eq!(pause, POLL_MAX);
+            assert!(std::time::Instant::now().checked_add(pause).is_some());
+        }
     }
 
     #[test]
