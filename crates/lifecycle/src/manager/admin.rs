@@ -63,6 +63,14 @@ impl Manager {
             done(Err(unknown(&name)));
             return Touched::Nothing;
         };
+        let is_overtaken = |waiter: &AdminWaiter| {
+            waiter.model == name && !matches!(waiter.goal, WaiterGoal::Unload)
+        };
+        // Before the unload begins, so that a refusal changes nothing.
+        if self.waiters.iter().filter(|&waiter| !is_overtaken(waiter)).count() >= WAITERS_MAX {
+            done(Err(too_many_waiters()));
+            return Touched::Nothing;
+        }
         tracing::info!(model = %name, "unloaded by an administrator");
         model.down = true;
         model.vacated = None;
@@ -70,9 +78,8 @@ impl Manager {
             version.pinned = false;
             version.reload = false;
         }
-        let (overtaken, rest) = std::mem::take(&mut self.waiters)
-            .into_iter()
-            .partition(|waiter| waiter.model == name && !matches!(waiter.goal, WaiterGoal::Unload));
+        let (overtaken, rest) =
+            std::mem::take(&mut self.waiters).into_iter().partition(is_overtaken);
         self.waiters = rest;
         for waiter in overtaken {
             (waiter.done)(Err(Error::cancelled(format!(
@@ -92,9 +99,7 @@ impl Manager {
         if self.waiters.len() < WAITERS_MAX {
             self.waiters.push(waiter);
         } else {
-            (waiter.done)(Err(Error::exhausted(
-                "too many loads and unloads are waiting; try again later",
-            )));
+            (waiter.done)(Err(too_many_waiters()));
         }
     }
 
@@ -323,6 +328,10 @@ impl Version {
             Some(VersionContents::Published(_) | VersionContents::Foreign { .. }) => Ok(true),
         }
     }
+}
+
+fn too_many_waiters() -> Error {
+    Error::exhausted("too many loads and unloads are waiting; try again later")
 }
 
 fn unknown(name: &str) -> Error {

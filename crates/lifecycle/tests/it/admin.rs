@@ -261,3 +261,21 @@ fn an_unload_stops_a_load() {
     assert_eq!((world.fake.counters().live(), world.used()), (0, 0));
     assert!(!world.events.states("m").contains("2:ready"), "{}", world.events.states("m"));
 }
+
+#[test]
+fn a_refused_unload_changes_nothing() {
+    let world = World::with_model();
+    *world.threads.hanging.lock().unwrap() = Some("slow".to_owned());
+    world.publish("slow", 1);
+    // As many as may wait.
+    let loads: Vec<_> = (0..256).map(|_| world.load_later("slow", LoadSpec::default())).collect();
+    assert_eq!(world.unload("m").unwrap_err().kind(), ErrorKind::ResourceExhausted);
+    world.looks();
+    assert!(!world.status("m").unwrap().unloaded);
+    assert_eq!(world.ready("m"), "1");
+    *world.threads.hanging.lock().unwrap() = None;
+    for load in loads {
+        load.recv().unwrap().unwrap();
+    }
+    world.unload("m").unwrap();
+}
