@@ -307,14 +307,15 @@ impl StoreCache {
         let _ = std::fs::remove_dir_all(staging);
     }
 
-    /// Removes all versions that were fetched in part, except for one.
-    pub(crate) fn remove_other_staging(&self, model: &str, version: u64) {
+    /// Removes the versions that were fetched in part and that `is_kept` returns false for.
+    pub(crate) fn retain_staging(&self, is_kept: impl Fn(&str, u64) -> bool) {
         let staging = self.root.join("staging");
-        for other in names_in(&staging) {
+        for model in names_in(&staging) {
             // A journal is removed with its version.
-            for staged in names_in(&staging.join(&other)).iter().filter_map(|name| number(name)) {
-                if other != model || staged != version {
-                    self.remove_staging(&other, staged);
+            let names = names_in(&staging.join(&model));
+            for version in names.iter().filter_map(|name| number(name)) {
+                if !is_kept(&model, version) {
+                    self.remove_staging(&model, version);
                 }
             }
         }

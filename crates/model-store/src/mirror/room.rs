@@ -7,8 +7,9 @@ use lifecycle::VersionPolicy;
 use super::follower::{Follower, SyncContext};
 
 impl Follower {
-    /// Removes parts of other versions if the disk is full, then copies of stores that no server
-    /// follows, then the least recently wanted versions, until `bytes` of a version fit.
+    /// Removes parts of versions that are not wanted if the disk is full, then copies of stores
+    /// that no server follows, then the least recently wanted versions, until `bytes` of a version
+    /// fit.
     pub(super) fn make_room(
         &self,
         context: &SyncContext<'_>,
@@ -23,7 +24,12 @@ impl Follower {
         let on_disk = self.cache.staged_bytes(model, version);
         let missing = bytes.saturating_sub(on_disk);
         if self.cache.free_bytes().is_some_and(|free| free <= missing) {
-            self.cache.remove_other_staging(model, version);
+            // The parts of wanted versions stay: two large versions whose fetches break off would
+            // otherwise remove each other's parts for ever.
+            self.cache.retain_staging(|other, staged| {
+                (other == model && staged == version)
+                    || (self.is_listed(other, staged) && self.is_wanted(other, staged))
+            });
         }
         let fits = |used: u64| {
             used + bytes <= context.bytes_max
@@ -74,6 +80,12 @@ impl Follower {
         ))
     }
 
+    fn is_listed(&self, model: &str, version: u64) -> bool {
+        let models = self.listed.as_ref().map(|listing| &listing.models);
+        let listed = models.and_then(|models| models.get(model));
+        listed.is_some_and(|model| model.versions.contains_key(&version))
+    }
+
     /// Returns true if the last listing has the version and the policy chooses it, or if there is
     /// no listing yet.
     fn is_wanted(&self, model: &str, version: u64) -> bool {
@@ -100,21 +112,29 @@ mod tests {
     use os::{Pacer, Rate};
 
     use super::*;
+    use crate::listing::{RemoteModel, RemoteVersion, StoreListing};
     use crate::mirror::{InUse, MirrorConfig, StoreSource, UnopenedStores};
     use crate::options::StoreOptions;
     use crate::place::StorePlace;
 
     #[test]
-    fn a_full_disk_loses_parts_of_other_versions() {
+    fn a_full_disk_loses_parts_of_unwanted_versions() {
         let dir = tempfile::tempdir().unwrap();
         let url: Arc<str> = "s3://b/models".into();
         let source = StoreSource::new(&url, &dir.path().join("c/models"), None);
         let place = StorePlace::new(Arc::new(InMemory::new()), "models", &url);
         let poll = Duration::from_secs(1);
-        let follower = Follower::open(source, place, poll).unwrap();
-        let staged = |version| follower.cache.staging("m", version);
-        for version in [1, 2] {
-            os::private::create_dir_all(&staged(version)).unwrap();
+        let mut follower = Follower::open(source, place, poll).unwrap();
+        let listed = |versions: &[u64]| {
+            let versions = versions.iter().map(|&version| (version, RemoteVersion::default()));
+            RemoteModel { versions: versions.collect(), ..RemoteModel::default() }
+        };
+        let models = [("m".to_owned(), listed(&[1, 2])), ("other".to_owned(), listed(&[7]))];
+        follower.listed = Some(StoreListing { models: models.into(), is_model: false });
+        let staged = |model, version| follower.cache.staging(model, version);
+        // The store has no version 8 of the other model any more.
+        for dir in [staged("m", 1), staged("m", 2), staged("other", 7), staged("other", 8)] {
+            os::private::create_dir_all(&dir).unwrap();
         }
         let config = MirrorConfig {
             stores_dir: PathBuf::new(),
@@ -140,6 +160,7 @@ mod tests {
         // No disk has so much room.
         let error = follower.make_room(&context, "m", 2, 1 << 60).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::StorageFull, "{error}");
-        assert!(!staged(1).exists() && staged(2).exists());
+        assert!(!staged("m", 1).exists() && staged("m", 2).exists());
+        assert!(staged("other", 7).exists() && !staged("other", 8).exists());
     }
 }
