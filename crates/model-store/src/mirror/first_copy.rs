@@ -14,8 +14,10 @@ use crate::place::block_on;
 const FAILURES_MAX: u32 = 3;
 /// Shortest time between two tries.
 const PAUSE_MIN: Duration = Duration::from_millis(100);
-/// Longest time between two tries, since the server is not ready before the last one.
+/// Longest time between two listings, since the server is not ready before the last one.
 const PAUSE_MAX: Duration = Duration::from_secs(1);
+/// Longest time between two tries after a failure.
+const FAILURE_PAUSE_MAX: Duration = Duration::from_secs(60);
 /// Time beyond [`super::MirrorConfig::settle`] for versions that change meanwhile.
 const SETTLE_SLACK: Duration = Duration::from_secs(5);
 
@@ -82,7 +84,30 @@ impl StoreMirror {
             if failures == FAILURES_MAX || (!failed && Instant::now() > until) {
                 return Ok(());
             }
-            tokio::time::sleep(self.config.poll.clamp(PAUSE_MIN, PAUSE_MAX)).await;
+            tokio::time::sleep(pause_after(failed, self.config.poll)).await;
+        }
+    }
+}
+
+/// Returns the time to the next try. A store that fails has up to a minute to recover, because the
+/// last failure ends the server.
+fn pause_after(failed: bool, poll: Duration) -> Duration {
+    poll.clamp(PAUSE_MIN, if failed { FAILURE_PAUSE_MAX } else { PAUSE_MAX })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_failed_store_is_tried_again_at_the_poll() {
+        let second = Duration::from_secs(1);
+        assert_eq!(pause_after(true, 30 * second), 30 * second);
+        assert_eq!(pause_after(true, 3600 * second), FAILURE_PAUSE_MAX);
+        assert_eq!(pause_after(false, 3600 * second), second);
+        for failed in [true, false] {
+            assert_eq!(pause_after(failed, second), second);
+            assert_eq!(pause_after(failed, Duration::ZERO), PAUSE_MIN);
         }
     }
 }
