@@ -261,9 +261,12 @@ impl StoreMirror {
         }
     }
 
-    /// Follows `sources` from now on. One that cannot be opened is logged and tried again.
-    fn set_sources(&mut self, sources: Vec<StoreSource>) {
-        let dirs: BTreeSet<&Path> = sources.iter().map(|it| it.models_dir.as_path()).collect();
+    /// Follows `sources` from now on. One that cannot be opened is logged and tried again. Of a
+    /// store that is named twice, the first source counts.
+    fn set_sources(&mut self, mut sources: Vec<StoreSource>) {
+        let mut dirs: BTreeSet<PathBuf> = BTreeSet::new();
+        // The settings would otherwise change twice a second, and each change lists the store.
+        sources.retain(|source| dirs.insert(source.models_dir.clone()));
         let is_followed = |follower: &Follower| dirs.contains(follower.source.models_dir.as_path());
         let removed = self.followers.iter().filter(|&follower| !is_followed(follower));
         let removed: Vec<Arc<str>> = removed.map(Follower::label).collect();
@@ -393,5 +396,30 @@ mod tests {
         mirror.stop_until(Instant::now() + Duration::from_millis(20));
         assert!(mirror.thread.lock().is_none());
         drop(end);
+    }
+
+    #[test]
+    fn the_first_source_of_a_store_counts() {
+        let dir = tempfile::tempdir().unwrap();
+        let source = |url: &str| StoreSource::new(&url.into(), &dir.path().join("c/models"), None);
+        let first = source("s3://b/models");
+        let memory = Arc::new(object_store::memory::InMemory::new());
+        let place = StorePlace::new(memory, "models", "s3://b/models");
+        let config = MirrorConfig {
+            stores_dir: PathBuf::new(),
+            keep_unused: Duration::MAX,
+            options: StoreOptions::default(),
+            poll: Duration::from_secs(3600),
+            settle: Duration::ZERO,
+            bytes_max: u64::MAX,
+            rate: 0,
+        };
+        let mut mirror = StoreMirror::with_places(config, vec![(first.clone(), place)]).unwrap();
+        let next = mirror.followers[0].next;
+        mirror.set_sources(vec![first.clone(), source("s3://b/models/")]);
+        assert_eq!(mirror.followers.len(), 1);
+        // A change of the source would list the store at once.
+        assert_eq!(mirror.followers[0].source, first);
+        assert_eq!(mirror.followers[0].next, next);
     }
 }
