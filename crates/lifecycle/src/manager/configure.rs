@@ -9,8 +9,8 @@ use base::{Error, Result};
 use super::Manager;
 use super::admin::{CHANGING_WAIT_MAX, WAIT_MAX};
 use super::model::Model;
-use crate::ConfigSet;
 use crate::message::AdminCallback;
+use crate::{ConfigSet, ModelConfig};
 
 /// Most replacements that wait for their models at the same time. Beyond it, the first one is not
 /// awaited any more.
@@ -46,8 +46,11 @@ impl Manager {
             "the configuration of models changes"
         );
         let before = self.configured.swap(set.clone());
-        let changed = set.models.iter().filter(|config| by_hand && !before.models.contains(config));
-        let by_hand = changed.map(|config| config.name.clone()).chain(still_by_hand).collect();
+        let is_by_hand = |config: &&ModelConfig| {
+            still_by_hand.contains(&config.name) || (by_hand && !before.models.contains(config))
+        };
+        let by_hand = set.models.iter().filter(is_by_hand).map(|config| config.name.clone());
+        let by_hand = by_hand.collect();
         let ticket = self.scans.ask();
         let since = Instant::now();
         self.reconfigurations.push(Reconfiguration { ticket, set, by_hand, since, done });
