@@ -143,9 +143,9 @@ fn a_cancelled_job_continues_after_a_restart() {
             }
             control.stop.store(true, Ordering::Relaxed);
         });
-        // One thread and a low rate: the rest of the walk takes six seconds, so that the thread
+        // One thread and a low rate: the rest of the walk takes 40 seconds, so that the thread
         // above cancels it on a busy machine too.
-        let slow = DuplicateOptions { points_per_second: 250, threads: 1, ..options(0.8, None) };
+        let slow = DuplicateOptions { points_per_second: 60, threads: 1, ..options(0.8, None) };
         let progress = run(&named, slow, &control).unwrap();
         assert_eq!(progress.state, DuplicateState::Cancelled);
         assert!(progress.done < 2400);
