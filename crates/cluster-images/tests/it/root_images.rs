@@ -15,7 +15,8 @@ use crate::root_images_support::{
     SHARDS, empty_root, features, image_root, images, result_ids, shard_of, two_nodes,
 };
 use crate::root_support::{
-    Answer, Behaviour, FakeNode, FakeReply, PassedRequest, TestRoot, asked, reply, set,
+    Answer, Behaviour, FakeNode, FakeReply, PassedRequest, TestRoot, asked, refusing_socket, reply,
+    set,
 };
 
 /// Searches by point 7.
@@ -311,10 +312,8 @@ async fn extraction_moves_to_another_node() {
     let full = search_file(&root, "").await;
     assert_eq!((full.status, error(&full)), (429, "full"));
     nodes[0].answer_passed(|_| reply(200, &extracted()));
-    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-    let dead = listener.local_addr().unwrap().to_string();
-    drop(listener);
-    root.serve("b", &dead, &[]);
+    let dead = refusing_socket();
+    root.serve("b", &dead.local_addr().unwrap().to_string(), &[]);
     for _ in 0..4 {
         assert_eq!(search_file(&root, "k=1&threshold=50").await.status, 200);
     }

@@ -13,7 +13,9 @@ use serde_json::{Value, json};
 use transport::Peer;
 
 use crate::root_images_support::{SHARDS, image_root, images, two_nodes};
-use crate::root_support::{Answer, FakeNode, FakeReply, PassedRequest, TestRoot, reply};
+use crate::root_support::{
+    Answer, FakeNode, FakeReply, PassedRequest, TestRoot, refusing_socket, reply,
+};
 
 /// Writes files "0.jpg" and so on, all different. Nodes of these tests read no pixels.
 fn folder(count: usize) -> tempfile::TempDir {
@@ -190,8 +192,9 @@ async fn a_full_shard_fails_its_images_alone() {
     let refused = (0..40_u64).filter(|it| shard_of_file(it.to_string().as_bytes()) == FULL);
     let refused: Vec<String> = refused.map(|number| format!("{number}.jpg")).collect();
     assert!(refused.len() > 1);
-    // The images of the shard wait no longer than the client's timeout.
-    let (lines, summary) = lines(&put(&root, "c?timeout=1", folder(40).path()).await);
+    // The images of the shard wait no longer than the client's timeout, which is that of each image
+    // too.
+    let (lines, summary) = lines(&put(&root, "c?timeout=3", folder(40).path()).await);
     let failed = refused.len() as u64;
     assert_eq!((summary, lines.len()), (counts(40 - failed, 0, failed, 0), 40));
     for name in refused {
@@ -240,8 +243,8 @@ async fn one_refusal_fails_no_image_that_is_present() {
             }
         });
     }
-    // More than the nodes get before the first answer.
-    let (_, summary) = lines(&put(&root, "c?timeout=1", folder(400).path()).await);
+    // More than the nodes get before the first answer. The timeout is that of each image too.
+    let (_, summary) = lines(&put(&root, "c?timeout=10", folder(400).path()).await);
     assert_eq!(summary, counts(0, 400, 0, 0));
 }
 
@@ -249,10 +252,8 @@ async fn one_refusal_fails_no_image_that_is_present() {
 async fn a_dead_node_costs_no_image() {
     let (root, nodes) = two_nodes(ImageKind::Photo).await;
     nodes.iter().for_each(|node| node.answer_passed(added));
-    let closed = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-    let address = closed.local_addr().unwrap().to_string();
-    drop(closed);
-    root.serve("a", &address, &[]);
+    let dead = refusing_socket();
+    root.serve("a", &dead.local_addr().unwrap().to_string(), &[]);
     let (_, summary) = lines(&put(&root, "c", folder(10).path()).await);
     assert_eq!(summary, counts(10, 0, 0, 0));
     assert_eq!(nodes[1].taken_passed().len(), 10);

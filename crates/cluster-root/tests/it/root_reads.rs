@@ -10,7 +10,9 @@ use http::{Method, Request};
 use search::points::PointId;
 use serde_json::{Value, json};
 
-use crate::root_support::{Behaviour, FakeNode, ID, TestRoot, asked, record, set, wait_until};
+use crate::root_support::{
+    Behaviour, FakeNode, ID, TestRoot, WAIT, asked, record, refusing_socket, set, wait_until,
+};
 
 /// Shards of the collection "c".
 pub(crate) const SHARDS: u32 = 4;
@@ -107,10 +109,16 @@ async fn an_unknown_name_reads_the_collections_again() {
 async fn a_request_waits_for_the_holders_of_a_new_collection() {
     let (root, node) = (TestRoot::with_collection(1, "Dot"), FakeNode::start("a", numbers).await);
     let body = json!({"query": [1, 2]});
-    let (answer, ()) = tokio::join!(root.post("points/query", &body), async {
-        tokio::time::sleep(Duration::from_millis(50)).await;
+    let served = async {
+        // The request waits for two seconds. A pause of this thread must not take them.
+        while root.metrics.cluster.name_waits.get() == 0 {
+            tokio::task::yield_now().await;
+        }
         root.serve("a", &node.address, &[0]);
-    });
+    };
+    let (answer, served) =
+        tokio::join!(root.post("points/query", &body), tokio::time::timeout(WAIT, served));
+    served.unwrap();
     assert_eq!((answer.status, root.metrics.cluster.name_waits.get()), (200, 1));
     // A shard that loses its holders later is not awaited.
     root.serve("a", &node.address, &[]);
@@ -283,10 +291,8 @@ async fn another_holder_answers_for_one_that_fails() {
 #[tokio::test]
 async fn a_dead_node_costs_no_answer() {
     let (root, _nodes) = two_nodes().await;
-    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-    let dead = listener.local_addr().unwrap().to_string();
-    drop(listener);
-    root.serve("a", &dead, &[0, 1, 2, 3]);
+    let dead = refusing_socket();
+    root.serve("a", &dead.local_addr().unwrap().to_string(), &[0, 1, 2, 3]);
     for _ in 0..10 {
         assert_eq!(root.post("points/count", &json!({})).await.result(), &json!({"count": 40}));
     }

@@ -147,6 +147,14 @@ impl FakeNode {
     }
 }
 
+/// Returns a socket that does not listen. Its port refuses connections, and no other socket gets
+/// the port while this one is open.
+pub(crate) fn refusing_socket() -> tokio::net::TcpSocket {
+    let socket = tokio::net::TcpSocket::new_v4().unwrap();
+    socket.bind("127.0.0.1:0".parse().unwrap()).unwrap();
+    socket
+}
+
 pub(crate) type FakeReply = axum::response::Response;
 
 pub(crate) fn reply(status: u16, body: &Value) -> FakeReply {
