@@ -30,6 +30,9 @@ const SHORT: MembershipTimes = MembershipTimes {
     poll: Duration::from_millis(50),
 };
 
+/// Intervals of tests in which no lease ends by itself, however long a process is paused.
+const LASTING: MembershipTimes = MembershipTimes { lease: Duration::from_secs(60), ..SHORT };
+
 /// Store of the nodes of all tests, of which each has an etcd of its own.
 static STORE: LazyLock<StorePlace> = LazyLock::new(new_store);
 
@@ -338,7 +341,7 @@ async fn view_stays_while_etcd_is_stopped() {
 async fn a_late_description_is_replaced() {
     let server = EtcdServer::start().await;
     let etcd = server.client();
-    let mut a = TestNode::start(&server, "a", SHORT).await;
+    let mut a = TestNode::start(&server, "a", LASTING).await;
     let old = etcd.get(NODE_A).await.unwrap().unwrap();
     let serving = BTreeMap::from([("id".to_owned(), BTreeSet::from([3]))]);
     a.membership.set_serving(serving.clone());
@@ -370,7 +373,7 @@ async fn nodes_outlive_a_restart_of_etcd() {
 async fn lost_lease_is_replaced() {
     let server = EtcdServer::start().await;
     let etcd = server.client();
-    let mut a = TestNode::start(&server, "a", SHORT).await;
+    let mut a = TestNode::start(&server, "a", LASTING).await;
     let other = ShardKey::new("id", 9);
     let first = a.acquire(&shard()).await.unwrap();
     let lost = a.acquire(&other).await.unwrap();
@@ -482,7 +485,7 @@ async fn later_process_of_a_node_replaces_the_earlier() {
 async fn key_of_an_unknown_acquisition_is_removed() {
     let server = EtcdServer::start().await;
     let etcd = server.client();
-    let mut a = TestNode::start(&server, "a", SHORT).await;
+    let mut a = TestNode::start(&server, "a", LASTING).await;
     let lease = etcd.get(NODE_A).await.unwrap().unwrap().lease;
     // A creation with an unknown outcome leaves such a key.
     etcd.create(OWNER, br#"{"node":"a"}"#, lease).await.unwrap().unwrap();
@@ -492,7 +495,7 @@ async fn key_of_an_unknown_acquisition_is_removed() {
     etcd.put("millpond/test/nodes/x", b"{", lease).await.unwrap();
     etcd.put("millpond/test/owners/id/x", b"{", lease).await.unwrap();
     let epoch = a.acquire(&shard()).await.unwrap();
-    let _b = TestNode::start(&server, "b", SHORT).await;
+    let _b = TestNode::start(&server, "b", LASTING).await;
     a.sees(|view| view.nodes.keys().eq(["a", "b"])).await;
     assert_eq!(a.owner(&shard()), owner("a", epoch));
 }
@@ -501,7 +504,7 @@ async fn key_of_an_unknown_acquisition_is_removed() {
 async fn node_with_another_store_does_not_join() {
     let server = EtcdServer::start().await;
     let etcd = server.client();
-    let a = TestNode::start(&server, "a", SHORT).await;
+    let a = TestNode::start(&server, "a", LASTING).await;
     let registered = etcd.get(NODE_A).await.unwrap().unwrap();
     let entry = etcd.get(STORE_KEY).await.unwrap().unwrap();
     assert_eq!(entry.lease, LeaseId(0));

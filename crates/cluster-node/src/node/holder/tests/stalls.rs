@@ -342,9 +342,15 @@ impl SteadyWrites {
         }
         assert!(state.is_caught_up());
         // No entry that was passed on waited for the store, but for the first: its writer is not
-        // known before.
-        let passed = if self.passes_on { state.applied().0.saturating_sub(1) } else { 0 };
-        assert_eq!(metrics.passed_entries.get(), passed);
+        // known before. A read of the store may be ready as early as an entry that is passed on
+        // while this thread is paused. Most entries do not arrive in such a pause.
+        let applied = state.applied().0;
+        let passed = metrics.passed_entries.get();
+        if self.passes_on {
+            assert!(passed < applied && 2 * passed + 2 >= applied, "{passed} of {applied}");
+        } else {
+            assert_eq!(passed, 0);
+        }
     }
 }
 
@@ -362,7 +368,7 @@ async fn forged_entries_do_not_starve_the_log() {
     empty.follower.log = log;
     let state = empty.follower.state.clone();
     let forged = async {
-        for _ in 0..STEADY_WRITES {
+        loop {
             let next = state.applied();
             let entry = LogEntry { epoch: Epoch(u64::MAX), ..fence() };
             state.offered.add(next, std::iter::once((next, entry)));
@@ -372,8 +378,10 @@ async fn forged_entries_do_not_starve_the_log() {
     let mut applied = state.applied.subscribe();
     tokio::select! {
         ended = empty.follower.follow() => panic!("{ended:?}"),
-        () = forged => panic!("the log was not read"),
-        ended = applied.wait_for(|next| next.0 == 2) => drop(ended.unwrap()),
+        () = forged => {}
+        ended = tokio::time::timeout(OPEN_MAX, applied.wait_for(|next| next.0 == 2)) => {
+            drop(ended.unwrap().unwrap());
+        }
     }
     assert_eq!(empty.follower.services.metrics.passed_entries.get(), 0);
 }
