@@ -9,9 +9,11 @@ use lifecycle::{LifecycleEvent, LoadCost};
 
 use crate::world::{MIB, Setting, World, cold, eventually};
 
-/// Starvation limit. Without the hogs, a noisy machine must not reach it before the load is inside
-/// the engine.
+/// Starvation limit.
 const LIMIT: Duration = Duration::from_secs(2);
+/// Maximum tries to get a load into the engine within [`LIMIT`]. Other programs may keep all cores
+/// busy, which leaves no time to a thread of idle priority.
+const TRIES_MAX: usize = 10;
 
 /// Runs the tests of this file one after the other. The hogs of another test could make a load
 /// starve before it is inside the engine.
@@ -43,6 +45,19 @@ impl Drop for Hogs {
     }
 }
 
+/// Waits until the second load is inside the engine. Returns false, and stops the world, if it
+/// starved before, so that a thread of ordinary priority began it.
+fn is_idle_inside(world: &World) -> bool {
+    let loads = || world.threads.loads.lock().unwrap().clone();
+    eventually("a thread is inside the engine", || loads().len() >= 2);
+    let is_idle = loads()[1].starts_with("load-0-idle ");
+    if !is_idle {
+        world.threads.busy.store(false, Ordering::Relaxed);
+        world.lifecycle().shutdown();
+    }
+    is_idle
+}
+
 fn cost(world: &World, wanted: u64) -> LoadCost {
     let cost = world.events.all().into_iter().find_map(|event| match event {
         LifecycleEvent::Loaded { version, cost, .. } if version == wanted => Some(cost),
@@ -54,6 +69,11 @@ fn cost(world: &World, wanted: u64) -> LoadCost {
 #[test]
 fn a_load_that_starves_in_an_engine_escalates_beside_it() {
     let _alone = alone();
+    assert!((0..TRIES_MAX).any(|_| escalates_beside_the_engine()));
+}
+
+/// Returns false if the load starved before it was inside the engine.
+fn escalates_beside_the_engine() -> bool {
     let mut world = World::prepare(64 * MIB);
     world.publish_tables("m", 1, &[1.0, 2.0]);
     let models = vec![cold(&world, "m")];
@@ -67,9 +87,9 @@ fn a_load_that_starves_in_an_engine_escalates_beside_it() {
     let used = world.used();
     world.threads.busy.store(true, Ordering::Relaxed);
     world.publish_tables("m", 2, &[3.0, 4.0]);
-    eventually("an idle thread is inside the engine", || {
-        world.threads.loads.lock().unwrap().len() == 2
-    });
+    if !is_idle_inside(&world) {
+        return false;
+    }
     let hogs = Hogs::start();
     world.until_ready("m", 2);
     assert_eq!(world.ask("m").unwrap(), 2.0);
@@ -100,11 +120,17 @@ fn a_load_that_starves_in_an_engine_escalates_beside_it() {
     assert_eq!(names[..3], ["load-0-hi", "load-0-idle", "load-0-hi"]);
     assert_eq!(names.last(), Some(&"load-0-idle"));
     world.lifecycle().shutdown();
+    true
 }
 
 #[test]
 fn a_stopped_load_inside_an_engine_is_not_started_again() {
     let _alone = alone();
+    assert!((0..TRIES_MAX).any(|_| stays_stopped_inside_the_engine()));
+}
+
+/// Returns false if the load starved before it was inside the engine.
+fn stays_stopped_inside_the_engine() -> bool {
     let mut world = World::prepare(64 * MIB);
     world.publish("m", 1);
     let models = vec![cold(&world, "m")];
@@ -117,8 +143,10 @@ fn a_stopped_load_inside_an_engine_is_not_started_again() {
     assert!(world.lifecycle().wait_settled(Duration::from_secs(30)));
     world.threads.busy.store(true, Ordering::Relaxed);
     world.publish("m", 2);
+    if !is_idle_inside(&world) {
+        return false;
+    }
     let loads = || world.threads.loads.lock().unwrap().len();
-    eventually("an idle thread is inside the engine", || loads() == 2);
     world.remove("m", 2);
     let note = || world.version("m", 2).and_then(|version| version.note).unwrap_or_default();
     eventually("the load is stopped", || note().contains("has not ended"));
@@ -133,4 +161,5 @@ fn a_stopped_load_inside_an_engine_is_not_started_again() {
     world.until_ready("m", 2);
     assert!(loads() > 2);
     world.lifecycle().shutdown();
+    true
 }

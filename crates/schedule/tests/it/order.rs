@@ -68,7 +68,7 @@ fn models_share_the_workers_by_weight() {
 #[test]
 fn a_lingering_shape_is_overtaken_by_a_full_one() {
     let options =
-        ScheduleOptions { max_queue_delay: Duration::from_secs(5), max_batch: 2, ..merging() };
+        ScheduleOptions { max_queue_delay: Duration::from_secs(25), max_batch: 2, ..merging() };
     let bench = Bench::new(1, 100);
     let (rows, servable) = model("m", options, PLAIN);
     rows.gate.open();
@@ -84,16 +84,23 @@ fn a_lingering_shape_is_overtaken_by_a_full_one() {
 
 #[test]
 fn lingering_ends_with_the_delay() {
-    // Long enough for all requests to be sent within it.
-    let options = ScheduleOptions { max_queue_delay: Duration::from_secs(3), ..merging() };
-    let bench = Bench::new(2, 100);
-    let (rows, servable) = model("m", options, PLAIN);
-    rows.gate.open();
-    for tag in 0..3 {
-        bench.ask(tag, &servable, x(1, 4, 0.0));
-    }
-    assert_eq!(tags(&bench.answers(3)), [0, 1, 2]);
-    assert_eq!(rows.runs(), [(3, 4)]);
+    let delay = Duration::from_secs(1);
+    // Returns true if the requests run together. If this thread is paused between two of them for
+    // longer than the delay, they do not.
+    let run_together = || {
+        let options = ScheduleOptions { max_queue_delay: delay, ..merging() };
+        let bench = Bench::new(2, 100);
+        let (rows, servable) = model("m", options, PLAIN);
+        rows.gate.open();
+        for tag in 0..3 {
+            bench.ask(tag, &servable, x(1, 4, 0.0));
+        }
+        let answers = bench.answers(3);
+        let together = rows.runs() == [(3, 4)];
+        assert!(!together || tags(&answers) == [0, 1, 2]);
+        together
+    };
+    assert!((0..10).any(|_| run_together()));
 }
 
 /// Lingering that never brings more requests stops, except for a try now and then.
