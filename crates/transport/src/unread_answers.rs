@@ -191,7 +191,9 @@ mod tests {
         let held = AnswerProgress::begin();
         answers.add(HeldAnswer::of(&held));
         let progress = || answers.count_sent(ANSWER_WINDOW_BYTES_MIN as usize);
-        assert!(!is_stalled(&answers, 4, progress).await);
+        // This thread may be paused until the answer is unread for too many windows.
+        let ended_early = is_stalled(&answers, 4, progress).await;
+        assert!(!ended_early || answers.oldest().unwrap() >= WINDOW * WINDOWS_MAX);
         assert!(is_stalled(&answers, 3 * WINDOWS_MAX, progress).await);
     }
 

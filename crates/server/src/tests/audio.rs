@@ -354,9 +354,11 @@ fn a_client_that_reads_only_at_the_end_gets_its_answer() {
 
 #[test]
 fn a_silent_client_gets_an_error() {
-    let served = served(|config| config.listeners.client_timeout = Duration::from_millis(200));
+    // Begins with the head of the request, after which the chunk follows at once.
+    let served = served(|config| config.listeners.client_timeout = Duration::from_secs(1));
+    let file = wave(&loud_at(3, 60), true);
     let mut stream = served.begin("/v1/audio/loud");
-    chunk(&mut stream, &wave(&loud_at(3, 60), true));
+    chunk(&mut stream, &file);
     let mut all = Vec::new();
     stream.read_to_end(&mut all).unwrap();
     let answer = Answer::parse(&all);
