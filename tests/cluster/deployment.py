@@ -10,8 +10,6 @@ from processes import STARTED, Controlled, Etcd, Node, NodePlan, Proxy, http_cal
 
 CLUSTER = "millpond"
 SETTLE_TIMEOUT_S = 90
-# Time in which every root has read a change of etcd's keys.
-VIEW_S = 1.2
 FULL = [
     NodePlan("root-1", "root"),
     NodePlan("search-1", "search"),
@@ -175,8 +173,24 @@ class Cluster:
             assert time.monotonic() - begun < timeout_s, f"the cluster is not settled after {timeout_s} s: {why}"
             time.sleep(0.2)
         seconds = time.monotonic() - begun
-        time.sleep(VIEW_S)
+        for name in self.of_role("root"):
+            if self.nodes[name].running():
+                wait_until(f"{name} sees the settled cluster", lambda node=self.nodes[name]: self.is_seen_by(node), timeout_s)
         return seconds
+
+    def is_seen_by(self, root: Node) -> bool:
+        """Returns true if the view of a root has the nodes, the owners and the holders that etcd has."""
+        status, body = http_call(root.address, "GET", "/cluster/v1/view")
+        # A node that was paused may answer before it has joined again.
+        if status != 200:
+            return False
+        view, members = json.loads(body)["result"], self.members()
+        shards = [(kept["id"], shard) for kept in view["collections"] for shard in kept["shards"]]
+        owners = {(own, shard["shard"]): shard["owner"] for own, shard in shards if "owner" in shard}
+        held = {Holding(own, shard["shard"], name) for own, shard in shards for name in shard["serving"]}
+        nodes = {node["name"] for node in view["nodes"]}
+        seen = (nodes, owners, held) == (set(members.nodes), members.owners, members.holdings())
+        return seen and "stale" not in view
 
     def owner_with_most(self, role: str = "ingest") -> str:
         """Returns the node that owns the most shards."""

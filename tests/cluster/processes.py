@@ -25,7 +25,8 @@ from millpond import BINARY, DISK_RESERVE, REPOSITORY, free_ports  # noqa: E402
 
 START_TIMEOUT_S = 60
 STOP_TIMEOUT_S = 45
-REQUEST_TIMEOUT_S = 5
+# The creation of a collection waits for its holders, and a busy machine may pause any process for seconds.
+REQUEST_TIMEOUT_S = 60
 LOG_TAIL = 3000
 
 STARTED: list["Process"] = []
