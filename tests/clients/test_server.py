@@ -48,12 +48,31 @@ def test_sigterm_finishes_requests_in_flight(serve, tmp_path, sources, kind):
 
     # The shortest of some trials had no pause of the machine.
     rounds = min(SPIN_ROUNDS_MAX, round(SPIN_TRIAL * SPIN_S / min(trial_s() for _ in range(5))))
+
+    def in_server() -> float:
+        """Returns the requests of the model that run or wait."""
+        counts = ("millpond_running", "millpond_queued_requests")
+        return sum(count for name, labels, count in scrape(server) if name in counts and labels["model"] == "spin")
+
+    def in_flight(calls: list) -> bool:
+        """Waits until the server has all requests. Returns false if some are over before."""
+        deadline = time.monotonic() + 60
+        while in_server() < len(calls):
+            assert time.monotonic() < deadline, "the requests do not arrive"
+            if any(call.done() for call in calls):
+                return False
+            time.sleep(0.05)
+        return True
+
     with concurrent.futures.ThreadPoolExecutor(4) as pool:
-        calls = [pool.submit(ask, rounds) for _ in range(4)]
-        time.sleep(1.2)
-        in_flight = sum(not call.done() for call in calls)
+        for _ in range(5):
+            calls = [pool.submit(ask, rounds) for _ in range(4)]
+            if arrived := in_flight(calls):
+                break
+            # This process was paused for longer than the requests take.
+            concurrent.futures.wait(calls, 60)
         server.terminate()
-        assert in_flight == 4, f"requests of {rounds} rounds were over before the signal came"
+        assert arrived, f"requests of {rounds} rounds are over before the signal comes"
         for call in calls:
             assert len(call.result(60)) == 1
     assert server.process.wait(60) == 0, server.log_text()

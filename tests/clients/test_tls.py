@@ -94,7 +94,10 @@ def test_a_plain_grpc_call_ends_with_the_reason(serve, tmp_path, certificates):
     with pytest.raises(triton_grpc.InferenceServerException, match="takes encrypted connections only"):
         client.get_server_metadata(client_timeout=60)
     metrics = requests.get(f"{server.url}/metrics", verify=str(certificates / "ca.pem"), timeout=60).text
-    assert ("millpond_tls_handshakes_total", {"kind": "plaintext"}, 1.0) in samples(metrics)
+    plain = [count for name, labels, count in samples(metrics)
+             if (name, labels) == ("millpond_tls_handshakes_total", {"kind": "plaintext"})]  # fmt: skip
+    # The client may have connected again meanwhile.
+    assert len(plain) == 1 and plain[0] >= 1, metrics
 
 
 def test_client_certificates(serve, tmp_path, certificates):

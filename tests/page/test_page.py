@@ -129,7 +129,11 @@ def test_a_model_has_its_own_address(browser, server):
 
 
 def test_lines_begin_before_the_page_was_opened(browser, server):
-    time.sleep(3)
+    def seconds() -> int:
+        query = {"name": SWAPPED, "seconds": 120}
+        return len(requests.get(f"{server.url}/page/model", params=query, timeout=60).json()["history"]["all"]["points"])
+
+    wait(lambda: seconds() > 2, "the server has a history")
     open_model(browser, server.url, SWAPPED)
     paths = "[...document.querySelectorAll('#model .series')].map((e) => e.getAttribute('d'))"
     found = wait(lambda: js(browser, paths), "lines")
