@@ -441,8 +441,10 @@ mod tests {
     #[tokio::test]
     async fn failures_name_the_address() {
         let client = HttpClient::new(None);
-        let (closed, refusing) = listener().await;
-        drop(closed);
+        // A socket that does not listen refuses connections, and keeps its port.
+        let closed = tokio::net::TcpSocket::new_v4().unwrap();
+        closed.bind("127.0.0.1:0".parse().unwrap()).unwrap();
+        let refusing = closed.local_addr().unwrap().to_string();
         let (_silent, silent) = listener().await;
         let (torn, tearing) = listener().await;
         tokio::spawn(async move {

@@ -92,7 +92,10 @@ mod tests {
 
     #[test]
     fn a_run_without_a_server_fails_at_once() {
-        let unused = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+        // A socket that does not listen refuses connections, and keeps its port.
+        let refusing = tokio::net::TcpSocket::new_v4().unwrap();
+        refusing.bind("127.0.0.1:0".parse().unwrap()).unwrap();
+        let unused = refusing.local_addr().unwrap();
         let endpoint = Endpoint::new(Transport::Http, unused.to_string());
         let template = Template::get(&endpoint, "/").unwrap();
         let shots: Arc<[Bytes]> = Arc::from([Bytes::new()]);

@@ -296,22 +296,28 @@ fn labels_come_while_an_upload_runs() {
         (format!("batch = 4\n{STATE}"), decaying()),
     ] {
         let model: Arc<dyn AudioModel> = Arc::new(model);
-        // The whole recording is shorter than a piece.
-        // Half of the upload takes more than a second, so that a pipeline that loses its core for
-        // a while is still ahead of it.
-        let (input, read) = upload(&samples, 4096, Duration::from_millis(8));
-        let (mut first, mut done) = (None, 0.0f64);
-        recognise(input, None, &events(&text), &model, &in_flight(2), &mut |event| {
-            match event {
-                PipelineEvent::Label(_) => drop(first.get_or_insert(read.load(Ordering::SeqCst))),
-                PipelineEvent::Progress { seconds, .. } => done = done.max(seconds),
-                _ => {}
-            }
-            Ok(())
-        })
-        .unwrap();
-        assert_eq!(done, 20.0);
-        assert!(first.unwrap() < samples.len() * 4 / 2, "{first:?} of {} bytes", samples.len() * 4);
+        // Returns true if a label comes before half of the recording has arrived. The whole
+        // recording is shorter than a piece. Half of the upload takes more than a second.
+        let is_early = || {
+            let (input, read) = upload(&samples, 4096, Duration::from_millis(8));
+            let mut first = None;
+            let mut done = 0.0f64;
+            recognise(input, None, &events(&text), &model, &in_flight(2), &mut |event| {
+                match event {
+                    PipelineEvent::Label(_) => {
+                        first.get_or_insert(read.load(Ordering::SeqCst));
+                    }
+                    PipelineEvent::Progress { seconds, .. } => done = done.max(seconds),
+                    _ => {}
+                }
+                Ok(())
+            })
+            .unwrap();
+            assert_eq!(done, 20.0);
+            first.unwrap() < samples.len() * 4 / 2
+        };
+        // A pipeline that loses its core for more than a second is behind the upload.
+        assert!((0..5).any(|_| is_early()), "{text}");
     }
 }
 

@@ -114,7 +114,8 @@ async fn a_holder_that_hangs_costs_no_answer() {
     let silent = listener.local_addr().unwrap().to_string();
     root.serve("a", &silent, &[0, 1, 2, 3]);
     for _ in 0..3 {
-        assert_eq!(get(&root, "/c/7?timeout=2").await.status, 200);
+        // Half of the time is for the silent node.
+        assert_eq!(get(&root, "/c/7?timeout=8").await.status, 200);
     }
 }
 

@@ -21,6 +21,9 @@ const SHORT: FleetTimes = FleetTimes {
     hold: Duration::from_secs(3600),
 };
 
+/// Intervals of tests in which no lease ends by itself, however long a process is paused.
+const LASTING: FleetTimes = FleetTimes { lease: Duration::from_secs(60), ..SHORT };
+
 /// A process of the fleet.
 struct Process {
     updates: FleetUpdates,
@@ -78,7 +81,7 @@ fn id(model: &str, version: u64) -> VersionId {
 }
 
 fn fleet(server: &EtcdServer, concurrency: u32) -> [Process; 3] {
-    ["a", "b", "c"].map(|name| Process::start(server.client(), name, concurrency, SHORT))
+    ["a", "b", "c"].map(|name| Process::start(server.client(), name, concurrency, LASTING))
 }
 
 const LOADED: UpdateEnd = UpdateEnd::Loaded { by_hand: false };
@@ -98,7 +101,7 @@ async fn until_keys(server: &EtcdServer, part: &str, exist: bool) {
 #[tokio::test]
 async fn one_process_updates_a_model_at_a_time() {
     let server = EtcdServer::start().await;
-    let [a, b, c] = fleet(&server, 1);
+    let [a, b, c] = ["a", "b", "c"].map(|name| Process::start(server.client(), name, 1, SHORT));
     let (m2, n2) = (id("m", 2), id("n", 2));
     a.until_granted(&m2).await;
     for other in [&b, &c] {
@@ -212,9 +215,9 @@ async fn a_failure_just_before_the_stop_holds_back() {
 #[tokio::test]
 async fn a_turn_has_a_longest_time() {
     let server = EtcdServer::start().await;
-    let times = FleetTimes { turn: Duration::from_millis(300), ..SHORT };
+    let times = FleetTimes { turn: Duration::from_millis(300), ..LASTING };
     let a = Process::start(server.client(), "a", 1, times);
-    let b = Process::start(server.client(), "b", 1, SHORT);
+    let b = Process::start(server.client(), "b", 1, LASTING);
     let m2 = id("m", 2);
     a.until_granted(&m2).await;
     b.until_granted(&m2).await;
@@ -224,7 +227,7 @@ async fn a_turn_has_a_longest_time() {
 #[tokio::test]
 async fn a_failure_after_the_turn_holds_back_for_one_turn() {
     let server = EtcdServer::start().await;
-    let times = FleetTimes { turn: Duration::from_secs(3), ..SHORT };
+    let times = FleetTimes { turn: Duration::from_secs(3), ..LASTING };
     let a = Process::start(server.client(), "a", 1, times);
     let [_, b, c] = fleet(&server, 1);
     let (m2, m3) = (id("m", 2), id("m", 3));
