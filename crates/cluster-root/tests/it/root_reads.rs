@@ -159,17 +159,22 @@ async fn one_request_a_node_reads_all_shards() {
             (&Value::Null, &json!("ok"))
         );
     }
-    for node in &nodes {
-        let reads = node.taken_reads();
-        assert_eq!(asked(&reads), BTreeMap::from([(0, 2), (1, 2), (2, 2), (3, 2)]));
-        assert_eq!(reads.len(), 2, "queries alternate");
+    for read in nodes.iter().flat_map(|node| node.reads.lock().clone()) {
         assert_eq!(
-            (&reads[0]["collection"], &reads[0]["strong"], &reads[0]["shards"]["3"]),
+            (&read["collection"], &read["strong"], &read["shards"]["3"]),
             (&json!(ID), &json!(false), &json!(0))
         );
-        assert!(reads[0]["timeout_ms"].as_u64().is_some_and(|ms| (1..=60_000).contains(&ms)));
+        assert!(read["timeout_ms"].as_u64().is_some_and(|ms| (1..=60_000).contains(&ms)));
     }
     assert_eq!(root.count("first"), 4);
+    // A node that was late is asked last for a while.
+    if root.repeated_reads() == 0 {
+        for node in &nodes {
+            let reads = node.taken_reads();
+            assert_eq!(asked(&reads), BTreeMap::from([(0, 2), (1, 2), (2, 2), (3, 2)]));
+            assert_eq!(reads.len(), 2, "queries alternate");
+        }
+    }
 }
 
 #[tokio::test]
@@ -245,7 +250,8 @@ async fn points_go_to_their_shards_only() {
     let shards = |id| set([shard_of(&PointId::Number(id))]);
     let asked_shards: Vec<_> =
         reads.iter().map(|read| set(asked(std::slice::from_ref(read)).into_keys())).collect();
-    assert_eq!(reads.len(), 3, "the absent point is read again");
+    let most = 3 + root.repeated_reads();
+    assert!((3..=most).contains(&reads.len()), "the absent point is read again: {reads:?}");
     assert!(asked_shards.contains(&shards(7)) && asked_shards.contains(&shards(99)));
 }
 
@@ -440,7 +446,8 @@ async fn requests_of_strong_reads_are_marked() {
     let path = "/collections/c/points/count?consistency=strong";
     root.send(Method::POST, path, &json!({})).await.result();
     let reads: Vec<Value> = nodes.iter().flat_map(|node| node.taken_reads()).collect();
-    assert_eq!((reads.len(), &reads[0]["strong"]), (1, &json!(true)));
+    assert!(reads.iter().all(|read| read["strong"] == true), "{reads:?}");
+    assert!((1..=1 + root.repeated_reads()).contains(&reads.len()), "{reads:?}");
 }
 
 /// Answers as a holder that applies the end of its log for strong reads only.
@@ -469,7 +476,9 @@ async fn a_point_that_a_holder_lacks_is_read_again() {
     let one = root.send(Method::GET, "/collections/c/points/7", &Value::Null).await;
     assert_eq!(one.result()["id"], 7);
     let reads: usize = nodes.iter().map(|node| node.taken_reads().len()).sum();
-    assert_eq!((reads, root.count("confirmed")), (1, 0), "a point that is there costs one read");
+    assert_eq!(root.count("confirmed"), 0);
+    let most = 1 + root.repeated_reads();
+    assert!((1..=most).contains(&reads), "a point that is there costs one read, and not {reads}");
 }
 
 #[tokio::test]

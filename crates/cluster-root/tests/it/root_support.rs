@@ -429,6 +429,12 @@ impl TestRoot {
     pub(crate) fn count(&self, kind: &'static str) -> u64 {
         self.metrics.cluster.requests.get_or_create(&KindLabels { kind }).get()
     }
+
+    /// Returns the reads that this root has sent to another holder. It does so if a node does not
+    /// answer within a second, also if the machine pauses for that time.
+    pub(crate) fn repeated_reads(&self) -> usize {
+        usize::try_from(self.count("hedged") + self.count("retried")).unwrap()
+    }
 }
 
 /// Waits until `is_done` returns true.
