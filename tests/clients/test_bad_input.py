@@ -406,11 +406,15 @@ def test_overload_is_refused(serve, tmp_path, sources):
         return requests.post(f"{server.url}/v1/models/spin:predict", json={"inputs": [1500]}, timeout=60)
 
     with concurrent.futures.ThreadPoolExecutor(24) as pool:
-        answers = list(pool.map(ask, range(24)))
-    codes = {answer.status_code for answer in answers}
-    assert 200 in codes
-    assert codes <= {200, 429, 503}
-    assert codes & {429, 503}
+        # The requests of clients that wait for a core may not overlap.
+        for _ in range(5):
+            answers = list(pool.map(ask, range(24)))
+            codes = {answer.status_code for answer in answers}
+            assert 200 in codes
+            assert codes <= {200, 429, 503}
+            if refused := codes & {429, 503}:
+                break
+    assert refused
     assert all(answer.json()["error"] for answer in answers if answer.status_code != 200)
     server.assert_serving()
 

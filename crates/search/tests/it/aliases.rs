@@ -7,6 +7,7 @@ use base::ErrorKind;
 use search::points::PointId;
 use search::registry::{AliasChange, NamedCollection, RegistryOptions};
 
+use crate::points::TIMEOUT;
 use crate::registry::{all, got, id, open, open_with, options, put, settings};
 
 #[test]
@@ -61,7 +62,9 @@ fn an_alias_switch_loses_no_write() {
     /// moment on a slow machine.
     const BURSTS: u64 = 20;
     let directory = tempfile::tempdir().unwrap();
-    let registry = open(directory.path());
+    // A writer may be paused while it holds the lock of writes.
+    let registry =
+        open_with(RegistryOptions { alias_wait_max: TIMEOUT, ..options(directory.path()) });
     let create = |collection: &str| AliasChange::Create {
         alias: "now".into(),
         collection: collection.into(),
