@@ -190,7 +190,7 @@ fn try_apply_never_waits_or_escalates() {
     assert_eq!(collection.count(), more);
 }
 
-/// Flushes the frozen memtable, whichever thread has to do it.
+/// Flushes the frozen memtable, at full speed if the paced flush is late.
 fn flush_frozen(collection: &Collection) {
     while !(collection.flush_oldest().unwrap() || collection.flush_if_stalled().unwrap()) {}
 }
