@@ -197,14 +197,19 @@ def test_copies_find_a_version_that_answers_differently(staged, tmp_path):
     assert running["shadow"] == 1.0
     answers = []
     with tritonclient.grpc.InferenceServerClient(server.grpc) as client:
-        ended = wait_state(server, "rolled_back", lambda: answers.append(ask_oip(client, tritonclient.grpc)))
+
+        def ask():
+            # Every answer differs, so these are enough. The server may wait for a core before it judges them.
+            if len(answers) < 100:
+                answers.append(ask_oip(client, tritonclient.grpc))
+
+        ended = wait_state(server, "rolled_back", ask)
     assert set(answers) == {1}, "clients get answers of version 1 only"
     assert ended["reason"].startswith("drift: ")
-    assert ended["history"][0]["requests"] <= 100, "every answer differs"
 
 
 def test_a_good_version_is_promoted_by_copies(staged, tmp_path):
-    server = staged('[rollout]\nshadow = 1.0\npromote = "requests:50"\n[rollout.rollback]\ndrift = 0.01\n')
+    server = staged('[rollout]\nshadow = 1.0\npromote = "requests:50"\n' + NO_LATENCY + "drift = 0.01\n")
     offer(server, tmp_path, plus(tmp_path / "2.onnx", 1))
     wait_state(server, "running")
     with requests.Session() as session:

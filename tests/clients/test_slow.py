@@ -102,6 +102,6 @@ def test_a_run_of_another_model_in_front_is_named(serve, tmp_path, sources):
     slow = wait_slow(server, behind_spin)
     first = slow["causes"][0]
     # On a busy machine the run in front may itself have waited for a core most of the time.
-    assert first["cause"] in ("behind_batch", "cpu_contention"), slow
+    assert first["cause"] in ("behind_batch", "cpu_contention", "stolen_time", "throttled"), slow
     if first["cause"] == "behind_batch":
         assert "model spin" in first["detail"], slow
