@@ -185,15 +185,15 @@ impl SpareKeeper {
         let process = StartedProcess::start(&self.isolation, &owner)?;
         let message = LibraryMessage { engine: self.engine.clone(), idle };
         let limit = if idle { IDLE_OPEN_TIME_MAX } else { ORDINARY_OPEN_TIME_MAX };
-        let opened = process.open_library(&self.isolation, &message, limit, &self.slot.closed)?;
-        count(&self.isolation, "started");
-        Ok(opened)
+        process.open_library(&self.isolation, &message, limit, &self.slot.closed)
     }
 
     /// Offers `process` until a supervisor takes it, it ends, or the slot is closed.
     fn keep(&self, process: StartedProcess) -> SpareEnd {
         let mut slot = self.slot.process.lock();
         *slot = Some(process);
+        // A supervisor can take each process that is counted.
+        count(&self.isolation, "started");
         loop {
             let has_ended = match slot.as_mut() {
                 Some(process) => process.has_ended(),
