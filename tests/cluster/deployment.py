@@ -2,6 +2,7 @@
 
 import collections
 import dataclasses
+import http.client
 import json
 import pathlib
 import time
@@ -180,7 +181,11 @@ class Cluster:
 
     def is_seen_by(self, root: Node) -> bool:
         """Returns true if the view of a root has the nodes, the owners and the holders that etcd has."""
-        status, body = http_call(root.address, "GET", "/cluster/v1/view")
+        # The entry of an ended process stays in etcd for some time, so its successor may not listen yet.
+        try:
+            status, body = http_call(root.address, "GET", "/cluster/v1/view")
+        except (OSError, http.client.HTTPException):
+            return False
         # A node that was paused may answer before it has joined again.
         if status != 200:
             return False
