@@ -150,6 +150,18 @@ async fn requests_that_wait_for_a_name_are_limited() {
 
 #[tokio::test]
 async fn one_request_a_node_reads_all_shards() {
+    // Without a pause of the machine, a root repeats no read of nodes that work.
+    const TRIES_MAX: usize = 5;
+    for _ in 0..TRIES_MAX {
+        if one_read_a_query().await {
+            return;
+        }
+    }
+    panic!("the root repeats reads of nodes that work");
+}
+
+/// Sends four queries to a new root. Returns false if it has repeated a read.
+async fn one_read_a_query() -> bool {
     let (root, nodes) = two_nodes().await;
     for _ in 0..4 {
         let answer = root.post("points/query", &json!({"query": [1, 2], "limit": 3})).await;
@@ -168,13 +180,15 @@ async fn one_request_a_node_reads_all_shards() {
     }
     assert_eq!(root.count("first"), 4);
     // A node that was late is asked last for a while.
-    if root.repeated_reads() == 0 {
-        for node in &nodes {
-            let reads = node.taken_reads();
-            assert_eq!(asked(&reads), BTreeMap::from([(0, 2), (1, 2), (2, 2), (3, 2)]));
-            assert_eq!(reads.len(), 2, "queries alternate");
-        }
+    if root.repeated_reads() > 0 {
+        return false;
     }
+    for node in &nodes {
+        let reads = node.taken_reads();
+        assert_eq!(asked(&reads), BTreeMap::from([(0, 2), (1, 2), (2, 2), (3, 2)]));
+        assert_eq!(reads.len(), 2, "queries alternate");
+    }
+    true
 }
 
 #[tokio::test]
