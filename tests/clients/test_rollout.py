@@ -199,9 +199,11 @@ def test_copies_find_a_version_that_answers_differently(staged, tmp_path):
     with tritonclient.grpc.InferenceServerClient(server.grpc) as client:
 
         def ask():
-            # Every answer differs, so these are enough. The server may wait for a core before it judges them.
-            if len(answers) < 100:
-                answers.append(ask_oip(client, tritonclient.grpc))
+            # Every answer differs, so 100 are enough. A busy server may wait for a core before it judges them, and may
+            # have dropped their copies.
+            if len(answers) >= 100:
+                time.sleep(0.5)
+            answers.append(ask_oip(client, tritonclient.grpc))
 
         ended = wait_state(server, "rolled_back", ask)
     assert set(answers) == {1}, "clients get answers of version 1 only"
