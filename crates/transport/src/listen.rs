@@ -52,6 +52,13 @@ const HTTP2_HEADER_BYTES_MAX: u32 = 64 << 10;
 const STREAM_WINDOW: u32 = 4 << 20;
 /// Flow-control window of an HTTP/2 connection in bytes.
 const CONNECTION_WINDOW: u32 = 16 << 20;
+/// Maximum streams of an HTTP/2 connection that the client has reset before the server took them,
+/// and that still wait. Above it the connection is closed, with all its other calls.
+///
+/// Calls with short deadlines are cancelled together if the server or its machine pauses, and their
+/// RST_STREAM frames are then read with their heads. h2's default of 20 ended such connections.
+/// This is four times the default of `--max-requests`: Go's server has the same ratio.
+const RESET_STREAMS_MAX: usize = 4096;
 
 /// Limits of the connections of one listener.
 #[derive(Clone, Copy, Debug)]
@@ -461,6 +468,7 @@ fn connection_builder(
         .keep_alive_timeout(PING_TIMEOUT)
         .max_header_list_size(HTTP2_HEADER_BYTES_MAX)
         .max_concurrent_streams(limits.streams_max.min(u32::MAX as usize) as u32)
+        .max_pending_accept_reset_streams(RESET_STREAMS_MAX)
         .initial_stream_window_size(STREAM_WINDOW)
         .initial_connection_window_size(CONNECTION_WINDOW)
         // No gRPC server sends it, and no client reads it.

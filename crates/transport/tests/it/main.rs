@@ -1,6 +1,7 @@
 //! Listeners from the side of clients: floods of control frames, and the end of connections.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
+mod streams;
 mod tls;
 mod unix_socket;
 
@@ -26,6 +27,7 @@ const WAIT_MAX: Duration = Duration::from_secs(60);
 const GET: &[u8] = b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n";
 /// Path whose handler panics.
 const PANICS: &str = "/panics";
+const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 
 const LIMITS: ConnectionLimits = ConnectionLimits {
     answer_window: millpond_transport::ANSWER_WINDOW,
@@ -135,7 +137,7 @@ fn floods_of_control_frames_end_their_connection() {
     ];
     for (kind, control) in floods {
         let mut stream = served.connect();
-        stream.write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n").unwrap();
+        stream.write_all(PREFACE).unwrap();
         stream.write_all(&[frame(4, 0, 0, &[]), frame(4, 1, 0, &[])].concat()).unwrap();
         stream.set_write_timeout(Some(WAIT_MAX)).unwrap();
         let some = control.repeat(100);
@@ -165,7 +167,7 @@ fn an_unfinished_preface_ends_its_connection() {
     let limits = ConnectionLimits { header_timeout: Duration::from_secs(1), ..LIMITS };
     let served = Served::start_within(HttpVersion::Http2, limits);
     let mut whole = served.connect();
-    whole.write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n").unwrap();
+    whole.write_all(PREFACE).unwrap();
     whole.write_all(&frame(4, 0, 0, &[])).unwrap();
     let mut half = served.connect();
     half.write_all(b"PRI * HTTP/2.0\r\n").unwrap();

@@ -1,0 +1,74 @@
+//! HTTP/2 connections whose streams end early.
+
+use std::io::{Read, Write};
+use std::net::TcpStream;
+
+use millpond_transport::HttpVersion;
+
+use super::{PREFACE, Served, WAIT_MAX, frame};
+
+// Types of frames (RFC 9113 §6).
+const DATA: u8 = 0;
+const HEADERS: u8 = 1;
+const RST_STREAM: u8 = 3;
+const SETTINGS: u8 = 4;
+const GOAWAY: u8 = 7;
+const END_STREAM: u8 = 1;
+const END_HEADERS: u8 = 4;
+/// GET http://localhost/ (RFC 7541 §6).
+const HEAD: &[u8] = b"\x82\x86\x84\x41\x09localhost";
+
+struct ReceivedFrame {
+    kind: u8,
+    flags: u8,
+    stream: u32,
+}
+
+impl ReceivedFrame {
+    fn ends_answer(&self) -> bool {
+        self.kind == DATA && self.flags & END_STREAM != 0
+    }
+}
+
+/// Reads the next frame, which must not be the end of the connection.
+fn next_frame(stream: &mut TcpStream) -> ReceivedFrame {
+    let mut header = [0; 9];
+    stream.read_exact(&mut header).unwrap();
+    let [a, b, c, kind, flags, w, x, y, z] = header;
+    let length = u32::from_be_bytes([0, a, b, c]);
+    stream.read_exact(&mut vec![0; length as usize]).unwrap();
+    assert_ne!(kind, GOAWAY, "the server ends the connection");
+    ReceivedFrame { kind, flags, stream: u32::from_be_bytes([w, x, y, z]) }
+}
+
+/// Returns the ids of the first `count` streams of a client.
+fn stream_ids(count: usize) -> Vec<u32> {
+    (1..).step_by(2).take(count).collect()
+}
+
+/// Checks that a call of the stream `id` is answered.
+fn assert_answered(stream: &mut TcpStream, id: u32) {
+    stream.write_all(&frame(HEADERS, END_HEADERS | END_STREAM, id, HEAD)).unwrap();
+    loop {
+        let received = next_frame(stream);
+        if received.stream == id && received.ends_answer() {
+            return;
+        }
+    }
+}
+
+/// The server finds all these calls in its socket at once, as after a pause.
+#[test]
+fn cancelled_calls_leave_their_connection_open() {
+    const CALLS: usize = 1000;
+    let served = Served::start(HttpVersion::Http2, WAIT_MAX);
+    let mut stream = served.connect();
+    let cancel = 8u32.to_be_bytes();
+    let mut bytes = [PREFACE, &frame(SETTINGS, 0, 0, &[])].concat();
+    for id in stream_ids(CALLS) {
+        bytes.extend(frame(HEADERS, END_HEADERS | END_STREAM, id, HEAD));
+        bytes.extend(frame(RST_STREAM, 0, id, &cancel));
+    }
+    stream.write_all(&bytes).unwrap();
+    assert_answered(&mut stream, 2 * CALLS as u32 + 1);
+}
