@@ -49,7 +49,7 @@ const HTTP1_BUFFER_BYTES_MAX: usize = 400 << 10;
 const HTTP2_HEADER_BYTES_MAX: u32 = 64 << 10;
 /// Flow-control window of an HTTP/2 stream in bytes: a tensor of some megabytes then needs no round
 /// trips.
-const STREAM_WINDOW: u32 = 4 << 20;
+pub(crate) const STREAM_WINDOW: u32 = 4 << 20;
 /// Flow-control window of an HTTP/2 connection in bytes.
 const CONNECTION_WINDOW: u32 = 16 << 20;
 /// Maximum streams of an HTTP/2 connection that the client has reset before the server took them,

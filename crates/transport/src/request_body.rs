@@ -1,8 +1,14 @@
 //! A request's body, and the fate of the part that the handler does not read.
 //!
-//! hyper closes a connection whose request was not read to its end, but only after an answer that
-//! promised to keep it open. So the unread part comes back here. If it is small and arrives at once
-//! it is discarded and the connection stays open; otherwise the answer says `connection: close`.
+//! hyper closes an HTTP/1.1 connection whose request was not read to its end, but only after an
+//! answer that promised to keep it open. So the unread part comes back here. If it is small and
+//! arrives at once it is discarded and the connection stays open; otherwise the answer says
+//! `connection: close`.
+//!
+//! h2 resets an HTTP/2 stream whose request was not read to its end. It forgets such streams if
+//! there are more than 50 of them, answers each DATA frame that is still in flight by a reset, and
+//! closes the connection at the 1,024th, with all its other calls. So the part in flight is
+//! discarded here; clients end the stream once they have read the answer.
 
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -13,11 +19,19 @@ use bytes::Bytes;
 use http::{HeaderMap, HeaderValue, header};
 use http_body_util::BodyExt;
 use hyper::body::{Body, Frame, Incoming, SizeHint};
+use tokio::runtime::Handle;
+
+use crate::listen::STREAM_WINDOW;
 
 /// Maximum bytes of an unread body that are discarded to keep its connection open.
 const DISCARD_BYTES_MAX: u64 = 64 << 10;
 /// Longest wait for these bytes.
 const DISCARD_TIME_MAX: Duration = Duration::from_millis(100);
+/// Maximum bytes of an unread HTTP/2 body that are discarded. When the answer is sent, at most one
+/// window is in flight, and discarding it permits a second one.
+const STREAM_DISCARD_BYTES_MAX: u64 = 2 * STREAM_WINDOW as u64;
+/// Longest wait for these bytes. The stream counts as open until then.
+const STREAM_DISCARD_TIME_MAX: Duration = Duration::from_secs(5);
 
 /// The body of a request.
 pub struct RequestBody {
@@ -26,8 +40,17 @@ pub struct RequestBody {
     /// True once a read has begun; a client that sent `expect: 100-continue` sends from then on.
     begun: bool,
     ended: bool,
-    /// Receives the unread part.
-    unread: Option<ReturnSlot>,
+    unread: UnreadPart,
+}
+
+/// Use of the part of a body that the handler does not read.
+enum UnreadPart {
+    /// HTTP/1.1: the [`BodyReclaim`] receives it.
+    Returned(ReturnSlot),
+    /// HTTP/2: a task discards it.
+    Discarded,
+    /// The request has no body.
+    Empty,
 }
 
 /// Receives the unread part of a [`RequestBody`].
@@ -47,28 +70,38 @@ struct UnreadBody {
 impl RequestBody {
     /// Wraps the body of a request. `headers` are the headers of an HTTP/1.1 request, whose unread
     /// body must be reclaimed unless it is empty. They are `None` for HTTP/2, which has a stream
-    /// for each request.
+    /// for each request: a task discards its unread body.
     pub(crate) fn new(
         incoming: Incoming,
         headers: Option<&HeaderMap>,
     ) -> (RequestBody, Option<BodyReclaim>) {
-        let headers = headers.filter(|_| !incoming.is_end_stream());
-        let reclaim = headers.map(|headers| BodyReclaim {
+        let is_empty = incoming.is_end_stream();
+        let reclaim = headers.filter(|_| !is_empty).map(|headers| BodyReclaim {
             slot: ReturnSlot::default(),
             expects_continue: headers.contains_key(header::EXPECT),
         });
-        let unread = reclaim.as_ref().map(|reclaim| reclaim.slot.clone());
+        let unread = match &reclaim {
+            Some(reclaim) => UnreadPart::Returned(reclaim.slot.clone()),
+            None if is_empty => UnreadPart::Empty,
+            None => UnreadPart::Discarded,
+        };
         (RequestBody { incoming: Some(incoming), begun: false, ended: false, unread }, reclaim)
     }
 }
 
 impl Drop for RequestBody {
     fn drop(&mut self) {
-        if let (Some(slot), Some(incoming), false) =
-            (&self.unread, self.incoming.take(), self.ended)
-        {
-            *slot.lock().unwrap_or_else(PoisonError::into_inner) =
-                Some(UnreadBody { incoming, begun: self.begun });
+        let Some(incoming) = self.incoming.take() else { return };
+        if self.ended {
+            return;
+        }
+        match &self.unread {
+            UnreadPart::Returned(slot) => {
+                *slot.lock().unwrap_or_else(PoisonError::into_inner) =
+                    Some(UnreadBody { incoming, begun: self.begun });
+            }
+            UnreadPart::Discarded => discard_stream(incoming),
+            UnreadPart::Empty => {}
         }
     }
 }
@@ -115,13 +148,29 @@ impl BodyReclaim {
             return false;
         }
         incoming.is_end_stream()
-            || tokio::time::timeout(DISCARD_TIME_MAX, discard(incoming)).await.unwrap_or(false)
+            || tokio::time::timeout(DISCARD_TIME_MAX, discard(incoming, DISCARD_BYTES_MAX))
+                .await
+                .unwrap_or(false)
     }
 }
 
-/// Discards the body. Returns true if its end was reached.
-async fn discard(mut incoming: Incoming) -> bool {
-    let mut left = DISCARD_BYTES_MAX;
+/// Discards the rest of an HTTP/2 body in a task, until the client ends the stream. Past the
+/// limits, and outside a runtime, the stream is reset instead.
+fn discard_stream(incoming: Incoming) {
+    if incoming.is_end_stream() {
+        return;
+    }
+    let Ok(runtime) = Handle::try_current() else { return };
+    drop(runtime.spawn(async move {
+        let discarded = discard(incoming, STREAM_DISCARD_BYTES_MAX);
+        // Each outcome ends the stream.
+        let _ = tokio::time::timeout(STREAM_DISCARD_TIME_MAX, discarded).await;
+    }));
+}
+
+/// Discards up to `bytes_max` bytes of the body. Returns true if its end was reached.
+async fn discard(mut incoming: Incoming, bytes_max: u64) -> bool {
+    let mut left = bytes_max;
     loop {
         let frame = match incoming.frame().await {
             None => return true,

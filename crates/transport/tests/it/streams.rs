@@ -1,11 +1,12 @@
-//! HTTP/2 connections whose streams end early.
+//! HTTP/2 connections whose streams end early: calls that the client cancels, and requests that are
+//! answered before their body has arrived.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
 
 use millpond_transport::HttpVersion;
 
-use super::{PREFACE, Served, WAIT_MAX, frame};
+use super::{LIMITS, PREFACE, Served, WAIT_MAX, frame};
 
 // Types of frames (RFC 9113 §6).
 const DATA: u8 = 0;
@@ -71,4 +72,34 @@ fn cancelled_calls_leave_their_connection_open() {
     }
     stream.write_all(&bytes).unwrap();
     assert_answered(&mut stream, 2 * CALLS as u32 + 1);
+}
+
+/// The service reads no body. More frames are in flight than h2 permits to streams that it has
+/// reset (1024).
+#[test]
+fn unread_bodies_leave_their_connection_open() {
+    const FRAMES_IN_FLIGHT: usize = 30;
+    const FRAME_BYTES: usize = 256;
+    let served = Served::start(HttpVersion::Http2, WAIT_MAX);
+    let mut stream = served.connect();
+    let ids = stream_ids(LIMITS.streams_max);
+    let mut heads = [PREFACE, &frame(SETTINGS, 0, 0, &[])].concat();
+    for &id in &ids {
+        heads.extend(frame(HEADERS, END_HEADERS, id, HEAD));
+    }
+    stream.write_all(&heads).unwrap();
+    let mut answered = 0;
+    while answered < ids.len() {
+        answered += usize::from(next_frame(&mut stream).ends_answer());
+    }
+    let mut rest = Vec::new();
+    for &id in &ids {
+        rest.extend(frame(DATA, 0, id, &[0; FRAME_BYTES]).repeat(FRAMES_IN_FLIGHT));
+    }
+    // Clients end the stream once they have read the answer.
+    for &id in &ids {
+        rest.extend(frame(RST_STREAM, 0, id, &0u32.to_be_bytes()));
+    }
+    stream.write_all(&rest).unwrap();
+    assert_answered(&mut stream, 2 * ids.len() as u32 + 1);
 }
