@@ -103,6 +103,7 @@ fn from_values(
     message: TensorProto,
     budget: &mut FillBudget,
 ) -> Result<Tensor> {
+    check_field(dtype, &message)?;
     match dtype {
         DType::F32 => Tensor::from_vec(shape, budget.fill(message.float_val, count)?),
         DType::F64 => Tensor::from_vec(shape, budget.fill(message.double_val, count)?),
@@ -138,6 +139,62 @@ fn from_values(
             Tensor::from_bytes(dtype, shape, message.float8_val)
         }
         _ => plain(dtype, shape, budget.fill(message.float8_val.to_vec(), count)?),
+    }
+}
+
+/// Checks that the values are in the field of the tensor's type. TensorFlow ignores other fields, so
+/// such a tensor would be all zeros.
+fn check_field(dtype: DType, message: &TensorProto) -> Result<()> {
+    let lengths = [
+        ("float_val", message.float_val.len()),
+        ("double_val", message.double_val.len()),
+        ("int_val", message.int_val.len()),
+        ("string_val", message.string_val.len()),
+        ("scomplex_val", message.scomplex_val.len()),
+        ("int64_val", message.int64_val.len()),
+        ("bool_val", message.bool_val.len()),
+        ("dcomplex_val", message.dcomplex_val.len()),
+        ("half_val", message.half_val.len()),
+        ("uint32_val", message.uint32_val.len()),
+        ("uint64_val", message.uint64_val.len()),
+        ("float8_val", message.float8_val.len()),
+    ];
+    let right = field_of(dtype);
+    let mut wrong = None;
+    for (field, length) in lengths {
+        if length > 0 && field == right {
+            return Ok(());
+        }
+        if length > 0 {
+            wrong = wrong.or(Some(field));
+        }
+    }
+    match wrong {
+        None => Ok(()),
+        Some(wrong) => {
+            Err(Error::invalid(format!("{dtype} values belong in {right}, not in {wrong}")))
+        }
+    }
+}
+
+/// Returns the field of a `TensorProto` that has the values of a type.
+fn field_of(dtype: DType) -> &'static str {
+    match dtype {
+        DType::F32 => "float_val",
+        DType::F64 => "double_val",
+        DType::I8 | DType::U8 | DType::I16 | DType::U16 | DType::I32 | DType::U4 | DType::I4 => {
+            "int_val"
+        }
+        DType::I64 => "int64_val",
+        DType::U32 => "uint32_val",
+        DType::U64 => "uint64_val",
+        DType::F16 | DType::BF16 => "half_val",
+        DType::Bool => "bool_val",
+        DType::Complex64 => "scomplex_val",
+        DType::Complex128 => "dcomplex_val",
+        DType::String => "string_val",
+        // The 8-bit floats.
+        _ => "float8_val",
     }
 }
 
@@ -216,6 +273,31 @@ mod tests {
         assert_eq!(decode_tensor("x", text).unwrap().strings().unwrap().len(), 2);
         let many = TensorProto { int_val: vec![1, 2, 3], ..message(DataType::DtInt32, &[2]) };
         assert!(decode_tensor("x", many).is_err());
+    }
+
+    #[test]
+    fn values_of_another_type_are_refused() {
+        let double = TensorProto { double_val: vec![1.0], ..message(DataType::DtFloat, &[1]) };
+        let error = decode_tensor("x", double).unwrap_err();
+        assert_eq!(error.kind(), base::ErrorKind::InvalidArgument);
+        assert_eq!(
+            error.to_string(),
+            "\"x\": float32 values belong in float_val, not in double_val"
+        );
+        // TensorFlow has no field of its own for small integers.
+        let small = TensorProto { uint32_val: vec![1], ..message(DataType::DtUint8, &[1]) };
+        assert!(decode_tensor("x", small).is_err());
+        let both = TensorProto {
+            float_val: vec![2.0],
+            double_val: vec![1.0],
+            ..message(DataType::DtFloat, &[1])
+        };
+        assert_eq!(decode_tensor("x", both).unwrap().to_vec::<f32>().unwrap(), [2.0]);
+        for dtype in DType::ALL {
+            let empty =
+                TensorProto { dtype: datatype(dtype).into(), ..message(DataType::DtFloat, &[1]) };
+            assert!(decode_tensor("x", empty).is_ok(), "{dtype}");
+        }
     }
 
     #[test]
