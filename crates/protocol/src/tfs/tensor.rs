@@ -103,7 +103,9 @@ fn from_values(
     message: TensorProto,
     budget: &mut FillBudget,
 ) -> Result<Tensor> {
-    check_field(dtype, &message)?;
+    if count > 0 {
+        check_field(dtype, &message)?;
+    }
     match dtype {
         DType::F32 => Tensor::from_vec(shape, budget.fill(message.float_val, count)?),
         DType::F64 => Tensor::from_vec(shape, budget.fill(message.double_val, count)?),
@@ -293,6 +295,9 @@ mod tests {
             ..message(DataType::DtFloat, &[1])
         };
         assert_eq!(decode_tensor("x", both).unwrap().to_vec::<f32>().unwrap(), [2.0]);
+        // A tensor without elements has no wrong values.
+        let none = TensorProto { double_val: vec![1.0], ..message(DataType::DtFloat, &[0]) };
+        assert_eq!(decode_tensor("x", none).unwrap().elements(), 0);
         for dtype in DType::ALL {
             let empty =
                 TensorProto { dtype: datatype(dtype).into(), ..message(DataType::DtFloat, &[1]) };
