@@ -20,6 +20,7 @@ use http::{HeaderMap, HeaderValue, header};
 use http_body_util::BodyExt;
 use hyper::body::{Body, Frame, Incoming, SizeHint};
 use tokio::runtime::Handle;
+use tokio::sync::Semaphore;
 
 use crate::listen::STREAM_WINDOW;
 
@@ -32,6 +33,12 @@ const DISCARD_TIME_MAX: Duration = Duration::from_millis(100);
 const STREAM_DISCARD_BYTES_MAX: u64 = 2 * STREAM_WINDOW as u64;
 /// Longest wait for these bytes. The stream counts as open until then.
 const STREAM_DISCARD_TIME_MAX: Duration = Duration::from_secs(5);
+/// Maximum HTTP/2 bodies of the process that are discarded at once. The maximum of streams bounds
+/// them for each connection; this bounds the memory of their tasks for all connections. Further
+/// streams are reset.
+const STREAM_DISCARDS_MAX: usize = 16 << 10;
+
+static STREAM_DISCARDS: Semaphore = Semaphore::const_new(STREAM_DISCARDS_MAX);
 
 /// The body of a request.
 pub struct RequestBody {
@@ -49,7 +56,7 @@ enum UnreadPart {
     Returned(ReturnSlot),
     /// HTTP/2: a task discards it.
     Discarded,
-    /// The request has no body.
+    /// HTTP/1.1: the request has no body.
     Empty,
 }
 
@@ -75,14 +82,13 @@ impl RequestBody {
         incoming: Incoming,
         headers: Option<&HeaderMap>,
     ) -> (RequestBody, Option<BodyReclaim>) {
-        let is_empty = incoming.is_end_stream();
-        let reclaim = headers.filter(|_| !is_empty).map(|headers| BodyReclaim {
+        let reclaim = headers.filter(|_| !incoming.is_end_stream()).map(|headers| BodyReclaim {
             slot: ReturnSlot::default(),
             expects_continue: headers.contains_key(header::EXPECT),
         });
         let unread = match &reclaim {
             Some(reclaim) => UnreadPart::Returned(reclaim.slot.clone()),
-            None if is_empty => UnreadPart::Empty,
+            None if headers.is_some() => UnreadPart::Empty,
             None => UnreadPart::Discarded,
         };
         (RequestBody { incoming: Some(incoming), begun: false, ended: false, unread }, reclaim)
@@ -155,16 +161,19 @@ impl BodyReclaim {
 }
 
 /// Discards the rest of an HTTP/2 body in a task, until the client ends the stream. Past the
-/// limits, and outside a runtime, the stream is reset instead.
+/// limits, and outside a runtime, the body is dropped instead: h2 then resets the stream once its
+/// answer has ended.
 fn discard_stream(incoming: Incoming) {
     if incoming.is_end_stream() {
         return;
     }
     let Ok(runtime) = Handle::try_current() else { return };
+    let Ok(permit) = STREAM_DISCARDS.try_acquire() else { return };
     drop(runtime.spawn(async move {
         let discarded = discard(incoming, STREAM_DISCARD_BYTES_MAX);
-        // Each outcome ends the stream.
+        // The body is dropped after each outcome.
         let _ = tokio::time::timeout(STREAM_DISCARD_TIME_MAX, discarded).await;
+        drop(permit);
     }));
 }
 

@@ -14,6 +14,8 @@ const HEADERS: u8 = 1;
 const RST_STREAM: u8 = 3;
 const SETTINGS: u8 = 4;
 const GOAWAY: u8 = 7;
+const WINDOW_UPDATE: u8 = 8;
+const ACK: u8 = 1;
 const END_STREAM: u8 = 1;
 const END_HEADERS: u8 = 4;
 /// GET http://localhost/ (RFC 7541 §6).
@@ -23,11 +25,18 @@ struct ReceivedFrame {
     kind: u8,
     flags: u8,
     stream: u32,
+    payload: Vec<u8>,
 }
 
 impl ReceivedFrame {
     fn ends_answer(&self) -> bool {
         self.kind == DATA && self.flags & END_STREAM != 0
+    }
+
+    /// Returns the bytes that a WINDOW_UPDATE frame permits.
+    fn increment(&self) -> usize {
+        let bytes = self.payload.first_chunk().unwrap();
+        u32::from_be_bytes(*bytes) as usize
     }
 }
 
@@ -37,9 +46,10 @@ fn next_frame(stream: &mut TcpStream) -> ReceivedFrame {
     stream.read_exact(&mut header).unwrap();
     let [a, b, c, kind, flags, w, x, y, z] = header;
     let length = u32::from_be_bytes([0, a, b, c]);
-    stream.read_exact(&mut vec![0; length as usize]).unwrap();
+    let mut payload = vec![0; length as usize];
+    stream.read_exact(&mut payload).unwrap();
     assert_ne!(kind, GOAWAY, "the server ends the connection");
-    ReceivedFrame { kind, flags, stream: u32::from_be_bytes([w, x, y, z]) }
+    ReceivedFrame { kind, flags, stream: u32::from_be_bytes([w, x, y, z]), payload }
 }
 
 /// Returns the ids of the first `count` streams of a client.
@@ -102,4 +112,41 @@ fn unread_bodies_leave_their_connection_open() {
     }
     stream.write_all(&rest).unwrap();
     assert_answered(&mut stream, 2 * ids.len() as u32 + 1);
+}
+
+/// The client goes on sending after the answer, within the window of the stream.
+#[test]
+fn endless_unread_body_is_reset() {
+    const FRAME_BYTES: usize = 16 << 10;
+    const STREAM_WINDOW: usize = 4 << 20;
+    const DISCARD_BYTES_MAX: usize = 2 * STREAM_WINDOW;
+    let served = Served::start(HttpVersion::Http2, WAIT_MAX);
+    let mut stream = served.connect();
+    let mut bytes = PREFACE.to_vec();
+    bytes.extend(frame(SETTINGS, 0, 0, &[]));
+    // The window of a stream is larger than 65,535 bytes once the settings are acknowledged.
+    bytes.extend(frame(SETTINGS, ACK, 0, &[]));
+    bytes.extend(frame(HEADERS, END_HEADERS, 1, HEAD));
+    stream.write_all(&bytes).unwrap();
+    while !next_frame(&mut stream).ends_answer() {}
+    let piece = frame(DATA, 0, 1, &[0; FRAME_BYTES]);
+    let mut window = STREAM_WINDOW;
+    let mut sent = 0;
+    loop {
+        while window >= FRAME_BYTES {
+            stream.write_all(&piece).unwrap();
+            window -= FRAME_BYTES;
+            sent += FRAME_BYTES;
+        }
+        let received = next_frame(&mut stream);
+        match received.kind {
+            WINDOW_UPDATE if received.stream == 1 => window += received.increment(),
+            RST_STREAM if received.stream == 1 => break,
+            _ => {}
+        }
+    }
+    // A reset without a discard permits one window. The frame above the limit is released too.
+    let sent_max = DISCARD_BYTES_MAX + FRAME_BYTES + STREAM_WINDOW;
+    assert!(sent > DISCARD_BYTES_MAX && sent <= sent_max, "{sent}");
+    assert_answered(&mut stream, 3);
 }
