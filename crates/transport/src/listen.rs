@@ -57,8 +57,9 @@ const CONNECTION_WINDOW: u32 = 16 << 20;
 ///
 /// Calls with short deadlines are cancelled together if the server or its machine pauses, and their
 /// RST_STREAM frames are then read with their heads. h2's default of 20 ended such connections.
-/// This is four times the default of `--max-requests`: Go's server has the same ratio.
-const RESET_STREAMS_MAX: usize = 4096;
+/// This is the default of `--max-requests`: heads of 64 KiB then take no more memory than those of
+/// the streams that may be open.
+const RESET_STREAMS_MAX: usize = 1024;
 
 /// Limits of the connections of one listener.
 #[derive(Clone, Copy, Debug)]
