@@ -320,7 +320,7 @@ impl HttpClient {
 }
 
 /// Returns the innermost cause of an error: the outer ones name only the layers of the client.
-fn innermost(error: &(dyn StdError + 'static)) -> &(dyn StdError + 'static) {
+fn innermost<'a>(error: &'a (dyn StdError + 'static)) -> &'a (dyn StdError + 'static) {
     let mut cause = error;
     while let Some(inner) = cause.source() {
         cause = inner;
