@@ -43,6 +43,18 @@ impl Drop for OwnedShard {
     }
 }
 
+/// Cause of the loss of a log that this node wrote.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum LossCause {
+    /// Another node owns the shard.
+    OtherOwner,
+    /// This node cannot read etcd, and another node has taken the shard meanwhile.
+    OldView,
+    /// The log refuses the owner that etcd names: etcd has lost its data, and its epochs are too
+    /// small.
+    SmallEpoch,
+}
+
 /// Outcome of a write on this node.
 #[derive(Debug)]
 pub(super) enum OwnerWriteOutcome {
@@ -125,7 +137,7 @@ impl OwnedShards {
             let is_certain = self.membership.view_certain_since().is_some();
             let current = view.current();
             self.decide_on_full_shards(&current, is_certain);
-            self.release_unwanted(&current).await;
+            self.release_unwanted(&current, is_certain).await;
             self.acquire_wanted(&current).await;
             let _ = tokio::time::timeout(CHECK_INTERVAL, view.changed()).await;
         }
@@ -154,11 +166,12 @@ impl OwnedShards {
         self.owned.lock().clear();
     }
 
-    async fn release_unwanted(&self, view: &ClusterView) {
+    async fn release_unwanted(&self, view: &ClusterView, is_certain: bool) {
         let lost = std::mem::take(&mut *self.lost.lock());
         for (key, epoch) in lost {
             if self.end_writer(&key, epoch) {
-                self.note_loss(view, &key, epoch);
+                let cause = loss_cause(&self.services.name, epoch, seen(view, &key), is_certain);
+                self.note_loss(&key, epoch, cause);
                 self.release(&key, epoch).await;
             }
         }
@@ -180,21 +193,26 @@ impl OwnedShards {
         }
     }
 
-    /// Records that the log refused this node. If etcd still names it as the owner, etcd has lost
-    /// its data, and its epochs are too small.
-    fn note_loss(&self, view: &ClusterView, key: &ShardKey, epoch: Epoch) {
-        let owner = view.owners.get(key);
-        if owner.is_some_and(|owner| owner.node == self.services.name && owner.epoch == epoch) {
-            tracing::error!(
+    /// Records that the log refused this node. It is tried again after a pause, unless another node
+    /// owns it.
+    fn note_loss(&self, key: &ShardKey, epoch: Epoch, cause: LossCause) {
+        match cause {
+            LossCause::OtherOwner => {
+                tracing::info!(shard = %key, "another node owns the log now");
+                return;
+            }
+            LossCause::OldView => tracing::warn!(
+                shard = %key,
+                "another node has taken the log, because this node does not reach etcd"
+            ),
+            LossCause::SmallEpoch => tracing::error!(
                 shard = %key,
                 epoch = epoch.0,
                 "the log did not take this node as its owner; if this is repeated, etcd lost its data: its revisions \
                  must grow above the epochs in the log"
-            );
-            self.refused.lock().insert(key.clone(), Instant::now());
-        } else {
-            tracing::info!(shard = %key, "another node owns the log now");
+            ),
         }
+        self.refused.lock().insert(key.clone(), Instant::now());
     }
 
     /// Ends the writer of an ownership. Returns false if there is none.
@@ -275,8 +293,44 @@ impl OwnedShards {
     }
 }
 
+/// Returns the cause of the loss of a log that the node `name` wrote with `epoch`. `seen` is the
+/// owner in the view. `is_certain` is true if the view is new.
+fn loss_cause(
+    name: &str,
+    epoch: Epoch,
+    seen: Option<SeenOwner<'_>>,
+    is_certain: bool,
+) -> LossCause {
+    let is_named = seen.is_some_and(|owner| owner.node == name && owner.epoch == epoch);
+    if !is_named {
+        LossCause::OtherOwner
+    } else if is_certain {
+        LossCause::SmallEpoch
+    } else {
+        LossCause::OldView
+    }
+}
+
 /// Returns the owner of a shard in the view.
 fn seen<'a>(view: &'a ClusterView, key: &ShardKey) -> Option<SeenOwner<'a>> {
     let owner = view.owners.get(key)?;
     Some(SeenOwner { node: &owner.node, epoch: owner.epoch })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_loss_during_an_outage_of_etcd_is_no_lost_data() {
+        let cause = |node: &str, epoch: u64, is_certain: bool| {
+            let seen = SeenOwner { node, epoch: Epoch(epoch) };
+            loss_cause("a", Epoch(7), Some(seen), is_certain)
+        };
+        assert_eq!(cause("a", 7, true), LossCause::SmallEpoch);
+        assert_eq!(cause("a", 7, false), LossCause::OldView);
+        assert_eq!(cause("a", 8, true), LossCause::OtherOwner, "it owns the log again");
+        assert_eq!(cause("b", 9, false), LossCause::OtherOwner);
+        assert_eq!(loss_cause("a", Epoch(7), None, true), LossCause::OtherOwner);
+    }
 }
