@@ -54,6 +54,8 @@ def test_nodes_and_shards_are_shown(browser, cluster):
     assert js(browser, "document.querySelector('#collections details').open"), "a new reading keeps it open"
     lacking = f"docs served {SHARDS} of {SHARDS} shards served, at least 1 of 2 copies each"
     wait(lambda: texts(browser, "#collections summary") == [lacking], "the missing copies")
+    cluster.etcd.kill()
+    wait(lambda: "etcd does not answer" in js(browser, "document.getElementById('problem').textContent"), "an old view")
 
 
 def test_a_server_without_a_cluster_says_so(browser, tmp_path):

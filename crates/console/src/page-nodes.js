@@ -25,8 +25,8 @@ function problem(words) {
 
 async function read() {
   try {
-    const { nodes, collections } = (await getJson("/cluster/v1/view")).result;
-    problem();
+    const { nodes, collections, stale } = (await getJson("/cluster/v1/view")).result;
+    problem(stale && `Nodes and owners are as this node read them last. It cannot read them now: ${stale}`);
     show("cluster");
     draw(nodes, collections);
   } catch (error) {
@@ -53,9 +53,11 @@ function draw(nodes, collections) {
   else state(moving ? "warn" : "ready", several(nodes.length, "node"));
 }
 
-function nodeRow({ name, address, roles, weight, serving, build }, owned) {
+function nodeRow({ name, address, roles, weight, serving, build, store }, owned) {
   const drains = weight === 0 && roles.includes("search");
-  const title = el("th", { scope: "row" }, name, ...(drains ? [" ", el("span", { class: "chip plain" }, "drains")] : []));
+  const chips = [...(drains ? [el("span", { class: "chip plain" }, "drains")] : []),
+    ...(store ? [el("span", { class: "chip", "data-state": "failed" }, `store ${store}`)] : [])];
+  const title = el("th", { scope: "row" }, name, ...chips.flatMap((chip) => [" ", chip]));
   return el("tr", { "data-node": name }, title, cell(address), cell(roles.join(", ")), cell(String(weight), { class: "number" }),
     cell(String(serving), { class: "number" }), cell(String(owned), { class: "number" }), cell(build));
 }
