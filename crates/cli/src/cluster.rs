@@ -282,7 +282,8 @@ fn status(args: &ClusterStatusArgs) -> CommandResult {
         print(&shards(view).to_string())?;
     }
     check_joined(view)?;
-    let warnings = [stale_warning(view), unowned_warning(view), few_copies_warning(view)];
+    let warnings =
+        [stale_warning(view), store_warning(view), unowned_warning(view), few_copies_warning(view)];
     for warning in warnings.into_iter().flatten() {
         print(&warning)?;
     }
@@ -295,6 +296,30 @@ fn stale_warning(view: &Value) -> Option<String> {
     Some(format!(
         "\nwarning: nodes and owners are as this node read them last; it cannot read them now: {reason}\n"
     ))
+}
+
+/// Returns a warning if nodes cannot read the store.
+fn store_warning(view: &Value) -> Option<String> {
+    let named = |access: &str| {
+        let nodes = items(&view["nodes"]).filter(|node| node["store"] == access);
+        nodes.map(|node| cell(&node["name"])).collect::<Vec<_>>().join(", ")
+    };
+    let failing = named("failing");
+    let lost = named("lost");
+    let mut warning = String::new();
+    if !failing.is_empty() {
+        warning.push_str(&format!(
+            "\nwarning: the store fails for {failing}, so writes to the logs of these nodes wait; their logs have the \
+             reason\n"
+        ));
+    }
+    if !lost.is_empty() {
+        warning.push_str(&format!(
+            "\nwarning: the store fails for {lost}, and other nodes write the logs instead; copies of shards on these \
+             nodes may be old: check their network and their credentials\n"
+        ));
+    }
+    (!warning.is_empty()).then_some(warning)
 }
 
 /// Returns a warning if there are too few search nodes for the copies of the shards. The status of
@@ -455,6 +480,19 @@ mod tests {
         assert_eq!(stale_warning(&json!({ "nodes": [] })), None);
         let warning = stale_warning(&json!({ "stale": "etcd does not answer" })).unwrap();
         assert!(warning.ends_with("etcd does not answer\n"), "{warning}");
+    }
+
+    #[test]
+    fn status_warns_of_nodes_without_the_store() {
+        let view = json!({ "nodes": [{ "name": "a" }] });
+        assert_eq!(store_warning(&view), None);
+        let view = json!({ "nodes": [
+            { "name": "a", "store": "failing" }, { "name": "b", "store": "lost" },
+            { "name": "c", "store": "lost" }, { "name": "d" },
+        ] });
+        let warning = store_warning(&view).unwrap();
+        assert!(warning.contains("the store fails for a, so writes"), "{warning}");
+        assert!(warning.contains("the store fails for b, c, and other nodes write"), "{warning}");
     }
 
     #[test]

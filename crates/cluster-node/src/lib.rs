@@ -72,6 +72,6 @@ pub mod fuzzing {
 pub use changes::{CatalogChanges, CollectionChanges};
 pub use collection_catalog::CollectionCatalog;
 pub use types::{
-    ClusterView, CollectionRecord, NodeInfo, Owner, PROTOCOL, Roles, ShardKey, ViewSource,
-    ViewUpdater, new_id,
+    ClusterView, CollectionRecord, NodeInfo, Owner, PROTOCOL, Roles, ShardKey, StoreAccess,
+    ViewSource, ViewUpdater, new_id,
 };

@@ -169,9 +169,39 @@ pub struct NodeInfo {
     /// collection. All of them are in `damaged` too.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub stalled: BTreeMap<String, BTreeSet<u32>>,
+    /// Access of the node to the store. Nodes of earlier versions do not read this.
+    #[serde(default, skip_serializing_if = "StoreAccess::is_working")]
+    pub store: StoreAccess,
+}
+
+/// Access of a node to the store, as its readings of the collections show.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum StoreAccess {
+    /// The readings succeed, or they have failed for a short time only.
+    #[default]
+    Working,
+    /// The readings fail. The node keeps the logs that it writes: the store may be down for all
+    /// nodes.
+    Failing,
+    /// The readings fail, and succeed on another node that can write logs. So the logs of this node
+    /// move to other nodes.
+    Lost,
+}
+
+impl StoreAccess {
+    /// Returns true if the readings do not fail.
+    pub fn is_working(&self) -> bool {
+        *self == StoreAccess::Working
+    }
 }
 
 impl NodeInfo {
+    /// Returns true if shards can have this node as their owner.
+    pub fn takes_logs(&self) -> bool {
+        self.roles.ingest && self.weight > 0
+    }
+
     /// Returns true if it holds the shard and follows the end of its log.
     pub fn serves(&self, key: &ShardKey) -> bool {
         self.serving.get(&*key.collection).is_some_and(|shards| shards.contains(&key.shard.0))
@@ -221,16 +251,19 @@ pub struct ClusterView {
 impl ClusterView {
     /// Returns the names of the nodes that should hold the shard, in the order of preference.
     pub fn wanted_holders(&self, key: &ShardKey, copies: u32) -> Vec<String> {
-        self.placed(key, copies as usize, |roles| roles.search)
+        self.placed(key, copies as usize, |node| node.roles.search)
     }
 
-    /// Returns the name of the node that should own the shard.
+    /// Returns the name of the node that should own the shard. Nodes that have lost the store own
+    /// shards only if no other node can.
     pub fn wanted_owner(&self, key: &ShardKey) -> Option<String> {
-        self.placed(key, 1, |roles| roles.ingest).pop()
+        let reaches_store = |node: &NodeInfo| node.roles.ingest && node.store != StoreAccess::Lost;
+        let preferred = self.placed(key, 1, reaches_store).pop();
+        preferred.or_else(|| self.placed(key, 1, |node| node.roles.ingest).pop())
     }
 
-    fn placed(&self, key: &ShardKey, copies: usize, may: fn(Roles) -> bool) -> Vec<String> {
-        let nodes = self.nodes.values().filter(|node| may(node.roles));
+    fn placed(&self, key: &ShardKey, copies: usize, may: fn(&NodeInfo) -> bool) -> Vec<String> {
+        let nodes = self.nodes.values().filter(|node| may(node));
         let servers: Vec<SearchServer> = nodes
             .map(|node| SearchServer { name: node.name.clone(), weight: node.weight })
             .collect();
@@ -349,5 +382,53 @@ impl ViewSource {
         if self.receiver.changed().await.is_err() {
             std::future::pending::<()>().await;
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn logs_move_to_nodes_that_reach_the_store() {
+        let mut view = ClusterView::default();
+        for name in ["a", "b", "c"] {
+            let ingest = name != "c";
+            let roles = Roles { ingest, ..Roles::ALL };
+            let node = NodeInfo { name: name.to_owned(), roles, weight: 1, ..NodeInfo::default() };
+            view.nodes.insert(name.to_owned(), node);
+        }
+        let owners = |view: &ClusterView| -> BTreeSet<String> {
+            (0..32).filter_map(|shard| view.wanted_owner(&ShardKey::new("1", shard))).collect()
+        };
+        let named = |names: &[&str]| -> BTreeSet<String> {
+            names.iter().map(|name| (*name).to_owned()).collect()
+        };
+        let set = |view: &mut ClusterView, name: &str, store: StoreAccess| {
+            view.nodes.get_mut(name).unwrap().store = store;
+        };
+        assert_eq!(owners(&view), named(&["a", "b"]));
+        set(&mut view, "a", StoreAccess::Failing);
+        assert_eq!(owners(&view), named(&["a", "b"]), "the store may be down for all");
+        set(&mut view, "a", StoreAccess::Lost);
+        assert_eq!(owners(&view), named(&["b"]));
+        assert!(view.wanted_holders(&ShardKey::new("1", 0), 3).contains(&"a".to_owned()));
+        set(&mut view, "b", StoreAccess::Lost);
+        assert_eq!(owners(&view), named(&["a", "b"]), "no other node can write");
+        set(&mut view, "b", StoreAccess::Working);
+        view.nodes.get_mut("b").unwrap().weight = 0;
+        assert_eq!(owners(&view), named(&["a"]), "b drains");
+    }
+
+    #[test]
+    fn description_has_failing_access_only() {
+        let node = NodeInfo { name: "a".to_owned(), ..NodeInfo::default() };
+        let text = serde_json::to_string(&node).unwrap();
+        assert!(!text.contains("store"), "{text}");
+        assert_eq!(serde_json::from_str::<NodeInfo>(&text).unwrap(), node);
+        let node = NodeInfo { store: StoreAccess::Lost, ..node };
+        let text = serde_json::to_string(&node).unwrap();
+        assert!(text.contains(r#""store":"lost""#), "{text}");
+        assert_eq!(serde_json::from_str::<NodeInfo>(&text).unwrap(), node);
     }
 }

@@ -6,7 +6,7 @@ use api_qdrant::json::{CreateCollection, index_hints};
 use api_qdrant::{described_config, without_effect};
 use base::{Error, Result};
 use bytes::Bytes;
-use cluster_node::{ClusterView, CollectionChanges, CollectionRecord, ShardKey};
+use cluster_node::{ClusterView, CollectionChanges, CollectionRecord, NodeInfo, ShardKey};
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
@@ -138,15 +138,26 @@ fn missing(record: &CollectionRecord, view: &ClusterView) -> Option<String> {
 /// Describes the cluster: nodes, and the shards of the collections that the request's key may use.
 pub(super) async fn cluster(context: RootContext, _: Bytes) -> Result<RootAnswer> {
     let view = context.state.loaded_view()?;
-    let nodes = view.nodes.values().map(|node| {
-        let shards: usize = node.serving.values().map(std::collections::BTreeSet::len).sum();
-        json!({ "name": node.name, "address": node.address, "roles": node.roles,
-                "weight": node.weight, "build": node.build, "serving": shards })
-    });
-    let nodes: Vec<Value> = nodes.collect();
+    let nodes: Vec<Value> = view.nodes.values().map(node_text).collect();
     let seen = view.collections.values().filter(|record| context.sees(&record.name));
     let collections: Vec<Value> = seen.map(|record| collection(record, &view)).collect();
     RootAnswer::of(&cluster_text(&view, &nodes, &collections))
+}
+
+fn node_text(node: &NodeInfo) -> Value {
+    let shards: usize = node.serving.values().map(std::collections::BTreeSet::len).sum();
+    let mut described = json!({
+        "name": node.name,
+        "address": node.address,
+        "roles": node.roles,
+        "weight": node.weight,
+        "build": node.build,
+        "serving": shards,
+    });
+    if !node.store.is_working() {
+        described["store"] = json!(node.store);
+    }
+    described
 }
 
 fn cluster_text(view: &ClusterView, nodes: &[Value], collections: &[Value]) -> Value {
@@ -195,7 +206,7 @@ mod tests {
     use cluster::Epoch;
 
     use super::*;
-    use cluster_node::{NodeInfo, Owner, Roles};
+    use cluster_node::{Owner, Roles, StoreAccess};
 
     fn record() -> CollectionRecord {
         CollectionRecord {
@@ -236,6 +247,16 @@ mod tests {
         assert_eq!(text(&old), json!({ "nodes": [], "collections": [] }));
         old.stale = Some("etcd does not answer".to_owned());
         assert_eq!(text(&old)["stale"], "etcd does not answer");
+    }
+
+    #[test]
+    fn a_node_that_cannot_read_the_store_says_so() {
+        let mut node = view(&[("a", &[0, 1])]).nodes.remove("a").unwrap();
+        let shown = node_text(&node);
+        assert_eq!((&shown["name"], &shown["serving"]), (&json!("a"), &json!(2)));
+        assert_eq!(shown.get("store"), None);
+        node.store = StoreAccess::Lost;
+        assert_eq!(node_text(&node)["store"], "lost");
     }
 
     #[test]

@@ -34,7 +34,7 @@ use parking_lot::Mutex;
 use tokio::task::JoinSet;
 use tracing::{info, warn};
 
-use crate::types::{NodeInfo, ShardKey, ViewUpdater};
+use crate::types::{NodeInfo, ShardKey, StoreAccess, ViewUpdater};
 use state::MemberState;
 
 pub use state::MembershipTimes;
@@ -152,6 +152,11 @@ impl Membership {
             info.damaged = marks.damaged;
             info.stalled = marks.stalled;
         });
+    }
+
+    /// Sets the access of this node to the store. Other nodes see it within about a second.
+    pub fn set_store_access(&self, access: StoreAccess) {
+        self.state.change_info(|info| info.store = access);
     }
 
     /// Returns the time of the request for the view, if the view is at most half a lease old and

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use api_qdrant::BoxFuture;
 use base::{Error, ErrorKind, Result};
@@ -55,6 +55,8 @@ pub struct StoreCatalog {
     identity: Mutex<Option<Bytes>>,
     /// Objects of the last reading whose record cannot be read. Each is logged once.
     unreadable: Mutex<BTreeMap<Key, ObjectMeta>>,
+    /// Time of the first failed reading since the last one that succeeded.
+    failing_since: Mutex<Option<Instant>>,
 }
 
 /// Readings of the records in this process.
@@ -96,7 +98,13 @@ impl StoreCatalog {
             readings: watch::Sender::default(),
             identity: Mutex::default(),
             unreadable: Mutex::default(),
+            failing_since: Mutex::default(),
         }
+    }
+
+    /// Returns the time for which all readings have failed; `None` if the last one succeeded.
+    pub(super) fn failing_for(&self) -> Option<Duration> {
+        self.failing_since.lock().map(|since| since.elapsed())
     }
 
     /// Returns true if every record was read, so that a collection without a record was removed.
@@ -370,7 +378,6 @@ impl StoreCatalog {
 
     /// Keeps the collections of the view until the task is dropped.
     pub async fn run(&self) {
-        let mut failed = false;
         let mut known = KnownRecords::new();
         loop {
             self.readings.send_modify(|counts| counts.begun += 1);
@@ -378,21 +385,26 @@ impl StoreCatalog {
             match self.read_all(&known).await {
                 Ok(reading) => {
                     known = reading.records;
-                    failed = false;
+                    *self.failing_since.lock() = None;
                     self.take(&known, changes);
                     self.whole.store(reading.whole, Ordering::Release);
                 }
-                Err(error) if !failed => {
-                    tracing::warn!(%error, "the collections of the cluster stay as they were");
-                    failed = true;
-                }
-                Err(_) => {}
+                Err(error) => self.note_failure(&error),
             }
             self.readings.send_modify(|counts| counts.ended = counts.begun);
             tokio::time::sleep(READ_INTERVAL_MIN).await;
             let rest = READ_INTERVAL.saturating_sub(READ_INTERVAL_MIN);
             // An error means that the interval has ended and no request waits.
             let _ = tokio::time::timeout(rest, self.read_wanted.notified()).await;
+        }
+    }
+
+    /// Records a failed reading. Logs the first since the last one that succeeded.
+    fn note_failure(&self, error: &Error) {
+        let mut since = self.failing_since.lock();
+        if since.is_none() {
+            tracing::warn!(%error, "the collections of the cluster stay as they were");
+            *since = Some(Instant::now());
         }
     }
 

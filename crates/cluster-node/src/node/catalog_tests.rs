@@ -314,6 +314,31 @@ fn records_beyond_the_limits_are_damaged() {
 }
 
 #[tokio::test]
+async fn failed_readings_are_timed_until_one_succeeds() {
+    let place = StorePlace::new(Arc::new(InMemory::new()), "", "memory");
+    let catalog = Arc::new(StoreCatalog::new(place.clone(), ViewUpdater::new()));
+    let identity = place.key("identity");
+    let payload = || object_store::PutPayload::from_static(b"id");
+    place.objects().put(&identity, payload()).await.unwrap();
+    assert!(catalog.create_record(&record("a")).await.unwrap());
+    let kept = catalog.clone();
+    let reader = tokio::spawn(async move { kept.run().await });
+    catalog.next_reading().await;
+    assert_eq!(catalog.failing_for(), None);
+    // In this order: a reading between the two sees no removed collection.
+    place.objects().delete(&identity).await.unwrap();
+    place.objects().delete(&place.key("collections/a")).await.unwrap();
+    catalog.next_reading().await;
+    let first = catalog.failing_for().unwrap();
+    catalog.next_reading().await;
+    assert!(catalog.failing_for().unwrap() > first, "the time of the first failure counts");
+    place.objects().put(&identity, payload()).await.unwrap();
+    catalog.next_reading().await;
+    assert_eq!(catalog.failing_for(), None);
+    reader.abort();
+}
+
+#[tokio::test]
 async fn a_reading_on_request_finds_collections_of_other_roots() {
     let place = StorePlace::new(Arc::new(InMemory::new()), "", "memory");
     let catalog = Arc::new(StoreCatalog::new(place.clone(), ViewUpdater::new()));

@@ -20,6 +20,7 @@ mod placement;
 pub(crate) mod services;
 pub(crate) mod snapshot;
 mod stall;
+mod store_access;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -143,6 +144,9 @@ impl ClusterNode {
         let reading = catalog.clone();
         tasks.spawn(async move { reading.run().await });
         tasks.spawn(held.clone().run(view.source(), roles.search));
+        let reading = catalog.clone();
+        let member = membership.clone();
+        tasks.spawn(store_access::run(services.name.clone(), reading, member, view.source()));
         if roles.ingest {
             tasks.spawn(owned.clone().run(view.source()));
             tasks.spawn(garbage::run(services.clone(), catalog.clone()));

@@ -12,7 +12,8 @@ use bytes::Bytes;
 use cluster::{Epoch, HolderReading};
 use cluster_node::membership::{CopyMarks, Membership, MembershipTimes};
 use cluster_node::{
-    ClusterView, CollectionRecord, NodeInfo, Owner, Roles, ShardKey, ViewSource, ViewUpdater,
+    ClusterView, CollectionRecord, NodeInfo, Owner, Roles, ShardKey, StoreAccess, ViewSource,
+    ViewUpdater,
 };
 use etcd::testing::{EtcdServer, WAIT_MAX};
 use etcd::{Etcd, EtcdEntry, EtcdUser, LeaseId};
@@ -164,6 +165,10 @@ async fn nodes_see_each_other() {
     assert_eq!(b.view.current().holder_readings(&shard()), readings);
     a.membership.set_marks(CopyMarks::default());
     b.sees(|view| view.nodes["a"].serves_whole(&shard())).await;
+    for access in [StoreAccess::Lost, StoreAccess::Working] {
+        a.membership.set_store_access(access.clone());
+        b.sees(|view| view.nodes["a"].store == access).await;
+    }
     a.acquire(&shard()).await.unwrap();
     b.sees(|view| view.owners.contains_key(&shard())).await;
 
