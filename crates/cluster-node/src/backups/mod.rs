@@ -55,7 +55,7 @@ pub use self::set::BackupSet;
 use self::set::SET_BYTES_MAX;
 use self::turns::TRANSFERS_MAX;
 use crate::node::local::LocalCollections;
-use crate::types::{ShardKey, ViewSource};
+use crate::types::{CollectionRecord, ShardKey, ViewSource};
 
 /// Directory of the backups of clusters in the store of backups.
 const DIRECTORY: &str = "cluster";
@@ -161,6 +161,18 @@ impl ClusterBackups {
                 Err(error) => tracing::warn!(%id, %error, "a backup is left out of the list"),
             }
         }
+        Ok(sets)
+    }
+
+    /// Returns the backups of the collection of a record, oldest first. Other collections may have
+    /// backups of its name: earlier ones, and those of other clusters with the same store of
+    /// backups.
+    ///
+    /// # Errors
+    /// As [`ClusterBackups::list`].
+    pub(crate) async fn list_own(&self, record: &CollectionRecord) -> Result<Vec<BackupSet>> {
+        let mut sets = self.list(&record.name).await?;
+        sets.retain(|set| set.record.id == record.id);
         Ok(sets)
     }
 

@@ -74,12 +74,19 @@ fn age(created: SystemTime, now: SystemTime, every: Duration) -> Option<Duration
     }
 }
 
-async fn back_up_if_due(
+/// Backs a collection up if it has changed and its last backup is old. Then removes backups of it
+/// that the schedule does not keep.
+///
+/// # Errors
+/// As [`ClusterBackups::create`] and [`ClusterBackups::delete`].
+pub(crate) async fn back_up_if_due(
     backups: &ClusterBackups,
     record: &CollectionRecord,
     schedule: BackupSchedule,
 ) -> Result<()> {
-    let sets = backups.list(&record.name).await?;
+    // Backups of other collections of the name neither make this one appear backed up nor are
+    // removed.
+    let sets = backups.list_own(record).await?;
     let now = SystemTime::now();
     let newest = sets.iter().rev().find_map(|set| {
         let age = age(set.id.created().into(), now, schedule.every)?;
@@ -93,7 +100,7 @@ async fn back_up_if_due(
     let made = backups.create(record).await?;
     let Some(keep) = schedule.keep_newest else { return Ok(()) };
     // Listed again: a backup may take hours, and others are made and removed meanwhile.
-    let listed = backups.list(&record.name).await?;
+    let listed = backups.list_own(record).await?;
     for old in replaced(&ids(&sets), &ids(&listed), &made.id, keep) {
         backups.delete(&record.name, &old).await?;
     }

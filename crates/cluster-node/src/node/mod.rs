@@ -2,7 +2,7 @@
 //! shards that it owns, takes snapshots, and answers roots.
 
 pub(crate) mod apply;
-mod backup_schedule;
+pub(crate) mod backup_schedule;
 pub(crate) mod catalog;
 mod change_log;
 mod copy_damage;

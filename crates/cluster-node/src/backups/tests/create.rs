@@ -8,6 +8,7 @@ use object_store::{ObjectStoreExt, PutPayload};
 
 use super::super::turns::{WAITING_MAX, WaitingCount};
 use super::*;
+use crate::node::backup_schedule::back_up_if_due;
 use crate::node::local::set_position;
 use crate::node::snapshot::snapshot_store;
 
@@ -178,6 +179,31 @@ async fn a_removed_backup_leaves_the_others() {
     }
     let restored = cluster.backups.restore(&second, "copy").await.unwrap();
     assert_eq!(cluster.entries(&restored, 0).await.len(), 1);
+}
+
+#[tokio::test]
+async fn a_schedule_counts_backups_of_its_collection_alone() {
+    let cluster = TestCluster::new();
+    let own = record("1");
+    // Of an earlier collection of the name, or of another cluster with the same store of backups.
+    let other = record("2");
+    cluster.append(&other, 0, 1, "other").await;
+    cluster.view.update(|view| drop(view.collections.insert("docs".to_owned(), other.clone())));
+    let foreign = cluster.backups.create(&other).await.unwrap();
+    cluster.view.update(|view| drop(view.collections.insert("docs".to_owned(), own.clone())));
+    let mut schedule = BackupSchedule { every: Duration::from_secs(3600), keep_newest: Some(1) };
+    let mut made: Vec<BackupId> = Vec::new();
+    for text in ["one", "two"] {
+        cluster.append(&own, 0, 1, text).await;
+        back_up_if_due(&cluster.backups, &own, schedule).await.unwrap();
+        let listed = cluster.backups.list("docs").await.unwrap();
+        assert_eq!(listed.len(), 2, "the backup {foreign:?} stays");
+        assert!(listed.contains(&foreign));
+        made.extend(cluster.backups.list_own(&own).await.unwrap().into_iter().map(|set| set.id));
+        schedule.every = Duration::ZERO;
+    }
+    assert_eq!(made.len(), 2);
+    assert_ne!(made[0], made[1], "the second backup replaced the first");
 }
 
 #[tokio::test]
