@@ -158,7 +158,9 @@ impl ClusterBackups {
             match self.get(collection, &id).await {
                 Ok(set) => sets.push(set),
                 Err(error) if error.is_retryable() => return Err(error),
-                Err(error) => tracing::warn!(%id, %error, "a backup is left out of the list"),
+                Err(error) => {
+                    tracing::warn!(collection, %id, %error, "a snapshot is left out of the list");
+                }
             }
         }
         Ok(sets)
@@ -205,16 +207,21 @@ impl ClusterBackups {
     /// Returns a backup of a collection.
     ///
     /// # Errors
-    /// `NotFound` if there is none; as `BackupSet::decode`; the store's error.
+    /// `NotFound` if there is none; as `BackupSet::decode`; `DataLoss` for the description of
+    /// another backup; the store's error.
     pub async fn get(&self, collection: &str, id: &BackupId) -> Result<BackupSet> {
         let missing = || Error::not_found(format!("there is no backup {id} of {collection:?}"));
-        let bytes = self.objects.read(&self.set_key(collection, id), SET_BYTES_MAX).await?;
-        let set = BackupSet::decode(&bytes.ok_or_else(missing)?)?;
-        if set.id == *id {
-            Ok(set)
-        } else {
-            Err(Error::data_loss(format!("backup {id}: it is that of {}", set.id)))
-        }
+        let key = self.set_key(collection, id);
+        let bytes = self.objects.read(&key, SET_BYTES_MAX).await?.ok_or_else(missing)?;
+        let set = decode_set(&bytes, collection, id);
+        set.map_err(|error| match error.kind() {
+            ErrorKind::DataLoss => Error::data_loss(format!(
+                "object {key}: {}; restore the object from its earlier version, or delete the snapshot",
+                error.message()
+            ))
+            .with_source(error),
+            _ => error.context(format!("object {key}")),
+        })
     }
 
     pub(crate) fn schedule(&self) -> Option<BackupSchedule> {
@@ -250,4 +257,16 @@ impl ClusterBackups {
             ))
         }
     }
+}
+
+/// Reads the description of the backup `id` of a collection.
+///
+/// # Errors
+/// As [`BackupSet::decode`], and `DataLoss` for the description of another backup.
+fn decode_set(bytes: &[u8], collection: &str, id: &BackupId) -> Result<BackupSet> {
+    let set = BackupSet::decode(bytes)?;
+    if set.id == *id && set.record.name == collection {
+        return Ok(set);
+    }
+    Err(Error::data_loss(format!("it describes backup {} of {:?}", set.id, set.record.name)))
 }

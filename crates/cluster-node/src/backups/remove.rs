@@ -8,6 +8,7 @@ use os::{Pacer, Rate};
 
 use super::{ClusterBackups, ShardOfSet};
 use crate::node::local::blocking;
+use crate::types::CollectionRecord;
 
 impl ClusterBackups {
     /// Removes a backup of a collection, and objects that no other one needs.
@@ -22,13 +23,41 @@ impl ClusterBackups {
 
     async fn remove(&self, collection: &str, id: &BackupId) -> Result<()> {
         let _turn = self.turn().await?;
-        let set = self.get(collection, id).await?;
+        let set = match self.get(collection, id).await {
+            Err(error) if error.kind() == ErrorKind::DataLoss => {
+                return self.remove_damaged(collection, id).await;
+            }
+            set => set?,
+        };
         // If the removal stops, a later backup finds the rest.
         self.begin(&set.record, id).await?;
         // First, so that no half of a backup is listed.
         self.objects.remove(&self.set_key(collection, id)).await?;
         self.discard(&set.record, id, Duration::ZERO).await?;
         self.end(&set.record.name, id).await
+    }
+
+    /// Removes a backup whose description is damaged. The copies are those of a collection that
+    /// has the name or has other backups under it. If there is none, the copies of shards and
+    /// originals stay.
+    async fn remove_damaged(&self, collection: &str, id: &BackupId) -> Result<()> {
+        let mut records: Vec<CollectionRecord> =
+            self.list(collection).await?.into_iter().map(|set| set.record).collect();
+        records.extend(self.view.current().collections.get(collection).cloned());
+        records.sort_by(|one, other| one.id.cmp(&other.id));
+        records.dedup_by(|one, other| one.id == other.id);
+        tracing::warn!(
+            collection, %id, collections = records.len(),
+            "a snapshot with a damaged description is removed, with its copies of these collections"
+        );
+        if let Some(first) = records.first() {
+            self.begin(first, id).await?;
+        }
+        self.objects.remove(&self.set_key(collection, id)).await?;
+        for record in &records {
+            self.discard(record, id, Duration::ZERO).await?;
+        }
+        self.end(collection, id).await
     }
 
     pub(super) async fn delete_snapshot(

@@ -16,6 +16,14 @@ const VERSION: u32 = 1;
 /// Version of the format of a backup with original images. Programs that read only version 1 refuse
 /// it.
 const VERSION_ORIGINALS: u32 = 2;
+/// Text before the checksum, which is the last member of a description. The checksum is the BLAKE3
+/// hash of everything before this text, in hexadecimal digits. Descriptions of earlier versions have
+/// none, and programs of earlier versions ignore it.
+const CHECKSUM_PREFIX: &[u8] = b",\"blake3\":\"";
+/// Text after the checksum.
+const CHECKSUM_SUFFIX: &[u8] = b"\"}";
+/// Digits of the checksum.
+const CHECKSUM_DIGITS: usize = 2 * blake3::OUT_LEN;
 /// Maximum bytes of a description.
 pub(super) const SET_BYTES_MAX: u64 = 64 << 20;
 
@@ -112,6 +120,7 @@ impl BackupSet {
                  program that made it"
             )));
         }
+        check_sum(bytes)?;
         let set: BackupSet = serde_json::from_slice(bytes).map_err(damaged)?;
         check_record(&set.record)?;
         set.originals.as_ref().map_or(Ok(()), OriginalsBackup::check)?;
@@ -125,13 +134,19 @@ impl BackupSet {
         Ok(set)
     }
 
-    /// Writes the description.
+    /// Writes the description, with its checksum.
     ///
     /// # Errors
     /// `TooLarge` for more than 64 MiB.
     pub(super) fn encode(&self) -> Result<Vec<u8>> {
-        let text = serde_json::to_vec(self)
+        let mut text = serde_json::to_vec(self)
             .map_err(|error| Error::internal("the description of a backup").caused_by(error))?;
+        // The checksum becomes the last member of the object.
+        text.pop();
+        let checksum = blake3::hash(&text).to_hex();
+        text.extend_from_slice(CHECKSUM_PREFIX);
+        text.extend_from_slice(checksum.as_bytes());
+        text.extend_from_slice(CHECKSUM_SUFFIX);
         if text.len() as u64 > SET_BYTES_MAX {
             return Err(Error::too_large(format!(
                 "the description of the backup has {} bytes, and at most {SET_BYTES_MAX} are stored",
@@ -139,6 +154,21 @@ impl BackupSet {
             )));
         }
         Ok(text)
+    }
+}
+
+/// Compares a description with its checksum. One without a checksum is accepted.
+///
+/// # Errors
+/// `DataLoss` if they differ.
+fn check_sum(bytes: &[u8]) -> Result<()> {
+    let Some(rest) = bytes.strip_suffix(CHECKSUM_SUFFIX) else { return Ok(()) };
+    let Some(at) = rest.len().checked_sub(CHECKSUM_DIGITS) else { return Ok(()) };
+    let Some(content) = rest[..at].strip_suffix(CHECKSUM_PREFIX) else { return Ok(()) };
+    if rest[at..] == *blake3::hash(content).to_hex().as_bytes() {
+        Ok(())
+    } else {
+        Err(Error::data_loss("the description of the backup does not match its checksum"))
     }
 }
 
@@ -179,5 +209,33 @@ mod tests {
         value["version"] = json!(3);
         let error = BackupSet::decode(value.to_string().as_bytes()).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::FailedPrecondition);
+    }
+
+    #[test]
+    fn damage_of_any_value_is_found() {
+        let record = CollectionRecord {
+            name: "docs".to_owned(),
+            id: "1".to_owned(),
+            shards: 1,
+            copies: 1,
+            create: json!({ "vectors": { "size": 8, "distance": "Dot" } }),
+            images: None,
+        };
+        let shards = vec![ShardBackup::default()];
+        let set =
+            BackupSet::new(BackupId::now(), record, CollectionChanges::default(), shards, None);
+        let text = String::from_utf8(set.encode().unwrap()).unwrap();
+        for (old, damaged) in
+            [("Dot", "Cot"), ("\"size\":8", "\"size\":9"), ("\"version\":1", "\"version\":2")]
+        {
+            let error = BackupSet::decode(text.replacen(old, damaged, 1).as_bytes()).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::DataLoss, "{damaged}");
+            assert!(error.message().contains("does not match its checksum"), "{error}");
+        }
+        // Earlier versions wrote no checksum, and do not know it.
+        let plain = serde_json::to_string(&set).unwrap();
+        assert!(!plain.contains("blake3\":\"") && text.starts_with(plain.trim_end_matches('}')));
+        assert_eq!(BackupSet::decode(plain.as_bytes()).unwrap(), set);
+        assert_eq!(serde_json::from_str::<BackupSet>(&text).unwrap(), set);
     }
 }

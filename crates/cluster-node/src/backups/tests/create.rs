@@ -182,6 +182,33 @@ async fn a_removed_backup_leaves_the_others() {
 }
 
 #[tokio::test]
+async fn a_backup_with_a_damaged_description_can_be_removed() {
+    let cluster = TestCluster::new();
+    let record = record("1");
+    cluster.append(&record, 0, 1, "one").await;
+    let kept = cluster.backups.create(&record).await.unwrap();
+    let all = async || {
+        let listed = cluster.store.place().below("backups/cluster").list().await.unwrap();
+        listed.into_iter().map(|object| object.location).collect::<Vec<_>>()
+    };
+    let before = all().await;
+    for damage in [b"{".to_vec(), kept.encode().unwrap()] {
+        let made = cluster.backups.create(&record).await.unwrap();
+        let key = cluster.backups.set_key("docs", &made.id);
+        let payload = PutPayload::from(damage);
+        cluster.backups.objects.place().objects().put(&key, payload).await.unwrap();
+        assert_eq!(cluster.backups.list("docs").await.unwrap(), std::slice::from_ref(&kept));
+        let error = cluster.backups.get("docs", &made.id).await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::DataLoss);
+        assert!(error.message().starts_with(&format!("object {key}: ")), "{error}");
+        assert!(error.message().ends_with("or delete the snapshot"), "{error}");
+        cluster.backups.delete("docs", &made.id).await.unwrap();
+        assert_eq!(all().await, before, "its copies are removed too");
+    }
+    assert_eq!(cluster.backups.list("docs").await.unwrap(), [kept]);
+}
+
+#[tokio::test]
 async fn a_schedule_counts_backups_of_its_collection_alone() {
     let cluster = TestCluster::new();
     let own = record("1");
