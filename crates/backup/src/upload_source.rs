@@ -36,7 +36,8 @@ impl<'a> StoredSource<'a> {
     /// `step_bytes`.
     ///
     /// # Errors
-    /// `NotFound` for a missing file of this machine; the error of the file system.
+    /// `NotFound` for a missing file of this machine, `DataLoss` for a shorter one; the error of the
+    /// file system.
     pub(crate) fn open(
         store: &'a BackupStore,
         key: Key,
@@ -44,10 +45,14 @@ impl<'a> StoredSource<'a> {
         step_bytes: usize,
     ) -> Result<StoredSource<'a>> {
         let local = match store.local_path(&key)? {
-            Some(path) => Some(Mutex::new(LocalSource {
-                file: DirectFile::open(&path, true)?,
-                buffer: AlignedBuffer::new(step_bytes),
-            })),
+            Some(path) => {
+                let file = DirectFile::open(&path, true)?;
+                if file.bytes() < bytes {
+                    return Err(shortened(&key, bytes));
+                }
+                let buffer = AlignedBuffer::new(step_bytes);
+                Some(Mutex::new(LocalSource { file, buffer }))
+            }
             None => None,
         };
         Ok(StoredSource { store, key, bytes, local })
@@ -60,15 +65,15 @@ impl<'a> StoredSource<'a> {
         let LocalSource { file, buffer } = &mut *local.lock();
         let found = file.read_block(buffer, at, part.len())?;
         if found.len() != part.len() {
-            return Err(self.shortened());
+            return Err(shortened(&self.key, self.bytes));
         }
         part.copy_from_slice(found);
         Ok(true)
     }
+}
 
-    fn shortened(&self) -> Error {
-        Error::data_loss(format!("object {}: it has less than {} bytes", self.key, self.bytes))
-    }
+fn shortened(key: &Key, bytes: u64) -> Error {
+    Error::data_loss(format!("object {key}: it has less than {bytes} bytes"))
 }
 
 impl UploadSource<'_> {
@@ -109,7 +114,7 @@ impl UploadSource<'_> {
             error => error,
         })?;
         if got.len() != part.len() {
-            return Err(object.shortened());
+            return Err(shortened(&object.key, object.bytes));
         }
         part.copy_from_slice(&got);
         Ok(())

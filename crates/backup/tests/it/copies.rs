@@ -37,16 +37,20 @@ fn a_copy_is_restored_and_damage_makes_none() {
     let mut bytes = std::fs::read(object).unwrap();
     let middle = bytes.len() / 2;
     bytes[middle] ^= 1;
-    std::fs::write(object, bytes).unwrap();
+    std::fs::write(object, &bytes).unwrap();
     let damaged = copy("damaged").unwrap_err();
+    std::fs::write(object, &bytes[..middle]).unwrap();
+    let shortened = copy("shortened").unwrap_err();
+    let length = format!("it has less than {} bytes", bytes.len());
+    assert!(shortened.message().ends_with(&length), "{shortened}");
     std::fs::remove_file(object).unwrap();
     let missing = copy("missing").unwrap_err();
     let name = object.file_name().unwrap().to_str().unwrap();
-    for error in [damaged, missing] {
+    for error in [damaged, shortened, missing] {
         assert_eq!(error.kind(), ErrorKind::DataLoss, "{error}");
         assert!(error.message().contains(name), "{error}");
     }
-    for name in ["damaged", "missing"] {
+    for name in ["damaged", "shortened", "missing"] {
         assert!(block_on(other.store.ids(name)).unwrap().is_empty());
     }
 }
