@@ -280,10 +280,28 @@ impl StorePlace {
             StoreError::AlreadyExists { .. } => {
                 (ErrorKind::AlreadyExists, "versions never change; publish under another number")
             }
+            // A request that is repeated succeeds once there is space.
+            _ if is_full(&error) => {
+                (ErrorKind::Unavailable, "the disk of the store is full; free space on it")
+            }
             _ => (ErrorKind::Unavailable, "the store may be unreachable or overloaded"),
         };
         Error::new(kind, format!("{}: {cause}; {remedy}", self.shown)).with_source(error)
     }
+}
+
+/// Returns true if a directory of this machine has no space.
+fn is_full(error: &object_store::Error) -> bool {
+    use std::io::ErrorKind::{QuotaExceeded, StorageFull};
+    let mut cause: Option<&(dyn std::error::Error + 'static)> = Some(error);
+    while let Some(next) = cause {
+        let kind = next.downcast_ref::<std::io::Error>().map(std::io::Error::kind);
+        if matches!(kind, Some(StorageFull | QuotaExceeded)) {
+            return true;
+        }
+        cause = next.source();
+    }
+    false
 }
 
 /// Returns true if the store refuses the credentials, or if there are none. `cause` is the
@@ -463,6 +481,20 @@ mod tests {
         assert_eq!(refused.kind(), ErrorKind::FailedPrecondition);
         assert!(refused.message().ends_with("No such key; the remedy"), "{refused}");
         assert!(std::error::Error::source(&refused).is_some());
+    }
+
+    #[test]
+    fn a_full_directory_has_its_own_remedy() {
+        let place = StorePlace::new(Arc::new(object_store::memory::InMemory::new()), "", "/store");
+        for kind in [std::io::ErrorKind::StorageFull, std::io::ErrorKind::QuotaExceeded] {
+            let source = Box::new(std::io::Error::from(kind));
+            let full = place.failed(object_store::Error::Generic { store: "file", source });
+            assert_eq!(full.kind(), ErrorKind::Unavailable, "the same request may succeed later");
+            assert!(full.message().ends_with("is full; free space on it"), "{full}");
+        }
+        let source = Box::new(std::io::Error::from(std::io::ErrorKind::ConnectionRefused));
+        let other = place.failed(object_store::Error::Generic { store: "file", source });
+        assert!(other.message().ends_with("unreachable or overloaded"), "{other}");
     }
 
     #[test]
