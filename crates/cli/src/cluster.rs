@@ -208,10 +208,7 @@ fn drain(args: &DrainArgs) -> CommandResult {
         }
         let left = shards_left(&view["result"], &args.node);
         if left == 0 {
-            return print(&format!(
-                "other nodes have the shards of {}: it can be stopped\n",
-                args.node
-            ));
+            return print(&drained(&view["result"], &args.node));
         }
         let line = waiting_line(&view["result"], &args.node, left);
         if shown.as_ref() != Some(&line) {
@@ -227,6 +224,13 @@ fn drain(args: &DrainArgs) -> CommandResult {
         }
         std::thread::sleep(DRAIN_CHECK_INTERVAL);
     }
+}
+
+/// Returns the message for a node whose shards other nodes have. If these are too few nodes for all
+/// copies, it has a warning.
+fn drained(view: &Value, node: &str) -> String {
+    let warning = few_copies_warning(view).unwrap_or_default();
+    format!("other nodes have the shards of {node}: it can be stopped\n{warning}")
 }
 
 /// Returns the line that shows the reason why a drain waits, and the roles of the node that no
@@ -526,6 +530,19 @@ mod tests {
         let search = "; no other node takes the work of the role search: start one";
         let drained = node("b", &["search", "ingest"], 0);
         assert_eq!(line(&[drained]), format!("{waits}{search}{ingest}"));
+    }
+
+    #[test]
+    fn drain_warns_of_copies_that_no_node_takes() {
+        let view = |wanted: &[&str]| {
+            let shards = json!([{ "wanted": wanted, "serving": ["a", "b"], "owner": "b" }]);
+            json!({ "nodes": [{ "name": "b" }], "collections": [{ "copies": 2, "shards": shards }] })
+        };
+        let whole = "other nodes have the shards of a: it can be stopped\n";
+        assert_eq!(drained(&view(&["b", "c"]), "a"), whole);
+        let few = drained(&view(&["b"]), "a");
+        assert!(few.starts_with(whole), "{few}");
+        assert!(few.contains("warning: 1 shards have fewer copies"), "{few}");
     }
 
     #[test]
