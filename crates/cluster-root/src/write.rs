@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use api_qdrant::json::{self, UpdateBatch, UpdateOperation};
 use base::{Error, ErrorKind, Result};
 use bytes::Bytes;
-use cluster_node::{ClusterView, CollectionRecord, Owner, ShardKey};
+use cluster_node::{ClusterView, CollectionRecord, NodeInfo, Owner, ShardKey};
 use search::points::PointId;
 use search::registry::CollectionSettings;
 use serde_json::{Value, json};
@@ -348,6 +348,21 @@ pub fn is_shard_refusal(error: &Error) -> bool {
     NotWritten::of(error) == Some(NotWritten::Refused)
 }
 
+/// Returns the node to which a write goes in its request number `turn`; `None` if no node is known.
+///
+/// That is the owner. If this node cannot read etcd, another node may own the shard by now. After a
+/// request to the known owner, further ones go to all nodes that write logs, in turn: each of them
+/// names the owner that it knows.
+fn addressee(view: &ClusterView, key: &ShardKey, turn: usize) -> Option<String> {
+    let known = view.owners.get(key).map(|owner| owner.node.clone());
+    if view.stale.is_none() || (turn == 0 && known.is_some()) {
+        return known;
+    }
+    let writers: Vec<&NodeInfo> = view.nodes.values().filter(|node| node.roles.ingest).collect();
+    let at = turn.checked_rem(writers.len())?;
+    writers.get(at).map(|node| node.name.clone())
+}
+
 /// Returns the refusal of a shard that has no owner, with the remedy.
 fn without_owner(view: &ClusterView, key: &ShardKey) -> Error {
     Error::unavailable(match view.wanted_owner(key) {
@@ -473,14 +488,15 @@ impl ShardWrite {
         // unless that node had been named in the same way.
         let mut hint: Option<String> = None;
         let mut refusal = None;
+        let mut turn = 0;
         while Instant::now() < self.deadline {
             let view = self.state.view.current();
             if view.by_id(&self.key.collection).is_none() {
                 return Err(Error::not_found("the collection was removed meanwhile"));
             }
             let is_hinted = hint.is_some();
-            let owner =
-                hint.take().or_else(|| view.owners.get(&self.key).map(|it| it.node.clone()));
+            let owner = hint.take().or_else(|| addressee(&view, &self.key, turn));
+            turn += 1;
             let node = owner.as_ref().and_then(|name| view.nodes.get(name));
             refusal = Some(match node {
                 None => without_owner(&view, &self.key),

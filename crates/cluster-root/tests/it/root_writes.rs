@@ -329,6 +329,30 @@ async fn a_write_without_an_owner_ends_at_its_deadline() {
     }
 }
 
+#[tokio::test]
+async fn a_root_with_an_old_view_finds_the_new_owner() {
+    let (root, nodes) = two_owners().await;
+    nodes[0].behave_in_writes(Behaviour::Refuse(409, json!({"owner": "b"})));
+    let point = first_shards_point();
+    // This node owned the shard and has lost it.
+    root.view.update(|view| {
+        view.owners.clear();
+        view.stale = Some("etcd does not answer".to_owned());
+    });
+    let answer = root.put("points", &point).await;
+    assert_eq!(answer.result()["status"], "completed");
+    assert_eq!((nodes[0].taken_writes().len(), nodes[1].taken_writes().len()), (1, 1));
+    // The owner that the view names has ended.
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let dead = listener.local_addr().unwrap().to_string();
+    drop(listener);
+    root.serve("a", &dead, &[0, 1]);
+    root.own("a", 0, 1);
+    let answer = root.put("points", &point).await;
+    assert_eq!(answer.result()["status"], "completed");
+    assert_eq!((nodes[0].taken_writes().len(), nodes[1].taken_writes().len()), (0, 1));
+}
+
 /// Earlier steps of a request may take its time. Other writes to the shard may succeed then.
 #[tokio::test]
 async fn a_write_that_was_not_sent_is_not_refused_by_its_shard() {
