@@ -91,7 +91,8 @@ pub(crate) fn finish(
             collection = named.name(),
             points,
             listed = list.points,
-            "the restored collection has fewer points than were counted at the time of the backup"
+            "the restored collection has fewer points than were counted at the time of the backup, perhaps because of \
+             writes at that moment"
         );
     }
     Ok(RestoreReport {

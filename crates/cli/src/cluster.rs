@@ -313,14 +313,14 @@ fn store_warning(view: &Value) -> Option<String> {
     let mut warning = String::new();
     if !failing.is_empty() {
         warning.push_str(&format!(
-            "\nwarning: the store fails for {failing}, so writes to the logs of these nodes wait; their logs have the \
-             reason\n"
+            "\nwarning: the store fails for {failing}: copies of shards on these nodes may be old, and writes to shards that \
+             they own wait; read the log of each node\n"
         ));
     }
     if !lost.is_empty() {
         warning.push_str(&format!(
-            "\nwarning: the store fails for {lost}, and other nodes write the logs instead; copies of shards on these \
-             nodes may be old: check their network and their credentials\n"
+            "\nwarning: the store fails for {lost}: copies of shards on these nodes may be old, and other nodes own their \
+             shards; check their network and their credentials\n"
         ));
     }
     (!warning.is_empty()).then_some(warning)
@@ -495,8 +495,10 @@ mod tests {
             { "name": "c", "store": "lost" }, { "name": "d" },
         ] });
         let warning = store_warning(&view).unwrap();
-        assert!(warning.contains("the store fails for a, so writes"), "{warning}");
-        assert!(warning.contains("the store fails for b, c, and other nodes write"), "{warning}");
+        assert!(warning.contains("the store fails for a: copies"), "{warning}");
+        assert!(warning.contains("writes to shards that they own wait"), "{warning}");
+        assert!(warning.contains("the store fails for b, c: copies"), "{warning}");
+        assert!(warning.contains("other nodes own their shards"), "{warning}");
     }
 
     #[test]
