@@ -152,7 +152,17 @@ fn rebalance(args: &RebalanceArgs) -> CommandResult {
         cell(&plan["moved"]),
         cell(&plan["copies_of_shards"])
     ))?;
-    missing_copies(plan).map_or(Ok(()), |warning| print(&warning))
+    for warning in missing_copies(plan).into_iter().chain(lost_roles(plan)) {
+        print(&warning)?;
+    }
+    Ok(())
+}
+
+/// Returns a warning for each role that no node of a plan would have.
+fn lost_roles(plan: &Value) -> impl Iterator<Item = String> {
+    items(&plan["lost_roles"]).map(|role| {
+        format!("warning: no node would have the role {}; start one first\n", cell(role))
+    })
 }
 
 /// Returns a warning if the nodes of a plan are too few for the copies of all shards.
@@ -226,11 +236,21 @@ fn drain(args: &DrainArgs) -> CommandResult {
     }
 }
 
-/// Returns the message for a node whose shards other nodes have. If these are too few nodes for all
-/// copies, it has a warning.
+/// Returns the message for a node whose shards other nodes have. It has warnings if these are too
+/// few nodes for all copies, and if the node alone has a role. A drain waits for the other roles.
 fn drained(view: &Value, node: &str) -> String {
-    let warning = few_copies_warning(view).unwrap_or_default();
-    format!("other nodes have the shards of {node}: it can be stopped\n{warning}")
+    let mut message = format!("other nodes have the shards of {node}: it can be stopped\n");
+    message.push_str(&few_copies_warning(view).unwrap_or_default());
+    for role in ["root", "extract"] {
+        let with_role = |other: &&Value| items(&other["roles"]).any(|own| own == role);
+        let mut names = items(&view["nodes"]).filter(with_role).map(|other| &other["name"]);
+        if names.next().is_some_and(|first| first == node) && names.next().is_none() {
+            message.push_str(&format!(
+                "\nwarning: no other node has the role {role}; start one before you stop {node}\n"
+            ));
+        }
+    }
+    message
 }
 
 /// Returns the line that shows the reason why a drain waits, and the roles of the node that no
@@ -548,6 +568,20 @@ mod tests {
     }
 
     #[test]
+    fn drain_warns_of_roles_that_no_other_node_has() {
+        let message = |other: &[&str]| {
+            let nodes = json!([
+                { "name": "a", "roles": ["root", "search"] },
+                { "name": "b", "roles": other },
+            ]);
+            drained(&json!({ "nodes": nodes, "collections": [] }), "a")
+        };
+        let warning = "warning: no other node has the role root; start one before you stop a\n";
+        assert!(message(&["search"]).ends_with(warning), "{}", message(&["search"]));
+        assert!(!message(&["root"]).contains("warning"), "{}", message(&["root"]));
+    }
+
+    #[test]
     fn plan_with_too_few_nodes_has_a_warning() {
         let plan = |holds: &[u64]| {
             let nodes: Vec<Value> = holds.iter().map(|holds| json!({ "holds": holds })).collect();
@@ -559,6 +593,10 @@ mod tests {
         let none = missing_copies(&plan(&[0, 0])).unwrap();
         assert!(none.starts_with("warning: no node would hold a shard"), "{none}");
         assert_eq!(missing_copies(&json!({ "nodes": [], "copies_of_shards": 0 })), None);
+        let lost = json!({ "lost_roles": ["ingest"] });
+        let warnings: Vec<String> = lost_roles(&lost).collect();
+        assert_eq!(warnings, ["warning: no node would have the role ingest; start one first\n"]);
+        assert_eq!(lost_roles(&plan(&[8, 8])).count(), 0);
     }
 
     #[test]

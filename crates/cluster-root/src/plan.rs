@@ -63,7 +63,30 @@ pub(super) async fn plan(context: RootContext, body: Bytes) -> Result<RootAnswer
             json!({ "name": plan.0, "serves": serves, "holds": holds, "restores": restores })
         })
         .collect();
-    RootAnswer::of(&json!({ "nodes": nodes, "copies_of_shards": shards, "moved": moved }))
+    RootAnswer::of(&json!({
+        "nodes": nodes,
+        "copies_of_shards": shards,
+        "moved": moved,
+        "lost_roles": lost_roles(&now, &then),
+    }))
+}
+
+/// Returns the roles that a node has now and none would have after the changes. The role search is
+/// left out, because the nodes of the plan show the shards that would have no holder.
+fn lost_roles(now: &ClusterView, then: &ClusterView) -> Vec<&'static str> {
+    let is_lost =
+        |has: fn(&NodeInfo) -> bool| now.nodes.values().any(has) && !then.nodes.values().any(has);
+    let mut lost = Vec::new();
+    if is_lost(|node: &NodeInfo| node.roles.root) {
+        lost.push("root");
+    }
+    if is_lost(NodeInfo::takes_logs) {
+        lost.push("ingest");
+    }
+    if is_lost(|node: &NodeInfo| node.roles.extract) {
+        lost.push("extract");
+    }
+    lost
 }
 
 /// Returns the view after the changes of a request.
@@ -160,6 +183,24 @@ mod tests {
         assert_eq!(plans_with["d"].restores, plans_with["d"].holds);
         assert!(["a", "b", "c"].iter().all(|name| plans_with[*name].restores == 0));
         assert_eq!(plans_with.values().map(|plan| plan.holds).sum::<usize>(), 128);
+    }
+
+    #[test]
+    fn a_plan_names_roles_without_a_node() {
+        let mut now = settled();
+        let all = PlanRequest { without: vec!["a".to_owned(), "b".to_owned()], with: Vec::new() };
+        assert!(lost_roles(&now, &changed(&now, &all).unwrap()).is_empty(), "none had them");
+        for name in ["a", "b"] {
+            now.nodes.get_mut(name).unwrap().roles = Roles::ALL;
+        }
+        let one = PlanRequest { without: vec!["a".to_owned()], with: Vec::new() };
+        assert!(lost_roles(&now, &changed(&now, &one).unwrap()).is_empty());
+        let then = changed(&now, &all).unwrap();
+        assert_eq!(lost_roles(&now, &then), ["root", "ingest", "extract"]);
+        // A node that drains writes no logs, and answers clients.
+        let drained = PlannedNode { name: "b".to_owned(), weight: 0 };
+        let drained = PlanRequest { without: vec!["a".to_owned()], with: vec![drained] };
+        assert_eq!(lost_roles(&now, &changed(&now, &drained).unwrap()), ["ingest"]);
     }
 
     #[test]
