@@ -254,7 +254,7 @@ pub fn explanation(authority: &str, error: &str) -> Option<String> {
     }
     if error.contains("CertificateRequired") {
         return Some(format!(
-            "{authority} requires a certificate of its clients: give --cert FILE and --key FILE"
+            "{authority} requires a certificate of its clients; give --cert FILE and --key FILE"
         ));
     }
     None
@@ -280,6 +280,21 @@ kz5nVvdb/6yR6T6zOV3uwYDg4B2hRANCAASjbGq18SSfcmiSYaM3bXkXoSGiJk7c
 8cAHGMzPYPLxu4J8cXU2uWBg2Zdmln6v0Q5o/vMGOlAZ/FU6m1ogt+VU
 -----END PRIVATE KEY-----
 ";
+
+    /// Commands show the part after the first semicolon as a hint.
+    #[test]
+    fn explanations_end_with_a_remedy() {
+        for error in [
+            "invalid peer certificate: UnknownIssuer",
+            "received corrupt message of type InvalidContentType",
+            "received fatal alert: NoApplicationProtocol",
+            "received fatal alert: CertificateRequired",
+        ] {
+            let explained = explanation("host:8501", error).unwrap();
+            let remedy = explained.split_once("; ").map(|(_, remedy)| remedy);
+            assert!(remedy.is_some_and(|remedy| !remedy.is_empty()), "{explained}");
+        }
+    }
 
     #[test]
     fn flags_without_tls_are_refused() {
