@@ -36,8 +36,8 @@ impl<'a> StoredSource<'a> {
     /// `step_bytes`.
     ///
     /// # Errors
-    /// `NotFound` for a missing file of this machine, `DataLoss` for a shorter one; the error of the
-    /// file system.
+    /// `NotFound` for a missing file of this machine, `DataLoss` for a shorter one; the error of
+    /// the file system.
     pub(crate) fn open(
         store: &'a BackupStore,
         key: Key,

@@ -17,8 +17,8 @@ const VERSION: u32 = 1;
 /// it.
 const VERSION_ORIGINALS: u32 = 2;
 /// Text before the checksum, which is the last member of a description. The checksum is the BLAKE3
-/// hash of everything before this text, in hexadecimal digits. Descriptions of earlier versions have
-/// none, and programs of earlier versions ignore it.
+/// hash of everything before this text, in hexadecimal digits. Descriptions of earlier versions
+/// have none, and programs of earlier versions ignore it.
 const CHECKSUM_PREFIX: &[u8] = b",\"blake3\":\"";
 /// Text after the checksum.
 const CHECKSUM_SUFFIX: &[u8] = b"\"}";

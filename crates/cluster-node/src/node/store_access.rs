@@ -1,4 +1,4 @@
-//! Access of this node to the store. A node that does not reach it leaves its logs to nodes that do.
+//! Access of this node to the store. A node that does not reach it leaves its logs to other nodes.
 
 use std::sync::Arc;
 use std::time::Duration;
