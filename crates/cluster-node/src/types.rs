@@ -169,8 +169,8 @@ pub struct NodeInfo {
     /// collection. All of them are in `damaged` too.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub stalled: BTreeMap<String, BTreeSet<u32>>,
-    /// Access of the node to the store. Nodes of earlier versions do not read this.
-    #[serde(default, skip_serializing_if = "StoreAccess::is_working")]
+    /// Access of the node to the store. Nodes of earlier versions neither write nor read this.
+    #[serde(default, skip_serializing_if = "StoreAccess::is_unknown")]
     pub store: StoreAccess,
 }
 
@@ -179,7 +179,6 @@ pub struct NodeInfo {
 #[serde(rename_all = "lowercase")]
 pub enum StoreAccess {
     /// The readings succeed, or they have failed for a short time only.
-    #[default]
     Working,
     /// The readings fail. The node keeps the logs that it writes: the store may be down for all
     /// nodes.
@@ -187,12 +186,27 @@ pub enum StoreAccess {
     /// The readings fail, and succeed on another node that can write logs. So the logs of this node
     /// move to other nodes.
     Lost,
+    /// The node has announced no access: it has not read the store yet, or its program is of an
+    /// earlier version. Values that only newer programs know are read as this one.
+    #[default]
+    #[serde(other)]
+    Unknown,
 }
 
 impl StoreAccess {
-    /// Returns true if the readings do not fail.
+    /// Returns true if no access was announced.
+    pub fn is_unknown(&self) -> bool {
+        *self == StoreAccess::Unknown
+    }
+
+    /// Returns true if the node has announced that its readings succeed.
     pub fn is_working(&self) -> bool {
         *self == StoreAccess::Working
+    }
+
+    /// Returns true if the node has announced that its readings fail.
+    pub fn is_failing(&self) -> bool {
+        matches!(self, StoreAccess::Failing | StoreAccess::Lost)
     }
 }
 
@@ -254,12 +268,18 @@ impl ClusterView {
         self.placed(key, copies as usize, |node| node.roles.search)
     }
 
-    /// Returns the name of the node that should own the shard. Nodes that have lost the store own
-    /// shards only if no other node can.
+    /// Returns the name of the node that should own the shard. If that node has lost the store, the
+    /// next one in the order of preference owns the shard. Nodes of earlier versions do not see the
+    /// loss and take no such shard, so they are left out of this order.
     pub fn wanted_owner(&self, key: &ShardKey) -> Option<String> {
-        let reaches_store = |node: &NodeInfo| node.roles.ingest && node.store != StoreAccess::Lost;
-        let preferred = self.placed(key, 1, reaches_store).pop();
-        preferred.or_else(|| self.placed(key, 1, |node| node.roles.ingest).pop())
+        let first = self.placed(key, 1, |node| node.roles.ingest).pop()?;
+        if self.nodes.get(&first).is_none_or(|node| node.store != StoreAccess::Lost) {
+            return Some(first);
+        }
+        let takes_over = |node: &NodeInfo| {
+            node.roles.ingest && matches!(node.store, StoreAccess::Working | StoreAccess::Failing)
+        };
+        Some(self.placed(key, 1, takes_over).pop().unwrap_or(first))
     }
 
     fn placed(&self, key: &ShardKey, copies: usize, may: fn(&NodeInfo) -> bool) -> Vec<String> {
@@ -395,8 +415,10 @@ mod tests {
         for name in ["a", "b", "c"] {
             let ingest = name != "c";
             let roles = Roles { ingest, ..Roles::ALL };
-            let node = NodeInfo { name: name.to_owned(), roles, weight: 1, ..NodeInfo::default() };
-            view.nodes.insert(name.to_owned(), node);
+            let store = StoreAccess::Working;
+            let name = name.to_owned();
+            let node = NodeInfo { name, roles, weight: 1, store, ..NodeInfo::default() };
+            view.nodes.insert(node.name.clone(), node);
         }
         let owners = |view: &ClusterView| -> BTreeSet<String> {
             (0..32).filter_map(|shard| view.wanted_owner(&ShardKey::new("1", shard))).collect()
@@ -421,7 +443,39 @@ mod tests {
     }
 
     #[test]
-    fn description_has_failing_access_only() {
+    fn nodes_of_earlier_versions_take_no_logs_of_a_lost_node() {
+        let mut view = ClusterView::default();
+        let nodes = [
+            ("lost", StoreAccess::Lost),
+            ("working", StoreAccess::Working),
+            ("earlier", StoreAccess::Unknown),
+        ];
+        for (name, store) in nodes {
+            let name = name.to_owned();
+            let roles = Roles::ALL;
+            let node = NodeInfo { name, roles, weight: 1, store, ..NodeInfo::default() };
+            view.nodes.insert(node.name.clone(), node);
+        }
+        // Nodes of earlier versions choose the owners as in this view.
+        let mut earlier = view.clone();
+        for node in earlier.nodes.values_mut() {
+            node.store = StoreAccess::Unknown;
+        }
+        let mut moved = 0;
+        for shard in 0..32 {
+            let key = ShardKey::new("1", shard);
+            let mut expected = earlier.wanted_owner(&key).unwrap();
+            if expected == "lost" {
+                "working".clone_into(&mut expected);
+                moved += 1;
+            }
+            assert_eq!(view.wanted_owner(&key), Some(expected), "{key}");
+        }
+        assert!(moved > 0);
+    }
+
+    #[test]
+    fn description_has_announced_access_only() {
         let node = NodeInfo { name: "a".to_owned(), ..NodeInfo::default() };
         let text = serde_json::to_string(&node).unwrap();
         assert!(!text.contains("store"), "{text}");
@@ -430,5 +484,8 @@ mod tests {
         let text = serde_json::to_string(&node).unwrap();
         assert!(text.contains(r#""store":"lost""#), "{text}");
         assert_eq!(serde_json::from_str::<NodeInfo>(&text).unwrap(), node);
+        // A node with a value of a newer program stays in the view.
+        let newer = serde_json::from_str::<NodeInfo>(&text.replace("lost", "slow")).unwrap();
+        assert_eq!(newer, NodeInfo { store: StoreAccess::Unknown, ..node });
     }
 }

@@ -154,7 +154,7 @@ fn node_text(node: &NodeInfo) -> Value {
         "build": node.build,
         "serving": shards,
     });
-    if !node.store.is_working() {
+    if node.store.is_failing() {
         described["store"] = json!(node.store);
     }
     described
@@ -252,9 +252,12 @@ mod tests {
     #[test]
     fn a_node_that_cannot_read_the_store_says_so() {
         let mut node = view(&[("a", &[0, 1])]).nodes.remove("a").unwrap();
-        let shown = node_text(&node);
-        assert_eq!((&shown["name"], &shown["serving"]), (&json!("a"), &json!(2)));
-        assert_eq!(shown.get("store"), None);
+        for store in [StoreAccess::Unknown, StoreAccess::Working] {
+            node.store = store;
+            let shown = node_text(&node);
+            assert_eq!((&shown["name"], &shown["serving"]), (&json!("a"), &json!(2)));
+            assert_eq!(shown.get("store"), None);
+        }
         node.store = StoreAccess::Lost;
         assert_eq!(node_text(&node)["store"], "lost");
     }
