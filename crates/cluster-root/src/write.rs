@@ -348,7 +348,8 @@ pub fn is_shard_refusal(error: &Error) -> bool {
     NotWritten::of(error) == Some(NotWritten::Refused)
 }
 
-/// Returns the node to which a write goes in its request number `turn`; `None` if no node is known.
+/// Returns the node to which a write goes in its request number `turn`, without the requests to
+/// nodes that other ones named; `None` if no node is known.
 ///
 /// That is the owner. If this node cannot read etcd, another node may own the shard by now. After a
 /// request to the known owner, further ones go to all nodes that write logs, in turn: each of them
@@ -495,8 +496,11 @@ impl ShardWrite {
                 return Err(Error::not_found("the collection was removed meanwhile"));
             }
             let is_hinted = hint.is_some();
-            let owner = hint.take().or_else(|| addressee(&view, &self.key, turn));
-            turn += 1;
+            let owner = hint.take().or_else(|| {
+                let next = addressee(&view, &self.key, turn);
+                turn += 1;
+                next
+            });
             let node = owner.as_ref().and_then(|name| view.nodes.get(name));
             refusal = Some(match node {
                 None => without_owner(&view, &self.key),
