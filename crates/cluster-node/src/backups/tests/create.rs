@@ -1,5 +1,6 @@
 //! Tests of making, listing, restoring and removing backups.
 
+use std::collections::BTreeSet;
 use std::sync::atomic::Ordering;
 
 use backup::{BackupContext, BackupCopy, BackupProgress};
@@ -189,7 +190,7 @@ async fn a_backup_with_a_damaged_description_can_be_removed() {
     let kept = cluster.backups.create(&record).await.unwrap();
     let all = async || {
         let listed = cluster.store.place().below("backups/cluster").list().await.unwrap();
-        listed.into_iter().map(|object| object.location).collect::<Vec<_>>()
+        listed.into_iter().map(|object| object.location).collect::<BTreeSet<_>>()
     };
     let before = all().await;
     for damage in [b"{".to_vec(), kept.encode().unwrap()] {
