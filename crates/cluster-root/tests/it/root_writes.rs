@@ -353,6 +353,24 @@ async fn a_root_with_an_old_view_finds_the_new_owner() {
     assert_eq!((nodes[0].taken_writes().len(), nodes[1].taken_writes().len()), (0, 1));
 }
 
+#[tokio::test]
+async fn a_root_with_an_old_view_asks_each_writer() {
+    let (root, nodes) = two_owners().await;
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let dead = listener.local_addr().unwrap().to_string();
+    drop(listener);
+    // The view of the first node is old too: it names an owner that has ended.
+    root.serve("c", &dead, &[]);
+    nodes[0].behave_in_writes(Behaviour::Refuse(409, json!({"owner": "c"})));
+    root.view.update(|view| {
+        view.owners.clear();
+        view.stale = Some("etcd does not answer".to_owned());
+    });
+    let answer = root.put("points", &first_shards_point()).await;
+    assert_eq!(answer.result()["status"], "completed");
+    assert_eq!((nodes[0].taken_writes().len(), nodes[1].taken_writes().len()), (1, 1));
+}
+
 /// Earlier steps of a request may take its time. Other writes to the shard may succeed then.
 #[tokio::test]
 async fn a_write_that_was_not_sent_is_not_refused_by_its_shard() {
