@@ -122,15 +122,19 @@ impl Follower {
         }
     }
 
-    /// Returns the problems by name of the model. An error of the listing concerns all models.
+    /// Returns the problems by name of the model. An error of the listing concerns all models with
+    /// a copy, and before the first listing also the configured ones.
     pub(crate) fn errors(&self) -> BTreeMap<Arc<str>, String> {
         let problems = self.problems.iter();
         let mut errors: BTreeMap<Arc<str>, String> =
             problems.map(|(model, problem)| (model.as_str().into(), problem.clone())).collect();
         if let Some(error) = &self.last_error {
-            let copied = self.cache.models().into_iter().map(Arc::from);
+            // A model without a complete version serves nothing with the store either, so an outage
+            // must not make the server count it as failed.
+            let copied = self.cache.versions().into_iter().map(|copy| Arc::<str>::from(copy.model));
             let configured = self.source.policies.keys().chain(&self.source.model).cloned();
-            copied.chain(configured).for_each(|model| {
+            let unknown = configured.filter(|_| self.listed.is_none());
+            copied.chain(unknown).for_each(|model| {
                 errors.entry(model).or_insert_with(|| error.clone());
             });
         }

@@ -468,6 +468,38 @@ fn a_store_that_cannot_be_opened_is_the_reason_of_its_model() {
     thread.stop();
 }
 
+/// Returns the models that a mirror reports with a problem once a listing has failed.
+fn reported_in_an_outage(setup: &Setup, mirror: StoreMirror) -> Vec<String> {
+    let reports = Arc::new(std::sync::Mutex::new(Vec::new()));
+    let seen = reports.clone();
+    let hooks = MirrorHooks {
+        sources: Box::new(sources_of(setup)),
+        in_use: Box::new(|_, _, _| true),
+        report: Box::new(move |report| seen.lock().unwrap().push(report)),
+    };
+    let requests = mirror.listing_requests();
+    let thread = mirror.follow(hooks, metrics::StoreMetrics::default()).unwrap();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    assert!(runtime.block_on(requests.list(Duration::from_secs(60))));
+    setup.store.offline.store(true, Ordering::SeqCst);
+    assert!(runtime.block_on(requests.list(Duration::from_secs(60))));
+    thread.stop();
+    let reports = reports.lock().unwrap();
+    reports.last().unwrap().errors.keys().map(ToString::to_string).collect()
+}
+
+#[test]
+fn an_outage_is_no_problem_of_models_without_a_version() {
+    let setup = Setup::new();
+    setup.publish("m", 1, &[1]);
+    // An upload that has not ended.
+    setup.put("models/upload/1/weights.bin", "weights");
+    let mut mirror = setup.polling(Duration::from_secs(3600));
+    mirror.copy_first_now().unwrap();
+    assert!(setup.copy("upload").exists());
+    assert_eq!(reported_in_an_outage(&setup, mirror), ["m"]);
+}
+
 fn sources_of(setup: &Setup) -> impl Fn() -> Vec<StoreSource> + Send + 'static {
     let dir = setup.dir.path().join("c/models");
     move || vec![StoreSource::new(&"s3://b/models".into(), &dir, None)]
