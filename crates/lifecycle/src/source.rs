@@ -84,6 +84,8 @@ pub(crate) struct Scanner {
 #[derive(Default)]
 struct RootModels {
     names: BTreeSet<String>,
+    /// Names of models in the copy of a store that have had no version yet.
+    empty: BTreeSet<String>,
     /// Number of models above [`ROOT_MODELS_MAX`], which are not among the names.
     ignored: usize,
 }
@@ -147,9 +149,10 @@ impl Scanner {
     }
 
     /// Returns all models. If two have the same name, the configured one wins, then the one of the
-    /// first root.
+    /// first root. A model whose first version is still being copied comes after all others.
     fn bases(&mut self) -> Vec<ModelConfig> {
         let mut bases: BTreeMap<Arc<str>, ModelConfig> = BTreeMap::new();
+        let mut empty = Vec::new();
         let mut hidden = BTreeMap::new();
         let ConfigSet { models, roots } = &*self.configured.load_full();
         self.known.retain(|dir, _| roots.iter().any(|root| root.dir == *dir));
@@ -158,7 +161,7 @@ impl Scanner {
         }
         for root in roots {
             let known = self.known.entry(root.dir.clone()).or_default();
-            match steady(&root.dir, || root_models(root, &known.names)) {
+            match steady(&root.dir, || root_models(root, known)) {
                 Ok(models) => {
                     *known = models;
                     self.unreadable.remove(&root.dir);
@@ -170,6 +173,10 @@ impl Scanner {
                 Err(_) => {}
             }
             for name in &known.names {
+                if known.empty.contains(name) {
+                    empty.push(root.model(name));
+                    continue;
+                }
                 match bases.entry(name.as_str().into()) {
                     Entry::Vacant(entry) => {
                         entry.insert(root.model(name));
@@ -183,6 +190,10 @@ impl Scanner {
                     }
                 }
             }
+        }
+        // A model of another root serves until the copy has a version.
+        for model in empty {
+            bases.entry(model.name.clone()).or_insert(model);
         }
         self.note_hidden(hidden);
         bases.into_values().collect()
@@ -314,10 +325,11 @@ fn steady<T>(dir: &Path, mut list: impl FnMut() -> Result<Option<T>>) -> Result<
 /// Returns the subdirectories of `root` that are models: subdirectories with a version, and earlier
 /// models. In a copy of a store, all are models, since versions can be on their way. `None` as in
 /// [`steady`].
-fn root_models(root: &ModelRoot, known: &BTreeSet<String>) -> Result<Option<RootModels>> {
+fn root_models(root: &ModelRoot, known: &RootModels) -> Result<Option<RootModels>> {
     let is_copy = root.store.is_some();
     let root = &root.dir;
     let mut names = BTreeSet::new();
+    let mut empty = BTreeSet::new();
     for entry in std::fs::read_dir(root).map_err(|e| Error::io(root, &e))? {
         let entry = entry.map_err(|e| Error::io(root, &e))?;
         let Ok(name) = entry.file_name().into_string() else { continue };
@@ -327,15 +339,20 @@ fn root_models(root: &ModelRoot, known: &BTreeSet<String>) -> Result<Option<Root
         }
         let model = match std::fs::metadata(&path) {
             Ok(meta) => {
-                meta.is_dir() && (is_copy || known.contains(&name) || holds_versions(&path))
+                meta.is_dir() && (is_copy || known.names.contains(&name) || holds_versions(&path))
             }
             Err(error) if error.kind() == ErrorKind::NotFound && is_missing(&path) => {
                 return Ok(None);
             }
             // It may still be there. The scan of the model reports the error.
-            Err(_) => known.contains(&name),
+            Err(_) => known.names.contains(&name),
         };
         if model {
+            // A model that had a version keeps its place while its versions are replaced.
+            let had_version = known.names.contains(&name) && !known.empty.contains(&name);
+            if is_copy && !had_version && !holds_versions(&path) {
+                empty.insert(name.clone());
+            }
             names.insert(name);
         }
     }
@@ -343,7 +360,8 @@ fn root_models(root: &ModelRoot, known: &BTreeSet<String>) -> Result<Option<Root
     for _ in 0..ignored {
         names.pop_last();
     }
-    Ok(Some(RootModels { names, ignored }))
+    empty.retain(|name| names.contains(name));
+    Ok(Some(RootModels { names, empty, ignored }))
 }
 
 /// Returns true if `path` does not exist, not even as a dangling link.

@@ -86,6 +86,31 @@ fn a_second_model_of_a_name_is_hidden() {
 }
 
 #[test]
+fn a_copy_hides_a_model_once_it_has_a_version() {
+    let mut bench = Bench::new();
+    let path = |name: &str| bench.root.path().join(name);
+    let copy = crate::ModelRoot {
+        store: Some("s3://b/models".into()),
+        ..crate::ModelRoot::new(path("copy"))
+    };
+    let roots = vec![copy, crate::ModelRoot::new(path("local"))];
+    for model in ["copy/m", "copy/n"] {
+        fs::create_dir_all(path(model)).unwrap();
+    }
+    let local = path("local/m");
+    bench.write("local/m/1/model.onnx", "graph");
+    bench.scanner.configured = configured(Vec::new(), roots);
+    assert_eq!(bench.scan(), "m/1:changing n:empty");
+    assert!(bench.scanner.hidden.is_empty());
+    bench.write("copy/m/2/model.onnx", "graph");
+    assert_eq!(bench.scan(), "m/2:changing n:empty");
+    assert!(bench.scanner.hidden.contains_key(&local));
+    // It keeps its place while its versions are replaced.
+    fs::remove_dir_all(bench.root.path().join("copy/m/2")).unwrap();
+    assert_eq!(bench.scan(), "m:empty n:empty");
+}
+
+#[test]
 fn a_foreign_version_must_be_the_same_in_two_scans() {
     let mut bench = Bench::new();
     bench.write("m/1/model.onnx", "half");
