@@ -132,6 +132,19 @@ def test_a_restart_needs_no_network(s3, serve, tmp_path, monkeypatch):
     assert stamp(server, "m") == 1 and ready(server) == (200, {"ready": True})
 
 
+def test_a_damaged_copy_is_fetched_again(s3, serve, tmp_path):
+    upload(tmp_path, "m", 1, [1, 2])
+    assert serve(URL).stop() == 0
+    (weights,) = (tmp_path / "cache/stores").glob("*/models/m/1/weights.bin")
+    content = bytearray(weights.read_bytes())
+    content[MIB // 2] ^= 1
+    weights.write_bytes(content)
+    server = serve(URL, ready=False)
+    wait_for(lambda: ready(server), lambda found: found[0] == 200, why=server.log_text)
+    assert stamp(server, "m") == 1
+    assert "its copy is damaged and is fetched again" in server.log_text(), server.log_text()
+
+
 def test_a_flipped_byte_is_refused_and_named(s3, serve, tmp_path):
     upload(tmp_path, "m", 1, [1, 2])
     server = serve(URL)

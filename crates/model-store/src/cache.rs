@@ -16,7 +16,7 @@ use base::{Error, Result};
 use os::sync_directory;
 use rustix::fs::{CWD, RenameFlags, renameat_with};
 
-use crate::listing::number;
+use crate::listing::{RemoteFile, number};
 
 pub(crate) use unused::{UnusedCache, unused_caches};
 
@@ -175,6 +175,26 @@ impl StoreCache {
             let _ = file.set_modified(SystemTime::now());
         }
         here
+    }
+
+    /// Returns true if the version has all `files` with their lengths.
+    pub(crate) fn is_whole(&self, model: &str, version: u64, files: &[RemoteFile]) -> bool {
+        let dir = self.version_dir(model, version);
+        files.iter().all(|file| {
+            std::fs::metadata(dir.join(&file.path)).is_ok_and(|meta| meta.len() == file.bytes)
+        })
+    }
+
+    /// Removes the record of a version, so that the next listing fetches it again.
+    ///
+    /// # Errors
+    /// I/O errors.
+    pub(crate) fn forget(&self, model: &str, version: u64) -> Result<()> {
+        let record = self.record(model, &version.to_string());
+        match std::fs::remove_file(&record) {
+            Err(error) if error.kind() != ErrorKind::NotFound => Err(Error::io(&record, &error)),
+            _ => Ok(()),
+        }
     }
 
     /// Moves a fetched version from staging to the models, in place of an earlier copy. The version

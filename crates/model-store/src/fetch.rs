@@ -21,6 +21,7 @@ use os::{AlignedBuffer, DirectFile, DirectWriter, Pacer};
 use tokio::task::JoinSet;
 
 use crate::cache::StoreCache;
+use crate::hashed_file::HashedFile;
 use crate::listing::{RemoteFile, RemoteKind, RemoteVersion};
 use crate::place::StorePlace;
 use crate::plan::{CachedTensor, TensorIndex, cached_graph, parts, ranges_of, without};
@@ -36,7 +37,7 @@ const PART_TIMEOUT: Duration = Duration::from_secs(120);
 /// Bytes written between two syncs, so that the kernel never has a long queue to write, and a kill
 /// loses little.
 const SYNC_BYTES: u64 = 16 << 20;
-/// Bytes that are copied or hashed at once.
+/// Bytes that are copied at once.
 const BLOCK_BYTES: usize = 1 << 20;
 
 /// Bytes of a fetch by source.
@@ -217,7 +218,7 @@ impl VersionFetch<'_> {
         }
         self.ranges(file, local, std::slice::from_ref(&whole), journal, bytes).await?;
         match hash {
-            Some(hash) if !Written::open(local)?.has(whole, hash).await => {
+            Some(hash) if !HashedFile::open(local.path())?.has(whole, hash, None).await => {
                 Err(self.damaged(&format!("{} does not have the hash of the manifest", file.path)))
             }
             _ => Ok(()),
@@ -248,10 +249,10 @@ impl VersionFetch<'_> {
             }
         }
         self.ranges(file, local, &ranges_of(&missing), journal, bytes).await?;
-        let mut written = Written::open(local)?;
+        let mut written = HashedFile::open(local.path())?;
         for tensor in missing {
             let range = tensor.offset..tensor.offset + tensor.bytes;
-            if !written.has(range, &tensor.blake3).await {
+            if !written.has(range, &tensor.blake3, None).await {
                 return Err(self.damaged(&format!(
                     "tensor \"{}\" does not have the hash of the manifest",
                     tensor.name
@@ -446,33 +447,4 @@ fn create(path: &Path, bytes: u64) -> Result<DirectWriter> {
     let parent = path.parent().unwrap_or(path);
     os::private::create_dir_all(parent).map_err(|error| Error::io(parent, &error))?;
     DirectWriter::open(path, bytes)
-}
-
-/// Staged file, read again from the disk.
-struct Written {
-    file: DirectFile,
-    buffer: AlignedBuffer,
-}
-
-impl Written {
-    fn open(local: &DirectWriter) -> Result<Written> {
-        let file = DirectFile::open(local.path(), true)?;
-        Ok(Written { file, buffer: AlignedBuffer::new(BLOCK_BYTES) })
-    }
-
-    /// Returns true if the range can be read and has this hash in hexadecimal.
-    async fn has(&mut self, range: Range<u64>, hash: &str) -> bool {
-        let mut hasher = blake3::Hasher::new();
-        let mut at = range.start;
-        while at < range.end {
-            tokio::task::yield_now().await;
-            let left = (range.end - at) as usize;
-            let Ok(block) = self.file.read_block(&mut self.buffer, at, left) else {
-                return false;
-            };
-            hasher.update(block);
-            at += block.len() as u64;
-        }
-        hasher.finalize().to_hex().as_str() == hash
-    }
 }

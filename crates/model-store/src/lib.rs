@@ -12,6 +12,7 @@
 mod cache;
 mod diff;
 mod fetch;
+mod hashed_file;
 mod listing;
 mod mirror;
 mod options;
@@ -23,7 +24,7 @@ mod upload;
 pub use cache::watched_dir;
 pub use diff::{ManifestDiff, TensorChange};
 pub use mirror::{
-    FirstCopy, InUse, ListingRequests, MirrorConfig, MirrorHooks, MirrorThread, Sources,
+    FirstCopy, HasFailed, InUse, ListingRequests, MirrorConfig, MirrorHooks, MirrorThread, Sources,
     StoreMirror, StoreSource,
 };
 pub use options::StoreOptions;

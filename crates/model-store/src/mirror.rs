@@ -8,6 +8,7 @@ mod first_copy;
 mod follower;
 mod listing_requests;
 mod pace;
+mod repair;
 mod room;
 mod unused;
 
@@ -41,6 +42,8 @@ const STOP_WAIT_MAX: Duration = Duration::from_secs(10);
 /// Returns true if a version of a model in a directory of models is in use, so that its files must
 /// stay.
 pub type InUse = Box<dyn Fn(&Path, &str, u64) -> bool + Send>;
+/// Returns true if a version of a model could not be loaded, so that its copy may be damaged.
+pub type HasFailed = Box<dyn Fn(&str, u64) -> bool + Send>;
 /// Returns the stores to follow.
 pub type Sources = Box<dyn Fn() -> Vec<StoreSource> + Send>;
 
@@ -54,6 +57,8 @@ pub struct MirrorHooks {
     pub sources: Sources,
     /// Versions whose files must stay.
     pub in_use: InUse,
+    /// Versions whose copies are checked.
+    pub has_failed: HasFailed,
     /// Takes the state of the copies when it changes.
     pub report: Box<dyn Fn(SourceReport) + Send>,
 }
@@ -155,6 +160,7 @@ impl StoreMirror {
             hooks: MirrorHooks {
                 sources: Box::new(Vec::new),
                 in_use: Box::new(|_, _, _| false),
+                has_failed: Box::new(|_, _| false),
                 report: Box::new(|_| {}),
             },
             first_copy: watch::Sender::new(first_copy),
@@ -326,6 +332,7 @@ impl StoreMirror {
             pacer: &self.pacer,
             metrics: &self.metrics,
             in_use: &self.hooks.in_use,
+            has_failed: &self.hooks.has_failed,
             unopened: &self.unopened,
             bytes_max: self.config.bytes_max.saturating_sub(used),
         };

@@ -73,9 +73,13 @@ impl ModelStores {
             is_in_use(lifecycle.catalog(), models_dir, model, version)
         };
         let lifecycle = server.core.lifecycle.clone();
+        let has_failed =
+            move |model: &str, version: u64| has_failed(lifecycle.catalog(), model, version);
+        let lifecycle = server.core.lifecycle.clone();
         let hooks = MirrorHooks {
             sources: Box::new(move || sources(&configurator.current())),
             in_use: Box::new(in_use),
+            has_failed: Box::new(has_failed),
             report: Box::new(move |report| lifecycle.report_sources(report)),
         };
         self.mirror.follow(hooks, server.core.metrics.stores.clone())
@@ -97,6 +101,13 @@ fn is_in_use(catalog: &Catalog, models_dir: &Path, model: &str, version: u64) ->
         }
         Some(_) => true,
     }
+}
+
+/// Returns true if the last load of a version failed, or a load that is tried again.
+fn has_failed(catalog: &Catalog, model: &str, version: u64) -> bool {
+    let status = catalog.status(model);
+    let status = status.as_ref().and_then(|status| status.version(version));
+    status.is_some_and(|it| it.state == LifecycleState::Failed || it.retried.is_some())
 }
 
 /// Returns the stores of `set`.

@@ -12,7 +12,7 @@ use metrics::{StoreLabels, StoreMetrics, StoreWorkLabels};
 use os::Pacer;
 
 use super::pace::next_pause;
-use super::{InUse, MirrorConfig, StoreSource, UnopenedStores};
+use super::{HasFailed, InUse, MirrorConfig, StoreSource, UnopenedStores};
 use crate::cache::StoreCache;
 use crate::fetch::{VersionFetch, part};
 use crate::listing::{RemoteKind, RemoteModel, RemoteVersion, StoreListing, fingerprint, group};
@@ -40,6 +40,7 @@ pub(crate) struct SyncContext<'a> {
     pub(crate) pacer: &'a Pacer,
     pub(crate) metrics: &'a StoreMetrics,
     pub(crate) in_use: &'a InUse,
+    pub(crate) has_failed: &'a HasFailed,
     /// Stores that could not be opened, whose copies may serve.
     pub(crate) unopened: &'a UnopenedStores,
     /// Most bytes of this store's copies.
@@ -62,12 +63,14 @@ pub(crate) struct Follower {
     pub(crate) next: Instant,
     pause: Duration,
     /// The last listing whose changes were all copied.
-    copied: Option<StoreListing>,
+    pub(super) copied: Option<StoreListing>,
     pub(super) listed: Option<StoreListing>,
     /// Fingerprint of each version without a manifest, and the time since when it has it.
     settling: BTreeMap<(String, u64), (String, Instant)>,
     /// Versions with wrong bytes, which are not fetched again.
     damaged: BTreeMap<(String, u64), DamagedVersion>,
+    /// Versions that could not be loaded and whose copies were checked since.
+    pub(super) checked: BTreeSet<(String, u64)>,
     /// Reasons why a model lacks a version, by name of the model.
     problems: BTreeMap<String, String>,
     /// Versions that the last listing missed.
@@ -97,6 +100,7 @@ impl Follower {
             listed: None,
             settling: BTreeMap::new(),
             damaged: BTreeMap::new(),
+            checked: BTreeSet::new(),
             problems: BTreeMap::new(),
             missed: BTreeSet::new(),
             last_error: None,
@@ -179,6 +183,7 @@ impl Follower {
         self.last_error = None;
         let listing = group(&objects, &self.place.prefix, self.source.model.as_deref());
         let changed = self.listed.as_ref() != Some(&listing);
+        self.check_failed(context).await;
         if !changed && self.copied.as_ref() == Some(&listing) {
             return Ok(SyncOutcome::default());
         }
@@ -316,7 +321,9 @@ impl Follower {
         remote: &RemoteVersion,
     ) -> Result<bool> {
         let stamp = remote.fingerprint();
-        if self.cache.has(model, version, &stamp) {
+        if self.cache.has(model, version, &stamp)
+            && self.cache.is_whole(model, version, &remote.files)
+        {
             return Ok(true);
         }
         let damaged = self.damaged.get(&(model.to_owned(), version));

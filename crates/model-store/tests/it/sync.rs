@@ -358,6 +358,7 @@ fn a_quiet_store_is_listed_once_a_minute() {
     let hooks = MirrorHooks {
         sources: Box::new(sources_of(&setup)),
         in_use: Box::new(|_, _, _| true),
+        has_failed: Box::new(|_, _| false),
         report: Box::new(|_| {}),
     };
     let thread = mirror.follow(hooks, metrics);
@@ -381,6 +382,7 @@ fn a_request_lists_before_the_poll() {
     let hooks = MirrorHooks {
         sources: Box::new(sources_of(&setup)),
         in_use: Box::new(|_, _, _| true),
+        has_failed: Box::new(|_, _| false),
         report: Box::new(|_| {}),
     };
     let requests = mirror.listing_requests();
@@ -411,6 +413,7 @@ fn the_state_of_a_store_ends_with_its_removal() {
     let hooks = MirrorHooks {
         sources: Box::new(sources),
         in_use: Box::new(|_, _, _| true),
+        has_failed: Box::new(|_, _| false),
         report: Box::new(move |report: SourceReport| drop(reports.send(report))),
     };
     let requests = mirror.listing_requests();
@@ -450,6 +453,7 @@ fn a_store_that_cannot_be_opened_is_the_reason_of_its_model() {
             vec![StoreSource::new(&url.into(), &model, Some("m".into()))]
         }),
         in_use: Box::new(|_, _, _| true),
+        has_failed: Box::new(|_, _| false),
         report: Box::new(move |report: SourceReport| drop(reports.send(report))),
     };
     let mirror = StoreMirror::with_places(config(Duration::from_millis(1)), Vec::new()).unwrap();
@@ -468,6 +472,54 @@ fn a_store_that_cannot_be_opened_is_the_reason_of_its_model() {
     thread.stop();
 }
 
+#[test]
+fn a_copy_without_a_part_is_fetched_again() {
+    let setup = Setup::new();
+    let local = setup.publish("m", 1, &[1, 2]);
+    setup.mirror().copy_first_now().unwrap();
+    for damage in ["truncated", "removed"] {
+        let weights = setup.copy("m/1/weights.bin");
+        if damage == "removed" {
+            std::fs::remove_file(&weights).unwrap();
+        } else {
+            std::fs::File::options().write(true).open(&weights).unwrap().set_len(MIB).unwrap();
+        }
+        assert!(setup.mirror().sync_now().unwrap());
+        assert_same(&local, &setup.copy("m/1"));
+    }
+}
+
+#[test]
+fn a_damaged_copy_is_fetched_again_if_it_cannot_be_loaded() {
+    let setup = Setup::new();
+    let local = setup.publish("m", 1, &[1, 2]);
+    let mut mirror = setup.polling(Duration::from_secs(3600));
+    mirror.copy_first_now().unwrap();
+    let weights = setup.copy("m/1/weights.bin");
+    let mut content = std::fs::read(&weights).unwrap();
+    content[5] ^= 1;
+    std::fs::write(&weights, content).unwrap();
+    setup.reset();
+    assert!(mirror.sync_now().unwrap());
+    assert_eq!(setup.store.gets.load(Ordering::SeqCst), 0, "it has the right lengths");
+    let hooks = MirrorHooks {
+        sources: Box::new(sources_of(&setup)),
+        in_use: Box::new(|_, _, _| false),
+        has_failed: Box::new(|_, _| true),
+        report: Box::new(|_| {}),
+    };
+    let requests = mirror.listing_requests();
+    let thread = mirror.follow(hooks, metrics::StoreMetrics::default()).unwrap();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    assert!(runtime.block_on(requests.list(Duration::from_secs(60))));
+    assert_same(&local, &setup.copy("m/1"));
+    // Its load may fail for another reason.
+    setup.reset();
+    assert!(runtime.block_on(requests.list(Duration::from_secs(60))));
+    assert_eq!(setup.store.gets.load(Ordering::SeqCst), 0);
+    thread.stop();
+}
+
 /// Returns the models that a mirror reports with a problem once a listing has failed.
 fn reported_in_an_outage(setup: &Setup, mirror: StoreMirror) -> Vec<String> {
     let reports = Arc::new(std::sync::Mutex::new(Vec::new()));
@@ -475,6 +527,7 @@ fn reported_in_an_outage(setup: &Setup, mirror: StoreMirror) -> Vec<String> {
     let hooks = MirrorHooks {
         sources: Box::new(sources_of(setup)),
         in_use: Box::new(|_, _, _| true),
+        has_failed: Box::new(|_, _| false),
         report: Box::new(move |report| seen.lock().unwrap().push(report)),
     };
     let requests = mirror.listing_requests();
@@ -617,6 +670,7 @@ fn unused_copies_stay_while_a_version_serves_from_them() {
     let hooks = MirrorHooks {
         sources: Box::new(move || vec![source.clone()]),
         in_use: Box::new(move |dir: &Path, _: &str, _: u64| dir == serving),
+        has_failed: Box::new(|_, _| false),
         report: Box::new(|_| {}),
     };
     let requests = next.listing_requests();
