@@ -5,7 +5,7 @@ mod diff;
 
 mod rollout;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use clap::{Args, Subcommand};
 use loadgen::report::TextTable;
@@ -214,7 +214,12 @@ fn load(args: &ModelLoadArgs) -> CommandResult {
     let client = ServerClient::new(&args.server)?.with_key(args.key.key());
     client.post(&format!("/v2/repository/models/{}/load", url_segment(&args.name)), &body)?;
     let versions = ready_versions(&client, &args.name)?;
-    print(&format!("loaded {} ({versions})\n", args.name))
+    print(&format!("loaded {} ({versions})\n", args.name))?;
+    let index = client.post("/v2/repository/index", &json!({}))?;
+    for note in notes(&index, &args.name) {
+        print_note(&format!("note: {note}"));
+    }
+    Ok(())
 }
 
 fn unload(args: &ModelUnloadArgs) -> CommandResult {
@@ -285,6 +290,14 @@ fn status(args: &StatusArgs) -> CommandResult {
     }
 }
 
+/// Returns the remarks of the index about the versions of a model that serve, each once. One is
+/// that the model's store cannot be listed: then a newer version is not known.
+fn notes(index: &Value, name: &str) -> BTreeSet<String> {
+    let serves = |entry: &&Value| text(entry, "name") == name && text(entry, "state") == "READY";
+    let notes = index.as_array().into_iter().flatten().filter(serves);
+    notes.map(|entry| text(entry, "reason")).filter(|note| !note.is_empty()).collect()
+}
+
 /// Returns the index's reason for a version, which includes errors of its model; else `otherwise`.
 fn reason(index: &Value, name: &str, version: &str, otherwise: String) -> String {
     let same = |entry: &&Value| text(entry, "name") == name && text(entry, "version") == version;
@@ -344,6 +357,21 @@ mod tests {
         assert_eq!(status_state(&version("END", "no such operator")), "failed");
         assert_eq!(status_state(&version("END", "")), "unloaded");
         assert_eq!([state("READY", false), state("UNAVAILABLE", true)], ["ready", "failed"]);
+    }
+
+    #[test]
+    fn notes_are_about_versions_that_serve() {
+        fn entry(name: &str, state: &str, reason: &str) -> Value {
+            json!({"name": name, "version": "1", "state": state, "reason": reason})
+        }
+        let index = json!([
+            entry("m", "READY", "s3://b/models: 403 Forbidden"),
+            entry("m", "READY", "s3://b/models: 403 Forbidden"),
+            entry("m", "READY", ""),
+            entry("m", "UNAVAILABLE", "no such operator"),
+            entry("other", "READY", "its files have changed"),
+        ]);
+        assert_eq!(notes(&index, "m"), BTreeSet::from(["s3://b/models: 403 Forbidden".to_owned()]));
     }
 
     #[test]

@@ -13,6 +13,7 @@ mod resume;
 mod rollout;
 mod scan;
 mod slow_warmup;
+mod sources;
 mod stop;
 mod unload;
 mod update_state;
@@ -114,7 +115,8 @@ pub(crate) struct Manager {
     first_scan: Option<u64>,
     /// Start of the first load.
     started: Instant,
-    source_errors: BTreeMap<Arc<str>, String>,
+    /// Last report about the stores that directories mirror.
+    sources: SourceReport,
     ignored_models: IgnoredModels,
     abandon: Arc<AtomicBool>,
 }
@@ -168,7 +170,7 @@ impl Manager {
             settled,
             first_scan: (!config.awaits_sources).then_some(0),
             started: Instant::now(),
-            source_errors: BTreeMap::new(),
+            sources: SourceReport::default(),
             ignored_models: IgnoredModels::default(),
             abandon: channels.abandon,
         }
@@ -244,17 +246,6 @@ impl Manager {
             Message::Stop => {}
         }
         Touched::Nothing
-    }
-
-    fn on_sources(&mut self, SourceReport { complete, errors }: SourceReport) {
-        if complete && self.first_scan.is_none() {
-            self.first_scan = Some(self.scans.ask());
-            self.started = Instant::now();
-        }
-        for (name, model) in &mut self.models {
-            model.source_error = errors.get(name).cloned();
-        }
-        self.source_errors = errors;
     }
 
     fn on(&mut self, id: &VersionId, act: impl FnOnce(&mut Model, &mut ManagerContext)) -> Touched {

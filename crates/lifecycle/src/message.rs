@@ -40,6 +40,18 @@ pub struct SourceReport {
     pub complete: bool,
     /// Problems by name of the model. They become part of its status.
     pub errors: BTreeMap<Arc<str>, String>,
+    /// Errors of stores that cannot be listed, by URL. `errors` has them for models of the store.
+    pub unlisted: BTreeMap<Arc<str>, String>,
+}
+
+impl SourceReport {
+    /// Returns why a version or a file of `model` cannot be copied. `None` if its only problem is
+    /// that its store cannot be listed.
+    pub(crate) fn copy_error(&self, model: &str) -> Option<&str> {
+        let error = self.errors.get(model)?;
+        let is_of_store = self.unlisted.values().any(|unlisted| unlisted == error);
+        (!is_of_store).then_some(error.as_str())
+    }
 }
 
 /// Request of an administrator about a rollout.

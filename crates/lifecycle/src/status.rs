@@ -301,6 +301,20 @@ pub enum LifecycleEvent {
         /// Maximum models of a directory.
         models_max: usize,
     },
+    /// A store that a directory mirrors cannot be listed.
+    StoreUnlisted {
+        /// URL of the store.
+        store: Arc<str>,
+        /// Error of the listing.
+        reason: String,
+    },
+    /// A version or a file of a model cannot be copied from its store.
+    CopyFailed {
+        /// Name of the model.
+        model: Arc<str>,
+        /// The version and its error.
+        reason: String,
+    },
     /// A model has more versions than are scanned, or their number has changed.
     VersionsIgnored {
         /// Name of the model.

@@ -252,15 +252,17 @@ impl StoreMirror {
     /// Reports the state of the copies if it has changed.
     fn report(&mut self) {
         let mut errors = BTreeMap::new();
+        let mut unlisted = BTreeMap::new();
         for follower in &self.followers {
             errors.extend(follower.errors());
+            unlisted.extend(follower.listing_error().map(|error| (follower.label(), error)));
         }
         errors.extend(self.unopened.values().flatten().map(|(model, error)| {
             let error = format!("its object store cannot be opened: {error}");
             (model.clone(), error)
         }));
         let complete = matches!(*self.first_copy.borrow(), FirstCopy::Done);
-        let report = SourceReport { complete, errors };
+        let report = SourceReport { complete, errors, unlisted };
         if report != self.reported {
             self.reported = report.clone();
             (self.hooks.report)(report);

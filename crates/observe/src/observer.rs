@@ -193,6 +193,16 @@ fn for_people(event: &LifecycleEvent) -> Option<NewEvent> {
             let level = EventLevel::Warning;
             Some(NewEvent { kind, level, model: None, version: None, text })
         }
+        LifecycleEvent::StoreUnlisted { store, reason } => {
+            let text =
+                format!("{store} cannot be listed; copied models continue to serve: {reason}");
+            let kind = "store_failed";
+            let level = EventLevel::Warning;
+            Some(NewEvent { kind, level, model: None, version: None, text })
+        }
+        LifecycleEvent::CopyFailed { model, reason } => {
+            of("copy_failed", EventLevel::Error, model, None, reason)
+        }
         LifecycleEvent::VersionsIgnored { model, count, versions_max } => {
             let text = format!(
                 "versions that are ignored: {count}; the {versions_max} highest numbers count"
@@ -312,6 +322,24 @@ mod tests {
             ]
         );
         assert!(events[1].text.contains("no such file"), "{}", events[1].text);
+    }
+
+    #[test]
+    fn problems_of_stores_are_events() {
+        let store = LifecycleEvent::StoreUnlisted {
+            store: "s3://b/models".into(),
+            reason: "403 Forbidden".to_owned(),
+        };
+        let store = for_people(&store).unwrap();
+        assert_eq!((store.kind, store.model), ("store_failed", None));
+        assert!(store.text.starts_with("s3://b/models cannot be listed"), "{}", store.text);
+        let copy = LifecycleEvent::CopyFailed {
+            model: "m".into(),
+            reason: "version 2 cannot be copied".to_owned(),
+        };
+        let copy = for_people(&copy).unwrap();
+        assert_eq!((copy.kind, copy.level), ("copy_failed", EventLevel::Error));
+        assert_eq!(copy.model, Some("m".into()));
     }
 
     #[test]

@@ -35,8 +35,8 @@ enum WaiterGoal {
     Scan { ticket: u64, spec: LoadSpec },
     /// The versions are not chosen yet; one may still change on disk.
     Choose { spec: LoadSpec },
-    /// These versions must be ready.
-    Load { targets: BTreeSet<u64> },
+    /// These versions must be ready. `newest` is true if the policy chose them.
+    Load { targets: BTreeSet<u64>, newest: bool },
     /// No version may be left in memory.
     Unload,
 }
@@ -127,9 +127,10 @@ impl Manager {
         if let WaiterGoal::Choose { spec } = &waiter.goal {
             let model = self.models.get_mut(&waiter.model).ok_or_else(|| unknown(&waiter.model))?;
             let may_wait = now.duration_since(waiter.since) < CHANGING_WAIT_MAX;
+            let newest = spec.version.is_none();
             if let Some(targets) = model.targets(spec, may_wait)? {
                 model.update_by_hand(&self.context, &targets);
-                waiter.goal = WaiterGoal::Load { targets };
+                waiter.goal = WaiterGoal::Load { targets, newest };
             }
         }
         Ok(())
@@ -142,8 +143,22 @@ impl Manager {
             let model = self.models.get(&waiter.model);
             match waiter.verdict(model, now) {
                 WaiterVerdict::Wait => self.waiters.push(waiter),
-                WaiterVerdict::Done(result) => (waiter.done)(result),
+                WaiterVerdict::Done(result) => {
+                    let result = result.and_then(|()| self.check_copies(&waiter));
+                    (waiter.done)(result);
+                }
             }
+        }
+    }
+
+    /// Returns an error if a load of the newest versions lacks one that cannot be copied.
+    fn check_copies(&self, waiter: &AdminWaiter) -> Result<()> {
+        let newest = matches!(waiter.goal, WaiterGoal::Load { newest: true, .. });
+        match self.sources.copy_error(&waiter.model).filter(|_| newest) {
+            Some(error) => Err(Error::precondition(format!(
+                "{error}; the versions that were copied before serve"
+            ))),
+            None => Ok(()),
         }
     }
 
@@ -171,7 +186,7 @@ impl AdminWaiter {
             (WaiterGoal::Unload, Some(model)) if !model.at_rest() => WaiterVerdict::Wait,
             (WaiterGoal::Unload, _) => WaiterVerdict::Done(Ok(())),
             (WaiterGoal::Load { .. }, None) => WaiterVerdict::Done(Err(unknown(&self.model))),
-            (WaiterGoal::Load { targets }, Some(model)) => model.loaded(targets, now),
+            (WaiterGoal::Load { targets, .. }, Some(model)) => model.loaded(targets, now),
         }
     }
 }
@@ -245,8 +260,11 @@ impl Model {
     /// Pins a version that an administrator named. Returns false while its files still change.
     fn pin(&mut self, number: u64, may_wait: bool) -> Result<bool> {
         let name = self.name.clone();
-        let missing =
-            || Error::not_found(format!("model \"{name}\" has no version {number} on disk"));
+        let problem = self.source_error.as_ref().map(|error| format!(": {error}"));
+        let problem = problem.unwrap_or_default();
+        let missing = || {
+            Error::not_found(format!("model \"{name}\" has no version {number} on disk{problem}"))
+        };
         let version = self.versions.get_mut(&number).filter(|version| version.disk.is_some());
         let version = version.ok_or_else(missing)?;
         let complete = version.complete(number, may_wait)?;
@@ -265,7 +283,8 @@ impl Model {
             }) => Some(format!("version {number}: {reason}")),
             _ => None,
         });
-        let reason = self.path_error.clone().or_else(|| self.unmet_policy()).or(reason);
+        let known = self.path_error.clone().or_else(|| self.source_error.clone());
+        let reason = known.or_else(|| self.unmet_policy()).or(reason);
         let reason = reason.unwrap_or_else(|| "its directory holds none".into());
         Error::precondition(format!("model \"{}\" has no version to load: {reason}", self.name))
     }

@@ -39,7 +39,7 @@ impl Manager {
             model
         });
         model.removed = false;
-        model.source_error = self.source_errors.get(&name).cloned();
+        model.source_error = self.sources.errors.get(&name).cloned();
         match contents {
             Ok(Contents { settings, versions, ignored_versions }) => {
                 model.path_error = None;

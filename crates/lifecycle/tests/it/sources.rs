@@ -1,8 +1,8 @@
 //! Directories that mirror other places.
 
-use std::collections::BTreeMap;
-
-use lifecycle::{ConfigSet, LifecycleEvent, LifecycleState, ModelConfig, ModelRoot, SourceReport};
+use lifecycle::{
+    ConfigSet, LifecycleEvent, LifecycleState, LoadSpec, ModelConfig, ModelRoot, SourceReport,
+};
 
 use crate::world::{MIB, Setting, World, eventually};
 
@@ -52,7 +52,7 @@ fn the_first_load_waits_for_the_copies() {
     world.looks();
     assert!(!world.lifecycle().settled(), "another version can be on its way");
     world.publish("n", 1);
-    world.lifecycle().report_sources(SourceReport { complete: true, errors: BTreeMap::new() });
+    world.lifecycle().report_sources(SourceReport { complete: true, ..SourceReport::default() });
     eventually("the first load is finished", || world.lifecycle().settled());
     assert_eq!(world.state("n", 1), Some(LifecycleState::Ready), "it was part of the first load");
 }
@@ -60,7 +60,7 @@ fn the_first_load_waits_for_the_copies() {
 #[test]
 fn a_new_configuration_waits_for_its_copies() {
     let world = mirrored();
-    world.lifecycle().report_sources(SourceReport { complete: true, errors: BTreeMap::new() });
+    world.lifecycle().report_sources(SourceReport { complete: true, ..SourceReport::default() });
     let configure = |name: &str| {
         let model = ModelConfig {
             store: Some("s3://b/m".into()),
@@ -81,7 +81,11 @@ fn a_new_configuration_waits_for_its_copies() {
     let applied = configure("n");
     eventually("it is known", || world.status("n").is_some());
     let errors = [("n".into(), "no credentials".to_owned())].into();
-    world.lifecycle().report_sources(SourceReport { complete: true, errors });
+    world.lifecycle().report_sources(SourceReport {
+        complete: true,
+        errors,
+        ..SourceReport::default()
+    });
     let error = applied.recv().unwrap().unwrap_err();
     assert!(error.message().contains("\"n\": no credentials"), "{error}");
 }
@@ -95,6 +99,7 @@ fn problems_of_a_source_are_part_of_the_status() {
     let report = |reason: &str| SourceReport {
         complete: true,
         errors: [("m".into(), reason.to_owned()), ("unknown".into(), "no".to_owned())].into(),
+        ..SourceReport::default()
     };
     world.lifecycle().report_sources(report("no credentials"));
     let error = || world.status("m").unwrap().error;
@@ -105,6 +110,35 @@ fn problems_of_a_source_are_part_of_the_status() {
     world.until_ready("m", 1);
     assert_eq!(error().as_deref(), Some("no credentials"), "it stays until it is withdrawn");
     assert_eq!(world.status("m").unwrap().failure(), None, "a copy serves");
-    world.lifecycle().report_sources(SourceReport { complete: true, errors: BTreeMap::new() });
+    world.lifecycle().report_sources(SourceReport { complete: true, ..SourceReport::default() });
     eventually("the reason goes", || error().is_none());
+}
+
+#[test]
+fn a_load_fails_if_the_newest_version_is_not_copied() {
+    let world = mirrored();
+    let url = "s3://b/models";
+    let report = |errors: &[&str], unlisted: &[&str]| {
+        let errors = errors.iter().map(|it| ("m".into(), (*it).to_owned())).collect();
+        let unlisted = unlisted.iter().map(|it| (url.into(), (*it).to_owned())).collect();
+        world.lifecycle().report_sources(SourceReport { complete: true, errors, unlisted });
+    };
+    std::fs::create_dir(world.model_dir("m")).unwrap();
+    report(&["version 1 cannot be copied: 403"], &[]);
+    let error = world.load("m", LoadSpec::default()).unwrap_err();
+    assert!(error.message().contains("version 1 cannot be copied: 403"), "{error}");
+    report(&[], &[]);
+    world.publish("m", 1);
+    world.until_ready("m", 1);
+    report(&["version 2 cannot be copied: 403"], &[]);
+    let load = |version| world.load("m", LoadSpec { version, ..LoadSpec::default() });
+    let error = load(None).unwrap_err();
+    assert!(error.message().starts_with("version 2 cannot be copied: 403; "), "{error}");
+    assert_eq!(world.state("m", 1), Some(LifecycleState::Ready));
+    assert_eq!(load(Some(1)), Ok(()), "it is copied");
+    let error = load(Some(2)).unwrap_err();
+    assert!(error.message().contains("version 2 cannot be copied: 403"), "{error}");
+    // Copies can be loaded without the store.
+    report(&["refused"], &["refused"]);
+    assert_eq!(load(None), Ok(()));
 }

@@ -145,6 +145,11 @@ impl Follower {
         errors
     }
 
+    /// Returns the error of the last listing.
+    pub(crate) fn listing_error(&self) -> Option<String> {
+        self.last_error.clone()
+    }
+
     /// Remembers an error of a listing, and logs it once while it stays the same.
     fn note(&mut self, error: &Error) {
         let text = error.message().to_owned();
