@@ -145,6 +145,19 @@ def test_a_damaged_copy_is_fetched_again(s3, serve, tmp_path):
     assert "its copy is damaged and is fetched again" in server.log_text(), server.log_text()
 
 
+def test_recorded_requests_of_a_model_are_copied(s3, serve, tmp_path):
+    upload(tmp_path, "m", 1, [1])
+    wrong = b'{"inputs": [{"name": "wrong_input", "datatype": "FP32", "shape": [1], "data": [1.0]}]}'
+    s3.put("models/m/warmup/one.json", wrong)
+    server = serve(URL, ready=False)
+    # The version is not served, because a recorded request fails.
+    wait_status(server, "m", "wrong_input")
+    s3.delete("models/m/warmup/one.json")
+    upload(tmp_path, "m", 2, [1])
+    server.wait_version("m", 2)
+    assert stamp(server, "m") == 2
+
+
 def test_a_flipped_byte_is_refused_and_named(s3, serve, tmp_path):
     upload(tmp_path, "m", 1, [1, 2])
     server = serve(URL)

@@ -7,6 +7,7 @@
 
 mod unused;
 
+use std::collections::BTreeSet;
 use std::fs::{File, Metadata};
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
@@ -16,7 +17,7 @@ use base::{Error, Result};
 use os::sync_directory;
 use rustix::fs::{CWD, RenameFlags, renameat_with};
 
-use crate::listing::{RemoteFile, number};
+use crate::listing::{RemoteFile, WARMUP_DIR, number};
 
 pub(crate) use unused::{UnusedCache, unused_caches};
 
@@ -224,43 +225,51 @@ impl StoreCache {
         Ok(())
     }
 
-    /// Returns true if the file beside a model's versions is here and came from an object of this
-    /// fingerprint.
-    pub(crate) fn has_file(&self, model: &str, name: &str, fingerprint: &str) -> bool {
-        let record = self.record(model, &format!("file-{name}"));
+    /// Returns true if the file at `path` beside a model's versions is here and came from an object
+    /// of this fingerprint.
+    pub(crate) fn has_file(&self, model: &str, path: &str, fingerprint: &str) -> bool {
+        let record = self.record(model, &file_record(path));
         std::fs::read_to_string(record).is_ok_and(|text| text == fingerprint)
-            && self.model_dir(model).join(name).is_file()
+            && self.model_dir(model).join(path).is_file()
     }
 
-    /// Replaces a file beside a model's versions. The file is durable before its record is written.
+    /// Replaces the file at `path` beside a model's versions. The file is durable before its record
+    /// is written.
     ///
     /// # Errors
     /// I/O errors.
     pub(crate) fn put_file(
         &self,
         model: &str,
-        name: &str,
+        path: &str,
         content: &[u8],
         fingerprint: &str,
     ) -> Result<()> {
-        let hidden = self.model_dir(model).join(format!(".{name}.new"));
+        let (dir, name) = match path.rsplit_once('/') {
+            Some((dir, name)) => (self.model_dir(model).join(dir), name),
+            None => (self.model_dir(model), path),
+        };
+        let hidden = dir.join(format!(".{name}.new"));
         write(&hidden, content)?;
         let synced = File::open(&hidden).and_then(|file| file.sync_all());
         synced.map_err(|error| Error::io(&hidden, &error))?;
-        let path = self.model_dir(model).join(name);
-        std::fs::rename(&hidden, &path).map_err(|error| Error::io(&path, &error))?;
-        sync_directory(&self.model_dir(model))?;
-        write(&self.record(model, &format!("file-{name}")), fingerprint)
+        let to = dir.join(name);
+        std::fs::rename(&hidden, &to).map_err(|error| Error::io(&to, &error))?;
+        sync_directory(&dir)?;
+        write(&self.record(model, &file_record(path)), fingerprint)
     }
 
-    /// Removes copied files beside a model's versions that are not in `names`.
-    pub(crate) fn retain_files(&self, model: &str, names: &[&str]) {
+    /// Removes copied files beside a model's versions that are not in `paths`.
+    pub(crate) fn retain_files(&self, model: &str, paths: &[&str]) {
+        let kept: BTreeSet<String> = paths.iter().map(|path| file_record(path)).collect();
         for name in names_in(&self.root.join("records").join(model)) {
-            if let Some(file) = name.strip_prefix("file-")
-                && !names.contains(&file)
+            if let Some(path) = file_of_record(&name)
+                && !kept.contains(&name)
             {
-                let _ = std::fs::remove_file(self.model_dir(model).join(file));
+                let _ = std::fs::remove_file(self.model_dir(model).join(path));
                 let _ = std::fs::remove_file(self.record(model, &name));
+                // Fails while a file is left.
+                let _ = std::fs::remove_dir(self.model_dir(model).join(WARMUP_DIR));
             }
         }
     }
@@ -391,6 +400,18 @@ impl StoreCache {
     }
 }
 
+/// Returns the name of the record of a file beside a model's versions. A record is no directory, so
+/// its name has no "/".
+fn file_record(path: &str) -> String {
+    format!("file-{}", path.replace('%', "%25").replace('/', "%2F"))
+}
+
+/// Returns the path of the file that [`file_record`] got; `None` for the record of a version.
+fn file_of_record(name: &str) -> Option<String> {
+    let path = name.strip_prefix("file-")?;
+    Some(path.replace("%2F", "/").replace("%25", "%"))
+}
+
 /// Writes a whole small file and makes its directory.
 fn write(path: &Path, content: impl AsRef<[u8]>) -> Result<()> {
     let dir = path.parent().unwrap_or(path);
@@ -490,6 +511,24 @@ mod tests {
         let one = put("saved_model.pb");
         let both = put("variables/variables.data-00000-of-00001");
         assert!(one > 0 && both == 2 * one, "{one} {both}");
+    }
+
+    #[test]
+    fn files_beside_the_versions_may_have_a_directory() {
+        let dir = tempfile::tempdir().unwrap();
+        let cache = StoreCache::open(&dir.path().join("s/models")).unwrap();
+        let paths = ["a%2Fb.txt", "warmup/one.json", "warmup/two.json"];
+        for path in paths {
+            cache.put_file("m", path, path.as_bytes(), "stamp").unwrap();
+            assert!(cache.has_file("m", path, "stamp") && !cache.has_file("m", path, "other"));
+            assert_eq!(std::fs::read_to_string(cache.model_dir("m").join(path)).unwrap(), path);
+        }
+        cache.retain_files("m", &paths[..2]);
+        let there = paths.map(|path| cache.has_file("m", path, "stamp"));
+        assert_eq!(there, [true, true, false]);
+        assert!(!cache.model_dir("m").join(paths[2]).exists());
+        cache.retain_files("m", &[]);
+        assert_eq!(std::fs::read_dir(cache.model_dir("m")).unwrap().count(), 0);
     }
 
     #[test]

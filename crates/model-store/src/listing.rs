@@ -9,6 +9,11 @@ use object_store::path::Path;
 /// Files that make a directory without a manifest a version.
 const FOREIGN_FILES: [&str; 4] = ["model.onnx", "saved_model.pb", "model.pt", "model.pt2"];
 
+/// Directory of a model with recorded requests, which warm up all of its versions.
+pub(crate) const WARMUP_DIR: &str = "warmup";
+/// Most files beside the versions of a model if files of [`WARMUP_DIR`] are among them.
+const FILES_MAX: usize = 1024;
+
 /// An object of a model or version.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct RemoteFile {
@@ -43,7 +48,7 @@ pub(crate) struct RemoteVersion {
 /// A model in a store.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct RemoteModel {
-    /// Files beside the versions, such as its settings.
+    /// Files beside the versions, such as its settings and recorded requests.
     pub(crate) files: Vec<RemoteFile>,
     pub(crate) versions: BTreeMap<u64, RemoteVersion>,
 }
@@ -140,6 +145,11 @@ fn add(model: &mut RemoteModel, parts: &[String], object: &ObjectMeta) {
         [] => {}
         // A number without content below it is the mark of an empty directory.
         [name] if number(name).is_none() => model.files.push(file(parts)),
+        [dir, name] if dir == WARMUP_DIR && !name.starts_with('.') => {
+            if model.files.len() < FILES_MAX {
+                model.files.push(file(parts));
+            }
+        }
         [version, rest @ ..] if !rest.is_empty() => {
             // "7" and "007" are one version: the shorter name wins, as on a disk.
             if let Some(number) = number(version).filter(|number| number.to_string() == *version) {
@@ -190,6 +200,9 @@ mod tests {
             object("root/a/2/sub", 0),
             object("root/a/2/sub/file", 5),
             object("root/a/007/model.onnx", 5),
+            object("root/a/warmup/one.json", 5),
+            object("root/a/warmup/.hidden", 5),
+            object("root/a/notes/one.json", 5),
             object("root/a/3", 0),
             object("root/b/weights.bin", 5),
             object("root/.hidden/1/model.onnx", 5),
@@ -198,7 +211,8 @@ mod tests {
         let listing = group(&objects, &"root".into(), None);
         assert_eq!(listing.models.keys().collect::<Vec<_>>(), ["a"]);
         let model = &listing.models["a"];
-        assert_eq!(model.files[0].path, "millpond.toml");
+        let beside: Vec<&str> = model.files.iter().map(|it| it.path.as_str()).collect();
+        assert_eq!(beside, ["millpond.toml", "warmup/one.json"]);
         assert_eq!(model.versions.keys().collect::<Vec<_>>(), [&1, &2]);
         let paths: Vec<&str> = model.versions[&2].files.iter().map(|it| it.path.as_str()).collect();
         assert_eq!(paths, ["millpond.json", "sub/file"]);

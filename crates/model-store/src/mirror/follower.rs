@@ -307,7 +307,16 @@ impl Follower {
     async fn sync_files(&self, name: &str, model: &RemoteModel) -> Result<()> {
         let names: Vec<&str> = model.files.iter().map(|file| file.path.as_str()).collect();
         self.cache.retain_files(name, &names);
-        for file in model.files.iter().filter(|file| file.bytes <= FILE_BYTES_MAX) {
+        for file in &model.files {
+            if file.bytes > FILE_BYTES_MAX {
+                tracing::warn!(
+                    model = name,
+                    file = file.path,
+                    "it is not copied, because it is larger than {}",
+                    format_bytes(FILE_BYTES_MAX)
+                );
+                continue;
+            }
             let stamp = fingerprint(std::slice::from_ref(file));
             if !self.cache.has_file(name, &file.path, &stamp) {
                 let content = part(&self.place, file, 0..file.bytes).await?;
