@@ -40,6 +40,8 @@ pub struct SourceReport {
     pub complete: bool,
     /// Problems by name of the model. They become part of its status.
     pub errors: BTreeMap<Arc<str>, String>,
+    /// Reasons why versions are not copied yet although nothing failed, by name of the model.
+    pub unfinished: BTreeMap<Arc<str>, String>,
     /// Errors of stores that cannot be listed, by URL. `errors` has them for models of the store.
     pub unlisted: BTreeMap<Arc<str>, String>,
 }

@@ -10,6 +10,7 @@ mod listing_requests;
 mod pace;
 mod repair;
 mod room;
+mod unfinished;
 mod unused;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -252,9 +253,11 @@ impl StoreMirror {
     /// Reports the state of the copies if it has changed.
     fn report(&mut self) {
         let mut errors = BTreeMap::new();
+        let mut unfinished = BTreeMap::new();
         let mut unlisted = BTreeMap::new();
         for follower in &self.followers {
             errors.extend(follower.errors());
+            unfinished.extend(follower.unfinished());
             unlisted.extend(follower.listing_error().map(|error| (follower.label(), error)));
         }
         errors.extend(self.unopened.values().flatten().map(|(model, error)| {
@@ -262,7 +265,7 @@ impl StoreMirror {
             (model.clone(), error)
         }));
         let complete = matches!(*self.first_copy.borrow(), FirstCopy::Done);
-        let report = SourceReport { complete, errors, unlisted };
+        let report = SourceReport { complete, errors, unfinished, unlisted };
         if report != self.reported {
             self.reported = report.clone();
             (self.hooks.report)(report);

@@ -260,7 +260,8 @@ impl Model {
     /// Pins a version that an administrator named. Returns false while its files still change.
     fn pin(&mut self, number: u64, may_wait: bool) -> Result<bool> {
         let name = self.name.clone();
-        let problem = self.source_error.as_ref().map(|error| format!(": {error}"));
+        let problem = self.source_error.as_ref().or(self.unfinished.as_ref());
+        let problem = problem.map(|problem| format!(": {problem}"));
         let problem = problem.unwrap_or_default();
         let missing = || {
             Error::not_found(format!("model \"{name}\" has no version {number} on disk{problem}"))
@@ -284,6 +285,7 @@ impl Model {
             _ => None,
         });
         let known = self.path_error.clone().or_else(|| self.source_error.clone());
+        let known = known.or_else(|| self.unfinished.clone());
         let reason = known.or_else(|| self.unmet_policy()).or(reason);
         let reason = reason.unwrap_or_else(|| "its directory holds none".into());
         Error::precondition(format!("model \"{}\" has no version to load: {reason}", self.name))

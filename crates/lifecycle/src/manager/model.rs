@@ -39,6 +39,8 @@ pub(crate) struct Model {
     pub(crate) settings_error: Option<String>,
     /// Problem with the place that its directory mirrors.
     pub(crate) source_error: Option<String>,
+    /// Reason why its versions are not copied yet, although nothing failed.
+    pub(crate) unfinished: Option<String>,
     /// Reason why the policy selects no version on disk, while nothing serves or is loaded.
     policy_error: Option<String>,
     /// True if an administrator unloaded it.
@@ -287,6 +289,7 @@ impl Model {
             path_error: None,
             settings_error: None,
             source_error: None,
+            unfinished: None,
             policy_error: None,
             down: false,
             removed: false,

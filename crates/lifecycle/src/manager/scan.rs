@@ -40,6 +40,7 @@ impl Manager {
         });
         model.removed = false;
         model.source_error = self.sources.errors.get(&name).cloned();
+        model.unfinished = self.sources.unfinished.get(&name).cloned();
         match contents {
             Ok(Contents { settings, versions, ignored_versions }) => {
                 model.path_error = None;

@@ -18,6 +18,7 @@ impl Manager {
         }
         for (name, model) in &mut self.models {
             model.source_error = report.errors.get(name).cloned();
+            model.unfinished = report.unfinished.get(name).cloned();
         }
         self.sources = report;
     }
@@ -52,7 +53,12 @@ mod tests {
             let map = |pairs: &[(&str, &str)]| -> BTreeMap<Arc<str>, String> {
                 pairs.iter().map(|(name, text)| ((*name).into(), (*text).to_owned())).collect()
             };
-            SourceReport { complete: true, errors: map(problems), unlisted: map(unlisted) }
+            SourceReport {
+                complete: true,
+                errors: map(problems),
+                unlisted: map(unlisted),
+                ..SourceReport::default()
+            }
         };
         let fine = report(&[], &[]);
         let down = report(

@@ -121,7 +121,8 @@ fn a_load_fails_if_the_newest_version_is_not_copied() {
     let report = |errors: &[&str], unlisted: &[&str]| {
         let errors = errors.iter().map(|it| ("m".into(), (*it).to_owned())).collect();
         let unlisted = unlisted.iter().map(|it| (url.into(), (*it).to_owned())).collect();
-        world.lifecycle().report_sources(SourceReport { complete: true, errors, unlisted });
+        let report = SourceReport { complete: true, errors, unlisted, ..SourceReport::default() };
+        world.lifecycle().report_sources(report);
     };
     std::fs::create_dir(world.model_dir("m")).unwrap();
     report(&["version 1 cannot be copied: 403"], &[]);
@@ -141,4 +142,18 @@ fn a_load_fails_if_the_newest_version_is_not_copied() {
     // Copies can be loaded without the store.
     report(&["refused"], &["refused"]);
     assert_eq!(load(None), Ok(()));
+}
+
+#[test]
+fn a_refused_load_names_an_unfinished_upload() {
+    let world = mirrored();
+    std::fs::create_dir(world.model_dir("m")).unwrap();
+    let unfinished = [("m".into(), "version 1 is not complete".to_owned())].into();
+    let report = SourceReport { complete: true, unfinished, ..SourceReport::default() };
+    world.lifecycle().report_sources(report);
+    for version in [None, Some(1)] {
+        let error = world.load("m", LoadSpec { version, ..LoadSpec::default() }).unwrap_err();
+        assert!(error.message().ends_with(": version 1 is not complete"), "{error}");
+    }
+    assert_eq!(world.status("m").unwrap().failure(), None, "an upload is no failure");
 }

@@ -73,6 +73,8 @@ pub(crate) struct Follower {
     pub(super) checked: BTreeSet<(String, u64)>,
     /// Reasons why a model lacks a version, by name of the model.
     problems: BTreeMap<String, String>,
+    /// Reasons why versions are not copied although nothing failed, by name of the model.
+    pub(super) unfinished: BTreeMap<String, String>,
     /// Versions that the last listing missed.
     missed: BTreeSet<(String, u64)>,
     /// Error of the last listing.
@@ -102,6 +104,7 @@ impl Follower {
             damaged: BTreeMap::new(),
             checked: BTreeSet::new(),
             problems: BTreeMap::new(),
+            unfinished: BTreeMap::new(),
             missed: BTreeSet::new(),
             last_error: None,
         })
@@ -143,6 +146,12 @@ impl Follower {
             });
         }
         errors
+    }
+
+    /// Returns why versions are not copied although nothing failed, by name of the model.
+    pub(crate) fn unfinished(&self) -> BTreeMap<Arc<str>, String> {
+        let notes = self.unfinished.iter();
+        notes.map(|(model, note)| (model.as_str().into(), note.clone())).collect()
     }
 
     /// Returns the error of the last listing.
@@ -192,12 +201,8 @@ impl Follower {
         if !changed && self.copied.as_ref() == Some(&listing) {
             return Ok(SyncOutcome::default());
         }
-        if changed && listing.is_model {
-            tracing::warn!(
-                store = self.place.shown(),
-                "it has numbered directories, so it is one model, not a directory of models: give NAME={}",
-                self.place.shown()
-            );
+        if changed {
+            self.note_empty(&listing, objects.len());
         }
         self.listed = Some(listing.clone());
         let mut outcome = SyncOutcome { changed, ..SyncOutcome::default() };
@@ -208,6 +213,7 @@ impl Follower {
         }
         outcome.pending |= self.remove_missing(&listing);
         self.problems.retain(|model, _| listing.models.contains_key(model));
+        self.unfinished.retain(|model, _| listing.models.contains_key(model));
         if !outcome.pending {
             // The rest of versions that are not wanted any more.
             self.cache.clear_staging();
@@ -229,8 +235,25 @@ impl Follower {
         name: &str,
         model: &RemoteModel,
     ) -> SyncOutcome {
-        let failure = SyncOutcome { pending: true, failed: true, changed: false };
         self.problems.remove(name);
+        let unfinished = self.unfinished.remove(name);
+        let outcome = self.sync_versions(context, name, model).await;
+        if let Some(note) = self.unfinished.get(name)
+            && unfinished.as_ref() != Some(note)
+        {
+            tracing::info!(model = name, store = self.place.shown(), "{note}");
+        }
+        outcome
+    }
+
+    /// Does the work of [`Follower::sync_model`].
+    async fn sync_versions(
+        &mut self,
+        context: &SyncContext<'_>,
+        name: &str,
+        model: &RemoteModel,
+    ) -> SyncOutcome {
+        let failure = SyncOutcome { pending: true, failed: true, changed: false };
         let mut outcome = SyncOutcome::default();
         let files = match self.cache.make_model(name) {
             Ok(()) => self.sync_files(name, model).await,
@@ -348,6 +371,7 @@ impl Follower {
         }
         if remote.kind() == RemoteKind::Foreign && !self.is_settled(context, model, version, stamp)
         {
+            self.note_unfinished(model, version, remote.kind(), context.config.settle);
             return Ok(false);
         }
         if remote.kind() != RemoteKind::Unfinished {
@@ -376,7 +400,10 @@ impl Follower {
             ErrorKind::StorageFull => self.disk_full(&error.to_string()),
             _ => error,
         });
-        let Some(bytes) = fetched? else { return Ok(false) };
+        let Some(bytes) = fetched? else {
+            self.note_unfinished(model, version, remote.kind(), context.config.settle);
+            return Ok(false);
+        };
         context.metrics.reused_bytes.get_or_create(&labels).inc_by(bytes.reused);
         tracing::info!(
             model,

@@ -520,8 +520,8 @@ fn a_damaged_copy_is_fetched_again_if_it_cannot_be_loaded() {
     thread.stop();
 }
 
-/// Returns the models that a mirror reports with a problem once a listing has failed.
-fn reported_in_an_outage(setup: &Setup, mirror: StoreMirror) -> Vec<String> {
+/// Returns the report of a mirror once a listing has failed.
+fn report_in_an_outage(setup: &Setup, mirror: StoreMirror) -> SourceReport {
     let reports = Arc::new(std::sync::Mutex::new(Vec::new()));
     let seen = reports.clone();
     let hooks = MirrorHooks {
@@ -538,7 +538,7 @@ fn reported_in_an_outage(setup: &Setup, mirror: StoreMirror) -> Vec<String> {
     assert!(runtime.block_on(requests.list(Duration::from_secs(60))));
     thread.stop();
     let reports = reports.lock().unwrap();
-    reports.last().unwrap().errors.keys().map(ToString::to_string).collect()
+    reports.last().unwrap().clone()
 }
 
 #[test]
@@ -550,7 +550,10 @@ fn an_outage_is_no_problem_of_models_without_a_version() {
     let mut mirror = setup.polling(Duration::from_secs(3600));
     mirror.copy_first_now().unwrap();
     assert!(setup.copy("upload").exists());
-    assert_eq!(reported_in_an_outage(&setup, mirror), ["m"]);
+    let report = report_in_an_outage(&setup, mirror);
+    assert_eq!(report.errors.keys().map(|model| &**model).collect::<Vec<_>>(), ["m"]);
+    assert_eq!(report.unlisted.keys().map(|url| &**url).collect::<Vec<_>>(), ["s3://b/models"]);
+    assert!(report.unfinished["upload"].starts_with("version 1 is not complete in the store"));
 }
 
 fn sources_of(setup: &Setup) -> impl Fn() -> Vec<StoreSource> + Send + 'static {
