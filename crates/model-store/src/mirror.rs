@@ -43,7 +43,8 @@ const STOP_WAIT_MAX: Duration = Duration::from_secs(10);
 /// Returns true if a version of a model in a directory of models is in use, so that its files must
 /// stay.
 pub type InUse = Box<dyn Fn(&Path, &str, u64) -> bool + Send>;
-/// Returns true if a version of a model could not be loaded, so that its copy may be damaged.
+/// Returns true if a version of a model has failed: its copy may be damaged, and an earlier version
+/// should serve.
 pub type HasFailed = Box<dyn Fn(&str, u64) -> bool + Send>;
 /// Returns the stores to follow.
 pub type Sources = Box<dyn Fn() -> Vec<StoreSource> + Send>;
@@ -58,7 +59,7 @@ pub struct MirrorHooks {
     pub sources: Sources,
     /// Versions whose files must stay.
     pub in_use: InUse,
-    /// Versions whose copies are checked.
+    /// Versions whose copies are checked, and in place of which earlier ones are copied.
     pub has_failed: HasFailed,
     /// Takes the state of the copies when it changes.
     pub report: Box<dyn Fn(SourceReport) + Send>,

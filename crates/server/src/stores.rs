@@ -103,11 +103,11 @@ fn is_in_use(catalog: &Catalog, models_dir: &Path, model: &str, version: u64) ->
     }
 }
 
-/// Returns true if the last load of a version failed, or a load that is tried again.
+/// Returns true if a version has failed, so that an earlier one should serve.
 fn has_failed(catalog: &Catalog, model: &str, version: u64) -> bool {
     let status = catalog.status(model);
     let status = status.as_ref().and_then(|status| status.version(version));
-    status.is_some_and(|it| it.state == LifecycleState::Failed || it.retried.is_some())
+    status.is_some_and(|status| status.state == LifecycleState::Failed)
 }
 
 /// Returns the stores of `set`.

@@ -69,7 +69,7 @@ pub(crate) struct Follower {
     settling: BTreeMap<(String, u64), (String, Instant)>,
     /// Versions with wrong bytes, which are not fetched again.
     damaged: BTreeMap<(String, u64), DamagedVersion>,
-    /// Versions that could not be loaded and whose copies were checked since.
+    /// Versions that have failed and whose copies were checked since.
     pub(super) checked: BTreeSet<(String, u64)>,
     /// Reasons why a model lacks a version, by name of the model.
     problems: BTreeMap<String, String>,
@@ -275,6 +275,8 @@ impl Follower {
                 continue;
             }
             match self.ensure(context, name, version, remote).await {
+                // An earlier version serves in its place.
+                Ok(true) if (context.has_failed)(name, version) => {}
                 Ok(true) => present += 1,
                 Ok(false) => outcome.pending |= remote.kind() == RemoteKind::Foreign,
                 // The version can never be copied, so an earlier version serves.

@@ -520,6 +520,30 @@ fn a_damaged_copy_is_fetched_again_if_it_cannot_be_loaded() {
     thread.stop();
 }
 
+#[test]
+fn an_earlier_version_is_copied_if_the_newest_has_failed() {
+    let setup = Setup::new();
+    setup.publish("m", 1, &[1]);
+    setup.publish("m", 2, &[2]);
+    setup.publish("m", 3, &[3]);
+    let mut mirror = setup.polling(Duration::from_secs(3600));
+    mirror.copy_first_now().unwrap();
+    assert!(setup.copy("m/3").exists() && !setup.copy("m/2").exists());
+    let hooks = MirrorHooks {
+        sources: Box::new(sources_of(&setup)),
+        in_use: Box::new(|_, _, _| false),
+        has_failed: Box::new(|model, version| model == "m" && version == 3),
+        report: Box::new(|_| {}),
+    };
+    let requests = mirror.listing_requests();
+    let thread = mirror.follow(hooks, metrics::StoreMetrics::default()).unwrap();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    assert!(runtime.block_on(requests.list(Duration::from_secs(60))));
+    thread.stop();
+    assert!(setup.copy("m/3").exists() && setup.copy("m/2").exists());
+    assert!(!setup.copy("m/1").exists(), "one version of the policy is enough");
+}
+
 /// Returns the report of a mirror once a listing has failed.
 fn report_in_an_outage(setup: &Setup, mirror: StoreMirror) -> SourceReport {
     let reports = Arc::new(std::sync::Mutex::new(Vec::new()));
