@@ -157,7 +157,8 @@ fn starter(config: &Config, core: &Core, inference: &Arc<InferenceService>) -> R
 fn configurator(config: &Config, core: &Core) -> Arc<ModelConfigurator> {
     let lifecycle = core.lifecycle.clone();
     let metrics = core.metrics.clone();
-    Arc::new(ModelConfigurator::new(lifecycle, metrics, &config.models))
+    let journal = core.journal.clone();
+    Arc::new(ModelConfigurator::new(lifecycle, metrics, journal, &config.models))
 }
 
 impl Server {

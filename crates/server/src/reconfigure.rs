@@ -7,6 +7,7 @@ use base::{Error, Result};
 use import::tfs::ModelListRules;
 use lifecycle::{AdminCallback, ConfigSet, Lifecycle};
 use metrics::{KindLabels, Metrics};
+use observe::{EventJournal, EventLevel, NewEvent};
 use os::{ReloadNotice, ServiceManager};
 use parking_lot::Mutex;
 use protocol::tensorflow::serving::ModelServerConfig;
@@ -46,6 +47,7 @@ pub(crate) struct ReloadSignal {
 pub(crate) struct ModelConfigurator {
     lifecycle: Arc<Lifecycle>,
     metrics: Arc<Metrics>,
+    journal: Arc<EventJournal>,
     rules: ModelListRules,
     current: Mutex<Arc<ConfigSet>>,
 }
@@ -54,12 +56,14 @@ impl ModelConfigurator {
     pub(crate) fn new(
         lifecycle: Arc<Lifecycle>,
         metrics: Arc<Metrics>,
+        journal: Arc<EventJournal>,
         config: &ModelsConfig,
     ) -> ModelConfigurator {
         let current = ConfigSet { models: config.models.clone(), roots: config.roots.clone() };
         ModelConfigurator {
             lifecycle,
             metrics,
+            journal,
             rules: config.lists.clone(),
             current: Mutex::new(Arc::new(current)),
         }
@@ -179,20 +183,23 @@ impl ModelConfigurator {
                 Ok(None) => return,
                 Ok(Some(set)) => set,
                 Err(error) => {
-                    tracing::error!(%error, "the configuration is wrong; the models stay as they are");
-                    return self.count("failed");
+                    let text = "the configuration is wrong; the models stay as they are";
+                    return self.failed(text, &error);
                 }
             };
             let waiting = self.clone();
             let held = notice.clone();
             let done: AdminCallback = Box::new(move |result: Result<()>| {
                 match &result {
-                    Ok(()) => tracing::info!("the new configuration of models is in effect"),
+                    Ok(()) => {
+                        tracing::info!("the new configuration of models is in effect");
+                        waiting.count("ok");
+                    }
                     Err(error) => {
-                        tracing::error!(%error, "the new configuration is in effect, but not all models serve");
+                        let text = "the new configuration is in effect, but not all models serve";
+                        waiting.failed(text, error);
                     }
                 }
-                waiting.count(if result.is_ok() { "ok" } else { "failed" });
                 drop(held);
             });
             // All servers of a fleet may follow the same file, so new versions wait for their turn.
@@ -203,6 +210,20 @@ impl ModelConfigurator {
             // A request has replaced the models meanwhile.
             forced = true;
         }
+    }
+
+    /// Counts and logs a change that failed, and adds it to the events.
+    fn failed(&self, text: &str, error: &Error) {
+        self.count("failed");
+        let event = NewEvent {
+            kind: "config_failed",
+            level: EventLevel::Error,
+            model: None,
+            version: None,
+            text: format!("{text}: {error}"),
+        };
+        self.journal.add_or_count(event, 1);
+        tracing::error!(%error, "{text}");
     }
 
     /// Counts a change by its outcome.

@@ -43,6 +43,8 @@ fn models_follow_the_file() {
     logged(&server, &log, "millpond.toml:4: unknown key `modles`");
     logged(&server, &log, "the models stay as they are");
     ready("b");
+    let events = server.metrics("/v2/events");
+    assert!(events.contains("config_failed") && events.contains("unknown key"), "{events}");
 
     replace(&file, &model("b"));
     server.wait_until("a goes", &["models", "status", "a"], |run| run.code != 0);
