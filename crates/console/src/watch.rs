@@ -1,5 +1,5 @@
-//! Finds events in counters that others keep: refused requests, full disks, models that fail many
-//! requests, worker processes that ended.
+//! Finds events in counters that others keep: refused requests, full disks, requests that are not
+//! logged, models that fail many requests, worker processes that ended.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -67,6 +67,8 @@ pub(crate) struct ServerWatch {
     journal: Arc<EventJournal>,
     refused: BTreeMap<&'static str, u64>,
     disk_refused: HashMap<String, u64>,
+    /// Requests that could not be written to the request log.
+    unlogged: u64,
     /// For each model: true if many requests failed at the last scan.
     failing: HashMap<Arc<str>, bool>,
     /// Restarts of the worker processes of each model.
@@ -85,6 +87,7 @@ impl ServerWatch {
             journal,
             refused: BTreeMap::new(),
             disk_refused: HashMap::new(),
+            unlogged: 0,
             failing: HashMap::new(),
             restarts: HashMap::new(),
         }
@@ -97,6 +100,7 @@ impl ServerWatch {
         }
         self.refusals();
         self.disks();
+        self.request_log();
         self.failures(statuses, history, end);
         self.workers(statuses);
     }
@@ -134,6 +138,20 @@ impl ServerWatch {
                 );
                 self.journal.add_or_count(server_event("disk_full", EventLevel::Error, text), more);
             }
+        }
+    }
+
+    /// Adds an event if requests could not be written to the request log.
+    fn request_log(&mut self) {
+        let failed = self.metrics.request_log.get(&KindLabels { kind: "failed" });
+        let now = failed.map_or(0, |failed| failed.get());
+        let more = growth(self.unlogged, now);
+        self.unlogged = now;
+        if more > 0 {
+            let text = "requests could not be written to the directory of --request-log; the log of the \
+                        server has the reason";
+            let event = server_event("request_log_failed", EventLevel::Warning, text.to_owned());
+            self.journal.add_or_count(event, more);
         }
     }
 
@@ -220,6 +238,23 @@ mod tests {
         let events = journal.read(&EventFilter::default()).events;
         assert_eq!(events.len(), 1);
         assert_eq!((events[0].kind, events[0].count), ("worker_restarted", 2));
+    }
+
+    #[test]
+    fn requests_that_are_not_logged_are_an_event() {
+        let metrics = Arc::new(Metrics::default());
+        let journal = Arc::new(EventJournal::default());
+        let mut watch = ServerWatch::new(metrics.clone(), Arc::new(|| None), journal.clone());
+        watch.request_log();
+        metrics.request_log.get_or_create(&KindLabels { kind: "written" }).inc_by(3);
+        watch.request_log();
+        assert!(journal.read(&EventFilter::default()).events.is_empty());
+        metrics.request_log.get_or_create(&KindLabels { kind: "failed" }).inc_by(2);
+        watch.request_log();
+        watch.request_log();
+        let events = journal.read(&EventFilter::default()).events;
+        assert_eq!(events.len(), 1);
+        assert_eq!((events[0].kind, events[0].count), ("request_log_failed", 2));
     }
 
     #[test]
