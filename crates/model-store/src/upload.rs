@@ -65,7 +65,8 @@ struct Upload<'a> {
 /// `AlreadyExists` if the version exists, or another publisher writes it; `InvalidArgument` for a
 /// number above [`VERSION_MAX`]; `NotFound` if `dir` is no published version; `Cancelled` if it was
 /// stopped; otherwise the errors of the store. The sent parts of a failed or stopped upload are
-/// removed, unless another publisher may have the number.
+/// removed, unless another publisher may have the number. If they cannot be removed, the error says
+/// so.
 pub fn upload(
     place: &StorePlace,
     dir: &Path,
@@ -82,21 +83,55 @@ pub fn upload(
         let state = UploadProgress { bytes_done: 0, bytes_total: bytes_of(dir, &files) };
         let mut upload = Upload { place, claim, pacer: Pacer::new(rate), progress, stop, state };
         let sent = upload.files(dir, &files).await;
-        // The objects of this number may belong to another publisher.
-        if !matches!(upload.claim.is_held(place).await, Ok(true)) {
-            return sent.map(|()| version);
-        }
-        if let Err(error) = &sent {
-            // A request that failed may have written the manifest nevertheless. Without it, readers
-            // see no version. A manifest of another publisher stays.
-            let manifest = (error.kind() != ErrorKind::AlreadyExists).then_some(MANIFEST_NAME);
-            for name in manifest.into_iter().chain(files.iter().map(String::as_str)) {
-                let _ = place.objects.delete(&place.key(&format!("{version}/{name}"))).await;
+        let held = upload.claim.is_held(place).await;
+        let Err(error) = sent else {
+            if matches!(held, Ok(true)) {
+                // The version is complete. A claim that stays does not change that.
+                let _ = place.objects.delete(&place.key(&claim_name(version))).await;
             }
+            return Ok(version);
+        };
+        let is_removed = match held {
+            Ok(true) => {
+                // A request that failed may have written the manifest nevertheless. Without it,
+                // readers see no version. A manifest of another publisher stays.
+                let manifest = (error.kind() != ErrorKind::AlreadyExists).then_some(MANIFEST_NAME);
+                remove(place, version, manifest, &files).await
+            }
+            // The objects of this number belong to another publisher.
+            Ok(false) => true,
+            // They may.
+            Err(_) => false,
+        };
+        if is_removed {
+            return Err(error);
         }
-        let _ = place.objects.delete(&place.key(&claim_name(version))).await;
-        sent.map(|()| version)
+        let text = format!(
+            "{}; {} and files of version {version} may be left: delete them, or publish under another \
+             number",
+            error.message(),
+            claim_name(version)
+        );
+        Err(Error::new(error.kind(), text).with_source(error))
     })
+}
+
+/// Removes the manifest, the other files of a version, and its claim. Returns false if one may be
+/// left.
+async fn remove(
+    place: &StorePlace,
+    version: u64,
+    manifest: Option<&str>,
+    files: &[String],
+) -> bool {
+    let names = manifest.into_iter().chain(files.iter().map(String::as_str));
+    let names = names.map(|name| format!("{version}/{name}")).chain([claim_name(version)]);
+    let mut all = true;
+    for name in names {
+        let removed = place.objects.delete(&place.key(&name)).await;
+        all &= matches!(removed, Ok(()) | Err(object_store::Error::NotFound { .. }));
+    }
+    all
 }
 
 /// Lists the files of the version in `dir`, without its manifest: graph and weights, and the files

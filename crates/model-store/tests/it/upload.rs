@@ -107,6 +107,22 @@ fn a_claimed_number_is_left_out() {
     assert_eq!(put(None).unwrap(), 2);
 }
 
+#[test]
+fn an_error_names_what_a_failed_upload_leaves() {
+    let dir = tempfile::tempdir().unwrap();
+    affine(dir.path(), 0.5, 2.0).unwrap();
+    let store = FaultyStore::new();
+    let place = StorePlace::new(store.clone(), "m", "mem://m");
+    let put = || upload(&place, dir.path(), None, Rate::unlimited(), &mut |_| {}, never());
+    // The claim is written. It cannot be read, so nothing may be removed.
+    store.gets_max.store(0, Ordering::SeqCst);
+    let error = put().unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unavailable);
+    assert!(error.message().contains(".claim-1 and files of version 1 may be left"), "{error}");
+    store.gets_max.store(u64::MAX, Ordering::SeqCst);
+    assert_eq!(put().unwrap(), 2);
+}
+
 /// The listing of the second publisher comes before the end of the first one's upload, and its
 /// claim after it.
 #[test]
