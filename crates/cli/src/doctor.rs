@@ -73,6 +73,10 @@ fn check_directory(dir: &Path) -> CommandResult {
     let why = match std::fs::metadata(dir) {
         Ok(found) if found.is_dir() => return Ok(()),
         Ok(_) => "it is not a directory".to_owned(),
+        Err(_) if dir.to_str().is_some_and(model_store::is_url) => {
+            "it is a URL; the copies of its models are in --cache-dir, which is checked without it"
+                .to_owned()
+        }
         Err(error) => error.to_string(),
     };
     Err(CommandError::usage(format!("cannot check {}: {why}", dir.display())))

@@ -13,6 +13,7 @@ fn a_directory_that_does_not_exist_is_refused() {
     check_error(&["doctor", missing.to_str().unwrap()], 2, wanted);
     std::fs::write(&missing, "a file").unwrap();
     check_error(&["doctor", missing.to_str().unwrap()], 2, "none: it is not a directory");
+    check_error(&["doctor", "s3://bucket/models"], 2, "s3://bucket/models: it is a URL; ");
 }
 
 #[test]
