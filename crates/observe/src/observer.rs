@@ -184,36 +184,42 @@ fn for_people(event: &LifecycleEvent) -> Option<NewEvent> {
         LifecycleEvent::UpdateHeldBack { model, version, reason } => {
             of("held_back", EventLevel::Warning, model, Some(*version), reason)
         }
+        LifecycleEvent::Forgotten { model } => {
+            of("removed", info, model, None, "removed: its directory was deleted")
+        }
+        _ => source_for_people(event),
+    }
+}
+
+/// Returns the event for people about the directory or the store of models; `None` if it is about
+/// something else.
+fn source_for_people(event: &LifecycleEvent) -> Option<NewEvent> {
+    let warning = EventLevel::Warning;
+    let (kind, level, model, text) = match event {
         LifecycleEvent::ModelsIgnored { root, count, models_max } => {
             let root = root.display();
             let text = format!(
                 "{root}: models that are not served: {count}; the first {models_max} by name serve"
             );
-            let kind = "models_ignored";
-            let level = EventLevel::Warning;
-            Some(NewEvent { kind, level, model: None, version: None, text })
-        }
-        LifecycleEvent::StoreUnlisted { store, reason } => {
-            let text =
-                format!("{store} cannot be listed; copied models continue to serve: {reason}");
-            let kind = "store_failed";
-            let level = EventLevel::Warning;
-            Some(NewEvent { kind, level, model: None, version: None, text })
-        }
-        LifecycleEvent::CopyFailed { model, reason } => {
-            of("copy_failed", EventLevel::Error, model, None, reason)
+            ("models_ignored", warning, None, text)
         }
         LifecycleEvent::VersionsIgnored { model, count, versions_max } => {
             let text = format!(
                 "versions that are ignored: {count}; the {versions_max} highest numbers count"
             );
-            of("versions_ignored", EventLevel::Warning, model, None, &text)
+            ("versions_ignored", warning, Some(model.clone()), text)
         }
-        LifecycleEvent::Forgotten { model } => {
-            of("removed", info, model, None, "removed: its directory was deleted")
+        LifecycleEvent::StoreUnlisted { store, reason } => {
+            let text =
+                format!("{store} cannot be listed; copied models continue to serve: {reason}");
+            ("store_failed", warning, None, text)
         }
-        _ => None,
-    }
+        LifecycleEvent::CopyFailed { model, reason } => {
+            ("copy_failed", EventLevel::Error, Some(model.clone()), reason.clone())
+        }
+        _ => return None,
+    };
+    Some(NewEvent { kind, level, model, version: None, text })
 }
 
 fn state_for_people(change: &StateChange) -> Option<NewEvent> {
