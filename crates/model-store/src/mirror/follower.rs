@@ -20,6 +20,9 @@ use crate::place::StorePlace;
 
 /// Most bytes of a file beside a model's versions.
 const FILE_BYTES_MAX: u64 = 64 << 20;
+/// Most failed versions of a model in place of which a lower one is copied. If all versions fail for
+/// the same reason, such as a pool that is too small, their whole history must not be fetched.
+const FALLBACKS_MAX: usize = 2;
 /// Name of a model's settings.
 const SETTINGS_NAME: &str = "millpond.toml";
 
@@ -265,6 +268,7 @@ impl Follower {
         }
         let policy = self.policy(name);
         let mut present = 0;
+        let mut failed = 0;
         for (&version, remote) in model.versions.iter().rev() {
             let wanted = match &policy {
                 VersionPolicy::Latest(count) => present < (*count).max(1),
@@ -276,7 +280,9 @@ impl Follower {
             }
             match self.ensure(context, name, version, remote).await {
                 // An earlier version serves in its place.
-                Ok(true) if (context.has_failed)(name, version) => {}
+                Ok(true) if failed < FALLBACKS_MAX && (context.has_failed)(name, version) => {
+                    failed += 1;
+                }
                 Ok(true) => present += 1,
                 Ok(false) => outcome.pending |= remote.kind() == RemoteKind::Foreign,
                 // The version can never be copied, so an earlier version serves.

@@ -520,19 +520,16 @@ fn a_damaged_copy_is_fetched_again_if_it_cannot_be_loaded() {
     thread.stop();
 }
 
-#[test]
-fn an_earlier_version_is_copied_if_the_newest_has_failed() {
+/// Returns which of the versions 1 to 4 are copied if those from `first_failed` on have failed.
+fn copied_with_failures(first_failed: u64) -> [bool; 4] {
     let setup = Setup::new();
-    setup.publish("m", 1, &[1]);
-    setup.publish("m", 2, &[2]);
-    setup.publish("m", 3, &[3]);
+    (1..=4).for_each(|version| drop(setup.publish("m", version, &[1])));
     let mut mirror = setup.polling(Duration::from_secs(3600));
     mirror.copy_first_now().unwrap();
-    assert!(setup.copy("m/3").exists() && !setup.copy("m/2").exists());
     let hooks = MirrorHooks {
         sources: Box::new(sources_of(&setup)),
         in_use: Box::new(|_, _, _| false),
-        has_failed: Box::new(|model, version| model == "m" && version == 3),
+        has_failed: Box::new(move |_: &str, version: u64| version >= first_failed),
         report: Box::new(|_| {}),
     };
     let requests = mirror.listing_requests();
@@ -540,8 +537,15 @@ fn an_earlier_version_is_copied_if_the_newest_has_failed() {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     assert!(runtime.block_on(requests.list(Duration::from_secs(60))));
     thread.stop();
-    assert!(setup.copy("m/3").exists() && setup.copy("m/2").exists());
-    assert!(!setup.copy("m/1").exists(), "one version of the policy is enough");
+    [1, 2, 3, 4].map(|version| setup.copy(&format!("m/{version}")).exists())
+}
+
+#[test]
+fn an_earlier_version_is_copied_if_the_newest_has_failed() {
+    assert_eq!(copied_with_failures(5), [false, false, false, true]);
+    assert_eq!(copied_with_failures(4), [false, false, true, true]);
+    // Not the whole history, if all fail for the same reason.
+    assert_eq!(copied_with_failures(1), [false, true, true, true]);
 }
 
 /// Returns the report of a mirror once a listing has failed.
