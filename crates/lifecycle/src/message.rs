@@ -42,13 +42,14 @@ pub struct SourceReport {
     pub errors: BTreeMap<Arc<str>, String>,
     /// Reasons why versions are not copied yet although nothing failed, by name of the model.
     pub unfinished: BTreeMap<Arc<str>, String>,
-    /// Errors of stores that cannot be listed, by URL. `errors` has them for models of the store.
+    /// Errors of stores that cannot be opened or listed, by URL. `errors` has them for the models
+    /// of the store.
     pub unlisted: BTreeMap<Arc<str>, String>,
 }
 
 impl SourceReport {
     /// Returns why a version or a file of `model` cannot be copied. `None` if its only problem is
-    /// that its store cannot be listed.
+    /// that its store cannot be opened or listed.
     pub(crate) fn copy_error(&self, model: &str) -> Option<&str> {
         let error = self.errors.get(model)?;
         let is_of_store = self.unlisted.values().any(|unlisted| unlisted == error);

@@ -373,6 +373,11 @@ impl StoreCache {
         names_in(&self.root.join("models"))
     }
 
+    /// Returns true if a version of the model is here.
+    pub(crate) fn has_version(&self, model: &str) -> bool {
+        names_in(&self.model_dir(model)).iter().any(|name| number(name).is_some())
+    }
+
     /// Returns all copied versions.
     pub(crate) fn versions(&self) -> Vec<CachedVersion> {
         let mut versions = Vec::new();

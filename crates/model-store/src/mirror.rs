@@ -27,7 +27,7 @@ use parking_lot::Mutex;
 use tokio::sync::watch;
 
 use crate::options::StoreOptions;
-use crate::place::{StorePlace, block_on};
+use crate::place::{StorePlace, block_on, without_secrets};
 pub use first_copy::FirstCopy;
 use follower::{Follower, SyncOutcome};
 use listing_requests::ListingQueue;
@@ -49,9 +49,17 @@ pub type HasFailed = Box<dyn Fn(&str, u64) -> bool + Send>;
 /// Returns the stores to follow.
 pub type Sources = Box<dyn Fn() -> Vec<StoreSource> + Send>;
 
-/// Stores that could not be opened, by directory of models: the reason for each model whose name is
-/// configured.
-pub(crate) type UnopenedStores = BTreeMap<PathBuf, BTreeMap<Arc<str>, String>>;
+/// Stores that could not be opened, by directory of models.
+pub(crate) type UnopenedStores = BTreeMap<PathBuf, UnopenedStore>;
+
+/// A store that could not be opened.
+pub(crate) struct UnopenedStore {
+    /// URL without secrets.
+    shown: Arc<str>,
+    reason: String,
+    /// Models whose names are configured.
+    models: Vec<Arc<str>>,
+}
 
 /// Connections of a mirror with the server.
 pub struct MirrorHooks {
@@ -261,10 +269,10 @@ impl StoreMirror {
             unfinished.extend(follower.unfinished());
             unlisted.extend(follower.listing_error().map(|error| (follower.label(), error)));
         }
-        errors.extend(self.unopened.values().flatten().map(|(model, error)| {
-            let error = format!("its object store cannot be opened: {error}");
-            (model.clone(), error)
-        }));
+        for store in self.unopened.values() {
+            errors.extend(store.models.iter().map(|model| (model.clone(), store.reason.clone())));
+            unlisted.insert(store.shown.clone(), store.reason.clone());
+        }
         let complete = matches!(*self.first_copy.borrow(), FirstCopy::Done);
         let report = SourceReport { complete, errors, unfinished, unlisted };
         if report != self.reported {
@@ -308,9 +316,12 @@ impl StoreMirror {
 
     /// Notes the error of a store that cannot be opened. Logs the first one, not one every second.
     fn note_unopened(&mut self, source: StoreSource, error: &Error) {
-        let models = source.model.iter().chain(source.policies.keys());
-        let reasons = models.map(|model| (model.clone(), error.message().to_owned())).collect();
-        if self.unopened.insert(source.models_dir, reasons).is_none() {
+        let store = UnopenedStore {
+            shown: without_secrets(&source.url).into(),
+            reason: format!("its object store cannot be opened: {}", error.message()),
+            models: source.model.iter().chain(source.policies.keys()).cloned().collect(),
+        };
+        if self.unopened.insert(source.models_dir, store).is_none() {
             tracing::error!(store = %source.url, %error, "a store cannot be opened");
         }
     }

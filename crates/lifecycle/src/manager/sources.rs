@@ -3,6 +3,7 @@
 use std::time::Instant;
 
 use super::Manager;
+use super::model::Model;
 use crate::LifecycleEvent;
 use crate::message::SourceReport;
 
@@ -21,6 +22,14 @@ impl Manager {
             model.unfinished = report.unfinished.get(name).cloned();
         }
         self.sources = report;
+    }
+
+    /// Returns true if the directory of `model` mirrors a store.
+    pub(super) fn is_copy(&self, model: &Model) -> bool {
+        let set = self.configured.load_full();
+        let mut roots = set.roots.iter().filter(|root| root.store.is_some());
+        let parent = model.config.base_path.parent();
+        model.config.store.is_some() || roots.any(|root| parent == Some(root.dir.as_path()))
     }
 }
 

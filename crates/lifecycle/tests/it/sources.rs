@@ -145,6 +145,17 @@ fn a_load_fails_if_the_newest_version_is_not_copied() {
 }
 
 #[test]
+fn a_load_from_a_directory_ignores_failed_copies() {
+    let world = World::with_model();
+    // A store has another model of this name, which does not serve.
+    let errors = [("m".into(), "version 2 cannot be copied: 403".to_owned())].into();
+    let report = SourceReport { complete: true, errors, ..SourceReport::default() };
+    world.lifecycle().report_sources(report);
+    eventually("the report", || world.status("m").unwrap().error.is_some());
+    assert_eq!(world.load("m", LoadSpec::default()), Ok(()));
+}
+
+#[test]
 fn a_refused_load_names_an_unfinished_upload() {
     let world = mirrored();
     std::fs::create_dir(world.model_dir("m")).unwrap();

@@ -20,9 +20,9 @@ use crate::place::StorePlace;
 
 /// Most bytes of a file beside a model's versions.
 const FILE_BYTES_MAX: u64 = 64 << 20;
-/// Most failed versions of a model in place of which a lower one is copied. If all versions fail for
-/// the same reason, such as a pool that is too small, their whole history must not be fetched.
-const FALLBACKS_MAX: usize = 2;
+/// Most failed versions of a model in place of which a lower one is copied. If all versions fail
+/// for the same reason, such as a pool that is too small, the whole history must not be fetched.
+pub(super) const FALLBACKS_MAX: usize = 2;
 /// Name of a model's settings.
 const SETTINGS_NAME: &str = "millpond.toml";
 
@@ -74,6 +74,8 @@ pub(crate) struct Follower {
     damaged: BTreeMap<(String, u64), DamagedVersion>,
     /// Versions that have failed and whose copies were checked since.
     pub(super) checked: BTreeSet<(String, u64)>,
+    /// Number of times that a damaged copy of a version was fetched again.
+    pub(super) repairs: BTreeMap<(String, u64), u32>,
     /// Reasons why a model lacks a version, by name of the model.
     problems: BTreeMap<String, String>,
     /// Reasons why versions are not copied although nothing failed, by name of the model.
@@ -106,6 +108,7 @@ impl Follower {
             settling: BTreeMap::new(),
             damaged: BTreeMap::new(),
             checked: BTreeSet::new(),
+            repairs: BTreeMap::new(),
             problems: BTreeMap::new(),
             unfinished: BTreeMap::new(),
             missed: BTreeSet::new(),
@@ -141,7 +144,8 @@ impl Follower {
         if let Some(error) = &self.last_error {
             // A model without a complete version serves nothing with the store either, so an outage
             // must not make the server count it as failed.
-            let copied = self.cache.versions().into_iter().map(|copy| Arc::<str>::from(copy.model));
+            let copied = self.cache.models().into_iter();
+            let copied = copied.filter(|model| self.cache.has_version(model)).map(Arc::<str>::from);
             let configured = self.source.policies.keys().chain(&self.source.model).cloned();
             let unknown = configured.filter(|_| self.listed.is_none());
             copied.chain(unknown).for_each(|model| {
@@ -280,7 +284,9 @@ impl Follower {
             }
             match self.ensure(context, name, version, remote).await {
                 // An earlier version serves in its place.
-                Ok(true) if failed < FALLBACKS_MAX && (context.has_failed)(name, version) => {
+                Ok(true)
+                    if failed < FALLBACKS_MAX && self.needs_fallback(context, name, version) =>
+                {
                     failed += 1;
                 }
                 Ok(true) => present += 1,

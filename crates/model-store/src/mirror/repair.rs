@@ -8,7 +8,27 @@ use std::collections::BTreeSet;
 use super::follower::{Follower, SyncContext};
 use crate::hashed_file::is_intact;
 
+/// Most times that the damaged copy of a version is fetched again while the server runs. A disk
+/// that damages more copies must be replaced.
+const REPAIRS_MAX: u32 = 3;
+
 impl Follower {
+    /// Returns true if a version has failed and no copied version of its model is in use, so that
+    /// an earlier one should be copied.
+    ///
+    /// While one is in use, the copies stay as they are: an earlier version that was withdrawn and
+    /// whose copy was removed must not come back as a new one.
+    pub(super) fn needs_fallback(
+        &self,
+        context: &SyncContext<'_>,
+        model: &str,
+        version: u64,
+    ) -> bool {
+        let is_used = |version| (context.in_use)(&self.source.models_dir, model, version);
+        (context.has_failed)(model, version)
+            && !self.cache.versions().iter().any(|it| it.model == model && is_used(it.version))
+    }
+
     /// Checks each copy whose version has failed, once for each failure. A damaged one is fetched
     /// again. If other versions have failed than at the last listing, the wanted ones are chosen
     /// again.
@@ -28,12 +48,28 @@ impl Follower {
             let model = key.0.as_str();
             let version = key.1;
             if !is_intact(&self.cache.version_dir(model, version), context.pacer).await {
-                tracing::warn!(model, version, "its copy is damaged and is fetched again");
-                if let Err(error) = self.cache.forget(model, version) {
-                    tracing::error!(model, version, %error, "a damaged copy stays");
-                }
+                self.repair(model, version);
             }
             self.checked.insert(key);
+        }
+    }
+
+    /// Lets the next copy fetch a damaged version again.
+    fn repair(&mut self, model: &str, version: u64) {
+        let repairs = self.repairs.entry((model.to_owned(), version)).or_default();
+        if *repairs == REPAIRS_MAX {
+            tracing::error!(
+                model,
+                version,
+                "its copy is damaged and stays, because it was fetched {REPAIRS_MAX} times; check the \
+                 disk of --cache-dir, then restart the server"
+            );
+            return;
+        }
+        *repairs += 1;
+        tracing::warn!(model, version, "its copy is damaged and is fetched again");
+        if let Err(error) = self.cache.forget(model, version) {
+            tracing::error!(model, version, %error, "a damaged copy stays");
         }
     }
 }

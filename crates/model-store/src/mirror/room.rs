@@ -4,7 +4,7 @@ use base::units::format_bytes;
 use base::{Error, Result};
 use lifecycle::VersionPolicy;
 
-use super::follower::{Follower, SyncContext};
+use super::follower::{FALLBACKS_MAX, Follower, SyncContext};
 
 impl Follower {
     /// Removes parts of versions that are not wanted if the disk is full, then copies of stores
@@ -28,7 +28,7 @@ impl Follower {
             // otherwise remove each other's parts for ever.
             self.cache.retain_staging(|other, staged| {
                 (other == model && staged == version)
-                    || (self.is_listed(other, staged) && self.is_wanted(other, staged))
+                    || (self.is_listed(other, staged) && self.is_wanted(context, other, staged))
             });
         }
         let fits = |used: u64| {
@@ -41,7 +41,7 @@ impl Follower {
                 return Ok(());
             }
             if !(context.in_use)(&self.source.models_dir, &old.model, old.version)
-                && !self.is_wanted(&old.model, old.version)
+                && !self.is_wanted(context, &old.model, old.version)
             {
                 self.cache.remove(&old.model, old.version)?;
                 tracing::info!(
@@ -86,14 +86,19 @@ impl Follower {
         listed.is_some_and(|model| model.versions.contains_key(&version))
     }
 
-    /// Returns true if the last listing has the version and the policy chooses it, or if there is
-    /// no listing yet.
-    fn is_wanted(&self, model: &str, version: u64) -> bool {
+    /// Returns true if the last listing has the version and the policy chooses it, also in place of
+    /// a version that has failed, or if there is no listing yet.
+    fn is_wanted(&self, context: &SyncContext<'_>, model: &str, version: u64) -> bool {
         let Some(listing) = &self.listed else { return true };
-        let listed = listing.models.get(model);
-        let newer = listed.map_or(0, |listed| listed.versions.range(version + 1..).count());
+        let newer = listing.models.get(model).into_iter();
+        let newer: Vec<u64> =
+            newer.flat_map(|listed| listed.versions.range(version + 1..).map(|it| *it.0)).collect();
         match self.policy(model) {
-            VersionPolicy::Latest(count) => newer < count.max(1),
+            VersionPolicy::Latest(count) => {
+                // The copies of two models would otherwise remove each other for ever.
+                let failed = newer.iter().filter(|it| self.needs_fallback(context, model, **it));
+                newer.len() - failed.count().min(FALLBACKS_MAX) < count.max(1)
+            }
             VersionPolicy::All => true,
             VersionPolicy::Specific(versions) => versions.contains(&version),
         }
@@ -113,7 +118,7 @@ mod tests {
 
     use super::*;
     use crate::listing::{RemoteModel, RemoteVersion, StoreListing};
-    use crate::mirror::{InUse, MirrorConfig, StoreSource, UnopenedStores};
+    use crate::mirror::{HasFailed, InUse, MirrorConfig, StoreSource, UnopenedStores};
     use crate::options::StoreOptions;
     use crate::place::StorePlace;
 
@@ -148,12 +153,14 @@ mod tests {
         let pacer = Pacer::new(Rate::unlimited());
         let metrics = StoreMetrics::default();
         let in_use: InUse = Box::new(|_, _, _| false);
+        let has_failed: HasFailed = Box::new(|_, _| false);
         let unopened = UnopenedStores::new();
         let context = SyncContext {
             config: &config,
             pacer: &pacer,
             metrics: &metrics,
             in_use: &in_use,
+            has_failed: &has_failed,
             unopened: &unopened,
             bytes_max: u64::MAX,
         };
@@ -162,5 +169,11 @@ mod tests {
         assert_eq!(error.kind(), ErrorKind::StorageFull, "{error}");
         assert!(!staged("m", 1).exists() && staged("m", 2).exists());
         assert!(staged("other", 7).exists() && !staged("other", 8).exists());
+        // An earlier version is wanted in place of one that has failed.
+        assert!(!follower.is_wanted(&context, "m", 1));
+        let has_failed: HasFailed = Box::new(|_, version| version == 2);
+        let context = SyncContext { has_failed: &has_failed, ..context };
+        assert!(follower.is_wanted(&context, "m", 1));
+        assert!(!follower.is_wanted(&context, "m", 0));
     }
 }

@@ -464,11 +464,13 @@ fn a_store_that_cannot_be_opened_is_the_reason_of_its_model() {
     list();
     let failed = reported.try_iter().last().unwrap();
     assert!(failed.errors["m"].starts_with("its object store cannot be opened: ftp://host/m: "));
+    // No copy has failed.
+    assert_eq!(failed.unlisted["ftp://host/m"], failed.errors["m"]);
     opens.store(true, Ordering::SeqCst);
     list();
     list();
     let last = reported.try_iter().last().unwrap();
-    assert!(last.errors.is_empty(), "{last:?}");
+    assert!(last.errors.is_empty() && last.unlisted.is_empty(), "{last:?}");
     thread.stop();
 }
 
@@ -546,6 +548,65 @@ fn an_earlier_version_is_copied_if_the_newest_has_failed() {
     assert_eq!(copied_with_failures(4), [false, false, true, true]);
     // Not the whole history, if all fail for the same reason.
     assert_eq!(copied_with_failures(1), [false, true, true, true]);
+}
+
+/// An earlier version that was withdrawn, and whose copy was removed, must not come back.
+#[test]
+fn no_earlier_version_is_copied_while_one_serves() {
+    let setup = Setup::new();
+    setup.publish("m", 1, &[1]);
+    let mut mirror = setup.polling(Duration::from_secs(3600));
+    mirror.copy_first_now().unwrap();
+    setup.publish("m", 2, &[1]);
+    setup.publish("m", 3, &[1]);
+    let hooks = MirrorHooks {
+        sources: Box::new(sources_of(&setup)),
+        in_use: Box::new(|_, _, version| version == 1),
+        has_failed: Box::new(|_, version| version == 3),
+        report: Box::new(|_| {}),
+    };
+    let requests = mirror.listing_requests();
+    let thread = mirror.follow(hooks, metrics::StoreMetrics::default()).unwrap();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    for _ in 0..2 {
+        assert!(runtime.block_on(requests.list(Duration::from_secs(60))));
+        let copied = [1, 2, 3].map(|version| setup.copy(&format!("m/{version}")).exists());
+        assert_eq!(copied, [true, false, true]);
+    }
+    thread.stop();
+}
+
+#[test]
+fn a_damaged_copy_is_fetched_again_three_times() {
+    let setup = Setup::new();
+    setup.publish("m", 1, &[1, 2]);
+    let mut mirror = setup.polling(Duration::from_secs(3600));
+    mirror.copy_first_now().unwrap();
+    let has_failed = Arc::new(AtomicBool::new(false));
+    let failed = has_failed.clone();
+    let hooks = MirrorHooks {
+        sources: Box::new(sources_of(&setup)),
+        in_use: Box::new(|_, _, _| false),
+        has_failed: Box::new(move |_, _| failed.load(Ordering::SeqCst)),
+        report: Box::new(|_| {}),
+    };
+    let requests = mirror.listing_requests();
+    let thread = mirror.follow(hooks, metrics::StoreMetrics::default()).unwrap();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let list = || assert!(runtime.block_on(requests.list(Duration::from_secs(60))));
+    let weights = setup.copy("m/1/weights.bin");
+    let whole = std::fs::read(&weights).unwrap();
+    let mut damaged = whole.clone();
+    damaged[5] ^= 1;
+    for repairs in 0..4 {
+        has_failed.store(false, Ordering::SeqCst);
+        list();
+        std::fs::write(&weights, &damaged).unwrap();
+        has_failed.store(true, Ordering::SeqCst);
+        list();
+        assert_eq!(std::fs::read(&weights).unwrap() == whole, repairs < 3, "{repairs}");
+    }
+    thread.stop();
 }
 
 /// Returns the report of a mirror once a listing has failed.
