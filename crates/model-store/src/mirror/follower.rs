@@ -204,12 +204,13 @@ impl Follower {
         self.last_error = None;
         let listing = group(&objects, &self.place.prefix, self.source.model.as_deref());
         let changed = self.listed.as_ref() != Some(&listing);
-        self.check_failed(context).await;
-        if !changed && self.copied.as_ref() == Some(&listing) {
-            return Ok(SyncOutcome::default());
-        }
         if changed {
             self.note_empty(&listing, objects.len());
+        } else {
+            self.check_failed(context).await;
+            if self.copied.as_ref() == Some(&listing) {
+                return Ok(SyncOutcome::default());
+            }
         }
         self.listed = Some(listing.clone());
         let mut outcome = SyncOutcome { changed, ..SyncOutcome::default() };
@@ -226,6 +227,10 @@ impl Follower {
             self.cache.clear_staging();
             self.cache.set_synced()?;
             self.copied = Some(listing);
+        }
+        if changed {
+            // A check reads whole copies, and a new version may correct the failed one.
+            self.check_failed(context).await;
         }
         Ok(outcome)
     }

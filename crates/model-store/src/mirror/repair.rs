@@ -30,8 +30,8 @@ impl Follower {
     }
 
     /// Checks each copy whose version has failed, once for each failure. A damaged one is fetched
-    /// again. If other versions have failed than at the last listing, the wanted ones are chosen
-    /// again.
+    /// again. If other versions have failed than at the last check, this listing or the next one
+    /// chooses the wanted ones again.
     pub(super) async fn check_failed(&mut self, context: &SyncContext<'_>) {
         let copies = self.cache.versions().into_iter().map(|copy| (copy.model, copy.version));
         let failed: BTreeSet<(String, u64)> =

@@ -12,8 +12,8 @@ use engine::fake::publish::{FakeParameter, publish};
 use engine::layout::{Artifact, MANIFEST_NAME};
 use lifecycle::{SourceReport, VersionPolicy};
 use millpond_model_store::{
-    FirstCopy, ManifestDiff, MirrorConfig, MirrorHooks, StoreMirror, StoreOptions, StorePlace,
-    StoreSource,
+    FirstCopy, HasFailed, InUse, ManifestDiff, MirrorConfig, MirrorHooks, StoreMirror,
+    StoreOptions, StorePlace, StoreSource,
 };
 use object_store::{ObjectStore, ObjectStoreExt};
 use os::Rate;
@@ -522,23 +522,27 @@ fn a_damaged_copy_is_fetched_again_if_it_cannot_be_loaded() {
     thread.stop();
 }
 
+/// Lists a store twice. `in_use` and `has_failed` are the hooks of its mirror.
+fn list_twice(setup: &Setup, mirror: StoreMirror, in_use: InUse, has_failed: HasFailed) {
+    let sources = Box::new(sources_of(setup));
+    let hooks = MirrorHooks { sources, in_use, has_failed, report: Box::new(|_| {}) };
+    let requests = mirror.listing_requests();
+    let thread = mirror.follow(hooks, metrics::StoreMetrics::default()).unwrap();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    for _ in 0..2 {
+        assert!(runtime.block_on(requests.list(Duration::from_secs(60))));
+    }
+    thread.stop();
+}
+
 /// Returns which of the versions 1 to 4 are copied if those from `first_failed` on have failed.
 fn copied_with_failures(first_failed: u64) -> [bool; 4] {
     let setup = Setup::new();
     (1..=4).for_each(|version| drop(setup.publish("m", version, &[1])));
     let mut mirror = setup.polling(Duration::from_secs(3600));
     mirror.copy_first_now().unwrap();
-    let hooks = MirrorHooks {
-        sources: Box::new(sources_of(&setup)),
-        in_use: Box::new(|_, _, _| false),
-        has_failed: Box::new(move |_: &str, version: u64| version >= first_failed),
-        report: Box::new(|_| {}),
-    };
-    let requests = mirror.listing_requests();
-    let thread = mirror.follow(hooks, metrics::StoreMetrics::default()).unwrap();
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-    assert!(runtime.block_on(requests.list(Duration::from_secs(60))));
-    thread.stop();
+    let has_failed = Box::new(move |_: &str, version: u64| version >= first_failed);
+    list_twice(&setup, mirror, Box::new(|_, _, _| false), has_failed);
     [1, 2, 3, 4].map(|version| setup.copy(&format!("m/{version}")).exists())
 }
 
@@ -559,21 +563,29 @@ fn no_earlier_version_is_copied_while_one_serves() {
     mirror.copy_first_now().unwrap();
     setup.publish("m", 2, &[1]);
     setup.publish("m", 3, &[1]);
-    let hooks = MirrorHooks {
-        sources: Box::new(sources_of(&setup)),
-        in_use: Box::new(|_, _, version| version == 1),
-        has_failed: Box::new(|_, version| version == 3),
-        report: Box::new(|_| {}),
-    };
-    let requests = mirror.listing_requests();
-    let thread = mirror.follow(hooks, metrics::StoreMetrics::default()).unwrap();
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-    for _ in 0..2 {
-        assert!(runtime.block_on(requests.list(Duration::from_secs(60))));
-        let copied = [1, 2, 3].map(|version| setup.copy(&format!("m/{version}")).exists());
-        assert_eq!(copied, [true, false, true]);
-    }
-    thread.stop();
+    let in_use = Box::new(|_: &Path, _: &str, version: u64| version == 1);
+    list_twice(&setup, mirror, in_use, Box::new(|_, version| version == 3));
+    let copied = [1, 2, 3].map(|version| setup.copy(&format!("m/{version}")).exists());
+    assert_eq!(copied, [true, false, true]);
+}
+
+#[test]
+fn a_new_version_is_copied_before_a_failed_one_is_checked() {
+    let setup = Setup::new();
+    setup.publish("m", 1, &[1]);
+    let mut mirror = setup.polling(Duration::from_secs(3600));
+    mirror.copy_first_now().unwrap();
+    setup.publish("m", 2, &[1]);
+    let new = setup.copy("m/2");
+    let (checks, checked) = mpsc::channel();
+    let has_failed = Box::new(move |_: &str, version: u64| {
+        if version == 1 {
+            checks.send(new.exists()).unwrap();
+        }
+        version == 1
+    });
+    list_twice(&setup, mirror, Box::new(|_, _, _| false), has_failed);
+    assert_eq!(checked.try_iter().next(), Some(true));
 }
 
 #[test]
