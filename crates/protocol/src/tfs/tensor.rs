@@ -144,8 +144,8 @@ fn from_values(
     }
 }
 
-/// Checks that the values are in the field of the tensor's type. TensorFlow ignores other fields, so
-/// such a tensor would be all zeros.
+/// Checks that the values are in the field of the tensor's type. TensorFlow ignores other fields,
+/// so such a tensor would be all zeros.
 fn check_field(dtype: DType, message: &TensorProto) -> Result<()> {
     let lengths = [
         ("float_val", message.float_val.len()),
