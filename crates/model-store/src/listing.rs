@@ -145,10 +145,10 @@ fn add(model: &mut RemoteModel, parts: &[String], object: &ObjectMeta) {
         [] => {}
         // A number without content below it is the mark of an empty directory.
         [name] if number(name).is_none() => model.files.push(file(parts)),
-        [dir, name] if dir == WARMUP_DIR && !name.starts_with('.') => {
-            if model.files.len() < FILES_MAX {
-                model.files.push(file(parts));
-            }
+        [dir, name]
+            if dir == WARMUP_DIR && !name.starts_with('.') && model.files.len() < FILES_MAX =>
+        {
+            model.files.push(file(parts));
         }
         [version, rest @ ..] if !rest.is_empty() => {
             // "7" and "007" are one version: the shorter name wins, as on a disk.
