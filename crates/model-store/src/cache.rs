@@ -11,7 +11,7 @@ use std::collections::BTreeSet;
 use std::fs::{File, Metadata};
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, SystemTime};
 
 use base::{Error, Result};
 use os::sync_directory;
@@ -28,8 +28,6 @@ const TRASH_PREFIX: &str = ".old-";
 /// Longest wait for the lock of a cache. Other servers lock it for a moment to check if it is
 /// unused.
 const LOCK_WAIT_MAX: Duration = Duration::from_secs(1);
-/// Time between two attempts to lock a cache.
-const LOCK_PAUSE: Duration = Duration::from_millis(5);
 
 /// The local copy of one store.
 #[derive(Clone, Debug)]
@@ -98,21 +96,13 @@ impl StoreCache {
         let path = self.root.join("lock");
         let file = os::private::options().write(true).create(true).truncate(false).open(&path);
         let file = file.map_err(|error| Error::io(&path, &error))?;
-        let until = Instant::now() + LOCK_WAIT_MAX;
-        loop {
-            match file.try_lock() {
-                Err(std::fs::TryLockError::WouldBlock) if Instant::now() < until => {
-                    std::thread::sleep(LOCK_PAUSE);
-                }
-                Err(std::fs::TryLockError::WouldBlock) => {
-                    return Err(Error::precondition(format!(
-                        "{}: another server uses this cache; give each its own with --cache-dir",
-                        self.root.display()
-                    )));
-                }
-                // File systems without locks are used by one server at a time.
-                _ => return Ok(file),
-            }
+        match os::lock_file(&file, LOCK_WAIT_MAX) {
+            Ok(false) => Err(Error::precondition(format!(
+                "{}: another server uses this cache; give each its own with --cache-dir",
+                self.root.display()
+            ))),
+            // File systems without locks are used by one server at a time.
+            Ok(true) | Err(_) => Ok(file),
         }
     }
 
@@ -555,7 +545,7 @@ mod tests {
             let checked = cache.lock_unused().unwrap();
             std::thread::scope(|scope| {
                 scope.spawn(|| {
-                    std::thread::sleep(LOCK_PAUSE);
+                    std::thread::sleep(Duration::from_millis(5));
                     drop(checked);
                 });
                 cache.lock().is_ok()

@@ -68,7 +68,7 @@ fn models_share_the_workers_by_weight() {
 #[test]
 fn a_lingering_shape_is_overtaken_by_a_full_one() {
     let options =
-        ScheduleOptions { max_queue_delay: Duration::from_secs(25), max_batch: 2, ..merging() };
+        ScheduleOptions { max_queue_delay: Duration::from_secs(10), max_batch: 2, ..merging() };
     let bench = Bench::new(1, 100);
     let (rows, servable) = model("m", options, PLAIN);
     rows.gate.open();

@@ -7,6 +7,7 @@
 use std::fs::File;
 use std::io::{ErrorKind as IoKind, Read, Write};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use base::{Error, Result};
 use os::private;
@@ -251,19 +252,24 @@ pub(super) fn sync(directory: &Path) -> Result<()> {
     synced.map_err(|error| Error::io(directory, &error))
 }
 
+/// Longest wait for the lock of a directory, which a process that was just killed may still have.
+const LOCK_WAIT_MAX: Duration = Duration::from_secs(2);
+
 /// Locks a directory against other processes while the returned file is open.
+///
+/// # Errors
+/// `FailedPrecondition` if another process has the lock for [`LOCK_WAIT_MAX`]; I/O errors.
 pub(super) fn lock(directory: &Path) -> Result<File> {
     let path = directory.join(".lock");
     let open = private::options().write(true).create(true).truncate(false).open(&path);
     let file = open.map_err(|error| Error::io(&path, &error))?;
-    match file.try_lock() {
-        Ok(()) => Ok(file),
-        Err(std::fs::TryLockError::WouldBlock) => Err(Error::precondition(format!(
-            "another process serves the collections in {}; end it, or use another directory",
-            directory.display()
-        ))),
-        Err(std::fs::TryLockError::Error(error)) => Err(Error::io(&path, &error)),
+    if os::lock_file(&file, LOCK_WAIT_MAX).map_err(|error| Error::io(&path, &error))? {
+        return Ok(file);
     }
+    Err(Error::precondition(format!(
+        "another process serves the collections in {}; end it, or use another directory",
+        directory.display()
+    )))
 }
 
 #[cfg(test)]
