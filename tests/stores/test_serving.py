@@ -140,7 +140,8 @@ def test_a_damaged_copy_is_fetched_again(s3, serve, tmp_path):
     content[MIB // 2] ^= 1
     weights.write_bytes(content)
     server = serve(URL, ready=False)
-    wait_for(lambda: ready(server), lambda found: found[0] == 200, why=server.log_text)
+    wait_for(lambda: ready(server), lambda found: found[0] > 0, why=server.log_text)
+    server.wait_version("m", 1)
     assert stamp(server, "m") == 1
     assert "its copy is damaged and is fetched again" in server.log_text(), server.log_text()
 
