@@ -1,6 +1,7 @@
 //! `millpond publish --to URL`: writes the version on this machine, then uploads it.
 
-use std::fs::File;
+use std::fs::{File, TryLockError};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use base::Error;
@@ -16,6 +17,9 @@ use crate::exit::{CommandError, CommandResult, print, print_note};
 const INTERRUPTED: i32 = 130;
 /// Number of the version in the scratch directory.
 const SCRATCH_VERSION: u64 = 1;
+/// Maximum scratch directories of processes with the same number. Containers that share a cache
+/// directory often have processes with the same number.
+const SCRATCH_DIRS_MAX: u32 = 64;
 
 /// Publishes to the model's directory at `url` and prints the version's URL.
 pub(super) fn run(args: &PublishArgs, url: &str) -> CommandResult {
@@ -85,7 +89,11 @@ struct ScratchDir {
 }
 
 impl ScratchDir {
-    /// Makes a directory of this process below `parent`.
+    /// Makes a directory of this process below `parent`, which no other process uses.
+    ///
+    /// # Errors
+    /// Returns the error of the file system, and an error if too many processes with the number of
+    /// this one use `parent`.
     fn new(parent: &Path) -> CommandResult<ScratchDir> {
         let io = |error: std::io::Error| {
             CommandError::from(Error::io(parent, &error))
@@ -93,13 +101,22 @@ impl ScratchDir {
         };
         os::private::create_dir_all(parent).map_err(io)?;
         remove_abandoned(parent);
-        let path = parent.join(std::process::id().to_string());
-        let lock_path = path.with_extension("lock");
-        let lock = os::private::options().write(true).create(true).truncate(false).open(&lock_path);
-        let lock = lock.map_err(io)?;
-        lock.lock().map_err(io)?;
-        os::private::create_dir_all(&path).map_err(io)?;
-        Ok(ScratchDir { path, lock_path, _lock: lock })
+        let process = std::process::id();
+        for number in 0..SCRATCH_DIRS_MAX {
+            let path = parent.join(format!("{process}-{number}"));
+            let lock_path = path.with_extension("lock");
+            let mut options = os::private::options();
+            let lock = options.write(true).create(true).truncate(false).open(&lock_path);
+            let lock = lock.and_then(|lock| locked(lock, &lock_path)).map_err(io)?;
+            let Some(lock) = lock else { continue };
+            os::private::create_dir(&path).map_err(io)?;
+            return Ok(ScratchDir { path, lock_path, _lock: lock });
+        }
+        Err(CommandError::failed(format!(
+            "{}: {SCRATCH_DIRS_MAX} other publications use this directory",
+            parent.display()
+        ))
+        .hint("name another directory with MILLPOND_CACHE_DIR"))
     }
 
     fn path(&self) -> &Path {
@@ -109,9 +126,31 @@ impl ScratchDir {
 
 impl Drop for ScratchDir {
     fn drop(&mut self) {
-        // The next publication removes a remaining directory.
-        let _ = std::fs::remove_dir_all(&self.path);
-        let _ = std::fs::remove_file(&self.lock_path);
+        remove(&self.path, &self.lock_path);
+    }
+}
+
+/// Locks the file `lock`, which was opened at `path`. Returns `None` if another process has locked
+/// it, or if `path` names another file by now: such a lock protects no directory.
+///
+/// # Errors
+/// Returns the error of the file system.
+fn locked(lock: File, path: &Path) -> std::io::Result<Option<File>> {
+    match lock.try_lock() {
+        Ok(()) => {}
+        Err(TryLockError::WouldBlock) => return Ok(None),
+        Err(TryLockError::Error(error)) => return Err(error),
+    }
+    let own = lock.metadata()?.ino();
+    let is_current = std::fs::metadata(path).is_ok_and(|found| found.ino() == own);
+    Ok(is_current.then_some(lock))
+}
+
+/// Removes a directory and then its lock. The lock of a directory that cannot be removed stays, so
+/// that the next publication removes both.
+fn remove(dir: &Path, lock_path: &Path) {
+    if std::fs::remove_dir_all(dir).is_ok() || !dir.exists() {
+        let _ = std::fs::remove_file(lock_path);
     }
 }
 
@@ -122,10 +161,10 @@ fn remove_abandoned(parent: &Path) {
         if lock_path.extension().is_none_or(|extension| extension != "lock") {
             continue;
         }
-        let Ok(lock) = File::open(&lock_path) else { continue };
-        if lock.try_lock().is_ok() {
-            let _ = std::fs::remove_dir_all(lock_path.with_extension(""));
-            let _ = std::fs::remove_file(&lock_path);
+        let lock = File::open(&lock_path).and_then(|lock| locked(lock, &lock_path));
+        // The lock is held until both are removed.
+        if let Ok(Some(_lock)) = lock {
+            remove(&lock_path.with_extension(""), &lock_path);
         }
     }
 }
@@ -144,6 +183,17 @@ mod tests {
         assert!(!abandoned.exists() && scratch.path().is_dir());
         remove_abandoned(parent.path());
         assert!(scratch.path().is_dir(), "its process lives");
+        // Another process with the same number, in a container of its own.
+        let other = ScratchDir::new(parent.path()).unwrap();
+        assert!(scratch.path() != other.path() && scratch.path().is_dir() && other.path().is_dir());
+        drop(other);
+        // The lock was removed and made again after another process had opened it.
+        let lock_path = scratch.lock_path.clone();
+        let opened = File::open(&lock_path).unwrap();
+        drop(scratch);
+        let scratch = ScratchDir::new(parent.path()).unwrap();
+        assert_eq!(scratch.lock_path, lock_path);
+        assert!(locked(opened, &lock_path).unwrap().is_none());
         drop(scratch);
         assert_eq!(std::fs::read_dir(parent.path()).unwrap().count(), 0);
     }
