@@ -92,7 +92,8 @@ def test_a_publisher_that_died_does_not_block_the_next_number(s3, tmp_path):
     assert run("publish", str(model), "--to", f"{URL}/m").stdout == f"{URL}/m/2\n"
 
 
-def test_an_interrupt_removes_what_was_uploaded(s3, tmp_path):
+@pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_removes_what_was_uploaded(s3, tmp_path, stop):
     model = layered(tmp_path / "m.onnx", 1, [1, 2], kib=6 * 1024)
     command = [str(BINARY), "publish", str(model), "--to", f"{URL}/m", "--rate", "500KB"]
     publisher = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
@@ -100,7 +101,7 @@ def test_an_interrupt_removes_what_was_uploaded(s3, tmp_path):
     while "models/m/1/model.onnx" not in s3.objects():
         assert publisher.poll() is None and time.monotonic() < deadline
         time.sleep(0.05)
-    publisher.send_signal(signal.SIGINT)
+    publisher.send_signal(stop)
     _, told = publisher.communicate(timeout=60)
     assert publisher.returncode == 1 and "the upload was stopped" in told, told
     assert not list(s3.objects()), "no object and no claim is left"

@@ -6,15 +6,18 @@ use std::path::{Path, PathBuf};
 
 use base::Error;
 use model_store::{PlaceContent, StorePlace, UploadProgress, upload};
-use tokio::signal::unix::{SignalKind, signal};
+use tokio::runtime::Runtime;
+use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::watch;
 
 use super::{PublishArgs, announce, check_models, progress_bar, rate, show, write};
 use crate::environment;
 use crate::exit::{CommandError, CommandResult, print, print_note};
 
-/// Exit status after a second Ctrl-C: 128 plus the number of SIGINT, as in a shell.
+/// Exit status if the second signal is Ctrl-C: 128 plus the number of SIGINT, as in a shell.
 const INTERRUPTED: i32 = 130;
+/// Exit status if the second signal is SIGTERM.
+const TERMINATED: i32 = 143;
 /// Number of the version in the scratch directory.
 const SCRATCH_VERSION: u64 = 1;
 /// Maximum scratch directories of processes with the same number. Containers that share a cache
@@ -41,27 +44,52 @@ pub(super) fn run(args: &PublishArgs, url: &str) -> CommandResult {
     print(&format!("{}/{version}\n", place.shown()))
 }
 
-/// Returns a signal that becomes true at Ctrl-C. The upload then removes what it has sent. A second
-/// Ctrl-C ends the process at once.
+/// Returns a signal that becomes true at Ctrl-C and at SIGTERM, by which CI and Kubernetes stop a
+/// job. The upload then removes what it has sent. A second signal ends the process at once.
+///
+/// # Errors
+/// Returns an error if the system refuses the handlers or the thread that waits.
 fn until_interrupted() -> CommandResult<watch::Receiver<bool>> {
     let (stop, stopped) = watch::channel(false);
     let failed =
         |error: std::io::Error| CommandError::failed(format!("cannot wait for Ctrl-C: {error}"));
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let runtime = runtime.map_err(failed)?;
-    let wait = move || {
-        runtime.block_on(async {
-            let Ok(mut interrupts) = signal(SignalKind::interrupt()) else { return };
-            interrupts.recv().await;
-            print_note("stopping: the uploaded files are removed; press Ctrl-C again to keep them");
-            // Fails if the upload has ended.
-            let _ = stop.send(true);
-            interrupts.recv().await;
-            std::process::exit(INTERRUPTED);
-        });
+    // Before the upload starts: a signal without a handler would end the process.
+    let signals = {
+        let _entered = runtime.enter();
+        let interrupts = signal(SignalKind::interrupt()).map_err(failed)?;
+        let terminations = signal(SignalKind::terminate()).map_err(failed)?;
+        StopSignals { interrupts, terminations }
     };
+    let wait = move || stop_upload(&runtime, signals, &stop);
     std::thread::Builder::new().name("interrupts".into()).spawn(wait).map_err(failed)?;
     Ok(stopped)
+}
+
+/// Sets `stop` at the first of `signals`, and ends the process at the second.
+fn stop_upload(runtime: &Runtime, mut signals: StopSignals, stop: &watch::Sender<bool>) {
+    runtime.block_on(signals.wait());
+    print_note("stopping: the uploaded files are removed; press Ctrl-C again to keep them");
+    // Fails if the upload has ended.
+    let _ = stop.send(true);
+    std::process::exit(runtime.block_on(signals.wait()));
+}
+
+/// The signals that stop an upload.
+struct StopSignals {
+    interrupts: Signal,
+    terminations: Signal,
+}
+
+impl StopSignals {
+    /// Waits for the next signal. Returns the exit status of a process that it ends.
+    async fn wait(&mut self) -> i32 {
+        tokio::select! {
+            _ = self.interrupts.recv() => INTERRUPTED,
+            _ = self.terminations.recv() => TERMINATED,
+        }
+    }
 }
 
 /// Refuses a directory of models, and a version that exists.
