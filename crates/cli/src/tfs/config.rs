@@ -149,6 +149,7 @@ fn own_flags(rest: &[String]) -> CommandResult<ServeArgs> {
     Ok(args)
 }
 
+/// Applies the flags of listeners. Flags of `millpond serve` take precedence.
 fn listeners(flags: &Flags, own: &ServeArgs, setup: &mut TfsSetup) -> CommandResult {
     let listeners = &mut setup.config.listeners;
     if own.server.host.is_none() {
@@ -165,7 +166,9 @@ fn listeners(flags: &Flags, own: &ServeArgs, setup: &mut TfsSetup) -> CommandRes
         );
         listeners.http_port = None;
     }
-    if let Some(path) = flags.text("grpc_socket_path") {
+    if let Some(path) = flags.text("grpc_socket_path")
+        && own.server.grpc_socket.is_none()
+    {
         let path = path.strip_prefix("unix:").unwrap_or(path);
         listeners.grpc_socket = Some(PathBuf::from(path));
     }
@@ -201,7 +204,7 @@ fn listeners(flags: &Flags, own: &ServeArgs, setup: &mut TfsSetup) -> CommandRes
                 .to_owned(),
         );
     }
-    channel_arguments(flags, setup)
+    channel_arguments(flags, own, setup)
 }
 
 /// Returns the port of a flag; `None` for 0, which opens no port.
@@ -229,8 +232,9 @@ fn metrics_path(flags: &Flags) -> CommandResult<Option<String>> {
     }
 }
 
-/// Applies the known arguments of gRPC's channels, and warns of the others.
-fn channel_arguments(flags: &Flags, setup: &mut TfsSetup) -> CommandResult {
+/// Applies the known arguments of gRPC's channels, and warns of the others. `--max-body` takes
+/// precedence.
+fn channel_arguments(flags: &Flags, own: &ServeArgs, setup: &mut TfsSetup) -> CommandResult {
     for argument in flags.text("grpc_channel_arguments").unwrap_or_default().split(',') {
         if argument.is_empty() {
             continue;
@@ -241,6 +245,7 @@ fn channel_arguments(flags: &Flags, setup: &mut TfsSetup) -> CommandResult {
             )));
         };
         match (key, value.parse::<i64>()) {
+            (MESSAGE_LENGTH, Ok(_)) if own.server.max_body.is_some() => {}
             (MESSAGE_LENGTH, Ok(bytes)) => {
                 let bytes = usize::try_from(bytes).unwrap_or(BODY_BYTES_MAX).min(BODY_BYTES_MAX);
                 setup.config.listeners.body_bytes_max = bytes.max(1);
@@ -278,11 +283,11 @@ fn loads(flags: &Flags, own: &LifecycleOptions, config: &mut Config) -> CommandR
     let interval = Duration::from_micros(u64::try_from(interval).unwrap_or(0));
     models.load_retry_interval = own.load_retry_interval.map_or(interval, |TimeSpan(time)| time);
     match flags.int("file_system_poll_wait_seconds").unwrap_or(1) {
-        seconds @ 1.. => {
-            let poll = Duration::from_secs(seconds as u64);
-            models.poll = own.poll.map_or(poll, |TimeSpan(time)| time);
-        }
-        0 => models.poll_once = true,
+        seconds @ 0.. => match own.poll {
+            Some(TimeSpan(poll)) => models.poll = poll,
+            None if seconds == 0 => models.poll_once = true,
+            None => models.poll = Duration::from_secs(seconds as u64),
+        },
         seconds => {
             return Err(CommandError::usage(format!(
                 "--file_system_poll_wait_seconds is {seconds}; it must be 0 or more"
@@ -514,6 +519,13 @@ mod tests {
         assert_eq!((models.load_threads, models.unload_threads, models.load_retries), (4, 3, 7));
         assert_eq!(models.load_retry_interval, Duration::from_secs(2));
         assert_eq!(models.poll, Duration::from_secs(9));
+        let words = "--model_base_path=/m --grpc_socket_path=/theirs --file_system_poll_wait_seconds=0 \
+                     --grpc_channel_arguments=grpc.max_receive_message_length=1000 \
+                     -- --grpc-socket /own --max-body 5MiB --poll 9s";
+        let TfsSetup { config, .. } = setup(&words.split_whitespace().collect::<Vec<_>>());
+        assert_eq!(config.listeners.grpc_socket.as_deref(), Some(Path::new("/own")));
+        assert_eq!(config.listeners.body_bytes_max, 5 << 20);
+        assert_eq!((config.models.poll, config.models.poll_once), (Duration::from_secs(9), false));
         for wrong in ["--versions all", "--recogniser vad", "/models"] {
             let words = format!("--model_base_path=/m -- {wrong}");
             let words: Vec<String> = words.split_whitespace().map(str::to_owned).collect();
