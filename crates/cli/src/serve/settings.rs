@@ -84,6 +84,7 @@ impl ServeSettings {
         let roots = file.roots.clone();
         let models = file.models.clone();
         let mut settings = ServeSettings::join(args, file)?;
+        settings.check_default_ports()?;
         for root in roots {
             settings.add(ModelSource { name: None, dir: root })?;
         }
@@ -316,6 +317,8 @@ mod tests {
             (&["--poll", "1ms"], "--poll is 1ms"),
             (&["--http-port", "5", "--grpc-port", "5"], "both 5"),
             (&["--grpc-port", "5", "--admin-port", "5"], "--grpc-port and --admin-port are both 5"),
+            (&["--grpc-port", "8501"], "--http-port and --grpc-port are both 8501"),
+            (&["--admin-port", "8500"], "--grpc-port and --admin-port are both 8500"),
             (&["--admin-host", "127.0.0.1"], "--admin-host needs --admin-port"),
             (&["--http-socket", "/s", "--grpc-socket", "/s"], "are both /s"),
             (&["--socket-mode", "0660"], "--socket-mode needs --http-socket"),
@@ -337,6 +340,8 @@ mod tests {
             assert!(error.contains(wanted), "{error}");
         }
         assert!(resolve(&[path, "--http-port", "0", "--grpc-port", "0"]).is_ok());
+        let own_address = ["--admin-host", "127.0.0.2", "--admin-port", "8501"];
+        assert!(resolve(&[&[path][..], &own_address].concat()).is_ok());
         let settings =
             resolve(&[path, "--allow-remote-admin", "--admin-key", "k", "--allowed-hosts", "a,b"])
                 .unwrap();

@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::time::Duration;
 
-use server::CorsPolicy;
+use server::{CorsPolicy, ListenerConfig};
 
 use super::ServeSettings;
 use crate::exit::{CommandError, CommandResult};
@@ -139,15 +139,7 @@ impl ServeSettings {
             ("--grpc-port", server.grpc_port),
             ("--admin-port", server.admin_port),
         ];
-        for (at, (flag, port)) in ports.iter().enumerate() {
-            let same = |(_, other): &&(&str, Option<u16>)| other == port;
-            if let (Some(1..), Some((other, _))) = (port, ports[..at].iter().find(same)) {
-                return Err(CommandError::usage(format!(
-                    "{other} and {flag} are both {}",
-                    port.unwrap_or_default()
-                )));
-            }
-        }
+        different_ports(&ports)?;
         if server.admin_host.is_some() && server.admin_port.is_none() {
             return Err(CommandError::usage("--admin-host needs --admin-port PORT"));
         }
@@ -161,6 +153,19 @@ impl ServeSettings {
             }
             _ => Ok(()),
         }
+    }
+
+    /// Checks that the ports of `millpond serve` are different, those without a setting included.
+    pub(super) fn check_default_ports(&self) -> CommandResult {
+        let server = &self.server;
+        let default = ListenerConfig::default();
+        // On an address of its own, the admin port may have the number of another port.
+        let admin = server.admin_port.filter(|_| server.admin_host.is_none());
+        different_ports(&[
+            ("--http-port", server.http_port.or(default.http_port)),
+            ("--grpc-port", server.grpc_port.or(default.grpc_port)),
+            ("--admin-port", admin),
+        ])
     }
 
     /// Checks the rates of the request log, of the server and of each model. Checks that a
@@ -251,6 +256,23 @@ impl ServeSettings {
             None => Ok(()),
         }
     }
+}
+
+/// Checks that no two ports are equal, except ports that the system picks.
+///
+/// # Errors
+/// Returns a usage error that names the flags and the port.
+fn different_ports(ports: &[(&str, Option<u16>)]) -> CommandResult {
+    for (at, (flag, port)) in ports.iter().enumerate() {
+        let same = |(_, other): &&(&str, Option<u16>)| other == port;
+        if let (Some(1..), Some((other, _))) = (port, ports[..at].iter().find(same)) {
+            return Err(CommandError::usage(format!(
+                "{other} and {flag} are both {}",
+                port.unwrap_or_default()
+            )));
+        }
+    }
+    Ok(())
 }
 
 /// Checks that the number of the flag `--NAME` is between `min` and `max`.
