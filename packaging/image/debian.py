@@ -36,12 +36,15 @@ def fetch(lock: pathlib.Path, folder: pathlib.Path, any_version: bool) -> list[p
     found = []
     for name, version, digest in read_lock(lock):
         cached = folder / digest
-        if not cached.exists():
+        if not is_pinned(cached, digest):
             try:
                 data = download(name, version, folder)
                 if hashlib.sha256(data).hexdigest() != digest:
                     raise PackageError(f"{name} {version} has another SHA-256 sum than in {lock}")
-                cached.write_bytes(data)
+                # In one step: the file of an interrupted write would have the name of a whole one.
+                partial = folder / f"{digest}.partial"
+                partial.write_bytes(data)
+                partial.replace(cached)
             except PackageError as error:
                 if not any_version:
                     raise PackageError(f"{error}; `make image-lock` pins the versions of today") from error
@@ -50,6 +53,11 @@ def fetch(lock: pathlib.Path, folder: pathlib.Path, any_version: bool) -> list[p
                 cached.write_bytes(download(name, None, folder))
         found.append(cached)
     return found
+
+
+def is_pinned(package: pathlib.Path, digest: str) -> bool:
+    """Returns true if a file exists and has this SHA-256 sum."""
+    return package.exists() and hashlib.sha256(package.read_bytes()).hexdigest() == digest
 
 
 def download(name: str, version: str | None, folder: pathlib.Path) -> bytes:
