@@ -84,7 +84,9 @@ fn shown(rollout: &Value) -> String {
     let mut lines = format!("{}: {}", text(rollout, "model"), text(rollout, "state"));
     for key in ["traffic", "shadow"] {
         if share(key) > 0.0 {
-            lines.push_str(&format!(", {key} {} %", share(key) * 100.0));
+            // Rounded, since 0.07 * 100.0 is 7.000000000000001.
+            let percent = (share(key) * 1e6).round() / 1e4;
+            lines.push_str(&format!(", {key} {percent} %"));
         }
     }
     if let Some(drift) = rollout.get("drift").and_then(Value::as_f64) {
@@ -157,13 +159,13 @@ mod tests {
     #[test]
     fn a_rollout_is_shown() {
         let rollout = json!({
-            "model": "m", "state": "running", "stable": 1, "candidate": 2, "traffic": 0.05, "shadow": 0.0,
+            "model": "m", "state": "running", "stable": 1, "candidate": 2, "traffic": 0.07, "shadow": 0.0,
             "requests": {"stable": 100, "candidate": 5}, "errors": {"stable": 0, "candidate": 1},
             "p99_ms": {"stable": 1.5, "candidate": null}, "drift": null, "reason": null,
             "history": [{"candidate": 3, "state": "rolled_back", "reason": "errors: many"}],
         });
         let text = shown(&rollout);
-        assert!(text.starts_with("m: running, traffic 5 %\n"), "{text}");
+        assert!(text.starts_with("m: running, traffic 7 %\n"), "{text}");
         assert!(text.contains("stable     1        100       0       1.50"), "{text}");
         assert!(text.ends_with("version 3 rolled_back: errors: many\n"), "{text}");
     }
