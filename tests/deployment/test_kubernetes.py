@@ -154,6 +154,8 @@ def test_search_keeps_one_writer():
     settings = one(documents, "ConfigMap")["data"]["millpond.toml"]
     assert 'search-memory = "4GiB"' in settings
     assert "a collection has one writer" in refused("search.enabled=true,replicas=2")
+    # The server would run without the collections of the claim.
+    assert "search.existingClaim has no effect" in refused("search.existingClaim=images")
 
 
 def test_a_cache_has_one_server():
@@ -340,6 +342,11 @@ def test_long_names_leave_room_for_hashes():
     result = helm("template", "a" * 53, str(CHART), "--kube-version", VERSION, "--set", CLUSTER)
     names = [document["metadata"]["name"] for document in yaml.safe_load_all(result.stdout) if document["kind"] in WORKLOADS]
     assert len(set(names)) == 3 and all(len(name) <= 52 for name in names), names
+
+
+def test_values_of_a_cluster_need_a_cluster():
+    for values in ("cluster.store=s3://images/cluster", "cluster.etcd[0]=http://etcd:2379"):
+        assert "have no effect without cluster.enabled" in refused(values)
 
 
 WRONG_CLUSTERS = {

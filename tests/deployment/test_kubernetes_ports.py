@@ -60,6 +60,9 @@ WRONG_LISTENERS = {
     "ports of the Service": (["service.httpPort=80,service.grpcPort=80"], "service.grpcPort are both 80"),
     "settings": (["settings=[server]\n  admin-port = 8502"], "settings: admin-port: set adminPort"),
     "dotted key": (["settings=server.tls-cert = 'a'"], "settings: tls-cert: set tls.secret"),
+    "setting without effect": (["settings=[search]\n  collections-dir = 'a'"], "settings: collections-dir: leave it out"),
+    "setting of a cluster": ([CLUSTER, "settings=[cluster]\n  cluster-name = 'a'"], "settings: cluster-name: leave it out"),
+    "two files": (["settings=[server]\n  max-requests = 9", "args={--config=/a.toml}"], "args: --config: leave it out"),
     "same port": (["adminPort=8501"], "adminPort 8501 is the port of HTTP"),
     "unchecked": (["tls.secret=a,serviceMonitor.enabled=true"], "needs serviceMonitor.tlsConfig"),
     "no TLS": (["serviceMonitor.enabled=true,serviceMonitor.tlsConfig.serverName=a"], "tlsConfig has no effect"),
@@ -73,6 +76,12 @@ def test_flags_that_the_chart_does_not_set_may_be_given():
     assert "--cluster-weight=2" in container(one(render("--set", more), "Deployment"))["args"]
     given = flags(one(render("--set", "search.enabled=true,args={--collections-dir=/srv}"), "Deployment"))
     assert given["--collections-dir"] == "/srv"
+    # These settings have an effect.
+    settings = ["--set", "settings=[search]\n  collections-dir = 'a'"]
+    for more in ("search.enabled=true", CLUSTER):
+        assert "collections-dir" in one(render("--set", more, *settings), "ConfigMap")["data"]["millpond.toml"]
+    file = render("--set", "args={--config=/models/millpond.toml}")
+    assert "--config=/models/millpond.toml" in container(one(file, "Deployment"))["args"]
     # The server adds the addresses of a repeated flag.
     more = "--cluster-etcd=http://more.etcd:2379"
     nodes = render("--set", CLUSTER, "--set", f"cluster.groups.root.args={{{more}}}")

@@ -165,16 +165,29 @@ volumes:
 
 {{/*
 Fails if `args` repeat a flag that the chart sets: the server takes each flag once, so its pods would never start. Only
---cluster-etcd may be repeated, and adds addresses. Takes a dictionary: root, own (text: list of the chart's arguments),
-args.
+--cluster-etcd may be repeated, and adds addresses. Fails also if `settings` have such a flag or are not read: flags take
+precedence over the file. The key `host` is not looked for, because labels of models may have that name. Groups of a
+cluster share the file, and some of them use its collections-dir. Takes a dictionary: root, own (text: list of the chart's
+arguments), args.
 */}}
 {{- define "millpond.checkRepeated" -}}
 {{- $remedies := dict
   "--host" "the pods listen on all addresses, where probes and Services find them"
   "--collections-dir" (ternary "groups with the role search have collections" "set search.enabled to serve collections" .root.Values.cluster.enabled) }}
 {{- $args := .args }}
+{{- $settings := .root.Values.settings }}
+{{- $permitted := ternary (list "--host" "--collections-dir") (list "--host") .root.Values.cluster.enabled }}
+{{- range $args }}
+{{- if and $settings (regexMatch "^--config(=|$)" .) }}
+{{- fail "args: --config: leave it out: the pods read the file of `settings`" }}
+{{- end }}
+{{- end }}
 {{- range splitList "\n" .own }}
 {{- $flag := regexFind "--[a-z][a-z-]*" . }}
+{{- $key := trimPrefix "--" $flag }}
+{{- if and $flag (not (has $flag $permitted)) (regexMatch (printf "(?m)^[ \\t]*([a-z]+[ \\t]*\\.[ \\t]*)?\"?%s\"?[ \\t]*=" $key) $settings) }}
+{{- fail (printf "settings: %s: leave it out: %s" $key (get $remedies $flag | default "the chart sets it")) }}
+{{- end }}
 {{- range $args }}
 {{- if and $flag (ne $flag "--cluster-etcd") (eq $flag (splitList "=" . | first)) }}
 {{- fail (printf "args: %s: leave it out: %s" $flag (get $remedies $flag | default "the chart sets it")) }}
