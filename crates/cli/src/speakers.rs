@@ -85,8 +85,8 @@ enum SpeakersAction {
 /// Runs `millpond speakers`.
 ///
 /// # Errors
-/// Returns an error for a faulty model or recording, and a silent one with code 1 if the voice is
-/// not the speaker's.
+/// Returns an error for a faulty model or recording, and a silent one with
+/// [`ExitStatus::Wrong`] if the voice is not the speaker's.
 pub(crate) fn run(args: &SpeakersArgs) -> CommandResult {
     let file = args.speakers.clone().or_else(environment::speakers_file).ok_or_else(|| {
         CommandError::usage("there is no home directory to keep voices in; give --speakers FILE")
