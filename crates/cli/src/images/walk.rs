@@ -1,7 +1,7 @@
 //! Finds image files, and derives their names and ids.
 
 use std::collections::VecDeque;
-use std::fs::{self, File};
+use std::fs::{self, DirEntry, File};
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
@@ -37,7 +37,7 @@ pub(super) struct WalkResult {
     pub(super) ignored: u64,
     /// Number of the ignored files whose extension is that of an unsupported image format.
     pub(super) unsupported: u64,
-    /// Folders that could not be read, with the reason.
+    /// Folders and files that could not be read, with the reason.
     pub(super) unread: Vec<(String, String)>,
 }
 
@@ -66,36 +66,75 @@ pub(super) fn walk(places: &[PathBuf]) -> CommandResult<WalkResult> {
 }
 
 fn walk_folder(root: &Path, walked: &mut WalkResult) -> CommandResult {
-    let mut folders = VecDeque::from([root.to_owned()]);
-    while let Some(folder) = folders.pop_front() {
-        let entries = match fs::read_dir(&folder) {
-            Ok(entries) => entries,
-            Err(error) => {
-                walked.unread.push((folder.display().to_string(), error.to_string()));
-                continue;
-            }
-        };
-        for entry in entries.flatten() {
-            let path = entry.path();
-            let hidden = entry.file_name().as_encoded_bytes().starts_with(b".");
-            let Some(kind) = entry.file_type().ok().filter(|_| !hidden) else { continue };
-            if kind.is_dir() {
-                folders.push_back(path);
-            } else if kind.is_file() || path.is_file() {
-                if !is_image(&path) && !is_template(&path) {
-                    walked.ignored += 1;
-                    walked.unsupported += u64::from(has_ending(&path, &UNSUPPORTED_ENDINGS));
-                } else if walked.found.len() == FILES_MAX {
-                    return Err(CommandError::usage(format!(
-                        "more than {FILES_MAX} images: name fewer folders"
-                    )));
-                } else {
-                    walked.found.push(WalkedFile { name: name_below(root, &path), path });
-                }
-            }
+    let mut walk = FolderWalk { root, folders: VecDeque::from([root.to_owned()]), walked };
+    while let Some(folder) = walk.folders.pop_front() {
+        match fs::read_dir(&folder) {
+            Ok(entries) => walk.add(&folder, entries)?,
+            Err(error) => walk.add_unread(&folder, &error),
         }
     }
     Ok(())
+}
+
+/// A walk through a folder and those below it.
+struct FolderWalk<'a> {
+    root: &'a Path,
+    /// Folders that are not read yet.
+    folders: VecDeque<PathBuf>,
+    walked: &'a mut WalkResult,
+}
+
+impl FolderWalk<'_> {
+    /// Adds the entries of a folder. An error in the middle of a folder, such as that of a lost
+    /// network, counts as an unread folder.
+    ///
+    /// # Errors
+    /// Returns an error if there are more than [`FILES_MAX`] images.
+    fn add(
+        &mut self,
+        folder: &Path,
+        entries: impl Iterator<Item = std::io::Result<DirEntry>>,
+    ) -> CommandResult {
+        for entry in entries {
+            let entry = match entry {
+                Ok(entry) => entry,
+                Err(error) => {
+                    self.add_unread(folder, &error);
+                    continue;
+                }
+            };
+            if entry.file_name().as_encoded_bytes().starts_with(b".") {
+                continue;
+            }
+            let path = entry.path();
+            match entry.file_type() {
+                Ok(kind) if kind.is_dir() => self.folders.push_back(path),
+                Ok(kind) if kind.is_file() || path.is_file() => self.add_file(path)?,
+                Ok(_) => {}
+                Err(error) => self.add_unread(&path, &error),
+            }
+        }
+        Ok(())
+    }
+
+    fn add_unread(&mut self, path: &Path, error: &std::io::Error) {
+        self.walked.unread.push((path.display().to_string(), error.to_string()));
+    }
+
+    fn add_file(&mut self, path: PathBuf) -> CommandResult {
+        let walked = &mut *self.walked;
+        if !is_image(&path) && !is_template(&path) {
+            walked.ignored += 1;
+            walked.unsupported += u64::from(has_ending(&path, &UNSUPPORTED_ENDINGS));
+        } else if walked.found.len() == FILES_MAX {
+            return Err(CommandError::usage(format!(
+                "more than {FILES_MAX} images: name fewer folders"
+            )));
+        } else {
+            walked.found.push(WalkedFile { name: name_below(self.root, &path), path });
+        }
+        Ok(())
+    }
 }
 
 fn is_image(path: &Path) -> bool {
@@ -181,6 +220,16 @@ mod tests {
             [WalkedFile { path: file, name: "e".into() }]
         );
         assert!(walk(&[dir.path().join("gone")]).is_err());
+    }
+
+    #[test]
+    fn an_error_in_the_middle_of_a_folder_is_reported() {
+        let mut walked = WalkResult::default();
+        let folder = Path::new("/photos");
+        let mut walk = FolderWalk { root: folder, folders: VecDeque::new(), walked: &mut walked };
+        let lost = std::io::Error::other("the network is lost");
+        walk.add(folder, std::iter::once(Err(lost))).unwrap();
+        assert_eq!(walked.unread, [("/photos".to_owned(), "the network is lost".to_owned())]);
     }
 
     #[test]
