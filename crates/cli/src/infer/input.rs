@@ -19,6 +19,9 @@ use crate::infer::{json, read_file};
 const AUDIO_EXTENSIONS: [&str; 12] =
     ["aac", "aif", "aifc", "aiff", "amr", "flac", "m4a", "mp3", "oga", "ogg", "opus", "wav"];
 
+/// Maximum elements of an input of zeros: 1 GiB of 32-bit floats.
+const ZEROS_MAX: usize = 1 << 28;
+
 /// One input as typed. Without a name, it is for the first input that no other value names.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct InputArg {
@@ -131,7 +134,13 @@ fn not_json(spec: &InputSpec, text: &str) -> CommandError {
 
 fn zeros(spec: &InputSpec) -> CommandResult<Tensor> {
     let shape = spec.smallest();
-    let elements: usize = shape.iter().product();
+    let elements = shape.iter().copied().try_fold(1usize, usize::checked_mul);
+    let elements = elements.filter(|elements| *elements <= ZEROS_MAX).ok_or_else(|| {
+        CommandError::failed(format!(
+            "input \"{}\" takes shape {:?}, which is more than {ZEROS_MAX} zeros",
+            spec.name, spec.shape
+        ))
+    })?;
     let tensor = match spec.dtype.bytes_for(elements) {
         Some(bytes) => {
             Tensor::from_bytes(spec.dtype, shape.as_slice(), Bytes::from(vec![0; bytes]))
@@ -258,6 +267,15 @@ mod tests {
         assert_eq!(names, ["b", "a"]);
         let error = assign(vec!["z=1".parse().unwrap()], &specs).unwrap_err();
         assert_eq!(error.message(), "the model has no input \"z\"; it has a, b, c");
+    }
+
+    #[test]
+    fn zeros_have_a_limit() {
+        assert_eq!(zeros(&spec("x", &[-1, 3])).unwrap().shape(), [1, 3]);
+        for shape in [&[i64::MAX, 4][..], &[1 << 20, 1 << 20]] {
+            let error = zeros(&spec("x", shape)).unwrap_err();
+            assert!(error.message().ends_with("zeros"), "{}", error.message());
+        }
     }
 
     #[test]

@@ -41,19 +41,20 @@ impl InputSpec {
     /// # Errors
     /// Returns an error that names the input if no shape fits.
     pub(crate) fn fit(&self, elements: usize) -> CommandResult<Vec<usize>> {
-        let fixed: usize =
-            self.shape.iter().filter(|&&size| size >= 0).map(|&size| size as usize).product();
+        let mut sizes = self.shape.iter().filter_map(|&size| usize::try_from(size).ok());
         let free = self.shape.iter().rposition(|&size| size < 0);
-        let fits = match free {
-            Some(_) => fixed > 0 && elements.is_multiple_of(fixed),
-            None => fixed == elements,
+        let fits = |fixed: &usize| match free {
+            Some(_) => *fixed > 0 && elements.is_multiple_of(*fixed),
+            None => *fixed == elements,
         };
+        // The sizes come from a server, so their product may be too large.
+        let fixed = sizes.try_fold(1usize, usize::checked_mul).filter(fits);
         // Metadata show rank 0 and unknown rank in the same way. One row is right for the second
         // and harmless for the first.
         if self.shape.is_empty() && elements != 1 {
             return Ok(vec![elements]);
         }
-        if !fits {
+        let Some(fixed) = fixed else {
             return Err(CommandError::failed(format!(
                 "input \"{}\" takes shape {:?} (-1 is any size), which {} not fit",
                 self.name,
@@ -64,7 +65,7 @@ impl InputSpec {
                     format!("{elements} values do")
                 }
             )));
-        }
+        };
         let size = |(axis, &size): (usize, &i64)| match size {
             size if size >= 0 => size as usize,
             _ if Some(axis) == free => elements / fixed,
@@ -97,5 +98,6 @@ mod tests {
         assert_eq!(fit(&[], 1), Some(vec![]));
         assert_eq!(fit(&[], 3), Some(vec![3]));
         assert_eq!(fit(&[-1, 0], 3), None);
+        assert_eq!(fit(&[-1, i64::MAX, 4], 3), None);
     }
 }
