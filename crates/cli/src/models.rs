@@ -259,35 +259,40 @@ fn status(args: &StatusArgs) -> CommandResult {
         };
         models.push((status, name));
     }
+    let serves = |(status, _): &(Value, String)| {
+        versions(status).iter().any(|version| text(version, "state") == "AVAILABLE")
+    };
+    // Scripts check one model to learn if it answers.
+    let is_missing = args.name.is_some() && !models.iter().all(serves);
     if args.json {
         let object: serde_json::Map<String, Value> =
             models.into_iter().map(|(status, name)| (name, status)).collect();
-        return print(&pretty(&Value::Object(object)));
+        print(&pretty(&Value::Object(object)))?;
+    } else {
+        print(&status_text(&index, &models))?;
     }
+    if is_missing { Err(CommandError::silent(ExitStatus::Failed)) } else { Ok(()) }
+}
+
+/// Formats the states of the versions of `models`, each with its name, and then their reasons.
+fn status_text(index: &Value, models: &[(Value, String)]) -> String {
     let mut table = TextTable::left(&["NAME", "VERSION", "STATE"]);
-    let mut answering = true;
     let mut reasons = String::new();
-    for (status, name) in &models {
-        answering &= versions(status).iter().any(|version| text(version, "state") == "AVAILABLE");
+    for (status, name) in models {
         for version in versions(status) {
             let number = text(version, "version");
-            let reason = reason(&index, name, &number, error_message(version));
+            let reason = reason(index, name, &number, error_message(version));
             if !reason.is_empty() {
                 reasons.push_str(&format!("\n{name} {number}: {}\n", reason.replace('\n', " ")));
             }
             table.row([name.clone(), number, status_state(version).to_owned()]);
         }
-        if let Some(entry) = without_versions(&index, name) {
+        if let Some(entry) = without_versions(index, name) {
             table.row([name.clone(), "-".to_owned(), "unavailable".to_owned()]);
             reasons.push_str(&format!("\n{name}: {}\n", text(entry, "reason").replace('\n', " ")));
         }
     }
-    print(&format!("{table}{reasons}"))?;
-    match &args.name {
-        // Scripts check one model to learn if it answers.
-        Some(_) if !answering => Err(CommandError::silent(ExitStatus::Failed)),
-        _ => Ok(()),
-    }
+    format!("{table}{reasons}")
 }
 
 /// Returns the remarks of the index about the versions of a model that serve, each once. One is

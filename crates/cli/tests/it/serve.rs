@@ -185,6 +185,9 @@ fn a_model_is_served_queried_swapped_and_unloaded() {
         "{unloaded:?}"
     );
     assert_eq!(server.client(&["models", "status", "half_plus_two"]).code, 1);
+    let status = server.client(&["models", "status", "half_plus_two", "--json"]);
+    let json: serde_json::Value = serde_json::from_str(&status.stdout).unwrap();
+    assert!(status.code == 1 && json["half_plus_two"].is_object(), "{status:?}");
     let loaded = server.client(&["models", "load", "half_plus_two"]);
     assert_eq!(
         (loaded.code, loaded.stdout.as_str()),
