@@ -4,6 +4,7 @@ use std::ffi::{OsStr, OsString};
 use std::os::linux::net::SocketAddrExt as _;
 use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
+use std::time::Duration;
 
 /// The service manager that started this process. Without one, every notification does nothing.
 #[derive(Clone, Debug, Default)]
@@ -32,9 +33,15 @@ impl ServiceManager {
         ReloadNotice { manager: self.clone() }
     }
 
-    /// Notifies the manager that the service stops.
-    pub fn stopping(&self) {
-        self.send("STOPPING=1");
+    /// Notifies the manager that the service stops. With `time_max`, the manager does not kill the
+    /// service before that time, even if its own time limit is shorter.
+    pub fn stopping(&self, time_max: Option<Duration>) {
+        match time_max {
+            None => self.send("STOPPING=1"),
+            Some(time) => {
+                self.send(&format!("STOPPING=1\nEXTEND_TIMEOUT_USEC={}", time.as_micros()));
+            }
+        }
     }
 
     /// Sends a message. Logs a manager that does not listen: it may kill a service that seems not
@@ -98,8 +105,10 @@ mod tests {
         assert!(received(&socket).starts_with("RELOADING=1\nMONOTONIC_USEC="));
         drop(notice);
         assert_eq!(received(&socket), "READY=1");
-        manager.stopping();
+        manager.stopping(None);
         assert_eq!(received(&socket), "STOPPING=1");
+        manager.stopping(Some(Duration::from_millis(1500)));
+        assert_eq!(received(&socket), "STOPPING=1\nEXTEND_TIMEOUT_USEC=1500000");
     }
 
     #[test]
@@ -107,13 +116,13 @@ mod tests {
         let name = format!("millpond-test-{}", std::process::id());
         let address = SocketAddr::from_abstract_name(&name).unwrap();
         let socket = UnixDatagram::bind_addr(&address).unwrap();
-        ServiceManager::at(Some(format!("@{name}").into())).stopping();
+        ServiceManager::at(Some(format!("@{name}").into())).stopping(None);
         assert_eq!(received(&socket), "STOPPING=1");
     }
 
     #[test]
     fn a_missing_manager_is_no_error() {
-        ServiceManager::default().stopping();
-        ServiceManager::at(Some("/nonexistent/notify".into())).stopping();
+        ServiceManager::default().stopping(None);
+        ServiceManager::at(Some("/nonexistent/notify".into())).stopping(None);
     }
 }

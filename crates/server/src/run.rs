@@ -12,7 +12,7 @@ use transport::{ConnectionThreads, TlsIdentity};
 use crate::access_files::AccessFiles;
 use crate::cluster::ClusterServing;
 use crate::compose::Server;
-use crate::config::{self, Config};
+use crate::config::{self, Config, ListenerConfig};
 use crate::core::Core;
 use crate::descriptors::{self, DescriptorPlan};
 use crate::first_copies::FirstCopies;
@@ -22,6 +22,9 @@ use crate::stores::ModelStores;
 
 /// Time between two checks of the first load.
 const SETTLED_POLL: Duration = Duration::from_millis(20);
+/// Time that a stop takes besides the grace time, at most: the time in which a node leaves its
+/// cluster, and in which collections and models are closed.
+const STOP_MARGIN: Duration = Duration::from_secs(15);
 
 /// Serves until SIGTERM or SIGINT, then stops gracefully. Meanwhile the models follow `watch`;
 /// SIGHUP asks it at once. `manager` is notified when every configured model serves or has failed,
@@ -142,7 +145,7 @@ async fn serve(
         error = copies.failed() => Err(error),
         () = ready => Ok(()),
     };
-    manager.stopping();
+    manager.stopping(stop_time(config.listeners.shutdown_grace));
     server.readiness.stop();
     if let Some(cluster) = server.cluster.get() {
         tracing::info!("stopping: shards are left to other nodes");
@@ -160,6 +163,12 @@ async fn serve(
         cluster.stop();
     }
     result
+}
+
+/// Returns the time that a service manager must wait for a stop with `grace`. `None` for the
+/// default grace time, for which managers are set up, such as the unit of the Debian package.
+fn stop_time(grace: Duration) -> Option<Duration> {
+    (grace > ListenerConfig::default().shutdown_grace).then(|| grace + STOP_MARGIN)
 }
 
 /// Waits until the first load is finished.
