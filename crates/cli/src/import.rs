@@ -38,7 +38,7 @@ pub(crate) fn run(command: &ImportCommand) -> CommandResult {
     }
 }
 
-/// Writes a new file.
+/// Writes a new file. If the disk is full, no part of the file stays.
 ///
 /// # Errors
 /// Returns an error that names the file, such as for one that exists.
@@ -46,5 +46,11 @@ pub(crate) fn write_new(path: &Path, text: &str) -> CommandResult {
     let failed =
         |error: std::io::Error| CommandError::failed(format!("{}: {error}", path.display()));
     let mut file = std::fs::File::create_new(path).map_err(failed)?;
-    file.write_all(text.as_bytes()).map_err(failed)
+    let written = file.write_all(text.as_bytes());
+    if written.is_err() {
+        // A server could read the part, and the next attempt would refuse the file. The error of
+        // the write is more useful than one of the removal.
+        let _ = std::fs::remove_file(path);
+    }
+    written.map_err(failed)
 }

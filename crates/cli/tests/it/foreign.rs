@@ -2,9 +2,9 @@
 
 use std::io::Write;
 use std::path::Path;
-use std::process::Stdio;
+use std::process::{Command, Stdio};
 
-use crate::program::{check_error, run, write_model};
+use crate::program::{Run, check_error, run, write_model};
 use crate::serve::{Server, publish};
 
 const POINTER: &[u8] = b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 3\n";
@@ -125,6 +125,26 @@ fn a_repository_of_triton_is_imported_or_has_warnings() {
     assert!(!log.contains("config.pbtxt"), "{log}");
     check_error(&["import", "triton", models, "--write"], 1, "nothing was written");
     check_error(&["import", "triton", settings], 2, "Not a directory");
+}
+
+#[test]
+fn no_part_of_converted_settings_stays_on_a_full_disk() {
+    let dir = tempfile::tempdir().unwrap();
+    let list =
+        "model_config_list { config { name: 'a' base_path: '/m/a' model_platform: 'tensorflow' } }";
+    let list = write(dir.path(), "models.config", list.as_bytes());
+    let to = dir.path().join("millpond.toml");
+    // With the signal ignored, a write beyond the limit is an error.
+    let full_disk = "ulimit -f 0; trap '' XFSZ; exec \"$0\" \"$@\"";
+    let import = ["import", "tfs", &list, "--to", to.to_str().unwrap()];
+    let output = Command::new("/bin/sh")
+        .args(["-c", full_disk, env!("CARGO_BIN_EXE_millpond")])
+        .args(import)
+        .output()
+        .unwrap();
+    let run = Run::from(output);
+    assert!(run.code == 1 && run.stderr.contains("millpond.toml: File too large"), "{run:?}");
+    assert!(!to.exists());
 }
 
 #[test]
