@@ -165,6 +165,18 @@ def test_a_cache_has_one_server():
         assert "each server needs a cache of its own" in refused(f"cache.existingClaim=cache,{more}")
 
 
+def test_a_grace_time_ends_before_kubernetes_kills_the_pod():
+    words = "is shorter than preStopSeconds and shutdown-grace together"
+    assert f"{words}, which are 125" in refused("args={--shutdown-grace=2m}")
+    assert f"{words}, which are 46" in refused("settings=[server]\n  shutdown-grace = '41s'")
+    assert words in refused(CLUSTER, "cluster.groups.ingest.args={--shutdown-grace=61}")
+    # Nodes with the role ingest have no pause. Flags take precedence over settings.
+    assert render("--set", CLUSTER, "--set", "cluster.groups.ingest.args={--shutdown-grace=60}")
+    for values in ("args={--shutdown-grace=40s}", "args={--shutdown-grace=900ms}", "args={--shutdown-grace=0}"):
+        assert render("--set", values, "--set", "settings=server.shutdown-grace = '5min'")
+    assert render("--set", "args={--shutdown-grace=2m},terminationGracePeriodSeconds=125")
+
+
 def test_a_pause_ends_before_kubernetes_kills_the_pod():
     words = "is shorter than preStopSeconds 5"
     assert words in refused("terminationGracePeriodSeconds=4")

@@ -22,6 +22,7 @@ Spec of a pod that runs `millpond serve`. Takes a dictionary:
 {{- $name := ternary "cluster.terminationGracePeriodSeconds" "terminationGracePeriodSeconds" $.Values.cluster.enabled }}
 {{- fail (printf "%s %d is shorter than preStopSeconds %d; set it above preStopSeconds and --shutdown-grace (30 s) together" $name (int .graceSeconds) (int $.Values.preStopSeconds)) }}
 {{- end }}
+{{- include "millpond.checkGrace" (dict "root" $ "args" (concat $.Values.args .groupArgs) "pause" (ternary (int $.Values.preStopSeconds) 0 .pauses) "graceSeconds" .graceSeconds) }}
 {{/* All ports answer the health endpoints, also if there is an admin port. */}}
 {{- $health := ternary "port: http, scheme: HTTPS" "port: http" (not (empty $.Values.tls.secret)) -}}
 serviceAccountName: {{ include "millpond.serviceAccount" $ }}
@@ -193,6 +194,29 @@ arguments), args.
 {{- fail (printf "args: %s: leave it out: %s" $flag (get $remedies $flag | default "the chart sets it")) }}
 {{- end }}
 {{- end }}
+{{- end }}
+{{- end -}}
+
+{{/*
+Fails if Kubernetes would kill a pod before --shutdown-grace of `args` or `settings` has passed. Reads whole numbers with or
+without one of the units s, m, min and h; other times are not checked. Takes a dictionary: root, args, pause (seconds before
+SIGTERM), graceSeconds (time from the removal of the pod to SIGKILL).
+*/}}
+{{- define "millpond.checkGrace" -}}
+{{- $stated := regexFind "(?m)^[ \\t]*(server[ \\t]*\\.[ \\t]*)?\"?shutdown-grace\"?[ \\t]*=.*$" .root.Values.settings }}
+{{- range .args }}
+{{- if hasPrefix "--shutdown-grace=" . }}
+{{- $stated = . }}
+{{- end }}
+{{- end }}
+{{- $time := regexFind "=[ \\t]*[\"']?[0-9]+[a-z]*" $stated }}
+{{- $units := dict "none" 1 "s" 1 "m" 60 "min" 60 "h" 3600 }}
+{{- $unit := regexFind "[a-z]+$" $time | default "none" }}
+{{- $seconds := mul (regexFind "[0-9]+" $time | int) (get $units $unit | int) }}
+{{- $needed := add .pause $seconds | int }}
+{{- if lt (int .graceSeconds) $needed }}
+{{- $name := ternary "cluster.terminationGracePeriodSeconds" "terminationGracePeriodSeconds" .root.Values.cluster.enabled }}
+{{- fail (printf "%s %d is shorter than preStopSeconds and shutdown-grace together, which are %d" $name (int .graceSeconds) $needed) }}
 {{- end }}
 {{- end -}}
 
