@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use base::{Error, Result};
 use os::ServiceManager;
+use tokio::runtime::Runtime;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::watch;
 use transport::{ConnectionThreads, TlsIdentity};
@@ -38,6 +39,9 @@ const STOP_MARGIN: Duration = Duration::from_secs(15);
 pub fn run(mut config: Config, watch: Option<ConfigWatch>, manager: ServiceManager) -> Result<()> {
     config.plan_threads()?;
     share_descriptors(&mut config);
+    let runtime = connection_runtime(config.listeners.threads)?;
+    // Before engines and collections are opened, which takes time.
+    let hangups = runtime.block_on(async { HangupSignals::install() })?;
     let access = config.access_policy()?;
     let tls = config.listeners.tls.clone().map(TlsIdentity::read).transpose();
     let tls = tls.map_err(|error| config::unusable("TLS cannot be set up", error))?;
@@ -51,19 +55,13 @@ pub fn run(mut config: Config, watch: Option<ConfigWatch>, manager: ServiceManag
     server.collections.start()?;
     server.backups.start()?;
     let stores = stores.follow(&server)?;
-    let runtime = tokio::runtime::Builder::new_multi_thread()
-        .worker_threads(config.listeners.threads)
-        .thread_name("connection")
-        .enable_all()
-        .build()
-        .map_err(|e| Error::exhausted("the connection threads cannot be started").caused_by(e))?;
     if config.cluster.is_some() {
         server.images.report_removals();
     } else {
         server.images.resume_removals(runtime.handle());
     }
     let threads = ConnectionThreads::start(config.listeners.threads)?;
-    let follow = Following { watch, manager, tls, copies: links.copies };
+    let follow = Following { watch, manager, tls, copies: links.copies, hangups };
     let served = runtime.block_on(serve(&server, &config, threads.clone(), sockets, follow));
     threads.shutdown();
     runtime.shutdown_timeout(Duration::from_secs(1));
@@ -73,6 +71,19 @@ pub fn run(mut config: Config, watch: Option<ConfigWatch>, manager: ServiceManag
         tracing::info!("stopped");
     }
     served
+}
+
+/// Starts the connection threads.
+///
+/// # Errors
+/// `ResourceExhausted` if the system refuses a thread.
+fn connection_runtime(threads: usize) -> Result<Runtime> {
+    tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(threads)
+        .thread_name("connection")
+        .enable_all()
+        .build()
+        .map_err(|e| Error::exhausted("the connection threads cannot be started").caused_by(e))
 }
 
 /// Opens the GPU if one is configured, before any collection is opened. If it fails, the processor
@@ -92,6 +103,7 @@ struct Following {
     tls: Option<Arc<TlsIdentity>>,
     /// The server ends if a store can never be copied.
     copies: FirstCopies,
+    hangups: HangupSignals,
 }
 
 async fn serve(
@@ -101,9 +113,8 @@ async fn serve(
     mut sockets: BoundSockets,
     follow: Following,
 ) -> Result<()> {
-    let Following { watch, manager, tls, copies } = follow;
+    let Following { watch, manager, tls, copies, hangups } = follow;
     let mut signals = EndSignals::install()?;
-    let (hangups, renewals) = (reconfigure::hangups()?, reconfigure::hangups()?);
     if config.listeners.listen_when_settled {
         // The ports are free, so the server may start. Clients are refused until it is ready.
         drop(sockets);
@@ -126,10 +137,10 @@ async fn serve(
         tls,
     };
     let Listening { tasks, addresses } = listen(server, &options, sockets, &stopped)?;
-    tokio::spawn(AccessFiles::of(&options.tls, server, renewals).follow(stopped.clone()));
+    tokio::spawn(AccessFiles::of(&options.tls, server, hangups.access).follow(stopped.clone()));
     tokio::spawn(console::watch(server.page.clone(), stopped.clone()));
     if let Some(watch) = watch {
-        let reloads = ReloadSignal { hangups, manager: manager.clone() };
+        let reloads = ReloadSignal { hangups: hangups.config, manager: manager.clone() };
         tokio::spawn(server.models.configurator.clone().follow(watch, reloads, stopped));
     }
     announce(&format!("serving {addresses}"));
@@ -218,6 +229,25 @@ fn warn_if_open(config: &Config) {
             "anyone who reaches this address can run models, read metrics, images and collections, and change and \
              delete collections: no key is set; give --keys FILE, --api-key KEY (or MILLPOND_API_KEY), or --host 127.0.0.1"
         );
+    }
+}
+
+/// SIGHUP, for each reader of files.
+struct HangupSignals {
+    /// For the configuration.
+    config: Signal,
+    /// For certificates and keys.
+    access: Signal,
+}
+
+impl HangupSignals {
+    /// Installs the handler. A signal that arrives while the server starts takes effect after the
+    /// start; without a handler it would end the process.
+    ///
+    /// # Errors
+    /// `Internal` if the system refuses.
+    fn install() -> Result<HangupSignals> {
+        Ok(HangupSignals { config: reconfigure::hangups()?, access: reconfigure::hangups()? })
     }
 }
 

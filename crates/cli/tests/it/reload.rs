@@ -1,8 +1,16 @@
 //! A settings file that changes while the server runs, and its Unix socket.
 
 use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
 
+use rustix::fs::{Mode, OFlags};
+
+use crate::program::command;
 use crate::serve::{Server, publish};
+
+/// Timeout of the first part of a server's start.
+const START_MAX: Duration = Duration::from_secs(60);
 
 /// Waits until the server's log holds `text`.
 fn logged(server: &Server, log: &Path, text: &str) {
@@ -21,6 +29,39 @@ fn replace(file: &Path, text: &str) {
 fn start(file: &Path, log: &Path) -> Server {
     let arguments = ["--config", file.to_str().unwrap()];
     Server::start_logged(&arguments, std::fs::File::create(log).unwrap().into())
+}
+
+#[test]
+fn a_hangup_during_the_start_does_not_end_the_server() {
+    let dir = tempfile::tempdir().unwrap();
+    publish(dir.path(), 0.5);
+    // The server waits in its start until a writer of this pipe ends.
+    let library = dir.path().join("libonnxruntime.so");
+    assert!(Command::new("mkfifo").arg(&library).status().unwrap().success());
+    let models = dir.path().join("models");
+    let ports = ["--http-port", "0", "--grpc-port", "0"];
+    let own = [models.to_str().unwrap(), "--onnxruntime", library.to_str().unwrap()];
+    let mut server = command(&[&["serve"][..], &ports, &own].concat())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    let deadline = Instant::now() + START_MAX;
+    let writer = loop {
+        // Fails until the server opens the pipe.
+        match rustix::fs::open(library.as_path(), OFlags::WRONLY | OFlags::NONBLOCK, Mode::empty())
+        {
+            Ok(writer) => break writer,
+            Err(error) => assert!(Instant::now() < deadline, "{error}"),
+        }
+        assert!(server.try_wait().unwrap().is_none(), "the server ended before it was ready");
+        std::thread::sleep(Duration::from_millis(20));
+    };
+    let hangup = ["-HUP".to_owned(), server.id().to_string()];
+    assert!(Command::new("kill").args(hangup).status().unwrap().success());
+    drop(writer);
+    // An empty library cannot be used. A signal without a handler leaves no code.
+    assert_eq!(server.wait().unwrap().code(), Some(3));
 }
 
 #[test]
