@@ -317,6 +317,7 @@ mod tests {
             (&["--poll", "1ms"], "--poll is 1ms"),
             (&["--http-port", "5", "--grpc-port", "5"], "both 5"),
             (&["--grpc-port", "5", "--admin-port", "5"], "--grpc-port and --admin-port are both 5"),
+            (&["--collections-dir", "none", "--originals", "/o"], "--originals has no effect"),
             (&["--grpc-port", "8501"], "--http-port and --grpc-port are both 8501"),
             (&["--admin-port", "8500"], "--grpc-port and --admin-port are both 8500"),
             (&["--admin-host", "127.0.0.1"], "--admin-host needs --admin-port"),

@@ -101,10 +101,9 @@ impl ServeSettings {
             return Err(CommandError::usage("--backup-keep has no effect without --backup-every")
                 .hint("`millpond collections prune NAME --keep N` removes other backups"));
         }
-        // The nodes of a cluster make and restore backups from its store.
-        let none = search.collections_dir.as_deref() == Some(Path::new("none"))
-            && self.cluster.cluster_store.is_none();
-        if none && (search.backup_dir.is_some() || search.backup_every.is_some()) {
+        if self.has_no_collections()
+            && (search.backup_dir.is_some() || search.backup_every.is_some())
+        {
             return Err(CommandError::usage(
                 "--backup-dir and --backup-every have no effect with --collections-dir none",
             ));
@@ -112,7 +111,13 @@ impl ServeSettings {
         Ok(())
     }
 
-    /// Checks the limits of searches, and that each setting of memory has an effect.
+    /// Returns true if the server has no collections, neither of its own nor those of a cluster.
+    fn has_no_collections(&self) -> bool {
+        self.search.collections_dir.as_deref() == Some(Path::new("none"))
+            && self.cluster.cluster_store.is_none()
+    }
+
+    /// Checks the limits of searches, and that settings of memory and of images have an effect.
     fn check_search(&self) -> CommandResult {
         let search = &self.search;
         number("search-threads", search.search_threads, 0, THREADS_MAX)?;
@@ -122,6 +127,11 @@ impl ServeSettings {
         number("search-segment-rows", rows, SEGMENT_ROWS_MIN, SEGMENT_ROWS_MAX)?;
         if search.gpu_pinned.is_some() && search.gpu != Some(GpuUse::Auto) {
             return Err(CommandError::usage("--gpu-pinned has no effect without --gpu auto"));
+        }
+        if self.has_no_collections() && search.originals.is_some() {
+            return Err(CommandError::usage(
+                "--originals has no effect with --collections-dir none",
+            ));
         }
         if search.search_memory_node.is_some() && search.search_medium != Some(MediumName::Dram) {
             return Err(CommandError::usage(
