@@ -9,7 +9,7 @@ use rustix::fs::{Mode, OFlags};
 use crate::program::command;
 use crate::serve::{Server, publish};
 
-/// Timeout of the first part of a server's start.
+/// Timeout of a start that fails.
 const START_MAX: Duration = Duration::from_secs(60);
 
 /// Waits until the server's log holds `text`.
@@ -47,10 +47,11 @@ fn a_hangup_during_the_start_does_not_end_the_server() {
         .spawn()
         .unwrap();
     let deadline = Instant::now() + START_MAX;
+    // Closed in the processes that other tests start: they would keep the pipe open.
+    let flags = OFlags::WRONLY | OFlags::NONBLOCK | OFlags::CLOEXEC;
     let writer = loop {
         // Fails until the server opens the pipe.
-        match rustix::fs::open(library.as_path(), OFlags::WRONLY | OFlags::NONBLOCK, Mode::empty())
-        {
+        match rustix::fs::open(library.as_path(), flags, Mode::empty()) {
             Ok(writer) => break writer,
             Err(error) => assert!(Instant::now() < deadline, "{error}"),
         }
@@ -60,8 +61,15 @@ fn a_hangup_during_the_start_does_not_end_the_server() {
     let hangup = ["-HUP".to_owned(), server.id().to_string()];
     assert!(Command::new("kill").args(hangup).status().unwrap().success());
     drop(writer);
+    let status = loop {
+        if let Some(status) = server.try_wait().unwrap() {
+            break status;
+        }
+        assert!(Instant::now() < deadline, "the server still waits for its library");
+        std::thread::sleep(Duration::from_millis(20));
+    };
     // An empty library cannot be used. A signal without a handler leaves no code.
-    assert_eq!(server.wait().unwrap().code(), Some(3));
+    assert_eq!(status.code(), Some(3));
 }
 
 #[test]
