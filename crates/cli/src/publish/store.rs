@@ -137,14 +137,19 @@ impl ScratchDir {
             let lock = options.write(true).create(true).truncate(false).open(&lock_path);
             let lock = lock.and_then(|lock| locked(lock, &lock_path)).map_err(io)?;
             let Some(lock) = lock else { continue };
-            os::private::create_dir(&path).map_err(io)?;
-            return Ok(ScratchDir { path, lock_path, _lock: lock });
+            match os::private::create_dir(&path) {
+                Ok(()) => return Ok(ScratchDir { path, lock_path, _lock: lock }),
+                // An abandoned directory that cannot be removed. Its lock file stays, so that a
+                // later publication tries again.
+                Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => {}
+                Err(error) => return Err(io(error)),
+            }
         }
         Err(CommandError::failed(format!(
-            "{}: {SCRATCH_DIRS_MAX} other publications use this directory",
+            "{}: {SCRATCH_DIRS_MAX} directories of other publications are in use or cannot be removed",
             parent.display()
         ))
-        .hint("name another directory with MILLPOND_CACHE_DIR"))
+        .hint("remove unused ones, or name another directory with MILLPOND_CACHE_DIR"))
     }
 
     fn path(&self) -> &Path {
@@ -224,5 +229,16 @@ mod tests {
         assert!(locked(opened, &lock_path).unwrap().is_none());
         drop(scratch);
         assert_eq!(std::fs::read_dir(parent.path()).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn a_directory_that_cannot_be_removed_is_skipped() {
+        let parent = tempfile::tempdir().unwrap();
+        let kept = parent.path().join(format!("{}-0", std::process::id()));
+        std::fs::create_dir(&kept).unwrap();
+        let scratch = ScratchDir::new(parent.path()).unwrap();
+        assert!(scratch.path() != kept && scratch.path().is_dir());
+        // A later publication that takes this lock removes both.
+        assert!(kept.with_extension("lock").is_file());
     }
 }
