@@ -275,3 +275,17 @@ impl EndSignals {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_longer_grace_time_extends_the_stop() {
+        let default = ListenerConfig::default().shutdown_grace;
+        assert_eq!(stop_time(default), None);
+        assert_eq!(stop_time(Duration::ZERO), None);
+        let longer = default + Duration::from_secs(1);
+        assert_eq!(stop_time(longer), Some(longer + STOP_MARGIN));
+    }
+}
