@@ -91,6 +91,9 @@ impl KeyArgs {
 }
 
 #[derive(Args, Debug)]
+#[command(
+    after_help = "Exit status with NAME: 0 if a version of the model serves, 1 if none does."
+)]
 struct StatusArgs {
     /// The model [default: all]
     name: Option<String>,
