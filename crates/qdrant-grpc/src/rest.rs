@@ -126,13 +126,20 @@ impl<'a> RestResponse<'a> {
             .map_err(|error| Error::internal("a response cannot be read").caused_by(error))
     }
 
-    /// Returns true if damage may have left points out of the result. Messages have no field for
-    /// it.
+    /// Returns true if damage may have left points out of the result, or out of a result of a
+    /// batch. Messages have no field for it.
     pub(crate) fn is_partial(&self) -> bool {
-        // Long responses are read twice only if they may say so.
-        let says = memchr::memmem::find(self.json, PARTIAL).is_some();
-        let read = || serde_json::from_slice::<Envelope<PartialResult>>(self.json);
-        says && read().is_ok_and(|envelope| envelope.result.partial)
+        // Long responses are read again only if they may say so.
+        if memchr::memmem::find(self.json, PARTIAL).is_none() {
+            return false;
+        }
+        let one = serde_json::from_slice::<Envelope<PartialResult>>(self.json);
+        if let Ok(Envelope { result, .. }) = one {
+            return result.partial;
+        }
+        // The result of a batch is a list.
+        let batch = serde_json::from_slice::<Envelope<Vec<PartialResult>>>(self.json);
+        batch.is_ok_and(|Envelope { result, .. }| result.iter().any(|one| one.partial))
     }
 }
 
@@ -149,5 +156,22 @@ mod tests {
         assert_eq!(segment("a/b?c=d e"), "a%2Fb%3Fc%3Dd%20e");
         assert_eq!(segment(".."), "%2E%2E");
         assert_eq!(segment("é"), "%C3%A9");
+    }
+
+    #[test]
+    fn a_partial_result_of_a_batch_is_seen() {
+        let is_partial = |json: &str| RestResponse::new(json.as_bytes()).is_partial();
+        assert!(is_partial(r#"{"result":{"points":[],"partial":true},"time":0.5}"#));
+        assert!(is_partial(
+            r#"{"result":[{"points":[]},{"points":[],"partial":true}],"time":0.5}"#
+        ));
+        // The members of payloads say nothing about the result.
+        for json in [
+            r#"{"result":{"points":[{"id":1,"payload":{"partial":true}}]},"time":0.5}"#,
+            r#"{"result":[{"points":[{"id":1,"payload":{"partial":true}}]}],"time":0.5}"#,
+            r#"{"result":[{"id":1,"payload":{"partial":true}}],"time":0.5}"#,
+        ] {
+            assert!(!is_partial(json), "{json}");
+        }
     }
 }
