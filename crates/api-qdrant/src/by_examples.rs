@@ -10,6 +10,7 @@ use base::{Error, Result};
 use search::coarse::HITS_MAX;
 use search::collection::{CollectionQuery, IDS_MAX, PointParts};
 use search::filter::Filter;
+use search::registry::CollectionSettings;
 
 use crate::examples::{ExampleQuery, ExampleVectors};
 use crate::json::{QueryRequest, VectorInput};
@@ -70,6 +71,16 @@ impl BestHits {
     }
 }
 
+/// Returns an example as the collection stores vectors.
+///
+/// # Errors
+/// `InvalidArgument` for a wrong number of values; as [`scores::check_comparable`].
+fn stored_example(settings: &CollectionSettings, values: Vec<f32>) -> Result<Vec<f32>> {
+    let stored = scores::embedding(settings, values)?;
+    scores::check_comparable(&stored)?;
+    Ok(stored)
+}
+
 /// Orders by descending score, then by id.
 fn better(one: &ExampleHit, other: &ExampleHit) -> Ordering {
     other.score.total_cmp(&one.score).then(one.id.cmp(&other.id))
@@ -80,8 +91,9 @@ impl QueryRun<'_> {
     /// hits.
     ///
     /// # Errors
-    /// `InvalidArgument` for too many examples or candidates and for a vector of another length;
-    /// `NotFound` for an example that is not a point; `DeadlineExceeded`; the errors of the search.
+    /// `InvalidArgument` for too many examples or candidates and for a vector that cannot be
+    /// compared; `NotFound` for an example that is not a point; `DeadlineExceeded`; the errors of
+    /// the search.
     pub(crate) fn by_examples(
         &mut self,
         query: ExampleQuery,
@@ -120,7 +132,7 @@ impl QueryRun<'_> {
         let settings = self.named.settings();
         let mut stored = |inputs: Vec<VectorInput>| -> Result<Vec<Vec<f32>>> {
             let vectors = self.vectors(inputs, &source, examples)?.into_iter();
-            let stored = vectors.map(|values| scores::embedding(&settings, values));
+            let stored = vectors.map(|values| stored_example(&settings, values));
             stored.collect::<Result<_>>().map_err(|error| error.context("query"))
         };
         let ExampleQuery { rule, target, positive, negative } = query;

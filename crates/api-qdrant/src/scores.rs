@@ -10,6 +10,10 @@ use crate::image_block::check_embeddings;
 /// A vector with a norm below this counts as zero and is not normalised.
 const NORM_MIN: f32 = f32::EPSILON;
 
+/// Maximum square of the length of a query's vector. Points have the same limit: products of longer
+/// vectors overflow.
+const SQUARE_MAX: f64 = 1e36;
+
 /// Returns the score that clients see for a similarity, which is higher for nearer points. The
 /// score of L2 is the distance.
 pub(crate) fn score(metric: Metric, similarity: f32) -> f32 {
@@ -69,4 +73,26 @@ pub(crate) fn embedding(settings: &CollectionSettings, mut values: Vec<f32>) -> 
         }
     }
     Ok(values)
+}
+
+/// Checks that the similarities of a query's vector to points are finite. JSON cannot express other
+/// scores. Searches of the index check their vectors themselves.
+///
+/// # Errors
+/// `InvalidArgument` for a value that is not finite, and for a vector that is too long.
+pub(crate) fn check_comparable(vector: &[f32]) -> Result<()> {
+    if let Some(at) = vector.iter().position(|value| !value.is_finite()) {
+        return Err(Error::invalid(format!(
+            "the query's value at dimension {at} is not a finite number"
+        )));
+    }
+    let square: f64 = vector.iter().map(|value| f64::from(*value) * f64::from(*value)).sum();
+    if square > SQUARE_MAX {
+        return Err(Error::invalid(format!(
+            "the query's vector has the length {:.1e}, and one of {:.1e} at most can be compared; scale it",
+            square.sqrt(),
+            SQUARE_MAX.sqrt()
+        )));
+    }
+    Ok(())
 }

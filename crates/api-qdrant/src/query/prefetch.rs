@@ -10,6 +10,7 @@ use super::{QueryRun, RankedHit, RankedHits, both};
 use crate::filters;
 use crate::fusion::{Fusion, FusionHit};
 use crate::json::{QueryRequest, VectorQuery};
+use crate::scores;
 
 /// Points that the prefetches of a query find, in the order of their ids.
 pub(crate) struct PrefetchedPoints {
@@ -20,12 +21,16 @@ pub(crate) struct PrefetchedPoints {
 impl QueryRun<'_> {
     /// Ranks the hits of the prefetches exactly. The outer filter holds for them too, so that their
     /// limits count only points that can be final hits.
+    ///
+    /// # Errors
+    /// As [`scores::check_comparable`] and [`QueryRun::prefetches`]; the error of the medium.
     pub(super) fn over_prefetches(
         &mut self,
         query: &ResolvedQuery,
         request: &QueryRequest,
         filter: Option<&Filter>,
     ) -> Result<RankedHits> {
+        scores::check_comparable(&query.embedding).map_err(|error| error.context("query"))?;
         let PrefetchedPoints { ids: candidates, mut partial } = self.prefetched(request, filter)?;
         let similarities =
             self.named.collection().scores(self.thread, &query.embedding, &candidates)?;

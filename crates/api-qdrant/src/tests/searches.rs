@@ -216,6 +216,28 @@ fn points_are_scored_by_several_vectors() {
 }
 
 #[test]
+fn vectors_without_finite_scores_are_refused() {
+    let bench = Bench::new();
+    three(&bench, "Dot");
+    // 32 bits cannot hold the first number, and not the products of the second one.
+    for (number, words) in [(1e39, "dimension 1"), (3e38, "length")] {
+        let vector = json!([0, number]);
+        let by = |strategy: &str| json!({"positive": [vector], "strategy": strategy});
+        for body in [
+            json!({ "query": vector }),
+            json!({"query": {"recommend": by("best_score")}}),
+            json!({"query": {"recommend": by("sum_scores")}}),
+            json!({"query": {"discover": {"target": vector}}}),
+            json!({"prefetch": {"query": [0, 1]}, "query": vector}),
+        ] {
+            let error = bench.read(query::query, "c", &body).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::InvalidArgument, "{body}");
+            assert!(error.message().contains(words), "{body}: {error}");
+        }
+    }
+}
+
+#[test]
 fn samples_differ_and_have_each_point_once() {
     let bench = Bench::new();
     three(&bench, "Dot");
