@@ -302,7 +302,7 @@ impl GroupSearch<'_> {
         while ranked.groups.len() < *limit {
             let missing = limit - ranked.groups.len();
             let most = (missing * group_size).saturating_mul(factor).min(CANDIDATES_MAX);
-            let count = self.run.hits_to_find(most, 0)?;
+            let count = self.run.hits_to_find(self.target.as_ref(), most, 0)?;
             let found = self.find(ranked.other_values(group_by), count)?;
             let complete = found.len() < count;
             let found = self.with_values(found)?;

@@ -124,7 +124,7 @@ impl QueryRun<'_> {
         request.check_prefetches()?;
         let limit = request.limit();
         let offset = request.offset();
-        let count = self.hits_to_find(limit, offset)?;
+        let count = self.hits_to_find(request.query.as_ref(), limit, offset)?;
         let has_vector = request.query.as_ref().is_some_and(VectorQuery::has_vector);
         self.check_using(&request.using, has_vector)?;
         let projection = Projection::new(
@@ -159,6 +159,7 @@ impl QueryRun<'_> {
             Some(VectorQuery::OrderBy(order)) => {
                 let scope = self.scope(request, filter)?;
                 let mut ordered = self.ordered(&order, count, scope.filter.as_ref())?;
+                check_ordered_hits(request, ordered.hits.len())?;
                 ordered.partial |= scope.partial;
                 Ok(ordered)
             }
@@ -219,22 +220,30 @@ impl QueryRun<'_> {
         scores::check_using(&self.named.settings(), using)
     }
 
-    /// Returns the number of hits to find: at most the collection's points if the request has a
-    /// high limit.
+    /// Returns the number of hits of `query` to find. If the request has a high limit, this is at
+    /// most the number of points of the collection. A query with order_by can have more hits than
+    /// that, and then gets [`CANDIDATES_MAX`].
     ///
     /// # Errors
     /// `InvalidArgument` for a limit of 0 or more than [`CANDIDATES_MAX`] hits; the error of the
     /// medium.
-    pub(crate) fn hits_to_find(&self, limit: usize, offset: usize) -> Result<usize> {
+    pub(crate) fn hits_to_find(
+        &self,
+        query: Option<&VectorQuery>,
+        limit: usize,
+        offset: usize,
+    ) -> Result<usize> {
         let mut count = limit.saturating_add(offset);
         if count > CANDIDATES_MAX {
             let points = usize::try_from(self.named.count(None)?.count).unwrap_or(usize::MAX);
-            count = count.min(points.max(1));
+            count = match query {
+                // A point is a hit once for each of its values.
+                Some(VectorQuery::OrderBy(_)) if points <= CANDIDATES_MAX => CANDIDATES_MAX,
+                _ => count.min(points.max(1)),
+            };
         }
         if limit == 0 || count > CANDIDATES_MAX {
-            return Err(Error::invalid(format!(
-                "limit: {limit} after an offset of {offset} is not within 1 and {CANDIDATES_MAX}; scroll for more"
-            )));
+            return Err(limit_too_high(limit, offset));
         }
         Ok(count)
     }
@@ -308,6 +317,25 @@ impl QueryRun<'_> {
         order_dates = order_dates.filter(|_| self.context.for_root());
         Ok(QueryResponse { points, partial, order_dates })
     }
+}
+
+/// Checks that a query with order_by and a limit above [`CANDIDATES_MAX`] found all hits.
+///
+/// # Errors
+/// `InvalidArgument` if there may be more than the `found` hits.
+fn check_ordered_hits(request: &QueryRequest, found: usize) -> Result<()> {
+    let limit = request.limit();
+    let offset = request.offset();
+    if limit.saturating_add(offset) > CANDIDATES_MAX && found >= CANDIDATES_MAX {
+        return Err(limit_too_high(limit, offset));
+    }
+    Ok(())
+}
+
+fn limit_too_high(limit: usize, offset: usize) -> Error {
+    Error::invalid(format!(
+        "limit: {limit} after an offset of {offset} is not within 1 and {CANDIDATES_MAX}; scroll for more"
+    ))
 }
 
 /// Returns a filter for the points that both filters accept; `None` accepts all.

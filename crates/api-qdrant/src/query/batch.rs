@@ -157,7 +157,8 @@ impl QueryRun<'_> {
             return None;
         }
         self.check_using(&request.using, true).ok()?;
-        let count = self.hits_to_find(request.limit(), request.offset()).ok()?;
+        let count =
+            self.hits_to_find(request.query.as_ref(), request.limit(), request.offset()).ok()?;
         let embedding = scores::embedding(&self.named.settings(), values.clone()).ok()?;
         Some(PlainQuery {
             embedding,

@@ -101,7 +101,7 @@ impl QueryRun<'_> {
 
     /// Returns the hits of one prefetch. `outer` is the filter of the query around it.
     fn prefetch(&mut self, prefetch: &QueryRequest, outer: Option<&Filter>) -> Result<RankedHits> {
-        let count = self.hits_to_find(prefetch.limit(), 0)?;
+        let count = self.hits_to_find(prefetch.query.as_ref(), prefetch.limit(), 0)?;
         let has_vector = prefetch.query.as_ref().is_some_and(VectorQuery::has_vector);
         self.check_using(&prefetch.using, has_vector)?;
         let own = prefetch

@@ -119,6 +119,24 @@ fn points_are_ordered_by_numbers_and_dates() {
 }
 
 #[test]
+fn a_high_limit_orders_points_once_for_each_value() {
+    let bench = Bench::new();
+    bench.create("c", 2, "Euclid");
+    let points = json!({"points": [
+        {"id": 1, "vector": [1, 0], "payload": {"n": [1, 2, 3]}},
+        {"id": 2, "vector": [2, 0], "payload": {"n": 4}},
+    ]});
+    bench.write(update::upsert, "c", &points).unwrap();
+    let order = |limit: usize| json!({"query": {"order_by": "n"}, "limit": limit});
+    for limit in [10, 100_000] {
+        let ids = bench.ids("c", &order(limit));
+        assert_eq!(ids, [json!(1), json!(1), json!(1), json!(2)], "{limit}");
+    }
+    let prefetch = json!({"prefetch": order(100_000), "query": [0, 0]});
+    assert_eq!(bench.ids("c", &prefetch), [json!(1), json!(2)]);
+}
+
+#[test]
 fn hits_are_grouped_by_a_field() {
     let groups = |bench: &Bench, body: Value| -> Vec<(Value, Vec<Value>)> {
         let found = bench.read(groups::query, "shelves", &body).unwrap();
