@@ -371,8 +371,17 @@ impl GroupSearch<'_> {
         Ok(found.hits)
     }
 
-    /// Reads the values of hits. A hit with a damaged payload is left out.
-    fn with_values(&mut self, hits: Vec<RankedHit>) -> Result<Vec<(RankedHit, Vec<GroupValue>)>> {
+    /// Reads the values of hits. A hit with a damaged payload is left out. An order by a field finds
+    /// a point once for each of its values, and only its first hit stays: as in Qdrant, a group has
+    /// a point once.
+    fn with_values(
+        &mut self,
+        mut hits: Vec<RankedHit>,
+    ) -> Result<Vec<(RankedHit, Vec<GroupValue>)>> {
+        if let Some(VectorQuery::OrderBy(_)) = self.target {
+            let mut seen = HashSet::with_capacity(hits.len());
+            hits.retain(|hit| seen.insert(hit.id));
+        }
         let mut found = Vec::with_capacity(hits.len());
         for hits in hits.chunks(CHUNK) {
             let ids: Vec<u64> = hits.iter().map(|hit| hit.id).collect();

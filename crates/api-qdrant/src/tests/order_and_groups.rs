@@ -137,6 +137,26 @@ fn a_high_limit_orders_points_once_for_each_value() {
 }
 
 #[test]
+fn a_group_has_a_point_with_several_values_once() {
+    let bench = Bench::new();
+    bench.create("c", 2, "Euclid");
+    let point =
+        |id: u64, n: Value| json!({"id": id, "vector": [id, 0], "payload": {"shelf": "a", "n": n}});
+    let points = [point(1, json!([1, 2, 3])), point(2, json!([4, 5])), point(3, json!(6))];
+    bench.write(update::upsert, "c", &json!({ "points": points })).unwrap();
+    // With one group of two points, the first search finds only the first point.
+    for limit in [1, 10] {
+        let body = json!({"query": {"order_by": "n"}, "group_by": "shelf", "group_size": 2,
+                          "limit": limit});
+        let found = bench.read(groups::query, "c", &body).unwrap();
+        let hits = found["groups"][0]["hits"].as_array().unwrap();
+        let ids: Vec<&Value> = hits.iter().map(|hit| &hit["id"]).collect();
+        assert_eq!(ids, [&json!(1), &json!(2)], "{limit}");
+        assert_eq!(hits[1]["order_value"], 4);
+    }
+}
+
+#[test]
 fn hits_are_grouped_by_a_field() {
     let groups = |bench: &Bench, body: Value| -> Vec<(Value, Vec<Value>)> {
         let found = bench.read(groups::query, "shelves", &body).unwrap();
