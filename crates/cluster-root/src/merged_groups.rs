@@ -1,7 +1,7 @@
 //! Groups of hits that shards found, merged to the groups of the collection. All functions are
 //! pure.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::ops::Range;
 
 use api_qdrant::fusion::FusionHit;
@@ -119,7 +119,7 @@ pub(super) struct FilledGroups {
 }
 
 /// Returns the groups with their best hits. Shards also return points that have the value of a
-/// group and belong to no group. These are left out.
+/// group and belong to no group. These are left out. A group has a point once.
 ///
 /// # Errors
 /// As [`best_values`]; `Internal` if a shard answered another number of queries.
@@ -145,8 +145,12 @@ pub(super) fn merged_groups(
             partial |= text.partial;
             let is_cut = text.points.len() >= wanted.asked;
             let before = column.len();
+            // An order by a field finds a point once for each of its values.
+            let mut seen = HashSet::new();
             for point in text.into_keyed()? {
-                column.extend(group_point(&point, value, wanted.field)?);
+                if seen.insert(point.key.point()) {
+                    column.extend(group_point(&point, value, wanted.field)?);
+                }
             }
             lacks_hits |= is_cut && column.len() - before < wanted.size;
         }
@@ -263,6 +267,14 @@ mod tests {
         };
         // Each shard returned two points. Of the second one, one belongs to no group.
         assert_eq!([lacks(1, 2), lacks(2, 2), lacks(2, 3)], [false, true, false]);
+        // An order by a field finds the first point twice.
+        let hit = |id: u64, n: u64| json!({ "id": id, "version": 0, "score": 1.0, "order_value": n, "payload": { "city": "a" } });
+        let ordered = [raw(&json!([{"points": [hit(1, 1), hit(1, 2), hit(2, 3)]}]))];
+        let ordered: Vec<&RawValue> = ordered.iter().map(|text| &**text).collect();
+        let order_by = HitOrder::Value { descending: false };
+        let found = merged_groups(&ordered, values.clone(), order_by, wanted).unwrap().value;
+        let ids: Vec<PointId> = found.groups[0].hits.iter().map(|hit| hit.id).collect();
+        assert_eq!(ids, [PointId::Number(1), PointId::Number(2)]);
         let short = [raw(&json!([]))];
         let short: Vec<&RawValue> = short.iter().map(|text| &**text).collect();
         assert!(merged_groups(&short, values.clone(), order, wanted).is_err());
