@@ -61,6 +61,7 @@ pub use groups::{GroupValue, HitGroup, HitGroups, group_values, most_hits, raise
 pub use image_block::{IMAGE_BLOCK, IMAGES, NO_MODEL, keep_image_block};
 pub use json::{INTERFACE_VERSION, title};
 pub use portable::{PortableSettings, set_portable};
+pub use retrieve::RESPONSE_NUMBERS_MAX;
 pub use routes::{OPENAPI, routes, version};
 pub use scores::check_using;
 pub use snapshots::{

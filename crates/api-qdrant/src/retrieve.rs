@@ -18,24 +18,39 @@ use crate::filters;
 
 /// Approximate maximum bytes of the points of one response.
 const RESPONSE_BYTES_MAX: usize = 128 << 20;
-/// Points that are read at once: few enough that a response exceeds its limit by little.
+/// Bytes that a response counts for a number in a vector. Its text may be longer.
+const NUMBER_BYTES: usize = 10;
+/// Maximum numbers in the vectors of one response.
+pub const RESPONSE_NUMBERS_MAX: usize = RESPONSE_BYTES_MAX / NUMBER_BYTES;
+/// Points that are read at once.
 pub(crate) const CHUNK: usize = 1024;
 
-/// Bytes of the points in a response so far.
-#[derive(Default)]
-pub(crate) struct ResponseBudget(usize);
+/// Approximate bytes of the points in a response so far, and their maximum.
+pub(crate) struct ResponseBudget {
+    used: usize,
+    max: usize,
+}
+
+impl Default for ResponseBudget {
+    fn default() -> ResponseBudget {
+        ResponseBudget::new(RESPONSE_BYTES_MAX)
+    }
+}
 
 impl ResponseBudget {
+    fn new(max: usize) -> ResponseBudget {
+        ResponseBudget { used: 0, max }
+    }
+
     /// Adds a point, and returns false if the response has reached its limit.
     pub(crate) fn add(&mut self, record: &PointRecord) -> bool {
-        // A number takes about ten characters.
         let values = match &record.vector {
             Some(Vector::Plain(values)) => values.len(),
             Some(Vector::Named(vectors)) => vectors.iter().map(|(_, values)| values.len()).sum(),
             None => 0,
         };
-        self.0 += 64 + 10 * values + record.payload.as_ref().map_or(0, members_bytes);
-        self.0 <= RESPONSE_BYTES_MAX
+        self.used += 64 + NUMBER_BYTES * values + record.payload.as_ref().map_or(0, members_bytes);
+        self.used <= self.max
     }
 
     /// Adds a point that cannot be left for a later response.
@@ -47,7 +62,8 @@ impl ResponseBudget {
             return Ok(());
         }
         Err(Error::invalid(format!(
-            "the answer is larger than {RESPONSE_BYTES_MAX} bytes; request fewer points, or less of each"
+            "the answer is larger than {} bytes; request fewer points, or less of each",
+            self.max
         )))
     }
 }
@@ -199,29 +215,45 @@ pub(crate) fn scroll(
     }
     // Points beyond the maximum of one page come with the next page.
     let limit = requested.min(IDS_MAX);
+    let mut budget = ResponseBudget::default();
+    scroll_by_ids(named, request.offset, limit, filter.as_ref(), &projection, &mut budget)
+}
+
+/// Returns the first `limit` points from `offset` on, or those for which `budget` has room, at least
+/// one. The next page begins with the first point that was left out.
+///
+/// # Errors
+/// As [`NamedCollection::scroll`].
+fn scroll_by_ids(
+    named: &NamedCollection,
+    offset: Option<PointId>,
+    limit: usize,
+    filter: Option<&Filter>,
+    projection: &Projection,
+    budget: &mut ResponseBudget,
+) -> Result<ScrollResponse> {
     let mut page = ScrollResponse {
         points: Vec::new(),
-        next_page_offset: request.offset,
+        next_page_offset: offset,
         partial: false,
         order_dates: None,
     };
-    let mut budget = ResponseBudget::default();
-    let mut has_room = true;
-    while has_room && page.points.len() < limit {
+    while page.points.len() < limit {
         let chunk = (limit - page.points.len()).min(CHUNK);
-        let found = named.scroll(
-            page.next_page_offset.as_ref(),
-            chunk,
-            filter.as_ref(),
-            projection.parts(),
-        )?;
+        let next = page.next_page_offset.as_ref();
+        let found = named.scroll(next, chunk, filter, projection.parts())?;
         page.partial |= found.partial;
         for record in found.points.into_iter().map(|point| projection.record(point)) {
-            has_room &= budget.add(&record);
+            if !budget.add(&record) && !page.points.is_empty() {
+                page.next_page_offset = Some(record.id);
+                return Ok(page);
+            }
             page.points.push(record);
         }
         page.next_page_offset = found.next;
-        has_room &= found.next.is_some();
+        if found.next.is_none() {
+            break;
+        }
     }
     Ok(page)
 }
@@ -344,4 +376,46 @@ pub(crate) fn facet(
 /// partial then.
 pub(crate) fn concerns_one_point(error: &Error) -> bool {
     matches!(error.kind(), ErrorKind::DataLoss | ErrorKind::Unavailable)
+}
+
+#[cfg(test)]
+mod tests {
+    use search::coarse::Metric;
+    use search::points::NewPoint;
+    use search::registry::{CollectionSettings, Registry, RegistryOptions};
+
+    use super::*;
+
+    #[test]
+    fn a_page_ends_before_the_first_point_without_room() {
+        let directory = tempfile::tempdir().unwrap();
+        let registry = Registry::open(RegistryOptions::for_tests(directory.path())).unwrap();
+        let named = registry.create("c", CollectionSettings::new(2, Metric::L2)).unwrap();
+        let payload = Map::new();
+        let point = |number: u64| NewPoint {
+            id: PointId::Number(number),
+            embedding: &[1.0, 0.0],
+            record: &[],
+            payload: &payload,
+        };
+        let points: Vec<NewPoint<'_>> = (1..=5).map(point).collect();
+        named.upsert(&points).unwrap();
+        let projection =
+            Projection::new(&named, false, None, Some(&WithVector::All(true))).unwrap();
+        // Two points, with 84 bytes each, fit in 200 bytes.
+        for (offset, bytes_max, ids, next) in [
+            (None, 200, vec![1, 2], Some(3)),
+            (Some(3), 200, vec![3, 4], Some(5)),
+            (Some(5), 200, vec![5], None),
+            (None, 1, vec![1], Some(2)),
+            (None, usize::MAX, vec![1, 2, 3, 4, 5], None),
+        ] {
+            let mut budget = ResponseBudget::new(bytes_max);
+            let offset = offset.map(PointId::Number);
+            let page = scroll_by_ids(&named, offset, 10, None, &projection, &mut budget).unwrap();
+            let found: Vec<PointId> = page.points.iter().map(|record| record.id).collect();
+            let ids: Vec<PointId> = ids.into_iter().map(PointId::Number).collect();
+            assert_eq!((found, page.next_page_offset), (ids, next.map(PointId::Number)));
+        }
+    }
 }
