@@ -26,8 +26,8 @@ const UNAUTHENTICATED: u32 = 16;
 const NAMING_CALLS: [&str; 2] = ["/qdrant.Collections/Create", "/qdrant.Collections/UpdateAliases"];
 /// Messages above this size are converted on a codec thread.
 const INLINE_BYTES_MAX: usize = 16 << 10;
-/// Most bytes of a response of the REST interface: those of its points, and their envelope.
-const REST_BYTES_MAX: usize = 160 << 20;
+/// Maximum bytes of a response of the REST interface, whose vectors have long numbers.
+const REST_BYTES_MAX: usize = 256 << 20;
 /// Bytes of memory for each byte of a response while it becomes a message: its values and the
 /// message.
 const RESPONSE_GROWTH: u64 = 4;
@@ -259,6 +259,14 @@ mod tests {
             assert_eq!(conflict_kind(path), ErrorKind::AlreadyExists, "{path}");
         }
         assert_eq!(conflict_kind("/qdrant.Points/Upsert"), ErrorKind::FailedPrecondition);
+    }
+
+    #[test]
+    fn a_response_full_of_long_numbers_is_read() {
+        let number = serde_json::to_string(&-1.234_567_9e-5_f32).unwrap();
+        // A comma follows it.
+        let text = (number.len() + 1) * api_qdrant::RESPONSE_NUMBERS_MAX;
+        assert!(number.len() > 12 && text < REST_BYTES_MAX, "{number}");
     }
 
     #[test]
