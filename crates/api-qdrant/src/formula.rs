@@ -346,7 +346,9 @@ fn distance(one: GeoPlace, other: GeoPlace) -> f64 {
     let half_square = |difference: f64| (difference.to_radians() / 2.0).sin().powi(2);
     let chord = half_square(other.lat - one.lat)
         + first.cos() * second.cos() * half_square(other.lon - one.lon);
-    2.0 * EARTH_RADIUS * chord.sqrt().asin()
+    // Rounding takes the value for opposite places above 1, where the arcsine is not a number, and
+    // that of latitudes beyond the poles, which payloads may have, below 0.
+    2.0 * EARTH_RADIUS * chord.clamp(0.0, 1.0).sqrt().asin()
 }
 
 fn expected(what: &str, key: &str) -> Error {
@@ -429,6 +431,19 @@ mod tests {
         }
         let far = score_of(json!({"geo_distance": {"origin": moscow, "to": "place"}}), json!({}));
         assert!((2_400_000.0..2_600_000.0).contains(&far.unwrap()));
+    }
+
+    #[test]
+    fn every_two_places_have_a_distance() {
+        let half = std::f64::consts::PI * EARTH_RADIUS;
+        for lat in -90..=90 {
+            let lat = f64::from(lat);
+            let opposite = GeoPlace { lon: 0.0, lat: -lat };
+            let metres = distance(GeoPlace { lon: -180.0, lat }, opposite);
+            assert!((metres - half).abs() < 1.0, "{lat}: {metres}");
+        }
+        let beyond_the_pole = GeoPlace { lon: 90.0, lat: 100.0 };
+        assert!(distance(GeoPlace { lon: -90.0, lat: 80.0 }, beyond_the_pole).is_finite());
     }
 
     #[test]
