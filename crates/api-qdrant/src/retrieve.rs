@@ -5,7 +5,8 @@ use std::ops::Range;
 use crate::json::{self, OrderBy, PointRecord, Vector, WithPayload, WithVector};
 use base::{Error, ErrorKind, Result};
 use search::collection::{
-    FacetValue, IDS_MAX, OrderValue, OrderedPoints, PointOrder, PointParts, SearchThread,
+    FacetValue, IDS_MAX, OrderValue, OrderedPoint, OrderedPoints, PointOrder, PointParts,
+    SearchThread,
 };
 use search::filter::Filter;
 use search::points::{FetchedPoint, PointId};
@@ -299,7 +300,9 @@ fn scroll_in_order(
     Ok(page)
 }
 
-/// Returns the first `limit` points in the order of a field.
+/// Returns the first `limit` points in the order of a field. If the order begins at a whole number
+/// and no number follows, it begins at the date with so many microseconds since 1970: clients
+/// continue with the `order_value` of the last point, which has this form.
 ///
 /// # Errors
 /// As [`NamedCollection::ordered`].
@@ -309,9 +312,19 @@ pub(crate) fn ordered(
     filter: Option<&Filter>,
     limit: usize,
 ) -> Result<OrderedPoints> {
-    let order =
-        PointOrder { key: &order.key, descending: order.descending, from: order.start_from };
-    named.ordered(&order, filter, limit)
+    let OrderBy { key, descending, start_from } = order;
+    let from = |from| PointOrder { key, descending: *descending, from };
+    let found = named.ordered(&from(*start_from), filter, limit)?;
+    let number = start_from.filter(|from| !from.is_date()).and_then(OrderValue::to_number);
+    let micros = number.and_then(|number| number.as_i64());
+    let is_number = |point: &OrderedPoint| !point.value.is_date();
+    let Some(micros) = micros.filter(|_| !found.points.iter().any(is_number)) else {
+        return Ok(found);
+    };
+    let mut dates = named.ordered(&from(Some(OrderValue::date(micros))), filter, limit)?;
+    // In descending order, all numbers follow the dates.
+    dates.points.retain(|point| point.value.is_date());
+    Ok(dates)
 }
 
 /// The number of points.

@@ -119,6 +119,36 @@ fn points_are_ordered_by_numbers_and_dates() {
 }
 
 #[test]
+fn an_order_continues_with_an_order_value() {
+    on_every_level(|bench| {
+        let page = |order: Value| -> Vec<Value> {
+            let body = json!({"order_by": order, "limit": 3});
+            let page = bench.read(retrieve::scroll, "shelves", &body).unwrap();
+            page["points"].as_array().unwrap().clone()
+        };
+        let ids = |points: &[Value]| -> Vec<Value> {
+            points.iter().map(|point| point["id"].clone()).collect()
+        };
+        for (key, direction, first, second) in [
+            ("day", "asc", [12, 11, 10], [10, 9, 8]),
+            ("day", "desc", [1, 2, 3], [3, 4, 5]),
+            ("n", "asc", [12, 8, 4], [4, 1, 2]),
+        ] {
+            let points = page(json!({"key": key, "direction": direction}));
+            assert_eq!(ids(&points), first.map(Value::from), "{key}");
+            let last = &points[2]["order_value"];
+            let points = page(json!({"key": key, "direction": direction, "start_from": last}));
+            assert_eq!(ids(&points), second.map(Value::from), "{key} from {last}");
+        }
+        // No number follows, and no date is in the field.
+        for (direction, from) in [("asc", 1000), ("desc", -1000)] {
+            let order = json!({"key": "n", "direction": direction, "start_from": from});
+            assert!(page(order).is_empty(), "{direction}");
+        }
+    });
+}
+
+#[test]
 fn a_high_limit_orders_points_once_for_each_value() {
     let bench = Bench::new();
     bench.create("c", 2, "Euclid");
