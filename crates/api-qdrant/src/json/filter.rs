@@ -58,13 +58,16 @@ pub(super) fn required_members<'a, const N: usize>(
     Ok(found)
 }
 
+/// Reads the members of a filter. A member that no filter has is refused even if it is null:
+/// without it, the filter would match more points, and a deletion would delete more.
 fn filter(fields: &Map<String, Value>) -> Parsed<Filter> {
     let mut filter = Filter::default();
-    for (name, value) in members(fields) {
-        let list = match name {
+    for (name, value) in fields {
+        let list = match name.as_str() {
             "must" => &mut filter.must,
             "should" => &mut filter.should,
             "must_not" => &mut filter.must_not,
+            "min_should" if value.is_null() => continue,
             "min_should" => {
                 filter.min_should = Some(within(name, min_should(value))?);
                 continue;
@@ -73,7 +76,9 @@ fn filter(fields: &Map<String, Value>) -> Parsed<Filter> {
                 return Err(format!("{other}: a filter has must, should, must_not and min_should"));
             }
         };
-        *list = within(name, conditions(value))?;
+        if !value.is_null() {
+            *list = within(name, conditions(value))?;
+        }
     }
     Ok(filter)
 }
@@ -123,7 +128,8 @@ pub(super) fn condition(value: &Value) -> Parsed<Condition> {
     }
     let mut entries = members(fields);
     let Some((name, value)) = entries.next() else {
-        return Ok(Condition::Nested(Filter::default()));
+        // A filter without conditions, or one whose members are null.
+        return filter(fields).map(Condition::Nested);
     };
     let alone = entries.next().is_none();
     match name {

@@ -98,6 +98,26 @@ fn refused_conditions_are_named() {
     }
 }
 
+/// Clients in Go write an empty list of ids as null.
+#[test]
+fn a_condition_that_is_null_does_not_match_every_point() {
+    for name in ["has_id", "is_empty", "is_null", "nested", "has_vector", "unheard"] {
+        for filter in [
+            json!({ name: null }),
+            json!({"must": [{ name: null }]}),
+            json!({"must": [{ name: null, "should": [{"has_id": [1]}] }]}),
+        ] {
+            let (kind, message) = refused::<PointsSelector>(&json!({ "filter": filter }));
+            assert_eq!(kind, ErrorKind::InvalidArgument, "{filter}: {message}");
+            assert!(message.contains(name), "{filter}: {message}");
+        }
+    }
+    let empty = json!({"must": [{}, {"must": null, "min_should": null}], "should": null});
+    let filter = parse_filter(empty.to_string().as_bytes()).unwrap();
+    let all = || Condition::Nested(Filter::default());
+    assert_eq!((filter.must, filter.should.len()), (vec![all(), all()], 0));
+}
+
 #[test]
 fn texts_areas_and_elements_are_read() {
     let text = |kind, text| Match::Text(TextMatch::new(kind, text, Tokenizer::default()));
