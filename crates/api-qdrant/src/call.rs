@@ -120,7 +120,7 @@ type StepHandler<T, P> =
     fn(&NamedCollection, &mut SearchThread, &CallContext, &[u8], &mut P) -> Result<T>;
 
 /// JSON text of a result.
-type EncodedResult = Result<Vec<u8>>;
+pub(crate) type EncodedResult = Result<Vec<u8>>;
 
 impl FromRequest<Arc<CollectionsState>> for RestCall {
     type Rejection = Reply;
@@ -431,12 +431,13 @@ async fn await_result(
     }
 }
 
-fn encode<T: Serialize>(result: &T) -> EncodedResult {
+pub(crate) fn encode<T: Serialize>(result: &T) -> EncodedResult {
     serde_json::to_vec(result)
         .map_err(|error| Error::internal("an answer cannot be written").caused_by(error))
 }
 
-fn reply(result: EncodedResult, started: Instant) -> Reply {
+/// Answers in Qdrant's envelope.
+pub(crate) fn reply(result: EncodedResult, started: Instant) -> Reply {
     match result {
         Ok(result) => Reply::json(json::envelope(&result, started.elapsed())),
         Err(error) => refuse(&error, started.elapsed()),

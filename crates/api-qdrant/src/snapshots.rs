@@ -28,8 +28,7 @@ use transport::result_stream::{ResultStream, ResultWriter, result_channel};
 use transport::upload::{FormFile, UploadLimits, UploadPieces, upload_channel};
 use transport::{HeaderTimeout, Peer, QueryResult, Reply, UploadPermit, query_parameters};
 
-use crate::call::refuse;
-use crate::json::envelope;
+use crate::call::{self, refuse};
 use crate::restore_rights::RestoreRights;
 use crate::state::CollectionsState;
 
@@ -115,14 +114,7 @@ pub(crate) fn routes() -> Router<Arc<CollectionsState>> {
 
 /// Answers in Qdrant's envelope.
 fn reply(result: Result<impl Serialize>, started: Instant) -> Reply {
-    let encoded = result.and_then(|result| {
-        serde_json::to_vec(&result)
-            .map_err(|error| Error::internal("an answer cannot be written").caused_by(error))
-    });
-    match encoded {
-        Ok(result) => Reply::json(envelope(&result, started.elapsed())),
-        Err(error) => refuse(&error, started.elapsed()),
-    }
+    call::reply(result.and_then(|result| call::encode(&result)), started)
 }
 
 /// Answers a request whose work continues.
