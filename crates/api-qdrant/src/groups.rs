@@ -371,9 +371,9 @@ impl GroupSearch<'_> {
         Ok(found.hits)
     }
 
-    /// Reads the values of hits. A hit with a damaged payload is left out. An order by a field finds
-    /// a point once for each of its values, and only its first hit stays: as in Qdrant, a group has
-    /// a point once.
+    /// Reads the values of hits. A hit with a damaged payload is left out. An order by a field
+    /// finds a point once for each of its values, and only its first hit stays: as in Qdrant, a
+    /// group has a point once.
     fn with_values(
         &mut self,
         mut hits: Vec<RankedHit>,

@@ -220,8 +220,8 @@ pub(crate) fn scroll(
     scroll_by_ids(named, request.offset, limit, filter.as_ref(), &projection, &mut budget)
 }
 
-/// Returns the first `limit` points from `offset` on, or those for which `budget` has room, at least
-/// one. The next page begins with the first point that was left out.
+/// Returns the first `limit` points from `offset` on, or those for which `budget` has room, at
+/// least one. The next page begins with the first point that was left out.
 ///
 /// # Errors
 /// As [`NamedCollection::scroll`].
