@@ -200,18 +200,27 @@ fn query_from_map<'de, A: MapAccess<'de>>(mut map: A) -> Result<VectorQuery, A::
     let mut formula = None;
     let mut defaults = None;
     while let Some(key) = map.next_key::<String>()? {
-        match key.as_str() {
-            "nearest" => query = Some(VectorQuery::Nearest(map.next_value()?)),
-            "recommend" => query = Some(recommend(map.next_value()?)?),
-            "mmr" => mmr = map.next_value::<Option<MmrParams>>()?,
-            "order_by" => query = Some(VectorQuery::OrderBy(map.next_value()?)),
-            "fusion" => query = Some(VectorQuery::Fuse(fusion(&map.next_value::<String>()?)?)),
-            "rrf" => query = Some(VectorQuery::Fuse(map.next_value::<RrfParams>()?.fusion()?)),
-            "discover" => query = Some(discover(map.next_value()?)?),
-            "context" => query = Some(context(map.next_value()?)?),
-            "sample" => query = Some(sample(&map.next_value::<String>()?)?),
-            "formula" => formula = Some(map.next_value::<Value>()?),
-            "defaults" => defaults = map.next_value::<Option<Map<String, Value>>>()?,
+        let read = match key.as_str() {
+            "nearest" => VectorQuery::Nearest(map.next_value()?),
+            "recommend" => recommend(map.next_value()?)?,
+            "order_by" => VectorQuery::OrderBy(map.next_value()?),
+            "fusion" => VectorQuery::Fuse(fusion(&map.next_value::<String>()?)?),
+            "rrf" => VectorQuery::Fuse(map.next_value::<RrfParams>()?.fusion()?),
+            "discover" => discover(map.next_value()?)?,
+            "context" => context(map.next_value()?)?,
+            "sample" => sample(&map.next_value::<String>()?)?,
+            "mmr" => {
+                mmr = map.next_value::<Option<MmrParams>>()?;
+                continue;
+            }
+            "formula" => {
+                formula = Some(map.next_value::<Value>()?);
+                continue;
+            }
+            "defaults" => {
+                defaults = map.next_value::<Option<Map<String, Value>>>()?;
+                continue;
+            }
             "relevance_feedback" => {
                 return Err(A::Error::custom(unsupported(format_args!("the query {key}"))));
             }
@@ -223,6 +232,11 @@ fn query_from_map<'de, A: MapAccess<'de>>(mut map: A) -> Result<VectorQuery, A::
                     object(&mut map)?
                 });
             }
+        };
+        if query.replace(read).is_some() {
+            return Err(A::Error::custom(format_args!(
+                "{key}: the object has another query already; give one of them"
+            )));
         }
     }
     if let Some(expression) = formula {

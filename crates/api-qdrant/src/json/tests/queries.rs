@@ -98,6 +98,8 @@ fn queries_are_read_in_every_form() {
         json!({"context": []}),
         json!({"context": null}),
         json!({"sample": "first"}),
+        json!({"nearest": 1, "recommend": {"positive": [2]}}),
+        json!({"fusion": "dbsf", "rrf": {}}),
         json!({"nearest": 1, "defaults": {}}),
         json!({"nearest": 1, "formula": 2}),
         json!({"formula": true}),
