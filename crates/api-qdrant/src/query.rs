@@ -147,7 +147,8 @@ impl QueryRun<'_> {
     /// the first points in the order of their ids.
     ///
     /// # Errors
-    /// As [`query`], with the position of the prefetch that fails.
+    /// As [`query`], with the position of the prefetch that fails; `InvalidArgument` for more than
+    /// [`CANDIDATES_MAX`] hits in the order of a field.
     pub(crate) fn find(
         &mut self,
         query: Option<VectorQuery>,
@@ -159,7 +160,9 @@ impl QueryRun<'_> {
             Some(VectorQuery::OrderBy(order)) => {
                 let scope = self.scope(request, filter)?;
                 let mut ordered = self.ordered(&order, count, scope.filter.as_ref())?;
-                check_ordered_hits(request, ordered.hits.len())?;
+                if ordered.hits.len() > CANDIDATES_MAX {
+                    return Err(limit_too_high(request.limit(), request.offset()));
+                }
                 ordered.partial |= scope.partial;
                 Ok(ordered)
             }
@@ -222,7 +225,7 @@ impl QueryRun<'_> {
 
     /// Returns the number of hits of `query` to find. If the request has a high limit, this is at
     /// most the number of points of the collection. A query with order_by can have more hits than
-    /// that, and then gets [`CANDIDATES_MAX`].
+    /// that. [`QueryRun::find`] then finds one hit more than [`CANDIDATES_MAX`], and refuses it.
     ///
     /// # Errors
     /// `InvalidArgument` for a limit of 0 or more than [`CANDIDATES_MAX`] hits; the error of the
@@ -234,13 +237,13 @@ impl QueryRun<'_> {
         offset: usize,
     ) -> Result<usize> {
         let mut count = limit.saturating_add(offset);
-        if count > CANDIDATES_MAX {
+        if limit > 0 && count > CANDIDATES_MAX {
             let points = usize::try_from(self.named.count(None)?.count).unwrap_or(usize::MAX);
-            count = match query {
-                // A point is a hit once for each of its values.
-                Some(VectorQuery::OrderBy(_)) if points <= CANDIDATES_MAX => CANDIDATES_MAX,
-                _ => count.min(points.max(1)),
-            };
+            // A point is a hit once for each of its values.
+            if points <= CANDIDATES_MAX && matches!(query, Some(VectorQuery::OrderBy(_))) {
+                return Ok(CANDIDATES_MAX + 1);
+            }
+            count = count.min(points.max(1));
         }
         if limit == 0 || count > CANDIDATES_MAX {
             return Err(limit_too_high(limit, offset));
@@ -317,19 +320,6 @@ impl QueryRun<'_> {
         order_dates = order_dates.filter(|_| self.context.for_root());
         Ok(QueryResponse { points, partial, order_dates })
     }
-}
-
-/// Checks that a query with order_by and a limit above [`CANDIDATES_MAX`] found all hits.
-///
-/// # Errors
-/// `InvalidArgument` if there may be more than the `found` hits.
-fn check_ordered_hits(request: &QueryRequest, found: usize) -> Result<()> {
-    let limit = request.limit();
-    let offset = request.offset();
-    if limit.saturating_add(offset) > CANDIDATES_MAX && found >= CANDIDATES_MAX {
-        return Err(limit_too_high(limit, offset));
-    }
-    Ok(())
 }
 
 fn limit_too_high(limit: usize, offset: usize) -> Error {

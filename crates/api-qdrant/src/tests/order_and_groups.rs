@@ -167,6 +167,28 @@ fn a_high_limit_orders_points_once_for_each_value() {
 }
 
 #[test]
+fn a_high_limit_orders_at_most_16384_values() {
+    let bench = Bench::new();
+    bench.create("c", 2, "Euclid");
+    let values: Vec<u32> = (0..8192).collect();
+    let point = |id: u64, n: Value| json!({"id": id, "vector": [id, 0], "payload": {"n": n}});
+    let points = json!({"points": [point(1, json!(values)), point(2, json!(values))]});
+    bench.write(update::upsert, "c", &points).unwrap();
+    let order = json!({"query": {"order_by": "n"}, "limit": 16_000, "offset": 1000});
+    assert_eq!(bench.ids("c", &order).len(), 16_384 - 1000);
+    let last = json!({"points": [point(3, json!(8192))]});
+    bench.write(update::upsert, "c", &last).unwrap();
+    for body in [
+        order,
+        json!({"prefetch": {"query": {"order_by": "n"}, "limit": 17_000}, "query": [0, 0]}),
+    ] {
+        let error = bench.read(query::query, "c", &body).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::InvalidArgument, "{body}");
+        assert!(error.message().contains("limit: 1"), "{body}: {error}");
+    }
+}
+
+#[test]
 fn a_group_has_a_point_with_several_values_once() {
     let bench = Bench::new();
     bench.create("c", 2, "Euclid");
