@@ -178,10 +178,9 @@ fn a_high_limit_orders_at_most_16384_values() {
     assert_eq!(bench.ids("c", &order).len(), 16_384 - 1000);
     let last = json!({"points": [point(3, json!(8192))]});
     bench.write(update::upsert, "c", &last).unwrap();
-    for body in [
-        order,
-        json!({"prefetch": {"query": {"order_by": "n"}, "limit": 17_000}, "query": [0, 0]}),
-    ] {
+    for body in
+        [order, json!({"prefetch": {"query": {"order_by": "n"}, "limit": 17_000}, "query": [0, 0]})]
+    {
         let error = bench.read(query::query, "c", &body).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::InvalidArgument, "{body}");
         assert!(error.message().contains("limit: 1"), "{body}: {error}");
