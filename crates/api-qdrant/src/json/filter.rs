@@ -123,7 +123,7 @@ fn conditions(value: &Value) -> Parsed<Vec<Condition>> {
 /// Reads a condition.
 pub(super) fn condition(value: &Value) -> Parsed<Condition> {
     let fields = object(value)?;
-    if fields.contains_key("key") {
+    if fields.get("key").is_some_and(|key| !key.is_null()) {
         return field(fields);
     }
     let mut entries = members(fields);

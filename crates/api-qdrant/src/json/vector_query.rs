@@ -2,7 +2,9 @@
 
 use std::fmt;
 
-use serde::de::{Deserialize, Deserializer, Error as DeError, MapAccess, SeqAccess, Visitor};
+use serde::de::{
+    Deserialize, Deserializer, Error as DeError, IgnoredAny, MapAccess, SeqAccess, Visitor,
+};
 use serde_json::{Map, Value};
 
 use super::examples::{context, discover, recommend};
@@ -190,7 +192,7 @@ struct MmrParams {
     candidates_limit: Option<usize>,
 }
 
-/// Reads a query from an object.
+/// Reads a query from an object. Members that are null are absent, as in Qdrant.
 ///
 /// # Errors
 /// Names the member that is unknown, unsupported or misplaced.
@@ -201,39 +203,23 @@ fn query_from_map<'de, A: MapAccess<'de>>(mut map: A) -> Result<VectorQuery, A::
     let mut defaults = None;
     while let Some(key) = map.next_key::<String>()? {
         let read = match key.as_str() {
-            "nearest" => VectorQuery::Nearest(map.next_value()?),
-            "recommend" => recommend(map.next_value()?)?,
-            "order_by" => VectorQuery::OrderBy(map.next_value()?),
-            "fusion" => VectorQuery::Fuse(fusion(&map.next_value::<String>()?)?),
-            "rrf" => VectorQuery::Fuse(map.next_value::<RrfParams>()?.fusion()?),
-            "discover" => discover(map.next_value()?)?,
-            "context" => context(map.next_value()?)?,
-            "sample" => sample(&map.next_value::<String>()?)?,
             "mmr" => {
                 mmr = map.next_value::<Option<MmrParams>>()?;
                 continue;
             }
             "formula" => {
-                formula = Some(map.next_value::<Value>()?);
+                formula = map.next_value::<Option<Value>>()?;
                 continue;
             }
             "defaults" => {
                 defaults = map.next_value::<Option<Map<String, Value>>>()?;
                 continue;
             }
-            "relevance_feedback" => {
-                return Err(A::Error::custom(unsupported(format_args!("the query {key}"))));
-            }
-            other => {
-                map.next_value::<serde::de::IgnoredAny>()?;
-                return Err(if is_inference(other) {
-                    no_vector(Some(other))
-                } else {
-                    object(&mut map)?
-                });
-            }
+            name => query_member(name, &mut map)?,
         };
-        if query.replace(read).is_some() {
+        if let Some(read) = read
+            && query.replace(read).is_some()
+        {
             return Err(A::Error::custom(format_args!(
                 "{key}: the object has another query already; give one of them"
             )));
@@ -258,6 +244,47 @@ fn query_from_map<'de, A: MapAccess<'de>>(mut map: A) -> Result<VectorQuery, A::
              fusion, formula or sample",
         )),
     }
+}
+
+/// Reads the query of one member of an object; `None` if its value is null.
+///
+/// # Errors
+/// Names the member if it is unknown or unsupported.
+fn query_member<'de, A: MapAccess<'de>>(
+    name: &str,
+    map: &mut A,
+) -> Result<Option<VectorQuery>, A::Error> {
+    Ok(match name {
+        "nearest" => map.next_value::<Option<VectorInput>>()?.map(VectorQuery::Nearest),
+        "recommend" => map.next_value::<Option<_>>()?.map(recommend::<A::Error>).transpose()?,
+        "order_by" => map.next_value::<Option<OrderBy>>()?.map(VectorQuery::OrderBy),
+        "fusion" => {
+            let name = map.next_value::<Option<String>>()?;
+            let fusion = name.map(|name| fusion::<A::Error>(&name)).transpose()?;
+            fusion.map(VectorQuery::Fuse)
+        }
+        "rrf" => {
+            let params = map.next_value::<Option<RrfParams>>()?;
+            let fusion = params.map(RrfParams::fusion::<A::Error>).transpose()?;
+            fusion.map(VectorQuery::Fuse)
+        }
+        "discover" => map.next_value::<Option<_>>()?.map(discover::<A::Error>).transpose()?,
+        "context" => map.next_value::<Option<Value>>()?.map(context::<A::Error>).transpose()?,
+        "sample" => {
+            let name = map.next_value::<Option<String>>()?;
+            name.map(|name| sample::<A::Error>(&name)).transpose()?
+        }
+        "relevance_feedback" => {
+            if map.next_value::<Option<IgnoredAny>>()?.is_some() {
+                return Err(A::Error::custom(unsupported(format_args!("the query {name}"))));
+            }
+            None
+        }
+        other => {
+            map.next_value::<IgnoredAny>()?;
+            return Err(if is_inference(other) { no_vector(Some(other)) } else { object(map)? });
+        }
+    })
 }
 
 /// Parameters of reciprocal rank fusion.

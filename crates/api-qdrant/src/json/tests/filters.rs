@@ -112,6 +112,18 @@ fn a_condition_that_is_null_does_not_match_every_point() {
             assert!(message.contains(name), "{filter}: {message}");
         }
     }
+    // Members of other conditions may be null, as in Qdrant.
+    let flat = json!({"must": [{"key": null, "match": null, "has_id": [1], "is_null": null}]});
+    let filter = parse_filter(flat.to_string().as_bytes()).unwrap();
+    assert_eq!(filter.must, [Condition::HasId(vec![1])]);
+    for refused_filter in [
+        json!({"must": [{ "key": null }]}),
+        json!({"must": [{"key": null, "must": [{"has_id": [1]}]}]}),
+        json!({"must": [{"key": null, "match": {"value": 1}}]}),
+    ] {
+        let (kind, message) = refused::<PointsSelector>(&json!({ "filter": refused_filter }));
+        assert_eq!(kind, ErrorKind::InvalidArgument, "{refused_filter}: {message}");
+    }
     let empty = json!({"must": [{}, {"must": null, "min_should": null}], "should": null});
     let filter = parse_filter(empty.to_string().as_bytes()).unwrap();
     let all = || Condition::Nested(Filter::default());

@@ -41,6 +41,10 @@ fn queries_are_read_in_every_form() {
         target(json!({"nearest": [1, 0.5], "mmr": null})).unwrap(),
         VectorQuery::Nearest(vector())
     );
+    let nulls = json!({"nearest": [1, 0.5], "recommend": null, "discover": null, "context": null,
+                       "order_by": null, "fusion": null, "rrf": null, "sample": null, "mmr": null,
+                       "formula": null, "defaults": null, "relevance_feedback": null});
+    assert_eq!(target(nulls).unwrap(), VectorQuery::Nearest(vector()));
     assert_eq!(
         target(json!(7)).unwrap(),
         VectorQuery::Nearest(VectorInput::Id(PointId::Number(7)))
@@ -97,6 +101,8 @@ fn queries_are_read_in_every_form() {
         json!({"discover": {"target": 1, "context": [{"positive": 1}]}}),
         json!({"context": []}),
         json!({"context": null}),
+        json!({"nearest": null}),
+        json!({"formula": null, "defaults": {}}),
         json!({"sample": "first"}),
         json!({"nearest": 1, "recommend": {"positive": [2]}}),
         json!({"fusion": "dbsf", "rrf": {}}),
