@@ -74,6 +74,7 @@ impl VersionTrack {
     }
 
     fn forget(&mut self, end: u64) {
+        self.steps.advance(end);
         self.seconds.forget(end.saturating_sub(SECONDS_MAX));
         self.steps.forget(end.saturating_sub(SPAN_SECONDS_MAX));
     }
@@ -288,6 +289,20 @@ mod tests {
         assert_eq!(histories.recent("m", 0).requests(), 0);
         histories.scan(2 * SPAN_SECONDS_MAX, Vec::new(), &[]);
         assert!(histories.models.is_empty(), "a version without counts and records is forgotten");
+    }
+
+    #[test]
+    fn a_version_unloaded_within_an_interval_is_forgotten() {
+        let mut histories = Histories::default();
+        scan(&mut histories, 3, 1, reading(1, 8, 0));
+        let next = STEP_SECONDS;
+        histories.scan(next, Vec::new(), &[]);
+        let range = HistoryRange { now: next, span: SECONDS_MAX + 1 };
+        let requests: u64 =
+            histories.records("m", range).points().iter().map(|it| it.requests).sum();
+        assert_eq!(requests, 8, "the interval in which it was unloaded is kept");
+        histories.scan(next + SPAN_SECONDS_MAX, Vec::new(), &[]);
+        assert!(histories.models.is_empty());
     }
 
     #[test]

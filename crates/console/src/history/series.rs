@@ -56,6 +56,14 @@ impl RecordSeries {
         }
     }
 
+    /// Ends the open interval if it ended at `now` or before. A version that was unloaded gets no
+    /// further traffic that would end it.
+    pub(super) fn advance(&mut self, now: u64) {
+        if self.open_end <= now {
+            self.finish();
+        }
+    }
+
     /// Ends the open interval.
     fn finish(&mut self) {
         let record = std::mem::take(&mut self.open);
