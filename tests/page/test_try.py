@@ -412,6 +412,47 @@ def test_versions_and_unknown_models(browser, server):
     assert js(browser, "document.getElementById('try').hidden")
 
 
+def test_a_model_chosen_during_a_run_can_be_run(browser, server):
+    open_try(browser, server, "half_plus_two")
+    # The first run has no answer.
+    browser.execute_script(
+        "const send = fetch; let isFirst = true;"
+        "window.fetch = (path, options) => {"
+        "  if (!isFirst || !String(path).endsWith('/infer')) return send(path, options);"
+        "  isFirst = false;"
+        "  const stopped = new DOMException('stopped', 'AbortError');"
+        "  return new Promise((_, fail) => options.signal.addEventListener('abort', () => fail(stopped)));"
+        "}"
+    )
+    js(browser, "document.getElementById('run').click()")
+    wait(lambda: js(browser, "document.getElementById('state').dataset.state") == "busy", "the run has begun")
+    change(browser, "#model", "mixed")
+    wait(lambda: js(browser, "document.querySelector('[data-input=class]') !== null"), "the inputs of the other model")
+    assert js(browser, "document.getElementById('halt').hidden")
+    assert run(browser) == {"sum": [[0, 0]], "not": [True, True, True]}
+
+
+def test_the_model_chosen_last_is_shown(browser, server):
+    open_try(browser, server, "half_plus_two")
+    # The check for keys of the first choice ends after the second choice.
+    browser.execute_script(
+        "const send = fetch;"
+        "window.fetch = async (path, options) => {"
+        "  const answer = await send(path, options);"
+        "  const isHeld = options?.credentials === 'omit' && String(path).includes('/means');"
+        "  if (isHeld) await new Promise((resume) => { window.resume = resume; });"
+        "  return answer;"
+        "}"
+    )
+    change(browser, "#model", "means")
+    wait(lambda: js(browser, "typeof window.resume") == "function", "the check for keys")
+    change(browser, "#model", "mixed")
+    wait(lambda: js(browser, "document.querySelector('[data-input=class]') !== null"), "the inputs of the last choice")
+    browser.execute_async_script("window.resume(); setTimeout(arguments[0], 0)")
+    names = js(browser, "[...document.querySelectorAll('.input')].map((e) => e.dataset.input)")
+    assert names == ["class", "big", "it's"]
+
+
 def test_a_long_name_does_not_widen_the_page(browser, server):
     open_try(browser, server, "half_plus_two")
     browser.execute_script("const o = document.getElementById('model').selectedOptions[0]; o.textContent = o.value.repeat(20)")

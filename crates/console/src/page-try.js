@@ -12,6 +12,8 @@ const LANGUAGES = [["curl", "curl", curl], ["tritonclient", "Python: tritonclien
 
 const $ = (id) => document.getElementById(id);
 let editors = [], running = null, isLocked = false, language = LANGUAGES[0];
+// Number of the last choice. Answers to others come too late.
+let choosing = 0;
 
 function problem(id, words) {
   $(id).hidden = !words;
@@ -50,23 +52,24 @@ async function load() {
 
 async function choose(version = null) {
   stop();
-  const model = $("model").value, chosen = version ? `/versions/${encodeURIComponent(version)}` : "";
+  const choice = choosing += 1, model = $("model").value, chosen = version ? `/versions/${encodeURIComponent(version)}` : "";
   history.replaceState(null, "", `?model=${encodeURIComponent(model)}${version ? `&version=${encodeURIComponent(version)}` : ""}`);
   problem("problem", null);
   clear();
-  let metadata;
+  let metadata, needed;
   const where = `/v2/models/${encodeURIComponent(model)}${chosen}`;
   try {
     metadata = await getJson(where);
+    needed = await needsKey(where);
   } catch (error) {
-    if (model !== $("model").value) return;
+    if (choice !== choosing) return;
     show(false);
     state("failed", "failed");
     problem("problem", words(error));
     return;
   }
-  if (model !== $("model").value) return;
-  isLocked = await needsKey(where);
+  if (choice !== choosing) return;
+  isLocked = needed;
   versions(metadata.versions ?? [], version);
   text($("about"), `${metadata.platform} · ${count(metadata.inputs, "input")}, ${count(metadata.outputs, "output")}`);
   editors = metadata.inputs.map((spec) => new InputEditor(spec, redraw));
@@ -98,9 +101,12 @@ function clear() {
 
 // ---- running
 
+// Ends a run, so that another one can begin.
 function stop() {
-  running?.abort();
+  if (!running) return;
+  running.abort();
   running = null;
+  busy(false);
 }
 
 function busy(on) {
@@ -207,10 +213,7 @@ $("inputs-form").addEventListener("submit", (event) => {
   event.preventDefault();
   run();
 });
-$("halt").addEventListener("click", () => {
-  stop();
-  busy(false);
-});
+$("halt").addEventListener("click", stop);
 document.addEventListener("keydown", (event) => {
   if (event.key === "Enter" && (event.ctrlKey || event.metaKey) && !$("try").hidden) {
     event.preventDefault();
