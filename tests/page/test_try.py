@@ -290,6 +290,14 @@ def test_code_runs_as_it_is_shown(browser, server, tmp_path, model, values, lang
             assert f"{output['name']} {output['shape']}\n{array}\n" in printed
 
 
+@pytest.mark.parametrize("language", ["curl", "requests", "tritonclient"])
+def test_code_with_numbers_that_are_not_finite_runs(browser, server, tmp_path, language):
+    open_try(browser, server, "half_plus_two")
+    write(browser, "x", "[NaN, Infinity, -Infinity]")
+    printed = run_code(browser, language, tmp_path).lower()
+    assert "nan" in printed and "-inf" in printed
+
+
 @pytest.fixture
 def half_red(tmp_path) -> pathlib.Path:
     """An image of twice the input's size: full red, half green, no blue."""

@@ -12,6 +12,8 @@ const NUMPY = {
 };
 const KEY = "MILLPOND_API_KEY";
 
+// NaN and infinite numbers, which the argument `json` of requests refuses.
+const isNonFinite = ({ datatype, text }) => datatype !== "BYTES" && /NaN|Infinity/.test(text ?? "");
 const isBinary = (tensor) => tensor.text === undefined;
 export const byteSize = ({ shape, datatype }) => countOf(shape) * bytesPerValue(datatype);
 
@@ -43,16 +45,16 @@ export function curl({ origin, model, version, tensors, needsKey }) {
     `  -H 'Inference-Header-Content-Length: ${utf8Length(body)}' \\\n  --data-binary @-\n`;
 }
 
-const WORDS = { true: "True", false: "False", null: "None" };
+const WORDS = { true: "True", false: "False", null: "None", NaN: 'float("nan")', Infinity: 'float("inf")' };
 
 // Converts JSON to an expression of Python. Strings are written again, because Python reads some escapes otherwise.
 export function python(text) {
-  return text.trim().replace(/"(?:[^"\\]|\\.)*"|\b(?:true|false|null)\b/g, (token) => WORDS[token] ?? JSON.stringify(JSON.parse(token)));
+  return text.trim().replace(/"(?:[^"\\]|\\.)*"|\b(?:true|false|null|NaN|Infinity)\b/g, (token) => WORDS[token] ?? JSON.stringify(JSON.parse(token)));
 }
 
 // Returns names of variables, unique and valid in Python, for the tensors.
 function variables(tensors) {
-  const taken = new Set(["np", "triton", "client", "inputs", "result", "output", "requests", "answer", "json", "os", "header", "headers", "url", "print", "list", "len", "str"]);
+  const taken = new Set(["np", "triton", "client", "inputs", "result", "output", "requests", "answer", "json", "os", "header", "headers", "url", "print", "list", "len", "str", "float", "object"]);
   const words = /^(False|None|True|and|as|assert|async|await|break|class|continue|def|del|elif|else|except|finally|for|from|global|if|import|in|is|lambda|nonlocal|not|or|pass|raise|return|try|while|with|yield)$/;
   return tensors.map(({ name }) => {
     let variable = name.replace(/[^A-Za-z0-9_]+/g, "_").replace(/^_+(?=.)/, "");
@@ -101,7 +103,8 @@ export function tritonclient({ origin, model, version, tensors, needsKey }) {
 export function requests({ origin, model, version, tensors, needsKey }) {
   const names = variables(tensors), binary = tensors.filter(isBinary), url = JSON.stringify(origin + inferPath(model, version));
   const key = needsKey ? `"Authorization": "Bearer " + os.environ["${KEY}"]` : "";
-  const imports = [binary.length && "import json", needsKey && "import os"].filter(Boolean);
+  const isDumped = tensors.some(isNonFinite);
+  const imports = [(binary.length || isDumped) && "import json", needsKey && "import os"].filter(Boolean);
   const lines = ["# pip install requests" + (binary.length ? " numpy" : ""), ...imports, ...(imports.length ? [""] : []),
     ...(binary.length ? ["import numpy as np"] : []), "import requests", ""];
   for (const tensor of binary) lines.push(`${names[tensors.indexOf(tensor)]} = ${bits(tensor)}`);
@@ -111,7 +114,10 @@ export function requests({ origin, model, version, tensors, needsKey }) {
       : `${head}\n     "data": ${python(tensor.text).replaceAll("\n", "\n     ")}},`;
   });
   lines.push("inputs = [", ...entries, "]", `url = ${url}`);
-  if (binary.length === 0) lines.push(`answer = requests.post(url, json={"inputs": inputs}${key ? `, headers={${key}}` : ""})`);
+  if (binary.length === 0 && isDumped) {
+    lines.push(`headers = {"Content-Type": "application/json"${key ? `, ${key}` : ""}}`,
+      'answer = requests.post(url, data=json.dumps({"inputs": inputs}), headers=headers)');
+  } else if (binary.length === 0) lines.push(`answer = requests.post(url, json={"inputs": inputs}${key ? `, headers={${key}}` : ""})`);
   else {
     const raw = binary.map((tensor) => `${names[tensors.indexOf(tensor)]}.tobytes()`);
     lines.push('header = json.dumps({"inputs": inputs}).encode()', `headers = {"Inference-Header-Content-Length": str(len(header))${key ? `, ${key}` : ""}}`,
