@@ -12,6 +12,18 @@ use toml::{Table, Value};
 use super::schedule;
 use crate::{ImportError, to_text};
 
+/// Files and directories of a version, and the backend that Triton infers from each, in Triton's
+/// order.
+const MODEL_FILES: [(&str, &str); 7] = [
+    ("model.graphdef", "tensorflow_graphdef"),
+    ("model.savedmodel", "tensorflow"),
+    ("model.plan", "tensorrt"),
+    ("model.onnx", "onnxruntime"),
+    ("model.xml", "openvino"),
+    ("model.pt", "pytorch"),
+    ("model.py", "python"),
+];
+
 /// Settings of a model, and the parts that they cannot express.
 #[derive(Debug, Default)]
 pub struct ConvertedModel {
@@ -148,10 +160,27 @@ enum TargetEngine {
     Other,
 }
 
+/// Returns the backend or platform of a model. If its configuration names none, returns that of the
+/// model file, as Triton does; empty if no file is known.
+fn backend_name<'a>(config: &'a pb::ModelConfig, dir: &Path) -> &'a str {
+    if !config.backend.is_empty() {
+        return &config.backend;
+    }
+    if !config.platform.is_empty() {
+        return &config.platform;
+    }
+    let given = config.default_model_filename.as_str();
+    let is_model = |file: &str| match given {
+        "" => any_version(dir, |version| version.join(file).exists()),
+        given => given == file,
+    };
+    MODEL_FILES.into_iter().find(|(file, _)| is_model(file)).map_or("", |(_, backend)| backend)
+}
+
 /// Notes the required changes of a model's files, and returns its engine.
 fn backend(config: &pb::ModelConfig, dir: &Path, model: &mut ConvertedModel) -> TargetEngine {
-    let name = if config.backend.is_empty() { &config.platform } else { &config.backend };
-    let (backend, file) = match name.as_str() {
+    let given = config.default_model_filename.as_str();
+    let (backend, file) = match backend_name(config, dir) {
         "onnxruntime" | "onnxruntime_onnx" => {
             if has_directory(dir, "model.onnx") {
                 model.note(
@@ -165,11 +194,14 @@ fn backend(config: &pb::ModelConfig, dir: &Path, model: &mut ConvertedModel) -> 
         "tensorflow" | "tensorflow_savedmodel" => {
             if config.platform == "tensorflow_graphdef" {
                 model.note("platform tensorflow_graphdef: convert the frozen graph with tf2onnx --graphdef");
-            } else if has_directory(dir, "model.savedmodel") {
-                model.note(
+                return TargetEngine::Other;
+            }
+            let name = if given.is_empty() { "model.savedmodel" } else { given };
+            if has_directory(dir, name) {
+                model.note(format!(
                     "platform tensorflow_savedmodel: a SavedModel lies in the version itself: move the content of \
-                     1/model.savedmodel/ to 1/",
-                );
+                     1/{name}/ to 1/"
+                ));
             }
             return TargetEngine::Other;
         }
@@ -190,7 +222,6 @@ fn backend(config: &pb::ModelConfig, dir: &Path, model: &mut ConvertedModel) -> 
             return TargetEngine::Other;
         }
     };
-    let given = config.default_model_filename.as_str();
     if !given.is_empty() && given != file {
         model.note(format!("default_model_filename = \"{given}\": name the file {file}"));
     }
@@ -199,8 +230,13 @@ fn backend(config: &pb::ModelConfig, dir: &Path, model: &mut ConvertedModel) -> 
 
 /// Returns true if a version of the model holds a directory `name`.
 fn has_directory(dir: &Path, name: &str) -> bool {
+    any_version(dir, |version| version.join(name).is_dir())
+}
+
+/// Returns true if `matches` is true for an entry of the model's directory.
+fn any_version(dir: &Path, matches: impl Fn(&Path) -> bool) -> bool {
     let Ok(entries) = std::fs::read_dir(dir) else { return false };
-    entries.filter_map(Result::ok).any(|entry| entry.path().join(name).is_dir())
+    entries.filter_map(Result::ok).any(|entry| matches(&entry.path()))
 }
 
 fn policy(policy: &pb::ModelVersionPolicy) -> Option<String> {

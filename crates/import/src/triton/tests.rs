@@ -150,6 +150,7 @@ fn model_files_in_a_directory_of_their_own_are_noted() {
     for (text, name) in [
         ("platform: 'onnxruntime_onnx'", "model.onnx"),
         ("backend: 'tensorflow'", "model.savedmodel"),
+        ("backend: 'tensorflow' default_model_filename: 'net.savedmodel'", "net.savedmodel"),
     ] {
         let root = repository(&[("m", text)]);
         std::fs::create_dir_all(root.path().join("m/1").join(name)).unwrap();
@@ -159,6 +160,24 @@ fn model_files_in_a_directory_of_their_own_are_noted() {
         assert!(notes.iter().any(|note| note.ends_with(&says)), "{notes:?}");
         assert!(converted(text).notes.is_empty());
     }
+}
+
+#[test]
+fn a_backend_without_a_name_is_that_of_the_model_file() {
+    let tensors = "input { name: 'INPUT__0' data_type: TYPE_FP32 dims: [ 3 ] }\n\
+                   output { name: 'OUTPUT__0' data_type: TYPE_FP32 dims: [ 2 ] }";
+    let root =
+        repository(&[("pt", tensors), ("tf", "max_batch_size: 0"), ("trt", "max_batch_size: 0")]);
+    std::fs::write(root.path().join("pt/1/model.pt"), "").unwrap();
+    std::fs::create_dir(root.path().join("tf/1/model.savedmodel")).unwrap();
+    std::fs::write(root.path().join("trt/1/model.plan"), "").unwrap();
+    let models = read(root.path()).unwrap().models;
+    assert!(file(&models[0].converted).contains("INPUT__0"));
+    let notes = |index: usize| models[index].converted.notes.join("\n");
+    assert!(notes(1).ends_with("move the content of 1/model.savedmodel/ to 1/"), "{}", notes(1));
+    assert!(notes(2).starts_with("backend \"tensorrt\": not offered; "), "{}", notes(2));
+    let named = converted("default_model_filename: 'model.py'").notes.join("\n");
+    assert!(named.contains("Python code is not run"), "{named}");
 }
 
 #[test]
