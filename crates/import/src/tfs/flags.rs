@@ -11,7 +11,10 @@ use crate::ImportError;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum FlagType {
     Bool,
+    /// 32 bits.
     Int,
+    /// 64 bits.
+    Long,
     Float,
     Text,
 }
@@ -33,7 +36,7 @@ const fn ignored(name: &'static str, value: FlagType, reason: &'static str) -> F
     Flag { name, value, help: "no effect", ignored: Some(reason) }
 }
 
-use FlagType::{Bool, Float, Int, Text};
+use FlagType::{Bool, Float, Int, Long, Text};
 
 /// All flags of TensorFlow Serving 2.20, in its order.
 const FLAGS: &[Flag] = &[
@@ -70,7 +73,7 @@ const FLAGS: &[Flag] = &[
     flag("num_load_threads", Int, "load threads; at least 1 [default: 0]"),
     flag("num_unload_threads", Int, "unload threads; at least 1 [default: 0]"),
     flag("max_num_load_retries", Int, "retries of a failed load [default: 5]"),
-    flag("load_retry_interval_micros", Int, "time between them [default: 60000000]"),
+    flag("load_retry_interval_micros", Long, "time between them [default: 60000000]"),
     flag(
         "file_system_poll_wait_seconds",
         Int,
@@ -81,10 +84,10 @@ const FLAGS: &[Flag] = &[
         Bool,
         "parameters are read past the page cache, so there is nothing to flush",
     ),
-    flag("tensorflow_session_parallelism", Int, "threads inside one run and across its operators"),
+    flag("tensorflow_session_parallelism", Long, "threads inside one run and across its operators"),
     flag("tensorflow_session_config_file", Text, "ConfigProto as text, for its threads"),
-    flag("tensorflow_intra_op_parallelism", Int, "threads inside one operator [default: 1]"),
-    flag("tensorflow_inter_op_parallelism", Int, "operators of a run at a time [default: 1]"),
+    flag("tensorflow_intra_op_parallelism", Long, "threads inside one operator [default: 1]"),
+    flag("tensorflow_inter_op_parallelism", Long, "operators of a run at a time [default: 1]"),
     flag("use_alts_credentials", Bool, "refused: ALTS is not supported"),
     flag("ssl_config_file", Text, "SSLConfig as text: encrypts gRPC, with PEM texts in its fields"),
     flag(
@@ -256,7 +259,8 @@ fn boolean(flag: &Flag, value: &str) -> Result<String, ImportError> {
 
 fn check(flag: &Flag, value: &str) -> Result<(), ImportError> {
     let (right, wanted) = match flag.value {
-        Int => (value.parse::<i32>().is_ok(), "a whole number"),
+        Int => (value.parse::<i32>().is_ok(), "a whole number of 32 bits"),
+        Long => (value.parse::<i64>().is_ok(), "a whole number"),
         Float => (value.parse::<f64>().is_ok_and(f64::is_finite), "a number"),
         Bool | Text => (true, ""),
     };
@@ -298,7 +302,7 @@ mod tests {
             "--noenable_profiler",
             "--rest_api_enable_cors_support",
             "true",
-            "--load_retry_interval_micros=-1",
+            "--load_retry_interval_micros=3600000000",
             "--model_base_path=/a=b",
             "--",
             "--pool",
@@ -309,7 +313,7 @@ mod tests {
         assert_eq!(flags.bool("enable_batching"), Some(true));
         assert_eq!(flags.bool("enable_model_warmup"), Some(false));
         assert_eq!(flags.bool("rest_api_enable_cors_support"), Some(true));
-        assert_eq!(flags.int("load_retry_interval_micros"), Some(-1));
+        assert_eq!(flags.int("load_retry_interval_micros"), Some(3_600_000_000), "an hour");
         assert_eq!(flags.text("model_base_path"), Some("/a=b"));
         assert_eq!(flags.rest, ["--pool", "1"]);
         assert_eq!(
@@ -322,6 +326,10 @@ mod tests {
     fn mistakes_are_usage_errors() {
         for (arguments, wanted) in [
             (&["--prot=1"][..], "unknown argument: --prot"),
+            (
+                &["--port=3600000000"],
+                "--port is \"3600000000\"; it must be a whole number of 32 bits",
+            ),
             (&["--port=x"], "--port is \"x\"; it must be a whole number"),
             (&["--port"], "--port needs a value: --port=VALUE"),
             (&["--enable_batching=maybe"], "--enable_batching is \"maybe\""),
