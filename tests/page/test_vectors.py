@@ -261,6 +261,27 @@ def test_a_wrong_condition_is_shown_at_its_row(browser, server, key, operator, v
     assert ids(browser) == [], "the old result is gone"
 
 
+def test_a_late_answer_does_not_replace_an_error(browser, server):
+    open_vectors(browser, server)
+    browser.execute_script(
+        "const send = fetch;"
+        "window.fetch = async (path, options) => {"
+        "  const answer = await send(path, options);"
+        "  if (String(path).endsWith('/scroll')) await new Promise((resume) => { window.resume = resume; });"
+        "  return answer;"
+        "}"
+    )
+    click(browser, "#go")
+    wait(lambda: js(browser, "typeof window.resume") == "function", "the first search")
+    change(browser, "#mode", "vector")
+    change(browser, "#vector", "[1]")
+    click(browser, "#go")
+    assert "has 1 values" in text(browser, "#search-problem")
+    browser.execute_async_script("window.resume(); setTimeout(arguments[0], 100)")
+    assert ids(browser) == []
+    assert js(browser, "document.getElementById('state').dataset.state") == "ready"
+
+
 def test_similar_points(browser, server):
     open_vectors(browser, server)
     click(browser, "[data-point='3'] .similar")
@@ -393,6 +414,17 @@ def test_values_of_a_field_are_counted_and_chosen(browser, server):
     change(browser, "#facet-key", "nothing")
     click(browser, "#facet button")
     wait(lambda: "No point has" in text(browser, "#facet-problem"), "an unknown field")
+
+
+def test_a_counted_value_keeps_its_field(browser, server):
+    open_vectors(browser, server)
+    change(browser, "#facet-key", "city")
+    click(browser, "#facet button")
+    wait(lambda: texts(browser, "#facet-hits .name"), "the values")
+    chosen = texts(browser, "#facet-hits .name")[0]
+    change(browser, "#facet-key", "draft")
+    click(browser, "#facet-hits button")
+    assert shown(browser) == {"must": [{"key": "city", "match": {"value": chosen}}]}
 
 
 def test_health_and_segments(browser, server):

@@ -30,6 +30,8 @@ export class CollectionView {
     // Offsets of the pages up to the current one. For searches they are numbers of hits, else ids.
     this.offsets = [null];
     this.run = 0;
+    // Field of the shown counts, and number of the last request for counts.
+    Object.assign(this, { facetKey: null, facetRun: 0 });
     this.filter = new FilterForm($("filter"), () => this.search());
     this.details = new PointDetails(name, { isImages, similar: (id) => this.similar(id), changed: () => this.refresh() });
     this.listen();
@@ -68,7 +70,7 @@ export class CollectionView {
     $("facet-hits").addEventListener("click", (event) => {
       const value = event.target.closest("button")?.value;
       if (value === undefined) return;
-      this.filter.add({ key: $("facet-key").value.trim(), value });
+      this.filter.add({ key: this.facetKey, value });
       this.search();
     });
   }
@@ -124,8 +126,11 @@ export class CollectionView {
   async search() {
     const asked = this.read();
     if (!asked) {
-      // The results belong to another search.
+      // The results belong to another search, and so does an answer that comes later.
+      this.run += 1;
+      this.offsets = [null];
       this.show([], null, "");
+      state("ready", "ready");
       return;
     }
     this.asked = asked;
@@ -215,12 +220,14 @@ client.upsert(${JSON.stringify(this.name)}, [models.PointStruct(id=1, vector=${v
   // ---- counts of values
 
   async facet() {
-    const key = $("facet-key").value.trim();
+    const key = $("facet-key").value.trim(), run = this.facetRun += 1;
     problem("facet-problem", key ? null : "Name a field of the payload.");
     $("facet-hits").replaceChildren();
     if (!key) return;
     try {
       const filter = this.filter.read(), { hits } = await facet(this.name, { key, limit: FACET_HITS_MAX, ...(filter ? { filter } : {}) });
+      if (run !== this.facetRun) return;
+      this.facetKey = key;
       if (hits.length === 0) problem("facet-problem", `No point has a text, a whole number or a truth value at "${key}".`);
       const most = hits[0]?.count ?? 1;
       $("facet-hits").replaceChildren(...hits.map(({ value, count }) => {
@@ -229,7 +236,7 @@ client.upsert(${JSON.stringify(this.name)}, [models.PointStruct(id=1, vector=${v
         return el("li", {}, button);
       }));
     } catch (error) {
-      if (!(error instanceof WrongCondition)) problem("facet-problem", words(error));
+      if (run === this.facetRun && !(error instanceof WrongCondition)) problem("facet-problem", words(error));
     }
   }
 }
