@@ -36,6 +36,8 @@ fn escaped(text: &str) -> String {
             '>' => safe.push_str("&gt;"),
             '"' => safe.push_str("&quot;"),
             '\'' => safe.push_str("&#39;"),
+            // A name in braces, such as `{error}`, would be replaced in a value that was inserted.
+            '{' => safe.push_str("&#123;"),
             other => safe.push(other),
         }
     }
@@ -50,5 +52,6 @@ mod tests {
     fn texts_are_escaped() {
         assert_eq!(escaped("a\"<b>&'"), "a&quot;&lt;b&gt;&amp;&#39;");
         assert!(!include_str!("login.html").contains("<script"));
+        assert_eq!(escaped("/{error}"), "/&#123;error}");
     }
 }
