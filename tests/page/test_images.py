@@ -179,6 +179,26 @@ def test_images_are_added_by_drop(browser, server, tmp_path):
     wait(lambda: "dropped" not in gone(), "the collection is deleted")
 
 
+def test_adding_stops_while_the_server_is_busy(browser, server):
+    open_images(browser, server)
+    # The server would accept an upload after an hour.
+    browser.execute_script(
+        "const send = fetch; window.refused = 0;"
+        "window.fetch = (where, options) => {"
+        "  if (options?.method !== 'PUT') return send(where, options);"
+        "  window.refused += 1;"
+        "  return Promise.resolve(new Response('{\"error\": \"busy\"}', { status: 503, headers: { 'retry-after': '3600' } }));"
+        "}"
+    )
+    press(browser, "#add-open")
+    drop(browser, "#add", MADE / "pictures" / "coffee.png")
+    wait(lambda: js(browser, "window.refused") == 1, "the upload waits")
+    js(browser, "document.getElementById('halt').click()")
+    wait(lambda: js(browser, "document.getElementById('halt').hidden"), "the upload has ended")
+    assert js(browser, "document.querySelector('#sent .what').textContent") == "stopped"
+    assert js(browser, "window.refused") == 1
+
+
 def test_a_zip_is_added_by_drop(browser, server, tmp_path):
     import zipfile
 

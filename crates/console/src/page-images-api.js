@@ -20,6 +20,18 @@ export const remove = (where) => request("DELETE", where);
 export const post = async (where, body, stop) =>
   (await request("POST", where, body instanceof Blob ? { body, type: "application/octet-stream", stop } : { body: JSON.stringify(body), type: "application/json", stop })).json();
 
+// Waits. Throws `AbortError` after `stop`.
+function pause(ms, stop) {
+  stop?.throwIfAborted();
+  return new Promise((resume, fail) => {
+    const timer = setTimeout(resume, ms);
+    stop?.addEventListener("abort", () => {
+      clearTimeout(timer);
+      fail(stop.reason);
+    }, { once: true });
+  });
+}
+
 // Sends a file, and retries while the server is busy.
 async function send(where, file, type, stop) {
   for (let tries = 1; ; tries++) {
@@ -27,7 +39,7 @@ async function send(where, file, type, stop) {
       return await request("PUT", where, { body: file, type, stop });
     } catch (error) {
       if (![429, 503].includes(error.status) || tries === TRIES_MAX) throw error;
-      await new Promise((resume) => setTimeout(resume, error.wait || WAIT_MS * 2 ** tries));
+      await pause(error.wait || WAIT_MS * 2 ** tries, stop);
     }
   }
 }
