@@ -116,7 +116,8 @@ fn step(clients: usize, readings: &[&SliceReading]) -> ClientStep {
 
 /// Removes the machine's changes between passes from throughput. Each pass is scaled so that its
 /// geometric mean over the points of all passes equals the geometric mean of all passes. A pass on
-/// a slow machine then does not decide between points, as each was measured in it.
+/// a slow machine then does not decide between points, as each was measured in it. Passes without
+/// an answer for one of these points are not scaled.
 pub(super) fn level(all: &mut BTreeMap<TunePoint, Vec<SliceReading>>) {
     let mut logs: BTreeMap<(TunePoint, usize), BTreeMap<usize, f64>> = BTreeMap::new();
     for (point, readings) in all.iter() {
@@ -128,16 +129,20 @@ pub(super) fn level(all: &mut BTreeMap<TunePoint, Vec<SliceReading>>) {
     }
     let passes = logs.values().map(BTreeMap::len).max().unwrap_or(0);
     let common: Vec<_> = logs.values().filter(|by_pass| by_pass.len() == passes).collect();
-    if passes < 2 || common.is_empty() {
+    let mut by_pass: BTreeMap<usize, Vec<f64>> = BTreeMap::new();
+    for (pass, log) in common.iter().copied().flatten() {
+        by_pass.entry(*pass).or_default().push(*log);
+    }
+    by_pass.retain(|_, logs| logs.len() == common.len());
+    if by_pass.len() < 2 {
         return;
     }
-    let mean = |pass: usize| {
-        common.iter().filter_map(|by_pass| by_pass.get(&pass)).sum::<f64>() / common.len() as f64
-    };
-    let means: Vec<f64> = (0..passes).map(mean).collect();
-    let overall = means.iter().sum::<f64>() / passes as f64;
+    let mean = |logs: &Vec<f64>| logs.iter().sum::<f64>() / logs.len() as f64;
+    let means: BTreeMap<usize, f64> =
+        by_pass.iter().map(|(pass, logs)| (*pass, mean(logs))).collect();
+    let overall = means.values().sum::<f64>() / means.len() as f64;
     for reading in all.values_mut().flatten() {
-        if let Some(own) = means.get(reading.pass) {
+        if let Some(own) = means.get(&reading.pass) {
             reading.qps *= (overall - own).exp();
         }
     }
@@ -201,5 +206,19 @@ mod tests {
             (level(1)[0] - level(1)[1]).abs() < 1e-9
                 && (level(2)[0] / level(1)[0] - 1.1).abs() < 1e-9
         );
+    }
+
+    #[test]
+    fn a_slice_without_answers_does_not_change_the_scale() {
+        let readings = |qps: [f64; 3]| -> Vec<SliceReading> {
+            qps.into_iter().enumerate().map(|(pass, qps)| reading(pass, 1, qps, 1.0)).collect()
+        };
+        let mut all = BTreeMap::from([
+            (TunePoint::sync(1, 1), readings([0.0, 100.0, 90.0])),
+            (TunePoint::sync(2, 1), readings([110.0, 100.0, 0.0])),
+        ]);
+        level(&mut all);
+        let highest = all.values().flatten().map(|reading| reading.qps).fold(0.0, f64::max);
+        assert_eq!(highest, 110.0, "only one pass has answers for both");
     }
 }
