@@ -494,6 +494,18 @@ def test_an_empty_collection_shows_how_points_are_added(browser, server, name, v
     call(server, "DELETE", name)
 
 
+def test_examples_have_the_port_and_a_key(browser, server):
+    open_vectors(browser, server)
+    script = (
+        "const done = arguments[arguments.length - 1];"
+        "import('/page-vectors-api.js').then((api) => done([api.clientCode('https://host', true), api.clientCode('http://host:8501', false)]))"
+    )
+    locked, plain = browser.execute_async_script(script)
+    assert 'QdrantClient("https://host", port=443, api_key=os.environ["MILLPOND_API_KEY"])' in locked
+    assert "import os\n" in locked and "import os\n" not in plain
+    assert 'QdrantClient("http://host:8501")' in plain
+
+
 def test_with_keys_a_session_reads_and_writes_by_its_role(browser, tmp_path):
     (tmp_path / "models").mkdir()
     file = tmp_path / "keys.toml"
@@ -504,6 +516,7 @@ def test_with_keys_a_session_reads_and_writes_by_its_role(browser, tmp_path):
         browser.get(f"{server.url}/vectors")
         browser.find_element("id", "key").send_keys(writer, Keys.ENTER)
         wait(lambda: js(browser, "document.getElementById('state')?.dataset.state") == "none", "the list")
+        assert "api_key=" in text(browser, "#none-code")
         click(browser, "#create")
         change(browser, "#new-name", "guarded")
         js(browser, "document.getElementById('make-form').requestSubmit()")
@@ -512,6 +525,7 @@ def test_with_keys_a_session_reads_and_writes_by_its_role(browser, tmp_path):
         browser.get(f"{server.url}/vectors?collection=guarded")
         browser.find_element("id", "key").send_keys(reader, Keys.ENTER)
         wait(lambda: js(browser, "document.getElementById('state')?.dataset.state") == "ready", "a reader reads it")
+        assert "api_key=" in text(browser, "#points-code")
         choose(browser, "#one", "Delete collection…")
         answer(browser, "yes")
         wait(lambda: "guarded was not deleted" in text(browser, "#messages"), "a reader deletes nothing")

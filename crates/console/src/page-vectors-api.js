@@ -38,6 +38,16 @@ export async function imageCollections() {
   }
 }
 
+// Returns the first lines of a Python example, which connect to the server at `origin`.
+export function clientCode(origin, isLocked) {
+  const { port, protocol } = new URL(origin), given = [JSON.stringify(origin)];
+  // The client takes Qdrant's port for an address without one.
+  if (!port) given.push(`port=${protocol.startsWith("https") ? 443 : 80}`);
+  if (isLocked) given.push('api_key=os.environ["MILLPOND_API_KEY"]');
+  return ["# pip install qdrant-client", ...(isLocked ? ["import os", ""] : []), "from qdrant_client import QdrantClient, models",
+    `client = QdrantClient(${given.join(", ")})`].join("\n");
+}
+
 // Returns {name, size, distance} of the vector of a described collection.
 export function vectorOf({ config }) {
   const { vectors } = config.params;

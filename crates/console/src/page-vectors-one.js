@@ -1,10 +1,10 @@
 // One collection: its points by page, searches, and counts of values.
 
-import { count, facet, query, scroll, vectorOf } from "./page-vectors-api.js";
+import { clientCode, count, facet, path, query, scroll, vectorOf } from "./page-vectors-api.js";
 import { FilterForm, WrongCondition, pointId } from "./page-vectors-filter.js";
 import { PointDetails } from "./page-vectors-point.js";
 import { shortVector, showHealth } from "./page-vectors-health.js";
-import { isAsWritten, toJson, words } from "./page-api.js";
+import { isAsWritten, needsKey, toJson, words } from "./page-api.js";
 import { copyButton, state } from "./page-shell.js";
 import { el, text } from "./page-dom.js";
 
@@ -30,8 +30,8 @@ export class CollectionView {
     // Offsets of the pages up to the current one. For searches they are numbers of hits, else ids.
     this.offsets = [null];
     this.run = 0;
-    // Field of the shown counts, and number of the last request for counts.
-    Object.assign(this, { facetKey: null, facetRun: 0 });
+    // Field of the shown counts, number of the last request for counts, and true if the server needs keys.
+    Object.assign(this, { facetKey: null, facetRun: 0, isLocked: false });
     this.filter = new FilterForm($("filter"), () => this.search());
     this.details = new PointDetails(name, { isImages, similar: (id) => this.similar(id), changed: () => this.refresh() });
     this.listen();
@@ -41,7 +41,10 @@ export class CollectionView {
     text($("name"), this.name);
     const { size, distance, name } = this.vector;
     text($("facts"), `${size} dimensions · ${distance}${name ? ` · vector "${name}"` : ""}${this.isImages ? " · images" : ""}`);
-    await Promise.all([showHealth(this.name, this.described), this.search()]);
+    const locked = needsKey(path(this.name)).then((found) => { this.isLocked = found; });
+    // An empty collection shows an example, which depends on it.
+    if (this.described.points_count === 0) await locked;
+    await Promise.all([locked, showHealth(this.name, this.described), this.search()]);
   }
 
   listen() {
@@ -193,9 +196,7 @@ export class CollectionView {
   example() {
     if (this.isImages) return [el("p", { class: "note" }, "No image yet.")];
     const { name, size } = this.vector, values = `[0.5] * ${size}`, vector = name ? `{${JSON.stringify(name)}: ${values}}` : values;
-    const code = `# pip install qdrant-client
-from qdrant_client import QdrantClient, models
-client = QdrantClient("${location.origin}")
+    const code = `${clientCode(location.origin, this.isLocked)}
 client.upsert(${JSON.stringify(this.name)}, [models.PointStruct(id=1, vector=${vector}, payload={"city": "Berlin"})])`;
     const shown = el("pre", {}, el("code", { id: "points-code" }, code));
     return [el("p", {}, "No point yet. A client of Qdrant adds some:"), el("div", { class: "snippet" }, shown, copyButton(() => code, "the example"))];

@@ -1,9 +1,9 @@
 // The page for vector collections: lists, creates and deletes them, and shows one.
 
-import { collections, create, describe, drop, imageCollections, vectorOf } from "./page-vectors-api.js";
+import { clientCode, collections, create, describe, drop, imageCollections, vectorOf } from "./page-vectors-api.js";
 import { healthOf } from "./page-vectors-health.js";
 import { CollectionView } from "./page-vectors-one.js";
-import { words } from "./page-api.js";
+import { needsKey, words } from "./page-api.js";
 import { menu } from "./page-menu.js";
 import { ask, copyButton, message, state } from "./page-shell.js";
 import { el, text } from "./page-dom.js";
@@ -14,6 +14,8 @@ const DESCRIBED_MAX = 200;
 const CONNECTIONS = 4;
 
 const $ = (id) => document.getElementById(id);
+// True if the server needs keys. Known once there is no collection.
+let isLocked = false;
 const imagesOf = (name) => `/images?collection=${encodeURIComponent(name)}`;
 const pageOf = (name) => `/vectors?collection=${encodeURIComponent(name)}`;
 
@@ -31,6 +33,7 @@ async function list() {
     problem("problem", words(error));
     return;
   }
+  if (names.length === 0) isLocked = await needsKey("/collections");
   $("list").hidden = false;
   $("none").hidden = names.length > 0;
   $("table").hidden = names.length === 0;
@@ -66,9 +69,7 @@ async function fill({ name, cells }) {
   }
 }
 
-const example = () => `# pip install qdrant-client
-from qdrant_client import QdrantClient, models
-client = QdrantClient("${location.origin}")
+const example = () => `${clientCode(location.origin, isLocked)}
 client.create_collection("notes", vectors_config=models.VectorParams(size=3, distance=models.Distance.COSINE))
 client.upsert("notes", [models.PointStruct(id=1, vector=[0.1, 0.2, 0.3], payload={"city": "Berlin"})])`;
 
