@@ -122,7 +122,7 @@ pub(crate) fn convert(config: &pb::ModelConfig, dir: &Path) -> ConvertedModel {
         ));
     }
     let backend = backend(config, dir, &mut model);
-    model.policy = config.version_policy.as_ref().and_then(policy);
+    model.policy = config.version_policy.as_ref().and_then(|choice| policy(choice, &mut model));
     match &config.scheduling_choice {
         None => schedule::without_batching(config.max_batch_size, &mut model),
         Some(SchedulingChoice::DynamicBatching(batching)) => {
@@ -239,13 +239,23 @@ fn any_version(dir: &Path, matches: impl Fn(&Path) -> bool) -> bool {
     entries.filter_map(Result::ok).any(|entry| matches(&entry.path()))
 }
 
-fn policy(policy: &pb::ModelVersionPolicy) -> Option<String> {
+/// Converts a version policy. The server refuses a settings file with a policy that names no
+/// version, so such a policy is left out.
+fn policy(policy: &pb::ModelVersionPolicy, model: &mut ConvertedModel) -> Option<String> {
     Some(match policy.policy_choice.as_ref()? {
         PolicyChoice::All(_) => "all".to_owned(),
         PolicyChoice::Latest(latest) => format!("latest:{}", latest.num_versions.max(1)),
         PolicyChoice::Specific(specific) => {
-            let numbers: Vec<String> = specific.versions.iter().map(i64::to_string).collect();
-            numbers.join(",")
+            let (numbers, others): (Vec<i64>, Vec<i64>) =
+                specific.versions.iter().partition(|version| **version >= 0);
+            for other in others {
+                model.note(format!("version_policy specific: {other} is not a version number"));
+            }
+            if numbers.is_empty() {
+                model.note("version_policy specific names no version: the newest one is served");
+                return None;
+            }
+            numbers.iter().map(i64::to_string).collect::<Vec<_>>().join(",")
         }
     })
 }

@@ -105,6 +105,8 @@ fn each_key_without_an_equivalent_has_a_line() {
         ("backend: 'python'", "Python code is not run"),
         ("platform: 'tensorrt_plan'", "serve the ONNX file"),
         ("backend: 'onnxruntime' default_model_filename: 'a.onnx'", "name the file model.onnx"),
+        ("version_policy { specific { versions: [ -2, 3 ] } }", "-2 is not a version number"),
+        ("version_policy { specific { } }", "names no version"),
         ("max_batch_size: 8", "a request's batch has no bound here"),
         ("dynamic_batching { }", "max_batch_size = 0"),
         ("max_batch_size: 8 dynamic_batching { preserve_ordering: true }", "as they are ready"),
@@ -143,6 +145,8 @@ fn each_key_without_an_equivalent_has_a_line() {
         assert!(notes.iter().any(|note| note.contains(says)), "{text}: {notes:?}");
     }
     assert!(converted("response_cache { enable: false }").notes.is_empty());
+    let text = file(&converted("version_policy { specific { versions: -1 } }"));
+    assert!(!text.contains("policy"), "{text}");
 }
 
 #[test]
