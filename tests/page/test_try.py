@@ -372,6 +372,7 @@ def test_what_is_no_image_is_refused_at_the_input(browser, server, tmp_path):
     open_try(browser, server, "means")
     browser.find_element("css selector", "[data-input=image] input[type=file]").send_keys(str(tmp_path / "notes.png"))
     wait(lambda: "notes.png is not an image" in problem(browser, "image"), "an error at the input")
+    assert text(browser, "#snippet").startswith("Correct the inputs"), "the code of the value before it is gone"
 
 
 def test_audio_is_decoded(browser, server, tmp_path):

@@ -105,12 +105,12 @@ export class InputEditor {
       if (!field) continue;
       const size = Number(field.value);
       if (!Number.isInteger(size) || size < 1) {
-        this.fail(`Dimension ${at + 1} must be a whole number of at least 1, and is "${field.value}".`);
+        this.refuse(`Dimension ${at + 1} must be a whole number of at least 1, and is "${field.value}".`);
         return false;
       }
       this.shape[at] = size;
     }
-    try { checkSize(this.shape); } catch (error) { this.fail(error.message); return false; }
+    try { checkSize(this.shape); } catch (error) { this.refuse(error.message); return false; }
     return true;
   }
 
@@ -126,7 +126,7 @@ export class InputEditor {
     if (this.options) this.options.hidden = true;
     const kind = this.fills.value, { datatype } = this.spec, count = countOf(this.shape);
     if (count <= TEXT_VALUES_MAX) return this.write(textOf(this.shape, filler(kind, datatype)));
-    if (!isNumeric(datatype)) return this.fail(`${count} texts are too many to edit here; the most are ${TEXT_VALUES_MAX}.`);
+    if (!isNumeric(datatype)) return this.refuse(`${count} texts are too many to edit here; the most are ${TEXT_VALUES_MAX}.`);
     this.zeros = kind === "zeros";
     const make = filler(kind, datatype), value = kind === "ones" ? () => 1 : () => (datatype === "BOOL" ? Number(make() === "true") : Number(make()));
     // Zeros are made when they are sent.
@@ -146,7 +146,7 @@ export class InputEditor {
     try {
       if (loaded.kind === "image") await this.readImage(loaded.file, isLast); else await this.readAudio(loaded.file, isLast);
     } catch (error) {
-      if (isLast()) this.fail(error.message);
+      if (isLast()) this.refuse(error.message);
     }
   }
 
@@ -233,6 +233,12 @@ export class InputEditor {
     this.problem.hidden = !words;
     text(this.problem, words ?? "");
     this.editor.setAttribute("aria-invalid", String(Boolean(words)));
+  }
+
+  // Shows why a value could not be made. The request as code then shows no older value.
+  refuse(words) {
+    this.fail(words);
+    this.changed();
   }
 
   // Returns the tensor in the form of page-try-snippets.js with its `bytes`, or null if the value is wrong.
