@@ -14,7 +14,7 @@ use super::model_list::{ModelListRules, StoreCopies, log_dir};
 use crate::{HEAD, ImportError, ImportedSettings, text, to_text};
 
 /// Converts a list of models, and the batching parameters of all models if there are some. A model
-/// whose name `check_name` refuses is left out, with a note.
+/// is left out, with a note, if `check_name` refuses its name or if its policy names no version.
 ///
 /// # Errors
 /// Returns an error that names file and line.
@@ -30,13 +30,15 @@ pub fn settings(
     let rules = ModelListRules { stores: Some(stores), ..ModelListRules::default() };
     let mut configs = rules.models(&list, &[]).map_err(in_list)?;
     let mut notes = Vec::new();
-    configs.retain(|model| match check_name(&model.name) {
-        Ok(()) => true,
-        Err(error) => {
-            let file = models.display();
-            notes.push(format!("{file}: model \"{}\" is left out: {error}", model.name));
-            false
-        }
+    configs.retain(|model| {
+        let reason = match check_name(&model.name) {
+            Err(error) => error.to_string(),
+            Ok(()) if names_no_version(model) => "its version policy names no version".to_owned(),
+            Ok(()) => return true,
+        };
+        let file = models.display();
+        notes.push(format!("{file}: model \"{}\" is left out: {reason}", model.name));
+        false
     });
     let inference = inference(&list, models, &mut notes);
     let mut settings = Table::new();
@@ -63,6 +65,11 @@ pub fn settings(
         configs.iter().map(|model| (model.name.to_string(), Value::Table(table_of(model))));
     settings.insert("models".to_owned(), Value::Table(tables.collect()));
     Ok(ImportedSettings { text: HEAD.to_owned() + &to_text(&settings)?, notes })
+}
+
+/// Returns true if no version of the model is served. A settings file has no such policy.
+fn names_no_version(model: &ModelConfig) -> bool {
+    matches!(&model.policy, VersionPolicy::Specific(numbers) if numbers.is_empty())
 }
 
 /// Returns the section `[inference]`, with the first directory of a `logging_config`. Notes the
@@ -115,4 +122,29 @@ fn table_of(model: &ModelConfig) -> Table {
         table.insert("labels".to_owned(), Value::Table(model.labels.iter().map(label).collect()));
     }
     table
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_model_without_a_version_to_serve_is_left_out() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("models.config");
+        let model = |name: &str, policy: &str| {
+            format!(
+                "config {{ name: '{name}' base_path: '/m/{name}' model_platform: 'onnx' \
+                 model_version_policy {{ specific {{ {policy} }} }} }}"
+            )
+        };
+        let list = model("a", "versions: 3") + &model("b", "");
+        std::fs::write(&file, format!("model_config_list {{ {list} }}")).unwrap();
+        let imported = settings(&file, None, |_| Ok(())).unwrap();
+        let table: Table = imported.text.parse().unwrap();
+        let names: Vec<&String> = table["models"].as_table().unwrap().keys().collect();
+        assert_eq!(names, ["a"]);
+        let wanted = "model \"b\" is left out: its version policy names no version";
+        assert!(imported.notes[0].ends_with(wanted), "{:?}", imported.notes);
+    }
 }
