@@ -472,6 +472,18 @@ def test_a_point_by_keyboard(browser, server):
     wait(lambda: js(browser, "document.activeElement.classList.contains('open')"), "the focus is back")
 
 
+def test_a_vector_is_copied_without_a_clipboard(browser, server):
+    open_vectors(browser, server)
+    # As at an address without HTTPS.
+    browser.execute_script("Object.defineProperty(navigator, 'clipboard', { value: undefined })")
+    click(browser, "[data-point='3'] .open")
+    wait(lambda: js(browser, "document.getElementById('details').open"), "the point")
+    browser.find_element("css selector", "#vector-copy button").click()
+    wait(lambda: text(browser, "#messages"), "an answer")
+    assert "Copied the vector" in text(browser, "#messages")
+    assert js(browser, "document.activeElement.closest('#vector-copy') !== null"), "the focus is back"
+
+
 def test_without_a_collection_an_example_runs(browser, tmp_path):
     (tmp_path / "models").mkdir()
     server = millpond.Server(tmp_path / "models", "--collections-dir", str(tmp_path / "collections"), log=tmp_path / "server.log").wait_ready()

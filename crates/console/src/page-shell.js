@@ -38,12 +38,14 @@ export function ask({ title, words, yes, no = "Cancel", danger = true }) {
 async function copy(words) {
   // The clipboard needs HTTPS or this machine's own address. Elsewhere, a selection is copied.
   if (navigator.clipboard) return navigator.clipboard.writeText(words);
-  const place = el("textarea", { class: "hidden", readonly: "" });
+  const place = el("textarea", { class: "hidden", readonly: "" }), focused = document.activeElement;
   place.value = words;
-  document.body.append(place);
+  // Elements outside an open dialog cannot be selected.
+  (document.querySelector("dialog:modal") ?? document.body).append(place);
   place.select();
   const copied = document.execCommand("copy");
   place.remove();
+  focused?.focus();
   if (!copied) throw new Error("the browser refused");
 }
 
