@@ -17,7 +17,7 @@ use hyper::body::{Frame, SizeHint};
 use telemetry::{Attribute, RequestTrace, Span, SpanKind, Trace, Tracer};
 
 use super::spans::DISCONNECTED;
-use super::{RequestStarter, header_text, shortened};
+use super::{PATH_BYTES_MAX, RequestStarter, cut, header_text, shortened};
 
 /// Traces a call, if it is sampled.
 pub async fn trace_call(
@@ -57,7 +57,7 @@ impl RequestStarter {
             start: Instant::now(),
             method: request.method().clone(),
             route: route.map_or("", |route| route.as_str()).into(),
-            path: request.uri().path().to_owned(),
+            path: cut(request.uri().path(), PATH_BYTES_MAX).to_owned(),
             scheme: self.scheme,
             user_agent: text(header::USER_AGENT.as_str()).map(shortened),
             status: None,
@@ -67,7 +67,8 @@ impl RequestStarter {
 
 impl CallTrace {
     fn span(&self) -> Span {
-        let method = self.method.as_str();
+        // A client can send a method of any length.
+        let method = cut(self.method.as_str(), PATH_BYTES_MAX);
         let mut attributes = vec![
             Attribute::new("http.request.method", method.to_owned()),
             Attribute::new("http.route", self.route.clone()),

@@ -90,7 +90,7 @@ impl RequestStarter {
             next: self.inference.sink(),
             tracer: tracer.clone(),
             trace: trace.clone(),
-            call: call(),
+            call: call().with_short_path(),
             scheme: self.scheme,
             user_agent: text(header::USER_AGENT.as_str()).map(shortened),
         };
@@ -104,11 +104,16 @@ fn header_text<'a>(headers: &'a HeaderMap, name: &str) -> Option<&'a str> {
 
 /// Most bytes of a client's name in a span.
 const USER_AGENT_BYTES_MAX: usize = 200;
+/// Most bytes of a path in a span. Spans wait in memory while the collector does not answer.
+const PATH_BYTES_MAX: usize = 2048;
 
 fn shortened(text: &str) -> Arc<str> {
-    let end = (0..=USER_AGENT_BYTES_MAX.min(text.len())).rev();
-    let end = end.into_iter().find(|&end| text.is_char_boundary(end)).unwrap_or(0);
-    text[..end].into()
+    cut(text, USER_AGENT_BYTES_MAX).into()
+}
+
+/// Returns the text, cut at a maximum.
+fn cut(text: &str, bytes_max: usize) -> &str {
+    &text[..text.floor_char_boundary(bytes_max)]
 }
 
 /// Receiver of the timeline of one traced request.
@@ -134,11 +139,38 @@ impl TimelineSink for TracedRequest {
 }
 
 impl TracedCall {
+    /// Cuts the path at its maximum.
+    fn with_short_path(mut self) -> TracedCall {
+        let (TracedCall::Http { path, .. } | TracedCall::Grpc { path }) = &mut self;
+        if path.len() > PATH_BYTES_MAX {
+            *path = cut(path, PATH_BYTES_MAX).to_owned();
+        }
+        self
+    }
+
     /// Returns the name of the span.
     fn name(&self) -> Cow<'static, str> {
         match self {
             TracedCall::Http { route, .. } => format!("POST {route}").into(),
             TracedCall::Grpc { path } => path.trim_start_matches('/').to_owned().into(),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn long_paths_are_cut_between_characters() {
+        let long = |start: &str| format!("{start}{}", "é".repeat(PATH_BYTES_MAX));
+        let grpc = TracedCall::Grpc { path: long("/") }.with_short_path();
+        let TracedCall::Grpc { path } = grpc else { panic!("it stays a gRPC call") };
+        assert_eq!(path.len(), PATH_BYTES_MAX - 1);
+        assert!(path.capacity() <= 2 * PATH_BYTES_MAX, "the long path is freed");
+        let route = "/v2/models/{model}/infer";
+        let short = TracedCall::Http { route, path: "/v2/models/m/infer".to_owned() };
+        assert_eq!(short.clone().with_short_path(), short);
+        assert_eq!(shortened(&long("")).len(), USER_AGENT_BYTES_MAX);
     }
 }
