@@ -341,6 +341,28 @@ def test_it_reconnects(browser, tmp_path, monkeypatch):
     assert server.stop() == 0
 
 
+def test_events_that_a_tick_leaves_out_are_read(browser, server):
+    open_page(browser, server.url)
+    script = """
+        const done = arguments[arguments.length - 1], asked = [], send = window.fetch;
+        const event = (id) => ({ id, time_ms: 0, at: 0, kind: 'loaded', level: 'info', model: `m${id}`, version: 1, text: 'ready', count: 1 });
+        window.fetch = (where, options) => {
+          if (!String(where).startsWith('/v2/events')) return send(where, options);
+          asked.push(where);
+          return Promise.resolve(new Response(JSON.stringify({ events: [3, 4, 5, 6].map(event), dropped: 0 })));
+        };
+        import('/page-events.js').then(async ({ Events }) => {
+          const events = new Events();
+          events.reset({ started: 0 }, [event(1), event(2)], 0);
+          await events.add([event(5), event(6)]);
+          await events.add([event(6), event(7)]);
+          window.fetch = send;
+          done([asked, events.all.map(({ id }) => id)]);
+        });
+    """
+    assert browser.execute_async_script(script) == [["/v2/events?after=2"], [1, 2, 3, 4, 5, 6, 7]]
+
+
 def test_times_have_a_zone(browser, server):
     browser.execute_cdp_cmd("Emulation.setTimezoneOverride", {"timezoneId": "Asia/Kolkata"})
     try:

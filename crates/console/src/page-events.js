@@ -29,6 +29,7 @@ export class Events {
   constructor() {
     this.all = [];
     this.whole = false;
+    this.reading = false;
     $("events-all").addEventListener("click", () => {
       this.whole = !this.whole;
       this.show();
@@ -41,9 +42,29 @@ export class Events {
     this.dropped = dropped;
   }
 
-  // An event that changed comes again with a higher number.
+  get last() { return this.all.at(-1)?.id ?? 0; }
+
+  // Adds the events of a tick. A tick has the newest only, so the server is asked if others may be missing.
   add(events) {
-    const last = this.all.at(-1)?.id ?? 0;
+    return events.length > 0 && events[0].id > this.last + 1 ? this.missed(events) : this.take(events);
+  }
+
+  async missed(events) {
+    if (this.reading) return;
+    this.reading = true;
+    try {
+      const answer = await fetch(`/v2/events?after=${this.last}`);
+      this.take(answer.ok ? (await answer.json()).events : events);
+    } catch {
+      // The next tick tries again. The header says that the server does not answer.
+    } finally {
+      this.reading = false;
+    }
+  }
+
+  // An event that changed comes again with a higher number.
+  take(events) {
+    const { last } = this;
     for (const event of events.filter(({ id }) => id > last)) {
       const same = (other) => other.kind === event.kind && other.model === event.model && other.version === event.version && other.text === event.text;
       if (event.count > 1 || event.from !== undefined) {
