@@ -82,6 +82,23 @@ def test_a_login_leads_to_the_view_of_a_model(browser, locked):
     assert browser.execute_script("return location.pathname + location.hash") == "/#model=half_plus_two"
 
 
+def test_an_action_after_the_end_of_the_session_leads_to_the_login(browser, locked):
+    server, key = locked
+    end_sessions(browser, server)
+    browser.get(f"{server.url}/#model=half_plus_two")
+    log_in(browser, key)
+    wait(lambda: connection(browser) == "live", "the page is live")
+    browser.delete_all_cookies()
+    entry = (
+        "document.querySelector('.menu .menu-button')?.click();"
+        "const e = [...document.querySelectorAll('.menu-list button')].find((b) => b.textContent === 'Reload');"
+        "e?.click(); return Boolean(e)"
+    )
+    wait(lambda: browser.execute_script(entry), "the action")
+    browser.execute_script("document.getElementById('question-yes').click()")
+    wait(lambda: path(browser) == "/login?next=%2F", "the form")
+
+
 def test_the_form_refuses_a_key_that_cannot_read_pages(browser, locked):
     server, _ = locked
     key = new_key(server.log.parent / "keys.toml", "--role", "infer", "--name", "program")

@@ -1,5 +1,6 @@
 // The actions of a model: load, unload, roll back and promote. Each asks for confirmation.
 
+import { request, words } from "./page-api.js";
 import { menu } from "./page-menu.js";
 import { ask, message } from "./page-shell.js";
 
@@ -59,15 +60,11 @@ export class Actions {
     if (this.busy || !(await ask(question))) return;
     this.working(true);
     try {
-      const answer = await fetch(path, { method: "POST", body: body && JSON.stringify(body) });
-      if (answer.ok) {
-        message(`${this.name} is ${did}.`);
-      } else {
-        const found = await answer.json().catch(() => ({}));
-        message(`${this.name} was not ${did}: ${found.error ?? `the server answered ${answer.status}`}`, true);
-      }
-    } catch {
-      message(`${this.name}: the server did not answer. Is it running?`, true);
+      await request("POST", path, { body: body && JSON.stringify(body) });
+      message(`${this.name} is ${did}.`);
+    } catch (error) {
+      // Without an answer, the server may have done it.
+      message(error.status ? `${this.name} was not ${did}: ${words(error)}` : `${this.name}: ${words(error)}`, true);
     } finally {
       this.working(false);
       this.done();

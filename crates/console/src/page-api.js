@@ -9,7 +9,7 @@ export class Refused extends Error {
 }
 
 // Leads to the login, and back to this page afterwards.
-function toLogin() {
+export function toLogin() {
   // The browser keeps the fragment through the login.
   location.assign(`/login?next=${encodeURIComponent(location.pathname + location.search)}${location.hash}`);
 }

@@ -48,7 +48,7 @@ export function duration(seconds) {
   return hours < 48 ? `${hours} h ${Math.floor((whole % 3600) / 60)} min` : `${Math.floor(hours / 24)} d ${hours % 24} h`;
 }
 
-// Formats milliseconds in little space.
+// Formats a time that has passed in little space.
 export function age(seconds) {
   return duration(seconds).split(" ").slice(0, 2).join(" ");
 }

@@ -1,14 +1,10 @@
 // The login of a page: shows whose key the browser uses, logs out, and leads to the login once the session has ended.
 // A page includes this file once. It adds a button to the page's first <nav>.
 
+import { toLogin } from "./page-api.js";
 import { message } from "./page-shell.js";
 
 const CHECK_MS = 60_000;
-
-function toLogin() {
-  // The browser keeps the fragment, such as #model=NAME, through the login.
-  location.assign(`/login?next=${encodeURIComponent(location.pathname + location.search)}${location.hash}`);
-}
 
 async function read() {
   const answer = await fetch("/session", { headers: { accept: "application/json" } });
