@@ -15,6 +15,8 @@ use crate::{NAMES, VerifyPlan};
 
 /// Longest wait for one answer.
 const ANSWER_WAIT_MAX: Duration = Duration::from_secs(60);
+/// Most bytes of both servers' answers that are kept for the measurement.
+pub(crate) const ANSWERS_BYTES_MAX: usize = 2 << 30;
 /// Most characters of a string in a message.
 const STRING_CHARS_MAX: usize = 64;
 
@@ -30,8 +32,14 @@ pub(crate) struct Comparison {
     pub(crate) differences: Vec<RequestDifference>,
     /// Largest difference of two floats, relative to the larger of 1 and the right one.
     pub(crate) largest: f64,
-    /// First answer of each server to each request; `None` if it was refused.
+    /// First answer of each server to each request; `None` if it was refused or is not kept.
     pub(crate) answers: [Vec<Option<Bytes>>; 2],
+    /// Maximum bytes of `answers`.
+    answers_bytes_max: usize,
+    /// Bytes of `answers`.
+    answers_bytes: usize,
+    /// Requests whose answers are not kept because of the maximum.
+    pub(crate) not_kept: usize,
 }
 
 /// The first difference of two answers.
@@ -82,7 +90,9 @@ pub(crate) fn compare_all(
             ReplayClient::connect(&plan.servers[0].endpoint, NAMES[0]).await?,
             ReplayClient::connect(&plan.servers[1].endpoint, NAMES[1]).await?,
         ];
-        let mut comparison = Comparison::default();
+        // Only the measurement reads the answers again.
+        let answers_bytes_max = if plan.duration.is_zero() { 0 } else { ANSWERS_BYTES_MAX };
+        let mut comparison = Comparison { answers_bytes_max, ..Comparison::default() };
         for (request, call) in records.calls.iter().enumerate() {
             progress.say(format!("comparing request {request}"));
             let [ours, right] = &mut servers;
@@ -138,9 +148,17 @@ impl Comparison {
             Ok(answer) => call.method.outputs(&answer.body),
             Err(error) => Err(error.clone()),
         });
+        let bytes: usize = answers.iter().flatten().map(|answer| answer.body.len()).sum();
+        let has_room = self.answers_bytes + bytes <= self.answers_bytes_max;
+        if has_room {
+            self.answers_bytes += bytes;
+        } else {
+            self.not_kept += 1;
+        }
         for ((kept, answer), decoded) in self.answers.iter_mut().zip(answers).zip(&decoded) {
             // An answer that cannot be decoded cannot be compared under load either.
-            kept.push(answer.ok().filter(|_| decoded.is_ok()).map(|answer| answer.body));
+            let is_kept = has_room && decoded.is_ok();
+            kept.push(answer.ok().filter(|_| is_kept).map(|answer| answer.body));
         }
         let model = &call.model;
         let of_call =
@@ -313,6 +331,26 @@ mod tests {
         assert!(difference.contains("output \"y\" element 1: 2, but 3"), "{difference}");
         assert!(first(&y(&[1.0]), &y(&[nan])).is_some());
         assert!(first(&y(&[f32::INFINITY]), &y(&[1.0])).is_some());
+    }
+
+    #[test]
+    fn kept_answers_are_bounded() {
+        let call = RecordedCall {
+            method: RecordedMethod::Predict,
+            model: "m".to_owned(),
+            frame: Bytes::new(),
+        };
+        // A field of 8 bytes that no message of the method has.
+        let body = Bytes::from_static(b"\xfa\x01\x05other");
+        let answer = || Ok(RawResponse { body: body.clone() });
+        let mut comparison = Comparison { answers_bytes_max: 20, ..Comparison::default() };
+        for request in 0..3 {
+            comparison.add(request, &call, [answer(), answer()], 0.0);
+        }
+        let kept = comparison.answers.each_ref().map(|answers| answers.iter().flatten().count());
+        assert_eq!((kept, comparison.not_kept), ([1, 1], 2));
+        assert_eq!(comparison.compared, 3, "all are compared");
+        assert_eq!(comparison.answers[0].len(), 3);
     }
 
     #[test]

@@ -5,7 +5,7 @@ use loadgen::samples::TallyCounts;
 use serde_json::{Value, json};
 
 use crate::NAMES;
-use crate::compare::Comparison;
+use crate::compare::{ANSWERS_BYTES_MAX, Comparison};
 use crate::records::RecordedCalls;
 
 /// Most differing requests in the text. The JSON has all.
@@ -97,6 +97,12 @@ impl ComparisonReport {
             text += &format!("and {more} more; --json FILE has all\n");
         }
         if counts.iter().any(|one| one.latencies.count() > 0) {
+            if comparison.not_kept > 0 {
+                let count = comparison.not_kept;
+                text += &format!(
+                    "{count} requests were compared but not measured: at most {ANSWERS_BYTES_MAX} bytes of answers are kept\n"
+                );
+            }
             text += &format!("\n{}", self.table());
         }
         for (name, one) in NAMES.iter().zip(counts) {
