@@ -128,6 +128,26 @@ def test_labels_arrive_during_the_upload(browser, server, tmp_path):
     wait(idle, "the server stopped too")
 
 
+def test_labels_of_another_recording_are_dropped(browser, server, tmp_path):
+    open_audio(browser, server)
+    # An answer that does not end, and ignores that it is stopped.
+    browser.execute_script(
+        "const send = fetch, line = (text) => new TextEncoder().encode(JSON.stringify({ type: 'label', start: 0, end: 1, text, score: 1 }) + '\\n');"
+        "window.fetch = (where, options) => options?.method === 'POST' ? Promise.resolve(new Response(new ReadableStream({"
+        "  start(answer) { answer.enqueue(line('first')); window.late = () => answer.enqueue(line('late')); } }))) : send(where, options)"
+    )
+    browser.find_element("id", "file").send_keys(str(CLIP))
+    browser.find_element("id", "start").click()
+    wait(lambda: "first" in "".join(texts(browser, "#labels li")), "a label")
+    browser.find_element("id", "file").send_keys(str(lengthened(tmp_path / "other.wav", 1)))
+    wait(lambda: "other.wav" in js(browser, "document.getElementById('player-title').textContent"), "the other recording")
+    browser.execute_async_script("window.late(); setTimeout(arguments[0], 100)")
+    assert texts(browser, "#labels li") == []
+    assert js(browser, "document.getElementById('state').textContent") == "not labelled yet"
+    buttons = "['start', 'stop'].map((id) => document.getElementById(id).getAttribute('aria-disabled'))"
+    assert js(browser, buttons) == ["false", "true"]
+
+
 def focused(browser) -> str:
     return js(browser, "document.activeElement.closest('#labels') ? 'label' : document.activeElement.id")
 

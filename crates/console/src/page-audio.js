@@ -78,6 +78,10 @@ function clear() {
 
 function choose(found) {
   stop();
+  // The rest of that answer belongs to another recording.
+  running = null;
+  enable($("stop"), false);
+  $("progress").hidden = true;
   file = found;
   clear();
   if (address) URL.revokeObjectURL(address);
@@ -159,11 +163,12 @@ const KINDS = {
   error(entry) { throw new Error(entry.error); },
 };
 
-async function read(body) {
+async function read(body, work) {
   const reader = body.pipeThrough(new TextDecoderStream()).getReader();
   let rest = "";
   for (;;) {
     const { value, done } = await reader.read();
+    if (running !== work) return;
     const lines = (rest + (value ?? "")).split("\n");
     rest = lines.pop();
     for (const line of lines) {
@@ -191,7 +196,7 @@ async function start() {
   try {
     const headers = { "Content-Type": file.type.startsWith("audio/") ? file.type : "application/octet-stream" };
     const answer = await request("POST", path, { body: file, headers, stop: work.stop.signal });
-    await read(answer.body);
+    await read(answer.body, work);
     if (!work.done) throw new Error("the answer ended early");
   } catch (error) {
     if (running !== work) return;
