@@ -55,12 +55,33 @@ fn classic(exposition: &str) -> String {
             }
             (Some("#"), ..) => {}
             _ => {
-                text.push_str(line.split(" # {").next().unwrap_or(line));
+                text.push_str(without_exemplar(line));
                 text.push('\n');
             }
         }
     }
     text
+}
+
+/// Returns a sample without its exemplar, which begins with ` # {` outside the values of labels.
+fn without_exemplar(line: &str) -> &str {
+    let mut starts = line.match_indices(" # {").map(move |(at, _)| &line[..at]);
+    starts.find(|sample| !ends_in_quotes(sample)).unwrap_or(line)
+}
+
+/// Returns true if the text ends inside the value of a label.
+fn ends_in_quotes(text: &str) -> bool {
+    let mut quoted = false;
+    let mut escaped = false;
+    for byte in text.bytes() {
+        match byte {
+            _ if escaped => escaped = false,
+            b'\\' => escaped = true,
+            b'"' => quoted = !quoted,
+            _ => {}
+        }
+    }
+    quoted
 }
 
 /// Writes all metrics.
@@ -391,6 +412,15 @@ mod tests {
     use schedule::ModelSnapshot;
 
     use super::*;
+
+    #[test]
+    fn only_exemplars_are_cut_off_samples() {
+        let value = r#"a_total{key="x\" # {y}"} 3"#;
+        assert_eq!(without_exemplar(value), value);
+        let bucket = r#"b_bucket{le="1.0",model="m # {"} 2"#;
+        let exemplar = format!("{bucket} # {{trace_id=\"4bf9\"}} 0.5 1700000000.0");
+        assert_eq!(without_exemplar(&exemplar), bucket);
+    }
 
     #[test]
     fn counts_of_the_scheduler_end_with_the_model() {
