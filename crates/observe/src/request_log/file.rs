@@ -22,6 +22,8 @@ const FILES_MAX: usize = 1000;
 const OPEN_MAX: usize = 64;
 /// Bytes that are read at a time to find the end of the last whole line.
 const PIECE_BYTES: usize = 8192;
+/// Most bytes of a model's name in the name of a file, which can have 255.
+const MODEL_BYTES_MAX: usize = 160;
 /// Beginning of the files' names.
 const STEM: &str = "requests-";
 
@@ -147,7 +149,8 @@ impl LogFiles {
         let number = self.number;
         self.number += 1;
         let extension = self.format.extension();
-        let name = format!("{STEM}{model}-{seconds}-{pid}-{number}{extension}");
+        let model_name = &model[..model.floor_char_boundary(MODEL_BYTES_MAX)];
+        let name = format!("{STEM}{model_name}-{seconds}-{pid}-{number}{extension}");
         let path = self.dir.join(name.replace('/', "_"));
         let mut options = os::private::options();
         let file = options.write(true).create_new(true).open(&path);
@@ -344,6 +347,18 @@ mod tests {
         assert_eq!(names.len(), 2);
         assert!(names[0].starts_with("requests-a-") && names[1].starts_with("requests-b-"));
         assert_eq!(std::fs::metadata(dir.path().join(&names[0])).unwrap().len(), 2 * 22);
+    }
+
+    #[test]
+    fn models_with_long_names_have_files() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut log = files(dir.path(), u64::MAX);
+        // 252 bytes each, and equal in the part that a file name has.
+        for last in ["a", "b"] {
+            let model = format!("{}{}", "語".repeat(80), last.repeat(12));
+            assert!(log.append(&model.into(), b"record").unwrap());
+        }
+        assert_eq!(names(dir.path()).len(), 2);
     }
 
     #[test]
