@@ -356,11 +356,20 @@ def test_events_that_a_tick_leaves_out_are_read(browser, server):
           events.reset({ started: 0 }, [event(1), event(2)], 0);
           await events.add([event(5), event(6)]);
           await events.add([event(6), event(7)]);
+          const ids = () => events.all.map(({ id }) => id), read = ids();
+          // A server without an answer, and one that was started again during the request.
+          window.fetch = () => Promise.reject(new TypeError());
+          await events.add([event(9)]);
+          const failed = ids();
+          const late = events.add([event(11)]);
+          events.reset({ started: 1 }, [event(1)], 0);
+          await late;
           window.fetch = send;
-          done([asked, events.all.map(({ id }) => id)]);
+          done([asked, read, failed, ids()]);
         });
     """
-    assert browser.execute_async_script(script) == [["/v2/events?after=2"], [1, 2, 3, 4, 5, 6, 7]]
+    read = [1, 2, 3, 4, 5, 6, 7]
+    assert browser.execute_async_script(script) == [["/v2/events?after=2"], read, [*read, 9], [1]]
 
 
 def test_times_have_a_zone(browser, server):

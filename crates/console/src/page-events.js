@@ -6,6 +6,8 @@ import { clock, count, el, rows, text, zone } from "./page-dom.js";
 const SHOWN_MAX = 8;
 // Most events, as on the server.
 const KEPT_MAX = 512;
+// Longest wait for events that a tick leaves out. Ticks add no events meanwhile.
+const READ_MS_MAX = 5000;
 const $ = (id) => document.getElementById(id);
 
 function item(event, withModel) {
@@ -52,14 +54,18 @@ export class Events {
   async missed(events) {
     if (this.reading) return;
     this.reading = true;
+    const { server } = this;
+    let found = events;
     try {
-      const answer = await fetch(`/v2/events?after=${this.last}`);
-      this.take(answer.ok ? (await answer.json()).events : events);
+      const answer = await fetch(`/v2/events?after=${this.last}`, { signal: AbortSignal.timeout(READ_MS_MAX) });
+      if (answer.ok) found = (await answer.json()).events;
     } catch {
-      // The next tick tries again. The header says that the server does not answer.
+      // The events of the tick are better than none. The header says if the server does not answer.
     } finally {
       this.reading = false;
     }
+    // After a restart, ids begin again.
+    if (server === this.server) this.take(found);
   }
 
   // An event that changed comes again with a higher number.
