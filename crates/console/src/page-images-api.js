@@ -24,11 +24,16 @@ export const post = async (where, body, stop) =>
 function pause(ms, stop) {
   stop?.throwIfAborted();
   return new Promise((resume, fail) => {
-    const timer = setTimeout(resume, ms);
-    stop?.addEventListener("abort", () => {
+    const end = () => {
       clearTimeout(timer);
       fail(stop.reason);
-    }, { once: true });
+    };
+    // Thousands of files share one signal, so each pause removes its listener.
+    const timer = setTimeout(() => {
+      stop?.removeEventListener("abort", end);
+      resume();
+    }, ms);
+    stop?.addEventListener("abort", end, { once: true });
   });
 }
 
