@@ -34,7 +34,7 @@ pub(crate) struct Comparison {
     pub(crate) largest: f64,
     /// First answer of each server to each request; `None` if it was refused or is not kept.
     pub(crate) answers: [Vec<Option<Bytes>>; 2],
-    /// Maximum bytes of `answers`.
+    /// Maximum bytes of `answers`; 0 if nothing is measured.
     answers_bytes_max: usize,
     /// Bytes of `answers`.
     answers_bytes: usize,
@@ -152,7 +152,7 @@ impl Comparison {
         let has_room = self.answers_bytes + bytes <= self.answers_bytes_max;
         if has_room {
             self.answers_bytes += bytes;
-        } else {
+        } else if self.answers_bytes_max > 0 {
             self.not_kept += 1;
         }
         for ((kept, answer), decoded) in self.answers.iter_mut().zip(answers).zip(&decoded) {
@@ -351,6 +351,9 @@ mod tests {
         assert_eq!((kept, comparison.not_kept), ([1, 1], 2));
         assert_eq!(comparison.compared, 3, "all are compared");
         assert_eq!(comparison.answers[0].len(), 3);
+        let mut unmeasured = Comparison::default();
+        unmeasured.add(0, &call, [answer(), answer()], 0.0);
+        assert_eq!((unmeasured.not_kept, unmeasured.compared), (0, 1));
     }
 
     #[test]

@@ -96,13 +96,13 @@ impl ComparisonReport {
         if more > 0 {
             text += &format!("and {more} more; --json FILE has all\n");
         }
+        if comparison.not_kept > 0 {
+            let count = comparison.not_kept;
+            text += &format!(
+                "{count} requests were compared but not measured: at most {ANSWERS_BYTES_MAX} bytes of answers are kept\n"
+            );
+        }
         if counts.iter().any(|one| one.latencies.count() > 0) {
-            if comparison.not_kept > 0 {
-                let count = comparison.not_kept;
-                text += &format!(
-                    "{count} requests were compared but not measured: at most {ANSWERS_BYTES_MAX} bytes of answers are kept\n"
-                );
-            }
             text += &format!("\n{}", self.table());
         }
         for (name, one) in NAMES.iter().zip(counts) {
@@ -140,5 +140,25 @@ impl ComparisonReport {
             ]);
         }
         table
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn requests_without_kept_answers_are_reported() {
+        let mut comparison = Comparison::default();
+        comparison.not_kept += 2;
+        let report = ComparisonReport {
+            addresses: ["a:1".to_owned(), "b:2".to_owned()],
+            tolerance: 0.0,
+            records: RecordedCalls::default(),
+            comparison,
+            counts: [TallyCounts::default(), TallyCounts::default()],
+        };
+        let text = report.text();
+        assert!(text.contains("2 requests were compared but not measured"), "{text}");
     }
 }
