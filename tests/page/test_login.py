@@ -88,6 +88,11 @@ def test_an_action_after_the_end_of_the_session_leads_to_the_login(browser, lock
     browser.get(f"{server.url}/#model=half_plus_two")
     log_in(browser, key)
     wait(lambda: connection(browser) == "live", "the page is live")
+    # Reads of the page, as of the rollout, lead to the login too.
+    browser.execute_script(
+        "const send = fetch;"
+        "window.fetch = (where, options) => options?.method === 'POST' ? send(where, options) : new Promise(() => {})"
+    )
     browser.delete_all_cookies()
     entry = (
         "document.querySelector('.menu .menu-button')?.click();"
