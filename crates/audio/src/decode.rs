@@ -154,8 +154,7 @@ impl Decoder {
         let mpeg = Mpeg::open(bytes)?;
         let (rate, channels) = mpeg.heard();
         let silent = mpeg.silent();
-        let added: u64 = silent.iter().map(|range| range.end - range.start).sum();
-        let announced = mpeg.announced().map(|all| all.saturating_sub(added));
+        let announced = mpeg.announced().map(|all| audible(all, &silent));
         let seconds = announced.map(|frames| frames as f64 / f64::from(rate));
         let format = AudioFormat { container_and_codec: "mp3".to_owned(), rate, channels, seconds };
         Decoder::new(format, announced, silent, |_| Ok(Box::new(mpeg)))
@@ -185,10 +184,8 @@ impl Decoder {
             return Err(Error::data_loss(format!("this recording cannot be decoded: {why}")));
         };
         let silent = edits.get(packets.track()).map(|edit| edit.silent(rate)).unwrap_or_default();
-        let mut announced = seconds.map(|seconds| (seconds * f64::from(rate)).round() as u64);
-        for range in &silent {
-            announced = announced.map(|all| all - (range.end.min(all) - range.start.min(all)));
-        }
+        let all = seconds.map(|seconds| (seconds * f64::from(rate)).round() as u64);
+        let announced = all.map(|all| audible(all, &silent));
         let seconds = announced.map(|frames| frames as f64 / f64::from(rate));
         let format = AudioFormat { rate, channels, seconds, ..unknown };
         Decoder::new(format, announced, silent, |decoder| {
@@ -397,9 +394,8 @@ impl Decoder {
             self.faults_left_out += 1;
             return;
         }
-        let hidden: u64 =
-            self.silent.iter().map(|range| range.end.min(at) - range.start.min(at)).sum();
-        self.faults.push(Fault { at: (at - hidden) as f64 / f64::from(self.format.rate), what });
+        let at = audible(at, &self.silent) as f64 / f64::from(self.format.rate);
+        self.faults.push(Fault { at, what });
     }
 
     /// Returns the block after the last one, or the final error.
@@ -422,6 +418,13 @@ impl Decoder {
         }
         Ok(None)
     }
+}
+
+/// Counts the first `frames` frames that lie outside of `silent`, whose ranges do not overlap.
+fn audible(frames: u64, silent: &[Range<u64>]) -> u64 {
+    let hidden: u64 =
+        silent.iter().map(|range| range.end.min(frames) - range.start.min(frames)).sum();
+    frames - hidden
 }
 
 /// Placeholder reader while a decoder is made.

@@ -69,6 +69,24 @@ fn a_track_of_images_does_not_move_the_sound() {
     assert!(alone.samples == beside.samples && alone.format == beside.format);
 }
 
+/// Some encoders announce the padding at both ends as a part of the track.
+#[test]
+fn padding_in_the_announced_length_is_not_missing() {
+    let frames = 17 * 1024_u32;
+    let padded = changed(M4A_LAST, b"mdhd", &|inside| {
+        let mut inside = inside.to_vec();
+        inside[16..20].copy_from_slice(&frames.to_be_bytes());
+        atom(b"mdhd", &inside)
+    });
+    let padded = changed(&padded, b"stts", &|_| {
+        let all = [0, 1, 17, 1024].map(u32::to_be_bytes).concat();
+        atom(b"stts", &all)
+    });
+    let decoded = decode(file(&padded)).unwrap();
+    assert_eq!(decoded.faults, []);
+    assert_eq!((decoded.samples.len(), decoded.format.seconds), (32000, Some(1.0)));
+}
+
 #[test]
 fn too_many_empty_packets_end_a_recording() {
     // An excessive number of packets follows the clip's sound, all empty and at the same time.
