@@ -308,7 +308,9 @@ impl Decoder {
         let rate = u64::from(self.format.rate);
         match step {
             DecodeStep::Sound { at } => {
-                let gap = at.map_or(0, |at| at.saturating_sub(place + self.ahead));
+                // A clock that has jumped may be at the greatest number.
+                let clock = place.saturating_add(self.ahead);
+                let gap = at.map_or(0, |at| at.saturating_sub(clock));
                 if gap > self.believed() {
                     self.ahead += gap;
                     self.fault(place, 0, "the recording's own clock jumps here".to_owned());
@@ -466,6 +468,34 @@ mod tests {
                 DecodeStep::Lost { frames: 16000, what: "a frame is damaged".to_owned() }
             }
         }
+    }
+
+    /// A reader of frames of silence, all at the greatest time.
+    struct Latest(usize);
+
+    impl BlockReader for Latest {
+        fn next(&mut self, samples: &mut Vec<f32>) -> DecodeStep {
+            if self.0 == 0 {
+                return DecodeStep::End;
+            }
+            self.0 -= 1;
+            samples.push(0.0);
+            DecodeStep::Sound { at: Some(u64::MAX) }
+        }
+    }
+
+    #[test]
+    fn a_clock_at_its_end_is_one_jump() {
+        let container_and_codec = "none".to_owned();
+        let format = AudioFormat { container_and_codec, rate: 16000, channels: 1, seconds: None };
+        let mut decoder =
+            Decoder::new(format, None, Vec::new(), |_| Ok(Box::new(Latest(3)))).unwrap();
+        let mut frames = 0;
+        while let Some(block) = decoder.next().unwrap() {
+            frames += block.samples.len();
+        }
+        let faults = decoder.take_faults();
+        assert_eq!((frames, faults.len()), (3, 1), "{faults:?}");
     }
 
     #[test]
