@@ -2,20 +2,25 @@
 
 use base::{Error, Result};
 
+/// Bytes of the identification header, which comes before the setup header.
+const IDENTIFICATION: usize = 30;
+/// First bytes of a setup header.
+const SETUP: &[u8] = b"\x05vorbis";
 /// Maximum numbers in all code books. Encoders write about a hundred thousand.
 const NUMBERS_MAX: u64 = 1 << 22;
 
-/// Checks the setup header somewhere in `headers`. A few bytes of it can make a decoder reserve
-/// gigabytes.
+/// Checks the setup header in `headers`, which begin with the identification header. A few bytes of
+/// it can make a decoder reserve gigabytes.
 ///
 /// # Errors
 /// `DataLoss` if the code books are larger than any encoder's.
 pub(super) fn check(headers: &[u8]) -> Result<()> {
-    let Some(start) = headers.windows(7).position(|name| name == b"\x05vorbis") else {
-        return Ok(());
-    };
+    // The decoder reads the setup at this place only. The fields before it can hold any bytes, even
+    // the name of a setup header.
+    let setup = headers.get(IDENTIFICATION..).and_then(|setup| setup.strip_prefix(SETUP));
+    let Some(bytes) = setup else { return Ok(()) };
     // If the bits end, the decoder reports it.
-    match numbers(&mut BitReader { bytes: &headers[start + 7..], at: 0 }) {
+    match numbers(&mut BitReader { bytes, at: 0 }) {
         Some(numbers) if numbers > NUMBERS_MAX => Err(Error::data_loss(
             "the code books of this vorbis recording are too large, so they must be damaged",
         )),
@@ -122,10 +127,18 @@ mod tests {
     #[test]
     fn code_books_that_need_gigabytes_are_refused() {
         let book = [(0x564342, 24), (5, 16), ((1 << 24) - 1, 24)];
-        let mut header = b"\x05vorbis\xff".to_vec();
-        header.extend(bits(&book));
-        assert_eq!(check(&header).unwrap_err().kind(), base::ErrorKind::DataLoss);
-        assert!(check(b"\x05vorbis").is_ok(), "the decoder will say what is missing");
+        let setup = [SETUP, b"\xff", &bits(&book)].concat();
+        let plain = [0_u8; IDENTIFICATION];
+        // Bytes 12 to 27 are the rate and the bit rates, which can have any value. They can look
+        // like a setup header with one empty code book.
+        let mut hiding = plain;
+        hiding[12..19].copy_from_slice(SETUP);
+        for identification in [plain, hiding] {
+            let headers = [&identification[..], &setup].concat();
+            assert_eq!(check(&headers).unwrap_err().kind(), base::ErrorKind::DataLoss);
+        }
+        let short = [&plain[..], SETUP].concat();
+        assert!(check(&short).is_ok(), "the decoder will say what is missing");
         assert!(check(b"").is_ok());
     }
 
