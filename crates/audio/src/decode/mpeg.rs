@@ -164,6 +164,13 @@ pub(super) fn find(bytes: &mut InputBytes) -> Option<usize> {
     })
 }
 
+/// Bytes that a search for the next frame has skipped so far.
+struct SkippedBytes {
+    count: usize,
+    /// True if all of them are zero.
+    zeros: bool,
+}
+
 /// Reads frames.
 pub(super) struct Mpeg {
     bytes: InputBytes,
@@ -172,6 +179,9 @@ pub(super) struct Mpeg {
     information: MpegInfo,
     /// Mean size of the frames so far, which estimates the length of damage.
     size: f64,
+    /// Search in progress. It returns after each window, because a stop is seen between two steps
+    /// only, and a file may have gigabytes without a frame.
+    skipped: Option<SkippedBytes>,
 }
 
 impl Mpeg {
@@ -201,6 +211,7 @@ impl Mpeg {
             header,
             information: information.unwrap_or_default(),
             size: header.size as f64,
+            skipped: None,
         })
     }
 
@@ -233,64 +244,70 @@ impl Mpeg {
         MpegHeader::parse(start).filter(|header| header.kind == self.header.kind)
     }
 
-    /// Skips bytes that are not a frame. The lost frames are estimated from the skipped bytes;
-    /// after the last frame there are none.
-    fn search(&mut self) -> DecodeStep {
-        let mut passed = 0;
-        let mut zeros = true;
-        loop {
-            let window = PASS + 2 * FRAME_MAX + 4;
-            let start = self.bytes.peek(window);
-            if start.is_empty() {
-                // Some programs leave zeros at the end.
-                let what = format!("{passed} bytes at the end are not audio");
-                return if zeros { DecodeStep::End } else { DecodeStep::Lost { frames: 0, what } };
+    /// Skips a window of bytes that are not a frame, up to the next frame. The lost frames are
+    /// estimated from all skipped bytes; after the last frame there are none.
+    fn search(&mut self, before: SkippedBytes) -> DecodeStep {
+        let SkippedBytes { count: passed, zeros } = before;
+        let window = PASS + 2 * FRAME_MAX + 4;
+        let start = self.bytes.peek(window);
+        if start.is_empty() {
+            // Some programs leave zeros at the end.
+            if zeros {
+                return self.ended();
             }
-            // After damage, a frame must be followed by another one, or by the end.
-            let kind = self.header.kind;
-            let whole = start.len() < window;
-            let known = |at: usize| {
-                MpegHeader::parse(start.get(at..)?).filter(|header| header.kind == kind)
-            };
-            let ends = |at: usize| {
-                whole
-                    && (at == start.len() || start.get(at..).is_some_and(|end| tag(end).is_some()))
-            };
-            let found = (usize::from(passed == 0)..start.len().min(PASS)).find(|at| {
-                known(*at).is_some_and(|header| {
-                    known(at + header.size).is_some() || ends(at + header.size)
-                })
-            });
-            let skipped = found.unwrap_or(start.len().min(PASS));
-            zeros &= start[..skipped].iter().all(|byte| *byte == 0);
-            self.bytes.advance(skipped);
-            passed += skipped;
-            if found.is_some() {
-                let frames = (passed as f64 / self.size).round() as u64;
-                return DecodeStep::Lost {
-                    frames: frames * self.header.samples,
-                    what: format!("{passed} bytes are not audio"),
-                };
-            }
+            let what = format!("{passed} bytes at the end are not audio");
+            return DecodeStep::Lost { frames: 0, what };
         }
+        // After damage, a frame must be followed by another one, or by the end.
+        let kind = self.header.kind;
+        let whole = start.len() < window;
+        let known =
+            |at: usize| MpegHeader::parse(start.get(at..)?).filter(|header| header.kind == kind);
+        let ends = |at: usize| {
+            whole && (at == start.len() || start.get(at..).is_some_and(|end| tag(end).is_some()))
+        };
+        let found = (usize::from(passed == 0)..start.len().min(PASS)).find(|at| {
+            known(*at)
+                .is_some_and(|header| known(at + header.size).is_some() || ends(at + header.size))
+        });
+        let skipped = found.unwrap_or(start.len().min(PASS));
+        let zeros = zeros && start[..skipped].iter().all(|byte| *byte == 0);
+        self.bytes.advance(skipped);
+        let passed = passed + skipped;
+        if found.is_none() {
+            self.skipped = Some(SkippedBytes { count: passed, zeros });
+            return DecodeStep::Sound { at: None };
+        }
+        let frames = (passed as f64 / self.size).round() as u64;
+        DecodeStep::Lost {
+            frames: frames * self.header.samples,
+            what: format!("{passed} bytes are not audio"),
+        }
+    }
+
+    /// Returns the step after the last byte.
+    fn ended(&self) -> DecodeStep {
+        self.bytes.broken().map_or(DecodeStep::End, |why| DecodeStep::Broken(why.to_owned()))
     }
 }
 
 impl BlockReader for Mpeg {
     fn next(&mut self, samples: &mut Vec<f32>) -> DecodeStep {
+        if let Some(before) = self.skipped.take() {
+            return self.search(before);
+        }
         let start = self.bytes.peek(32);
         if start.is_empty() {
-            return self
-                .bytes
-                .broken()
-                .map_or(DecodeStep::End, |why| DecodeStep::Broken(why.to_owned()));
+            return self.ended();
         }
         if let Some(length) = tag(start) {
             self.bytes.pass(length);
             return DecodeStep::Sound { at: None };
         }
         let start = start.to_vec();
-        let Some(header) = self.header_at(&start) else { return self.search() };
+        let Some(header) = self.header_at(&start) else {
+            return self.search(SkippedBytes { count: 0, zeros: true });
+        };
         let frame = self.bytes.peek(header.size);
         if frame.len() < header.size {
             let count = frame.len();

@@ -1,6 +1,11 @@
 //! Damaged and truncated recordings of each format.
 
+use std::io::{Cursor, Read};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
 use base::ErrorKind;
+use millpond_audio::decode::{AudioInput, Decoder};
 
 use super::{FLAC, M4A, MP3, OGG, as_floats, clip, decode, file, stream};
 
@@ -36,6 +41,45 @@ fn a_damaged_frame_of_flac_becomes_silence() {
 /// Returns the offsets of the mp3's frames: 288 bytes each, after its tags.
 fn mp3_frame(index: usize) -> usize {
     20 + 288 * (index + 1)
+}
+
+#[test]
+fn a_stop_ends_a_search_for_the_next_mp3_frame() {
+    let mut bytes = MP3.to_vec();
+    bytes.resize(bytes.len() + (2 << 20), 0x55);
+    let mut decoder = Decoder::open(file(&bytes), None).unwrap();
+    let checks = Arc::new(AtomicUsize::new(0));
+    let counted = checks.clone();
+    // The clip has fewer than 50 frames, so these checks are made after its end.
+    decoder.stop_when(move || counted.fetch_add(1, Ordering::Relaxed) == 100);
+    let error = loop {
+        match decoder.next() {
+            Ok(block) => assert!(block.is_some(), "the search was not stopped"),
+            Err(error) => break error,
+        }
+    };
+    assert_eq!(error.kind(), ErrorKind::Cancelled);
+}
+
+#[test]
+fn a_read_error_behind_zeros_is_a_fault() {
+    let mut bytes = MP3.to_vec();
+    bytes.resize(bytes.len() + 5000, 0);
+    let zeros = decode(stream(&bytes)).unwrap();
+    assert_eq!(zeros.faults, []);
+    let cut = Cursor::new(bytes).chain(FailingRead);
+    let broken = decode(AudioInput::Stream(Box::new(cut))).unwrap();
+    let faults: Vec<&str> = broken.faults.iter().map(|fault| fault.what.as_str()).collect();
+    assert!(faults.iter().any(|what| what.contains("the disk failed")), "{faults:?}");
+}
+
+/// A source that cannot be read.
+struct FailingRead;
+
+impl Read for FailingRead {
+    fn read(&mut self, _: &mut [u8]) -> std::io::Result<usize> {
+        Err(std::io::Error::other("the disk failed"))
+    }
 }
 
 #[test]
