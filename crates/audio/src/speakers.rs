@@ -146,7 +146,8 @@ impl Speakers {
             }
             let none = || Voice { embeddings: 0, vector: vec![0.0; dimension] };
             let voice = document.speakers.entry(name.to_owned()).or_insert_with(none);
-            voice.embeddings += 1;
+            // A file may hold any number.
+            voice.embeddings = voice.embeddings.saturating_add(1);
             let share = 1.0 / voice.embeddings as f32;
             voice.vector.iter_mut().zip(&vector).for_each(|(mean, new)| *mean += (new - *mean) * share);
             Ok(true)
@@ -427,6 +428,20 @@ mod tests {
         let again = Speakers::open(&path).unwrap();
         assert_eq!(*again.now(), *speakers.now());
         assert!(!beside(&path, ".tmp").exists());
+    }
+
+    #[test]
+    fn the_number_of_embeddings_in_a_file_has_no_limit() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = file(&folder);
+        let most = u64::MAX;
+        let voice = format!(r#"{{"embeddings":{most},"vector":[1.0,0.0]}}"#);
+        let text = format!(r#"{{"format":1,"dimension":2,"speakers":{{"Ada":{voice}}}}}"#);
+        std::fs::write(&path, text).unwrap();
+        let speakers = Speakers::open(&path).unwrap();
+        speakers.enrol("Ada", &[0.0, 1.0]).unwrap();
+        assert_eq!(*Speakers::open(&path).unwrap().now(), *speakers.now());
+        assert_eq!(speakers.now().speakers["Ada"].embeddings, most);
     }
 
     #[test]
