@@ -314,7 +314,8 @@ pub(super) fn state(input: String, file: StateFile) -> Result<StateInput> {
     Ok(StateInput { input, output: file.output, value: file.value, shape: file.shape })
 }
 
-fn small(input: &str, shape: Option<&[usize]>) -> Result<()> {
+/// Refuses a shape with more than [`ELEMENTS_MAX`] elements.
+pub(super) fn small(input: &str, shape: Option<&[usize]>) -> Result<()> {
     let elements =
         shape.unwrap_or_default().iter().try_fold(1usize, |all, size| all.checked_mul(*size));
     match elements {

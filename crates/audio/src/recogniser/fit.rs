@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use base::{CarriedInput, DType, Dim, Error, NamedTensor, Result, Signature, Tensor, TensorSpec};
 
+use super::file::small;
 use super::{InputAxis, Recogniser};
 
 /// Inputs and outputs of a model as a recogniser uses them.
@@ -141,6 +142,10 @@ fn layout(recogniser: &Recogniser, input: &TensorSpec) -> Result<Option<usize>> 
 }
 
 /// Returns a tensor filled with `value`, with the model's type, and the model's shape by default.
+///
+/// # Errors
+/// `InvalidArgument` for a shape of another rank or with too many elements, and for a type that
+/// constants cannot have.
 fn filled(spec: &TensorSpec, shape: Option<&[usize]>, value: f64) -> Result<Tensor> {
     let size = |dim: &Dim| match dim {
         Dim::Fixed(size) => *size,
@@ -159,8 +164,9 @@ fn filled(spec: &TensorSpec, shape: Option<&[usize]>, value: f64) -> Result<Tens
         (None, Some(dims)) => dims.iter().map(size).collect(),
         (None, None) => Vec::new(),
     };
-    let elements: usize = shape.iter().product();
     let shape = shape.as_slice();
+    small(&spec.name, Some(shape))?;
+    let elements: usize = shape.iter().product();
     match spec.dtype {
         DType::F32 => Tensor::from_vec(shape, vec![value as f32; elements]),
         DType::F64 => Tensor::from_vec(shape, vec![value; elements]),

@@ -135,6 +135,17 @@ fn each_fault_is_named() {
 }
 
 #[test]
+fn a_constant_of_the_models_shape_is_limited() {
+    let recogniser = Recogniser::parse("vad", VAD).unwrap();
+    for dims in [&[1_i64 << 23][..], &[1 << 40, 1 << 40]] {
+        let mut signature = vad();
+        signature.inputs[2] = spec("sr", DType::I64, dims);
+        let error = recogniser.check(&signature).unwrap_err();
+        assert!(error.message().contains("more than 4194304 elements"), "{error}");
+    }
+}
+
+#[test]
 fn a_model_that_does_not_fit_is_described() {
     let check = |from: &str, to: &str| {
         let recogniser = Recogniser::parse("vad", &VAD.replacen(from, to, 1)).unwrap();
