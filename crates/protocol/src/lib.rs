@@ -25,6 +25,5 @@ mod wire;
 
 pub use described_weight::{weigh_described, weigh_element_wise};
 pub use generated::{grpc, inference, qdrant, tensorflow};
-pub use json::text_bytes_max;
 pub use prost::Message;
 pub use wire::unreadable;

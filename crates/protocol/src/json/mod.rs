@@ -11,5 +11,6 @@ mod writer;
 
 pub(crate) use column::{Column, column, text_or_base64};
 pub(crate) use reader::{JsonReader, Scalar};
-pub use writer::text_bytes_max;
-pub(crate) use writer::{TextEncoding, key, single, string, write_flat, write_nested};
+pub(crate) use writer::{
+    TextEncoding, key, single, string, text_bytes_max, write_flat, write_nested,
+};

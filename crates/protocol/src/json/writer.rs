@@ -30,7 +30,7 @@ const DESCRIPTION_BYTES: usize = 128;
 
 /// Returns an upper bound of the bytes of `tensors` as JSON, flat or nested, without the names of
 /// model and request.
-pub fn text_bytes_max(tensors: &[NamedTensor]) -> usize {
+pub(crate) fn text_bytes_max(tensors: &[NamedTensor]) -> usize {
     let tensor = |NamedTensor { name, tensor }: &NamedTensor| {
         // A name may be all escapes, of six bytes for each of its own.
         let frame = DESCRIPTION_BYTES + 6 * name.len() + 24 * tensor.shape().len();

@@ -47,6 +47,25 @@ proptest! {
 }
 
 #[test]
+fn the_bound_of_a_response_in_rows_counts_every_name() {
+    let names = ["probabilities_of_the_classes", "a name with \"quotes\""];
+    let rows = vec![0_u8; 500];
+    let outputs = names.map(|name| {
+        NamedTensor::new(name, Tensor::from_vec([rows.len()].as_slice(), rows.clone()).unwrap())
+    });
+    for form in [PredictFormat::Row, PredictFormat::Column] {
+        let text = json::predict_response(&outputs, form).unwrap().len();
+        let bound = json::predict_bytes_max(&outputs, form);
+        assert!((text..4 * text).contains(&bound), "{form:?}: {text} bytes, at most {bound}");
+    }
+    // Rows without elements are refused, so no memory is reserved for them.
+    let empty = Tensor::from_vec::<f32>([1_usize << 40, 0].as_slice(), vec![]).unwrap();
+    let outputs = names.map(|name| NamedTensor::new(name, empty.clone()));
+    assert!(json::predict_response(&outputs, PredictFormat::Row).is_err());
+    assert!(json::predict_bytes_max(&outputs, PredictFormat::Row) < 16 << 20);
+}
+
+#[test]
 fn a_request_in_rows_has_an_input() {
     let error = json::encode_request(&[], PredictFormat::Row).unwrap_err();
     assert!(error.message().contains("use \"inputs\""), "{error}");

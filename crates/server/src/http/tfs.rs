@@ -300,7 +300,7 @@ impl TfsCall<'_> {
         };
         let mut answer = state.inference.infer(ticket, call).await?;
         ranks.restore(servable.signature(), &mut answer.outputs);
-        let text = protocol::text_bytes_max(&answer.outputs);
+        let text = tfs::json::predict_bytes_max(&answer.outputs, request.form);
         let memory = text as u64 + tensor_bytes(&answer.outputs);
         let write = move || tfs::json::predict_response(&answer.outputs, request.form);
         let (body, held) =

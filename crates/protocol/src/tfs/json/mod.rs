@@ -12,7 +12,7 @@ mod write;
 pub use describe::{metadata, status};
 pub use examples::{example_bytes_max, parse_examples, result_response, result_text_bytes_max};
 pub use read::{RestPredict, parse_predict, parse_response, signature_name};
-pub use write::{encode_request, predict_response};
+pub use write::{encode_request, predict_bytes_max, predict_response};
 
 /// The arrangement of tensors in a body.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

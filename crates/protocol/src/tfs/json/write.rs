@@ -8,6 +8,34 @@ use crate::json::{TextEncoding, key, text_bytes_max, write_nested};
 
 /// Suffix of names of outputs that hold bytes. They are always written in base64.
 const BYTES_SUFFIX: &str = "_bytes";
+/// Maximum instances without elements in a list.
+const INSTANCES_MAX: usize = 1 << 16;
+/// Bytes of the braces and the comma of an instance.
+const INSTANCE_BYTES: usize = 3;
+
+/// Returns an upper bound of the bytes that [`predict_response`] writes.
+pub fn predict_bytes_max(outputs: &[NamedTensor], form: PredictFormat) -> usize {
+    let text = text_bytes_max(outputs);
+    match (form, outputs) {
+        (PredictFormat::Row, [_, _, ..]) => text.saturating_add(row_names_bytes(outputs)),
+        (PredictFormat::Row | PredictFormat::Column, _) => text,
+    }
+}
+
+/// Returns the bytes that the row format takes besides the values: each instance repeats all names.
+fn row_names_bytes(tensors: &[NamedTensor]) -> usize {
+    let mut names = Vec::new();
+    for tensor in tensors {
+        key(&mut names, &tensor.name);
+    }
+    // A comma comes before each name but the first.
+    let instance = INSTANCE_BYTES + names.len() + tensors.len();
+    let rows = tensors.iter().map(|named| named.tensor.shape().first().copied().unwrap_or(0));
+    let elements = tensors.iter().map(|named| named.tensor.elements()).max().unwrap_or(0);
+    // More instances than this are not written.
+    let instances = rows.min().unwrap_or(0).min(elements.max(INSTANCES_MAX));
+    instances.saturating_mul(instance)
+}
 
 /// Writes the response in the format of the request. A single output has no name.
 ///
@@ -31,7 +59,7 @@ pub fn encode_request(inputs: &[NamedTensor], form: PredictFormat) -> Result<Byt
 
 fn encode(tensors: &[NamedTensor], form: PredictFormat, members: BodyMembers) -> Result<Bytes> {
     // Growing would hold the text twice.
-    let mut out = Vec::with_capacity(text_bytes_max(tensors));
+    let mut out = Vec::with_capacity(predict_bytes_max(tensors, form));
     out.push(b'{');
     key(&mut out, members.of(form));
     match form {
@@ -112,6 +140,3 @@ fn instances(tensors: &[NamedTensor]) -> Result<usize> {
     }
     Ok(common)
 }
-
-/// Maximum instances without elements in a list.
-const INSTANCES_MAX: usize = 1 << 16;
