@@ -31,12 +31,18 @@ const DESCRIPTION_BYTES: usize = 128;
 /// Returns an upper bound of the bytes of `tensors` as JSON, flat or nested, without the names of
 /// model and request.
 pub(crate) fn text_bytes_max(tensors: &[NamedTensor]) -> usize {
-    let tensor = |NamedTensor { name, tensor }: &NamedTensor| {
-        // A name may be all escapes, of six bytes for each of its own.
-        let frame = DESCRIPTION_BYTES + 6 * name.len() + 24 * tensor.shape().len();
-        frame.saturating_add(elements_bytes_max(tensor)).saturating_add(lists_bytes_max(tensor))
+    let tensor = |named: &NamedTensor| {
+        description_bytes_max(named)
+            .saturating_add(elements_bytes_max(&named.tensor))
+            .saturating_add(lists_bytes_max(&named.tensor))
     };
     tensors.iter().map(tensor).fold(DESCRIPTION_BYTES, usize::saturating_add)
+}
+
+/// Returns an upper bound of the bytes of a tensor's name, type and shape.
+pub(crate) fn description_bytes_max(NamedTensor { name, tensor }: &NamedTensor) -> usize {
+    // A name may be all escapes, of six bytes for each of its own.
+    DESCRIPTION_BYTES + 6 * name.len() + 24 * tensor.shape().len()
 }
 
 /// Returns an upper bound of the bytes of all elements, with a comma each.

@@ -47,6 +47,10 @@ proptest! {
         let except = outputs.iter().enumerate().filter(|(i, _)| mask >> i & 1 == 1).map(|(_, o)| o.name.clone());
         let encoding = OutputEncoding { binary: mask >= 128, except: except.collect() };
         let body = json::infer_response(&version(), "id", &outputs, &encoding).unwrap();
+        let size = json::response_bytes_max("id", &outputs, &encoding);
+        let text = body.header_length.unwrap_or(body.body.len());
+        prop_assert!(text <= size.text, "{} {}", text, size.text);
+        prop_assert!(body.body.len() - text <= size.raw);
         let answer = json::parse_response(body.body, body.header_length).unwrap();
         prop_assert_eq!(answer.outputs, outputs);
         prop_assert_eq!((answer.model.as_str(), answer.version.as_str(), answer.id.as_str()), ("m", "7", "id"));

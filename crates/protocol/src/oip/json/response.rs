@@ -5,7 +5,7 @@ use bytes::Bytes;
 
 use super::tensor::{read_all, resolve, split, write_body};
 use super::{Body, OutputEncoding};
-use crate::json::{JsonReader, key, string, text_bytes_max};
+use crate::json::{JsonReader, description_bytes_max, key, string, text_bytes_max};
 use crate::oip::InferResponse;
 
 /// Upper bounds of the bytes that [`infer_response`] writes.
@@ -23,12 +23,16 @@ pub fn response_bytes_max(
     outputs: &[NamedTensor],
     encoding: &OutputEncoding,
 ) -> ResponseSize {
-    let mut size = ResponseSize { text: 6 * id.len(), raw: 0 };
+    let mut size = ResponseSize { text: 6 * id.len() + text_bytes_max(&[]), raw: 0 };
     for output in outputs {
+        let is_binary = encoding.is_binary(&output.name);
+        size.text = size.text.saturating_add(if is_binary {
+            description_bytes_max(output)
+        } else {
+            text_bytes_max(std::slice::from_ref(output))
+        });
         match output.tensor.data() {
-            _ if !encoding.is_binary(&output.name) => {
-                size.text = size.text.saturating_add(text_bytes_max(std::slice::from_ref(output)));
-            }
+            _ if !is_binary => {}
             base::Data::Bytes(bytes) => size.raw += bytes.len(),
             base::Data::Strings(strings) => {
                 size.raw += strings.iter().map(|text| text.len() + 4).sum::<usize>()
