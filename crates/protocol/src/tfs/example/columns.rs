@@ -167,13 +167,25 @@ fn fixed(dtype: DType, value: &FeatureValue) -> Result<FixedElement> {
                 _ => return fixed(dtype, &FeatureValue::Real(*whole as f64)),
             }
         }
-        FeatureValue::Real(real) => match dtype {
-            DType::F64 => set(&real.to_le_bytes()),
-            DType::F32 => set(&(*real as f32).to_le_bytes()),
-            DType::F16 => set(&half::f16::from_f64(*real).to_le_bytes()),
-            DType::BF16 => set(&half::bf16::from_f64(*real).to_le_bytes()),
-            _ => return Err(expected_type(dtype)),
-        },
+        FeatureValue::Real(real) => {
+            // A finite number out of range must not become infinite without notice.
+            macro_rules! round {
+                ($float:expr) => {{
+                    let rounded = $float;
+                    if real.is_finite() && !rounded.is_finite() {
+                        return Err(range(real));
+                    }
+                    set(&rounded.to_le_bytes())
+                }};
+            }
+            match dtype {
+                DType::F64 => set(&real.to_le_bytes()),
+                DType::F32 => round!(*real as f32),
+                DType::F16 => round!(half::f16::from_f64(*real)),
+                DType::BF16 => round!(half::bf16::from_f64(*real)),
+                _ => return Err(expected_type(dtype)),
+            }
+        }
         FeatureValue::Bytes(_) => return Err(expected_type(dtype)),
     }
     Ok(element)

@@ -127,12 +127,28 @@ fn values_must_fit_the_input() {
     assert!(refused(Real(1.0), DType::I64).contains("float values: the model's input takes int64"));
     assert!(refused(text("a"), DType::F32).contains("bytes values"));
     assert!(refused(Whole(2), DType::Bool).contains("2 is not a valid bool value"));
+    assert!(refused(Whole(70_000), DType::F16).contains("70000 is not a valid float16 value"));
+    assert!(refused(Real(f32::MAX.into()), DType::BF16).contains("is not a valid bfloat16 value"));
     assert!(refused(Whole(1), DType::String).contains("takes string"));
     assert!(refused(Whole(1), DType::Complex64).contains("use Predict"));
     let uneven = vec![example(&[("x", &[Whole(1)])]), example(&[("x", &[Whole(1), Whole(2)])])];
     let uneven = Examples::new(uneven, Bytes::new()).unwrap();
     let error = read(&uneven, &[spec("x", DType::I64, &[-1, -1])]).unwrap_err();
     assert_eq!(error.message(), "example 1, feature \"x\": it has 2 values, other examples 1");
+}
+
+#[test]
+fn an_infinite_value_stays_infinite() {
+    let values = example(&[("x", &[Real(f64::NEG_INFINITY), Real(65_504.0)])]);
+    let examples = Examples::new(vec![values], Bytes::new()).unwrap();
+    let tensors = read(&examples, &[spec("x", DType::F16, &[-1, 2])]).unwrap();
+    let values = tensors[0].tensor.to_vec::<half::f16>().unwrap();
+    assert_eq!(values, [half::f16::NEG_INFINITY, half::f16::MAX]);
+    // A default has more digits and a wider range than the values of examples.
+    let defaults = [("y".to_owned(), Real(1e39))].into();
+    let specs = [spec("y", DType::F32, &[-1])];
+    let error = examples.features(&specs, &defaults, &mut |_| Ok(())).unwrap_err();
+    assert!(error.message().ends_with("is not a valid float32 value"), "{error}");
 }
 
 #[test]
