@@ -284,7 +284,7 @@ impl PadOptions {
         } else if self.buckets.first() == Some(&0) || !self.buckets.is_sorted_by(|a, b| a < b) {
             "buckets must be positive and ascending".to_owned()
         } else if !(0.0..1.0).contains(&self.similarity) {
-            "similarity must be 0 to 1".to_owned()
+            "similarity must be at least 0 and less than 1".to_owned()
         } else if self.mask.as_deref() == Some(name) || self.length.as_deref() == Some(name) {
             "cannot be its own mask or length".to_owned()
         } else {
@@ -335,6 +335,7 @@ mod tests {
         assert!(input(|i| i.axes = vec![2, 1]).contains("ascending"));
         assert!(input(|i| i.buckets = vec![64, 32]).contains("buckets"));
         assert!(input(|i| i.similarity = f64::NAN).contains("similarity"));
+        assert!(input(|i| i.similarity = 1.0).contains("less than 1"));
         assert!(input(|i| i.mask = Some("x".into())).contains("own mask"));
     }
 
