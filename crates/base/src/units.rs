@@ -24,7 +24,7 @@ fn split(text: &str) -> Result<(f64, String)> {
 /// (powers of 1024).
 ///
 /// # Errors
-/// `InvalidArgument` if it is not a number with one of these units.
+/// `InvalidArgument` if it is not a number with one of these units, or 16 EiB or more.
 pub fn parse_bytes(text: &str) -> Result<u64> {
     let (value, unit) = split(text)?;
     let factor = match unit.as_str() {
@@ -43,7 +43,12 @@ pub fn parse_bytes(text: &str) -> Result<u64> {
             )));
         }
     };
-    Ok((value * factor).round() as u64)
+    let bytes = (value * factor).round();
+    // The greatest integer rounds up to 2^64 as a float.
+    if bytes >= u64::MAX as f64 {
+        return Err(Error::invalid(format!("\"{text}\" is not a usable size")));
+    }
+    Ok(bytes as u64)
 }
 
 /// Parses a duration: a number and ns, us, ms, s, m or h; a bare number is seconds.
@@ -98,6 +103,10 @@ mod tests {
         assert_eq!(parse_bytes("1.5GiB"), Ok(3 * GIB / 2));
         assert_eq!(parse_bytes("800MB"), Ok(800_000_000));
         assert!(parse_bytes("5 parsecs").is_err());
+        assert_eq!(parse_bytes("16777215TiB"), Ok(u64::MAX - (1 << 40) + 1));
+        for large in ["16777216TiB", "1000000000000GB", &"9".repeat(400)] {
+            assert!(parse_bytes(large).is_err(), "{large}");
+        }
         assert_eq!(parse_duration("250ms"), Ok(Duration::from_millis(250)));
         assert_eq!(parse_duration("2"), Ok(Duration::from_secs(2)));
         assert!(parse_duration("1e999").is_err());
