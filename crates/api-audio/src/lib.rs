@@ -13,6 +13,7 @@ mod endpoints;
 mod recognisers;
 mod response;
 mod served_model;
+mod speaker_registry;
 mod speakers;
 mod spool;
 mod state;

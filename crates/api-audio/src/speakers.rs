@@ -25,7 +25,7 @@ fn request<'a>(action: &'a str, subject: &'a str, caller: Caller<'a>) -> AdminRe
 }
 
 /// Returns the store of a recogniser, and the smallest similarity that is accepted.
-fn store(state: &AudioState, name: &str) -> Result<(Speakers, f32)> {
+async fn store(state: &AudioState, name: &str) -> Result<(Speakers, f32)> {
     let (recogniser, _) = find_recogniser(state.catalog(), name)?;
     let threshold =
         recogniser.threshold().filter(|_| recogniser.kind == RecogniserKind::Embeddings);
@@ -35,11 +35,11 @@ fn store(state: &AudioState, name: &str) -> Result<(Speakers, f32)> {
              embeddings, such as voiceprint"
         ))
     })?;
-    Ok((state.speakers(name)?, threshold))
+    Ok((state.speakers.get(name).await?, threshold))
 }
 
 pub(crate) async fn list(State(state): Shared<AudioState>, Path(name): Path<String>) -> Reply {
-    Reply::of(store(&state, &name).map(|(speakers, threshold)| {
+    Reply::of(store(&state, &name).await.map(|(speakers, threshold)| {
         let body =
             json!({ "recogniser": name, "speakers": speakers.names(), "threshold": threshold });
         Reply::json(body.to_string())
@@ -82,7 +82,7 @@ pub(crate) async fn enrol(
     body: Body,
 ) -> Reply {
     let enrolled = async {
-        let (speakers, _) = store(&state, &name)?;
+        let (speakers, _) = store(&state, &name).await?;
         let known = speaker.clone();
         let then = move |embedding: Vec<f32>| speakers.enrol(&known, &embedding);
         let upload = AudioRequest { headers: headers.clone(), body, watch };
@@ -106,7 +106,7 @@ pub(crate) async fn forget(
     headers: HeaderMap,
 ) -> Reply {
     let forgotten = async {
-        let (speakers, _) = store(&state, &name)?;
+        let (speakers, _) = store(&state, &name).await?;
         let known = speaker.clone();
         // Writing the file would block a connection thread.
         let removed = tokio::task::spawn_blocking(move || speakers.remove(&known)).await;
@@ -136,7 +136,7 @@ pub(crate) async fn identify(
     body: Body,
 ) -> Reply {
     let identified = async {
-        let (speakers, threshold) = store(&state, &name)?;
+        let (speakers, threshold) = store(&state, &name).await?;
         let then = move |embedding: Vec<f32>| {
             speakers.check_dimension(&embedding)?;
             Ok(speakers.nearest(&embedding))
@@ -162,7 +162,7 @@ pub(crate) async fn verify(
     body: Body,
 ) -> Reply {
     let verified = async {
-        let (speakers, threshold) = store(&state, &name)?;
+        let (speakers, threshold) = store(&state, &name).await?;
         if !speakers.names().contains(&speaker) {
             return Err(unknown(&name, &speaker));
         }

@@ -239,10 +239,9 @@ async fn prepare(state: &AudioState, name: &str) -> Result<PreparedUpload> {
     })?;
     let stop = Arc::new(AtomicBool::new(false));
     // Speakers are optional: without a directory no speaker is known.
-    let speakers = (recogniser.kind == RecogniserKind::Embeddings
-        && state.config.speakers_dir.is_some())
-    .then(|| state.speakers(name))
-    .transpose()?;
+    let has_speakers =
+        recogniser.kind == RecogniserKind::Embeddings && state.config.speakers_dir.is_some();
+    let speakers = if has_speakers { Some(state.speakers.get(name).await?) } else { None };
     let in_flight = RUNS_PER_WORKER * state.scheduler.workers();
     let reader = format!("audio-{}-in", permit.number);
     let read_meter = CpuAccount::current()
