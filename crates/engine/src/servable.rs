@@ -26,16 +26,13 @@ pub struct Servable {
     pub parameter_bytes: u64,
     /// Time at which it became ready.
     pub ready_at: SystemTime,
-    /// Threads of one run.
-    pub threads_per_run: usize,
     /// Text of the section `[recogniser]` of the model's settings, for the audio endpoints.
     pub recogniser: Option<Arc<str>>,
-    /// Share of the model's requests that goes into the request log; `None` uses the server's
-    /// share.
-    pub request_log_rate: Option<f64>,
     /// Rules for Classify and Regress from the model's settings. Only the servable of the default
     /// signature has them.
     pub examples: Option<Arc<ExampleSettings>>,
+    threads_per_run: usize,
+    request_log_rate: Option<f64>,
     instance: u64,
     session: Arc<dyn Session>,
     /// Session that is released with the version. The servable of a stream holds the session of its
@@ -79,6 +76,8 @@ struct VersionParts {
     /// Session that runs all signatures.
     session: Arc<dyn Session>,
     watched: Weak<dyn Session>,
+    threads_per_run: usize,
+    request_log_rate: Option<f64>,
 }
 
 impl VersionParts {
@@ -102,10 +101,10 @@ impl VersionParts {
             dir: None,
             parameter_bytes: 0,
             ready_at: SystemTime::now(),
-            threads_per_run: 1,
             recogniser: None,
-            request_log_rate: None,
             examples: None,
+            threads_per_run: self.threads_per_run,
+            request_log_rate: self.request_log_rate,
             instance: next_instance(),
             session,
             watched: self.watched.clone(),
@@ -135,7 +134,8 @@ fn planned(session: &dyn Session, schedule: &ScheduleOptions) -> Result<(Signatu
 
 impl Servable {
     /// Joins a session with its identity and settings. The caller sets `dir`, `parameter_bytes`,
-    /// `threads_per_run` (1 here), `recogniser`, `request_log_rate` and `examples`.
+    /// `recogniser` and `examples`. Runs have one thread, and the request log gets the server's
+    /// share, until they are set.
     ///
     /// # Errors
     /// Returns the errors of [`BatchPlan::new`].
@@ -147,7 +147,44 @@ impl Servable {
     ) -> Result<Servable> {
         let session: Arc<dyn Session> = Arc::from(session);
         let watched = Arc::downgrade(&session);
-        VersionParts { id, engine, schedule, session, watched }.build()
+        let parts = VersionParts {
+            id,
+            engine,
+            schedule,
+            session,
+            watched,
+            threads_per_run: 1,
+            request_log_rate: None,
+        };
+        parts.build()
+    }
+
+    /// Returns the threads of one run.
+    pub fn threads_per_run(&self) -> usize {
+        self.threads_per_run
+    }
+
+    /// Sets the threads of one run of each signature. Call it before the version is shared.
+    pub fn set_threads_per_run(&mut self, threads: usize) {
+        self.each_signature(|servable| servable.threads_per_run = threads);
+    }
+
+    /// Returns the share of the model's requests that goes into the request log; `None` uses the
+    /// server's share.
+    pub fn request_log_rate(&self) -> Option<f64> {
+        self.request_log_rate
+    }
+
+    /// Sets the share of the requests to each signature that goes into the request log. Call it
+    /// before the version is shared.
+    pub fn set_request_log_rate(&mut self, rate: Option<f64>) {
+        self.each_signature(|servable| servable.request_log_rate = rate);
+    }
+
+    /// Changes this servable and those of the other signatures, which no request holds yet.
+    fn each_signature(&mut self, change: impl Fn(&mut Servable)) {
+        self.others.iter_mut().filter_map(Arc::get_mut).for_each(&change);
+        change(self);
     }
 
     /// Returns the same loaded version under other settings. Session and parameters are shared.
@@ -163,14 +200,14 @@ impl Servable {
             schedule,
             session: self.session.clone(),
             watched: self.watched.clone(),
+            threads_per_run: self.threads_per_run,
+            request_log_rate,
         };
         Ok(Servable {
             dir: self.dir.clone(),
             parameter_bytes: self.parameter_bytes,
             ready_at: self.ready_at,
-            threads_per_run: self.threads_per_run,
             recogniser,
-            request_log_rate,
             examples,
             ..parts.build()?
         })

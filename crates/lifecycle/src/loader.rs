@@ -201,9 +201,9 @@ impl Loader {
         let mut servable = Servable::new(job.id.clone(), engine, session, job.schedule.clone())?;
         servable.dir = Some(job.dir.clone());
         servable.parameter_bytes = placed.parameter_bytes;
-        servable.threads_per_run = job.session.intra_op_threads.max(1);
+        servable.set_threads_per_run(job.session.intra_op_threads.max(1));
         servable.recogniser = job.recogniser.clone();
-        servable.request_log_rate = job.request_log_rate;
+        servable.set_request_log_rate(job.request_log_rate);
         servable.examples = job.examples.clone();
         let started = Instant::now();
         self.stage(&job.id, LifecycleState::Warming, None);

@@ -105,7 +105,7 @@ impl ModelQueue {
 
     /// Returns the cores that a run of the first request takes.
     pub(crate) fn cores(&self, workers: usize) -> usize {
-        self.head().map_or(1, |entry| entry.servable.threads_per_run.min(workers))
+        self.head().map_or(1, |entry| entry.servable.threads_per_run().min(workers))
     }
 
     /// Returns the maximum number of concurrent runs, by the settings of the first request.
@@ -326,7 +326,7 @@ impl ModelQueue {
         self.batches_taken += 1;
         let weight = f64::from(servable.schedule().weight);
         self.used += self.charge / weight;
-        let cores = servable.threads_per_run.min(workers);
+        let cores = servable.threads_per_run().min(workers);
         let batch_key = group.batch_key;
         let charge = self.charge;
         RequestBatch { number: 0, entries, batch_key, cores, taken: cores, charge }

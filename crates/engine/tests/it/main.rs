@@ -6,4 +6,5 @@ extern crate millpond_engine as engine;
 
 mod fake;
 mod layout;
+mod signatures;
 mod stream;

@@ -66,13 +66,15 @@ fn with_settings_of(
 ) -> Result<Option<Servable>> {
     if *servable.schedule() == config.schedule
         && servable.recogniser == config.recogniser
-        && servable.request_log_rate == config.request_log_rate
+        && servable.request_log_rate() == config.request_log_rate
         && servable.examples == config.examples
     {
         return Ok(None);
     }
-    let loaded =
-        SessionOptions { intra_op_threads: servable.threads_per_run, ..SessionOptions::default() };
+    let loaded = SessionOptions {
+        intra_op_threads: servable.threads_per_run(),
+        ..SessionOptions::default()
+    };
     threads::check(&loaded, &config.schedule, threads_max)?;
     let settings = ServableSettings {
         schedule: config.schedule.clone(),

@@ -207,7 +207,7 @@ fn samples(number: u64, rate: f64) -> bool {
 
 impl RequestObserver for RequestLog {
     fn wants(&self, servable: &Servable) -> bool {
-        let rate = servable.request_log_rate.unwrap_or(self.rate);
+        let rate = servable.request_log_rate().unwrap_or(self.rate);
         rate > 0.0 && samples(self.seen.fetch_add(1, Ordering::Relaxed), rate)
     }
 

@@ -167,7 +167,7 @@ pub(crate) fn wide_model(
     });
     let id = VersionId { model: name.into(), version: 1 };
     let mut servable = Servable::new(id, "test", Box::new(Shared(rows.clone())), options).unwrap();
-    servable.threads_per_run = threads_per_run;
+    servable.set_threads_per_run(threads_per_run);
     (rows, Arc::new(servable))
 }
 
