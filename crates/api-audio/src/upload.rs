@@ -201,7 +201,7 @@ pub(crate) fn blamed<T>(failure: &UploadFailure, result: Result<T>) -> Result<T>
     match failure.get() {
         Some(error) => Err(error),
         None => result.map_err(|error| match error.kind() {
-            ErrorKind::DataLoss => Error::invalid(error.message()),
+            ErrorKind::DataLoss => error.with_kind(ErrorKind::InvalidArgument),
             _ => error,
         }),
     }

@@ -290,7 +290,7 @@ fn parse(bytes: &[u8]) -> Result<SpeakerFile> {
     struct FileVersion {
         format: u32,
     }
-    let damaged = |error: serde_json::Error| Error::data_loss(error.to_string());
+    let damaged = |error: serde_json::Error| Error::data_loss(error.to_string()).with_source(error);
     let FileVersion { format } = serde_json::from_slice(bytes).map_err(damaged)?;
     if format > FORMAT {
         return Err(Error::precondition(format!(
@@ -337,7 +337,8 @@ fn beside(path: &Path, suffix: &str) -> PathBuf {
 /// Replaces the file with `document`, durably.
 fn write(path: &Path, document: &SpeakerFile) -> Result<()> {
     let temporary = beside(path, ".tmp");
-    let bytes = serde_json::to_vec(document).map_err(|error| Error::internal(error.to_string()))?;
+    let bytes = serde_json::to_vec(document)
+        .map_err(|error| Error::internal(error.to_string()).with_source(error))?;
     let written = || {
         let mut file = create(&temporary)?;
         file.write_all(&bytes)?;
@@ -477,6 +478,8 @@ mod tests {
             std::fs::write(&path, damaged).unwrap();
             let error = Speakers::open(&path).unwrap_err();
             assert!(error.message().contains("no file of enrolled voices"), "{error}");
+            let has_cause = std::error::Error::source(&error).is_some();
+            assert_eq!(has_cause, number < 3, "the last one is JSON, with a wrong dimension");
             assert_eq!(std::fs::read(&path).unwrap(), *damaged, "a command leaves it");
             let speakers = Speakers::open_or_set_aside(&path).unwrap();
             assert_eq!(speakers.names(), [""; 0]);

@@ -130,6 +130,13 @@ impl Error {
         self
     }
 
+    /// Changes the category. Message, cause and retry advice stay as they are.
+    pub fn with_kind(mut self, kind: ErrorKind) -> Error {
+        self.0.kind = kind;
+        self.0.retryable = kind.is_retryable();
+        self
+    }
+
     /// Sets the cause, which [`std::error::Error::source`] returns. The message stays as it is.
     pub fn with_source(mut self, source: impl std::error::Error + Send + Sync + 'static) -> Error {
         self.0.source = Some(Arc::new(source));
@@ -249,6 +256,17 @@ mod tests {
             assert_eq!(error.is_retryable(), plain.is_retryable());
             assert_eq!(error.source().unwrap().to_string(), "disk");
         }
+    }
+
+    #[test]
+    fn another_kind_keeps_message_and_cause() {
+        let delay = Duration::from_secs(1);
+        let error = Error::invalid("wrong").caused_by(io::Error::other("disk"));
+        let error = error.with_retry_after(delay).with_kind(ErrorKind::Unavailable);
+        assert_eq!(error, Error::unavailable("wrong: disk").with_retry_after(delay));
+        assert!(error.is_retryable());
+        assert_eq!(error.source().unwrap().to_string(), "disk");
+        assert!(!error.with_kind(ErrorKind::DataLoss).is_retryable());
     }
 
     #[test]

@@ -203,8 +203,8 @@ impl LayoutManifest {
     /// # Errors
     /// `DataLoss` that names the first contradiction.
     pub fn parse(text: &[u8]) -> Result<LayoutManifest> {
-        let manifest: LayoutManifest =
-            serde_json::from_slice(text).map_err(|e| Error::data_loss(e.to_string()))?;
+        let manifest: LayoutManifest = serde_json::from_slice(text)
+            .map_err(|e| Error::data_loss(e.to_string()).with_source(e))?;
         manifest.check()?;
         Ok(manifest)
     }

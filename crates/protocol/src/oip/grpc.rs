@@ -216,8 +216,10 @@ pub fn decode_response(response: ModelInferResponse) -> Result<InferResponse> {
         TensorHeader { name, datatype, shape, contents }
     };
     let outputs = response.outputs.into_iter().map(header).collect();
-    let outputs = contents::tensors("outputs", outputs, response.raw_output_contents)
-        .map_err(|error| Error::data_loss(error.message()).context("the server's answer"))?;
+    let outputs =
+        contents::tensors("outputs", outputs, response.raw_output_contents).map_err(|error| {
+            error.with_kind(base::ErrorKind::DataLoss).context("the server's answer")
+        })?;
     Ok(InferResponse {
         model: response.model_name,
         version: response.model_version,

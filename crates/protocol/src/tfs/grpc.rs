@@ -172,8 +172,9 @@ pub fn encode_request(
 pub fn decode_response(response: PredictResponse) -> Result<Vec<NamedTensor>> {
     let mut budget = FillBudget::default();
     let output = |(name, message): (String, _)| {
-        let tensor = decode_within(&name, message, &mut budget)
-            .map_err(|error| Error::data_loss(error.message()).context("the server's answer"))?;
+        let tensor = decode_within(&name, message, &mut budget).map_err(|error| {
+            error.with_kind(base::ErrorKind::DataLoss).context("the server's answer")
+        })?;
         Ok(NamedTensor::new(name, tensor))
     };
     response.outputs.into_iter().map(output).collect()

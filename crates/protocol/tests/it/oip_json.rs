@@ -1,6 +1,6 @@
 //! Open Inference Protocol over REST.
 
-use base::{DType, NamedTensor, Result, Signature, Tensor, VersionId};
+use base::{DType, ErrorKind, NamedTensor, Result, Signature, Tensor, VersionId};
 use bytes::Bytes;
 use proptest::prelude::*;
 use protocol::oip::json::{self, OutputEncoding, RestInferRequest};
@@ -55,6 +55,15 @@ proptest! {
         prop_assert_eq!(answer.outputs, outputs);
         prop_assert_eq!((answer.model.as_str(), answer.version.as_str(), answer.id.as_str()), ("m", "7", "id"));
     }
+}
+
+#[test]
+fn an_unreadable_response_keeps_its_cause() {
+    let body = Bytes::from_static(b"{\"id\":\"\xff\"}");
+    let error = json::parse_response(body, None).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::DataLoss);
+    let source = std::error::Error::source(&error);
+    assert!(source.is_some_and(|source| source.is::<std::str::Utf8Error>()), "{error}");
 }
 
 #[test]

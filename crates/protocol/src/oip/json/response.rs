@@ -1,6 +1,6 @@
 //! The body of a response, for servers and clients.
 
-use base::{Error, NamedTensor, Result, VersionId};
+use base::{ErrorKind, NamedTensor, Result, VersionId};
 use bytes::Bytes;
 
 use super::tensor::{read_all, resolve, split, write_body};
@@ -73,7 +73,7 @@ pub fn infer_response(
 /// `DataLoss` for a body that is not a response.
 pub fn parse_response(body: Bytes, header_length: Option<usize>) -> Result<InferResponse> {
     parse(body, header_length)
-        .map_err(|error| Error::data_loss(error.message()).context("the server's answer"))
+        .map_err(|error| error.with_kind(ErrorKind::DataLoss).context("the server's answer"))
 }
 
 fn parse(body: Bytes, header_length: Option<usize>) -> Result<InferResponse> {

@@ -67,7 +67,9 @@ pub fn parse_predict(body: &Bytes, signature: &Signature) -> Result<RestPredict>
 pub fn parse_response(body: &Bytes, signature: &Signature) -> Result<Vec<NamedTensor>> {
     match parse(body, &signature.outputs, RESPONSE) {
         Ok((outputs, _)) => Ok(outputs),
-        Err(error) => Err(Error::data_loss(error.message()).context("the server's answer")),
+        Err(error) => {
+            Err(error.with_kind(base::ErrorKind::DataLoss).context("the server's answer"))
+        }
     }
 }
 
