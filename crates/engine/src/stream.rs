@@ -10,7 +10,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use base::{CarriedInput, Error, NamedTensor, Result, Shape, Signature, Tensor};
+use base::{CarriedInput, DType, Error, NamedTensor, Result, Shape, Signature, Tensor};
 use bytes::Bytes;
 use parking_lot::Mutex;
 
@@ -174,24 +174,48 @@ fn join(answers: &[Vec<NamedTensor>]) -> Result<Vec<NamedTensor>> {
     let Some(first) = answers.first() else { return Ok(Vec::new()) };
     let differ = || Error::internal("a stream's items have outputs of different types or shapes");
     let joined = |(index, output): (usize, &NamedTensor)| {
+        let dtype = output.tensor.dtype();
         let shape = output.tensor.shape();
-        let pieces: Vec<&[u8]> = answers
-            .iter()
-            .map(|answer| {
-                answer
-                    .get(index)
-                    .filter(|o| o.tensor.shape() == shape)?
-                    .tensor
-                    .bytes()
-                    .map(|b| &b[..])
-            })
-            .collect::<Option<_>>()
-            .ok_or_else(differ)?;
+        let part = |answer: &Vec<NamedTensor>| -> Option<Tensor> {
+            let tensor = &answer.get(index)?.tensor;
+            (tensor.dtype() == dtype && tensor.shape() == shape).then(|| tensor.clone())
+        };
+        let parts: Vec<Tensor> =
+            answers.iter().map(part).collect::<Option<_>>().ok_or_else(differ)?;
         let items = shape.first().copied().unwrap_or(1) * answers.len();
         let shape: Shape = std::iter::once(items).chain(shape.iter().skip(1).copied()).collect();
-        let tensor =
-            Tensor::from_bytes(output.tensor.dtype(), shape, Bytes::from(pieces.concat()))?;
+        let tensor = if dtype == DType::String {
+            let strings = parts.iter().filter_map(Tensor::strings).flatten().cloned();
+            Tensor::from_strings(shape, strings.collect::<Vec<Bytes>>())?
+        } else {
+            let bytes: Vec<&[u8]> =
+                parts.iter().filter_map(Tensor::bytes).map(|bytes| &bytes[..]).collect();
+            Tensor::from_bytes(dtype, shape, Bytes::from(bytes.concat()))?
+        };
         Ok(NamedTensor { name: output.name.clone(), tensor })
     };
     first.iter().enumerate().map(joined).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn outputs_of_all_types_are_joined() {
+        let item = |number: f32, text: &'static str| {
+            let strings = vec![Bytes::from_static(text.as_bytes())];
+            vec![
+                NamedTensor::new("score", Tensor::from_vec([].as_slice(), vec![number]).unwrap()),
+                NamedTensor::new("label", Tensor::from_strings([1].as_slice(), strings).unwrap()),
+            ]
+        };
+        let joined = join(&[item(1.0, "a"), item(2.0, "bc")]).unwrap();
+        assert_eq!(joined[0].tensor.to_vec::<f32>().unwrap(), [1.0, 2.0]);
+        assert_eq!(joined[1].tensor.shape(), [2]);
+        assert_eq!(joined[1].tensor.strings().unwrap(), ["a", "bc"]);
+        let mut other = item(2.0, "b");
+        other.swap(0, 1);
+        assert!(join(&[item(1.0, "a"), other]).is_err());
+    }
 }
