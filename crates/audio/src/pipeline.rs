@@ -43,6 +43,9 @@ use source::{WindowInfo, WindowSource};
 const PROGRESS_EVERY: Duration = Duration::from_secs(1);
 /// Maximum seconds of the recording between two reports.
 const PROGRESS_SECONDS: f64 = 60.0;
+/// Maximum faults of an embedded recording that are logged; all are counted. A recording can have
+/// one for every second frame.
+const FAULTS_LOGGED_MAX: u64 = 10;
 /// Interval at which a wait checks for a stop.
 const STOP_EVERY: Duration = Duration::from_millis(100);
 
@@ -340,6 +343,13 @@ struct MeanSink {
     faults: u64,
 }
 
+impl MeanSink {
+    /// Returns true if the last fault goes into the log.
+    fn is_logged(&self) -> bool {
+        self.faults <= FAULTS_LOGGED_MAX
+    }
+}
+
 impl WindowSink for MeanSink {
     fn opened(&mut self, _: &AudioFormat) -> Result<()> {
         Ok(())
@@ -347,16 +357,36 @@ impl WindowSink for MeanSink {
 
     fn fault(&mut self, fault: Fault) -> Result<()> {
         self.faults += 1;
-        tracing::warn!(
-            at = fault.at,
-            what = fault.what,
-            "part of a recording is missing from its embedding"
-        );
+        if self.is_logged() {
+            tracing::warn!(
+                at = fault.at,
+                what = fault.what,
+                "part of a recording is missing from its embedding"
+            );
+        }
         Ok(())
     }
 
     fn window(&mut self, frames: WindowScores<'_>) -> Result<()> {
         self.mean.window(frames);
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn few_faults_of_an_embedding_are_logged_and_all_counted() {
+        let text = "kind = 'embeddings'\nrate = 1000\nwindow = 1000\n";
+        let recogniser = Recogniser::parse("voices", text).unwrap();
+        let mut sink = MeanSink { mean: mean_of_units(&recogniser), faults: 0 };
+        let mut logged = 0;
+        for at in 0..1000_u32 {
+            sink.fault(Fault { at: at.into(), what: "a frame is damaged".to_owned() }).unwrap();
+            logged += u64::from(sink.is_logged());
+        }
+        assert_eq!((logged, sink.faults), (FAULTS_LOGGED_MAX, 1000));
     }
 }
