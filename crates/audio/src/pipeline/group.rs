@@ -70,11 +70,12 @@ pub(super) fn side_by_side(
     values
 }
 
-/// Returns one lane of a run's outputs.
+/// Returns one lane of the outputs of a run that `fit` reads. Other outputs need no lanes.
 ///
 /// # Errors
 /// `InvalidArgument` if an output does not keep the lanes apart.
 pub(super) fn lane_of(
+    fit: &ModelBinding,
     outputs: &[NamedTensor],
     lane: usize,
     lanes: usize,
@@ -82,7 +83,10 @@ pub(super) fn lane_of(
     if lanes == 1 {
         return Ok(outputs.to_vec());
     }
-    outputs.iter().map(|output| lane_of_one(output, lane, lanes)).collect()
+    let is_read = |output: &&NamedTensor| {
+        output.name == fit.output || fit.onset.as_ref() == Some(&output.name)
+    };
+    outputs.iter().filter(is_read).map(|output| lane_of_one(output, lane, lanes)).collect()
 }
 
 fn lane_of_one(output: &NamedTensor, lane: usize, lanes: usize) -> Result<NamedTensor> {
@@ -126,10 +130,28 @@ mod tests {
         let expected =
             [1.0, 1.5, 0.0, 0.0, 5.0, 5.5, 0.0, 0.0, 2.0, 2.5, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0];
         assert_eq!(values, expected);
-        let outputs = [NamedTensor::new("y", Tensor::from_vec([8, 2].as_slice(), values).unwrap())];
-        let lane = |lane| lane_of(&outputs, lane, 4).unwrap()[0].tensor.to_vec::<f32>().unwrap();
+        // An output that the recogniser does not read may have any shape.
+        let outputs = [
+            NamedTensor::new("total", Tensor::from_vec([].as_slice(), vec![9.0_f32]).unwrap()),
+            NamedTensor::new("y", Tensor::from_vec([8, 2].as_slice(), values).unwrap()),
+        ];
+        let mut fit = ModelBinding {
+            input: "x".into(),
+            items: None,
+            constants: Vec::new(),
+            carried: Vec::new(),
+            output: "y".into(),
+            onset: None,
+        };
+        let lane = |lane| {
+            let own = lane_of(&fit, &outputs, lane, 4).unwrap();
+            assert_eq!(own.len(), 1);
+            own[0].tensor.to_vec::<f32>().unwrap()
+        };
         assert_eq!(lane(0), [1.0, 1.5, 2.0, 2.5]);
         assert_eq!(lane(2), [5.0, 5.5, 0.0, 0.0]);
-        assert!(lane_of(&outputs, 0, 3).is_err());
+        assert!(lane_of(&fit, &outputs, 0, 3).is_err());
+        fit.onset = Some("total".into());
+        assert!(lane_of(&fit, &outputs, 0, 4).is_err());
     }
 }

@@ -395,7 +395,7 @@ impl ModelRuns {
         for member in members {
             let lane = (member.piece % self.plan.lanes as u64) as usize;
             let outputs = match &outputs {
-                Ok(outputs) => Ok(lane_of(outputs, lane, self.plan.lanes)?),
+                Ok(outputs) => Ok(lane_of(&self.fit, outputs, lane, self.plan.lanes)?),
                 Err(error) => Err(error.clone()),
             };
             self.member_ended(member, count, outputs)?;
