@@ -201,6 +201,7 @@ fn wrong_examples_are_named() {
         (r#"{"examples":[{"x":{"a":1}}]}"#, "Feature: x"),
         (r#"{"examples":[{"x":18446744073709551615}]}"#, "Only int64 is supported"),
         (r#"{"examples":[{"x":1e39}]}"#, "without loss of precision"),
+        (r#"{"examples":[{"x":-1e400}]}"#, "without loss of precision"),
         (r#"{"context":1,"examples":[{}]}"#, "Example must be JSON object"),
     ] {
         let error = examples(body).unwrap_err();

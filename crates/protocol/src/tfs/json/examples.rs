@@ -121,7 +121,9 @@ fn number(reader: &mut JsonReader<'_>, name: &str, feature: &mut FeatureWriter) 
         }
         _ => {
             let wide: f64 = token.text.parse().unwrap_or(f64::NAN);
-            if wide.is_finite() && wide.abs() > f64::from(f32::MAX) {
+            // Of the infinite values, only the tokens are meant to be infinite.
+            let is_token = token.text.ends_with(['y', 'N']);
+            if !is_token && wide.abs() > f64::from(f32::MAX) {
                 return Err(reader.error(format_args!(
                     "Cannot convert JSON value: {} to float without loss of precision.",
                     token.shown()
