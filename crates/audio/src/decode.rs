@@ -471,9 +471,9 @@ mod tests {
     }
 
     /// A reader of frames of silence, all at the greatest time.
-    struct Latest(usize);
+    struct EndlessClock(usize);
 
-    impl BlockReader for Latest {
+    impl BlockReader for EndlessClock {
         fn next(&mut self, samples: &mut Vec<f32>) -> DecodeStep {
             if self.0 == 0 {
                 return DecodeStep::End;
@@ -489,7 +489,7 @@ mod tests {
         let container_and_codec = "none".to_owned();
         let format = AudioFormat { container_and_codec, rate: 16000, channels: 1, seconds: None };
         let mut decoder =
-            Decoder::new(format, None, Vec::new(), |_| Ok(Box::new(Latest(3)))).unwrap();
+            Decoder::new(format, None, Vec::new(), |_| Ok(Box::new(EndlessClock(3)))).unwrap();
         let mut frames = 0;
         while let Some(block) = decoder.next().unwrap() {
             frames += block.samples.len();
