@@ -11,7 +11,7 @@ use super::values::WindowValues;
 use crate::segment::FeatureWindow;
 
 /// Maximum time that a window waits until its run is full, if windows may arrive late.
-const COMPANY_WAIT_MAX: Duration = Duration::from_secs(1);
+const FULL_RUN_WAIT_MAX: Duration = Duration::from_secs(1);
 
 /// Outcome of one run: its windows that count.
 pub(super) struct RunOutcome {
@@ -106,7 +106,7 @@ impl AudioPiece {
         let whole = |chunk: &RunChunk| {
             chunk.facts.len() == run || chunk.first + chunk.facts.len() as u64 >= self.end
         };
-        let late = |chunk: &RunChunk| short && chunk.since.elapsed() >= COMPANY_WAIT_MAX;
+        let late = |chunk: &RunChunk| short && chunk.since.elapsed() >= FULL_RUN_WAIT_MAX;
         self.chunks.front().is_some_and(|chunk| whole(chunk) || late(chunk))
     }
 

@@ -304,18 +304,18 @@ pub(super) fn constant(input: String, value: Value) -> Result<ConstantInput> {
         Some(shape) => Some(sizes(shape).ok_or_else(wrong)?),
         None => None,
     };
-    small(&input, shape.as_deref())?;
+    check_elements(&input, shape.as_deref())?;
     Ok(ConstantInput { input, value, shape })
 }
 
 /// Reads one of `state`.
 pub(super) fn state(input: String, file: StateFile) -> Result<StateInput> {
-    small(&input, file.shape.as_deref())?;
+    check_elements(&input, file.shape.as_deref())?;
     Ok(StateInput { input, output: file.output, value: file.value, shape: file.shape })
 }
 
 /// Refuses a shape with more than [`ELEMENTS_MAX`] elements.
-pub(super) fn small(input: &str, shape: Option<&[usize]>) -> Result<()> {
+pub(super) fn check_elements(input: &str, shape: Option<&[usize]>) -> Result<()> {
     let elements =
         shape.unwrap_or_default().iter().try_fold(1usize, |all, size| all.checked_mul(*size));
     match elements {

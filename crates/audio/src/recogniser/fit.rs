@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use base::{CarriedInput, DType, Dim, Error, NamedTensor, Result, Signature, Tensor, TensorSpec};
 
-use super::file::small;
+use super::file::check_elements;
 use super::{InputAxis, Recogniser};
 
 /// Inputs and outputs of a model as a recogniser uses them.
@@ -165,7 +165,7 @@ fn filled(spec: &TensorSpec, shape: Option<&[usize]>, value: f64) -> Result<Tens
         (None, None) => Vec::new(),
     };
     let shape = shape.as_slice();
-    small(&spec.name, Some(shape))?;
+    check_elements(&spec.name, Some(shape))?;
     let elements: usize = shape.iter().product();
     match spec.dtype {
         DType::F32 => Tensor::from_vec(shape, vec![value as f32; elements]),
