@@ -295,7 +295,7 @@ impl Decoder {
             let at = faults.last().map_or(0.0, |fault| fault.at);
             faults.push(Fault {
                 at,
-                what: format!("{} more faults until later", self.faults_left_out),
+                what: format!("{} more faults follow, which are not listed", self.faults_left_out),
             });
             self.faults_left_out = 0;
         }
@@ -496,6 +496,32 @@ mod tests {
         }
         let faults = decoder.take_faults();
         assert_eq!((frames, faults.len()), (3, 1), "{faults:?}");
+    }
+
+    /// A reader of packets that are damaged in different ways.
+    struct ManyFaults(usize);
+
+    impl BlockReader for ManyFaults {
+        fn next(&mut self, _: &mut Vec<f32>) -> DecodeStep {
+            if self.0 == 0 {
+                return DecodeStep::End;
+            }
+            self.0 -= 1;
+            DecodeStep::Lost { frames: 0, what: format!("fault {}", self.0) }
+        }
+    }
+
+    #[test]
+    fn faults_above_the_limit_are_counted() {
+        let container_and_codec = "none".to_owned();
+        let format = AudioFormat { container_and_codec, rate: 16000, channels: 1, seconds: None };
+        let reader = ManyFaults(FAULTS_MAX + 5);
+        let mut decoder = Decoder::new(format, None, Vec::new(), |_| Ok(Box::new(reader))).unwrap();
+        assert!(decoder.next().is_err(), "there is no sound");
+        let faults = decoder.take_faults();
+        assert_eq!(faults.len(), FAULTS_MAX + 1);
+        assert_eq!(faults[FAULTS_MAX].what, "5 more faults follow, which are not listed");
+        assert_eq!(decoder.take_faults(), []);
     }
 
     #[test]
