@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use audio::speakers::Speakers;
 use base::{Error, Result};
@@ -11,15 +12,15 @@ use parking_lot::Mutex;
 pub(crate) struct SpeakerRegistry {
     /// Directory of the files; `None` disables enrolment.
     dir: Option<PathBuf>,
-    open: Mutex<BTreeMap<String, Speakers>>,
+    open: Arc<Mutex<BTreeMap<String, Speakers>>>,
     /// Held while a store is opened, because two tasks must not set the same damaged file aside.
-    opening: tokio::sync::Mutex<()>,
+    opening: Arc<tokio::sync::Mutex<()>>,
 }
 
 impl SpeakerRegistry {
     /// Creates a registry of the stores in `dir`, which is made when it is first used.
     pub(crate) fn new(dir: Option<PathBuf>) -> SpeakerRegistry {
-        SpeakerRegistry { dir, open: Mutex::default(), opening: tokio::sync::Mutex::default() }
+        SpeakerRegistry { dir, open: Arc::default(), opening: Arc::default() }
     }
 
     /// Returns the enrolled speakers of a recogniser, which must be the name of a served model.
@@ -41,17 +42,24 @@ impl SpeakerRegistry {
         if let Some(speakers) = self.opened(recogniser) {
             return Ok(speakers);
         }
-        let _one_at_a_time = self.opening.lock().await;
+        let one_at_a_time = self.opening.clone().lock_owned().await;
         if let Some(speakers) = self.opened(recogniser) {
             return Ok(speakers);
         }
         let file = dir.join(format!("{recogniser}.json"));
-        // Reading the file, which may have many megabytes, would block a connection thread.
-        let opened = tokio::task::spawn_blocking(move || open(&dir, &file)).await;
-        let speakers =
-            opened.map_err(|error| Error::internal("the file of speakers").caused_by(error))??;
-        self.open.lock().insert(recogniser.to_owned(), speakers.clone());
-        Ok(speakers)
+        let name = recogniser.to_owned();
+        let stores = self.open.clone();
+        // Reading the file, which may have many megabytes, would block a connection thread. The
+        // task continues if its request is cancelled, so the task itself holds the lock.
+        let task = tokio::task::spawn_blocking(move || {
+            let _one_at_a_time = one_at_a_time;
+            let opened = open(&dir, &file);
+            if let Ok(speakers) = &opened {
+                stores.lock().insert(name, speakers.clone());
+            }
+            opened
+        });
+        task.await.map_err(|error| Error::internal("the file of speakers").caused_by(error))?
     }
 
     /// Returns the store of a recogniser if it is open.
@@ -99,6 +107,26 @@ mod tests {
             let mut second = pin!(registry.get("voices"));
             let Poll::Ready(again) = polled(&mut second).await else { panic!("it is open") };
             assert_eq!(again.unwrap().names(), ["Ada"]);
+        });
+    }
+
+    #[test]
+    fn a_cancelled_request_still_opens_the_store() {
+        let folder = tempfile::tempdir().unwrap();
+        let registry = SpeakerRegistry::new(Some(folder.path().to_owned()));
+        let mut threads = tokio::runtime::Builder::new_current_thread();
+        threads.max_blocking_threads(1).build().unwrap().block_on(async {
+            let (release, released) = mpsc::channel::<()>();
+            let busy = tokio::task::spawn_blocking(move || released.recv().is_err());
+            let mut cancelled = Box::pin(registry.get("voices"));
+            assert!(polled(&mut cancelled).await.is_pending());
+            drop(cancelled);
+            // Another task would read the file, and could set a new file aside.
+            assert!(registry.opening.try_lock().is_err(), "the first task has not ended");
+            drop(release);
+            assert!(busy.await.unwrap());
+            registry.get("voices").await.unwrap();
+            assert!(registry.opening.try_lock().is_ok());
         });
     }
 
