@@ -217,5 +217,8 @@ mod tests {
         let mut other = item(2.0, "b");
         other.swap(0, 1);
         assert!(join(&[item(1.0, "a"), other]).is_err());
+        let mut integer = item(2.0, "b");
+        integer[0].tensor = Tensor::from_vec([].as_slice(), vec![2_i32]).unwrap();
+        assert!(join(&[item(1.0, "a"), integer]).is_err(), "equal shapes, but different types");
     }
 }
