@@ -363,6 +363,8 @@ impl WindowSink for MeanSink {
                 what = fault.what,
                 "part of a recording is missing from its embedding"
             );
+        } else if self.faults == FAULTS_LOGGED_MAX + 1 {
+            tracing::warn!(at = fault.at, "further faults of this recording are not logged");
         }
         Ok(())
     }
