@@ -11,7 +11,7 @@ use super::read::{BlockReader, DecodeStep};
 
 /// Maximum offset of the first frame after the tags.
 const SEARCH_MAX: usize = 128 * 1024;
-/// Bytes that are skipped at a time in search of the next frame.
+/// Bytes that are skipped at a time in a tag and in search of the next frame.
 const PASS: usize = 16 * 1024;
 /// Maximum bytes of a frame.
 const FRAME_MAX: usize = 2881;
@@ -182,6 +182,8 @@ pub(super) struct Mpeg {
     /// Search in progress. It returns after each window, because a stop is seen between two steps
     /// only, and a file may have gigabytes without a frame.
     skipped: Option<SkippedBytes>,
+    /// Bytes of a tag that are still to be skipped, also one window at a time.
+    tag_left: u64,
 }
 
 impl Mpeg {
@@ -212,6 +214,7 @@ impl Mpeg {
             information: information.unwrap_or_default(),
             size: header.size as f64,
             skipped: None,
+            tag_left: 0,
         })
     }
 
@@ -285,6 +288,14 @@ impl Mpeg {
         }
     }
 
+    /// Skips the next window of a tag.
+    fn pass_tag(&mut self) -> DecodeStep {
+        let count = self.tag_left.min(PASS as u64);
+        let passed = self.bytes.pass(count);
+        self.tag_left = if passed { self.tag_left - count } else { 0 };
+        DecodeStep::Sound { at: None }
+    }
+
     /// Returns the step after the last byte.
     fn ended(&self) -> DecodeStep {
         self.bytes.broken().map_or(DecodeStep::End, |why| DecodeStep::Broken(why.to_owned()))
@@ -296,13 +307,16 @@ impl BlockReader for Mpeg {
         if let Some(before) = self.skipped.take() {
             return self.search(before);
         }
+        if self.tag_left > 0 {
+            return self.pass_tag();
+        }
         let start = self.bytes.peek(32);
         if start.is_empty() {
             return self.ended();
         }
         if let Some(length) = tag(start) {
-            self.bytes.pass(length);
-            return DecodeStep::Sound { at: None };
+            self.tag_left = length;
+            return self.pass_tag();
         }
         let start = start.to_vec();
         let Some(header) = self.header_at(&start) else {

@@ -1,7 +1,6 @@
 //! Damaged and truncated recordings of each format.
 
 use std::io::{Cursor, Read};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use base::ErrorKind;
@@ -45,20 +44,26 @@ fn mp3_frame(index: usize) -> usize {
 
 #[test]
 fn a_stop_ends_a_search_for_the_next_mp3_frame() {
-    let mut bytes = MP3.to_vec();
-    bytes.resize(bytes.len() + (2 << 20), 0x55);
-    let mut decoder = Decoder::open(file(&bytes), None).unwrap();
-    let checks = Arc::new(AtomicUsize::new(0));
-    let counted = checks.clone();
-    // The clip has fewer than 50 frames, so these checks are made after its end.
-    decoder.stop_when(move || counted.fetch_add(1, Ordering::Relaxed) == 100);
-    let error = loop {
-        match decoder.next() {
-            Ok(block) => assert!(block.is_some(), "the search was not stopped"),
-            Err(error) => break error,
-        }
-    };
-    assert_eq!(error.kind(), ErrorKind::Cancelled);
+    let length = 2_u32 << 20;
+    let noise = vec![0x55_u8; length as usize];
+    // A tag in APE format with a header, which states the length.
+    let header = b"APETAGEX\xd0\x07\0\0";
+    let flags = [0_u8, 0, 0, 0, 0, 0, 0, 0xa0];
+    let mut tag = [&header[..], &length.to_le_bytes(), &flags].concat();
+    tag.resize(32 + length as usize, 0);
+    for tail in [noise, tag] {
+        let mut decoder = Decoder::open(file(&[MP3, &tail].concat()), None).unwrap();
+        let checks = AtomicUsize::new(0);
+        // The clip has fewer than 50 frames, so these checks are made after its end.
+        decoder.stop_when(move || checks.fetch_add(1, Ordering::Relaxed) == 100);
+        let error = loop {
+            match decoder.next() {
+                Ok(block) => assert!(block.is_some(), "the search was not stopped"),
+                Err(error) => break error,
+            }
+        };
+        assert_eq!(error.kind(), ErrorKind::Cancelled);
+    }
 }
 
 #[test]
