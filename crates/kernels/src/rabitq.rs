@@ -19,6 +19,9 @@ pub const DIMS_STEP: usize = 64;
 pub const DIMS_MAX: usize = 4096;
 /// Largest entry of a look-up table.
 const ENTRY_MAX: f32 = 63.0;
+/// Smallest sum of four absolute values that the step of a table is made for. The reciprocal of a
+/// smaller step could be infinite.
+const REACH_MIN: f32 = 1e-36;
 /// Factors of a block: `add`, `scale` and `error`, 32 of each.
 pub const FACTORS: usize = 3 * BLOCK;
 const _: () = assert!(DIMS_MAX / 4 * 63 <= u16::MAX as usize);
@@ -59,7 +62,7 @@ impl SignTable {
         );
         let groups = query.as_chunks::<4>().0;
         let reach = |group: &[f32; 4]| group.iter().map(|value| value.abs()).sum::<f32>();
-        let largest = groups.iter().map(reach).fold(f32::MIN_POSITIVE, f32::max);
+        let largest = groups.iter().map(reach).fold(REACH_MIN, f32::max);
         self.step = 2.0 * largest / ENTRY_MAX;
         self.total = groups.iter().map(reach).sum();
         self.entries.clear();
@@ -442,6 +445,22 @@ mod tests {
             let naive: i32 = values.iter().zip(&query).map(|(&value, &query)| i32::from(value) * i32::from(query)).sum();
             for level in cpu::levels() {
                 prop_assert_eq!(nibble_dot_at(level, &code, &query), naive);
+            }
+        }
+    }
+
+    #[test]
+    fn entries_of_a_tiny_query_are_in_range() {
+        for value in [0.0, f32::from_bits(1), 1e-39, 1e-38, 1e-37] {
+            let query = vec![value; DIMS_STEP];
+            let mut table = SignTable::default();
+            table.fill(&query);
+            assert!(table.entries.iter().all(|&entry| f32::from(entry) <= ENTRY_MAX), "{value:e}");
+            let mut block = vec![0; block_bytes(DIMS_STEP)];
+            (0..BLOCK).for_each(|slot| pack_signs(&query, slot, &mut block));
+            for sum in scalar::sums(&table, &block) {
+                let product = table.step() * f32::from(sum) - table.total();
+                assert!((product - value * DIMS_STEP as f32).abs() <= 1e-36, "{value:e}");
             }
         }
     }
