@@ -35,6 +35,10 @@ pub(crate) fn essential(file: &[u8]) -> Cow<'_, [u8]> {
             is_moved = true;
         }
         if is_moved || !(kind[0].is_ascii_uppercase() || &kind == b"tRNS" || exif) {
+            if from == 0 {
+                // At once: a growing copy would take more memory than the header announces.
+                kept.reserve_exact(file.len());
+            }
             kept.extend_from_slice(file.get(from..at).unwrap_or_default());
             from = end.min(file.len());
         }
@@ -85,5 +89,14 @@ mod tests {
         let both = [&signature, &head, &exif, &pixels, &other, &end].map(Vec::as_slice);
         assert_eq!(*essential(&both.concat()), wanted);
         assert!(matches!(essential(&wanted), Cow::Borrowed(_)));
+    }
+
+    #[test]
+    fn a_copy_takes_no_more_memory_than_the_file() {
+        let part = [chunk(b"tEXt", b"a"), chunk(b"IDAT", &[1; 100])].concat();
+        let file = [&b"\x89PNG\r\n\x1a\n"[..], &part.repeat(300)].concat();
+        let Cow::Owned(kept) = essential(&file) else { panic!("texts are left out") };
+        assert_eq!(kept.len(), 8 + 300 * 112);
+        assert!(kept.capacity() <= file.len(), "{} bytes", kept.capacity());
     }
 }
