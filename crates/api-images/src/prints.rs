@@ -39,6 +39,7 @@ pub(crate) struct FilePrint {
 /// [`ByteBudget::reserve`].
 pub(crate) fn read(budget: &Arc<ByteBudget>, bytes: &[u8], name: &str) -> Result<FilePrint> {
     let started = Instant::now();
+    let memory = features::reserve(budget, ImageKind::Fingerprint, bytes, name)?;
     if is_template(ImageKind::Fingerprint, bytes) {
         let read = template_file::read(bytes).map_err(|error| features::of_image(error, name))?;
         let graph = read.view.graph;
@@ -46,7 +47,6 @@ pub(crate) fn read(budget: &Arc<ByteBudget>, bytes: &[u8], name: &str) -> Result
         let decode = started.elapsed();
         return Ok(FilePrint { graph, width, height, decode, keypoints: Duration::ZERO });
     }
-    let memory = features::reserve(budget, ImageKind::Fingerprint, bytes, name)?;
     let decoded = features::decoded(&memory, bytes, name)?;
     let after_decode = Instant::now();
     let graph = features::keypoints(ImageKind::Fingerprint, &decoded)?.graph;
@@ -146,4 +146,23 @@ fn stored(named: &NamedCollection, id: &PointId) -> Result<Graph> {
     let missing = || Error::not_found(format!("there is no image {id}"));
     let point = point.ok_or_else(missing)??.ok_or_else(missing)?;
     stored_graph(id, &point.record)
+}
+
+#[cfg(test)]
+mod tests {
+    use base::ErrorKind;
+    use matching::synthetic;
+
+    use super::*;
+
+    #[test]
+    fn a_template_is_read_in_reserved_memory() {
+        let file = template::write(&synthetic::fingerprint(3), TemplateFormat::Iso2005).unwrap();
+        let budget = |bytes| ByteBudget::new(bytes, Arc::default());
+        let large = budget(1 << 20);
+        assert!(!read(&large, &file, "").unwrap().graph.vertices.is_empty());
+        assert!(large.peak() > file.len() as u64 && large.used() == 0);
+        let small = budget(file.len() as u64);
+        assert_eq!(read(&small, &file, "").err().unwrap().kind(), ErrorKind::TooLarge);
+    }
 }
