@@ -19,12 +19,19 @@ use crate::{Format, Header, Limits, jpeg};
 const VALUE_BYTES: u64 = 48;
 /// Maximum directory entries that are read.
 const ENTRIES_MAX: u64 = 65_535;
+/// Maximum bytes of all JPEG strips with their tables, as a multiple of the bytes of the file. More
+/// strips overlap: a small file could keep a thread busy for hours.
+const STRIP_BYTES_FACTOR: u64 = 16;
+/// Maximum pixels of all JPEG strips, as a multiple of those of the largest image. Tiles at the
+/// edges are larger than their part of the image, and each colour may have strips of its own.
+const STRIP_PIXELS_FACTOR: u64 = 8;
 
 /// Reads the size and depth of the first page.
 ///
 /// # Errors
 /// `InvalidArgument` if the directory or a value of it lies outside the file, or a JPEG strip is
-/// damaged; `TooLarge` if a JPEG strip announces more than `limits`, or a tag has too many values.
+/// damaged; `TooLarge` if a JPEG strip announces more than `limits`, if all strips together are far
+/// larger than the file or the largest image, or if a tag has too many values.
 pub(crate) fn announced(bytes: &[u8], limits: &Limits) -> Result<Announced> {
     let outside = || {
         Error::invalid(
@@ -112,12 +119,16 @@ fn jpeg_strips(decoder: &mut Decoder<Cursor<&[u8]>>, bytes: &[u8], limits: &Limi
     // Tables precede each strip without their end marker; a frame in them would be the strip's.
     let tables = decoder.get_tag_u8_vec(Tag::JPEGTables).unwrap_or_default();
     let tables = tables.get(..tables.len().saturating_sub(2)).unwrap_or_default();
+    let mut bytes_left = (bytes.len() as u64).saturating_mul(STRIP_BYTES_FACTOR);
+    let mut pixels_left = limits.pixels_max.saturating_mul(STRIP_PIXELS_FACTOR);
     let mut most = 0;
     for (offset, length) in offsets.into_iter().zip(lengths) {
         let from = usize::try_from(offset).unwrap_or(usize::MAX);
         let length = usize::try_from(length).unwrap_or(usize::MAX);
         let strip = bytes.get(from..).ok_or_else(broken)?;
         let strip = strip.get(..length).unwrap_or(strip);
+        let read = (strip.len() + tables.len()) as u64;
+        bytes_left = bytes_left.checked_sub(read).ok_or_else(strips_too_large)?;
         let found = if tables.is_empty() {
             jpeg::announced(strip)
         } else {
@@ -128,9 +139,17 @@ fn jpeg_strips(decoder: &mut Decoder<Cursor<&[u8]>>, bytes: &[u8], limits: &Limi
         let pixels = u64::from(found.width) * u64::from(found.height);
         // A strip may have four colours, and they stay.
         within(found.width, found.height, pixels * 4, limits)?;
+        pixels_left = pixels_left.checked_sub(pixels).ok_or_else(strips_too_large)?;
         most = most.max(pixels * 4 + found.beside_bytes + tables.len() as u64);
     }
     Ok(most)
+}
+
+fn strips_too_large() -> Error {
+    Error::too_large(
+        "the JPEG strips of this tiff image are together far larger than the file or the largest image: they \
+         overlap, or their headers are wrong; save it again, as PNG or without compression",
+    )
 }
 
 /// Maximum values of one tag. The decoder reserves 32 bytes for each announced value.

@@ -132,6 +132,33 @@ fn false_claims_of_a_tiff_allocate_nothing() {
     assert!(bounded("profile", &file.file(&[7; 192])).is_ok());
 }
 
+/// Returns a TIFF file of `count` strips that are all the same JPEG file.
+fn overlapping(count: u32, strip: &[u8]) -> Vec<u8> {
+    let mut file = Tiff::of(16, count, &[8; 3], 6);
+    file.entries.retain(|entry| entry.0 != 259 && entry.0 != 278);
+    let file = file
+        .with(259, 3, vec![7])
+        .with(278, 4, vec![1])
+        .with(273, 4, vec![8; count as usize])
+        .with(279, 4, vec![strip.len() as u32; count as usize]);
+    file.written(file.entries.clone(), strip)
+}
+
+#[test]
+fn strips_of_a_tiff_that_overlap_are_refused() {
+    let bound = |file: &[u8]| decode_bytes(file, &Limits::default()).map_err(|error| error.kind());
+    let small = jpeg(&corners(16, 16));
+    assert!(bound(&overlapping(4, &small)).is_ok());
+    // The bytes of the strips are read again and again.
+    assert_eq!(bound(&overlapping(200, &small)), Err(ErrorKind::TooLarge));
+    // Each strip is an image of 8,000 x 8,000 pixels, of which one row is used.
+    let mut large = small;
+    let frame = large.windows(2).position(|pair| pair == [0xff, 0xc0]).unwrap();
+    large[frame + 5..frame + 9].copy_from_slice(&[0x1f, 0x40, 0x1f, 0x40]);
+    assert!(bound(&overlapping(8, &large)).is_ok());
+    assert_eq!(bound(&overlapping(9, &large)), Err(ErrorKind::TooLarge));
+}
+
 #[test]
 fn a_jpeg_s_segments_and_scans_are_within_the_bound() {
     let file = jpeg(&corners(64, 48));
