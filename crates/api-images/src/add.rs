@@ -73,9 +73,10 @@ fn prepare(
     let own = existing.map(ImageCollection::settings);
     let plan = EmbeddingPlan::of(own.as_ref(), &wanted.images());
     let embedder = services.embedder_of(&plan, bytes)?;
-    let memory = features::reserve(&services.requests.memory, plan.kind, bytes, name)?;
     let quality_min = wanted.quality_min;
     let file = FeatureSource { kind: plan.kind, bytes, name, quality_min };
+    let decoding = file.decoding(embedder.as_ref());
+    let memory = features::reserve(&services.requests.memory, &decoding)?;
     let features = features::extract(&memory, file, embedder.as_ref())?;
     let settings = plan.settings(embedder.as_ref());
     Ok(Prepared::New(Box::new(PreparedFeatures { features, settings, embedder })))

@@ -14,7 +14,7 @@ use transport::Reservation;
 use vision::thumbnail;
 
 use super::collection::{ImageCollection, has_images};
-use super::features::{self, BLOCK};
+use super::features::{self, BLOCK, DecodingInput};
 use super::hits::at;
 use super::point_checks::stored_graph;
 use super::removal;
@@ -257,7 +257,9 @@ pub(crate) async fn small(
                 "image {id} was uploaded as a template, which has no pixels; GET .../{id}/keypoints returns its minutiae"
             )));
         }
-        let memory = features::reserve(&budget, ImageKind::Photo, &bytes, "")?;
+        let kind = ImageKind::Photo;
+        let decoding = DecodingInput { kind, bytes: &bytes, name: "", embedder: None };
+        let memory = features::reserve(&budget, &decoding)?;
         thumbnail(&features::decoded(&memory, &bytes, "")?.image, size)
     };
     services.pool.run(work).await

@@ -107,6 +107,11 @@ impl Embedder {
         &self.servable.id.model
     }
 
+    /// Returns the format of the model's input.
+    pub(crate) fn preprocess(&self) -> &Preprocess {
+        &self.preprocess
+    }
+
     /// Returns the values of an image as the model's input.
     pub(crate) fn tensor(&self, image: &Image) -> Result<Vec<f32>> {
         let mut values = vec![0.0; self.preprocess.len()];

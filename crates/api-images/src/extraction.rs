@@ -79,8 +79,9 @@ async fn extract_at_once(
     let own = embedder.cloned();
     let budget = services.requests.memory.clone();
     let work = move || {
-        let memory = features::reserve(&budget, file.kind, &file.bytes, &file.name)?;
-        let features = features::extract(&memory, file.source(), own.as_ref())?;
+        let source = file.source();
+        let memory = features::reserve(&budget, &source.decoding(own.as_ref()))?;
+        let features = features::extract(&memory, source, own.as_ref())?;
         Ok((features, file.prints_left_out()))
     };
     let (mut features, prints_left_out) = services.pool.run(work).await?;
@@ -101,9 +102,10 @@ async fn extract_idle(
     let embedder = embedder.cloned();
     let budget = services.requests.memory.clone();
     let work = move || {
-        let ExtractionInput { kind, name, bytes, .. } = &file;
-        let memory = features::reserve_or_wait(&budget, *kind, bytes, name, || false)?;
-        let mut features = features::extract(&memory, file.source(), embedder.as_ref())?;
+        let source = file.source();
+        let decoding = source.decoding(embedder.as_ref());
+        let memory = features::reserve_or_wait(&budget, &decoding, || false)?;
+        let mut features = features::extract(&memory, source, embedder.as_ref())?;
         let tensor = std::mem::take(&mut features.tensor);
         let prints_left_out = file.prints_left_out();
         let Some(embedder) = &embedder else {

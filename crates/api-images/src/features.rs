@@ -10,7 +10,7 @@ use search::points::PointId;
 use serde_json::{Map, Value, json};
 use transport::{ByteBudget, Reservation};
 use vision::fingerprint::MinutiaeOptions;
-use vision::{Decoded, Header, Limits, decode};
+use vision::{Decoded, Header, Limits, Preprocess, decode};
 
 use super::embedder::Embedder;
 use super::point_checks::check_own_keys;
@@ -27,6 +27,8 @@ const NAME_BYTES_MAX: usize = 512;
 const SCAN_DOTS: std::ops::RangeInclusive<f32> = 250.0..=1200.0;
 /// Bytes of memory to read a template, in addition to twice its length.
 const TEMPLATE_BYTES: u64 = 64 << 10;
+/// Bytes per pixel of a decoded image and of a view of it, which the model's input is made of.
+const VIEW_BYTES: u64 = 6;
 /// Time between two attempts of bulk work to reserve memory for decoding.
 const MEMORY_RETRY: Duration = Duration::from_millis(50);
 /// Longest wait of bulk work for that memory.
@@ -141,9 +143,30 @@ pub(crate) fn of_image(error: Error, name: &str) -> Error {
     if name.is_empty() { error } else { error.context(name) }
 }
 
-/// Returns the bytes of memory to decode an image and to find its keypoints, from the header of the
-/// file. For a template, returns the bytes to read it.
-fn memory(kind: ImageKind, bytes: &[u8]) -> Result<u64> {
+/// A file to decode.
+pub(crate) struct DecodingInput<'a> {
+    pub(crate) kind: ImageKind,
+    pub(crate) bytes: &'a [u8],
+    /// Name of the image, which errors show.
+    pub(crate) name: &'a str,
+    /// The model whose input the image becomes, if there is one.
+    pub(crate) embedder: Option<&'a Embedder>,
+}
+
+impl DecodingInput<'_> {
+    /// Returns the bytes of memory that the work needs.
+    ///
+    /// # Errors
+    /// Returns the errors of the header, with the image's name.
+    fn memory(&self) -> Result<u64> {
+        let input = self.embedder.map(Embedder::preprocess);
+        memory(self.kind, self.bytes, input).map_err(|error| of_image(error, self.name))
+    }
+}
+
+/// Returns the bytes of memory to decode an image, to find its keypoints, and to make the `input`
+/// of a model, from the header of the file. For a template, returns the bytes to read it.
+fn memory(kind: ImageKind, bytes: &[u8], input: Option<&Preprocess>) -> Result<u64> {
     check_kind(kind, bytes)?;
     if is_template(kind, bytes) {
         return Ok(2 * bytes.len() as u64 + TEMPLATE_BYTES);
@@ -156,7 +179,12 @@ fn memory(kind: ImageKind, bytes: &[u8]) -> Result<u64> {
             vision::fingerprint::work_bytes(header.width, header.height, &options)
         }
     };
-    Ok(header.decode_bytes + keypoints)
+    // The keypoints are found before the input is made.
+    let embedding = input.map_or(0, |input| {
+        let pixels = u64::from(header.width) * u64::from(header.height);
+        pixels * VIEW_BYTES + input.work_bytes(header.width, header.height)
+    });
+    Ok((header.decode_bytes + keypoints).max(embedding))
 }
 
 /// Returns the options for a scan whose file states this resolution in dots per inch.
@@ -166,18 +194,13 @@ fn minutiae_options(stated: Option<f32>) -> MinutiaeOptions {
     MinutiaeOptions { dots_per_inch: stated.unwrap_or(default.dots_per_inch) }
 }
 
-/// Reserves the memory of decoding an image that a caller waits for, and of its keypoints.
+/// Reserves the memory of decoding an image that a caller waits for, of its keypoints, and of the
+/// input of its model.
 ///
 /// # Errors
 /// Returns the errors of the header, with the image's name; the errors of [`ByteBudget::reserve`].
-pub(crate) fn reserve(
-    budget: &Arc<ByteBudget>,
-    kind: ImageKind,
-    bytes: &[u8],
-    name: &str,
-) -> Result<Reservation> {
-    let needed = memory(kind, bytes).map_err(|error| of_image(error, name))?;
-    budget.reserve(needed)
+pub(crate) fn reserve(budget: &Arc<ByteBudget>, file: &DecodingInput<'_>) -> Result<Reservation> {
+    budget.reserve(file.memory()?)
 }
 
 /// Reserves as [`reserve`] does, for bulk work: waits up to two minutes while requests hold the
@@ -187,12 +210,10 @@ pub(crate) fn reserve(
 /// Returns the errors of [`reserve`], after having waited.
 pub(crate) fn reserve_or_wait(
     budget: &Arc<ByteBudget>,
-    kind: ImageKind,
-    bytes: &[u8],
-    name: &str,
+    file: &DecodingInput<'_>,
     stopped: impl Fn() -> bool,
 ) -> Result<Reservation> {
-    let needed = memory(kind, bytes).map_err(|error| of_image(error, name))?;
+    let needed = file.memory()?;
     let give_up = Instant::now() + MEMORY_WAIT_MAX;
     loop {
         let waits = Instant::now() < give_up && !stopped();
@@ -201,7 +222,7 @@ pub(crate) fn reserve_or_wait(
         if !(full && waits) {
             match budget.reserve(needed) {
                 Err(error) if waits && error.kind() == ErrorKind::ResourceExhausted => {}
-                outcome => return outcome.map_err(|error| of_image(error, name)),
+                outcome => return outcome.map_err(|error| of_image(error, file.name)),
             }
         }
         std::thread::sleep(MEMORY_RETRY);
@@ -251,6 +272,15 @@ pub(crate) struct FeatureSource<'a> {
     pub(crate) name: &'a str,
     /// Minimum quality of a fingerprint, 0 to 100.
     pub(crate) quality_min: u8,
+}
+
+impl<'a> FeatureSource<'a> {
+    /// Returns the file as one whose memory can be reserved. `embedder` is the model that embeds
+    /// the image, if there is one.
+    pub(crate) fn decoding(self, embedder: Option<&'a Embedder>) -> DecodingInput<'a> {
+        let FeatureSource { kind, bytes, name, .. } = self;
+        DecodingInput { kind, bytes, name, embedder }
+    }
 }
 
 /// Extracts the features of an image, or of a template. Pixels are freed before this returns. The
@@ -402,22 +432,35 @@ mod tests {
         assert_eq!(text[..8], hash[..8]);
     }
 
+    /// Returns the header of a BMP file.
+    fn bmp(width: u32, height: u32, dots_per_metre: u32) -> Vec<u8> {
+        let mut file = vec![0; 54];
+        file[..2].copy_from_slice(b"BM");
+        file[14] = 40;
+        file[18..22].copy_from_slice(&width.to_le_bytes());
+        file[22..26].copy_from_slice(&height.to_le_bytes());
+        file[38..42].copy_from_slice(&dots_per_metre.to_le_bytes());
+        file
+    }
+
+    #[test]
+    fn memory_of_a_wide_image_includes_the_input_of_its_model() {
+        let input = Preprocess::default();
+        let needed =
+            |width, height, input| memory(ImageKind::Photo, &bmp(width, height, 0), input).unwrap();
+        // Rows of 65,535 pixels are scaled to 224 before the columns are.
+        let wide = 65_535 * 224 * 16;
+        assert!(needed(65_535, 1, None) < wide / 10);
+        assert!(needed(65_535, 1, Some(&input)) > wide && needed(1, 65_535, Some(&input)) > wide);
+        assert_eq!(needed(4000, 3000, None), needed(4000, 3000, Some(&input)));
+    }
+
     #[test]
     fn memory_of_a_print_depends_on_its_resolution() {
-        // The header of a BMP file of 2000 x 1000 pixels.
-        let bmp = |dots_per_metre: u32| {
-            let mut file = vec![0; 54];
-            file[..2].copy_from_slice(b"BM");
-            file[14] = 40;
-            file[18..22].copy_from_slice(&2000_u32.to_le_bytes());
-            file[22..26].copy_from_slice(&1000_u32.to_le_bytes());
-            file[38..42].copy_from_slice(&dots_per_metre.to_le_bytes());
-            file
-        };
         let megabytes = |dots_per_metre: u32| {
-            let file = bmp(dots_per_metre);
-            let decoding = memory(ImageKind::Photo, &file).unwrap();
-            (memory(ImageKind::Fingerprint, &file).unwrap() - decoding) / 1_000_000
+            let file = bmp(2000, 1000, dots_per_metre);
+            let decoding = memory(ImageKind::Photo, &file, None).unwrap();
+            (memory(ImageKind::Fingerprint, &file, None).unwrap() - decoding) / 1_000_000
         };
         // 16 bytes per pixel, and 80 per pixel at 500 dots per inch: 1000 dots per inch, none
         // stated, 72 of an editor, and 250, of which 4 million pixels are accepted.

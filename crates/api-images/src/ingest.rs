@@ -247,7 +247,7 @@ impl IngestBatch<'_> {
         let embedder = self.planned.embedder_of(file.bytes)?;
         let budget = &self.job.services.requests.memory;
         let stopped = || self.job.stopped();
-        let memory = features::reserve_or_wait(budget, file.kind, file.bytes, file.name, stopped)?;
+        let memory = features::reserve_or_wait(budget, &file.decoding(embedder), stopped)?;
         features::extract(&memory, file, embedder)
     }
 

@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 use transport::ByteBudget;
 
 use super::collection::ImageCollection;
-use super::features;
+use super::features::{self, DecodingInput};
 use super::limits::{accept_score, check_threshold};
 use super::point_checks::{self, stored_graph};
 use super::services::ImageServices;
@@ -39,7 +39,8 @@ pub(crate) struct FilePrint {
 /// [`ByteBudget::reserve`].
 pub(crate) fn read(budget: &Arc<ByteBudget>, bytes: &[u8], name: &str) -> Result<FilePrint> {
     let started = Instant::now();
-    let memory = features::reserve(budget, ImageKind::Fingerprint, bytes, name)?;
+    let decoding = DecodingInput { kind: ImageKind::Fingerprint, bytes, name, embedder: None };
+    let memory = features::reserve(budget, &decoding)?;
     if is_template(ImageKind::Fingerprint, bytes) {
         let read = template_file::read(bytes).map_err(|error| features::of_image(error, name))?;
         let graph = read.view.graph;

@@ -6,7 +6,7 @@ use base::Result;
 use bytes::Bytes;
 use matching::Graph;
 
-use super::features;
+use super::features::{self, DecodingInput};
 use super::prints;
 use super::services::ImageServices;
 use super::settings::{ImageKind, ImageSettings};
@@ -57,7 +57,8 @@ pub(crate) async fn extract(
     let own = embedder.clone();
     let budget = services.requests.memory.clone();
     let work = move || {
-        let memory = features::reserve(&budget, kind, &bytes, "")?;
+        let decoding = DecodingInput { kind, bytes: &bytes, name: "", embedder: Some(&own) };
+        let memory = features::reserve(&budget, &decoding)?;
         let started = Instant::now();
         let decoded = features::decoded(&memory, &bytes, "")?;
         let after_decode = Instant::now();

@@ -16,7 +16,7 @@ use vision::photo::{PhotoView, PixelRegion, ViewKind};
 
 use super::collection::ImageCollection;
 use super::embedder::Embedder;
-use super::features;
+use super::features::{self, DecodingInput};
 use super::hits::ShownHit;
 use super::plan::SearchPlan;
 use super::query_features::{QueryFeatures, Stages};
@@ -118,7 +118,9 @@ pub(crate) async fn extract_step(
     let budget = services.requests.memory.clone();
     let embedder = embedder.clone();
     let work = move || {
-        let memory = features::reserve(&budget, ImageKind::Photo, &bytes, "")?;
+        let kind = ImageKind::Photo;
+        let decoding = DecodingInput { kind, bytes: &bytes, name: "", embedder: Some(&embedder) };
+        let memory = features::reserve(&budget, &decoding)?;
         let decoded = features::decoded(&memory, &bytes, "")?;
         let extract = |view: PhotoView| -> Result<ViewFeatures> {
             let shown = view.image(&decoded.image);

@@ -4,6 +4,12 @@ use base::{Error, Result};
 
 use crate::Image;
 
+/// Bytes per pixel of the plane between the two steps of a change of size, first of the rows and
+/// then of the columns: four floats.
+const RESIZED_BYTES: u64 = 16;
+/// Bytes of a pixel.
+const RGB_BYTES: u64 = 3;
+
 /// The order of a tensor's axes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Layout {
@@ -52,6 +58,12 @@ pub struct Preprocess {
     pub std: [f32; 3],
     /// Method that fits the image's shape.
     pub fit: Fit,
+}
+
+/// Size that an image is scaled to.
+struct FittedSize {
+    width: u32,
+    height: u32,
 }
 
 impl Default for Preprocess {
@@ -129,12 +141,32 @@ impl Preprocess {
         Ok(())
     }
 
+    /// Returns an upper bound of the bytes that [`Preprocess::write`] allocates for an image of
+    /// these sides or of the turned image. A wide image needs far more than its pixels: its rows
+    /// are scaled first.
+    pub fn work_bytes(&self, width: u32, height: u32) -> u64 {
+        let of_image = |width: u32, height: u32| {
+            let fitted = self.fitted_size(width, height);
+            let rows = u64::from(fitted.height);
+            RESIZED_BYTES * u64::from(width) * rows + RGB_BYTES * u64::from(fitted.width) * rows
+        };
+        let input = RGB_BYTES * u64::from(self.width) * u64::from(self.height);
+        of_image(width, height).max(of_image(height, width)) + input
+    }
+
     fn fitted(&self, image: &Image) -> Image {
+        let FittedSize { width, height } = self.fitted_size(image.width, image.height);
+        let resized = image.resized(width, height);
+        if self.fit == Fit::Stretch { resized } else { self.placed(&resized) }
+    }
+
+    /// Returns the size that an image of these sides is scaled to before it is cut or padded.
+    fn fitted_size(&self, width: u32, height: u32) -> FittedSize {
         if self.fit == Fit::Stretch {
-            return image.resized(self.width, self.height);
+            return FittedSize { width: self.width, height: self.height };
         }
-        let wide = f64::from(self.width) / f64::from(image.width);
-        let high = f64::from(self.height) / f64::from(image.height);
+        let wide = f64::from(self.width) / f64::from(width);
+        let high = f64::from(self.height) / f64::from(height);
         let factor = if self.fit == Fit::Pad { wide.min(high) } else { wide.max(high) };
         // A side of one pixel may have to become very long to keep the shape, so it is cut.
         let side = |length: u32, wanted: u32| {
@@ -145,7 +177,7 @@ impl Preprocess {
                 scaled.clamp(wanted, wanted.saturating_mul(16))
             }
         };
-        self.placed(&image.resized(side(image.width, self.width), side(image.height, self.height)))
+        FittedSize { width: side(width, self.width), height: side(height, self.height) }
     }
 
     /// Returns `inner` in the middle of the input's frame: cut outside, the mean's colour around

@@ -4,7 +4,7 @@ use base::{ErrorKind, Result};
 use flate2::{Compress, Compression, FlushCompress};
 use image::{DynamicImage, ImageFormat};
 use tikv_jemalloc_ctl::thread::allocatedp;
-use vision::{Decoded, Limits, decode, decode_bytes, photo};
+use vision::{Decoded, Fit, Image, Limits, Preprocess, decode, decode_bytes, photo};
 
 use crate::files::{Tiff, chunk, corners, crc32, encoded, jpeg, turned, u24};
 
@@ -215,6 +215,26 @@ fn keypoints_of_a_large_image_are_within_the_bound_of_decoding() {
     let gray = decode(&file, &Limits::default()).unwrap().image.gray();
     let (_, spent) = spent(|| photo::keypoints(&gray, &photo::KeypointOptions::default()));
     assert!(spent <= 2 * bound, "{spent} bytes, {bound} announced");
+}
+
+#[test]
+fn the_input_of_a_model_is_within_its_bound() {
+    for fit in [Fit::Stretch, Fit::CentreCrop, Fit::Pad] {
+        let format = Preprocess { fit, ..Preprocess::default() };
+        for (width, height) in [(5000, 2), (2, 5000), (300, 200)] {
+            let image = Image { width, height, rgb: vec![9; (3 * width * height) as usize] };
+            let mut input = vec![0.0; format.len()];
+            let (written, spent) = spent(|| format.write(&image, &mut input));
+            written.unwrap();
+            let bound = format.work_bytes(width, height);
+            assert_eq!(bound, format.work_bytes(height, width));
+            assert!(
+                // In the allocator's size classes.
+                spent <= 2 * bound,
+                "{fit:?} {width}: {spent} bytes, {bound} announced"
+            );
+        }
+    }
 }
 
 #[test]
