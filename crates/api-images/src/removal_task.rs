@@ -95,9 +95,20 @@ async fn run(services: &Arc<ImageServices>) {
             continue;
         }
         match run_removal(services, &mut removal).await {
-            Ok(()) => services.removed.end(&removal),
+            Ok(()) => end(services, removal).await,
             Err(error) => services.removed.delay(removal, &error),
         }
+    }
+}
+
+/// Ends a removal. If that fails, the originals are checked again later.
+async fn end(services: &Arc<ImageServices>, removal: PendingRemoval) {
+    let own = services.clone();
+    let done = removal.clone();
+    let ended = tokio::task::spawn_blocking(move || own.removed.end(&done)).await;
+    if let Err(error) = ended {
+        let error = Error::internal("the record of a removal was not removed").caused_by(error);
+        services.removed.delay(removal, &error);
     }
 }
 

@@ -79,6 +79,9 @@ pub(crate) struct RemovedCollections {
     store: String,
     metrics: Arc<Metrics>,
     pending: Mutex<PendingRemovals>,
+    /// Held while the record of a check is changed or removed, so that an older record does not
+    /// replace a newer one or come back. `pending` is not held during the writes.
+    checks: Mutex<()>,
     /// Notified when a collection is removed.
     added: Notify,
 }
@@ -96,6 +99,7 @@ impl RemovedCollections {
             store,
             metrics,
             pending: Mutex::default(),
+            checks: Mutex::default(),
             added: Notify::new(),
         }
     }
@@ -260,6 +264,7 @@ impl RemovedCollections {
     /// removed. Extends a record of such originals that waits. Other originals are not checked:
     /// some may have been copied back for images that are restored later.
     pub(crate) fn check_later(&self, space: &str, originals: &[StoredOriginal]) {
+        let _changing = self.checks.lock();
         if let Some(waiting) = self.extend_check(space, originals) {
             self.rewrite(&waiting);
             return;
@@ -331,8 +336,9 @@ impl RemovedCollections {
         let _ = tokio::time::timeout(wait_max, self.added.notified()).await;
     }
 
-    /// Ends a removal: all originals are checked.
+    /// Ends a removal: all originals are checked. Runs on a thread that may block.
     pub(crate) fn end(&self, removal: &PendingRemoval) {
+        let _changing = self.checks.lock();
         if let Some(file) = &removal.file {
             remove_record(file);
         }
@@ -555,6 +561,29 @@ mod tests {
         let extended = next.first_due(Instant::now()).unwrap();
         assert_eq!((waiting(&next), recorded()), (1, vec![2]));
         assert_eq!(checked(&extended), [original(3), original(4)]);
+    }
+
+    #[test]
+    fn checks_at_the_same_time_are_all_recorded() {
+        const THREADS: u8 = 4;
+        for _ in 0..10 {
+            let dir = tempfile::tempdir().unwrap();
+            let removed = removed(dir.path());
+            std::thread::scope(|scope| {
+                for number in 0..THREADS {
+                    let removed = &removed;
+                    scope.spawn(move || removed.check_later("photos", &[original(number)]));
+                }
+            });
+            let left = removed.records.read(9).unwrap().records;
+            let all: Vec<StoredOriginal> = (0..THREADS).map(original).collect();
+            let recorded: Vec<StoredOriginal> = left
+                .iter()
+                .flat_map(|left| left.record.originals.iter().flatten())
+                .cloned()
+                .collect();
+            assert_eq!((waiting(&removed), left.len(), recorded), (1, 1, all));
+        }
     }
 
     #[test]
