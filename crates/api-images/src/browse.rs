@@ -10,8 +10,8 @@ use search::points::{FetchedPoint, PointId, PointSelection};
 use search::registry::{ListedState, NamedCollection};
 use serde_json::{Map, Value, json};
 use tokio::runtime::Handle;
-use transport::Reservation;
-use vision::thumbnail;
+use transport::{ByteBudget, Reservation};
+use vision::{thumbnail, thumbnail_bytes};
 
 use super::collection::{ImageCollection, has_images};
 use super::features::{self, BLOCK, DecodingInput};
@@ -257,12 +257,22 @@ pub(crate) async fn small(
                 "image {id} was uploaded as a template, which has no pixels; GET .../{id}/keypoints returns its minutiae"
             )));
         }
-        let kind = ImageKind::Photo;
-        let decoding = DecodingInput { kind, bytes: &bytes, name: "", embedder: None };
-        let memory = features::reserve(&budget, &decoding)?;
-        thumbnail(&features::decoded(&memory, &bytes, "")?.image, size)
+        thumbnail_of(&budget, &bytes, size)
     };
     services.pool.run(work).await
+}
+
+/// Decodes a file and scales its image, in memory that is reserved for both.
+///
+/// # Errors
+/// The errors of the file; `ResourceExhausted` with retry advice if requests hold the memory.
+fn thumbnail_of(budget: &Arc<ByteBudget>, bytes: &[u8], size: u32) -> Result<Vec<u8>> {
+    let kind = ImageKind::Photo;
+    let decoding = DecodingInput { kind, bytes, name: "", embedder: None };
+    let mut memory = features::reserve(budget, &decoding)?;
+    let image = features::decoded(&memory, bytes, "")?.image;
+    memory.grow(thumbnail_bytes(&image, size).saturating_sub(memory.bytes()))?;
+    thumbnail(&image, size)
 }
 
 /// Returns an image's keypoints in its own pixels, as JSON.
@@ -384,6 +394,17 @@ mod tests {
     use search::registry::{CollectionSettings, Registry, RegistryOptions};
 
     use super::*;
+
+    #[test]
+    fn a_large_thumbnail_is_made_in_reserved_memory() {
+        let image = vision::Image { width: 1000, height: 1000, rgb: vec![9; 3_000_000] };
+        let file = thumbnail(&image, 1000).unwrap();
+        let budget = ByteBudget::new(1 << 30, Arc::default());
+        assert!(!thumbnail_of(&budget, &file, 900).unwrap().is_empty());
+        // The decoded image, and the plane between the two steps of the scaling.
+        assert!(budget.peak() > 3_000_000 + 1000 * 900 * 16, "{}", budget.peak());
+        assert_eq!(budget.used(), 0);
+    }
 
     #[test]
     fn a_page_ends_at_its_deadline() {

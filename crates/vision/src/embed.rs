@@ -3,12 +3,7 @@
 use base::{Error, Result};
 
 use crate::Image;
-
-/// Bytes per pixel of the plane between the two steps of a change of size, first of the rows and
-/// then of the columns: four floats.
-const RESIZED_BYTES: u64 = 16;
-/// Bytes of a pixel.
-const RGB_BYTES: u64 = 3;
+use crate::pixels::{FittedSize, RESIZED_BYTES, RGB_BYTES};
 
 /// The order of a tensor's axes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -58,12 +53,6 @@ pub struct Preprocess {
     pub std: [f32; 3],
     /// Method that fits the image's shape.
     pub fit: Fit,
-}
-
-/// Size that an image is scaled to.
-struct FittedSize {
-    width: u32,
-    height: u32,
 }
 
 impl Default for Preprocess {

@@ -29,7 +29,7 @@ pub use header::{Header, decode_bytes};
 pub use limits::{Format, Limits};
 pub use nist::{NistCompression, NistImage, nist_file_of, nist_images};
 pub use pixels::{Gray, Image};
-pub use thumbnail::thumbnail;
+pub use thumbnail::{thumbnail, thumbnail_bytes};
 
 /// Exposes parsers to the fuzz targets. Not part of the API.
 #[doc(hidden)]

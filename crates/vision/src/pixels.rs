@@ -5,6 +5,18 @@ use image::{ImageBuffer, Rgb};
 
 use crate::photo::PixelRegion;
 
+/// Bytes per pixel of the plane between the two steps of a change of size, first of the rows and
+/// then of the columns: four floats.
+pub(crate) const RESIZED_BYTES: u64 = 16;
+/// Bytes of a pixel.
+pub(crate) const RGB_BYTES: u64 = 3;
+
+/// Size that an image is scaled to.
+pub(crate) struct FittedSize {
+    pub(crate) width: u32,
+    pub(crate) height: u32,
+}
+
 /// An upright colour image.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Image {
@@ -52,13 +64,19 @@ impl Image {
 
     /// Returns the image with its longer side at most `longest`; never enlarged.
     pub fn fitted(&self, longest: u32) -> Image {
+        let FittedSize { width, height } = self.fitted_size(longest);
+        self.resized(width, height)
+    }
+
+    /// Returns the size of the image with its longer side at most `longest`.
+    pub(crate) fn fitted_size(&self, longest: u32) -> FittedSize {
         let side = self.width.max(self.height);
         if side <= longest {
-            return self.clone();
+            return FittedSize { width: self.width, height: self.height };
         }
         let scaled =
             |length: u32| (u64::from(length) * u64::from(longest) / u64::from(side)) as u32;
-        self.resized(scaled(self.width), scaled(self.height))
+        FittedSize { width: scaled(self.width).max(1), height: scaled(self.height).max(1) }
     }
 
     /// Returns the mirror image: left and right exchanged.

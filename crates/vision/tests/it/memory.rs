@@ -4,7 +4,10 @@ use base::{ErrorKind, Result};
 use flate2::{Compress, Compression, FlushCompress};
 use image::{DynamicImage, ImageFormat};
 use tikv_jemalloc_ctl::thread::allocatedp;
-use vision::{Decoded, Fit, Image, Limits, Preprocess, decode, decode_bytes, photo};
+use vision::{
+    Decoded, Fit, Image, Limits, Preprocess, decode, decode_bytes, photo, thumbnail,
+    thumbnail_bytes,
+};
 
 use crate::files::{Tiff, chunk, corners, crc32, encoded, jpeg, turned, u24};
 
@@ -234,6 +237,18 @@ fn the_input_of_a_model_is_within_its_bound() {
                 "{fit:?} {width}: {spent} bytes, {bound} announced"
             );
         }
+    }
+}
+
+#[test]
+fn a_thumbnail_is_within_its_bound() {
+    for (width, height) in [(700, 600), (5000, 20), (20, 5000)] {
+        let image = Image { width, height, rgb: vec![9; (3 * width * height) as usize] };
+        let bound = thumbnail_bytes(&image, 500);
+        let (made, spent) = spent(|| thumbnail(&image, 500));
+        made.unwrap();
+        // In the allocator's size classes, with the tables of the encoder.
+        assert!(spent <= 2 * bound + (1 << 20), "{width}: {spent} bytes, {bound} announced");
     }
 }
 
