@@ -16,7 +16,7 @@ use serde_json::{Value, json};
 use transport::UploadPermit;
 use transport::result_stream::ResultWriter;
 
-use super::held_files::{CountedBytes, HeldFiles};
+use super::held_files::{CountedBytes, FILES_RETRY, HeldFiles};
 use super::print_files;
 
 /// An image of an archive or a folder.
@@ -173,7 +173,13 @@ enum FileOutcome {
     Image(Result<BulkOutcome>),
     /// The file has several prints.
     Prints(Vec<PrintOutcome>),
+    /// The rest of the work on the file, which reports the outcome.
+    Rest(FileRest),
 }
+
+/// Rest of the work on a file. It may wait for the threads of bulk work, so it runs on the thread
+/// that reads the files. An error ends the request.
+type FileRest = Box<dyn FnOnce() -> Result<()> + Send>;
 
 struct Bulk<'a, T> {
     files: &'a HeldFiles,
@@ -232,10 +238,25 @@ impl<'a, T: BulkTarget> Bulk<'a, T> {
     fn send(&mut self, image: BulkImage) -> Result<()> {
         // Together, the files of the prints have the length of the file.
         let copies = if print_files::may_have_several(&image.bytes) { 2 } else { 1 };
-        let held = self.files.hold(copies * image.bytes.len() as u64);
+        let held = self.hold(copies * image.bytes.len() as u64)?;
         let target = Some((self.sender.clone(), image.name.clone()));
         self.in_flight += 1;
         self.target.put(image, BulkReporter { target, held: Some(held) })
+    }
+
+    /// Waits until the files in bulk work leave space for `bytes` more. Continues the work on other
+    /// files meanwhile: it may wait for this thread.
+    fn hold(&mut self, bytes: u64) -> Result<CountedBytes> {
+        loop {
+            if let Some(held) = self.files.try_hold(bytes) {
+                return Ok(held);
+            }
+            // The channel has a sender, so an error means that no report came in this time.
+            if let Ok(report) = self.reports.recv_timeout(FILES_RETRY) {
+                self.in_flight -= 1;
+                self.report(report)?;
+            }
+        }
     }
 
     fn wait_report(&mut self) -> Result<()> {
@@ -245,16 +266,21 @@ impl<'a, T: BulkTarget> Bulk<'a, T> {
         self.report(report)
     }
 
-    /// Counts the results of a file and writes their lines.
+    /// Counts the results of a file and writes their lines, or continues the work on it.
     fn report(&mut self, report: ImageReport) -> Result<()> {
         let ImageReport { name, outcome } = report;
-        self.summary.files += 1;
         match outcome {
+            FileOutcome::Rest(rest) => {
+                self.in_flight += 1;
+                rest()
+            }
             FileOutcome::Image(outcome) => {
+                self.summary.files += 1;
                 self.count(&outcome);
                 self.write(&line(&name, &outcome))
             }
             FileOutcome::Prints(prints) => {
+                self.summary.files += 1;
                 for PrintOutcome { finger, outcome } in &prints {
                     self.count(outcome);
                     let mut line = line(&name, outcome);
@@ -314,6 +340,18 @@ impl BulkReporter {
         self.send_once(FileOutcome::Prints(prints));
     }
 
+    /// Continues the work on the file with `rest`, on the thread that reads the files. `rest` may
+    /// wait for the threads of bulk work, which must not wait for themselves. It is dropped if the
+    /// request has ended.
+    pub(crate) fn resume(mut self, rest: impl FnOnce(BulkReporter) -> Result<()> + Send + 'static) {
+        let Some((sender, name)) = self.target.take() else { return };
+        let target = Some((sender.clone(), name.clone()));
+        let report = BulkReporter { target, held: self.held.take() };
+        let outcome = FileOutcome::Rest(Box::new(move || rest(report)));
+        // The send fails only if the client has disconnected and the thread has ended.
+        let _ = sender.send(ImageReport { name, outcome });
+    }
+
     fn send_once(&mut self, outcome: FileOutcome) {
         // The bytes are free before the client reads that the image is done.
         drop(self.held.take());
@@ -348,7 +386,7 @@ mod tests {
     impl ImageSource for NumberedImages {
         fn next(&mut self) -> Option<SourceEntry> {
             let name = self.0.next()?.to_string();
-            Some(SourceEntry::Image(BulkImage { name, bytes: Bytes::new() }))
+            Some(SourceEntry::Image(BulkImage { name, bytes: Bytes::from_static(b"1234") }))
         }
     }
 
@@ -369,6 +407,46 @@ mod tests {
             report.send(if has_room { Ok(added) } else { Err(Error::storage_full("no room")) });
             Ok(())
         }
+    }
+
+    /// Target that reports each image in two steps.
+    struct TwoSteps;
+
+    impl BulkTarget for TwoSteps {
+        fn in_flight_max(&self) -> usize {
+            2
+        }
+
+        fn put(&self, _: BulkImage, report: BulkReporter) -> Result<()> {
+            report.resume(|report| {
+                report.send(Ok(BulkOutcome { id: PointId::Number(1), added: true }));
+                Ok(())
+            });
+            Ok(())
+        }
+    }
+
+    #[tokio::test]
+    async fn the_rest_of_the_work_on_a_file_reports_it_once() {
+        // One file fits. Its second step waits for the thread that reads the next file.
+        let files = HeldFiles::new(ByteBudget::new(32, Arc::new(Metrics::default())));
+        let stop = Arc::new(AtomicBool::new(false));
+        let (writer, mut results) = result_channel(stop.clone());
+        Bulk::new(&files, &TwoSteps, &writer, &stop).run(&mut NumberedImages(0..5)).unwrap();
+        drop(writer);
+        let mut lines: Vec<Value> = Vec::new();
+        while let Some(Ok(line)) = results.next().await {
+            lines.push(serde_json::from_slice(&line).unwrap());
+        }
+        let summary = lines.pop().unwrap();
+        assert_eq!(summary["summary"]["added"], 5);
+        // The number of files is there only if it differs from that of the images.
+        assert_eq!(summary["summary"]["files"], Value::Null);
+        let mut names: Vec<String> =
+            lines.iter().map(|line| line["name"].as_str().unwrap().to_owned()).collect();
+        names.sort();
+        assert_eq!(names, ["0", "1", "2", "3", "4"]);
+        assert_eq!(files.bytes(), 0);
     }
 
     #[tokio::test]

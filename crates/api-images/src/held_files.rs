@@ -10,7 +10,7 @@ use transport::ByteBudget;
 /// addition to that budget.
 const FILES_SHARE: u64 = 8;
 /// Time between two checks whether the next file fits.
-const FILES_RETRY: Duration = Duration::from_millis(20);
+pub(crate) const FILES_RETRY: Duration = Duration::from_millis(20);
 
 /// Counts the bytes of the files of archives, folders and rebuilds that are queued or processed.
 pub(crate) struct HeldFiles {
@@ -38,14 +38,23 @@ impl HeldFiles {
 
     /// Waits until the files in bulk work leave space for `bytes` more. A single file always fits.
     pub(crate) fn hold(&self, bytes: u64) -> CountedBytes {
+        // The work on the other files does not wait for this thread.
+        loop {
+            if let Some(held) = self.try_hold(bytes) {
+                return held;
+            }
+            std::thread::sleep(FILES_RETRY);
+        }
+    }
+
+    /// Counts `bytes` more, or returns `None` if the files in bulk work leave no space for them. A
+    /// single file always fits.
+    pub(crate) fn try_hold(&self, bytes: u64) -> Option<CountedBytes> {
         let most = self.memory.max() / FILES_SHARE;
         let room =
             |all: u64| (all == 0 || all.saturating_add(bytes) <= most).then_some(all + bytes);
-        // The work on the other files does not wait for this thread.
-        while self.held.fetch_update(Ordering::Relaxed, Ordering::Relaxed, room).is_err() {
-            std::thread::sleep(FILES_RETRY);
-        }
-        CountedBytes { all: self.held.clone(), bytes }
+        self.held.fetch_update(Ordering::Relaxed, Ordering::Relaxed, room).ok()?;
+        Some(CountedBytes { all: self.held.clone(), bytes })
     }
 
     /// Returns the bytes of all files.

@@ -105,7 +105,7 @@ impl FilePrints {
     }
 
     /// Returns the number of the print that has the whole file.
-    fn whole_number(&self) -> usize {
+    pub(crate) fn whole_number(&self) -> usize {
         self.prints.iter().position(Result::is_ok).unwrap_or(0)
     }
 
