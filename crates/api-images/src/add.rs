@@ -95,7 +95,7 @@ async fn put(services: &Arc<ImageServices>, new: NewImage) -> Result<PutOutcome>
         let wanted = wanted.clone();
         move || prepare(&services, existing.as_ref(), &wanted, &name, &bytes)
     };
-    let prepared = match services.pool.run(preparing).await? {
+    let prepared = match services.pool.run_wanted(preparing).await? {
         Prepared::Present(outcome) => return Ok(outcome),
         Prepared::New(prepared) => *prepared,
     };

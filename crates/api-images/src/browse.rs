@@ -94,7 +94,7 @@ pub(crate) async fn page(
     let target = ImageCollection::open(&registry, name)?;
     let deadline = Instant::now() + services.requests.limits.request_timeout;
     let work = move || until(deadline, || page_json(&target.named, limit, offset, filter));
-    services.pool.run(work).await
+    services.pool.run_wanted(work).await
 }
 
 /// Returns a page of the images of a collection as JSON.
@@ -155,7 +155,7 @@ pub(crate) async fn missing(
         }
         Ok(json!({ "missing": missing }))
     };
-    services.pool.run(work).await
+    services.pool.run_wanted(work).await
 }
 
 /// Reads the point of an image.
@@ -173,7 +173,7 @@ pub(crate) async fn point(
         let found = named.get_parts(&[id], parts).into_iter().next().unwrap_or(Ok(None))?;
         found.ok_or_else(|| no_image(id))
     };
-    services.pool.run(work).await
+    services.pool.run_wanted(work).await
 }
 
 /// Returns the key of a point's original in the directory `space`.
@@ -232,7 +232,7 @@ pub(crate) async fn original(
     if file.bytes.len() <= HASHED_HERE_MAX {
         return check_original(id, &file.bytes).map(|()| file);
     }
-    services.pool.run(move || check_original(id, &file.bytes).map(|()| file)).await
+    services.pool.run_wanted(move || check_original(id, &file.bytes).map(|()| file)).await
 }
 
 /// Returns a JPEG of an image that is scaled to `size` pixels.
@@ -259,7 +259,7 @@ pub(crate) async fn small(
         }
         thumbnail_of(&budget, &bytes, size)
     };
-    services.pool.run(work).await
+    services.pool.run_wanted(work).await
 }
 
 /// Decodes a file and scales its image, in memory that is reserved for both.

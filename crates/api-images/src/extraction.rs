@@ -84,7 +84,7 @@ async fn extract_at_once(
         let features = features::extract(&memory, source, own.as_ref())?;
         Ok((features, file.prints_left_out()))
     };
-    let (mut features, prints_left_out) = services.pool.run(work).await?;
+    let (mut features, prints_left_out) = services.pool.run_wanted(work).await?;
     let tensor = std::mem::take(&mut features.tensor);
     let embedding = match embedder {
         Some(embedder) => services.embed(embedder, tensor).await?,
@@ -115,5 +115,5 @@ async fn extract_idle(
         let embedding = embedding.ok_or_else(|| Error::internal("the model returned no vector"))?;
         Ok(EmbeddedFeatures { features, embedding, prints_left_out })
     };
-    services.background.run(work).await
+    services.background.run_wanted(work).await
 }

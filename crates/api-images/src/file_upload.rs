@@ -107,7 +107,7 @@ pub(crate) async fn split(
         ExtractionPriority::Ordinary => &services.pool,
         ExtractionPriority::Idle => &services.background,
     };
-    pool.run(work).await
+    pool.run_wanted(work).await
 }
 
 /// Returns true if the collection of a request holds, or will hold, fingerprints.

@@ -203,7 +203,7 @@ async fn query_prints(services: &ImageServices, files: Vec<Bytes>) -> Result<Que
     if !QueryPrints::may_be_split(&files) {
         return QueryPrints::split(files, &budget);
     }
-    services.pool.run(move || QueryPrints::split(files, &budget)).await
+    services.pool.run_wanted(move || QueryPrints::split(files, &budget)).await
 }
 
 /// Searches every finger, and groups the hits by person. Leaves out a print that cannot be read if

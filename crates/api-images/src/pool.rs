@@ -57,13 +57,34 @@ impl Pool {
         Pool { kind, metrics, queue: OnceLock::new() }
     }
 
-    /// Runs `work` on one of the threads.
+    /// Runs `work` on one of the threads, even if the caller disconnects.
     ///
     /// # Errors
     /// `ResourceExhausted` with retry advice if the queue is full; the errors of `work`.
-    pub(crate) async fn run<T: Send + 'static>(
+    pub(crate) fn run<T: Send + 'static>(
         &self,
         work: impl FnOnce() -> Result<T> + Send + 'static,
+    ) -> impl Future<Output = Result<T>> {
+        self.submit(work, false)
+    }
+
+    /// Runs work that changes nothing on one of the threads, unless the caller disconnects before
+    /// it begins.
+    ///
+    /// # Errors
+    /// As [`Pool::run`].
+    pub(crate) fn run_wanted<T: Send + 'static>(
+        &self,
+        work: impl FnOnce() -> Result<T> + Send + 'static,
+    ) -> impl Future<Output = Result<T>> {
+        self.submit(work, true)
+    }
+
+    /// Runs `work`. If it `needs_caller`, it is skipped once the caller has disconnected.
+    async fn submit<T: Send + 'static>(
+        &self,
+        work: impl FnOnce() -> Result<T> + Send + 'static,
+        needs_caller: bool,
     ) -> Result<T> {
         let (sender, receiver) = oneshot::channel();
         // Bulk work is not charged to a key.
@@ -72,6 +93,9 @@ impl Pool {
             PoolKind::Background => None,
         };
         let work: ImageTask = Box::new(move || {
+            if needs_caller && sender.is_closed() {
+                return;
+            }
             let done = match account {
                 Some(account) => account.measure(work),
                 None => work(),
@@ -130,4 +154,53 @@ fn spawn(kind: PoolKind, number: usize, queue: Receiver<ImageTask>) -> Result<()
         queue.iter().for_each(|work| drop(catch_unwind(AssertUnwindSafe(work))));
     };
     os::thread::spawn(format!("{}-{number}", kind.thread_name()), body).map(drop)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Barrier;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use tokio::time::timeout;
+
+    use super::*;
+
+    /// Queues work whose caller disconnects at once.
+    async fn abandon(work: impl Future<Output = Result<()>>) {
+        assert!(timeout(Duration::ZERO, work).await.is_err());
+    }
+
+    /// Lets all threads of a pool wait at a barrier, after the work that was queued before.
+    async fn block(pool: &Pool, barrier: &Arc<Barrier>) {
+        for _ in 0..threads() {
+            let barrier = barrier.clone();
+            let wait = move || -> Result<()> {
+                barrier.wait();
+                Ok(())
+            };
+            abandon(pool.run(wait)).await;
+        }
+    }
+
+    #[tokio::test]
+    async fn a_query_whose_caller_has_disconnected_is_not_begun() {
+        let pool = Pool::new(PoolKind::Interactive, Arc::default());
+        let barrier = Arc::new(Barrier::new(threads() + 1));
+        let begun = Arc::new(AtomicUsize::new(0));
+        let count = || {
+            let begun = begun.clone();
+            move || -> Result<()> {
+                begun.fetch_add(1, Ordering::SeqCst);
+                Ok(())
+            }
+        };
+        block(&pool, &barrier).await;
+        abandon(pool.run_wanted(count())).await;
+        abandon(pool.run(count())).await;
+        barrier.wait();
+        block(&pool, &barrier).await;
+        // All threads have done or skipped the earlier work.
+        barrier.wait();
+        assert_eq!(begun.load(Ordering::SeqCst), 1);
+    }
 }

@@ -104,7 +104,7 @@ pub(crate) async fn verify(
             "minutiae": [first.vertices.len(), second.vertices.len()],
         }))
     };
-    services.pool.run(work).await
+    services.pool.run_wanted(work).await
 }
 
 /// Returns the template of a stored fingerprint.
@@ -119,7 +119,7 @@ pub(crate) async fn template(
 ) -> Result<Vec<u8>> {
     let target = prints_of(services, name)?;
     let work = move || template::write(&stored(&target.named, &id)?, format);
-    services.pool.run(work).await
+    services.pool.run_wanted(work).await
 }
 
 /// Opens a collection of fingerprints.

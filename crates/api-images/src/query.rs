@@ -161,7 +161,7 @@ async fn stored(
         let FetchedPoint { embedding, .. } = point;
         Ok(QueryFeatures { width, height, graph, embedding, stages: Stages::default() })
     };
-    services.pool.run(work).await
+    services.pool.run_wanted(work).await
 }
 
 fn answer(found: Found) -> Value {

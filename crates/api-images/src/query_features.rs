@@ -74,7 +74,7 @@ pub(crate) async fn extract(
         let height = f64::from(decoded.image.height);
         Ok((QueryFeatures { width, height, graph, embedding: Vec::new(), stages }, tensor))
     };
-    let (mut features, tensor) = services.pool.run(work).await?;
+    let (mut features, tensor) = services.pool.run_wanted(work).await?;
     let started = Instant::now();
     features.embedding = services.embed(&embedder, tensor).await?;
     features.stages.embed += started.elapsed();
@@ -99,7 +99,7 @@ async fn extract_print(services: &ImageServices, bytes: Bytes) -> Result<QueryFe
             },
         })
     };
-    services.pool.run(work).await
+    services.pool.run_wanted(work).await
 }
 
 /// Returns milliseconds to a thousandth.

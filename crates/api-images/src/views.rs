@@ -139,7 +139,7 @@ pub(crate) async fn extract_step(
         let steps = PhotoView::steps(decoded.image.width, decoded.image.height);
         steps.into_iter().nth(step).unwrap_or_default().into_iter().map(extract).collect()
     };
-    services.pool.run(work).await
+    services.pool.run_wanted(work).await
 }
 
 impl ViewSearch<'_> {
