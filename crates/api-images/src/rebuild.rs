@@ -25,7 +25,7 @@ use super::features::{BLOCK, original_in, uuid};
 use super::ingest::IngestImage;
 use super::job::IngestJob;
 use super::job_end::BackgroundJob;
-use super::progress::Rebuild;
+use super::progress::{Rebuild, excluding};
 use super::removal;
 use super::settings::PLACEHOLDER_DIMS;
 use super::state::ImagesState;
@@ -55,8 +55,8 @@ pub(crate) struct RebuildRequest {
 /// # Errors
 /// `InvalidArgument` for more than [`FAILURES_MAX`] failures; `FailedPrecondition` for a model that
 /// is not served, to switch a name that is not an alias, or if the collection's name is an alias of
-/// the version of the model; `AlreadyExists` while a rebuild of the name runs; `ResourceExhausted`
-/// if too many rebuilds and uploads run.
+/// the version of the model; `AlreadyExists` while a rebuild of the name runs, or one that fills the
+/// same version; `ResourceExhausted` if too many rebuilds and uploads run.
 pub(crate) fn begin(
     state: &Arc<ImagesState>,
     name: &str,
@@ -85,15 +85,16 @@ pub(crate) fn begin(
     }
     begun_version(&registry, &old, model)?;
     let mut all = state.rebuilds.lock();
-    if all.get(name).is_some_and(|rebuild| rebuild.running()) {
+    if let Some(other) = excluding(&all, name, &old.space, model) {
         return Err(Error::new(
             ErrorKind::AlreadyExists,
-            format!("\"{name}\" is being rebuilt already"),
+            format!("\"{other}\" is being rebuilt already; wait until this rebuild has ended"),
         ));
     }
     let permit = state.bulk_permit_now()?;
     let rebuild = Arc::new(Rebuild {
         from: old.named.name().to_owned(),
+        space: old.space.clone(),
         to: Mutex::default(),
         model: model.to_owned(),
         switch,
