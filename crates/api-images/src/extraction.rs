@@ -1,5 +1,7 @@
 //! Features of one image, extracted at ordinary or at idle priority.
 
+use std::sync::Arc;
+
 use base::{Error, Result};
 use bytes::Bytes;
 
@@ -93,7 +95,8 @@ async fn extract_at_once(
     Ok(EmbeddedFeatures { features, embedding, prints_left_out })
 }
 
-/// Decodes and embeds an image on the threads of idle priority.
+/// Decodes and embeds an image on the threads of idle priority. Does not wait for memory any longer
+/// if the caller disconnects.
 async fn extract_idle(
     services: &ImageServices,
     embedder: Option<&Embedder>,
@@ -101,10 +104,14 @@ async fn extract_idle(
 ) -> Result<EmbeddedFeatures> {
     let embedder = embedder.cloned();
     let budget = services.requests.memory.clone();
+    // It is dropped with this future.
+    let caller = Arc::new(());
+    let watch = Arc::downgrade(&caller);
     let work = move || {
         let source = file.source();
         let decoding = source.decoding(embedder.as_ref());
-        let memory = features::reserve_or_wait(&budget, &decoding, || false)?;
+        let disconnected = || watch.strong_count() == 0;
+        let memory = features::reserve_or_wait(&budget, &decoding, disconnected)?;
         let mut features = features::extract(&memory, source, embedder.as_ref())?;
         let tensor = std::mem::take(&mut features.tensor);
         let prints_left_out = file.prints_left_out();
@@ -115,5 +122,7 @@ async fn extract_idle(
         let embedding = embedding.ok_or_else(|| Error::internal("the model returned no vector"))?;
         Ok(EmbeddedFeatures { features, embedding, prints_left_out })
     };
-    services.background.run_wanted(work).await
+    let extracted = services.background.run_wanted(work).await;
+    drop(caller);
+    extracted
 }

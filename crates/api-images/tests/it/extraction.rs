@@ -64,6 +64,43 @@ fn the_priority_does_not_change_the_features() {
 }
 
 #[test]
+fn an_idle_extraction_without_a_caller_does_not_wait_for_memory() {
+    let world = World::start();
+    let memory = &world.requests.memory;
+    // A template fits, and the pixels of an image do not.
+    let held = memory.reserve(memory.max() - (1 << 20)).unwrap();
+    let idle = |file: &[u8]| ImageInput { priority: ExtractionPriority::Idle, ..input(file) };
+    let photo = WantedImages::default();
+    let threads = std::thread::available_parallelism().map_or(1, usize::from);
+    for _ in 0..threads {
+        let waiting = world.images.extract_image(idle(&picture(4)), &photo, None);
+        let begun = async {
+            loop {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+                if world.images.bulk_waiting() == 0 {
+                    return;
+                }
+            }
+        };
+        // The caller disconnects while a thread waits.
+        world.run(async {
+            tokio::select! {
+                biased;
+                _ = waiting => panic!("there is no memory"),
+                () = begun => {}
+            }
+        });
+    }
+    let graph = matching::synthetic::fingerprint(3);
+    let format = matching::template::TemplateFormat::Iso2005;
+    let template = matching::template::write(&graph, format).unwrap();
+    let print = WantedImages { kind: Some(ImageKind::Fingerprint), model: None };
+    let extracted = world.run(world.images.extract_image(idle(&template), &print, None));
+    assert_eq!(extracted.unwrap().id(), image_id(&template));
+    drop(held);
+}
+
+#[test]
 fn a_query_travels_as_json() {
     let world = World::start();
     let query = world.query(picture(2));

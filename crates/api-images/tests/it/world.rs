@@ -73,6 +73,7 @@ impl RegistrySource for OneRegistry {
 pub(crate) struct World {
     pub(crate) registry: Arc<Registry>,
     pub(crate) images: Arc<ImagesState>,
+    pub(crate) requests: Arc<RequestResources>,
     pub(crate) directory: tempfile::TempDir,
     metrics: Arc<Metrics>,
     router: Router,
@@ -144,7 +145,8 @@ impl World {
             ..ImagesConfig::default()
         };
         let source = Arc::new(OneRegistry(registry.clone()));
-        let images = Arc::new(ImagesState::new(config, requests, access, inference, source));
+        let images =
+            Arc::new(ImagesState::new(config, requests.clone(), access, inference, source));
         let router = Router::new().merge(routes()).merge(shard_routes()).with_state(images.clone());
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(1)
@@ -152,7 +154,16 @@ impl World {
             .build()
             .unwrap();
         images.resume_removals(runtime.handle());
-        World { registry, images, directory, metrics, router, runtime, _lifecycle: lifecycle }
+        World {
+            registry,
+            images,
+            requests,
+            directory,
+            metrics,
+            router,
+            runtime,
+            _lifecycle: lifecycle,
+        }
     }
 
     /// Ends the server. Returns its directory.
