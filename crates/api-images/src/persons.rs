@@ -9,6 +9,7 @@ use bytes::Bytes;
 use search::points::PointId;
 use serde::Deserialize;
 use serde_json::{Value, json};
+use transport::ByteBudget;
 
 use super::limits::{accept_score, check_search_limits, check_threshold};
 use super::print_files::PERSON;
@@ -31,25 +32,29 @@ pub struct FingersRequest {
 }
 
 impl FingersRequest {
-    /// Returns the files of the fingers.
+    /// Returns the files of the fingers. They hold their part of the `budget`.
     ///
     /// # Errors
-    /// `InvalidArgument` for a text that is not base64.
-    pub fn files(self) -> Result<Vec<Bytes>> {
+    /// `InvalidArgument` for a text that is not base64; the errors of [`ByteBudget::reserve`].
+    pub fn files(self, budget: &Arc<ByteBudget>) -> Result<Vec<Bytes>> {
         // One more shows that there are too many.
-        self.prints.iter().take(FINGERS_MAX + 1).map(|print| print_file(print)).collect()
+        let prints = self.prints.iter().take(FINGERS_MAX + 1);
+        prints.map(|print| print_file(print, budget)).collect()
     }
 }
 
-/// Decodes a print in JSON.
+/// Decodes a print in JSON. The body has reserved its own memory, and is freed before the search.
 ///
 /// # Errors
-/// `InvalidArgument` for a text that is not base64.
-pub(crate) fn print_file(base64: &str) -> Result<Bytes> {
+/// `InvalidArgument` for a text that is not base64; the errors of [`ByteBudget::reserve`].
+pub(crate) fn print_file(base64: &str, budget: &Arc<ByteBudget>) -> Result<Bytes> {
+    let mut memory = budget.empty();
+    // Four characters hold at most three bytes.
+    memory.cover(base64.len() as u64 / 4 * 3)?;
     let decoded = base64::engine::general_purpose::STANDARD.decode(base64);
-    decoded
-        .map(Into::into)
-        .map_err(|error| Error::invalid("a print is not base64").caused_by(error))
+    let decoded =
+        decoded.map_err(|error| Error::invalid("a print is not base64").caused_by(error))?;
+    Ok(memory.attach(decoded.into()))
 }
 
 /// Score of a finger of the request and a print of a person.
@@ -275,6 +280,18 @@ fn text(value: &Value) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn prints_in_json_hold_memory_of_requests() {
+        let request = || FingersRequest { prints: vec!["AAAA".repeat(1 << 20)] };
+        let budget = ByteBudget::new(4 << 20, Arc::default());
+        let files = request().files(&budget).unwrap();
+        assert_eq!((files[0].len(), budget.used()), (3 << 20, 3 << 20));
+        let refused = request().files(&budget).unwrap_err();
+        assert_eq!(refused.kind(), base::ErrorKind::ResourceExhausted);
+        drop(files);
+        assert_eq!(budget.used(), 0);
+    }
 
     #[test]
     fn a_print_without_a_person_is_not_the_person_of_that_name() {

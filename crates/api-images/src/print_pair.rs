@@ -1,10 +1,13 @@
 //! JSON of a comparison of two fingerprints.
 
+use std::sync::Arc;
+
 use base::{Error, Result};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use search::points::PointId;
 use serde::{Deserialize, Serialize};
+use transport::ByteBudget;
 
 use super::persons::print_file;
 use super::prints::PrintSource;
@@ -70,14 +73,14 @@ impl TryFrom<PrintFields> for PrintJson {
 }
 
 impl PrintJson {
-    /// Decodes the print.
+    /// Decodes the print. A file holds its part of the `budget`.
     ///
     /// # Errors
-    /// `InvalidArgument` for a text that is not base64.
-    pub(crate) fn source(self) -> Result<PrintSource> {
+    /// As [`print_file`].
+    pub(crate) fn source(self, budget: &Arc<ByteBudget>) -> Result<PrintSource> {
         match self {
             PrintJson::Stored { id } => Ok(PrintSource::Point(id)),
-            PrintJson::File { file } => print_file(&file).map(PrintSource::File),
+            PrintJson::File { file } => print_file(&file, budget).map(PrintSource::File),
             PrintJson::Record { record } => STANDARD
                 .decode(record)
                 .map(PrintSource::Record)
@@ -91,7 +94,8 @@ mod tests {
     use super::*;
 
     fn source(text: &str) -> Result<PrintSource> {
-        serde_json::from_str::<PrintJson>(text).unwrap().source()
+        let budget = ByteBudget::new(1 << 20, Arc::default());
+        serde_json::from_str::<PrintJson>(text).unwrap().source(&budget)
     }
 
     #[test]

@@ -40,7 +40,8 @@ pub(super) async fn identify(mut call: ImageCall) -> Result<Reply> {
     let most = parameters.k.unwrap_or(HITS_DEFAULT);
     let plan = plan(parameters)?;
     let files = if call.media() == "application/json" {
-        call.json::<FingersRequest>().await?.files()?
+        let request: FingersRequest = call.json().await?;
+        request.files(&call.context.state.requests.memory)?
     } else {
         vec![call.bytes().await?]
     };

@@ -108,7 +108,8 @@ pub(super) async fn identify(
             ));
         }
         let files = if media(&headers) == "application/json" {
-            parsed::<FingersRequest>(&state.services, &headers, body).await?.files()?
+            let request: FingersRequest = parsed(&state.services, &headers, body).await?;
+            request.files(&state.services.requests.memory)?
         } else {
             vec![whole(&state.services, &headers, body).await?]
         };
@@ -143,7 +144,8 @@ pub(super) async fn verify(
                 return Err(both_named());
             }
             let pair: PrintPair = parsed(&state.services, &headers, body).await?;
-            [pair.first.source()?, pair.second.source()?]
+            let budget = &state.services.requests.memory;
+            [pair.first.source(budget)?, pair.second.source(budget)?]
         } else {
             let id = parameters.id.ok_or_else(|| {
                 Error::invalid("id= is missing: name the image to compare the body with")
