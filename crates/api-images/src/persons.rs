@@ -389,8 +389,11 @@ mod tests {
 
     #[test]
     fn fingers_are_base64() {
+        let budget = ByteBudget::new(1 << 20, Arc::default());
         let files = |prints: Value| {
-            serde_json::from_value::<FingersRequest>(json!({ "prints": prints })).unwrap().files()
+            let request: FingersRequest =
+                serde_json::from_value(json!({ "prints": prints })).unwrap();
+            request.files(&budget)
         };
         assert_eq!(files(json!(["aGk="])).unwrap(), [Bytes::from("hi")]);
         assert!(files(json!(["?"])).unwrap_err().message().contains("base64"));

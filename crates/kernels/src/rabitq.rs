@@ -452,7 +452,7 @@ mod tests {
     #[test]
     fn entries_of_a_tiny_query_are_in_range() {
         for value in [0.0, f32::from_bits(1), 1e-39, 1e-38, 1e-37] {
-            let query = vec![value; DIMS_STEP];
+            let query = [value; DIMS_STEP];
             let mut table = SignTable::default();
             table.fill(&query);
             assert!(table.entries.iter().all(|&entry| f32::from(entry) <= ENTRY_MAX), "{value:e}");
