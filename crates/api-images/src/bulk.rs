@@ -372,6 +372,7 @@ impl Drop for BulkReporter {
 #[cfg(test)]
 mod tests {
     use std::sync::atomic::AtomicUsize;
+    use std::time::Duration;
 
     use metrics::Metrics;
     use tokio_stream::StreamExt;
@@ -409,7 +410,8 @@ mod tests {
         }
     }
 
-    /// Target that reports each image in two steps.
+    /// Target that reports each image in two steps. The first one ends while the thread that reads
+    /// the images waits for memory.
     struct TwoSteps;
 
     impl BulkTarget for TwoSteps {
@@ -418,9 +420,12 @@ mod tests {
         }
 
         fn put(&self, _: BulkImage, report: BulkReporter) -> Result<()> {
-            report.resume(|report| {
-                report.send(Ok(BulkOutcome { id: PointId::Number(1), added: true }));
-                Ok(())
+            std::thread::spawn(move || {
+                std::thread::sleep(Duration::from_millis(20));
+                report.resume(|report| {
+                    report.send(Ok(BulkOutcome { id: PointId::Number(1), added: true }));
+                    Ok(())
+                });
             });
             Ok(())
         }
