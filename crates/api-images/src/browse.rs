@@ -268,7 +268,7 @@ pub(crate) async fn small(
 /// The errors of the file; `ResourceExhausted` with retry advice if requests hold the memory.
 fn thumbnail_of(budget: &Arc<ByteBudget>, bytes: &[u8], size: u32) -> Result<Vec<u8>> {
     let kind = ImageKind::Photo;
-    let decoding = DecodingInput { kind, bytes, name: "", embedder: None };
+    let decoding = DecodingInput { kind, bytes, name: "", embedder: None, has_view: false };
     let mut memory = features::reserve(budget, &decoding)?;
     let image = features::decoded(&memory, bytes, "")?.image;
     memory.grow(thumbnail_bytes(&image, size).saturating_sub(memory.bytes()))?;

@@ -27,7 +27,9 @@ const NAME_BYTES_MAX: usize = 512;
 const SCAN_DOTS: std::ops::RangeInclusive<f32> = 250.0..=1200.0;
 /// Bytes of memory to read a template, in addition to twice its length.
 const TEMPLATE_BYTES: u64 = 64 << 10;
-/// Bytes per pixel of a decoded image and of a view of it, which the model's input is made of.
+/// Bytes per pixel of a decoded image.
+const IMAGE_BYTES: u64 = 3;
+/// Bytes per pixel of a decoded image and of a view of it.
 const VIEW_BYTES: u64 = 6;
 /// Time between two attempts of bulk work to reserve memory for decoding.
 const MEMORY_RETRY: Duration = Duration::from_millis(50);
@@ -151,6 +153,8 @@ pub(crate) struct DecodingInput<'a> {
     pub(crate) name: &'a str,
     /// The model whose input the image becomes, if there is one.
     pub(crate) embedder: Option<&'a Embedder>,
+    /// True if the input is made of a view, which is a copy of the pixels.
+    pub(crate) has_view: bool,
 }
 
 impl DecodingInput<'_> {
@@ -160,13 +164,21 @@ impl DecodingInput<'_> {
     /// Returns the errors of the header, with the image's name.
     fn memory(&self) -> Result<u64> {
         let input = self.embedder.map(Embedder::preprocess);
-        memory(self.kind, self.bytes, input).map_err(|error| of_image(error, self.name))
+        let pixel_bytes = if self.has_view { VIEW_BYTES } else { IMAGE_BYTES };
+        memory(self.kind, self.bytes, input, pixel_bytes)
+            .map_err(|error| of_image(error, self.name))
     }
 }
 
 /// Returns the bytes of memory to decode an image, to find its keypoints, and to make the `input`
-/// of a model, from the header of the file. For a template, returns the bytes to read it.
-fn memory(kind: ImageKind, bytes: &[u8], input: Option<&Preprocess>) -> Result<u64> {
+/// of a model, from the header of the file. The input is made while `pixel_bytes` per pixel are
+/// held. For a template, returns the bytes to read it.
+fn memory(
+    kind: ImageKind,
+    bytes: &[u8],
+    input: Option<&Preprocess>,
+    pixel_bytes: u64,
+) -> Result<u64> {
     check_kind(kind, bytes)?;
     if is_template(kind, bytes) {
         return Ok(2 * bytes.len() as u64 + TEMPLATE_BYTES);
@@ -182,7 +194,7 @@ fn memory(kind: ImageKind, bytes: &[u8], input: Option<&Preprocess>) -> Result<u
     // The keypoints are found before the input is made.
     let embedding = input.map_or(0, |input| {
         let pixels = u64::from(header.width) * u64::from(header.height);
-        pixels * VIEW_BYTES + input.work_bytes(header.width, header.height)
+        pixels * pixel_bytes + input.work_bytes(header.width, header.height)
     });
     Ok((header.decode_bytes + keypoints).max(embedding))
 }
@@ -279,7 +291,7 @@ impl<'a> FeatureSource<'a> {
     /// the image, if there is one.
     pub(crate) fn decoding(self, embedder: Option<&'a Embedder>) -> DecodingInput<'a> {
         let FeatureSource { kind, bytes, name, .. } = self;
-        DecodingInput { kind, bytes, name, embedder }
+        DecodingInput { kind, bytes, name, embedder, has_view: false }
     }
 }
 
@@ -446,21 +458,26 @@ mod tests {
     #[test]
     fn memory_of_a_wide_image_includes_the_input_of_its_model() {
         let input = Preprocess::default();
-        let needed =
-            |width, height, input| memory(ImageKind::Photo, &bmp(width, height, 0), input).unwrap();
+        let needed_by = |width, height, input, pixel_bytes| {
+            memory(ImageKind::Photo, &bmp(width, height, 0), input, pixel_bytes).unwrap()
+        };
+        let needed = |width, height, input| needed_by(width, height, input, IMAGE_BYTES);
         // Rows of 65,535 pixels are scaled to 224 before the columns are.
         let wide = 65_535 * 224 * 16;
         assert!(needed(65_535, 1, None) < wide / 10);
         assert!(needed(65_535, 1, Some(&input)) > wide && needed(1, 65_535, Some(&input)) > wide);
-        assert_eq!(needed(4000, 3000, None), needed(4000, 3000, Some(&input)));
+        assert_eq!(needed(4000, 1000, None), needed(4000, 1000, Some(&input)));
+        let of_view = needed_by(4000, 1000, Some(&input), VIEW_BYTES);
+        assert_eq!(of_view, 4000 * 1000 * 6 + input.work_bytes(4000, 1000));
     }
 
     #[test]
     fn memory_of_a_print_depends_on_its_resolution() {
         let megabytes = |dots_per_metre: u32| {
             let file = bmp(2000, 1000, dots_per_metre);
-            let decoding = memory(ImageKind::Photo, &file, None).unwrap();
-            (memory(ImageKind::Fingerprint, &file, None).unwrap() - decoding) / 1_000_000
+            let decoding = memory(ImageKind::Photo, &file, None, IMAGE_BYTES).unwrap();
+            (memory(ImageKind::Fingerprint, &file, None, IMAGE_BYTES).unwrap() - decoding)
+                / 1_000_000
         };
         // 16 bytes per pixel, and 80 per pixel at 500 dots per inch: 1000 dots per inch, none
         // stated, 72 of an editor, and 250, of which 4 million pixels are accepted.

@@ -39,7 +39,13 @@ pub(crate) struct FilePrint {
 /// [`ByteBudget::reserve`].
 pub(crate) fn read(budget: &Arc<ByteBudget>, bytes: &[u8], name: &str) -> Result<FilePrint> {
     let started = Instant::now();
-    let decoding = DecodingInput { kind: ImageKind::Fingerprint, bytes, name, embedder: None };
+    let decoding = DecodingInput {
+        kind: ImageKind::Fingerprint,
+        bytes,
+        name,
+        embedder: None,
+        has_view: false,
+    };
     let memory = features::reserve(budget, &decoding)?;
     if is_template(ImageKind::Fingerprint, bytes) {
         let read = template_file::read(bytes).map_err(|error| features::of_image(error, name))?;

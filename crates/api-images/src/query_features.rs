@@ -57,7 +57,8 @@ pub(crate) async fn extract(
     let own = embedder.clone();
     let budget = services.requests.memory.clone();
     let work = move || {
-        let decoding = DecodingInput { kind, bytes: &bytes, name: "", embedder: Some(&own) };
+        let decoding =
+            DecodingInput { kind, bytes: &bytes, name: "", embedder: Some(&own), has_view: false };
         let memory = features::reserve(&budget, &decoding)?;
         let started = Instant::now();
         let decoded = features::decoded(&memory, &bytes, "")?;

@@ -119,7 +119,13 @@ pub(crate) async fn extract_step(
     let embedder = embedder.clone();
     let work = move || {
         let kind = ImageKind::Photo;
-        let decoding = DecodingInput { kind, bytes: &bytes, name: "", embedder: Some(&embedder) };
+        let decoding = DecodingInput {
+            kind,
+            bytes: &bytes,
+            name: "",
+            embedder: Some(&embedder),
+            has_view: true,
+        };
         let memory = features::reserve(&budget, &decoding)?;
         let decoded = features::decoded(&memory, &bytes, "")?;
         let extract = |view: PhotoView| -> Result<ViewFeatures> {
