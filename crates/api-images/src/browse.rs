@@ -265,13 +265,18 @@ pub(crate) async fn small(
 /// Decodes a file and scales its image, in memory that is reserved for both.
 ///
 /// # Errors
-/// The errors of the file; `ResourceExhausted` with retry advice if requests hold the memory.
+/// The errors of the file; the errors of [`ByteBudget::reserve`].
 fn thumbnail_of(budget: &Arc<ByteBudget>, bytes: &[u8], size: u32) -> Result<Vec<u8>> {
     let kind = ImageKind::Photo;
     let decoding = DecodingInput { kind, bytes, name: "", embedder: None, has_view: false };
     let mut memory = features::reserve(budget, &decoding)?;
     let image = features::decoded(&memory, bytes, "")?.image;
-    memory.grow(thumbnail_bytes(&image, size).saturating_sub(memory.bytes()))?;
+    let needed = thumbnail_bytes(&image, size);
+    if needed > budget.max() {
+        // `grow` would advise to try again, but the scaling never fits.
+        budget.reserve(needed)?;
+    }
+    memory.grow(needed.saturating_sub(memory.bytes()))?;
     thumbnail(&image, size)
 }
 
@@ -404,6 +409,11 @@ mod tests {
         // The decoded image, and the plane between the two steps of the scaling.
         assert!(budget.peak() > 3_000_000 + 1000 * 900 * 16, "{}", budget.peak());
         assert_eq!(budget.used(), 0);
+        // Decoding fits, and the scaling never does.
+        let small = ByteBudget::new(12_000_000, Arc::default());
+        let refused = thumbnail_of(&small, &file, 900).unwrap_err();
+        assert_eq!((refused.kind(), small.used()), (ErrorKind::TooLarge, 0));
+        assert!(!thumbnail_of(&small, &file, 100).unwrap().is_empty());
     }
 
     #[test]
