@@ -3,10 +3,11 @@
 
 use std::collections::HashMap;
 use std::fs::File;
+use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
-use base::{Error, Result};
+use base::{Error, ErrorKind, Result};
 
 use crate::directory::{Directory, FileWriter, drop_cached, io_error};
 use crate::in_place::InPlaceReader;
@@ -137,6 +138,11 @@ impl MappedFile {
         mapped.get(self.start..self.start + self.bytes).unwrap_or_default()
     }
 
+    /// Returns the number of pages of the mapping that are lost.
+    fn lost(&self) -> u32 {
+        self.mapping.as_ref().map_or(0, Mapping::lost)
+    }
+
     fn forget(&self, offset: u64, bytes: usize) {
         let start = offset.next_multiple_of(PAGE_BYTES as u64);
         let end = offset.saturating_add(bytes as u64) / PAGE_BYTES as u64 * PAGE_BYTES as u64;
@@ -160,19 +166,53 @@ impl Sealed for MappedFile {
 
     fn read_at(&self, offset: u64, buffer: &mut [u8]) -> Result<()> {
         names::within(self.path.display(), self.bytes(), offset, buffer.len())?;
-        let lost = |file: &MappedFile| file.mapping.as_ref().map_or(0, Mapping::lost);
-        let before = lost(self);
-        buffer.copy_from_slice(&self.slice()[offset as usize..][..buffer.len()]);
-        if lost(self) > before {
-            let path = self.path.display();
-            return Err(Error::data_loss(format!(
-                "{path}: pages at {offset} are lost; restore the file"
-            )));
+        if self.lost() == 0 {
+            buffer.copy_from_slice(&self.slice()[offset as usize..][..buffer.len()]);
+            if self.lost() == 0 {
+                return Ok(());
+            }
         }
-        Ok(())
+        // A lost page is zeros in the mapping and raises no second signal. Only the file tells if
+        // it is one of these pages.
+        let position = self.start as u64 + offset;
+        self.file.read_exact_at(buffer, position).map_err(|error| {
+            let error = io_error(&self.path, &error);
+            match error.kind() {
+                ErrorKind::DataLoss => {
+                    error.context(format_args!("pages at {offset} are lost; restore the file"))
+                }
+                _ => error,
+            }
+        })
     }
 
     fn in_place(&self) -> Option<&[u8]> {
         Some(self.slice())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_read_finds_the_lost_pages() {
+        let directory = tempfile::tempdir().unwrap();
+        let medium = MmapMedium::new(directory.path().to_owned()).unwrap();
+        let written = vec![7; 4 * PAGE_BYTES];
+        let mut writer = medium.create("f").unwrap();
+        writer.append(&written).unwrap();
+        drop(writer);
+        let file = medium.open("f").unwrap();
+        let path = directory.path().join("f");
+        let kept = 3 * PAGE_BYTES;
+        File::options().write(true).open(path).unwrap().set_len(kept as u64).unwrap();
+        // The first read of the whole file replaces the page in the mapping by zeros.
+        for _ in 0..2 {
+            let read = |offset: u64, part: &mut [u8]| file.read_at(offset, part);
+            let found = Salvaged::read(written.len(), read).unwrap();
+            assert_eq!(found.lost, [3]);
+            assert_eq!(found.bytes[..kept], written[..kept]);
+        }
     }
 }
