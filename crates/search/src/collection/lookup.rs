@@ -14,7 +14,7 @@ use crate::filter::{Filter, RowSet};
 use crate::ingest::{MemtableRow, StoredPoint};
 use crate::segment::{PageCache, similarity};
 
-/// Page runs cached while several points are read: neighbouring rows share pages.
+/// Pages cached while several points are read: neighbouring rows share pages.
 const CACHED_PAGES: usize = 16;
 /// Maximum ids of one list.
 pub const IDS_MAX: usize = 65_536;

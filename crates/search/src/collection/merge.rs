@@ -20,7 +20,7 @@ use crate::payload_index::SPARE_ROW_BYTES;
 use crate::rerank::Records;
 use crate::segment::{PageCache, RowSource};
 
-/// Page runs cached while records are copied in a new order.
+/// Pages cached while records are copied in a new order.
 const CACHED_PAGES: usize = 256;
 
 /// Values of vectors that [`BuildVectors::scan`] collects before it passes them on.

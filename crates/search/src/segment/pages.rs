@@ -253,10 +253,13 @@ impl CacheableSection for SegmentPages {
     }
 }
 
-/// Recently read pages, so that neighbouring rows cost one read. For one thread.
+/// Recently read pages, so that neighbouring rows cost one read. For one thread. Its memory is one
+/// page for each place, and one run of several pages.
 #[derive(Debug)]
 pub(crate) struct PageCache {
     places: Vec<Option<CachedPage>>,
+    /// Last run of several pages. It holds one record, so neighbouring rows do not need it.
+    long: Option<CachedPage>,
     /// True if pages of payloads are shared with other requests.
     shares: bool,
 }
@@ -269,12 +272,12 @@ struct CachedPage {
 }
 
 impl PageCache {
-    /// Creates a cache of so many runs of pages, for data that is read once.
+    /// Creates a cache of so many pages, for data that is read once.
     pub(crate) fn new(places: usize) -> PageCache {
-        PageCache { places: vec![None; places.max(1)], shares: false }
+        PageCache { places: vec![None; places.max(1)], long: None, shares: false }
     }
 
-    /// Creates a cache of so many runs of pages, for a request. Others may need its pages too.
+    /// Creates a cache of so many pages, for a request. Others may need its pages too.
     pub(crate) fn of_request(places: usize) -> PageCache {
         PageCache { shares: true, ..PageCache::new(places) }
     }
@@ -286,7 +289,11 @@ impl PageCache {
         read: impl FnOnce(&mut [u8]) -> Result<()>,
     ) -> Result<&[u8]> {
         let count = self.places.len() as u64;
-        let place = &mut self.places[(key.1 / PAGE_BYTES as u64 % count) as usize];
+        let place = if pages > 1 {
+            &mut self.long
+        } else {
+            &mut self.places[(key.1 / PAGE_BYTES as u64 % count) as usize]
+        };
         if place.as_ref().is_none_or(|held| held.key != key) {
             let mut bytes = place.take().map_or_else(Vec::new, |held| held.bytes);
             bytes.resize(pages as usize * PAGE_BYTES, 0);
@@ -294,5 +301,36 @@ impl PageCache {
             *place = Some(CachedPage { key, bytes });
         }
         Ok(place.as_ref().map_or(&[], |held| &held.bytes))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PAGES_MAX: u32 = 257;
+
+    #[test]
+    fn a_page_cache_keeps_one_long_run() {
+        let mut cache = PageCache::new(4);
+        for first in 0..8_u64 {
+            let short = (1, first * PAGE_BYTES as u64);
+            assert_eq!(cache.get(short, 1, |_| Ok(())).unwrap().len(), PAGE_BYTES);
+            let long = (2, first * PAGE_BYTES as u64);
+            let bytes = PAGES_MAX as usize * PAGE_BYTES;
+            assert_eq!(cache.get(long, PAGES_MAX, |_| Ok(())).unwrap().len(), bytes);
+        }
+        let held = cache.places.iter().flatten().chain(&cache.long);
+        let bytes: usize = held.map(|held| held.bytes.capacity()).sum();
+        assert_eq!(bytes, (4 + PAGES_MAX as usize) * PAGE_BYTES);
+        let mut reads = 0;
+        for _ in 0..2 {
+            let read = |_: &mut [u8]| {
+                reads += 1;
+                Ok(())
+            };
+            cache.get((3, 0), 1, read).unwrap();
+        }
+        assert_eq!(reads, 1);
     }
 }
