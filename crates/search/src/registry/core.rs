@@ -162,7 +162,8 @@ impl RegistryCore {
         }))
     }
 
-    /// Records the outcome of opening a collection.
+    /// Records the outcome of opening a collection. Closes the collection if the registry has
+    /// stopped meanwhile, so that its segments are not opened.
     pub(super) fn insert(&self, name: &str, opened: &Result<Arc<NamedCollection>>) {
         let entry = match opened {
             Ok(named) => RegistryEntry::Ready(named.clone()),
@@ -172,6 +173,12 @@ impl RegistryCore {
             }
         };
         self.map.write().entries.insert(name.to_owned(), entry);
+        // `stop` closes the collections that are in the map.
+        if let Ok(named) = opened
+            && self.stopped()
+        {
+            named.collection().close();
+        }
         self.resources.notify();
     }
 

@@ -174,6 +174,7 @@ mod tests {
 
     use super::*;
     use crate::coarse::Metric;
+    use crate::ingest::PointRef;
     use crate::registry::CollectionSettings;
     use crate::registry::core::tests::small_core;
 
@@ -202,6 +203,26 @@ mod tests {
         drop((core, created));
         let core = small_core(directory.path());
         assert_eq!(*core.waiting.lock(), ["a"]);
+    }
+
+    #[test]
+    fn a_stopped_registry_opens_no_more_segments() {
+        let directory = tempfile::tempdir().unwrap();
+        let core = small_core(directory.path());
+        let named = core.create("a", CollectionSettings::new(2, Metric::L2)).unwrap();
+        let point = PointRef { id: 1, embedding: &[1.0, 0.0], record: &[], payload: b"" };
+        named.collection().upsert(point).unwrap();
+        named.collection().flush().unwrap();
+        drop((core, named));
+        let core = small_core(directory.path());
+        // The log is still being read when the registry stops.
+        let opened = core.open_one("a");
+        core.stop();
+        core.insert("a", &opened);
+        let named = opened.unwrap();
+        assert!(!named.collection().open_segments());
+        let segments = named.collection().status().segments;
+        assert_eq!((segments.len(), segments.iter().any(|segment| segment.open)), (1, false));
     }
 
     #[test]
