@@ -116,6 +116,18 @@ mod tests {
     use crate::registry::core::tests::small_core;
 
     #[test]
+    fn a_collection_without_a_directory_can_be_removed() {
+        let directory = tempfile::tempdir().unwrap();
+        let core = small_core(directory.path());
+        let settings = CollectionSettings::new(2, Metric::L2);
+        let named = core.create("a", settings.clone()).unwrap();
+        std::fs::remove_dir_all(named.directory()).unwrap();
+        assert_eq!(core.remove("a"), Ok(true));
+        assert_eq!(core.get("a").map(drop).unwrap_err().kind(), ErrorKind::NotFound);
+        assert!(core.create("a", settings).is_ok(), "the name is free");
+    }
+
+    #[test]
     fn a_removal_frees_the_disk_if_no_alias_can_be_stored() {
         let directory = tempfile::tempdir().unwrap();
         let core = small_core(directory.path());

@@ -55,11 +55,17 @@ impl RegistryCore {
         self.options.directory.join(format!(".{what}-{:016x}", random()))
     }
 
-    /// Renames a collection's directory away, durably.
+    /// Renames a collection's directory away, durably. A directory that is missing, because an
+    /// operator or an earlier attempt removed it, is no error.
     pub(super) fn set_aside(&self, name: &str) -> Result<PathBuf> {
         let place = self.options.directory.join(name);
         let aside = self.aside("gone");
-        std::fs::rename(&place, &aside).map_err(|error| Error::io(&place, &error))?;
+        match std::fs::rename(&place, &aside) {
+            Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+                return Err(Error::io(&place, &error));
+            }
+            _ => {}
+        }
         files::sync(&self.options.directory)?;
         Ok(aside)
     }
