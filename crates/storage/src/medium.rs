@@ -266,6 +266,12 @@ pub trait Sealed: Send + Sync + Debug {
         None
     }
 
+    /// Returns the number of pages that the medium has lost since the file was opened. Such a page
+    /// is zeros in [`Sealed::in_place`], also if a caller verified it before.
+    fn lost_pages(&self) -> u32 {
+        0
+    }
+
     /// Returns the descriptor to read it by, if it has one.
     fn descriptor(&self) -> Option<std::os::fd::RawFd> {
         None

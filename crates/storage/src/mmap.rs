@@ -138,11 +138,6 @@ impl MappedFile {
         mapped.get(self.start..self.start + self.bytes).unwrap_or_default()
     }
 
-    /// Returns the number of pages of the mapping that are lost.
-    fn lost(&self) -> u32 {
-        self.mapping.as_ref().map_or(0, Mapping::lost)
-    }
-
     fn forget(&self, offset: u64, bytes: usize) {
         let start = offset.next_multiple_of(PAGE_BYTES as u64);
         let end = offset.saturating_add(bytes as u64) / PAGE_BYTES as u64 * PAGE_BYTES as u64;
@@ -166,9 +161,9 @@ impl Sealed for MappedFile {
 
     fn read_at(&self, offset: u64, buffer: &mut [u8]) -> Result<()> {
         names::within(self.path.display(), self.bytes(), offset, buffer.len())?;
-        if self.lost() == 0 {
+        if self.lost_pages() == 0 {
             buffer.copy_from_slice(&self.slice()[offset as usize..][..buffer.len()]);
-            if self.lost() == 0 {
+            if self.lost_pages() == 0 {
                 return Ok(());
             }
         }
@@ -188,6 +183,10 @@ impl Sealed for MappedFile {
 
     fn in_place(&self) -> Option<&[u8]> {
         Some(self.slice())
+    }
+
+    fn lost_pages(&self) -> u32 {
+        self.mapping.as_ref().map_or(0, Mapping::lost)
     }
 }
 

@@ -3,7 +3,7 @@
 //! A page read from a device is verified each time. A page that the processor loads directly (DRAM,
 //! DAX, mmap) is verified on first use after its file was opened. Verifying all pages at once would
 //! delay a start by a pass over every byte; verifying each time would cost more than the load
-//! itself.
+//! itself. Once the medium has lost pages of a file, its pages are verified each time.
 
 use std::collections::HashMap;
 use std::sync::Arc;

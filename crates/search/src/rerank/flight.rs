@@ -397,10 +397,13 @@ impl<'a, S: Scorer> Flight<'a, S> {
         let WantedRecord { candidate, address } = wanted;
         let part = in_place(&self.query, wanted).unwrap_or(&[]);
         let checked = self.in_place.get(candidate.segment as usize).and_then(Option::as_ref);
-        let page = if checked.is_some_and(|checked| checked.is(address.offset)) {
+        let records = self.records(candidate);
+        // A lost page may have been verified before.
+        let has_lost = records.is_some_and(|records| records.file().lost_pages() > 0);
+        let page = if !has_lost && checked.is_some_and(|checked| checked.is(address.offset)) {
             RecordPage::trusted(part)
         } else {
-            let page = verified(part, address, self.records(candidate));
+            let page = verified(part, address, records);
             if let (Ok(_), Some(checked)) = (&page, checked) {
                 checked.set(address.offset);
             }

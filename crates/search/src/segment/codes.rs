@@ -1,5 +1,5 @@
 //! Codes of a segment's coarse index on its medium. Every page is verified at each read, or only
-//! once if the medium is mapped memory.
+//! once if the medium is mapped memory and has lost no page.
 
 use std::cell::{Cell, RefCell};
 use std::ops::Range;
@@ -165,13 +165,15 @@ impl<'a> CodeReader<'a> {
         self.lost.get()
     }
 
-    /// Returns a range of mapped memory, whose pages are verified once.
+    /// Returns a range of mapped memory, whose pages are verified once, or each time if the medium
+    /// has lost pages.
     fn mapped(&self, file: &[u8], range: &CodeRange) -> Result<Option<Arc<VerifiedBlock>>> {
         let section = self.codes.section(range)?;
+        let has_lost = self.file.lost_pages() > 0;
         for page in section.pages(range.start, range.bytes) {
             let word = section.sound.get(page as usize / 64);
             let bit = 1_u64 << (page % 64);
-            if word.is_some_and(|word| word.load(Ordering::Relaxed) & bit != 0) {
+            if !has_lost && word.is_some_and(|word| word.load(Ordering::Relaxed) & bit != 0) {
                 continue;
             }
             let start = section.offset as usize + page as usize * PAGE_BYTES;

@@ -1,6 +1,6 @@
 //! Embeddings of a segment, read from its medium for exact scores. Every page is verified at each
-//! read, or only once if the medium is mapped memory. Pages that were read for scores stay in
-//! memory while it is free.
+//! read, or only once if the medium is mapped memory and has lost no page. Pages that were read for
+//! scores stay in memory while it is free.
 
 use std::cell::{Cell, RefCell};
 use std::ops::Range;
@@ -133,12 +133,13 @@ impl Vectors {
         Ok(())
     }
 
-    /// Verifies pages of mapped memory, once each.
-    fn check_in_place(&self, pages: Range<usize>, bytes: &[u8]) -> Result<()> {
+    /// Verifies pages of mapped memory, once each. If `has_lost` is true, the file has lost pages
+    /// that may have been verified before, so all are verified again.
+    fn check_in_place(&self, pages: Range<usize>, bytes: &[u8], has_lost: bool) -> Result<()> {
         for (page, bytes) in pages.zip(bytes.chunks(PAGE_BYTES)) {
             let word = &self.sound[page / 64];
             let bit = 1_u64 << (page % 64);
-            if word.load(Ordering::Relaxed) & bit != 0 {
+            if !has_lost && word.load(Ordering::Relaxed) & bit != 0 {
                 continue;
             }
             if crc32c::crc32c(bytes) != self.checks[page] {
@@ -164,7 +165,7 @@ impl Vectors {
     /// Scores a row of a file in mapped memory.
     fn score_in_place(
         &self,
-        file: &[u8],
+        file: &dyn Sealed,
         query: &[f32],
         row: u32,
         vector: &mut Vec<f32>,
@@ -173,10 +174,17 @@ impl Vectors {
         let (offset, length) = self.file_range(&pages);
         let start = offset as usize;
         let bytes = file
-            .get(start..start + length)
+            .in_place()
+            .and_then(|bytes| bytes.get(start..start + length))
             .ok_or_else(|| Error::data_loss("vectors: the file is shorter than it was"))?;
-        self.check_in_place(pages, bytes)?;
-        Ok(self.score(query, row, bytes, vector))
+        let lost = file.lost_pages();
+        self.check_in_place(pages.clone(), bytes, lost > 0)?;
+        let score = self.score(query, row, bytes, vector);
+        if file.lost_pages() > lost {
+            // One of these pages may have been lost while it was scored.
+            self.check_in_place(pages, bytes, true)?;
+        }
+        Ok(score)
     }
 
     /// Groups rows whose pages overlap into one read: the pages, and indices in `rows`.
@@ -378,10 +386,10 @@ impl<'a> ExactVectors<'a> {
         self.error.borrow_mut().get_or_insert(error);
     }
 
-    fn in_place(&self, bytes: &[u8], query: &[f32], rows: &[u32], out: &mut [f32]) {
+    fn in_place(&self, query: &[f32], rows: &[u32], out: &mut [f32]) {
         let mut vector = Vec::with_capacity(self.vectors.settings.dims);
         for (&row, score) in rows.iter().zip(out) {
-            match self.vectors.score_in_place(bytes, query, row, &mut vector) {
+            match self.vectors.score_in_place(self.file.as_ref(), query, row, &mut vector) {
                 Ok(found) => *score = found,
                 Err(error) => self.lose(1, error),
             }
@@ -477,9 +485,9 @@ impl<'a> RowScores<'a> {
     }
 
     /// Scores all rows of a file in mapped memory.
-    fn score_in_place(&mut self, file: &[u8], query: &[f32], vector: &mut Vec<f32>) {
+    fn score_in_place(&mut self, query: &[f32], vector: &mut Vec<f32>) {
         for (row, score) in self.rows.iter().zip(&mut self.scores) {
-            match self.vectors.score_in_place(file, query, *row, vector) {
+            match self.vectors.score_in_place(self.file.as_ref(), query, *row, vector) {
                 Ok(found) => *score = found,
                 // A damaged page was recorded.
                 Err(_) => self.lost += 1,
@@ -529,9 +537,8 @@ pub(crate) fn score_rows(
         if let Some(row) = scores.rows.iter().find(|row| **row >= scores.vectors.rows) {
             return Err(Error::not_found(format!("the segment has no row {row}")));
         }
-        let file = scores.file;
-        if let Some(bytes) = file.in_place() {
-            scores.score_in_place(bytes, query, &mut vector);
+        if scores.file.in_place().is_some() {
+            scores.score_in_place(query, &mut vector);
         } else {
             for (pages, members) in scores.vectors.groups(scores.rows) {
                 let read = VectorRead { segment, pages, members };
@@ -581,8 +588,8 @@ impl Exact for ExactVectors<'_> {
         if let Some(row) = rows.iter().find(|&&row| row >= self.vectors.rows) {
             return Err(Error::not_found(format!("the segment has no row {row}")));
         }
-        if let Some(bytes) = self.file.in_place() {
-            self.in_place(bytes, query, rows, out);
+        if self.file.in_place().is_some() {
+            self.in_place(query, rows, out);
             return Ok(());
         }
         self.read(query, rows, out)

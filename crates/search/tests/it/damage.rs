@@ -8,7 +8,7 @@ use search::collection::{Collection, CollectionQuery};
 use search::filter::{Condition, Filter, Match};
 use storage::page::PAGE_BYTES;
 use storage::superblock::Superblock;
-use storage::{FaultMedium, FaultPlan, Medium, ReadFault};
+use storage::{FaultMedium, FaultPlan, Medium, MmapMedium, ReadFault};
 
 use crate::points::{
     MEMORY_BYTES, MEMTABLE_BYTES, Model, Sum, distance, limits, memory_medium, open, options,
@@ -150,6 +150,31 @@ fn payload_index(file: &[u8]) -> std::ops::Range<u64> {
     let superblock = Superblock::decode(file).unwrap();
     let section = superblock.sections.iter().find(|section| section.kind == PAYLOAD_INDEX);
     section.map_or(0..0, |section| section.offset..section.offset + section.bytes)
+}
+
+#[test]
+fn a_page_that_is_lost_after_its_check_is_damage() {
+    const VECTORS: u32 = 4;
+    let directory = tempfile::tempdir().unwrap();
+    let medium: Arc<dyn Medium> = Arc::new(MmapMedium::new(directory.path().to_owned()).unwrap());
+    let collection = open(&medium, options());
+    for id in 0..20 {
+        collection.upsert(point(&stored(id, 1))).unwrap();
+    }
+    collection.flush().unwrap();
+    let mut thread = collection.thread(limits()).unwrap();
+    let like = stored(7, 9);
+    let query = CollectionQuery::nearest(&like.embedding, 20);
+    let sound = collection.nearest(&mut thread, &query).unwrap();
+    assert_eq!((sound.hits.len(), sound.damaged, sound.partial), (20, 0, false));
+    let files = medium.list().unwrap();
+    let (name, _) = files.iter().find(|(name, _)| name.starts_with("segment-")).unwrap();
+    let superblock = Superblock::decode(&medium.load(name).unwrap()).unwrap();
+    let end = superblock.section(VECTORS).unwrap().offset;
+    let path = directory.path().join(name);
+    std::fs::File::options().write(true).open(path).unwrap().set_len(end).unwrap();
+    let damaged = collection.nearest(&mut thread, &query).unwrap();
+    assert!(damaged.damaged > 0 && damaged.partial, "{damaged:?}");
 }
 
 #[test]
