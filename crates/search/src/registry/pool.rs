@@ -115,6 +115,20 @@ struct HelpBoard {
     idle: AtomicUsize,
 }
 
+impl HelpBoard {
+    /// Drops the offers in `offered` whose work is done. They keep the segments of their queries
+    /// open, and threads that always find a task take no offers.
+    fn drop_done_offers(&self, offered: &Receiver<HelpOffer>) {
+        for _ in 0..offered.len() {
+            let Ok(offer) = offered.try_recv() else { return };
+            // If the board is full, the owner does the parts.
+            if offer.work.is_left() && self.offers.try_send(offer).is_err() {
+                return;
+            }
+        }
+    }
+}
+
 struct HelpOffer {
     named: Arc<NamedCollection>,
     work: Arc<dyn HelpWork>,
@@ -398,11 +412,12 @@ impl PoolWorker {
         }
     }
 
-    /// Drops readers that removed collections used, also on a thread that is never idle. At most
-    /// once in [`CHECK_INTERVAL`].
+    /// Drops readers that removed collections used, and offers whose work is done, also on a thread
+    /// that is never idle. At most once in [`CHECK_INTERVAL`].
     fn drop_outdated(&mut self) {
         if self.checked_at.elapsed() >= CHECK_INTERVAL {
             self.checked_at = Instant::now();
+            self.board.drop_done_offers(&self.offered);
             self.kept.retain(|kept| !kept.is_outdated());
             if let Err(error) = self.hold(0) {
                 tracing::error!(%error, "the memory of a search thread cannot be reduced");
@@ -592,6 +607,40 @@ mod tests {
         pool.submit(&named, Box::new(move |_, _| sender.send("searched").unwrap())).unwrap();
         assert_eq!(answer.recv(), Ok("searched"), "the task was dropped");
         assert_eq!((pool.stats().readers, budget.free()), (1, 0));
+    }
+
+    /// Work with a part that is left, or not.
+    struct FixedWork {
+        is_left: bool,
+    }
+
+    impl HelpWork for FixedWork {
+        fn is_left(&self) -> bool {
+            self.is_left
+        }
+
+        fn help(&self, _: &crate::collection::Collection, _: &mut SearchThread) -> usize {
+            0
+        }
+    }
+
+    #[test]
+    fn offers_of_ended_queries_are_dropped() {
+        let directory = tempfile::tempdir().unwrap();
+        let core = small_core(directory.path());
+        let named = core.create("a", CollectionSettings::new(4, Metric::L2)).unwrap();
+        let (offers, offered) = bounded(OFFERS_MAX);
+        let (_jobs, waiting) = bounded(1);
+        let board = HelpBoard { offers, jobs: waiting, idle: AtomicUsize::new(0) };
+        let ended = Arc::new(FixedWork { is_left: false });
+        let running = Arc::new(FixedWork { is_left: true });
+        for work in [&ended, &running, &ended, &running] {
+            let offer = HelpOffer { named: named.clone(), work: work.clone(), account: None };
+            assert!(board.offers.try_send(offer).is_ok());
+        }
+        board.drop_done_offers(&offered);
+        assert_eq!((Arc::strong_count(&ended), Arc::strong_count(&running)), (1, 3));
+        assert_eq!(offered.len(), 2);
     }
 
     #[test]
