@@ -1,14 +1,15 @@
 //! Memory: files in slots of the pool, copied there when opened.
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::io;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use base::{Error, Result};
 use memory::{Region, SlotPool};
 use os::{DIRECT_ALIGNMENT, DirectFile};
 
-use crate::directory::{Directory, FileWriter, check_write};
+use crate::directory::{Directory, FileWriter, check_write, io_error};
 use crate::in_place::InPlaceReader;
 use crate::medium::{
     Medium, MediumKind, Reader, ReaderGroup, ReaderOptions, Salvaged, Sealed, Space, Writer,
@@ -63,6 +64,14 @@ impl DramMedium {
     }
 }
 
+/// Converts the error of a direct read to the error of a medium: bytes that the disk lost are
+/// `DataLoss`, and not an error that another attempt may cure.
+fn disk_error(path: &Path, error: Error) -> Error {
+    let source = std::error::Error::source(&error);
+    let code = source.and_then(|source| source.downcast_ref::<io::Error>()?.raw_os_error());
+    code.map_or(error, |code| io_error(path, &io::Error::from_raw_os_error(code)))
+}
+
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -105,11 +114,14 @@ impl Medium for DramMedium {
     fn open(&self, name: &str) -> Result<Arc<dyn Sealed>> {
         match &self.files {
             DramFiles::Durable(directory) => {
-                let mut source = DirectFile::open(&directory.file(name)?, true)?;
+                let path = directory.file(name)?;
+                let mut source = DirectFile::open(&path, true)?;
                 self.sealed(source.bytes(), |memory, length| {
                     for start in (0..length).step_by(COPY_BYTES) {
                         let bytes = COPY_BYTES.min(length - start);
-                        source.read_exact_at(&mut memory[start..], start as u64, bytes)?;
+                        source
+                            .read_exact_at(&mut memory[start..], start as u64, bytes)
+                            .map_err(|error| disk_error(&path, error))?;
                     }
                     Ok(())
                 })
@@ -261,5 +273,25 @@ impl Sealed for DramSealed {
 impl std::fmt::Debug for DramSealed {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "DramSealed({} bytes)", self.length)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use base::ErrorKind;
+
+    use super::*;
+
+    #[test]
+    fn bytes_that_the_disk_lost_are_data_loss() {
+        let path = Path::new("segment");
+        let kind = |code| {
+            let read = Error::io(path, &io::Error::from_raw_os_error(code));
+            disk_error(path, read).kind()
+        };
+        assert_eq!(kind(libc::EIO), ErrorKind::DataLoss);
+        assert_eq!(kind(libc::EMFILE), ErrorKind::ResourceExhausted);
+        let misplaced = disk_error(path, Error::invalid("a direct read is misplaced"));
+        assert_eq!(misplaced.kind(), ErrorKind::InvalidArgument);
     }
 }
