@@ -36,7 +36,8 @@ impl BuildThreads<'_> {
         }
     }
 
-    /// Runs `work` on each of `chunks`. Each thread takes the next chunk.
+    /// Runs `work` on each of `chunks`. Each thread takes the next chunk. If the system refuses
+    /// some threads, the others do all chunks.
     ///
     /// # Errors
     /// `Cancelled`; some chunks were then skipped.
@@ -56,7 +57,11 @@ impl BuildThreads<'_> {
         };
         std::thread::scope(|scope| {
             for _ in 1..self.count {
-                scope.spawn(run);
+                // `Scope::spawn` would panic, and end the thread that flushes or merges.
+                if let Err(error) = std::thread::Builder::new().spawn_scoped(scope, run) {
+                    tracing::debug!(%error, "an index is built by fewer threads");
+                    break;
+                }
             }
             run();
         });
