@@ -58,8 +58,6 @@ pub(crate) struct SegmentPlan<'a> {
 pub(crate) struct WrittenSegment {
     /// `order[row]` is the row of the source.
     pub(crate) order: Vec<u32>,
-    /// Length of the file.
-    pub(crate) bytes: u64,
 }
 
 impl WrittenSegment {
@@ -207,8 +205,8 @@ pub(crate) fn write(
     })?;
     file.section(kind::PAYLOAD_MAP, &payloads.encode())?;
     write_index(&mut file, index)?;
-    let bytes = file.finish(plan.uuid, order.len() as u32)?;
-    Ok(WrittenSegment { order, bytes })
+    file.finish(plan.uuid, order.len() as u32)?;
+    Ok(WrittenSegment { order })
 }
 
 /// Writes the records, their map and, for fingerprints, the index of their edges.

@@ -124,15 +124,14 @@ impl<'a> SegmentFileWriter<'a> {
     }
 
     /// Writes the table of checksums and syncs, then writes the superblock and syncs again.
-    pub(super) fn finish(mut self, uuid: [u8; 16], rows: u32) -> Result<u64> {
+    pub(super) fn finish(mut self, uuid: [u8; 16], rows: u32) -> Result<()> {
         let checks: Vec<u8> = self.checks.iter().flat_map(|check| check.to_le_bytes()).collect();
         self.section(kind::CHECKS, &checks)?;
         self.writer.persist()?;
         let sections = std::mem::take(&mut self.sections);
         let superblock = Superblock { uuid, version: VERSION, rows: u64::from(rows), sections };
         self.writer.write_at(0, &superblock.encode()?)?;
-        self.writer.persist()?;
-        Ok(self.writer.bytes())
+        self.writer.persist()
     }
 }
 

@@ -356,7 +356,6 @@ pub(crate) struct ExactVectors<'a> {
     file: &'a Arc<dyn Sealed>,
     reader: RefCell<&'a mut dyn Reader>,
     lost: Cell<u64>,
-    error: RefCell<Option<Error>>,
 }
 
 impl<'a> ExactVectors<'a> {
@@ -366,14 +365,7 @@ impl<'a> ExactVectors<'a> {
         file: &'a Arc<dyn Sealed>,
         reader: &'a mut dyn Reader,
     ) -> ExactVectors<'a> {
-        ExactVectors {
-            vectors,
-            ids,
-            file,
-            reader: RefCell::new(reader),
-            lost: Cell::new(0),
-            error: RefCell::new(None),
-        }
+        ExactVectors { vectors, ids, file, reader: RefCell::new(reader), lost: Cell::new(0) }
     }
 
     /// Returns the number of rows that could not be scored.
@@ -381,9 +373,9 @@ impl<'a> ExactVectors<'a> {
         self.lost.get()
     }
 
-    fn lose(&self, rows: usize, error: Error) {
+    fn lose(&self, rows: usize, error: &Error) {
         self.lost.set(self.lost.get() + rows as u64);
-        self.error.borrow_mut().get_or_insert(error);
+        tracing::debug!(%error, rows, "embeddings are not compared");
     }
 
     fn in_place(&self, query: &[f32], rows: &[u32], out: &mut [f32]) {
@@ -391,7 +383,7 @@ impl<'a> ExactVectors<'a> {
         for (&row, score) in rows.iter().zip(out) {
             match self.vectors.score_in_place(self.file.as_ref(), query, row, &mut vector) {
                 Ok(found) => *score = found,
-                Err(error) => self.lose(1, error),
+                Err(error) => self.lose(1, &error),
             }
         }
     }
@@ -435,7 +427,7 @@ impl<'a> ExactVectors<'a> {
                 let sound =
                     bytes.and_then(|bytes| self.vectors.arrived(pages, bytes).map(|()| bytes));
                 match sound {
-                    Err(error) => self.lose(members.len(), error),
+                    Err(error) => self.lose(members.len(), &error),
                     Ok(bytes) => score(pages, members, bytes, out),
                 }
             })?;
