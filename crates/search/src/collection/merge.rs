@@ -482,14 +482,16 @@ impl Collection {
         // Queries wait for this lock and this thread may have low priority, so only new deletes are
         // processed under it.
         let mut live = self.live.lock();
-        let Some(now) = live.state.views(numbers) else {
+        let deletes = live.state.views(numbers).map(|now| source.deletes_since(&now, &places));
+        let Some(deletes) = deletes else {
+            // Queries wait for the lock, and the removal of a large file can take long.
+            drop(live);
             pending.remove();
             return Err(Error::new(
                 ErrorKind::Cancelled,
                 "a segment was dropped while it was merged",
             ));
         };
-        let deletes = source.deletes_since(&now, &places);
         let view = SegmentView::new(segment, Arc::new(deletes));
         let rows = view.segment.rows();
         live.merged(
