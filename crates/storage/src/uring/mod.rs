@@ -11,7 +11,8 @@ use std::fs::{File, OpenOptions};
 use std::os::fd::{AsRawFd, RawFd};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use base::{Error, Result};
 
@@ -35,8 +36,8 @@ pub struct UringMedium {
     directory: Directory,
     /// True if reads go one after the other, without io_uring.
     plain: bool,
-    /// The reason why reads go through the page cache, if they do.
-    refusal: OnceLock<String>,
+    /// True once it was logged that reads go through the page cache.
+    has_logged_refusal: AtomicBool,
 }
 
 impl UringMedium {
@@ -50,7 +51,7 @@ impl UringMedium {
         Ok(UringMedium {
             directory: Directory::new(directory)?,
             plain: false,
-            refusal: OnceLock::new(),
+            has_logged_refusal: AtomicBool::new(false),
         })
     }
 
@@ -63,13 +64,8 @@ impl UringMedium {
         Ok(UringMedium {
             directory: Directory::new(directory)?,
             plain: true,
-            refusal: OnceLock::new(),
+            has_logged_refusal: AtomicBool::new(false),
         })
-    }
-
-    /// Returns the reason why reads go through the page cache, once a file was opened and they do.
-    pub fn refusal(&self) -> Option<&str> {
-        self.refusal.get().map(String::as_str)
     }
 
     fn open_direct(&self, path: &Path) -> Result<File> {
@@ -83,8 +79,9 @@ impl UringMedium {
             Err(error) if os::is_direct_refusal(&error) => error,
             Err(error) => return Err(fail(error)),
         };
-        let reason = format!("{}: the file system refuses O_DIRECT ({refused})", path.display());
-        if self.refusal.set(reason.clone()).is_ok() {
+        if !self.has_logged_refusal.swap(true, Ordering::Relaxed) {
+            let reason =
+                format!("{}: the file system refuses O_DIRECT ({refused})", path.display());
             tracing::warn!(reason, "index files are read through the page cache");
         }
         File::open(path).map_err(fail)
