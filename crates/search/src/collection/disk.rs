@@ -100,13 +100,17 @@ impl DiskGuard {
     }
 }
 
-/// Checks that `medium` has room for a new collection.
+/// Checks that `medium` has room for a new collection with files of `bytes` bytes together.
 ///
 /// # Errors
-/// `StorageFull` if less than the reserve is free.
-pub(crate) fn check_room_to_create(medium: &dyn Medium, reserve: Option<u64>) -> Result<()> {
+/// `StorageFull` if less than the reserve would be free afterwards.
+pub(crate) fn check_room_to_create(
+    medium: &dyn Medium,
+    reserve: Option<u64>,
+    bytes: u64,
+) -> Result<()> {
     let disk = DiskGuard::new(reserve);
-    let lacks = disk.space(medium, 0).and_then(|space| disk.lacks(space, 0, 1));
+    let lacks = disk.space(medium, 0).and_then(|space| disk.lacks(space, bytes, 1));
     lacks.map_or(Ok(()), |why| Err(Error::storage_full(format!("{why}; free space on the disk"))))
 }
 
@@ -156,7 +160,24 @@ impl Collection {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
+    use base::ErrorKind;
+    use storage::{FaultMedium, FaultPlan, UringMedium};
+
     use super::*;
+
+    #[test]
+    fn a_new_collection_leaves_the_reserve_free() {
+        let directory = tempfile::tempdir().unwrap();
+        let files = UringMedium::plain(directory.path().to_owned()).unwrap();
+        let plan = FaultPlan { space: Some(1000), ..FaultPlan::default() };
+        let medium = FaultMedium::new(Arc::new(files), plan).unwrap();
+        assert_eq!(check_room_to_create(&medium, Some(300), 700), Ok(()));
+        let error = check_room_to_create(&medium, Some(300), 701).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::StorageFull);
+        assert!(error.message().contains("--search-disk-reserve"), "{error}");
+    }
 
     #[test]
     fn the_reserve_follows_the_size_of_the_file_system() {

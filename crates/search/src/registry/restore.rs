@@ -175,7 +175,8 @@ impl RegistryCore {
     /// Checks that the disk has room for `bytes` more and the reserve.
     fn check_room(&self, bytes: u64) -> Result<()> {
         let medium = UringMedium::plain(self.options.directory.clone())?;
-        crate::collection::check_room_to_create(&medium, self.options.disk_reserve)?;
+        crate::collection::check_room_to_create(&medium, self.options.disk_reserve, bytes)?;
+        // Without a reserve, that checks nothing.
         match medium.space()? {
             Some(space) if space.free < bytes => Err(Error::storage_full(format!(
                 "the disk of the collections has {} left, and the copy needs {}; free space",

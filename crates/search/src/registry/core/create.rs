@@ -42,7 +42,7 @@ impl RegistryCore {
             return Err(self.too_many(count));
         }
         let root = &self.options.directory;
-        check_room_to_create(&UringMedium::plain(root.clone())?, self.options.disk_reserve)?;
+        check_room_to_create(&UringMedium::plain(root.clone())?, self.options.disk_reserve, 0)?;
         let layout = self.media.layout(settings.medium, root)?;
         self.make_directory(name, &settings, layout)?;
         let opened = self.open_one(name);
