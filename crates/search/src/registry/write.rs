@@ -72,19 +72,23 @@ impl NamedCollection {
     pub fn delete(&self, ids: &[PointId]) -> Result<u64> {
         let (applied, count) = {
             let _changes = self.lock_changes()?;
-            let mut ops = Vec::new();
+            let mut existing = Vec::new();
             for (id, found) in ids.iter().zip(self.get_parts(ids, PointParts::NONE)) {
                 match found {
                     // A UUID of another point with the same hash, or no point.
                     Ok(None) => {}
-                    Ok(Some(_)) => ops.push(Op::Delete(self.internal(id))),
+                    Ok(Some(_)) => existing.push(self.internal(id)),
                     // A point that cannot be read can still be deleted.
                     Err(error) if error.kind() == ErrorKind::DataLoss => {
-                        ops.push(Op::Delete(self.internal(id)));
+                        existing.push(self.internal(id));
                     }
                     Err(error) => return Err(error),
                 }
             }
+            // A request may name a point twice.
+            existing.sort_unstable();
+            existing.dedup();
+            let ops: Vec<Op<'_>> = existing.into_iter().map(Op::Delete).collect();
             let applied = self.collection().apply(&ops);
             self.changed();
             (applied?, ops.len() as u64)
@@ -316,6 +320,19 @@ mod tests {
             let wanted = format!("point {id}: its payload has ");
             assert!(error.message().starts_with(&wanted), "{error}");
         }
+    }
+
+    #[test]
+    fn a_point_that_is_named_twice_is_deleted_once() {
+        let directory = tempfile::tempdir().unwrap();
+        let core = small_core(directory.path());
+        let named = core.create("a", CollectionSettings::new(2, Metric::L2)).unwrap();
+        let payload = serde_json::Map::new();
+        let id = PointId::Number(1);
+        let embedding = &[1.0, 0.0];
+        named.upsert(&[NewPoint { id, embedding, record: &[], payload: &payload }]).unwrap();
+        assert_eq!(named.delete(&[id, PointId::Number(2), id]), Ok(1));
+        assert_eq!(named.collection().count(), 0);
     }
 
     #[test]
