@@ -324,4 +324,17 @@ pub trait Reader: Send {
     /// # Errors
     /// The medium's error if the queue itself fails; the reads in flight are then lost.
     fn complete(&mut self, wait: usize, each: &mut dyn FnMut(u64, Result<&[u8]>)) -> Result<usize>;
+
+    /// Closes files of earlier reads that nothing else holds, if no read is in flight. Otherwise a
+    /// reader keeps a file open until its next reads are done, and the disk space of a removed file
+    /// is not free before that.
+    ///
+    /// # Errors
+    /// As [`Reader::complete`].
+    fn close_unused_files(&mut self) -> Result<()> {
+        if self.in_flight() > 0 {
+            return Ok(());
+        }
+        self.complete(0, &mut |_, _| {}).map(drop)
+    }
 }

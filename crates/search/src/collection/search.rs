@@ -82,6 +82,17 @@ impl SearchThread {
         let codes = self.codes.as_ref().map_or(0, |codes| codes.reader.in_flight());
         self.searcher.is_sound() && self.vectors.in_flight() == 0 && codes == 0
     }
+
+    /// Closes files of earlier queries that nothing else holds, such as those of merged segments.
+    /// For a thread that waits for queries.
+    ///
+    /// # Errors
+    /// The error of a reader.
+    pub(crate) fn close_unused_files(&mut self) -> Result<()> {
+        self.searcher.close_unused_files()?;
+        self.vectors.close_unused_files()?;
+        self.codes.as_mut().map_or(Ok(()), |codes| codes.reader.close_unused_files())
+    }
 }
 
 /// Reader of codes of one search thread, and the memory of its buffers.
@@ -462,5 +473,61 @@ fn in_segment(ranked: &RankedPoint<'_>) -> Option<RerankCandidate> {
             Some(RerankCandidate { segment, row, coarse: ranked.coarse })
         }
         HitLocation::Memtable(_) => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use os::Rate;
+    use storage::{Read, UringMedium};
+
+    use super::*;
+    use crate::budget::MemoryBudget;
+    use crate::coarse::Metric;
+    use crate::collection::helpers::tests::limits;
+    use crate::collection::{CollectionOptions, Resources};
+    use crate::rerank::SharedCaches;
+
+    /// Reader that counts the calls that close files.
+    struct CountedReader(Arc<AtomicUsize>);
+
+    impl Reader for CountedReader {
+        fn room(&self) -> usize {
+            0
+        }
+
+        fn in_flight(&self) -> usize {
+            0
+        }
+
+        fn submit(&mut self, _: Read<'_>) -> Result<()> {
+            Err(Error::internal("it reads nothing"))
+        }
+
+        fn complete(&mut self, _: usize, _: &mut dyn FnMut(u64, Result<&[u8]>)) -> Result<usize> {
+            self.0.fetch_add(1, Ordering::Relaxed);
+            Ok(0)
+        }
+    }
+
+    #[test]
+    fn a_waiting_thread_closes_unused_files() {
+        let root = tempfile::tempdir().unwrap();
+        let medium = Arc::new(UringMedium::plain(root.path().to_owned()).unwrap());
+        let budget = MemoryBudget::new(64 << 20);
+        let resources = Resources::new(budget.clone(), 1 << 20, Rate::unlimited()).unwrap();
+        let options = CollectionOptions::new(8, Metric::L2);
+        let shared = Arc::new(SharedCaches::new(0, 512));
+        let collection = Collection::open(medium, options, &resources, shared).unwrap();
+        let mut thread = collection.thread(limits()).unwrap();
+        let closed = Arc::<AtomicUsize>::default();
+        thread.vectors = Box::new(CountedReader(closed.clone()));
+        let reader = Box::new(CountedReader(closed.clone()));
+        let memory = budget.reserve(0, "a test").unwrap();
+        thread.codes = Some(CodesThread { reader, _held: memory });
+        thread.close_unused_files().unwrap();
+        assert_eq!(closed.load(Ordering::Relaxed), 2);
     }
 }

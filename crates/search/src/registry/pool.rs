@@ -412,13 +412,19 @@ impl PoolWorker {
         }
     }
 
-    /// Drops readers that removed collections used, and offers whose work is done, also on a thread
-    /// that is never idle. At most once in [`CHECK_INTERVAL`].
+    /// Drops readers that removed collections used, closes files that only readers hold, and drops
+    /// offers whose work is done, also on a thread that is never idle. At most once in
+    /// [`CHECK_INTERVAL`].
     fn drop_outdated(&mut self) {
         if self.checked_at.elapsed() >= CHECK_INTERVAL {
             self.checked_at = Instant::now();
             self.board.drop_done_offers(&self.offered);
             self.kept.retain(|kept| !kept.is_outdated());
+            for kept in &mut self.kept {
+                if let Err(error) = kept.thread.close_unused_files() {
+                    tracing::debug!(%error, "removed files stay open until the next search");
+                }
+            }
             if let Err(error) = self.hold(0) {
                 tracing::error!(%error, "the memory of a search thread cannot be reduced");
             }

@@ -109,6 +109,14 @@ impl Searcher {
         !self.broken && self.reader.in_flight() == 0
     }
 
+    /// Closes files of earlier queries that nothing else holds.
+    ///
+    /// # Errors
+    /// The error of the reader.
+    pub(crate) fn close_unused_files(&mut self) -> Result<()> {
+        self.reader.close_unused_files()
+    }
+
     /// Answers one query.
     ///
     /// # Errors

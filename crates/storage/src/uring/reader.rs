@@ -311,6 +311,32 @@ impl Drop for UringReader {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::medium::Medium;
+    use crate::uring::UringMedium;
+
+    #[test]
+    fn an_idle_reader_closes_removed_files() {
+        let directory = tempfile::tempdir().unwrap();
+        let Ok(medium) = UringMedium::new(directory.path().to_owned()) else {
+            return println!("SKIPPED: io_uring is not allowed here");
+        };
+        medium.create("f").unwrap().append(&[7; PAGE_BYTES]).unwrap();
+        let file = medium.open("f").unwrap();
+        let options = ReaderOptions { depth: 2, read_bytes_max: PAGE_BYTES };
+        let mut reader = UringReader::new(options).unwrap();
+        reader.submit(Read { file: &file, offset: 0, bytes: PAGE_BYTES, tag: 1 }).unwrap();
+        reader.complete(1, &mut |_, bytes| assert_eq!(bytes.unwrap(), [7; PAGE_BYTES])).unwrap();
+        if !reader.registered[0] {
+            return println!("SKIPPED: files cannot be registered here");
+        }
+        // The ring holds the file after its last other holder.
+        medium.remove("f").unwrap();
+        reader.close_unused_files().unwrap();
+        assert!(reader.registered[0], "it is still in use");
+        drop(file);
+        reader.close_unused_files().unwrap();
+        assert!(!reader.registered[0]);
+    }
 
     fn slot(pages: usize) -> ReadSlot {
         ReadSlot { bytes: pages * PAGE_BYTES, ..ReadSlot::default() }
