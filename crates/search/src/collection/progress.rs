@@ -32,6 +32,9 @@ const REASONS_MAX: usize = 16;
 pub(super) struct LogProgress {
     watermark: Watermark,
     recorded: Option<Instant>,
+    /// True once all logs were replayed. Before that, the positions of some logs are known from the
+    /// watermark only, so it must not be overwritten.
+    is_replayed: bool,
 }
 
 /// Logs that a start opens.
@@ -99,7 +102,7 @@ impl LogProgress {
         );
         numbers.sort_unstable();
         Ok((
-            LogProgress { watermark, recorded: None },
+            LogProgress { watermark, recorded: None, is_replayed: false },
             Logs { numbers, marks, bytes, empty, problem },
         ))
     }
@@ -124,6 +127,9 @@ impl Collection {
     }
 
     fn record(&self, progress: &mut LogProgress) {
+        if !progress.is_replayed {
+            return;
+        }
         let marks = self.log_marks();
         progress.recorded = Some(Instant::now());
         if let Err(error) = progress.watermark.record(marks) {
@@ -136,8 +142,18 @@ impl Collection {
         self.writer.lock().logs.iter().map(|(number, log)| (*number, log.durable())).collect()
     }
 
-    /// Replays all logs. Records their damage; points whose changes are lost become unknown.
+    /// Replays all logs, after which their positions are recorded.
+    ///
+    /// # Errors
+    /// The error of a log or of a flush. The positions that were recorded before stay.
     pub(super) fn replay_logs(&self, logs: &Logs) -> Result<()> {
+        self.replay_each(logs)?;
+        self.progress.lock().is_replayed = true;
+        Ok(())
+    }
+
+    /// Replays the logs. Records their damage; points whose changes are lost become unknown.
+    fn replay_each(&self, logs: &Logs) -> Result<()> {
         self.remove_empty(&logs.empty);
         for &number in &logs.numbers {
             let name = CollectionFile::Log(number).name();

@@ -13,7 +13,10 @@ use search::registry::{CollectionSettings, Registry};
 use storage::watermark::Watermark;
 use storage::{FaultMedium, FaultPlan, Medium, UringMedium};
 
-use crate::points::{TIMEOUT, limits, memory_medium, open, options, point, stored};
+use crate::points::{
+    MEMORY_BYTES, MEMTABLE_BYTES, TIMEOUT, limits, memory_medium, open, options, point, resources,
+    stored, try_open,
+};
 
 type Files = Vec<(String, Vec<u8>)>;
 
@@ -84,6 +87,25 @@ fn partial(collection: &Collection) -> bool {
     let like = stored(1, 1);
     let mut thread = collection.thread(limits()).unwrap();
     collection.nearest(&mut thread, &CollectionQuery::nearest(&like.embedding, 5)).unwrap().partial
+}
+
+#[test]
+fn a_failed_start_keeps_the_recorded_positions() {
+    let (files, _) = subject();
+    let recorded = |medium: &Arc<dyn Medium>| Watermark::open(medium).unwrap().1;
+    let before = recorded(&write(&files));
+    assert!(before.iter().flatten().any(|(_, mark)| mark.next > 1), "{before:?}");
+    let resources = resources(MEMORY_BYTES, MEMTABLE_BYTES);
+    let mut failed = 0;
+    // The manifest, and then the first log.
+    for at in 1..=2 {
+        let medium = write(&files);
+        let plan = FaultPlan { persist_error_at: Some(at), ..FaultPlan::default() };
+        let faulty = Arc::new(FaultMedium::new(medium.clone(), plan).unwrap());
+        failed += usize::from(try_open(faulty, options(), &resources).is_err());
+        assert_eq!(recorded(&medium), before, "{at}");
+    }
+    assert_eq!(failed, 2);
 }
 
 #[test]
