@@ -105,7 +105,7 @@ impl Collection {
             pins: Mutex::default(),
         };
         collection.remove_leftovers(&content);
-        collection.read_pending_deletes(&content);
+        collection.read_pending_deletes(&content)?;
         collection.restore_damaged(&content);
         collection.replay_logs(&logs)?;
         collection.record_progress();
@@ -131,7 +131,11 @@ impl Collection {
 
     /// Reads the pending deletes of all segments. If they are lost, the segment is not served,
     /// because deleted points would reappear.
-    fn read_pending_deletes(&self, manifest: &ManifestContent) {
+    ///
+    /// # Errors
+    /// An error that may be temporary, such as too many open files. A segment that is whole must
+    /// not be reported as damaged.
+    fn read_pending_deletes(&self, manifest: &ManifestContent) -> Result<()> {
         for entry in &manifest.segments {
             let uuid = uuid_of(&entry.uuid).unwrap_or_default();
             let mut pending_deletes = HashSet::new();
@@ -142,6 +146,7 @@ impl Collection {
                 match self.medium.load(&name).and_then(|bytes| DeletesFile::decode(&bytes, uuid, 0))
                 {
                     Ok((found, _)) => pending_deletes.extend(found.pending_deletes),
+                    Err(error) if may_end(&error) => return Err(error.context(name)),
                     Err(error) => {
                         unread.push(file);
                         failure = Some(error.context(name));
@@ -161,6 +166,7 @@ impl Collection {
                 self.close_for_good(entry.number, &error);
             }
         }
+        Ok(())
     }
 
     /// Opens the segments on the calling thread; each is searched as soon as it is open. Returns
@@ -267,6 +273,12 @@ impl Collection {
         held.resize(ids.memory_bytes(), &name)?;
         Ok(Arc::new(KnownIds { ids, _held: held }))
     }
+}
+
+/// Returns true if another attempt to read a file may succeed. An unknown failure (`Internal`) may
+/// be permanent, so it counts as damage.
+fn may_end(error: &Error) -> bool {
+    error.is_retryable() && error.kind() != ErrorKind::Internal
 }
 
 /// Returns the number of the next file. No new file may get the number of a lost log.

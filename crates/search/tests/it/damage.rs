@@ -8,7 +8,7 @@ use search::collection::{Collection, CollectionQuery};
 use search::filter::{Condition, Filter, Match};
 use storage::page::PAGE_BYTES;
 use storage::superblock::Superblock;
-use storage::{FaultMedium, FaultPlan, Medium, MmapMedium, ReadFault};
+use storage::{FaultMedium, FaultPlan, LOAD_BYTES_MAX, Medium, MmapMedium, ReadFault, UringMedium};
 
 use crate::points::{
     MEMORY_BYTES, MEMTABLE_BYTES, Model, Sum, distance, limits, memory_medium, open, options,
@@ -489,6 +489,37 @@ fn unreadable_pending_deletes_are_kept() {
         assert_eq!(look(&collection, &model), Lost::default());
         collection.flush().unwrap();
     }
+}
+
+#[test]
+fn pending_deletes_that_cannot_be_read_now_are_no_damage() {
+    let (files, _) = subject();
+    let segment = files.iter().position(|(name, _)| name.starts_with("segment-")).unwrap();
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path();
+    let medium: Arc<dyn Medium> = Arc::new(UringMedium::plain(path.to_owned()).unwrap());
+    for (at, (name, bytes)) in files.iter().enumerate() {
+        let mut writer = medium.create(name).unwrap();
+        writer.append(bytes).unwrap();
+        if at == segment {
+            writer.write_at(100, &[!bytes[100]]).unwrap();
+        }
+        writer.persist().unwrap();
+    }
+    let collection = open(&medium, options());
+    collection.delete(8).unwrap();
+    collection.flush().unwrap();
+    drop(collection);
+    let waiting = path.join(named(&medium, "waiting-").pop().unwrap());
+    let file = std::fs::File::options().write(true).open(waiting).unwrap();
+    let bytes = file.metadata().unwrap().len();
+    // The medium refuses to read so many bytes at once.
+    file.set_len(LOAD_BYTES_MAX + 1).unwrap();
+    let resources = resources(MEMORY_BYTES, MEMTABLE_BYTES);
+    let error = try_open(medium.clone(), options(), &resources).err().unwrap();
+    assert_eq!(error.kind(), ErrorKind::ResourceExhausted);
+    file.set_len(bytes).unwrap();
+    assert_eq!(open(&medium, options()).get(8).unwrap(), None);
 }
 
 #[test]
