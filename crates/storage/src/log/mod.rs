@@ -155,7 +155,7 @@ impl Log {
         mut writer: Box<dyn Writer>,
     ) -> Result<(Log, Replay)> {
         let replay = replay::replay(&Salvaged::default(), LogPosition::default());
-        mend(&mut *writer, &replay)?;
+        repair(&mut *writer, &replay)?;
         medium.persist_names()?;
         Ok((Log::new(name, Some(writer), &replay, LogPosition::default(), None), replay))
     }
@@ -173,7 +173,7 @@ impl Log {
             failed = Some(Error::data_loss(format!("{pages} of its pages cannot be read")));
         } else if replay.cut {
             failed = Some(Error::data_loss("its end is missing"));
-        } else if let Err(error) = mend(&mut *writer, &replay) {
+        } else if let Err(error) = repair(&mut *writer, &replay) {
             if error.kind() != ErrorKind::StorageFull {
                 return Err(error);
             }
@@ -238,7 +238,7 @@ impl Log {
     fn append_frame(&self, payload: &[u8], key: Option<u64>) -> Result<u64> {
         let bytes = frame::frame_bytes(payload.len())?;
         let mut state = self.state();
-        self.fit(&state)?;
+        self.check_usable(&state)?;
         let keys = key.map_or(0, |_| frame::keys_bytes(state.keys.len() + 1));
         if state.bytes + (bytes + keys) as u64 > LOG_BYTES_MAX {
             let name = &self.name;
@@ -257,7 +257,7 @@ impl Log {
         if state.pending.len() + bytes > PENDING_BYTES_MAX && !state.pending.is_empty() {
             let last = state.next - 1;
             state = self.flush_to(state, last)?;
-            self.fit(&state)?;
+            self.check_usable(&state)?;
         }
         let number = state.next;
         state.next += 1;
@@ -372,7 +372,7 @@ impl Log {
         state
     }
 
-    fn fit(&self, state: &LogState) -> Result<()> {
+    fn check_usable(&self, state: &LogState) -> Result<()> {
         match &state.failed {
             None => Ok(()),
             Some(error) => Err(refusal(&format!("log {}", self.name), error)),
@@ -385,7 +385,7 @@ impl Log {
 }
 
 /// Repairs a log after a loss of power: cuts the torn end and closes holes.
-fn mend(writer: &mut dyn Writer, replay: &Replay) -> Result<()> {
+fn repair(writer: &mut dyn Writer, replay: &Replay) -> Result<()> {
     if let Some(end) = replay.torn_tail {
         writer.truncate(end)?;
     }
