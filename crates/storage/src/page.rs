@@ -151,7 +151,7 @@ impl Packer {
         let sum = crc32c::crc32c(&self.finished[start + 4..]);
         self.finished[start..start + 4].copy_from_slice(&sum.to_le_bytes());
         self.page = self.page.checked_add(u32::from(pages)).ok_or_else(|| {
-            Error::exhausted("a segment holds at most 2^32 pages; seal it earlier")
+            Error::exhausted("a segment holds at most 2^32 pages; write fewer records to it")
         })?;
         Ok(())
     }

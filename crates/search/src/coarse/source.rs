@@ -173,7 +173,7 @@ impl VectorProfile {
 
 pub(super) fn not_finite(row: usize, dim: usize) -> Error {
     Error::invalid(format!(
-        "vector {row} has a value that is not a finite number at dimension {dim}; leave it out or mend it"
+        "vector {row} has a value that is not a finite number at dimension {dim}; leave it out or correct it"
     ))
 }
 
