@@ -243,17 +243,18 @@ impl Collection {
     }
 
     /// Freezes the active memtable, so that it can be flushed before it is full. Used if memory is
-    /// short. Does nothing if a frozen memtable already waits.
+    /// short. Returns false, and does nothing, if a frozen memtable already waits or if the active
+    /// one is empty.
     ///
     /// # Errors
     /// The error of the medium.
-    pub fn freeze(&self) -> Result<()> {
+    pub fn freeze(&self) -> Result<bool> {
         let mut writer = self.writer.lock();
         let wait = {
             let live = self.live.lock();
             live.state.memtables.len() > 1 || live.active().rows() == 0
         };
-        if wait { Ok(()) } else { self.freeze_active(&mut writer) }
+        if wait { Ok(false) } else { self.freeze_active(&mut writer).map(|()| true) }
     }
 
     /// Flushes all memtables and waits for the result.

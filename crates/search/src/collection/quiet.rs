@@ -43,7 +43,7 @@ impl Collection {
             return Ok(false);
         }
         drop(state);
-        self.freeze().map(|()| true)
+        self.freeze()
     }
 
     /// Returns when more segments are merged because no points arrive: half as many are enough.

@@ -118,9 +118,9 @@ fn relieve(core: &RegistryCore) -> bool {
         .max_by_key(|(bytes, _)| *bytes);
     match largest.filter(|(bytes, _)| *bytes >= RELIEF_BYTES_MIN) {
         Some((_, named)) => {
-            let frozen = named.collection().freeze().map(|()| true);
+            let frozen = named.collection().freeze();
             named.record_outcome(BackgroundTask::Flush, &frozen);
-            frozen.is_ok()
+            frozen.is_ok_and(|froze| froze)
         }
         None => false,
     }
@@ -154,6 +154,30 @@ mod tests {
             .collect();
         named.upsert(&points).unwrap();
         named.collection().flush().unwrap();
+    }
+
+    #[test]
+    fn memory_is_relieved_once_for_each_memtable() {
+        let directory = tempfile::tempdir().unwrap();
+        let options = RegistryOptions {
+            memory_bytes: 64 << 20,
+            cache_bytes: 0,
+            ..RegistryOptions::new(directory.path())
+        };
+        // Without its threads, so nothing is flushed.
+        let core = RegistryCore::open(options).unwrap();
+        let named = core.create("a", CollectionSettings::new(DIMS, Metric::L2)).unwrap();
+        assert!(!named.collection().freeze().unwrap(), "it is empty");
+        let payload = serde_json::Map::new();
+        let embedding = &[1.0; DIMS];
+        let point =
+            |id| NewPoint { id: PointId::Number(id), embedding, record: &[], payload: &payload };
+        named.upsert(&(0..1500).map(point).collect::<Vec<_>>()).unwrap();
+        assert!(named.collection().unflushed_bytes() >= RELIEF_BYTES_MIN);
+        let budget = core.resources.budget();
+        let _rest = budget.reserve(budget.free() - 1000, "other data").unwrap();
+        assert!(relieve(&core));
+        assert!(!relieve(&core), "a frozen memtable waits already");
     }
 
     #[test]
