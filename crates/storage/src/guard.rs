@@ -109,8 +109,9 @@ extern "C" fn on_bus_error(signal: i32, info: *mut libc::siginfo_t, context: *mu
     for range in RANGES.iter().take(used) {
         let start = range.start.load(Ordering::Acquire);
         if start != 0 && (start..range.end.load(Ordering::Relaxed)).contains(&page) {
+            // Counted first: a thread that loads the zeros must find the page counted afterwards.
+            range.lost.fetch_add(1, Ordering::Release);
             if replace(page, page_bytes, range.writable.load(Ordering::Relaxed) != 0) {
-                range.lost.fetch_add(1, Ordering::Release);
                 return;
             }
             break;
