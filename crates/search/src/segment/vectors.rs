@@ -162,29 +162,52 @@ impl Vectors {
         similarity(self.settings.metric, query, vector)
     }
 
-    /// Scores a row of a file in mapped memory.
+    /// Scores rows of a file in mapped memory. The score of a row that cannot be read becomes minus
+    /// infinity, and `lose` gets its error.
     fn score_in_place(
         &self,
         file: &dyn Sealed,
         query: &[f32],
-        row: u32,
+        rows: &[u32],
+        out: &mut [f32],
         vector: &mut Vec<f32>,
-    ) -> Result<f32> {
+        mut lose: impl FnMut(&Error),
+    ) {
+        let bytes = file.in_place().unwrap_or_default();
+        // Counted once for all rows, because queries score many.
+        let lost = file.lost_pages();
+        for (&row, score) in rows.iter().zip(&mut *out) {
+            match self.mapped_row(bytes, row, lost > 0) {
+                Ok(bytes) => *score = self.score(query, row, bytes, vector),
+                Err(error) => {
+                    *score = f32::NEG_INFINITY;
+                    lose(&error);
+                }
+            }
+        }
+        if file.lost_pages() == lost {
+            return;
+        }
+        // A page may have been lost before its rows were scored.
+        for (&row, score) in rows.iter().zip(out).filter(|(_, score)| **score != f32::NEG_INFINITY)
+        {
+            if let Err(error) = self.mapped_row(bytes, row, true) {
+                *score = f32::NEG_INFINITY;
+                lose(&error);
+            }
+        }
+    }
+
+    /// Returns the verified pages of a row of a file in mapped memory.
+    fn mapped_row<'b>(&self, file: &'b [u8], row: u32, has_lost: bool) -> Result<&'b [u8]> {
         let pages = self.pages(row);
         let (offset, length) = self.file_range(&pages);
         let start = offset as usize;
         let bytes = file
-            .in_place()
-            .and_then(|bytes| bytes.get(start..start + length))
+            .get(start..start + length)
             .ok_or_else(|| Error::data_loss("vectors: the file is shorter than it was"))?;
-        let lost = file.lost_pages();
-        self.check_in_place(pages.clone(), bytes, lost > 0)?;
-        let score = self.score(query, row, bytes, vector);
-        if file.lost_pages() > lost {
-            // One of these pages may have been lost while it was scored.
-            self.check_in_place(pages, bytes, true)?;
-        }
-        Ok(score)
+        self.check_in_place(pages, bytes, has_lost)?;
+        Ok(bytes)
     }
 
     /// Groups rows whose pages overlap into one read: the pages, and indices in `rows`.
@@ -380,12 +403,9 @@ impl<'a> ExactVectors<'a> {
 
     fn in_place(&self, query: &[f32], rows: &[u32], out: &mut [f32]) {
         let mut vector = Vec::with_capacity(self.vectors.settings.dims);
-        for (&row, score) in rows.iter().zip(out) {
-            match self.vectors.score_in_place(self.file.as_ref(), query, row, &mut vector) {
-                Ok(found) => *score = found,
-                Err(error) => self.lose(1, &error),
-            }
-        }
+        self.vectors.score_in_place(self.file.as_ref(), query, rows, out, &mut vector, |error| {
+            self.lose(1, error);
+        });
     }
 
     fn read(&self, query: &[f32], rows: &[u32], out: &mut [f32]) -> Result<()> {
@@ -478,13 +498,12 @@ impl<'a> RowScores<'a> {
 
     /// Scores all rows of a file in mapped memory.
     fn score_in_place(&mut self, query: &[f32], vector: &mut Vec<f32>) {
-        for (row, score) in self.rows.iter().zip(&mut self.scores) {
-            match self.vectors.score_in_place(self.file.as_ref(), query, *row, vector) {
-                Ok(found) => *score = found,
-                // A damaged page was recorded.
-                Err(_) => self.lost += 1,
-            }
-        }
+        let file = self.file.as_ref();
+        let mut lost = 0;
+        // A damaged page was recorded.
+        let lose = |_: &Error| lost += 1;
+        self.vectors.score_in_place(file, query, self.rows, &mut self.scores, vector, lose);
+        self.lost += lost;
     }
 
     /// Scores the rows of a read.
