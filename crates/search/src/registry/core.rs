@@ -78,7 +78,7 @@ pub(super) struct RegistryCore {
     /// Directories that the last process was creating or removing when it ended.
     leftovers: Mutex<Vec<PathBuf>>,
     /// Lock of the directory, held until the registry is dropped.
-    _lock: File,
+    lock: File,
     /// Memory that `caches` take.
     _cache: BudgetReservation,
 }
@@ -156,7 +156,7 @@ impl RegistryCore {
             stop: AtomicBool::new(false),
             serial: AtomicU64::new(1),
             leftovers: Mutex::new(leftovers),
-            _lock: lock,
+            lock,
             _cache: cache,
             options,
         }))

@@ -6,6 +6,7 @@
 
 use std::fs::File;
 use std::io::{ErrorKind as IoKind, Read, Write};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -255,12 +256,38 @@ pub(super) fn sync(directory: &Path) -> Result<()> {
 /// Longest wait for the lock of a directory, which a process that was just killed may still have.
 const LOCK_WAIT_MAX: Duration = Duration::from_secs(2);
 
+/// File whose lock keeps other processes out of a directory.
+const LOCK: &str = ".lock";
+
+/// Checks that a path still leads to the directory that `lock` was opened in.
+///
+/// # Errors
+/// `Unavailable` if it leads to another directory, for example because a disk was unmounted.
+pub(super) fn check_locked(directory: &Path, lock: &File) -> Result<()> {
+    let path = directory.join(LOCK);
+    let fail = |error: std::io::Error| Error::io(&path, &error);
+    let held = lock.metadata().map_err(fail)?;
+    let is_held = match std::fs::metadata(&path) {
+        Ok(found) => (found.dev(), found.ino()) == (held.dev(), held.ino()),
+        Err(error) if error.kind() == IoKind::NotFound => false,
+        Err(error) => return Err(fail(error)),
+    };
+    if is_held {
+        Ok(())
+    } else {
+        Err(Error::unavailable(format!(
+            "{} is not the directory that was opened at the start; mount its disk, or start again",
+            directory.display()
+        )))
+    }
+}
+
 /// Locks a directory against other processes while the returned file is open.
 ///
 /// # Errors
 /// `FailedPrecondition` if another process has the lock for [`LOCK_WAIT_MAX`]; I/O errors.
 pub(super) fn lock(directory: &Path) -> Result<File> {
-    let path = directory.join(".lock");
+    let path = directory.join(LOCK);
     let open = private::options().write(true).create(true).truncate(false).open(&path);
     let file = open.map_err(|error| Error::io(&path, &error))?;
     if os::lock_file(&file, LOCK_WAIT_MAX).map_err(|error| Error::io(&path, &error))? {

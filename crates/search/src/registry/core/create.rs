@@ -128,6 +128,24 @@ mod tests {
     }
 
     #[test]
+    fn a_collection_on_an_unmounted_disk_is_not_removed() {
+        let parent = tempfile::tempdir().unwrap();
+        let root = parent.path().join("root");
+        let mounted = parent.path().join("mounted");
+        let core = small_core(&root);
+        drop(core.create("a", CollectionSettings::new(2, Metric::L2)).unwrap());
+        std::fs::rename(&root, &mounted).unwrap();
+        // An empty mount point.
+        std::fs::create_dir(&root).unwrap();
+        assert_eq!(core.remove("a").unwrap_err().kind(), ErrorKind::Unavailable);
+        std::fs::remove_dir(&root).unwrap();
+        std::fs::rename(&mounted, &root).unwrap();
+        assert!(root.join("a").exists());
+        assert_eq!(core.remove("a"), Ok(true));
+        assert!(!root.join("a").exists());
+    }
+
+    #[test]
     fn a_removal_frees_the_disk_if_no_alias_can_be_stored() {
         let directory = tempfile::tempdir().unwrap();
         let core = small_core(directory.path());

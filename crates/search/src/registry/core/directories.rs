@@ -57,14 +57,19 @@ impl RegistryCore {
 
     /// Renames a collection's directory away, durably. A directory that is missing, because an
     /// operator or an earlier attempt removed it, is no error.
+    ///
+    /// # Errors
+    /// `Unavailable` if the directory is missing because the disk of all collections is; otherwise
+    /// the error of the file system.
     pub(super) fn set_aside(&self, name: &str) -> Result<PathBuf> {
         let place = self.options.directory.join(name);
         let aside = self.aside("gone");
         match std::fs::rename(&place, &aside) {
-            Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
-                return Err(Error::io(&place, &error));
+            Ok(()) => {}
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+                files::check_locked(&self.options.directory, &self.lock)?;
             }
-            _ => {}
+            Err(error) => return Err(Error::io(&place, &error)),
         }
         files::sync(&self.options.directory)?;
         Ok(aside)
