@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use base::{Error, ErrorKind, Result};
 use parking_lot::Mutex;
-use storage::Medium;
 use storage::manifest::Manifest;
+use storage::{LOAD_BYTES_MAX, Medium};
 
 use super::disk::DiskGuard;
 use super::filters::FilterCache;
@@ -146,7 +146,9 @@ impl Collection {
                 match self.medium.load(&name).and_then(|bytes| DeletesFile::decode(&bytes, uuid, 0))
                 {
                     Ok((found, _)) => pending_deletes.extend(found.pending_deletes),
-                    Err(error) if may_end(&error) => return Err(error.context(name)),
+                    Err(error) if may_end(&error) && !self.is_too_long(&name) => {
+                        return Err(error.context(name));
+                    }
                     Err(error) => {
                         unread.push(file);
                         failure = Some(error.context(name));
@@ -167,6 +169,13 @@ impl Collection {
             }
         }
         Ok(())
+    }
+
+    /// Returns true if a file has a length that no program wrote. It is refused like a file for
+    /// which memory has no room, but no later attempt can read it.
+    fn is_too_long(&self, name: &str) -> bool {
+        let is_it = |(found, bytes): &(String, u64)| found == name && *bytes > LOAD_BYTES_MAX;
+        self.medium.list().is_ok_and(|files| files.iter().any(is_it))
     }
 
     /// Opens the segments on the calling thread; each is searched as soon as it is open. Returns

@@ -8,7 +8,10 @@ use search::collection::{Collection, CollectionQuery};
 use search::filter::{Condition, Filter, Match};
 use storage::page::PAGE_BYTES;
 use storage::superblock::Superblock;
-use storage::{FaultMedium, FaultPlan, LOAD_BYTES_MAX, Medium, MmapMedium, ReadFault, UringMedium};
+use storage::{
+    FaultMedium, FaultPlan, LOAD_BYTES_MAX, Medium, MediumKind, MmapMedium, ReadFault, Reader,
+    ReaderOptions, Sealed, UringMedium, Writer,
+};
 
 use crate::points::{
     MEMORY_BYTES, MEMTABLE_BYTES, Model, Sum, distance, limits, memory_medium, open, options,
@@ -491,35 +494,106 @@ fn unreadable_pending_deletes_are_kept() {
     }
 }
 
-#[test]
-fn pending_deletes_that_cannot_be_read_now_are_no_damage() {
+/// Returns the files of a whole collection whose deletion of point 8 is pending, and the name of the
+/// file that holds the deletion.
+fn with_pending_deletes() -> (Files, String) {
     let (files, _) = subject();
     let segment = files.iter().position(|(name, _)| name.starts_with("segment-")).unwrap();
-    let directory = tempfile::tempdir().unwrap();
-    let path = directory.path();
-    let medium: Arc<dyn Medium> = Arc::new(UringMedium::plain(path.to_owned()).unwrap());
-    for (at, (name, bytes)) in files.iter().enumerate() {
-        let mut writer = medium.create(name).unwrap();
-        writer.append(bytes).unwrap();
-        if at == segment {
-            writer.write_at(100, &[!bytes[100]]).unwrap();
-        }
-        writer.persist().unwrap();
-    }
+    let mut damaged = files.clone();
+    damaged[segment].1[100] ^= 1;
+    let medium = write(&damaged);
     let collection = open(&medium, options());
     collection.delete(8).unwrap();
     collection.flush().unwrap();
     drop(collection);
-    let waiting = path.join(named(&medium, "waiting-").pop().unwrap());
-    let file = std::fs::File::options().write(true).open(waiting).unwrap();
-    let bytes = file.metadata().unwrap().len();
-    // The medium refuses to read so many bytes at once.
-    file.set_len(LOAD_BYTES_MAX + 1).unwrap();
+    let waiting = named(&medium, "waiting-").pop().unwrap();
+    let list = medium.list().unwrap().into_iter();
+    let mut written: Files =
+        list.map(|(name, _)| (name.clone(), medium.load(&name).unwrap())).collect();
+    written.retain(|(name, _)| *name != files[segment].0);
+    written.push(files[segment].clone());
+    (written, waiting)
+}
+
+/// A medium that refuses to open one file, as the system does if too many files are open.
+#[derive(Debug)]
+struct RefusedFile {
+    inner: Arc<dyn Medium>,
+    name: String,
+}
+
+impl Medium for RefusedFile {
+    fn kind(&self) -> MediumKind {
+        self.inner.kind()
+    }
+
+    fn create(&self, name: &str) -> base::Result<Box<dyn Writer>> {
+        self.inner.create(name)
+    }
+
+    fn reopen(&self, name: &str) -> base::Result<Box<dyn Writer>> {
+        self.inner.reopen(name)
+    }
+
+    fn open(&self, name: &str) -> base::Result<Arc<dyn Sealed>> {
+        if name == self.name {
+            return Err(base::Error::exhausted("too many open files"));
+        }
+        self.inner.open(name)
+    }
+
+    fn remove(&self, name: &str) -> base::Result<()> {
+        self.inner.remove(name)
+    }
+
+    fn list(&self) -> base::Result<Vec<(String, u64)>> {
+        self.inner.list()
+    }
+
+    fn persist_names(&self) -> base::Result<()> {
+        self.inner.persist_names()
+    }
+
+    fn reader(&self, options: ReaderOptions) -> base::Result<Box<dyn Reader>> {
+        self.inner.reader(options)
+    }
+}
+
+#[test]
+fn pending_deletes_that_cannot_be_read_now_are_no_damage() {
+    let (files, waiting) = with_pending_deletes();
+    let medium = write(&files);
+    let refusing = Arc::new(RefusedFile { inner: medium.clone(), name: waiting.clone() });
     let resources = resources(MEMORY_BYTES, MEMTABLE_BYTES);
-    let error = try_open(medium.clone(), options(), &resources).err().unwrap();
+    let error = try_open(refusing, options(), &resources).err().unwrap();
     assert_eq!(error.kind(), ErrorKind::ResourceExhausted);
+    assert!(error.message().contains(&waiting), "{error}");
+    let collection = open(&medium, options());
+    assert_eq!(collection.get(8).unwrap(), None);
+    assert_eq!(collection.get(12).unwrap(), Some(stored(12, 1)));
+}
+
+#[test]
+fn pending_deletes_of_a_wrong_length_are_damage() {
+    let (files, waiting) = with_pending_deletes();
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path();
+    let medium: Arc<dyn Medium> = Arc::new(UringMedium::plain(path.to_owned()).unwrap());
+    for (name, bytes) in &files {
+        let mut writer = medium.create(name).unwrap();
+        writer.append(bytes).unwrap();
+        writer.persist().unwrap();
+    }
+    let file = std::fs::File::options().write(true).open(path.join(waiting)).unwrap();
+    let bytes = file.metadata().unwrap().len();
+    file.set_len(LOAD_BYTES_MAX + 1).unwrap();
+    let collection = open(&medium, options());
+    assert_eq!(collection.get(12).unwrap_err().kind(), ErrorKind::DataLoss, "it is not served");
+    drop(collection);
     file.set_len(bytes).unwrap();
-    assert_eq!(open(&medium, options()).get(8).unwrap(), None);
+    let collection = open(&medium, options());
+    assert_eq!(collection.get(8).unwrap(), None);
+    assert_eq!(collection.get(12).unwrap(), Some(stored(12, 1)));
 }
 
 #[test]
