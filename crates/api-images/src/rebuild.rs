@@ -55,8 +55,8 @@ pub(crate) struct RebuildRequest {
 /// # Errors
 /// `InvalidArgument` for more than [`FAILURES_MAX`] failures; `FailedPrecondition` for a model that
 /// is not served, to switch a name that is not an alias, or if the collection's name is an alias of
-/// the version of the model; `AlreadyExists` while a rebuild of the name runs, or one that fills the
-/// same version; `ResourceExhausted` if too many rebuilds and uploads run.
+/// the version of the model; `AlreadyExists` while a rebuild of the name runs, or one that fills
+/// the same version; `ResourceExhausted` if too many rebuilds and uploads run.
 pub(crate) fn begin(
     state: &Arc<ImagesState>,
     name: &str,

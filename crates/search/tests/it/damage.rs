@@ -494,8 +494,8 @@ fn unreadable_pending_deletes_are_kept() {
     }
 }
 
-/// Returns the files of a whole collection whose deletion of point 8 is pending, and the name of the
-/// file that holds the deletion.
+/// Returns the files of a whole collection whose deletion of point 8 is pending, and the name of
+/// the file that holds the deletion.
 fn with_pending_deletes() -> (Files, String) {
     let (files, _) = subject();
     let segment = files.iter().position(|(name, _)| name.starts_with("segment-")).unwrap();
