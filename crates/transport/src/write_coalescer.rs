@@ -9,6 +9,7 @@ use std::cell::RefCell;
 use std::future::poll_fn;
 use std::io;
 use std::pin::{Pin, pin};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
@@ -26,8 +27,12 @@ use crate::unread_answers::{UnreadAnswers, UnreadCheck};
 const COALESCED_BYTES_MAX: usize = 64 << 10;
 /// Maximum bytes of one read.
 const READ_BYTES_MAX: usize = 64 << 10;
-/// Frames and bytes that a connection reads before it yields to other connections of its thread. A
-/// read takes up to [`READ_BYTES_MAX`] bytes, which may hold 7,000 frames.
+/// Frames and bytes that a poll of a connection reads. The connection then yields to others of its
+/// thread. h2 takes up to 8 KiB more, which may hold 900 frames.
+///
+/// h2 reads all that it can before each stream that hyper accepts. Without a limit of the whole
+/// poll, a client that cancels many calls could have thousands of streams that wait to be
+/// accepted, for which h2 ends the connection.
 const POLL_FRAMES_MAX: usize = 512;
 const POLL_BYTES_MAX: usize = 1 << 20;
 
@@ -108,11 +113,15 @@ impl PendingWrites {
 
 /// Writes the buffered bytes of a connection.
 #[derive(Clone)]
-pub(crate) struct Flush(Arc<Mutex<PendingWrites>>);
+pub(crate) struct Flush {
+    pending: Arc<Mutex<PendingWrites>>,
+    /// Polls of the connection so far.
+    polls: Arc<AtomicU64>,
+}
 
 impl Flush {
     fn with<T>(&self, act: impl FnOnce(&mut PendingWrites) -> T) -> T {
-        act(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
+        act(&mut self.pending.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
     /// Runs a connection and writes its buffered bytes after each poll. Returns `None` if the
@@ -125,6 +134,7 @@ impl Flush {
         let mut connection = pin!(connection);
         let mut ended = None;
         poll_fn(|cx| {
+            self.polls.fetch_add(1, Ordering::Relaxed);
             if ended.is_none()
                 && let Poll::Ready(output) = connection.as_mut().poll(cx)
             {
@@ -168,11 +178,15 @@ pub(crate) struct WriteCoalescer {
     /// Bytes that were read and not yet requested, of which `taken` are consumed.
     surplus: Vec<u8>,
     taken: usize,
+    /// Frames that begin in the rest of `surplus`, estimated from their number in the whole read.
+    surplus_frames: usize,
     flush: Flush,
     frames: ConnectionFrames,
-    /// Frames and bytes read since the connection last waited or yielded.
+    /// Frames and bytes given to h2 since the connection last waited or yielded.
     polled_frames: usize,
     polled_bytes: usize,
+    /// Number of the poll in which the connection yielded, if it did not read since.
+    yielded: Option<u64>,
 }
 
 impl WriteCoalescer {
@@ -186,36 +200,35 @@ impl WriteCoalescer {
         let (incoming, socket) = stream.into_split();
         let progress = ProgressTimeout::between_pieces(stall);
         let pending = PendingWrites { socket, buffer: Vec::new(), written: 0, progress };
-        let flush = Flush(Arc::new(Mutex::new(pending)));
+        let flush = Flush { pending: Arc::new(Mutex::new(pending)), polls: Arc::default() };
         (
             WriteCoalescer {
                 incoming,
                 surplus: Vec::new(),
                 taken: 0,
+                surplus_frames: 0,
                 flush: flush.clone(),
                 frames,
                 polled_frames: 0,
                 polled_bytes: 0,
+                yielded: None,
             },
             flush,
         )
     }
 
     /// Counts the frames in the received `bytes`, and patches their `:authority` if that is on.
+    /// Returns their number.
     ///
     /// # Errors
     /// `ConnectionAborted` after too many control frames; GOAWAY is then queued for the client.
-    fn received(&mut self, bytes: &mut [u8]) -> io::Result<()> {
+    fn received(&mut self, bytes: &mut [u8]) -> io::Result<usize> {
         self.frames.preface.received(bytes.len());
         if let Some(authority) = &mut self.frames.authority {
             authority.patch(bytes);
         }
-        self.polled_bytes += bytes.len();
         match self.frames.counter.received(bytes) {
-            Ok(frames) => {
-                self.polled_frames += frames;
-                Ok(())
-            }
+            Ok(frames) => Ok(frames),
             Err(kind) => {
                 if let Some(bytes) = self.frames.counter.go_away() {
                     self.flush.with(|pending| pending.buffer.extend_from_slice(&bytes));
@@ -226,19 +239,32 @@ impl WriteCoalescer {
         }
     }
 
-    /// Yields to other connections of the thread if this one has read a lot without a pause.
+    /// Yields to other connections of the thread if this one has read a lot without a pause. Returns
+    /// `Ready` again in the next poll of the connection.
     fn poll_yield(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         if self.polled_frames < POLL_FRAMES_MAX && self.polled_bytes < POLL_BYTES_MAX {
             return Poll::Ready(());
         }
-        self.reset_poll();
-        // Wakes the task after the event queue was polled; waking it directly would skip that.
-        pin!(tokio::task::yield_now()).poll(cx)
+        let poll = self.flush.polls.load(Ordering::Relaxed);
+        match self.yielded {
+            Some(yielded) if yielded == poll => Poll::Pending,
+            Some(_) => {
+                self.reset_poll();
+                Poll::Ready(())
+            }
+            None => {
+                self.yielded = Some(poll);
+                // Wakes the task after the event queue was polled; waking it directly would skip
+                // that.
+                pin!(tokio::task::yield_now()).poll(cx)
+            }
+        }
     }
 
     fn reset_poll(&mut self) {
         self.polled_frames = 0;
         self.polled_bytes = 0;
+        self.yielded = None;
     }
 
     /// Counts the first `count` bytes of `pieces` as sent.
@@ -249,10 +275,20 @@ impl WriteCoalescer {
         }
     }
 
+    /// Counts the first `count` of `of` bytes, with their share of the frames, as given to h2.
+    fn count_given(&mut self, count: usize, of: usize) {
+        let frames = (self.surplus_frames * count).div_ceil(of.max(1));
+        self.surplus_frames -= frames;
+        self.polled_frames += frames;
+        self.polled_bytes += count;
+    }
+
     fn take_surplus(&mut self, buffer: &mut ReadBuf<'_>) {
         let rest = &self.surplus[self.taken..];
         let count = rest.len().min(buffer.remaining());
         buffer.put_slice(&rest[..count]);
+        let of = rest.len();
+        self.count_given(count, of);
         self.taken += count;
         if self.taken == self.surplus.len() {
             self.surplus = Vec::new();
@@ -267,11 +303,11 @@ impl AsyncRead for WriteCoalescer {
         cx: &mut Context<'_>,
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
+        ready!(self.poll_yield(cx));
         if !self.surplus.is_empty() {
             self.take_surplus(buffer);
             return Poll::Ready(Ok(()));
         }
-        ready!(self.poll_yield(cx));
         if buffer.remaining() >= READ_BYTES_MAX {
             let before = buffer.filled().len();
             let polled = Pin::new(&mut self.incoming).poll_read(cx, buffer);
@@ -279,7 +315,11 @@ impl AsyncRead for WriteCoalescer {
                 self.reset_poll();
             }
             ready!(polled)?;
-            return Poll::Ready(self.received(&mut buffer.filled_mut()[before..]));
+            let received = &mut buffer.filled_mut()[before..];
+            self.polled_bytes += received.len();
+            let frames = self.received(received)?;
+            self.polled_frames += frames;
+            return Poll::Ready(Ok(()));
         }
         READ_BUFFER.with_borrow_mut(|landing| {
             let mut landed = ReadBuf::new(landing);
@@ -288,11 +328,12 @@ impl AsyncRead for WriteCoalescer {
                 self.reset_poll();
             }
             ready!(polled)?;
-            self.received(landed.filled_mut())?;
-            let (now, later) =
-                landed.filled().split_at(landed.filled().len().min(buffer.remaining()));
+            self.surplus_frames = self.received(landed.filled_mut())?;
+            let read = landed.filled();
+            let (now, later) = read.split_at(read.len().min(buffer.remaining()));
             buffer.put_slice(now);
             self.surplus.extend_from_slice(later);
+            self.count_given(now.len(), read.len());
             Poll::Ready(Ok(()))
         })
     }
@@ -481,21 +522,33 @@ mod tests {
     fn a_connection_with_many_frames_yields() {
         run(async {
             let (server, mut client) = pair().await;
-            let (mut stream, _flush) = WriteCoalescer::new(server, LONG, any_frames());
+            let (mut stream, flush) = WriteCoalescer::new(server, LONG, any_frames());
             let preface = [0; 24];
-            let frames = [0, 0, 1, 0, 0, 0, 0, 0, 1, b'x'].repeat(POLL_FRAMES_MAX);
-            client.write_all(&[&preface[..], &frames].concat()).await.unwrap();
-            stream.read_exact(&mut vec![0; preface.len() + frames.len()]).await.unwrap();
-            client.write_all(b"next").await.unwrap();
+            let frames = [0, 0, 1, 0, 0, 0, 0, 0, 1, b'x'].repeat(2 * POLL_FRAMES_MAX);
+            let sent = [&preface[..], &frames].concat();
+            client.write_all(&sent).await.unwrap();
             let SocketReader::Plain(incoming) = &stream.incoming else { unreachable!() };
             incoming.readable().await.unwrap();
-            let mut next = [0; 4];
-            let mut buffer = ReadBuf::new(&mut next);
-            let first =
-                poll_fn(|cx| Poll::Ready(Pin::new(&mut stream).poll_read(cx, &mut buffer))).await;
-            assert!(first.is_pending(), "it must yield although bytes have arrived");
-            stream.read_exact(&mut next).await.unwrap();
-            assert_eq!(&next, b"next");
+            let mut read = 0;
+            let mut polls = Vec::new();
+            // Reads as h2 does: again and again in one poll, although the stream yields.
+            let reading = poll_fn(|cx| {
+                let before = read;
+                for _ in 0..1000 {
+                    let mut piece = [0; 1000];
+                    let mut buffer = ReadBuf::new(&mut piece);
+                    let polled = Pin::new(&mut stream).poll_read(cx, &mut buffer);
+                    if let Poll::Ready(polled) = polled {
+                        polled.unwrap();
+                        read += buffer.filled().len();
+                    }
+                }
+                polls.push((read - before) / 10);
+                if read == sent.len() { Poll::Ready(()) } else { Poll::Pending }
+            });
+            flush.drive(reading, no_check()).await.unwrap();
+            assert!(polls.len() >= 2, "{polls:?}");
+            assert!(polls.iter().all(|&frames| frames <= POLL_FRAMES_MAX + 200), "{polls:?}");
         });
     }
 
