@@ -60,6 +60,12 @@ const CONNECTION_WINDOW: u32 = 16 << 20;
 /// This is the default of `--max-requests`: heads of 64 KiB then take no more memory than those of
 /// the streams that may be open.
 const RESET_STREAMS_MAX: usize = 1024;
+/// Maximum frames for streams that the server has reset, over the life of an HTTP/2 connection,
+/// beyond the streams that h2 remembers. Above it the connection is closed, with all its calls.
+///
+/// h2 keeps a small entry for each of them until its own RST_STREAM is sent, so this bounds the
+/// memory. Few of them arrive, because unread bodies are discarded first. h2's default is 1024.
+const LATE_FRAMES_MAX: usize = 16 << 10;
 
 /// Limits of the connections of one listener.
 #[derive(Clone, Copy, Debug)]
@@ -78,6 +84,14 @@ pub struct ConnectionLimits {
     /// Time after which an HTTP/2 connection with unread answers is closed if the client reads next
     /// to nothing.
     pub answer_window: Duration,
+}
+
+impl ConnectionLimits {
+    /// Returns how many streams of a connection may be open only because their unread body is
+    /// discarded. The other half stays free for calls.
+    fn discards_max(&self) -> usize {
+        self.streams_max.div_ceil(2).min(Semaphore::MAX_PERMITS)
+    }
 }
 
 /// A listening socket with its service and its limits.
@@ -188,6 +202,7 @@ where
             service: self.service.clone(),
             peer,
             unread: unread.clone(),
+            discards: Arc::new(Semaphore::new(self.limits.discards_max())),
             http1: (self.version == HttpVersion::Http1)
                 .then(|| Http1Connection { header_timeout: header_timeout.clone(), closing }),
         };
@@ -338,6 +353,8 @@ struct ConnectionService<S> {
     peer: Peer,
     /// `None` for HTTP/1.1.
     unread: Option<Arc<UnreadAnswers>>,
+    /// Permits for the tasks that discard unread bodies of HTTP/2.
+    discards: Arc<Semaphore>,
     /// `None` for HTTP/2.
     http1: Option<Http1Connection>,
 }
@@ -355,7 +372,11 @@ where
         let unread = self.unread.clone();
         let answering = http1.as_ref().map(|http1| http1.header_timeout.complete());
         let (mut parts, incoming) = request.into_parts();
-        let (body, reclaim) = RequestBody::new(incoming, http1.as_ref().map(|_| &parts.headers));
+        let (body, reclaim) = if http1.is_some() {
+            RequestBody::of_http1(incoming, &parts.headers)
+        } else {
+            (RequestBody::of_stream(incoming, self.discards.clone()), None)
+        };
         parts.extensions.insert(self.peer);
         if let Some(unread) = &unread {
             parts.extensions.insert(StreamAnswers(unread.clone()));
@@ -470,6 +491,7 @@ fn connection_builder(
         .max_header_list_size(HTTP2_HEADER_BYTES_MAX)
         .max_concurrent_streams(limits.streams_max.min(u32::MAX as usize) as u32)
         .max_pending_accept_reset_streams(RESET_STREAMS_MAX)
+        .max_local_error_reset_streams(LATE_FRAMES_MAX)
         .initial_stream_window_size(STREAM_WINDOW)
         .initial_connection_window_size(CONNECTION_WINDOW)
         // No gRPC server sends it, and no client reads it.

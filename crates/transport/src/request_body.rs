@@ -7,8 +7,9 @@
 //!
 //! h2 resets an HTTP/2 stream whose request was not read to its end. It forgets such streams if
 //! there are more than 50 of them, answers each DATA frame that is still in flight by a reset, and
-//! closes the connection at the 1,024th, with all its other calls. So the part in flight is
-//! discarded here; clients end the stream once they have read the answer.
+//! closes the connection after some thousands, with all its other calls. So the part in flight is
+//! discarded here. Most clients send nothing more once they have read the answer, and some of them
+//! (Go) do not end the stream either: it is reset as soon as nothing arrives for a moment.
 
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -20,7 +21,8 @@ use http::{HeaderMap, HeaderValue, header};
 use http_body_util::BodyExt;
 use hyper::body::{Body, Frame, Incoming, SizeHint};
 use tokio::runtime::Handle;
-use tokio::sync::Semaphore;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::time::timeout;
 
 use crate::listen::STREAM_WINDOW;
 
@@ -33,12 +35,9 @@ const DISCARD_TIME_MAX: Duration = Duration::from_millis(100);
 const STREAM_DISCARD_BYTES_MAX: u64 = 2 * STREAM_WINDOW as u64;
 /// Longest wait for these bytes. The stream counts as open until then.
 const STREAM_DISCARD_TIME_MAX: Duration = Duration::from_secs(5);
-/// Maximum HTTP/2 bodies of the process that are discarded at once. The maximum of streams bounds
-/// them for each connection; this bounds the memory of their tasks for all connections. Further
-/// streams are reset.
-const STREAM_DISCARDS_MAX: usize = 16 << 10;
-
-static STREAM_DISCARDS: Semaphore = Semaphore::const_new(STREAM_DISCARDS_MAX);
+/// Time without a frame after which nothing more of the body is expected. A client whose link takes
+/// longer for a frame (16 KiB) may have some frames in flight, for which h2 resets the stream again.
+const STREAM_QUIET_TIME: Duration = Duration::from_millis(100);
 
 /// The body of a request.
 pub struct RequestBody {
@@ -54,8 +53,8 @@ pub struct RequestBody {
 enum UnreadPart {
     /// HTTP/1.1: the [`BodyReclaim`] receives it.
     Returned(ReturnSlot),
-    /// HTTP/2: a task discards it.
-    Discarded,
+    /// HTTP/2: a task discards it, which takes a permit of the connection.
+    Discarded(Arc<Semaphore>),
     /// HTTP/1.1: the request has no body.
     Empty,
 }
@@ -75,23 +74,29 @@ struct UnreadBody {
 }
 
 impl RequestBody {
-    /// Wraps the body of a request. `headers` are the headers of an HTTP/1.1 request, whose unread
-    /// body must be reclaimed unless it is empty. They are `None` for HTTP/2, which has a stream
-    /// for each request: a task discards its unread body.
-    pub(crate) fn new(
+    /// Wraps the body of an HTTP/2 request, which has a stream of its own. A task discards the
+    /// unread part, if `discards` has a permit for it.
+    pub(crate) fn of_stream(incoming: Incoming, discards: Arc<Semaphore>) -> RequestBody {
+        RequestBody::with(incoming, UnreadPart::Discarded(discards))
+    }
+
+    /// Wraps the body of an HTTP/1.1 request with these headers. Its unread part must be reclaimed
+    /// unless it is empty.
+    pub(crate) fn of_http1(
         incoming: Incoming,
-        headers: Option<&HeaderMap>,
+        headers: &HeaderMap,
     ) -> (RequestBody, Option<BodyReclaim>) {
-        let reclaim = headers.filter(|_| !incoming.is_end_stream()).map(|headers| BodyReclaim {
-            slot: ReturnSlot::default(),
-            expects_continue: headers.contains_key(header::EXPECT),
-        });
-        let unread = match &reclaim {
-            Some(reclaim) => UnreadPart::Returned(reclaim.slot.clone()),
-            None if headers.is_some() => UnreadPart::Empty,
-            None => UnreadPart::Discarded,
-        };
-        (RequestBody { incoming: Some(incoming), begun: false, ended: false, unread }, reclaim)
+        if incoming.is_end_stream() {
+            return (RequestBody::with(incoming, UnreadPart::Empty), None);
+        }
+        let slot = ReturnSlot::default();
+        let body = RequestBody::with(incoming, UnreadPart::Returned(slot.clone()));
+        let expects_continue = headers.contains_key(header::EXPECT);
+        (body, Some(BodyReclaim { slot, expects_continue }))
+    }
+
+    fn with(incoming: Incoming, unread: UnreadPart) -> RequestBody {
+        RequestBody { incoming: Some(incoming), begun: false, ended: false, unread }
     }
 }
 
@@ -106,7 +111,12 @@ impl Drop for RequestBody {
                 *slot.lock().unwrap_or_else(PoisonError::into_inner) =
                     Some(UnreadBody { incoming, begun: self.begun });
             }
-            UnreadPart::Discarded => discard_stream(incoming),
+            UnreadPart::Discarded(discards) => {
+                // Without a permit, h2 resets the stream once its answer has ended.
+                if let Ok(permit) = discards.clone().try_acquire_owned() {
+                    discard_stream(incoming, permit);
+                }
+            }
             UnreadPart::Empty => {}
         }
     }
@@ -154,37 +164,37 @@ impl BodyReclaim {
             return false;
         }
         incoming.is_end_stream()
-            || tokio::time::timeout(DISCARD_TIME_MAX, discard(incoming, DISCARD_BYTES_MAX))
+            || timeout(DISCARD_TIME_MAX, discard(incoming, DISCARD_BYTES_MAX, DISCARD_TIME_MAX))
                 .await
                 .unwrap_or(false)
     }
 }
 
-/// Discards the rest of an HTTP/2 body in a task, until the client ends the stream. Past the
-/// limits, and outside a runtime, the body is dropped instead: h2 then resets the stream once its
-/// answer has ended.
-fn discard_stream(incoming: Incoming) {
+/// Discards the rest of an HTTP/2 body in a task, until the client ends the stream or sends nothing
+/// more. Past the limits, and outside a runtime, the body is dropped instead: h2 then resets the
+/// stream once its answer has ended.
+fn discard_stream(incoming: Incoming, permit: OwnedSemaphorePermit) {
     if incoming.is_end_stream() {
         return;
     }
     let Ok(runtime) = Handle::try_current() else { return };
-    let Ok(permit) = STREAM_DISCARDS.try_acquire() else { return };
     drop(runtime.spawn(async move {
-        let discarded = discard(incoming, STREAM_DISCARD_BYTES_MAX);
+        let discarded = discard(incoming, STREAM_DISCARD_BYTES_MAX, STREAM_QUIET_TIME);
         // The body is dropped after each outcome.
-        let _ = tokio::time::timeout(STREAM_DISCARD_TIME_MAX, discarded).await;
+        let _ = timeout(STREAM_DISCARD_TIME_MAX, discarded).await;
         drop(permit);
     }));
 }
 
-/// Discards up to `bytes_max` bytes of the body. Returns true if its end was reached.
-async fn discard(mut incoming: Incoming, bytes_max: u64) -> bool {
+/// Discards up to `bytes_max` bytes of the body, while frames arrive within `quiet_time`. Returns
+/// true if its end was reached.
+async fn discard(mut incoming: Incoming, bytes_max: u64, quiet_time: Duration) -> bool {
     let mut left = bytes_max;
     loop {
-        let frame = match incoming.frame().await {
-            None => return true,
-            Some(Err(_)) => return false,
-            Some(Ok(frame)) => frame,
+        let frame = match timeout(quiet_time, incoming.frame()).await {
+            Ok(None) => return true,
+            Ok(Some(Ok(frame))) => frame,
+            Err(_) | Ok(Some(Err(_))) => return false,
         };
         let bytes = frame.data_ref().map_or(0, Bytes::len) as u64;
         match left.checked_sub(bytes) {

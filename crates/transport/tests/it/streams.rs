@@ -18,6 +18,10 @@ const WINDOW_UPDATE: u8 = 8;
 const ACK: u8 = 1;
 const END_STREAM: u8 = 1;
 const END_HEADERS: u8 = 4;
+/// Payload of an RST_STREAM for a stream above the limit: REFUSED_STREAM.
+const REFUSED: [u8; 4] = 7u32.to_be_bytes();
+/// Payload of the DATA frames of a large body.
+const FRAME_BYTES: usize = 16 << 10;
 /// GET http://localhost/ (RFC 7541 §6).
 const HEAD: &[u8] = b"\x82\x86\x84\x41\x09localhost";
 
@@ -68,10 +72,11 @@ fn assert_answered(stream: &mut TcpStream, id: u32) {
     }
 }
 
-/// The server finds all these calls in its socket at once, as after a pause.
+/// The server finds all these calls in its socket at once, as after a pause. They are more than may
+/// wait to be accepted (1024).
 #[test]
 fn cancelled_calls_leave_their_connection_open() {
-    const CALLS: usize = 1000;
+    const CALLS: usize = 5000;
     let served = Served::start(HttpVersion::Http2, WAIT_MAX);
     let mut stream = served.connect();
     let cancel = 8u32.to_be_bytes();
@@ -89,7 +94,6 @@ fn cancelled_calls_leave_their_connection_open() {
 #[test]
 fn unread_bodies_leave_their_connection_open() {
     const FRAMES_IN_FLIGHT: usize = 30;
-    const FRAME_BYTES: usize = 256;
     let served = Served::start(HttpVersion::Http2, WAIT_MAX);
     let mut stream = served.connect();
     let ids = stream_ids(LIMITS.streams_max);
@@ -104,9 +108,9 @@ fn unread_bodies_leave_their_connection_open() {
     }
     let mut rest = Vec::new();
     for &id in &ids {
-        rest.extend(frame(DATA, 0, id, &[0; FRAME_BYTES]).repeat(FRAMES_IN_FLIGHT));
+        rest.extend(frame(DATA, 0, id, &[0; 256]).repeat(FRAMES_IN_FLIGHT));
     }
-    // Clients end the stream once they have read the answer.
+    // Some clients end the stream once they have read the answer.
     for &id in &ids {
         rest.extend(frame(RST_STREAM, 0, id, &0u32.to_be_bytes()));
     }
@@ -114,12 +118,45 @@ fn unread_bodies_leave_their_connection_open() {
     assert_answered(&mut stream, 2 * ids.len() as u32 + 1);
 }
 
+/// Clients in Go neither end nor reset a stream whose answer they have read.
+#[test]
+fn abandoned_streams_leave_room_for_others() {
+    let served = Served::start(HttpVersion::Http2, WAIT_MAX);
+    let mut stream = served.connect();
+    stream.write_all(&[PREFACE, &frame(SETTINGS, 0, 0, &[])].concat()).unwrap();
+    let ids = stream_ids(3 * LIMITS.streams_max);
+    for ids in ids.chunks(LIMITS.streams_max / 2) {
+        for &id in ids {
+            stream.write_all(&frame(HEADERS, END_HEADERS, id, HEAD)).unwrap();
+        }
+        let mut answered = 0;
+        while answered < ids.len() {
+            let received = next_frame(&mut stream);
+            answered += usize::from(received.ends_answer());
+            let refused = received.kind == RST_STREAM && received.payload == REFUSED;
+            assert!(!refused, "too many streams are open");
+        }
+    }
+}
+
 /// The client goes on sending after the answer, within the window of the stream.
 #[test]
 fn endless_unread_body_is_reset() {
-    const FRAME_BYTES: usize = 16 << 10;
     const STREAM_WINDOW: usize = 4 << 20;
     const DISCARD_BYTES_MAX: usize = 2 * STREAM_WINDOW;
+    // A reset without a discard permits one window. The frame above the limit is released too.
+    const SENT_MAX: usize = DISCARD_BYTES_MAX + FRAME_BYTES + STREAM_WINDOW;
+    // A client that is paused for a moment is reset earlier.
+    let sends_all = |_| {
+        let sent = sent_until_reset(STREAM_WINDOW);
+        assert!(sent <= SENT_MAX, "{sent}");
+        sent > DISCARD_BYTES_MAX
+    };
+    assert!((0..5).any(sends_all));
+}
+
+/// Returns the bytes that a client sends after its answer until the server resets the stream.
+fn sent_until_reset(mut window: usize) -> usize {
     let served = Served::start(HttpVersion::Http2, WAIT_MAX);
     let mut stream = served.connect();
     let mut bytes = PREFACE.to_vec();
@@ -130,7 +167,6 @@ fn endless_unread_body_is_reset() {
     stream.write_all(&bytes).unwrap();
     while !next_frame(&mut stream).ends_answer() {}
     let piece = frame(DATA, 0, 1, &[0; FRAME_BYTES]);
-    let mut window = STREAM_WINDOW;
     let mut sent = 0;
     loop {
         while window >= FRAME_BYTES {
@@ -145,8 +181,6 @@ fn endless_unread_body_is_reset() {
             _ => {}
         }
     }
-    // A reset without a discard permits one window. The frame above the limit is released too.
-    let sent_max = DISCARD_BYTES_MAX + FRAME_BYTES + STREAM_WINDOW;
-    assert!(sent > DISCARD_BYTES_MAX && sent <= sent_max, "{sent}");
     assert_answered(&mut stream, 3);
+    sent
 }
