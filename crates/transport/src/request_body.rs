@@ -36,7 +36,8 @@ const STREAM_DISCARD_BYTES_MAX: u64 = 2 * STREAM_WINDOW as u64;
 /// Longest wait for these bytes. The stream counts as open until then.
 const STREAM_DISCARD_TIME_MAX: Duration = Duration::from_secs(5);
 /// Time without a frame after which nothing more of the body is expected. A client whose link takes
-/// longer for a frame (16 KiB) may have some frames in flight, for which h2 resets the stream again.
+/// longer for a frame (16 KiB) may have some frames in flight, for which h2 resets the stream
+/// again.
 const STREAM_QUIET_TIME: Duration = Duration::from_millis(100);
 
 /// The body of a request.

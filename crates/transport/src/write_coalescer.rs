@@ -239,8 +239,8 @@ impl WriteCoalescer {
         }
     }
 
-    /// Yields to other connections of the thread if this one has read a lot without a pause. Returns
-    /// `Ready` again in the next poll of the connection.
+    /// Yields to other connections of the thread if this one has read a lot without a pause.
+    /// Returns `Ready` again in the next poll of the connection.
     fn poll_yield(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         if self.polled_frames < POLL_FRAMES_MAX && self.polled_bytes < POLL_BYTES_MAX {
             return Poll::Ready(());
