@@ -12,13 +12,15 @@ use engine::fake::publish::{FakeParameter, publish};
 use engine::layout::{Artifact, MANIFEST_NAME};
 use lifecycle::{SourceReport, VersionPolicy};
 use millpond_model_store::{
-    FirstCopy, HasFailed, InUse, ManifestDiff, MirrorConfig, MirrorHooks, StoreMirror,
+    FirstCopy, ListingRequests, ManifestDiff, MirrorConfig, MirrorHooks, MirrorThread, StoreMirror,
     StoreOptions, StorePlace, StoreSource,
 };
 use object_store::{ObjectStore, ObjectStoreExt};
 use os::Rate;
 
 use crate::faulty::FaultyStore;
+
+mod repairs;
 
 const DAY: Duration = Duration::from_secs(86_400);
 
@@ -95,6 +97,30 @@ impl Setup {
     fn reset(&self) {
         self.store.bytes.store(0, Ordering::SeqCst);
         self.store.gets.store(0, Ordering::SeqCst);
+    }
+}
+
+/// A mirror whose thread runs.
+struct FollowedStore {
+    thread: MirrorThread,
+    requests: ListingRequests,
+}
+
+impl FollowedStore {
+    fn start(mirror: StoreMirror, hooks: MirrorHooks, counts: &metrics::StoreMetrics) -> Self {
+        let requests = mirror.listing_requests();
+        FollowedStore { thread: mirror.follow(hooks, counts.clone()).unwrap(), requests }
+    }
+
+    /// Lists the store on the thread.
+    fn list(&self) {
+        assert!(self.try_list());
+    }
+
+    /// Returns true if the thread has listed the store.
+    fn try_list(&self) -> bool {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(self.requests.list(Duration::from_secs(60)))
     }
 }
 
@@ -385,17 +411,12 @@ fn a_request_lists_before_the_poll() {
         has_failed: Box::new(|_, _| false),
         report: Box::new(|_| {}),
     };
-    let requests = mirror.listing_requests();
-    let thread = mirror.follow(hooks, metrics::StoreMetrics::default()).unwrap();
-    let ask = |wait| {
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-        runtime.block_on(requests.list(wait))
-    };
+    let followed = FollowedStore::start(mirror, hooks, &metrics::StoreMetrics::default());
     let local = setup.publish("m", 2, &[1, 2]);
-    assert!(ask(Duration::from_secs(60)));
+    followed.list();
     assert_same(&local, &setup.copy("m/2"));
-    thread.stop();
-    assert!(!ask(Duration::from_secs(60)), "no thread answers");
+    followed.thread.stop();
+    assert!(!followed.try_list(), "no thread answers");
 }
 
 #[test]
@@ -416,12 +437,9 @@ fn the_state_of_a_store_ends_with_its_removal() {
         has_failed: Box::new(|_, _| false),
         report: Box::new(move |report: SourceReport| drop(reports.send(report))),
     };
-    let requests = mirror.listing_requests();
     let counts = metrics::StoreMetrics::default();
-    let thread = mirror.follow(hooks, counts.clone()).unwrap();
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-    let list = || assert!(runtime.block_on(requests.list(Duration::from_secs(60))));
-    list();
+    let followed = FollowedStore::start(mirror, hooks, &counts);
+    followed.list();
     let failed = reported.try_iter().last().unwrap();
     assert!(failed.errors["m"].contains("broke off"), "{failed:?}");
     let labels = metrics::StoreLabels { store: "s3://b/models".into() };
@@ -430,12 +448,12 @@ fn the_state_of_a_store_ends_with_its_removal() {
     assert!(lists() && fails());
     removed.store(true, Ordering::SeqCst);
     // The sources may have been read just before the first request.
-    list();
-    list();
+    followed.list();
+    followed.list();
     let last = reported.try_iter().last().unwrap();
     assert!(last.complete && last.errors.is_empty(), "{last:?}");
     assert!(!lists() && !fails());
-    thread.stop();
+    followed.thread.stop();
 }
 
 #[test]
@@ -457,168 +475,18 @@ fn a_store_that_cannot_be_opened_is_the_reason_of_its_model() {
         report: Box::new(move |report: SourceReport| drop(reports.send(report))),
     };
     let mirror = StoreMirror::with_places(config(Duration::from_millis(1)), Vec::new()).unwrap();
-    let requests = mirror.listing_requests();
-    let thread = mirror.follow(hooks, metrics::StoreMetrics::default()).unwrap();
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-    let list = || assert!(runtime.block_on(requests.list(Duration::from_secs(60))));
-    list();
+    let followed = FollowedStore::start(mirror, hooks, &metrics::StoreMetrics::default());
+    followed.list();
     let failed = reported.try_iter().last().unwrap();
     assert!(failed.errors["m"].starts_with("its object store cannot be opened: ftp://host/m: "));
     // No copy has failed.
     assert_eq!(failed.unlisted["ftp://host/m"], failed.errors["m"]);
     opens.store(true, Ordering::SeqCst);
-    list();
-    list();
+    followed.list();
+    followed.list();
     let last = reported.try_iter().last().unwrap();
     assert!(last.errors.is_empty() && last.unlisted.is_empty(), "{last:?}");
-    thread.stop();
-}
-
-#[test]
-fn a_copy_without_a_part_is_fetched_again() {
-    let setup = Setup::new();
-    let local = setup.publish("m", 1, &[1, 2]);
-    setup.mirror().copy_first_now().unwrap();
-    for damage in ["truncated", "removed"] {
-        let weights = setup.copy("m/1/weights.bin");
-        if damage == "removed" {
-            std::fs::remove_file(&weights).unwrap();
-        } else {
-            std::fs::File::options().write(true).open(&weights).unwrap().set_len(MIB).unwrap();
-        }
-        assert!(setup.mirror().sync_now().unwrap());
-        assert_same(&local, &setup.copy("m/1"));
-    }
-}
-
-#[test]
-fn a_damaged_copy_is_fetched_again_if_it_cannot_be_loaded() {
-    let setup = Setup::new();
-    let local = setup.publish("m", 1, &[1, 2]);
-    let mut mirror = setup.polling(Duration::from_secs(3600));
-    mirror.copy_first_now().unwrap();
-    let weights = setup.copy("m/1/weights.bin");
-    let mut content = std::fs::read(&weights).unwrap();
-    content[5] ^= 1;
-    std::fs::write(&weights, content).unwrap();
-    setup.reset();
-    assert!(mirror.sync_now().unwrap());
-    assert_eq!(setup.store.gets.load(Ordering::SeqCst), 0, "it has the right lengths");
-    let hooks = MirrorHooks {
-        sources: Box::new(sources_of(&setup)),
-        in_use: Box::new(|_, _, _| false),
-        has_failed: Box::new(|_, _| true),
-        report: Box::new(|_| {}),
-    };
-    let requests = mirror.listing_requests();
-    let thread = mirror.follow(hooks, metrics::StoreMetrics::default()).unwrap();
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-    assert!(runtime.block_on(requests.list(Duration::from_secs(60))));
-    assert_same(&local, &setup.copy("m/1"));
-    // Its load may fail for another reason.
-    setup.reset();
-    assert!(runtime.block_on(requests.list(Duration::from_secs(60))));
-    assert_eq!(setup.store.gets.load(Ordering::SeqCst), 0);
-    thread.stop();
-}
-
-/// Lists a store twice. `in_use` and `has_failed` are the hooks of its mirror.
-fn list_twice(setup: &Setup, mirror: StoreMirror, in_use: InUse, has_failed: HasFailed) {
-    let sources = Box::new(sources_of(setup));
-    let hooks = MirrorHooks { sources, in_use, has_failed, report: Box::new(|_| {}) };
-    let requests = mirror.listing_requests();
-    let thread = mirror.follow(hooks, metrics::StoreMetrics::default()).unwrap();
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-    for _ in 0..2 {
-        assert!(runtime.block_on(requests.list(Duration::from_secs(60))));
-    }
-    thread.stop();
-}
-
-/// Returns which of the versions 1 to 4 are copied if those from `first_failed` on have failed.
-fn copied_with_failures(first_failed: u64) -> [bool; 4] {
-    let setup = Setup::new();
-    (1..=4).for_each(|version| drop(setup.publish("m", version, &[1])));
-    let mut mirror = setup.polling(Duration::from_secs(3600));
-    mirror.copy_first_now().unwrap();
-    let has_failed = Box::new(move |_: &str, version: u64| version >= first_failed);
-    list_twice(&setup, mirror, Box::new(|_, _, _| false), has_failed);
-    [1, 2, 3, 4].map(|version| setup.copy(&format!("m/{version}")).exists())
-}
-
-#[test]
-fn an_earlier_version_is_copied_if_the_newest_has_failed() {
-    assert_eq!(copied_with_failures(5), [false, false, false, true]);
-    assert_eq!(copied_with_failures(4), [false, false, true, true]);
-    // Not the whole history, if all fail for the same reason.
-    assert_eq!(copied_with_failures(1), [false, true, true, true]);
-}
-
-/// An earlier version that was withdrawn, and whose copy was removed, must not come back.
-#[test]
-fn no_earlier_version_is_copied_while_one_serves() {
-    let setup = Setup::new();
-    setup.publish("m", 1, &[1]);
-    let mut mirror = setup.polling(Duration::from_secs(3600));
-    mirror.copy_first_now().unwrap();
-    setup.publish("m", 2, &[1]);
-    setup.publish("m", 3, &[1]);
-    let in_use = Box::new(|_: &Path, _: &str, version: u64| version == 1);
-    list_twice(&setup, mirror, in_use, Box::new(|_, version| version == 3));
-    let copied = [1, 2, 3].map(|version| setup.copy(&format!("m/{version}")).exists());
-    assert_eq!(copied, [true, false, true]);
-}
-
-#[test]
-fn a_new_version_is_copied_before_a_failed_one_is_checked() {
-    let setup = Setup::new();
-    setup.publish("m", 1, &[1]);
-    let mut mirror = setup.polling(Duration::from_secs(3600));
-    mirror.copy_first_now().unwrap();
-    setup.publish("m", 2, &[1]);
-    let new = setup.copy("m/2");
-    let (checks, checked) = mpsc::channel();
-    let has_failed = Box::new(move |_: &str, version: u64| {
-        if version == 1 {
-            checks.send(new.exists()).unwrap();
-        }
-        version == 1
-    });
-    list_twice(&setup, mirror, Box::new(|_, _, _| false), has_failed);
-    assert_eq!(checked.try_iter().next(), Some(true));
-}
-
-#[test]
-fn a_damaged_copy_is_fetched_again_three_times() {
-    let setup = Setup::new();
-    setup.publish("m", 1, &[1, 2]);
-    let mut mirror = setup.polling(Duration::from_secs(3600));
-    mirror.copy_first_now().unwrap();
-    let has_failed = Arc::new(AtomicBool::new(false));
-    let failed = has_failed.clone();
-    let hooks = MirrorHooks {
-        sources: Box::new(sources_of(&setup)),
-        in_use: Box::new(|_, _, _| false),
-        has_failed: Box::new(move |_, _| failed.load(Ordering::SeqCst)),
-        report: Box::new(|_| {}),
-    };
-    let requests = mirror.listing_requests();
-    let thread = mirror.follow(hooks, metrics::StoreMetrics::default()).unwrap();
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-    let list = || assert!(runtime.block_on(requests.list(Duration::from_secs(60))));
-    let weights = setup.copy("m/1/weights.bin");
-    let whole = std::fs::read(&weights).unwrap();
-    let mut damaged = whole.clone();
-    damaged[5] ^= 1;
-    for repairs in 0..4 {
-        has_failed.store(false, Ordering::SeqCst);
-        list();
-        std::fs::write(&weights, &damaged).unwrap();
-        has_failed.store(true, Ordering::SeqCst);
-        list();
-        assert_eq!(std::fs::read(&weights).unwrap() == whole, repairs < 3, "{repairs}");
-    }
-    thread.stop();
+    followed.thread.stop();
 }
 
 /// Returns the report of a mirror once a listing has failed.
@@ -631,13 +499,11 @@ fn report_in_an_outage(setup: &Setup, mirror: StoreMirror) -> SourceReport {
         has_failed: Box::new(|_, _| false),
         report: Box::new(move |report| seen.lock().unwrap().push(report)),
     };
-    let requests = mirror.listing_requests();
-    let thread = mirror.follow(hooks, metrics::StoreMetrics::default()).unwrap();
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-    assert!(runtime.block_on(requests.list(Duration::from_secs(60))));
+    let followed = FollowedStore::start(mirror, hooks, &metrics::StoreMetrics::default());
+    followed.list();
     setup.store.offline.store(true, Ordering::SeqCst);
-    assert!(runtime.block_on(requests.list(Duration::from_secs(60))));
-    thread.stop();
+    followed.list();
+    followed.thread.stop();
     let reports = reports.lock().unwrap();
     reports.last().unwrap().clone()
 }
@@ -777,10 +643,8 @@ fn unused_copies_stay_while_a_version_serves_from_them() {
         has_failed: Box::new(|_, _| false),
         report: Box::new(|_| {}),
     };
-    let requests = next.listing_requests();
-    let thread = next.follow(hooks, metrics::StoreMetrics::default()).unwrap();
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-    assert!(runtime.block_on(requests.list(Duration::from_secs(60))));
-    thread.stop();
+    let followed = FollowedStore::start(next, hooks, &metrics::StoreMetrics::default());
+    followed.list();
+    followed.thread.stop();
     assert!(caches.has_copies("serving") && !caches.has_copies("old"));
 }
