@@ -3,6 +3,7 @@
 mod checks;
 mod comments;
 mod items;
+mod module_list;
 mod modules;
 mod report;
 mod rules;
@@ -91,6 +92,7 @@ fn style(root: &Path) -> Result<Vec<Complaint>> {
     let mut complaints = checks::duplicate_types(&production);
     complaints.extend(checks::tuple_parameters(&production));
     complaints.extend(checks::module_rings(&production));
+    complaints.extend(checks::module_lists(&production));
     for path in paths.iter().filter(|path| path.ends_with(".rs") && !rules::is_generated(path)) {
         let Ok(text) = std::fs::read_to_string(root.join(path)) else { continue };
         complaints.extend(checks::comments(path, &text));

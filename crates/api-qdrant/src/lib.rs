@@ -18,6 +18,19 @@
 //! Reads run on the search threads. Writes run on threads of their own that wait for the log. A
 //! read waits for a collection that is being opened, and is answered 503 if that takes too long. If
 //! points may be missing from a result because of damage, it has `"partial": true`.
+//!
+//! # Modules
+//! * From a request to its response: `routes` lists the paths, `state` is what they share, `call`
+//!   runs one request, `write_threads` make changes.
+//! * JSON and query strings: `json`, `params`.
+//! * Collections and their settings: `collections`, `describe`, `portable`, `image_block`.
+//! * Points: `update` changes, `retrieve` reads without ranking, `sample` reads at random.
+//! * Queries: `query` is the entry; `vector_input` and `filters` prepare, `by_examples` and
+//!   `by_formula` score, `groups` and `matrix` are other forms, `older` has the routes before
+//!   `points/query`.
+//! * Scores, as pure functions: `scores`, `examples`, `formula`, `formula_members`, `fusion`,
+//!   `mmr`.
+//! * Copies: `snapshots`, `restore_rights`, `backups`.
 
 pub mod backups;
 mod by_examples;

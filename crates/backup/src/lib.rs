@@ -23,6 +23,13 @@
 //! `prune` removes lists by a policy, then objects that no list names. It does not remove objects
 //! while a backup runs, even one of another server: both put a mark before they look for the mark
 //! of the other.
+//!
+//! # Modules
+//! * The thread, its requests and its schedule: `service`, `policy`.
+//! * Work on a backup: `create`, `plain`, `copy`, `verify`, `restore`, `prune`.
+//! * Content of a backup: `list`; `archive` is a backup as one file.
+//! * The store: `store`, `location`, `marks`.
+//! * Bytes: `transfer`, `upload_source`, `local_object`.
 
 mod archive;
 mod copy;

@@ -3,6 +3,12 @@
 //! Nothing here does I/O, holds a lock or contains `unsafe`, so results depend on the arguments
 //! only. Bytes are little-endian and row-major, as on the wire of every protocol that Millpond
 //! speaks.
+//!
+//! # Modules
+//! * Models: `dtype`, `tensor`, `signature`, `ident`.
+//! * Errors: `error`, `status`, `nearest`.
+//! * Time: `timeline`, `utc`.
+//! * Text: `units`, `control_characters`.
 
 #[cfg(target_endian = "big")]
 compile_error!("Millpond's tensors are little-endian in memory and on the wire");

@@ -4,6 +4,16 @@
 //! There are two stages: parsing the command line ([`arguments`], cheap), then resolving it on this
 //! machine (the module of each command, which may read files). No other crate reads arguments or
 //! the environment.
+//!
+//! # Modules
+//! * Command line: `arguments` defines it, `values` are types of its values, `environment` has
+//!   the variables, `exit` the codes and errors.
+//! * Servers: `serve`, `tfs`; `worker` is the child process of an isolated model.
+//! * Requests to a running server: `infer`, `images`, `audio`, `speakers`, `models`,
+//!   `collections`, `cluster`; `client` and `unix_connector` send them.
+//! * Files: `publish`, `import`, `triton`, `keys`, `layout`.
+//! * Measurements and checks: `bench`, `tune`, `verify`, `doctor`.
+//! * Help: `completion`, `manual`, `foreign`.
 
 // The help on the terminal shows addresses as they are typed.
 #![allow(rustdoc::bare_urls)]

@@ -5,6 +5,13 @@
 //! events to the journal, and sends new data to open pages. Pages read; each change that a page
 //! makes is a call of the public API. No request to a model calls this crate, and the number of
 //! open pages is bounded.
+//!
+//! # Modules
+//! * Pages: `files` has them all, `shell` is their frame, `settings` the shown configuration.
+//! * Login: `login`, `login_form`.
+//! * Live data: `events` sends it, `tick` and `detail` encode it, `event_list` is the journal as
+//!   JSON.
+//! * Figures: `watch`, `history`, `window`, `machine`, `threads`, `trouble`.
 
 mod detail;
 mod event_list;

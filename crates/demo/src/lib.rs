@@ -1,5 +1,11 @@
 //! `millpond demo`: real models with answers that a user can check, and a large model that is
 //! swapped under load.
+//!
+//! # Modules
+//! * Models: `ctr` is the large one and `module` the same for LibTorch; `layers`, `contents`;
+//!   `digits` and `ocr` are trained.
+//! * Answers that a user can check: `text`, `voice`, `images`, `caller`.
+//! * Load and output: `traffic`, `live`.
 
 pub mod caller;
 pub mod contents;

@@ -1,5 +1,5 @@
-//! The PP-OCR text recogniser, the only trained model here. It takes images 48 pixels high and of
-//! any width, and gives scores of all characters for each eight columns.
+//! The PP-OCR text recogniser, a trained model that is read from a file. It takes images 48 pixels
+//! high and of any width, and gives scores of all characters for each eight columns.
 
 use std::path::{Path, PathBuf};
 

@@ -15,6 +15,13 @@
 //!   workers are the parallelism.
 //! * Prepacking is on: matrices in the kernels' own layout are worth their few megabytes.
 //!
+//! # Modules
+//! * The library: `library` finds it, `runtime` is the loaded one, `engines` open it, `api` calls
+//!   it.
+//! * A model: `load`, `parameters`, `signature`, `metadata`.
+//! * Runs: `session`, `outputs`, `element`.
+//! * Conversion: `publish`.
+//!
 //! Layer: `engine-onnx` implements `engine`; only `server`, `cli` and `bench` know it exists.
 #![allow(unsafe_code)]
 

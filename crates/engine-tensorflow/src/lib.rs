@@ -12,10 +12,15 @@
 //!   order and every set of outputs, so the number of sets is bounded too.
 //! * Inputs and outputs are not copied: TensorFlow holds the memory that it points into, and an
 //!   output holds TensorFlow's buffer.
-//!
 //! * Variables are bound to the caller's regions: a run of `AssignVariableOp` over a tensor that
 //!   points there keeps the pointer. Variables that a run may assign to are copied instead, and
 //!   keep their state from request to request, as in TensorFlow.
+//!
+//! # Modules
+//! * The library: `library` finds it, `api` calls it, `fault` turns statuses into errors.
+//! * A model: `model_file`, `generated`, `graph`, `rewrite`, `load`, `opened`, `signature`.
+//! * Runs: `session`, `tensor`, `element`.
+//! * Conversion: `publish`, `copies`.
 //!
 //! Layer: `engine-tensorflow` implements `engine`; only `server`, `cli` and `bench` know it exists.
 #![allow(unsafe_code)]

@@ -17,6 +17,13 @@
 //! * A model with a state inside starts every run from the state as loaded; a stream gets a copy of
 //!   the parts that change.
 //!
+//! # Modules
+//! * The shim: `library` finds it, `api` calls it, `module` has handles of its objects, `fault`
+//!   turns exceptions into errors.
+//! * A model: `load`, `archive`, `signature`.
+//! * Runs: `session`, `outputs`, `element`.
+//! * Modules for tests: `build`.
+//!
 //! Layer: `engine-torch` implements `engine`; only `server`, `cli` and `bench` know it exists.
 #![allow(unsafe_code)]
 

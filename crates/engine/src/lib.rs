@@ -11,6 +11,16 @@
 //! [`Capabilities`], run `conformance::check` from its integration test, and add it to the list in
 //! `server`.
 //!
+//! # Modules
+//! * Opening a model: `session_options`, `library_search`, `c_string`, `arena`, `signature_file`,
+//!   `named_signature`, `example_settings`.
+//! * A loaded version: `servable`, `stream`.
+//! * Batching: `schedule_options` are the settings, `schedule_file` their text, `batch_plan` the
+//!   rules for one version.
+//! * Files: `layout` describes a published version, `publish` writes one, `foreign` names files
+//!   of other programs.
+//! * Tests of engines: `conformance`, `fake`, `threads`.
+//!
 //! # Example: an engine that doubles its input
 //! ```
 //! use std::collections::BTreeMap;

@@ -1,6 +1,13 @@
 //! Runs requests on the served models. Endpoints of every protocol call [`InferenceService`], which
 //! finds the version, checks the inputs, queues the request, waits for its outputs and counts it.
 //! It knows no HTTP and no gRPC.
+//!
+//! # Modules
+//! * A request: `request`, `ticket`, `service`.
+//! * Counts: `stats`, `traffic`, `runs`, `observer`.
+//! * Slow requests: `slow`.
+//! * Copies for a rollout: `shadow`.
+//! * Priority of connection threads: `pressure`.
 
 mod observer;
 mod pressure;

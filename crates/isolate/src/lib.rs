@@ -9,6 +9,12 @@
 //!
 //! Server and child share no memory: the child loads the parameters itself. Each concurrent run has
 //! a socket of its own, so no run waits for another one's bytes.
+//!
+//! # Modules
+//! * In the server: `engine` and `session` implement the traits, `supervisor` starts `process`
+//!   again after `restart_delay`, `spare` keeps one ready.
+//! * In the child: `worker`.
+//! * Between them: `channel`, `frame`, `message`, `wire`.
 
 mod channel;
 mod engine;

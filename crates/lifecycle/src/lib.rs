@@ -13,6 +13,18 @@
 //! The next step is a pure function (`policy`) of the versions on disk and in memory. A version
 //! that serves continues until its successor is ready, unless the model is configured to free
 //! memory first.
+//!
+//! # Modules
+//! * Handle and messages: `lifecycle`, `message`, `config`, `status`.
+//! * Reading directories: `source`, `source_thread`, `model_file`, `ignored_settings`,
+//!   `changed_settings`.
+//! * Deciding: `policy` is pure, `manager` owns the state, `rollout` shifts traffic, `updates`
+//!   takes turns in a fleet.
+//! * Loading: `loader`, `admission`, `convert`, `threads`, `warmup`, `golden`, `activity`;
+//!   `unfinished` counts loads that never return.
+//! * Serving and releasing: `catalog` is read by requests, `unloader` releases, `settled` is set
+//!   after the first load.
+//! * State across restarts: `kept_state`, `withdrawals`.
 
 mod activity;
 mod admission;

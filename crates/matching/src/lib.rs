@@ -16,6 +16,15 @@
 //! and starts no thread. Scores depend on the two graphs alone: lengths and scores are
 //! single-precision floats in a fixed order of operations, so all machines that round as IEEE 754
 //! requires give the same values.
+//!
+//! # Modules
+//! * Data: `graph` is a record, `edge` and `star` its edges, `probe` the query.
+//! * One score: `matcher` is the entry; graphs without descriptors take `roots`, `grow` and
+//!   `overlap`, photographs `described` and `pose`; `evidence` is the score, `tuning` has the
+//!   constants.
+//! * Order of results: `rank`.
+//! * Fingerprints: `index` finds candidates, `iso` and `template` read and write templates.
+//! * Tests and benches: `synthetic`.
 
 mod described;
 mod edge;

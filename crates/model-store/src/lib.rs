@@ -8,6 +8,13 @@
 //! One listing finds the changes of a whole root. A published version is complete if it has a
 //! manifest whose files are there; a version of another layout is complete if its listing has not
 //! changed for a while. Only tensors that no cached version has are fetched.
+//!
+//! # Modules
+//! * A directory in a store: `place` opens it, `options` are its settings, `listing` groups its
+//!   objects, `small_objects` reads and writes small ones.
+//! * Copies: `mirror` keeps them, `plan` and `fetch` copy one version, `cache` is the local
+//!   directory, `hashed_file` checks it.
+//! * For commands: `upload`, `diff`.
 
 mod cache;
 mod diff;

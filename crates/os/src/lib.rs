@@ -8,6 +8,16 @@
 //!
 //! # Not here
 //! No policy, and no threads except those of [`background`].
+//!
+//! # Modules
+//! * Threads: `thread` sets priority, name and core, `background` gets work done at low priority,
+//!   `thread_table` and `sched_stat` read their times.
+//! * Processors: `core_times`, `cpu_account`, `cpu_quota`, `control_group`.
+//! * Memory: `process`, `jemalloc`, `aligned_buffer`.
+//! * Files: `direct_file`, `direct_writer`, `regular_file`, `file_lock`, `file_stamp`, `private`,
+//!   `durable`, `disk`.
+//! * Pacing: `rate`, `warning_limiter`.
+//! * Service manager: `service_manager`.
 
 #![allow(unsafe_code)]
 

@@ -11,6 +11,12 @@
 //! buffer, and an encoded message shares the tensor's buffer. Exceptions are text (JSON), typed
 //! fields narrower than their field on the wire, and 4-bit elements, which TensorFlow does not
 //! pack.
+//!
+//! # Modules
+//! * Protocols: `oip`, `tfs`, `reflection`; `generated` has their messages.
+//! * JSON: `json`.
+//! * What protocols share: `status`, `status_details`, `wire`.
+//! * Memory of a message before it is decoded: `weigh`, `described_weight`.
 
 mod described_weight;
 pub mod generated;

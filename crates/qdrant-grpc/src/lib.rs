@@ -4,6 +4,13 @@
 //!
 //! A vector's numbers are written and read once more than over REST. They keep their exact values:
 //! JSON text of a 32-bit float is read back as the same float.
+//!
+//! # Modules
+//! * Calls: `call` lists them, `rest` runs a request of the REST interface.
+//! * Messages to JSON: `collections`, `aliases`, `upsert`, `changes`, `queries`, `query`,
+//!   `filters`, `formula`, `snapshots`.
+//! * JSON to messages: `info`, `index_info`, `results`.
+//! * Both ways: `values`, `vectors`, `members`.
 
 mod aliases;
 mod call;

@@ -4,6 +4,19 @@
 //! listeners. A handler decodes a request, `inference` runs it, and the handler encodes the
 //! response. Handlers never block: inference runs on the scheduler's workers, loading on the
 //! lifecycle's threads, and both answer through a channel.
+//!
+//! # Modules
+//! * Start and stop: `run`, `core`, `compose`, `local`, `listeners`, `surface`, `descriptors`,
+//!   `readiness`.
+//! * Settings: `config` has them as values, `shown_config` shows them, `reconfigure`,
+//!   `access_files`, `log_filter` and `trace_settings` change them at run time.
+//! * Handlers: `http` and `grpc`; `models` is their state, `admin` loads and unloads, `view`
+//!   describes versions.
+//! * Parts of a request that both protocols share: `signatures`, `request_key`, `example_call`,
+//!   `examples`.
+//! * Requests from files: `warmup`, `golden`.
+//! * Other sources and other servers: `stores`, `first_copies`, `updates`, `collections`,
+//!   `cluster`, `cluster_clients`.
 
 mod access_files;
 mod admin;

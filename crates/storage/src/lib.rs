@@ -12,6 +12,13 @@
 //!
 //! # Not here
 //! The contents of segments and their list are in the search crate. This crate starts no thread.
+//!
+//! # Modules
+//! * Media: `medium` has the traits; `dram`, `dax`, `uring` and `mmap` implement them, `fault`
+//!   fails on request.
+//! * What file systems share: `directory`, `names`, `mapping`, `guard`.
+//! * What readers share: `options`, `table`, `buffer`, `buffered`, `in_place`.
+//! * Formats: `page`, `superblock`, `manifest`, `log`, `watermark`, `bytes`.
 
 #![allow(unsafe_code)]
 

@@ -4,6 +4,10 @@
 //! The cost of a request is a branch if tracing is off, and one check of its trace id if it is not
 //! sampled. A finished trace goes to a bounded queue. The thread `trace-export` links, encodes and
 //! sends; nothing waits for it.
+//!
+//! # Modules
+//! * A trace: `context`, `sampler`, `tracer`, `span`, `links`.
+//! * Export: `exporter`, `encode`, `generated`, `post`.
 
 mod context;
 mod encode;

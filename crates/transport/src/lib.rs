@@ -12,6 +12,20 @@
 //!
 //! # Not here
 //! Models, collections and the protocols above HTTP: `server` and the endpoint crates know them.
+//!
+//! # Modules
+//! * Accepting: `socket` binds, `listen` accepts, `opening` reads the first bytes, `tls`
+//!   decrypts, `connection_threads` serve, `socket_authority`, `http_version` and `peer` say what
+//!   a client is.
+//! * Answers to clients that a listener is not for: `grpc_refusal`.
+//! * Limits of a connection: `header_timeout`, `progress_timeout`, `control_frames`,
+//!   `unread_answers`, `linger`, `descriptors`.
+//! * Requests: `resources` is the entry of handlers; `body_reader`, `request_body`, `decompress`,
+//!   `query` and `codec_threads` read.
+//! * Bounds of all requests: `byte_budget`, `receive_permits`, `upload_permits`.
+//! * Answers: `reply`, `response_body`, `result_stream`, `write_coalescer`.
+//! * Long uploads: `upload`.
+//! * Keys, tokens, sessions, host names, origins: `access`.
 
 pub mod access;
 pub mod body_reader;

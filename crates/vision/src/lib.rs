@@ -3,6 +3,12 @@
 //! A file becomes an upright [`Image`]. The image becomes the input of an embedding model, a
 //! thumbnail, and a keypoint graph ([`matching::Graph`]): described keypoints of photographs, or
 //! minutiae of fingerprints. This crate does no I/O, runs no model and starts no thread.
+//!
+//! # Modules
+//! * From bytes to pixels: `decode` is the entry; `limits` and `header` bound the work, `density`
+//!   finds the resolution, `pixels` holds the image, `unsupported` names other formats.
+//! * Formats: `bytes`, `jpeg`, `nist`, `png`, `tiff`, `webp`, `wsq`.
+//! * From pixels to search: `embed`, `thumbnail`, `photo`, `fingerprint`.
 
 mod bytes;
 mod decode;

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use super::source::{self, functions, line_count, line_of, test_items, words};
 use super::workspace::SourceFile;
-use super::{comments, items, modules, rules};
+use super::{comments, items, module_list, modules, rules};
 
 /// One thing that breaks a rule.
 #[derive(Debug, PartialEq, Eq)]
@@ -164,6 +164,20 @@ pub(crate) fn module_rings(files: &[SourceFile]) -> Vec<Complaint> {
                 ring.join(", ")
             );
             complaint(format!("crates/{krate}"), text)
+        })
+        .collect()
+}
+
+/// Compares the section `# Modules` in each crate's documentation with the crate's modules.
+pub(crate) fn module_lists(files: &[SourceFile]) -> Vec<Complaint> {
+    let roots = files.iter().filter(|file| file.module.is_empty());
+    let found = roots.flat_map(|root| {
+        module_list::differences(root).into_iter().map(|difference| (&root.path, difference))
+    });
+    found
+        .map(|(path, difference)| {
+            let text = format!("the section Modules {difference}: list each module by its subject");
+            complaint(path, text)
         })
         .collect()
 }

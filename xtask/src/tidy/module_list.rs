@@ -1,0 +1,73 @@
+//! The section `# Modules` in the documentation of a crate, which tells a newcomer what is where.
+
+use std::collections::BTreeSet;
+
+use super::workspace::{SourceFile, is_test_only};
+
+const HEADING: &str = "# Modules";
+
+/// Returns the differences between the section `# Modules` of a crate's root file and the modules
+/// that the file declares, as texts. Modules for tests and modules without a file do not count. A
+/// file without the section has no differences.
+pub(crate) fn differences(root: &SourceFile) -> Vec<String> {
+    let documentation = documentation(&root.syntax.attrs);
+    let mut lines = documentation.lines().map(str::trim).skip_while(|line| *line != HEADING);
+    if lines.next().is_none() {
+        return Vec::new();
+    }
+    let section: Vec<&str> = lines.take_while(|line| !line.is_empty()).collect();
+    let section = section.join(" ");
+    // Between two backticks lies every second part.
+    let named: BTreeSet<&str> = section.split('`').skip(1).step_by(2).collect();
+    let declared: Vec<String> = root.syntax.items.iter().filter_map(declared_module).collect();
+    let declared: BTreeSet<&str> = declared.iter().map(String::as_str).collect();
+    let unnamed = declared.difference(&named).map(|name| format!("does not name `{name}`"));
+    let unknown = named.difference(&declared).map(|name| format!("names `{name}`, not a module"));
+    unnamed.chain(unknown).collect()
+}
+
+/// Returns the text of the doc comments among `attributes`, a line each.
+fn documentation(attributes: &[syn::Attribute]) -> String {
+    let text = |attribute: &syn::Attribute| {
+        let syn::Meta::NameValue(pair) = &attribute.meta else { return None };
+        let syn::Expr::Lit(literal) = &pair.value else { return None };
+        let syn::Lit::Str(text) = &literal.lit else { return None };
+        pair.path.is_ident("doc").then(|| text.value())
+    };
+    attributes.iter().filter_map(text).collect::<Vec<_>>().join("\n")
+}
+
+fn declared_module(item: &syn::Item) -> Option<String> {
+    let syn::Item::Mod(module) = item else { return None };
+    let counts = module.content.is_none() && !is_test_only(&module.attrs);
+    counts.then(|| module.ident.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn found(text: &str) -> Vec<String> {
+        differences(&SourceFile {
+            path: "crates/x/src/lib.rs".into(),
+            krate: "x".into(),
+            module: Vec::new(),
+            lines: 0,
+            masked: String::new(),
+            syntax: syn::parse_str(text).unwrap(),
+        })
+    }
+
+    #[test]
+    fn the_list_of_modules_is_complete_and_true() {
+        let modules =
+            "mod a;\npub mod b;\n#[cfg(test)]\nmod tests;\nmod inline { pub fn f() {} }\n";
+        let list = |section: &str| format!("//! A crate.\n//!\n//! # Modules\n{section}{modules}");
+        assert_eq!(found(&list("//! * One: `a`;\n//!   `b` is two.\n")), [""; 0]);
+        assert_eq!(
+            found(&list("//! * One: `a`, `c`.\n//!\n//! After it: `b`.\n")),
+            ["does not name `b`", "names `c`, not a module"]
+        );
+        assert_eq!(found(&format!("//! A crate without the section: `c`.\n{modules}")), [""; 0]);
+    }
+}
