@@ -291,7 +291,7 @@ impl Recogniser {
 }
 
 fn resolve(name: &str, file: RecogniserFile) -> Result<Recogniser> {
-    within("rate", file.rate, RATE_MIN, RATE_MAX)?;
+    check_range("rate", file.rate, RATE_MIN, RATE_MAX)?;
     let rate = file.rate;
     let raw = matches!(file.features, FeatureFile::Raw { .. });
     let features = FeatureExtractor::new(&file.features, rate)
@@ -299,10 +299,10 @@ fn resolve(name: &str, file: RecogniserFile) -> Result<Recogniser> {
     let width = features.width();
     let row_samples = (features.step() * f64::from(rate)).round().max(1.0);
     let hop = file.hop.unwrap_or(file.window);
-    within("window", file.window, 1, VALUES_MAX)?;
-    within("hop", hop, 1, file.window)?;
-    within("context", file.context, 0, VALUES_MAX)?;
-    within("batch", file.batch, 1, BATCH_MAX)?;
+    check_range("window", file.window, 1, VALUES_MAX)?;
+    check_range("hop", hop, 1, file.window)?;
+    check_range("context", file.context, 0, VALUES_MAX)?;
+    check_range("batch", file.batch, 1, BATCH_MAX)?;
     let spec = WindowSpec { window: file.window, hop, context: file.context };
     let axes = file::axes(file.axes.as_deref().unwrap_or(if raw { "nt" } else { "ntf" }), width)?;
     let batch = if axes.contains(&InputAxis::Windows) { file.batch } else { 1 };
@@ -360,7 +360,7 @@ fn check_axes(recogniser: &Recogniser) -> Result<()> {
 }
 
 /// Checks that a number lies in its range.
-fn within<T: PartialOrd + std::fmt::Display>(
+fn check_range<T: PartialOrd + std::fmt::Display>(
     what: &str,
     value: T,
     least: T,

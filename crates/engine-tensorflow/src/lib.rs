@@ -69,7 +69,8 @@ pub mod fuzzing {
         let reached = graph.reachable(load::roots(&meta, &read));
         let uses = graph.variables(&reached);
         let mut changes = GraphChanges::default();
-        changes.references(&graph, &reached, &HashSet::new(), |op| op.starts_with("Assign"));
+        changes
+            .convert_references(&graph, &reached, &HashSet::new(), |op| op.starts_with("Assign"));
         changes.constants(&graph, &reached, &HashSet::new());
         let rewritten = changes.encode(&graph, &reached, &uses.gathers)?;
         Ok(rewritten.node.len())

@@ -81,7 +81,7 @@ fn open(
                 && !initialises(&variable.name)
         };
         let pairs = matched(&variables, &request.parameters, lacks)?;
-        bound(library, meta, &pairs, checkpoint, request)?
+        open_bound(library, meta, &pairs, checkpoint, request)?
     };
     let mut regions: Vec<(usize, usize)> = request
         .parameters
@@ -109,7 +109,7 @@ fn tensors(read: &ReadSignatures) -> impl Iterator<Item = &str> {
 }
 
 /// Opens a graph with its variables in the regions of `request`.
-fn bound(
+fn open_bound(
     library: &'static TensorFlowLibrary,
     meta: &MetaGraphDef,
     pairs: &[(&GraphVariable, &BoundTensor)],

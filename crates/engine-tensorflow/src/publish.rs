@@ -195,8 +195,8 @@ impl SourceModel {
 
         let fetched = fetched(&read);
         let mut changes = GraphChanges::default();
-        let stay =
-            changes.references(&graph, &served, &fetched, |op| operators.takes_reference(op));
+        let stay = changes
+            .convert_references(&graph, &served, &fetched, |op| operators.takes_reference(op));
         let values = Values::read(&model, &uses)?;
         let restore = meta.saver_def.as_ref().map(|saver| saver.restore_op_name.as_str());
         let restored = graph.reachable(restore);
@@ -208,12 +208,12 @@ impl SourceModel {
         let needs_checkpoint = checkpoint.is_some() && (lacking || others);
         let mut kept = served.clone();
         let mut parameters = values.parameters;
-        parameters.extend(references(&model, &changes.references)?);
+        parameters.extend(reference_parameters(&model, &changes.references)?);
         if let Some(checkpoint) = checkpoint.filter(|_| needs_checkpoint) {
             let more = [checkpoint.prefix_tensor, checkpoint.restore];
             kept = graph.reachable(roots(&meta, &read).chain(more));
             changes = GraphChanges::default();
-            changes.references(&graph, &kept, &fetched, |op| operators.takes_reference(op));
+            changes.convert_references(&graph, &kept, &fetched, |op| operators.takes_reference(op));
         }
         let fed: HashSet<&str> = fed(&meta, &read).collect();
         changes.constants(&graph, &served, &fed);
@@ -337,7 +337,10 @@ impl Values {
 }
 
 /// Returns the values of variables of version 1.
-fn references(model: &OpenedModel, names: &[(String, String)]) -> Result<Vec<SourceParameter>> {
+fn reference_parameters(
+    model: &OpenedModel,
+    names: &[(String, String)],
+) -> Result<Vec<SourceParameter>> {
     let fetches: Vec<RawOutput> =
         names.iter().map(|(_, tensor)| model.output(tensor)).collect::<Result<_>>()?;
     let tensors = prepare(model, &fetches)?;

@@ -114,7 +114,7 @@ impl GraphChanges {
     /// that take their value use them. `takes_reference` is true for an operation that takes a
     /// reference. `fetched` has the names of the operations that runs fetch. Returns the names of
     /// the variables that stay.
-    pub(crate) fn references(
+    pub(crate) fn convert_references(
         &mut self,
         graph: &DecodedGraph,
         reached: &[bool],

@@ -148,7 +148,7 @@ impl Rows<'_> {
     }
 
     /// Writes rows `range` as the kernels read them: each widened with zeros to whole pieces.
-    pub fn widened(&self, range: std::ops::Range<usize>, out: &mut Vec<u8>) {
+    pub fn write_widened(&self, range: std::ops::Range<usize>, out: &mut Vec<u8>) {
         let width = self.coding().row_pieces(self.dims) * PIECE_BYTES;
         out.clear();
         for row in range {
@@ -268,7 +268,7 @@ impl Gpu {
         let mut staging = Vec::new();
         for start in (0..count).step_by(step) {
             let end = count.min(start + step);
-            rows.widened(start..end, &mut staging);
+            rows.write_widened(start..end, &mut staging);
             let mut place = kept.try_slice_mut(start * width..end * width).ok_or_else(|| {
                 Error::internal("rows do not fit into the memory that was reserved for them")
             })?;
@@ -299,7 +299,7 @@ impl Gpu {
         let mut staging = Vec::new();
         let out = kept.as_mut_slice().map_err(|error| self.failed(error))?;
         for (at, out) in out.chunks_mut(step * width).enumerate() {
-            rows.widened(at * step..count.min((at + 1) * step), &mut staging);
+            rows.write_widened(at * step..count.min((at + 1) * step), &mut staging);
             out.copy_from_slice(&staging);
         }
         Ok(kept)

@@ -84,7 +84,7 @@ impl IsolatedSession {
                 channels.give(channel);
                 return Err(Error::invalid(error.to_string()));
             }
-            Err(error) => return Err(self.broken(&channels, &error)),
+            Err(error) => return Err(self.handle_broken_socket(&channels, &error)),
         };
         match decode_outputs(reply) {
             Ok(outcome) => {
@@ -99,7 +99,11 @@ impl IsolatedSession {
     }
 
     /// Handles a socket that failed in the middle of a run.
-    fn broken(&self, channels: &Arc<WorkerChannels>, error: &std::io::Error) -> Error {
+    fn handle_broken_socket(
+        &self,
+        channels: &Arc<WorkerChannels>,
+        error: &std::io::Error,
+    ) -> Error {
         match error.kind() {
             ErrorKind::WouldBlock | ErrorKind::TimedOut => {
                 let seconds = self.run_time_max.as_secs_f64();

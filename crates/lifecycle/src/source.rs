@@ -135,9 +135,9 @@ impl Scanner {
     }
 
     pub(crate) fn scan(&mut self, answers: u64, now: Instant) -> DirectoryScan {
-        let bases = self.bases();
+        let models = self.all_models();
         let models: Vec<ModelScan> =
-            bases.into_iter().map(|base| self.scan_model(base, now)).collect();
+            models.into_iter().map(|model| self.scan_model(model, now)).collect();
         self.forget(&models);
         DirectoryScan { answers, models, ignored_models: self.ignored_models() }
     }
@@ -150,14 +150,14 @@ impl Scanner {
 
     /// Returns all models. If two have the same name, the configured one wins, then the one of the
     /// first root. A model whose first version is still being copied comes after all others.
-    fn bases(&mut self) -> Vec<ModelConfig> {
-        let mut bases: BTreeMap<Arc<str>, ModelConfig> = BTreeMap::new();
+    fn all_models(&mut self) -> Vec<ModelConfig> {
+        let mut models_by_name: BTreeMap<Arc<str>, ModelConfig> = BTreeMap::new();
         let mut empty = Vec::new();
         let mut hidden = BTreeMap::new();
         let ConfigSet { models, roots } = &*self.configured.load_full();
         self.known.retain(|dir, _| roots.iter().any(|root| root.dir == *dir));
         for config in models {
-            bases.entry(config.name.clone()).or_insert_with(|| config.clone());
+            models_by_name.entry(config.name.clone()).or_insert_with(|| config.clone());
         }
         for root in roots {
             let known = self.known.entry(root.dir.clone()).or_default();
@@ -177,7 +177,7 @@ impl Scanner {
                     empty.push(root.model(name));
                     continue;
                 }
-                match bases.entry(name.as_str().into()) {
+                match models_by_name.entry(name.as_str().into()) {
                     Entry::Vacant(entry) => {
                         entry.insert(root.model(name));
                     }
@@ -193,10 +193,10 @@ impl Scanner {
         }
         // A model of another root serves until the copy has a version.
         for model in empty {
-            bases.entry(model.name.clone()).or_insert(model);
+            models_by_name.entry(model.name.clone()).or_insert(model);
         }
         self.note_hidden(hidden);
-        bases.into_values().collect()
+        models_by_name.into_values().collect()
     }
 
     /// Logs each directory once while it is hidden by the same other one.

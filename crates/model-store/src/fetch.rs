@@ -24,7 +24,7 @@ use crate::cache::StoreCache;
 use crate::hashed_file::HashedFile;
 use crate::listing::{RemoteFile, RemoteKind, RemoteVersion};
 use crate::place::StorePlace;
-use crate::plan::{CachedTensor, TensorIndex, cached_graph, parts, ranges_of, without};
+use crate::plan::{CachedTensor, TensorIndex, cached_graph, parts, ranges_of, uncovered};
 
 /// Requests in flight.
 const CONCURRENT: usize = 4;
@@ -302,7 +302,7 @@ impl VersionFetch<'_> {
         journal: &mut FetchJournal,
         bytes: &mut FetchedBytes,
     ) -> Result<()> {
-        let left = without(wanted, &journal.done_of(&file.path));
+        let left = uncovered(wanted, &journal.done_of(&file.path));
         let mut staged = StagedFile { path: &file.path, local, unsynced: Vec::new(), journal };
         let received = self.receive(file, &left, &mut staged, bytes).await;
         staged.sync()?;

@@ -261,7 +261,7 @@ impl StorePlace {
     /// Converts an error of the store, and adds a remedy.
     pub fn failed(&self, error: object_store::Error) -> Error {
         use object_store::Error as StoreError;
-        let cause = cause(&error);
+        let cause = innermost_cause(&error);
         let missing =
             (ErrorKind::NotFound, "check bucket, path and region in the URL and the environment");
         let (kind, remedy) = match &error {
@@ -315,7 +315,7 @@ fn is_refusal(cause: &str, whole: &str) -> bool {
 
 /// Returns the innermost reason of `error`. The outer ones repeat it with times, so they differ at
 /// each try.
-fn cause(error: &object_store::Error) -> String {
+fn innermost_cause(error: &object_store::Error) -> String {
     let mut innermost: &dyn std::error::Error = error;
     while let Some(source) = innermost.source() {
         innermost = source;
@@ -472,7 +472,7 @@ mod tests {
                     <Error><Code>InvalidAccessKeyId</Code><Message>No such key</Message></Error>";
         let inner = std::io::Error::other(body);
         let error = object_store::Error::Generic { store: "s3", source: Box::new(inner) };
-        assert_eq!(cause(&error), "403 Forbidden: InvalidAccessKeyId: No such key");
+        assert_eq!(innermost_cause(&error), "403 Forbidden: InvalidAccessKeyId: No such key");
         let place = StorePlace {
             remedy: "the remedy",
             ..StorePlace::new(Arc::new(object_store::memory::InMemory::new()), "", "s3://b")

@@ -101,7 +101,7 @@ pub(crate) fn ranges_of(tensors: &[&TensorEntry]) -> Vec<Range<u64>> {
 }
 
 /// Returns the parts of `wanted` that `done` does not cover.
-pub(crate) fn without(wanted: &[Range<u64>], done: &[Range<u64>]) -> Vec<Range<u64>> {
+pub(crate) fn uncovered(wanted: &[Range<u64>], done: &[Range<u64>]) -> Vec<Range<u64>> {
     let mut done = done.to_vec();
     done.sort_by_key(|range| range.start);
     let mut left = Vec::new();
@@ -156,10 +156,10 @@ mod tests {
 
     #[test]
     fn fetched_parts_are_left_out() {
-        assert_eq!(without(&[0..10, 20..30], &[]), [0..10, 20..30]);
-        assert_eq!(without(&[0..10, 20..30], &[22..25, 0..4]), [4..10, 20..22, 25..30]);
-        assert_eq!(without(&[0..10], &[0..5, 5..10]), []);
-        assert_eq!(without(&[5..10], &[0..7, 9..20]), [7..9]);
+        assert_eq!(uncovered(&[0..10, 20..30], &[]), [0..10, 20..30]);
+        assert_eq!(uncovered(&[0..10, 20..30], &[22..25, 0..4]), [4..10, 20..22, 25..30]);
+        assert_eq!(uncovered(&[0..10], &[0..5, 5..10]), []);
+        assert_eq!(uncovered(&[5..10], &[0..7, 9..20]), [7..9]);
     }
 
     #[test]

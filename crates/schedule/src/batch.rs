@@ -160,7 +160,7 @@ pub(crate) fn split(
         }
         let rule = plan.cuts.iter().find(|cut| cut.name == output.name);
         if let Some(rule) = rule {
-            foretold(rule, batch_key, &output)?;
+            check_axes(rule, batch_key, &output)?;
         }
         let mut first = 0;
         for (part, answer) in parts.iter().zip(&mut answers) {
@@ -177,7 +177,8 @@ pub(crate) fn split(
     Ok(answers)
 }
 
-fn foretold(rule: &OutputPlan, batch_key: &BatchKey, output: &NamedTensor) -> Result<(), Misfit> {
+/// Checks that the cut axes of a run's output have the sizes that their rules give for `batch_key`.
+fn check_axes(rule: &OutputPlan, batch_key: &BatchKey, output: &NamedTensor) -> Result<(), Misfit> {
     for axis in &rule.axes {
         let Some(&padded) =
             batch_key.sizes(axis.source).and_then(|sizes| sizes.get(axis.source_axis - 1))

@@ -311,7 +311,7 @@ impl ModelQueue {
             self.linger_useful += LINGER_WEIGHT * (brought - self.linger_useful);
         }
         if let Some((key, measured)) = group.decided {
-            self.cost.decided(key, measured);
+            self.cost.count_decision(key, measured);
         }
         let mut entries = Vec::with_capacity(group.slots.len());
         // From the back, so that the slots before keep their index.

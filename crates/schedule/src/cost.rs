@@ -254,7 +254,7 @@ impl ModelCost {
     }
 
     /// Counts a decision that leads to a run, and its `items` if the run will be measured.
-    pub(crate) fn decided(&mut self, key: u64, items: Option<usize>) {
+    pub(crate) fn count_decision(&mut self, key: u64, items: Option<usize>) {
         let Some((_, cost)) = self.shapes.get_mut(&key) else { return };
         cost.decisions += 1;
         if let Some(class) = items.map(size_class) {
@@ -404,7 +404,7 @@ mod tests {
             let items = cost
                 .choose(key, String::new, Offer { items: 2, least: 1, share: 2, max: 32 })
                 .items;
-            cost.decided(key, Some(items));
+            cost.count_decision(key, Some(items));
             merged += usize::from(items > 1);
             cost.add(key, items, items as f64, 1000.0 * items as f64);
         }

@@ -141,7 +141,7 @@ fn answer(servable: &Servable, entries: &[Entry], batch_key: Option<&BatchKey>) 
     let items = entries.iter().map(|entry| entry.items).sum();
     let counted = entries.iter().filter(|entry| entry.counts()).count();
     let mut ran = Ran { requests: entries.len(), counted, items, ..Ran::default() };
-    let failure = match together(servable, entries, batch_key) {
+    let failure = match run_together(servable, entries, batch_key) {
         Ok(answers) => {
             learn(&mut ran, servable, entries, batch_key);
             if batch_key.is_some() && mixes_items(servable, entries, &answers) {
@@ -170,7 +170,7 @@ fn answer(servable: &Servable, entries: &[Entry], batch_key: Option<&BatchKey>) 
         if let Some(error) = entry.expiry(Instant::now()) {
             return Err(error);
         }
-        match together(servable, std::slice::from_ref(entry), key_of(entry).as_ref()) {
+        match run_together(servable, std::slice::from_ref(entry), key_of(entry).as_ref()) {
             Ok(mut answers) => {
                 answers.pop().ok_or_else(|| Error::internal("a run without an answer"))
             }
@@ -214,7 +214,7 @@ fn rows_of(servable: &Servable, items: usize) -> usize {
 
 /// Runs all entries at once, each padded to `batch_key`, with items added up to an allowed size. A
 /// single entry of the right sizes runs as it is.
-fn together(
+fn run_together(
     servable: &Servable,
     entries: &[Entry],
     batch_key: Option<&BatchKey>,

@@ -260,7 +260,7 @@ impl Sealed for DramSealed {
     }
 
     fn read_at(&self, offset: u64, buffer: &mut [u8]) -> Result<()> {
-        names::within("a file in memory", self.bytes(), offset, buffer.len())?;
+        names::check_within("a file in memory", self.bytes(), offset, buffer.len())?;
         buffer.copy_from_slice(&self.slice()[offset as usize..][..buffer.len()]);
         Ok(())
     }

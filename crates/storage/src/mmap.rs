@@ -160,7 +160,7 @@ impl Sealed for MappedFile {
     }
 
     fn read_at(&self, offset: u64, buffer: &mut [u8]) -> Result<()> {
-        names::within(self.path.display(), self.bytes(), offset, buffer.len())?;
+        names::check_within(self.path.display(), self.bytes(), offset, buffer.len())?;
         if self.lost_pages() == 0 {
             buffer.copy_from_slice(&self.slice()[offset as usize..][..buffer.len()]);
             if self.lost_pages() == 0 {

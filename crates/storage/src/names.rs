@@ -44,7 +44,7 @@ pub(crate) fn next_id() -> u64 {
 ///
 /// # Errors
 /// `DataLoss`.
-pub(crate) fn within(
+pub(crate) fn check_within(
     what: impl std::fmt::Display,
     length: u64,
     offset: u64,

@@ -146,7 +146,7 @@ where
             let (stream, peer) = match accepted {
                 Ok(accepted) => accepted,
                 Err(error) => {
-                    failures.after(&error, &self.socket, &self.metrics).await;
+                    failures.handle(&error, &self.socket, &self.metrics).await;
                     continue;
                 }
             };
@@ -454,8 +454,9 @@ impl AcceptFailures {
         }
     }
 
-    /// Closes the next connection if no descriptor is left for it, otherwise waits for a moment.
-    async fn after(&mut self, error: &std::io::Error, socket: &ListenSocket, metrics: &Metrics) {
+    /// Logs an accept that failed. Closes the next connection if no descriptor is left for it,
+    /// otherwise waits for [`ACCEPT_PAUSE`].
+    async fn handle(&mut self, error: &std::io::Error, socket: &ListenSocket, metrics: &Metrics) {
         if let Some(count) = self.warnings.count(Instant::now()) {
             let listener = self.listener;
             tracing::warn!(listener, %error, count, "connections could not be accepted");

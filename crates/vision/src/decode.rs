@@ -16,7 +16,7 @@ use image::codecs::webp::WebPDecoder;
 use image::metadata::Orientation;
 use image::{DynamicImage, ImageDecoder, ImageError, RgbImage};
 
-use crate::limits::{allowed, checked, refused};
+use crate::limits::{allowed, decode_checked, refused};
 use crate::{
     Format, Header, Image, Limits, NistImage, density, header, jpeg, nist, png, tiff, webp, wsq,
 };
@@ -116,7 +116,7 @@ fn decode_as(
     match format {
         Format::Jpeg => {
             jpeg::check(bytes)?;
-            checked(
+            decode_checked(
                 header,
                 JpegDecoder::new(file).map_err(unreadable)?,
                 limits,
@@ -126,14 +126,14 @@ fn decode_as(
         Format::Png => {
             let file = Cursor::new(png::essential(bytes));
             let decoder = PngDecoder::with_limits(file, allowed(limits)).map_err(unreadable)?;
-            checked(header, decoder, limits, ImageDecoder::orientation)
+            decode_checked(header, decoder, limits, ImageDecoder::orientation)
         }
         Format::WebP => {
             let orientation = webp::exif(bytes).and_then(Orientation::from_exif_chunk);
             let orientation = |_: &mut _| Ok(orientation.unwrap_or(Orientation::NoTransforms));
-            checked(header, WebPDecoder::new(file).map_err(unreadable)?, limits, orientation)
+            decode_checked(header, WebPDecoder::new(file).map_err(unreadable)?, limits, orientation)
         }
-        Format::Bmp => checked(
+        Format::Bmp => decode_checked(
             header,
             BmpDecoder::new(file).map_err(unreadable)?,
             limits,

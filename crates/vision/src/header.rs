@@ -7,7 +7,7 @@
 use base::{Error, Result};
 
 use crate::bytes::{be32, le16, le32};
-use crate::limits::{Announced, within};
+use crate::limits::{Announced, check_size};
 use crate::{Format, Limits, NistImage, jpeg, nist, tiff, unsupported, webp, wsq};
 
 /// Bytes that every decoder may use besides its pixels: windows, tables, rows of narrow images.
@@ -50,7 +50,7 @@ impl Header {
         let Announced { width, height, depth_bytes, beside_bytes } = announced;
         let pixels = u64::from(width) * u64::from(height);
         let stored = pixels.saturating_mul(depth_bytes);
-        within(width, height, stored, limits)?;
+        check_size(width, height, stored, limits)?;
         let converted = stored.saturating_add(pixels * CONVERTED_BYTES);
         let peak = stored.saturating_add(beside_bytes).max(converted).max(pixels * UPRIGHT_BYTES);
         Ok(Header { format, width, height, decode_bytes: peak.saturating_add(FIXED_BYTES) })

@@ -114,7 +114,7 @@ pub(crate) struct Announced {
 
 /// Reads the pixels if the decoder sees the image that the header announced, whose memory is
 /// bounded.
-pub(crate) fn checked<D: ImageDecoder>(
+pub(crate) fn decode_checked<D: ImageDecoder>(
     header: &Header,
     mut decoder: D,
     limits: &Limits,
@@ -122,7 +122,7 @@ pub(crate) fn checked<D: ImageDecoder>(
 ) -> Result<(DynamicImage, Orientation)> {
     let format = header.format;
     let (width, height) = decoder.dimensions();
-    within(width, height, decoder.total_bytes(), limits)?;
+    check_size(width, height, decoder.total_bytes(), limits)?;
     if (width, height) != (header.width, header.height)
         || decoder.total_bytes() > header.decode_bytes
     {
@@ -143,7 +143,7 @@ pub(crate) fn checked<D: ImageDecoder>(
 ///
 /// # Errors
 /// `InvalidArgument` for an image without pixels, `TooLarge` if it exceeds a limit.
-pub(crate) fn within(width: u32, height: u32, bytes: u64, limits: &Limits) -> Result<()> {
+pub(crate) fn check_size(width: u32, height: u32, bytes: u64, limits: &Limits) -> Result<()> {
     if width == 0 || height == 0 {
         return Err(Error::invalid("this image has no pixels"));
     }

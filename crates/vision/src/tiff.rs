@@ -11,7 +11,7 @@ use image::metadata::Orientation;
 use image::{DynamicImage, ImageDecoder, RgbImage};
 
 use crate::density::ImageFileDirectory;
-use crate::limits::{Announced, checked, refused, within};
+use crate::limits::{Announced, check_size, decode_checked, refused};
 use crate::{Format, Header, Limits, jpeg};
 
 /// Bytes that the decoder allocates for one value of a directory entry: the value and its converted
@@ -138,7 +138,7 @@ fn jpeg_strips(decoder: &mut Decoder<Cursor<&[u8]>>, bytes: &[u8], limits: &Limi
         let found = found.ok_or_else(broken)?;
         let pixels = u64::from(found.width) * u64::from(found.height);
         // A strip may have four colours, and they stay.
-        within(found.width, found.height, pixels * 4, limits)?;
+        check_size(found.width, found.height, pixels * 4, limits)?;
         pixels_left = pixels_left.checked_sub(pixels).ok_or_else(strips_too_large)?;
         most = most.max(pixels * 4 + found.beside_bytes + tables.len() as u64);
     }
@@ -193,7 +193,7 @@ pub(crate) fn decode(
         _ => {
             let decoder = TiffDecoder::new(Cursor::new(bytes))
                 .map_err(|error| refused(Format::Tiff, &error))?;
-            checked(header, decoder, limits, ImageDecoder::orientation)
+            decode_checked(header, decoder, limits, ImageDecoder::orientation)
         }
     }
 }
@@ -292,7 +292,7 @@ fn luma_and_chroma(
 ) -> Result<(DynamicImage, Orientation)> {
     let (width, height) = decoder.dimensions().map_err(|error| damaged(&error))?;
     let bytes = u64::from(width) * u64::from(height) * 3;
-    within(width, height, bytes, limits)?;
+    check_size(width, height, bytes, limits)?;
     let orientation = orientation(&mut decoder);
     let unsupported = || Error::invalid("this kind of tiff cannot be read: YCbCr in this form");
     let DecodingResult::U8(mut pixels) = decoder.read_image().map_err(|error| damaged(&error))?
@@ -328,7 +328,7 @@ fn indexed(
     limits: &Limits,
 ) -> Result<(DynamicImage, Orientation)> {
     let (width, height) = decoder.dimensions().map_err(|error| damaged(&error))?;
-    within(width, height, u64::from(width) * u64::from(height) * 3, limits)?;
+    check_size(width, height, u64::from(width) * u64::from(height) * 3, limits)?;
     let orientation = orientation(&mut decoder);
     let DecodingResult::U8(packed) = decoder.read_image().map_err(|error| damaged(&error))? else {
         return Err(Error::invalid(

@@ -85,7 +85,7 @@ pub(super) fn check(bytes: &mut InputBytes) -> Result<Mp4Edits> {
                 }
                 whole?;
             }
-            _ => other(bytes, at, name, length)?,
+            _ => check_other_atom(bytes, at, name, length)?,
         }
         let Some(next) = at.checked_add(length) else { return Ok(edits.unwrap_or_default()) };
         at = next;
@@ -109,7 +109,7 @@ fn contents(bytes: &mut InputBytes, at: u64, atom: AtomHeader) -> Result<Mp4Edit
     }
     let mut walk = TableWalk::default();
     walk.level(&body, 0, 0)?;
-    let edits = walk.seen()?;
+    let edits = walk.hide_soundless_tracks()?;
     for place in walk.hidden {
         bytes.rename(at + header_length + place as u64, *b"free");
     }
@@ -117,7 +117,7 @@ fn contents(bytes: &mut InputBytes, at: u64, atom: AtomHeader) -> Result<Mp4Edit
 }
 
 /// Checks an atom at `at` that is neither a table of contents nor sound.
-fn other(bytes: &mut InputBytes, at: u64, name: [u8; 4], length: u64) -> Result<()> {
+fn check_other_atom(bytes: &mut InputBytes, at: u64, name: [u8; 4], length: u64) -> Result<()> {
     match &name {
         b"ftyp" if length > FTYP_MAX => Err(impossible_lengths()),
         b"meta" if bytes.renamed() >= 2 * ATOMS_MAX => Err(impossible_lengths()),
@@ -168,7 +168,7 @@ impl Mp4Watch {
                         b"moof" => self
                             .fragments
                             .admit(bytes.peek(MOOF_MAX.min(length) as usize), length)?,
-                        _ => other(bytes, place, name, length)?,
+                        _ => check_other_atom(bytes, place, name, length)?,
                     }
                     self.next = place.saturating_add(length);
                 }
@@ -355,7 +355,7 @@ impl TableWalk {
 
     /// Hides the tracks without sound if another track has sound, because a reader would read them
     /// too. Returns the edits of the tracks that are not hidden.
-    fn seen(&mut self) -> Result<Mp4Edits> {
+    fn hide_soundless_tracks(&mut self) -> Result<Mp4Edits> {
         let only = !self.fragmented && self.tracks.iter().any(|track| track.sound);
         let (seen, hidden): (Vec<Mp4Track>, Vec<Mp4Track>) =
             std::mem::take(&mut self.tracks).into_iter().partition(|track| track.sound || !only);

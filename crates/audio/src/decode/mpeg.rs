@@ -134,7 +134,7 @@ fn tag(start: &[u8]) -> Option<u64> {
 
 /// Returns the offset of the first frame in `start`: a frame that two more frames follow, or the
 /// end.
-fn first(start: &[u8], whole: bool) -> Option<usize> {
+fn first_frame(start: &[u8], whole: bool) -> Option<usize> {
     (0..start.len().saturating_sub(3)).find(|at| {
         let mut place = *at;
         let Some(header) = MpegHeader::parse(&start[place..]) else { return false };
@@ -160,7 +160,7 @@ fn first(start: &[u8], whole: bool) -> Option<usize> {
 pub(super) fn find(bytes: &mut InputBytes) -> Option<usize> {
     [SEARCH_MAX / 16, SEARCH_MAX].into_iter().find_map(|look| {
         let start = bytes.peek(look);
-        first(start, start.len() < look)
+        first_frame(start, start.len() < look)
     })
 }
 

@@ -79,7 +79,7 @@ impl Packets {
             }
             None => return Err(Error::data_loss("the header is damaged")),
         };
-        let track = sound(reader.tracks())?;
+        let track = first_sound_track(reader.tracks())?;
         let id = track.id;
         let parameters = track.codec_params.clone();
         let rate = f64::from(parameters.sample_rate.unwrap_or(0));
@@ -137,7 +137,7 @@ impl Packets {
         match error {
             Wrong::IoError(error) if error.kind() == ErrorKind::UnexpectedEof => DecodeStep::End,
             Wrong::ResetRequired => {
-                match sound(self.reader.tracks())
+                match first_sound_track(self.reader.tracks())
                     .map(|track| (track.id, track.codec_params.clone()))
                 {
                     // Another recording follows in the same file.
@@ -161,7 +161,7 @@ impl Packets {
 }
 
 /// Returns the first track that has sound.
-fn sound(tracks: &[Track]) -> Result<&Track> {
+fn first_sound_track(tracks: &[Track]) -> Result<&Track> {
     let known = |track: &&Track| {
         track.codec_params.codec != CODEC_TYPE_NULL
             && symphonia::default::get_codecs().get_codec(track.codec_params.codec).is_some()

@@ -39,7 +39,7 @@ pub(super) fn kind(bytes: &mut InputBytes, hint: Option<&str>) -> Result<FileKin
             return Ok(kind);
         }
     }
-    let other = other(bytes.peek(SNIFFED_BYTES));
+    let other = other_format(bytes.peek(SNIFFED_BYTES));
     if other.is_none() && mpeg::find(bytes).is_some() {
         return Ok(FileKind::Mp3);
     }
@@ -73,7 +73,7 @@ fn named(start: &[u8]) -> Option<FileKind> {
 }
 
 /// Returns the name of another format, and true if it has sound.
-fn other(start: &[u8]) -> Option<(&'static str, bool)> {
+fn other_format(start: &[u8]) -> Option<(&'static str, bool)> {
     let known: [(&[u8], &str, bool); 18] = [
         (b"\x89PNG", "an image (png)", false),
         (b"\xff\xd8\xff", "an image (jpeg)", false),

@@ -10,7 +10,7 @@ use toml::Value;
 use super::{
     Activation, CLASSES_MAX, ClassNames, ConstantInput, ELEMENTS_MAX, EmbeddingSettings,
     EventSettings, InputAxis, LANES_MAX, OnsetSettings, OutputSettings, PIECE_SECONDS_MAX,
-    PieceSettings, RecogniserKind, SMOOTH_MAX, SceneSettings, StateInput, within,
+    PieceSettings, RecogniserKind, SMOOTH_MAX, SceneSettings, StateInput, check_range,
 };
 use crate::features::FeatureFile;
 use crate::resample::Channel;
@@ -165,8 +165,13 @@ impl PiecesFile {
         let seconds = |what: &str, text: &str| parse_duration(text).map_err(|e| e.context(what));
         let length = seconds("pieces.length", &self.length)?.as_secs_f64();
         let lead_in = seconds("pieces.lead-in", &self.lead_in)?.as_secs_f64();
-        within("pieces.length (seconds)", length, hop.min(PIECE_SECONDS_MAX), PIECE_SECONDS_MAX)?;
-        within("pieces.lead-in (seconds)", lead_in, 0.0, length)?;
+        check_range(
+            "pieces.length (seconds)",
+            length,
+            hop.min(PIECE_SECONDS_MAX),
+            PIECE_SECONDS_MAX,
+        )?;
+        check_range("pieces.lead-in (seconds)", lead_in, 0.0, length)?;
         let length = ((length / hop).round() as u64).max(1);
         if !(1..=LANES_MAX).contains(&self.lanes) {
             return Err(Error::invalid(format!("pieces.lanes must be 1 to {LANES_MAX}")));
@@ -201,7 +206,7 @@ impl EventsFile {
         };
         // By default the end's threshold lies as far below the beginning's as in Silero's package.
         let off = self.off.unwrap_or_else(|| (self.on - 0.15).max(0.01));
-        within("events.smooth", self.smooth, 1, SMOOTH_MAX)?;
+        check_range("events.smooth", self.smooth, 1, SMOOTH_MAX)?;
         if !(self.on.is_finite() && off <= self.on) {
             return Err(Error::invalid(format!(
                 "events.off = {off}: it must not be above on = {}",
@@ -222,16 +227,16 @@ impl EventsFile {
 
 impl ScenesFile {
     pub(super) fn resolve(self) -> Result<SceneSettings> {
-        within("scenes.top", self.top, 1, 100)?;
+        check_range("scenes.top", self.top, 1, 100)?;
         Ok(SceneSettings { top: self.top, threshold: self.threshold })
     }
 }
 
 impl EmbeddingsFile {
     pub(super) fn resolve(self) -> Result<EmbeddingSettings> {
-        within("embeddings.threshold", self.threshold, -1.0, 1.0)?;
-        within("embeddings.min-level", self.min_level, -200.0, 0.0)?;
-        within("embeddings.min-coverage", self.min_coverage, 0.0, 1.0)?;
+        check_range("embeddings.threshold", self.threshold, -1.0, 1.0)?;
+        check_range("embeddings.min-level", self.min_level, -200.0, 0.0)?;
+        check_range("embeddings.min-coverage", self.min_coverage, 0.0, 1.0)?;
         let EmbeddingsFile { threshold, min_level, min_coverage } = self;
         Ok(EmbeddingSettings { threshold, min_level, min_coverage })
     }

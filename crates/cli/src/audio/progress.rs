@@ -27,7 +27,7 @@ impl Bar {
     }
 
     /// Reports `seconds` of `total` as done.
-    pub(crate) fn at(&self, seconds: f64, total: Option<f64>) {
+    pub(crate) fn show(&self, seconds: f64, total: Option<f64>) {
         if self.bar.is_hidden() {
             return;
         }

@@ -192,10 +192,10 @@ struct FileProgress {
 impl FileProgress {
     fn see(&mut self, event: &PipelineEvent) {
         match event {
-            PipelineEvent::Opened(format) => self.bar.at(0.0, format.seconds),
+            PipelineEvent::Opened(format) => self.bar.show(0.0, format.seconds),
             PipelineEvent::Progress { seconds, total } => {
                 self.seen.seconds = *seconds;
-                self.bar.at(*seconds, *total);
+                self.bar.show(*seconds, *total);
             }
             PipelineEvent::Label(_) => self.seen.labels += 1,
             PipelineEvent::Fault(fault) => {

@@ -140,7 +140,7 @@ impl Histories {
         }
         self.expire(end);
         if end.is_multiple_of(STEP_SECONDS) {
-            self.bound(HISTORY_BYTES_MAX);
+            self.limit_bytes(HISTORY_BYTES_MAX);
         }
     }
 
@@ -171,7 +171,7 @@ impl Histories {
     }
 
     /// Drops the oldest intervals of all versions until their bytes are at most `bytes_max`.
-    fn bound(&mut self, bytes_max: usize) {
+    fn limit_bytes(&mut self, bytes_max: usize) {
         while self.memory() > bytes_max {
             let Some(first) = self.series().filter_map(|steps| steps.first()).min() else { return };
             let oldest = first + SHORTEN_SECONDS;
@@ -314,7 +314,7 @@ mod tests {
                 scan(&mut histories, end.into(), version, reading(version, end, 0));
             }
             if end % 10 == 0 {
-                histories.bound(bytes_max);
+                histories.limit_bytes(bytes_max);
                 assert!(histories.memory() <= bytes_max);
             }
         }

@@ -203,7 +203,8 @@ impl ConversionReader<'_> {
                 .map_err(|e| e.context(format_args!("tensor {:?}", parameter.name)))?;
             }
             ParameterBytes::File(path, range) => {
-                other(&mut self.other, path, self.direct)?.stream(range.clone(), &mut sink)?;
+                external_file(&mut self.other, path, self.direct)?
+                    .stream(range.clone(), &mut sink)?;
             }
         }
         let entry = writer.end()?;
@@ -228,7 +229,8 @@ impl ConversionReader<'_> {
                 GraphPiece::New(bytes) => sink(bytes)?,
                 GraphPiece::Copy(range) => self.model.file().stream(range.clone(), &mut sink)?,
                 GraphPiece::File(path, range) => {
-                    other(&mut self.other, path, self.direct)?.stream(range.clone(), &mut sink)?;
+                    external_file(&mut self.other, path, self.direct)?
+                        .stream(range.clone(), &mut sink)?;
                 }
             }
         }
@@ -237,7 +239,7 @@ impl ConversionReader<'_> {
 }
 
 /// Returns the external file at `path`, kept open until another one is needed.
-fn other<'a>(
+fn external_file<'a>(
     slot: &'a mut Option<(PathBuf, WindowedFile)>,
     path: &Path,
     direct: bool,

@@ -80,7 +80,7 @@ impl TensorHead {
                 | tensor::INT64_DATA
                 | tensor::DOUBLE_DATA
                 | tensor::UINT64_DATA => {}
-                _ => head.other(walker, &field)?,
+                _ => head.keep_field(walker, &field)?,
             }
         }
         if is_external {
@@ -92,8 +92,8 @@ impl TensorHead {
         Ok(head)
     }
 
-    /// Handles a field that is copied and perhaps read.
-    fn other(&mut self, walker: &mut Walker, field: &WireField) -> Result<()> {
+    /// Keeps a field to be copied to the new message. Also reads shape, type and segment.
+    fn keep_field(&mut self, walker: &mut Walker, field: &WireField) -> Result<()> {
         match (field.number, field.wire) {
             (tensor::DIMS, WIRE_VARINT) => self.dim(walker, field.whole.start, field.varint)?,
             (tensor::DIMS, WIRE_BYTES) => {

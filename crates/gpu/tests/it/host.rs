@@ -45,7 +45,7 @@ fn encode(case: &Case, out: &mut Vec<u8>) -> usize {
         numbers.chain(shape.map(|number| number as u32)).chain([u32::from(case.squares.is_some())]);
     numbers.for_each(|number| out.extend(number.to_le_bytes()));
     let mut codes = Vec::new();
-    case.rows().widened(0..rows, &mut codes);
+    case.rows().write_widened(0..rows, &mut codes);
     let floats =
         |values: &[f32]| values.iter().flat_map(|value| value.to_le_bytes()).collect::<Vec<u8>>();
     let (scales, query_scales) = match &case.codes {

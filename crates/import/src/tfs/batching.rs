@@ -34,7 +34,7 @@ pub(crate) fn convert(
         _ => 0,
     };
     let wanted = if execution > 0 { size.min(execution as usize) } else { size };
-    let allowed = allowed(parameters, size)?;
+    let allowed = allowed_sizes(parameters, size)?;
     // The largest size that a batch can have, or can be rounded up to.
     let most = allowed.last().copied().unwrap_or(BATCH_MAX);
     let max_batch = wanted.min(most);
@@ -86,9 +86,9 @@ fn runs(parameters: &BatchingParameters, threads: usize) -> Result<Option<usize>
     Ok((wanted < threads).then_some(wanted))
 }
 
-/// Returns `allowed_batch_sizes` up to [`BATCH_MAX`]. They must ascend and end with the largest
-/// batch.
-fn allowed(parameters: &BatchingParameters, size: usize) -> Result<Vec<usize>> {
+/// Returns `allowed_batch_sizes` up to [`BATCH_MAX`]. They must ascend and end with `size`, the
+/// value of `max_batch_size`.
+fn allowed_sizes(parameters: &BatchingParameters, size: usize) -> Result<Vec<usize>> {
     let sizes = &parameters.allowed_batch_sizes;
     let number = |number: &i64| usize::try_from(*number).ok().filter(|number| *number > 0);
     let sizes: Option<Vec<usize>> = sizes.iter().map(number).collect();

@@ -359,7 +359,7 @@ impl<'a> Search<'a> {
                     evidence.in_cores(evidence.loads)
                 )
             }
-            Cause::BehindBatch => behind(run),
+            Cause::BehindBatch => behind_run(run),
             Cause::OwnQueue => format!(
                 "{} requests of the model waited before it",
                 run.map_or(0, |run| run.wait.before)
@@ -384,7 +384,8 @@ impl<'a> Search<'a> {
     }
 }
 
-fn behind(run: Option<&RunRecord>) -> String {
+/// Returns the text of a wait for a run that began before.
+fn behind_run(run: Option<&RunRecord>) -> String {
     let Some(ahead) = run.and_then(|run| run.wait.ahead.as_ref()) else {
         return "it waited behind other runs".to_owned();
     };

@@ -28,8 +28,9 @@ struct ExampleRequest {
     large: bool,
 }
 
-/// Returns the version under its default signature, and the call with it.
-fn found<'a>(
+/// Finds the version that `target` names, and returns the call to it with the reservation of the
+/// request's bytes.
+fn find_call<'a>(
     state: &'a ModelsState,
     ticket: &'a RequestTicket,
     target: &tfs::grpc::PredictTarget,
@@ -57,7 +58,7 @@ async fn run(
     method: ExampleMethod,
 ) -> Result<(ExampleResult, pb::ModelSpec, Reservation)> {
     let planned = tfs::grpc::target(request.spec.take().as_ref()).and_then(|target| {
-        let (call, reservation) = found(state, ticket, &target, request)?;
+        let (call, reservation) = find_call(state, ticket, &target, request)?;
         let plan =
             ExamplePlan::new(&call.servable, &target.signature, method, state.tfs_method_check)
                 .map_err(|error| error.context(&call.servable.id))?;
@@ -162,7 +163,7 @@ pub(super) async fn multi_inference(
             large: call.decoded.large,
         };
         let planned = common_target(&message.tasks).and_then(|target| {
-            let (call, reservation) = found(&state, ticket, &target, request)?;
+            let (call, reservation) = find_call(&state, ticket, &target, request)?;
             let task = |task: pb::InferenceTask| ExampleTask {
                 method: task.method_name,
                 signature: task.model_spec.unwrap_or_default().signature_name,

@@ -172,7 +172,7 @@ impl Sealed for UringSealed {
 
     /// Reads through a buffer of whole pages, which direct reads need.
     fn read_at(&self, offset: u64, buffer: &mut [u8]) -> Result<()> {
-        names::within(self.path.display(), self.bytes, offset, buffer.len())?;
+        names::check_within(self.path.display(), self.bytes, offset, buffer.len())?;
         let page = PAGE_BYTES as u64;
         let mut bounce = Buffer::new((buffer.len() + 2 * PAGE_BYTES).min(BOUNCE_BYTES))?;
         let mut done = 0;

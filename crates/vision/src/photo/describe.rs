@@ -97,11 +97,11 @@ fn add(sums: &mut [f32; NUMBERS], sample: Sample) {
 /// Each bit compares the values that two cells have of one direction. The pairs are drawn once.
 /// Balanced sums of several values, any two values, and two directions of one cell separated real
 /// points no better.
-const TESTS: [(u8, u8); DESCRIPTOR_BYTES * 8] = tests();
+const TESTS: [(u8, u8); DESCRIPTOR_BYTES * 8] = draw_tests();
 
-const fn tests() -> [(u8, u8); DESCRIPTOR_BYTES * 8] {
+/// Draws the pairs with a generator of pseudo-random numbers (xorshift) from a fixed seed.
+const fn draw_tests() -> [(u8, u8); DESCRIPTOR_BYTES * 8] {
     let mut tests = [(0, 0); DESCRIPTOR_BYTES * 8];
-    // Xorshift.
     let mut state = 0x9E37_79B9_7F4A_7C15_u64;
     let mut bit = 0;
     while bit < tests.len() {
