@@ -134,25 +134,15 @@ impl GraphChanges {
             if !REFERENCE_VARIABLES.contains(&old.op.as_str()) {
                 continue;
             }
-            // An assignment whose result is not used.
-            let assigns = |user: usize| {
-                let node = &graph.nodes[user];
-                node.op == "Assign"
-                    && node
-                        .input
-                        .iter()
-                        .filter(|input| input.split(':').next() == Some(&old.name))
-                        .count()
-                        == 1
-                    && node
-                        .input
-                        .first()
-                        .is_some_and(|input| input.split(':').next() == Some(&old.name))
+            // The result of an assignment is a reference, too: no other operation may use it.
+            let only_assigns = |node: &NodeDef| {
+                assigns_to(node, &old.name)
                     && used(&node.name).next().is_none()
                     && !fetched.contains(node.name.as_str())
             };
             let simple = used(&old.name)
-                .all(|user| assigns(user) || !takes_reference(&graph.nodes[user].op));
+                .map(|user| &graph.nodes[user])
+                .all(|user| only_assigns(user) || !takes_reference(&user.op));
             let fixed = element::from_tensorflow(type_of(old, "dtype"))
                 .is_some_and(|it| it != DType::String);
             let shape = shape_of(old).filter(|shape| dims(Some(shape)).is_some());
@@ -208,6 +198,14 @@ fn large(tensor: &Tensor) -> Option<GraphConstant> {
     let bytes = tensor.tensor_content.clone();
     let whole = dtype.bytes_for(elements) == Some(bytes.len()) && bytes.len() >= CONSTANT_MIN;
     whole.then(|| GraphConstant { name: String::new(), dtype, dims, bytes })
+}
+
+/// Returns true if `node` assigns to the variable `name`, and does not also take it as a value.
+fn assigns_to(node: &NodeDef, name: &str) -> bool {
+    let is_variable = |input: &String| input.split(':').next() == Some(name);
+    node.op == "Assign"
+        && node.input.first().is_some_and(is_variable)
+        && !node.input.iter().skip(1).any(is_variable)
 }
 
 /// Returns an assignment to a resource variable that replaces an assignment to a reference.
