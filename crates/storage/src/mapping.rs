@@ -22,20 +22,23 @@ unsafe impl Send for Mapping {}
 unsafe impl Sync for Mapping {}
 
 impl Mapping {
-    /// Maps `bytes` of a file, at least 1, with the sharing `flags`.
-    pub(crate) fn new(
-        file: &File,
-        bytes: usize,
-        writable: bool,
-        flags: i32,
-    ) -> io::Result<Mapping> {
-        let protection =
-            if writable { libc::PROT_READ | libc::PROT_WRITE } else { libc::PROT_READ };
+    /// Maps `bytes` of a file, at least 1, for reading.
+    pub(crate) fn read_only(file: &File, bytes: usize) -> io::Result<Mapping> {
+        Mapping::new(file, bytes, libc::PROT_READ, libc::MAP_SHARED)
+    }
+
+    /// Maps `bytes` of a file, at least 1, for reading and writing, with the sharing `flags`.
+    pub(crate) fn writable(file: &File, bytes: usize, flags: i32) -> io::Result<Mapping> {
+        Mapping::new(file, bytes, libc::PROT_READ | libc::PROT_WRITE, flags)
+    }
+
+    fn new(file: &File, bytes: usize, protection: i32, flags: i32) -> io::Result<Mapping> {
         // SAFETY: a fresh mapping at an address of the kernel's choice disturbs nothing.
         let start =
             unsafe { libc::mmap(null_mut(), bytes, protection, flags, file.as_raw_fd(), 0) };
         match NonNull::new(start.cast::<u8>()) {
             Some(address) if start != libc::MAP_FAILED => {
+                let writable = protection & libc::PROT_WRITE != 0;
                 let guard = Some(Guard::new(start.expose_provenance(), bytes, writable));
                 Ok(Mapping { start: address, bytes, guard })
             }

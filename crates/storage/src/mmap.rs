@@ -74,7 +74,7 @@ impl Medium for MmapMedium {
         let mapping = if bytes == 0 {
             None
         } else {
-            let mapping = Mapping::new(&file, bytes, false, libc::MAP_SHARED).map_err(fail)?;
+            let mapping = Mapping::read_only(&file, bytes).map_err(fail)?;
             // Without it a fault would also read the pages around, which random reads never use.
             mapping.advise(libc::MADV_RANDOM);
             Some(mapping)

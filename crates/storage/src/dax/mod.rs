@@ -120,7 +120,7 @@ pub fn probe(directory: &Path) -> Result<()> {
             .truncate(true)
             .open(&path)?;
         file.set_len(PAGE_BYTES as u64)?;
-        Mapping::new(&file, PAGE_BYTES, true, flags(false)).map(drop)
+        Mapping::writable(&file, PAGE_BYTES, flags(false)).map(drop)
     })();
     let _ = std::fs::remove_file(&path);
     let remedy =
@@ -192,7 +192,7 @@ impl Medium for DaxMedium {
         let mapping = if bytes == 0 {
             None
         } else {
-            Some(Mapping::new(&file, PREFIX_BYTES + bytes, false, libc::MAP_SHARED).map_err(fail)?)
+            Some(Mapping::read_only(&file, PREFIX_BYTES + bytes).map_err(fail)?)
         };
         Ok(Arc::new(MappedFile {
             id: names::next_id(),

@@ -46,7 +46,7 @@ impl DaxWriter {
             reserve(&file, PREFIX_BYTES as u64).map_err(fail)?;
         }
         let whole = physical.max(PREFIX_BYTES as u64) as usize;
-        let mapping = Mapping::new(&file, whole, true, flags).map_err(fail)?;
+        let mapping = Mapping::writable(&file, whole, flags).map_err(fail)?;
         let mut writer = DaxWriter {
             file,
             path,
@@ -92,7 +92,7 @@ impl DaxWriter {
         let whole = reserve(&self.file, generous).map(|()| generous);
         let whole = whole.or_else(|_| reserve(&self.file, exact).map(|()| exact)).map_err(fail)?;
         // Bytes stored through the old mapping lie in the same memory.
-        self.mapping = Mapping::new(&self.file, whole as usize, true, self.flags).map_err(fail)?;
+        self.mapping = Mapping::writable(&self.file, whole as usize, self.flags).map_err(fail)?;
         Ok(())
     }
 
