@@ -55,7 +55,8 @@ pub(crate) struct VerifyArgs {
     /// Send all requests to this model, instead of the recorded one
     #[arg(long, value_name = "NAME")]
     model: Option<String>,
-    /// Largest difference of two floats, relative to the larger of 1 and the right one
+    /// Largest difference of two floats, relative to the larger of 1 and the absolute value from
+    /// --against
     #[arg(long, value_name = "NUMBER", default_value_t = 1e-5)]
     tolerance: f64,
     /// Requests per second (open loop) [default: each client waits for its answer]

@@ -30,7 +30,8 @@ pub(crate) struct Comparison {
     /// The first of these requests, with the errors of both servers.
     pub(crate) first_refusal: Option<RequestDifference>,
     pub(crate) differences: Vec<RequestDifference>,
-    /// Largest difference of two floats, relative to the larger of 1 and the right one.
+    /// Largest difference of two floats, relative to the larger of 1 and the
+    /// absolute value from `against`.
     pub(crate) largest: f64,
     /// First answer of each server to each request; `None` if it was refused or is not kept.
     pub(crate) answers: [Vec<Option<Bytes>>; 2],
@@ -95,8 +96,8 @@ pub(crate) fn compare_all(
         let mut comparison = Comparison { answers_bytes_max, ..Comparison::default() };
         for (request, call) in records.calls.iter().enumerate() {
             progress.say(format!("comparing request {request}"));
-            let [ours, right] = &mut servers;
-            let answers = [ours.call(call).await?, right.call(call).await?];
+            let [server, against] = &mut servers;
+            let answers = [server.call(call).await?, against.call(call).await?];
             comparison.add(request, call, answers, plan.tolerance);
             progress.step();
         }
@@ -164,16 +165,16 @@ impl Comparison {
         let of_call =
             |found: RequestDifference| RequestDifference { request, model: model.clone(), ..found };
         let difference = match decoded {
-            [Ok(ours), Ok(right)] => {
+            [Ok(server), Ok(against)] => {
                 self.compared += 1;
                 let mut difference = OutputComparison { tolerance, largest: self.largest };
-                let found = difference.outputs(&ours, &right);
+                let found = difference.outputs(&server, &against);
                 self.largest = difference.largest;
                 found
             }
-            [Err(ours), Err(right)] => {
+            [Err(server), Err(against)] => {
                 self.refused_by_both += 1;
-                let refusal = || of_call(whole(ours.to_string(), right.to_string()));
+                let refusal = || of_call(whole(server.to_string(), against.to_string()));
                 self.first_refusal.get_or_insert_with(refusal);
                 None
             }
@@ -201,8 +202,8 @@ fn of_output(
 }
 
 /// Returns true if two answers agree.
-pub(crate) fn agree(ours: &[NamedTensor], right: &[NamedTensor], tolerance: f64) -> bool {
-    OutputComparison { tolerance, largest: 0.0 }.outputs(ours, right).is_none()
+pub(crate) fn agree(server: &[NamedTensor], against: &[NamedTensor], tolerance: f64) -> bool {
+    OutputComparison { tolerance, largest: 0.0 }.outputs(server, against).is_none()
 }
 
 struct OutputComparison {
@@ -214,52 +215,63 @@ impl OutputComparison {
     /// Returns the first difference. Both lists are in the order of their names.
     fn outputs(
         &mut self,
-        ours: &[NamedTensor],
-        right: &[NamedTensor],
+        server: &[NamedTensor],
+        against: &[NamedTensor],
     ) -> Option<RequestDifference> {
         let names = |outputs: &[NamedTensor]| {
             outputs.iter().map(|output| output.name.to_string()).collect::<Vec<_>>()
         };
-        if names(ours) != names(right) {
+        if names(server) != names(against) {
             let list = |outputs| format!("outputs {}", names(outputs).join(", "));
-            return Some(whole(list(ours), list(right)));
+            return Some(whole(list(server), list(against)));
         }
-        ours.iter()
-            .zip(right)
-            .find_map(|(ours, right)| self.tensors(&ours.name, &ours.tensor, &right.tensor))
+        server.iter().zip(against).find_map(|(server, against)| {
+            self.tensors(&server.name, &server.tensor, &against.tensor)
+        })
     }
 
-    fn tensors(&mut self, name: &str, ours: &Tensor, right: &Tensor) -> Option<RequestDifference> {
-        if ours.dtype() != right.dtype() || ours.shape() != right.shape() {
+    fn tensors(
+        &mut self,
+        name: &str,
+        server: &Tensor,
+        against: &Tensor,
+    ) -> Option<RequestDifference> {
+        if server.dtype() != against.dtype() || server.shape() != against.shape() {
             let kind = |tensor: &Tensor| format!("{} {:?}", tensor.dtype(), tensor.shape());
-            return Some(of_output(name, None, kind(ours), kind(right)));
+            return Some(of_output(name, None, kind(server), kind(against)));
         }
-        if let (Some(ours), Some(right)) = (floats(ours), floats(right)) {
-            let pairs = ours.into_iter().zip(right).enumerate();
+        if let (Some(server), Some(against)) = (floats(server), floats(against)) {
+            let pairs = server.into_iter().zip(against).enumerate();
             let mut first = None;
-            for (element, (ours, right)) in pairs {
-                let difference = difference(ours, right);
+            for (element, (server, against)) in pairs {
+                let difference = difference(server, against);
                 self.largest = self.largest.max(difference);
                 if difference > self.tolerance && first.is_none() {
-                    first =
-                        Some(of_output(name, Some(element), ours.to_string(), right.to_string()));
+                    first = Some(of_output(
+                        name,
+                        Some(element),
+                        server.to_string(),
+                        against.to_string(),
+                    ));
                 }
             }
             return first;
         }
-        let ours = elements(ours);
-        let right = elements(right);
-        let element = ours.iter().zip(&right).position(|(ours, right)| ours != right)?;
-        Some(of_output(name, Some(element), shown(&ours[element]), shown(&right[element])))
+        let server = elements(server);
+        let against = elements(against);
+        let element =
+            server.iter().zip(&against).position(|(server, against)| server != against)?;
+        Some(of_output(name, Some(element), shown(&server[element]), shown(&against[element])))
     }
 }
 
-/// Returns the difference of two floats, relative to the larger of 1 and `right`.
-fn difference(ours: f64, right: f64) -> f64 {
-    if ours == right || (ours.is_nan() && right.is_nan()) {
+/// Returns the difference of two floats, relative to the larger of 1 and the absolute value
+/// of `against`.
+fn difference(server: f64, against: f64) -> f64 {
+    if server == against || (server.is_nan() && against.is_nan()) {
         return 0.0;
     }
-    let difference = (ours - right).abs() / right.abs().max(1.0);
+    let difference = (server - against).abs() / against.abs().max(1.0);
     if difference.is_nan() { f64::INFINITY } else { difference }
 }
 
@@ -314,9 +326,9 @@ mod tests {
         vec![named("y", Tensor::from_vec([values.len()].as_slice(), values.to_vec()).unwrap())]
     }
 
-    fn first(ours: &[NamedTensor], right: &[NamedTensor]) -> Option<String> {
+    fn first(server: &[NamedTensor], against: &[NamedTensor]) -> Option<String> {
         let mut comparison = OutputComparison { tolerance: 1e-5, largest: 0.0 };
-        comparison.outputs(ours, right).map(|difference| difference.to_string())
+        comparison.outputs(server, against).map(|difference| difference.to_string())
     }
 
     #[test]

@@ -43,7 +43,8 @@ pub struct VerifyPlan {
     pub requests: Vec<PathBuf>,
     /// Model that gets all requests; `None` for the recorded ones.
     pub model: Option<String>,
-    /// Largest difference of two floats, relative to the larger of 1 and the right one.
+    /// Largest difference of two floats, relative to the larger of 1 and the absolute
+    /// value from the second server.
     pub tolerance: f64,
     /// Requests per second; `None` is a closed loop.
     pub rate: Option<f64>,
