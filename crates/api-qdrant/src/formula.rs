@@ -34,9 +34,9 @@ pub enum Expression {
     Condition(Filter),
     /// Metres from a place to the place under a path of the payload.
     GeoDistance {
-        /// The place.
+        /// Place that the payload's place is compared with.
         origin: GeoPlace,
-        /// The path.
+        /// Path of the payload's place.
         to: String,
     },
     /// Seconds since 1970 of the date under this path of the payload.
@@ -71,7 +71,7 @@ pub enum Expression {
     Decay(Box<Decay>),
 }
 
-/// A place on the earth, in degrees.
+/// A place on the earth.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct GeoPlace {
     /// Longitude in degrees, east positive.

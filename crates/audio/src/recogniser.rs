@@ -230,8 +230,9 @@ impl Recogniser {
         ModelBinding::new(self, signature).map(drop)
     }
 
-    /// Returns the names of its classes in the model's order, if the section has them: piano keys
-    /// up to the last of a piano. Empty for embeddings and for numbered classes.
+    /// Returns the names of the classes in the model's order. Classes of a piano end with its last
+    /// key, since the section does not state their number. Empty for embeddings and for numbered
+    /// classes.
     pub fn classes(&self) -> Vec<String> {
         let count = match &self.output.classes {
             _ if self.kind == RecogniserKind::Embeddings => 0,

@@ -10,12 +10,12 @@ use crate::store::BackupStore;
 use crate::transfer::{BackupContext, STEP_BYTES};
 use crate::upload_source::{StoredSource, UploadSource};
 
-/// A backup, and the copy that it gets.
+/// A backup and the names of its copy.
 #[derive(Clone, Copy, Debug)]
 pub struct BackupCopy<'a> {
     /// Name of the collection that was backed up.
     pub collection: &'a str,
-    /// Backup in the store of the context that is copied.
+    /// Id of the backup in the store of the context.
     pub backup: &'a BackupId,
     /// Store that receives the copy.
     pub to: &'a BackupStore,

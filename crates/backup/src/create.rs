@@ -39,9 +39,9 @@ pub struct BackupReport {
     pub files: usize,
     /// Bytes of all files.
     pub bytes: u64,
-    /// Files that the store lacked.
+    /// Number of files that the store lacked.
     pub uploaded_files: usize,
-    /// Bytes of them.
+    /// Bytes of the uploaded files.
     pub uploaded_bytes: u64,
     /// Duration in seconds.
     pub seconds: f64,

@@ -144,7 +144,7 @@ pub struct BackupFile {
 /// The list of a backup.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct BackupList {
-    /// Id.
+    /// Id; `backups/ID` is the key of the list in the store.
     pub id: BackupId,
     /// Name of the collection.
     pub collection: String,
@@ -156,7 +156,7 @@ pub struct BackupList {
     pub settings: CollectionSettings,
     /// The collection's own list of files, as JSON text.
     pub state: String,
-    /// Files.
+    /// Files of the collection, each with its object.
     pub files: Vec<BackupFile>,
 }
 

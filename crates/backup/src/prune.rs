@@ -20,11 +20,11 @@ type BackupTimes = BTreeMap<BackupId, DateTime<Utc>>;
 pub struct PruneReport {
     /// Backups that were removed.
     pub removed: Vec<BackupId>,
-    /// Backups that stay.
+    /// Number of backups that stay.
     pub kept: usize,
-    /// Objects that were removed.
+    /// Number of objects that were removed.
     pub objects: usize,
-    /// Bytes of them.
+    /// Bytes of the removed objects.
     pub bytes: u64,
     /// Reason why no object was removed, if there is one. The next removal removes them.
     pub objects_kept: Option<String>,

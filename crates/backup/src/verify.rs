@@ -14,11 +14,11 @@ const PROBLEMS_MAX: usize = 1000;
 /// Outcome of a verification.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct VerifyReport {
-    /// Backups whose lists were read.
+    /// Number of backups whose lists were read.
     pub backups: usize,
-    /// Objects that were compared.
+    /// Number of objects that were compared.
     pub objects: usize,
-    /// Bytes of them.
+    /// Bytes of the compared objects.
     pub bytes: u64,
     /// Damage, up to a maximum of 1000.
     pub problems: Vec<BackupProblem>,

@@ -58,7 +58,8 @@ const TEXT_FILE: &str = ocr::FILE;
 const VOICE_FILE: &str = "silero_vad.onnx";
 /// Probability from which a window counts as speech.
 const SPEECH_MIN: f32 = 0.5;
-/// Size of the click-through model: this much, or this share of memory if that is less.
+/// Default size of the click-through model: the smaller of this many bytes and one part in
+/// [`MEMORY_SHARE`] of the memory.
 const BYTES_MAX: u64 = 512 * MIB;
 const MEMORY_SHARE: u64 = 16;
 /// Rows of a request.
@@ -412,7 +413,8 @@ impl TrafficStage<'_> {
         self.swap_every() / 2
     }
 
-    /// Returns the given period, shortened so that a short demo shows a swap or two.
+    /// Returns `--swap-every`, or a third of the demo's time if that is shorter, so that a short demo
+    /// shows a swap or two.
     fn swap_every(&self) -> Duration {
         let short = self.time.map_or(Duration::MAX, |time| time / 3);
         self.args.swap_every.min(short).max(TICK)

@@ -17,12 +17,12 @@ const THREADS_MAX: usize = 1024;
 
 /// A session and the objects that it uses, in the order in which they must be dropped.
 pub(crate) struct OpenedSession {
-    /// Uses the values.
+    /// Session, which uses `values`.
     pub(crate) session: Handle<sys::OrtSession>,
-    /// Point into the regions. Unused otherwise: they only have to outlive the session.
+    /// Values that point into the regions of `parameters`. They only have to outlive the session.
     #[expect(dead_code, reason = "dropped after the session")]
     pub(crate) values: Vec<Handle<sys::OrtValue>>,
-    /// Hold the memory.
+    /// Parameters, whose regions hold the memory.
     pub(crate) parameters: Vec<BoundTensor>,
 }
 

@@ -15,9 +15,9 @@ use crate::element;
 
 /// Address ranges that an output must not point into after the run.
 pub(crate) struct BorrowedRanges<'a> {
-    /// Inputs of the run.
+    /// Start and end addresses of the run's inputs, in any order.
     pub(crate) feeds: &'a [(usize, usize)],
-    /// Parameters, sorted.
+    /// Start and end addresses of the parameters, ascending.
     pub(crate) parameters: &'a [(usize, usize)],
 }
 

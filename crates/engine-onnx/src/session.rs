@@ -29,7 +29,7 @@ pub(crate) struct OnnxSession {
     metadata: BTreeMap<String, String>,
     inputs: PortNames,
     outputs: PortNames,
-    /// Address ranges of the bound parameters, sorted.
+    /// Start and end addresses of the bound parameters, ascending.
     parameters: Vec<(usize, usize)>,
 }
 

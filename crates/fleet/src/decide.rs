@@ -27,13 +27,13 @@ pub(super) struct WaitingVersion {
 /// Next step of a version that waits.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum TurnStep {
-    /// It is not loaded, for this reason.
+    /// The version is not loaded, for this reason.
     HoldBack(String),
-    /// It is loaded.
+    /// The version is loaded.
     Grant,
-    /// One of these free slots is taken for it.
+    /// One of these free slots is taken for the version.
     TakeSlot(Vec<u32>),
-    /// It waits, for this reason.
+    /// The version waits, for this reason.
     Wait(String),
 }
 

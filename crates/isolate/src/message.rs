@@ -19,9 +19,9 @@ pub struct WorkerMemory {
     pub read_rate: u64,
     /// Bytes of memory faulted in per second; 0 is unlimited.
     pub fault_rate: u64,
-    /// Asks for 2 MiB pages.
+    /// True to request pages of 2 MiB.
     pub huge_pages: bool,
-    /// Reads with O_DIRECT.
+    /// True to read with O_DIRECT.
     pub direct: bool,
 }
 

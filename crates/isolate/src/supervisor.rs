@@ -158,11 +158,12 @@ pub(crate) struct FirstLoad {
     /// Request to end it early with `Cancelled`, or to end the process during the warm-up. Other
     /// references to it exist until the end of the warm-up.
     pub(crate) stop: Arc<AtomicBool>,
-    /// Gets the outcome.
+    /// Receives the outcome of the first load, once.
     pub(crate) outcome: Sender<Result<ModelFacts>>,
 }
 
-/// Runs the thread.
+/// Loads the model in a first process and sends its facts. Then restarts the process each time it
+/// ends, until the session is closed. Runs on a thread of its own.
 pub(crate) fn supervise(isolation: &Arc<Isolation>, shared: &Supervised, load: FirstLoad) {
     let FirstLoad { message, keeps_spare, stop, outcome } = load;
     let rate = Rate::per_second(message.memory.read_rate);

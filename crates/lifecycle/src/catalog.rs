@@ -38,7 +38,7 @@ pub(crate) struct CatalogEntry {
 /// Versions and labels of one model at one moment.
 #[derive(Default)]
 pub(crate) struct ReadySet {
-    /// Lowest version first.
+    /// Ready versions, the lowest first.
     pub(crate) versions: Vec<Arc<Servable>>,
     pub(crate) labels: BTreeMap<String, u64>,
     /// Version of requests that name none.

@@ -33,7 +33,7 @@ pub struct PoolConfig {
 pub struct PoolStats {
     /// Size of a slot.
     pub slot_bytes: u64,
-    /// Budget.
+    /// Maximum bytes of all slots: the budget.
     pub bytes_max: u64,
     /// Memory in use, free, or being faulted in.
     pub backed: u64,

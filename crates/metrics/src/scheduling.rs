@@ -96,13 +96,13 @@ impl SchedulingMetrics {
         self.running.clear();
     }
 
-    /// Sets a counter to a value counted elsewhere.
+    /// Sets a counter to the value that the scheduler has counted.
     pub fn count(counter: &Counter, value: u64) {
         counter.inner().store(value, Ordering::Relaxed);
     }
 }
 
-/// A histogram of values counted elsewhere.
+/// A histogram whose values another component counts. The exporter copies them before it encodes.
 #[derive(Clone, Debug, Default)]
 pub struct Counted(Arc<Mutex<Counts>>);
 

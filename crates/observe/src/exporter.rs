@@ -99,7 +99,7 @@ pub struct Exporter {
 pub struct Exposition {
     /// Content type of the format.
     pub content_type: &'static str,
-    /// The metrics.
+    /// All metrics in the format.
     pub text: String,
 }
 

@@ -13,7 +13,7 @@ use crate::traces::LoadTraces;
 
 /// Counts loads, swaps and their costs.
 pub struct MetricsObserver {
-    /// The counters.
+    /// Counters and gauges of loads and swaps.
     pub metrics: Arc<Metrics>,
     /// Statistics of versions, which end with a release, and of models.
     pub stats: Arc<InferenceStats>,

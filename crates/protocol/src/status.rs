@@ -50,9 +50,9 @@ pub struct VersionState {
 /// An entry of the repository index.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct IndexEntry {
-    /// The model.
+    /// Name of the model.
     pub name: Arc<str>,
-    /// The version; `None` for a model without versions.
+    /// Number of the version; `None` for a model without versions.
     pub version: Option<u64>,
     /// "READY", "LOADING", "UNLOADING" or "UNAVAILABLE".
     pub state: &'static str,
@@ -65,7 +65,7 @@ pub struct IndexEntry {
 pub struct Total {
     /// Number of events.
     pub count: u64,
-    /// Total nanoseconds.
+    /// Total duration in nanoseconds.
     pub nanos: u64,
 }
 
@@ -97,7 +97,7 @@ pub struct StatisticsEntry {
 pub struct BatchTotal {
     /// Items of each run.
     pub size: u64,
-    /// The runs.
+    /// Number and duration of the runs.
     pub compute: Total,
 }
 

@@ -72,7 +72,7 @@ pub fn is_call(path: &str) -> bool {
 /// A message in place of a response.
 #[derive(Debug, PartialEq)]
 pub struct ResponseMessage {
-    /// The encoded message.
+    /// Bytes of the encoded message.
     pub bytes: Vec<u8>,
     /// True if damage may have left points out.
     pub partial: bool,

@@ -29,7 +29,7 @@ pub struct ThreadPolicy {
     pub oversubscribe: bool,
 }
 
-/// Resulting numbers.
+/// Numbers of threads that a [`ThreadPolicy`] results in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ThreadPlan {
     /// Inference threads, at least 1. Also the most threads of one model's runs together.
@@ -41,7 +41,7 @@ pub struct ThreadPlan {
 }
 
 impl ThreadPolicy {
-    /// Decides the numbers.
+    /// Decides the numbers of threads.
     ///
     /// # Errors
     /// `InvalidArgument`, with the flag and its remedy, for more inference threads than cores

@@ -178,7 +178,7 @@ impl Drop for Loopback {
 /// Status, head and body of a complete answer. A chunked body is joined.
 pub(crate) struct Answer {
     pub(crate) status: u16,
-    /// In lower case.
+    /// Status line and headers in lower case.
     pub(crate) head: String,
     /// The `Set-Cookie` header as it was sent.
     pub(crate) cookie: Option<String>,

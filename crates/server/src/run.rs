@@ -232,11 +232,11 @@ fn warn_if_open(config: &Config) {
     }
 }
 
-/// SIGHUP, for each reader of files.
+/// Receivers of SIGHUP, one for each task that reads files again.
 struct HangupSignals {
-    /// For the configuration.
+    /// Receiver of the task that reads the configuration.
     config: Signal,
-    /// For certificates and keys.
+    /// Receiver of the task that reads certificates and keys.
     access: Signal,
 }
 

@@ -3,7 +3,7 @@
 /// Routes and calls that a listener offers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Surface {
-    /// All of them.
+    /// All routes and calls.
     #[default]
     Whole,
     /// Everything except admin calls, metrics and pages, which the admin port offers.

@@ -26,9 +26,9 @@ pub(crate) struct TraceSettings {
 #[derive(Debug, Default, serde::Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct TraceRateChange {
-    /// Part of the requests.
+    /// Share of the requests that are traced, 0 to 1.
     sample: Option<f64>,
-    /// Parts of models; `None` follows `sample` again.
+    /// Shares of single models, by name. `None` lets a model follow `sample` again.
     #[serde(default)]
     models: BTreeMap<String, Option<f64>>,
 }

@@ -296,7 +296,7 @@ pub struct Read<'a> {
     pub offset: u64,
     /// Number of bytes; a multiple of 4096, within the file.
     pub bytes: usize,
-    /// Identifies the completion.
+    /// Number that the reader returns with the completion.
     pub tag: u64,
 }
 

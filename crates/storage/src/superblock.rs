@@ -42,7 +42,7 @@ pub struct Section {
     pub bytes: u64,
     /// Checksum of all its bytes, or 0 if its pages check themselves.
     pub crc32c: u32,
-    /// A further number, defined by the writer.
+    /// A number with a meaning that the writer defines for each `kind`.
     pub aux: u64,
 }
 

@@ -102,9 +102,9 @@ pub struct Listener<S> {
     pub version: HttpVersion,
     /// The bound socket.
     pub socket: ListenSocket,
-    /// Answers requests.
+    /// Service that answers the requests.
     pub service: S,
-    /// Receives the counts of connections and refusals.
+    /// Counters of connections and refusals.
     pub metrics: Arc<Metrics>,
     /// Limits of the number of connections and of the time for each step.
     pub limits: ConnectionLimits,
@@ -311,7 +311,7 @@ struct AcceptedConnection {
 
 /// Signals of a shutdown to one connection.
 struct ShutdownSignals {
-    /// Ends an idle connection, or a busy one after its answer.
+    /// Signal that ends an idle connection, or a busy one after its answer.
     watcher: Watcher,
     /// True from the beginning of the shutdown.
     stop: watch::Receiver<bool>,

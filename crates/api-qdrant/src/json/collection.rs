@@ -314,21 +314,21 @@ pub fn listed_aliases(aliases: impl IntoIterator<Item = (String, String)>) -> Va
 pub enum AliasAction {
     /// Adds an alias, or redirects one.
     CreateAlias {
-        /// The alias.
+        /// Alias to add or redirect.
         alias_name: String,
-        /// The collection.
+        /// Collection that the alias names from then on.
         collection_name: String,
     },
     /// Removes an alias.
     DeleteAlias {
-        /// The alias.
+        /// Alias to remove.
         alias_name: String,
     },
     /// Renames an alias. The alias keeps its collection.
     RenameAlias {
-        /// The old name.
+        /// Present name of the alias.
         old_alias_name: String,
-        /// The new name.
+        /// Name that the alias gets.
         new_alias_name: String,
     },
 }

@@ -24,16 +24,16 @@ pub enum FeatureFile {
     Mel(MelSettings),
     /// Logarithms of mel energies.
     LogMel {
-        /// Mel bands.
+        /// Settings of the mel bands.
         mel: MelSettings,
-        /// Logarithm.
+        /// Settings of the logarithm.
         log: LogSettings,
     },
     /// Cepstral coefficients: the orthonormal cosine transform (type 2) of the logarithms.
     Mfcc {
-        /// Mel bands.
+        /// Settings of the mel bands.
         mel: MelSettings,
-        /// Logarithm.
+        /// Settings of the logarithm.
         log: LogSettings,
         /// Number of coefficients, the lowest first.
         count: usize,

@@ -17,23 +17,23 @@ use crate::transfer::BackupProgress;
 pub enum BackupRequest {
     /// Backs up a collection.
     Backup {
-        /// Name or alias.
+        /// Name or alias of the collection.
         collection: String,
-        /// Extent.
+        /// Extent of the backup.
         extent: BackupExtent,
     },
     /// Makes a collection from a backup.
     Restore {
         /// Name of the collection that was backed up.
         collection: String,
-        /// Backup; `None` is the newest.
+        /// Id of the backup; `None` is the newest.
         backup: Option<BackupId>,
-        /// Restored collection.
+        /// Collection that is made.
         target: RestoreTarget,
     },
     /// Copies a collection within this machine.
     Clone {
-        /// Name or alias.
+        /// Name or alias of the collection.
         collection: String,
         /// Name of the copy.
         to: String,
@@ -42,21 +42,21 @@ pub enum BackupRequest {
     Verify {
         /// Name of the collection that was backed up.
         collection: String,
-        /// Backup; `None` is all of them.
+        /// Id of the backup; `None` is all of the collection.
         backup: Option<BackupId>,
     },
     /// Removes backups by a policy.
     Prune {
         /// Name of the collection that was backed up.
         collection: String,
-        /// Backups that stay.
+        /// Policy that chooses the backups that stay.
         policy: RetentionPolicy,
     },
     /// Removes a backup.
     Delete {
         /// Name of the collection that was backed up.
         collection: String,
-        /// Backup.
+        /// Id of the backup.
         backup: BackupId,
     },
 }

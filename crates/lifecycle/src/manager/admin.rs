@@ -151,7 +151,10 @@ impl Manager {
         }
     }
 
-    /// Returns an error if a load of the newest versions lacks one that cannot be copied.
+    /// Checks that the newest versions were copied from their store, if the request loads them.
+    ///
+    /// # Errors
+    /// `FailedPrecondition` with the reason why a version could not be copied.
     fn check_copies(&self, waiter: &AdminWaiter) -> Result<()> {
         let newest = matches!(waiter.goal, WaiterGoal::Load { newest: true, .. });
         // The problem may be that of a copy of the same name that does not serve.

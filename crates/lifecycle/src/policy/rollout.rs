@@ -10,9 +10,10 @@ use crate::rollout::{
 
 /// Probability that a rollout withdraws a version that is no worse than its limits allow.
 const FALSE_ROLLBACK_MAX: f64 = 0.01;
-/// Limits of a rollout: errors, latency, drift.
+/// Number of limits of a rollout: errors, latency, drift.
 const LIMITS: f64 = 3.0;
-/// Level of the bounds of one version for one limit.
+/// Probability that the bound of one version for one limit is wrong. The versions and the limits
+/// share [`FALSE_ROLLBACK_MAX`] equally.
 const LEVEL: f64 = FALSE_ROLLBACK_MAX / LIMITS / 2.0;
 
 /// Requests of the candidate before its overflow is judged.

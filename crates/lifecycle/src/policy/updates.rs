@@ -10,11 +10,11 @@ use crate::updates::TurnState;
 /// Condition of a version that is not ready and has no load.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum UpdateNeed {
-    /// It is not chosen.
+    /// The policy does not choose the version.
     NotChosen,
-    /// It is loaded without a turn: no older version serves, or it was begun without one.
+    /// The version is loaded without a turn: no older version serves, or its load began without one.
     FirstLoad,
-    /// It is loaded when its turn comes, since an older version serves.
+    /// The version is loaded when its turn comes, since an older version serves.
     Turn,
 }
 
@@ -22,11 +22,11 @@ pub(crate) enum UpdateNeed {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum UpdateStep {
     Load,
-    /// It waits for its part of the window.
+    /// The version waits for its part of the window.
     WaitForWindow,
-    /// It waits for a turn, for this reason.
+    /// The version waits for a turn, for this reason.
     WaitForTurn(String),
-    /// The fleet does not load it, for this reason.
+    /// The fleet does not load the version, for this reason.
     HoldBack(String),
 }
 

@@ -25,7 +25,7 @@ const SIGNATURE_DEF_MAP_URL: &str = "type.googleapis.com/tensorflow.serving.Sign
 /// The model, version and signature that a request names.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PredictTarget {
-    /// The model.
+    /// Name of the model.
     pub name: String,
     /// The version's number, if the request has one.
     pub version: Option<u64>,

@@ -56,7 +56,7 @@ pub(crate) fn service(server: &Server, surface: Surface) -> HttpService {
 pub(crate) struct HttpService {
     router: Router,
     requests: Arc<RequestResources>,
-    /// Path under which [`TFS_METRICS`] is found.
+    /// Path that clients use for [`TFS_METRICS`], if the settings name one.
     tfs_metrics: Option<Arc<str>>,
 }
 

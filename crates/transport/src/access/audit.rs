@@ -17,7 +17,7 @@ pub struct AdminRequest<'a> {
     pub action: &'a str,
     /// Name of the thing that the call changes; may be empty.
     pub subject: &'a str,
-    /// Sender.
+    /// Client that sent the request.
     pub caller: Caller<'a>,
 }
 

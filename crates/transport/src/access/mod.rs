@@ -76,7 +76,7 @@ pub struct AccessPolicy {
     pub keys: Option<Arc<KeyRing>>,
     /// Origins whose pages may use the API.
     pub cors: CorsPolicy,
-    /// Counts refusals.
+    /// Counters of refusals.
     pub metrics: Arc<Metrics>,
 }
 
@@ -85,7 +85,7 @@ pub struct AccessPolicy {
 pub struct Caller<'a> {
     /// Client of the connection.
     pub peer: Option<Peer>,
-    /// Headers.
+    /// Headers of the request.
     pub headers: &'a HeaderMap,
 }
 

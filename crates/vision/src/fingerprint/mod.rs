@@ -63,9 +63,9 @@ pub fn accept_among(prints: u64) -> f32 {
     (ACCEPT + ACCEPT_GROWTH * times.log10()).round()
 }
 
-/// Dots per inch of graphs.
+/// Resolution of keypoint graphs, in dots per inch.
 const RESOLUTION: f32 = 500.0;
-/// Accepted resolutions.
+/// Resolutions of images that are accepted, in dots per inch.
 const RESOLUTION_MIN: f32 = 100.0;
 const RESOLUTION_MAX: f32 = 2_500.0;
 /// Sides of an image at 500 dots per inch: fewer than three ridges are not a fingerprint, and

@@ -11,9 +11,9 @@ use crate::oip::InferResponse;
 /// Upper bounds of the bytes that [`infer_response`] writes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ResponseSize {
-    /// The JSON.
+    /// Bytes of the JSON.
     pub text: usize,
-    /// The tensors behind it.
+    /// Bytes of the binary tensors after the JSON.
     pub raw: usize,
 }
 
