@@ -98,6 +98,8 @@ impl AudioUpload {
         })
     }
 
+    /// Checks the model, takes a permit, and starts to pass the body on. If the model is refused,
+    /// the rest of the body is read and dropped, so that the client gets the answer.
     async fn try_begin(
         state: &AudioState,
         name: &str,

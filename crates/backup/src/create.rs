@@ -132,6 +132,7 @@ fn is_same(list: &BackupList, source: &BackupSource<'_>) -> bool {
         && list.files.iter().zip(pinned.files()).all(same_file)
 }
 
+/// Uploads the files that the store lacks, and then the list of the backup.
 async fn upload(
     context: &BackupContext<'_>,
     source: &BackupSource<'_>,

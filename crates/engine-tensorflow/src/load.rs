@@ -48,6 +48,7 @@ pub(crate) fn load(
     Ok(Box::new(TfSession::new(loaded, read).map_err(name)?))
 }
 
+/// Opens the graph: as it is, or with its variables bound to the parameters of `request`.
 fn open(
     library: &'static TensorFlowLibrary,
     meta: &MetaGraphDef,

@@ -95,6 +95,8 @@ fn check_readable(path: &Path) -> Result<()> {
     Ok(())
 }
 
+/// Loads a TorchScript module. LibTorch allocates its parameters in the arena of `request`, if
+/// there is one.
 fn script(library: &'static ShimLibrary, request: &LoadRequest) -> Result<LoadedModule> {
     let mut archive = TorchArchive::open(&request.graph, request.arena.as_ref())?;
     // A model for another device does not stay in the memory that it is read into.

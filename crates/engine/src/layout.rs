@@ -209,6 +209,8 @@ impl LayoutManifest {
         Ok(manifest)
     }
 
+    /// Checks the format, the names of the files, and that each tensor lies within the weights,
+    /// aligned and after the one before it.
     fn check(&self) -> Result<()> {
         if self.format != FORMAT {
             return Err(Error::data_loss(format!(

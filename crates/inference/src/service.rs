@@ -316,6 +316,12 @@ impl InferenceService {
         }
     }
 
+    /// Checks a request, queues it, and waits for its outputs, at most until its deadline. Dropping
+    /// the future cancels the request.
+    ///
+    /// # Errors
+    /// `InvalidArgument` for inputs or outputs that the signature does not have,
+    /// `ResourceExhausted` if the queue is full, `DeadlineExceeded`.
     async fn run(&self, ticket: &RequestTicket, call: InferenceRequest) -> Result<Completion> {
         let InferenceRequest { servable, inputs, outputs, timeout, priority, rollout } = call;
         let signature = servable.signature();

@@ -227,6 +227,8 @@ fn refused(error: std::io::Error) -> LoadFailure {
 }
 
 impl WorkerProcess {
+    /// Sends the process the sockets of its runs and the model to load, and waits until the model
+    /// is open.
     fn load(
         &mut self,
         isolation: &Isolation,

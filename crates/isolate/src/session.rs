@@ -69,6 +69,7 @@ impl IsolatedSession {
         Ok(IsolatedSession { supervised, facts, run_time_max: isolation.config.run_time_max })
     }
 
+    /// Sends a run to the worker process on a free socket and waits for its outputs.
     fn exchange(
         &self,
         signature: Option<usize>,

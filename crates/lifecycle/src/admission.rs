@@ -64,6 +64,8 @@ impl Ledger {
         self.admit_when(store, || bytes, transition)
     }
 
+    /// Reserves the bytes that `needed` returns under the lock, so that no other load takes them in
+    /// between.
     fn admit_when(
         self: &Arc<Self>,
         store: &ParameterStore,

@@ -198,6 +198,12 @@ fn remove_stale(cache_dir: &Path) {
     }
 }
 
+/// Runs the converter, a child process, and waits for its end. Returns its status and the last line
+/// that it wrote to standard error.
+///
+/// # Errors
+/// `Cancelled` if the load was stopped or the converter starves at idle priority,
+/// `DeadlineExceeded` after [`CONVERT_TIME_MAX`].
 fn run(
     converter: &Converter,
     source: ForeignVersion<'_>,

@@ -186,6 +186,7 @@ impl Loader {
         }
     }
 
+    /// Loads, warms up and checks a version. Returns `Deferred` if its memory is not free yet.
     fn load(&self, job: &LoadJob, attempt: &Attempt) -> Result<LoadOutcome> {
         let meter = ThreadMeter::read();
         let (mut placed, mut cost) = match self.place(job, attempt)? {
@@ -308,6 +309,8 @@ impl Loader {
         Ok(PlacingOutcome::Placed(placed, LoadCost::default()))
     }
 
+    /// Reserves memory for a published version and reads its parameters there. Returns `Deferred` if
+    /// the memory is not free yet.
     fn place_artifact(
         &self,
         job: &LoadJob,

@@ -176,6 +176,7 @@ impl Manager {
         }
     }
 
+    /// Handles messages and due times until the lifecycle stops.
     pub(crate) fn run(mut self) {
         let mut round = Instant::now();
         loop {
@@ -203,6 +204,7 @@ impl Manager {
         self.stop();
     }
 
+    /// Handles one message. Returns the models whose next step must be decided again.
     fn handle(&mut self, message: Message) -> Touched {
         match message {
             Message::Scanned(snapshot) => {

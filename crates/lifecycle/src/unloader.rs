@@ -77,6 +77,7 @@ impl Unloader {
         true
     }
 
+    /// Releases a version that no request uses any more. Returns it if it is still in use.
     fn try_release(&self, one: Draining) -> Option<Draining> {
         let Draining { retired, mut reported } = one;
         let Retired { id, servable, release, since } = retired;

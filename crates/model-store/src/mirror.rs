@@ -225,6 +225,10 @@ impl StoreMirror {
         Ok(MirrorThread { stop, thread: Mutex::new(Some(thread)) })
     }
 
+    /// Copies the first versions, then follows the stores until the mirror is stopped.
+    ///
+    /// # Errors
+    /// The error of a first copy that can never succeed.
     async fn run(mut self, mut stopped: watch::Receiver<bool>) -> Result<()> {
         let work = async {
             self.copy_first().await?;

@@ -66,6 +66,8 @@ pub(crate) fn join(
     Ok(joined)
 }
 
+/// Joins one input of all requests to a tensor of `rows` items. Each item is padded to `sizes`, the
+/// sizes of the axes after axis 0. Missing items are copies of the first item of the last tensor.
 fn join_input(
     input: &InputPlan,
     sizes: &[usize],

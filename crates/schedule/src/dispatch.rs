@@ -219,6 +219,8 @@ impl Dispatch {
         }
     }
 
+    /// Lets a worker sleep until it is notified, or until `until`. One worker owns the next time
+    /// limit; a worker whose limit ends sooner takes it over.
     fn wait<'a>(
         &self,
         mut state: MutexGuard<'a, State>,

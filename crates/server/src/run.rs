@@ -106,6 +106,12 @@ struct Following {
     hangups: HangupSignals,
 }
 
+/// Listens, serves until a signal or an error ends the server, and stops: new connections are
+/// refused, and running requests finish within the grace time.
+///
+/// # Errors
+/// The error of a port that cannot be opened, of the cluster, or of a store that can never be
+/// copied.
 async fn serve(
     server: &Server,
     config: &Config,

@@ -117,6 +117,11 @@ impl Manifest {
         &self.problems
     }
 
+    /// Returns the newest list that is whole, with its number; `None` for a medium that was never
+    /// written. Adds a text to `problems` for each damaged slot and list.
+    ///
+    /// # Errors
+    /// `DataLoss` if no list is whole; the error of a list that the system refuses to read.
     fn newest(
         medium: &Arc<dyn Medium>,
         slots: &[u8],

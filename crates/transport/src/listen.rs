@@ -183,6 +183,8 @@ where
         }
     }
 
+    /// Returns the work of one connection: it is opened, then it serves requests until the client,
+    /// a limit or the shutdown ends it.
     fn connection(
         &self,
         builder: &auto::Builder<TokioExecutor>,
@@ -363,6 +365,7 @@ impl<S, B> ConnectionService<S>
 where
     S: tower::Service<http::Request<RequestBody>, Response = http::Response<B>> + Clone,
 {
+    /// Answers a request: wraps its body, runs the service, and wraps the body of the answer.
     fn answer(
         &self,
         request: http::Request<Incoming>,

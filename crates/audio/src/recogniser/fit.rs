@@ -33,6 +33,8 @@ impl ModelBinding {
     }
 }
 
+/// Finds the inputs and outputs of the model that the settings name. Each required input needs a
+/// source: the samples, a constant or a state.
 fn find(recogniser: &Recogniser, signature: &Signature) -> Result<ModelBinding> {
     let input = match &recogniser.input {
         Some(name) => signature.input(name).ok_or_else(|| missing("input", name))?,

@@ -58,6 +58,8 @@ impl Manager {
         });
     }
 
+    /// Unloads a model for an administrator. `done` is called once its versions are released.
+    /// Requests of others that wait for a load of the model fail.
     pub(super) fn admin_unload(&mut self, name: Arc<str>, done: AdminCallback) -> Touched {
         let Some(model) = self.models.get_mut(&name) else {
             done(Err(unknown(&name)));

@@ -28,6 +28,8 @@ pub(super) struct Reconfiguration {
 }
 
 impl Manager {
+    /// Replaces the configuration and requests a scan. `done` is called once all models of the new
+    /// configuration had their first try. `by_hand` is true for a change by an administrator.
     pub(super) fn configure(&mut self, set: Arc<ConfigSet>, by_hand: bool, done: AdminCallback) {
         // The new change is not refused: the server counts it as current already, and sends it only
         // once.

@@ -203,6 +203,7 @@ impl Model {
         }
     }
 
+    /// Takes the outcome of a load. The outcome of a load that was stopped meanwhile is dropped.
     pub(super) fn load_ended(
         &mut self,
         context: &mut ManagerContext,
@@ -252,6 +253,7 @@ impl Model {
         context.set_state(self, number, state, reason);
     }
 
+    /// Queues a load again, since memory that it needs is about to become free.
     fn defer(&mut self, context: &mut ManagerContext, number: u64, load: Load, reason: String) {
         let id = self.id(number);
         let Some(version) = self.versions.get_mut(&number) else { return };
@@ -298,6 +300,8 @@ impl Model {
         }
     }
 
+    /// Records that a load failed, and decides if it is tried again. A version that serves
+    /// continues as before.
     fn fail(&mut self, context: &ManagerContext, number: u64, failed: FailedLoad) {
         let FailedLoad { error, fingerprint, converting } = failed;
         // If another version could serve, a try that must unload it first would cost more than it

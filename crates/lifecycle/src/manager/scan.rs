@@ -129,6 +129,7 @@ impl Model {
         self.check_resumed();
     }
 
+    /// Takes the state of one version on disk. Files that changed end a failure or a withdrawal.
     fn see_version(&mut self, context: &ManagerContext, number: u64, disk: Disk) {
         let Some(version) = self.versions.get_mut(&number) else {
             let reason =

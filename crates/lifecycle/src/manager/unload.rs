@@ -56,6 +56,8 @@ impl Model {
         self.retire(context, number, serving, None);
     }
 
+    /// Takes the release of a version: `drain` is the wait for its last request, `unload` the time
+    /// of the release.
     pub(super) fn released(
         &mut self,
         context: &mut ManagerContext,

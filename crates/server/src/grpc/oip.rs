@@ -38,6 +38,8 @@ fn named_version(text: &str) -> Result<Option<u64>> {
     if text.is_empty() { Ok(None) } else { signatures::parse_version(text).map(Some) }
 }
 
+/// Decodes an inference request, runs the model, and encodes the outputs. Returns the reservation
+/// of the request's bytes, which is released with the answer.
 async fn infer(
     state: &ModelsState,
     ticket: &RequestTicket,

@@ -42,6 +42,8 @@ pub(super) fn route(
     signatures::route(&state.inference, name, *version, label.as_deref(), key)
 }
 
+/// Decodes a predict request, runs the model, and encodes the outputs. Returns the reservation of
+/// the request's bytes, which is released with the answer.
 async fn run(
     state: &ModelsState,
     ticket: &RequestTicket,

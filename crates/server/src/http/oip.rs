@@ -173,6 +173,8 @@ struct AdmittedOipRequest {
     permit: OwnedSemaphorePermit,
 }
 
+/// Answers an inference request: reads and decodes its body, runs the model, and encodes the
+/// outputs. A failure before the run is counted here.
 async fn answer(
     state: &ModelsState,
     ticket: &mut RequestTicket,

@@ -196,6 +196,8 @@ struct AdmittedTfsRequest {
     permit: OwnedSemaphorePermit,
 }
 
+/// Answers a POST under `/v1/models/`: reads its body, and runs the call that its path names. A
+/// failure before the run is counted here.
 async fn answer(
     state: &ModelsState,
     ticket: &mut RequestTicket,

@@ -235,6 +235,8 @@ impl Log {
         self.append_frame(payload, Some(key))
     }
 
+    /// Appends a frame in memory and returns its number. Writes earlier frames to the file first if
+    /// too many wait.
     fn append_frame(&self, payload: &[u8], key: Option<u64>) -> Result<u64> {
         let bytes = frame::frame_bytes(payload.len())?;
         let mut state = self.state();

@@ -77,6 +77,8 @@ pub(super) fn replay(found: &Salvaged, mark: LogPosition) -> Replay {
     replay
 }
 
+/// Replays the bytes of a log without its mark. Frames before the number `durable` were
+/// acknowledged.
 fn replay_bytes(found: &Salvaged, durable: u64) -> Replay {
     let log = &found.bytes[..];
     let next = frame::first(log).unwrap_or(1).max(1);
