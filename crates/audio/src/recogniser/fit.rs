@@ -5,7 +5,7 @@ use std::sync::Arc;
 use base::{CarriedInput, DType, Dim, Error, NamedTensor, Result, Signature, Tensor, TensorSpec};
 
 use super::file::check_elements;
-use super::{InputAxis, Recogniser};
+use super::{ConstantInput, InputAxis, Recogniser, StateInput};
 
 /// Inputs and outputs of a model as a recogniser uses them.
 #[derive(Debug)]
@@ -43,40 +43,14 @@ fn find(recogniser: &Recogniser, signature: &Signature) -> Result<ModelBinding> 
         }
     };
     let items = layout(recogniser, input)?;
-    let mut given = vec![input.name.as_str()];
-    let mut constants = Vec::new();
-    for constant in &recogniser.constants {
-        let spec =
-            signature.input(&constant.input).ok_or_else(|| missing("input", &constant.input))?;
-        let tensor = filled(spec, constant.shape.as_deref(), constant.value)?;
-        constants.push(NamedTensor::new(spec.name.as_str(), tensor));
-        given.push(&spec.name);
-    }
-    let mut carried = Vec::new();
-    for state in &recogniser.state {
-        let spec = signature.input(&state.input).ok_or_else(|| missing("input", &state.input))?;
-        signature.output(&state.output).ok_or_else(|| missing("output", &state.output))?;
-        let initial = filled(spec, state.shape.as_deref(), state.value)?;
-        carried.push(CarriedInput {
-            input: spec.name.as_str().into(),
-            output: state.output.as_str().into(),
-            initial,
-        });
-        given.push(&spec.name);
-    }
-    for (position, name) in given.iter().enumerate() {
-        if given[..position].contains(name) {
-            return Err(Error::invalid(format!("input \"{name}\" is given twice")));
-        }
-    }
-    if let Some(left) =
-        signature.inputs.iter().find(|i| !i.optional && !given.contains(&i.name.as_str()))
-    {
-        return Err(Error::invalid(format!(
-            "the model also takes \"{}\": give it under constants or under state",
-            left.name
-        )));
-    }
+    let constants = recogniser.constants.iter().map(|constant| bind_constant(constant, signature));
+    let constants = constants.collect::<Result<Vec<_>>>()?;
+    let carried = recogniser.state.iter().map(|state| bind_state(state, signature));
+    let carried = carried.collect::<Result<Vec<_>>>()?;
+    let mut sources = vec![input.name.as_str()];
+    sources.extend(constants.iter().map(|constant| &*constant.name));
+    sources.extend(carried.iter().map(|state| &*state.input));
+    check_sources(&sources, signature)?;
     let output = match &recogniser.output.name {
         Some(name) => signature.output(name).ok_or_else(|| missing("output", name))?,
         None => {
@@ -103,6 +77,40 @@ fn find(recogniser: &Recogniser, signature: &Signature) -> Result<ModelBinding> 
         output: output.name.as_str().into(),
         onset: onset.map(|onset| onset.name.as_str().into()),
     })
+}
+
+fn bind_constant(constant: &ConstantInput, signature: &Signature) -> Result<NamedTensor> {
+    let spec = signature.input(&constant.input).ok_or_else(|| missing("input", &constant.input))?;
+    let tensor = filled(spec, constant.shape.as_deref(), constant.value)?;
+    Ok(NamedTensor::new(spec.name.as_str(), tensor))
+}
+
+fn bind_state(state: &StateInput, signature: &Signature) -> Result<CarriedInput> {
+    let spec = signature.input(&state.input).ok_or_else(|| missing("input", &state.input))?;
+    signature.output(&state.output).ok_or_else(|| missing("output", &state.output))?;
+    let initial = filled(spec, state.shape.as_deref(), state.value)?;
+    Ok(CarriedInput {
+        input: spec.name.as_str().into(),
+        output: state.output.as_str().into(),
+        initial,
+    })
+}
+
+/// Checks that `sources`, the names of the inputs that get a value, have each required input once.
+fn check_sources(sources: &[&str], signature: &Signature) -> Result<()> {
+    for (position, name) in sources.iter().enumerate() {
+        if sources[..position].contains(name) {
+            return Err(Error::invalid(format!("input \"{name}\" is given twice")));
+        }
+    }
+    let is_missing = |spec: &&TensorSpec| !spec.optional && !sources.contains(&spec.name.as_str());
+    match signature.inputs.iter().find(is_missing) {
+        Some(spec) => Err(Error::invalid(format!(
+            "the model also takes \"{}\": give it under constants or under state",
+            spec.name
+        ))),
+        None => Ok(()),
+    }
 }
 
 fn missing(what: &str, name: &str) -> Error {
