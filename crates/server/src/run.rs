@@ -8,6 +8,7 @@ use os::ServiceManager;
 use tokio::runtime::Runtime;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::watch;
+use tokio::task::JoinHandle;
 use transport::{ConnectionThreads, TlsIdentity};
 
 use crate::access_files::AccessFiles;
@@ -163,6 +164,12 @@ async fn serve(
         () = ready => Ok(()),
     };
     manager.stopping(stop_time(config.listeners.shutdown_grace));
+    stop_serving(server, &stop, tasks).await;
+    result
+}
+
+/// Leaves the cluster, ends the listeners, and waits for the requests in flight.
+async fn stop_serving(server: &Server, stop: &watch::Sender<bool>, tasks: Vec<JoinHandle<()>>) {
     server.readiness.stop();
     if let Some(cluster) = server.cluster.get() {
         tracing::info!("stopping: shards are left to other nodes");
@@ -179,7 +186,6 @@ async fn serve(
     if let Some(cluster) = server.cluster.get() {
         cluster.stop();
     }
-    result
 }
 
 /// Returns the time that a service manager must wait for a stop with `grace`. `None` for the
