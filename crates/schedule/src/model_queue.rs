@@ -172,7 +172,8 @@ impl ModelQueue {
         }
         self.counts.mode = options.mode;
         if self.delay != options.max_queue_delay {
-            (self.delay, self.linger_useful) = (options.max_queue_delay, 1.0);
+            self.delay = options.max_queue_delay;
+            self.linger_useful = 1.0;
         }
         self.watch(first.servable.session_watch());
         self.queued += entries.len();

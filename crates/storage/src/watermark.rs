@@ -78,7 +78,9 @@ impl Watermark {
         // After a failure the same slot is written again, so that the other one stays whole.
         writer.write_at((epoch % 2) * PAGE_BYTES as u64, &encode(epoch, &marks))?;
         writer.persist()?;
-        (self.writer, self.epoch, self.recorded) = (Some(writer), epoch, Some(marks));
+        self.writer = Some(writer);
+        self.epoch = epoch;
+        self.recorded = Some(marks);
         Ok(())
     }
 

@@ -377,7 +377,8 @@ impl ModelRuns {
         match &outputs {
             Ok(outputs) => {
                 group.carry(&self.fit, outputs)?;
-                (self.failures, self.succeeded) = (0, true);
+                self.failures = 0;
+                self.succeeded = true;
             }
             Err(error) => {
                 self.failures += 1;

@@ -158,7 +158,8 @@ pub(crate) fn recognise_file(
             None
         }
         Err(error) => {
-            (seen.partial, seen.faults) = (true, seen.faults + 1);
+            seen.partial = true;
+            seen.faults += 1;
             // An error of opening the file names it, and so does the report.
             let text = error.message();
             Some(text.strip_prefix(&format!("{name}: ")).unwrap_or(text).to_owned())

@@ -65,7 +65,8 @@ fn schedule(
 ) -> CommandResult<ScheduleOptions> {
     let mut options = flags.over(file).apply(&ScheduleOptions::default());
     if let Some(threads @ 1..) = inference.runtime_threads {
-        (options.mode, options.threads) = (ScheduleMode::Async, Some(threads));
+        options.mode = ScheduleMode::Async;
+        options.threads = Some(threads);
     }
     options
         .check()

@@ -53,7 +53,8 @@ pub(crate) fn batching(
         model.note("preserve_ordering: responses are sent as they are ready");
     }
     let limits = limits("default_queue_policy", batching.default_queue_policy.as_ref(), model);
-    (model.schedule.queue, model.schedule.timeout) = (limits.queue, limits.timeout);
+    model.schedule.queue = limits.queue;
+    model.schedule.timeout = limits.timeout;
     priorities(batching, model);
 }
 

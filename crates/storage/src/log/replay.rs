@@ -70,7 +70,9 @@ pub(super) fn replay(found: &Salvaged, mark: LogPosition) -> Replay {
         let bytes = mark.bytes.saturating_sub(end);
         let lost = replay.next..mark.next;
         replay.damaged.push(Damage { offset: end, bytes, lost });
-        (replay.next, replay.torn_tail, replay.cut) = (mark.next, None, true);
+        replay.next = mark.next;
+        replay.torn_tail = None;
+        replay.cut = true;
     }
     let damaged: Vec<_> = replay.damaged.iter().map(|damage| damage.lost.clone()).collect();
     replay.lost_keys.retain(|number, _| damaged.iter().any(|lost| lost.contains(number)));
@@ -96,7 +98,8 @@ fn replay_bytes(found: &Salvaged, durable: u64) -> Replay {
         gap.lost.start < durable || found.lacks(gap.offset..gap.offset.saturating_add(gap.bytes))
     };
     let (damaged, holes) = gaps.into_iter().partition(is_damage);
-    (replay.damaged, replay.holes) = (damaged, holes);
+    replay.damaged = damaged;
+    replay.holes = holes;
     if header_lost && replay.records.is_empty() {
         replay.torn_tail = Some(0);
         replay.holes.clear();
