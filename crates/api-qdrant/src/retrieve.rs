@@ -90,7 +90,7 @@ pub(crate) struct Projection {
 }
 
 impl Projection {
-    /// Builds the projection of a request. `payload` says if payloads are returned by default.
+    /// Builds the projection of a request. `payload` is true if payloads are returned by default.
     ///
     /// # Errors
     /// `InvalidArgument` for a requested vector that the collection does not have.

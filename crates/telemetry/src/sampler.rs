@@ -46,7 +46,7 @@ impl SamplingRates {
         let mut rates = self.models.values().chain([&self.rate]);
         match rates.find(|rate| !(0.0..=1.0).contains(*rate)) {
             Some(rate) => Err(Error::invalid(format!(
-                "sampling rate {rate}: it must be 0 to 1, the part of the requests"
+                "sampling rate {rate}: it must be 0 to 1, the share of the requests"
             ))),
             None => Ok(()),
         }

@@ -90,7 +90,7 @@ fn rates(options: &ServerOptions, otel: &OtelVariables) -> CommandResult<Samplin
             Ok(rate)
         } else {
             Err(CommandError::usage(format!(
-                "{name} is {rate}; it must be 0 to 1, the part of the requests"
+                "{name} is {rate}; it must be 0 to 1, the share of the requests"
             )))
         }
     };

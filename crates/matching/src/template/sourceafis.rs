@@ -30,11 +30,14 @@ pub(super) fn has_magic(head: &[u8]) -> bool {
     is(head) && head.get(1..).is_some_and(|rest| rest.starts_with(b"\x67version"))
 }
 
+// Major types of CBOR (RFC 8949, section 3.1).
 const UNSIGNED: u8 = 0;
 const NEGATIVE: u8 = 1;
+const BYTES: u8 = 2;
 const TEXT: u8 = 3;
 const ARRAY: u8 = 4;
 const MAP: u8 = 5;
+const TAG: u8 = 6;
 const OTHER: u8 = 7;
 /// Ends a text, an array or a map of indefinite length.
 const BREAK: u8 = 0xFF;
@@ -148,7 +151,7 @@ impl<'a> Cbor<'a> {
         Ok(numbers)
     }
 
-    /// Skips a value of any type.
+    /// Skips a value of any type. `depth` is the maximum number of values inside each other.
     fn skip(&mut self, depth: u32) -> Result<()> {
         if depth == 0 {
             return Err(malformed("its values are nested too deeply"));
@@ -160,11 +163,11 @@ impl<'a> Cbor<'a> {
                 input.skip(depth - 1)?;
                 input.skip(depth - 1)
             }),
-            2 | TEXT => match head.number {
+            BYTES | TEXT => match head.number {
                 Some(count) => self.take(count).map(|_| ()),
                 None => self.entries(head, |input| input.skip(depth - 1)),
             },
-            6 => self.skip(depth - 1),
+            TAG => self.skip(depth - 1),
             _ if head.number.is_none() => Err(malformed("a list ends too often")),
             _ => Ok(()),
         }

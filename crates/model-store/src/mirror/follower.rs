@@ -57,6 +57,14 @@ struct DamagedVersion {
     reason: String,
 }
 
+/// A version without a manifest, which counts as complete once its listing stays the same.
+struct SettlingVersion {
+    /// Fingerprint of the listed files.
+    stamp: String,
+    /// Time of the first listing with this fingerprint.
+    since: Instant,
+}
+
 /// A store that is followed.
 pub(crate) struct Follower {
     pub(crate) source: StoreSource,
@@ -68,8 +76,8 @@ pub(crate) struct Follower {
     /// The last listing whose changes were all copied.
     pub(super) copied: Option<StoreListing>,
     pub(super) listed: Option<StoreListing>,
-    /// Fingerprint of each version without a manifest, and the time since when it has it.
-    settling: BTreeMap<(String, u64), (String, Instant)>,
+    /// Versions without a manifest that are not copied yet.
+    settling: BTreeMap<(String, u64), SettlingVersion>,
     /// Versions with wrong bytes, which are not fetched again.
     damaged: BTreeMap<(String, u64), DamagedVersion>,
     /// Versions that have failed and whose copies were checked since.
@@ -436,7 +444,8 @@ impl Follower {
         Ok(true)
     }
 
-    /// Returns true if a version without a manifest has stayed the same for long enough.
+    /// Returns true if the listings of a version without a manifest have had the same `stamp` for
+    /// the settle time.
     fn is_settled(
         &mut self,
         context: &SyncContext<'_>,
@@ -446,11 +455,12 @@ impl Follower {
     ) -> bool {
         let now = Instant::now();
         let seen = self.settling.entry((model.to_owned(), version));
-        let seen = seen.or_insert_with(|| (stamp.clone(), now));
-        if seen.0 != stamp {
-            *seen = (stamp, now);
+        let seen = seen.or_insert_with(|| SettlingVersion { stamp: stamp.clone(), since: now });
+        if seen.stamp != stamp {
+            *seen = SettlingVersion { stamp, since: now };
         }
-        seen.1 < now && now - seen.1 >= context.config.settle
+        // One listing never settles a version, even if the settle time is 0.
+        seen.since < now && now - seen.since >= context.config.settle
     }
 
     /// Removes copies that two listings in a row lack. Returns true if a copy is missed for the

@@ -172,7 +172,7 @@ impl RequestLog {
     pub fn start(config: &RequestLogConfig, metrics: Arc<Metrics>) -> Result<RequestLog> {
         if !(0.0..=1.0).contains(&config.rate) {
             return Err(Error::invalid(format!(
-                "--request-log-rate {}: it must be 0 to 1, the part of the requests",
+                "--request-log-rate {}: it must be 0 to 1, the share of the requests",
                 config.rate
             )));
         }

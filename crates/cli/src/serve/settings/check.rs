@@ -193,7 +193,7 @@ impl ServeSettings {
             }
             if !(0.0..=1.0).contains(&rate) {
                 return Err(CommandError::usage(format!(
-                    "{setting} is {rate}; it must be 0 to 1, the part of the requests"
+                    "{setting} is {rate}; it must be 0 to 1, the share of the requests"
                 )));
             }
         }

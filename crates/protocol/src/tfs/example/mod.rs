@@ -129,14 +129,13 @@ impl Examples {
             columns.push(count.map(|count| FeatureColumn::new(spec, count)));
         }
         reader.fill(&sizes, &mut columns)?;
-        let tensor = |((spec, size), column): ((&TensorSpec, &Option<usize>), _)| {
-            let (Some(size), Some(column)) = (*size, column) else { return Ok(None) };
-            let column: FeatureColumn<'_> = column;
+        let mut tensors = Vec::with_capacity(specs.len());
+        for ((spec, size), column) in specs.iter().zip(&sizes).zip(columns) {
+            let (Some(size), Some(column)) = (*size, column) else { continue };
             let shape = shape(spec, self.count(), size)?;
-            Ok(Some(NamedTensor::new(spec.name.as_str(), column.finish(shape)?)))
-        };
-        let tensors = specs.iter().zip(&sizes).zip(columns).map(tensor);
-        tensors.filter_map(Result::transpose).collect()
+            tensors.push(NamedTensor::new(spec.name.as_str(), column.finish(shape)?));
+        }
+        Ok(tensors)
     }
 }
 

@@ -121,7 +121,7 @@ fn number(reader: &mut JsonReader<'_>, name: &str, feature: &mut FeatureWriter) 
         }
         _ => {
             let wide: f64 = token.text.parse().unwrap_or(f64::NAN);
-            // Of the infinite values, only the tokens are meant to be infinite.
+            // Infinity and -Infinity end with y, NaN with N. Another infinite value was too large.
             let is_token = token.text.ends_with(['y', 'N']);
             if !is_token && wide.abs() > f64::from(f32::MAX) {
                 return Err(reader.error(format_args!(
