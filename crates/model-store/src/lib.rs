@@ -11,7 +11,7 @@
 //!
 //! # Modules
 //! * A directory in a store: `place` opens it, `options` are its settings, `listing` groups its
-//!   objects, `small_objects` reads and writes small ones.
+//!   objects, `small_objects` reads and writes small ones, `store_error` adds remedies to errors.
 //! * Copies: `mirror` keeps them, `plan` and `fetch` copy one version, `cache` is the local
 //!   directory, `hashed_file` checks it.
 //! * For commands: `upload`, `diff`.
@@ -26,6 +26,7 @@ mod options;
 mod place;
 mod plan;
 mod small_objects;
+mod store_error;
 mod upload;
 
 pub use cache::watched_dir;

@@ -1,4 +1,4 @@
-//! A directory in an object store, opened from its URL, and the errors of stores with remedies.
+//! A directory in an object store, opened from its URL.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -11,6 +11,7 @@ use object_store::{ObjectMeta, ObjectStore, ObjectStoreExt};
 use tokio_stream::StreamExt;
 
 use crate::listing::group;
+use crate::store_error::{self, StoreRefusal};
 
 /// Longest time until the next object of a listing. A listing of many objects takes longer, since
 /// it has a request for each thousand of them.
@@ -22,16 +23,6 @@ const OBJECTS_MAX: usize = 1 << 20;
 /// Schemes of the URLs of stores.
 pub const STORE_SCHEMES: [&str; 10] =
     ["s3", "s3a", "gs", "az", "azure", "abfs", "abfss", "http", "https", "file"];
-
-/// Settings for S3. One of them must be present, or the machine must have a role.
-const S3_CREDENTIALS: [&str; 6] = [
-    "aws_access_key_id",
-    "aws_web_identity_token_file",
-    "aws_container_credentials_relative_uri",
-    "aws_container_credentials_full_uri",
-    "aws_skip_signature",
-    "aws_bearer_token_bedrock",
-];
 
 /// Returns true if `text` is a URL and not a path of this machine.
 pub fn is_url(text: &str) -> bool {
@@ -46,10 +37,8 @@ pub struct StorePlace {
     pub(crate) prefix: Path,
     /// URL without query and password, for messages.
     shown: Arc<str>,
-    /// Remedy if the store refuses or does not answer.
-    remedy: &'static str,
-    /// Kind of the error if the store refuses the credentials.
-    refusal: ErrorKind,
+    /// Error if the store refuses or does not answer.
+    refusal: StoreRefusal,
     /// Directory of a `file://` URL.
     local: Option<Arc<std::path::Path>>,
 }
@@ -116,8 +105,7 @@ impl StorePlace {
             objects: store.into(),
             prefix,
             shown: shown(&parsed).into(),
-            remedy: remedy(parsed.scheme(), &options),
-            refusal: ErrorKind::FailedPrecondition,
+            refusal: StoreRefusal::of(parsed.scheme(), &options),
             local: local.map(Into::into),
         })
     }
@@ -128,8 +116,10 @@ impl StorePlace {
             objects,
             prefix: prefix.into(),
             shown: shown.into(),
-            remedy: "check the store",
-            refusal: ErrorKind::FailedPrecondition,
+            refusal: StoreRefusal {
+                kind: ErrorKind::FailedPrecondition,
+                remedy: "check the store",
+            },
             local: None,
         }
     }
@@ -139,7 +129,8 @@ impl StorePlace {
     /// the credentials.
     #[must_use]
     pub fn for_clients(self) -> StorePlace {
-        StorePlace { refusal: ErrorKind::Unavailable, ..self }
+        let refusal = StoreRefusal { kind: ErrorKind::Unavailable, ..self.refusal };
+        StorePlace { refusal, ..self }
     }
 
     /// Returns the URL without query and password.
@@ -184,7 +175,7 @@ impl StorePlace {
                     "{}: no answer within {} s; {}",
                     self.shown,
                     LIST_TIMEOUT.as_secs(),
-                    self.remedy
+                    self.refusal.remedy
                 ))
             })?;
             let Some(object) = next else { return Ok(found) };
@@ -210,7 +201,7 @@ impl StorePlace {
         if let Some(dir) = self.local.as_deref().filter(|_| found.is_empty()) {
             std::fs::read_dir(dir).map_err(|error| {
                 let kind = Error::io(dir, &error).kind();
-                Error::new(kind, format!("{}: {error}; {}", self.shown, self.remedy))
+                Error::new(kind, format!("{}: {error}; {}", self.shown, self.refusal.remedy))
             })?;
         }
         Ok(found)
@@ -260,78 +251,7 @@ impl StorePlace {
 
     /// Converts an error of the store, and adds a remedy.
     pub fn failed(&self, error: object_store::Error) -> Error {
-        use object_store::Error as StoreError;
-        let cause = innermost_cause(&error);
-        let missing =
-            (ErrorKind::NotFound, "check bucket, path and region in the URL and the environment");
-        let (kind, remedy) = match &error {
-            StoreError::NotFound { .. } => missing,
-            StoreError::PermissionDenied { .. } | StoreError::Unauthenticated { .. } => {
-                (self.refusal, self.remedy)
-            }
-            // Errors of listings have no kind of their own.
-            StoreError::Generic { .. } if is_refusal(&cause, &error.to_string()) => {
-                (self.refusal, self.remedy)
-            }
-            StoreError::Generic { .. } if cause.starts_with("404") => missing,
-            StoreError::Precondition { .. } => {
-                (ErrorKind::Unavailable, "the object changed meanwhile; it is read again")
-            }
-            StoreError::AlreadyExists { .. } => {
-                (ErrorKind::AlreadyExists, "versions never change; publish under another number")
-            }
-            // A request that is repeated succeeds once there is space.
-            _ if is_full(&error) => {
-                (ErrorKind::Unavailable, "the disk of the store is full; free space on it")
-            }
-            _ => (ErrorKind::Unavailable, "the store may be unreachable or overloaded"),
-        };
-        Error::new(kind, format!("{}: {cause}; {remedy}", self.shown)).with_source(error)
-    }
-}
-
-/// Returns true if a directory of this machine has no space.
-fn is_full(error: &object_store::Error) -> bool {
-    use std::io::ErrorKind::{QuotaExceeded, StorageFull};
-    let mut cause: Option<&(dyn std::error::Error + 'static)> = Some(error);
-    while let Some(next) = cause {
-        let kind = next.downcast_ref::<std::io::Error>().map(std::io::Error::kind);
-        if matches!(kind, Some(StorageFull | QuotaExceeded)) {
-            return true;
-        }
-        cause = next.source();
-    }
-    false
-}
-
-/// Returns true if the store refuses the credentials, or if there are none. `cause` is the
-/// innermost reason of the error `whole`.
-fn is_refusal(cause: &str, whole: &str) -> bool {
-    // 400 is the answer to an expired token and to a wrong region; a redirect is another.
-    ["400", "401", "403", "Received redirect"].iter().any(|start| cause.starts_with(start))
-        // The addresses of the services that give a machine's role.
-        || ["169.254.169.254", "metadata.google.internal"].iter().any(|host| whole.contains(host))
-}
-
-/// Returns the innermost reason of `error`. The outer ones repeat it with times, so they differ at
-/// each try.
-fn innermost_cause(error: &object_store::Error) -> String {
-    let mut innermost: &dyn std::error::Error = error;
-    while let Some(source) = innermost.source() {
-        innermost = source;
-    }
-    let text = innermost.to_string();
-    let text = text.strip_prefix("Server returned non-2xx status code: ").unwrap_or(&text);
-    let tag = |name: &str| {
-        let (_, rest) = text.split_once(&format!("<{name}>"))?;
-        rest.split_once(&format!("</{name}>")).map(|(content, _)| content)
-    };
-    // S3 and Azure explain refusals in XML.
-    match (text.split_once('<'), tag("Code"), tag("Message")) {
-        (Some((before, _)), Some(code), Some(message)) => {
-            format!("{}: {code}: {message}", before.trim_end_matches([' ', ':']))
-        }
-        _ => text.to_owned(),
+        store_error::convert(error, &self.shown, self.refusal)
     }
 }
 
@@ -370,30 +290,6 @@ fn shown(url: &url::Url) -> String {
     url.set_query(None);
     let _ = url.set_password(None);
     url.to_string().trim_end_matches('/').to_owned()
-}
-
-fn remedy(scheme: &str, options: &[(String, String)]) -> &'static str {
-    let has = |names: &[&str]| options.iter().any(|(name, _)| names.contains(&name.as_str()));
-    match scheme {
-        "s3" | "s3a" if !has(&S3_CREDENTIALS) => {
-            "no credentials are set: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, give this machine \
-             a role, or set AWS_SKIP_SIGNATURE=true for a public bucket"
-        }
-        "s3" | "s3a" => {
-            "check AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_REGION and AWS_ENDPOINT_URL; the key \
-             needs s3:ListBucket and s3:GetObject, and to publish s3:PutObject and s3:DeleteObject"
-        }
-        "gs" => {
-            "set GOOGLE_SERVICE_ACCOUNT to the path of a key file, or give this machine a service account"
-        }
-        "az" | "azure" | "abfs" | "abfss" => {
-            "set AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY, or give this machine an identity"
-        }
-        "http" | "https" => {
-            "check host and path; the server must answer PROPFIND, as WebDAV servers do"
-        }
-        _ => "check the path and its permissions",
-    }
 }
 
 #[cfg(feature = "object-storage")]
@@ -467,23 +363,6 @@ mod tests {
     }
 
     #[test]
-    fn explanations_in_xml_are_read() {
-        let body = "Server returned non-2xx status code: 403 Forbidden: <?xml version=\"1.0\"?>\
-                    <Error><Code>InvalidAccessKeyId</Code><Message>No such key</Message></Error>";
-        let inner = std::io::Error::other(body);
-        let error = object_store::Error::Generic { store: "s3", source: Box::new(inner) };
-        assert_eq!(innermost_cause(&error), "403 Forbidden: InvalidAccessKeyId: No such key");
-        let place = StorePlace {
-            remedy: "the remedy",
-            ..StorePlace::new(Arc::new(object_store::memory::InMemory::new()), "", "s3://b")
-        };
-        let refused = place.failed(error);
-        assert_eq!(refused.kind(), ErrorKind::FailedPrecondition);
-        assert!(refused.message().ends_with("No such key; the remedy"), "{refused}");
-        assert!(std::error::Error::source(&refused).is_some());
-    }
-
-    #[test]
     fn a_full_directory_has_its_own_remedy() {
         let place = StorePlace::new(Arc::new(object_store::memory::InMemory::new()), "", "/store");
         for kind in [std::io::ErrorKind::StorageFull, std::io::ErrorKind::QuotaExceeded] {
@@ -502,7 +381,7 @@ mod tests {
         let denied =
             || object_store::Error::PermissionDenied { path: "p".to_owned(), source: "403".into() };
         let place = StorePlace {
-            remedy: remedy("s3", &[]),
+            refusal: StoreRefusal::of("s3", &[]),
             ..StorePlace::new(Arc::new(object_store::memory::InMemory::new()), "", "s3://b")
         };
         let error = place.failed(denied());
@@ -512,6 +391,6 @@ mod tests {
         assert_eq!(for_client.kind(), ErrorKind::Unavailable);
         assert_eq!(for_client.message(), error.message());
         let key = ("aws_access_key_id".to_owned(), "k".to_owned());
-        assert!(remedy("s3", &[key]).contains("s3:ListBucket"));
+        assert!(StoreRefusal::of("s3", &[key]).remedy.contains("s3:ListBucket"));
     }
 }
