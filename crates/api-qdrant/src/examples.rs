@@ -17,7 +17,7 @@ pub enum ExampleRule {
     /// The number of pairs whose positive example is nearer, less the number of the others; then
     /// the similarity to the target.
     Discover,
-    /// For each pair whose negative example is nearer, a loss that grows with the difference.
+    /// Loss for each pair whose negative example is nearer; it grows with the difference.
     Context,
 }
 

@@ -20,7 +20,7 @@ const EQUAL_SCORE: f64 = 0.5;
 /// Rule by which the hits of prefetches become one list.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Fusion {
-    /// By the ranks of a hit in the lists.
+    /// Score by the ranks of a hit in the lists.
     ReciprocalRank {
         /// Constant that is added to each rank; 2 by default. The larger, the less the first ranks
         /// count.
@@ -28,7 +28,7 @@ pub enum Fusion {
         /// Weight of each prefetch; 1 by default.
         weights: Option<Vec<f32>>,
     },
-    /// By the scores of a hit, relative to the scores of its list.
+    /// Score by the scores of a hit, relative to the scores of its list.
     DistributionBased,
 }
 

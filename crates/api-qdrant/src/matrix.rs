@@ -61,7 +61,7 @@ struct MatrixEntry {
 pub struct SampledPoint {
     /// Id that the response lists.
     pub id: PointId,
-    /// Its vector as the collection stores it.
+    /// Vector of the point, as the collection stores it.
     pub vector: Vec<f32>,
 }
 

@@ -37,7 +37,7 @@ const OPERATION_NAME_CHARS_MAX: usize = 64;
 enum AbsentPoints {
     /// The change fails after the other points are changed.
     Refused,
-    /// They have no effect.
+    /// Ids without a point have no effect.
     Ignored,
 }
 

@@ -200,8 +200,9 @@ pub(crate) struct SceneSettings {
 /// Thresholds of speakers.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct EmbeddingSettings {
+    /// Lowest similarity, -1 to 1, at which a voice counts as a speaker's.
     pub(crate) threshold: f32,
-    /// In dB of full scale; quieter windows are silence.
+    /// Lowest level of a window in dB of full scale; quieter windows are silence.
     pub(crate) min_level: f32,
     /// Minimum share of a window that belongs to the recording.
     pub(crate) min_coverage: f32,

@@ -69,7 +69,7 @@ pub(crate) struct ServerWatch {
     disk_refused: HashMap<String, u64>,
     /// Requests that could not be written to the request log.
     unlogged: u64,
-    /// For each model: true if many requests failed at the last scan.
+    /// True for a model if many of its requests had failed at the last scan.
     failing: HashMap<Arc<str>, bool>,
     /// Restarts of the worker processes of each model.
     restarts: HashMap<Arc<str>, u64>,

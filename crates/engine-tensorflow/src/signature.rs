@@ -13,7 +13,7 @@ use crate::model_file::{self, OWN_SIGNATURES};
 /// The signatures that requests can run.
 #[derive(Debug)]
 pub(crate) struct ReadSignatures {
-    /// In the order of their names.
+    /// Signatures, in the order of their names.
     pub(crate) signatures: Vec<NamedSignature>,
     /// Values of inputs that a request may omit, as TensorFlow's messages, by signature and input.
     pub(crate) defaults: Vec<BTreeMap<String, Bytes>>,

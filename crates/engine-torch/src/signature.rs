@@ -43,7 +43,7 @@ pub(crate) struct ForwardPlan {
     pub(crate) places: Vec<ForwardArgument>,
     /// Index of the argument, by the input's name.
     pub(crate) inputs: HashMap<String, usize>,
-    /// In the signature's order. Empty before a trial run that has to find them.
+    /// Outputs in the signature's order. Empty before a trial run that has to find them.
     pub(crate) outputs: Vec<ModuleOutput>,
     /// True if the outputs are known from types only.
     pub(crate) provisional: bool,

@@ -55,11 +55,11 @@ pub struct ExamplesSection {
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(untagged)]
 pub enum DefaultValue {
-    /// For numbers of all types, and 0 or 1 for bools.
+    /// Whole number, for numbers of all types; 0 or 1 for bools.
     Whole(i64),
-    /// For floats.
+    /// Number with a fraction, for floats.
     Real(f64),
-    /// For strings, as UTF-8.
+    /// Text in UTF-8, for strings.
     Text(String),
 }
 

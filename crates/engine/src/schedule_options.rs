@@ -31,7 +31,8 @@ pub enum Merge {
     /// Requests of equal shape, after rounding up to buckets if there are any.
     #[default]
     Equal,
-    /// Also requests whose shapes differ on paddable axes, within the bound on waste.
+    /// Requests of one shape, and requests whose shapes differ on paddable axes, within the bound
+    /// on waste.
     Pad,
 }
 

@@ -45,14 +45,14 @@ pub struct Rows<'a> {
 /// Queries of one search, row by row.
 #[derive(Clone, Copy, Debug)]
 pub enum Queries<'a> {
-    /// For rows of bytes: `queries * dims` codes, and a scale for each query.
+    /// Queries over rows of bytes: `queries * dims` codes, and a scale for each query.
     Bytes {
         /// The codes.
         codes: &'a [i8],
         /// A scale for each query.
         scales: &'a [f32],
     },
-    /// For rows of bfloat16: `queries * dims` values.
+    /// Queries over rows of bfloat16: `queries * dims` values.
     Floats(&'a [f32]),
 }
 

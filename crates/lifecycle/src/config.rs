@@ -16,11 +16,11 @@ pub const LOAD_TIMEOUT_DEFAULT: Duration = Duration::from_secs(3600);
 /// Versions on disk that should serve.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum VersionPolicy {
-    /// This many of the highest version numbers; 0 means 1.
+    /// The given number of versions with the highest numbers; 0 means 1.
     Latest(usize),
     /// Every version.
     All,
-    /// These versions, if they exist.
+    /// The given versions, if they exist.
     Specific(BTreeSet<u64>),
 }
 

@@ -13,29 +13,30 @@ use crate::{Transition, VersionPolicy};
 pub(crate) struct VersionView {
     pub(crate) version: u64,
     pub(crate) on_disk: bool,
-    /// It cannot be loaded now: incomplete, failed, or waiting for its next try or its turn.
+    /// True if the version cannot be loaded now: incomplete, failed, or waiting for its next try or
+    /// its turn.
     pub(crate) held: bool,
-    /// It is held only because its turn in the fleet has not come.
+    /// True if it is held only because its turn in the fleet has not come.
     pub(crate) waits: bool,
     pub(crate) ready: bool,
-    /// A load of it is queued or running.
+    /// True if a load of it is queued or running.
     pub(crate) loading: bool,
-    /// An instance of it waits for its last user or is being released.
+    /// True if an instance of it waits for its last user or is being released.
     pub(crate) releasing: bool,
-    /// An administrator requested this version by number.
+    /// True if an administrator requested this version by number.
     pub(crate) pinned: bool,
-    /// An administrator requested another load of it.
+    /// True if an administrator requested another load of it.
     pub(crate) reload: bool,
-    /// It must be converted before the load. A conversion needs no memory of the versions that
-    /// serve.
+    /// True if it must be converted before the load. A conversion needs no memory of the versions
+    /// that serve.
     pub(crate) foreign: bool,
-    /// The load that is queued or running only converts it.
+    /// True if the load that is queued or running only converts it.
     pub(crate) converting: bool,
-    /// A rollout or an administrator withdrew it. It is held too.
+    /// True if a rollout or an administrator withdrew it. Then it is held too.
     pub(crate) withdrawn: bool,
-    /// It must stay ready, since a rollout compares it with another version.
+    /// True if it must stay ready, since a rollout compares it with another version.
     pub(crate) kept: bool,
-    /// It was stable in a rollout that the last stop interrupted. It is loaded first.
+    /// True if it was stable in a rollout that the last stop interrupted. Then it is loaded first.
     pub(crate) resumes: bool,
 }
 

@@ -54,12 +54,12 @@ impl std::fmt::Display for LifecycleState {
 /// Wait of a version that replaces an older one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum UpdateStatus {
-    /// It waits for its turn.
+    /// The version waits for its turn.
     Waiting {
         /// End of its part of the window; `None` if that has ended, and other processes load.
         until: Option<SystemTime>,
     },
-    /// It did not load in another process of the fleet, so it is not loaded here.
+    /// The version did not load in another process of the fleet, so it is not loaded here.
     HeldBack,
 }
 

@@ -69,7 +69,7 @@ struct PhotoRoot {
 #[derive(Debug, Default)]
 pub(crate) struct PhotoScratch {
     distances: Vec<u16>,
-    /// For each probe vertex: bits to the nearest record vertex, and that vertex.
+    /// Nearest record vertex of each probe vertex: the differing bits, and its index.
     nearest: Vec<(u16, u8)>,
     tentative: Vec<TentativePair>,
     points: Vec<Vertex>,

@@ -36,7 +36,7 @@ pub struct Graph {
     pub width: u16,
     /// Height of the image in pixels, 0 if unknown.
     pub height: u16,
-    /// At most [`VERTICES_MAX`]; further ones are neither encoded nor matched.
+    /// Vertices, at most [`VERTICES_MAX`]; further ones are neither encoded nor matched.
     pub vertices: Vec<Vertex>,
     /// Empty, or one per vertex.
     pub descriptors: Vec<[u8; DESCRIPTOR_BYTES]>,

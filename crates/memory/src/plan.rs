@@ -21,9 +21,9 @@ pub(crate) struct LoadPlan<R> {
 /// Place of a chunk in memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum ChunkPlace<R> {
-    /// In a region that another load filled.
+    /// Place in a region that another load filled.
     Alive(R),
-    /// In a region of this load.
+    /// Place in a region of this load.
     Fresh { region: usize, offset: usize },
 }
 

@@ -68,7 +68,7 @@ pub struct RequestPhases {
     pub compute: Duration,
     /// Time of all phases.
     pub total: Duration,
-    /// Its trace, if it is sampled.
+    /// Trace of the request, if it is sampled.
     pub trace: Option<TraceLabels>,
 }
 

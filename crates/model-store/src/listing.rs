@@ -30,7 +30,7 @@ pub(crate) struct RemoteFile {
 /// The kind of a version in a store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum RemoteKind {
-    /// With a manifest, which is written last.
+    /// The version has a manifest, which is written last.
     Published,
     /// Another layout, which has no last file.
     Foreign,

@@ -37,9 +37,9 @@ pub(crate) enum Refusal {
 /// The caller's reaction to a full queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum WhenFull {
-    /// It does not submit the request again, so the request counts as refused.
+    /// The caller does not submit the request again, so the request counts as refused.
     GiveUp,
-    /// It submits the request again.
+    /// The caller submits the request again.
     TryAgain,
 }
 

@@ -35,11 +35,11 @@ impl Display for MediumKind {
 /// Media whose readers read each other's files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ReaderGroup {
-    /// Through io_uring.
+    /// Media whose files are read through io_uring.
     IoUring,
-    /// With ordinary calls.
+    /// Media whose files are read with ordinary calls.
     Calls,
-    /// In mapped memory.
+    /// Media whose files are mapped memory.
     InPlace,
 }
 

@@ -108,7 +108,7 @@ pub(crate) fn compare_all(
 struct ReplayClient {
     connection: Connection,
     endpoint: Endpoint,
-    /// In the order of [`RecordedMethod::ALL`].
+    /// Templates of requests, in the order of [`RecordedMethod::ALL`].
     templates: Vec<Template>,
 }
 

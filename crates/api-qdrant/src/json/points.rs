@@ -20,7 +20,7 @@ pub struct UpsertPoint {
     pub id: PointId,
     /// Values in the order of the dimensions.
     pub vector: Vec<f32>,
-    /// Its payload; may be empty.
+    /// Payload of the point; may be empty.
     pub payload: Map<String, Value>,
 }
 

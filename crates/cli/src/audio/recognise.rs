@@ -26,9 +26,9 @@ const FAULTS_SHOWN_MAX: u64 = 20;
 
 /// Process that runs the recogniser.
 pub(crate) enum Backend {
-    /// This process.
+    /// Recognition in this process.
     Local { opened: Box<LoadedRecogniser>, options: PipelineOptions },
-    /// A running server.
+    /// Recognition by a running server.
     Server(StreamingClient),
 }
 

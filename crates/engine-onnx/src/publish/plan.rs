@@ -28,11 +28,11 @@ const EMBED_BYTES_MAX: u64 = 256 * MIB;
 /// Location and form of a parameter's bytes.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum ParameterBytes {
-    /// In memory order, in the model file.
+    /// Bytes in memory order, in the model file.
     Raw(Range<u64>),
-    /// In the typed fields of this `TensorProto`.
+    /// Typed fields of this `TensorProto`.
     Typed(Range<u64>),
-    /// In memory order, in another file.
+    /// Bytes in memory order, in another file.
     File(PathBuf, Range<u64>),
 }
 

@@ -55,7 +55,7 @@ struct ListRead {
 /// Lists of one index that a query reads. Immutable and shared by threads.
 #[derive(Clone, Debug)]
 pub struct EdgeLists {
-    /// In the order of the lists in memory.
+    /// Reads of lists, in the order of the lists in memory.
     reads: Vec<ListRead>,
 }
 

@@ -17,7 +17,7 @@ use super::lines::{LINE_BYTES, WORD_BYTES, Watch};
 pub enum StoreEvent {
     /// Bytes were stored at an offset of a file.
     Stored(u64, u64, Vec<u8>),
-    /// This many bytes at an offset of a file are being flushed.
+    /// The flush of bytes has begun: file, offset, number of bytes.
     Flushed(u64, u64, usize),
     /// All earlier flushes are done.
     Fenced(u64),

@@ -32,7 +32,7 @@ pub enum CorsPolicy {
     Closed,
     /// All pages.
     Any,
-    /// These origins, as browsers write them.
+    /// Pages of the listed origins, as browsers write them.
     Listed(Vec<String>),
 }
 

@@ -31,9 +31,9 @@ impl PendingTensor {
 }
 
 enum ElementSource {
-    /// In the JSON.
+    /// Elements in the JSON.
     Here(Tensor),
-    /// This many bytes after the JSON.
+    /// Number of bytes of a binary tensor after the JSON.
     Behind(usize),
 }
 

@@ -17,9 +17,9 @@ pub use write::{encode_request, predict_bytes_max, predict_response};
 /// The arrangement of tensors in a body.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PredictFormat {
-    /// By instance: "instances", answered by "predictions".
+    /// One entry for each instance: "instances", answered by "predictions".
     Row,
-    /// By tensor: "inputs", answered by "outputs".
+    /// One entry for each tensor: "inputs", answered by "outputs".
     Column,
 }
 
