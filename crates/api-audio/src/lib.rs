@@ -4,8 +4,14 @@
 //! "audio-N" asks the inference workers and writes the response, so that labels leave while an
 //! upload pauses. There are as many pairs as [`AudioConfig::recordings_max`]. Connection threads
 //! only move bytes through two bounded queues, so the memory does not grow with the length of a
-//! recording. `upload` starts a recording, `response` writes its labels, `served_model` runs
-//! the model, `recognisers` finds the models, and `speakers` enrols and identifies voices.
+//! recording.
+//!
+//! # Modules
+//! * Routes: `endpoints` and `speakers` answer, `state` is what they share, `config` their
+//!   settings.
+//! * A recording: `upload` starts it, `body` and `spool` read it, `served_model` runs the model,
+//!   `response` writes labels.
+//! * Models and voices: `recognisers` finds the models, `speaker_registry` keeps the voices.
 
 mod body;
 mod config;

@@ -8,8 +8,8 @@
 //! # Modules
 //! The crate `cluster-log` is the log in the store, its writer and its followers. `membership`
 //! registers this node in etcd, and reads the other nodes and the owners. `node` follows logs,
-//! takes snapshots and answers roots. `backups` copies collections. The crates `cluster-root` and
-//! `cluster-images` answer clients.
+//! takes snapshots and answers roots. `backups` copies collections. They share `types`, `changes`
+//! and `collection_catalog`. The crates `cluster-root` and `cluster-images` answer clients.
 //!
 //! # Invariant
 //! A write is acknowledged only once it is in the log in the store and no later owner can have

@@ -7,6 +7,11 @@
 //! Costs are computed in the same steps as on the processor, each rounded: bytes give the same
 //! bits, and equal costs come in the order of rows. Only sums of bfloat16 products are added in
 //! another order.
+//!
+//! # Modules
+//! * Opening: `device`, `nvrtc`.
+//! * Searches: `rows` is the entry, `queue` joins the searches of several threads, `plan` divides
+//!   a batch, `budget` limits memory.
 #![allow(unsafe_code)]
 
 mod budget;

@@ -21,6 +21,12 @@
 //! No policy: the lifecycle decides what is loaded and when. No request memory: that is the
 //! process's allocator, which `os::jemalloc` reports on. No threads: callers bring them, with the
 //! priority that `os::thread` sets.
+//!
+//! # Modules
+//! * Pool: `pool` is the entry, `slots` keeps the state of slots, `reservation` maps memory,
+//!   `region` holds parameters.
+//! * Loads: `store` is the entry, `plan` decides what goes where, `paced` reads files for
+//!   libraries.
 
 #![allow(unsafe_code)]
 

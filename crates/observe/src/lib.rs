@@ -4,6 +4,11 @@
 //! Recording is cheap and bounded: a request sends a copy to a bounded queue or adds to a counter,
 //! and never waits for a disk, a collector or a reader. The [`Exporter`] gets handles of the parts
 //! that it reads ([`ObservedParts`]). The crate starts, stops and changes none of them.
+//!
+//! # Modules
+//! * Metrics: `exporter`, `metric_names`, `observer`, `threads`; `parts` are the handles that
+//!   they read.
+//! * Events and requests: `journal`, `request_log`, `traces`.
 
 mod exporter;
 mod journal;

@@ -3,6 +3,10 @@
 //! Each request goes to both servers once, and the answers are compared as tensors, so that servers
 //! may encode them differently. Then the servers are measured in turns, so that one load does not
 //! disturb the other. In the measurement each server is compared with its own first answers.
+//!
+//! # Modules
+//! * Requests: `records` reads them, `answer` decodes their answers.
+//! * Comparison: `compare` the answers, `measure` the latency, `report` both.
 
 mod answer;
 mod compare;

@@ -17,8 +17,10 @@ pub(crate) fn differences(root: &SourceFile) -> Vec<String> {
     }
     let section: Vec<&str> = lines.take_while(|line| !line.is_empty()).collect();
     let section = section.join(" ");
-    // Between two backticks lies every second part.
-    let named: BTreeSet<&str> = section.split('`').skip(1).step_by(2).collect();
+    // Every second part is between two backticks. Crates have a hyphen in their names.
+    let is_name =
+        |part: &&str| part.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'_');
+    let named: BTreeSet<&str> = section.split('`').skip(1).step_by(2).filter(is_name).collect();
     let declared: Vec<String> = root.syntax.items.iter().filter_map(declared_module).collect();
     let declared: BTreeSet<&str> = declared.iter().map(String::as_str).collect();
     let unnamed = declared.difference(&named).map(|name| format!("does not name `{name}`"));
@@ -63,7 +65,7 @@ mod tests {
         let modules =
             "mod a;\npub mod b;\n#[cfg(test)]\nmod tests;\nmod inline { pub fn f() {} }\n";
         let list = |section: &str| format!("//! A crate.\n//!\n//! # Modules\n{section}{modules}");
-        assert_eq!(found(&list("//! * One: `a`;\n//!   `b` is two.\n")), [""; 0]);
+        assert_eq!(found(&list("//! * One: `a`, of `a-crate`;\n//!   `b` is two.\n")), [""; 0]);
         assert_eq!(
             found(&list("//! * One: `a`, `c`.\n//!\n//! After it: `b`.\n")),
             ["does not name `b`", "names `c`, not a module"]
