@@ -413,8 +413,8 @@ impl TrafficStage<'_> {
         self.swap_every() / 2
     }
 
-    /// Returns `--swap-every`, or a third of the demo's time if that is shorter, so that a short demo
-    /// shows a swap or two.
+    /// Returns `--swap-every`, or a third of the demo's time if that is shorter, so that a short
+    /// demo shows a swap or two.
     fn swap_every(&self) -> Duration {
         let short = self.time.map_or(Duration::MAX, |time| time / 3);
         self.args.swap_every.min(short).max(TICK)

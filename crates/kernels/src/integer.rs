@@ -214,8 +214,9 @@ mod avx512 {
         unsafe { _mm512_maskz_loadu_epi8(mask, codes.as_ptr().wrapping_add(at)) }
     }
 
-    /// Returns `sum` plus the products of two blocks of codes. `size` has the absolute values of one
-    /// block and `negative` has a bit for each of its negative codes; `other` is the other block.
+    /// Returns `sum` plus the products of two blocks of codes. `size` has the absolute values of
+    /// one block and `negative` has a bit for each of its negative codes; `other` is the other
+    /// block.
     #[target_feature(enable = "avx512f,avx512bw,avx512vnni")]
     #[inline]
     fn add(sum: __m512i, size: __m512i, negative: __mmask64, other: __m512i) -> __m512i {

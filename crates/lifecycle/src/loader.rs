@@ -309,8 +309,8 @@ impl Loader {
         Ok(PlacingOutcome::Placed(placed, LoadCost::default()))
     }
 
-    /// Reserves memory for a published version and reads its parameters there. Returns `Deferred` if
-    /// the memory is not free yet.
+    /// Reserves memory for a published version and reads its parameters there. Returns `Deferred`
+    /// if the memory is not free yet.
     fn place_artifact(
         &self,
         job: &LoadJob,

@@ -110,8 +110,8 @@ pub(crate) fn incompatible(stable: &Servable, candidate: &Servable) -> Option<St
     })
 }
 
-/// Returns the reason why `candidate` cannot take the requests of `stable`, as the end of a sentence
-/// about the candidate.
+/// Returns the reason why `candidate` cannot take the requests of `stable`, as the end of a
+/// sentence about the candidate.
 fn difference(stable: &Signature, candidate: &Signature) -> Option<String> {
     for spec in &stable.inputs {
         match candidate.input(&spec.name) {
