@@ -40,9 +40,19 @@ pub(crate) fn models_in(dir: &Path) -> Vec<String> {
     models.map(|inside| inside.name).collect()
 }
 
-/// Explains why nothing in a root or a model will be served, and what to do. Empty if something
+/// Explains why nothing in a directory of models will be served, and what to do. Empty if something
 /// will be served.
-pub(crate) fn advice(dir: &Path, is_root: bool) -> Vec<String> {
+pub(crate) fn root_advice(root: &Path) -> Vec<String> {
+    advice(root, true)
+}
+
+/// Explains why no version in the directory of a model will be served, and what to do. Empty if a
+/// version will be served.
+pub(crate) fn model_advice(dir: &Path) -> Vec<String> {
+    advice(dir, false)
+}
+
+fn advice(dir: &Path, is_root: bool) -> Vec<String> {
     let shown = dir.display();
     let inside = match subdirectories(dir) {
         Ok(inside) => inside,

@@ -163,10 +163,10 @@ impl ServeSettings {
         // The copy of a store may still be empty.
         let is_local = |dir: &Path| !self.stores.keys().any(|copy| dir.starts_with(copy));
         let roots = self.roots.iter().filter(|root| is_local(root));
-        let roots = roots.flat_map(|root| layout::advice(root, true));
+        let roots = roots.flat_map(|root| layout::root_advice(root));
         let models = self.models.iter().filter(|(_, model)| is_local(&model.dir));
         let models = models.flat_map(|(name, model)| {
-            let mut advice = layout::advice(&model.dir, false);
+            let mut advice = layout::model_advice(&model.dir);
             let hidden = layout::models_in(&model.dir);
             if let Some(first) = hidden.first().filter(|_| layout::is_model(&model.dir)) {
                 let dir = model.dir.display();

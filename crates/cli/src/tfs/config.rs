@@ -78,7 +78,7 @@ pub(super) fn resolve(flags: &Flags) -> CommandResult<TfsSetup> {
     // A base path that cannot be read is reported by the scan.
     let listed = setup.config.models.models.iter();
     let local = listed.filter(|model| model.store.is_none() && model.base_path.is_dir());
-    setup.warnings.extend(local.flat_map(|model| layout::advice(&model.base_path, false)));
+    setup.warnings.extend(local.flat_map(|model| layout::model_advice(&model.base_path)));
     Ok(setup)
 }
 
