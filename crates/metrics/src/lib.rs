@@ -45,7 +45,7 @@ pub use labels::{
 pub use process::ProcessMetrics;
 pub use prometheus_client;
 pub use rollout::RolloutMetrics;
-pub use scheduling::{Counted, ModelKindLabels, PriorityLabels, SchedulingMetrics};
+pub use scheduling::{CopiedHistogram, ModelKindLabels, PriorityLabels, SchedulingMetrics};
 pub use sliding::{Percentiles, SlidingHistogram, WINDOW_SECONDS_MAX};
 pub use stores::{StoreLabels, StoreMetrics, StoreWorkLabels};
 pub use tfs::{TfsMetrics, TfsRequest};

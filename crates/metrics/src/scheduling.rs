@@ -35,7 +35,7 @@ pub struct PriorityLabels {
 #[derive(Default)]
 pub struct SchedulingMetrics {
     /// Items of runs: the count is the number of runs, the sum that of their items.
-    pub batch_size: Family<ModelLabels, Counted>,
+    pub batch_size: Family<ModelLabels, CopiedHistogram>,
     /// Copies of items that were added up to an allowed batch size.
     pub added_items: Family<ModelLabels, Counter>,
     /// Elements of padded inputs: "real" and "padding".
@@ -104,7 +104,7 @@ impl SchedulingMetrics {
 
 /// A histogram whose values another component counts. The exporter copies them before it encodes.
 #[derive(Clone, Debug, Default)]
-pub struct Counted(Arc<Mutex<Counts>>);
+pub struct CopiedHistogram(Arc<Mutex<Counts>>);
 
 #[derive(Debug, Default)]
 struct Counts {
@@ -112,7 +112,7 @@ struct Counts {
     buckets: Vec<(f64, u64)>,
 }
 
-impl Counted {
+impl CopiedHistogram {
     /// Sets the sum of all values and the number of values up to each upper bound and above the one
     /// before. The last bound is `f64::INFINITY`.
     pub fn set(&self, sum: f64, buckets: Vec<(f64, u64)>) {
@@ -120,11 +120,11 @@ impl Counted {
     }
 }
 
-impl TypedMetric for Counted {
+impl TypedMetric for CopiedHistogram {
     const TYPE: MetricType = MetricType::Histogram;
 }
 
-impl EncodeMetric for Counted {
+impl EncodeMetric for CopiedHistogram {
     fn encode(&self, mut encoder: MetricEncoder<'_>) -> fmt::Result {
         let counts = self.0.lock();
         let count = counts.buckets.iter().map(|(_, count)| count).sum();
