@@ -24,6 +24,8 @@ use crate::{LifecycleEvent, LifecycleState};
 
 /// Time between two judgements of running rollouts.
 pub(super) const JUDGE_PAUSE: Duration = Duration::from_millis(50);
+/// Kind of the reason in metrics and events if an administrator ends a rollout.
+const BY_HAND: &str = "hand";
 
 #[derive(Default)]
 pub(crate) struct ModelRollout {
@@ -282,7 +284,7 @@ impl Model {
             self.rollout.roles.candidate = None;
         }
         self.rollout.requested = None;
-        if kind != "hand" {
+        if kind != BY_HAND {
             self.hold_back(context, number, &message);
         }
         let state = RolloutState::RolledBack;

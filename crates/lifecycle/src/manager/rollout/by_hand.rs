@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use base::{Error, Result};
 
-use super::RequestedRollout;
+use super::{BY_HAND, RequestedRollout};
 use crate::manager::model::Model;
 use crate::manager::{Manager, ManagerContext, Touched};
 use crate::message::{AdminCallback, LoadSpec, RolloutAction};
@@ -71,7 +71,7 @@ impl Model {
     /// As [`Model::running_candidate`].
     fn promote_by_hand(&mut self, context: &ManagerContext, version: Option<u64>) -> Result<()> {
         let candidate = self.running_candidate(version)?;
-        self.promote(context, candidate, "hand", "an administrator promoted it".into());
+        self.promote(context, candidate, BY_HAND, "an administrator promoted it".into());
         self.publish(context);
         Ok(())
     }
@@ -86,7 +86,7 @@ impl Model {
             None => self.replaceable_stable(version)?,
         };
         let message = "an administrator withdrew it".into();
-        self.withdraw(context, number, RollbackReason { kind: "hand", message });
+        self.withdraw(context, number, RollbackReason { kind: BY_HAND, message });
         self.publish(context);
         Ok(())
     }
