@@ -183,6 +183,8 @@ fn in_group(key: &str, value: &GroupValue) -> Filter {
     Filter { must, ..Filter::default() }
 }
 
+/// Answers a query with groups: finds the groups, fetches the points of their hits, and adds the
+/// points of the other collection if the request has one.
 pub(crate) fn query(
     named: &NamedCollection,
     thread: &mut SearchThread,

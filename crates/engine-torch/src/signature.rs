@@ -106,6 +106,8 @@ fn declared_inputs(file: &SignatureFile) -> Result<InputSpecs> {
     Ok((specs, places))
 }
 
+/// Returns the tensors that clients send, from the arguments of forward and the names and shapes
+/// of the settings.
 fn inputs(arguments: &[ArgumentDescription], file: &SignatureFile) -> Result<InputSpecs> {
     let names: Vec<&str> = arguments.iter().map(|argument| argument.name.as_str()).collect();
     let required = arguments.iter().filter(|argument| !argument.optional).count();

@@ -98,6 +98,7 @@ impl FleetSnapshot {
         snapshot
     }
 
+    /// Adds an entry below the prefix of the fleet. Returns `None` for a key of another form.
     fn add(&mut self, keys: &FleetKeys, entry: &EtcdEntry) -> Option<()> {
         let (kind, rest) = entry.key.strip_prefix(&keys.prefix)?.split_once('/')?;
         let (model, number) = rest.rsplit_once('/')?;

@@ -220,6 +220,7 @@ struct Supervisor<'a> {
 }
 
 impl Supervisor<'_> {
+    /// Waits for the end of each process and restarts it, until the session is closed.
     fn run(mut self, mut opened: Opened) {
         loop {
             let stop = self.stop.take();

@@ -68,6 +68,8 @@ impl ReadySet {
         self.stable.and_then(|version| self.find(version)).or(self.versions.last())
     }
 
+    /// Chooses between the stable version and the candidate of a running rollout. `None` if no
+    /// version is ready.
     fn route(&self, key: Option<&RequestKey>) -> Option<Route> {
         let stable = self.stable()?;
         let running = self.rollout.as_ref();
@@ -290,6 +292,8 @@ impl CatalogEntry {
         self.status.load_full()
     }
 
+    /// Returns the error for a version that is not ready: `NotFound` if it does not exist,
+    /// otherwise `Unavailable` with its state.
     fn missing(&self, version: Option<u64>) -> Error {
         let status = self.status.load();
         let name = &status.name;

@@ -195,6 +195,8 @@ impl ModelQueue {
             && (self.due.is_some_and(|due| now >= due) || self.scanned.is_none_or(passed))
     }
 
+    /// Moves requests to `expired` whose deadline has passed, whose client has gone, or of which
+    /// another part has failed.
     pub(crate) fn expire(&mut self, now: Instant, expired: &mut Vec<ExpiredEntry>) {
         self.scanned = Some(now);
         for level in &mut self.levels {

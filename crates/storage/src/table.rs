@@ -75,6 +75,8 @@ impl FileTable {
         }
     }
 
+    /// Adds a file and returns its place: a vacant one, or if the table is full, that of a file
+    /// without reads under way, in turn.
     fn claim(&mut self, file: &Arc<dyn Sealed>) -> usize {
         let entry =
             TableEntry { id: file.id(), weak: Arc::downgrade(file), held: None, under_way: 0 };

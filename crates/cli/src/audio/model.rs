@@ -109,6 +109,8 @@ impl EngineArgs {
         Ok(LoadedRecogniser { local, recogniser, model, stop, load: started.elapsed() })
     }
 
+    /// Returns the configuration of a server without listeners that has only the recogniser and
+    /// its model.
     fn config(&self, found: &RecogniserDir) -> CommandResult<Config> {
         let program = std::env::current_exe().map_err(|error| {
             CommandError::new(

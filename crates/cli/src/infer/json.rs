@@ -26,7 +26,7 @@ pub(crate) fn tensor_for(spec: &InputSpec, value: &Value) -> CommandResult<Tenso
     if shape.len() <= 1 && shape.len() != spec.shape.len() {
         shape = spec.fit(leaves.len())?;
     }
-    elements(spec.dtype, &shape, &leaves).map_err(named)
+    tensor_of(spec.dtype, &shape, &leaves).map_err(named)
 }
 
 /// Converts a flat or nested list of known shape.
@@ -36,7 +36,7 @@ pub(crate) fn tensor_for(spec: &InputSpec, value: &Value) -> CommandResult<Tenso
 pub(crate) fn tensor(dtype: DType, shape: &[usize], value: &Value) -> CommandResult<Tensor> {
     let mut leaves = Vec::new();
     flatten(value, RANK_MAX, &mut leaves)?;
-    elements(dtype, shape, &leaves)
+    tensor_of(dtype, shape, &leaves)
 }
 
 /// Returns the shape along the first element of each list.
@@ -83,7 +83,11 @@ fn flatten<'a>(value: &'a Value, depth: usize, leaves: &mut Vec<&'a Value>) -> C
     }
 }
 
-fn elements(dtype: DType, shape: &[usize], leaves: &[&Value]) -> CommandResult<Tensor> {
+/// Converts numbers, texts or truth values of JSON to a tensor.
+///
+/// # Errors
+/// Returns an error that names the first value of another type.
+fn tensor_of(dtype: DType, shape: &[usize], leaves: &[&Value]) -> CommandResult<Tensor> {
     fn all<T>(
         dtype: DType,
         leaves: &[&Value],

@@ -48,6 +48,8 @@ impl VersionClaim {
         outcome
     }
 
+    /// Makes the hidden directory, and removes those of programs that ended. `made_root` is true
+    /// if the caller made `root`.
     fn make(root: &Path, wanted: Option<u64>, made_root: bool) -> Result<VersionClaim> {
         let gate = DirectoryLock::enter(root)?;
         if let Some(version) = wanted {

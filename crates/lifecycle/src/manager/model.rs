@@ -221,6 +221,8 @@ impl Version {
         disk.found.kind().is_some_and(|kind| kind.converted) && !converted
     }
 
+    /// Returns the state on which decisions depend. `converts` is true if the settings let foreign
+    /// versions be converted.
     fn view(&self, version: u64, now: Instant, converts: bool) -> VersionView {
         let loadable = self.loadable(now);
         let idle = self.load.is_none();

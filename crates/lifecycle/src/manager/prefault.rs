@@ -42,6 +42,8 @@ impl Prefault {
         self.backed >= self.requested
     }
 
+    /// Returns the bytes that all chosen versions need, and the largest of them a second time for
+    /// its swap, unless the settings have a reserve. Parameters that versions share count once.
     fn need<'a>(&self, models: impl Iterator<Item = &'a Model>) -> u64 {
         let mut shared = BTreeSet::new();
         let mut bytes = 0;

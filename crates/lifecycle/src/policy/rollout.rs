@@ -117,6 +117,7 @@ pub(crate) fn judge(
     }
 }
 
+/// Returns a reason if the candidate provably fails more requests than the limit allows.
 fn errors(limits: &RollbackLimits, figures: &RolloutFigures) -> Option<RollbackReason> {
     let limit = limits.errors?;
     let [stable, candidate] = [&figures.stable, &figures.candidate];
@@ -140,6 +141,8 @@ fn errors(limits: &RollbackLimits, figures: &RolloutFigures) -> Option<RollbackR
     })
 }
 
+/// Returns a reason if the candidate's 99th percentile is provably above the limit, a multiple of
+/// that of the stable version.
 fn latency(limits: &RollbackLimits, figures: &RolloutFigures) -> Option<RollbackReason> {
     let limit = limits.latency?;
     let [stable, candidate] = [&figures.stable.latency, &figures.candidate.latency];
@@ -163,6 +166,8 @@ fn latency(limits: &RollbackLimits, figures: &RolloutFigures) -> Option<Rollback
     })
 }
 
+/// Returns a reason if the candidate's answers provably differ by more than the limit: one by one
+/// for copies of requests, by their distributions for a share.
 fn drift(
     split: RolloutSplit,
     limits: &RollbackLimits,

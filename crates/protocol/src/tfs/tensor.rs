@@ -51,6 +51,7 @@ fn shape(name: &str, shape: Option<&TensorShapeProto>) -> Result<Shape> {
     wire::shape(name, shape.dim.iter().map(|dim| dim.size))
 }
 
+/// Decodes the bytes of `tensor_content`.
 fn from_content(
     name: &str,
     dtype: DType,
@@ -96,6 +97,8 @@ fn string_list(count: usize, mut content: Bytes) -> Result<Vec<Bytes>> {
     if content.has_remaining() { Err(cut()) } else { Ok(strings) }
 }
 
+/// Decodes the values of the typed field of `dtype`. If there are fewer than `count`, the last one
+/// is repeated, as in TensorFlow.
 fn from_values(
     dtype: DType,
     shape: Shape,

@@ -163,6 +163,7 @@ fn verify(bytes: &[u8], rest: &mut Bytes) -> Result<()> {
     Ok(())
 }
 
+/// Decodes one record: a `PredictionLog` with the request of any method.
 fn record(record: Bytes) -> Result<WarmupRecord> {
     let log = PredictionLog::decode(record)
         .map_err(|error| Error::data_loss("no PredictionLog").caused_by(error))?;

@@ -273,6 +273,7 @@ impl TfsCall<'_> {
             .inspect_err(|error| self.state.inference.reject_version(self.ticket, id, error))
     }
 
+    /// Decodes a predict request, runs the model, and encodes the outputs.
     async fn predict(self) -> Result<Reply> {
         let TfsCall { state, ticket, .. } = self;
         let tensors = TensorBody::new(self.body.clone(), None, self.servable.signature());
@@ -310,6 +311,7 @@ impl TfsCall<'_> {
         Ok(Reply::json(body).with_reservation(&state.requests, held))
     }
 
+    /// Decodes a request with examples, runs the model, and encodes its result.
     async fn run_examples(self, method: ExampleMethod) -> Result<Reply> {
         let TfsCall { state, ticket, .. } = self;
         let parse =

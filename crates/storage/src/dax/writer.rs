@@ -37,6 +37,8 @@ pub(super) struct DaxWriter {
 }
 
 impl DaxWriter {
+    /// Opens a file to be written in place. A new file gets its prefix: the length first and then
+    /// the mark that makes the file valid.
     pub(super) fn new(opened: OpenFile, flags: i32, lines: CacheLines) -> Result<DaxWriter> {
         let OpenFile { file, path } = opened;
         let fail = |error: std::io::Error| io_error(&path, &error);
