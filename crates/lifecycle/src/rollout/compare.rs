@@ -98,12 +98,12 @@ fn widened<T: base::Element + Into<f64>>(tensor: &Tensor) -> Option<Vec<f64>> {
 /// Returns the reason why `candidate` cannot answer requests to `stable`: a signature, an input or
 /// an output that is missing or has another type, or an additional input that the candidate needs.
 pub(crate) fn incompatible(stable: &Servable, candidate: &Servable) -> Option<String> {
-    difference(stable.signature(), candidate.signature()).or_else(|| {
+    signature_mismatch(stable.signature(), candidate.signature()).or_else(|| {
         stable.signatures().iter().find_map(|named| {
             let other = candidate.signatures().iter().find(|other| other.name == named.name);
             match other {
                 None => Some(format!("it has no signature \"{}\"", named.name)),
-                Some(other) => difference(&named.signature, &other.signature)
+                Some(other) => signature_mismatch(&named.signature, &other.signature)
                     .map(|message| format!("signature \"{}\": {message}", named.name)),
             }
         })
@@ -112,7 +112,7 @@ pub(crate) fn incompatible(stable: &Servable, candidate: &Servable) -> Option<St
 
 /// Returns the reason why `candidate` cannot take the requests of `stable`, as the end of a
 /// sentence about the candidate.
-fn difference(stable: &Signature, candidate: &Signature) -> Option<String> {
+fn signature_mismatch(stable: &Signature, candidate: &Signature) -> Option<String> {
     for spec in &stable.inputs {
         match candidate.input(&spec.name) {
             None => return Some(format!("it has no input \"{}\"", spec.name)),
@@ -200,14 +200,14 @@ mod tests {
         };
         let (x, y) = (spec("x", DType::F32), spec("y", DType::F32));
         let base = Signature { inputs: vec![x.clone()], outputs: vec![y.clone()] };
-        assert_eq!(difference(&base, &base), None);
+        assert_eq!(signature_mismatch(&base, &base), None);
         let more = Signature { inputs: vec![x.clone(), spec("z", DType::F32)], ..base.clone() };
-        assert!(difference(&base, &more).unwrap().contains("needs another input"));
-        assert!(difference(&more, &base).unwrap().contains("no input \"z\""));
+        assert!(signature_mismatch(&base, &more).unwrap().contains("needs another input"));
+        assert!(signature_mismatch(&more, &base).unwrap().contains("no input \"z\""));
         let other = Signature { inputs: vec![spec("x", DType::F64)], ..base.clone() };
-        assert!(difference(&base, &other).unwrap().contains("float64 instead of float32"));
+        assert!(signature_mismatch(&base, &other).unwrap().contains("float64 instead of float32"));
         let silent = Signature { outputs: vec![], ..base.clone() };
-        assert!(difference(&base, &silent).unwrap().contains("no output"));
-        assert_eq!(difference(&silent, &base), None);
+        assert!(signature_mismatch(&base, &silent).unwrap().contains("no output"));
+        assert_eq!(signature_mismatch(&silent, &base), None);
     }
 }
