@@ -36,7 +36,8 @@ impl SpeakerRegistry {
         })?;
         if recogniser.starts_with('.') || recogniser.contains(['/', '\\', '\0']) {
             return Err(Error::precondition(format!(
-                "\"{recogniser}\" cannot be the name of a file of speakers"
+                "\"{recogniser}\" cannot be the name of a file of speakers; rename the model's \
+                 directory"
             )));
         }
         if let Some(speakers) = self.opened(recogniser) {

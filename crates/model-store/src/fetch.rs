@@ -382,7 +382,12 @@ async fn try_part(place: &StorePlace, file: &RemoteFile, range: Range<u64>) -> R
     let content = async { place.objects.get_opts(&file.key, options).await?.bytes().await };
     let content = tokio::time::timeout(PART_TIMEOUT, content).await;
     let content = content.map_err(|_| {
-        Error::unavailable(format!("{}: {}: no answer in time", place.shown(), file.path))
+        Error::unavailable(format!(
+            "{}: {}: no answer within {} s; the store may be unreachable or overloaded",
+            place.shown(),
+            file.path,
+            PART_TIMEOUT.as_secs()
+        ))
     })?;
     let content = content.map_err(|error| place.failed(error))?;
     if content.len() as u64 == range.end - range.start {

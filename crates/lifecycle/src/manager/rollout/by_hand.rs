@@ -54,7 +54,11 @@ impl Model {
     /// `FailedPrecondition` if no rollout runs, or if it is that of another version.
     fn running_candidate(&self, version: Option<u64>) -> Result<u64> {
         let candidate = self.rollout.roles.candidate.ok_or_else(|| {
-            Error::precondition(format!("no rollout of model \"{}\" is running", self.name))
+            Error::precondition(format!(
+                "no rollout of model \"{}\" is running: start one, with a version and its share \
+                 of the requests",
+                self.name
+            ))
         })?;
         match version {
             Some(version) if version != candidate => Err(Error::precondition(format!(
@@ -103,7 +107,8 @@ impl Model {
         })?;
         if version.is_some_and(|version| version != stable) {
             return Err(Error::precondition(format!(
-                "requests to model \"{name}\" are answered by version {stable}, and no rollout is running"
+                "requests to model \"{name}\" are answered by version {stable}, and no rollout is \
+                 running: name version {stable} or none"
             )));
         }
         let mut views = self.views(Instant::now());
