@@ -110,6 +110,7 @@ impl PacedReader {
         Ok(&self.buffer[self.aligned + skip..self.aligned + self.valid])
     }
 
+    /// Reads the window of the file that begins at or just before `at`, at the store's rate.
     fn slide(&mut self, at: u64) -> Result<()> {
         if self.stop.load(Ordering::Relaxed) {
             return Err(Error::cancelled("the load was stopped"));

@@ -101,6 +101,7 @@ impl SlotPool {
         SlotPool::placed(config, Some(node))
     }
 
+    /// Reserves the addresses of a pool, on one NUMA node if `node` names it. Takes no memory yet.
     fn placed(config: PoolConfig, node: Option<u32>) -> Result<Arc<SlotPool>> {
         let slots_max = slots_for(config.bytes_max)?.max(1);
         let (reservation, fallback) = AddressReservation::new(slots_max, config.huge_pages)?;

@@ -118,6 +118,8 @@ impl CpuAccount {
         Ok(CpuCharge { account: self.clone() })
     }
 
+    /// Counts `begun` pieces of work, unless the account is overdrawn. Returns the time to wait
+    /// then.
     fn admit(&self, now: Instant, begun: u32) -> Result<(), Duration> {
         let mut state = self.state.lock();
         if let Some(rate) = self.rate {

@@ -34,6 +34,7 @@ pub(crate) fn dots_per_inch_of_record(image: &NistImage) -> Option<f32> {
     image.dots_per_inch.or_else(|| dots_per_inch(image.file_format().ok()??, image.data))
 }
 
+/// Returns the dots per inch that JFIF states, otherwise those that EXIF states.
 fn jpeg(bytes: &[u8]) -> Option<f32> {
     let mut at = 2;
     let mut exif = None;
@@ -59,6 +60,7 @@ fn jpeg(bytes: &[u8]) -> Option<f32> {
     exif
 }
 
+/// Returns the dots per inch that the chunk pHYs states.
 fn png(bytes: &[u8]) -> Option<f32> {
     let mut at = 8;
     for _ in 0..PARTS_MAX {
@@ -119,6 +121,7 @@ impl<'a> ImageFileDirectory<'a> {
     }
 }
 
+/// Returns the dots per inch that the first directory states, of a TIFF file or of EXIF.
 fn tiff(bytes: &[u8]) -> Option<f32> {
     let directory = ImageFileDirectory::open(bytes)?;
     let mut dots = None;

@@ -5,6 +5,11 @@ use base::{Error, Result, Signature, TensorSpec};
 use super::{AxisCut, OutputPlan, free, index};
 use crate::{CutOptions, ScheduleOptions};
 
+/// Returns the axes of each output that are cut to the sizes of a request's own inputs.
+///
+/// # Errors
+/// `InvalidArgument` for an output or axis that the model does not have, and for a dynamic axis
+/// without a rule if inputs are padded.
 pub(super) fn cuts(signature: &Signature, options: &ScheduleOptions) -> Result<Vec<OutputPlan>> {
     for name in options.outputs.keys() {
         if signature.output(name).is_none() {
@@ -40,6 +45,7 @@ pub(super) fn cuts(signature: &Signature, options: &ScheduleOptions) -> Result<V
     Ok(plans)
 }
 
+/// Resolves one rule against the signature.
 fn cut(signature: &Signature, spec: &TensorSpec, rule: &CutOptions) -> Result<AxisCut> {
     if spec.shape.as_ref().is_some_and(|dims| rule.axis >= dims.len()) {
         return Err(Error::invalid(format!(

@@ -145,6 +145,8 @@ struct ProofOf {
     level: f64,
 }
 
+/// Returns the largest difference of the two cumulative distributions, and the part of it that is
+/// proven. `None` if one of them has no answers.
 fn distance(stable: &[u64], candidate: &[u64], asked: ProofOf) -> Option<Drift> {
     let total = |counts: &[u64]| counts.iter().sum::<u64>();
     let totals = [total(stable), total(candidate)];

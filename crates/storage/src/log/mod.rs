@@ -160,6 +160,8 @@ impl Log {
         Ok((Log::new(name, Some(writer), &replay, LogPosition::default(), None), replay))
     }
 
+    /// Opens a log that was written before. A log with unreadable pages or without its end, or on a
+    /// full medium, takes no more payloads.
     fn reopened(
         medium: &Arc<dyn Medium>,
         name: &str,

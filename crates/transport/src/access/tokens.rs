@@ -134,6 +134,8 @@ impl TokenReader {
             .map_err(|_| refused("it is not signed with this server's API key"))
     }
 
+    /// Returns the rights of a valid token: those of Qdrant's claim `access`, and no models for
+    /// tokens that were made for collections.
     fn rights(&self, text: &str, claims: TokenClaims) -> Result<AccessKey> {
         claims.check_names()?;
         let subject = claims.subject.or(claims.sub).unwrap_or_default();

@@ -194,6 +194,10 @@ impl TlsIdentity {
     }
 }
 
+/// Reads the files and builds the configurations of HTTP/1.1 and HTTP/2.
+///
+/// # Errors
+/// The error of a file, which names it.
 fn configs(files: &TlsFiles) -> Result<ServerConfigs> {
     let chain = files.cert.certificates()?;
     let key = files.key.private_key()?;

@@ -79,6 +79,8 @@ impl Plane {
         self.across(&weights).down(&weights)
     }
 
+    /// Filters each row. `weights` begin with half the weight of the middle; the border values are
+    /// repeated.
     fn across(&self, weights: &[f32]) -> Plane {
         let radius = weights.len() - 1;
         let mut out = Plane::new(self.width, self.height);
@@ -99,6 +101,7 @@ impl Plane {
         out
     }
 
+    /// Filters each column as [`Plane::across`] filters rows.
     fn down(&self, weights: &[f32]) -> Plane {
         let mut out = Plane::new(self.width, self.height);
         let row = |y: isize| {

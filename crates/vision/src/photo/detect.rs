@@ -48,6 +48,7 @@ fn spread(found: &[Keypoint], plane: &BrightnessPlane, count: usize) -> Vec<Keyp
     ranked.iter().filter_map(|&(_, index)| found.get(index).copied()).collect()
 }
 
+/// Adds the local extrema of the differences between neighbouring levels of an octave.
 fn extrema(index: usize, octave: &Octave, found: &mut Vec<Keypoint>) {
     let Some(first) = octave.levels.first() else { return };
     let (width, height) = (first.width, first.height);

@@ -64,6 +64,8 @@ fn all_directions(space: &ScaleSpace, found: &[Keypoint]) -> Vec<OrientedKeypoin
     all
 }
 
+/// Returns the directions of brightness around a keypoint, weighted by their strength and
+/// nearness.
 fn histogram(space: &ScaleSpace, keypoint: &Keypoint) -> [f32; BINS] {
     let mut bins = [0.0; BINS];
     let level =
