@@ -25,7 +25,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-17s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 # ---- requirements
 
@@ -48,7 +48,7 @@ browser: system
 	@touch $@
 
 .venv-test/ready: requirements/test.txt | system
-	$(call say,Python environment of the tests: .venv-test (TensorFlow included: some minutes the first time))
+	$(call say,Python environment of the tests: .venv-test (it has TensorFlow, so the first time takes some minutes))
 	@scripts/make_venv.sh .venv-test $(PYTHON) requirements/test.txt
 	@touch $@
 
@@ -78,7 +78,7 @@ include bench/peers/serving/serving.mk
 tensorflow: .venv/tensorflow-ready ## install the TensorFlow engine in .venv (fetches 275 MB the first time)
 
 .venv/tensorflow-ready: requirements/tensorflow.txt .venv/ready
-	$(call say,TensorFlow into .venv (275 MB the first time))
+	$(call say,TensorFlow in .venv (fetches 275 MB the first time))
 	@flock .venv/ready .venv/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --no-compile \
 		--requirement requirements/tensorflow.txt
 	@touch $@
@@ -172,7 +172,7 @@ build-system: .venv/ready ## build target/system/release/millpond with the syste
 	cargo build --release --locked --no-default-features --features object-storage -p millpond-cli --target-dir target/system
 
 .PHONY: dist-programs
-dist-programs: .venv/ready ## leave stripped programs in .cache/dist/millpond-VERSION-TARGET and their debug files beside it
+dist-programs: .venv/ready ## put stripped programs into .cache/dist/millpond-VERSION-TARGET, and their debug files beside it
 	$(call say,millpond and millpond-bench (optimised across crates))
 	cargo build --profile dist --locked -p millpond-cli -p millpond-bench
 	@scripts/dist.sh target/dist $(CACHE)/dist
@@ -242,7 +242,7 @@ test-grpc-tools: tests-built grpc-tools .venv-test/ready $(CACHE)/models/ready $
 	.venv-test/bin/python -m pytest -c tests/clients/pytest.ini $(GRPC_TOOLS_TESTS)
 
 .PHONY: test-tfs
-test-tfs: tests-built .venv-test/ready .venv/tensorflow-ready $(CACHE)/audio/wheels/ready ## test `millpond tfs` against the behaviours of TensorFlow Serving
+test-tfs: tests-built .venv-test/ready .venv/tensorflow-ready $(CACHE)/audio/wheels/ready ## test that `millpond tfs` behaves as TensorFlow Serving does
 	$(call say,behaviours of TensorFlow Serving)
 	.venv-test/bin/python -m pytest -c tests/tfs/pytest.ini tests/tfs
 
@@ -266,7 +266,7 @@ test-bench: $(BENCH_PARTS:%=test-bench-%)
 
 .PHONY: $(BENCH_PARTS:%=test-bench-%)
 $(BENCH_PARTS:%=test-bench-%): test-bench-%: tests-built wrk $(SERVING_PEERS)/ready .venv/tensorflow-ready .venv-test/ready recognisers images-model $(CACHE)/models/ready $(CACHE)/demo/ready
-	$(call say,short runs of benchmarks and demo: $* (the figures mean nothing))
+	$(call say,short runs of benchmarks and demo: $* (they test the programs, not the speed))
 	scripts/bench_smoke.sh $(TESTED) $(CACHE)/bench-smoke $*
 
 .PHONY: test-docs
@@ -281,7 +281,7 @@ test-attack: tests-built .venv-test/ready recognisers
 
 .PHONY: attack
 attack: export MILLPOND_PROGRAM = $(MILLPOND)
-attack: build .venv-test/ready recognisers ## attack the server: bombs, floods, slow clients, damaged files, a full disk, 100 kills (10 min; JSON=OUT)
+attack: build .venv-test/ready recognisers ## attack the server with decompression bombs, floods, slow clients, damaged files, a full disk and 100 kills (10 min; JSON=OUT)
 	@.venv-test/bin/python tests/attack/attack.py --json $(or $(JSON),$(CACHE)/attack.json)
 
 CLUSTER_TEST := .venv-test/bin/python tests/cluster/cluster.py
@@ -294,7 +294,7 @@ $(CACHE)/cluster/porcupine: $(addprefix tests/cluster/porcupine/,main.go go.mod 
 
 .PHONY: cluster-test
 cluster-test: export MILLPOND_PROGRAM = $(MILLPOND)
-cluster-test: build simulate-built etcd .venv-test/ready $(CACHE)/cluster/porcupine ## disturb clusters of up to six processes and check every answer (22 min; JSON=OUT, STORE=s3, ONLY="NAME ...", BEFORE=PROGRAM for an upgrade)
+cluster-test: build simulate-built etcd .venv-test/ready $(CACHE)/cluster/porcupine ## test clusters of up to six processes while failures are injected, and check every answer (22 min; JSON=OUT, STORE=s3, ONLY="NAME ...", BEFORE=PROGRAM for an upgrade)
 	@$(CLUSTER_TEST) --json $(or $(JSON),$(CACHE)/cluster.json) --store $(or $(STORE),dir) $(if $(ONLY),--only $(ONLY)) $(if $(BEFORE),--before $(BEFORE))
 
 .PHONY: test-cluster
@@ -303,7 +303,7 @@ test-cluster: tests-built .venv/ready .venv-test/ready ## test clusters of sever
 	.venv-test/bin/python -m pytest -c tests/cluster/pytest.ini tests/cluster
 
 .PHONY: cluster-smoke
-cluster-smoke: tests-built .venv/ready .venv-test/ready ## disturb a cluster of three processes for 90 s
+cluster-smoke: tests-built .venv/ready .venv-test/ready ## test a cluster of three processes for 90 s while failures are injected
 	$(call say,a short run of a cluster with failures)
 	$(CLUSTER_TEST) --smoke --json $(CACHE)/cluster-smoke.json
 
@@ -335,7 +335,7 @@ fuzz-smoke: system ## run every fuzz target for 3 s
 	@scripts/fuzz.sh $(CACHE)/fuzz 3
 
 .PHONY: fuzz-seeds
-fuzz-seeds: system ## write fuzz/seeds anew, after a format or an encoder changed
+fuzz-seeds: system ## write fuzz/seeds again after a change of a format or an encoder
 	cargo run --package millpond-fuzz --locked --example make_seeds
 
 .PHONY: miri
@@ -361,12 +361,12 @@ deny-advisories: $(CACHE)/tools/bin/cargo-deny ## check dependencies for known f
 	$< --all-features --exclude-dev --config deny-advisories.toml check advisories
 
 .PHONY: check
-check: lint etcd .venv/ready .venv/torch-ready .venv/tensorflow-ready ## lints, generated code and unit tests: 90 seconds on 2 cores once it is built
+check: lint etcd .venv/ready .venv/torch-ready .venv/tensorflow-ready ## run lints, checks of generated code and unit tests (90 seconds on 2 cores after the first build)
 	$(call say,unit tests)
 	cargo test --quiet --workspace --locked --lib
 
 .PHONY: lint
-lint: lint-text ## formatting, clippy, the rules of the workspace, generated code
+lint: lint-text ## check formatting, clippy, the rules of the workspace and generated code
 	$(call say,clippy)
 	cargo clippy --workspace --all-targets --locked -- -D warnings
 
@@ -397,7 +397,7 @@ bench: build-bench $(CACHE)/models/ready $(CACHE)/demo/ready ## run the benchmar
 SWAP_ENGINES ?= onnx torch tensorflow
 SWAP_ARMS ?= heap,glibc,pool,two,minute,cold,delta10,control
 .PHONY: bench-swap
-bench-swap: build-bench build-system torch tensorflow .venv-test/ready ## swap 1.6 GB in every way for each engine, then 1000 times 32 MB: .cache/bench/{swap,soak}-*
+bench-swap: build-bench build-system torch tensorflow .venv-test/ready ## measure swaps of 1.6 GB of each kind for each engine, then 1000 swaps of 32 MB: .cache/bench/{swap,soak}-*
 	@mkdir -p $(CACHE)/bench
 	for engine in $(SWAP_ENGINES); do \
 		$(MILLPOND) bench swap --engine $$engine --arms $(SWAP_ARMS) --json $(CACHE)/bench/swap-$$engine.json \
