@@ -69,7 +69,7 @@ impl ClusterMetrics {
         );
         r.register(
             "cluster_passed_entries",
-            "Entries that the writer passed on, so that this node did not read the log",
+            "Entries that this node received from the writer of the log, instead of reading them from the store",
             self.passed_entries.clone(),
         );
         r.register(
@@ -79,7 +79,7 @@ impl ClusterMetrics {
         );
         r.register(
             "cluster_name_waits",
-            "Requests that waited for another read of the collections, because they named an unknown one, or for the holders of a new one",
+            "Requests that waited: for another read of the list of collections, because they named an unknown collection, or for the holders of a new collection",
             self.name_waits.clone(),
         );
         r.register(
@@ -94,7 +94,7 @@ impl ClusterMetrics {
         );
         r.register(
             "cluster_abandoned_originals",
-            "Originals without a point, as a killed node leaves them, that this node removed from the store",
+            "Originals without a point that this node removed from the store; a killed node can leave such originals",
             self.abandoned_originals.clone(),
         );
         r.register("cluster_snapshots", "Snapshots of shards, by outcome", self.snapshots.clone());

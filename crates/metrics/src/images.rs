@@ -101,7 +101,7 @@ impl ImageMetrics {
         );
         r.register(
             "image_removals",
-            "Originals of removed collections that were checked, attempts that failed, records of removals that are damaged, and directories of originals without a collection at the start (unused)",
+            "Removals of the originals of removed collections: originals checked (checked), failed attempts (failed), damaged records (damaged), and directories of originals without a collection at the start (unused)",
             self.removals.clone(),
         );
         r.register("collections", "Collections by state", self.collections.clone());
@@ -113,18 +113,18 @@ impl ImageMetrics {
         r.register("collection", "Size and work of each collection (label model): points, segments, bytes of codes that queries read from the medium, flushes (seals), merges, writes refused because the disk is full", self.collection.clone());
         r.register_with_unit(
             "collections_memory",
-            "Memory of all collections: what they need (used), cached parts of files, which are given back on demand (cached), and the limit (max)",
+            "Memory of all collections: what they need (used), cached parts of files, whose memory is released on demand (cached), and the limit (max)",
             Unit::Bytes,
             self.memory_bytes.clone(),
         );
         r.register(
             "collection_queries",
-            "Queries of search threads: waiting now, their limit, answered, refused, and parts done by a thread that was idle (helped)",
+            "Queries of search threads: waiting now (waiting), the limit (max), answered (done), refused, and parts of queries that an idle thread did (helped)",
             self.queries.clone(),
         );
         r.register(
             "collection_filters",
-            "Filters evaluated on a segment: by its payload index (indexed), with some payloads (verified) or all (scanned); paused for other requests, ended by a deadline (late)",
+            "Filters evaluated on a segment: by its payload index alone (indexed), by reading some payloads (verified) or all payloads (scanned); evaluations that paused for other requests (paused) or that a deadline ended (late)",
             self.filters.clone(),
         );
         r.register(
@@ -134,12 +134,12 @@ impl ImageMetrics {
         );
         r.register(
             "search_cache",
-            "Caches of records and blocks of the exact stage, of codes on the medium, of payload indexes (index), embeddings (vector) and payloads: lookups, hits, reads, entries added and evicted; codes_out, codes_refused, code_bytes and blocks_preloaded (read before a request needed them) count the last four together",
+            "Lookups, hits, reads, added (in) and evicted (out) entries of caches: records and blocks of the exact stage, codes on the medium (code), payload indexes (index), embeddings (vector) and payloads; codes_out, codes_refused, code_bytes and blocks_preloaded (read before a request needed them) count codes, payload indexes, embeddings and payloads together",
             self.search_caches.clone(),
         );
         r.register(
             "search_gpu",
-            "Queries, those that shared a pass, failures, limits, passes for many rows, and bytes of the coarse stage's GPU",
+            "Coarse stage on the GPU: its queries, queries that shared a pass (joined), failures after which the processor searched (fallbacks), queries for too many rows that the processor did (limited), passes of queries for many rows, and bytes of codes on the GPU and in pinned memory",
             self.gpu.clone(),
         );
     }

@@ -54,7 +54,7 @@ impl KeyMetrics {
         let r = registry;
         r.register(
             "key_requests",
-            "Requests of a key: accepted, or refused for too many (refused_rate) or too much processor time (refused_cpu)",
+            "Requests of a key: accepted, refused because there were too many (refused_rate), or refused because they took too much processor time (refused_cpu)",
             self.requests.clone(),
         );
         r.register_with_unit(

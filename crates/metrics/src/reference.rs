@@ -9,27 +9,30 @@ use super::*;
 const HEAD: &str = "\
 # Metrics
 
-Every metric of `/metrics`, with the help texts of the server. Made by `UPDATE_DOCS=1 cargo test -p millpond-metrics`; a
-test fails when it is stale. Counters have the suffix `_total`; histograms have `_bucket`, `_sum` and `_count`. A metric
-appears with its first series. A version's series end when it is released, so their number is that of live versions.
+This page lists every metric of `/metrics` with the help text of the server. It is made by
+`UPDATE_DOCS=1 cargo test -p millpond-metrics`; a test fails if it is stale. Counters have the suffix `_total`; histograms have
+`_bucket`, `_sum` and `_count`. A metric appears with its first series. If a version is released, its series end, so the
+number of series does not grow with each new version.
 
 ";
 
 const TFS_HEAD: &str = "
 ## TensorFlow Serving's names
 
-At `/monitoring/prometheus/metrics`, before all metrics above. Only requests to TensorFlow Serving's API count.
-Three more metrics describe the runs of models that merge requests, over all protocols. `input_batch_size` has one value
-a request, and not one for each of its inputs.
+`/monitoring/prometheus/metrics` exports TensorFlow Serving's names, and then all metrics above. Only requests to
+TensorFlow Serving's API count. `input_batch_size` has one value for each request, not one for each input. Three more
+metrics describe the runs of models that merge requests, over all protocols:
 
 - `:tensorflow:serving:batching_session:wrapped_run_count` (counter): runs.
 - `:tensorflow:serving:batching_session:processed_batch_size` (histogram): items of a run, with added ones.
 - `:tensorflow:serving:batching_session:padding_size` (histogram, label `execution_batch_size`): items added up to an
   allowed batch size, which the label names.
 
-TensorFlow Serving has two kinds that are missing here: `:tensorflow:serving:mlmd_map`, because ids of ML Metadata are not
-read, and those of TensorFlow's own libraries (`:tensorflow:core:*`, `:tensorflow:cc:*`), because its C interface has no
-call that reads them.
+Millpond does not have two kinds of TensorFlow Serving's metrics:
+
+- `:tensorflow:serving:mlmd_map`, because ids of ML Metadata are not read.
+- The metrics of TensorFlow's own libraries (`:tensorflow:core:*`, `:tensorflow:cc:*`), because TensorFlow's C interface
+  has no call that reads them.
 
 ";
 

@@ -65,7 +65,7 @@ impl Metrics {
         );
         r.register_with_unit(
             "cpu_throttled",
-            "Time for which that quota stopped the threads of the control group, summed over cores",
+            "Time for which the CPU quota stopped the threads of the control group, summed over cores",
             Unit::Seconds,
             self.cpu_throttled_seconds.clone(),
         );
@@ -86,7 +86,7 @@ impl Metrics {
         );
         r.register(
             "access_reloads",
-            "Changed certificates and key files that were read again, by outcome (ok, failed)",
+            "Reads of changed certificate and key files, by outcome (ok, failed)",
             self.access_reloads.clone(),
         );
         r.register(
@@ -106,7 +106,7 @@ impl Metrics {
         );
         r.register(
             "trace_spans",
-            "Spans of traces: exported, dropped because a queue was full, or failed because the collector is away or refused them",
+            "Spans of traces: exported, dropped because a queue was full, or failed because the collector did not answer or refused them",
             self.trace_spans.clone(),
         );
         r.register(
@@ -122,7 +122,7 @@ impl Metrics {
         );
         r.register(
             "worker_spares",
-            "Spare worker processes: ready with an open library (started), in place of a process that ended (used), or ended unused or not started (failed)",
+            "Spare worker processes: started, with an open library (started), used in place of a process that ended (used), or ended unused or not started (failed)",
             self.worker_spares.clone(),
         );
     }
@@ -209,12 +209,12 @@ impl Metrics {
         );
         r.register(
             "decoded",
-            "Large requests and answers handled on the threads that decode, by step (unpack, decode, encode)",
+            "Large requests and answers that decoder threads handled, by step (unpack, decode, encode)",
             self.decoded.clone(),
         );
         r.register(
             "decode_queue",
-            "Work that waits for a thread that decodes",
+            "Large requests and answers that wait for a decoder thread",
             self.decode_queue.clone(),
         );
         self.scheduling.register(r);

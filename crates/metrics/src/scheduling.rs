@@ -58,7 +58,7 @@ impl SchedulingMetrics {
         r.register("batch_size", "Items per run (the batch size)", self.batch_size.clone());
         r.register(
             "added_items",
-            "Copies of items that filled runs up to an allowed batch size",
+            "Copies of items, added to fill runs up to an allowed batch size",
             self.added_items.clone(),
         );
         r.register(

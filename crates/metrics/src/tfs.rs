@@ -175,12 +175,12 @@ impl Default for TfsMetrics {
         );
         r.register(
             ":tensorflow:serving:batching_session:input_batch_size",
-            "Items of the requests of models that merge them",
+            "Items of a request, for models that merge requests",
             metrics.input_batch_size.clone(),
         );
         r.register(
             ":tensorflow:serving:batching_session:queuing_latency",
-            "Time that requests of models that merge them wait, in microseconds",
+            "Time that a request waits in microseconds, for models that merge requests",
             metrics.queuing_latency.clone(),
         );
         metrics

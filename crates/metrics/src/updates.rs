@@ -27,7 +27,7 @@ impl UpdateMetrics {
         );
         r.register(
             "updates_held_back",
-            "New versions that were not loaded because they failed in another process of the fleet",
+            "New versions that were not loaded, because they failed on another server of the fleet",
             self.held_back.clone(),
         );
         r.register(
