@@ -40,9 +40,9 @@ const VALUES_MAX: usize = 4 << 30;
 
 /// Compare the coarse filter on the GPU and on the processor.
 ///
-/// Needs an NVIDIA GPU, its driver and NVRTC. Vectors are generated; the search arms are all rows
-/// on the GPU, all rows on one core, and the clustered index on one core. Times are medians of a
-/// call, divided by its queries.
+/// This needs an NVIDIA GPU, its driver and NVRTC. Vectors are generated. The arms compare all rows
+/// on the GPU, compare all rows on one core, and search the clustered index on one core. Times are
+/// medians of a call, divided by its queries.
 #[derive(Args, Clone, Debug)]
 pub struct GpuBenchArgs {
     /// Vectors to search

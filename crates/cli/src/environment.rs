@@ -77,7 +77,7 @@ pub(crate) const OTEL_TIMEOUT: Variable = Variable::new(
 );
 pub(crate) const OTEL_TRACES_ENDPOINT: Variable = Variable::new(
     "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT",
-    "the same as a full address, as in http://localhost:4318/v1/traces",
+    "full address for traces, in place of OTEL_EXPORTER_OTLP_ENDPOINT, as in http://localhost:4318/v1/traces",
 );
 pub(crate) const OTEL_RESOURCE: Variable = Variable::new(
     "OTEL_RESOURCE_ATTRIBUTES",
@@ -87,7 +87,7 @@ pub(crate) const OTEL_SERVICE: Variable =
     Variable::new("OTEL_SERVICE_NAME", "name of this server in traces [else millpond]");
 pub(crate) const OTEL_SAMPLER: Variable = Variable::new(
     "OTEL_TRACES_SAMPLER",
-    "default of `serve --trace-sample`: always_on, always_off, traceidratio, also after parentbased_",
+    "default of `serve --trace-sample`: always_on, always_off or traceidratio, each also with the prefix parentbased_",
 );
 pub(crate) const OTEL_SAMPLER_ARG: Variable =
     Variable::new("OTEL_TRACES_SAMPLER_ARG", "part of the requests for traceidratio, 0 to 1");

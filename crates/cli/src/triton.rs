@@ -13,10 +13,10 @@ use crate::values::check_name;
 /// `millpond import triton REPO`.
 #[derive(Args, Debug)]
 #[command(after_help = "\
-The result is a file for `millpond serve --config FILE`, which names REPO as a directory of models; with --write it is a \
-millpond.toml beside each model's versions, which also holds device, warm-up and the types of a TorchScript's tensors. \
-Triton ignores these files, so both servers can use the repository. Everything without an equivalent is listed on \
-standard error, a line for each.
+The result is a file for `millpond serve --config FILE` that names REPO as a directory of models. With --write, the \
+result is a millpond.toml beside each model's versions; it also holds device, warm-up and the types of a TorchScript \
+module's tensors. Triton ignores these files, so both servers can use the repository. Standard error lists each \
+setting that has no equivalent, one per line.
 
   millpond import triton models                        show the settings
   millpond import triton models --to millpond.toml     write one file

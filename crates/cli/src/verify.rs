@@ -68,7 +68,7 @@ pub(crate) struct VerifyArgs {
     /// Measuring time of a round on one server; 0s only compares the answers
     #[arg(long, value_name = "TIME", default_value = "5s")]
     duration: TimeSpan,
-    /// Rounds, each of which measures both servers
+    /// Rounds; each measures both servers
     #[arg(long, value_name = "N", default_value_t = 3)]
     rounds: usize,
     /// Write the report to FILE as JSON

@@ -43,10 +43,11 @@ const INDEX_MAX: u64 = 2;
 /// Measure a server from outside: requests per second and latency from the moment each request was
 /// due.
 ///
-/// With --rate the loop is open: requests are sent on schedule regardless of the server, so a stall
-/// shows as the latency of every request that was due in it. With --clients it is closed: each
-/// client waits for its answer, and the figure of interest is the number of answers per second.
-/// Requests are generated from the model's metadata unless --request or --requests names some.
+/// With --rate the loop is open: requests are sent at fixed times, even if the server does not
+/// answer. So a stall raises the latency of every request that was due during the stall. With
+/// --clients the loop is closed: each client waits for its answer, and the main figure is the
+/// number of answers per second. Requests are generated from the model's metadata, unless --request
+/// or --requests names requests.
 #[derive(Args, Clone, Debug)]
 #[command(group = clap::ArgGroup::new("pace").required(true).args(["rate", "clients"]))]
 pub struct BenchLoadArgs {

@@ -45,18 +45,21 @@ const THREADS_MAX: usize = 256;
 /// Minutes of the recording with --quick.
 const QUICK_MINUTES: u32 = 1;
 
-/// Measure a long recording: threads, memory over time, the Python package.
+/// Measure a long recording: speed by number of threads, memory over time, and the speed of the
+/// Python package.
 ///
-/// The recording is made of real clips and kept in the cache. Sweep: threads against threads inside
-/// an operator; with no more threads than cores a run may use only as many cores as it has threads,
-/// decoding included. Memory: resident memory of the whole recording, this program against the same
-/// one built without jemalloc. Python: the same model and recording through its package on one
-/// thread and one core. Loading is never counted.
+/// The recording is made of real clips and kept in the cache. The part sweep compares numbers of
+/// threads with numbers of threads inside an operator. If there are no more threads than cores, a
+/// run may use only as many cores as it has threads, decoding included. The part memory measures
+/// resident memory during the whole recording, and compares this program with the same program
+/// built without jemalloc. The part python runs the same model and recording through the model's
+/// Python package, on one thread and one core. Loading is never counted.
 ///
-/// Goals: one thread inside an operator is the fastest at 2 threads and more; time never rises with
-/// threads up to the cores; 2 threads at least 1.85 times as fast as 1; memory grows by at most 3 %
-/// from minute 10 to the end, and its peak and mean are not above the system allocator's; at least
-/// 1.3 times as fast as the Python package.
+/// Goals: with 2 threads and more, one thread inside an operator is the fastest. The time never
+/// rises with more threads, up to the number of cores. Two threads are at least 1.85 times as fast
+/// as one. Memory grows by at most 3 % from minute 10 to the end, and its peak and mean are not
+/// above those with the system's allocator. Millpond is at least 1.3 times as fast as the Python
+/// package.
 #[derive(Args, Clone, Debug)]
 pub struct BenchAudioArgs {
     /// Length of the recording in minutes
@@ -95,7 +98,7 @@ pub struct BenchAudioArgs {
     /// bench-audio` builds]
     #[arg(long, value_name = "PATH")]
     pub system_binary: Option<PathBuf>,
-    /// One minute, one round, few threads: shows that it works, its figures mean nothing
+    /// One minute, one round, few threads: a test of the program; the figures mean nothing
     #[arg(long)]
     pub quick: bool,
     /// Write the figures as JSON

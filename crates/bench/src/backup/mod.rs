@@ -39,13 +39,14 @@ const PAIRS_MAX: u32 = 1000;
 /// Back a collection up, change 1 % of it, back it up again, and restore it; measure bytes, times,
 /// and the latency of searches with and without a backup.
 ///
-/// Searches come at a fixed rate, in pairs of windows: one without a backup, and one in which a
-/// backup of all files runs at the default rate. Then a program that backs up or restores a smaller
-/// collection is killed at random moments, and each time all backups are verified and one is
-/// restored.
+/// Searches come at a fixed rate, in pairs of time windows: one without a backup, and one in which
+/// a backup of all files runs at the default rate. Then a program that backs up or restores a
+/// smaller collection is killed at random moments. After each kill, all backups are verified and
+/// one is restored.
 ///
-/// Goals: the second backup stores less than 3 % of the bytes of the first; p99 of searches at most
-/// 1.25 times that without a backup; every kill leaves usable backups and one whole collection.
+/// Goals: the second backup stores less than 3 % of the bytes of the first. p99 of searches is at
+/// most 1.25 times that without a backup. Every kill leaves usable backups and one whole
+/// collection.
 #[derive(Args, Clone, Debug)]
 pub struct BackupBenchArgs {
     /// Points of the collection

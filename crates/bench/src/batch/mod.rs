@@ -43,17 +43,18 @@ const QUICK_CLIENTS: [usize; 2] = [1, 8];
 /// Arms: sync runs each request alone; async merges waiting requests of equal shape; padding also
 /// merges requests of similar shape, padded to the largest, and cuts the answers back. One server
 /// serves all arms of a model from one loaded session, whose schedule changes from turn to turn.
-/// Over gRPC on this machine, one item a request; each client waits for its answer before it sends
-/// the next request.
+/// Clients send one item per request over gRPC on this machine. Each client waits for its answer
+/// before it sends the next request.
 ///
-/// Models: small is a ranking model whose layers exceed the L2 cache; ocr is the PP-OCR text
-/// recogniser on lines of text 64 to 640 pixels wide (right is the same text as alone, spaces at
-/// its ends aside); conv is a convolutional network on images of 224±50 pixels, with a mask that
-/// the server fills. ocr needs the files that `make bench` fetches and draws.
+/// Models: small is a ranking model whose layers exceed the L2 cache. ocr is the PP-OCR text
+/// recogniser on lines of text 64 to 640 pixels wide; its answer is right if the text is the same
+/// as without batching, except for spaces at both ends. conv is a convolutional network on images
+/// of 224±50 pixels, with a mask that the server fills. ocr needs the files that `make bench`
+/// fetches and draws.
 ///
-/// Goals: small at 70 clients async at least twice sync's requests per second with p99 not above;
-/// on every model and number of clients the better of async and padding at least 0.98 of sync; no
-/// wrong answer.
+/// Goals: with small and 70 clients, async has at least twice the requests per second of sync, and
+/// its p99 is not above that of sync. With every model and number of clients, the better of async
+/// and padding has at least 0.98 of the requests per second of sync. No answer is wrong.
 #[derive(Args, Clone, Debug)]
 pub struct BatchArgs {
     /// Numbers of clients
@@ -68,9 +69,9 @@ pub struct BatchArgs {
     /// Rounds, each with a server of its own and another order of the arms
     #[arg(long, default_value_t = 3)]
     pub rounds: usize,
-    /// Times that a round runs all arms forth and back: many short turns, as a shared machine's
-    /// speed drifts within seconds. Figures are the mean over the rounds of the median over their
-    /// turns
+    /// Number of times that a round runs all arms in order and then in reverse: many short turns,
+    /// because a shared machine's speed drifts within seconds. A figure is the mean over the rounds
+    /// of the median over the turns of a round
     #[arg(long, default_value_t = 3)]
     pub passes: usize,
     /// Time of one turn, after its warm-up
@@ -79,11 +80,11 @@ pub struct BatchArgs {
     /// Maximum number of items in a merged batch
     #[arg(long, default_value_t = 32)]
     pub max_batch: usize,
-    /// Merge and pad even if the server finds that it does not pay: shows the cost, and checks the
-    /// answers of batches that would not be made otherwise
+    /// Merge and pad even if the server finds that this is not faster. Shows the cost, and checks
+    /// the answers of batches that the server would not make otherwise
     #[arg(long)]
     pub always_merge: bool,
-    /// One short round with 1 and 8 clients: shows that it works, its figures mean nothing
+    /// One short round with 1 and 8 clients: a test of the program; the figures mean nothing
     #[arg(long)]
     pub quick: bool,
     /// Directory with the text lines in lines/ [default: .cache/demo, where `make bench` draws

@@ -47,12 +47,12 @@ const OPEN_WAIT_MAX: Duration = Duration::from_secs(60);
 /// there.
 ///
 /// After each kill the collection is opened again, and every point that must be there is read and
-/// compared with the written content. A change under way when the writer died may be there or not.
-/// All kills use the same files.
+/// compared with the written content. A change that was not acknowledged when the writer was killed
+/// may be there or not. All kills use the same files.
 ///
-/// Goals: nothing lost, nothing corrupt. Killing a process is not a loss of power: the system keeps
-/// the data that was written. `cargo test -p millpond-search` tests a loss of power, with a medium
-/// that loses unflushed data.
+/// Goals: no point is lost, and no point is corrupt. The kill of a process is not a loss of power:
+/// the system keeps the data that was written. `cargo test -p millpond-search` tests a loss of
+/// power, with a medium that loses unflushed data.
 #[derive(Args, Clone, Debug)]
 pub struct CrashArgs {
     /// Number of kills

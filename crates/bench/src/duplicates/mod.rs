@@ -38,14 +38,15 @@ const OPEN_WAIT_MAX: Duration = Duration::from_secs(3600);
 
 /// Find planted copies in a large collection.
 ///
-/// Embeddings lie in clusters. Some points have a copy, whose embedding has a cosine of about 0.87
-/// to 0.995 with that of its source and whose keypoints are a distorted version of the source's. As
-/// many lookalikes are as near, with other keypoints. The others have no keypoints.
+/// Embeddings lie in clusters. Some points have a copy. The embedding of a copy has a cosine of
+/// about 0.87 to 0.995 with that of its source, and its keypoints are a distorted version of the
+/// source's keypoints. The same number of points are lookalikes: as near to a source, but with
+/// other keypoints. All other points have no keypoints.
 ///
 /// Recall is the share of planted pairs that are found. Precision is the share of verified pairs
 /// that were planted, or of all pairs with --unverified. Points without keypoints may be in pairs
-/// by their embeddings alone; these are counted apart. Memory is the largest of this process during
-/// the search, with the collection that it has opened.
+/// by their embeddings alone; these pairs are counted separately. Memory is the maximum of this
+/// process during the search, with the collection that it has opened.
 ///
 /// Goals with 1,000,000 points of 512 values and 50,000 copies: recall 0.98, precision 0.999, 30
 /// minutes on two cores, 1 GiB.
@@ -63,7 +64,7 @@ pub struct BenchDuplicatesArgs {
     /// Points as near to a source as a copy, with other keypoints [default: as many as copies]
     #[arg(long)]
     pub lookalikes: Option<u64>,
-    /// Least cosine of a pair
+    /// Minimum cosine of a pair
     #[arg(long, default_value_t = 0.8, allow_negative_numbers = true)]
     pub threshold: f32,
     /// Do not compare keypoints

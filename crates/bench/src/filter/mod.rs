@@ -29,7 +29,8 @@ const HITS: usize = 10;
 /// Measure searches with new filters at several selectivities, and their recall.
 ///
 /// qdrant-edge needs a Python environment with the packages of bench/peers/requirements.txt (`make
-/// peers`). Without one its figures are null, and the report says why.
+/// peers`). Without this environment, the figures of qdrant-edge are null, and the report gives the
+/// reason.
 #[derive(Args, Clone, Debug)]
 pub struct FilterArgs {
     /// Rows of the collection
@@ -38,7 +39,7 @@ pub struct FilterArgs {
     /// Dimensions of the vectors
     #[arg(long, default_value_t = 64)]
     pub dims: usize,
-    /// Tenants; a filter on one is the most selective
+    /// Number of tenants; a filter on one tenant is the most selective filter
     #[arg(long, default_value_t = 200)]
     pub tenants: usize,
     /// Queries of each selectivity, at most as many as tenants

@@ -28,25 +28,26 @@ const ROUNDS_MAX: usize = 100;
 /// Seed of synthetic fingers.
 const SEED: u64 = 2002;
 
-/// Compare fingerprints, all with all: how many are missed and confused, and what a match costs.
+/// Compare each fingerprint with all others, and measure missed and false matches and the cost of a
+/// match.
 ///
-/// Every unordered pair of impressions is scored once. Two of one finger of one database are a
-/// genuine pair, all others impostors, also across databases. That is more impostors than in the
-/// protocol of FVC, which takes only first impressions: those alone are too few to tell a false
-/// match rate of 0.1 % from none. FNMR is the share of genuine pairs that are not accepted at the
-/// lowest threshold with a false match rate of at most 0.1 %.
+/// Every unordered pair of impressions is scored once. Two impressions of one finger of one
+/// database are a genuine pair. All other pairs are impostors, also across databases. The protocol
+/// of FVC takes only first impressions for impostors. These are too few to distinguish a false
+/// match rate of 0.1 % from none, so this benchmark takes all. FNMR is the share of genuine pairs
+/// that are not accepted at the lowest threshold with a false match rate of at most 0.1 %.
 ///
-/// A match is scored from a record's bytes. Its cost is processor time of one thread, the median of
-/// the rounds, with the probe's preparation shared among its matches.
+/// A match is scored from a record's bytes. Its cost is processor time of one thread, as the median
+/// of the rounds. The cost of preparing a probe is divided among its matches.
 ///
-/// Goals on the templates of FVC2002 DB1_B and DB2_B: pooled FNMR not above that of `SourceAFIS` on
-/// the same templates (bench/peers/sourceafis), at most 50 us per match. Without --dir the fingers
-/// are generated, and the rates say nothing about real ones.
+/// Goals on the templates of FVC2002 DB1_B and DB2_B: the pooled FNMR is not above that of
+/// `SourceAFIS` on the same templates (bench/peers/sourceafis), and a match costs at most 50 us.
+/// Without --dir the fingers are generated, and the rates say nothing about real fingers.
 ///
-/// With --images the minutiae are extracted from images first, one image at a time. Its cost is
-/// processor time of one thread, without decoding the file. Goals on the images of the same
-/// databases: pooled FNMR not above that of `SourceAFIS` on the same images, 6.1 %, and at most 90
-/// ms per image.
+/// With --images, the minutiae are first extracted from images, one image at a time. The cost of an
+/// extraction is processor time of one thread, without decoding the file. Goals on the images of
+/// the same databases: the pooled FNMR is not above that of `SourceAFIS` on the same images, 6.1 %,
+/// and an extraction costs at most 90 ms per image.
 #[derive(Args, Clone, Debug)]
 pub struct MatchArgs {
     /// A folder of databases: at any depth, folders with files FINGER_IMPRESSION.iso (ISO/IEC

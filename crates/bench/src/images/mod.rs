@@ -32,22 +32,23 @@ const THREADS_MAX: usize = 64;
 /// Search for modified copies of photographs: cropped, rotated, scaled, recompressed, blurred,
 /// brightened, written over, framed, mirrored, in a collage, shown by a screen.
 ///
-/// All photographs but the fillers of collages go into a collection: embedding of a model,
-/// keypoints. From some of them 31 copies each are made (two or three an attack; random values
-/// follow from a seed) and searched for: the coarse stage's candidates by embedding, then by
-/// keypoints. If nothing is accepted, further views are searched for as the server does: coarse
-/// keypoints, the mirror image, halves and quarters. Then other photographs are removed from the
-/// collection, and they and their copies are searched for. Every accepted image is then a false
-/// accept, and so is every wrong image that is accepted for a copy of a photograph in the
-/// collection.
+/// All photographs except the fillers of collages go into a collection, with the embedding of a
+/// model and with keypoints. Of some of them, 31 copies each are made (two or three for each
+/// attack; random values follow from a seed). The benchmark searches for these copies: the coarse
+/// stage selects candidates by embedding, and the matcher compares keypoints. If no image is
+/// accepted, it searches for further views as the server does: coarse keypoints, the mirror image,
+/// halves and quarters. Then other photographs are removed from the collection, and the benchmark
+/// searches for them and their copies: every accepted image is then a false accept. A wrong image
+/// that is accepted for a copy of a photograph in the collection is a false accept too.
 ///
-/// Recall is the share of copies whose photograph comes first, by embedding alone and in the end. A
-/// query's time is that of decoding, embedding, keypoints and search, with as many queries at once
-/// as there are threads.
+/// Recall is the share of copies whose photograph comes first: by embedding alone, and after all
+/// stages. A query's time is that of decoding, embedding, keypoints and search, with as many
+/// queries at the same time as there are threads.
 ///
-/// Goals on 500 photographs with copies of 100: recall 0.98 in the end on average, at least 0.95
-/// for each attack, also of accepted images, never below that of the coarse stage, no false
-/// accepts. Without --dir the images are generated, and the figures say nothing about real ones.
+/// Goals on 500 photographs with copies of 100: after all stages, the recall is 0.98 on average, at
+/// least 0.95 for each attack, also if only accepted images count, and never below that of the
+/// coarse stage. There are no false accepts. Without --dir the images are generated, and the
+/// figures say nothing about real images.
 #[derive(Args, Clone, Debug)]
 pub struct BenchImagesArgs {
     /// A folder of photographs, at any depth

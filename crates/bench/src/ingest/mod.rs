@@ -33,17 +33,18 @@ const SECONDS_MAX: u64 = 3600;
 ///
 /// Searches are sent in an open loop at a fixed rate, by the id of an image in the collection: the
 /// coarse filter, then the matcher over 200 candidates. Latency counts from the moment a search was
-/// due. In the ingest arm the server reads a folder of new images meanwhile, embeds them, finds
-/// their keypoints, and flushes and merges segments, all in the background. In the control arm
-/// there are threads of idle priority in its place, one per core, which only do arithmetic: the
-/// difference is what the ingest costs beyond its use of idle time. The arms take turns on one
-/// server. The report has the numbers of images added and of flushes and merges meanwhile.
+/// due. In the ingest arm, the server meanwhile reads a folder of new images, embeds them, finds
+/// their keypoints, and flushes and merges segments, all in the background. In the control arm, one
+/// thread per core only calculates at idle priority instead. The difference between the arms is the
+/// cost of the ingest beyond its use of idle time. The arms take turns on one server. The report
+/// has the numbers of images, flushes and merges during the searches.
 ///
-/// Then images are added, and the server is killed at a random moment and started again. Every
-/// image that it ever acknowledged is requested; of some, the file is compared too.
+/// Then images are added, and the server is killed at a random moment and started again. The
+/// benchmark requests every image that the server has ever acknowledged, and compares the files of
+/// some.
 ///
-/// Goals: p99 within 1.25 times that of the control arm, nothing lost. Images and model are
-/// generated.
+/// Goals: p99 is at most 1.25 times that of the control arm, and no image is lost. Images and model
+/// are generated.
 #[derive(Args, Clone, Debug)]
 pub struct IngestArgs {
     /// Images in the collection at the start

@@ -49,12 +49,12 @@ const MODEL: &str = "overhead";
 const RATIO_MIN: f64 = 0.90;
 const ADDED_P50_US_MAX: f64 = 150.0;
 
-/// Measure what the server costs beside the model's own compute.
+/// Measure the processor time and the latency that the server adds to the runs of a model.
 ///
-/// ratio is the processor time per request of the bare ONNX Runtime loop divided by that of the
-/// server's process at saturation, so 1.0 is a server that costs nothing. added is the latency of
-/// one client above the bare run. That client polls its socket without sleeping, so its own wake-up
-/// is not counted, and the bare run has such a client beside it.
+/// ratio is the processor time per request of a loop that only runs ONNX Runtime, divided by that
+/// of the server's process at saturation. So a server that costs nothing has a ratio of 1.0. added
+/// is the latency of one client minus the time of a run in the loop. The client polls its socket
+/// without sleeping, so its own wake-up is not counted. Such a client also runs beside the loop.
 #[derive(Args, Clone, Debug)]
 pub struct OverheadArgs {
     /// The model: dense is sized to --compute; light is an embedding model of about 0.075 ms
@@ -73,15 +73,16 @@ pub struct OverheadArgs {
     /// Rounds; each figure is the median over them
     #[arg(long, default_value_t = 21)]
     pub rounds: usize,
-    /// Measure the cost of TLS instead: two servers, with and without, take turns with requests of
-    /// 8 KB of the light model on kept connections
+    /// Measure the cost of TLS instead. A server with TLS and a server without TLS take turns; they
+    /// get requests of 8 KB to the light model on open connections
     #[arg(long)]
     pub tls: bool,
-    /// Measure the cost of tracing instead: servers without a collector of traces, with one and no
-    /// traced request, and with 1 % traced take turns with requests of 8 KB of the light model
+    /// Measure the cost of tracing instead. Three servers take turns, with requests of 8 KB to the
+    /// light model: without a collector of traces, with a collector and no traced request, and with
+    /// 1 % of the requests traced
     #[arg(long, conflicts_with = "tls")]
     pub tracing: bool,
-    /// One short round: shows that it works, its figures mean nothing
+    /// One short round: a test of the program; the figures mean nothing
     #[arg(long)]
     pub quick: bool,
     /// Further argument for the server (may be given several times)

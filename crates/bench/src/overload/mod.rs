@@ -65,20 +65,22 @@ const QUICK_CAPACITY_TIME: Duration = Duration::from_secs(1);
 /// Send a multiple of the server's capacity, and report which requests are served, which are
 /// refused, and how fast.
 ///
-/// The capacity is the rate at which 64 waiting clients are answered; then requests come at random
-/// moments (Poisson) at that rate, and then at --factor times it. At capacity the queue fills too,
-/// only later: p99 there is about that of a full queue, and the comparison shows if three times the
-/// load makes it worse. The model is the ranking model of `bench batch` with --rows items a
-/// request, so that one thread can send three times the server's capacity. The client shares the
-/// machine with the server, so fewer requests are served in the overload than at capacity.
+/// The capacity is the rate at which 64 clients get answers, if each waits for its answer. Then
+/// requests come at random moments (Poisson): first at the capacity, and then at --factor times the
+/// capacity. At capacity the queue also fills, but later. So p99 at capacity is about that of a
+/// full queue, and the comparison shows if more load makes it worse. The model is the ranking model
+/// of `bench batch` with --rows items a request, so that one thread can send three times the
+/// server's capacity. The client shares the machine with the server, so fewer requests are served
+/// in the overload than at capacity.
 ///
-/// Then two tenants send requests to a second server, with a key each: one at 30 % of the capacity,
-/// the other within its quota of 5 % of the capacity, and then at ten times that quota.
+/// Then two tenants send requests to a second server, each with a key of its own. The first sends
+/// at 30 % of the capacity. The second has a quota of 5 % of the capacity: it sends within this
+/// quota, and then at ten times the quota.
 ///
-/// Goals: p99 of the served at most twice that at capacity; the others refused with
-/// RESOURCE_EXHAUSTED or UNAVAILABLE, faster than half of the served are answered; memory at the
-/// end at most 1.1 of that after 10 s; no wrong answer; p99 of the first tenant at most 1.2 times
-/// that beside a tenant within its quota.
+/// Goals: p99 of the served requests is at most twice that at capacity. The other requests are
+/// refused with RESOURCE_EXHAUSTED or UNAVAILABLE, faster than the median of the served requests.
+/// Memory at the end is at most 1.1 times that after 10 s. No answer is wrong. p99 of the first
+/// tenant is at most 1.2 times its p99 beside a tenant within the quota.
 #[derive(Args, Clone, Debug)]
 pub struct OverloadArgs {
     /// Rate of the overload as a multiple of the capacity
@@ -102,7 +104,7 @@ pub struct OverloadArgs {
     /// Rounds with two tenants; 0 leaves them out
     #[arg(long, default_value_t = 5)]
     pub tenant_rounds: usize,
-    /// A few seconds: shows that it works, its figures mean nothing
+    /// A few seconds: a test of the program; the figures mean nothing
     #[arg(long)]
     pub quick: bool,
     /// Further argument for the server (may be given several times)

@@ -57,13 +57,15 @@ const COPIES: &str = "[rollout]\nshadow = 0.2\npromote = \"hand\"\n";
 /// each is withdrawn. Then compare p99 with and without copies of requests.
 ///
 /// Requests come at random moments at a share of the capacity, which is measured first. The slow
-/// version takes --extra longer for the same answers and gets 5 % of the requests; the failing
-/// version fails 1 of 100 requests and gets 20 %; the drifting version has other parameters and
-/// gets copies of 20 %. The limits are the defaults, and 1 % of different answers. Counted are the
-/// requests of the new version. Copies are measured with a new version like the old one.
+/// version takes --extra longer for the same answers and gets 5 % of the requests. The failing
+/// version fails 1 of 100 requests and gets 20 %. The drifting version has other parameters and
+/// gets copies of 20 %. The limits are the defaults, and 1 % of different answers. The benchmark
+/// counts the requests of the new version. It measures copies with a new version that equals the
+/// old one.
 ///
-/// Goals: each version withdrawn within 2,000 of its requests; no failed request at the clients of
-/// the slow and the drifting version; p99 with copies less than 5 % above that without.
+/// Goals: each version is withdrawn within 2,000 of its requests. No client of the slow or the
+/// drifting version sees a failed request. p99 with copies is less than 5 % above p99 without
+/// copies.
 #[derive(Args, Clone, Debug)]
 pub struct RolloutBenchArgs {
     /// Share of the capacity that requests use
@@ -81,7 +83,7 @@ pub struct RolloutBenchArgs {
     /// Longest wait for a rollback
     #[arg(long, default_value = "5m", value_parser = units::parse_duration)]
     pub wait: Duration,
-    /// One short round: shows that it works, its figures mean nothing
+    /// One short round: a test of the program; the figures mean nothing
     #[arg(long)]
     pub quick: bool,
     /// Write the figures as JSON

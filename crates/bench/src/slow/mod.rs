@@ -55,15 +55,17 @@ const QUICK_BYTES: u64 = 64 * MIB;
 
 /// Inject causes of slow requests, and report how often the server names them first.
 ///
-/// A server gets steady requests over gRPC. In pulses, other processes take the cores (cpu_hog), a
-/// new version is read, hashed and published (swap), large requests to another model stand in front
-/// (behind_batch), a client sends its body slowly over HTTP (slow_client), and a control group's
-/// quota stops the server (throttled; skipped if no group can be made). Each cause has a server of
-/// its own, so that one does not raise the limits of the next.
+/// A server gets steady requests over gRPC. In pulses, one of these causes is injected: other
+/// processes take the cores (cpu_hog); a new version is read, hashed and published (swap); large
+/// requests to another model are ahead in the queue (behind_batch); a client sends its body slowly
+/// over HTTP (slow_client); or a control group's quota stops the server (throttled; skipped if no
+/// group can be made). Each cause has a server of its own, so that one cause does not raise the
+/// limits of the next.
 ///
-/// Every slow request that overlaps a pulse counts, also if something else caused it: a busy
-/// machine lowers the share. Of a slow client only its own requests count, because it delays no
-/// other. Goal: at least 95 % of them name the injected cause first.
+/// Every slow request that overlaps a pulse counts, even if something else caused it. So a busy
+/// machine lowers the share. With slow_client, only the requests of this client count, because it
+/// delays no other request. Goal: at least 95 % of the counted requests name the injected cause
+/// first.
 #[derive(Args, Clone, Debug)]
 pub struct SlowArgs {
     /// Time of the pulses of each cause
@@ -89,7 +91,7 @@ pub struct SlowArgs {
         default_value = "cpu-hog,swap,behind-batch,slow-client,throttled"
     )]
     pub causes: Vec<Injection>,
-    /// A small model, a few seconds: shows that it works, its figures mean nothing
+    /// A small model, a few seconds: a test of the program; the figures mean nothing
     #[arg(long)]
     pub quick: bool,
     /// Further argument for the servers (may be given several times)

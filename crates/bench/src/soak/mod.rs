@@ -44,12 +44,12 @@ const LEAD_TIME: Duration = Duration::from_secs(1);
 /// Swap small models many times under load, and watch the server's memory, descriptors and threads.
 ///
 /// One server has a model of each engine. All models are swapped at once, again and again, and
-/// every answer is checked. Growth compares the medians of 50 swaps, from swap 50 on and at the
-/// end. `--engine onnx,torch,tensorflow --period 20 --seconds 600` serves three engines together
-/// for ten minutes.
+/// every answer is checked. Growth is the median of the last 50 swaps compared with the median of
+/// the 50 swaps from swap 50 on. `--engine onnx,torch,tensorflow --period 20 --seconds 600` serves
+/// three engines together for ten minutes.
 ///
-/// Goals: no failed request, no wrong answer, no growth of descriptors and threads, and at most 3 %
-/// of resident memory and of the median latency.
+/// Goals: no request fails, no answer is wrong, descriptors and threads do not grow, and resident
+/// memory and the median latency grow by at most 3 %.
 #[derive(Args, Clone, Debug)]
 pub struct SoakArgs {
     /// Engines of the models, one model each in the same server
@@ -67,7 +67,7 @@ pub struct SoakArgs {
     /// End after this time instead of after --swaps
     #[arg(long, value_name = "TIME", value_parser = units::parse_duration)]
     pub seconds: Option<Duration>,
-    /// Time from one swap to the next [default: until the former one is complete]
+    /// Time from one swap to the next [default: until the previous swap is complete]
     #[arg(long, value_parser = units::parse_duration)]
     pub period: Option<Duration>,
     /// Size of each model's parameters

@@ -48,16 +48,17 @@ const MINUTE_PERIOD: Duration = Duration::from_secs(10);
 
 /// Swap a large model under load, and compare request latency with that of a server without swaps.
 ///
-/// The arms heap and glibc are naive: parameters lie in the engine's own allocations, loads run at
-/// normal priority and memory is freed at once. heap uses jemalloc with its defaults, without
-/// Millpond's settings; glibc is this program built with the system's allocator. The arm pool is
-/// Millpond. The arm control swaps nothing and only does arithmetic at idle priority for the time
-/// of a load, which is the minimum cost of any background work on this machine.
+/// The arms heap and glibc have none of Millpond's measures: the engine allocates parameters
+/// itself, loads run at normal priority, and memory is freed at once. heap uses jemalloc with its
+/// defaults, without Millpond's settings; glibc is this program built with the system's allocator.
+/// The arm pool is Millpond. The arm control swaps nothing: it only calculates at idle priority for
+/// the time of a load. Its latency shows the minimum cost of any background work on this machine.
 ///
-/// Variants of pool: two swaps two models at once; minute swaps every ten seconds for a minute, and
-/// counts the whole minute; cold drops each version's files from the page cache first; delta10
-/// changes a tenth of the parameters, with memory reserved for a tenth; store fetches each version
-/// from the object store of --store, and counts from the first byte until it serves.
+/// These arms are variants of pool. two swaps two models at once. minute swaps every ten seconds
+/// for a minute, and counts the whole minute. cold first drops each version's files from the page
+/// cache. delta10 changes a tenth of the parameters, with memory reserved for a tenth. store
+/// fetches each version from the object store of --store, and counts from the first byte until the
+/// version serves.
 ///
 /// The same model, with the same parameters and answers, is made for each engine.
 #[derive(Args, Clone, Debug)]
@@ -90,7 +91,7 @@ pub struct SwapArgs {
     )]
     pub arms: Vec<SwapArm>,
     /// Object store of the arm store: an S3 server that this benchmark starts on this machine, or a
-    /// directory by its file:// URL [default arms: store,control]
+    /// directory with a file:// URL. With this flag, the default arms are store and control
     #[arg(long, value_enum)]
     pub store: Option<StoreKind>,
     /// Program of the arm glibc: this one built without jemalloc [default:
@@ -117,7 +118,7 @@ pub struct SwapArgs {
     /// .venv-test/bin/python, which `make .venv-test/ready` makes]
     #[arg(long, value_name = "PATH")]
     pub python: Option<PathBuf>,
-    /// A small model, one short round: shows that it works, its figures mean nothing
+    /// A small model, one short round: a test of the program; the figures mean nothing
     #[arg(long)]
     pub quick: bool,
     /// Further argument for the servers, e.g. --server-arg=--load-rate=400MB (may be given several
@@ -138,9 +139,9 @@ pub struct SwapArgs {
 /// Way in which versions are loaded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
 pub enum SwapArm {
-    /// Parameters in malloc, as engines do it by themselves.
+    /// Parameters in memory of malloc, which engines use by themselves.
     Heap,
-    /// The same with the system's malloc.
+    /// As heap, with the system's malloc.
     Glibc,
     /// Parameters in Millpond's slot pool.
     Pool,
@@ -154,7 +155,7 @@ pub enum SwapArm {
     Delta10,
     /// Versions come from an object store.
     Store,
-    /// No swap, but an idle-priority burner.
+    /// No swap, but a thread that calculates at idle priority.
     Control,
 }
 

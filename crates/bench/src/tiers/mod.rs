@@ -44,26 +44,27 @@ const DISK_SPARE_BYTES: u64 = 2 * GIB;
 
 /// Compare the exact stage of image search on NVMe with the same in DRAM.
 ///
-/// Arms: dram has the segment in memory; nvme reads it with io_uring past the page cache, with
-/// caches (of blocks of the file, and of single records) of each --cache share of the records'
-/// bytes; mmap maps the file, as the reference system did, with page cache of the largest of these
-/// shares (a thread drops pages beyond that, and every turn starts cold); pmem is the code path of
-/// persistent memory on a tmpfs: simulated, which shows that it works and not how fast real
-/// persistent memory is; dax is persistent memory, if --dax names a directory on it.
+/// Arms: dram has the segment in memory. nvme reads it with io_uring past the page cache. Its
+/// caches, of blocks of the file and of single records, have each --cache share of the records'
+/// bytes. mmap maps the file. Its page cache has the largest of these shares: a thread drops pages
+/// beyond that, and every turn starts cold. pmem is the code path of persistent memory on a tmpfs.
+/// It is simulated, so it tests the code and does not show the speed of real persistent memory. dax
+/// is persistent memory, if --dax names a directory on it.
 ///
 /// A query is a distorted copy of a stored record. Its candidates simulate a coarse stage over
-/// clusters: --near of them from the record's own cluster, the others from --probes - 1 random
-/// clusters, at random positions in each; records of a cluster lie together. Targets are spread
-/// evenly. Before the first round other queries of the same kind fill the cache. Each thread has
-/// --clients queries at a time in every arm, and latency counts from a query's arrival to its
-/// answer; "alone" is with one query at a time.
+/// clusters, whose records lie together: the share --near of the candidates is from the record's
+/// own cluster, and the others are at random positions in --probes - 1 random clusters. The wanted
+/// records are spread evenly. Before the first round, other queries of the same kind fill the
+/// cache. In every arm, each thread has --clients queries at a time. Latency counts from a query's
+/// arrival to its answer; "alone" is the latency with one query at a time.
 ///
-/// Ratios are to dram of the same round; figures are medians over rounds. cpu_ratio is processor
-/// time of a query in dram over that in the arm: on a machine with other load it is more reliable
-/// than throughput. The curve spins for a set time in place of the matcher.
+/// Ratios compare an arm with dram in the same round; figures are medians over rounds. cpu_ratio is
+/// the processor time of a query in dram, divided by that in the arm. If the machine has other
+/// load, it is more reliable than the throughput. The curve computes for a set time in place of the
+/// matcher.
 ///
-/// Goals with cache 0.25: nvme throughput_ratio at least 0.90, p50_ratio at most 1.10; no wrong
-/// answer.
+/// Goals with a cache of 0.25: throughput_ratio of nvme is at least 0.90 and its p50_ratio at most
+/// 1.10. No answer is wrong.
 #[derive(Args, Clone, Debug)]
 pub struct TiersArgs {
     /// Content of records
@@ -111,7 +112,7 @@ pub struct TiersArgs {
     /// Bytes of a read that joins pages side by side
     #[arg(long, default_value_t = SearchLimits::default().joined_bytes_max)]
     pub join: usize,
-    /// Unwanted bytes between two pages that are read as well to join them
+    /// Maximum bytes between two pages that are read in one read, although no query needs the bytes
     #[arg(long, default_value_t = SearchLimits::default().gap_bytes_max)]
     pub gap: usize,
     /// Disk space for the segments; if it is too small, there are fewer records. Files of a killed

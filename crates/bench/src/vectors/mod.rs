@@ -41,19 +41,19 @@ const PEERS_BUILD_LIMIT_MAX: Duration = Duration::from_secs(7 * 24 * 3600);
 
 /// Measure recall@10 against queries per second on one core, and compare other vector engines.
 ///
-/// DIR holds base.fvecs, query.fvecs and truth.ivecs (squared distances). Without it a small
-/// clustered set is generated, whose figures only show that everything works. The other engines
-/// need a Python environment with the packages of bench/peers/requirements.txt; without one only
-/// ours is measured.
+/// DIR holds base.fvecs, query.fvecs and truth.ivecs (squared distances). Without --data, a small
+/// clustered set is generated, as a test of the program; its figures mean nothing. The other
+/// engines need a Python environment with the packages of bench/peers/requirements.txt. Without
+/// one, only Millpond is measured.
 ///
-/// With --memory, the rows are generated and the indexes are on disk: ours, then those of
-/// qdrant-edge, LanceDB, faiss and DiskANN, one after another, with the same rows, queries and
-/// threads. Each process of another engine has the same memory limit. The report has its fastest
-/// setting with a recall of at least 0.95. The rows and one index at a time need about four times
-/// the bytes of the rows on disk.
+/// With --memory, the rows are generated and the indexes are on disk: first Millpond's, then those
+/// of qdrant-edge, LanceDB, faiss and DiskANN, one after another, with the same rows, queries and
+/// threads. Each process of another engine has the same memory limit. The report has the fastest
+/// setting of each engine with a recall of at least 0.95. The rows and one index at a time need
+/// about four times the bytes of the rows on disk.
 ///
-/// Queries per second at a recall: between the two measured points around it on the upper envelope,
-/// linear in recall and logarithmic in speed.
+/// The queries per second at a recall are interpolated between the two nearest measured points on
+/// the upper envelope, linearly in recall and logarithmically in speed.
 #[derive(Args, Clone, Debug)]
 pub struct VectorsArgs {
     /// Folder with base.fvecs, query.fvecs and truth.ivecs
@@ -71,7 +71,7 @@ pub struct VectorsArgs {
     /// Core that searches run on
     #[arg(long, default_value_t = 0)]
     pub core: usize,
-    /// Threads for building indexes, ours and theirs
+    /// Threads that build the indexes of all engines
     #[arg(long, default_value_t = 2)]
     pub threads: usize,
     /// Seconds for each setting of the other engines

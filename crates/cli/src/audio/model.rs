@@ -37,7 +37,7 @@ const RUNS_PER_THREAD: usize = 2;
 #[derive(Args, Clone, Debug)]
 #[command(next_help_heading = "This machine")]
 pub(crate) struct EngineArgs {
-    /// Inference threads, each of which runs the model once at a time [default: one per core]
+    /// Inference threads; each runs the model once at a time [default: one per core]
     #[arg(long, value_name = "N", global = true)]
     pub(crate) threads: Option<usize>,
     /// Maximum number of cores to use, decoding included [default: all]

@@ -54,7 +54,7 @@ pub(super) struct IndexArgs {
     /// JSON object stored with each image, for filters
     #[arg(long, value_name = "JSON", value_parser = json_object)]
     payload: Option<String>,
-    /// Connections to the server, each of which sends one image at a time
+    /// Connections to the server; each sends one image at a time
     #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u16).range(1..=CONNECTIONS_MAX as i64))]
     connections: u16,
     /// Use the whole machine, even if searches have to wait

@@ -21,8 +21,8 @@ const SHOWN_PIXELS: u32 = 384;
 /// `millpond images search FILE...`.
 #[derive(Args, Debug)]
 #[command(after_help = "\
-Two stages: embeddings select candidates (COARSE, a cosine up to 1), then the keypoints of each candidate are matched \
-with the query's (SCORE, from 0; hundreds and more for the same image). ACCEPTED means that the score reaches the \
+A search has two stages. First, embeddings select candidates (COARSE, a cosine up to 1). Then the keypoints of each \
+candidate are matched with the query's (SCORE, from 0; hundreds and more for the same image). ACCEPTED means that the score reaches the \
 threshold: the result is the same image or shows the same object. Other results follow, ordered by COARSE.
 
 Examples:

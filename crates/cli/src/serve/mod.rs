@@ -37,22 +37,24 @@ use settings::ServeSettings;
 #[derive(Args, Clone, Debug)]
 #[command(after_help = "\
 A directory with numbered version directories is a model, named after it unless NAME= is given; any other directory \
-is a root, whose subdirectories are models. New versions and new models of a root are picked up while serving; \
+is a root, whose subdirectories are models. The server also serves versions and models that appear in a root later; \
 --versions and --transition apply to these too. The settings in a millpond.toml beside a model's versions override \
 all others for that model; changes of its [schedule] apply at the next poll without a reload.
 
-A directory may be the URL of an object store: URL for a directory of models, NAME=URL for one model. Its \
-models are copied to --cache-dir and served from there; docs/object-stores.md has the details.
+In place of a directory, you can name an object store: URL for a directory of models, NAME=URL for one model. The \
+server copies the models to --cache-dir and serves them from there; docs/object-stores.md has the details.
 
-The settings file is read again when it changes, and at SIGHUP: models and roots are added, changed and removed without \
-touching the others, and so are [schedule], [rollout], versions and transition. Other settings need a restart, and a \
-file with a mistake changes nothing; the log says so.
+The server reads the settings file again when it changes, and at SIGHUP. It then adds, changes and removes models and \
+roots without an effect on the others, and applies [schedule], [rollout], versions and transition. Other settings need \
+a restart. A file with a mistake changes nothing. In both cases, the log \
+says so.
 
-The settings file has the same names: [server], [inference], [memory], [lifecycle], [audio], [search] and [cluster] \
-hold the flags of the groups above, `roots = [..]` directories of models, and [models.NAME] path, versions, transition, labels, \
-intra-op-threads and inter-op-threads of one model. [schedule] says how the requests of all models are queued, merged \
-and run, [models.NAME.schedule] those of one model; docs/millpond.toml has the keys. --runtime-threads above 0 stands \
-for mode = \"async\" and threads = N in [schedule]. Flags win over the file.
+The settings file uses the names of the flags: [server], [inference], [memory], [lifecycle], [audio], [search] and [cluster] \
+hold the flags of the groups above, `roots = [..]` holds directories of models, and [models.NAME] holds path, versions, \
+transition, labels, intra-op-threads and inter-op-threads of one model. [schedule] says how the server queues, merges \
+and runs the requests of all models, and [models.NAME.schedule] those of one model; docs/millpond.toml has the keys. \
+--runtime-threads above 0 stands for mode = \"async\" and threads = N in [schedule]. Flags take precedence over the \
+file.
 
 Exit status: 0 after SIGTERM or SIGINT; 2 if a flag, a setting or a directory is wrong; 3 if a port or the collections \
 are in use, or ONNX Runtime is missing.")]

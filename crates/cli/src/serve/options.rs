@@ -31,7 +31,7 @@ pub(crate) struct ServerOptions {
     pub(crate) grpc_port: Option<u16>,
     /// Second HTTP port, for operators: admin calls (load, unload, log, enrolment), metrics and
     /// pages. The other ports then answer these with 404; health checks stay on all. Over gRPC,
-    /// admin calls then need --grpc-socket. TLS and keys apply to it too; 0 picks a free one
+    /// admin calls then need --grpc-socket. TLS and keys apply to this port too; 0 picks a free one
     /// [default: none]
     #[arg(long, value_name = "PORT", value_parser = port)]
     pub(crate) admin_port: Option<u16>,
@@ -61,9 +61,9 @@ pub(crate) struct ServerOptions {
     #[arg(long, value_name = "FILE")]
     pub(crate) tls_client_ca: Option<PathBuf>,
     /// Keys of all callers (TOML): role, models, collections, requests per second and CPU seconds
-    /// per minute of each. With this, --admin-key or --api-key, every call except health checks
-    /// needs a key, from this machine too. `millpond keys new` makes a key; changes of the file
-    /// take effect at once
+    /// per minute of each key. With this flag, --admin-key or --api-key, every call except health
+    /// checks needs a key, from this machine too. `millpond keys new` makes a key; changes of the
+    /// file take effect at once
     #[arg(long, value_name = "FILE")]
     pub(crate) keys: Option<PathBuf>,
     /// Host names under which clients may address this server, besides localhost, IP addresses and
@@ -113,7 +113,7 @@ pub(crate) struct ServerOptions {
     /// the server is ready [default: all]
     #[arg(long, value_name = "MODELS")]
     pub(crate) readiness: Option<ReadyModels>,
-    /// Servers whose names /metrics has too, from the same counters, beside Millpond's own: triton
+    /// Export metrics also under the names of another server, from the same counters: triton
     /// (nv_inference_*) or tfs (:tensorflow:serving:*); may be given more than once
     #[arg(long, value_name = "SERVER")]
     pub(crate) metric_names: Vec<MetricNamesOf>,
@@ -349,12 +349,14 @@ pub(crate) struct LifecycleOptions {
     /// for new ones [default: 32GiB]
     #[arg(long, value_name = "BYTES")]
     pub(crate) store_cache: Option<ByteSize>,
-    /// Time over which the servers of a fleet spread their loads of a new version: each waits a
-    /// part of it, chosen by its name, while an older version serves [default: none waits]
+    /// Time over which the servers of a fleet spread their loads of a new version. Each server
+    /// waits for a part of this time, chosen by its name, while an older version serves [default:
+    /// no server waits]
     #[arg(long, value_name = "TIME")]
     pub(crate) update_window: Option<TimeSpan>,
-    /// Servers of the fleet that load a new version of the same model at the same time. A version
-    /// that fails in one server is not loaded by the others. Needs etcd [default: all at once]
+    /// Maximum servers of the fleet that load a new version of the same model at the same time. If
+    /// a version fails on one server, the other servers do not load it. Needs etcd [default: all at
+    /// once]
     #[arg(long, value_name = "N")]
     pub(crate) update_concurrency: Option<u32>,
     /// Addresses of the etcd in which the servers take turns, such as http://10.0.0.1:2379,
@@ -385,7 +387,8 @@ pub(crate) struct AudioOptions {
     /// [default: 2GiB]
     #[arg(long, value_name = "BYTES")]
     pub(crate) max_spool: Option<ByteSize>,
-    /// Directory of such stored recordings [default: the system's temporary directory]
+    /// Directory of recordings that must be stored before they are read [default: the system's
+    /// temporary directory]
     #[arg(long, value_name = "DIR")]
     pub(crate) spool_dir: Option<PathBuf>,
     /// Directory of enrolled voices; without it no speaker can be enrolled

@@ -13,8 +13,8 @@ use crate::values::check_name;
 /// `millpond import tfs MODELS [BATCHING]`.
 #[derive(Args, Debug)]
 #[command(after_help = "\
-The result is a file for `millpond serve --config FILE`. What it cannot express is listed on standard error, a line for \
-each. `millpond tfs` reads the same files without a conversion.
+The result is a file for `millpond serve --config FILE`. Standard error lists each setting that has no equivalent, \
+one per line. `millpond tfs` reads the same files without a conversion.
 
   millpond import tfs models.config batching.txt --to millpond.toml")]
 pub(crate) struct ImportTfsArgs {

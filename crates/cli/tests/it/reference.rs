@@ -8,8 +8,8 @@ use crate::program::run;
 const HEAD: &str = "\
 # Commands
 
-The output of `millpond --help` and of the help of each command. Made by `UPDATE_DOCS=1 cargo test -p millpond-cli`; a
-test fails when it is stale.
+This page has the output of `millpond --help` and of the help of each command. It is made by
+`UPDATE_DOCS=1 cargo test -p millpond-cli`; a test fails if it is stale.
 ";
 
 /// Appends the help of `command` and of its subcommands.

@@ -21,29 +21,32 @@ use report::IdentifyReport;
 /// Maximum number of made-up prints: about 600 bytes each.
 const BACKGROUND_MAX: usize = 10_000_000;
 
-/// Identify fingerprints among many: how often the right one is found, and how much is compared.
+/// Identify fingerprints among many, and measure how often the right finger is found and how many
+/// prints are compared.
 ///
 /// The first impression of each finger of --dir is enrolled. All others are queries. The background
 /// is generated: 16 to 58 minutiae in an ellipse, with directions that follow the orientation field
-/// of a core and a delta. Neighbours mostly point the same way, 8 % of directions are false. The
-/// numbers, distances and directions, and the scores of impostors, are those of FVC's templates;
-/// the report gives the latter for the enrolled prints and for the background.
+/// of a core and a delta. Neighbouring minutiae mostly have the same direction, and 8 % of the
+/// directions are false. The numbers, distances and directions of minutiae, and the scores of
+/// impostors, are those of FVC's templates. The report has the scores of impostors for the enrolled
+/// prints and for the background.
 ///
-/// The index of edges gives the share --penetration of the gallery as candidates. The exact matcher
-/// scores these. `rank1` is the share of queries whose finger has the highest score of all
-/// candidates. `exhaustive_rank1` is the same if every print of the gallery is scored; that takes
-/// long, so it is measured for --exhaustive queries, and `rank1_same_queries` is the index's rate
-/// for these. `exhaustive_rank1_most` needs no further scores: the share of all queries whose
-/// finger has a higher score than all other candidates, found or not. No search can exceed it.
+/// The index of edges returns the share --penetration of the gallery as candidates. The exact
+/// matcher scores these. `rank1` is the share of queries whose finger has the highest score of all
+/// candidates. `exhaustive_rank1` is this share if every print of the gallery is scored. That takes
+/// long, so it is measured for --exhaustive queries only; `rank1_same_queries` is the rate of the
+/// index for the same queries. `exhaustive_rank1_most` needs no further scores: it is the share of
+/// all queries whose finger has a higher score than all other candidates, even if the index did not
+/// find the finger. No search can exceed it.
 ///
 /// One thread answers each query. The measured time is from the minutiae to the ranking. With
 /// --collection the gallery is also written to a collection, and the same queries run there on
 /// search threads as in the server, one at a time: with one search thread, and with one for each
 /// core (`p50_one_thread_ms`, `p50_all_threads_ms`).
 ///
-/// Goals: rank1 at least 0.97 of the exhaustive matcher's at 1 % penetration, 95 of 100 queries
-/// within a second (with --collection on all search threads), at most 320 bytes of memory per
-/// print.
+/// Goals: at 1 % penetration, rank1 is at least 0.97 of that of the exhaustive matcher. 95 of 100
+/// queries take at most a second (with --collection, on all search threads). A print takes at most
+/// 320 bytes of memory.
 #[derive(Args, Clone, Debug)]
 pub struct IdentifyArgs {
     /// A folder of databases: at any depth, folders with files FINGER_IMPRESSION.iso (ISO/IEC

@@ -30,30 +30,30 @@ pub(crate) struct SearchOptions {
     /// Search threads; 0 is one per core [default: 0]
     #[arg(long, value_name = "N")]
     pub(crate) search_threads: Option<usize>,
-    /// Access to the files of collections: dax in place on persistent memory, nvme past the page
-    /// cache, dram copied to memory at the start, mmap through the page cache. A collection may
-    /// choose another one when it is created [default: auto, which is dax for new collections on a
-    /// file system with DAX, else nvme]
+    /// Way to read the files of collections: in place on persistent memory (dax), past the page
+    /// cache (nvme), from a copy in memory (dram), or through the page cache (mmap). A collection
+    /// may choose another medium when it is created [default: auto, which is dax for new
+    /// collections on a file system with DAX, else nvme]
     #[arg(long, value_enum, value_name = "MEDIUM")]
     pub(crate) search_medium: Option<MediumName>,
     /// NUMA node whose memory holds the files with --search-medium dram, for example a CXL memory
     /// expander [default: any]
     #[arg(long, value_name = "NODE")]
     pub(crate) search_memory_node: Option<u32>,
-    /// Place of the codes of segments that queries scan: dram in memory, medium read by queries
-    /// with a cache in free memory [default: auto, which is dram while they fit in --search-memory]
+    /// Place of the codes that queries scan: in memory (dram), or on the medium with a cache in
+    /// free memory (medium) [default: auto, which is dram while they fit in --search-memory]
     #[arg(long, value_enum, value_name = "PLACE")]
     pub(crate) search_codes: Option<CodesName>,
     /// Threads that build the index of a segment [default: a quarter of the cores, at least 1]
     #[arg(long, value_name = "N")]
     pub(crate) search_build_threads: Option<usize>,
-    /// Rate at which flushes and merges read and write, and segments are read into free memory, all
-    /// together; or "unlimited" [default: 64MiB]
+    /// Maximum rate of flushes, merges and the reading of segments into free memory, all together,
+    /// in bytes per second, or "unlimited" [default: 64MiB]
     #[arg(long, value_name = "BYTES")]
     pub(crate) search_background_rate: Option<ByteRate>,
     /// Number of segments of similar size that one merge joins. With a small number, searches are
-    /// faster; with a large one, data is rewritten less often. After 30 seconds without new points,
-    /// half as many are enough [default: 4]
+    /// faster; with a large number, data is rewritten less often. After 30 seconds without new
+    /// points, half as many are enough [default: 4]
     #[arg(long, value_name = "N")]
     pub(crate) search_merge_segments: Option<usize>,
     /// Maximum points of a merged segment [default: 8388608]
@@ -99,18 +99,18 @@ pub(crate) struct SearchOptions {
 #[command(next_help_heading = "Cluster")]
 pub(crate) struct ClusterOptions {
     /// Directory or object store URL of the cluster: the logs and snapshots of its collections. All
-    /// nodes name the same one. With this, /collections are those of the cluster
+    /// nodes name the same one. With this flag, /collections has the collections of the cluster
     #[arg(long, value_name = "DIR|URL")]
     pub(crate) cluster_store: Option<String>,
-    /// Addresses of etcd, such as http://10.0.0.1:2379, separated by commas. If etcd has users, the
-    /// variables MILLPOND_ETCD_USER and MILLPOND_ETCD_PASSWORD name one
+    /// Addresses of etcd, such as http://10.0.0.1:2379, separated by commas. If etcd has users, set
+    /// the variables MILLPOND_ETCD_USER and MILLPOND_ETCD_PASSWORD
     #[arg(long, value_name = "URLS", value_delimiter = ',')]
     #[serde(default)]
     pub(crate) cluster_etcd: Vec<String>,
     /// Issuers of etcd's certificates (PEM), for addresses that begin with https://
     #[arg(long, value_name = "FILE")]
     pub(crate) cluster_etcd_ca: Option<PathBuf>,
-    /// Certificate that this node shows to etcd (PEM), if etcd requires one of its clients
+    /// Certificate that this node shows to etcd (PEM), if etcd requires client certificates
     #[arg(long, value_name = "FILE")]
     pub(crate) cluster_etcd_cert: Option<PathBuf>,
     /// Private key of --cluster-etcd-cert (PEM)
