@@ -122,7 +122,7 @@ function add(label) {
   text($("counts"), `${labels.length} ${labels.length === 1 ? "label" : "labels"}. Arrow keys go from one to the next, Enter plays from there.`);
   if (labels.length > LISTED_MAX) {
     $("more").hidden = false;
-    text($("more"), `${labels.length - LISTED_MAX} more are drawn above and not listed.`);
+    text($("more"), `${labels.length - LISTED_MAX} more labels are drawn above and not listed.`);
     return;
   }
   const when = `${clock(label.start, 1)}–${clock(label.end, 1)}`;

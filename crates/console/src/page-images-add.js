@@ -79,7 +79,7 @@ export class Adding {
   row(name) {
     if (this.work.listed++ >= LISTED_MAX) {
       this.nodes.unlisted.hidden = false;
-      text(this.nodes.unlisted, `${this.work.listed - LISTED_MAX} more are counted; only what fails is listed.`);
+      text(this.nodes.unlisted, `${this.work.listed - LISTED_MAX} more images are counted, and listed only if they fail.`);
       return null;
     }
     const row = el("li", {}, el("span", { class: "name" }, name), el("span", { class: "what" }));

@@ -73,5 +73,5 @@ export async function putZip(where, file, each, stop) {
     if (entry.error && !entry.status) throw new Refused(500, entry.error);
     each(entry);
   });
-  if (!ended) throw new Refused(500, "the answer ended early; what is listed as added is there");
+  if (!ended) throw new Refused(500, "the answer ended early; the images that are listed as added are in the collection");
 }

@@ -236,7 +236,7 @@ function toggle(id, open) {
 async function add(files) {
   if (files.length === 0 || missingModel()) return;
   if (adding.busy) {
-    problem("add-problem", "Images are being added already. Wait, or stop first.");
+    problem("add-problem", "Images are already being added. Wait until that ends, or stop it first.");
     return;
   }
   if (!chosen() && !(await make())) return;

@@ -26,7 +26,7 @@ function problem(words) {
 async function read() {
   try {
     const { nodes, collections, stale } = (await getJson("/cluster/v1/view")).result;
-    problem(stale && `Nodes and owners are as this node read them last. It cannot read them now: ${stale}`);
+    problem(stale && `This node cannot read nodes and owners now, so they are shown as it read them last. Reason: ${stale}`);
     show("cluster");
     draw(nodes, collections);
   } catch (error) {

@@ -87,7 +87,7 @@ export class RolloutView {
 
   state() {
     const { found } = this, running = found.state === "running";
-    if (found.state === "none") return [el("p", { class: "note" }, "No rollout since the server started.")];
+    if (found.state === "none") return [el("p", { class: "note" }, "No rollout has run since the server started.")];
     const [state, name] = STATES[found.state] ?? ["none", found.state];
     // A promoted version is the stable one now. The figures are those of the version before it. A version that was
     // withdrawn without a rollout has no figures, and its entry has that version twice.

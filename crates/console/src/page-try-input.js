@@ -126,7 +126,7 @@ export class InputEditor {
     if (this.options) this.options.hidden = true;
     const kind = this.fills.value, { datatype } = this.spec, count = countOf(this.shape);
     if (count <= TEXT_VALUES_MAX) return this.write(textOf(this.shape, filler(kind, datatype)));
-    if (!isNumeric(datatype)) return this.refuse(`${count} texts are too many to edit here; the most are ${TEXT_VALUES_MAX}.`);
+    if (!isNumeric(datatype)) return this.refuse(`${count} texts are too many to edit here; the maximum is ${TEXT_VALUES_MAX}.`);
     this.zeros = kind === "zeros";
     const make = filler(kind, datatype), value = kind === "ones" ? () => 1 : () => (datatype === "BOOL" ? Number(make() === "true") : Number(make()));
     // Zeros are made when they are sent.

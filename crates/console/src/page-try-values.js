@@ -143,7 +143,7 @@ export function read(text, { datatype, shape: wanted }) {
   const reader = new Reader(text, datatype);
   if (reader.space() === undefined) throw new WrongValue("A value is missing. Fill it, or write JSON.");
   const shape = reader.value([]);
-  if (reader.space() !== undefined) reader.fail("the value has ended; nothing can follow");
+  if (reader.space() !== undefined) reader.fail("the value ends here, and nothing may follow it");
   if (shape.length !== wanted.length) {
     throw new WrongValue(`This has shape ${shapeWords(shape)}, and the input takes ${shapeWords(wanted)}: ${wanted.length} nested lists, not ${shape.length}.`);
   }

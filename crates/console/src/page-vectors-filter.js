@@ -28,7 +28,7 @@ export function pointId(words) {
   const plain = words.trim();
   if (/^\d+$/.test(plain)) {
     const id = BigInt(plain);
-    if (id > ID_MAX) throw new WrongCondition(`${plain} is larger than this page can send; the most is ${ID_MAX}.`, "value");
+    if (id > ID_MAX) throw new WrongCondition(`${plain} is larger than this page can send; the maximum is ${ID_MAX}.`, "value");
     return id > Number.MAX_SAFE_INTEGER ? id : Number(id);
   }
   if (UUID.test(plain)) return plain;
