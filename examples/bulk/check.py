@@ -118,4 +118,4 @@ def check(run: Callable[[BulkJob, str], Summary], urls: bool) -> None:
         print(f"points: {requests.get(photos, timeout=TIMEOUT_S).json()['count']} of {len(samples)}")
         print(f"found by changed copies: {all(found(photos, sample) for sample in samples[:: len(samples) // QUERIES])}")
         # Until its first answer arrives, it gets as many images as the other server, in each of three runs.
-        print(f"the busy server was left alone: {BusyServer.requests <= 3 * CONCURRENCY}")
+        print(f"the busy server got few requests: {BusyServer.requests <= 3 * CONCURRENCY}")

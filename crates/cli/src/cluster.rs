@@ -318,7 +318,7 @@ fn status(args: &ClusterStatusArgs) -> CommandResult {
 fn stale_warning(view: &Value) -> Option<String> {
     let reason = view["stale"].as_str()?;
     Some(format!(
-        "\nwarning: nodes and owners are as this node read them last; it cannot read them now: {reason}\n"
+        "\nwarning: this node cannot read nodes and owners now, so they are shown as it read them last: {reason}\n"
     ))
 }
 
