@@ -17,7 +17,7 @@ fn judge(opened: base::Result<String>) -> Check {
         Ok(name) => Check::ok(
             "GPU",
             name,
-            "With `serve --gpu auto` large segments of collections are compared whole on it.",
+            "With `serve --gpu auto`, the GPU compares all points of a large segment.",
         ),
         Err(error)
             if error.kind() == ErrorKind::NotFound && !error.message().contains("libnvrtc") =>

@@ -48,10 +48,10 @@ fn balloon(reports: Option<bool>) -> Check {
         Some(true) => Check::warn(
             name,
             "goes back to the host",
-            "This virtual machine hands free memory to its host within half a minute. While it does, a host that bounds the \
-             machine's processor time may stop all cores (34 ms of every 100 where this was measured), and taking memory \
-             again costs about 17 us per page. Models in the pool are not affected: it keeps its memory. The first start takes \
-             longer; do not end large programs beside a server that must answer evenly.",
+            "This virtual machine returns free memory to its host within half a minute. Meanwhile, a host that limits the \
+             machine's processor time may stop all cores (34 ms of every 100 where this was measured). Memory that is needed \
+             again costs about 17 us per page. Models in the pool are not affected, because the pool keeps its memory. The \
+             first start takes longer. Do not end large programs on a machine whose server must answer evenly.",
         ),
         Some(false) => Check::ok(
             name,
@@ -76,8 +76,8 @@ fn size(machine: base::Result<(u64, u64)>) -> Check {
             let meaning = if available < AVAILABLE_MIN {
                 "Too little is free to hold a model and its next version."
             } else if available < total / 2 {
-                "More than half is in use; the pool takes at most 80 % of all memory, so give --pool BYTES to leave \
-                 the other programs theirs."
+                "More than half is in use. The pool takes up to 80 % of all memory: set --pool BYTES to leave memory to \
+                 other programs."
             } else {
                 "The pool takes at most 80 % of it (--pool); a swap needs room for two versions of the largest model."
             };

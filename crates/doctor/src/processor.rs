@@ -93,8 +93,8 @@ fn quota(cores: Option<f64>) -> Check {
         Some(cores) => Check::warn(
             "CPU limit",
             format!("{cores:.2} cores"),
-            "The control group stops all threads when the time of a period is used up, which shows as tens of \
-             milliseconds in p999; give whole cores (a cpuset, or requests equal to limits) instead of a quota.",
+            "The control group stops all threads when the time of a period is used up. This adds tens of \
+             milliseconds to p999: give whole cores (a cpuset, or requests equal to limits) instead of a quota.",
         ),
     }
 }
@@ -106,7 +106,7 @@ fn idle(info: &str, governor: Option<&str>, halt_poll: Option<&str>) -> Check {
         return Check::ok(
             name,
             "no virtual machine",
-            "Idle cores are woken without a host in between.",
+            "No host takes part in waking idle cores.",
         );
     }
     let polls = halt_poll.and_then(|text| text.trim().parse::<u64>().ok());
@@ -137,7 +137,7 @@ fn clock(source: Option<&str>) -> Check {
     let meaning = if fast {
         "Reading the time costs tens of nanoseconds."
     } else {
-        "Reading the time is a system call on this machine, several on each request; boot with a stable tsc if you can."
+        "On this machine, each reading of the time is a system call, and a request needs several. Boot with a stable tsc if you can."
     };
     Check::new("clock", CheckVerdict::warn_unless(fast), source.unwrap_or("unknown"), meaning)
 }
