@@ -103,11 +103,7 @@ fn quota(cores: Option<f64>) -> Check {
 fn idle(info: &str, governor: Option<&str>, halt_poll: Option<&str>) -> Check {
     let name = "idle cores";
     if !info.split_whitespace().any(|word| word == "hypervisor") {
-        return Check::ok(
-            name,
-            "no virtual machine",
-            "No host takes part in waking idle cores.",
-        );
+        return Check::ok(name, "no virtual machine", "No host takes part in waking idle cores.");
     }
     let polls = halt_poll.and_then(|text| text.trim().parse::<u64>().ok());
     match (governor.map(str::trim), polls) {
