@@ -21,6 +21,7 @@
 mod arguments;
 mod audio;
 mod bench;
+mod child_process;
 mod client;
 mod cluster;
 mod collections;

@@ -16,8 +16,9 @@ use engine_tensorflow::publish::SavedModelGraph;
 use engine_tensorflow::{TensorFlowEngine, publish as tensorflow};
 use indicatif::{ProgressBar, ProgressStyle};
 use model_store::{STORE_SCHEMES, is_url};
-use os::Rate;
+use os::{ChildProgram, Rate};
 
+use crate::child_process::ChildArgs;
 use crate::environment::tensorflow_search;
 use crate::exit::{CommandError, CommandResult, ExitStatus, print, print_note};
 use crate::layout;
@@ -82,14 +83,19 @@ pub(crate) struct ConvertArgs {
     /// Tags of the graph of a SavedModel [default: serve]
     #[arg(long, value_name = "TAG", value_delimiter = ',')]
     tags: Vec<String>,
+    #[command(flatten)]
+    child: ChildArgs,
 }
 
 /// Returns the command by which a server starts `program` to convert a model. The environment
 /// passes on the library if no flag names it.
-pub(crate) fn converter(program: PathBuf, library: Option<&Path>) -> (PathBuf, Vec<String>) {
-    let mut args = vec!["convert".to_owned()];
+pub(crate) fn converter(
+    program: &ChildProgram,
+    library: Option<&Path>,
+) -> (ChildProgram, Vec<String>) {
+    let mut args = vec!["convert".to_owned(), ChildArgs::flag(program)];
     args.extend(library.map(|path| format!("--tensorflow={}", path.display())));
-    (program, args)
+    (program.clone(), args)
 }
 
 fn tensorflow_engine(library: Option<&PathBuf>) -> TensorFlowEngine {
@@ -243,9 +249,11 @@ fn check_slashes(to: &Path) -> CommandResult {
 /// line of standard error as the reason, so an error is exactly one line without a prefix. The exit
 /// code shows if a retry can succeed.
 pub(crate) fn convert(args: &ConvertArgs) -> CommandResult {
+    args.child.name_process();
     let options = WriteOptions { rate: rate(args.rate), direct: !args.no_direct_io };
     let converted = if tensorflow::is_source(&args.source) {
-        let engine = tensorflow_engine(args.tensorflow.as_ref());
+        let search = tensorflow_search(args.tensorflow.clone());
+        let engine = TensorFlowEngine::new(args.child.beside(search));
         let graph = SavedModelGraph { source: &args.source, tags: &args.tags };
         tensorflow::convert_into(&engine, graph, &args.dest, options, &mut |_| {})
     } else {

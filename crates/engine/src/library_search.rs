@@ -52,23 +52,30 @@ impl LibrarySearch {
         explicit: Option<PathBuf>,
         virtual_env: Option<PathBuf>,
     ) -> LibrarySearch {
-        let program =
-            std::env::current_exe().ok().and_then(|path| path.parent().map(Path::to_owned));
-        let prefix = program.as_deref().and_then(Path::parent).map(Path::to_owned);
-        let here = std::env::current_dir().ok();
-        let start_dirs = here.into_iter().chain(program.clone()).collect();
-        let system_prefixes: Vec<PathBuf> = SYSTEM_PREFIXES.map(PathBuf::from).to_vec();
-        // A project's environment comes before the system's packages, even for a program in
-        // /usr/local/bin.
-        let program_prefix = prefix.filter(|prefix| !system_prefixes.contains(prefix));
-        LibrarySearch {
+        let search = LibrarySearch {
             explicit,
             virtual_env,
-            program_dir: program,
+            system_prefixes: SYSTEM_PREFIXES.map(PathBuf::from).to_vec(),
+            ..LibrarySearch::default()
+        };
+        search.beside(std::env::current_exe().ok().as_deref())
+    }
+
+    /// Sets the path of the program, whose directory and prefix are searched. A child process needs
+    /// it if an upgrade has moved or deleted the file that the process runs.
+    #[must_use]
+    pub fn beside(self, program: Option<&Path>) -> LibrarySearch {
+        let dir = program.and_then(Path::parent);
+        let here = std::env::current_dir().ok();
+        // A project's environment comes before the system's packages, even for a program in
+        // /usr/local/bin.
+        let prefix = dir.and_then(Path::parent).map(Path::to_owned);
+        let program_prefix = prefix.filter(|prefix| !self.system_prefixes.contains(prefix));
+        LibrarySearch {
+            program_dir: dir.map(Path::to_owned),
             program_prefix,
-            start_dirs,
-            user_prefix: None,
-            system_prefixes,
+            start_dirs: here.into_iter().chain(dir.map(Path::to_owned)).collect(),
+            ..self
         }
     }
 
@@ -300,6 +307,17 @@ mod tests {
             let search = LibrarySearch { program_prefix: Some(prefix), ..LibrarySearch::default() };
             assert_eq!(search.install_command("millpond-torch", "torch"), wanted);
         }
+    }
+
+    #[test]
+    fn a_given_program_takes_the_place_of_this_one() {
+        let search = LibrarySearch::around_process(None, None);
+        let other = search.clone().beside(Some(Path::new("/opt/tool/bin/millpond")));
+        assert_eq!(other.program_dir.as_deref(), Some(Path::new("/opt/tool/bin")));
+        assert_eq!(other.program_prefix.as_deref(), Some(Path::new("/opt/tool")));
+        let here = std::env::current_dir().unwrap();
+        assert_eq!(other.start_dirs, [here, "/opt/tool/bin".into()]);
+        assert_eq!(other.system_prefixes, search.system_prefixes);
     }
 
     #[test]

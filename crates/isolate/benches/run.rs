@@ -25,9 +25,8 @@ fn main() {
 }
 
 fn load(isolate: bool) -> base::Result<Box<dyn Session>> {
-    let program = std::env::current_exe().map_err(|e| base::Error::internal(e.to_string()))?;
     let config = IsolationConfig {
-        program,
+        program: os::ChildProgram::running()?,
         args: vec![WORKER.to_owned()],
         runs: 2,
         run_time_max: std::time::Duration::from_secs(60),

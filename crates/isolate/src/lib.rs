@@ -28,13 +28,13 @@ mod supervisor;
 mod wire;
 mod worker;
 
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
 use base::Result;
 use crossbeam_channel::{Sender, bounded};
 use metrics::Metrics;
+use os::ChildProgram;
 use parking_lot::Mutex;
 
 pub use self::engine::IsolatingEngine;
@@ -51,8 +51,8 @@ const STARTS_MAX: usize = 64;
 /// The program that runs worker processes, and its limits.
 #[derive(Clone, Debug)]
 pub struct IsolationConfig {
-    /// Path of the program, which calls [`run_worker`].
-    pub program: PathBuf,
+    /// The program, which calls [`run_worker`].
+    pub program: ChildProgram,
     /// Arguments of the program.
     pub args: Vec<String>,
     /// Concurrent runs of one worker process, 1 to [`RUNS_MAX`].

@@ -5,7 +5,7 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
-use std::process::{Child, ChildStderr, Command, ExitStatus, Stdio};
+use std::process::{Child, ChildStderr, ExitStatus, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -127,13 +127,13 @@ impl StartedProcess {
         let config = &isolation.config;
         let no_socket = |e: std::io::Error| Error::exhausted("a socket for a worker").caused_by(e);
         let (control, theirs) = UnixStream::pair().map_err(no_socket)?;
-        let mut command = Command::new(&config.program);
+        let mut command = config.program.command();
         command.args(&config.args);
         command.stdin(OwnedFd::from(theirs)).stdout(Stdio::null()).stderr(Stdio::piped());
         // A signal from the terminal goes to the server only, which first finishes its requests.
         command.process_group(0);
         let mut child = command.spawn().map_err(|e| {
-            let program = config.program.display();
+            let program = config.program.path().display();
             Error::internal(format!("cannot start the worker process {program}")).caused_by(e)
         })?;
         let pid = child.id();

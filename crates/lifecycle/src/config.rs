@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use base::{Error, Result};
 use engine::{ExampleSettings, ScheduleOptions, SessionOptions};
+use os::ChildProgram;
 
 use crate::{RolloutFile, UpdateConfig};
 
@@ -219,8 +220,8 @@ pub enum ParameterPlacement {
 /// with the same files may succeed.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Converter {
-    /// Path of the program.
-    pub program: PathBuf,
+    /// The program.
+    pub program: ChildProgram,
     /// First arguments.
     pub args: Vec<String>,
 }

@@ -7,7 +7,7 @@
 use std::fs::{File, TryLockError};
 use std::io::Read;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, ExitStatus, Stdio};
+use std::process::{Child, ExitStatus, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -213,7 +213,7 @@ fn run(
     // Not into a file: if the cache's disk is full, the reason would be lost.
     let (reader, stderr) =
         std::io::pipe().map_err(|e| Error::internal("cannot make a pipe").caused_by(e))?;
-    let mut command = Command::new(&converter.program);
+    let mut command = converter.program.command();
     command.args(&converter.args);
     if !source.graph_tags.is_empty() {
         command.arg(format!("{}={}", Converter::TAGS_FLAG, source.graph_tags.join(",")));
@@ -222,8 +222,11 @@ fn run(
     command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(stderr);
     // The child inherits the priority of this thread.
     let child = command.spawn().map_err(|e| {
-        Error::internal(format!("cannot start the converter {}", converter.program.display()))
-            .caused_by(e)
+        Error::internal(format!(
+            "cannot start the converter {}",
+            converter.program.path().display()
+        ))
+        .caused_by(e)
     })?;
     let mut child = ConverterProcess(child);
     // The command holds the writing end of the pipe.

@@ -1,6 +1,6 @@
-//! Services of Linux and the allocator: thread priorities and names, background work, figures of
-//! the process, CPU quotas, accounts of callers, rates, files read and written past the
-//! page cache, notifications of the service manager.
+//! Services of Linux and the allocator: thread priorities and names, background work, programs of
+//! child processes, figures of the process, CPU quotas, accounts of callers, rates, files read and
+//! written past the page cache, notifications of the service manager.
 //!
 //! # The invariant
 //! A refusal of the system costs precision or speed, never correctness: every setting here either
@@ -23,6 +23,7 @@
 
 mod aligned_buffer;
 pub mod background;
+mod child_program;
 mod control_group;
 mod core_times;
 mod cpu_account;
@@ -45,6 +46,7 @@ mod thread_table;
 mod warning_limiter;
 
 pub use aligned_buffer::AlignedBuffer;
+pub use child_program::ChildProgram;
 pub use core_times::CoreTimes;
 pub use cpu_account::{Charged, CpuAccount, CpuAccountUsage, CpuCharge};
 pub use cpu_quota::CpuQuota;

@@ -1,5 +1,6 @@
 //! The calling thread: its priority, name, core, and the kernel's figures about it.
 
+use std::ffi::CStr;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -201,6 +202,17 @@ pub fn set_serving_timers() {
     if let Err(error) = set_timer_slack(Duration::from_micros(1)) {
         tracing::debug!(%error, "serving thread keeps the default timer slack");
     }
+}
+
+/// Sets the name of the calling thread. The name of the main thread is the name of the process in
+/// lists of processes. The kernel keeps the first 15 bytes.
+///
+/// # Errors
+/// `PermissionDenied` if the system refuses.
+pub fn set_name(name: &CStr) -> Result<()> {
+    // SAFETY: reads a string that ends with a zero byte.
+    let status = unsafe { libc::prctl(libc::PR_SET_NAME, name.as_ptr()) };
+    check(status, "a thread's name")
 }
 
 /// Page faults of a thread since its start.

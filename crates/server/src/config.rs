@@ -17,6 +17,7 @@ use import::tfs::ModelListRules;
 use lifecycle::{ModelConfig, ModelRoot, ParameterPlacement};
 use model_store::StoreOptions;
 use observe::{RequestLogConfig, TraceConfig};
+use os::ChildProgram;
 use transport::access::{AccessPolicy, KeyRing, KeySources, Secret};
 
 pub use self::cluster::ClusterConfig;
@@ -192,9 +193,9 @@ pub struct ModelsConfig {
     /// Directory of converted models while they are served.
     pub cache_dir: PathBuf,
     /// The program that converts models (this binary) and its leading arguments.
-    pub converter: (PathBuf, Vec<String>),
+    pub converter: (ChildProgram, Vec<String>),
     /// The program that runs isolated models (this binary) and its arguments.
-    pub worker: (PathBuf, Vec<String>),
+    pub worker: (ChildProgram, Vec<String>),
     /// Rules for lists of models that clients send.
     pub lists: ModelListRules,
     /// Models in object stores.

@@ -89,7 +89,7 @@ pub(crate) fn open(directory: &Path) -> Arc<Registry> {
 fn start_lifecycle(directory: &Path) -> Arc<Lifecycle> {
     let models = directory.join("models");
     publish(&models.join(MODEL).join("1"), COLOUR, &[]).unwrap();
-    let none = Converter { program: directory.join("none"), args: Vec::new() };
+    let none = Converter { program: directory.join("none").into(), args: Vec::new() };
     let mut config = LifecycleConfig::new(directory.join("cache"), none);
     config.roots = vec![ModelRoot::new(models)];
     let pool = PoolConfig { bytes_max: 64 << 20, huge_pages: false, fault_rate: Rate::unlimited() };

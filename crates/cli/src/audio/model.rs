@@ -17,9 +17,10 @@ use server::{
 
 use crate::audio::cores;
 use crate::audio::recognisers::{RecogniserDir, RecogniserDirArgs};
+use crate::child_process;
 use crate::environment;
 use crate::environment::{library_search, tensorflow_search, torch_search};
-use crate::exit::{CommandError, CommandResult, ExitStatus};
+use crate::exit::{CommandError, CommandResult};
 use crate::publish;
 use crate::serve::worker_command;
 
@@ -112,12 +113,7 @@ impl EngineArgs {
     /// Returns the configuration of a server without listeners that has only the recogniser and
     /// its model.
     fn config(&self, found: &RecogniserDir) -> CommandResult<Config> {
-        let program = std::env::current_exe().map_err(|error| {
-            CommandError::new(
-                ExitStatus::CannotStart,
-                format!("this program cannot find itself: {error}"),
-            )
-        })?;
+        let program = child_process::program()?;
         let model = |name: &str, dir: PathBuf| {
             let mut model = ModelConfig::new(name, dir);
             model.session.intra_op_threads =
@@ -159,9 +155,9 @@ impl EngineArgs {
                 load_timeout: lifecycle::LOAD_TIMEOUT_DEFAULT,
                 background: false,
                 cache_dir: cache_dir.join("converted"),
-                converter: publish::converter(program.clone(), None),
+                converter: publish::converter(&program, None),
                 worker: worker_command(
-                    program,
+                    &program,
                     self.onnxruntime.as_deref(),
                     self.libtorch.as_deref(),
                     None,

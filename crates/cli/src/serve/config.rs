@@ -19,9 +19,10 @@ use super::options::{
 use super::settings::{ListedModel, ServeSettings};
 use super::traces::trace_config;
 use super::worker_command;
+use crate::child_process;
 use crate::environment;
 use crate::environment::{library_search, tensorflow_search, torch_search};
-use crate::exit::{CommandError, CommandResult, ExitStatus};
+use crate::exit::CommandResult;
 use crate::publish;
 use crate::values::{ByteRate, ByteSize, FileMode, Host, TimeSpan, Versions};
 
@@ -29,7 +30,7 @@ impl ServeSettings {
     /// Builds the server's configuration.
     ///
     /// # Errors
-    /// Returns [`ExitStatus::CannotStart`] if this program's path is unknown.
+    /// Returns [`crate::exit::ExitStatus::CannotStart`] if this program's path is unknown.
     pub(crate) fn into_config(self) -> CommandResult<Config> {
         let traces = trace_config(&self.server)?;
         let cluster = self.cluster_config()?;
@@ -245,12 +246,7 @@ impl From<MediumName> for SearchMedium {
 }
 
 fn models(settings: &ServeSettings) -> CommandResult<ModelsConfig> {
-    let program = std::env::current_exe().map_err(|error| {
-        CommandError::new(
-            ExitStatus::CannotStart,
-            format!("this program cannot find itself, to convert models: {error}"),
-        )
-    })?;
+    let program = child_process::program()?;
     let options = &settings.lifecycle;
     let cache_dir = options.cache_dir.clone().unwrap_or_else(environment::cache_dir);
     let default = LifecycleConfig::new(cache_dir.join("converted"), Converter::default());
@@ -274,9 +270,9 @@ fn models(settings: &ServeSettings) -> CommandResult<ModelsConfig> {
         background: default.background
             && settings.memory.parameter_home != Some(ParameterPlacementName::Heap),
         cache_dir: default.cache_dir,
-        converter: publish::converter(program.clone(), settings.server.tensorflow.as_deref()),
+        converter: publish::converter(&program, settings.server.tensorflow.as_deref()),
         worker: worker_command(
-            program,
+            &program,
             settings.server.onnxruntime.as_deref(),
             settings.server.libtorch.as_deref(),
             settings.server.tensorflow.as_deref(),

@@ -21,8 +21,10 @@ use std::time::Duration;
 
 use base::ErrorKind;
 use clap::Args;
+use os::ChildProgram;
 use server::{Config, ConfigWatch};
 
+use crate::child_process::ChildArgs;
 use crate::environment;
 use crate::exit::{CommandError, CommandResult, ExitStatus};
 use crate::values::{ModelSource, TimeSpan};
@@ -129,12 +131,12 @@ pub(crate) fn start(config: Config, watch: Option<ConfigWatch>) -> CommandResult
 /// Returns the command by which a server starts `program` as a worker process. The environment
 /// passes on the libraries that no flag names.
 pub(crate) fn worker_command(
-    program: PathBuf,
+    program: &ChildProgram,
     onnxruntime: Option<&Path>,
     libtorch: Option<&Path>,
     tensorflow: Option<&Path>,
-) -> (PathBuf, Vec<String>) {
-    let mut args = vec!["worker".to_owned()];
+) -> (ChildProgram, Vec<String>) {
+    let mut args = vec!["worker".to_owned(), ChildArgs::flag(program)];
     for (flag, path) in
         [("--onnxruntime", onnxruntime), ("--libtorch", libtorch), ("--tensorflow", tensorflow)]
     {
@@ -142,5 +144,5 @@ pub(crate) fn worker_command(
             args.extend([flag.to_owned(), path.display().to_string()]);
         }
     }
-    (program, args)
+    (program.clone(), args)
 }

@@ -1,9 +1,10 @@
 //! Isolated models of a real server: the worker process is the program itself.
 
+use std::os::unix::fs::PermissionsExt;
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 
-use crate::program::Run;
+use crate::program::{Run, write_model};
 use crate::serve::{Server, publish};
 
 const HALF: [&str; 3] = ["infer", "half_plus_two", "x=[1,2,5]"];
@@ -92,4 +93,35 @@ fn a_killed_server_ends_its_worker_processes() {
     let [worker] = workers(server.id())[..] else { panic!("there is one worker process") };
     server.signal("KILL");
     wait_for_end(worker);
+}
+
+/// An upgrade replaces the program, and the server is not restarted.
+#[test]
+fn a_replaced_program_starts_children_of_its_own() {
+    let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let program = dir.path().join("millpond");
+    // A link, since a file that is open for writing cannot be started.
+    std::fs::hard_link(env!("CARGO_BIN_EXE_millpond"), &program).unwrap();
+    publish(dir.path(), 0.5);
+    let models = dir.path().join("models");
+    std::fs::write(models.join("half_plus_two/millpond.toml"), "isolate = true\n").unwrap();
+    let server = Server::start_at(&program, models.to_str().unwrap());
+    server.wait_until("ready", &["models", "status", "half_plus_two"], |run| run.code == 0);
+
+    let other = dir.path().join("other");
+    std::fs::write(&other, "#!/bin/sh\nexit 1\n").unwrap();
+    std::fs::set_permissions(&other, std::fs::Permissions::from_mode(0o755)).unwrap();
+    std::fs::rename(&other, &program).unwrap();
+    let [worker] = workers(server.id())[..] else { panic!("there is one worker process") };
+    kill("KILL", worker);
+    server.wait_until("the model is back", &HALF, answers);
+    let [worker] = workers(server.id())[..] else { panic!("there is one worker process") };
+    let name = std::fs::read_to_string(format!("/proc/{worker}/comm")).unwrap();
+    assert_eq!(name, "millpond\n");
+
+    let unpublished = models.join("other/1");
+    std::fs::create_dir_all(&unpublished).unwrap();
+    write_model(&unpublished.join("model.onnx"), 0.5);
+    server.wait_until("converted", &["models", "status", "other"], |run| run.code == 0);
+    assert!(answers(&server.client(&OTHER)));
 }

@@ -8,7 +8,12 @@ use engine_onnx::publish::build::{ModelBuilder, Node};
 
 /// The binary with `arguments`, without the environment of the user.
 pub(crate) fn command(arguments: &[&str]) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_millpond"));
+    command_of(Path::new(env!("CARGO_BIN_EXE_millpond")), arguments)
+}
+
+/// The binary at `program` with `arguments`, without the environment of the user.
+pub(crate) fn command_of(program: &Path, arguments: &[&str]) -> Command {
+    let mut command = Command::new(program);
     command.args(arguments).env_clear().env("MILLPOND_CACHE_DIR", env!("CARGO_TARGET_TMPDIR"));
     // The library of the virtual environment that runs the tests, for tests that need a real
     // engine.

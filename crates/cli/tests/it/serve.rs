@@ -2,13 +2,13 @@
 
 use std::io::{BufRead, BufReader};
 use std::path::Path;
-use std::process::{Child, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use base::{DType, Dim};
 use engine_onnx::publish::build::{ModelBuilder, Node};
 
-use crate::program::{Run, check_error, command, run, write_model};
+use crate::program::{Run, check_error, command, command_of, run, write_model};
 
 /// Timeout of a server's start, and of its end.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -41,7 +41,17 @@ impl Server {
 
     /// Starts the program with `arguments` and waits for its ports.
     pub(crate) fn start_command(arguments: &[&str], log: Stdio) -> Server {
-        let mut child = command(arguments).stdout(Stdio::piped()).stderr(log).spawn().unwrap();
+        Server::start_process(command(arguments), log)
+    }
+
+    /// Starts the program at `program`, which serves `models`.
+    pub(crate) fn start_at(program: &Path, models: &str) -> Server {
+        let arguments = [&["serve", "--poll", "100ms"][..], &FLAGS, &[models]].concat();
+        Server::start_process(command_of(program, &arguments), Stdio::null())
+    }
+
+    fn start_process(mut command: Command, log: Stdio) -> Server {
+        let mut child = command.stdout(Stdio::piped()).stderr(log).spawn().unwrap();
         let mut line = String::new();
         BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
         let words: Vec<&str> = line.split_whitespace().collect();

@@ -1,5 +1,6 @@
 //! Worker processes that end.
 
+use std::os::unix::fs::PermissionsExt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
@@ -291,4 +292,38 @@ fn server_with_a_worker() {
     let processes = host.isolation.processes();
     println!("worker {} {}", processes[0], processes[1]);
     std::thread::sleep(Duration::from_secs(60));
+}
+
+/// Name of a program that replaces its own file.
+const REPLACED: &str = "replaced-program";
+
+/// The parent is this program under another path, where another file takes its place.
+#[test]
+fn a_replaced_program_starts_workers_of_its_own() {
+    let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let program = dir.path().join(REPLACED);
+    // A link, since a file that is open for writing cannot be started.
+    std::fs::hard_link(std::env::current_exe().unwrap(), &program).unwrap();
+    let server = std::process::Command::new(&program)
+        .args(["crashes::server_of_a_replaced_program", "--exact", "--ignored"])
+        .output()
+        .unwrap();
+    assert!(server.status.success(), "{}", String::from_utf8_lossy(&server.stdout));
+    assert!(std::fs::read_to_string(&program).unwrap().ends_with("exit 1\n"), "it was replaced");
+}
+
+#[test]
+#[ignore = "started by another test as a server"]
+fn server_of_a_replaced_program() {
+    let program = std::env::current_exe().unwrap();
+    if !program.ends_with(REPLACED) {
+        return;
+    }
+    let host = Host::new();
+    let other = program.with_extension("new");
+    std::fs::write(&other, "#!/bin/sh\nexit 1\n").unwrap();
+    std::fs::set_permissions(&other, std::fs::Permissions::from_mode(0o755)).unwrap();
+    std::fs::rename(&other, &program).unwrap();
+    let session = host.load(ECHO);
+    assert!(session.run(&vector(&[1.0]), &[]).is_ok());
 }

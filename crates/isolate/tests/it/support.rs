@@ -96,7 +96,7 @@ impl Host {
     fn start(engine: Arc<dyn Engine>, run_time_max: Duration, spares: bool) -> Host {
         let args = ["support::worker_process", "--exact", "--ignored", "--nocapture"];
         let config = IsolationConfig {
-            program: std::env::current_exe().unwrap(),
+            program: os::ChildProgram::running().unwrap(),
             args: args.map(str::to_owned).to_vec(),
             runs: 3,
             run_time_max,

@@ -1,0 +1,54 @@
+//! Child processes of a server that run the server's own program.
+
+use std::ffi::CString;
+use std::os::unix::ffi::OsStrExt;
+use std::path::PathBuf;
+
+use clap::Args;
+use engine::LibrarySearch;
+use os::ChildProgram;
+
+use crate::exit::{CommandError, CommandResult, ExitStatus};
+
+/// Returns the program that child processes run: the file that this process runs.
+///
+/// # Errors
+/// Returns an error if the system does not name the file.
+pub(crate) fn program() -> CommandResult<ChildProgram> {
+    ChildProgram::running()
+        .map_err(|error| CommandError::from(error).with_exit(ExitStatus::CannotStart))
+}
+
+/// Arguments of the commands that a server starts in a child process.
+#[derive(Args, Debug)]
+pub(crate) struct ChildArgs {
+    /// Path of the server's program, beside which libraries are searched
+    #[arg(long, value_name = "PATH")]
+    program: Option<PathBuf>,
+}
+
+impl ChildArgs {
+    /// Returns the argument that passes the path of `program` to a child process.
+    pub(crate) fn flag(program: &ChildProgram) -> String {
+        format!("--program={}", program.path().display())
+    }
+
+    /// Gives this process the name of the program. The kernel took the name from the link by which
+    /// the server started it. If the system refuses, the name stays.
+    pub(crate) fn name_process(&self) {
+        let name = self.program.as_deref().and_then(|path| path.file_name());
+        let name = name.and_then(|name| CString::new(name.as_bytes()).ok());
+        if let Some(Err(error)) = name.map(|name| os::thread::set_name(&name)) {
+            tracing::debug!(%error, "the name of the process is not set");
+        }
+    }
+
+    /// Lets `search` find libraries beside the server's program, even if an upgrade has moved or
+    /// deleted the file that this process runs.
+    pub(crate) fn beside(&self, search: LibrarySearch) -> LibrarySearch {
+        match &self.program {
+            Some(program) => search.beside(Some(program)),
+            None => search,
+        }
+    }
+}
