@@ -319,8 +319,8 @@ pub(crate) fn extract(
         ));
     }
     check_quality(quality, quality_min, &graph).map_err(|error| of_image(error, name))?;
-    if kind == ImageKind::Fingerprint && graph.vertices.is_empty() {
-        return Err(of_image(no_minutiae(), name));
+    if kind == ImageKind::Fingerprint {
+        check_minutiae(&graph, false, FOUND_AGAIN).map_err(|error| of_image(error, name))?;
     }
     let tensor = embedder.map(|embedder| embedder.tensor(&decoded.image)).transpose()?;
     let facts = Facts {
@@ -336,12 +336,26 @@ pub(crate) fn extract(
     Ok(Features { facts, graph, tensor: tensor.unwrap_or_default() })
 }
 
-/// Returns the error for an image of a fingerprint without minutiae: nothing could find it again.
-fn no_minutiae() -> Error {
-    Error::invalid(
-        "the image shows no fingerprint: it has no minutiae, so it cannot be found again; take a \
-         better impression, and check that ridges are dark on a light ground",
-    )
+/// Use of a stored print that needs minutiae.
+const FOUND_AGAIN: &str = "found again";
+
+/// Checks that a print has minutiae, without which it resembles no other. `wanted` is what cannot
+/// be done with the print otherwise, such as "compared".
+///
+/// # Errors
+/// `InvalidArgument` with the remedy.
+pub(crate) fn check_minutiae(graph: &Graph, is_template: bool, wanted: &str) -> Result<()> {
+    if !graph.vertices.is_empty() {
+        return Ok(());
+    }
+    Err(Error::invalid(if is_template {
+        format!("the template has no minutiae, so it cannot be {wanted}")
+    } else {
+        format!(
+            "the image shows no fingerprint: it has no minutiae, so it cannot be {wanted}; take a \
+             better impression, and check that ridges are dark on a light ground"
+        )
+    }))
 }
 
 /// Reads the features of a template.
@@ -352,9 +366,7 @@ fn no_minutiae() -> Error {
 fn of_template(file: FeatureSource<'_>) -> Result<Features> {
     let ReadTemplate { format, view } = template_file::read(file.bytes)?;
     let graph = view.graph;
-    if graph.vertices.is_empty() {
-        return Err(Error::invalid("the template has no minutiae, so it cannot be found again"));
-    }
+    check_minutiae(&graph, true, FOUND_AGAIN)?;
     check_quality(view.quality, file.quality_min, &graph)?;
     let facts = Facts {
         id: id_of(file.bytes),

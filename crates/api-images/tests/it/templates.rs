@@ -104,6 +104,24 @@ fn an_image_without_minutiae_stores_nothing() {
 }
 
 #[test]
+fn a_query_without_minutiae_is_refused() {
+    let world = World::start();
+    world.put(NEW, &written(1, TemplateFormat::Iso2005));
+    let blank = vision::Image { width: 96, height: 64, rgb: vec![255; 96 * 64 * 3] };
+    let blank = vision::thumbnail(&blank, 96).unwrap();
+    let bare = template::write(&Graph::default(), TemplateFormat::Ansi2004).unwrap();
+    for (file, words) in [(blank, "shows no fingerprint"), (bare, "template has no minutiae")] {
+        for request in ["identify", "search"] {
+            let path = format!("/v1/images/prints/{request}");
+            let (status, answer) = send(&world, Method::POST, &path, &file);
+            assert_eq!(status, StatusCode::BAD_REQUEST, "{answer}");
+            let reason = answer["error"].as_str().unwrap();
+            assert!(reason.contains(words) && reason.contains("cannot be compared"), "{reason}");
+        }
+    }
+}
+
+#[test]
 fn a_template_is_no_photograph() {
     let world = World::start();
     let file = written(1, TemplateFormat::Iso2011);
