@@ -136,6 +136,13 @@ struct Addition {
     name: String,
 }
 
+/// Result of the first attempt to write a point.
+enum WriteStep {
+    Done(PutOutcome),
+    /// The write has to wait for the store of originals.
+    Waits(Box<(Addition, ReadyImage)>),
+}
+
 impl Addition {
     /// Writes the original and the point of an image. If the point is refused, removes the
     /// original.
@@ -148,8 +155,7 @@ impl Addition {
         let services = self.services.clone();
         let target = self.target.clone();
         let runtime = Handle::current();
-        let own = runtime.clone();
-        let written = services.pool.run(move || self.write_point(&image, &own)).await;
+        let written = self.write_on_thread(image, &runtime).await;
         if written.is_err() {
             let discard = move || remove_refused(&services, &runtime, &target, original);
             if let Err(error) = tokio::task::spawn_blocking(discard).await {
@@ -159,19 +165,76 @@ impl Addition {
         written
     }
 
-    /// Writes the point of an image whose original is written.
+    /// Writes the point of an image on a thread for decoding. If the write has to wait for the store
+    /// of originals, or for a removal of the same image, it moves to a thread for such waits.
+    ///
+    /// # Errors
+    /// As [`Addition::write_waiting`]; `ResourceExhausted` if too many images wait.
+    async fn write_on_thread(self, image: ReadyImage, runtime: &Handle) -> Result<PutOutcome> {
+        let services = self.services.clone();
+        let work = move || match self.try_write_point(&image)? {
+            Some(outcome) => Ok(WriteStep::Done(outcome)),
+            None => Ok(WriteStep::Waits(Box::new((self, image)))),
+        };
+        match services.pool.run(work).await? {
+            WriteStep::Done(outcome) => Ok(outcome),
+            WriteStep::Waits(waiting) => {
+                let runtime = runtime.clone();
+                let work = move || {
+                    let (addition, image) = *waiting;
+                    addition.write_waiting(&image, &runtime)
+                };
+                services.store_waits.run(work).await
+            }
+        }
+    }
+
+    /// Writes the point of an image whose original is written. Returns `None` if that has to wait
+    /// for the store of originals or for another request with the same image.
+    ///
+    /// # Errors
+    /// Returns the errors of the collection.
+    fn try_write_point(&self, image: &ReadyImage) -> Result<Option<PutOutcome>> {
+        let Some(_claim) = self.services.writes.try_take(&[image.features.facts.id]) else {
+            return Ok(None);
+        };
+        if let Some(outcome) = self.present(image)? {
+            return Ok(Some(outcome));
+        }
+        // No removal of this image runs while its id is claimed.
+        if !self.services.originals.is_kept(&image.original) {
+            return Ok(None);
+        }
+        self.write_point(image).map(Some)
+    }
+
+    /// Writes the point of an image whose original may have been removed.
     ///
     /// # Errors
     /// Returns the errors of the store of originals and of the collection.
-    fn write_point(&self, image: &ReadyImage, runtime: &Handle) -> Result<PutOutcome> {
-        let ids = [image.features.facts.id];
-        let _claim = self.services.writes.take(&ids);
-        // Another request may have added the image meanwhile.
-        let known = store::present(&self.target.named, &ids).into_iter().next();
-        if let Some(outcome) = known.transpose()?.flatten() {
+    fn write_waiting(&self, image: &ReadyImage, runtime: &Handle) -> Result<PutOutcome> {
+        let _claim = self.services.writes.take(&[image.features.facts.id]);
+        if let Some(outcome) = self.present(image)? {
             return Ok(outcome);
         }
         runtime.block_on(self.services.originals.keep(&image.original))?;
+        self.write_point(image)
+    }
+
+    /// Returns the outcome of an image that another request has added meanwhile.
+    ///
+    /// # Errors
+    /// Returns the errors of the collection.
+    fn present(&self, image: &ReadyImage) -> Result<Option<PutOutcome>> {
+        let known = store::present(&self.target.named, &[image.features.facts.id]);
+        Ok(known.into_iter().next().transpose()?.flatten())
+    }
+
+    /// Writes the point of an image whose original is in the store. The caller has claimed its id.
+    ///
+    /// # Errors
+    /// Returns the errors of the collection.
+    fn write_point(&self, image: &ReadyImage) -> Result<PutOutcome> {
         let _writing = self.target.writing(&self.registry, &self.name)?;
         store::write(&self.target.named, image)?;
         Ok(PutOutcome::added(&image.features))

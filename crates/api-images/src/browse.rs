@@ -330,7 +330,7 @@ pub(crate) async fn delete(services: &Arc<ImageServices>, name: &str, id: PointI
             _ => Ok(()),
         }
     };
-    services.pool.run(work).await
+    services.store_waits.run(work).await
 }
 
 fn no_image(id: PointId) -> Error {

@@ -29,6 +29,18 @@ impl Claims {
         drop(taken);
         Claim { claims: self, ids }
     }
+
+    /// Claims all of `ids` at once, or returns `None` if another caller has claimed one.
+    pub(crate) fn try_take(&self, ids: &[[u8; 16]]) -> Option<Claim<'_>> {
+        let ids: HashSet<[u8; 16]> = ids.iter().copied().collect();
+        let mut taken = self.taken.lock();
+        if !taken.is_disjoint(&ids) {
+            return None;
+        }
+        taken.extend(&ids);
+        drop(taken);
+        Some(Claim { claims: self, ids })
+    }
 }
 
 impl Drop for Claim<'_> {
@@ -45,6 +57,18 @@ mod tests {
     use std::sync::atomic::{AtomicU32, Ordering};
 
     use super::*;
+
+    #[test]
+    fn a_claimed_id_is_not_claimed_again() {
+        let claims = Claims::default();
+        let claim = claims.take(&[[1; 16], [2; 16]]);
+        for _ in 0..2 {
+            assert!(claims.try_take(&[[2; 16], [3; 16]]).is_none());
+        }
+        assert!(claims.try_take(&[[3; 16]]).is_some());
+        drop(claim);
+        assert!(claims.try_take(&[[2; 16], [3; 16]]).is_some());
+    }
 
     #[test]
     fn an_id_has_one_claim() {

@@ -109,16 +109,22 @@ impl Originals {
         Ok(WrittenOriginal { key, bytes, removals })
     }
 
+    /// Returns true if no original was removed since this one was written. [`Originals::keep`] then
+    /// does not wait for the store.
+    pub(crate) fn is_kept(&self, original: &WrittenOriginal) -> bool {
+        self.removals.load(Ordering::SeqCst) == original.removals
+    }
+
     /// Writes an original again if it was removed since. The caller has claimed the id of the
     /// image, and writes the point before it releases the claim.
     ///
     /// # Errors
     /// Returns the errors of the store.
     pub(crate) async fn keep(&self, original: &WrittenOriginal) -> Result<()> {
-        let WrittenOriginal { key, bytes, removals } = original;
-        if self.removals.load(Ordering::SeqCst) == *removals {
+        if self.is_kept(original) {
             return Ok(());
         }
+        let WrittenOriginal { key, bytes, .. } = original;
         let store = self.store()?;
         match store.objects().head(&store.key(key)).await {
             Ok(_) => Ok(()),
@@ -294,6 +300,12 @@ impl Originals {
         let store = self.store()?;
         let head = store.objects().head(&store.key(key)).await;
         head.map(|object| SystemTime::from(object.last_modified)).map_err(failed)
+    }
+
+    /// Sets the store, unless it is open.
+    pub(crate) fn use_store(&self, store: StorePlace) {
+        // Fails only if the store is open.
+        let _ = self.store.set(store);
     }
 
     /// Returns the store, which is opened if it is not.

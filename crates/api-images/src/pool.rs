@@ -1,5 +1,6 @@
 //! Threads for work that would block a connection thread: decoding, keypoints, thumbnails, writes.
-//! Work that no caller waits for urgently has threads of its own, at idle priority.
+//! Work that no caller waits for urgently has threads of its own, at idle priority. So has work that
+//! waits for the store of originals: a store that does not answer holds up no other work.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, OnceLock};
@@ -13,18 +14,22 @@ use tokio::sync::oneshot;
 
 /// Maximum queued work. Further work is refused. The bytes of images are queued too.
 const QUEUE_MAX: usize = 64;
+/// Threads that wait for the store of originals. They use little processor time.
+const STORE_THREADS: usize = 16;
 /// Retry advice to a refused client.
 const RETRY_AFTER: Duration = Duration::from_secs(1);
 
 type ImageTask = Box<dyn FnOnce() + Send>;
 
-/// Priority of the threads of a pool.
+/// Priority and work of the threads of a pool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum PoolKind {
     /// Threads "images-N" of ordinary priority.
     Interactive,
     /// Threads "extract-N" of idle priority.
     Background,
+    /// Threads "originals-N" of ordinary priority, which wait for the store of originals.
+    StoreWaits,
 }
 
 impl PoolKind {
@@ -33,6 +38,7 @@ impl PoolKind {
         match self {
             PoolKind::Interactive => "images",
             PoolKind::Background => "extract",
+            PoolKind::StoreWaits => "originals",
         }
     }
 
@@ -41,7 +47,30 @@ impl PoolKind {
         match self {
             PoolKind::Interactive => "images_queue_max",
             PoolKind::Background => "ingest_queue_max",
+            PoolKind::StoreWaits => "originals_queue_max",
         }
+    }
+
+    /// Returns the number of threads.
+    fn threads(self) -> usize {
+        match self {
+            PoolKind::Interactive | PoolKind::Background => threads(),
+            PoolKind::StoreWaits => STORE_THREADS,
+        }
+    }
+
+    /// Returns the error for work that the queue has no room for.
+    fn refusal(self) -> Error {
+        let why = match self {
+            PoolKind::Interactive | PoolKind::Background => {
+                format!("{QUEUE_MAX} images are queued already; try again later")
+            }
+            PoolKind::StoreWaits => format!(
+                "{QUEUE_MAX} images wait for the store of original images already; check the \
+                 store, and try again later"
+            ),
+        };
+        Error::exhausted(why).with_retry_after(RETRY_AFTER)
     }
 }
 
@@ -89,7 +118,7 @@ impl Pool {
         let (sender, receiver) = oneshot::channel();
         // Bulk work is not charged to a key.
         let account = match self.kind {
-            PoolKind::Interactive => CpuAccount::current(),
+            PoolKind::Interactive | PoolKind::StoreWaits => CpuAccount::current(),
             PoolKind::Background => None,
         };
         let work: ImageTask = Box::new(move || {
@@ -107,8 +136,7 @@ impl Pool {
             TrySendError::Full(_) => {
                 let refused = KindLabels { kind: self.kind.limit_name() };
                 self.metrics.refused.get_or_create(&refused).inc();
-                Error::exhausted(format!("{QUEUE_MAX} images are queued already; try again later"))
-                    .with_retry_after(RETRY_AFTER)
+                self.kind.refusal()
             }
             TrySendError::Disconnected(_) => Error::internal("the threads for images have ended"),
         })?;
@@ -134,13 +162,13 @@ impl Pool {
 
 fn start(kind: PoolKind) -> Result<Sender<ImageTask>> {
     let (sender, receiver) = bounded(QUEUE_MAX);
-    for number in 0..threads() {
+    for number in 0..kind.threads() {
         spawn(kind, number, receiver.clone())?;
     }
     Ok(sender)
 }
 
-/// Returns the number of threads: one per core.
+/// Returns the number of threads that compute: one per core.
 pub(crate) fn threads() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from)
 }

@@ -31,6 +31,8 @@ pub(crate) struct ImageServices {
     pub(crate) pool: Pool,
     /// Threads for extraction at idle priority.
     pub(crate) background: Pool,
+    /// Threads that wait for the store of originals.
+    pub(crate) store_waits: Pool,
     /// Limit of the images that are being added while their clients wait.
     pub(crate) additions: AdditionLimit,
     /// Ids of the images whose points are being written.

@@ -5,6 +5,7 @@ use std::sync::{Arc, OnceLock};
 use api_qdrant::RegistrySource;
 use base::Result;
 use inference::InferenceService;
+use model_store::StorePlace;
 use tokio::runtime::Handle;
 use transport::access::AccessPolicy;
 use transport::{RequestResources, UploadPermit};
@@ -50,6 +51,7 @@ impl ImagesState {
         let services = ImageServices {
             pool: Pool::new(PoolKind::Interactive, requests.metrics.clone()),
             background: Pool::new(PoolKind::Background, requests.metrics.clone()),
+            store_waits: Pool::new(PoolKind::StoreWaits, requests.metrics.clone()),
             additions: AdditionLimit::default(),
             writes: Claims::default(),
             embedding_model: config.embedding_model.clone(),
@@ -68,6 +70,12 @@ impl ImagesState {
             bulk: Arc::new(bulk),
             uploads: Arc::default(),
         }
+    }
+
+    /// Keeps originals in `store`. For tests, before the first request.
+    #[doc(hidden)]
+    pub fn use_originals(&self, store: StorePlace) {
+        self.services.originals.use_store(store);
     }
 
     /// Continues to remove the originals of collections that the last process removed. This task

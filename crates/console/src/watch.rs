@@ -20,7 +20,7 @@ const REFUSED_SECONDS: u64 = 10;
 const FAILED_SECONDS: u64 = 60;
 
 /// Kinds of refused requests, and the reason and remedy for people.
-const REFUSALS: [(&str, &str); 20] = [
+const REFUSALS: [(&str, &str); 21] = [
     ("queue_max", "the queue of a model was full; see --queue, or add replicas"),
     ("requests_max", "too many requests were in flight; see --max-requests"),
     ("request_memory", "requests in flight used up their memory; see --request-memory"),
@@ -45,6 +45,7 @@ const REFUSALS: [(&str, &str); 20] = [
         "the originals of too many removed collections were still there; check the store of originals, \
          and the log",
     ),
+    ("originals_queue_max", "too many images waited for the store of originals; check the store"),
     ("images_queue_max", "too many images waited to be decoded; send fewer at the same time"),
     (
         "images_bulk_max",

@@ -71,7 +71,7 @@ const SOURCES: [&str; 12] = [
 ];
 
 /// Limits that refuse requests.
-const REFUSALS: [&str; 20] = [
+const REFUSALS: [&str; 21] = [
     "backup_queue",
     "connections_max",
     "descriptors",
@@ -82,6 +82,7 @@ const REFUSALS: [&str; 20] = [
     "ingest_queue_max",
     "key_cpu",
     "key_rate",
+    "originals_queue_max",
     "queue_max",
     "read_bytes_max",
     "receiving_max",

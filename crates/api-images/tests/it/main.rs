@@ -6,6 +6,7 @@ extern crate millpond_api_images as api_images;
 
 mod extraction;
 mod foreign;
+mod held_store;
 mod operations;
 mod originals;
 mod prints;

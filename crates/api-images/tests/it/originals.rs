@@ -1,7 +1,7 @@
 //! Original images on one server, and points that have none.
 
 use std::path::Path;
-use std::sync::mpsc;
+use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -11,6 +11,7 @@ use search::points::{NewPoint, PayloadChange, PointId, PointSelection};
 use search::registry::AliasChange;
 use serde_json::{Map, json};
 
+use crate::held_store::HeldStore;
 use crate::world::{DIMS, World, picture};
 
 /// Returns the number of originals.
@@ -185,6 +186,41 @@ fn an_upload_ends_without_its_client() {
     world.wait_until(|| world.images.additions_running() == 0);
     let named = world.registry.get("c").unwrap();
     assert_eq!((named.collection().count(), originals(&world)), (2, 2));
+}
+
+/// Threads that decode, at most.
+fn decoding_threads() -> usize {
+    std::thread::available_parallelism().map_or(1, usize::from)
+}
+
+#[test]
+fn a_store_that_hangs_holds_no_thread_that_decodes() {
+    let store = Arc::new(HeldStore::default());
+    let world = World::with_originals(store.clone());
+    let count = decoding_threads() as u64 + 1;
+    let put = |seed| world.put("/v1/images/c", &picture(seed))["id"].as_str().unwrap().to_owned();
+    let ids: Vec<String> = (0..=count).map(put).collect();
+    let (kept, removed) = ids.split_last().unwrap();
+    let delete =
+        |id: &String| world.begin(Method::DELETE, &format!("/v1/images/c/{id}"), Body::empty());
+    let deletions: Vec<_> = removed.iter().map(delete).collect();
+    // More than there are threads that decode, if the machine has fewer than 16 cores.
+    world.wait_until(|| store.held() >= deletions.len().min(16));
+    // The upload of an image that is being removed waits, too.
+    let again = world.begin(Method::PUT, "/v1/images/c", picture(0));
+    for request in ["keypoints", "thumbnail"] {
+        let path = format!("/v1/images/c/{kept}/{request}");
+        assert_eq!(status(&world, Method::GET, &path), StatusCode::OK);
+    }
+    assert_eq!(world.put("/v1/images/c", &picture(count + 1))["status"], "added");
+    assert!(deletions.iter().all(|deletion| !deletion.is_finished()) && !again.is_finished());
+    store.release();
+    for request in deletions.into_iter().chain([again]) {
+        assert_eq!(world.run(request).unwrap(), StatusCode::OK);
+    }
+    // The image is complete, although its original was removed while it was uploaded.
+    let path = format!("/v1/images/c/{}", removed[0]);
+    assert_eq!(status(&world, Method::GET, &path), StatusCode::OK);
 }
 
 #[test]

@@ -25,6 +25,8 @@ use lifecycle::{
 };
 use memory::{ParameterStore, PoolConfig, SlotPool, StoreConfig};
 use metrics::{KindLabels, Metrics};
+use model_store::StorePlace;
+use object_store::ObjectStore;
 use os::Rate;
 use schedule::{Scheduler, SchedulerConfig};
 use search::collection::PointParts;
@@ -111,6 +113,16 @@ impl World {
 
     /// Starts a server with the collections in `directory`.
     pub(crate) fn start_in(directory: tempfile::TempDir) -> World {
+        World::start_with(directory, None)
+    }
+
+    /// Starts a server that keeps originals in `originals`.
+    pub(crate) fn with_originals(originals: Arc<dyn ObjectStore>) -> World {
+        let place = StorePlace::new(originals, "", "a store of a test");
+        World::start_with(tempfile::tempdir().unwrap(), Some(place))
+    }
+
+    fn start_with(directory: tempfile::TempDir, originals: Option<StorePlace>) -> World {
         let lifecycle = start_lifecycle(directory.path());
         let metrics = Arc::new(Metrics::default());
         let config =
@@ -147,6 +159,7 @@ impl World {
         let source = Arc::new(OneRegistry(registry.clone()));
         let images =
             Arc::new(ImagesState::new(config, requests.clone(), access, inference, source));
+        originals.into_iter().for_each(|store| images.use_originals(store));
         let router = Router::new().merge(routes()).merge(shard_routes()).with_state(images.clone());
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(1)
