@@ -65,7 +65,8 @@ impl DuplicateJobs {
     }
 }
 
-/// Starts or continues the job of a collection, and returns its progress.
+/// Starts or continues the job of a collection, and returns its progress. Runs on a thread that may
+/// block.
 ///
 /// # Errors
 /// `AlreadyExists` if it is running, `ResourceExhausted` if too much bulk work is,
@@ -111,7 +112,16 @@ pub(crate) fn begin(
     Ok(begun)
 }
 
-/// Returns the progress of a collection's job.
+/// Returns the progress of a running job, which is in memory; `None` if no job runs.
+///
+/// # Errors
+/// Returns the errors of the registry.
+pub(crate) fn running_progress(state: &ImagesState, name: &str) -> Result<Option<Value>> {
+    let named = state.services.registry()?.get(name)?;
+    Ok(state.duplicates.running(named.name()).map(|job| job.progress()))
+}
+
+/// Returns the progress of a collection's job. Reads a file unless the job runs.
 ///
 /// # Errors
 /// `NotFound` if there was none; `DataLoss` if its file is damaged.
@@ -124,7 +134,7 @@ pub(crate) fn progress(state: &ImagesState, name: &str) -> Result<Value> {
     kept.map(|progress| progress_json(&progress, false)).ok_or_else(|| no_duplicates(name))
 }
 
-/// Cancels a running job, or removes the result of an ended one.
+/// Cancels a running job, or removes the result of an ended one. Runs on a thread that may block.
 ///
 /// # Errors
 /// `NotFound` if there is neither a job nor a result.
@@ -145,7 +155,7 @@ pub(crate) fn cancel(state: &ImagesState, name: &str) -> Result<Value> {
 }
 
 /// Starts a thread that writes the groups of a collection as lines to `writer`. A job that still
-/// runs has the groups that were found so far.
+/// runs has the groups that were found so far. Runs on a thread that may block.
 ///
 /// # Errors
 /// `NotFound` if there was no job; `ResourceExhausted` if no thread can be started.

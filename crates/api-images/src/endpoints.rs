@@ -134,6 +134,21 @@ pub(crate) fn check_creates(
     }
 }
 
+/// Reads a body of JSON, and converts it where it is parsed: a large body on a thread "decoder-N".
+pub(super) async fn converted<T, U>(
+    services: &ImageServices,
+    headers: &HeaderMap,
+    body: Body,
+    convert: impl FnOnce(T) -> Result<U> + Send + 'static,
+) -> Result<U>
+where
+    T: serde::de::DeserializeOwned,
+    U: Send + 'static,
+{
+    let body = services.requests.read_json_body(headers, body).await?;
+    services.requests.convert_json(body, convert).await
+}
+
 /// Reads a body of JSON.
 pub(crate) async fn parsed<T>(
     services: &ImageServices,

@@ -104,6 +104,19 @@ impl ImageCall {
         self.context.state.requests.parse_json(body).await
     }
 
+    /// Reads the JSON of the body, and converts it where it is parsed
+    /// ([`transport::RequestResources::convert_json`]).
+    ///
+    /// # Errors
+    /// As [`ImageCall::json`]; the errors of `convert`.
+    pub(super) async fn converted<T: DeserializeOwned, U: Send + 'static>(
+        &mut self,
+        convert: impl FnOnce(T) -> Result<U> + Send + 'static,
+    ) -> Result<U> {
+        let body = self.json_bytes().await?;
+        self.context.state.requests.convert_json(body, convert).await
+    }
+
     /// Returns the request as one with many images, whose body is not read yet.
     pub(super) fn into_bulk(self) -> BulkRequest {
         BulkRequest {

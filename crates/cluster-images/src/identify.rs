@@ -40,8 +40,8 @@ pub(super) async fn identify(mut call: ImageCall) -> Result<Reply> {
     let most = parameters.k.unwrap_or(HITS_DEFAULT);
     let plan = plan(parameters)?;
     let files = if call.media() == "application/json" {
-        let request: FingersRequest = call.json().await?;
-        request.files(&call.context.state.requests.memory)?
+        let budget = call.context.state.requests.memory.clone();
+        call.converted(move |request: FingersRequest| request.files(&budget)).await?
     } else {
         vec![call.bytes().await?]
     };

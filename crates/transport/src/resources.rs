@@ -182,9 +182,31 @@ impl RequestResources {
     where
         T: serde::de::DeserializeOwned + Send + 'static,
     {
+        self.convert_json(body, Ok).await
+    }
+
+    /// Parses a JSON body, frees it, and converts the value by `convert`: on a codec thread if the
+    /// body is large. For values with further encoded bytes, such as files in base64.
+    ///
+    /// # Errors
+    /// As [`RequestResources::parse_json`]; the errors of `convert`.
+    pub async fn convert_json<T, U>(
+        &self,
+        body: Bytes,
+        convert: impl FnOnce(T) -> Result<U> + Send + 'static,
+    ) -> Result<U>
+    where
+        T: serde::de::DeserializeOwned,
+        U: Send + 'static,
+    {
         let large = body.len() > INLINE_BYTES_MAX;
-        let parse = move || json_of(&body);
-        self.codec.run_if(large, CodecStep::Decode, parse).await
+        let work = move || {
+            let value = json_of(&body)?;
+            // Returns the memory of the body to the budget.
+            drop(body);
+            convert(value)
+        };
+        self.codec.run_if(large, CodecStep::Decode, work).await
     }
 }
 
@@ -217,6 +239,27 @@ mod tests {
     use std::sync::atomic::{AtomicBool, Ordering};
 
     use super::*;
+
+    #[tokio::test]
+    async fn large_json_is_converted_on_a_codec_thread() {
+        let limits = RequestLimits {
+            body_bytes_max: 1 << 20,
+            requests_max: 1,
+            client_timeout: Duration::from_secs(10),
+            request_timeout: Duration::from_secs(60),
+            answer_window: crate::ANSWER_WINDOW,
+        };
+        let resources = RequestResources::new(limits, 1 << 20, Arc::new(Metrics::default()));
+        let thread = |text: String| {
+            Ok((text.len(), std::thread::current().name().unwrap_or_default().to_owned()))
+        };
+        for length in [INLINE_BYTES_MAX, 4] {
+            let body = format!("\"{}\"", "A".repeat(length)).into_bytes();
+            let (read, name) = resources.convert_json(body.into(), thread).await.unwrap();
+            let is_large = length == INLINE_BYTES_MAX;
+            assert_eq!((read, name.starts_with("decoder-")), (length, is_large), "{name}");
+        }
+    }
 
     #[test]
     fn a_check_takes_no_permit_from_a_complete_request() {

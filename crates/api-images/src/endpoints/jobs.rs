@@ -50,7 +50,9 @@ pub(super) async fn begin_duplicates(
 ) -> Reply {
     let begun = async {
         let request = parsed(&state.services, &headers, body).await?;
-        duplicates::begin(&state, &collection, &request)
+        let own = state.clone();
+        // It may remove the files of an earlier result.
+        state.services.pool.run(move || duplicates::begin(&own, &collection, &request)).await
     };
     let begun = begun
         .await
@@ -62,14 +64,22 @@ pub(super) async fn duplicates_progress(
     State(state): Shared<ImagesState>,
     Path(collection): Path<String>,
 ) -> Reply {
-    answer(duplicates::progress(&state, &collection))
+    let progress = async {
+        if let Some(running) = duplicates::running_progress(&state, &collection)? {
+            return Ok(running);
+        }
+        let own = state.clone();
+        state.services.pool.run_wanted(move || duplicates::progress(&own, &collection)).await
+    };
+    answer(progress.await)
 }
 
 pub(super) async fn cancel_duplicates(
     State(state): Shared<ImagesState>,
     Path(collection): Path<String>,
 ) -> Reply {
-    answer(duplicates::cancel(&state, &collection))
+    let own = state.clone();
+    answer(state.services.pool.run(move || duplicates::cancel(&own, &collection)).await)
 }
 
 pub(super) async fn duplicate_groups(
@@ -79,7 +89,9 @@ pub(super) async fn duplicate_groups(
     let begun = async {
         let permit = state.bulk_permit().await?;
         let (writer, results) = result_channel(Arc::new(AtomicBool::new(false)));
-        duplicates::write_groups(&state, &collection, permit, writer)?;
+        let own = state.clone();
+        let begin = move || duplicates::write_groups(&own, &collection, permit, writer);
+        state.services.pool.run(begin).await?;
         line_response(results).await
     };
     begun.await.unwrap_or_else(|error| Reply::error(&error).into_response())

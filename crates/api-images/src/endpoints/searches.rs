@@ -9,7 +9,7 @@ use http::HeaderMap;
 use search::points::PointId;
 use transport::{QueryResult, Reply, RequestLimits, Shared, query_flag, query_parameters};
 
-use super::{answer, media, parsed, whole};
+use super::{answer, converted, media, parsed, whole};
 use crate::persons::{self, FingersRequest};
 use crate::print_pair::PrintPair;
 use crate::prints::{self, PrintSource, both_named};
@@ -108,8 +108,9 @@ pub(super) async fn identify(
             ));
         }
         let files = if media(&headers) == "application/json" {
-            let request: FingersRequest = parsed(&state.services, &headers, body).await?;
-            request.files(&state.services.requests.memory)?
+            let budget = state.services.requests.memory.clone();
+            let files = move |request: FingersRequest| request.files(&budget);
+            converted(&state.services, &headers, body, files).await?
         } else {
             vec![whole(&state.services, &headers, body).await?]
         };
@@ -143,9 +144,11 @@ pub(super) async fn verify(
             if parameters.id.is_some() {
                 return Err(both_named());
             }
-            let pair: PrintPair = parsed(&state.services, &headers, body).await?;
-            let budget = &state.services.requests.memory;
-            [pair.first.source(budget)?, pair.second.source(budget)?]
+            let budget = state.services.requests.memory.clone();
+            let prints = move |pair: PrintPair| {
+                Ok([pair.first.source(&budget)?, pair.second.source(&budget)?])
+            };
+            converted(&state.services, &headers, body, prints).await?
         } else {
             let id = parameters.id.ok_or_else(|| {
                 Error::invalid("id= is missing: name the image to compare the body with")

@@ -224,6 +224,34 @@ fn a_store_that_hangs_holds_no_thread_that_decodes() {
 }
 
 #[test]
+fn files_of_duplicates_are_read_on_threads_that_decode() {
+    let world = World::start();
+    world.put("/v1/images/c", &picture(0));
+    let held = HeldAliases::hold(&world, Vec::new());
+    let count = decoding_threads();
+    let upload = |seed: usize| world.begin(Method::PUT, "/v1/images/c", picture(seed as u64));
+    // Each holds a thread, since its point cannot be written.
+    let uploads: Vec<_> = (1..=count).map(upload).collect();
+    world.wait_until(|| originals(&world) == count + 1);
+    let path = "/v1/images/c/duplicates";
+    let others = [
+        (Method::GET, path, StatusCode::NOT_FOUND),
+        (Method::GET, "/v1/images/c/duplicates/groups", StatusCode::NOT_FOUND),
+        (Method::DELETE, path, StatusCode::NOT_FOUND),
+    ];
+    let requests =
+        others.map(|(method, path, status)| (world.begin(method, path, Body::empty()), status));
+    world.wait_until(|| world.images.interactive_waiting() == requests.len());
+    held.release();
+    for (request, status) in requests {
+        assert_eq!(world.run(request).unwrap(), status);
+    }
+    for upload in uploads {
+        assert_eq!(world.run(upload).unwrap(), StatusCode::OK);
+    }
+}
+
+#[test]
 fn an_original_that_is_copied_back_stays() {
     let directory = tempfile::tempdir().unwrap();
     let collections = directory.path().join("collections");
