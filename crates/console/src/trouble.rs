@@ -157,7 +157,7 @@ mod tests {
             since: SystemTime::UNIX_EPOCH,
         };
         let versions = versions.iter().map(version).collect();
-        ModelStatus { name: "m".into(), versions, error: None, unloaded: false }
+        ModelStatus { name: "m".into(), versions, ..ModelStatus::default() }
     }
 
     fn level(status: &ModelStatus, answered: usize, failed: u32) -> TroubleLevel {

@@ -228,8 +228,7 @@ mod tests {
         let journal = Arc::new(EventJournal::default());
         let mut watch = ServerWatch::new(metrics.clone(), Arc::new(|| None), journal.clone());
         let name: Arc<str> = "m".into();
-        let status =
-            ModelStatus { name: name.clone(), versions: Vec::new(), error: None, unloaded: false };
+        let status = ModelStatus { name: name.clone(), ..ModelStatus::default() };
         watch.workers(std::slice::from_ref(&status));
         assert!(journal.read(&EventFilter::default()).events.is_empty());
         metrics.worker_restarts.get_or_create(&ModelLabels { model: name }).inc_by(2);

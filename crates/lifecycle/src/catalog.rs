@@ -266,8 +266,7 @@ impl Catalog {
 
 impl CatalogEntry {
     fn new(name: &Arc<str>) -> CatalogEntry {
-        let status =
-            ModelStatus { name: name.clone(), versions: Vec::new(), error: None, unloaded: false };
+        let status = ModelStatus { name: name.clone(), ..ModelStatus::default() };
         CatalogEntry {
             ready: ArcSwap::default(),
             status: ArcSwap::from_pointee(status),

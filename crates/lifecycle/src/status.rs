@@ -87,7 +87,7 @@ pub struct VersionStatus {
 }
 
 /// Public status of one model.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ModelStatus {
     /// Name that requests use.
     pub name: Arc<str>,
@@ -95,6 +95,9 @@ pub struct ModelStatus {
     pub versions: Vec<VersionStatus>,
     /// Problem with its base path, its `millpond.toml` or its policy. Versions that serve continue.
     pub error: Option<String>,
+    /// Reason why it served nothing before the next version or the next load began. `None` once a
+    /// version is ready.
+    pub last_failure: Option<String>,
     /// True if an administrator unloaded it. It stays unloaded until an administrator loads it.
     pub unloaded: bool,
 }
@@ -112,8 +115,8 @@ impl ModelStatus {
 
     /// Returns why the model serves nothing although it should: no version is ready and one has
     /// failed or is tried again, its directory cannot be read, or its policy selects no version.
-    /// `None` for a model that serves, is loaded for the first time, or was unloaded by an
-    /// administrator.
+    /// While a version is loaded after such a failure, the reason stays. `None` for a model that
+    /// serves, is loaded for the first time, or was unloaded by an administrator.
     pub fn failure(&self) -> Option<String> {
         if self.unloaded || self.ready() {
             return None;
@@ -121,7 +124,7 @@ impl ModelStatus {
         let failed =
             self.versions.iter().rev().find(|version| version.state == LifecycleState::Failed);
         let is_released = |version: &VersionStatus| version.state == LifecycleState::Released;
-        match failed {
+        let failure = match failed {
             Some(version) => {
                 let reason = version.reason.as_deref().unwrap_or("no reason is known");
                 Some(format!("version {} failed: {reason}", version.version))
@@ -131,7 +134,11 @@ impl ModelStatus {
                 let error = version.retried.as_ref()?;
                 Some(format!("version {} failed and is tried again: {error}", version.version))
             }),
-        }
+        };
+        failure.or_else(|| {
+            let last = self.last_failure.as_ref()?;
+            Some(format!("its next version does not serve yet; the last failure: {last}"))
+        })
     }
 }
 

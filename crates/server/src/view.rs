@@ -234,8 +234,7 @@ mod tests {
 
     #[test]
     fn a_model_without_versions_has_no_states() {
-        let status =
-            ModelStatus { name: "m".into(), versions: Vec::new(), error: None, unloaded: true };
+        let status = ModelStatus { name: "m".into(), unloaded: true, ..ModelStatus::default() };
         for version in [None, Some(1)] {
             assert_eq!(states_of(&status, version).unwrap_err().kind(), ErrorKind::NotFound);
         }
@@ -255,7 +254,8 @@ mod tests {
         };
         let shown = |version, error: Option<&str>| {
             let (name, error) = ("m".into(), error.map(str::to_owned));
-            let model = ModelStatus { name, versions: vec![version], error, unloaded: false };
+            let model =
+                ModelStatus { name, versions: vec![version], error, ..ModelStatus::default() };
             index_entries(&model).remove(0).reason
         };
         assert_eq!(shown(version(LifecycleState::Ready, None), None), "a note");
@@ -269,7 +269,7 @@ mod tests {
             format!("why; {error}")
         );
         let (name, versions) = ("m".into(), vec![version(LifecycleState::Released, None)]);
-        let unloaded = ModelStatus { name, versions, error: None, unloaded: true };
+        let unloaded = ModelStatus { name, versions, unloaded: true, ..ModelStatus::default() };
         assert_eq!(index_entries(&unloaded).remove(0).reason, UNLOADED);
     }
 }

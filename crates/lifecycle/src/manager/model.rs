@@ -43,6 +43,8 @@ pub(crate) struct Model {
     pub(crate) unfinished: Option<String>,
     /// Reason why the policy selects no version on disk, while nothing serves or is loaded.
     policy_error: Option<String>,
+    /// Reason why nothing serves, kept until a version serves or none is on its way.
+    last_failure: Option<String>,
     /// True if an administrator unloaded it.
     pub(crate) down: bool,
     /// True if its directory was removed.
@@ -293,6 +295,7 @@ impl Model {
             source_error: None,
             unfinished: None,
             policy_error: None,
+            last_failure: None,
             down: false,
             removed: false,
             published: None,
@@ -411,7 +414,7 @@ impl Model {
                 .collect::<Vec<_>>();
         self.rollout.record.defaults = self.config.rollout.defaults();
         self.entry.report_rollout(self.rollout.record.clone());
-        self.entry.report(ModelStatus {
+        let mut status = ModelStatus {
             name: self.name.clone(),
             versions: self
                 .versions
@@ -420,8 +423,25 @@ impl Model {
                 .map(|(&number, version)| self.rollout.annotate(status(number, version)))
                 .collect(),
             error: (!error.is_empty()).then(|| error.join("; ")),
+            last_failure: None,
             unloaded: self.down,
-        });
+        };
+        if self.down || status.ready() {
+            self.last_failure = None;
+        } else if let Some(reason) = status.failure() {
+            self.last_failure = Some(reason);
+        } else {
+            status.last_failure.clone_from(&self.last_failure);
+        }
+        self.entry.report(status);
+    }
+
+    /// Forgets the last failure if a scan has found no version that can serve next, for example
+    /// because the failed version was removed.
+    pub(crate) fn end_last_failure(&mut self, now: Instant) {
+        if !self.starting(now, true) {
+            self.last_failure = None;
+        }
     }
 
     /// Notes if the policy is the reason why nothing serves, and logs it once.

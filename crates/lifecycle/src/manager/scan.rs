@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
+use std::time::Instant;
 
 use super::model::{Disk, Model, Version};
 use super::{Manager, ManagerContext};
@@ -24,6 +25,8 @@ impl Manager {
                 model.versions.values_mut().for_each(|version| version.disk = None);
             }
         }
+        let now = Instant::now();
+        self.models.values_mut().for_each(|model| model.end_last_failure(now));
         self.ignored_models.update(snapshot.ignored_models, &*self.context.observer);
         self.answered = Some(snapshot.answers);
     }

@@ -1,5 +1,8 @@
 //! Directories that mirror other places.
 
+use std::fs::File;
+use std::time::{Duration, SystemTime};
+
 use lifecycle::{
     ConfigSet, LifecycleEvent, LifecycleState, LoadSpec, ModelConfig, ModelRoot, SourceReport,
 };
@@ -112,6 +115,39 @@ fn problems_of_a_source_are_part_of_the_status() {
     assert_eq!(world.status("m").unwrap().failure(), None, "a copy serves");
     world.lifecycle().report_sources(SourceReport { complete: true, ..SourceReport::default() });
     eventually("the reason goes", || error().is_none());
+}
+
+#[test]
+fn a_repaired_copy_is_a_failure_until_it_serves() {
+    let world = mirrored();
+    world.fake.fail_loads(1);
+    world.publish("m", 1);
+    world.until("m", 1, LifecycleState::Failed);
+    let failures = || world.lifecycle().catalog().failures();
+    let gate = world.fake.load_gate();
+    gate.close();
+    // The copy is fetched again.
+    let later = SystemTime::now() + Duration::from_secs(10);
+    for file in std::fs::read_dir(world.dir("m", 1)).unwrap() {
+        File::open(file.unwrap().path()).unwrap().set_modified(later).unwrap();
+    }
+    gate.wait_for(1);
+    let found = failures();
+    let [(_, reason)] = &found[..] else { panic!("it does not serve yet") };
+    assert!(reason.contains("the last failure: version 1 failed: this fake"), "{reason}");
+    gate.open();
+    world.until_ready("m", 1);
+    eventually("it serves", || failures().is_empty());
+}
+
+#[test]
+fn a_removed_version_is_no_failure() {
+    let world = mirrored();
+    world.fake.fail_loads(1);
+    world.publish("m", 1);
+    world.until("m", 1, LifecycleState::Failed);
+    world.remove("m", 1);
+    eventually("it is forgotten", || world.lifecycle().catalog().failures().is_empty());
 }
 
 #[test]
