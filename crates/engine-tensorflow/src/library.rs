@@ -89,14 +89,10 @@ impl TensorFlowEngine {
             return Ok(library);
         }
         let path = find(&self.search)?;
-        let _one_at_a_time = OPENING.lock();
-        let library = match OPENED.get() {
-            Some(library) => library,
-            None => {
-                let fresh = TensorFlowLibrary::open(&path)?;
-                OPENED.get_or_init(|| fresh)
-            }
-        };
+        let wanted = path.clone();
+        // A thread of idle priority could hold the lock for minutes on a busy machine, while no
+        // other load of this engine can begin, not even one that escalated.
+        let library = os::background::at_low_priority(move || open_once(&wanted))??;
         if library.path != path {
             return Err(Error::precondition(format!(
                 "TensorFlow is open from {} already; a process holds one, so {} needs a restart",
@@ -106,6 +102,19 @@ impl TensorFlowEngine {
         }
         Ok(library)
     }
+}
+
+/// Returns the library of the process; opens the one in `dir` if there is none.
+///
+/// # Errors
+/// As [`TensorFlowEngine::open`].
+fn open_once(dir: &Path) -> Result<&'static TensorFlowLibrary> {
+    let _one_at_a_time = OPENING.lock();
+    if let Some(library) = OPENED.get() {
+        return Ok(library);
+    }
+    let fresh = TensorFlowLibrary::open(dir)?;
+    Ok(OPENED.get_or_init(|| fresh))
 }
 
 impl Engine for TensorFlowEngine {

@@ -184,8 +184,8 @@ impl ShimLibrary {
         // SAFETY: the version is static and NUL-terminated.
         let version = unsafe { text((call.millpond_torch_version)()) };
         let library = ShimLibrary { path, version, call };
-        // LibTorch's own threads inherit the priority of the thread that starts them, and a load
-        // thread may have idle priority.
+        // LibTorch's own threads inherit the priority of the thread that starts them, and this
+        // thread may have low priority.
         os::background::at_ordinary_priority(move || -> Result<ShimLibrary> {
             // SAFETY: the first call, once a process (see `TorchEngine`).
             library.check(unsafe { (library.call.millpond_torch_start)() })?;

@@ -96,14 +96,10 @@ impl TorchEngine {
             return Ok(library);
         }
         let path = find(&self.search)?;
-        let _one_at_a_time = OPENING.lock();
-        let library = match LIBRARY.get() {
-            Some(library) => library,
-            None => {
-                let fresh = ShimLibrary::open(path.clone())?;
-                LIBRARY.get_or_init(|| fresh)
-            }
-        };
+        let wanted = path.clone();
+        // A thread of idle priority could hold the lock for minutes on a busy machine, while no
+        // other load of this engine can begin, not even one that escalated.
+        let library = os::background::at_low_priority(move || open_once(wanted))??;
         if library.path != path {
             return Err(Error::precondition(format!(
                 "LibTorch is open through {} already; a process holds one, so {} needs a restart",
@@ -113,6 +109,19 @@ impl TorchEngine {
         }
         Ok(library)
     }
+}
+
+/// Returns the library of the process; opens the one at `path` if there is none.
+///
+/// # Errors
+/// As [`TorchEngine::open`].
+fn open_once(path: PathBuf) -> Result<&'static ShimLibrary> {
+    let _one_at_a_time = OPENING.lock();
+    if let Some(library) = LIBRARY.get() {
+        return Ok(library);
+    }
+    let fresh = ShimLibrary::open(path)?;
+    Ok(LIBRARY.get_or_init(|| fresh))
 }
 
 impl Engine for TorchEngine {

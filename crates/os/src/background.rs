@@ -14,7 +14,8 @@
 //! the other one has fallen behind.
 //!
 //! Threads inherit the priority of the thread that starts them. [`at_ordinary_priority`] is for a
-//! library that starts threads for requests while an idle thread loads a model.
+//! library that starts threads for requests while an idle thread loads a model. [`at_low_priority`]
+//! is for work under a lock: no runner can repeat it, and others wait for it.
 
 mod pair;
 mod runner_thread;
@@ -112,9 +113,9 @@ impl StarvationWatch {
 
 type Task = Box<dyn FnOnce() + Send>;
 
-/// Queue of the thread that starts the threads of [`at_ordinary_priority`].
+/// Queue of the thread that starts the threads of [`at_ordinary_priority`] and [`at_low_priority`].
 static STARTER: OnceLock<Sender<Task>> = OnceLock::new();
-/// Maximum calls of [`at_ordinary_priority`] that wait for that thread.
+/// Maximum calls of these functions that wait for that thread.
 const STARTS_MAX: usize = 64;
 
 /// Starts the thread of [`STARTER`], once per process. It inherits the caller's priority, which is
@@ -130,7 +131,7 @@ fn start_starter() -> Result<()> {
     Ok(())
 }
 
-/// Runs `work` and returns its result. On a thread of idle priority, a new thread of ordinary
+/// Runs `work` and returns its result. On a thread of idle or low priority, a new thread of ordinary
 /// priority runs it, and the caller waits. In a process without a [`BackgroundRunner`], the system
 /// must permit that priority. If it refuses, that is logged, and `work` runs at idle priority.
 ///
@@ -139,9 +140,34 @@ fn start_starter() -> Result<()> {
 pub fn at_ordinary_priority<T: Send + 'static>(
     work: impl FnOnce() -> T + Send + 'static,
 ) -> Result<T> {
+    if !thread::has_idle_priority() && !thread::has_low_priority() {
+        return Ok(work());
+    }
+    // The threads that a library starts there have this name too.
+    on_new_thread("engine", work)
+}
+
+/// Runs `work` and returns its result. On a thread of idle priority, a new thread of low priority
+/// runs it, and the caller waits. So the work progresses on a busy machine. For work that is done
+/// once in a process and holds a lock meanwhile.
+///
+/// # Errors
+/// As [`at_ordinary_priority`].
+pub fn at_low_priority<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Result<T> {
     if !thread::has_idle_priority() {
         return Ok(work());
     }
+    on_new_thread("library", move || {
+        thread::enter_low_priority("opening a library");
+        work()
+    })
+}
+
+/// Runs `work` on a new thread of ordinary priority, and waits for its result.
+fn on_new_thread<T: Send + 'static>(
+    name: &'static str,
+    work: impl FnOnce() -> T + Send + 'static,
+) -> Result<T> {
     let (send, result) = bounded(1);
     let span = tracing::Span::current();
     let body = move || {
@@ -150,8 +176,6 @@ pub fn at_ordinary_priority<T: Send + 'static>(
         // The caller waits, and the channel has room for one.
         let _ = send.send(span.in_scope(work));
     };
-    // The threads that a library starts there have this name too.
-    let name = "engine";
     match STARTER.get() {
         None => drop(thread::spawn(name, body)?),
         Some(starter) => {

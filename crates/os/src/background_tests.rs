@@ -101,6 +101,19 @@ fn idle_work_can_start_ordinary_threads() {
 }
 
 #[test]
+fn idle_work_can_continue_at_low_priority() {
+    let mut runner = BackgroundRunner::new("test", "testing", NEVER);
+    let priorities = || (thread::has_idle_priority(), thread::has_low_priority());
+    let work = move |_: &Attempt| {
+        at_low_priority(move || Ok((priorities(), at_ordinary_priority(priorities)?)))?
+    };
+    let low_and_ordinary = Ok(((false, true), (false, false)));
+    assert_eq!(runner.run("test", &Arc::default(), work), low_and_ordinary);
+    let here = std::thread::current().id();
+    assert_eq!(at_low_priority(|| std::thread::current().id()), Ok(here));
+}
+
+#[test]
 fn starving_work_escalates() {
     let mut runner = runner();
     let hogs = Hogs::start();

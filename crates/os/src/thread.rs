@@ -96,6 +96,12 @@ pub fn set_low_priority() -> Result<()> {
     check(set_short_turns_at(LOW_NICE), "low priority")
 }
 
+/// Returns true if the calling thread has the low priority of [`set_low_priority`], or a lower one.
+pub fn has_low_priority() -> bool {
+    // SAFETY: takes numbers only; 0 names the calling thread.
+    unsafe { libc::getpriority(libc::PRIO_PROCESS, 0) >= LOW_NICE }
+}
+
 /// Gives the calling thread, and threads that it starts, slices of 0.1 ms (from Linux 6.12 on). Its
 /// share stays, but after a wake-up it does not wait for a whole slice of a computing thread. For
 /// threads that pass work to other threads. Has no effect on a thread of another scheduling class.
