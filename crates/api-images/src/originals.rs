@@ -8,12 +8,15 @@
 //! first ([`Originals::keep`]). In a cluster each upload has a key of its own. The removal of an
 //! image removes old uploads, and one node removes old uploads without a point.
 
+mod clock;
+mod store_error;
+
 use std::path::{Path as FilePath, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, SystemTime};
 
-use base::{Error, ErrorKind, Result};
+use base::{Error, Result};
 use bytes::Bytes;
 use model_store::StorePlace;
 use object_store::local::LocalFileSystem;
@@ -23,12 +26,12 @@ use search::points::PointId;
 use tokio_stream::StreamExt;
 use transport::{ByteBudget, Reservation};
 
+pub(crate) use self::store_error::failed;
+
+use self::clock::is_clock;
+use self::store_error::unread;
 use super::config::{DEFAULT_ORIGINALS, ImagesConfig};
 use super::features::{originals_of, uuid};
-
-/// Object in the directory of a collection's originals whose time is that of the store's clock. No
-/// original has this name.
-const CLOCK: &str = "clock";
 
 /// The store of originals, opened when it is first used.
 pub(crate) struct Originals {
@@ -272,36 +275,6 @@ impl Originals {
         Ok(())
     }
 
-    /// Returns the time of the store's clock: writes an object in the directory `space` and reads
-    /// the time at which the store wrote it. The object stays, so that another node that reads the
-    /// time meanwhile finds it.
-    pub(crate) async fn store_time(&self, space: &str) -> Result<SystemTime> {
-        self.time_of_new(&format!("{space}/{CLOCK}")).await
-    }
-
-    /// Returns the time of the store's clock, rounded up if the store reports whole seconds. Writes
-    /// an object to read the time, and removes it: only this server uses the directory `space`.
-    ///
-    /// # Errors
-    /// Returns the errors of the store.
-    pub(crate) async fn now(&self, space: &str) -> Result<SystemTime> {
-        let number = self.clocks.fetch_add(1, Ordering::Relaxed);
-        let key = format!("{space}/{CLOCK}-{number}");
-        let time = self.time_of_new(&key).await;
-        if let Err(error) = self.delete(&key).await {
-            tracing::warn!(%error, key, "an empty object stays in the store of originals");
-        }
-        time.map(end_of_whole_second)
-    }
-
-    /// Writes an empty object and returns the time at which the store wrote it.
-    async fn time_of_new(&self, key: &str) -> Result<SystemTime> {
-        self.put(key, Bytes::new()).await?;
-        let store = self.store()?;
-        let head = store.objects().head(&store.key(key)).await;
-        head.map(|object| SystemTime::from(object.last_modified)).map_err(failed)
-    }
-
     /// Sets the store, unless it is open.
     pub(crate) fn use_store(&self, store: StorePlace) {
         // Fails only if the store is open.
@@ -319,28 +292,6 @@ impl Originals {
         // After a failure the next caller tries again.
         let store = open(&self.config)?;
         Ok(self.store.get_or_init(|| store))
-    }
-}
-
-/// Returns true if [`Originals::now`] has written the object in the directory of a space.
-fn is_clock(object: &ObjectPath, directory: &ObjectPath) -> bool {
-    let object: &str = object.as_ref();
-    let directory: &str = directory.as_ref();
-    let name = object.strip_prefix(directory).and_then(|name| name.strip_prefix('/'));
-    let number = name.and_then(|name| name.strip_prefix(CLOCK)?.strip_prefix('-'));
-    // An administrator may keep other files in the directory.
-    number.is_some_and(|number| number.parse::<u64>().is_ok())
-}
-
-/// Returns the end of the second of `time` if `time` has no fraction. Some stores report the time
-/// of one object in whole seconds, and list objects with fractions. Without the rounding, an
-/// original that was written just before would look newer.
-fn end_of_whole_second(time: SystemTime) -> SystemTime {
-    let since = time.duration_since(SystemTime::UNIX_EPOCH);
-    if since.is_ok_and(|since| since.subsec_nanos() == 0) {
-        time + Duration::from_nanos(999_999_999)
-    } else {
-        time
     }
 }
 
@@ -370,60 +321,13 @@ fn local(directory: &FilePath) -> Result<StorePlace> {
     Ok(StorePlace::new(Arc::new(store), "", &directory.display().to_string()))
 }
 
-/// Converts an error of reading an original. Clients see the message for one that is lost, so it
-/// does not show where the files are.
-fn unread(error: object_store::Error) -> Error {
-    match error {
-        object_store::Error::NotFound { .. } => Error::not_found(
-            "the original file of the image is not in the store of original images; copy it back \
-             from a copy of the store, or delete the image and upload it again",
-        ),
-        error => failed(error),
-    }
-}
-
-/// Returns the error of an operation on the store.
-pub(crate) fn failed(error: object_store::Error) -> Error {
-    if is_full(&error) {
-        return Error::storage_full(format!(
-            "the store of original images is full: {error}; free space, or use another disk"
-        ))
-        .with_source(error);
-    }
-    let kind = match error {
-        object_store::Error::NotFound { .. } => ErrorKind::NotFound,
-        // No client can correct the credentials, and the state of a collection is no reason.
-        object_store::Error::PermissionDenied { .. }
-        | object_store::Error::Unauthenticated { .. } => {
-            return Error::unavailable(format!(
-                "the store of original images refuses the server: {error}; correct its credentials \
-                 and their rights"
-            ))
-            .with_source(error);
-        }
-        _ => ErrorKind::Unavailable,
-    };
-    Error::new(kind, "the store of original images").caused_by(error)
-}
-
-/// Returns true if the cause of an error is a full disk or an exhausted quota.
-fn is_full(error: &object_store::Error) -> bool {
-    use std::io::{Error as IoError, ErrorKind::QuotaExceeded, ErrorKind::StorageFull};
-    let causes =
-        std::iter::successors(Some(error as &(dyn std::error::Error + 'static)), |error| {
-            error.source()
-        });
-    causes
-        .filter_map(|cause| cause.downcast_ref::<IoError>())
-        .any(|cause| matches!(cause.kind(), StorageFull | QuotaExceeded))
-}
-
 #[cfg(test)]
 mod tests {
     use std::fmt;
     use std::future::ready;
     use std::pin::Pin;
 
+    use base::ErrorKind;
     use object_store::memory::InMemory;
     use object_store::{
         CopyOptions, GetOptions, GetResult, ListResult, MultipartUpload, ObjectMeta, ObjectStore,
@@ -545,16 +449,6 @@ mod tests {
         }
     }
 
-    #[test]
-    fn a_time_without_a_fraction_covers_its_second() {
-        let second = SystemTime::UNIX_EPOCH + Duration::from_secs(1_700_000_000);
-        // A list shows the original with a fraction.
-        let written = second + Duration::from_millis(300);
-        assert!(written <= end_of_whole_second(second));
-        assert!(end_of_whole_second(second) < second + Duration::from_secs(1));
-        assert_eq!(end_of_whole_second(written), written);
-    }
-
     #[tokio::test]
     async fn the_age_of_an_upload_is_by_the_clock_of_the_store() {
         let originals = late_originals();
@@ -567,28 +461,6 @@ mod tests {
         let missing = originals.get(key).await.unwrap_err();
         assert_eq!(missing.kind(), ErrorKind::NotFound);
         assert!(missing.message().ends_with("upload it again"), "{missing}");
-    }
-
-    #[test]
-    fn only_a_read_says_that_an_original_is_lost() {
-        let missing = || object_store::Error::NotFound {
-            path: "bucket".to_owned(),
-            source: "no such bucket".into(),
-        };
-        assert!(unread(missing()).message().contains("delete the image"));
-        // A write fails in this way if the bucket does not exist.
-        let failed = failed(missing());
-        assert_eq!(failed.kind(), ErrorKind::NotFound);
-        assert!(failed.message().contains("no such bucket"), "{failed}");
-    }
-
-    #[test]
-    fn refused_credentials_are_no_conflict() {
-        let denied =
-            object_store::Error::PermissionDenied { path: "a".to_owned(), source: "403".into() };
-        let failed = failed(denied);
-        assert_eq!(failed.kind(), ErrorKind::Unavailable);
-        assert!(failed.message().contains("correct its credentials"), "{failed}");
     }
 
     #[tokio::test]
