@@ -1,6 +1,6 @@
 //! Threads for work that would block a connection thread: decoding, keypoints, thumbnails, writes.
-//! Work that no caller waits for urgently has threads of its own, at idle priority. So has work that
-//! waits for the store of originals: a store that does not answer holds up no other work.
+//! Work that no caller waits for urgently has threads of its own, at idle priority. So has work
+//! that waits for the store of originals: a store that does not answer holds up no other work.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, OnceLock};

@@ -131,9 +131,10 @@ fn start_starter() -> Result<()> {
     Ok(())
 }
 
-/// Runs `work` and returns its result. On a thread of idle or low priority, a new thread of ordinary
-/// priority runs it, and the caller waits. In a process without a [`BackgroundRunner`], the system
-/// must permit that priority. If it refuses, that is logged, and `work` runs at idle priority.
+/// Runs `work` and returns its result. On a thread of idle or low priority, a new thread of
+/// ordinary priority runs it, and the caller waits. In a process without a [`BackgroundRunner`],
+/// the system must permit that priority. If it refuses, that is logged, and `work` runs at idle
+/// priority.
 ///
 /// # Errors
 /// `ResourceExhausted` if no thread can be started, `Internal` if `work` panics on the new thread.
