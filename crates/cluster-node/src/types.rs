@@ -320,11 +320,23 @@ impl ClusterView {
         readings.filter(|reading| reading.serves || reading.is_damaged).collect()
     }
 
-    /// Returns true if the node `name` is the one that removes unused data: the first with the role
-    /// ingest.
+    /// Returns true if the node `name` is the one that removes unused data and makes backups of the
+    /// schedule: the first with the role ingest. If that node has lost the store, the next one that
+    /// can take its logs does the work, as in [`ClusterView::wanted_owner`].
     pub fn is_collector(&self, name: &str) -> bool {
+        self.collector().is_some_and(|collector| collector.name == name)
+    }
+
+    fn collector(&self) -> Option<&NodeInfo> {
         let mut writers = self.nodes.values().filter(|node| node.roles.ingest);
-        writers.next().is_some_and(|first| first.name == name)
+        let first = writers.next()?;
+        if first.store != StoreAccess::Lost {
+            return Some(first);
+        }
+        // Nodes of earlier versions do not see the loss and leave the work to the first node.
+        let takes_over =
+            |node: &&NodeInfo| matches!(node.store, StoreAccess::Working | StoreAccess::Failing);
+        Some(writers.find(takes_over).unwrap_or(first))
     }
 
     /// Returns the collection of a name or an alias. A name comes first.
@@ -472,6 +484,32 @@ mod tests {
             assert_eq!(view.wanted_owner(&key), Some(expected), "{key}");
         }
         assert!(moved > 0);
+    }
+
+    #[test]
+    fn another_node_collects_if_the_first_has_lost_the_store() {
+        let mut view = ClusterView::default();
+        for name in ["a", "b", "c", "d"] {
+            let roles = Roles { ingest: name != "a", ..Roles::ALL };
+            let name = name.to_owned();
+            let node = NodeInfo { name, roles, weight: 1, ..NodeInfo::default() };
+            view.nodes.insert(node.name.clone(), node);
+        }
+        let mut collector = |changes: &[(&str, StoreAccess)]| {
+            for (name, store) in changes {
+                view.nodes.get_mut(*name).unwrap().store = store.clone();
+            }
+            let collectors = view.nodes.keys().filter(|name| view.is_collector(name));
+            collectors.cloned().collect::<Vec<_>>()
+        };
+        assert_eq!(collector(&[]), ["b"], "all have an earlier version");
+        assert_eq!(collector(&[("b", StoreAccess::Failing)]), ["b"], "it may be down for all");
+        assert_eq!(collector(&[("b", StoreAccess::Lost)]), ["b"], "no other node sees the loss");
+        assert_eq!(collector(&[("d", StoreAccess::Working)]), ["d"]);
+        assert_eq!(collector(&[("c", StoreAccess::Failing)]), ["c"]);
+        let lost = [("c", StoreAccess::Lost), ("d", StoreAccess::Lost)];
+        assert_eq!(collector(&lost), ["b"], "all have lost it");
+        assert_eq!(collector(&[("b", StoreAccess::Working)]), ["b"], "it reads the store again");
     }
 
     #[test]

@@ -36,12 +36,34 @@ impl ClusterBackups {
     /// meanwhile; `DataLoss` if the cluster's store is a directory that is not mounted any more;
     /// the errors of the stores.
     pub async fn create(&self, record: &CollectionRecord) -> Result<BackupSet> {
-        let made = self.make(record).await;
-        self.count("backup", &made);
-        made
+        let made = self.create_until(record, std::future::pending()).await?;
+        made.ok_or_else(|| Error::internal("a backup was stopped without a reason"))
     }
 
-    async fn make(&self, record: &CollectionRecord) -> Result<BackupSet> {
+    /// Backs up a collection unless `stop` ends before its copies are complete. Then returns
+    /// `None`. The objects that it has copied stay for a day, so that a later backup continues.
+    ///
+    /// # Errors
+    /// As [`ClusterBackups::create`].
+    pub(crate) async fn create_until(
+        &self,
+        record: &CollectionRecord,
+        stop: impl Future<Output = ()>,
+    ) -> Result<Option<BackupSet>> {
+        match self.make(record, stop).await {
+            Ok(None) => Ok(None),
+            made => {
+                self.count("backup", &made);
+                made
+            }
+        }
+    }
+
+    async fn make(
+        &self,
+        record: &CollectionRecord,
+        stop: impl Future<Output = ()>,
+    ) -> Result<Option<BackupSet>> {
         let _turn = self.turn().await?;
         let id = BackupId::now();
         self.begin(record, &id).await?;
@@ -51,7 +73,15 @@ impl ClusterBackups {
             }
             self.copy_all(record, &id).await
         });
-        let copied = tokio::time::timeout(BACKUP_TIME_MAX, copied).await;
+        let copied = tokio::select! {
+            biased;
+            () = stop => None,
+            copied = tokio::time::timeout(BACKUP_TIME_MAX, copied) => Some(copied),
+        };
+        let Some(copied) = copied else {
+            self.discard_failed(record, &id).await;
+            return Ok(None);
+        };
         let set = match copied.unwrap_or_else(|_| Err(too_long())) {
             Ok(set) => set,
             Err(error) => {
@@ -66,7 +96,7 @@ impl ClusterBackups {
             tracing::warn!(collection = record.name, %id, %error, "the note of a backup is removed later");
         }
         tracing::info!(collection = record.name, backup = %set.id, bytes = set.bytes(), "a collection was backed up");
-        Ok(set)
+        Ok(Some(set))
     }
 
     /// Copies a collection. Returns the description of its backup, which is not stored yet.

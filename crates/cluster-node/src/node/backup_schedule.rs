@@ -1,21 +1,27 @@
 //! Backups of a schedule: one node of the cluster backs up each collection that has changed.
+//!
+//! If two nodes do this at the same time, for example because one of them does not reach etcd, both
+//! make complete backups, and each removes backups that the schedule does not keep.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
 use backup::BackupId;
-use base::Result;
+use base::{ErrorKind, Result};
 
 use super::catalog::StoreCatalog;
 use super::services::NodeServices;
 use crate::backups::{BackupSchedule, BackupSet, ClusterBackups};
-use crate::types::CollectionRecord;
+use crate::types::{CollectionRecord, ViewSource};
 
 /// Time between two checks for a collection whose backup is due.
 const CHECK_INTERVAL: Duration = Duration::from_secs(10);
 /// Longest pause after a backup that has failed.
 const RETRY_PAUSE_MAX: Duration = Duration::from_secs(1800);
+/// Time for which another node must be the one that makes backups before this node stops a backup.
+/// So a new lease of this node stops none. Shorter than the interval of the other node's checks.
+const STOP_AFTER: Duration = Duration::from_secs(5);
 
 /// Collections whose last backup has failed, by id, and the time at which the next may begin.
 #[derive(Default)]
@@ -50,16 +56,38 @@ pub(super) async fn run(
             continue;
         }
         for id in view.collections.values().map(|record| &record.id) {
-            // A pass may take hours, and collections are removed meanwhile.
-            let Some(record) = services.view.current().by_id(id).cloned() else { continue };
+            // A pass may take hours. Collections are removed, and nodes come and go meanwhile.
+            let now = services.view.current();
+            if !now.is_collector(&services.name) {
+                break;
+            }
+            let Some(record) = now.by_id(id).cloned() else { continue };
             if !failed.may_begin(id, Instant::now()) {
                 continue;
             }
-            let outcome = back_up_if_due(&backups, &record, schedule).await;
+            let stop = other_collects(services.view.clone(), &services.name, STOP_AFTER);
+            let outcome = back_up_if_due(&backups, &record, schedule, stop).await;
             failed.note(id, outcome.is_ok(), Instant::now(), schedule.every);
             if let Err(error) = outcome {
                 tracing::error!(collection = record.name, %error, "a scheduled backup has failed");
             }
+        }
+    }
+}
+
+/// Returns once another node has made the backups instead of the node `name` for `time`.
+async fn other_collects(mut view: ViewSource, name: &str, time: Duration) {
+    loop {
+        while view.current().is_collector(name) {
+            view.changed().await;
+        }
+        let is_again = async {
+            while !view.current().is_collector(name) {
+                view.changed().await;
+            }
+        };
+        if tokio::time::timeout(time, is_again).await.is_err() {
+            return;
         }
     }
 }
@@ -75,7 +103,8 @@ fn age(created: SystemTime, now: SystemTime, every: Duration) -> Option<Duration
 }
 
 /// Backs a collection up if it has changed and its last backup is old. Then removes backups of it
-/// that the schedule does not keep.
+/// that the schedule does not keep. If `stop` ends first, the backup is stopped: another node makes
+/// it, and continues with its copies.
 ///
 /// # Errors
 /// As [`ClusterBackups::create`] and [`ClusterBackups::delete`].
@@ -83,6 +112,7 @@ pub(crate) async fn back_up_if_due(
     backups: &ClusterBackups,
     record: &CollectionRecord,
     schedule: BackupSchedule,
+    stop: impl Future<Output = ()>,
 ) -> Result<()> {
     // Backups of other collections of the name neither make this one appear backed up nor are
     // removed.
@@ -97,12 +127,19 @@ pub(crate) async fn back_up_if_due(
     {
         return Ok(());
     }
-    let made = backups.create(record).await?;
+    let Some(made) = backups.create_until(record, stop).await? else {
+        tracing::info!(collection = record.name, "another node makes the scheduled backup");
+        return Ok(());
+    };
     let Some(keep) = schedule.keep_newest else { return Ok(()) };
     // Listed again: a backup may take hours, and others are made and removed meanwhile.
     let listed = backups.list_own(record).await?;
     for old in replaced(&ids(&sets), &ids(&listed), &made.id, keep) {
-        backups.delete(&record.name, &old).await?;
+        match backups.delete(&record.name, &old).await {
+            // A client or another node has removed it meanwhile.
+            Err(error) if error.kind() == ErrorKind::NotFound => {}
+            deleted => deleted?,
+        }
     }
     Ok(())
 }
@@ -128,6 +165,28 @@ fn replaced(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::types::{NodeInfo, Roles, ViewUpdater};
+
+    #[tokio::test]
+    async fn another_node_stops_a_backup_after_a_while() {
+        let view = ViewUpdater::new();
+        let add = |name: &str| {
+            let name = name.to_owned();
+            let node = NodeInfo { name, roles: Roles::ALL, weight: 1, ..NodeInfo::default() };
+            view.update(|view| drop(view.nodes.insert(node.name.clone(), node)));
+        };
+        add("b");
+        let stops = async |time: Duration| {
+            let stop = other_collects(view.source(), "b", time);
+            tokio::time::timeout(Duration::from_millis(50), stop).await.is_ok()
+        };
+        assert!(!stops(Duration::ZERO).await, "this node makes the backups");
+        add("c");
+        assert!(!stops(Duration::ZERO).await, "it is still the first");
+        add("a");
+        assert!(!stops(Duration::from_secs(3600)).await, "it may be the first again soon");
+        other_collects(view.source(), "b", Duration::ZERO).await;
+    }
 
     #[test]
     fn a_backup_of_a_wrong_clock_delays_no_other() {

@@ -223,7 +223,8 @@ async fn a_schedule_counts_backups_of_its_collection_alone() {
     let mut made: Vec<BackupId> = Vec::new();
     for text in ["one", "two"] {
         cluster.append(&own, 0, 1, text).await;
-        back_up_if_due(&cluster.backups, &own, schedule).await.unwrap();
+        let never = std::future::pending();
+        back_up_if_due(&cluster.backups, &own, schedule, never).await.unwrap();
         let listed = cluster.backups.list("docs").await.unwrap();
         assert_eq!(listed.len(), 2, "the backup {foreign:?} stays");
         assert!(listed.contains(&foreign));

@@ -3,6 +3,7 @@
 use object_store::{ObjectStoreExt, PutPayload};
 
 use super::*;
+use crate::node::backup_schedule::back_up_if_due;
 
 /// Removes the copies of stopped backups, as a backup does that begins now.
 async fn remove_abandoned(cluster: &TestCluster, grace: Duration) -> usize {
@@ -160,4 +161,26 @@ async fn a_backup_without_its_note_removes_no_other() {
     let own = BackupId::now();
     let removed = cluster.backups.remove_abandoned("docs", &own, Duration::ZERO).await;
     assert_eq!(removed.unwrap_err().kind(), ErrorKind::Unavailable);
+}
+
+#[tokio::test]
+async fn a_backup_of_another_node_takes_the_place_of_this_one() {
+    let cluster = TestCluster::new();
+    let record = record("1");
+    cluster.append(&record, 0, 1, "one").await;
+    let every = Duration::from_secs(3600);
+    let schedule = BackupSchedule { every, keep_newest: Some(1) };
+    let is_due = async |stop: std::future::Ready<()>| {
+        back_up_if_due(&cluster.backups, &record, schedule, stop).await.unwrap();
+        let notes = cluster.store.place().below("backups/cluster/begun/docs").list().await;
+        assert!(notes.unwrap().is_empty(), "no later backup looks for its remains");
+        cluster.backups.list("docs").await.unwrap().len()
+    };
+    assert_eq!(is_due(std::future::ready(())).await, 0);
+    for outcome in ["ok", "failed"] {
+        let labels = BackupWorkLabels { work: "backup", outcome };
+        assert_eq!(cluster.backups.metrics.work.get_or_create(&labels).get(), 0, "{outcome}");
+    }
+    cluster.backups.create(&record).await.unwrap();
+    assert_eq!(is_due(std::future::ready(())).await, 1);
 }
