@@ -98,6 +98,12 @@ impl HttpReply {
     pub(crate) fn error(&self) -> String {
         error_text(&self.body)
     }
+
+    /// Returns true if the same request may succeed later: the server, or a proxy before it, was
+    /// busy or took too long.
+    pub(crate) fn is_busy(&self) -> bool {
+        matches!(self.status, 408 | 429 | 502 | 503 | 504)
+    }
 }
 
 impl ServerClient {
@@ -172,6 +178,20 @@ impl ServerClient {
         path: &str,
         content: RequestContent<'_>,
     ) -> CommandResult<HttpReply> {
+        self.call_within(method, path, content, ANSWER_MAX)
+    }
+
+    /// Does the same as [`ServerClient::call`], in at most `time`.
+    ///
+    /// # Errors
+    /// As [`ServerClient::call`], and an error at the end of `time`.
+    pub(crate) fn call_within(
+        &self,
+        method: &str,
+        path: &str,
+        content: RequestContent<'_>,
+        time: Duration,
+    ) -> CommandResult<HttpReply> {
         let mut request =
             ureq::http::Request::builder().method(method).uri(format!("{}{path}", self.root));
         if let Some(key) = &self.key {
@@ -181,20 +201,20 @@ impl ServerClient {
             CommandError::usage(format!("cannot ask for {path}: {error}"))
         };
         let answer = match content {
-            RequestContent::None => self.agent.run(request.body(()).map_err(wrong)?),
+            RequestContent::None => self.run(request.body(()).map_err(wrong)?, time),
             RequestContent::Json(value) => {
                 let request = request.header("content-type", "application/json");
-                self.agent.run(request.body(value.to_string()).map_err(wrong)?)
+                self.run(request.body(value.to_string()).map_err(wrong)?, time)
             }
             RequestContent::Bytes(bytes) => {
                 let request = request.header("content-type", "application/octet-stream");
-                self.agent.run(request.body(bytes).map_err(wrong)?)
+                self.run(request.body(bytes).map_err(wrong)?, time)
             }
             RequestContent::Tensors { json_bytes, body } => {
                 let request = request
                     .header("content-type", "application/octet-stream")
                     .header("inference-header-content-length", json_bytes.to_string());
-                self.agent.run(request.body(body).map_err(wrong)?)
+                self.run(request.body(body).map_err(wrong)?, time)
             }
         };
         let mut response = answer.map_err(|error| self.unreachable(&error))?;
@@ -211,6 +231,15 @@ impl ServerClient {
             json_bytes,
             body: body.map_err(|error| self.unreachable(&error))?,
         })
+    }
+
+    fn run(
+        &self,
+        request: ureq::http::Request<impl ureq::AsSendBody>,
+        time: Duration,
+    ) -> Result<ureq::http::Response<ureq::Body>, ureq::Error> {
+        let request = self.agent.configure_request(request).timeout_global(Some(time)).build();
+        self.agent.run(request)
     }
 
     /// Sends GET to `path` and parses the response.

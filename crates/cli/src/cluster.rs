@@ -11,6 +11,7 @@ use crate::client::{ServerArgs, ServerClient};
 use crate::environment;
 use crate::exit::{CommandError, CommandResult, ExitStatus, print, print_note};
 use crate::models::pretty;
+use crate::poll::{PollFailure, poll};
 
 /// `millpond cluster ACTION`.
 #[derive(Args, Debug)]
@@ -207,8 +208,13 @@ fn drain(args: &DrainArgs) -> CommandResult {
     }
     let end = Instant::now() + DRAIN_MAX;
     let mut shown = None;
+    let continues = format!(
+        "{} continues to drain unless it is restarted: run the same command again to wait for it, \
+         or `millpond cluster status --shards` to see its shards",
+        args.node
+    );
     loop {
-        let view = client.get("/cluster/v1/view")?;
+        let view = poll(&client, "/cluster/v1/view", &continues, joined_view)?;
         if !items(&view["result"]["nodes"]).any(|other| other["name"] == args.node.as_str()) {
             return Err(CommandError::new(
                 ExitStatus::Failed,
@@ -233,6 +239,15 @@ fn drain(args: &DrainArgs) -> CommandResult {
             .hint("millpond cluster status --shards shows where they should go"));
         }
         std::thread::sleep(DRAIN_CHECK_INTERVAL);
+    }
+}
+
+/// Returns a view that has nodes. A root that was restarted sees no node until it has joined the
+/// cluster again.
+fn joined_view(view: Value) -> Result<Value, PollFailure> {
+    match check_joined(&view["result"]) {
+        Ok(()) => Ok(view),
+        Err(error) => Err(PollFailure::Temporary(error)),
     }
 }
 
@@ -472,7 +487,10 @@ mod tests {
     #[test]
     fn view_without_nodes_is_an_error() {
         assert!(check_joined(&json!({ "nodes": [{ "name": "a" }] })).is_ok());
-        let error = check_joined(&json!({ "nodes": [], "collections": [] })).err().unwrap();
+        let none = json!({ "nodes": [], "collections": [] });
+        let waits = joined_view(json!({ "result": none }));
+        assert!(matches!(waits, Err(PollFailure::Temporary(_))), "a drain reads it again");
+        let error = check_joined(&none).err().unwrap();
         assert!(error.message().contains("has not joined the cluster"), "{}", error.message());
     }
 

@@ -37,6 +37,7 @@ mod keys;
 mod layout;
 mod manual;
 mod models;
+mod poll;
 mod publish;
 mod serve;
 mod speakers;

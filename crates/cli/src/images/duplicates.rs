@@ -10,11 +10,15 @@ use serde_json::{Map, Value, json};
 use super::{ImagesServerArgs, path};
 use crate::client::{RequestContent, ServerClient};
 use crate::exit::{CommandError, CommandResult, print, print_note};
+use crate::poll::poll;
 
 /// Interval between two requests for the progress.
 const POLL: Duration = Duration::from_millis(500);
 /// Status of a request for a job that is running already.
 const CONFLICT: u16 = 409;
+/// Hint if the progress cannot be read.
+const CONTINUES: &str =
+    "the search continues on the server, and the same command shows its progress again";
 
 /// `millpond images duplicates COLLECTION`.
 #[derive(Args, Debug)]
@@ -113,7 +117,7 @@ fn wait(client: &ServerClient, job: &str) -> CommandResult {
         bar.set_style(style);
     }
     loop {
-        let progress = client.call("GET", job, RequestContent::None)?.json()?;
+        let progress = poll(client, job, CONTINUES, Ok)?;
         let number = |key: &str| progress.get(key).and_then(Value::as_u64).unwrap_or(0);
         bar.set_length(number("total").max(number("done")));
         bar.set_position(number("done"));

@@ -108,7 +108,7 @@ fn outcome(reply: &HttpReply) -> CommandResult<UploadOutcome> {
     match reply.status {
         // These errors concern this image only, so the next one may succeed.
         400 | 413 | 415 | 422 | 500 => Ok(UploadOutcome::Failed(reply.error())),
-        status if is_busy(status) => {
+        _ if reply.is_busy() => {
             Ok(UploadOutcome::Failed(format!("the server stayed busy: {}", reply.error())))
         }
         _ => {
@@ -137,12 +137,6 @@ fn refused_prints(answer: &Value) -> Option<String> {
     Some(format!("the server refused {} of its {} prints: {error}", refused.len(), prints.len()))
 }
 
-/// Returns true if the same request may succeed later: the server, or a proxy before it, was busy
-/// or took too long.
-fn is_busy(status: u16) -> bool {
-    matches!(status, 408 | 429 | 502 | 503 | 504)
-}
-
 /// Calls `ask` until the server is not busy, at most [`TRIES_MAX`] times. Calls `on_busy` with the
 /// reason after [`NOTIFY_TRIES`] of them.
 fn persist(
@@ -152,7 +146,7 @@ fn persist(
     let mut wait = WAIT;
     for tries in 1..TRIES_MAX {
         match ask() {
-            Ok(reply) if is_busy(reply.status) => {
+            Ok(reply) if reply.is_busy() => {
                 if tries == NOTIFY_TRIES {
                     on_busy(&reply.error());
                 }
