@@ -38,6 +38,7 @@ def test_nodes_and_shards_are_shown(browser, cluster):
     assert texts(browser, "#nodes th") == ["first", "second"]
     row = texts(browser, "[data-node='second'] td")
     assert row[:3] == [cluster.nodes["second"].address, "search, ingest", "1"] and row[3] == str(SHARDS), row
+    wait(lambda: texts(browser, "[data-node='second'] td")[5:7] == ["0", "0"], "no flushes and merges")
     js(browser, "document.querySelector('#collections summary').click()")
     holders = texts(browser, "[data-shard] td:nth-of-type(2)")
     assert [set(names.split(", ")) for names in holders] == [{"first", "second"}] * SHARDS

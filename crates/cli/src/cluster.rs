@@ -307,7 +307,12 @@ fn shards_left(view: &Value, node: &str) -> usize {
 }
 
 fn status(args: &ClusterStatusArgs) -> CommandResult {
-    let view = args.root.client()?.get("/cluster/v1/view")?;
+    let client = args.root.client()?;
+    let mut view = client.get("/cluster/v1/view")?;
+    // A root of an earlier version does not know them, and then they are shown as "-".
+    if let Ok(work) = client.get("/cluster/v1/work") {
+        add_work(&mut view["result"], &work["result"]["nodes"]);
+    }
     let view = &view["result"];
     if args.json {
         print(&pretty(view))?;
@@ -321,12 +326,48 @@ fn status(args: &ClusterStatusArgs) -> CommandResult {
         print(&shards(view).to_string())?;
     }
     check_joined(view)?;
-    let warnings =
-        [stale_warning(view), store_warning(view), unowned_warning(view), few_copies_warning(view)];
+    let warnings = [
+        stale_warning(view),
+        store_warning(view),
+        unowned_warning(view),
+        few_copies_warning(view),
+        work_warning(view),
+    ];
     for warning in warnings.into_iter().flatten() {
         print(&warning)?;
     }
     Ok(())
+}
+
+/// Adds the flushes and merges of nodes, by name, to the nodes of a view.
+fn add_work(view: &mut Value, work: &Value) {
+    for node in view["nodes"].as_array_mut().into_iter().flatten() {
+        let own = node["name"].as_str().and_then(|name| work.get(name)).cloned();
+        if let Some(own) = own {
+            node["work"] = own;
+        }
+    }
+}
+
+/// Returns the number of running merges of a node as a cell, with the number of waiting ones.
+fn merges_cell(work: &Value) -> String {
+    match work["merges_waiting"].as_u64() {
+        Some(waiting @ 1..) => format!("{}, {waiting} wait", cell(&work["merges"])),
+        _ => cell(&work["merges"]),
+    }
+}
+
+/// Returns a warning if the flushes and merges of search nodes are not known.
+fn work_warning(view: &Value) -> Option<String> {
+    let unknown = items(&view["nodes"]).filter_map(|node| {
+        let error = node["work"]["error"].as_str()?;
+        Some(format!(
+            "\nwarning: the flushes and merges of {} are not known: {error}\n",
+            cell(&node["name"])
+        ))
+    });
+    let warnings: String = unknown.collect();
+    (!warnings.is_empty()).then_some(warnings)
 }
 
 /// Returns a warning if the node at `--url` cannot read nodes and owners from etcd.
@@ -423,10 +464,16 @@ fn cell(value: &Value) -> String {
 }
 
 fn nodes(view: &Value) -> TextTable {
-    let mut table = TextTable::left(&["NODE", "ADDRESS", "ROLES", "WEIGHT", "SHARDS", "BUILD"]);
+    let mut table = TextTable::left(&[
+        "NODE", "ADDRESS", "ROLES", "WEIGHT", "SHARDS", "FLUSHES", "MERGES", "BUILD",
+    ]);
     for node in items(&view["nodes"]) {
-        let fields = ["name", "address", "roles", "weight", "serving", "build"];
-        table.row(fields.map(|field| cell(&node[field])));
+        let [name, address, roles, weight, serving, build] =
+            ["name", "address", "roles", "weight", "serving", "build"]
+                .map(|field| cell(&node[field]));
+        let flushes = cell(&node["work"]["flushes"]);
+        let merges = merges_cell(&node["work"]);
+        table.row([name, address, roles, weight, serving, flushes, merges, build]);
     }
     table
 }
@@ -537,6 +584,27 @@ mod tests {
         assert!(warning.contains("writes to shards that they own wait"), "{warning}");
         assert!(warning.contains("the store fails for b, c: copies"), "{warning}");
         assert!(warning.contains("other nodes own their shards"), "{warning}");
+    }
+
+    #[test]
+    fn status_shows_flushes_and_merges() {
+        let mut view = json!({ "nodes": [{ "name": "a" }, { "name": "b" }, { "name": "root" }] });
+        add_work(&mut view, &Value::Null);
+        assert_eq!(view["nodes"][0], json!({ "name": "a" }), "the root has an earlier version");
+        let work = json!({ "flushes": 2, "merges": 1, "merges_waiting": 3 });
+        add_work(&mut view, &json!({ "a": work, "b": { "error": "it is away" } }));
+        assert_eq!(view["nodes"][0]["work"], work);
+        assert_eq!(merges_cell(&work), "1, 3 wait");
+        assert_eq!(merges_cell(&json!({ "merges": 1, "merges_waiting": 0 })), "1");
+        let table = nodes(&view).to_string();
+        let rows: Vec<Vec<&str>> =
+            table.lines().map(|line| line.split_whitespace().collect()).collect();
+        assert!(rows[1].ends_with(&["2", "1,", "3", "wait", "-"]), "{table}");
+        assert!(rows[3].ends_with(&["-", "-", "-"]), "{table}");
+        let warning = work_warning(&view).unwrap();
+        assert!(warning.contains("flushes and merges of b are not known: it is away"), "{warning}");
+        view["nodes"][1]["work"] = work;
+        assert_eq!(work_warning(&view), None);
     }
 
     #[test]

@@ -41,6 +41,7 @@ mod merge;
 mod merged_groups;
 mod mmr;
 mod new_shards;
+mod node_work;
 mod older;
 mod original_cleanup;
 mod own_rounds;

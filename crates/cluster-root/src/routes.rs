@@ -14,8 +14,8 @@ use super::call::RootCall;
 use super::snapshot_call::SnapshotCall;
 use super::state::RootState;
 use super::{
-    aliases, collection_changes, collections, describe, groups, matrix, older, plan, query, read,
-    snapshots, write,
+    aliases, collection_changes, collections, describe, groups, matrix, node_work, older, plan,
+    query, read, snapshots, write,
 };
 
 /// Returns the routes of the cluster's collections, which an API key protects. They replace
@@ -37,6 +37,7 @@ pub fn routes() -> Router<Arc<RootState>> {
         )
         .route("/collections/{collection}/facet", post(|call: RootCall| call.answer(read::facet)))
         .route("/cluster/v1/view", get(|call: RootCall| call.answer(describe::cluster)))
+        .route("/cluster/v1/work", get(|call: RootCall| call.answer(node_work::of_nodes)))
         .route("/cluster/v1/plan", post(|call: RootCall| call.answer(plan::plan)))
         .merge(points())
         .merge(older_queries())

@@ -26,9 +26,10 @@ function problem(words) {
 async function read() {
   try {
     const { nodes, collections, stale } = (await getJson("/cluster/v1/view")).result;
+    const work = await workOf();
     problem(stale && `This node cannot read nodes and owners now, so they are shown as it read them last. Reason: ${stale}`);
     show("cluster");
-    draw(nodes, collections);
+    draw(nodes, collections, work);
   } catch (error) {
     if (error instanceof Refused && error.status === 404) {
       show("alone");
@@ -41,10 +42,23 @@ async function read() {
   setTimeout(read, READ_MS);
 }
 
-function draw(nodes, collections) {
+// The flushes and merges of each node, by name. A failure hides no node.
+async function workOf() {
+  try {
+    return (await getJson("/cluster/v1/work")).result.nodes;
+  } catch {
+    return {};
+  }
+}
+
+// Merges that run, and those that wait.
+const mergesOf = ({ merges, merges_waiting: waiting }) =>
+  merges === undefined ? "–" : waiting ? `${merges}, ${waiting} wait` : String(merges);
+
+function draw(nodes, collections, work) {
   const owned = new Map(), shards = collections.flatMap((one) => one.shards);
   for (const { owner } of shards) owned.set(owner, (owned.get(owner) ?? 0) + 1);
-  $("nodes").replaceChildren(...nodes.map((node) => nodeRow(node, owned.get(node.name) ?? 0)));
+  $("nodes").replaceChildren(...nodes.map((node) => nodeRow(node, owned.get(node.name) ?? 0, work[node.name] ?? {})));
   const open = new Set([...document.querySelectorAll("#collections details[open]")].map((details) => details.dataset.collection));
   $("collections").replaceChildren(...collections.map((one) => collection(one, open.has(one.id))));
   const moving = shards.filter(moves).length, missing = shards.filter((shard) => shard.serving.length === 0).length;
@@ -53,13 +67,14 @@ function draw(nodes, collections) {
   else state(moving ? "warn" : "ready", several(nodes.length, "node"));
 }
 
-function nodeRow({ name, address, roles, weight, serving, build, store }, owned) {
+function nodeRow({ name, address, roles, weight, serving, build, store }, owned, work) {
   const drains = weight === 0 && roles.includes("search");
   const chips = [...(drains ? [el("span", { class: "chip plain" }, "drains")] : []),
     ...(store ? [el("span", { class: "chip", "data-state": "failed" }, `store ${store}`)] : [])];
   const title = el("th", { scope: "row" }, name, ...chips.flatMap((chip) => [" ", chip]));
   return el("tr", { "data-node": name }, title, cell(address), cell(roles.join(", ")), cell(String(weight), { class: "number" }),
-    cell(String(serving), { class: "number" }), cell(String(owned), { class: "number" }), cell(build));
+    cell(String(serving), { class: "number" }), cell(String(owned), { class: "number" }),
+    cell(String(work.flushes ?? "–"), { class: "number" }), cell(mergesOf(work), { class: "number", ...(work.error && { title: work.error }) }), cell(build));
 }
 
 const served = ({ serving, damaged = [] }) =>

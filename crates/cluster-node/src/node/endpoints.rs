@@ -13,6 +13,7 @@ use base::{Error, Result};
 use bytes::Bytes;
 use cluster::EntryNumber;
 use http::{HeaderMap, StatusCode};
+use search::collection::OptimizerWork;
 use search::points::PointId;
 use serde::Deserialize;
 use serde_json::value::RawValue;
@@ -37,6 +38,8 @@ pub(super) const READS_RUNNING_MAX: usize = 64;
 const BACKGROUND_PATHS: &str = "images/duplicates/";
 /// Maximum shards that a node reads at the same time for background work. More wait.
 pub(super) const BACKGROUND_READS_MAX: usize = 16;
+/// Path of the flushes and merges of a node.
+const WORK_PATH: &str = "/cluster/v1/node/work";
 /// Maximum shards of one read.
 const SHARDS_MAX: usize = 1024;
 /// Maximum bytes that [`answer_text`] writes for a shard besides its body.
@@ -164,6 +167,7 @@ pub(super) fn routes() -> Router<Arc<ClusterNode>> {
         .route("/cluster/v1/write", post(write))
         .route(hints::PATH, post(appended))
         .route("/cluster/v1/node", get(status))
+        .route(WORK_PATH, get(work))
         .route("/cluster/v1/drain", post(drain))
         .merge(image_endpoints::routes())
 }
@@ -381,6 +385,17 @@ async fn status(State(node): State<Arc<ClusterNode>>) -> Reply {
         })
         .collect();
     Reply::json(json!({ "name": node.name(), "shards": shards }).to_string())
+}
+
+/// Returns the flushes and merges of this node that run or wait. They can slow searches down.
+async fn work(State(node): State<Arc<ClusterNode>>) -> Reply {
+    let work = node.services.local.optimizer_work().await;
+    Reply::of(work.map(|work| {
+        let OptimizerWork { flushes, merges, merges_waiting } = work;
+        let body =
+            json!({ "flushes": flushes, "merges": merges, "merges_waiting": merges_waiting });
+        Reply::json(body.to_string())
+    }))
 }
 
 #[cfg(test)]

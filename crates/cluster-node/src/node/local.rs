@@ -11,6 +11,7 @@ use bytes::Bytes;
 use cluster::{EntryNumber, Epoch};
 use http::{Method, Request, StatusCode, header};
 use http_body_util::BodyExt;
+use search::collection::OptimizerWork;
 use search::registry::{ListedCollection, ListedState, NamedCollection};
 use serde_json::{Value, json};
 use tower::ServiceExt;
@@ -179,6 +180,25 @@ impl LocalCollections {
         let listed = self.registry.registry()?.list();
         let shards = listed.iter().filter(|listed| is_shard(listed));
         Ok(shards.filter_map(|listed| shard_of_name(&listed.name)).collect())
+    }
+
+    /// Returns the flushes and merges that run or wait in all collections.
+    ///
+    /// # Errors
+    /// The error of the registry.
+    pub(super) async fn optimizer_work(&self) -> Result<OptimizerWork> {
+        let registry = self.registry.registry()?;
+        // Each collection takes locks, and a node has up to a thousand.
+        blocking(move || {
+            let mut work = OptimizerWork::default();
+            for listed in registry.list() {
+                if let ListedState::Ready(named) = listed.state {
+                    work.add(named.collection().optimizer_work());
+                }
+            }
+            Ok(work)
+        })
+        .await
     }
 
     /// Returns the registry.

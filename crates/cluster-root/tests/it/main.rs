@@ -10,4 +10,5 @@ mod root_reads;
 mod root_snapshots;
 #[allow(dead_code, reason = "the tests of cluster-images use the rest")]
 mod root_support;
+mod root_work;
 mod root_writes;

@@ -356,6 +356,13 @@ impl Collection {
         choose(&sizes, &self.options.merging, self.rows_max(self.budget.free())).is_some()
     }
 
+    /// Returns true if segments wait to be merged, also if the memory for it is missing. `damaged`
+    /// are the segments that are not merged.
+    pub(super) fn merge_waits(&self, state: &CollectionState, damaged: &BTreeSet<u64>) -> bool {
+        let merging = &self.options.merging;
+        choose(&self.mergeable(state, damaged), merging, merging.rows_max).is_some()
+    }
+
     /// Returns the segments that can be merged.
     fn mergeable(&self, state: &CollectionState, damaged: &BTreeSet<u64>) -> Vec<SegmentSize> {
         let mergeable = |slot: &SegmentSlot, view: &SegmentView| {

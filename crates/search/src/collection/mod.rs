@@ -50,6 +50,7 @@ mod lookup;
 mod manifest;
 mod merge;
 mod names;
+mod optimizer_work;
 mod options;
 mod order;
 mod pin;
@@ -94,6 +95,7 @@ pub use filters::FilterStats;
 pub(crate) use helpers::{HelpWork, Helpers};
 pub use inner::Collection;
 pub use lookup::{IDS_MAX, IdList, PointCount, PointParts};
+pub use optimizer_work::OptimizerWork;
 pub(crate) use options::SHARED_VALUES_MIN;
 pub use options::{
     CANDIDATES_MAX, CollectionOptions, CollectionShape, Merging, PRINT_CANDIDATES_MAX, QuietTimes,

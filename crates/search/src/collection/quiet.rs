@@ -67,7 +67,7 @@ mod tests {
     use super::*;
     use crate::budget::MemoryBudget;
     use crate::coarse::Metric;
-    use crate::collection::{CollectionOptions, QuietTimes, Resources};
+    use crate::collection::{CollectionOptions, OptimizerWork, QuietTimes, Resources};
     use crate::ingest::PointRef;
     use crate::rerank::SharedCaches;
 
@@ -168,6 +168,33 @@ mod tests {
         drop(searched);
         collection.optimizer.merge_runs.store(true, Ordering::Relaxed);
         assert!(collection.is_optimizing() && collection.status().optimizing);
+    }
+
+    #[test]
+    fn work_that_runs_or_waits_is_counted() {
+        let root = tempfile::tempdir().unwrap();
+        let collection = opened(root.path(), QuietTimes { flush: Duration::ZERO, ..NEVER });
+        let counts = |flushes, merges, merges_waiting| {
+            let mut all = OptimizerWork { flushes: 1, merges: 1, merges_waiting: 1 };
+            all.add(collection.optimizer_work());
+            let expected = [flushes + 1, merges + 1, merges_waiting + 1];
+            assert_eq!([all.flushes, all.merges, all.merges_waiting], expected);
+        };
+        add(&collection, 0..MANY);
+        assert!(collection.freeze_if_quiet().unwrap());
+        counts(1, 0, 0);
+        assert!(collection.flush_oldest().unwrap());
+        for first in [100, 200, 300] {
+            counts(0, 0, 0);
+            add(&collection, first..first + 10);
+            collection.flush().unwrap();
+        }
+        counts(0, 0, 1);
+        let _all = collection.budget.reserve(collection.budget.free(), "other data").unwrap();
+        assert!(!collection.is_optimizing(), "no memory");
+        counts(0, 0, 1);
+        collection.optimizer.merge_runs.store(true, Ordering::Relaxed);
+        counts(0, 1, 0);
     }
 
     #[test]

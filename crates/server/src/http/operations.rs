@@ -21,15 +21,17 @@ const OPEN: [&str; 12] = [
     "/favicon.ico",
 ];
 /// Routes whose answers list the collections that the key may use.
-const LISTS: [&str; 5] = ["/", "/collections", "/aliases", "/v1/images", "/cluster/v1/view"];
+const LISTS: [&str; 6] =
+    ["/", "/collections", "/aliases", "/v1/images", "/cluster/v1/view", "/cluster/v1/work"];
 /// Routes between the nodes of a cluster. Their bodies name any collection by its id.
-const NODES: [&str; 8] = [
+const NODES: [&str; 9] = [
     "/cluster/v1/extract",
     "/cluster/v1/shards/{id}/{shard}/{*rest}",
     "/cluster/v1/read",
     "/cluster/v1/write",
     "/cluster/v1/appended",
     "/cluster/v1/node",
+    "/cluster/v1/node/work",
     "/cluster/v1/drain",
     "/cluster/v1/plan",
 ];
@@ -189,6 +191,7 @@ mod tests {
             (Method::POST, "/cluster/v1/write", Write),
             (Method::POST, "/cluster/v1/drain", Admin),
             (Method::GET, "/cluster/v1/view", Read),
+            (Method::GET, "/cluster/v1/work", Read),
             (Method::POST, "/collections/{collection}/points/query", Read),
             (Method::POST, "/collections/{collection}/points/search/batch", Read),
             (Method::PUT, "/collections/{collection}/points/vectors", Write),
@@ -242,7 +245,9 @@ mod tests {
         for route in ["/cluster/v1/read", "/cluster/v1/extract", SHARDS] {
             assert_eq!(scope(Method::POST, route), CollectionScope::Any, "{route}");
         }
-        assert_eq!(scope(Method::GET, "/cluster/v1/view"), CollectionScope::Names);
+        for list in ["/cluster/v1/view", "/cluster/v1/work"] {
+            assert_eq!(scope(Method::GET, list), CollectionScope::Names, "{list}");
+        }
         assert_eq!(scope(Method::GET, "/collections"), CollectionScope::Names);
         assert_eq!(scope(Method::GET, "/metrics"), CollectionScope::Server);
     }
