@@ -190,9 +190,24 @@ pub(crate) fn batch(
 ///
 /// # Errors
 /// `Unimplemented` for an operation that only a newer version knows; `InvalidArgument` for other
-/// JSON; as [`NamedCollection::upsert`].
+/// JSON, also if an operation of a known name has a feature that is not supported; as
+/// [`NamedCollection::upsert`].
 pub fn apply_operation(named: &NamedCollection, operation: &[u8]) -> Result<()> {
     check_name(operation)?;
+    match make_operation(named, operation) {
+        // No version makes it: a change of the form of an operation has a new name.
+        Err(error)
+            if error.kind() == ErrorKind::Unimplemented
+                && operation_name(operation) != Some(UNMADE_OPERATION) =>
+        {
+            Err(Error::invalid(error.message().to_owned()).with_source(error))
+        }
+        made => made,
+    }
+}
+
+/// Does the work of [`apply_operation`] for an operation of a known name.
+fn make_operation(named: &NamedCollection, operation: &[u8]) -> Result<()> {
     match json::parse(operation)? {
         UpdateOperation::SetPayload(mut request) => {
             let selection = request.selection()?;

@@ -53,12 +53,14 @@ impl ApplyPriority {
 }
 
 /// Outcome of an entry.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct AppliedBatch {
     /// Operations that were made.
     pub(super) made: u64,
     /// Operations that no holder can make.
     pub(super) skipped: u64,
+    /// Reason of the first skipped operation.
+    pub(super) skip_reason: Option<Error>,
 }
 
 /// Applies the operations of an entry, in order. They are durable when this returns.
@@ -113,6 +115,7 @@ pub(super) async fn apply_rest(
         drop(turn);
         applied.made += step.made;
         applied.skipped += step.skipped;
+        applied.skip_reason = applied.skip_reason.take().or(step.skip_reason);
         let Some(error) = step.failure else { continue };
         if step.made + step.skipped > 0 {
             (tries, pause) = (0, PAUSE_MIN);
@@ -140,18 +143,20 @@ pub(super) async fn apply_rest(
 struct AppliedStep {
     made: u64,
     skipped: u64,
+    skip_reason: Option<Error>,
     failure: Option<Error>,
 }
 
 /// Makes the operations from number `from` on, until one fails on this machine.
 fn apply_from(named: &NamedCollection, batch: &Batch, from: usize) -> AppliedStep {
-    let mut step = AppliedStep { made: 0, skipped: 0, failure: None };
+    let mut step = AppliedStep { made: 0, skipped: 0, skip_reason: None, failure: None };
     for operation in &batch.0[from..] {
         match apply_operation(named, operation) {
             Ok(()) => step.made += 1,
             Err(error) if is_same_everywhere(&error) && !named.removed() => {
                 step.skipped += 1;
                 tracing::debug!(collection = named.name(), %error, "an operation changes nothing");
+                step.skip_reason.get_or_insert(error);
             }
             Err(error) => {
                 step.failure = Some(error);

@@ -44,6 +44,8 @@ pub(super) struct ShardFollower {
     pub(super) replaced: Option<Instant>,
     /// Probes of the log's end since the local collection was opened.
     pub(super) end_probe: EndProbe,
+    /// True once the log of this process names an entry with skipped operations.
+    pub(super) is_skip_logged: bool,
 }
 
 /// A step of the follower.
@@ -290,12 +292,30 @@ impl ShardFollower {
             }
         }
         self.state.stall.resume();
+        if let Some(reason) = &applied.skip_reason {
+            self.log_skipped(progress.position.next, &applied, reason);
+        }
         let metrics = &self.services.metrics;
         metrics.entries.inc();
         for (kind, count) in [("applied", applied.made), ("skipped", applied.skipped)] {
             metrics.operations.get_or_create(&KindLabels { kind }).inc_by(count);
         }
         Ok(())
+    }
+
+    /// Logs the skipped operations of an entry. A client that may write can cause any number, so
+    /// only the first entry of a shard is a warning.
+    fn log_skipped(&mut self, entry: EntryNumber, applied: &AppliedBatch, reason: &Error) {
+        let AppliedBatch { skipped, .. } = applied;
+        if std::mem::replace(&mut self.is_skip_logged, true) {
+            tracing::debug!(shard = %self.key, %entry, skipped, %reason, "operations are skipped");
+            return;
+        }
+        tracing::warn!(
+            shard = %self.key, %entry, skipped, %reason,
+            "an entry of the log has operations that no holder can make: all holders skip them \
+             (millpond_cluster_operations_total counts further ones)"
+        );
     }
 
     /// Applies the rest of an entry once, at the priority of the shard.

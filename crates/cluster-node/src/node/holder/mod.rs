@@ -54,6 +54,7 @@ impl Holder {
             replacement: JoinSet::new(),
             replaced: None,
             end_probe: EndProbe::default(),
+            is_skip_logged: false,
         };
         Holder { record, state, task: tokio::spawn(follower.run()) }
     }

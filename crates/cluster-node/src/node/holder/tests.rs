@@ -15,7 +15,7 @@ use cluster::{
 };
 use cluster_log::{CreateOutcome, FollowPosition, LogFloor, ShardLog};
 use http_client::HttpClient;
-use metrics::ClusterMetrics;
+use metrics::{ClusterMetrics, KindLabels};
 use model_store::StorePlace;
 use object_store::memory::InMemory;
 use object_store::throttle::{ThrottleConfig, ThrottledStore};
@@ -103,6 +103,7 @@ fn follower(directory: &Path, registry: &Arc<Registry>) -> ShardFollower {
         replacement: JoinSet::new(),
         replaced: None,
         end_probe: EndProbe::default(),
+        is_skip_logged: false,
     }
 }
 

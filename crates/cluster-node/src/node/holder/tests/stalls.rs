@@ -86,6 +86,28 @@ async fn an_unknown_operation_stops_the_log_and_not_the_reads() {
     assert!(!named.removed());
 }
 
+/// No version makes them. The last one is a deletion of all points in earlier versions.
+#[tokio::test]
+async fn refused_operations_of_known_names_stop_no_shard() {
+    let refused = [
+        r#"{"upsert":{"points":[{"id":1}]}}"#,
+        r#"{"upsert":{"points":[{"id":1,"vector":{"indices":[1],"values":[0.5]}}]}}"#,
+        r#"{"delete":{"filter":{"must":[{"custom":1}]}}}"#,
+        r#"{"clear_payload":{"points":[1],"shard_key":"a"}}"#,
+        r#"{"delete":{"filter":{"must":[{"has_id":null}]}}}"#,
+    ];
+    let mut empty = EmptyShard::start().await;
+    let metrics = empty.follower.services.metrics.clone();
+    let operations = refused.map(|text| Bytes::from_static(text.as_bytes()));
+    let entry = [vec![upsert()], operations.to_vec()].concat();
+    tokio::time::timeout(OPEN_MAX, empty.apply_all(entry)).await.unwrap().unwrap();
+    let count = |kind| metrics.operations.get_or_create(&KindLabels { kind }).get();
+    assert_eq!((count("applied"), count("skipped")), (1, refused.len() as u64));
+    assert_eq!(empty.follower.state.stall.reason(), None);
+    assert!(empty.follower.is_skip_logged);
+    assert_eq!(empty.progress.named.collection().count(), 1, "no point is deleted");
+}
+
 /// The restore of a snapshot for a download applies operations in the same way.
 #[tokio::test]
 async fn an_unknown_operation_is_not_tried_again_at_once() {
