@@ -310,8 +310,8 @@ fn status(args: &ClusterStatusArgs) -> CommandResult {
     let client = args.root.client()?;
     let mut view = client.get("/cluster/v1/view")?;
     // A root of an earlier version does not know them, and then they are shown as "-".
-    if let Ok(work) = client.get("/cluster/v1/work") {
-        add_work(&mut view["result"], &work["result"]["nodes"]);
+    if let (Ok(work), Some(view)) = (client.get("/cluster/v1/work"), view.get_mut("result")) {
+        add_work(view, &work["result"]["nodes"]);
     }
     let view = &view["result"];
     if args.json {
@@ -341,10 +341,11 @@ fn status(args: &ClusterStatusArgs) -> CommandResult {
 
 /// Adds the flushes and merges of nodes, by name, to the nodes of a view.
 fn add_work(view: &mut Value, work: &Value) {
-    for node in view["nodes"].as_array_mut().into_iter().flatten() {
-        let own = node["name"].as_str().and_then(|name| work.get(name)).cloned();
-        if let Some(own) = own {
-            node["work"] = own;
+    let nodes = view.get_mut("nodes").and_then(Value::as_array_mut);
+    for node in nodes.into_iter().flatten().filter_map(Value::as_object_mut) {
+        let own = node.get("name").and_then(Value::as_str).and_then(|name| work.get(name));
+        if let Some(own) = own.cloned() {
+            node.insert("work".to_owned(), own);
         }
     }
 }
