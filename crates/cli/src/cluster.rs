@@ -331,6 +331,7 @@ fn status(args: &ClusterStatusArgs) -> CommandResult {
         store_warning(view),
         unowned_warning(view),
         few_copies_warning(view),
+        protocol_warning(view),
         work_warning(view),
     ];
     for warning in warnings.into_iter().flatten() {
@@ -401,6 +402,23 @@ fn store_warning(view: &Value) -> Option<String> {
         ));
     }
     (!warning.is_empty()).then_some(warning)
+}
+
+/// Returns a warning if nodes speak an older protocol than others, as during an upgrade. Two builds
+/// may have the same version.
+fn protocol_warning(view: &Value) -> Option<String> {
+    let protocol = |node: &Value| node["protocol"].as_u64();
+    let newest = items(&view["nodes"]).filter_map(protocol).max()?;
+    let is_older = |node: &&Value| protocol(node).is_some_and(|own| own < newest);
+    let older = items(&view["nodes"]).filter(is_older).map(|node| cell(&node["name"]));
+    let older: Vec<String> = older.collect();
+    (!older.is_empty()).then(|| {
+        format!(
+            "\nwarning: the programs of {} are older than those of other nodes; upgrade these nodes, \
+             in the order of their roles (docs/cluster.md)\n",
+            older.join(", ")
+        )
+    })
 }
 
 /// Returns a warning if there are too few search nodes for the copies of the shards. The status of
@@ -585,6 +603,20 @@ mod tests {
         assert!(warning.contains("writes to shards that they own wait"), "{warning}");
         assert!(warning.contains("the store fails for b, c: copies"), "{warning}");
         assert!(warning.contains("other nodes own their shards"), "{warning}");
+    }
+
+    #[test]
+    fn status_warns_of_nodes_that_are_not_upgraded() {
+        let view = |protocols: [Value; 3]| {
+            let named = ["a", "b", "c"].into_iter().zip(protocols);
+            let nodes = named.map(|(name, protocol)| json!({ "name": name, "protocol": protocol }));
+            json!({ "nodes": nodes.collect::<Vec<_>>() })
+        };
+        for same in [[json!(1), json!(1), json!(1)], [Value::Null, Value::Null, Value::Null]] {
+            assert_eq!(protocol_warning(&view(same)), None);
+        }
+        let warning = protocol_warning(&view([json!(0), json!(1), json!(0)])).unwrap();
+        assert!(warning.contains("the programs of a, c are older"), "{warning}");
     }
 
     #[test]

@@ -152,6 +152,7 @@ fn node_text(node: &NodeInfo) -> Value {
         "roles": node.roles,
         "weight": node.weight,
         "build": node.build,
+        "protocol": node.protocol,
         "serving": shards,
     });
     if node.store.is_failing() {
@@ -259,7 +260,9 @@ mod tests {
             assert_eq!(shown.get("store"), None);
         }
         node.store = StoreAccess::Lost;
-        assert_eq!(node_text(&node)["store"], "lost");
+        node.protocol = 7;
+        let shown = node_text(&node);
+        assert_eq!((&shown["store"], &shown["protocol"]), (&json!("lost"), &json!(7)));
     }
 
     #[test]
