@@ -174,7 +174,7 @@ mod tests {
     fn work_that_runs_or_waits_is_counted() {
         let root = tempfile::tempdir().unwrap();
         let collection = opened(root.path(), QuietTimes { flush: Duration::ZERO, ..NEVER });
-        let counts = |flushes, merges, merges_waiting| {
+        let counts = |flushes: usize, merges: usize, merges_waiting: usize| {
             let mut all = OptimizerWork { flushes: 1, merges: 1, merges_waiting: 1 };
             all.add(collection.optimizer_work());
             let expected = [flushes + 1, merges + 1, merges_waiting + 1];
