@@ -1,6 +1,6 @@
 //! Flushes and merges that run or wait on the search nodes, for an operator who sees high latency.
 //!
-//! The nodes are asked at the moment of the request: such work begins and ends too often for etcd.
+//! Each request reads them from the nodes: such work begins and ends too often for keys in etcd.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -25,8 +25,8 @@ const PATH: &str = "/cluster/v1/node/work";
 const TIMEOUT: Duration = Duration::from_secs(1);
 /// Longest time of all requests. Nodes without an answer by then have an error.
 const TIME_MAX: Duration = Duration::from_secs(3);
-/// Maximum nodes that are asked at the same time.
-const ASKED_AT_ONCE_MAX: usize = 64;
+/// Maximum requests at the same time.
+const REQUESTS_AT_ONCE_MAX: usize = 64;
 
 /// Flushes and merges of a node.
 #[derive(Debug, Deserialize, Serialize)]
@@ -45,9 +45,9 @@ pub(super) async fn of_nodes(context: RootContext, _: Bytes) -> Result<RootAnswe
     let nodes = view.nodes.values().filter(|node| node.roles.search);
     let mut answers: BTreeMap<String, Result<NodeWork>> = BTreeMap::new();
     let mut running = JoinSet::new();
-    let turns = Arc::new(Semaphore::new(ASKED_AT_ONCE_MAX));
+    let turns = Arc::new(Semaphore::new(REQUESTS_AT_ONCE_MAX));
     for node in nodes {
-        let late = Error::unavailable("it was not asked in time");
+        let late = Error::unavailable("it did not answer in time");
         answers.insert(node.name.clone(), Err(late));
         running.spawn(of_node(context.state.client.clone(), node.clone(), turns.clone()));
     }
@@ -71,7 +71,7 @@ async fn of_node(
     node: NodeInfo,
     turns: Arc<Semaphore>,
 ) -> (String, Result<NodeWork>) {
-    let asked = async {
+    let work = async {
         // The semaphore is never closed.
         let _turn = turns.acquire().await;
         let answer = client.get(&node.address, PATH, TIMEOUT).await?;
@@ -85,6 +85,6 @@ async fn of_node(
             }
         }
     };
-    let work = asked.await;
+    let work = work.await;
     (node.name, work)
 }
