@@ -315,7 +315,7 @@ simulate-built: system
 .PHONY: simulate
 simulate: SEEDS ?= 100000
 simulate: FIRST ?= 10000
-simulate: simulate-built ## simulate a cluster with faults (SEEDS=100000 FIRST=10000 WORLD=log, fleet, stalls, reads or snapshots; half an hour)
+simulate: simulate-built ## simulate a cluster with faults (SEEDS=100000 FIRST=10000 WORLD=log, fleet, stalls, stores, reads or snapshots; half an hour)
 	$(call say,simulation of a cluster: $(SEEDS) seeds from $(FIRST))
 	@target/release/examples/simulate --seeds $(SEEDS) --first $(FIRST) $(if $(WORLD),--world $(WORLD))
 

@@ -9,7 +9,7 @@ use std::time::SystemTime;
 use api_images::ImageSettings;
 use base::Error;
 pub use cluster::ShardKey;
-use cluster::{Epoch, HolderReading, SearchServer, holders};
+use cluster::{Epoch, HolderReading, SearchServer, StoreReading, first_with_store, holders};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use tokio::sync::watch;
@@ -193,7 +193,28 @@ pub enum StoreAccess {
     Unknown,
 }
 
+impl From<StoreReading> for StoreAccess {
+    fn from(reading: StoreReading) -> StoreAccess {
+        match reading {
+            StoreReading::Unknown => StoreAccess::Unknown,
+            StoreReading::Working => StoreAccess::Working,
+            StoreReading::Failing => StoreAccess::Failing,
+            StoreReading::Lost => StoreAccess::Lost,
+        }
+    }
+}
+
 impl StoreAccess {
+    /// Returns the access as the decisions of the cluster know it.
+    fn reading(&self) -> StoreReading {
+        match self {
+            StoreAccess::Unknown => StoreReading::Unknown,
+            StoreAccess::Working => StoreReading::Working,
+            StoreAccess::Failing => StoreReading::Failing,
+            StoreAccess::Lost => StoreReading::Lost,
+        }
+    }
+
     /// Returns true if no access was announced.
     pub fn is_unknown(&self) -> bool {
         *self == StoreAccess::Unknown
@@ -276,9 +297,7 @@ impl ClusterView {
         if self.nodes.get(&first).is_none_or(|node| node.store != StoreAccess::Lost) {
             return Some(first);
         }
-        let takes_over = |node: &NodeInfo| {
-            node.roles.ingest && matches!(node.store, StoreAccess::Working | StoreAccess::Failing)
-        };
+        let takes_over = |node: &NodeInfo| node.roles.ingest && node.store.reading().takes_over();
         Some(self.placed(key, 1, takes_over).pop().unwrap_or(first))
     }
 
@@ -328,15 +347,10 @@ impl ClusterView {
     }
 
     fn collector(&self) -> Option<&NodeInfo> {
-        let mut writers = self.nodes.values().filter(|node| node.roles.ingest);
-        let first = writers.next()?;
-        if first.store != StoreAccess::Lost {
-            return Some(first);
-        }
-        // Nodes of earlier versions do not see the loss and leave the work to the first node.
-        let takes_over =
-            |node: &&NodeInfo| matches!(node.store, StoreAccess::Working | StoreAccess::Failing);
-        Some(writers.find(takes_over).unwrap_or(first))
+        let writers = self.nodes.values().filter(|node| node.roles.ingest);
+        let writers: Vec<(&NodeInfo, StoreReading)> =
+            writers.map(|node| (node, node.store.reading())).collect();
+        first_with_store(&writers)
     }
 
     /// Returns the collection of a name or an alias. A name comes first.

@@ -22,6 +22,7 @@ mod recent_writes;
 mod shard;
 mod snapshots;
 mod stall;
+mod store_access;
 mod writer;
 
 pub use copies::{CopyNeed, UNNEEDED_STAYS, UnneededTimer};
@@ -45,6 +46,7 @@ pub use stall::{
     AppliedReadStep, CertainHolders, FULL_SHARD_DELAY, FullShardTimer, STALL_DECISION_DELAY,
     StallMark, StalledServiceChange,
 };
+pub use store_access::{StoreAccessDecision, StoreReading, first_with_store};
 pub use writer::{
     Action, BATCHES_WAITING_MAX, Event, LogWriter, PIPELINE_MAX, RequestId, Ticket, WriterState,
 };

@@ -13,5 +13,6 @@ mod recent_writes;
 mod simulation;
 mod snapshots;
 mod stall;
+mod store_access;
 #[path = "../worlds/mod.rs"]
 mod worlds;

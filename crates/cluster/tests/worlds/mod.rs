@@ -44,6 +44,10 @@ pub(crate) enum Planted {
     StalledReadsAnswered,
     /// Owners take writes although the disks of all holders are full.
     FullShardsWritten,
+    /// A node leaves its logs although no other node reads the store.
+    OthersIgnored,
+    /// Owners stay as they are if a node has lost the store.
+    LossIgnored,
     /// First requests earn more second requests than they should.
     BudgetGrows,
     /// The later one of two answers counts too.
@@ -127,6 +131,12 @@ pub(crate) const KINDS: &[WorldKind] = &[
             ("reads_answered", 20),
             ("writes_acknowledged", 100),
         ],
+    },
+    WorldKind {
+        name: "stores",
+        run: fleet::run_with_lost_stores,
+        planted: &[Planted::OthersIgnored, Planted::LossIgnored],
+        least: &[("stores_lost", 5), ("logs_left", 1), ("owners", 5), ("writes_acknowledged", 100)],
     },
     WorldKind {
         name: "reads",

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use cluster::Epoch;
+use cluster::{Epoch, StoreReading};
 
 use super::LEASE;
 
@@ -16,6 +16,8 @@ pub(super) struct NodeRecord {
     pub(super) damaged: BTreeSet<u32>,
     /// Shards whose copy it has marked as stalled.
     pub(super) stalled: BTreeSet<u32>,
+    /// Access to the store.
+    pub(super) store: StoreReading,
 }
 
 impl NodeRecord {

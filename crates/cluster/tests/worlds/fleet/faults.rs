@@ -34,6 +34,9 @@ impl Fleet {
         if !process.is_alive {
             return self.restart(node);
         }
+        if self.loses_store {
+            return self.fault_of_store(node, time);
+        }
         let kinds = if self.fills_disks { KINDS_WITH_DISKS } else { KINDS };
         match self.random.below(kinds) {
             0 | 1 => self.end_process(node, time),
@@ -49,6 +52,17 @@ impl Fleet {
                 self.schedule.at(time, FleetItem::EtcdBack);
             }
             _ => {}
+        }
+    }
+
+    /// Makes a fault in a world in which nodes lose the store. etcd works there, and no process
+    /// stops for a while: otherwise a node may see late that another one has lost the store too.
+    fn fault_of_store(&mut self, node: usize, time: u64) {
+        match self.random.below(8) {
+            0 => self.end_process(node, time),
+            1 => self.leave(node, time),
+            2 => self.processes[node].drains = true,
+            _ => self.lose_store(node),
         }
     }
 
@@ -133,7 +147,9 @@ impl Fleet {
         }
         let incarnation = self.processes[node].incarnation + 1;
         let weight = self.random.between(1, 4) as u32;
-        let process = Process { node, incarnation, is_alive: true, weight, ..Process::default() };
+        let started = self.schedule.now();
+        let process =
+            Process { node, incarnation, is_alive: true, weight, started, ..Process::default() };
         self.processes[node] = process;
         let delay = self.random.below(500);
         self.schedule.at(delay, FleetItem::Look(Sender { node, incarnation }));
@@ -147,6 +163,7 @@ impl Fleet {
         if self.stays_full {
             self.full_disks.extend(0..NODES);
         }
+        self.store_cuts.iter_mut().for_each(|cuts| cuts.end(now));
         for process in &mut self.processes {
             process.paused_until = process.paused_until.min(now);
             process.cut_until = process.cut_until.min(now);

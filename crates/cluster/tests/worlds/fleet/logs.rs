@@ -10,7 +10,7 @@ use cluster::{
 use super::{Fleet, FleetItem, Sender};
 
 /// Time after which a writer stops waiting for a create.
-const TIMEOUT: u64 = 400;
+pub(super) const TIMEOUT: u64 = 400;
 /// Entries that a new writer reads.
 const ENTRIES_READ: u64 = 8;
 
@@ -190,6 +190,7 @@ impl Fleet {
 
     /// The store carries out a request of a writer.
     pub(super) fn store(&mut self, address: WriterAddress, shard: u32, request: Action<Write>) {
+        let Some(request) = self.unless_cut(address, shard, request) else { return };
         let entries = &mut self.logs[shard as usize].entries;
         let event = match request {
             Action::Create(id, number, entry) => {

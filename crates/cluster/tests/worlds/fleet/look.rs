@@ -27,6 +27,9 @@ impl Fleet {
         if self.fills_disks {
             self.look_at_stalls(sender);
         }
+        if self.loses_store {
+            self.look_at_store(sender);
+        }
         self.look_at_ownership(sender);
         self.look_at_registration(sender);
         if self.processes[sender.node].is_free(Channel::View) {
@@ -207,7 +210,7 @@ impl Fleet {
         let own = NAMES[sender.node];
         let view = process.view.clone();
         for shard in 0..SHARDS {
-            let wanted = self.placed(&view, shard, 1).first().map(|node| NAMES[*node]);
+            let wanted = self.log_owner(&view, shard).map(|node| NAMES[node]);
             let process = &mut self.processes[sender.node];
             if process.active.contains_key(&shard) || process.refused.contains_key(&shard) {
                 continue;
@@ -247,7 +250,7 @@ impl Fleet {
         let (epoch, is_lost) = (writer.epoch, writer.is_lost);
         let view = process.view.clone();
         let seen = seen(&view, shard);
-        let wanted = self.placed(&view, shard, 1).first().map(|node| NAMES[*node]);
+        let wanted = self.log_owner(&view, shard).map(|node| NAMES[node]);
         let own = NAMES[sender.node];
         if !is_lost && keeps_ownership(own, epoch, seen, wanted) {
             return;

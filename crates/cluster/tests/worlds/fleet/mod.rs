@@ -3,7 +3,8 @@
 //! Faults: processes end, stop for a while, restart and drain; nodes come and change their weight;
 //! one copy or all copies of a shard get damaged; etcd stops, or some nodes cannot reach it;
 //! requests and answers are late or lost. The world `stalls` also fills the disk of a node, or the
-//! disks of all nodes. Time is in milliseconds. After [`LENGTH`] all is well again, and the fleet
+//! disks of all nodes. In the world `stores`, one node or all nodes do not reach the store for a
+//! while, and etcd always answers. Time is in milliseconds. After [`LENGTH`] all is well again, and the fleet
 //! must settle. In some worlds with full disks, all disks stay full, and the copies must be served.
 
 mod etcd;
@@ -13,6 +14,7 @@ mod look;
 mod process;
 mod registration;
 mod stalls;
+mod stores;
 
 use std::collections::{BTreeSet, HashMap};
 use std::time::{Duration, Instant};
@@ -22,6 +24,7 @@ use cluster::{Action, Event, SearchServer, holders};
 use self::etcd::{Etcd, EtcdAnswer, EtcdRequest, EtcdView};
 use self::logs::{ShardLog, Write, WriterAddress};
 use self::process::{Channel, Process};
+use self::stores::StoreCuts;
 use super::numbers::Numbers;
 use super::schedule::Schedule;
 use super::{Planted, WorldOutcome};
@@ -73,6 +76,8 @@ enum FleetItem {
     EtcdTimeout(Sender, Channel, u64),
     Store(WriterAddress, u32, Action<Write>),
     StoreAnswer(WriterAddress, Event<Write>),
+    /// A reading of the store ends, with success or without.
+    StoreRead(Sender, bool),
     Restored(Sender, u32, u64),
     DiskFreed(usize),
     Fault,
@@ -98,6 +103,8 @@ struct FleetFigures {
     reads_answered: u64,
     reads_refused: u64,
     writes_refused: u64,
+    stores_lost: u64,
+    logs_left: u64,
 }
 
 struct Fleet {
@@ -105,6 +112,10 @@ struct Fleet {
     planted: Option<Planted>,
     /// True if disks get full.
     fills_disks: bool,
+    /// True if nodes lose the store.
+    loses_store: bool,
+    /// Cuts of each node from the store.
+    store_cuts: Vec<StoreCuts>,
     /// True if all disks are full from [`LENGTH`] on.
     stays_full: bool,
     /// Nodes whose disk is full.
@@ -144,6 +155,17 @@ pub(super) fn run_with_full_disks(seed: u64, planted: Option<Planted>) -> WorldO
     WorldOutcome { violation: fleet.violation, figures }
 }
 
+/// Runs the world of a seed in which nodes lose the store.
+pub(super) fn run_with_lost_stores(seed: u64, planted: Option<Planted>) -> WorldOutcome {
+    let mut fleet = Fleet::new(seed, planted, false);
+    fleet.loses_store = true;
+    fleet.run();
+    let mut figures = fleet.figures.of_nodes();
+    figures.push(("stores_lost", fleet.figures.stores_lost));
+    figures.push(("logs_left", fleet.figures.logs_left));
+    WorldOutcome { violation: fleet.violation, figures }
+}
+
 impl FleetFigures {
     fn of_nodes(&self) -> Vec<(&'static str, u64)> {
         vec![
@@ -179,6 +201,8 @@ impl Fleet {
             random,
             planted,
             fills_disks,
+            loses_store: false,
+            store_cuts: vec![StoreCuts::default(); NODES],
             stays_full,
             full_disks: BTreeSet::new(),
             schedule: Schedule::new(),
@@ -238,6 +262,7 @@ impl Fleet {
             FleetItem::Look(sender)
             | FleetItem::EtcdAnswer(sender, ..)
             | FleetItem::EtcdTimeout(sender, ..)
+            | FleetItem::StoreRead(sender, ..)
             | FleetItem::Restored(sender, ..) => Some(*sender),
             FleetItem::StoreAnswer(address, _) => Some(address.sender),
             _ => None,
@@ -268,6 +293,7 @@ impl Fleet {
             }
             FleetItem::Store(address, shard, request) => self.store(address, shard, request),
             FleetItem::StoreAnswer(address, event) => self.handle(address, event),
+            FleetItem::StoreRead(sender, succeeds) => self.store_read(sender, succeeds),
             FleetItem::Restored(sender, shard, restore) => self.restored(sender, shard, restore),
             FleetItem::DiskFreed(node) => self.disk_freed(node),
             FleetItem::Fault => self.fault(),
@@ -314,7 +340,7 @@ impl Fleet {
         }
         for shard in 0..SHARDS {
             let mut wanted = self.placed(&view, shard, self.copies);
-            let Some(owner) = wanted.first().copied() else { continue };
+            let Some(owner) = self.log_owner(&view, shard) else { continue };
             wanted.sort_unstable();
             let holds = |process: &&Process| process.is_alive && process.held.contains_key(&shard);
             let held: Vec<usize> =

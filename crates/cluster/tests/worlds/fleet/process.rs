@@ -5,11 +5,13 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use cluster::{
-    DamagedCopyUse, DecisionAge, EntryNumber, Epoch, FullShardTimer, StallMark, UnneededTimer,
+    DamagedCopyUse, DecisionAge, EntryNumber, Epoch, FullShardTimer, StallMark,
+    StoreAccessDecision, UnneededTimer,
 };
 
 use super::etcd::{EtcdRequest, EtcdView, NodeRecord};
 use super::logs::ShardWriter;
+use super::stores::StoreReadings;
 use super::{LEASE, Sender};
 
 /// Requests of one kind follow each other.
@@ -139,6 +141,11 @@ pub(super) struct Process {
     pub(super) full_timers: BTreeMap<u32, FullShardTimer>,
     /// Shards whose writes it refuses.
     pub(super) refuses: BTreeSet<u32>,
+    /// Time of its start.
+    pub(super) started: u64,
+    pub(super) readings: StoreReadings,
+    /// Access to the store.
+    pub(super) store: StoreAccessDecision,
 }
 
 /// Times of the readings of the view.
@@ -226,6 +233,7 @@ impl Process {
             serving: serving.map(|(shard, _)| *shard).collect(),
             damaged: marked.map(|(shard, _)| *shard).collect(),
             stalled: stalled.map(|(shard, _)| *shard).collect(),
+            store: self.store.reading(),
         }
     }
 
