@@ -322,6 +322,16 @@ impl ClusterView {
         serving
     }
 
+    /// Returns the node that takes snapshots of the shard: the first that serves it. If that node has
+    /// lost the store, the next one does, as in [`ClusterView::wanted_owner`]. Otherwise the log
+    /// would grow until the first node reads the store again.
+    pub fn snapshot_holder(&self, key: &ShardKey, copies: u32) -> Option<&NodeInfo> {
+        let holders = self.serving_holders(key, copies).into_iter();
+        let holders: Vec<(&NodeInfo, StoreReading)> =
+            holders.map(|node| (node, node.store.reading())).collect();
+        first_with_store(&holders)
+    }
+
     /// Returns the nodes that should hold the shard or serve it, by name.
     pub fn present_holders(&self, key: &ShardKey, copies: u32) -> Vec<&NodeInfo> {
         let wanted = self.wanted_holders(key, copies);
@@ -524,6 +534,32 @@ mod tests {
         let lost = [("c", StoreAccess::Lost), ("d", StoreAccess::Lost)];
         assert_eq!(collector(&lost), ["b"], "all have lost it");
         assert_eq!(collector(&[("b", StoreAccess::Working)]), ["b"], "it reads the store again");
+    }
+
+    #[test]
+    fn another_holder_takes_snapshots_if_the_first_has_lost_the_store() {
+        let key = ShardKey::new("1", 0);
+        let mut view = ClusterView::default();
+        for name in ["a", "b", "c"] {
+            let serving = BTreeMap::from([("1".to_owned(), BTreeSet::from([0]))]);
+            let name = name.to_owned();
+            let store = StoreAccess::Working;
+            let roles = Roles::ALL;
+            let node = NodeInfo { name, roles, weight: 1, serving, store, ..NodeInfo::default() };
+            view.nodes.insert(node.name.clone(), node);
+        }
+        let order: Vec<String> =
+            view.serving_holders(&key, 3).iter().map(|node| node.name.clone()).collect();
+        let holder = |view: &ClusterView| view.snapshot_holder(&key, 3).unwrap().name.clone();
+        assert_eq!(holder(&view), order[0]);
+        view.nodes.get_mut(&order[0]).unwrap().store = StoreAccess::Failing;
+        assert_eq!(holder(&view), order[0], "the store may be down for all");
+        view.nodes.get_mut(&order[0]).unwrap().store = StoreAccess::Lost;
+        assert_eq!(holder(&view), order[1]);
+        view.nodes.get_mut(&order[1]).unwrap().serving.clear();
+        assert_eq!(holder(&view), order[2]);
+        view.nodes.get_mut(&order[2]).unwrap().store = StoreAccess::Unknown;
+        assert_eq!(holder(&view), order[0], "an earlier version does not see the loss");
     }
 
     #[test]

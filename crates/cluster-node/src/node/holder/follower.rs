@@ -398,7 +398,7 @@ impl ShardFollower {
                 Err(error) => return Err(error),
             }
         }
-        if self.is_first_holder() {
+        if self.takes_snapshots() {
             let services = &self.services;
             let key = &self.key;
             self.snapshots.begin_if_due(services, key, &self.record, &self.log, progress.into());
@@ -407,10 +407,10 @@ impl ShardFollower {
     }
 
     /// Returns true if this node is the one that takes snapshots of the shard.
-    fn is_first_holder(&self) -> bool {
+    fn takes_snapshots(&self) -> bool {
         let view = self.services.view.current();
-        let holders = view.serving_holders(&self.key, self.record.copies);
-        holders.first().is_some_and(|first| first.name == self.services.name)
+        let holder = view.snapshot_holder(&self.key, self.record.copies);
+        holder.is_some_and(|holder| holder.name == self.services.name)
     }
 }
 
