@@ -348,7 +348,7 @@ static HANDLED: AtomicBool = AtomicBool::new(false);
 static INTERRUPTED: AtomicBool = AtomicBool::new(false);
 
 /// Makes the first interrupt from now on only set [`interrupted`] to true. The second ends the
-/// process.
+/// process. A hangup and SIGTERM count as interrupts.
 pub fn handle_interrupts() {
     HANDLED.store(true, Ordering::SeqCst);
 }
@@ -356,6 +356,31 @@ pub fn handle_interrupts() {
 /// Returns true after an interrupt.
 pub fn interrupted() -> bool {
     INTERRUPTED.load(Ordering::SeqCst)
+}
+
+/// Returns true if this process ignores hangups, as a program that `nohup` starts does.
+fn ignores_hangups() -> bool {
+    signal_mask("SigIgn:") & HANGUP_BIT != 0
+}
+
+/// Bit of SIGHUP, the first signal, in a mask of signals.
+const HANGUP_BIT: u64 = 1;
+
+/// Returns a mask of signals of this process, or 0 if it cannot be read.
+fn signal_mask(name: &str) -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let mask = status.lines().find_map(|line| line.strip_prefix(name));
+    mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or(0)
+}
+
+/// Waits for `signal`; without one, for ever.
+async fn received(signal: Option<&mut tokio::signal::unix::Signal>) {
+    match signal {
+        Some(signal) => {
+            let _ = signal.recv().await;
+        }
+        None => std::future::pending().await,
+    }
 }
 
 fn watch_signals() {
@@ -369,10 +394,13 @@ fn watch_signals() {
         else {
             return;
         };
+        // A server reads its files again at a hangup. It would stay when the terminal is closed.
+        let mut hangup = if ignores_hangups() { None } else { listen(SignalKind::hangup()).ok() };
         loop {
             let code = tokio::select! {
                 _ = interrupt.recv() => 130,
                 _ = terminate.recv() => 143,
+                () = received(hangup.as_mut()) => 129,
             };
             if HANDLED.load(Ordering::SeqCst) && !INTERRUPTED.swap(true, Ordering::SeqCst) {
                 continue;
@@ -387,6 +415,55 @@ fn watch_signals() {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Variable that makes [`hangup_helper`] run.
+    const HELPER: &str = "LOADGEN_TEST_HANGUP_HELPER";
+
+    /// Process of the next test: starts a child, prints its id and waits for a signal.
+    #[test]
+    fn hangup_helper() {
+        if std::env::var_os(HELPER).is_none() {
+            return;
+        }
+        let mut child = Command::new("/bin/sleep").arg("600").spawn().unwrap();
+        end_with_us(child.id());
+        let _ = (0..1000).find(|_| {
+            std::thread::sleep(READY_POLL);
+            signal_mask("SigCgt:") & HANGUP_BIT != 0
+        });
+        crate::println!("child {}", child.id());
+        child.wait().unwrap();
+    }
+
+    #[test]
+    fn a_hangup_ends_children() {
+        use std::io::{BufRead as _, BufReader};
+
+        if ignores_hangups() {
+            return;
+        }
+        let mut helper = Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "process::tests::hangup_helper", "--nocapture"])
+            .env(HELPER, "1")
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut lines = BufReader::new(helper.stdout.take().unwrap()).lines();
+        let child: u32 = lines
+            .find_map(|line| line.unwrap().split_once("child ")?.1.trim().parse().ok())
+            .unwrap();
+        signal(helper.id(), rustix::process::Signal::HUP);
+        assert_eq!(helper.wait().unwrap().code(), Some(129));
+        let runs = || {
+            let stat = std::fs::read_to_string(format!("/proc/{child}/stat")).unwrap_or_default();
+            !stat.is_empty() && !stat.contains(") Z ")
+        };
+        let ended = (0..1000).any(|_| {
+            std::thread::sleep(READY_POLL);
+            !runs()
+        });
+        assert!(ended, "the child {child} still runs");
+    }
 
     #[test]
     fn ports_differ() {
