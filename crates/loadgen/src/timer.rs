@@ -26,8 +26,13 @@ impl Timer {
         Ok(Timer { descriptor })
     }
 
-    /// Returns at `due`, or at once if that has passed.
+    /// Returns at `due`. If that has passed, returns after other ready tasks have run: a client that
+    /// is late would otherwise send and read nothing until it has caught up.
     pub(crate) async fn until(&self, due: Instant) -> Result<()> {
+        if due <= Instant::now() {
+            tokio::task::yield_now().await;
+            return Ok(());
+        }
         loop {
             let left = due.saturating_duration_since(Instant::now());
             if left.is_zero() {
@@ -57,7 +62,25 @@ impl Timer {
 
 #[cfg(test)]
 mod tests {
+    use std::cell::Cell;
+    use std::rc::Rc;
+
     use super::*;
+
+    #[test]
+    fn a_late_timer_lets_other_tasks_run() {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_io().build().unwrap();
+        tokio::task::LocalSet::new().block_on(&runtime, async {
+            let timer = Timer::new().unwrap();
+            let ran = Rc::new(Cell::new(0));
+            for sent in 1..=3 {
+                let count = ran.clone();
+                tokio::task::spawn_local(async move { count.set(count.get() + 1) });
+                timer.until(Instant::now()).await.unwrap();
+                assert_eq!(ran.get(), sent);
+            }
+        });
+    }
 
     #[test]
     fn a_timer_never_fires_early() {
