@@ -270,7 +270,30 @@ fn requests(args: &BenchLoadArgs, target: &ModelEndpoint) -> Result<Vec<Vec<Name
         return Ok(vec![from_json(&text).map_err(|e| e.context(path.display()))?]);
     }
     let shapes = Shapes::parse(args.batch, &args.dims)?;
-    made_up(&target.inputs()?, &shapes, args, REQUESTS_BYTES)
+    let specs = target.inputs()?;
+    check_names(shapes.named.iter().map(|(name, _)| name.as_str()), &specs)?;
+    made_up(&specs, &shapes, args, REQUESTS_BYTES)
+}
+
+/// Checks that each name of `--dims` is that of an input.
+///
+/// # Errors
+/// `InvalidArgument` with the names of the inputs.
+pub(crate) fn check_names<'a>(
+    names: impl IntoIterator<Item = &'a str>,
+    specs: &[TensorSpec],
+) -> Result<()> {
+    let known = |name: &str| specs.iter().any(|spec| spec.name == name);
+    match names.into_iter().find(|name| !known(name)) {
+        None => Ok(()),
+        Some(name) => {
+            let inputs: Vec<&str> = specs.iter().map(|spec| spec.name.as_str()).collect();
+            Err(Error::invalid(format!(
+                "--dims: the model has no input \"{name}\"; its inputs are {}",
+                inputs.join(", ")
+            )))
+        }
+    }
 }
 
 /// Generates different requests, which are all kept in memory: fewer if they exceed `bytes_max`.
@@ -416,6 +439,14 @@ mod tests {
         let named = TensorSpec { name: "y".into(), ..spec(DType::F32, vec![open()]) };
         assert_eq!(shapes.of(&named), [1, 2]);
         assert!(Shapes::parse(1, &["y=a".into()]).is_err());
+    }
+
+    #[test]
+    fn dims_name_inputs_of_the_model() {
+        let specs = [spec(DType::F32, vec![]), spec(DType::F32, vec![])];
+        assert!(check_names(["x"], &specs).is_ok());
+        let error = check_names(["x", "X"], &specs).unwrap_err();
+        assert!(error.message().contains("no input \"X\"; its inputs are x, x"), "{error}");
     }
 
     #[test]

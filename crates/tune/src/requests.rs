@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use base::{Dim, Error, NamedTensor, Result, TensorSpec};
 use toml::Table;
 
-use crate::load::{Shapes, generate};
+use crate::load::{Shapes, check_names, generate};
 use loadgen::random::RandomSequence;
 use loadgen::wire::{from_json, from_json_lines};
 
@@ -40,7 +40,7 @@ pub(super) struct RequestSettings<'a> {
 /// Returns the requests to send in turn, and a description of their origin.
 ///
 /// # Errors
-/// `InvalidArgument` if dims are not a shape; the errors of [`from_files`].
+/// `InvalidArgument` if dims are not a shape or not those of an input; the errors of [`from_files`].
 pub(super) fn requests(
     specs: &[TensorSpec],
     wishes: &RequestSettings<'_>,
@@ -51,6 +51,8 @@ pub(super) fn requests(
         return Ok((requests, what));
     }
     let named = dims(wishes)?;
+    let given = wishes.dims.iter().filter_map(|text| Some(text.split_once('=')?.0));
+    check_names(given, specs)?;
     let filled = filled_by_server(wishes.settings);
     let specs: Vec<&TensorSpec> =
         specs.iter().filter(|spec| !filled.contains(&spec.name)).collect();
@@ -232,6 +234,16 @@ mod tests {
         assert_eq!(shapes(&[], settings), [[1, 1, 7], [1, 1, 7]], "the mask is not sent");
         let given = shapes(&["x=1x3x4", "x=1x3x5"], settings);
         assert_eq!(given, [[1, 3, 4], [1, 3, 5]], "several take turns");
+    }
+
+    #[test]
+    fn dims_of_an_unknown_input_are_refused() {
+        let specs = [spec("x", &[None, Some(3)])];
+        let dims = ["X=1x3".to_owned()];
+        let settings = Table::new();
+        let wishes = RequestSettings { files: &[], dims: &dims, index_max: 2, settings: &settings };
+        let error = requests(&specs, &wishes).unwrap_err();
+        assert!(error.message().contains("no input \"X\"; its inputs are x"), "{error}");
     }
 
     #[test]
