@@ -51,6 +51,9 @@ pub(super) struct Slice {
     /// Reason for which the server does not serve the point.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) refused: Option<String>,
+    /// Reason of the first failed request.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) failure: Option<String>,
 }
 
 impl Slice {

@@ -269,6 +269,7 @@ struct ProbeWindow {
 struct InWindow {
     answers: u64,
     failed: u64,
+    failure: Option<String>,
     latencies: Latencies,
 }
 
@@ -286,16 +287,20 @@ impl ProbeWindow {
             p99_ms: summary.p99_ms,
             n: summary.n,
             failed: inside.failed,
+            failure: inside.failure.clone(),
             ..Slice::default()
         }
     }
 }
 
 impl SampleSink for ProbeWindow {
-    fn record(&self, sample: RequestSample, _reason: Option<&str>) {
+    fn record(&self, sample: RequestSample, reason: Option<&str>) {
         let mut inside = self.inner.lock();
         if sample.verdict == Judgement::Failed {
             inside.failed += 1;
+            if inside.failure.is_none() {
+                inside.failure = reason.map(str::to_owned);
+            }
             return;
         }
         let within = |at: Duration| (self.from..self.to).contains(&at);
@@ -317,7 +322,7 @@ mod tests {
         let record = |due, latency, verdict| {
             window.record(
                 RequestSample { due: ms(due), latency: ms(latency), verdict, version: 0 },
-                None,
+                (verdict == Judgement::Failed).then_some("too large"),
             );
         };
         record(50, 60, Judgement::Right);
@@ -327,6 +332,7 @@ mod tests {
         record(150, 1, Judgement::Failed);
         let slice = window.slice();
         assert_eq!((slice.qps, slice.n, slice.failed), (20.0, 2, 1));
+        assert_eq!(slice.failure.as_deref(), Some("too large"));
         assert!((slice.p99_ms - 900.0).abs() < 1.0);
     }
 }

@@ -54,6 +54,9 @@ pub(super) struct ScoredTunePoint {
     /// Reason for which the server does not serve it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) refused: Option<String>,
+    /// Reason of the first failed request.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) failure: Option<String>,
 }
 
 impl ScoredTunePoint {
@@ -69,18 +72,21 @@ impl ScoredTunePoint {
             .for_each(|reading| by_clients.entry(reading.clients).or_default().push(reading));
         let steps: Vec<ClientStep> =
             by_clients.into_iter().map(|(clients, all)| step(clients, &all)).collect();
-        let fastest = steps
-            .iter()
-            .filter(|step| step.meets(target_ms))
-            .max_by(|a, b| a.qps.total_cmp(&b.qps).then(b.clients.cmp(&a.clients)));
-        // A step without any answer has a percentile of 0 and is the worst, not the best.
-        let pain = |step: &ClientStep| {
-            if step.failed > 0 || step.qps == 0.0 { f64::INFINITY } else { step.p99_ms }
+        let (best, within) = best_step(&steps, target_ms)?;
+        let first = |of: fn(&Slice) -> &Option<String>| {
+            readings.iter().find_map(|reading| of(&reading.slice).clone())
         };
-        let quickest = steps.iter().min_by(|a, b| pain(a).total_cmp(&pain(b)));
-        let best = *fastest.or(quickest)?;
-        let refused = readings.iter().find_map(|reading| reading.slice.refused.clone());
-        Some(ScoredTunePoint { point, best, within: fastest.is_some(), steps, refused })
+        let refused = first(|slice| &slice.refused);
+        let failure = first(|slice| &slice.failure);
+        Some(ScoredTunePoint { point, best, within, steps, refused, failure })
+    }
+
+    /// Returns the same point, scored for the target `target_ms`.
+    pub(super) fn rescored(self, target_ms: f64) -> ScoredTunePoint {
+        match best_step(&self.steps, target_ms) {
+            Some((best, within)) => ScoredTunePoint { best, within, ..self },
+            None => self,
+        }
     }
 
     /// Sorts the best first. Equal ones keep the order of points, so that a repeated search decides
@@ -101,6 +107,21 @@ impl ScoredTunePoint {
                 .then(a.point.cmp(&b.point))
         });
     }
+}
+
+/// Returns the step with the highest throughput within `target_ms`, and true. If there is none,
+/// returns the step with the lowest 99th percentile, and false.
+fn best_step(steps: &[ClientStep], target_ms: f64) -> Option<(ClientStep, bool)> {
+    let fastest = steps
+        .iter()
+        .filter(|step| step.meets(target_ms))
+        .max_by(|a, b| a.qps.total_cmp(&b.qps).then(b.clients.cmp(&a.clients)));
+    // A step without any answer has a percentile of 0 and is the worst, not the best.
+    let pain = |step: &ClientStep| {
+        if step.failed > 0 || step.qps == 0.0 { f64::INFINITY } else { step.p99_ms }
+    };
+    let quickest = steps.iter().min_by(|a, b| pain(a).total_cmp(&pain(b)));
+    Some((*fastest.or(quickest)?, fastest.is_some()))
 }
 
 fn step(clients: usize, readings: &[&SliceReading]) -> ClientStep {

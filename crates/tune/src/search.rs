@@ -173,7 +173,8 @@ impl PointSearch<'_, '_, '_> {
             readings.get(&defaults[0]).and_then(|all| all.first()).map(|reading| &reading.slice);
         let first = first.cloned().unwrap_or_default();
         if first.qps == 0.0 {
-            let why = first.refused.unwrap_or_else(|| "no request was answered".into());
+            let why = first.refused.or(first.failure);
+            let why = why.unwrap_or_else(|| "no request was answered".into());
             return Err(Error::unavailable(format!("the model cannot be measured: {why}")));
         }
         let answers =
@@ -306,11 +307,14 @@ impl PointSearch<'_, '_, '_> {
 
     fn found(
         &self,
-        standing: Vec<ScoredTunePoint>,
+        mut standing: Vec<ScoredTunePoint>,
         last: Rung,
         mut rungs: Vec<Rung>,
         tried: usize,
     ) -> Result<TuneResult> {
+        // The rungs were lenient to keep points. The result is not.
+        self.rescore(&mut standing);
+        rungs.iter_mut().for_each(|rung| self.rescore(&mut rung.points));
         // Without time for the last comparison, the last rung decides.
         let compared =
             standing.iter().all(|one| last.points.iter().any(|other| other.point == one.point));
@@ -329,6 +333,14 @@ impl PointSearch<'_, '_, '_> {
         let best = finalists.first().cloned().ok_or_else(|| {
             Error::deadline("the time was over before anything was measured; give more with --time")
         })?;
+        // Points without failures rank before it.
+        if best.best.failed > 0 {
+            let why = best.refused.or(best.failure).unwrap_or_else(|| "no answer came".into());
+            return Err(Error::precondition(format!(
+                "requests failed with every configuration that was compared, so none is chosen: {why}; give requests \
+                 that the model answers by --requests or --dims, with --fresh"
+            )));
+        }
         Ok(TuneResult {
             best,
             baseline,
@@ -348,6 +360,13 @@ impl PointSearch<'_, '_, '_> {
             .collect();
         ScoredTunePoint::rank(&mut all);
         all
+    }
+
+    /// Scores `points` for the target itself, and ranks them.
+    fn rescore(&self, points: &mut Vec<ScoredTunePoint>) {
+        let target = self.prober.target_ms;
+        *points = points.drain(..).map(|scored| scored.rescored(target)).collect();
+        ScoredTunePoint::rank(points);
     }
 
     fn report_rung(&self, rungs: &[Rung], of: usize, kept: usize) {

@@ -2,7 +2,8 @@ use super::*;
 
 fn scored(point: TunePoint, qps: f64, p99_ms: f64) -> ScoredTunePoint {
     let best = ClientStep { clients: 4, qps, p50_ms: p99_ms / 2.0, p99_ms, failed: 0 };
-    ScoredTunePoint { point, best, within: p99_ms <= 10.0, steps: vec![best], refused: None }
+    let within = p99_ms <= 10.0;
+    ScoredTunePoint { point, best, within, steps: vec![best], refused: None, failure: None }
 }
 
 fn found() -> TuneResult {

@@ -72,7 +72,7 @@ impl Measurer for Machine {
         let p99_ms = p99 * (1.0 + 0.1 * spread * noise()).max(0.5);
         let seconds = ask.millis as f64 / 1e3 + 0.07;
         self.clock_s += seconds;
-        Ok(Slice { qps, p50_ms: p99_ms / 1.3, p99_ms, n: 100, failed: 0, seconds, refused: None })
+        Ok(Slice { qps, p50_ms: p99_ms / 1.3, p99_ms, n: 100, seconds, ..Slice::default() })
     }
 }
 
@@ -170,6 +170,37 @@ fn a_model_that_answers_nothing_is_an_error_with_the_reason() {
     }
     let error = search(&mut MeasurementJournal::in_memory(&mut Refuses), 1).unwrap_err();
     assert!(error.message().contains("no such operator"), "{error}");
+}
+
+/// Has the same figures at each point, and no time after the first point of the first round.
+struct Constant(Slice);
+
+impl Measurer for Constant {
+    fn measure(&mut self, ask: &SliceKey) -> Result<Slice> {
+        let seconds = if ask.stage == "round 1" { BUDGET_S } else { 0.1 };
+        Ok(Slice { qps: 100.0, n: 100, seconds, ..self.0.clone() })
+    }
+}
+
+#[test]
+fn a_result_without_a_last_comparison_is_not_lenient() {
+    let of = |p99_ms| {
+        let mut constant = Constant(Slice { p99_ms, ..Slice::default() });
+        search(&mut MeasurementJournal::in_memory(&mut constant), 1).unwrap()
+    };
+    assert!(of(9.0).best.within);
+    // Above the target, and within that of the first round.
+    let found = of(11.0);
+    assert_eq!((found.rungs.len(), found.best.within), (1, false));
+    assert!(found.rungs[0].points.iter().all(|scored| !scored.within));
+}
+
+#[test]
+fn requests_that_always_fail_choose_nothing() {
+    let failure = Some("gRPC status 3: index out of range".to_owned());
+    let mut constant = Constant(Slice { failed: 1, failure, ..Slice::default() });
+    let error = search(&mut MeasurementJournal::in_memory(&mut constant), 1).unwrap_err();
+    assert!(error.message().contains("index out of range"), "{error}");
 }
 
 #[test]
