@@ -1,5 +1,6 @@
 //! Cache of generated models, and model repositories that link to it without copying.
 
+use std::fs::{File, TryLockError};
 use std::path::{Path, PathBuf};
 
 use base::units::format_bytes;
@@ -38,12 +39,17 @@ pub fn ensure(
     Ok(dir)
 }
 
-fn check_space(dir: &Path, bytes: u64) -> Result<()> {
+/// Checks that `bytes` fit the disk of `dir` and leave [`DISK_SPARE_BYTES`].
+///
+/// # Errors
+/// `ResourceExhausted` if they do not.
+pub fn check_space(dir: &Path, bytes: u64) -> Result<()> {
     let disk = rustix::fs::statvfs(dir).map_err(|e| Error::io(dir, &e.into()))?;
     let free = disk.f_bavail.saturating_mul(disk.f_frsize);
     if free < bytes.saturating_add(DISK_SPARE_BYTES) {
         return Err(Error::exhausted(format!(
-            "{}: {} free, {} and 1 GiB to spare are needed; free some or choose a smaller model",
+            "{}: {} free, {} and 1 GiB to spare are needed; free some, choose a smaller model, or another directory with \
+             --cache-dir",
             dir.display(),
             format_bytes(free),
             format_bytes(bytes)
@@ -59,6 +65,76 @@ fn check_space(dir: &Path, bytes: u64) -> Result<()> {
 pub fn create_empty_dir(path: &Path) -> Result<()> {
     remove(path)?;
     std::fs::create_dir_all(path).map_err(|e| Error::io(path, &e))
+}
+
+/// Directory that is removed with its content on drop. A killed process leaves it.
+#[derive(Debug)]
+pub struct TemporaryDir {
+    path: PathBuf,
+    /// Shows other processes that this one uses the directory.
+    _lock: File,
+}
+
+impl TemporaryDir {
+    /// Creates the empty directory `path`. Removes an existing one with its content.
+    ///
+    /// # Errors
+    /// The errors of the file system, and `FailedPrecondition` if another process uses the
+    /// directory.
+    pub fn create(path: PathBuf) -> Result<TemporaryDir> {
+        if in_use(&path).unwrap_or(false) {
+            return Err(Error::precondition(format!(
+                "{}: another process uses it; wait for its end, or give another --cache-dir",
+                path.display()
+            )));
+        }
+        create_empty_dir(&path)?;
+        let lock = File::open(&path).map_err(|e| Error::io(&path, &e))?;
+        // Without locks, as on some network file systems, the directory works as well.
+        let _ = lock.try_lock();
+        Ok(TemporaryDir { path, _lock: lock })
+    }
+
+    /// Returns the path.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Removes the directories of `parent` whose names `is_temporary` accepts and that no process
+    /// uses: those of killed processes.
+    pub fn remove_abandoned(parent: &Path, is_temporary: impl Fn(&str) -> bool) {
+        for entry in std::fs::read_dir(parent).into_iter().flatten().flatten() {
+            let path = entry.path();
+            let wanted = entry.file_name().to_str().is_some_and(&is_temporary);
+            if wanted && matches!(in_use(&path), Ok(false)) {
+                // The next one tries again.
+                let _ = remove(&path);
+            }
+        }
+    }
+}
+
+impl Drop for TemporaryDir {
+    fn drop(&mut self) {
+        // The next one of the same path removes the rest.
+        let _ = remove(&self.path);
+    }
+}
+
+/// Returns true if a process has locked the directory `path`.
+///
+/// # Errors
+/// The errors of the file system, for example if it has no locks of directories.
+fn in_use(path: &Path) -> std::io::Result<bool> {
+    match File::open(path) {
+        Ok(dir) => match dir.try_lock() {
+            Ok(()) => Ok(false),
+            Err(TryLockError::WouldBlock) => Ok(true),
+            Err(TryLockError::Error(error)) => Err(error),
+        },
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(false),
+        Err(error) => Err(error),
+    }
 }
 
 /// Removes a directory with its content, if the directory exists.
@@ -142,6 +218,26 @@ mod tests {
         assert_eq!(std::fs::read_dir(&made).unwrap().count(), 1);
         assert_eq!(ensure(dir.path(), "m", 0, |_| panic!("made twice")).unwrap(), made);
         assert!(ensure(dir.path(), "huge", u64::MAX / 2, |_| Ok(())).is_err());
+    }
+
+    #[test]
+    fn abandoned_directories_are_removed_and_used_ones_stay() {
+        let dir = tempfile::tempdir().unwrap();
+        let used = TemporaryDir::create(dir.path().join("tmp-1")).unwrap();
+        std::fs::create_dir_all(dir.path().join("tmp-2/inner")).unwrap();
+        std::fs::create_dir(dir.path().join("other")).unwrap();
+        TemporaryDir::remove_abandoned(dir.path(), |name| name.starts_with("tmp-"));
+        let names = || {
+            let entries = std::fs::read_dir(dir.path()).unwrap();
+            let mut names: Vec<_> = entries.map(|entry| entry.unwrap().file_name()).collect();
+            names.sort();
+            names
+        };
+        assert_eq!(names(), ["other", "tmp-1"]);
+        let error = TemporaryDir::create(used.path().to_owned()).unwrap_err();
+        assert!(error.message().contains("another process uses it"), "{error}");
+        drop(used);
+        assert_eq!(names(), ["other"]);
     }
 
     #[test]

@@ -12,6 +12,7 @@ use toml::Table;
 
 use super::write;
 use loadgen::BenchEnv;
+use loadgen::cache::{TemporaryDir, check_space, disk_bytes};
 
 /// Keys of the model's own settings that choose the served versions; "versions" is another name
 /// of "policy". A point serves the newest version in any case, without golden requests, whose file
@@ -32,7 +33,7 @@ pub(super) struct TuneSubject {
     /// The version's directory in the mappable layout: its own, or a converted copy.
     pub(super) artifact: PathBuf,
     /// Keeps the converted copy.
-    _converted: Option<ConvertedCopy>,
+    _converted: Option<TemporaryDir>,
     /// Text of its settings file.
     pub(super) text: String,
     /// Text from which the points' settings are made.
@@ -132,16 +133,8 @@ fn newest(dir: &Path) -> Result<Option<(VersionNumber, PathBuf)>> {
     Ok(newest)
 }
 
-/// Directory of a converted copy. It is as large as the model, and removed on drop.
-#[derive(Debug)]
-struct ConvertedCopy(PathBuf);
-
-impl Drop for ConvertedCopy {
-    fn drop(&mut self) {
-        // What stays is a copy in the cache directory, and nothing reads it.
-        let _ = loadgen::cache::remove(&self.0);
-    }
-}
+/// End of the names of directories with a converted copy, after "tune-" and the process's id.
+const CONVERTED: &str = "-converted";
 
 /// Returns `version` itself, or a converted copy in the cache: a server would convert it once for
 /// every point.
@@ -149,14 +142,19 @@ fn mappable(
     dir: &Path,
     version: VersionNumber,
     env: &BenchEnv,
-) -> Result<(PathBuf, Option<ConvertedCopy>)> {
+) -> Result<(PathBuf, Option<TemporaryDir>)> {
     let dir = std::fs::canonicalize(dir).map_err(|e| Error::io(dir, &e))?;
     if dir.join(MANIFEST_NAME).is_file() {
         return Ok((dir, None));
     }
-    let root = env.cache_dir.join("run").join(format!("tune-{}-converted", std::process::id()));
-    loadgen::cache::create_empty_dir(&root)?;
-    let copy = ConvertedCopy(root.clone());
+    let run = env.cache_dir.join("run");
+    // A search that was killed leaves its copy, which is as large as the model.
+    TemporaryDir::remove_abandoned(&run, |name| {
+        name.starts_with("tune-") && name.ends_with(CONVERTED)
+    });
+    let root = run.join(format!("tune-{}{CONVERTED}", std::process::id()));
+    let copy = TemporaryDir::create(root.clone())?;
+    check_space(&root, disk_bytes(&dir))?;
     let options = PublishOptions {
         source: dir,
         dest_root: root,
@@ -211,12 +209,27 @@ mod tests {
     }
 
     #[test]
-    fn a_converted_copy_is_removed_on_drop() {
+    fn a_conversion_needs_room_and_removes_abandoned_copies() {
         let dir = tempfile::tempdir().unwrap();
-        let copy = dir.path().join("copy");
-        std::fs::create_dir_all(copy.join("1")).unwrap();
-        drop(ConvertedCopy(copy.clone()));
-        assert!(!copy.exists());
+        let version = dir.path().join("1");
+        std::fs::create_dir(&version).unwrap();
+        // More than any disk of a machine for tests. It has no content, so it takes no space.
+        let model = std::fs::File::create(version.join("model.onnx")).unwrap();
+        model.set_len(8 << 40).unwrap();
+        let abandoned = dir.path().join("run/tune-1-converted");
+        std::fs::create_dir_all(abandoned.join("1")).unwrap();
+        let env = BenchEnv {
+            millpond: "unused".into(),
+            onnxruntime: engine::LibrarySearch::default(),
+            libtorch: engine::LibrarySearch::default(),
+            tensorflow: engine::LibrarySearch::default(),
+            audio_data: None,
+            cache_dir: dir.path().into(),
+        };
+        let error = mappable(&version, 1, &env).unwrap_err();
+        assert!(error.message().contains("1 GiB to spare are needed"), "{error}");
+        assert!(!abandoned.exists());
+        assert_eq!(std::fs::read_dir(dir.path().join("run")).unwrap().count(), 0);
     }
 
     #[test]
