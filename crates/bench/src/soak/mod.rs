@@ -25,7 +25,7 @@ use demo::ctr::Ctr;
 use demo::traffic::Traffic;
 use growth::{SoakReport, SwapTrace};
 use loadgen::BenchEnv;
-use loadgen::cache;
+use loadgen::cache::{self, TemporaryDir, check_space};
 use loadgen::drive::SampleSink;
 use loadgen::machine::{NoiseWatch, descriptors_of, rss_kb_of, threads_of};
 use loadgen::report::StepProgress;
@@ -36,6 +36,9 @@ use loadgen::stats::Latencies;
 const SWAPS_MAX: usize = 1_000_000;
 /// Maximum number of models, one for each engine.
 const MODELS_MAX: usize = 8;
+/// Converted versions of a model on the disk during a swap: the one that serves, the next one, and
+/// the last one before its removal.
+const VERSIONS_CONVERTED: u64 = 3;
 /// Time between two checks for the end of a swap.
 const SWAP_POLL: Duration = Duration::from_millis(20);
 /// Time of requests before the first swap.
@@ -113,6 +116,13 @@ impl SoakArgs {
         Ok(())
     }
 
+    /// Returns the bytes of the versions that the server converts and keeps at a time.
+    fn converted_bytes(&self) -> u64 {
+        let versions =
+            if self.convert { VERSIONS_CONVERTED * self.engines.len() as u64 } else { 0 };
+        self.bytes.saturating_mul(versions)
+    }
+
     /// Makes or finds the models, the requests and the expected answers.
     fn models(&self, env: &BenchEnv) -> Result<Vec<Arc<SwapModel>>> {
         let python = self.python.as_deref();
@@ -142,8 +152,11 @@ pub fn run(args: &SoakArgs, env: &BenchEnv) -> Result<()> {
     let engine = OnnxEngine::open(&env.onnxruntime)?;
     let watch = NoiseWatch::start();
     let models = args.models(env)?;
-    let cache_dir = env.cache_dir.join("run").join("soak-cache");
-    cache::create_empty_dir(&cache_dir)?;
+    let scratch = TemporaryDir::create(env.cache_dir.join("run").join("soak-cache"))?;
+    let cache_dir = scratch.path().to_owned();
+    if args.convert {
+        check_space(&cache_dir, args.converted_bytes())?;
+    }
     let mut server_args: Vec<String> = ["--poll", "50ms", "--cache-dir"].map(String::from).into();
     server_args.push(cache_dir.display().to_string());
     server_args.extend(args.server_arg.iter().cloned());
@@ -290,6 +303,9 @@ mod tests {
         let args = parse("--engine onnx,torch --seconds 600 --period 20").unwrap();
         assert_eq!(args.engines, [EngineName::Onnx, EngineName::Torch]);
         assert_eq!((args.seconds.unwrap().as_secs(), args.period.unwrap().as_secs()), (600, 20));
+        assert_eq!(args.converted_bytes(), 0);
+        let convert = parse("--engine onnx,torch --bytes 32MiB --convert").unwrap();
+        assert_eq!(convert.converted_bytes(), 192 * MIB);
         for wrong in ["--engine onnx,onnx", "--engine other", "--swaps 1", "--rate 0", "--batch 0"]
         {
             assert!(parse(wrong).is_err(), "{wrong}");

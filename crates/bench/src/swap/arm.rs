@@ -18,7 +18,7 @@ use super::timeline::Timeline;
 use super::{SwapArgs, SwapArm};
 use crate::burner::burn_idle;
 use loadgen::BenchEnv;
-use loadgen::cache;
+use loadgen::cache::{TemporaryDir, check_space};
 use loadgen::cpu_group::CpuGroup;
 use loadgen::drive::{RequestSample, SampleSink};
 use loadgen::machine::{Noise, NoiseWatch};
@@ -96,13 +96,13 @@ impl SwapSetup<'_> {
     ) -> Result<Option<BenchStore>> {
         let Some(kind) = self.args.store.filter(|_| arm == SwapArm::Store) else { return Ok(None) };
         models.iter().try_for_each(|model| store::check_published(model.contents.of(1)))?;
-        let root = self.env.cache_dir.join("run").join("swap-store");
-        cache::create_empty_dir(&root)?;
-        let copies = root.join("copies");
+        let root = TemporaryDir::create(self.env.cache_dir.join("run").join("swap-store"))?;
+        let copies = root.path().join("copies");
         let limit = self.args.bytes * store::CACHED_HALVES / 2;
+        check_space(root.path(), limit)?;
         args.extend(["--cache-dir".to_owned(), copies.display().to_string()]);
         args.extend(["--store-cache".to_owned(), limit.to_string()]);
-        BenchStore::start(kind, self.env, &root, self.args.python.as_deref()).map(Some)
+        BenchStore::start(kind, self.env, root, self.args.python.as_deref()).map(Some)
     }
 }
 

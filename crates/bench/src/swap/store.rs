@@ -14,7 +14,8 @@ use base::{Error, Result};
 use clap::ValueEnum;
 use engine::layout::MANIFEST_NAME;
 use loadgen::BenchEnv;
-use loadgen::process::end_with_us;
+use loadgen::cache::TemporaryDir;
+use loadgen::process::{end_with_us, let_go};
 use loadgen::scrape::Scrape;
 
 use super::server::SwapServer;
@@ -43,7 +44,7 @@ pub enum StoreKind {
     File,
 }
 
-/// A running store. Dropping it ends its server.
+/// A running store. Dropping it ends its server and removes its files.
 pub(crate) struct BenchStore {
     /// Directory of the models.
     pub(super) dir: PathBuf,
@@ -52,46 +53,59 @@ pub(crate) struct BenchStore {
     /// Environment of the servers.
     pub(super) variables: Vec<(&'static str, String)>,
     server: Option<Child>,
+    /// Directory of the store and of the copies of its versions.
+    root: TemporaryDir,
 }
 
 impl BenchStore {
-    /// Starts a store of the files below `root`.
+    /// Starts a store of the files below `root`, which is removed at the end.
     ///
     /// # Errors
     /// `NotFound` without Python; `Unavailable` if the server does not start.
     pub(super) fn start(
         kind: StoreKind,
         env: &BenchEnv,
-        root: &Path,
+        root: TemporaryDir,
         python: Option<&Path>,
     ) -> Result<BenchStore> {
-        let dir = root.join(BUCKET);
+        let dir = root.path().join(BUCKET);
         loadgen::cache::create_empty_dir(&dir)?;
-        if kind == StoreKind::File {
-            let url = format!("file://{}", dir.display());
-            return Ok(BenchStore { dir, url, variables: Vec::new(), server: None });
+        let url = match kind {
+            StoreKind::S3 => format!("s3://{BUCKET}"),
+            StoreKind::File => format!("file://{}", dir.display()),
+        };
+        let mut store = BenchStore { dir, url, variables: Vec::new(), server: None, root };
+        if kind == StoreKind::S3 {
+            store.serve(PythonScript::find(env, SCRIPT, python, PYTHON, REMEDY)?)?;
         }
-        let script = PythonScript::find(env, SCRIPT, python, PYTHON, REMEDY)?;
+        Ok(store)
+    }
+
+    /// Starts the S3 server.
+    fn serve(&mut self, script: PythonScript) -> Result<()> {
+        let root = self.root.path();
         // The script ends when its standard input is closed.
         let mut command = script.command();
         command.arg(root).stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut child = command.spawn().map_err(|e| Error::io(&script.python, &e))?;
         end_with_us(child.id());
+        let output = child.stdout.take();
+        self.server = Some(child);
         let mut address = String::new();
-        if let Some(output) = child.stdout.take() {
+        if let Some(output) = output {
             BufReader::new(output).read_line(&mut address).map_err(|e| Error::io(root, &e))?;
         }
         let address = address.trim().to_owned();
         if address.is_empty() {
             return Err(Error::unavailable(format!("{SCRIPT} does not start; {REMEDY}")));
         }
-        let variables = vec![
+        self.variables = vec![
             ("AWS_ENDPOINT_URL", address),
             ("AWS_REGION", "us-east-1".to_owned()),
             ("AWS_ACCESS_KEY_ID", "bench".to_owned()),
             ("AWS_SECRET_ACCESS_KEY", "bench".to_owned()),
         ];
-        Ok(BenchStore { dir, url: format!("s3://{BUCKET}"), variables, server: Some(child) })
+        Ok(())
     }
 }
 
@@ -102,6 +116,7 @@ impl Drop for BenchStore {
             // An error means that it has ended already.
             let _ = child.kill();
             let _ = child.wait();
+            let_go(child.id());
         }
     }
 }
@@ -132,4 +147,22 @@ pub(super) fn wait_fetching(server: &SwapServer, before: &Scrape) -> Result<()> 
         sleep(FETCH_POLL);
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::bare::tests::env;
+
+    #[test]
+    fn a_store_removes_its_files() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("swap-store");
+        let root = TemporaryDir::create(path.clone()).unwrap();
+        let store = BenchStore::start(StoreKind::File, &env(dir.path()), root, None).unwrap();
+        assert_eq!(store.url, format!("file://{}/{BUCKET}", path.display()));
+        std::fs::create_dir(path.join("copies")).unwrap();
+        drop(store);
+        assert!(!path.exists());
+    }
 }
