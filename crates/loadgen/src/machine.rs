@@ -232,6 +232,11 @@ pub fn usage_of(pid: u32) -> Usage {
     }
 }
 
+/// Returns true if process `pid` exists.
+pub fn is_running(pid: u32) -> bool {
+    std::fs::exists(format!("/proc/{pid}")).unwrap_or(false)
+}
+
 /// Returns the resident memory of process `pid` in KiB, or 0 if it has ended.
 pub fn rss_kb_of(pid: u32) -> u64 {
     field(&read(&format!("/proc/{pid}/status")), "VmRSS")
@@ -295,6 +300,7 @@ mod tests {
         assert!(usage.peak_rss_kb > 0);
         assert!(rss_kb_of(std::process::id()) > 0 && rss_kb_of(u32::MAX) == 0);
         assert_eq!(usage_of(u32::MAX), Usage::default());
+        assert!(is_running(std::process::id()) && !is_running(u32::MAX));
         assert!(threads_of(std::process::id()) > 0 && threads_of(u32::MAX) == 0);
         assert!(descriptors_of(std::process::id()) > 2 && descriptors_of(u32::MAX) == 0);
         let machine = MachineFacts::detect(None);

@@ -16,7 +16,7 @@ use serde::Serialize;
 use loadgen::BenchEnv;
 use loadgen::connection::{Endpoint, RawResponse};
 use loadgen::drive::{DrivePlan, Judge, Judgement, LoadLoop};
-use loadgen::machine::{NoiseWatch, RunContext};
+use loadgen::machine::{NoiseWatch, RunContext, is_running};
 use loadgen::measure::{Measurement, measure};
 use loadgen::random::RandomSequence;
 use loadgen::report::{StepProgress, TextTable, ms, write_file, write_json};
@@ -94,11 +94,16 @@ pub struct BenchLoadArgs {
     pub index_max: u64,
     /// Send this request instead of generated ones: {"inputs": [{"name", "datatype", "shape",
     /// "data"}]}
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["batch", "dims", "index_max"])]
     pub request: Option<PathBuf>,
     /// Send these requests in turn instead of generated ones: files or directories of .json files
     /// with one each, or .jsonl files with one on each line, such as a request log in JSON
-    #[arg(long, value_name = "FILE|DIR", num_args = 1.., conflicts_with = "request")]
+    #[arg(
+        long,
+        value_name = "FILE|DIR",
+        num_args = 1..,
+        conflicts_with_all = ["request", "batch", "dims", "index_max"]
+    )]
     pub requests: Vec<PathBuf>,
     /// Connections [default: 8 for --rate, one per client for --clients]
     #[arg(long)]
@@ -164,6 +169,9 @@ impl Judge for StatusOnly {
 pub fn run(args: &BenchLoadArgs, _env: &BenchEnv) -> Result<()> {
     let endpoint = Endpoint::parse(&args.url, &args.tls)?.with_key(args.api_key.clone());
     args.tls.check_used(endpoint.is_tls())?;
+    if let Some(pid) = args.pid.iter().find(|&&pid| !is_running(pid)) {
+        return Err(Error::invalid(format!("--pid {pid}: there is no such process")));
+    }
     let target = ModelEndpoint { endpoint, api: args.api, model: args.model.clone() };
     let encoded = target.encode(&requests(args, &target)?)?;
     let pace = pace(args)?;

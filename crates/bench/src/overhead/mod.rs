@@ -75,12 +75,12 @@ pub struct OverheadArgs {
     pub rounds: usize,
     /// Measure the cost of TLS instead. A server with TLS and a server without TLS take turns; they
     /// get requests of 8 KB to the light model on open connections
-    #[arg(long)]
+    #[arg(long, conflicts_with_all = ["model", "compute"])]
     pub tls: bool,
     /// Measure the cost of tracing instead. Three servers take turns, with requests of 8 KB to the
     /// light model: without a collector of traces, with a collector and no traced request, and with
     /// 1 % of the requests traced
-    #[arg(long, conflicts_with = "tls")]
+    #[arg(long, conflicts_with_all = ["tls", "model", "compute"])]
     pub tracing: bool,
     /// One short round: a test of the program; the figures mean nothing
     #[arg(long)]

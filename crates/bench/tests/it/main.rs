@@ -29,6 +29,10 @@ fn definitions_are_consistent() {
 fn wrong_arguments_are_usage_errors() {
     check_error(&["swap", "--load", "7"], 2, "error: --load must be above 0");
     check_error(&["swap", "--lood", "7"], 2, "Usage: millpond bench swap");
+    for flag in ["--tls", "--tracing"] {
+        check_error(&["overhead", flag, "--model", "light"], 2, "cannot be used with");
+        check_error(&["overhead", flag, "--compute", "2ms"], 2, "cannot be used with");
+    }
     check_error(&["audio", "--minutes", "0"], 2, "--minutes");
     check_error(&["audio", "--threads", "1,1"], 2, "different numbers");
     check_error(&["audio", "--clips", "/no/such/clips"], 1, "no such directory of clips");

@@ -95,12 +95,9 @@ fn a_silent_server_shows_as_failures_not_as_a_quiet_client() {
     assert_eq!(target.taken.load(Ordering::SeqCst), 4);
 }
 
-#[test]
-fn an_absent_server_is_an_error_at_once() {
-    let target = Target::start(true, Manner::Answers);
-    let mut gone = Target { address: target.address, taken: target.taken.clone() };
-    gone.address.set_port(1);
-    let line = format!("load --model m --url grpc://{} --rate 1", gone.address);
+/// Returns the error of `bench load` with these flags against no server.
+fn error_without_server(flags: &str) -> String {
+    let line = format!("load --model m --url grpc://127.0.0.1:1 --rate 1 {flags}");
     let env = BenchEnv {
         millpond: "unused".into(),
         onnxruntime: engine::LibrarySearch::default(),
@@ -109,6 +106,30 @@ fn an_absent_server_is_an_error_at_once() {
         audio_data: None,
         cache_dir: "unused".into(),
     };
-    let error = run(&Cli::parse_from(line.split_whitespace()).args, &env).unwrap_err();
-    assert!(error.message().contains("cannot connect"), "{error}");
+    match Cli::try_parse_from(line.split_whitespace()) {
+        Ok(cli) => run(&cli.args, &env).unwrap_err().message().to_owned(),
+        Err(error) => error.to_string(),
+    }
+}
+
+#[test]
+fn an_absent_server_is_an_error_at_once() {
+    let error = error_without_server("");
+    assert!(error.contains("cannot connect"), "{error}");
+}
+
+#[test]
+fn a_process_that_does_not_exist_is_an_error() {
+    let error = error_without_server("--pid 4294967295");
+    assert!(error.contains("--pid 4294967295: there is no such process"), "{error}");
+}
+
+#[test]
+fn sizes_of_generated_requests_need_generated_requests() {
+    for given in ["--request r.json", "--requests r.jsonl"] {
+        for size in ["--batch 32", "--dims 3", "--index-max 9"] {
+            let error = error_without_server(&format!("{size} {given}"));
+            assert!(error.contains("cannot be used with"), "{given} {size}: {error}");
+        }
+    }
 }
