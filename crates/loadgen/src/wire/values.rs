@@ -1,9 +1,11 @@
 //! Tensors as JSON values and back.
 
 use base::{DType, Data, Error, NamedTensor, Result, Tensor};
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
 use bytes::Bytes;
 use protocol::oip::json::{next_line, parse_record};
-use serde_json::Value;
+use serde_json::{Value, json};
 
 /// Calls `$then::<T>` for the Rust type of a dtype.
 macro_rules! by_type {
@@ -31,13 +33,18 @@ fn numbers<T: base::Element + serde::Serialize>(bytes: &[u8]) -> Result<Vec<Valu
     values.iter().map(value).collect()
 }
 
-/// Returns the elements in a flat list.
-pub(super) fn flat(tensor: &Tensor) -> Result<Vec<Value>> {
+/// Returns a string, or `{"b64": ..}` for bytes that are not text.
+fn text(bytes: &[u8]) -> Value {
+    match std::str::from_utf8(bytes) {
+        Ok(text) => Value::from(text),
+        Err(_) => json!({"b64": STANDARD.encode(bytes)}),
+    }
+}
+
+/// Returns the elements in a flat list, in the form of TensorFlow Serving's API.
+fn flat(tensor: &Tensor) -> Result<Vec<Value>> {
     match tensor.data() {
-        Data::Strings(strings) => Ok(strings
-            .iter()
-            .map(|text| Value::from(String::from_utf8_lossy(text).into_owned()))
-            .collect()),
+        Data::Strings(strings) => Ok(strings.iter().map(|bytes| text(bytes)).collect()),
         Data::Bytes(bytes) => {
             let values = by_type!(tensor.dtype(), numbers, bytes)?;
             if tensor.dtype() == DType::Bool {
@@ -110,6 +117,9 @@ mod tests {
         assert_eq!(nested(&inputs[0].tensor).unwrap().to_string(), "[[1,2],[3,-4]]");
         assert_eq!(nested(&inputs[1].tensor).unwrap().to_string(), "[true]");
         assert_eq!(nested(&inputs[2].tensor).unwrap().to_string(), "[\"hi\"]");
+        let jpeg = vec![Bytes::from_static(b"\xff\xd8")];
+        let image = Tensor::from_strings([1].as_slice(), jpeg).unwrap();
+        assert_eq!(nested(&image).unwrap().to_string(), "[{\"b64\":\"/9g=\"}]");
         let scalar = Tensor::from_vec([].as_slice(), vec![2.5f32]).unwrap();
         assert_eq!(nested(&scalar).unwrap().to_string(), "2.5");
     }
