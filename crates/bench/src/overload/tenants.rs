@@ -53,7 +53,8 @@ pub(super) struct TenantReport {
 struct TenantRound {
     modest_p99_ms: f64,
     greedy_p99_ms: f64,
-    /// Requests of the steady tenant that were refused or failed.
+    /// Requests of the steady tenant that were refused, failed, or were not sent because too many
+    /// answers were outstanding.
     steady_unserved: u64,
     /// Requests of the greedy tenant, by outcome.
     greedy_served: u64,
@@ -61,6 +62,28 @@ struct TenantRound {
     /// Requests neither served nor refused, and wrong answers, of both.
     failed: u64,
     wrong: u64,
+}
+
+impl TenantRound {
+    /// Returns the round of the steady tenant and the other one, which is within its quota and then
+    /// above it.
+    fn new(
+        [modest_steady, modest]: [&OverloadPhase; 2],
+        [greedy_steady, greedy]: [&OverloadPhase; 2],
+    ) -> TenantRound {
+        let all = [modest_steady, modest, greedy_steady, greedy];
+        let unserved =
+            |phase: &OverloadPhase| phase.refused + phase.failed + phase.generator.unsent;
+        TenantRound {
+            modest_p99_ms: modest_steady.p99_ms,
+            greedy_p99_ms: greedy_steady.p99_ms,
+            steady_unserved: unserved(modest_steady) + unserved(greedy_steady),
+            greedy_served: greedy.served,
+            greedy_refused: greedy.refused,
+            failed: all.iter().map(|phase| phase.failed).sum(),
+            wrong: all.iter().map(|phase| phase.wrong).sum(),
+        }
+    }
 }
 
 impl TenantReport {
@@ -168,17 +191,7 @@ impl TenantStage {
     fn round(&self, time: Duration) -> Result<TenantRound> {
         let [modest_steady, modest] = self.both(self.quota_rps * MODEST, time)?;
         let [greedy_steady, greedy] = self.both(self.quota_rps * GREED, time)?;
-        let all = [&modest_steady, &modest, &greedy_steady, &greedy];
-        let steady = [&modest_steady, &greedy_steady];
-        Ok(TenantRound {
-            modest_p99_ms: modest_steady.p99_ms,
-            greedy_p99_ms: greedy_steady.p99_ms,
-            steady_unserved: steady.iter().map(|phase| phase.refused + phase.failed).sum(),
-            greedy_served: greedy.served,
-            greedy_refused: greedy.refused,
-            failed: all.iter().map(|phase| phase.failed).sum(),
-            wrong: all.iter().map(|phase| phase.wrong).sum(),
-        })
+        Ok(TenantRound::new([&modest_steady, &modest], [&greedy_steady, &greedy]))
     }
 
     /// Sends the requests of both tenants at once. Returns the results of the steady one, then of
@@ -221,6 +234,20 @@ fn write_keys(env: &BenchEnv, quota_rps: f64) -> Result<PathBuf> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::overload::phase::Generator;
+
+    #[test]
+    fn unsent_requests_of_the_steady_tenant_are_unserved() {
+        let other = OverloadPhase::default();
+        let stalled = OverloadPhase {
+            refused: 1,
+            failed: 20,
+            generator: Generator { unsent: 300, ..Generator::default() },
+            ..OverloadPhase::default()
+        };
+        let round = TenantRound::new([&other, &other], [&stalled, &other]);
+        assert_eq!((round.steady_unserved, round.failed), (321, 20));
+    }
 
     #[test]
     fn the_goal_needs_refused_requests() {
