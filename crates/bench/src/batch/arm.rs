@@ -17,6 +17,7 @@ use loadgen::cache;
 use loadgen::connection::Template;
 use loadgen::drive::{DrivePlan, Judge, LoadLoop, SampleSink, drive};
 use loadgen::process::{ServerPlan, ServerProcess};
+use loadgen::samples::Faults;
 use loadgen::scrape::Scrape;
 use loadgen::settings;
 use loadgen::wire::{Api, ModelEndpoint};
@@ -93,12 +94,14 @@ impl<'a> Arms<'a> {
         Ok(())
     }
 
-    /// Sends requests to every arm for a while, without measuring.
-    pub(super) fn acquaint(&self) -> Result<()> {
+    /// Sends requests to every arm for a while, without measuring. Returns failures and wrong
+    /// answers.
+    pub(super) fn acquaint(&self) -> Result<Vec<(BatchArm, Faults)>> {
         let clients =
             self.args.clients.iter().copied().max().unwrap_or(1).min(ACQUAINTANCE_CLIENTS);
         let time = if self.args.quick { self.args.time } else { ACQUAINTANCE };
-        self.args.arms.iter().try_for_each(|&arm| self.measure(arm, clients, time).map(drop))
+        let faults = |&arm: &BatchArm| Ok((arm, self.measure(arm, clients, time)?.seen.faults));
+        self.args.arms.iter().map(faults).collect()
     }
 
     /// Measures an arm for `time`.

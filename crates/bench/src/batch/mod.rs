@@ -211,7 +211,8 @@ fn measure_model(args: &BatchArgs, env: &BenchEnv, workload: &Workload) -> Resul
     for round in 0..args.rounds {
         let arms = Arms::start(args, env, workload, round)?;
         progress.say(format!("{model}: letting every arm see its requests"));
-        arms.acquaint()?;
+        let warm_up = arms.acquaint()?;
+        let first = turns.len();
         for &clients in &args.clients {
             for arm in (0..2 * args.passes).flat_map(|turn| args.order(turn % 2 == 1)) {
                 progress.say(format!("{model}, {clients} clients, {}", arm.name()));
@@ -219,6 +220,7 @@ fn measure_model(args: &BatchArgs, env: &BenchEnv, workload: &Workload) -> Resul
                 progress.step();
             }
         }
+        point::add_faults(&mut turns[first..], &warm_up);
         arms.stop()?;
     }
     Ok(turns)

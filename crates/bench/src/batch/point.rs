@@ -79,6 +79,16 @@ pub(super) struct BatchTurn {
     pub(super) drift: f32,
 }
 
+/// Adds failures and wrong answers before the measurement to the first turn of their arm: each
+/// answer is checked.
+pub(super) fn add_faults(turns: &mut [BatchTurn], before: &[(BatchArm, Faults)]) {
+    for (arm, faults) in before {
+        if let Some(turn) = turns.iter_mut().find(|turn| turn.arm == *arm) {
+            turn.seen.faults.add(faults);
+        }
+    }
+}
+
 impl BatchTurn {
     /// Returns answers a second.
     fn qps(&self) -> f64 {
@@ -225,6 +235,11 @@ mod tests {
         assert_eq!((point.mean_batch, point.padding_share), (Some(4.0), Some(0.25)));
         assert_eq!(point.ratio_error(&BatchPoint::of(&turns, BatchArm::Sync, 5)), 0.0);
         assert_eq!(BatchPoint::of(&[], BatchArm::Sync, 1).mean_batch, None);
+        let mut later = turns.to_vec();
+        let before = Faults { failed: 2, wrong: 3, ..Faults::default() };
+        add_faults(&mut later, &[(BatchArm::Async, before)]);
+        let counted = BatchPoint::of(&later, BatchArm::Async, 5);
+        assert_eq!((counted.failed, counted.wrong, point.wrong), (2, 3, 0));
         let (a, b) = (
             BatchPoint { qps_turns: vec![3.0, 5.0], ..point.clone() },
             BatchPoint { qps_turns: vec![2.0, 2.0], ..point },

@@ -180,7 +180,8 @@ pub(super) fn run(
     let args = setup.args.paced(arm);
     let server = setup.start(arm, arm.name())?;
     let settled = if args.quick { SettleTime::default() } else { settle() };
-    let uncounted: Arc<dyn SampleSink> = Arc::new(Tally::new(Duration::ZERO));
+    let warm_up = Arc::new(Tally::new(Duration::ZERO));
+    let uncounted: Arc<dyn SampleSink> = warm_up.clone();
     server.drive(&SwapLoad::new(SwapPace::Rate(rate), WARM_UP), &uncounted)?;
 
     let watch = NoiseWatch::start();
@@ -216,7 +217,9 @@ pub(super) fn run(
         settled,
         noise,
     };
-    Ok(figures.round(&windows, log.take()))
+    let mut kept = log.take();
+    kept.faults.add(&warm_up.counted().faults);
+    Ok(figures.round(&windows, kept))
 }
 
 /// Load beside the traffic.
