@@ -195,8 +195,8 @@ impl SwapArgs {
             args.batch = args.batch.min(16);
         }
         let wrong = |what: &str| Err(Error::invalid(what.to_owned()));
-        if args.window > args.period {
-            return wrong("--window must not be longer than --period");
+        if args.window.is_zero() || args.window > args.period {
+            return wrong("--window must be above 0 and not longer than --period");
         }
         if !(1..=ROUNDS_MAX).contains(&args.rounds) || !(1..=SWAPS_MAX).contains(&args.swaps) {
             return wrong("--rounds must be 1 to 100 and --swaps 1 to 1000");
@@ -257,11 +257,13 @@ pub fn run(args: &SwapArgs, env: &BenchEnv) -> Result<()> {
     let watch = NoiseWatch::start();
     let setup = prepare(&args, env)?;
 
-    let capacity = match args.rate {
-        Some(_) => 0.0,
-        None => arm::capacity(&setup)?,
+    let (capacity, rate) = match args.rate {
+        Some(rate) => (None, rate),
+        None => {
+            let capacity = arm::capacity(&setup)?;
+            (Some(capacity), capacity * args.load)
+        }
     };
-    let rate = args.rate.unwrap_or(capacity * args.load);
     let mut rounds: Vec<SwapRound> = Vec::new();
     let progress = StepProgress::new((args.rounds * args.arms.len()) as u64);
     for round in 0..args.rounds {
@@ -289,13 +291,15 @@ pub fn run(args: &SwapArgs, env: &BenchEnv) -> Result<()> {
         &rounds,
         watch.context(Some(engine.version())),
     );
+    // The figures are shown first: a file that cannot be written must not lose them.
+    let finished = report.finish(args.json.as_deref());
     if let Some(path) = &args.report {
         loadgen::report::write_file(path, report.html()?.as_bytes())?;
     }
     if let Some(path) = &args.png {
         loadgen::report::write_file(path, &report.png()?)?;
     }
-    report.finish(args.json.as_deref())
+    finished
 }
 
 /// Makes or finds the models, the requests and the expected answers.
@@ -337,9 +341,15 @@ mod tests {
 
     #[test]
     fn arguments_out_of_range_are_refused() {
-        for wrong in
-            ["--window 7", "--rounds 0", "--load 0", "--rate nan", "--batch 0", "--bytes 3GiB"]
-        {
+        for wrong in [
+            "--window 7",
+            "--window 0",
+            "--rounds 0",
+            "--load 0",
+            "--rate nan",
+            "--batch 0",
+            "--bytes 3GiB",
+        ] {
             assert!(parse(wrong).is_err(), "{wrong}");
         }
         assert!(parse("--bytes 3GiB --arms pool,control").is_ok());

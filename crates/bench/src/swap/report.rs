@@ -26,6 +26,8 @@ const DELTA_LOAD_MAX: f64 = 0.2;
 const DELTA_RSS_MAX: f64 = 1.15;
 /// Maximum of the pool loader's page faults as a share of the heap's.
 const POOL_FAULTS_SHARE_MAX: f64 = 0.01;
+/// Minimum number of requests of which the 99.9th percentile is not the maximum.
+const P999_REQUESTS_MIN: u64 = 1000;
 /// Charts in a row of the image.
 const COLUMNS: usize = 2;
 
@@ -83,8 +85,11 @@ struct Ratios {
 struct SwapSetting {
     bytes: u64,
     batch: usize,
-    capacity_rps: f64,
-    load: f64,
+    /// Measured capacity, and the share of it that the load is; absent with `--rate`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    capacity_rps: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    load: Option<f64>,
     rate_rps: f64,
     swaps: usize,
     rounds: usize,
@@ -145,7 +150,7 @@ fn arm_reports(args: &SwapArgs, rounds: &[SwapRound]) -> BTreeMap<&'static str, 
 impl SwapBenchReport {
     pub(super) fn new(
         args: &SwapArgs,
-        capacity_rps: f64,
+        capacity_rps: Option<f64>,
         rate_rps: f64,
         rounds: &[SwapRound],
         context: RunContext,
@@ -155,7 +160,7 @@ impl SwapBenchReport {
             bytes: args.bytes,
             batch: args.batch,
             capacity_rps,
-            load: args.load,
+            load: capacity_rps.map(|_| args.load),
             rate_rps,
             swaps: args.swaps,
             rounds: args.rounds,
@@ -186,18 +191,29 @@ impl SwapBenchReport {
 
     fn text(&self) -> String {
         let setting = &self.setting;
+        let capacity =
+            setting.capacity_rps.map_or_else(String::new, |rps| format!(", capacity {rps:.0}/s"));
         let mut text = format!(
-            "{}: swap of {} under {:.0} requests/s ({} rows each, capacity {:.0}/s); {} swaps a round, median of {} rounds\n{}",
+            "{}: swap of {} under {:.0} requests/s ({} rows each{capacity}); {} swaps a round, median of {} rounds\n{}",
             self.engine,
             format_bytes(setting.bytes),
             setting.rate_rps,
             setting.batch,
-            setting.capacity_rps,
             setting.swaps,
             setting.rounds,
             self.table()
         );
         // Writing to a string cannot fail.
+        for (arm, report) in self.shown() {
+            let each = report.swap.n / setting.rounds as u64;
+            if each < P999_REQUESTS_MIN {
+                let _ = writeln!(
+                    text,
+                    "{}: p999 of {each} requests a round during swaps is that of the slowest one",
+                    arm.name()
+                );
+            }
+        }
         for goal in &self.wanted {
             let _ = writeln!(text, "{goal}");
         }
@@ -361,4 +377,49 @@ fn wanted(
         goals.extend(shared(arm.rss_ratio).map(|value| at_most(rss, value, DELTA_RSS_MAX)));
     }
     goals
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::Parser;
+    use loadgen::machine::NoiseWatch;
+
+    #[derive(Parser)]
+    struct Cli {
+        #[command(flatten)]
+        args: SwapArgs,
+    }
+
+    fn report(capacity: Option<f64>, n: u64) -> SwapBenchReport {
+        let args = Cli::parse_from(["swap", "--arms", "pool", "--rounds", "2"]).args;
+        let context = NoiseWatch::start().context(None);
+        let mut report = SwapBenchReport::new(&args, capacity, 300.0, &[], context);
+        for arm in report.arms.values_mut() {
+            arm.swap.n = n;
+        }
+        report
+    }
+
+    #[test]
+    fn a_percentile_of_few_requests_is_said_to_be_the_maximum() {
+        let text = |n| report(None, n).text();
+        assert!(text(1998).contains("pool: p999 of 999 requests a round"), "{}", text(1998));
+        assert!(!text(2000).contains("slowest"), "{}", text(2000));
+    }
+
+    #[test]
+    fn a_capacity_that_was_not_measured_is_not_reported() {
+        let setting = |capacity| {
+            let report = report(capacity, 0);
+            let setting = serde_json::to_value(&report).unwrap()["setting"].clone();
+            (report.text(), setting)
+        };
+        let (text, json) = setting(Some(750.0));
+        assert!(text.contains("(128 rows each, capacity 750/s)"), "{text}");
+        assert_eq!((&json["capacity_rps"], &json["load"]), (&750.0.into(), &0.4.into()));
+        let (text, json) = setting(None);
+        assert!(text.contains("300 requests/s (128 rows each)"), "{text}");
+        assert!(json.get("capacity_rps").is_none() && json.get("load").is_none());
+    }
 }
