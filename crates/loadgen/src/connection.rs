@@ -7,6 +7,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use bytes::{BufMut, Bytes, BytesMut};
 use http::header::{CONTENT_TYPE, HOST, HeaderMap, HeaderName, HeaderValue};
@@ -26,7 +27,9 @@ const ANSWER_BYTES_MAX: usize = 256 << 20;
 /// Bytes of a server's error message that are kept.
 const REASON_BYTES_MAX: usize = 300;
 /// Timeout of a single call.
-const CALL_TIMEOUT: std::time::Duration = std::time::Duration::from_secs(30);
+const CALL_TIMEOUT: Duration = Duration::from_secs(30);
+/// Timeout of a connection and its TLS handshake.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(20);
 /// Size of the prefix of a gRPC message: a flag for compression and the length.
 const GRPC_PREFIX_BYTES: usize = 5;
 /// Flow-control windows: bytes of one response and of a whole connection that a server may send
@@ -159,8 +162,23 @@ impl Connection {
     /// Connects to the server. The connection's own task runs on the current runtime.
     ///
     /// # Errors
-    /// `Unavailable` if no server answers, or the error of the TLS handshake.
+    /// `Unavailable` if no server answers, `DeadlineExceeded` if one does not answer in time, or the
+    /// error of the TLS handshake.
     pub async fn open(endpoint: &Endpoint) -> Result<Connection> {
+        Connection::open_within(endpoint, CONNECT_TIMEOUT).await
+    }
+
+    async fn open_within(endpoint: &Endpoint, limit: Duration) -> Result<Connection> {
+        tokio::time::timeout(limit, Connection::connect(endpoint)).await.unwrap_or_else(|_| {
+            Err(Error::deadline(format!(
+                "cannot connect to {}: no answer in {} s",
+                endpoint.authority,
+                limit.as_secs()
+            )))
+        })
+    }
+
+    async fn connect(endpoint: &Endpoint) -> Result<Connection> {
         match &endpoint.link {
             Link::Tcp => Connection::on(endpoint, tcp(endpoint).await?).await,
             Link::Tls(tls) => {
@@ -412,6 +430,19 @@ fn clip(text: &str) -> &str {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_silent_server_gets_no_endless_handshake() {
+        // Connections are accepted by the system, and never answered.
+        let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let url = format!("grpcs://{}", silent.local_addr().unwrap());
+        let endpoint = Endpoint::parse(&url, &crate::tls::TlsArgs::default()).unwrap();
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        let opened =
+            runtime.block_on(Connection::open_within(&endpoint, Duration::from_millis(50)));
+        let error = opened.err().unwrap();
+        assert_eq!(error.kind(), ErrorKind::DeadlineExceeded);
+    }
 
     #[test]
     fn frames_and_clips() {

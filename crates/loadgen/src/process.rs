@@ -148,9 +148,14 @@ impl ServerProcess {
     /// Returns its metrics now.
     ///
     /// # Errors
-    /// If it does not answer.
+    /// If it does not answer. The message has the end of its log.
     pub fn metrics(&self) -> Result<Scrape> {
-        Ok(Scrape::parse(&self.page("/metrics")?))
+        let page = self.page("/metrics").map_err(|error| {
+            let what =
+                format!("the server does not answer: {}; {}", error.message(), self.log_tail());
+            Error::new(error.kind(), what)
+        })?;
+        Ok(Scrape::parse(&page))
     }
 
     /// Returns the text of an HTTP page of the server.
@@ -474,6 +479,27 @@ mod tests {
         let other = free_ports(ServerPorts { http: taken, ..free }).unwrap();
         assert_ne!(other.http, taken);
         assert_eq!(other.grpc, free.grpc);
+    }
+
+    #[test]
+    fn a_server_that_does_not_answer_is_reported_with_its_log() {
+        let dir = tempfile::tempdir().unwrap();
+        let log = dir.path().join("server.log");
+        std::fs::write(&log, "ERROR out of memory\n").unwrap();
+        // A socket that does not listen refuses connections, and keeps its port.
+        let refusing = tokio::net::TcpSocket::new_v4().unwrap();
+        refusing.bind("127.0.0.1:0".parse().unwrap()).unwrap();
+        let address = refusing.local_addr().unwrap().to_string();
+        let server = ServerProcess {
+            child: Command::new("/bin/true").spawn().unwrap(),
+            http: Endpoint::new(crate::connection::Transport::Http, address.clone()),
+            grpc: Endpoint::new(crate::connection::Transport::Grpc, address),
+            log,
+            pages: agent(),
+        };
+        let error = server.metrics().unwrap_err();
+        assert!(error.message().starts_with("the server does not answer: "), "{error}");
+        assert!(error.message().ends_with("server.log:\n  ERROR out of memory"), "{error}");
     }
 
     #[test]
