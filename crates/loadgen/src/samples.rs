@@ -121,10 +121,15 @@ impl TallyCounts {
     /// Returns the rate of a measurement of capacity.
     ///
     /// # Errors
-    /// `Internal` if requests failed or answers were wrong.
+    /// `Internal` if requests failed or answers were wrong, `DeadlineExceeded` if no answer was
+    /// counted.
     pub fn faultless_rate(&self) -> Result<f64> {
         let Faults { failed, wrong, .. } = self.faults;
         match failed + wrong {
+            0 if self.latencies.count() == 0 => Err(Error::deadline(
+                "while measuring capacity no request was sent and answered after the warm-up: each takes too long; \
+                 send fewer rows in one, or use a smaller model",
+            )),
             0 => Ok(self.rate()),
             _ => Err(Error::internal(format!(
                 "while measuring capacity {failed} requests failed and {wrong} answers were wrong: {}",
@@ -191,6 +196,9 @@ mod tests {
         assert_eq!((counted.faults.failed, counted.faults.wrong), (1, 1));
         assert!((counted.rate() - 2.0).abs() < 1e-9, "{}", counted.rate());
         assert_eq!(counted.faults.lines(), ["1 x broken"]);
+        assert_eq!(counted.faultless_rate().unwrap_err().kind(), base::ErrorKind::Internal);
+        let error = TallyCounts::default().faultless_rate().unwrap_err();
+        assert_eq!(error.kind(), base::ErrorKind::DeadlineExceeded);
     }
 
     #[test]

@@ -20,6 +20,8 @@ const GAIN_CLIENTS: usize = 70;
 const GAIN_MIN: f64 = 2.0;
 /// Minimum share of sync that the better of async and padding must reach everywhere.
 const SHARE_MIN: f64 = 0.98;
+/// Minimum number of requests of which the 99th percentile is not the maximum.
+const P99_REQUESTS_MIN: u64 = 100;
 /// Mean batch below which nothing was merged.
 const ALONE_MAX: f64 = 1.02;
 
@@ -144,6 +146,9 @@ impl BenchReport for BatchReport {
                 self.rounds, self.passes, self.time_s
             );
             print!("{}", table(model, &self.clients));
+            if let Some(line) = few_requests(model) {
+                println!("{line}");
+            }
             let drift = model.arms.values().flatten().map(|point| point.drift).fold(0.0, f32::max);
             println!("largest difference from the model alone: {drift:.1e}");
         }
@@ -200,6 +205,23 @@ fn table(model: &ModelReport, clients: &[usize]) -> TextTable {
         table.row(cells);
     }
     table
+}
+
+/// Returns a line about the points whose turns have too few requests for a 99th percentile.
+fn few_requests(model: &ModelReport) -> Option<String> {
+    let few = |point: &&BatchPoint| point.n < P99_REQUESTS_MIN * point.qps_turns.len() as u64;
+    let line = |(arm, points): (BatchArm, &Vec<BatchPoint>)| {
+        let clients: Vec<String> =
+            points.iter().filter(few).map(|point| point.clients.to_string()).collect();
+        (!clients.is_empty()).then(|| format!("{} at {} clients", arm.name(), clients.join(", ")))
+    };
+    let places: Vec<String> = model.in_order().filter_map(line).collect();
+    (!places.is_empty()).then(|| {
+        format!(
+            "fewer than {P99_REQUESTS_MIN} requests a turn, so p99 is that of the slowest one: {}",
+            places.join("; ")
+        )
+    })
 }
 
 /// Judges the gain of merging at [`GAIN_MODEL`] and [`GAIN_CLIENTS`].
@@ -272,6 +294,20 @@ mod tests {
         let least = never_loses(&models, &[1, 70]).unwrap();
         assert!((least.value - 0.97).abs() < 1e-9 && !least.met);
         assert_eq!(least.not_met_at, ["conv at 1 clients: 0.970 ±0.000"]);
+    }
+
+    #[test]
+    fn percentiles_of_few_requests_are_named() {
+        let mut conv = model(&[("sync", [10.0, 20.0]), ("async", [9.0, 19.0])]);
+        for (arm, points) in &mut conv.arms {
+            for point in points {
+                point.qps_turns = vec![1.0; 6];
+                point.n = if *arm == "sync" && point.clients == 70 { 599 } else { 600 };
+            }
+        }
+        let line = few_requests(&conv).unwrap();
+        assert!(line.ends_with("that of the slowest one: sync at 70 clients"), "{line}");
+        assert!(few_requests(&model(&[("async", [9.0, 19.0])])).is_none());
     }
 
     #[test]
