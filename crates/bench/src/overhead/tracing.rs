@@ -40,8 +40,10 @@ struct TracingReport {
     sampled_cpu_ratio: f64,
     /// Requests a second with 1 % traced, divided by those without a collector.
     sampled_rps_ratio: f64,
-    /// Bytes that the collector received.
+    /// Bytes that the collector received from the server that traces requests.
     exported_bytes: u64,
+    /// Bytes from the server that traces no request: the traces of its loads.
+    loads_bytes: u64,
     request_bytes: usize,
     clients: usize,
     failed: u64,
@@ -62,15 +64,16 @@ struct TracingRound {
 /// Runs `bench overhead --tracing`.
 ///
 /// # Errors
-/// If a server cannot be started, an answer failed or was wrong, or no trace arrived.
+/// If a server cannot be started, an answer failed or was wrong, or no trace of a request arrived.
 pub(super) fn run(args: &OverheadArgs, env: &BenchEnv) -> Result<()> {
     let watch = NoiseWatch::start();
     let dir = env.cache_dir.join("run").join("overhead-tracing");
     let requests = prepare(env, &dir)?;
+    let off_collector = Collector::start()?;
     let collector = Collector::start()?;
-    let start = |name: &str, sample: Option<&str>| {
+    let start = |name: &str, sample: Option<(&str, &Collector)>| {
         let mut server_args = vec![format!("{MODEL}={}", dir.join(MODEL).display())];
-        if let Some(part) = sample {
+        if let Some((part, collector)) = sample {
             let url = format!("http://{}", collector.address);
             let flags = ["--otlp", &url, "--trace-sample", part];
             server_args.extend(flags.map(str::to_owned));
@@ -78,10 +81,11 @@ pub(super) fn run(args: &OverheadArgs, env: &BenchEnv) -> Result<()> {
         server_args.extend(args.server_arg.iter().cloned());
         ServerProcess::start(env, &ServerPlan::new(name, server_args))
     };
+    let sampled = if args.quick { SAMPLED_QUICK } else { SAMPLED };
     let servers = [
         start("overhead-untraced", None)?,
-        start("overhead-trace-off", Some("0"))?,
-        start("overhead-trace-sampled", Some(if args.quick { SAMPLED_QUICK } else { SAMPLED }))?,
+        start("overhead-trace-off", Some(("0", &off_collector)))?,
+        start("overhead-trace-sampled", Some((sampled, &collector)))?,
     ];
     let turns = Turns::new(args, &requests, servers.iter().map(ServerProcess::grpc).collect())?;
     let progress = StepProgress::new(args.rounds as u64);
@@ -95,9 +99,9 @@ pub(super) fn run(args: &OverheadArgs, env: &BenchEnv) -> Result<()> {
     for server in servers {
         server.stop()?;
     }
-    let exported_bytes = collector.bytes.load(Ordering::Relaxed);
+    let received = [&collector, &off_collector].map(|one| one.bytes.load(Ordering::Relaxed));
     let context = watch.context(None);
-    let report = TracingReport::new(args, turns.request_bytes, rounds, exported_bytes, context);
+    let report = TracingReport::new(args, turns.request_bytes, rounds, received, context);
     report.finish(args.json.as_deref())
 }
 
@@ -168,7 +172,7 @@ impl TracingReport {
         args: &OverheadArgs,
         request_bytes: usize,
         rounds: Vec<TracingRound>,
-        exported_bytes: u64,
+        [exported_bytes, loads_bytes]: [u64; 2],
         context: RunContext,
     ) -> TracingReport {
         let middle = |of: &dyn Fn(&TracingRound) -> f64| median(rounds.iter().map(of));
@@ -185,6 +189,7 @@ impl TracingReport {
             sampled_cpu_ratio: middle(&|round| ratio(round.sampled.cpu_us, round.without.cpu_us)),
             sampled_rps_ratio: middle(&|round| ratio(round.sampled.rps, round.without.rps)),
             exported_bytes,
+            loads_bytes,
             request_bytes,
             clients: args.clients,
             failed: sum(&|turn| turn.failed),
@@ -235,9 +240,33 @@ impl BenchReport for TracingReport {
 
     fn verdict(&self) -> Result<()> {
         check_faults(self.failed, self.wrong)?;
-        match self.exported_bytes {
-            0 => Err(Error::internal("the collector received no trace")),
-            _ => Ok(()),
+        // Both servers have the same loads, whose traces differ by some bytes.
+        if self.exported_bytes <= 2 * self.loads_bytes {
+            return Err(Error::internal("the collector received no traces of requests"));
         }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::Parser;
+
+    #[derive(Parser)]
+    struct Cli {
+        #[command(flatten)]
+        args: OverheadArgs,
+    }
+
+    #[test]
+    fn traces_of_loads_are_not_those_of_requests() {
+        let args = Cli::parse_from(["overhead", "--tracing"]).args;
+        let verdict = |received| {
+            let context = NoiseWatch::start().context(None);
+            TracingReport::new(&args, 1, Vec::new(), received, context).verdict()
+        };
+        assert!(verdict([0, 0]).is_err() && verdict([1010, 1000]).is_err());
+        assert!(verdict([90_000, 1000]).is_ok());
     }
 }
