@@ -162,7 +162,7 @@ impl Connection {
     /// Connects to the server. The connection's own task runs on the current runtime.
     ///
     /// # Errors
-    /// `Unavailable` if no server answers, `DeadlineExceeded` if one does not answer in time, or the
+    /// `Unavailable` if no server answers, `DeadlineExceeded` if it does not answer in time, or the
     /// error of the TLS handshake.
     pub async fn open(endpoint: &Endpoint) -> Result<Connection> {
         Connection::open_within(endpoint, CONNECT_TIMEOUT).await

@@ -26,8 +26,8 @@ impl Timer {
         Ok(Timer { descriptor })
     }
 
-    /// Returns at `due`. If that has passed, returns after other ready tasks have run: a client that
-    /// is late would otherwise send and read nothing until it has caught up.
+    /// Returns at `due`. If that has passed, returns after other ready tasks have run: a client
+    /// that is late would otherwise send and read nothing until it has caught up.
     pub(crate) async fn until(&self, due: Instant) -> Result<()> {
         if due <= Instant::now() {
             tokio::task::yield_now().await;
