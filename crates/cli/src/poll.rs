@@ -47,7 +47,7 @@ pub(crate) fn poll<T>(
     check: impl Fn(Value) -> Result<T, PollFailure>,
 ) -> CommandResult<T> {
     let times = PollTimes { failing_max: FAILING_MAX, pause: PAUSE };
-    let read = || {
+    let read = || -> Result<T, PollFailure> {
         let reply = client.call_within("GET", path, RequestContent::None, READ_MAX);
         check(progress_of(reply)?)
     };
