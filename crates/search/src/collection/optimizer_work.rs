@@ -1,7 +1,6 @@
 //! Flushes and merges that run or wait. Both slow queries down: they take processor time and disk
 //! reads, and without them queries scan more memtables and segments.
 
-use std::collections::BTreeSet;
 use std::sync::atomic::Ordering;
 
 use super::inner::Collection;
@@ -38,7 +37,7 @@ impl Collection {
         }
         // Another thread holds the lock while it looks for a merge.
         let damaged = self.merging.try_lock().map(|damaged| damaged.clone());
-        let waits = self.merge_waits(&state, &damaged.unwrap_or_else(BTreeSet::new));
+        let waits = self.merge_waits(&state, &damaged.unwrap_or_default());
         OptimizerWork { flushes, merges: 0, merges_waiting: usize::from(waits) }
     }
 }

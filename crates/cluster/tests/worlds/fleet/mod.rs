@@ -4,8 +4,9 @@
 //! one copy or all copies of a shard get damaged; etcd stops, or some nodes cannot reach it;
 //! requests and answers are late or lost. The world `stalls` also fills the disk of a node, or the
 //! disks of all nodes. In the world `stores`, one node or all nodes do not reach the store for a
-//! while, and etcd always answers. Time is in milliseconds. After [`LENGTH`] all is well again, and the fleet
-//! must settle. In some worlds with full disks, all disks stay full, and the copies must be served.
+//! while, and etcd always answers. Time is in milliseconds. After [`LENGTH`] all is well again, and
+//! the fleet must settle. In some worlds with full disks, all disks stay full, and the copies must
+//! be served.
 
 mod etcd;
 mod faults;

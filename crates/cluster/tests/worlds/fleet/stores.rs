@@ -92,8 +92,7 @@ impl Fleet {
         if self.planted == Some(Planted::LossIgnored) {
             return ordered.first().copied();
         }
-        let reading =
-            |node: &usize| view.nodes.get(node).map_or_else(Default::default, |it| it.store);
+        let reading = |node: &usize| view.nodes.get(node).map(|it| it.store).unwrap_or_default();
         let ordered: Vec<(usize, StoreReading)> =
             ordered.iter().map(|node| (*node, reading(node))).collect();
         first_with_store(&ordered)
