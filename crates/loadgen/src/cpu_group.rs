@@ -5,11 +5,15 @@ use std::process::Command;
 
 use base::{Error, Result};
 
+use crate::machine::is_running;
+
 /// Directories of control groups, of version 1 and of version 2.
 const VERSION_1: &str = "/sys/fs/cgroup/cpu";
 const VERSION_2: &str = "/sys/fs/cgroup";
 /// Default period of the kernel and of containers in microseconds.
 const PERIOD_US: f64 = 100_000.0;
+/// Beginning of a group's name, before the process's id.
+const NAME: &str = "millpond-bench-";
 /// Minimum that the kernel accepts.
 const CORES_MIN: f64 = 0.01;
 
@@ -35,7 +39,7 @@ impl CpuGroup {
     /// If this process may not create one, or `cores` is out of range.
     pub fn new(cores: f64) -> Result<CpuGroup> {
         let quota = quota_us(cores)?;
-        let name = format!("millpond-bench-{}", std::process::id());
+        let name = format!("{NAME}{}", std::process::id());
         let version_1 = Path::new(VERSION_1);
         let (limit, dirs, settings) = if version_1.join("cpu.cfs_quota_us").exists() {
             // Processor time is counted in a hierarchy of its own, often by another name for the
@@ -59,6 +63,7 @@ impl CpuGroup {
         };
         let group = CpuGroup { dirs, limit };
         for dir in &group.dirs {
+            dir.parent().into_iter().for_each(remove_abandoned);
             std::fs::create_dir_all(dir).map_err(|e| refused(dir, &e))?;
         }
         for (name, value) in settings {
@@ -92,6 +97,18 @@ impl CpuGroup {
     }
 }
 
+/// Removes the empty groups in `parent` of processes that have ended: a signal leaves them.
+fn remove_abandoned(parent: &Path) {
+    for entry in std::fs::read_dir(parent).into_iter().flatten().flatten() {
+        let name = entry.file_name();
+        let pid = name.to_str().and_then(|name| name.strip_prefix(NAME)?.parse().ok());
+        if pid.is_some_and(|pid| !is_running(pid)) {
+            // A group with a process is not empty.
+            let _ = std::fs::remove_dir(entry.path());
+        }
+    }
+}
+
 /// Returns the quota of `cores` cores in microseconds.
 fn quota_us(cores: f64) -> Result<f64> {
     if !(CORES_MIN..=1e4).contains(&cores) {
@@ -117,6 +134,20 @@ impl Drop for CpuGroup {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn groups_of_ended_processes_are_removed() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = |name: &str| dir.path().join(name);
+        let own = format!("{NAME}{}", std::process::id());
+        let ended = format!("{NAME}{}", u32::MAX);
+        for name in [own.as_str(), &ended, "other-4294967295"] {
+            std::fs::create_dir(path(name)).unwrap();
+        }
+        remove_abandoned(dir.path());
+        assert!(path(&own).exists() && path("other-4294967295").exists());
+        assert!(!path(&ended).exists());
+    }
 
     #[test]
     fn a_program_runs_in_its_group() {
