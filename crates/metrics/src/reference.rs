@@ -10,9 +10,9 @@ const HEAD: &str = "\
 # Metrics
 
 This page lists every metric of `/metrics` with the help text of the server. It is made by
-`UPDATE_DOCS=1 cargo test -p millpond-metrics`; a test fails if it is stale. Counters have the suffix `_total`; histograms have
-`_bucket`, `_sum` and `_count`. A metric appears with its first series. If a version is released, its series end, so the
-number of series does not grow with each new version.
+`UPDATE_DOCS=1 cargo test -p millpond-metrics`; a test fails if it is stale. Counters have the suffix `_total`;
+histograms have `_bucket`, `_sum` and `_count`. A metric appears with its first series. If a version is released, its
+series end, so the number of series does not grow with each new version.
 
 ";
 
