@@ -142,7 +142,7 @@ pub(super) async fn converted<T, U>(
     convert: impl FnOnce(T) -> Result<U> + Send + 'static,
 ) -> Result<U>
 where
-    T: serde::de::DeserializeOwned,
+    T: serde::de::DeserializeOwned + 'static,
     U: Send + 'static,
 {
     let body = services.requests.read_json_body(headers, body).await?;

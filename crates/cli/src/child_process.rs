@@ -2,7 +2,7 @@
 
 use std::ffi::CString;
 use std::os::unix::ffi::OsStrExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use clap::Args;
 use engine::LibrarySearch;
@@ -36,7 +36,7 @@ impl ChildArgs {
     /// Gives this process the name of the program. The kernel took the name from the link by which
     /// the server started it. If the system refuses, the name stays.
     pub(crate) fn name_process(&self) {
-        let name = self.program.as_deref().and_then(|path| path.file_name());
+        let name = self.program.as_deref().and_then(Path::file_name);
         let name = name.and_then(|name| CString::new(name.as_bytes()).ok());
         if let Some(Err(error)) = name.map(|name| os::thread::set_name(&name)) {
             tracing::debug!(%error, "the name of the process is not set");

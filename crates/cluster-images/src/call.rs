@@ -109,7 +109,7 @@ impl ImageCall {
     ///
     /// # Errors
     /// As [`ImageCall::json`]; the errors of `convert`.
-    pub(super) async fn converted<T: DeserializeOwned, U: Send + 'static>(
+    pub(super) async fn converted<T: DeserializeOwned + 'static, U: Send + 'static>(
         &mut self,
         convert: impl FnOnce(T) -> Result<U> + Send + 'static,
     ) -> Result<U> {

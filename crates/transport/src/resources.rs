@@ -196,7 +196,7 @@ impl RequestResources {
         convert: impl FnOnce(T) -> Result<U> + Send + 'static,
     ) -> Result<U>
     where
-        T: serde::de::DeserializeOwned,
+        T: serde::de::DeserializeOwned + 'static,
         U: Send + 'static,
     {
         let large = body.len() > INLINE_BYTES_MAX;
