@@ -17,11 +17,14 @@ START_TIMEOUT_S = 120
 
 def program() -> str:
     """Returns MILLPOND, else `millpond` of the PATH, else the release build of this checkout."""
-    named = os.environ.get("MILLPOND") or shutil.which("millpond")
-    built = ROOT / "target/release/millpond"
-    if named is None and not built.exists():
+    named = os.environ.get("MILLPOND")
+    found = shutil.which(named) if named else shutil.which("millpond") or shutil.which(ROOT / "target/release/millpond")
+    if found is None and named:
+        raise SystemExit(f"MILLPOND is {named}, which is not a program in {os.getcwd()} or on the PATH")
+    if found is None:
         raise SystemExit("millpond is not on the PATH: run `pip install millpond`, or set MILLPOND to the program")
-    return named or str(built)
+    # The server starts in the directory of the checkout.
+    return os.path.abspath(found)
 
 
 def made(path: str, target: str) -> pathlib.Path:

@@ -73,6 +73,21 @@ def test_a_missing_program_is_named_with_the_remedy(tmp_path):
     assert done.stderr.endswith("run `pip install millpond`, or set MILLPOND to the program\n"), done.stderr
 
 
+def program_of_examples(directory: pathlib.Path, millpond: str) -> tuple[str, str]:
+    """Returns the program that examples start from `directory`, and their message if there is none."""
+    command = [*map(str, EXAMPLES), "-c", "import server; print(server.program())"]
+    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY / "examples"), "MILLPOND": millpond}
+    done = subprocess.run(command, cwd=directory, env=environment, text=True, capture_output=True, timeout=60)
+    return done.stdout.strip(), done.stderr
+
+
+def test_a_relative_program_is_that_of_the_current_directory(tmp_path):
+    (tmp_path / "build").mkdir()
+    (tmp_path / "build/millpond").touch(0o755)
+    assert program_of_examples(tmp_path, "build/millpond")[0] == f"{tmp_path}/build/millpond"
+    assert program_of_examples(tmp_path, "no/millpond")[1].startswith("MILLPOND is no/millpond, which is not a program")
+
+
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[pytest.mark.large] if name in LARGE else []) for name in PYTHONS]
 )
