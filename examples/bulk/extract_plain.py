@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterator
 
 from features import (
+    CONTINUES,
     Batch,
     BulkJob,
     Extraction,
@@ -32,6 +33,8 @@ WRITES_MAX = 2
 # Images that have been handed to the threads, for each thread. More of them keep the threads busy during a write.
 QUEUED_MAX = 4
 REPORT_INTERVAL_S = 10
+# A batch is written after this time even if it is not full, so that a job which is killed has little to do again.
+FLUSH_INTERVAL_S = 30
 
 
 class Run:
@@ -45,7 +48,7 @@ class Run:
         self.batch = Batch()
         self.writes: list[concurrent.futures.Future] = []
         self.extracted_images = 0
-        self.started = self.reported = time.monotonic()
+        self.started = self.reported = self.flushed = time.monotonic()
 
     def run(self, images: Iterator[str]) -> Summary:
         """Handles the images that are not in the file of progress."""
@@ -60,6 +63,8 @@ class Run:
                     if not self.batch.add(source, point):
                         self.flush()
                         self.batch.add(source, point)
+                    elif time.monotonic() - self.flushed >= FLUSH_INTERVAL_S:
+                        self.flush()
                 self.flush()
                 self.collect(0)
             except BaseException:
@@ -84,7 +89,10 @@ class Run:
         return self.extraction.point(source, self.reader.read(source))
 
     def done(self, pending: dict[concurrent.futures.Future, str]) -> Iterator[tuple[str, dict]]:
-        for future in concurrent.futures.wait(pending, return_when=concurrent.futures.FIRST_COMPLETED).done:
+        first = concurrent.futures.FIRST_COMPLETED
+        finished = concurrent.futures.wait([*pending, *self.writes], return_when=first).done
+        self.collect(WRITES_MAX)
+        for future in finished & pending.keys():
             source = pending.pop(future)
             try:
                 point = future.result()
@@ -102,10 +110,11 @@ class Run:
         self.collect(WRITES_MAX - 1)
         self.writes.append(self.writers.submit(self.store.write, self.batch))
         self.batch = Batch()
+        self.flushed = time.monotonic()
 
     def collect(self, running_max: int) -> None:
-        """Records written batches, until at most `running_max` are on their way."""
-        while len(self.writes) > running_max:
+        """Records the batches that are written, and waits until at most `running_max` are on their way."""
+        while self.writes and (len(self.writes) > running_max or self.writes[0].done()):
             written = self.writes.pop(0).result()
             self.progress.add(written.sources, written.errors)
             self.summary.wrote(written)
@@ -132,7 +141,9 @@ def main() -> None:
     try:
         print(run(*job_of_arguments(__doc__)).text())
     except JobError as error:
-        raise SystemExit(f"{error}\nThe job continues from here if you start it again.") from None
+        raise SystemExit(f"{error}\n{CONTINUES}") from None
+    except KeyboardInterrupt:
+        raise SystemExit(f"interrupted\n{CONTINUES}") from None
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ from collections.abc import Iterator
 
 import ray
 from features import (
+    CONTINUES,
     NAME_ERROR,
     POINTS_MAX,
     Batch,
@@ -165,17 +166,20 @@ def portions(images: Iterator[str]) -> Iterator[list[str]]:
 
 
 def main() -> None:
+    arguments = job_of_arguments(__doc__) if len(sys.argv) > 1 else None
     # The actors import features.py, so the other machines get a copy of this folder.
     ray.init(runtime_env={"working_dir": os.path.dirname(os.path.abspath(__file__))}, log_to_driver=False)
-    if len(sys.argv) == 1:
+    if arguments is None:
         from check import check
 
         check(run, urls=False)
         return
     try:
-        print(run(*job_of_arguments(__doc__)).text())
+        print(run(*arguments).text())
     except (JobError, ray.exceptions.RayError) as error:
-        raise SystemExit(f"{error}\nThe job continues from here if you start it again.") from None
+        raise SystemExit(f"{error}\n{CONTINUES}") from None
+    except KeyboardInterrupt:
+        raise SystemExit(f"interrupted\n{CONTINUES}") from None
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ import json
 import os
 import pathlib
 import random
+import sys
 import threading
 import time
 import urllib.parse
@@ -31,6 +32,8 @@ TRIES_MAX = 8
 PAUSE_S = 0.25
 PAUSE_MAX_S = 30.0
 RETRY_AFTER_MAX_S = 600.0
+# A longer pause is printed.
+PAUSE_NAMED_S = 5.0
 TIMEOUT_S = (10, 120)
 # The same request may succeed later, or at another server.
 BUSY = {408, 429, 502, 503, 504}
@@ -39,6 +42,8 @@ WRONG = {400, 413, 415, 422, 500}
 # So many wrong images in a row have one reason, such as a wrong setting.
 FAILURES_IN_A_ROW_MAX = 100
 READ_BYTES = 1 << 20
+# End of the message of a job that ended early.
+CONTINUES = "The job continues from here if you start it again."
 
 
 class ImageError(Exception):
@@ -69,12 +74,21 @@ class BulkJob:
         return self.concurrency * len(self.extract)
 
 
+def server_url(text: str) -> str:
+    """Returns the base URL of a server, for argparse."""
+    parts = urllib.parse.urlsplit(text)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise argparse.ArgumentTypeError(f"{text} is not a URL such as http://127.0.0.1:8501")
+    return text
+
+
 def job_of_arguments(description: str) -> tuple[BulkJob, str]:
     """Reads the arguments of a recipe. Returns the job, and the folder or the list of images."""
     parser = argparse.ArgumentParser(description=description.splitlines()[0])
     parser.add_argument("images", help="folder of images, or a text file with a path or URL in each line")
-    parser.add_argument("--extract", action="append", required=True, metavar="URL", help="extraction server; once for each")
-    parser.add_argument("--write", action="append", required=True, metavar="URL", help="server that takes the points, or root")
+    urls = {"action": "append", "required": True, "metavar": "URL", "type": server_url}
+    parser.add_argument("--extract", **urls, help="extraction server; once for each")
+    parser.add_argument("--write", **urls, help="server that takes the points, or root")
     parser.add_argument("--collection", required=True)
     parser.add_argument("--model", required=True, help="embedding model of the collection")
     parser.add_argument("--kind", choices=["photo", "fingerprint"], default="photo")
@@ -84,6 +98,8 @@ def job_of_arguments(description: str) -> tuple[BulkJob, str]:
     if options["concurrency"] < 1:
         parser.error("--concurrency is at least 1")
     images = options.pop("images")
+    if not os.path.exists(images):
+        parser.error(f"{images}: no such folder or list")
     return BulkJob(**options, key=os.environ.get("MILLPOND_API_KEY")), images
 
 
@@ -225,14 +241,17 @@ class Summary:
 class Servers:
     """Servers with the same work. A request goes to the one with the fewest requests on their way.
 
-    A server that is busy or does not answer rests: for the time of its Retry-After, else for a pause that grows.
+    A server that is busy or does not answer rests: for the time of its Retry-After, else for a pause that grows. If all
+    servers have failed TRIES_MAX times since their last answer, no request is tried any more.
     """
 
     def __init__(self, urls: list[str], key: str | None):
         self.lock = threading.Lock()
         self.running = dict.fromkeys((url.rstrip("/") for url in urls), 0)
         self.rests_until = dict.fromkeys(self.running, 0.0)
-        self.failures = collections.Counter()
+        self.failures = dict.fromkeys(self.running, 0)
+        # Time of the last failure that was counted.
+        self.failed_at = dict.fromkeys(self.running, 0.0)
         self.headers = {"authorization": f"Bearer {key}"} if key else {}
         self.threads = threading.local()
         self.ended = threading.Event()
@@ -247,6 +266,7 @@ class Servers:
         partly = None
         for _ in range(TRIES_MAX * len(self.running)):
             url = self._take()
+            started = time.monotonic()
             asked = None
             done = False
             try:
@@ -258,15 +278,17 @@ class Servers:
                 reason = f"{url}: {answer.status_code} {error_of(answer)}"
                 partly = written_in_part(answer)
             except requests.RequestException as error:
-                reason = f"{url}: {error}"
+                reason = f"{url}: {cause_of(error)}"
             finally:
-                self._release(url, done, asked)
+                self._release(url, done, asked, started, reason)
             if done and answer.ok:
                 return answer.json()
             if done and partly:
                 return partly
             if done:
                 raise (ImageError if answer.status_code in WRONG else JobError)(reason)
+            if min(self.failures.values()) >= TRIES_MAX:
+                break
         if partly:
             return partly
         raise JobError(f"given up after {TRIES_MAX} tries for each server; the last answer: {reason}")
@@ -291,18 +313,27 @@ class Servers:
             if self.ended.wait(pause):
                 raise JobError("the job ends")
 
-    def _release(self, url: str, done: bool, asked: float | None) -> None:
+    def _release(self, url: str, done: bool, asked: float | None, started: float, reason: str) -> None:
         with self.lock:
             self.running[url] -= 1
             now = time.monotonic()
             if done:
                 self.failures[url] = 0
                 return
-            # Requests that fail together count once.
-            self.failures[url] += self.rests_until[url] <= now
-            grown = min(PAUSE_S * 2 ** min(self.failures[url], 20), PAUSE_MAX_S) * random.uniform(0.5, 1)
+            # Requests that were on their way together fail together, and count once.
+            counts = started >= self.failed_at[url]
+            if counts:
+                self.failures[url] += 1
+                self.failed_at[url] = now
+            grown = min(PAUSE_S * 2 ** self.failures[url], PAUSE_MAX_S) * random.uniform(0.5, 1)
             pause = grown if asked is None else min(asked, RETRY_AFTER_MAX_S)
             self.rests_until[url] = max(self.rests_until[url], now + pause)
+            failures = self.failures[url]
+            ended = min(self.failures.values()) >= TRIES_MAX
+        # A short pause of a server that is busy is usual.
+        if counts and not ended and (failures > 1 or pause > PAUSE_NAMED_S):
+            text = f"{reason}\n  failure {failures} in a row; the next try is in {pause:.1f} s"
+            print(text, file=sys.stderr, flush=True)
 
 
 def retry_after(answer: requests.Response) -> float | None:
@@ -314,6 +345,11 @@ def retry_after(answer: requests.Response) -> float | None:
         return max(0.0, email.utils.parsedate_to_datetime(text).timestamp() - time.time())
     except ValueError:
         return None
+
+
+def cause_of(error: requests.RequestException) -> object:
+    """Returns the cause of a failed request, without the names of the libraries around it."""
+    return getattr(error.args[0] if error.args else None, "reason", error)
 
 
 def error_of(answer: requests.Response) -> str:

@@ -1,5 +1,6 @@
 """The parts that the recipes of bulk extraction share, against servers of these tests."""
 
+import dataclasses
 import email.utils
 import http.server
 import json
@@ -14,6 +15,7 @@ import pytest
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "examples/bulk"))
 
+import extract_plain  # noqa: E402
 import features  # noqa: E402
 from features import Batch, BulkJob, Extraction, FeatureStore, ImageError, JobError, Progress, Summary  # noqa: E402
 
@@ -111,6 +113,54 @@ def test_tries_end(serve):
     with pytest.raises(JobError, match="given up after 8 tries for each server; the last answer: .* 503 busy"):
         Extraction(job(server)).point("/a.jpg", b"image")
     assert len(server.bodies) == features.TRIES_MAX
+
+
+def test_servers_that_do_not_answer_end_all_requests(serve, capsys):
+    server = serve(in_turn(*[BUSY] * (features.TRIES_MAX + 1), POINT))
+    extraction = Extraction(job(server))
+    for tries in (features.TRIES_MAX, features.TRIES_MAX + 1):
+        with pytest.raises(JobError, match="given up"):
+            extraction.point("/a.jpg", b"image")
+        assert len(server.bodies) == tries
+    assert "503 busy\n  failure 2 in a row; the next try is in 0.0 s\n" in capsys.readouterr().err
+    # An answer counts more than the failures before it.
+    extraction.point("/a.jpg", b"image")
+    assert extraction.servers.failures[server.url] == 0
+
+
+@pytest.mark.parametrize(
+    "arguments,message",
+    [(["127.0.0.1:8501", "."], "127.0.0.1:8501 is not a URL such as"), (["http://host", "/no/such"], "no such folder")],
+)
+def test_wrong_arguments_are_named(arguments, message, monkeypatch, capsys):
+    url, images = arguments
+    rest = ["--write", "http://host", "--collection", "photos", "--model", "m"]
+    monkeypatch.setattr(sys, "argv", ["extract_plain.py", "--extract", url, *rest, images])
+    with pytest.raises(SystemExit):
+        features.job_of_arguments("Extraction.")
+    assert message in capsys.readouterr().err
+
+
+def test_written_points_are_recorded_while_others_are_extracted(serve, tmp_path, monkeypatch):
+    monkeypatch.setattr(features, "POINTS_MAX", 2)
+    folder, progress = tmp_path / "images", tmp_path / "progress.jsonl"
+    folder.mkdir()
+    for number in range(4):
+        (folder / f"{number}.png").write_text(str(number))
+    recorded = []
+
+    def answer(body: bytes) -> Answer:
+        if body.startswith(b"{"):
+            return 200, {}, {"added": len(json.loads(body)["points"]), "replaced": 0}
+        deadline = time.monotonic() + 20
+        while body == b"3" and not recorded and time.monotonic() < deadline:
+            time.sleep(0.01)
+            recorded.extend(progress.read_text().splitlines())
+        return 200, {}, {"id": body.decode()}
+
+    made = dataclasses.replace(job(serve(answer)), concurrency=1, progress=progress)
+    summary = extract_plain.run(made, str(folder))
+    assert (len(recorded), summary.added, len(progress.read_text().splitlines())) == (2, 4, 4)
 
 
 @pytest.mark.parametrize("status,error", [(400, ImageError), (413, ImageError), (401, JobError), (409, JobError)])
