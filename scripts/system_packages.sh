@@ -6,6 +6,13 @@ PYTHON=${PYTHON:-python3}
 # The oldest version that all packages of requirements/ support.
 PYTHON_MIN=3.11
 
+system=$(uname -s)
+if [ "$system" != Linux ]; then
+    echo "Millpond builds and runs on Linux, and this system is $system" >&2
+    echo "hint: use a Linux machine, a virtual machine or a container" >&2
+    exit 1
+fi
+
 # Debian's package of this Python.
 name=$(basename "$PYTHON")
 [[ $name =~ ^python3(\.[0-9]+)?$ ]] || name=python3

@@ -24,7 +24,8 @@ def machine(tmp_path: pathlib.Path):
         (path / command).symlink_to(shutil.which(command))
 
     def run(python: str = "python3", **stand_ins: str) -> tuple[int, str]:
-        ready = {"cc": SILENT, "g++": SILENT, "make": SILENT, "cargo": "echo cargo 9.1.0", "python3": "echo 3.11.2"}
+        ready = {"cc": SILENT, "g++": SILENT, "make": SILENT, "uname": "echo Linux"}
+        ready |= {"cargo": "echo cargo 9.1.0", "python3": "echo 3.11.2"}
         for command, code in (ready | stand_ins).items():
             if code:
                 (path / command).write_text(f"#!{path}/bash\n{code}\n")
@@ -36,6 +37,11 @@ def machine(tmp_path: pathlib.Path):
         return ended.returncode, ended.stderr.replace(str(tmp_path), "~")
 
     return run
+
+
+def test_another_system_is_named(machine):
+    status, text = machine(uname="echo Darwin")
+    assert (status, text.splitlines()[0]) == (1, "Millpond builds and runs on Linux, and this system is Darwin")
 
 
 def test_old_python_is_named_with_the_remedy(machine):
