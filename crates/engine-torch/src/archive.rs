@@ -63,7 +63,7 @@ fn open(path: &Path) -> Result<ZipArchive<File>> {
     // SAFETY: takes numbers only, about a descriptor of ours. It is advice: if it is refused, the
     // only cost is useless read-ahead.
     unsafe { libc::posix_fadvise(file.as_raw_fd(), 0, 0, libc::POSIX_FADV_RANDOM) };
-    let archive = ZipArchive::new(file).map_err(|e| no_archive(path, e))?;
+    let archive = engine::foreign::open_archive(file).map_err(|e| no_archive(path, e))?;
     let count = archive.len();
     if count > RECORDS_MAX {
         return Err(Error::data_loss(format!("{}: {count} records", path.display())));

@@ -8,6 +8,10 @@ use std::fs::File;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
+use zip::ZipArchive;
+use zip::read::{ArchiveOffset, Config};
+use zip::result::ZipResult;
+
 pub use triton::{TritonSetting, settings as triton_settings};
 
 /// Bytes at the start of a file that identify its content.
@@ -307,9 +311,21 @@ fn is_onnx(start: &[u8]) -> bool {
     matches!(start, [8, version, ..] if ONNX_VERSIONS.contains(version))
 }
 
+/// Opens the directory of a zip archive that begins with its file.
+///
+/// The start is stated, since the reader takes a wrong one for some files of PyTorch. PyTorch writes
+/// the records of zip64 although no size needs them. If the first entry of the directory is as long
+/// as these records, which is so for a name of 30 bytes, the reader starts at the second entry.
+///
+/// # Errors
+/// If the file is not an archive, or cannot be read.
+pub fn open_archive(file: File) -> ZipResult<ZipArchive<File>> {
+    ZipArchive::with_config(Config { archive_offset: ArchiveOffset::Known(0) }, file)
+}
+
 /// Identifies an archive by the names of its records.
 fn archive(path: &Path) -> ForeignFormat {
-    let open = || zip::ZipArchive::new(File::open(path).ok()?).ok();
+    let open = || open_archive(File::open(path).ok()?).ok();
     let Some(archive) = open().filter(|archive| archive.len() <= RECORDS_MAX) else {
         return ForeignFormat { format: "a damaged zip archive", remedy: COPY_AGAIN };
     };

@@ -61,6 +61,31 @@ fn files_are_recognised_by_content_before_name() {
     }
 }
 
+/// PyTorch writes both records of zip64 into every archive. With a first name of 30 bytes, they are as
+/// long as the first entry of the directory.
+#[test]
+fn archives_of_pytorch_are_read_under_any_name() {
+    let dir = tempfile::tempdir().unwrap();
+    for stem in ["net", "fraud_scorer_2026_nov_v"] {
+        let names = ["data/0", "data.pkl", "constants.pkl"].map(|name| format!("{stem}/{name}"));
+        let mut bytes = archive_of(&names.each_ref().map(String::as_str));
+        let end = bytes.len() - 22;
+        let field = |at: usize| u32::from_le_bytes(bytes[at..at + 4].try_into().unwrap());
+        let (size, start) = (u64::from(field(end + 12)), u64::from(field(end + 16)));
+        let count = names.len() as u64;
+        let mut zip64 = b"PK\x06\x06\x2c\0\0\0\0\0\0\0\x1e\x03\x2d\0\0\0\0\0\0\0\0\0".to_vec();
+        zip64.extend([count, count, size, start].map(u64::to_le_bytes).concat());
+        zip64.extend(b"PK\x06\x07\0\0\0\0");
+        zip64.extend((end as u64).to_le_bytes());
+        zip64.extend(1u32.to_le_bytes());
+        bytes.splice(end..end, zip64);
+        let path = dir.path().join("model.pt");
+        std::fs::write(&path, &bytes).unwrap();
+        assert_eq!(open_archive(File::open(&path).unwrap()).unwrap().len(), 3);
+        assert_eq!(identify(&path).unwrap().format, "a TorchScript model", "{stem}");
+    }
+}
+
 #[test]
 fn onnx_is_recognised_under_any_name() {
     let dir = tempfile::tempdir().unwrap();
