@@ -34,13 +34,14 @@ mod code {
 
 /// Parts of the messages with which operators reject the shapes of their inputs. Model and
 /// parameters are the same for all requests, so the sizes come from the request.
-const SHAPES: [&str; 6] = [
+const SHAPES: [&str; 7] = [
     "dimensions must match",
     "mismatched dimensions",
     "imension mismatch",
     "incompatible dimensions",
     "Attempting to broadcast an axis by a dimension other than 1",
     "Can't merge shapes",
+    "Shape mismatch attempting to re-use buffer",
 ];
 
 /// Calls a function of the API and turns its status into a `Result`. For use inside `unsafe`.
@@ -92,7 +93,7 @@ struct LoadRemedy {
     remedy: &'static str,
 }
 
-const LOAD_REMEDIES: [LoadRemedy; 5] = [
+const LOAD_REMEDIES: [LoadRemedy; 6] = [
     LoadRemedy {
         message: "is not a registered function/op",
         remedy: "custom operators are not loaded; export the model with standard operators",
@@ -104,6 +105,11 @@ const LOAD_REMEDIES: [LoadRemedy; 5] = [
     LoadRemedy {
         message: "Could not find an implementation for",
         remedy: "ONNX Runtime lacks this operator for these types; export the model with others",
+    },
+    // skl2onnx writes it for trees if the sample has numpy's default type.
+    LoadRemedy {
+        message: "Type (tensor(double)) of output arg",
+        remedy: "convert the model with a float32 sample, as in to_onnx(model, X[:1].astype(\"float32\"))",
     },
     LoadRemedy {
         message: "Unsupported model IR version",
@@ -119,7 +125,7 @@ const LOAD_REMEDIES: [LoadRemedy; 5] = [
 fn load_failure(message: &str) -> String {
     let text = one_line(message);
     match LOAD_REMEDIES.iter().find(|row| text.contains(row.message)) {
-        Some(row) => format!("{text}: {}", row.remedy),
+        Some(row) => format!("{}: {}", text.trim_end_matches('.'), row.remedy),
         None => text,
     }
 }
@@ -323,6 +329,13 @@ mod tests {
             "Unsupported model IR version: 99, max supported IR version: 13: export the model for an older version \
              of ONNX, or install a newer ONNX Runtime",
         );
+        check(
+            "Load model from x.onnx failed:Type Error: Type (tensor(double)) of output arg (variable) of node \
+             (TreeEnsembleRegressor) does not match expected type (tensor(float)).",
+            "Type Error: Type (tensor(double)) of output arg (variable) of node (TreeEnsembleRegressor) does not \
+             match expected type (tensor(float)): convert the model with a float32 sample, as in \
+             to_onnx(model, X[:1].astype(\"float32\"))",
+        );
         check("Load model from x.onnx failed:Protobuf parsing failed.", "Protobuf parsing failed.");
     }
 
@@ -334,6 +347,8 @@ mod tests {
             "Non concat axis dimensions must match: Axis 0 has mismatched dimensions of 2 and 1";
         assert_eq!(kind(1, sizes, CallPhase::Run), ErrorKind::InvalidArgument);
         assert_eq!(kind(1, sizes, CallPhase::Call), ErrorKind::Internal);
+        let reused = "Shape mismatch attempting to re-use buffer. {2,1} != {2,2}.";
+        assert_eq!(kind(1, reused, CallPhase::Run), ErrorKind::InvalidArgument);
         assert_eq!(kind(code::INVALID_PROTOBUF, "", CallPhase::Load), ErrorKind::DataLoss);
         assert_eq!(kind(10, "", CallPhase::Load), ErrorKind::InvalidArgument);
         assert_eq!(
