@@ -77,8 +77,11 @@ impl<L: ElementReader + 'static> TypedColumn<L> {
 
     fn read_nested(&mut self, reader: &mut JsonReader<'_>, depth: usize) -> Result<()> {
         if reader.peek() != Some(b'[') {
-            self.nesting.leaf(depth).map_err(|ragged| refused(reader, ragged))?;
-            self.values.push(L::read(reader)?);
+            let misplaced = self.nesting.leaf(depth).map_err(|ragged| refused(reader, ragged));
+            // Text that is no element, such as the ']' after a last comma, is named first.
+            let value = L::read(reader)?;
+            misplaced?;
+            self.values.push(value);
             return Ok(());
         }
         self.nesting.open(depth).map_err(|ragged| refused(reader, ragged))?;

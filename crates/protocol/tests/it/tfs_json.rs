@@ -243,6 +243,8 @@ fn errors_name_the_fault() {
         (r#"{"inputs":{"x":[1],"x":[1]}}"#, "\"x\" is given twice"),
         (r#"{"inputs":{"x":[[1],[1,2]]}}"#, "do not make a tensor"),
         (r#"{"inputs":{"x":["a"]}}"#, "expected a number"),
+        (r#"{"inputs":{"x":[[1],]}}"#, "expected a number, found ']'"),
+        (r#"{"inputs":{"x":[[1],1]}}"#, "do not make a tensor"),
         (r#"{"inputs":{"s":[1]}}"#, "expected a string"),
         (r#"{"inputs":{"s":[{"b64":"%"}]}}"#, "not base64"),
         (r#"{"instances":[{"x":1,"s":"a"},{"x":1}]}"#, "an instance has no \"s\""),
