@@ -180,8 +180,8 @@ pub(crate) fn warm(
             return Err(error.context("warm-up with generated requests"));
         }
         notes.push(format!(
-            "not warmed up: a generated request was refused: {error}; put requests into the model's folder warmup, or \
-             set dims in [warmup]"
+            "not warmed up: a generated request was refused: {error}; put requests into the model's folder warmup, set \
+             dims in [warmup], or name the types in [signature] if the model declares none (TorchScript)"
         ));
     }
     Ok(WarmupOutcome { note: joined(notes), records: 0 })

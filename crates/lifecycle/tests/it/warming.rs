@@ -128,6 +128,7 @@ fn a_generated_request_that_fails_is_a_note() {
     world.until_ready("m", 1);
     let note = world.version("m", 1).unwrap().note.unwrap();
     assert!(note.contains("refused: out of range; put requests into the model's folder warmup"));
+    assert!(note.contains("name the types in [signature]"), "{note}");
     let world = serve("", FAILING, "[warmup]\nfail-on-error = true");
     let reason = world.until("m", 1, LifecycleState::Failed).reason.unwrap();
     assert_eq!(reason, "warm-up with generated requests: out of range");
