@@ -50,7 +50,7 @@ fn write_new(path: &Path, bytes: &[u8]) -> Result<()> {
 ///
 /// # Errors
 /// `FailedPrecondition` if another file has the name of one; if a file cannot be written.
-pub(super) fn export(dir: &Path) -> Result<String> {
+pub(super) fn export(dir: &Path, program: &str) -> Result<String> {
     std::fs::create_dir_all(dir).map_err(|e| Error::io(dir, &e))?;
     let model = dir.join("digits.onnx");
     write_new(&model, ONNX)?;
@@ -60,7 +60,7 @@ pub(super) fn export(dir: &Path) -> Result<String> {
     write_new(&request, body.to_string().as_bytes())?;
     let models = dir.join("models");
     Ok(format!(
-        "  millpond publish {} --to {}\n  millpond serve {}\n  \
+        "  {program} publish {} --to {}\n  {program} serve {}\n  \
          curl -d @{} http://127.0.0.1:8501/v1/models/{MODEL}:predict    # \"digit\" is {}",
         model.display(),
         models.join(MODEL).display(),
@@ -134,10 +134,10 @@ mod tests {
     #[test]
     fn an_export_replaces_no_other_file() {
         let dir = tempfile::tempdir().unwrap();
-        export(dir.path()).unwrap();
-        export(dir.path()).unwrap();
+        export(dir.path(), "bin/millpond").unwrap();
+        export(dir.path(), "bin/millpond").unwrap();
         std::fs::write(dir.path().join("digits.onnx"), "mine").unwrap();
-        let refused = export(dir.path()).unwrap_err();
+        let refused = export(dir.path(), "bin/millpond").unwrap_err();
         assert!(refused.message().contains("another directory"), "{refused}");
         assert_eq!(std::fs::read(dir.path().join("digits.onnx")).unwrap(), b"mine");
     }
@@ -153,7 +153,7 @@ mod tests {
     #[test]
     fn the_exported_request_has_its_label() {
         let dir = tempfile::tempdir().unwrap();
-        let commands = export(dir.path()).unwrap();
+        let commands = export(dir.path(), "bin/millpond").unwrap();
         let body = std::fs::read_to_string(dir.path().join("digit.json")).unwrap();
         let body: serde_json::Value = serde_json::from_str(&body).unwrap();
         assert_eq!(body["instances"][0].as_array().unwrap().len(), PIXELS);

@@ -131,7 +131,7 @@ pub fn run(args: &DemoArgs, time: Option<Duration>, env: &BenchEnv) -> Result<()
         None => time,
     };
     if let Some(dir) = &args.export {
-        println!("Serve a trained model:\n{}", digits::export(dir)?);
+        println!("Serve a trained model:\n{}", digits::export(dir, &command(&env.millpond))?);
         return Ok(());
     }
     let _lock = lock_directories(env)?;
@@ -188,7 +188,24 @@ pub fn run(args: &DemoArgs, time: Option<Duration>, env: &BenchEnv) -> Result<()
     server.stop()?;
     println!("\n{}{}\nafter {} swaps:", seen.table(), fault_lines(&seen), seen.swaps);
     again.iter().for_each(|line| println!("  {line}"));
-    verdict(&seen, swapped)
+    verdict(&seen, swapped)?;
+    print_next_step(&env.millpond);
+    Ok(())
+}
+
+fn print_next_step(program: &Path) {
+    println!(
+        "\nTo serve a model yourself: {} demo --export .    # writes a small model and the commands for it",
+        command(program)
+    );
+}
+
+/// Returns the program as a command of the terminal: its path in a checkout, else its name.
+fn command(program: &Path) -> String {
+    let here = std::env::current_dir().ok();
+    let below = here.as_deref().and_then(|here| program.strip_prefix(here).ok());
+    let built = below.filter(|path| path.starts_with("target"));
+    built.map_or_else(|| "millpond".to_owned(), |path| path.display().to_string())
 }
 
 fn fault_lines(seen: &LiveCounts) -> String {
@@ -460,5 +477,18 @@ impl TrafficStage<'_> {
             }
             std::thread::sleep(TICK);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn command_of_a_checkout_is_its_program() {
+        let here = std::env::current_dir().unwrap();
+        assert_eq!(command(&here.join("target/release/millpond")), "target/release/millpond");
+        assert_eq!(command(&here.join("venv/bin/millpond")), "millpond");
+        assert_eq!(command(Path::new("/usr/bin/millpond")), "millpond");
     }
 }

@@ -71,7 +71,8 @@ impl LiveCounts {
             TextTable::new(&["ctr requests", "count", "p50 ms", "p99 ms", "p999 ms", "max ms"]);
         for (name, latencies) in [("steady", &self.steady), ("during swaps", &self.swap)] {
             let figures = latencies.summary();
-            let cells = [figures.p50_ms, figures.p99_ms, figures.p999_ms, figures.max_ms].map(ms);
+            let cells = [figures.p50_ms, figures.p99_ms, figures.p999_ms, figures.max_ms]
+                .map(|value| measured(figures.n, value));
             let row = [name.to_owned(), figures.n.to_string()];
             table.row(row.into_iter().chain(cells));
         }
@@ -84,14 +85,19 @@ impl LiveCounts {
         format!(
             "{:.0} requests/s, p999 {} ms steady, {} ms during swaps; version {}, {} swaps, {} failed, {} wrong",
             self.rate,
-            ms(steady.p999_ms),
-            ms(swap.p999_ms),
+            measured(steady.n, steady.p999_ms),
+            measured(swap.n, swap.p999_ms),
             self.version,
             self.swaps,
             self.faults.failed,
             self.faults.wrong
         )
     }
+}
+
+/// Formats a figure of `count` requests. It is "-" if there are none.
+fn measured(count: u64, value: f64) -> String {
+    if count == 0 { "-".to_owned() } else { ms(value) }
 }
 
 /// Returns the bytes by placement, for people.
@@ -190,6 +196,7 @@ mod tests {
         let kept =
             KeptSamples { samples: (0..10).map(sample).collect(), faults: Faults::default() };
         let mut seen = LiveCounts::default();
+        assert!(seen.line().contains("p999 - ms steady, - ms during swaps"), "{}", seen.line());
         seen.add(kept, &[seconds(2), seconds(7)], seconds(2), seconds(10));
         assert_eq!((seen.steady.count(), seen.swap.count()), (6, 4));
         assert_eq!((seen.version, seen.rate), (9, 1.0));
