@@ -33,6 +33,7 @@ pub mod port;
 pub mod process;
 pub mod random;
 pub mod report;
+pub mod run_folder;
 pub mod samples;
 pub mod schedule;
 pub mod scrape;

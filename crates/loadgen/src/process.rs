@@ -19,6 +19,7 @@ use crate::BenchEnv;
 use crate::connection::{Endpoint, Template, call_once};
 use crate::cpu_group::CpuGroup;
 use crate::machine::{Usage, usage_of};
+use crate::run_folder;
 use crate::scrape::Scrape;
 use crate::tls::TlsArgs;
 
@@ -342,8 +343,19 @@ pub fn let_go(pid: u32) {
 /// Ends process `pid` if a signal ends this process, which runs no destructors then.
 pub fn end_with_us(pid: u32) {
     CHILDREN.lock().unwrap_or_else(PoisonError::into_inner).push(pid);
+    start_watch();
+}
+
+/// Starts the thread that ends children and removes directories if a signal ends this process.
+/// Returns once it waits for signals.
+pub(crate) fn start_watch() {
     WATCHING.call_once(|| {
-        let _ = std::thread::Builder::new().name("signals".into()).spawn(watch_signals);
+        let (sender, waits) = std::sync::mpsc::channel();
+        let watch = move || watch_signals(&sender);
+        if std::thread::Builder::new().name("signals".into()).spawn(watch).is_ok() {
+            // An error means that the thread cannot listen to signals and has ended.
+            let _ = waits.recv();
+        }
     });
 }
 
@@ -388,7 +400,8 @@ async fn received(signal: Option<&mut tokio::signal::unix::Signal>) {
     }
 }
 
-fn watch_signals() {
+/// Waits for signals, after it has sent to `waits`.
+fn watch_signals(waits: &std::sync::mpsc::Sender<()>) {
     use tokio::signal::unix::{SignalKind, signal as listen};
     let Ok(runtime) = tokio::runtime::Builder::new_current_thread().enable_all().build() else {
         return;
@@ -401,6 +414,7 @@ fn watch_signals() {
         };
         // A server reads its files again at a hangup. It would stay when the terminal is closed.
         let mut hangup = if ignores_hangups() { None } else { listen(SignalKind::hangup()).ok() };
+        let _ = waits.send(());
         loop {
             let code = tokio::select! {
                 _ = interrupt.recv() => 130,
@@ -412,6 +426,7 @@ fn watch_signals() {
             }
             let children = CHILDREN.lock().unwrap_or_else(PoisonError::into_inner);
             children.iter().for_each(|&pid| signal(pid, rustix::process::Signal::KILL));
+            run_folder::remove_all();
             std::process::exit(code);
         }
     });
