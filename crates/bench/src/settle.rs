@@ -39,21 +39,28 @@ pub(crate) fn upsert(named: &NamedCollection, points: &[NewPoint<'_>]) -> Result
     }
 }
 
-/// Flushes the collection, and waits as [`settle`] does. Returns the number of segments.
+/// A collection without flushes and merges.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct SettledCollection {
+    pub(crate) segments: usize,
+    /// Moment of the last flush or merge. The wait for further ones is no work of the collection.
+    pub(crate) since: Instant,
+}
+
+/// Flushes the collection, and waits as [`settle`] does.
 ///
 /// # Errors
 /// As [`settle`], and the errors of a flush.
-pub(crate) fn flush_and_settle(named: &NamedCollection) -> Result<usize> {
+pub(crate) fn flush_and_settle(named: &NamedCollection) -> Result<SettledCollection> {
     named.collection().flush()?;
     settle(named)
 }
 
-/// Waits until the registry's threads have nothing more to flush or to merge. Returns the number
-/// of segments.
+/// Waits until the registry's threads have nothing more to flush or to merge.
 ///
 /// # Errors
 /// `DeadlineExceeded` after [`SETTLE_MAX`].
-pub(crate) fn settle(named: &NamedCollection) -> Result<usize> {
+pub(crate) fn settle(named: &NamedCollection) -> Result<SettledCollection> {
     let deadline = Instant::now() + SETTLE_MAX;
     let work = || {
         let status = named.collection().status();
@@ -61,16 +68,41 @@ pub(crate) fn settle(named: &NamedCollection) -> Result<usize> {
     };
     let mut seen = work();
     let mut since = Instant::now();
-    // A merge of millions of rows takes minutes, in which a new file grows.
-    while since.elapsed() < QUIET || named.collection().is_optimizing() {
+    while since.elapsed() < QUIET {
         if Instant::now() > deadline {
             return Err(Error::deadline("flushes and merges do not end"));
         }
         std::thread::sleep(CHECK);
         let now = work();
-        if now != seen {
+        // A merge of millions of rows takes minutes, in which a new file grows.
+        if now != seen || named.collection().is_optimizing() {
             (seen, since) = (now, Instant::now());
         }
     }
-    Ok(seen.2)
+    Ok(SettledCollection { segments: seen.2, since })
+}
+
+#[cfg(test)]
+mod tests {
+    use search::coarse::Metric;
+    use search::points::PointId;
+    use search::registry::{CollectionSettings, Registry, RegistryOptions};
+
+    use super::*;
+
+    #[test]
+    fn the_quiet_time_is_not_part_of_the_work() {
+        let folder = tempfile::tempdir().unwrap();
+        let registry = Registry::open(RegistryOptions::for_tests(folder.path())).unwrap();
+        let named = registry.create("points", CollectionSettings::new(2, Metric::L2)).unwrap();
+        let payload = serde_json::Map::new();
+        let point = |id| {
+            let embedding = &[1.0, 2.0];
+            NewPoint { id: PointId::Number(id), embedding, record: &[], payload: &payload }
+        };
+        upsert(&named, &(0..10).map(point).collect::<Vec<_>>()).unwrap();
+        let settled = flush_and_settle(&named).unwrap();
+        assert_eq!(settled.segments, 1);
+        assert!(settled.since.elapsed() >= QUIET);
+    }
 }

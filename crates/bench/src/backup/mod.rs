@@ -170,7 +170,7 @@ fn measure(
     let registry = collection::open(&directory.join("collections"))?;
     progress.line(&format!("writing {} points", args.rows));
     let named = collection::fill(&registry, args, args.rows)?;
-    let segments = flush_and_settle(&named)?;
+    let segments = flush_and_settle(&named)?.segments;
     progress.line(&format!("{segments} segments; backing up"));
     let store = RunStore::open(&directory.join("store"), Rate::per_second(RATE))?;
     let first = store.back_up(&named, BackupExtent::Missing)?;

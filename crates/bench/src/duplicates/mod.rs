@@ -152,8 +152,8 @@ pub fn run(args: &BenchDuplicatesArgs, env: &BenchEnv) -> Result<()> {
     let open_once = open(&folder, args, &data)?;
     fill(&open_once.named, &data, &progress)?;
     progress.say("merging");
-    flush_and_settle(&open_once.named)?;
-    let build_seconds = began.elapsed().as_secs_f64();
+    let settled = flush_and_settle(&open_once.named)?;
+    let build_seconds = (settled.since - began).as_secs_f64();
     drop(open_once);
     // Opened again, so that the memory of building it does not count.
     let opened = open(&folder, args, &data)?;

@@ -78,8 +78,7 @@ impl OurCollection {
             });
             named.upsert(&points.collect::<Vec<_>>())?;
         }
-        flush_and_settle(&named)?;
-        let build_s = started.elapsed().as_secs_f64();
+        let build_s = (flush_and_settle(&named)?.since - started).as_secs_f64();
         Ok(OurCollection { named, registry, build_s, _folder: folder })
     }
 

@@ -91,18 +91,18 @@ pub(super) fn measure(
     let folder = GalleryFolder(parent.join(name));
     let candidates = candidates(gallery.len(), penetration);
     let started = Instant::now();
-    let segments = {
+    let settled = {
         let registry = open(options(&folder.0, gallery, 1))?;
         let named = fill(&registry, gallery)?;
         flush_and_settle(&named)?
     };
-    let fill_s = started.elapsed().as_secs_f64();
+    let fill_s = (settled.since - started).as_secs_f64();
     let threads = std::thread::available_parallelism().map_or(1, usize::from).max(2);
     let one = measure_lone_queries(options(&folder.0, gallery, 1), trials, candidates)?;
     let all = measure_lone_queries(options(&folder.0, gallery, threads), trials, candidates)?;
     Ok(CollectionLatency {
         fill_s,
-        segments,
+        segments: settled.segments,
         p50_one_thread_ms: one.quantile(0.5),
         p95_one_thread_ms: one.quantile(0.95),
         threads,
