@@ -1,6 +1,6 @@
 """Measures one vector engine on the data of `millpond bench vectors`, in the same way.
 
-    vectors.py --data DIR --engine NAME --json OUT [--core N] [--seconds S] [--threads T]
+    vectors.py --data DIR --engine NAME --json OUT [--core N] [--seconds S] [--threads T] [--build-limit S] [--end-with-parent]
     vectors.py --list
 
 DIR holds base.fvecs, query.fvecs and truth.ivecs (L2). The index is built with T threads. Then the process is
@@ -8,16 +8,21 @@ pinned to core N, every engine is set to one thread, and each call has one query
 all queries once for recall@10, then S seconds. `qps` divides queries by the processor time of the process, so other work
 on the machine does not count; `qps_wall` divides by the elapsed time.
 
+A sweep over the settings of a variant ends after SWEEP_SECONDS_MAX; `cut_short` names the variants that had further settings
+then. SIGALRM ends the process if building an index takes longer than --build-limit.
+
 An engine that is not installed gives one line on stderr and exit status 3.
 """
 
 import argparse
+import contextlib
 import ctypes
 import gc
 import importlib.metadata
 import json
 import math
 import os
+import signal
 import sys
 import tempfile
 import time
@@ -28,6 +33,22 @@ SWEEP_SECONDS_MAX = 60
 # A sweep ends if two further settings gain less than this.
 RECALL_STEP = 0.001
 MISSING = 3
+PR_SET_PDEATHSIG = 1
+
+
+@contextlib.contextmanager
+def building(seconds):
+    """Limits the time of a build. The default action of SIGALRM ends the process even while an engine holds Python's lock."""
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+
+
+def end_with_parent():
+    """Kills this process if the process that started it ends."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def read_vectors(path, kind):
@@ -262,10 +283,21 @@ def measure(search, query, truth, seconds):
     return {"recall": hits / (K * len(query)), "qps": calls / used, "qps_wall": calls / passed}
 
 
+def built_variants(arguments, base):
+    """Yields the variants of an engine. Each build has --build-limit seconds."""
+    variants = ENGINES[arguments.engine][0](base, arguments.threads)
+    while True:
+        with building(arguments.build_limit):
+            variant = next(variants, None)
+        if variant is None:
+            return
+        yield variant
+
+
 def sweep(arguments, base, query, truth):
-    every_core, points, build_seconds = os.sched_getaffinity(0), [], {}
+    every_core, points, build_seconds, cut_short = os.sched_getaffinity(0), [], {}, []
     before, memory = resident_bytes(), {"own": 0, "file": 0}
-    for variant, built, settings, search in ENGINES[arguments.engine][0](base, arguments.threads):
+    for variant, built, settings, search in built_variants(arguments, base):
         build_seconds[variant] = built
         print(f"{arguments.engine} {variant}: built in {built:.1f} s", file=sys.stderr, flush=True)
         pin({arguments.core} if arguments.core is not None else every_core)
@@ -276,13 +308,17 @@ def sweep(arguments, base, query, truth):
             print(f"  {setting}: recall {point['recall']:.4f}, {point['qps']:.0f}/s", file=sys.stderr, flush=True)
             seen.append(point["recall"])
             risen = len(seen) < 3 or seen[-1] > seen[-3] + RECALL_STEP
-            if not risen or seen[-1] > RECALL_ENOUGH or time.monotonic() - started > SWEEP_SECONDS_MAX:
+            if not risen or seen[-1] > RECALL_ENOUGH or setting == settings[-1]:
+                break
+            if time.monotonic() - started > SWEEP_SECONDS_MAX:
+                cut_short.append(variant)
                 break
         grown = {kind: bytes - before[kind] for kind, bytes in resident_bytes().items()}
         memory = {kind: max(memory[kind], bytes) for kind, bytes in grown.items()}
         pin(every_core)
     # Variants may share a build.
-    return {"build_s": sum(set(build_seconds.values())), "memory_bytes": memory, "points": points}
+    result = {"build_s": sum(set(build_seconds.values())), "memory_bytes": memory, "points": points}
+    return result | {"cut_short": cut_short}
 
 
 def arguments_given():
@@ -294,6 +330,8 @@ def arguments_given():
     parser.add_argument("--core", type=int, help="the core that searches run on")
     parser.add_argument("--seconds", type=float, default=0.6, help="for each setting")
     parser.add_argument("--threads", type=int, default=2, help="for building")
+    parser.add_argument("--build-limit", type=float, default=3600, help="seconds that building an index may take")
+    parser.add_argument("--end-with-parent", action="store_true", help="end if the process that started this one ends")
     arguments = parser.parse_args()
     if not arguments.list and not (arguments.data and arguments.engine and arguments.json):
         parser.error("--data, --engine and --json are needed, or --list")
@@ -309,6 +347,8 @@ def main():
         name = ENGINES[arguments.engine][1]
         print(f"{arguments.engine}: not installed; pip install {name} (requirements.txt has its version)", file=sys.stderr)
         sys.exit(MISSING)
+    if arguments.end_with_parent:
+        end_with_parent()
     import numpy as np
 
     base, query = (read_vectors(os.path.join(arguments.data, f"{name}.fvecs"), np.float32) for name in ("base", "query"))

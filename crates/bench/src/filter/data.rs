@@ -3,6 +3,7 @@
 use kernels::TopK;
 use kernels::float::l2;
 use loadgen::random::RandomSequence;
+use loadgen::stats::ratio;
 use search::filter::{Condition, Filter, Match, Range};
 use serde::Serialize;
 use serde_json::{Map, Value};
@@ -108,7 +109,7 @@ impl FilterData {
     /// Returns the queries of all selectivities, and last those on half of the clusters.
     pub(super) fn cases(&self, queries: usize) -> Vec<FilterCase> {
         let mut random = RandomSequence::new(43);
-        let names = ["0.01%", "0.1%", "1%", "10%", "50%", "half_clusters"];
+        let names = ["tenant", "0.1%", "1%", "10%", "50%", "half_clusters"];
         let case = |name| FilterCase {
             name,
             queries: (0..queries).map(|at| self.query(name, at, &mut random)).collect(),
@@ -122,7 +123,7 @@ impl FilterData {
             RowCondition::Score(from, from + width)
         };
         let condition = match name {
-            "0.01%" => RowCondition::Tenant((at % self.tenant_count) as u32),
+            "tenant" => RowCondition::Tenant((at % self.tenant_count) as u32),
             "0.1%" => score(0.001),
             "1%" => score(0.01),
             "10%" => score(0.1),
@@ -145,7 +146,8 @@ impl FilterData {
         FilteredQuery { vector, condition, allowed, nearest }
     }
 
-    fn meets(&self, row: usize, condition: &RowCondition) -> bool {
+    /// Returns true if the row meets the condition.
+    pub(super) fn meets(&self, row: usize, condition: &RowCondition) -> bool {
         match condition {
             RowCondition::Tenant(tenant) => self.tenants[row] == *tenant,
             RowCondition::Score(from, to) => (*from..*to).contains(&self.scores[row]),
@@ -153,13 +155,26 @@ impl FilterData {
         }
     }
 
+    /// Returns the nearest rows of each query of a case without its filter.
+    pub(super) fn unfiltered(&self, case: &FilterCase) -> Vec<Vec<u32>> {
+        case.queries.iter().map(|query| self.nearest(&query.vector)).collect()
+    }
+
     /// Returns the nearest rows of a vector without a filter.
-    pub(super) fn nearest(&self, vector: &[f32]) -> Vec<u32> {
+    fn nearest(&self, vector: &[f32]) -> Vec<u32> {
         let mut top = TopK::new(HITS);
         for (row, values) in (0..).zip(self.base.chunks_exact(self.dims)) {
             top.push(l2(vector, values), row);
         }
         top.sorted().map(|(_, row)| row).collect()
+    }
+}
+
+impl FilterCase {
+    /// Returns the mean share of the rows that its filters allow.
+    pub(super) fn allowed_share(&self, rows: usize) -> f64 {
+        let allowed: u64 = self.queries.iter().map(|query| query.allowed).sum();
+        ratio(allowed as f64, (self.queries.len() * rows) as f64)
     }
 }
 
@@ -201,6 +216,12 @@ mod tests {
         let data = FilterData::generate(2000, 4, 100);
         let cases = data.cases(3);
         assert_eq!(cases.len(), 6);
+        let share = |name: &str| {
+            cases.iter().find(|case| case.name == name).map(|case| case.allowed_share(2000))
+        };
+        // A hundred tenants, not the ten thousand of the published run.
+        assert!(share("tenant").is_some_and(|share| (0.005..0.02).contains(&share)));
+        assert!(share("50%").is_some_and(|share| (0.4..0.6).contains(&share)));
         for query in cases.iter().flat_map(|case| &case.queries) {
             let filter = query.condition.filter();
             let met = (0..2000)

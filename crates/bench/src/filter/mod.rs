@@ -3,34 +3,47 @@
 //!
 //! The rows are generated: clustered vectors, a tenant, a score and the number of the cluster. Each
 //! query has another filter, so no result is cached. One thread searches, one query after the
-//! other.
+//! other. Both engines search without a filter twice before, and the second pass counts.
 
 mod data;
 mod ours;
 mod peers;
 mod report;
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
+use std::time::{Duration, Instant};
 
 use base::{Error, Result};
 use clap::Args;
 use loadgen::BenchEnv;
 use loadgen::machine::NoiseWatch;
 use loadgen::report::StepProgress;
+use loadgen::run_folder::RunFolder;
 
+use crate::disk_space::check_space;
+use crate::peer_process::BUILD_LIMIT_MAX;
 use crate::report::BenchReport as _;
 use data::FilterData;
-use ours::OurCollection;
-use report::{FilterReport, Measured};
+use ours::{CaseFigures, OurCollection};
+use peers::FilterWork;
+use report::{CaseResult, FilterReport, Measured};
 
 /// Hits that a query asks for and that recall counts.
 const HITS: usize = 10;
+/// Bytes of disk per row, and per row and dimension: our collection while it is merged, then the
+/// files of the other engine and its index.
+const ROW_BYTES: u64 = 1024;
+const DIM_BYTES: u64 = 16;
 
 /// Measure searches with new filters at several selectivities, and their recall.
 ///
+/// A filter allows one tenant, a share of the rows by their score, or half of the clusters. The
+/// report has the share of the rows that the filters allow.
+///
 /// qdrant-edge needs a Python environment with the packages of bench/peers/requirements.txt (`make
 /// peers`). Without this environment, the figures of qdrant-edge are null, and the report gives the
-/// reason.
+/// reason. With a million rows, qdrant-edge needs more than five minutes on two cores.
 #[derive(Args, Clone, Debug)]
 pub struct FilterArgs {
     /// Rows of the collection
@@ -39,13 +52,13 @@ pub struct FilterArgs {
     /// Dimensions of the vectors
     #[arg(long, default_value_t = 64)]
     pub dims: usize,
-    /// Number of tenants; a filter on one tenant is the most selective filter
+    /// Number of tenants. A filter on one tenant allows about --rows / --tenants rows
     #[arg(long, default_value_t = 200)]
     pub tenants: usize,
     /// Queries of each selectivity, at most as many as tenants
     #[arg(long, default_value_t = 200)]
     pub queries: usize,
-    /// Threads for building the index of qdrant-edge
+    /// Threads for building the indexes, ours and that of qdrant-edge
     #[arg(long, default_value_t = 2)]
     pub threads: usize,
     /// Folder for the collections, which are removed at the end [default: the system's]
@@ -54,6 +67,9 @@ pub struct FilterArgs {
     /// Python with qdrant-edge [default: .cache/peers/bin/python if it is there]
     #[arg(long, value_name = "PATH")]
     pub peers_python: Option<PathBuf>,
+    /// Maximum time in which qdrant-edge builds its index. If it needs longer, the report says so
+    #[arg(long, value_name = "TIME", default_value = "1h", value_parser = base::units::parse_duration)]
+    pub peers_build_limit: Duration,
     /// Write the figures as JSON
     #[arg(long, value_name = "FILE")]
     pub json: Option<PathBuf>,
@@ -71,6 +87,9 @@ impl FilterArgs {
                 search::coarse::DIMS_MAX
             )));
         }
+        if self.peers_build_limit.is_zero() || self.peers_build_limit > BUILD_LIMIT_MAX {
+            return Err(Error::invalid("--peers-build-limit must be above 0 and at most 168h"));
+        }
         Ok(())
     }
 }
@@ -78,45 +97,91 @@ impl FilterArgs {
 /// Runs `bench filter`.
 ///
 /// # Errors
-/// If the collection cannot be written or searched, or a count is not exact.
+/// If the collection cannot be written or searched, a count is not exact, or a hit does not meet
+/// its filter. `ResourceExhausted` if the disk is too small.
 pub fn run(args: &FilterArgs, env: &BenchEnv) -> Result<()> {
     args.check()?;
     let watch = NoiseWatch::start();
-    let progress = StepProgress::new(4);
-    let folder = args.dir.clone().unwrap_or_else(std::env::temp_dir);
-    let folder = |what: &str| folder.join(format!("millpond-filter-{what}-{}", std::process::id()));
-    let data = FilterData::generate(args.rows, args.dims, args.tenants);
-    let cases = data.cases(args.queries);
-    progress.step();
-    let ours = OurCollection::build(&data, folder("ours"))?;
-    progress.step();
+    let parent = args.dir.clone().unwrap_or_else(std::env::temp_dir);
+    let row_bytes = ROW_BYTES + DIM_BYTES * args.dims as u64;
+    check_space(&parent, args.rows as u64 * row_bytes, "choose fewer --rows, or another --dir")?;
+    let folder = RunFolder::new(parent.join(format!("millpond-filter-{}", std::process::id())));
+    let mut stages = Stages { progress: StepProgress::new(4), seconds: BTreeMap::new() };
+    let (data, cases, unfiltered) = stages.run("data", "generating rows and true hits", |_| {
+        let data = FilterData::generate(args.rows, args.dims, args.tenants);
+        let cases = data.cases(args.queries);
+        let unfiltered = cases.first().map(|case| data.unfiltered(case)).unwrap_or_default();
+        (data, cases, unfiltered)
+    });
+    let work = FilterWork { data: &data, cases: &cases, unfiltered: &unfiltered };
+    let build = format!("writing {} rows and building the index", args.rows);
+    let ours = stages.run("build", &build, |_| {
+        OurCollection::build(&data, &folder.path().join("ours"), args.threads)
+    })?;
+    let measured = stages.run("search", "searching", |progress| measure(&ours, &work, progress))?;
+    drop(ours);
+    let peer = stages.run("peer", "qdrant-edge", |progress| {
+        peers::run(args, env, &work, &folder.path().join("peer"), progress)
+    });
+    let Stages { progress, seconds } = stages;
+    drop((progress, folder));
+    FilterReport::new(args, measured, &peer, seconds, watch.context(None))
+        .finish(args.json.as_deref())
+}
+
+/// Stages of a run. They are announced, and their times are kept.
+struct Stages {
+    progress: StepProgress,
+    seconds: BTreeMap<&'static str, f64>,
+}
+
+impl Stages {
+    fn run<T>(
+        &mut self,
+        name: &'static str,
+        what: &str,
+        work: impl FnOnce(&StepProgress) -> T,
+    ) -> T {
+        let started = Instant::now();
+        self.progress.line(what);
+        self.progress.say(what);
+        let outcome = work(&self.progress);
+        let seconds = started.elapsed().as_secs_f64();
+        self.progress.line(&format!("{name}: {seconds:.1} s"));
+        self.progress.step();
+        self.seconds.insert(name, seconds);
+        outcome
+    }
+}
+
+/// Measures our collection without filters and with those of each case.
+fn measure(
+    ours: &OurCollection,
+    work: &FilterWork<'_>,
+    progress: &StepProgress,
+) -> Result<Measured> {
     let mut thread = ours.thread()?;
+    let mut unfiltered = CaseFigures::default();
+    if let Some(case) = work.cases.first() {
+        // Twice: the first pass fills the caches.
+        ours.unfiltered(&mut thread, case, work.unfiltered)?;
+        unfiltered = ours.unfiltered(&mut thread, case, work.unfiltered)?;
+    }
     let mut count_exact = true;
-    let mut figures = Vec::new();
-    let mut unfiltered = None;
-    for case in &cases {
-        if unfiltered.is_none() {
-            // Twice: the first pass fills the caches.
-            ours.unfiltered(&mut thread, &data, case)?;
-            unfiltered = Some(ours.unfiltered(&mut thread, &data, case)?);
-        }
-        figures.push((case.name, ours.filtered(&mut thread, case)?));
+    let mut cases = Vec::new();
+    for case in work.cases {
+        progress.say(format!("searching: {}", case.name));
+        let figures = ours.filtered(&mut thread, work.data, case)?;
+        let allowed_share = case.allowed_share(work.data.rows());
+        cases.push(CaseResult { name: case.name, allowed_share, figures });
         count_exact &= ours.counts_exactly(case)?;
     }
-    let measured = Measured {
-        unfiltered: unfiltered.unwrap_or_default(),
-        cases: figures,
+    Ok(Measured {
+        unfiltered,
+        cases,
         count_exact,
         read_payloads: ours.undecided(),
         segments: ours.segments(),
         build_s: ours.build_s,
-    };
-    drop((thread, ours));
-    progress.step();
-    let peer = peers::run(args, env, &data, &cases, &folder("peer"));
-    progress.step();
-    drop(progress);
-    let context = watch.context(None);
-    let report = FilterReport::new(&data, args.tenants, args.queries, measured, &peer, context);
-    report.finish(args.json.as_deref())
+    })
 }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use serde::Serialize;
 
-use super::data::FilterData;
+use super::FilterArgs;
 use super::ours::CaseFigures;
 use super::peers::{PeerCase, PeerRun};
 use crate::report::{BenchReport, Goal};
@@ -23,6 +23,8 @@ const RECALL_MIN: f64 = 0.97;
 /// Figures of one selectivity, ours and those of qdrant-edge.
 #[derive(Clone, Debug, Serialize)]
 pub(super) struct FilterRow {
+    /// Mean share of the rows that the filters allow.
+    allowed_share: f64,
     #[serde(flatten)]
     ours: CaseFigures,
     peer_p50_ms: Option<f64>,
@@ -33,14 +35,16 @@ pub(super) struct FilterRow {
 /// JSON of `bench filter`.
 #[derive(Debug, Serialize)]
 pub(super) struct FilterReport {
-    /// By selectivity.
+    /// By selectivity; `tenant` for filters on one tenant.
     filters: BTreeMap<String, FilterRow>,
     /// Filters on a random half of the clusters.
-    half_clusters: FilterRow,
+    half_clusters: Option<FilterRow>,
     unfiltered_p50_ms: f64,
     unfiltered_p99_ms: f64,
     unfiltered_recall: f64,
+    peer_unfiltered_p50_ms: Option<f64>,
     peer_unfiltered_p99_ms: Option<f64>,
+    peer_unfiltered_recall: Option<f64>,
     /// True if all counts were exact.
     count_exact: bool,
     /// Filters that read payloads.
@@ -52,6 +56,10 @@ pub(super) struct FilterReport {
     queries: usize,
     segments: usize,
     build_s: f64,
+    /// Threads that built the indexes, ours and that of qdrant-edge.
+    build_threads: usize,
+    /// Seconds of the stages of the run.
+    stages_s: BTreeMap<&'static str, f64>,
     /// Version of qdrant-edge.
     peer: Option<String>,
     peer_build_s: Option<f64>,
@@ -66,43 +74,47 @@ pub(super) struct FilterReport {
 pub(super) struct Measured {
     pub(super) unfiltered: CaseFigures,
     /// By case.
-    pub(super) cases: Vec<(&'static str, CaseFigures)>,
+    pub(super) cases: Vec<CaseResult>,
     pub(super) count_exact: bool,
     pub(super) read_payloads: u64,
     pub(super) segments: usize,
     pub(super) build_s: f64,
 }
 
+/// Measured figures of one case.
+pub(super) struct CaseResult {
+    pub(super) name: &'static str,
+    pub(super) allowed_share: f64,
+    pub(super) figures: CaseFigures,
+}
+
 impl FilterReport {
     pub(super) fn new(
-        data: &FilterData,
-        tenants: usize,
-        queries: usize,
+        args: &FilterArgs,
         measured: Measured,
         peer: &PeerRun,
+        stages_s: BTreeMap<&'static str, f64>,
         context: RunContext,
     ) -> FilterReport {
         let figures = match peer {
             PeerRun::Done(figures) => Some(figures),
             PeerRun::Absent(_) => None,
         };
-        let row = |name: &str, ours: &CaseFigures| {
-            let case: Option<&PeerCase> = figures.and_then(|figures| figures.cases.get(name));
+        let peer_case = |name: &str| figures.and_then(|figures| figures.cases.get(name));
+        let row = |ours: &CaseResult| {
+            let case: Option<&PeerCase> = peer_case(ours.name);
             FilterRow {
-                ours: ours.clone(),
+                allowed_share: ours.allowed_share,
+                ours: ours.figures.clone(),
                 peer_p50_ms: case.map(|case| case.p50_ms),
                 peer_p99_ms: case.map(|case| case.p99_ms),
                 peer_recall: case.map(|case| case.recall),
             }
         };
-        let mut filters: BTreeMap<String, FilterRow> = measured
-            .cases
-            .iter()
-            .map(|(name, ours)| ((*name).to_owned(), row(name, ours)))
-            .collect();
-        let half_clusters = filters
-            .remove("half_clusters")
-            .unwrap_or_else(|| row("half_clusters", &CaseFigures::default()));
+        let mut filters: BTreeMap<String, FilterRow> =
+            measured.cases.iter().map(|case| (case.name.to_owned(), row(case))).collect();
+        let half_clusters = filters.remove("half_clusters");
+        let unfiltered = peer_case("unfiltered");
         FilterReport {
             goals: goals(&measured),
             filters,
@@ -110,17 +122,19 @@ impl FilterReport {
             unfiltered_p50_ms: measured.unfiltered.p50_ms,
             unfiltered_p99_ms: measured.unfiltered.p99_ms,
             unfiltered_recall: measured.unfiltered.recall,
-            peer_unfiltered_p99_ms: figures
-                .and_then(|figures| figures.cases.get("unfiltered"))
-                .map(|case| case.p99_ms),
+            peer_unfiltered_p50_ms: unfiltered.map(|case| case.p50_ms),
+            peer_unfiltered_p99_ms: unfiltered.map(|case| case.p99_ms),
+            peer_unfiltered_recall: unfiltered.map(|case| case.recall),
             count_exact: measured.count_exact,
             read_payloads: measured.read_payloads,
-            rows: data.rows(),
-            dims: data.dims,
-            tenants,
-            queries,
+            rows: args.rows,
+            dims: args.dims,
+            tenants: args.tenants,
+            queries: args.queries,
             segments: measured.segments,
             build_s: measured.build_s,
+            build_threads: args.threads,
+            stages_s,
             peer: figures.map(|figures| figures.version.clone()),
             peer_build_s: figures.map(|figures| figures.build_s),
             peer_absent: match peer {
@@ -134,11 +148,12 @@ impl FilterReport {
 
 fn goals(measured: &Measured) -> Vec<Goal> {
     let limit = (P99_FACTOR_MAX * measured.unfiltered.p99_ms).min(P99_MS_MAX);
-    let worst = measured.cases.iter().map(|(_, figures)| figures.p99_ms).fold(0.0, f64::max);
-    let recall = measured.cases.iter().map(|(_, figures)| figures.recall).fold(1.0, f64::min);
-    let slow = measured.cases.iter().filter(|(_, figures)| figures.p99_ms > limit);
-    let lost = measured.cases.iter().filter(|(_, figures)| figures.recall < RECALL_MIN);
-    let name = |(name, _): &(&'static str, CaseFigures)| (*name).to_owned();
+    let cases = || measured.cases.iter();
+    let worst = cases().map(|case| case.figures.p99_ms).fold(0.0, f64::max);
+    let recall = cases().map(|case| case.figures.recall).fold(1.0, f64::min);
+    let slow = cases().filter(|case| case.figures.p99_ms > limit);
+    let lost = cases().filter(|case| case.figures.recall < RECALL_MIN);
+    let name = |case: &CaseResult| case.name.to_owned();
     let fast = Goal::new(
         format!("p99 with a new filter: at most {P99_FACTOR_MAX} x unfiltered and {P99_MS_MAX} ms"),
         worst,
@@ -153,6 +168,12 @@ fn goals(measured: &Measured) -> Vec<Goal> {
         Goal { not_met_at: slow.map(name).collect(), ..fast },
         Goal { not_met_at: lost.map(name).collect(), ..found },
     ]
+}
+
+impl FilterReport {
+    fn wrong_hits(&self) -> usize {
+        self.filters.values().chain(&self.half_clusters).map(|row| row.ours.wrong).sum()
+    }
 }
 
 fn optional(value: Option<f64>, digits: usize) -> String {
@@ -172,6 +193,7 @@ impl BenchReport for FilterReport {
         );
         let mut table = TextTable::new(&[
             "filter",
+            "rows %",
             "p50 ms",
             "p99 ms",
             "recall",
@@ -179,10 +201,11 @@ impl BenchReport for FilterReport {
             "qdrant p99",
             "qdrant recall",
         ]);
-        let half = std::iter::once(("half of the clusters", &self.half_clusters));
+        let half = self.half_clusters.iter().map(|row| ("half of the clusters", row));
         for (name, row) in self.filters.iter().map(|(name, row)| (&name[..], row)).chain(half) {
             table.row([
                 name.to_owned(),
+                format!("{:.3}", 100.0 * row.allowed_share),
                 format!("{:.2}", row.ours.p50_ms),
                 format!("{:.2}", row.ours.p99_ms),
                 format!("{:.3}", row.ours.recall),
@@ -195,11 +218,33 @@ impl BenchReport for FilterReport {
         if let Some(reason) = &self.peer_absent {
             println!("qdrant-edge was not measured: {reason}");
         }
-        println!("counts exact: {}", self.count_exact);
+        if self.peer.is_some() {
+            println!(
+                "qdrant-edge without a filter: p50 {} ms, p99 {} ms, recall {}",
+                optional(self.peer_unfiltered_p50_ms, 2),
+                optional(self.peer_unfiltered_p99_ms, 2),
+                optional(self.peer_unfiltered_recall, 3)
+            );
+        }
+        println!(
+            "built in {:.1} s, qdrant-edge in {} s, {} threads each",
+            self.build_s,
+            optional(self.peer_build_s, 1),
+            self.build_threads
+        );
+        println!(
+            "counts exact: {}; hits that do not meet their filter: {}",
+            self.count_exact,
+            self.wrong_hits()
+        );
         self.goals.iter().for_each(|goal| println!("{goal}"));
     }
 
     fn verdict(&self) -> Result<()> {
+        let wrong = self.wrong_hits();
+        if wrong > 0 {
+            return Err(Error::internal(format!("{wrong} hits do not meet their filter")));
+        }
         if self.count_exact { Ok(()) } else { Err(Error::internal("a count was not exact")) }
     }
 }

@@ -1,0 +1,56 @@
+//! Free disk space for the files of a run.
+
+use std::path::Path;
+
+use base::units::{GIB, format_bytes};
+use base::{Error, Result};
+
+/// Maximum of the bytes that a run leaves free. A small run leaves as many as it writes.
+const SPARE_BYTES_MAX: u64 = GIB;
+
+/// Checks that `bytes` fit on the file system of `directory`, which need not exist yet. `remedy`
+/// names the options for a smaller run or another directory.
+///
+/// # Errors
+/// `ResourceExhausted` if they do not fit.
+pub(crate) fn check_space(directory: &Path, bytes: u64, remedy: &str) -> Result<()> {
+    let free = free_bytes(directory)?;
+    let needed = bytes.saturating_add(bytes.min(SPARE_BYTES_MAX));
+    if needed <= free {
+        return Ok(());
+    }
+    Err(Error::exhausted(format!(
+        "{}: {} free, about {} are needed; {remedy}",
+        directory.display(),
+        format_bytes(free),
+        format_bytes(needed)
+    )))
+}
+
+/// Returns the free bytes of the file system of `directory`, which need not exist yet.
+///
+/// # Errors
+/// The errors of the file system.
+pub(crate) fn free_bytes(directory: &Path) -> Result<u64> {
+    let found = directory.ancestors().find(|path| path.is_dir()).unwrap_or(Path::new("."));
+    let disk = rustix::fs::statvfs(found).map_err(|e| Error::io(found, &e.into()))?;
+    Ok(disk.f_bavail.saturating_mul(disk.f_frsize))
+}
+
+#[cfg(test)]
+mod tests {
+    use base::ErrorKind;
+
+    use super::*;
+
+    #[test]
+    fn files_that_do_not_fit_are_refused_with_a_remedy() {
+        let folder = tempfile::tempdir().unwrap();
+        let new = folder.path().join("not/there/yet");
+        let refused = check_space(&new, u64::MAX / 2, "choose fewer --rows").unwrap_err();
+        assert_eq!(refused.kind(), ErrorKind::ResourceExhausted);
+        assert!(refused.message().ends_with("choose fewer --rows"), "{}", refused.message());
+        assert!(!new.exists());
+        assert!(check_space(&new, 1, "").is_ok());
+    }
+}
