@@ -24,11 +24,13 @@ use serde::{Deserialize, Serialize};
 use super::VectorsArgs;
 use super::disk_peers::{DiskPeerOutcomes, announcement};
 use super::peers::Peers;
+use crate::disk_space::check_space;
 use crate::report::{BenchReport, read_json};
 use crate::settle::{QUIET_TIMES, SETTLE_MAX, flush_and_settle, settle, upsert};
 use loadgen::machine::{NoiseWatch, RunContext};
 use loadgen::println;
 use loadgen::report::write_json;
+use loadgen::run_folder::RunFolder;
 
 /// Clusters of the generated rows.
 const CLUSTERS: u64 = 4096;
@@ -45,6 +47,12 @@ const REPEATS: usize = 3;
 const BATCH: u64 = 1000;
 /// Hits of a query.
 const HITS: usize = 10;
+/// Bytes of a row on disk beside its vector.
+const ROW_BYTES: u64 = 64;
+/// Disk space by that of the rows: of the collection while it is merged, and of the files of
+/// another engine and its index.
+const OWN_COPIES: u64 = 3;
+const PEER_COPIES: u64 = 4;
 /// Time without codes that move to memory after which none moves.
 const SETTLED: Duration = Duration::from_secs(3);
 
@@ -84,17 +92,17 @@ pub(super) struct CollectionFigures {
     pub(super) repeated_p50_ms: BTreeMap<usize, f64>,
     /// Parts of queries that a second thread did, by search threads.
     pub(super) helped: BTreeMap<usize, u64>,
-    /// Time to write, flush and merge all rows.
-    pub(super) build_s: f64,
+    /// Time to write, flush and merge all rows; `None` if an interrupted run had written some.
+    pub(super) build_s: Option<f64>,
     pub(super) segments: usize,
     pub(super) segment_rows: Vec<u32>,
-    /// Time to open the collection until all segments are searched.
+    /// Time from opening the collection to the first answer, with the fewest search threads.
     pub(super) ready_s: f64,
     /// Time until the codes that fit into memory are in memory too.
     pub(super) codes_s: f64,
     /// Bytes of codes that queries read from the medium.
     pub(super) codes_on_medium_mb: f64,
-    /// Resident memory of the process while it is searched.
+    /// Largest resident memory of the process after its queries, over the numbers of threads.
     pub(super) rss_mb: f64,
     /// Largest use of the collection's own memory.
     pub(super) memory_peak_mb: f64,
@@ -117,8 +125,16 @@ impl CollectionFigures {
     /// Prints the figures for people.
     fn print(&self) {
         println!(
-            "{} rows of {} dimensions in {} segments, built in {:.0} s, {:.0} MB resident of {:.0} MB",
-            self.rows, self.dims, self.segments, self.build_s, self.rss_mb, self.memory_limit_mb
+            "{} rows of {} dimensions in {} segments, {}, {:.0} MB resident of {:.0} MB",
+            self.rows,
+            self.dims,
+            self.segments,
+            self.build_s.map_or_else(
+                || "built in several runs".to_owned(),
+                |seconds| format!("built in {seconds:.0} s")
+            ),
+            self.rss_mb,
+            self.memory_limit_mb
         );
         println!(
             "recall@{HITS} {:.4}, ready in {:.2} s, codes in {:.2} s, {:.0} MB of them on the medium",
@@ -170,12 +186,11 @@ pub(super) fn run(args: &VectorsArgs, memory_bytes: u64, parent: &Path) -> Resul
         merge_segments: args.merge_segments as usize,
         keep: args.keep,
     };
+    check_disk(&plan, parent, &peers)?;
     println!("{}", announcement(&peers, args));
-    let measured = measure(&plan, &|line| println!("{line}"));
-    if !args.keep {
-        let _ = std::fs::remove_dir_all(&directory);
-    }
-    let MeasuredCollection { figures, truth } = measured?;
+    let removed = (!args.keep).then(|| RunFolder::new(directory.clone()));
+    let MeasuredCollection { figures, truth } = measure(&plan, &|line| println!("{line}"))?;
+    drop(removed);
     figures.print();
     let folder = parent.join(format!("millpond-bench-vectors-peers-{}", std::process::id()));
     let json = args.json.as_deref();
@@ -193,6 +208,16 @@ pub(super) fn run(args: &VectorsArgs, memory_bytes: u64, parent: &Path) -> Resul
     });
     let context = watch.context(None);
     CollectionReport { complete: true, figures: &figures, peers: &peers, context }.finish(json)
+}
+
+/// Checks the space for the collection, and then for the rows and one index of another engine.
+fn check_disk(plan: &CollectionPlan<'_>, parent: &Path, peers: &Peers) -> Result<()> {
+    let row_bytes = 4 * plan.dims as u64 + ROW_BYTES;
+    // A collection of an earlier run has its bytes already.
+    let own = if plan.directory.exists() { 0 } else { OWN_COPIES };
+    let copies = if peers.engines.is_empty() { own } else { PEER_COPIES };
+    let remedy = "choose fewer --rows, or another --dir";
+    check_space(parent, plan.rows * row_bytes * copies, remedy)
 }
 
 /// Makes reproducible rows.
@@ -254,8 +279,8 @@ impl NearestRows {
 /// Collection that holds all rows.
 #[derive(Debug, Serialize, Deserialize)]
 struct FilledCollection {
-    /// Seconds to fill it.
-    build_s: f64,
+    /// Seconds to fill it; `None` if a run that was interrupted had begun.
+    build_s: Option<f64>,
     /// Nearest rows of each query.
     truth: Vec<Vec<u64>>,
 }
@@ -290,9 +315,8 @@ impl FilledCollection {
             // Another process with the same number may have left its directory.
             let _ = std::fs::remove_dir_all(plan.directory);
         }
-        let started = Instant::now();
-        let truth = fill(plan, maker, queries, say)?;
-        let filled = FilledCollection { build_s: started.elapsed().as_secs_f64(), truth };
+        let build_s = fill(plan, maker, say)?;
+        let filled = FilledCollection { build_s, truth: true_nearest(plan, maker, queries, say) };
         if plan.keep {
             write_json(&file, &filled)?;
         }
@@ -360,13 +384,9 @@ fn open(plan: &CollectionPlan<'_>, threads: usize) -> Result<Arc<Registry>> {
 }
 
 /// Writes the rows that a run which was interrupted has not written, and waits for flushes and
-/// merges. Returns the nearest rows of each query.
-fn fill(
-    plan: &CollectionPlan<'_>,
-    maker: &RowMaker,
-    queries: &[f32],
-    say: &dyn Fn(&str),
-) -> Result<Vec<Vec<u64>>> {
+/// merges. Returns the time of all that in seconds, or `None` if an earlier run has written rows.
+fn fill(plan: &CollectionPlan<'_>, maker: &RowMaker, say: &dyn Fn(&str)) -> Result<Option<f64>> {
+    let started = Instant::now();
     let registry = open(plan, 1)?;
     let named = open_or_create(&registry, plan)?;
     // Rows are written in the order of their numbers.
@@ -374,11 +394,13 @@ fn fill(
     if written > 0 {
         say(&format!("{written} rows are there from a run that was interrupted"));
     }
-    let mut nearest: Vec<NearestRows> = (0..QUERIES).map(|_| NearestRows(Vec::new())).collect();
     let payload = serde_json::Map::new();
     let mut vectors = Vec::new();
     for first in (0..plan.rows).step_by(BATCH as usize) {
         let rows = first..plan.rows.min(first + BATCH);
+        if rows.end <= written {
+            continue;
+        }
         vectors.clear();
         rows.clone().for_each(|row| maker.push(row, &mut vectors));
         let points: Vec<NewPoint<'_>> = rows
@@ -391,19 +413,39 @@ fn fill(
                 payload: &payload,
             })
             .collect();
-        if rows.end > written {
-            upsert(&named, &points)?;
+        upsert(&named, &points)?;
+        if first.is_multiple_of(1000 * BATCH) {
+            say(&format!("{first} rows written"));
         }
+    }
+    let settled = flush_and_settle(&named)?;
+    Ok((written == 0).then(|| (settled.since - started).as_secs_f64()))
+}
+
+/// Returns the nearest rows of each query. All rows are compared, after the collection was filled,
+/// so that the time to fill it does not include this.
+fn true_nearest(
+    plan: &CollectionPlan<'_>,
+    maker: &RowMaker,
+    queries: &[f32],
+    say: &dyn Fn(&str),
+) -> Vec<Vec<u64>> {
+    say("comparing all rows with the queries");
+    let mut nearest: Vec<NearestRows> = (0..QUERIES).map(|_| NearestRows(Vec::new())).collect();
+    let mut vectors = Vec::new();
+    for first in (0..plan.rows).step_by(BATCH as usize) {
+        let rows = first..plan.rows.min(first + BATCH);
+        vectors.clear();
+        rows.clone().for_each(|row| maker.push(row, &mut vectors));
         for (nearest, query) in nearest.iter_mut().zip(queries.chunks_exact(plan.dims)) {
             let vectors = rows.clone().zip(vectors.chunks_exact(plan.dims));
             vectors.for_each(|(row, vector)| nearest.offer(kernels::float::l2(query, vector), row));
         }
         if first.is_multiple_of(1000 * BATCH) {
-            say(&format!("{first} rows written"));
+            say(&format!("{first} rows compared"));
         }
     }
-    flush_and_settle(&named)?;
-    Ok(nearest.into_iter().map(|rows| rows.0.into_iter().map(|(_, row)| row).collect()).collect())
+    nearest.into_iter().map(|rows| rows.0.into_iter().map(|(_, row)| row).collect()).collect()
 }
 
 fn open_or_create(registry: &Registry, plan: &CollectionPlan<'_>) -> Result<Arc<NamedCollection>> {
@@ -444,8 +486,12 @@ fn search(
 ) -> Result<()> {
     let started = Instant::now();
     let registry = open(plan, threads)?;
-    figures.ready_s = started.elapsed().as_secs_f64();
     let named = registry.get("vectors")?;
+    // The time of the other engines ends with an answer, too.
+    ask(&registry, &named, &queries[..plan.dims])?;
+    if figures.p50_ms.is_empty() {
+        figures.ready_s = started.elapsed().as_secs_f64();
+    }
     figures.codes_s = wait_for_codes(&named).duration_since(started).as_secs_f64();
     // Another number of threads or limit of memory may begin merges, which are not measured here.
     settle(&named)?;
@@ -475,7 +521,8 @@ fn search(
     figures.codes_on_medium_mb = codes_on_medium(&named) as f64 / 1e6;
     figures.segments = status.segments.len();
     figures.segment_rows = status.segments.iter().map(|segment| segment.rows).collect();
-    figures.rss_mb = os::process::resident_bytes(std::process::id()).unwrap_or(0) as f64 / 1e6;
+    let rss_mb = os::process::resident_bytes(std::process::id()).unwrap_or(0) as f64 / 1e6;
+    figures.rss_mb = figures.rss_mb.max(rss_mb);
     Ok(())
 }
 
@@ -502,4 +549,36 @@ fn ask(registry: &Registry, named: &Arc<NamedCollection>, query: &[f32]) -> Resu
     };
     registry.submit(named, Box::new(work))?;
     answer.recv().map_err(|_| Error::internal("a query was dropped"))?
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_fill_in_one_run_has_a_build_time() {
+        let folder = tempfile::tempdir().unwrap();
+        let directory = folder.path().join("collection");
+        let plan = |rows| CollectionPlan {
+            directory: &directory,
+            rows,
+            dims: 3,
+            memory_bytes: 100_000_000,
+            codes: CodesPlace::Auto,
+            build_threads: 1,
+            threads: vec![1],
+            merge_segments: 4,
+            keep: true,
+        };
+        let maker = RowMaker::new(3);
+        let queries = maker.queries();
+        // A run that is killed after these rows leaves no file beside the collection.
+        assert!(fill(&plan(1500), &maker, &|_| {}).unwrap().is_some());
+        let filled = FilledCollection::prepare(&plan(2500), &maker, &queries, &|_| {}).unwrap();
+        assert_eq!((filled.build_s, filled.truth.len()), (None, QUERIES));
+        assert!(filled.truth.iter().all(|rows| rows.len() == HITS));
+        assert!(filled.truth.iter().flatten().any(|row| *row >= 1500));
+        let again = FilledCollection::prepare(&plan(2500), &maker, &queries, &|_| {}).unwrap();
+        assert_eq!((again.build_s, again.truth), (None, filled.truth));
+    }
 }

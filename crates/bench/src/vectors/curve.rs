@@ -26,6 +26,10 @@ pub(super) struct Curve {
     /// Wall-clock time of building in seconds.
     pub(super) build_s: f64,
     pub(super) points: Vec<VectorPoint>,
+    /// Variants whose sweep reached its time limit. Their further settings may have a higher
+    /// recall.
+    #[serde(default)]
+    pub(super) cut_short: Vec<String>,
 }
 
 impl Curve {
@@ -73,6 +77,7 @@ mod tests {
             version: None,
             build_s: 1.0,
             points: points.iter().map(point).collect(),
+            cut_short: Vec::new(),
         }
     }
 

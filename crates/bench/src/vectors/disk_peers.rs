@@ -10,9 +10,11 @@ use serde::{Deserialize, Serialize};
 
 use super::VectorsArgs;
 use super::collection::{CollectionPlan, RowMaker, WARM_UP};
-use super::peers::Peers;
+use super::peers::{PeerScriptRun, Peers};
+use crate::peer_process::PeerEnd;
 use loadgen::println;
 use loadgen::report::{TextTable, ms};
+use loadgen::run_folder::RunFolder;
 
 /// Rows that are generated at once.
 const BATCH: usize = 1000;
@@ -84,9 +86,10 @@ impl DiskPeerOutcomes {
             return outcomes;
         }
         println!(
-            "files of the other engines are in {} until the end; remove it if this run is interrupted",
+            "files of the other engines are in {} until the end; remove it if this run is killed",
             folder.display()
         );
+        let removed = RunFolder::new(folder.to_owned());
         match write_data(plan, truth, folder) {
             Ok(()) => {
                 for engine in &peers.engines {
@@ -97,8 +100,9 @@ impl DiskPeerOutcomes {
             }
             Err(error) => outcomes.peers_absent = Some(error.message().to_owned()),
         }
-        if let Err(error) = std::fs::remove_dir_all(folder) {
-            println!("{} was not removed: {error}", folder.display());
+        drop(removed);
+        if folder.exists() {
+            println!("{} was not removed; remove it", folder.display());
         }
         outcomes
     }
@@ -184,14 +188,19 @@ fn run(
     folder: &Path,
 ) -> Result<DiskPeerFigures> {
     let threads: Vec<String> = plan.threads.iter().map(ToString::to_string).collect();
-    peers.measure(engine, |command| {
+    // The script ends its processes and removes their control groups.
+    let run = PeerScriptRun {
+        engine,
+        end: PeerEnd::Itself,
+        build_limit: args.peers_build_limit,
+        say: &|_| {},
+    };
+    peers.measure(&run, |command| {
         command.arg("--data").arg(folder).arg("--work").arg(folder);
         command.args(["--memory", &plan.memory_bytes.to_string()]);
         command.args(["--threads", &plan.build_threads.to_string()]);
         command.args(["--search-threads", &threads.join(",")]);
         command.args(["--warm-up", &WARM_UP.to_string()]);
-        command.args(["--build-limit", &args.peers_build_limit.as_secs_f64().to_string()]);
-        command.arg("--end-with-parent");
         if let Some(group) = &args.peers_group {
             command.arg("--group").arg(group);
         }
@@ -361,6 +370,23 @@ END
         let json = serde_json::to_value(&outcomes).unwrap();
         assert_eq!(json["peers"]["disk-good"]["p95_ms"]["1"], 3.0);
         assert!(outcomes.table().to_string().contains("rlimit_data"));
+    }
+
+    #[test]
+    fn options_without_effect_are_refused() {
+        for wrong in [
+            &["--memory", "1GB", "--index", "flat"][..],
+            &["--memory", "1GB", "--core", "1"],
+            &["--memory", "1GB", "--seconds", "1"],
+            &["--data", "x", "--rows", "5000"],
+            &["--data", "x", "--dims", "8"],
+        ] {
+            let words = std::iter::once(&"vectors").chain(wrong);
+            assert!(TestArguments::try_parse_from(words).is_err(), "{wrong:?}");
+        }
+        let args = ["vectors", "--peers-python", "/bin/sh", "--engine", "faiss-hnsw"];
+        let refused = Peers::find(&TestArguments::parse_from(args).vectors).unwrap_err();
+        assert!(refused.message().contains("needs --data or --memory"), "{}", refused.message());
     }
 
     #[test]

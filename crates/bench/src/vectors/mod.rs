@@ -20,6 +20,7 @@ use std::time::Duration;
 use base::{Error, Result};
 use clap::{Args, ValueEnum};
 
+use crate::peer_process::BUILD_LIMIT_MAX;
 use crate::report::BenchReport as _;
 use curve::Curve;
 pub(crate) use data::VectorData;
@@ -36,8 +37,6 @@ const ROWS_MAX: usize = 100_000_000;
 const HITS: usize = 10;
 /// Passes over our settings if there is no other engine.
 const PASSES_ALONE: usize = 3;
-/// Maximum of `--peers-build-limit`.
-const PEERS_BUILD_LIMIT_MAX: Duration = Duration::from_secs(7 * 24 * 3600);
 
 /// Measure recall@10 against queries per second on one core, and compare other vector engines.
 ///
@@ -52,6 +51,8 @@ const PEERS_BUILD_LIMIT_MAX: Duration = Duration::from_secs(7 * 24 * 3600);
 /// setting of each engine with a recall of at least 0.95. The rows and one index at a time need
 /// about four times the bytes of the rows on disk.
 ///
+/// Before gigabytes are written, the run checks that they fit on the disk.
+///
 /// The queries per second at a recall are interpolated between the two nearest measured points on
 /// the upper envelope, linearly in recall and logarithmically in speed.
 #[derive(Args, Clone, Debug)]
@@ -60,24 +61,25 @@ pub struct VectorsArgs {
     #[arg(long, value_name = "DIR")]
     pub data: Option<PathBuf>,
     /// Vectors of the generated set
-    #[arg(long, default_value_t = 20_000)]
+    #[arg(long, default_value_t = 20_000, conflicts_with = "data")]
     pub rows: usize,
     /// Dimensions of the generated set
-    #[arg(long, default_value_t = 64)]
+    #[arg(long, default_value_t = 64, conflicts_with = "data")]
     pub dims: usize,
-    /// Index of Millpond to measure
-    #[arg(long, value_enum, default_value = "auto")]
+    /// Index of Millpond to measure; the collection of --memory chooses its own
+    #[arg(long, value_enum, default_value = "auto", conflicts_with = "memory")]
     pub index: IndexKind,
-    /// Core that searches run on
-    #[arg(long, default_value_t = 0)]
+    /// Core that searches run on, without --memory
+    #[arg(long, default_value_t = 0, conflicts_with = "memory")]
     pub core: usize,
     /// Threads that build the indexes of all engines
     #[arg(long, default_value_t = 2)]
     pub threads: usize,
-    /// Seconds for each setting of the other engines
-    #[arg(long, default_value_t = 0.6)]
+    /// Seconds for each setting of the other engines, without --memory
+    #[arg(long, default_value_t = 0.6, conflicts_with = "memory")]
     pub seconds: f64,
-    /// Only these other engines (may be given several times) [default: all that are installed]
+    /// Only these other engines, with --data or --memory (may be given several times) [default: all
+    /// that are installed]
     #[arg(long, value_name = "NAME")]
     pub engine: Vec<String>,
     /// Measure no other engine
@@ -95,9 +97,9 @@ pub struct VectorsArgs {
     /// time to open
     #[arg(long, value_name = "BYTES", value_parser = base::units::parse_bytes, conflicts_with = "data")]
     pub memory: Option<u64>,
-    /// Maximum time in which another engine builds its index on disk. An engine that needs longer
-    /// is reported as failed
-    #[arg(long, value_name = "TIME", default_value = "1h", requires = "memory", value_parser = base::units::parse_duration)]
+    /// Maximum time in which another engine builds an index. An engine that needs longer is
+    /// reported as failed
+    #[arg(long, value_name = "TIME", default_value = "1h", value_parser = base::units::parse_duration)]
     pub peers_build_limit: Duration,
     /// Control group with the memory controller, version 1 or 2. A group below it limits each
     /// process of the other engines [default: /sys/fs/cgroup if it has version 2 and is writable,
@@ -171,7 +173,7 @@ impl VectorsArgs {
                 search::coarse::DIMS_MAX
             )));
         }
-        if self.peers_build_limit.is_zero() || self.peers_build_limit > PEERS_BUILD_LIMIT_MAX {
+        if self.peers_build_limit.is_zero() || self.peers_build_limit > BUILD_LIMIT_MAX {
             return Err(Error::invalid("--peers-build-limit must be above 0 and at most 168h"));
         }
         if times && (1..=256).contains(&self.threads) {
@@ -217,7 +219,7 @@ pub fn run(args: &VectorsArgs, _env: &BenchEnv) -> Result<()> {
     for engine in peers.engines.clone() {
         let engine = &engine;
         progress.say(engine.clone());
-        match peers.run(engine, args) {
+        match peers.run(engine, args, &progress) {
             Ok(curve) => curves.push(curve),
             // An engine that fails after minutes must not discard the figures of the others.
             Err(error) => {

@@ -158,6 +158,7 @@ impl OurIndex {
             version: Some(env!("CARGO_PKG_VERSION").into()),
             build_s: self.build_s,
             points: points.collect(),
+            cut_short: Vec::new(),
         }
     }
 

@@ -3,12 +3,17 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::time::Duration;
 
 use base::{Error, Result};
+use loadgen::report::StepProgress;
+use loadgen::run_folder::RunFolder;
 use serde::de::DeserializeOwned;
 
 use super::VectorsArgs;
 use super::curve::Curve;
+use crate::peer_process::{PeerEnd, run_peer, show};
+use crate::report::read_json;
 
 /// Default path of a Python with the engines.
 const USUAL_PYTHON: &str = ".cache/peers/bin/python";
@@ -16,6 +21,16 @@ const USUAL_PYTHON: &str = ".cache/peers/bin/python";
 const USUAL_SCRIPT: &str = "bench/peers/vectors.py";
 /// Default script for engines whose index is on disk.
 const USUAL_DISK_SCRIPT: &str = "bench/peers/disk_vectors.py";
+
+/// Run of the script for one engine.
+pub(super) struct PeerScriptRun<'a> {
+    pub(super) engine: &'a str,
+    pub(super) end: PeerEnd,
+    /// Maximum time in which it builds an index.
+    pub(super) build_limit: Duration,
+    /// Gets the lines of its standard error.
+    pub(super) say: &'a dyn Fn(&str),
+}
 
 /// The available engines, and the script that runs them.
 #[derive(Debug)]
@@ -48,6 +63,11 @@ impl Peers {
             return peers.without("--no-peers");
         }
         if args.data.is_none() && args.memory.is_none() {
+            if let Some(engine) = args.engine.first() {
+                return Err(Error::invalid(format!(
+                    "--engine {engine} needs --data or --memory: other engines do not get the generated vectors"
+                )));
+            }
             return peers.without("they are run with --data or --memory only");
         }
         if args.peers_python.is_none() && !peers.python.exists() {
@@ -90,10 +110,21 @@ impl Peers {
         Error::internal(format!("{} {what}: {last}", self.script.display()))
     }
 
-    /// Builds one engine's index in memory and measures it.
-    pub(super) fn run(&self, engine: &str, args: &VectorsArgs) -> Result<Curve> {
+    /// Builds one engine's indexes in memory and measures them. Passes on the script's progress.
+    pub(super) fn run(
+        &self,
+        engine: &str,
+        args: &VectorsArgs,
+        progress: &StepProgress,
+    ) -> Result<Curve> {
         let folder = args.data.as_deref().unwrap_or(Path::new("."));
-        self.measure(engine, |command| {
+        let run = PeerScriptRun {
+            engine,
+            end: PeerEnd::Kill,
+            build_limit: args.peers_build_limit,
+            say: &|line| show(progress, engine, line),
+        };
+        self.measure(&run, |command| {
             command.arg("--data").arg(folder);
             command.args(["--core", &args.core.to_string()]);
             command.args(["--seconds", &args.seconds.to_string()]);
@@ -102,28 +133,28 @@ impl Peers {
     }
 
     /// Runs the script for one engine, with the arguments that `add_arguments` adds, and reads its
-    /// result.
+    /// result. The engine's temporary files are removed at the end.
     ///
     /// # Errors
     /// If the script cannot be run, fails, or writes another form of result.
     pub(super) fn measure<T: DeserializeOwned>(
         &self,
-        engine: &str,
+        run: &PeerScriptRun<'_>,
         add_arguments: impl FnOnce(&mut Command),
     ) -> Result<T> {
-        let out = std::env::temp_dir()
-            .join(format!("millpond-peer-{}-{engine}.json", std::process::id()));
+        let PeerScriptRun { engine, end, build_limit, say } = *run;
+        let name = format!("millpond-peer-{}-{engine}", std::process::id());
+        let folder = RunFolder::new(std::env::temp_dir().join(name));
+        std::fs::create_dir_all(folder.path()).map_err(|e| Error::io(folder.path(), &e))?;
+        let out = folder.path().join("figures.json");
         let mut command = Command::new(&self.python);
         command.arg(&self.script).arg("--engine").arg(engine).arg("--json").arg(&out);
         add_arguments(&mut command);
-        let ran = command.output().map_err(|e| Error::io(&self.python, &e))?;
-        let text = std::fs::read(&out);
-        let _ = std::fs::remove_file(&out);
-        if !ran.status.success() {
-            return Err(self.failure(engine, &ran.stderr));
-        }
-        let text = text.map_err(|e| Error::io(&out, &e))?;
-        serde_json::from_slice(&text).map_err(|e| self.failure(engine, e.to_string().as_bytes()))
+        command.args(["--build-limit", &build_limit.as_secs_f64().to_string()]);
+        command.arg("--end-with-parent").env("TMPDIR", folder.path());
+        run_peer(&mut command, end, build_limit, say)
+            .map_err(|why| self.failure(engine, why.as_bytes()))?;
+        read_json(&out)
     }
 
     /// Returns one line for people.

@@ -32,7 +32,11 @@ pub(super) struct VectorsReport {
     /// True if the vectors were generated: then the figures only show that it works.
     made: bool,
     index: String,
+    /// Memory of our index without the full vectors, which the last stage of a search compares.
     memory_mb: f64,
+    /// Variants of other engines whose sweep reached its time limit: a further setting may have a
+    /// higher recall.
+    sweeps_cut_short: BTreeMap<String, Vec<String>>,
     /// Passes over our settings; the figures are their medians.
     passes: usize,
     /// Reason why no other engines were run.
@@ -89,6 +93,11 @@ impl VectorsReport {
             made: data.made,
             index: ours.kind(),
             memory_mb: ours.memory_mb(),
+            sweeps_cut_short: theirs
+                .iter()
+                .filter(|curve| !curve.cut_short.is_empty())
+                .map(|curve| (curve.engine.clone(), curve.cut_short.clone()))
+                .collect(),
             passes: ours.passes(),
             peers_absent: peers.absent.clone(),
             peers_failed: peers.failed.clone(),
@@ -120,6 +129,7 @@ impl BenchReport for VectorsReport {
                 version: None,
                 build_s: 0.0,
                 points: points.clone(),
+                cut_short: Vec::new(),
             };
             let at = |recall| curve.qps_at(recall).map_or("-".into(), |qps| format!("{qps:.0}"));
             let best = points.iter().map(|point| point.recall).fold(0.0, f64::max);
@@ -133,6 +143,12 @@ impl BenchReport for VectorsReport {
             ]);
         }
         println!("\n{table}");
+        for (engine, variants) in &self.sweeps_cut_short {
+            println!(
+                "{engine}: the sweep of {} reached its time limit; further settings may have a higher recall",
+                variants.join(", ")
+            );
+        }
         for (engine, why) in &self.peers_failed {
             println!("{engine} failed: {why}");
         }
@@ -153,6 +169,7 @@ mod tests {
             version: None,
             build_s: 0.0,
             points: vec![VectorPoint { setting: String::new(), recall, qps, qps_wall: qps }],
+            cut_short: Vec::new(),
         };
         let ours = curve("millpond", 0.97, 10.0);
         let peers = [curve("fast", 0.9, 99.0), curve("good", 0.99, 20.0), curve("slow", 1.0, 5.0)];
