@@ -5,7 +5,7 @@ use std::sync::{Arc, mpsc};
 
 use base::{Error, Result};
 use search::coarse::Metric;
-use search::collection::CollectionQuery;
+use search::collection::{CollectionQuery, QueryHits};
 use search::points::{NewPoint, PointId};
 use search::registry::{CollectionSettings, NamedCollection, Registry, RegistryOptions};
 use serde_json::json;
@@ -13,7 +13,7 @@ use serde_json::json;
 use super::{BackupBenchArgs, OPEN_WAIT_MAX};
 use loadgen::random::{RandomSequence, at, signed_unit};
 
-use crate::settle::QUIET_TIMES;
+use crate::settle::{QUIET_TIMES, upsert};
 
 pub(super) const COLLECTION: &str = "backup";
 /// Clusters of the points.
@@ -78,7 +78,7 @@ pub(super) fn put(
                 payload,
             })
             .collect();
-        named.upsert(&points)?;
+        upsert(named, &points)?;
     }
     Ok(())
 }
@@ -119,6 +119,17 @@ pub(super) fn nearest(
     answer.recv().map_err(|_| Error::internal("a search ended without an answer"))?
 }
 
+/// Returns ids and scores of an answer.
+///
+/// # Errors
+/// `Internal` if points may be missing because a file cannot be read.
+fn whole_answer(found: QueryHits) -> Result<Vec<(u64, u32)>> {
+    if found.partial {
+        return Err(Error::internal("an answer of the collection is partial"));
+    }
+    Ok(found.hits.iter().map(|hit| (hit.id, hit.score.to_bits())).collect())
+}
+
 /// Searches on a search thread and passes the hits to `done`.
 pub(super) fn submit(
     registry: &Arc<Registry>,
@@ -130,10 +141,20 @@ pub(super) fn submit(
     let query = embedding(args, at(args.seed + 7, query) % args.rows, 1000);
     let work = move |named: &NamedCollection, thread: &mut search::collection::SearchThread| {
         let found = named.collection().nearest(thread, &CollectionQuery::nearest(&query, HITS));
-        let hits = found.map(|found| {
-            found.hits.iter().map(|hit| (hit.id, hit.score.to_bits())).collect::<Vec<_>>()
-        });
+        let hits = found.and_then(whole_answer);
         done(hits);
     };
     registry.submit(named, Box::new(work))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_partial_answer_is_an_error() {
+        let answer = |partial| QueryHits { partial, ..QueryHits::default() };
+        assert!(whole_answer(answer(true)).is_err());
+        assert_eq!(whole_answer(answer(false)).unwrap(), []);
+    }
 }

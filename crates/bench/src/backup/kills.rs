@@ -73,7 +73,8 @@ fn live_and_die(
     let mut command = Command::new(&env.millpond);
     command.args(["bench", "backup", "--rows", &args.rows.to_string()]);
     command.args(["--dims", &args.dims.to_string(), "--seed", &args.seed.to_string()]);
-    command.arg("--child").arg(directory).stdin(Stdio::null()).stdout(Stdio::null());
+    // It ends with its standard input, if this process is killed.
+    command.arg("--child").arg(directory).stdin(Stdio::piped()).stdout(Stdio::null());
     if restores {
         command.arg("--restores");
     }

@@ -11,8 +11,9 @@ use os::Rate;
 use search::registry::{NamedCollection, Registry};
 use serde::Serialize;
 
-use super::{BackupBenchArgs, RATE, RunDirectory, RunStore, collection};
+use super::{BackupBenchArgs, RATE, RunStore, collection};
 use loadgen::report::StepProgress;
+use loadgen::run_folder::RunFolder;
 
 /// Latency of the searches of both arms.
 #[derive(Clone, Debug, Default, Serialize)]
@@ -111,8 +112,8 @@ fn beside_backup(
     directory: &Path,
     pair: u32,
 ) -> Result<(Vec<f64>, u64)> {
-    let place = RunDirectory(directory.join(format!("window-{pair}")));
-    let store = Arc::new(RunStore::open(&place.0, Rate::per_second(RATE))?);
+    let place = RunFolder::new(directory.join(format!("window-{pair}")));
+    let store = Arc::new(RunStore::open(place.path(), Rate::per_second(RATE))?);
     let stop = Arc::new(AtomicBool::new(false));
     let thread = {
         let store = store.clone();

@@ -19,12 +19,14 @@ use clap::Args;
 use os::{Pacer, Rate};
 use search::registry::{NamedCollection, Registry};
 
+use crate::disk_space::check_space;
 use crate::report::BenchReport as _;
 use crate::settle::flush_and_settle;
 use collection::COLLECTION;
 use loadgen::BenchEnv;
 use loadgen::machine::NoiseWatch;
 use loadgen::report::StepProgress;
+use loadgen::run_folder::RunFolder;
 use report::{BackupFigures, RestoreFigures};
 
 /// Default rate of the server, in bytes per second.
@@ -35,6 +37,15 @@ const OPEN_WAIT_MAX: Duration = Duration::from_secs(600);
 const ROWS_MAX: u64 = 50_000_000;
 /// Maximum pairs of windows.
 const PAIRS_MAX: u32 = 1000;
+/// Maximum searches per second, and maximum length of a window in seconds.
+const QUERIES_MAX: u32 = 100_000;
+const WINDOW_S_MAX: u64 = 3600;
+/// Maximum number of kills.
+const KILLS_MAX: u32 = 100_000;
+/// Bytes of disk per point, and per point and value: the collection, its backups and the restored
+/// copy.
+const ROW_BYTES: u64 = 2048;
+const DIM_BYTES: u64 = 24;
 
 /// Back a collection up, change 1 % of it, back it up again, and restore it; measure bytes, times,
 /// and the latency of searches with and without a backup.
@@ -88,10 +99,15 @@ impl BackupBenchArgs {
                 "--rows must be 1000 to {ROWS_MAX}, --dims 1 to 4096"
             )));
         }
-        if self.queries == 0 || self.window_s == 0 || self.pairs > PAIRS_MAX {
+        let queries = (1..=QUERIES_MAX).contains(&self.queries);
+        let window = (1..=WINDOW_S_MAX).contains(&self.window_s);
+        if !queries || !window || !(1..=PAIRS_MAX).contains(&self.pairs) {
             return Err(Error::invalid(format!(
-                "--queries and --window-s must be at least 1, --pairs at most {PAIRS_MAX}"
+                "--queries must be 1 to {QUERIES_MAX}, --window-s 1 to {WINDOW_S_MAX}, --pairs 1 to {PAIRS_MAX}"
             )));
+        }
+        if self.kills > KILLS_MAX {
+            return Err(Error::invalid(format!("--kills must be at most {KILLS_MAX}")));
         }
         Ok(())
     }
@@ -132,14 +148,15 @@ impl RunStore {
     }
 }
 
-/// Directory of a run. It is removed when this is dropped.
-struct RunDirectory(PathBuf);
-
-impl Drop for RunDirectory {
-    fn drop(&mut self) {
-        // A remaining file is harmless: no other run uses it, and its name shows its origin.
-        let _ = std::fs::remove_dir_all(&self.0);
-    }
+/// Ends this process once its standard input ends, that is with the process that holds the other
+/// end. A program that is to be killed must not run on if its parent was killed first.
+fn end_with_input() -> Result<()> {
+    let wait = || {
+        // Nothing is written to it. An error is an end too.
+        let _ = std::io::copy(&mut std::io::stdin().lock(), &mut std::io::sink());
+        std::process::exit(0);
+    };
+    os::thread::spawn("input-end", wait).map(drop)
 }
 
 /// Runs `bench backup`.
@@ -150,13 +167,16 @@ impl Drop for RunDirectory {
 pub fn run(args: &BackupBenchArgs, env: &BenchEnv) -> Result<()> {
     args.check()?;
     if let Some(directory) = &args.child {
+        end_with_input()?;
         return child::run(args, directory);
     }
     let watch = NoiseWatch::start();
     let progress = StepProgress::new(u64::from(args.kills));
-    let directory = RunDirectory(env.cache_dir.join(format!("backup-{}", std::process::id())));
-    let figures = measure(args, &directory.0, &progress)?;
-    let kills = kills::run(args, env, &directory.0, &progress)?;
+    let bytes = args.rows * (DIM_BYTES * args.dims as u64 + ROW_BYTES);
+    check_space(&env.cache_dir, bytes, "choose fewer --rows, or another --cache-dir")?;
+    let directory = RunFolder::new(env.cache_dir.join(format!("backup-{}", std::process::id())));
+    let figures = measure(args, directory.path(), &progress)?;
+    let kills = kills::run(args, env, directory.path(), &progress)?;
     drop(directory);
     report::BackupBenchReport::new(args, figures, kills, watch.context(None))
         .finish(args.json.as_deref())
@@ -201,4 +221,30 @@ fn restore(
         same += u64::from(found == collection::nearest(registry, &copy, args, query)?);
     }
     Ok(RestoreFigures { points: report.points, seconds, same_answers: same })
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Debug, Parser)]
+    struct BackupTestArguments {
+        #[command(flatten)]
+        backup: BackupBenchArgs,
+    }
+
+    #[test]
+    fn arguments_without_a_figure_are_refused() {
+        let check = |words: &[&str]| {
+            let words = std::iter::once(&"backup").chain(words);
+            BackupTestArguments::parse_from(words).backup.check()
+        };
+        assert!(check(&["--kills", "0"]).is_ok());
+        // A ratio of no latencies is not a number, which JSON does not have.
+        for wrong in [["--pairs", "0"], ["--queries", "0"], ["--window-s", "4000"]] {
+            assert!(check(&wrong).is_err(), "{wrong:?}");
+        }
+    }
 }

@@ -2,7 +2,15 @@
 
 #![expect(clippy::unwrap_used, reason = "a test's helper may panic as the test does")]
 
-use std::process::{Command, Output};
+use std::process::{Child, Command, ExitStatus, Output, Stdio};
+use std::time::{Duration, Instant};
+
+use search::coarse::Metric;
+use search::points::{NewPoint, PointId};
+use search::registry::{CollectionSettings, Registry, RegistryOptions};
+
+/// Longest wait for something that takes a second.
+const WAIT_MAX: Duration = Duration::from_secs(120);
 
 fn run(arguments: &[&str]) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_millpond-bench"));
@@ -18,6 +26,73 @@ fn check_error(arguments: &[&str], code: i32, text: &str) {
     assert_eq!(output.status.code(), Some(code), "{arguments:?}: {stderr}");
     assert!(stderr.contains(text), "{arguments:?}: {stderr}");
     assert!(output.stdout.is_empty(), "{arguments:?}");
+}
+
+/// A process that is killed if a test fails.
+struct Running(Child);
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+impl Running {
+    fn start(command: &mut Command) -> Running {
+        let quiet = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+        Running(quiet.spawn().unwrap())
+    }
+
+    fn end(&mut self) -> ExitStatus {
+        wait_for(|| self.0.try_wait().unwrap())
+    }
+}
+
+/// Waits until `of` returns a value.
+fn wait_for<T>(mut of: impl FnMut() -> Option<T>) -> T {
+    let deadline = Instant::now() + WAIT_MAX;
+    loop {
+        if let Some(value) = of() {
+            return value;
+        }
+        assert!(Instant::now() < deadline, "it takes too long");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+#[test]
+fn a_signal_removes_the_files_of_a_run() {
+    let cache = tempfile::tempdir().unwrap();
+    let mut command = Command::new(env!("CARGO_BIN_EXE_millpond-bench"));
+    command.args(["duplicates", "--rows", "200000", "--cache-dir"]).arg(cache.path());
+    command.env_clear().env("MILLPOND_PROGRAM", "/no/such/millpond");
+    let mut running = Running::start(&mut command);
+    let files = || std::fs::read_dir(cache.path()).unwrap().count();
+    wait_for(|| (files() > 0).then_some(()));
+    let pid = rustix::process::Pid::from_raw(running.0.id() as i32).unwrap();
+    rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
+    assert_eq!((running.end().code(), files()), (Some(143), 0));
+}
+
+#[test]
+fn a_program_to_be_killed_ends_with_its_parent() {
+    let folder = tempfile::tempdir().unwrap();
+    let registry = Registry::open(RegistryOptions::new(folder.path().join("collections"))).unwrap();
+    let collection = registry.create("backup", CollectionSettings::new(4, Metric::Cosine)).unwrap();
+    let payload = serde_json::Map::new();
+    let point = |id| {
+        let embedding = &[1.0, 2.0, 3.0, 4.0];
+        NewPoint { id: PointId::Number(id), embedding, record: &[], payload: &payload }
+    };
+    collection.upsert(&(0..1000).map(point).collect::<Vec<_>>()).unwrap();
+    drop((collection, registry));
+    let mut command = Command::new(env!("CARGO_BIN_EXE_millpond-bench"));
+    command.args(["backup", "--rows", "1000", "--dims", "4", "--child"]).arg(folder.path());
+    command.env_clear().env("MILLPOND_PROGRAM", "/no/such/millpond");
+    command.env("MILLPOND_CACHE_DIR", folder.path());
+    // Its standard input has ended, as after the end of the process that holds the other end.
+    assert!(Running::start(&mut command).end().success());
 }
 
 #[test]
