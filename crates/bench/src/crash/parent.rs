@@ -2,8 +2,9 @@
 
 use std::collections::BTreeMap;
 use std::io::Read;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
+use std::sync::mpsc::RecvTimeoutError;
 use std::time::{Duration, Instant};
 
 use base::{Error, Result};
@@ -16,6 +17,7 @@ use super::{COLLECTION, CrashArgs, CrashMedium, OPEN_WAIT_MAX};
 use loadgen::BenchEnv;
 use loadgen::random::RandomSequence;
 use loadgen::report::StepProgress;
+use loadgen::run_folder::RunFolder;
 
 /// One in this many lives ends early, to be killed while the collection is being opened.
 const EARLY_EVERY: u64 = 8;
@@ -56,7 +58,7 @@ struct Expected {
 /// Kills the writer as often as the arguments say.
 pub(super) fn run(args: &CrashArgs, env: &BenchEnv) -> Result<CrashFigures> {
     let directory = env.cache_dir.join(format!("crash-{}", std::process::id()));
-    let cleared = Cleared(directory.clone());
+    let folder = RunFolder::new(directory.clone());
     let script = Script { seed: args.seed, writers: args.writers, ids: args.ids };
     let mut expected =
         Expected { script, points: BTreeMap::new(), next: vec![0; args.writers as usize] };
@@ -66,7 +68,8 @@ pub(super) fn run(args: &CrashArgs, env: &BenchEnv) -> Result<CrashFigures> {
     for kill in 0..args.kills {
         let life = Duration::from_secs_f64(args.life_ms as f64 * random.unit() / 1e3);
         let is_early = random.bits().is_multiple_of(EARLY_EVERY);
-        let reports = live_and_die(args, env, &directory, &expected.next, life, is_early)?;
+        let plan = LifePlan { time: life, is_early, open_wait: OPEN_WAIT_MAX };
+        let reports = live_and_die(args, env, &directory, &expected.next, &plan)?;
         figures.kills += 1;
         figures.early += u32::from(reports.is_empty());
         let acknowledged = expected.acknowledge(&reports)?;
@@ -91,29 +94,32 @@ pub(super) fn run(args: &CrashArgs, env: &BenchEnv) -> Result<CrashFigures> {
     }
     if figures.lost + figures.corrupt > 0 {
         progress.line(&format!("the files stay in {}", directory.display()));
-        std::mem::forget(cleared);
+        folder.keep();
     }
     Ok(figures)
 }
 
-/// Directory of the collection. It is removed when this is dropped.
-struct Cleared(PathBuf);
-
-impl Drop for Cleared {
-    fn drop(&mut self) {
-        // Remaining files are harmless: no other run uses them, and their names show their origin.
-        let _ = std::fs::remove_dir_all(&self.0);
-    }
+/// One life of the writer.
+struct LifePlan {
+    /// Time from the moment when the collection is open.
+    time: Duration,
+    /// True if it is killed while the collection is being opened.
+    is_early: bool,
+    /// Maximum time for opening the collection.
+    open_wait: Duration,
 }
 
 /// Returns the reports of one life of the writer, which is killed at its end.
+///
+/// # Errors
+/// `Internal` if the writer ends on its own; `DeadlineExceeded` if it does not open the collection.
+/// A kill of such a writer would check nothing.
 fn live_and_die(
     args: &CrashArgs,
     env: &BenchEnv,
     directory: &Path,
     from: &[u64],
-    life: Duration,
-    is_early: bool,
+    life: &LifePlan,
 ) -> Result<Vec<u8>> {
     let medium = match args.medium {
         CrashMedium::Nvme => "nvme",
@@ -147,11 +153,13 @@ fn live_and_die(
         }
     });
     // A life counts from when the collection is open; a few end while it is being opened.
-    if is_early {
-        std::thread::sleep(life / EARLY_SHARE);
+    let mut in_time = true;
+    if life.is_early {
+        std::thread::sleep(life.time / EARLY_SHARE);
     } else {
-        let _ = opened.recv_timeout(OPEN_WAIT_MAX);
-        std::thread::sleep(life);
+        let report = opened.recv_timeout(life.open_wait);
+        in_time = report != Err(RecvTimeoutError::Timeout);
+        std::thread::sleep(if in_time { life.time } else { Duration::ZERO });
     }
     let ended = child.try_wait().map_err(failed)?;
     // SIGKILL.
@@ -160,6 +168,12 @@ fn live_and_die(
     if let Some(status) = ended {
         return Err(Error::internal(format!(
             "the writer ended on its own, with {status}; what it said is above"
+        )));
+    }
+    if !in_time {
+        return Err(Error::deadline(format!(
+            "the writer has not opened the collection within {:?}",
+            life.open_wait
         )));
     }
     let heard =
@@ -271,4 +285,39 @@ fn segment_files(directory: &Path) -> Vec<String> {
 
 fn number_of(name: &str) -> Option<u64> {
     name.rsplit('-').next()?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use base::ErrorKind;
+    use clap::Parser;
+
+    use super::*;
+    use crate::bare::tests::env;
+
+    #[derive(Debug, Parser)]
+    struct CrashTestArguments {
+        #[command(flatten)]
+        crash: CrashArgs,
+    }
+
+    #[test]
+    fn a_writer_that_never_opens_is_not_a_kill() {
+        let folder = tempfile::tempdir().unwrap();
+        let program = folder.path().join("millpond");
+        // A shell writes the program, so that no other test's child holds it open for writing.
+        let text = "printf '#!/bin/sh\\nexec sleep 600\\n' > \"$0\" && chmod +x \"$0\"";
+        let made = Command::new("/bin/sh").args(["-c", text]).arg(&program).status().unwrap();
+        assert!(made.success());
+        let env = BenchEnv { millpond: program, ..env(folder.path()) };
+        let args = CrashTestArguments::parse_from(["crash"]).crash;
+        let life = |is_early| LifePlan {
+            time: Duration::from_millis(1),
+            is_early,
+            open_wait: Duration::from_millis(100),
+        };
+        let failed = live_and_die(&args, &env, folder.path(), &[0; 3], &life(false)).unwrap_err();
+        assert_eq!(failed.kind(), ErrorKind::DeadlineExceeded, "{failed}");
+        assert!(live_and_die(&args, &env, folder.path(), &[0; 3], &life(true)).unwrap().is_empty());
+    }
 }
