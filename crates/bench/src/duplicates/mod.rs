@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use base::{Error, Result};
+use base::{Error, ErrorKind, Result};
 use clap::Args;
 use search::coarse::Metric;
 use search::duplicates::{DuplicateControl, DuplicateOptions, DuplicateStore, run as find};
@@ -18,19 +18,24 @@ use search::registry::{
 };
 use serde::Serialize;
 
+use crate::disk_space::check_space;
 use crate::report::BenchReport;
-use crate::settle::{QUIET_TIMES, flush_and_settle};
+use crate::settle::{QUIET_TIMES, flush_and_settle, upsert};
 use data::DuplicateData;
 use loadgen::BenchEnv;
 use loadgen::machine::{NoiseWatch, RunContext, rss_kb_of};
 use loadgen::println;
 use loadgen::report::StepProgress;
+use loadgen::run_folder::RunFolder;
 use loadgen::stats::ratio;
 
 /// Points per write.
 const WRITE_POINTS: u64 = 256;
 /// Maximum points, planted copies and lookalikes.
 const ROWS_MAX: u64 = 20_000_000;
+/// Bytes of disk per point, and per point and value, while segments are merged.
+const ROW_BYTES: u64 = 512;
+const DIM_BYTES: u64 = 12;
 /// Interval between two checks of memory and progress.
 const WATCH: Duration = Duration::from_millis(200);
 /// Longest wait until the collection is open.
@@ -113,7 +118,8 @@ struct DuplicatesReport {
     threads: usize,
     segments: usize,
     seed: u64,
-    build_seconds: f64,
+    /// Seconds to write and merge all points; `None` if they are of an earlier run.
+    build_seconds: Option<f64>,
     #[serde(flatten)]
     context: RunContext,
 }
@@ -141,19 +147,26 @@ pub fn run(args: &BenchDuplicatesArgs, env: &BenchEnv) -> Result<()> {
         lookalikes,
         seed: args.seed,
     };
+    // A wrong option is refused before the points are written, which can take an hour.
+    options(args).check(Metric::Cosine)?;
     let watch = NoiseWatch::start();
     let folder = match &args.dir {
         Some(dir) => dir.clone(),
         None => env.cache_dir.join(format!("duplicates-{}", std::process::id())),
     };
-    let _removed = args.dir.is_none().then(|| RemovedFolder(&folder));
+    // A collection of an earlier run has its bytes already.
+    if !folder.join(collection_name(&data)).exists() {
+        let bytes = args.rows * (DIM_BYTES * args.dims as u64 + ROW_BYTES);
+        check_space(&folder, bytes, "choose fewer --rows, or another --dir")?;
+    }
+    let _removed = args.dir.is_none().then(|| RunFolder::new(folder.clone()));
     let progress = StepProgress::new(args.rows);
     let began = Instant::now();
     let open_once = open(&folder, args, &data)?;
-    fill(&open_once.named, &data, &progress)?;
+    let filled = fill(&open_once.named, &data, &progress)?;
     progress.say("merging");
     let settled = flush_and_settle(&open_once.named)?;
-    let build_seconds = (settled.since - began).as_secs_f64();
+    let build_seconds = filled.then(|| (settled.since - began).as_secs_f64());
     drop(open_once);
     // Opened again, so that the memory of building it does not count.
     let opened = open(&folder, args, &data)?;
@@ -161,14 +174,6 @@ pub fn run(args: &BenchDuplicatesArgs, env: &BenchEnv) -> Result<()> {
     drop(progress);
     let report = evaluate(&opened.named, args, &data, found, build_seconds, watch.context(None))?;
     report.finish(args.json.as_deref())
-}
-
-struct RemovedFolder<'a>(&'a Path);
-
-impl Drop for RemovedFolder<'_> {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(self.0);
-    }
 }
 
 struct DuplicatesCollection {
@@ -193,10 +198,12 @@ fn open(
     if !registry.wait_open(OPEN_WAIT_MAX) {
         return Err(Error::unavailable("the collection was not opened in time"));
     }
-    let name = format!("duplicates-{}-{}-{}", data.rows, data.dims, data.seed);
+    let name = collection_name(data);
     let named = match registry.get(&name) {
-        Ok(named) => named,
-        Err(_) => registry.create(&name, CollectionSettings::new(data.dims, Metric::Cosine))?,
+        Err(error) if error.kind() == ErrorKind::NotFound => {
+            registry.create(&name, CollectionSettings::new(data.dims, Metric::Cosine))?
+        }
+        found => found?,
     };
     while named.collection().opening() {
         std::thread::sleep(WATCH);
@@ -204,9 +211,26 @@ fn open(
     Ok(DuplicatesCollection { named, _registry: registry })
 }
 
-fn fill(named: &NamedCollection, data: &DuplicateData, progress: &StepProgress) -> Result<()> {
+/// Returns a name that no collection with other points has.
+fn collection_name(data: &DuplicateData) -> String {
+    let DuplicateData { rows, dims, planted, lookalikes, seed } = data;
+    format!("duplicates-{rows}-{dims}-{planted}-{lookalikes}-{seed}")
+}
+
+/// Returns the options of the search.
+fn options(args: &BenchDuplicatesArgs) -> DuplicateOptions {
+    DuplicateOptions {
+        threshold: args.threshold,
+        accept: (!args.unverified).then_some(vision::photo::ACCEPT),
+        points_per_second: 0,
+        threads: args.threads,
+    }
+}
+
+/// Writes all points. Returns false if an earlier run has written them.
+fn fill(named: &NamedCollection, data: &DuplicateData, progress: &StepProgress) -> Result<bool> {
     if named.collection().count() == data.rows {
-        return Ok(());
+        return Ok(false);
     }
     progress.say(format!("{} points of {} values", data.rows, data.dims));
     let payload = serde_json::Map::new();
@@ -222,10 +246,10 @@ fn fill(named: &NamedCollection, data: &DuplicateData, progress: &StepProgress) 
                 payload: &payload,
             })
             .collect();
-        named.upsert(&new)?;
+        upsert(named, &new)?;
         progress.at(first, data.rows);
     }
-    Ok(())
+    Ok(true)
 }
 
 /// Figures of a search.
@@ -243,12 +267,6 @@ fn search(
 ) -> Result<JobFigures> {
     progress.say("finding duplicates");
     DuplicateStore::of(named).remove()?;
-    let options = DuplicateOptions {
-        threshold: args.threshold,
-        accept: (!args.unverified).then_some(vision::photo::ACCEPT),
-        points_per_second: 0,
-        threads: args.threads,
-    };
     let control = DuplicateControl::default();
     let ended = AtomicBool::new(false);
     let most = AtomicU64::new(0);
@@ -264,7 +282,7 @@ fn search(
                 std::thread::sleep(WATCH);
             }
         });
-        let outcome = find(named, options, &control);
+        let outcome = find(named, options(args), &control);
         ended.store(true, Ordering::Relaxed);
         outcome
     })?;
@@ -282,7 +300,7 @@ fn evaluate(
     args: &BenchDuplicatesArgs,
     data: &DuplicateData,
     found: JobFigures,
-    build_seconds: f64,
+    build_seconds: Option<f64>,
     context: RunContext,
 ) -> Result<DuplicatesReport> {
     let JobFigures { progress, seconds, rss_kb, rss_before_kb } = found;
@@ -336,5 +354,53 @@ impl BenchReport for DuplicatesReport {
             self.seconds, self.threads, self.points_per_second, self.rss_mb, self.rss_before_mb
         );
         println!("{}", self.context);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+    use crate::bare::tests::env;
+
+    #[derive(Debug, Parser)]
+    struct DuplicateTestArguments {
+        #[command(flatten)]
+        duplicates: BenchDuplicatesArgs,
+    }
+
+    fn args(words: &str) -> BenchDuplicatesArgs {
+        let words = std::iter::once("duplicates").chain(words.split_whitespace());
+        DuplicateTestArguments::parse_from(words).duplicates
+    }
+
+    #[test]
+    fn a_kept_collection_is_used_for_the_same_points_only() {
+        let name = |planted, lookalikes| {
+            collection_name(&DuplicateData { rows: 1000, dims: 8, planted, lookalikes, seed: 1 })
+        };
+        assert_eq!(name(50, 20), name(50, 20));
+        assert!(name(50, 20) != name(40, 20) && name(50, 20) != name(50, 30));
+        let folder = tempfile::tempdir().unwrap();
+        let args = args("--rows 300 --dims 8 --planted 10");
+        let data = DuplicateData { rows: 300, dims: 8, planted: 10, lookalikes: 10, seed: 1 };
+        let progress = StepProgress::new(1);
+        for filled in [true, false] {
+            let collection = open(folder.path(), &args, &data).unwrap();
+            assert_eq!(fill(&collection.named, &data, &progress).unwrap(), filled);
+        }
+    }
+
+    #[test]
+    fn wrong_options_are_refused_before_points_are_written() {
+        let folder = tempfile::tempdir().unwrap();
+        let env = env(&folder.path().join("cache"));
+        let small = "--rows 300 --dims 8 --planted 10";
+        for wrong in ["--threads 0", "--threshold 1.5"] {
+            let refused = run(&args(&format!("{small} {wrong}")), &env).unwrap_err();
+            assert_eq!(refused.kind(), ErrorKind::InvalidArgument, "{wrong}");
+            assert!(!env.cache_dir.exists(), "{wrong}");
+        }
     }
 }
