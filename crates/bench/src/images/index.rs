@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use base::{Error, Result};
 use clap::ValueEnum;
+use loadgen::run_folder::RunFolder;
 use matching::rank::{StageScores, best_first};
 use matching::{Graph, MatchOptions, Probe, Scratch};
 use search::Scorer;
@@ -51,15 +52,7 @@ pub(super) struct PhotoHit {
 pub(super) struct PhotoIndex {
     named: Arc<NamedCollection>,
     _registry: Arc<Registry>,
-    _folder: IndexFolder,
-}
-
-struct IndexFolder(PathBuf);
-
-impl Drop for IndexFolder {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.0);
-    }
+    _folder: RunFolder,
 }
 
 impl PhotoIndex {
@@ -69,7 +62,7 @@ impl PhotoIndex {
         medium: IndexMedium,
         folder: PathBuf,
     ) -> Result<PhotoIndex> {
-        let folder = IndexFolder(folder);
+        let folder = RunFolder::new(folder);
         let dims = entries.first().map_or(0, |entry| entry.embedding.len());
         let registry = Registry::open(RegistryOptions {
             memory_bytes: MEMORY_BYTES,
@@ -79,7 +72,7 @@ impl PhotoIndex {
                 IndexMedium::Dram => MediumChoice::Dram,
             },
             quiet: QUIET_TIMES,
-            ..RegistryOptions::new(&folder.0)
+            ..RegistryOptions::new(folder.path())
         })?;
         let named = registry.create("images", CollectionSettings::new(dims, Metric::Cosine))?;
         for entry in entries {

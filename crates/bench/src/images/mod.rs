@@ -118,12 +118,18 @@ impl QueryPlan {
             |of: usize, share: usize| if args.dir.is_some() { of } else { (photos / share).max(1) };
         let attacked = args.attacked.unwrap_or_else(|| usual(100, 4).min(photos / 2));
         let held_out = args.held_out.unwrap_or_else(|| usual(50, 8).min(photos / 4));
-        let fillers = args.fillers.unwrap_or_else(|| usual(30, 8).min(photos / 8));
+        let fillers = args.fillers.unwrap_or_else(|| usual(30, 8).min((photos / 8).max(1)));
         if attacked == 0 || attacked + held_out + fillers > photos {
             return Err(Error::invalid(format!(
                 "{photos} photographs are not enough for {attacked} with copies, {held_out} taken out and {fillers} in \
                  collages; at least one must have copies"
             )));
+        }
+        let attacks = Attack::chosen(&args.attack)?;
+        if fillers == 0 && attacks.iter().any(|&at| Attack::ALL[at].0 == Attack::Collage) {
+            return Err(Error::invalid(
+                "a collage needs other photographs: use --fillers of at least 1, or --attack for other attacks",
+            ));
         }
         let spread = |count: usize, from: &[usize]| -> Vec<usize> {
             (0..count).filter_map(|at| from.get(at * from.len() / count.max(1)).copied()).collect()
@@ -136,7 +142,7 @@ impl QueryPlan {
         let left = without(&all, &held_out);
         let fillers = spread(fillers, &left);
         let attacked = spread(attacked, &without(&left, &fillers));
-        Ok(QueryPlan { attacked, held_out, fillers, attacks: Attack::chosen(&args.attack)? })
+        Ok(QueryPlan { attacked, held_out, fillers, attacks })
     }
 
     fn asks(&self) -> Vec<CopyQuery> {
@@ -283,5 +289,10 @@ mod tests {
         assert_eq!((small.attacked.len(), small.held_out.len()), (2, 1));
         assert!(plan("--attacked 5 --held-out 4", 8).unwrap_err().message().contains("not enough"));
         assert!(plan("", 1).is_err());
+        // A collage of copies of one photograph alone would be easy to find.
+        let refused = plan("--dir x --fillers 0", 500).unwrap_err();
+        assert!(refused.message().contains("--fillers"), "{}", refused.message());
+        assert!(plan("--dir x --fillers 0 --attack crop16", 500).is_ok());
+        assert_eq!(plan("", 2).unwrap().fillers.len(), 1);
     }
 }

@@ -87,23 +87,60 @@ impl Times {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct CopyQueryResult {
     pub(super) ask: CopyQuery,
-    /// True if the photograph is first by embedding, among the candidates, and first in the end.
+    /// True if the photograph is first by the file's embedding, among the candidates of that
+    /// embedding, and first in the end.
     pub(super) coarse_first: bool,
     pub(super) is_candidate: bool,
     pub(super) final_first: bool,
-    /// Score of the photograph if it is a candidate, and true if that score is accepted.
+    /// Score of the photograph if it was matched, and true if that score is accepted.
     pub(super) score: f32,
     pub(super) accepted: bool,
     /// Number of other images that were accepted, the best score of one, and its number.
     pub(super) wrong: usize,
     pub(super) wrong_score: f32,
     pub(super) wrong_photo: Option<usize>,
-    /// Number of images that were matched.
-    pub(super) compared: usize,
+    /// Number of other images that were matched, in the search and in those for views.
+    pub(super) wrong_compared: usize,
     /// Further views that were searched for, and the one that had an accepted match.
     pub(super) views: usize,
     pub(super) matched_view: Option<ViewKind>,
     pub(super) times: Times,
+}
+
+impl CopyQueryResult {
+    /// Judges the candidates of the file's embedding and the accepted matches of views.
+    fn of(
+        ask: CopyQuery,
+        mut hits: Vec<PhotoHit>,
+        viewed: &FoundView,
+        times: Times,
+    ) -> CopyQueryResult {
+        let own = |hit: &PhotoHit| hit.id == ask.photo as u64;
+        // Before views add hits: these are figures of the embedding alone.
+        let coarse_first = first_by_embedding(&hits).is_some_and(own);
+        let is_candidate = hits.iter().any(own);
+        let wrong_compared = hits.iter().filter(|hit| !own(hit)).count() + viewed.wrong_compared;
+        viewed.add_to(&mut hits);
+        let found = hits.iter().find(|hit| own(hit));
+        let others = || hits.iter().filter(|hit| !own(hit));
+        let wrong =
+            others().reduce(|a, b| if b.similarity.score > a.similarity.score { b } else { a });
+        CopyQueryResult {
+            ask,
+            coarse_first,
+            is_candidate,
+            final_first: hits.first().is_some_and(own),
+            score: found.map_or(0.0, |hit| hit.similarity.score),
+            accepted: found.is_some_and(|hit| hit.similarity.accepted(ACCEPT)),
+            wrong: others().filter(|hit| hit.similarity.accepted(ACCEPT)).count(),
+            wrong_score: wrong.map_or(0.0, |hit| hit.similarity.score),
+            wrong_photo: wrong.map(|hit| hit.id as usize),
+            wrong_compared,
+            views: viewed.searched,
+            matched_view: viewed.kind,
+            times,
+        }
+    }
 }
 
 /// Features of a file.
@@ -120,7 +157,8 @@ struct FoundView {
     hits: Vec<PhotoHit>,
     kind: Option<ViewKind>,
     searched: usize,
-    compared: usize,
+    /// Matched images other than the query's.
+    wrong_compared: usize,
 }
 
 impl FoundView {
@@ -210,45 +248,16 @@ impl Pipeline<'_> {
     ) -> Result<CopyQueryResult> {
         let DescribedFile { image, embedding, graph, mut times } = self.describe(bytes)?;
         let start = Instant::now();
-        let mut hits = index.search(thread, &embedding, &graph, self.candidates)?;
+        let hits = index.search(thread, &embedding, &graph, self.candidates)?;
         times.search = ms_since(start);
-        let compared = hits.len();
         let start = Instant::now();
         let accepted = hits.iter().any(|hit| hit.similarity.accepted(ACCEPT));
-        let viewed = if self.views && !accepted {
-            self.search_views(index, thread, &image, &embedding)?
-        } else {
-            FoundView::default()
-        };
+        let mut viewed = FoundView::default();
         if self.views && !accepted {
+            viewed = self.search_views(index, thread, &image, &embedding, ask.photo as u64)?;
             times.views = ms_since(start);
         }
-        viewed.add_to(&mut hits);
-        let own = |hit: &PhotoHit| hit.id == ask.photo as u64;
-        let coarse = hits.iter().reduce(|best, hit| {
-            let nearer =
-                hit.similarity.coarse.total_cmp(&best.similarity.coarse).then(best.id.cmp(&hit.id));
-            if nearer.is_gt() { hit } else { best }
-        });
-        let found = hits.iter().find(|hit| own(hit));
-        let others = || hits.iter().filter(|hit| !own(hit));
-        let wrong =
-            others().reduce(|a, b| if b.similarity.score > a.similarity.score { b } else { a });
-        Ok(CopyQueryResult {
-            ask,
-            coarse_first: coarse.is_some_and(own),
-            is_candidate: found.is_some(),
-            final_first: hits.first().is_some_and(own),
-            score: found.map_or(0.0, |hit| hit.similarity.score),
-            accepted: found.is_some_and(|hit| hit.similarity.accepted(ACCEPT)),
-            wrong: others().filter(|hit| hit.similarity.accepted(ACCEPT)).count(),
-            wrong_score: wrong.map_or(0.0, |hit| hit.similarity.score),
-            wrong_photo: wrong.map(|hit| hit.id as usize),
-            compared: compared + viewed.compared,
-            views: viewed.searched,
-            matched_view: viewed.kind,
-            times,
-        })
+        Ok(CopyQueryResult::of(ask, hits, &viewed, times))
     }
 
     /// Searches for further views, step by step, until one has an accepted match.
@@ -258,6 +267,7 @@ impl Pipeline<'_> {
         thread: &mut SearchThread,
         image: &Image,
         embedding: &[f32],
+        photo: u64,
     ) -> Result<FoundView> {
         let mut found = FoundView::default();
         for step in PhotoView::steps(image.width, image.height) {
@@ -273,7 +283,7 @@ impl Pipeline<'_> {
                 let candidates = view.candidates(self.candidates);
                 let hits = index.search(thread, embedding, &graph, candidates)?;
                 found.searched += 1;
-                found.compared += hits.len();
+                found.wrong_compared += hits.iter().filter(|hit| hit.id != photo).count();
                 let accepted = hits.into_iter().filter(|hit| hit.similarity.accepted(ACCEPT));
                 let before = found.hits.len();
                 found.hits.extend(accepted);
@@ -339,6 +349,43 @@ impl Pipeline<'_> {
     }
 }
 
+/// Returns the hit that is nearest by embedding, the one with the lower id of equal ones.
+fn first_by_embedding(hits: &[PhotoHit]) -> Option<&PhotoHit> {
+    hits.iter().reduce(|best, hit| {
+        let nearer =
+            hit.similarity.coarse.total_cmp(&best.similarity.coarse).then(best.id.cmp(&hit.id));
+        if nearer.is_gt() { hit } else { best }
+    })
+}
+
 fn ms_since(start: Instant) -> f64 {
     start.elapsed().as_secs_f64() * 1e3
+}
+
+#[cfg(test)]
+mod tests {
+    use matching::rank::StageScores;
+
+    use super::*;
+
+    #[test]
+    fn views_do_not_change_the_figures_of_the_embedding() {
+        let hit = |id, score, coarse| PhotoHit { id, similarity: StageScores { score, coarse } };
+        let ask = CopyQuery { photo: 7, attack: None };
+        let viewed = FoundView {
+            hits: vec![hit(7, 2.0 * ACCEPT, 0.99)],
+            kind: None,
+            searched: 1,
+            wrong_compared: 2,
+        };
+        let candidates = vec![hit(3, 0.0, 0.8), hit(4, 0.0, 0.7)];
+        let found = CopyQueryResult::of(ask, candidates, &viewed, Times::default());
+        assert!(found.final_first && found.accepted);
+        assert!(!found.coarse_first && !found.is_candidate);
+        assert_eq!(found.wrong_compared, 4);
+        let candidates = vec![hit(7, 0.0, 0.8), hit(4, 0.0, 0.7)];
+        let found = CopyQueryResult::of(ask, candidates, &viewed, Times::default());
+        assert!(found.coarse_first && found.is_candidate);
+        assert_eq!(found.wrong_compared, 3);
+    }
 }

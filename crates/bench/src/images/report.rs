@@ -46,6 +46,8 @@ pub(super) struct ImagesReport {
     attacked: usize,
     copies_each: usize,
     held_out: HeldOut,
+    /// Photographs outside the collection that fill collages.
+    fillers: usize,
     candidates: usize,
     embedding: String,
     medium: String,
@@ -61,7 +63,7 @@ pub(super) struct ImagesReport {
 struct AttackRates {
     copies: usize,
     coarse_recall1: f64,
-    /// Share of queries whose photograph is among the candidates.
+    /// Share of queries whose photograph is among the candidates of the file's embedding.
     coarse_recall_at_candidates: f64,
     final_recall1: f64,
     /// Share of queries whose photograph scores above the threshold.
@@ -235,9 +237,7 @@ impl ImagesReport {
                 Some([pipeline.place(&answer.ask), photo(answer.wrong_photo?)?])
             }),
             accept: ACCEPT,
-            wrong_pairs_matched: all()
-                .map(|answer| answer.compared.saturating_sub(usize::from(answer.is_candidate)))
-                .sum(),
+            wrong_pairs_matched: all().map(|answer| answer.wrong_compared).sum(),
             query_p50_ms: median(answers.iter().map(|answer| answer.times.all())),
             stages_p50_ms: StageTimes::of(answers),
             views: pipeline.views.then(|| ViewFacts::of(answers, strangers)),
@@ -250,6 +250,7 @@ impl ImagesReport {
                 queries: strangers.len(),
                 photographs_left: run.left,
             },
+            fillers: plan.fillers.len(),
             candidates: args.candidates,
             embedding: pipeline.embedder.name(),
             medium: format!("{:?}", args.medium).to_lowercase(),
