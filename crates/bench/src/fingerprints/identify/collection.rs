@@ -1,10 +1,12 @@
 //! The gallery as a collection on disk, searched on search threads as the server does.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::{Arc, mpsc};
 use std::time::Instant;
 
 use base::{Error, Result};
+use loadgen::run_folder::RunFolder;
+use loadgen::stats::ratio;
 use matching::index::EdgeQuery;
 use matching::{Graph, MatchOptions, Probe, Scratch};
 use os::Rate;
@@ -41,6 +43,11 @@ pub(super) struct CollectionLatency {
     /// Seconds to write, flush and merge all prints.
     pub(super) fill_s: f64,
     pub(super) segments: usize,
+    /// Prints that a query compares exactly, at most.
+    pub(super) candidates: usize,
+    /// Share of queries whose finger came first, with one search thread and with all.
+    pub(super) rank1_one_thread: f64,
+    pub(super) rank1_all_threads: f64,
     pub(super) p50_one_thread_ms: f64,
     pub(super) p95_one_thread_ms: f64,
     /// All search threads: one a core, and at least two.
@@ -67,16 +74,6 @@ impl Scorer for PrintScorer {
     }
 }
 
-/// Directory of the collection, removed when this is dropped.
-struct GalleryFolder(PathBuf);
-
-impl Drop for GalleryFolder {
-    fn drop(&mut self) {
-        // The directory does not exist if the run failed before it was created.
-        let _ = std::fs::remove_dir_all(&self.0);
-    }
-}
-
 /// Fills a collection below `parent` and measures the queries on one search thread and on all.
 ///
 /// # Errors
@@ -88,21 +85,24 @@ pub(super) fn measure(
     penetration: f64,
 ) -> Result<CollectionLatency> {
     let name = format!("millpond-bench-identify-{}", std::process::id());
-    let folder = GalleryFolder(parent.join(name));
+    let folder = RunFolder::new(parent.join(name));
     let candidates = candidates(gallery.len(), penetration);
     let started = Instant::now();
     let settled = {
-        let registry = open(options(&folder.0, gallery, 1))?;
+        let registry = open(options(folder.path(), gallery, 1))?;
         let named = fill(&registry, gallery)?;
         flush_and_settle(&named)?
     };
     let fill_s = (settled.since - started).as_secs_f64();
     let threads = std::thread::available_parallelism().map_or(1, usize::from).max(2);
-    let one = measure_lone_queries(options(&folder.0, gallery, 1), trials, candidates)?;
-    let all = measure_lone_queries(options(&folder.0, gallery, threads), trials, candidates)?;
+    let one = measure_lone_queries(options(folder.path(), gallery, 1), trials, candidates)?;
+    let all = measure_lone_queries(options(folder.path(), gallery, threads), trials, candidates)?;
     Ok(CollectionLatency {
         fill_s,
         segments: settled.segments,
+        candidates,
+        rank1_one_thread: one.rank1(),
+        rank1_all_threads: all.rank1(),
         p50_one_thread_ms: one.quantile(0.5),
         p95_one_thread_ms: one.quantile(0.95),
         threads,
@@ -172,11 +172,17 @@ fn embedding(row: usize) -> [f32; DIMS] {
 struct LoneQueries {
     /// Milliseconds, ascending.
     times: Vec<f64>,
+    /// Queries whose finger came first.
+    first: usize,
     /// Parts that other threads did.
     helped: u64,
 }
 
 impl LoneQueries {
+    fn rank1(&self) -> f64 {
+        ratio(self.first as f64, self.times.len() as f64)
+    }
+
     fn quantile(&self, part: f64) -> f64 {
         let at = (self.times.len().saturating_sub(1) as f64 * part).round() as usize;
         self.times.get(at).copied().unwrap_or(0.0)
@@ -197,6 +203,7 @@ fn measure_lone_queries(
     }
     let before = registry.stats().helped;
     let mut times = Vec::with_capacity(trials.len());
+    let mut first = 0;
     for trial in trials {
         let started = Instant::now();
         let found = run_query(&registry, &named, &trial.query.graph, candidates)?;
@@ -204,9 +211,10 @@ fn measure_lone_queries(
         if found.partial {
             return Err(Error::internal("a result of the collection is partial"));
         }
+        first += usize::from(found.hits.first().map(|hit| hit.id) == Some(trial.row.into()));
     }
     times.sort_by(f64::total_cmp);
-    Ok(LoneQueries { times, helped: registry.stats().helped - before })
+    Ok(LoneQueries { times, first, helped: registry.stats().helped - before })
 }
 
 /// Runs one query on a search thread, as the server does.
@@ -261,8 +269,12 @@ mod tests {
             hit == Some(u64::from(trial.row))
         });
         assert!(first.count() >= 2);
-        let times = LoneQueries { times: vec![1.0, 2.0, 9.0], helped: 0 };
+        let times = LoneQueries { times: vec![1.0, 2.0, 9.0], first: 0, helped: 0 };
         assert_eq!((times.quantile(0.5), times.quantile(0.95)), (2.0, 9.0));
+        let measured = super::measure(directory.path(), &gallery, &asked, 10.0).unwrap();
+        assert_eq!(measured.candidates, 30);
+        assert!(measured.rank1_one_thread >= 0.4, "{measured:?}");
+        assert_eq!(measured.rank1_one_thread, measured.rank1_all_threads);
         assert_eq!((candidates(10, 1.0), candidates(1 << 30, 50.0)), (1, PRINT_CANDIDATES_MAX));
     }
 }

@@ -11,6 +11,7 @@ use base::{Error, Result};
 use clap::Args;
 
 use super::{folder, images};
+use crate::disk_space::check_space;
 use crate::report::BenchReport as _;
 use gallery::Gallery;
 use loadgen::BenchEnv;
@@ -20,6 +21,8 @@ use report::IdentifyReport;
 
 /// Maximum number of made-up prints: about 600 bytes each.
 const BACKGROUND_MAX: usize = 10_000_000;
+/// Bytes of disk per print of a collection while it is merged.
+const PRINT_BYTES: u64 = 2048;
 
 /// Identify fingerprints among many, and measure how often the right finger is found and how many
 /// prints are compared.
@@ -86,7 +89,7 @@ pub struct IdentifyArgs {
 ///
 /// # Errors
 /// `InvalidArgument` if the folder holds no finger with two impressions, a file is damaged or an
-/// argument is out of range.
+/// argument is out of range. `ResourceExhausted` if the disk is too small for the collection.
 pub fn run(args: &IdentifyArgs, _env: &BenchEnv) -> Result<()> {
     if args.background > BACKGROUND_MAX || !(0.0..=100.0).contains(&args.penetration) {
         return Err(Error::invalid(format!(
@@ -102,6 +105,10 @@ pub fn run(args: &IdentifyArgs, _env: &BenchEnv) -> Result<()> {
     } else {
         folder::read(&args.dir, &["iso"], |_, bytes| folder::template(bytes))?
     };
+    if let Some(directory) = &args.collection {
+        let bytes = (args.background + impressions.len()) as u64 * PRINT_BYTES;
+        check_space(directory, bytes, "choose a smaller --background, or another --collection")?;
+    }
     let progress = StepProgress::new(3 + u64::from(args.collection.is_some()));
     progress.say(format!("a gallery of {} generated prints", args.background));
     let gallery = Gallery::new(&impressions, args.background)?;

@@ -27,10 +27,11 @@ pub(super) struct IdentifyReport {
     gallery: usize,
     /// Share of queries whose finger came first.
     rank1: f64,
-    /// The same if every print is compared, for `exhaustive_queries` queries.
-    exhaustive_rank1: f64,
+    /// The same if every print is compared, for `exhaustive_queries` queries; `None` if there is no
+    /// such query.
+    exhaustive_rank1: Option<f64>,
     /// Share of these that the index and the matcher together put first.
-    rank1_same_queries: f64,
+    rank1_same_queries: Option<f64>,
     exhaustive_queries: usize,
     /// Share of all queries whose finger has a higher score than all candidates: no search can
     /// exceed it.
@@ -168,6 +169,9 @@ impl IdentifyReport {
     ) -> Result<IdentifyReport> {
         let all = DatabaseRates::of(outcomes.iter());
         let exhaustive = outcomes.iter().filter(|outcome| outcome.first_of_all.is_some());
+        let same_queries = |holds: fn(&IdentifyOutcome) -> bool| {
+            (exhaustive.clone().count() > 0).then(|| share(exhaustive.clone(), holds))
+        };
         let threshold = threshold(outcomes);
         let accepted = |outcome: &IdentifyOutcome| outcome.rank1() && outcome.genuine > threshold;
         let mut databases = BTreeMap::new();
@@ -184,9 +188,9 @@ impl IdentifyReport {
         let mut report = IdentifyReport {
             gallery: gallery.len(),
             rank1: all.rank1,
-            exhaustive_rank1: share(exhaustive.clone(), |it| it.first_of_all == Some(true)),
-            rank1_same_queries: share(exhaustive.clone(), IdentifyOutcome::rank1),
-            exhaustive_queries: exhaustive.count(),
+            exhaustive_rank1: same_queries(|outcome| outcome.first_of_all == Some(true)),
+            rank1_same_queries: same_queries(IdentifyOutcome::rank1),
+            exhaustive_queries: exhaustive.clone().count(),
             exhaustive_rank1_most: all.exhaustive_rank1_most,
             candidate_rate: all.candidate_rate,
             penetration_pct: 100.0 * compared as f64 / possible as f64,
@@ -267,10 +271,12 @@ impl BenchReport for IdentifyReport {
             format!("{:.3}", self.candidate_rate),
         ]);
         println!("\n{table}");
-        println!(
-            "{} queries against all prints: {:.3} come first, by the index {:.3}",
-            self.exhaustive_queries, self.exhaustive_rank1, self.rank1_same_queries
-        );
+        if let (Some(all), Some(index)) = (self.exhaustive_rank1, self.rank1_same_queries) {
+            println!(
+                "{} queries against all prints: {all:.3} come first, by the index {index:.3}",
+                self.exhaustive_queries
+            );
+        }
         println!(
             "{:.3} % compared; FNIR {:.1} % at FPIR 0.1 % (score above {:.1})",
             self.penetration_pct, self.fnir_at_fpir_0_1_pct, self.threshold
@@ -283,9 +289,11 @@ impl BenchReport for IdentifyReport {
         );
         if let Some(latency) = &self.collection {
             println!(
-                "in a collection of {} segments: p50 {:.0} ms, p95 {:.0} ms on one search thread; \
-                 p50 {:.0} ms, p95 {:.0} ms on {} ({} parts done by other threads)",
+                "in a collection of {} segments, {} candidates, rank 1 {:.3}: p50 {:.0} ms, p95 {:.0} ms on one search \
+                 thread; p50 {:.0} ms, p95 {:.0} ms on {} ({} parts done by other threads)",
                 latency.segments,
+                latency.candidates,
+                latency.rank1_one_thread,
                 latency.p50_one_thread_ms,
                 latency.p95_one_thread_ms,
                 latency.p50_all_threads_ms,
