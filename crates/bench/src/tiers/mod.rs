@@ -24,6 +24,7 @@ use crate::report::BenchReport as _;
 use loadgen::BenchEnv;
 use loadgen::machine::NoiseWatch;
 use loadgen::report::StepProgress;
+use loadgen::run_folder::RunFolder;
 pub use worker::TierArm;
 
 /// Folder of the segments in the run's directory.
@@ -220,8 +221,9 @@ impl TiersArgs {
 /// Runs `bench tiers`.
 ///
 /// # Errors
-/// If the disk has not enough space, io_uring is not allowed, or an argument is out of range.
-/// Answers that differ between arms or lack the wanted record make the run fail after its report.
+/// If the disk, or the tmpfs of the pmem arm, has not enough space, io_uring is not allowed, or an
+/// argument is out of range. Answers that differ between arms or are partial make the run fail
+/// after its report.
 pub fn run(args: &TiersArgs, env: &BenchEnv) -> Result<()> {
     args.check()?;
     let dir = env.cache_dir.join("run").join("tiers");
@@ -230,16 +232,13 @@ pub fn run(args: &TiersArgs, env: &BenchEnv) -> Result<()> {
     }
     let watch = NoiseWatch::start();
     let progress = StepProgress::new(args.rounds as u64 + args.curve.len() as u64);
-    let outcome = rounds::measure(args, env, &dir, &progress);
-    if !args.keep {
-        // The figures matter more than a file that could not be removed.
-        let _ = loadgen::cache::remove(&dir);
-    }
-    for copies in [TierArm::Pmem, TierArm::Dax].into_iter().filter_map(|arm| args.copies(arm)) {
-        let _ = loadgen::cache::remove(&copies);
-    }
-    drop(progress);
-    let report = report::TiersReport::new(args, outcome?, watch.context(None));
+    let arms = [TierArm::Pmem, TierArm::Dax].into_iter();
+    let copies = arms.filter_map(|arm| args.copies(arm));
+    let segments = (!args.keep).then(|| dir.clone());
+    let folders: Vec<RunFolder> = copies.chain(segments).map(RunFolder::new).collect();
+    let outcome = rounds::measure(args, env, &dir, &progress)?;
+    drop((progress, folders));
+    let report = report::TiersReport::new(args, outcome, watch.context(None));
     report.finish(args.json.as_deref())
 }
 

@@ -30,6 +30,9 @@ pub(super) struct TiersReport {
     us_per_candidate: f64,
     arms: BTreeMap<&'static str, TierArmReport>,
     curve: Vec<CurveReport>,
+    /// Answers of other arms that were compared with dram's answers, and the number of them that
+    /// differ. An arm with other records than dram is not compared.
+    compared: usize,
     wrong: usize,
     not_found: usize,
     wanted: Vec<Goal>,
@@ -166,34 +169,41 @@ impl TierFigures {
     }
 }
 
-/// Counts queries whose hits differ from dram's, over all turns of arms that have the same records.
-fn wrong(measured: &TierResults, dram: &ArmTurns) -> usize {
-    let differ = |own: &[TurnResult], base: &[TurnResult]| -> usize {
-        let turn = |(own, base): (&TurnResult, &TurnResult)| {
+/// Comparison of answers with those of dram to the same queries.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+struct AnswerComparison {
+    compared: usize,
+    /// Answers whose hits differ.
+    wrong: usize,
+}
+
+impl AnswerComparison {
+    fn add(&mut self, own: &[TurnResult], base: &[TurnResult]) {
+        for (own, base) in own.iter().zip(base) {
             let same =
                 own.digests.iter().zip(&base.digests).filter(|(own, base)| own == base).count();
-            base.digests.len().max(own.digests.len()) - same
-        };
-        own.iter().zip(base).map(turn).sum()
-    };
-    let comparable = measured.arms.iter().filter(|arm| arm.job.shape == dram.job.shape);
-    let rounds: usize = comparable
-        .map(|arm| differ(&arm.turns, &dram.turns) + differ(&arm.alone, &dram.alone))
-        .sum();
-    let in_curve = |point: &CurvePoint| -> usize {
-        let round = |turns: &Vec<(String, TurnResult)>| -> usize {
-            let Some((_, base)) = turns.iter().find(|(name, _)| *name == dram.name) else {
-                return 0;
-            };
-            let same_records = |name: &str| {
-                measured.arms.iter().any(|arm| arm.name == name && arm.job.shape == dram.job.shape)
-            };
-            let own = turns.iter().filter(|(name, _)| same_records(name));
-            own.map(|(_, own)| differ(std::slice::from_ref(own), std::slice::from_ref(base))).sum()
-        };
-        point.rounds.iter().map(round).sum()
-    };
-    rounds + measured.curve.iter().map(in_curve).sum::<usize>()
+            let all = base.digests.len().max(own.digests.len());
+            self.compared += all;
+            self.wrong += all - same;
+        }
+    }
+
+    /// Compares all turns of the other arms that have the same records.
+    fn of(measured: &TierResults, dram: &ArmTurns) -> AnswerComparison {
+        let mut all = AnswerComparison::default();
+        let comparable = |arm: &&ArmTurns| arm.name != dram.name && arm.job.shape == dram.job.shape;
+        for arm in measured.arms.iter().filter(comparable) {
+            all.add(&arm.turns, &dram.turns);
+            all.add(&arm.alone, &dram.alone);
+            for turns in measured.curve.iter().flat_map(|point| &point.rounds) {
+                let of = |wanted: &str| turns.iter().find(|(name, _)| name == wanted);
+                if let (Some((_, own)), Some((_, base))) = (of(&arm.name), of(&dram.name)) {
+                    all.add(std::slice::from_ref(own), std::slice::from_ref(base));
+                }
+            }
+        }
+        all
+    }
 }
 
 impl CurveReport {
@@ -246,6 +256,7 @@ impl TiersReport {
         let wanted = wanted(args, &caches);
         arms.insert(TierArm::Nvme.name(), TierArmReport::Caches { cache: caches });
         let segments = &measured.segments;
+        let answers = dram.map(|dram| AnswerComparison::of(&measured, dram)).unwrap_or_default();
         let cost = |turn: &TurnResult| ratio(turn.cpu_us, turn.scored as f64);
         let turns = || measured.arms.iter().flat_map(|arm| arm.turns.iter().chain(&arm.alone));
         TiersReport {
@@ -253,7 +264,8 @@ impl TiersReport {
             us_per_candidate: median(dram.into_iter().flat_map(|arm| &arm.turns).map(cost)),
             arms,
             curve: measured.curve.iter().map(CurveReport::of).collect(),
-            wrong: dram.map_or(0, |dram| wrong(&measured, dram)),
+            compared: answers.compared,
+            wrong: answers.wrong,
             not_found: turns().map(|turn| turn.queries - turn.found.min(turn.queries)).sum(),
             wanted,
             conditions: Conditions {
@@ -384,7 +396,13 @@ impl BenchReport for TiersReport {
         }
         self.print_arms();
         self.print_curve();
-        println!("answers that differ: {}; records not found: {}", self.wrong, self.not_found);
+        if self.compared == 0 {
+            println!("no answers were compared: no other arm has the records of dram");
+        }
+        println!(
+            "answers that differ: {} of {}; records not found: {}",
+            self.wrong, self.compared, self.not_found
+        );
         self.wanted.iter().for_each(|goal| println!("{goal:.3}"));
         println!("{}", self.context);
     }
@@ -421,4 +439,20 @@ fn wanted(args: &TiersArgs, caches: &BTreeMap<String, TierFigures>) -> Vec<Goal>
             figures.p50_ratio <= P50_RATIO_MAX,
         ),
     ]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn answers_are_compared_one_by_one() {
+        let turn =
+            |digests: &[u64]| TurnResult { digests: digests.into(), ..TurnResult::default() };
+        let mut all = AnswerComparison::default();
+        all.add(&[turn(&[1, 2, 3]), turn(&[4])], &[turn(&[1, 9, 3]), turn(&[4, 5])]);
+        assert_eq!(all, AnswerComparison { compared: 5, wrong: 2 });
+        all.add(&[], &[turn(&[1])]);
+        assert_eq!(all.compared, 5);
+    }
 }

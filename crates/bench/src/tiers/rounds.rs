@@ -12,6 +12,7 @@ use super::subject::{Maker, SegmentSizes, TierShape, segment_name, write_segment
 use super::turn::{TurnOrder, TurnResult};
 use super::worker::{TierArm, WorkerJob};
 use super::{DATA, DISK_SPARE_BYTES, TierRecords, TiersArgs};
+use crate::disk_space::free_bytes;
 use loadgen::BenchEnv;
 use loadgen::cache;
 use loadgen::machine::memory_bytes;
@@ -86,6 +87,7 @@ pub(super) fn measure(
     notes.extend(prepare_dax(args)?);
     cache::create_empty_dir(dir)?;
     let shape = shape(args, dir, &mut notes)?;
+    check_copies(args, &shape)?;
     progress.line(&format!("making {} records in {} segments", shape.records, shape.segments));
     let written = write(args, dir, &shape)?;
     let budget =
@@ -153,6 +155,35 @@ fn shape(args: &TiersArgs, dir: &Path, notes: &mut Vec<String>) -> Result<TierSh
         ));
     }
     Ok(TierShape::new(args, records, segments.min(records)))
+}
+
+/// Checks that the copies of the arms pmem and dax fit, before the segments are made.
+///
+/// # Errors
+/// `ResourceExhausted` with a remedy.
+fn check_copies(args: &TiersArgs, shape: &TierShape) -> Result<()> {
+    let record_bytes = match args.kind {
+        TierRecords::Fingerprint => FINGERPRINT_BYTES,
+        TierRecords::Photo => PHOTO_BYTES,
+    };
+    let bytes = u64::from(shape.records) * record_bytes;
+    for (arm, option, parent) in
+        [(TierArm::Pmem, "--tmpfs", Some(&args.tmpfs)), (TierArm::Dax, "--dax", args.dax.as_ref())]
+    {
+        let Some(parent) = parent.filter(|_| args.arms().contains(&arm)) else { continue };
+        let free = free_bytes(parent)?;
+        if free < bytes {
+            return Err(Error::exhausted(format!(
+                "{}: {} free, the arm {} needs {}; name another directory with {option}, choose fewer --records, or \
+                 leave the arm out with --arms",
+                parent.display(),
+                format_bytes(free),
+                arm.name(),
+                format_bytes(bytes)
+            )));
+        }
+    }
+    Ok(())
 }
 
 /// Writes the segments, and their copies for the arms pmem and dax.
@@ -339,6 +370,22 @@ mod tests {
     struct RoundTestArguments {
         #[command(flatten)]
         tiers: TiersArgs,
+    }
+
+    #[test]
+    fn copies_that_do_not_fit_are_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        let tmpfs = folder.path().display().to_string();
+        // 48 TiB of photographs.
+        let check = |arms: &str| {
+            let words = ["tiers", "--kind", "photo", "--tmpfs", tmpfs.as_str(), "--arms", arms];
+            let args = RoundTestArguments::parse_from(words).tiers;
+            check_copies(&args, &TierShape::new(&args, u32::MAX, 1))
+        };
+        let refused = check("pmem").unwrap_err();
+        assert_eq!(refused.kind(), ErrorKind::ResourceExhausted);
+        assert!(refused.message().contains("--tmpfs"), "{}", refused.message());
+        assert!(check("nvme").is_ok());
     }
 
     #[test]
