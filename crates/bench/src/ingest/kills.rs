@@ -1,5 +1,6 @@
 //! Kills: every acknowledged image must be there in the next life.
 
+use std::path::PathBuf;
 use std::sync::Mutex;
 use std::sync::PoisonError;
 use std::sync::atomic::AtomicBool;
@@ -95,9 +96,38 @@ fn scan(subject: &IngestSubject, killed: &mut Killed, fresh: &Acknowledged) -> R
     let missing = subject.missing(&ids)?;
     killed.checked += ids.len() as u64;
     killed.lost += missing.len() as u64;
-    for (id, file) in fresh.iter().filter(|(id, _)| !missing.contains(id)).take(READ_BACK) {
+    for (id, file) in last_acknowledged(fresh, &missing) {
         killed.read += 1;
         killed.damaged += u64::from(!subject.is_whole(id, file)?);
     }
     Ok(())
+}
+
+/// Returns the images that were acknowledged last, without the missing ones. The server reads a
+/// folder by name, and names are numbers in the order of drawing. Ids have no order.
+fn last_acknowledged<'a>(
+    fresh: &'a Acknowledged,
+    missing: &[String],
+) -> Vec<(&'a String, &'a PathBuf)> {
+    let mut found: Vec<_> = fresh.iter().filter(|(id, _)| !missing.contains(id)).collect();
+    found.sort_by(|a, b| b.1.cmp(a.1));
+    found.truncate(READ_BACK);
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_last_acknowledged_files_are_read() {
+        let name = |number: u32| PathBuf::from(format!("f/{number:08}.jpg"));
+        // Ids in the opposite order of the files.
+        let fresh: Acknowledged =
+            (0..100).map(|number| (format!("{:04}", 999 - number), name(number))).collect();
+        let missing = ["0900".to_owned()];
+        let read = last_acknowledged(&fresh, &missing);
+        assert_eq!((read.len(), read[0].1), (READ_BACK, &name(98)));
+        assert!(read.iter().all(|(_, file)| **file >= name(59)));
+    }
 }

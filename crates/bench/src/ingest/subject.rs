@@ -56,7 +56,21 @@ pub(super) struct IngestSubject {
     pub(super) acknowledged: Acknowledged,
     /// Number of the next image that is drawn.
     next: u64,
-    agent: ureq::Agent,
+    /// Client for calls that a server answers at once.
+    calls: ureq::Agent,
+    /// Client for folders, whose answers last until all images are added.
+    streams: ureq::Agent,
+}
+
+/// Returns a client that waits at most [`CALL_TIMEOUT`] for a connection, and `answer_timeout` for
+/// a whole answer.
+fn agent(answer_timeout: Option<Duration>) -> ureq::Agent {
+    ureq::Agent::config_builder()
+        .timeout_connect(Some(CALL_TIMEOUT))
+        .timeout_global(answer_timeout)
+        .http_status_as_error(false)
+        .build()
+        .into()
 }
 
 impl IngestSubject {
@@ -73,10 +87,6 @@ impl IngestSubject {
         plan_args.extend(["--search-memory".into(), args.search_memory.clone()]);
         plan_args.extend(["--search-cache".into(), CACHE.into()]);
         let plan = ServerPlan::new("ingest", plan_args);
-        let agent = ureq::Agent::config_builder()
-            .timeout_connect(Some(CALL_TIMEOUT))
-            .http_status_as_error(false)
-            .build();
         let mut subject = IngestSubject {
             env: env.clone(),
             plan,
@@ -84,7 +94,8 @@ impl IngestSubject {
             server: None,
             acknowledged: Acknowledged::new(),
             next: 0,
-            agent: agent.into(),
+            calls: agent(Some(CALL_TIMEOUT)),
+            streams: agent(None),
         };
         subject.start()?;
         Ok(subject)
@@ -120,7 +131,7 @@ impl IngestSubject {
     /// Returns the request that adds the images of a folder.
     pub(super) fn ingest(&self, folder: &Path) -> Result<IngestFolder> {
         Ok(IngestFolder {
-            agent: self.agent.clone(),
+            agent: self.streams.clone(),
             url: self.url(&format!("/v1/images/{COLLECTION}"))?,
             folder: folder.into(),
         })
@@ -193,7 +204,7 @@ impl IngestSubject {
     pub(super) fn is_whole(&self, id: &str, file: &Path) -> Result<bool> {
         let url = self.url(&format!("/v1/images/{COLLECTION}/{id}"))?;
         let failed = |error: ureq::Error| Error::unavailable(&url).caused_by(error);
-        let mut answer = self.agent.get(&url).call().map_err(failed)?;
+        let mut answer = self.calls.get(&url).call().map_err(failed)?;
         let bytes = answer
             .body_mut()
             .with_config()
@@ -208,7 +219,7 @@ impl IngestSubject {
     fn call(&self, path: &str, body: &Value) -> Result<Value> {
         let url = self.url(path)?;
         let failed = |error: ureq::Error| Error::unavailable(&url).caused_by(error);
-        let request = self.agent.post(&url).header("content-type", "application/json");
+        let request = self.calls.post(&url).header("content-type", "application/json");
         let mut answer = request.send(body.to_string()).map_err(failed)?;
         let text = answer
             .body_mut()
@@ -277,5 +288,18 @@ impl IngestFolder {
             }
         }
         Ok(false)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_call_that_is_never_answered_is_an_error() {
+        // The system accepts the connection; no program reads from it.
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let url = format!("http://{}/", listener.local_addr().unwrap());
+        assert!(agent(Some(Duration::from_millis(50))).get(&url).call().is_err());
     }
 }
