@@ -8,6 +8,9 @@ use base::{Error, Result};
 /// Maximum of the bytes that a run leaves free. A small run leaves as many as it writes.
 const SPARE_BYTES_MAX: u64 = GIB;
 
+/// Types of tmpfs and ramfs (statfs(2)).
+const MEMORY_TYPES: [u64; 2] = [0x0102_1994, 0x8584_58f6];
+
 /// Checks that `bytes` fit on the file system of `directory`, which need not exist yet. `remedy`
 /// names the options for a smaller run or another directory.
 ///
@@ -37,6 +40,13 @@ pub(crate) fn free_bytes(directory: &Path) -> Result<u64> {
     Ok(disk.f_bavail.saturating_mul(disk.f_frsize))
 }
 
+/// Returns true if the file system of `directory` keeps files in memory, as /tmp does on some
+/// systems. `directory` need not exist yet.
+pub(crate) fn is_in_memory(directory: &Path) -> bool {
+    let found = directory.ancestors().find(|path| path.is_dir()).unwrap_or(Path::new("."));
+    rustix::fs::statfs(found).is_ok_and(|disk| MEMORY_TYPES.contains(&(disk.f_type as u64)))
+}
+
 #[cfg(test)]
 mod tests {
     use base::ErrorKind;
@@ -52,5 +62,16 @@ mod tests {
         assert!(refused.message().ends_with("choose fewer --rows"), "{}", refused.message());
         assert!(!new.exists());
         assert!(check_space(&new, 1, "").is_ok());
+    }
+
+    #[test]
+    fn a_tmpfs_is_in_memory() {
+        assert!(!is_in_memory(Path::new("/proc")));
+        let mounts = std::fs::read_to_string("/proc/mounts").unwrap();
+        let tmpfs = mounts.lines().find_map(|line| {
+            let words: Vec<&str> = line.split(' ').collect();
+            (words[2] == "tmpfs" && Path::new(words[1]).is_dir()).then_some(words[1])
+        });
+        assert!(tmpfs.is_none_or(|path| is_in_memory(Path::new(path))), "{tmpfs:?}");
     }
 }

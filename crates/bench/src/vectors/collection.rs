@@ -24,7 +24,7 @@ use serde::{Deserialize, Serialize};
 use super::VectorsArgs;
 use super::disk_peers::{DiskPeerOutcomes, announcement};
 use super::peers::Peers;
-use crate::disk_space::check_space;
+use crate::disk_space::{check_space, is_in_memory};
 use crate::report::{BenchReport, read_json};
 use crate::settle::{QUIET_TIMES, SETTLE_MAX, flush_and_settle, settle, upsert};
 use loadgen::machine::{NoiseWatch, RunContext};
@@ -113,6 +113,8 @@ pub(super) struct CollectionFigures {
 struct CollectionReport<'a> {
     /// False if the run continues after this report was written.
     complete: bool,
+    /// True if the files were in memory, on a tmpfs: then no figure is that of a disk.
+    files_in_memory: bool,
     #[serde(flatten)]
     figures: &'a CollectionFigures,
     #[serde(flatten)]
@@ -188,6 +190,13 @@ pub(super) fn run(args: &VectorsArgs, memory_bytes: u64, parent: &Path) -> Resul
     };
     check_disk(&plan, parent, &peers)?;
     println!("{}", announcement(&peers, args));
+    let files_in_memory = is_in_memory(parent);
+    if files_in_memory {
+        println!(
+            "{} is a file system in memory, so these are no figures of a disk; --dir names another directory",
+            parent.display()
+        );
+    }
     let removed = (!args.keep).then(|| RunFolder::new(directory.clone()));
     let MeasuredCollection { figures, truth } = measure(&plan, &|line| println!("{line}"))?;
     drop(removed);
@@ -196,7 +205,7 @@ pub(super) fn run(args: &VectorsArgs, memory_bytes: u64, parent: &Path) -> Resul
     let json = args.json.as_deref();
     let write_unfinished = |peers: &DiskPeerOutcomes| {
         let context = watch.context(None);
-        CollectionReport { complete: false, figures: &figures, peers, context }
+        CollectionReport { complete: false, files_in_memory, figures: &figures, peers, context }
             .write_unfinished(json)
     };
     // A file that cannot be written ends the run before the other engines, which can take hours.
@@ -207,7 +216,8 @@ pub(super) fn run(args: &VectorsArgs, memory_bytes: u64, parent: &Path) -> Resul
         }
     });
     let context = watch.context(None);
-    CollectionReport { complete: true, figures: &figures, peers: &peers, context }.finish(json)
+    CollectionReport { complete: true, files_in_memory, figures: &figures, peers: &peers, context }
+        .finish(json)
 }
 
 /// Checks the space for the collection, and then for the rows and one index of another engine.

@@ -49,9 +49,7 @@ const PASSES_ALONE: usize = 3;
 /// of qdrant-edge, LanceDB, faiss and DiskANN, one after another, with the same rows, queries and
 /// threads. Each process of another engine has the same memory limit. The report has the fastest
 /// setting of each engine with a recall of at least 0.95. The rows and one index at a time need
-/// about four times the bytes of the rows on disk.
-///
-/// Before gigabytes are written, the run checks that they fit on the disk.
+/// about four times the bytes of the rows on disk. The run checks first that these fit.
 ///
 /// The queries per second at a recall are interpolated between the two nearest measured points on
 /// the upper envelope, linearly in recall and logarithmically in speed.
