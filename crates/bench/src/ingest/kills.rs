@@ -23,6 +23,8 @@ const LIFE_MIN: Duration = Duration::from_millis(50);
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Killed {
     pub(super) kills: u32,
+    /// Kills while images were added. The others came after the last image of their folder.
+    pub(super) interrupted: u32,
     /// Images acknowledged in any life, and the number of checks of them in all lives together.
     pub(super) acknowledged: u64,
     pub(super) checked: u64,
@@ -50,7 +52,7 @@ pub(super) fn run(
         let folder = subject.draw(&format!("kill{number}"), count)?;
         let ingest = subject.ingest(&folder)?;
         let fresh: Mutex<Acknowledged> = Mutex::default();
-        std::thread::scope(|scope| {
+        let interrupted = std::thread::scope(|scope| {
             let never = AtomicBool::new(false);
             let feeder = scope.spawn({
                 let fresh = &fresh;
@@ -61,13 +63,14 @@ pub(super) fn run(
                 }
             });
             sleep(life);
+            let ended = feeder.is_finished();
             subject.kill();
-            // A server that is killed before it answers is not a failure here.
-            feeder
-                .join()
-                .map(drop)
+            let outcome = feeder.join();
+            outcome
                 .map_err(|_| Error::internal("the thread that puts images in panicked"))
+                .and_then(|outcome| was_interrupted(ended, outcome))
         })?;
+        killed.interrupted += u32::from(interrupted);
         let fresh = fresh.into_inner().unwrap_or_else(PoisonError::into_inner);
         let began = Instant::now();
         subject.start()?;
@@ -88,6 +91,16 @@ pub(super) fn run(
     }
     killed.acknowledged = subject.acknowledged.len() as u64;
     Ok(killed)
+}
+
+/// Returns true if a kill interrupted the request whose outcome this is. `ended` is true if the
+/// request had ended before.
+///
+/// # Errors
+/// The error of a request that failed before the kill. A request that the kill breaks off is not a
+/// failure.
+fn was_interrupted(ended: bool, outcome: Result<bool>) -> Result<bool> {
+    if ended { outcome.map(|_| false) } else { Ok(true) }
 }
 
 /// Checks that all acknowledged images are there, and reads some of the last ones.
@@ -118,6 +131,15 @@ fn last_acknowledged<'a>(
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_request_that_fails_before_the_kill_is_a_failure() {
+        let failed = || Err(Error::unavailable("refused"));
+        assert!(was_interrupted(true, failed()).is_err());
+        assert!(!was_interrupted(true, Ok(true)).unwrap());
+        assert!(was_interrupted(false, failed()).unwrap());
+        assert!(was_interrupted(false, Ok(false)).unwrap());
+    }
 
     #[test]
     fn the_last_acknowledged_files_are_read() {

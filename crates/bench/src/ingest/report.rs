@@ -50,6 +50,8 @@ pub(super) struct IngestReport {
     lost: u64,
     damaged: u64,
     kills: u32,
+    /// Kills while images were added.
+    kills_during_ingest: u32,
     acknowledged: u64,
     checked: u64,
     read: u64,
@@ -102,6 +104,7 @@ impl IngestReport {
             lost: killed.lost,
             damaged: killed.damaged,
             kills: killed.kills,
+            kills_during_ingest: killed.interrupted,
             acknowledged: killed.acknowledged,
             checked: killed.checked,
             read: killed.read,
@@ -159,9 +162,15 @@ impl BenchReport for IngestReport {
             self.segments
         );
         println!(
-            "{} kills: {} of {} acknowledged images lost, {} of {} files that were read differ; ready again after {:.0} ms \
-             at most",
-            self.kills, self.lost, self.acknowledged, self.damaged, self.read, self.start_ms_max
+            "{} kills, {} while images were added: {} of {} acknowledged images lost, {} of {} files that were read \
+             differ; ready again after {:.0} ms at most",
+            self.kills,
+            self.kills_during_ingest,
+            self.lost,
+            self.acknowledged,
+            self.damaged,
+            self.read,
+            self.start_ms_max
         );
         println!("{}", self.context);
     }
