@@ -52,9 +52,10 @@ pub(super) fn run(
     }
     for kill in 0..args.kills {
         let life = LIFE_MS.start + (LIFE_MS.end - LIFE_MS.start) * random.unit();
-        live_and_die(&args, env, &directory, kill % 2 == 1, life)?;
+        // A failure is a finding of this kill. It must not discard the figures before it.
+        let outcome = live_and_die(&args, env, &directory, kill % 2 == 1, life);
         figures.kills += 1;
-        match check(&directory) {
+        match outcome.and_then(|()| check(&directory)) {
             Ok(()) => figures.usable += 1,
             Err(error) => figures.problems.push(format!("kill {kill}: {error}")),
         }
@@ -113,4 +114,28 @@ fn check(directory: &Path) -> Result<()> {
     whole(copy.count(None)?.count)?;
     drop(copy);
     registry.remove("checked").map(drop)
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+    use crate::bare::tests::env;
+
+    #[derive(Debug, Parser)]
+    struct KillTestArguments {
+        #[command(flatten)]
+        backup: BackupBenchArgs,
+    }
+
+    #[test]
+    fn a_program_that_ends_on_its_own_is_a_problem_of_its_kill() {
+        let folder = tempfile::tempdir().unwrap();
+        let env = BenchEnv { millpond: "/bin/true".into(), ..env(folder.path()) };
+        let args = KillTestArguments::parse_from(["backup", "--dims", "2", "--kills", "1"]).backup;
+        let figures = run(&args, &env, folder.path(), &StepProgress::new(1)).unwrap();
+        assert_eq!((figures.kills, figures.usable), (1, 0));
+        assert!(figures.problems[0].contains("ended on its own"), "{:?}", figures.problems);
+    }
 }

@@ -136,7 +136,9 @@ impl BenchReport for BackupBenchReport {
 
     fn verdict(&self) -> Result<()> {
         if self.usable < self.kills {
-            return Err(Error::data_loss("a kill left a damaged backup or collection"));
+            return Err(Error::data_loss(
+                "a kill left a damaged backup or collection, or a program ended on its own",
+            ));
         }
         if self.restored_points >= self.rows && self.same_answers == QUERIES {
             Ok(())
