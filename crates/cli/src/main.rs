@@ -8,9 +8,11 @@
 //! # Modules
 //! * Command line: `arguments` defines it, `values` are types of its values, `environment` has
 //!   the variables, `exit` the codes and errors.
-//! * Servers: `serve`, `tfs`; `worker` is the child process of an isolated model.
+//! * Servers: `serve`, `tfs`; `child_process` starts their children, `worker` is the one of an
+//!   isolated model.
 //! * Requests to a running server: `infer`, `images`, `audio`, `speakers`, `models`,
-//!   `collections`, `cluster`; `client` and `unix_connector` send them.
+//!   `collections`, `cluster`; `client` and `unix_connector` send them, `poll` repeats reads of
+//!   progress.
 //! * Files: `publish`, `import`, `triton`, `keys`, `layout`.
 //! * Measurements and checks: `bench`, `tune`, `verify`, `doctor`.
 //! * Help: `completion`, `manual`, `foreign`.

@@ -322,9 +322,9 @@ impl ClusterView {
         serving
     }
 
-    /// Returns the node that takes snapshots of the shard: the first that serves it. If that node has
-    /// lost the store, the next one does, as in [`ClusterView::wanted_owner`]. Otherwise the log
-    /// would grow until the first node reads the store again.
+    /// Returns the node that takes snapshots of the shard: the first that serves it. If that node
+    /// has lost the store, the next one does, as in [`ClusterView::wanted_owner`]. Otherwise the
+    /// log would grow until the first node reads the store again.
     pub fn snapshot_holder(&self, key: &ShardKey, copies: u32) -> Option<&NodeInfo> {
         let holders = self.serving_holders(key, copies).into_iter();
         let holders: Vec<(&NodeInfo, StoreReading)> =

@@ -122,14 +122,7 @@ pub struct DemoArgs {
 /// If something it needs is missing, or at its end if any request failed, any answer was wrong or a
 /// swap did not happen.
 pub fn run(args: &DemoArgs, time: Option<Duration>, env: &BenchEnv) -> Result<()> {
-    if args.swap_every < Duration::from_secs(1) || !(args.rate > 0.0 && args.rate.is_finite()) {
-        return Err(Error::invalid("--swap-every must be at least 1s, --rate above 0"));
-    }
-    let time = match args.seconds {
-        Some(0) => None,
-        Some(seconds) => Some(Duration::from_secs(seconds)),
-        None => time,
-    };
+    let time = check_times(args, time)?;
     if let Some(dir) = &args.export {
         println!("Serve a trained model:\n{}", digits::export(dir, &command(&env.millpond))?);
         return Ok(());
@@ -191,6 +184,22 @@ pub fn run(args: &DemoArgs, time: Option<Duration>, env: &BenchEnv) -> Result<()
     verdict(&seen, swapped)?;
     print_next_step(&env.millpond);
     Ok(())
+}
+
+/// Returns the length of the demo, `None` if it has no end. `default` is the length if `--seconds`
+/// is not given.
+///
+/// # Errors
+/// `InvalidArgument` if versions change too often, or if there are no requests.
+fn check_times(args: &DemoArgs, default: Option<Duration>) -> Result<Option<Duration>> {
+    if args.swap_every < Duration::from_secs(1) || !(args.rate > 0.0 && args.rate.is_finite()) {
+        return Err(Error::invalid("--swap-every must be at least 1s, --rate above 0"));
+    }
+    Ok(match args.seconds {
+        Some(0) => None,
+        Some(seconds) => Some(Duration::from_secs(seconds)),
+        None => default,
+    })
 }
 
 fn print_next_step(program: &Path) {

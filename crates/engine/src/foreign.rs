@@ -313,9 +313,9 @@ fn is_onnx(start: &[u8]) -> bool {
 
 /// Opens the directory of a zip archive that begins with its file.
 ///
-/// The start is stated, since the reader takes a wrong one for some files of PyTorch. PyTorch writes
-/// the records of zip64 although no size needs them. If the first entry of the directory is as long
-/// as these records, which is so for a name of 30 bytes, the reader starts at the second entry.
+/// The start is stated, since the reader takes a wrong one for some files of PyTorch. PyTorch
+/// writes the records of zip64 although no size needs them. If the first entry of the directory has
+/// the length of these records (its name has 30 bytes), the reader starts at the second entry.
 ///
 /// # Errors
 /// If the file is not an archive, or cannot be read.

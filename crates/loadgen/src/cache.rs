@@ -6,6 +6,8 @@ use std::path::{Path, PathBuf};
 use base::units::format_bytes;
 use base::{Error, Result, VersionNumber};
 
+use crate::run_folder::RunFolder;
+
 /// Free disk space that making a model leaves.
 const DISK_SPARE_BYTES: u64 = 1 << 30;
 
@@ -67,10 +69,11 @@ pub fn create_empty_dir(path: &Path) -> Result<()> {
     std::fs::create_dir_all(path).map_err(|e| Error::io(path, &e))
 }
 
-/// Directory that is removed with its content on drop. A killed process leaves it.
+/// [`RunFolder`] that other processes know to be in use. A killed process leaves it, and the next
+/// process removes it.
 #[derive(Debug)]
 pub struct TemporaryDir {
-    path: PathBuf,
+    folder: RunFolder,
     /// Shows other processes that this one uses the directory.
     _lock: File,
 }
@@ -92,12 +95,12 @@ impl TemporaryDir {
         let lock = File::open(&path).map_err(|e| Error::io(&path, &e))?;
         // Without locks, as on some network file systems, the directory works as well.
         let _ = lock.try_lock();
-        Ok(TemporaryDir { path, _lock: lock })
+        Ok(TemporaryDir { folder: RunFolder::new(path), _lock: lock })
     }
 
     /// Returns the path.
     pub fn path(&self) -> &Path {
-        &self.path
+        self.folder.path()
     }
 
     /// Removes the directories of `parent` whose names `is_temporary` accepts and that no process
@@ -111,13 +114,6 @@ impl TemporaryDir {
                 let _ = remove(&path);
             }
         }
-    }
-}
-
-impl Drop for TemporaryDir {
-    fn drop(&mut self) {
-        // The next one of the same path removes the rest.
-        let _ = remove(&self.path);
     }
 }
 

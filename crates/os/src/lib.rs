@@ -17,7 +17,7 @@
 //! * Files: `direct_file`, `direct_writer`, `regular_file`, `file_lock`, `file_stamp`, `private`,
 //!   `durable`, `disk`.
 //! * Pacing: `rate`, `warning_limiter`.
-//! * Service manager: `service_manager`.
+//! * Other processes: `service_manager`, `child_program`.
 
 #![allow(unsafe_code)]
 

@@ -34,7 +34,7 @@ pub(crate) fn dots_per_inch_of_record(image: &NistImage) -> Option<f32> {
     image.dots_per_inch.or_else(|| dots_per_inch(image.file_format().ok()??, image.data))
 }
 
-/// Returns the dots per inch that JFIF states, otherwise those that EXIF states.
+/// Returns the dots per inch that JFIF states, otherwise the values of EXIF.
 fn jpeg(bytes: &[u8]) -> Option<f32> {
     let mut at = 2;
     let mut exif = None;

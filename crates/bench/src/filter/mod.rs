@@ -106,7 +106,7 @@ pub fn run(args: &FilterArgs, env: &BenchEnv) -> Result<()> {
     let row_bytes = ROW_BYTES + DIM_BYTES * args.dims as u64;
     check_space(&parent, args.rows as u64 * row_bytes, "choose fewer --rows, or another --dir")?;
     let folder = RunFolder::new(parent.join(format!("millpond-filter-{}", std::process::id())));
-    let mut stages = Stages { progress: StepProgress::new(4), seconds: BTreeMap::new() };
+    let mut stages = FilterStages { progress: StepProgress::new(4), seconds: BTreeMap::new() };
     let (data, cases, unfiltered) = stages.run("data", "generating rows and true hits", |_| {
         let data = FilterData::generate(args.rows, args.dims, args.tenants);
         let cases = data.cases(args.queries);
@@ -123,19 +123,19 @@ pub fn run(args: &FilterArgs, env: &BenchEnv) -> Result<()> {
     let peer = stages.run("peer", "qdrant-edge", |progress| {
         peers::run(args, env, &work, &folder.path().join("peer"), progress)
     });
-    let Stages { progress, seconds } = stages;
+    let FilterStages { progress, seconds } = stages;
     drop((progress, folder));
     FilterReport::new(args, measured, &peer, seconds, watch.context(None))
         .finish(args.json.as_deref())
 }
 
-/// Stages of a run. They are announced, and their times are kept.
-struct Stages {
+/// FilterStages of a run. They are announced, and their times are kept.
+struct FilterStages {
     progress: StepProgress,
     seconds: BTreeMap<&'static str, f64>,
 }
 
-impl Stages {
+impl FilterStages {
     fn run<T>(
         &mut self,
         name: &'static str,

@@ -61,8 +61,8 @@ fn files_are_recognised_by_content_before_name() {
     }
 }
 
-/// PyTorch writes both records of zip64 into every archive. With a first name of 30 bytes, they are as
-/// long as the first entry of the directory.
+/// PyTorch writes both records of zip64 into every archive. With a first name of 30 bytes, they
+/// have the length of the first entry of the directory.
 #[test]
 fn archives_of_pytorch_are_read_under_any_name() {
     let dir = tempfile::tempdir().unwrap();

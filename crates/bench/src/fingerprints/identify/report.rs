@@ -234,6 +234,22 @@ impl IdentifyReport {
     }
 }
 
+fn print_latency(latency: &CollectionLatency) {
+    println!(
+        "in a collection of {} segments, {} candidates, rank 1 {:.3}: p50 {:.0} ms, p95 {:.0} ms on \
+         one search thread; p50 {:.0} ms, p95 {:.0} ms on {} ({} parts done by other threads)",
+        latency.segments,
+        latency.candidates,
+        latency.rank1_one_thread,
+        latency.p50_one_thread_ms,
+        latency.p95_one_thread_ms,
+        latency.p50_all_threads_ms,
+        latency.p95_all_threads_ms,
+        latency.threads,
+        latency.helped
+    );
+}
+
 impl BenchReport for IdentifyReport {
     fn print(&self) {
         println!(
@@ -287,21 +303,7 @@ impl BenchReport for IdentifyReport {
              in {:.1} s",
             self.p50_ms, self.index_p50_ms, self.p95_ms, self.bytes_per_print, self.build_s
         );
-        if let Some(latency) = &self.collection {
-            println!(
-                "in a collection of {} segments, {} candidates, rank 1 {:.3}: p50 {:.0} ms, p95 {:.0} ms on one search \
-                 thread; p50 {:.0} ms, p95 {:.0} ms on {} ({} parts done by other threads)",
-                latency.segments,
-                latency.candidates,
-                latency.rank1_one_thread,
-                latency.p50_one_thread_ms,
-                latency.p95_one_thread_ms,
-                latency.p50_all_threads_ms,
-                latency.p95_all_threads_ms,
-                latency.threads,
-                latency.helped
-            );
-        }
+        self.collection.iter().for_each(print_latency);
         for goal in &self.goals {
             println!("{goal}");
         }
