@@ -101,7 +101,7 @@ impl CpuGroup {
 fn remove_abandoned(parent: &Path) {
     for entry in std::fs::read_dir(parent).into_iter().flatten().flatten() {
         let name = entry.file_name();
-        let pid = name.to_str().and_then(|name| name.strip_prefix(NAME)?.parse().ok());
+        let pid = name.to_str().and_then(|name| name.strip_prefix(NAME)?.parse::<u32>().ok());
         if pid.is_some_and(|pid| !is_running(pid)) {
             // A group with a process is not empty.
             let _ = std::fs::remove_dir(entry.path());
