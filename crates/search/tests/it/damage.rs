@@ -8,10 +8,7 @@ use search::collection::{Collection, CollectionQuery};
 use search::filter::{Condition, Filter, Match};
 use storage::page::PAGE_BYTES;
 use storage::superblock::Superblock;
-use storage::{
-    FaultMedium, FaultPlan, LOAD_BYTES_MAX, Medium, MediumKind, MmapMedium, ReadFault, Reader,
-    ReaderOptions, Sealed, UringMedium, Writer,
-};
+use storage::{FaultMedium, FaultPlan, LOAD_BYTES_MAX, Medium, MmapMedium, ReadFault, UringMedium};
 
 use crate::points::{
     MEMORY_BYTES, MEMTABLE_BYTES, Model, Sum, distance, limits, memory_medium, open, options,
@@ -515,55 +512,13 @@ fn with_pending_deletes() -> (Files, String) {
     (written, waiting)
 }
 
-/// A medium that refuses to open one file, as the system does if too many files are open.
-#[derive(Debug)]
-struct RefusedFile {
-    inner: Arc<dyn Medium>,
-    name: String,
-}
-
-impl Medium for RefusedFile {
-    fn kind(&self) -> MediumKind {
-        self.inner.kind()
-    }
-
-    fn create(&self, name: &str) -> base::Result<Box<dyn Writer>> {
-        self.inner.create(name)
-    }
-
-    fn reopen(&self, name: &str) -> base::Result<Box<dyn Writer>> {
-        self.inner.reopen(name)
-    }
-
-    fn open(&self, name: &str) -> base::Result<Arc<dyn Sealed>> {
-        if name == self.name {
-            return Err(base::Error::exhausted("too many open files"));
-        }
-        self.inner.open(name)
-    }
-
-    fn remove(&self, name: &str) -> base::Result<()> {
-        self.inner.remove(name)
-    }
-
-    fn list(&self) -> base::Result<Vec<(String, u64)>> {
-        self.inner.list()
-    }
-
-    fn persist_names(&self) -> base::Result<()> {
-        self.inner.persist_names()
-    }
-
-    fn reader(&self, options: ReaderOptions) -> base::Result<Box<dyn Reader>> {
-        self.inner.reader(options)
-    }
-}
-
 #[test]
 fn pending_deletes_that_cannot_be_read_now_are_no_damage() {
     let (files, waiting) = with_pending_deletes();
     let medium = write(&files);
-    let refusing = Arc::new(RefusedFile { inner: medium.clone(), name: waiting.clone() });
+    // As the system refuses if too many files are open.
+    let refused = vec![(waiting.clone(), base::Error::exhausted("too many open files"))];
+    let refusing = faulty(&medium, FaultPlan { refused, ..FaultPlan::default() });
     let resources = resources(MEMORY_BYTES, MEMTABLE_BYTES);
     let error = try_open(refusing, options(), &resources).err().unwrap();
     assert_eq!(error.kind(), ErrorKind::ResourceExhausted);

@@ -1,77 +1,28 @@
 //! Flushes and merges beside writers: concurrent changes, escalation and write stalls.
 
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
 
 use base::ErrorKind;
 use search::collection::{Collection, CollectionOptions};
 use search::ingest::Op;
-use storage::{Medium, MediumKind, Reader, ReaderOptions, Sealed, Writer};
+use storage::{FaultMedium, FaultPlan, Medium};
 
 use crate::points::{
     MEMTABLE_BYTES, Model, memory_medium, open, options, point, resources, shared, stored,
 };
 
-/// Medium that runs a hook when a segment begins to be written.
-#[derive(Debug)]
-struct Meanwhile {
-    inner: Arc<dyn Medium>,
-    happens: Mutex<Option<Happens>>,
-}
+/// Beginning of the names of segments.
+const SEGMENT: &str = "segment-";
 
-struct Happens(Box<dyn FnOnce() + Send>);
-
-impl std::fmt::Debug for Happens {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("something")
-    }
-}
-
-impl Medium for Meanwhile {
-    fn kind(&self) -> MediumKind {
-        self.inner.kind()
-    }
-
-    fn create(&self, name: &str) -> base::Result<Box<dyn Writer>> {
-        if name.starts_with("segment-") {
-            let happens = self.happens.lock().unwrap().take();
-            happens.into_iter().for_each(|happens| happens.0());
-        }
-        self.inner.create(name)
-    }
-
-    fn reopen(&self, name: &str) -> base::Result<Box<dyn Writer>> {
-        self.inner.reopen(name)
-    }
-
-    fn open(&self, name: &str) -> base::Result<Arc<dyn Sealed>> {
-        self.inner.open(name)
-    }
-
-    fn load(&self, name: &str) -> base::Result<Vec<u8>> {
-        self.inner.load(name)
-    }
-
-    fn remove(&self, name: &str) -> base::Result<()> {
-        self.inner.remove(name)
-    }
-
-    fn list(&self) -> base::Result<Vec<(String, u64)>> {
-        self.inner.list()
-    }
-
-    fn persist_names(&self) -> base::Result<()> {
-        self.inner.persist_names()
-    }
-
-    fn reader(&self, options: ReaderOptions) -> base::Result<Box<dyn Reader>> {
-        self.inner.reader(options)
-    }
+/// Medium that can run a hook before a segment is written.
+fn hooked() -> Arc<FaultMedium> {
+    Arc::new(FaultMedium::new(memory_medium(), FaultPlan::default()).unwrap())
 }
 
 #[test]
 fn changes_during_a_flush_or_merge_survive() {
-    let medium = Arc::new(Meanwhile { inner: memory_medium(), happens: Mutex::default() });
+    let medium = hooked();
     let collection = Arc::new(open(&(medium.clone() as Arc<dyn Medium>), options()));
     let mut model = Model::new();
     for round in 0..3_u64 {
@@ -81,21 +32,21 @@ fn changes_during_a_flush_or_merge_survive() {
         });
         // While this round is flushed, one of its points is replaced and one deleted.
         let during = collection.clone();
-        *medium.happens.lock().unwrap() = Some(Happens(Box::new(move || {
+        medium.before_create(SEGMENT, move || {
             during.upsert(point(&stored(round * 10, 2))).unwrap();
             during.delete(round * 10 + 1).unwrap();
             assert_eq!(during.get(round * 10).unwrap(), Some(stored(round * 10, 2)));
-        })));
+        });
         collection.flush().unwrap();
         model.insert(round * 10, stored(round * 10, 2));
         model.remove(&(round * 10 + 1));
     }
     let during = collection.clone();
-    *medium.happens.lock().unwrap() = Some(Happens(Box::new(move || {
+    medium.before_create(SEGMENT, move || {
         during.upsert(point(&stored(2, 2))).unwrap();
         during.delete(12).unwrap();
         during.delete(20).unwrap();
-    })));
+    });
     assert!(collection.merge().unwrap());
     model.insert(2, stored(2, 2));
     model.remove(&12);
@@ -107,9 +58,8 @@ fn changes_during_a_flush_or_merge_survive() {
         assert_eq!(collection.count(), model.len() as u64);
     };
     check(&collection);
-    *medium.happens.lock().unwrap() = None;
     drop(Arc::into_inner(collection));
-    check(&open(&medium.inner, options()));
+    check(&open(&(medium as Arc<dyn Medium>), options()));
 }
 
 #[test]
@@ -120,7 +70,7 @@ fn write_stall_escalates_the_flush() {
         collection.open_segments();
         Arc::new(collection)
     };
-    let slow = Arc::new(Meanwhile { inner: memory_medium(), happens: Mutex::default() });
+    let slow = hooked();
     let sealed = opened(&(slow.clone() as Arc<dyn Medium>));
     let written = opened(&memory_medium());
     (0..8).for_each(|id| sealed.upsert(point(&stored(id, 1))).unwrap());
@@ -129,10 +79,10 @@ fn write_stall_escalates_the_flush() {
     // The flush of one collection is blocked until a writer of the other one has waited for long.
     let (blocked, blocks) = std::sync::mpsc::channel::<()>();
     let (begun, begins) = std::sync::mpsc::channel();
-    *slow.happens.lock().unwrap() = Some(Happens(Box::new(move || {
+    slow.before_create(SEGMENT, move || {
         begun.send(()).unwrap();
         blocks.recv().unwrap();
-    })));
+    });
     let gentle = {
         let sealed = sealed.clone();
         std::thread::spawn(move || sealed.flush_oldest().unwrap())
@@ -274,7 +224,7 @@ fn a_late_flush_is_escalated() {
 /// Runs an escalated merge beside a paced one that is running. The paced one waits for `wait` after
 /// the thread of the escalated one was started. Returns false if that thread began later.
 fn takes_over(wait: Duration) -> bool {
-    let medium = Arc::new(Meanwhile { inner: memory_medium(), happens: Mutex::default() });
+    let medium = hooked();
     let collection = Arc::new(open(&(medium.clone() as Arc<dyn Medium>), options()));
     let grow = |rounds: std::ops::Range<u64>| {
         for round in rounds {
@@ -287,11 +237,11 @@ fn takes_over(wait: Duration) -> bool {
     grow(5..6);
     let (send, hurries) = std::sync::mpsc::channel();
     let during = collection.clone();
-    *medium.happens.lock().unwrap() = Some(Happens(Box::new(move || {
+    medium.before_create(SEGMENT, move || {
         send.send(std::thread::spawn(move || during.merge_if_behind())).unwrap();
         // It announces itself and waits until this thread ends. No counter shows that.
         std::thread::sleep(wait);
-    })));
+    });
     let paced = collection.merge().unwrap();
     let escalated = hurries.recv().unwrap().join().unwrap().unwrap();
     assert_ne!(paced, escalated, "one of them merges");

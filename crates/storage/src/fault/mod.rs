@@ -56,6 +56,8 @@ pub struct FaultPlan {
     pub bit_flips: u16,
     /// Pages that are always damaged: name of the file, number of its page, fault.
     pub damage: Vec<(String, u64, ReadFault)>,
+    /// Files that cannot be opened: beginning of the name, error.
+    pub refused: Vec<(String, Error)>,
     /// Completions come in an order drawn by the seed.
     pub reorder: bool,
 }
@@ -73,6 +75,19 @@ struct FaultState {
     /// Bytes that fit on the medium; `u64::MAX` if there is no limit.
     space: AtomicU64,
     model: Mutex<FileSystemModel>,
+    hook: Mutex<Option<CreateHook>>,
+}
+
+/// Work before a file is created.
+struct CreateHook {
+    prefix: &'static str,
+    run: Box<dyn FnOnce() + Send>,
+}
+
+impl std::fmt::Debug for CreateHook {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("CreateHook").field("prefix", &self.prefix).finish_non_exhaustive()
+    }
 }
 
 impl FaultState {
@@ -82,6 +97,10 @@ impl FaultState {
 
     fn space(&self) -> u64 {
         self.space.load(Ordering::SeqCst)
+    }
+
+    fn hook(&self) -> MutexGuard<'_, Option<CreateHook>> {
+        self.hook.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Counts a changing operation. Returns the crash's error if this operation crashes or comes
@@ -108,9 +127,9 @@ impl FaultMedium {
             model.adopt(&name, inner.load(&name)?);
         }
         let space = AtomicU64::new(plan.space.unwrap_or(u64::MAX));
-        Ok(FaultMedium {
-            shared: Arc::new(FaultState { inner, plan, space, model: Mutex::new(model) }),
-        })
+        let model = Mutex::new(model);
+        let hook = Mutex::default();
+        Ok(FaultMedium { shared: Arc::new(FaultState { inner, plan, space, model, hook }) })
     }
 
     /// Returns the number of changing operations so far. A test of every moment crashes at each
@@ -122,6 +141,12 @@ impl FaultMedium {
     /// Sets the bytes that fit on the medium; `None` means no limit.
     pub fn set_space(&self, bytes: Option<u64>) {
         self.shared.space.store(bytes.unwrap_or(u64::MAX), Ordering::SeqCst);
+    }
+
+    /// Runs `hook` once, before the next file whose name begins with `prefix` is created. Replaces
+    /// a hook that has not run.
+    pub fn before_create(&self, prefix: &'static str, hook: impl FnOnce() + Send + 'static) {
+        *self.shared.hook() = Some(CreateHook { prefix, run: Box::new(hook) });
     }
 
     /// Returns true if the power has failed.
@@ -162,6 +187,10 @@ impl Medium for FaultMedium {
     }
 
     fn create(&self, name: &str) -> Result<Box<dyn Writer>> {
+        let hook = self.shared.hook().take_if(|hook| name.starts_with(hook.prefix));
+        if let Some(hook) = hook {
+            (hook.run)();
+        }
         let mut model = self.shared.model();
         alive(&model)?;
         let inner = self.shared.inner.create(name)?;
@@ -178,6 +207,10 @@ impl Medium for FaultMedium {
 
     fn open(&self, name: &str) -> Result<Arc<dyn Sealed>> {
         alive(&self.shared.model())?;
+        let refused = &self.shared.plan.refused;
+        if let Some((_, error)) = refused.iter().find(|(prefix, _)| name.starts_with(prefix)) {
+            return Err(error.clone());
+        }
         let inner = self.shared.inner.open(name)?;
         let id = names::next_id();
         let name = name.to_owned();

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use base::{Error, ErrorKind};
 use proptest::prelude::*;
 use storage::manifest::{LIST_BYTES_MAX, Manifest};
-use storage::{FaultMedium, FaultPlan, Medium, MediumKind, Reader, ReaderOptions, Sealed, Writer};
+use storage::{FaultMedium, FaultPlan, Medium};
 use tempfile::TempDir;
 
 use crate::{PAGE, media, pattern, volatile};
@@ -95,61 +95,13 @@ fn a_manifest_without_a_whole_list_is_an_error() {
     assert_eq!(Manifest::open(&medium).err().map(|error| error.kind()), Some(ErrorKind::DataLoss));
 }
 
-/// A medium that refuses to read files whose names begin with `prefix`.
-#[derive(Debug)]
-struct Refusing {
-    medium: Arc<dyn Medium>,
-    prefix: &'static str,
-    error: Error,
-}
-
-impl Medium for Refusing {
-    fn kind(&self) -> MediumKind {
-        self.medium.kind()
-    }
-
-    fn create(&self, name: &str) -> base::Result<Box<dyn Writer>> {
-        self.medium.create(name)
-    }
-
-    fn reopen(&self, name: &str) -> base::Result<Box<dyn Writer>> {
-        self.medium.reopen(name)
-    }
-
-    fn open(&self, name: &str) -> base::Result<Arc<dyn Sealed>> {
-        self.medium.open(name)
-    }
-
-    fn load(&self, name: &str) -> base::Result<Vec<u8>> {
-        if name.starts_with(self.prefix) {
-            return Err(self.error.clone());
-        }
-        self.medium.load(name)
-    }
-
-    fn remove(&self, name: &str) -> base::Result<()> {
-        self.medium.remove(name)
-    }
-
-    fn list(&self) -> base::Result<Vec<(String, u64)>> {
-        self.medium.list()
-    }
-
-    fn persist_names(&self) -> base::Result<()> {
-        self.medium.persist_names()
-    }
-
-    fn reader(&self, options: ReaderOptions) -> base::Result<Box<dyn Reader>> {
-        self.medium.reader(options)
-    }
-}
-
 #[test]
 fn a_refused_read_is_not_damage() {
     let medium = published(4);
-    let open = |prefix, error| {
-        let refusing: Arc<dyn Medium> =
-            Arc::new(Refusing { medium: medium.clone(), prefix, error });
+    let open = |prefix: &str, error| {
+        let prefix = prefix.to_owned();
+        let plan = FaultPlan { refused: vec![(prefix, error)], ..FaultPlan::default() };
+        let refusing: Arc<dyn Medium> = Arc::new(FaultMedium::new(medium.clone(), plan).unwrap());
         Manifest::open(&refusing).map(|(_, found)| found)
     };
     let refusal = Error::exhausted("too many files are open");
