@@ -29,7 +29,7 @@ impl BatchRun<'_, '_> {
 impl Collection {
     /// Returns true if a segment has so many codes to compare that queries should share the pass.
     pub fn shares_scans(&self) -> bool {
-        self.state().open().any(|(_, _, view)| view.segment.index().shares_scans())
+        self.read_state().open().any(|(_, _, view)| view.segment.index().shares_scans())
     }
 
     /// Runs [`Collection::nearest`] for several queries, on one state. Queries of the same effort
@@ -42,7 +42,7 @@ impl Collection {
         thread: &mut SearchThread,
         queries: &[CollectionQuery<'_>],
     ) -> Result<Vec<QueryHits>> {
-        let state = self.state();
+        let state = self.read_state();
         let mut runs = Vec::with_capacity(queries.len());
         for query in queries {
             self.check_query(query, query.k)?;

@@ -1,7 +1,8 @@
 //! State that the modules of a collection share, and the order of its locks.
 //!
-//! Order of locks, outermost first: `flushing` or `merging`, `publisher`, `writer`, `live`. Queries
-//! take only `live`, to copy one pointer.
+//! Order of locks, outermost first: `flushing` or `merging`, `publisher`, `writer`, `live`, the table
+//! of ids of a memtable. Queries take only `live`, to copy one pointer, and such a table, to find a
+//! point by its id.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::sync::Arc;
@@ -21,6 +22,7 @@ use super::manifest::ManifestContent;
 use super::names::CollectionFile;
 use super::options::CollectionOptions;
 use super::progress::LogProgress;
+use super::scan;
 use super::stall::{Urgency, WriteStall};
 use super::state::{CollectionState, LiveState};
 use crate::budget::{BudgetReservation, MemoryBudget};
@@ -64,6 +66,8 @@ const QUARANTINED_MAX: usize = 256;
 /// # Ok::<(), base::Error>(())
 /// ```
 pub struct Collection {
+    /// Differs from that of every other collection while a clone exists.
+    pub(super) identity: Arc<()>,
     pub(super) medium: Arc<dyn Medium>,
     pub(super) options: CollectionOptions,
     /// Bytes at which a memtable is flushed.
@@ -199,6 +203,13 @@ impl Collection {
     /// Returns the current state.
     pub(super) fn state(&self) -> Arc<CollectionState> {
         self.live.lock().state.clone()
+    }
+
+    /// Returns the state for a read. Work in slices ([`super::in_slice`]) always gets the state of
+    /// its first read, so that scores, payloads and embeddings of a response belong together. Other
+    /// callers get the current state.
+    pub(super) fn read_state(&self) -> Arc<CollectionState> {
+        scan::progress_of_one_state().map_or_else(|| self.state(), |work| work.state_of(self))
     }
 
     /// Returns a file number that no file has.

@@ -76,7 +76,7 @@ impl Collection {
                 "{max} ids are more than the {IDS_MAX} that one call gives"
             )));
         }
-        let state = self.state();
+        let state = self.read_state();
         let partial = self.is_partial(&state);
         let unseen = state.unseen();
         let mut list = IdList { partial, unseen, ..IdList::default() };
@@ -123,7 +123,7 @@ impl Collection {
     /// # Errors
     /// As [`Collection::ids_from`].
     pub(crate) fn count_where(&self, filter: Option<&Filter>) -> Result<PointCount> {
-        let state = self.state();
+        let state = self.read_state();
         let partial = self.is_partial(&state);
         let Some(filter) = filter else { return Ok(PointCount { count: state.live(), partial }) };
         let mut counted = PointCount { count: 0, partial };
@@ -196,10 +196,10 @@ impl Collection {
 
     /// Locates the points of `ids`, all in one state.
     pub(super) fn places(&self, ids: &[u64]) -> Vec<Result<Option<PointLocation>>> {
-        let live = self.live.lock();
-        let place = |&id: &u64| match live.find(id) {
+        let state = self.read_state();
+        let place = |&id: &u64| match state.find(id) {
             Some(found) => Ok(Some(found)),
-            None => live.doubt(id).map_or(Ok(None), Err),
+            None => state.doubt(id).map_or(Ok(None), Err),
         };
         ids.iter().map(place).collect()
     }

@@ -10,7 +10,9 @@
 //! # Queries
 //! A query takes one immutable state and keeps it until it ends. It therefore never sees half of a
 //! change, and flushes and merges do not disturb it. It ranks the rows of all segments (by their
-//! codes) and of all memtables, and then ranks the best candidates with a scorer.
+//! codes) and of all memtables, and then ranks the best candidates with a scorer. All reads of one
+//! request use one state (`in_slice`), so the score, the payload and the embedding of a hit are of
+//! the same version.
 //!
 //! # Recovery
 //! The manifest lists the files of the collection. All other files are removed and the logs are
@@ -152,14 +154,9 @@ impl Collection {
     /// `DataLoss` if the point, or the data that shows if it exists, is damaged; `Unavailable` if
     /// a segment that may hold it is still being opened.
     pub fn get(&self, id: u64) -> Result<Option<StoredPoint>> {
-        let (found, doubt) = {
-            let live = self.live.lock();
-            let found = live.find(id);
-            let doubt = if found.is_none() { live.doubt(id) } else { None };
-            (found, doubt)
-        };
-        match found {
-            None => doubt.map_or(Ok(None), Err),
+        let state = self.read_state();
+        match state.find(id) {
+            None => state.doubt(id).map_or(Ok(None), Err),
             Some(PointLocation::Memtable(row)) => Ok(Some(StoredPoint {
                 id,
                 embedding: row.embedding.to_vec(),
@@ -203,7 +200,7 @@ impl Collection {
 
     /// Returns the number of live points.
     pub fn count(&self) -> u64 {
-        self.state().live()
+        self.read_state().live()
     }
 
     /// Returns the group of the readers of its medium.

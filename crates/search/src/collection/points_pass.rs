@@ -82,7 +82,7 @@ impl PointsPass {
     /// Begins a pass over the current points. `bytes` is the memory of the visitor that is not
     /// reserved elsewhere. Without free memory for a pause, the work of this thread does not pause.
     pub(super) fn new(collection: &Collection, bytes: usize) -> PointsPass {
-        let state = collection.state();
+        let state = collection.read_state();
         let partial = collection.is_partial(&state);
         let rows = state.open().map(|(_, _, view)| set_bytes(&view.segment)).max().unwrap_or(0);
         let held = collection.budget.reserve_if_free(rows + bytes as u64);

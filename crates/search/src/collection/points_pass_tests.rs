@@ -159,10 +159,12 @@ fn an_order_without_an_index_pauses_and_is_exact() {
             collection.delete(0).unwrap();
         }
         let first = first?;
-        Ok((first, collection.ordered(&order(true), None, 300)?))
+        Ok((first, collection.ordered(&order(true), None, 300)?, collection.get(0)?))
     });
     assert_eq!(found.0, expected[0]);
     assert!(found.0.points.iter().any(|point| point.id == 0));
+    assert!(found.2.is_some(), "all slices read the points that existed at the beginning");
+    assert_eq!(collection.get(0).unwrap(), None);
     assert_eq!(pauses, 2 * PAUSES);
     assert_eq!(found.1, collection.ordered(&order(true), None, 300).unwrap());
     assert_eq!(found.1, expected[1], "point 0 is not among the last ones");

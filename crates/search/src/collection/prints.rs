@@ -60,7 +60,7 @@ impl Collection {
         if let Some(filter) = query.filter {
             filter.check()?;
         }
-        let state = self.state();
+        let state = self.read_state();
         let views: Vec<&SegmentView> = state.open().map(|(_, _, view)| view).collect();
         let mut found = self.begin(&state);
         let mut ranked = self.unindexed(query, &state, &views, &mut found)?;

@@ -14,7 +14,6 @@ use storage::watermark::{LogPositions, Watermark};
 use super::inner::{Collection, CollectionLogs};
 use super::manifest::{DamagedLog, ManifestContent};
 use super::names::CollectionFile;
-use super::state::LiveState;
 use crate::segment::Quarantined;
 
 /// Minimum interval between records of how far the logs are durable.
@@ -189,12 +188,7 @@ impl Collection {
         }
         // No change was replayed, so the only memtable is empty and may start with a new log.
         let number = self.new_file_number();
-        {
-            let mut live = self.live.lock();
-            let LiveState { state, tables, .. } =
-                LiveState::new(live.state.segments.clone(), number);
-            (live.state, live.tables) = (state, tables);
-        }
+        self.live.lock().restart(number);
         match self.ensure_log(&mut writer) {
             // The first write that finds room creates it.
             Err(error) if error.kind() == ErrorKind::StorageFull => {
@@ -266,9 +260,11 @@ impl Collection {
     /// Records that changes of a log are lost: of the given points, or of any.
     fn record_lost_changes(&self, log: u64, ids: Option<Vec<u64>>) {
         let mut live = self.live.lock();
-        match ids.filter(|ids| live.unknown.len() + ids.len() <= UNKNOWN_MAX) {
+        match ids.filter(|ids| live.state.unknown.len() + ids.len() <= UNKNOWN_MAX) {
             Some(ids) => ids.into_iter().for_each(|id| live.mark_unknown(id, log)),
-            None => drop(live.doubtful.insert(log)),
+            None => live.change_doubtful(|doubtful| {
+                doubtful.insert(log);
+            }),
         }
     }
 
@@ -295,9 +291,12 @@ impl Collection {
             }
             self.health.lock().damaged_logs.insert(damaged.log, damaged.reasons.clone());
             let mut live = self.live.lock();
-            live.unknown.extend(damaged.unknown.iter().map(|id| (*id, damaged.log)));
+            let lost = damaged.unknown.iter().map(|id| (*id, damaged.log));
+            live.change_unknown(|unknown| unknown.extend(lost));
             if damaged.doubtful {
-                live.doubtful.insert(damaged.log);
+                live.change_doubtful(|doubtful| {
+                    doubtful.insert(damaged.log);
+                });
             }
         }
     }
@@ -306,10 +305,10 @@ impl Collection {
     /// affected have been written or deleted.
     pub(super) fn damaged_logs(&self, first_log: u64) -> Vec<DamagedLog> {
         let (mut unknown, doubtful) = {
-            let live = self.live.lock();
+            let state = self.state();
             let mut unknown: BTreeMap<u64, Vec<u64>> = BTreeMap::new();
-            live.unknown.iter().for_each(|(id, log)| unknown.entry(*log).or_default().push(*id));
-            (unknown, live.doubtful.clone())
+            state.unknown.iter().for_each(|(id, log)| unknown.entry(*log).or_default().push(*id));
+            (unknown, state.doubtful.clone())
         };
         let logs = self.health.lock().damaged_logs.clone();
         let mut damaged = Vec::new();
@@ -354,8 +353,10 @@ impl Collection {
         }
         {
             let mut live = self.live.lock();
-            live.unknown.retain(|_, log| *log != number);
-            live.doubtful.remove(&number);
+            live.change_unknown(|unknown| unknown.retain(|_, log| *log != number));
+            live.change_doubtful(|doubtful| {
+                doubtful.remove(&number);
+            });
         }
         self.forget_damaged(number);
         self.publisher.lock().kept_logs.remove(&number);

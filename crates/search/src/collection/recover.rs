@@ -76,6 +76,7 @@ impl Collection {
         let there = |log: &&u64| found.contains(&CollectionFile::Log(**log));
         let kept_logs = content.kept_logs.iter().filter(there).copied().collect();
         let collection = Collection {
+            identity: Arc::default(),
             medium,
             pacer: resources.pacer.clone(),
             disk: DiskGuard::new(options.disk_reserve),

@@ -33,6 +33,8 @@ struct WorkLimit {
     paused: bool,
     /// True if turns end by their rows only, as tests that count them need.
     has_full_turns: bool,
+    /// True if all reads use one state of each collection, which the progress keeps.
+    has_one_state: bool,
 }
 
 thread_local! {
@@ -43,6 +45,7 @@ thread_local! {
             slice_end: None,
             paused: false,
             has_full_turns: false,
+            has_one_state: false,
         })
     };
     /// Progress of the work on this thread; `None` if the work does not run in slices.
@@ -66,7 +69,8 @@ pub fn until<T>(deadline: Instant, work: impl FnOnce() -> T) -> T {
 
 /// Runs `work` as [`until`] does, but at most for [`SLICE_MAX`] if it reads payloads, or visits
 /// the values of an index. If the result is [`SliceOutcome::Paused`], the caller runs the same work
-/// again with the same `progress`, and other work in between.
+/// again with the same `progress`, and other work in between. All reads of the work use the state
+/// that its first read of a collection finds, so it must not read changes of its own.
 pub fn in_slice<T>(
     deadline: Instant,
     progress: &Arc<SliceProgress>,
@@ -77,6 +81,7 @@ pub fn in_slice<T>(
         deadline: Some(deadline),
         began: Some(began),
         slice_end: Some(began + SLICE_MAX),
+        has_one_state: true,
         ..WorkLimit::default()
     };
     match limited(limit, Some(progress.clone()), work) {
@@ -94,6 +99,7 @@ pub(super) fn in_ended_slice<T>(
     let now = Some(Instant::now());
     let limit =
         WorkLimit { began: now, slice_end: now, has_full_turns: true, ..WorkLimit::default() };
+    let limit = WorkLimit { has_one_state: true, ..limit };
     match limited(limit, Some(progress.clone()), work) {
         (_, WorkLimit { paused: true, .. }) => SliceOutcome::Paused,
         (result, _) => SliceOutcome::Done(result),
@@ -126,10 +132,16 @@ pub(super) fn progress() -> Option<Arc<SliceProgress>> {
     PROGRESS.with_borrow(Clone::clone)
 }
 
+/// Returns the progress of the work on this thread if all of its reads use one state of each
+/// collection.
+pub(super) fn progress_of_one_state() -> Option<Arc<SliceProgress>> {
+    if LIMIT.get().has_one_state { progress() } else { None }
+}
+
 /// Runs `work`, which evaluates one filter many times, without a pause. Keeps the rows of a filter
 /// that is too long for the cache until the end.
 pub(crate) fn keep_long_filters<T>(work: impl FnOnce() -> T) -> T {
-    let limit = WorkLimit { slice_end: None, ..LIMIT.get() };
+    let limit = WorkLimit { slice_end: None, has_one_state: false, ..LIMIT.get() };
     limited(limit, Some(Arc::default()), work).0
 }
 

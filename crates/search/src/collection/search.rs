@@ -129,7 +129,7 @@ impl Collection {
         thread: &mut SearchThread,
         query: &CollectionQuery<'_>,
     ) -> Result<QueryHits> {
-        let state = self.state();
+        let state = self.read_state();
         let views: Vec<&SegmentView> = state.open().map(|(_, _, view)| view).collect();
         let mut found = self.begin(&state);
         let mut running = RunningQuery { collection: self, thread, query, found: &mut found };
@@ -147,7 +147,7 @@ impl Collection {
         query: &CollectionQuery<'_>,
         scorer: &S,
     ) -> Result<QueryHits> {
-        let state = self.state();
+        let state = self.read_state();
         let views: Vec<&SegmentView> = state.open().map(|(_, _, view)| view).collect();
         let mut found = self.begin(&state);
         let mut running = RunningQuery { collection: self, thread, query, found: &mut found };

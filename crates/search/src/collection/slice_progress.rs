@@ -5,15 +5,28 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 
-/// Progress of one work in slices: one value of each type. The work finds them again in its next
-/// slice, and threads that do parts of the work share them.
+use super::inner::Collection;
+use super::state::CollectionState;
+
+/// Progress of one work in slices: one value of each type, and the states that it reads. The work
+/// finds them again in its next slice, and threads that do parts of the work share them.
 #[derive(Default)]
-pub struct SliceProgress(Mutex<Vec<Arc<dyn Any + Send + Sync>>>);
+pub struct SliceProgress {
+    values: Mutex<Vec<Arc<dyn Any + Send + Sync>>>,
+    states: Mutex<Vec<ReadState>>,
+}
+
+/// State of a collection that a work reads.
+struct ReadState {
+    /// [`Collection::identity`].
+    collection: Arc<()>,
+    state: Arc<CollectionState>,
+}
 
 impl SliceProgress {
     /// Returns the value of the type `T`. The first call creates it.
     pub(super) fn get<T: Default + Send + Sync + 'static>(&self) -> Arc<T> {
-        let mut values = self.0.lock();
+        let mut values = self.values.lock();
         let known = values.iter().find_map(|value| value.clone().downcast::<T>().ok());
         known.unwrap_or_else(|| {
             let value = Arc::<T>::default();
@@ -22,9 +35,21 @@ impl SliceProgress {
         })
     }
 
-    /// Drops all values.
+    /// Drops all values. The states stay: parts of a response must agree.
     pub(super) fn clear(&self) {
-        self.0.lock().clear();
+        self.values.lock().clear();
+    }
+
+    /// Returns the state of a collection at the first call for it.
+    pub(super) fn state_of(&self, collection: &Collection) -> Arc<CollectionState> {
+        let mut states = self.states.lock();
+        let is_known = |known: &&ReadState| Arc::ptr_eq(&known.collection, &collection.identity);
+        if let Some(known) = states.iter().find(is_known) {
+            return known.state.clone();
+        }
+        let state = collection.state();
+        states.push(ReadState { collection: collection.identity.clone(), state: state.clone() });
+        state
     }
 }
 

@@ -28,6 +28,11 @@ pub(super) struct CollectionState {
     pub(super) segments: Vec<SegmentSlot>,
     /// Memtables with unflushed points, oldest first. The last one takes new points.
     pub(super) memtables: Vec<Arc<Memtable>>,
+    /// Points of which a change is lost, with the log that lost it. They are deleted too, so that
+    /// no older version is served. Writing or deleting such a point makes it known again.
+    pub(super) unknown: Arc<HashMap<u64, u64>>,
+    /// Logs that lost changes of unknown points.
+    pub(super) doubtful: Arc<BTreeSet<u64>>,
 }
 
 /// Segment of a state, open or not.
@@ -198,109 +203,25 @@ impl CollectionState {
     pub(super) fn is_partial(&self) -> bool {
         self.segments.iter().any(|slot| slot.view().is_none_or(|view| view.deletes.has_unknown()))
     }
-}
-
-pub(super) enum PointLocation {
-    Memtable(Arc<MemtableRow>),
-    Segment(SegmentView, u32),
-}
-
-/// Current state, and the tables that only writers and look-ups by id need.
-#[derive(Debug)]
-pub(super) struct LiveState {
-    pub(super) state: Arc<CollectionState>,
-    /// Newest row of each id, one table per memtable.
-    pub(super) tables: Vec<HashMap<u64, u32>>,
-    /// Points of which a change is lost, with the log that lost it. They are deleted too, so that
-    /// no older version is served. Writing or deleting such a point makes it known again.
-    pub(super) unknown: HashMap<u64, u64>,
-    /// Logs that lost changes of unknown points.
-    pub(super) doubtful: BTreeSet<u64>,
-}
-
-impl LiveState {
-    pub(super) fn new(segments: Vec<SegmentSlot>, log: u64) -> LiveState {
-        let state = CollectionState { segments, memtables: vec![Arc::new(Memtable::new(log))] };
-        let unknown = HashMap::new();
-        let doubtful = BTreeSet::new();
-        LiveState { state: Arc::new(state), tables: vec![HashMap::new()], unknown, doubtful }
-    }
-
-    /// Returns the memtable that takes new points.
-    pub(super) fn active(&self) -> &Memtable {
-        // There is always one: a flush removes only frozen memtables.
-        &self.state.memtables[self.state.memtables.len() - 1]
-    }
-
-    /// Returns a segment that is not open and has room for no more pending deletes.
-    pub(super) fn full_pending_deletes(&self) -> Option<&SegmentSlot> {
-        let full = |slot: &&SegmentSlot| match &slot.content {
-            SegmentContent::Closed(closed) => closed.pending_deletes.len() >= PENDING_DELETES_MAX,
-            SegmentContent::Open(_) => false,
-        };
-        self.state.segments.iter().find(full)
-    }
-
-    /// Replaces the point of the row's id. Returns the block that the row completed, for
-    /// [`RowBlock::sketch`], which should not run under a lock that queries wait for.
-    pub(super) fn upsert(&mut self, row: MemtableRow) -> Option<Arc<RowBlock>> {
-        self.delete(row.id);
-        let id = row.id;
-        let state = Arc::make_mut(&mut self.state);
-        let memtable = state.memtables.last_mut()?;
-        let table = self.tables.last_mut()?;
-        let memtable = Arc::make_mut(memtable);
-        table.insert(id, memtable.push(Arc::new(row)));
-        memtable.completed()
-    }
-
-    /// Marks a point as unknown because a change of it is lost with `log`.
-    pub(super) fn mark_unknown(&mut self, id: u64, log: u64) {
-        self.delete(id);
-        self.unknown.insert(id, log);
-    }
-
-    pub(super) fn delete(&mut self, id: u64) {
-        self.unknown.remove(&id);
-        let unflushed = self.find_unflushed(id);
-        let state = Arc::make_mut(&mut self.state);
-        if let Some((memtable, row)) = unflushed {
-            Arc::make_mut(&mut state.memtables[memtable]).mark_deleted(row);
-            return;
-        }
-        let flushed = state.segments.iter_mut().find_map(|slot| match &mut slot.content {
-            SegmentContent::Open(view) => view.find(id).map(|row| (view, row)),
-            SegmentContent::Closed(_) => None,
-        });
-        if let Some((view, row)) = flushed {
-            view.mark_deleted(row);
-            return;
-        }
-        for slot in &mut state.segments {
-            if let SegmentContent::Closed(closed) = &mut slot.content {
-                closed.add_pending_delete(id);
-            }
-        }
-    }
 
     /// Returns the memtable and the row of an unflushed point.
     fn find_unflushed(&self, id: u64) -> Option<(usize, u32)> {
-        let tables = self.tables.iter().enumerate().rev();
-        let mut rows =
-            tables.filter_map(|(memtable, table)| table.get(&id).map(|&row| (memtable, row)));
-        rows.find(|&(memtable, row)| !self.state.memtables[memtable].is_deleted(row))
+        let memtables = self.memtables.iter().enumerate().rev();
+        let mut rows = memtables.filter_map(|(at, memtable)| Some((at, memtable.find(id)?)));
+        rows.next()
     }
 
+    /// Returns the place of a point.
     pub(super) fn find(&self, id: u64) -> Option<PointLocation> {
         if let Some((memtable, row)) = self.find_unflushed(id) {
-            return self.state.memtables[memtable].row(row).cloned().map(PointLocation::Memtable);
+            return self.memtables[memtable].row(row).cloned().map(PointLocation::Memtable);
         }
-        let mut views = self.state.open().map(|(_, _, view)| view);
+        let mut views = self.open().map(|(_, _, view)| view);
         views.find_map(|view| view.find(id).map(|row| PointLocation::Segment(view.clone(), row)))
     }
 
-    /// Returns the reason why a point that [`LiveState::find`] does not return may still exist;
-    /// `None` if it certainly does not exist.
+    /// Returns the reason why a point that [`CollectionState::find`] does not return may still
+    /// exist; `None` if it certainly does not exist.
     pub(super) fn doubt(&self, id: u64) -> Option<Error> {
         if let Some(&log) = self.unknown.get(&id) {
             let name = CollectionFile::Log(log).name();
@@ -319,7 +240,7 @@ impl LiveState {
     }
 
     fn doubt_of_segments(&self, id: u64) -> Option<Error> {
-        self.state.segments.iter().find_map(|slot| {
+        self.segments.iter().find_map(|slot| {
             let name = || CollectionFile::Segment(slot.number).name();
             match &slot.content {
                 SegmentContent::Open(view) => {
@@ -343,11 +264,108 @@ impl LiveState {
             }
         })
     }
+}
+
+pub(super) enum PointLocation {
+    Memtable(Arc<MemtableRow>),
+    Segment(SegmentView, u32),
+}
+
+/// Current state, and its changes.
+#[derive(Debug)]
+pub(super) struct LiveState {
+    pub(super) state: Arc<CollectionState>,
+}
+
+impl LiveState {
+    pub(super) fn new(segments: Vec<SegmentSlot>, log: u64) -> LiveState {
+        let state = CollectionState {
+            segments,
+            memtables: vec![Arc::new(Memtable::new(log))],
+            unknown: Arc::default(),
+            doubtful: Arc::default(),
+        };
+        LiveState { state: Arc::new(state) }
+    }
+
+    /// Replaces the only memtable, which is empty, by one whose changes are in the log `log`.
+    pub(super) fn restart(&mut self, log: u64) {
+        Arc::make_mut(&mut self.state).memtables = vec![Arc::new(Memtable::new(log))];
+    }
+
+    /// Returns the memtable that takes new points.
+    pub(super) fn active(&self) -> &Memtable {
+        // There is always one: a flush removes only frozen memtables.
+        &self.state.memtables[self.state.memtables.len() - 1]
+    }
+
+    /// Returns a segment that is not open and has room for no more pending deletes.
+    pub(super) fn full_pending_deletes(&self) -> Option<&SegmentSlot> {
+        let full = |slot: &&SegmentSlot| match &slot.content {
+            SegmentContent::Closed(closed) => closed.pending_deletes.len() >= PENDING_DELETES_MAX,
+            SegmentContent::Open(_) => false,
+        };
+        self.state.segments.iter().find(full)
+    }
+
+    /// Replaces the point of the row's id. Returns the block that the row completed, for
+    /// [`RowBlock::sketch`], which should not run under a lock that queries wait for.
+    pub(super) fn upsert(&mut self, row: MemtableRow) -> Option<Arc<RowBlock>> {
+        self.delete(row.id);
+        let state = Arc::make_mut(&mut self.state);
+        let memtable = Arc::make_mut(state.memtables.last_mut()?);
+        memtable.push(Arc::new(row));
+        memtable.completed()
+    }
+
+    /// Marks a point as unknown because a change of it is lost with `log`.
+    pub(super) fn mark_unknown(&mut self, id: u64, log: u64) {
+        self.delete(id);
+        self.change_unknown(|unknown| {
+            unknown.insert(id, log);
+        });
+    }
+
+    /// Changes the points of which a change is lost.
+    pub(super) fn change_unknown(&mut self, change: impl FnOnce(&mut HashMap<u64, u64>)) {
+        change(Arc::make_mut(&mut Arc::make_mut(&mut self.state).unknown));
+    }
+
+    /// Changes the logs that lost changes of unknown points.
+    pub(super) fn change_doubtful(&mut self, change: impl FnOnce(&mut BTreeSet<u64>)) {
+        change(Arc::make_mut(&mut Arc::make_mut(&mut self.state).doubtful));
+    }
+
+    pub(super) fn delete(&mut self, id: u64) {
+        if self.state.unknown.contains_key(&id) {
+            self.change_unknown(|unknown| {
+                unknown.remove(&id);
+            });
+        }
+        let unflushed = self.state.find_unflushed(id);
+        let state = Arc::make_mut(&mut self.state);
+        if let Some((memtable, row)) = unflushed {
+            Arc::make_mut(&mut state.memtables[memtable]).mark_deleted(row);
+            return;
+        }
+        let flushed = state.segments.iter_mut().find_map(|slot| match &mut slot.content {
+            SegmentContent::Open(view) => view.find(id).map(|row| (view, row)),
+            SegmentContent::Closed(_) => None,
+        });
+        if let Some((view, row)) = flushed {
+            view.mark_deleted(row);
+            return;
+        }
+        for slot in &mut state.segments {
+            if let SegmentContent::Closed(closed) = &mut slot.content {
+                closed.add_pending_delete(id);
+            }
+        }
+    }
 
     /// Freezes the active memtable and starts a new one.
     pub(super) fn freeze(&mut self, log: u64) {
         Arc::make_mut(&mut self.state).memtables.push(Arc::new(Memtable::new(log)));
-        self.tables.push(HashMap::new());
     }
 
     /// Replaces the oldest memtable by a segment, or by nothing if it had no live rows.
@@ -355,7 +373,6 @@ impl LiveState {
         let state = Arc::make_mut(&mut self.state);
         state.segments.extend(slot);
         state.memtables.remove(0);
-        self.tables.remove(0);
     }
 
     /// Replaces the segments with the numbers `old` by one segment, or by none.

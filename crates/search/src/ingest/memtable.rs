@@ -4,8 +4,11 @@
 //! it changes: a list of pointers to blocks, the last block of pointers to rows, one chunk of the
 //! bitmap. Rows are never copied.
 
+use std::collections::HashMap;
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
+
+use parking_lot::Mutex;
 
 use super::sketch::{BlockSketch, SketchQuery};
 use crate::budget::BudgetReservation;
@@ -20,7 +23,9 @@ const BLOCK_ROWS: usize = 256;
 const AHEAD: usize = 4;
 /// Values of an embedding to prefetch; the processor prefetches the rest itself.
 const AHEAD_VALUES: usize = 256;
-/// Bytes of a row besides its content: pointers, lengths, the entry in the table of ids.
+/// Number of no row.
+const NO_ROW: u32 = u32::MAX;
+/// Bytes of a row besides its content: pointers, lengths, the entries in the table of ids.
 const ROW_OVERHEAD_BYTES: u64 = 192;
 
 /// Point in memory. Its memory is reserved until the last reference is dropped.
@@ -56,6 +61,33 @@ impl RowBlock {
     }
 }
 
+/// Rows of each id, live or deleted.
+#[derive(Debug, Default)]
+struct IdTable {
+    /// Newest row of each id.
+    newest: HashMap<u64, u32>,
+    /// Row before each row that has the same id, or [`NO_ROW`].
+    earlier: Vec<u32>,
+}
+
+impl IdTable {
+    /// Adds the next row.
+    fn push(&mut self, id: u64) {
+        let row = self.earlier.len() as u32;
+        self.earlier.push(self.newest.insert(id, row).unwrap_or(NO_ROW));
+    }
+
+    /// Returns the newest row of an id among the first `rows`.
+    fn find(&self, id: u64, rows: u32) -> Option<u32> {
+        let mut row = *self.newest.get(&id)?;
+        while row >= rows {
+            // There is no entry for `NO_ROW`.
+            row = *self.earlier.get(row as usize)?;
+        }
+        Some(row)
+    }
+}
+
 /// Rows in the order of their writes, with deletes.
 #[derive(Clone, Debug)]
 pub(crate) struct Memtable {
@@ -66,6 +98,9 @@ pub(crate) struct Memtable {
     rows: u32,
     bytes: u64,
     deleted: Deletes,
+    /// Rows of each id, which all states of the memtable share. It may have newer rows than this
+    /// state.
+    ids: Arc<Mutex<IdTable>>,
 }
 
 impl Memtable {
@@ -78,6 +113,7 @@ impl Memtable {
             rows: 0,
             bytes: 0,
             deleted: Deletes::none(MEMTABLE_ROWS_MAX),
+            ids: Arc::default(),
         }
     }
 
@@ -86,10 +122,11 @@ impl Memtable {
         self.begun
     }
 
-    /// Adds a row and returns its number. The caller keeps the number of rows below
-    /// [`MEMTABLE_ROWS_MAX`].
+    /// Adds a row to the newest state, and returns its number. The caller keeps the number of rows
+    /// below [`MEMTABLE_ROWS_MAX`].
     pub(crate) fn push(&mut self, row: Arc<MemtableRow>) -> u32 {
         self.bytes += row.held.bytes();
+        self.ids.lock().push(row.id);
         if (self.rows as usize).is_multiple_of(BLOCK_ROWS) {
             self.blocks.push(Arc::new(RowBlock {
                 rows: Vec::with_capacity(BLOCK_ROWS),
@@ -136,6 +173,12 @@ impl Memtable {
     /// Returns the bytes of memory of all rows, live or deleted.
     pub(crate) fn bytes(&self) -> u64 {
         self.bytes
+    }
+
+    /// Returns the live row of an id.
+    pub(crate) fn find(&self, id: u64) -> Option<u32> {
+        let row = self.ids.lock().find(id, self.rows)?;
+        (!self.is_deleted(row)).then_some(row)
     }
 
     /// Returns a row, live or deleted.
@@ -194,21 +237,41 @@ mod tests {
     use crate::budget::MemoryBudget;
     use crate::coarse::Metric;
 
+    fn add(budget: &Arc<MemoryBudget>, memtable: &mut Arc<Memtable>, id: u64) -> u32 {
+        let held = budget.reserve(row_bytes(2, 1, 0), "a row").unwrap();
+        let row = MemtableRow {
+            id,
+            embedding: Box::new([id as f32, 0.0]),
+            record: Box::new([1]),
+            payload: Box::new([]),
+            held,
+        };
+        Arc::make_mut(memtable).push(Arc::new(row))
+    }
+
+    #[test]
+    fn a_state_finds_its_own_row_of_an_id() {
+        let budget = MemoryBudget::new(1 << 20);
+        let mut memtable = Arc::new(Memtable::new(7));
+        let mut states = vec![memtable.clone()];
+        for row in 0..3 {
+            if row > 0 {
+                assert!(Arc::make_mut(&mut memtable).mark_deleted(row - 1));
+            }
+            assert_eq!(add(&budget, &mut memtable, 5), row);
+            states.push(memtable.clone());
+        }
+        let found: Vec<Option<u32>> = states.iter().map(|state| state.find(5)).collect();
+        assert_eq!(found, [None, Some(0), Some(1), Some(2)]);
+        assert!(Arc::make_mut(&mut memtable).mark_deleted(2));
+        assert_eq!([memtable.find(5), states[3].find(5), states[3].find(6)], [None, Some(2), None]);
+    }
+
     #[test]
     fn a_clone_keeps_its_rows() {
         let budget = MemoryBudget::new(1 << 20);
         let mut memtable = Arc::new(Memtable::new(7));
-        let add = |memtable: &mut Arc<Memtable>, id: u64| {
-            let held = budget.reserve(row_bytes(2, 1, 0), "a row").unwrap();
-            let row = MemtableRow {
-                id,
-                embedding: Box::new([id as f32, 0.0]),
-                record: Box::new([1]),
-                payload: Box::new([]),
-                held,
-            };
-            Arc::make_mut(memtable).push(Arc::new(row))
-        };
+        let add = |memtable: &mut Arc<Memtable>, id| add(&budget, memtable, id);
         for id in 0..300 {
             assert_eq!(add(&mut memtable, id), id as u32);
         }

@@ -2,6 +2,7 @@
 
 mod kill;
 mod map_model;
+mod one_version;
 mod shared_resources;
 
 use std::path::Path;
