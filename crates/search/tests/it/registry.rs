@@ -1,5 +1,6 @@
 //! Registries: names, broken collections, changes of points by name.
 
+mod answers_model;
 mod kill;
 mod map_model;
 mod one_version;
