@@ -111,7 +111,7 @@ pub use resources::Resources;
 pub use scan::{
     SCAN_TIME_MAX, SLICE_MAX, SliceOutcome, forget_progress, ignore_deadline, in_slice, until,
 };
-pub(crate) use scan::{begin_change, keep_long_filters};
+pub(crate) use scan::{begin_change, keep_long_filters, on_one_state};
 pub use search::{CollectionQuery, SearchThread};
 pub use slice_progress::SliceProgress;
 pub use stall::StallStats;

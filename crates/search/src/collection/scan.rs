@@ -138,6 +138,15 @@ pub(super) fn progress_of_one_state() -> Option<Arc<SliceProgress>> {
     if LIMIT.get().has_one_state { progress() } else { None }
 }
 
+/// Runs `work`, all reads of which use one state of each collection, as those of [`in_slice`] do.
+pub(crate) fn on_one_state<T>(work: impl FnOnce() -> T) -> T {
+    let limit = LIMIT.get();
+    if limit.has_one_state {
+        return work();
+    }
+    limited(WorkLimit { has_one_state: true, ..limit }, Some(Arc::default()), work).0
+}
+
 /// Runs `work`, which evaluates one filter many times, without a pause. Keeps the rows of a filter
 /// that is too long for the cache until the end.
 pub(crate) fn keep_long_filters<T>(work: impl FnOnce() -> T) -> T {

@@ -14,7 +14,7 @@ use super::core::{SETTINGS, SETTINGS_KIND};
 use super::files::{self, CollectionSettings, StoredSettings};
 use super::media::FileLayout;
 use crate::collection::{
-    Collection, Facet, IDS_MAX, OrderedPoints, PointCount, PointOrder, PointParts,
+    Collection, Facet, IDS_MAX, OrderedPoints, PointCount, PointOrder, PointParts, on_one_state,
 };
 use crate::filter::Filter;
 use crate::ingest::StoredPoint;
@@ -250,8 +250,8 @@ impl NamedCollection {
             .collect()
     }
 
-    /// Returns at most `limit` points from `from` on that match `filter`, with the requested parts.
-    /// Damaged points are skipped.
+    /// Returns at most `limit` points from `from` on that match `filter`, with the requested parts,
+    /// all from one state. Damaged points are skipped.
     ///
     /// # Errors
     /// `InvalidArgument` for an invalid filter or a limit that is too large; otherwise the error of
@@ -269,6 +269,16 @@ impl NamedCollection {
                 IDS_MAX - 1
             )));
         }
+        on_one_state(|| self.page_from(from, limit, filter, parts))
+    }
+
+    fn page_from(
+        &self,
+        from: Option<&PointId>,
+        limit: usize,
+        filter: Option<&Filter>,
+        parts: PointParts,
+    ) -> Result<ScrollPage> {
         let mut scrolled = ScrollPage::default();
         let mut from = from.map_or(0, |id| self.internal(id));
         loop {
@@ -293,7 +303,7 @@ impl NamedCollection {
                 scrolled.next = self.first_from(after, filter, &mut scrolled.partial)?;
                 return Ok(scrolled);
             }
-            // Some were damaged or removed meanwhile, so there is room for more.
+            // Some were damaged, so there is room for more.
             from = after;
         }
     }

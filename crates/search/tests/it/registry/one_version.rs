@@ -33,6 +33,42 @@ fn change_all(named: &NamedCollection) {
 }
 
 #[test]
+fn points_of_a_page_match_its_filter() {
+    // A page takes so long that some of its points change meanwhile.
+    const MANY: u64 = 800;
+    const PAGES: usize = 40;
+    let directory = tempfile::tempdir().unwrap();
+    let registry = open(directory.path());
+    let named = registry.create("c", settings()).unwrap();
+    let put_colour = |shade: u64| {
+        let payload = object(json!({"colour": shade}));
+        let point = |number| FetchedPoint { payload: payload.clone(), ..version(number, 0) };
+        put(&named, &(0..MANY).map(point).collect::<Vec<_>>()).unwrap();
+    };
+    put_colour(1);
+    let stop = AtomicBool::new(false);
+    // A failed read does not set `stop`.
+    let deadline = Instant::now() + TIMEOUT;
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            for shade in (1..3).cycle() {
+                put_colour(shade);
+                if stop.load(Ordering::Relaxed) || Instant::now() > deadline {
+                    return;
+                }
+            }
+        });
+        let others = (0..PAGES).flat_map(|_| {
+            let page = named.scroll(None, 1000, Some(&colour(1)), PointParts::PAYLOAD).unwrap();
+            page.points.into_iter().filter(|point| point.payload["colour"] != 1)
+        });
+        let others = others.count();
+        stop.store(true, Ordering::Relaxed);
+        assert_eq!(others, 0, "a point changed after its page was chosen");
+    });
+}
+
+#[test]
 fn a_request_reads_one_version_of_each_point() {
     for is_flushed in [false, true] {
         let directory = tempfile::tempdir().unwrap();
