@@ -204,7 +204,7 @@ fn check_times(args: &DemoArgs, default: Option<Duration>) -> Result<Option<Dura
 
 fn print_next_step(program: &Path) {
     println!(
-        "\nTo serve a model yourself: {} demo --export .    # writes a small model and the commands for it",
+        "\nTo serve a model yourself: {} demo --export .    # writes a small model, and prints the commands for it",
         command(program)
     );
 }

@@ -1,8 +1,8 @@
 //! State that the modules of a collection share, and the order of its locks.
 //!
-//! Order of locks, outermost first: `flushing` or `merging`, `publisher`, `writer`, `live`, the table
-//! of ids of a memtable. Queries take only `live`, to copy one pointer, and such a table, to find a
-//! point by its id.
+//! Order of locks, outermost first: `flushing` or `merging`, `publisher`, `writer`, `live`, the
+//! table of ids of a memtable. Queries take only `live`, to copy one pointer, and such a table, to
+//! find a point by its id.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::sync::Arc;
@@ -209,7 +209,10 @@ impl Collection {
     /// its first read, so that scores, payloads and embeddings of a response belong together. Other
     /// callers get the current state.
     pub(super) fn read_state(&self) -> Arc<CollectionState> {
-        scan::progress_of_one_state().map_or_else(|| self.state(), |work| work.state_of(self))
+        match scan::progress_of_one_state() {
+            Some(work) => work.state_of(&self.identity, || self.state()),
+            None => self.state(),
+        }
     }
 
     /// Returns a file number that no file has.

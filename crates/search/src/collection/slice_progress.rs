@@ -5,9 +5,6 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 
-use super::inner::Collection;
-use super::state::CollectionState;
-
 /// Progress of one work in slices: one value of each type, and the states that it reads. The work
 /// finds them again in its next slice, and threads that do parts of the work share them.
 #[derive(Default)]
@@ -18,9 +15,9 @@ pub struct SliceProgress {
 
 /// State of a collection that a work reads.
 struct ReadState {
-    /// [`Collection::identity`].
+    /// Identity of the collection.
     collection: Arc<()>,
-    state: Arc<CollectionState>,
+    state: Arc<dyn Any + Send + Sync>,
 }
 
 impl SliceProgress {
@@ -40,15 +37,20 @@ impl SliceProgress {
         self.values.lock().clear();
     }
 
-    /// Returns the state of a collection at the first call for it.
-    pub(super) fn state_of(&self, collection: &Collection) -> Arc<CollectionState> {
+    /// Returns the state of the collection with an identity: the result of `current` at the first
+    /// call for the collection.
+    pub(super) fn state_of<T: Send + Sync + 'static>(
+        &self,
+        collection: &Arc<()>,
+        current: impl FnOnce() -> Arc<T>,
+    ) -> Arc<T> {
         let mut states = self.states.lock();
-        let is_known = |known: &&ReadState| Arc::ptr_eq(&known.collection, &collection.identity);
-        if let Some(known) = states.iter().find(is_known) {
-            return known.state.clone();
+        let known = states.iter().find(|known| Arc::ptr_eq(&known.collection, collection));
+        if let Some(state) = known.and_then(|known| known.state.clone().downcast::<T>().ok()) {
+            return state;
         }
-        let state = collection.state();
-        states.push(ReadState { collection: collection.identity.clone(), state: state.clone() });
+        let state = current();
+        states.push(ReadState { collection: collection.clone(), state: state.clone() });
         state
     }
 }
