@@ -69,11 +69,11 @@ fn each_command_has_help_that_fits_a_terminal() {
 fn explanations_are_wrapped_once() {
     for (command, begins) in [
         (&["serve"][..], "A directory with numbered version directories is a model"),
-        (&["serve"], "The settings file has the same names"),
+        (&["serve"], "The settings file uses the names of the flags"),
         (&["audio"], "Exit status 1"),
         (&["images"], "The server does the work"),
         (&["images", "index"], "Each image is named by its path"),
-        (&["images", "search"], "Two stages: "),
+        (&["images", "search"], "A search has two stages. "),
         (&["tune"], "A file of --requests"),
     ] {
         let help = run(&[command, &["--help"]].concat()).stdout;
