@@ -109,7 +109,9 @@ impl FilterData {
     /// Returns the queries of all selectivities, and last those on half of the clusters.
     pub(super) fn cases(&self, queries: usize) -> Vec<FilterCase> {
         let mut random = RandomSequence::new(43);
-        let names = ["tenant", "0.1%", "1%", "10%", "50%", "half_clusters"];
+        // A filter on one of 10,000 tenants has the next smaller share.
+        let tenant = if self.tenant_count == 10_000 { "0.01%" } else { "tenant" };
+        let names = [tenant, "0.1%", "1%", "10%", "50%", "half_clusters"];
         let case = |name| FilterCase {
             name,
             queries: (0..queries).map(|at| self.query(name, at, &mut random)).collect(),
@@ -123,7 +125,7 @@ impl FilterData {
             RowCondition::Score(from, from + width)
         };
         let condition = match name {
-            "tenant" => RowCondition::Tenant((at % self.tenant_count) as u32),
+            "tenant" | "0.01%" => RowCondition::Tenant((at % self.tenant_count) as u32),
             "0.1%" => score(0.001),
             "1%" => score(0.01),
             "10%" => score(0.1),
@@ -219,7 +221,6 @@ mod tests {
         let share = |name: &str| {
             cases.iter().find(|case| case.name == name).map(|case| case.allowed_share(2000))
         };
-        // A hundred tenants, not the ten thousand of the published run.
         assert!(share("tenant").is_some_and(|share| (0.005..0.02).contains(&share)));
         assert!(share("50%").is_some_and(|share| (0.4..0.6).contains(&share)));
         for query in cases.iter().flat_map(|case| &case.queries) {
@@ -234,5 +235,6 @@ mod tests {
         for (at, condition) in conditions.iter().enumerate() {
             assert!(!conditions[..at].contains(condition), "{condition:?} is not new");
         }
+        assert_eq!(FilterData::generate(1000, 4, 10_000).cases(1)[0].name, "0.01%");
     }
 }
