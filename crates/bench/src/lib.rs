@@ -11,7 +11,6 @@ mod bare;
 pub mod batch;
 mod burner;
 pub mod crash;
-mod disk_space;
 pub mod duplicates;
 pub mod filter;
 pub mod fingerprints;

@@ -3,13 +3,13 @@
 use std::fs::{File, TryLockError};
 use std::path::{Path, PathBuf};
 
-use base::units::format_bytes;
 use base::{Error, Result, VersionNumber};
 
+use crate::disk_space::check_space;
 use crate::run_folder::RunFolder;
 
-/// Free disk space that making a model leaves.
-const DISK_SPARE_BYTES: u64 = 1 << 30;
+/// Remedy of a full disk for [`check_space`].
+pub const REMEDY: &str = "free some, choose a smaller model, or another directory with --cache-dir";
 
 /// Returns the directory `key` of `cache_dir`. If it does not exist, `make` writes into an empty
 /// directory beside it that is renamed when complete. So an existing directory is complete.
@@ -28,7 +28,7 @@ pub fn ensure(
         return Ok(dir);
     }
     std::fs::create_dir_all(&models).map_err(|e| Error::io(&models, &e))?;
-    check_space(&models, bytes)?;
+    check_space(&models, bytes, REMEDY)?;
     let part = models.join(format!("{key}.part"));
     remove(&part)?;
     std::fs::create_dir(&part).map_err(|e| Error::io(&part, &e))?;
@@ -39,25 +39,6 @@ pub fn ensure(
     }
     std::fs::rename(&part, &dir).map_err(|e| Error::io(&dir, &e))?;
     Ok(dir)
-}
-
-/// Checks that `bytes` fit the disk of `dir` and leave [`DISK_SPARE_BYTES`].
-///
-/// # Errors
-/// `ResourceExhausted` if they do not.
-pub fn check_space(dir: &Path, bytes: u64) -> Result<()> {
-    let disk = rustix::fs::statvfs(dir).map_err(|e| Error::io(dir, &e.into()))?;
-    let free = disk.f_bavail.saturating_mul(disk.f_frsize);
-    if free < bytes.saturating_add(DISK_SPARE_BYTES) {
-        return Err(Error::exhausted(format!(
-            "{}: {} free, {} and 1 GiB to spare are needed; free some, choose a smaller model, or another directory with \
-             --cache-dir",
-            dir.display(),
-            format_bytes(free),
-            format_bytes(bytes)
-        )));
-    }
-    Ok(())
 }
 
 /// Creates the empty directory `path`. Removes an existing one with its content.

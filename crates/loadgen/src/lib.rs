@@ -25,6 +25,7 @@ macro_rules! println {
 pub mod cache;
 pub mod connection;
 pub mod cpu_group;
+pub mod disk_space;
 pub mod drive;
 pub mod endpoint;
 pub mod machine;

@@ -12,7 +12,8 @@ use toml::Table;
 
 use super::write;
 use loadgen::BenchEnv;
-use loadgen::cache::{TemporaryDir, check_space, disk_bytes};
+use loadgen::cache::{self, TemporaryDir, disk_bytes};
+use loadgen::disk_space::check_space;
 
 /// Keys of the model's own settings that choose the served versions; "versions" is another name
 /// of "policy". A point serves the newest version in any case, without golden requests, whose file
@@ -154,7 +155,7 @@ fn mappable(
     });
     let root = run.join(format!("tune-{}{CONVERTED}", std::process::id()));
     let copy = TemporaryDir::create(root.clone())?;
-    check_space(&root, disk_bytes(&dir))?;
+    check_space(&root, disk_bytes(&dir), cache::REMEDY)?;
     let options = PublishOptions {
         source: dir,
         dest_root: root,
@@ -227,7 +228,7 @@ mod tests {
             cache_dir: dir.path().into(),
         };
         let error = mappable(&version, 1, &env).unwrap_err();
-        assert!(error.message().contains("1 GiB to spare are needed"), "{error}");
+        assert!(error.message().contains("are needed; free some"), "{error}");
         assert!(!abandoned.exists());
         assert_eq!(std::fs::read_dir(dir.path().join("run")).unwrap().count(), 0);
     }

@@ -19,11 +19,11 @@ use clap::Args;
 use os::{Pacer, Rate};
 use search::registry::{NamedCollection, Registry};
 
-use crate::disk_space::check_space;
 use crate::report::BenchReport as _;
 use crate::settle::flush_and_settle;
 use collection::COLLECTION;
 use loadgen::BenchEnv;
+use loadgen::disk_space::check_space;
 use loadgen::machine::NoiseWatch;
 use loadgen::report::StepProgress;
 use loadgen::run_folder::RunFolder;

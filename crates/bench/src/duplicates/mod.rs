@@ -18,11 +18,11 @@ use search::registry::{
 };
 use serde::Serialize;
 
-use crate::disk_space::check_space;
 use crate::report::BenchReport;
 use crate::settle::{QUIET_TIMES, flush_and_settle, upsert};
 use data::DuplicateData;
 use loadgen::BenchEnv;
+use loadgen::disk_space::check_space;
 use loadgen::machine::{NoiseWatch, RunContext, rss_kb_of};
 use loadgen::println;
 use loadgen::report::StepProgress;

@@ -21,10 +21,10 @@ use loadgen::machine::NoiseWatch;
 use loadgen::report::StepProgress;
 use loadgen::run_folder::RunFolder;
 
-use crate::disk_space::check_space;
 use crate::peer_process::BUILD_LIMIT_MAX;
 use crate::report::BenchReport as _;
 use data::FilterData;
+use loadgen::disk_space::check_space;
 use ours::{CaseFigures, OurCollection};
 use peers::FilterWork;
 use report::{CaseResult, FilterReport, Measured};

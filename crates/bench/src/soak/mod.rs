@@ -25,7 +25,8 @@ use demo::ctr::Ctr;
 use demo::traffic::Traffic;
 use growth::{SoakReport, SwapTrace};
 use loadgen::BenchEnv;
-use loadgen::cache::{self, TemporaryDir, check_space};
+use loadgen::cache::{self, TemporaryDir};
+use loadgen::disk_space::check_space;
 use loadgen::drive::SampleSink;
 use loadgen::machine::{NoiseWatch, descriptors_of, rss_kb_of, threads_of};
 use loadgen::report::StepProgress;
@@ -155,7 +156,7 @@ pub fn run(args: &SoakArgs, env: &BenchEnv) -> Result<()> {
     let scratch = TemporaryDir::create(env.cache_dir.join("run").join("soak-cache"))?;
     let cache_dir = scratch.path().to_owned();
     if args.convert {
-        check_space(&cache_dir, args.converted_bytes())?;
+        check_space(&cache_dir, args.converted_bytes(), cache::REMEDY)?;
     }
     let mut server_args: Vec<String> = ["--poll", "50ms", "--cache-dir"].map(String::from).into();
     server_args.push(cache_dir.display().to_string());

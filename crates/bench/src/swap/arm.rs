@@ -18,8 +18,9 @@ use super::timeline::Timeline;
 use super::{SwapArgs, SwapArm};
 use crate::burner::burn_idle;
 use loadgen::BenchEnv;
-use loadgen::cache::{TemporaryDir, check_space};
+use loadgen::cache::{self, TemporaryDir};
 use loadgen::cpu_group::CpuGroup;
+use loadgen::disk_space::check_space;
 use loadgen::drive::{RequestSample, SampleSink};
 use loadgen::machine::{Noise, NoiseWatch};
 use loadgen::samples::{KeptSamples, SampleLog, Tally};
@@ -99,7 +100,7 @@ impl SwapSetup<'_> {
         let root = TemporaryDir::create(self.env.cache_dir.join("run").join("swap-store"))?;
         let copies = root.path().join("copies");
         let limit = self.args.bytes * store::CACHED_HALVES / 2;
-        check_space(root.path(), limit)?;
+        check_space(root.path(), limit, cache::REMEDY)?;
         args.extend(["--cache-dir".to_owned(), copies.display().to_string()]);
         args.extend(["--store-cache".to_owned(), limit.to_string()]);
         BenchStore::start(kind, self.env, root, self.args.python.as_deref()).map(Some)

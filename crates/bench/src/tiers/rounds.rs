@@ -12,9 +12,9 @@ use super::subject::{Maker, SegmentSizes, TierShape, segment_name, write_segment
 use super::turn::{TurnOrder, TurnResult};
 use super::worker::{TierArm, WorkerJob};
 use super::{DATA, DISK_SPARE_BYTES, TierRecords, TiersArgs};
-use crate::disk_space::free_bytes;
 use loadgen::BenchEnv;
 use loadgen::cache;
+use loadgen::disk_space::free_bytes;
 use loadgen::machine::memory_bytes;
 use loadgen::report::StepProgress;
 use loadgen::settle::settle;

@@ -11,10 +11,10 @@ use base::{Error, Result};
 use clap::Args;
 
 use super::{folder, images};
-use crate::disk_space::check_space;
 use crate::report::BenchReport as _;
 use gallery::Gallery;
 use loadgen::BenchEnv;
+use loadgen::disk_space::check_space;
 use loadgen::machine::NoiseWatch;
 use loadgen::report::StepProgress;
 use report::IdentifyReport;

@@ -16,7 +16,7 @@ const MEMORY_TYPES: [u64; 2] = [0x0102_1994, 0x8584_58f6];
 ///
 /// # Errors
 /// `ResourceExhausted` if they do not fit.
-pub(crate) fn check_space(directory: &Path, bytes: u64, remedy: &str) -> Result<()> {
+pub fn check_space(directory: &Path, bytes: u64, remedy: &str) -> Result<()> {
     let free = free_bytes(directory)?;
     let needed = bytes.saturating_add(bytes.min(SPARE_BYTES_MAX));
     if needed <= free {
@@ -34,7 +34,7 @@ pub(crate) fn check_space(directory: &Path, bytes: u64, remedy: &str) -> Result<
 ///
 /// # Errors
 /// The errors of the file system.
-pub(crate) fn free_bytes(directory: &Path) -> Result<u64> {
+pub fn free_bytes(directory: &Path) -> Result<u64> {
     let found = directory.ancestors().find(|path| path.is_dir()).unwrap_or(Path::new("."));
     let disk = rustix::fs::statvfs(found).map_err(|e| Error::io(found, &e.into()))?;
     Ok(disk.f_bavail.saturating_mul(disk.f_frsize))
@@ -42,7 +42,7 @@ pub(crate) fn free_bytes(directory: &Path) -> Result<u64> {
 
 /// Returns true if the file system of `directory` keeps files in memory, as /tmp does on some
 /// systems. `directory` need not exist yet.
-pub(crate) fn is_in_memory(directory: &Path) -> bool {
+pub fn is_in_memory(directory: &Path) -> bool {
     let found = directory.ancestors().find(|path| path.is_dir()).unwrap_or(Path::new("."));
     rustix::fs::statfs(found).is_ok_and(|disk| MEMORY_TYPES.contains(&(disk.f_type as u64)))
 }
