@@ -31,6 +31,7 @@ from features import (
     Summary,
     is_utf8,
     job_of_arguments,
+    message_of,
     sources,
 )
 
@@ -177,7 +178,7 @@ def main() -> None:
     try:
         print(run(*arguments).text())
     except (JobError, ray.exceptions.RayError) as error:
-        raise SystemExit(f"{error}\n{CONTINUES}") from None
+        raise SystemExit(f"{message_of(error)}\n{CONTINUES}") from None
     except KeyboardInterrupt:
         raise SystemExit(f"interrupted\n{CONTINUES}") from None
 

@@ -9,6 +9,7 @@ import json
 import os
 import pathlib
 import random
+import re
 import sys
 import threading
 import time
@@ -52,6 +53,12 @@ class ImageError(Exception):
 
 class JobError(Exception):
     """A failure that every other image would meet too."""
+
+
+def message_of(error: Exception) -> str:
+    """Returns the message of the JobError in the traceback that an error of Ray has as its text, or all of the text."""
+    found = re.search(r"^(?:\w+\.)?JobError: (.+)$", str(error), re.MULTILINE)
+    return found[1] if found else str(error)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -128,6 +128,12 @@ def test_servers_that_do_not_answer_end_all_requests(serve, capsys):
     assert extraction.servers.failures[server.url] == 0
 
 
+def test_message_of_an_error_of_ray():
+    text = "ray::MapWorker()\n  raise JobError\nfeatures.JobError: given up: 503 busy\n\nThe above exception\n"
+    assert features.message_of(RuntimeError(text)) == "given up: 503 busy"
+    assert features.message_of(RuntimeError("the node is gone")) == "the node is gone"
+
+
 @pytest.mark.parametrize(
     "arguments,message",
     [(["127.0.0.1:8501", "."], "127.0.0.1:8501 is not a URL such as"), (["http://host", "/no/such"], "no such folder")],
