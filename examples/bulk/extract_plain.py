@@ -80,7 +80,8 @@ class Run:
         pending: dict[concurrent.futures.Future, str] = {}
         for source in images:
             pending[self.extractors.submit(self.extract, source)] = source
-            if len(pending) >= QUEUED_MAX * self.job.images_at_once:
+            # A call may return because a batch was written.
+            while len(pending) >= QUEUED_MAX * self.job.images_at_once:
                 yield from self.done(pending)
         while pending:
             yield from self.done(pending)
@@ -90,7 +91,8 @@ class Run:
 
     def done(self, pending: dict[concurrent.futures.Future, str]) -> Iterator[tuple[str, dict]]:
         first = concurrent.futures.FIRST_COMPLETED
-        finished = concurrent.futures.wait([*pending, *self.writes], return_when=first).done
+        # Batches are recorded in their order, so a later one that is written must not end the wait.
+        finished = concurrent.futures.wait([*pending, *self.writes[:1]], return_when=first).done
         self.collect(WRITES_MAX)
         for future in finished & pending.keys():
             source = pending.pop(future)

@@ -1,5 +1,6 @@
 """The parts that the recipes of bulk extraction share, against servers of these tests."""
 
+import concurrent.futures
 import dataclasses
 import email.utils
 import http.server
@@ -167,6 +168,32 @@ def test_written_points_are_recorded_while_others_are_extracted(serve, tmp_path,
     made = dataclasses.replace(job(serve(answer)), concurrency=1, progress=progress)
     summary = extract_plain.run(made, str(folder))
     assert (len(recorded), summary.added, len(progress.read_text().splitlines())) == (2, 4, 4)
+
+
+def test_a_batch_that_waits_queues_no_more_images(tmp_path, monkeypatch):
+    made = BulkJob(["http://host"], ["http://host"], "photos", "m", concurrency=1, progress=tmp_path / "progress.jsonl")
+    run = extract_plain.Run(made)
+    later = concurrent.futures.Future()
+    later.set_result(features.WrittenBatch())
+    run.writes = [concurrent.futures.Future(), later]
+    queued = []
+    wait = concurrent.futures.wait
+
+    def finish_one(futures: list[concurrent.futures.Future], return_when: str):
+        if not any(future.done() for future in futures):
+            next(future for future in queued if not future.done()).set_result({"id": len(queued)})
+        return wait(futures, return_when=return_when)
+
+    class Extractors:
+        def submit(self, *_) -> concurrent.futures.Future:
+            queued.append(concurrent.futures.Future())
+            assert sum(not future.done() for future in queued) <= extract_plain.QUEUED_MAX
+            return queued[-1]
+
+    monkeypatch.setattr(concurrent.futures, "wait", finish_one)
+    run.extractors = Extractors()
+    assert len(list(run.extracted(map(str, range(20))))) == 20
+    run.progress.close()
 
 
 @pytest.mark.parametrize("status,error", [(400, ImageError), (413, ImageError), (401, JobError), (409, JobError)])
