@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use base::{ErrorKind, Result};
 
-use super::inner::{Collection, wait_for_last_reference};
+use super::inner::{Collection, wait_for_last_references};
 use super::state::{SegmentContent, SegmentSlot};
 use crate::codes::CodesPlace;
 use crate::rerank::Records;
@@ -51,7 +51,7 @@ impl Collection {
                 bytes = old.codes_on_medium(),
                 "codes are in memory"
             );
-            wait_for_last_reference(&old);
+            wait_for_last_references([&old]);
         }
         Ok(true)
     }
@@ -92,6 +92,12 @@ impl Collection {
         self.reopenable().iter().map(|segment| segment.movable_codes()).sum()
     }
 
+    /// Returns true if a request still holds the codes in memory that moved to the medium last.
+    /// Their memory is free once it ends.
+    pub(crate) fn is_freeing_codes(&self) -> bool {
+        self.moved.lock().strong_count() > 0
+    }
+
     /// Moves the codes of the segment with the most movable codes to the medium, which frees that
     /// memory. Returns false if there is no such segment, or if memory has no room to open it
     /// again.
@@ -110,12 +116,13 @@ impl Collection {
                 Ok(new) => {
                     let bytes = new.codes_on_medium();
                     if self.live.lock().replaced(&old, Arc::new(new)) {
+                        *self.moved.lock() = Arc::downgrade(&old);
                         tracing::info!(
                             name = old.name(),
                             bytes,
                             "memory is short: codes moved to the medium"
                         );
-                        wait_for_last_reference(&old);
+                        wait_for_last_references([&old]);
                         return Ok(true);
                     }
                 }

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use base::{Error, ErrorKind, Result};
 
-use super::inner::{Collection, PendingFile, wait_for_last_reference};
+use super::inner::{Collection, PendingFile, wait_for_last_references};
 use super::manifest::new_uuid;
 use super::names::CollectionFile;
 use super::options::headroom_bytes;
@@ -209,7 +209,7 @@ impl Collection {
         drop(live);
         self.count_piled();
         let published = self.publish();
-        wait_for_last_reference(&memtable);
+        wait_for_last_references([&memtable]);
         published
     }
 

@@ -5,8 +5,8 @@
 //! find a point by its id.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use base::{Error, Result};
@@ -28,7 +28,7 @@ use super::state::{CollectionState, LiveState};
 use crate::budget::{BudgetReservation, MemoryBudget};
 use crate::deletes::Deletes;
 use crate::rerank::{Records, SharedCaches};
-use crate::segment::{CodesOptions, Quarantined};
+use crate::segment::{CodesOptions, Quarantined, Segment};
 
 /// Maximum quarantined items kept by name. Further ones are only counted.
 const QUARANTINED_MAX: usize = 256;
@@ -75,6 +75,8 @@ pub struct Collection {
     pub(super) budget: Arc<MemoryBudget>,
     /// Place of the codes of segments.
     pub(super) codes: CodesOptions,
+    /// Segment whose codes moved to the medium last. A request may still hold them in memory.
+    pub(super) moved: Mutex<Weak<Segment>>,
     pub(super) pacer: Arc<Pacer>,
     pub(super) writer: Mutex<CollectionLogs>,
     pub(super) live: Mutex<LiveState>,
@@ -186,16 +188,19 @@ impl CollectionHealth {
     }
 }
 
-/// Longest wait of [`wait_for_last_reference`].
-const LAST_REFERENCE_WAIT_MAX: Duration = Duration::from_secs(2);
+/// Longest wait of [`wait_for_last_references`]. It is longer than most queries. A request that
+/// pauses keeps its state until it ends, and each flush and merge would wait for it.
+const LAST_REFERENCE_WAIT_MAX: Duration = Duration::from_millis(200);
 
-/// Waits up to [`LAST_REFERENCE_WAIT_MAX`] until the caller holds the last reference. Then the
-/// calling background thread frees the memory, which may hold 100,000 rows. Otherwise the query
-/// that used the rows last would free it.
-pub(super) fn wait_for_last_reference<T: ?Sized>(held: &Arc<T>) {
+/// Waits up to [`LAST_REFERENCE_WAIT_MAX`] for all of `held` until the caller holds the last
+/// references. Then the calling background thread frees the memory, which may hold 100,000 rows.
+/// Otherwise the query that used the rows last frees it.
+pub(super) fn wait_for_last_references<'a, T: 'a>(held: impl IntoIterator<Item = &'a Arc<T>>) {
     let deadline = Instant::now() + LAST_REFERENCE_WAIT_MAX;
-    while Arc::strong_count(held) > 1 && Instant::now() < deadline {
-        std::thread::sleep(Duration::from_millis(2));
+    for one in held {
+        while Arc::strong_count(one) > 1 && Instant::now() < deadline {
+            std::thread::sleep(Duration::from_millis(2));
+        }
     }
 }
 

@@ -79,7 +79,7 @@ use base::{Error, Result};
 use matching::index::EdgeScratch;
 use storage::{MediumKind, ReaderGroup};
 
-use self::inner::wait_for_last_reference;
+use self::inner::wait_for_last_references;
 use self::names::CollectionFile;
 use self::stall::Urgency;
 use self::state::{PointLocation, SegmentContent};
@@ -321,7 +321,7 @@ impl Collection {
         let published = self.publish();
         tracing::warn!(name, "a damaged segment was dropped; its points are lost");
         if let Some(segment) = served {
-            wait_for_last_reference(&segment);
+            wait_for_last_references([&segment]);
             self.caches.forget(segment.file().id());
             self.filters.forget(segment.uuid());
         }

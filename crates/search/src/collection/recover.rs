@@ -81,6 +81,7 @@ impl Collection {
             pacer: resources.pacer.clone(),
             disk: DiskGuard::new(options.disk_reserve),
             codes: CodesOptions::new(options.codes, &resources.segment_cache),
+            moved: Mutex::default(),
             options,
             memtable_bytes: resources.memtable_bytes,
             budget: resources.budget.clone(),

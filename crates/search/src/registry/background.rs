@@ -81,13 +81,19 @@ fn has_room_now(core: &RegistryCore, task: BackgroundTask, outcome: &Result<bool
 /// memory of these codes.
 fn make_room_for_merge(core: &RegistryCore, named: &NamedCollection) {
     let collections = core.ready();
-    // The memory of a merge is free again when it ends.
-    if collections.iter().any(|named| named.collection().is_merging()) {
+    // The memory of a merge is free again when it ends, and so is that of moved codes when the
+    // requests that use them end. Otherwise all codes would move for one slow request.
+    let is_freeing = || {
+        let mut open = collections.iter().map(|named| named.collection());
+        open.any(|collection| collection.is_merging() || collection.is_freeing_codes())
+    };
+    if is_freeing() {
         return;
     }
     let movable = collections.iter().map(|named| named.collection().movable_codes()).sum();
     let Some(needed) = named.collection().missing_for_merge(movable) else { return };
-    while core.resources.budget().free() < needed && !core.stopped() && core.move_codes() {}
+    let lacks_room = || core.resources.budget().free() < needed && !is_freeing();
+    while lacks_room() && !core.stopped() && core.move_codes() {}
 }
 
 /// Freezes memtables that are not full if they get no points or are old. Returns true if it froze
@@ -128,9 +134,11 @@ fn relieve(core: &RegistryCore) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Instant;
+
     use super::*;
     use crate::coarse::Metric;
-    use crate::collection::Merging;
+    use crate::collection::{Merging, SliceOutcome, in_slice};
     use crate::points::{NewPoint, PointId};
     use crate::registry::{CollectionSettings, RegistryOptions};
 
@@ -208,6 +216,18 @@ mod tests {
         assert_eq!(collection.movable_codes(), movable, "memory is free");
         let held = fill(needed - movable / 2);
         assert!(!collection.merge().unwrap(), "no room");
+        // A request that is not over keeps the codes of its state in memory.
+        let progress = Arc::default();
+        let later = Instant::now() + Duration::from_secs(3600);
+        let counted = in_slice(later, &progress, || collection.count());
+        assert_eq!(counted, SliceOutcome::Done(4 * ROWS));
+        for _ in 0..2 {
+            make_room_for_merge(&core, &named);
+            let segments = collection.status().segments;
+            let moved = segments.iter().filter(|segment| segment.codes_on_medium > 0).count();
+            assert_eq!(moved, 1, "its memory is not free yet");
+        }
+        drop(progress);
         make_room_for_merge(&core, &named);
         assert!(collection.movable_codes() < movable);
         assert!(collection.merge().unwrap());
