@@ -105,6 +105,8 @@ pub struct Collection {
     pub(super) unpublished: AtomicBool,
     /// Record caches, which must forget removed files.
     pub(super) caches: Arc<SharedCaches>,
+    /// Segments that left the state while requests used them.
+    pub(super) retired: Mutex<Vec<RetiredSegment>>,
     pub(super) health: Mutex<CollectionHealth>,
     /// Record of how far the logs are durable. Locked before `writer`, never after it.
     pub(super) progress: Mutex<LogProgress>,
@@ -163,6 +165,14 @@ pub(super) struct SegmentFiles {
     pub(super) unread_pending: Vec<u64>,
 }
 
+/// Segment that left the state, and the keys of its cached data.
+#[derive(Debug)]
+pub(super) struct RetiredSegment {
+    segment: Weak<Segment>,
+    file: u64,
+    uuid: [u8; 16],
+}
+
 /// Damage and errors for the operator.
 #[derive(Clone, Debug, Default)]
 pub(super) struct CollectionHealth {
@@ -205,6 +215,29 @@ pub(super) fn wait_for_last_references<'a, T: 'a>(held: impl IntoIterator<Item =
 }
 
 impl Collection {
+    /// Drops segments that left the state. Caches forget segments that no request uses; a later
+    /// call does that for the others, because their requests still use and fill these caches.
+    pub(super) fn retire(&self, segments: Vec<Arc<Segment>>) {
+        wait_for_last_references(&segments);
+        let record = |segment: &Arc<Segment>| RetiredSegment {
+            segment: Arc::downgrade(segment),
+            file: segment.file().id(),
+            uuid: segment.uuid(),
+        };
+        let left: Vec<RetiredSegment> = segments.iter().map(record).collect();
+        drop(segments);
+        let mut retired = self.retired.lock();
+        retired.extend(left);
+        retired.retain(|retired| {
+            let is_used = retired.segment.strong_count() > 0;
+            if !is_used {
+                self.caches.forget(retired.file);
+                self.filters.forget(retired.uuid);
+            }
+            is_used
+        });
+    }
+
     /// Returns the current state.
     pub(super) fn state(&self) -> Arc<CollectionState> {
         self.live.lock().state.clone()
@@ -336,6 +369,7 @@ impl Drop for Collection {
         self.record_progress_now();
         let live = self.live.get_mut();
         live.state.open().for_each(|(_, _, view)| self.caches.forget(view.segment.file().id()));
+        self.retired.get_mut().iter().for_each(|retired| self.caches.forget(retired.file));
     }
 }
 

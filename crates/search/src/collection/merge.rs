@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use base::{Error, ErrorKind, Result};
 
-use super::inner::{Collection, wait_for_last_references};
+use super::inner::Collection;
 use super::manifest::new_uuid;
 use super::names::CollectionFile;
 use super::options::Merging;
@@ -294,12 +294,8 @@ impl Collection {
         drop(health);
         self.events.notify();
         if outcome.is_ok() {
-            wait_for_last_references(views.iter().map(|view| &view.segment));
-            for view in &views {
-                // Queries that still used the segment may have cached parts of its file again.
-                self.caches.forget(view.segment.file().id());
-                self.filters.forget(view.segment.uuid());
-            }
+            // Queries that still used a segment may have cached parts of its file again.
+            self.retire(views.into_iter().map(|view| view.segment).collect());
         }
         outcome.map(|()| true)
     }

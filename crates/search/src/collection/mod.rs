@@ -79,14 +79,13 @@ use base::{Error, Result};
 use matching::index::EdgeScratch;
 use storage::{MediumKind, ReaderGroup};
 
-use self::inner::wait_for_last_references;
 use self::names::CollectionFile;
 use self::stall::Urgency;
 use self::state::{PointLocation, SegmentContent};
 use self::write::RoomPolicy;
 use crate::coarse::CoarseScratch;
 use crate::ingest::{Op, PointRef, StoredPoint};
-use crate::rerank::{Records, SearchLimits, Searcher};
+use crate::rerank::{SearchLimits, Searcher};
 use crate::segment::{PageCache, reader_options};
 
 pub use best::{QueryHit, QueryHits};
@@ -321,9 +320,7 @@ impl Collection {
         let published = self.publish();
         tracing::warn!(name, "a damaged segment was dropped; its points are lost");
         if let Some(segment) = served {
-            wait_for_last_references([&segment]);
-            self.caches.forget(segment.file().id());
-            self.filters.forget(segment.uuid());
+            self.retire(vec![segment]);
         }
         self.unquarantine(name);
         published

@@ -211,6 +211,26 @@ fn an_order_of_an_index_pauses_and_is_exact() {
 }
 
 #[test]
+fn a_request_keeps_the_rows_of_merged_segments() {
+    let root = tempfile::tempdir().unwrap();
+    let collection = collection(root.path());
+    let filter = below("late", 5.0);
+    let count = || collection.count_where(Some(&filter)).map(|counted| counted.count);
+    let progress = Arc::<SliceProgress>::default();
+    let (pauses, counted) = in_slices(&progress, &count);
+    assert!(pauses > 0);
+    // Many deleted rows, so that the first segment is written anew.
+    let ops: Vec<Op<'_>> = (0..600).map(Op::Delete).collect();
+    collection.apply(&ops).unwrap().commit().unwrap();
+    assert!(collection.merge().unwrap());
+    assert_eq!(in_slices(&progress, &count), (0, counted), "no payload is read again");
+    assert_eq!(collection.retired.lock().len(), 1);
+    drop(progress);
+    collection.retire(Vec::new());
+    assert!(collection.retired.lock().is_empty());
+}
+
+#[test]
 fn work_with_too_many_passes_does_not_pause() {
     let passes = KeptPasses::default();
     (0..PASSES_MAX).for_each(|pass| passes.keep(pass));

@@ -102,6 +102,7 @@ impl Collection {
             stop: AtomicBool::new(false),
             unpublished: AtomicBool::new(false),
             caches,
+            retired: Mutex::default(),
             health: Mutex::new(CollectionHealth::default()),
             progress: Mutex::new(progress),
             pins: Mutex::default(),
