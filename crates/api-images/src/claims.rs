@@ -41,6 +41,11 @@ impl Claims {
         drop(taken);
         Some(Claim { claims: self, ids })
     }
+
+    /// Returns the number of claimed ids.
+    pub(crate) fn claimed(&self) -> usize {
+        self.taken.lock().len()
+    }
 }
 
 impl Drop for Claim<'_> {

@@ -78,6 +78,12 @@ impl ImagesState {
         self.services.originals.use_store(store);
     }
 
+    /// Returns the number of images whose points are being written or removed. For tests.
+    #[doc(hidden)]
+    pub fn images_claimed(&self) -> usize {
+        self.services.writes.claimed()
+    }
+
     /// Continues to remove the originals of collections that the last process removed. This task
     /// and all later ones run on `runtime`.
     pub fn resume_removals(&self, runtime: &Handle) {

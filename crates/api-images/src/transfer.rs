@@ -103,24 +103,39 @@ impl WrittenPoints {
 }
 
 /// Writes the points of a request; durable once this returns. A wrong point refuses the whole
-/// request. After an error of the collection some points may have been written.
+/// request. After an error of the collection some points may have been written. If the write has to
+/// wait for another request with the same image, it moves to a thread for waits: a removal waits
+/// for the store of originals.
 ///
 /// # Errors
 /// Returns the errors of [`parse`] and [`ExpectedFeatures::check`], and the errors of the
-/// collection.
+/// collection; `ResourceExhausted` if too many requests wait.
 pub(crate) async fn write(
     services: &Arc<ImageServices>,
     wanted: CollectionSpec,
     body: Bytes,
 ) -> Result<WrittenPoints> {
     let registry = services.registry()?;
-    let own = services.clone();
-    let work = move || {
-        // The body has reserved the numbers of its points. Their records need at most its length.
-        let _records = own.requests.memory.reserve(body.len() as u64)?;
-        FeatureWrite { services: &own, registry: &registry, wanted }.run(parse(&body)?)
+    let attempt = |may_wait: bool| {
+        let own = services.clone();
+        let registry = registry.clone();
+        let wanted = wanted.clone();
+        let body = body.clone();
+        move || {
+            // The body has reserved the numbers of its points. Their records need at most its
+            // length.
+            let _records = own.requests.memory.reserve(body.len() as u64)?;
+            let write = FeatureWrite { services: &own, registry: &registry, wanted, may_wait };
+            write.run(parse(&body)?)
+        }
     };
-    let written = services.pool.run(work).await;
+    let written = match services.pool.run(attempt(false)).await {
+        Ok(None) => services.store_waits.run(attempt(true)).await,
+        written => written,
+    };
+    let written = written.and_then(|written| {
+        written.ok_or_else(|| Error::internal("a write of features that may wait did not wait"))
+    });
     match &written {
         Ok(written) => {
             (0..written.added + written.replaced).for_each(|_| services.count_put("added"));
@@ -134,10 +149,14 @@ struct FeatureWrite<'a> {
     services: &'a ImageServices,
     registry: &'a Registry,
     wanted: CollectionSpec,
+    /// True if it may wait for other requests with the same images.
+    may_wait: bool,
 }
 
 impl FeatureWrite<'_> {
-    fn run(mut self, points: Vec<PointFeatures>) -> Result<WrittenPoints> {
+    /// Writes the points. Returns `None` if that has to wait for another request with one of the
+    /// images and may not.
+    fn run(mut self, points: Vec<PointFeatures>) -> Result<Option<WrittenPoints>> {
         let existing = ImageCollection::existing(self.registry, &self.wanted)?;
         let expected = match &existing {
             Some(target) => ExpectedFeatures::of(target),
@@ -165,11 +184,21 @@ impl FeatureWrite<'_> {
         self.write(&target, &points)
     }
 
-    fn write(&self, target: &ImageCollection, points: &[CheckedFeatures]) -> Result<WrittenPoints> {
+    fn write(
+        &self,
+        target: &ImageCollection,
+        points: &[CheckedFeatures],
+    ) -> Result<Option<WrittenPoints>> {
         let ids: Vec<PointId> = points.iter().map(|point| point.features.id).collect();
         // Only points of UUIDs have originals. Until the points are written, no image adds one.
         let with_originals: Vec<[u8; 16]> = ids.iter().filter_map(uuid).collect();
-        let _claim = self.services.writes.take(&with_originals);
+        let claims = &self.services.writes;
+        let claim = if self.may_wait {
+            Some(claims.take(&with_originals))
+        } else {
+            claims.try_take(&with_originals)
+        };
+        let Some(_claim) = claim else { return Ok(None) };
         let writing = target.writing(self.registry, &self.wanted.name)?;
         let before: Vec<Option<Map<String, Value>>> = payloads(&writing, &ids)
             .into_iter()
@@ -178,7 +207,7 @@ impl FeatureWrite<'_> {
             .collect::<Result<_>>()?;
         let added = before.iter().filter(|before| before.is_none()).count();
         upsert(&writing, points, &before)?;
-        Ok(WrittenPoints { added, replaced: points.len() - added })
+        Ok(Some(WrittenPoints { added, replaced: points.len() - added }))
     }
 }
 

@@ -197,17 +197,23 @@ fn decoding_threads() -> usize {
 fn a_store_that_hangs_holds_no_thread_that_decodes() {
     let store = Arc::new(HeldStore::default());
     let world = World::with_originals(store.clone());
-    let count = decoding_threads() as u64 + 1;
+    // The queue and the server have room for so many requests.
+    let count = (decoding_threads() as u64 + 1).min(20);
     let put = |seed| world.put("/v1/images/c", &picture(seed))["id"].as_str().unwrap().to_owned();
     let ids: Vec<String> = (0..=count).map(put).collect();
     let (kept, removed) = ids.split_last().unwrap();
+    let path = format!("/v1/images/c/{}/features", removed[1]);
+    let (_, features) = world.send(Method::GET, &path, "image/jpeg", Body::empty());
+    let points = format!("{{\"points\":[{}]}}", String::from_utf8(features).unwrap());
     let delete =
         |id: &String| world.begin(Method::DELETE, &format!("/v1/images/c/{id}"), Body::empty());
     let deletions: Vec<_> = removed.iter().map(delete).collect();
     // More than there are threads that decode, if the machine has fewer than 16 cores.
     world.wait_until(|| store.held() >= deletions.len().min(16));
-    // The upload of an image that is being removed waits, too.
+    // The upload of an image that is being removed waits, too, and so do features of such an image.
     let again = world.begin(Method::PUT, "/v1/images/c", picture(0));
+    let write = |_| world.begin(Method::PUT, "/v1/images/c/features", points.clone());
+    let writes: Vec<_> = (0..count).map(write).collect();
     for request in ["keypoints", "thumbnail"] {
         let path = format!("/v1/images/c/{kept}/{request}");
         assert_eq!(status(&world, Method::GET, &path), StatusCode::OK);
@@ -215,7 +221,7 @@ fn a_store_that_hangs_holds_no_thread_that_decodes() {
     assert_eq!(world.put("/v1/images/c", &picture(count + 1))["status"], "added");
     assert!(deletions.iter().all(|deletion| !deletion.is_finished()) && !again.is_finished());
     store.release();
-    for request in deletions.into_iter().chain([again]) {
+    for request in deletions.into_iter().chain([again]).chain(writes) {
         assert_eq!(world.run(request).unwrap(), StatusCode::OK);
     }
     // The image is complete, although its original was removed while it was uploaded.
@@ -229,10 +235,13 @@ fn files_of_duplicates_are_read_on_threads_that_decode() {
     world.put("/v1/images/c", &picture(0));
     let held = HeldAliases::hold(&world, Vec::new());
     let count = decoding_threads();
-    let upload = |seed: usize| world.begin(Method::PUT, "/v1/images/c", picture(seed as u64));
     // Each holds a thread, since its point cannot be written.
+    let upload = |seed: usize| {
+        let upload = world.begin(Method::PUT, "/v1/images/c", picture(seed as u64));
+        world.wait_until(|| world.images.images_claimed() == seed);
+        upload
+    };
     let uploads: Vec<_> = (1..=count).map(upload).collect();
-    world.wait_until(|| originals(&world) == count + 1);
     let path = "/v1/images/c/duplicates";
     let others = [
         (Method::GET, path, StatusCode::NOT_FOUND),

@@ -137,7 +137,7 @@ impl World {
         ));
         let limits = RequestLimits {
             body_bytes_max: 16 << 20,
-            requests_max: 64,
+            requests_max: 1024,
             client_timeout: WAIT_MAX,
             request_timeout: WAIT_MAX,
             answer_window: WAIT_MAX,
