@@ -237,6 +237,15 @@ impl NodeInfo {
         self.roles.ingest && self.weight > 0
     }
 
+    /// Returns the access to the store for the choice of the node that takes snapshots. A node
+    /// without the role ingest has no logs to leave, so it never announces [`StoreAccess::Lost`].
+    fn snapshot_reading(&self) -> StoreReading {
+        match self.store.reading() {
+            StoreReading::Failing if !self.roles.ingest => StoreReading::Lost,
+            reading => reading,
+        }
+    }
+
     /// Returns true if it holds the shard and follows the end of its log.
     pub fn serves(&self, key: &ShardKey) -> bool {
         self.serving.get(&*key.collection).is_some_and(|shards| shards.contains(&key.shard.0))
@@ -328,7 +337,7 @@ impl ClusterView {
     pub fn snapshot_holder(&self, key: &ShardKey, copies: u32) -> Option<&NodeInfo> {
         let holders = self.serving_holders(key, copies).into_iter();
         let holders: Vec<(&NodeInfo, StoreReading)> =
-            holders.map(|node| (node, node.store.reading())).collect();
+            holders.map(|node| (node, node.snapshot_reading())).collect();
         first_with_store(&holders)
     }
 
@@ -554,6 +563,8 @@ mod tests {
         assert_eq!(holder(&view), order[0]);
         view.nodes.get_mut(&order[0]).unwrap().store = StoreAccess::Failing;
         assert_eq!(holder(&view), order[0], "the store may be down for all");
+        view.nodes.get_mut(&order[0]).unwrap().roles.ingest = false;
+        assert_eq!(holder(&view), order[1], "it never announces the loss");
         view.nodes.get_mut(&order[0]).unwrap().store = StoreAccess::Lost;
         assert_eq!(holder(&view), order[1]);
         view.nodes.get_mut(&order[1]).unwrap().serving.clear();
