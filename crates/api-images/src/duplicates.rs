@@ -63,6 +63,13 @@ impl DuplicateJobs {
     fn running(&self, name: &str) -> Option<DuplicateJob> {
         self.all.lock().get(name).filter(|job| job.running()).cloned()
     }
+
+    /// Returns a running job without a wait; `None` also if another request holds the jobs. Such a
+    /// request may remove files meanwhile.
+    fn running_at_once(&self, name: &str) -> Option<DuplicateJob> {
+        let all = self.all.try_lock()?;
+        all.get(name).filter(|job| job.running()).cloned()
+    }
 }
 
 /// Starts or continues the job of a collection, and returns its progress. Runs on a thread that may
@@ -112,13 +119,14 @@ pub(crate) fn begin(
     Ok(begun)
 }
 
-/// Returns the progress of a running job, which is in memory; `None` if no job runs.
+/// Returns the progress of a running job, which is in memory; `None` if no job runs, or if the
+/// thread would have to wait.
 ///
 /// # Errors
 /// Returns the errors of the registry.
 pub(crate) fn running_progress(state: &ImagesState, name: &str) -> Result<Option<Value>> {
     let named = state.services.registry()?.get(name)?;
-    Ok(state.duplicates.running(named.name()).map(|job| job.progress()))
+    Ok(state.duplicates.running_at_once(named.name()).map(|job| job.progress()))
 }
 
 /// Returns the progress of a collection's job. Reads a file unless the job runs.
@@ -244,5 +252,22 @@ impl GroupWriter<'_> {
             })
             .collect();
         Ok(Some(GroupLine { images, pairs }))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_read_of_the_progress_does_not_wait_for_files() {
+        let jobs = DuplicateJobs::default();
+        let ended = Arc::default();
+        let job = DuplicateJob { control: Arc::default(), begun: Value::Null, ended };
+        jobs.all.lock().insert("c".to_owned(), job);
+        assert!(jobs.running_at_once("c").is_some());
+        // Another request removes the files of a result.
+        let _held = jobs.all.lock();
+        assert!(jobs.running_at_once("c").is_none());
     }
 }
