@@ -365,6 +365,12 @@ impl ClusterView {
         self.collector().is_some_and(|collector| collector.name == name)
     }
 
+    /// Returns true if [`ClusterView::is_collector`] is true for another node than `name`. False if
+    /// no node can do this work, for example after the leases of all nodes have expired.
+    pub fn has_other_collector(&self, name: &str) -> bool {
+        self.collector().is_some_and(|collector| collector.name != name)
+    }
+
     fn collector(&self) -> Option<&NodeInfo> {
         let writers = self.nodes.values().filter(|node| node.roles.ingest);
         let writers: Vec<(&NodeInfo, StoreReading)> =

@@ -78,15 +78,15 @@ pub(super) async fn run(
 /// Returns once another node has made the backups instead of the node `name` for `time`.
 async fn other_collects(mut view: ViewSource, name: &str, time: Duration) {
     loop {
-        while view.current().is_collector(name) {
+        while !view.current().has_other_collector(name) {
             view.changed().await;
         }
-        let is_again = async {
-            while !view.current().is_collector(name) {
+        let ends = async {
+            while view.current().has_other_collector(name) {
                 view.changed().await;
             }
         };
-        if tokio::time::timeout(time, is_again).await.is_err() {
+        if tokio::time::timeout(time, ends).await.is_err() {
             return;
         }
     }
@@ -181,6 +181,9 @@ mod tests {
             tokio::time::timeout(Duration::from_millis(50), stop).await.is_ok()
         };
         assert!(!stops(Duration::ZERO).await, "this node makes the backups");
+        view.update(|view| view.nodes.clear());
+        assert!(!stops(Duration::ZERO).await, "no other node makes them");
+        add("b");
         add("c");
         assert!(!stops(Duration::ZERO).await, "it is still the first");
         add("a");
