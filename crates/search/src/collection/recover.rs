@@ -64,10 +64,8 @@ impl Collection {
         let list = medium.list()?;
         let found: Vec<CollectionFile> =
             list.iter().filter_map(|(name, _)| CollectionFile::of(name)).collect();
-        if is_new && found.iter().any(|file| matches!(file, CollectionFile::Segment(_))) {
-            return Err(Error::data_loss(
-                "there are segments and no manifest; restore it from a copy",
-            ));
+        if is_new {
+            check_no_segments(&found)?;
         }
         let (progress, logs) = LogProgress::open(&medium, &content, is_new, &list)?;
         let first_new_file = next_file_number(&content, &found, &logs)?;
@@ -354,4 +352,15 @@ fn closed(manifest: &ManifestContent) -> (Vec<SegmentSlot>, BTreeMap<u64, Segmen
         (entry.number, files)
     };
     (manifest.segments.iter().map(slot).collect(), manifest.segments.iter().map(beside).collect())
+}
+
+/// Checks the files of a collection that has no manifest.
+///
+/// # Errors
+/// `DataLoss` if there are segments: their manifest is lost.
+fn check_no_segments(files: &[CollectionFile]) -> Result<()> {
+    if files.iter().any(|file| matches!(file, CollectionFile::Segment(_))) {
+        return Err(Error::data_loss("there are segments and no manifest; restore it from a copy"));
+    }
+    Ok(())
 }
