@@ -117,8 +117,9 @@ pub struct TuneArgs {
 /// way to resume; `Unavailable` if the model cannot be served; and if a file cannot be written.
 pub fn run(args: &TuneArgs, env: &BenchEnv) -> Result<()> {
     check(args)?;
-    handle_interrupts();
     let subject = TuneSubject::open(&args.model, env)?;
+    // An interrupt ends a conversion at once: there is nothing to keep yet.
+    handle_interrupts();
     let cores = loadgen::machine::cores();
     let watch = NoiseWatch::start();
     let mut servers = Servers::new(env, &subject, cores);
