@@ -157,10 +157,11 @@ fn shape(args: &TiersArgs, dir: &Path, notes: &mut Vec<String>) -> Result<TierSh
     Ok(TierShape::new(args, records, segments.min(records)))
 }
 
-/// Checks that the copies of the arms pmem and dax fit, before the segments are made.
+/// Checks that the copies of the arms pmem and dax fit, before the segments are made. Removes
+/// copies that a killed run left, so that they take no space.
 ///
 /// # Errors
-/// `ResourceExhausted` with a remedy.
+/// `ResourceExhausted` with a remedy; the errors of the file system.
 fn check_copies(args: &TiersArgs, shape: &TierShape) -> Result<()> {
     let record_bytes = match args.kind {
         TierRecords::Fingerprint => FINGERPRINT_BYTES,
@@ -171,6 +172,9 @@ fn check_copies(args: &TiersArgs, shape: &TierShape) -> Result<()> {
         [(TierArm::Pmem, "--tmpfs", Some(&args.tmpfs)), (TierArm::Dax, "--dax", args.dax.as_ref())]
     {
         let Some(parent) = parent.filter(|_| args.arms().contains(&arm)) else { continue };
+        if let Some(left) = args.copies(arm) {
+            cache::remove(&left)?;
+        }
         let free = free_bytes(parent)?;
         if free < bytes {
             return Err(Error::exhausted(format!(
@@ -382,10 +386,13 @@ mod tests {
             let args = RoundTestArguments::parse_from(words).tiers;
             check_copies(&args, &TierShape::new(&args, u32::MAX, 1))
         };
+        let left = folder.path().join(super::super::PMEM);
+        std::fs::create_dir_all(left.join("of a killed run")).unwrap();
+        assert!(check("nvme").is_ok() && left.exists());
         let refused = check("pmem").unwrap_err();
         assert_eq!(refused.kind(), ErrorKind::ResourceExhausted);
         assert!(refused.message().contains("--tmpfs"), "{}", refused.message());
-        assert!(check("nvme").is_ok());
+        assert!(!left.exists());
     }
 
     #[test]
