@@ -65,7 +65,9 @@ fn wait_for<T>(mut of: impl FnMut() -> Option<T>) -> T {
 fn a_signal_removes_the_files_of_a_run() {
     let cache = tempfile::tempdir().unwrap();
     let mut command = Command::new(env!("CARGO_BIN_EXE_millpond-bench"));
-    command.args(["duplicates", "--rows", "200000", "--cache-dir"]).arg(cache.path());
+    // Few values, so that the run needs little free disk.
+    command.args(["duplicates", "--rows", "200000", "--dims", "8"]);
+    command.arg("--cache-dir").arg(cache.path());
     command.env_clear().env("MILLPOND_PROGRAM", "/no/such/millpond");
     let mut running = Running::start(&mut command);
     let files = || std::fs::read_dir(cache.path()).unwrap().count();
