@@ -12,8 +12,8 @@ const REMOVALS_MAX: usize = 20;
 /// Directories to remove if a signal ends this process.
 static FOLDERS: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
 
-/// A directory of one run. It is removed with its content when this value is dropped, or if SIGINT
-/// or SIGTERM ends the process, which runs no destructors then.
+/// A directory of one run. It is removed with its content when this value is dropped, or if a
+/// hangup, SIGINT or SIGTERM ends the process, which runs no destructors then.
 #[derive(Debug)]
 pub struct RunFolder {
     path: PathBuf,

@@ -129,7 +129,7 @@ pub fn run(args: &FilterArgs, env: &BenchEnv) -> Result<()> {
         .finish(args.json.as_deref())
 }
 
-/// FilterStages of a run. They are announced, and their times are kept.
+/// Stages of a run. They are announced, and their times are kept.
 struct FilterStages {
     progress: StepProgress,
     seconds: BTreeMap<&'static str, f64>,
