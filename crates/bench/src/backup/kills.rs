@@ -12,6 +12,7 @@ use serde::Serialize;
 use super::collection::COLLECTION;
 use super::{BackupBenchArgs, BackupExtent, RunStore, collection};
 use loadgen::BenchEnv;
+use loadgen::process::{end_with_us, let_go};
 use loadgen::random::RandomSequence;
 use loadgen::report::StepProgress;
 
@@ -81,11 +82,13 @@ fn live_and_die(
     }
     let failed = |error: std::io::Error| Error::internal("the killed program").caused_by(error);
     let mut child = command.spawn().map_err(failed)?;
+    end_with_us(child.id());
     std::thread::sleep(Duration::from_secs_f64(life_ms / 1e3));
     let ended = child.try_wait().map_err(failed)?;
     // SIGKILL.
     child.kill().map_err(failed)?;
     child.wait().map_err(failed)?;
+    let_go(child.id());
     match ended {
         None => Ok(()),
         Some(status) => {

@@ -15,6 +15,7 @@ use super::child::{READY, REPORT_BYTES};
 use super::content::{Script, point};
 use super::{COLLECTION, CrashArgs, CrashMedium, OPEN_WAIT_MAX};
 use loadgen::BenchEnv;
+use loadgen::process::{end_with_us, let_go};
 use loadgen::random::RandomSequence;
 use loadgen::report::StepProgress;
 use loadgen::run_folder::RunFolder;
@@ -136,6 +137,7 @@ fn live_and_die(
     command.arg("--child").arg(directory).stdin(Stdio::null()).stdout(Stdio::piped());
     let failed = |error: std::io::Error| Error::internal("the writer").caused_by(error);
     let mut child: Child = command.spawn().map_err(failed)?;
+    end_with_us(child.id());
     let Some(mut pipe) = child.stdout.take() else {
         return Err(Error::internal("the writer has no output"));
     };
@@ -165,6 +167,7 @@ fn live_and_die(
     // SIGKILL.
     child.kill().map_err(failed)?;
     child.wait().map_err(failed)?;
+    let_go(child.id());
     if let Some(status) = ended {
         return Err(Error::internal(format!(
             "the writer ended on its own, with {status}; what it said is above"

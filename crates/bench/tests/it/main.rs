@@ -44,6 +44,12 @@ impl Running {
         Running(quiet.spawn().unwrap())
     }
 
+    /// Sends SIGTERM.
+    fn terminate(&self) {
+        let pid = rustix::process::Pid::from_raw(self.0.id() as i32).unwrap();
+        rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
+    }
+
     fn end(&mut self) -> ExitStatus {
         wait_for(|| self.0.try_wait().unwrap())
     }
@@ -72,9 +78,34 @@ fn a_signal_removes_the_files_of_a_run() {
     let mut running = Running::start(&mut command);
     let files = || std::fs::read_dir(cache.path()).unwrap().count();
     wait_for(|| (files() > 0).then_some(()));
-    let pid = rustix::process::Pid::from_raw(running.0.id() as i32).unwrap();
-    rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
+    running.terminate();
     assert_eq!((running.end().code(), files()), (Some(143), 0));
+}
+
+#[test]
+fn a_signal_ends_the_writer_of_bench_crash() {
+    let folder = tempfile::tempdir().unwrap();
+    let writer = folder.path().join("millpond");
+    // A shell writes the program, so that no other test's child holds it open for writing.
+    // The pause lets bench crash note the process before this test sees it.
+    let text = "printf '#!/bin/sh\\nsleep 1\\necho $$ > \"$0.pid\"\\nexec sleep 600\\n' > \"$0\" \
+                && chmod +x \"$0\"";
+    assert!(Command::new("/bin/sh").args(["-c", text]).arg(&writer).status().unwrap().success());
+    let mut command = Command::new(env!("CARGO_BIN_EXE_millpond-bench"));
+    command.args(["crash", "--cache-dir"]).arg(folder.path().join("cache"));
+    command.env_clear().env("PATH", "/usr/bin:/bin").env("MILLPOND_PROGRAM", &writer);
+    let mut running = Running::start(&mut command);
+    let id = wait_for(|| {
+        let id = std::fs::read_to_string(writer.with_extension("pid")).ok()?;
+        id.strip_suffix('\n').map(str::to_owned)
+    });
+    running.terminate();
+    assert_eq!(running.end().code(), Some(143));
+    // An ended process stays until its new parent has noticed the end.
+    wait_for(|| {
+        let stat = std::fs::read_to_string(format!("/proc/{id}/stat")).unwrap_or_default();
+        (stat.is_empty() || stat.contains(") Z ")).then_some(())
+    });
 }
 
 #[test]
