@@ -59,7 +59,7 @@ struct Expected {
 /// Kills the writer as often as the arguments say.
 pub(super) fn run(args: &CrashArgs, env: &BenchEnv) -> Result<CrashFigures> {
     let directory = env.cache_dir.join(format!("crash-{}", std::process::id()));
-    let folder = RunFolder::new(directory.clone());
+    let mut folder = Some(RunFolder::new(directory.clone()));
     let script = Script { seed: args.seed, writers: args.writers, ids: args.ids };
     let mut expected =
         Expected { script, points: BTreeMap::new(), next: vec![0; args.writers as usize] };
@@ -82,6 +82,13 @@ pub(super) fn run(args: &CrashArgs, env: &BenchEnv) -> Result<CrashFigures> {
         let after = segment_files(&directory);
         figures.interrupted += u32::from(before.iter().any(|name| !after.contains(name)));
         expected.check(&collection.named, &mut figures, &progress);
+        if figures.lost + figures.corrupt > 0
+            && let Some(folder) = folder.take()
+        {
+            // From now on, neither an error nor a signal removes them.
+            progress.line(&format!("the files stay in {}", directory.display()));
+            folder.keep();
+        }
         figures.files =
             figures.files.max(before.iter().filter_map(|name| number_of(name)).max().unwrap_or(0));
         progress.step();
@@ -92,10 +99,6 @@ pub(super) fn run(args: &CrashArgs, env: &BenchEnv) -> Result<CrashFigures> {
         if (kill + 1).is_multiple_of(50) {
             progress.line(&format!("{} kills: {} acknowledged", kill + 1, figures.acknowledged));
         }
-    }
-    if figures.lost + figures.corrupt > 0 {
-        progress.line(&format!("the files stay in {}", directory.display()));
-        folder.keep();
     }
     Ok(figures)
 }
