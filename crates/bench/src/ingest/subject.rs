@@ -14,6 +14,7 @@ use super::{IngestArgs, images, model};
 use loadgen::BenchEnv;
 use loadgen::cache;
 use loadgen::process::{ServerPlan, ServerProcess};
+use loadgen::run_folder::RunFolder;
 use loadgen::scrape::Scrape;
 
 pub(super) const COLLECTION: &str = "photos";
@@ -50,7 +51,8 @@ pub(super) struct BackgroundCounts {
 pub(super) struct IngestSubject {
     env: BenchEnv,
     plan: ServerPlan,
-    root: PathBuf,
+    /// Directory of its files. They are of no use to another run.
+    root: RunFolder,
     server: Option<ServerProcess>,
     /// All images that were ever acknowledged.
     pub(super) acknowledged: Acknowledged,
@@ -76,14 +78,14 @@ fn agent(answer_timeout: Option<Duration>) -> ureq::Agent {
 impl IngestSubject {
     /// Starts a server without collections.
     pub(super) fn new(args: &IngestArgs, env: &BenchEnv) -> Result<IngestSubject> {
-        let root = env.cache_dir.join("run").join("ingest");
-        cache::create_empty_dir(&root)?;
-        let model_dir = root.join(model::NAME);
+        let root = RunFolder::new(env.cache_dir.join("run").join("ingest"));
+        cache::create_empty_dir(root.path())?;
+        let model_dir = root.path().join(model::NAME);
         cache::create_empty_dir(&model_dir)?;
         cache::publish_link(&model::publish(env)?, &model_dir, 1)?;
         let mut plan_args = vec![format!("{}={}", model::NAME, model_dir.display())];
-        plan_args
-            .extend(["--collections-dir".into(), root.join("collections").display().to_string()]);
+        let collections = root.path().join("collections").display().to_string();
+        plan_args.extend(["--collections-dir".into(), collections]);
         plan_args.extend(["--search-memory".into(), args.search_memory.clone()]);
         plan_args.extend(["--search-cache".into(), CACHE.into()]);
         let plan = ServerPlan::new("ingest", plan_args);
@@ -122,7 +124,7 @@ impl IngestSubject {
 
     /// Draws `count` new images into a new folder.
     pub(super) fn draw(&mut self, name: &str, count: u64) -> Result<PathBuf> {
-        let folder = self.root.join("images").join(name);
+        let folder = self.root.path().join("images").join(name);
         images::write(&folder, self.next, count)?;
         self.next += count;
         Ok(folder)
@@ -236,9 +238,8 @@ impl IngestSubject {
 
 impl Drop for IngestSubject {
     fn drop(&mut self) {
+        // It writes to the directory, which is removed next.
         self.server = None;
-        // The images are of no use to another run.
-        let _ = cache::remove(&self.root);
     }
 }
 
