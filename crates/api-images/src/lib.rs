@@ -2,17 +2,34 @@
 //! sent, and found by other images.
 //!
 //! An image whose caller waits is decoded on the threads "images-N" (`pool`) and embedded by the
-//! scheduler like any request. Bulk work (`ingest`) does both itself at idle priority. `collection`
-//! describes a collection of images, `features` extracts an image's features, `embedder` finds the
-//! models that embed, `embedding_plan` decides which images need one, `template_file` reads
-//! templates of fingerprints, `print_files` splits a file with several prints, `file_upload` adds
-//! the prints, `originals` stores the files, and `store` writes the points. `query` and
-//! `views` find them by a `plan` that runs on a search thread. `duplicates` finds images that are
-//! stored twice. `transfer` extracts, writes and returns features without images, in the form of
-//! `point_features`. `prints` compares fingerprints one to one, `persons` groups them by the
-//! fingers of `query_prints`, and `rebuild` gives a collection another model. `removal_task`
-//! removes originals of removed collections in the background. The nodes of a cluster use
-//! `sharded`.
+//! scheduler like any request. Bulk work (`ingest`) does both itself at idle priority.
+//!
+//! # Modules
+//! * Routes: `endpoints` and `feature_endpoints` are the handlers, `state`, `services` and `config`
+//!   their state, `pool` the threads; `base64_text` is the form of bytes in JSON.
+//! * Collections: `collection` describes a collection of images, `settings` its subject and model,
+//!   `browse` lists, reads and removes, `rebuild` gives it another model, `progress` reports that.
+//! * Features: `features` extracts an image's features, `extraction` at either priority. `embedder`
+//!   finds the models that embed, `embedding_plan` decides which images need one.
+//! * Features without images: `transfer` extracts, writes and returns them in the form of
+//!   `point_features`; `checked_features` and `point_checks` check them.
+//! * One image: `add` decodes and embeds it, `addition_limit` limits additions, `claims` keeps an
+//!   id to one thread, `store` writes the points.
+//! * Bulk work: `bulk` and `bulk_requests` read an `archive` or a `folder`, `held_files` counts the
+//!   bytes. `ingest` adds images at idle priority, `ingest_target` passes those of archives and
+//!   folders to it, `job` is a request with its images.
+//! * Originals: `originals` stores the files, `unused_originals` reports those of no collection.
+//!   `removal` removes images. `removal_task` removes originals of `removed_collections` in the
+//!   background, and `removal_records` are on disk.
+//! * Searches: `query` and `views` find images by a `plan` that runs on a search thread;
+//!   `query_features` are of the query, `hits` makes the response, `limits` has the limits.
+//! * Fingerprints: `template_file` reads templates, `print_files` splits a file with several
+//!   prints, `file_upload` adds the prints. `prints` compares fingerprints one to one (`print_pair`
+//!   as JSON), and `persons` groups them by the fingers of `query_prints`.
+//! * Duplicates: `duplicates` finds images that are stored twice, `duplicates_wire` has requests
+//!   and responses, `job_end` is the end of this job or of a rebuild.
+//! * Clusters: the nodes use `sharded`; `uploads` are the images that a node is adding,
+//!   `old_uploads` lists originals of old uploads.
 
 mod add;
 mod addition_limit;

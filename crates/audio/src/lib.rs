@@ -1,14 +1,18 @@
 //! Turns a recording, from a file or an upload, into labels in time order. Memory does not grow
 //! with the recording's length.
 //!
-//! Four streaming stages, one module each. [`decode`] reads a file block by block and reports
-//! damage with its time. [`resample`] mixes to one channel at the model's rate. [`features`] and
-//! [`segment`] make the windows that a model takes. [`post`] makes labels from the model's outputs.
-//! [`pipeline`] joins them as a [`recogniser`] describes, [`speakers`] keeps enrolled voices, and
-//! [`mod@write`] prints labels in common formats.
+//! A recording passes four streaming stages: decoding, change of rate, windows, labels. The second,
+//! [`resample`] of the crate `signal`, mixes to one channel at the model's rate.
 //!
 //! No model runs here: the caller passes an [`AudioModel`], a function from tensors to tensors. No
 //! socket is opened here. [`pipeline`] starts one thread per recording, which reads it.
+//!
+//! # Modules
+//! * Signal to windows: [`decode`] reads a file block by block and reports damage with its time.
+//!   [`features`] and [`segment`] make the windows that a model takes.
+//! * Labels: [`post`] makes them from the model's outputs, [`write`](mod@write) prints them in
+//!   common formats, [`speakers`] keeps enrolled voices.
+//! * All stages: [`pipeline`] joins them as a [`recogniser`] describes.
 //!
 //! # Example: a model that hears loud windows
 //! ```

@@ -17,6 +17,19 @@
 //!
 //! # One image
 //! A holder of its shard answers with its own routes, and the answer is passed back as it is.
+//!
+//! # Modules
+//! * Routes: `routes` lists them, `state` is what they share, `call` reads one request, `target` is
+//!   its collection, `reply` writes the response.
+//! * Nodes with the role extract: `pass_on` sends them requests. For archives and folders,
+//!   `extraction_nodes` chooses them and `extraction_slots` limits the images of each.
+//! * Searches: `search` and `identify` begin with the features of `extraction`; `rounds` asks the
+//!   shards, `merge` joins their answers, `views` searches again. `verify` compares two
+//!   fingerprints.
+//! * Writes: `create`, `put`, `features`, `delete`. `bulk` adds archives and folders, `repeats`
+//!   adds an image once, `refused_shards` has the shards that take no images.
+//! * Reads: `by_id`, `points`, `page`, `list`.
+//! * Duplicates: `duplicates` runs the job, `running_duplicates` has the jobs of this node.
 
 mod bulk;
 mod by_id;

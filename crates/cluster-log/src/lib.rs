@@ -20,6 +20,13 @@
 //! # Invariant
 //! A write is acknowledged only once it is in the log in the store and no later owner can have
 //! missed it.
+//!
+//! # Modules
+//! * Objects: `store` reads and creates them, `codec` is the form of an entry, `retry` repeats
+//!   requests.
+//! * Writing: `writer` is the handle, `driver` the task and `shared` their state. `append` and
+//!   `queue` are the writes, `options` the settings.
+//! * Reading: `follower`; `read_ahead` reads several entries at a time.
 
 mod append;
 pub mod codec;

@@ -21,6 +21,27 @@
 //! client of one root reads its own writes. A read by id at any root finds a point whose write was
 //! acknowledged before, but maybe not its newest payload: only `consistency=strong` has all writes
 //! of other roots.
+//!
+//! # Modules
+//! * A request: `routes` lists the paths, `state` is what they share, `call` reads one request,
+//!   `params` its parameters, `envelope` answers.
+//! * Asking nodes: `wire` has the messages, `fan_out` reads some shards, `shard_read` is such a
+//!   read and its results, `read_memory` limits their bytes. `served` has the collections whose
+//!   holders were seen, `written` the entries that later reads must see.
+//! * Answers of shards: `merge`, `merged_groups`; `parts` and `payload_members` read payloads of
+//!   hits.
+//! * Reads without ranking: `read`.
+//! * Queries: `query` is the entry, `root_query` its form for shards, `lookup` replaces ids by
+//!   vectors. `prefetch` and `formula` rank in rounds, `own_rounds` leads to `mmr` and `sample`.
+//!   `groups` and `ranked_groups` group, `matrix` compares a sample, `older` has the routes before
+//!   `points/query`.
+//! * Writes: `check` and `payload_sizes` refuse, `split` and `split_changes` divide by shard,
+//!   `write` sends, `by_filter` changes the points of a filter.
+//! * Collections: `collections`, `new_shards`, `collection_changes`, `aliases`, `describe`.
+//! * Originals of images: `removed_originals`, `original_cleanup`.
+//! * Snapshots: `snapshots`, `snapshot_call`, `snapshot_rights`.
+//! * For operators: `plan` shows moves of shards, `node_work` flushes and merges.
+//! * Fuzz targets: `fuzzing`.
 
 mod aliases;
 mod by_filter;

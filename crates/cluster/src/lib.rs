@@ -8,6 +8,17 @@
 //!
 //! The object store holds the truth, and etcd says who should write (ADR 0025). The log stays
 //! correct even if two processes believe that they own a shard.
+//!
+//! # Modules
+//! * Who has a shard: `shard` is a part of a collection, `placement` chooses holders, `copies`
+//!   keeps or removes a node's copy, `ownership` decides who writes.
+//! * The log: `entry` is the rule of reading, `writer` the state of an owner, `recent_writes`
+//!   decides conditional writes. `end_search` finds the end, `snapshots` decides which snapshots
+//!   may be removed.
+//! * Copies that cannot serve: `damage`, `stall`; `store_access` chooses a writer if a node has
+//!   lost the store.
+//! * Reads: `fan_out` asks holders, `hedge` permits second requests, `latency` orders holders
+//!   and times second requests.
 
 mod copies;
 mod damage;

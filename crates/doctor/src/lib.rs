@@ -2,6 +2,10 @@
 //!
 //! Reading (files of /proc and /sys, a real huge page, a real direct read) is separate from
 //! judging. Judging takes plain values, so every verdict is tested without the machine in question.
+//!
+//! # Modules
+//! * Machine: `system`, `processor`, `memory`, `storage`, `graphics`.
+//! * Serving: `library` checks the engines' libraries, `access` the access to a server.
 
 mod access;
 mod graphics;

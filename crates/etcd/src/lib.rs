@@ -3,6 +3,10 @@
 //! The gateway needs no gRPC client, and the few requests a second of a node do not need speed. A
 //! request whose outcome is unknown may have been carried out. It may also be carried out twice if
 //! the first endpoint does not answer. Callers therefore compare revisions of creation, or values.
+//!
+//! # Modules
+//! * Requests: `login` keeps a user's token, `wire` has the messages.
+//! * Tests: `testing` starts a real etcd, `fuzzing` has parsers for the fuzz targets.
 
 #[doc(hidden)]
 pub mod fuzzing;

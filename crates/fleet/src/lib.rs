@@ -21,6 +21,9 @@
 //!
 //! # Invariant
 //! No call of the lifecycle waits for etcd.
+//!
+//! # Modules
+//! * Turns: `decide` is pure, `keys` are the keys and entries in etcd, `worker` is the thread.
 
 mod decide;
 mod keys;

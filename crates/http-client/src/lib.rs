@@ -2,6 +2,11 @@
 //!
 //! # Invariant
 //! A client with TLS trusts only the issuers in its files, and opens no connection without TLS.
+//!
+//! # Modules
+//! * Connections: `connector` opens them, `tls` has issuers and certificates, `tls_error` adds
+//!   remedies to failures.
+//! * Tests: `testing` writes certificates.
 
 mod connector;
 #[cfg(feature = "testing")]

@@ -1,10 +1,15 @@
-//! Settings of other model servers as Millpond's: TensorFlow Serving's flags, lists of models,
-//! batching and sessions ([`tfs`]), Triton's model repository ([`triton`]), and the equivalents of
-//! other servers' flags ([`equivalents`]).
+//! Settings of other model servers as Millpond's: those of TensorFlow Serving and of Triton, and
+//! the equivalents of other servers' flags.
 //!
 //! A conversion takes text or the path of a file, and returns settings and a note for each part
 //! that has no equivalent. Nothing is left out in silence. The crate starts nothing and writes no
 //! file.
+//!
+//! # Modules
+//! * Other servers: [`tfs`] reads TensorFlow Serving's flags, lists of models, batching and
+//!   sessions, [`triton`] reads Triton's model repository, and [`equivalents`] lists equivalents of
+//!   other servers' flags.
+//! * What they share: `text` reads configuration files, `error` is the error of a conversion.
 
 pub mod equivalents;
 mod error;

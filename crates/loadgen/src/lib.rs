@@ -9,6 +9,17 @@
 //!
 //! Nothing here reads arguments or the environment: the programs fill the `Args` structs and
 //! [`BenchEnv`].
+//!
+//! # Modules
+//! * Load: `drive` runs an open or a closed loop, `schedule` has the times of requests, `timer`
+//!   waits for them, `wire` encodes requests, `random` makes numbers from a seed.
+//! * Servers under test: `process` starts them, `endpoint` is their address, `connection` and `tls`
+//!   reach it, `port` finds a port's protocol, `settings` changes a served model's settings,
+//!   `scrape` reads metrics.
+//! * Machine: `machine` records it with its load, `settle` waits until it runs evenly, `cpu_group`
+//!   limits processor time, `disk_space` checks free space.
+//! * Files: `cache` keeps generated models, `run_folder` is removed at the end of a run.
+//! * Results: `measure` makes a run, `samples` collects, `stats` summarises, `report` prints.
 
 /// Prints as the standard library does, but does not panic if standard output is closed (`... |
 /// head`).

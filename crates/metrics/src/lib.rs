@@ -3,6 +3,12 @@
 //! A metric that is not a field of [`Metrics`] does not exist. Code records counters and histograms
 //! directly. The exporter sets gauges that mirror another component's state (pool bytes, queue
 //! length) just before it encodes, so that nothing has to poll.
+//!
+//! # Modules
+//! * Subjects, one struct each: `audio`, `backups`, `cluster`, `images`, `keys`, `process`,
+//!   `rollout`, `scheduling`, `stores`, `tfs`, `updates`.
+//! * What they share: `labels`, `sliding` for percentiles of the last seconds, `register` for names
+//!   and descriptions.
 
 mod audio;
 mod backups;

@@ -5,10 +5,16 @@
 //! joined without changing an answer. They run them with the engine at one thread and pass each
 //! outcome to its callback. There is no async runtime here, and no lock is held while a model runs.
 //!
-//! From the inside out: `bounds` limits one request, `merge` is the padding rule, `batch_key`
-//! decides which requests fit together, and `batch` joins and splits. `cost` measures merging,
-//! and `linear_fit` the cost of padding. `choose` picks among one model's requests in its
-//! `model_queue`, `dispatch` among models. `run` calls the engine.
+//! # Modules
+//! * One request: `bounds` limits it, `entry` is a request in a queue, `batch_key` decides which
+//!   requests fit together.
+//! * One run: `merge` is the padding rule, `fill` adds masks and lengths, `batch` joins and splits
+//!   with the copies of `block`, `run` calls the engine.
+//! * Costs: `cost` measures merging, and `linear_fit` the cost of padding.
+//! * Choices: `choose` picks among one model's requests in its `model_queue`, `dispatch` among
+//!   models and workers.
+//! * Around them: `threads` decides the number of threads, `snapshot` has figures for metrics,
+//!   `sync` has the locks of the dispatch, and `loom_tests` tests them with loom.
 //!
 //! Invariant: the callback of every submitted job is called exactly once, even if the model panics,
 //! the deadline passes in the queue, or the scheduler shuts down. The only exception: a shutdown

@@ -1,10 +1,15 @@
 //! `tune`: finds the configuration with the highest throughput of a model on this machine within a
 //! latency target.
 //!
-//! `space` lists the configurations, and `search` decides which of them to measure. `probe`
-//! decides how measurements are made and `score` how they are compared, `measure` makes them,
-//! and `journal` keeps them. `write` and `report` present the result. Everything but
-//! `measure` is a function of measurements and is tested against made-up ones.
+//! Everything but `measure` is a function of measurements and is tested against made-up ones.
+//!
+//! # Modules
+//! * Search: `space` lists the configurations, and `search` decides which of them to measure.
+//!   `probe` decides how measurements are made and `score` how they are compared.
+//! * Measuring: `measure` makes measurements, and `journal` keeps them. `subject` is the model,
+//!   `requests` come from files or are made up.
+//! * Results: `write` and `report` present them, `chart` draws.
+//! * Other servers: `load` is `bench load`, which measures any server.
 
 mod chart;
 mod journal;
