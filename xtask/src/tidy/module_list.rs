@@ -5,15 +5,19 @@ use std::collections::BTreeSet;
 use super::workspace::{SourceFile, is_test_only};
 
 const HEADING: &str = "# Modules";
+/// Smallest number of modules of a crate that needs the section.
+const MODULES_LISTED_MIN: usize = 5;
 
 /// Returns the differences between the section `# Modules` of a crate's root file and the modules
 /// that the file declares, as texts. Modules for tests and modules without a file do not count. A
-/// file without the section has no differences.
+/// file without the section has one difference if it has [`MODULES_LISTED_MIN`] modules or more.
 pub(crate) fn differences(root: &SourceFile) -> Vec<String> {
+    let declared: Vec<String> = root.syntax.items.iter().filter_map(declared_module).collect();
     let documentation = documentation(&root.syntax.attrs);
     let mut lines = documentation.lines().map(str::trim).skip_while(|line| *line != HEADING);
     if lines.next().is_none() {
-        return Vec::new();
+        let missing = declared.len() >= MODULES_LISTED_MIN;
+        return missing.then(|| "is missing".to_owned()).into_iter().collect();
     }
     let section: Vec<&str> = lines.take_while(|line| !line.is_empty()).collect();
     let section = section.join(" ");
@@ -21,7 +25,6 @@ pub(crate) fn differences(root: &SourceFile) -> Vec<String> {
     let is_name =
         |part: &&str| part.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'_');
     let named: BTreeSet<&str> = section.split('`').skip(1).step_by(2).filter(is_name).collect();
-    let declared: Vec<String> = root.syntax.items.iter().filter_map(declared_module).collect();
     let declared: BTreeSet<&str> = declared.iter().map(String::as_str).collect();
     let unnamed = declared.difference(&named).map(|name| format!("does not name `{name}`"));
     let unknown = named.difference(&declared).map(|name| format!("names `{name}`, not a module"));
@@ -71,5 +74,13 @@ mod tests {
             ["does not name `b`", "names `c`, not a module"]
         );
         assert_eq!(found(&format!("//! A crate without the section: `c`.\n{modules}")), [""; 0]);
+    }
+
+    #[test]
+    fn a_crate_of_five_modules_needs_the_list() {
+        let four = "//! A crate.\nmod a;\nmod b;\nmod c;\nmod d;\n";
+        assert_eq!(found(four), [""; 0]);
+        assert_eq!(found(&format!("{four}#[cfg(test)]\nmod tests;\nmod inline {{}}\n")), [""; 0]);
+        assert_eq!(found(&format!("{four}mod e;\n")), ["is missing"]);
     }
 }
