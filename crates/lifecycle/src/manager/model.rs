@@ -437,9 +437,9 @@ impl Model {
     }
 
     /// Forgets the last failure if a scan has found no version that can serve next, for example
-    /// because the failed version was removed.
+    /// because the failed version or the model was removed.
     pub(crate) fn end_last_failure(&mut self, now: Instant) {
-        if !self.starting(now, true) {
+        if self.removed || !self.starting(now, true) {
             self.last_failure = None;
         }
     }
