@@ -14,6 +14,7 @@ use storage::watermark::{LogPositions, Watermark};
 use super::inner::{Collection, CollectionLogs};
 use super::manifest::{DamagedLog, ManifestContent};
 use super::names::CollectionFile;
+use super::state::CollectionState;
 use crate::segment::Quarantined;
 
 /// Minimum interval between records of how far the logs are durable.
@@ -301,21 +302,18 @@ impl Collection {
         }
     }
 
-    /// Returns the damaged logs for the list. A log before `first_log` is forgotten once all points
-    /// affected have been written or deleted.
-    pub(super) fn damaged_logs(&self, first_log: u64) -> Vec<DamagedLog> {
-        let (mut unknown, doubtful) = {
-            let state = self.state();
-            let mut unknown: BTreeMap<u64, Vec<u64>> = BTreeMap::new();
-            state.unknown.iter().for_each(|(id, log)| unknown.entry(*log).or_default().push(*id));
-            (unknown, state.doubtful.clone())
-        };
+    /// Returns the damaged logs for the list of `state`. A log before `first_log` is forgotten once
+    /// all points affected have been written or deleted. A point that was written after `state` is
+    /// still unknown, since that write may not be durable yet.
+    pub(super) fn damaged_logs(&self, state: &CollectionState, first_log: u64) -> Vec<DamagedLog> {
+        let mut unknown: BTreeMap<u64, Vec<u64>> = BTreeMap::new();
+        state.unknown.iter().for_each(|(id, log)| unknown.entry(*log).or_default().push(*id));
         let logs = self.health.lock().damaged_logs.clone();
         let mut damaged = Vec::new();
         for (log, reasons) in logs {
             let mut unknown = unknown.remove(&log).unwrap_or_default();
             unknown.sort_unstable();
-            let doubtful = doubtful.contains(&log);
+            let doubtful = state.doubtful.contains(&log);
             if log < first_log && unknown.is_empty() && !doubtful {
                 self.forget_damaged(log);
             } else {

@@ -44,7 +44,7 @@ impl Collection {
         let mut manifest = self.write_catalog(&mut publisher, &state, first_log)?;
         let named = logs.iter().filter(|(number, _)| *number >= first_log);
         manifest.logs = named.map(|(number, log)| NamedLog::new(*number, log.durable())).collect();
-        manifest.damaged_logs = self.damaged_logs(first_log);
+        manifest.damaged_logs = self.damaged_logs(&state, first_log);
         let bytes = manifest.encode()?;
         // Twice, so that both slots of the manifest name these files. No slot then needs the files
         // removed below, and losing one slot loses nothing.
