@@ -487,13 +487,17 @@ mod tests {
 
     #[test]
     fn ports_differ() {
-        let free = free_ports(ServerPorts::default()).unwrap();
-        assert_ne!(free.http, free.grpc);
         let held = TcpListener::bind(("127.0.0.1", 0)).unwrap();
         let taken = held.local_addr().unwrap().port();
-        let other = free_ports(ServerPorts { http: taken, ..free }).unwrap();
-        assert_ne!(other.http, taken);
-        assert_eq!(other.grpc, free.grpc);
+        let keeps_a_free_port = |_: u32| {
+            let free = free_ports(ServerPorts::default()).unwrap();
+            assert_ne!(free.http, free.grpc);
+            let other = free_ports(ServerPorts { http: taken, ..free }).unwrap();
+            assert_ne!(other.http, taken);
+            other.grpc == free.grpc
+        };
+        // Other programs can take a port in between.
+        assert!((0..100).any(keeps_a_free_port));
     }
 
     #[test]
