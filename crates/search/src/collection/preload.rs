@@ -9,10 +9,6 @@ use super::inner::Collection;
 use super::state::{SegmentSlot, SegmentView};
 use crate::segment::{IoStep, PreloadScope, Segment};
 
-/// Divisor of the memory limit that remains unused after the preload of a part of a section. Pages
-/// that requests need find room there: a full cache keeps only some of them.
-const LEFT_SHARE: u64 = 4;
-
 impl Collection {
     /// Reads the embeddings or payloads of one segment into unused memory, if it has room for all
     /// of them. Chooses a segment that is there since the start, or any segment if no points
@@ -22,42 +18,16 @@ impl Collection {
     /// # Errors
     /// The error of the medium.
     pub(crate) fn preload(&self) -> Result<bool> {
-        self.preload_in(self.budget.unused(), PreloadScope::All, Some(PreloadScope::Missed))
-    }
-
-    /// Reads the beginning of the embeddings or payloads of one segment into unused memory, and
-    /// leaves a quarter of the memory limit unused. Chooses a segment as [`Collection::preload`]
-    /// does, but none that requests have often read, and none if codes are on the medium: they need
-    /// the memory more. Call this if no segment fits as a whole.
-    ///
-    /// # Errors
-    /// The error of the medium.
-    pub(crate) fn preload_part(&self) -> Result<bool> {
-        if self.state().open().any(|(_, _, view)| view.segment.reads_codes()) {
-            return Ok(false);
-        }
-        let room = self.budget.unused().saturating_sub(self.budget.limit() / LEFT_SHARE);
-        self.preload_in(room, PreloadScope::Part, None)
-    }
-
-    /// Reads a section of one segment into `room` bytes: of `settled` for segments that are there
-    /// since the start or that get no points, of `others` for others.
-    fn preload_in(
-        &self,
-        room: u64,
-        settled: PreloadScope,
-        others: Option<PreloadScope>,
-    ) -> Result<bool> {
         let is_quiet = self.quiet_time() >= self.options.quiet.flush && !self.is_optimizing();
         let scope = |slot: &SegmentSlot| {
-            let is_settled = is_quiet || slot.number < self.optimizer.first_new_file;
-            if is_settled { Some(settled) } else { others }
+            let all = is_quiet || slot.number < self.optimizer.first_new_file;
+            if all { PreloadScope::All } else { PreloadScope::Missed }
         };
+        let room = self.budget.unused();
         let state = self.state();
         let found = state.open().find_map(|(_, slot, view)| {
-            let scope = scope(slot)?;
             let segment = &view.segment;
-            segment.wants_preload(scope, room).then(|| (segment.clone(), scope))
+            segment.wants_preload(scope(slot), room).then(|| (segment.clone(), scope(slot)))
         });
         drop(state);
         let Some((segment, scope)) = found else { return Ok(false) };
@@ -219,31 +189,6 @@ mod tests {
         preload_all(&collection);
         ask(&collection);
         assert_eq!(reads(&resources), [0, 0]);
-    }
-
-    #[test]
-    fn a_part_is_read_if_the_whole_does_not_fit() {
-        let root = tempfile::tempdir().unwrap();
-        let large = resources();
-        let collection = opened(root.path(), &large);
-        (0..3).for_each(|number| add_segment(&collection, number));
-        assert!(collection.merge().unwrap());
-        drop(collection);
-        let budget = MemoryBudget::new(MEMORY_BYTES);
-        let resources = resources_of(&budget);
-        let collection = opened(root.path(), &resources);
-        assert!(!collection.open_segments(), "all are open");
-        let left = MEMORY_BYTES / LEFT_SHARE;
-        let held = budget.reserve(budget.unused() - left - (1 << 20), "other data").unwrap();
-        let more = budget.reserve(left - (1 << 20), "data that is released").unwrap();
-        assert!(!collection.preload().unwrap() && !collection.preload_part().unwrap(), "no room");
-        drop(more);
-        assert!(collection.preload_part().unwrap());
-        let stats = resources.segment_cache_stats();
-        assert!(stats.preloaded > 0 && stats.evicted == 0, "{stats:?}");
-        assert!((left..left + (1 << 16)).contains(&budget.unused()), "{}", budget.unused());
-        assert!(!collection.preload_part().unwrap(), "a quarter remains for requests");
-        drop(held);
     }
 
     #[test]

@@ -11,7 +11,7 @@ use storage::page::{PAGE_BYTES, RecordPage};
 use super::damage::DamagedPages;
 use super::file::{IoStep, SegmentContents};
 use super::layout::{kind, kind_name};
-use super::preload::{CacheableSection, PreloadRoom, PreloadState, sampled_share};
+use super::preload::{CacheableSection, PreloadState, sampled_share};
 use super::rows::{RowLocation, RowMap};
 use super::section_cache::SectionCache;
 use crate::filter::RowSet;
@@ -221,7 +221,7 @@ impl CacheableSection for SegmentPages {
         self.cache.preload_state()
     }
 
-    fn preload(&self, file: &dyn Sealed, mut room: PreloadRoom, step: IoStep<'_>) -> Result<()> {
+    fn preload(&self, file: &dyn Sealed, step: IoStep<'_>) -> Result<()> {
         self.preload_state().begin();
         let mut buffer = Vec::new();
         let mut run = 0;
@@ -244,7 +244,7 @@ impl CacheableSection for SegmentPages {
                 let bytes = &buffer[within(pages.start)..within(pages.end)];
                 let is_sound =
                     RecordPage::open(bytes).is_ok_and(|page| page.number() == pages.start);
-                if is_sound && !room.cache(&self.cache, pages.start as usize, bytes) {
+                if is_sound && !self.cache.preload(pages.start as usize, bytes) {
                     return Ok(());
                 }
             }

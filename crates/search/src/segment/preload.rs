@@ -8,8 +8,6 @@ use storage::Sealed;
 
 use super::Segment;
 use super::file::IoStep;
-use super::section_cache::SectionCache;
-use crate::segment_cache::block_bytes;
 
 /// Reads of requests from the medium after which a section is preloaded. Four searches for ten hits
 /// read as many pages.
@@ -18,8 +16,6 @@ const MISSED_MIN: u64 = 64;
 pub(super) const SAMPLES: usize = 128;
 /// Share of the replaced segments' blocks from which the blocks of the new one are preloaded.
 const SHARE_MIN: f64 = 0.5;
-/// Minimum room for a part of a section, about one read. A section is preloaded in part once.
-const PART_BYTES_MIN: u64 = 1 << 20;
 
 /// Sections to preload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -28,8 +24,6 @@ pub(crate) enum PreloadScope {
     Missed,
     /// Sections that were never preloaded too.
     All,
-    /// The beginning of a section that was never preloaded.
-    Part,
 }
 
 /// Preloads of a section, and reads of requests that missed its blocks.
@@ -62,28 +56,6 @@ impl PreloadState {
     }
 }
 
-/// Memory that a preload may take.
-pub(super) struct PreloadRoom {
-    bytes: u64,
-}
-
-impl PreloadRoom {
-    pub(super) fn new(bytes: u64) -> PreloadRoom {
-        PreloadRoom { bytes }
-    }
-
-    /// Caches a verified block of a section if it fits. Returns false if it does not, or if it
-    /// would evict others.
-    pub(super) fn cache(&mut self, cache: &SectionCache, page: usize, content: &[u8]) -> bool {
-        if cache.has(page) {
-            return true;
-        }
-        let Some(left) = self.bytes.checked_sub(block_bytes(content.len())) else { return false };
-        self.bytes = left;
-        cache.preload(page, content)
-    }
-}
-
 /// Section of a segment that can be cached as a whole.
 pub(super) trait CacheableSection {
     /// Returns the bytes of memory that all of its blocks would take.
@@ -96,13 +68,13 @@ pub(super) trait CacheableSection {
     /// Returns what was preloaded, and what requests have missed since then.
     fn preload_state(&self) -> &PreloadState;
 
-    /// Caches the blocks that are not cached yet, until `room` or memory has no room for the next
-    /// one. Calls `step` with the bytes before each read. Damaged blocks are left to the requests
-    /// that need them, which report them.
+    /// Caches the blocks that are not cached yet, until memory has no room for the next one. Calls
+    /// `step` with the bytes before each read. Damaged blocks are left to the requests that need
+    /// them, which report them.
     ///
     /// # Errors
     /// The error of `step`, or of the medium.
-    fn preload(&self, file: &dyn Sealed, room: PreloadRoom, step: IoStep<'_>) -> Result<()>;
+    fn preload(&self, file: &dyn Sealed, step: IoStep<'_>) -> Result<()>;
 }
 
 /// Returns the cached share of a section whose blocks begin with the pages that `first_page`
@@ -127,42 +99,33 @@ impl Segment {
         sections.into_iter().filter(move |_| is_cached)
     }
 
-    /// Returns a section that `scope` includes. Its missing blocks, or a part of them if the scope
-    /// is a part, fit into `room` bytes.
+    /// Returns a section that `scope` includes and whose missing blocks fit into `room` bytes.
     fn wanted(&self, scope: PreloadScope, room: u64) -> Option<&dyn CacheableSection> {
         let wants = |section: &&dyn CacheableSection| {
             let preload = section.preload_state();
             let is_missed = preload.missed() >= MISSED_MIN;
-            match scope {
-                PreloadScope::Missed => is_missed,
-                PreloadScope::All => is_missed || !preload.is_done(),
-                PreloadScope::Part => !preload.is_done(),
-            }
+            is_missed || (scope == PreloadScope::All && !preload.is_done())
         };
         let missing = |section: &dyn CacheableSection| {
             (section.cached_bytes_max() as f64 * (1.0 - section.cached_share())) as u64
         };
-        let fits = |section: &&dyn CacheableSection| match scope {
-            PreloadScope::Part => room >= PART_BYTES_MIN && missing(*section) > 0,
-            PreloadScope::Missed | PreloadScope::All => (1..=room).contains(&missing(*section)),
-        };
-        self.cacheable().filter(wants).find(fits)
+        self.cacheable().filter(wants).find(|section| (1..=room).contains(&missing(*section)))
     }
 
     /// Returns true if it has a section that `scope` includes, that is not cached as a whole, and
-    /// that fits into `room` bytes as the scope requires. The bytes are estimated.
+    /// that fits into `room` bytes. The bytes are estimated.
     pub(crate) fn wants_preload(&self, scope: PreloadScope, room: u64) -> bool {
         self.wanted(scope, room).is_some()
     }
 
-    /// Caches the section of [`Segment::wants_preload`], or a part of it in `room` bytes, while
-    /// memory has room. Calls `step` with the bytes before each read.
+    /// Caches the section of [`Segment::wants_preload`] while memory has room. Calls `step` with
+    /// the bytes before each read.
     ///
     /// # Errors
     /// The error of `step`, or of the medium.
     pub(crate) fn preload(&self, scope: PreloadScope, room: u64, step: IoStep<'_>) -> Result<()> {
         match self.wanted(scope, room) {
-            Some(section) => section.preload(&*self.file, PreloadRoom::new(room), step),
+            Some(section) => section.preload(&*self.file, step),
             None => Ok(()),
         }
     }
@@ -181,7 +144,7 @@ impl Segment {
                 .map(|(segment, section)| f64::from(segment.rows()) * section.cached_share())
                 .sum();
             if rows > 0.0 && cached / rows >= SHARE_MIN {
-                section.preload(&*self.file, PreloadRoom::new(u64::MAX), step)?;
+                section.preload(&*self.file, step)?;
             }
         }
         Ok(())

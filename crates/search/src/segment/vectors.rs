@@ -16,7 +16,7 @@ use super::damage::DamagedPages;
 use super::file::IoStep;
 use super::ids::SegmentIds;
 use super::layout::SegmentSettings;
-use super::preload::{CacheableSection, PreloadRoom, PreloadState, sampled_share};
+use super::preload::{CacheableSection, PreloadState, sampled_share};
 use super::section_cache::SectionCache;
 use crate::coarse::{CoarseHit, Exact, Metric};
 use crate::segment_cache::block_bytes;
@@ -324,7 +324,7 @@ impl CacheableSection for Vectors {
         self.cache.preload_state()
     }
 
-    fn preload(&self, file: &dyn Sealed, mut room: PreloadRoom, step: IoStep<'_>) -> Result<()> {
+    fn preload(&self, file: &dyn Sealed, step: IoStep<'_>) -> Result<()> {
         self.preload_state().begin();
         let mut buffer = Vec::new();
         for first in (0..self.checks.len()).step_by(STEP_BYTES / PAGE_BYTES) {
@@ -338,7 +338,7 @@ impl CacheableSection for Vectors {
             file.read_at(offset, &mut buffer)?;
             for (page, bytes) in pages.zip(buffer.chunks_exact(PAGE_BYTES)) {
                 let is_sound = crc32c::crc32c(bytes) == self.checks[page];
-                if is_sound && !room.cache(&self.cache, page, bytes) {
+                if is_sound && !self.cache.preload(page, bytes) {
                     return Ok(());
                 }
             }

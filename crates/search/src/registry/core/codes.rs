@@ -3,10 +3,7 @@
 
 use std::time::{Duration, Instant};
 
-use base::Result;
-
 use super::RegistryCore;
-use crate::collection::Collection;
 
 /// Time without a shortage of memory after which codes are read into memory. With less, codes would
 /// move back and forth.
@@ -28,16 +25,11 @@ impl RegistryCore {
     }
 
     /// Reads the embeddings or payloads of one segment into memory, as `Collection::preload`
-    /// chooses them, or a part of them if no collection has any that fit. Returns false if there is
-    /// nothing to read.
+    /// chooses them. Returns false if no collection has any that fit.
     pub(super) fn preload(&self) -> bool {
-        self.preload_by(Collection::preload) || self.preload_by(Collection::preload_part)
-    }
-
-    fn preload_by(&self, preload: impl Fn(&Collection) -> Result<bool>) -> bool {
         let collections = self.ready();
         collections.iter().take_while(|_| !self.stopped()).any(|named| {
-            preload(named.collection()).unwrap_or_else(|error| {
+            named.collection().preload().unwrap_or_else(|error| {
                 tracing::debug!(collection = named.name(), %error, "a segment stays on the medium");
                 false
             })
