@@ -459,10 +459,10 @@ mod tests {
     fn a_hangup_ends_children() {
         use std::io::{BufRead as _, BufReader};
 
-        if ignores_hangups() {
-            return;
-        }
-        let mut helper = Command::new(std::env::current_exe().unwrap())
+        // Tests that `nohup` starts ignore hangups, and so would the helper.
+        let mut helper = Command::new("env")
+            .arg("--default-signal=HUP")
+            .arg(std::env::current_exe().unwrap())
             .args(["--exact", "process::tests::hangup_helper", "--nocapture"])
             .env(HELPER, "1")
             .stdout(Stdio::piped())
