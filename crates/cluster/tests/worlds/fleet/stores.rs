@@ -20,50 +20,57 @@ const READING_MAX: u64 = 10_000;
 const READING_PAUSE: u64 = 1_000;
 /// Time between two tries of a request of a writer without an answer.
 const RETRY: u64 = 1_000;
-/// Longest time from the begin of a cut until all other nodes have seen that the node announces it.
+/// Longest time from the start of a cut until all other nodes have seen that the node announces it.
 const CUT_SEEN_MAX: u64 = 30_000;
 /// Shortest time for which another node must have reached the store before a log moves, less the
 /// time in which its announcement arrives.
 const OTHERS_WRITE_MIN: u64 = 10_000;
-/// Longest time from the begin of a cut until the logs of the node have moved, if another node
+/// Longest time from the start of a cut until the logs of the node have moved, if another node
 /// reaches the store all the time.
 const MOVED_MAX: u64 = 90_000;
 
 /// Access of a node to the store. A restart of its process does not change it.
 #[derive(Clone, Debug, Default)]
 pub(super) struct StoreCuts {
-    /// Begin and end of each cut, in order. Cuts that overlap are one.
-    cuts: Vec<(u64, u64)>,
+    /// In order. Cuts that overlap are one.
+    cuts: Vec<StoreCut>,
+}
+
+/// Time in which a node does not reach the store.
+#[derive(Clone, Copy, Debug)]
+struct StoreCut {
+    start: u64,
+    end: u64,
 }
 
 impl StoreCuts {
-    /// Adds a cut that begins at `now`.
+    /// Adds a cut that starts at `now`.
     fn add(&mut self, now: u64, end: u64) {
         match self.cuts.last_mut() {
-            Some(last) if last.1 >= now => last.1 = last.1.max(end),
-            _ => self.cuts.push((now, end)),
+            Some(last) if last.end >= now => last.end = last.end.max(end),
+            _ => self.cuts.push(StoreCut { start: now, end }),
         }
     }
 
     /// Ends the cut that is under way.
     pub(super) fn end(&mut self, now: u64) {
         if let Some(last) = self.cuts.last_mut() {
-            last.1 = last.1.min(now);
+            last.end = last.end.min(now);
         }
     }
 
     fn is_cut(&self, now: u64) -> bool {
-        self.cuts.last().is_some_and(|cut| now < cut.1)
+        self.cuts.last().is_some_and(|cut| now < cut.end)
     }
 
     /// Returns true if the node reached the store at no time from `from` to `to`.
     fn covers(&self, from: u64, to: u64) -> bool {
-        self.cuts.iter().any(|cut| cut.0 <= from && to <= cut.1)
+        self.cuts.iter().any(|cut| cut.start <= from && to <= cut.end)
     }
 
     /// Returns true if the node reached the store all the time from `from` to `to`.
     fn is_open(&self, from: u64, to: u64) -> bool {
-        self.cuts.iter().all(|cut| cut.1 <= from || to <= cut.0)
+        self.cuts.iter().all(|cut| cut.end <= from || to <= cut.start)
     }
 }
 
