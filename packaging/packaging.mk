@@ -24,7 +24,7 @@ wheel: $(CACHE)/packaging/ready ## build the wheel for `pip install`, at most 20
 	@mkdir -p $(DIST)
 	cd packaging/python && PATH="$(CURDIR)/$(CACHE)/packaging/bin:$$PATH" maturin build --quiet --zig --compression-level 9 \
 		--compatibility manylinux_2_17 --target $(WHEEL_TARGET) --out $(CURDIR)/$(DIST)
-	@ls -lh $(DIST)/millpond-*.whl
+	@$(CACHE)/packaging/bin/python packaging/python/recompress.py $(DIST)/millpond-$(VERSION)-*$(WHEEL_TARGET:%-unknown-linux-gnu=%).whl
 	@scripts/size_limit.sh $(WHEEL_MB_MAX) $(DIST)/millpond-$(VERSION)-*.whl
 
 .PHONY: wheel-torch
