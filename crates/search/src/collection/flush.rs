@@ -95,9 +95,10 @@ impl Collection {
         Ok((self.stall.is_escalated() || is_due()) && self.flush_once(Urgency::Escalated)?)
     }
 
-    /// Flushes the oldest frozen memtable. Returns false if there is none, or if the escalated
-    /// flush takes over. Reads and writes continue meanwhile. After a failure the memtable is kept
-    /// and searched as before.
+    /// Flushes the oldest frozen memtable. If there is none and the log has failed, freezes the
+    /// active one, which the next call flushes. Returns false if there is nothing to do, or if the
+    /// escalated flush takes over. Reads and writes continue meanwhile. After a failure the memtable
+    /// is kept and searched as before.
     ///
     /// # Errors
     /// The error of the medium; `ResourceExhausted` if queries still hold memory reserved for
@@ -106,6 +107,9 @@ impl Collection {
         let mut headroom = self.flushing.lock();
         let state = self.state();
         let Some(due) = self.due(&state) else {
+            if self.replace_failed_log()? {
+                return Ok(true);
+            }
             // Files of an earlier flush or merge may still have to be published.
             return if self.unpublished.load(Ordering::Relaxed) {
                 self.publish().map(|()| true)

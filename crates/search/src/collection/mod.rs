@@ -227,7 +227,8 @@ impl Collection {
         })
     }
 
-    /// Flushes the oldest frozen memtable. Returns false if there is none.
+    /// Flushes the oldest frozen memtable. If there is none and the log has failed, freezes the
+    /// active one, which the next call flushes. Returns false if there is nothing to do.
     ///
     /// # Errors
     /// The error of the medium; no point is lost.

@@ -413,6 +413,23 @@ impl Collection {
         Ok(())
     }
 
+    /// Freezes the active memtable if its log has failed before all changes were durable. No list
+    /// can be published until these changes are in a segment, and maybe no write follows that would
+    /// start a new log. Returns true if it did.
+    ///
+    /// # Errors
+    /// The error of the medium.
+    pub(super) fn replace_failed_log(&self) -> Result<bool> {
+        let mut writer = self.writer.lock();
+        let lacks = |log: &Log| log.failure().is_some() && log.durable().next < log.next();
+        let has_failed = writer.logs.last().is_some_and(|(_, log)| lacks(log));
+        let can_freeze = self.live.lock().state.memtables.len() <= FROZEN_MAX;
+        if !has_failed || !can_freeze || self.check_open().is_err() {
+            return Ok(false);
+        }
+        self.freeze_active(&mut writer).map(|()| true)
+    }
+
     /// Decodes a logged change of this collection.
     ///
     /// # Errors

@@ -72,6 +72,31 @@ fn a_refused_write_leaves_nothing_behind() {
 }
 
 #[test]
+fn a_backup_needs_no_write_after_a_full_disk() {
+    let inner = memory_medium();
+    let medium = full_medium(&inner, None);
+    let options = CollectionOptions { disk_reserve: Some(0), ..options() };
+    let collection = open(&(medium.clone() as Arc<dyn Medium>), options);
+    let flush =
+        || -> Result<bool> { Ok(collection.flush_oldest()? || collection.flush_if_stalled()?) };
+    (0..10).for_each(|id| collection.upsert(point(&stored(id, 1))).unwrap());
+    medium.set_space(Some(used(&*inner)));
+    let refused = collection.upsert(point(&stored(10, 1))).unwrap_err();
+    assert_eq!(refused.kind(), ErrorKind::StorageFull, "{refused}");
+    let failed = flush().map_err(|error| error.kind());
+    assert_eq!(failed, Err(ErrorKind::StorageFull), "another log needs room");
+    medium.set_space(None);
+    assert!(collection.pin().is_err(), "the log lacks a change");
+    assert!(flush().unwrap(), "it starts another log");
+    assert!(flush().unwrap(), "it flushes the changes of the failed one");
+    drop(collection.pin().unwrap());
+    assert!(!flush().unwrap());
+    let status = collection.status();
+    assert_eq!((status.segments.len(), status.unflushed, status.write_error), (1, 0, None));
+    (0..10).for_each(|id| assert_eq!(collection.get(id).unwrap(), Some(stored(id, 1))));
+}
+
+#[test]
 fn the_reserve_leaves_room_to_flush() {
     const RESERVE: u64 = 512 << 10;
     let inner = memory_medium();
