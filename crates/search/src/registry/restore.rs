@@ -11,6 +11,7 @@ use base::units::format_bytes;
 use base::{Error, ErrorKind, Result};
 use os::private;
 use rustix::fs::{CWD, RenameFlags, renameat_with};
+use rustix::io::Errno;
 use storage::{Medium, UringMedium, Writer};
 
 use super::core::{RegistryCore, RegistryEntry, SETTINGS, SETTINGS_KIND, random, remove_directory};
@@ -198,7 +199,6 @@ impl RegistryCore {
         let _changing = self.changing.lock();
         self.check_free(name, replaces)?;
         let place = self.options.directory.join(name);
-        let fail = |error: rustix::io::Errno| Error::io(&place, &error.into());
         let (exists, old) = match self.map.read().entries.get(name) {
             Some(RegistryEntry::Ready(named)) => (true, Some(named.clone())),
             entry => (entry.is_some(), None),
@@ -221,7 +221,9 @@ impl RegistryCore {
             }
             self.retire(name);
         } else {
-            renameat_with(CWD, &*directory, CWD, &place, RenameFlags::NOREPLACE).map_err(fail)?;
+            rename_to_free(directory, &place, || {
+                renameat_with(CWD, &*directory, CWD, &place, RenameFlags::NOREPLACE)
+            })?;
             *directory = PathBuf::new();
         }
         let synced = files::sync(&self.options.directory);
@@ -245,6 +247,28 @@ impl RegistryCore {
     }
 }
 
+/// Gives `from` the path `to`, which nothing must have. `rename` does this in one step. Some file
+/// systems cannot, such as NFS and ZFS before 2.2. There the path is looked up first: the registry
+/// has locked its directory, so no other server takes the path in between.
+fn rename_to_free(
+    from: &Path,
+    to: &Path,
+    rename: impl FnOnce() -> rustix::io::Result<()>,
+) -> Result<()> {
+    let fail = |error: std::io::Error| Error::io(to, &error);
+    match rename() {
+        Err(Errno::INVAL | Errno::NOSYS | Errno::OPNOTSUPP) => {}
+        renamed => return renamed.map_err(|error| fail(error.into())),
+    }
+    match std::fs::symlink_metadata(to) {
+        Ok(_) => Err(fail(Errno::EXIST.into())),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+            std::fs::rename(from, to).map_err(fail)
+        }
+        Err(error) => Err(fail(error)),
+    }
+}
+
 fn name_exists(what: &str, name: &str) -> Error {
     let message = format!("{what} \"{name}\" already exists; remove it, or use another name");
     Error::new(ErrorKind::AlreadyExists, message)
@@ -260,4 +284,23 @@ fn copy_file(from: &crate::collection::PinnedReader<'_>, to: &mut dyn Writer) ->
         done += part as u64;
     }
     to.persist()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_free_name_needs_no_special_file_system() {
+        let root = tempfile::tempdir().unwrap();
+        let [from, to] = ["new", "a"].map(|name| root.path().join(name));
+        let rename = |error| rename_to_free(&from, &to, || Err(error));
+        std::fs::create_dir(&from).unwrap();
+        assert_eq!(rename(Errno::ACCESS).unwrap_err().kind(), ErrorKind::PermissionDenied);
+        rename(Errno::INVAL).unwrap();
+        assert!(to.is_dir() && !from.exists());
+        std::fs::create_dir(&from).unwrap();
+        assert!(rename(Errno::INVAL).is_err(), "the name is taken");
+        assert!(from.is_dir());
+    }
 }
