@@ -4,7 +4,8 @@
 //! slots of a page, A for even epochs and B for odd ones. Each names a list by epoch, length and
 //! hash. Publishing writes the new list, makes it durable, overwrites the older slot, and only then
 //! removes the list before the last. So after any crash one slot and its list are whole. Opening
-//! takes the newest whole slot with a whole list.
+//! takes the newest whole slot with a whole list. If both slots are whole, it removes a newer list,
+//! which no slot names yet.
 //!
 //! Slot, 4096 bytes: `MPMANIF` and a zero, version u32, zero u32, epoch u64, bytes of the list u64,
 //! its BLAKE3 hash in 32 bytes, zeros, crc32c of bytes 0..4092 at 4092. List: `MPLIST` and two
@@ -46,7 +47,7 @@ impl Manifest {
     ///
     /// # Errors
     /// `DataLoss` if there are lists and none is whole; otherwise the medium's error, also if it
-    /// refuses to read every list and another attempt can succeed.
+    /// refuses to read the slots or every list and another attempt can succeed.
     pub fn open(medium: &Arc<dyn Medium>) -> Result<(Manifest, Option<Vec<u8>>)> {
         let (writer, slots) = match medium.reopen(FILE) {
             Ok(writer) => (writer, medium.load(FILE)),
@@ -56,13 +57,24 @@ impl Manifest {
             Err(error) => return Err(error),
         };
         let mut problems = Vec::new();
-        let slots = slots.unwrap_or_else(|error| {
-            problems.push(format!("the manifest cannot be read: {error}"));
-            Vec::new()
-        });
+        let slots = match slots {
+            Ok(slots) => slots,
+            Err(error) if may_end(&error) => return Err(error),
+            Err(error) => {
+                problems.push(format!("the manifest cannot be read: {error}"));
+                Vec::new()
+            }
+        };
         let found = Self::newest(medium, &slots, &mut problems)?;
         for problem in &problems {
             tracing::error!(problem, "the manifest is damaged");
+        }
+        // A crash ended the publication of a newer list before its slot was written. The caller
+        // removes files that only this list names, so it must not count if slots are lost later.
+        if let Some((epoch, _)) = &found
+            && problems.is_empty()
+        {
+            remove_lists(medium, |list| list > *epoch);
         }
         let (epoch, payload) = found.unzip();
         let mut manifest = Manifest {
@@ -103,7 +115,8 @@ impl Manifest {
             return Err(error);
         }
         self.epoch = epoch;
-        self.remove_lists_before(epoch.saturating_sub(1));
+        // A failure costs only space: the next publication tries again.
+        remove_lists(&self.medium, |list| list < epoch.saturating_sub(1));
         Ok(epoch)
     }
 
@@ -202,21 +215,6 @@ impl Manifest {
         list.persist()?;
         self.medium.persist_names()
     }
-
-    /// Removes old lists. A failure costs only space: the next publication tries again.
-    fn remove_lists_before(&self, epoch: u64) {
-        let removed = self.medium.list().and_then(|files| {
-            let old = |name: &String| epoch_of(name).is_some_and(|found| found < epoch);
-            files
-                .iter()
-                .map(|(name, _)| name)
-                .filter(|name| old(name))
-                .try_for_each(|name| self.medium.remove(name))
-        });
-        if let Err(error) = removed {
-            tracing::warn!(%error, "old lists of the manifest stay");
-        }
-    }
 }
 
 impl std::fmt::Debug for Manifest {
@@ -232,13 +230,30 @@ struct ManifestSlot {
 }
 
 /// Records that a list cannot be read, and keeps the first error of one that another attempt may
-/// read: the permission is missing, or too many files are open. An unknown failure (`Internal`) may
-/// be permanent, so it counts as damage.
+/// read.
 fn unreadable(error: Error, problems: &mut Vec<String>, refused: &mut Option<Error>) {
     problems.push(error.to_string());
-    let may_end = error.is_retryable() && error.kind() != ErrorKind::Internal;
-    if refused.is_none() && may_end {
+    if refused.is_none() && may_end(&error) {
         *refused = Some(error);
+    }
+}
+
+/// Returns true if another attempt may read the file: the permission is missing, or too many files
+/// are open. An unknown failure (`Internal`) may be permanent, so it counts as damage.
+fn may_end(error: &Error) -> bool {
+    error.is_retryable() && error.kind() != ErrorKind::Internal
+}
+
+/// Removes the lists whose epochs are `unneeded`. A failure is logged.
+fn remove_lists(medium: &Arc<dyn Medium>, unneeded: impl Fn(u64) -> bool) {
+    let removed = medium.list().and_then(|files| {
+        let names = files.iter().map(|(name, _)| name);
+        names
+            .filter(|name| epoch_of(name).is_some_and(&unneeded))
+            .try_for_each(|name| medium.remove(name))
+    });
+    if let Err(error) = removed {
+        tracing::warn!(%error, "lists of the manifest that are not needed stay");
     }
 }
 

@@ -109,6 +109,9 @@ fn a_refused_read_is_not_damage() {
     let kind = |error: &Error| open("list-", error.clone()).map_err(|error| error.kind());
     assert_eq!(kind(&refusal), Err(ErrorKind::ResourceExhausted));
     assert_eq!(kind(&failure), Err(ErrorKind::DataLoss), "it may be permanent");
+    let slots = |error: &Error| open("manifest", error.clone()).map_err(|error| error.kind());
+    assert_eq!(slots(&refusal), Err(ErrorKind::ResourceExhausted));
+    assert_eq!(slots(&failure), Ok(Some(list(4))));
     assert_eq!(Manifest::open(&medium).unwrap().1, Some(list(4)), "nothing has changed");
     // Collections publish each list twice, so the one before is as good.
     assert_eq!(open("list-0000000000000004", refusal), Ok(Some(list(3))));
@@ -147,6 +150,18 @@ fn a_list_that_was_opened_survives_a_crash() {
         fault.remains(&*left, seed).unwrap();
         assert_eq!(Manifest::open(&left).unwrap().1, Some(list(3)), "{seed}");
     }
+}
+
+#[test]
+fn a_list_that_no_slot_named_does_not_return() {
+    let name = "list-0000000000000003";
+    let medium = published(2);
+    // A crash before the slot was written.
+    crate::write(&*medium, name, &published(3).load(name).unwrap());
+    assert_eq!(Manifest::open(&medium).unwrap().1, Some(list(2)));
+    // Its files are gone by now.
+    medium.remove("manifest").unwrap();
+    assert_eq!(Manifest::open(&medium).unwrap().1, Some(list(2)));
 }
 
 proptest! {
