@@ -92,6 +92,21 @@ impl DaxMedium {
         let lines = lines::CacheLines::new(names::next_id(), self.watch.clone());
         Ok(Box::new(writer::DaxWriter::new(opened, flags(self.simulate), lines)?))
     }
+
+    /// Replaces the sizes of listed files by their lengths. Leaves out files that another thread
+    /// has removed since.
+    fn lengths(&self, files: Vec<(String, u64)>) -> Result<Vec<(String, u64)>> {
+        let mut found = Vec::with_capacity(files.len());
+        for (name, _) in files {
+            let path = self.directory.file(&name)?;
+            match File::open(&path).and_then(|file| length_of(&file)) {
+                Ok(bytes) => found.push((name, bytes)),
+                Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
+                Err(error) => return Err(io_error(&path, &error)),
+            }
+        }
+        Ok(found)
+    }
 }
 
 /// Flags of a mapping. With MAP_SYNC the file system makes a page's location durable before it can
@@ -209,13 +224,7 @@ impl Medium for DaxMedium {
     }
 
     fn list(&self) -> Result<Vec<(String, u64)>> {
-        let mut files = self.directory.list()?;
-        for (name, bytes) in &mut files {
-            let path = self.directory.file(name)?;
-            let fail = |error: std::io::Error| io_error(&path, &error);
-            *bytes = File::open(&path).and_then(|file| length_of(&file)).map_err(fail)?;
-        }
-        Ok(files)
+        self.lengths(self.directory.list()?)
     }
 
     fn persist_names(&self) -> Result<()> {
@@ -232,5 +241,20 @@ impl Medium for DaxMedium {
 
     fn reader_group(&self) -> Option<ReaderGroup> {
         Some(ReaderGroup::InPlace)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_that_was_removed_meanwhile_is_not_listed() {
+        let root = tempfile::tempdir().unwrap();
+        let medium = DaxMedium::simulated(root.path().to_owned()).unwrap();
+        ["a", "b"].iter().for_each(|name| drop(medium.create(name).unwrap()));
+        let listed = medium.directory.list().unwrap();
+        medium.remove("a").unwrap();
+        assert_eq!(medium.lengths(listed).unwrap(), [("b".to_owned(), 0)]);
     }
 }
