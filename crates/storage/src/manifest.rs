@@ -17,7 +17,6 @@ use std::sync::Arc;
 use base::{Error, ErrorKind, Result};
 
 use crate::bytes::{put, u32_at, u64_at};
-use crate::directory::refusal;
 use crate::medium::{Medium, Writer};
 use crate::page::PAGE_BYTES;
 
@@ -35,10 +34,10 @@ const SLOT_SUM_AT: usize = PAGE_BYTES - 4;
 /// The current list, and the way to replace it. One thread publishes at a time.
 pub struct Manifest {
     medium: Arc<dyn Medium>,
-    writer: Box<dyn Writer>,
+    /// `None` after a failure to write a slot.
+    writer: Option<Box<dyn Writer>>,
     epoch: u64,
     problems: Vec<String>,
-    failed: Option<Error>,
 }
 
 impl Manifest {
@@ -49,7 +48,7 @@ impl Manifest {
     /// `DataLoss` if there are lists and none is whole; otherwise the medium's error, also if it
     /// refuses to read the slots or every list and another attempt can succeed.
     pub fn open(medium: &Arc<dyn Medium>) -> Result<(Manifest, Option<Vec<u8>>)> {
-        let (writer, slots) = match medium.reopen(FILE) {
+        let (mut writer, slots) = match medium.reopen(FILE) {
             Ok(writer) => (writer, medium.load(FILE)),
             Err(error) if error.kind() == ErrorKind::NotFound => {
                 (medium.create(FILE)?, Ok(Vec::new()))
@@ -76,15 +75,10 @@ impl Manifest {
         {
             remove_lists(medium, |list| list > *epoch);
         }
+        repair(medium, &mut *writer, slots.len())?;
         let (epoch, payload) = found.unzip();
-        let mut manifest = Manifest {
-            medium: medium.clone(),
-            writer,
-            epoch: epoch.unwrap_or(0),
-            problems,
-            failed: None,
-        };
-        manifest.repair(slots.len())?;
+        let epoch = epoch.unwrap_or(0);
+        let manifest = Manifest { medium: medium.clone(), writer: Some(writer), epoch, problems };
         Ok((manifest, payload))
     }
 
@@ -93,12 +87,9 @@ impl Manifest {
     ///
     /// # Errors
     /// `InvalidArgument` for more than [`LIST_BYTES_MAX`], otherwise the medium's error. A failure
-    /// to write the list changes nothing. If the slot cannot be made durable, either list may be
-    /// current after a crash, so this manifest refuses to continue: `FailedPrecondition`.
+    /// to write the list changes nothing. If the slot cannot be made durable, a start finds this
+    /// list or the one before it until a later call succeeds, so the files of both must stay.
     pub fn publish(&mut self, payload: &[u8]) -> Result<u64> {
-        if let Some(error) = &self.failed {
-            return Err(refusal("the manifest", error));
-        }
         if payload.len() > LIST_BYTES_MAX {
             let bytes = payload.len();
             return Err(Error::invalid(format!(
@@ -107,13 +98,14 @@ impl Manifest {
         }
         let epoch = self.epoch + 1;
         self.write_list(epoch, payload)?;
-        let slot = encode_slot(epoch, payload);
-        let flipped =
-            self.writer.write_at(slot_at(epoch), &slot).and_then(|()| self.writer.persist());
-        if let Err(error) = flipped {
-            self.failed = Some(error.clone());
-            return Err(error);
-        }
+        let mut writer = match self.writer.take() {
+            Some(writer) => writer,
+            None => self.medium.reopen(FILE)?,
+        };
+        // After a failure the same slot is written again, so that the other one stays whole.
+        writer.write_at(slot_at(epoch), &encode_slot(epoch, payload))?;
+        writer.persist()?;
+        self.writer = Some(writer);
         self.epoch = epoch;
         // A failure costs only space: the next publication tries again.
         remove_lists(&self.medium, |list| list < epoch.saturating_sub(1));
@@ -189,19 +181,6 @@ impl Manifest {
         )))
     }
 
-    /// Brings the file to two slots, and makes the slots that were read durable.
-    fn repair(&mut self, length: usize) -> Result<()> {
-        if length != 2 * PAGE_BYTES {
-            self.writer.truncate(self.writer.bytes().min(2 * PAGE_BYTES as u64))?;
-            let missing = 2 * PAGE_BYTES - self.writer.bytes() as usize;
-            self.writer.append(&vec![0; missing])?;
-        }
-        // A process that was killed may have left the newest slot in the page cache only. The
-        // caller removes files that only the list before it names, so the slot must not get lost.
-        self.writer.persist()?;
-        self.medium.persist_names()
-    }
-
     fn write_list(&mut self, epoch: u64, payload: &[u8]) -> Result<()> {
         let name = list_name(epoch);
         // Left by an unfinished publication.
@@ -221,6 +200,20 @@ impl std::fmt::Debug for Manifest {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "Manifest(epoch {})", self.epoch)
     }
+}
+
+/// Brings the file to two slots, and makes the slots that were read durable. `length` is the number
+/// of bytes that were read.
+fn repair(medium: &Arc<dyn Medium>, writer: &mut dyn Writer, length: usize) -> Result<()> {
+    if length != 2 * PAGE_BYTES {
+        writer.truncate(writer.bytes().min(2 * PAGE_BYTES as u64))?;
+        let missing = 2 * PAGE_BYTES - writer.bytes() as usize;
+        writer.append(&vec![0; missing])?;
+    }
+    // A process that was killed may have left the newest slot in the page cache only. The caller
+    // removes files that only the list before it names, so the slot must not get lost.
+    writer.persist()?;
+    medium.persist_names()
 }
 
 struct ManifestSlot {
