@@ -1,5 +1,6 @@
 //! Directories of collections: made, renamed, listed and removed.
 
+use std::fs::DirEntry;
 use std::path::{Path, PathBuf};
 
 use base::{Error, ErrorKind, Result};
@@ -76,17 +77,22 @@ impl RegistryCore {
     }
 }
 
-/// Returns the names of directories that may be collections, ascending.
+/// Returns the names of directories that may be collections, ascending. Links to collections are
+/// among them, so that opening them reports the links and their aliases stay.
 ///
 /// # Errors
 /// The error of the file system.
 pub(super) fn collections(directory: &Path) -> Result<Vec<String>> {
     let fail = |error: std::io::Error| Error::io(directory, &error);
+    let is_directory = |entry: &DirEntry| {
+        let linked = || entry.path().join(SETTINGS).exists();
+        entry.file_type().is_ok_and(|kind| kind.is_dir() || (kind.is_symlink() && linked()))
+    };
     let mut names = Vec::new();
     for entry in std::fs::read_dir(directory).map_err(fail)? {
         let entry = entry.map_err(fail)?;
         let Ok(name) = entry.file_name().into_string() else { continue };
-        if check_name(&name).is_ok() && entry.file_type().is_ok_and(|kind| kind.is_dir()) {
+        if check_name(&name).is_ok() && is_directory(&entry) {
             names.push(name);
         }
     }

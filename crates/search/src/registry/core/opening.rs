@@ -101,9 +101,11 @@ impl RegistryCore {
     /// Opens the collection in the directory with its name.
     ///
     /// # Errors
-    /// As [`RegistryCore::open_at`].
+    /// `FailedPrecondition` for a symbolic link; as [`RegistryCore::open_at`].
     pub(in crate::registry) fn open_one(&self, name: &str) -> Result<Arc<NamedCollection>> {
-        self.open_at(name, &self.options.directory.join(name))
+        let directory = self.options.directory.join(name);
+        check_no_link(&directory)?;
+        self.open_at(name, &directory)
     }
 
     /// Opens the collection in `directory`.
@@ -153,6 +155,22 @@ impl RegistryCore {
     }
 }
 
+/// Checks that a collection's directory is no symbolic link. Two links could name one collection,
+/// which would be open twice, and a removal would leave its files.
+///
+/// # Errors
+/// `FailedPrecondition` for a link.
+fn check_no_link(directory: &Path) -> Result<()> {
+    if std::fs::symlink_metadata(directory).is_ok_and(|found| found.is_symlink()) {
+        return Err(Error::precondition(format!(
+            "{} is a symbolic link; replace it by the directory, or move all collections to the \
+             other disk and name it with --collections-dir",
+            directory.display()
+        )));
+    }
+    Ok(())
+}
+
 /// Checks that the directory of points exists. A medium would create an empty directory, and the
 /// points would be missing without an error.
 ///
@@ -189,6 +207,24 @@ mod tests {
         core.retire("a");
         let error = core.get("a").map(drop).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Unavailable, "it is being replaced");
+    }
+
+    #[test]
+    fn a_link_to_a_collection_is_reported() {
+        let root = tempfile::tempdir().unwrap();
+        let directory = root.path().join("collections");
+        let core = small_core(&directory);
+        drop(core.create("a", CollectionSettings::new(2, Metric::L2)).unwrap());
+        drop(core);
+        let moved = root.path().join("moved");
+        std::fs::rename(directory.join("a"), &moved).unwrap();
+        std::os::unix::fs::symlink(&moved, directory.join("a")).unwrap();
+        std::os::unix::fs::symlink(root.path(), directory.join("other")).unwrap();
+        let core = small_core(&directory);
+        assert_eq!(*core.waiting.lock(), ["a"]);
+        let error = core.open_one("a").map(drop).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::FailedPrecondition);
+        assert!(error.message().contains("a is a symbolic link; replace it"), "{error}");
     }
 
     #[test]
