@@ -97,8 +97,8 @@ impl Collection {
 
     /// Flushes the oldest frozen memtable. If there is none and the log has failed, freezes the
     /// active one, which the next call flushes. Returns false if there is nothing to do, or if the
-    /// escalated flush takes over. Reads and writes continue meanwhile. After a failure the memtable
-    /// is kept and searched as before.
+    /// escalated flush takes over. Reads and writes continue meanwhile. After a failure the
+    /// memtable is kept and searched as before.
     ///
     /// # Errors
     /// The error of the medium; `ResourceExhausted` if queries still hold memory reserved for
