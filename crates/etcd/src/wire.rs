@@ -31,6 +31,8 @@ const CODE_UNAUTHENTICATED: i64 = 16;
 const TEXT_CHARS_MAX: usize = 200;
 /// Start of all keys of Millpond.
 const KEYS: &str = "millpond";
+/// Part of the error of an etcd whose database has reached its maximum size.
+const NO_SPACE: &str = "database space exceeded";
 /// Remedy for an etcd with users.
 const SET_USER: &str = "set MILLPOND_ETCD_USER and MILLPOND_ETCD_PASSWORD";
 
@@ -239,6 +241,10 @@ pub(super) fn refused(address: &str, answer: &Value) -> Error {
         }
         Some(CODE_NOT_FOUND) => Error::not_found(message),
         Some(CODE_UNAVAILABLE | CODE_DEADLINE_EXCEEDED) => Error::unavailable(message),
+        Some(CODE_RESOURCE_EXHAUSTED) if text.contains(NO_SPACE) => Error::exhausted(format!(
+            "{message}; compact and defragment etcd, or raise --quota-backend-bytes, and then run \
+             `etcdctl alarm disarm`"
+        )),
         Some(CODE_RESOURCE_EXHAUSTED) => Error::exhausted(message),
         Some(CODE_PERMISSION_DENIED) => Error::denied(format!(
             "{message}; grant the user of MILLPOND_ETCD_USER reading and writing keys that begin with {KEYS}"
@@ -311,6 +317,10 @@ mod tests {
                 .message()
                 .ends_with("status 400: Client sent an HTTP request to an HTTPS server.")
         );
+        let full = br#"{"code":8,"message":"etcdserver: mvcc: database space exceeded"}"#;
+        let full = refusal("a:1", 429, full);
+        assert_eq!(full.kind(), ErrorKind::ResourceExhausted);
+        assert!(full.message().ends_with("run `etcdctl alarm disarm`"), "{full}");
         let error = refusal("a:1", 404, br#"{"message":"lease is gone","code":5}"#);
         assert_eq!(error.message(), "etcd at a:1: lease is gone");
     }

@@ -26,7 +26,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Instant;
 
-use base::{Error, ErrorKind, Result};
+use base::{Error, Result};
 use cluster::Epoch;
 use etcd::{Etcd, LeaseId, check_name};
 use model_store::StorePlace;
@@ -66,8 +66,8 @@ impl Membership {
     /// `owners` into `view` and then applies their changes to it. Does not change `collections` of
     /// `view`. Needs a tokio runtime.
     ///
-    /// If etcd or the store does not answer, the node is registered later: it tries again with
-    /// growing pauses. [`Membership::unjoined`] says why it has not joined. The same is true if a
+    /// If etcd or the store does not answer, or etcd has no space for keys, the node is registered
+    /// later: it tries again with growing pauses. [`Membership::unjoined`] says why it has not joined. The same is true if a
     /// node of another name is registered with its address, and one of the two can have shards.
     ///
     /// A registration with the same name and address counts as the registration of an earlier
@@ -114,7 +114,8 @@ impl Membership {
                 // The view is read again soon.
                 let _ = state.refresh().await;
             }
-            Err(error) if error.kind() == ErrorKind::Unavailable => {
+            // An etcd without space, or one that is overloaded, takes keys later.
+            Err(error) if error.is_overload() => {
                 warn!(%error, "the node has not joined the cluster yet, and tries again");
                 *state.unjoined.lock() = Some(error.message().to_owned());
             }

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use base::Result;
+use base::{Error, ErrorKind, Result};
 use cluster::{EntryNumber, Epoch, OwnershipStep, SeenOwner, keeps_ownership, ownership_step};
 use parking_lot::Mutex;
 
@@ -40,6 +40,22 @@ impl Drop for OwnedShard {
     fn drop(&mut self) {
         self.watch.abort();
         self.writer.expire();
+    }
+}
+
+/// Error with which etcd refused an ownership last, until it gives one. etcd may refuse all shards,
+/// each half a second.
+#[derive(Default)]
+struct AcquireRefusal(Option<Error>);
+
+impl AcquireRefusal {
+    /// Records a refusal. Returns true if it has to be logged: it is not the last one again, and
+    /// etcd has answered. The reading of the view logs that etcd does not answer.
+    fn begin(&mut self, error: &Error) -> bool {
+        if error.kind() == ErrorKind::Unavailable {
+            return false;
+        }
+        self.0.replace(error.clone()).as_ref() != Some(error)
     }
 }
 
@@ -76,6 +92,7 @@ pub(super) struct OwnedShards {
     lost: Arc<Mutex<BTreeMap<ShardKey, Epoch>>>,
     /// Shards whose writers ended soon after their start, and when. They are tried again later.
     refused: Mutex<BTreeMap<ShardKey, Instant>>,
+    acquire_refusal: Mutex<AcquireRefusal>,
     /// True once this node releases all shards.
     leaving: AtomicBool,
 }
@@ -93,6 +110,7 @@ impl OwnedShards {
             owned: Mutex::default(),
             lost: Arc::default(),
             refused: Mutex::default(),
+            acquire_refusal: Mutex::default(),
             leaving: AtomicBool::new(false),
         }
     }
@@ -251,10 +269,20 @@ impl OwnedShards {
                 OwnershipStep::Acquire => {}
             }
             match self.membership.acquire(&key).await {
-                Ok(Some(epoch)) => self.start(key, epoch),
+                Ok(Some(epoch)) => {
+                    *self.acquire_refusal.lock() = AcquireRefusal::default();
+                    self.start(key, epoch);
+                }
                 Ok(None) => {}
                 Err(error) => {
-                    tracing::debug!(shard = %key, %error, "etcd gave no ownership");
+                    if self.acquire_refusal.lock().begin(&error) {
+                        tracing::warn!(
+                            shard = %key, %error,
+                            "etcd refuses the ownership of a shard, so its writes wait"
+                        );
+                    } else {
+                        tracing::debug!(shard = %key, %error, "etcd gave no ownership");
+                    }
                     return;
                 }
             }
@@ -320,6 +348,18 @@ fn seen<'a>(view: &'a ClusterView, key: &ShardKey) -> Option<SeenOwner<'a>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_refusal_of_etcd_is_logged_once() {
+        let full = Error::exhausted("etcd at a:1: database space exceeded");
+        let mut refusal = AcquireRefusal::default();
+        assert!(!refusal.begin(&Error::unavailable("etcd does not answer")));
+        assert!(refusal.begin(&full));
+        assert!(!refusal.begin(&full));
+        assert!(!refusal.begin(&Error::unavailable("etcd does not answer")));
+        assert!(!refusal.begin(&full), "etcd did not give an ownership");
+        assert!(refusal.begin(&Error::denied("etcd at a:1: permission denied")));
+    }
 
     #[test]
     fn a_loss_during_an_outage_of_etcd_is_no_lost_data() {

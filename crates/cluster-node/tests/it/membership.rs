@@ -197,6 +197,28 @@ async fn a_node_joins_once_etcd_answers() {
     assert!(a.acquire(&shard()).await.is_some());
 }
 
+/// Raises or ends the alarm of an etcd that has no space.
+async fn alarm(server: &EtcdServer, action: &str) {
+    let body = json!({ "action": action, "memberID": "1", "alarm": "NOSPACE" });
+    let path = "/v3/maintenance/alarm";
+    let body = Bytes::from(body.to_string());
+    let answer = server.http_client().post(&server.address(), path, body, WAIT_MAX).await;
+    assert_eq!(answer.unwrap().status, 200, "{action}");
+}
+
+#[tokio::test]
+async fn a_node_joins_once_etcd_has_space() {
+    let server = EtcdServer::start().await;
+    alarm(&server, "ACTIVATE").await;
+    let mut a = TestNode::start(&server, "a", MembershipTimes::default()).await;
+    let reason = a.membership.unjoined().unwrap();
+    assert!(reason.contains("database space exceeded"), "{reason}");
+    alarm(&server, "DEACTIVATE").await;
+    a.sees(|view| view.nodes.contains_key("a")).await;
+    until(|| async { a.membership.unjoined() }, Option::is_none).await;
+    assert!(a.acquire(&shard()).await.is_some());
+}
+
 #[tokio::test]
 async fn killed_node_disappears_with_its_shards() {
     let server = EtcdServer::start().await;
