@@ -100,7 +100,7 @@ pub fn encode_entry(entry: &LogEntry<Batch>) -> Result<Bytes> {
 /// Reads an entry. Its operations share the memory of `bytes`.
 ///
 /// # Errors
-/// `DataLoss` for damaged bytes; `FailedPrecondition` for an entry of a newer program.
+/// `DataLoss` for damaged bytes; `Unimplemented` for an entry of a newer program.
 pub fn decode_entry(bytes: &Bytes) -> Result<LogEntry<Batch>> {
     let layout = EntryLayout::read(bytes)?;
     let body = match layout.kind {
@@ -142,7 +142,7 @@ impl EntryLayout {
         }
         let version = u16::from_le_bytes(fields.take()?);
         if version > VERSION {
-            return Err(Error::precondition(format!(
+            return Err(Error::unimplemented(format!(
                 "the entry has format {version}, which a newer program wrote; update this program"
             )));
         }

@@ -72,8 +72,8 @@ impl LogFollower {
     /// call continues from there.
     ///
     /// # Errors
-    /// `DataLoss` for a damaged entry and `FailedPrecondition` for one of a newer program, both
-    /// with its key; otherwise the store's error, after which another call may succeed.
+    /// `DataLoss` for a damaged entry and `Unimplemented` for one of a newer program, both with its
+    /// key; otherwise the store's error, after which another call may succeed.
     pub async fn next(&mut self) -> Result<FollowStep> {
         if let Some(step) = self.take() {
             return Ok(step);

@@ -134,8 +134,8 @@ impl ShardLog {
     /// Reads an entry; `None` if it is absent.
     ///
     /// # Errors
-    /// `DataLoss` for a damaged entry and `FailedPrecondition` for one of a newer program, both
-    /// with its key; otherwise the store's error.
+    /// `DataLoss` for a damaged entry and `Unimplemented` for one of a newer program, both with its
+    /// key; otherwise the store's error.
     pub async fn read(&self, number: EntryNumber) -> Result<Option<LogEntry<Batch>>> {
         let key = self.entry_key(number);
         let read = async {

@@ -1,5 +1,5 @@
 //! Stall of a shard's local copy: the log cannot be applied, because the local disk is full,
-//! because the next operation is one of a newer version, or because the next entry is damaged.
+//! because the next entry is of a newer version, or because it is damaged.
 //!
 //! `cluster::StallMark` decides on the service of the copy. The follower of the log and the
 //! announcement of shards share the mark.
@@ -15,7 +15,8 @@ use parking_lot::Mutex;
 pub(super) enum StallCause {
     /// The local disk is full.
     FullDisk,
-    /// The log has an operation that only a newer version of this program knows.
+    /// The log has an operation, or a format of an entry, that only a newer version of this program
+    /// knows.
     UnknownOperation,
     /// The next entry of the log is damaged or lost, or the store is not the cluster's.
     UnreadableLog,
@@ -39,7 +40,7 @@ impl StallCause {
                 "the local disk is full, and the shard follows its log once there is space"
             }
             StallCause::UnknownOperation => {
-                "the log has an operation of a newer version: upgrade this node, which then follows the log again"
+                "the log has an entry of a newer version: upgrade this node, which then follows the log again"
             }
             StallCause::UnreadableLog => {
                 "the log in the store is damaged: once the object is restored, the shard follows its log again"

@@ -165,10 +165,13 @@ impl ShardFollower {
     }
 
     /// Waits after a failed read of the log. The store may be down or refuse a key, or an entry is
-    /// damaged; applied entries are still served. Returns the pause after the next failure.
+    /// damaged or has a newer format; applied entries are still served. Returns the pause after the
+    /// next failure.
     async fn wait_after(&mut self, error: &Error, pause: Duration) -> Duration {
-        if error.kind() == ErrorKind::DataLoss {
-            self.mark_unreadable(error);
+        match error.kind() {
+            ErrorKind::DataLoss => self.mark_unreadable(StallCause::UnreadableLog, error),
+            ErrorKind::Unimplemented => self.mark_unreadable(StallCause::UnknownOperation, error),
+            _ => {}
         }
         if pause == PAUSE_MIN {
             tracing::warn!(shard = %self.key, %error, "the log cannot be read and is tried again");
@@ -344,8 +347,8 @@ impl ShardFollower {
     /// Marks the local collection as one whose log cannot be read. If it is served, it may return
     /// to service after another holder has taken its place. A copy that has never reached the end
     /// of the log may lack any entries, and is not served.
-    fn mark_unreadable(&mut self, error: &Error) {
-        self.mark_stalled(StallCause::UnreadableLog, error);
+    fn mark_unreadable(&mut self, cause: StallCause, error: &Error) {
+        self.mark_stalled(cause, error);
         if self.state.is_caught_up() {
             self.state.stall.stop(Instant::now());
         }

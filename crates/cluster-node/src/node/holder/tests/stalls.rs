@@ -248,6 +248,26 @@ async fn a_damaged_entry_of_the_log_marks_the_copy() {
     assert!(state.is_caught_up());
 }
 
+/// Without the mark, the copy would stay in service beside one of a node that is upgraded already.
+#[tokio::test]
+async fn an_entry_of_a_newer_format_marks_the_copy() {
+    let mut empty = EmptyShard::start().await;
+    let state = empty.follower.state.clone();
+    let place = empty.follower.services.store.place().clone();
+    let key = place.key("data/1/wal/0000/0000000000000000");
+    let format = [2, 0];
+    let checksum = 0x45f3_e5eb_u32.to_le_bytes();
+    let newer = [&b"MILLPLOG"[..], &format, &[0; 30], &checksum].concat();
+    place.objects().put(&key, newer.into()).await.unwrap();
+    tokio::select! {
+        ended = empty.follower.follow() => panic!("{ended:?}"),
+        ended = tokio::time::timeout(OPEN_MAX, stalled(&state)) => ended.unwrap(),
+    }
+    let report = state.stall.report().unwrap();
+    assert_eq!(report.cause, StallCause::UnknownOperation);
+    assert!(report.reason.contains("the entry has format 2"), "{}", report.reason);
+}
+
 /// Without its return, the shard would have no holder, although a copy has all earlier entries.
 #[tokio::test]
 async fn a_copy_before_a_damaged_entry_returns_to_service() {
