@@ -56,6 +56,9 @@ pub(super) fn next_step(
     if let Some(hold) = hold.filter(|hold| hold.process != rules.process) {
         return TurnStep::HoldBack(hold.to_string());
     }
+    if let Some(process) = snapshot.ended_trial(&waiting.id, &rules.process) {
+        return TurnStep::HoldBack(format!("{process} ended while it loaded the version"));
+    }
     if waiting.due.is_none() {
         return TurnStep::Wait(ASKS.to_owned());
     }
@@ -104,6 +107,8 @@ pub(super) fn without_etcd(silent: Duration, silence_max: Duration, error: &Erro
 
 #[cfg(test)]
 mod tests {
+    use std::collections::{BTreeMap, BTreeSet};
+
     use super::*;
     use crate::keys::{SlotHolder, VersionHold};
 
@@ -176,6 +181,27 @@ mod tests {
         assert_eq!(step(1, &snapshot, has_slot), TurnStep::Grant);
         snapshot.holds = [(id(2), VersionHold { process: "a".to_owned(), ..hold })].into();
         assert_eq!(step(1, &snapshot, has_slot), TurnStep::Grant);
+    }
+
+    #[test]
+    fn a_process_that_ended_during_its_load_holds_back() {
+        let trial = |version: u64, process: &str| {
+            BTreeMap::from([(id(version), BTreeSet::from([process.to_owned()]))])
+        };
+        let mut snapshot = taken(&[(0, "b")]);
+        snapshot.trials = trial(2, "b");
+        assert_eq!(step(1, &snapshot, DUE), TurnStep::Wait("b updates the model".to_owned()));
+        snapshot.slots = taken(&[(0, "c")]).slots;
+        let held = TurnStep::HoldBack("b ended while it loaded the version".to_owned());
+        for state in [DUE, WaitingState { due: false, ..DUE }] {
+            assert_eq!(step(1, &snapshot, state), held);
+        }
+        // Of this process, or of another version.
+        snapshot.slots.clear();
+        snapshot.trials = trial(2, "a");
+        assert_eq!(step(1, &snapshot, DUE), TurnStep::TakeSlot(vec![0]));
+        snapshot.trials = trial(3, "b");
+        assert_eq!(step(1, &snapshot, DUE), TurnStep::TakeSlot(vec![0]));
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! Keys of a fleet in etcd and the entries below them.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use base::{UtcTime, VersionId};
@@ -30,13 +30,23 @@ impl FleetKeys {
         format!("{}slots/{model}/{slot}", self.prefix)
     }
 
+    /// Returns the key of a load that began with a slot.
+    pub(super) fn trial(&self, id: &VersionId, slot: u32) -> String {
+        format!("{}{slot}", self.trials(id))
+    }
+
+    /// Returns the start of the keys of all loads of a version.
+    pub(super) fn trials(&self, id: &VersionId) -> String {
+        format!("{}trials/{}/{}/", self.prefix, id.model, id.version)
+    }
+
     /// Returns the key that holds a version back.
     pub(super) fn hold(&self, id: &VersionId) -> String {
         format!("{}holds/{}/{}", self.prefix, id.model, id.version)
     }
 }
 
-/// Value of a slot: the process that loads, and the version.
+/// Value of a slot and of a trial: the process that loads, and the version.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct SlotHolder {
     pub(super) process: String,
@@ -77,11 +87,13 @@ pub(super) fn encoded(value: &impl Serialize) -> Vec<u8> {
     serde_json::to_vec(value).unwrap_or_default()
 }
 
-/// Slots and holds of a fleet as stored in etcd.
+/// Slots, trials and holds of a fleet as stored in etcd.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct FleetSnapshot {
     /// Taken slots by model and number.
     pub(super) slots: BTreeMap<String, BTreeMap<u32, SlotHolder>>,
+    /// Processes that have begun to load a version in their turn.
+    pub(super) trials: BTreeMap<VersionId, BTreeSet<String>>,
     pub(super) holds: BTreeMap<VersionId, VersionHold>,
 }
 
@@ -98,6 +110,18 @@ impl FleetSnapshot {
         snapshot
     }
 
+    /// Returns a process other than `own` that ended while it loaded the version: it has begun, and
+    /// has no slot for the version any more.
+    pub(super) fn ended_trial(&self, id: &VersionId, own: &str) -> Option<&str> {
+        let slots = self.slots.get(&*id.model);
+        let has_slot = |process: &str| {
+            let mut holders = slots.into_iter().flat_map(BTreeMap::values);
+            holders.any(|holder| holder.process == process && holder.version == id.version)
+        };
+        let mut processes = self.trials.get(id)?.iter().map(String::as_str);
+        processes.find(|process| *process != own && !has_slot(process))
+    }
+
     /// Adds an entry below the prefix of the fleet. Returns `None` for a key of another form.
     fn add(&mut self, keys: &FleetKeys, entry: &EtcdEntry) -> Option<()> {
         let (kind, rest) = entry.key.strip_prefix(&keys.prefix)?.split_once('/')?;
@@ -108,6 +132,13 @@ impl FleetSnapshot {
                     .unwrap_or(SlotHolder { process: "another process".to_owned(), version: 0 });
                 let slots = self.slots.entry(model.to_owned()).or_default();
                 slots.insert(number.parse().ok()?, holder);
+            }
+            "trials" => {
+                // The last part is the number of the slot.
+                let (model, version) = model.rsplit_once('/')?;
+                let id = VersionId { model: model.into(), version: version.parse().ok()? };
+                let holder: SlotHolder = serde_json::from_slice(&entry.value).ok()?;
+                self.trials.entry(id).or_default().insert(holder.process);
             }
             "holds" => {
                 let id = VersionId { model: model.into(), version: number.parse().ok()? };
@@ -147,10 +178,12 @@ mod tests {
             &keys,
             &[
                 entry(keys.slot(&id.model, 1), &encoded(&holder)),
+                entry(keys.trial(&id, 1), &encoded(&holder)),
                 entry(keys.hold(&id), &encoded(&hold)),
             ],
         );
         assert_eq!(snapshot.slots["a model%"], BTreeMap::from([(1, holder)]));
+        assert_eq!(snapshot.trials[&id], BTreeSet::from(["a".to_owned()]));
         assert_eq!(snapshot.holds, BTreeMap::from([(id, hold.clone())]));
         assert_eq!(hold.to_string(), "it failed in b at 2026-11-25 21:30:45 UTC: bad");
         assert_eq!(VersionHold::new("b", &"x".repeat(2000)).error.len(), ERROR_CHARACTERS_MAX);
@@ -174,11 +207,14 @@ mod tests {
                 entry(keys.hold(&id), b"{}"),
                 entry(format!("{}slots/m/x", keys.prefix()), b""),
                 entry(format!("{}holds/7", keys.prefix()), b""),
+                entry(format!("{}trials/m/7", keys.prefix()), b"{}"),
+                entry(keys.trial(&id, 0), b"later"),
                 entry(format!("{}others/m/1", keys.prefix()), b""),
                 entry("millpond-updates/g/slots/m/1".to_owned(), b""),
             ],
         );
         assert_eq!(snapshot.slots["m"].keys().collect::<Vec<_>>(), [&0]);
         assert_eq!(snapshot.holds.keys().collect::<Vec<_>>(), [&id]);
+        assert!(snapshot.trials.is_empty());
     }
 }

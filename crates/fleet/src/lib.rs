@@ -4,9 +4,14 @@
 //! # Keys
 //! Below `millpond-updates/FLEET/`, `slots/MODEL/N` has the process that loads a new version of a
 //! model. The key ends with a lease, which the process keeps alive during the load. With N slots, N
-//! processes load at the same time. `holds/MODEL/VERSION` has the process in which a version
-//! failed, with the error. It ends after a day, when an administrator's load of the version
-//! succeeds in any process, or when any load of it succeeds in the process that failed.
+//! processes load at the same time. `holds/MODEL/VERSION` has the process in which a version failed,
+//! with the error. It ends after a day, when an administrator's load of the version succeeds in any
+//! process, or when any load of it succeeds in the process that failed.
+//!
+//! `trials/MODEL/VERSION/N` has the process that loads the version with slot N. It is written after
+//! the slot is taken, and removed before the slot is given back. So a process with a trial and
+//! without a slot has ended during the load, perhaps because of the version. The trial then holds
+//! the version back, and ends as a hold does, but after [`FleetTimes::turn`].
 //!
 //! A process that fails writes the hold before it gives its slot back, and a process that takes a
 //! slot reads the holds afterwards. So with one slot, one process tries a bad version.
@@ -78,8 +83,8 @@ pub struct FleetTimes {
     pub silence: Duration,
     /// Longest time of a turn. Then another process may load, although this one has not finished.
     pub turn: Duration,
-    /// Time for which a version that failed is held back. After the end of the turn, a failure
-    /// counts for [`FleetTimes::turn`] only.
+    /// Time for which a version that failed is held back. A failure after the end of the turn counts
+    /// for [`FleetTimes::turn`] only, and so does the end of a process during its turn.
     pub hold: Duration,
 }
 

@@ -205,6 +205,9 @@ impl FleetWorker {
             if own {
                 self.slots.insert(id.clone(), HeldSlot { lease, taken, renewed: taken });
                 self.turns_lost.remove(id);
+                // After the slot: without one, a trial shows that its process has ended.
+                let trial = self.etcd.grant(self.times.turn).await?;
+                self.etcd.put(&self.keys.trial(id, *slot), &encoded(&holder), trial).await?;
                 return Ok(true);
             }
         }
@@ -214,11 +217,26 @@ impl FleetWorker {
 
     /// Releases the slot of a version, if it has one. If etcd does not answer, the lease ends.
     async fn release(&mut self, id: &VersionId) {
-        if let Some(slot) = self.slots.remove(id)
-            && let Err(error) = self.etcd.revoke(slot.lease).await
-        {
+        let Some(slot) = self.slots.remove(id) else { return };
+        let released = async {
+            // First: a trial without a slot holds the version back.
+            self.remove_trials(id, false).await?;
+            self.etcd.revoke(slot.lease).await
+        };
+        if let Err(error) = released.await {
             tracing::debug!(%id, %error, "a turn ends with its lease");
         }
+    }
+
+    /// Removes the trials of a version: those of this process, which has not ended, or `all`.
+    async fn remove_trials(&self, id: &VersionId, all: bool) -> Result<()> {
+        for entry in self.etcd.range(&self.keys.trials(id)).await?.entries {
+            let holder = serde_json::from_slice::<SlotHolder>(&entry.value).ok();
+            if all || holder.is_some_and(|holder| holder.process == self.rules.process) {
+                self.etcd.delete_if_created(&entry.key, entry.create_revision).await?;
+            }
+        }
+        Ok(())
     }
 
     async fn release_all(&mut self) {
@@ -247,6 +265,9 @@ impl FleetWorker {
                 Ok(false) => {
                     tracing::warn!(%id, "its turn ended, because etcd did not answer; its load continues");
                     self.slots.remove(&id);
+                    if let Err(error) = self.remove_trials(&id, false).await {
+                        tracing::debug!(%id, %error, "the version is held back for a while");
+                    }
                     self.turns_lost.insert(id);
                 }
                 Err(error) => tracing::debug!(%id, %error, "a turn could not be renewed"),
@@ -285,8 +306,8 @@ impl FleetWorker {
         state.iter().filter_map(ended).collect()
     }
 
-    /// Holds back a version that failed. Removes the hold of a version that was loaded by hand, or
-    /// that loaded after it had failed in this process.
+    /// Holds back a version that failed. Removes the hold and the trials of a version that was
+    /// loaded by hand, or those of this process if it loaded after it had failed here.
     async fn write_end(&self, id: &VersionId, end: &UpdateEnd) -> Result<()> {
         let key = self.keys.hold(id);
         match end {
@@ -304,6 +325,8 @@ impl FleetWorker {
                 }
             }
             UpdateEnd::Loaded { by_hand } => {
+                // This process may have ended during an earlier load.
+                self.remove_trials(id, *by_hand).await?;
                 let Some(entry) = self.etcd.get(&key).await? else { return Ok(()) };
                 let hold = serde_json::from_slice::<VersionHold>(&entry.value).ok();
                 let own = hold.is_some_and(|hold| hold.process == self.rules.process);

@@ -198,6 +198,34 @@ async fn turns_of_ended_processes_are_free() {
     c.until_waiting(&m2, "b updates the model").await;
 }
 
+/// The version may be the reason why the process ended, for example because of its memory.
+#[tokio::test]
+async fn a_process_that_ends_during_a_load_holds_back() {
+    let server = EtcdServer::start().await;
+    let [a, b, _] = fleet(&server, 1);
+    let (m2, m3) = (id("m", 2), id("m", 3));
+    // Neither a load that ends nor a stop leaves a trial.
+    a.until_granted(&m3).await;
+    until_keys(&server, "trials/m/3/", true).await;
+    a.end(&m3, LOADED);
+    until_keys(&server, "trials/", false).await;
+    a.until_granted(&m2).await;
+    a.updates.stop();
+    until_keys(&server, "trials/", false).await;
+
+    // A killed process leaves the trial, and its slot has ended with the lease.
+    let etcd = server.client();
+    let lease = etcd.grant(LASTING.turn).await.unwrap();
+    let killed = br#"{"process":"killed","version":2}"#;
+    etcd.create("millpond-updates/test/trials/m/2/0", killed, lease).await.unwrap().unwrap();
+    assert_eq!(b.until_held_back(&m2).await, "killed ended while it loaded the version");
+    b.until_granted(&m3).await;
+    b.end(&m3, LOADED);
+    let restarted = Process::start(server.client(), "killed", 1, LASTING);
+    restarted.end(&m2, LOADED);
+    b.until_granted(&m2).await;
+}
+
 #[tokio::test]
 async fn a_failure_just_before_the_stop_holds_back() {
     let server = EtcdServer::start().await;
