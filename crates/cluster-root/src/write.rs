@@ -115,7 +115,8 @@ async fn change(context: RootContext, body: Bytes, kind: ChangeKind) -> Result<R
     let bytes = body.len();
     let prepare = move || split_change(&body, kind, &settings, shards);
     let steps = context.compute(bytes, prepare).await?;
-    let entry = apply_steps(&context, record, steps).await?;
+    let made = apply_steps(&context, record.clone(), steps).await;
+    let entry = made.map_err(|error| unless_replaced(&context, &record, error))?;
     RootAnswer::of(&completed(entry))
 }
 
@@ -127,8 +128,22 @@ pub(super) async fn batch(context: RootContext, body: Bytes) -> Result<RootAnswe
     let bytes = body.len();
     let prepare = move || split_batch(&body, &settings, shards);
     let (steps, count) = context.compute(bytes, prepare).await?;
-    let entry = apply_steps(&context, record, steps).await?;
+    let made = apply_steps(&context, record.clone(), steps).await;
+    let entry = made.map_err(|error| unless_replaced(&context, &record, error))?;
     RootAnswer::of(&vec![completed(entry); count])
+}
+
+/// Returns the error of a write to the collection of `record`. If another root has removed it and
+/// created one of the same name, this root has seen that late, and the client writes again.
+fn unless_replaced(context: &RootContext, record: &CollectionRecord, error: Error) -> Error {
+    let is_other = |now: Arc<CollectionRecord>| now.id != record.id;
+    let is_replaced = error.kind() == ErrorKind::NotFound
+        && context.state.record(&context.collection).is_ok_and(is_other);
+    if !is_replaced {
+        return error;
+    }
+    let message = "the collection was removed and created again meanwhile; send the write again";
+    Error::unavailable(message).with_retry_after(RETRY_AFTER)
 }
 
 /// Returns the JSON of the outcome of a change. `entry` is the number of a log entry, which grows

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use axum::Router;
-use cluster_node::ShardKey;
+use cluster_node::{CollectionRecord, ShardKey};
 use cluster_root::writes::{ShardWrite, WriteCondition, is_shard_refusal, was_not_written};
 use http::Method;
 use search::points::PointId;
@@ -442,6 +442,30 @@ async fn an_error_of_one_shard_fails_the_request() {
     assert_eq!(answer.status, 503);
     assert!(answer.error().contains("shard id/0000"), "{}", answer.error());
     assert_eq!(nodes[1].taken_writes().len(), 1);
+}
+
+/// A client may remove and create the collection at one root, and then write to it at this one.
+#[tokio::test]
+async fn a_write_to_a_replaced_collection_has_retry_advice() {
+    for is_created_again in [true, false] {
+        let (root, nodes) = two_owners().await;
+        nodes[0].behave_in_writes(Behaviour::Refuse(409, json!({"owner": null})));
+        let remove = async {
+            wait_until(|| !nodes[0].writes.lock().is_empty()).await;
+            root.view.update(|view| {
+                let removed = view.collections.remove("c").unwrap();
+                if is_created_again {
+                    let newer = CollectionRecord { id: "newer".to_owned(), ..removed };
+                    view.collections.insert("c".to_owned(), newer);
+                }
+            });
+        };
+        let point = first_shards_point();
+        let (answer, ()) = tokio::join!(root.put("points", &point), remove);
+        assert_eq!(answer.status, if is_created_again { 503 } else { 404 });
+        assert_eq!(answer.headers.contains_key("retry-after"), is_created_again);
+        assert_eq!(answer.error().contains("created again"), is_created_again);
+    }
 }
 
 #[tokio::test]
