@@ -17,6 +17,7 @@ pub(crate) mod local;
 mod offered;
 mod ownership;
 mod placement;
+mod removals;
 pub(crate) mod services;
 pub(crate) mod snapshot;
 mod stall;

@@ -14,6 +14,7 @@ use parking_lot::Mutex;
 
 use super::catalog::StoreCatalog;
 use super::holder::{Holder, HolderState};
+use super::removals::LocalRemovals;
 use super::services::NodeServices;
 use super::stall::{StallCause, StallReport};
 use crate::collection_catalog::CollectionCatalog;
@@ -38,6 +39,7 @@ pub(super) struct HeldShards {
     held: Mutex<BTreeMap<ShardKey, HeldShard>>,
     /// Local collections of shards that are not followed, and since when they are unneeded.
     leftovers: Mutex<BTreeMap<ShardKey, Instant>>,
+    removals: Arc<LocalRemovals>,
     first_catch_up: FirstCatchUp,
 }
 
@@ -59,6 +61,7 @@ impl HeldShards {
             catalog,
             held: Mutex::default(),
             leftovers: Mutex::default(),
+            removals: Arc::default(),
             first_catch_up: FirstCatchUp::default(),
         }
     }
@@ -114,9 +117,9 @@ impl HeldShards {
             }
             // If a record was not read, an absent collection may still exist.
             let is_whole = is_member && self.catalog.is_whole();
-            self.drop_unneeded(&current, is_whole && certain_since.is_some()).await;
+            self.drop_unneeded(&current, is_whole && certain_since.is_some());
             if is_whole {
-                self.remove_leftovers(&current).await;
+                self.remove_leftovers(&current);
             }
             if let Some(asked) = certain_since.filter(|_| is_member) {
                 self.decide_damaged(&current, asked);
@@ -223,7 +226,7 @@ impl HeldShards {
         for record in view.collections.values() {
             for key in record.shard_keys().filter(|key| self.wants(view, record, key)) {
                 let mut held = self.held.lock();
-                if !held.contains_key(&key) {
+                if !held.contains_key(&key) && !self.removals.has(&key) {
                     let holder = Holder::start(self.services.clone(), record.clone(), key.clone());
                     let unneeded = UnneededTimer::default();
                     held.insert(key.clone(), HeldShard { holder, unneeded });
@@ -235,7 +238,7 @@ impl HeldShards {
 
     /// Ends the followers of shards that enough other nodes hold, or whose collection was removed.
     /// If the view is not certain, all stay.
-    async fn drop_unneeded(&self, view: &ClusterView, is_certain: bool) {
+    fn drop_unneeded(&self, view: &ClusterView, is_certain: bool) {
         let mut ended = Vec::new();
         let now = Instant::now();
         {
@@ -256,7 +259,7 @@ impl HeldShards {
         }
         for key in ended {
             tracing::info!(shard = %key, "the shard is left to other nodes");
-            self.remove_local(&key).await;
+            self.remove_local(&key);
         }
     }
 
@@ -271,7 +274,7 @@ impl HeldShards {
 
     /// Removes local collections of shards that this node does not follow, left by an earlier
     /// process.
-    async fn remove_leftovers(&self, view: &ClusterView) {
+    fn remove_leftovers(&self, view: &ClusterView) {
         let Ok(shards) = self.services.local.shards() else { return };
         let mut expired = Vec::new();
         {
@@ -290,14 +293,18 @@ impl HeldShards {
             }
         }
         for key in expired {
-            self.remove_local(&key).await;
+            self.remove_local(&key);
         }
     }
 
-    async fn remove_local(&self, key: &ShardKey) {
-        if let Err(error) = self.services.local.remove(key).await {
-            tracing::debug!(shard = %key, %error, "the local copy is removed later");
-        }
+    fn remove_local(&self, key: &ShardKey) {
+        let services = self.services.clone();
+        let removed = key.clone();
+        self.removals.start(key, async move {
+            if let Err(error) = services.local.remove(&removed).await {
+                tracing::debug!(shard = %removed, %error, "the local copy is removed later");
+            }
+        });
     }
 }
 
