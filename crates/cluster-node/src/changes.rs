@@ -24,6 +24,9 @@ pub struct CatalogChanges {
     /// Changes, by the id of the collection.
     #[serde(default)]
     pub collections: BTreeMap<String, CollectionChanges>,
+    /// Members that only newer programs know. They stay if this program writes the next version.
+    #[serde(flatten)]
+    pub newer: Map<String, Value>,
 }
 
 /// Changes of a collection.
@@ -38,6 +41,9 @@ pub struct CollectionChanges {
     /// Members to be merged into the metadata of that request. Null removes one.
     #[serde(default)]
     pub metadata: Map<String, Value>,
+    /// As [`CatalogChanges::newer`].
+    #[serde(flatten)]
+    pub newer: Map<String, Value>,
 }
 
 impl CatalogChanges {
@@ -77,7 +83,7 @@ impl CatalogChanges {
         is_collection: impl Fn(&str) -> bool,
     ) -> Result<CatalogChanges> {
         let aliases = changed_aliases(&self.aliases, changes, is_collection)?;
-        Ok(CatalogChanges { aliases, collections: self.collections.clone() })
+        Ok(CatalogChanges { aliases, ..self.clone() })
     }
 
     /// Returns the document without the changes of aliases from `base` to `made`. Aliases that were
@@ -184,6 +190,25 @@ mod tests {
         assert!(left.collections.is_empty());
         let missing = changes.with_aliases(&[alias("z", "c")], is_collection).unwrap_err();
         assert_eq!(missing.kind(), ErrorKind::NotFound);
+    }
+
+    /// In a rolling upgrade, roots of both versions write the document.
+    #[test]
+    fn members_of_newer_programs_stay() {
+        let is_collection = |_: &str| true;
+        let newer = json!({
+            "aliases": {},
+            "collections": {"id": {"payload_schema": {}, "ranking": [1.5]}},
+            "retention": {"days": 7},
+        });
+        let changes = CatalogChanges::decode(newer.to_string().as_bytes()).unwrap();
+        let changes = changes.with_aliases(&[alias("x", "a")], is_collection).unwrap();
+        let changes = changes.with_collection("id", |it| it.declare("f", json!({}))).unwrap();
+        let written: Value = serde_json::from_slice(&changes.encode().unwrap()).unwrap();
+        assert_eq!(written["retention"], newer["retention"]);
+        assert_eq!(written["collections"]["id"]["ranking"], json!([1.5]));
+        assert_eq!(written["aliases"], json!({"x": "a"}));
+        assert_eq!(written["collections"]["id"]["payload_schema"], json!({"f": {}}));
     }
 
     #[test]

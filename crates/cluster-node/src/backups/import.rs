@@ -241,7 +241,7 @@ impl MovedSettings {
         }
         Ok(MovedSettings {
             create,
-            changes: CollectionChanges { payload_schema, hints, metadata: Map::new() },
+            changes: CollectionChanges { payload_schema, hints, ..CollectionChanges::default() },
             images: ImageSettings::of(settings),
             dims: settings.dims,
             vector_name: settings.vector_name.clone(),
