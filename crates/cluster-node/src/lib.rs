@@ -10,6 +10,7 @@
 //! registers this node in etcd, and reads the other nodes and the owners. `node` follows logs,
 //! takes snapshots and answers roots. `backups` copies collections. They share `types`, `changes`
 //! and `collection_catalog`. The crates `cluster-root` and `cluster-images` answer clients.
+//! `waiting_writes` limits the memory of writes on a root and on an owner.
 //!
 //! # Invariant
 //! A write is acknowledged only once it is in the log in the store and no later owner can have
@@ -23,6 +24,7 @@ pub mod node;
 #[cfg(test)]
 mod testing;
 mod types;
+mod waiting_writes;
 
 /// Exposes parsers to the fuzz targets. Not part of the API.
 #[doc(hidden)]
@@ -75,3 +77,4 @@ pub use types::{
     ClusterView, CollectionRecord, NodeInfo, Owner, PROTOCOL, Roles, ShardKey, StoreAccess,
     ViewSource, ViewUpdater, new_id,
 };
+pub use waiting_writes::{WaitingMemory, WaitingWrites};

@@ -8,7 +8,9 @@ use api_images::ImagesState;
 use base::{Error, Result};
 use cluster::NodeLatencies;
 use cluster_node::backups::ClusterBackups;
-use cluster_node::{ClusterView, CollectionCatalog, CollectionRecord, ShardKey, ViewSource};
+use cluster_node::{
+    ClusterView, CollectionCatalog, CollectionRecord, ShardKey, ViewSource, WaitingWrites,
+};
 use http_client::HttpClient;
 use metrics::KindLabels;
 use parking_lot::Mutex;
@@ -31,6 +33,8 @@ const NAME_WAIT_MAX: Duration = Duration::from_secs(2);
 /// Maximum requests that wait in this way at the same time. Further ones do not wait, so that
 /// requests of unknown names cannot hold all connections if the store is slow.
 const NAME_WAITS_AT_ONCE_MAX: usize = 256;
+/// Parts of the memory of requests of which one is for writes of points that wait for their owners.
+const WAITING_PARTS: u64 = 2;
 
 struct NodeImages {
     /// Extraction, and the store of originals.
@@ -63,6 +67,8 @@ pub struct RootState {
     /// Times of nodes that answer at low priority.
     background_latencies: Mutex<NodeLatencies>,
     written: WrittenEntries,
+    /// Memory of writes of points.
+    pub(super) waiting_writes: WaitingWrites,
     served: ServedCollections,
     images: Option<NodeImages>,
     pub(super) backups: Option<Arc<ClusterBackups>>,
@@ -87,6 +93,7 @@ impl RootState {
     ) -> RootState {
         RootState {
             node: node.to_owned(),
+            waiting_writes: WaitingWrites::new(requests.clone(), WAITING_PARTS),
             requests,
             client,
             view,

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use api_qdrant::json::{self, UpdateBatch, UpdateOperation};
 use base::{Error, ErrorKind, Result};
 use bytes::Bytes;
-use cluster_node::{ClusterView, CollectionRecord, NodeInfo, Owner, ShardKey};
+use cluster_node::{ClusterView, CollectionRecord, NodeInfo, Owner, ShardKey, WaitingMemory};
 use search::points::PointId;
 use search::registry::CollectionSettings;
 use serde_json::{Value, json};
@@ -115,6 +115,7 @@ async fn change(context: RootContext, body: Bytes, kind: ChangeKind) -> Result<R
     let bytes = body.len();
     let prepare = move || split_change(&body, kind, &settings, shards);
     let steps = context.compute(bytes, prepare).await?;
+    let _texts = reserve_texts(&context, bytes)?;
     let made = apply_steps(&context, record.clone(), steps).await;
     let entry = made.map_err(|error| unless_replaced(&context, &record, error))?;
     RootAnswer::of(&completed(entry))
@@ -128,9 +129,16 @@ pub(super) async fn batch(context: RootContext, body: Bytes) -> Result<RootAnswe
     let bytes = body.len();
     let prepare = move || split_batch(&body, &settings, shards);
     let (steps, count) = context.compute(bytes, prepare).await?;
+    let _texts = reserve_texts(&context, bytes)?;
     let made = apply_steps(&context, record.clone(), steps).await;
     let entry = made.map_err(|error| unless_replaced(&context, &record, error))?;
     RootAnswer::of(&vec![completed(entry); count])
+}
+
+/// Reserves memory for the texts of the operations of a request of `bytes` bytes, and for the parts
+/// that are sent. They may wait for the owner of a shard until the timeout of the request.
+fn reserve_texts(context: &RootContext, bytes: usize) -> Result<WaitingMemory> {
+    context.state.waiting_writes.reserve(2 * bytes as u64)
 }
 
 /// Returns the error of a write to the collection of `record`. If another root has removed it and

@@ -306,11 +306,21 @@ async fn write(State(node): State<Arc<ClusterNode>>, headers: HeaderMap, body: B
     Reply::of(answer_write(&node, &headers, body).await)
 }
 
-async fn answer_write(node: &ClusterNode, headers: &HeaderMap, body: Body) -> Result<Reply> {
+/// Appends the operations of a request to a log of this node.
+async fn append(node: &ClusterNode, headers: &HeaderMap, body: Body) -> Result<OwnerWriteOutcome> {
     let request: WriteRequest = parsed(node, headers, body).await?;
     let key = ShardKey::new(&request.collection, request.shard);
-    let outcome = node.owned.write(&key, request.log_write()?, deadline(request.timeout_ms)).await;
-    let outcome = match outcome {
+    let until = deadline(request.timeout_ms);
+    let write = request.log_write()?;
+    // The write has copies of the operations, and may wait for the store.
+    drop(request);
+    let bytes: usize = write.operations.iter().map(Bytes::len).sum();
+    let _waiting = node.waiting.reserve(bytes as u64)?;
+    node.owned.write(&key, write, until).await
+}
+
+async fn answer_write(node: &ClusterNode, headers: &HeaderMap, body: Body) -> Result<Reply> {
+    let outcome = match append(node, headers, body).await {
         // The root sends it again, to the owner that it then knows.
         Err(error) if error.is_retryable() && was_not_made(&error) => {
             let body = json!({ "made": false, "error": error.message() });

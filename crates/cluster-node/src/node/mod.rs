@@ -50,11 +50,15 @@ use crate::backups::{ClusterBackupOptions, ClusterBackupSettings, ClusterBackups
 use crate::collection_catalog::CollectionCatalog;
 use crate::membership::Membership;
 use crate::types::{NodeInfo, Roles, ViewSource, ViewUpdater};
+use crate::waiting_writes::WaitingWrites;
 
 /// Longest wait for etcd when a node leaves.
 const LEAVE_MAX: Duration = Duration::from_secs(5);
 /// Time in which roots see that a node has left: two of their reads of etcd.
 const SEEN_AFTER: Duration = Duration::from_secs(1);
+
+/// Parts of the memory of requests of which one is for writes that wait for the store.
+const WAITING_PARTS: u64 = 4;
 
 /// Settings of a node.
 pub struct NodeOptions {
@@ -88,6 +92,8 @@ pub struct ClusterNode {
     services: Arc<NodeServices>,
     images: Arc<ImagesState>,
     requests: Arc<RequestResources>,
+    /// Memory of writes to the logs of this node.
+    waiting: WaitingWrites,
     held: Arc<HeldShards>,
     owned: Arc<OwnedShards>,
     membership: Arc<Membership>,
@@ -159,6 +165,7 @@ impl ClusterNode {
             roles,
             services,
             images,
+            waiting: WaitingWrites::new(requests.clone(), WAITING_PARTS),
             requests,
             held,
             owned,

@@ -300,6 +300,7 @@ pub(crate) fn record(shards: u32, distance: &str) -> CollectionRecord {
 pub(crate) struct TestRoot {
     pub(crate) view: ViewUpdater,
     pub(crate) metrics: Arc<Metrics>,
+    pub(crate) requests: Arc<RequestResources>,
     /// True once the collections were read from the store.
     pub(crate) loaded: Arc<AtomicBool>,
     /// Collections of other roots, which the next reading of the store finds.
@@ -357,10 +358,11 @@ impl TestRoot {
             hangs: hangs.clone(),
         });
         let client = HttpClient::new(None);
-        let state = RootState::new("this-root", requests, client, view.source(), catalog);
+        let own = requests.clone();
+        let state = RootState::new("this-root", own, client, view.source(), catalog);
         let state = Arc::new(state);
         let router = further(&state).merge(routes().with_state(state));
-        TestRoot { view, metrics, loaded, unread, hangs, router }
+        TestRoot { view, metrics, requests, loaded, unread, hangs, router }
     }
 
     /// Creates a root with the collection "c" of `shards` shards.

@@ -414,6 +414,24 @@ async fn a_write_to_a_full_shard_is_not_sent_again() {
     assert_eq!(nodes[0].taken_writes().len(), 1);
 }
 
+/// As many requests as --max-requests may wait for the owner of a shard.
+#[tokio::test]
+async fn a_write_that_waits_belongs_to_the_request_memory() {
+    let (root, nodes) = two_owners().await;
+    nodes[0].behave_in_writes(Behaviour::Hang);
+    let mut body = first_shards_point();
+    body["points"][0]["payload"] = json!({"text": "x".repeat(60_000)});
+    let held = async {
+        wait_until(|| !nodes[0].writes.lock().is_empty()).await;
+        root.requests.memory.used()
+    };
+    tokio::select! {
+        answer = root.put("points", &body) => panic!("status {}", answer.status),
+        held = held => assert!(held >= 120_000, "{held} bytes"),
+    }
+    wait_until(|| root.requests.memory.used() == 0).await;
+}
+
 /// A second write of the same operations could undo a later write of another client.
 #[tokio::test]
 async fn an_unknown_outcome_is_not_written_again() {
