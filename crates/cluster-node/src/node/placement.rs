@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use cluster::{
     CertainHolders, CopyNeed, DamagedCopyUse, EntryNumber, LogEntry, StalledServiceChange,
-    UNNEEDED_STAYS, UnneededTimer,
+    UnneededTimer,
 };
 use cluster_log::Batch;
 use parking_lot::Mutex;
@@ -37,8 +37,8 @@ pub(super) struct HeldShards {
     membership: Arc<Membership>,
     catalog: Arc<StoreCatalog>,
     held: Mutex<BTreeMap<ShardKey, HeldShard>>,
-    /// Local collections of shards that are not followed, and since when they are unneeded.
-    leftovers: Mutex<BTreeMap<ShardKey, Instant>>,
+    /// Local collections of shards that are not followed.
+    leftovers: Mutex<BTreeMap<ShardKey, UnneededTimer>>,
     removals: Arc<LocalRemovals>,
     first_catch_up: FirstCatchUp,
 }
@@ -116,10 +116,10 @@ impl HeldShards {
                 }
             }
             // If a record was not read, an absent collection may still exist.
-            let is_whole = is_member && self.catalog.is_whole();
-            self.drop_unneeded(&current, is_whole && certain_since.is_some());
-            if is_whole {
-                self.remove_leftovers(&current);
+            let is_certain = is_member && self.catalog.is_whole() && certain_since.is_some();
+            self.drop_unneeded(&current, is_certain);
+            if is_member {
+                self.attend_to_leftovers(&current, searches, is_certain);
             }
             if let Some(asked) = certain_since.filter(|_| is_member) {
                 self.decide_damaged(&current, asked);
@@ -227,13 +227,17 @@ impl HeldShards {
             for key in record.shard_keys().filter(|key| self.wants(view, record, key)) {
                 let mut held = self.held.lock();
                 if !held.contains_key(&key) && !self.removals.has(&key) {
-                    let holder = Holder::start(self.services.clone(), record.clone(), key.clone());
-                    let unneeded = UnneededTimer::default();
-                    held.insert(key.clone(), HeldShard { holder, unneeded });
+                    held.insert(key.clone(), self.start(record, &key));
                     self.leftovers.lock().remove(&key);
                 }
             }
         }
+    }
+
+    /// Starts to follow a shard.
+    fn start(&self, record: &CollectionRecord, key: &ShardKey) -> HeldShard {
+        let holder = Holder::start(self.services.clone(), record.clone(), key.clone());
+        HeldShard { holder, unneeded: UnneededTimer::default() }
     }
 
     /// Ends the followers of shards that enough other nodes hold, or whose collection was removed.
@@ -272,28 +276,34 @@ impl HeldShards {
         CopyNeed::of(&self.services.name, wanted, serves)
     }
 
-    /// Removes local collections of shards that this node does not follow, left by an earlier
-    /// process.
-    fn remove_leftovers(&self, view: &ClusterView) {
+    /// Follows local collections of shards that an earlier process left, if not enough other nodes
+    /// hold the shards. Removes the others, as [`HeldShards::drop_unneeded`] does.
+    pub(super) fn attend_to_leftovers(&self, view: &ClusterView, searches: bool, is_certain: bool) {
         let Ok(shards) = self.services.local.shards() else { return };
-        let mut expired = Vec::new();
-        {
-            let held = self.held.lock();
-            let mut leftovers = self.leftovers.lock();
-            leftovers.retain(|key, _| shards.contains(key) && !held.contains_key(key));
-            for key in shards.into_iter().filter(|key| !held.contains_key(key)) {
-                let known = view.by_id(&key.collection);
-                if known.is_some_and(|record| self.wants(view, record, &key)) {
-                    continue;
-                }
-                let since = *leftovers.entry(key.clone()).or_insert_with(Instant::now);
-                if since.elapsed() >= UNNEEDED_STAYS {
-                    expired.push(key);
-                }
+        let now = Instant::now();
+        let mut held = self.held.lock();
+        let mut leftovers = self.leftovers.lock();
+        leftovers.retain(|key, _| shards.contains(key));
+        for key in shards {
+            if held.contains_key(&key) || self.removals.has(&key) {
+                continue;
             }
-        }
-        for key in expired {
-            self.remove_local(&key);
+            let record = view.by_id(&key.collection);
+            let wanted =
+                record.map_or_else(Vec::new, |record| view.wanted_holders(&key, record.copies));
+            let mut need = self.need(view, &key, &wanted);
+            if let Some(record) = record.filter(|_| searches && need == CopyNeed::Needed) {
+                tracing::info!(shard = %key, "the shard is served until other nodes hold it");
+                held.insert(key.clone(), self.start(record, &key));
+                leftovers.remove(&key);
+                continue;
+            }
+            if !is_certain {
+                need = CopyNeed::Unknown;
+            }
+            if leftovers.entry(key.clone()).or_default().record(need, &wanted, now) {
+                self.remove_local(&key);
+            }
         }
     }
 

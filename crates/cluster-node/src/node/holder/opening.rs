@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use base::{ErrorKind, Result};
+use base::{Error, ErrorKind, Result};
 use cluster::EntryNumber;
 use cluster_log::{FollowPosition, LogFloor};
 use search::registry::NamedCollection;
@@ -37,6 +37,7 @@ impl ShardFollower {
             PresentCopy::Absent => None,
             PresentCopy::Unusable { applied } => Some(applied),
         };
+        self.check_wanted()?;
         let loaded = self.loader().load(floor, applied.unwrap_or_default()).await;
         if let (Err(error), Some(_)) = (&loaded, applied)
             && error.kind() == ErrorKind::DataLoss
@@ -44,6 +45,23 @@ impl ShardFollower {
             self.mark_damaged(error.message());
         }
         loaded
+    }
+
+    /// Checks that this node should hold the shard. A node that only serves its copy until other
+    /// nodes have theirs does not restore one: the others restore the shard meanwhile.
+    ///
+    /// # Errors
+    /// `Unavailable` if it should not.
+    fn check_wanted(&self) -> Result<()> {
+        let view = self.services.view.current();
+        let wanted = view.wanted_holders(&self.key, self.record.copies);
+        // Without nodes, the view is not known yet.
+        if wanted.is_empty() || wanted.contains(&self.services.name) {
+            return Ok(());
+        }
+        Err(Error::unavailable(
+            "no local copy can follow the log, and other nodes restore the shard",
+        ))
     }
 
     /// Returns true if the log has the last entry that the local collection has applied. If it is

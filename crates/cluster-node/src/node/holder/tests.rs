@@ -35,6 +35,7 @@ use crate::node::stall::StallCause;
 use crate::testing::{TestRegistry, open_registry, open_registry_without_room};
 use crate::types::ViewUpdater;
 
+mod leftovers;
 mod stalls;
 
 const DIMS: usize = 64;
