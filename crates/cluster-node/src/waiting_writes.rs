@@ -2,7 +2,8 @@
 //! the store. They may wait until the timeout of their request.
 //!
 //! They belong to the memory of all requests, and take a part of it only. Reads need the rest while
-//! a shard, or the whole store, takes no writes. So do the requests between nodes that end the wait.
+//! a shard, or the whole store, takes no writes. So do the requests between nodes that end the
+//! wait.
 
 use std::sync::Arc;
 

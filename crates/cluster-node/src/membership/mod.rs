@@ -67,8 +67,9 @@ impl Membership {
     /// `view`. Needs a tokio runtime.
     ///
     /// If etcd or the store does not answer, or etcd has no space for keys, the node is registered
-    /// later: it tries again with growing pauses. [`Membership::unjoined`] says why it has not joined. The same is true if a
-    /// node of another name is registered with its address, and one of the two can have shards.
+    /// later: it tries again with growing pauses. [`Membership::unjoined`] says why it has not
+    /// joined. The same is true if a node of another name is registered with its address, and one
+    /// of the two can have shards.
     ///
     /// A registration with the same name and address counts as the registration of an earlier
     /// process of this node. It is removed at once, with the shards that it owned.
