@@ -225,7 +225,8 @@ fn configs(files: &TlsFiles) -> Result<ServerConfigs> {
         error => files.cert.wrong(error),
     })?;
     let mut http2 = http1.clone();
-    http1.alpn_protocols = vec![b"http/1.1".to_vec()];
+    // HTTP/1.0 is the only protocol that curl --http1.0 offers.
+    http1.alpn_protocols = vec![b"http/1.1".to_vec(), b"http/1.0".to_vec()];
     http2.alpn_protocols = vec![b"h2".to_vec()];
     Ok(ServerConfigs { http1: Arc::new(http1), http2: Arc::new(http2) })
 }

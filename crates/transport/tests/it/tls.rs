@@ -183,6 +183,8 @@ fn both_versions_are_served_encrypted() {
         assert_eq!(stream.get_ref().1.alpn_protocol(), Some(&b"http/1.1"[..]));
         let mut sender = ask_http1(stream).await;
         check(sender.send_request(request(5)).await.unwrap(), 5).await;
+        let older = served.handshake(authority.client(b"http/1.0", None)).await.unwrap();
+        assert_eq!(older.get_ref().1.alpn_protocol(), Some(&b"http/1.0"[..]));
 
         let served = Served::start(HttpVersion::Http2, Some(identity)).await;
         let stream = served.handshake(authority.client(b"h2", None)).await.unwrap();
