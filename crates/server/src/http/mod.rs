@@ -280,7 +280,9 @@ fn is_api(path: &str) -> bool {
     let below = |start: &str| {
         path.strip_prefix(start).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
     };
-    ["/v1", "/v2", "/collections", "/openapi.json"].into_iter().any(below)
+    let roots = ["/v1", "/v2", "/collections", "/aliases", "/issues", "/openapi.json"];
+    // The paths below `/cluster` are for the nodes of a cluster.
+    roots.into_iter().any(below) || path == "/cluster"
 }
 
 /// Lists the names of the models that the request's key may use, as KServe's `/v1/models` and

@@ -12,10 +12,10 @@ use http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, header};
 
 /// Methods of the API.
 const METHODS: &str = "GET, POST, PUT, PATCH, DELETE";
-/// Headers that a page may set.
+/// Headers that a page may set. Qdrant's client for JavaScript sets `user-agent`.
 const REQUEST_HEADERS: &str = "content-type, content-encoding, authorization, api-key, grpc-timeout, \
                                inference-header-content-length, traceparent, tracestate, x-request-key, \
-                               x-min-coverage";
+                               x-min-coverage, user-agent";
 /// Headers of answers that a listed page may read. The standard lets every page read some others.
 const EXPOSED_HEADERS: &str =
     "inference-header-content-length, retry-after, www-authenticate, traceparent";

@@ -160,7 +160,7 @@ fn listed_origins_use_the_api_and_administer_nothing() {
         "access-control-allow-origin: https://app.example",
         "access-control-allow-methods: get, post, put, patch, delete",
         "authorization, api-key",
-        "x-request-key, x-min-coverage",
+        "x-request-key, x-min-coverage, user-agent",
         "vary: origin",
     ] {
         assert!(preflight.contains(header), "{preflight}");
@@ -189,7 +189,14 @@ fn listed_origins_use_the_api_and_administer_nothing() {
         let refused = ask(line, "https://app.example");
         assert!(refused.starts_with("http/1.1 403"), "{line}: {refused}");
     }
-    assert!(!ask("GET /metrics", "https://app.example").contains("access-control"));
+    for path in ["/aliases", "/cluster", "/issues"] {
+        let answer = ask(&format!("GET {path}"), "https://app.example");
+        assert!(answer.contains("access-control-allow-origin"), "{path}: {answer}");
+    }
+    for path in ["/metrics", "/cluster/v1/node"] {
+        let answer = ask(&format!("GET {path}"), "https://app.example");
+        assert!(!answer.contains("access-control"), "{path}: {answer}");
+    }
 }
 
 #[test]
