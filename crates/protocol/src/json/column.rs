@@ -1,5 +1,7 @@
 //! Reads elements of one type from JSON into a tensor.
 
+use std::borrow::Cow;
+
 use base::{DType, Element, Error, Result, Shape, Tensor};
 use base64::Engine;
 use base64::engine::DecodePaddingMode;
@@ -10,10 +12,13 @@ use super::nesting::{Nesting, Ragged};
 use super::reader::JsonReader;
 use crate::wire;
 
-/// Base64 with or without padding, as TensorFlow Serving accepts it.
+/// Base64 with or without padding, and with any bits after the last byte, as TensorFlow Serving
+/// accepts it.
 const BASE64: GeneralPurpose = GeneralPurpose::new(
     &base64::alphabet::STANDARD,
-    GeneralPurposeConfig::new().with_decode_padding_mode(DecodePaddingMode::Indifferent),
+    GeneralPurposeConfig::new()
+        .with_decode_padding_mode(DecodePaddingMode::Indifferent)
+        .with_decode_allow_trailing_bits(true),
 );
 
 /// A tensor that grows while values are read.
@@ -256,13 +261,20 @@ pub(crate) fn text_or_base64(reader: &mut JsonReader<'_>) -> Result<Bytes> {
             return Err(reader.error("expected a string or {\"b64\": \"...\"}"));
         }
         let text = reader.string()?;
-        let bytes = BASE64
-            .decode(text.as_bytes())
+        let bytes = decode_base64(text)
             .map_err(|error| reader.error("\"b64\" is not base64").with_source(error))?;
         decoded = Some(Bytes::from(bytes));
         Ok(())
     })?;
     decoded.ok_or_else(|| reader.error("expected a string or {\"b64\": \"...\"}"))
+}
+
+/// Decodes base64. Skips white space, as TensorFlow Serving does: many encoders break lines.
+fn decode_base64(mut text: Cow<'_, str>) -> std::result::Result<Vec<u8>, base64::DecodeError> {
+    if text.bytes().any(|byte| byte.is_ascii_whitespace()) {
+        text.to_mut().retain(|character| !character.is_ascii_whitespace());
+    }
+    BASE64.decode(text.as_bytes())
 }
 
 /// Strings, as [`text_or_base64`] reads them.
@@ -359,7 +371,8 @@ mod tests {
             assert!(tensorflow(DType::Bool, number).is_err());
             assert!(read(DType::Bool, number).is_ok());
         }
-        for text in [r#"{"b64":"AP8="}"#, r#"{"b64":"AP8"}"#] {
+        let broken = r#"{"b64":"A\nP 8=\r\n"}"#;
+        for text in [r#"{"b64":"AP8="}"#, r#"{"b64":"AP8"}"#, r#"{"b64":"AP9"}"#, broken] {
             let tensor = read(DType::String, text).unwrap();
             assert_eq!(tensor.strings().unwrap(), [Bytes::from_static(&[0, 255])]);
         }
