@@ -9,6 +9,8 @@ use bytes::Bytes;
 
 /// Maximum characters of a malformed number in a message.
 const NUMBER_SHOWN_MAX: usize = 32;
+/// Byte order mark in UTF-8, which some programs for Windows write before a text.
+const BYTE_ORDER_MARK: &[u8] = b"\xef\xbb\xbf";
 /// A number in the messages of [`JsonReader::expected`].
 const NUMBER: &str = "a number";
 /// Likely cause of a null in the place of a number.
@@ -51,15 +53,16 @@ pub(crate) enum Scalar<'a> {
 }
 
 impl<'a> JsonReader<'a> {
-    /// Creates a reader at the start of `body`.
+    /// Creates a reader at the start of `body`, behind a byte order mark.
     pub(crate) fn new(body: &'a Bytes) -> JsonReader<'a> {
-        JsonReader { body, at: 0, tensorflow: false }
+        let at = if body.starts_with(BYTE_ORDER_MARK) { BYTE_ORDER_MARK.len() } else { 0 };
+        JsonReader { body, at, tensorflow: false }
     }
 
     /// Creates a reader at the start of `body` that reads values as TensorFlow Serving does: a
     /// float out of range is infinite, and a bool is `true` or `false` only.
     pub(crate) fn tensorflow(body: &'a Bytes) -> JsonReader<'a> {
-        JsonReader { body, at: 0, tensorflow: true }
+        JsonReader { tensorflow: true, ..JsonReader::new(body) }
     }
 
     /// Returns true if values are read as TensorFlow Serving reads them.
@@ -454,6 +457,17 @@ mod tests {
         for wrong in ["", "-", "01", "1.", ".5", "+1", "1e", "0x1", "nan", "--1", "1 2", "-NaN"] {
             assert_eq!(number(wrong), None, "{wrong}");
         }
+    }
+
+    #[test]
+    fn a_byte_order_mark_may_come_first() {
+        let skip = |text: &str| read(text, |r| r.skip()).is_some();
+        assert!(skip("\u{feff}[1]"));
+        for wrong in [" \u{feff}[1]", "\u{feff}\u{feff}[1]", "[\u{feff}1]"] {
+            assert!(!skip(wrong), "{wrong:?}");
+        }
+        let body = Bytes::from_static(b"\xef\xbb\xbf[1]");
+        assert!(JsonReader::tensorflow(&body).skip().is_ok());
     }
 
     #[test]
