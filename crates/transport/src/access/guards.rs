@@ -24,7 +24,8 @@ impl AccessPolicy {
         }
         let policy = self.clone();
         routes.layer(middleware::from_fn(move |request: Request, next: Next| {
-            let checked = policy.check_host(request.uri(), request.headers());
+            let peer = request.extensions().get::<Peer>().copied();
+            let checked = policy.check_host(peer, request.uri(), request.headers());
             run_if(checked, request, next)
         }))
     }

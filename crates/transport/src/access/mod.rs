@@ -280,15 +280,21 @@ impl AccessPolicy {
         Ok(())
     }
 
-    /// Checks every host name in the request.
+    /// Checks every host name in the request of `peer`.
     ///
     /// # Errors
     /// `PermissionDenied`, with a remedy.
-    fn check_host(&self, uri: &Uri, headers: &HeaderMap) -> Result<()> {
+    fn check_host(&self, peer: Option<Peer>, uri: &Uri, headers: &HeaderMap) -> Result<()> {
+        // Clients of a Unix socket write any word for the host, as in http://unix/v2.
+        let any_word = matches!(peer, Some(Peer::Unix(_))) && is_local(peer, headers);
+        let is_foreign = |name: &str| {
+            let is_word = any_word && !name.is_empty() && !name.contains('.');
+            !is_word && host_names::is_foreign(name, &self.allowed_hosts)
+        };
         let hosts =
             headers.get_all(header::HOST).iter().map(|host| host.to_str().unwrap_or_default());
         let target = uri.authority().map(http::uri::Authority::as_str);
-        match hosts.chain(target).find(|name| host_names::is_foreign(name, &self.allowed_hosts)) {
+        match hosts.chain(target).find(|name| is_foreign(name)) {
             None => Ok(()),
             Some(name) => Err(Error::denied(format!(
                 "this server is not known as \"{}\", a name that may belong to another site and its pages; ask it as \
@@ -444,18 +450,23 @@ mod tests {
 
     #[test]
     fn every_name_of_a_request_is_checked() {
-        let asked = |uri: &str, hosts: &[&str]| {
+        let asked_by = |peer: Option<Peer>, uri: &str, hosts: &[&str]| {
             let mut headers = HeaderMap::new();
             for host in hosts {
                 headers.append(header::HOST, host.parse().unwrap());
             }
-            policy().check_host(&uri.parse().unwrap(), &headers).is_ok()
+            policy().check_host(peer, &uri.parse().unwrap(), &headers).is_ok()
         };
+        let asked = |uri: &str, hosts: &[&str]| asked_by(None, uri, hosts);
         assert!(asked("/v2", &[]), "HTTP/1.0 has no Host");
         assert!(asked("/v2", &["localhost:8501"]));
         assert!(!asked("/v2", &["evil.example"]));
         assert!(!asked("/v2", &["localhost", "evil.example"]));
         assert!(!asked("http://evil.example/v2", &["localhost"]));
+        let unix = Some(Peer::Unix(None));
+        assert!(asked_by(unix, "/v2", &["unix"]));
+        assert!(!asked_by(unix, "/v2", &["evil.example"]), "a proxy may pass names on");
+        assert!(!asked("/v2", &["unix"]));
     }
 
     #[test]
