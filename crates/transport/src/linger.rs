@@ -2,8 +2,8 @@
 //!
 //! Closing a socket with unread bytes resets the connection, which can destroy an answer in flight.
 //! A connection whose last answer says `connection: close`, because the server stops or because it
-//! has refused a body, is therefore closed for writing first and then read until the client closes
-//! it.
+//! has refused a body or a head, is therefore closed for writing first and then read until the
+//! client closes it.
 
 use std::io;
 use std::pin::Pin;

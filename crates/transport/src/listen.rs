@@ -231,7 +231,7 @@ where
                             Err("the client took too long to send its headers".into())
                         }
                     };
-                    if said_close.load(Ordering::Relaxed) {
+                    if said_close.load(Ordering::Relaxed) || has_refused_head(&ended) {
                         let limits = LingerLimits::after_close(*stop.borrow());
                         linger.until_closed(limits).await;
                     }
@@ -265,6 +265,12 @@ where
 }
 
 type ConnectionEnd = std::result::Result<(), Box<dyn std::error::Error + Send + Sync>>;
+
+/// Returns true if hyper has refused the head of a request by itself, with 400, 414 or 431.
+fn has_refused_head(ended: &ConnectionEnd) -> bool {
+    let error = ended.as_ref().err().and_then(|error| error.downcast_ref::<hyper::Error>());
+    error.is_some_and(hyper::Error::is_parse)
+}
 
 /// Runs an HTTP/2 connection until it ends, or until its client is too slow. The preface may take
 /// `header_limit`.

@@ -260,6 +260,20 @@ fn a_handler_that_panics_leaves_no_connection_counted() {
     until("it is closed", || served.open_connections() == 0);
 }
 
+#[test]
+fn a_client_with_a_long_body_reads_the_refusal_of_its_head() {
+    let served = Served::start(HttpVersion::Http1, WAIT_MAX);
+    let mut stream = served.connect();
+    stream.write_all(b"POST /not a path HTTP/1.1\r\nContent-Length: 16777216\r\n\r\n").unwrap();
+    let piece = vec![b'x'; 1 << 20];
+    for _ in 0..16 {
+        stream.write_all(&piece).unwrap();
+    }
+    let mut answer = Vec::new();
+    stream.read_to_end(&mut answer).unwrap();
+    assert!(answer.starts_with(b"HTTP/1.1 400 "), "{}", String::from_utf8_lossy(&answer));
+}
+
 /// The next request arrives long before the end of the answer, and then waits longer than its head
 /// may take.
 #[test]
