@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use arc_swap::ArcSwap;
 use base::{Error, Result};
-use crossbeam_channel::{Sender, bounded};
+use crossbeam_channel::{Receiver, RecvTimeoutError, SendTimeoutError, Sender, bounded};
 use metrics::Metrics;
 use parking_lot::Mutex;
 
@@ -17,7 +17,7 @@ use crate::post::HttpPost;
 use crate::sampler::{RatesWithMax, SamplingRates, TraceCandidate};
 use crate::span::Trace;
 
-/// Longest wait of a shutdown for room in the queue.
+/// Longest wait of a shutdown for room in the queue, and then for the last exports.
 const STOP_WAIT_MAX: Duration = Duration::from_secs(5);
 
 /// Traces requests and loads.
@@ -28,6 +28,8 @@ pub struct Tracer {
     counts: SpanCounts,
     loads: Arc<LoadLog>,
     thread: Mutex<Option<JoinHandle<()>>>,
+    /// Disconnected once the thread has ended. No message is sent.
+    ended: Receiver<()>,
 }
 
 impl std::fmt::Debug for Tracer {
@@ -80,9 +82,13 @@ impl Tracer {
         let loads = Arc::new(LoadLog::default());
         let exporter = SpanExporter::new(post, config.resource, counts.clone(), loads.clone());
         let (queue, messages) = bounded(QUEUE_MAX);
+        let (running, ended) = bounded(0);
         let thread = std::thread::Builder::new()
             .name("trace-export".into())
-            .spawn(move || exporter.run(&messages))
+            .spawn(move || {
+                exporter.run(&messages);
+                drop(running);
+            })
             .map_err(|e| Error::exhausted("the thread that exports traces").caused_by(e))?;
         Ok(Tracer {
             rates: ArcSwap::from_pointee(rates.with_max()),
@@ -91,6 +97,7 @@ impl Tracer {
             counts,
             loads,
             thread: Mutex::new(Some(thread)),
+            ended,
         })
     }
 
@@ -168,15 +175,28 @@ impl Tracer {
         self.loads.end(span, end);
     }
 
-    /// Exports all finished traces and ends the thread. Later traces are dropped.
+    /// Exports all finished traces and ends the thread. Later traces are dropped. If the collector
+    /// does not take the traces in time, the rest is lost.
     pub fn shutdown(&self) {
-        // Fails if the collector has stalled, or if the thread has ended.
-        if self.queue.send_timeout(ExportMessage::Stop, STOP_WAIT_MAX).is_ok()
-            && let Some(thread) = self.thread.lock().take()
+        if !self.stop_within(STOP_WAIT_MAX) {
+            tracing::warn!("the last traces are lost: the collector does not take them in time");
+        }
+    }
+
+    /// Ends the thread. Waits for up to `wait` for room in the queue, and then for up to `wait` for
+    /// the last exports. Returns false if the thread is still busy then.
+    fn stop_within(&self, wait: Duration) -> bool {
+        let asked = self.queue.send_timeout(ExportMessage::Stop, wait);
+        if matches!(asked, Err(SendTimeoutError::Timeout(_)))
+            || self.ended.recv_timeout(wait) == Err(RecvTimeoutError::Timeout)
         {
+            return false;
+        }
+        if let Some(thread) = self.thread.lock().take() {
             // An error is a panic, which is in the log.
             let _ = thread.join();
         }
+        true
     }
 }
 
@@ -192,6 +212,7 @@ pub struct LoadTraceIds {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::span::{Span, SpanKind};
 
     const PARENT: &str = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
 
@@ -222,6 +243,30 @@ mod tests {
         assert!(begin(&tracer, unsampled).is_none());
         let own = begin(&tracer, "no context").unwrap();
         assert_eq!((own.parent, own.state.as_deref()), (None, None));
+    }
+
+    #[test]
+    fn a_silent_collector_does_not_delay_the_end() {
+        // The system accepts connections for it, and no thread reads them.
+        let collector = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let url = format!("http://{}/v1/traces", collector.local_addr().unwrap());
+        let timeout = Duration::from_secs(600);
+        let config = TraceExportConfig { timeout, ..TraceExportConfig::new(url) };
+        let busy = Tracer::start(config, SamplingRates::default(), Arc::default()).unwrap();
+        let span = Span {
+            name: "request".into(),
+            id: busy.span_id(),
+            parent: None,
+            kind: SpanKind::Server,
+            start: Instant::now(),
+            end: Instant::now(),
+            attributes: Vec::new(),
+            error: None,
+        };
+        busy.finish(Trace { id: busy.ids.trace(), state: None, spans: vec![span], batch: None });
+        assert!(!busy.stop_within(Duration::from_millis(50)));
+        let idle = tracer(0.0, true);
+        assert!(idle.stop_within(Duration::from_secs(600)));
     }
 
     #[test]
