@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use base::{Error, NamedTensor, Result, VersionId};
+use base::{DType, Error, NamedTensor, Result, VersionId};
 
 use super::contents::{self, TensorHeader};
 use super::{InferResponse, datatype, parameters};
@@ -47,8 +47,8 @@ const VERSION: &str = "version";
 /// the list and one in the tensor.
 pub fn strings_bytes_max(request: &ModelInferRequest) -> u64 {
     let strings = request.inputs.iter().zip(&request.raw_input_contents);
-    let strings = strings
-        .filter(|(input, _)| super::from_datatype(&input.datatype) == Some(base::DType::String));
+    let strings =
+        strings.filter(|(input, _)| super::from_datatype(&input.datatype) == Some(DType::String));
     let count = |(input, raw): (&InferInputTensor, &bytes::Bytes)| {
         let sizes = input.shape.iter().map(|&dim| u64::try_from(dim).unwrap_or(0));
         sizes.fold(1, u64::saturating_mul).min((raw.len() / contents::STRING_BYTES_MIN) as u64)
@@ -74,7 +74,11 @@ pub fn decode_request(request: ModelInferRequest) -> Result<GrpcInferRequest> {
                     "\"{input}\": {name} is for requests over HTTP"
                 )));
             }
-            parameters::input(&input.name, name, &scalar(value))?;
+            let value = scalar(value);
+            let is_strings = super::from_datatype(&input.datatype) == Some(DType::String);
+            if !(is_strings && parameters::is_text_content(name, &value)) {
+                parameters::input(&input.name, name, &value)?;
+            }
         }
     }
     let mut options = parameters::InferOptions::default();

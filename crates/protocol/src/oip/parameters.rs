@@ -62,7 +62,7 @@ impl InferOptions {
             ("sequence_id" | "sequence_start" | "sequence_end", value) => {
                 return sequence(name, value);
             }
-            _ if is_plain_content(name, value) => {}
+            _ if is_plain_content(name, value) || is_text_content(name, value) => {}
             _ => return Err(unknown(name, "the request")),
         }
         Ok(())
@@ -123,6 +123,12 @@ fn is_shared_memory(name: &str) -> bool {
 /// Returns true for MLServer's `content_type` with the value for plain tensors.
 fn is_plain_content(name: &str, value: &Scalar<'_>) -> bool {
     name == "content_type" && matches!(value, Scalar::Text(text) if text == "np")
+}
+
+/// Returns true for MLServer's `content_type` of text. Strings here may hold any bytes, so it has no
+/// effect.
+pub(super) fn is_text_content(name: &str, value: &Scalar<'_>) -> bool {
+    name == "content_type" && matches!(value, Scalar::Text(text) if text == "str")
 }
 
 /// Returns true for MLServer's `content_type` of strings that are base64 in JSON.
@@ -207,6 +213,7 @@ mod tests {
             ("timeout", Scalar::Whole(0)),
             ("triton_enable_empty_final_response", Scalar::Bool(true)),
             ("content_type", text("np")),
+            ("content_type", text("str")),
         ] {
             assert_eq!(request(name, value), Ok(InferOptions::default()), "{name}");
         }

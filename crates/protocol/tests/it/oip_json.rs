@@ -87,6 +87,16 @@ fn data_may_be_nested_and_come_first() {
 }
 
 #[test]
+fn strings_may_have_the_content_type_of_text() {
+    let tensor = r#""parameters":{"content_type":"str"},"shape":[2,1],"data":["a","b"]"#;
+    let strings = input(&format!(r#"{tensor},"datatype":"BYTES""#)).unwrap();
+    assert_eq!(strings.strings().unwrap(), [Bytes::from("a"), Bytes::from("b")]);
+    let numbers = r#""parameters":{"content_type":"str"},"shape":[1],"data":[1]"#;
+    let error = input(&format!(r#"{numbers},"datatype":"FP32""#)).unwrap_err();
+    assert!(error.message().contains("content type str, which is for the datatype BYTES"));
+}
+
+#[test]
 fn outputs_and_parameters_are_understood() {
     let request = parse(
         r#"{"id":"a\"b","parameters":{"binary_data_output":true,"timeout":2000,"priority":3},"inputs":[],

@@ -46,6 +46,8 @@ struct TensorMembers {
     binary_size: Option<usize>,
     /// True if the strings are base64 (MLServer's `content_type`).
     base64: bool,
+    /// True if the elements must be strings (MLServer's `content_type`).
+    text: bool,
     data: Option<JsonData>,
 }
 
@@ -120,6 +122,10 @@ impl TensorMembers {
                 self.base64 = true;
                 return Ok(());
             }
+            if parameters::is_text_content(key, &value) {
+                self.text = true;
+                return Ok(());
+            }
             let size = parameters::input(input, key, &value)?;
             self.binary_size = size.or(self.binary_size);
             Ok(())
@@ -131,6 +137,9 @@ impl TensorMembers {
         let lacks = |what: &str| Error::invalid(format!("\"{name}\" has no \"{what}\""));
         let dtype = dtype_of(&name, &self.datatype.ok_or_else(|| lacks("datatype"))?)?;
         let shape = wire::shape(&name, self.shape.ok_or_else(|| lacks("shape"))?.into_iter())?;
+        if self.text && dtype != DType::String {
+            return Err(only_strings(&name, "str"));
+        }
         let decoded =
             |tensor: Tensor| if self.base64 { decode_base64(&name, &tensor) } else { Ok(tensor) };
         let source = match (self.data, self.binary_size) {
@@ -158,9 +167,7 @@ impl TensorMembers {
 /// `InvalidArgument` for elements that are not strings, or strings that are not base64.
 fn decode_base64(name: &str, tensor: &Tensor) -> Result<Tensor> {
     let Data::Strings(strings) = tensor.data() else {
-        return Err(Error::invalid(format!(
-            "\"{name}\" has the content type base64, which is for the datatype BYTES"
-        )));
+        return Err(only_strings(name, "base64"));
     };
     let decode = |text: &Bytes| {
         STANDARD
@@ -170,6 +177,13 @@ fn decode_base64(name: &str, tensor: &Tensor) -> Result<Tensor> {
     };
     let strings = strings.iter().map(decode).collect::<Result<Vec<_>>>()?;
     Tensor::from_strings(Shape::from_slice(tensor.shape()), strings)
+}
+
+/// Returns the error for a tensor of numbers with a content type of strings.
+fn only_strings(name: &str, content_type: &str) -> Error {
+    Error::invalid(format!(
+        "\"{name}\" has the content type {content_type}, which is for the datatype BYTES"
+    ))
 }
 
 /// Reads a name of bounded length.
