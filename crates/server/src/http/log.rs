@@ -100,7 +100,9 @@ async fn change_triton(
     let changed = async {
         let filter = state.filter()?;
         let settings: BTreeMap<String, Value> = state.requests.read_json(&headers, body).await?;
-        let settings = settings.into_iter().map(setting).collect::<Result<_>>()?;
+        // A null changes nothing, as in Triton.
+        let given = settings.into_iter().filter(|(_, value)| !value.is_null());
+        let settings = given.map(setting).collect::<Result<_>>()?;
         log_filter::change(filter, &changed_log(&filter.get(), &settings)?)?;
         Ok(triton_reply(filter))
     };

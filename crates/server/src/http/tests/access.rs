@@ -113,7 +113,8 @@ fn tritons_log_settings_keep_a_long_filter_of_the_start() {
     let served = served(dir.path(), |config| {
         config.log = Some(Arc::new(FakeFilter(Mutex::new(long.clone()))));
     });
-    let answer = served.ask("POST", "/v2/logging", "", br#"{"log_info":true}"#);
+    let body = br#"{"log_info":true,"log_file":null,"log_verbose_level":null}"#;
+    let answer = served.ask("POST", "/v2/logging", "", body);
     assert_eq!((answer.status, &answer.json()["log_info"]), (200, &serde_json::json!(true)));
     assert_eq!(served.ask("GET", "/v1/log", "", b"").json()["filter"], long);
 }
