@@ -14,7 +14,7 @@ use backup::{
     BackupExtent, BackupId, BackupJob, BackupJobState, BackupList, BackupRequest, BackupService,
     RestoreTarget, RetentionPolicy,
 };
-use base::{Error, Result};
+use base::{Error, ErrorKind, Result};
 use http::StatusCode;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
@@ -27,6 +27,8 @@ pub const OPENAPI: &str = include_str!("backups.json");
 
 /// Maximum bytes of a body.
 const BODY_BYTES_MAX: usize = 16 << 10;
+/// Longest wait for a body.
+const BODY_WAIT_MAX: Duration = Duration::from_secs(10);
 const DAY_SECONDS: f64 = 86_400.0;
 
 #[derive(Default, Deserialize)]
@@ -206,13 +208,24 @@ fn describe(list: &BackupList) -> Value {
 
 /// Reads a JSON body; an empty one is the default.
 async fn parse<T: DeserializeOwned>(body: Body) -> Result<T> {
-    let body = to_bytes(body, BODY_BYTES_MAX).await;
+    let body = in_time(to_bytes(body, BODY_BYTES_MAX), BODY_WAIT_MAX).await?;
     let body = body.map_err(|error| {
         Error::too_large(format!("the body has more than {BODY_BYTES_MAX} bytes"))
             .with_source(error)
     })?;
     let text: &[u8] = if body.is_empty() { b"{}" } else { &body };
     serde_json::from_slice(text).map_err(|error| Error::invalid("the body").caused_by(error))
+}
+
+/// Waits for a body.
+///
+/// # Errors
+/// `ClientTimeout` if it does not arrive within `wait`.
+async fn in_time<T>(arrival: impl Future<Output = T>, wait: Duration) -> Result<T> {
+    tokio::time::timeout(wait, arrival).await.map_err(|_| {
+        let text = format!("the body did not arrive within {} s", wait.as_secs_f32());
+        Error::new(ErrorKind::ClientTimeout, text)
+    })
 }
 
 /// Queues a request and answers with the job's number.
@@ -320,5 +333,18 @@ fn check_seen(grant: Option<&KeyGrant>, name: &str) -> Result<()> {
         Ok(())
     } else {
         Err(Error::denied(format!("the key may not use the collection {name:?}")))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_body_that_does_not_arrive_is_not_awaited_for_ever() {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+        let arrival = std::future::pending::<()>();
+        let error = runtime.block_on(in_time(arrival, Duration::from_millis(10))).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::ClientTimeout);
     }
 }
