@@ -79,6 +79,12 @@ pub(crate) const OTEL_TRACES_ENDPOINT: Variable = Variable::new(
     "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT",
     "full address for traces, in place of OTEL_EXPORTER_OTLP_ENDPOINT, as in http://localhost:4318/v1/traces",
 );
+pub(crate) const OTEL_TRACES_HEADERS: Variable =
+    Variable::new("OTEL_EXPORTER_OTLP_TRACES_HEADERS", "in place of OTEL_EXPORTER_OTLP_HEADERS");
+pub(crate) const OTEL_TRACES_PROTOCOL: Variable =
+    Variable::new("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "in place of OTEL_EXPORTER_OTLP_PROTOCOL");
+pub(crate) const OTEL_TRACES_TIMEOUT: Variable =
+    Variable::new("OTEL_EXPORTER_OTLP_TRACES_TIMEOUT", "in place of OTEL_EXPORTER_OTLP_TIMEOUT");
 pub(crate) const OTEL_RESOURCE: Variable = Variable::new(
     "OTEL_RESOURCE_ATTRIBUTES",
     "attributes of this server in traces, KEY=VALUE,KEY=VALUE",
@@ -120,7 +126,7 @@ pub(crate) const TERM_PROGRAM: Variable =
     Variable::new("TERM_PROGRAM", "iTerm.app: `images search` shows images in iTerm2's protocol");
 
 /// All variables, in the order of the help text.
-pub(crate) const ALL: [&Variable; 40] = [
+pub(crate) const ALL: [&Variable; 43] = [
     &ADMIN_KEY,
     &API_KEY,
     &AUDIO_DATA,
@@ -142,6 +148,9 @@ pub(crate) const ALL: [&Variable; 40] = [
     &OTEL_PROTOCOL,
     &OTEL_TIMEOUT,
     &OTEL_TRACES_ENDPOINT,
+    &OTEL_TRACES_HEADERS,
+    &OTEL_TRACES_PROTOCOL,
+    &OTEL_TRACES_TIMEOUT,
     &OTEL_RESOURCE,
     &OTEL_SERVICE,
     &OTEL_SAMPLER,
@@ -276,6 +285,9 @@ pub(crate) struct OtelVariables {
     pub(crate) protocol: Option<String>,
     pub(crate) timeout: Option<String>,
     pub(crate) traces_endpoint: Option<String>,
+    pub(crate) traces_headers: Option<String>,
+    pub(crate) traces_protocol: Option<String>,
+    pub(crate) traces_timeout: Option<String>,
     pub(crate) resource: Option<String>,
     pub(crate) service: Option<String>,
     pub(crate) sampler: Option<String>,
@@ -291,6 +303,9 @@ pub(crate) fn otel() -> OtelVariables {
         protocol: OTEL_PROTOCOL.text(),
         timeout: OTEL_TIMEOUT.text(),
         traces_endpoint: OTEL_TRACES_ENDPOINT.text(),
+        traces_headers: OTEL_TRACES_HEADERS.text(),
+        traces_protocol: OTEL_TRACES_PROTOCOL.text(),
+        traces_timeout: OTEL_TRACES_TIMEOUT.text(),
         resource: OTEL_RESOURCE.text(),
         service: OTEL_SERVICE.text(),
         sampler: OTEL_SAMPLER.text(),

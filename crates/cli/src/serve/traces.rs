@@ -32,29 +32,60 @@ fn config(options: &ServerOptions, otel: &OtelVariables) -> CommandResult<Option
             None => Ok(None),
         };
     };
-    if let Some(protocol) = otel.protocol.as_deref().filter(|protocol| *protocol != PROTOCOL) {
+    let protocol = ExportVariable::new("PROTOCOL", &otel.traces_protocol, &otel.protocol);
+    if let Some(value) = protocol.value.filter(|value| *value != PROTOCOL) {
         return Err(CommandError::usage(format!(
-            "OTEL_EXPORTER_OTLP_PROTOCOL is {protocol}; Millpond sends traces by {PROTOCOL}"
+            "{} is {value}; Millpond sends traces by {PROTOCOL}",
+            protocol.name
         ))
         .hint(format!("set it to {PROTOCOL}, and name the collector's HTTP port, mostly 4318")));
     }
-    let timeout = match otel.timeout.as_deref().map(str::parse::<u64>) {
+    let timeout = ExportVariable::new("TIMEOUT", &otel.traces_timeout, &otel.timeout);
+    let time_max = match timeout.value.map(str::parse::<u64>) {
         None => None,
         Some(Ok(ms @ 1..)) => Some(Duration::from_millis(ms)),
         Some(_) => {
-            return Err(CommandError::usage(
-                "OTEL_EXPORTER_OTLP_TIMEOUT must be a whole number of milliseconds",
-            ));
+            return Err(CommandError::usage(format!(
+                "{} must be a whole number of milliseconds",
+                timeout.name
+            )));
         }
     };
+    let headers = ExportVariable::new("HEADERS", &otel.traces_headers, &otel.headers);
     let default = TraceExportConfig::new(url);
     let export = TraceExportConfig {
-        headers: pairs("OTEL_EXPORTER_OTLP_HEADERS", otel.headers.as_deref())?,
+        headers: pairs(&headers.name, headers.value)?,
         resource: resource(otel)?,
-        timeout: timeout.unwrap_or(default.timeout),
+        timeout: time_max.unwrap_or(default.timeout),
         ..default
     };
     Ok(Some(TraceConfig { export, rates: rates(options, otel)? }))
+}
+
+/// A variable of exports: the one for traces, or else the one for all signals.
+struct ExportVariable<'a> {
+    name: String,
+    value: Option<&'a str>,
+}
+
+impl<'a> ExportVariable<'a> {
+    /// Returns the variable whose name ends with `name` for the values of both.
+    fn new(
+        name: &str,
+        traces: &'a Option<String>,
+        signals: &'a Option<String>,
+    ) -> ExportVariable<'a> {
+        match traces {
+            Some(value) => ExportVariable {
+                name: format!("OTEL_EXPORTER_OTLP_TRACES_{name}"),
+                value: Some(value),
+            },
+            None => ExportVariable {
+                name: format!("OTEL_EXPORTER_OTLP_{name}"),
+                value: signals.as_deref(),
+            },
+        }
+    }
 }
 
 /// Returns the full address of the collector's traces.
@@ -272,6 +303,26 @@ mod tests {
         assert_eq!(value("service.version"), env!("CARGO_PKG_VERSION"));
         assert_eq!(export.headers, [("authorization".to_owned(), "Bearer x=".to_owned())]);
         assert_eq!(export.timeout, Duration::from_millis(250));
+    }
+
+    #[test]
+    fn variables_of_traces_take_precedence() {
+        let otel = OtelVariables {
+            headers: text("x-key=all"),
+            protocol: text("grpc"),
+            timeout: text("250"),
+            traces_headers: text("x-key=traces"),
+            traces_protocol: text(PROTOCOL),
+            traces_timeout: text("750"),
+            ..OtelVariables::default()
+        };
+        let collector = flags(Some("http://c:1"), None);
+        let export = config(&collector, &otel).unwrap().unwrap().export;
+        assert_eq!(export.headers, [("x-key".to_owned(), "traces".to_owned())]);
+        assert_eq!(export.timeout, Duration::from_millis(750));
+        let wrong = OtelVariables { traces_timeout: text("soon"), ..otel };
+        let error = config(&collector, &wrong).unwrap_err();
+        assert!(error.message().starts_with("OTEL_EXPORTER_OTLP_TRACES_TIMEOUT must be"));
     }
 
     #[test]
