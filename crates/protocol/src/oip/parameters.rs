@@ -125,7 +125,7 @@ fn is_plain_content(name: &str, value: &Scalar<'_>) -> bool {
     name == "content_type" && matches!(value, Scalar::Text(text) if text == "np")
 }
 
-/// Returns true for MLServer's `content_type` of text. Strings here may hold any bytes, so it has no
+/// Returns true for MLServer's `content_type` of text. Strings may hold any bytes, so it has no
 /// effect.
 pub(super) fn is_text_content(name: &str, value: &Scalar<'_>) -> bool {
     name == "content_type" && matches!(value, Scalar::Text(text) if text == "str")
