@@ -2,6 +2,9 @@
 
 use crate::limits::Announced;
 
+/// Start of EXIF data in a JPEG segment. Some programs, such as Pillow before 9.3, also write it
+/// into the chunk of a WebP file, which needs no such start.
+const EXIF_START: &[u8] = b"Exif\0\0";
 /// Largest token partition that a lossy frame can announce: 24 bits of length.
 const PARTITION_BYTES: u64 = 16 << 20;
 
@@ -32,10 +35,11 @@ fn chunks(file: &[u8]) -> Chunks<'_> {
     Chunks(file.get(12..).unwrap_or_default())
 }
 
-/// Returns the EXIF data of a file. Does not use the decoder, which allocates as many bytes as the
-/// chunk claims.
+/// Returns the EXIF data of a file, in the form of TIFF. Does not use the decoder, which allocates
+/// as many bytes as the chunk claims.
 pub(crate) fn exif(file: &[u8]) -> Option<&[u8]> {
-    chunks(file).find(|chunk| &chunk.kind == b"EXIF").map(|chunk| chunk.data)
+    let data = chunks(file).find(|chunk| &chunk.kind == b"EXIF")?.data;
+    Some(data.strip_prefix(EXIF_START).unwrap_or(data))
 }
 
 /// Reads size and coding. `None` if a frame is larger than its canvas: the decoder would allocate
@@ -92,4 +96,22 @@ fn lossy(data: &[u8]) -> Option<(u32, u32)> {
 fn lossless(data: &[u8]) -> Option<(u32, u32)> {
     let sides = u32::from_le_bytes(*data.get(1..)?.first_chunk()?);
     Some(((sides & 0x3fff) + 1, ((sides >> 14) & 0x3fff) + 1))
+}
+
+#[cfg(test)]
+mod tests {
+    use image::metadata::Orientation;
+
+    use super::*;
+
+    #[test]
+    fn exif_data_with_the_start_of_a_jpeg_segment_is_read() {
+        let data = b"II*\0\x08\0\0\0\x01\0\x12\x01\x03\0\x01\0\0\0\x06\0\0\0\0\0\0\0";
+        for start in [&b""[..], EXIF_START] {
+            let length = ((start.len() + data.len()) as u32).to_le_bytes();
+            let file = [&b"RIFF\0\0\0\0WEBPEXIF"[..], &length, start, data].concat();
+            let found = exif(&file).and_then(Orientation::from_exif_chunk);
+            assert_eq!(found, Some(Orientation::Rotate90), "{start:?}");
+        }
+    }
 }
