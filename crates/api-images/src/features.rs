@@ -337,7 +337,7 @@ pub(crate) fn extract(
 }
 
 /// Use of a stored print that needs minutiae.
-const FOUND_AGAIN: &str = "found again";
+pub(crate) const FOUND_AGAIN: &str = "found again";
 
 /// Checks that a print has minutiae, without which it resembles no other. `wanted` is what cannot
 /// be done with the print otherwise, such as "compared".

@@ -39,9 +39,9 @@ pub(crate) async fn put_file(
         let Some(print) = file.prints.get(number) else { continue };
         let result = match print {
             Ok(print) => Box::pin(put_print(state, &new, &file, print, priority)).await,
-            Err(error) => {
-                state.services.count_put(error.kind().name());
-                Err(error.clone())
+            Err(refused) => {
+                state.services.count_put(refused.error.kind().name());
+                Err(refused.error.clone())
             }
         };
         match result {

@@ -11,7 +11,7 @@ use super::bulk::{BulkImage, BulkOutcome, BulkReporter, BulkTarget, PrintOutcome
 use super::file_upload::holds_prints;
 use super::ingest::IngestImage;
 use super::job::IngestJob;
-use super::print_files::{self, FilePrints, PrintFile};
+use super::print_files::{self, FilePrints, SplitPrint};
 use super::state::ImagesState;
 use super::store::PutOutcome;
 
@@ -114,8 +114,8 @@ impl BulkPrints {
         let print = match self.file.prints.get(number) {
             Some(Ok(print)) => print,
             // The results have this error.
-            Some(Err(error)) => {
-                self.job.services.count_put(error.kind().name());
+            Some(Err(refused)) => {
+                self.job.services.count_put(refused.error.kind().name());
                 return Ok(());
             }
             None => return Ok(()),
@@ -197,12 +197,14 @@ impl Drop for PrintResults {
 
 /// Returns the outcomes of prints that are not known: those of threads that have panicked.
 fn unknown_outcomes(file: &FilePrints) -> Vec<PrintOutcome> {
-    let unknown = |print: &Result<PrintFile>| match print {
+    let unknown = |print: &SplitPrint| match print {
         Ok(print) => {
             let error = Error::internal("a panic ended the work on this print");
             PrintOutcome { finger: print.finger, outcome: Err(error) }
         }
-        Err(error) => PrintOutcome { finger: None, outcome: Err(error.clone()) },
+        Err(refused) => {
+            PrintOutcome { finger: refused.finger, outcome: Err(refused.error.clone()) }
+        }
     };
     file.prints.iter().map(unknown).collect()
 }

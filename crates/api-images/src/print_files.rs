@@ -12,7 +12,7 @@ use search::points::PointId;
 use serde_json::{Map, Value, json};
 use vision::Format;
 
-use super::features::id_of;
+use super::features::{FOUND_AGAIN, check_minutiae, id_of};
 use super::template_file::FileFormat;
 
 /// Maximum prints of a file: four impressions of each finger, and more.
@@ -36,9 +36,28 @@ pub(crate) struct PrintFile {
     pub(crate) is_slap: bool,
 }
 
-/// Prints of a file, in their order. A print that cannot be extracted from the file has an error.
+/// A print that cannot be extracted from its file, or has no minutiae.
+#[derive(Clone, Debug)]
+pub(crate) struct RefusedPrint {
+    /// Finger, 1 to 10, if the file states one.
+    pub(crate) finger: Option<u8>,
+    pub(crate) error: Error,
+}
+
+/// A print of a file, or the reason why the file does not have it.
+pub(crate) type SplitPrint = Result<PrintFile, RefusedPrint>;
+
+/// Returns the finger that the file states for a print.
+pub(crate) fn finger_of(print: &SplitPrint) -> Option<u8> {
+    match print {
+        Ok(print) => print.finger,
+        Err(refused) => refused.finger,
+    }
+}
+
+/// Prints of a file, in their order.
 pub(crate) struct FilePrints {
-    pub(crate) prints: Vec<Result<PrintFile>>,
+    pub(crate) prints: Vec<SplitPrint>,
     /// Person of all prints; `None` if the file has one print.
     person: Option<String>,
 }
@@ -146,11 +165,11 @@ impl FilePrints {
         if !self.are_several() {
             return Ok(answer);
         }
-        let shown = |(print, result): (&Result<PrintFile>, Result<Value>)| {
+        let shown = |(print, result): (&SplitPrint, Result<Value>)| {
             let mut json = result.unwrap_or_else(
                 |error| json!({ "id": null, "status": "failed", "error": error.message() }),
             );
-            json["finger"] = print.as_ref().ok().and_then(|print| print.finger).into();
+            json["finger"] = finger_of(print).into();
             json
         };
         answer["prints"] = self.prints.iter().zip(results).map(shown).collect();
@@ -228,11 +247,20 @@ fn of_template(file: &Bytes, reserved: ReserveFile<'_>) -> Result<FilePrints> {
         return Ok(FilePrints::of_one(file, views.first().and_then(|view| view.finger)));
     }
     check_count(views.len())?;
+    // A missing finger may have a view without minutiae.
+    let first = views.iter().position(|view| !view.graph.vertices.is_empty());
+    let Some(first) = first else { return Ok(FilePrints::whole(file)) };
     let mut prints = Vec::with_capacity(views.len());
     for (number, view) in views.iter().enumerate() {
+        let finger = view.finger;
+        if let Err(error) = check_minutiae(&view.graph, true, FOUND_AGAIN) {
+            prints.push(Err(RefusedPrint { finger, error }));
+            continue;
+        }
+        let is_first = number == first;
         let bytes =
-            if number == 0 { file.clone() } else { reserved(template::one_view(file, view)?)? };
-        prints.push(Ok(PrintFile { bytes, finger: view.finger, is_slap: false }));
+            if is_first { file.clone() } else { reserved(template::one_view(file, view)?)? };
+        prints.push(Ok(PrintFile { bytes, finger, is_slap: false }));
     }
     Ok(FilePrints { prints, person: Some(person_of(file)) })
 }
@@ -247,15 +275,16 @@ fn of_nist(file: &Bytes, reserved: ReserveFile<'_>) -> Result<FilePrints> {
     check_count(images.len())?;
     let mut prints = Vec::with_capacity(images.len());
     for (number, image) in images.iter().enumerate() {
+        let finger = image.finger();
         let bytes = match image.check_compression() {
             Err(error) => {
-                prints.push(Err(error));
+                prints.push(Err(RefusedPrint { finger, error }));
                 continue;
             }
             Ok(()) if number == first => file.clone(),
             Ok(()) => reserved(vision::nist_file_of(file, image)?)?,
         };
-        prints.push(Ok(PrintFile { bytes, finger: image.finger(), is_slap: image.is_slap() }));
+        prints.push(Ok(PrintFile { bytes, finger, is_slap: image.is_slap() }));
     }
     Ok(FilePrints { prints, person: Some(person_of(file)) })
 }

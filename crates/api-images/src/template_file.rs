@@ -78,18 +78,20 @@ pub(crate) fn check_kind(kind: ImageKind, bytes: &[u8]) -> Result<()> {
 /// A template that was read.
 pub(crate) struct ReadTemplate {
     pub(crate) format: TemplateFormat,
-    /// Its first finger view.
+    /// Its first finger view with minutiae, or its first one if no view has minutiae.
     pub(crate) view: TemplateView,
 }
 
-/// Reads the first finger view of a template.
+/// Reads a finger view of a template: the first one with minutiae, or the first one if no view has
+/// minutiae.
 ///
 /// # Errors
 /// `InvalidArgument` if the bytes are not a template, or one without a view.
 pub(crate) fn read(bytes: &[u8]) -> Result<ReadTemplate> {
-    let view = template::views(bytes)?.into_iter().next();
-    match (TemplateFormat::of(bytes), view) {
-        (Some(format), Some(view)) => Ok(ReadTemplate { format, view }),
+    let views = template::views(bytes)?;
+    let with_minutiae = views.iter().find(|view| !view.graph.vertices.is_empty());
+    match (TemplateFormat::of(bytes), with_minutiae.or(views.first())) {
+        (Some(format), Some(view)) => Ok(ReadTemplate { format, view: view.clone() }),
         _ => Err(Error::invalid("the template holds no finger view")),
     }
 }

@@ -5,7 +5,7 @@ use serde_json::Value;
 
 use super::extracted::ImageInput;
 use crate::file_upload::{self, SplitFile};
-use crate::print_files::{FilePrints, PrintFile};
+use crate::print_files::{FilePrints, SplitPrint};
 use crate::settings::ImageKind;
 use crate::state::ImagesState;
 
@@ -21,8 +21,8 @@ impl UploadPrints {
     /// the whole file is the last: a file whose id is in the collection is complete.
     pub fn inputs(&self) -> Vec<Result<ImageInput>> {
         let file = self.file();
-        let input = |print: &Result<PrintFile>| -> Result<ImageInput> {
-            let print = print.as_ref().map_err(Clone::clone)?;
+        let input = |print: &SplitPrint| -> Result<ImageInput> {
+            let print = print.as_ref().map_err(|refused| refused.error.clone())?;
             let payload = file.payload(print, &self.input.payload);
             Ok(ImageInput { payload, bytes: print.bytes.clone(), ..self.input.clone() })
         };

@@ -256,6 +256,35 @@ fn a_print_is_refused_and_the_others_are_added() {
 }
 
 #[test]
+fn a_view_without_minutiae_is_not_the_whole_file() {
+    let world = World::start();
+    let mut file = views(&[7, 2]);
+    // The tenth finger is missing, and its view is the first one.
+    let bare = template::write(&Graph::default(), TemplateFormat::Iso2005).unwrap();
+    file.splice(HEADER_BYTES..HEADER_BYTES, bare[HEADER_BYTES..].iter().copied());
+    file[FINGER_AT] = 10;
+    file[VIEWS_AT] = 3;
+    let length = (file.len() as u32).to_be_bytes();
+    file[8..12].copy_from_slice(&length);
+    let own = image_id(&file).to_string();
+    for status in ["added", "present"] {
+        let answer = world.put(NEW, &file);
+        assert_eq!(of_prints(&answer, "status"), ["failed", status, status]);
+        assert_eq!(of_prints(&answer, "finger"), [10, 1, 2]);
+        assert_eq!((&answer["id"], &answer["prints"][1]["id"]), (&json!(own), &json!(own)));
+    }
+    let path = format!("/v1/images/prints/{own}");
+    assert_eq!(world.send(Method::GET, &path, "", ""), (StatusCode::OK, file.clone()));
+    // The print that is compared is the one with the id of the file.
+    let path = format!("/v1/images/prints/verify?id={own}");
+    let (status, compared) = send(&world, Method::POST, &path, &file);
+    assert_eq!((status, &compared["accepted"]), (StatusCode::OK, &json!(true)), "{compared}");
+    let path = "/v1/images/prints/identify";
+    let (status, found) = send(&world, Method::POST, path, &file);
+    assert_eq!((status, &found["prints_left_out"]), (StatusCode::OK, &json!(1)), "{found}");
+}
+
+#[test]
 fn prints_of_a_file_are_limited() {
     let world = World::start();
     let many: Vec<u64> = (0..65).collect();
@@ -274,7 +303,7 @@ fn the_images_of_a_card_are_prints() {
     assert_eq!(of_prints(&answer, "status"), ["failed", "added", "added", "added"]);
     // The first print that can be read has the id of the file.
     assert_eq!(answer["prints"][1]["id"], image_id(&file).to_string());
-    assert_eq!(of_prints(&answer, "finger"), [json!(null), json!(1), json!(7), json!(null)]);
+    assert_eq!(of_prints(&answer, "finger"), [json!(2), json!(1), json!(7), json!(null)]);
     let error = answer["prints"][0]["error"].as_str().unwrap();
     assert!(error.contains("JPEG 2000"), "{error}");
     assert_eq!(persons_and_fingers(&world).len(), 3);
@@ -351,6 +380,7 @@ fn a_folder_counts_prints_and_files() {
     assert_eq!(of("hand.fmr", "finger"), [1, 2, 3]);
     assert_eq!(of("one.fmr", "finger"), [Value::Null]);
     assert_eq!(of("card.an2", "status"), ["failed", "added"]);
+    assert_eq!(of("card.an2", "finger"), [2, 3]);
     assert!(of("card.an2", "error")[0].as_str().unwrap().contains("JPEG 2000"));
     assert_eq!(points(&world.registry.get("prints").unwrap()).len(), 5);
 }
