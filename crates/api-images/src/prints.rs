@@ -85,7 +85,8 @@ pub fn both_named() -> Error {
 ///
 /// # Errors
 /// `FailedPrecondition` for a collection of photographs; `NotFound` for an unknown id; the errors
-/// of [`read`].
+/// of [`read`]; `InvalidArgument` for a print without minutiae: a score of 0 would say that the
+/// fingers differ.
 pub(crate) async fn verify(
     services: &Arc<ImageServices>,
     name: &str,
@@ -97,9 +98,15 @@ pub(crate) async fn verify(
     let threshold = threshold.unwrap_or_else(|| accept_score(ImageKind::Fingerprint, 1));
     let budget = services.requests.memory.clone();
     let work = move || {
-        let [first, second] = prints.map(|print| load(&target.named, &budget, print));
-        let first = first?;
-        let second = second?;
+        // A stored print and a file have different errors.
+        let are_sent = prints.iter().all(|print| !matches!(print, PrintSource::Point(_)));
+        let loaded = |print: PrintSource, name: &str| {
+            let loaded = load(&target.named, &budget, print);
+            loaded.map_err(|error| if are_sent { error.context(name) } else { error })
+        };
+        let [first, second] = prints;
+        let first = loaded(first, "first")?;
+        let second = loaded(second, "second")?;
         let probe = Probe::new(&first, MatchOptions::default());
         let mut record = Vec::new();
         second.encode(&mut record);
@@ -139,12 +146,33 @@ pub(crate) fn prints_of(services: &ImageServices, name: &str) -> Result<ImageCol
     )))
 }
 
+/// Returns the minutiae of a print to compare.
 fn load(named: &NamedCollection, budget: &Arc<ByteBudget>, print: PrintSource) -> Result<Graph> {
-    match print {
-        PrintSource::File(bytes) => Ok(read(budget, &bytes, "")?.graph),
-        PrintSource::Point(id) => stored(named, &id),
-        PrintSource::Record(bytes) => point_checks::graph(&bytes, ImageKind::Fingerprint),
+    let graph = match print {
+        PrintSource::File(bytes) => {
+            return read_to_compare(budget, &bytes).map(|print| print.graph);
+        }
+        PrintSource::Point(id) => stored(named, &id)?,
+        PrintSource::Record(bytes) => point_checks::graph(&bytes, ImageKind::Fingerprint)?,
+    };
+    if graph.vertices.is_empty() {
+        // A root of a cluster sends the record of a stored print: both have the same error.
+        return Err(Error::invalid(
+            "the record of a print has no minutiae, so it cannot be compared; add another impression",
+        ));
     }
+    Ok(graph)
+}
+
+/// Reads the minutiae of a file that is compared with other prints.
+///
+/// # Errors
+/// As [`read`]; `InvalidArgument` for a print without minutiae.
+pub(crate) fn read_to_compare(budget: &Arc<ByteBudget>, bytes: &[u8]) -> Result<FilePrint> {
+    let print = read(budget, bytes, "")?;
+    let is_template = is_template(ImageKind::Fingerprint, bytes);
+    features::check_minutiae(&print.graph, is_template, "compared")?;
+    Ok(print)
 }
 
 fn stored(named: &NamedCollection, id: &PointId) -> Result<Graph> {

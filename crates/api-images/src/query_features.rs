@@ -10,7 +10,6 @@ use super::features::{self, DecodingInput};
 use super::prints;
 use super::services::ImageServices;
 use super::settings::{ImageKind, ImageSettings};
-use super::template_file::is_template;
 
 /// Keypoints and embedding of a query, and the size of its image in pixels.
 pub(crate) struct QueryFeatures {
@@ -87,14 +86,12 @@ pub(crate) async fn extract(
 /// Extracts the minutiae of a file. The index needs no embedding, so no model runs.
 ///
 /// # Errors
-/// As [`prints::read`]; `InvalidArgument` for a print without minutiae: an empty result would say
-/// that the collection does not have the finger.
+/// As [`prints::read_to_compare`]: an empty result for a print without minutiae would say that the
+/// collection does not have the finger.
 async fn extract_print(services: &ImageServices, bytes: Bytes) -> Result<QueryFeatures> {
     let budget = services.requests.memory.clone();
     let work = move || {
-        let print = prints::read(&budget, &bytes, "")?;
-        let is_template = is_template(ImageKind::Fingerprint, &bytes);
-        features::check_minutiae(&print.graph, is_template, "compared")?;
+        let print = prints::read_to_compare(&budget, &bytes)?;
         Ok(QueryFeatures {
             width: f64::from(print.width),
             height: f64::from(print.height),

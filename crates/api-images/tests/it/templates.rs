@@ -106,12 +106,13 @@ fn an_image_without_minutiae_stores_nothing() {
 #[test]
 fn a_query_without_minutiae_is_refused() {
     let world = World::start();
-    world.put(NEW, &written(1, TemplateFormat::Iso2005));
+    let added = world.put(NEW, &written(1, TemplateFormat::Iso2005));
+    let verify = format!("verify?id={}", added["id"].as_str().unwrap());
     let blank = vision::Image { width: 96, height: 64, rgb: vec![255; 96 * 64 * 3] };
     let blank = vision::thumbnail(&blank, 96).unwrap();
     let bare = template::write(&Graph::default(), TemplateFormat::Ansi2004).unwrap();
     for (file, words) in [(blank, "shows no fingerprint"), (bare, "template has no minutiae")] {
-        for request in ["identify", "search"] {
+        for request in ["identify", "search", verify.as_str()] {
             let path = format!("/v1/images/prints/{request}");
             let (status, answer) = send(&world, Method::POST, &path, &file);
             assert_eq!(status, StatusCode::BAD_REQUEST, "{answer}");
@@ -119,6 +120,14 @@ fn a_query_without_minutiae_is_refused() {
             assert!(reason.contains(words) && reason.contains("cannot be compared"), "{reason}");
         }
     }
+    // Both prints are sent: the error says which one is wrong.
+    let good = json!({ "record": record(&print(1)) });
+    let empty = json!({ "record": record(&Graph::default()) });
+    let path = "/v1/images/prints/verify";
+    world.good(path, &json!({ "first": good, "second": good }));
+    world.refused(path, &json!({ "first": good, "second": empty }), 400, "\"second: the record");
+    let stored = json!({ "id": added["id"] });
+    world.refused(path, &json!({ "first": stored, "second": empty }), 400, "\"the record");
 }
 
 #[test]
