@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use transport::ByteBudget;
 
 use super::limits::{accept_score, check_search_limits, check_threshold};
-use super::print_files::PERSON;
+use super::print_files::named_person;
 use super::prints;
 use super::query::{self, ImageQuery, QueryImage};
 use super::query_prints::QueryPrints;
@@ -161,7 +161,7 @@ impl FoundPersons {
 
     /// Adds a print that resembles the queried finger with the number `finger`.
     pub fn add(&mut self, finger: usize, found: &FoundPrint<'_>) {
-        let named = found.payload.get(PERSON).filter(|person| !person.is_null());
+        let named = named_person(found.payload);
         let person = PersonKey {
             name: named.map_or_else(|| found.id.to_string(), text),
             is_person: named.is_some(),
@@ -302,6 +302,20 @@ mod tests {
         };
         add(0, 4, &serde_json::Map::new(), 150.0);
         add(1, 7, &four, 160.0);
+        let threshold = persons.threshold(200.0);
+        let found = persons.best(9, threshold);
+        assert_eq!(found.len(), 2);
+        assert!(found.iter().all(|person| person["accepted"] == json!(false)));
+    }
+
+    #[test]
+    fn prints_of_an_empty_person_are_of_different_persons() {
+        let empty = serde_json::Map::from_iter([("person".into(), json!(""))]);
+        let mut persons = FoundPersons::new(2).unwrap();
+        for (finger, id) in [(0, 1), (1, 2)] {
+            let id = PointId::Number(id);
+            persons.add(finger, &FoundPrint { id, payload: &empty, score: 250.0 });
+        }
         let threshold = persons.threshold(200.0);
         let found = persons.best(9, threshold);
         assert_eq!(found.len(), 2);

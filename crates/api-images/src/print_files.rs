@@ -18,7 +18,7 @@ use super::template_file::FileFormat;
 /// Maximum prints of a file: four impressions of each finger, and more.
 pub(crate) const PRINTS_MAX: usize = 64;
 /// Key of a payload that names the person.
-pub(crate) const PERSON: &str = "person";
+const PERSON: &str = "person";
 /// Key of a payload with the finger: 1 to 5 from the right thumb to the right little finger, 6 to
 /// 10 the same of the left hand.
 const FINGER: &str = "finger";
@@ -34,6 +34,11 @@ pub(crate) struct PrintFile {
     pub(crate) finger: Option<u8>,
     /// True if the print shows several fingers.
     pub(crate) is_slap: bool,
+}
+
+/// Returns the person that a payload names. Null and an empty text name no person.
+pub(crate) fn named_person(payload: &Map<String, Value>) -> Option<&Value> {
+    payload.get(PERSON).filter(|person| !person.is_null() && person.as_str() != Some(""))
 }
 
 /// A print that cannot be extracted from its file, or has no minutiae.
@@ -114,7 +119,7 @@ impl FilePrints {
     /// the id of the file.
     pub(crate) fn person(&self, own: &Map<String, Value>) -> Option<Value> {
         let person = self.person.as_deref()?;
-        let named = own.get(PERSON).filter(|person| !person.is_null());
+        let named = named_person(own);
         Some(named.cloned().unwrap_or_else(|| person.into()))
     }
 
