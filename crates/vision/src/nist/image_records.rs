@@ -17,8 +17,9 @@ const NO_FINGER: u8 = 255;
 /// Resolution of images that were scaled to the standard's least, in dots per inch.
 const RESOLUTION_LEAST: f32 = 500.0;
 
-/// Reads a record of type 4. `native` is the resolution of an image that was not scaled.
-pub(super) fn binary(record: &[u8], native: Option<f32>) -> Result<NistImage<'_>> {
+/// Reads a record of type 4; `None` if it has no image, as that of an amputated finger. `native` is
+/// the resolution of an image that was not scaled.
+pub(super) fn binary(record: &[u8], native: Option<f32>) -> Result<Option<NistImage<'_>>> {
     let parse = || {
         // Bytes: length 4, index 1, impression 1, fingers 6, resolution 1, columns 2, rows 2,
         // compression 1.
@@ -36,7 +37,8 @@ pub(super) fn binary(record: &[u8], native: Option<f32>) -> Result<NistImage<'_>
             record,
         })
     };
-    parse().ok_or_else(|| damaged("a record of type 4 is too short"))
+    let image = parse().ok_or_else(|| damaged("a record of type 4 is too short"))?;
+    Ok(Some(image).filter(|image| !image.data.is_empty()))
 }
 
 fn by_code(code: u8) -> NistCompression {
@@ -127,13 +129,14 @@ mod tests {
     #[test]
     fn a_record_of_type_4() {
         let record = small(0);
-        let image = binary(&record, Some(1000.0)).unwrap();
+        let image = binary(&record, Some(1000.0)).unwrap().unwrap();
         assert_eq!((image.width, image.height, &image.fingers[..]), (2, 2, &[7][..]));
         assert_eq!((image.dots_per_inch, image.data), (Some(1000.0), &[1, 2, 3, 4][..]));
         for end in 0..HEAD_BYTES {
             assert!(binary(&record[..end], None).is_err());
         }
-        let compression = |code| binary(&small(code), None).unwrap().compression;
+        assert_eq!(binary(&record[..HEAD_BYTES], None), Ok(None));
+        let compression = |code| binary(&small(code), None).unwrap().unwrap().compression;
         assert_eq!(
             [1, 2, 6].map(compression),
             [NistCompression::Wsq, NistCompression::Jpeg, NistCompression::Png]

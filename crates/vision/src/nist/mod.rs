@@ -75,7 +75,7 @@ pub fn nist_images(bytes: &[u8]) -> Result<Vec<NistImage<'_>>> {
             )));
         }
         let image = match record {
-            Record { record_type: 4, bytes } => Some(image_records::binary(bytes, resolution)?),
+            Record { record_type: 4, bytes } => image_records::binary(bytes, resolution)?,
             Record { record_type: 14, bytes } => image_records::tagged(bytes)?,
             _ => None,
         };
