@@ -267,14 +267,16 @@ fn palette_as_grey(bytes: &[u8]) -> Option<Vec<u8>> {
     Some(file)
 }
 
-/// Reads the colours of a palette: in the file all reds, all greens, all blues, 16 bits each.
+/// Reads the colours of a palette: in the file all reds, all greens, all blues, 16 bits each. Some
+/// old programs write levels of 8 bits, so a palette without any higher level has those.
 fn palette(decoder: &mut Decoder<Cursor<&[u8]>>) -> Result<Vec<[u8; 3]>> {
     let map = decoder.get_tag_u16_vec(Tag::ColorMap).map_err(|error| damaged(&error))?;
     let (reds, rest) = map.split_at(map.len() / 3);
     let (greens, blues) = rest.split_at(rest.len() / 2);
+    let shift = if map.iter().all(|&level| level <= u16::from(u8::MAX)) { 0 } else { 8 };
     let colours = reds.iter().zip(greens).zip(blues);
     Ok(colours
-        .map(|((&red, &green), &blue)| [red, green, blue].map(|colour| (colour >> 8) as u8))
+        .map(|((&red, &green), &blue)| [red, green, blue].map(|level| (level >> shift) as u8))
         .collect())
 }
 

@@ -119,6 +119,9 @@ fn tiff_files_of_printers_scanners_and_old_programs() {
         .with(320, 3, map.clone())
         .file(&by_corner(|corner| vec![corner as u8]));
     assert_eq!(seen(&palette), UPRIGHT);
+    let levels = map.iter().map(|level| level / 257).collect();
+    let old = Tiff::of(8, 8, &[8], 3).with(320, 3, levels);
+    assert_eq!(seen(&old.file(&by_corner(|corner| vec![corner as u8]))), UPRIGHT);
     let small: Vec<u32> =
         (0..3).flat_map(|plane| map[plane * 256..plane * 256 + 16].to_vec()).collect();
     let nibbles: Vec<u8> = by_corner(|corner| vec![corner as u8])
