@@ -199,8 +199,7 @@ impl ViewSearch<'_> {
             Some(tensor) => self.services.embed(embedder, tensor).await?,
             None => whole.embedding.clone(),
         };
-        let most = QueryView::from(view).candidates(self.plan.most);
-        let plan = SearchPlan { most, ..self.plan.clone() };
+        let plan = plan_of(self.plan, view.into());
         let result = plan.submit(self.registry, self.target, &features).await?;
         found.searched += 1;
         found.partial |= result.partial;
@@ -209,6 +208,12 @@ impl ViewSearch<'_> {
         found.hits.extend(shown);
         Ok(())
     }
+}
+
+/// Returns the plan of the search for a view. `plan` is that of the whole photograph.
+fn plan_of(plan: &SearchPlan, view: QueryView) -> SearchPlan {
+    // The whole photograph is compared with as many images as hits are wanted, or more.
+    SearchPlan { most: view.candidates(plan.most.max(plan.k)), ..plan.clone() }
 }
 
 /// Adds the hits of views to the hits of the whole photograph. Each image keeps its best score.
@@ -226,4 +231,30 @@ pub(crate) fn add(shown: &mut Vec<ShownHit>, hits: Vec<ShownHit>, plan: &SearchP
     };
     shown.sort_by(order);
     shown.truncate(plan.k);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::plan::CandidateSource;
+
+    #[test]
+    fn more_hits_have_more_candidates_of_a_view() {
+        let candidates = |k, most| {
+            let plan = SearchPlan {
+                k,
+                most,
+                cut: false,
+                threshold: 1.0,
+                explain: false,
+                clause: None,
+                source: CandidateSource::Embeddings,
+                deadline: Instant::now(),
+            };
+            let view = |kind| QueryView { kind, x: 0, y: 0, width: 640, height: 480 };
+            [QueryViewKind::Coarse, QueryViewKind::Part].map(|kind| plan_of(&plan, view(kind)).most)
+        };
+        assert_eq!(candidates(10, 100), [1000, 100]);
+        assert_eq!(candidates(500, 100), [5000, 500]);
+    }
 }
