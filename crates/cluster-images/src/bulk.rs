@@ -21,7 +21,6 @@ use cluster_node::ShardKey;
 use cluster_root::split::shard_of_id;
 use cluster_root::writes::is_shard_refusal;
 use cluster_root::{NewShards, RootContext};
-use http::header;
 use http_client::HttpAnswer;
 use search::points::PointId;
 use serde::Deserialize;
@@ -440,12 +439,8 @@ fn reply_of(answer: &HttpAnswer, node: &str) -> Result<PutReply> {
 
 fn refusal_of(answer: &HttpAnswer, node: &str) -> Error {
     let error = pass_on::refusal_of_shard(reply::error_of(answer), answer);
-    let advice = answer.headers.get(header::RETRY_AFTER).and_then(|value| value.to_str().ok());
     match answer.status {
-        429 | 503 | 507 => match advice.and_then(|text| text.parse().ok()) {
-            Some(seconds) => error.with_retry_after(Duration::from_secs(seconds)),
-            None => error,
-        },
+        429 | 503 | 507 => error,
         // An earlier version has no background work in a cluster. Other nodes may be of this one.
         501 => Error::unavailable(error.message().to_owned()).context(format_args!("node {node}")),
         // A second try with this image would fail in the same way.
@@ -457,7 +452,7 @@ fn refusal_of(answer: &HttpAnswer, node: &str) -> Error {
 
 #[cfg(test)]
 mod tests {
-    use http::{HeaderMap, HeaderValue};
+    use http::{HeaderMap, HeaderValue, header};
 
     use super::*;
 

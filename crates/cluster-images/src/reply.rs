@@ -1,5 +1,7 @@
 //! Responses in plain JSON, and answers of other nodes that are passed back.
 
+use std::time::Duration;
+
 use base::{Error, ErrorKind, Result};
 use cluster_root::ReadCoverage;
 use cluster_root::reads::message_of;
@@ -62,7 +64,7 @@ pub(super) fn passed_back(answer: HttpAnswer, requests: &RequestResources) -> Re
     Ok(reply.with_reservation(requests, reservation))
 }
 
-/// Returns the error of another node's answer with another status than 200.
+/// Returns the error of another node's answer with another status than 200, with its retry advice.
 pub(super) fn error_of(answer: &HttpAnswer) -> Error {
     let message = message_of(&String::from_utf8_lossy(&answer.body));
     let kind = match answer.status {
@@ -76,7 +78,12 @@ pub(super) fn error_of(answer: &HttpAnswer) -> Error {
         507 => ErrorKind::StorageFull,
         _ => ErrorKind::Unavailable,
     };
-    Error::new(kind, message)
+    let error = Error::new(kind, message);
+    let advice = answer.headers.get(header::RETRY_AFTER).and_then(|value| value.to_str().ok());
+    match advice.and_then(|text| text.parse().ok()) {
+        Some(seconds) => error.with_retry_after(Duration::from_secs(seconds)),
+        None => error,
+    }
 }
 
 #[cfg(test)]
@@ -96,6 +103,18 @@ mod tests {
             };
             let error = error_of(&answer);
             assert_eq!((error.kind().http_status(), error.message()), (answer.status, "why"));
+        }
+    }
+
+    #[test]
+    fn the_error_of_a_node_keeps_its_retry_advice() {
+        for (advice, expected) in [("3", Some(Duration::from_secs(3))), ("soon", None)] {
+            let headers = http::HeaderMap::from_iter([(
+                header::RETRY_AFTER,
+                http::HeaderValue::from_static(advice),
+            )]);
+            let answer = HttpAnswer { status: 429, headers, body: r#"{"error":"full"}"#.into() };
+            assert_eq!(error_of(&answer).retry_after(), expected, "{advice}");
         }
     }
 
