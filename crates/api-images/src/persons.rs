@@ -15,7 +15,7 @@ use super::limits::{accept_score, check_search_limits, check_threshold};
 use super::print_files::named_person;
 use super::prints;
 use super::query::{self, ImageQuery, QueryImage};
-use super::query_prints::QueryPrints;
+use super::query_prints::{QueryPrints, of_file};
 use super::services::ImageServices;
 
 /// Maximum fingers of one request.
@@ -38,8 +38,11 @@ impl FingersRequest {
     /// `InvalidArgument` for a text that is not base64; the errors of [`ByteBudget::reserve`].
     pub fn files(self, budget: &Arc<ByteBudget>) -> Result<Vec<Bytes>> {
         // One more shows that there are too many.
-        let prints = self.prints.iter().take(FINGERS_MAX + 1);
-        prints.map(|print| print_file(print, budget)).collect()
+        let prints = self.prints.iter().take(FINGERS_MAX + 1).enumerate();
+        let file = |(number, print): (usize, &String)| {
+            print_file(print, budget).map_err(|error| of_file(error, Some(number)))
+        };
+        prints.map(file).collect()
     }
 }
 
@@ -225,6 +228,10 @@ pub(crate) async fn identify(
     let target = prints::prints_of(services, name)?;
     check_search_limits(target.kind, wanted.k, wanted.candidates.unwrap_or(1))?;
     check_threshold(wanted.threshold)?;
+    // Its errors are not those of a print.
+    if let Some(filter) = &wanted.filter {
+        api_qdrant::parse_filter(&target.named, filter)?;
+    }
     // Checks the number of files before they are read.
     FoundPersons::new(files.len())?;
     let sought = query_prints(services, files).await?;
@@ -241,10 +248,10 @@ pub(crate) async fn identify(
         let found = match query::found(services, &target, &one, image).await {
             Err(error) if print.is_left_out(&error) => {
                 left_out += 1;
-                unreadable = unreadable.or(Some(error));
+                unreadable = unreadable.or_else(|| Some(print.named(error)));
                 continue;
             }
-            found => found?.result,
+            found => found.map_err(|error| print.named(error))?.result,
         };
         compared += found.coverage.compared;
         of = of.max(found.coverage.of);

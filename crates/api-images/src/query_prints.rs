@@ -24,6 +24,8 @@ pub struct QueryPrint {
     pub file: Bytes,
     /// True if the print was sent with others in one file.
     is_of_several: bool,
+    /// Index of its file in the request; `None` if the request has one file.
+    number: Option<usize>,
 }
 
 impl QueryPrint {
@@ -31,6 +33,21 @@ impl QueryPrint {
     /// be read, and its file has others.
     pub fn is_left_out(&self, error: &Error) -> bool {
         self.is_of_several && print_files::is_of_one_print(error)
+    }
+
+    /// Adds the index of the print's file in the request to an error of the print.
+    pub fn named(&self, error: Error) -> Error {
+        of_file(error, self.number)
+    }
+}
+
+/// Adds the index of a file in the request to an error that concerns one print.
+pub(crate) fn of_file(error: Error, number: Option<usize>) -> Error {
+    match number {
+        Some(number) if print_files::is_of_one_print(&error) => {
+            error.context(format_args!("prints[{number}]"))
+        }
+        _ => error,
     }
 }
 
@@ -48,14 +65,18 @@ impl QueryPrints {
         let mut memory = budget.empty();
         let mut prints = Vec::with_capacity(files.len());
         let mut left_out = 0;
-        for file in files {
+        let are_files_several = files.len() > 1;
+        for (number, file) in files.into_iter().enumerate() {
+            let number = are_files_several.then_some(number);
             let _splitting = budget.reserve(print_files::split_bytes(&file))?;
-            let split = FilePrints::split(&file, |bytes| memory.grow(bytes))?;
+            let split = FilePrints::split(&file, |bytes| memory.grow(bytes))
+                .map_err(|error| of_file(error, number))?;
             let count = split.prints.len();
             let is_of_several = split.are_several();
             let wanted = split.into_query();
             left_out += count - wanted.len();
-            prints.extend(wanted.into_iter().map(|file| QueryPrint { file, is_of_several }));
+            let query = |file| QueryPrint { file, is_of_several, number };
+            prints.extend(wanted.into_iter().map(query));
         }
         Ok(QueryPrints { prints, left_out, _memory: memory })
     }

@@ -60,9 +60,9 @@ pub(super) async fn identify(mut call: ImageCall) -> Result<Reply> {
         match run.search(print.file.clone()).await {
             Err(error) if print.is_left_out(&error) => {
                 run.counts.left_out += 1;
-                unreadable = unreadable.or(Some(error));
+                unreadable = unreadable.or_else(|| Some(print.named(error)));
             }
-            found => found?,
+            found => found.map_err(|error| print.named(error))?,
         }
     }
     if let Some(error) = unreadable.filter(|_| run.counts.fingers == 0) {

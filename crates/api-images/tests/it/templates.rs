@@ -5,6 +5,8 @@ use api_images::{
     images_operation,
 };
 use base::ErrorKind;
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
 use http::{Method, StatusCode};
 use matching::Graph;
 use matching::synthetic;
@@ -128,6 +130,24 @@ fn a_query_without_minutiae_is_refused() {
     world.refused(path, &json!({ "first": good, "second": empty }), 400, "\"second: the record");
     let stored = json!({ "id": added["id"] });
     world.refused(path, &json!({ "first": stored, "second": empty }), 400, "\"the record");
+}
+
+#[test]
+fn the_wrong_finger_of_a_request_is_named() {
+    let world = World::start();
+    let good = written(1, TemplateFormat::Iso2005);
+    world.put(NEW, &good);
+    let bare = template::write(&Graph::default(), TemplateFormat::Ansi2004).unwrap();
+    for (second, words) in [
+        (STANDARD.encode(bare), "prints[1]: the template has no minutiae"),
+        ("?".to_owned(), "prints[1]: a print is not base64"),
+    ] {
+        let body = json!({ "prints": [STANDARD.encode(&good), second] });
+        world.refused("/v1/images/prints/identify", &body, 400, words);
+    }
+    let body = json!({ "prints": [STANDARD.encode(&good), STANDARD.encode(&good)] });
+    let path = "/v1/images/prints/identify?filter=%7B";
+    world.refused(path, &body, 400, "{\"error\":\"the request's JSON");
 }
 
 #[test]
