@@ -40,24 +40,25 @@ impl FingersRequest {
         // One more shows that there are too many.
         let prints = self.prints.iter().take(FINGERS_MAX + 1).enumerate();
         let file = |(number, print): (usize, &String)| {
-            print_file(print, budget).map_err(|error| of_file(error, Some(number)))
+            decoded_print("a print", print, budget).map_err(|error| of_file(error, Some(number)))
         };
         prints.map(file).collect()
     }
 }
 
-/// Decodes a print in JSON. The body has reserved its own memory, and is freed before the search.
+/// Decodes a print in JSON, which errors call `what`. The body has reserved its own memory, and is
+/// freed before the search.
 ///
 /// # Errors
 /// `InvalidArgument` for a text that is not base64; the errors of [`ByteBudget::reserve`].
-pub(crate) fn print_file(base64: &str, budget: &Arc<ByteBudget>) -> Result<Bytes> {
+pub(crate) fn decoded_print(what: &str, base64: &str, budget: &Arc<ByteBudget>) -> Result<Bytes> {
     let mut memory = budget.empty();
     // Four characters hold at most three bytes.
     memory.cover(base64.len() as u64 / 4 * 3)?;
-    let decoded = base64::engine::general_purpose::STANDARD.decode(base64);
-    let decoded =
-        decoded.map_err(|error| Error::invalid("a print is not base64").caused_by(error))?;
-    Ok(memory.attach(decoded.into()))
+    let bytes = base64::engine::general_purpose::STANDARD.decode(base64);
+    let bytes =
+        bytes.map_err(|error| Error::invalid(format!("{what} is not base64")).caused_by(error))?;
+    Ok(memory.attach(bytes.into()))
 }
 
 /// Score of a finger of the request and a print of a person.

@@ -2,14 +2,12 @@
 
 use std::sync::Arc;
 
-use base::{Error, Result};
-use base64::Engine as _;
-use base64::engine::general_purpose::STANDARD;
+use base::Result;
 use search::points::PointId;
 use serde::{Deserialize, Serialize};
 use transport::ByteBudget;
 
-use super::persons::print_file;
+use super::persons::decoded_print;
 use super::prints::PrintSource;
 
 /// Both prints of a comparison.
@@ -73,18 +71,19 @@ impl TryFrom<PrintFields> for PrintJson {
 }
 
 impl PrintJson {
-    /// Decodes the print. A file holds its part of the `budget`.
+    /// Decodes the print. A file and a record hold their part of the `budget`.
     ///
     /// # Errors
-    /// As [`print_file`].
+    /// As [`decoded_print`].
     pub(crate) fn source(self, budget: &Arc<ByteBudget>) -> Result<PrintSource> {
         match self {
             PrintJson::Stored { id } => Ok(PrintSource::Point(id)),
-            PrintJson::File { file } => print_file(&file, budget).map(PrintSource::File),
-            PrintJson::Record { record } => STANDARD
-                .decode(record)
-                .map(PrintSource::Record)
-                .map_err(|error| Error::invalid("a record is not base64").caused_by(error)),
+            PrintJson::File { file } => {
+                decoded_print("a print", &file, budget).map(PrintSource::File)
+            }
+            PrintJson::Record { record } => {
+                decoded_print("a record", &record, budget).map(PrintSource::Record)
+            }
         }
     }
 }
@@ -105,10 +104,24 @@ mod tests {
             matches!(source(r#"{"file": "AQI="}"#), Ok(PrintSource::File(file)) if *file == [1, 2])
         );
         assert!(
-            matches!(source(r#"{"record": "AQI="}"#), Ok(PrintSource::Record(bytes)) if bytes == [1, 2])
+            matches!(source(r#"{"record": "AQI="}"#), Ok(PrintSource::Record(bytes)) if *bytes == [1, 2])
         );
         let error = source(r#"{"record": "?"}"#).err().unwrap();
         assert!(error.message().contains("not base64"), "{error}");
+    }
+
+    #[test]
+    fn prints_of_a_pair_hold_memory_of_requests() {
+        let budget = ByteBudget::new(4 << 20, Arc::default());
+        let text = || "AAAA".repeat(1 << 20);
+        for print in [PrintJson::Record { record: text() }, PrintJson::File { file: text() }] {
+            let held = print.source(&budget).unwrap();
+            assert_eq!(budget.used(), 3 << 20);
+            let other = PrintJson::Record { record: text() }.source(&budget).err().unwrap();
+            assert_eq!(other.kind(), base::ErrorKind::ResourceExhausted);
+            drop(held);
+            assert_eq!(budget.used(), 0);
+        }
     }
 
     #[test]

@@ -73,7 +73,7 @@ pub(crate) enum PrintSource {
     /// Id of a fingerprint in the collection.
     Point(PointId),
     /// Bytes of a keypoint graph.
-    Record(Vec<u8>),
+    Record(Bytes),
 }
 
 /// Returns the error for a request with `id=` whose JSON body names both prints.
