@@ -46,12 +46,17 @@ async fn pair(mut call: ImageCall, parameters: &RootVerifyParams) -> Result<Repl
     if parameters.id.is_some() {
         return Err(both_named());
     }
-    let mut pair: PrintPair = call.json().await?;
+    let body = call.json_bytes().await?;
+    let bytes = body.len() as u64;
+    let mut pair: PrintPair = call.context.state.requests.parse_json(body).await?;
     let target = ImageTarget::open(&call.context)?;
     target.check_prints()?;
     let _admitted = call.admit()?;
     let context = &call.context;
     let requests = &call.context.state.requests;
+    // The texts of the prints, and the request that is made of them.
+    let mut memory = requests.memory.empty();
+    memory.cover(2 * bytes)?;
     // No node may have both of the stored prints.
     if let (PrintJson::Stored { id }, PrintJson::Stored { .. }) = (&pair.first, &pair.second) {
         let features = HolderRequest::get(format!("{id}/features"));

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use api_images::ImageKind;
 use axum::body::Body;
@@ -10,8 +10,8 @@ use axum::response::IntoResponse;
 use http::{Method, Request, StatusCode};
 use serde_json::{Value, json};
 
-use crate::root_images_support::{SHARDS, features, shard_of, two_nodes};
-use crate::root_support::{Answer, FakeReply, TestRoot, reply};
+use crate::root_images_support::{SHARDS, features, images, root_with_memory, shard_of, two_nodes};
+use crate::root_support::{Answer, FakeNode, FakeReply, TestRoot, reply};
 
 async fn get(root: &TestRoot, path: &str) -> Answer {
     root.send(Method::GET, &format!("/v1/images{path}"), &Value::Null).await
@@ -184,6 +184,25 @@ async fn a_holder_verifies_a_fingerprint() {
     assert!(two.status == 400 && error(&two).contains("JSON"), "{}", two.json);
     let unnamed = root.send_request(post("", "image/png")).await;
     assert!(unnamed.status == 400 && error(&unnamed).contains("id="), "{}", unnamed.json);
+}
+
+#[tokio::test]
+async fn files_to_verify_hold_memory_of_the_root() {
+    let (root, memory) = root_with_memory(ImageKind::Fingerprint);
+    let node = FakeNode::start("a", images).await;
+    root.serve(node.name, &node.address, &[0, 1, 2, 3]);
+    let held = Arc::new(AtomicU64::new(0));
+    let seen = held.clone();
+    node.answer_passed(move |_| {
+        seen.store(memory.used(), Ordering::Relaxed);
+        reply(200, &json!({"score": 9}))
+    });
+    let file = json!({ "file": "AAAA".repeat(1 << 17) });
+    let body = json!({ "first": file, "second": file });
+    let answer = root.send(Method::POST, "/v1/images/c/verify", &body).await;
+    assert_eq!(answer.json, json!({"score": 9}));
+    // The texts of both files, and the request with them.
+    assert!(held.load(Ordering::Relaxed) >= 2 << 20, "{held:?}");
 }
 
 #[tokio::test]

@@ -10,6 +10,7 @@ use cluster_images::{ImageRootState, image_routes};
 use cluster_root::RootState;
 use search::points::PointId;
 use serde_json::{Value, json};
+use transport::ByteBudget;
 use transport::access::{AccessPolicy, CorsPolicy};
 
 use crate::root_support::{FakeNode, TestRoot};
@@ -133,11 +134,28 @@ pub(crate) fn points_root() -> TestRoot {
 /// Returns a root with the collection "c" of images.
 pub(crate) fn image_root(kind: ImageKind) -> TestRoot {
     let root = points_root();
+    hold_images(&root, kind);
+    root
+}
+
+/// Returns a root with the collection "c" of images, and the memory of its requests.
+pub(crate) fn root_with_memory(kind: ImageKind) -> (TestRoot, Arc<ByteBudget>) {
+    let mut memory = None;
+    let root = TestRoot::with_routes(|state| {
+        memory = Some(state.requests.memory.clone());
+        routes_of_images(state)
+    });
+    root.add_collection(SHARDS, "Cosine");
+    hold_images(&root, kind);
+    (root, memory.unwrap())
+}
+
+/// Makes the collection "c" one of images.
+fn hold_images(root: &TestRoot, kind: ImageKind) {
     root.view.update(|view| {
         let record = view.collections.get_mut("c").unwrap();
         record.images = Some(ImageSettings { kind, model: "colour".to_owned() });
     });
-    root
 }
 
 /// Returns a root, and two nodes that hold all shards. Node "a" owns the even shards.
