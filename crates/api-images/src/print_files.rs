@@ -28,7 +28,7 @@ const VIEWS_MEMORY_FACTOR: u64 = 3;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct PrintFile {
-    /// File of this print. That of the first print is the whole file.
+    /// File of this print. That of the first print that can be read is the whole file.
     pub(crate) bytes: Bytes,
     /// Finger, 1 to 10, if the file states one.
     pub(crate) finger: Option<u8>,

@@ -32,7 +32,7 @@ pub(crate) struct FilePrint {
     pub(crate) keypoints: Duration,
 }
 
-/// Reads the minutiae of an image, or of the first view of a template.
+/// Reads the minutiae of an image, or of the first view of a template that has some.
 ///
 /// # Errors
 /// `InvalidArgument` or `TooLarge` for a file that cannot be read, with `name`; the errors of
