@@ -129,6 +129,7 @@ impl<'a> Cbor<'a> {
         match (head.major, head.minor, head.number) {
             (UNSIGNED, _, Some(number)) => Ok(number as f64),
             (NEGATIVE, _, Some(number)) => Ok(-1.0 - number as f64),
+            (OTHER, 25, Some(bits)) => Ok(half(bits as u16)),
             (OTHER, 26, Some(bits)) => Ok(f64::from(f32::from_bits(bits as u32))),
             (OTHER, 27, Some(bits)) => Ok(f64::from_bits(bits)),
             _ => Err(malformed("a number is missing")),
@@ -172,6 +173,19 @@ impl<'a> Cbor<'a> {
             _ => Ok(()),
         }
     }
+}
+
+/// Returns the number that the bits of a float of 16 bits stand for. Encoders that write the
+/// shortest form use such floats (RFC 8949, section 4.1).
+fn half(bits: u16) -> f64 {
+    let fraction = f64::from(bits & 0x3FF);
+    let magnitude = match bits >> 10 & 31 {
+        0 => fraction * 2_f64.powi(-24),
+        31 if fraction == 0.0 => f64::INFINITY,
+        31 => f64::NAN,
+        exponent => (1024.0 + fraction) * 2_f64.powi(i32::from(exponent) - 25),
+    };
+    if bits >> 15 == 0 { magnitude } else { -magnitude }
 }
 
 fn malformed(what: &str) -> Error {
@@ -301,3 +315,28 @@ fn head(major: u8, number: usize, out: &mut Vec<u8>) {
 }
 
 const _: () = assert!(MINUTIAE_MAX < 65_536);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_have_any_length() {
+        let number = |bytes: &[u8]| Cbor { rest: bytes }.number().unwrap();
+        // RFC 8949, appendix A.
+        for (bytes, value) in [
+            (&[0xF9, 0x00, 0x00][..], 0.0),
+            (&[0xF9, 0x3C, 0x00], 1.0),
+            (&[0xF9, 0x3E, 0x00], 1.5),
+            (&[0xF9, 0x7B, 0xFF], 65_504.0),
+            (&[0xF9, 0x00, 0x01], 5.960_464_477_539_063e-8),
+            (&[0xF9, 0xC4, 0x00], -4.0),
+            (&[0xF9, 0x7C, 0x00], f64::INFINITY),
+            (&[0xFA, 0x47, 0xC3, 0x50, 0x00], 100_000.0),
+            (&[0x19, 0x03, 0xE8], 1000.0),
+        ] {
+            assert_eq!(number(bytes), value, "{bytes:?}");
+        }
+        assert!(number(&[0xF9, 0x7E, 0x00]).is_nan());
+    }
+}
