@@ -77,6 +77,18 @@ pub fn original_in(space: &str, key: &str) -> String {
     }
 }
 
+/// Returns the key in `space` of the original that the payload of the image `id` names as `key`.
+/// Returns `None` if it is not an original of this image: a client can copy the payload of another
+/// one.
+pub fn own_original(id: &PointId, space: &str, key: &str) -> Option<String> {
+    uuid(id)?;
+    let key = original_in(space, key);
+    let rest = key.strip_prefix(&originals_of(id, space))?;
+    // One server has a file for each image, and a cluster a directory with a file for each upload.
+    let is_own = rest.starts_with(['.', '/']);
+    is_own.then_some(key)
+}
+
 /// Returns the common start of the keys of an image's originals in `space`.
 pub(crate) fn originals_of(id: &PointId, space: &str) -> String {
     let id = id.to_string();
@@ -523,6 +535,21 @@ mod tests {
                 assert_eq!(original_in(space, other), format!("{space}/{other}"));
             }
         }
+    }
+
+    #[test]
+    fn an_image_has_no_original_of_another_one() {
+        let [start, other] =
+            [1, 2].map(|number| originals_of(&PointId::Uuid([number; 16]), "photos"));
+        let own = |key: &str| own_original(&PointId::Uuid([1; 16]), "photos", key);
+        for end in [".png", "/2b.png"] {
+            let key = format!("{start}{end}");
+            assert_eq!(own(&key), Some(key));
+        }
+        for key in [format!("{other}.png"), format!("{start}1.png"), start, String::new()] {
+            assert_eq!(own(&key), None, "{key}");
+        }
+        assert_eq!(own_original(&PointId::Number(7), "photos", "photos/00/7.png"), None);
     }
 
     #[test]

@@ -116,7 +116,7 @@ pub use duplicates_wire::{
 };
 pub use endpoints::{OPENAPI, check_file_body, names_folder, routes};
 pub use extraction::ExtractionPriority;
-pub use features::{original_in, original_key};
+pub use features::{original_in, original_key, own_original};
 pub use limits::{
     HITS_MAX, accept_score, candidates_max, check_search_limits, check_threshold,
     default_candidates,

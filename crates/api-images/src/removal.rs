@@ -13,7 +13,7 @@ use tokio::runtime::Handle;
 use tokio::task::JoinSet;
 
 use super::collection::ImageCollection;
-use super::features::{BLOCK, original_in, original_key, originals_of, uuid};
+use super::features::{BLOCK, original_in, original_key, originals_of, own_original, uuid};
 use super::originals::StoredOriginal;
 use super::removal_task::check_later;
 use super::services::ImageServices;
@@ -171,13 +171,16 @@ fn named_originals(images: &[FetchedPoint], space: &str) -> Vec<StoredOriginal> 
 }
 
 /// Returns the original that a point names in the directory `space`. If a client has removed the
-/// service's block from the payload, the original of the image can have any format.
+/// service's block from the payload, or has replaced it by that of another image, the original of
+/// the image can have any format.
 fn originals_of_point(image: &FetchedPoint, space: &str) -> Vec<StoredOriginal> {
     let of = |key: String| StoredOriginal { id: image.id, key };
-    if let Some(key) = original_key(&image.payload) {
-        return vec![of(original_in(space, key))];
+    let named = original_key(&image.payload);
+    if let Some(key) = named.and_then(|key| own_original(&image.id, space, key)) {
+        return vec![of(key)];
     }
-    if image.payload.contains_key(BLOCK) || uuid(&image.id).is_none() {
+    let has_features_alone = named.is_none() && image.payload.contains_key(BLOCK);
+    if has_features_alone || uuid(&image.id).is_none() {
         return Vec::new();
     }
     let start = originals_of(&image.id, space);

@@ -7,7 +7,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use api_images::{ImagesState, original_in, original_key};
+use api_images::{ImagesState, original_key, own_original};
 use api_qdrant::json::{self, UpdateOperation};
 use base::Result;
 use cluster_node::CollectionRecord;
@@ -116,7 +116,8 @@ impl RemovedOriginals {
 
 /// Removes the original of a removed point, and the originals of its old uploads. `key` is `None`
 /// for a point that names no original: it was written from features alone, or a client has removed
-/// the key from its payload.
+/// the key from its payload. The key of another image's original, which a client has copied, has no
+/// effect.
 pub async fn delete_originals(
     state: &RootState,
     record: &CollectionRecord,
@@ -128,8 +129,8 @@ pub async fn delete_originals(
         return;
     };
     let space = record.originals_space();
-    if let Some(key) = key {
-        delete_original(images, &original_in(&space, key)).await;
+    if let Some(key) = key.and_then(|key| own_original(id, &space, key)) {
+        delete_original(images, &key).await;
     }
     // Only points of UUIDs have originals.
     if let PointId::Number(_) = id {

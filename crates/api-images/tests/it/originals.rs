@@ -352,6 +352,22 @@ fn an_image_with_a_cleared_payload_is_removed_with_its_original() {
 }
 
 #[test]
+fn a_removal_leaves_the_original_of_a_copied_payload() {
+    let world = World::start();
+    let put = |seed| world.put("/v1/images/c", &picture(seed))["id"].as_str().unwrap().to_owned();
+    let first = put(1);
+    let second = put(2);
+    let named = world.registry.get("c").unwrap();
+    let payload = named.get(&first.parse().unwrap()).unwrap().unwrap().payload;
+    let selection = PointSelection::Ids(vec![second.parse().unwrap()]);
+    assert_eq!(named.change_payload(&selection, &PayloadChange::Overwrite(payload)), Ok(1));
+    let path = format!("/v1/images/c/{second}");
+    assert_eq!((status(&world, Method::DELETE, &path), originals(&world)), (StatusCode::OK, 1));
+    let path = format!("/v1/images/c/{first}");
+    assert_eq!(status(&world, Method::GET, &path), StatusCode::OK);
+}
+
+#[test]
 fn a_refused_payload_leaves_no_original() {
     let world = World::start();
     world.put("/v1/images/c", &picture(1));

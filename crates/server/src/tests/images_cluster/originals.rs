@@ -170,6 +170,29 @@ fn a_removal_finds_the_original_of_an_image_without_its_key() {
 }
 
 #[test]
+fn a_removal_leaves_the_original_of_a_copied_payload() {
+    let dir = tempfile::tempdir().unwrap();
+    let spread = Spread::start(dir.path());
+    let new = format!("?shard_number={SHARDS}");
+    let put = |seed: u64| spread.good("PUT", &new, Sent::Image(&picture(seed)))["id"].clone();
+    let first = put(1);
+    let second = put(2);
+    let send = |method: &str, path: &str, body: &Value| -> Value {
+        let uri = format!("/collections/spread/points{path}");
+        let (status, body) = spread.ask(&spread.root, method, &uri, Sent::Json(body));
+        assert_eq!(status, 200, "{}", String::from_utf8_lossy(&body));
+        serde_json::from_slice(&body).unwrap()
+    };
+    let found = send("POST", "", &json!({ "ids": [first], "with_payload": true }));
+    let payload = &found["result"][0]["payload"];
+    assert!(payload["image"]["original"].is_string(), "{found}");
+    send("PUT", "/payload", &json!({ "payload": payload, "points": [second] }));
+    spread.good("DELETE", &format!("/{}", second.as_str().unwrap()), Sent::Nothing);
+    let path = format!("/{}", first.as_str().unwrap());
+    assert_eq!(spread.send("GET", &path, Sent::Nothing).1, picture(1));
+}
+
+#[test]
 fn a_removal_leaves_the_original_of_a_later_upload() {
     let dir = tempfile::tempdir().unwrap();
     let spread = Spread::start(dir.path());
