@@ -104,7 +104,7 @@ mod tests {
             matches!(source(r#"{"file": "AQI="}"#), Ok(PrintSource::File(file)) if *file == [1, 2])
         );
         assert!(
-            matches!(source(r#"{"record": "AQI="}"#), Ok(PrintSource::Record(bytes)) if *bytes == [1, 2])
+            matches!(source(r#"{"record": "AQI="}"#), Ok(PrintSource::Record(it)) if *it == [1, 2])
         );
         let error = source(r#"{"record": "?"}"#).err().unwrap();
         assert!(error.message().contains("not base64"), "{error}");

@@ -158,7 +158,8 @@ fn load(named: &NamedCollection, budget: &Arc<ByteBudget>, print: PrintSource) -
     if graph.vertices.is_empty() {
         // A root of a cluster sends the record of a stored print: both have the same error.
         return Err(Error::invalid(
-            "the record of a print has no minutiae, so it cannot be compared; add another impression",
+            "the record of a print has no minutiae, so it cannot be compared; add another \
+             impression",
         ));
     }
     Ok(graph)
