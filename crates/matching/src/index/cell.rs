@@ -128,7 +128,7 @@ impl EdgeFinder {
     ) {
         out.clear();
         self.edges(vertices, FILED, |edge| out.extend(edge.filed()));
-        out.truncate(FILED_MAX);
+        thin(out);
     }
 
     /// Returns the edges of a query: the edges to all neighbours of its stars, because a minutia
@@ -138,6 +138,21 @@ impl EdgeFinder {
         self.edges(vertices, usize::MAX, |edge| out.push(edge));
         out
     }
+}
+
+/// Keeps at most [`FILED_MAX`] edges, evenly spread over the vertices. Templates of many minutiae
+/// can have them row by row, and another impression can show only the lower part of the finger.
+fn thin(edges: &mut Vec<FiledEdge>) {
+    let count = edges.len();
+    if count <= FILED_MAX {
+        return;
+    }
+    let mut number = 0;
+    edges.retain(|_| {
+        let before = number * FILED_MAX / count;
+        number += 1;
+        number * FILED_MAX / count > before
+    });
 }
 
 const _: () = assert!(CELLS <= u16::MAX as usize);
@@ -189,5 +204,26 @@ mod tests {
         let mut filed = Vec::new();
         finder.filed(graph.vertices.iter().copied(), &mut filed);
         assert!((count * FILED / 2..count * FILED).contains(&filed.len()), "{}", filed.len());
+    }
+
+    #[test]
+    fn all_parts_of_a_large_print_are_filed() {
+        let part = |number: u64| -> Vec<Vertex> {
+            let moved = |vertex: Vertex| Vertex { x: vertex.x + 400 * number as i16, ..vertex };
+            synthetic::fingerprint(number).vertices.into_iter().map(moved).collect()
+        };
+        let parts = [0, 1, 2, 3].map(part);
+        let filed = |vertices: &[Vertex]| {
+            let mut out = Vec::new();
+            EdgeFinder::default().filed(vertices.iter().copied(), &mut out);
+            out
+        };
+        let whole = filed(&parts.concat());
+        assert_eq!(whole.len(), FILED_MAX);
+        for part in &parts {
+            let own = filed(part);
+            let kept = own.iter().filter(|edge| whole.contains(edge)).count();
+            assert!(kept > own.len() / 5, "{kept} of {}", own.len());
+        }
     }
 }
