@@ -192,7 +192,7 @@ def test_changes_are_those_of_rest(client, rest, collection):
     assert [(it.id, it.payload, it.vector) for it in found] == [(uuid, {"a": {"b": [True]}, "c": 1}, [1.0] * DIMS)]
 
 
-def test_a_large_upsert_arrives_and_a_large_query_is_refused(client, rest, collection):
+def test_large_writes_arrive_and_a_large_query_is_refused(client, rest, collection):
     size = 1024
     client.create_collection(collection, vectors_config=models.VectorParams(size=size, distance=models.Distance.DOT))
     rows = np.random.default_rng(5).standard_normal((2000, size)).astype(np.float32)
@@ -200,6 +200,11 @@ def test_a_large_upsert_arrives_and_a_large_query_is_refused(client, rest, colle
     assert client.count(collection).count == 2000
     found = rest.retrieve(collection, [1999], with_vectors=True)[0].vector
     assert np.array_equal(np.array(found, np.float32), rows[1999]), "a number of a vector has changed"
+    # More than 4 MiB.
+    new = [models.PointVectors(id=at, vector=rows[at + 1].tolist()) for at in range(1100)]
+    client.update_vectors(collection, new)
+    found = rest.retrieve(collection, [1099], with_vectors=True)[0].vector
+    assert np.array_equal(np.array(found, np.float32), rows[1100])
     large = models.Filter(must=[models.HasIdCondition(has_id=list(range(1_500_000)))])
     assert code(client.count, collection, count_filter=large) == grpc.StatusCode.RESOURCE_EXHAUSTED
 

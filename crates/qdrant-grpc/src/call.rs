@@ -14,6 +14,9 @@ const JSON_GROWTH: u64 = 6;
 /// grows by doubling, so the old and the new text exist for a moment.
 const STREAMED_JSON_GROWTH: u64 = 2 * JSON_GROWTH;
 
+/// Bytes of JSON values for each byte of a list of 32-bit numbers in a large message.
+const VALUE_GROWTH: u64 = 8;
+
 /// Start of the paths of all services of the interface.
 const SERVICES: &str = "/qdrant.";
 
@@ -106,6 +109,19 @@ macro_rules! call {
     };
 }
 
+/// A call whose message has a long list, the field with the number `$list`.
+macro_rules! streamed_call {
+    ($message:ident, $list:expr, $request:path, $response:path) => {
+        QdrantCall {
+            large: true,
+            message: stringify!($message),
+            streamed: Some($list),
+            request: $request,
+            response: |response| Ok($response(response)?.encode_to_vec()),
+        }
+    };
+}
+
 impl QdrantCall {
     /// Returns the call at `path`.
     ///
@@ -127,6 +143,11 @@ impl QdrantCall {
         known.ok_or_else(missing)
     }
 
+    /// Returns the same call for messages that may be as large as any request.
+    fn with_large_messages(self) -> QdrantCall {
+        QdrantCall { large: true, ..self }
+    }
+
     /// Returns an upper bound of the bytes of memory that [`QdrantCall::request`] allocates.
     ///
     /// # Errors
@@ -136,7 +157,8 @@ impl QdrantCall {
         Ok(match self.streamed {
             None => {
                 let decoded = protocol::weigh_described(self.message, message)?;
-                decoded.saturating_add(JSON_GROWTH * length)
+                let growth = JSON_GROWTH + if self.large { VALUE_GROWTH } else { 0 };
+                decoded.saturating_add(growth * length)
             }
             Some(list) => {
                 let largest = protocol::weigh_element_wise(self.message, list, message)?;
@@ -173,35 +195,41 @@ impl QdrantCall {
 
 fn of_points(method: &str) -> Option<QdrantCall> {
     Some(match method {
-        "Upsert" => QdrantCall {
-            large: true,
-            message: "UpsertPoints",
-            streamed: Some(upsert::POINTS_FIELD),
-            request: upsert::request,
-            response: |response| Ok(results::updated(response)?.encode_to_vec()),
-        },
-        "Delete" => call!(DeletePoints, changes::delete, results::updated),
-        "Get" => call!(GetPoints, queries::get, results::fetched),
-        "UpdateVectors" => call!(UpdatePointVectors, changes::update_vectors, results::updated),
-        "DeleteVectors" => call!(DeletePointVectors, changes::delete_vectors, results::updated),
-        "SetPayload" => call!(SetPayloadPoints, changes::set_payload, results::updated),
-        "OverwritePayload" => {
-            call!(SetPayloadPoints, changes::overwrite_payload, results::updated)
+        "Upsert" => {
+            streamed_call!(UpsertPoints, upsert::POINTS_FIELD, upsert::request, results::updated)
         }
-        "DeletePayload" => call!(DeletePayloadPoints, changes::delete_payload, results::updated),
-        "ClearPayload" => call!(ClearPayloadPoints, changes::clear_payload, results::updated),
+        "Delete" => call!(DeletePoints, changes::delete, results::updated).with_large_messages(),
+        "Get" => call!(GetPoints, queries::get, results::fetched),
+        "UpdateVectors" => {
+            const LIST: u32 = changes::VECTORS_FIELD;
+            streamed_call!(UpdatePointVectors, LIST, changes::update_vectors, results::updated)
+        }
+        "DeleteVectors" => call!(DeletePointVectors, changes::delete_vectors, results::updated),
+        "SetPayload" => {
+            call!(SetPayloadPoints, changes::set_payload, results::updated).with_large_messages()
+        }
+        "OverwritePayload" => call!(SetPayloadPoints, changes::overwrite_payload, results::updated)
+            .with_large_messages(),
+        "DeletePayload" => call!(DeletePayloadPoints, changes::delete_payload, results::updated)
+            .with_large_messages(),
+        "ClearPayload" => call!(ClearPayloadPoints, changes::clear_payload, results::updated)
+            .with_large_messages(),
         "CreateFieldIndex" => {
             call!(CreateFieldIndexCollection, changes::create_index, results::updated)
         }
         "DeleteFieldIndex" => {
             call!(DeleteFieldIndexCollection, changes::delete_index, results::updated)
         }
-        "UpdateBatch" => call!(UpdateBatchPoints, changes::batch, results::updates),
+        "UpdateBatch" => {
+            const LIST: u32 = changes::OPERATIONS_FIELD;
+            streamed_call!(UpdateBatchPoints, LIST, changes::batch, results::updates)
+        }
         "Scroll" => call!(ScrollPoints, queries::scroll, results::scrolled),
         "Count" => call!(CountPoints, queries::count, results::counted),
         "Facet" => call!(FacetCounts, queries::facet, results::faceted),
         "Query" => call!(QueryPoints, queries::query_points, results::queried),
-        "QueryBatch" => call!(QueryBatchPoints, queries::query_batch, results::queried_batch),
+        "QueryBatch" => call!(QueryBatchPoints, queries::query_batch, results::queried_batch)
+            .with_large_messages(),
         "QueryGroups" => call!(QueryPointGroups, queries::query_groups, results::grouped),
         "SearchMatrixPairs" => {
             call!(SearchMatrixPoints, queries::matrix_pairs, results::matrix_pairs)
@@ -217,13 +245,15 @@ fn of_points(method: &str) -> Option<QdrantCall> {
 fn of_old_points(method: &str) -> Option<QdrantCall> {
     Some(match method {
         "Search" => call!(SearchPoints, queries::search, results::searched),
-        "SearchBatch" => call!(SearchBatchPoints, queries::search_batch, results::searched_batch),
+        "SearchBatch" => call!(SearchBatchPoints, queries::search_batch, results::searched_batch)
+            .with_large_messages(),
         "SearchGroups" => {
             call!(SearchPointGroups, queries::search_groups, results::searched_groups)
         }
         "Recommend" => call!(RecommendPoints, queries::recommend, results::recommended),
         "RecommendBatch" => {
             call!(RecommendBatchPoints, queries::recommend_batch, results::recommended_batch)
+                .with_large_messages()
         }
         "RecommendGroups" => {
             call!(RecommendPointGroups, queries::recommend_groups, results::recommended_groups)
@@ -231,6 +261,7 @@ fn of_old_points(method: &str) -> Option<QdrantCall> {
         "Discover" => call!(DiscoverPoints, queries::discover, results::discovered),
         "DiscoverBatch" => {
             call!(DiscoverBatchPoints, queries::discover_batch, results::discovered_batch)
+                .with_large_messages()
         }
         _ => return None,
     })
@@ -309,6 +340,27 @@ mod tests {
             };
             assert!(files.file_descriptor_proto.len() > 1, "{path}");
         }
+    }
+
+    #[test]
+    fn writes_and_batches_of_queries_may_be_large() {
+        for method in [
+            "Upsert",
+            "Delete",
+            "UpdateVectors",
+            "SetPayload",
+            "OverwritePayload",
+            "DeletePayload",
+            "ClearPayload",
+            "UpdateBatch",
+            "QueryBatch",
+            "SearchBatch",
+            "RecommendBatch",
+            "DiscoverBatch",
+        ] {
+            assert!(QdrantCall::of(&format!("/qdrant.Points/{method}")).unwrap().large, "{method}");
+        }
+        assert!(!QdrantCall::of("/qdrant.Points/Count").unwrap().large);
     }
 
     #[test]

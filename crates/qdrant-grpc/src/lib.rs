@@ -7,8 +7,8 @@
 //!
 //! # Modules
 //! * Calls: `call` lists them, `rest` runs a request of the REST interface.
-//! * Messages to JSON: `collections`, `aliases`, `upsert`, `changes`, `queries`, `query`,
-//!   `filters`, `formula`, `snapshots`.
+//! * Messages to JSON: `collections`, `aliases`, `upsert`, `changes`, `point_list`, `queries`,
+//!   `query`, `filters`, `formula`, `snapshots`.
 //! * JSON to messages: `info`, `index_info`, `results`.
 //! * Both ways: `values`, `vectors`, `members`.
 
@@ -21,6 +21,7 @@ mod formula;
 mod index_info;
 mod info;
 mod members;
+mod point_list;
 mod queries;
 mod query;
 mod rest;
