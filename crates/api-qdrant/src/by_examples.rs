@@ -59,10 +59,10 @@ impl BestHits {
         self.hits.truncate(self.count);
     }
 
-    /// Returns the hits with a score of at least `least`, best first.
-    fn ranked(mut self, least: Option<f32>) -> RankedHits {
+    /// Returns the hits with a score above `threshold`, best first.
+    fn ranked(mut self, threshold: Option<f32>) -> RankedHits {
         self.prune();
-        let passes = |hit: &ExampleHit| least.is_none_or(|least| hit.score >= least);
+        let passes = |hit: &ExampleHit| threshold.is_none_or(|threshold| hit.score > threshold);
         let hits = self.hits.into_iter().filter(passes);
         RankedHits {
             hits: hits.map(|hit| RankedHit::scored(hit.id, hit.score)).collect(),

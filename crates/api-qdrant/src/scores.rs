@@ -31,12 +31,12 @@ pub(crate) fn similarity(metric: Metric, score: f32) -> f32 {
     }
 }
 
-/// Returns true if a score is not worse than `threshold`. Distances are better the smaller they
-/// are.
+/// Returns true if a score is better than `threshold`. As in Qdrant, an equal score is not.
+/// Distances are better the smaller they are.
 pub(crate) fn passes(metric: Metric, score: f32, threshold: Option<f32>) -> bool {
     threshold.is_none_or(|threshold| match metric {
-        Metric::Cosine | Metric::Dot => score >= threshold,
-        Metric::L2 => score <= threshold,
+        Metric::Cosine | Metric::Dot => score > threshold,
+        Metric::L2 => score < threshold,
     })
 }
 

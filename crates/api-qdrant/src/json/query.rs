@@ -34,7 +34,8 @@ pub struct QueryRequest {
     /// Effort and accuracy.
     #[serde(default, deserialize_with = "null_is_default")]
     pub params: SearchParams,
-    /// Worst score of a hit; `None` means no bound. For distances, a lower score is better.
+    /// Score that hits exceed; `None` means no bound. For distances, hits are below it. As in
+    /// Qdrant, hits of fusion and of a formula may have this score.
     pub score_threshold: Option<f32>,
     /// Maximum points of the response; ten by default.
     #[serde(default, deserialize_with = "positive")]

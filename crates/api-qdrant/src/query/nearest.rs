@@ -213,7 +213,7 @@ impl QueryRun<'_> {
         Ok(RankedHits { hits: self.scored(hits, score_threshold), partial: found.partial })
     }
 
-    /// Turns similarities into scores, and leaves out hits of a worse score than `threshold`.
+    /// Turns similarities into scores, and leaves out hits that are not better than `threshold`.
     pub(super) fn scored(
         &self,
         hits: impl Iterator<Item = (u64, f32)>,

@@ -29,8 +29,10 @@ fn calls_of_a_node_parse_their_query_once() {
 fn scores_and_thresholds_follow_the_distance() {
     for (distance, threshold, scores, ids) in [
         ("Cosine", 0.1, vec![1.0, 0.8], vec![json!(2), json!(1)]),
-        ("Dot", 0.0, vec![8.0, 4.0, 0.0], vec![json!(1), json!(2), json!(UUID)]),
+        // The point with the score of the threshold is not a hit.
+        ("Dot", 0.0, vec![8.0, 4.0], vec![json!(1), json!(2)]),
         ("Euclid", 2.5, vec![0.0, 5f32.sqrt()], vec![json!(2), json!(UUID)]),
+        ("Euclid", 0.0, vec![], vec![]),
     ] {
         let bench = Bench::new();
         three(&bench, distance);
