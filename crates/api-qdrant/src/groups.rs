@@ -79,8 +79,8 @@ impl GroupValue {
     /// Returns the point whose id is the value; `None` for a value that is not an id.
     pub fn point(&self) -> Option<PointId> {
         match self {
-            GroupValue::Whole(value) => PointId::number(u64::try_from(*value).ok()?).ok(),
-            GroupValue::Large(value) => PointId::number(*value).ok(),
+            GroupValue::Whole(value) => u64::try_from(*value).ok().map(PointId::Number),
+            GroupValue::Large(value) => Some(PointId::Number(*value)),
             GroupValue::Text(text) => PointId::uuid(text).ok(),
         }
     }

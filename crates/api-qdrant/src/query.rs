@@ -262,7 +262,7 @@ impl QueryRun<'_> {
     }
 
     /// Reads the requested parts of hits. A hit with a damaged payload is left out, and the
-    /// response is partial then. No point is read if no part is requested and all ids are numbers.
+    /// response is partial then. No point is read if no part is requested and no payload has an id.
     ///
     /// # Errors
     /// The error of [`ResponseBudget::add_or_fail`] for a response that is too large; the error of

@@ -119,7 +119,7 @@ pub(super) fn stored_bytes(id: PointId, payload: &Map<String, Value>) -> Result<
     }
     let own = serde_json::to_vec(payload)
         .map_err(|error| Error::internal("a payload").caused_by(error))?;
-    Ok(own.len() + if matches!(id, PointId::Uuid(_)) { UUID_BYTES } else { 0 })
+    Ok(own.len() + if id.is_in_payload() { UUID_BYTES } else { 0 })
 }
 
 fn upsert(mut request: UpsertRequest, settings: &CollectionSettings) -> Result<()> {

@@ -36,14 +36,9 @@ fn a_wrong_id_is_refused_with_its_path() {
         json!([format!("{{{UUID}}}"), format!("urn:uuid:{UUID}"), UUID.replace('-', "")]);
     assert_eq!(read::<Vec<PointId>>(&spellings).unwrap(), [uuid(); 3]);
     assert_eq!(read::<Vec<PointId>>(&json!([7, UUID])).unwrap(), [PointId::Number(7), uuid()]);
-    for wrong in [
-        json!([-1]),
-        json!([1.5]),
-        json!(["seven"]),
-        json!(["7"]),
-        json!([null]),
-        json!([u64::MAX]),
-    ] {
+    for wrong in
+        [json!([-1]), json!([1.5]), json!(["seven"]), json!(["7"]), json!([null]), json!([1.9e19])]
+    {
         let (kind, message) = refused::<Vec<PointId>>(&wrong);
         assert_eq!(kind, ErrorKind::InvalidArgument);
         assert!(message.contains("[0]") && message.contains("UUID"), "{message}");

@@ -136,7 +136,7 @@ impl<'de> Visitor<'de> for VectorInputVisitor {
     }
 
     fn visit_u64<E: DeError>(self, value: u64) -> Result<VectorInput, E> {
-        PointId::number(value).map(VectorInput::Id).map_err(E::custom)
+        Ok(VectorInput::Id(PointId::Number(value)))
     }
 
     fn visit_str<E: DeError>(self, value: &str) -> Result<VectorInput, E> {

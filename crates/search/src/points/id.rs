@@ -8,13 +8,14 @@ use serde::de::{self, Deserialize, Deserializer, Visitor};
 use serde::{Serialize, Serializer};
 use uuid::Uuid;
 
-/// Numbers are below this; the rest of the 64-bit ids belongs to UUIDs.
+/// Numbers below this are stored as internal ids alone. Larger numbers share the other internal ids
+/// with UUIDs.
 pub const NUMBERS_MAX: u64 = 1 << 63;
 
 /// A number or a UUID. Numbers sort before UUIDs, and UUIDs by their bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum PointId {
-    /// A number below [`NUMBERS_MAX`].
+    /// A number.
     Number(u64),
     /// A UUID of any version, its bytes in the order in which it is written.
     Uuid([u8; 16]),
@@ -35,17 +36,10 @@ fn malformed(text: &str) -> Error {
 }
 
 impl PointId {
-    /// Returns the id of a point that has a number.
-    ///
-    /// # Errors
-    /// `InvalidArgument` if `number` is not below [`NUMBERS_MAX`].
-    pub fn number(number: u64) -> Result<PointId> {
-        if number < NUMBERS_MAX {
-            return Ok(PointId::Number(number));
-        }
-        Err(Error::invalid(format!(
-            "point id {number} is too large; numbers go up to 9223372036854775807, use a UUID"
-        )))
+    /// Returns true if the stored payload has the id. That of a UUID does, and that of a number from
+    /// [`NUMBERS_MAX`] on, because their internal ids may be equal.
+    pub fn is_in_payload(&self) -> bool {
+        !matches!(self, PointId::Number(number) if *number < NUMBERS_MAX)
     }
 
     /// Reads a UUID: simple, with hyphens, in braces or as a URN, in either case.
@@ -78,8 +72,8 @@ impl FromStr for PointId {
     /// Reads a number in digits or a UUID as [`PointId::uuid`] does, for paths and query strings.
     fn from_str(text: &str) -> Result<PointId> {
         if !text.is_empty() && text.len() <= 20 && text.bytes().all(|byte| byte.is_ascii_digit()) {
-            let number = text.parse::<u64>();
-            return PointId::number(number.map_err(|error| malformed(text).with_source(error))?);
+            let number = text.parse().map(PointId::Number);
+            return number.map_err(|error| malformed(text).with_source(error));
         }
         PointId::uuid(text)
     }
@@ -120,7 +114,7 @@ impl Visitor<'_> for PointIdVisitor {
     }
 
     fn visit_u64<E: de::Error>(self, value: u64) -> Result<PointId, E> {
-        PointId::number(value).map_err(E::custom)
+        Ok(PointId::Number(value))
     }
 
     fn visit_str<E: de::Error>(self, value: &str) -> Result<PointId, E> {
@@ -155,10 +149,16 @@ mod tests {
             json!("5c56c793-69f3-4fbf-87e6-c4bf54c28c26")
         );
         assert_eq!("17".parse(), Ok(PointId::Number(17)));
-        let largest = PointId::Number(NUMBERS_MAX - 1);
-        assert_eq!(read(&json!(NUMBERS_MAX - 1)).unwrap(), largest);
+        for (number, is_in_payload) in
+            [(NUMBERS_MAX - 1, false), (NUMBERS_MAX, true), (u64::MAX, true)]
+        {
+            let id = PointId::Number(number);
+            assert_eq!(read(&json!(number)).unwrap(), id);
+            assert_eq!((id.internal(), id.is_in_payload()), (number, is_in_payload));
+        }
+        assert!(uuid.is_in_payload());
         for odd in [
-            json!(NUMBERS_MAX),
+            json!(1.9e19),
             json!(-1),
             json!(1.5),
             json!(null),
@@ -193,7 +193,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn ids_round_trip(number in 0..NUMBERS_MAX, uuid in any::<[u8; 16]>()) {
+        fn ids_round_trip(number in any::<u64>(), uuid in any::<[u8; 16]>()) {
             for id in [PointId::Number(number), PointId::Uuid(uuid)] {
                 prop_assert_eq!(id.to_string().parse(), Ok(id));
                 prop_assert_eq!(read(&serde_json::to_value(id).unwrap()).unwrap(), id);

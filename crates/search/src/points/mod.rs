@@ -1,12 +1,12 @@
 //! Points as clients know them: an id, which is a number or a UUID, an embedding, a record and a
 //! JSON object.
 //!
-//! A collection stores points by 64-bit ids. A number below 2^63 is its own id. A UUID becomes 2^63
-//! plus 63 bits of its hash ([`uuid_hash`]), and is kept in the payload under a key that clients
-//! cannot write. Two UUIDs of the same hash cannot both be in a collection: the second one is
-//! refused. Among 10^9 points the chance that this ever happens is about one in twenty. Points are
-//! stored, and scrolled, by the 64-bit id: numbers first, then UUIDs by their hash and not by their
-//! value.
+//! A collection stores points by 64-bit ids. A number is its own id. A UUID becomes 2^63 plus 63
+//! bits of its hash ([`uuid_hash`]). UUIDs, and numbers from 2^63 on, are kept in the payload under
+//! a key that clients cannot write. Two ids of the same 64 bits cannot both be in a collection: the
+//! second one is refused. Among 10^9 points with UUIDs the chance that this ever happens is about
+//! one in twenty. Points are stored, and scrolled, by the 64-bit id: numbers below 2^63 first, then
+//! UUIDs by their hash and not by their value.
 
 mod change;
 mod id;

@@ -1,14 +1,14 @@
-//! Stored payloads: the client's object and, for a point with a UUID, the UUID.
+//! Stored payloads: the client's object and, for a point with a UUID or a large number, its id.
 
 use base::{Error, Result};
 use serde_json::{Map, Value};
 
-use super::PointId;
+use super::{NUMBERS_MAX, PointId};
 
-/// Key of a point's UUID in its stored payload. Clients can neither write nor see it.
+/// Key of a point's id in its stored payload. Clients can neither write nor see it.
 pub(crate) const RESERVED_KEY: &str = "__millpond_id";
 
-/// Returns the bytes to store: none for an empty payload of a point with a number.
+/// Returns the bytes to store: none for an empty payload of a point whose internal id is its id.
 ///
 /// # Errors
 /// `InvalidArgument` if the payload has the reserved key.
@@ -19,7 +19,7 @@ pub(crate) fn encode(id: PointId, payload: &Map<String, Value>) -> Result<Vec<u8
         )));
     }
     let broken = |error| Error::internal(format!("the payload of point {id}")).caused_by(error);
-    if let PointId::Number(_) = id {
+    if !id.is_in_payload() {
         return if payload.is_empty() {
             Ok(Vec::new())
         } else {
@@ -32,7 +32,7 @@ pub(crate) fn encode(id: PointId, payload: &Map<String, Value>) -> Result<Vec<u8
     } else {
         let start = bytes.len();
         serde_json::to_writer(&mut bytes, payload).map_err(broken)?;
-        // The object's opening brace becomes the comma between the UUID and its first member.
+        // The object's opening brace becomes the comma between the id and its first member.
         bytes[start] = b',';
     }
     Ok(bytes)
@@ -42,8 +42,8 @@ pub(crate) fn encode(id: PointId, payload: &Map<String, Value>) -> Result<Vec<u8
 /// payload.
 ///
 /// # Errors
-/// `DataLoss` if the payload is not an object, or has no UUID although the internal id belongs to a
-/// UUID.
+/// `DataLoss` if the payload is not an object, or has no id although the internal id belongs to a
+/// UUID or a large number.
 pub(crate) fn decode(internal: u64, bytes: &[u8]) -> Result<(PointId, Map<String, Value>)> {
     let mut payload: Map<String, Value> = if bytes.is_empty() {
         Map::new()
@@ -53,15 +53,16 @@ pub(crate) fn decode(internal: u64, bytes: &[u8]) -> Result<(PointId, Map<String
                 .caused_by(error)
         })?
     };
-    if let Ok(id) = PointId::number(internal) {
-        return Ok((id, payload));
+    if internal < NUMBERS_MAX {
+        return Ok((PointId::Number(internal), payload));
     }
-    let uuid = payload.remove(RESERVED_KEY);
-    let uuid = uuid.as_ref().and_then(Value::as_str).and_then(|text| text.parse().ok());
-    match uuid {
+    let stored = payload.remove(RESERVED_KEY);
+    let stored = stored.as_ref().and_then(Value::as_str).and_then(|text| text.parse().ok());
+    match stored {
         Some(id @ PointId::Uuid(_)) => Ok((id, payload)),
+        Some(id) if id == PointId::Number(internal) => Ok((id, payload)),
         _ => Err(Error::data_loss(format!(
-            "the point with the internal id {internal} has lost its UUID"
+            "the point with the internal id {internal} has lost its UUID or number"
         ))),
     }
 }
@@ -84,7 +85,11 @@ mod tests {
             let bytes = encode(uuid, &payload).unwrap();
             assert_eq!(decode(u64::MAX, &bytes), Ok((uuid, payload.clone())));
             let bytes = encode(PointId::Number(4), &payload).unwrap();
-            assert_eq!(decode(4, &bytes), Ok((PointId::Number(4), payload)));
+            assert_eq!(decode(4, &bytes), Ok((PointId::Number(4), payload.clone())));
+            let large = PointId::Number(NUMBERS_MAX);
+            let bytes = encode(large, &payload).unwrap();
+            assert_eq!(decode(NUMBERS_MAX, &bytes), Ok((large, payload)));
+            assert!(decode(u64::MAX, &bytes).is_err(), "the number of another point");
         }
         assert!(encode(uuid, &object(json!({RESERVED_KEY: 1}))).is_err());
         assert!(decode(u64::MAX, b"{}").is_err() && decode(u64::MAX, b"").is_err());

@@ -44,7 +44,7 @@ impl NamedCollection {
             let mut ids = Vec::new();
             let mut ops = Vec::new();
             for ((point, payload), &id) in new.iter().zip(&payloads).zip(&internal) {
-                // Another id is a UUID with the same hash.
+                // Another id has the same internal id.
                 let before = stored.get(&id).filter(|(stored, _)| *stored == point.id);
                 if !condition.permits(id, before.map(|(_, payload)| payload.as_slice())) {
                     continue;

@@ -191,7 +191,7 @@ impl NamedCollection {
         id.internal_by(self.hash)
     }
 
-    /// Returns the client's id of an internal id. Reads the payload for a UUID.
+    /// Returns the client's id of an internal id. Reads the payload for a UUID or a large number.
     ///
     /// # Errors
     /// `NotFound` if the point was removed; otherwise as [`NamedCollection::get`].
@@ -226,7 +226,7 @@ impl NamedCollection {
         let internal: Vec<u64> = ids.iter().map(|id| self.internal(id)).collect();
         let mut found = self.resolve(&internal, parts);
         for (found, id) in found.iter_mut().zip(ids) {
-            // Another UUID with the same hash.
+            // Another id with the same internal id.
             if matches!(found, Ok(Some(point)) if point.id != *id) {
                 *found = Ok(None);
             }

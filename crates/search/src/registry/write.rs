@@ -263,16 +263,16 @@ impl NamedCollection {
         Ok(count)
     }
 
-    /// Refuses a UUID whose hash belongs to another UUID, among `ids` or among the stored points.
+    /// Refuses an id whose internal id belongs to another id, among `ids` or the stored points.
     pub(super) fn check_hashes(&self, ids: &[PointId]) -> Result<()> {
         let mut seen: HashMap<u64, PointId> = HashMap::new();
         let taken = |id: &PointId, by: &PointId| {
             let message = format!(
-                "point {id} has the hash of point {by}, so both cannot be in one collection; give it another UUID"
+                "point {id} has the hash of point {by}, so both cannot be in one collection; give it another id"
             );
             Error::new(ErrorKind::AlreadyExists, message)
         };
-        for id in ids.iter().filter(|id| matches!(id, PointId::Uuid(_))) {
+        for id in ids.iter().filter(|id| id.is_in_payload()) {
             let other = *seen.entry(self.internal(id)).or_insert(*id);
             if other != *id {
                 return Err(taken(id, &other));
@@ -333,6 +333,28 @@ mod tests {
         named.upsert(&[NewPoint { id, embedding, record: &[], payload: &payload }]).unwrap();
         assert_eq!(named.delete(&[id, PointId::Number(2), id]), Ok(1));
         assert_eq!(named.collection().count(), 0);
+    }
+
+    #[test]
+    fn all_numbers_of_64_bits_are_ids() {
+        let directory = tempfile::tempdir().unwrap();
+        let core = small_core(directory.path());
+        let named = core.create("a", CollectionSettings::new(2, Metric::L2)).unwrap();
+        let payload = serde_json::json!({"n": 1}).as_object().cloned().unwrap();
+        let ids = [7, 1 << 63, u64::MAX].map(PointId::Number);
+        let point = |id| NewPoint { id, embedding: &[1.0, 0.0], record: &[], payload: &payload };
+        named.upsert(&ids.map(point)).unwrap();
+        for _ in 0..2 {
+            let page = named.scroll(None, 9, None, PointParts::PAYLOAD).unwrap();
+            assert_eq!((page.points.len(), page.next), (3, None));
+            for (found, id) in page.points.iter().zip(ids) {
+                assert_eq!((found.id, &found.payload), (id, &payload));
+                assert_eq!(named.external(id.internal()).unwrap(), id);
+            }
+            named.collection().flush().unwrap();
+        }
+        assert_eq!(named.delete(&ids[1..]), Ok(2));
+        assert!(named.get(&ids[2]).unwrap().is_none() && named.get(&ids[0]).unwrap().is_some());
     }
 
     #[test]
