@@ -30,6 +30,25 @@ fn parse_distance(name: &str) -> Result<Metric> {
     }
 }
 
+/// Types of stored numbers that only save memory in Qdrant. Collections store float32.
+const COARSER_DATATYPES: [&str; 4] = ["float16", "turbo4", "turbo8", "turbo16"];
+
+/// Checks the type of the stored numbers of a vector.
+///
+/// # Errors
+/// `Unimplemented` for `uint8`, which cuts off fractions; `InvalidArgument` for unknown types.
+fn check_datatype(datatype: Option<&str>) -> Result<()> {
+    match datatype {
+        None | Some("float32") => Ok(()),
+        Some(name) if COARSER_DATATYPES.contains(&name) => Ok(()),
+        Some("uint8") => Err(Error::unimplemented(unsupported("datatype uint8"))),
+        Some(other) => Err(Error::invalid(format!(
+            "datatype: \"{other}\" is not one of float32, uint8, {}",
+            COARSER_DATATYPES.join(", ")
+        ))),
+    }
+}
+
 /// Request for a new collection.
 #[derive(Clone, Debug, Deserialize, PartialEq)]
 pub struct CreateCollection {
@@ -62,7 +81,7 @@ impl CreateCollection {
     ///
     /// # Errors
     /// `InvalidArgument` for a malformed vector; `Unimplemented` for no vector or several, sparse
-    /// vectors, multivectors, types other than float32 and unknown distances.
+    /// vectors, multivectors, numbers of the type uint8 and the distance Manhattan.
     pub fn settings(&self) -> Result<CollectionSettings> {
         if self.sparse_vectors.as_ref().is_some_and(|sparse| !sparse.is_empty()) {
             return Err(Error::unimplemented(unsupported(
@@ -116,6 +135,7 @@ impl CreateCollection {
         let vector = [
             ("vectors.hnsw_config", params.hnsw_config),
             ("vectors.quantization_config", params.quantization_config),
+            ("vectors.datatype", params.datatype.filter(|name| name != "float32").map(Value::from)),
             ("vectors.on_disk", params.on_disk.filter(|on_disk| !on_disk).map(Value::from)),
             ("vectors.memory", memory_kind("vectors.memory", params.memory)?),
         ];
@@ -196,9 +216,7 @@ fn settings(vector_name: String, params: &VectorParams) -> Result<CollectionSett
     if params.multivector_config.as_ref().is_some_and(|config| !config.is_null()) {
         return Err(Error::unimplemented(unsupported("multivector_config")));
     }
-    if params.datatype.as_deref().is_some_and(|datatype| datatype != "float32") {
-        return Err(Error::unimplemented(unsupported("a datatype other than float32")));
-    }
+    check_datatype(params.datatype.as_deref())?;
     let dims = usize::try_from(params.size).ok().filter(|dims| (1..=DIMS_MAX).contains(dims));
     let dims = dims.ok_or_else(|| {
         let problem = format!("{} is not within 1 and {DIMS_MAX}", params.size);

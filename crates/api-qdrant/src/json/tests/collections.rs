@@ -26,6 +26,10 @@ fn a_collection_has_one_vector() {
         settings(json!({"vectors": {"size": {"size": 4, "distance": "Dot"}}})).unwrap(),
         expected("size")
     );
+    for datatype in ["float32", "float16", "turbo4"] {
+        let vectors = json!({"size": 4, "distance": "Dot", "datatype": datatype});
+        assert_eq!(settings(json!({ "vectors": vectors })).unwrap(), expected(""), "{datatype}");
+    }
     let one = json!({"size": 4, "distance": "Dot"});
     let medium = settings(json!({"vectors": one, "medium": "dram"})).unwrap().medium;
     assert_eq!(medium, Some(MediumChoice::Dram));
@@ -57,6 +61,7 @@ fn a_collection_has_one_vector() {
         json!({"vectors": {"size": 0, "distance": "Dot"}}),
         json!({"vectors": {"size": 4, "distance": "Taxi"}}),
         json!({"vectors": {"size": 4}}),
+        json!({"vectors": {"size": 4, "distance": "Dot", "datatype": "float8"}}),
     ] {
         assert_eq!(settings(create).unwrap_err().kind(), ErrorKind::InvalidArgument);
     }
@@ -110,10 +115,17 @@ fn hints_without_effect_are_listed() {
                        "strict_mode_config": {"enabled": false}});
     assert_eq!(hints(holds).unwrap(), Map::new());
     let others = json!({"shard_number": 2, "on_disk_payload": false, "hnsw_config": {"m": 8},
-                        "vectors": {"": {"size": 4, "distance": "Dot", "on_disk": false, "memory": "cached"}}});
+                        "vectors": {"": {"size": 4, "distance": "Dot", "on_disk": false, "memory": "cached",
+                                         "datatype": "float16"}}});
     let names: Vec<String> = hints(others).unwrap().keys().cloned().collect();
-    let expected =
-        ["hnsw_config", "on_disk_payload", "shard_number", "vectors.memory", "vectors.on_disk"];
+    let expected = [
+        "hnsw_config",
+        "on_disk_payload",
+        "shard_number",
+        "vectors.datatype",
+        "vectors.memory",
+        "vectors.on_disk",
+    ];
     let mut sorted = names.clone();
     sorted.sort_unstable();
     assert_eq!(sorted, expected);
