@@ -187,12 +187,10 @@ def test_unsupported_calls_are_refused_with_a_reason(client, collection):
     client.create_collection(collection, vectors_config=params())
     client.upsert(collection, points(1, 3))
     query, one = client.query_points, vectors(np.random.default_rng(1), 1)[0]
-    part = models.SliceCondition(slice=models.Slice(total=2, index=0))
     two = {"a": params(), "b": params()}
     for call, word in (
         (lambda: query(collection, query=models.SparseVector(indices=[1], values=[1.0])), "sparse"),
         (lambda: query(collection, query=[one, one]), "multivector"),
-        (lambda: query(collection, query=one, query_filter=models.Filter(must=[part])), "slice"),
         (lambda: client.create_full_snapshot(), "snapshots"),
         (lambda: client.delete_vectors(collection, [""], models.PointIdsList(points=[1])), "without a vector"),
         (lambda: client.create_collection("no", vectors_config=two), "more than one vector"),

@@ -103,12 +103,18 @@ def by_vector(rng: random.Random) -> models.HasVectorCondition:
     return models.HasVectorCondition(has_vector=rng.choice(["", "other"]))
 
 
+def by_slice(rng: random.Random) -> models.SliceCondition:
+    total = rng.randrange(1, 4)
+    return models.SliceCondition(slice=models.Slice(total=total, index=rng.randrange(total)))
+
+
 CONDITIONS = {
     "texts": lambda rng: models.FieldCondition(key="text", match=matching(rng)),
     "areas": area,
     "elements": element,
     "paths": by_path,
     "vectors": by_vector,
+    "slices": by_slice,
 }
 
 

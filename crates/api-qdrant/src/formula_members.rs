@@ -54,7 +54,8 @@ fn add_filter(filter: &Filter, members: &mut BTreeSet<String>) {
             | Condition::Geo { key, .. }
             | Condition::Element { key, .. } => add_path(key, members),
             Condition::Nested(filter) => add_filter(filter, members),
-            Condition::HasId(_) | Condition::HasVector { .. } => {}
+            // The reader of formulas refuses slices.
+            Condition::HasId(_) | Condition::HasVector { .. } | Condition::Slice(_) => {}
         }
     }
 }

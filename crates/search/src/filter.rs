@@ -8,6 +8,7 @@ mod date;
 mod geo;
 mod path;
 mod row_set;
+mod slice;
 mod text;
 mod values;
 
@@ -22,6 +23,7 @@ pub use geo::{GEO_POINTS_MAX, GeoArea, GeoPoint};
 pub(crate) use path::is_indexable;
 pub use path::{Bracket, Brackets, PathStep, check_path, first_step};
 pub use row_set::RowSet;
+pub use slice::IdSlice;
 pub use text::{
     TEXT_QUERY_BYTES_MAX, TEXT_QUERY_WORDS_MAX, TextMatch, TextMatchKind, Tokenizer, WordSplit,
 };

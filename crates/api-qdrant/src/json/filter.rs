@@ -1,8 +1,8 @@
 //! Reads Qdrant's JSON of filters into [`Filter`].
 
 use search::filter::{
-    Condition, Filter, Match, MinShould, TEXT_QUERY_BYTES_MAX, TEXT_QUERY_WORDS_MAX, TextMatch,
-    TextMatchKind, Tokenizer, ValueLimits, parse_date,
+    Condition, Filter, IdSlice, Match, MinShould, TEXT_QUERY_BYTES_MAX, TEXT_QUERY_WORDS_MAX,
+    TextMatch, TextMatchKind, Tokenizer, ValueLimits, parse_date,
 };
 use search::points::PointId;
 use serde::de::{Deserialize, Deserializer, Error as _};
@@ -151,12 +151,34 @@ pub(super) fn condition(value: &Value) -> Parsed<Condition> {
             Ok(Condition::HasVector { name: name.to_owned(), is_present: false })
         }
         "nested" if alone => within(name, element(value)),
-        "custom" | "slice" => Err(unsupported(format_args!("the condition {name}"))),
+        "slice" if alone => within(name, slice(value)).map(Condition::Slice),
+        "custom" => Err(unsupported(format_args!("the condition {name}"))),
         "must" | "should" | "must_not" | "min_should" => filter(fields).map(Condition::Nested),
         other => Err(format!(
             "{other}: no such condition; there are key with match, range, values_count or an area, has_id, \
-             has_vector, is_empty, is_null, nested, filters"
+             has_vector, is_empty, is_null, nested, slice, filters"
         )),
+    }
+}
+
+/// Reads a slice of all points.
+fn slice(value: &Value) -> Parsed<IdSlice> {
+    let [total, index] = required_members(value, ["total", "index"])?;
+    let number = |value: &Value| value.as_u64().and_then(|number| u32::try_from(number).ok());
+    let numbers = number(total).zip(number(index));
+    let (total, index) = numbers.ok_or_else(|| "numbers of 32 bits are expected".to_owned())?;
+    IdSlice::new(total, index)
+        .ok_or_else(|| limits(format_args!("index: {index} is not less than total, {total}")))
+}
+
+/// Returns true if a condition, or one inside of it, is a slice of all points.
+pub(super) fn has_slice(condition: &Condition) -> bool {
+    match condition {
+        Condition::Slice(_) => true,
+        Condition::Nested(filter) | Condition::Element { filter, .. } => {
+            filter.conditions().any(has_slice)
+        }
+        _ => false,
     }
 }
 

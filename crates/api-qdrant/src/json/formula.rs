@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use search::filter::Filter;
 use serde_json::{Map, Value};
 
-use super::filter::{Parsed, check_path, condition};
-use super::limits;
+use super::filter::{Parsed, check_path, condition, has_slice};
+use super::{limits, unsupported};
 use crate::formula::{Decay, DecayCurve, Expression, Formula, Function, GeoPlace, date_seconds};
 
 /// Maximum expressions of one formula.
@@ -210,8 +210,12 @@ impl ExpressionReader {
 
 /// Reads a condition, as in a filter.
 fn a_condition(value: &Value) -> Parsed<Expression> {
-    let must = vec![condition(value)?];
-    Ok(Expression::Condition(Filter { must, ..Filter::default() }))
+    let condition = condition(value)?;
+    // The payload of a formula's point lacks the id.
+    if has_slice(&condition) {
+        return Err(unsupported("slice in a formula"));
+    }
+    Ok(Expression::Condition(Filter { must: vec![condition], ..Filter::default() }))
 }
 
 fn geo_distance(value: &Value) -> Parsed<Expression> {

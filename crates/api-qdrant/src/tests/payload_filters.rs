@@ -3,8 +3,33 @@
 use base::ErrorKind;
 use serde_json::{Value, json};
 
-use super::{Bench, UUID, messages};
+use super::{Bench, UUID, messages, three};
 use crate::{collections, describe, retrieve, update};
+
+/// The slices are those of Qdrant's Python client.
+#[test]
+fn slices_divide_all_points() {
+    let bench = Bench::new();
+    three(&bench, "Dot");
+    let check = || {
+        for (index, id) in
+            [(0, None), (1, Some(json!(UUID))), (3, Some(json!(1))), (4, Some(json!(2)))]
+        {
+            let slice = json!({"slice": {"total": 5, "index": index}});
+            let request = json!({"filter": {"must": [slice]}});
+            let found = bench.read(retrieve::scroll, "c", &request).unwrap();
+            let points = found["points"].as_array().unwrap().iter();
+            let ids: Vec<Value> = points.map(|point| point["id"].clone()).collect();
+            assert_eq!(ids, Vec::from_iter(id), "{index}");
+            let others = json!({"filter": {"must_not": [slice]}});
+            let counted = bench.read(retrieve::count, "c", &others).unwrap();
+            assert_eq!(counted["count"], 3 - ids.len(), "{index}");
+        }
+    };
+    check();
+    bench.registry().get("c").unwrap().collection().flush().unwrap();
+    check();
+}
 
 #[test]
 fn filters_and_facets_are_equal_before_and_after_a_flush() {

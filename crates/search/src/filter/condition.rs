@@ -13,7 +13,7 @@ use serde_json::Value;
 use super::geo::GEO_POINTS_MAX;
 use super::path::{Bracket, Brackets, PathStep, first_step};
 use super::text::{TEXT_QUERY_BYTES_MAX, TEXT_QUERY_WORDS_MAX};
-use super::{GeoArea, MatchValues, RowSet, TextMatch, parse_date};
+use super::{GeoArea, IdSlice, MatchValues, RowSet, TextMatch, parse_date};
 
 /// Maximum conditions of a filter, including those of nested filters.
 pub(super) const CONDITIONS_MAX: usize = 1024;
@@ -79,6 +79,8 @@ pub enum Condition {
     },
     /// The row's internal id is one of these, in ascending order (see [`Condition::has_id`]).
     HasId(Vec<u64>),
+    /// The row belongs to a slice of all rows. An object inside a payload belongs to none.
+    Slice(IdSlice),
     /// The field is absent, null or an empty list.
     IsEmpty {
         /// The field's path, as in [`Condition::Match`].
@@ -329,6 +331,7 @@ impl Condition {
             | Condition::IsEmpty { key }
             | Condition::IsNull { key } => (key.len(), 0),
             Condition::HasId(ids) => (0, std::mem::size_of_val(&ids[..]) as u64),
+            Condition::Slice(_) => (0, 0),
             Condition::Geo { key, area } => (key.len(), area.memory_bytes()),
             Condition::HasVector { name, .. } => (name.len(), 0),
             Condition::Element { key, filter } => (key.len(), filter.memory_bytes()),
@@ -355,7 +358,7 @@ impl Condition {
                 }
                 (Some(key), 1)
             }
-            Condition::HasVector { .. } => (None, 1),
+            Condition::HasVector { .. } | Condition::Slice(_) => (None, 1),
             Condition::Element { key, filter } => {
                 filter.check_within(depth + 1, conditions)?;
                 (Some(key), 0)
@@ -392,6 +395,8 @@ impl Condition {
             }),
             Condition::ValuesCount { key, range } => has_count(payload, key, range),
             Condition::HasId(ids) => id.is_some_and(|id| ids.binary_search(&id).is_ok()),
+            // The payload has the ids of UUIDs.
+            Condition::Slice(slice) => id.is_some_and(|id| slice.contains_stored(id, payload)),
             Condition::Geo { key, area } => {
                 any_value(payload, key, &mut |value| area.accepts(value))
             }

@@ -341,6 +341,7 @@ fn naive(condition: &Condition, id: u64, payload: &Value) -> bool {
         | Condition::IsNull { .. }
         | Condition::Geo { .. }
         | Condition::HasVector { .. }
+        | Condition::Slice(_)
         | Condition::Element { .. } => {
             unreachable!("{condition:?}")
         }

@@ -9,7 +9,8 @@ use super::directory::{BitmapPlace, DictionaryBlock, FieldDirectory};
 use super::key::{KeyOf, KeyRef, NumberKey, is_before};
 use super::read::{FieldLookup, PayloadIndex, RowPiece};
 use super::selection::{RowSelection, SelectionParts};
-use crate::filter::{Condition, DateRange, Filter, Match, MatchValues, Range, RowSet};
+use crate::filter::{Condition, DateRange, Filter, IdSlice, Match, MatchValues, Range, RowSet};
+use crate::points::{NUMBERS_MAX, PointId};
 use crate::segment::ids::SegmentIds;
 
 /// Maximum bytes of a field's list that are read for [`Match::Except`] of a field with several
@@ -121,6 +122,7 @@ impl<'a> Evaluation<'a> {
                 let rows = RowSet::from_rows(self.input.rows, rows);
                 return Ok(RowSelection::sure(rows));
             }
+            Condition::Slice(slice) => return Ok(self.slice(*slice)),
             Condition::HasVector { is_present: true, .. } => return Ok(self.all()),
             Condition::HasVector { is_present: false, .. } => return Ok(self.none()),
             Condition::Match { key, .. }
@@ -162,6 +164,22 @@ impl<'a> Evaluation<'a> {
                 }
             }
         }
+    }
+
+    /// Selects the rows of a slice. Rows whose ids are in their payloads are undecided.
+    fn slice(&mut self, slice: IdSlice) -> RowSelection {
+        let ids = self.input.ids;
+        let rows = self.input.rows;
+        let of_rows = |is_wanted: &dyn Fn(u64) -> bool| {
+            RowSet::from_rows(rows, (0..rows).filter(|row| ids.id(*row).is_some_and(is_wanted)))
+        };
+        let is_in = |id| id < NUMBERS_MAX && slice.contains(&PointId::Number(id));
+        let mut met = RowSelection::sure(of_rows(&is_in));
+        met.doubt(&of_rows(&|id| id >= NUMBERS_MAX));
+        if !met.is_decided() {
+            self.note("slices have no index of UUIDs".to_owned());
+        }
+        met
     }
 
     fn undecided(&mut self, key: &str, reason: &str) -> RowSelection {
@@ -242,6 +260,7 @@ impl FieldReader<'_> {
             }
             Condition::ValuesCount { .. }
             | Condition::HasId(_)
+            | Condition::Slice(_)
             | Condition::HasVector { .. }
             | Condition::Nested(_) => return Ok(None),
         };

@@ -11,7 +11,7 @@ use crate::budget::MemoryBudget;
 use crate::coarse::{BuildThreads, BuildVectors, CoarseKind, Metric};
 use crate::codes::CodesPlace;
 use crate::filter::{
-    Condition, CountRange, DateRange, Filter, Match, MinShould, Range, RowSet, each_value,
+    Condition, CountRange, DateRange, Filter, IdSlice, Match, MinShould, Range, RowSet, each_value,
     parse_date,
 };
 use crate::segment::{
@@ -188,6 +188,9 @@ fn condition() -> impl Strategy<Value = Condition> {
         key().prop_map(|key| Condition::IsEmpty { key }),
         key().prop_map(|key| Condition::IsNull { key }),
         prop::collection::vec(0_u64..300, 0..9).prop_map(Condition::has_id),
+        (1_u32..4, 0_u32..4).prop_map(|(total, index)| {
+            Condition::Slice(IdSlice::new(total, index % total).unwrap())
+        }),
     ]
 }
 

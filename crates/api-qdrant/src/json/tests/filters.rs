@@ -59,13 +59,16 @@ fn refused_conditions_are_named() {
     let refusal =
         |condition: Value| refused::<CountRequest>(&json!({"filter": {"must": [condition]}}));
     for condition in [
-        json!({"slice": {"total": 2, "index": 0}}),
-        json!({"nested": {"key": "a", "filter": {"must": {"slice": {"total": 2, "index": 0}}}}}),
+        json!({"custom": {"name": "x"}}),
+        json!({"nested": {"key": "a", "filter": {"must": {"custom": {"name": "x"}}}}}),
     ] {
         let (kind, message) = refusal(condition.clone());
         assert_eq!(kind, ErrorKind::Unimplemented, "{condition}: {message}");
         assert!(message.contains("filter: must: [0]"), "{message}");
     }
+    let slice = json!({"must_not": [{"slice": {"total": 2, "index": 0}}]});
+    let (kind, message) = refused::<QueryRequest>(&json!({"query": {"formula": slice}}));
+    assert!(kind == ErrorKind::Unimplemented && message.contains("slice"), "{message}");
     for condition in [
         json!({"key": "a"}),
         json!({"key": "a", "match": {"value": null}}),
@@ -83,6 +86,9 @@ fn refused_conditions_are_named() {
         json!({"is_empty": "a"}),
         json!({"has_id": [-1]}),
         json!({"has_vector": 1}),
+        json!({"slice": {"total": 2}}),
+        json!({"slice": {"total": 2, "index": 2}}),
+        json!({"slice": {"total": 0, "index": 0}}),
         json!({"nested": {"key": "a"}}),
         json!({"nested": {"key": "a", "filter": {}, "other": 1}}),
         json!({"key": "a", "match": {"text": 1}}),
