@@ -220,10 +220,15 @@ fn of_points(method: &str) -> Option<QdrantCall> {
         "DeleteFieldIndex" => {
             call!(DeleteFieldIndexCollection, changes::delete_index, results::updated)
         }
-        "UpdateBatch" => {
-            const LIST: u32 = changes::OPERATIONS_FIELD;
-            streamed_call!(UpdateBatchPoints, LIST, changes::batch, results::updates)
-        }
+        // Its JSON can be nine times as long as the message: four bytes are an operation. So all
+        // operations count, and not only the largest.
+        "UpdateBatch" => QdrantCall {
+            large: true,
+            message: "UpdateBatchPoints",
+            streamed: None,
+            request: changes::batch,
+            response: |response| Ok(results::updates(response)?.encode_to_vec()),
+        },
         "Scroll" => call!(ScrollPoints, queries::scroll, results::scrolled),
         "Count" => call!(CountPoints, queries::count, results::counted),
         "Facet" => call!(FacetCounts, queries::facet, results::faceted),
@@ -361,6 +366,23 @@ mod tests {
             assert!(QdrantCall::of(&format!("/qdrant.Points/{method}")).unwrap().large, "{method}");
         }
         assert!(!QdrantCall::of("/qdrant.Points/Count").unwrap().large);
+    }
+
+    #[test]
+    fn the_json_of_many_small_changes_is_within_its_bound() {
+        use pb::points_update_operation::{Operation, OverwritePayload};
+        let change = Operation::OverwritePayload(OverwritePayload::default());
+        let change = pb::PointsUpdateOperation { operation: Some(change) };
+        let message = pb::UpdateBatchPoints {
+            collection_name: "c".to_owned(),
+            operations: vec![change; 1000],
+            ..pb::UpdateBatchPoints::default()
+        };
+        let path = "/qdrant.Points/UpdateBatch";
+        let bytes = QdrantCall::of(path).unwrap().bytes_max(&message.encode_to_vec()).unwrap();
+        let json = request(path, &message).body.len() as u64;
+        // A growing text takes up to three times its length.
+        assert!(json > 8 * message.encoded_len() as u64 && 3 * json <= bytes, "{json} {bytes}");
     }
 
     #[test]

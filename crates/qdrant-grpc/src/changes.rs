@@ -18,7 +18,7 @@ use crate::{upsert, values};
 /// Field of [`pb::UpdatePointVectors`] with the points.
 pub(crate) const VECTORS_FIELD: u32 = 3;
 /// Field of [`pb::UpdateBatchPoints`] with the operations.
-pub(crate) const OPERATIONS_FIELD: u32 = 3;
+const OPERATIONS_FIELD: u32 = 3;
 
 /// Returns the members of a choice of points, with `others`.
 fn chosen<const N: usize>(
