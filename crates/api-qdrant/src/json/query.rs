@@ -105,14 +105,22 @@ impl QueryRequest {
         )))
     }
 
-    /// Checks that each query ranks or joins the hits of its prefetches, and its threshold.
+    /// Checks that each query ranks or joins the hits of its prefetches, its threshold, and the
+    /// name of its vector.
     ///
     /// # Errors
     /// As [`QueryRequest::check_prefetches`].
     fn check_stages(&self) -> Result<()> {
         self.check_threshold()?;
         match &self.query {
-            Some(VectorQuery::Fuse(fusion)) => fusion.check(self.prefetch.len())?,
+            Some(VectorQuery::Fuse(fusion)) => {
+                fusion.check(self.prefetch.len())?;
+                if !self.using.is_empty() {
+                    return Err(Error::invalid(
+                        "using: a fusion compares no vector; name the vector in each prefetch",
+                    ));
+                }
+            }
             Some(VectorQuery::Formula(_)) if self.prefetch.is_empty() => {
                 return Err(Error::invalid(
                     "query: formula needs prefetches, whose hits it scores",

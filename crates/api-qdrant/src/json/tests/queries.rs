@@ -163,4 +163,6 @@ fn prefetches_have_a_maximum_and_a_query_that_ranks_them() {
     assert!(message.contains("prefetch[1]") && message.contains("query is needed"), "{message}");
     let message = problem(json!({"prefetch": {"query": {"fusion": "rrf"}}, "query": 3}));
     assert!(message.contains("prefetch[0]") && message.contains("needs prefetches"), "{message}");
+    let named = json!({"prefetch": {"query": 1}, "query": {"fusion": "rrf"}, "using": "v"});
+    assert!(problem(named).starts_with("using: a fusion"), "as in Qdrant");
 }
