@@ -66,7 +66,7 @@ fn more_tensors_than_permitted() {
 fn bytes_that_are_not_json() {
     for body in [
         &b"{\"inputs\":[\xff]}"[..],
-        b"\xef\xbb\xbf{\"inputs\":[]}",
+        b"\xef\xbb\xbf\xef\xbb\xbf{\"inputs\":[]}",
         b"{\"inputs\":[{\"name\":\"\xc3\x28\"}]}",
         b"{\"inputs\":[{\"name\":\"\\ud800\"}]}",
         b"{\"inputs\":[{\"name\":\"\0\"}]}",

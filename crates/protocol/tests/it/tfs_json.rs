@@ -129,6 +129,21 @@ fn the_forms_of_the_documentation() {
     );
 }
 
+/// TensorFlow Serving does not read them either.
+#[test]
+fn more_tensors_in_columns_are_ignored() {
+    let parse = |members: &str| predict(&format!(r#"{{"inputs":{{{members}}}}}"#), &two());
+    let parsed = parse(r#""id":{"a":[null]},"x":[1],"s":["a"],"row":7"#).unwrap();
+    let names: Vec<&str> = parsed.inputs.iter().map(|input| &*input.name).collect();
+    assert_eq!(names, ["x", "s"]);
+    let error = parse(r#""x":[1],"S":["a"]"#).unwrap_err();
+    assert!(error.message().contains("no tensor \"S\"; it has x, s"), "{error}");
+    let answer = Bytes::from_static(br#"{"outputs":{"y":[1],"z":[2]}}"#);
+    let outputs = any::inputs(&[("y", DType::F32, &[-1])]).inputs;
+    let error = json::parse_response(&answer, &Signature { inputs: vec![], outputs }).unwrap_err();
+    assert!(error.message().contains("no tensor \"z\""), "{error}");
+}
+
 #[test]
 fn base64_is_a_value_not_a_name() {
     let signature = any::inputs(&[("s", DType::String, &[-1])]);

@@ -28,10 +28,14 @@ pub enum PredictFormat {
 struct BodyMembers {
     row: &'static str,
     column: &'static str,
+    /// True if the column format may have tensors that the signature lacks, besides all others.
+    permits_more: bool,
 }
 
-const REQUEST: BodyMembers = BodyMembers { row: "instances", column: "inputs" };
-const RESPONSE: BodyMembers = BodyMembers { row: "predictions", column: "outputs" };
+/// TensorFlow Serving looks up each input by its name and ignores other members of "inputs".
+const REQUEST: BodyMembers = BodyMembers { row: "instances", column: "inputs", permits_more: true };
+const RESPONSE: BodyMembers =
+    BodyMembers { row: "predictions", column: "outputs", permits_more: false };
 
 impl BodyMembers {
     fn of(self, form: PredictFormat) -> &'static str {

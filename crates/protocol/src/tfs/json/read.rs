@@ -89,18 +89,18 @@ fn parse(
             return reader.skip();
         };
         if found.is_some() {
-            let BodyMembers { row, column } = members;
+            let BodyMembers { row, column, .. } = members;
             return Err(reader.error(format_args!("give one of \"{row}\" and \"{column}\", once")));
         }
         let tensors = match form {
             PredictFormat::Row => read_row(reader, specs, members.row)?,
-            PredictFormat::Column => read_column(reader, specs)?,
+            PredictFormat::Column => read_column(reader, specs, members)?,
         };
         found = Some((tensors, form));
         Ok(())
     })?;
     reader.end()?;
-    let BodyMembers { row, column } = members;
+    let BodyMembers { row, column, .. } = members;
     found.ok_or_else(|| Error::invalid(format!("the body has neither \"{row}\" nor \"{column}\"")))
 }
 
@@ -119,11 +119,13 @@ fn is_named(reader: &mut JsonReader<'_>) -> bool {
 }
 
 fn spec<'a>(specs: &'a [TensorSpec], name: &str) -> Result<&'a TensorSpec> {
-    specs.iter().find(|spec| spec.name == name).ok_or_else(|| {
-        let known: Vec<&str> = specs.iter().take(16).map(|spec| spec.name.as_str()).collect();
-        let shown: String = name.chars().take(64).collect();
-        Error::invalid(format!("the model has no tensor \"{shown}\"; it has {}", known.join(", ")))
-    })
+    specs.iter().find(|spec| spec.name == name).ok_or_else(|| unknown(specs, name))
+}
+
+fn unknown(specs: &[TensorSpec], name: &str) -> Error {
+    let known: Vec<&str> = specs.iter().take(16).map(|spec| spec.name.as_str()).collect();
+    let shown: String = name.chars().take(64).collect();
+    Error::invalid(format!("the model has no tensor \"{shown}\"; it has {}", known.join(", ")))
 }
 
 /// Returns the tensor that values without a name belong to.
@@ -169,7 +171,11 @@ impl<'a> TensorBuilder<'a> {
     }
 }
 
-fn read_column(reader: &mut JsonReader<'_>, specs: &[TensorSpec]) -> Result<Vec<NamedTensor>> {
+fn read_column(
+    reader: &mut JsonReader<'_>,
+    specs: &[TensorSpec],
+    members: BodyMembers,
+) -> Result<Vec<NamedTensor>> {
     // A body that was cut off here would seem to be a value without a name.
     if reader.peek().is_none() {
         return Err(reader.expected("tensors"));
@@ -178,15 +184,26 @@ fn read_column(reader: &mut JsonReader<'_>, specs: &[TensorSpec]) -> Result<Vec<
         return read_unnamed(reader, only(specs)?).map(|tensor| vec![tensor]);
     }
     let mut tensors: Vec<NamedTensor> = Vec::new();
+    let mut skipped = None;
     reader.object(|reader, key| {
-        let spec = spec(specs, key)?;
+        let Some(spec) = specs.iter().find(|spec| spec.name == key) else {
+            if !members.permits_more {
+                return Err(unknown(specs, key));
+            }
+            skipped.get_or_insert_with(|| unknown(specs, key));
+            return reader.skip();
+        };
         if tensors.iter().any(|tensor| *tensor.name == *key) {
             return Err(reader.error(format_args!("\"{key}\" is given twice")));
         }
         tensors.push(read_unnamed(reader, spec)?);
         Ok(())
     })?;
-    Ok(tensors)
+    match skipped {
+        // The name is probably a wrong one for an input that is missing.
+        Some(error) if tensors.len() < specs.len() => Err(error),
+        _ => Ok(tensors),
+    }
 }
 
 fn read_unnamed(reader: &mut JsonReader<'_>, spec: &TensorSpec) -> Result<NamedTensor> {
