@@ -24,6 +24,8 @@ const HANDLE: &str = "/millpond_handle";
 const READ: &str = "/millpond_read";
 /// Ending of the names of added axes.
 const AXIS: &str = "/millpond_axis";
+/// Operations that pass a tensor into the frame of a loop, in control flow of version 1.
+const FRAME_ENTRIES: [&str; 2] = ["Enter", "RefEnter"];
 /// TensorFlow's number of 32-bit integers.
 const INT32: i32 = 3;
 
@@ -84,16 +86,20 @@ fn variable_and_read(old: &NodeDef, dtype: i32, shape: TensorShape) -> Vec<NodeD
 
 impl GraphChanges {
     /// Turns large constants among the nodes that `reached` marks into variables. Leaves out those
-    /// in `kept`, which a run may feed.
+    /// in `kept`, which a run may feed, and those in loops: TensorFlow refuses a node whose inputs
+    /// are in different frames, and the variable would be outside of the loop.
     pub(crate) fn constants(
         &mut self,
         graph: &DecodedGraph,
         reached: &[bool],
         kept: &HashSet<&str>,
     ) {
+        let has_loops = graph.nodes.iter().any(|it| FRAME_ENTRIES.contains(&it.op.as_str()));
         let chosen = |at: &usize| {
             let node = &graph.nodes[*at];
-            reached[*at] && node.op == "Const" && !kept.contains(node.name.as_str())
+            // A constant in a loop has a control input from there.
+            let in_loop = has_loops && !node.input.is_empty();
+            reached[*at] && node.op == "Const" && !in_loop && !kept.contains(node.name.as_str())
         };
         for at in (0..graph.nodes.len()).filter(chosen) {
             let old = &graph.nodes[at];
@@ -246,7 +252,9 @@ fn lookup(old: &NodeDef, in_function: bool) -> Vec<NodeDef> {
                 tensor_content: Bytes::copy_from_slice(&(batch_dims as i32).to_le_bytes()),
             };
             let constant = [("dtype", Value::Type(INT32)), ("value", Value::Tensor(value))];
-            nodes.push(node(axis.clone(), "Const", Vec::new(), &old.device, &constant));
+            // In a loop, the axis must be in the same frame as the value.
+            let after_read = vec![format!("^{read}")];
+            nodes.push(node(axis.clone(), "Const", after_read, &old.device, &constant));
             inputs.push(output(&axis, "output"));
             attrs.push(("Taxis", Value::Type(INT32)));
             attrs.push(("batch_dims", Value::I(batch_dims)));
@@ -294,5 +302,60 @@ fn functions(graph: &DecodedGraph, gathers: &HashSet<Gather>) -> Result<Bytes> {
 impl RawFunction {
     fn name(&self) -> Result<String, prost::DecodeError> {
         crate::generated::OpDef::decode(self.signature.clone()).map(|signature| signature.name)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::generated::tensor_shape::Dim;
+
+    const FLOAT: i32 = 1;
+
+    fn named(name: &str, op: &str, input: &[&str], attrs: &[(&str, Value)]) -> NodeDef {
+        let input = input.iter().map(|&name| name.to_owned()).collect();
+        node(name.to_owned(), op, input, "", attrs)
+    }
+
+    /// TensorFlow refuses a node whose inputs are in different frames.
+    #[test]
+    fn nodes_in_a_loop_stay_in_its_frame() {
+        let dim = Dim { size: (CONSTANT_MIN / 4) as i64, ..Dim::default() };
+        let value = Value::Tensor(Tensor {
+            dtype: FLOAT,
+            tensor_shape: Some(TensorShape { dim: vec![dim], unknown_rank: false }),
+            tensor_content: Bytes::from(vec![0; CONSTANT_MIN]),
+        });
+        let dtype = ("dtype", Value::Type(FLOAT));
+        let large = [dtype.clone(), ("value", value)];
+        let nodes = [
+            named("table", VARIABLE, &[], std::slice::from_ref(&dtype)),
+            named("enter", "Enter", &["table"], &[]),
+            named("outside", "Const", &[], &large),
+            named("inside", "Const", &["^enter"], &large),
+            named("ids", "Placeholder", &[], &[]),
+            named(
+                "gather",
+                "ResourceGather",
+                &["enter", "ids"],
+                &[dtype, ("Tindices", Value::Type(INT32))],
+            ),
+        ];
+        let node = nodes.iter().map(|node| Bytes::from(node.encode_to_vec())).collect();
+        let graph = GraphDef { node, ..GraphDef::default() };
+        let graph = DecodedGraph::parse(graph.encode_to_vec().into()).unwrap();
+        let all = vec![true; graph.nodes.len()];
+        let mut changes = GraphChanges::default();
+        changes.constants(&graph, &all, &HashSet::new());
+        let names: Vec<&str> = changes.constants.iter().map(|it| it.name.as_str()).collect();
+        assert_eq!(names, ["outside/millpond_handle"]);
+        let gathers = graph.variables(&all).gathers;
+        let encoded = changes.encode(&graph, &all, &gathers).unwrap();
+        let axis = encoded
+            .node
+            .iter()
+            .map(|node| NodeDef::decode(node.clone()).unwrap())
+            .find(|node| node.name == "gather/millpond_axis");
+        assert_eq!(axis.unwrap().input, ["^gather/millpond_read"]);
     }
 }
