@@ -274,9 +274,26 @@ impl CatalogEntry {
         }
     }
 
-    /// Publishes `ready`: all later requests see it.
-    pub(crate) fn publish(&self, ready: ReadySet) {
+    /// Publishes `ready`: all later requests see it. A label whose new version is not ready stays
+    /// at its old one if that is ready, so that requests by label are answered meanwhile.
+    pub(crate) fn publish(&self, mut ready: ReadySet) {
+        let before = self.ready.load();
+        let mut labels = std::mem::take(&mut ready.labels);
+        for (label, version) in &mut labels {
+            let old = before.labels.get(label).filter(|&&old| ready.find(old).is_some());
+            if let Some(old) = old
+                && ready.find(*version).is_none()
+            {
+                *version = *old;
+            }
+        }
+        ready.labels = labels;
         self.ready.store(Arc::new(ready));
+    }
+
+    /// Returns the version that requests by `label` get, ready or not.
+    pub(crate) fn labelled(&self, label: &str) -> Option<u64> {
+        self.ready.load().labels.get(label).copied()
     }
 
     pub(crate) fn report(&self, status: ModelStatus) {

@@ -92,6 +92,21 @@ impl Model {
             self.end_unselected_tries(context);
             self.apply_settings(context);
             self.publish(context);
+            self.log_waiting_labels();
+        }
+    }
+
+    /// Logs the labels that stay at another version until theirs is ready.
+    fn log_waiting_labels(&self) {
+        for (label, wanted) in &self.config.labels {
+            if let Some(current) = self.entry.labelled(label)
+                && current != *wanted
+            {
+                tracing::warn!(
+                    model = %self.name,
+                    "label \"{label}\" stays at version {current} until version {wanted} is ready"
+                );
+            }
         }
     }
 

@@ -70,6 +70,23 @@ fn policies_and_labels_change_without_a_load() {
     assert_eq!(world.ready("a"), "1 2");
 }
 
+/// Requests by label would fail from the change until the end of the load.
+#[test]
+fn a_label_moves_once_its_new_version_is_ready() {
+    let world = two_models();
+    let label = |version: u64| {
+        let mut model = ModelConfig { policy: VersionPolicy::All, ..cold(&world, "a") };
+        model.labels.insert("stable".to_owned(), version);
+        configure(&world, vec![model], Vec::new()).unwrap();
+    };
+    let labelled = || world.lifecycle().catalog().by_label("a", "stable").unwrap().id.version;
+    label(1);
+    label(2);
+    assert_eq!(labelled(), 1, "version 2 is not there yet");
+    world.publish("a", 2);
+    eventually("the label moves", || labelled() == 2);
+}
+
 #[test]
 fn a_moved_model_loads_from_its_new_directory() {
     let world = two_models();
