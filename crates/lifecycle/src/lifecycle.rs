@@ -164,10 +164,10 @@ impl Lifecycle {
     /// versions from there while the earlier ones serve. One that an administrator unloaded stays
     /// unloaded.
     ///
-    /// Calls `done` once every named model has a ready version and no load is left, with
-    /// `FailedPrecondition` if a model could not be loaded, or with `Cancelled` if too many later
+    /// Calls `done` once every new or changed model has a ready version and no load left, with
+    /// `FailedPrecondition` if one could not be loaded, or with `Cancelled` if too many later
     /// changes wait. The configuration is then in effect nevertheless. `InvalidArgument` means that
-    /// nothing changed.
+    /// nothing changed. If `set` has the same models as before, all of them are awaited.
     ///
     /// New versions of changed models do not wait for their turn in the fleet.
     pub fn configure(&self, set: ConfigSet, done: AdminCallback) {

@@ -20,7 +20,9 @@ const RECONFIGURATIONS_MAX: usize = 16;
 pub(super) struct Reconfiguration {
     /// Number of the scan that applies it.
     ticket: u64,
-    set: Arc<ConfigSet>,
+    /// New and changed models, or all if none has changed: a repeated request waits for the same
+    /// models. A broken model that stays as it was fails no change of others.
+    awaited: Vec<Arc<str>>,
     /// Changed models whose new versions do not wait for their turn, since a client requested them.
     pub(super) by_hand: BTreeSet<Arc<str>>,
     since: Instant,
@@ -28,8 +30,8 @@ pub(super) struct Reconfiguration {
 }
 
 impl Manager {
-    /// Replaces the configuration and requests a scan. `done` is called once all models of the new
-    /// configuration had their first try. `by_hand` is true for a change by an administrator.
+    /// Replaces the configuration and requests a scan. `done` is called once all new and changed
+    /// models had their first try. `by_hand` is true for a change by an administrator.
     pub(super) fn configure(&mut self, set: Arc<ConfigSet>, by_hand: bool, done: AdminCallback) {
         // The new change is not refused: the server counts it as current already, and sends it only
         // once.
@@ -53,9 +55,13 @@ impl Manager {
         };
         let by_hand = set.models.iter().filter(is_by_hand).map(|config| config.name.clone());
         let by_hand = by_hand.collect();
+        let repeats = before.models == set.models;
+        let is_awaited = |config: &&ModelConfig| repeats || !before.models.contains(config);
+        let awaited = set.models.iter().filter(is_awaited).map(|config| config.name.clone());
+        let awaited = awaited.collect();
         let ticket = self.scans.ask();
         let since = Instant::now();
-        self.reconfigurations.push(Reconfiguration { ticket, set, by_hand, since, done });
+        self.reconfigurations.push(Reconfiguration { ticket, awaited, by_hand, since, done });
     }
 
     /// Answers replacements whose models have all had their first try.
@@ -75,7 +81,7 @@ impl Manager {
         }
         let waited = now.duration_since(change.since);
         // Models that a later change removed, or that an administrator unloaded, are not awaited.
-        let models = change.set.models.iter().filter_map(|config| self.models.get(&config.name));
+        let models = change.awaited.iter().filter_map(|name| self.models.get(name));
         let models: Vec<_> = models.filter(|model| !model.down && !model.removed).collect();
         let is_awaited =
             |model: &&Model| model.starting(now, waited < CHANGING_WAIT_MAX) || model.awaits_copy();

@@ -114,6 +114,22 @@ fn failures_are_answered_and_mistakes_change_nothing() {
     assert_eq!(world.ask("a").unwrap(), 1.0, "nothing changed");
 }
 
+/// One broken model must not make every later change fail.
+#[test]
+fn models_that_stay_as_they_were_are_not_awaited() {
+    let world = two_models();
+    world.place("bad", 1, |dir| std::fs::write(dir.join("millpond.json"), "{").unwrap());
+    let change = |names: &[&str]| {
+        let models = names.iter().map(|name| cold(&world, name)).collect();
+        configure(&world, models, Vec::new())
+    };
+    assert!(change(&["a", "bad"]).is_err());
+    world.publish("c", 1);
+    change(&["a", "bad", "c"]).unwrap();
+    assert_eq!(world.ask("c").unwrap(), 1.0);
+    assert!(change(&["a", "bad", "c"]).is_err(), "a repeated change awaits all models");
+}
+
 #[test]
 fn a_change_is_in_effect_although_many_others_wait() {
     let world = two_models();
