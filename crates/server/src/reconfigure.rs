@@ -92,8 +92,8 @@ impl ModelConfigurator {
         true
     }
 
-    /// Replaces the named models by a list in TensorFlow Serving's form and waits until each
-    /// serves. Roots stay.
+    /// Replaces the named models by a list in TensorFlow Serving's form and waits until each that
+    /// is new or changed serves. Roots stay.
     ///
     /// # Errors
     /// The errors of [`ModelListRules`], after which nothing has changed; `FailedPrecondition` if a
