@@ -25,14 +25,17 @@ use crate::view;
 
 /// Maximum unread statuses of a call of Watch, and its end.
 const STATUSES_MAX: usize = 2;
+/// Services as TensorFlow Serving's health service names them, for which its probes ask.
+const SHORT_NAMES: [&str; 2] = ["ModelService", "PredictionService"];
 
 /// Returns the status of the server (empty name), a service or a model; `None` for another name.
 fn status(state: &ModelsState, name: &str) -> Option<ServingStatus> {
-    let serves = if name.is_empty() || reflection::is_service(name) {
-        state.readiness.check().is_ok()
-    } else {
-        let ready = state.lifecycle.catalog().ready(name)?;
-        !ready.is_empty() && !state.readiness.is_stopping()
+    let is_server = name.is_empty() || reflection::is_service(name);
+    let ready = if is_server { None } else { state.lifecycle.catalog().ready(name) };
+    let serves = match ready {
+        Some(ready) => !ready.is_empty() && !state.readiness.is_stopping(),
+        None if is_server || SHORT_NAMES.contains(&name) => state.readiness.check().is_ok(),
+        None => return None,
     };
     Some(if serves { ServingStatus::Serving } else { ServingStatus::NotServing })
 }

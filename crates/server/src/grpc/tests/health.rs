@@ -34,7 +34,8 @@ fn server_services_and_models_have_a_status() {
     run(async {
         let mut client = client!(HealthClient, served);
         let names = ["", "inference.GRPCInferenceService", "grpc.health.v1.Health", "echo"];
-        for name in names {
+        // The last two are TensorFlow Serving's names.
+        for name in names.into_iter().chain(["ModelService", "PredictionService"]) {
             let answer = client.check(named(name)).await.unwrap().into_inner();
             assert_eq!(answer.status(), ServingStatus::Serving, "{name}");
         }
