@@ -5,7 +5,7 @@ use std::time::{Duration, SystemTime};
 
 use base::{Error, Result};
 use import::tfs::ModelListRules;
-use lifecycle::{AdminCallback, ConfigSet, Lifecycle};
+use lifecycle::{AdminCallback, Catalog, ConfigSet, Lifecycle};
 use metrics::{KindLabels, Metrics};
 use observe::{EventJournal, EventLevel, NewEvent};
 use os::{ReloadNotice, ServiceManager};
@@ -21,6 +21,9 @@ const APPLY_TIMEOUT: Duration = Duration::from_secs(3600);
 
 /// A configuration of models outside the server, such as a file.
 pub trait ConfigSource: Send {
+    /// Receives the versions that serve, before each call of [`ConfigSource::poll`].
+    fn see_versions(&mut self, _catalog: &Catalog) {}
+
     /// Returns the models that should be served instead of `current`; `None` if nothing changed
     /// since the last call. `forced` is true after SIGHUP: an unchanged source is read too.
     ///
@@ -175,6 +178,7 @@ impl ModelConfigurator {
     ) {
         loop {
             let current = self.current();
+            source.see_versions(self.lifecycle.catalog());
             let polled = source.poll(&current, forced).and_then(|set| {
                 set.as_ref().map_or(Ok(()), ConfigSet::check)?;
                 Ok(set)

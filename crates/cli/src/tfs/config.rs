@@ -1,5 +1,6 @@
 //! TensorFlow Serving's flags as the server's configuration.
 
+use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -324,10 +325,17 @@ fn models(flags: &Flags, setup: &mut TfsSetup) -> CommandResult {
         .then_some(VersionBatching { threads, runs: rules.template.schedule.threads });
     let mut noted = Vec::new();
     if let Some(batching) = version_batching {
-        noted = batching.apply(&mut models).map_err(|error| wrong(&error))?;
+        noted = batching.apply(&mut models, &BTreeMap::new()).map_err(|error| wrong(&error))?;
         setup.warnings.extend(noted.clone());
     }
-    let source = ListSource { file, seen, rules: rules.clone(), version_batching, noted };
+    let source = ListSource {
+        file,
+        seen,
+        rules: rules.clone(),
+        version_batching,
+        serving: BTreeMap::new(),
+        noted,
+    };
     let list_poll = flags.int("model_config_file_poll_wait_seconds").unwrap_or(0);
     let list_poll = (list_poll > 0).then(|| Duration::from_secs(list_poll as u64));
     let config = &mut setup.config.models;

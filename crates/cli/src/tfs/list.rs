@@ -1,11 +1,13 @@
 //! The list of models while serving: `--model_config_file`, and each model's own batching.
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use base::Result;
 use import::text;
 use import::tfs::{ModelListRules, VersionBatching};
-use lifecycle::ConfigSet;
+use lifecycle::{Catalog, ConfigSet};
 use os::FileStamp;
 use protocol::tensorflow::serving::ModelServerConfig;
 use server::ConfigSource;
@@ -17,11 +19,24 @@ pub(super) struct ListSource {
     pub(super) seen: Option<FileStamp>,
     pub(super) rules: ModelListRules,
     pub(super) version_batching: Option<VersionBatching>,
+    /// Newest version that serves, by model.
+    pub(super) serving: BTreeMap<Arc<str>, u64>,
     /// Notes that were logged.
     pub(super) noted: Vec<String>,
 }
 
 impl ConfigSource for ListSource {
+    fn see_versions(&mut self, catalog: &Catalog) {
+        if self.version_batching.is_none() {
+            return;
+        }
+        let newest = |name: Arc<str>| {
+            let newest = catalog.ready(&name)?.last().copied()?;
+            Some((name, newest))
+        };
+        self.serving = catalog.names().into_iter().filter_map(newest).collect();
+    }
+
     fn poll(&mut self, current: &ConfigSet, forced: bool) -> Result<Option<ConfigSet>> {
         let mut set = current.clone();
         let mut is_new = false;
@@ -38,7 +53,7 @@ impl ConfigSource for ListSource {
             }
         }
         if let Some(batching) = self.version_batching {
-            let notes = batching.apply(&mut set.models).inspect_err(|_| {
+            let notes = batching.apply(&mut set.models, &self.serving).inspect_err(|_| {
                 if is_new {
                     // The new list is not applied, so the next poll reads it again.
                     self.seen = None;
@@ -68,6 +83,7 @@ mod tests {
             file,
             rules: ModelListRules::default(),
             version_batching: None,
+            serving: BTreeMap::new(),
             noted: Vec::new(),
         }
     }
@@ -122,6 +138,28 @@ mod tests {
         assert_eq!(set.models[1].schedule.mode, ScheduleMode::Sync);
         write("11", "max_batch_size { value: 0 }");
         assert!(source.poll(&set, false).is_err());
+    }
+
+    #[test]
+    fn a_version_that_is_being_copied_changes_no_batching() {
+        let dir = tempfile::tempdir().unwrap();
+        let model = dir.path().join("m");
+        std::fs::create_dir_all(model.join("1")).unwrap();
+        std::fs::write(model.join("1").join(BATCHING_FILE), "max_batch_size { value: 4 }").unwrap();
+        let mut source = source(None);
+        source.version_batching = Some(VersionBatching { threads: 8, runs: None });
+        let set = ConfigSet { models: vec![ModelConfig::new("m", &model)], ..ConfigSet::default() };
+        let set = source.poll(&set, false).unwrap().unwrap();
+        source.serving = BTreeMap::from([("m".into(), 1)]);
+        std::fs::create_dir(model.join("2")).unwrap();
+        assert_eq!(source.poll(&set, false).unwrap(), None, "version 2 does not serve yet");
+        let away = dir.path().join("away");
+        std::fs::rename(&model, &away).unwrap();
+        assert_eq!(source.poll(&set, false).unwrap(), None, "the directory is away for a moment");
+        std::fs::rename(&away, &model).unwrap();
+        source.serving = BTreeMap::from([("m".into(), 2)]);
+        let set = source.poll(&set, false).unwrap().unwrap();
+        assert_eq!(set.models[0].schedule.mode, ScheduleMode::Sync);
     }
 
     #[test]

@@ -1,6 +1,8 @@
 //! Batching parameters beside the files of versions.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use base::Result;
 use engine::{ScheduleMode, ScheduleOptions};
@@ -23,16 +25,27 @@ pub struct VersionBatching {
 }
 
 impl VersionBatching {
-    /// Gives `models` the schedules of their newest versions. A model without the file merges
-    /// nothing, as in TensorFlow Serving. Returns notes about parts that the schedules cannot
-    /// express.
+    /// Gives `models` the schedules of the versions in `serving`, or of their newest versions on
+    /// disk. A version without the file merges nothing, as in TensorFlow Serving. Returns notes
+    /// about parts that the schedules cannot express.
     ///
     /// # Errors
     /// `InvalidArgument` for a file that is wrong.
-    pub fn apply(self, models: &mut [ModelConfig]) -> Result<Vec<String>> {
+    pub fn apply(
+        self,
+        models: &mut [ModelConfig],
+        serving: &BTreeMap<Arc<str>, u64>,
+    ) -> Result<Vec<String>> {
         let mut notes = Vec::new();
         for model in models {
-            let Some(path) = newest_file(&model.base_path) else {
+            let serves = serving.get(&model.name).copied();
+            let dir = version_dir(&model.base_path, serves);
+            if dir.is_none() && serves.is_some() {
+                // Its directory is being replaced, or cannot be read for a moment.
+                continue;
+            }
+            let path = dir.map(|dir| dir.join(BATCHING_FILE)).filter(|path| path.is_file());
+            let Some(path) = path else {
                 model.schedule.mode = ScheduleMode::Sync;
                 continue;
             };
@@ -48,12 +61,14 @@ impl VersionBatching {
     }
 }
 
-/// Returns the batching parameters of the highest version, if it has some.
-fn newest_file(base_path: &Path) -> Option<PathBuf> {
+/// Returns the directory of the version that `serves`, or of the highest one. A version that is
+/// being copied does not count while another one serves: it may lack the file until the end.
+fn version_dir(base_path: &Path, serves: Option<u64>) -> Option<PathBuf> {
     let number = |entry: std::io::Result<std::fs::DirEntry>| {
         let entry = entry.ok()?;
         Some((entry.file_name().to_str()?.parse::<u64>().ok()?, entry.path()))
     };
-    let newest = std::fs::read_dir(base_path).ok()?.filter_map(number).max()?;
-    Some(newest.1.join(BATCHING_FILE)).filter(|path| path.is_file())
+    let versions = std::fs::read_dir(base_path).ok()?.filter_map(number);
+    let chosen = versions.filter(|(version, _)| serves.is_none_or(|serves| *version == serves));
+    chosen.max().map(|(_, dir)| dir)
 }
