@@ -257,11 +257,11 @@ impl OutputComparison {
             }
             return first;
         }
-        let server = elements(server);
-        let against = elements(against);
-        let element =
-            server.iter().zip(&against).position(|(server, against)| server != against)?;
-        Some(of_output(name, Some(element), shown(&server[element]), shown(&against[element])))
+        let shown = |element: &Bytes| shown(server.dtype(), element);
+        let mut pairs = elements(server).into_iter().zip(elements(against)).enumerate();
+        let (element, (server, against)) =
+            pairs.find(|(_, (server, against))| server != against)?;
+        Some(of_output(name, Some(element), shown(&server), shown(&against)))
     }
 }
 
@@ -298,19 +298,24 @@ fn elements(tensor: &Tensor) -> Vec<Bytes> {
     }
 }
 
-/// Formats an element: text if it is readable, else a number or its bytes.
-fn shown(element: &Bytes) -> String {
-    match std::str::from_utf8(element) {
-        Ok(text) if !text.is_empty() && !text.chars().any(char::is_control) => {
-            format!("\"{}\"", text.chars().take(STRING_CHARS_MAX).collect::<String>())
-        }
-        _ => match element.len() {
-            1 => element[0].to_string(),
-            2 => element.first_chunk().map_or(0, |bytes| i16::from_le_bytes(*bytes)).to_string(),
-            4 => element.first_chunk().map_or(0, |bytes| i32::from_le_bytes(*bytes)).to_string(),
-            8 => element.first_chunk().map_or(0, |bytes| i64::from_le_bytes(*bytes)).to_string(),
-            _ => format!("{:?}", element.slice(..element.len().min(STRING_CHARS_MAX))),
+/// Formats an element: text if it is readable, a number, or else its bytes.
+fn shown(dtype: DType, element: &Bytes) -> String {
+    let bytes = || format!("{:?}", element.slice(..element.len().min(STRING_CHARS_MAX)));
+    let number = || element.iter().rev().fold(0u64, |sum, byte| (sum << 8) | u64::from(*byte));
+    match dtype {
+        DType::String => match std::str::from_utf8(element) {
+            Ok(text) if !text.is_empty() && !text.chars().any(char::is_control) => {
+                format!("\"{}\"", text.chars().take(STRING_CHARS_MAX).collect::<String>())
+            }
+            _ => bytes(),
         },
+        DType::Bool => (number() != 0).to_string(),
+        DType::U8 | DType::U16 | DType::U32 | DType::U64 => number().to_string(),
+        DType::I8 => (number() as i8).to_string(),
+        DType::I16 => (number() as i16).to_string(),
+        DType::I32 => (number() as i32).to_string(),
+        DType::I64 => (number() as i64).to_string(),
+        _ => bytes(),
     }
 }
 
@@ -382,6 +387,11 @@ mod tests {
             |ids: Vec<i64>| vec![named("ids", Tensor::from_vec([2].as_slice(), ids).unwrap())];
         let difference = first(&ids(vec![7, 8]), &ids(vec![7, -9])).unwrap();
         assert!(difference.contains("element 1: 8, but -9"), "{difference}");
+        let small = |value: u8| {
+            vec![named("class", Tensor::from_vec([1].as_slice(), vec![value]).unwrap())]
+        };
+        let difference = first(&small(55), &small(200)).unwrap();
+        assert!(difference.contains("element 0: 55, but 200"), "{difference}");
         let texts = |text: &str| {
             let strings = vec![Bytes::copy_from_slice(text.as_bytes())];
             vec![named("label", Tensor::from_strings([1].as_slice(), strings).unwrap())]
