@@ -2,10 +2,10 @@
 
 use std::sync::Arc;
 
-use base::{Error, Result};
+use base::{Error, ErrorKind, Result};
 use engine::{NamedSignature, Servable};
 use inference::InferenceService;
-use lifecycle::{Catalog, RequestKey, Route};
+use lifecycle::{Catalog, LifecycleState, RequestKey, Route};
 use protocol::tfs::{self, SignatureInfo};
 
 /// Number that OpenVINO's clients send for the latest version.
@@ -41,7 +41,7 @@ pub(crate) fn find(
 ) -> Result<Arc<Servable>> {
     let number = version(inference.catalog(), model, requested);
     let found = inference.find(model, number, label);
-    found.map_err(|error| not_found(error, model, number, label))
+    found.map_err(|error| not_found(inference.catalog(), error, model, number, label))
 }
 
 /// Finds the version that runs a request, as [`find`] does. Without number and label, a running
@@ -58,18 +58,38 @@ pub(crate) fn route(
 ) -> Result<Route> {
     let number = version(inference.catalog(), model, requested);
     let found = inference.route(model, number, label, key);
-    found.map_err(|error| not_found(error, model, number, label))
+    found.map_err(|error| not_found(inference.catalog(), error, model, number, label))
 }
 
-fn not_found(error: Error, model: &str, number: Option<u64>, label: Option<&str>) -> Error {
+fn not_found(
+    catalog: &Catalog,
+    error: Error,
+    model: &str,
+    number: Option<u64>,
+    label: Option<&str>,
+) -> Error {
     let request = match number {
         Some(number) => format!("Specific({model}, {number})"),
         None => format!("Latest({model})"),
+    };
+    let error = match number {
+        // No wait brings it back. An answer that means "unavailable" would be tried again, and
+        // balancers would count it as a failure of the server.
+        Some(number) if is_replaced(catalog, model, number) => error.with_kind(ErrorKind::NotFound),
+        _ => error,
     };
     match label {
         Some(_) => error,
         None => error.context(format!("Servable not found for request: {request}")),
     }
+}
+
+/// Returns true if the version has served, and the model's policy does not select it any more.
+fn is_replaced(catalog: &Catalog, model: &str, number: u64) -> bool {
+    catalog.status(model).is_some_and(|status| {
+        let state = status.version(number).map(|version| version.state);
+        !status.unloaded && state == Some(LifecycleState::Released)
+    })
 }
 
 /// Returns all signatures of a version, for its metadata.

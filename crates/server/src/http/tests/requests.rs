@@ -164,3 +164,15 @@ fn uneven_batch_sizes_are_the_clients_mistake() {
     assert_eq!(refused.status, 400);
     assert!(refused.text().contains("differ in batch size"), "{}", refused.text());
 }
+
+#[test]
+fn a_replaced_version_is_not_found() {
+    let dir = tempfile::tempdir().unwrap();
+    let served = served(dir.path(), |_| {});
+    let path = "/v1/models/echo/versions/1/metadata";
+    assert_eq!(served.ask("GET", path, "", b"").status, 200);
+    publish(&dir.path().join("models/echo/2"), ECHO, &[]).unwrap();
+    let answer = until_answer(&served, path, |answer| answer.status == 404);
+    let wanted = "Servable not found for request: Specific(echo, 1)";
+    assert!(answer.text().contains(wanted), "{}", answer.text());
+}
