@@ -1,5 +1,6 @@
 //! Accepts connections within a bound, limits slow clients, and ends gracefully.
 
+use std::hash::{BuildHasher, Hasher, RandomState};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -8,7 +9,7 @@ use http::{HeaderValue, header};
 use hyper::body::Incoming;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::conn::auto;
-use hyper_util::server::graceful::{GracefulShutdown, Watcher};
+use hyper_util::server::graceful::{GracefulConnection, GracefulShutdown, Watcher};
 use metrics::{KindLabels, LevelGauge, Metrics};
 use os::WarningLimiter;
 use tokio::net::TcpStream;
@@ -84,6 +85,9 @@ pub struct ConnectionLimits {
     /// Time after which an HTTP/2 connection with unread answers is closed if the client reads next
     /// to nothing.
     pub answer_window: Duration,
+    /// Age at which an HTTP/2 connection gets no new requests, changed by up to a tenth. Its client
+    /// opens another one, which a balancer may send to another server. `None` is no limit.
+    pub age_max: Option<Duration>,
 }
 
 impl ConnectionLimits {
@@ -210,6 +214,7 @@ where
         };
         let answer = hyper::service::service_fn(move |request| answers.answer(request));
         let name = self.name;
+        let age_max = self.limits.age_max.map(jittered);
         let header_limit = self.limits.header_timeout;
         let opening = OpeningLimits { idle: IDLE_TIMEOUT, handshake: header_limit };
         let builder = builder.clone();
@@ -242,7 +247,7 @@ where
                     let (stream, flush) = WriteCoalescer::new(stream, WRITE_STALL_MAX, frames);
                     let connection =
                         builder.serve_connection(TokioIo::new(stream), answer).into_owned();
-                    let connection = watcher.watch(connection);
+                    let connection = until_age(connection, watcher, stop, age_max);
                     drive_http2(flush, connection, check, header_timeout, header_limit).await
                 }
             };
@@ -290,6 +295,37 @@ async fn drive_http2(
             Err("the client took too long to send the preface of HTTP/2".into())
         }
     }
+}
+
+/// Runs an HTTP/2 connection until it ends. At the shutdown, and at the age `age_max`, its client
+/// gets GOAWAY: running requests are answered, and new ones need another connection.
+async fn until_age<C: GracefulConnection>(
+    connection: C,
+    watcher: Watcher,
+    mut stop: watch::Receiver<bool>,
+    age_max: Option<Duration>,
+) -> std::result::Result<(), C::Error> {
+    let Some(age_max) = age_max else { return watcher.watch(connection).await };
+    let own = GracefulShutdown::new();
+    let connection = own.watch(connection);
+    let goes_away = async {
+        // Either outcome ends the connection.
+        let _ = tokio::time::timeout(age_max, stop.wait_for(|stop| *stop)).await;
+        own.shutdown().await;
+        std::future::pending::<std::result::Result<(), C::Error>>().await
+    };
+    // The shutdown of the listener waits for `watcher`, which lives until the end of this function.
+    tokio::select! {
+        ended = connection => ended,
+        ended = goes_away => ended,
+    }
+}
+
+/// Returns a time that differs from `age` by up to a tenth, as in gRPC. Connections that began
+/// together then do not end together.
+fn jittered(age: Duration) -> Duration {
+    let random = RandomState::new().build_hasher().finish();
+    age.mul_f64(0.9 + 0.2 * (random as f64 / u64::MAX as f64))
 }
 
 /// Counts an open connection of a listener, also if its handler panics.

@@ -36,8 +36,9 @@ const LOAD_THREADS_MAX: i64 = lifecycle::THREADS_MAX as i64;
 const GRPC_TIMEOUT_MAX: Duration = Duration::from_secs(3600);
 /// Largest message of gRPC, as in TensorFlow Serving.
 const BODY_BYTES_MAX: usize = i32::MAX as usize;
-/// The argument of gRPC's channels that has an effect.
+/// Arguments of gRPC's channels that have an effect.
 const MESSAGE_LENGTH: &str = "grpc.max_receive_message_length";
+const CONNECTION_AGE: &str = "grpc.max_connection_age_ms";
 
 /// Everything to start with.
 pub(super) struct TfsSetup {
@@ -251,17 +252,28 @@ fn channel_arguments(flags: &Flags, own: &ServeArgs, setup: &mut TfsSetup) -> Co
                 let bytes = usize::try_from(bytes).unwrap_or(BODY_BYTES_MAX).min(BODY_BYTES_MAX);
                 setup.config.listeners.body_bytes_max = bytes.max(1);
             }
-            (MESSAGE_LENGTH, Err(_)) => {
+            (CONNECTION_AGE, Ok(millis)) => {
+                setup.config.listeners.grpc_connection_age = connection_age(millis);
+            }
+            (MESSAGE_LENGTH | CONNECTION_AGE, Err(_)) => {
+                let unit = if key == MESSAGE_LENGTH { "bytes" } else { "milliseconds" };
                 return Err(CommandError::usage(format!(
-                    "--grpc_channel_arguments: {key} must be a number of bytes"
+                    "--grpc_channel_arguments: {key} must be a number of {unit}"
                 )));
             }
             _ => setup.warnings.push(format!(
-                "--grpc_channel_arguments: {key} has no effect; only {MESSAGE_LENGTH} has one"
+                "--grpc_channel_arguments: {key} has no effect; only {MESSAGE_LENGTH} and \
+                 {CONNECTION_AGE} have one"
             )),
         }
     }
     Ok(())
+}
+
+/// Returns the age of a connection. For gRPC, its largest number and those below 1 mean no limit.
+fn connection_age(millis: i64) -> Option<Duration> {
+    let is_limit = (1..i64::from(i32::MAX)).contains(&millis);
+    is_limit.then(|| Duration::from_millis(millis as u64))
 }
 
 /// Applies the flags of loads. Flags of `millpond serve` take precedence.
@@ -481,7 +493,8 @@ mod tests {
             "--rest_api_port=9001",
             "--rest_api_timeout_in_ms=0",
             "--grpc_socket_path=/run/tfs.sock",
-            "--grpc_channel_arguments=grpc.max_receive_message_length=1000,grpc.so_reuseport=1",
+            "--grpc_channel_arguments=grpc.max_receive_message_length=1000,grpc.so_reuseport=1,\
+             grpc.max_connection_age_ms=2000",
             "--enable_batching",
             "--num_load_threads=3",
             "--load_retry_interval_micros=-1",
@@ -502,6 +515,8 @@ mod tests {
         assert_eq!(listeners.rest_timeout, None);
         assert_eq!(listeners.grpc_socket.as_deref(), Some(Path::new("/run/tfs.sock")));
         assert_eq!(listeners.body_bytes_max, 1000);
+        assert_eq!(listeners.grpc_connection_age, Some(Duration::from_secs(2)));
+        assert_eq!(connection_age(i32::MAX.into()), None);
         assert!(listeners.host.is_loopback() && listeners.tfs_tensor_content);
         let models = &config.models;
         assert_eq!((models.load_threads, models.poll_once), (3, true));

@@ -47,6 +47,7 @@ impl EchoServer {
             metrics: Arc::new(Metrics::default()),
             limits: ConnectionLimits {
                 answer_window: transport::ANSWER_WINDOW,
+                age_max: None,
                 connections_max: 100,
                 streams_max: 100,
                 header_timeout: WAIT,

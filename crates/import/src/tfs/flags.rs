@@ -104,7 +104,7 @@ const FLAGS: &[Flag] = &[
     flag(
         "grpc_channel_arguments",
         Text,
-        "KEY=VALUE,...; grpc.max_receive_message_length is applied",
+        "KEY=VALUE,... of grpc.max_receive_message_length, grpc.max_connection_age_ms",
     ),
     ignored(
         "grpc_max_threads",

@@ -80,6 +80,9 @@ pub struct ListenerConfig {
     pub client_timeout: Duration,
     /// Time in which a client must read at least 256 KiB of a large answer.
     pub answer_window: Duration,
+    /// Age at which a gRPC connection gets no new requests, so that its client opens another one.
+    /// `None` is no limit.
+    pub grpc_connection_age: Option<Duration>,
     /// Longest wait for running requests at shutdown.
     pub shutdown_grace: Duration,
     /// Part of that time in which idle HTTP/1.1 connections wait for a request in flight.
@@ -124,6 +127,7 @@ impl Default for ListenerConfig {
             metric_names: MetricNames::default(),
             client_timeout: Duration::from_secs(10),
             answer_window: transport::ANSWER_WINDOW,
+            grpc_connection_age: None,
             shutdown_grace: Duration::from_secs(30),
             drain_time: DRAIN_TIME,
             threads: 0,
@@ -166,6 +170,7 @@ impl ListenerConfig {
             header_timeout: self.client_timeout,
             shutdown_grace: self.shutdown_grace,
             drain_time: self.drain_time,
+            age_max: self.grpc_connection_age,
         }
     }
 

@@ -31,6 +31,7 @@ const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 
 const LIMITS: ConnectionLimits = ConnectionLimits {
     answer_window: millpond_transport::ANSWER_WINDOW,
+    age_max: None,
     connections_max: 1000,
     streams_max: 100,
     header_timeout: Duration::from_secs(10),
@@ -160,6 +161,23 @@ fn floods_of_control_frames_end_their_connection() {
         sender.send_request(request).await.unwrap()
     });
     assert_eq!(answer.status(), 200);
+}
+
+#[test]
+fn a_connection_ends_at_its_age() {
+    let limits = ConnectionLimits { age_max: Some(Duration::from_secs(2)), ..LIMITS };
+    let served = Served::start_within(HttpVersion::Http2, limits);
+    served.runtime.as_ref().unwrap().block_on(async {
+        let stream = TokioIo::new(tokio::net::TcpStream::connect(served.address).await.unwrap());
+        let (mut sender, connection) =
+            http2::handshake(TokioExecutor::new(), stream).await.unwrap();
+        let connection = tokio::spawn(connection);
+        let request = http::Request::get("http://localhost/").body(Empty::<Bytes>::new()).unwrap();
+        assert_eq!(sender.send_request(request).await.unwrap().status(), 200);
+        let ended = tokio::time::timeout(WAIT_MAX, connection).await;
+        assert!(ended.is_ok(), "the connection does not end");
+    });
+    until("it is closed", || served.open_connections() == 0);
 }
 
 #[test]

@@ -123,6 +123,7 @@ impl Served {
             metrics: metrics.clone(),
             limits: ConnectionLimits {
                 answer_window: millpond_transport::ANSWER_WINDOW,
+                age_max: None,
                 connections_max: 100,
                 streams_max: 100,
                 // Also the limit of a handshake, which one test waits for.

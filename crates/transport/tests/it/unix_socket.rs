@@ -58,6 +58,7 @@ fn listener(socket: UnixSocket, stop: watch::Receiver<bool>) -> impl Future<Outp
         metrics: Arc::new(Metrics::default()),
         limits: ConnectionLimits {
             answer_window: millpond_transport::ANSWER_WINDOW,
+            age_max: None,
             connections_max: 10,
             streams_max: 10,
             header_timeout: Duration::from_secs(10),
