@@ -207,7 +207,8 @@ impl ModelFile {
         Ok(())
     }
 
-    fn version_policy(&self) -> Option<VersionPolicy> {
+    /// Returns the version policy; `None` if the file sets none.
+    pub(crate) fn version_policy(&self) -> Option<VersionPolicy> {
         Some(match self.policy.as_ref()? {
             PolicyText::Latest(count) => VersionPolicy::Latest(*count),
             PolicyText::All => VersionPolicy::All,

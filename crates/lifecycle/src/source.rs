@@ -21,13 +21,14 @@ use base::{Error, Result};
 use os::FileStamp;
 
 use crate::model_file::{self, MODEL_FILE, ModelFile};
-use crate::{ConfigSet, ModelConfig, ModelRoot};
+use crate::{ConfigSet, ModelConfig, ModelRoot, VersionPolicy};
 
 pub(crate) use files::Fingerprint;
 use version::VersionMemory;
 pub(crate) use version::{ForeignKind, Parameters, VersionContents, VersionScan};
 
-/// Most versions of a model that are scanned: the highest numbers.
+/// Most versions of a model that are scanned: the highest numbers. Versions that its policy names
+/// are scanned too.
 pub(crate) const VERSIONS_MAX: usize = 1024;
 /// Most subdirectories of a root that become models: the first by name.
 pub(crate) const ROOT_MODELS_MAX: usize = 4096;
@@ -110,8 +111,6 @@ impl SettingsMemory {
 struct Listing {
     /// Version directories, lowest first.
     versions: Vec<(u64, PathBuf)>,
-    /// Number of versions above [`VERSIONS_MAX`], which are not in the list.
-    ignored_versions: usize,
     /// True if there is a settings file.
     settings: bool,
 }
@@ -214,15 +213,19 @@ impl Scanner {
     }
 
     fn scan_model(&mut self, base: ModelConfig, now: Instant) -> ModelScan {
-        let contents = steady(&base.base_path, || self.contents_of(&base.base_path, now));
+        let contents = steady(&base.base_path, || self.contents_of(&base, now));
         ModelScan { base, contents }
     }
 
     /// Reads the contents of a model's directory. `None` as in [`steady`].
-    fn contents_of(&mut self, base_path: &Path, now: Instant) -> Result<Option<Contents>> {
-        let Some(Listing { versions, ignored_versions, settings }) = list(base_path)? else {
+    fn contents_of(&mut self, base: &ModelConfig, now: Instant) -> Result<Option<Contents>> {
+        let Some(Listing { mut versions, settings }) = list(&base.base_path)? else {
             return Ok(None);
         };
+        let settings = self.settings_of(&base.base_path, settings);
+        let file = settings.as_ref().as_ref().ok().and_then(Option::as_ref);
+        let own = file.and_then(ModelFile::version_policy);
+        let ignored_versions = ignore_lowest(&mut versions, own.as_ref().unwrap_or(&base.policy));
         let look = |(version, dir): (u64, PathBuf)| {
             let memory = self.versions.entry(dir.clone()).or_default();
             version::scan(version, dir, &self.kinds, memory, self.poll, now)
@@ -230,7 +233,6 @@ impl Scanner {
         let Some(versions) = versions.into_iter().map(look).collect() else {
             return Ok(None);
         };
-        let settings = self.settings_of(base_path, settings);
         Ok(Some(Contents { settings, versions, ignored_versions }))
     }
 
@@ -393,9 +395,20 @@ fn list(base_path: &Path) -> Result<Option<Listing>> {
             *dir = path;
         }
     }
-    let ignored_versions = found.len().saturating_sub(VERSIONS_MAX);
-    let versions = found.into_iter().skip(ignored_versions).collect();
-    Ok(Some(Listing { versions, ignored_versions, settings }))
+    Ok(Some(Listing { versions: found.into_iter().collect(), settings }))
+}
+
+/// Keeps the highest [`VERSIONS_MAX`] versions and those that `policy` names. A version that serves
+/// must not disappear because newer ones are added. Returns the number of the others.
+fn ignore_lowest(versions: &mut Vec<(u64, PathBuf)>, policy: &VersionPolicy) -> usize {
+    let all = versions.len();
+    let first = versions.get(all.saturating_sub(VERSIONS_MAX)).map_or(0, |(version, _)| *version);
+    let is_named = |version: &u64| match policy {
+        VersionPolicy::Specific(named) => named.contains(version),
+        VersionPolicy::Latest(_) | VersionPolicy::All => false,
+    };
+    versions.retain(|(version, _)| *version >= first || is_named(version));
+    all - versions.len()
 }
 
 /// Returns true if an entry is a directory or may be one; `None` if it vanished. Some file systems

@@ -213,6 +213,8 @@ fn versions_above_the_limit_of_a_model_are_counted() {
         std::os::unix::fs::symlink("1", link).unwrap();
     }
     assert_eq!(ignored(&mut bench), (VERSIONS_MAX, 4, 3), "the lowest are ignored");
+    bench.write("m/millpond.toml", "policy = { specific = [2] }");
+    assert_eq!(ignored(&mut bench), (VERSIONS_MAX + 1, 2, 2), "but not one that the policy names");
 }
 
 /// A dangling link, or one that cannot be followed, is not a removed directory.
