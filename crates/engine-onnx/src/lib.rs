@@ -6,8 +6,8 @@
 //! `api`: a status becomes a `Result`, a null pointer an error, and `Drop` releases every handle.
 //!
 //! Settings of every session, and their reasons:
-//! * Parameters are bound in the caller's regions (`AddInitializer`), never copied, and released
-//!   after the session.
+//! * Parameters are bound in the caller's regions (`AddInitializer`), and released after the
+//!   session. The library copies those whose shape it may change (`AddExternalInitializers`).
 //! * The library's arena is off: a caching arena per session would be released with every swap and
 //!   faulted in again.
 //! * Memory patterns are off: they are cached under a lock for each new shape and never dropped.

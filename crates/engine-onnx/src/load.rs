@@ -1,6 +1,6 @@
-//! Opens models: options, parameters bound in place, the session.
+//! Opens models: options, parameters, the session.
 
-use std::ffi::{CStr, c_int};
+use std::ffi::{CStr, CString, c_char, c_int};
 use std::ptr::null_mut;
 
 use base::{Error, Result};
@@ -9,6 +9,7 @@ use ort::sys;
 use smallvec::SmallVec;
 
 use crate::api::{Handle, call};
+use crate::parameters::ParameterBinding;
 use crate::runtime::Runtime;
 use crate::{element, parameters};
 
@@ -28,15 +29,25 @@ pub(crate) struct OpenedSession {
 
 pub(crate) fn open(runtime: &'static Runtime, request: &LoadRequest) -> Result<OpenedSession> {
     let path = c_path(&request.graph)?;
-    parameters::check(&request.graph, &request.parameters)
+    let bindings = parameters::check(&request.graph, &request.parameters)
         .map_err(|e| e.context(request.graph.display()))?;
     let options = session_options(&request.options)?;
     // SAFETY: the options are alive; the path is NUL-terminated and copied.
     unsafe { call!(Call, SetSessionLogId(options.as_ptr(), path.as_ptr()))? };
     let mut values = Vec::with_capacity(request.parameters.len());
-    for parameter in &request.parameters {
-        values.push(bind(runtime, &options, parameter)?);
+    let mut copied = Vec::new();
+    for (parameter, binding) in request.parameters.iter().zip(bindings) {
+        let value = parameter_value(runtime, parameter)?;
+        let name = c_text(&parameter.name)?;
+        match binding {
+            ParameterBinding::InPlace => bind(&options, &name, &value)
+                .map_err(|e| e.context(format!("parameter \"{}\"", parameter.name)))?,
+            ParameterBinding::Copied => copied.push((name, value.as_ptr())),
+            ParameterBinding::FromGraph => {}
+        }
+        values.push(value);
     }
+    copy(&options, &copied)?;
     let threads = request.options.intra_op_threads > 1 || request.options.inter_op_threads > 1;
     let create = move || create_session(runtime, &path, &options);
     // The session's threads inherit the priority of the thread that creates it, and a load thread
@@ -105,13 +116,8 @@ fn threads(count: usize) -> Result<c_int> {
     }
 }
 
-/// Makes the next session use `parameter` in place. The graph's own copy, or the external file that
-/// it names, is not read.
-fn bind(
-    runtime: &Runtime,
-    options: &Handle<sys::OrtSessionOptions>,
-    parameter: &BoundTensor,
-) -> Result<Handle<sys::OrtValue>> {
+/// Returns a value of the library over the memory of `parameter`.
+fn parameter_value(runtime: &Runtime, parameter: &BoundTensor) -> Result<Handle<sys::OrtValue>> {
     let bytes = parameter.check()?;
     let onnx = element::to_onnx(parameter.dtype).ok_or_else(|| {
         Error::invalid(format!(
@@ -119,13 +125,11 @@ fn bind(
             parameter.name, parameter.dtype
         ))
     })?;
-    let name = c_text(&parameter.name)?;
     let shape: SmallVec<[i64; 6]> = parameter.dims.iter().map(|&dim| dim as i64).collect();
     let mut value = null_mut();
     // SAFETY: the bytes were checked to lie inside the region, which outlives the session (see
     // `OpenedSession`), and to be as many as type and shape take. The library takes a mutable
-    // pointer for all tensors; an initialiser is never written to. The name is NUL-terminated
-    // and copied; the value outlives the options and the session.
+    // pointer for all tensors; an initialiser is never written to.
     unsafe {
         let data = bytes.as_ptr().cast_mut().cast();
         call!(
@@ -140,9 +144,45 @@ fn bind(
                 &mut value
             )
         )?;
-        let value = Handle::own(value)?;
-        call!(Load, AddInitializer(options.as_ptr(), name.as_ptr(), value.as_ptr()))
-            .map_err(|e| e.context(format!("parameter \"{}\"", parameter.name)))?;
-        Ok(value)
+        Handle::own(value)
+    }
+}
+
+/// Makes the next session use `value` in place. The graph's own copy, or the external file that it
+/// names, is not read.
+fn bind(
+    options: &Handle<sys::OrtSessionOptions>,
+    name: &CStr,
+    value: &Handle<sys::OrtValue>,
+) -> Result<()> {
+    // SAFETY: the options are alive, the name is NUL-terminated and copied. The value outlives the
+    // options and the session.
+    unsafe { call!(Load, AddInitializer(options.as_ptr(), name.as_ptr(), value.as_ptr())) }
+}
+
+/// Makes the next session use copies of `parameters` instead of the external files that the graph
+/// names. The library sees them before it optimises the graph, so it may change their shapes.
+fn copy(
+    options: &Handle<sys::OrtSessionOptions>,
+    parameters: &[(CString, *mut sys::OrtValue)],
+) -> Result<()> {
+    if parameters.is_empty() {
+        return Ok(());
+    }
+    let names: Vec<*const c_char> = parameters.iter().map(|(name, _)| name.as_ptr()).collect();
+    let values: Vec<*const sys::OrtValue> =
+        parameters.iter().map(|(_, value)| value.cast_const()).collect();
+    // SAFETY: the options are alive, and both arrays have the length given. The names are
+    // NUL-terminated and copied. The values outlive the options and the session.
+    unsafe {
+        call!(
+            Load,
+            AddExternalInitializers(
+                options.as_ptr(),
+                names.as_ptr(),
+                values.as_ptr(),
+                parameters.len()
+            )
+        )
     }
 }

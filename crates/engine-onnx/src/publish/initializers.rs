@@ -1,5 +1,6 @@
 //! Reads a graph's parameters, to check the parameters that a session binds.
 
+use std::collections::HashSet;
 use std::ops::Range;
 use std::path::Path;
 
@@ -7,6 +8,7 @@ use base::{DType, Result};
 
 use super::encode::WIRE_BYTES;
 use super::names::ParameterNames;
+use super::rearranged;
 use super::schema::{self, graph, model};
 use super::source::WALK_BYTES;
 use super::tensor::TensorHead;
@@ -28,12 +30,18 @@ pub(crate) struct GraphParameters {
     /// Parameters of the main graph.
     pub(crate) main: Vec<Initializer>,
     names: ParameterNames,
+    rearranged: HashSet<String>,
 }
 
 impl GraphParameters {
     /// Returns true if only one parameter has the name, in the main graph and all graphs inside it.
     pub(crate) fn only(&self, name: &str) -> bool {
         self.names.bindable(name.as_bytes()).is_some()
+    }
+
+    /// Returns true if the library may change the shape of the main graph's parameter `name`.
+    pub(crate) fn may_rearrange(&self, name: &str) -> bool {
+        self.rearranged.contains(name)
     }
 }
 
@@ -57,7 +65,12 @@ pub(crate) fn read(path: &Path) -> Result<GraphParameters> {
             });
         }
     }
-    Ok(GraphParameters { main: found, names })
+    let rearranged = {
+        let parameters: HashSet<&str> =
+            found.iter().map(|parameter: &Initializer| parameter.name.as_str()).collect();
+        rearranged::collect(&mut walker, &parameters)?
+    };
+    Ok(GraphParameters { main: found, names, rearranged })
 }
 
 /// Returns the payloads of the message fields `number` of the message in `range`.

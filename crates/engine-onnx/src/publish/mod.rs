@@ -12,6 +12,7 @@ mod external;
 pub(crate) mod initializers;
 mod names;
 mod plan;
+mod rearranged;
 mod schema;
 mod source;
 mod tensor;

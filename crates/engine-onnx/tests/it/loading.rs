@@ -3,9 +3,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use base::{Dim, ErrorKind};
+use base::{DType, Dim, ErrorKind};
 use engine::threads::idle_threads;
 use engine::{BoundTensor, Engine, LoadRequest, SessionOptions};
+use engine_onnx::publish::build::{ModelBuilder, Node, OnnxParameter};
 use os::background::{Attempt, BackgroundRunner};
 
 use crate::support::{bound_floats, child, floats, load, load_with, models, onnx, pool, refusal};
@@ -202,4 +203,36 @@ fn folding_optimisers_see_bound_parameters() {
     assert_eq!(ours, ordinary);
     assert!(ours.iter().any(|value| value.abs() > 0.1), "{ours:?}");
     assert!(pool().stats().used <= used_before, "the regions went back");
+}
+
+/// The optimiser moves one transpose past the sum to the other one. Then it transposes the
+/// parameter, whose name stays.
+#[test]
+fn a_parameter_between_transposes_keeps_its_layout() {
+    let dir = tempfile::tempdir().unwrap();
+    let graph = dir.path().join("graph.onnx");
+    let shift = [1.0, 2.0, 3.0, 4.0];
+    let bytes: Vec<u8> = shift.iter().flat_map(|value: &f32| value.to_le_bytes()).collect();
+    std::fs::write(dir.path().join("weights.bin"), bytes).unwrap();
+    let turn = |from, to| Node::new("Transpose", &[from], &[to]).ints("perm", &[1, 0]);
+    let square = [Dim::Fixed(2), Dim::Fixed(2)];
+    let model = || {
+        ModelBuilder::new("turned", 17)
+            .node(turn("x", "a"))
+            .node(Node::new("Add", &["a", "shift"], &["b"]))
+            .node(turn("b", "y"))
+            .input("x", DType::F32, &square)
+            .output("y", DType::F32, &square)
+    };
+    let parameter = OnnxParameter::new("shift", DType::F32, [2usize, 2]);
+    let beside = model().external(&parameter, "weights.bin", 0).unwrap();
+    for model in [beside, model().floats("shift", &[2, 2], &shift)] {
+        std::fs::write(&graph, model.encode()).unwrap();
+        let parameters = vec![bound_floats("shift", &[2, 2], &shift)];
+        let request = LoadRequest { graph: graph.clone(), parameters, ..LoadRequest::default() };
+        let session = onnx().load(&request).unwrap();
+        let x = floats("x", &[2, 2], &[10.0, 20.0, 30.0, 40.0]);
+        let expected = floats("y", &[2, 2], &[11.0, 23.0, 32.0, 44.0]);
+        assert_eq!(session.run(&[x], &[]).unwrap(), [expected]);
+    }
 }

@@ -1,0 +1,222 @@
+//! Finds the parameters whose axes the library may change.
+//!
+//! ONNX Runtime moves a `Transpose` past other operators. If such an operator reads a parameter,
+//! the library transposes or reshapes the parameter and keeps its name. It then takes bytes that
+//! are bound to this name for those of the new layout, without a check.
+
+use std::collections::{HashMap, HashSet};
+use std::ops::Range;
+
+use base::Result;
+
+use super::encode::WIRE_BYTES;
+use super::schema::{DEPTH_MAX, MessageKind, node};
+use super::tensor::NAME_BYTES_MAX;
+use super::wire::Walker;
+
+/// Maximum bytes of the names of values that are followed to the operators that read them.
+const FOLLOWED_BYTES_MAX: usize = 16 << 20;
+/// Maximum bytes of the names of parameters that one operator reads.
+const READ_BYTES_MAX: usize = 16 << 20;
+/// Bytes of memory that an entry of either takes, beside its names.
+const ENTRY_BYTES: usize = 128;
+
+/// Returns the names of `parameters` that the library may rearrange. Follows the order of the
+/// nodes, which is an order in which they can run.
+///
+/// # Errors
+/// `DataLoss` if the model is damaged; I/O errors.
+pub(super) fn collect(walker: &mut Walker, parameters: &HashSet<&str>) -> Result<HashSet<String>> {
+    let mut search = RearrangedSearch {
+        parameters,
+        moves_axes: false,
+        followed: HashMap::new(),
+        followed_bytes: 0,
+        found: HashSet::new(),
+    };
+    let whole = walker.whole();
+    search.message(walker, MessageKind::Model, whole, 0)?;
+    Ok(if search.moves_axes { search.found } else { HashSet::new() })
+}
+
+struct RearrangedSearch<'a> {
+    parameters: &'a HashSet<&'a str>,
+    /// True if the model has an operator from which the library makes a `Transpose` that it moves.
+    moves_axes: bool,
+    /// Outputs of `DequantizeLinear`, each with its parameter. The library looks past the operator.
+    followed: HashMap<String, String>,
+    followed_bytes: usize,
+    /// Parameters of operators that a `Transpose` may be moved past.
+    found: HashSet<String>,
+}
+
+impl RearrangedSearch<'_> {
+    fn message(
+        &mut self,
+        walker: &mut Walker,
+        kind: MessageKind,
+        range: Range<u64>,
+        depth: usize,
+    ) -> Result<()> {
+        if depth > DEPTH_MAX {
+            return Err(walker
+                .damaged(range.start, format_args!("messages nested more than {DEPTH_MAX} deep")));
+        }
+        let mut at = range.start;
+        while at < range.end {
+            let field = walker.field(at, range.end)?;
+            at = field.whole.end;
+            if field.wire != WIRE_BYTES {
+                continue;
+            }
+            let Some(child) = kind.child(field.number) else { continue };
+            match child {
+                MessageKind::MainNode | MessageKind::Node => {
+                    let operator = self.read(walker, field.payload.clone())?;
+                    self.add(operator);
+                }
+                // The library may replace its calls by its nodes.
+                MessageKind::Function => self.moves_axes = true,
+                _ => {}
+            }
+            if matches!(
+                child,
+                MessageKind::MainGraph
+                    | MessageKind::Graph
+                    | MessageKind::MainNode
+                    | MessageKind::Node
+                    | MessageKind::Attribute
+            ) {
+                self.message(walker, child, field.payload, depth + 1)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Reads a `NodeProto` without its attributes.
+    fn read(&self, walker: &mut Walker, payload: Range<u64>) -> Result<OperatorHead> {
+        let mut head = OperatorHead::default();
+        let mut bytes = 0;
+        let mut at = payload.start;
+        while at < payload.end {
+            let field = walker.field(at, payload.end)?;
+            at = field.whole.end;
+            if field.wire != WIRE_BYTES {
+                continue;
+            }
+            match field.number {
+                node::INPUT => {
+                    let input = text(walker, field.payload)?;
+                    let Some(parameter) = self.parameter_of(&input) else { continue };
+                    bytes += parameter.len() + ENTRY_BYTES;
+                    if bytes > READ_BYTES_MAX {
+                        return Err(walker
+                            .damaged(field.whole.start, "an operator with too many parameters"));
+                    }
+                    head.parameters.push(parameter.to_owned());
+                }
+                node::OUTPUT if head.output.is_empty() => {
+                    head.output = text(walker, field.payload)?;
+                }
+                node::OP_TYPE => head.name = text(walker, field.payload)?,
+                node::DOMAIN => head.domain = text(walker, field.payload)?,
+                _ => {}
+            }
+        }
+        Ok(head)
+    }
+
+    /// Returns the parameter that the value is or follows from.
+    fn parameter_of(&self, value: &str) -> Option<&str> {
+        match self.parameters.get(value) {
+            Some(parameter) => Some(parameter),
+            None => self.followed.get(value).map(String::as_str),
+        }
+    }
+
+    fn add(&mut self, operator: OperatorHead) {
+        self.moves_axes |= operator.moves_axes();
+        if operator.keeps_constants() {
+            return;
+        }
+        let OperatorHead { name, output, mut parameters, .. } = operator;
+        if name == "DequantizeLinear" {
+            // Scale and zero point, which come after it, keep their shape.
+            parameters.truncate(1);
+            let Some(parameter) = parameters.pop() else { return };
+            self.followed_bytes += output.len() + parameter.len() + ENTRY_BYTES;
+            if self.followed_bytes <= FOLLOWED_BYTES_MAX {
+                self.followed.insert(output, parameter);
+            } else {
+                self.found.insert(parameter);
+            }
+            return;
+        }
+        self.found.extend(parameters);
+    }
+}
+
+/// Operator of a node, and the parameters that it reads.
+#[derive(Default)]
+struct OperatorHead {
+    name: String,
+    domain: String,
+    /// Parameters that its inputs are or follow from.
+    parameters: Vec<String>,
+    /// First output.
+    output: String,
+}
+
+impl OperatorHead {
+    /// Returns true if this is a `Transpose`, or if the library makes one that it moves: for a
+    /// convolution in another layout, or of the graph or function that the operator stands for.
+    fn moves_axes(&self) -> bool {
+        matches!(
+            &*self.name,
+            "AffineGrid"
+                | "Attention"
+                | "Conv"
+                | "If"
+                | "QLinearConv"
+                | "RotaryEmbedding"
+                | "Transpose"
+        )
+    }
+
+    /// Returns true if the library does not change constants that the operator reads. These
+    /// operators have the large parameters of most models.
+    fn keeps_constants(&self) -> bool {
+        match &*self.domain {
+            "" | "ai.onnx" => matches!(
+                &*self.name,
+                "Conv"
+                    | "ConvInteger"
+                    | "ConvTranspose"
+                    | "Einsum"
+                    | "GRU"
+                    | "Gather"
+                    | "GatherElements"
+                    | "GatherND"
+                    | "Gemm"
+                    | "LSTM"
+                    | "MatMul"
+                    | "MatMulInteger"
+                    | "QLinearConv"
+                    | "QLinearMatMul"
+                    | "RNN"
+                    | "Transpose"
+            ),
+            "com.microsoft" => !self.name.starts_with("QLinear") && self.name != "DequantizeLinear",
+            _ => false,
+        }
+    }
+}
+
+/// Reads a name. Returns an empty one for a name that is too long for a parameter.
+fn text(walker: &mut Walker, range: Range<u64>) -> Result<String> {
+    if range.end - range.start > NAME_BYTES_MAX {
+        return Ok(String::new());
+    }
+    let bytes = walker.bytes(range, NAME_BYTES_MAX)?;
+    Ok(String::from_utf8_lossy(&bytes).into_owned())
+}
