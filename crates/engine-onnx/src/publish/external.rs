@@ -52,7 +52,8 @@ impl ExternalFiles {
                 found
             }
         };
-        let given = location.length.unwrap_or_else(|| length.saturating_sub(location.offset));
+        // The length is optional. Other tensors may follow in the file.
+        let given = location.length.unwrap_or(wanted);
         if given != wanted {
             return Err(Error::data_loss(format!(
                 "{given} bytes at offset {} of {}, type and shape take {wanted}",
@@ -119,6 +120,7 @@ mod tests {
         let mut files = ExternalFiles::beside(&dir.join("model.onnx")).unwrap();
         assert_eq!(files.resolve(&at("./sub/data", 4, Some(96)), 96).unwrap().1, 4..100);
         assert_eq!(files.resolve(&at("inner", 90, None), 10).unwrap().1, 90..100);
+        assert_eq!(files.resolve(&at("inner", 4, None), 10).unwrap().1, 4..14);
         let absolute = outer.path().join("secret");
         for (location, kind) in [
             (at("../secret", 0, None), ErrorKind::InvalidArgument),
@@ -131,6 +133,7 @@ mod tests {
             (at("sub/data", 1, Some(100)), ErrorKind::DataLoss),
             (at("sub/data", u64::MAX, Some(100)), ErrorKind::DataLoss),
             (at("sub/data", 0, Some(99)), ErrorKind::DataLoss),
+            (at("sub/data", 1, None), ErrorKind::DataLoss),
         ] {
             assert_eq!(files.resolve(&location, 100).unwrap_err().kind(), kind, "{location:?}");
         }
