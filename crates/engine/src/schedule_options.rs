@@ -60,8 +60,8 @@ pub struct ScheduleOptions {
     /// True to merge even without a measured gain. For measurements; see the cost model of
     /// `schedule`.
     pub always_merge: bool,
-    /// Maximum queued requests of this model; a request of several batches counts as many. `None`
-    /// uses the server's bound.
+    /// Maximum queued requests of this model; a request of several batches counts as many.
+    /// Requests of lower priority than the new one do not count. `None` uses the server's bound.
     pub queue_max: Option<usize>,
     /// Deadline of a request that has none; `None` uses the server's.
     pub timeout: Option<Duration>,

@@ -141,7 +141,8 @@ impl ModelQueue {
     /// Takes the entries of one request. Returns the limit and the waiting entries if the queue of
     /// the model or level has no room for all, and leaves them to the caller, who drops them
     /// without the lock. A queue that is at most half full has room for any request: otherwise a
-    /// large one would have to find the queue nearly empty.
+    /// large one would have to find the queue nearly empty. Requests of lower levels do not count,
+    /// so the model's queue has at most its limit of requests for each level.
     pub(crate) fn push(
         &mut self,
         entries: &mut Vec<Entry>,
@@ -160,7 +161,9 @@ impl ModelQueue {
             self.levels.resize_with(levels, VecDeque::new);
         }
         let full = |queue: &ModelQueue| {
-            let bounds = [(model_max, queue.queued), (level_max, queue.levels[level].len())];
+            // Requests of lower levels run later, so they take no room from this one.
+            let before: usize = queue.levels[..=level].iter().map(VecDeque::len).sum();
+            let bounds = [(model_max, before), (level_max, queue.levels[level].len())];
             let room = |max: usize| entries.len().min(max.div_ceil(2));
             bounds.into_iter().find(|&(max, waiting)| waiting + room(max) > max)
         };

@@ -37,6 +37,29 @@ fn higher_priorities_go_first_and_have_their_own_limit() {
     assert_eq!(tags(&bench.answers(4)), [0, 4, 1, 2]);
 }
 
+#[test]
+fn a_full_queue_has_room_for_a_higher_priority() {
+    let options = ScheduleOptions {
+        priorities: vec![PriorityOptions::default(); 2],
+        default_priority: 2,
+        ..ScheduleOptions::default()
+    };
+    let bench = Bench::new(1, 2);
+    let (rows, servable) = model("m", options, PLAIN);
+    bench.ask(0, &servable, x(1, 2, 0.0));
+    rows.wait_running(1);
+    let send = |tag, level| bench.send(tag, &servable, x(1, 2, 0.0), priority(level));
+    let refusal = |tag, level| send(tag, level).unwrap_err().kind();
+    send(1, 2).unwrap();
+    send(2, 2).unwrap();
+    assert_eq!(refusal(3, 2), ErrorKind::ResourceExhausted);
+    send(4, 1).unwrap();
+    send(5, 1).unwrap();
+    assert_eq!(refusal(6, 1), ErrorKind::ResourceExhausted);
+    rows.gate.open();
+    assert_eq!(tags(&bench.answers(5)), [0, 4, 5, 1, 2]);
+}
+
 /// A model with four times the weight gets four runs for each of the other's; both always have
 /// requests waiting.
 #[test]
