@@ -17,10 +17,24 @@ const MEMORY: [&str; 4] =
 /// Markers of a failed device. Wrong sizes are found before any work is sent to it.
 const DEVICE: [&str; 6] =
     ["CUDA error", "CUDA driver error", "CUBLAS_STATUS_", "CUDNN_STATUS_", "CUFFT_", "cuDNN error"];
+/// Markers of a module whose code names a device: it was exported on a GPU, for example. All inputs
+/// are on the device of the model's settings, so no request can cause this.
+const OTHER_DEVICE: [&str; 4] = [
+    "PyTorch is not linked with support for",
+    "with arguments from the 'CUDA' backend",
+    "Cannot initialize CUDA without",
+    "Expected all tensors to be on the same device",
+];
 
 /// Returns the error for an exception's text.
 pub(crate) fn error(text: &str) -> Error {
     let has = |parts: &[&str]| parts.iter().any(|part| text.contains(part));
+    if has(&OTHER_DEVICE) {
+        return Error::internal(format!(
+            "the module uses a device other than `device` in its settings; export it on that device: {}",
+            line(text)
+        ));
+    }
     let kind = if has(&ASSERTION) {
         ErrorKind::Internal
     } else if has(&MEMORY) {
@@ -86,6 +100,21 @@ mod tests {
             "CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling `cublasSgemm( handle, opa, opb, m, n, k)`",
         ] {
             assert_eq!(error(text).kind(), ErrorKind::Internal, "{text}");
+        }
+    }
+
+    #[test]
+    fn a_module_for_another_device_is_not_the_requests_fault() {
+        for text in [
+            "RuntimeError: Could not run 'aten::empty.memory_format' with arguments from the 'CUDA' backend. This \
+             could be because the operator doesn't exist for this backend",
+            "RuntimeError: PyTorch is not linked with support for cuda devices",
+            "RuntimeError: Expected all tensors to be on the same device, but found at least two devices, cuda:0 and \
+             cpu!",
+        ] {
+            let error = error(text);
+            assert_eq!(error.kind(), ErrorKind::Internal, "{text}");
+            assert!(error.message().contains("`device`"), "{error}");
         }
     }
 
