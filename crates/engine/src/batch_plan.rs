@@ -386,4 +386,18 @@ mod tests {
             BatchPlan::new(&signature, &options).unwrap_err().message().contains("does not have")
         );
     }
+
+    #[test]
+    fn the_padding_value_fits_the_type() {
+        let (mut signature, mut options) = ocr();
+        let mut fits = |dtype, value| {
+            signature.inputs[0].dtype = dtype;
+            options.inputs.get_mut("x").unwrap().value = value;
+            BatchPlan::new(&signature, &options).is_ok()
+        };
+        assert!(fits(DType::I8, -128.0) && fits(DType::U8, 255.0) && fits(DType::F16, -0.5));
+        assert!(!fits(DType::U8, -1.0) && !fits(DType::I64, 0.5) && !fits(DType::Bool, 2.0));
+        assert!(!fits(DType::I32, f64::NAN) && fits(DType::F32, f64::NAN));
+        assert!(!fits(DType::I4, 0.0), "elements of half a byte");
+    }
 }

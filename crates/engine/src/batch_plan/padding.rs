@@ -37,6 +37,7 @@ pub(super) fn add_padding(
     if pad.axes.iter().any(|&axis| !free(spec, axis)) {
         return wrong("axes names an axis whose size the model fixes");
     }
+    check_value(spec.dtype, pad.value).or_else(|why| wrong(&why))?;
     plan.axes =
         pad.axes.iter().map(|&axis| GrowingAxis { axis, source, source_axis: axis }).collect();
     plan.value = pad.value;
@@ -47,6 +48,28 @@ pub(super) fn add_padding(
         slack_bytes: pad.slack_bytes,
     });
     Ok(())
+}
+
+/// Checks that an element of `dtype` can have the padding value. Otherwise the server would pad with
+/// another one.
+fn check_value(dtype: DType, value: f64) -> std::result::Result<(), String> {
+    let range = match dtype {
+        DType::Bool => 0.0..=1.0,
+        DType::U8 => 0.0..=f64::from(u8::MAX),
+        DType::U16 => 0.0..=f64::from(u16::MAX),
+        DType::U32 => 0.0..=f64::from(u32::MAX),
+        DType::U64 => 0.0..=u64::MAX as f64,
+        DType::I8 => f64::from(i8::MIN)..=f64::from(i8::MAX),
+        DType::I16 => f64::from(i16::MIN)..=f64::from(i16::MAX),
+        DType::I32 => f64::from(i32::MIN)..=f64::from(i32::MAX),
+        DType::I64 => i64::MIN as f64..=i64::MAX as f64,
+        DType::F16 | DType::BF16 | DType::F32 | DType::F64 => return Ok(()),
+        _ => return Err(format!("{dtype} cannot be padded")),
+    };
+    if value.fract() == 0.0 && range.contains(&value) {
+        return Ok(());
+    }
+    Err(format!("value {value} is not possible for {dtype}"))
 }
 
 pub(super) fn add_mask(
