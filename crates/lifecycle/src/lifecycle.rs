@@ -324,17 +324,15 @@ fn check(config: &LifecycleConfig, engines: &[Arc<dyn Engine>]) -> Result<()> {
     Ok(())
 }
 
-fn open_cache(config: &LifecycleConfig) -> Option<Arc<Cache>> {
+fn open_cache(config: &LifecycleConfig) -> Result<Arc<Cache>> {
     if !config.uses_pool() {
-        return None;
+        return Err(Error::precondition("versions are converted for the pool only"));
     }
-    Cache::open(&config.cache_dir)
-        .inspect_err(|error| {
-            tracing::warn!(
-                %error,
-                "the cache of converted models cannot be used, so only published versions can be served; \
-                 give a writable directory with --cache-dir"
-            );
-        })
-        .ok()
+    Cache::open(&config.cache_dir).inspect_err(|error| {
+        tracing::warn!(
+            %error,
+            "the cache of converted models cannot be used, so only published versions can be served; \
+             give a writable directory with --cache-dir"
+        );
+    })
 }

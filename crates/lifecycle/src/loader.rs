@@ -48,8 +48,8 @@ pub(crate) struct Loader {
     pub(crate) ledger: Arc<Ledger>,
     pub(crate) warmup: Arc<dyn WarmupSource>,
     pub(crate) converter: Converter,
-    /// `None` if nothing is converted.
-    pub(crate) cache: Option<Arc<Cache>>,
+    /// The reason if nothing can be converted.
+    pub(crate) cache: Result<Arc<Cache>>,
     pub(crate) placement: ParameterPlacement,
     /// True if loads run at idle priority once the first load is finished.
     pub(crate) background: bool,
@@ -232,11 +232,12 @@ impl Loader {
     }
 
     fn convert(&self, job: &LoadJob, attempt: &Attempt) -> Result<Converted> {
-        let cache = self.cache.as_ref().ok_or_else(|| {
-            Error::precondition(
-                "the version cannot be converted, because the cache directory cannot be used; give \
-                 a writable one with --cache-dir, or publish the version with `millpond publish`",
-            )
+        let cache = self.cache.as_ref().map_err(|error| {
+            Error::precondition(format!(
+                "the version cannot be converted, because the cache directory cannot be used \
+                 ({error}); give a writable one with --cache-dir, or publish the version with \
+                 `millpond publish`",
+            ))
         })?;
         self.stage(
             &job.id,

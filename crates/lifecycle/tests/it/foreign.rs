@@ -84,6 +84,23 @@ fn a_failed_load_names_the_file_of_the_version() {
     assert!(reason.starts_with(&format!("{}: not a fake graph", copy.display())), "{reason}");
 }
 
+#[test]
+fn an_unusable_cache_directory_is_named() {
+    let mut world = World::prepare(64 * MIB);
+    foreign(&world, 1, GRAPH);
+    world.start(Setting {
+        change: |config| {
+            let file = config.cache_dir.join("file");
+            fs::write(&file, "").unwrap();
+            config.cache_dir = file.join("cache");
+        },
+        ..Setting::default()
+    });
+    let reason = world.until("m", 1, LifecycleState::Failed).reason.unwrap();
+    let cache = world.cache.path().join("file/cache");
+    assert!(reason.contains(&format!("cannot be used ({}: ", cache.display())), "{reason}");
+}
+
 /// Files that changed are tried again.
 fn foreign_again(world: &World) {
     fs::write(world.dir("m", 2).join("model.onnx"), GRAPH.replace("affine x 1", "affine x 2"))
