@@ -4,9 +4,13 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::process::Command;
+use std::sync::Arc;
+use std::time::Duration;
 
 use base::{NamedTensor, Tensor};
+use engine::threads::idle_threads;
 use engine::{Engine, LoadRequest, Session, SessionOptions};
+use os::background::{Attempt, BackgroundRunner};
 
 use crate::support::{engine, model};
 
@@ -97,23 +101,15 @@ fn threads_of_a_model_have_ordinary_priority() {
     if std::env::var_os(CHILD).is_none() {
         return run_child("threads::threads_of_a_model_have_ordinary_priority");
     }
-    let first = load(&engine, 1, 1);
+    let engine = Arc::new(engine);
+    let first = load(&*engine, 1, 1);
     let before = switches();
-    let background = std::thread::spawn(move || {
-        os::thread::set_idle_priority().unwrap();
-        load(&engine, 3, 1)
-    });
-    let second = background.join().unwrap();
-    let new: Vec<String> =
-        switches().into_keys().filter(|thread| !before.contains_key(thread)).collect();
-    assert!(new.len() >= 3, "{new:?}");
-    for thread in new {
-        let stat = std::fs::read_to_string(format!("/proc/self/task/{thread}/stat")).unwrap();
-        // The 41st field is the scheduling class; 5 is SCHED_IDLE. The second, the name, ends with
-        // the last parenthesis.
-        let class = stat.rsplit(')').next().unwrap().split_whitespace().nth(38).unwrap();
-        assert_eq!(class, "0", "{stat}");
-    }
+    let mut runner = BackgroundRunner::new("test", "loading", Duration::from_secs(3600));
+    let work = move |_: &Attempt| Ok(load(&*engine, 3, 1));
+    let second = runner.run("test", &Arc::default(), work).unwrap();
+    let new = switches().into_keys().filter(|thread| !before.contains_key(thread)).count();
+    assert!(new > 3, "the runner's threads, and those of the model: {new}");
+    assert_eq!(idle_threads(), ["test-idle"]);
     run(&*first);
     run(&*second);
 }
