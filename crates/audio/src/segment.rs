@@ -52,8 +52,8 @@ impl Windows {
         Windows { spec, width, held, skip: 0, next: 0, is_trimmed: false }
     }
 
-    /// Sets whether the model's frames at the end of a window do not count. If so, rows after the
-    /// last hop make one more window at the end.
+    /// Sets whether the model's frames at the end of a window do not count. If so, every hop that
+    /// has a row begins a window.
     #[must_use]
     pub fn trimmed(self, is_trimmed: bool) -> Windows {
         Windows { is_trimmed, ..self }
@@ -91,27 +91,33 @@ impl Windows {
         result
     }
 
-    /// Calls `each` for the last window, padded with zeros, if no other window covers the last
-    /// rows.
+    /// Calls `each` for the windows at the end, padded with zeros, until the last rows are covered.
+    /// It is one window at most, unless frames at the end of a window do not count.
     ///
     /// # Errors
     /// Returns the errors of `each`.
     pub fn finish(&mut self, each: &mut dyn FnMut(FeatureWindow<'_>) -> Result<()>) -> Result<()> {
-        let real = (self.held.len() / self.width).saturating_sub(self.spec.context);
-        // Rows of the window before, if windows overlap.
-        let had = if self.next == 0 || self.is_trimmed {
-            0
-        } else {
-            self.spec.window.saturating_sub(self.spec.hop)
-        };
-        if real <= had {
-            return Ok(());
+        loop {
+            let values = self.held.len();
+            let real = (values / self.width).saturating_sub(self.spec.context);
+            // Rows of the window before, if windows overlap.
+            let had = if self.next == 0 || self.is_trimmed {
+                0
+            } else {
+                self.spec.window.saturating_sub(self.spec.hop)
+            };
+            if real <= had {
+                return Ok(());
+            }
+            let size = self.size();
+            self.held.resize(size, 0.0);
+            let window =
+                FeatureWindow { index: self.next, start: self.start(), real, rows: &self.held };
+            each(window)?;
+            self.held.truncate(values);
+            self.held.drain(..values.min(self.spec.hop * self.width));
+            self.next += 1;
         }
-        let size = self.size();
-        self.held.resize(size, 0.0);
-        let window =
-            FeatureWindow { index: self.next, start: self.start(), real, rows: &self.held };
-        each(window)
     }
 
     fn size(&self) -> usize {

@@ -510,11 +510,15 @@ fn trimmed_frames_at_the_end_are_covered() {
     let inputs = vec![spec("x", &[-1, -1])];
     let model: Arc<dyn AudioModel> =
         Arc::new(fake(inputs, vec![spec("y", &[-1, 10, 1])], Answers::AtOnce, run));
-    // One whole window.
-    let samples = [vec![0.0; 1280], vec![0.5; 320]].concat();
-    let heard = hear(sound(&samples), &recogniser, &model, &in_flight(1)).unwrap();
-    assert_eq!(heard.labels.len(), 1, "{heard:?}");
-    assert!((heard.labels[0].start - 0.08).abs() < 1e-6);
+    // One whole window, and an end that the frames of two further windows cover.
+    for (quiet, loud, count) in [(1280, 320, 2), (2240, 260, 3)] {
+        let samples = [vec![0.0; quiet], vec![0.5; loud]].concat();
+        let heard = hear(sound(&samples), &recogniser, &model, &in_flight(1)).unwrap();
+        assert_eq!((heard.labels.len(), heard.summary.windows), (1, count), "{heard:?}");
+        let label = &heard.labels[0];
+        assert!((label.start - quiet as f64 / 16_000.0).abs() < 1e-6, "{label:?}");
+        assert_eq!(label.end, heard.summary.seconds);
+    }
 }
 
 #[test]
