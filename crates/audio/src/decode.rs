@@ -90,6 +90,8 @@ pub struct Decoder {
     silent: Vec<Range<u64>>,
     /// Frames that the header announces, without those of `silent`.
     announced: Option<u64>,
+    /// Frames of silence before the sound, which the recording's own clock does not count.
+    delay: u64,
     /// Frames read or lost, including those of `silent`.
     read: u64,
     /// Frames returned.
@@ -183,12 +185,28 @@ impl Decoder {
             let why = first.unwrap_or_else(|| "it ends before any".to_owned());
             return Err(Error::data_loss(format!("this recording cannot be decoded: {why}")));
         };
-        let silent = edits.get(packets.track()).map(|edit| edit.silent(rate)).unwrap_or_default();
+        let edit = edits.get(packets.track()).copied().unwrap_or_default();
+        let late = edit.delay(rate);
+        let delay = if late > GAP_SECONDS_MAX * u64::from(rate) { 0 } else { late };
+        let after = |frame: u64| frame.saturating_add(delay);
+        let silent: Vec<Range<u64>> = edit
+            .silent(rate)
+            .into_iter()
+            .map(|range| after(range.start)..after(range.end))
+            .collect();
         let all = seconds.map(|seconds| (seconds * f64::from(rate)).round() as u64);
-        let announced = all.map(|all| audible(all, &silent));
+        let announced = all.map(|all| audible(after(all), &silent));
         let seconds = announced.map(|frames| frames as f64 / f64::from(rate));
         let format = AudioFormat { rate, channels, seconds, ..unknown };
         Decoder::new(format, announced, silent, |decoder| {
+            decoder.delay = delay;
+            decoder.lost = delay;
+            decoder.filled = delay;
+            if late > delay {
+                let seconds = late as f64 / f64::from(rate);
+                let what = format!("the first {seconds:.0} s have no audio and were left out");
+                decoder.fault(0, 0, what);
+            }
             for step in steps {
                 let sound = if matches!(step, DecodeStep::Sound { .. }) {
                     std::mem::take(&mut samples)
@@ -224,6 +242,7 @@ impl Decoder {
             format,
             silent,
             announced,
+            delay: 0,
             read: 0,
             given: 0,
             ahead: 0,
@@ -310,7 +329,7 @@ impl Decoder {
             DecodeStep::Sound { at } => {
                 // A clock that has jumped may be at the greatest number.
                 let clock = place.saturating_add(self.ahead);
-                let gap = at.map_or(0, |at| at.saturating_sub(clock));
+                let gap = at.map_or(0, |at| at.saturating_add(self.delay).saturating_sub(clock));
                 if gap > self.believed() {
                     self.ahead += gap;
                     self.fault(place, 0, "the recording's own clock jumps here".to_owned());

@@ -30,10 +30,13 @@ const DEPTH_MAX: usize = 8;
 /// before it.
 const LOOKUPS_MAX: u64 = 1 << 36;
 
+/// First field of a list of edits whose times and lengths are long.
+const LONG_EDITS: u32 = 1 << 24;
+
 /// Edits of the tracks that a reader sees, in their order.
 pub(super) type Mp4Edits = Vec<Mp4Edit>;
 
-/// Checks an mp4 file's table of contents. Returns the frames of each track that are not audio but
+/// Checks an mp4 file's table of contents. Returns the part of each track that is audible: not the
 /// padding of the encoder.
 ///
 /// # Errors
@@ -240,7 +243,7 @@ impl AtomHeader {
         let name = bytes.get(4..8)?.try_into().ok()?;
         let (header_length, length) = match big(bytes, 0)? {
             0 => (8, u64::MAX),
-            1 => (16, u64::from(big(bytes, 8)?) << 32 | u64::from(big(bytes, 12)?)),
+            1 => (16, big_long(bytes, 8)?),
             length => (8, u64::from(length)),
         };
         (length >= header_length).then_some(AtomHeader { name, header_length, length })
@@ -251,6 +254,10 @@ fn big(bytes: &[u8], at: usize) -> Option<u32> {
     Some(u32::from_be_bytes(bytes.get(at..at.checked_add(4)?)?.try_into().ok()?))
 }
 
+fn big_long(bytes: &[u8], at: usize) -> Option<u64> {
+    Some(u64::from(big(bytes, at)?) << 32 | u64::from(big(bytes, at.checked_add(4)?)?))
+}
+
 /// The audible part of a track.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Mp4Edit {
@@ -258,26 +265,36 @@ pub(super) struct Mp4Edit {
     ticks: u32,
     /// Ticks per second of the whole file.
     movie: u32,
+    /// Silence before the part, in the file's ticks.
+    delay: u64,
     /// Start in the track's ticks.
-    media: u32,
+    media: u64,
     /// Length in the file's ticks; zero if unknown.
-    length: u32,
+    length: u64,
 }
 
 impl Mp4Edit {
-    /// Returns the inaudible frames at `rate`: the first and the last ones.
+    /// Returns the frames of silence at `rate` before the audible part.
+    pub(super) fn delay(&self, rate: u32) -> u64 {
+        if self.movie == 0 { 0 } else { scaled(self.delay, self.movie, rate) }
+    }
+
+    /// Returns the inaudible frames of the track at `rate`: the first and the last ones.
     pub(super) fn silent(&self, rate: u32) -> Vec<Range<u64>> {
         if self.ticks == 0 || self.media == 0 {
             return Vec::new();
         }
-        let scale = |ticks: u32, second: u32| {
-            (f64::from(ticks) / f64::from(second.max(1)) * f64::from(rate)).round() as u64
-        };
-        let start = scale(self.media, self.ticks);
+        let start = scaled(self.media, self.ticks, rate);
         let known = self.length > 0 && self.movie > 0;
-        let end = known.then(|| start + scale(self.length, self.movie)..u64::MAX);
+        let end =
+            known.then(|| start.saturating_add(scaled(self.length, self.movie, rate))..u64::MAX);
         std::iter::once(0..start).chain(end).collect()
     }
+}
+
+/// Converts `ticks` to frames at `rate`. A second has `second` ticks, at least one.
+fn scaled(ticks: u64, second: u32, rate: u32) -> u64 {
+    (ticks as f64 / f64::from(second.max(1)) * f64::from(rate)).round() as u64
 }
 
 /// A walk through the table of contents.
@@ -391,15 +408,36 @@ impl Mp4Track {
         }
     }
 
-    /// Reads a list of edits, the usual form of an encoder's padding.
+    /// Reads a list of edits in its usual form: silence before the sound, if any, then one part of
+    /// the track, without an encoder's padding. Other lists have no effect.
     fn edits(&mut self, list: &[u8]) {
-        if big(list, 0) == Some(0)
-            && big(list, 4) == Some(1)
-            && let Some((length, media)) = big(list, 8).zip(big(list, 12))
-            && media < u32::MAX / 2
-        {
-            (self.edit.length, self.edit.media) = (length, media);
+        let is_long = match big(list, 0) {
+            Some(0) => false,
+            Some(LONG_EDITS) => true,
+            _ => return,
+        };
+        let count = big(list, 4).unwrap_or(0) as usize;
+        let entries = list.get(8..).unwrap_or_default().chunks_exact(if is_long { 20 } else { 12 });
+        let mut delay = 0_u64;
+        for (index, entry) in entries.take(count).enumerate() {
+            let Some((length, media)) = edit_entry(entry, is_long) else { return };
+            match u64::try_from(media) {
+                Ok(media) if index + 1 == count => {
+                    self.edit = Mp4Edit { delay, media, length, ..self.edit };
+                }
+                Err(_) if media == -1 => delay = delay.saturating_add(length),
+                _ => return,
+            }
         }
+    }
+}
+
+/// Returns the length of an edit, and its start in the track, which is -1 for silence.
+fn edit_entry(entry: &[u8], is_long: bool) -> Option<(u64, i64)> {
+    if is_long {
+        Some((big_long(entry, 0)?, big_long(entry, 8)? as i64))
+    } else {
+        Some((u64::from(big(entry, 0)?), i64::from(big(entry, 4)? as i32)))
     }
 }
 
@@ -599,10 +637,13 @@ mod tests {
 
     #[test]
     fn edits_define_silence() {
-        let edit = Mp4Edit { ticks: 48000, movie: 1000, media: 1024, length: 500 };
+        let edit = Mp4Edit { ticks: 48000, movie: 1000, delay: 250, media: 1024, length: 500 };
         assert_eq!(edit.silent(48000), [0..1024, 25024..u64::MAX]);
         assert_eq!(edit.silent(24000), [0..512, 12512..u64::MAX]);
         assert_eq!(Mp4Edit { length: 0, ..edit }.silent(48000).len(), 1);
         assert_eq!(Mp4Edit { media: 0, ..edit }.silent(48000), []);
+        assert_eq!(edit.delay(48000), 12000);
+        let most = Mp4Edit { delay: u64::MAX, media: u64::MAX, length: u64::MAX, ..edit };
+        assert_eq!(most.silent(48000), [0..u64::MAX, u64::MAX..u64::MAX]);
     }
 }

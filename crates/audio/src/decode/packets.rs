@@ -87,6 +87,8 @@ impl Packets {
             parameters.time_base.map_or(rate, |base| f64::from(base.denom) / f64::from(base.numer));
         let seconds = parameters
             .n_frames
+            // The greatest number in an mp4 file stands for an unknown length.
+            .filter(|frames| *frames < u64::MAX)
             .map(|frames| frames as f64 / ticks)
             .filter(|seconds| *seconds > 0.0);
         let codec = PacketDecoder::new(parameters)?;

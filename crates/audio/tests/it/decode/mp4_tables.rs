@@ -18,7 +18,7 @@ fn changed(atoms: &[u8], name: &[u8; 4], change: &dyn Fn(&[u8]) -> Vec<u8>) -> V
         let (own, inside): (&[u8; 4], _) = (this[4..8].try_into().unwrap(), &this[8..]);
         result.extend(match own {
             _ if own == name => change(inside),
-            b"moov" | b"trak" | b"mdia" | b"minf" | b"stbl" => {
+            b"moov" | b"trak" | b"edts" | b"mdia" | b"minf" | b"stbl" => {
                 atom(own, &changed(inside, name, change))
             }
             _ => this.to_vec(),
@@ -85,6 +85,47 @@ fn padding_in_the_announced_length_is_not_missing() {
     let decoded = decode(file(&padded)).unwrap();
     assert_eq!(decoded.faults, []);
     assert_eq!((decoded.samples.len(), decoded.format.seconds), (32000, Some(1.0)));
+}
+
+/// The sound of a film may begin later than its images: an empty edit comes before the sound's.
+#[test]
+fn silence_before_the_sound_of_a_film_counts() {
+    // Half a second, and then the clip without its padding, with short and with long numbers.
+    let short = [0, 2, 8000, u32::MAX, 1 << 16, 16_000, 1024, 1 << 16];
+    let long = [1 << 24, 2, 0, 8000, u32::MAX, u32::MAX, 1 << 16, 0, 16_000, 0, 1024, 1 << 16];
+    let clip = decode(file(M4A_LAST)).unwrap().samples;
+    for list in [&short[..], &long[..]] {
+        let list: Vec<u8> = list.iter().flat_map(|number: &u32| number.to_be_bytes()).collect();
+        let film = changed(M4A_LAST, b"elst", &|_| atom(b"elst", &list));
+        let decoded = decode(file(&film)).unwrap();
+        assert_eq!((decoded.faults, decoded.format.seconds), (vec![], Some(1.5)));
+        let (before, after) = decoded.samples.split_at(16_000);
+        assert!(before.iter().all(|sample| *sample == 0.0));
+        assert!(after == clip, "{} samples after the silence", after.len());
+    }
+}
+
+#[test]
+fn a_start_that_is_far_too_late_is_a_fault() {
+    let list = [0, 2, 16_000_000, u32::MAX, 1 << 16, 16_000, 1024, 1 << 16];
+    let list = list.map(u32::to_be_bytes).concat();
+    let film = changed(M4A_LAST, b"elst", &|_| atom(b"elst", &list));
+    let decoded = decode(file(&film)).unwrap();
+    assert_eq!((decoded.samples.len(), decoded.faults.len()), (32_000, 1));
+    assert!(decoded.faults[0].what.contains("the first 1000 s"), "{:?}", decoded.faults);
+}
+
+/// The value of all ones stands for an unknown length.
+#[test]
+fn an_unknown_length_of_a_track_is_not_announced() {
+    let unknown = changed(M4A_LAST, b"mdhd", &|inside| {
+        let mut inside = inside.to_vec();
+        inside[16..20].fill(0xff);
+        atom(b"mdhd", &inside)
+    });
+    let decoded = decode(file(&unknown)).unwrap();
+    assert_eq!((decoded.faults, decoded.format.seconds), (vec![], None));
+    assert_eq!(decoded.samples.len(), 32_000);
 }
 
 #[test]
