@@ -13,9 +13,6 @@ use transport::result_stream::ResultWriter;
 use super::spool;
 use super::upload::{AudioUpload, blamed};
 
-/// Fewest bytes of a document that are sent together.
-const DOCUMENT_PIECE: usize = 4 << 10;
-
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ResponseFormat {
     /// A line of JSON for each event, as it happens.
@@ -73,10 +70,9 @@ impl Write for DocumentBuffer {
 }
 
 impl DocumentBuffer {
-    /// Takes the written bytes if there are at least `least`; otherwise returns none.
-    fn take(&self, least: usize) -> Bytes {
-        let mut written = self.0.borrow_mut();
-        if written.len() < least { Bytes::new() } else { std::mem::take(&mut *written).into() }
+    /// Takes the written bytes, perhaps none.
+    fn take(&self) -> Bytes {
+        RefCell::take(&self.0).into()
     }
 }
 
@@ -93,24 +89,25 @@ impl Printer {
         Ok(Printer::Document(buffer, Box::new(writer)))
     }
 
+    /// Returns the bytes of an event, perhaps none. The next event may come after a long pause of
+    /// the upload, so no label waits for it.
     fn event(&mut self, event: &PipelineEvent) -> Result<Bytes> {
         let (buffer, writer) = match self {
             Printer::Lines => return Ok(write::ndjson(event).unwrap_or_default().into()),
             Printer::Document(buffer, writer) => (buffer, writer),
         };
-        let least = match event {
-            PipelineEvent::Label(label) => writer.label(label).map(|()| DOCUMENT_PIECE)?,
-            PipelineEvent::Fault(fault) => writer.fault(fault).map(|()| DOCUMENT_PIECE)?,
-            // Sends the labels so far during a pause.
-            PipelineEvent::Opened(_) | PipelineEvent::Progress { .. } => 1,
-        };
-        Ok(buffer.take(least))
+        match event {
+            PipelineEvent::Label(label) => writer.label(label)?,
+            PipelineEvent::Fault(fault) => writer.fault(fault)?,
+            PipelineEvent::Opened(_) | PipelineEvent::Progress { .. } => {}
+        }
+        Ok(buffer.take())
     }
 
     fn finish(self, summary: &AudioSummary) -> Result<Bytes> {
         match self {
             Printer::Lines => Ok(write::ndjson_summary(summary).into()),
-            Printer::Document(buffer, writer) => writer.finish(summary).map(|_| buffer.take(1)),
+            Printer::Document(buffer, writer) => writer.finish(summary).map(|_| buffer.take()),
         }
     }
 }
@@ -187,6 +184,27 @@ mod tests {
             assert!(ResponseFormat::parse(name).unwrap().content_type().contains('/'), "{name}");
         }
         assert!(ResponseFormat::parse("table").unwrap_err().message().contains("audacity"));
+    }
+
+    #[test]
+    fn a_label_of_a_document_does_not_wait_for_the_next() {
+        let label = audio::Label {
+            start: 0.0,
+            end: 1.0,
+            text: "speech".to_owned(),
+            score: 1.0,
+            embedding: None,
+        };
+        let event = PipelineEvent::Label(label);
+        for format in ["json", "csv", "srt", "rttm", "audacity"] {
+            let mut printer =
+                Printer::new(ResponseFormat::parse(format).unwrap(), "a.wav").unwrap();
+            for _ in 0..2 {
+                let bytes = printer.event(&event).unwrap();
+                let text = String::from_utf8(bytes.to_vec()).unwrap();
+                assert_eq!(text.matches("speech").count(), 1, "{format}: {text}");
+            }
+        }
     }
 
     #[test]
