@@ -18,7 +18,7 @@ pub(crate) struct AudioBody {
 ///
 /// # Errors
 /// `TooLarge` for an announced length over the limit; `InvalidArgument` for a compressed body, a
-/// form without a file, and media types that are neither audio nor bytes of any type.
+/// form without a file, and media types that are neither audio nor video nor bytes of any type.
 pub(crate) async fn read(
     headers: &HeaderMap,
     body: Body,
@@ -41,12 +41,12 @@ pub(crate) async fn read(
         "application/octet-stream"
         | "application/x-www-form-urlencoded"
         | "application/ogg"
-        | "video/mp4"
-        | "video/ogg" => raw(body, None),
+        | "application/mp4" => raw(body, None),
+        film if film.starts_with("video/") => raw(body, None),
         sound if sound.starts_with("audio/") => raw(body, Some(media)),
         other => Err(Error::invalid(format!(
-            "the body's type is \"{other}\"; send a recording as audio/* or application/octet-stream, or a form with a \
-             file (multipart/form-data)"
+            "the body's type is \"{other}\"; send a recording as audio/*, video/* or application/octet-stream, or a \
+             form with a file (multipart/form-data)"
         ))),
     }
 }
@@ -134,6 +134,10 @@ mod tests {
             request("application/octet-stream", &[], b"").unwrap(),
             (None, None, Vec::new())
         );
+        // The sound of films in several containers is read, and others are named by their content.
+        for film in ["video/mp4", "video/quicktime", "video/3gpp", "application/mp4"] {
+            assert_eq!(request(film, &[], b"xyz").unwrap(), (None, None, b"xyz".to_vec()));
+        }
         assert!(request("text/html", &[], b"x").unwrap_err().message().contains("text/html"));
         assert!(request("audio/wav", &[(header::CONTENT_ENCODING, "gzip")], b"x").is_err());
         let long = request("audio/wav", &[(header::CONTENT_LENGTH, "100000")], b"x");
