@@ -13,6 +13,7 @@ mod codec;
 mod flac;
 mod mp4;
 mod mpeg;
+mod ogg;
 mod packets;
 mod pcm;
 mod read;

@@ -6,9 +6,17 @@ use symphonia::core::io::MediaSource;
 
 use super::AudioInput;
 use super::mp4::Mp4Watch;
+use super::ogg::OggWatch;
 
 /// Bytes of one read.
 const PIECE: usize = 32 * 1024;
+
+/// Checks that are made while a reader reads.
+pub(super) enum ByteWatch {
+    /// Only without seeking.
+    Mp4(Mp4Watch),
+    Ogg(OggWatch),
+}
 
 /// A recording's bytes from its beginning on.
 pub(super) struct InputBytes {
@@ -25,7 +33,7 @@ pub(super) struct InputBytes {
     place: u64,
     seekable: bool,
     /// Checks that are made while a reader reads.
-    watch: Option<Mp4Watch>,
+    watch: Option<ByteWatch>,
 }
 
 impl InputBytes {
@@ -78,6 +86,13 @@ impl InputBytes {
         }
         let held = &self.ahead[self.used..];
         &held[..count.min(held.len())]
+    }
+
+    /// Returns `count` peeked bytes, to change them before a reader gets them.
+    pub(super) fn peeked_mut(&mut self, count: usize) -> &mut [u8] {
+        let held = &mut self.ahead[self.used..];
+        let count = count.min(held.len());
+        &mut held[..count]
     }
 
     /// Takes `count` peeked bytes; fewer at the end.
@@ -148,9 +163,8 @@ impl InputBytes {
         self.renamed.len()
     }
 
-    /// Makes `watch` check all bytes, from the beginning on, before a reader gets them. Only
-    /// without seeking.
-    pub(super) fn watch(&mut self, watch: Mp4Watch) {
+    /// Makes `watch` check all bytes, from the beginning on, before a reader gets them.
+    pub(super) fn watch(&mut self, watch: ByteWatch) {
         self.watch = Some(watch);
     }
 
@@ -158,10 +172,12 @@ impl InputBytes {
     fn watched(&mut self) -> io::Result<u64> {
         let Some(mut watch) = self.watch.take() else { return Ok(u64::MAX) };
         let place = self.place;
-        let room =
-            watch.pass(self, place).map_err(|error| io::Error::other(error.message().to_owned()));
+        let room = match &mut watch {
+            ByteWatch::Mp4(watch) => watch.pass(self, place),
+            ByteWatch::Ogg(watch) => watch.pass(self, place),
+        };
         self.watch = Some(watch);
-        room
+        room.map_err(|error| io::Error::other(error.message().to_owned()))
     }
 
     /// Returns to the beginning, for readers that seek. Only before any bytes were taken.
@@ -226,6 +242,9 @@ impl Seek for InputBytes {
         self.ahead.clear();
         self.used = 0;
         self.ended = false;
+        if let Some(ByteWatch::Ogg(watch)) = &mut self.watch {
+            watch.moved(self.place);
+        }
         Ok(self.place)
     }
 }

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use base::{Error, Result};
 
-use super::bytes::InputBytes;
+use super::bytes::{ByteWatch, InputBytes};
 use super::read::PACKET_MAX;
 
 /// Maximum bytes of a table of contents, enough for days of sound.
@@ -61,7 +61,8 @@ pub(super) fn check(bytes: &mut InputBytes) -> Result<Mp4Edits> {
             b"moov" => {
                 edits = Some(contents(bytes, at, atom)?);
                 if !bytes.is_file() {
-                    bytes.watch(Mp4Watch { next: at.saturating_add(length), fragments });
+                    let next = at.saturating_add(length);
+                    bytes.watch(ByteWatch::Mp4(Mp4Watch { next, fragments }));
                     return Ok(edits.unwrap_or_default());
                 }
             }
@@ -83,7 +84,7 @@ pub(super) fn check(bytes: &mut InputBytes) -> Result<Mp4Edits> {
                 if whole.is_err() && edits.is_some() {
                     // The atoms before this one are read as a streamed file that ends here.
                     bytes.forward_only();
-                    bytes.watch(Mp4Watch { next: at, fragments });
+                    bytes.watch(ByteWatch::Mp4(Mp4Watch { next: at, fragments }));
                     return Ok(edits.unwrap_or_default());
                 }
                 whole?;

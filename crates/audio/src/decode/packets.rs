@@ -9,8 +9,9 @@ use symphonia::core::formats::{FormatOptions, FormatReader, Track};
 use symphonia::core::io::{MediaSourceStream, MediaSourceStreamOptions};
 use symphonia::default::formats::{FlacReader, IsoMp4Reader, OggReader};
 
-use super::bytes::InputBytes;
+use super::bytes::{ByteWatch, InputBytes};
 use super::codec::PacketDecoder;
+use super::ogg::OggWatch;
 use super::read::{BlockReader, DecodeStep, PACKET_MAX, guarded};
 use super::sniff::KNOWN;
 
@@ -49,7 +50,13 @@ impl Packets {
     ///
     /// # Errors
     /// `DataLoss` for a damaged header, `Unimplemented` for unknown codecs.
-    pub(super) fn open(container: Container, bytes: InputBytes) -> Result<(Packets, Option<f64>)> {
+    pub(super) fn open(
+        container: Container,
+        mut bytes: InputBytes,
+    ) -> Result<(Packets, Option<f64>)> {
+        if container == Container::Ogg {
+            bytes.watch(ByteWatch::Ogg(OggWatch::default()));
+        }
         let opened = guarded(|| {
             let mut stream =
                 MediaSourceStream::new(Box::new(bytes), MediaSourceStreamOptions::default());
@@ -222,5 +229,30 @@ impl BlockReader for Packets {
                 DecodeStep::Lost { frames, what: format!("a frame cannot be decoded: {what}") }
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Cursor;
+
+    use super::*;
+    use crate::decode::AudioInput;
+
+    #[test]
+    fn a_reader_of_ogg_keeps_no_comments() {
+        let clip = include_bytes!("../../tests/data/clip.ogg");
+        let input = AudioInput::Stream(Box::new(Cursor::new(clip.repeat(3))));
+        let (mut packets, _) = Packets::open(Container::Ogg, InputBytes::new(input)).unwrap();
+        let mut samples = Vec::new();
+        loop {
+            match packets.next(&mut samples) {
+                DecodeStep::Sound { .. } => {}
+                DecodeStep::End => break,
+                step => panic!("{step:?}"),
+            }
+        }
+        assert!(samples.len() >= 3 * 32_000, "{} samples of three recordings", samples.len());
+        assert!(packets.reader.metadata().current().is_none());
     }
 }

@@ -1,0 +1,337 @@
+//! Empties the comments of ogg recordings before a reader sees them.
+//!
+//! The reader keeps all comments until the recording ends, and a recording may have any number of
+//! them. It also reserves as many bytes as a comment says that it has. No label needs a comment. So
+//! the packets that hold them lose their contents or their type, and their pages get the checksum
+//! that fits. Pages are found as the reader finds them, because it must not see one that this
+//! module has skipped.
+
+use std::collections::BTreeSet;
+use std::ops::Range;
+
+use base::{Error, Result};
+
+use super::bytes::InputBytes;
+
+/// Bytes of a page before the lengths of its segments.
+const HEAD: usize = 27;
+/// Bytes that begin a page.
+const NAME: &[u8] = b"OggS";
+/// Position of the checksum in a page.
+const CHECKSUM: Range<usize> = 22..26;
+/// Flag of a page that begins with the rest of a packet.
+const CONTINUED: u8 = 1;
+/// Flag of the first page of a stream.
+const FIRST: u8 = 2;
+/// Maximum streams that begin together. The reader holds a packet of each.
+const STREAMS_MAX: usize = 16;
+/// Maximum setup headers of the streams that begin together. The reader joins them.
+const SETUPS_MAX: usize = STREAMS_MAX;
+/// Maximum streams of flac in a recording, whose numbers are kept.
+const FLAC_STREAMS_MAX: usize = 4096;
+/// First bytes of the packets of Vorbis that hold comments and settings.
+const COMMENTS: &[u8] = b"\x03vorbis";
+const SETUP: &[u8] = b"\x05vorbis";
+/// Comments of Opus up to the length of the first text, which the number of comments follows.
+const OPUS_COMMENTS: &[u8] = b"OpusTags";
+
+/// Checks the pages of a recording while a reader reads it.
+#[derive(Default)]
+pub(super) struct OggWatch {
+    /// Offset of the next page, or of a byte that may begin one. The greatest number while a reader
+    /// looks for the end of a file: it takes only times from those pages.
+    next: u64,
+    /// Greatest offset of a next page so far. Pages before it were counted.
+    furthest: u64,
+    /// First pages since the last page of another kind.
+    firsts: usize,
+    /// Setup headers of Vorbis since the last first page.
+    setups: usize,
+    /// Numbers of the streams of flac.
+    flac: BTreeSet<u32>,
+}
+
+impl OggWatch {
+    /// Checks the page at `place`, the next byte of `bytes`, if one begins there. Returns the bytes
+    /// up to the next check; they must be read before it.
+    ///
+    /// # Errors
+    /// `DataLoss` for more streams or headers than a recording can have.
+    pub(super) fn pass(&mut self, bytes: &mut InputBytes, place: u64) -> Result<u64> {
+        if place == self.next {
+            let length = match OggPart::find(bytes) {
+                OggPart::Page(length) => {
+                    self.page(bytes.peeked_mut(length), place >= self.furthest)?;
+                    length
+                }
+                OggPart::Junk(length) => length,
+            };
+            self.next = place.saturating_add(length as u64);
+            self.furthest = self.furthest.max(self.next);
+        }
+        Ok(self.next.saturating_sub(place))
+    }
+
+    /// Continues at `place`, to which a reader has moved.
+    pub(super) fn moved(&mut self, place: u64) {
+        self.next = if place > self.furthest { u64::MAX } else { place };
+    }
+
+    /// Empties the comments of a page. Counts its headers if it `is_new`.
+    fn page(&mut self, page: &mut [u8], is_new: bool) -> Result<()> {
+        let body = HEAD + usize::from(page[HEAD - 1]);
+        let serial = u32::from_le_bytes([page[14], page[15], page[16], page[17]]);
+        let flags = page[5];
+        if flags & FIRST != 0 {
+            return if is_new { self.first(&page[body..], serial) } else { Ok(()) };
+        }
+        if is_new {
+            self.firsts = 0;
+        }
+        let mut is_changed = false;
+        let mut start = (flags & CONTINUED == 0).then_some(body);
+        let mut end = body;
+        let segments = page[HEAD..body].to_vec();
+        for (index, length) in segments.iter().enumerate() {
+            end += usize::from(*length);
+            // The last packet of a page may continue on the next one.
+            if *length < 255 || index + 1 == segments.len() {
+                if let Some(start) = start {
+                    let packet = &mut page[start..end];
+                    is_changed |= self.empty(packet, serial);
+                    self.setups += usize::from(is_new && packet.starts_with(SETUP));
+                }
+                start = Some(end);
+            }
+        }
+        if self.setups > SETUPS_MAX {
+            return Err(too_many());
+        }
+        if is_changed {
+            let sum = checksum(page).to_le_bytes();
+            page[CHECKSUM].copy_from_slice(&sum);
+        }
+        Ok(())
+    }
+
+    /// Handles the first page of a stream. Several streams may begin together.
+    fn first(&mut self, packet: &[u8], serial: u32) -> Result<()> {
+        if self.firsts == 0 {
+            self.setups = 0;
+        }
+        self.firsts += 1;
+        if packet.starts_with(b"\x7fFLAC") {
+            self.flac.insert(serial);
+        }
+        if self.firsts > STREAMS_MAX || self.flac.len() > FLAC_STREAMS_MAX {
+            return Err(too_many());
+        }
+        Ok(())
+    }
+
+    /// Empties a packet that holds comments or an image. Returns true if it was one. A packet that
+    /// continues on the next page has at least 255 bytes here.
+    fn empty(&self, packet: &mut [u8], serial: u32) -> bool {
+        if packet.starts_with(COMMENTS) {
+            // A type that the reader ignores.
+            packet[0] = 7;
+            true
+        } else if packet.starts_with(OPUS_COMMENTS) && packet.len() >= OPUS_COMMENTS.len() + 8 {
+            // An empty first text, and no comments.
+            packet[OPUS_COMMENTS.len()..OPUS_COMMENTS.len() + 8].fill(0);
+            true
+        } else if self.flac.contains(&serial) && matches!(packet.first(), Some(4 | 6 | 0x84 | 0x86))
+        {
+            // Comments and images become padding.
+            packet[0] = (packet[0] & 0x80) | 1;
+            true
+        } else {
+            false
+        }
+    }
+}
+
+fn too_many() -> Error {
+    Error::data_loss(format!(
+        "this ogg recording has more than {STREAMS_MAX} streams or headers at a time, which is \
+         impossible"
+    ))
+}
+
+/// The next bytes of a recording.
+enum OggPart {
+    /// A page of so many bytes.
+    Page(usize),
+    /// So many bytes that begin no page.
+    Junk(usize),
+}
+
+impl OggPart {
+    /// Finds the part that begins at the next byte. Reads no further than the reader will.
+    fn find(bytes: &mut InputBytes) -> OggPart {
+        let head = bytes.peek(HEAD);
+        if !head.starts_with(NAME) || head.len() < HEAD {
+            let next = head.iter().skip(1).position(|byte| *byte == NAME[0]);
+            return OggPart::Junk(next.map_or(head.len().max(1), |at| at + 1));
+        }
+        // The reader takes the whole head before it looks at the version and the flags.
+        if head[4] != 0 || head[5] & 0xf8 != 0 {
+            return OggPart::Junk(HEAD);
+        }
+        let body = HEAD + usize::from(head[HEAD - 1]);
+        let segments = bytes.peek(body).get(HEAD..).unwrap_or_default();
+        let length = body + segments.iter().map(|length| usize::from(*length)).sum::<usize>();
+        let page = bytes.peek(length);
+        if page.len() == length && page[CHECKSUM] == checksum(page).to_le_bytes() {
+            OggPart::Page(length)
+        } else {
+            // After a wrong checksum the reader continues behind the name.
+            OggPart::Junk(NAME.len())
+        }
+    }
+}
+
+/// Sums of the bytes, for a checksum with the polynomial of ogg.
+const SUMS: [u32; 256] = sums();
+
+const fn sums() -> [u32; 256] {
+    let mut sums = [0; 256];
+    let mut index = 0;
+    while index < sums.len() {
+        let mut sum = (index as u32) << 24;
+        let mut bit = 0;
+        while bit < 8 {
+            sum = if sum >> 31 == 1 { (sum << 1) ^ 0x04c1_1db7 } else { sum << 1 };
+            bit += 1;
+        }
+        sums[index] = sum;
+        index += 1;
+    }
+    sums
+}
+
+/// Returns the checksum of a page, in which its own field counts as zero.
+fn checksum(page: &[u8]) -> u32 {
+    page.iter().enumerate().fold(0, |sum: u32, (index, byte)| {
+        let byte = if CHECKSUM.contains(&index) { 0 } else { *byte };
+        (sum << 8) ^ SUMS[usize::from((sum >> 24) as u8 ^ byte)]
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Cursor, Read, Seek, SeekFrom, Write};
+
+    use super::*;
+    use crate::decode::AudioInput;
+    use crate::decode::bytes::ByteWatch;
+
+    const CLIP: &[u8] = include_bytes!("../../tests/data/clip.ogg");
+
+    /// Builds a page of packets with fewer than 255 bytes each.
+    fn page(flags: u8, serial: u32, packets: &[&[u8]]) -> Vec<u8> {
+        let mut page = [NAME, &[0, flags], &[0; 8], &serial.to_le_bytes(), &[0; 8]].concat();
+        page.push(packets.len() as u8);
+        page.extend(packets.iter().map(|packet| packet.len() as u8));
+        page.extend(packets.concat());
+        let sum = checksum(&page).to_le_bytes();
+        page[CHECKSUM].copy_from_slice(&sum);
+        page
+    }
+
+    fn watched(input: AudioInput) -> InputBytes {
+        let mut bytes = InputBytes::new(input);
+        bytes.watch(ByteWatch::Ogg(OggWatch::default()));
+        bytes
+    }
+
+    /// Returns the bytes that a reader of `bytes` gets.
+    fn seen(bytes: &[u8]) -> std::io::Result<Vec<u8>> {
+        let mut seen = Vec::new();
+        let input = AudioInput::Stream(Box::new(Cursor::new(bytes.to_vec())));
+        watched(input).read_to_end(&mut seen).map(|_| seen)
+    }
+
+    #[test]
+    fn only_comments_are_changed_and_checksums_fit() {
+        let read = seen(CLIP).unwrap();
+        assert_eq!(read.len(), CLIP.len());
+        let changed: Vec<usize> = (0..CLIP.len()).filter(|at| CLIP[*at] != read[*at]).collect();
+        let comment = CLIP.windows(7).position(|bytes| bytes == b"\x03vorbis").unwrap();
+        let sums = changed.iter().filter(|at| **at != comment);
+        // The page of the comment begins at byte 58.
+        assert!(sums.copied().all(|at| (58 + 22..58 + 26).contains(&at)), "{changed:?}");
+        assert_eq!(read[comment], 7);
+        let input = AudioInput::Stream(Box::new(Cursor::new(read.clone())));
+        let mut bytes = InputBytes::new(input);
+        let mut at = 0;
+        while at < read.len() {
+            let OggPart::Page(length) = OggPart::find(&mut bytes) else { panic!("at {at}") };
+            bytes.advance(length);
+            at += length;
+        }
+    }
+
+    #[test]
+    fn comments_of_each_codec_are_emptied() {
+        let opus = [OPUS_COMMENTS, &[0xff; 20]].concat();
+        let flac = [
+            page(FIRST, 5, &[b"\x7fFLAC and more"]),
+            page(0, 5, &[b"\x04text", b"\x86image", b"\xff\xf8sound"]),
+        ];
+        let other = page(0, 6, &[b"\x04not flac", &opus, b"\x05vorbis"]);
+        let read = seen(&[flac.concat(), other].concat()).unwrap();
+        let empty = [OPUS_COMMENTS, &[0; 8], &[0xff; 12]].concat();
+        let expected = [
+            flac[0].clone(),
+            page(0, 5, &[b"\x01text", b"\x81image", b"\xff\xf8sound"]),
+            page(0, 6, &[b"\x04not flac", &empty, b"\x05vorbis"]),
+        ];
+        assert!(read == expected.concat());
+    }
+
+    #[test]
+    fn a_page_inside_a_damaged_one_is_found() {
+        let (inner, emptied) =
+            (page(0, 1, &[b"\x03vorbis text"]), page(0, 1, &[b"\x07vorbis text"]));
+        let mut damaged = page(0, 1, &[&inner]);
+        damaged[CHECKSUM.start] ^= 1;
+        // A head with a wrong version hides the page that begins inside it from a reader.
+        let mut hidden = b"OggS\x01      ".to_vec();
+        hidden.extend(page(0, 1, &[&inner]));
+        for bytes in [damaged, hidden] {
+            let read = seen(&bytes).unwrap();
+            assert!(read.ends_with(&emptied), "{read:?}");
+        }
+    }
+
+    #[test]
+    fn a_reader_that_moves_gets_the_same_bytes() {
+        let mut file = tempfile::tempfile().unwrap();
+        file.write_all(CLIP).unwrap();
+        file.rewind().unwrap();
+        let expected = seen(CLIP).unwrap();
+        let mut bytes = watched(AudioInput::File(file));
+        let mut start = [0; 200];
+        bytes.read_exact(&mut start).unwrap();
+        bytes.seek(SeekFrom::End(-100)).unwrap();
+        let mut end = Vec::new();
+        bytes.read_to_end(&mut end).unwrap();
+        assert!(end == CLIP[CLIP.len() - 100..]);
+        bytes.seek(SeekFrom::Start(58)).unwrap();
+        let mut rest = Vec::new();
+        bytes.read_to_end(&mut rest).unwrap();
+        assert!(rest == expected[58..]);
+    }
+
+    #[test]
+    fn streams_and_setups_without_end_are_refused() {
+        let first = page(FIRST, 1, &[b"\x01vorbis"]);
+        let setups = page(0, 1, &[b"\x05vorbis"]).repeat(SETUPS_MAX);
+        let group = [first.repeat(STREAMS_MAX), setups].concat();
+        // Another group may follow.
+        assert!(seen(&group.repeat(3)).is_ok());
+        assert!(seen(&[&first[..], &group].concat()).is_err());
+        assert!(seen(&[group, page(0, 1, &[b"\x05vorbis"])].concat()).is_err());
+    }
+}
