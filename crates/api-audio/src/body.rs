@@ -14,45 +14,62 @@ pub(crate) struct AudioBody {
     pub(crate) file_name: Option<String>,
 }
 
-/// Finds the recording in a body. Reads a form up to its first file.
-///
-/// # Errors
-/// `TooLarge` for an announced length over the limit; `InvalidArgument` for a compressed body, a
-/// form without a file, and media types that are neither audio nor video nor bytes of any type.
-pub(crate) async fn read(
-    headers: &HeaderMap,
-    body: Body,
-    limits: UploadLimits,
-) -> Result<AudioBody> {
-    let text = |name| headers.get(name).and_then(|value: &http::HeaderValue| value.to_str().ok());
-    if text(header::CONTENT_ENCODING).is_some_and(|encoding| encoding != "identity") {
-        return Err(Error::invalid(
-            "compressed bodies are not supported; send the recording as it is",
-        ));
-    }
-    let announced: Option<u64> =
-        text(header::CONTENT_LENGTH).and_then(|length| length.parse().ok());
-    announced.map_or(Ok(()), |length| limits.check_announced(length))?;
-    let content_type = text(header::CONTENT_TYPE).unwrap_or("application/octet-stream");
-    let media = content_type.split(';').next().unwrap_or_default().trim().to_ascii_lowercase();
-    match media.as_str() {
-        "multipart/form-data" => form(content_type, body, limits).await,
-        // curl --data-binary sends this type by default.
-        "application/octet-stream"
-        | "application/x-www-form-urlencoded"
-        | "application/ogg"
-        | "application/mp4" => raw(body, None),
-        film if film.starts_with("video/") => raw(body, None),
-        sound if sound.starts_with("audio/") => raw(body, Some(media)),
-        other => Err(Error::invalid(format!(
-            "the body's type is \"{other}\"; send a recording as audio/*, video/* or application/octet-stream, or a \
-             form with a file (multipart/form-data)"
-        ))),
-    }
+/// Form of a body according to the headers of its request.
+#[derive(Debug)]
+pub(crate) enum BodyForm {
+    /// The body is the recording, perhaps with a media type of audio.
+    Raw(Option<String>),
+    /// A form with this content type.
+    Multipart(String),
 }
 
-fn raw(body: Body, hint: Option<String>) -> Result<AudioBody> {
-    Ok(AudioBody { pieces: UploadPieces::raw(body), hint, file_name: None })
+impl BodyForm {
+    /// Finds the form of a body, of which nothing is read.
+    ///
+    /// # Errors
+    /// `TooLarge` for an announced length over the limit; `InvalidArgument` for a compressed body,
+    /// and for media types that are neither audio nor video nor bytes of any type.
+    pub(crate) fn of(headers: &HeaderMap, limits: UploadLimits) -> Result<BodyForm> {
+        let text =
+            |name| headers.get(name).and_then(|value: &http::HeaderValue| value.to_str().ok());
+        if text(header::CONTENT_ENCODING).is_some_and(|encoding| encoding != "identity") {
+            return Err(Error::invalid(
+                "compressed bodies are not supported; send the recording as it is",
+            ));
+        }
+        let announced: Option<u64> =
+            text(header::CONTENT_LENGTH).and_then(|length| length.parse().ok());
+        announced.map_or(Ok(()), |length| limits.check_announced(length))?;
+        let content_type = text(header::CONTENT_TYPE).unwrap_or("application/octet-stream");
+        let media = content_type.split(';').next().unwrap_or_default().trim().to_ascii_lowercase();
+        match media.as_str() {
+            "multipart/form-data" => Ok(BodyForm::Multipart(content_type.to_owned())),
+            // curl --data-binary sends this type by default.
+            "application/octet-stream"
+            | "application/x-www-form-urlencoded"
+            | "application/ogg"
+            | "application/mp4" => Ok(BodyForm::Raw(None)),
+            film if film.starts_with("video/") => Ok(BodyForm::Raw(None)),
+            sound if sound.starts_with("audio/") => Ok(BodyForm::Raw(Some(media))),
+            other => Err(Error::invalid(format!(
+                "the body's type is \"{other}\"; send a recording as audio/*, video/* or \
+                 application/octet-stream, or a form with a file (multipart/form-data)"
+            ))),
+        }
+    }
+
+    /// Finds the recording in a body. Reads a form up to its first file.
+    ///
+    /// # Errors
+    /// `InvalidArgument` for a form without a file; the errors of [`FormFile::first`].
+    pub(crate) async fn read(self, body: Body, limits: UploadLimits) -> Result<AudioBody> {
+        match self {
+            BodyForm::Raw(hint) => {
+                Ok(AudioBody { pieces: UploadPieces::raw(body), hint, file_name: None })
+            }
+            BodyForm::Multipart(content_type) => form(&content_type, body, limits).await,
+        }
+    }
 }
 
 async fn form(content_type: &str, body: Body, limits: UploadLimits) -> Result<AudioBody> {
@@ -106,7 +123,7 @@ mod tests {
             body.chunks(3).map(|piece| Ok::<_, std::io::Error>(piece.to_vec())).collect();
         let body = Body::from_stream(tokio_stream::iter(pieces));
         run(async {
-            let mut sent = read(&headers, body, LIMITS).await?;
+            let mut sent = BodyForm::of(&headers, LIMITS)?.read(body, LIMITS).await?;
             let mut all = Vec::new();
             while let Some(piece) = sent.pieces.next(LIMITS.piece_timeout).await? {
                 all.extend_from_slice(&piece);

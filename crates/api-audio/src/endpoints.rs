@@ -91,7 +91,7 @@ async fn recognise(
     headers: HeaderMap,
     body: Body,
 ) -> Response {
-    let request = AudioRequest { headers, body, watch };
+    let request = AudioRequest::new(&state, headers, body, watch);
     match answered(&state, &name, query, request).await {
         Ok(response) => response,
         Err(error) => Reply::error(&error).into_response(),

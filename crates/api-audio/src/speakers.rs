@@ -81,11 +81,11 @@ pub(crate) async fn enrol(
     headers: HeaderMap,
     body: Body,
 ) -> Reply {
+    let upload = AudioRequest::new(&state, headers.clone(), body, watch);
     let enrolled = async {
         let (speakers, _) = store(&state, &name).await?;
         let known = speaker.clone();
         let then = move |embedding: Vec<f32>| speakers.enrol(&known, &embedding);
-        let upload = AudioRequest { headers: headers.clone(), body, watch };
         with_embedding(&state, &name, upload, then).await
     };
     let caller = Caller { peer: Some(peer), headers: &headers };
@@ -135,6 +135,7 @@ pub(crate) async fn identify(
     headers: HeaderMap,
     body: Body,
 ) -> Reply {
+    let upload = AudioRequest::new(&state, headers, body, watch);
     let identified = async {
         let (speakers, threshold) = store(&state, &name).await?;
         let then = move |embedding: Vec<f32>| {
@@ -142,7 +143,7 @@ pub(crate) async fn identify(
             Ok(speakers.nearest(&embedding))
         };
         let EmbeddingOutcome { value: nearest, partial } =
-            with_embedding(&state, &name, AudioRequest { headers, body, watch }, then).await?;
+            with_embedding(&state, &name, upload, then).await?;
         let (speaker, similarity) = nearest.unzip();
         let accepted = similarity.is_some_and(|similarity| similarity >= threshold);
         let body = json!({
@@ -161,6 +162,7 @@ pub(crate) async fn verify(
     headers: HeaderMap,
     body: Body,
 ) -> Reply {
+    let upload = AudioRequest::new(&state, headers, body, watch);
     let verified = async {
         let (speakers, threshold) = store(&state, &name).await?;
         if !speakers.names().contains(&speaker) {
@@ -172,7 +174,7 @@ pub(crate) async fn verify(
             Ok(speakers.similarity(&known, &embedding))
         };
         let EmbeddingOutcome { value: similarity, partial } =
-            with_embedding(&state, &name, AudioRequest { headers, body, watch }, then).await?;
+            with_embedding(&state, &name, upload, then).await?;
         // The speaker may have been forgotten during the upload.
         let similarity = similarity.ok_or_else(|| unknown(&name, &speaker))?;
         let body = json!({

@@ -16,11 +16,12 @@ use tokio::sync::OwnedSemaphorePermit;
 use transport::upload::{UploadFailure, UploadLimits, UploadPieces, UploadReader, upload_channel};
 use transport::{HeaderTimeout, UploadPermit};
 
+use super::body::BodyForm;
 use super::config::AudioConfig;
 use super::recognisers::find_recogniser;
 use super::served_model::ServedModel;
+use super::spool;
 use super::state::AudioState;
-use super::{body, spool};
 
 /// Runs of one recording in flight per worker: one that runs and one in the queue.
 const RUNS_PER_WORKER: usize = 2;
@@ -68,11 +69,45 @@ fn ended(metrics: &Metrics, recogniser: Arc<str>, outcome: &'static str) {
     metrics.recordings.ended.get_or_create(&AudioLabels { recogniser, outcome }).inc();
 }
 
-/// Headers, body and connection of a request.
+/// Headers, body and connection of a request. If it is dropped before its body is read, the body
+/// is read and dropped, so that a client that sends everything first gets the answer.
 pub(crate) struct AudioRequest {
-    pub(crate) headers: HeaderMap,
-    pub(crate) body: Body,
-    pub(crate) watch: HeaderTimeout,
+    headers: HeaderMap,
+    /// `None` once it is being read.
+    body: Option<Body>,
+    watch: HeaderTimeout,
+    piece_timeout: Duration,
+}
+
+impl AudioRequest {
+    pub(crate) fn new(
+        state: &AudioState,
+        headers: HeaderMap,
+        body: Body,
+        watch: HeaderTimeout,
+    ) -> AudioRequest {
+        let piece_timeout = state.requests.limits.client_timeout;
+        AudioRequest { headers, body: Some(body), watch, piece_timeout }
+    }
+}
+
+impl Drop for AudioRequest {
+    fn drop(&mut self) {
+        let Some(body) = self.body.take() else { return };
+        // A client that expects "100 Continue" has not sent the body yet.
+        if self.headers.contains_key(header::EXPECT) {
+            return;
+        }
+        let Ok(runtime) = tokio::runtime::Handle::try_current() else { return };
+        // Until the body is complete, its bytes do not belong to a next request.
+        let receiving = self.watch.complete();
+        let pieces = UploadPieces::raw(body);
+        let timeout = self.piece_timeout;
+        runtime.spawn(async move {
+            pieces.discard(timeout).await;
+            drop(receiving);
+        });
+    }
 }
 
 impl AudioUpload {
@@ -98,37 +133,23 @@ impl AudioUpload {
         })
     }
 
-    /// Checks the model, takes a permit, and starts to pass the body on. If the model is refused,
-    /// the rest of the body is read and dropped, so that the client gets the answer.
+    /// Checks the model, takes a permit, and starts to pass the body on.
     async fn try_begin(
         state: &AudioState,
         name: &str,
-        request: AudioRequest,
+        mut request: AudioRequest,
     ) -> Result<AudioUpload> {
-        let AudioRequest { headers, body, watch } = request;
         let config = state.config.clone();
         let limits = UploadLimits {
             noun: "recording",
             bytes_max: config.bytes_max,
-            piece_timeout: state.requests.limits.client_timeout,
+            piece_timeout: request.piece_timeout,
         };
         // Until the body is complete, its bytes do not belong to a next request.
-        let receiving = watch.complete();
-        let prepared = match prepare(state, name).await {
-            Ok(prepared) => prepared,
-            Err(error) => {
-                // A client that expects "100 Continue" has not sent the body yet.
-                if !headers.contains_key(header::EXPECT) {
-                    let pieces = UploadPieces::raw(body);
-                    tokio::spawn(async move {
-                        pieces.discard(limits.piece_timeout).await;
-                        drop(receiving);
-                    });
-                }
-                return Err(error);
-            }
-        };
-        let sent = body::read(&headers, body, limits).await?;
+        let receiving = request.watch.complete();
+        let prepared = prepare(state, name).await?;
+        let form = BodyForm::of(&request.headers, limits)?;
+        let sent = form.read(request.body.take().unwrap_or_default(), limits).await?;
         let PreparedUpload { admitted, permit, recogniser, model, options } = prepared;
         let permit = Arc::new(permit);
         let (sender, upload, failure) = upload_channel(Some(permit.clone()));

@@ -345,8 +345,18 @@ fn a_disconnected_client_ends_its_queued_runs() {
 fn a_client_that_reads_only_at_the_end_gets_its_answer() {
     // Refused at once, and answered while megabytes still arrive.
     let served = served(|_| {});
-    let refused = served.post("/v1/audio/nobody", &vec![0; 20 << 20]);
-    assert_eq!(refused.status, 404);
+    let bytes = vec![0; 20 << 20];
+    for (method, path, content_type, status) in [
+        ("POST", "/v1/audio/nobody", "audio/wav", 404),
+        ("POST", "/v1/audio/loud", "text/html", 400),
+        ("POST", "/v1/audio/loud?format=table", "audio/wav", 400),
+        ("POST", "/v1/audio/loud/identify", "audio/wav", 409),
+        ("POST", "/v1/audio/voice/verify/nobody", "audio/wav", 404),
+        ("PUT", "/v1/audio/loud/speakers/ada", "audio/wav", 409),
+    ] {
+        let refused = served.ask(method, path, content_type, &bytes);
+        assert_eq!(refused.status, status, "{path} as {content_type}");
+    }
     let file = wave(&loud_at(3, 60), false);
     let trailing = [&file[..], &vec![0; 20 << 20][..]].concat();
     assert_eq!(served.post("/v1/audio/loud", &trailing).lines("label").len(), 1);
