@@ -74,7 +74,7 @@ fn named(start: &[u8]) -> Option<FileKind> {
 
 /// Returns the name of another format, and true if it has sound.
 fn other_format(start: &[u8]) -> Option<(&'static str, bool)> {
-    let known: [(&[u8], &str, bool); 18] = [
+    let known: [(&[u8], &str, bool); 19] = [
         (b"\x89PNG", "an image (png)", false),
         (b"\xff\xd8\xff", "an image (jpeg)", false),
         (b"GIF8", "an image (gif)", false),
@@ -83,6 +83,7 @@ fn other_format(start: &[u8]) -> Option<(&'static str, bool)> {
         (b"PK\x03\x04", "an archive (zip)", false),
         (b"\x1f\x8b", "a compressed file (gzip)", false),
         (b"\x7fELF", "a program", false),
+        (b"riff\x2e\x91\xcf\x11", "wave64", true),
         (b"RIFF", "another kind of RIFF file than wav", false),
         (b"\x1a\x45\xdf\xa3", "webm or matroska", true),
         (b"wvpk", "wavpack", true),
@@ -96,6 +97,10 @@ fn other_format(start: &[u8]) -> Option<(&'static str, bool)> {
     ];
     if let Some((_, what, sound)) = known.iter().find(|(name, _, _)| start.starts_with(name)) {
         return Some((what, *sound));
+    }
+    // Films from before mp4, which no reader here takes.
+    if matches!(start.get(4..8), Some(b"moov" | b"mdat" | b"wide" | b"pnot")) {
+        return Some(("an old quicktime film (without an ftyp atom)", true));
     }
     // Frames of aac have the sync of mp3 with a layer that mp3 does not have.
     if let [0xff, second, ..] = start

@@ -76,10 +76,14 @@ pub(super) fn open(bytes: &mut InputBytes) -> Result<PcmLayout> {
 }
 
 /// Returns true for a placeholder length. A plausible one counts as a placeholder too, unless a
-/// file of `whole` bytes shows the opposite.
+/// file of `whole` bytes shows the opposite. A length that leaves out 4 GiB of the file or more is
+/// only the lower half of the true one.
 fn unknown(length: u32, whole: Option<u64>) -> bool {
     let most = MOSTS.iter().any(|most| (most - MOSTS_BELOW..=*most).contains(&length));
-    matches!(length, 0 | u32::MAX) || most && whole.is_none_or(|whole| whole < u64::from(length))
+    let behind = whole.map_or(0, |whole| whole.saturating_sub(u64::from(length)));
+    matches!(length, 0 | u32::MAX)
+        || most && whole.is_none_or(|whole| whole < u64::from(length))
+        || behind > u64::from(u32::MAX)
 }
 
 fn little(four: &[u8]) -> u32 {

@@ -1,6 +1,9 @@
 //! Wav files: widths, channels, codings, and headers with wrong lengths.
 
+use std::io::{Seek, Write};
+
 use millpond_audio::Fault;
+use millpond_audio::decode::{AudioInput, Decoder};
 
 use super::{as_floats, clip, decode, file, sixteen, spec, stream, wav};
 
@@ -109,6 +112,21 @@ fn wrong_lengths_in_wav_headers_lose_no_sound() {
     // Cut inside a frame.
     let decoded = decode(stream(&whole[..whole.len() - 32_001])).unwrap();
     assert_eq!((decoded.samples.len(), decoded.faults.len()), (15998, 1));
+}
+
+/// Some programs write a file of more than 4 GiB with the lower 32 bits of its length.
+#[test]
+fn a_length_without_its_upper_bits_is_not_the_end() {
+    let header = sixteen(&clip());
+    for (more, seconds) in [(0_u64, Some(1.0)), (1 << 32, None)] {
+        // A file with a hole, of which only the header is read.
+        let mut file = tempfile::tempfile().unwrap();
+        file.write_all(&header).unwrap();
+        file.set_len(header.len() as u64 + more).unwrap();
+        file.rewind().unwrap();
+        let decoder = Decoder::open(AudioInput::File(file), None).unwrap();
+        assert_eq!(decoder.format().seconds, seconds, "{more}");
+    }
 }
 
 #[test]
