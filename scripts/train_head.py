@@ -4,7 +4,7 @@
 
 `my-sounds/CLASS/*.wav` (or flac, ogg, mp3) are recordings of each class, which are cut into windows of 0.79 s. Without
 --clips it trains on --speech, a folder of voices, and on generated sounds. The printed accuracy is measured on one
-recording in four of each class, which is not trained on.
+recording in four of each class, which is not trained on. A class needs two recordings for it.
 """
 
 import argparse
@@ -111,14 +111,22 @@ def embed(graph, name: str, recordings: list[np.ndarray]) -> list[np.ndarray]:
 
 
 def report(classes: list[str], vectors: dict[str, list[np.ndarray]]) -> None:
-    """Prints the accuracy of a head on recordings that it was not trained on."""
+    """Prints the accuracy of a head on recordings that it was not trained on.
+
+    A class with one recording has no other to train on, so its accuracy is unknown.
+    """
     train, test = {}, {}
     for name, parts in vectors.items():
-        held = [part for index, part in enumerate(parts) if index % HELD_OUT == 0]
-        rest = [part for index, part in enumerate(parts) if index % HELD_OUT != 0]
-        test[name], train[name] = np.concatenate(held), np.concatenate(rest or held)
+        held = parts[::HELD_OUT] if len(parts) > 1 else []
+        rest = [part for index, part in enumerate(parts) if index % HELD_OUT != 0 or not held]
+        train[name] = np.concatenate(rest)
+        if held:
+            test[name] = np.concatenate(held)
     weight, bias = fit(classes, train)
     for index, name in enumerate(classes):
+        if name not in test:
+            print(f"  {name}: unknown accuracy, since its only recording is trained on ({len(train[name])} windows)")
+            continue
         right = (np.argmax(test[name] @ weight + bias, axis=1) == index).mean()
         print(f"  {name}: {right:.0%} of {len(test[name])} windows of unseen recordings ({len(train[name])} seen)")
 
