@@ -18,6 +18,7 @@ mod packets;
 mod pcm;
 mod read;
 mod sniff;
+mod tags;
 mod vorbis;
 mod wave;
 
@@ -131,8 +132,12 @@ impl Decoder {
         match sniff::kind(&mut bytes, hint)? {
             FileKind::Wave => wave::open(&mut bytes).and_then(|layout| Decoder::pcm(bytes, layout)),
             FileKind::Aiff => aiff::open(&mut bytes).and_then(|layout| Decoder::pcm(bytes, layout)),
-            FileKind::Mp3 => Decoder::mpeg(bytes),
+            FileKind::Mp3 => {
+                tags::hide_at_end(&mut bytes);
+                Decoder::mpeg(bytes)
+            }
             FileKind::Flac => {
+                tags::hide_at_end(&mut bytes);
                 flac::strip(&mut bytes)?;
                 Decoder::packets(Container::Flac, bytes, Vec::new())
             }

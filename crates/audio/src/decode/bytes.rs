@@ -32,6 +32,8 @@ pub(super) struct InputBytes {
     /// Position for a reader that seeks.
     place: u64,
     seekable: bool,
+    /// Offset at which a file ends for a reader, if not at its last byte.
+    end: Option<u64>,
     /// Checks that are made while a reader reads.
     watch: Option<ByteWatch>,
 }
@@ -53,6 +55,7 @@ impl InputBytes {
             renamed,
             place,
             seekable,
+            end: None,
             watch,
         }
     }
@@ -63,7 +66,8 @@ impl InputBytes {
             self.ahead.drain(..self.used);
             self.used = 0;
             let had = self.ahead.len();
-            self.ahead.resize(had + PIECE, 0);
+            let room = self.room();
+            self.ahead.resize(had + room, 0);
             let read = loop {
                 let read = match &mut self.rest {
                     AudioInput::File(file) => file.read(&mut self.ahead[had..]),
@@ -75,7 +79,7 @@ impl InputBytes {
                 }
             };
             let read = match read {
-                Ok(read) => read.min(PIECE),
+                Ok(read) => read.min(room),
                 Err(error) => {
                     self.broken = Some(error.to_string());
                     0
@@ -86,6 +90,40 @@ impl InputBytes {
         }
         let held = &self.ahead[self.used..];
         &held[..count.min(held.len())]
+    }
+
+    /// Returns the size of the next read, which does not pass the end of a file.
+    fn room(&mut self) -> usize {
+        let (AudioInput::File(file), Some(end)) = (&mut self.rest, self.end) else { return PIECE };
+        let left = file.stream_position().map_or(0, |position| end.saturating_sub(position));
+        usize::try_from(left).unwrap_or(PIECE).min(PIECE)
+    }
+
+    /// Makes a file end at `end` for readers. Does nothing to a stream.
+    pub(super) fn end_at(&mut self, end: u64) {
+        let AudioInput::File(file) = &mut self.rest else { return };
+        let Ok(position) = file.stream_position() else { return };
+        let over = usize::try_from(position.saturating_sub(end)).unwrap_or(usize::MAX);
+        self.ahead.truncate(self.ahead.len().saturating_sub(over));
+        self.used = self.used.min(self.ahead.len());
+        self.end = Some(end);
+    }
+
+    /// Returns the last bytes of a file, at most `count`, and its length. Returns `None` for a
+    /// stream and for a file without a length.
+    pub(super) fn tail(&mut self, count: usize) -> Option<(Vec<u8>, u64)> {
+        let length = self.file_length()?;
+        let AudioInput::File(file) = &mut self.rest else { return None };
+        let position = file.stream_position().ok()?;
+        let mut tail = Vec::new();
+        let mut read = file.seek(SeekFrom::Start(length.saturating_sub(count as u64)));
+        if read.is_ok() {
+            let bytes = Read::by_ref(file).take(count as u64).read_to_end(&mut tail);
+            read = bytes.map(|count| count as u64);
+        }
+        // Reading continues at the same place, also after an error.
+        file.seek(SeekFrom::Start(position)).and(read).ok()?;
+        Some((tail, length))
     }
 
     /// Returns `count` peeked bytes, to change them before a reader gets them.
@@ -192,7 +230,10 @@ impl InputBytes {
 
     pub(super) fn file_length(&self) -> Option<u64> {
         match &self.rest {
-            AudioInput::File(file) => file.metadata().ok().map(|data| data.len()),
+            AudioInput::File(file) => {
+                let length = file.metadata().ok().map(|data| data.len());
+                self.end.map_or(length, |end| length.map(|length| length.min(end)))
+            }
             AudioInput::Stream(_) => None,
         }
     }

@@ -52,10 +52,12 @@ pub(super) fn check(bytes: &mut InputBytes) -> Result<Mp4Edits> {
                 "the table of contents of this mp4 file does not come at its beginning",
             ));
         }
-        let head = bytes.read_at(at, 16);
-        let Some(atom) = AtomHeader::parse(&head) else {
+        let atom = AtomHeader::parse(&bytes.read_at(at, 16));
+        if edits.is_some() && bytes.is_file() && is_trailer(atom, at, bytes.file_length()) {
+            bytes.end_at(at);
             return Ok(edits.unwrap_or_default());
-        };
+        }
+        let Some(atom) = atom else { return Ok(edits.unwrap_or_default()) };
         let AtomHeader { name, length, .. } = atom;
         match &name {
             b"moov" => {
@@ -97,6 +99,19 @@ pub(super) fn check(bytes: &mut InputBytes) -> Result<Mp4Edits> {
     Err(Error::data_loss(format!(
         "this mp4 file has more than {FILE_ATOMS_MAX} parts, which is impossible"
     )))
+}
+
+/// Returns true if the bytes at `at` are none of a file's atoms, but a tag or a trailer of a camera
+/// behind them.
+fn is_trailer(atom: Option<AtomHeader>, at: u64, whole: Option<u64>) -> bool {
+    let Some(whole) = whole else { return false };
+    match atom {
+        None => at < whole,
+        Some(AtomHeader { length: u64::MAX, .. }) => false,
+        Some(AtomHeader { name, length, .. }) => {
+            !matches!(&name, b"moov" | b"mdat" | b"moof") && at.saturating_add(length) > whole
+        }
+    }
 }
 
 /// Checks the table of contents at `at`.

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use base::ErrorKind;
 use millpond_audio::decode::{AudioInput, Decoder};
 
-use super::{FLAC, M4A, MP3, OGG, as_floats, clip, decode, file, stream};
+use super::{AIFF, FLAC, M4A, MP3, OGG, as_floats, clip, decode, file, stream};
 
 #[test]
 fn a_truncated_flac_gives_its_beginning() {
@@ -161,6 +161,22 @@ fn damaged_ogg_continues() {
     match decode(stream(&bytes)) {
         Ok(decoded) => assert!(!decoded.faults.is_empty()),
         Err(error) => assert_eq!(error.kind(), ErrorKind::DataLoss),
+    }
+}
+
+#[test]
+fn tags_at_the_end_of_a_file_are_no_sound() {
+    let id3 = [b"TAG", &[b' '; 125][..]].concat();
+    // A footer without a header: the version, the size of item and footer, one item, no flags.
+    let fields = [2000, 42, 1, 0].map(u32::to_le_bytes).concat();
+    let ape = [&b"some item!"[..], b"APETAGEX", &fields, &[0; 8], &id3].concat();
+    for recording in [FLAC, MP3, M4A, AIFF] {
+        let whole = decode(file(recording)).unwrap();
+        for tag in [&id3, &ape] {
+            let tagged = decode(file(&[recording, tag].concat())).unwrap();
+            assert_eq!(tagged.faults, []);
+            assert!(tagged.samples == whole.samples && tagged.format == whole.format);
+        }
     }
 }
 
