@@ -49,6 +49,8 @@ pub(super) struct OggWatch {
     setups: usize,
     /// Numbers of the streams of flac.
     flac: BTreeSet<u32>,
+    /// True after a page that is damaged or incomplete, until the next whole one.
+    is_damaged: bool,
 }
 
 impl OggWatch {
@@ -56,15 +58,25 @@ impl OggWatch {
     /// up to the next check; they must be read before it.
     ///
     /// # Errors
-    /// `DataLoss` for more streams or headers than a recording can have.
+    /// `DataLoss` for more streams or headers than a recording can have, and at the end of a
+    /// recording whose last page is damaged or incomplete.
     pub(super) fn pass(&mut self, bytes: &mut InputBytes, place: u64) -> Result<u64> {
         if place == self.next {
             let length = match OggPart::find(bytes) {
                 OggPart::Page(length) => {
                     self.page(bytes.peeked_mut(length), place >= self.furthest)?;
+                    self.is_damaged = false;
+                    length
+                }
+                OggPart::Damaged(length) => {
+                    self.is_damaged = true;
                     length
                 }
                 OggPart::Junk(length) => length,
+                OggPart::End if self.is_damaged && bytes.broken().is_none() => {
+                    return Err(Error::data_loss("its last page is damaged or incomplete"));
+                }
+                OggPart::End => 1,
             };
             self.next = place.saturating_add(length as u64);
             self.furthest = self.furthest.max(self.next);
@@ -164,15 +176,25 @@ enum OggPart {
     Page(usize),
     /// So many bytes that begin no page.
     Junk(usize),
+    /// So many bytes at the beginning of a page that is not whole.
+    Damaged(usize),
+    /// No byte.
+    End,
 }
 
 impl OggPart {
     /// Finds the part that begins at the next byte. Reads no further than the reader will.
     fn find(bytes: &mut InputBytes) -> OggPart {
         let head = bytes.peek(HEAD);
-        if !head.starts_with(NAME) || head.len() < HEAD {
+        if head.is_empty() {
+            return OggPart::End;
+        }
+        if !head.starts_with(NAME) {
             let next = head.iter().skip(1).position(|byte| *byte == NAME[0]);
-            return OggPart::Junk(next.map_or(head.len().max(1), |at| at + 1));
+            return OggPart::Junk(next.map_or(head.len(), |at| at + 1));
+        }
+        if head.len() < HEAD {
+            return OggPart::Damaged(head.len());
         }
         // The reader takes the whole head before it looks at the version and the flags.
         if head[4] != 0 || head[5] & 0xf8 != 0 {
@@ -186,7 +208,7 @@ impl OggPart {
             OggPart::Page(length)
         } else {
             // After a wrong checksum the reader continues behind the name.
-            OggPart::Junk(NAME.len())
+            OggPart::Damaged(NAME.len())
         }
     }
 }

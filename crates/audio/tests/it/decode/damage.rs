@@ -165,6 +165,23 @@ fn damaged_ogg_continues() {
 }
 
 #[test]
+fn an_ogg_whose_last_page_is_not_whole_has_a_fault() {
+    let whole = decode(stream(&OGG.repeat(2))).unwrap();
+    assert_eq!(whole.faults, []);
+    let mut damaged = OGG.repeat(2);
+    *damaged.last_mut().unwrap() ^= 1;
+    for bytes in [&damaged[..], &damaged[..damaged.len() - 1], &damaged[..OGG.len() + 2000]] {
+        for input in [stream(bytes), file(bytes)] {
+            let decoded = decode(input).unwrap();
+            assert!(decoded.samples.len() >= 32_000, "{}", decoded.samples.len());
+            let last = decoded.faults.last().map(|fault| fault.what.as_str());
+            let expected = "the recording ends early: its last page is damaged or incomplete";
+            assert_eq!(last, Some(expected));
+        }
+    }
+}
+
+#[test]
 fn tags_at_the_end_of_a_file_are_no_sound() {
     let id3 = [b"TAG", &[b' '; 125][..]].concat();
     // A footer without a header: the version, the size of item and footer, one item, no flags.
