@@ -30,6 +30,8 @@ const DEPTH_MAX: usize = 8;
 /// before it.
 const LOOKUPS_MAX: u64 = 1 << 36;
 
+/// Maximum frames before the sound that a comment of iTunes can state.
+const PRIMING_MAX: u64 = 16384;
 /// First field of a list of edits whose times and lengths are long.
 const LONG_EDITS: u32 = 1 << 24;
 
@@ -287,6 +289,8 @@ pub(super) struct Mp4Edit {
     media: u64,
     /// Length in the file's ticks; zero if unknown.
     length: u64,
+    /// Frames that an encoder added before the sound, for a track without a list of edits.
+    priming: u64,
 }
 
 impl Mp4Edit {
@@ -298,7 +302,8 @@ impl Mp4Edit {
     /// Returns the inaudible frames of the track at `rate`: the first and the last ones.
     pub(super) fn silent(&self, rate: u32) -> Vec<Range<u64>> {
         if self.ticks == 0 || self.media == 0 {
-            return Vec::new();
+            let priming = (self.priming > 0).then_some(0..self.priming);
+            return priming.into_iter().collect();
         }
         let start = scaled(self.media, self.ticks, rate);
         let known = self.length > 0 && self.movie > 0;
@@ -322,6 +327,8 @@ struct TableWalk {
     movie: u32,
     /// True for a file with fragments, whose tables count all tracks.
     fragmented: bool,
+    /// Frames before the sound by a comment of iTunes.
+    priming: u64,
     tracks: Vec<Mp4Track>,
 }
 
@@ -333,6 +340,8 @@ struct Mp4Track {
     /// True for sound.
     sound: bool,
     edit: Mp4Edit,
+    /// True if it has a list of edits, of any form.
+    has_edits: bool,
     /// Entries of its table of times.
     entries: u64,
     /// Packets with times.
@@ -353,7 +362,12 @@ impl TableWalk {
             }
             let below = base + place.end - inside.len();
             match &name {
-                b"udta" | b"meta" => return self.hide(base + place.start + 4),
+                b"udta" | b"meta" => {
+                    if depth == 0 {
+                        self.priming = itunes_priming(inside).unwrap_or(self.priming);
+                    }
+                    return self.hide(base + place.start + 4);
+                }
                 b"trak" if depth == 0 => {
                     self.tracks
                         .push(Mp4Track { name: base + place.start + 4, ..Mp4Track::default() });
@@ -401,8 +415,26 @@ impl TableWalk {
                 "the table of times of this mp4 file is longer than can be read",
             ));
         }
-        Ok(seen.into_iter().map(|track| Mp4Edit { movie: self.movie, ..track.edit }).collect())
+        // The comment is about the only sound of the file.
+        let priming = if seen.len() == 1 { self.priming } else { 0 };
+        let edit = |track: Mp4Track| {
+            let priming = if track.has_edits { 0 } else { priming };
+            Mp4Edit { movie: self.movie, priming, ..track.edit }
+        };
+        Ok(seen.into_iter().map(edit).collect())
     }
+}
+
+/// Returns the frames that iTunes has added before the sound, by its comment `iTunSMPB` in `tags`:
+/// numbers in hexadecimal digits, of which the second is it. iTunes writes no list of edits.
+fn itunes_priming(tags: &[u8]) -> Option<u64> {
+    let find = |bytes: &[u8], name: &[u8]| bytes.windows(name.len()).position(|at| at == name);
+    let rest = tags.get(find(tags, b"iTunSMPB")?..)?;
+    // The type of the value and its language come before the text.
+    let text = rest.get(find(rest, b"data")? + 12..)?;
+    let text = std::str::from_utf8(text.get(..20)?).ok()?;
+    let priming = text.split_ascii_whitespace().nth(1)?;
+    u64::from_str_radix(priming, 16).ok().filter(|frames| *frames <= PRIMING_MAX)
 }
 
 impl Mp4Track {
@@ -410,7 +442,10 @@ impl Mp4Track {
     fn take(&mut self, name: [u8; 4], depth: usize, inside: &[u8]) {
         match &name {
             b"mdhd" if self.edit.ticks == 0 => self.edit.ticks = second(inside),
-            b"elst" if self.edit.media == 0 => self.edits(inside),
+            b"elst" if self.edit.media == 0 => {
+                self.has_edits = true;
+                self.edits(inside);
+            }
             // Another one may lie deeper, for the data.
             b"hdlr" if depth == 2 => self.sound = inside.get(8..12) == Some(b"soun"),
             b"stts" => {
@@ -653,7 +688,8 @@ mod tests {
 
     #[test]
     fn edits_define_silence() {
-        let edit = Mp4Edit { ticks: 48000, movie: 1000, delay: 250, media: 1024, length: 500 };
+        let edit =
+            Mp4Edit { ticks: 48000, movie: 1000, delay: 250, media: 1024, length: 500, priming: 0 };
         assert_eq!(edit.silent(48000), [0..1024, 25024..u64::MAX]);
         assert_eq!(edit.silent(24000), [0..512, 12512..u64::MAX]);
         assert_eq!(Mp4Edit { length: 0, ..edit }.silent(48000).len(), 1);

@@ -105,6 +105,26 @@ fn silence_before_the_sound_of_a_film_counts() {
     }
 }
 
+/// iTunes states the padding before the sound in a comment only.
+#[test]
+fn padding_by_a_comment_of_itunes_is_no_sound() {
+    let text = b" 00000000 00000400 00000180 0000000000003E80 00000000 00000000";
+    let comment = [
+        atom(b"mean", b"\0\0\0\0com.apple.iTunes"),
+        atom(b"name", b"\0\0\0\0iTunSMPB"),
+        atom(b"data", &[&[0, 0, 0, 1, 0, 0, 0, 0], &text[..]].concat()),
+    ]
+    .concat();
+    let tags = atom(b"meta", &[&[0; 4][..], &atom(b"ilst", &atom(b"----", &comment))].concat());
+    let bare = changed(M4A_LAST, b"edts", &|inside| atom(b"free", inside));
+    let tagged = changed(&bare, b"udta", &|_| atom(b"udta", &tags));
+    let (clip, decoded) = (decode(file(M4A_LAST)).unwrap(), decode(file(&tagged)).unwrap());
+    assert_eq!((decoded.faults, decoded.format), (vec![], clip.format));
+    // The end of the last packet stays: 17 packets without the padding before the sound.
+    assert_eq!(decoded.samples.len(), 16 * 1024 * 2);
+    assert!(decoded.samples.starts_with(&clip.samples));
+}
+
 #[test]
 fn a_start_that_is_far_too_late_is_a_fault() {
     let list = [0, 2, 16_000_000, u32::MAX, 1 << 16, 16_000, 1024, 1 << 16];
