@@ -19,6 +19,8 @@ const MOOFS_MAX: u64 = MOOV_MAX;
 /// Maximum bytes before the table of contents of a streamed file. They are kept until the table
 /// arrives.
 const BEFORE_MOOV_MAX: u64 = 16 << 20;
+/// Maximum packets of a run without a field for each. A reader counts them one by one.
+const RUN_MAX: u32 = 1 << 20;
 /// Maximum atoms of a file. A fragment has two or three.
 const FILE_ATOMS_MAX: usize = 1 << 18;
 /// Maximum atoms of one level of a table of contents, and maximum hidden atoms.
@@ -210,18 +212,50 @@ fn fragment(body: &[u8], level: usize) -> Result<()> {
     each_atom(body, &mut |name, _, inside| match (level, &name) {
         (0, b"moof") | (1, b"traf") => fragment(inside, level + 1),
         (2, b"trun") => run(inside),
+        // Field by flag: offset, description, duration, and the size of each packet.
+        (2, b"tfhd") => {
+            let flags = big(inside, 0).unwrap_or(0);
+            let before = 8 * (flags & 1) + 4 * (flags >> 1 & 1) + 4 * (flags >> 3 & 1);
+            let has_size = flags & 0x10 != 0;
+            if has_size { packet_size(inside, 8 + before as usize) } else { Ok(()) }
+        }
         _ => Ok(()),
     })
 }
 
-/// Checks that a run of packets has its stated length.
+/// Checks that a run of packets has its stated length, and packets of possible sizes.
 fn run(atom: &[u8]) -> Result<()> {
     let (flags, count) = big(atom, 0).zip(big(atom, 4)).ok_or_else(impossible_lengths)?;
     // One field for all packets, then up to four for every packet.
     let shared = (flags & 0x1).count_ones() + (flags & 0x4).count_ones();
-    let each = u64::from((flags & 0xf00).count_ones());
-    let length = 8 + 4 * u64::from(shared) + 4 * each * u64::from(count);
-    if length <= atom.len() as u64 { Ok(()) } else { Err(impossible_lengths()) }
+    let first = 8 + 4 * shared as usize;
+    let each = 4 * (flags & 0xf00).count_ones() as usize;
+    if each == 0 {
+        return if count <= RUN_MAX { Ok(()) } else { Err(impossible_lengths()) };
+    }
+    let length = first as u64 + each as u64 * u64::from(count);
+    if length > atom.len() as u64 {
+        return Err(impossible_lengths());
+    }
+    if flags & 0x200 == 0 {
+        return Ok(());
+    }
+    // The size comes after the duration.
+    let size = first + 4 * (flags >> 8 & 1) as usize;
+    (0..count as usize).try_for_each(|packet| packet_size(atom, size + packet * each))
+}
+
+/// Checks the size of a packet in the field at `at`: a reader reserves as many bytes.
+fn packet_size(atom: &[u8], at: usize) -> Result<()> {
+    match big(atom, at) {
+        Some(size) if size as usize <= PACKET_MAX => Ok(()),
+        Some(_) => Err(impossible_sizes()),
+        None => Err(impossible_lengths()),
+    }
+}
+
+fn impossible_sizes() -> Error {
+    Error::data_loss("the table of packets of this mp4 file has impossible sizes")
 }
 
 /// Calls `act` with name, range and contents of each atom in `body`.
@@ -377,7 +411,13 @@ impl TableWalk {
                     return self.level(inside, below, depth + 1);
                 }
                 b"mvhd" => self.movie = second(inside),
-                b"mvex" => self.fragmented = true,
+                b"mvex" => {
+                    self.fragmented = true;
+                    // The size of each packet of a track, if its fragments do not state it.
+                    return each_atom(inside, &mut |name, _, inside| {
+                        if &name == b"trex" { packet_size(inside, 16) } else { Ok(()) }
+                    });
+                }
                 b"ctts" | b"co64" => return table(inside, 4, 8),
                 b"stsc" => return table(inside, 4, 12),
                 b"stco" => return table(inside, 4, 4),
@@ -512,7 +552,7 @@ fn sizes(atom: &[u8]) -> Result<()> {
     if fits(shared) && (shared > 0 || each.all(|size| big(size, 0).is_some_and(fits))) {
         return Ok(());
     }
-    Err(Error::data_loss("the table of packets of this mp4 file has impossible sizes"))
+    Err(impossible_sizes())
 }
 
 /// Returns the ticks per second of a header, whose times are long or short.
@@ -587,6 +627,12 @@ mod tests {
         assert!(checked(&sizes(0, 1, 1000)).is_ok());
         assert!(checked(&made(b"elst", &entry(1, &[0; 12]))).is_ok());
         assert!(checked(&made(b"elst", &entry(u32::MAX, &[0; 12]))).is_err());
+        let defaults = |size: u32| {
+            let track = made(b"trex", &[&[0; 16], &size.to_be_bytes()[..], &[0; 4]].concat());
+            check(&mut stream(contents_of(&[], &made(b"mvex", &track))))
+        };
+        assert!(defaults(1000).is_ok());
+        assert!(defaults(3_000_000_000).is_err());
         for table in
             [sizes(0, u32::MAX, 1000), sizes(0, 1, 3_000_000_000), sizes(3_000_000_000, 1, 0)]
         {
@@ -640,7 +686,28 @@ mod tests {
         let good = [fragment_of(2, 2), made(b"mdat", &[7; 100])].concat();
         let large = made(b"moof", &vec![0; MOOF_MAX as usize]);
         let again = contents_of(&[], b"");
-        for (bad, in_file) in [(fragment_of(u32::MAX, 2), true), (large, true), (again, false)] {
+        let part = |name: &[u8; 4], numbers: &[u32]| {
+            let inside: Vec<u8> = numbers.iter().flat_map(|number| number.to_be_bytes()).collect();
+            made(b"moof", &made(b"traf", &made(name, &inside)))
+        };
+        let size = PACKET_MAX as u32;
+        for good in [
+            part(b"trun", &[0x304, 2, 0, 9, size, 9, size]),
+            part(b"trun", &[0, RUN_MAX]),
+            part(b"tfhd", &[0x1b, 1, 0, 0, 2, 3, size]),
+            part(b"tfhd", &[0, 1]),
+        ] {
+            let mut fragments = FragmentTables::default();
+            fragments.admit(&good, good.len() as u64).unwrap();
+        }
+        for (bad, in_file) in [
+            (fragment_of(u32::MAX, 2), true),
+            (large, true),
+            (again, false),
+            (part(b"trun", &[0x304, 2, 0, 9, size, 9, size + 1]), true),
+            (part(b"trun", &[0, RUN_MAX + 1]), true),
+            (part(b"tfhd", &[0x1b, 1, 0, 0, 2, 3, size + 1]), true),
+        ] {
             let all = [&start[..], &good, &good, &bad, &good].concat();
             let before = start.len() + 2 * good.len();
             for (mut bytes, fails) in [(stream(all.clone()), true), (file(&all), in_file)] {
