@@ -92,6 +92,8 @@ pub struct Decoder {
     silent: Vec<Range<u64>>,
     /// Frames that the header announces, without those of `silent`.
     announced: Option<u64>,
+    /// True if the file ends inside its last part. Taken at the end.
+    is_cut: bool,
     /// Frames of silence before the sound, which the recording's own clock does not count.
     delay: u64,
     /// Frames read or lost, including those of `silent`.
@@ -188,7 +190,7 @@ impl Decoder {
                 DecodeStep::Lost { what, .. } | DecodeStep::Broken(what) => Some(what),
                 DecodeStep::Sound { .. } | DecodeStep::End => None,
             });
-            let why = first.unwrap_or_else(|| "it ends before any".to_owned());
+            let why = first.unwrap_or_else(|| "it ends before any audio".to_owned());
             return Err(Error::data_loss(format!("this recording cannot be decoded: {why}")));
         };
         let edit = edits.get(packets.track()).copied().unwrap_or_default();
@@ -200,11 +202,14 @@ impl Decoder {
             .into_iter()
             .map(|range| after(range.start)..after(range.end))
             .collect();
+        let seconds = seconds.filter(|_| !edit.is_fragmented);
         let all = seconds.map(|seconds| (seconds * f64::from(rate)).round() as u64);
         let announced = all.map(|all| audible(after(all), &silent));
         let seconds = announced.map(|frames| frames as f64 / f64::from(rate));
         let format = AudioFormat { rate, channels, seconds, ..unknown };
         Decoder::new(format, announced, silent, |decoder| {
+            // The length shows it in a file without fragments.
+            decoder.is_cut = edit.is_fragmented && edit.is_cut;
             decoder.delay = delay;
             decoder.lost = delay;
             decoder.filled = delay;
@@ -248,6 +253,7 @@ impl Decoder {
             format,
             silent,
             announced,
+            is_cut: false,
             delay: 0,
             read: 0,
             given: 0,
@@ -436,6 +442,9 @@ impl Decoder {
                 0,
                 format!("the file ends early: its header says {seconds:.3} s"),
             );
+        }
+        if std::mem::take(&mut self.is_cut) {
+            self.fault(self.read, 0, "the file ends inside its last part".to_owned());
         }
         // The caller may have taken the faults.
         if self.heard == 0

@@ -76,7 +76,12 @@ pub(super) fn check(bytes: &mut InputBytes) -> Result<Mp4Edits> {
             // table came before it.
             b"mdat" if edits.is_some() && at.checked_add(length) > bytes.file_length() => {
                 bytes.forward_only();
-                return Ok(edits.unwrap_or_default());
+                return Ok(cut(edits));
+            }
+            // Only whole tables can be read.
+            b"moof" if edits.is_some() && at.checked_add(length) > bytes.file_length() => {
+                bytes.end_at(at);
+                return Ok(cut(edits));
             }
             b"mdat" | b"moof" if !bytes.is_file() => {
                 return Err(Error::precondition(
@@ -103,6 +108,12 @@ pub(super) fn check(bytes: &mut InputBytes) -> Result<Mp4Edits> {
     Err(Error::data_loss(format!(
         "this mp4 file has more than {FILE_ATOMS_MAX} parts, which is impossible"
     )))
+}
+
+/// Marks the tracks of a file that ends inside one of its parts.
+fn cut(edits: Option<Mp4Edits>) -> Mp4Edits {
+    let cut = |edit: Mp4Edit| Mp4Edit { is_cut: true, ..edit };
+    edits.into_iter().flatten().map(cut).collect()
 }
 
 /// Returns true if the bytes at `at` are none of a file's atoms, but a tag or a trailer of a camera
@@ -325,6 +336,10 @@ pub(super) struct Mp4Edit {
     length: u64,
     /// Frames that an encoder added before the sound, for a track without a list of edits.
     priming: u64,
+    /// True in a file with fragments, of which the table of contents states no length.
+    pub(super) is_fragmented: bool,
+    /// True in a file that ends inside one of its parts.
+    pub(super) is_cut: bool,
 }
 
 impl Mp4Edit {
@@ -459,7 +474,8 @@ impl TableWalk {
         let priming = if seen.len() == 1 { self.priming } else { 0 };
         let edit = |track: Mp4Track| {
             let priming = if track.has_edits { 0 } else { priming };
-            Mp4Edit { movie: self.movie, priming, ..track.edit }
+            let (movie, is_fragmented) = (self.movie, self.fragmented);
+            Mp4Edit { movie, priming, is_fragmented, ..track.edit }
         };
         Ok(seen.into_iter().map(edit).collect())
     }
@@ -718,17 +734,18 @@ mod tests {
                 assert!(read == all[..if fails { before } else { all.len() }]);
             }
         }
-        // A file that ends inside one is read to its end, and tags are hidden at any position.
+        // A file that ends inside one is read up to it, and tags are hidden at any position.
         let cut = fragment_of(2, 2);
         let tags = made(b"meta", &[0; 4]);
         let all = [&start[..], &good, &tags, &cut[..cut.len() - 4]].concat();
-        for mut bytes in [stream(all.clone()), file(&all)] {
+        let whole = all.len() - (cut.len() - 4);
+        for (mut bytes, end) in [(stream(all.clone()), all.len()), (file(&all), whole)] {
             check(&mut bytes).unwrap();
             let mut read = Vec::new();
             std::io::Read::read_to_end(&mut bytes.rewound().unwrap(), &mut read).unwrap();
             let place = start.len() + good.len() + 4;
             assert_eq!(&read[place..place + 4], b"free");
-            assert_eq!(read.len(), all.len());
+            assert_eq!(read.len(), end);
         }
     }
 
@@ -755,8 +772,14 @@ mod tests {
 
     #[test]
     fn edits_define_silence() {
-        let edit =
-            Mp4Edit { ticks: 48000, movie: 1000, delay: 250, media: 1024, length: 500, priming: 0 };
+        let edit = Mp4Edit {
+            ticks: 48000,
+            movie: 1000,
+            delay: 250,
+            media: 1024,
+            length: 500,
+            ..Mp4Edit::default()
+        };
         assert_eq!(edit.silent(48000), [0..1024, 25024..u64::MAX]);
         assert_eq!(edit.silent(24000), [0..512, 12512..u64::MAX]);
         assert_eq!(Mp4Edit { length: 0, ..edit }.silent(48000).len(), 1);

@@ -1,6 +1,6 @@
 //! Mp4 files with changed tables.
 
-use super::{M4A_LAST, decode, file};
+use super::{M4A, M4A_LAST, decode, file};
 
 /// An atom of an mp4 file.
 fn atom(name: &[u8; 4], inside: &[u8]) -> Vec<u8> {
@@ -123,6 +123,34 @@ fn padding_by_a_comment_of_itunes_is_no_sound() {
     // The end of the last packet stays: 17 packets without the padding before the sound.
     assert_eq!(decoded.samples.len(), 16 * 1024 * 2);
     assert!(decoded.samples.starts_with(&clip.samples));
+}
+
+#[test]
+fn a_file_with_fragments_announces_no_length() {
+    let numbers = |numbers: &[u32]| -> Vec<u8> {
+        numbers.iter().flat_map(|number| number.to_be_bytes()).collect()
+    };
+    // The table of contents counts the packets before the fragments only.
+    let extended = atom(b"mvex", &atom(b"trex", &numbers(&[0, 1, 1, 1024, 0, 0])));
+    let whole = changed(M4A, b"stco", &|inside| {
+        let offset = u32::from_be_bytes(inside[8..12].try_into().unwrap());
+        atom(b"stco", &numbers(&[0, 1, offset + extended.len() as u32]))
+    });
+    let whole = changed(&whole, b"moov", &|inside| atom(b"moov", &[inside, &extended].concat()));
+    let decoded = decode(file(&whole)).unwrap();
+    assert_eq!((decoded.samples.len(), decoded.format.seconds), (32_000, None));
+    assert_eq!(decoded.faults, []);
+    // A fragment of which a part is missing: its table, or its packets.
+    let run = atom(b"trun", &numbers(&[0x201, 1, 80, 100]));
+    let track = atom(b"traf", &[atom(b"tfhd", &numbers(&[0x20000, 1])), run].concat());
+    let table = atom(b"moof", &[atom(b"mfhd", &numbers(&[0, 1])), track].concat());
+    let packets = atom(b"mdat", &[0; 100]);
+    for end in [&table[..50], &[&table[..], &packets[..60]].concat()] {
+        let decoded = decode(file(&[&whole, end].concat())).unwrap();
+        assert_eq!(decoded.samples.len(), 32_000);
+        let faults: Vec<&str> = decoded.faults.iter().map(|fault| fault.what.as_str()).collect();
+        assert_eq!(faults, ["the file ends inside its last part"]);
+    }
 }
 
 #[test]
