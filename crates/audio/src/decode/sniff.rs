@@ -25,10 +25,7 @@ pub(super) enum FileKind {
 /// `InvalidArgument` or `Unimplemented` with the name of the other format.
 pub(super) fn kind(bytes: &mut InputBytes, hint: Option<&str>) -> Result<FileKind> {
     if bytes.peek(1).is_empty() {
-        return Err(match bytes.broken() {
-            Some(why) => Error::data_loss(format!("the recording cannot be read: {why}")),
-            None => Error::invalid("the recording is empty"),
-        });
+        return Err(ended(bytes, Error::invalid("the recording is empty")));
     }
     if let Some(kind) = named(bytes.peek(12)) {
         return Ok(kind);
@@ -37,6 +34,10 @@ pub(super) fn kind(bytes: &mut InputBytes, hint: Option<&str>) -> Result<FileKin
         mpeg::pass_tags(bytes);
         if let Some(kind) = named(bytes.peek(12)).filter(|kind| *kind != FileKind::Mp4) {
             return Ok(kind);
+        }
+        if bytes.peek(1).is_empty() {
+            let what = "the recording ends inside its tags, before any audio; is it complete?";
+            return Err(ended(bytes, Error::data_loss(what)));
         }
     }
     let other = other_format(bytes.peek(SNIFFED_BYTES));
@@ -55,6 +56,14 @@ pub(super) fn kind(bytes: &mut InputBytes, hint: Option<&str>) -> Result<FileKin
             Error::invalid(format!("this is not a recording in a supported format{hint}; {KNOWN}"))
         }
     })
+}
+
+/// Returns the error that ended the bytes, or else `error`.
+fn ended(bytes: &InputBytes, error: Error) -> Error {
+    match bytes.broken() {
+        Some(why) => Error::data_loss(format!("the recording cannot be read: {why}")),
+        None => error,
+    }
 }
 
 /// Remedy for a recording that cannot be decoded.

@@ -178,6 +178,8 @@ fn files_without_sound_are_named() {
         (b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR", ErrorKind::InvalidArgument, "png"),
         (b"\xff\xd8\xff\xe0\0\x10JFIF\0", ErrorKind::InvalidArgument, "jpeg"),
         (b"\x1a\x45\xdf\xa3\0\0\0", ErrorKind::Unimplemented, "webm"),
+        // A tag of 2048 bytes, as the first bytes of an mp3 file with an image have it.
+        (b"ID3\x03\0\0\0\0\x10\0APIC", ErrorKind::DataLoss, "inside its tags"),
         (b"\0\0\0\x08wide\0\0\0\0mdat", ErrorKind::Unimplemented, "quicktime"),
         (b"riff\x2e\x91\xcf\x11\xa5\xd6", ErrorKind::Unimplemented, "wave64"),
         (OPUS, ErrorKind::Unimplemented, "opus is not supported; send wav"),
