@@ -243,9 +243,10 @@ impl InputBytes {
 impl Read for InputBytes {
     fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
         let room = usize::try_from(self.watched()?).unwrap_or(PIECE).min(PIECE);
-        let seen = self.peek(into.len().min(room));
-        let count = seen.len();
-        into[..count].copy_from_slice(seen);
+        // A stream may pause: no byte that has arrived waits for more.
+        self.peek(1);
+        let count = into.len().min(room).min(self.ahead.len() - self.used);
+        into[..count].copy_from_slice(self.peek(count));
         self.advance(count);
         if count == 0
             && let Some(broken) = &self.broken
@@ -322,6 +323,28 @@ mod tests {
             );
         }
         assert_eq!(seen, 64 << 20);
+    }
+
+    /// A stream of pieces, of which one is not sent yet.
+    struct PausedStream(Vec<&'static [u8]>);
+
+    impl Read for PausedStream {
+        fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+            let piece = self.0.pop().expect("a read during the pause would wait for ever");
+            into[..piece.len()].copy_from_slice(piece);
+            Ok(piece.len())
+        }
+    }
+
+    #[test]
+    fn a_read_waits_for_no_more_than_a_byte() {
+        let stream = PausedStream(vec![b"second", b"first"]);
+        let mut bytes = InputBytes::new(AudioInput::Stream(Box::new(stream)));
+        let mut into = [0; 100];
+        for piece in [&b"first"[..], b"second"] {
+            let count = bytes.read(&mut into).unwrap();
+            assert_eq!(&into[..count], piece);
+        }
     }
 
     #[test]
