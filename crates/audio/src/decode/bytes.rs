@@ -7,6 +7,7 @@ use symphonia::core::io::MediaSource;
 use super::AudioInput;
 use super::mp4::Mp4Watch;
 use super::ogg::OggWatch;
+use super::tags;
 
 /// Bytes of one read.
 const PIECE: usize = 32 * 1024;
@@ -34,6 +35,8 @@ pub(super) struct InputBytes {
     seekable: bool,
     /// Offset at which a file ends for a reader, if not at its last byte.
     end: Option<u64>,
+    /// Bytes that a reader gets only if more follow or if they are no tag.
+    held_back: usize,
     /// Checks that are made while a reader reads.
     watch: Option<ByteWatch>,
 }
@@ -56,6 +59,7 @@ impl InputBytes {
             place,
             seekable,
             end: None,
+            held_back: 0,
             watch,
         }
     }
@@ -107,6 +111,24 @@ impl InputBytes {
         self.ahead.truncate(self.ahead.len().saturating_sub(over));
         self.used = self.used.min(self.ahead.len());
         self.end = Some(end);
+    }
+
+    /// Leaves out an ID3 tag at the end of a stream.
+    pub(super) fn hold_back_tag(&mut self) {
+        self.held_back = tags::ID3;
+    }
+
+    /// Returns the number of bytes that a reader can have now; 0 at the end only.
+    fn available(&mut self) -> usize {
+        let held = self.peek(self.held_back + 1).len();
+        if held <= self.held_back {
+            // These are the last bytes.
+            if tags::is_id3(&self.ahead[self.used..]) {
+                self.ahead.truncate(self.used);
+            }
+            self.held_back = 0;
+        }
+        self.ahead.len() - self.used - self.held_back
     }
 
     /// Returns the last bytes of a file, at most `count`, and its length. Returns `None` for a
@@ -244,8 +266,7 @@ impl Read for InputBytes {
     fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
         let room = usize::try_from(self.watched()?).unwrap_or(PIECE).min(PIECE);
         // A stream may pause: no byte that has arrived waits for more.
-        self.peek(1);
-        let count = into.len().min(room).min(self.ahead.len() - self.used);
+        let count = into.len().min(room).min(self.available());
         into[..count].copy_from_slice(self.peek(count));
         self.advance(count);
         if count == 0

@@ -1,16 +1,20 @@
-//! Hides tags at the end of files from readers that would take them for sound.
+//! Hides tags at the end of recordings from readers that would take them for sound.
 
 use super::bytes::InputBytes;
 
 /// Bytes of an ID3 tag of version 1.
-const ID3: usize = 128;
+pub(super) const ID3: usize = 128;
 /// Bytes of the footer of an APE tag, and of its header.
 const APE: usize = 32;
 
-/// Makes a file end before its APE and ID3 tags. A stream keeps them, because its end is not known.
+/// Makes a recording end before its ID3 tag. A file ends before an APE tag too; of a stream, its
+/// beginning has been read before its end is known.
 pub(super) fn hide_at_end(bytes: &mut InputBytes) {
-    let Some((mut tail, length)) = bytes.tail(ID3 + APE) else { return };
-    let id3 = tail.len().checked_sub(ID3).filter(|at| tail[*at..].starts_with(b"TAG"));
+    let Some((mut tail, length)) = bytes.tail(ID3 + APE) else {
+        bytes.hold_back_tag();
+        return;
+    };
+    let id3 = tail.len().checked_sub(ID3).filter(|at| is_id3(&tail[*at..]));
     if let Some(at) = id3 {
         tail.truncate(at);
     }
@@ -19,6 +23,11 @@ pub(super) fn hide_at_end(bytes: &mut InputBytes) {
     if hidden > 0 && hidden < length {
         bytes.end_at(length - hidden);
     }
+}
+
+/// Returns true for an ID3 tag.
+pub(super) fn is_id3(bytes: &[u8]) -> bool {
+    bytes.len() == ID3 && bytes.starts_with(b"TAG")
 }
 
 /// Returns the length of the APE tag with this footer.

@@ -187,6 +187,8 @@ fn tags_at_the_end_of_a_file_are_no_sound() {
     // A footer without a header: the version, the size of item and footer, one item, no flags.
     let fields = [2000, 42, 1, 0].map(u32::to_le_bytes).concat();
     let ape = [&b"some item!"[..], b"APETAGEX", &fields, &[0; 8], &id3].concat();
+    let streamed = decode(stream(&[FLAC, &id3].concat())).unwrap();
+    assert_eq!((streamed.samples.len(), streamed.faults), (32_000, vec![]));
     for recording in [FLAC, MP3, M4A, AIFF] {
         let whole = decode(file(recording)).unwrap();
         for tag in [&id3, &ape] {
