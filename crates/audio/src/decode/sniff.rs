@@ -32,6 +32,8 @@ pub(super) fn kind(bytes: &mut InputBytes, hint: Option<&str>) -> Result<FileKin
     }
     if bytes.peek(3) == b"ID3" {
         mpeg::pass_tags(bytes);
+        // A reader counts positions from here, and would seek to those of the file.
+        bytes.forward_only();
         if let Some(kind) = named(bytes.peek(12)).filter(|kind| *kind != FileKind::Mp4) {
             return Ok(kind);
         }

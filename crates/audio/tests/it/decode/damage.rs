@@ -182,6 +182,17 @@ fn an_ogg_whose_last_page_is_not_whole_has_a_fault() {
 }
 
 #[test]
+fn a_tag_before_ogg_repeats_no_sound() {
+    let size = [0, 0, 0x40, 0];
+    let tag = [&b"ID3\x03\0\0"[..], &size, &[0; 0x2000]].concat();
+    let plain = decode(stream(OGG)).unwrap();
+    for input in [stream(&[&tag, OGG].concat()), file(&[&tag, OGG].concat())] {
+        let tagged = decode(input).unwrap();
+        assert!(tagged.samples == plain.samples, "{} samples", tagged.samples.len());
+    }
+}
+
+#[test]
 fn tags_at_the_end_of_a_file_are_no_sound() {
     let id3 = [b"TAG", &[b' '; 125][..]].concat();
     // A footer without a header: the version, the size of item and footer, one item, no flags.
