@@ -27,7 +27,8 @@ const FIRST: u8 = 2;
 const STREAMS_MAX: usize = 16;
 /// Maximum setup headers of the streams that begin together. The reader joins them.
 const SETUPS_MAX: usize = STREAMS_MAX;
-/// Maximum streams of flac in a recording, whose numbers are kept.
+/// Maximum streams of flac whose numbers are kept. Only those that began together last count, and
+/// all of them in a file of which a reader has already seen the end.
 const FLAC_STREAMS_MAX: usize = 4096;
 /// First bytes of the packets of Vorbis that hold comments and settings.
 const COMMENTS: &[u8] = b"\x03vorbis";
@@ -130,15 +131,16 @@ impl OggWatch {
     fn first(&mut self, packet: &[u8], serial: u32) -> Result<()> {
         if self.firsts == 0 {
             self.setups = 0;
+            // A radio station may begin a stream for each song.
+            if self.flac.len() >= FLAC_STREAMS_MAX {
+                self.flac.clear();
+            }
         }
         self.firsts += 1;
         if packet.starts_with(b"\x7fFLAC") {
             self.flac.insert(serial);
         }
-        if self.firsts > STREAMS_MAX || self.flac.len() > FLAC_STREAMS_MAX {
-            return Err(too_many());
-        }
-        Ok(())
+        if self.firsts > STREAMS_MAX { Err(too_many()) } else { Ok(()) }
     }
 
     /// Empties a packet that holds comments or an image. Returns true if it was one. A packet that
@@ -310,6 +312,18 @@ mod tests {
             page(0, 6, &[b"\x04not flac", &empty, b"\x05vorbis"]),
         ];
         assert!(read == expected.concat());
+    }
+
+    #[test]
+    fn a_radio_station_may_play_any_number_of_songs() {
+        let mut watch = OggWatch::default();
+        for song in 0..2 * FLAC_STREAMS_MAX as u32 {
+            watch.page(&mut page(FIRST, song, &[b"\x7fFLAC"]), true).unwrap();
+            let mut comment = page(0, song, &[b"\x04text"]);
+            watch.page(&mut comment, true).unwrap();
+            assert_eq!(comment, page(0, song, &[b"\x01text"]));
+        }
+        assert!(watch.flac.len() <= FLAC_STREAMS_MAX);
     }
 
     #[test]
