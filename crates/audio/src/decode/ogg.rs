@@ -27,8 +27,8 @@ const FIRST: u8 = 2;
 const STREAMS_MAX: usize = 16;
 /// Maximum setup headers of the streams that begin together. The reader joins them.
 const SETUPS_MAX: usize = STREAMS_MAX;
-/// Maximum streams of flac whose numbers are kept. Only those that began together last count, and
-/// all of them in a file of which a reader has already seen the end.
+/// Maximum streams of flac whose numbers are kept. A reader that returns from the end of a small
+/// file needs all of them, otherwise only the streams that began together last.
 const FLAC_STREAMS_MAX: usize = 4096;
 /// First bytes of the packets of Vorbis that hold comments and settings.
 const COMMENTS: &[u8] = b"\x03vorbis";
