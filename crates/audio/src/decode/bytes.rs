@@ -7,10 +7,16 @@ use symphonia::core::io::MediaSource;
 use super::AudioInput;
 use super::mp4::Mp4Watch;
 use super::ogg::OggWatch;
-use super::tags;
 
+/// Bytes of an ID3 tag of version 1, which ends a recording.
+pub(super) const ID3_BYTES: usize = 128;
 /// Bytes of one read.
 const PIECE: usize = 32 * 1024;
+
+/// Returns true for an ID3 tag of version 1.
+pub(super) fn is_id3(bytes: &[u8]) -> bool {
+    bytes.len() == ID3_BYTES && bytes.starts_with(b"TAG")
+}
 
 /// Checks that are made while a reader reads.
 pub(super) enum ByteWatch {
@@ -115,7 +121,7 @@ impl InputBytes {
 
     /// Leaves out an ID3 tag at the end of a stream.
     pub(super) fn hold_back_tag(&mut self) {
-        self.held_back = tags::ID3;
+        self.held_back = ID3_BYTES;
     }
 
     /// Returns the number of bytes that a reader can have now; 0 at the end only.
@@ -123,7 +129,7 @@ impl InputBytes {
         let held = self.peek(self.held_back + 1).len();
         if held <= self.held_back {
             // These are the last bytes.
-            if tags::is_id3(&self.ahead[self.used..]) {
+            if is_id3(&self.ahead[self.used..]) {
                 self.ahead.truncate(self.used);
             }
             self.held_back = 0;

@@ -1,33 +1,26 @@
 //! Hides tags at the end of recordings from readers that would take them for sound.
 
-use super::bytes::InputBytes;
+use super::bytes::{ID3_BYTES, InputBytes, is_id3};
 
-/// Bytes of an ID3 tag of version 1.
-pub(super) const ID3: usize = 128;
 /// Bytes of the footer of an APE tag, and of its header.
 const APE: usize = 32;
 
 /// Makes a recording end before its ID3 tag. A file ends before an APE tag too; of a stream, its
 /// beginning has been read before its end is known.
 pub(super) fn hide_at_end(bytes: &mut InputBytes) {
-    let Some((mut tail, length)) = bytes.tail(ID3 + APE) else {
+    let Some((mut tail, length)) = bytes.tail(ID3_BYTES + APE) else {
         bytes.hold_back_tag();
         return;
     };
-    let id3 = tail.len().checked_sub(ID3).filter(|at| is_id3(&tail[*at..]));
+    let id3 = tail.len().checked_sub(ID3_BYTES).filter(|at| is_id3(&tail[*at..]));
     if let Some(at) = id3 {
         tail.truncate(at);
     }
     let ape = tail.len().checked_sub(APE).and_then(|at| ape_length(&tail[at..]));
-    let hidden = id3.map_or(0, |_| ID3 as u64) + ape.unwrap_or(0);
+    let hidden = id3.map_or(0, |_| ID3_BYTES as u64) + ape.unwrap_or(0);
     if hidden > 0 && hidden < length {
         bytes.end_at(length - hidden);
     }
-}
-
-/// Returns true for an ID3 tag.
-pub(super) fn is_id3(bytes: &[u8]) -> bool {
-    bytes.len() == ID3 && bytes.starts_with(b"TAG")
 }
 
 /// Returns the length of the APE tag with this footer.
