@@ -1,7 +1,7 @@
 //! Speakers of a recogniser of embeddings: enrols, forgets, identifies and verifies them.
 
 use audio::recogniser::RecogniserKind;
-use audio::speakers::Speakers;
+use audio::speakers::{Speakers, check_name};
 use axum::Extension;
 use axum::body::Body;
 use axum::extract::{Path, State};
@@ -84,6 +84,8 @@ pub(crate) async fn enrol(
     let upload = AudioRequest::new(&state, headers.clone(), body, watch);
     let enrolled = async {
         let (speakers, _) = store(&state, &name).await?;
+        // An upload may take minutes.
+        check_name(&speaker)?;
         let known = speaker.clone();
         let then = move |embedding: Vec<f32>| speakers.enrol(&known, &embedding);
         with_embedding(&state, &name, upload, then).await

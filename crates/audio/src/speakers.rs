@@ -114,14 +114,7 @@ impl Speakers {
     /// embedding without a direction or of another dimension than the others; `ResourceExhausted`
     /// if the store is full; the errors of writing the file. An error changes nothing.
     pub fn enrol(&self, name: &str, embedding: &[f32]) -> Result<()> {
-        if name.trim().is_empty()
-            || name.len() > NAME_BYTES_MAX
-            || name.chars().any(char::is_control)
-        {
-            return Err(Error::invalid(format!(
-                "a speaker's name has 1 to {NAME_BYTES_MAX} bytes, not only spaces, and no control characters"
-            )));
-        }
+        check_name(name)?;
         if embedding.len() > DIMENSION_MAX {
             return Err(Error::invalid(format!("an embedding has at most {DIMENSION_MAX} values")));
         }
@@ -226,6 +219,19 @@ impl Speakers {
         *self.0.document.write() = Arc::new(document);
         Ok(changed)
     }
+}
+
+/// Checks the name of a speaker.
+///
+/// # Errors
+/// `InvalidArgument` for a name that is empty, too long or has control characters.
+pub fn check_name(name: &str) -> Result<()> {
+    if name.trim().is_empty() || name.len() > NAME_BYTES_MAX || name.chars().any(char::is_control) {
+        return Err(Error::invalid(format!(
+            "a speaker's name has 1 to {NAME_BYTES_MAX} bytes, not only spaces, and no control characters"
+        )));
+    }
+    Ok(())
 }
 
 impl Default for Speakers {

@@ -443,6 +443,10 @@ fn speakers_are_enrolled_identified_and_forgotten() {
         let enrolled = served.ask("PUT", &path, "audio/wav", &voice(place, 4));
         assert_eq!(enrolled.status, 200, "{}", enrolled.text());
     }
+    // A wrong name is refused before the recording is read.
+    let unnamed = served.ask("PUT", "/v1/audio/voice/speakers/%20", "audio/wav", b"no recording");
+    assert_eq!(unnamed.status, 400);
+    assert!(unnamed.text().contains("a speaker's name has"), "{}", unnamed.text());
     let known = served.ask("GET", "/v1/audio/voice/speakers", "", b"").json();
     assert_eq!(known["speakers"], serde_json::json!(["Ada", "Bo K"]));
     let found = served.post("/v1/audio/voice/identify", &voice(1, 8)).json();
