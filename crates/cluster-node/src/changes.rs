@@ -195,7 +195,7 @@ mod tests {
     /// In a rolling upgrade, roots of both versions write the document.
     #[test]
     fn members_of_newer_programs_stay() {
-        let is_collection = |_: &str| true;
+        let is_collection = |name: &str| name == "a";
         let newer = json!({
             "aliases": {},
             "collections": {"id": {"payload_schema": {}, "ranking": [1.5]}},

@@ -199,7 +199,8 @@ async fn files_to_verify_hold_memory_of_the_root() {
     });
     let file = json!({ "file": "AAAA".repeat(1 << 17) });
     let body = json!({ "first": file, "second": file });
-    let answer = root.send(Method::POST, "/v1/images/c/verify", &body).await;
+    let request = Request::post("/v1/images/c/verify").header("content-type", "application/json");
+    let answer = root.send_request(request.body(Body::from(body.to_string())).unwrap()).await;
     assert_eq!(answer.json, json!({"score": 9}));
     // The texts of both files, and the request with them.
     assert!(held.load(Ordering::Relaxed) >= 2 << 20, "{held:?}");
