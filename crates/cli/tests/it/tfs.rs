@@ -53,7 +53,7 @@ fn flags_and_files_of_the_reference_serve() {
             "--enable_batching",
             &format!("--batching_parameters_file={}", batching.display()),
             "--noenable_profiler",
-            "--grpc_channel_arguments=grpc.max_connection_age_ms=2000",
+            "--grpc_channel_arguments=grpc.max_connection_age_ms=2000,grpc.so_reuseport=1",
             "--tensorflow_session_parallelism=1",
         ],
     );
@@ -86,7 +86,7 @@ fn flags_and_files_of_the_reference_serve() {
     let log = std::fs::read_to_string(dir.path().join("log")).unwrap();
     for line in [
         "--enable_profiler has no effect: there is no profiler service",
-        "--grpc_channel_arguments: grpc.max_connection_age_ms has no effect",
+        "--grpc_channel_arguments: grpc.so_reuseport has no effect",
     ] {
         assert_eq!(log.matches(line).count(), 1, "{line} not once in\n{log}");
     }
