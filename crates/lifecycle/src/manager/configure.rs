@@ -20,8 +20,8 @@ const RECONFIGURATIONS_MAX: usize = 16;
 pub(super) struct Reconfiguration {
     /// Number of the scan that applies it.
     ticket: u64,
-    /// New and changed models, or all if none has changed: a repeated request waits for the same
-    /// models. A broken model that stays as it was fails no change of others.
+    /// New and changed models, or all if the models are the same as before: a repeated request
+    /// waits for the same models. A broken model that stays as it was fails no change of others.
     awaited: Vec<Arc<str>>,
     /// Changed models whose new versions do not wait for their turn, since a client requested them.
     pub(super) by_hand: BTreeSet<Arc<str>>,
@@ -55,8 +55,10 @@ impl Manager {
         };
         let by_hand = set.models.iter().filter(is_by_hand).map(|config| config.name.clone());
         let by_hand = by_hand.collect();
-        let repeats = before.models == set.models;
-        let is_awaited = |config: &&ModelConfig| repeats || !before.models.contains(config);
+        let is_new = |config: &ModelConfig| !before.models.contains(config);
+        // In any order: names are unique, and a client may list the same models in another order.
+        let repeats = before.models.len() == set.models.len() && !set.models.iter().any(is_new);
+        let is_awaited = |config: &&ModelConfig| repeats || is_new(config);
         let awaited = set.models.iter().filter(is_awaited).map(|config| config.name.clone());
         let awaited = awaited.collect();
         let ticket = self.scans.ask();
