@@ -208,7 +208,7 @@ impl ModelFile {
     }
 
     /// Returns the version policy; `None` if the file sets none.
-    pub(crate) fn version_policy(&self) -> Option<VersionPolicy> {
+    fn version_policy(&self) -> Option<VersionPolicy> {
         Some(match self.policy.as_ref()? {
             PolicyText::Latest(count) => VersionPolicy::Latest(*count),
             PolicyText::All => VersionPolicy::All,

@@ -79,6 +79,8 @@ pub(crate) struct Scanner {
     unreadable: BTreeSet<PathBuf>,
     versions: HashMap<PathBuf, VersionMemory>,
     settings: HashMap<PathBuf, SettingsMemory>,
+    /// Policy of each model by its last valid settings.
+    policies: HashMap<PathBuf, VersionPolicy>,
 }
 
 /// Models of a root at its last successful read.
@@ -130,6 +132,7 @@ impl Scanner {
             unreadable: BTreeSet::new(),
             versions: HashMap::new(),
             settings: HashMap::new(),
+            policies: HashMap::new(),
         }
     }
 
@@ -223,9 +226,7 @@ impl Scanner {
             return Ok(None);
         };
         let settings = self.settings_of(&base.base_path, settings);
-        let file = settings.as_ref().as_ref().ok().and_then(Option::as_ref);
-        let own = file.and_then(ModelFile::version_policy);
-        let ignored_versions = ignore_lowest(&mut versions, own.as_ref().unwrap_or(&base.policy));
+        let ignored_versions = ignore_lowest(&mut versions, &self.policy_of(base, &settings));
         let look = |(version, dir): (u64, PathBuf)| {
             let memory = self.versions.entry(dir.clone()).or_default();
             version::scan(version, dir, &self.kinds, memory, self.poll, now)
@@ -234,6 +235,21 @@ impl Scanner {
             return Ok(None);
         };
         Ok(Some(Contents { settings, versions, ignored_versions }))
+    }
+
+    /// Returns the policy that selects the versions. Wrong settings change nothing, so the one of
+    /// the last valid settings stays.
+    fn policy_of(&mut self, base: &ModelConfig, settings: &Settings) -> VersionPolicy {
+        let valid = match &**settings {
+            Ok(None) => Some(base.policy.clone()),
+            Ok(Some(file)) => file.apply(base).ok().map(|config| config.policy),
+            Err(_) => None,
+        };
+        let Some(policy) = valid else {
+            return self.policies.get(&base.base_path).unwrap_or(&base.policy).clone();
+        };
+        self.policies.insert(base.base_path.clone(), policy.clone());
+        policy
     }
 
     /// Reads the settings beside the versions. They are absent only if the file cannot be found and
@@ -287,6 +303,7 @@ impl Scanner {
         let bases: BTreeSet<&Path> =
             models.iter().map(|model| model.base.base_path.as_path()).collect();
         self.settings.retain(|base, _| bases.contains(base.as_path()));
+        self.policies.retain(|base, _| bases.contains(base.as_path()));
         let seen: BTreeSet<&Path> = models
             .iter()
             .flat_map(|model| model.contents.iter().flat_map(|contents| &contents.versions))

@@ -215,6 +215,11 @@ fn versions_above_the_limit_of_a_model_are_counted() {
     assert_eq!(ignored(&mut bench), (VERSIONS_MAX, 4, 3), "the lowest are ignored");
     bench.write("m/millpond.toml", "policy = { specific = [2] }");
     assert_eq!(ignored(&mut bench), (VERSIONS_MAX + 1, 2, 2), "but not one that the policy names");
+    // Wrong settings change nothing. The second ones conflict with each other.
+    for wrong in ["policy = ", "policy = { specific = [1] }\nrun-memory = \"1GiB\""] {
+        bench.write("m/millpond.toml", wrong);
+        assert_eq!(ignored(&mut bench), (VERSIONS_MAX + 1, 2, 2), "{wrong}");
+    }
 }
 
 /// A dangling link, or one that cannot be followed, is not a removed directory.
