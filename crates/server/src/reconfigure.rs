@@ -30,6 +30,10 @@ pub trait ConfigSource: Send {
     /// # Errors
     /// The reason why the source cannot be used, with file and line. The models stay as they are.
     fn poll(&mut self, current: &ConfigSet, forced: bool) -> Result<Option<ConfigSet>>;
+
+    /// Notes that the last result of [`ConfigSource::poll`] was not applied, since a request has
+    /// replaced the models meanwhile. If the source had changed, the next call reads it again.
+    fn not_applied(&mut self);
 }
 
 /// A source and the time between two calls of it.
@@ -211,8 +215,9 @@ impl ModelConfigurator {
             if self.replace(&current, set, configure) {
                 return;
             }
-            // A request has replaced the models meanwhile.
-            forced = true;
+            source.not_applied();
+            // An unchanged source does not undo the request.
+            forced = false;
         }
     }
 
@@ -245,4 +250,55 @@ impl ModelConfigurator {
 /// `Internal` if the system refuses.
 pub(crate) fn hangups() -> Result<Signal> {
     signal(SignalKind::hangup()).map_err(|error| Error::internal("signals").caused_by(error))
+}
+
+#[cfg(test)]
+mod tests {
+    use engine::fake::FakeEngine;
+    use engine::fake::publish::publish;
+
+    use super::*;
+    use crate::loopback::{self, Loopback};
+
+    const ECHO: &str = "millpond-fake 1\ninput x float32 n\noutput y float32 n\ny = echo x\n";
+
+    /// A source that is so slow that a request replaces the models during its first poll.
+    struct SlowSource {
+        configurator: Arc<ModelConfigurator>,
+        forced: Vec<bool>,
+        not_applied: usize,
+    }
+
+    impl ConfigSource for SlowSource {
+        fn poll(&mut self, current: &ConfigSet, forced: bool) -> Result<Option<ConfigSet>> {
+            self.forced.push(forced);
+            if self.forced.len() > 1 {
+                return Ok(None);
+            }
+            let from = self.configurator.current();
+            let ignored: AdminCallback = Box::new(|_| {});
+            let replaced = self.configurator.replace(&from, current.clone(), |lifecycle, set| {
+                lifecycle.configure(set, ignored)
+            });
+            assert!(replaced);
+            Ok(Some(current.clone()))
+        }
+
+        fn not_applied(&mut self) {
+            self.not_applied += 1;
+        }
+    }
+
+    #[test]
+    fn a_request_during_a_poll_is_not_undone() {
+        let dir = tempfile::tempdir().unwrap();
+        publish(&dir.path().join("models/echo/1"), ECHO, &[]).unwrap();
+        let config = loopback::configuration(dir.path(), &dir.path().join("models"));
+        let served = Loopback::start(&config, Arc::new(FakeEngine::new()));
+        let configurator = served.server.models.configurator.clone();
+        let mut source =
+            SlowSource { configurator: configurator.clone(), forced: Vec::new(), not_applied: 0 };
+        configurator.poll(&mut source, true, None);
+        assert_eq!((source.forced, source.not_applied), (vec![true, false], 1));
+    }
 }

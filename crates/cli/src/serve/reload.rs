@@ -61,6 +61,10 @@ impl ConfigSource for SettingsWatch {
         let set = config_set(&settings);
         Ok((set != *current).then_some(set))
     }
+
+    fn not_applied(&mut self) {
+        self.seen = None;
+    }
 }
 
 /// Reads the file as a table. A file with a mistake counts as empty: the reader of the settings

@@ -346,6 +346,7 @@ fn models(flags: &Flags, setup: &mut TfsSetup) -> CommandResult {
         rules: rules.clone(),
         version_batching,
         serving: BTreeMap::new(),
+        is_new: false,
         noted,
     };
     let list_poll = flags.int("model_config_file_poll_wait_seconds").unwrap_or(0);

@@ -21,6 +21,8 @@ pub(super) struct ListSource {
     pub(super) version_batching: Option<VersionBatching>,
     /// Newest version that serves, by model.
     pub(super) serving: BTreeMap<Arc<str>, u64>,
+    /// True if the last poll has read a new list.
+    pub(super) is_new: bool,
     /// Notes that were logged.
     pub(super) noted: Vec<String>,
 }
@@ -39,7 +41,7 @@ impl ConfigSource for ListSource {
 
     fn poll(&mut self, current: &ConfigSet, forced: bool) -> Result<Option<ConfigSet>> {
         let mut set = current.clone();
-        let mut is_new = false;
+        self.is_new = false;
         if let Some(file) = &self.file {
             let stamp = FileStamp::of(file);
             if forced || stamp != self.seen {
@@ -48,22 +50,24 @@ impl ConfigSource for ListSource {
                 // An empty file changes nothing, as in TensorFlow Serving.
                 if list.config.is_some() {
                     set.models = self.rules.models(&list, &current.models)?;
-                    is_new = true;
+                    self.is_new = true;
                 }
             }
         }
         if let Some(batching) = self.version_batching {
-            let notes = batching.apply(&mut set.models, &self.serving).inspect_err(|_| {
-                if is_new {
-                    // The new list is not applied, so the next poll reads it again.
-                    self.seen = None;
-                }
-            })?;
+            let notes = batching.apply(&mut set.models, &self.serving);
+            let notes = notes.inspect_err(|_| self.not_applied())?;
             let new = notes.iter().filter(|note| !self.noted.contains(note));
             new.for_each(|note| tracing::warn!("{note}"));
             self.noted = notes;
         }
         Ok((set != *current).then_some(set))
+    }
+
+    fn not_applied(&mut self) {
+        if self.is_new {
+            self.seen = None;
+        }
     }
 }
 
@@ -84,6 +88,7 @@ mod tests {
             rules: ModelListRules::default(),
             version_batching: None,
             serving: BTreeMap::new(),
+            is_new: false,
             noted: Vec::new(),
         }
     }
@@ -160,6 +165,29 @@ mod tests {
         source.serving = BTreeMap::from([("m".into(), 2)]);
         let set = source.poll(&set, false).unwrap().unwrap();
         assert_eq!(set.models[0].schedule.mode, ScheduleMode::Sync);
+    }
+
+    /// A request has replaced the models during a poll.
+    #[test]
+    fn only_a_changed_list_is_read_again() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("models.config");
+        let text = "model_config_list { config { name: 'm' base_path: '/m' model_platform: 'tensorflow' } }";
+        std::fs::write(&file, text).unwrap();
+        let version = dir.path().join("sent/1");
+        std::fs::create_dir_all(&version).unwrap();
+        std::fs::write(version.join(BATCHING_FILE), "max_batch_size { value: 4 }").unwrap();
+        let sent = ModelConfig::new("sent", dir.path().join("sent"));
+        let sent = ConfigSet { models: vec![sent], ..ConfigSet::default() };
+        let mut source = source(Some(file));
+        let list = source.poll(&ConfigSet::default(), false).unwrap();
+        source.not_applied();
+        assert_eq!(source.poll(&sent, false).unwrap(), list);
+        source.version_batching = Some(VersionBatching { threads: 8, runs: None });
+        let batching = source.poll(&sent, false).unwrap();
+        assert_eq!(&*batching.as_ref().unwrap().models[0].name, "sent");
+        source.not_applied();
+        assert_eq!(source.poll(&sent, false).unwrap(), batching, "the list has not changed");
     }
 
     #[test]
