@@ -111,14 +111,11 @@ impl Collection {
                 return Ok(true);
             }
             // Files of an earlier flush or merge may still have to be published.
-            if !self.unpublished.load(Ordering::Relaxed) {
-                return Ok(false);
-            }
-            self.publish()?;
-            // Nothing is left of a flush that failed. A merge that fails again is reported again.
-            let mut health = self.health.lock();
-            (health.flush_error, health.merge_error) = (None, None);
-            return Ok(true);
+            return if self.unpublished.load(Ordering::Relaxed) {
+                self.publish().map(|()| true)
+            } else {
+                Ok(false)
+            };
         };
         let deadline = (urgency == Urgency::Paced).then_some(due);
         if !self.may_flush(deadline) {

@@ -28,7 +28,7 @@ impl Collection {
     /// The error of the medium; a start then finds the previous state.
     pub(super) fn publish(&self) -> Result<()> {
         let mut publisher = self.publisher.lock();
-        self.unpublished.store(true, Ordering::Relaxed);
+        let has_failed = self.unpublished.swap(true, Ordering::Relaxed);
         let (state, logs) = {
             let mut writer = self.writer.lock();
             // A list must not name a log that does not exist.
@@ -51,10 +51,24 @@ impl Collection {
         publisher.manifest.publish(&bytes)?;
         publisher.manifest.publish(&bytes)?;
         self.unpublished.store(false, Ordering::Relaxed);
+        if has_failed {
+            self.forget_publish_errors(&state);
+        }
         self.writer.lock().logs.retain(|(number, _)| *number >= first_log);
         self.remove_leftovers(&manifest);
         publisher.listed = Some(manifest);
         Ok(())
+    }
+
+    /// Removes the errors of a flush and a merge whose list is written now. A merge that fails again
+    /// is reported again.
+    fn forget_publish_errors(&self, state: &CollectionState) {
+        let mut health = self.health.lock();
+        health.merge_error = None;
+        // A frozen memtable may be left of the flush that failed.
+        if state.memtables.len() == 1 {
+            health.flush_error = None;
+        }
     }
 
     /// Writes new versions of changed files and returns the new list.
