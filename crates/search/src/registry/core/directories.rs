@@ -78,14 +78,18 @@ impl RegistryCore {
 }
 
 /// Returns the names of directories that may be collections, ascending. Links to collections are
-/// among them, so that opening them reports the links and their aliases stay.
+/// among them, and links whose targets are missing, such as those on a disk that is not mounted. So
+/// opening them reports the links, and their aliases stay.
 ///
 /// # Errors
 /// The error of the file system.
 pub(super) fn collections(directory: &Path) -> Result<Vec<String>> {
     let fail = |error: std::io::Error| Error::io(directory, &error);
     let is_directory = |entry: &DirEntry| {
-        let linked = || entry.path().join(SETTINGS).exists();
+        let linked = || {
+            let path = entry.path();
+            path.join(SETTINGS).exists() || !path.exists()
+        };
         entry.file_type().is_ok_and(|kind| kind.is_dir() || (kind.is_symlink() && linked()))
     };
     let mut names = Vec::new();

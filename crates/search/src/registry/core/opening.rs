@@ -220,8 +220,10 @@ mod tests {
         std::fs::rename(directory.join("a"), &moved).unwrap();
         std::os::unix::fs::symlink(&moved, directory.join("a")).unwrap();
         std::os::unix::fs::symlink(root.path(), directory.join("other")).unwrap();
+        let missing = root.path().join("missing");
+        std::os::unix::fs::symlink(missing, directory.join("unmounted")).unwrap();
         let core = small_core(&directory);
-        assert_eq!(*core.waiting.lock(), ["a"]);
+        assert_eq!(*core.waiting.lock(), ["a", "unmounted"]);
         let error = core.open_one("a").map(drop).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::FailedPrecondition);
         assert!(error.message().contains("a is a symbolic link; replace it"), "{error}");
