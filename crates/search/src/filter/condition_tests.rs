@@ -238,6 +238,12 @@ fn limits_are_refused() {
     let wide =
         Filter { should: vec![Condition::has_id(vec![]); CONDITIONS_MAX + 1], ..Filter::default() };
     assert!(wide.check().is_err());
+    let slices = |count: usize| {
+        let slice = Condition::Slice(IdSlice::new(2, 0).unwrap());
+        Filter { should: vec![slice; count], ..Filter::default() }
+    };
+    let most = CONDITIONS_MAX / SLICE_CONDITIONS;
+    assert!(slices(most).check().is_ok() && slices(most + 1).check().is_err());
     assert!(only(Condition::has_id(vec![0; VALUES_MAX + 1])).check().is_err());
     assert!(only(Condition::IsEmpty { key: String::new() }).check().is_err());
     assert!(only(Condition::has_id(vec![1])).check().is_ok());
