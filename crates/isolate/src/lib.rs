@@ -12,7 +12,8 @@
 //!
 //! # Modules
 //! * In the server: `engine` and `session` implement the traits, `supervisor` starts `process`
-//!   again after `restart_delay`, `spare` keeps one ready.
+//!   again after `restart_delay`, `spare` keeps one ready. `temporary_directory` is for the files
+//!   of a process.
 //! * In the child: `worker`.
 //! * Between them: `channel`, `frame`, `message`, `wire`.
 
@@ -25,6 +26,7 @@ mod restart_delay;
 mod session;
 mod spare;
 mod supervisor;
+mod temporary_directory;
 mod wire;
 mod worker;
 

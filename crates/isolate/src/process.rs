@@ -21,6 +21,7 @@ use crate::message::{
     LIBRARY_REQUEST, LOAD_REQUEST, LibraryMessage, LoadMessage, ModelFacts, decode_library_opened,
     decode_loaded,
 };
+use crate::temporary_directory::TemporaryDirectory;
 use crate::{Isolation, RUNS_MAX, frame};
 
 /// Longest time of a load in a worker process, which is then ended.
@@ -63,6 +64,8 @@ pub(crate) struct WorkerProcess {
     control: UnixStream,
     output: Output,
     pid: u32,
+    /// Removed after the end of the process.
+    _temporary: Option<TemporaryDirectory>,
 }
 
 /// A process that has opened its model.
@@ -132,6 +135,10 @@ impl StartedProcess {
         command.stdin(OwnedFd::from(theirs)).stdout(Stdio::null()).stderr(Stdio::piped());
         // A signal from the terminal goes to the server only, which first finishes its requests.
         command.process_group(0);
+        let temporary = TemporaryDirectory::create();
+        if let Some(directory) = &temporary {
+            command.env("TMPDIR", directory.path());
+        }
         let mut child = command.spawn().map_err(|e| {
             let program = config.program.path().display();
             Error::internal(format!("cannot start the worker process {program}")).caused_by(e)
@@ -140,7 +147,7 @@ impl StartedProcess {
         isolation.processes.lock().push(pid);
         match Output::listen(child.stderr.take(), owner) {
             Ok(output) => {
-                let process = WorkerProcess { control, output, pid };
+                let process = WorkerProcess { control, output, pid, _temporary: temporary };
                 Ok(StartedProcess { process, child })
             }
             Err(error) => {

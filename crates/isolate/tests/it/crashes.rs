@@ -1,6 +1,9 @@
 //! Worker processes that end.
 
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
@@ -96,6 +99,21 @@ fn a_stopped_load_ends_its_process() {
         assert!(!children().contains(&process));
     });
     assert_eq!((host.isolation.processes().len(), host.restarts()), (0, 0));
+}
+
+/// LibTorch copies a compiled package into this directory, and a killed process leaves it.
+#[test]
+fn temporary_files_of_a_process_are_removed() {
+    let host = Host::new();
+    let session = host.load(ECHO);
+    let process = host.isolation.processes()[0];
+    let variables = std::fs::read(format!("/proc/{process}/environ")).unwrap();
+    let mut variables = variables.split(|&byte| byte == 0);
+    let directory = variables.find_map(|variable| variable.strip_prefix(b"TMPDIR=")).unwrap();
+    let directory = Path::new(OsStr::from_bytes(directory));
+    std::fs::write(directory.join("package"), "a copy").unwrap();
+    drop(session);
+    wait_until(|| !directory.exists());
 }
 
 /// The caller keeps its stop flag until the end of the warm-up.
