@@ -142,14 +142,19 @@ mod tests {
         let turn = Node::new("Transpose", &["x"], &["a"]);
         let add = |value| Node::new("Add", &["a", value], &["y"]);
         let scaled = Node::new("DequantizeLinear", &["w", "s"], &["d"]);
+        let renamed = Node::new("Identity", &["w"], &["i"]);
         let product = |value| Node::new("MatMul", &["a", value], &["y"]);
         let in_place = ParameterBinding::InPlace;
         assert_eq!(binding(&[add("w")]), in_place, "nothing moves");
         assert_eq!(binding(&[turn.clone(), product("w")]), in_place);
         assert_eq!(binding(&[turn.clone(), scaled.clone(), product("d")]), in_place);
+        assert_eq!(binding(&[turn.clone(), renamed.clone(), product("i")]), in_place);
         let from_graph = ParameterBinding::FromGraph;
         assert_eq!(binding(&[turn.clone(), add("w")]), from_graph);
         assert_eq!(binding(&[turn.clone(), scaled, add("d")]), from_graph);
+        assert_eq!(binding(&[turn.clone(), renamed, add("i")]), from_graph);
+        let pool = Node::new("MaxPool", &["x"], &["a"]);
+        assert_eq!(binding(&[pool, add("w")]), from_graph, "the pool may get another layout");
         assert_eq!(binding(&[turn, product("w").domain("own")]), from_graph);
     }
 }

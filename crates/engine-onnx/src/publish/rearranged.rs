@@ -43,7 +43,7 @@ struct RearrangedSearch<'a> {
     parameters: &'a HashSet<&'a str>,
     /// True if the model has an operator from which the library makes a `Transpose` that it moves.
     moves_axes: bool,
-    /// Outputs of `DequantizeLinear`, each with its parameter. The library looks past the operator.
+    /// Outputs of operators that the library looks past or removes, each with its parameter.
     followed: HashMap<String, String>,
     followed_bytes: usize,
     /// Parameters of operators that a `Transpose` may be moved past.
@@ -139,8 +139,9 @@ impl RearrangedSearch<'_> {
         if operator.keeps_constants() {
             return;
         }
-        let OperatorHead { name, output, mut parameters, .. } = operator;
-        if name == "DequantizeLinear" {
+        let passes_on = operator.passes_on();
+        let OperatorHead { output, mut parameters, .. } = operator;
+        if passes_on {
             // Scale and zero point, which come after it, keep their shape.
             parameters.truncate(1);
             let Some(parameter) = parameters.pop() else { return };
@@ -169,18 +170,29 @@ struct OperatorHead {
 
 impl OperatorHead {
     /// Returns true if this is a `Transpose`, or if the library makes one that it moves: for a
-    /// convolution in another layout, or of the graph or function that the operator stands for.
+    /// convolution or a pool in another layout, or of the graph or function that the operator
+    /// stands for.
     fn moves_axes(&self) -> bool {
         matches!(
             &*self.name,
             "AffineGrid"
                 | "Attention"
+                | "AveragePool"
                 | "Conv"
+                | "GlobalAveragePool"
                 | "If"
+                | "MaxPool"
                 | "QLinearConv"
                 | "RotaryEmbedding"
                 | "Transpose"
         )
+    }
+
+    /// Returns true if the library changes constants that the operator reads for the operators that
+    /// read its output. Exporters give a weight that is used twice its second name by `Identity`.
+    fn passes_on(&self) -> bool {
+        matches!(&*self.domain, "" | "ai.onnx" | "com.microsoft")
+            && matches!(&*self.name, "DequantizeLinear" | "Identity")
     }
 
     /// Returns true if the library does not change constants that the operator reads. These
