@@ -188,11 +188,12 @@ impl OperatorHead {
         )
     }
 
-    /// Returns true if the library changes constants that the operator reads for the operators that
-    /// read its output. Exporters give a weight that is used twice its second name by `Identity`.
+    /// Returns true if the library changes the operator's constant only for operators that read its
+    /// output. Exporters give a weight that is used twice its second name by `Identity`, and read
+    /// weights of 16 bits by `Cast`.
     fn passes_on(&self) -> bool {
         matches!(&*self.domain, "" | "ai.onnx" | "com.microsoft")
-            && matches!(&*self.name, "DequantizeLinear" | "Identity")
+            && matches!(&*self.name, "Cast" | "DequantizeLinear" | "Identity")
     }
 
     /// Returns true if the library does not change constants that the operator reads. These
