@@ -307,10 +307,13 @@ impl FleetWorker {
     }
 
     /// Holds back a version that failed. Removes the hold and the trials of a version that was
-    /// loaded by hand, or those of this process if it loaded after it had failed here.
+    /// loaded by hand, or those of this process if it loaded after it had failed here. Removes the
+    /// trials of this process if its load was dropped.
     async fn write_end(&self, id: &VersionId, end: &UpdateEnd) -> Result<()> {
         let key = self.keys.hold(id);
         match end {
+            // Without the slot, its trial would hold the version back.
+            UpdateEnd::Dropped if self.has_begun(id) => self.remove_trials(id, false).await,
             UpdateEnd::Dropped => Ok(()),
             UpdateEnd::Failed(error) => {
                 let is_late = self.has_lost_turn(id);
@@ -338,6 +341,11 @@ impl FleetWorker {
                 Ok(())
             }
         }
+    }
+
+    /// Returns true if this process has, or has lost, a turn for the version.
+    fn has_begun(&self, id: &VersionId) -> bool {
+        self.slots.contains_key(id) || self.turns_lost.contains(id)
     }
 
     /// Returns true if the version's turn has ended, so that other processes may have loaded the
@@ -426,6 +434,21 @@ mod tests {
             assert_eq!(worker.hold_time(is_late), hold);
             let without_turn = VersionId { version: 3, ..version.id };
             assert!(!worker.has_lost_turn(&without_turn));
+        }
+    }
+
+    #[test]
+    fn the_end_of_a_dropped_load_waits_for_etcd() {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        for has_slot in [true, false] {
+            let (mut worker, version) = worker_with_slot(Duration::ZERO, FleetTimes::default());
+            if !has_slot {
+                worker.slots.clear();
+            }
+            let end = EndedUpdate { end: UpdateEnd::Dropped, since: Instant::now() };
+            worker.shared.state.lock().get_mut(&version.id).unwrap().end = Some(end);
+            assert_eq!(runtime.block_on(worker.finish_ended()), has_slot);
+            assert_eq!(worker.shared.state.lock().contains_key(&version.id), has_slot);
         }
     }
 
