@@ -153,7 +153,8 @@ mod tests {
         assert_eq!(binding(&renamed_and_widened), in_place);
         let from_graph = ParameterBinding::FromGraph;
         assert_eq!(binding(&[turn.clone(), add("w")]), from_graph);
-        assert_eq!(binding(&[turn.clone(), scaled, add("d")]), from_graph);
+        assert_eq!(binding(&[turn.clone(), scaled.clone(), add("d")]), from_graph);
+        assert_eq!(binding(&[turn.clone(), add("d"), scaled]), from_graph, "not sorted");
         assert_eq!(binding(&[turn.clone(), renamed, widened, add("c")]), from_graph);
         let pool = Node::new("MaxPool", &["x"], &["a"]);
         assert_eq!(binding(&[pool, add("w")]), from_graph, "the pool may get another layout");

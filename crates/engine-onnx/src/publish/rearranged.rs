@@ -4,6 +4,7 @@
 //! the library transposes or reshapes the parameter and keeps its name. It then takes bytes that
 //! are bound to this name for those of the new layout, without a check.
 
+use std::collections::hash_map::Entry;
 use std::collections::{HashMap, HashSet};
 use std::ops::Range;
 
@@ -20,9 +21,11 @@ const FOLLOWED_BYTES_MAX: usize = 16 << 20;
 const READ_BYTES_MAX: usize = 16 << 20;
 /// Bytes of memory that an entry of either takes, beside its names.
 const ENTRY_BYTES: usize = 128;
+/// Maximum readings of the nodes. A model with sorted nodes needs two.
+const READINGS_MAX: usize = 8;
 
-/// Returns the names of `parameters` that the library may rearrange. Follows the order of the
-/// nodes, which is an order in which they can run.
+/// Returns the names of `parameters` that the library may rearrange. The nodes can have any order:
+/// the library sorts them.
 ///
 /// # Errors
 /// `DataLoss` if the model is damaged; I/O errors.
@@ -35,8 +38,19 @@ pub(super) fn collect(walker: &mut Walker, parameters: &HashSet<&str>) -> Result
         found: HashSet::new(),
     };
     let whole = walker.whole();
-    search.message(walker, MessageKind::Model, whole, 0)?;
-    Ok(if search.moves_axes { search.found } else { HashSet::new() })
+    for _ in 0..READINGS_MAX {
+        let followed = search.followed.len();
+        search.message(walker, MessageKind::Model, whole.clone(), 0)?;
+        if !search.moves_axes {
+            return Ok(HashSet::new());
+        }
+        if search.followed.len() == followed {
+            return Ok(search.found);
+        }
+        // An operator may come before the one whose output it reads.
+    }
+    search.found.extend(search.followed.into_values());
+    Ok(search.found)
 }
 
 struct RearrangedSearch<'a> {
@@ -145,15 +159,29 @@ impl RearrangedSearch<'_> {
             // Scale and zero point, which come after it, keep their shape.
             parameters.truncate(1);
             let Some(parameter) = parameters.pop() else { return };
-            self.followed_bytes += output.len() + parameter.len() + ENTRY_BYTES;
-            if self.followed_bytes <= FOLLOWED_BYTES_MAX {
-                self.followed.insert(output, parameter);
-            } else {
-                self.found.insert(parameter);
-            }
+            self.follow(output, parameter);
             return;
         }
         self.found.extend(parameters);
+    }
+
+    /// Follows a parameter to the operators that read `output`.
+    fn follow(&mut self, output: String, parameter: String) {
+        match self.followed.entry(output) {
+            Entry::Vacant(new) => {
+                self.followed_bytes += new.key().len() + parameter.len() + ENTRY_BYTES;
+                if self.followed_bytes <= FOLLOWED_BYTES_MAX {
+                    new.insert(parameter);
+                } else {
+                    self.found.insert(parameter);
+                }
+            }
+            // Two inner graphs may have a value of the same name.
+            Entry::Occupied(known) if *known.get() != parameter => {
+                self.found.extend([known.get().clone(), parameter]);
+            }
+            Entry::Occupied(_) => {}
+        }
     }
 }
 
