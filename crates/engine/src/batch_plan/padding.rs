@@ -50,8 +50,8 @@ pub(super) fn add_padding(
     Ok(())
 }
 
-/// Checks that an element of `dtype` can have the padding value. Otherwise the server would pad with
-/// another one.
+/// Checks that an element of `dtype` can have the padding value. Otherwise the server would pad
+/// with another one.
 fn check_value(dtype: DType, value: f64) -> std::result::Result<(), String> {
     let range = match dtype {
         DType::Bool => 0.0..=1.0,
