@@ -169,8 +169,12 @@ impl ShardFollower {
     /// next failure.
     async fn wait_after(&mut self, error: &Error, pause: Duration) -> Duration {
         match error.kind() {
-            ErrorKind::DataLoss => self.mark_unreadable(StallCause::UnreadableLog, error),
-            ErrorKind::Unimplemented => self.mark_unreadable(StallCause::UnknownOperation, error),
+            ErrorKind::DataLoss => self.mark_unreadable(error),
+            // As before an operation of a newer version: the copy has all entries before this one.
+            ErrorKind::Unimplemented => {
+                self.mark_stalled(StallCause::UnknownOperation, error);
+                self.state.stall.stop(Instant::now());
+            }
             _ => {}
         }
         if pause == PAUSE_MIN {
@@ -347,8 +351,8 @@ impl ShardFollower {
     /// Marks the local collection as one whose log cannot be read. If it is served, it may return
     /// to service after another holder has taken its place. A copy that has never reached the end
     /// of the log may lack any entries, and is not served.
-    fn mark_unreadable(&mut self, cause: StallCause, error: &Error) {
-        self.mark_stalled(cause, error);
+    fn mark_unreadable(&mut self, error: &Error) {
+        self.mark_stalled(StallCause::UnreadableLog, error);
         if self.state.is_caught_up() {
             self.state.stall.stop(Instant::now());
         }

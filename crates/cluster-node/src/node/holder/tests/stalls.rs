@@ -266,6 +266,12 @@ async fn an_entry_of_a_newer_format_marks_the_copy() {
     let report = state.stall.report().unwrap();
     assert_eq!(report.cause, StallCause::UnknownOperation);
     assert!(report.reason.contains("the entry has format 2"), "{}", report.reason);
+    // A node that restarted returns to service with all entries before it if no other node serves.
+    assert!(!state.is_caught_up());
+    let own = HolderReading { node: "a", serves: false, is_damaged: true };
+    let now = Instant::now() + STALL_DECISION_DELAY;
+    let view = CertainHolders { own: "a", holders: &[own], asked: now };
+    assert_eq!(state.decide_stalled(&view, now), Some(StalledServiceChange::Serve));
 }
 
 /// Without its return, the shard would have no holder, although a copy has all earlier entries.
