@@ -415,7 +415,7 @@ fn list(base_path: &Path) -> Result<Option<Listing>> {
     Ok(Some(Listing { versions: found.into_iter().collect(), settings }))
 }
 
-/// Keeps the highest [`VERSIONS_MAX`] versions and those that `policy` names. A version that serves
+/// Keeps the highest [`VERSIONS_MAX`] versions and the ones named by `policy`. A version that serves
 /// must not disappear because newer ones are added. Returns the number of the others.
 fn ignore_lowest(versions: &mut Vec<(u64, PathBuf)>, policy: &VersionPolicy) -> usize {
     let all = versions.len();

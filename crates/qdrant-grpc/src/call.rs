@@ -220,7 +220,7 @@ fn of_points(method: &str) -> Option<QdrantCall> {
         "DeleteFieldIndex" => {
             call!(DeleteFieldIndexCollection, changes::delete_index, results::updated)
         }
-        // Its JSON can be nine times as long as the message: four bytes are an operation. So all
+        // Its JSON can have nine times the message's length: four bytes are an operation. So all
         // operations count, and not only the largest.
         "UpdateBatch" => QdrantCall {
             large: true,

@@ -36,8 +36,8 @@ fn malformed(text: &str) -> Error {
 }
 
 impl PointId {
-    /// Returns true if the stored payload has the id. That of a UUID does, and that of a number from
-    /// [`NUMBERS_MAX`] on, because their internal ids may be equal.
+    /// Returns true if the stored payload has the id. That of a UUID does, and that of a number
+    /// from [`NUMBERS_MAX`] on, because their internal ids may be equal.
     pub fn is_in_payload(&self) -> bool {
         !matches!(self, PointId::Number(number) if *number < NUMBERS_MAX)
     }
