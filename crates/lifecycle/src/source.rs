@@ -415,8 +415,8 @@ fn list(base_path: &Path) -> Result<Option<Listing>> {
     Ok(Some(Listing { versions: found.into_iter().collect(), settings }))
 }
 
-/// Keeps the highest [`VERSIONS_MAX`] versions and the ones named by `policy`. A version that serves
-/// must not disappear because newer ones are added. Returns the number of the others.
+/// Keeps the highest [`VERSIONS_MAX`] versions and the ones named by `policy`. A version that
+/// serves must not disappear because newer ones are added. Returns the number of the others.
 fn ignore_lowest(versions: &mut Vec<(u64, PathBuf)>, policy: &VersionPolicy) -> usize {
     let all = versions.len();
     let first = versions.get(all.saturating_sub(VERSIONS_MAX)).map_or(0, |(version, _)| *version);

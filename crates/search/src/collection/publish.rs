@@ -60,8 +60,8 @@ impl Collection {
         Ok(())
     }
 
-    /// Removes the errors of a flush and a merge whose list is written now. A merge that fails again
-    /// is reported again.
+    /// Removes the errors of a flush and a merge whose list is written now. A merge that fails
+    /// again is reported again.
     fn forget_publish_errors(&self, state: &CollectionState) {
         let mut health = self.health.lock();
         health.merge_error = None;

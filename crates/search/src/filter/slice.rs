@@ -4,7 +4,8 @@ use std::hash::Hasher;
 
 use serde_json::Value;
 
-use crate::points::{NUMBERS_MAX, PointId, RESERVED_KEY};
+use crate::points::id::{NUMBERS_MAX, PointId};
+use crate::points::payload::RESERVED_KEY;
 
 /// One of several slices of all points. Points belong to slices by a hash of their ids. The hash is
 /// part of Qdrant's interface, and clients may compute it.

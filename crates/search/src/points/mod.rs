@@ -9,8 +9,8 @@
 //! UUIDs by their hash and not by their value.
 
 mod change;
-mod id;
-mod payload;
+pub(crate) mod id;
+pub(crate) mod payload;
 mod upsert;
 
 use serde_json::{Map, Value};
