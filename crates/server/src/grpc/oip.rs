@@ -29,6 +29,8 @@ const STREAM_METHOD: &str = "/inference.GRPCInferenceService/ModelStreamInfer";
 /// Triton's parameter that marks the last streamed answer to a request. Every request has one
 /// answer here.
 const FINAL_RESPONSE: &str = "triton_final_response";
+/// Triton's metadata of a stream whose first failed request ends it with a status, if it is "true".
+const ERRORS_END_STREAM: &str = "triton_grpc_error";
 /// Longest id in bytes that a failed request of a stream gets back. An error must fit into memory
 /// when the budget is used up.
 const FAILED_ID_BYTES_MAX: usize = 256;
@@ -107,6 +109,10 @@ pub(super) fn model_stream_infer(
         grant: request.extensions().get::<KeyGrant>().cloned(),
         headers: traced_headers(request.headers()),
         key: request_key::of_headers(request.headers()),
+        errors_end_stream: request
+            .headers()
+            .get(ERRORS_END_STREAM)
+            .is_some_and(|value| value == "true"),
     });
     stream::respond(state, stopped, request, move |message| {
         let call = call.clone();
@@ -128,6 +134,9 @@ struct StreamCall {
     headers: HeaderMap,
     /// Key for rollouts of requests that have none of their own.
     key: Result<Option<RequestKey>>,
+    /// True if the first failed request ends the stream with its status. Clients that request this
+    /// do not read the errors in answers.
+    errors_end_stream: bool,
 }
 
 /// Returns the headers that traces need.
@@ -156,8 +165,12 @@ impl StreamCall {
         self.state.access.count_request(&grant)
     }
 
-    /// Answers one request. Its error does not end the stream, and has the id of the request, as in
-    /// Triton: a client may have sent several.
+    /// Answers one request. The answer to a failed one has its id, as in Triton: a client may have
+    /// sent several.
+    ///
+    /// # Errors
+    /// The errors of a request, if the client wants them to end the stream; otherwise those of
+    /// [`response::encode_streamed`].
     async fn infer(&self, request: Bytes) -> Result<ResponseBody> {
         let state = &self.state;
         let call = || TracedCall::Grpc { path: STREAM_METHOD.to_owned() };
@@ -192,6 +205,9 @@ impl StreamCall {
         let answer = answer
             .inspect_err(|error| ticket.fail(error))
             .map(|body| body.with_clock(Some(ticket.into_encoded())));
+        if self.errors_end_stream {
+            return answer;
+        }
         answer.or_else(|error| {
             let response = pb::ModelInferResponse { id, ..Default::default() };
             let answer = pb::ModelStreamInferResponse {

@@ -237,6 +237,28 @@ fn a_failed_request_of_a_stream_is_named() {
     });
 }
 
+/// Triton's clients that send this metadata do not read the errors in answers.
+#[test]
+fn a_failed_request_ends_a_stream_on_request() {
+    let dir = tempfile::tempdir().unwrap();
+    let (served, _engine) = served(dir.path(), |_| {});
+    run(async {
+        for (value, ends) in [("true", true), ("false", false)] {
+            let unknown = pb::ModelInferRequest { model_name: "none".into(), ..request(1) };
+            let requests = tokio_stream::iter([request(1), unknown, request(1)]);
+            let mut call = tonic::Request::new(requests);
+            call.metadata_mut().insert("triton_grpc_error", value.parse().unwrap());
+            let mut answers = client!(served).model_stream_infer(call).await.unwrap().into_inner();
+            assert_eq!(answers.next().await.unwrap().unwrap().error_message, "");
+            match answers.next().await.unwrap() {
+                Ok(answer) => assert!(!ends && answer.error_message.contains("no model")),
+                Err(status) => assert!(ends && status.code() == Code::NotFound, "{status}"),
+            }
+            assert_eq!(answers.next().await.is_none(), ends);
+        }
+    });
+}
+
 #[test]
 fn a_silent_stream_ends_when_the_server_stops() {
     let dir = tempfile::tempdir().unwrap();
