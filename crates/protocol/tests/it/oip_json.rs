@@ -97,6 +97,20 @@ fn strings_may_have_the_content_type_of_text() {
 }
 
 #[test]
+fn base64_is_for_strings_in_json() {
+    let tensor = r#""parameters":{"content_type":"base64"},"datatype":"BYTES","shape":[1]"#;
+    let strings = input(&format!(r#"{tensor},"data":["AP8="]"#)).unwrap();
+    assert_eq!(strings.strings().unwrap(), [Bytes::from_static(&[0, 255])]);
+    let parameters = r#""parameters":{"content_type":"base64","binary_data_size":8}"#;
+    let tensor = format!(r#""name":"x","datatype":"BYTES","shape":[1],{parameters}"#);
+    let header = format!(r#"{{"inputs":[{{{tensor}}}]}}"#);
+    let body = [header.as_bytes(), b"\x04\0\0\0AP8="].concat();
+    let parsed = json::parse_infer(body.into(), Some(header.len()), &Signature::default());
+    let error = parsed.unwrap_err();
+    assert!(error.message().contains("without the content type"), "{error}");
+}
+
+#[test]
 fn outputs_and_parameters_are_understood() {
     let request = parse(
         r#"{"id":"a\"b","parameters":{"binary_data_output":true,"timeout":2000,"priority":3},"inputs":[],

@@ -149,6 +149,12 @@ impl TensorMembers {
                 )));
             }
             (None, None) => return Err(lacks("data")),
+            (None, Some(_)) if self.base64 => {
+                return Err(Error::invalid(format!(
+                    "\"{name}\" is binary data and has the content type base64, which is for \"data\"; \
+                     send the decoded strings, without the content type"
+                )));
+            }
             (None, Some(size)) => ElementSource::Behind(size),
             (Some(JsonData::Read(tensor)), None) => ElementSource::Here(decoded(tensor)?),
             (Some(JsonData::Passed(span)), None) => {
