@@ -159,8 +159,9 @@ names! {
 }
 
 impl NamesModels for oip::ModelStatisticsRequest {
+    /// Returns no name for a message about all models: its answer leaves out the other ones.
     fn models(&self) -> Vec<&str> {
-        vec![&self.name]
+        if self.name.is_empty() { Vec::new() } else { vec![self.name.as_str()] }
     }
 
     /// Returns `Read` for a message without a name, because it requests the statistics of all

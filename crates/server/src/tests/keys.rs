@@ -476,6 +476,9 @@ fn roles_hold_over_grpc() {
         let all = pb::ModelStatisticsRequest::default();
         let status = client.model_statistics(call(all.clone(), "runner")).await.unwrap_err();
         assert_eq!(status.code(), Code::PermissionDenied, "they name all models");
+        let some = client.model_statistics(call(all.clone(), "copier")).await.unwrap().into_inner();
+        let names: Vec<&str> = some.model_stats.iter().map(|model| model.name.as_str()).collect();
+        assert_eq!(names, ["rank1"]);
         client.model_statistics(call(all, "root")).await.unwrap();
         let index = |key: &str| call(pb::RepositoryIndexRequest::default(), key);
         let all = client.repository_index(index("root")).await.unwrap().into_inner();
