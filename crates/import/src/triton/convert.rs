@@ -317,10 +317,46 @@ fn signature(config: &pb::ModelConfig, model: &mut ConvertedModel) {
     let output = |it: &pb::ModelOutput| {
         text(&it.name, it.data_type, model_shape(&it.dims, it.reshape.as_ref()))
     };
+    let inputs = config.input.iter().map(input).collect();
+    let outputs = config.output.iter().map(output).collect();
     model.signature = SignatureFile {
-        inputs: config.input.iter().map(input).collect(),
-        outputs: config.output.iter().map(output).collect(),
+        inputs: in_module_order("input", inputs, model),
+        outputs: in_module_order("output", outputs, model),
     };
+}
+
+/// Returns inputs or outputs in the order of the module. If all names end in a number, such as
+/// `INPUT__1`, the number is the position, as in Triton. Otherwise the configuration has the order
+/// of the module. Returns none, and notes it, if the positions are not 0, 1, 2 and so on.
+fn in_module_order(
+    what: &str,
+    tensors: Vec<TensorText>,
+    model: &mut ConvertedModel,
+) -> Vec<TensorText> {
+    let positions: Option<Vec<u64>> =
+        tensors.iter().map(|tensor| numbered_position(&tensor.name)).collect();
+    let Some(positions) = positions else { return tensors };
+    let mut numbered: Vec<(u64, TensorText)> = positions.into_iter().zip(tensors).collect();
+    numbered.sort_by_key(|(position, _)| *position);
+    let is_whole = numbered.iter().zip(0u64..).all(|((position, _), wanted)| *position == wanted);
+    let tensors: Vec<TensorText> = numbered.into_iter().map(|(_, tensor)| tensor).collect();
+    if is_whole {
+        return tensors;
+    }
+    let names: Vec<&str> = tensors.iter().map(|tensor| tensor.name.as_str()).collect();
+    model.note(format!(
+        "{what} {}: the numbers are positions, and are not 0, 1, 2 and so on; list all {what}s of the module in \
+         [signature]",
+        names.join(", ")
+    ));
+    Vec::new()
+}
+
+/// Returns the position in a name such as `INPUT__1`.
+fn numbered_position(name: &str) -> Option<u64> {
+    let (_, number) = name.split_once("__")?;
+    let is_number = number.bytes().all(|byte| byte.is_ascii_digit());
+    if is_number { number.parse().ok() } else { None }
 }
 
 /// Returns the shape that the module itself has. `dims` is that of Triton's clients.

@@ -185,6 +185,26 @@ fn a_backend_without_a_name_is_that_of_the_model_file() {
 }
 
 #[test]
+fn numbers_in_names_of_a_torchscripts_tensors_are_positions() {
+    let tensors = |what: &str, names: [&str; 2]| {
+        names.map(|name| format!("{what} {{ name: '{name}' data_type: TYPE_FP32 dims: [ 3 ] }}\n"))
+    };
+    let of = |inputs, outputs| {
+        let tensors = [tensors("input", inputs), tensors("output", outputs)].concat().concat();
+        converted(&format!("platform: 'pytorch_libtorch'\n{tensors}"))
+    };
+    let model = of(["INPUT__1", "INPUT__0"], ["scores", "classes__0"]);
+    assert!(model.notes.is_empty(), "{:?}", model.notes);
+    let text = file(&model);
+    let at = |name: &str| text.find(&format!("\"{name}\"")).unwrap();
+    assert!(at("INPUT__0") < at("INPUT__1") && at("scores") < at("classes__0"), "{text}");
+    let model = of(["x__0", "y__1"], ["OUTPUT__2", "OUTPUT__1"]);
+    assert!(model.notes[0].starts_with("output OUTPUT__1, OUTPUT__2: "), "{:?}", model.notes);
+    let text = file(&model);
+    assert!(text.contains("y__1") && !text.contains("OUTPUT"), "{text}");
+}
+
+#[test]
 fn a_damaged_file_does_not_hide_the_others() {
     let root = repository(&[("a", "max_batch_size: 1"), ("b", "name: 'b'\n\nmax_bach_size: 1")]);
     let repository = read(root.path()).unwrap();
