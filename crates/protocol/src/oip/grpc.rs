@@ -130,12 +130,14 @@ pub fn boolean(value: bool) -> InferParameter {
 /// Returns the version in the `version` parameter of a load, if there is one.
 ///
 /// # Errors
-/// `Unimplemented` for parameters with settings or files; `InvalidArgument` for a version that is
-/// not a number.
+/// `Unimplemented` for parameters with settings or files; `InvalidArgument` for an unknown
+/// parameter, and for a version that is not a number.
 pub fn load_version(
     parameters: &BTreeMap<String, ModelRepositoryParameter>,
 ) -> Result<Option<u64>> {
-    parameters.keys().try_for_each(|name| super::check_load_parameter(name))?;
+    if let Some(name) = parameters.keys().find(|name| *name != VERSION) {
+        return Err(super::refused_load_parameter(name));
+    }
     let Some(version) = parameters.get(VERSION) else { return Ok(None) };
     match version.parameter_choice {
         Some(LoadParameter::Int64Param(version)) if version >= 0 => {

@@ -66,20 +66,22 @@ fn no_classification(name: &str) -> Error {
     ))
 }
 
-/// Refuses parameters of a load with a model's settings or files. Loads read the model's directory;
-/// a load that ignored such a parameter would load a model that was not requested.
+/// Returns the error for a parameter of a load, other than the version. Loads read the model's
+/// directory; a load that ignored a parameter would load a model that was not requested.
 ///
-/// # Errors
-/// `Unimplemented` for `config` and `file:...`, with the remedy.
-pub fn check_load_parameter(name: &str) -> Result<()> {
-    if name != "config" && !name.starts_with("file:") {
-        return Ok(());
-    }
+/// The error is `Unimplemented` for `config` and `file:...`, with the remedy, and `InvalidArgument`
+/// for any other name.
+pub fn refused_load_parameter(name: &str) -> Error {
     // The name comes from the client: a message shows its start only.
     let shown: String = name.chars().take(64).collect();
-    Err(Error::unimplemented(format!(
-        "a load does not take \"{shown}\"; put files and settings (millpond.toml) into the model's directory"
-    )))
+    if name == "config" || name.starts_with("file:") {
+        return Error::unimplemented(format!(
+            "a load does not take \"{shown}\"; put files and settings (millpond.toml) into the model's directory"
+        ));
+    }
+    Error::invalid(format!(
+        "a load has the parameter \"{shown}\", which is not known here; it takes \"version\""
+    ))
 }
 
 fn dtype_of(name: &str, datatype: &str) -> Result<base::DType> {

@@ -45,7 +45,7 @@ struct RepositoryLoadRequest {
 #[derive(Default, serde::Deserialize)]
 struct LoadParameters {
     version: Option<u64>,
-    /// Names of other parameters; their values are ignored.
+    /// Other parameters, which are refused by their names.
     #[serde(flatten)]
     others: BTreeMap<String, serde::de::IgnoredAny>,
 }
@@ -61,7 +61,9 @@ pub(super) async fn load(
     let request = admin::request("load model", &target.model, caller);
     let loaded = async {
         let message = json_or_default::<RepositoryLoadRequest>(&state, &headers, body).await?;
-        message.parameters.others.keys().try_for_each(|name| oip::check_load_parameter(name))?;
+        if let Some(name) = message.parameters.others.keys().next() {
+            return Err(oip::refused_load_parameter(name));
+        }
         let spec = LoadSpec { version: message.parameters.version, ..LoadSpec::default() };
         admin::load(&state, &target.model, spec).await
     };

@@ -357,6 +357,8 @@ fn a_load_takes_a_version_and_no_settings_of_its_own() {
         let file = ParameterChoice::BytesParam(Bytes::from_static(b"onnx"));
         assert_eq!(ask("file:1/model.onnx", file).await, Err(Code::Unimplemented));
         assert_eq!(ask("version", text("one")).await, Err(Code::InvalidArgument));
+        let other = ask("model_version", ParameterChoice::Int64Param(1)).await;
+        assert_eq!(other, Err(Code::InvalidArgument));
         let unknown = ask("version", ParameterChoice::Int64Param(7)).await;
         assert!(unknown.is_err(), "there is no version 7");
         assert_eq!(ask("version", ParameterChoice::Int64Param(1)).await, Ok(()));

@@ -77,6 +77,12 @@ fn a_load_with_settings_is_refused() {
             refused.text()
         );
     }
+    let unknown = load(r#""model_version":1"#);
+    assert!(
+        unknown.status == 400 && unknown.text().contains("model_version"),
+        "{}",
+        unknown.text()
+    );
     assert_eq!(load(r#""version":1"#).status, 200);
     let unload = br#"{"parameters":{"unload_dependents":true}}"#;
     assert_eq!(served.ask("POST", "/v2/repository/models/echo/unload", "", unload).status, 200);
