@@ -73,7 +73,8 @@ pub fn changed_trace(current: f64, settings: &TraceSettingValues) -> Result<Trac
             ));
         }
         (_, Some(Some(every))) => TraceChange::Set(1.0 / every),
-        (Some(Some(true)), _) if current > 0.0 => TraceChange::Keep,
+        // A model whose level is stated does not follow later changes of the server's.
+        (Some(Some(true)), _) if current > 0.0 => TraceChange::Set(current),
         (Some(Some(true)), _) => TraceChange::Set(1.0 / TRACE_RATE),
     })
 }
@@ -215,7 +216,7 @@ mod tests {
         let on = ("trace_level", &["TIMESTAMPS"][..]);
         assert_eq!(change(0.0, &[on, ("trace_rate", &["4"])]), TraceChange::Set(0.25));
         assert_eq!(change(0.0, &[on]), TraceChange::Set(0.001));
-        assert_eq!(change(0.5, &[on]), TraceChange::Keep);
+        assert_eq!(change(0.5, &[on]), TraceChange::Set(0.5));
         assert_eq!(change(0.5, &[("trace_rate", &["2"])]), TraceChange::Set(0.5));
         assert_eq!(change(0.5, &[("trace_level", &["OFF"])]), TraceChange::Set(0.0));
         assert_eq!(change(0.5, &[("trace_level", &[]), ("trace_rate", &[])]), TraceChange::Clear);
