@@ -1,8 +1,8 @@
 //! Statistics of models and versions since the start: windows for percentiles, and totals.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::{Duration, Instant, SystemTime};
 
 use base::VersionId;
@@ -13,6 +13,9 @@ use crate::traffic::{TrafficReading, VersionTraffic};
 
 /// Length of the window for percentiles, in seconds.
 const WINDOW_SECONDS: usize = 10;
+/// Most removed versions whose last requests wait for the reader of the traffic. If there are more,
+/// the oldest is dropped.
+const ENDED_MAX: usize = 1024;
 
 /// A count of events and their total time.
 #[derive(Default)]
@@ -100,6 +103,9 @@ impl VersionStats {
 pub struct InferenceStats {
     windows: RwLock<HashMap<Arc<str>, Arc<SlidingHistogram>>>,
     versions: RwLock<HashMap<VersionId, Arc<VersionStats>>>,
+    /// Versions that were removed since the last reading of the traffic, oldest first. Locked
+    /// after `versions`.
+    ended: Mutex<VecDeque<(VersionId, Arc<VersionStats>)>>,
 }
 
 impl InferenceStats {
@@ -130,18 +136,29 @@ impl InferenceStats {
         self.versions.read().unwrap_or_else(PoisonError::into_inner).get(id).cloned()
     }
 
-    /// Reads the counts by latency and status of every version. There is one reader, because a
-    /// reading begins a new maximum.
+    /// Reads the counts by latency and status of every version. A version that was removed since the
+    /// last reading comes once more, before the others. There is one reader, because a reading
+    /// begins a new maximum.
     pub fn traffic(&self) -> Vec<(VersionId, TrafficReading)> {
         let versions = self.versions.read().unwrap_or_else(PoisonError::into_inner);
-        let versions: Vec<(VersionId, Arc<VersionStats>)> =
-            versions.iter().map(|(id, stats)| (id.clone(), stats.clone())).collect();
-        versions.into_iter().map(|(id, stats)| (id, stats.traffic.read())).collect()
+        let mut ended = self.ended.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut found: Vec<(VersionId, Arc<VersionStats>)> = ended.drain(..).collect();
+        drop(ended);
+        found.extend(versions.iter().map(|(id, stats)| (id.clone(), stats.clone())));
+        drop(versions);
+        found.into_iter().map(|(id, stats)| (id, stats.traffic.read())).collect()
     }
 
-    /// Removes the statistics of a version.
+    /// Removes the statistics of a version. The next reading of the traffic has its last requests.
     pub fn forget(&self, id: &VersionId) {
-        self.versions.write().unwrap_or_else(PoisonError::into_inner).remove(id);
+        let mut versions = self.versions.write().unwrap_or_else(PoisonError::into_inner);
+        let Some(stats) = versions.remove(id) else { return };
+        // Under both locks, so that every reading finds the version in one of the two places.
+        let mut ended = self.ended.lock().unwrap_or_else(PoisonError::into_inner);
+        if ended.len() >= ENDED_MAX {
+            ended.pop_front();
+        }
+        ended.push_back((id.clone(), stats));
     }
 
     /// Removes the window of a model without versions.
@@ -168,7 +185,31 @@ mod tests {
         stats.version(&id).reject("ok");
         assert!(stats.known(&id).is_some());
         stats.forget(&id);
-        assert!(stats.known(&id).is_none() && stats.traffic().is_empty());
+        assert!(stats.known(&id).is_none());
+    }
+
+    #[test]
+    fn the_last_requests_of_a_version_are_read_once() {
+        let stats = InferenceStats::default();
+        let id = VersionId { model: "m".into(), version: 1 };
+        let read = || -> Vec<u32> {
+            stats.traffic().iter().map(|(_, reading)| reading.statuses[0]).collect()
+        };
+        stats.version(&id).reject("ok");
+        assert_eq!(read(), [1]);
+        stats.version(&id).reject("ok");
+        stats.forget(&id);
+        // The version is loaded again before the next reading.
+        stats.version(&id).reject("ok");
+        assert_eq!(read(), [2, 1]);
+        assert_eq!(read(), [1]);
+        for version in 0..2 * ENDED_MAX as u64 {
+            let id = VersionId { model: "m".into(), version };
+            stats.version(&id).reject("ok");
+            stats.forget(&id);
+        }
+        assert_eq!(read().len(), ENDED_MAX);
+        assert!(read().is_empty());
     }
 
     #[test]
