@@ -103,9 +103,11 @@ impl SlidingHistogram {
         copies.into_iter().map(|(second, histogram)| (second, read(histogram))).collect()
     }
 
-    /// Returns the percentiles of the window that ends at `now`.
+    /// Returns the percentiles of the window that ends at `now`. It has the running second and the
+    /// finished seconds before it, one less than the window's length.
     pub fn percentiles(&self, now: Instant) -> Percentiles {
-        let second = now.saturating_duration_since(self.start).as_secs();
+        let elapsed = now.saturating_duration_since(self.start);
+        let second = elapsed.as_secs();
         let mut merged = histogram();
         let window = {
             let slots = self.slots.lock();
@@ -118,7 +120,11 @@ impl SlidingHistogram {
             }
             slots.len() as f64
         };
-        Percentiles::of(&merged, window.min(second as f64 + 1.0))
+        // The running second is not a whole one: a rate over it would be up to 10 % too low.
+        let running = f64::from(elapsed.subsec_nanos()) / 1e9;
+        let seconds = (window - 1.0).min(second as f64) + running;
+        // The first requests of a window are no rate yet.
+        Percentiles::of(&merged, seconds.max(1.0))
     }
 }
 
@@ -162,6 +168,23 @@ mod tests {
         assert_eq!(sliding.percentiles(at(12.0)).count, 0);
         sliding.record(Duration::from_millis(2), at(20.2));
         assert_eq!(sliding.percentiles(at(20.3)).count, 1, "a reused slot starts empty");
+    }
+
+    #[test]
+    fn the_rate_is_that_of_the_time_that_has_passed() {
+        let start = Instant::now();
+        let sliding = SlidingHistogram::new(10, start);
+        let at = |ms: u64| start + Duration::from_millis(ms);
+        for tenth in 0..125 {
+            sliding.record(Duration::from_millis(1), at(100 * tenth));
+            if tenth == 4 {
+                assert_eq!(sliding.percentiles(at(450)).rate, 5.0, "of the first second");
+            }
+            if tenth == 119 {
+                assert_eq!(sliding.percentiles(at(12_000)).rate, 10.0, "the second has just begun");
+            }
+        }
+        assert_eq!(sliding.percentiles(at(12_500)).rate, 10.0);
     }
 
     #[test]
