@@ -55,6 +55,11 @@ def test_nodes_and_shards_are_shown(browser, cluster):
     assert js(browser, "document.querySelector('#collections details').open"), "a new reading keeps it open"
     lacking = f"docs served {SHARDS} of {SHARDS} shards served, at least 1 of 2 copies each"
     wait(lambda: texts(browser, "#collections summary") == [lacking], "the missing copies")
+    late = "AbortSignal.timeout = () => AbortSignal.abort(new DOMException('late', 'TimeoutError'))"
+    browser.execute_script(f"window.inTime = AbortSignal.timeout; {late}")
+    wait(lambda: js(browser, "document.getElementById('state').textContent") == "failed", "a node that does not answer")
+    browser.execute_script("AbortSignal.timeout = window.inTime")
+    wait(lambda: js(browser, "document.getElementById('state').textContent") == "1 node", "the node answers again")
     cluster.etcd.kill()
     wait(lambda: "etcd does not answer" in js(browser, "document.getElementById('problem').textContent"), "an old view")
 

@@ -372,6 +372,38 @@ def test_events_that_a_tick_leaves_out_are_read(browser, server):
     assert browser.execute_async_script(script) == [["/v2/events?after=2"], read, [*read, 9], [1]]
 
 
+def test_rates_are_over_the_time_with_records(browser, server):
+    open_page(browser, server.url)
+    script = """
+        const done = arguments[arguments.length - 1];
+        import('/page-chart.js').then(({ covered, recorded }) => done([
+          [[240, 60, 250], [240, 60, 200], [240, 60, 181], [20, 10, 12]].map(([end, step, now]) => covered([end], step, now)),
+          [[0, 90000], [80000, 90000], [0, 600]].map(([from, now]) => recorded({ span: 86400, complete_from: from }, now)),
+        ]));
+    """
+    # An interval that has not ended; a history that was cut, and one that began later than the range.
+    assert browser.execute_async_script(script) == [[60, 20, 10, 10], [86400, 10000, 600]]
+
+
+def test_old_figures_are_not_live(browser, server):
+    open_page(browser, server.url)
+    wait(lambda: connection(browser) == "live", "the page is live")
+    # The page was hidden, and the server does not answer when it is shown again.
+    browser.execute_script(
+        "window.EventSource = class { addEventListener() {} close() {} }; document.dispatchEvent(new Event('visibilitychange'))"
+    )
+    assert connection(browser) == "reconnecting"
+
+
+def test_ages_are_those_of_the_servers_clock(browser, server):
+    open_model(browser, server.url, SWAPPED)
+    since = lambda: in_model(browser, SWAPPED, ".since")  # noqa: E731
+    before = wait(since, "the versions have ages")
+    browser.execute_script("const late = Date.now() + 7 * 86400e3; Date.now = () => late")
+    wait(lambda: since() not in ([], before), "later ages")
+    assert not any("d" in words for words in since())
+
+
 def test_times_have_a_zone(browser, server):
     browser.execute_cdp_cmd("Emulation.setTimezoneOverride", {"timezoneId": "Asia/Kolkata"})
     try:

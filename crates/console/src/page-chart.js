@@ -13,6 +13,8 @@ export const PAIR = [["p50", P50], ["p99", P99]];
 const LEFT = 48, RIGHT = 94, TOP = 34, BOTTOM = 20, STRIP = 44, GAP = 24;
 const LABEL_HEIGHT = 13, MARK_GAP = 6, MARK_CHARACTER = 6.4;
 const SPARK = { width: 150, height: 28 };
+// Seconds of a record of the longer ranges, as in crates/console/src/history/mod.rs. The last record is not known yet.
+const RECORD_SECONDS = 10;
 // A range up to this is labelled by the time that has passed, a longer one by the clock.
 const AGO_MAX = 900;
 
@@ -33,6 +35,18 @@ function vertical(lines, top, bottom) {
   const marks = steps(Math.min(...values), Math.max(...values));
   const [low, high] = [Math.log(marks[0]), Math.log(marks.at(-1))];
   return { marks, at: (us) => bottom - ((Math.log(us) - low) / (high - low)) * (bottom - top) };
+}
+
+// Returns the seconds of an interval whose requests are known: the newest interval may not have ended.
+export function covered(point, step, now) {
+  if (step <= RECORD_SECONDS) return step;
+  const known = Math.floor(now / RECORD_SECONDS) * RECORD_SECONDS - (point[AT] - step);
+  return Math.min(step, Math.max(RECORD_SECONDS, known));
+}
+
+// Returns the seconds of a range for which the server has records: it may have started later, or dropped older ones.
+export function recorded(history, now) {
+  return Math.max(1, now - Math.max(0, now - history.span, history.complete_from));
 }
 
 function line(x1, y1, x2, y2, kind) {
@@ -112,14 +126,15 @@ function marks(events, x, frame) {
   });
 }
 
-// Draws the requests of each interval as bars, the failed ones in red at the bottom.
-function bars(points, step, x, frame, top) {
-  const most = Math.max(1, ...points.map((point) => point[REQUESTS])), width = Math.max(1, x(step) - x(0) - 0.7);
+// Draws the rate of requests of each interval as bars, that of the failed ones in red at the bottom.
+function bars(points, step, now, x, frame, top) {
+  const rates = points.map((point) => point[REQUESTS] / covered(point, step, now)), most = Math.max(1 / step, ...rates);
+  const width = Math.max(1, x(step) - x(0) - 0.7);
   const bar = (point, number) => {
-    const height = (number / most) * STRIP;
+    const height = (number / covered(point, step, now) / most) * STRIP;
     return number > 0 ? `M${x(point[AT] - step).toFixed(1)} ${top + STRIP}v-${Math.max(1, height).toFixed(1)}h${width.toFixed(1)}V${top + STRIP}z` : "";
   };
-  const highest = points.length ? `max ${count(Math.max(...points.map((point) => point[REQUESTS])) / step)}/s` : "";
+  const highest = points.length ? `max ${count(Math.max(...rates))}/s` : "";
   return [
     svg("path", { class: "strip", d: points.map((point) => bar(point, point[REQUESTS])).join("") }),
     svg("path", { class: "strip-errors", d: points.map((point) => bar(point, point[ERRORS])).join("") }),
@@ -156,7 +171,7 @@ export function draw(chart, shown, cursor) {
     parts.push(label((frame.left + frame.right) / 2, (frame.top + frame.bottom) / 2, words, { class: "nothing", "text-anchor": "middle" }));
   }
   parts.push(line(frame.left, frame.bottom + 0.5, frame.right, frame.bottom + 0.5, "axis"));
-  parts.push(...bars(requests, step, x, frame, strip), ...marks(events, x, frame), ...times(x, frame, span, now, started));
+  parts.push(...bars(requests, step, now, x, frame, strip), ...marks(events, x, frame), ...times(x, frame, span, now, started));
   if (cursor !== null) parts.push(line(x(cursor - step / 2), frame.top, x(cursor - step / 2), frame.end, "cursor"));
   chart.setAttribute("viewBox", `0 0 ${width} ${height}`);
   chart.replaceChildren(...parts);

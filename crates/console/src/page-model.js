@@ -2,7 +2,7 @@
 
 import { batching } from "./page-batching.js";
 import { Actions } from "./page-actions.js";
-import { AT, ERRORS, LINES, MAX, P50, P90, P99, P999, PAIR, REQUESTS, draw, markWords } from "./page-chart.js";
+import { AT, ERRORS, LINES, MAX, P50, P90, P99, P999, PAIR, REQUESTS, covered, draw, markWords, recorded } from "./page-chart.js";
 import { age, bytes, clock, count, duration, el, ms, percent, rows, svg, text, zone } from "./page-dom.js";
 import { list } from "./page-events.js";
 import { slow } from "./page-more.js";
@@ -167,7 +167,7 @@ export class ModelView {
   numbers() {
     const { total } = this.lines === "compare" ? this.detail.history.all : this.chosen()[0];
     if (!total) return;
-    const rate = total.requests / Math.min(this.span, Math.max(1, this.detail.at));
+    const rate = total.requests / recorded(this.detail.history, this.detail.at);
     const time = (us) => (us ? `${ms(us)} ms` : "–");
     const found = [["requests", count(total.requests)], ["requests/s", count(rate)],
       ["errors", total.requests ? percent(total.errors / total.requests) : "–", total.errors > 0],
@@ -196,8 +196,10 @@ export class ModelView {
       const reason = status?.reason ? [el("tr", { class: "reason", "data-state": state }, el("td", { colspan: "9" }, status.reason))] : [];
       return [row, ...reason];
     }));
+    // The clock of the server: that of the browser may differ.
+    const serverMs = this.server.started + this.now.at * 1000;
     for (const { number, status } of entries) {
-      if (status) text(body.querySelector(`[data-version="${number}"] .since`), age((Date.now() - status.since) / 1000));
+      if (status) text(body.querySelector(`[data-version="${number}"] .since`), age((serverMs - status.since) / 1000));
     }
   }
 
@@ -242,7 +244,7 @@ export class ModelView {
   reading() {
     const { history, at } = this.detail, point = this.points().find((found) => found[AT] === this.cursor);
     const words = (found) => {
-      const rate = `${count(found[REQUESTS] / history.step)} requests/s`;
+      const rate = `${count(found[REQUESTS] / covered(found, history.step, at))} requests/s`;
       const errors = found[ERRORS] ? `, ${count(found[ERRORS])} failed` : "";
       return `${rate}${errors}, p50 ${ms(found[P50])} ms, p90 ${ms(found[P90])} ms, p99 ${ms(found[P99])} ms${found[REQUESTS] >= 1000 ? `, p999 ${ms(found[P999])} ms` : ""}, max ${ms(found[MAX])} ms`;
     };

@@ -6,6 +6,8 @@ import { state } from "./page-shell.js";
 
 // Time between two reads of the cluster.
 const READ_MS = 2000;
+// Longest wait for an answer, after which the figures are old.
+const ANSWER_MS_MAX = 10_000;
 // State of a chip, and words, for each status of a collection.
 const STATUS = { green: ["ready", "served"], yellow: ["warn", "shards move"], red: ["failed", "shards missing"] };
 
@@ -25,7 +27,7 @@ function problem(words) {
 
 async function read() {
   try {
-    const { nodes, collections, stale } = (await getJson("/cluster/v1/view")).result;
+    const { nodes, collections, stale } = (await getJson("/cluster/v1/view", AbortSignal.timeout(ANSWER_MS_MAX))).result;
     const work = await workOf();
     problem(stale && `This node cannot read nodes and owners now, so they are shown as it read them last. Reason: ${stale}`);
     show("cluster");
@@ -45,7 +47,7 @@ async function read() {
 // The flushes and merges of each node, by name. A failure hides no node.
 async function workOf() {
   try {
-    return (await getJson("/cluster/v1/work")).result.nodes;
+    return (await getJson("/cluster/v1/work", AbortSignal.timeout(ANSWER_MS_MAX))).result.nodes;
   } catch {
     return {};
   }

@@ -94,6 +94,8 @@ addEventListener("hashchange", () => {
 // A hidden page disconnects. Once it is visible again, it gets the whole history.
 document.addEventListener("visibilitychange", () => {
   clearTimeout(stale);
+  // The figures are as old as the time for which the page was hidden.
+  if (now && !document.hidden) connection("reconnecting");
   connect();
 });
 connect();
