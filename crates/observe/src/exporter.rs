@@ -17,7 +17,7 @@ use schedule::{BATCH_SIZE_BOUNDS, SchedulerSnapshot};
 use transport::RequestResources;
 use transport::access::KeyRing;
 
-use crate::metric_names::{self, MetricNames};
+use crate::metric_names::{self, MergedRuns, MetricNames};
 use crate::parts::{EndpointLoad, ObservedParts, RegistryReader};
 use crate::threads;
 
@@ -91,6 +91,7 @@ pub struct Exporter {
     registry: RegistryReader,
     keys: Option<Arc<KeyRing>>,
     endpoints: Box<dyn Fn() -> EndpointLoad + Send + Sync>,
+    merged: Mutex<MergedRuns>,
     /// Held while gauges are rebuilt and encoded, so that scrapes do not clear each other's series.
     scrape: Mutex<()>,
 }
@@ -113,7 +114,9 @@ impl Exporter {
         endpoints: impl Fn() -> EndpointLoad + Send + Sync + 'static,
     ) -> Exporter {
         let endpoints = Box::new(endpoints);
-        Exporter { parts, requests, registry, keys, endpoints, scrape: Mutex::new(()) }
+        let merged = Mutex::default();
+        let scrape = Mutex::new(());
+        Exporter { parts, requests, registry, keys, endpoints, merged, scrape }
     }
 
     /// Returns the current metrics as OpenMetrics.
@@ -155,7 +158,7 @@ impl Exporter {
     /// the format that a scraper with the header `accept` prefers, and come with its content type.
     pub fn preferred(&self, names: MetricNames, accept: &str) -> Exposition {
         let text = self.exposition();
-        let added = metric_names::exposition(names, &self.parts);
+        let added = metric_names::exposition(names, &self.parts, &self.merged);
         if wants_classic(accept) {
             Exposition { content_type: CLASSIC_TYPE, text: classic(&text) + &added }
         } else if added.is_empty() {
@@ -168,7 +171,7 @@ impl Exporter {
     /// Returns the metrics under TensorFlow Serving's names, and then all others, in the older text
     /// format.
     pub fn tfs_exposition(&self) -> String {
-        metric_names::tfs(&self.parts) + &classic(&self.exposition())
+        metric_names::tfs(&self.parts, &self.merged) + &classic(&self.exposition())
     }
 }
 

@@ -1,12 +1,14 @@
 //! Metrics under the names of Triton and TensorFlow Serving, beside Millpond's own and from the
 //! same counters. A figure that Millpond does not have exactly is left out.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::fmt::Write as _;
+use std::sync::Arc;
 
 use base::VersionId;
 use engine::ScheduleMode;
 use metrics::{Metrics, PROTOCOLS, RequestLabels, STATUSES};
+use parking_lot::Mutex;
 use schedule::{BATCH_SIZE_BOUNDS, FilledRuns, ModelSnapshot, SchedulerSnapshot};
 
 use crate::parts::ObservedParts;
@@ -21,13 +23,17 @@ pub struct MetricNames {
 }
 
 /// Returns the added metrics in the older text format.
-pub(crate) fn exposition(names: MetricNames, parts: &ObservedParts) -> String {
+pub(crate) fn exposition(
+    names: MetricNames,
+    parts: &ObservedParts,
+    merged: &Mutex<MergedRuns>,
+) -> String {
     let mut text = String::new();
     if names.triton {
         triton(parts, &mut text);
     }
     if names.tfs {
-        text += &tfs(parts);
+        text += &tfs(parts, merged);
     }
     text
 }
@@ -51,50 +57,100 @@ pub(crate) fn append(openmetrics: &str, added: &str) -> String {
 }
 
 /// Returns the metrics under TensorFlow Serving's names.
-pub(crate) fn tfs(parts: &ObservedParts) -> String {
+pub(crate) fn tfs(parts: &ObservedParts, merged: &Mutex<MergedRuns>) -> String {
     let mut text = parts.metrics.tfs.encode();
-    batching(&parts.scheduler.snapshot(), &mut text);
+    let mut merged = merged.lock();
+    // Read under the lock, so that an older reading does not follow a newer one.
+    batching(merged.read(&parts.scheduler.snapshot()), &mut text);
     text
 }
 
 /// Counts of values by the bounds [`BATCH_SIZE_BOUNDS`].
 type SizeCounts = [u64; BATCH_SIZE_BOUNDS.len() + 1];
 
-/// Adds the metrics of merged runs under TensorFlow Serving's names.
-fn batching(snapshot: &SchedulerSnapshot, text: &mut String) {
-    let merges = |model: &&ModelSnapshot| model.mode == ScheduleMode::Async;
-    let merging: Vec<&ModelSnapshot> = snapshot.models.iter().filter(merges).collect();
-    let runs: u64 = merging.iter().map(|model| model.batches).sum();
-    let name = ":tensorflow:serving:batching_session:wrapped_run_count";
-    text.push_str(&format!("# TYPE {name} counter\n{name}{{}} {runs}\n"));
+/// Runs of all models that merge requests, since the start. They include those of models that were
+/// removed: a smaller sum would look like a restart, after which all of it counts as new.
+#[derive(Default)]
+pub(crate) struct MergedRuns {
+    /// Runs of each model at the last reading, of any mode.
+    last: HashMap<Arc<str>, RunSums>,
+    sums: RunSums,
+}
 
-    let mut items = 0;
-    let mut sizes: SizeCounts = [0; BATCH_SIZE_BOUNDS.len() + 1];
-    let mut filled: BTreeMap<usize, FilledRuns> = BTreeMap::new();
-    for model in merging {
-        items += model.items + model.added_items;
-        add(&mut sizes, &model.run_sizes);
-        for (rows, runs) in &model.filled {
-            let sum = filled.entry(*rows).or_default();
-            sum.added_items += runs.added_items;
-            add(&mut sum.runs, &runs.runs);
+/// Sums of runs.
+#[derive(Default)]
+struct RunSums {
+    runs: u64,
+    /// Items with added ones.
+    items: u64,
+    sizes: SizeCounts,
+    filled: BTreeMap<usize, FilledRuns>,
+}
+
+impl MergedRuns {
+    /// Adds the runs since the last reading. Returns the sums.
+    fn read(&mut self, snapshot: &SchedulerSnapshot) -> &RunSums {
+        let none = RunSums::default();
+        let mut last = HashMap::with_capacity(snapshot.models.len());
+        for model in &snapshot.models {
+            let runs = RunSums::of(model);
+            // A model with fewer runs than before was removed and added again.
+            let before = self.last.get(&model.model).filter(|before| before.runs <= runs.runs);
+            if model.mode == ScheduleMode::Async {
+                self.sums.add_growth(before.unwrap_or(&none), &runs);
+            }
+            last.insert(model.model.clone(), runs);
         }
-    }
-    let name = ":tensorflow:serving:batching_session:processed_batch_size";
-    text.push_str(&format!("# TYPE {name} histogram\n"));
-    histogram(text, name, "", items, &sizes);
-    let name = ":tensorflow:serving:batching_session:padding_size";
-    if !filled.is_empty() {
-        text.push_str(&format!("# TYPE {name} histogram\n"));
-    }
-    for (rows, runs) in &filled {
-        let labels = format!("execution_batch_size=\"{rows}\"");
-        histogram(text, name, &labels, runs.added_items, &runs.runs);
+        self.last = last;
+        &self.sums
     }
 }
 
-fn add(sums: &mut SizeCounts, counts: &SizeCounts) {
-    sums.iter_mut().zip(counts).for_each(|(sum, count)| *sum += count);
+impl RunSums {
+    fn of(model: &ModelSnapshot) -> RunSums {
+        RunSums {
+            runs: model.batches,
+            items: model.items + model.added_items,
+            sizes: model.run_sizes,
+            filled: model.filled.clone(),
+        }
+    }
+
+    /// Adds the growth of a model's sums.
+    fn add_growth(&mut self, before: &RunSums, after: &RunSums) {
+        self.runs += after.runs.saturating_sub(before.runs);
+        self.items += after.items.saturating_sub(before.items);
+        add_growth(&mut self.sizes, &before.sizes, &after.sizes);
+        let none = FilledRuns::default();
+        for (rows, after) in &after.filled {
+            let before = before.filled.get(rows).unwrap_or(&none);
+            let sum = self.filled.entry(*rows).or_default();
+            sum.added_items += after.added_items.saturating_sub(before.added_items);
+            add_growth(&mut sum.runs, &before.runs, &after.runs);
+        }
+    }
+}
+
+fn add_growth(sums: &mut SizeCounts, before: &SizeCounts, after: &SizeCounts) {
+    let growth = after.iter().zip(before).map(|(after, before)| after.saturating_sub(*before));
+    sums.iter_mut().zip(growth).for_each(|(sum, more)| *sum += more);
+}
+
+/// Adds the metrics of merged runs under TensorFlow Serving's names.
+fn batching(merged: &RunSums, text: &mut String) {
+    let name = ":tensorflow:serving:batching_session:wrapped_run_count";
+    text.push_str(&format!("# TYPE {name} counter\n{name}{{}} {}\n", merged.runs));
+    let name = ":tensorflow:serving:batching_session:processed_batch_size";
+    text.push_str(&format!("# TYPE {name} histogram\n"));
+    histogram(text, name, "", merged.items, &merged.sizes);
+    let name = ":tensorflow:serving:batching_session:padding_size";
+    if !merged.filled.is_empty() {
+        text.push_str(&format!("# TYPE {name} histogram\n"));
+    }
+    for (rows, runs) in &merged.filled {
+        let labels = format!("execution_batch_size=\"{rows}\"");
+        histogram(text, name, &labels, runs.added_items, &runs.runs);
+    }
 }
 
 /// Adds the samples of a histogram with these `labels`, which may be empty.
@@ -286,8 +342,9 @@ mod tests {
         model.filled.insert(4, filled);
         let alone = ModelSnapshot { batches: 9, ..ModelSnapshot::default() };
         let models = vec![model.clone(), model, alone];
+        let snapshot = SchedulerSnapshot { models, ..SchedulerSnapshot::default() };
         let mut text = String::new();
-        batching(&SchedulerSnapshot { models, ..SchedulerSnapshot::default() }, &mut text);
+        batching(MergedRuns::default().read(&snapshot), &mut text);
         let prefix = ":tensorflow:serving:batching_session:";
         for line in [
             "wrapped_run_count{} 6",
@@ -303,6 +360,28 @@ mod tests {
             let wanted = format!("{prefix}{line}");
             assert!(text.lines().any(|line| line == wanted), "{wanted} not in\n{text}");
         }
+    }
+
+    #[test]
+    fn sums_of_merged_runs_do_not_decrease() {
+        let named = |name: &str, batches: u64| ModelSnapshot {
+            model: name.into(),
+            mode: ScheduleMode::Async,
+            batches,
+            items: 2 * batches,
+            ..ModelSnapshot::default()
+        };
+        let mut merged = MergedRuns::default();
+        let mut read = |models: Vec<ModelSnapshot>| {
+            let sums = merged.read(&SchedulerSnapshot { models, ..SchedulerSnapshot::default() });
+            (sums.runs, sums.items)
+        };
+        assert_eq!(read(vec![named("a", 5), named("b", 7)]), (12, 24));
+        assert_eq!(read(vec![named("b", 8)]), (13, 26), "a was removed");
+        assert_eq!(read(vec![named("a", 2), named("b", 8)]), (15, 30), "and was added again");
+        let alone = ModelSnapshot { mode: ScheduleMode::Sync, ..named("b", 9) };
+        assert_eq!(read(vec![alone]), (15, 30), "b merges no requests");
+        assert_eq!(read(vec![named("b", 10)]), (16, 32), "and merges again");
     }
 
     #[test]
