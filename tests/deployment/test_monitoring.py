@@ -25,7 +25,7 @@ def live(tmp_path_factory) -> dict[str, list[dict[str, str]]]:
     """Returns the labels of every series of a server that has answered, failed, swapped and stored points."""
     with subject(tmp_path_factory.mktemp("live")) as running:
         running.swap(2)
-        # A version's series end with it.
+        # The new version has no series before its first request.
         running.use()
         series = collections.defaultdict(list)
         for name, labels, _ in samples(requests.get(f"{running.server.url}/metrics", timeout=60).text):

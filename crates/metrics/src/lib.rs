@@ -8,7 +8,7 @@
 //! * Subjects, one struct each: `audio`, `backups`, `cluster`, `images`, `keys`, `process`,
 //!   `rollout`, `scheduling`, `stores`, `tfs`, `updates`.
 //! * What they share: `labels`, `sliding` for percentiles of the last seconds, `register` for names
-//!   and descriptions.
+//!   and descriptions, `released` for the end of a version's series.
 
 mod audio;
 mod backups;
@@ -20,6 +20,7 @@ mod process;
 #[cfg(test)]
 mod reference;
 mod register;
+mod released;
 mod rollout;
 mod scheduling;
 mod sliding;
@@ -81,6 +82,7 @@ pub struct RequestPhases {
 /// All metrics, created once by the server and shared.
 pub struct Metrics {
     registry: Registry,
+    released: released::ReleasedVersions,
     /// Answered requests.
     pub requests: Family<RequestLabels, Counter>,
     /// Latency by phase.
@@ -202,6 +204,7 @@ impl Default for Metrics {
     fn default() -> Self {
         let mut metrics = Metrics {
             registry: Registry::with_prefix("millpond"),
+            released: released::ReleasedVersions::default(),
             requests: Family::default(),
             request_seconds: Family::new_with_constructor(
                 latency_histogram as fn() -> LatencyHistogram,
@@ -275,7 +278,7 @@ impl Metrics {
     }
 
     /// Removes the series of a released version, so that swaps do not grow the exposition.
-    pub fn forget_version(&self, model: &Arc<str>, version: u64) {
+    fn forget_version(&self, model: &Arc<str>, version: u64) {
         // A family cannot list its series.
         for (protocol, status) in
             PROTOCOLS.iter().flat_map(|by| STATUSES.iter().map(move |how| (by, how)))
@@ -304,6 +307,7 @@ impl Metrics {
         causes: &[&'static str],
         runtimes: &[&'static str],
     ) {
+        self.forget_released(model);
         let labels = ModelLabels { model: model.clone() };
         for counters in [
             &self.swaps,

@@ -11,8 +11,8 @@ const HEAD: &str = "\
 
 This page lists every metric of `/metrics` with the help text of the server. It is made by
 `UPDATE_DOCS=1 cargo test -p millpond-metrics`; a test fails if it is stale. Counters have the suffix `_total`;
-histograms have `_bucket`, `_sum` and `_count`. A metric appears with its first series. If a version is released, its
-series end, so the number of series does not grow with each new version.
+histograms have `_bucket`, `_sum` and `_count`. A metric appears with its first series. The series of a version
+end 150 s after its release, so the number of series does not grow with each new version.
 
 ";
 

@@ -123,6 +123,7 @@ impl Exporter {
     pub fn exposition(&self) -> String {
         let parts = &self.parts;
         let _alone = self.scrape.lock();
+        parts.metrics.expire_versions(Instant::now());
         windows(&parts.metrics, &parts.stats);
         memory(parts);
         versions(parts);

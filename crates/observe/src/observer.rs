@@ -1,6 +1,7 @@
 //! Counts the events of versions in the metrics, and announces changes of their status.
 
 use std::sync::{Arc, OnceLock};
+use std::time::Instant;
 
 use base::VersionId;
 use inference::{CAUSES, InferenceStats, SlowLog};
@@ -37,7 +38,7 @@ impl Observer for MetricsObserver {
         }
         match event {
             LifecycleEvent::StateChanged(change) if change.to == LifecycleState::Released => {
-                self.metrics.forget_version(&change.model, change.version);
+                self.metrics.release_version(&change.model, change.version, Instant::now());
                 self.stats
                     .forget(&VersionId { model: change.model.clone(), version: change.version });
             }
@@ -45,6 +46,9 @@ impl Observer for MetricsObserver {
                 if change.to == LifecycleState::Failed && !change.withdrawn =>
             {
                 self.load_failed(&change.model);
+            }
+            LifecycleEvent::StateChanged(change) if change.to == LifecycleState::Ready => {
+                self.metrics.keep_version(&change.model, change.version);
             }
             LifecycleEvent::ReloadFailed { model, .. } => self.load_failed(model),
             LifecycleEvent::LoadAbandoned { model, .. } => {
