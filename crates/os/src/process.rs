@@ -122,6 +122,19 @@ pub fn usage() -> Result<ProcessUsage> {
         .ok_or_else(|| Error::internal(format!("{} has another form", path.display())))
 }
 
+/// Returns the ids of the child processes of this process; empty if the kernel does not list them.
+pub fn children() -> Vec<u32> {
+    let tasks = std::fs::read_dir("/proc/self/task").into_iter().flatten().flatten();
+    let listed = tasks.filter_map(|task| {
+        // Each thread has its own list. One that has just ended has none.
+        std::fs::read_to_string(task.path().join("children")).ok()
+    });
+    let ids = |list: String| -> Vec<u32> {
+        list.split_whitespace().filter_map(|id| id.parse().ok()).collect()
+    };
+    listed.flat_map(ids).collect()
+}
+
 /// Units of the figures in /proc.
 struct UsageUnits {
     ticks_per_second: f64,

@@ -252,10 +252,29 @@ pub fn process_cpu_time() -> Duration {
     clock(libc::CLOCK_PROCESS_CPUTIME_ID)
 }
 
+/// Returns the processor time of all threads of another process; `None` once it has ended.
+pub fn cpu_time_of_process(id: u32) -> Option<Duration> {
+    let id = libc::pid_t::try_from(id).ok()?;
+    let mut clock: libc::clockid_t = 0;
+    // SAFETY: writes one number of ours.
+    let found = unsafe { libc::clock_getcpuclockid(id, &mut clock) };
+    if found != 0 {
+        return None;
+    }
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: writes one struct of ours. The call fails if the process has ended meanwhile.
+    let read = unsafe { libc::clock_gettime(clock, &mut time) };
+    (read == 0).then(|| duration(&time))
+}
+
 fn clock(clock: libc::clockid_t) -> Duration {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: writes one struct of ours; the clocks of this module always exist.
     unsafe { libc::clock_gettime(clock, &mut time) };
+    duration(&time)
+}
+
+fn duration(time: &libc::timespec) -> Duration {
     Duration::new(time.tv_sec.try_into().unwrap_or(0), time.tv_nsec.try_into().unwrap_or(0))
 }
 

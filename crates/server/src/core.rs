@@ -164,7 +164,9 @@ impl Core {
             Arc::new(RecordedRequests),
             observer.clone(),
         )?;
-        let slow = SlowLog::start(metrics.clone(), lifecycle.activity().clone())?;
+        let isolated = Arc::downgrade(&isolation);
+        let workers = move || isolated.upgrade().map_or_else(Vec::new, |own| own.processes());
+        let slow = SlowLog::start(metrics.clone(), lifecycle.activity().clone(), workers)?;
         // Fails only if it is set already.
         let _ = observer.slow.set(slow.clone());
         Ok(Core {

@@ -44,11 +44,16 @@ pub struct SlowLog {
 }
 
 impl SlowLog {
-    /// Starts the thread, which ends once the log is dropped.
+    /// Starts the thread, which ends once the log is dropped. `workers` returns the ids of the
+    /// worker processes of isolated models.
     ///
     /// # Errors
     /// `ResourceExhausted` if the thread cannot be started.
-    pub fn start(metrics: Arc<Metrics>, activity: Arc<LoadActivity>) -> Result<Arc<SlowLog>> {
+    pub fn start(
+        metrics: Arc<Metrics>,
+        activity: Arc<LoadActivity>,
+        workers: impl Fn() -> Vec<u32> + Send + 'static,
+    ) -> Result<Arc<SlowLog>> {
         let (slow, waiting) = bounded(WAITING_MAX);
         let log = Arc::new(SlowLog {
             models: ArcSwap::default(),
@@ -61,7 +66,7 @@ impl SlowLog {
             log: Arc::downgrade(&log),
             waiting,
             later: VecDeque::new(),
-            sampler: MachineSampler::new(activity),
+            sampler: MachineSampler::new(activity, Box::new(workers)),
             samples: SampleRing::default(),
         };
         os::thread::spawn("slow-log", move || thread.run())?;
@@ -243,7 +248,7 @@ mod tests {
     }
 
     fn log() -> Arc<SlowLog> {
-        SlowLog::start(Arc::default(), Arc::default()).unwrap()
+        SlowLog::start(Arc::default(), Arc::default(), Vec::new).unwrap()
     }
 
     #[test]

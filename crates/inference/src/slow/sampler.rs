@@ -1,5 +1,6 @@
 //! Samples the machine for the explanation of slow requests.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -31,9 +32,33 @@ fn group_of(name: &str) -> Option<ThreadGroup> {
     }
 }
 
+/// Returns the ids of the worker processes of isolated models.
+pub(crate) type WorkerProcesses = Box<dyn Fn() -> Vec<u32> + Send>;
+
+/// Processor times of child processes at the last reading.
+#[derive(Default)]
+struct ChildTimes(HashMap<u32, Duration>);
+
+impl ChildTimes {
+    /// Returns the processor time of the processes since the last reading. A new process counts
+    /// from its start.
+    fn since_last(&mut self, ids: &[u32], time_of: impl Fn(u32) -> Option<Duration>) -> Duration {
+        let now: HashMap<u32, Duration> =
+            ids.iter().filter_map(|id| Some((*id, time_of(*id)?))).collect();
+        let last = std::mem::replace(&mut self.0, now);
+        let before = |id: &u32| last.get(id).copied().unwrap_or_default();
+        self.0.iter().map(|(id, time)| time.saturating_sub(before(id))).sum()
+    }
+}
+
 /// Reads the use of the machine in turn.
 pub(crate) struct MachineSampler {
     activity: Arc<LoadActivity>,
+    /// Worker processes belong to this server, and are not "other processes".
+    workers: WorkerProcesses,
+    worker_times: ChildTimes,
+    /// Child processes of loads, which convert models.
+    converter_times: ChildTimes,
     threads: ThreadTable<ThreadGroup>,
     last: Reading,
     quota: bool,
@@ -62,11 +87,32 @@ impl Reading {
 
 impl MachineSampler {
     /// Starts to sample.
-    pub(crate) fn new(activity: Arc<LoadActivity>) -> MachineSampler {
+    pub(crate) fn new(activity: Arc<LoadActivity>, workers: WorkerProcesses) -> MachineSampler {
         let mut threads = ThreadTable::new(group_of);
         threads.read();
         let quota = CpuQuota::of_this_process().is_some();
-        MachineSampler { activity, threads, last: Reading::new(quota), quota, samples: 0 }
+        MachineSampler {
+            activity,
+            workers,
+            worker_times: ChildTimes::default(),
+            converter_times: ChildTimes::default(),
+            threads,
+            last: Reading::new(quota),
+            quota,
+            samples: 0,
+        }
+    }
+
+    /// Returns the processor time of worker processes and of converters since the last call.
+    fn children(&mut self, loading: bool) -> (Duration, Duration) {
+        let workers = (self.workers)();
+        let mut converters = if loading { os::process::children() } else { Vec::new() };
+        converters.retain(|id| !workers.contains(id));
+        let time_of = os::thread::cpu_time_of_process;
+        (
+            self.worker_times.since_last(&workers, time_of),
+            self.converter_times.since_last(&converters, time_of),
+        )
     }
 
     /// Returns the use since the last call.
@@ -77,15 +123,17 @@ impl MachineSampler {
             && CpuQuota::of_this_process().is_some();
         let now = Reading::new(self.quota || found);
         let last = std::mem::replace(&mut self.last, now);
+        let loading = self.activity.versions();
+        let (workers, converters) = self.children(!loading.is_empty());
         let now = &self.last;
-        let own = now.own.saturating_sub(last.own);
+        let own = now.own.saturating_sub(last.own) + workers + converters;
         let busy = now.cores.busy.saturating_sub(last.cores.busy);
         let mut sample = MachineSample {
             from: last.at,
             until: now.at,
             cores: now.cores.cores,
             others: busy.saturating_sub(own),
-            loads: Duration::ZERO,
+            loads: converters,
             stolen: now.cores.stolen.saturating_sub(last.cores.stolen),
             // The first reading of a new quota is not a difference.
             throttled: if found {
@@ -95,7 +143,7 @@ impl MachineSampler {
             },
             workers_waited: Duration::ZERO,
             connections_waited: Duration::ZERO,
-            loading: self.activity.versions(),
+            loading,
         };
         self.quota |= found;
         for (group, times) in self.threads.read() {
@@ -111,5 +159,50 @@ impl MachineSampler {
             }
         }
         sample
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Most readings until a busy process has used a little time.
+    const READINGS_MAX: u32 = 10_000;
+
+    #[test]
+    fn processes_count_since_the_last_reading() {
+        let ms = Duration::from_millis;
+        let mut children = ChildTimes::default();
+        let mut read = |times: &[(u32, u64)]| {
+            let ids: Vec<u32> = times.iter().map(|(id, _)| *id).collect();
+            let time_of =
+                |wanted: u32| times.iter().find(|(id, _)| *id == wanted).map(|(_, time)| ms(*time));
+            children.since_last(&ids, time_of)
+        };
+        assert_eq!(read(&[(1, 10), (2, 5)]), ms(15));
+        assert_eq!(read(&[(1, 30), (2, 5), (3, 4)]), ms(24));
+        assert_eq!(read(&[(3, 9)]), ms(5), "processes have ended");
+    }
+
+    #[test]
+    fn a_worker_process_is_not_another_process() {
+        // It ends by itself if the test fails.
+        let busy = "i=0; while [ $i -lt 3000000 ]; do i=$((i+1)); done";
+        let mut worker = std::process::Command::new("/bin/sh").args(["-c", busy]).spawn().unwrap();
+        let id = worker.id();
+        let mut sampler = MachineSampler::new(Arc::default(), Box::new(move || vec![id]));
+        let mut used = Duration::ZERO;
+        for _ in 0..READINGS_MAX {
+            used += sampler.children(false).0;
+            if used >= Duration::from_millis(20) {
+                break;
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        assert!(used >= Duration::from_millis(20), "{used:?}");
+        assert!(os::process::children().contains(&id));
+        assert_eq!(sampler.children(true).1, Duration::ZERO, "nor a converter");
+        worker.kill().unwrap();
+        worker.wait().unwrap();
     }
 }
