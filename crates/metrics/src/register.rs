@@ -26,7 +26,7 @@ impl Metrics {
         );
         r.register_with_unit(
             "window_latency",
-            "Quantiles of the total latency over the last 10 seconds",
+            "Quantiles of the total latency over the last 10 seconds; no series without a request",
             Unit::Seconds,
             self.window_seconds.clone(),
         );

@@ -9,7 +9,8 @@ use metrics::prometheus_client::metrics::counter::Counter;
 use metrics::prometheus_client::metrics::family::Family;
 use metrics::{
     BytesLabels, ImageMetrics, KeyMetrics, KeyOutcomeLabels, KindLabels, Metrics, ModelKindLabels,
-    ModelLabels, PriorityLabels, ProcessMetrics, QuantileLabels, SchedulingMetrics, StateLabels,
+    ModelLabels, Percentiles, PriorityLabels, ProcessMetrics, QuantileLabels, SchedulingMetrics,
+    StateLabels,
 };
 use os::CpuQuota;
 use parking_lot::Mutex;
@@ -324,19 +325,25 @@ fn windows(metrics: &Metrics, stats: &InferenceStats) {
     metrics.window_seconds.clear();
     metrics.window_rate.clear();
     for (model, seen) in stats.percentiles(Instant::now()) {
-        let quantiles = [
-            ("0.5", seen.p50),
-            ("0.8", seen.p80),
-            ("0.9", seen.p90),
-            ("0.99", seen.p99),
-            ("0.999", seen.p999),
-        ];
-        for (quantile, value) in quantiles {
-            let labels = QuantileLabels { model: model.clone(), quantile };
-            metrics.window_seconds.get_or_create(&labels).set(value.as_secs_f64());
-        }
-        metrics.window_rate.get_or_create(&ModelLabels { model }).set(seen.rate);
+        window(metrics, model, &seen);
     }
+}
+
+/// Sets the metrics of a model's window. Without a request there is a rate, which is 0, but no
+/// latency.
+fn window(metrics: &Metrics, model: Arc<str>, seen: &Percentiles) {
+    let quantiles = [
+        ("0.5", seen.p50),
+        ("0.8", seen.p80),
+        ("0.9", seen.p90),
+        ("0.99", seen.p99),
+        ("0.999", seen.p999),
+    ];
+    for (quantile, value) in quantiles.into_iter().filter(|_| seen.count > 0) {
+        let labels = QuantileLabels { model: model.clone(), quantile };
+        metrics.window_seconds.get_or_create(&labels).set(value.as_secs_f64());
+    }
+    metrics.window_rate.get_or_create(&ModelLabels { model }).set(seen.rate);
 }
 
 fn memory(parts: &ObservedParts) {
@@ -413,6 +420,8 @@ fn versions(parts: &ObservedParts) {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use schedule::ModelSnapshot;
 
     use super::*;
@@ -476,5 +485,19 @@ mod tests {
         assert!(metrics.encode().contains("\"m\""));
         windows(&metrics, &InferenceStats::default());
         assert!(!metrics.encode().contains("\"m\""));
+    }
+
+    #[test]
+    fn an_idle_model_has_a_rate_and_no_latency() {
+        let metrics = Metrics::default();
+        window(&metrics, "m".into(), &Percentiles::default());
+        let text = metrics.encode();
+        assert!(text.contains("millpond_window_requests_per_second{model=\"m\"} 0.0"), "{text}");
+        assert!(!text.contains("millpond_window_latency_seconds{"), "{text}");
+        let seen =
+            Percentiles { count: 1, p99: Duration::from_millis(4), ..Percentiles::default() };
+        window(&metrics, "m".into(), &seen);
+        let p99 = "millpond_window_latency_seconds{model=\"m\",quantile=\"0.99\"} 0.004";
+        assert!(metrics.encode().contains(p99));
     }
 }
