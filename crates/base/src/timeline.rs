@@ -94,7 +94,8 @@ pub struct RequestTimeline {
     pub protocol: &'static str,
     /// Requested version; `None` if the request failed before the version was found.
     pub version: Option<VersionId>,
-    /// "ok", or the kind of the error; empty if the client disconnected first.
+    /// "ok", or the kind of the error; empty if the client disconnected before the request was
+    /// decoded.
     pub status: &'static str,
     /// Arrival of the request's head.
     pub first_byte: Instant,

@@ -44,6 +44,27 @@ impl Drop for CancelOnDrop {
     }
 }
 
+/// Counts a request as cancelled if it is dropped before its outcome: its client has disconnected.
+struct UnansweredRequest<'a> {
+    service: &'a InferenceService,
+    ticket: &'a RequestTicket,
+    servable: Arc<Servable>,
+    is_answered: bool,
+}
+
+impl Drop for UnansweredRequest<'_> {
+    fn drop(&mut self) {
+        if self.is_answered {
+            return;
+        }
+        let status = ErrorKind::Cancelled.name();
+        self.service.count_run(self.ticket, &self.servable, status);
+        let stats = self.service.stats.version(&self.servable.id);
+        let nothing = AnsweredRequest { items: 0, batch: 0, batch_max: 0, compute: Duration::ZERO };
+        stats.record(status, Duration::ZERO, &nothing, self.ticket.started.elapsed());
+    }
+}
+
 impl InferenceService {
     /// Creates the service. No request may take longer than `request_timeout`.
     pub fn new(
@@ -195,7 +216,7 @@ impl InferenceService {
     }
 
     /// Checks and queues a request, waits for its outputs, and counts it, failed or not. If the
-    /// future is dropped, the request is removed from its queue.
+    /// future is dropped, the request is removed from its queue, and counts as cancelled.
     ///
     /// # Errors
     /// Errors of the signature check, the scheduler and the engine; `DeadlineExceeded` once the
@@ -216,7 +237,11 @@ impl InferenceService {
         let observed = self.observed(ticket, &call);
         let tracked = TrackedRequest::of(&call);
         self.count_overflow(&call);
+        let counted = servable.clone();
+        let mut unanswered =
+            UnansweredRequest { service: self, ticket, servable: counted, is_answered: false };
         let ran = self.run(ticket, call).await;
+        unanswered.is_answered = true;
         let queued = ran.is_ok();
         let completion = match (ran, uneven) {
             (Ok(completion), Some(sizes)) => Completion {

@@ -12,6 +12,7 @@ use http_body_util::{BodyExt, StreamBody};
 use hyper::body::Frame;
 use hyper::client::conn::http2::SendRequest;
 use hyper_util::rt::{TokioExecutor, TokioIo};
+use metrics::RequestLabels;
 use protocol::Message;
 use protocol::inference as pb;
 use protocol::inference::grpc_inference_service_client::GrpcInferenceServiceClient;
@@ -331,6 +332,14 @@ fn a_closed_stream_cancels_its_request() {
                 .sum::<u64>()
         };
         until(|| cancelled() == 1).await;
+        let labels = RequestLabels {
+            model: "echo".into(),
+            version: 1,
+            protocol: "oip-grpc",
+            status: "cancelled",
+        };
+        let counted = || served.server.core.metrics.requests.get(&labels).map(|one| one.get());
+        until(|| counted() == Some(1)).await;
     });
 }
 
