@@ -128,3 +128,13 @@ impl ImageServices {
         seconds.get_or_create(&KindLabels { kind }).observe(time.as_secs_f64());
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_series_of_embeddings_end_with_their_version() {
+        assert!(metrics::PROTOCOLS.contains(&PROTOCOL));
+    }
+}

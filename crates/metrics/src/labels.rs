@@ -4,8 +4,9 @@ use std::sync::Arc;
 
 use prometheus_client::encoding::EncodeLabelSet;
 
-/// Protocols in request labels.
-pub const PROTOCOLS: [&str; 4] = ["oip-grpc", "oip-http", "tfs-grpc", "tfs-http"];
+/// Protocols in request labels. The series of others would stay after the release of a version.
+/// "images" is an embedding that a request of `/v1/images` needs.
+pub const PROTOCOLS: [&str; 5] = ["oip-grpc", "oip-http", "tfs-grpc", "tfs-http", "images"];
 /// Outcomes in request labels.
 pub const STATUSES: [&str; 16] = [
     "ok",
