@@ -136,8 +136,8 @@ impl InferenceStats {
         self.versions.read().unwrap_or_else(PoisonError::into_inner).get(id).cloned()
     }
 
-    /// Reads the counts by latency and status of every version. A version that was removed since the
-    /// last reading comes once more, before the others. There is one reader, because a reading
+    /// Reads the counts by latency and status of every version. A version that was removed since
+    /// the last reading comes once more, before the others. There is one reader, because a reading
     /// begins a new maximum.
     pub fn traffic(&self) -> Vec<(VersionId, TrafficReading)> {
         let versions = self.versions.read().unwrap_or_else(PoisonError::into_inner);
