@@ -77,7 +77,7 @@ pub fn is_call(path: &str) -> bool {
 pub struct ResponseMessage {
     /// Bytes of the encoded message.
     pub bytes: Vec<u8>,
-    /// True if damage may have left points out.
+    /// True if damage or missing shards may have left points out.
     pub partial: bool,
 }
 

@@ -7,7 +7,7 @@ use http::Method;
 use protocol::qdrant::read_consistency::Value as Level;
 use protocol::qdrant::{ReadConsistency, ReadConsistencyType};
 use serde::Deserialize;
-use serde::de::DeserializeOwned;
+use serde::de::{DeserializeOwned, IgnoredAny};
 use serde_json::Value;
 
 /// A request of the REST interface.
@@ -115,6 +115,12 @@ struct PartialResult {
     partial: bool,
 }
 
+/// Member beside the result that a root of a cluster adds if shards gave no answer.
+#[derive(Deserialize)]
+struct ResponseCoverage {
+    coverage: Option<IgnoredAny>,
+}
+
 impl<'a> RestResponse<'a> {
     /// Wraps the body of a response.
     pub fn new(json: &'a [u8]) -> RestResponse<'a> {
@@ -126,10 +132,25 @@ impl<'a> RestResponse<'a> {
             .map_err(|error| Error::internal("a response cannot be read").caused_by(error))
     }
 
-    /// Returns true if damage may have left points out of the result, or out of a result of a
-    /// batch. Messages have no field for it.
+    /// Returns true if damage or missing shards may have left points out of the result, or out of a
+    /// result of a batch. Messages have no field for it.
     pub(crate) fn is_partial(&self) -> bool {
+        self.lacks_shards() || self.lacks_points()
+    }
+
+    /// Returns true if shards of a cluster gave no answer. A result that is a list of points has no
+    /// member for it.
+    fn lacks_shards(&self) -> bool {
         // Long responses are read again only if they may say so.
+        if memchr::memmem::find(self.json, COVERAGE).is_none() {
+            return false;
+        }
+        let response = serde_json::from_slice::<ResponseCoverage>(self.json);
+        response.is_ok_and(|response| response.coverage.is_some())
+    }
+
+    /// Returns true if the result, or a result of a batch, says that points may be missing.
+    fn lacks_points(&self) -> bool {
         if memchr::memmem::find(self.json, PARTIAL).is_none() {
             return false;
         }
@@ -143,8 +164,10 @@ impl<'a> RestResponse<'a> {
     }
 }
 
-/// The member that says so in the text of a response.
+/// The member of a result that may lack points, in the text of a response.
 const PARTIAL: &[u8] = b"\"partial\":true";
+/// The name of the member with the shards that answered, in the text of a response.
+const COVERAGE: &[u8] = b"\"coverage\":";
 
 #[cfg(test)]
 mod tests {
@@ -173,5 +196,17 @@ mod tests {
         ] {
             assert!(!is_partial(json), "{json}");
         }
+    }
+
+    #[test]
+    fn a_list_without_the_points_of_a_shard_is_partial() {
+        let is_partial = |json: &str| RestResponse::new(json.as_bytes()).is_partial();
+        let list =
+            r#"{"result":[{"id":1}],"coverage":{"shards":3,"of":4},"status":"ok","time":0.5}"#;
+        assert!(is_partial(list));
+        // A payload says nothing about the response.
+        let payload =
+            r#"{"result":[{"id":1,"payload":{"coverage":{"shards":3,"of":4}}}],"time":0}"#;
+        assert!(!is_partial(payload));
     }
 }
