@@ -22,12 +22,20 @@ impl ReadCoverage {
     pub fn is_whole(self) -> bool {
         self.shards == self.of
     }
+
+    /// Returns the coverage with the smallest part of its shards; `None` if there is none.
+    pub(super) fn smallest(coverages: [Option<ReadCoverage>; 2]) -> Option<ReadCoverage> {
+        let smaller = |one: ReadCoverage, other: ReadCoverage| {
+            if other.shards * one.of < one.shards * other.of { other } else { one }
+        };
+        coverages.into_iter().flatten().reduce(smaller)
+    }
 }
 
 /// Says whether points may be missing from the rounds of a read so far.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Completeness {
-    /// Coverage of the last round in which shards were missing.
+    /// Smallest coverage of the rounds in which shards were missing.
     coverage: Option<ReadCoverage>,
     /// True if points may be missing.
     pub(super) partial: bool,
@@ -42,7 +50,8 @@ impl Completeness {
         if round.is_whole() {
             return self;
         }
-        Completeness { coverage: Some(round), partial: true }
+        let coverage = ReadCoverage::smallest([self.coverage, Some(round)]);
+        Completeness { coverage, partial: true }
     }
 
     /// Returns the completeness with more points that may be missing, if `partial` is true.
@@ -79,9 +88,10 @@ impl RootAnswer {
         Ok(RootAnswer { result, coverage: None, reservation: None, continues: false })
     }
 
-    /// Returns the answer with the coverage of earlier rounds, if its own round was whole.
+    /// Returns the answer with the smallest coverage of its own round and of earlier ones.
     pub(super) fn after(self, earlier: Completeness) -> RootAnswer {
-        RootAnswer { coverage: self.coverage.or(earlier.coverage), ..self }
+        let coverage = ReadCoverage::smallest([self.coverage, earlier.coverage]);
+        RootAnswer { coverage, ..self }
     }
 }
 
@@ -127,6 +137,11 @@ mod tests {
         assert_eq!(Completeness::WHOLE.after(whole), Completeness::WHOLE);
         let after = Completeness::WHOLE.after(missing).after(whole);
         assert_eq!((after.coverage(), after.partial), (Some(missing), true));
+        let fewer = ReadCoverage { shards: 1, of: 4 };
+        let after = Completeness::WHOLE.after(missing).after(fewer).after(missing);
+        assert_eq!(after.coverage(), Some(fewer), "later rounds do not hide missing shards");
+        let answer = RootAnswer { coverage: Some(missing), ..RootAnswer::of(&1).unwrap() };
+        assert_eq!(answer.after(after).coverage, Some(fewer));
         let damaged = Completeness::WHOLE.or_partial(true).or_partial(false);
         assert_eq!((damaged.coverage(), damaged.partial), (None, true));
     }

@@ -17,7 +17,7 @@ use transport::Reservation;
 
 use super::call::RootContext;
 use super::collections;
-use super::envelope::{Completeness, RootAnswer};
+use super::envelope::{Completeness, ReadCoverage, RootAnswer};
 use super::merge::{self, HitOrder, HitRange, ShardResults};
 use super::mmr::ScoredHits;
 use super::parts::{self, MergedHit};
@@ -99,7 +99,7 @@ impl QueriedCollection<'_> {
         for (at, query) in queries.into_iter().enumerate() {
             let answer = Box::pin(self.one(query, found)).await;
             let answer = answer.map_err(|error| at_search(error, at))?;
-            coverage = answer.coverage.or(coverage);
+            coverage = ReadCoverage::smallest([coverage, answer.coverage]);
             results.push(merge::text(answer.result)?);
             match (&mut reservation, answer.reservation) {
                 (Some(all), Some(more)) => all.join(more),
