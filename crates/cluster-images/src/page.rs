@@ -130,8 +130,9 @@ fn page_text(
     Ok(text)
 }
 
-/// Returns the ids that the collection does not have. A shard that does not answer is an error: a
-/// client would take its images for stored ones.
+/// Returns the ids that the collection does not have, with a strong read: a holder that lags may
+/// still have an image whose removal was acknowledged. A shard that does not answer is an error. In
+/// both cases a client would take images for stored ones, and not send them.
 pub(super) async fn missing(mut call: ImageCall) -> Result<Reply> {
     #[derive(Deserialize)]
     #[serde(deny_unknown_fields)]
@@ -151,7 +152,7 @@ pub(super) async fn missing(mut call: ImageCall) -> Result<Reply> {
         None => ids,
         Some(_) if ids.is_empty() => ids,
         Some(target) => {
-            let consistency = LookupConsistency::Confirmed;
+            let consistency = LookupConsistency::Strong;
             let found = find_ids(&call.context, &target.record, &ids, consistency).await?;
             found.check_whole()?;
             ids.into_iter().filter(|id| !found.found.contains(id)).collect()

@@ -246,6 +246,8 @@ async fn missing_ids_are_certain() {
     let body = json!({"ids": [39, 40, 7, 77]});
     let answer = root.send(Method::POST, path, &body).await;
     assert_eq!(answer.json, json!({"missing": [40, 77]}));
+    let reads: Vec<Value> = nodes.iter().flat_map(|node| node.taken_reads()).collect();
+    assert!(reads.iter().all(|read| read["strong"] == true), "a holder may lag: {reads:?}");
     let new = root.send(Method::POST, "/v1/images/new/missing", &body).await;
     assert_eq!(new.json, json!({"missing": [39, 40, 7, 77]}));
     let none = root.send(Method::POST, path, &json!({"ids": []})).await;
