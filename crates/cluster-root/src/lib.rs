@@ -27,7 +27,8 @@
 //!   `params` its parameters, `envelope` answers.
 //! * Asking nodes: `wire` has the messages, `fan_out` reads some shards, `shard_read` is such a
 //!   read and its results, `read_memory` limits their bytes. `served` has the collections whose
-//!   holders were seen, `written` the entries that later reads must see.
+//!   holders were seen, `written` the entries that later reads must see. `catch_up` waits until all
+//!   holders have the acknowledged changes.
 //! * Answers of shards: `merge`, `merged_groups`; `parts` and `payload_members` read payloads of
 //!   hits.
 //! * Reads without ranking: `read`.
@@ -46,6 +47,7 @@
 mod aliases;
 mod by_filter;
 mod call;
+mod catch_up;
 pub mod check;
 mod collection_changes;
 pub mod collections;
@@ -102,6 +104,7 @@ pub use state::RootState;
 
 /// Reads of shards, and the results of the shards that answered.
 pub mod reads {
+    pub use crate::catch_up::catch_up;
     pub use crate::fan_out::read_shards;
     pub use crate::merge::{ShardResults, scroll, sum};
     pub use crate::read::{answers, confirmed, count_points, of_all, of_ids};

@@ -11,7 +11,9 @@ use api_images::{
 use base::{Error, Result};
 use cluster_node::CollectionRecord;
 use cluster_root::RootState;
-use cluster_root::reads::{ReadBody, ReadPriority, ShardAnswers, ShardRead, is_final, read_shards};
+use cluster_root::reads::{
+    ReadBody, ReadPriority, ShardAnswers, ShardRead, catch_up, is_final, read_shards,
+};
 use cluster_root::split::raw;
 use matching::Graph;
 use os::{Pacer, Rate};
@@ -35,6 +37,8 @@ const PAGE_NEIGHBOURS_MAX: usize = 1 << 20;
 const PROBES_MAX: usize = 64;
 /// Bytes of records after which another request begins.
 const PROBES_BYTES: usize = 1 << 20;
+/// Longest time in which the holders apply the changes that were acknowledged before the job.
+const CATCH_UP_MAX: Duration = Duration::from_secs(60);
 /// Longest time of one attempt to read shards.
 const READ_TIMEOUT: Duration = Duration::from_secs(30);
 /// Longest time of all attempts of one read.
@@ -159,6 +163,7 @@ impl ClusterJob {
     }
 
     async fn run(&mut self) -> JobResult<()> {
+        self.catch_up().await?;
         self.read_known().await?;
         let mut counted = Instant::now();
         while self.step.position.shard < self.record.shards {
@@ -181,6 +186,31 @@ impl ClusterJob {
             self.checkpoint_if_due().await?;
         }
         Ok(())
+    }
+
+    /// Waits until all holders have the points that were acknowledged before the job. The reads of
+    /// neighbours are not strong, so a pair would be lost if no holder that is asked has the other
+    /// point yet. A holder that does not catch up in time does not stop the job.
+    async fn catch_up(&mut self) -> JobResult<()> {
+        let give_up = Instant::now() + CATCH_UP_MAX;
+        loop {
+            let control = self.registered.control.clone();
+            let deadline = give_up.min(Instant::now() + READ_TIMEOUT);
+            let caught_up = tokio::select! {
+                caught_up = catch_up(&self.state, &self.record, deadline) => caught_up,
+                () = control.stopped() => return Err(JobStop::Cancelled),
+            };
+            let Err(error) = caught_up else { return Ok(()) };
+            if Instant::now() + READ_PAUSE >= give_up {
+                tracing::warn!(
+                    collection = self.record.name,
+                    %error,
+                    "a search for duplicates may miss new points: a holder is behind its log"
+                );
+                return Ok(());
+            }
+            self.pause_until(Instant::now() + READ_PAUSE).await?;
+        }
     }
 
     /// Reads the pairs of an earlier run.

@@ -3,9 +3,11 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+use axum::Router;
 use axum::body::Body;
+use cluster_root::reads::catch_up;
 use http::{Method, Request};
 use search::points::PointId;
 use serde_json::{Value, json};
@@ -507,4 +509,29 @@ async fn an_absent_point_is_not_certain_without_the_log() {
     assert_eq!(one.status, 503);
     let some = root.post("points?timeout=1", &json!({"ids": [7]})).await;
     assert_eq!(some.status, 503, "{}", some.json);
+}
+
+#[tokio::test]
+async fn every_holder_catches_up() {
+    let mut state = None;
+    let root = TestRoot::with_routes(|own| {
+        state = Some(own.clone());
+        Router::new()
+    });
+    let state = state.unwrap();
+    let first = FakeNode::start("a", numbers).await;
+    let second = FakeNode::start("b", numbers).await;
+    root.serve("a", &first.address, &[0, 1, 2, 3]);
+    root.serve("b", &second.address, &[1, 3]);
+    let record = record(SHARDS, "Dot");
+    let until = Instant::now() + WAIT;
+    catch_up(&state, &record, until).await.unwrap();
+    let reads = [&first, &second].map(|node| node.taken_reads());
+    let shards = reads.each_ref().map(|reads| asked(reads).into_keys().collect::<Vec<u32>>());
+    assert_eq!(shards, [vec![0, 1, 2, 3], vec![1, 3]]);
+    assert!(reads.iter().flatten().all(|read| read["strong"] == true), "{reads:?}");
+    second.behave(Behaviour::RefuseShards(503, "the copy is behind"));
+    assert!(catch_up(&state, &record, until).await.is_err());
+    second.behave(Behaviour::Omit);
+    assert!(catch_up(&state, &record, until).await.is_err());
 }
