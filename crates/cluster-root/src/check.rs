@@ -4,7 +4,7 @@
 
 use api_qdrant::json::{UpdateOperation, UpdateVectorsRequest, UpsertPoint, UpsertRequest};
 use base::{Error, Result};
-use search::coarse::Metric;
+use search::coarse::{Metric, SQUARE_MAX};
 use search::points::{PayloadChange, PointId, PointSelection};
 use search::registry::CollectionSettings;
 use serde_json::{Map, Value};
@@ -15,8 +15,6 @@ const DEPTH_MAX: usize = 120;
 pub(super) const PAYLOAD_BYTES_MAX: usize = 64 << 10;
 /// Bytes that a stored payload has for a UUID.
 const UUID_BYTES: usize = 56;
-/// Maximum squared length of a vector, as in `search`.
-const SQUARE_MAX: f64 = 1e36;
 
 /// Member of a collection's extra settings that has the settings of images.
 pub(super) const IMAGES: &str = api_qdrant::IMAGES;
@@ -199,14 +197,15 @@ fn length(vector: &[f32], metric: Metric) -> Result<()> {
     }
     let square: f64 = vector.iter().map(|value| f64::from(*value) * f64::from(*value)).sum();
     let least = if metric == Metric::Cosine { f64::from(f32::MIN_POSITIVE) } else { 0.0 };
-    if square == 0.0 || (least..=SQUARE_MAX).contains(&square) {
+    let most = f64::from(SQUARE_MAX);
+    if square == 0.0 || (least..=most).contains(&square) {
         return Ok(());
     }
     Err(Error::invalid(format!(
         "its vector has the length {:.1e}, and one from {:.1e} to {:.1e} can be compared; scale it",
         square.sqrt(),
         least.sqrt(),
-        SQUARE_MAX.sqrt()
+        most.sqrt()
     )))
 }
 
@@ -269,6 +268,11 @@ mod tests {
             assert_eq!(vector(metric, [0.0, 0.0]), Ok(()));
             assert_eq!(vector(metric, [1e39, 0.0]), invalid);
             assert_eq!(vector(metric, [1e20, 0.0]), invalid);
+        }
+        for metric in [Metric::Dot, Metric::L2] {
+            // Its square is above the largest one, which is a float of 32 bits below 1e36.
+            assert_eq!(vector(metric, [1e18, 0.0]), invalid);
+            assert_eq!(vector(metric, [9.9e17, 0.0]), Ok(()));
         }
         assert_eq!(vector(Metric::Cosine, [1e-30, 0.0]), invalid);
         assert_eq!(vector(Metric::Dot, [1e-30, 0.0]), Ok(()));

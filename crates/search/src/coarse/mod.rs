@@ -422,7 +422,7 @@ impl CoarseKind {
 
 /// Maximum squared length of a vector for every index. Beyond it, products of vectors and squared
 /// differences come close to the largest float.
-pub(crate) const SQUARE_MAX: f32 = 1e36;
+pub const SQUARE_MAX: f32 = 1e36;
 
 /// Builds an index.
 ///
