@@ -1,6 +1,6 @@
 //! Checks of the sizes of payloads that a `set_payload` would make, and an `overwrite_payload` that
-//! keeps the block of an image. Holders skip them if a payload becomes too large, so the stored
-//! payloads are read first, with a strong read.
+//! keeps the block of an image. Holders skip them if a payload becomes too large or is nested too
+//! deep, so the stored payloads are read first, with a strong read.
 //!
 //! If another client makes the same payload larger at this moment, each change can fit although
 //! both together do not. The later one in the log is skipped then.
@@ -18,7 +18,7 @@ use serde::Deserialize;
 use serde_json::{Map, Value};
 
 use super::call::RootContext;
-use super::check::{IMAGES, PAYLOAD_BYTES_MAX, stored_bytes};
+use super::check::{self, DEPTH_MAX, IMAGES, PAYLOAD_BYTES_MAX, stored_bytes};
 use super::collections;
 use super::fan_out::read_shards;
 use super::merge;
@@ -224,7 +224,8 @@ fn only_removes(change: &PayloadChange) -> bool {
 /// Makes a change of a payload.
 ///
 /// # Errors
-/// `TooLarge` if it adds members and the payload becomes too large.
+/// `TooLarge` if it adds members and the payload becomes too large; `InvalidArgument` if it becomes
+/// nested too deep: a path leads deeper than the request itself.
 fn check_change(id: PointId, payload: &mut Payload, change: &PayloadChange) -> Result<()> {
     change.apply(payload)?;
     if only_removes(change) {
@@ -237,13 +238,20 @@ fn check_change(id: PointId, payload: &mut Payload, change: &PayloadChange) -> R
              write fewer"
         )));
     }
-    Ok(())
+    let text = serde_json::to_vec(payload)
+        .map_err(|error| Error::internal("a payload").caused_by(error))?;
+    check::depth(&text).map_err(|_| {
+        Error::invalid(format!(
+            "point {id}: its payload would be nested deeper than {DEPTH_MAX} levels; write it flatter"
+        ))
+    })
 }
 
-/// Checks that an operation of the log, which is made of `points`, makes no payload too large.
+/// Checks that an operation of the log, which is made of `points`, makes no payload too large or
+/// too deep.
 ///
 /// # Errors
-/// `TooLarge` if it would.
+/// As [`check_change`].
 pub(super) fn check_page(
     record: &CollectionRecord,
     operation: &str,
@@ -312,6 +320,19 @@ mod tests {
         }
         let other = json!({"set_payload": {"payload": {"other": large}, "points": [1, 2]}});
         assert_eq!(outcome(&[other], Some(Map::new())), Err(ErrorKind::TooLarge));
+    }
+
+    #[test]
+    fn a_path_makes_no_payload_that_a_holder_cannot_read() {
+        let id = PointId::Number(1);
+        let nested = (0..100).fold(json!({"a": 1}), |inner, _| json!({ "a": inner }));
+        let outcome = |levels: usize| {
+            let key = vec!["k"; levels].join(".");
+            let set = json!({"set_payload": {"payload": nested, "key": key, "points": [1]}});
+            run(id, Some(Map::new()), &steps(&[set])[&id]).map_err(|error| error.kind())
+        };
+        assert_eq!(outcome(10), Ok(()));
+        assert_eq!(outcome(30), Err(ErrorKind::InvalidArgument));
     }
 
     #[test]
