@@ -13,7 +13,7 @@ use super::wire::{NodeReadBody, read_node, timeout_ms};
 
 /// Waits until each node that serves a shard of the collection has applied all changes of the shard
 /// that were acknowledged before this call. A node that serves a shard later has read the log to
-/// its end before.
+/// its end before, unless its copy is stalled.
 ///
 /// # Errors
 /// `Unavailable` if a node does not answer for one of its shards; the errors of the connection.
