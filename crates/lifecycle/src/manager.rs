@@ -287,6 +287,7 @@ impl Manager {
         let by_hand = self.reconfigurations.iter().any(|change| change.by_hand.contains(name));
         let Some(model) = self.models.get_mut(name) else { return };
         model.report_slow_loads(&self.context, Instant::now());
+        model.end_impossible_rollouts(&self.context);
         for _ in 0..STEPS_MAX {
             let now = Instant::now();
             model.take_turns(&self.context, now, by_hand);

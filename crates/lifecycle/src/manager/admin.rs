@@ -101,18 +101,34 @@ impl Manager {
         if self.waiters.len() < WAITERS_MAX {
             self.waiters.push(waiter);
         } else {
-            (waiter.done)(Err(too_many_waiters()));
+            self.refuse(waiter, too_many_waiters());
         }
+    }
+
+    /// Refuses a request. A rollout that it began ends, except if another request loads the same
+    /// version.
+    fn refuse(&mut self, waiter: AdminWaiter, error: Error) {
+        if let Some((name, version)) = waiter.unchosen()
+            && !self.waiters.iter().any(|other| other.unchosen() == Some((name, version)))
+            && let Some(model) = self.models.get_mut(name)
+        {
+            model.end_refused_request(&self.context, version);
+        }
+        (waiter.done)(Err(error));
     }
 
     /// Chooses the versions of loads whose scan is complete.
     pub(super) fn begin_loads(&mut self) {
         let now = Instant::now();
+        let mut refused = Vec::new();
         for mut waiter in std::mem::take(&mut self.waiters) {
             match self.begin(&mut waiter, now) {
                 Ok(()) => self.waiters.push(waiter),
-                Err(error) => (waiter.done)(Err(error)),
+                Err(error) => refused.push((waiter, error)),
             }
+        }
+        for (waiter, error) in refused {
+            self.refuse(waiter, error);
         }
     }
 
@@ -179,6 +195,17 @@ impl Manager {
 }
 
 impl AdminWaiter {
+    /// Returns the model and the version that the request loads by its number, until the load is
+    /// accepted.
+    fn unchosen(&self) -> Option<(&Arc<str>, u64)> {
+        match &self.goal {
+            WaiterGoal::Scan { spec, .. } | WaiterGoal::Choose { spec } => {
+                Some((&self.model, spec.version?))
+            }
+            WaiterGoal::Load { .. } | WaiterGoal::Unload => None,
+        }
+    }
+
     fn verdict(&self, model: Option<&Model>, now: Instant) -> WaiterVerdict {
         if now.duration_since(self.since) > WAIT_MAX {
             return WaiterVerdict::Done(Err(Error::deadline(

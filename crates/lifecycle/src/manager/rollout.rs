@@ -104,17 +104,37 @@ impl Model {
         }
     }
 
+    /// Returns true if a version does not serve and its load has failed. A version that serves
+    /// continues if it cannot be loaded again, and a load that is tried again has not failed yet.
+    fn has_failed(&self, number: u64) -> bool {
+        self.versions.get(&number).is_some_and(|version| {
+            let failed = version.failure.as_ref().is_some_and(|it| it.retry_at.is_none());
+            version.serving.is_none() && failed
+        })
+    }
+
+    /// Returns true if the rollout that an administrator requested cannot run any more.
+    fn is_impossible(&self, requested: RequestedRollout) -> bool {
+        let is_gone = |version: &Version| version.serving.is_none() && version.disk.is_none();
+        self.down
+            || self.removed
+            || self.versions.get(&requested.version).is_none_or(is_gone)
+            || self.has_failed(requested.version)
+    }
+
+    /// Ends a requested rollout, or one of the last stop, whose version cannot serve: without an
+    /// end, the stable version would keep its role although a higher one is ready.
+    pub(super) fn end_impossible_rollouts(&mut self, context: &ManagerContext) {
+        let requested = self.rollout.requested.is_some_and(|it| self.is_impossible(it));
+        let resumed = self.rollout.resumes.as_ref().map(KeptRollout::candidate);
+        if requested || resumed.is_some_and(|candidate| self.has_failed(candidate)) {
+            self.publish(context);
+        }
+    }
+
     /// Gives the ready versions their roles, and starts or ends a rollout accordingly.
     pub(super) fn assign_roles(&mut self, context: &ManagerContext) {
-        let cannot_serve = |version: u64| {
-            self.versions.get(&version).is_none_or(|version| {
-                // A version that serves continues if it cannot be loaded again, and a load that is
-                // tried again has not failed yet.
-                let failed = version.failure.as_ref().is_some_and(|it| it.retry_at.is_none());
-                version.serving.is_none() && (failed || version.disk.is_none())
-            })
-        };
-        if self.rollout.requested.is_some_and(|requested| cannot_serve(requested.version)) {
+        if self.rollout.requested.is_some_and(|requested| self.is_impossible(requested)) {
             self.rollout.requested = None;
         }
         let intent = RolloutIntent {
@@ -142,11 +162,18 @@ impl Model {
             }
         }
         self.rollout.record.stable = roles.stable;
-        // Either the rollout runs again, or the candidate serves because stable cannot be loaded.
-        let taken_up = |kept: &mut KeptRollout| {
-            roles.candidate.is_some() || roles.stable == Some(kept.candidate())
+        // Either the rollout runs again, or the candidate serves because stable cannot be loaded, or
+        // the candidate cannot be loaded, or an administrator unloaded the model.
+        let resumed = self.rollout.resumes.as_ref().map(KeptRollout::candidate);
+        let is_over = |candidate: u64| {
+            roles.candidate.is_some()
+                || roles.stable == Some(candidate)
+                || self.has_failed(candidate)
+                || self.down
         };
-        self.rollout.resumes.take_if(taken_up);
+        if resumed.is_some_and(is_over) {
+            self.rollout.resumes = None;
+        }
     }
 
     /// Returns the reason why the rollout of `candidate` cannot begin or continue, if there is one.

@@ -40,8 +40,8 @@ pub(crate) struct RolloutIntent {
 }
 
 /// Returns the roles that follow `before`. The stable version stays so while it is ready and a
-/// rollout is wanted; otherwise the highest version is stable. A version that was withdrawn has a
-/// role only if no other version is ready.
+/// rollout of a higher version is wanted; otherwise the highest version is stable. A version that
+/// was withdrawn has a role only if no other version is ready.
 pub(crate) fn assign(
     before: VersionRoles,
     intent: RolloutIntent,
@@ -55,7 +55,8 @@ pub(crate) fn assign(
         return VersionRoles { stable: before.stable.filter(ready).or(any), candidate: None };
     };
     let known = |version: &u64| views.iter().filter(serves).any(|view| view.version == *version);
-    let holds = intent.automatic || intent.requested.is_some();
+    let above = |version: u64| before.stable.is_none_or(|stable| version > stable);
+    let holds = intent.automatic || intent.requested.is_some_and(above);
     let stable = before.stable.filter(|_| holds).filter(known).unwrap_or(highest);
     let requested = intent.requested.filter(known);
     let newest = Some(highest).filter(|_| intent.automatic);
@@ -254,6 +255,12 @@ mod tests {
         assert_eq!(assign(roles(1, None), requested, &two), roles(1, Some(2)));
         let loading = [view(1, true, false), view(2, false, false)];
         assert_eq!(assign(roles(1, None), requested, &loading), roles(1, None));
+        let newer = [view(2, true, false), view(3, true, false)];
+        assert_eq!(
+            assign(roles(2, None), requested, &newer),
+            roles(3, None),
+            "2 is stable already"
+        );
     }
 
     #[test]
@@ -289,7 +296,7 @@ mod tests {
                 prop_assert!(of(Some(candidate)).is_some_and(serves) && Some(candidate) > after.stable);
                 prop_assert!(automatic || requested == Some(candidate));
             }
-            if (automatic || requested.is_some()) && of(stable).is_some_and(serves) {
+            if (automatic || requested > stable) && of(stable).is_some_and(serves) {
                 prop_assert_eq!(after.stable, stable, "a rollout keeps the stable version");
             }
             // The result is a fixed point.

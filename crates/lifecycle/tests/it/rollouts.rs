@@ -269,6 +269,60 @@ fn a_restart_resumes_a_rollout_by_hand() {
     assert_eq!(running.traffic, 0.25);
 }
 
+/// Refuses version 2.
+struct RefusesTwo;
+
+impl WarmupSource for RefusesTwo {
+    fn requests(&self, _version_dir: &Path, servable: &Servable) -> Result<WarmupSet> {
+        if servable.id.version == 2 {
+            return Err(Error::precondition("not this version"));
+        }
+        Ok(WarmupSet::default())
+    }
+}
+
+/// A newer version appears while the server is stopped.
+#[test]
+fn a_resumed_rollout_ends_if_its_candidate_fails() {
+    let start = RolloutStart { version: Some(2), traffic: Some(0.25), shadow: None };
+    let mut world = stopped_rollout("policy = \"1\"\n", Some(start));
+    world.publish("m", 3);
+    world.settings("m", "policy = \"1, 3\"\n");
+    world.start(Setting { warmup: std::sync::Arc::new(RefusesTwo), ..keeping() });
+    world.until("m", 2, LifecycleState::Failed);
+    world.until_ready("m", 3);
+    eventually("version 3 is stable", || report(&world).stable == Some(3));
+    assert_eq!((world.ready("m").as_str(), world.ask("m").unwrap()), ("1 3", 3.0));
+}
+
+#[test]
+fn a_refused_rollout_by_hand_keeps_no_version_stable() {
+    let world = world("policy = \"all\"\n");
+    world.place("m", 2, |dir| std::fs::write(dir.join("notes.txt"), "").unwrap());
+    world.until("m", 2, LifecycleState::Failed);
+    let start = RolloutStart { version: Some(2), traffic: Some(0.5), shadow: None };
+    admin(&world, RolloutAction::Start(start)).unwrap_err();
+    world.publish("m", 3);
+    world.until_ready("m", 3);
+    assert_eq!((world.ready("m").as_str(), world.ask("m").unwrap()), ("1 3", 3.0));
+}
+
+#[test]
+fn an_unload_ends_a_rollout_by_hand() {
+    let world = world("policy = \"1\"\n");
+    world.publish("m", 2);
+    world.looks();
+    let start = RolloutStart { version: Some(2), traffic: Some(0.5), shadow: None };
+    admin(&world, RolloutAction::Start(start)).unwrap();
+    until_state(&world, RolloutState::Running);
+    world.unload("m").unwrap();
+    world.settings("m", "policy = \"1, 3\"\n");
+    world.load("m", lifecycle::LoadSpec::default()).unwrap();
+    world.publish("m", 3);
+    world.until_ready("m", 3);
+    assert_eq!((world.ready("m").as_str(), world.ask("m").unwrap()), ("1 3", 3.0));
+}
+
 #[test]
 fn a_rollout_of_changed_versions_is_not_resumed() {
     let mut world = stopped_rollout(HALF, None);

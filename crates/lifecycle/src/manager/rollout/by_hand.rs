@@ -125,6 +125,21 @@ impl Model {
         }
     }
 
+    /// Ends the rollout that an administrator requested for `number`, whose load was refused.
+    pub(in crate::manager) fn end_refused_request(
+        &mut self,
+        context: &ManagerContext,
+        number: u64,
+    ) {
+        let version = self.versions.get(&number);
+        let is_busy =
+            version.is_some_and(|version| version.serving.is_some() || version.load.is_some());
+        if self.rollout.requested.is_some_and(|it| it.version == number) && !is_busy {
+            self.rollout.requested = None;
+            self.publish(context);
+        }
+    }
+
     /// Starts a rollout for an administrator. Returns the version that must be loaded for it, if it
     /// is not ready.
     ///
