@@ -277,6 +277,9 @@ impl Model {
         version.failure = None;
         version.note = note;
         let by_hand = version.update.as_ref().is_some_and(Update::by_hand);
+        if old.as_ref().is_some_and(|old| old.fingerprint != fingerprint) {
+            self.rollout.forget_figures(number);
+        }
         self.end_update(context, number, UpdateEnd::Loaded { by_hand });
         // The settings may have changed during the load.
         self.apply_settings(context);

@@ -62,6 +62,19 @@ impl ModelRollout {
         self.traffic.is_some()
     }
 
+    /// Forgets the figures of a running rollout in which `version` takes part, since `version`
+    /// serves other files now. The next publication starts new figures.
+    pub(super) fn forget_figures(&mut self, version: u64) {
+        let VersionRoles { stable, candidate } = self.roles;
+        let takes_part = stable == Some(version) || candidate == Some(version);
+        if candidate.is_some()
+            && takes_part
+            && let Some(measures) = self.record.measures.take()
+        {
+            measures.end();
+        }
+    }
+
     /// Leaves the running rollout without an end: the next start continues it.
     pub(super) fn interrupt(&mut self) {
         self.roles = VersionRoles::default();
@@ -211,7 +224,8 @@ impl Model {
         let Some(settings) = self.rollout_settings(candidate) else { return };
         let is_running = self.rollout.record.candidate == Some(candidate)
             && self.rollout.record.state == RolloutState::Running;
-        if is_running && self.rollout.record.settings.as_ref() == Some(&settings) {
+        let record = &self.rollout.record;
+        if is_running && record.measures.is_some() && record.settings.as_ref() == Some(&settings) {
             return;
         }
         let kind = |settings: &RolloutSettings| std::mem::discriminant(&settings.split);

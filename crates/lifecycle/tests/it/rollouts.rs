@@ -566,6 +566,26 @@ fn a_failed_reload_does_not_end_a_rollout_by_hand() {
 }
 
 #[test]
+fn changed_files_of_the_candidate_begin_new_figures() {
+    let world = world(HALF);
+    world.publish("m", 2);
+    until_state(&world, RolloutState::Running);
+    for _ in 0..20 {
+        request(&world, |_| Ok(y(1.0)));
+    }
+    let requests = || report(&world).of_stable.requests + report(&world).of_candidate.requests;
+    let load = |reload| world.load("m", lifecycle::LoadSpec { reload, version: Some(2) });
+    load(true).unwrap();
+    assert_eq!(requests(), 20, "the same files were loaded again");
+    let manifest =
+        std::fs::File::options().write(true).open(world.dir("m", 2).join("millpond.json"));
+    let later = std::time::SystemTime::now() + Duration::from_secs(10);
+    manifest.unwrap().set_modified(later).unwrap();
+    load(false).unwrap();
+    assert_eq!((report(&world).state, requests()), (RolloutState::Running, 0));
+}
+
+#[test]
 fn the_version_before_replaces_a_bad_one_by_hand() {
     let world = world("");
     world.publish("m", 2);
