@@ -176,7 +176,7 @@ impl Manager {
     fn check_copies(&self, waiter: &AdminWaiter) -> Result<()> {
         let newest = matches!(waiter.goal, WaiterGoal::Load { newest: true, .. });
         // The problem may be that of a copy of the same name that does not serve.
-        let is_copy = self.models.get(&waiter.model).is_some_and(|model| self.is_copy(model));
+        let is_copy = self.models.get(&waiter.model).is_some_and(|model| model.is_copy);
         match self.sources.copy_error(&waiter.model).filter(|_| newest && is_copy) {
             Some(error) => Err(Error::precondition(format!(
                 "{error}; the versions that were copied before serve"

@@ -93,8 +93,11 @@ impl Manager {
         let missing = models.iter().filter_map(|model| {
             let status = model.entry.status();
             let serves = model.versions.values().any(|version| version.serving.is_some());
-            let reason = || status.failure().unwrap_or_else(|| "it has no version".to_owned());
-            (!serves).then(|| format!("\"{}\": {}", model.name, reason()))
+            // The versions that the policy selects are not copied yet, and another one serves.
+            let unmet = model.unmet_policy().filter(|_| serves && model.is_copy);
+            let failure = || status.failure().unwrap_or_else(|| "it has no version".to_owned());
+            let reason = if serves { unmet } else { Some(failure()) };
+            reason.map(|reason| format!("\"{}\": {reason}", model.name))
         });
         let missing: Vec<String> = missing.collect();
         Some(match missing.len() {

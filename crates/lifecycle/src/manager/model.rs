@@ -31,6 +31,8 @@ pub(crate) struct Model {
     pub(crate) entry: Arc<CatalogEntry>,
     /// True if foreign versions are converted.
     pub(crate) converts: bool,
+    /// True if its directory mirrors a store.
+    pub(crate) is_copy: bool,
     /// Configuration, with its `millpond.toml` applied.
     pub(crate) config: ModelConfig,
     pub(crate) versions: BTreeMap<u64, Version>,
@@ -41,7 +43,8 @@ pub(crate) struct Model {
     pub(crate) source_error: Option<String>,
     /// Reason why its versions are not copied yet, although nothing failed.
     pub(crate) unfinished: Option<String>,
-    /// Reason why the policy selects no version on disk, while nothing serves or is loaded.
+    /// Reason why the policy selects no version on disk, while nothing serves or is loaded, or while
+    /// others serve until one is copied from a store.
     policy_error: Option<String>,
     /// Reason why nothing serves, kept until a version serves or none is on its way.
     last_failure: Option<String>,
@@ -287,6 +290,7 @@ impl Model {
             name: config.name.clone(),
             entry,
             converts,
+            is_copy: false,
             config,
             versions: BTreeMap::new(),
             ignored_versions: IgnoredVersions::default(),
@@ -320,10 +324,12 @@ impl Model {
     /// Returns the versions that should serve; none while the model is unloaded or removed.
     pub(crate) fn choice(&self, views: &[VersionView]) -> ChosenVersions {
         if self.down || self.removed {
-            ChosenVersions::default()
-        } else {
-            policy::choose(&self.config.policy, views)
+            return ChosenVersions::default();
         }
+        let mut choice = policy::choose(&self.config.policy, views);
+        // A version that the policy selects may be on its way from the store.
+        choice.awaits_held |= self.is_copy && self.unmet_policy().is_some();
+        choice
     }
 
     /// Returns true if no version is in memory or being loaded.
@@ -444,16 +450,19 @@ impl Model {
         }
     }
 
-    /// Notes if the policy is the reason why nothing serves, and logs it once.
+    /// Notes if the policy is the reason why nothing serves, or why other versions of a store
+    /// continue to serve, and logs it once.
     fn check_policy(&mut self) {
-        let in_use = |version: &Version| {
-            version.serving.is_some() || version.load.is_some() || version.pinned
-        };
-        let idle = !self.down && !self.removed && !self.versions.values().any(in_use);
-        let error = if idle { self.unmet_policy() } else { None };
+        let in_use = |version: &Version| version.serving.is_some() || version.load.is_some();
+        let idle = !self.versions.values().any(in_use);
+        let is_pinned = self.versions.values().any(|version| version.pinned);
+        let is_off = self.down || self.removed || is_pinned;
+        let error = if !is_off && (idle || self.is_copy) { self.unmet_policy() } else { None };
         if error != self.policy_error {
             if let Some(error) = &error {
-                tracing::warn!(model = %self.name, error, "no version serves");
+                let effect =
+                    if idle { "no version serves" } else { "the versions that serve continue" };
+                tracing::warn!(model = %self.name, error, "{effect}");
             }
             self.policy_error = error;
         }

@@ -34,6 +34,7 @@ impl Manager {
     fn on_model_scan(&mut self, scan: ModelScan) {
         let ModelScan { base, contents } = scan;
         let name = base.name.clone();
+        let is_copy = self.is_copy(&base);
         let context = &self.context;
         let model = self.models.entry(name.clone()).or_insert_with(|| {
             tracing::debug!(model = %name, path = %base.base_path.display(), "found a model");
@@ -42,6 +43,7 @@ impl Manager {
             model
         });
         model.removed = false;
+        model.is_copy = is_copy;
         model.source_error = self.sources.errors.get(&name).cloned();
         model.unfinished = self.sources.unfinished.get(&name).cloned();
         match contents {

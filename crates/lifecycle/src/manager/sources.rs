@@ -3,9 +3,8 @@
 use std::time::Instant;
 
 use super::Manager;
-use super::model::Model;
-use crate::LifecycleEvent;
 use crate::message::SourceReport;
+use crate::{LifecycleEvent, ModelConfig};
 
 impl Manager {
     /// Takes over a report. Problems that the last one did not have become events.
@@ -24,12 +23,12 @@ impl Manager {
         self.sources = report;
     }
 
-    /// Returns true if the directory of `model` mirrors a store.
-    pub(super) fn is_copy(&self, model: &Model) -> bool {
+    /// Returns true if the directory of a model with this configuration mirrors a store.
+    pub(super) fn is_copy(&self, config: &ModelConfig) -> bool {
         let set = self.configured.load_full();
         let mut roots = set.roots.iter().filter(|root| root.store.is_some());
-        let parent = model.config.base_path.parent();
-        model.config.store.is_some() || roots.any(|root| parent == Some(root.dir.as_path()))
+        let parent = config.base_path.parent();
+        config.store.is_some() || roots.any(|root| parent == Some(root.dir.as_path()))
     }
 }
 

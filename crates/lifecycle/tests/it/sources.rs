@@ -94,6 +94,22 @@ fn a_new_configuration_waits_for_its_copies() {
 }
 
 #[test]
+fn a_version_serves_until_the_selected_one_is_copied() {
+    let world = mirrored();
+    world.publish("m", 3);
+    world.until_ready("m", 3);
+    world.settings("m", "policy = \"2\"\n");
+    let wanted = "its policy selects 2, and its directory holds 3; ";
+    let error = || world.status("m").and_then(|status| status.error);
+    eventually("the reason shows", || error().is_some_and(|text| text.starts_with(wanted)));
+    world.looks();
+    assert_eq!((world.ready("m").as_str(), world.ask("m").unwrap()), ("3", 3.0));
+    world.publish("m", 2);
+    eventually("the selected version serves", || world.ready("m") == "2");
+    eventually("the reason goes", || error().is_none());
+}
+
+#[test]
 fn problems_of_a_source_are_part_of_the_status() {
     let world = mirrored();
     // A model whose first version is on its way.
