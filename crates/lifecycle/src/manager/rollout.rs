@@ -355,7 +355,8 @@ impl Model {
         context.withdrawals.replace(&self.config.base_path, withdrawn);
     }
 
-    /// Holds back a version that was withdrawn before the start.
+    /// Holds back a version that was withdrawn before the start, or before the model had another
+    /// directory. If it serves from that one, it continues until another version does.
     pub(super) fn stay_withdrawn(&mut self, context: &ManagerContext, number: u64, reason: String) {
         let Some(version) = self.versions.get_mut(&number) else { return };
         let Some(disk) = &version.disk else { return };
@@ -366,7 +367,10 @@ impl Model {
             retry_at: None,
             withdrawn: true,
         });
-        context.set_state(self, number, LifecycleState::Failed, Some(reason));
+        version.reload = false;
+        if version.serving.is_none() {
+            context.set_state(self, number, LifecycleState::Failed, Some(reason));
+        }
     }
 
     /// Records and reports the end of a rollout. The caller publishes.

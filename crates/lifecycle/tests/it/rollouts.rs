@@ -219,6 +219,36 @@ fn a_withdrawal_outlives_a_start_without_versions() {
     assert_eq!(world.ready("m"), "1");
 }
 
+#[test]
+fn a_withdrawal_outlives_a_change_of_the_directory() {
+    let mut world = World::prepare(64 * MIB);
+    let change: fn(&mut lifecycle::LifecycleConfig) = |config| {
+        config.withdrawn_file = Some(config.cache_dir.join("withdrawn.toml"));
+        config.roots.clear();
+    };
+    world.publish("m", 1);
+    let models = vec![ModelConfig::new("m", world.model_dir("m"))];
+    world.start(Setting { models, change, ..Setting::default() });
+    world.until_ready("m", 1);
+    world.publish("m", 2);
+    world.until("m", 1, LifecycleState::Released);
+    admin(&world, RolloutAction::RollBack(None)).unwrap();
+    world.until_ready("m", 1);
+    world.until("m", 2, LifecycleState::Failed);
+    let configure = |dir: &str| {
+        let models = vec![ModelConfig::new("m", world.model_dir(dir))];
+        let set = lifecycle::ConfigSet { models, roots: Vec::new() };
+        world.lifecycle().configure(set, Box::new(drop));
+    };
+    world.publish("other", 2);
+    configure("other");
+    eventually("the other version 2", || world.ready("m") == "2");
+    configure("m");
+    eventually("version 1 again", || world.ready("m") == "1");
+    let failed = world.until("m", 2, LifecycleState::Failed);
+    assert!(failed.reason.unwrap().contains("an administrator withdrew it"));
+}
+
 /// Keeps rollouts over a restart.
 fn keeping() -> Setting {
     let change: fn(&mut lifecycle::LifecycleConfig) =
