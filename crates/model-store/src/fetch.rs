@@ -404,13 +404,18 @@ async fn try_part(place: &StorePlace, file: &RemoteFile, range: Range<u64>) -> R
 }
 
 impl FetchJournal {
-    /// Opens the journal of a staged version, and empties both if they are of another listing.
+    /// Opens the journal of a staged version. Empties both if they are of another listing, or if a
+    /// file of the journal is missing: a kill after the version was moved to the models leaves only
+    /// the journal. The missing bytes of a version without hashes would then count as fetched.
     fn open(staging: &Path, fingerprint: &str) -> Result<FetchJournal> {
         let path = staging.with_extension("journal");
         let text = std::fs::read_to_string(&path).unwrap_or_default();
         let mut lines = text.lines();
-        let same = lines.next() == Some(fingerprint);
+        let is_current = lines.next() == Some(fingerprint);
+        let mut done: Vec<_> = lines.filter(|_| is_current).filter_map(parse_line).collect();
+        let same = is_current && done.iter().all(|(file, _)| staging.join(file).is_file());
         if !same {
+            done.clear();
             let _ = std::fs::remove_dir_all(staging);
             let _ = std::fs::remove_file(&path);
         }
@@ -420,7 +425,6 @@ impl FetchJournal {
         if !same {
             writeln!(file, "{fingerprint}").map_err(io)?;
         }
-        let done = lines.filter(|_| same).filter_map(parse_line).collect();
         Ok(FetchJournal { path, file, done })
     }
 

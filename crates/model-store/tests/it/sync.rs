@@ -210,6 +210,25 @@ fn an_interrupted_fetch_continues() {
     assert!(fetched < 25 * MIB, "{fetched} bytes after 16 MiB of 40 had arrived");
 }
 
+/// The process was killed after the version had been moved to the models, and the copy was removed.
+#[test]
+fn a_journal_without_its_files_is_not_used() {
+    let setup = Setup::new();
+    setup.put("models/m/1/model.onnx", "graph");
+    let mut mirror = setup.mirror();
+    while !mirror.sync_now().unwrap() {}
+    drop(mirror);
+    let cache = setup.dir.path().join("c");
+    let fingerprint = std::fs::read_to_string(cache.join("records/m/1")).unwrap();
+    std::fs::create_dir_all(cache.join("staging/m")).unwrap();
+    let journal = format!("{fingerprint}\n0 5 model.onnx\n");
+    std::fs::write(cache.join("staging/m/1.journal"), journal).unwrap();
+    std::fs::remove_dir_all(setup.copy("m/1")).unwrap();
+    let mut mirror = setup.mirror();
+    while !mirror.sync_now().unwrap() {}
+    assert_eq!(std::fs::read(setup.copy("m/1/model.onnx")).unwrap(), b"graph");
+}
+
 #[test]
 fn a_version_is_complete_by_its_manifest() {
     let setup = Setup::new();
