@@ -17,7 +17,7 @@ const FILE_BYTES_MAX: u64 = 16 << 20;
 /// Time before a file that could not be written is written again.
 const RETRY_PAUSE: Duration = Duration::from_secs(60);
 
-/// State of type `T` by the directory of the model.
+/// State of type `T` by the key of the model, which contains its directory.
 pub(crate) struct KeptState<T> {
     /// `None` keeps nothing.
     file: Option<PathBuf>,
@@ -44,21 +44,21 @@ impl<T: Clone + DeserializeOwned + Serialize + PartialEq> KeptState<T> {
         KeptState { file, known, unwritten: BTreeMap::new(), retry_at: Instant::now() }
     }
 
-    pub(crate) fn get(&self, model_dir: &Path) -> Option<&T> {
-        self.known.get(model_dir)
+    pub(crate) fn get(&self, key: &Path) -> Option<&T> {
+        self.known.get(key)
     }
 
     /// Replaces the state of a model. If the file cannot be written, calls after [`RETRY_PAUSE`]
     /// write it again, also those without a change.
-    pub(crate) fn replace(&mut self, model_dir: &Path, state: Option<T>) {
+    pub(crate) fn replace(&mut self, key: &Path, state: Option<T>) {
         let Some(file) = &self.file else { return };
-        let is_changed = self.known.get(model_dir) != state.as_ref();
+        let is_changed = self.known.get(key) != state.as_ref();
         let is_retry = !self.unwritten.is_empty() && self.retry_at <= Instant::now();
         if !is_changed && !is_retry {
             return;
         }
         if is_changed {
-            self.unwritten.insert(model_dir.to_owned(), state);
+            self.unwritten.insert(key.to_owned(), state);
         }
         // Another server may have changed its models meanwhile.
         match read(file) {

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use crate::kept_state::KeptState;
 use crate::source::Fingerprint;
 
-/// Withdrawn versions by the directory of their model.
+/// Withdrawn versions by the key of their model.
 pub(crate) struct Withdrawals(KeptState<Vec<WithdrawnVersion>>);
 
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
@@ -24,23 +24,18 @@ impl Withdrawals {
     }
 
     /// Returns why a version with these files was withdrawn, if it was.
-    pub(crate) fn reason(
-        &self,
-        model_dir: &Path,
-        version: u64,
-        files: Fingerprint,
-    ) -> Option<String> {
-        let known = self.find(model_dir, version)?;
+    pub(crate) fn reason(&self, key: &Path, version: u64, files: Fingerprint) -> Option<String> {
+        let known = self.find(key, version)?;
         (known.files == files.to_string()).then(|| known.reason.clone())
     }
 
     /// Returns the entry of a version, whose files may have changed.
-    pub(crate) fn find(&self, model_dir: &Path, version: u64) -> Option<&WithdrawnVersion> {
-        self.0.get(model_dir)?.iter().find(|known| known.version == version)
+    pub(crate) fn find(&self, key: &Path, version: u64) -> Option<&WithdrawnVersion> {
+        self.0.get(key)?.iter().find(|known| known.version == version)
     }
 
     /// Replaces the withdrawn versions of a model.
-    pub(crate) fn replace(&mut self, model_dir: &Path, withdrawn: Vec<WithdrawnVersion>) {
-        self.0.replace(model_dir, (!withdrawn.is_empty()).then_some(withdrawn));
+    pub(crate) fn replace(&mut self, key: &Path, withdrawn: Vec<WithdrawnVersion>) {
+        self.0.replace(key, (!withdrawn.is_empty()).then_some(withdrawn));
     }
 }

@@ -308,6 +308,17 @@ impl Model {
         }
     }
 
+    /// Returns the key of the model's state in files: its directory, and its name if the directory
+    /// has another. Several models can have the same directory.
+    pub(crate) fn state_key(&self) -> PathBuf {
+        let dir = &self.config.base_path;
+        if dir.file_name().is_some_and(|name| *name == *self.name) {
+            dir.clone()
+        } else {
+            dir.join(format!("#{}", self.name))
+        }
+    }
+
     pub(crate) fn id(&self, version: u64) -> VersionId {
         VersionId { model: self.name.clone(), version }
     }

@@ -65,7 +65,7 @@ impl KeptRollout {
 impl Model {
     /// Continues a rollout that was running at the last stop. Called once for each model.
     pub(super) fn resume(&mut self, context: &ManagerContext) {
-        self.rollout.resumes = context.rollouts.get(&self.config.base_path).cloned();
+        self.rollout.resumes = context.rollouts.get(&self.state_key()).cloned();
     }
 
     /// Drops a rollout of the last stop if its versions are no longer on disk or have other files.
@@ -107,7 +107,7 @@ impl Model {
         if self.path_error.is_some() || self.removed || self.rollout.resumes.is_some() {
             return;
         }
-        context.rollouts.replace(&self.config.base_path, self.running_rollout());
+        context.rollouts.replace(&self.state_key(), self.running_rollout());
     }
 
     fn running_rollout(&self) -> Option<KeptRollout> {

@@ -339,10 +339,11 @@ impl Model {
         if self.path_error.is_some() || self.removed || self.versions.is_empty() {
             return;
         }
+        let key = self.state_key();
         let known = &context.withdrawals;
         let withdrawn = |(&number, version): (&u64, &Version)| {
             let Some(failure) = version.failure.as_ref().filter(|failure| failure.withdrawn) else {
-                let kept = known.find(&self.config.base_path, number).cloned();
+                let kept = known.find(&key, number).cloned();
                 return kept.filter(|_| version.unreadable());
             };
             Some(WithdrawnVersion {
@@ -352,7 +353,7 @@ impl Model {
             })
         };
         let withdrawn = self.versions.iter().filter_map(withdrawn).collect();
-        context.withdrawals.replace(&self.config.base_path, withdrawn);
+        context.withdrawals.replace(&key, withdrawn);
     }
 
     /// Holds back a version that was withdrawn before the start, or before the model had another

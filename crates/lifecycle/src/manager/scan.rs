@@ -151,9 +151,9 @@ impl Model {
 
     /// Takes the state of one version on disk. Files that changed end a failure or a withdrawal.
     fn see_version(&mut self, context: &ManagerContext, number: u64, disk: Disk) {
+        let key = self.state_key();
         let Some(version) = self.versions.get_mut(&number) else {
-            let reason =
-                context.withdrawals.reason(&self.config.base_path, number, disk.fingerprint);
+            let reason = context.withdrawals.reason(&key, number, disk.fingerprint);
             self.discover(&*context.observer, number, disk);
             match reason {
                 Some(reason) => self.stay_withdrawn(context, number, reason),
@@ -182,9 +182,9 @@ impl Model {
             // A version that could not be read at its first scan may have been withdrawn, and so may
             // one of a directory that the model had before.
             let withdrawn = version.failure.is_none() && (moved || version.unreadable());
-            let withdrawn = withdrawn.then_some(disk.fingerprint).and_then(|files| {
-                context.withdrawals.reason(&self.config.base_path, number, files)
-            });
+            let withdrawn = withdrawn
+                .then_some(disk.fingerprint)
+                .and_then(|files| context.withdrawals.reason(&key, number, files));
             version.disk = Some(disk);
             match withdrawn {
                 Some(reason) => self.stay_withdrawn(context, number, reason),

@@ -249,6 +249,32 @@ fn a_withdrawal_outlives_a_change_of_the_directory() {
     assert!(failed.reason.unwrap().contains("an administrator withdrew it"));
 }
 
+#[test]
+fn models_of_one_directory_have_their_own_withdrawals() {
+    let mut world = World::prepare(64 * MIB);
+    let change: fn(&mut lifecycle::LifecycleConfig) = |config| {
+        config.withdrawn_file = Some(config.cache_dir.join("withdrawn.toml"));
+        config.roots.clear();
+    };
+    world.publish("m", 1);
+    world.publish("m", 2);
+    let models = ["alias", "m"].map(|name| ModelConfig::new(name, world.model_dir("m")));
+    let setting = || Setting { models: models.to_vec(), change, ..Setting::default() };
+    world.start(setting());
+    world.until_ready("alias", 2);
+    world.until_ready("m", 2);
+    admin(&world, RolloutAction::RollBack(None)).unwrap();
+    world.until_ready("m", 1);
+    world.until("m", 2, LifecycleState::Failed);
+    world.looks();
+    world.lifecycle().shutdown();
+    world.start(setting());
+    world.until_ready("m", 1);
+    world.until("m", 2, LifecycleState::Failed);
+    world.until_ready("alias", 2);
+    assert_eq!(world.ready("m"), "1");
+}
+
 /// Keeps rollouts over a restart.
 fn keeping() -> Setting {
     let change: fn(&mut lifecycle::LifecycleConfig) =
