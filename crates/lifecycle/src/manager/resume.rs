@@ -102,7 +102,7 @@ impl Model {
         self.rollout.requested.take_if(|requested| requested.version == kept.candidate());
     }
 
-    /// Keeps the running rollout for the next start.
+    /// Keeps the rollout that runs, or that begins once a load ends, for the next start.
     pub(super) fn keep_rollout(&self, context: &mut ManagerContext) {
         if self.path_error.is_some() || self.removed || self.rollout.resumes.is_some() {
             return;
@@ -111,17 +111,31 @@ impl Model {
     }
 
     fn running_rollout(&self) -> Option<KeptRollout> {
-        let roles = self.rollout.roles;
         let kept = |version: u64| {
-            let serving = self.versions.get(&version)?.serving.as_ref()?;
-            Some(KeptVersion { version, files: serving.fingerprint.to_string() })
+            let state = self.versions.get(&version)?;
+            let serving = state.serving.as_ref().map(|serving| serving.fingerprint);
+            let files = serving.or(state.disk.as_ref().map(|disk| disk.fingerprint))?;
+            Some(KeptVersion { version, files: files.to_string() })
         };
-        let candidate = roles.candidate?;
+        let stable = self.rollout.roles.stable?;
+        let candidate = self.rollout.roles.candidate.or_else(|| self.next_candidate(stable))?;
         let by_hand = self.rollout.requested.filter(|requested| requested.version == candidate);
         Some(KeptRollout {
-            stable: kept(roles.stable?)?,
+            stable: kept(stable)?,
             candidate: kept(candidate)?,
             by_hand: by_hand.map(|requested| requested.split.into()),
         })
+    }
+
+    /// Returns the version that is being loaded and becomes a candidate. After a stop during the
+    /// load, the server would otherwise load only this version, and it would get all requests.
+    fn next_candidate(&self, stable: u64) -> Option<u64> {
+        let is_next = |(number, version): &(&u64, &Version)| {
+            **number > stable
+                && version.load.is_some()
+                && version.serving.is_none()
+                && self.rollout_settings(**number).is_some()
+        };
+        self.versions.iter().rev().find(is_next).map(|(number, _)| *number)
     }
 }

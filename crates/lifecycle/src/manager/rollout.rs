@@ -109,7 +109,7 @@ impl Manager {
 
 impl Model {
     /// Returns the settings of a rollout of `candidate`.
-    fn rollout_settings(&self, candidate: u64) -> Option<RolloutSettings> {
+    pub(super) fn rollout_settings(&self, candidate: u64) -> Option<RolloutSettings> {
         let requested = self.rollout.requested.filter(|requested| requested.version == candidate);
         match requested {
             Some(requested) => Some(self.config.rollout.with_split(requested.split)),

@@ -379,6 +379,25 @@ fn an_unload_ends_a_rollout_by_hand() {
     assert_eq!((world.ready("m").as_str(), world.ask("m").unwrap()), ("1 3", 3.0));
 }
 
+/// The server may be killed during the load, for example because memory is short.
+#[test]
+fn a_rollout_is_kept_from_the_load_on() {
+    let mut world = World::prepare(64 * MIB);
+    world.settings("m", HALF);
+    world.publish("m", 1);
+    world.start(keeping());
+    world.until_ready("m", 1);
+    let kept = || std::fs::read_to_string(world.cache.path().join("rollouts.toml"));
+    world.fake.load_gate().close();
+    world.publish("m", 2);
+    world.fake.load_gate().wait_for(1);
+    let during_load = kept().unwrap();
+    world.fake.load_gate().open();
+    until_state(&world, RolloutState::Running);
+    assert_eq!(during_load, kept().unwrap());
+    assert!(during_load.contains("candidate"), "{during_load}");
+}
+
 #[test]
 fn a_rollout_of_changed_versions_is_not_resumed() {
     let mut world = stopped_rollout(HALF, None);
