@@ -249,6 +249,12 @@ impl StoreCache {
         write(&self.record(model, &file_record(path)), fingerprint)
     }
 
+    /// Returns the paths of the copied files beside a model's versions.
+    pub(crate) fn files(&self, model: &str) -> Vec<String> {
+        let records = names_in(&self.root.join("records").join(model));
+        records.iter().filter_map(|name| file_of_record(name)).collect()
+    }
+
     /// Removes copied files beside a model's versions that are not in `paths`.
     pub(crate) fn retain_files(&self, model: &str, paths: &[&str]) {
         let kept: BTreeSet<String> = paths.iter().map(|path| file_record(path)).collect();

@@ -90,6 +90,8 @@ pub(crate) struct Follower {
     pub(super) unfinished: BTreeMap<String, String>,
     /// Versions that the last listing missed.
     missed: BTreeSet<(String, u64)>,
+    /// Files beside the versions that the last listing missed, by name of the model.
+    missed_files: BTreeMap<String, BTreeSet<String>>,
     /// Error of the last listing.
     last_error: Option<String>,
     _lock: File,
@@ -120,6 +122,7 @@ impl Follower {
             problems: BTreeMap::new(),
             unfinished: BTreeMap::new(),
             missed: BTreeSet::new(),
+            missed_files: BTreeMap::new(),
             last_error: None,
         })
     }
@@ -230,6 +233,7 @@ impl Follower {
         outcome.pending |= self.remove_missing(&listing);
         self.problems.retain(|model, _| listing.models.contains_key(model));
         self.unfinished.retain(|model, _| listing.models.contains_key(model));
+        self.missed_files.retain(|model, _| listing.models.contains_key(model));
         if !outcome.pending {
             // The rest of versions that are not wanted any more.
             self.cache.clear_staging();
@@ -279,9 +283,12 @@ impl Follower {
             Ok(()) => self.sync_files(name, model).await,
             Err(error) => Err(error),
         };
-        if let Err(error) = files {
-            self.failed(context, name, None, &error);
-            outcome = failure;
+        match files {
+            Ok(is_missed) => outcome.pending |= is_missed,
+            Err(error) => {
+                self.failed(context, name, None, &error);
+                outcome = failure;
+            }
         }
         let policy = self.policy(name);
         let mut present = 0;
@@ -353,10 +360,22 @@ impl Follower {
             .unwrap_or_else(|| self.source.policy.clone())
     }
 
-    /// Copies the files beside a model's versions.
-    async fn sync_files(&self, name: &str, model: &RemoteModel) -> Result<()> {
-        let names: Vec<&str> = model.files.iter().map(|file| file.path.as_str()).collect();
-        self.cache.retain_files(name, &names);
+    /// Copies the files beside a model's versions. Removes copies that two listings in a row lack:
+    /// without its settings, a model would serve other versions. Returns true if a copy is missed
+    /// for the first time.
+    async fn sync_files(&mut self, name: &str, model: &RemoteModel) -> Result<bool> {
+        let before = self.missed_files.remove(name).unwrap_or_default();
+        let listed: BTreeSet<&str> = model.files.iter().map(|file| file.path.as_str()).collect();
+        let absent = self.cache.files(name).into_iter();
+        let absent = absent.filter(|path| !listed.contains(path.as_str()));
+        let missed: BTreeSet<String> = absent.filter(|path| !before.contains(path)).collect();
+        let kept: Vec<&str> =
+            listed.iter().copied().chain(missed.iter().map(String::as_str)).collect();
+        self.cache.retain_files(name, &kept);
+        let is_missed = !missed.is_empty();
+        if is_missed {
+            self.missed_files.insert(name.to_owned(), missed);
+        }
         for file in &model.files {
             if file.bytes > FILE_BYTES_MAX {
                 tracing::warn!(
@@ -373,7 +392,7 @@ impl Follower {
                 self.cache.put_file(name, &file.path, &content, &stamp)?;
             }
         }
-        Ok(())
+        Ok(is_missed)
     }
 
     /// Copies a version if it is complete and not here. Returns true if it is here afterwards.

@@ -314,6 +314,27 @@ fn removed_versions_are_deleted_after_two_listings() {
 }
 
 #[test]
+fn settings_are_removed_after_two_listings() {
+    let setup = Setup::new();
+    setup.publish("m", 1, &[1]);
+    let key = "models/m/millpond.toml";
+    setup.put(key, "versions = \"1\"");
+    let mut mirror = setup.mirror();
+    assert!(mirror.sync_now().unwrap());
+    // The file is replaced in two steps, and the server lists the store in between.
+    setup.delete(key);
+    assert!(!mirror.sync_now().unwrap());
+    assert!(setup.copy("m/millpond.toml").exists());
+    setup.put(key, "versions = \"1\"");
+    assert!(mirror.sync_now().unwrap());
+    setup.delete(key);
+    assert!(!mirror.sync_now().unwrap());
+    assert!(setup.copy("m/millpond.toml").exists());
+    assert!(mirror.sync_now().unwrap());
+    assert!(!setup.copy("m/millpond.toml").exists());
+}
+
+#[test]
 fn a_restart_ends_an_interrupted_removal() {
     let setup = Setup::new();
     setup.publish("m", 1, &[1]);
