@@ -99,6 +99,8 @@ struct SettingsMemory {
     /// Path and stamp of the file of labels that the settings name.
     labels: Option<(PathBuf, FileStamp)>,
     settings: Settings,
+    /// Time since which the file is missing or empty.
+    lost_since: Option<Instant>,
 }
 
 impl SettingsMemory {
@@ -106,6 +108,16 @@ impl SettingsMemory {
     fn is_current(&self, stamp: FileStamp) -> bool {
         let same = |(path, read): &(PathBuf, FileStamp)| FileStamp::of(path) == Some(*read);
         self.stamp == stamp && self.labels.as_ref().is_none_or(same)
+    }
+
+    /// Returns the settings of a file that is missing or empty for less than a poll: it may be
+    /// replaced at this moment. `None` for a file without settings.
+    fn while_replaced(&mut self, poll: Duration, now: Instant) -> Option<Settings> {
+        let since = *self.lost_since.get_or_insert(now);
+        // A little less than a poll, because timers are not exact.
+        let is_new = now.duration_since(since) < poll.mul_f64(0.9);
+        let has_settings = self.stamp.bytes() > 0 && matches!(*self.settings, Ok(Some(_)));
+        (is_new && has_settings).then(|| self.settings.clone())
     }
 }
 
@@ -225,7 +237,7 @@ impl Scanner {
         let Some(Listing { mut versions, settings }) = list(&base.base_path)? else {
             return Ok(None);
         };
-        let settings = self.settings_of(&base.base_path, settings);
+        let settings = self.settings_of(&base.base_path, settings, now);
         let ignored_versions = ignore_lowest(&mut versions, &self.policy_of(base, &settings));
         let look = |(version, dir): (u64, PathBuf)| {
             let memory = self.versions.entry(dir.clone()).or_default();
@@ -254,23 +266,34 @@ impl Scanner {
 
     /// Reads the settings beside the versions. They are absent only if the file cannot be found and
     /// was not `listed` either: a model must not lose its settings while its directory is moved for
-    /// a moment.
-    fn settings_of(&mut self, base_path: &Path, listed: bool) -> Settings {
+    /// a moment. A file that was there must be missing or empty for a poll, since some programs
+    /// replace a file in two steps.
+    fn settings_of(&mut self, base_path: &Path, listed: bool, now: Instant) -> Settings {
         let path = base_path.join(MODEL_FILE);
         let unreadable =
             |error: &dyn std::fmt::Display| Arc::new(Err(format!("{}: {error}", path.display())));
         let stamp = match FileStamp::read(&path) {
             Ok(stamp) => stamp,
             Err(error) if error.kind() == ErrorKind::NotFound && !listed => {
+                let memory = self.settings.get_mut(base_path);
+                if let Some(kept) = memory.and_then(|it| it.while_replaced(self.poll, now)) {
+                    return kept;
+                }
                 self.settings.remove(base_path);
                 return Arc::new(Ok(None));
             }
             Err(error) => return unreadable(&error),
         };
-        if let Some(memory) = self.settings.get(base_path)
-            && memory.is_current(stamp)
-        {
-            return memory.settings.clone();
+        if let Some(memory) = self.settings.get_mut(base_path) {
+            if memory.is_current(stamp) {
+                memory.lost_since = None;
+                return memory.settings.clone();
+            }
+            if stamp.bytes() == 0
+                && let Some(kept) = memory.while_replaced(self.poll, now)
+            {
+                return kept;
+            }
         }
         // A file that could not be read is read again at the next scan: success needs no change of
         // the file.
@@ -293,7 +316,7 @@ impl Scanner {
         }
         let parsed = parsed.map(Some).map_err(|error| format!("{}: {error}", path.display()));
         let settings = Arc::new(parsed);
-        let memory = SettingsMemory { stamp, labels, settings: settings.clone() };
+        let memory = SettingsMemory { stamp, labels, settings: settings.clone(), lost_since: None };
         self.settings.insert(base_path.to_owned(), memory);
         settings
     }

@@ -278,7 +278,29 @@ fn unreadable_settings_are_read_again() {
     bench.write("m/nowhere", "policy = \"all\"");
     assert!(matches!(&*settings(&mut bench), Ok(Some(_))));
     fs::remove_file(&file).unwrap();
+    assert!(matches!(&*settings(&mut bench), Ok(Some(_))), "it may be replaced at this moment");
+    bench.now += POLL;
     assert_eq!(*settings(&mut bench), Ok(None));
+}
+
+/// Editors and shells replace a file in two steps.
+#[test]
+fn settings_are_gone_only_after_a_poll() {
+    let mut bench = Bench::new();
+    bench.write("m/1/model.onnx", "x");
+    bench.write("m/millpond.toml", "policy = \"all\"");
+    let all = settings(&mut bench);
+    bench.write("m/millpond.toml", "");
+    assert_eq!(settings(&mut bench), all, "it is being written");
+    bench.write("m/millpond.toml", "policy = \"latest:2\"");
+    let two = settings(&mut bench);
+    assert!(two != all && matches!(&*two, Ok(Some(_))));
+    bench.now += POLL;
+    fs::remove_file(bench.root.path().join("m/millpond.toml")).unwrap();
+    assert_eq!(settings(&mut bench), two);
+    bench.write("m/millpond.toml", "");
+    bench.now += POLL;
+    assert_eq!(*settings(&mut bench), Ok(Some(ModelFile::default())), "it stays empty");
 }
 
 /// A read of a named pipe or a device would stop the scan of all models.
