@@ -89,7 +89,7 @@ pub struct ModelConfig {
     pub name: Arc<str>,
     /// Directory with one subdirectory per version.
     pub base_path: PathBuf,
-    /// URL of an object store that `base_path` mirrors. The lifecycle does not use it.
+    /// URL of an object store that `base_path` mirrors. The lifecycle does not connect to it.
     pub store: Option<Arc<str>>,
     /// Versions that should serve.
     pub policy: VersionPolicy,
@@ -146,7 +146,7 @@ impl ModelConfig {
 pub struct ModelRoot {
     /// Path of the directory.
     pub dir: PathBuf,
-    /// URL of an object store that `dir` mirrors. The lifecycle does not use it.
+    /// URL of an object store that `dir` mirrors. The lifecycle does not connect to it.
     pub store: Option<Arc<str>>,
     /// Versions of its models that should serve.
     pub policy: VersionPolicy,

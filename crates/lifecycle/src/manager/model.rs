@@ -43,8 +43,8 @@ pub(crate) struct Model {
     pub(crate) source_error: Option<String>,
     /// Reason why its versions are not copied yet, although nothing failed.
     pub(crate) unfinished: Option<String>,
-    /// Reason why the policy selects no version on disk, while nothing serves or is loaded, or while
-    /// others serve until one is copied from a store.
+    /// Reason why the policy selects no version on disk, while nothing serves or is loaded, or
+    /// while others serve until one is copied from a store.
     policy_error: Option<String>,
     /// Reason why nothing serves, kept until a version serves or none is on its way.
     last_failure: Option<String>,

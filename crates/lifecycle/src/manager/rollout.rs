@@ -175,8 +175,8 @@ impl Model {
             }
         }
         self.rollout.record.stable = roles.stable;
-        // Either the rollout runs again, or the candidate serves because stable cannot be loaded, or
-        // the candidate cannot be loaded, or an administrator unloaded the model.
+        // Either the rollout runs again, or the candidate serves because stable cannot be loaded,
+        // or the candidate cannot be loaded, or an administrator unloaded the model.
         let resumed = self.rollout.resumes.as_ref().map(KeptRollout::candidate);
         let is_over = |candidate: u64| {
             roles.candidate.is_some()

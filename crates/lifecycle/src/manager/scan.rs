@@ -179,8 +179,8 @@ impl Model {
             if changed {
                 version.failure = None;
             }
-            // A version that could not be read at its first scan may have been withdrawn, and so may
-            // one of a directory that the model had before.
+            // A version that could not be read at its first scan may have been withdrawn, and so
+            // may one of a directory that the model had before.
             let withdrawn = version.failure.is_none() && (moved || version.unreadable());
             let withdrawn = withdrawn
                 .then_some(disk.fingerprint)
