@@ -128,10 +128,10 @@ impl Model {
 
     /// Returns true if the rollout that an administrator requested cannot run any more.
     fn is_impossible(&self, requested: RequestedRollout) -> bool {
-        let is_gone = |version: &Version| version.serving.is_none() && version.disk.is_none();
+        let is_missing = |version: &Version| version.serving.is_none() && version.disk.is_none();
         self.down
             || self.removed
-            || self.versions.get(&requested.version).is_none_or(is_gone)
+            || self.versions.get(&requested.version).is_none_or(is_missing)
             || self.has_failed(requested.version)
     }
 

@@ -285,7 +285,7 @@ fn unreadable_settings_are_read_again() {
 
 /// Editors and shells replace a file in two steps.
 #[test]
-fn settings_are_gone_only_after_a_poll() {
+fn missing_settings_count_after_a_poll() {
     let mut bench = Bench::new();
     bench.write("m/1/model.onnx", "x");
     bench.write("m/millpond.toml", "policy = \"all\"");

@@ -325,7 +325,7 @@ fn a_restart_resumes_a_rollout_by_hand() {
     assert_eq!(running.traffic, 0.25);
 }
 
-/// Refuses version 2.
+/// A source of warm-up requests that refuses version 2.
 struct RefusesTwo;
 
 impl WarmupSource for RefusesTwo {
