@@ -41,7 +41,8 @@ pub(crate) fn remove(
     let _claim = services.writes.take(&uuids(ids));
     let found = target.named.get_parts(ids, PointParts::PAYLOAD);
     if found.iter().all(|point| matches!(point, Ok(None))) {
-        return Ok(0);
+        // The removal of another request may not be durable yet.
+        return target.named.commit_visible().map(|()| 0);
     }
     let images = readable(found)?;
     let count = delete()?;

@@ -84,10 +84,10 @@ pub(crate) fn status_of(outcome: &Result<PutOutcome>) -> &'static str {
 }
 
 /// Returns the outcome of each image that the collection has, as [`PutOutcome::present`] does, and
-/// `None` for others.
+/// `None` for others. The images that it has are durable when this returns.
 ///
 /// # Errors
-/// Per image, the errors of [`NamedCollection::get`].
+/// Per image, the errors of [`NamedCollection::get`] and [`NamedCollection::commit_visible`].
 pub(crate) fn present(
     named: &NamedCollection,
     ids: &[[u8; 16]],
@@ -97,7 +97,16 @@ pub(crate) fn present(
     let outcome = |found: Result<Option<FetchedPoint>>| {
         Ok(found?.and_then(|point| PutOutcome::present(point.id, &point.payload)))
     };
-    found.into_iter().map(outcome).collect()
+    let mut outcomes: Vec<Result<Option<PutOutcome>>> = found.into_iter().map(outcome).collect();
+    let is_present = |outcome: &Result<Option<PutOutcome>>| matches!(outcome, Ok(Some(_)));
+    // Another request has added them, perhaps a moment ago.
+    if outcomes.iter().any(is_present)
+        && let Err(error) = named.commit_visible()
+    {
+        let present = outcomes.iter_mut().filter(|outcome| is_present(outcome));
+        present.for_each(|outcome| *outcome = Err(error.clone()));
+    }
+    outcomes
 }
 
 /// An image whose features are known.

@@ -43,9 +43,10 @@ const LOGS_MAX: usize = 16;
 /// Minimum length of a log before a new one is started, however small a memtable is.
 const LOG_BYTES_MIN: u64 = 64 << 10;
 
-/// Changes that are in memory and in the log, but not durable yet.
+/// Changes that are in memory and in the log, but not durable yet: the logs, and the number of the
+/// last change in each.
 #[must_use = "changes that are not committed may be lost"]
-pub struct Applied(Option<(Arc<Log>, u64)>);
+pub struct Applied(Vec<(Arc<Log>, u64)>);
 
 impl Applied {
     /// Waits until the changes are durable. Threads that wait at the same time share one sync.
@@ -53,7 +54,7 @@ impl Applied {
     /// # Errors
     /// The error of the medium; the changes may or may not survive.
     pub fn commit(self) -> Result<()> {
-        self.0.map_or(Ok(()), |(log, number)| log.commit(number))
+        self.0.into_iter().try_for_each(|(log, number)| log.commit(number))
     }
 }
 
@@ -152,7 +153,7 @@ impl Collection {
                 Ok(written) => written,
                 // Readers already see the changes before this one, so a restart must not lose them.
                 Err(refusal) => {
-                    return Err(match Applied(last).commit() {
+                    return Err(match Applied(last.into_iter().collect()).commit() {
                         Ok(()) => refusal,
                         Err(failed) => refusal.caused_by(failed),
                     });
@@ -165,7 +166,19 @@ impl Collection {
             }
             last = Some((log, number));
         }
-        Ok(Applied(last))
+        Ok(Applied(last.into_iter().collect()))
+    }
+
+    /// Returns all changes that readers see now. The caller of a change that changes nothing, for
+    /// example because its point is deleted already, commits them: a crash must not undo what it
+    /// has answered. If the log has failed, that is an error until a flush has saved the changes.
+    pub fn visible(&self) -> Applied {
+        let writer = self.writer.lock();
+        let last = |(_, log): &(u64, Arc<Log>)| {
+            let number = log.next().checked_sub(1).filter(|number| *number > 0)?;
+            Some((log.clone(), number))
+        };
+        Applied(writer.logs.iter().filter_map(last).collect())
     }
 
     /// Refuses changes that can never be written. The error names the id that the client sent.

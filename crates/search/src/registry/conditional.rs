@@ -57,7 +57,7 @@ impl NamedCollection {
             self.check_hashes(&ids)?;
             let applied = self.collection().apply(&ops);
             self.changed();
-            applied?
+            self.with_seen(applied?, ops.len() < new.len())
         };
         applied.commit()
     }
@@ -101,12 +101,13 @@ impl NamedCollection {
                 }));
             }
             if ops.is_empty() {
-                return Ok(());
+                self.collection().visible()
+            } else {
+                self.check_hashes(&written)?;
+                let applied = self.collection().try_apply(&ops);
+                self.changed();
+                self.with_seen(applied?, ops.len() < new.len())
             }
-            self.check_hashes(&written)?;
-            let applied = self.collection().try_apply(&ops);
-            self.changed();
-            applied?
         };
         applied.commit()
     }
@@ -174,7 +175,7 @@ impl NamedCollection {
                 .collect();
             let applied = self.collection().apply(&ops);
             self.changed();
-            applied?
+            self.with_seen(applied?, ops.len() < changes.len())
         };
         applied.commit()?;
         Ok(missing)

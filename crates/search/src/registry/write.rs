@@ -7,7 +7,7 @@ use std::collections::HashMap;
 use base::{Error, ErrorKind, Result};
 
 use super::named::NamedCollection;
-use crate::collection::{IDS_MAX, IdList, PointParts, begin_change, keep_long_filters};
+use crate::collection::{Applied, IDS_MAX, IdList, PointParts, begin_change, keep_long_filters};
 use crate::filter::Filter;
 use crate::ingest::{Op, PointRef};
 use crate::points::{self, NewPoint, PayloadChange, PointId, PointSelection};
@@ -91,7 +91,7 @@ impl NamedCollection {
             let ops: Vec<Op<'_>> = existing.into_iter().map(Op::Delete).collect();
             let applied = self.collection().apply(&ops);
             self.changed();
-            (applied?, ops.len() as u64)
+            (self.with_seen(applied?, ops.len() < ids.len()), ops.len() as u64)
         };
         applied.commit()?;
         Ok(count)
@@ -131,10 +131,29 @@ impl NamedCollection {
                 count += change(&MatchingPoints { ids: list.ids, generation })?;
                 match last.and_then(|last| last.checked_add(1)) {
                     Some(after) => from = after,
-                    None => return Ok(count),
+                    None => {
+                        // A change that is not durable yet may be why other points do not match.
+                        self.commit_visible()?;
+                        return Ok(count);
+                    }
                 }
             }
         })
+    }
+
+    /// Waits until all changes that readers see now are durable. Called before an answer that
+    /// promises the state of points that the request has found and not changed.
+    ///
+    /// # Errors
+    /// The error of the medium; an earlier change that has returned this error may be lost.
+    pub fn commit_visible(&self) -> Result<()> {
+        self.collection().visible().commit()
+    }
+
+    /// Returns `applied`, or all changes that readers see if the request has left some points as
+    /// they are: the reason may be a change that is not durable yet.
+    pub(super) fn with_seen(&self, applied: Applied, has_left_some: bool) -> Applied {
+        if has_left_some { self.collection().visible() } else { applied }
     }
 
     /// Deletes the points that still match `filter`, and returns their internal ids. Durable when
@@ -257,7 +276,7 @@ impl NamedCollection {
                 .collect();
             let applied = self.collection().apply(&ops);
             self.changed();
-            (applied?, ops.len() as u64)
+            (self.with_seen(applied?, ops.len() < internal.len()), ops.len() as u64)
         };
         applied.commit()?;
         Ok(count)
@@ -295,14 +314,71 @@ const _: () = assert!(CHUNK < IDS_MAX);
 
 #[cfg(test)]
 mod tests {
+    use std::path::Path;
+    use std::sync::Arc;
     use std::time::{Duration, Instant};
+
+    use os::Rate;
+    use storage::{FaultMedium, FaultPlan, UringMedium};
 
     use super::super::core::tests::small_core;
     use super::super::files::CollectionSettings;
     use super::*;
+    use crate::budget::MemoryBudget;
     use crate::coarse::Metric;
-    use crate::collection::until;
+    use crate::collection::{Collection, CollectionOptions, Resources, until};
     use crate::filter::{Condition, CountRange, Match};
+    use crate::points::{UpsertCondition, UpsertMode, uuid_hash};
+    use crate::rerank::SharedCaches;
+
+    /// Returns a collection, and its disk, which a test can fill.
+    fn on_disk(directory: &Path) -> (NamedCollection, Arc<FaultMedium>) {
+        let files = Arc::new(UringMedium::plain(directory.to_owned()).unwrap());
+        let medium = Arc::new(FaultMedium::new(files, FaultPlan::default()).unwrap());
+        let budget = MemoryBudget::new(64 << 20);
+        let resources = Resources::new(budget, 1 << 20, Rate::unlimited()).unwrap();
+        let options = CollectionOptions::new(2, Metric::L2);
+        let options = CollectionOptions { disk_reserve: Some(0), ..options };
+        let caches = Arc::new(SharedCaches::new(0, 512));
+        let collection = Collection::open(medium.clone(), options, &resources, caches).unwrap();
+        let settings = CollectionSettings::new(2, Metric::L2);
+        let points = "points-1".to_owned();
+        let directory = directory.to_owned();
+        let named =
+            NamedCollection::new("a", directory, settings, points, collection, uuid_hash, 1);
+        (named, medium)
+    }
+
+    /// The log fails after a change is in memory, where a second request finds it.
+    #[test]
+    fn a_repeated_change_is_not_acknowledged_before_it_is_durable() {
+        let directory = tempfile::tempdir().unwrap();
+        let (named, disk) = on_disk(directory.path());
+        let full = |changed: Result<u64>| {
+            assert_eq!(changed.map_err(|error| error.kind()), Err(ErrorKind::StorageFull));
+        };
+        let payload = serde_json::Map::new();
+        let id = PointId::Number(1);
+        let new = [NewPoint { id, embedding: &[1.0, 0.0], record: &[], payload: &payload }];
+        let all = Filter::default();
+        for by_filter in [false, true] {
+            let delete = || if by_filter { named.delete_where(&all) } else { named.delete(&[id]) };
+            named.upsert(&new).unwrap();
+            disk.set_space(Some(0));
+            full(delete());
+            assert!(named.get(&id).unwrap().is_none());
+            full(delete());
+            disk.set_space(None);
+            named.collection().flush().unwrap();
+            assert_eq!(delete(), Ok(0));
+        }
+        let condition = UpsertCondition { mode: UpsertMode::InsertOnly, filter: None };
+        let insert = || named.upsert_if(&new, &condition).map(|()| 1);
+        disk.set_space(Some(0));
+        full(insert());
+        full(insert());
+        full(named.try_upsert_if(&new, |_, stored| stored.is_none()).map(|()| 1));
+    }
 
     #[test]
     fn a_refusal_names_the_uuid_of_its_point() {
