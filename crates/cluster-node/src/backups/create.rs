@@ -1,5 +1,10 @@
 //! Makes a backup: copies the newest snapshot of each shard and the log from there on.
+//!
+//! A snapshot has changes after its position, which the log makes a second time. That leads to a
+//! state of the shard only if the log is read at least to the last of these changes. So the end of
+//! the log is read after the snapshot was listed.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use backup::{BackupId, BackupList, BackupStore};
@@ -15,10 +20,19 @@ use crate::node::services::shard_log;
 use crate::node::snapshot::{snapshot_store, snapshots};
 use crate::types::{CollectionRecord, ShardKey};
 
-/// Logs whose ends are read at the same time.
-const ENDS_AT_ONCE_MAX: usize = 16;
+/// Shards whose logs or snapshots are listed at the same time.
+const SHARDS_AT_ONCE_MAX: usize = 16;
 /// Longest time of a backup from the write of its note. Its copies stay for longer.
 const BACKUP_TIME_MAX: Duration = Duration::from_secs(20 * 3600);
+
+/// A shard at the beginning of a backup.
+#[derive(Clone, Debug)]
+pub(super) struct ShardMoment {
+    /// End of its log.
+    pub(super) end: EntryNumber,
+    /// Snapshots that were listed before that end was read. All their changes are before the end.
+    pub(super) snapshots: Vec<BackupId>,
+}
 
 /// Copy of a snapshot of a shard.
 struct CopiedSnapshot {
@@ -107,11 +121,13 @@ impl ClusterBackups {
     ) -> Result<BackupSet> {
         let view = self.view.current();
         let changes = view.changes.collections.get(&record.id).cloned().unwrap_or_default();
+        let mut snapshots = self.snapshot_ids(record).await?;
         let ends = self.ends(record).await?;
         let mut shards = Vec::with_capacity(ends.len());
         for (key, end) in ends {
+            let snapshots = snapshots.remove(&key).unwrap_or_default();
             let shard = ShardOfSet { key: &key, collection: &record.name, id };
-            let backed_up = self.back_up_shard(&shard, end).await;
+            let backed_up = self.back_up_shard(&shard, ShardMoment { end, snapshots }).await;
             shards.push(backed_up.map_err(|error| error.context(format!("shard {key}")))?);
         }
         // An original is stored before its point is in the log, so it is there.
@@ -141,36 +157,39 @@ impl ClusterBackups {
     ) -> Result<bool> {
         let ends = self.ends(record).await?;
         let same = set.record.id == record.id
-            && ends.iter().zip(&set.shards).all(|((_, end), shard)| end.0 == shard.end);
+            && ends.values().zip(&set.shards).all(|(end, shard)| end.0 == shard.end);
         Ok(!same)
     }
 
     /// Returns the ends of the logs of all shards.
-    async fn ends(&self, record: &CollectionRecord) -> Result<Vec<(ShardKey, EntryNumber)>> {
-        let keys: Vec<ShardKey> = record.shard_keys().collect();
-        let mut ends = Vec::with_capacity(keys.len());
-        for keys in keys.chunks(ENDS_AT_ONCE_MAX) {
-            let mut running = tokio::task::JoinSet::new();
-            for key in keys {
-                let log = shard_log(&self.cluster, key);
-                let key = key.clone();
-                running.spawn(async move { log.end().await.map(|end| (key, end)) });
-            }
-            while let Some(done) = running.join_next().await {
-                ends.push(done.map_err(|error| Error::internal(error.to_string()))??);
-            }
-        }
-        ends.sort();
-        Ok(ends)
+    async fn ends(&self, record: &CollectionRecord) -> Result<BTreeMap<ShardKey, EntryNumber>> {
+        let end_of = |key: ShardKey| {
+            let log = shard_log(&self.cluster, &key);
+            async move { log.end().await }
+        };
+        of_each_shard(record, end_of).await
+    }
+
+    /// Returns the ids of the snapshots of all shards.
+    async fn snapshot_ids(
+        &self,
+        record: &CollectionRecord,
+    ) -> Result<BTreeMap<ShardKey, Vec<BackupId>>> {
+        let ids_of = |key: ShardKey| {
+            let store = snapshot_store(&self.cluster, &key.collection);
+            async move { store.ids(&key.local_name()).await }
+        };
+        of_each_shard(record, ids_of).await
     }
 
     pub(super) async fn back_up_shard(
         &self,
         shard: &ShardOfSet<'_>,
-        mut end: EntryNumber,
+        mut moment: ShardMoment,
     ) -> Result<ShardBackup> {
         let log = shard_log(&self.cluster, shard.key);
-        let CopiedSnapshot { bytes, from } = self.copy_newest(shard, &log, &mut end).await?;
+        let CopiedSnapshot { bytes, from } = self.copy_newest(shard, &log, &mut moment).await?;
+        let end = moment.end;
         let mut reader = PartReader::new(log, from, end);
         let mut parts = Vec::new();
         while let Some((part, bytes)) = reader.next().await? {
@@ -180,8 +199,9 @@ impl ClusterBackups {
         Ok(ShardBackup { snapshot_bytes: bytes, next: from.next.0, end: end.0, log: parts })
     }
 
-    /// Copies the newest snapshot of a shard whose position is not after `end`. If there is none,
-    /// `end` becomes the end of the log: snapshots stay for an hour, and a backup may take longer.
+    /// Copies the newest snapshot of a shard whose position is not after the end of `moment`. If
+    /// there is none, or if it was listed later, that end is read again: snapshots stay for an
+    /// hour, and a backup may take longer.
     ///
     /// The copy of one large snapshot may take longer than that too. Then a newer one is copied,
     /// and most of its files are copied already.
@@ -192,17 +212,20 @@ impl ClusterBackups {
         &self,
         shard: &ShardOfSet<'_>,
         log: &ShardLog,
-        end: &mut EntryNumber,
+        moment: &mut ShardMoment,
     ) -> Result<CopiedSnapshot> {
         let store = snapshot_store(&self.cluster, &shard.key.collection);
         let mut tried: Option<BackupId> = None;
         loop {
             let known = snapshots(&store, &shard.key.local_name()).await?;
-            if !known.is_empty() && known.iter().all(|known| known.position.next > *end) {
-                *end = log.end().await?;
+            if !known.is_empty() && known.iter().all(|known| known.position.next > moment.end) {
+                moment.end = log.end().await?;
             }
-            let usable = known.into_iter().filter(|known| known.position.next <= *end);
+            let usable = known.into_iter().filter(|known| known.position.next <= moment.end);
             let newest = usable.max_by_key(|known| known.position.next);
+            if newest.as_ref().is_some_and(|newest| !moment.snapshots.contains(&newest.id)) {
+                moment.end = log.end().await?;
+            }
             let from = newest.as_ref().map(|newest| newest.position).unwrap_or_default();
             let id = newest.map(|newest| newest.id);
             let copied = match &id {
@@ -246,6 +269,32 @@ impl ClusterBackups {
         };
         copy.run(self.pacer.clone(), |_| ()).await
     }
+}
+
+/// Calls `read` for each shard, some shards at the same time, and returns the results.
+async fn of_each_shard<T, F>(
+    record: &CollectionRecord,
+    read: impl Fn(ShardKey) -> F,
+) -> Result<BTreeMap<ShardKey, T>>
+where
+    T: Send + 'static,
+    F: Future<Output = Result<T>> + Send + 'static,
+{
+    let keys: Vec<ShardKey> = record.shard_keys().collect();
+    let mut results = BTreeMap::new();
+    for keys in keys.chunks(SHARDS_AT_ONCE_MAX) {
+        let mut running = tokio::task::JoinSet::new();
+        for key in keys {
+            let reading = read(key.clone());
+            let key = key.clone();
+            running.spawn(async move { reading.await.map(|result| (key, result)) });
+        }
+        while let Some(done) = running.join_next().await {
+            let (key, result) = done.map_err(|error| Error::internal(error.to_string()))??;
+            results.insert(key, result);
+        }
+    }
+    Ok(results)
 }
 
 /// Returns true for the error of a copy whose snapshot, or one of its objects, is missing.
