@@ -14,6 +14,9 @@ use crate::store::StoredObject;
 use crate::transfer::BackupContext;
 use crate::upload_source::UploadSource;
 
+/// Digits of the hash in the name of an object.
+const HASH_DIGITS: usize = 32;
+
 /// Files that a backup uploads.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum BackupExtent {
@@ -92,7 +95,9 @@ pub async fn create(
         let pinned = named.collection().pin()?;
         let source = BackupSource { named, settings: &settings, pinned: &pinned };
         let newest = known.newest.as_ref().filter(|_| extent == BackupExtent::Changed);
-        if let Some(list) = newest.filter(|list| is_same(list, &source)) {
+        if let Some(list) = newest
+            && is_same(context, list, &source).await?
+        {
             return Ok(BackupReport { unchanged: true, ..report(list) });
         }
         upload(context, &source, &known, &id, &mark).await
@@ -121,15 +126,37 @@ async fn known_objects(context: &BackupContext<'_>, collection: &str) -> Result<
 }
 
 /// Returns true if the pinned state equals the state of `list`.
-fn is_same(list: &BackupList, source: &BackupSource<'_>) -> bool {
+///
+/// # Errors
+/// As [`hash`].
+async fn is_same(
+    context: &BackupContext<'_>,
+    list: &BackupList,
+    source: &BackupSource<'_>,
+) -> Result<bool> {
     let BackupSource { named, settings, pinned } = *source;
     let same_file = |(listed, file): (&BackupFile, &PinnedFile)| {
         listed.name == file.name && listed.bytes == file.bytes
     };
-    list.source == named.points_name()
+    let has_same_names = list.source == named.points_name()
         && list.settings == *settings
         && list.files.len() == pinned.files().len()
-        && list.files.iter().zip(pinned.files()).all(same_file)
+        && list.files.iter().zip(pinned.files()).all(same_file);
+    if !has_same_names {
+        return Ok(false);
+    }
+    for (listed, file) in list.files.iter().zip(pinned.files()) {
+        if !has_unique_name(file) && hash(context, pinned, file).await? != listed.blake3 {
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}
+
+/// Returns true if all files of the name of `file` are equal. The server gives a name once, but
+/// gives the names of deletes and logs again after its disk was set back to an earlier state.
+fn has_unique_name(file: &PinnedFile) -> bool {
+    matches!(file.role, FileRole::Segment { .. })
 }
 
 /// Uploads the files that the store lacks, and then the list of the backup.
@@ -147,7 +174,7 @@ async fn upload(
     let mut files = Vec::with_capacity(pinned.files().len());
     let mut uploaded_files = 0;
     for file in pinned.files() {
-        let object = object_name(file, named.points_name(), id);
+        let object = object_name(context, source, file, id).await?;
         let stored = known.stored.get(&object).is_some_and(|found| found.bytes == file.bytes);
         let earlier = known.listed.get(&object);
         let listed = earlier.filter(|found| found.bytes == file.bytes);
@@ -241,10 +268,23 @@ fn report(list: &BackupList) -> BackupReport {
 }
 
 /// Returns the name of a file's object. Different contents never get the same name.
-fn object_name(file: &PinnedFile, points: &str, id: &BackupId) -> String {
-    match &file.role {
+///
+/// # Errors
+/// As [`hash`].
+async fn object_name(
+    context: &BackupContext<'_>,
+    source: &BackupSource<'_>,
+    file: &PinnedFile,
+    id: &BackupId,
+) -> Result<String> {
+    Ok(match &file.role {
         FileRole::Segment { uuid } => format!("segment-{uuid}"),
-        FileRole::Deletes => format!("{points}-{}", file.name),
+        FileRole::Deletes => {
+            // One bit per row, so reading it for each backup costs little.
+            let hash = hash(context, source.pinned, file).await?;
+            let points = source.named.points_name();
+            format!("{points}-{}-{hash:.HASH_DIGITS$}", file.name)
+        }
         FileRole::Log => format!("{id}-{}", file.name),
-    }
+    })
 }

@@ -12,7 +12,7 @@
 //! |---|---|
 //! | `backups/ID` | list of a backup; the id begins with the time |
 //! | `objects/segment-UUID` | segment; shared by all backups that have it |
-//! | `objects/POINTS-deletes-N` | deleted rows; `POINTS` is unique to a collection |
+//! | `objects/POINTS-deletes-N-HASH` | deleted rows; `POINTS` is unique to a collection |
 //! | `objects/ID-log-N` | changes that no segment has |
 //! | `running/ID`, `pruning/ID` | marks of work in progress |
 //!

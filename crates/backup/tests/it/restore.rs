@@ -1,5 +1,6 @@
 //! Backups and restores of whole collections, clones and archives.
 
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
@@ -81,6 +82,48 @@ fn an_earlier_backup_replaces_the_collection() {
         .filter(|name| name != ".lock")
         .collect();
     assert_eq!(left, ["c"], "nothing is left of the replaced collection");
+}
+
+/// Copies a directory that has only directories and files.
+fn copy_directory(from: &Path, to: &Path) {
+    std::fs::create_dir_all(to).unwrap();
+    for entry in std::fs::read_dir(from).unwrap() {
+        let entry = entry.unwrap();
+        let to = to.join(entry.file_name());
+        if entry.file_type().unwrap().is_dir() {
+            copy_directory(&entry.path(), &to);
+        } else {
+            std::fs::copy(entry.path(), to).unwrap();
+        }
+    }
+}
+
+/// The disk of a server is set back after a backup, and then other points are deleted. The server
+/// gives the new file of deleted rows the name of the one in the backup.
+#[test]
+fn a_backup_after_a_rollback_of_the_disk_is_whole() {
+    let directory = tempfile::tempdir().unwrap();
+    let [before, earlier] = ["before", "earlier"].map(|name| directory.path().join(name));
+    let store = TestStore::open(&directory.path().join("store"));
+    let registry = open(&before);
+    let named = create(&registry, "c");
+    put(&named, 0..20, 1);
+    named.collection().flush().unwrap();
+    drop((named, registry));
+    copy_directory(&before, &earlier);
+    for (collections, id) in [(&before, 1), (&earlier, 2)] {
+        let registry = open(collections);
+        let named = registry.get("c").unwrap();
+        assert_eq!(named.delete(&[PointId::Number(id)]), Ok(1));
+        let context = store.context();
+        let made = backup::create(&context, &named, BackupExtent::Changed);
+        assert!(!block_on(made).unwrap().unchanged);
+    }
+    let registry = open(&directory.path().join("restored"));
+    store.restore(&registry, "c", "c").unwrap();
+    let named = registry.get("c").unwrap();
+    let has = |id| named.get(&PointId::Number(id)).unwrap().is_some();
+    assert_eq!((has(1), has(2), named.collection().count()), (true, false, 19));
 }
 
 #[test]
