@@ -271,6 +271,9 @@ fn remove_if_unnamed(
     for version in versions {
         let ids: Vec<PointId> = originals.iter().map(|original| original.id).collect();
         let points = version.named.get_parts(&ids, PointParts::PAYLOAD);
+        // A deletion that failed is in memory until a crash undoes it, and then the image needs its
+        // original.
+        version.named.commit_visible()?;
         let left = originals.into_iter().zip(points);
         let left = left.filter(|(original, point)| !names(point, original, space));
         originals = left.map(|(original, _)| original).collect();
