@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use base::{Error, Result};
+use base::{Error, ErrorKind, Result};
 use chrono::{DateTime, Utc};
 use serde::Serialize;
 
@@ -30,13 +30,22 @@ pub struct PruneReport {
     pub objects_kept: Option<String>,
 }
 
+/// Lists of the backups that stay, before others are removed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum KeptLists {
+    /// Each is read. If one cannot be read, no backup is removed.
+    Read,
+    /// None is read.
+    Unread,
+}
+
 /// Removes the backups of a collection that `policy` does not keep, then objects that no list
 /// names. An object stays for `grace` after it was written, so that the next backup continues a
 /// stopped one.
 ///
 /// # Errors
 /// `InvalidArgument` for a policy without a rule, `DataLoss` if a list that is kept cannot be read
-/// (no object is then removed); otherwise the store's error.
+/// (neither a backup nor an object is then removed); otherwise the store's error.
 pub async fn prune(
     context: &BackupContext<'_>,
     collection: &str,
@@ -45,7 +54,7 @@ pub async fn prune(
 ) -> Result<PruneReport> {
     policy.check()?;
     let expired = |lists: &BackupTimes, now| policy.expired(lists, now);
-    remove(context, collection, grace, expired).await
+    remove(context, collection, grace, KeptLists::Read, expired).await
 }
 
 /// Does the same as [`prune`], but removes no backup that is not in `among`. A backup that was
@@ -69,13 +78,14 @@ pub async fn prune_among(
         expired.retain(|id| among.contains(id) && is_old(id));
         expired
     };
-    remove(context, collection, grace, expired).await
+    remove(context, collection, grace, KeptLists::Read, expired).await
 }
 
 /// Removes one backup, and objects that no other one needs, as [`prune`] does.
 ///
 /// # Errors
-/// `NotFound` if there is no such backup; as [`prune`].
+/// `NotFound` if there is no such backup, `DataLoss` if another list cannot be read (no object is
+/// then removed); otherwise the store's error.
 pub async fn delete(
     context: &BackupContext<'_>,
     collection: &str,
@@ -88,7 +98,7 @@ pub async fn delete(
             context.store.shown()
         )));
     }
-    remove(context, collection, grace, |_, _| vec![backup.clone()]).await
+    remove(context, collection, grace, KeptLists::Unread, |_, _| vec![backup.clone()]).await
 }
 
 /// Removes objects of a collection that no backup needs, such as those of a backup that was stopped
@@ -104,21 +114,61 @@ pub async fn remove_unused(
     if context.store.objects(collection).await?.is_empty() {
         return Ok(PruneReport::default());
     }
-    remove(context, collection, grace, |_, _| Vec::new()).await
+    remove(context, collection, grace, KeptLists::Unread, |_, _| Vec::new()).await
 }
 
 async fn remove(
     context: &BackupContext<'_>,
     collection: &str,
     grace: Duration,
+    kept: KeptLists,
     expired: impl Fn(&BackupTimes, DateTime<Utc>) -> Vec<BackupId>,
 ) -> Result<PruneReport> {
     let id = BackupId::now();
     let mark = Mark::put(context.store, collection, MarkKind::Removal, &id).await?;
+    let work = async {
+        if kept == KeptLists::Read {
+            check_kept(context, collection, &mark, &expired).await?;
+        }
+        remove_marked(context, collection, grace, &mark, expired).await
+    };
     // A removal of many backups may take longer than a mark stays valid without a renewal.
-    let outcome = mark.during(remove_marked(context, collection, grace, &mark, expired)).await;
+    let outcome = mark.during(work).await;
     mark.remove().await;
     outcome
+}
+
+/// Checks that the lists of the backups that stay can be read, unless none is removed. A damaged
+/// backup may be the newest one, and must not be the only one that is left.
+///
+/// # Errors
+/// `DataLoss` that names a damaged backup; `FailedPrecondition` for one of a newer program;
+/// otherwise the store's error.
+async fn check_kept(
+    context: &BackupContext<'_>,
+    collection: &str,
+    mark: &Mark<'_>,
+    expired: &impl Fn(&BackupTimes, DateTime<Utc>) -> Vec<BackupId>,
+) -> Result<()> {
+    let lists = context.store.list_times(collection).await?;
+    let removed = expired(&lists, mark.store_time().await?);
+    if removed.is_empty() {
+        return Ok(());
+    }
+    for id in lists.keys().filter(|id| !removed.contains(id)) {
+        match context.store.list(collection, id).await {
+            // Another server has removed it since.
+            Err(error) if error.kind() == ErrorKind::NotFound => {}
+            Err(error) if error.kind() == ErrorKind::DataLoss => {
+                return Err(Error::data_loss(format!(
+                    "{}; no other backup is removed before this one is removed by its id",
+                    error.message()
+                )));
+            }
+            list => drop(list?),
+        }
+    }
+    Ok(())
 }
 
 /// Does the work of [`remove`], whose mark is `mark`.

@@ -3,8 +3,9 @@
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
-use backup::{BackupExtent, block_on};
+use backup::{BackupExtent, RetentionPolicy, block_on};
 use base::ErrorKind;
 use search::registry::NamedCollection;
 use storage::page::PAGE_BYTES;
@@ -106,6 +107,30 @@ fn a_damaged_list_is_named() {
     let error = block_on(store.store.lists("c")).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::DataLoss);
     assert!(error.message().ends_with("removed by its id"), "{error}");
+}
+
+#[test]
+fn a_damaged_backup_is_not_the_only_one_left() {
+    let directory = tempfile::tempdir().unwrap();
+    let registry = open(&directory.path().join("collections"));
+    let place = directory.path().join("store");
+    let store = TestStore::open(&place);
+    let named = create(&registry, "c");
+    put(&named, 0..10, 1);
+    let sound = store.back_up(&named).backup;
+    let damaged = store.back_up(&named).backup;
+    std::fs::write(place.join("c/backups").join(damaged.as_str()), "{}\n{}\n").unwrap();
+    let policy = RetentionPolicy { newest: Some(1), age_max: None };
+    let context = store.context();
+    let prune = || block_on(backup::prune(&context, "c", &policy, Duration::ZERO));
+    let error = prune().unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::DataLoss);
+    assert!(error.message().contains(damaged.as_str()), "{error}");
+    assert_eq!(block_on(store.store.ids("c")).unwrap(), [sound.clone(), damaged.clone()]);
+    block_on(backup::delete(&context, "c", &damaged, Duration::ZERO)).unwrap();
+    assert_eq!((prune().unwrap().kept, block_on(store.store.ids("c")).unwrap()), (1, vec![sound]));
+    store.restore(&registry, "c", "d").unwrap();
+    assert_eq!(contents(&registry.get("d").unwrap()), contents(&named));
 }
 
 #[test]
