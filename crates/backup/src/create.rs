@@ -25,7 +25,8 @@ pub enum BackupExtent {
     Missing,
     /// All files, also files that the store has. Replaces damaged objects.
     All,
-    /// As `Missing`, and no backup if nothing has changed since the newest one.
+    /// As `Missing`, and no backup if nothing has changed since the newest one and the store has
+    /// all files of that one.
     Changed,
 }
 
@@ -57,6 +58,19 @@ struct KnownObjects {
     listed: HashMap<String, BackupFile>,
     /// Newest backup that can be read.
     newest: Option<BackupList>,
+}
+
+impl KnownObjects {
+    /// Returns true if the store has the file with its length.
+    fn has(&self, object: &str, bytes: u64) -> bool {
+        self.stored.get(object).is_some_and(|found| found.bytes == bytes)
+    }
+
+    /// Returns true if the store has all files of a backup. A rule of the store may have removed
+    /// some.
+    fn has_files_of(&self, list: &BackupList) -> bool {
+        list.files.iter().all(|file| self.has(&file.object, file.bytes))
+    }
 }
 
 /// The pinned files of a collection, all of one moment.
@@ -96,6 +110,7 @@ pub async fn create(
         let source = BackupSource { named, settings: &settings, pinned: &pinned };
         let newest = known.newest.as_ref().filter(|_| extent == BackupExtent::Changed);
         if let Some(list) = newest
+            && known.has_files_of(list)
             && is_same(context, list, &source).await?
         {
             return Ok(BackupReport { unchanged: true, ..report(list) });
@@ -175,7 +190,7 @@ async fn upload(
     let mut uploaded_files = 0;
     for file in pinned.files() {
         let object = object_name(context, source, file, id).await?;
-        let stored = known.stored.get(&object).is_some_and(|found| found.bytes == file.bytes);
+        let stored = known.has(&object, file.bytes);
         let earlier = known.listed.get(&object);
         let listed = earlier.filter(|found| found.bytes == file.bytes);
         let blake3 = match listed.filter(|_| stored) {

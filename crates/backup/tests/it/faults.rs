@@ -110,6 +110,27 @@ fn a_damaged_list_is_named() {
 }
 
 #[test]
+fn a_backup_without_its_files_is_made_again() {
+    let directory = tempfile::tempdir().unwrap();
+    let registry = open(&directory.path().join("collections"));
+    let place = directory.path().join("store");
+    let store = TestStore::open(&place);
+    let named = create(&registry, "c");
+    put(&named, 0..10, 1);
+    named.collection().flush().unwrap();
+    store.back_up(&named);
+    let context = store.context();
+    let back_up =
+        || block_on(backup::create(&context, &named, BackupExtent::Changed)).unwrap().unchanged;
+    assert!(back_up());
+    // The segment is the last one.
+    std::fs::remove_file(objects(&place).pop().unwrap()).unwrap();
+    assert!(!back_up());
+    store.restore(&registry, "c", "d").unwrap();
+    assert_eq!(contents(&registry.get("d").unwrap()), contents(&named));
+}
+
+#[test]
 fn a_damaged_backup_is_not_the_only_one_left() {
     let directory = tempfile::tempdir().unwrap();
     let registry = open(&directory.path().join("collections"));
