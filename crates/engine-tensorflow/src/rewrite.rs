@@ -15,6 +15,7 @@ use crate::generated::{
     AttrValue, GraphDef, NodeDef, RawFunction, RawLibrary, Tensor, TensorShape,
 };
 use crate::graph::{DecodedGraph, Gather, REFERENCE_VARIABLES, VARIABLE, dims, shape_of, type_of};
+use crate::model_file::operation_of;
 
 /// Fewest bytes of a constant that becomes a variable. Others stay in the graph.
 pub(crate) const CONSTANT_MIN: usize = 1 << 20;
@@ -117,9 +118,9 @@ impl GraphChanges {
     }
 
     /// Turns variables of version 1 into resource variables, if only assignments and operations
-    /// that take their value use them. `takes_reference` is true for an operation that takes a
-    /// reference. `fetched` has the names of the operations that runs fetch. Returns the names of
-    /// the variables that stay.
+    /// that take their value use them, and none of these runs after an assignment.
+    /// `takes_reference` is true for an operation that takes a reference. `fetched` has the names
+    /// of the operations that runs fetch. Returns the names of the variables that stay.
     pub(crate) fn convert_references(
         &mut self,
         graph: &DecodedGraph,
@@ -134,6 +135,7 @@ impl GraphChanges {
             }
         }
         let used = |name: &str| users.get(name).into_iter().flatten().copied();
+        let followers = followers(graph, reached);
         let mut stay = Vec::new();
         for at in (0..graph.nodes.len()).filter(|at| reached[*at]) {
             let old = &graph.nodes[at];
@@ -149,6 +151,11 @@ impl GraphChanges {
             let simple = used(&old.name)
                 .map(|user| &graph.nodes[user])
                 .all(|user| only_assigns(user) || !takes_reference(&user.op));
+            // Such a reader takes the new value. The read that replaces the variable has no order
+            // to the assignment, and would give it the old value.
+            let (assigns, readers): (Vec<usize>, Vec<usize>) =
+                used(&old.name).partition(|user| graph.nodes[*user].op == "Assign");
+            let simple = simple && !any_after(graph, &followers, assigns, &readers);
             let fixed = element::from_tensorflow(type_of(old, "dtype"))
                 .is_some_and(|it| it != DType::String);
             let shape = shape_of(old).filter(|shape| dims(Some(shape)).is_some());
@@ -204,6 +211,40 @@ fn large(tensor: &Tensor) -> Option<GraphConstant> {
     let bytes = tensor.tensor_content.clone();
     let whole = dtype.bytes_for(elements) == Some(bytes.len()) && bytes.len() >= CONSTANT_MIN;
     whole.then(|| GraphConstant { name: String::new(), dtype, dims, bytes })
+}
+
+/// Returns the nodes that take a value of each operation or wait for it.
+fn followers<'a>(graph: &'a DecodedGraph, reached: &[bool]) -> HashMap<&'a str, Vec<usize>> {
+    let mut followers: HashMap<&str, Vec<usize>> = HashMap::new();
+    for (at, node) in graph.nodes.iter().enumerate().filter(|(at, _)| reached[*at]) {
+        for input in &node.input {
+            followers.entry(operation_of(input)).or_default().push(at);
+        }
+    }
+    followers
+}
+
+/// Returns true if a node of `readers` runs after a node of `writers` because it needs its value or
+/// waits for it, directly or through other nodes.
+fn any_after(
+    graph: &DecodedGraph,
+    followers: &HashMap<&str, Vec<usize>>,
+    writers: Vec<usize>,
+    readers: &[usize],
+) -> bool {
+    let mut seen: HashSet<usize> = writers.iter().copied().collect();
+    let mut open = writers;
+    while let Some(at) = open.pop() {
+        for &next in followers.get(graph.nodes[at].name.as_str()).into_iter().flatten() {
+            if readers.contains(&next) {
+                return true;
+            }
+            if seen.insert(next) {
+                open.push(next);
+            }
+        }
+    }
+    false
 }
 
 /// Returns true if `node` assigns to the variable `name`, and does not also take it as a value.
@@ -357,5 +398,33 @@ mod tests {
             .map(|node| NodeDef::decode(node.clone()).unwrap())
             .find(|node| node.name == "gather/millpond_axis");
         assert_eq!(axis.unwrap().input, ["^gather/millpond_read"]);
+    }
+
+    /// The old variable has the new value for an operation that waits for the assignment. A read
+    /// that takes the place of the variable would run before it.
+    #[test]
+    fn a_variable_that_is_read_after_an_assignment_stays() {
+        let staying = |after: &[&str]| {
+            let dtype = ("dtype", Value::Type(FLOAT));
+            let shape = ("shape", Value::Shape(TensorShape::default()));
+            let waits: Vec<&str> = std::iter::once("total").chain(after.iter().copied()).collect();
+            let nodes = [
+                named("total", "VariableV2", &[], &[dtype, shape]),
+                named("x", "Placeholder", &[], &[]),
+                named("sum", "AddV2", &["total", "x"], &[]),
+                named("assign", "Assign", &["total", "sum"], &[("T", Value::Type(FLOAT))]),
+                named("done", "NoOp", &["^assign"], &[]),
+                named("y", "Identity", &waits, &[]),
+            ];
+            let node = nodes.iter().map(|node| Bytes::from(node.encode_to_vec())).collect();
+            let graph = GraphDef { node, ..GraphDef::default() };
+            let graph = DecodedGraph::parse(graph.encode_to_vec().into()).unwrap();
+            let all = vec![true; graph.nodes.len()];
+            let mut changes = GraphChanges::default();
+            changes.convert_references(&graph, &all, &HashSet::new(), |op| op == "Assign")
+        };
+        assert_eq!(staying(&["^assign"]), ["total"]);
+        assert_eq!(staying(&["^done"]), ["total"]);
+        assert!(staying(&[]).is_empty());
     }
 }
