@@ -28,6 +28,9 @@ const READERS: [&str; 5] =
 const REFERENCE_WRITERS: [&str; 7] =
     ["Assign", "Scatter", "Apply", "SparseApply", "StridedSliceAssign", "CountUpTo", "Ref"];
 
+/// Beginnings of the names of operations that change the content of a table.
+const TABLE_WRITERS: [&str; 3] = ["LookupTableInsert", "LookupTableRemove", "LookupTableImport"];
+
 /// Readers that TensorFlow serves from a copy if the variable's memory is not its own.
 const GATHERS: [&str; 2] = ["ResourceGather", "ResourceGatherNd"];
 
@@ -192,11 +195,46 @@ impl DecodedGraph {
         variables.map(|it| it.name).chain(references).collect()
     }
 
+    /// Returns the names of the operations that change a table, among the nodes that `reached`
+    /// marks and in the functions that these call.
+    pub(crate) fn table_writers(&self, reached: &[bool]) -> Vec<String> {
+        let marked = self.nodes.iter().zip(reached).filter(|(_, reached)| **reached);
+        let mut open: Vec<&NodeDef> = marked.map(|(node, _)| node).collect();
+        let mut seen: HashSet<&str> = HashSet::new();
+        let mut writers = Vec::new();
+        while let Some(node) = open.pop() {
+            if TABLE_WRITERS.iter().any(|start| node.op.starts_with(start)) {
+                writers.push(node.name.clone());
+            }
+            for name in functions_of(node) {
+                if let Some(function) = self.functions.get(name).filter(|_| seen.insert(name)) {
+                    open.extend(&function.node_def);
+                }
+            }
+        }
+        writers.sort();
+        writers
+    }
+
     /// Returns true if a node that `reached` marks owns a variable of version 1.
     pub(crate) fn has_reference_variables(&self, reached: &[bool]) -> bool {
         let owns = |node: &NodeDef| REFERENCE_VARIABLES.contains(&node.op.as_str());
         self.nodes.iter().zip(reached).any(|(node, reached)| *reached && owns(node))
     }
+}
+
+/// Returns the names of functions that a node may call: its operation, which may be a function, and
+/// the functions in its attributes.
+fn functions_of(node: &NodeDef) -> Vec<&str> {
+    let mut names = vec![node.op.as_str()];
+    for attr in node.attr.values() {
+        match &attr.value {
+            Some(Value::Func(function)) => names.push(&function.name),
+            Some(Value::List(list)) => names.extend(list.func.iter().map(|it| it.name.as_str())),
+            _ => {}
+        }
+    }
+    names
 }
 
 /// Returns the type in the attribute `name`; 0, which is not a type, without it.
@@ -401,5 +439,55 @@ impl<'a> UseAnalysis<'a> {
         let used = HandleUse { assigned: followed.assigned, returned, gathers: followed.gathers };
         self.known.borrow_mut().insert((name, argument), Some(used.clone()));
         used
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::generated::{AttrValue, NameAttrList, OpDef};
+
+    fn node(name: &str, op: &str, calls: Option<&str>) -> NodeDef {
+        let value = calls.map(|name| Value::Func(NameAttrList { name: name.to_owned() }));
+        let attr = value.map(|value| ("f".to_owned(), AttrValue { value: Some(value) }));
+        NodeDef {
+            name: name.to_owned(),
+            op: op.to_owned(),
+            attr: attr.into_iter().collect(),
+            ..NodeDef::default()
+        }
+    }
+
+    fn function(name: &str, nodes: &[NodeDef]) -> FunctionDef {
+        let signature = OpDef { name: name.to_owned(), ..OpDef::default() };
+        FunctionDef {
+            signature: Some(signature),
+            node_def: nodes.to_vec(),
+            ..FunctionDef::default()
+        }
+    }
+
+    #[test]
+    fn operations_that_change_a_table_are_found_in_functions() {
+        let library = FunctionLibrary {
+            function: vec![
+                function("put", &[node("insert", "LookupTableInsertV2", None)]),
+                function("outer", &[node("inner", "put", None), node("again", "outer", None)]),
+                function("get", &[node("find", "LookupTableFindV2", None)]),
+            ],
+        };
+        let nodes = [
+            node("write", "StatefulPartitionedCall", Some("outer")),
+            node("read", "StatefulPartitionedCall", Some("get")),
+            node("fill", "LookupTableImportV2", None),
+        ];
+        let graph = GraphDef {
+            node: nodes.iter().map(|node| Bytes::from(node.encode_to_vec())).collect(),
+            library: library.encode_to_vec().into(),
+            ..GraphDef::default()
+        };
+        let graph = DecodedGraph::parse(graph.encode_to_vec().into()).unwrap();
+        assert_eq!(graph.table_writers(&[true, true, false]), ["insert"]);
+        assert!(graph.table_writers(&[false, true, false]).is_empty());
     }
 }

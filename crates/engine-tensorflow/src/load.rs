@@ -13,7 +13,7 @@ use crate::generated::{AssetFileDef, MetaGraphDef, TensorShape};
 use crate::graph::{DecodedGraph, GraphVariable};
 use crate::model_file::GraphTags;
 use crate::opened::{Feeds, OpenedModel};
-use crate::session::{CHANGED_KEY, LoadedModel, TfSession};
+use crate::session::{CHANGED_KEY, LoadedModel, TABLES_KEY, TfSession};
 use crate::signature::ReadSignatures;
 use crate::tensor::TfTensor;
 use crate::{element, model_file, signature};
@@ -65,9 +65,11 @@ fn open(
     let initialises = |name: &str| graph.position(name).is_some_and(|at| initialised[at]);
     let mut metadata = BTreeMap::new();
     // Variables that only the initialisation assigns to do not change afterwards.
-    let changed = graph.assigned(&graph.reachable(tensors(read)));
-    if !changed.is_empty() {
-        metadata.insert(CHANGED_KEY.to_owned(), changed.join(", "));
+    let served = graph.reachable(tensors(read));
+    let changes =
+        [(CHANGED_KEY, graph.assigned(&served)), (TABLES_KEY, graph.table_writers(&served))];
+    for (key, names) in changes.into_iter().filter(|(_, names)| !names.is_empty()) {
+        metadata.insert(key.to_owned(), names.join(", "));
     }
     let copies_outputs = graph.has_reference_variables(&reached);
     let model = if request.parameters.is_empty() {

@@ -21,6 +21,8 @@ const SUBSETS_MAX: usize = 16;
 
 /// Key of the metadata that names the variables which runs change.
 pub(crate) const CHANGED_KEY: &str = "variables that runs change";
+/// Key of the metadata that names the operations with which runs change tables.
+pub(crate) const TABLES_KEY: &str = "operations of runs that change tables";
 
 /// A model in TensorFlow.
 pub(crate) struct TfSession {
@@ -97,7 +99,7 @@ impl Session for TfSession {
     }
 
     fn changes_state(&self) -> bool {
-        self.metadata.contains_key(CHANGED_KEY)
+        [CHANGED_KEY, TABLES_KEY].iter().any(|key| self.metadata.contains_key(*key))
     }
 
     fn run(&self, inputs: &[NamedTensor], outputs: &[Arc<str>]) -> Result<Vec<NamedTensor>> {
