@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <functional>
 #include <memory>
+#include <string>
 #include <unordered_set>
 
 #include <torch/csrc/jit/api/function_impl.h>
@@ -126,6 +127,42 @@ bool updates_statistics(Node *node) {
   return false;
 }
 
+// Returns the tensor that `node` may return as its result, although its declaration does not say so: a dropout does in
+// evaluation, a conversion if the type is the same already.
+Value *returned_input(Node *node) {
+  static const std::unordered_set<std::string> kinds = {
+      "aten::dropout",       "aten::alpha_dropout", "aten::feature_dropout", "aten::feature_alpha_dropout",
+      "aten::type_as",       "aten::_cast_Byte",    "aten::_cast_Char",      "aten::_cast_Double",
+      "aten::_cast_Float",   "aten::_cast_Half",    "aten::_cast_Int",       "aten::_cast_Long",
+      "aten::_cast_Short",   "aten::atleast_1d",    "aten::atleast_2d",      "aten::atleast_3d",
+      "aten::sum_to_size",   "aten::einsum",        "aten::cartesian_prod",  "aten::to_dense",
+      "aten::conj_physical", "aten::data",
+  };
+  const auto is_tensor = [](const Value *value) { return value->type()->kind() == c10::TypeKind::TensorType; };
+  if (kinds.count(node->kind().toQualString()) == 0 || node->outputs().size() != 1 || !is_tensor(node->output())) {
+    return nullptr;
+  }
+  for (Value *input : node->inputs()) {
+    // An operation on a list of tensors may return the only one.
+    Node *from = input->node();
+    const bool alone = from->kind() == c10::prim::ListConstruct && from->inputs().size() == 1;
+    Value *tensor = alone ? from->inputs()[0] : input;
+    if (is_tensor(tensor)) {
+      return tensor;
+    }
+  }
+  return nullptr;
+}
+
+// Replaces results that may be an input by that input, so that a write to the result counts as one to the input.
+void join_returned(Graph &graph) {
+  each_node(graph.block(), [](Node *node) {
+    if (Value *input = returned_input(node)) {
+      node->output()->replaceAllUsesWith(input);
+    }
+  });
+}
+
 // Returns the attribute names from the module to the value that `node` reads.
 bool path_of(const Graph &graph, const Node *node, std::vector<std::string> &path) {
   path.push_back(node->s(c10::attr::name));
@@ -160,6 +197,7 @@ Effects effects_of(const torch::jit::Module &module) {
   auto graph = torch::jit::toGraphFunction(module.get_method("forward").function()).graph()->copy();
   Effects effects;
   effects.threads = flatten(*graph);
+  join_returned(*graph);
   evaluate(graph);
 
   std::vector<Node *> reads;

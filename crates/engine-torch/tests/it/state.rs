@@ -15,7 +15,7 @@ fn one(session: &dyn Session, value: f32) -> f32 {
 }
 
 /// Sums its inputs, by setting an attribute or by writing to one.
-fn adders() -> [(&'static str, Written); 7] {
+fn adders() -> [(&'static str, Written); 8] {
     let sum = || vec![buffer("sum", &[10.0])];
     let viewed = vec![
         buffer("sum", &[10.0, 7.0]),
@@ -38,6 +38,14 @@ fn adders() -> [(&'static str, Written); 7] {
             "writes",
             Written::new(
                 "def forward(self, x):\n    self.sum.add_(x)\n    return self.sum\n",
+                sum(),
+            ),
+        ),
+        (
+            "writes to the result of a dropout, which is the attribute",
+            Written::new(
+                "def forward(self, x):\n    y = torch.dropout(self.sum, 0.5, self.training)\n    y.add_(x)\n    \
+                 return y\n",
                 sum(),
             ),
         ),
@@ -147,6 +155,25 @@ fn an_input_that_is_kept_outlives_its_request() {
         let now = vec![round as f32; 1000];
         assert_eq!(answer(&*fork, floats("x", &[1000], &now)), last);
         last = now;
+    }
+}
+
+/// These operations return their input itself, although their declarations do not say so.
+#[test]
+fn an_input_that_an_operation_returns_keeps_its_bytes() {
+    for same in [
+        "torch.dropout(x, 0.5, self.training)",
+        "x.type_as(x)",
+        "torch.atleast_1d(x)",
+        "torch.einsum('i->i', [x])",
+    ] {
+        let source =
+            format!("def forward(self, x):\n    y = {same}\n    y.add_(1.0)\n    return y\n");
+        let session = Written::new(&source, Vec::new()).load();
+        let x = floats("x", &[2], &[1.0, 2.0]);
+        assert_eq!(answer(&*session, x.clone()), [2.0, 3.0], "{same}");
+        assert_eq!(x.tensor.to_vec::<f32>().unwrap(), [1.0, 2.0], "{same}");
+        assert!(!session.stateful(), "{same}");
     }
 }
 
