@@ -238,9 +238,9 @@ Effects effects_of(const torch::jit::Module &module) {
     }
   }
   // The memory of a module without a state is sealed against writes, and with it the constants of the graph. Forks
-  // share constants, so a write to one cannot count as a state.
+  // share constants, so a write to one cannot count as a state: requests would see each other's writes.
   for (const Node *node : constants) {
-    TORCH_CHECK(effects.stateful || !aliases.hasWriters(node->output()),
+    TORCH_CHECK(!aliases.hasWriters(node->output()),
                 "forward writes to a tensor that is a constant of its graph: register the tensor as a buffer of the "
                 "module, and save it again");
   }

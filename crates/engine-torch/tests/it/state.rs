@@ -1,9 +1,15 @@
 //! Models with a state inside.
 
-use engine::Session;
-use engine_torch::build::{ParameterData, TorchParameter};
+use std::fs::File;
+use std::io::{Read, Write};
+use std::path::Path;
 
-use crate::support::{Written, answer, floats, store};
+use engine::{Session, SignatureFile};
+use engine_torch::build::{ParameterData, TorchParameter};
+use zip::CompressionMethod;
+use zip::write::SimpleFileOptions;
+
+use crate::support::{Written, answer, floats, load, store};
 
 fn buffer(name: &str, elements: &[f32]) -> TorchParameter {
     let data = ParameterData::Floats(elements.to_vec());
@@ -175,6 +181,53 @@ fn an_input_that_an_operation_returns_keeps_its_bytes() {
         assert_eq!(x.tensor.to_vec::<f32>().unwrap(), [1.0, 2.0], "{same}");
         assert!(!session.stateful(), "{same}");
     }
+}
+
+/// Moves the attribute `hidden` of the module in the archive at `from` to a constant of its graph.
+/// A traced module has such constants, and TorchScript's syntax has none.
+fn with_constant(from: &Path, to: &Path) {
+    const CONSTANTS: &[u8] =
+        b"\x80\x02ctorch._utils\n_rebuild_tensor_v2\n((X\x07\x00\x00\x00storage\
+        ctorch\nFloatStorage\nX\x01\x00\x00\x000X\x03\x00\x00\x00cpuK\x01tQK\x00(K\x01t(K\x01t\x89\
+        ccollections\nOrderedDict\n)RtR\x85.";
+    let mut archive = zip::ZipArchive::new(File::open(from).unwrap()).unwrap();
+    let mut writer = zip::ZipWriter::new(File::create(to).unwrap());
+    let stored = SimpleFileOptions::default().compression_method(CompressionMethod::Stored);
+    for index in 0..archive.len() {
+        let mut record = archive.by_index(index).unwrap();
+        let name = record.name().unwrap().into_owned();
+        let mut bytes = Vec::new();
+        record.read_to_end(&mut bytes).unwrap();
+        if name.ends_with(".py") {
+            let code = String::from_utf8(bytes).unwrap();
+            bytes = code.replace("self.hidden", "CONSTANTS.c0").into_bytes();
+        } else if let Some(start) = name.strip_suffix("constants.pkl") {
+            writer.start_file(format!("{start}constants/0"), stored).unwrap();
+            writer.write_all(&5f32.to_le_bytes()).unwrap();
+            bytes = CONSTANTS.to_vec();
+        }
+        writer.start_file(name, stored).unwrap();
+        writer.write_all(&bytes).unwrap();
+    }
+    writer.finish().unwrap();
+}
+
+#[test]
+fn writes_to_a_constant_are_refused_beside_a_state() {
+    let write = |target: &str| {
+        let source = format!(
+            "def forward(self, x):\n    self.sum.add_(x)\n    y = {target}\n    y.add_(self.hidden)\n    return y\n"
+        );
+        let written = Written::new(&source, vec![buffer("sum", &[10.0]), buffer("hidden", &[1.0])]);
+        let path = written.dir.path().join("constant.pt");
+        with_constant(&written.path(), &path);
+        load(&path, SignatureFile::default(), None)
+    };
+    let session = write("x * 2.0").unwrap();
+    assert!(session.stateful());
+    assert_eq!([one(&*session, 1.0), one(&*session, 1.0)], [7.0, 7.0]);
+    let error = write("self.hidden").err().unwrap();
+    assert!(error.message().contains("constant of its graph"), "{error}");
 }
 
 #[test]
