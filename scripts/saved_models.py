@@ -263,6 +263,21 @@ def version_1_counter(to):
         builder.save()
 
 
+def version_1_total(to):
+    """A signature that assigns to a ref variable and then reads it."""
+    with tf.Graph().as_default(), v1.Session() as session:
+        total = v1.Variable(0.0, name="total", use_resource=False)
+        kept = v1.Variable(tf.ones([2048]), name="kept", use_resource=False)
+        x = v1.placeholder(tf.float32, [], name="x")
+        with tf.control_dependencies([v1.assign(total, total + x * kept[0])]):
+            y = total.read_value()
+        session.run(v1.global_variables_initializer())
+        signature = v1.saved_model.predict_signature_def({"x": x}, {"y": y})
+        builder = v1.saved_model.Builder(str(to))
+        builder.add_meta_graph_and_variables(session, ["serve"], signature_def_map={"serving_default": signature})
+        builder.save()
+
+
 def frozen(to):
     """A large constant instead of a variable."""
     with tf.Graph().as_default() as graph:
@@ -315,6 +330,7 @@ def models(to, scratch):
     keras_model().export(str(to / "keras"), verbose=False)
     version_1(to / "version_1", vocabulary)
     version_1_counter(to / "version_1_counter")
+    version_1_total(to / "version_1_total")
     frozen(to / "frozen")
     sparse(to / "sparse")
     unknown(to / "unknown")

@@ -90,6 +90,18 @@ fn state_of_a_bound_model_persists() {
 }
 
 #[test]
+fn a_read_after_an_assignment_has_the_new_value() {
+    let Some(engine) = engine() else { return };
+    let dir = publish(&engine, &model("version_1_total"));
+    let bound = bind(&engine, &store(16 * MIB), dir.path());
+    assert_eq!(bound.names, ["kept/millpond_handle"]);
+    let x = NamedTensor::new("x", Tensor::from_vec([].as_slice(), vec![5f32]).unwrap());
+    let total =
+        || output(&run(&*bound.session, "serving_default", std::slice::from_ref(&x)), "y")[0];
+    assert_eq!([total(), total()], [5.0, 10.0]);
+}
+
+#[test]
 fn assets_and_tables_are_published() {
     let Some(engine) = engine() else { return };
     for name in ["lookup", "version_1"] {
