@@ -3,7 +3,7 @@
 //! Rows are stored as bytes with a scale per row, or as bfloat16 if they are so few that better
 //! scores cost nothing. Codes are compared tile by tile, and several queries per tile, so that each
 //! code is loaded from memory once for all of them. The best few are compared exactly if the caller
-//! has the vectors.
+//! has the vectors. If the errors of the codes can hide a better row, more rows are compared.
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -16,8 +16,8 @@ use super::refine::inverse_length;
 use super::trial::TrialQueries;
 use super::{
     BuiltIndex, Coarse, CoarseHeader, CoarseHit, CoarseKind, CoarseRequest, CoarseScratch, Exact,
-    LoadSection, Metric, Recall, ScanParams, StreamedBuild, check_query, device, keep_best,
-    section, whole_queries,
+    HITS_MAX, LoadSection, Metric, Recall, ScanParams, StreamedBuild, check_query, device,
+    keep_best, section, whole_queries,
 };
 use crate::filter::RowSet;
 
@@ -31,6 +31,19 @@ const BFLOAT_BYTES_MAX: usize = 2 << 20;
 const ONE_BY_ONE: usize = 8;
 /// Minimum candidates compared exactly beyond `k`.
 const EXTRA_MIN: usize = 16;
+/// Growth factor of the candidates of a query whose codes decide too little.
+const KEPT_GROWTH: usize = 4;
+/// Largest error of a value stored as bfloat16, as a share of the value: half a unit of its eight
+/// significant bits.
+const BFLOAT_ERROR: f64 = 1.0 / 256.0;
+/// Largest error of a value stored as a byte, in units of its scale.
+const BYTE_ERROR: f64 = 0.5;
+/// Bound of the error of a product, in units of the root of the sum of the squared largest errors
+/// of its parts. The errors of the parts are independent, so this is more than three standard
+/// deviations.
+const PRODUCT_ERRORS: f64 = 2.0;
+/// Bound of the rounding error of a sum, as a share of the largest sum; far above the real error.
+const ROUNDING: f64 = 1e-5;
 
 /// Encoding of the codes (u32: 0 bytes, 1 bfloat16).
 const CODING: u32 = section::FLAT_FIRST;
@@ -63,9 +76,41 @@ pub(crate) struct FlatIndex {
     codes: FlatCodes,
     /// Squared lengths, for distances.
     squares: Vec<f32>,
+    bounds: RowBounds,
     recall: Option<Recall>,
     /// Copy of the codes on a GPU, if the opened index was copied there.
     device: Option<Arc<gpu::DeviceRows>>,
+}
+
+/// Bounds of the values of all rows.
+#[derive(Clone, Debug, Default)]
+struct RowBounds {
+    /// Largest magnitude in each dimension; empty for bytes.
+    reach: Vec<f32>,
+    /// Largest scale of a row of bytes.
+    scale: f32,
+    /// Largest squared length.
+    square: f32,
+}
+
+impl RowBounds {
+    /// Returns the bounds of rows of `dims` values.
+    fn of(codes: &FlatCodes, squares: &[f32], dims: usize) -> RowBounds {
+        let largest = |values: &[f32]| values.iter().copied().fold(0.0, f32::max);
+        let mut bounds = RowBounds { square: largest(squares), ..RowBounds::default() };
+        match codes {
+            FlatCodes::Bytes { scales, .. } => bounds.scale = largest(scales),
+            FlatCodes::Bfloat(codes) => {
+                bounds.reach.resize(dims, 0.0);
+                for row in codes.chunks_exact(dims) {
+                    for (reach, code) in bounds.reach.iter_mut().zip(row) {
+                        *reach = reach.max(code.to_f32().abs());
+                    }
+                }
+            }
+        }
+        bounds
+    }
 }
 
 #[derive(Default)]
@@ -112,7 +157,8 @@ pub(super) fn build(build: &StreamedBuild<'_>) -> Result<BuiltIndex> {
         return Err(Error::internal("a source has fewer vectors than it says"));
     }
     let StreamedBuild { metric, dims, .. } = *build;
-    let mut index = FlatIndex { metric, dims, codes, squares, recall: None, device: None };
+    let bounds = RowBounds::of(&codes, &squares, dims);
+    let mut index = FlatIndex { metric, dims, codes, squares, bounds, recall: None, device: None };
     if let Some(trial) = TrialQueries::new(build, &order)? {
         index.recall = Some(Recall { points: vec![trial.recall(&index, 1)?] });
     }
@@ -175,8 +221,9 @@ impl FlatIndex {
         let metric = header.metric;
         let dims = header.dims;
         let recall = header.recall.clone();
+        let bounds = RowBounds::of(&codes, &squares, dims);
         let device = upload(&codes, &squares, dims, metric);
-        Ok(FlatIndex { metric, dims, codes, squares, recall, device })
+        Ok(FlatIndex { metric, dims, codes, squares, bounds, recall, device })
     }
 
     fn tile_rows(&self) -> usize {
@@ -276,6 +323,66 @@ impl FlatIndex {
         }
     }
 
+    /// Returns a bound of the errors of a prepared query's costs, which few of them exceed.
+    fn doubt(&self, query: &[f32]) -> f64 {
+        let squares = query.iter().map(|value| f64::from(*value) * f64::from(*value));
+        let length = squares.sum::<f64>().sqrt();
+        let square = f64::from(self.bounds.square);
+        let error = match &self.codes {
+            FlatCodes::Bfloat(_) => {
+                let products = query.iter().zip(&self.bounds.reach);
+                let products = products.map(|(value, reach)| f64::from(*value) * f64::from(*reach));
+                BFLOAT_ERROR * products.map(|product| product * product).sum::<f64>().sqrt()
+            }
+            FlatCodes::Bytes { .. } => {
+                let largest = query.iter().map(|value| value.abs()).fold(0.0, f32::max);
+                let scale = f64::from(largest) / f64::from(i8::MAX);
+                let of_row = f64::from(self.bounds.scale) * length;
+                BYTE_ERROR * of_row.hypot(scale * square.sqrt())
+            }
+        };
+        let error = PRODUCT_ERRORS * error + ROUNDING * length * square.sqrt();
+        if self.metric == Metric::L2 { 2.0 * error + ROUNDING * square } else { error }
+    }
+
+    /// Returns true if a row beyond the `kept` ones of query `at` can be among its best `k`: the
+    /// costs of the codes differ by less than their errors. If there are more rows than one search
+    /// compares, the codes decide alone.
+    fn may_miss(&self, at: usize, k: usize, kept: usize, work: &mut FlatScratch) -> bool {
+        let rows = self.squares.len();
+        if kept >= rows || rows > HITS_MAX {
+            return false;
+        }
+        let doubt = self.doubt(&work.queries[at * self.dims..(at + 1) * self.dims]);
+        let mut costs = work.tops[at].sorted().map(|(cost, _)| cost);
+        if costs.len() < kept {
+            // All allowed rows were kept.
+            return false;
+        }
+        let Some(needed) = costs.nth(k.saturating_sub(1)) else { return false };
+        let last = costs.last().unwrap_or(needed);
+        f64::from(last - needed) <= 2.0 * doubt
+    }
+
+    /// Ranks one query again and keeps more than `kept` rows, until no other row can be among its
+    /// best [`CoarseRequest::k`].
+    fn rank_more(
+        &self,
+        query: &[f32],
+        request: &CoarseRequest<'_>,
+        mut kept: usize,
+        work: &mut FlatScratch,
+    ) {
+        loop {
+            kept = kept.saturating_mul(KEPT_GROWTH).min(HITS_MAX);
+            self.prepare(query, kept, work);
+            self.rank_all(kept, request.allow, work);
+            if !self.may_miss(0, request.k, kept, work) {
+                return;
+            }
+        }
+    }
+
     /// Takes the ranked rows of query `at`, compares them exactly if possible, and returns the best
     /// `k`.
     fn finish(
@@ -326,7 +433,7 @@ impl Coarse for FlatIndex {
             FlatCodes::Bytes { codes, scales } => codes.len() + scales.len() * 4,
             FlatCodes::Bfloat(codes) => codes.len() * 2,
         };
-        (codes + self.squares.len() * 4) as u64
+        (codes + (self.squares.len() + self.bounds.reach.len()) * 4) as u64
     }
 
     fn search(
@@ -346,6 +453,9 @@ impl Coarse for FlatIndex {
         let kept = kept(k, &request.params, exact);
         self.prepare(query, kept, work);
         self.rank_all(kept, allow, work);
+        if exact.is_some() && self.may_miss(0, k, kept, work) {
+            self.rank_more(query, request, kept, work);
+        }
         self.finish(query, 0, k, exact, work, out)
     }
 
@@ -375,8 +485,18 @@ impl Coarse for FlatIndex {
         for (queries, out) in queries.chunks(together * self.dims).zip(out.chunks_mut(together)) {
             self.prepare(queries, kept, work);
             self.rank_all(kept, allow, work);
-            for (at, (query, out)) in queries.chunks_exact(self.dims).zip(out).enumerate() {
-                self.finish(query, at, k, exact, work, out)?;
+            let mut again = Vec::new();
+            for (at, (query, out)) in queries.chunks_exact(self.dims).zip(&mut *out).enumerate() {
+                if exact.is_some() && self.may_miss(at, k, kept, work) {
+                    again.push(at);
+                } else {
+                    self.finish(query, at, k, exact, work, out)?;
+                }
+            }
+            for at in again {
+                let query = &queries[at * self.dims..(at + 1) * self.dims];
+                self.rank_more(query, request, kept, work);
+                self.finish(query, 0, k, exact, work, &mut out[at])?;
             }
         }
         Ok(())

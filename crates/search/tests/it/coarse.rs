@@ -335,6 +335,35 @@ fn the_floor_saves_exact_comparisons() {
 }
 
 #[test]
+fn flat_codes_hide_no_near_row() {
+    // Whole numbers, so scores are exact. The codes of many or all rows are equal, as bfloat16 with
+    // 2 dimensions and as bytes with 700.
+    for (dims, offset, width) in [(2, 100_000, 1000), (700, 4096, 16)] {
+        let rows = 1500;
+        let value = |at: usize| (offset + mix(at as u64) % width) as f32;
+        let vectors: Vec<f32> = (0..rows * dims).map(value).collect();
+        let metric = Metric::L2;
+        let threads = BuildThreads::of(2);
+        let plan = CoarseBuild { vectors: &vectors, dims, metric, threads, seed: 5 };
+        let built = build(CoarseKind::Flat, &plan).unwrap();
+        let scene = Scene { dims, metric, vectors, built };
+        let queries: Vec<f32> = (rows * dims..(rows + 6) * dims).map(value).collect();
+        let exact = scene.exact();
+        let ask = CoarseRequest { exact: Some(&exact), ..CoarseRequest::best(10) };
+        let mut many = Vec::new();
+        let index = &scene.built.index;
+        index.search_many(&queries, &ask, &mut CoarseScratch::default(), &mut many).unwrap();
+        let few = RowSet::from_rows(rows as u32, (0..rows as u32).step_by(7));
+        for (query, hits) in queries.chunks_exact(dims).zip(&many) {
+            let found = |allow| scene.search(query, 10, ScanParams::default(), allow, true);
+            assert_eq!(*hits, scene.naive(query, 10, None), "{dims}");
+            assert_eq!(found(None), *hits, "{dims}");
+            assert_eq!(found(Some(&few)), scene.naive(query, 10, Some(&few)), "{dims}");
+        }
+    }
+}
+
+#[test]
 fn search_many_equals_single_searches() {
     each(|scene, kind| {
         let queries = vectors(20, scene.dims, 10);
