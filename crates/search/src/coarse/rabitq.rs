@@ -26,7 +26,9 @@ use kernels::rabitq::{BLOCK, block_bytes};
 use self::codes::RabitqCodes;
 use self::medium::HeldLevels;
 use self::rotation::Rotation;
-use self::scan::{EXACT_ERRORS, RabitqQuery, RabitqScan, ScannedList, Smallest, squared_distance};
+use self::scan::{
+    EXACT_ERRORS, ErrorRadii, RabitqQuery, RabitqScan, ScannedList, Smallest, squared_distance,
+};
 use super::kmeans::block_starts;
 use super::refine::inverse_length;
 use super::tune::{self, ScanChoice};
@@ -135,11 +137,12 @@ impl Rabitq {
     /// Writes the `probes` nearest clusters to `work.probed`, nearest first.
     fn find_clusters(&self, probes: usize, work: &mut RabitqScratch) {
         let length_squared = float::dot(&work.query.rotated, &work.query.rotated);
+        let length = length_squared.sqrt();
         let all = ScannedList {
             rows: (0, self.clusters() as u32),
             first_block: 0,
             offset: if self.metric == Metric::Dot { 0.0 } else { length_squared },
-            radius: length_squared.sqrt(),
+            radii: ErrorRadii { signs: length, levels: length },
         };
         work.found.reset(probes);
         work.found.through(&self.directory, &work.query, &all, None);
@@ -193,7 +196,7 @@ impl Rabitq {
                 Metric::Dot => constant - float::dot(&query.rotated, centre),
                 _ => square,
             },
-            radius: square.sqrt() * query.error_factor,
+            radii: query.radii(square),
         }
     }
 

@@ -364,6 +364,29 @@ fn flat_codes_hide_no_near_row() {
 }
 
 #[test]
+fn an_exact_search_finds_rows_that_lie_close_together() {
+    let (rows, dims, asked) = (2400, 384, 10);
+    let wide = vectors(8, dims, 3);
+    // Eight groups, whose rows differ by a thousandth of their distance to other groups.
+    let near = vectors(rows + asked, dims, 4);
+    let value = |at: usize| wide[at % (8 * dims)] + 0.001 * near[at];
+    let vectors: Vec<f32> = (0..rows * dims).map(value).collect();
+    let queries: Vec<f32> = (rows * dims..(rows + asked) * dims).map(value).collect();
+    let metric = Metric::L2;
+    let plan =
+        CoarseBuild { vectors: &vectors, dims, metric, threads: BuildThreads::of(2), seed: 5 };
+    let built = build(CoarseKind::Rabitq, &plan).unwrap();
+    let scene = Scene { dims, metric, vectors, built };
+    let mut found = 0;
+    for query in queries.chunks_exact(dims) {
+        let hits = scene.search(query, 10, ScanParams::EXACT, None, true);
+        let naive = scene.naive(query, 10, None);
+        found += naive.iter().filter(|one| hits.iter().any(|hit| hit.row == one.row)).count();
+    }
+    assert!(found >= 95, "{found} of 100");
+}
+
+#[test]
 fn search_many_equals_single_searches() {
     each(|scene, kind| {
         let queries = vectors(20, scene.dims, 10);

@@ -16,7 +16,9 @@
 //!
 //! Costs are squared distances, or minus inner products for [`Metric::Dot`]: lower is nearer. The
 //! cost of a row is `offset + add + scale * <x, Pq>`, with the offset of the query and the list.
-//! Its lower bound is `radius * error` less.
+//! Its lower bound is `radius * error` less. The tables of the query round `Pq`. The error of a
+//! row by that, `scale * <x, rounding>`, is a constant of the query times `error`, so the radius
+//! includes it.
 
 use kernels::float;
 use kernels::rabitq::{BLOCK, FACTORS, block_bytes, nibble_bytes, pack_nibbles, pack_signs};

@@ -20,6 +20,11 @@ pub(super) const LEVEL_DEVIATIONS: f32 = 1.9;
 /// Factor of these deviations in a search that should miss no row: about four of them. A row
 /// exactly as far away as the worst row kept is then lost about once in 30,000 times.
 pub(super) const EXACT_ERRORS: f32 = 2.1;
+/// Squared sine of the angle between a residual and its signs: 1 - 2 / pi for normally distributed
+/// values.
+const SIGN_SINE_SQUARED: f32 = 0.363;
+/// The same for its sixteen levels (J. Max, "Quantizing for minimum distortion", 1960).
+const LEVEL_SINE_SQUARED: f32 = 0.0115;
 
 /// Rotated query.
 #[derive(Default)]
@@ -31,6 +36,16 @@ pub(super) struct RabitqQuery {
     bytes: Vec<i8>,
     byte_scale: f32,
     byte_middle: f32,
+    /// Squared radii that the rounding of the tables adds for signs and for levels.
+    sign_square: f32,
+    level_square: f32,
+}
+
+/// Factors of the errors of the codes around one centre.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct ErrorRadii {
+    pub(super) signs: f32,
+    pub(super) levels: f32,
 }
 
 impl RabitqQuery {
@@ -41,6 +56,20 @@ impl RabitqQuery {
         self.byte_scale = integer::quantise(&self.rotated, &mut self.bytes);
         self.byte_middle =
             MIDDLE * self.bytes.iter().map(|byte| i32::from(*byte)).sum::<i32>() as f32;
+        let dims = self.rotated.len().max(2) as f32;
+        // Variance of the rounding error of one value: a table rounds sums of four values.
+        let sign_variance = self.table.step() * self.table.step() / 48.0;
+        let level_variance = self.byte_scale * self.byte_scale / 12.0;
+        self.sign_square = sign_variance * (dims - 1.0) / SIGN_SINE_SQUARED;
+        self.level_square = level_variance * (dims - 1.0) / LEVEL_SINE_SQUARED;
+    }
+
+    /// Returns the factors of the errors of the codes around a centre with the squared distance
+    /// `square`: this distance, and the rounding of the query. The latter depends on the length of
+    /// the whole query, so it decides if rows lie close together.
+    pub(super) fn radii(&self, square: f32) -> ErrorRadii {
+        let radius = |rounding: f32| (square + rounding).sqrt() * self.error_factor;
+        ErrorRadii { signs: radius(self.sign_square), levels: radius(self.level_square) }
     }
 }
 
@@ -98,8 +127,8 @@ pub(super) struct ScannedList {
     pub(super) first_block: usize,
     /// Addition to the cost of every row.
     pub(super) offset: f32,
-    /// Factor of errors: the distance of the query to the centre, times the query's factor.
-    pub(super) radius: f32,
+    /// Factors of errors.
+    pub(super) radii: ErrorRadii,
 }
 
 impl ScannedList {
@@ -109,7 +138,7 @@ impl ScannedList {
     }
 
     fn gate(&self, limit: f32) -> BoundGate {
-        BoundGate { offset: self.offset, radius: SIGN_DEVIATIONS * self.radius, limit }
+        BoundGate { offset: self.offset, radius: SIGN_DEVIATIONS * self.radii.signs, limit }
     }
 }
 
@@ -255,7 +284,7 @@ impl RabitqScan {
         let product =
             query.byte_scale * (nibble_dot(code, &query.bytes) as f32 - query.byte_middle);
         let cost = list.offset + add + scale * product;
-        let slack = LEVEL_DEVIATIONS * list.radius * error;
+        let slack = LEVEL_DEVIATIONS * list.radii.levels * error;
         self.compared += 1;
         if cost - slack < self.smallest.limit() {
             self.candidates.push(RabitqCandidate { cost, bound: cost - slack, row });

@@ -26,6 +26,7 @@ fn scene(metric: Metric, rows: usize, seed: u64) -> Scene {
     let residuals = normal(&mut draw, rows * DIMS);
     let mut query = RabitqQuery::default();
     query.rotated = normal(&mut draw, DIMS);
+    query.error_factor = 1.0;
     query.prepare();
     let mut codes = RabitqCodes::default();
     let list = residuals.chunks_exact(DIMS).map(|residual| CodeRow {
@@ -47,7 +48,12 @@ fn scene(metric: Metric, rows: usize, seed: u64) -> Scene {
     let truth = truth.collect();
     Scene {
         codes,
-        list: ScannedList { rows: (0, rows as u32), first_block: 0, offset, radius: square.sqrt() },
+        list: ScannedList {
+            rows: (0, rows as u32),
+            first_block: 0,
+            offset,
+            radii: query.radii(square),
+        },
         query,
         truth,
     }
