@@ -39,6 +39,8 @@ const CENTRES_EXACT_MAX: usize = 64;
 const CENTRES_AHEAD: usize = 3;
 /// Cost of one row compared by its bytes, in rows compared by looked-up sums; measured.
 const BYTES_COST: usize = 12;
+/// Growth factor of the rows kept by their bytes if the bytes decide too little.
+const KEPT_GROWTH: usize = 4;
 
 /// Index with inverted lists and product quantisation.
 pub(crate) struct IvfPq {
@@ -82,6 +84,18 @@ pub(crate) struct IvfScratch {
 }
 
 impl IvfScratch {
+    /// Returns true if a row beyond the `kept` rows of `top` can be among the `k` best, because the
+    /// bytes give only bounds of costs. `always` is that of [`ByteQuery::may_be_nearer`].
+    fn may_miss(&mut self, k: usize, kept: usize, always: bool) -> bool {
+        let mut costs = self.top.sorted().map(|(cost, _)| cost);
+        if costs.len() < kept {
+            return false;
+        }
+        let Some(needed) = costs.nth(k.saturating_sub(1)) else { return false };
+        let last = costs.last().unwrap_or(needed);
+        self.byte_query.may_be_nearer(last, needed, always)
+    }
+
     /// Calls `each` with the rows of `top` that can be among the `k` best with a score of at least
     /// `floor`, and with an upper bound of each score. The highest bound comes first. The bytes of
     /// a row give only bounds of its cost.
@@ -356,7 +370,7 @@ impl IvfPq {
     }
 
     /// Ranks `scratch.rows` by their bytes. Writes the best to `scratch.ivf.top`: those to compare
-    /// exactly, or `request.k`.
+    /// exactly, or `request.k`. The former are more if the bytes cannot tell rows apart.
     ///
     /// # Errors
     /// The error of [`CoarseRequest::codes`].
@@ -366,16 +380,38 @@ impl IvfPq {
         scratch: &mut CoarseScratch,
     ) -> Result<()> {
         let k = request.k.min(HITS_MAX);
-        let kept = if self.exact_source(request).is_some() { tune::kept_for_exact(k) } else { k };
-        let ivf = &mut scratch.ivf;
-        self.bytes.prepare(&scratch.query, self.metric != Metric::L2, &mut ivf.byte_query);
+        let is_exact = self.exact_source(request).is_some();
+        let always = request.params.wants_all();
+        let mut kept = if is_exact { tune::kept_for_exact(k) } else { k };
+        let CoarseScratch { ivf, query, rows, .. } = scratch;
+        self.bytes.prepare(query, self.metric != Metric::L2, &mut ivf.byte_query);
+        loop {
+            self.offer_by_bytes(rows, kept, request, ivf)?;
+            let is_complete = kept >= rows.len().min(HITS_MAX);
+            if !is_exact || is_complete || !ivf.may_miss(k, kept, always) {
+                return Ok(());
+            }
+            kept = kept.saturating_mul(KEPT_GROWTH).min(HITS_MAX);
+        }
+    }
+
+    /// Writes the best `kept` of `rows` by their bytes to `ivf.top`.
+    ///
+    /// # Errors
+    /// The error of [`CoarseRequest::codes`].
+    fn offer_by_bytes(
+        &self,
+        rows: &[u32],
+        kept: usize,
+        request: &CoarseRequest<'_>,
+        ivf: &mut IvfScratch,
+    ) -> Result<()> {
         ivf.top.reset(kept);
         if self.on_medium {
-            return self.rank_on_medium(&ivf.byte_query, &scratch.rows, request, &mut ivf.top);
+            return self.rank_on_medium(&ivf.byte_query, rows, request, &mut ivf.top);
         }
-        self.bytes.costs(&ivf.byte_query, &scratch.rows, |row, cost| {
-            ivf.top.push(cost, row);
-        });
+        let IvfScratch { top, byte_query, .. } = ivf;
+        self.bytes.costs(byte_query, rows, |row, cost| top.push(cost, row));
         Ok(())
     }
 

@@ -17,6 +17,9 @@ const ROUNDING: f32 = 1e-5;
 const VALUE_ROUNDING: f32 = 1e-6;
 /// Largest code.
 const CODE_MAX: f32 = 255.0;
+/// Bound of the error of a sum of values, in units of the root of the sum of their squared maximum
+/// errors: more than three standard deviations.
+const ERRORS: f32 = 2.0;
 
 /// Returns true for a zero vector.
 pub(crate) fn is_zero(vector: &[f32]) -> bool {
@@ -34,6 +37,8 @@ pub(crate) struct ByteVectors {
     lossless: bool,
     /// Maximum distance of a vector from the values of its bytes.
     distance_error: f32,
+    /// Bound of the part of this distance in any one direction, which few vectors exceed.
+    part_error: f32,
 }
 
 /// Query prepared for [`ByteVectors`].
@@ -45,6 +50,8 @@ pub(crate) struct ByteQuery {
     /// Bound of the quantisation error: the maximum length of the difference to a vector, or with
     /// `dot` the maximum product with it.
     doubt: f32,
+    /// Bound of the error of a length, or of a product with `dot`, which few rows exceed.
+    spread: f32,
 }
 
 impl ByteQuery {
@@ -59,13 +66,24 @@ impl ByteQuery {
         let most = length * (1.0 + ROUNDING) + self.doubt;
         (least * least * (1.0 - ROUNDING), most * most * (1.0 + ROUNDING))
     }
+
+    /// Returns true if a row with the byte cost `cost` can be nearer than one with the byte cost
+    /// `lower`, which is lower. If `always` is false, the bounds are those that few rows exceed.
+    pub(crate) fn may_be_nearer(&self, cost: f32, lower: f32, always: bool) -> bool {
+        let doubt = if always { self.doubt } else { self.spread };
+        if self.dot {
+            return cost - lower <= 2.0 * doubt;
+        }
+        let length = cost.max(0.0).sqrt();
+        length * (1.0 - ROUNDING) - lower.max(0.0).sqrt() <= 2.0 * doubt
+    }
 }
 
-/// Returns the maximum distance of a vector from the values of its bytes.
-fn distance_error(low: &[f32], step: &[f32]) -> f32 {
+/// Returns the maximum error of each value of a vector.
+fn value_errors(low: &[f32], step: &[f32]) -> impl Iterator<Item = f32> {
     let error =
         |(low, step): (&f32, &f32)| 0.5 * step + VALUE_ROUNDING * largest_value(*low, *step);
-    low.iter().zip(step).map(error).map(|error| error * error).sum::<f32>().sqrt()
+    low.iter().zip(step).map(error)
 }
 
 /// Returns a bound of the magnitude of values between `low` and `CODE_MAX` steps above it.
@@ -91,8 +109,13 @@ impl ByteVectors {
 
     /// Creates vectors of a scale, without rows.
     fn without_rows(low: Vec<f32>, step: Vec<f32>, lossless: bool) -> ByteVectors {
-        let distance_error = if lossless { 0.0 } else { distance_error(&low, &step) };
-        ByteVectors { dims: low.len(), low, step, codes: Vec::new(), lossless, distance_error }
+        let square = value_errors(&low, &step).map(|error| error * error).sum::<f32>();
+        let distance_error = if lossless { 0.0 } else { square.sqrt() };
+        // The errors of the values are independent, so a part deviates as the largest of them.
+        let largest = value_errors(&low, &step).fold(0.0, f32::max);
+        let part_error = distance_error.min(ERRORS * largest);
+        let codes = Vec::new();
+        ByteVectors { dims: low.len(), low, step, codes, lossless, distance_error, part_error }
     }
 
     /// Reserves memory for exactly `rows` rows.
@@ -179,10 +202,18 @@ impl ByteVectors {
             prepared.doubt = parts
                 .map(|((value, step), most)| value.abs() * (half * step + ROUNDING * most))
                 .sum();
+            let products = query.iter().zip(&self.step).map(|(value, step)| half * value * step);
+            let error = products.map(|product| product * product).sum::<f32>().sqrt();
+            let largest =
+                self.low.iter().zip(&self.step).map(|(low, step)| largest_value(*low, *step));
+            let sums = query.iter().zip(largest).map(|(value, largest)| value.abs() * largest);
+            let rounding = ROUNDING * sums.sum::<f32>();
+            prepared.spread = prepared.doubt.min(ERRORS * error + rounding);
             prepared.offset = -float::dot(query, &self.low);
             prepared.values.extend(query.iter().zip(&self.step).map(|(value, step)| -value * step));
         } else {
             prepared.doubt = self.distance_error;
+            prepared.spread = self.part_error;
             prepared.values.extend(query.iter().zip(&self.low).map(|(value, low)| value - low));
         }
     }

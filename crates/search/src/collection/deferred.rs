@@ -14,7 +14,8 @@ use crate::coarse::CoarseHit;
 use crate::segment::score_rows;
 
 /// Maximum hits of a query whose exact comparisons are deferred. Up to 1.5 times as many rows of
-/// each segment wait for them. With more hits, each segment has many reads in flight of its own.
+/// each segment wait for them, or more if its codes cannot tell rows apart. With more hits, each
+/// segment has many reads in flight of its own.
 pub(super) const DEFERRED_HITS_MAX: usize = 1024;
 /// Minimum rows compared at once beyond the number of hits. They are in flight together.
 const EXTRA_ROWS_MIN: usize = 10;

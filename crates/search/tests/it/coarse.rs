@@ -387,6 +387,30 @@ fn an_exact_search_finds_rows_that_lie_close_together() {
 }
 
 #[test]
+fn an_exact_search_finds_rows_with_equal_bytes() {
+    let (rows, dims) = (600, 8);
+    // Two groups that are far from each other. Scores within a group are exact.
+    let value = |at: usize| (mix(at as u64) % 16 + 100_000 * (at / dims % 2) as u64) as f32;
+    let vectors: Vec<f32> = (0..rows * dims).map(value).collect();
+    let metric = Metric::L2;
+    let plan =
+        CoarseBuild { vectors: &vectors, dims, metric, threads: BuildThreads::of(2), seed: 5 };
+    let built = build(CoarseKind::IvfPq, &plan).unwrap();
+    let order = built.order.clone();
+    let scene = Scene { dims, metric, vectors, built };
+    let few = RowSet::from_rows(rows as u32, (0..rows as u32).step_by(5));
+    for query in (rows..rows + 6).map(|row| (row * dims..(row + 1) * dims).map(value)) {
+        let query: Vec<f32> = query.collect();
+        for allow in [None, Some(&few)] {
+            let hits = scene.search(&query, 10, ScanParams::EXACT, allow, true);
+            assert_eq!(hits, scene.naive(&query, 10, allow));
+            let group = |hit: &CoarseHit| order[hit.row as usize] % 2;
+            assert!(hits.iter().all(|hit| group(hit) == group(&hits[0])), "{hits:?}");
+        }
+    }
+}
+
+#[test]
 fn search_many_equals_single_searches() {
     each(|scene, kind| {
         let queries = vectors(20, scene.dims, 10);
