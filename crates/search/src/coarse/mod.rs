@@ -62,6 +62,9 @@ const FLAT_ROWS: usize = 2048;
 /// square root of the dimensions (Gao and Long, "RaBitQ", SIGMOD 2024); below, product quantisation
 /// is better.
 const RABITQ_DIMS: usize = 384;
+/// Dimensions from which [`CoarseKind::Auto`] uses one-bit codes for vectors with a long mean. They
+/// need no more memory than product quantisation from here on.
+const LONG_MEAN_DIMS: usize = 96;
 
 /// Measure of similarity; in JSON `cosine`, `dot` or `l2`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -448,9 +451,16 @@ pub fn build_streamed(kind: CoarseKind, build: &StreamedBuild<'_>) -> Result<Bui
     let profile = VectorProfile::of(build.vectors, build.dims)?;
     // Vectors that are too long for inverted lists are refused today, but old collections may have
     // some. The GPU compares all rows; without a GPU later, the CPU compares them.
-    let flat =
-        kind == CoarseKind::Auto && (device::has_room_for(rows, build.dims) || profile.extreme);
-    let kind = if flat { CoarseKind::Flat } else { kind };
+    let is_long = profile.has_long_mean();
+    let kind = match kind {
+        CoarseKind::Auto if profile.extreme => CoarseKind::Flat,
+        // One-bit codes are relative to the mean.
+        CoarseKind::Auto if is_long && rows >= FLAT_ROWS && build.dims >= LONG_MEAN_DIMS => {
+            CoarseKind::Rabitq
+        }
+        CoarseKind::Auto if !is_long && device::has_room_for(rows, build.dims) => CoarseKind::Flat,
+        other => other,
+    };
     match kind.resolved(rows, build.dims) {
         CoarseKind::IvfPq | CoarseKind::Auto => ivf::build(build, &profile),
         CoarseKind::Rabitq => rabitq::build(build, &profile),

@@ -169,6 +169,16 @@ impl VectorProfile {
         let mean = sums.into_iter().map(|sum| (sum / rows.max(1) as f64) as f32).collect();
         Ok(VectorProfile { mean, low, high, whole_bytes, extreme })
     }
+
+    /// Returns true if the part that all vectors have in common is longer than all their
+    /// differences together. Codes that are not relative to the mean lose the differences.
+    pub(super) fn has_long_mean(&self) -> bool {
+        let square = |value: f64| value * value;
+        let mean = self.mean.iter().map(|value| square(f64::from(*value))).sum::<f64>();
+        let ranges = self.low.iter().zip(&self.high);
+        let ranges = ranges.map(|(low, high)| square(f64::from(*high) - f64::from(*low)));
+        mean > ranges.sum::<f64>()
+    }
 }
 
 pub(super) fn not_finite(row: usize, dim: usize) -> Error {

@@ -10,6 +10,7 @@ use kernels::TopK;
 use kernels::float::{self, Panels};
 
 use super::kmeans::RandomDraws;
+use super::pq::subtract;
 use super::widen::FilteredProbes;
 use super::{
     BuildThreads, Coarse, CoarseHit, CoarseRequest, CoarseScratch, HITS_MAX, IvfPq, Metric,
@@ -255,7 +256,14 @@ pub(super) fn nearest_rows(
 ) -> Result<Vec<Vec<u32>>> {
     let dims = build.dims;
     let count = own.len();
-    let panels = Panels::new(queries, dims);
+    let origin = match build.metric {
+        // A row, so that a large common part of all rows does not round their differences away.
+        Metric::L2 => queries.get(..dims).map_or_else(|| vec![0.0; dims], <[f32]>::to_vec),
+        Metric::Cosine | Metric::Dot => vec![0.0; dims],
+    };
+    let mut relative = Vec::with_capacity(queries.len());
+    subtract(queries, &origin, &mut relative);
+    let panels = Panels::new(&relative, dims);
     // Row of the index for each row of the source.
     let mut places = vec![0_u32; order.len()];
     (0..).zip(order).for_each(|(place, row)| places[*row as usize] = place);
@@ -272,11 +280,15 @@ pub(super) fn nearest_rows(
         let pieces = vectors.chunks(piece * dims).zip(places.chunks(piece)).zip(&mut tops);
         build.threads.share(pieces, |((vectors, places), tops)| {
             let mut products = vec![0.0; TRUTH_ROWS * count];
+            let mut relative = Vec::with_capacity(TRUTH_ROWS * dims);
             let blocks = vectors.chunks(TRUTH_ROWS * dims).zip(places.chunks(TRUTH_ROWS));
             for (points, places) in blocks {
                 let products = &mut products[..places.len() * count];
-                panels.products(points, products);
-                let rows = points.chunks_exact(dims).zip(products.chunks_exact(count)).zip(places);
+                relative.clear();
+                subtract(points, &origin, &mut relative);
+                panels.products(&relative, products);
+                let rows =
+                    relative.chunks_exact(dims).zip(products.chunks_exact(count)).zip(places);
                 for ((point, products), row) in rows {
                     let square = match build.metric {
                         Metric::L2 => 0.5 * float::dot(point, point),

@@ -411,6 +411,27 @@ fn an_exact_search_finds_rows_with_equal_bytes() {
 }
 
 #[test]
+fn a_large_common_part_hides_no_near_row() {
+    let (rows, dims, asked) = (2200, 96, 20);
+    let mut vectors = vectors(rows + asked, dims, 3);
+    // The differences of the rows are about one.
+    vectors.iter_mut().for_each(|value| *value += 2000.0);
+    let queries = vectors.split_off(rows * dims);
+    let metric = Metric::L2;
+    let plan =
+        CoarseBuild { vectors: &vectors, dims, metric, threads: BuildThreads::of(2), seed: 5 };
+    let built = build(CoarseKind::Auto, &plan).unwrap();
+    let scene = Scene { dims, metric, vectors, built };
+    let mut found = 0;
+    for query in queries.chunks_exact(dims) {
+        let hits = scene.search(query, 10, ScanParams::default(), None, true);
+        let naive = scene.naive(query, 10, None);
+        found += naive.iter().filter(|one| hits.iter().any(|hit| hit.row == one.row)).count();
+    }
+    assert!(found >= 160, "{found} of 200");
+}
+
+#[test]
 fn search_many_equals_single_searches() {
     each(|scene, kind| {
         let queries = vectors(20, scene.dims, 10);
