@@ -449,15 +449,16 @@ pub fn build_streamed(kind: CoarseKind, build: &StreamedBuild<'_>) -> Result<Bui
         if build.metric == Metric::Cosine { &unit } else { build.vectors };
     let build = &StreamedBuild { vectors, ..*build };
     let profile = VectorProfile::of(build.vectors, build.dims)?;
-    // Vectors that are too long for inverted lists are refused today, but old collections may have
-    // some. The GPU compares all rows; without a GPU later, the CPU compares them.
     let is_long = profile.has_long_mean();
     let kind = match kind {
+        // Vectors that are too long for inverted lists are refused today, but old collections may
+        // have some.
         CoarseKind::Auto if profile.extreme => CoarseKind::Flat,
         // One-bit codes are relative to the mean.
         CoarseKind::Auto if is_long && rows >= FLAT_ROWS && build.dims >= LONG_MEAN_DIMS => {
             CoarseKind::Rabitq
         }
+        // The GPU compares all rows; without a GPU later, the CPU compares them.
         CoarseKind::Auto if !is_long && device::has_room_for(rows, build.dims) => CoarseKind::Flat,
         other => other,
     };
