@@ -34,6 +34,9 @@ const QUERIES_MIN: usize = 32;
 const ROWS_A_QUERY: usize = 64;
 /// Rows compared with all queries at a time.
 const TRUTH_ROWS: usize = 96;
+/// Maximum candidates compared with finer codes, and the number in a search that should miss no
+/// row.
+const REFINE_MAX: usize = 4 * HITS_MAX;
 /// Candidates compared by their bytes if nothing was measured.
 const REFINE_UNMEASURED: usize = 100;
 /// Candidates in the grid, for [`MEASURED_HITS`] hits.
@@ -125,11 +128,12 @@ impl ScanChoice {
         let refine = match (params.refine, measured) {
             (0, Some(point)) => point.refine as usize + more_candidates(k, point.k as usize),
             (0, None) => REFINE_UNMEASURED + more_candidates(k, MEASURED_HITS),
+            (HITS_MAX.., _) if params.wants_all() => REFINE_MAX,
             (requested, _) => requested,
         };
         ScanChoice {
             probes: probes.clamp(1, clusters.max(1)),
-            refine: refine.clamp(k.max(1), 4 * HITS_MAX),
+            refine: refine.clamp(k.max(1), REFINE_MAX),
         }
     }
 
@@ -377,6 +381,9 @@ mod tests {
         };
         assert_eq!(choose(5, 70, 10), ScanChoice { probes: 5, refine: 70 });
         assert_eq!(choose(500, 3, 10), ScanChoice { probes: 100, refine: 10 });
+        assert_eq!(choose(usize::MAX, 70, 10), ScanChoice { probes: 100, refine: 70 });
+        let ScanParams { probes, refine } = ScanParams::EXACT;
+        assert_eq!(choose(probes, refine, 10), ScanChoice { probes: 100, refine: REFINE_MAX });
         assert_eq!(choose(0, 0, 10), ScanChoice { probes: 8, refine: 40 });
         assert_eq!(choose(0, 0, 160), ScanChoice { probes: 16, refine: 265 });
         assert_eq!(choose(0, 160, 10), ScanChoice { probes: 16, refine: 160 });
