@@ -470,7 +470,8 @@ pub fn build_streamed(kind: CoarseKind, build: &StreamedBuild<'_>) -> Result<Bui
     }
 }
 
-/// Returns true if an index over `rows` rows is one that compares all rows.
+/// Returns true if an index over `rows` rows is one that compares all rows. With a GPU, it is
+/// another one if the vectors have a long mean.
 pub(crate) fn compares_all(kind: CoarseKind, rows: u64, dims: usize) -> bool {
     let rows = usize::try_from(rows).unwrap_or(usize::MAX);
     kind.resolved(rows, dims) == CoarseKind::Flat
