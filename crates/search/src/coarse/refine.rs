@@ -68,7 +68,7 @@ impl ByteQuery {
     }
 
     /// Returns true if a row with the byte cost `cost` can be nearer than one with the byte cost
-    /// `lower`, which is lower. If `always` is false, the bounds are those that few rows exceed.
+    /// `lower`, which is lower. With `always`, no row exceeds the bounds; otherwise few rows do.
     pub(crate) fn may_be_nearer(&self, cost: f32, lower: f32, always: bool) -> bool {
         let doubt = if always { self.doubt } else { self.spread };
         if self.dot {
