@@ -37,6 +37,9 @@ pub(crate) enum ExactNumber {
     Unsigned(u64),
 }
 
+/// Whole number from which on several whole numbers have the same float.
+const FLOATS_MEET: u64 = 1 << 53;
+
 const FALSE: u8 = 0;
 const TRUE: u8 = 1;
 const FLOAT: u8 = 2;
@@ -76,6 +79,15 @@ impl NumberKey {
 
     pub(crate) fn exact(self) -> ExactNumber {
         self.exact
+    }
+
+    /// Returns true for a float, and for a whole number whose float no other whole number has.
+    pub(crate) fn has_own_float(self) -> bool {
+        match self.exact {
+            ExactNumber::Float => true,
+            ExactNumber::Signed(value) => value.unsigned_abs() < FLOATS_MEET,
+            ExactNumber::Unsigned(_) => false,
+        }
     }
 
     /// Returns true if a filter treats the numbers as equal: whole numbers exactly, others as

@@ -89,11 +89,11 @@ impl OrderRange {
     }
 
     fn contains_key(&self, key: KeyRef<'_>) -> bool {
-        !self.is_below(key) && is_before(key, self.high.as_key(), true)
+        !self.is_below(key) && is_before_limit(key, self.high, true)
     }
 
     fn is_below(&self, key: KeyRef<'_>) -> bool {
-        is_before(key, self.low.as_key(), false)
+        is_before_limit(key, self.low, false)
     }
 
     /// Returns the blocks that may have values of the range, in the order of the visit.
@@ -102,7 +102,7 @@ impl OrderRange {
         let below = blocks.partition_point(|block| self.is_below(block.first.as_ref()));
         let start = below.saturating_sub(1);
         let within =
-            |block: &&DictionaryBlock| is_before(block.first.as_ref(), self.high.as_key(), true);
+            |block: &&DictionaryBlock| is_before_limit(block.first.as_ref(), self.high, true);
         let mut found: Vec<&DictionaryBlock> = blocks[start..].iter().take_while(within).collect();
         if self.descending {
             found.reverse();
@@ -122,6 +122,19 @@ impl OrderRange {
     /// Returns true if `one` is visited before `other`.
     fn precedes(&self, one: KeyRef<'_>, other: KeyRef<'_>) -> bool {
         if self.descending { one > other } else { one < other }
+    }
+}
+
+/// Returns true if `key` is before `limit` in the order of the values, or if both are equal and
+/// `after` is true.
+fn is_before_limit(key: KeyRef<'_>, limit: OrderKey, after: bool) -> bool {
+    match (key, limit) {
+        // Several whole numbers have the float of this limit. If all of them were within it, a page
+        // that begins with the last value of another page would repeat that page's points.
+        (KeyOf::Number(key), OrderKey::Number(limit)) if !limit.has_own_float() => {
+            key < limit || (after && key == limit)
+        }
+        _ => is_before(key, limit.as_key(), after),
     }
 }
 
@@ -474,6 +487,19 @@ mod tests {
                 assert_eq!(indexed(&payloads, "n", range), Some(naive(&payloads, "n", range)));
             }
         }
+    }
+
+    #[test]
+    fn a_range_begins_at_one_of_the_numbers_of_a_float() {
+        let base = 1_i64 << 60;
+        let payloads: Vec<Value> = (0..300).map(|n| json!({ "n": base + n })).collect();
+        let from = OrderKey::of(&json!(base + 100));
+        let rows = |descending: bool| -> Vec<u32> {
+            let pairs = indexed(&payloads, "n", OrderRange::new(descending, from)).unwrap();
+            pairs.into_iter().map(|(_, row)| row).collect()
+        };
+        assert_eq!(rows(false), (100..300).collect::<Vec<u32>>());
+        assert_eq!(rows(true), (0..=100).rev().collect::<Vec<u32>>());
     }
 
     #[test]
