@@ -47,6 +47,7 @@ fn add_filter(filter: &Filter, members: &mut BTreeSet<String>) {
         match condition {
             Condition::Match { key, .. }
             | Condition::Range { key, .. }
+            | Condition::WholeRange { key, .. }
             | Condition::DateRange { key, .. }
             | Condition::ValuesCount { key, .. }
             | Condition::IsEmpty { key }

@@ -14,7 +14,7 @@ mod values;
 
 pub use condition::{
     Condition, CountRange, DEPTH_MAX, DateRange, Filter, Match, MinShould, Range, VALUES_MAX,
-    ValueLimits, each_value,
+    ValueLimits, WholeRange, each_value,
 };
 #[cfg(test)]
 pub(crate) use condition::{null_at, same};
@@ -27,4 +27,4 @@ pub use slice::IdSlice;
 pub use text::{
     TEXT_QUERY_BYTES_MAX, TEXT_QUERY_WORDS_MAX, TextMatch, TextMatchKind, Tokenizer, WordSplit,
 };
-pub use values::MatchValues;
+pub use values::{MatchValues, RangeLimit};

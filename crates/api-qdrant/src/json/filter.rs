@@ -1,8 +1,8 @@
 //! Reads Qdrant's JSON of filters into [`Filter`].
 
 use search::filter::{
-    Condition, Filter, IdSlice, Match, MinShould, TEXT_QUERY_BYTES_MAX, TEXT_QUERY_WORDS_MAX,
-    TextMatch, TextMatchKind, Tokenizer, ValueLimits, parse_date,
+    Condition, Filter, IdSlice, Match, MinShould, RangeLimit, TEXT_QUERY_BYTES_MAX,
+    TEXT_QUERY_WORDS_MAX, TextMatch, TextMatchKind, Tokenizer, ValueLimits, parse_date,
 };
 use search::points::PointId;
 use serde::de::{Deserialize, Deserializer, Error as _};
@@ -326,16 +326,18 @@ fn range(key: String, value: &Value) -> Parsed<Condition> {
         return Ok(Condition::DateRange { key, range });
     }
     let range = limits_of(value, |limit| {
-        limit.as_f64().ok_or_else(|| "a number or a date is expected".to_owned())
+        let number = limit.as_number().and_then(RangeLimit::of);
+        number.ok_or_else(|| "a number or a date is expected".to_owned())
     })?;
-    Ok(Condition::Range { key, range })
+    // Floats suffice for nearly all ranges, and an index decides them alone.
+    Ok(match range.as_floats() {
+        Some(range) => Condition::Range { key, range },
+        None => Condition::WholeRange { key, range },
+    })
 }
 
-fn limits_of<T: Default>(
-    value: &Value,
-    read: impl Fn(&Value) -> Parsed<T>,
-) -> Parsed<ValueLimits<T>> {
-    let mut range = ValueLimits::default();
+fn limits_of<T>(value: &Value, read: impl Fn(&Value) -> Parsed<T>) -> Parsed<ValueLimits<T>> {
+    let mut range = ValueLimits { gt: None, gte: None, lt: None, lte: None };
     for (name, value) in members(object(value)?) {
         let limit = match name {
             "gt" => &mut range.gt,

@@ -13,7 +13,7 @@ use serde_json::Value;
 use super::geo::GEO_POINTS_MAX;
 use super::path::{Bracket, Brackets, PathStep, first_step};
 use super::text::{TEXT_QUERY_BYTES_MAX, TEXT_QUERY_WORDS_MAX};
-use super::{GeoArea, IdSlice, MatchValues, RowSet, TextMatch, parse_date};
+use super::{GeoArea, IdSlice, MatchValues, RangeLimit, RowSet, TextMatch, parse_date};
 
 /// Maximum conditions of a filter, including those of nested filters.
 pub(super) const CONDITIONS_MAX: usize = 1024;
@@ -64,6 +64,14 @@ pub enum Condition {
         key: String,
         /// The limits.
         range: Range,
+    },
+    /// The field has a number within limits, of which at least one is a whole number whose float
+    /// other whole numbers have too.
+    WholeRange {
+        /// The field's path, as in [`Condition::Match`].
+        key: String,
+        /// The limits.
+        range: WholeRange,
     },
     /// The field has a text that is a date within limits.
     DateRange {
@@ -153,6 +161,8 @@ pub struct ValueLimits<T> {
 
 /// Limits of a number of the payload.
 pub type Range = ValueLimits<f64>;
+/// Limits of a number of the payload, exact for whole numbers.
+pub type WholeRange = ValueLimits<RangeLimit>;
 /// Limits of a date, in microseconds since 1970 in UTC, as [`super::parse_date`] returns it.
 pub type DateRange = ValueLimits<i64>;
 /// Limits of a number of values.
@@ -331,6 +341,7 @@ impl Condition {
         let (key, values) = match self {
             Condition::Match { key, matching } => (key.len(), matching.memory_bytes()),
             Condition::Range { key, .. }
+            | Condition::WholeRange { key, .. }
             | Condition::DateRange { key, .. }
             | Condition::ValuesCount { key, .. }
             | Condition::IsEmpty { key }
@@ -369,6 +380,7 @@ impl Condition {
                 (Some(key), 0)
             }
             Condition::Range { key, .. }
+            | Condition::WholeRange { key, .. }
             | Condition::DateRange { key, .. }
             | Condition::ValuesCount { key, .. }
             | Condition::IsEmpty { key }
@@ -394,6 +406,9 @@ impl Condition {
             }
             Condition::Range { key, range } => any_value(payload, key, &mut |value| {
                 value.as_f64().is_some_and(|value| range.contain(value))
+            }),
+            Condition::WholeRange { key, range } => any_value(payload, key, &mut |value| {
+                value.as_number().is_some_and(|number| range.contain_number(number))
             }),
             Condition::DateRange { key, range } => any_value(payload, key, &mut |value| {
                 value.as_str().and_then(parse_date).is_some_and(|date| range.contain(date))

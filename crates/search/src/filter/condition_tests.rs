@@ -69,6 +69,31 @@ fn ranges_compare_numbers_only() {
 }
 
 #[test]
+fn ranges_compare_large_whole_numbers_exactly() {
+    let base = 1_i64 << 60;
+    let range = |gt: &Value, lte: &Value| {
+        let limit = |value: &Value| value.as_number().and_then(RangeLimit::of);
+        let range = WholeRange { gt: limit(gt), gte: None, lt: None, lte: limit(lte) };
+        Condition::WholeRange { key: "a".into(), range }
+    };
+    for (value, expected) in [
+        (json!(base), false),
+        (json!(base + 1), true),
+        (json!([7, base + 2]), true),
+        (json!(base + 3), false),
+        (json!(base as f64), false),
+        (json!("x"), false),
+    ] {
+        check(range(&json!(base), &json!(base + 2)), json!({ "a": value }), expected);
+    }
+    let to_largest = range(&json!(-1.5), &json!(u64::MAX - 1));
+    check(to_largest.clone(), json!({"a": u64::MAX - 1}), true);
+    check(to_largest.clone(), json!({"a": u64::MAX}), false);
+    check(to_largest.clone(), json!({"a": -1}), true);
+    check(to_largest, json!({"a": -2}), false);
+}
+
+#[test]
 fn paths_go_into_objects_and_lists() {
     let payload = json!({"a": {"b": [{"c": 1}, {"c": 2}], "d": null, "e": []}});
     let is = |key: &str, value: i32| matching(key, Match::Value(json!(value)));
@@ -342,7 +367,8 @@ fn naive(condition: &Condition, id: u64, payload: &Value) -> bool {
                 && met(&filter.must_not) == 0
         }
         // Tested against examples, and against an index.
-        Condition::DateRange { .. }
+        Condition::WholeRange { .. }
+        | Condition::DateRange { .. }
         | Condition::ValuesCount { .. }
         | Condition::IsNull { .. }
         | Condition::Geo { .. }

@@ -1,12 +1,27 @@
-//! Values of one condition in a hash table, so that a row costs the same for any number of values.
+//! Values of one condition in a hash table, so that a row costs the same for any number of values,
+//! and limits of numbers.
 
+use std::cmp::Ordering;
 use std::collections::HashSet;
 use std::ops::Deref;
 use std::sync::OnceLock;
 
 use serde_json::{Number, Value};
 
-use super::condition::same;
+use super::condition::{Range, WholeRange, same};
+
+/// Whole number from which on several whole numbers have the same 64-bit float.
+const FLOATS_MEET: u128 = 1 << 53;
+
+/// Limit of a number. Two whole numbers are compared exactly, a whole number and a fraction as
+/// 64-bit floats.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum RangeLimit {
+    /// Fraction, or a number beyond 64 bits.
+    Float(f64),
+    /// Whole number of 64 bits.
+    Whole(i128),
+}
 
 /// A list of values. The first lookup builds the table.
 #[derive(Clone, Debug, Default)]
@@ -90,6 +105,63 @@ impl ValueTable {
             }
         }
         table
+    }
+}
+
+impl RangeLimit {
+    /// Converts a JSON number; `None` if it has no float.
+    pub fn of(number: &Number) -> Option<RangeLimit> {
+        let float = || number.as_f64().map(RangeLimit::Float);
+        whole(number).map(RangeLimit::Whole).or_else(float)
+    }
+
+    /// Returns the nearest float.
+    pub(crate) fn float(self) -> f64 {
+        match self {
+            RangeLimit::Float(value) => value,
+            RangeLimit::Whole(value) => value as f64,
+        }
+    }
+
+    /// Returns true for a float, and for a whole number whose float no other whole number has.
+    pub(crate) fn has_own_float(self) -> bool {
+        match self {
+            RangeLimit::Float(_) => true,
+            RangeLimit::Whole(value) => value.unsigned_abs() < FLOATS_MEET,
+        }
+    }
+
+    /// Compares a number with the limit.
+    fn order_of(self, number: &Number) -> Option<Ordering> {
+        match (whole(number), self) {
+            (Some(number), RangeLimit::Whole(limit)) => Some(number.cmp(&limit)),
+            _ => number.as_f64()?.partial_cmp(&self.float()),
+        }
+    }
+}
+
+impl WholeRange {
+    /// Returns the limits as floats; `None` if other whole numbers have the float of a limit.
+    pub fn as_floats(&self) -> Option<Range> {
+        let limits = [self.gt, self.gte, self.lt, self.lte];
+        let is_exact = limits.into_iter().flatten().all(RangeLimit::has_own_float);
+        is_exact.then(|| Range {
+            gt: self.gt.map(RangeLimit::float),
+            gte: self.gte.map(RangeLimit::float),
+            lt: self.lt.map(RangeLimit::float),
+            lte: self.lte.map(RangeLimit::float),
+        })
+    }
+
+    /// Returns true if `number` is within the limits.
+    pub(crate) fn contain_number(&self, number: &Number) -> bool {
+        let fits = |limit: Option<RangeLimit>, is_fitting: fn(Ordering) -> bool| {
+            limit.is_none_or(|limit| limit.order_of(number).is_some_and(is_fitting))
+        };
+        fits(self.gt, Ordering::is_gt)
+            && fits(self.gte, Ordering::is_ge)
+            && fits(self.lt, Ordering::is_lt)
+            && fits(self.lte, Ordering::is_le)
     }
 }
 

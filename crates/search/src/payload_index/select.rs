@@ -9,7 +9,10 @@ use super::directory::{BitmapPlace, DictionaryBlock, FieldDirectory};
 use super::key::{KeyOf, KeyRef, NumberKey, is_before};
 use super::read::{FieldLookup, PayloadIndex, RowPiece};
 use super::selection::{RowSelection, SelectionParts};
-use crate::filter::{Condition, DateRange, Filter, IdSlice, Match, MatchValues, Range, RowSet};
+use crate::filter::{
+    Condition, DateRange, Filter, IdSlice, Match, MatchValues, Range, RangeLimit, RowSet,
+    WholeRange,
+};
 use crate::points::{NUMBERS_MAX, PointId};
 use crate::segment::ids::SegmentIds;
 
@@ -129,6 +132,7 @@ impl<'a> Evaluation<'a> {
             | Condition::Geo { key, .. }
             | Condition::Element { key, .. }
             | Condition::Range { key, .. }
+            | Condition::WholeRange { key, .. }
             | Condition::DateRange { key, .. }
             | Condition::ValuesCount { key, .. }
             | Condition::IsEmpty { key }
@@ -202,6 +206,7 @@ fn undecided_reason(condition: &Condition) -> &'static str {
             ..
         } => "has no index of words and parts of texts",
         Condition::Geo { .. } => "has no index of areas",
+        Condition::WholeRange { .. } => "has large whole numbers near a limit",
         Condition::Element { .. } => "has no index of the objects of its list",
         _ => "has values that its index lacks",
     }
@@ -238,6 +243,7 @@ impl FieldReader<'_> {
             }
             Condition::Match { matching: Match::Any(values), .. } => self.any(values)?,
             Condition::Range { range, .. } => RowSelection::sure(self.range(range)?),
+            Condition::WholeRange { range, .. } => self.whole_range(range)?,
             Condition::DateRange { range, .. } => RowSelection::sure(self.dates(range)?),
             Condition::IsEmpty { .. } => {
                 let present = self.bitmap(&bitmaps.present)?;
@@ -386,6 +392,32 @@ impl FieldReader<'_> {
         let number = |value| KeyOf::Number(NumberKey::float(value));
         let lower = [(gt, true), (gte, false), (Some(f64::NEG_INFINITY), false)];
         let upper = [(lt, false), (lte, true), (Some(f64::INFINITY), true)];
+        self.between(&bounds(lower, number), &bounds(upper, number))
+    }
+
+    /// Selects the rows with a number within `range`. Rows that have such a number only if the
+    /// border counts are undecided, because their payloads are compared exactly.
+    fn whole_range(&self, range: &WholeRange) -> Result<RowSelection> {
+        let inner = self.floats_within(range, false)?;
+        let mut border = self.floats_within(range, true)?;
+        border.subtract(&inner);
+        let mut met = RowSelection::sure(inner);
+        met.doubt(&border);
+        Ok(met)
+    }
+
+    /// Selects the rows with a number whose float is within `range`. The border is the floats of
+    /// limits that several whole numbers have. It counts as within if `border` is true.
+    fn floats_within(&self, range: &WholeRange, border: bool) -> Result<RowSet> {
+        let WholeRange { gt, gte, lt, lte } = *range;
+        let number = |limit: RangeLimit| KeyOf::Number(NumberKey::float(limit.float()));
+        let limit = |limit: Option<RangeLimit>, own: bool, shared: bool| {
+            (limit, if limit.is_none_or(RangeLimit::has_own_float) { own } else { shared })
+        };
+        let lowest = Some(RangeLimit::Float(f64::NEG_INFINITY));
+        let highest = Some(RangeLimit::Float(f64::INFINITY));
+        let lower = [limit(gt, true, !border), limit(gte, false, !border), (lowest, false)];
+        let upper = [limit(lt, false, border), limit(lte, true, border), (highest, true)];
         self.between(&bounds(lower, number), &bounds(upper, number))
     }
 

@@ -11,8 +11,8 @@ use crate::budget::MemoryBudget;
 use crate::coarse::{BuildThreads, BuildVectors, CoarseKind, Metric};
 use crate::codes::CodesPlace;
 use crate::filter::{
-    Condition, CountRange, DateRange, Filter, IdSlice, Match, MinShould, Range, RowSet, each_value,
-    parse_date,
+    Condition, CountRange, DateRange, Filter, IdSlice, Match, MinShould, Range, RangeLimit, RowSet,
+    WholeRange, each_value, parse_date,
 };
 use crate::segment::{
     CodesOptions, RecordKind, RowSource, Segment, SegmentPlan, SegmentSettings, VectorEncoding,
@@ -167,6 +167,11 @@ fn condition() -> impl Strategy<Value = Condition> {
         (key(), limits).prop_map(|(key, (gt, gte, lt, lte))| {
             Condition::Range { key, range: Range { gt, gte, lt, lte } }
         }),
+        (key(), scalar(), scalar()).prop_map(|(key, gt, lte)| {
+            let limit = |value: &Value| value.as_number().and_then(RangeLimit::of);
+            let range = WholeRange { gt: limit(&gt), gte: None, lt: None, lte: limit(&lte) };
+            Condition::WholeRange { key, range }
+        }),
         (key(), date(), date()).prop_map(|(key, gte, lt)| {
             let read = |date: Option<&str>| date.and_then(parse_date);
             let range = DateRange { gte: read(gte), lt: read(lt), ..DateRange::default() };
@@ -297,6 +302,20 @@ fn conditions_on_many_values_leave_nothing_undecided() {
     assert_eq!(fields.len(), 7);
     let day = fields.iter().find(|field| field.path == "day").unwrap();
     assert_eq!((day.rows, day.values), (4000, [0, 0, 0, 84, 84]));
+}
+
+#[test]
+fn ranges_of_large_numbers_read_payloads_near_their_limits() {
+    let base = 1_u64 << 60;
+    let payloads: Vec<Value> = (0..2000).map(|n| json!({ "n": base + n })).collect();
+    let test = segment_of_values(&payloads);
+    let limit = |n: u64| RangeLimit::of(&(base + n).into());
+    // 2^60 and more have one float for 256 numbers.
+    let range = WholeRange { gt: limit(600), gte: None, lt: limit(1700), lte: None };
+    let filter = only(Condition::WholeRange { key: "n".into(), range });
+    assert_eq!(naive(&filter, &payloads).count(), 1099);
+    let undecided = check(&test.segment, &filter, &payloads);
+    assert!((1..=514).contains(&undecided), "{undecided}");
 }
 
 /// Rows of each value, by its JSON.

@@ -1,8 +1,9 @@
 //! Filters, and the paths and texts in them.
 
 use search::filter::{
-    Condition, GEO_POINTS_MAX, GeoArea, GeoPoint, Match, MinShould, Range, TEXT_QUERY_BYTES_MAX,
-    TEXT_QUERY_WORDS_MAX, TextMatch, TextMatchKind, Tokenizer, ValueLimits, WordSplit,
+    Condition, GEO_POINTS_MAX, GeoArea, GeoPoint, Match, MinShould, Range, RangeLimit,
+    TEXT_QUERY_BYTES_MAX, TEXT_QUERY_WORDS_MAX, TextMatch, TextMatchKind, Tokenizer, ValueLimits,
+    WholeRange, WordSplit,
 };
 
 use super::*;
@@ -26,6 +27,16 @@ fn filters_are_read_in_every_form() {
     let any = Match::Any(vec![json!(1), json!("b"), json!(true)].into());
     assert_eq!(inner.must, [Condition::Match { key: "x".into(), matching: any }]);
     assert_eq!(filter.must_not.len(), 4);
+}
+
+#[test]
+fn limits_above_2_to_the_53_are_read_exactly() {
+    let last = (1_u64 << 53) + 1;
+    let filter = json!({"must": {"key": "n", "range": {"gt": last, "lt": 1e300}}});
+    let filter = parse_filter(filter.to_string().as_bytes()).unwrap();
+    let gt = Some(RangeLimit::Whole(last.into()));
+    let range = WholeRange { gt, gte: None, lt: Some(RangeLimit::Float(1e300)), lte: None };
+    assert_eq!(filter.must, [Condition::WholeRange { key: "n".into(), range }]);
 }
 
 #[test]
