@@ -8,6 +8,7 @@ use search::points::PointId;
 use serde::de::{Deserialize, Deserializer, Error as _};
 use serde_json::{Map, Value};
 
+use super::unique::UniqueMembers;
 use super::{geo, limits, unsupported};
 
 /// A message without the position in the text. Callers add the position.
@@ -15,7 +16,7 @@ pub(super) type Parsed<T> = Result<T, String>;
 
 /// Reads a filter. Its nesting is bounded by the JSON reader here and by [`Filter::check`] later.
 pub(super) fn required<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Filter, D::Error> {
-    let value = Value::deserialize(deserializer)?;
+    let UniqueMembers(value) = UniqueMembers::deserialize(deserializer)?;
     object(&value).and_then(filter).map_err(D::Error::custom)
 }
 
@@ -23,8 +24,9 @@ pub(super) fn required<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Fil
 pub(super) fn optional<'de, D: Deserializer<'de>>(
     deserializer: D,
 ) -> Result<Option<Filter>, D::Error> {
-    let value = Option::<Value>::deserialize(deserializer)?;
-    value.as_ref().map(|value| object(value).and_then(filter)).transpose().map_err(D::Error::custom)
+    let value = Option::<UniqueMembers>::deserialize(deserializer)?;
+    let read = value.map(|UniqueMembers(value)| object(&value).and_then(filter));
+    read.transpose().map_err(D::Error::custom)
 }
 
 /// Adds the name of the field before the message of its error.

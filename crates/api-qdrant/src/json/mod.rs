@@ -24,6 +24,7 @@ mod response;
 mod retrieve;
 mod select;
 mod text_index;
+mod unique;
 mod vector;
 mod vector_query;
 

@@ -6,6 +6,7 @@ use serde_json::{Map, Value};
 use base::{Error, Result};
 
 use super::lookup::{GroupLookup, LookupFrom};
+use super::unique::UniqueMembers;
 use search::collection::CANDIDATES_MAX;
 use search::filter::Filter;
 
@@ -197,7 +198,10 @@ struct GroupParams {
 
 impl<'de> Deserialize<'de> for QueryGroupsRequest {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<QueryGroupsRequest, D::Error> {
-        let mut members = Map::deserialize(deserializer)?;
+        let UniqueMembers(Value::Object(mut members)) = UniqueMembers::deserialize(deserializer)?
+        else {
+            return Err(D::Error::custom("an object is expected"));
+        };
         // The other members are those of the query.
         let own = ["group_by", "group_size", "limit", "with_lookup"];
         let own_members: Map<String, Value> =
@@ -288,7 +292,7 @@ impl From<Prefetch> for QueryRequest {
 /// Reads one prefetch or a list of them; null is none.
 fn prefetches<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<QueryRequest>, D::Error> {
     // Through a value: an untagged enum would hide the messages of errors inside.
-    let value = Value::deserialize(deserializer)?;
+    let UniqueMembers(value) = UniqueMembers::deserialize(deserializer)?;
     let list = match value {
         Value::Null => return Ok(Vec::new()),
         Value::Array(list) => list,

@@ -115,6 +115,28 @@ fn refused_conditions_are_named() {
     }
 }
 
+#[test]
+fn a_member_that_comes_twice_is_refused() {
+    for filter in [
+        r#"{"must": [{"has_id": [1]}], "must": [{"has_id": [2]}]}"#,
+        r#"{"must": [{"key": "a", "match": {"value": 1}, "match": {"value": 2}}]}"#,
+        r#"{"must_not": {"key": "a", "range": {"gt": 1, "gt": 2}}}"#,
+    ] {
+        let chosen = format!(r#"{{"filter": {filter}}}"#);
+        let grouped = format!(r#"{{"group_by": "a", "filter": {filter}}}"#);
+        let prefetch = format!(r#"{{"prefetch": [{chosen}], "query": {{"fusion": "rrf"}}}}"#);
+        let errors = [
+            parse::<PointsSelector>(chosen.as_bytes()).unwrap_err(),
+            parse::<QueryGroupsRequest>(grouped.as_bytes()).unwrap_err(),
+            parse::<QueryRequest>(prefetch.as_bytes()).unwrap_err(),
+        ];
+        for error in errors {
+            assert_eq!(error.kind(), ErrorKind::InvalidArgument);
+            assert!(error.message().contains("duplicate field"), "{filter}: {error}");
+        }
+    }
+}
+
 /// Clients in Go write an empty list of ids as null.
 #[test]
 fn a_condition_that_is_null_does_not_match_every_point() {
