@@ -9,9 +9,8 @@ use search::points::{PayloadChange, PointId, PointSelection};
 use search::registry::CollectionSettings;
 use serde_json::{Map, Value};
 
-/// Maximum nesting of a request's JSON, and of a payload that a change makes. The log nests it
-/// deeper, and JSON readers stop at 128.
-pub(super) const DEPTH_MAX: usize = 120;
+/// Maximum nesting of a request's JSON. The log nests it deeper, and JSON readers stop at 128.
+const DEPTH_MAX: usize = 120;
 /// Maximum bytes of a payload as it is stored, as in `search`.
 pub(super) const PAYLOAD_BYTES_MAX: usize = 64 << 10;
 /// Bytes that a stored payload has for a UUID.

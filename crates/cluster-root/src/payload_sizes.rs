@@ -12,13 +12,13 @@ use api_qdrant::json::{self, UpdateOperation};
 use api_qdrant::keep_image_block;
 use base::{Error, Result};
 use cluster_node::CollectionRecord;
-use search::points::{PayloadChange, PointId, PointSelection};
+use search::points::{PayloadChange, PointId, PointSelection, check_levels};
 use search::registry::CollectionSettings;
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
 use super::call::RootContext;
-use super::check::{self, DEPTH_MAX, IMAGES, PAYLOAD_BYTES_MAX, stored_bytes};
+use super::check::{IMAGES, PAYLOAD_BYTES_MAX, stored_bytes};
 use super::collections;
 use super::fan_out::read_shards;
 use super::merge;
@@ -224,13 +224,13 @@ fn only_removes(change: &PayloadChange) -> bool {
 /// Makes a change of a payload.
 ///
 /// # Errors
-/// `TooLarge` if it adds members and the payload becomes too large; `InvalidArgument` if it becomes
-/// nested too deep: a path leads deeper than the request itself.
+/// `TooLarge` if it adds members and the payload becomes too large, or is nested too deep.
 fn check_change(id: PointId, payload: &mut Payload, change: &PayloadChange) -> Result<()> {
     change.apply(payload)?;
     if only_removes(change) {
         return Ok(());
     }
+    check_levels(id, payload)?;
     let bytes = stored_bytes(id, payload)?;
     if bytes > PAYLOAD_BYTES_MAX {
         return Err(Error::too_large(format!(
@@ -238,13 +238,7 @@ fn check_change(id: PointId, payload: &mut Payload, change: &PayloadChange) -> R
              write fewer"
         )));
     }
-    let text = serde_json::to_vec(payload)
-        .map_err(|error| Error::internal("a payload").caused_by(error))?;
-    check::depth(&text).map_err(|_| {
-        Error::invalid(format!(
-            "point {id}: its payload would be nested deeper than {DEPTH_MAX} levels; write it flatter"
-        ))
-    })
+    Ok(())
 }
 
 /// Checks that an operation of the log, which is made of `points`, makes no payload too large or
@@ -332,7 +326,7 @@ mod tests {
             run(id, Some(Map::new()), &steps(&[set])[&id]).map_err(|error| error.kind())
         };
         assert_eq!(outcome(10), Ok(()));
-        assert_eq!(outcome(30), Err(ErrorKind::InvalidArgument));
+        assert_eq!(outcome(30), Err(ErrorKind::TooLarge));
     }
 
     #[test]

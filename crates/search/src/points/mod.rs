@@ -18,6 +18,7 @@ use serde_json::{Map, Value};
 pub(crate) use change::apply;
 pub use change::{PayloadChange, PointSelection};
 pub use id::{NUMBERS_MAX, PointId, uuid_hash};
+pub use payload::check_levels;
 pub(crate) use payload::{RESERVED_KEY, decode, encode};
 pub(crate) use upsert::accepts;
 pub use upsert::{UpsertCondition, UpsertMode, VectorChange};

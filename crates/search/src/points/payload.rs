@@ -8,11 +8,43 @@ use super::{NUMBERS_MAX, PointId};
 /// Key of a point's id in its stored payload. Clients can neither write nor see it.
 pub(crate) const RESERVED_KEY: &str = "__millpond_id";
 
+/// Maximum levels of objects and lists in a payload. Answers nest it a few levels deeper, and
+/// readers of JSON refuse 128 levels.
+const LEVELS_MAX: usize = 120;
+
+/// Checks that the payload of a point can be read again.
+///
+/// # Errors
+/// `TooLarge` if it has more than 120 levels of objects and lists.
+pub fn check_levels(id: PointId, payload: &Map<String, Value>) -> Result<()> {
+    if payload.values().all(|value| has_at_most(value, LEVELS_MAX - 1)) {
+        return Ok(());
+    }
+    Err(Error::too_large(format!(
+        "point {id}: its payload is nested deeper than {LEVELS_MAX} levels, and could not be read \
+         again; write it flatter"
+    )))
+}
+
+/// Returns true if a value has at most `levels` levels of objects and lists.
+fn has_at_most(value: &Value, levels: usize) -> bool {
+    match value {
+        Value::Array(elements) => {
+            levels > 0 && elements.iter().all(|element| has_at_most(element, levels - 1))
+        }
+        Value::Object(members) => {
+            levels > 0 && members.values().all(|member| has_at_most(member, levels - 1))
+        }
+        _ => true,
+    }
+}
+
 /// Returns the bytes to store: none for an empty payload of a point whose internal id is its id.
 ///
 /// # Errors
-/// `InvalidArgument` if the payload has the reserved key.
+/// `InvalidArgument` if the payload has the reserved key; as [`check_levels`].
 pub(crate) fn encode(id: PointId, payload: &Map<String, Value>) -> Result<Vec<u8>> {
+    check_levels(id, payload)?;
     if payload.contains_key(RESERVED_KEY) {
         return Err(Error::invalid(format!(
             "point {id}: the payload's key \"{RESERVED_KEY}\" is Millpond's own; use another one"
@@ -69,7 +101,9 @@ pub(crate) fn decode(internal: u64, bytes: &[u8]) -> Result<(PointId, Map<String
 
 #[cfg(test)]
 mod tests {
+    use super::super::PayloadChange;
     use super::*;
+    use base::ErrorKind;
     use proptest::prelude::*;
     use serde_json::json;
 
@@ -93,6 +127,24 @@ mod tests {
         }
         assert!(encode(uuid, &object(json!({RESERVED_KEY: 1}))).is_err());
         assert!(decode(u64::MAX, b"{}").is_err() && decode(u64::MAX, b"").is_err());
+    }
+
+    #[test]
+    fn a_payload_that_could_not_be_read_again_is_refused() {
+        let nested = |levels: usize| {
+            let inner = (2..levels).fold(json!([]), |inner, _| json!({ "a": inner }));
+            object(json!({ "a": inner }))
+        };
+        let id = PointId::Number(4);
+        let most = nested(LEVELS_MAX);
+        let bytes = encode(id, &most).unwrap();
+        assert_eq!(decode(4, &bytes), Ok((id, most.clone())));
+        assert_eq!(encode(id, &nested(LEVELS_MAX + 1)).unwrap_err().kind(), ErrorKind::TooLarge);
+        // Requests are limited by their reader, but the path of a change adds levels.
+        let change = PayloadChange::Set { payload: most, key: Some("b.c.d".to_owned()) };
+        let mut changed = Map::new();
+        change.apply(&mut changed).unwrap();
+        assert_eq!(encode(id, &changed).unwrap_err().kind(), ErrorKind::TooLarge);
     }
 
     proptest! {
