@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use base::Result;
 use bytes::Bytes;
 use search::collection::PointParts;
-use search::points::{FetchedPoint, NewPoint, PointId};
+use search::points::{FetchedPoint, NewPoint, PointId, check_levels};
 use search::registry::NamedCollection;
 use serde_json::{Map, Value, json};
 
@@ -152,6 +152,7 @@ pub(crate) async fn with_original(
     let key = features.facts.original(&target.space);
     let payload = features.facts.payload(payload, &key);
     check_payload_size(&payload, STORED_BYTES_MAX)?;
+    check_levels(PointId::Uuid(features.facts.id), &payload)?;
     let original = services.originals.put_first(key, bytes).await?;
     Ok(ReadyImage { features, embedding, payload, original })
 }
