@@ -136,7 +136,7 @@ Value *returned_input(Node *node) {
       "aten::_cast_Float",   "aten::_cast_Half",    "aten::_cast_Int",       "aten::_cast_Long",
       "aten::_cast_Short",   "aten::atleast_1d",    "aten::atleast_2d",      "aten::atleast_3d",
       "aten::sum_to_size",   "aten::einsum",        "aten::cartesian_prod",  "aten::to_dense",
-      "aten::conj_physical", "aten::data",
+      "aten::conj_physical", "aten::data",          "aten::dequantize",
   };
   const auto is_tensor = [](const Value *value) { return value->type()->kind() == c10::TypeKind::TensorType; };
   if (kinds.count(node->kind().toQualString()) == 0 || node->outputs().size() != 1 || !is_tensor(node->output())) {
