@@ -534,4 +534,10 @@ async fn every_holder_catches_up() {
     assert!(catch_up(&state, &record, until).await.is_err());
     second.behave(Behaviour::Omit);
     assert!(catch_up(&state, &record, until).await.is_err());
+    // The second node reads its logs, although the first one fails.
+    first.behave(Behaviour::RefuseShards(503, "the copy is behind"));
+    second.behave(Behaviour::Work);
+    second.taken_reads();
+    assert!(catch_up(&state, &record, until).await.is_err());
+    assert_eq!(second.taken_reads().len(), 1);
 }
