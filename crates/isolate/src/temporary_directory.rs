@@ -6,6 +6,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Once;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use rustix::fs::{Mode, OFlags};
+
 /// First part of the names of these directories.
 const PREFIX: &str = "millpond-worker-";
 
@@ -66,7 +68,7 @@ fn remove_stale(parent: &Path) {
         if !name.as_encoded_bytes().starts_with(PREFIX.as_bytes()) {
             continue;
         }
-        let Ok(directory) = File::open(entry.path()) else { continue };
+        let Ok(directory) = open_directory(&entry.path()) else { continue };
         if directory.try_lock().is_ok()
             && let Err(error) = std::fs::remove_dir_all(entry.path())
         {
@@ -75,8 +77,19 @@ fn remove_stale(parent: &Path) {
     }
 }
 
+/// Opens a directory. Another user may have created a pipe with its name, and `File::open` would
+/// wait for a writer of the pipe.
+fn open_directory(path: &Path) -> io::Result<File> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    Ok(rustix::fs::open(path, flags, Mode::empty())?.into())
+}
+
 #[cfg(test)]
 mod tests {
+    use std::process::Command;
+    use std::sync::mpsc;
+    use std::time::Duration;
+
     use super::*;
 
     #[test]
@@ -95,5 +108,20 @@ mod tests {
         let path = used.path().to_owned();
         drop(used);
         assert!(!path.exists());
+    }
+
+    #[test]
+    fn a_pipe_of_another_user_does_not_stop_the_start() {
+        let parent = tempfile::tempdir().unwrap();
+        let pipe = parent.path().join(format!("{PREFIX}1"));
+        assert!(Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+        let (done, ended) = mpsc::channel();
+        let shared = parent.path().to_owned();
+        std::thread::spawn(move || {
+            remove_stale(&shared);
+            done.send(())
+        });
+        assert!(ended.recv_timeout(Duration::from_secs(60)).is_ok());
+        assert!(pipe.exists());
     }
 }
