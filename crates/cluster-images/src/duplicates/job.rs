@@ -193,6 +193,7 @@ impl ClusterJob {
     /// point yet. A holder that does not catch up in time does not stop the job.
     async fn catch_up(&mut self) -> JobResult<()> {
         let give_up = Instant::now() + CATCH_UP_MAX;
+        let mut pause = READ_PAUSE;
         loop {
             let control = self.registered.control.clone();
             let deadline = give_up.min(Instant::now() + READ_TIMEOUT);
@@ -201,7 +202,7 @@ impl ClusterJob {
                 () = control.stopped() => return Err(JobStop::Cancelled),
             };
             let Err(error) = caught_up else { return Ok(()) };
-            if Instant::now() + READ_PAUSE >= give_up {
+            if Instant::now() + pause >= give_up {
                 tracing::warn!(
                     collection = self.record.name,
                     %error,
@@ -209,7 +210,9 @@ impl ClusterJob {
                 );
                 return Ok(());
             }
-            self.pause_until(Instant::now() + READ_PAUSE).await?;
+            self.pause_until(Instant::now() + pause).await?;
+            // Each attempt reads the log of each copy in the store.
+            pause = (pause * 2).min(READ_PAUSE_MAX);
         }
     }
 
