@@ -13,6 +13,9 @@ use crate::rollout::RolloutSplit;
 /// A running rollout as stored in the file.
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
 pub(crate) struct KeptRollout {
+    /// True if the candidate had not served yet.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    is_new: bool,
     stable: KeptVersion,
     candidate: KeptVersion,
     /// Share of an administrator's rollout; `None` follows the settings.
@@ -59,6 +62,13 @@ impl KeptRollout {
 
     pub(crate) fn candidate(&self) -> u64 {
         self.candidate.version
+    }
+
+    /// Returns the candidate if its load takes no turn in the fleet: it served before the stop, or
+    /// an administrator requested its rollout. Any other candidate must not load beside other
+    /// servers.
+    pub(crate) fn candidate_without_turn(&self) -> Option<u64> {
+        (!self.is_new || self.by_hand.is_some()).then_some(self.candidate.version)
     }
 }
 
@@ -118,21 +128,25 @@ impl Model {
             Some(KeptVersion { version, files: files.to_string() })
         };
         let stable = self.rollout.roles.stable?;
-        let candidate = self.rollout.roles.candidate.or_else(|| self.next_candidate(stable))?;
+        let running = self.rollout.roles.candidate;
+        let candidate = running.or_else(|| self.next_candidate(stable))?;
         let by_hand = self.rollout.requested.filter(|requested| requested.version == candidate);
         Some(KeptRollout {
+            is_new: running.is_none(),
             stable: kept(stable)?,
             candidate: kept(candidate)?,
             by_hand: by_hand.map(|requested| requested.split.into()),
         })
     }
 
-    /// Returns the version that is being loaded and becomes a candidate. After a stop during the
-    /// load, the server would otherwise load only this version, and it would get all requests.
+    /// Returns the version that is being loaded, or waits for another try, and becomes a candidate.
+    /// After a stop before it serves, the server would otherwise load only this version, and it
+    /// would get all requests.
     fn next_candidate(&self, stable: u64) -> Option<u64> {
         let is_next = |(number, version): &(&u64, &Version)| {
+            let retries = version.failure.as_ref().is_some_and(|it| it.retry_at.is_some());
             **number > stable
-                && version.load.is_some()
+                && (version.load.is_some() || retries)
                 && version.serving.is_none()
                 && self.rollout_settings(**number).is_some()
         };

@@ -48,8 +48,7 @@ impl Model {
         }
         let views = self.views(now);
         let wanted = self.wanted(&views);
-        // It served before the last stop.
-        let resumed = self.rollout.resumes.as_ref().map(|kept| kept.candidate());
+        let resumed = self.rollout.resumes.as_ref().and_then(|kept| kept.candidate_without_turn());
         for view in views.iter().filter(|view| !view.ready && !view.loading) {
             let number = view.version;
             let tried = self.versions.get(&number).is_some_and(|version| version.failure.is_some());

@@ -39,7 +39,7 @@ pub(crate) fn chosen_without_waits(policy: &VersionPolicy, views: &[VersionView]
 }
 
 /// Returns the condition of a version of `views`. `chosen` are the versions without waits. `begun`
-/// is true if an earlier load of it failed, or if it served before the last stop.
+/// is true if an earlier load of it failed, or if it continues a rollout without a turn.
 pub(crate) fn need(
     version: u64,
     chosen: &BTreeSet<u64>,

@@ -379,23 +379,31 @@ fn an_unload_ends_a_rollout_by_hand() {
     assert_eq!((world.ready("m").as_str(), world.ask("m").unwrap()), ("1 3", 3.0));
 }
 
-/// The server may be killed during the load, for example because memory is short.
+/// The server may be killed during the load, for example because memory is short. It may be
+/// restarted with more memory before the next try.
 #[test]
 fn a_rollout_is_kept_from_the_load_on() {
+    let change: fn(&mut lifecycle::LifecycleConfig) = |config| {
+        config.rollouts_file = Some(config.cache_dir.join("rollouts.toml"));
+        (config.retries, config.retry_interval) = (1, Duration::from_secs(3600));
+    };
     let mut world = World::prepare(64 * MIB);
     world.settings("m", HALF);
     world.publish("m", 1);
-    world.start(keeping());
+    world.start(Setting { change, ..Setting::default() });
     world.until_ready("m", 1);
-    let kept = || std::fs::read_to_string(world.cache.path().join("rollouts.toml"));
+    let kept = || std::fs::read_to_string(world.cache.path().join("rollouts.toml")).unwrap();
     world.fake.load_gate().close();
+    world.fake.fail_loads(1);
     world.publish("m", 2);
     world.fake.load_gate().wait_for(1);
-    let during_load = kept().unwrap();
-    world.fake.load_gate().open();
-    until_state(&world, RolloutState::Running);
-    assert_eq!(during_load, kept().unwrap());
+    let during_load = kept();
     assert!(during_load.contains("candidate"), "{during_load}");
+    world.fake.load_gate().open();
+    let is_tried_again = || world.version("m", 2).is_some_and(|status| status.retried.is_some());
+    eventually("another try is due", is_tried_again);
+    world.looks();
+    assert_eq!(during_load, kept());
 }
 
 #[test]

@@ -298,3 +298,37 @@ fn requested_settings_skip_the_wait_and_files_do_not() {
     assert_eq!(world.ready("m").split(' ').next_back(), Some("2"));
     assert_eq!(turns.ended()[1..], [(2, LOADED_BY_HAND)]);
 }
+
+/// The server was killed during the load. Meanwhile the version failed at another one.
+#[test]
+fn a_candidate_that_has_not_served_takes_a_turn() {
+    let turns = Arc::new(FakeTurns::default());
+    turns.set(2, TurnState::Granted);
+    let setting = || {
+        let change: fn(&mut LifecycleConfig) =
+            |config| config.rollouts_file = Some(config.cache_dir.join("rollouts.toml"));
+        Setting { updates: turns.config(Duration::ZERO), change, ..Setting::default() }
+    };
+    let mut world = World::prepare(64 * MIB);
+    world.settings("m", "[rollout]\ntraffic = 0.5\npromote = \"hand\"\n");
+    world.publish("m", 1);
+    world.start(setting());
+    world.until_ready("m", 1);
+    world.fake.load_gate().close();
+    world.publish("m", 2);
+    world.fake.load_gate().wait_for(1);
+    let file = world.cache.path().join("rollouts.toml");
+    let kept = std::fs::read(&file).unwrap();
+    world.fake.load_gate().open();
+    world.until_ready("m", 2);
+    world.lifecycle().shutdown();
+    std::fs::write(&file, kept).unwrap();
+    turns.set(2, TurnState::HeldBack("it failed at b".to_owned()));
+    world.start(setting());
+    let update = || world.version("m", 2).and_then(|version| version.update);
+    eventually("version 2 is held back", || update() == Some(UpdateStatus::HeldBack));
+    assert_eq!(world.ready("m"), "1");
+    turns.set(2, TurnState::Granted);
+    world.until_ready("m", 2);
+    assert_eq!(world.ready("m"), "1 2");
+}
