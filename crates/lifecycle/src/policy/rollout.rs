@@ -58,9 +58,11 @@ pub(crate) fn assign(
     let above = |version: u64| before.stable.is_none_or(|stable| version > stable);
     let holds = intent.automatic || intent.requested.is_some_and(above);
     let stable = before.stable.filter(|_| holds).filter(known).unwrap_or(highest);
-    let requested = intent.requested.filter(known);
+    let higher = |version: &u64| *version > stable;
+    // A requested version that is stable already must not keep a newer one from its rollout.
+    let requested = intent.requested.filter(known).filter(higher);
     let newest = Some(highest).filter(|_| intent.automatic);
-    let candidate = requested.or(newest).filter(|&version| version > stable);
+    let candidate = requested.or(newest).filter(higher);
     VersionRoles { stable: Some(stable), candidate }
 }
 
@@ -261,6 +263,8 @@ mod tests {
             roles(3, None),
             "2 is stable already"
         );
+        let both = RolloutIntent { automatic: true, ..requested };
+        assert_eq!(assign(roles(2, None), both, &newer), roles(2, Some(3)));
     }
 
     #[test]
