@@ -59,6 +59,8 @@ pub(crate) struct ModelScan {
 #[derive(Debug)]
 pub(crate) struct Contents {
     pub(crate) settings: Settings,
+    /// True if the file of the settings is missing or empty, and may be replaced at this moment.
+    pub(crate) settings_in_doubt: bool,
     pub(crate) versions: Vec<VersionScan>,
     /// Number of versions above [`VERSIONS_MAX`].
     pub(crate) ignored_versions: usize,
@@ -238,6 +240,8 @@ impl Scanner {
             return Ok(None);
         };
         let settings = self.settings_of(&base.base_path, settings, now);
+        let memory = self.settings.get(&base.base_path);
+        let settings_in_doubt = memory.is_some_and(|memory| memory.lost_since.is_some());
         let ignored_versions = ignore_lowest(&mut versions, &self.policy_of(base, &settings));
         let look = |(version, dir): (u64, PathBuf)| {
             let memory = self.versions.entry(dir.clone()).or_default();
@@ -246,7 +250,7 @@ impl Scanner {
         let Some(versions) = versions.into_iter().map(look).collect() else {
             return Ok(None);
         };
-        Ok(Some(Contents { settings, versions, ignored_versions }))
+        Ok(Some(Contents { settings, settings_in_doubt, versions, ignored_versions }))
     }
 
     /// Returns the policy that selects the versions. Wrong settings change nothing, so the one of

@@ -15,7 +15,8 @@ use crate::source::VersionContents;
 
 /// Most requests of administrators that wait at the same time.
 const WAITERS_MAX: usize = 256;
-/// Longest wait of a load for files without a manifest to stop changing.
+/// Longest wait of a load for files without a manifest to stop changing, and for settings that may
+/// be replaced.
 pub(super) const CHANGING_WAIT_MAX: Duration = Duration::from_secs(10);
 /// Longest wait of a request. The load or unload continues after it.
 pub(super) const WAIT_MAX: Duration = Duration::from_secs(3600);
@@ -145,6 +146,9 @@ impl Manager {
         if let WaiterGoal::Choose { spec } = &waiter.goal {
             let model = self.models.get_mut(&waiter.model).ok_or_else(|| unknown(&waiter.model))?;
             let may_wait = now.duration_since(waiter.since) < CHANGING_WAIT_MAX;
+            if may_wait && model.settings_in_doubt {
+                return Ok(());
+            }
             let newest = spec.version.is_none();
             if let Some(targets) = model.targets(spec, may_wait)? {
                 model.update_by_hand(&self.context, &targets);

@@ -39,6 +39,8 @@ pub(crate) struct Model {
     pub(crate) ignored_versions: IgnoredVersions,
     pub(crate) path_error: Option<String>,
     pub(crate) settings_error: Option<String>,
+    /// True if its `millpond.toml` may be replaced at this moment.
+    pub(crate) settings_in_doubt: bool,
     /// Problem with the place that its directory mirrors.
     pub(crate) source_error: Option<String>,
     /// Reason why its versions are not copied yet, although nothing failed.
@@ -296,6 +298,7 @@ impl Model {
             ignored_versions: IgnoredVersions::default(),
             path_error: None,
             settings_error: None,
+            settings_in_doubt: false,
             source_error: None,
             unfinished: None,
             policy_error: None,

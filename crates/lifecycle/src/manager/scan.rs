@@ -47,8 +47,9 @@ impl Manager {
         model.source_error = self.sources.errors.get(&name).cloned();
         model.unfinished = self.sources.unfinished.get(&name).cloned();
         match contents {
-            Ok(Contents { settings, versions, ignored_versions }) => {
+            Ok(Contents { settings, settings_in_doubt, versions, ignored_versions }) => {
                 model.path_error = None;
+                model.settings_in_doubt = settings_in_doubt;
                 let observer = &*self.context.observer;
                 model.ignored_versions.update(ignored_versions, &name, observer);
                 model.configure(&mut self.context, &base, &settings);

@@ -37,6 +37,22 @@ fn policies_change_while_serving() {
     eventually("the latest", || world.ready("m") == "7");
 }
 
+/// A scan alone does not know if the file is being replaced.
+#[test]
+fn a_load_waits_until_removed_settings_count() {
+    let mut world = World::prepare(64 * MIB);
+    world.settings("m", "policy = \"1\"");
+    world.publish("m", 1);
+    world.publish("m", 2);
+    let change: fn(&mut lifecycle::LifecycleConfig) =
+        |config| config.poll = std::time::Duration::from_millis(200);
+    world.start(Setting { change, ..Setting::default() });
+    world.until_ready("m", 1);
+    fs::remove_file(world.model_dir("m").join("millpond.toml")).unwrap();
+    world.load("m", LoadSpec::default()).unwrap();
+    assert_eq!(world.ask("m").unwrap(), 2.0);
+}
+
 #[test]
 fn a_policy_that_selects_nothing_is_the_reason() {
     let world = World::with_model();
