@@ -33,6 +33,9 @@ pub(crate) const VERSIONS_MAX: usize = 1024;
 /// Most subdirectories of a root that become models: the first by name.
 pub(crate) const ROOT_MODELS_MAX: usize = 4096;
 
+/// Longest time for which a missing or empty file of settings counts as being replaced. It is a
+/// poll if that is shorter.
+const REPLACEMENT_TIME_MAX: Duration = Duration::from_secs(2);
 /// Most listings of a directory in one scan, if entries vanish meanwhile.
 const LISTINGS_MAX: usize = 3;
 
@@ -112,12 +115,12 @@ impl SettingsMemory {
         self.stamp == stamp && self.labels.as_ref().is_none_or(same)
     }
 
-    /// Returns the settings of a file that is missing or empty for less than a poll: it may be
+    /// Returns the settings of a file that is missing or empty for less than `time`: it may be
     /// replaced at this moment. `None` for a file without settings.
-    fn while_replaced(&mut self, poll: Duration, now: Instant) -> Option<Settings> {
+    fn while_replaced(&mut self, time: Duration, now: Instant) -> Option<Settings> {
         let since = *self.lost_since.get_or_insert(now);
-        // A little less than a poll, because timers are not exact.
-        let is_new = now.duration_since(since) < poll.mul_f64(0.9);
+        // A little less than the time, because timers are not exact.
+        let is_new = now.duration_since(since) < time.mul_f64(0.9);
         let has_settings = self.stamp.bytes() > 0 && matches!(*self.settings, Ok(Some(_)));
         (is_new && has_settings).then(|| self.settings.clone())
     }
@@ -156,6 +159,12 @@ impl Scanner {
             models.into_iter().map(|model| self.scan_model(model, now)).collect();
         self.forget(&models);
         DirectoryScan { answers, models, ignored_models: self.ignored_models() }
+    }
+
+    /// Returns the time until the next scan that missing settings need; `None` if none are missing.
+    pub(crate) fn next_check(&self) -> Option<Duration> {
+        let is_missing = self.settings.values().any(|memory| memory.lost_since.is_some());
+        is_missing.then(|| self.poll.min(REPLACEMENT_TIME_MAX))
     }
 
     /// Returns the number of ignored models of each root that has such models.
@@ -270,17 +279,18 @@ impl Scanner {
 
     /// Reads the settings beside the versions. They are absent only if the file cannot be found and
     /// was not `listed` either: a model must not lose its settings while its directory is moved for
-    /// a moment. A file that was there must be missing or empty for a poll, since some programs
-    /// replace a file in two steps.
+    /// a moment. A file that was there must be missing or empty for the time of a replacement,
+    /// since some programs replace a file in two steps.
     fn settings_of(&mut self, base_path: &Path, listed: bool, now: Instant) -> Settings {
         let path = base_path.join(MODEL_FILE);
+        let time = self.poll.min(REPLACEMENT_TIME_MAX);
         let unreadable =
             |error: &dyn std::fmt::Display| Arc::new(Err(format!("{}: {error}", path.display())));
         let stamp = match FileStamp::read(&path) {
             Ok(stamp) => stamp,
             Err(error) if error.kind() == ErrorKind::NotFound && !listed => {
                 let memory = self.settings.get_mut(base_path);
-                if let Some(kept) = memory.and_then(|it| it.while_replaced(self.poll, now)) {
+                if let Some(kept) = memory.and_then(|it| it.while_replaced(time, now)) {
                     return kept;
                 }
                 self.settings.remove(base_path);
@@ -294,7 +304,7 @@ impl Scanner {
                 return memory.settings.clone();
             }
             if stamp.bytes() == 0
-                && let Some(kept) = memory.while_replaced(self.poll, now)
+                && let Some(kept) = memory.while_replaced(time, now)
             {
                 return kept;
             }

@@ -86,8 +86,9 @@ pub(crate) fn scan(
         if out.send(Message::Scanned(scanner.scan(answers, Instant::now()))).is_err() {
             return;
         }
-        let woken = match pace.pause(requested) {
-            Some(poll) => trigger.wake.recv_timeout(poll),
+        let pause = pace.pause(requested).into_iter().chain(scanner.next_check()).min();
+        let woken = match pause {
+            Some(pause) => trigger.wake.recv_timeout(pause),
             None => trigger.wake.recv().map_err(|_| RecvTimeoutError::Disconnected),
         };
         match woken {

@@ -303,6 +303,23 @@ fn missing_settings_count_after_a_poll() {
     assert_eq!(*settings(&mut bench), Ok(Some(ModelFile::default())), "it stays empty");
 }
 
+/// A load would otherwise use removed settings until the next poll, which may be a day later.
+#[test]
+fn missing_settings_count_soon_if_polls_are_rare() {
+    let mut bench = Bench::new();
+    bench.scanner.poll = Duration::from_secs(86_400);
+    bench.write("m/1/model.onnx", "x");
+    bench.write("m/millpond.toml", "policy = \"all\"");
+    let all = settings(&mut bench);
+    assert_eq!(bench.scanner.next_check(), None);
+    fs::remove_file(bench.root.path().join("m/millpond.toml")).unwrap();
+    assert_eq!(settings(&mut bench), all);
+    assert_eq!(bench.scanner.next_check(), Some(REPLACEMENT_TIME_MAX));
+    bench.now += REPLACEMENT_TIME_MAX;
+    assert_eq!(*settings(&mut bench), Ok(None));
+    assert_eq!(bench.scanner.next_check(), None);
+}
+
 /// A read of a named pipe or a device would stop the scan of all models.
 #[test]
 fn settings_in_a_device_are_refused() {
