@@ -345,27 +345,29 @@ impl FlatIndex {
         if self.metric == Metric::L2 { 2.0 * error + ROUNDING * square } else { error }
     }
 
-    /// Returns true if a row beyond the `kept` ones of query `at` can be among its best `k`: the
-    /// costs of the codes differ by less than their errors. If there are more rows than one search
-    /// compares, the codes decide alone.
+    /// Returns the highest cost of a row that can be among the best `k` of query `at`: the codes
+    /// give costs with errors. `None` if fewer rows are ranked.
+    fn highest_cost(&self, at: usize, k: usize, work: &mut FlatScratch) -> Option<f64> {
+        let doubt = self.doubt(&work.queries[at * self.dims..(at + 1) * self.dims]);
+        let (needed, _) = work.tops[at].sorted().nth(k.saturating_sub(1))?;
+        Some(f64::from(needed) + 2.0 * doubt)
+    }
+
+    /// Returns true if a row beyond the `kept` ones of query `at` can be among its best `k`. If
+    /// there are more rows than one search compares, the codes decide alone.
     fn may_miss(&self, at: usize, k: usize, kept: usize, work: &mut FlatScratch) -> bool {
         let rows = self.squares.len();
         if kept >= rows || rows > HITS_MAX {
             return false;
         }
-        let doubt = self.doubt(&work.queries[at * self.dims..(at + 1) * self.dims]);
-        let mut costs = work.tops[at].sorted().map(|(cost, _)| cost);
-        if costs.len() < kept {
-            // All allowed rows were kept.
-            return false;
-        }
-        let Some(needed) = costs.nth(k.saturating_sub(1)) else { return false };
-        let last = costs.last().unwrap_or(needed);
-        f64::from(last - needed) <= 2.0 * doubt
+        let Some(highest) = self.highest_cost(at, k, work) else { return false };
+        let ranked = work.tops[at].sorted();
+        // With fewer, all allowed rows were kept.
+        ranked.len() >= kept && ranked.last().is_some_and(|(cost, _)| f64::from(cost) <= highest)
     }
 
     /// Ranks one query again and keeps more than `kept` rows, until no other row can be among its
-    /// best [`CoarseRequest::k`].
+    /// best [`CoarseRequest::k`]. Then keeps only the rows that can be.
     fn rank_more(
         &self,
         query: &[f32],
@@ -378,9 +380,15 @@ impl FlatIndex {
             self.prepare(query, kept, work);
             self.rank_all(kept, request.allow, work);
             if !self.may_miss(0, request.k, kept, work) {
-                return;
+                break;
             }
         }
+        let Some(highest) = self.highest_cost(0, request.k, work) else { return };
+        let top = &mut work.tops[0];
+        let can_be_best = |(cost, _): &(f32, u32)| f64::from(*cost) <= highest;
+        let rows: Vec<(f32, u32)> = top.sorted().take_while(can_be_best).collect();
+        top.reset(rows.len());
+        rows.into_iter().for_each(|(cost, row)| top.push(cost, row));
     }
 
     /// Takes the ranked rows of query `at`, compares them exactly if possible, and returns the best

@@ -39,8 +39,6 @@ const CENTRES_EXACT_MAX: usize = 64;
 const CENTRES_AHEAD: usize = 3;
 /// Cost of one row compared by its bytes, in rows compared by looked-up sums; measured.
 const BYTES_COST: usize = 12;
-/// Growth factor of the rows kept by their bytes if the bytes decide too little.
-const KEPT_GROWTH: usize = 4;
 
 /// Index with inverted lists and product quantisation.
 pub(crate) struct IvfPq {
@@ -84,16 +82,18 @@ pub(crate) struct IvfScratch {
 }
 
 impl IvfScratch {
-    /// Returns true if a row beyond the `kept` rows of `top` can be among the `k` best, because the
-    /// bytes give only bounds of costs. `always` is that of [`ByteQuery::may_be_nearer`].
-    fn may_miss(&mut self, k: usize, kept: usize, always: bool) -> bool {
+    /// Returns the highest cost of a row that can be among the `k` best, because the bytes give
+    /// only bounds of costs; `None` if all such rows are among the `kept` ones of `top`. `always`
+    /// is that of [`ByteQuery::highest_nearer`].
+    fn highest_missing(&mut self, k: usize, kept: usize, always: bool) -> Option<f32> {
         let mut costs = self.top.sorted().map(|(cost, _)| cost);
         if costs.len() < kept {
-            return false;
+            return None;
         }
-        let Some(needed) = costs.nth(k.saturating_sub(1)) else { return false };
+        let needed = costs.nth(k.saturating_sub(1))?;
         let last = costs.last().unwrap_or(needed);
-        self.byte_query.may_be_nearer(last, needed, always)
+        let highest = self.byte_query.highest_nearer(needed, always);
+        (last <= highest).then_some(highest)
     }
 
     /// Calls `each` with the rows of `top` that can be among the `k` best with a score of at least
@@ -381,21 +381,23 @@ impl IvfPq {
     ) -> Result<()> {
         let k = request.k.min(HITS_MAX);
         let is_exact = self.exact_source(request).is_some();
-        let always = request.params.wants_all();
-        let mut kept = if is_exact { tune::kept_for_exact(k) } else { k };
+        let kept = if is_exact { tune::kept_for_exact(k) } else { k };
         let CoarseScratch { ivf, query, rows, .. } = scratch;
         self.bytes.prepare(query, self.metric != Metric::L2, &mut ivf.byte_query);
-        loop {
-            self.offer_by_bytes(rows, kept, request, ivf)?;
-            let is_complete = kept >= rows.len().min(HITS_MAX);
-            if !is_exact || is_complete || !ivf.may_miss(k, kept, always) {
-                return Ok(());
-            }
-            kept = kept.saturating_mul(KEPT_GROWTH).min(HITS_MAX);
+        self.offer_by_bytes(rows, kept, f32::INFINITY, request, ivf)?;
+        let most = rows.len().min(HITS_MAX);
+        if is_exact
+            && kept < most
+            && let Some(highest) = ivf.highest_missing(k, kept, request.params.wants_all())
+        {
+            // Once more at most, because codes on a medium are read again.
+            self.offer_by_bytes(rows, most, highest, request, ivf)?;
         }
+        Ok(())
     }
 
-    /// Writes the best `kept` of `rows` by their bytes to `ivf.top`.
+    /// Writes the best `kept` of `rows` by their bytes to `ivf.top`, and none with a cost above
+    /// `highest`.
     ///
     /// # Errors
     /// The error of [`CoarseRequest::codes`].
@@ -403,15 +405,21 @@ impl IvfPq {
         &self,
         rows: &[u32],
         kept: usize,
+        highest: f32,
         request: &CoarseRequest<'_>,
         ivf: &mut IvfScratch,
     ) -> Result<()> {
-        ivf.top.reset(kept);
-        if self.on_medium {
-            return self.rank_on_medium(&ivf.byte_query, rows, request, &mut ivf.top);
-        }
         let IvfScratch { top, byte_query, .. } = ivf;
-        self.bytes.costs(byte_query, rows, |row, cost| top.push(cost, row));
+        top.reset(kept);
+        let offer = |row: u32, cost: f32| {
+            if cost <= highest {
+                top.push(cost, row);
+            }
+        };
+        if self.on_medium {
+            return self.rank_on_medium(byte_query, rows, request, offer);
+        }
+        self.bytes.costs(byte_query, rows, offer);
         Ok(())
     }
 

@@ -67,15 +67,16 @@ impl ByteQuery {
         (least * least * (1.0 - ROUNDING), most * most * (1.0 + ROUNDING))
     }
 
-    /// Returns true if a row with the byte cost `cost` can be nearer than one with the byte cost
-    /// `lower`, which is lower. With `always`, no row exceeds the bounds; otherwise few rows do.
-    pub(crate) fn may_be_nearer(&self, cost: f32, lower: f32, always: bool) -> bool {
+    /// Returns the highest byte cost of a row that can be nearer than one with the byte cost
+    /// `lower`. With `always`, no row exceeds the bounds; otherwise few rows do.
+    pub(crate) fn highest_nearer(&self, lower: f32, always: bool) -> f32 {
         let doubt = if always { self.doubt } else { self.spread };
         if self.dot {
-            return cost - lower <= 2.0 * doubt;
+            return lower + 2.0 * doubt;
         }
-        let length = cost.max(0.0).sqrt();
-        length * (1.0 - ROUNDING) - lower.max(0.0).sqrt() <= 2.0 * doubt
+        let length = lower.max(0.0).sqrt() * (1.0 + ROUNDING) + 2.0 * doubt;
+        let length = length / (1.0 - ROUNDING);
+        length * length
     }
 }
 

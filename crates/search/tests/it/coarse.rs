@@ -431,6 +431,45 @@ fn a_large_common_part_hides_no_near_row() {
     assert!(found >= 160, "{found} of 200");
 }
 
+/// Returns the number of exact comparisons of a search by squared distances for 10 rows.
+fn comparisons(kind: CoarseKind, dims: usize, vectors: &[f32], query: &[f32]) -> usize {
+    let metric = Metric::L2;
+    let plan = CoarseBuild { vectors, dims, metric, threads: BuildThreads::of(2), seed: 5 };
+    let BuiltIndex { order, index } = build(kind, &plan).unwrap();
+    let exact = DenseVectors::new(vectors, dims, metric, &order).unwrap();
+    let counted = Counted(&exact, 0.into());
+    // All rows are ranked by their codes. A flat index keeps as few as by default.
+    let refine = if kind == CoarseKind::Flat { 0 } else { 400 };
+    let params = ScanParams { probes: 1000, refine };
+    let ask = CoarseRequest { params, exact: Some(&counted), ..CoarseRequest::best(10) };
+    let mut hits = Vec::new();
+    index.search(query, &ask, &mut CoarseScratch::default(), &mut hits).unwrap();
+    assert_eq!(hits.len(), 10);
+    counted.1.get()
+}
+
+#[test]
+fn rows_that_codes_exclude_are_not_compared() {
+    // As bfloat16, the first 40 rows have one of two codes, and all other rows are far away.
+    let value = |row: usize| if row < 40 { 1000.0 + row as f32 / 16.0 } else { 5000.0 };
+    let vectors: Vec<f32> = (0..600).flat_map(|row| [value(row), 0.0]).collect();
+    assert_eq!(comparisons(CoarseKind::Flat, 2, &vectors, &[1000.0, 0.0]), 40);
+    // The steps of the bytes are 1. From the query, 30 rows have the distance 10, and 128 have 13.
+    let dims = 64;
+    let middle = vec![128.5_f32; dims];
+    let mut vectors: Vec<f32> = Vec::new();
+    let offsets = (0..30).map(|dim| (dim, 10.0_f32));
+    let offsets = offsets.chain((0..dims).flat_map(|dim| [(dim, 13.0), (dim, -13.0)]));
+    for (dim, offset) in offsets {
+        let start = vectors.len();
+        vectors.extend_from_slice(&middle);
+        vectors[start + dim] += offset;
+    }
+    let corner = |at: usize| if mix(at as u64) % 2 == 0 { 0.5 } else { 255.5 };
+    vectors.extend((0..140 * dims).map(corner));
+    assert_eq!(comparisons(CoarseKind::IvfPq, dims, &vectors, &middle), 30);
+}
+
 #[test]
 fn search_many_equals_single_searches() {
     each(|scene, kind| {

@@ -88,7 +88,7 @@ impl IvfPq {
         Ok(())
     }
 
-    /// Offers `rows` to `top`, by their bytes.
+    /// Calls `offer` with each of `rows` and its cost by its bytes.
     ///
     /// # Errors
     /// The error of [`CoarseRequest::codes`].
@@ -97,7 +97,7 @@ impl IvfPq {
         query: &ByteQuery,
         rows: &[u32],
         request: &CoarseRequest<'_>,
-        top: &mut TopK,
+        mut offer: impl FnMut(u32, f32),
     ) -> Result<()> {
         let codes = reader(request.codes)?;
         let count = self.starts.last().copied().unwrap_or(0) as usize;
@@ -111,7 +111,7 @@ impl IvfPq {
                 let block = held.block(&groups, *row);
                 let codes = block.and_then(|block| block.bytes().get(place..place + self.dims));
                 if let Some(codes) = codes {
-                    top.push(self.bytes.cost_of(query, codes), *row);
+                    offer(*row, self.bytes.cost_of(query, codes));
                 }
             }
         }
