@@ -384,6 +384,10 @@ impl IvfPq {
         let kept = if is_exact { tune::kept_for_exact(k) } else { k };
         let CoarseScratch { ivf, query, rows, .. } = scratch;
         self.bytes.prepare(query, self.metric != Metric::L2, &mut ivf.byte_query);
+        if self.on_medium {
+            // Neighbouring rows share a read.
+            rows.sort_unstable();
+        }
         self.offer_by_bytes(rows, kept, f32::INFINITY, request, ivf)?;
         let most = rows.len().min(HITS_MAX);
         if is_exact

@@ -189,6 +189,14 @@ mod tests {
         sections: Vec<(u32, Vec<u8>)>,
         /// True if each read fails.
         fails: bool,
+        /// Groups of rows whose bytes were read.
+        byte_groups: AtomicUsize,
+    }
+
+    impl SectionCodes {
+        fn new(sections: &[(u32, Vec<u8>)], fails: bool) -> SectionCodes {
+            SectionCodes { sections: sections.to_vec(), fails, byte_groups: AtomicUsize::new(0) }
+        }
     }
 
     impl ReadCodes for SectionCodes {
@@ -202,6 +210,9 @@ mod tests {
             }
             out.clear();
             for range in wanted {
+                if range.kind == section::BYTE_CODES {
+                    self.byte_groups.fetch_add(1, Ordering::Relaxed);
+                }
                 let of_kind = |(kind, _): &&(u32, Vec<u8>)| *kind == range.kind;
                 let (_, bytes) = self.sections.iter().find(of_kind).unwrap();
                 let start = range.start as usize;
@@ -246,20 +257,42 @@ mod tests {
         build(CoarseKind::IvfPq, &plan).unwrap().index
     }
 
-    #[test]
-    fn helpers_do_not_change_the_rows_of_lists() {
-        let vectors = vectors();
-        let memory = built(&vectors);
-        let sections: Vec<(u32, Vec<u8>)> =
-            memory.sections().into_iter().map(|(kind, bytes)| (kind, bytes.into_owned())).collect();
+    fn sections_of(index: &dyn Coarse) -> Vec<(u32, Vec<u8>)> {
+        index.sections().into_iter().map(|(kind, bytes)| (kind, bytes.into_owned())).collect()
+    }
+
+    fn on_medium(sections: &[(u32, Vec<u8>)]) -> Box<dyn Coarse> {
         let parts: Vec<(u32, &[u8])> =
             sections.iter().map(|(kind, bytes)| (*kind, bytes.as_slice())).collect();
         let medium =
             open_on_medium(&|kind| section::find(&parts, kind).map(Cow::Borrowed), &|kind| {
                 section::find(&parts, kind).map(|bytes| bytes.len() as u64)
             });
-        let medium = medium.unwrap();
-        let codes = SectionCodes { sections: sections.clone(), fails: false };
+        medium.unwrap()
+    }
+
+    #[test]
+    fn a_search_of_all_rows_reads_each_group_of_codes_once() {
+        let vectors = vectors();
+        let sections = sections_of(&*built(&vectors));
+        let codes = SectionCodes::new(&sections, false);
+        let params = ScanParams::EXACT;
+        let request = CoarseRequest { params, codes: Some(&codes), ..CoarseRequest::best(10) };
+        let mut hits = Vec::new();
+        let mut scratch = CoarseScratch::default();
+        on_medium(&sections).search(&vectors[..DIMS], &request, &mut scratch, &mut hits).unwrap();
+        assert_eq!(hits.len(), 10);
+        // A group has 4096 bytes.
+        assert_eq!(codes.byte_groups.load(Ordering::Relaxed), ROWS.div_ceil(4096 / DIMS));
+    }
+
+    #[test]
+    fn helpers_do_not_change_the_rows_of_lists() {
+        let vectors = vectors();
+        let memory = built(&vectors);
+        let sections = sections_of(&*memory);
+        let medium = on_medium(&sections);
+        let codes = SectionCodes::new(&sections, false);
         let allow = RowSet::from_rows(ROWS as u32, (0..ROWS as u32).filter(|row| row % 5 != 0));
         let params = ScanParams { probes: 100_000, refine: 60 };
         let mut scratch = CoarseScratch::default();
@@ -281,7 +314,7 @@ mod tests {
             }
         }
         // A helper that cannot read fails the search.
-        let failing = SectionCodes { sections: sections.clone(), fails: true };
+        let failing = SectionCodes::new(&sections, true);
         let done = AtomicUsize::new(0);
         let failing = Some(&failing as &dyn ReadCodes);
         let helper = EagerHelper { index: &*medium, allow: None, codes: failing, parts: 1, done };
