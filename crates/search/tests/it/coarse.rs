@@ -465,7 +465,7 @@ fn rows_that_codes_exclude_are_not_compared() {
         vectors.extend_from_slice(&middle);
         vectors[start + dim] += offset;
     }
-    let corner = |at: usize| if mix(at as u64) % 2 == 0 { 0.5 } else { 255.5 };
+    let corner = |at: usize| if mix(at as u64).is_multiple_of(2) { 0.5 } else { 255.5 };
     vectors.extend((0..140 * dims).map(corner));
     assert_eq!(comparisons(CoarseKind::IvfPq, dims, &vectors, &middle), 30);
 }
