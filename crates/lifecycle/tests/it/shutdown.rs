@@ -20,10 +20,10 @@ fn everything_is_released() {
     );
     assert_eq!(world.load("m", LoadSpec::default()).unwrap_err().kind(), ErrorKind::Unavailable);
     assert_eq!(world.unload("m").unwrap_err().kind(), ErrorKind::Unavailable);
-    assert!(
-        std::fs::read_dir(world.cache.path()).unwrap().next().is_none(),
-        "the cache is removed"
-    );
+    // A thread of idle priority may hold the work of a load for a moment after it.
+    eventually("the cache is removed", || {
+        std::fs::read_dir(world.cache.path()).unwrap().next().is_none()
+    });
     world.lifecycle().shutdown();
 }
 
