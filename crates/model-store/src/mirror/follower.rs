@@ -360,14 +360,15 @@ impl Follower {
             .unwrap_or_else(|| self.source.policy.clone())
     }
 
-    /// Copies the files beside a model's versions. Removes copies that two listings in a row lack:
-    /// without its settings, a model would serve other versions. Returns true if a copy is missed
-    /// for the first time.
+    /// Copies the files beside a model's versions. Removes settings that two listings in a row lack:
+    /// without them, a model would serve other versions. Removes other files, such as recorded
+    /// requests, at once. Returns true if settings are missed for the first time.
     async fn sync_files(&mut self, name: &str, model: &RemoteModel) -> Result<bool> {
         let before = self.missed_files.remove(name).unwrap_or_default();
         let listed: BTreeSet<&str> = model.files.iter().map(|file| file.path.as_str()).collect();
         let absent = self.cache.files(name).into_iter();
-        let absent = absent.filter(|path| !listed.contains(path.as_str()));
+        // Settings lie in the model's directory itself.
+        let absent = absent.filter(|path| !listed.contains(path.as_str()) && !path.contains('/'));
         let missed: BTreeSet<String> = absent.filter(|path| !before.contains(path)).collect();
         let kept: Vec<&str> =
             listed.iter().copied().chain(missed.iter().map(String::as_str)).collect();

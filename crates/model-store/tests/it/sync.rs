@@ -319,8 +319,13 @@ fn settings_are_removed_after_two_listings() {
     setup.publish("m", 1, &[1]);
     let key = "models/m/millpond.toml";
     setup.put(key, "versions = \"1\"");
+    let requests = "models/m/warmup/one.json";
+    setup.put(requests, "{}");
     let mut mirror = setup.mirror();
     assert!(mirror.sync_now().unwrap());
+    setup.delete(requests);
+    assert!(mirror.sync_now().unwrap());
+    assert!(!setup.copy("m/warmup/one.json").exists(), "other files go at once");
     // The file is replaced in two steps, and the server lists the store in between.
     setup.delete(key);
     assert!(!mirror.sync_now().unwrap());
