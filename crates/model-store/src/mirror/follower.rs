@@ -360,9 +360,9 @@ impl Follower {
             .unwrap_or_else(|| self.source.policy.clone())
     }
 
-    /// Copies the files beside a model's versions. Removes settings that two listings in a row lack:
-    /// without them, a model would serve other versions. Removes other files, such as recorded
-    /// requests, at once. Returns true if settings are missed for the first time.
+    /// Copies the files beside a model's versions. Removes settings that two listings in a row
+    /// lack: without them, a model would serve other versions. Removes other files, such as
+    /// recorded requests, at once. Returns true if settings are missed for the first time.
     async fn sync_files(&mut self, name: &str, model: &RemoteModel) -> Result<bool> {
         let before = self.missed_files.remove(name).unwrap_or_default();
         let listed: BTreeSet<&str> = model.files.iter().map(|file| file.path.as_str()).collect();
