@@ -57,7 +57,7 @@ struct RearrangedSearch<'a> {
     parameters: &'a HashSet<&'a str>,
     /// True if the model has an operator from which the library makes a `Transpose` that it moves.
     moves_axes: bool,
-    /// Outputs of operators that the library looks past or removes, each with its parameter.
+    /// Outputs of operators that the library follows or removes, each with its parameter.
     followed: HashMap<String, String>,
     followed_bytes: usize,
     /// Parameters of operators that a `Transpose` may be moved past.

@@ -166,7 +166,7 @@ impl MachineSampler {
 mod tests {
     use super::*;
 
-    /// Most readings until a busy process has used a little time.
+    /// Maximum readings until a busy process has used a little time.
     const READINGS_MAX: u32 = 10_000;
 
     #[test]
