@@ -5,26 +5,31 @@ use std::time::Duration;
 
 use base::{Moment, Result};
 use engine::Servable;
-use inference::{InferenceRequest, RequestTicket};
+use inference::{InferenceRequest, InferenceService, RequestTicket};
 use lifecycle::RolloutPart;
 use protocol::tfs::{self, ExampleResult, Examples};
-use transport::{CodecStep, INLINE_BYTES_MAX, Reservation};
+use transport::{CodecStep, INLINE_BYTES_MAX, RequestResources, Reservation};
 
 use crate::examples::ExamplePlan;
-use crate::models::ModelsState;
 
 /// A request with examples whose version was found.
-pub(crate) struct ExampleCall<'a> {
-    pub(crate) state: &'a ModelsState,
-    pub(crate) ticket: &'a RequestTicket,
+pub struct ExampleCall<'a> {
+    /// Shared resources of requests, such as the threads that decode and encode.
+    pub requests: &'a RequestResources,
+    /// Runs and counts the request.
+    pub inference: &'a InferenceService,
+    /// The request as it is counted and traced.
+    pub ticket: &'a RequestTicket,
     /// The version under its default signature.
-    pub(crate) servable: Arc<Servable>,
+    pub servable: Arc<Servable>,
     /// Part of the request in a rollout. All runs of a request have the same part.
-    pub(crate) rollout: Option<RolloutPart>,
-    pub(crate) examples: Arc<Examples>,
-    pub(crate) timeout: Option<Duration>,
+    pub rollout: Option<RolloutPart>,
+    /// Examples of all tasks of the request.
+    pub examples: Arc<Examples>,
+    /// Time until the deadline; `None` if there is none.
+    pub timeout: Option<Duration>,
     /// True if the examples are too many for a connection's thread.
-    pub(crate) large: bool,
+    pub large: bool,
 }
 
 impl ExampleCall<'_> {
@@ -32,12 +37,12 @@ impl ExampleCall<'_> {
     ///
     /// # Errors
     /// Returns the errors of the plan, of the run and of the budget.
-    pub(crate) async fn run(
+    pub async fn run(
         &self,
         plan: ExamplePlan,
         mut reservation: Reservation,
     ) -> Result<(ExampleResult, Reservation)> {
-        let ExampleCall { state, ticket, .. } = *self;
+        let ExampleCall { requests, inference, ticket, .. } = *self;
         let id = &self.servable.id;
         let servable = self.servable.with_signature(&plan.signature)?;
         let plan = Arc::new(plan);
@@ -49,12 +54,12 @@ impl ExampleCall<'_> {
             let inputs = planned.inputs(&examples, run.signature(), reserve)?;
             Ok((inputs, reservation))
         };
-        let codec = &state.requests.codec;
+        let codec = &requests.codec;
         let (inputs, mut reservation) = codec
             .run_if(self.large, CodecStep::Decode, decode)
             .await
             .map_err(|error| error.context(id))
-            .inspect_err(|error| state.inference.reject_version(ticket, id, error))?;
+            .inspect_err(|error| inference.reject_version(ticket, id, error))?;
         ticket.mark(Moment::Decoded);
         let call = InferenceRequest {
             servable,
@@ -64,7 +69,7 @@ impl ExampleCall<'_> {
             priority: 0,
             rollout: self.rollout.clone(),
         };
-        let answer = state.inference.infer(ticket, call).await?;
+        let answer = inference.infer(ticket, call).await?;
         let bytes = tfs::result_bytes_max(answer.outputs.iter().map(|output| &output.tensor));
         reservation.cover(bytes)?;
         let count = self.examples.count();

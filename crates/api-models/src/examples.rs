@@ -23,8 +23,10 @@ const OUTPUTS: &str = "outputs";
 
 /// The API of a request with examples.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum ExampleMethod {
+pub enum ExampleMethod {
+    /// Classes with scores.
     Classify,
+    /// A value.
     Regress,
 }
 
@@ -33,7 +35,7 @@ impl ExampleMethod {
     ///
     /// # Errors
     /// `Unimplemented` for another name.
-    pub(crate) fn from_name(name: &str) -> Result<ExampleMethod> {
+    fn from_name(name: &str) -> Result<ExampleMethod> {
         match name {
             tfs::CLASSIFY_METHOD => Ok(ExampleMethod::Classify),
             tfs::REGRESS_METHOD => Ok(ExampleMethod::Regress),
@@ -70,10 +72,10 @@ impl ExampleMethod {
 
 /// A version, one of its signatures, and the outputs that answer a request with examples.
 #[derive(Clone, Debug)]
-pub(crate) struct ExamplePlan {
-    pub(crate) method: ExampleMethod,
+pub struct ExamplePlan {
+    method: ExampleMethod,
     /// Name of the signature.
-    pub(crate) signature: String,
+    pub signature: String,
     /// Name in the graph of the input for serialised examples; `None` if features become inputs.
     input_tensor: Option<String>,
     classes: Option<Arc<str>>,
@@ -90,7 +92,7 @@ impl ExamplePlan {
     /// # Errors
     /// `InvalidArgument` and `FailedPrecondition` for a signature or settings that do not answer
     /// such requests.
-    pub(crate) fn new(
+    pub fn new(
         servable: &Servable,
         signature: &str,
         method: ExampleMethod,
@@ -291,7 +293,7 @@ fn values(defaults: &BTreeMap<String, DefaultValue>) -> BTreeMap<String, Feature
 /// # Errors
 /// `InvalidArgument` for a signature that two tasks name and for tasks with different inputs; the
 /// errors of [`ExamplePlan::new`].
-pub(crate) fn plan_tasks(
+pub fn plan_tasks(
     servable: &Servable,
     tasks: &[tfs::warmup::ExampleTask],
     check_method: bool,

@@ -11,7 +11,7 @@ const HEADER: &str = "x-request-key";
 ///
 /// # Errors
 /// `InvalidArgument` for several keys or one that is too long.
-pub(crate) fn of_headers(headers: &HeaderMap) -> Result<Option<RequestKey>> {
+pub fn of_headers(headers: &HeaderMap) -> Result<Option<RequestKey>> {
     let mut keys = headers.get_all(HEADER).iter();
     let Some(key) = keys.next() else { return Ok(None) };
     if keys.next().is_some() {
@@ -24,10 +24,7 @@ pub(crate) fn of_headers(headers: &HeaderMap) -> Result<Option<RequestKey>> {
 ///
 /// # Errors
 /// `InvalidArgument` for a key that is too long.
-pub(crate) fn of_parameter(
-    parameter: &str,
-    header: Option<RequestKey>,
-) -> Result<Option<RequestKey>> {
+pub fn of_parameter(parameter: &str, header: Option<RequestKey>) -> Result<Option<RequestKey>> {
     Ok(RequestKey::new(parameter.as_bytes())?.or(header))
 }
 

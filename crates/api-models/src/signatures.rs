@@ -15,7 +15,7 @@ const LATEST: u64 = 0;
 ///
 /// # Errors
 /// `InvalidArgument` for a text that is not a number.
-pub(crate) fn parse_version(text: &str) -> Result<u64> {
+pub fn parse_version(text: &str) -> Result<u64> {
     text.parse::<u64>().map_err(|error| {
         Error::invalid(format!("\"{text}\" is not a version number")).with_source(error)
     })
@@ -23,7 +23,7 @@ pub(crate) fn parse_version(text: &str) -> Result<u64> {
 
 /// Returns the number of the requested version; `None` is the latest. Version 0 also means the
 /// latest if the model has no version 0.
-pub(crate) fn version(catalog: &Catalog, model: &str, requested: Option<u64>) -> Option<u64> {
+pub fn version(catalog: &Catalog, model: &str, requested: Option<u64>) -> Option<u64> {
     let known = || catalog.status(model).is_some_and(|status| status.version(LATEST).is_some());
     requested.filter(|&number| number != LATEST || known())
 }
@@ -33,7 +33,7 @@ pub(crate) fn version(catalog: &Catalog, model: &str, requested: Option<u64>) ->
 /// # Errors
 /// Returns the errors of [`InferenceService::find`], in TensorFlow Serving's words: clients search
 /// for them to detect that a server runs.
-pub(crate) fn find(
+pub fn find(
     inference: &InferenceService,
     model: &str,
     requested: Option<u64>,
@@ -49,7 +49,7 @@ pub(crate) fn find(
 ///
 /// # Errors
 /// As [`find`].
-pub(crate) fn route(
+pub fn route(
     inference: &InferenceService,
     model: &str,
     requested: Option<u64>,
@@ -93,7 +93,7 @@ fn is_replaced(catalog: &Catalog, model: &str, number: u64) -> bool {
 }
 
 /// Returns all signatures of a version, for its metadata.
-pub(crate) fn infos(servable: &Servable) -> Vec<SignatureInfo<'_>> {
+pub fn infos(servable: &Servable) -> Vec<SignatureInfo<'_>> {
     if servable.signatures().is_empty() {
         return vec![SignatureInfo::only(servable.signature())];
     }
@@ -114,7 +114,7 @@ fn info(named: &NamedSignature) -> SignatureInfo<'_> {
 ///
 /// # Errors
 /// `FailedPrecondition` if there is no such signature.
-pub(crate) fn select(servable: Arc<Servable>, name: &str) -> Result<Arc<Servable>> {
+fn select(servable: Arc<Servable>, name: &str) -> Result<Arc<Servable>> {
     match name {
         "" => Ok(servable),
         name => servable.with_signature(name),
@@ -126,7 +126,7 @@ pub(crate) fn select(servable: Arc<Servable>, name: &str) -> Result<Arc<Servable
 ///
 /// # Errors
 /// `FailedPrecondition` if there is no such signature; the errors of [`InferenceService::route`].
-pub(crate) fn assign(
+pub fn assign(
     inference: &InferenceService,
     found: &Arc<Servable>,
     version: Option<u64>,
@@ -140,12 +140,12 @@ pub(crate) fn assign(
     Ok(Route { servable: select(route.servable, name)?, ..route })
 }
 
-/// Returns the version under a signature as [`select`] does, for Predict. If `check_method` is set,
-/// the signature's method must be one of TensorFlow Serving's.
+/// Returns the version under its signature `name`, or its default one if the name is empty, for
+/// Predict. If `check_method` is set, the signature's method must be one of TensorFlow Serving's.
 ///
 /// # Errors
 /// `FailedPrecondition` if there is no such signature; `InvalidArgument` for another method.
-pub(crate) fn for_predict(
+pub fn for_predict(
     servable: Arc<Servable>,
     name: &str,
     check_method: bool,

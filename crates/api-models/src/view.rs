@@ -17,7 +17,7 @@ const UNLOADED: &str = "an administrator unloaded it";
 
 /// Returns the name of an engine in the Open Inference Protocol. Clients know engines by Triton's
 /// names for them.
-pub(crate) fn platform(engine: &'static str) -> &'static str {
+pub fn platform(engine: &'static str) -> &'static str {
     match engine {
         "libtorch" => "pytorch_libtorch",
         "onnxruntime" => "onnxruntime_onnx",
@@ -28,12 +28,12 @@ pub(crate) fn platform(engine: &'static str) -> &'static str {
 
 /// Returns true if a list shows the model `name` to a request with these rights. A server without
 /// keys shows all models.
-pub(crate) fn sees_model(grant: Option<&KeyGrant>, name: &str) -> bool {
+pub fn sees_model(grant: Option<&KeyGrant>, name: &str) -> bool {
     grant.is_none_or(|grant| grant.sees_model(name))
 }
 
 /// Returns the ready versions of a model, oldest first.
-pub(crate) fn ready_versions(catalog: &Catalog, model: &str) -> Vec<u64> {
+pub fn ready_versions(catalog: &Catalog, model: &str) -> Vec<u64> {
     catalog.ready(model).unwrap_or_default()
 }
 
@@ -41,7 +41,7 @@ pub(crate) fn ready_versions(catalog: &Catalog, model: &str) -> Vec<u64> {
 ///
 /// # Errors
 /// `NotFound` for an unknown model or version, and for a model that has no versions.
-pub(crate) fn version_states(
+pub fn version_states(
     catalog: &Catalog,
     model: &str,
     version: Option<u64>,
@@ -89,7 +89,7 @@ fn version_state(status: &VersionStatus) -> VersionState {
 
 /// Returns the repository index: an entry per version, or one without a version for a model that
 /// has none.
-pub(crate) fn repository_index(
+pub fn repository_index(
     lifecycle: &Lifecycle,
     ready_only: bool,
     grant: Option<&KeyGrant>,
@@ -147,7 +147,7 @@ fn reason(version: &VersionStatus, of_model: Option<&str>) -> String {
 ///
 /// # Errors
 /// `NotFound` for an unknown model, `Unavailable` for one that serves nothing.
-pub(crate) fn statistics(
+pub fn statistics(
     inference: &InferenceService,
     model: &str,
     version: Option<u64>,
@@ -200,7 +200,7 @@ fn entry(id: &VersionId, stats: &VersionStats) -> StatisticsEntry {
 }
 
 /// Returns the batching settings of a version, or `None` if each request runs alone.
-pub(crate) fn batching(servable: &Servable) -> Option<Batching> {
+pub fn batching(servable: &Servable) -> Option<Batching> {
     let options = servable.schedule();
     if options.mode == ScheduleMode::Sync {
         return None;

@@ -34,7 +34,7 @@ const REQUESTS_MAX: usize = 1000;
 const FILE_BYTES_MAX: u64 = 256 * MIB;
 
 /// Reads the recorded requests of a version directory.
-pub(crate) struct RecordedRequests;
+pub struct RecordedRequests;
 
 impl WarmupSource for RecordedRequests {
     fn requests(&self, version_dir: &Path, servable: &Servable) -> Result<WarmupSet> {

@@ -4,6 +4,7 @@
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
+use api_models::RecordedRequests;
 use base::{Error, ErrorKind, Result};
 use engine::{Engine, LibrarySearch};
 use engine_onnx::{LazyOnnxEngine, OnnxEngine};
@@ -22,7 +23,6 @@ use tokio::sync::watch;
 
 use crate::config::{Config, MemoryConfig};
 use crate::updates::{FleetTurns, update_config};
-use crate::warmup::RecordedRequests;
 
 /// Default limit of the slot pool as a share of the machine's memory.
 const POOL_SHARE: f64 = 0.8;

@@ -10,11 +10,8 @@
 //!   `readiness`.
 //! * Settings: `config` has them as values, `shown_config` shows them, `reconfigure`,
 //!   `access_files`, `log_filter` and `trace_settings` change them at run time.
-//! * Handlers: `http` and `grpc`; `models` is their state, `admin` loads and unloads, `view`
-//!   describes versions.
-//! * Parts of a request that both protocols share: `signatures`, `request_key`, `example_call`,
-//!   `examples`.
-//! * Requests from files: `warmup`, `golden`.
+//! * Handlers: `http` and `grpc`; `models` is their state, `admin` loads and unloads. Both use the
+//!   crate `api-models`.
 //! * Other sources and other servers: `stores`, `first_copies`, `updates`, `collections`,
 //!   `cluster`, `cluster_clients`.
 
@@ -27,10 +24,7 @@ mod compose;
 mod config;
 mod core;
 pub mod descriptors;
-mod example_call;
-mod examples;
 mod first_copies;
-mod golden;
 mod grpc;
 mod http;
 mod listeners;
@@ -41,18 +35,14 @@ mod loopback;
 mod models;
 mod readiness;
 mod reconfigure;
-mod request_key;
 mod run;
 mod shown_config;
-mod signatures;
 mod stores;
 mod surface;
 #[cfg(test)]
 mod tests;
 mod trace_settings;
 mod updates;
-mod view;
-mod warmup;
 
 pub use crate::core::run_worker;
 pub use api_audio::AudioConfig;

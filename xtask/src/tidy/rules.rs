@@ -63,6 +63,10 @@ pub(crate) const EDGES: &[(&str, &[&str])] = &[
     ("qdrant-grpc", &["base", "protocol"]),
     ("api-qdrant", &["base", "metrics", "os", "search", "backup", "transport"]),
     (
+        "api-models",
+        &["base", "os", "engine", "lifecycle", "schedule", "inference", "protocol", "transport"],
+    ),
+    (
         "api-audio",
         &[
             "base",
@@ -186,6 +190,7 @@ pub(crate) const EDGES: &[(&str, &[&str])] = &[
             "import",
             "observe",
             "console",
+            "api-models",
             "api-audio",
             "api-images",
             "api-qdrant",

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use api_models::request_key;
 use base::{Error, Moment, Result};
 use http::HeaderMap;
 use inference::RequestTicket;
@@ -18,7 +19,6 @@ use super::authorize::{NamesModels, check_models};
 use super::messages::{self, DecodedMessage};
 use super::response::{self, Response};
 use crate::models::ModelsState;
-use crate::request_key;
 
 /// Largest message of a call that runs no model, in bytes: the default of gRPC's own servers.
 pub(super) const SMALL_BYTES_MAX: usize = 4 << 20;

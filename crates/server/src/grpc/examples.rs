@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use api_models::{ExampleCall, ExampleMethod, ExamplePlan, plan_tasks};
 use base::{Error, Result};
 use inference::RequestTicket;
 use lifecycle::{RequestKey, Route};
@@ -14,8 +15,6 @@ use transport::{RequestBody, Reservation};
 use super::call::InferenceCall;
 use super::response::{self, Response};
 use super::tfs::{PROTOCOL, route};
-use crate::example_call::ExampleCall;
-use crate::examples::{ExampleMethod, ExamplePlan, plan_tasks};
 use crate::models::ModelsState;
 
 /// A request with examples, once its message was read.
@@ -38,7 +37,8 @@ fn find_call<'a>(
 ) -> Result<(ExampleCall<'a>, Reservation)> {
     let Route { servable, rollout } = route(state, target, request.key.as_ref())?;
     let call = ExampleCall {
-        state,
+        requests: &state.requests,
+        inference: &state.inference,
         ticket,
         servable,
         rollout,

@@ -6,6 +6,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use api_models::view;
 use base::{Error, Result};
 use protocol::grpc::health::v1::health_check_response::ServingStatus;
 use protocol::grpc::health::v1::{
@@ -21,7 +22,6 @@ use super::response::{self, Response};
 use super::stream::{AnswerSender, answer_channel};
 use crate::models::ModelsState;
 use crate::readiness::WATCHERS_MAX;
-use crate::view;
 
 /// Maximum unread statuses of a call of Watch, and its end.
 const STATUSES_MAX: usize = 2;

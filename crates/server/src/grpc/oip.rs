@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use api_models::{request_key, signatures, view};
 use base::{Moment, Result};
 use bytes::Bytes;
 use http::{HeaderMap, HeaderName, header};
@@ -20,8 +21,8 @@ use super::call::{InferenceCall, SmallCall, answer};
 use super::messages::{self, DecodedMessage};
 use super::response::{self, Response};
 use super::stream;
+use crate::admin;
 use crate::models::ModelsState;
-use crate::{admin, request_key, signatures, view};
 
 const PROTOCOL: &str = "oip-grpc";
 /// Path of the method with a stream of requests.

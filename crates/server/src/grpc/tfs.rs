@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use api_models::{signatures, view};
 use base::{Moment, Result};
 use engine::Servable;
 use inference::{InferenceRequest, RequestTicket};
@@ -16,7 +17,6 @@ use super::call::{InferenceCall, SmallCall, answer};
 use super::messages::DecodedMessage;
 use super::response::{self, Response};
 use crate::models::ModelsState;
-use crate::{signatures, view};
 
 /// Describes the call in the errors of the access check.
 const RELOAD_CALL: &str = "the list of models is replaced";

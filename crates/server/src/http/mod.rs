@@ -22,6 +22,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
+use api_models::view;
 use axum::extract::{Request, State};
 use axum::middleware::{Next, from_fn, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
@@ -37,7 +38,6 @@ use crate::compose::Server;
 use crate::config::TFS_METRICS;
 use crate::models::ModelsState;
 use crate::surface::Surface;
-use crate::view;
 
 /// Path of the metrics.
 const METRICS: &str = "/metrics";

@@ -3,6 +3,7 @@
 
 use std::sync::Arc;
 
+use api_models::{request_key, signatures, view};
 use axum::Extension;
 use axum::body::Body;
 use axum::extract::{Path, State};
@@ -20,7 +21,6 @@ use transport::{Reply, Shared};
 
 use super::tensors::{AnswerSize, TensorBody, parse_tensors, write_answer};
 use crate::models::ModelsState;
-use crate::{request_key, signatures, view};
 
 const PROTOCOL: &str = "oip-http";
 /// Header with the length of the JSON before raw tensors in a body.

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use api_models::view;
 use axum::Extension;
 use axum::body::Body;
 use axum::extract::{Path, State};
@@ -13,8 +14,8 @@ use transport::access::{Caller, KeyGrant};
 use transport::{Peer, Reply, Shared};
 
 use super::oip::ModelPath;
+use crate::admin;
 use crate::models::ModelsState;
-use crate::{admin, view};
 
 #[derive(Default, serde::Deserialize)]
 struct IndexRequest {

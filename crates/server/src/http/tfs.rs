@@ -4,6 +4,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use api_models::{ExampleCall, ExampleMethod, ExamplePlan, request_key, signatures, view};
 use axum::body::Body;
 use axum::extract::{Path, State};
 use base::{Error, ErrorKind, Moment, Result};
@@ -18,10 +19,8 @@ use tokio::sync::OwnedSemaphorePermit;
 use transport::{INLINE_BYTES_MAX, Reply, Shared};
 
 use super::tensors::{AnswerSize, TensorBody, parse_tensors, write_answer};
-use crate::example_call::ExampleCall;
-use crate::examples::{ExampleMethod, ExamplePlan};
+use crate::grpc;
 use crate::models::ModelsState;
-use crate::{grpc, request_key, signatures, view};
 
 const PROTOCOL: &str = "tfs-http";
 /// Header for the time limit of a request.
@@ -332,7 +331,16 @@ impl TfsCall<'_> {
         drop(self);
         let examples = Arc::new(examples);
         state.inference.count_examples(ticket, &servable.id.model, examples.count());
-        let call = ExampleCall { state, ticket, servable, rollout, examples, timeout, large };
+        let call = ExampleCall {
+            requests: &state.requests,
+            inference: &state.inference,
+            ticket,
+            servable,
+            rollout,
+            examples,
+            timeout,
+            large,
+        };
         let (result, held) = call.run(plan, held).await?;
         drop(call);
         let text = tfs::json::result_text_bytes_max(&result);
