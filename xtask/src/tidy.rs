@@ -93,6 +93,7 @@ fn style(root: &Path) -> Result<Vec<Complaint>> {
     complaints.extend(checks::tuple_parameters(&production));
     complaints.extend(checks::module_rings(&production));
     complaints.extend(checks::module_lists(&production));
+    complaints.extend(checks::crate_lengths(&production));
     for path in paths.iter().filter(|path| path.ends_with(".rs") && !rules::is_generated(path)) {
         let Ok(text) = std::fs::read_to_string(root.join(path)) else { continue };
         complaints.extend(checks::comments(path, &text));

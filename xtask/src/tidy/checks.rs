@@ -1,6 +1,6 @@
 //! The checks. Each takes text and returns its faults, so that a test can pass any text.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::source::{self, functions, line_count, line_of, test_items, words};
 use super::workspace::SourceFile;
@@ -52,11 +52,13 @@ pub(crate) fn stale_edges(krate: &str, dependencies: &[String]) -> Vec<Complaint
         .collect()
 }
 
-/// Finds rows of the table for crates that do not exist.
+/// Finds rows of the tables of crates for crates that do not exist.
 pub(crate) fn stale_rows(crates: &[String]) -> Vec<Complaint> {
-    let stale = rules::EDGES.iter().filter(|(name, _)| !crates.iter().any(|krate| krate == name));
-    stale
-        .map(|(name, _)| {
+    let edges = rules::EDGES.iter().map(|(name, _)| *name);
+    let names = edges.chain(rules::CRATE_LINES.iter().map(|(name, _)| *name));
+    names
+        .filter(|name| !crates.iter().any(|krate| krate == name))
+        .map(|name| {
             let text = format!("there is no crate `{name}` any more; remove its row");
             complaint("xtask/src/tidy/rules.rs", text)
         })
@@ -120,6 +122,23 @@ pub(crate) fn comments(path: &str, text: &str) -> Vec<Complaint> {
             format!("a doc that begins with `{word}`: begin with a verb or a noun (STYLE.md)"),
         )
     }))
+    .collect()
+}
+
+/// Finds crates with more lines than the rules permit.
+pub(crate) fn crate_lengths(files: &[SourceFile]) -> Vec<Complaint> {
+    let mut crates: BTreeMap<&str, usize> = BTreeMap::new();
+    for file in files {
+        *crates.entry(file.krate.as_str()).or_default() += file.lines;
+    }
+    let long = crates.into_iter().filter(|(krate, lines)| *lines > rules::crate_lines_max(krate));
+    long.map(|(krate, lines)| {
+        let max = rules::crate_lines_max(krate);
+        let text = format!(
+            "{lines} lines without tests, {max} allowed: move a part with one purpose into a crate"
+        );
+        complaint(format!("crates/{krate}"), text)
+    })
     .collect()
 }
 
@@ -332,6 +351,9 @@ mod tests {
         let all: Vec<String> = rules::EDGES.iter().map(|(name, _)| (*name).to_owned()).collect();
         assert_eq!(places(stale_rows(&all)), [""; 0]);
         assert_eq!(places(stale_rows(&all[1..])), ["xtask/src/tidy/rules.rs"]);
+        // Two tables name `server`.
+        let others: Vec<String> = all.into_iter().filter(|name| name != "server").collect();
+        assert_eq!(stale_rows(&others).len(), 2);
     }
 
     #[test]
@@ -398,6 +420,27 @@ mod tests {
         assert_eq!(places(rust_file(path, &lines(rules::FILE_LINES_MAX + 1))), [path]);
         let tests = format!("#[cfg(test)]\nmod tests {{\n{}}}\n", lines(900));
         assert_eq!(places(rust_file(path, &(lines(700) + &tests))), [""; 0]);
+    }
+
+    #[test]
+    fn long_crates_are_seen() {
+        let file = |krate: &str, lines: usize| SourceFile {
+            path: format!("crates/{krate}/src/lib.rs"),
+            krate: krate.to_owned(),
+            module: Vec::new(),
+            lines,
+            masked: String::new(),
+            syntax: syn::parse_file("").unwrap(),
+        };
+        let check = |krate: &str, lines: usize| {
+            places(crate_lengths(&[file(krate, lines - 1), file(krate, 1), file("base", 1)]))
+        };
+        assert_eq!(check("cli", rules::CRATE_LINES_MAX), [""; 0]);
+        assert_eq!(check("cli", rules::CRATE_LINES_MAX + 1), ["crates/cli"]);
+        for &(krate, max) in rules::CRATE_LINES {
+            assert_eq!(check(krate, max), [""; 0]);
+            assert_eq!(check(krate, max + 1), [format!("crates/{krate}")]);
+        }
     }
 
     #[test]

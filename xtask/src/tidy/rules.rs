@@ -1,5 +1,10 @@
 //! The rules: permitted dependencies, crates with unsafe code, lengths, words.
 
+/// Lines of a crate that [`CRATE_LINES`] does not list, tests and generated code not counted.
+pub(crate) const CRATE_LINES_MAX: usize = 12_000;
+/// Crates with another limit than [`CRATE_LINES_MAX`].
+pub(crate) const CRATE_LINES: &[(&str, usize)] =
+    &[("bench", 22_000), ("search", 36_000), ("server", 9_000)];
 /// Lines of a file, tests not counted.
 pub(crate) const FILE_LINES_MAX: usize = 800;
 /// Lines of a function, from `fn` to its closing brace.
@@ -274,6 +279,12 @@ pub(crate) const EDGES: &[(&str, &[&str])] = &[
         ],
     ),
 ];
+
+/// Returns the limit of a crate's lines.
+pub(crate) fn crate_lines_max(krate: &str) -> usize {
+    let row = CRATE_LINES.iter().find(|(name, _)| *name == krate);
+    row.map_or(CRATE_LINES_MAX, |(_, max)| *max)
+}
 
 /// Returns true if the crate may contain unsafe code.
 pub(crate) fn may_hold_unsafe(krate: &str) -> bool {
