@@ -3,21 +3,22 @@
 use std::ffi::OsString;
 
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
+use client_commands::cluster::{self, ClusterCommand};
+use client_commands::collections::{self, CollectionsCommand};
+use client_commands::images::{self, ImagesCommand};
+use client_commands::infer::{self, InferArgs};
+use client_commands::models::{self, ModelsArgs};
+use command_line::environment;
+use command_line::exit::{CommandResult, EXIT_CODES_HELP};
 
 use crate::audio::AudioCommand;
 use crate::bench::{BenchArgs, DemoCommand};
-use crate::cluster::ClusterCommand;
-use crate::collections::CollectionsCommand;
 use crate::completion::CompletionArgs;
 use crate::doctor::DoctorArgs;
-use crate::exit::{CommandResult, EXIT_CODES_HELP};
 use crate::foreign;
-use crate::images::ImagesCommand;
 use crate::import::ImportCommand;
-use crate::infer::InferArgs;
 use crate::keys::KeysArgs;
 use crate::manual::ManArgs;
-use crate::models::ModelsArgs;
 use crate::publish::{ConvertArgs, PublishArgs};
 use crate::serve::ServeArgs;
 use crate::speakers::SpeakersArgs;
@@ -26,8 +27,8 @@ use crate::tune::TuneCommand;
 use crate::verify::VerifyArgs;
 use crate::worker::WorkerArgs;
 use crate::{
-    audio, bench, cluster, collections, completion, doctor, environment, images, import, infer,
-    keys, manual, models, publish, serve, speakers, tfs, tune, verify, worker,
+    audio, bench, completion, doctor, import, keys, manual, publish, serve, speakers, tfs, tune,
+    verify, worker,
 };
 
 /// Serves models with a tail latency that stays flat while they change

@@ -10,13 +10,12 @@ use std::time::Duration;
 
 use base::ErrorKind;
 use clap::{Args, Subcommand};
+use command_line::environment;
+use command_line::environment::{library_search, tensorflow_search, torch_search};
+use command_line::exit::{CommandError, CommandResult, ExitStatus};
 use demo::DemoArgs;
 use loadgen::{BenchEnv, MachineArgs};
 use tune::load::BenchLoadArgs;
-
-use crate::environment;
-use crate::environment::{library_search, tensorflow_search, torch_search};
-use crate::exit::{CommandError, CommandResult, ExitStatus};
 
 /// Program of all benchmarks except `load`.
 const PROGRAM: &str = "millpond-bench";

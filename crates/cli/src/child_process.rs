@@ -5,10 +5,9 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use clap::Args;
+use command_line::exit::{CommandError, CommandResult, ExitStatus};
 use engine::LibrarySearch;
 use os::ChildProgram;
-
-use crate::exit::{CommandError, CommandResult, ExitStatus};
 
 /// Returns the program that child processes run: the file that this process runs.
 ///

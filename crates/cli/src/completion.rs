@@ -2,8 +2,8 @@
 
 use clap::{Args, ValueEnum};
 use clap_complete::Shell;
+use command_line::exit::{CommandResult, print};
 
-use crate::exit::{CommandResult, print};
 use crate::{arguments, bench};
 
 /// Shells with a completion script.

@@ -3,14 +3,13 @@
 use std::path::{Path, PathBuf};
 
 use clap::Args;
+use command_line::environment::{self, library_search, tensorflow_search, torch_search};
+use command_line::exit::{CommandError, CommandResult, ExitStatus, pretty, print};
+use command_line::values::Host;
 use doctor::{AccessSettings, CONNECTIONS_MAX, DoctorInputs};
 use gpu::GpuOptions;
 
-use crate::environment::{self, library_search, tensorflow_search, torch_search};
-use crate::exit::{CommandError, CommandResult, ExitStatus, print};
-use crate::models;
 use crate::serve::file::SettingsFile;
-use crate::values::Host;
 
 /// `millpond doctor`.
 #[derive(Args, Debug)]
@@ -56,7 +55,7 @@ pub(crate) fn run(args: &DoctorArgs) -> CommandResult {
         connections: |limit| server::descriptors::plan(limit, 2, CONNECTIONS_MAX).connections_max,
     });
     if args.json {
-        print(&models::pretty(&doctor::json(&checks)))?;
+        print(&pretty(&doctor::json(&checks)))?;
     } else {
         print(&doctor::text(&checks))?;
     }

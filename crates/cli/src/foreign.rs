@@ -1,9 +1,8 @@
 //! Explains flags of other servers by their equivalents here.
 
 use clap::error::{ContextKind, ContextValue, ErrorKind};
+use command_line::exit::CommandError;
 use import::equivalents::{TENSORFLOW_SERVING, find};
-
-use crate::exit::CommandError;
 
 /// Returns a usage error for an unknown flag that belongs to other servers, or `None` for any other
 /// error.

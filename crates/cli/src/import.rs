@@ -4,8 +4,8 @@ use std::io::Write as _;
 use std::path::Path;
 
 use clap::{Args, Subcommand};
+use command_line::exit::{CommandError, CommandResult};
 
-use crate::exit::{CommandError, CommandResult};
 use crate::tfs::import::{self as tfs, ImportTfsArgs};
 use crate::triton::{self, ImportTritonArgs};
 

@@ -6,9 +6,8 @@ use std::io::{Read as _, Write as _};
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use clap::{Args, Subcommand, ValueEnum};
+use command_line::exit::{CommandError, CommandResult, print};
 use toml::Value;
-
-use crate::exit::{CommandError, CommandResult, print};
 
 /// Random bytes of a key.
 const KEY_BYTES: usize = 32;

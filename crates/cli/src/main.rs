@@ -2,17 +2,15 @@
 //! values to the crates that do the work.
 //!
 //! There are two stages: parsing the command line ([`arguments`], cheap), then resolving it on this
-//! machine (the module of each command, which may read files). No other crate reads arguments or
-//! the environment.
+//! machine (the module of each command, which may read files). No other crate reads arguments, and
+//! only [`command_line::environment`] reads the environment. The commands that send requests to a
+//! running server are the crate `client-commands`.
 //!
 //! # Modules
-//! * Command line: `arguments` defines it, `values` are types of its values, `environment` has
-//!   the variables, `exit` the codes and errors.
+//! * Command line: `arguments` defines it.
 //! * Servers: `serve`, `tfs`; `child_process` starts their children, `worker` is the one of an
 //!   isolated model.
-//! * Requests to a running server: `infer`, `images`, `audio`, `speakers`, `models`,
-//!   `collections`, `cluster`; `client` and `unix_connector` send them, `poll` repeats reads of
-//!   progress.
+//! * Recordings: `audio`, `speakers`.
 //! * Files: `publish`, `import`, `triton`, `keys`, `layout`.
 //! * Measurements and checks: `bench`, `tune`, `verify`, `doctor`.
 //! * Help: `completion`, `manual`, `foreign`.
@@ -24,30 +22,19 @@ mod arguments;
 mod audio;
 mod bench;
 mod child_process;
-mod client;
-mod cluster;
-mod collections;
 mod completion;
 mod doctor;
-mod environment;
-mod exit;
 mod foreign;
-mod images;
 mod import;
-mod infer;
 mod keys;
 mod layout;
 mod manual;
-mod models;
-mod poll;
 mod publish;
 mod serve;
 mod speakers;
 mod tfs;
 mod triton;
 mod tune;
-mod unix_connector;
-mod values;
 mod verify;
 mod worker;
 

@@ -3,8 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use clap::Args;
-
-use crate::exit::{CommandError, CommandResult, print};
+use command_line::exit::{CommandError, CommandResult, print};
 
 /// `millpond man [--to DIR]`.
 #[derive(Args, Debug)]

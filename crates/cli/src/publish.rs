@@ -9,6 +9,9 @@ use std::time::Duration;
 use base::Error;
 use base::units::format_bytes;
 use clap::Args;
+use command_line::environment::tensorflow_search;
+use command_line::exit::{CommandError, CommandResult, ExitStatus, print, print_note};
+use command_line::values::{ByteRate, check_name};
 use engine::foreign::{self, ForeignFormat};
 use engine::publish::{PublishOptions, PublishProgress, Published, WriteOptions};
 use engine_onnx::publish as onnx;
@@ -19,10 +22,7 @@ use model_store::{STORE_SCHEMES, is_url};
 use os::{ChildProgram, Rate};
 
 use crate::child_process::ChildArgs;
-use crate::environment::tensorflow_search;
-use crate::exit::{CommandError, CommandResult, ExitStatus, print, print_note};
 use crate::layout;
-use crate::values::{ByteRate, check_name};
 
 /// Interval between two redraws, so that rate and time left stay current while no data arrive.
 const DRAW_INTERVAL: Duration = Duration::from_millis(200);

@@ -6,13 +6,13 @@ use audio::pipeline;
 use audio::recogniser::RecogniserKind;
 use audio::speakers::Speakers;
 use clap::{Args, Subcommand};
+use command_line::environment;
+use command_line::exit::{CommandError, CommandResult, ExitStatus, print, print_note};
+use command_line::recording;
 use loadgen::report::TextTable;
 
 use crate::audio::model::{EngineArgs, LoadedRecogniser};
-use crate::audio::recognise;
 use crate::audio::recognisers::RecogniserDirArgs;
-use crate::environment;
-use crate::exit::{CommandError, CommandResult, ExitStatus, print, print_note};
 
 /// Minimum similarity of a known voice, if the recogniser sets none.
 const THRESHOLD: f32 = 0.6;
@@ -235,7 +235,7 @@ fn open(args: &SpeakersArgs) -> CommandResult<LoadedRecogniser> {
 
 /// Computes the voice embedding of a recording, a unit vector.
 fn embed(opened: &LoadedRecogniser, file: &Path) -> CommandResult<Vec<f32>> {
-    let (input, hint) = recognise::open(file)?;
+    let (input, hint) = recording::open(file)?;
     let options = opened.options(false, None);
     let named = |error: base::Error| {
         CommandError::failed(format!("{}: {}", file.display(), error.message()))

@@ -3,12 +3,12 @@
 use std::path::{Path, PathBuf};
 
 use clap::Args;
+use command_line::exit::{CommandError, CommandResult, print, print_note};
+use command_line::values::check_name;
 use import::triton::{CONFIG_FILE, Repository, RepositoryModel};
 
-use crate::exit::{CommandError, CommandResult, print, print_note};
 use crate::import::{MODEL_FILE, write_new};
 use crate::serve::file::SettingsFile;
-use crate::values::check_name;
 
 /// `millpond import triton REPO`.
 #[derive(Args, Debug)]

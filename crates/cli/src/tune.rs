@@ -2,12 +2,12 @@
 
 use base::ErrorKind;
 use clap::Args;
+use command_line::exit::CommandResult;
 use tune::TuneArgs;
 
 use loadgen::MachineArgs;
 
 use crate::bench::{bench_env, finished};
-use crate::exit::CommandResult;
 
 /// `millpond tune MODEL`.
 #[derive(Args, Debug)]

@@ -4,14 +4,13 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Args;
+use command_line::environment;
+use command_line::exit::{CommandError, CommandResult, ExitStatus, print};
+use command_line::values::TimeSpan;
 use loadgen::connection::Endpoint;
 use loadgen::report::write_json;
 use loadgen::tls::TlsArgs;
 use verify::{ComparedServer, VerifyPlan};
-
-use crate::environment;
-use crate::exit::{CommandError, CommandResult, ExitStatus, print};
-use crate::values::TimeSpan;
 
 /// Maximum clients of the closed loop.
 const CLIENTS_MAX: usize = 1024;

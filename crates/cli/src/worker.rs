@@ -3,11 +3,11 @@
 use std::path::PathBuf;
 
 use clap::Args;
+use command_line::environment::{library_search, tensorflow_search, torch_search};
+use command_line::exit::CommandResult;
 use tracing_subscriber::filter::LevelFilter;
 
 use crate::child_process::ChildArgs;
-use crate::environment::{library_search, tensorflow_search, torch_search};
-use crate::exit::CommandResult;
 use crate::serve::log_output::LogOutput;
 use crate::serve::options::LogFormat;
 

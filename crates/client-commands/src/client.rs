@@ -4,13 +4,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use clap::Args;
+use command_line::environment;
+use command_line::exit::{CommandError, CommandResult};
 use loadgen::port::{Spoken, spoken};
 use loadgen::tls::{TlsArgs, explanation};
 use serde_json::Value;
 use ureq::tls::{Certificate, ClientCert, PrivateKey, RootCerts, TlsConfig};
 
-use crate::environment;
-use crate::exit::{CommandError, CommandResult};
 use crate::unix_connector::UnixConnector;
 
 /// Default address of a server.

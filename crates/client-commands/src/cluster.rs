@@ -6,13 +6,12 @@ use std::str::FromStr;
 use std::time::{Duration, Instant};
 
 use clap::{Args, Subcommand};
+use command_line::environment;
+use command_line::exit::{CommandError, CommandResult, ExitStatus, pretty, print, print_note};
 use loadgen::report::TextTable;
 use serde_json::{Value, json};
 
 use crate::client::{ServerArgs, ServerClient};
-use crate::environment;
-use crate::exit::{CommandError, CommandResult, ExitStatus, print, print_note};
-use crate::models::pretty;
 use crate::poll::{PollFailure, poll};
 
 /// `millpond cluster ACTION`.
@@ -26,7 +25,7 @@ Examples:
   millpond cluster drain node-3
 
 docs/cluster.md explains roles, shards and failures.")]
-pub(crate) struct ClusterCommand {
+pub struct ClusterCommand {
     #[command(subcommand)]
     action: ClusterAction,
 }
@@ -129,7 +128,7 @@ struct ClusterStatusArgs {
 ///
 /// # Errors
 /// Returns the server's error.
-pub(crate) fn run(args: &ClusterCommand) -> CommandResult {
+pub fn run(args: &ClusterCommand) -> CommandResult {
     match &args.action {
         ClusterAction::Status(args) => status::run(args),
         ClusterAction::Rebalance(args) => rebalance(args),

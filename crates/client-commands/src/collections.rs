@@ -4,14 +4,13 @@ mod job;
 mod report;
 
 use clap::{Args, Subcommand};
+use command_line::environment;
+use command_line::exit::{CommandError, CommandResult, ExitStatus, pretty, print};
 use loadgen::connection::url_segment;
 use loadgen::report::TextTable;
 use serde_json::{Map, Value, json};
 
 use crate::client::{RequestContent, ServerArgs, ServerClient, text};
-use crate::environment;
-use crate::exit::{CommandError, CommandResult, ExitStatus, print};
-use crate::models::pretty;
 use report::bytes_at;
 
 /// `millpond collections ACTION`.
@@ -26,7 +25,7 @@ Examples:
 
 A backup stores only files that the store lacks, so the second one takes little time and room. The collection is served \
 meanwhile. docs/backup.md explains the store and its credentials.")]
-pub(crate) struct CollectionsCommand {
+pub struct CollectionsCommand {
     #[command(subcommand)]
     action: CollectionsAction,
 }
@@ -147,7 +146,7 @@ impl CollectionsServerArgs {
 ///
 /// # Errors
 /// Returns the server's error, or one with code 4 if a backup is damaged.
-pub(crate) fn run(args: &CollectionsCommand) -> CommandResult {
+pub fn run(args: &CollectionsCommand) -> CommandResult {
     match &args.action {
         CollectionsAction::Backup(args) => backup(args),
         CollectionsAction::Backups(args) => backups(args),

@@ -8,12 +8,12 @@ mod rollout;
 use std::collections::{BTreeMap, BTreeSet};
 
 use clap::{Args, Subcommand};
+use command_line::environment;
+use command_line::exit::{CommandError, CommandResult, ExitStatus, pretty, print, print_note};
 use loadgen::report::TextTable;
 use serde_json::{Value, json};
 
 use crate::client::{ServerArgs, ServerClient};
-use crate::environment;
-use crate::exit::{CommandError, CommandResult, ExitStatus, print, print_note};
 use diff::DiffArgs;
 use loadgen::connection::url_segment;
 use rollout::RolloutArgs;
@@ -23,7 +23,7 @@ const REASON_CHARS_MAX: usize = 80;
 
 /// `millpond models ACTION`.
 #[derive(Args, Debug)]
-pub(crate) struct ModelsArgs {
+pub struct ModelsArgs {
     #[command(subcommand)]
     action: ModelsAction,
 }
@@ -105,7 +105,10 @@ struct StatusArgs {
 }
 
 /// Runs `millpond models`.
-pub(crate) fn run(args: &ModelsArgs) -> CommandResult {
+///
+/// # Errors
+/// Returns the server's error, or a silent error with code 1 if no version of the model serves.
+pub fn run(args: &ModelsArgs) -> CommandResult {
     match &args.action {
         ModelsAction::Ls(args) => list(args),
         ModelsAction::Load(args) => load(args),
@@ -346,11 +349,6 @@ fn text(object: &Value, key: &str) -> String {
         Some(Value::Number(number)) => number.to_string(),
         _ => String::new(),
     }
-}
-
-/// Formats JSON with indentation and a final line break.
-pub(crate) fn pretty(value: &Value) -> String {
-    format!("{value:#}\n")
 }
 
 #[cfg(test)]

@@ -3,10 +3,10 @@
 
 use std::time::{Duration, Instant};
 
+use command_line::exit::{CommandError, CommandResult, print_note};
 use serde_json::Value;
 
 use crate::client::{HttpReply, RequestContent, ServerClient};
-use crate::exit::{CommandError, CommandResult, print_note};
 
 /// Longest time for which reads of the progress may fail before the command ends.
 const FAILING_MAX: Duration = Duration::from_secs(300);

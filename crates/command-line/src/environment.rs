@@ -1,5 +1,7 @@
 //! All environment variables that Millpond reads. No other module or crate reads the environment.
 
+#![allow(missing_docs, reason = "each variable has its help text")]
+
 use std::env::VarError;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -14,119 +16,118 @@ use model_store::StoreOptions;
 use crate::exit::{CommandError, CommandResult};
 
 /// An environment variable.
-pub(crate) struct Variable {
-    pub(crate) name: &'static str,
+pub struct Variable {
+    /// Name of the variable.
+    pub name: &'static str,
     /// Help text. Flags take precedence over variables.
-    pub(crate) help: &'static str,
+    pub help: &'static str,
 }
 
-pub(crate) const ADMIN_KEY: Variable = Variable::new(
+pub const ADMIN_KEY: Variable = Variable::new(
     "MILLPOND_ADMIN_KEY",
     "default of `serve --admin-key`, and the key that `models load`, `unload` and `rollout`, `collections` and `cluster \
      drain` send; other client commands send it if there is no MILLPOND_API_KEY",
 );
-pub(crate) const API_KEY: Variable = Variable::new(
+pub const API_KEY: Variable = Variable::new(
     "MILLPOND_API_KEY",
     "default of `serve --api-key`, and the key that client commands send",
 );
-pub(crate) const AUDIO_DATA: Variable = Variable::new(
+pub const AUDIO_DATA: Variable = Variable::new(
     "MILLPOND_AUDIO_DATA",
     "default of `bench audio --clips`: a folder of recordings",
 );
-pub(crate) const CA: Variable = Variable::new("MILLPOND_CA", "default of --ca");
-pub(crate) const CACHE_DIR: Variable =
+pub const CA: Variable = Variable::new("MILLPOND_CA", "default of --ca");
+pub const CACHE_DIR: Variable =
     Variable::new("MILLPOND_CACHE_DIR", "default of --cache-dir [else the user's cache directory]");
-pub(crate) const CONFIG: Variable = Variable::new("MILLPOND_CONFIG", "default of `serve --config`");
-pub(crate) const DEMO_SECONDS: Variable =
+pub const CONFIG: Variable = Variable::new("MILLPOND_CONFIG", "default of `serve --config`");
+pub const DEMO_SECONDS: Variable =
     Variable::new("MILLPOND_DEMO_SECONDS", "`demo` ends by itself after this many seconds");
-pub(crate) const ETCD_PASSWORD: Variable =
+pub const ETCD_PASSWORD: Variable =
     Variable::new("MILLPOND_ETCD_PASSWORD", "password of MILLPOND_ETCD_USER");
-pub(crate) const ETCD_USER: Variable =
+pub const ETCD_USER: Variable =
     Variable::new("MILLPOND_ETCD_USER", "user of etcd for --cluster-etcd and --update-etcd");
-pub(crate) const LIBTORCH: Variable = Variable::new("MILLPOND_LIBTORCH", "default of --libtorch");
-pub(crate) const LOG: Variable = Variable::new("MILLPOND_LOG", "default of --log");
-pub(crate) const MALLOC_CONF: Variable =
+pub const LIBTORCH: Variable = Variable::new("MILLPOND_LIBTORCH", "default of --libtorch");
+pub const LOG: Variable = Variable::new("MILLPOND_LOG", "default of --log");
+pub const MALLOC_CONF: Variable =
     Variable::new("MALLOC_CONF", "jemalloc's settings, in place of Millpond's own");
-pub(crate) const NOTIFY_SOCKET: Variable = Variable::new(
+pub const NOTIFY_SOCKET: Variable = Variable::new(
     "NOTIFY_SOCKET",
     "socket of systemd, to which the server reports that models serve, reloads and its stop",
 );
-pub(crate) const NVRTC: Variable = Variable::new(
+pub const NVRTC: Variable = Variable::new(
     "MILLPOND_NVRTC",
     "NVIDIA's run-time compiler (libnvrtc) or its directory, for `serve --gpu`",
 );
-pub(crate) const ONNXRUNTIME: Variable =
-    Variable::new("MILLPOND_ONNXRUNTIME", "default of --onnxruntime");
-pub(crate) const OTEL_DISABLED: Variable =
+pub const ONNXRUNTIME: Variable = Variable::new("MILLPOND_ONNXRUNTIME", "default of --onnxruntime");
+pub const OTEL_DISABLED: Variable =
     Variable::new("OTEL_SDK_DISABLED", "true: no traces are exported, unless --otlp is given");
-pub(crate) const OTEL_ENDPOINT: Variable = Variable::new(
+pub const OTEL_ENDPOINT: Variable = Variable::new(
     "OTEL_EXPORTER_OTLP_ENDPOINT",
     "default of `serve --otlp`: address of an OpenTelemetry collector",
 );
-pub(crate) const OTEL_HEADERS: Variable = Variable::new(
+pub const OTEL_HEADERS: Variable = Variable::new(
     "OTEL_EXPORTER_OTLP_HEADERS",
     "headers of each export of traces, KEY=VALUE,KEY=VALUE",
 );
-pub(crate) const OTEL_PROTOCOL: Variable = Variable::new(
+pub const OTEL_PROTOCOL: Variable = Variable::new(
     "OTEL_EXPORTER_OTLP_PROTOCOL",
     "http/protobuf; with another value `serve` does not start",
 );
-pub(crate) const OTEL_TIMEOUT: Variable = Variable::new(
+pub const OTEL_TIMEOUT: Variable = Variable::new(
     "OTEL_EXPORTER_OTLP_TIMEOUT",
     "time limit of an export of traces in milliseconds [else 10000]",
 );
-pub(crate) const OTEL_TRACES_ENDPOINT: Variable = Variable::new(
+pub const OTEL_TRACES_ENDPOINT: Variable = Variable::new(
     "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT",
     "full address for traces, in place of OTEL_EXPORTER_OTLP_ENDPOINT, as in http://localhost:4318/v1/traces",
 );
-pub(crate) const OTEL_TRACES_HEADERS: Variable =
+pub const OTEL_TRACES_HEADERS: Variable =
     Variable::new("OTEL_EXPORTER_OTLP_TRACES_HEADERS", "in place of OTEL_EXPORTER_OTLP_HEADERS");
-pub(crate) const OTEL_TRACES_PROTOCOL: Variable =
+pub const OTEL_TRACES_PROTOCOL: Variable =
     Variable::new("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "in place of OTEL_EXPORTER_OTLP_PROTOCOL");
-pub(crate) const OTEL_TRACES_TIMEOUT: Variable =
+pub const OTEL_TRACES_TIMEOUT: Variable =
     Variable::new("OTEL_EXPORTER_OTLP_TRACES_TIMEOUT", "in place of OTEL_EXPORTER_OTLP_TIMEOUT");
-pub(crate) const OTEL_RESOURCE: Variable = Variable::new(
+pub const OTEL_RESOURCE: Variable = Variable::new(
     "OTEL_RESOURCE_ATTRIBUTES",
     "attributes of this server in traces, KEY=VALUE,KEY=VALUE",
 );
-pub(crate) const OTEL_SERVICE: Variable =
+pub const OTEL_SERVICE: Variable =
     Variable::new("OTEL_SERVICE_NAME", "name of this server in traces [else millpond]");
-pub(crate) const OTEL_SAMPLER: Variable = Variable::new(
+pub const OTEL_SAMPLER: Variable = Variable::new(
     "OTEL_TRACES_SAMPLER",
     "default of `serve --trace-sample`: always_on, always_off or traceidratio, each also with the prefix parentbased_",
 );
-pub(crate) const OTEL_SAMPLER_ARG: Variable =
+pub const OTEL_SAMPLER_ARG: Variable =
     Variable::new("OTEL_TRACES_SAMPLER_ARG", "part of the requests for traceidratio, 0 to 1");
-pub(crate) const PROGRAM: Variable =
+pub const PROGRAM: Variable =
     Variable::new("MILLPOND_PROGRAM", "set for millpond-bench: the `millpond` to measure");
-pub(crate) const PATH: Variable =
+pub const PATH: Variable =
     Variable::new("PATH", "search path of millpond-bench if it is not beside this program");
-pub(crate) const RECOGNISERS: Variable =
+pub const RECOGNISERS: Variable =
     Variable::new("MILLPOND_RECOGNISERS", "default of --recognisers [else see `audio --help`]");
-pub(crate) const REQUIRE_KEY: Variable =
+pub const REQUIRE_KEY: Variable =
     Variable::new("MILLPOND_REQUIRE_KEY", "set to anything: `serve` does not start without a key");
-pub(crate) const SPEAKERS: Variable =
+pub const SPEAKERS: Variable =
     Variable::new("MILLPOND_SPEAKERS", "default of --speakers [else in the user's data directory]");
-pub(crate) const TENSORFLOW: Variable =
-    Variable::new("MILLPOND_TENSORFLOW", "default of --tensorflow");
-pub(crate) const URL: Variable = Variable::new("MILLPOND_URL", "default of --url");
-pub(crate) const VIRTUAL_ENV: Variable =
+pub const TENSORFLOW: Variable = Variable::new("MILLPOND_TENSORFLOW", "default of --tensorflow");
+pub const URL: Variable = Variable::new("MILLPOND_URL", "default of --url");
+pub const VIRTUAL_ENV: Variable =
     Variable::new("VIRTUAL_ENV", "first place to search for the engines' libraries");
-pub(crate) const XDG_CACHE_HOME: Variable =
+pub const XDG_CACHE_HOME: Variable =
     Variable::new("XDG_CACHE_HOME", "the user's cache directory [else ~/.cache]");
-pub(crate) const XDG_DATA_HOME: Variable =
+pub const XDG_DATA_HOME: Variable =
     Variable::new("XDG_DATA_HOME", "the user's data directory [else ~/.local/share]");
-pub(crate) const HOME: Variable = Variable::new("HOME", "the user's home directory");
-pub(crate) const NO_COLOR: Variable = Variable::new("NO_COLOR", "set to anything: no colours");
-pub(crate) const COLORTERM: Variable =
+pub const HOME: Variable = Variable::new("HOME", "the user's home directory");
+pub const NO_COLOR: Variable = Variable::new("NO_COLOR", "set to anything: no colours");
+pub const COLORTERM: Variable =
     Variable::new("COLORTERM", "truecolor or 24bit: `images search` shows images as mosaics");
-pub(crate) const TERM: Variable =
+pub const TERM: Variable =
     Variable::new("TERM", "xterm-kitty: `images search` shows images in kitty's protocol");
-pub(crate) const TERM_PROGRAM: Variable =
+pub const TERM_PROGRAM: Variable =
     Variable::new("TERM_PROGRAM", "iTerm.app: `images search` shows images in iTerm2's protocol");
 
 /// All variables, in the order of the help text.
-pub(crate) const ALL: [&Variable; 43] = [
+const ALL: [&Variable; 43] = [
     &ADMIN_KEY,
     &API_KEY,
     &AUDIO_DATA,
@@ -178,7 +179,7 @@ impl Variable {
     }
 
     /// Returns the value of the variable. `None` if it is unset, empty or not UTF-8.
-    pub(crate) fn text(&self) -> Option<String> {
+    pub fn text(&self) -> Option<String> {
         std::env::var(self.name).ok().filter(|value| !value.is_empty())
     }
 
@@ -187,7 +188,7 @@ impl Variable {
     /// # Errors
     /// Returns a usage error if the value is not UTF-8. A server with such a key must not run
     /// without one.
-    pub(crate) fn secret(&self) -> CommandResult<Option<String>> {
+    pub fn secret(&self) -> CommandResult<Option<String>> {
         match std::env::var(self.name) {
             Err(VarError::NotUnicode(_)) => Err(CommandError::usage(format!(
                 "{} is not UTF-8; a key must be printable ASCII",
@@ -198,20 +199,20 @@ impl Variable {
     }
 
     /// Returns its value as a path; `None` if it is unset or empty.
-    pub(crate) fn path(&self) -> Option<PathBuf> {
+    pub fn path(&self) -> Option<PathBuf> {
         std::env::var_os(self.name).filter(|value| !value.is_empty()).map(PathBuf::from)
     }
 }
 
 /// Returns the name of this machine; empty if it cannot be read.
-pub(crate) fn host_name() -> String {
+pub fn host_name() -> String {
     let name = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
     name.trim().to_owned()
 }
 
 /// Returns the directory for files that can be recreated: the variable, else the user's cache
 /// directory, else (for users without a home) one below the system's temporary directory.
-pub(crate) fn cache_dir() -> PathBuf {
+pub fn cache_dir() -> PathBuf {
     CACHE_DIR
         .path()
         .or_else(|| XDG_CACHE_HOME.path().map(|dir| dir.join("millpond")))
@@ -250,7 +251,7 @@ fn is_directory_of(path: &Path, user: u32) -> bool {
 
 /// Returns the certificates of a client, with the variable's issuers if no flag names any. The
 /// variable counts only if one of `urls` uses TLS.
-pub(crate) fn with_ca(tls: &TlsArgs, urls: &[&str]) -> TlsArgs {
+pub fn with_ca(tls: &TlsArgs, urls: &[&str]) -> TlsArgs {
     let mut tls = tls.clone();
     let is_tls = |url: &&str| url.starts_with("https://") || url.starts_with("grpcs://");
     if tls.ca.is_none() && urls.iter().any(is_tls) {
@@ -260,42 +261,42 @@ pub(crate) fn with_ca(tls: &TlsArgs, urls: &[&str]) -> TlsArgs {
 }
 
 /// Returns the key that a client command sends: the key of its flag, else the key of a variable.
-pub(crate) fn client_key(flag: Option<&String>) -> Option<String> {
+pub fn client_key(flag: Option<&String>) -> Option<String> {
     flag.cloned().or_else(|| API_KEY.text()).or_else(|| ADMIN_KEY.text())
 }
 
 /// Returns the key that a client command sends with an admin call: the key of its flag, else the
 /// key of a variable. With both variables set, the API key has no right to such calls.
-pub(crate) fn admin_client_key(flag: Option<&String>) -> Option<String> {
+pub fn admin_client_key(flag: Option<&String>) -> Option<String> {
     flag.cloned().or_else(|| ADMIN_KEY.text()).or_else(|| API_KEY.text())
 }
 
 /// Returns the file of enrolled voices: the variable, else one in the user's data directory; `None`
 /// for users without a home.
-pub(crate) fn speakers_file() -> Option<PathBuf> {
+pub fn speakers_file() -> Option<PathBuf> {
     SPEAKERS.path().or_else(|| data_dir().map(|dir| dir.join("speakers.json")))
 }
 
 /// OpenTelemetry's variables.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct OtelVariables {
-    pub(crate) disabled: bool,
-    pub(crate) endpoint: Option<String>,
-    pub(crate) headers: Option<String>,
-    pub(crate) protocol: Option<String>,
-    pub(crate) timeout: Option<String>,
-    pub(crate) traces_endpoint: Option<String>,
-    pub(crate) traces_headers: Option<String>,
-    pub(crate) traces_protocol: Option<String>,
-    pub(crate) traces_timeout: Option<String>,
-    pub(crate) resource: Option<String>,
-    pub(crate) service: Option<String>,
-    pub(crate) sampler: Option<String>,
-    pub(crate) sampler_arg: Option<String>,
+pub struct OtelVariables {
+    pub disabled: bool,
+    pub endpoint: Option<String>,
+    pub headers: Option<String>,
+    pub protocol: Option<String>,
+    pub timeout: Option<String>,
+    pub traces_endpoint: Option<String>,
+    pub traces_headers: Option<String>,
+    pub traces_protocol: Option<String>,
+    pub traces_timeout: Option<String>,
+    pub resource: Option<String>,
+    pub service: Option<String>,
+    pub sampler: Option<String>,
+    pub sampler_arg: Option<String>,
 }
 
 /// Reads OpenTelemetry's variables.
-pub(crate) fn otel() -> OtelVariables {
+pub fn otel() -> OtelVariables {
     OtelVariables {
         disabled: OTEL_DISABLED.text().is_some_and(|value| value.eq_ignore_ascii_case("true")),
         endpoint: OTEL_ENDPOINT.text(),
@@ -314,7 +315,7 @@ pub(crate) fn otel() -> OtelVariables {
 }
 
 /// Returns the variables of object storage providers, with lower-case names.
-pub(crate) fn object_stores() -> StoreOptions {
+pub fn object_stores() -> StoreOptions {
     let theirs =
         |name: &str| ["AWS_", "AZURE_", "GOOGLE_"].iter().any(|prefix| name.starts_with(prefix));
     let text = |(name, value): (std::ffi::OsString, std::ffi::OsString)| {
@@ -326,7 +327,7 @@ pub(crate) fn object_stores() -> StoreOptions {
 
 /// Returns the default directory of collections, in the user's data directory; `None` for users
 /// without a home.
-pub(crate) fn collections_dir() -> Option<PathBuf> {
+pub fn collections_dir() -> Option<PathBuf> {
     data_dir().map(|dir| dir.join("collections"))
 }
 
@@ -337,25 +338,25 @@ fn data_dir() -> Option<PathBuf> {
 
 /// Returns the places to search for the LibTorch shim: `explicit`, else the environment's path,
 /// else the places around this process.
-pub(crate) fn torch_search(explicit: Option<PathBuf>) -> LibrarySearch {
+pub fn torch_search(explicit: Option<PathBuf>) -> LibrarySearch {
     search(explicit.or_else(|| LIBTORCH.path()))
 }
 
 /// Returns the places to search for TensorFlow: `explicit`, else the environment's path, else the
 /// places around this process.
-pub(crate) fn tensorflow_search(explicit: Option<PathBuf>) -> LibrarySearch {
+pub fn tensorflow_search(explicit: Option<PathBuf>) -> LibrarySearch {
     search(explicit.or_else(|| TENSORFLOW.path()))
 }
 
 /// Returns the places to search for ONNX Runtime: `explicit`, else the environment's path, else the
 /// places around this process.
-pub(crate) fn library_search(explicit: Option<PathBuf>) -> LibrarySearch {
+pub fn library_search(explicit: Option<PathBuf>) -> LibrarySearch {
     search(explicit.or_else(|| ONNXRUNTIME.path()))
 }
 
 /// Returns the places to search for installed recognisers: those around this process, as for the
 /// engines.
-pub(crate) fn recogniser_search() -> LibrarySearch {
+pub fn recogniser_search() -> LibrarySearch {
     search(None)
 }
 
@@ -365,12 +366,12 @@ fn search(explicit: Option<PathBuf>) -> LibrarySearch {
 }
 
 /// Returns the places to search for NVIDIA's run-time compiler.
-pub(crate) fn compiler_search() -> gpu::CompilerSearch {
+pub fn compiler_search() -> gpu::CompilerSearch {
     gpu::CompilerSearch { explicit: NVRTC.path(), virtual_env: VIRTUAL_ENV.path() }
 }
 
 /// Formats the list of variables for `--help`.
-pub(crate) fn help() -> String {
+pub fn help() -> String {
     let width = ALL.iter().map(|variable| variable.name.len()).max().unwrap_or(0);
     let lines: Vec<String> = ALL
         .iter()

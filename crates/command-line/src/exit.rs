@@ -6,9 +6,10 @@ use std::process::ExitCode;
 
 use base::{Error, ErrorKind, escape_controls};
 use import::ImportError;
+use serde_json::Value;
 
 /// Exit codes for `--help`. The numbers are defined by [`ExitStatus`].
-pub(crate) const EXIT_CODES_HELP: &str = "\
+pub const EXIT_CODES_HELP: &str = "\
 Exit codes:
   0  done
   1  failed: the message says why
@@ -23,7 +24,7 @@ const KEPT_CONTROLS: &[char] = &['\n', '\t'];
 
 /// Exit codes other than 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum ExitStatus {
+pub enum ExitStatus {
     /// The command failed.
     Failed = 1,
     /// Arguments or settings are wrong.
@@ -38,49 +39,55 @@ pub(crate) enum ExitStatus {
 
 /// An error for the user at the terminal.
 #[derive(Debug)]
-pub(crate) struct CommandError {
+pub struct CommandError {
     exit: ExitStatus,
     message: String,
     hint: Option<String>,
 }
 
-pub(crate) type CommandResult<T = ()> = Result<T, CommandError>;
+/// Result of a command, or of a part of it.
+pub type CommandResult<T = ()> = Result<T, CommandError>;
 
 impl CommandError {
-    pub(crate) fn new(exit: ExitStatus, message: impl Into<String>) -> CommandError {
+    /// Returns an error with the exit code `exit` and without a hint.
+    pub fn new(exit: ExitStatus, message: impl Into<String>) -> CommandError {
         CommandError { exit, message: message.into(), hint: None }
     }
 
-    pub(crate) fn failed(message: impl Into<String>) -> CommandError {
+    /// Returns an error with the code [`ExitStatus::Failed`].
+    pub fn failed(message: impl Into<String>) -> CommandError {
         CommandError::new(ExitStatus::Failed, message)
     }
 
-    pub(crate) fn usage(message: impl Into<String>) -> CommandError {
+    /// Returns an error with the code [`ExitStatus::Usage`].
+    pub fn usage(message: impl Into<String>) -> CommandError {
         CommandError::new(ExitStatus::Usage, message)
     }
 
     /// Returns an error that prints nothing, since the terminal has the reason already.
-    pub(crate) fn silent(exit: ExitStatus) -> CommandError {
+    pub fn silent(exit: ExitStatus) -> CommandError {
         CommandError::new(exit, "")
     }
 
-    pub(crate) fn hint(mut self, hint: impl Into<String>) -> CommandError {
+    /// Sets the hint: what to do about the error.
+    pub fn hint(mut self, hint: impl Into<String>) -> CommandError {
         self.hint = Some(hint.into());
         self
     }
 
     /// Changes the exit code.
-    pub(crate) fn with_exit(mut self, exit: ExitStatus) -> CommandError {
+    pub fn with_exit(mut self, exit: ExitStatus) -> CommandError {
         self.exit = exit;
         self
     }
 
-    pub(crate) fn message(&self) -> &str {
+    /// Returns the message without the hint.
+    pub fn message(&self) -> &str {
         &self.message
     }
 
     /// Prints message and hint to standard error.
-    pub(crate) fn print_to_stderr(&self) {
+    pub fn print_to_stderr(&self) {
         // If standard error is closed, the exit code still reports the error.
         let _ = std::io::stderr().lock().write_all(self.lines().as_bytes());
     }
@@ -98,7 +105,7 @@ impl CommandError {
     }
 
     /// Prints message and hint to standard error and returns the exit code.
-    pub(crate) fn report(&self) -> ExitCode {
+    pub fn report(&self) -> ExitCode {
         self.print_to_stderr();
         ExitCode::from(self.exit as u8)
     }
@@ -126,7 +133,7 @@ impl From<ImportError> for CommandError {
 
 /// Returns `text` with escapes in place of its control characters, except line ends and tabs. The
 /// line ends of HTTP and of Windows, such as those in an error page of a proxy, become `\n`.
-pub(crate) fn printable(text: &str) -> Cow<'_, str> {
+pub fn printable(text: &str) -> Cow<'_, str> {
     if text.contains("\r\n") {
         Cow::Owned(escape_controls(&text.replace("\r\n", "\n"), KEPT_CONTROLS).into_owned())
     } else {
@@ -135,13 +142,13 @@ pub(crate) fn printable(text: &str) -> Cow<'_, str> {
 }
 
 /// Returns the user of this process, for messages.
-pub(crate) fn user() -> String {
+pub fn user() -> String {
     format!("user {}", rustix::process::geteuid().as_raw())
 }
 
 /// Writes a line to standard error. A line that cannot be written is dropped, because the disk is
 /// full or the reader of a pipe has ended: results and exit codes do not depend on it.
-pub(crate) fn print_note(text: &str) {
+pub fn print_note(text: &str) {
     let _ = writeln!(std::io::stderr(), "{}", printable(text));
 }
 
@@ -150,7 +157,7 @@ pub(crate) fn print_note(text: &str) {
 ///
 /// # Errors
 /// Returns any other error of writing.
-pub(crate) fn print(text: &str) -> CommandResult {
+pub fn print(text: &str) -> CommandResult {
     print_page(text).map(drop)
 }
 
@@ -159,15 +166,20 @@ pub(crate) fn print(text: &str) -> CommandResult {
 ///
 /// # Errors
 /// Returns any other error of writing.
-pub(crate) fn print_page(text: &str) -> CommandResult<bool> {
+pub fn print_page(text: &str) -> CommandResult<bool> {
     write_stdout(&printable(text))
+}
+
+/// Formats JSON with indentation and a final line break.
+pub fn pretty(value: &Value) -> String {
+    format!("{value:#}\n")
 }
 
 /// Writes an image as escape sequences for the terminal to standard output.
 ///
 /// # Errors
 /// Returns the errors of [`print`].
-pub(crate) fn print_image(sequences: &str) -> CommandResult {
+pub fn print_image(sequences: &str) -> CommandResult {
     write_stdout(sequences).map(drop)
 }
 

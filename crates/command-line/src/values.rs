@@ -13,41 +13,46 @@ use base::{Error, Result};
 use serde::de::{Deserialize, Deserializer, Visitor};
 
 /// Maximum number of versions in a policy.
-pub(crate) const VERSIONS_MAX: usize = 1024;
+pub const VERSIONS_MAX: usize = 1024;
 
 /// A number of bytes: "8GiB", "512MiB", "1000".
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct ByteSize(pub(crate) u64);
+pub struct ByteSize(pub u64);
 
 /// Bytes per second: "800MB", "800MB/s", or "unlimited", which is 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct ByteRate(pub(crate) u64);
+pub struct ByteRate(pub u64);
 
 /// Address to listen on: an IP address, or a host name that resolves to one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Host(pub(crate) IpAddr);
+pub struct Host(pub IpAddr);
 
 /// Permissions of a file in octal digits: "0600".
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct FileMode(pub(crate) u32);
+pub struct FileMode(pub u32);
 
 /// A duration: "250ms", "2s", "1m", "2" (seconds).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct TimeSpan(pub(crate) Duration);
+pub struct TimeSpan(pub Duration);
 
 /// Version policy of a model: "latest:N", "all" or "1,2,3".
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Versions {
+pub enum Versions {
+    /// The given number of highest versions.
     Latest(usize),
+    /// All versions.
     All,
+    /// These versions.
     Specific(BTreeSet<u64>),
 }
 
 /// A model to serve, or a directory of models: "DIR" or "NAME=DIR".
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct ModelSource {
-    pub(crate) name: Option<String>,
-    pub(crate) dir: PathBuf,
+pub struct ModelSource {
+    /// Name of the model; `None` for a directory without `NAME=`.
+    pub name: Option<String>,
+    /// The directory.
+    pub dir: PathBuf,
 }
 
 impl FromStr for ByteSize {
@@ -170,7 +175,7 @@ impl FromStr for ModelSource {
 ///
 /// # Errors
 /// Returns a message if it is not a number from 0 to 65535.
-pub(crate) fn port(text: &str) -> Result<u16, String> {
+pub fn port(text: &str) -> Result<u16, String> {
     text.parse().map_err(|_| "a port is a number from 0 to 65535".to_owned())
 }
 
@@ -179,7 +184,7 @@ pub(crate) fn port(text: &str) -> Result<u16, String> {
 /// # Errors
 /// Returns `InvalidArgument` if it is empty, starts with a dot, or holds anything but letters,
 /// digits, `_`, `-`, `.`.
-pub(crate) fn check_name(name: &str) -> Result<()> {
+pub fn check_name(name: &str) -> Result<()> {
     let allowed = |c: char| c.is_alphanumeric() || matches!(c, '_' | '-' | '.');
     if name.is_empty() || name.starts_with('.') || !name.chars().all(allowed) {
         return Err(Error::invalid(format!(

@@ -255,6 +255,14 @@ pub(crate) const EDGES: &[(&str, &[&str])] = &[
         ],
     ),
     (
+        "command-line",
+        &["base", "os", "engine", "audio", "lifecycle", "model-store", "gpu", "loadgen", "import"],
+    ),
+    (
+        "client-commands",
+        &["base", "engine", "audio", "model-store", "protocol", "loadgen", "command-line"],
+    ),
+    (
         "cli",
         &[
             "base",
@@ -274,6 +282,8 @@ pub(crate) const EDGES: &[(&str, &[&str])] = &[
             "verify",
             "doctor",
             "demo",
+            "command-line",
+            "client-commands",
             // For its tests only: docs/commands.md lists the commands of both programs.
             "bench",
         ],

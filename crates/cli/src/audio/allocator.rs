@@ -8,7 +8,7 @@
 use std::os::unix::process::CommandExt;
 use std::process::Command;
 
-use crate::environment;
+use command_line::environment;
 
 /// Threads that share an arena.
 const THREADS_AN_ARENA: usize = 8;

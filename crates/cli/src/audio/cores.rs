@@ -1,8 +1,7 @@
 //! Restricts this process to some of the machine's cores.
 
+use command_line::exit::{CommandError, CommandResult};
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
-
-use crate::exit::{CommandError, CommandResult};
 
 /// Restricts the calling thread, and every thread it starts later, to the first `count` of its
 /// allowed cores. Call it before any thread is started.

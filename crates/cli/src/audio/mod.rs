@@ -13,9 +13,9 @@ mod streaming;
 use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
+use command_line::exit::{CommandError, CommandResult, ExitStatus, print};
 use loadgen::report::TextTable;
 
-use crate::exit::{CommandError, CommandResult, ExitStatus, print};
 use model::EngineArgs;
 use output::LabelOutput;
 use recognise::{Backend, FileResult};

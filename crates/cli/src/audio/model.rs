@@ -8,6 +8,9 @@ use std::time::{Duration, Instant};
 
 use audio::recogniser::Recogniser;
 use clap::Args;
+use command_line::environment;
+use command_line::environment::{library_search, tensorflow_search, torch_search};
+use command_line::exit::{CommandError, CommandResult};
 use indicatif::{ProgressBar, ProgressDrawTarget};
 use lifecycle::ModelConfig;
 use server::local::Local;
@@ -18,9 +21,6 @@ use server::{
 use crate::audio::cores;
 use crate::audio::recognisers::{RecogniserDir, RecogniserDirArgs};
 use crate::child_process;
-use crate::environment;
-use crate::environment::{library_search, tensorflow_search, torch_search};
-use crate::exit::{CommandError, CommandResult};
 use crate::publish;
 use crate::serve::worker_command;
 

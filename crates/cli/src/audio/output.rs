@@ -9,8 +9,7 @@ use std::path::{Path, PathBuf};
 use audio::pipeline::{AudioSummary, PipelineEvent};
 use audio::write::{LabelFormat, LabelWriter};
 use base::{Error, Result};
-
-use crate::exit::{CommandError, CommandResult};
+use command_line::exit::{CommandError, CommandResult};
 
 /// A writer that ignores a closed pipe.
 struct LabelSink {

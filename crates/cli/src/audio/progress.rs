@@ -50,9 +50,9 @@ impl Bar {
     /// Prints a line above the bar, or without it if it is hidden.
     pub(crate) fn line(&self, text: &str) {
         if self.bar.is_hidden() {
-            crate::exit::print_note(text);
+            command_line::exit::print_note(text);
         } else {
-            self.bar.println(crate::exit::printable(text));
+            self.bar.println(command_line::exit::printable(text));
         }
     }
 

@@ -1,6 +1,5 @@
 //! Recognises recordings one after the other and passes events to output and progress bar.
 
-use std::fs::File;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -9,18 +8,17 @@ use audio::pipeline::{AudioSummary, PipelineEvent, PipelineOptions};
 use audio::recogniser::{Recogniser, RecogniserKind};
 use audio::speakers::Speakers;
 use audio::{Fault, pipeline};
-use base::{Error, Result};
+use base::Result;
+use command_line::environment;
+use command_line::exit::{CommandError, CommandResult, pretty, print_note};
+use command_line::recording;
 use serde_json::json;
 
 use crate::audio::model::LoadedRecogniser;
 use crate::audio::output::{FileLabels, LabelOutput};
 use crate::audio::progress::{Bar, clock, factor, summary};
 use crate::audio::streaming::StreamingClient;
-use crate::environment;
-use crate::exit::{CommandError, CommandResult, print_note};
 
-/// Name of standard input.
-const STDIN: &str = "-";
 /// Maximum number of faults printed to standard error per recording. The output has all of them.
 const FAULTS_SHOWN_MAX: u64 = 20;
 
@@ -102,26 +100,6 @@ pub(crate) fn speakers(
     Ok(file.map(|file| Speakers::open(&file)).transpose()?)
 }
 
-/// Opens a recording. Returns its bytes and a hint at its format, from the file's extension.
-///
-/// # Errors
-/// Returns `NotFound` and other errors of the file system, naming the file.
-pub(crate) fn open(file: &Path) -> Result<(AudioInput, Option<String>)> {
-    if file == Path::new(STDIN) {
-        return Ok((AudioInput::Stream(Box::new(std::io::stdin())), None));
-    }
-    let input = File::open(file).map_err(|error| Error::io(file, &error))?;
-    if input.metadata().is_ok_and(|meta| meta.is_dir()) {
-        return Err(Error::invalid(format!(
-            "{}: it is a directory and not a recording",
-            file.display()
-        )));
-    }
-    let hint =
-        file.extension().and_then(|extension| extension.to_str()).map(str::to_ascii_lowercase);
-    Ok((AudioInput::File(input), hint))
-}
-
 /// Recognises one recording. An error of the recording is part of the result.
 ///
 /// # Errors
@@ -138,7 +116,7 @@ pub(crate) fn recognise_file(
         FileProgress { bar: Bar::new(&name), name: name.clone(), seen: AudioSummary::default() };
     let mut part: Option<FileLabels<'_>> = None;
     let mut output = Some(output);
-    let result = open(file).and_then(|(input, hint)| {
+    let result = recording::open(file).and_then(|(input, hint)| {
         source.recognise(input, hint.as_deref(), &mut |event| {
             progress.see(&event);
             // A recording that cannot be opened adds nothing to the output.
@@ -275,7 +253,7 @@ pub(crate) fn write_timing(
         "peak_bytes": peak_bytes(),
         "files": files,
     });
-    std::fs::write(path, crate::models::pretty(&report))
+    std::fs::write(path, pretty(&report))
         .map_err(|error| CommandError::failed(format!("--timing {}: {error}", path.display())))
 }
 

@@ -3,12 +3,11 @@
 use std::path::{Path, PathBuf};
 
 use clap::Args;
+use command_line::environment;
+use command_line::exit::{CommandError, CommandResult};
+use command_line::values::check_name;
 use engine::LibrarySearch;
 use serde::Deserialize;
-
-use crate::environment;
-use crate::exit::{CommandError, CommandResult};
-use crate::values::check_name;
 
 /// Directory of recognisers inside a project.
 const USUAL_DIR: &str = ".cache/recognisers";

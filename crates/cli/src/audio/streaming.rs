@@ -10,9 +10,9 @@ use std::time::Duration;
 use audio::decode::AudioInput;
 use audio::pipeline::{AudioSummary, PipelineEvent};
 use base::{Error, Result};
+use command_line::exit::{CommandError, CommandResult};
 
 use crate::audio::ndjson::{LINE_BYTES_MAX, ServerLine, parse};
-use crate::exit::{CommandError, CommandResult};
 use loadgen::connection::url_segment;
 
 /// Timeout for connecting.

@@ -5,14 +5,14 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use base::Error;
+use command_line::environment;
+use command_line::exit::{CommandError, CommandResult, print, print_note};
 use model_store::{PlaceContent, StorePlace, UploadProgress, upload};
 use tokio::runtime::Runtime;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::watch;
 
 use super::{PublishArgs, announce, check_models, progress_bar, rate, show, write};
-use crate::environment;
-use crate::exit::{CommandError, CommandResult, print, print_note};
 
 /// Exit status if the second signal is Ctrl-C: 128 plus the number of SIGINT, as in a shell.
 const INTERRUPTED: i32 = 130;

@@ -2,12 +2,12 @@
 
 use std::path::Path;
 
+use command_line::environment;
+use command_line::exit::{CommandError, CommandResult};
 use server::{ClusterConfig, PemSource};
 
 use super::cluster_tls::etcd_user;
 use super::settings::{ServeSettings, number};
-use crate::environment;
-use crate::exit::{CommandError, CommandResult};
 
 /// Maximum of `--cluster-weight`.
 const WEIGHT_MAX: usize = 64;

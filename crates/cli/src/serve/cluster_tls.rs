@@ -1,11 +1,11 @@
 //! TLS of a node of a cluster and its user of etcd: checks of the settings, and the server's
 //! configuration.
 
+use command_line::environment::{ETCD_PASSWORD, ETCD_USER};
+use command_line::exit::{CommandError, CommandResult};
 use server::{ClientIdentityFiles, ClientTlsFiles, EtcdUser, PemSource, Secret, TlsPeer};
 
 use super::options::ClusterOptions;
-use crate::environment::{ETCD_PASSWORD, ETCD_USER};
-use crate::exit::{CommandError, CommandResult};
 
 impl ClusterOptions {
     /// Checks that the settings of TLS are complete, and that each has an effect. `serves_tls` is

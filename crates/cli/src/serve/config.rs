@@ -2,6 +2,10 @@
 
 use std::path::{Path, PathBuf};
 
+use command_line::environment;
+use command_line::environment::{library_search, tensorflow_search, torch_search};
+use command_line::exit::CommandResult;
+use command_line::values::{ByteRate, ByteSize, FileMode, Host, TimeSpan, Versions};
 use lifecycle::{
     ConfigSet, Converter, LifecycleConfig, ModelConfig, ModelRoot, Transition, VersionPolicy,
 };
@@ -20,17 +24,13 @@ use super::settings::{ListedModel, ServeSettings};
 use super::traces::trace_config;
 use super::worker_command;
 use crate::child_process;
-use crate::environment;
-use crate::environment::{library_search, tensorflow_search, torch_search};
-use crate::exit::CommandResult;
 use crate::publish;
-use crate::values::{ByteRate, ByteSize, FileMode, Host, TimeSpan, Versions};
 
 impl ServeSettings {
     /// Builds the server's configuration.
     ///
     /// # Errors
-    /// Returns [`crate::exit::ExitStatus::CannotStart`] if this program's path is unknown.
+    /// Returns [`command_line::exit::ExitStatus::CannotStart`] if this program's path is unknown.
     pub(crate) fn into_config(self) -> CommandResult<Config> {
         let traces = trace_config(&self.server)?;
         let cluster = self.cluster_config()?;

@@ -7,17 +7,17 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
+use command_line::exit::{CommandError, CommandResult};
+use command_line::values::{Versions, check_name};
 use engine::ScheduleFile;
 use lifecycle::RolloutFile;
 use serde::Deserialize;
 
-use crate::exit::{CommandError, CommandResult};
 use crate::serve::file_error;
 use crate::serve::options::{
     AudioOptions, ClusterOptions, InferenceOptions, LifecycleOptions, MemoryOptions, SearchOptions,
     ServerOptions, TransitionOrder,
 };
-use crate::values::{Versions, check_name};
 
 /// Maximum size of a settings file.
 const FILE_BYTES_MAX: u64 = 1 << 20;
@@ -165,7 +165,7 @@ mod tests {
 
     use super::*;
     use crate::serve::options::ScheduleFlags;
-    use crate::values::{ByteSize, TimeSpan};
+    use command_line::values::{ByteSize, TimeSpan};
 
     fn parse(text: &str) -> Result<SettingsFile, String> {
         SettingsFile::parse(text, Path::new("m.toml"))

@@ -3,8 +3,7 @@
 use std::path::Path;
 
 use base::nearest;
-
-use crate::exit::CommandError;
+use command_line::exit::CommandError;
 
 /// The parser's type names, and their descriptions.
 const TYPES: [(&str, &str); 8] = [

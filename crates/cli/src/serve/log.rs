@@ -4,6 +4,8 @@ use std::io::IsTerminal;
 use std::sync::Arc;
 
 use base::Error;
+use command_line::environment;
+use command_line::exit::{CommandError, CommandResult};
 use parking_lot::Mutex;
 use server::LogFilter;
 use tracing_subscriber::filter::LevelFilter;
@@ -13,8 +15,6 @@ use super::log_fields::EscapedFields;
 use super::log_limit::LimitedEvents;
 use super::log_output::LogOutput;
 use super::options::LogFormat;
-use crate::environment;
-use crate::exit::{CommandError, CommandResult};
 
 /// Forms of a filter.
 const FORMS: &str =

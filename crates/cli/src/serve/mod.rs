@@ -21,13 +21,13 @@ use std::time::Duration;
 
 use base::ErrorKind;
 use clap::Args;
+use command_line::environment;
+use command_line::exit::{CommandError, CommandResult, ExitStatus};
+use command_line::values::{ModelSource, TimeSpan};
 use os::ChildProgram;
 use server::{Config, ConfigWatch};
 
 use crate::child_process::ChildArgs;
-use crate::environment;
-use crate::exit::{CommandError, CommandResult, ExitStatus};
-use crate::values::{ModelSource, TimeSpan};
 use options::{
     AudioOptions, ClusterOptions, InferenceOptions, LifecycleOptions, MemoryOptions, ScheduleFlags,
     SearchOptions, ServerOptions,

@@ -6,11 +6,10 @@ mod search;
 use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
+use command_line::values::{ByteRate, ByteSize, FileMode, Host, TimeSpan, Versions, port};
 use engine::ScheduleFile;
 use serde::Deserialize;
 use server::ReadinessPolicy;
-
-use crate::values::{ByteRate, ByteSize, FileMode, Host, TimeSpan, Versions, port};
 
 pub(crate) use self::search::{ClusterOptions, CodesName, GpuUse, MediumName, SearchOptions};
 

@@ -7,6 +7,9 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use command_line::environment;
+use command_line::exit::{CommandError, CommandResult, ExitStatus};
+use command_line::values::ModelSource;
 use engine::{ScheduleFile, ScheduleMode, ScheduleOptions};
 use lifecycle::RolloutFile;
 
@@ -16,10 +19,7 @@ use super::options::{
     AudioOptions, ClusterOptions, InferenceOptions, LifecycleOptions, LogFormat, MemoryOptions,
     ScheduleFlags, SearchOptions, ServerOptions,
 };
-use crate::environment;
-use crate::exit::{CommandError, CommandResult, ExitStatus};
 use crate::layout;
-use crate::values::ModelSource;
 
 pub(super) use check::{number, span};
 
@@ -189,7 +189,7 @@ mod tests {
     use clap::Parser;
 
     use super::*;
-    use crate::values::Versions;
+    use command_line::values::Versions;
 
     #[derive(Parser)]
     struct Line {

@@ -2,11 +2,11 @@
 
 use std::time::Duration;
 
+use command_line::environment::{self, OtelVariables};
+use command_line::exit::{CommandError, CommandResult};
 use server::{SamplingRates, TraceConfig, TraceExportConfig};
 
 use super::options::ServerOptions;
-use crate::environment::{self, OtelVariables};
-use crate::exit::{CommandError, CommandResult};
 
 /// Part of the requests that is traced, if no other part is set.
 const SAMPLE: f64 = 0.01;

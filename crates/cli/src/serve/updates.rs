@@ -2,13 +2,13 @@
 
 use std::time::Duration;
 
+use command_line::environment;
+use command_line::exit::{CommandError, CommandResult};
+use command_line::values::TimeSpan;
 use server::{ClusterConfig, ListenerConfig, TurnSettings, UpdateSettings};
 
 use super::cluster_tls::etcd_user;
 use super::settings::{ServeSettings, number, span};
-use crate::environment;
-use crate::exit::{CommandError, CommandResult};
-use crate::values::TimeSpan;
 
 /// Minimum of `--update-window`.
 const WINDOW_MIN: Duration = Duration::from_secs(1);

@@ -7,6 +7,8 @@ use std::time::Duration;
 
 use base::Error;
 use clap::FromArgMatches as _;
+use command_line::exit::{CommandError, CommandResult};
+use command_line::values::TimeSpan;
 use import::text;
 use import::tfs::{Flags, ModelListRules, SessionSettings, VersionBatching, log_dir};
 use os::FileStamp;
@@ -16,13 +18,11 @@ use server::{
 };
 
 use super::list::ListSource;
-use crate::exit::{CommandError, CommandResult};
 use crate::layout;
 use crate::serve::ServeArgs;
 use crate::serve::file::SettingsFile;
 use crate::serve::options::{LifecycleOptions, LogFormat};
 use crate::serve::settings::ServeSettings;
-use crate::values::TimeSpan;
 
 /// TensorFlow Serving listens on every interface.
 const HOST: IpAddr = IpAddr::V4(std::net::Ipv4Addr::UNSPECIFIED);

@@ -3,12 +3,12 @@
 use std::path::{Path, PathBuf};
 
 use clap::Args;
+use command_line::exit::{CommandResult, print, print_note};
+use command_line::values::check_name;
 use import::ImportedSettings;
 
-use crate::exit::{CommandResult, print, print_note};
 use crate::import::write_new;
 use crate::serve::file::SettingsFile;
-use crate::values::check_name;
 
 /// `millpond import tfs MODELS [BATCHING]`.
 #[derive(Args, Debug)]

@@ -9,8 +9,8 @@ use std::path::Path;
 
 use ::import::tfs::Flags;
 use clap::Args;
+use command_line::exit::{CommandError, CommandResult, print};
 
-use crate::exit::{CommandError, CommandResult, print};
 use crate::serve;
 use config::TfsSetup;
 

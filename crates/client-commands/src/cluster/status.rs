@@ -1,11 +1,10 @@
 //! `millpond cluster status`: tables of nodes, collections and shards, and warnings.
 
+use command_line::exit::{CommandResult, pretty, print};
 use loadgen::report::TextTable;
 use serde_json::Value;
 
 use super::{ClusterStatusArgs, cell, check_joined, items};
-use crate::exit::{CommandResult, print};
-use crate::models::pretty;
 
 /// Prints the nodes and collections that the root sees, and warnings.
 ///

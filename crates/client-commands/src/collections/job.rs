@@ -2,11 +2,11 @@
 
 use std::time::Duration;
 
+use command_line::exit::{CommandError, CommandResult};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde_json::Value;
 
 use crate::client::{ServerClient, text};
-use crate::exit::{CommandError, CommandResult};
 use crate::poll::poll;
 
 /// First interval between two requests for the state of a job. Each next interval is twice as long,

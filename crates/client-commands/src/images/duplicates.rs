@@ -4,12 +4,12 @@ use std::time::Duration;
 
 use base::escape_controls;
 use clap::Args;
+use command_line::exit::{CommandError, CommandResult, print, print_note};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde_json::{Map, Value, json};
 
 use super::{ImagesServerArgs, path};
 use crate::client::{RequestContent, ServerClient};
-use crate::exit::{CommandError, CommandResult, print, print_note};
 use crate::poll::poll;
 
 /// Interval between two requests for the progress.

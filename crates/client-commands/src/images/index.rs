@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use clap::{Args, ValueEnum};
+use command_line::exit::{CommandError, CommandResult, ExitStatus, print, print_note};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use parking_lot::Mutex;
 
@@ -14,7 +15,6 @@ use super::ImagesServerArgs;
 use super::upload::{UploadOutcome, UploadTarget};
 use super::walk::{WalkResult, WalkedFile, id_of, walk};
 use crate::client::RequestContent;
-use crate::exit::{CommandError, CommandResult, ExitStatus, print, print_note};
 
 /// Maximum ids in one request to `/missing`, as the server allows.
 const MISSING_IDS_MAX: usize = 1000;

@@ -2,13 +2,12 @@
 
 use base::escape_controls;
 use clap::Args;
+use command_line::exit::{CommandError, CommandResult, pretty, print, print_page};
 use loadgen::report::TextTable;
 use serde_json::Value;
 
 use super::{ImagesServerArgs, path};
 use crate::client::{RequestContent, ServerClient, text};
-use crate::exit::{CommandError, CommandResult, print, print_page};
-use crate::models::pretty;
 
 /// Number of images per request.
 const PAGE: u32 = 250;

@@ -9,10 +9,10 @@ mod upload;
 mod walk;
 
 use clap::{Args, Subcommand};
+use command_line::environment;
+use command_line::exit::CommandResult;
 
 use crate::client::{ServerArgs, ServerClient};
-use crate::environment;
-use crate::exit::CommandResult;
 use loadgen::connection::url_segment;
 
 /// `millpond images ACTION`.
@@ -26,7 +26,7 @@ Examples:
 
 The server does the work: it reads each image, computes its embedding with a served model and its keypoints, and \
 stores the image with its features. The page http://127.0.0.1:8501/images searches too.")]
-pub(crate) struct ImagesCommand {
+pub struct ImagesCommand {
     #[command(subcommand)]
     action: ImagesAction,
 }
@@ -50,7 +50,7 @@ enum ImagesAction {
 ///
 /// # Errors
 /// Returns the server's error, or a silent error with code 1 if some images failed.
-pub(crate) fn run(args: &ImagesCommand) -> CommandResult {
+pub fn run(args: &ImagesCommand) -> CommandResult {
     match &args.action {
         ImagesAction::Index(args) => index::run(args),
         ImagesAction::Search(args) => search::run(args),

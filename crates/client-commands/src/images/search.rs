@@ -4,14 +4,13 @@ use std::path::PathBuf;
 
 use base::escape_controls;
 use clap::Args;
+use command_line::exit::{CommandError, CommandResult, pretty, print, print_image};
 use loadgen::report::TextTable;
 use serde_json::{Value, json};
 
 use super::terminal::{Terminal, show};
 use super::{ImagesServerArgs, path};
 use crate::client::{RequestContent, ServerClient, text};
-use crate::exit::{CommandError, CommandResult, print, print_image};
-use crate::models::pretty;
 
 /// Maximum number of results shown as images.
 const SHOWN_MAX: usize = 5;

@@ -5,8 +5,7 @@ use std::io::IsTerminal;
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
-
-use crate::environment;
+use command_line::environment;
 
 /// Height of an image in text rows.
 const ROWS: u32 = 12;

@@ -3,12 +3,12 @@
 use std::path::Path;
 use std::time::Duration;
 
+use command_line::exit::{CommandError, CommandResult};
 use serde_json::Value;
 
 use super::path;
 use super::walk::WalkedFile;
 use crate::client::{HttpReply, RequestContent, ServerClient};
-use crate::exit::{CommandError, CommandResult};
 
 /// Maximum size of a file. No image within the server's limit of pixels is larger.
 pub(super) const FILE_BYTES_MAX: u64 = 512 << 20;

@@ -5,7 +5,7 @@ use std::fs::{self, DirEntry, File};
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
-use crate::exit::{CommandError, CommandResult};
+use command_line::exit::{CommandError, CommandResult};
 
 /// File extensions of the formats that the server reads.
 const ENDINGS: [&str; 12] =

@@ -4,11 +4,11 @@ use audio::decode::{AudioInput, Decoder};
 use audio::resample::{Channel, Mono, RATE_MAX, RATE_MIN};
 use base::{DType, Error, Tensor};
 use clap::Args;
+use command_line::exit::{CommandError, CommandResult};
+use command_line::values::TimeSpan;
 
-use crate::exit::{CommandError, CommandResult};
 use crate::infer::input::numbers;
 use crate::infer::metadata::InputSpec;
-use crate::values::TimeSpan;
 
 /// Options of an audio file.
 #[derive(Args, Clone, Debug)]

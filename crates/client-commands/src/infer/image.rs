@@ -6,11 +6,11 @@ use std::str::FromStr;
 
 use base::{DType, Tensor};
 use clap::{Args, ValueEnum};
+use command_line::exit::{CommandError, CommandResult};
 use image::imageops::FilterType;
 use image::metadata::Orientation;
 use image::{DynamicImage, ImageDecoder, ImageReader, Rgb, RgbImage};
 
-use crate::exit::{CommandError, CommandResult};
 use crate::infer::input::numbers;
 use crate::infer::metadata::InputSpec;
 

@@ -5,10 +5,10 @@ use std::str::FromStr;
 
 use base::{DType, NamedTensor, Tensor};
 use bytes::Bytes;
+use command_line::exit::{CommandError, CommandResult};
+use command_line::recording;
 use serde_json::Value;
 
-use crate::audio::recognise;
-use crate::exit::{CommandError, CommandResult};
 use crate::infer::audio::{self, AudioInputArgs};
 use crate::infer::image::{self, ImageArgs};
 use crate::infer::metadata::InputSpec;
@@ -165,7 +165,7 @@ fn from_file(
     // A model that takes strings or uint8 decodes audio itself. Samples, -1 to 1, need a sign.
     let takes_samples = !matches!(spec.dtype, DType::String | DType::U8);
     if takes_samples && extension.is_some_and(|it| AUDIO_EXTENSIONS.contains(&it)) {
-        let (input, hint) = recognise::open(path)?;
+        let (input, hint) = recording::open(path)?;
         return audio::tensor(spec, input, hint.as_deref(), audio).map_err(named);
     }
     let bytes = read_file(path)?;

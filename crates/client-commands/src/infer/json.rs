@@ -2,9 +2,9 @@
 
 use base::{DType, Element, Tensor};
 use bytes::Bytes;
+use command_line::exit::{CommandError, CommandResult};
 use serde_json::Value;
 
-use crate::exit::{CommandError, CommandResult};
 use crate::infer::metadata::InputSpec;
 
 /// Maximum nesting of lists.

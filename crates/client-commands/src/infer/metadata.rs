@@ -1,10 +1,9 @@
 //! The inputs of a model, from its server's metadata.
 
 use base::DType;
+use command_line::exit::{CommandError, CommandResult};
 use protocol::oip::from_datatype;
 use serde_json::Value;
-
-use crate::exit::{CommandError, CommandResult};
 
 /// One input of a model.
 #[derive(Clone, Debug, PartialEq, Eq)]

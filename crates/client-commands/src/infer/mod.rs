@@ -15,10 +15,10 @@ use std::time::Instant;
 
 use base::NamedTensor;
 use clap::Args;
+use command_line::exit::{CommandError, CommandResult, pretty, print};
 use serde_json::Value;
 
 use crate::client::{RequestContent, ServerArgs, ServerClient};
-use crate::exit::{CommandError, CommandResult, print};
 use input::InputArg;
 use loadgen::connection::url_segment;
 
@@ -34,7 +34,7 @@ Examples:
   millpond infer resnet --input cat.jpg --mean 0.485,0.456,0.406 --std 0.229,0.224,0.225 --top 5
   millpond infer recogniser --input line.png --height 48 --channels bgr --mean 0.5 --std 0.5
   millpond infer voice --input input=speech.wav --rate 16000 --samples 576 state=zeros sr=16000")]
-pub(crate) struct InferArgs {
+pub struct InferArgs {
     /// The model
     model: String,
     /// Input as NAME=JSON, NAME=@FILE or NAME=zeros
@@ -65,7 +65,10 @@ pub(crate) struct InferArgs {
 }
 
 /// Sends the request and prints the response.
-pub(crate) fn run(args: &InferArgs) -> CommandResult {
+///
+/// # Errors
+/// Returns a usage error for wrong input, and the server's error.
+pub fn run(args: &InferArgs) -> CommandResult {
     let client = ServerClient::new(&args.server)?;
     let version = args.version.map(|version| format!("/versions/{version}")).unwrap_or_default();
     let model = format!("/v2/models/{}{version}", url_segment(&args.model));
@@ -77,7 +80,7 @@ pub(crate) fn run(args: &InferArgs) -> CommandResult {
     let elapsed = started.elapsed();
     let answer = wire::decode(answer.good()?, answer.json_bytes)?;
     if args.json {
-        return print(&crate::models::pretty(&show::json(&answer)));
+        return print(&pretty(&show::json(&answer)));
     }
     let labels = args.labels.as_deref().map(read_labels).transpose()?.unwrap_or_default();
     let mut text = format!(

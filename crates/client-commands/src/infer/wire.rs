@@ -2,10 +2,10 @@
 
 use base::{DType, Data, NamedTensor, Tensor};
 use bytes::Bytes;
+use command_line::exit::{CommandError, CommandResult};
 use protocol::oip::{datatype, from_datatype};
 use serde_json::{Value, json};
 
-use crate::exit::{CommandError, CommandResult};
 use crate::infer::json;
 
 /// A request body.

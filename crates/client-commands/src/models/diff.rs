@@ -6,14 +6,12 @@ use std::path::{Path, PathBuf};
 use base::ErrorKind;
 use base::units::format_bytes;
 use clap::Args;
+use command_line::environment;
+use command_line::exit::{CommandError, CommandResult, pretty, print};
 use engine::layout::{Artifact, MANIFEST_NAME, TensorEntry};
 use loadgen::report::TextTable;
 use model_store::{ManifestDiff, StorePlace, StoredManifest, TensorChange, is_url};
 use serde_json::{Value, json};
-
-use super::pretty;
-use crate::environment;
-use crate::exit::{CommandError, CommandResult, print};
 
 /// `millpond models diff A B`.
 #[derive(Args, Debug)]

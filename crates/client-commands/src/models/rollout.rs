@@ -1,13 +1,13 @@
 //! `millpond models rollout`: shows and changes the rollout of a model.
 
 use clap::Args;
+use command_line::exit::{CommandResult, pretty, print};
 use loadgen::connection::url_segment;
 use loadgen::report::TextTable;
 use serde_json::{Map, Value, json};
 
-use super::{KeyArgs, pretty, text};
+use super::{KeyArgs, text};
 use crate::client::{ServerArgs, ServerClient};
-use crate::exit::{CommandResult, print};
 
 /// Show a model's rollout, or start, promote or roll back a version.
 ///

@@ -3,9 +3,8 @@
 use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
+use command_line::values::{ByteRate, ByteSize, TimeSpan};
 use serde::Deserialize;
-
-use crate::values::{ByteRate, ByteSize, TimeSpan};
 
 /// `[search]`: collections, and images in them.
 #[derive(Args, Clone, Debug, Default, Deserialize)]

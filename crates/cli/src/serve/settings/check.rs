@@ -3,12 +3,12 @@
 use std::path::Path;
 use std::time::Duration;
 
+use command_line::exit::{CommandError, CommandResult};
+use command_line::values::{ByteSize, TimeSpan};
 use server::{CorsPolicy, ListenerConfig};
 
 use super::ServeSettings;
-use crate::exit::{CommandError, CommandResult};
 use crate::serve::options::{GpuUse, MediumName};
-use crate::values::{ByteSize, TimeSpan};
 
 /// Maximum number of threads of one kind.
 const THREADS_MAX: usize = 1024;

@@ -3,15 +3,15 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
+use command_line::environment;
+use command_line::exit::{CommandError, CommandResult, ExitStatus, user};
+use command_line::values::{ModelSource, check_name};
 use model_store::{StorePlace, watched_dir};
 
 use super::{ListedModel, ServeSettings};
 use crate::audio::recognisers::RecogniserDirArgs;
-use crate::environment;
-use crate::exit::{CommandError, CommandResult, ExitStatus, user};
 use crate::layout;
 use crate::serve::file::{ModelOptions, is_url};
-use crate::values::{ModelSource, check_name};
 
 impl ServeSettings {
     /// Adds a directory as a model or a root.

@@ -1,0 +1,18 @@
+//! The commands of `millpond` that send requests to a running server. Arguments of each are a type
+//! for `clap`; its `run` does the work.
+//!
+//! # Modules
+//! * Commands: `infer`, `images`, `models`, `collections`, `cluster`.
+//! * Requests: `client` and `unix_connector` send them, `poll` repeats reads of progress.
+
+// The help on the terminal shows addresses as they are typed.
+#![allow(rustdoc::bare_urls)]
+
+mod client;
+pub mod cluster;
+pub mod collections;
+pub mod images;
+pub mod infer;
+pub mod models;
+mod poll;
+mod unix_connector;
