@@ -6,7 +6,7 @@ pub(crate) mod model;
 mod ndjson;
 mod output;
 mod progress;
-pub(crate) mod recognise;
+mod recognise;
 pub(crate) mod recognisers;
 mod streaming;
 
