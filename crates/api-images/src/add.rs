@@ -6,6 +6,11 @@ use std::sync::atomic::AtomicBool;
 
 use base::{Error, Result};
 use bytes::Bytes;
+use image_features::collection::{CollectionSpec, ImageCollection};
+use image_features::embedder::Embedder;
+use image_features::embedding_plan::EmbeddingPlan;
+use image_features::features::{self, FeatureSource, Features};
+use image_features::settings::ImageSettings;
 use os::CpuAccount;
 use search::points::PointId;
 use search::registry::Registry;
@@ -13,15 +18,10 @@ use serde_json::{Map, Value};
 use tokio::runtime::Handle;
 use tokio::sync::oneshot;
 
-use super::collection::{CollectionSpec, ImageCollection};
-use super::embedder::Embedder;
-use super::embedding_plan::EmbeddingPlan;
-use super::features::{self, FeatureSource, Features};
 use super::ingest::IngestImage;
 use super::job::IngestJob;
 use super::removal::remove_refused;
 use super::services::ImageServices;
-use super::settings::ImageSettings;
 use super::state::ImagesState;
 use super::store::{self, EmbeddedImage, PutOutcome, ReadyImage};
 

@@ -6,13 +6,13 @@ use std::io::{self, BufReader, Read, Seek, SeekFrom, Write};
 
 use base::{Error, Result};
 use bytes::Bytes;
+use image_features::features::{IMAGE_BYTES_MAX, end_of_name};
+use image_features::template_file::FileFormat;
 use transport::upload::UploadReader;
 use zip::CompressionMethod;
 use zip::unstable::read::ZipIterable;
 
 use super::bulk::{BulkImage, ImageSource, SourceEntry};
-use super::features::{IMAGE_BYTES_MAX, end_of_name};
-use super::template_file::FileFormat;
 
 /// Maximum bytes of an archive.
 pub(crate) const ARCHIVE_BYTES_MAX: u64 = 8 << 30;

@@ -5,6 +5,11 @@ use std::time::Instant;
 
 use base::{Error, ErrorKind, Result};
 use bytes::Bytes;
+use image_features::collection::{ImageCollection, has_images};
+use image_features::features::{self, BLOCK, DecodingInput};
+use image_features::point_checks::stored_graph;
+use image_features::settings::ImageKind;
+use image_features::template_file::{self, FileFormat};
 use search::collection::{PointParts, until};
 use search::points::{FetchedPoint, PointId, PointSelection};
 use search::registry::{ListedState, NamedCollection};
@@ -13,16 +18,11 @@ use tokio::runtime::Handle;
 use transport::{ByteBudget, Reservation};
 use vision::{thumbnail, thumbnail_bytes};
 
-use super::collection::{ImageCollection, has_images};
-use super::features::{self, BLOCK, DecodingInput};
 use super::hits::at;
-use super::point_checks::stored_graph;
 use super::removal;
 use super::removal_task::remove_collection;
 use super::services::ImageServices;
-use super::settings::ImageKind;
 use super::state::ImagesState;
-use super::template_file::{self, FileFormat};
 
 /// Maximum images of one page.
 const PAGE_MAX: usize = 1000;

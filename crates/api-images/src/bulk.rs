@@ -11,13 +11,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use base::{Error, ErrorKind, Result};
 use bytes::Bytes;
 use crossbeam_channel::{Receiver, Sender, unbounded};
+use image_features::print_files;
 use search::points::PointId;
 use serde_json::{Value, json};
 use transport::UploadPermit;
 use transport::result_stream::ResultWriter;
 
 use super::held_files::{CountedBytes, FILES_RETRY, HeldFiles};
-use super::print_files;
 
 /// An image of an archive or a folder.
 #[derive(Clone, Debug)]

@@ -10,6 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use base::{ErrorKind, Result};
+use image_features::collection::ImageCollection;
 use parking_lot::Mutex;
 use search::collection::PointParts;
 use search::duplicates::{
@@ -21,7 +22,6 @@ use serde_json::{Value, json};
 use transport::UploadPermit;
 use transport::result_stream::ResultWriter;
 
-use super::collection::ImageCollection;
 use super::duplicates_wire::{
     DuplicatesRequest, begun_json, duplicate_image, duplicates_running, no_duplicates,
     progress_json,

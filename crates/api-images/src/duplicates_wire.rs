@@ -1,14 +1,14 @@
 //! Requests and responses of searches for duplicates, which one server and a cluster share.
 
 use base::{Error, ErrorKind, Result};
+use image_features::features::BLOCK;
+use image_features::settings::ImageKind;
 use search::coarse::Metric;
 use search::duplicates::{DuplicateOptions, DuplicateProgress, DuplicateState, THREADS_MAX};
 use search::points::FetchedPoint;
 use serde_json::{Value, json};
 
-use super::features::BLOCK;
 use super::limits::accept_score;
-use super::settings::ImageKind;
 
 /// Default threshold of photographs whose keypoints are compared. Embeddings of a crop or a rotated
 /// copy are less similar than those of two versions of one file.

@@ -4,12 +4,12 @@ use std::sync::Arc;
 
 use base::{Error, Result};
 use bytes::Bytes;
+use image_features::embedder::Embedder;
+use image_features::features::{self, FeatureSource, Features};
+use image_features::print_files;
+use image_features::settings::ImageKind;
 
-use super::embedder::Embedder;
-use super::features::{self, FeatureSource, Features};
-use super::print_files;
 use super::services::ImageServices;
-use super::settings::ImageKind;
 
 /// Priority of the extraction of an image.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

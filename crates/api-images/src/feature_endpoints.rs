@@ -8,13 +8,13 @@ use axum::routing::{get, post};
 use axum::{Extension, Router};
 use base::{Error, Result};
 use http::HeaderMap;
+use image_features::collection::CollectionSpec;
+use image_features::features::{checked_name, checked_quality};
+use image_features::settings::ImageKind;
 use transport::access::KeyGrant;
 use transport::{QueryResult, Reply, Shared, query_parameters};
 
-use super::collection::CollectionSpec;
 use super::endpoints::{check_creates, media, whole};
-use super::features::{checked_name, checked_quality};
-use super::settings::ImageKind;
 use super::state::ImagesState;
 use super::transfer::{self, FeatureExtraction};
 

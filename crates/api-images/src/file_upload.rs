@@ -2,15 +2,15 @@
 
 use base::Result;
 use bytes::Bytes;
+use image_features::collection::{CollectionSpec, ImageCollection};
+use image_features::print_files::{self, FilePrints, PrintFile};
+use image_features::settings::ImageKind;
 use serde_json::Value;
 use transport::Reservation;
 
 use super::add::{self, NewImage};
-use super::collection::{CollectionSpec, ImageCollection};
 use super::extraction::ExtractionPriority;
-use super::print_files::{self, FilePrints, PrintFile};
 use super::services::ImageServices;
-use super::settings::ImageKind;
 use super::state::ImagesState;
 use super::store::PutOutcome;
 

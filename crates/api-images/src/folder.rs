@@ -6,11 +6,11 @@ use std::path::{Path, PathBuf};
 
 use base::{Error, Result};
 use bytes::Bytes;
+use image_features::features::{IMAGE_BYTES_MAX, end_of_name};
+use image_features::template_file::FileFormat;
 
 use super::archive::looks_like_an_image;
 use super::bulk::{BulkImage, ImageSource, SourceEntry};
-use super::features::{IMAGE_BYTES_MAX, end_of_name};
-use super::template_file::FileFormat;
 
 /// Maximum levels of directories.
 const DEPTH_MAX: usize = 64;

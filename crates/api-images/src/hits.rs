@@ -1,12 +1,12 @@
 //! Hits in the form of responses.
 
+use image_features::features::BLOCK;
 use matching::Graph;
 use matching::rank::StageScores;
 use search::points::FetchedPoint;
 use serde_json::{Value, json};
 use vision::photo::PhotoView;
 
-use super::features::BLOCK;
 use super::plan::{ImageMatch, SearchHit, SearchPlan};
 use super::query_features::QueryFeatures;
 use super::views::QueryView;

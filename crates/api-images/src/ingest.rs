@@ -12,19 +12,19 @@ use std::time::Duration;
 use base::{Error, Result};
 use bytes::Bytes;
 use crossbeam_channel::{Receiver, Sender, TrySendError, bounded};
+use image_features::collection::ImageCollection;
+use image_features::embedder::Embedder;
+use image_features::embedding_plan::EmbeddingPlan;
+use image_features::features::{self, FeatureSource, Features};
+use image_features::settings::ImageSettings;
+use image_features::template_file::check_kind;
 use search::points::PointId;
 use serde_json::{Map, Value};
 
 use super::claims::Claims;
-use super::collection::ImageCollection;
-use super::embedder::Embedder;
-use super::embedding_plan::EmbeddingPlan;
-use super::features::{self, FeatureSource, Features};
 use super::job::IngestJob;
 use super::pool::threads;
-use super::settings::ImageSettings;
 use super::store::{self, EmbeddedImage, PutOutcome, ReadyImage};
-use super::template_file::check_kind;
 
 /// Maximum queued images, with their bytes.
 const QUEUE_MAX: usize = 16;

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use base::{Error, Result};
 use bytes::Bytes;
+use image_features::print_files::{self, FilePrints, SplitPrint};
 use parking_lot::Mutex;
 use serde_json::{Map, Value};
 
@@ -11,7 +12,6 @@ use super::bulk::{BulkImage, BulkOutcome, BulkReporter, BulkTarget, PrintOutcome
 use super::file_upload::holds_prints;
 use super::ingest::IngestImage;
 use super::job::IngestJob;
-use super::print_files::{self, FilePrints, SplitPrint};
 use super::state::ImagesState;
 use super::store::PutOutcome;
 

@@ -4,9 +4,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use base::{Error, Result};
+use image_features::collection::CollectionSpec;
 use tokio::runtime::Handle;
 
-use super::collection::CollectionSpec;
 use super::services::ImageServices;
 
 /// State that the images of one request share.

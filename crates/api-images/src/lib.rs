@@ -2,17 +2,16 @@
 //! sent, and found by other images.
 //!
 //! An image whose caller waits is decoded on the threads "images-N" (`pool`) and embedded by the
-//! scheduler like any request. Bulk work (`ingest`) does both itself at idle priority.
+//! scheduler like any request. Bulk work (`ingest`) does both itself at idle priority. The crate
+//! `image-features` has the features, the settings of collections and the operations of a log.
 //!
 //! # Modules
 //! * Routes: `endpoints` and `feature_endpoints` are the handlers, `state`, `services` and `config`
-//!   their state, `pool` the threads; `base64_text` is the form of bytes in JSON.
-//! * Collections: `collection` describes a collection of images, `settings` its subject and model,
-//!   `browse` lists, reads and removes, `rebuild` gives it another model, `progress` reports that.
-//! * Features: `features` extracts an image's features, `extraction` at either priority. `embedder`
-//!   finds the models that embed, `embedding_plan` decides which images need one.
-//! * Features without images: `transfer` extracts, writes and returns them in the form of
-//!   `point_features`; `checked_features` and `point_checks` check them.
+//!   their state, `pool` the threads.
+//! * Collections: `browse` lists, reads and removes, `rebuild` gives a collection another model,
+//!   `progress` reports that.
+//! * Features: `extraction` extracts an image's features at either priority. `transfer` extracts,
+//!   writes and returns features without images.
 //! * One image: `add` decodes and embeds it, `addition_limit` limits additions, `claims` keeps an
 //!   id to one thread, `store` writes the points.
 //! * Bulk work: `bulk` and `bulk_requests` read an `archive` or a `folder`, `held_files` counts the
@@ -23,9 +22,9 @@
 //!   background, and `removal_records` are on disk.
 //! * Searches: `query` and `views` find images by a `plan` that runs on a search thread;
 //!   `query_features` are of the query, `hits` makes the response, `limits` has the limits.
-//! * Fingerprints: `template_file` reads templates, `print_files` splits a file with several
-//!   prints, `file_upload` adds the prints. `prints` compares fingerprints one to one (`print_pair`
-//!   as JSON), and `persons` groups them by the fingers of `query_prints`.
+//! * Fingerprints: `file_upload` adds the prints of a file with several. `prints` compares
+//!   fingerprints one to one (`print_pair` as JSON), and `persons` groups them by the fingers of
+//!   `query_prints`.
 //! * Duplicates: `duplicates` finds images that are stored twice, `duplicates_wire` has requests
 //!   and responses, `job_end` is the end of this job or of a rebuild.
 //! * Clusters: the nodes use `sharded`; `uploads` are the images that a node is adding,
@@ -34,22 +33,16 @@
 mod add;
 mod addition_limit;
 mod archive;
-mod base64_text;
 mod browse;
 mod bulk;
 mod bulk_requests;
-mod checked_features;
 mod claims;
-mod collection;
 mod config;
 mod duplicates;
 mod duplicates_wire;
-mod embedder;
-mod embedding_plan;
 mod endpoints;
 mod extraction;
 mod feature_endpoints;
-mod features;
 mod file_upload;
 mod folder;
 mod held_files;
@@ -63,10 +56,7 @@ mod old_uploads;
 mod originals;
 mod persons;
 mod plan;
-mod point_checks;
-mod point_features;
 mod pool;
-mod print_files;
 mod print_pair;
 mod prints;
 mod progress;
@@ -79,11 +69,9 @@ mod removal_records;
 mod removal_task;
 mod removed_collections;
 mod services;
-mod settings;
 mod sharded;
 mod state;
 mod store;
-mod template_file;
 mod transfer;
 mod unused_originals;
 mod uploads;
@@ -108,7 +96,6 @@ pub mod fuzzing {
 pub use browse::{ImageRemoval, page_entry};
 pub use bulk::{BulkImage, BulkOutcome, BulkReporter, BulkTarget, PrintOutcome};
 pub use bulk_requests::{BulkRequest, BulkResources, check_bulk_params};
-pub use collection::{originals_space, set_originals_space};
 pub use config::ImagesConfig;
 pub use duplicates_wire::{
     DuplicatesRequest, background_threads, begun_json, duplicates_running, no_duplicates,
@@ -116,26 +103,32 @@ pub use duplicates_wire::{
 };
 pub use endpoints::{OPENAPI, check_file_body, names_folder, routes};
 pub use extraction::ExtractionPriority;
-pub use features::{original_in, original_key, own_original};
+pub use image_features::apply::{
+    apply_image_operation, check_image_operation, is_image_operation, moved_image,
+    without_original, written_images,
+};
+pub use image_features::collection::{originals_space, set_originals_space};
+pub use image_features::features::{original_in, original_key, own_original};
+pub use image_features::logged::{
+    CheckedPoints, LoggedPoint, features_operation, images_operation, read_features,
+};
+pub use image_features::print_files::may_have_several as may_have_several_prints;
+pub use image_features::settings::{ImageKind, ImageSettings, WantedImages};
 pub use limits::{
     HITS_MAX, accept_score, candidates_max, check_search_limits, check_threshold,
     default_candidates,
 };
 pub use old_uploads::{OldUploads, OriginalUpload};
 pub use persons::{FINGER_HITS_MAX, FingersRequest, FoundPersons, FoundPrint};
-pub use print_files::may_have_several as may_have_several_prints;
 pub use print_pair::{PrintJson, PrintPair};
 pub use prints::both_named;
 pub use query_prints::{QueryPrint, QueryPrints};
-pub use settings::{ImageKind, ImageSettings, WantedImages};
 pub use sharded::{
-    AcceptedNeighbour, CheckedPoints, CoarseAnswer, CoarseCandidates, CoarseSearchRequest,
-    EmbeddingsPage, EmbeddingsRequest, ExtractedImage, ExtractedQuery, ExtractedView, GroupImage,
-    GroupImagesRequest, ImageInput, LoggedPoint, NeighbourProbe, NeighboursAnswer,
-    NeighboursRequest, PrintShare, RankAnswer, RankRequest, RankedImage, RecordsAnswer,
-    RecordsRequest, StoredRecord, UploadPrints, VerifyAnswer, VerifyRequest, apply_image_operation,
-    check_image_operation, features_operation, image_id, images_operation, is_image_operation,
-    moved_image, present_answer, read_features, shard_routes, without_original, written_images,
+    AcceptedNeighbour, CoarseAnswer, CoarseCandidates, CoarseSearchRequest, EmbeddingsPage,
+    EmbeddingsRequest, ExtractedImage, ExtractedQuery, ExtractedView, GroupImage,
+    GroupImagesRequest, ImageInput, NeighbourProbe, NeighboursAnswer, NeighboursRequest,
+    PrintShare, RankAnswer, RankRequest, RankedImage, RecordsAnswer, RecordsRequest, StoredRecord,
+    UploadPrints, VerifyAnswer, VerifyRequest, image_id, present_answer, shard_routes,
 };
 pub use state::ImagesState;
 pub use uploads::UploadClaim;

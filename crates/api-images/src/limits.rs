@@ -1,9 +1,8 @@
 //! Limits of searches, and the scores and numbers of candidates that hold by default.
 
 use base::{Error, Result};
+use image_features::settings::ImageKind;
 use search::collection::{CANDIDATES_MAX, PRINT_CANDIDATES_MAX};
-
-use super::settings::ImageKind;
 
 /// Maximum hits of one response.
 pub const HITS_MAX: usize = 1000;

@@ -8,12 +8,12 @@ use std::pin::Pin;
 use std::time::{Duration, SystemTime};
 
 use base::Result;
+use image_features::features::{originals_of, uuid};
 use object_store::ObjectMeta;
 use object_store::path::Path as ObjectPath;
 use search::points::PointId;
 use tokio_stream::{Stream, StreamExt};
 
-use super::features::{originals_of, uuid};
 use super::originals::{Originals, failed};
 
 /// Original of one upload in a cluster.

@@ -18,6 +18,7 @@ use std::time::{Duration, SystemTime};
 
 use base::{Error, Result};
 use bytes::Bytes;
+use image_features::features::{originals_of, uuid};
 use model_store::StorePlace;
 use object_store::local::LocalFileSystem;
 use object_store::path::Path as ObjectPath;
@@ -31,7 +32,6 @@ pub(crate) use self::store_error::failed;
 use self::clock::is_clock;
 use self::store_error::unread;
 use super::config::{DEFAULT_ORIGINALS, ImagesConfig};
-use super::features::{originals_of, uuid};
 
 /// The store of originals, opened when it is first used.
 pub(crate) struct Originals {

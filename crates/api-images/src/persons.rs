@@ -6,13 +6,13 @@ use std::sync::Arc;
 use base::{Error, Result};
 use base64::Engine as _;
 use bytes::Bytes;
+use image_features::print_files::named_person;
 use search::points::PointId;
 use serde::Deserialize;
 use serde_json::{Value, json};
 use transport::ByteBudget;
 
 use super::limits::{accept_score, check_search_limits, check_threshold};
-use super::print_files::named_person;
 use super::prints;
 use super::query::{self, ImageQuery, QueryImage};
 use super::query_prints::{QueryPrints, of_file};

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use base::{Error, Result};
+use image_features::collection::ImageCollection;
 use matching::index::EdgeQuery;
 use matching::rank::{StageScores, best_first};
 use matching::{Explanation, Graph, Probe};
@@ -18,7 +19,6 @@ use search::points::FetchedPoint;
 use search::registry::{NamedCollection, Registry, TaskProgress};
 use tokio::sync::oneshot;
 
-use super::collection::ImageCollection;
 use super::query_features::QueryFeatures;
 
 /// Maximum candidates whose embeddings are read, so that candidates without matching keypoints are

@@ -6,6 +6,11 @@ use std::time::{Duration, Instant};
 
 use base::{Error, Result};
 use bytes::Bytes;
+use image_features::collection::ImageCollection;
+use image_features::features::{self, DecodingInput};
+use image_features::point_checks::{self, stored_graph};
+use image_features::settings::ImageKind;
+use image_features::template_file::{self, is_template};
 use matching::template::{self, TemplateFormat};
 use matching::{Graph, MatchOptions, Probe, Scratch};
 use search::collection::PointParts;
@@ -14,13 +19,8 @@ use search::registry::NamedCollection;
 use serde_json::{Value, json};
 use transport::ByteBudget;
 
-use super::collection::ImageCollection;
-use super::features::{self, DecodingInput};
 use super::limits::{accept_score, check_threshold};
-use super::point_checks::{self, stored_graph};
 use super::services::ImageServices;
-use super::settings::ImageKind;
-use super::template_file::{self, is_template};
 
 /// Minutiae of a file.
 pub(crate) struct FilePrint {

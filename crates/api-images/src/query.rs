@@ -5,18 +5,18 @@ use std::time::{Duration, Instant};
 
 use base::{Error, Result};
 use bytes::Bytes;
+use image_features::collection::ImageCollection;
+use image_features::point_checks::stored_graph;
+use image_features::settings::ImageKind;
 use matching::index::EdgeQuery;
 use search::points::{FetchedPoint, PointId};
 use serde_json::{Value, json};
 
-use super::collection::ImageCollection;
 use super::hits::{ShownHit, size};
 use super::limits::{CandidateLimit, accept_score, check_threshold};
 use super::plan::{CandidateSource, SearchPlan, SearchResult};
-use super::point_checks::stored_graph;
 use super::query_features::{QueryFeatures, Stages, extract, milliseconds};
 use super::services::ImageServices;
-use super::settings::ImageKind;
 use super::views::{self, ViewSearch, ViewsResult};
 
 #[derive(Clone)]

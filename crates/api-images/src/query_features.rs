@@ -4,12 +4,12 @@ use std::time::{Duration, Instant};
 
 use base::Result;
 use bytes::Bytes;
+use image_features::features::{self, DecodingInput};
+use image_features::settings::{ImageKind, ImageSettings};
 use matching::Graph;
 
-use super::features::{self, DecodingInput};
 use super::prints;
 use super::services::ImageServices;
-use super::settings::{ImageKind, ImageSettings};
 
 /// Keypoints and embedding of a query, and the size of its image in pixels.
 pub(crate) struct QueryFeatures {

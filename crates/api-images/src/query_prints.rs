@@ -4,9 +4,8 @@ use std::sync::Arc;
 
 use base::{Error, Result};
 use bytes::Bytes;
+use image_features::print_files::{self, FilePrints};
 use transport::{ByteBudget, Reservation};
-
-use super::print_files::{self, FilePrints};
 
 /// Prints of the files of a query. A file with several prints has several fingers.
 pub struct QueryPrints {

@@ -11,6 +11,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use base::{Error, ErrorKind, Result};
+use image_features::collection::{CollectionSpec, ImageCollection};
+use image_features::embedder::Embedder;
+use image_features::embedding_plan::EmbeddingPlan;
+use image_features::features::{BLOCK, original_in, uuid};
+use image_features::settings::PLACEHOLDER_DIMS;
 use parking_lot::Mutex;
 use search::collection::PointParts;
 use search::points::{FetchedPoint, PayloadChange, PointId, PointSelection};
@@ -18,16 +23,11 @@ use search::registry::{AliasChange, Registry};
 use serde_json::Value;
 
 use super::browse::check_original;
-use super::collection::{CollectionSpec, ImageCollection};
-use super::embedder::Embedder;
-use super::embedding_plan::EmbeddingPlan;
-use super::features::{BLOCK, original_in, uuid};
 use super::ingest::IngestImage;
 use super::job::IngestJob;
 use super::job_end::BackgroundJob;
 use super::progress::{Rebuild, excluding};
 use super::removal;
-use super::settings::PLACEHOLDER_DIMS;
 use super::state::ImagesState;
 
 /// Points of one page.

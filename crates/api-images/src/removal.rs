@@ -5,6 +5,11 @@ use std::sync::Arc;
 use std::time::SystemTime;
 
 use base::{Error, ErrorKind, Result};
+use image_features::collection::ImageCollection;
+use image_features::features::{
+    BLOCK, original_in, original_key, originals_of, own_original, uuid,
+};
+use image_features::template_file::FileFormat;
 use search::collection::PointParts;
 use search::filter::Filter;
 use search::points::{FetchedPoint, PointId, PointSelection};
@@ -12,12 +17,9 @@ use search::registry::MatchingPoints;
 use tokio::runtime::Handle;
 use tokio::task::JoinSet;
 
-use super::collection::ImageCollection;
-use super::features::{BLOCK, original_in, original_key, originals_of, own_original, uuid};
 use super::originals::StoredOriginal;
 use super::removal_task::check_later;
 use super::services::ImageServices;
-use super::template_file::FileFormat;
 
 /// Points that are removed at once. No upload of their images ends until their originals are
 /// removed.

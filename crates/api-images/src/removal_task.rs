@@ -4,10 +4,10 @@ use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
 use base::{Error, Result};
+use image_features::collection::ImageCollection;
 use search::registry::Registry;
 use tokio::runtime::Handle;
 
-use super::collection::ImageCollection;
 use super::originals::StoredOriginal;
 use super::removal::{remove_listed, remove_unnamed};
 use super::removed_collections::PendingRemoval;

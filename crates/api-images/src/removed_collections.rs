@@ -15,12 +15,12 @@ use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
 use base::{Error, Result};
+use image_features::collection::ImageCollection;
 use metrics::{KindLabels, Metrics};
 use parking_lot::Mutex;
 use search::registry::Registry;
 use tokio::sync::Notify;
 
-use super::collection::ImageCollection;
 use super::originals::StoredOriginal;
 use super::removal_records::{
     LeftRecord, LeftRecords, RemovalRecord, RemovalRecords, remove_record,
@@ -410,10 +410,10 @@ fn retry_delay(attempts: u32) -> Duration {
 #[cfg(test)]
 mod tests {
     use base::ErrorKind;
+    use image_features::collection::CollectionSpec;
     use search::points::PointId;
     use search::registry::RegistryOptions;
 
-    use crate::collection::CollectionSpec;
     use crate::removal_records::tests::record;
 
     use super::*;

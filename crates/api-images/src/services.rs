@@ -5,6 +5,10 @@ use std::time::Duration;
 
 use api_qdrant::RegistrySource;
 use base::{Error, Result};
+use image_features::collection::ImageCollection;
+use image_features::embedder::Embedder;
+use image_features::embedding_plan::EmbeddingPlan;
+use image_features::template_file::check_kind;
 use inference::{InferenceRequest, InferenceService};
 use metrics::KindLabels;
 use search::registry::Registry;
@@ -13,13 +17,9 @@ use transport::RequestResources;
 
 use super::addition_limit::AdditionLimit;
 use super::claims::Claims;
-use super::collection::ImageCollection;
-use super::embedder::Embedder;
-use super::embedding_plan::EmbeddingPlan;
 use super::originals::Originals;
 use super::pool::Pool;
 use super::removed_collections::RemovedCollections;
-use super::template_file::check_kind;
 
 /// The protocol's name in metrics.
 const PROTOCOL: &str = "images";

@@ -6,17 +6,17 @@ use std::time::{Duration, Instant};
 
 use base::Result;
 use bytes::Bytes;
+use image_features::collection::ImageCollection;
+use image_features::features::{BLOCK, Features, original_key};
+use image_features::point_checks::{check_embedding, check_payload_size};
 use search::collection::PointParts;
 use search::points::{FetchedPoint, NewPoint, PointId, check_levels};
 use search::registry::NamedCollection;
 use serde_json::{Map, Value, json};
 
 use super::bulk::BulkOutcome;
-use super::collection::ImageCollection;
-use super::features::{BLOCK, Features, original_key};
 use super::job::IngestJob;
 use super::originals::{StoredOriginal, WrittenOriginal};
-use super::point_checks::{check_embedding, check_payload_size};
 use super::removal::remove_refused;
 use super::services::ImageServices;
 

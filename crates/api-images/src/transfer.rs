@@ -5,18 +5,20 @@ use std::sync::Arc;
 
 use base::{Error, ErrorKind, Result};
 use bytes::Bytes;
+use image_features::checked_features::{
+    CheckedFeatures, ExpectedFeatures, of_point, payloads, upsert,
+};
+use image_features::collection::{CollectionSpec, ImageCollection};
+use image_features::embedding_plan::EmbeddingPlan;
+use image_features::features::uuid;
+use image_features::point_features::{PointFeatures, parse};
 use search::collection::PointParts;
-use search::points::{NewPoint, PointId};
-use search::registry::{NamedCollection, Registry};
+use search::points::PointId;
+use search::registry::Registry;
 use serde_json::{Map, Value, json};
 
 use super::browse;
-use super::checked_features::{CheckedFeatures, ExpectedFeatures, of_point};
-use super::collection::{CollectionSpec, ImageCollection};
-use super::embedding_plan::EmbeddingPlan;
 use super::extraction::{self, EmbeddedFeatures, ExtractionInput, ExtractionPriority};
-use super::features::uuid;
-use super::point_features::{PointFeatures, parse};
 use super::services::ImageServices;
 
 /// An image whose features are wanted.
@@ -213,40 +215,4 @@ impl FeatureWrite<'_> {
 
 fn is_lost(error: &Error) -> bool {
     error.kind() == ErrorKind::DataLoss
-}
-
-/// Writes features. `before` has the payload of each stored point, and `None` for a new one.
-///
-/// # Errors
-/// `TooLarge` for a payload that collections refuse, before any point is written; the errors of
-/// [`NamedCollection::upsert`].
-pub(crate) fn upsert(
-    named: &NamedCollection,
-    points: &[CheckedFeatures],
-    before: &[Option<Map<String, Value>>],
-) -> Result<()> {
-    let mut payloads = Vec::with_capacity(points.len());
-    for (at, (point, before)) in points.iter().zip(before).enumerate() {
-        let payload = point.payload(before.as_ref()).map_err(|error| of_point(error, at))?;
-        payloads.push(payload);
-    }
-    let new = points.iter().zip(&payloads).map(|(point, payload)| NewPoint {
-        id: point.features.id,
-        embedding: &point.features.embedding,
-        record: &point.features.record,
-        payload,
-    });
-    named.upsert(&new.collect::<Vec<_>>())
-}
-
-/// Returns the payload of each stored point, and `None` for a new one.
-///
-/// # Errors
-/// Per point, `DataLoss` for a damaged one, and `Unavailable` while the collection is being opened.
-pub(crate) fn payloads(
-    named: &NamedCollection,
-    ids: &[PointId],
-) -> Vec<Result<Option<Map<String, Value>>>> {
-    let found = named.get_parts(ids, PointParts::PAYLOAD).into_iter();
-    found.map(|point| Ok(point?.map(|point| point.payload))).collect()
 }

@@ -12,8 +12,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use base::{Error, ErrorKind, Result};
+use image_features::collection::ImageCollection;
 
-use super::collection::ImageCollection;
 use super::services::ImageServices;
 
 /// Maximum files beside the collections that are compared with them.

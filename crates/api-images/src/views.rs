@@ -9,19 +9,19 @@ use std::time::{Duration, Instant};
 
 use base::Result;
 use bytes::Bytes;
+use image_features::collection::ImageCollection;
+use image_features::embedder::Embedder;
+use image_features::features::{self, DecodingInput};
+use image_features::settings::ImageKind;
 use matching::rank::best_first;
 use search::registry::Registry;
 use serde::{Deserialize, Serialize};
 use vision::photo::{PhotoView, PixelRegion, ViewKind};
 
-use super::collection::ImageCollection;
-use super::embedder::Embedder;
-use super::features::{self, DecodingInput};
 use super::hits::ShownHit;
 use super::plan::SearchPlan;
 use super::query_features::{QueryFeatures, Stages};
 use super::services::ImageServices;
-use super::settings::ImageKind;
 
 /// A search for the views of one query.
 pub(crate) struct ViewSearch<'a> {

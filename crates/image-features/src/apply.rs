@@ -12,7 +12,7 @@ use serde::Deserialize;
 use serde_json::{Map, Value};
 
 use super::logged::{LoggedImage, LoggedPoint, text_of};
-use crate::checked_features::{ExpectedFeatures, of_point};
+use crate::checked_features::{ExpectedFeatures, of_point, payloads, upsert};
 use crate::collection::image_settings;
 use crate::features::{BLOCK, uuid};
 use crate::point_checks::{
@@ -21,7 +21,6 @@ use crate::point_checks::{
 };
 use crate::point_features::{PointFeatures, PointList, parse_json};
 use crate::settings::ImageSettings;
-use crate::transfer::{payloads, upsert};
 
 /// Name of the operation that writes features.
 const PUT_FEATURES: &[u8] = b"\"put_features\"";

@@ -5,11 +5,19 @@ use base64::engine::general_purpose::STANDARD;
 use serde::de::Visitor;
 use serde::{Deserializer, Serializer};
 
-pub(crate) fn serialize<S: Serializer>(bytes: &[u8], serializer: S) -> Result<S::Ok, S::Error> {
+/// Writes bytes as a text in base64.
+///
+/// # Errors
+/// Returns the errors of `serializer`.
+pub fn serialize<S: Serializer>(bytes: &[u8], serializer: S) -> Result<S::Ok, S::Error> {
     serializer.serialize_str(&STANDARD.encode(bytes))
 }
 
-pub(crate) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<u8>, D::Error> {
+/// Reads a text in base64.
+///
+/// # Errors
+/// Returns the errors of `deserializer`, and an error for another text.
+pub fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<u8>, D::Error> {
     deserializer.deserialize_str(Base64Visitor)
 }
 

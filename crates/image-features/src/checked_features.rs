@@ -3,7 +3,9 @@
 use std::collections::HashMap;
 
 use base::{Error, Result};
-use search::points::PointId;
+use search::collection::PointParts;
+use search::points::{NewPoint, PointId};
+use search::registry::NamedCollection;
 use serde_json::{Map, Value};
 
 use super::collection::ImageCollection;
@@ -17,16 +19,18 @@ use super::settings::{
 };
 
 /// Properties that the points of a collection have.
-pub(crate) struct ExpectedFeatures {
-    pub(crate) kind: ImageKind,
-    pub(crate) model: String,
+pub struct ExpectedFeatures {
+    /// Subject of the images.
+    pub kind: ImageKind,
+    /// Name of the model; "none" without embeddings.
+    pub model: String,
     /// Values of an embedding.
-    pub(crate) dims: usize,
+    pub dims: usize,
 }
 
 impl ExpectedFeatures {
     /// Returns the properties of a collection's points.
-    pub(crate) fn of(target: &ImageCollection) -> ExpectedFeatures {
+    pub fn of(target: &ImageCollection) -> ExpectedFeatures {
         ExpectedFeatures {
             kind: target.kind,
             model: target.model.clone(),
@@ -40,7 +44,7 @@ impl ExpectedFeatures {
     /// # Errors
     /// `NotFound` if no model of photographs is named. Fingerprints without a model get no
     /// embeddings.
-    pub(crate) fn of_new(
+    pub fn of_new(
         name: &str,
         wanted: &WantedImages,
         first: Option<&PointFeatures>,
@@ -80,7 +84,7 @@ impl ExpectedFeatures {
     ///
     /// # Errors
     /// `InvalidArgument` that names the first wrong point by its index in the request.
-    pub(crate) fn check(&self, points: Vec<PointFeatures>) -> Result<Vec<CheckedFeatures>> {
+    pub fn check(&self, points: Vec<PointFeatures>) -> Result<Vec<CheckedFeatures>> {
         let mut seen: HashMap<PointId, usize> = HashMap::new();
         let mut checked = Vec::with_capacity(points.len());
         for (at, point) in points.into_iter().enumerate() {
@@ -146,14 +150,15 @@ impl PointFeatures {
 }
 
 /// Adds the index of a point in its request to an error.
-pub(crate) fn of_point(error: Error, at: usize) -> Error {
+pub fn of_point(error: Error, at: usize) -> Error {
     error.context(format_args!("points[{at}]"))
 }
 
 /// Features that a collection can hold.
 #[derive(Debug)]
-pub(crate) struct CheckedFeatures {
-    pub(crate) features: PointFeatures,
+pub struct CheckedFeatures {
+    /// The features. In a collection without embeddings, they have the placeholder.
+    pub features: PointFeatures,
     keypoints: usize,
     /// Size of the graph's image in pixels, 0 if unknown.
     frame_width: u32,
@@ -166,10 +171,7 @@ impl CheckedFeatures {
     ///
     /// # Errors
     /// `TooLarge` for one that collections refuse.
-    pub(crate) fn payload(
-        &self,
-        before: Option<&Map<String, Value>>,
-    ) -> Result<Map<String, Value>> {
+    pub fn payload(&self, before: Option<&Map<String, Value>>) -> Result<Map<String, Value>> {
         let features = &self.features;
         let kept = before.filter(|payload| original_key(payload).is_some());
         let kept = kept.and_then(|payload| payload.get(BLOCK)?.as_object()).cloned();
@@ -192,6 +194,42 @@ impl CheckedFeatures {
         check_payload_size(&payload, PAYLOAD_BYTES_MAX)?;
         Ok(payload)
     }
+}
+
+/// Writes features. `before` has the payload of each stored point, and `None` for a new one.
+///
+/// # Errors
+/// `TooLarge` for a payload that collections refuse, before any point is written; the errors of
+/// [`NamedCollection::upsert`].
+pub fn upsert(
+    named: &NamedCollection,
+    points: &[CheckedFeatures],
+    before: &[Option<Map<String, Value>>],
+) -> Result<()> {
+    let mut payloads = Vec::with_capacity(points.len());
+    for (at, (point, before)) in points.iter().zip(before).enumerate() {
+        let payload = point.payload(before.as_ref()).map_err(|error| of_point(error, at))?;
+        payloads.push(payload);
+    }
+    let new = points.iter().zip(&payloads).map(|(point, payload)| NewPoint {
+        id: point.features.id,
+        embedding: &point.features.embedding,
+        record: &point.features.record,
+        payload,
+    });
+    named.upsert(&new.collect::<Vec<_>>())
+}
+
+/// Returns the payload of each stored point, and `None` for a new one.
+///
+/// # Errors
+/// Per point, `DataLoss` for a damaged one, and `Unavailable` while the collection is being opened.
+pub fn payloads(
+    named: &NamedCollection,
+    ids: &[PointId],
+) -> Vec<Result<Option<Map<String, Value>>>> {
+    let found = named.get_parts(ids, PointParts::PAYLOAD).into_iter();
+    found.map(|point| Ok(point?.map(|point| point.payload))).collect()
 }
 
 #[cfg(test)]

@@ -14,49 +14,54 @@ use serde_json::Value;
 
 use super::settings::{ImageKind, ImageSettings, SECTION, WantedImages};
 
+/// A collection of images, or one version of it.
 #[derive(Clone)]
-pub(crate) struct ImageCollection {
-    pub(crate) named: Arc<NamedCollection>,
-    pub(crate) kind: ImageKind,
+pub struct ImageCollection {
+    /// The collection in the registry.
+    pub named: Arc<NamedCollection>,
+    /// Subject of the images.
+    pub kind: ImageKind,
     /// The model that embeds its images.
-    pub(crate) model: String,
+    pub model: String,
     /// Prefix of the keys of its originals, which the versions of a collection share.
-    pub(crate) space: String,
+    pub space: String,
 }
 
 /// Returns true if the collection holds images.
-pub(crate) fn has_images(named: &NamedCollection) -> bool {
+pub fn has_images(named: &NamedCollection) -> bool {
     named.settings().extra.get(SECTION).is_some()
 }
 
 /// Name and wanted properties of a collection of images.
 #[derive(Clone, Debug)]
-pub(crate) struct CollectionSpec {
+pub struct CollectionSpec {
     /// Its name, which may be an alias.
-    pub(crate) name: String,
-    pub(crate) kind: Option<ImageKind>,
-    pub(crate) model: Option<String>,
+    pub name: String,
+    /// Subject of the images; any if `None`.
+    pub kind: Option<ImageKind>,
+    /// Name of the model; any if `None`.
+    pub model: Option<String>,
     /// Minimum quality of a fingerprint, 0 to 100; a worse one is refused.
-    pub(crate) quality_min: u8,
+    pub quality_min: u8,
 }
 
 impl CollectionSpec {
     /// Returns the properties of a rebuilt collection, whose name is not known yet. Its images were
     /// accepted before.
-    pub(crate) fn rebuilt(kind: ImageKind, model: &str) -> CollectionSpec {
+    pub fn rebuilt(kind: ImageKind, model: &str) -> CollectionSpec {
         let model = Some(model.to_owned());
         CollectionSpec { name: String::new(), kind: Some(kind), model, quality_min: 0 }
     }
 
     /// Returns the wanted kind and model.
-    pub(crate) fn images(&self) -> WantedImages {
+    pub fn images(&self) -> WantedImages {
         WantedImages { kind: self.kind, model: self.model.clone() }
     }
 }
 
 impl ImageCollection {
     /// Returns the kind and the model.
-    pub(crate) fn settings(&self) -> ImageSettings {
+    pub fn settings(&self) -> ImageSettings {
         ImageSettings { kind: self.kind, model: self.model.clone() }
     }
 
@@ -65,7 +70,7 @@ impl ImageCollection {
     /// # Errors
     /// Returns the errors of [`Registry::get`]; `FailedPrecondition` for a collection without
     /// images.
-    pub(crate) fn open(registry: &Registry, name: &str) -> Result<ImageCollection> {
+    pub fn open(registry: &Registry, name: &str) -> Result<ImageCollection> {
         let named = registry.get(name)?;
         ImageCollection::of(&named).ok_or_else(|| {
             Error::precondition(format!(
@@ -78,11 +83,7 @@ impl ImageCollection {
     ///
     /// # Errors
     /// `Unavailable` if the name means another collection by now, or a new one of the same name.
-    pub(crate) fn writing<'a>(
-        &self,
-        registry: &'a Registry,
-        name: &str,
-    ) -> Result<WritingCollection<'a>> {
+    pub fn writing<'a>(&self, registry: &'a Registry, name: &str) -> Result<WritingCollection<'a>> {
         let writing = registry.writing(name)?;
         if writing.name() == self.named.name() && !self.named.removed() {
             return Ok(writing);
@@ -93,7 +94,7 @@ impl ImageCollection {
     }
 
     /// Returns `named` as a collection of images, or `None` if it holds none.
-    pub(crate) fn of(named: &Arc<NamedCollection>) -> Option<ImageCollection> {
+    pub fn of(named: &Arc<NamedCollection>) -> Option<ImageCollection> {
         let ImageSettings { kind, model } = image_settings(named)?;
         let space = originals_space(&named.settings())?;
         Some(ImageCollection { named: named.clone(), kind, model, space })
@@ -103,7 +104,7 @@ impl ImageCollection {
     ///
     /// # Errors
     /// As [`ImageCollection::open`], and `FailedPrecondition` for another kind or model.
-    pub(crate) fn existing(
+    pub fn existing(
         registry: &Registry,
         wanted: &CollectionSpec,
     ) -> Result<Option<ImageCollection>> {
@@ -122,7 +123,7 @@ impl ImageCollection {
     /// # Errors
     /// Returns the errors of [`Registry::create`] and [`ImageCollection::existing`]; `Unavailable`
     /// if the other request has created it for another kind or model.
-    pub(crate) fn make(
+    pub fn make(
         registry: &Registry,
         wanted: &CollectionSpec,
         dims: usize,
@@ -165,7 +166,7 @@ impl ImageCollection {
     ///
     /// # Errors
     /// Returns the errors of [`Registry::create`].
-    pub(crate) fn next_version(
+    pub fn next_version(
         &self,
         registry: &Registry,
         dims: usize,
@@ -186,12 +187,12 @@ impl ImageCollection {
     ///
     /// # Errors
     /// `FailedPrecondition` with the remedy.
-    pub(crate) fn check_dims(&self, dims: usize) -> Result<()> {
+    pub fn check_dims(&self, dims: usize) -> Result<()> {
         self.settings().check_dims(self.named.settings().dims, dims)
     }
 
     /// Returns all collections that share its originals, itself included.
-    pub(crate) fn siblings(&self, registry: &Registry) -> Vec<ImageCollection> {
+    pub fn siblings(&self, registry: &Registry) -> Vec<ImageCollection> {
         let ready = registry.list().into_iter().filter_map(|listed| match listed.state {
             ListedState::Ready(named) => ImageCollection::of(&named),
             _ => None,
@@ -204,7 +205,7 @@ impl ImageCollection {
     /// # Errors
     /// `Unavailable` if such a collection is being restored: its images will need their originals.
     /// As [`ImageCollection::known`].
-    pub(crate) fn known_of(registry: &Registry, space: &str) -> Result<Vec<ImageCollection>> {
+    pub fn known_of(registry: &Registry, space: &str) -> Result<Vec<ImageCollection>> {
         // Read before the list, which has a collection once its restore is complete.
         let is_of_space =
             |settings: &CollectionSettings| originals_space(settings).is_some_and(|it| it == space);
@@ -223,7 +224,7 @@ impl ImageCollection {
     ///
     /// # Errors
     /// `Unavailable` if a collection of the server is not open, because it may name any original.
-    pub(crate) fn known(registry: &Registry) -> Result<Vec<ImageCollection>> {
+    pub fn known(registry: &Registry) -> Result<Vec<ImageCollection>> {
         let mut known = Vec::new();
         for listed in registry.list() {
             let ListedState::Ready(named) = listed.state else {

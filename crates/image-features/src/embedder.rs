@@ -20,25 +20,26 @@ const DIMS_MIN: usize = 16;
 
 /// A version of a model that turns images into vectors.
 #[derive(Clone)]
-pub(crate) struct Embedder {
-    pub(crate) servable: Arc<Servable>,
+pub struct Embedder {
+    /// The version, which runs the embedding.
+    pub servable: Arc<Servable>,
     input: Arc<str>,
     output: Arc<str>,
     preprocess: Preprocess,
     /// Maximum images of one run.
-    pub(crate) batch_max: usize,
+    pub batch_max: usize,
     /// Values of one vector, if the signature fixes them.
     dims: Option<usize>,
 }
 
 impl Embedder {
     /// Returns the served model `name`. Without a name, returns the only served model that embeds
-    /// images in at least [`DIMS_MIN`] values.
+    /// images in at least `DIMS_MIN` values.
     ///
     /// # Errors
     /// `FailedPrecondition`, with the remedy, if there is no such model or several;
     /// `Unavailable` while it is loading.
-    pub(crate) fn find(catalog: &Catalog, name: Option<&str>) -> Result<Embedder> {
+    pub fn find(catalog: &Catalog, name: Option<&str>) -> Result<Embedder> {
         if let Some(name) = name {
             let servable = catalog.get(name, None).map_err(|error| match error.kind() {
                 ErrorKind::NotFound => Error::precondition(format!(
@@ -103,7 +104,8 @@ impl Embedder {
         })
     }
 
-    pub(crate) fn name(&self) -> &str {
+    /// Returns the name of the model.
+    pub fn name(&self) -> &str {
         &self.servable.id.model
     }
 
@@ -113,14 +115,20 @@ impl Embedder {
     }
 
     /// Returns the values of an image as the model's input.
-    pub(crate) fn tensor(&self, image: &Image) -> Result<Vec<f32>> {
+    ///
+    /// # Errors
+    /// Returns the errors of [`Preprocess::write`].
+    pub fn tensor(&self, image: &Image) -> Result<Vec<f32>> {
         let mut values = vec![0.0; self.preprocess.len()];
         self.preprocess.write(image, &mut values)?;
         Ok(values)
     }
 
     /// Joins the values of several images to the inputs of one run.
-    pub(crate) fn inputs(&self, images: &[Vec<f32>]) -> Result<Vec<NamedTensor>> {
+    ///
+    /// # Errors
+    /// Returns the errors of [`Tensor::from_vec`] for values of another number.
+    pub fn inputs(&self, images: &[Vec<f32>]) -> Result<Vec<NamedTensor>> {
         let (height, width) = (self.preprocess.height as usize, self.preprocess.width as usize);
         let count = images.len();
         let shape = match self.preprocess.layout {
@@ -132,7 +140,7 @@ impl Embedder {
     }
 
     /// Returns the names of the outputs that a run must return.
-    pub(crate) fn outputs(&self) -> Vec<Arc<str>> {
+    pub fn outputs(&self) -> Vec<Arc<str>> {
         vec![self.output.clone()]
     }
 
@@ -140,11 +148,7 @@ impl Embedder {
     ///
     /// # Errors
     /// `FailedPrecondition` if the outputs are not `count` vectors of finite numbers.
-    pub(crate) fn embeddings(
-        &self,
-        outputs: &[NamedTensor],
-        count: usize,
-    ) -> Result<Vec<Vec<f32>>> {
+    pub fn embeddings(&self, outputs: &[NamedTensor], count: usize) -> Result<Vec<Vec<f32>>> {
         let odd = |what: &str| Error::precondition(format!("model \"{}\": {what}", self.name()));
         let output = outputs.iter().find(|output| *output.name == *self.output);
         let output = output.ok_or_else(|| odd("it gave no embeddings"))?;
@@ -164,7 +168,7 @@ impl Embedder {
     ///
     /// # Errors
     /// Returns the errors of [`schedule::run_alone`], and of [`Embedder::embeddings`].
-    pub(crate) fn run(&self, images: &[Vec<f32>]) -> Result<Vec<Vec<f32>>> {
+    pub fn run(&self, images: &[Vec<f32>]) -> Result<Vec<Vec<f32>>> {
         let outputs = schedule::run_alone(&self.servable, &self.inputs(images)?, &self.outputs())?;
         self.embeddings(&outputs, images.len())
     }

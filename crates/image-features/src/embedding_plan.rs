@@ -6,34 +6,35 @@ use super::template_file::is_template;
 
 /// Kind and model of the images of a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct EmbeddingPlan {
-    pub(crate) kind: ImageKind,
+pub struct EmbeddingPlan {
+    /// Subject of the images.
+    pub kind: ImageKind,
     /// Name of the model. `None` for photographs without a named model: the server's default.
-    pub(crate) model: Option<String>,
+    pub model: Option<String>,
 }
 
 impl EmbeddingPlan {
     /// Returns the plan for a collection. `own` has the settings of an existing collection. For a
     /// new one, `wanted` decides. Fingerprints without a named model get no embeddings.
-    pub(crate) fn of(own: Option<&ImageSettings>, wanted: &WantedImages) -> EmbeddingPlan {
+    pub fn of(own: Option<&ImageSettings>, wanted: &WantedImages) -> EmbeddingPlan {
         let kind = own.map(|own| own.kind).or(wanted.kind).unwrap_or(ImageKind::Photo);
         let model = own.map(|own| &own.model).or(wanted.model.as_ref()).cloned();
         EmbeddingPlan { kind, model: model.or_else(|| default_model(kind)) }
     }
 
     /// Returns true if the collection has embeddings of a model.
-    pub(crate) fn has_embeddings(&self) -> bool {
+    pub fn has_embeddings(&self) -> bool {
         self.model.as_deref().is_none_or(|model| has_embeddings(self.kind, model))
     }
 
     /// Returns true if a model embeds the file. Models embed pixels, and a template has none.
-    pub(crate) fn embeds(&self, file: &[u8]) -> bool {
+    pub fn embeds(&self, file: &[u8]) -> bool {
         self.has_embeddings() && !is_template(self.kind, file)
     }
 
     /// Returns the settings of the collection. They have the name of `embedder`, if it is known: a
     /// plan does not name the server's default.
-    pub(crate) fn settings(&self, embedder: Option<&Embedder>) -> ImageSettings {
+    pub fn settings(&self, embedder: Option<&Embedder>) -> ImageSettings {
         let named = || self.model.clone().unwrap_or_default();
         let model = embedder.map_or_else(named, |embedder| embedder.name().to_owned());
         ImageSettings { kind: self.kind, model }

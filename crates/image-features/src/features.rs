@@ -18,9 +18,9 @@ use super::settings::ImageKind;
 use super::template_file::{self, FileFormat, ReadTemplate, check_kind, is_template};
 
 /// Key of a payload that the service owns.
-pub(crate) const BLOCK: &str = api_qdrant::IMAGE_BLOCK;
+pub const BLOCK: &str = api_qdrant::IMAGE_BLOCK;
 /// Maximum bytes of an image's file.
-pub(crate) const IMAGE_BYTES_MAX: usize = 64 << 20;
+pub const IMAGE_BYTES_MAX: usize = 64 << 20;
 /// Maximum bytes of an image's name.
 const NAME_BYTES_MAX: usize = 512;
 /// Resolutions of fingerprint scanners in dots per inch. Any other resolution in a file is ignored.
@@ -38,7 +38,7 @@ const MEMORY_WAIT_MAX: Duration = Duration::from_secs(120);
 
 /// Returns an image's id: the first 16 bytes of its file's BLAKE3 hash as a UUID of version 8 (RFC
 /// 9562, 5.8).
-pub(crate) fn id_of(bytes: &[u8]) -> [u8; 16] {
+pub fn id_of(bytes: &[u8]) -> [u8; 16] {
     let hash = blake3::hash(bytes);
     let number = hash.as_bytes().first_chunk::<16>().copied().map_or(0, u128::from_be_bytes);
     let version = (number & !(0xf << 76)) | (8 << 76);
@@ -47,7 +47,8 @@ pub(crate) fn id_of(bytes: &[u8]) -> [u8; 16] {
 }
 
 /// Returns the id of a point that can have an original: a UUID.
-pub(crate) fn uuid(id: &PointId) -> Option<[u8; 16]> {
+#[inline]
+pub fn uuid(id: &PointId) -> Option<[u8; 16]> {
     match id {
         PointId::Uuid(bytes) => Some(*bytes),
         PointId::Number(_) => None,
@@ -90,39 +91,46 @@ pub fn own_original(id: &PointId, space: &str, key: &str) -> Option<String> {
 }
 
 /// Returns the common start of the keys of an image's originals in `space`.
-pub(crate) fn originals_of(id: &PointId, space: &str) -> String {
+pub fn originals_of(id: &PointId, space: &str) -> String {
     let id = id.to_string();
     format!("{space}/{}/{id}", id.get(..2).unwrap_or("00"))
 }
 
 /// Properties of an image that its payload contains.
 #[derive(Clone, Debug)]
-pub(crate) struct Facts {
-    pub(crate) id: [u8; 16],
-    pub(crate) name: String,
-    pub(crate) format: FileFormat,
-    pub(crate) width: u32,
-    pub(crate) height: u32,
-    pub(crate) bytes: usize,
-    pub(crate) keypoints: usize,
+pub struct Facts {
+    /// Id of the image, which follows from the bytes of its file.
+    pub id: [u8; 16],
+    /// Name that is shown; empty if the image has none.
+    pub name: String,
+    /// Format of the file.
+    pub format: FileFormat,
+    /// Width in pixels; that of a template's graph.
+    pub width: u32,
+    /// Height in pixels; that of a template's graph.
+    pub height: u32,
+    /// Length of the file.
+    pub bytes: usize,
+    /// Number of keypoints.
+    pub keypoints: usize,
     /// Quality of a fingerprint, 0 to 100.
-    pub(crate) quality: Option<u8>,
+    pub quality: Option<u8>,
 }
 
 impl Facts {
     /// Returns the key of its original in `space`.
-    pub(crate) fn original(&self, space: &str) -> String {
+    pub fn original(&self, space: &str) -> String {
         format!("{}.{}", originals_of(&PointId::Uuid(self.id), space), self.format.name())
     }
 
     /// Returns the key of the original of one upload in `space`, which no other upload has.
-    pub(crate) fn upload(&self, space: &str, upload: &str) -> String {
+    pub fn upload(&self, space: &str, upload: &str) -> String {
         let image = originals_of(&PointId::Uuid(self.id), space);
         format!("{image}/{upload}.{}", self.format.name())
     }
 
     /// Returns the user's payload with the service's block. `original` is the key of the original.
-    pub(crate) fn payload(&self, own: &Map<String, Value>, original: &str) -> Map<String, Value> {
+    pub fn payload(&self, own: &Map<String, Value>, original: &str) -> Map<String, Value> {
         let mut payload = own.clone();
         let mut block = json!({
             "name": self.name, "format": self.format.name(), "width": self.width, "height": self.height,
@@ -137,15 +145,18 @@ impl Facts {
 }
 
 /// Features that search compares, and the facts.
-pub(crate) struct Features {
-    pub(crate) facts: Facts,
-    pub(crate) graph: Graph,
+pub struct Features {
+    /// Properties for the payload.
+    pub facts: Facts,
+    /// Keypoints.
+    pub graph: Graph,
     /// The embedding model's input; empty if the image gets no embedding.
-    pub(crate) tensor: Vec<f32>,
+    pub tensor: Vec<f32>,
 }
 
 impl Features {
-    pub(crate) fn record(&self) -> Vec<u8> {
+    /// Returns the encoded keypoint graph.
+    pub fn record(&self) -> Vec<u8> {
         let mut record = Vec::new();
         self.graph.encode(&mut record);
         record
@@ -153,20 +164,22 @@ impl Features {
 }
 
 /// Adds the name of the image to an error, if it has one.
-pub(crate) fn of_image(error: Error, name: &str) -> Error {
+pub fn of_image(error: Error, name: &str) -> Error {
     if name.is_empty() { error } else { error.context(name) }
 }
 
 /// A file to decode.
-pub(crate) struct DecodingInput<'a> {
-    pub(crate) kind: ImageKind,
-    pub(crate) bytes: &'a [u8],
+pub struct DecodingInput<'a> {
+    /// Subject of the image.
+    pub kind: ImageKind,
+    /// Bytes of the file.
+    pub bytes: &'a [u8],
     /// Name of the image, which errors show.
-    pub(crate) name: &'a str,
+    pub name: &'a str,
     /// The model whose input the image becomes, if there is one.
-    pub(crate) embedder: Option<&'a Embedder>,
+    pub embedder: Option<&'a Embedder>,
     /// True if the input is made of a view, which is a copy of the pixels.
-    pub(crate) has_view: bool,
+    pub has_view: bool,
 }
 
 impl DecodingInput<'_> {
@@ -223,7 +236,7 @@ fn minutiae_options(stated: Option<f32>) -> MinutiaeOptions {
 ///
 /// # Errors
 /// Returns the errors of the header, with the image's name; the errors of [`ByteBudget::reserve`].
-pub(crate) fn reserve(budget: &Arc<ByteBudget>, file: &DecodingInput<'_>) -> Result<Reservation> {
+pub fn reserve(budget: &Arc<ByteBudget>, file: &DecodingInput<'_>) -> Result<Reservation> {
     budget.reserve(file.memory()?)
 }
 
@@ -232,7 +245,7 @@ pub(crate) fn reserve(budget: &Arc<ByteBudget>, file: &DecodingInput<'_>) -> Res
 ///
 /// # Errors
 /// Returns the errors of [`reserve`], after having waited.
-pub(crate) fn reserve_or_wait(
+pub fn reserve_or_wait(
     budget: &Arc<ByteBudget>,
     file: &DecodingInput<'_>,
     stopped: impl Fn() -> bool,
@@ -257,22 +270,23 @@ pub(crate) fn reserve_or_wait(
 ///
 /// # Errors
 /// Returns the errors of [`decode`], with the image's name.
-pub(crate) fn decoded(_memory: &Reservation, bytes: &[u8], name: &str) -> Result<Decoded> {
+pub fn decoded(_memory: &Reservation, bytes: &[u8], name: &str) -> Result<Decoded> {
     decode(bytes, &Limits::default()).map_err(|error| of_image(error, name))
 }
 
 /// Keypoints of an image, and the quality of a fingerprint.
-pub(crate) struct Keypoints {
-    pub(crate) graph: Graph,
-    /// 0 to 100.
-    pub(crate) quality: Option<u8>,
+pub struct Keypoints {
+    /// Keypoints.
+    pub graph: Graph,
+    /// Quality of a fingerprint, 0 to 100.
+    pub quality: Option<u8>,
 }
 
 /// Returns the keypoints of a decoded image.
 ///
 /// # Errors
 /// `InvalidArgument` for an image that cannot be a fingerprint.
-pub(crate) fn keypoints(kind: ImageKind, decoded: &Decoded) -> Result<Keypoints> {
+pub fn keypoints(kind: ImageKind, decoded: &Decoded) -> Result<Keypoints> {
     let gray = decoded.image.gray();
     match kind {
         ImageKind::Photo => {
@@ -289,19 +303,21 @@ pub(crate) fn keypoints(kind: ImageKind, decoded: &Decoded) -> Result<Keypoints>
 
 /// A file to extract features from.
 #[derive(Clone, Copy)]
-pub(crate) struct FeatureSource<'a> {
-    pub(crate) kind: ImageKind,
-    pub(crate) bytes: &'a [u8],
+pub struct FeatureSource<'a> {
+    /// Subject of the image.
+    pub kind: ImageKind,
+    /// Bytes of the file.
+    pub bytes: &'a [u8],
     /// Name of the image, which errors show.
-    pub(crate) name: &'a str,
+    pub name: &'a str,
     /// Minimum quality of a fingerprint, 0 to 100.
-    pub(crate) quality_min: u8,
+    pub quality_min: u8,
 }
 
 impl<'a> FeatureSource<'a> {
     /// Returns the file as one whose memory can be reserved. `embedder` is the model that embeds
     /// the image, if there is one.
-    pub(crate) fn decoding(self, embedder: Option<&'a Embedder>) -> DecodingInput<'a> {
+    pub fn decoding(self, embedder: Option<&'a Embedder>) -> DecodingInput<'a> {
         let FeatureSource { kind, bytes, name, .. } = self;
         DecodingInput { kind, bytes, name, embedder, has_view: false }
     }
@@ -313,7 +329,7 @@ impl<'a> FeatureSource<'a> {
 /// # Errors
 /// `InvalidArgument` or `TooLarge` for a file that cannot be read, or for a fingerprint without
 /// minutiae or below the minimum quality, with its name.
-pub(crate) fn extract(
+pub fn extract(
     memory: &Reservation,
     file: FeatureSource<'_>,
     embedder: Option<&Embedder>,
@@ -356,7 +372,7 @@ pub(crate) const FOUND_AGAIN: &str = "found again";
 ///
 /// # Errors
 /// `InvalidArgument` with the remedy.
-pub(crate) fn check_minutiae(graph: &Graph, is_template: bool, wanted: &str) -> Result<()> {
+pub fn check_minutiae(graph: &Graph, is_template: bool, wanted: &str) -> Result<()> {
     if !graph.vertices.is_empty() {
         return Ok(());
     }
@@ -412,7 +428,7 @@ fn check_quality(quality: Option<u8>, quality_min: u8, graph: &Graph) -> Result<
 ///
 /// # Errors
 /// `InvalidArgument` for one that is too long.
-pub(crate) fn checked_name(name: &str) -> Result<String> {
+pub fn checked_name(name: &str) -> Result<String> {
     if name.len() > NAME_BYTES_MAX {
         return Err(Error::invalid(format!("an image's name has at most {NAME_BYTES_MAX} bytes")));
     }
@@ -421,7 +437,7 @@ pub(crate) fn checked_name(name: &str) -> Result<String> {
 
 /// Returns a name of a file in an archive or a folder as the name of its image: its end, if it is
 /// longer than names of images are.
-pub(crate) fn end_of_name(name: String) -> String {
+pub fn end_of_name(name: String) -> String {
     let Some(from) = name.len().checked_sub(NAME_BYTES_MAX).filter(|from| *from > 0) else {
         return name;
     };
@@ -433,7 +449,7 @@ pub(crate) fn end_of_name(name: String) -> String {
 ///
 /// # Errors
 /// `InvalidArgument` for a value above 100.
-pub(crate) fn checked_quality(quality_min: Option<u8>) -> Result<u8> {
+pub fn checked_quality(quality_min: Option<u8>) -> Result<u8> {
     let quality_min = quality_min.unwrap_or(0);
     if quality_min > 100 {
         return Err(Error::invalid("quality_min= is 0 to 100"));
@@ -445,7 +461,7 @@ pub(crate) fn checked_quality(quality_min: Option<u8>) -> Result<u8> {
 ///
 /// # Errors
 /// `InvalidArgument` if it is not a JSON object or has a key of the service.
-pub(crate) fn checked_payload(text: Option<&str>) -> Result<Map<String, Value>> {
+pub fn checked_payload(text: Option<&str>) -> Result<Map<String, Value>> {
     let Some(text) = text else { return Ok(Map::new()) };
     let payload: Map<String, Value> = serde_json::from_str(text)
         .map_err(|error| Error::invalid("payload= is not a JSON object").caused_by(error))?;

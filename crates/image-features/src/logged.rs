@@ -38,13 +38,16 @@ pub struct CheckedPoints {
 /// A point of an image, whose payload is final.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(crate) struct LoggedImage {
-    pub(crate) id: PointId,
-    pub(crate) embedding: Vec<f32>,
+pub struct LoggedImage {
+    /// Id of the point.
+    pub id: PointId,
+    /// Embedding, or the placeholder of a collection without embeddings.
+    pub embedding: Vec<f32>,
     /// Encoded keypoint graph, in base64.
     #[serde(with = "crate::base64_text")]
-    pub(crate) record: Vec<u8>,
-    pub(crate) payload: Map<String, Value>,
+    pub record: Vec<u8>,
+    /// Payload with the service's block.
+    pub payload: Map<String, Value>,
 }
 
 /// Reads the body of `PUT /v1/images/NAME/features` for the collection `name`. `existing` are the
@@ -101,6 +104,9 @@ fn operation(name: &str, points: &[&str]) -> String {
 }
 
 /// Returns the JSON of a point.
-pub(super) fn text_of(point: &LoggedImage) -> Result<String> {
+///
+/// # Errors
+/// `Internal` if it cannot be written.
+pub fn text_of(point: &LoggedImage) -> Result<String> {
     serde_json::to_string(point).map_err(|error| Error::internal("an image").caused_by(error))
 }

@@ -10,7 +10,7 @@ use super::settings::ImageKind;
 
 /// Maximum bytes of a payload's JSON with the service's block. Collections take 64 KiB, and the
 /// rest is for the id that they keep with it.
-pub(crate) const PAYLOAD_BYTES_MAX: usize = (64 << 10) - 256;
+pub const PAYLOAD_BYTES_MAX: usize = (64 << 10) - 256;
 /// Maximum levels of a payload's JSON. The log of a shard nests it deeper, and JSON readers stop at
 /// 128.
 const PAYLOAD_DEPTH_MAX: usize = 120;
@@ -24,7 +24,7 @@ const LENGTHS: std::ops::RangeInclusive<f64> = 1e-18..=1e17;
 ///
 /// # Errors
 /// `NotFound` for a point without keypoints; `DataLoss` for a damaged record.
-pub(crate) fn stored_graph(id: &PointId, record: &[u8]) -> Result<Graph> {
+pub fn stored_graph(id: &PointId, record: &[u8]) -> Result<Graph> {
     if record.is_empty() {
         return Err(Error::not_found(format!(
             "point {id} has no keypoints: it was written as a vector alone; add its image"
@@ -37,7 +37,7 @@ pub(crate) fn stored_graph(id: &PointId, record: &[u8]) -> Result<Graph> {
 ///
 /// # Errors
 /// `InvalidArgument` with the key.
-pub(crate) fn check_own_keys(payload: &Map<String, Value>) -> Result<()> {
+pub fn check_own_keys(payload: &Map<String, Value>) -> Result<()> {
     if payload.contains_key(BLOCK) {
         return Err(own_key(BLOCK));
     }
@@ -61,7 +61,7 @@ fn own_key(key: &str) -> Error {
 ///
 /// # Errors
 /// `TooLarge` for more than `bytes_max` bytes.
-pub(crate) fn check_payload_size(payload: &Map<String, Value>, bytes_max: usize) -> Result<()> {
+pub fn check_payload_size(payload: &Map<String, Value>, bytes_max: usize) -> Result<()> {
     let bytes = serde_json::to_vec(payload).map_or(usize::MAX, |text| text.len());
     if bytes <= bytes_max {
         return Ok(());
@@ -74,8 +74,8 @@ pub(crate) fn check_payload_size(payload: &Map<String, Value>, bytes_max: usize)
 /// Checks that a payload can be read again after a log has nested it deeper.
 ///
 /// # Errors
-/// `InvalidArgument` for more than [`PAYLOAD_DEPTH_MAX`] levels.
-pub(crate) fn check_payload_depth(payload: &Map<String, Value>) -> Result<()> {
+/// `InvalidArgument` for more than 120 levels.
+pub fn check_payload_depth(payload: &Map<String, Value>) -> Result<()> {
     if payload.values().all(|value| is_within(value, PAYLOAD_DEPTH_MAX - 1)) {
         return Ok(());
     }
@@ -100,7 +100,7 @@ fn is_within(value: &Value, depth: usize) -> bool {
 ///
 /// # Errors
 /// `InvalidArgument`.
-pub(crate) fn check_embedding(embedding: &[f32], dims: usize) -> Result<()> {
+pub fn check_embedding(embedding: &[f32], dims: usize) -> Result<()> {
     if embedding.len() != dims {
         return Err(Error::invalid(format!(
             "the embedding has {} values, and the collection's have {dims}",
@@ -126,7 +126,7 @@ pub(crate) fn check_embedding(embedding: &[f32], dims: usize) -> Result<()> {
 ///
 /// # Errors
 /// `InvalidArgument`.
-pub(crate) fn graph(record: &[u8], kind: ImageKind) -> Result<Graph> {
+pub fn graph(record: &[u8], kind: ImageKind) -> Result<Graph> {
     let graph = Graph::decode(record)
         .map_err(|error| Error::invalid(format!("record: {}", error.message())))?;
     let fits = match kind {

@@ -19,45 +19,47 @@ pub(crate) const FEATURES_BYTES_MAX: usize = 64 << 20;
 /// Features of a point, as they are sent and returned.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(crate) struct PointFeatures {
-    pub(crate) id: PointId,
+pub struct PointFeatures {
+    /// Id of the point.
+    pub id: PointId,
     /// Name of the image.
     #[serde(default)]
-    pub(crate) name: Option<String>,
+    pub name: Option<String>,
     /// Empty in a collection without embeddings.
     #[serde(default)]
-    pub(crate) embedding: Vec<f32>,
+    pub embedding: Vec<f32>,
     /// Encoded keypoint graph, in base64.
     #[serde(with = "super::base64_text")]
-    pub(crate) record: Vec<u8>,
+    pub record: Vec<u8>,
     /// Payload without the service's block.
     #[serde(default)]
-    pub(crate) payload: Map<String, Value>,
+    pub payload: Map<String, Value>,
     /// Number of keypoints in the record.
     #[serde(default)]
-    pub(crate) keypoints: Option<usize>,
-    /// Size of the image in pixels. Without it, the size of the graph counts.
+    pub keypoints: Option<usize>,
+    /// Width of the image in pixels. Without it, the width of the graph counts.
     #[serde(default)]
-    pub(crate) width: Option<u32>,
+    pub width: Option<u32>,
+    /// Height of the image in pixels. Without it, the height of the graph counts.
     #[serde(default)]
-    pub(crate) height: Option<u32>,
+    pub height: Option<u32>,
     /// Quality of a fingerprint, 0 to 100.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(crate) quality: Option<u8>,
+    pub quality: Option<u8>,
     /// Kind of the collection, which decided how keypoints were found.
     #[serde(default)]
-    pub(crate) kind: Option<ImageKind>,
+    pub kind: Option<ImageKind>,
     /// Model that made the embedding.
     #[serde(default)]
-    pub(crate) model: Option<String>,
+    pub model: Option<String>,
     /// Other prints of the file, whose features are not here. No point keeps the number.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(crate) prints_left_out: Option<usize>,
+    pub prints_left_out: Option<usize>,
 }
 
 impl PointFeatures {
     /// Returns the features that were extracted from an image of a collection with these settings.
-    pub(crate) fn extracted(
+    pub fn extracted(
         features: &Features,
         embedding: &[f32],
         settings: &ImageSettings,
@@ -82,7 +84,7 @@ impl PointFeatures {
     }
 
     /// Adds the number of the other prints of the file.
-    pub(crate) fn with_prints_left_out(mut self, count: usize) -> PointFeatures {
+    pub fn with_prints_left_out(mut self, count: usize) -> PointFeatures {
         self.prints_left_out = (count > 0).then_some(count);
         self
     }
@@ -91,7 +93,7 @@ impl PointFeatures {
     ///
     /// # Errors
     /// `NotFound` for a point without keypoints; `DataLoss` for a damaged record.
-    pub(crate) fn stored(point: FetchedPoint, target: &ImageCollection) -> Result<PointFeatures> {
+    pub fn stored(point: FetchedPoint, target: &ImageCollection) -> Result<PointFeatures> {
         let FetchedPoint { id, embedding, record, mut payload } = point;
         let keypoints = stored_graph(&id, &record)?.vertices.len();
         let block = payload.remove(BLOCK).unwrap_or_default();
@@ -118,7 +120,7 @@ impl PointFeatures {
     ///
     /// # Errors
     /// `Internal` if it cannot be written.
-    pub(crate) fn to_json(&self) -> Result<String> {
+    pub fn to_json(&self) -> Result<String> {
         serde_json::to_string(self).map_err(|error| Error::internal("features").caused_by(error))
     }
 }
@@ -148,7 +150,7 @@ impl<T> PointList<T> {
 ///
 /// # Errors
 /// `InvalidArgument` for another form, with the path of the wrong field.
-pub(crate) fn parse_json<'a, T: Deserialize<'a>>(text: &'a [u8]) -> Result<T> {
+pub fn parse_json<'a, T: Deserialize<'a>>(text: &'a [u8]) -> Result<T> {
     let mut reader = serde_json::Deserializer::from_slice(text);
     let value = serde_path_to_error::deserialize(&mut reader).map_err(|error| {
         let path = error.path().to_string();
@@ -162,9 +164,9 @@ pub(crate) fn parse_json<'a, T: Deserialize<'a>>(text: &'a [u8]) -> Result<T> {
 /// Reads the points of a request.
 ///
 /// # Errors
-/// `TooLarge` for more than [`FEATURES_BYTES_MAX`] bytes; the errors of [`parse_json`] and
-/// [`PointList::checked`].
-pub(crate) fn parse(body: &[u8]) -> Result<Vec<PointFeatures>> {
+/// `TooLarge` for more than 64 MiB; `InvalidArgument` for no point and for more than 1000; the
+/// errors of [`parse_json`].
+pub fn parse(body: &[u8]) -> Result<Vec<PointFeatures>> {
     if body.len() > FEATURES_BYTES_MAX {
         return Err(Error::too_large(format!(
             "the body has {} bytes, {FEATURES_BYTES_MAX} at most; send the points in several requests",

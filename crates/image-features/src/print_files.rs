@@ -26,31 +26,33 @@ const FINGER: &str = "finger";
 /// views without minutiae.
 const VIEWS_MEMORY_FACTOR: u64 = 3;
 
+/// A print of a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct PrintFile {
+pub struct PrintFile {
     /// File of this print. That of the first print that can be read is the whole file.
-    pub(crate) bytes: Bytes,
+    pub bytes: Bytes,
     /// Finger, 1 to 10, if the file states one.
-    pub(crate) finger: Option<u8>,
+    pub finger: Option<u8>,
     /// True if the print shows several fingers.
     pub(crate) is_slap: bool,
 }
 
 /// Returns the person that a payload names. Null and an empty text name no person.
-pub(crate) fn named_person(payload: &Map<String, Value>) -> Option<&Value> {
+pub fn named_person(payload: &Map<String, Value>) -> Option<&Value> {
     payload.get(PERSON).filter(|person| !person.is_null() && person.as_str() != Some(""))
 }
 
 /// A print that cannot be extracted from its file, or has no minutiae.
 #[derive(Clone, Debug)]
-pub(crate) struct RefusedPrint {
+pub struct RefusedPrint {
     /// Finger, 1 to 10, if the file states one.
-    pub(crate) finger: Option<u8>,
-    pub(crate) error: Error,
+    pub finger: Option<u8>,
+    /// The reason.
+    pub error: Error,
 }
 
 /// A print of a file, or the reason why the file does not have it.
-pub(crate) type SplitPrint = Result<PrintFile, RefusedPrint>;
+pub type SplitPrint = Result<PrintFile, RefusedPrint>;
 
 /// Returns the finger that the file states for a print.
 pub(crate) fn finger_of(print: &SplitPrint) -> Option<u8> {
@@ -60,16 +62,17 @@ pub(crate) fn finger_of(print: &SplitPrint) -> Option<u8> {
     }
 }
 
-/// Prints of a file, in their order.
-pub(crate) struct FilePrints {
-    pub(crate) prints: Vec<SplitPrint>,
+/// Prints of a file.
+pub struct FilePrints {
+    /// The prints, in the order of the file.
+    pub prints: Vec<SplitPrint>,
     /// Person of all prints; `None` if the file has one print.
     person: Option<String>,
 }
 
 impl FilePrints {
     /// Returns a file as one print.
-    pub(crate) fn whole(file: &Bytes) -> FilePrints {
+    pub fn whole(file: &Bytes) -> FilePrints {
         FilePrints::of_one(file, None)
     }
 
@@ -82,11 +85,8 @@ impl FilePrints {
     /// of each new file. A file that cannot be read is one print: its extraction reports the error.
     ///
     /// # Errors
-    /// `InvalidArgument` for more than [`PRINTS_MAX`] prints; the errors of `reserve`.
-    pub(crate) fn split(
-        file: &Bytes,
-        mut reserve: impl FnMut(u64) -> Result<()>,
-    ) -> Result<FilePrints> {
+    /// `InvalidArgument` for more than 64 prints; the errors of `reserve`.
+    pub fn split(file: &Bytes, mut reserve: impl FnMut(u64) -> Result<()>) -> Result<FilePrints> {
         let mut reserved = |bytes: Vec<u8>| -> Result<Bytes> {
             reserve(bytes.len() as u64)?;
             Ok(Bytes::from(bytes))
@@ -100,11 +100,7 @@ impl FilePrints {
 
     /// Returns the payload of a print: that of the caller, with the finger and the person that it
     /// does not name.
-    pub(crate) fn payload(
-        &self,
-        print: &PrintFile,
-        own: &Map<String, Value>,
-    ) -> Map<String, Value> {
+    pub fn payload(&self, print: &PrintFile, own: &Map<String, Value>) -> Map<String, Value> {
         let mut payload = own.clone();
         if let Some(finger) = print.finger {
             payload.entry(FINGER).or_insert_with(|| finger.into());
@@ -124,19 +120,19 @@ impl FilePrints {
     }
 
     /// Returns true if the file has several prints.
-    pub(crate) fn are_several(&self) -> bool {
+    pub fn are_several(&self) -> bool {
         self.prints.len() > 1
     }
 
     /// Returns the number of the print that has the whole file.
-    pub(crate) fn whole_number(&self) -> usize {
+    pub fn whole_number(&self) -> usize {
         self.prints.iter().position(Result::is_ok).unwrap_or(0)
     }
 
     /// Returns the numbers of the prints in the order in which they are added. The print that has
     /// the whole file is the last: if the id of a file is in the collection, clients assume that
     /// the file is complete, and do not send it again.
-    pub(crate) fn write_order(&self) -> Vec<usize> {
+    pub fn write_order(&self) -> Vec<usize> {
         let whole = self.whole_number();
         let mut order: Vec<usize> = (0..self.prints.len()).filter(|at| *at != whole).collect();
         order.push(whole);
@@ -145,7 +141,7 @@ impl FilePrints {
 
     /// Returns true if the error of a print ends the request: an error of the only print, or of the
     /// server. After an error of one print, the other prints are still added.
-    pub(crate) fn is_ended_by(&self, error: &Error) -> bool {
+    pub fn is_ended_by(&self, error: &Error) -> bool {
         !self.are_several() || !is_of_one_print(error)
     }
 
@@ -156,7 +152,7 @@ impl FilePrints {
     ///
     /// # Errors
     /// The first error if no print is in the collection.
-    pub(crate) fn answer(
+    pub fn answer(
         &self,
         own: &Map<String, Value>,
         mut results: Vec<Result<Value>>,
@@ -185,7 +181,7 @@ impl FilePrints {
     /// Returns the prints of several fingers of a person, for a query: the first of each finger,
     /// and each print of an unknown finger. Prints of several fingers, and prints that cannot be
     /// extracted, are left out. A file with one print has this print.
-    pub(crate) fn into_query(self) -> Vec<Bytes> {
+    pub fn into_query(self) -> Vec<Bytes> {
         let are_several = self.are_several();
         let mut fingers = Vec::new();
         let is_wanted = |print: &PrintFile| {
@@ -216,7 +212,7 @@ pub fn may_have_several(file: &[u8]) -> bool {
 
 /// Returns the bytes of memory that [`FilePrints::split`] needs while it runs, in addition to those
 /// that it reserves.
-pub(crate) fn split_bytes(file: &[u8]) -> u64 {
+pub fn split_bytes(file: &[u8]) -> u64 {
     let length = file.len() as u64;
     match FileFormat::sniff(file) {
         Some(FileFormat::Template(_)) => VIEWS_MEMORY_FACTOR * length,
@@ -227,7 +223,7 @@ pub(crate) fn split_bytes(file: &[u8]) -> u64 {
 }
 
 /// Returns the number of prints of a fingerprint's file, 1 if the file cannot be read.
-pub(crate) fn count(file: &[u8]) -> usize {
+pub fn count(file: &[u8]) -> usize {
     let count = match FileFormat::sniff(file) {
         Some(FileFormat::Template(_)) => template::views(file).map_or(1, |views| views.len()),
         Some(FileFormat::Image(Format::Nist)) => {
@@ -239,7 +235,7 @@ pub(crate) fn count(file: &[u8]) -> usize {
 }
 
 /// Returns true for an error that concerns one print of a file only.
-pub(crate) fn is_of_one_print(error: &Error) -> bool {
+pub fn is_of_one_print(error: &Error) -> bool {
     matches!(error.kind(), ErrorKind::InvalidArgument | ErrorKind::TooLarge)
 }
 

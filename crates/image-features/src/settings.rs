@@ -17,7 +17,7 @@ pub(crate) const SECTION: &str = api_qdrant::IMAGES;
 pub(crate) const NO_MODEL: &str = api_qdrant::NO_MODEL;
 /// Dimensions of the vector of a print in a collection without embeddings. Storage requires a
 /// vector, and no query compares it.
-pub(crate) const PLACEHOLDER_DIMS: usize = 4;
+pub const PLACEHOLDER_DIMS: usize = 4;
 
 /// Returns the model of a new collection if no request names a model: [`NO_MODEL`] for
 /// fingerprints, and `None` for photographs, which need a model.
@@ -107,7 +107,7 @@ impl ImageSettings {
     ///
     /// # Errors
     /// `InvalidArgument` if the collection has embeddings and the first image has none.
-    pub(crate) fn new_dims(&self, embedding: &[f32]) -> Result<usize> {
+    pub fn new_dims(&self, embedding: &[f32]) -> Result<usize> {
         if !self.has_embeddings() {
             return Ok(PLACEHOLDER_DIMS);
         }
@@ -124,7 +124,7 @@ impl ImageSettings {
     /// Returns the vector to store for the point `id`: its `embedding`, or `dims` zeros if the
     /// embedding is empty. Zeros are similar to nothing. In a collection without embeddings,
     /// returns the placeholder.
-    pub(crate) fn vector(&self, id: &PointId, embedding: Vec<f32>, dims: usize) -> Vec<f32> {
+    pub fn vector(&self, id: &PointId, embedding: Vec<f32>, dims: usize) -> Vec<f32> {
         if !self.has_embeddings() {
             return placeholder(id);
         }
@@ -172,7 +172,7 @@ impl ImageSettings {
     ///
     /// # Errors
     /// `FailedPrecondition` with the remedy.
-    pub(crate) fn check_dims(&self, own: usize, found: usize) -> Result<()> {
+    pub fn check_dims(&self, own: usize, found: usize) -> Result<()> {
         if found == own {
             return Ok(());
         }

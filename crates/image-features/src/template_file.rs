@@ -11,7 +11,7 @@ const BYTES: &str = "application/octet-stream";
 
 /// Format of an original.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum FileFormat {
+pub enum FileFormat {
     /// Pixels.
     Image(Format),
     /// Minutiae of a fingerprint.
@@ -20,25 +20,25 @@ pub(crate) enum FileFormat {
 
 impl FileFormat {
     /// Returns the names of all formats.
-    pub(crate) fn names() -> impl Iterator<Item = &'static str> {
+    pub fn names() -> impl Iterator<Item = &'static str> {
         let templates = TemplateFormat::ALL.into_iter().map(TemplateFormat::name);
         Format::ALL.into_iter().map(Format::name).chain(templates)
     }
 
     /// Returns the format of a file by its first bytes, or `None` if it has no known format.
-    pub(crate) fn sniff(bytes: &[u8]) -> Option<FileFormat> {
+    pub fn sniff(bytes: &[u8]) -> Option<FileFormat> {
         let template = || TemplateFormat::of(bytes).map(FileFormat::Template);
         Format::sniff(bytes).map(FileFormat::Image).or_else(template)
     }
 
     /// Returns true if `head`, the first 16 bytes of a file in an archive or a folder, begins as an
     /// image or a template does.
-    pub(crate) fn has_magic(head: &[u8]) -> bool {
+    pub fn has_magic(head: &[u8]) -> bool {
         Format::sniff(head).is_some() || TemplateFormat::has_magic(head)
     }
 
     /// Returns the name in responses and payloads, and the extension of originals.
-    pub(crate) fn name(self) -> &'static str {
+    pub fn name(self) -> &'static str {
         match self {
             FileFormat::Image(format) => format.name(),
             FileFormat::Template(format) => format.name(),
@@ -47,7 +47,7 @@ impl FileFormat {
 }
 
 /// Returns the media type of an original.
-pub(crate) fn media_type(bytes: &[u8]) -> &'static str {
+pub fn media_type(bytes: &[u8]) -> &'static str {
     match FileFormat::sniff(bytes) {
         Some(FileFormat::Image(format)) => format.media_type(),
         Some(FileFormat::Template(TemplateFormat::SourceAfis)) => "application/cbor",
@@ -56,7 +56,7 @@ pub(crate) fn media_type(bytes: &[u8]) -> &'static str {
 }
 
 /// Returns true if a file of a collection of this kind is a template, or is meant as one.
-pub(crate) fn is_template(kind: ImageKind, bytes: &[u8]) -> bool {
+pub fn is_template(kind: ImageKind, bytes: &[u8]) -> bool {
     kind == ImageKind::Fingerprint
         && (TemplateFormat::of(bytes).is_some() || TemplateFormat::has_magic(bytes))
 }
@@ -65,7 +65,7 @@ pub(crate) fn is_template(kind: ImageKind, bytes: &[u8]) -> bool {
 ///
 /// # Errors
 /// `InvalidArgument` with the remedy.
-pub(crate) fn check_kind(kind: ImageKind, bytes: &[u8]) -> Result<()> {
+pub fn check_kind(kind: ImageKind, bytes: &[u8]) -> Result<()> {
     if kind == ImageKind::Photo && TemplateFormat::has_magic(bytes) {
         return Err(Error::invalid(
             "this file is the template of a fingerprint, and photographs are expected: use a collection of \
@@ -76,10 +76,10 @@ pub(crate) fn check_kind(kind: ImageKind, bytes: &[u8]) -> Result<()> {
 }
 
 /// A template that was read.
-pub(crate) struct ReadTemplate {
+pub struct ReadTemplate {
     pub(crate) format: TemplateFormat,
     /// Its first finger view with minutiae, or its first one if no view has minutiae.
-    pub(crate) view: TemplateView,
+    pub view: TemplateView,
 }
 
 /// Reads a finger view of a template: the first one with minutiae, or the first one if no view has
@@ -87,7 +87,7 @@ pub(crate) struct ReadTemplate {
 ///
 /// # Errors
 /// `InvalidArgument` if the bytes are not a template, or one without a view.
-pub(crate) fn read(bytes: &[u8]) -> Result<ReadTemplate> {
+pub fn read(bytes: &[u8]) -> Result<ReadTemplate> {
     let views = template::views(bytes)?;
     let with_minutiae = views.iter().find(|view| !view.graph.vertices.is_empty());
     match (TemplateFormat::of(bytes), with_minutiae.or(views.first())) {

@@ -86,15 +86,27 @@ pub(crate) const EDGES: &[(&str, &[&str])] = &[
         ],
     ),
     (
+        "image-features",
+        &[
+            "base",
+            "engine",
+            "lifecycle",
+            "schedule",
+            "api-qdrant",
+            "matching",
+            "search",
+            "vision",
+            "transport",
+        ],
+    ),
+    (
         "api-images",
         &[
             "base",
             "metrics",
             "os",
-            "engine",
-            "lifecycle",
             "inference",
-            "schedule",
+            "image-features",
             "api-qdrant",
             "matching",
             "model-store",
@@ -103,6 +115,9 @@ pub(crate) const EDGES: &[(&str, &[&str])] = &[
             "transport",
             // For tests only.
             "memory",
+            "engine",
+            "lifecycle",
+            "schedule",
         ],
     ),
     (

@@ -9,6 +9,9 @@ use axum::response::{IntoResponse, Response};
 use base::{Error, Result};
 use http::HeaderMap;
 use http::request::Parts;
+use image_features::collection::CollectionSpec;
+use image_features::features::{checked_name, checked_payload, checked_quality};
+use image_features::settings::ImageKind;
 use serde_json::{Map, Value};
 use transport::access::KeyGrant;
 use transport::{HeaderTimeout, Peer, QueryResult, Reply, Shared, query_flag, query_parameters};
@@ -16,13 +19,10 @@ use transport::{HeaderTimeout, Peer, QueryResult, Reply, Shared, query_flag, que
 use super::{check_creates, media, whole};
 use crate::add::NewImage;
 use crate::bulk_requests::{BulkRequest, check_bulk_params};
-use crate::collection::CollectionSpec;
 use crate::extraction::ExtractionPriority;
-use crate::features::{checked_name, checked_payload, checked_quality};
 use crate::file_upload;
 use crate::ingest_target::IngestTarget;
 use crate::job::IngestJob;
-use crate::settings::ImageKind;
 use crate::state::ImagesState;
 
 #[derive(Default, serde::Deserialize)]

@@ -25,7 +25,7 @@ pub struct EmbeddingsPage {
     /// Internal ids.
     pub ids: Vec<u64>,
     /// Embeddings one after the other, as floats of 32 bits, little-endian.
-    #[serde(with = "crate::base64_text")]
+    #[serde(with = "image_features::base64_text")]
     pub embeddings: Vec<u8>,
     /// Points that cannot be read.
     pub unreadable: u64,
@@ -40,7 +40,7 @@ pub struct NeighboursRequest {
     /// Minimum similarity.
     pub threshold: f32,
     /// Embeddings in the form of [`EmbeddingsPage::embeddings`].
-    #[serde(with = "crate::base64_text")]
+    #[serde(with = "image_features::base64_text")]
     pub embeddings: Vec<u8>,
 }
 
@@ -75,7 +75,7 @@ pub struct RecordsAnswer {
 #[serde(rename_all = "lowercase")]
 pub enum StoredRecord {
     /// Bytes of the record; empty for a point without an image.
-    Present(#[serde(with = "crate::base64_text")] Vec<u8>),
+    Present(#[serde(with = "image_features::base64_text")] Vec<u8>),
     /// The point was removed.
     Removed,
     /// The record is damaged.
@@ -97,7 +97,7 @@ pub struct VerifyRequest {
 #[serde(deny_unknown_fields)]
 pub struct NeighbourProbe {
     /// The record; empty for a point without an image.
-    #[serde(with = "crate::base64_text")]
+    #[serde(with = "image_features::base64_text")]
     pub record: Vec<u8>,
     /// Internal ids of the neighbours. Ids of other shards are left out.
     pub ids: Vec<u64>,

@@ -4,25 +4,25 @@ use std::time::Duration;
 
 use base::Result;
 use bytes::Bytes;
+use image_features::embedding_plan::EmbeddingPlan;
+use image_features::features::{
+    Features, checked_name, checked_payload, checked_quality, id_of, originals_of,
+};
+use image_features::logged::{LoggedImage, LoggedPoint, text_of};
+use image_features::point_checks::{
+    PAYLOAD_BYTES_MAX, check_embedding, check_own_keys, check_payload_depth, check_payload_size,
+};
+use image_features::point_features::{PointFeatures, parse_json};
+use image_features::settings::{ImageSettings, WantedImages};
 use matching::Graph;
 use search::points::PointId;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-use super::logged::{LoggedImage, LoggedPoint, text_of};
 use crate::browse;
-use crate::embedding_plan::EmbeddingPlan;
 use crate::extraction::{self, EmbeddedFeatures, ExtractionInput, ExtractionPriority};
-use crate::features::{
-    Features, checked_name, checked_payload, checked_quality, id_of, originals_of,
-};
 use crate::old_uploads::OldUploads;
-use crate::point_checks::{
-    PAYLOAD_BYTES_MAX, check_embedding, check_own_keys, check_payload_depth, check_payload_size,
-};
-use crate::point_features::{PointFeatures, parse_json};
 use crate::query_features::{QueryFeatures, Stages, extract, milliseconds};
-use crate::settings::{ImageSettings, WantedImages};
 use crate::state::ImagesState;
 use crate::store::PutOutcome;
 use crate::uploads::UploadClaim;
@@ -152,7 +152,7 @@ impl ExtractedImage {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ExtractedQuery {
     /// Encoded keypoint graph; base64 in JSON.
-    #[serde(with = "crate::base64_text")]
+    #[serde(with = "image_features::base64_text")]
     pub record: Vec<u8>,
     /// Embedding; empty for a file of a fingerprint, whose index needs none.
     pub embedding: Vec<f32>,
@@ -345,12 +345,12 @@ impl ImagesState {
 #[cfg(test)]
 mod tests {
     use base::ErrorKind;
+    use image_features::features::Facts;
+    use image_features::settings::ImageKind;
+    use image_features::template_file::FileFormat;
     use vision::Format;
 
     use super::*;
-    use crate::features::Facts;
-    use crate::settings::ImageKind;
-    use crate::template_file::FileFormat;
 
     fn extracted(embedding: Vec<f32>) -> ExtractedImage {
         let facts = Facts {

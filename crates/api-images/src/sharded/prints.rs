@@ -1,12 +1,12 @@
 //! Prints of a file that a root of a cluster adds.
 
 use base::{Error, Result};
+use image_features::print_files::{FilePrints, SplitPrint};
+use image_features::settings::ImageKind;
 use serde_json::Value;
 
 use super::extracted::ImageInput;
 use crate::file_upload::{self, SplitFile};
-use crate::print_files::{FilePrints, SplitPrint};
-use crate::settings::ImageKind;
 use crate::state::ImagesState;
 
 /// Prints of a file that is being added, and the properties that they share. A file of a photograph

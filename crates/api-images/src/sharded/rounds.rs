@@ -61,7 +61,7 @@ pub struct PrintShare {
 #[serde(deny_unknown_fields)]
 pub struct RankRequest {
     /// Encoded keypoint graph of the query; base64 in JSON.
-    #[serde(with = "crate::base64_text")]
+    #[serde(with = "image_features::base64_text")]
     pub record: Vec<u8>,
     /// Width of the query's image in pixels.
     pub width: u32,

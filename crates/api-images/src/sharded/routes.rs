@@ -11,6 +11,9 @@ use axum::extract::{Path, State};
 use axum::routing::post;
 use base::{Error, Result};
 use http::HeaderMap;
+use image_features::collection::ImageCollection;
+use image_features::point_checks::graph;
+use image_features::settings::ImageKind;
 use matching::index::EdgeQuery;
 use search::collection::CANDIDATES_MAX;
 use search::filter::Filter;
@@ -24,7 +27,6 @@ use super::duplicates_routes;
 use super::rounds::{
     CoarseAnswer, CoarseCandidates, CoarseSearchRequest, RankAnswer, RankRequest, RankedImage,
 };
-use crate::collection::ImageCollection;
 use crate::endpoints::parsed;
 use crate::hits::ShownHit;
 use crate::limits::{CandidateLimit, check_search_limits};
@@ -32,10 +34,8 @@ use crate::plan::{
     CandidateSource, ChosenPoint, SearchHit, SearchPlan, SearchResult, allowed_rows, coarse_query,
     on_search_thread,
 };
-use crate::point_checks::graph;
 use crate::query_features::{QueryFeatures, Stages};
 use crate::services::ImageServices;
-use crate::settings::ImageKind;
 use crate::state::ImagesState;
 
 /// Returns the routes of the rounds and of searches for duplicates, below the name of a shard's
