@@ -20,6 +20,7 @@
 //!   the form of bytes. `point_checks` and `checked_features` check features and write them.
 //! * Clusters: `logged` turns a request into operations of a log, and `apply` makes them in the
 //!   collection of a shard.
+//! * Tests: `testing` makes points, and collections for them.
 
 pub mod apply;
 pub mod base64_text;
@@ -34,3 +35,5 @@ pub mod point_features;
 pub mod print_files;
 pub mod settings;
 pub mod template_file;
+#[cfg(feature = "testing")]
+pub mod testing;

@@ -8,10 +8,11 @@ use api_images::{
 };
 use base::ErrorKind;
 use http::Method;
+use image_features::testing::{fingers, photos};
 use search::points::PointId;
 use serde_json::{Map, Value, json};
 
-use crate::world::{DIMS, MODEL, World, fingers, photos, picture};
+use crate::world::{DIMS, MODEL, World, picture};
 
 fn input(file: &[u8]) -> ImageInput {
     ImageInput::new(Some("a.jpg"), Some(r#"{"n":1}"#), None, file.to_vec().into()).unwrap()

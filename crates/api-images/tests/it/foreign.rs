@@ -5,13 +5,13 @@ use api_images::{
 };
 use base::ErrorKind;
 use http::Method;
+use image_features::testing::{element, fingers, image, open, photos, record, with_original};
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
 use search::registry::NamedCollection;
 use serde_json::{Value, json};
 
-use crate::operations::{image, with_original};
-use crate::world::{World, element, fingers, open, photos, record};
+use crate::world::World;
 
 const CASES: u32 = 120;
 

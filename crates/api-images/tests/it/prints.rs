@@ -6,13 +6,14 @@ use std::f32::consts::TAU;
 use api_images::{ImageInput, ImageKind, accept_score, image_id};
 use base::Error;
 use http::{Method, StatusCode};
+use image_features::testing::{points, record};
 use matching::Graph;
 use matching::synthetic;
 use matching::template::{self, TemplateFormat};
 use search::points::PointId;
 use serde_json::{Value, json};
 
-use crate::world::{World, points, record};
+use crate::world::World;
 
 const NEW: &str = "/v1/images/prints?kind=fingerprint";
 /// Bytes of the header of a template of ISO/IEC 19794-2:2005, before the first view.

@@ -5,14 +5,13 @@ use api_images::{
     RankAnswer, RankRequest, RankedImage, WantedImages, accept_score,
 };
 use http::Method;
+use image_features::testing::{fingers, photos, points, record};
 use matching::rank::{StageScores, best_first};
 use search::points::PointId;
 use serde_json::value::RawValue;
 use serde_json::{Value, json};
 
-use crate::world::{
-    DIMS, OperationKind, Shards, World, fingers, photos, picture, points, read, record,
-};
+use crate::world::{DIMS, OperationKind, Shards, World, picture, read};
 
 const SHARDS: u64 = 3;
 const PICTURES: u64 = 18;

@@ -8,12 +8,13 @@ use base::ErrorKind;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use http::{Method, StatusCode};
+use image_features::testing::{element, fingers, points, record};
 use matching::Graph;
 use matching::synthetic;
 use matching::template::{self, TemplateFormat};
 use serde_json::{Value, json};
 
-use crate::world::{MODEL, World, element, fingers, record};
+use crate::world::{MODEL, World};
 
 const NEW: &str = "/v1/images/prints?kind=fingerprint";
 
@@ -171,7 +172,7 @@ fn a_stated_quality_is_checked_and_kept() {
     world.put(&format!("{NEW}&quality_min=100"), &written(2, TemplateFormat::Iso2005));
     let (_, page) = send(&world, Method::GET, "/v1/images/prints", b"");
     assert_eq!((&page["count"], &page["images"][0]["format"]), (&json!(2), &json!("iso-2005")));
-    let stored = crate::world::points(&world.registry.get("prints").unwrap());
+    let stored = points(&world.registry.get("prints").unwrap());
     let qualities: Vec<&Value> =
         stored.iter().filter_map(|point| point.payload["image"].get("quality")).collect();
     assert_eq!(qualities, [&json!(30)]);

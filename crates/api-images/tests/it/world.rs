@@ -6,9 +6,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use api_images::{
-    ExtractedQuery, ImageKind, ImageSettings, ImagesConfig, ImagesState, LoggedPoint,
-    apply_image_operation, features_operation, images_operation, read_features, routes,
-    shard_routes,
+    ExtractedQuery, ImageSettings, ImagesConfig, ImagesState, LoggedPoint, apply_image_operation,
+    features_operation, images_operation, read_features, routes, shard_routes,
 };
 use api_qdrant::RegistrySource;
 use axum::Router;
@@ -18,6 +17,7 @@ use engine::fake::FakeEngine;
 use engine::fake::publish::publish;
 use http::{Method, Request, StatusCode, header};
 use http_body_util::BodyExt;
+use image_features::testing::{open, photos};
 use inference::{InferenceService, InferenceStats};
 use lifecycle::{
     Converter, Lifecycle, LifecycleConfig, LifecycleEvent, ModelRoot, Observer, WarmupSet,
@@ -29,10 +29,9 @@ use model_store::StorePlace;
 use object_store::ObjectStore;
 use os::Rate;
 use schedule::{Scheduler, SchedulerConfig};
-use search::collection::PointParts;
-use search::points::{FetchedPoint, PointId};
-use search::registry::{NamedCollection, Registry, RegistryOptions};
-use serde_json::{Value, json};
+use search::points::PointId;
+use search::registry::{NamedCollection, Registry};
+use serde_json::Value;
 use tokio::task::JoinHandle;
 use tower::ServiceExt;
 use transport::access::{AccessPolicy, CorsPolicy};
@@ -41,7 +40,7 @@ use vision::{Image, thumbnail};
 
 const WAIT_MAX: Duration = Duration::from_secs(60);
 /// Name of the model, which gives [`DIMS`] values: the colours of six regions.
-pub(crate) const MODEL: &str = "colour";
+pub(crate) const MODEL: &str = image_features::testing::MODEL;
 pub(crate) const DIMS: usize = 18;
 const COLOUR: &str =
     "millpond-fake 1\ninput x float32 n 3 2 3\noutput y float32 n 18\ny = echo x\n";
@@ -81,11 +80,6 @@ pub(crate) struct World {
     router: Router,
     runtime: tokio::runtime::Runtime,
     _lifecycle: Arc<Lifecycle>,
-}
-
-/// Opens a registry in `directory`.
-pub(crate) fn open(directory: &Path) -> Arc<Registry> {
-    Registry::open(RegistryOptions::for_tests(directory)).unwrap()
 }
 
 fn start_lifecycle(directory: &Path) -> Arc<Lifecycle> {
@@ -339,14 +333,6 @@ impl Shards {
     }
 }
 
-pub(crate) fn photos() -> ImageSettings {
-    ImageSettings { kind: ImageKind::Photo, model: MODEL.to_owned() }
-}
-
-pub(crate) fn fingers() -> ImageSettings {
-    ImageSettings { kind: ImageKind::Fingerprint, model: MODEL.to_owned() }
-}
-
 /// Reads a body of features for a collection with these settings.
 pub(crate) fn read(
     settings: &ImageSettings,
@@ -356,13 +342,6 @@ pub(crate) fn read(
     let body = body.to_string();
     let wanted = api_images::WantedImages::default();
     Ok(read_features(body.as_bytes(), "c", &wanted, Some((settings, dims)))?.points)
-}
-
-/// Returns all points in the order of their internal ids.
-pub(crate) fn points(named: &NamedCollection) -> Vec<FetchedPoint> {
-    let page = named.scroll(None, 1000, None, PointParts::ALL).unwrap();
-    assert!(!page.partial && page.next.is_none());
-    page.points
 }
 
 fn mixed(seed: u64) -> u64 {
@@ -384,24 +363,4 @@ pub(crate) fn picture(seed: u64) -> Vec<u8> {
         }
     }
     thumbnail(&Image { width, height, rgb }, width).unwrap()
-}
-
-/// Returns the base64 of the record of a graph.
-pub(crate) fn record(graph: &matching::Graph) -> String {
-    use base64::Engine as _;
-    let mut record = Vec::new();
-    graph.encode(&mut record);
-    base64::engine::general_purpose::STANDARD.encode(record)
-}
-
-/// Returns an element of the body of features, with its id, features and `members`.
-pub(crate) fn element(id: &Value, seed: u64, members: &Value) -> Value {
-    let embedding: Vec<f64> =
-        (0..3).map(|at| f64::from((seed * 7 + at * 3 + 1) as u32 % 11) / 8.0).collect();
-    let graph = matching::synthetic::photo(seed);
-    let mut element = json!({ "id": id, "embedding": embedding, "record": record(&graph) });
-    for (key, value) in members.as_object().unwrap() {
-        element[key] = value.clone();
-    }
-    element
 }

@@ -1,37 +1,24 @@
 //! Operations of images, and their results in a local collection.
 
-use api_images::{
-    CheckedPoints, ImageSettings, LoggedPoint, WantedImages, apply_image_operation,
-    features_operation, images_operation, is_image_operation, original_key, page_entry,
-    present_answer, read_features, written_images,
-};
 use base::{ErrorKind, Result};
+use image_features::apply::{apply_image_operation, is_image_operation, written_images};
+use image_features::collection::originals_space;
+use image_features::logged::{
+    CheckedPoints, LoggedPoint, features_operation, images_operation, read_features,
+};
+use image_features::settings::{ImageSettings, WantedImages};
+use image_features::testing::{
+    element, fingers, image, open, photos, points, record, with_original,
+};
 use search::collection::PointParts;
 use search::points::PointId;
 use search::registry::{CollectionSettings, NamedCollection};
-use serde_json::{Map, Value, json};
-
-use crate::world::{World, element, fingers, open, photos, points, read, record};
+use serde_json::{Value, json};
 
 pub(crate) const UUID: &str = "5c56c793-69f3-8fbf-87e6-c4bf54c28c26";
 
 fn apply(named: &NamedCollection, operation: &Value) -> Result<()> {
     apply_image_operation(named, operation.to_string().as_bytes())
-}
-
-/// Returns an element of `put_images`.
-pub(crate) fn image(id: &Value, seed: u64, payload: &Value) -> Value {
-    let mut image = element(id, seed, &json!({}));
-    image["payload"] = payload.clone();
-    image
-}
-
-/// Returns the payload of an image with an original.
-pub(crate) fn with_original(name: &str) -> Value {
-    json!({ "seed": 1, "image": {
-        "name": name, "format": "png", "width": 10, "height": 20, "bytes": 9, "keypoints": 3,
-        "original": "c-1/originals/5c/x.png",
-    } })
 }
 
 fn payload(named: &NamedCollection, id: &PointId) -> Value {
@@ -49,28 +36,12 @@ fn a_shard_is_a_collection_of_images() {
         let section = json!({ "kind": settings.kind.name(), "model": "colour", "originals": "c-1/originals" });
         assert_eq!(named.settings().extra["images"], section);
         assert_eq!(named.settings().dims, 3);
-        let space = api_images::originals_space(&named.settings());
+        let space = originals_space(&named.settings());
         assert_eq!(space.as_deref(), Some("c-1/originals"));
         let again = settings.create_shard(&registry, &name, 3, "c-1/originals").unwrap_err();
         assert_eq!(again.kind(), ErrorKind::AlreadyExists);
     }
     assert!(registry.aliases().is_empty());
-}
-
-#[test]
-fn local_routes_find_a_shard() {
-    let world = World::start();
-    let shards = world.shards("c-1", &photos(), 3, 1);
-    let body = json!({ "points": [element(&json!(4), 1, &json!({ "name": "a" }))] });
-    shards.write(crate::world::OperationKind::Features, &read(&photos(), 3, &body).unwrap());
-    let (status, page) = world.json(http::Method::GET, "/v1/images/c-1.0000", &json!({}));
-    assert_eq!(
-        (status.as_u16(), &page["count"], &page["images"][0]["id"]),
-        (200, &json!(1), &json!(4))
-    );
-    let (_, keypoints) =
-        world.json(http::Method::GET, "/v1/images/c-1.0000/4/keypoints", &json!({}));
-    assert_eq!(keypoints["kind"], "photo");
 }
 
 #[test]
@@ -331,24 +302,4 @@ fn damage(directory: &std::path::Path, bytes: &[u8]) -> usize {
         }
     }
     changed
-}
-
-#[test]
-fn answers_follow_from_a_payload() {
-    let id: PointId = UUID.parse().unwrap();
-    let object = |value: Value| value.as_object().cloned().unwrap();
-    let payload = object(with_original("a.png"));
-    assert_eq!(original_key(&payload), Some("c-1/originals/5c/x.png"));
-    let present = json!({
-        "id": UUID, "status": "present", "name": "a.png", "width": 10, "height": 20, "keypoints": 3,
-    });
-    assert_eq!(present_answer(&id, &payload), Some(present));
-    assert_eq!(present_answer(&id, &Map::new()), None);
-    let features = object(json!({ "image": { "name": "a.png" } }));
-    assert_eq!((present_answer(&id, &features), original_key(&features)), (None, None));
-    let entry = json!({
-        "id": UUID, "name": "a.png", "format": "png", "width": 10, "height": 20, "bytes": 9, "keypoints": 3,
-        "payload": { "seed": 1 },
-    });
-    assert_eq!(page_entry(&id, payload), entry);
 }

@@ -2,14 +2,14 @@
 
 use std::cell::Cell;
 
-use api_images::apply_image_operation;
+use image_features::apply::{apply_image_operation, is_image_operation};
+use image_features::testing::{element, image, open, photos, points, with_original};
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
 use search::registry::NamedCollection;
 use serde_json::{Value, json};
 
-use crate::operations::{UUID, image, with_original};
-use crate::world::{element, open, photos, points};
+use crate::operations::UUID;
 
 /// Maximum operations of a case.
 const OPERATIONS_MAX: usize = 8;
@@ -64,7 +64,7 @@ fn operation() -> impl Strategy<Value = Value> {
 fn apply(named: &NamedCollection, operations: &[Value]) {
     for operation in operations {
         let text = operation.to_string();
-        let applied = if api_images::is_image_operation(text.as_bytes()) {
+        let applied = if is_image_operation(text.as_bytes()) {
             apply_image_operation(named, text.as_bytes())
         } else {
             api_qdrant::apply_operation(named, text.as_bytes())
