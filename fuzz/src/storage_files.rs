@@ -4,11 +4,11 @@
 use std::borrow::Cow;
 use std::sync::{Arc, OnceLock};
 
+use coarse::{
+    BuildThreads, CoarseHeader, CoarseKind, CoarseRequest, CoarseScratch, Metric, section,
+};
 use memory::{PoolConfig, SlotPool};
 use os::Rate;
-use search::coarse::{
-    self, BuildThreads, CoarseHeader, CoarseKind, CoarseRequest, CoarseScratch, Metric, section,
-};
 use search::deletes::DeletesFile;
 use search::ingest::{LoggedOp, Op, PointRef};
 use search::payload_index::fuzzing;

@@ -394,7 +394,7 @@ impl api_qdrant::ImageCollections for ImageRemoval {
 mod tests {
     use std::time::Duration;
 
-    use search::coarse::Metric;
+    use search::Metric;
     use search::points::NewPoint;
     use search::registry::{CollectionSettings, Registry, RegistryOptions};
 

@@ -3,7 +3,7 @@
 use base::{Error, ErrorKind, Result};
 use image_features::features::BLOCK;
 use image_features::settings::ImageKind;
-use search::coarse::Metric;
+use search::Metric;
 use search::duplicates::{DuplicateOptions, DuplicateProgress, DuplicateState, THREADS_MAX};
 use search::points::FetchedPoint;
 use serde_json::{Value, json};

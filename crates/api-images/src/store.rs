@@ -281,7 +281,7 @@ fn while_overloaded<T>(
 #[cfg(test)]
 mod tests {
     use base::Error;
-    use search::coarse::Metric;
+    use search::Metric;
     use search::points::{PayloadChange, PointSelection};
     use search::registry::{CollectionSettings, Registry, RegistryOptions};
 

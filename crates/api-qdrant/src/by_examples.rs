@@ -7,7 +7,7 @@ use std::cmp::Ordering;
 use std::time::Instant;
 
 use base::{Error, Result};
-use search::coarse::HITS_MAX;
+use search::HITS_MAX;
 use search::collection::{CollectionQuery, IDS_MAX, PointParts};
 use search::filter::Filter;
 use search::registry::CollectionSettings;

@@ -207,7 +207,7 @@ fn warnings(status: &Status, settings: &CollectionSettings, unindexed: Vec<Strin
 
 #[cfg(test)]
 mod tests {
-    use search::coarse::Metric;
+    use search::Metric;
     use search::registry::{Registry, RegistryOptions};
 
     use super::*;

@@ -2,7 +2,7 @@
 //! score or by the sum of scores, discovery, and context. A higher score is better for every
 //! distance.
 
-use search::coarse::Metric;
+use search::Metric;
 use search::segment::similarity;
 
 use crate::vector_input::VectorInput;

@@ -10,7 +10,7 @@ use std::collections::HashMap;
 use std::hash::Hash;
 
 use base::{Error, Result};
-use search::coarse::Metric;
+use search::Metric;
 
 /// Constant of reciprocal rank fusion if a query does not set it.
 const RANK_CONSTANT: u32 = 2;

@@ -1,7 +1,7 @@
 //! Similarities of a random sample of points to each other.
 
 use base::Result;
-use search::coarse::Metric;
+use search::Metric;
 use search::collection::{PointParts, SearchThread};
 use search::points::PointId;
 use search::registry::NamedCollection;

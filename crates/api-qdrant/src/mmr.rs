@@ -3,7 +3,7 @@
 //! and producing summaries", SIGIR 1998).
 
 use base::{Error, Result};
-use search::coarse::Metric;
+use search::Metric;
 
 use crate::scores;
 

@@ -56,7 +56,7 @@ pub fn set_portable(
 
 #[cfg(test)]
 mod tests {
-    use search::coarse::Metric;
+    use search::Metric;
     use serde::Deserialize;
 
     use super::*;

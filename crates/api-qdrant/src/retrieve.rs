@@ -393,7 +393,7 @@ pub(crate) fn concerns_one_point(error: &Error) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use search::coarse::Metric;
+    use search::Metric;
     use search::points::NewPoint;
     use search::registry::{CollectionSettings, Registry, RegistryOptions};
 

@@ -2,7 +2,7 @@
 //! similarities.
 
 use base::{Error, Result};
-use search::coarse::Metric;
+use search::Metric;
 use search::registry::CollectionSettings;
 
 use crate::image_block::check_embeddings;

@@ -241,7 +241,7 @@ impl BackupList {
             collection: "c".to_owned(),
             source: "points-1".to_owned(),
             points: 0,
-            settings: CollectionSettings::new(3, search::coarse::Metric::Dot),
+            settings: CollectionSettings::new(3, search::Metric::Dot),
             state: "{}".to_owned(),
             files: Vec::new(),
         }
@@ -251,7 +251,7 @@ impl BackupList {
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
-    use search::coarse::Metric;
+    use search::Metric;
 
     use super::*;
 

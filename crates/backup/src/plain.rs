@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use base::{Error, ErrorKind, Result};
 use object_store::ObjectStoreExt;
 use object_store::path::Path as Key;
-use search::coarse::Metric;
+use search::Metric;
 use search::registry::CollectionSettings;
 
 use crate::copy::copy_object;

@@ -330,7 +330,7 @@ mod tests {
     use std::sync::atomic::AtomicUsize;
     use std::time::Instant;
 
-    use search::coarse::Metric;
+    use search::Metric;
     use search::registry::RegistryOptions;
 
     use super::*;

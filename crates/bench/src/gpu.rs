@@ -10,16 +10,16 @@ use std::time::{Duration, Instant};
 
 use base::{Error, Result};
 use clap::Args;
+use coarse::device::{self, GpuOptions};
+use coarse::{
+    BuildThreads, BuiltIndex, Coarse, CoarseBuild, CoarseHit, CoarseKind, CoarseRequest,
+    CoarseScratch, Metric, build, open,
+};
 use loadgen::BenchEnv;
 use loadgen::machine::{NoiseWatch, RunContext};
 use loadgen::println;
 use loadgen::report::{StepProgress, TextTable};
 use loadgen::stats::{median, ratio};
-use search::coarse::device::{self, GpuOptions};
-use search::coarse::{
-    BuildThreads, BuiltIndex, Coarse, CoarseBuild, CoarseHit, CoarseKind, CoarseRequest,
-    CoarseScratch, Metric, build, open,
-};
 use serde::Serialize;
 
 use crate::report::BenchReport;

@@ -84,7 +84,7 @@ pub(crate) fn settle(named: &NamedCollection) -> Result<SettledCollection> {
 
 #[cfg(test)]
 mod tests {
-    use search::coarse::Metric;
+    use coarse::Metric;
     use search::points::PointId;
     use search::registry::{CollectionSettings, Registry, RegistryOptions};
 

@@ -7,7 +7,7 @@ use base::{Error, Result};
 use cluster_node::{CollectionRecord, new_id};
 use cluster_root::collections::{wait_for, wait_for_holders};
 use cluster_root::{NewShards, RootContext};
-use search::coarse::DIMS_MAX;
+use search::DIMS_MAX;
 use search::registry::check_name;
 use serde_json::json;
 

@@ -4,9 +4,9 @@
 
 use api_qdrant::json::{UpdateOperation, UpdateVectorsRequest, UpsertPoint, UpsertRequest};
 use base::{Error, Result};
-use search::coarse::{Metric, SQUARE_MAX};
 use search::points::{PayloadChange, PointId, PointSelection};
 use search::registry::CollectionSettings;
+use search::{Metric, SQUARE_MAX};
 use serde_json::{Map, Value};
 
 /// Maximum nesting of a request's JSON. The log nests it deeper, and JSON readers stop at 128.

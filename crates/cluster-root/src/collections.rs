@@ -212,7 +212,7 @@ pub fn settings(record: &CollectionRecord) -> Result<CollectionSettings> {
 
 #[cfg(test)]
 mod tests {
-    use search::coarse::DIMS_MAX;
+    use search::DIMS_MAX;
 
     use super::*;
 

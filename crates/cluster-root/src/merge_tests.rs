@@ -1,7 +1,7 @@
 //! Merged answers compared with a plain sort of all points.
 
 use proptest::prelude::*;
-use search::coarse::Metric;
+use search::Metric;
 use search::collection::IDS_MAX;
 
 use super::*;

@@ -9,7 +9,7 @@ use api_qdrant::fusion::FusionHit;
 use api_qdrant::json::{QueryRequest, VectorQuery};
 use api_qdrant::{check_using, raise_limits};
 use base::{Error, Result};
-use search::coarse::Metric;
+use search::Metric;
 use search::filter::VALUES_MAX;
 use search::points::PointId;
 use search::registry::CollectionSettings;

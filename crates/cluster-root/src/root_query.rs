@@ -8,7 +8,7 @@ use api_qdrant::fusion::FusionHit;
 use api_qdrant::json::{self, QueryRequest, Vector, VectorInput, VectorQuery};
 use base::{Error, Result};
 use cluster_node::CollectionRecord;
-use search::coarse::Metric;
+use search::Metric;
 use search::points::PointId;
 use search::registry::CollectionSettings;
 use serde::Deserialize;

@@ -11,7 +11,7 @@ pub use gpu::GpuOptions;
 use gpu::{Coding, DeviceRows, Gpu, PIECE_BYTES, Queries, RowPlacement, Rows};
 use kernels::TopK;
 
-use crate::filter::RowSet;
+use crate::RowSet;
 
 /// Bytes of codes from which an index is copied to the GPU. The CPU scans fewer in about a
 /// millisecond, the time of a few launches and copies.
@@ -191,10 +191,9 @@ fn record_fallback(error: &Error) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::coarse::BuildThreads;
-    use crate::coarse::{
-        Coarse, CoarseBuild, CoarseHit, CoarseKind, CoarseRequest, CoarseScratch, Metric, build,
-        open,
+    use crate::{
+        BuildThreads, Coarse, CoarseBuild, CoarseHit, CoarseKind, CoarseRequest, CoarseScratch,
+        Metric, build, open,
     };
 
     const DIMS: usize = 1024;

@@ -19,7 +19,7 @@ use super::{
     HITS_MAX, LoadSection, Metric, Recall, ScanParams, StreamedBuild, check_query, device,
     keep_best, section, whole_queries,
 };
-use crate::filter::RowSet;
+use crate::RowSet;
 
 /// Bytes of the codes in a tile: half of a level-2 cache.
 const TILE_BYTES: usize = 256 * 1024;

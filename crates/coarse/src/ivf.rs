@@ -27,7 +27,7 @@ use super::{
     Coarse, CoarseHeader, CoarseHit, CoarseKind, CoarseRequest, CoarseScratch, Exact, HITS_MAX,
     LoadSection, Metric, Recall, check_query, keep_best,
 };
-use crate::filter::RowSet;
+use crate::RowSet;
 
 pub(super) use self::build::build;
 

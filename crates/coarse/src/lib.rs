@@ -10,18 +10,28 @@
 //! The codes are lossy. If the caller has the vectors, it passes them as [`Exact`] and the last few
 //! candidates are scored with them. Otherwise scores are those of the finest codes. Vectors are
 //! expensive to read, so bounds on the scores decide which are read.
+//!
+//! # Modules
+//! * Kinds of indexes: `flat` compares all rows, on a GPU with `device`. `ivf` has lists with codes
+//!   of `pq`, `rabitq` lists with one-bit codes. `refine` has finer codes and exact vectors.
+//! * Builds: `source` has the vectors, `build_threads` the threads, `kmeans` clusters rows. `tune`
+//!   measures the recall with the queries of `trial`. `header` has the kinds of stored sections.
+//! * Searches: `row_set` has the allowed rows, `widen` selects lists for them, `parted` divides
+//!   lists among threads with `parts`, and `medium` reads codes that are not in memory.
 
 mod build_threads;
 pub mod device;
 mod flat;
 mod header;
 mod ivf;
-pub(crate) mod kmeans;
+mod kmeans;
 mod medium;
 mod parted;
-pub(crate) mod pq;
+pub mod parts;
+mod pq;
 mod rabitq;
-pub(crate) mod refine;
+mod refine;
+mod row_set;
 mod source;
 mod trial;
 mod tune;
@@ -37,17 +47,15 @@ use flat::FlatIndex;
 pub use header::{CoarseHeader, section};
 use ivf::{IvfPq, IvfScratch};
 use kmeans::RandomDraws;
-pub use medium::{CodeRange, ReadCodes, SectionBytes};
+pub use medium::{CodeBlock, CodeRange, ReadCodes, SectionBytes};
 pub use parted::{PartedScan, ScanHelpers};
 use rabitq::Rabitq;
 pub use rabitq::RabitqCandidate;
 pub use refine::DenseVectors;
-pub(crate) use source::build_bytes;
-pub use source::{BuildVectors, StreamedBuild};
+pub use row_set::{RowAdder, RowSet};
+pub use source::{BuildVectors, StreamedBuild, build_bytes};
 use source::{SliceVectors, UnitVectors, VectorProfile, not_finite};
 pub use tune::{Recall, RecallPoint};
-
-use crate::filter::RowSet;
 
 /// Maximum dimensions of a vector. Embedding models stay below 4,096.
 pub const DIMS_MAX: usize = 4096;
@@ -80,7 +88,7 @@ pub enum Metric {
 
 impl Metric {
     /// Returns the number of the metric in binary formats.
-    pub(crate) fn code(self) -> u8 {
+    pub fn code(self) -> u8 {
         match self {
             Metric::Cosine => 0,
             Metric::Dot => 1,
@@ -89,7 +97,7 @@ impl Metric {
     }
 
     /// Returns the metric of a number; `None` for an unknown one.
-    pub(crate) fn from_code(code: u32) -> Option<Metric> {
+    pub fn from_code(code: u32) -> Option<Metric> {
         [Metric::Cosine, Metric::Dot, Metric::L2].get(code as usize).copied()
     }
 }
@@ -472,14 +480,14 @@ pub fn build_streamed(kind: CoarseKind, build: &StreamedBuild<'_>) -> Result<Bui
 
 /// Returns true if an index over `rows` rows is one that compares all rows. With a GPU, it is
 /// another one if the vectors have a long mean.
-pub(crate) fn compares_all(kind: CoarseKind, rows: u64, dims: usize) -> bool {
+pub fn compares_all(kind: CoarseKind, rows: u64, dims: usize) -> bool {
     let rows = usize::try_from(rows).unwrap_or(usize::MAX);
     kind.resolved(rows, dims) == CoarseKind::Flat
         || kind == CoarseKind::Auto && device::has_room_for(rows, dims)
 }
 
 /// Returns an upper bound of the bytes of an index over `rows` rows, without its centres.
-pub(crate) fn index_bytes(kind: CoarseKind, rows: u64, dims: usize) -> u64 {
+pub fn index_bytes(kind: CoarseKind, rows: u64, dims: usize) -> u64 {
     let row = match kind.resolved(usize::try_from(rows).unwrap_or(usize::MAX), dims) {
         CoarseKind::Rabitq => rabitq::row_bytes(dims),
         CoarseKind::IvfPq | CoarseKind::Auto => {
@@ -554,7 +562,7 @@ pub(crate) fn whole_queries(queries: &[f32], dims: usize) -> Result<usize> {
 ///
 /// # Errors
 /// `InvalidArgument` as [`Coarse::search`].
-pub(crate) fn check_query(query: &[f32], dims: usize, k: usize) -> Result<()> {
+pub fn check_query(query: &[f32], dims: usize, k: usize) -> Result<()> {
     if query.len() != dims {
         return Err(Error::invalid(format!(
             "the query has {} dimensions, the index {dims}",
@@ -575,7 +583,7 @@ pub(crate) fn check_query(query: &[f32], dims: usize, k: usize) -> Result<()> {
 }
 
 /// Returns true for sections of codes, which can stay on the medium.
-pub(crate) fn is_codes(kind: u32) -> bool {
+pub fn is_codes(kind: u32) -> bool {
     let ivf = [section::CODES, section::TERMS, section::BYTE_CODES];
     ivf.contains(&kind) || rabitq::is_codes(kind)
 }

@@ -9,8 +9,6 @@ use std::sync::Arc;
 
 use base::{Error, Result};
 
-use crate::segment_cache::VerifiedBlock;
-
 /// Blocks of 32 rows in a part of a list. Most lists are one part.
 pub(super) const PART_BLOCKS: usize = 64;
 /// Bytes of parts that a query reads at once; at least one part.
@@ -33,6 +31,15 @@ pub struct CodeRange {
     pub rows: usize,
 }
 
+/// Range of a section that was read from the medium and verified.
+pub trait CodeBlock: Send + Sync {
+    /// Returns the bytes; empty for a block of numbers.
+    fn bytes(&self) -> &[u8];
+
+    /// Returns the numbers; empty for a block of bytes.
+    fn floats(&self) -> &[f32];
+}
+
 /// Reader of codes for one search.
 pub trait ReadCodes {
     /// Writes a block for each of `wanted` to `out` (cleared first), in their order; `None` for
@@ -40,7 +47,7 @@ pub trait ReadCodes {
     ///
     /// # Errors
     /// The error of the reader itself.
-    fn read(&self, wanted: &[CodeRange], out: &mut Vec<Option<Arc<VerifiedBlock>>>) -> Result<()>;
+    fn read(&self, wanted: &[CodeRange], out: &mut Vec<Option<Arc<dyn CodeBlock>>>) -> Result<()>;
 }
 
 /// Function that returns the length of a section in bytes.
@@ -157,7 +164,7 @@ impl RowGroups {
 pub(super) struct HeldGroups {
     /// Group numbers, ascending.
     numbers: Vec<u32>,
-    blocks: Vec<Option<Arc<VerifiedBlock>>>,
+    blocks: Vec<Option<Arc<dyn CodeBlock>>>,
 }
 
 impl HeldGroups {
@@ -186,7 +193,7 @@ impl HeldGroups {
     }
 
     /// Returns the block that holds a row; `None` if it was not read or is damaged.
-    pub(super) fn block(&self, groups: &RowGroups, row: u32) -> Option<&VerifiedBlock> {
+    pub(super) fn block(&self, groups: &RowGroups, row: u32) -> Option<&dyn CodeBlock> {
         let at = self.numbers.binary_search(&groups.group(row)).ok()?;
         self.blocks.get(at)?.as_deref()
     }

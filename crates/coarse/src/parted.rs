@@ -112,7 +112,7 @@ impl PartedScan {
     }
 
     /// Returns true if a part is left.
-    pub(crate) fn is_left(&self) -> bool {
+    pub fn is_left(&self) -> bool {
         self.parts.is_left()
     }
 
@@ -128,7 +128,7 @@ impl PartedScan {
     }
 
     /// Registers a helper before its first claim. The owner waits until the guard is dropped.
-    pub(crate) fn enter(&self) -> PartsHelper<'_> {
+    pub fn enter(&self) -> PartsHelper<'_> {
         self.parts.enter()
     }
 
@@ -165,12 +165,10 @@ mod tests {
     use base::ErrorKind;
 
     use super::*;
-    use crate::coarse::{
-        BuildThreads, Coarse, CoarseBuild, CoarseKind, CoarseRequest, CoarseScratch, CodeRange,
-        Metric, ReadCodes, ScanParams, build, open_on_medium, section,
+    use crate::{
+        BuildThreads, Coarse, CoarseBuild, CoarseKind, CoarseRequest, CoarseScratch, CodeBlock,
+        CodeRange, Metric, ReadCodes, RowSet, ScanParams, build, open_on_medium, section,
     };
-    use crate::filter::RowSet;
-    use crate::segment_cache::{BlockContent, VerifiedBlock};
 
     const DIMS: usize = 8;
     const ROWS: usize = 20_000;
@@ -193,6 +191,22 @@ mod tests {
         byte_groups: AtomicUsize,
     }
 
+    /// Copy of a range of [`SectionCodes`].
+    struct MemoryBlock {
+        bytes: Vec<u8>,
+        floats: Vec<f32>,
+    }
+
+    impl CodeBlock for MemoryBlock {
+        fn bytes(&self) -> &[u8] {
+            &self.bytes
+        }
+
+        fn floats(&self) -> &[f32] {
+            &self.floats
+        }
+    }
+
     impl SectionCodes {
         fn new(sections: &[(u32, Vec<u8>)], fails: bool) -> SectionCodes {
             SectionCodes { sections: sections.to_vec(), fails, byte_groups: AtomicUsize::new(0) }
@@ -203,7 +217,7 @@ mod tests {
         fn read(
             &self,
             wanted: &[CodeRange],
-            out: &mut Vec<Option<Arc<VerifiedBlock>>>,
+            out: &mut Vec<Option<Arc<dyn CodeBlock>>>,
         ) -> Result<()> {
             if self.fails {
                 return Err(Error::unavailable("on purpose"));
@@ -217,13 +231,13 @@ mod tests {
                 let (_, bytes) = self.sections.iter().find(of_kind).unwrap();
                 let start = range.start as usize;
                 let bytes = &bytes[start..start + range.bytes];
-                let content = if range.floats {
+                let block = if range.floats {
                     let values = bytes.as_chunks().0.iter().map(|it| f32::from_le_bytes(*it));
-                    BlockContent::Floats(values.collect())
+                    MemoryBlock { bytes: Vec::new(), floats: values.collect() }
                 } else {
-                    BlockContent::Bytes(bytes.into())
+                    MemoryBlock { bytes: bytes.to_vec(), floats: Vec::new() }
                 };
-                out.push(Some(Arc::new(VerifiedBlock::new(content, None))));
+                out.push(Some(Arc::new(block)));
             }
             Ok(())
         }

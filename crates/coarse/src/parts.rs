@@ -8,7 +8,7 @@ use parking_lot::{Condvar, Mutex};
 /// Parts that are claimed in order. The owner claims parts like every helper, so the work is done
 /// even if no helper comes.
 #[derive(Debug)]
-pub(crate) struct SharedParts {
+pub struct SharedParts {
     count: usize,
     next: AtomicUsize,
     helpers: Mutex<HelperCount>,
@@ -23,7 +23,7 @@ struct HelperCount {
 
 impl SharedParts {
     /// Creates `count` parts.
-    pub(crate) fn new(count: usize) -> SharedParts {
+    pub fn new(count: usize) -> SharedParts {
         SharedParts {
             count,
             next: AtomicUsize::new(0),
@@ -33,17 +33,17 @@ impl SharedParts {
     }
 
     /// Returns the number of parts that are left to claim.
-    pub(crate) fn unclaimed(&self) -> usize {
+    pub fn unclaimed(&self) -> usize {
         self.count.saturating_sub(self.next.load(Ordering::Relaxed))
     }
 
     /// Returns true if a part is left to claim.
-    pub(crate) fn is_left(&self) -> bool {
+    pub fn is_left(&self) -> bool {
         self.unclaimed() > 0
     }
 
     /// Returns the number of the next part, or `None` if all are claimed.
-    pub(crate) fn claim(&self) -> Option<usize> {
+    pub fn claim(&self) -> Option<usize> {
         // Read first, so that late helpers do not increment the counter without end.
         if !self.is_left() {
             return None;
@@ -53,19 +53,19 @@ impl SharedParts {
     }
 
     /// Drops the parts that are not claimed yet, because the work failed or its time is up.
-    pub(crate) fn stop(&self) {
+    pub fn stop(&self) {
         self.next.store(self.count, Ordering::Relaxed);
     }
 
     /// Returns a guard. When the owner drops it, also by a panic, all parts that are left are
     /// dropped, so a later helper finds none.
-    pub(crate) fn owner(&self) -> PartsOwner<'_> {
+    pub fn owner(&self) -> PartsOwner<'_> {
         PartsOwner(self)
     }
 
     /// Registers a helper before its first claim. The helper leaves after it has delivered its
     /// results.
-    pub(crate) fn enter(&self) -> PartsHelper<'_> {
+    pub fn enter(&self) -> PartsHelper<'_> {
         self.helpers.lock().running += 1;
         PartsHelper(self)
     }
@@ -73,7 +73,7 @@ impl SharedParts {
     /// Waits until all helpers have left, or until `find` returns other work, which this returns.
     /// Calls `find` first, and again after each [`SharedParts::wake`]. The owner calls this if no
     /// part is left.
-    pub(crate) fn wait_or<T>(&self, find: impl Fn() -> Option<T>) -> Option<T> {
+    pub fn wait_or<T>(&self, find: impl Fn() -> Option<T>) -> Option<T> {
         let mut helpers = self.helpers.lock();
         while helpers.running > 0 {
             let found = find();
@@ -86,7 +86,7 @@ impl SharedParts {
     }
 
     /// Wakes an owner that waits for other work.
-    pub(crate) fn wake(&self) {
+    pub fn wake(&self) {
         // Locked, so that this does not fall between the owner's last check and its wait.
         let _helpers = self.helpers.lock();
         self.left.notify_all();
@@ -97,7 +97,7 @@ impl SharedParts {
     ///
     /// # Errors
     /// `Internal` if a helper panicked: its parts are lost.
-    pub(crate) fn wait(&self) -> Result<()> {
+    pub fn wait(&self) -> Result<()> {
         // A helper that enters later finds no part, because both lock `helpers`.
         self.stop();
         let mut helpers = self.helpers.lock();
@@ -113,7 +113,7 @@ impl SharedParts {
 }
 
 /// Owner that may claim parts.
-pub(crate) struct PartsOwner<'a>(&'a SharedParts);
+pub struct PartsOwner<'a>(&'a SharedParts);
 
 impl Drop for PartsOwner<'_> {
     fn drop(&mut self) {
@@ -122,7 +122,7 @@ impl Drop for PartsOwner<'_> {
 }
 
 /// Helper that may hold a part.
-pub(crate) struct PartsHelper<'a>(&'a SharedParts);
+pub struct PartsHelper<'a>(&'a SharedParts);
 
 impl Drop for PartsHelper<'_> {
     fn drop(&mut self) {

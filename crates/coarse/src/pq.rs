@@ -317,7 +317,7 @@ pub(crate) fn subtract(vectors: &[f32], centre: &[f32], out: &mut Vec<f32>) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::coarse::kmeans::RandomDraws;
+    use crate::kmeans::RandomDraws;
     use kernels::TopK;
 
     #[test]

@@ -37,7 +37,7 @@ use super::{
     Coarse, CoarseHit, CoarseRequest, CoarseScratch, Exact, Metric, Recall, ScanParams,
     StreamedBuild, check_query, keep_best,
 };
-use crate::filter::RowSet;
+use crate::RowSet;
 
 pub(super) use build::build;
 pub use scan::RabitqCandidate;

@@ -342,7 +342,7 @@ pub(crate) fn normalise(vector: &mut [f32]) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::coarse::source::SliceVectors;
+    use crate::source::SliceVectors;
     use proptest::prelude::*;
 
     proptest! {

@@ -38,16 +38,19 @@ impl RowSet {
     }
 
     /// Returns the number of rows, in the set or not.
+    #[inline]
     pub fn rows(&self) -> u32 {
         self.rows
     }
 
     /// Returns the number of rows in the set.
+    #[inline]
     pub fn count(&self) -> u32 {
         self.count
     }
 
     /// Returns true if the set has no row.
+    #[inline]
     pub fn is_empty(&self) -> bool {
         self.count == 0
     }
@@ -67,11 +70,13 @@ impl RowSet {
     }
 
     /// Returns the bitmap: row `r` is bit `r % 64` of word `r / 64`.
+    #[inline]
     pub fn words(&self) -> &[u64] {
         &self.words
     }
 
     /// Iterates over the rows of the set in ascending order.
+    #[inline]
     pub fn iter(&self) -> impl Iterator<Item = u32> + '_ {
         self.words
             .iter()
@@ -80,6 +85,7 @@ impl RowSet {
     }
 
     /// Returns the first row of the set from `row` on.
+    #[inline]
     pub fn next_from(&self, row: u32) -> Option<u32> {
         let start = row as usize / 64;
         let head = self.words.get(start)? & (u64::MAX << (row % 64));
@@ -90,6 +96,7 @@ impl RowSet {
     }
 
     /// Adds `row` if it is below [`RowSet::rows`].
+    #[inline]
     pub fn insert(&mut self, row: u32) {
         if row < self.rows && !self.contains(row) {
             self.words[row as usize / 64] |= 1 << (row % 64);
@@ -98,6 +105,7 @@ impl RowSet {
     }
 
     /// Removes `row` from the set.
+    #[inline]
     pub fn remove(&mut self, row: u32) {
         if self.contains(row) {
             self.words[row as usize / 64] &= !(1 << (row % 64));

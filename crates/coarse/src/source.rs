@@ -251,7 +251,7 @@ impl BuildVectors for UnitVectors<'_> {
 /// Returns the bytes of memory that a build of `rows` rows needs in addition to the index: a sample
 /// for training, which is freed before the index grows, centres in three layouts, chunks, and
 /// numbers of rows.
-pub(crate) fn build_bytes(rows: u64, dims: usize, index_bytes: u64) -> u64 {
+pub fn build_bytes(rows: u64, dims: usize, index_bytes: u64) -> u64 {
     let row = dims as u64 * 4;
     let sample = (rows * row).min(SAMPLE_VALUES_MAX as u64 * 4);
     let centres = kmeans::CENTRES_PER_ROOT_MAX * (rows as f64).sqrt() * row as f64 * 3.0;

@@ -355,8 +355,8 @@ mod tests {
     use base::ErrorKind;
 
     use super::*;
-    use crate::coarse::source::SliceVectors;
-    use crate::coarse::{CoarseBuild, CoarseKind, build};
+    use crate::source::SliceVectors;
+    use crate::{CoarseBuild, CoarseKind, build};
 
     fn point(recall: f32, probes: u32) -> RecallPoint {
         RecallPoint { k: 10, recall, probes, refine: 40 }

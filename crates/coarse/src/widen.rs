@@ -4,7 +4,7 @@
 //! number of lists then holds too few allowed rows, and recall falls. So the nearest lists are
 //! taken until they hold as many allowed rows as a search without a filter compares.
 
-use crate::filter::RowSet;
+use crate::RowSet;
 
 /// If the goal is not reached in this many times the expected lists, the query is far from the
 /// allowed rows.

@@ -202,7 +202,7 @@ fn processor(used: Option<f64>) -> Processor {
 }
 
 fn gpu() -> GpuCounters {
-    let counters = search::coarse::device::counters();
+    let counters = coarse::device::counters();
     GpuCounters {
         device_bytes: counters.device_bytes,
         pinned_bytes: counters.pinned_bytes,

@@ -258,7 +258,7 @@ pub fn originals_space(settings: &CollectionSettings) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
-    use search::coarse::Metric;
+    use search::Metric;
     use search::registry::RegistryOptions;
 
     use super::*;

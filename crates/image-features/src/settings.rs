@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use base::{Error, Result};
-use search::coarse::Metric;
+use search::Metric;
 use search::points::PointId;
 use search::registry::{CollectionSettings, NamedCollection, Registry};
 use search::segment::RecordKind;

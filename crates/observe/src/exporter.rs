@@ -183,7 +183,7 @@ fn level(family: &Family<KindLabels, metrics::LevelGauge>, kind: &'static str, v
 
 /// Sets the gauges of images, and of collections if they are open.
 fn collections(images: &ImageMetrics, registry: &RegistryReader) {
-    let gpu = search::coarse::device::counters();
+    let gpu = coarse::device::counters();
     level(&images.gpu, "queries", gpu.queries);
     level(&images.gpu, "fallbacks", gpu.fallbacks);
     level(&images.gpu, "limited", gpu.limited);

@@ -1,4 +1,4 @@
-//! Filters: conditions on payloads and ids, and the sets of rows that meet them.
+//! Filters: conditions on payloads and ids.
 //!
 //! A filter is evaluated before ranking, so that a search for ten rows finds ten even if few are
 //! allowed. The conditions are those of Qdrant's filters. `api-qdrant` reads them from JSON.
@@ -7,7 +7,6 @@ mod condition;
 mod date;
 mod geo;
 mod path;
-mod row_set;
 mod slice;
 mod text;
 mod values;
@@ -22,7 +21,6 @@ pub use date::parse_date;
 pub use geo::{GEO_POINTS_MAX, GeoArea, GeoPoint};
 pub(crate) use path::is_indexable;
 pub use path::{Bracket, Brackets, PathStep, check_path, first_step};
-pub use row_set::RowSet;
 pub use slice::IdSlice;
 pub use text::{
     TEXT_QUERY_BYTES_MAX, TEXT_QUERY_WORDS_MAX, TextMatch, TextMatchKind, Tokenizer, WordSplit,

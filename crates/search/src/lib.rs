@@ -6,19 +6,17 @@
 //!   `duplicates` its pairs of similar points. `points` are points as clients know them.
 //! * Segments: `segment` has the files, `deletes` the deleted rows, `payload_index` finds rows,
 //!   `segment_cache` keeps blocks in memory.
-//! * Stages of a search: `filter` evaluates conditions, `coarse` ranks embeddings by their codes,
-//!   `codes` sets the place of those, `rerank` scores the records of candidates.
-//! * What they share: `budget` limits memory, `parts` divides work among threads.
+//! * Stages of a search: `filter` evaluates conditions, `codes` sets the place of the codes by
+//!   which `millpond-coarse` ranks embeddings, `rerank` scores the records of candidates.
+//! * All of them reserve their memory in `budget`.
 
 pub mod budget;
-pub mod coarse;
 pub mod codes;
 pub mod collection;
 pub mod deletes;
 pub mod duplicates;
 pub mod filter;
 pub mod ingest;
-mod parts;
 pub mod payload_index;
 pub mod points;
 pub mod registry;
@@ -26,4 +24,5 @@ pub mod rerank;
 pub mod segment;
 pub mod segment_cache;
 
+pub use coarse::{CoarseKind, DIMS_MAX, HITS_MAX, Metric, SQUARE_MAX, ScanParams};
 pub use rerank::Scorer;

@@ -18,8 +18,7 @@ use parking_lot::{Mutex, MutexGuard};
 
 use crate::budget::{BudgetReservation, FreeOnDemand, MemoryBudget};
 
-pub(crate) use self::block::BlockContent;
-pub use self::block::VerifiedBlock;
+pub(crate) use self::block::{BlockContent, VerifiedBlock};
 
 /// Shards of the cache, with a lock each. A full cache of 2 GiB has some 8,000 pages in each.
 const SHARDS: usize = 64;

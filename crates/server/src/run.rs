@@ -91,7 +91,7 @@ fn connection_runtime(threads: usize) -> Result<Runtime> {
 /// does its work.
 fn start_gpu(config: &Config) {
     let Some(options) = &config.search.gpu else { return };
-    match search::coarse::device::start(options) {
+    match coarse::device::start(options) {
         Ok(name) => tracing::info!(gpu = name, "large segments are ranked on the GPU"),
         Err(error) => tracing::warn!(%error, "no GPU is used; searches stay on the processor"),
     }

@@ -1,8 +1,8 @@
 //! Requests that create and change collections, their aliases and their indexes.
 
 use base::{Error, Result};
-use search::coarse::{DIMS_MAX, Metric};
 use search::registry::{AliasChange, CollectionSettings, MediumChoice};
+use search::{DIMS_MAX, Metric};
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 

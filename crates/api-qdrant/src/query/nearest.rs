@@ -3,10 +3,10 @@
 use std::time::Instant;
 
 use base::{Error, Result};
-use search::coarse::{HITS_MAX, ScanParams};
 use search::collection::{CollectionQuery, PointParts};
 use search::filter::{Condition, Filter};
 use search::points::PointId;
+use search::{HITS_MAX, ScanParams};
 
 use super::lookup::ExampleSource;
 use super::{EXAMPLES_MAX, QueryRun, RankedHit, RankedHits};

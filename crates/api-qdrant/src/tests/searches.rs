@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 
 use base::ErrorKind;
-use search::coarse::Metric;
+use search::Metric;
 use search::collection::SearchThread;
 use search::registry::{CollectionSettings, NamedCollection};
 use serde_json::{Value, json};

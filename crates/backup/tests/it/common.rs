@@ -11,7 +11,7 @@ use backup::{
 };
 use base::Result;
 use os::{Pacer, Rate};
-use search::coarse::Metric;
+use search::Metric;
 use search::collection::{CollectionQuery, PointParts};
 use search::points::{NewPoint, PointId};
 use search::registry::{

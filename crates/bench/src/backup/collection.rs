@@ -4,7 +4,7 @@ use std::path::Path;
 use std::sync::{Arc, mpsc};
 
 use base::{Error, Result};
-use search::coarse::Metric;
+use coarse::Metric;
 use search::collection::{CollectionQuery, QueryHits};
 use search::points::{NewPoint, PointId};
 use search::registry::{CollectionSettings, NamedCollection, Registry, RegistryOptions};

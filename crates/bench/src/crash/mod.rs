@@ -17,8 +17,8 @@ use std::time::Duration;
 
 use base::{Error, ErrorKind, Result};
 use clap::{Args, ValueEnum};
+use coarse::Metric;
 use os::Rate;
-use search::coarse::Metric;
 use search::registry::{
     CollectionSettings, MediumChoice, NamedCollection, Registry, RegistryOptions,
 };

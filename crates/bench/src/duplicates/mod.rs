@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use base::{Error, ErrorKind, Result};
 use clap::Args;
-use search::coarse::Metric;
+use coarse::Metric;
 use search::duplicates::{DuplicateControl, DuplicateOptions, DuplicateStore, run as find};
 use search::points::{NewPoint, PointId};
 use search::registry::{

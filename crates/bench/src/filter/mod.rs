@@ -78,13 +78,13 @@ pub struct FilterArgs {
 impl FilterArgs {
     fn check(&self) -> Result<()> {
         let rows = (1000..=10_000_000).contains(&self.rows);
-        let dims = (1..=search::coarse::DIMS_MAX).contains(&self.dims);
+        let dims = (1..=coarse::DIMS_MAX).contains(&self.dims);
         let queries = (1..=self.tenants).contains(&self.queries) && self.queries <= 10_000;
         if !rows || !dims || !queries || !(1..=256).contains(&self.threads) {
             return Err(Error::invalid(format!(
                 "--rows must be 1000 to 10000000, --dims 1 to {}, --queries 1 to 10000 and at most --tenants, --threads 1 \
                  to 256",
-                search::coarse::DIMS_MAX
+                coarse::DIMS_MAX
             )));
         }
         if self.peers_build_limit.is_zero() || self.peers_build_limit > BUILD_LIMIT_MAX {

@@ -5,9 +5,9 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use base::Result;
+use coarse::Metric;
 use loadgen::stats::Latencies;
 use os::Rate;
-use search::coarse::Metric;
 use search::collection::{CollectionQuery, SearchThread};
 use search::filter::Filter;
 use search::points::{NewPoint, PointId};

@@ -5,11 +5,11 @@ use std::sync::Arc;
 
 use base::{Error, Result};
 use clap::ValueEnum;
+use coarse::{Metric, ScanParams};
 use loadgen::run_folder::RunFolder;
 use matching::rank::{StageScores, best_first};
 use matching::{Graph, MatchOptions, Probe, Scratch};
 use search::Scorer;
-use search::coarse::{Metric, ScanParams};
 use search::collection::{self, CollectionQuery, SearchThread};
 use search::points::{NewPoint, PointId};
 use search::registry::{

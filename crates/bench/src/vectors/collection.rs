@@ -13,8 +13,8 @@ use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
 use base::{Error, ErrorKind, Result};
+use coarse::Metric;
 use os::Rate;
-use search::coarse::Metric;
 use search::codes::CodesPlace;
 use search::collection::{CollectionQuery, Merging, QueryHits, SearchThread};
 use search::points::{NewPoint, PointId};

@@ -29,7 +29,7 @@ const QUERIES: usize = 500;
 /// between centres.
 const SPREAD: f64 = 0.5;
 /// Maximum number of values of a vector in a file.
-const DIMS_MAX: usize = search::coarse::DIMS_MAX;
+const DIMS_MAX: usize = coarse::DIMS_MAX;
 /// Vectors that are compared with all queries at a time.
 const ROWS_AT_A_TIME: usize = 96;
 

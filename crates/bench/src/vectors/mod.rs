@@ -164,11 +164,11 @@ impl VectorsArgs {
         if self.rows <= HITS
             || self.rows > ROWS_MAX
             || self.dims == 0
-            || self.dims > search::coarse::DIMS_MAX
+            || self.dims > coarse::DIMS_MAX
         {
             return Err(Error::invalid(format!(
                 "--rows must be 11 to {ROWS_MAX}, --dims 1 to {}",
-                search::coarse::DIMS_MAX
+                coarse::DIMS_MAX
             )));
         }
         if self.peers_build_limit.is_zero() || self.peers_build_limit > BUILD_LIMIT_MAX {

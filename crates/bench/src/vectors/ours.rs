@@ -3,12 +3,12 @@
 use std::time::{Duration, Instant};
 
 use base::{Error, Result};
-use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
-use rustix::time::{ClockId, clock_gettime};
-use search::coarse::{
+use coarse::{
     BuildThreads, Coarse, CoarseBuild, CoarseKind, CoarseRequest, CoarseScratch, DenseVectors,
     Metric, ScanParams, build,
 };
+use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
+use rustix::time::{ClockId, clock_gettime};
 
 use super::curve::{Curve, VectorPoint};
 use super::data::VectorData;

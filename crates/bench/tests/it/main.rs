@@ -5,7 +5,7 @@
 use std::process::{Child, Command, ExitStatus, Output, Stdio};
 use std::time::{Duration, Instant};
 
-use search::coarse::Metric;
+use coarse::Metric;
 use search::points::{NewPoint, PointId};
 use search::registry::{CollectionSettings, Registry, RegistryOptions};
 

@@ -271,7 +271,7 @@ pub(super) mod tests {
 
     use base::ErrorKind;
     use object_store::memory::InMemory;
-    use search::coarse::Metric;
+    use search::Metric;
 
     use super::super::pairs::ShardPoint;
     use super::super::pairs::tests::pair;

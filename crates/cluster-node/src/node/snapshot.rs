@@ -312,7 +312,7 @@ pub(crate) fn snapshot_store(cluster: &BackupStore, id: &str) -> BackupStore {
 mod tests {
     use cluster::Epoch;
     use os::{Pacer, Rate};
-    use search::coarse::Metric;
+    use search::Metric;
     use search::points::{NewPoint, PointId};
     use search::registry::{CollectionSettings, RegistryOptions};
     use serde_json::Map;

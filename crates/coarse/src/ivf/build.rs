@@ -4,11 +4,11 @@ use base::Result;
 use kernels::pq::BLOCK;
 
 use super::{CLUSTERS_MAX, IvfPq, ListDirectory, inner_metric};
-use crate::coarse::kmeans::{self, KmeansPlan, RandomDraws, RowsByCluster, block_starts};
-use crate::coarse::pq::{Codebooks, PqCodes, PqShape, TRAINING_MAX, subtract};
-use crate::coarse::refine::ByteVectors;
-use crate::coarse::source::VectorProfile;
-use crate::coarse::{BuiltIndex, Metric, StreamedBuild, tune};
+use crate::kmeans::{self, KmeansPlan, RandomDraws, RowsByCluster, block_starts};
+use crate::pq::{Codebooks, PqCodes, PqShape, TRAINING_MAX, subtract};
+use crate::refine::ByteVectors;
+use crate::source::VectorProfile;
+use crate::{BuiltIndex, Metric, StreamedBuild, tune};
 
 /// Clusters per square root of the rows. Finding clusters and scanning them then cost about the
 /// same.
@@ -20,10 +20,7 @@ const TRAINED_PER_CLUSTER: usize = 64;
 ///
 /// # Errors
 /// The errors of the source and of [`kmeans::train`].
-pub(in crate::coarse) fn build(
-    build: &StreamedBuild<'_>,
-    profile: &VectorProfile,
-) -> Result<BuiltIndex> {
+pub(crate) fn build(build: &StreamedBuild<'_>, profile: &VectorProfile) -> Result<BuiltIndex> {
     let rows = build.vectors.rows();
     let dims = build.dims;
     let clusters = clusters_for(rows);

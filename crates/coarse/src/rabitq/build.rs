@@ -7,10 +7,10 @@ use super::codes::{CodeRow, RabitqCodes};
 use super::rotation::{Rotation, check_dims};
 use super::store::directory_metric;
 use super::{Metric, Rabitq};
-use crate::coarse::kmeans::{self, KmeansPlan, RowsByCluster};
-use crate::coarse::refine::is_zero;
-use crate::coarse::source::VectorProfile;
-use crate::coarse::{BuiltIndex, StreamedBuild};
+use crate::kmeans::{self, KmeansPlan, RowsByCluster};
+use crate::refine::is_zero;
+use crate::source::VectorProfile;
+use crate::{BuiltIndex, StreamedBuild};
 
 /// Clusters per square root of the rows.
 const CLUSTERS_PER_ROOT: f64 = 4.0;
@@ -21,10 +21,7 @@ const TRAINED_PER_CLUSTER: usize = 48;
 /// Rows per chunk of a thread.
 const ROWS_A_CHUNK: usize = 256;
 
-pub(in crate::coarse) fn build(
-    build: &StreamedBuild<'_>,
-    profile: &VectorProfile,
-) -> Result<BuiltIndex> {
+pub(crate) fn build(build: &StreamedBuild<'_>, profile: &VectorProfile) -> Result<BuiltIndex> {
     check_dims(build.dims)?;
     let mean = profile.mean.clone();
     let rotated =

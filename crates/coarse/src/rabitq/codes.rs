@@ -2,11 +2,8 @@
 //!
 //! A row `o` of a list with centre `c` has the rotated residual `r = P(o - c)`. It is stored as
 //! another vector `x` of few bits: the signs of `r` (one bit per dimension), and `r` rounded to
-//! sixteen levels (four bits). For a query `q` the product of residuals is estimated as
-//!
-//! ```text
-//! <r, P(q - c)>  ~  |r|^2 / <x, r> * <x, P(q - c)>
-//! ```
+//! sixteen levels (four bits). For a query `q` the product of residuals is estimated:
+//! `<r, P(q - c)> ~ |r|^2 / <x, r> * <x, P(q - c)>`.
 //!
 //! The estimate is unbiased over random rotations `P`. Its error is at most `e * |q - c| * |r| *
 //! sqrt((1 - s^2) / s^2) / sqrt(D - 1)` with `s = <x, r> / (|x| |r|)`, except with a probability

@@ -8,12 +8,12 @@
 use base::Result;
 
 use super::Rabitq;
-use crate::coarse::trial::TrialQueries;
-use crate::coarse::tune::{
+use crate::trial::TrialQueries;
+use crate::tune::{
     DEFAULT_RECALL, PROBE_GROWTH, PROBE_SHARE_MAX, TARGET_RECALLS, best_recall, share_of,
     wide_probes,
 };
-use crate::coarse::{Recall, RecallPoint, StreamedBuild};
+use crate::{Recall, RecallPoint, StreamedBuild};
 
 /// Minimum lists to scan. Held-out rows have near copies in their own cluster, unlike queries from
 /// outside, so the recall of few lists would be overestimated. A list costs under 2 us.

@@ -9,12 +9,10 @@ use base::Result;
 use kernels::rabitq::{BLOCK, FACTORS, block_bytes, nibble_bytes};
 
 use super::super::medium::{CodeRange, HeldGroups, ListPart, RowGroups, batch, parts, reader};
-use super::super::{CoarseRequest, ReadCodes};
+use super::super::{CoarseRequest, CodeBlock, ReadCodes, RowSet};
 use super::scan::{RowCodes, ScannedList};
 use super::store::{FACTORS_OF_LEVELS, FACTORS_OF_SIGNS, LEVELS, SIGNS};
 use super::{Rabitq, RabitqScratch};
-use crate::filter::RowSet;
-use crate::segment_cache::VerifiedBlock;
 
 /// Parts of lists that are read first, and the factor by which later reads have more.
 const PARTS_FIRST: usize = 1;
@@ -42,7 +40,7 @@ struct LevelGroups {
 /// One-bit codes of a part, and four-bit codes of its rows that are compared.
 struct PartCodes<'a> {
     /// First block, and the codes and factors from it on. `None` for rows alone.
-    signs: Option<(usize, &'a VerifiedBlock, &'a VerifiedBlock)>,
+    signs: Option<(usize, &'a dyn CodeBlock, &'a dyn CodeBlock)>,
     groups: LevelGroups,
     held: &'a HeldLevels,
 }
@@ -147,13 +145,13 @@ impl Rabitq {
         &self,
         lists: &[ScannedList],
         parts: &[ListPart],
-        found: &[Option<Arc<VerifiedBlock>>],
+        found: &[Option<Arc<dyn CodeBlock>>],
         request: &CoarseRequest<'_>,
         work: &mut RabitqScratch,
     ) -> Result<()> {
         let groups = self.level_groups();
         let RabitqScratch { query, found: scan, rows, levels, .. } = work;
-        let signs = |part: &ListPart, pair: &'_ [Option<Arc<VerifiedBlock>>; 2]| match pair {
+        let signs = |part: &ListPart, pair: &'_ [Option<Arc<dyn CodeBlock>>; 2]| match pair {
             [Some(signs), Some(factors)] => {
                 Some((lists[part.list].first_block + part.first, signs.clone(), factors.clone()))
             }

@@ -7,7 +7,7 @@
 use base::Result;
 use kernels::{hadamard, rabitq};
 
-use crate::coarse::kmeans::RandomDraws;
+use crate::kmeans::RandomDraws;
 
 /// Rounds of signs and transform.
 const ROUNDS: usize = 4;

@@ -9,7 +9,7 @@ use kernels::rabitq::{
 };
 
 use super::codes::{MIDDLE, RabitqCodes};
-use crate::filter::RowSet;
+use crate::RowSet;
 
 /// Standard deviations between a one-bit estimate and its bound. A row exactly as far away as the
 /// worst row kept is lost about once in thirty times. The paper proves that 1.9 is nearly always

@@ -9,9 +9,9 @@ use super::build::encode_centres;
 use super::codes::RabitqCodes;
 use super::rotation::{Rotation, check_dims, padded};
 use super::{Metric, Rabitq};
-use crate::coarse::kmeans::block_starts;
-use crate::coarse::medium::check_bytes;
-use crate::coarse::{CoarseHeader, CoarseKind, LoadSection, SectionBytes, section};
+use crate::kmeans::block_starts;
+use crate::medium::check_bytes;
+use crate::{CoarseHeader, CoarseKind, LoadSection, SectionBytes, section};
 
 /// Seed of the rotation (u64).
 const ROTATION: u32 = section::RABITQ_FIRST;
@@ -56,7 +56,7 @@ impl Rabitq {
     ///
     /// # Errors
     /// `DataLoss` if a section is missing or does not match the others.
-    pub(in crate::coarse) fn open(header: &CoarseHeader, find: LoadSection<'_>) -> Result<Rabitq> {
+    pub(crate) fn open(header: &CoarseHeader, find: LoadSection<'_>) -> Result<Rabitq> {
         let mut index = Rabitq::open_without_codes(header, find)?;
         let blocks = index.blocks();
         let padded = padded(header.dims);
@@ -77,7 +77,7 @@ impl Rabitq {
     ///
     /// # Errors
     /// As [`Rabitq::open`].
-    pub(in crate::coarse) fn open_on_medium(
+    pub(crate) fn open_on_medium(
         header: &CoarseHeader,
         find: LoadSection<'_>,
         bytes_of: SectionBytes<'_>,
@@ -127,7 +127,7 @@ impl Rabitq {
 }
 
 /// Returns true for the sections of codes and their factors.
-pub(in crate::coarse) fn is_codes(kind: u32) -> bool {
+pub(crate) fn is_codes(kind: u32) -> bool {
     matches!(kind, SIGNS | LEVELS | FACTORS_OF_SIGNS | FACTORS_OF_LEVELS)
 }
 

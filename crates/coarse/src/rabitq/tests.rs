@@ -1,8 +1,8 @@
 use super::codes::CodeRow;
 use super::scan::{EXACT_ERRORS, LEVEL_DEVIATIONS};
 use super::*;
-use crate::coarse::kmeans::RandomDraws;
-use crate::coarse::{BuildThreads, CoarseBuild, CoarseKind, build};
+use crate::kmeans::RandomDraws;
+use crate::{BuildThreads, CoarseBuild, CoarseKind, build};
 
 const DIMS: usize = 256;
 

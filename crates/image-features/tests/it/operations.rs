@@ -160,7 +160,7 @@ fn an_operation_that_no_holder_can_make_changes_nothing() {
         assert_eq!(error.kind(), InvalidArgument, "{error}");
     }
     assert!(points(&named).is_empty());
-    let settings = CollectionSettings::new(3, search::coarse::Metric::Cosine);
+    let settings = CollectionSettings::new(3, search::Metric::Cosine);
     let plain = registry.create("plain", settings).unwrap();
     let error = apply(&plain, &json!({ "put_images": { "points": [good(1)] } })).unwrap_err();
     assert_eq!(error.kind(), InvalidArgument, "{error}");

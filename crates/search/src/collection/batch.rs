@@ -1,14 +1,13 @@
 //! Queries that arrive together: one pass over the codes of a segment serves several of them.
 
 use base::Result;
+use coarse::{CoarseRequest, Exact, RowSet};
 
 use super::best::{BestPoints, QueryHits};
 use super::helpers::SegmentOrder;
 use super::inner::Collection;
 use super::search::{CollectionQuery, RunningQuery, SearchThread};
 use super::state::SegmentView;
-use crate::coarse::{CoarseRequest, Exact};
-use crate::filter::RowSet;
 
 /// Query of a batch, with the hits that were found so far.
 struct BatchRun<'q, 's> {

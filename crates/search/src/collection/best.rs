@@ -3,8 +3,9 @@
 use std::cmp::Ordering;
 use std::sync::Arc;
 
+use coarse::CoarseHit;
+
 use super::state::SegmentView;
-use crate::coarse::CoarseHit;
 use crate::ingest::MemtableRow;
 
 /// Point that was found.

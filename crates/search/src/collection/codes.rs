@@ -138,6 +138,7 @@ impl Collection {
 mod tests {
     use std::os::unix::fs::FileExt;
 
+    use coarse::{CoarseKind, Metric};
     use os::Rate;
     use storage::UringMedium;
     use storage::page::PAGE_BYTES;
@@ -145,7 +146,6 @@ mod tests {
 
     use super::*;
     use crate::budget::MemoryBudget;
-    use crate::coarse::{CoarseKind, Metric};
     use crate::collection::helpers::tests::limits;
     use crate::collection::{CollectionOptions, CollectionQuery, Merging, QueryHit, Resources};
     use crate::ingest::{Op, PointRef};
@@ -292,7 +292,7 @@ mod tests {
         let mut page = [0; PAGE_BYTES];
         file.read_exact_at(&mut page, 0).unwrap();
         let sections = Superblock::decode(&page).unwrap().sections;
-        let codes = sections.iter().find(|section| crate::coarse::is_codes(section.kind)).unwrap();
+        let codes = sections.iter().find(|section| coarse::is_codes(section.kind)).unwrap();
         let mut byte = [0];
         file.read_exact_at(&mut byte, codes.offset).unwrap();
         file.write_all_at(&[!byte[0]], codes.offset).unwrap();

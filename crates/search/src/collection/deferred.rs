@@ -6,11 +6,11 @@
 //! waits for those of a few batches instead of those of each segment in turn.
 
 use base::Result;
+use coarse::CoarseHit;
 use storage::Reader;
 
 use super::best::{BestPoints, QueryHits, note_lost};
 use super::state::SegmentView;
-use crate::coarse::CoarseHit;
 use crate::segment::score_rows;
 
 /// Maximum hits of a query whose exact comparisons are deferred. Up to 1.5 times as many rows of

@@ -8,6 +8,8 @@ use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
 use base::Result;
+use coarse::RowSet;
+use coarse::parts::SharedParts;
 use matching::index::{BLOCK_ROWS, EdgeHit, EdgeLists, EdgeQuery, EdgeScratch};
 use parking_lot::Mutex;
 
@@ -15,8 +17,6 @@ use super::best::{HitLocation, RankedPoint};
 use super::helpers::HelpWork;
 use super::inner::Collection;
 use super::search::SearchThread;
-use crate::filter::RowSet;
-use crate::parts::SharedParts;
 use crate::segment::Segment;
 
 /// Minimum rows of all indexes to offer parts to other threads. A core counts the votes of a block

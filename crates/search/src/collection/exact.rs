@@ -10,6 +10,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use base::{Error, Result};
+use coarse::parts::SharedParts;
 use parking_lot::Mutex;
 
 use super::best::{HitLocation, QueryHit, QueryHits, RankedPoint};
@@ -17,7 +18,6 @@ use super::helpers::HelpWork;
 use super::inner::Collection;
 use super::search::SearchThread;
 use crate::ingest::MemtableRow;
-use crate::parts::SharedParts;
 use crate::rerank::{
     self, CandidateChunks, ChunkProgress, Records, RerankCandidate, RerankQuery, RerankResult,
     Scorer, Searcher,

@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread::JoinHandle;
 
 use base::ErrorKind;
+use coarse::{CoarseKind, Metric};
 use matching::index::EdgeQuery;
 use matching::{Graph, MatchOptions, Probe, Scratch, synthetic};
 use memory::{PoolConfig, SlotPool};
@@ -16,7 +17,6 @@ use storage::{DramMedium, Medium, UringMedium};
 
 use super::*;
 use crate::budget::MemoryBudget;
-use crate::coarse::{CoarseKind, Metric};
 use crate::collection::helpers::Helpers;
 use crate::collection::helpers::tests::{EagerHelper, limits};
 use crate::collection::{CollectionOptions, CollectionQuery, PrintQuery, Resources};

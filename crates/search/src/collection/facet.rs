@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 
 use base::{Error, ErrorKind, Result};
+use coarse::RowSet;
 use serde_json::Value;
 
 use super::inner::Collection;
@@ -10,7 +11,7 @@ use super::points_pass::{KeptPasses, PointVisitor, PointsPass};
 use super::scan::{self, PayloadScan, ScanStep};
 use super::state::SegmentView;
 use crate::budget::BudgetReservation;
-use crate::filter::{Filter, RowSet, each_value};
+use crate::filter::{Filter, each_value};
 use crate::payload_index::{
     CountPosition, ExactNumber, KeyOf, KeyRef, TEXT_BYTES_MAX as INDEXED_BYTES_MAX, ValueCounts,
     ValueVisitor,

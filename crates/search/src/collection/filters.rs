@@ -13,13 +13,14 @@ use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use base::{Error, Result};
+use coarse::RowSet;
 use serde_json::Value;
 
 use self::filter_scan::FilterScan;
 use self::held::HeldFilters;
 use super::scan::{self, PayloadScan, ScanStep};
 use crate::budget::MemoryBudget;
-use crate::filter::{Filter, RowSet};
+use crate::filter::Filter;
 use crate::ingest::MemtableRow;
 use crate::payload_index::{IndexAnswer, SelectionParts};
 use crate::segment::Segment;

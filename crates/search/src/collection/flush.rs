@@ -5,6 +5,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use base::{Error, ErrorKind, Result};
+use coarse::{BuildThreads, BuildVectors};
 
 use super::inner::{Collection, PendingFile, wait_for_last_references};
 use super::manifest::new_uuid;
@@ -13,7 +14,6 @@ use super::options::headroom_bytes;
 use super::stall::Urgency;
 use super::state::{CollectionState, SegmentContent, SegmentSlot, SegmentView};
 use crate::budget::BudgetReservation;
-use crate::coarse::{BuildThreads, BuildVectors};
 use crate::deletes::Deletes;
 use crate::ingest::{Memtable, MemtableRow};
 use crate::segment::{self, RowSource, Segment, SegmentPlan, WrittenSegment};

@@ -11,6 +11,10 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Instant;
 
 use base::{Error, Result};
+use coarse::parts::SharedParts;
+use coarse::{
+    CoarseRequest, PartedScan, RabitqCandidate, ReadCodes, RowSet, ScanHelpers, ScanParams,
+};
 use parking_lot::Mutex;
 
 use super::best::{BestPoints, QueryHits, note_lost};
@@ -19,11 +23,7 @@ use super::inner::Collection;
 use super::scan::{PartLimit, note_pause};
 use super::search::{CollectionQuery, HitScores, RunningQuery, SearchThread, codes_reader};
 use super::state::SegmentView;
-use crate::coarse::{
-    CoarseRequest, PartedScan, RabitqCandidate, ReadCodes, ScanHelpers, ScanParams,
-};
-use crate::filter::{Filter, RowSet};
-use crate::parts::SharedParts;
+use crate::filter::Filter;
 use crate::segment::{CodeReader, Segment};
 
 /// Search threads that may take parts of a query.
@@ -215,9 +215,9 @@ struct SharedHits {
 
 /// Result of a segment before the floor is known.
 enum SegmentCandidates {
-    Hits(Vec<crate::coarse::CoarseHit>),
+    Hits(Vec<coarse::CoarseHit>),
     /// Rows to compare exactly together with those of other segments. Scores are upper bounds.
-    Bounds(Vec<crate::coarse::CoarseHit>),
+    Bounds(Vec<coarse::CoarseHit>),
     Candidates(Vec<RabitqCandidate>),
 }
 

@@ -6,13 +6,13 @@ use std::sync::{Arc, Weak, mpsc};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use coarse::{CoarseKind, Metric};
 use os::Rate;
 use proptest::prelude::*;
 use storage::{Read, Reader, UringMedium};
 
 use super::*;
 use crate::budget::MemoryBudget;
-use crate::coarse::{CoarseKind, Metric};
 use crate::codes::CodesPlace;
 use crate::collection::scan::{SliceOutcome, in_ended_slice};
 use crate::collection::{CollectionOptions, Resources};

@@ -40,8 +40,8 @@ const QUARANTINED_MAX: usize = 256;
 /// use std::sync::Arc;
 ///
 /// use memory::{PoolConfig, SlotPool};
+/// use millpond_search::Metric;
 /// use millpond_search::budget::MemoryBudget;
-/// use millpond_search::coarse::Metric;
 /// use millpond_search::collection::{Collection, CollectionOptions, CollectionQuery, Resources};
 /// use millpond_search::ingest::PointRef;
 /// use millpond_search::rerank::{SearchLimits, SharedCaches};

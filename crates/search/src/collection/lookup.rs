@@ -4,13 +4,13 @@
 use std::sync::Arc;
 
 use base::{Error, ErrorKind, Result};
+use coarse::{Exact, RowSet};
 
 use super::filters::MemtableFilter;
 use super::inner::Collection;
 use super::search::SearchThread;
 use super::state::{CollectionState, PointLocation, SegmentContent, SegmentView};
-use crate::coarse::{self, Exact};
-use crate::filter::{Filter, RowSet};
+use crate::filter::Filter;
 use crate::ingest::{MemtableRow, StoredPoint};
 use crate::segment::{PageCache, similarity};
 

@@ -3,12 +3,12 @@
 use std::collections::BTreeSet;
 
 use base::{Error, Result};
+use coarse::Metric;
 use serde::{Deserialize, Serialize};
 use storage::log::LogPosition;
 
 use super::names::FILE_NUMBER_MAX;
 use super::options::CollectionShape;
-use crate::coarse::Metric;
 use crate::segment::VectorEncoding;
 
 /// Version that this program writes.

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use base::{Error, ErrorKind, Result};
+use coarse::{BuildThreads, BuildVectors};
 
 use super::inner::Collection;
 use super::manifest::new_uuid;
@@ -13,7 +14,6 @@ use super::options::Merging;
 use super::stall::Urgency;
 use super::state::{CollectionState, SegmentContent, SegmentSlot, SegmentView};
 use crate::budget::BudgetReservation;
-use crate::coarse::{BuildThreads, BuildVectors};
 use crate::codes::CodesPlace;
 use crate::deletes::Deletes;
 use crate::payload_index::SPARE_ROW_BYTES;

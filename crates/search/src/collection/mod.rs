@@ -76,6 +76,7 @@ mod walk;
 mod write;
 
 use base::{Error, Result};
+use coarse::CoarseScratch;
 use matching::index::EdgeScratch;
 use storage::{MediumKind, ReaderGroup};
 
@@ -83,7 +84,6 @@ use self::names::CollectionFile;
 use self::stall::Urgency;
 use self::state::{PointLocation, SegmentContent};
 use self::write::RoomPolicy;
-use crate::coarse::CoarseScratch;
 use crate::ingest::{Op, PointRef, StoredPoint};
 use crate::rerank::{SearchLimits, Searcher};
 use crate::segment::{PageCache, reader_options};

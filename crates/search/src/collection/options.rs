@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use base::{Error, Result};
+use coarse::{CoarseKind, DIMS_MAX, Metric};
 
-use crate::coarse::{CoarseKind, DIMS_MAX, Metric};
 use crate::codes::CodesPlace;
 use crate::segment::{RecordKind, SegmentForm, SegmentSettings, VectorEncoding};
 
@@ -13,7 +13,7 @@ pub(crate) const RECORD_BYTES_MAX: usize = storage::page::RECORD_BYTES_MAX;
 /// Maximum bytes of a payload.
 pub(crate) const PAYLOAD_BYTES_MAX: usize = 64 << 10;
 /// Maximum candidates of one query.
-pub const CANDIDATES_MAX: usize = crate::coarse::HITS_MAX;
+pub const CANDIDATES_MAX: usize = coarse::HITS_MAX;
 /// Maximum candidates of one query by minutiae: about a second of exact comparisons on two cores.
 pub const PRINT_CANDIDATES_MAX: usize = 1 << 16;
 /// Memtables that the budget must hold: two, and three for a flush (a copy of the embeddings, the

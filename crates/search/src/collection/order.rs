@@ -5,6 +5,7 @@ use std::collections::BinaryHeap;
 use std::ops::ControlFlow;
 
 use base::{Error, ErrorKind, Result};
+use coarse::RowSet;
 use serde_json::{Number, Value};
 
 use super::inner::Collection;
@@ -12,7 +13,7 @@ use super::lookup::IDS_MAX;
 use super::points_pass::{KeptPasses, PointVisitor, PointsPass};
 use super::scan::{self, PayloadScan, ScanStep};
 use super::state::SegmentView;
-use crate::filter::{Filter, RowSet, each_value};
+use crate::filter::{Filter, each_value};
 use crate::payload_index::{OrderKey, OrderPosition, OrderRange, OrderedRowVisitor, OrderedVisit};
 
 /// Lists of first points that a pass keeps during a pause: of all segments, and of the index of

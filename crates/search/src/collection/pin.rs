@@ -313,10 +313,10 @@ pub(crate) fn is_file_name(name: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use coarse::Metric;
     use storage::{Medium, UringMedium};
 
     use super::*;
-    use crate::coarse::Metric;
     use crate::collection::CollectionShape;
     use crate::segment::VectorEncoding;
 

@@ -8,6 +8,7 @@ use std::ops::ControlFlow;
 use std::sync::Arc;
 
 use base::Result;
+use coarse::RowSet;
 use parking_lot::Mutex;
 use serde_json::Value;
 
@@ -16,7 +17,7 @@ use super::inner::Collection;
 use super::scan::{self, PayloadScan, ScanStep};
 use super::state::{CollectionState, SegmentView};
 use crate::budget::BudgetReservation;
-use crate::filter::{Filter, RowSet};
+use crate::filter::Filter;
 
 /// Maximum passes of each kind that one work keeps. Work with more passes does not pause.
 const PASSES_MAX: usize = 64;

@@ -4,13 +4,13 @@ use std::fmt::Debug;
 use std::time::Instant;
 
 use base::ErrorKind;
+use coarse::Metric;
 use os::Rate;
 use serde_json::json;
 use storage::UringMedium;
 
 use super::*;
 use crate::budget::MemoryBudget;
-use crate::coarse::Metric;
 use crate::collection::scan::{SliceOutcome, in_ended_slice, until};
 use crate::collection::slice_progress::SliceProgress;
 use crate::collection::{CollectionOptions, PointOrder, Resources};

@@ -60,6 +60,7 @@ impl Collection {
 mod tests {
     use std::time::Duration;
 
+    use coarse::Metric;
     use os::Rate;
     use storage::UringMedium;
     use storage::page::PAGE_BYTES;
@@ -67,7 +68,6 @@ mod tests {
 
     use super::*;
     use crate::budget::MemoryBudget;
-    use crate::coarse::Metric;
     use crate::collection::helpers::tests::limits;
     use crate::collection::{
         CollectionOptions, CollectionQuery, Merging, PointParts, QuietTimes, Resources,

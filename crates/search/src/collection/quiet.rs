@@ -61,12 +61,12 @@ mod tests {
     use std::sync::Arc;
     use std::sync::atomic::Ordering;
 
+    use coarse::Metric;
     use os::Rate;
     use storage::UringMedium;
 
     use super::*;
     use crate::budget::MemoryBudget;
-    use crate::coarse::Metric;
     use crate::collection::{CollectionOptions, OptimizerWork, QuietTimes, Resources};
     use crate::ingest::PointRef;
     use crate::rerank::SharedCaches;

@@ -6,6 +6,10 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use base::{Error, ErrorKind, Result};
+use coarse::{
+    Coarse, CoarseRequest, CoarseScratch, RabitqCandidate, ReadCodes, RowSet, SQUARE_MAX,
+    ScanHelpers, ScanParams,
+};
 use matching::index::EdgeScratch;
 use storage::Reader;
 
@@ -17,11 +21,7 @@ use super::inner::Collection;
 use super::options::CANDIDATES_MAX;
 use super::state::{CollectionState, SegmentView};
 use crate::budget::BudgetReservation;
-use crate::coarse::{
-    self, Coarse, CoarseRequest, CoarseScratch, RabitqCandidate, ReadCodes, SQUARE_MAX,
-    ScanHelpers, ScanParams,
-};
-use crate::filter::{Filter, RowSet};
+use crate::filter::Filter;
 use crate::ingest::SketchQuery;
 use crate::rerank::{Records, RerankCandidate, Scorer, Searcher};
 use crate::segment::{CODES_READER, CodeReader, Segment, similarity};
@@ -480,12 +480,12 @@ fn in_segment(ranked: &RankedPoint<'_>) -> Option<RerankCandidate> {
 mod tests {
     use std::sync::atomic::{AtomicUsize, Ordering};
 
+    use coarse::Metric;
     use os::Rate;
     use storage::{Read, UringMedium};
 
     use super::*;
     use crate::budget::MemoryBudget;
-    use crate::coarse::Metric;
     use crate::collection::helpers::tests::limits;
     use crate::collection::{CollectionOptions, Resources};
     use crate::rerank::SharedCaches;

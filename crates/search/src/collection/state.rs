@@ -11,11 +11,11 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use base::{Error, ErrorKind};
+use coarse::RowSet;
 
 use super::names::CollectionFile;
 use crate::budget::BudgetReservation;
 use crate::deletes::{Deletes, PENDING_DELETES_MAX};
-use crate::filter::RowSet;
 use crate::ingest::{Memtable, MemtableRow, RowBlock};
 use crate::segment::{Quarantined, Segment, SegmentIds};
 

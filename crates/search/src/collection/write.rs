@@ -5,6 +5,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use base::{Error, ErrorKind, Result};
+use coarse::{Metric, SQUARE_MAX};
 use storage::log::{LOG_BYTES_MAX, Log};
 
 use super::inner::{Collection, CollectionLogs};
@@ -12,7 +13,6 @@ use super::names::CollectionFile;
 use super::options::{PAYLOAD_BYTES_MAX, RECORD_BYTES_MAX};
 use super::stall::Urgency;
 use super::state::LiveState;
-use crate::coarse::{Metric, SQUARE_MAX};
 use crate::ingest::{
     LoggedOp, MEMTABLE_ROWS_MAX, MemtableRow, Op, PointRef, StoredPoint, row_bytes,
 };

@@ -248,11 +248,11 @@ fn scan_all(
 
 #[cfg(test)]
 mod tests {
-    use crate::coarse::Metric;
-    use crate::points::{NewPoint, PointId};
-    use crate::registry::{CollectionSettings, Registry, RegistryOptions};
+    use coarse::Metric;
 
     use super::*;
+    use crate::points::{NewPoint, PointId};
+    use crate::registry::{CollectionSettings, Registry, RegistryOptions};
 
     #[test]
     fn a_failed_step_is_repeated() {

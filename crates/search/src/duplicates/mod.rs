@@ -30,9 +30,8 @@ pub use store::{DuplicatePair, DuplicateStore};
 pub use verify::{PairOutcome, PairVerifier};
 
 use base::{Error, Result};
+use coarse::Metric;
 use serde::{Deserialize, Serialize};
-
-use crate::coarse::Metric;
 
 /// Maximum neighbours of a point that are compared. More copies of one image than this are still
 /// joined, because each of them finds others.

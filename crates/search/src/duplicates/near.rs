@@ -1,10 +1,10 @@
 //! Neighbours of a point above a threshold.
 
 use base::Result;
+use coarse::{Metric, ScanParams};
 use serde::{Deserialize, Serialize};
 
 use super::NEIGHBOURS_MAX;
-use crate::coarse::{Metric, ScanParams};
 use crate::collection::{Collection, CollectionQuery, SearchThread};
 
 /// Margin by which a similarity by codes may be below the exact one. The finest codes of long

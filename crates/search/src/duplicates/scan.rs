@@ -3,13 +3,13 @@
 use std::collections::HashSet;
 
 use base::Result;
+use coarse::Metric;
 use matching::Scratch;
 
 use super::DuplicateOptions;
 use super::near::{NearPoint, NeighbourSearch};
 use super::store::DuplicatePair;
 use super::verify::{PairOutcome, PairVerifier};
-use crate::coarse::Metric;
 use crate::collection::{Collection, PointParts, WalkedPoint};
 
 /// Pairs found, and the work that it took.

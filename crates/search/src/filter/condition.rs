@@ -8,12 +8,13 @@
 use std::borrow::Cow;
 
 use base::{Error, Result};
+use coarse::RowSet;
 use serde_json::Value;
 
 use super::geo::GEO_POINTS_MAX;
 use super::path::{Bracket, Brackets, PathStep, first_step};
 use super::text::{TEXT_QUERY_BYTES_MAX, TEXT_QUERY_WORDS_MAX};
-use super::{GeoArea, IdSlice, MatchValues, RangeLimit, RowSet, TextMatch, parse_date};
+use super::{GeoArea, IdSlice, MatchValues, RangeLimit, TextMatch, parse_date};
 
 /// Maximum conditions of a filter, including those of nested filters.
 pub(super) const CONDITIONS_MAX: usize = 1024;

@@ -235,7 +235,7 @@ fn reaches(at_most: f32, floor: f32) -> bool {
 mod tests {
     use super::*;
     use crate::budget::MemoryBudget;
-    use crate::coarse::Metric;
+    use coarse::Metric;
 
     fn add(budget: &Arc<MemoryBudget>, memtable: &mut Arc<Memtable>, id: u64) -> u32 {
         let held = budget.reserve(row_bytes(2, 1, 0), "a row").unwrap();

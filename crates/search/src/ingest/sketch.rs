@@ -4,10 +4,10 @@
 
 use std::sync::Arc;
 
+use coarse::Metric;
 use kernels::{float, integer};
 
 use super::MemtableRow;
-use crate::coarse::Metric;
 
 /// Bound of the rounding error of a sum of products, as a share of the largest possible sum. Far
 /// above the real error.
@@ -174,8 +174,15 @@ mod tests {
 
     /// Returns pseudo-random values around `middle`.
     fn vectors(count: usize, dims: usize, middle: f32, size: f32, seed: u64) -> Vec<Vec<f32>> {
-        let mut draw = crate::coarse::kmeans::RandomDraws::new(seed);
-        let mut value = || middle + size * (draw.below(20_001) as f32 / 10_000.0 - 1.0);
+        // SplitMix64.
+        let mut state = seed;
+        let mut below = |end: u64| {
+            state = state.wrapping_add(0x9E37_79B9_7F4A_7C15);
+            let mixed = (state ^ (state >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+            let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+            ((u128::from(mixed ^ (mixed >> 31)) * u128::from(end)) >> 64) as u64
+        };
+        let mut value = || middle + size * (below(20_001) as f32 / 10_000.0 - 1.0);
         (0..count).map(|_| (0..dims).map(|_| value()).collect()).collect()
     }
 

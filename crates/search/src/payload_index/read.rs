@@ -3,6 +3,7 @@
 use std::borrow::Cow;
 
 use base::{Error, Result};
+use coarse::RowSet;
 use roaring::RoaringBitmap;
 use storage::Sealed;
 
@@ -11,7 +12,7 @@ use super::directory::{
 };
 use super::key::{KeyRef, decode_number, is_before};
 use super::{DIRECTORY_BYTES_MAX, GAP_BYTES_MAX, IndexedFieldInfo, KINDS, READ_BYTES_MAX};
-use crate::filter::{RowSet, is_indexable};
+use crate::filter::is_indexable;
 use crate::points::RESERVED_KEY;
 use crate::segment::index_section::IndexSection;
 

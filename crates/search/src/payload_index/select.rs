@@ -1,6 +1,7 @@
 //! Evaluates a filter with a segment's payload index.
 
 use base::{ErrorKind, Result};
+use coarse::RowSet;
 use serde_json::Value;
 use storage::Sealed;
 
@@ -10,8 +11,7 @@ use super::key::{KeyOf, KeyRef, NumberKey, is_before};
 use super::read::{FieldLookup, PayloadIndex, RowPiece};
 use super::selection::{RowSelection, SelectionParts};
 use crate::filter::{
-    Condition, DateRange, Filter, IdSlice, Match, MatchValues, Range, RangeLimit, RowSet,
-    WholeRange,
+    Condition, DateRange, Filter, IdSlice, Match, MatchValues, Range, RangeLimit, WholeRange,
 };
 use crate::points::{NUMBERS_MAX, PointId};
 use crate::segment::ids::SegmentIds;

@@ -1,6 +1,6 @@
 //! Rows that meet a condition, and rows for which the index cannot decide.
 
-use crate::filter::RowSet;
+use coarse::RowSet;
 
 /// Result of a condition: rows that meet it, and rows that may meet it.
 #[derive(Clone, Debug, PartialEq)]

@@ -2,16 +2,16 @@
 
 use std::sync::Arc;
 
+use coarse::{BuildThreads, BuildVectors, CoarseKind, Metric, RowSet};
 use proptest::prelude::*;
 use serde_json::{Map, Value, json};
 use storage::{Medium, Sealed, UringMedium};
 
 use super::*;
 use crate::budget::MemoryBudget;
-use crate::coarse::{BuildThreads, BuildVectors, CoarseKind, Metric};
 use crate::codes::CodesPlace;
 use crate::filter::{
-    Condition, CountRange, DateRange, Filter, IdSlice, Match, MinShould, Range, RangeLimit, RowSet,
+    Condition, CountRange, DateRange, Filter, IdSlice, Match, MinShould, Range, RangeLimit,
     WholeRange, each_value, parse_date,
 };
 use crate::segment::{

@@ -1,6 +1,7 @@
 //! Values of a field: the number of rows of each, and rows in the order of their values.
 
 use base::Result;
+use coarse::RowSet;
 use storage::Sealed;
 use storage::page::PAGE_BYTES;
 
@@ -8,7 +9,6 @@ use super::READ_BYTES_MAX;
 use super::directory::{DictionaryBlock, FieldDirectory};
 use super::key::{IndexKey, KeyOf, KeyRef};
 use super::read::{FieldLookup, PayloadIndex, RowPiece, rows_of};
-use crate::filter::RowSet;
 
 /// Dictionary blocks of one part of a count without a filter.
 const BLOCKS_A_PART: usize = 8;

@@ -137,10 +137,10 @@ mod tests {
     use std::time::Instant;
 
     use super::*;
-    use crate::coarse::Metric;
     use crate::collection::{Merging, SliceOutcome, in_slice};
     use crate::points::{NewPoint, PointId};
     use crate::registry::{CollectionSettings, RegistryOptions};
+    use coarse::Metric;
 
     const DIMS: usize = 16;
     /// Rows of a segment, enough for codes that can be moved.

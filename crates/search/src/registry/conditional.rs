@@ -194,12 +194,12 @@ fn of_id(point: Option<StoredPoint>, id: &PointId) -> Result<Option<StoredPoint>
 
 #[cfg(test)]
 mod tests {
+    use coarse::Metric;
     use serde_json::json;
 
     use super::super::core::tests::small_core;
     use super::super::files::CollectionSettings;
     use super::*;
-    use crate::coarse::Metric;
     use crate::filter::{Condition, Match};
     use crate::points::{PayloadChange, PointSelection, UpsertMode};
 

@@ -11,13 +11,13 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use base::{Error, Result};
+use coarse::{DIMS_MAX, Metric};
 use os::private;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::media::{FileLayout, MediumChoice};
-use crate::coarse::{DIMS_MAX, Metric};
 use crate::segment::RecordKind;
 
 /// Maximum bytes of the name of a collection or alias.

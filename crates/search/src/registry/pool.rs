@@ -10,6 +10,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use base::{Error, Result};
+use coarse::DIMS_MAX;
 use crossbeam_channel::{Sender, TrySendError, bounded, never};
 use os::CpuAccount;
 
@@ -18,7 +19,6 @@ use self::worker::PoolWorker;
 use super::core::RegistryCore;
 use super::named::NamedCollection;
 use crate::budget::{BudgetReservation, MemoryBudget};
-use crate::coarse::DIMS_MAX;
 use crate::collection::SearchThread;
 use crate::rerank::{BLOCK_BYTES, SearchLimits};
 
@@ -247,8 +247,8 @@ mod tests {
 
     use super::super::core::tests::small_core;
     use super::*;
-    use crate::coarse::Metric;
     use crate::registry::CollectionSettings;
+    use coarse::Metric;
 
     #[test]
     fn data_leaves_memory_for_searches() {

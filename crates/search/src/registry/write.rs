@@ -318,6 +318,7 @@ mod tests {
     use std::sync::Arc;
     use std::time::{Duration, Instant};
 
+    use coarse::Metric;
     use os::Rate;
     use storage::{FaultMedium, FaultPlan, UringMedium};
 
@@ -325,7 +326,6 @@ mod tests {
     use super::super::files::CollectionSettings;
     use super::*;
     use crate::budget::MemoryBudget;
-    use crate::coarse::Metric;
     use crate::collection::{Collection, CollectionOptions, Resources, until};
     use crate::filter::{Condition, CountRange, Match};
     use crate::points::{UpsertCondition, UpsertMode, uuid_hash};

@@ -2,6 +2,7 @@
 //! in it.
 
 use base::Result;
+use coarse::{BuildThreads, BuildVectors, CoarseKind, StreamedBuild};
 use matching::index::EdgeIndexBuilder;
 use storage::Medium;
 use storage::page::{Packer, RECORD_BYTES_MAX};
@@ -10,7 +11,6 @@ use super::file::{IoStep, SegmentFileWriter};
 use super::ids::SegmentIds;
 use super::layout::{RecordKind, SegmentSettings, VectorEncoding, kind};
 use super::rows::RowMapBuilder;
-use crate::coarse::{self, BuildThreads, BuildVectors, CoarseKind, StreamedBuild};
 use crate::payload_index::{self, PayloadIndexBuilder};
 
 /// Bytes of finished pages collected per write.

@@ -8,12 +8,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
 use base::{Error, ErrorKind, Result};
+use coarse::{CodeBlock, CodeRange, ReadCodes, is_codes};
 use storage::page::PAGE_BYTES;
 use storage::{Read, Reader, ReaderOptions, Sealed};
 
 use super::damage::DamagedPages;
 use super::file::SegmentContents;
-use crate::coarse::{CodeRange, ReadCodes, is_codes};
 use crate::segment_cache::{
     BlockContent, CachedFile, CachedSection, SegmentCache, SegmentCacheKey, VerifiedBlock,
 };
@@ -167,7 +167,7 @@ impl<'a> CodeReader<'a> {
 
     /// Returns a range of mapped memory, whose pages are verified once, or each time if the medium
     /// has lost pages.
-    fn mapped(&self, file: &[u8], range: &CodeRange) -> Result<Option<Arc<VerifiedBlock>>> {
+    fn mapped(&self, file: &[u8], range: &CodeRange) -> Result<Option<Arc<dyn CodeBlock>>> {
         let section = self.codes.section(range)?;
         let has_lost = self.file.lost_pages() > 0;
         for page in section.pages(range.start, range.bytes) {
@@ -192,7 +192,8 @@ impl<'a> CodeReader<'a> {
         } else {
             Some(BlockContent::Mapped(self.file.clone(), place))
         };
-        Ok(content.map(|content| Arc::new(VerifiedBlock::new(content, None))))
+        let block = content.map(|content| VerifiedBlock::new(content, None));
+        Ok(block.map(|block| Arc::new(block) as Arc<dyn CodeBlock>))
     }
 
     /// Reads the ranges that are not cached.
@@ -361,7 +362,7 @@ fn joined_reads(missing: &[MissingRange<'_>]) -> Vec<CodeRead> {
 }
 
 impl ReadCodes for CodeReader<'_> {
-    fn read(&self, wanted: &[CodeRange], out: &mut Vec<Option<Arc<VerifiedBlock>>>) -> Result<()> {
+    fn read(&self, wanted: &[CodeRange], out: &mut Vec<Option<Arc<dyn CodeBlock>>>) -> Result<()> {
         out.clear();
         if self.deadline.is_some_and(|deadline| Instant::now() > deadline) {
             self.late.set(true);
@@ -376,9 +377,9 @@ impl ReadCodes for CodeReader<'_> {
             let mut missing = Vec::new();
             for (at, range) in wanted.iter().enumerate() {
                 let section = self.codes.section(range)?;
-                out.push(
-                    self.codes.file.cache().get(CachedSection::Codes, self.key(section, range)),
-                );
+                let key = self.key(section, range);
+                let cached = self.codes.file.cache().get(CachedSection::Codes, key);
+                out.push(cached.map(|block| block as Arc<dyn CodeBlock>));
                 if out[at].is_none() {
                     let pages = section.pages(range.start, range.bytes);
                     let bytes = vec![0; range.bytes];
@@ -390,8 +391,8 @@ impl ReadCodes for CodeReader<'_> {
             }
             for member in &mut missing {
                 let key = self.key(member.section, member.range);
-                out[member.at] =
-                    member.content().map(|content| self.codes.file.cache().put(key, content));
+                let block = member.content().map(|it| self.codes.file.cache().put(key, it));
+                out[member.at] = block.map(|block| block as Arc<dyn CodeBlock>);
             }
         }
         let lost = wanted.iter().zip(&*out).filter(|(_, block)| block.is_none());

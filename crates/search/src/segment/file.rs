@@ -149,7 +149,7 @@ impl SegmentContents {
         file.read_at(0, &mut page).map_err(|error| error.context("superblock"))?;
         let superblock = Superblock::decode(&page)?;
         superblock.check(file.bytes())?;
-        if superblock.rows > crate::coarse::ROWS_MAX as u64 {
+        if superblock.rows > coarse::ROWS_MAX as u64 {
             return Err(Error::data_loss(format!("the superblock says {} rows", superblock.rows)));
         }
         let mut contents = SegmentContents { superblock, checks: Vec::new() };

@@ -1,8 +1,7 @@
 //! Sections of a segment, and the settings needed to read them.
 
 use base::{Error, Result};
-
-use crate::coarse::{DIMS_MAX, Metric};
+use coarse::{DIMS_MAX, Metric};
 
 /// Kinds of sections. Kinds from 0x100 on belong to the coarse index.
 pub(crate) mod kind {

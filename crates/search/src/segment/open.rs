@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 use base::{Error, Result};
+use coarse::{Coarse, RowSet};
 use matching::index::EdgeIndex;
 use storage::page::PAGE_BYTES;
 use storage::{Reader, Sealed};
@@ -25,9 +26,8 @@ use super::rows::RowLocation;
 use super::section_cache::SectionCache;
 use super::vectors::{ExactVectors, RowScores, Vectors};
 use crate::budget::{BudgetReservation, MemoryBudget};
-use crate::coarse::{self, Coarse};
 use crate::deletes::Deletes;
-use crate::filter::{Filter, RowSet};
+use crate::filter::Filter;
 use crate::payload_index::{
     self, CountPosition, FilterInput, IndexAnswer, IndexedFieldInfo, OrderPosition, OrderRange,
     OrderedRowVisitor, OrderedVisit, PayloadIndex, ValueCounts, ValueVisitor,

@@ -3,12 +3,12 @@
 use std::sync::Arc;
 
 use base::Result;
+use coarse::is_codes;
 
 use super::file::SegmentContents;
 use super::id_filter::IdFilter;
 use super::layout::kind;
 use crate::budget::BudgetReservation;
-use crate::coarse::is_codes;
 use crate::codes::CodesPlace;
 use crate::deletes::Deletes;
 use crate::segment_cache::SegmentCache;

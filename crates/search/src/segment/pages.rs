@@ -5,6 +5,7 @@ use std::ops::ControlFlow;
 use std::sync::Arc;
 
 use base::{Error, Result};
+use coarse::RowSet;
 use storage::Sealed;
 use storage::page::{PAGE_BYTES, RecordPage};
 
@@ -14,7 +15,6 @@ use super::layout::{kind, kind_name};
 use super::preload::{CacheableSection, PreloadState, sampled_share};
 use super::rows::{RowLocation, RowMap};
 use super::section_cache::SectionCache;
-use crate::filter::RowSet;
 use crate::segment_cache::{CachedFile, CachedSection, SegmentCache, block_bytes};
 
 /// Pages per read of all payloads.

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use base::{Error, Result};
+use coarse::{CoarseHit, Exact, Metric};
 use storage::page::PAGE_BYTES;
 use storage::superblock::Section;
 use storage::{Read, Reader, ReaderOptions, Sealed};
@@ -18,7 +19,6 @@ use super::ids::SegmentIds;
 use super::layout::SegmentSettings;
 use super::preload::{CacheableSection, PreloadState, sampled_share};
 use super::section_cache::SectionCache;
-use crate::coarse::{CoarseHit, Exact, Metric};
 use crate::segment_cache::block_bytes;
 
 /// Maximum reads of vectors in flight.
@@ -30,7 +30,7 @@ const STEP_BYTES: usize = 1 << 20;
 const GAP_PAGES: usize = 8;
 
 /// Returns the similarity of two embeddings, higher is more similar, as in
-/// [`crate::coarse::CoarseHit::score`].
+/// [`CoarseHit::score`].
 pub fn similarity(metric: Metric, query: &[f32], vector: &[f32]) -> f32 {
     match metric {
         Metric::Dot => kernels::float::dot(query, vector),

@@ -3,13 +3,14 @@
 use std::ops::Range;
 use std::sync::Arc;
 
+use coarse::CodeBlock;
 use storage::Sealed;
 
 use crate::budget::BudgetReservation;
 
 /// Part of a segment's file that was read from the medium and verified.
 #[derive(Debug)]
-pub struct VerifiedBlock {
+pub(crate) struct VerifiedBlock {
     content: BlockContent,
     /// Reservation in the memory budget; `None` if there was no room, and for mapped memory.
     _held: Option<BudgetReservation>,
@@ -43,7 +44,7 @@ impl VerifiedBlock {
     }
 
     /// Returns the bytes; empty for a block of numbers.
-    pub fn bytes(&self) -> &[u8] {
+    pub(crate) fn bytes(&self) -> &[u8] {
         match &self.content {
             BlockContent::Bytes(bytes) => bytes,
             BlockContent::Floats(_) => &[],
@@ -52,9 +53,14 @@ impl VerifiedBlock {
             }
         }
     }
+}
 
-    /// Returns the numbers; empty for a block of bytes.
-    pub fn floats(&self) -> &[f32] {
+impl CodeBlock for VerifiedBlock {
+    fn bytes(&self) -> &[u8] {
+        self.bytes()
+    }
+
+    fn floats(&self) -> &[f32] {
         match &self.content {
             BlockContent::Floats(values) => values,
             _ => &[],

@@ -6,7 +6,6 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use proptest::prelude::*;
-use search::coarse::{CoarseKind, Metric, ScanParams};
 use search::codes::CodesPlace;
 use search::collection::{
     Collection, CollectionOptions, CollectionQuery, Merging, PointParts, QueryHits, Resources,
@@ -15,6 +14,7 @@ use search::filter::{Condition, Filter, Match};
 use search::ingest::{Op, StoredPoint};
 use search::points::{NewPoint, PointId};
 use search::registry::{CollectionSettings, RegistryOptions};
+use search::{CoarseKind, Metric, ScanParams};
 use storage::page::PAGE_BYTES;
 use storage::superblock::Superblock;
 use storage::{FaultMedium, FaultPlan, Medium, ReadFault, UringMedium};

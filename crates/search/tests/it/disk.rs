@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use base::{Error, ErrorKind, Result};
-use search::coarse::Metric;
+use search::Metric;
 use search::collection::CollectionOptions;
 use search::registry::{CollectionSettings, Registry, RegistryOptions};
 use storage::{FaultMedium, FaultPlan, Medium};

@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 
 use base::ErrorKind;
 use matching::{MatchOptions, Probe, Scratch, synthetic};
-use search::coarse::Metric;
+use search::Metric;
 use search::duplicates::{
     DuplicateControl, DuplicateOptions, DuplicateProgress, DuplicateState, DuplicateStore, groups,
     run,

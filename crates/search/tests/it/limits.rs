@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use base::ErrorKind;
 use os::Rate;
+use search::Metric;
 use search::budget::MemoryBudget;
-use search::coarse::Metric;
 use search::collection::{Collection, CollectionOptions, CollectionQuery, Resources};
 use search::filter::{Condition, Filter, Match};
 use search::ingest::{Op, PointRef, StoredPoint};

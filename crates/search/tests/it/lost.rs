@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use base::ErrorKind;
-use search::coarse::Metric;
+use search::Metric;
 use search::collection::{Collection, CollectionQuery};
 use search::ingest::StoredPoint;
 use search::registry::{CollectionSettings, Registry};

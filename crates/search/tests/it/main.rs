@@ -5,7 +5,6 @@
 extern crate millpond_search as search;
 
 mod aliases;
-mod coarse;
 mod codes;
 mod collection;
 mod damage;

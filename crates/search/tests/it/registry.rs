@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use base::ErrorKind;
-use search::coarse::Metric;
+use search::Metric;
 use search::collection::PointParts;
 use search::filter::{Condition, Filter, Match};
 use search::points::{FetchedPoint, NewPoint, PayloadChange, PointId, PointSelection};

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use search::coarse::CoarseKind;
+use search::CoarseKind;
 use search::collection::{CollectionOptions, CollectionQuery};
 use search::filter::{Condition, Filter};
 

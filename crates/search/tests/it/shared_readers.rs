@@ -4,7 +4,7 @@ use std::path::Path;
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
-use search::coarse::Metric;
+use search::Metric;
 use search::collection::CollectionQuery;
 use search::points::{NewPoint, PointId};
 use search::registry::{CollectionSettings, NamedCollection, Registry, RegistryOptions};

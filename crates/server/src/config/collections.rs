@@ -55,7 +55,7 @@ pub struct SearchConfig {
     /// tokens.
     pub api_key: Option<String>,
     /// GPU that ranks large segments; `None` uses the processor only.
-    pub gpu: Option<search::coarse::device::GpuOptions>,
+    pub gpu: Option<coarse::device::GpuOptions>,
     /// Backups of collections.
     pub backups: BackupSettings,
 }

@@ -12,7 +12,7 @@ use metrics::KindLabels;
 use protocol::inference as pb;
 use protocol::inference::grpc_inference_service_client::GrpcInferenceServiceClient;
 use protocol::oip;
-use search::coarse::Metric;
+use search::Metric;
 use search::registry::CollectionSettings;
 use serde_json::json;
 use tokio_stream::StreamExt;

@@ -1,7 +1,7 @@
 //! Settings of collections, and hints for them.
 
-use search::coarse::{DIMS_MAX, Metric};
 use search::registry::{CollectionSettings, MediumChoice};
+use search::{DIMS_MAX, Metric};
 
 use super::*;
 

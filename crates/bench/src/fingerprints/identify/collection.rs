@@ -5,13 +5,13 @@ use std::sync::{Arc, mpsc};
 use std::time::Instant;
 
 use base::{Error, Result};
+use coarse::Metric;
 use loadgen::run_folder::RunFolder;
 use loadgen::stats::ratio;
 use matching::index::EdgeQuery;
 use matching::{Graph, MatchOptions, Probe, Scratch};
 use os::Rate;
 use search::Scorer;
-use search::coarse::Metric;
 use search::collection::{PRINT_CANDIDATES_MAX, PrintQuery, QueryHits, SearchThread};
 use search::points::{NewPoint, PointId};
 use search::registry::{CollectionSettings, NamedCollection, Registry, RegistryOptions};

@@ -1,7 +1,7 @@
 //! Tests of archives that a cluster receives and sends.
 
 use backup::{BackupContext, BackupProgress, RestoreTarget};
-use search::coarse::Metric;
+use search::Metric;
 use search::points::{NewPoint, PointId};
 use search::registry::CollectionSettings;
 use serde_json::{Map, json};

@@ -5,11 +5,12 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use base::Result;
+use coarse::RowSet;
 
 use super::{SelectedRows, value_of};
 use crate::budget::BudgetReservation;
 use crate::collection::scan::{PayloadScan, ScanStep};
-use crate::filter::{Filter, RowSet};
+use crate::filter::Filter;
 use crate::segment::{PayloadPass, Segment};
 
 /// Time after which a paused pass is dropped, because its query has ended.

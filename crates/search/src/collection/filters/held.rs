@@ -195,7 +195,8 @@ impl FreeOnDemand for FilterCaches {
 mod tests {
     use super::*;
     use crate::collection::filters::tests::{id_filter, segment};
-    use crate::filter::{Condition, RowSet};
+    use crate::filter::Condition;
+    use coarse::RowSet;
 
     #[test]
     fn filters_are_cached_with_all_segments() {

@@ -110,10 +110,10 @@ mod tests {
     use std::path::PathBuf;
 
     use super::*;
-    use crate::coarse::Metric;
     use crate::registry::AliasChange;
     use crate::registry::core::directories::leftovers;
     use crate::registry::core::tests::small_core;
+    use coarse::Metric;
 
     #[test]
     fn a_collection_without_a_directory_can_be_removed() {

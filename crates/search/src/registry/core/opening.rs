@@ -189,9 +189,9 @@ fn check_points(points: &Path) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use base::ErrorKind;
+    use coarse::Metric;
 
     use super::*;
-    use crate::coarse::Metric;
     use crate::ingest::PointRef;
     use crate::registry::CollectionSettings;
     use crate::registry::core::tests::small_core;

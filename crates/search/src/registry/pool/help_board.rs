@@ -74,10 +74,10 @@ impl Helpers for PoolHelpers {
 
 #[cfg(test)]
 mod tests {
+    use coarse::Metric;
     use crossbeam_channel::bounded;
 
     use super::*;
-    use crate::coarse::Metric;
     use crate::collection::SearchThread;
     use crate::registry::CollectionSettings;
     use crate::registry::core::tests::small_core;

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use proptest::prelude::*;
-use search::coarse::ScanParams;
+use search::ScanParams;
 use search::collection::{CollectionQuery, FacetValue, Merging, OrderValue, PointOrder};
 use search::filter::{Condition, CountRange, Filter, Match, MinShould, Range, each_value};
 use search::points::{
