@@ -152,7 +152,7 @@ test-kubernetes: ## render the Helm chart with helm and check it against the sch
 		tests/deployment/test_kubernetes_ports.py
 
 # Crates whose unit tests run under qemu's emulation of arm64. docs/deployment.md lists them and all that is not checked.
-ARM64_CRATES := base os kernels memory storage protocol schedule matching search
+ARM64_CRATES := base os kernels memory storage protocol schedule matching coarse search
 ARM64_TARGET := aarch64-unknown-linux-gnu
 
 .PHONY: test-arm64
