@@ -3,6 +3,7 @@
 use serde::de::Error as DeError;
 use serde_json::Value;
 
+use super::unique::UniqueMembers;
 use super::{VectorInput, VectorQuery, limits};
 use crate::examples::{ExampleQuery, ExampleRule};
 
@@ -58,8 +59,7 @@ struct ContextPair {
 #[serde(deny_unknown_fields)]
 pub(super) struct DiscoverParams {
     target: VectorInput,
-    #[serde(default)]
-    context: Value,
+    context: Option<UniqueMembers>,
 }
 
 /// Returns the query for points near a target, in the part of the space that pairs of examples
@@ -68,7 +68,8 @@ pub(super) struct DiscoverParams {
 /// # Errors
 /// As [`context_pairs`].
 pub(super) fn discover<E: DeError>(params: DiscoverParams) -> Result<VectorQuery, E> {
-    let pairs = context_pairs::<E>(params.context)?;
+    let pairs = params.context.map_or(Value::Null, |UniqueMembers(pairs)| pairs);
+    let pairs = context_pairs::<E>(pairs)?;
     Ok(by_pairs(ExampleRule::Discover, Some(params.target), pairs))
 }
 

@@ -9,6 +9,8 @@ use base::{Error, Result};
 use serde::{Deserialize, Serialize};
 use serde_json::value::{RawValue, to_raw_value};
 
+use super::unique::UniqueTexts;
+
 /// Members of a request, each as its text.
 type Members = BTreeMap<String, Box<RawValue>>;
 
@@ -54,7 +56,7 @@ pub fn incomplete_list() -> Error {
 #[derive(Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 struct OlderBatch {
-    searches: Vec<Members>,
+    searches: Vec<UniqueTexts>,
 }
 
 impl OlderQuery {
@@ -64,7 +66,7 @@ impl OlderQuery {
     /// `InvalidArgument` for a body that is not such a request. The reader of `points/query`
     /// checks the members that both have.
     pub fn query(self, body: &[u8]) -> Result<Vec<u8>> {
-        text(&self.converted(read(body)?, false)?)
+        text(&self.converted(read_members(body)?, false)?)
     }
 
     /// Returns the body of `points/query/groups` for a body of this request for groups.
@@ -72,7 +74,7 @@ impl OlderQuery {
     /// # Errors
     /// As [`OlderQuery::query`].
     pub fn groups(self, body: &[u8]) -> Result<Vec<u8>> {
-        text(&self.converted(read(body)?, true)?)
+        text(&self.converted(read_members(body)?, true)?)
     }
 
     /// Returns the body of `points/query/batch` for a body of several such requests.
@@ -82,9 +84,10 @@ impl OlderQuery {
     pub fn batch(self, body: &[u8]) -> Result<Vec<u8>> {
         let batch: OlderBatch = read(body)?;
         let mut searches = Vec::with_capacity(batch.searches.len());
-        for (at, members) in batch.searches.into_iter().enumerate() {
+        for (at, UniqueTexts(members)) in batch.searches.into_iter().enumerate() {
             let query = self.converted(members, false);
-            searches.push(query.map_err(|error| error.context(format_args!("searches[{at}]")))?);
+            let query = query.map_err(|error| error.context(format_args!("searches[{at}]")))?;
+            searches.push(UniqueTexts(query));
         }
         text(&OlderBatch { searches })
     }
@@ -100,7 +103,9 @@ impl OlderQuery {
         }
         if !grouped && let Some(top) = members.remove("top") {
             // Another name of the limit.
-            members.entry("limit".to_owned()).or_insert(top);
+            if members.insert("limit".to_owned(), top).is_some() {
+                return Err(Error::invalid("the request's JSON: duplicate field `limit`"));
+            }
         }
         let needed: &[&str] = if grouped { &GROUPS_NEEDED } else { &["limit"] };
         if let Some(name) = needed.iter().find(|name| !members.contains_key(**name)) {
@@ -131,6 +136,10 @@ fn read<'a, T: Deserialize<'a>>(body: &'a [u8]) -> Result<T> {
         .map_err(|error| Error::invalid("the request's JSON").caused_by(error))
 }
 
+fn read_members(body: &[u8]) -> Result<Members> {
+    read(body).map(|UniqueTexts(members)| members)
+}
+
 fn text(query: &impl Serialize) -> Result<Vec<u8>> {
     serde_json::to_vec(query).map_err(unwritten)
 }
@@ -153,7 +162,7 @@ fn search(members: &mut Members, query: &mut Members) -> Result<()> {
     let starts = |value: &RawValue, first: &[char]| value.get().starts_with(first);
     let mut vector = members.remove("vector").ok_or_else(expected)?;
     if starts(&vector, &['{']) {
-        let mut named: Members = read(vector.get().as_bytes())?;
+        let mut named = read_members(vector.get().as_bytes())?;
         let name = named.remove("name").filter(|name| starts(name, &['"'])).ok_or_else(expected)?;
         query.insert("using".to_owned(), name);
         // An object is a sparse vector, which the reader refuses with the reason.
@@ -290,6 +299,19 @@ mod tests {
         let groups = json!({"vector": [1], "limit": 2, "group_by": "a"});
         let error = Search.groups(groups.to_string().as_bytes()).unwrap_err();
         assert!(error.message().contains("`group_size`"), "{error}");
+        // As in Qdrant. The reader of a map would keep the last member.
+        for body in [
+            r#"{"vector": [1], "limit": 1, "filter": {"must": []}, "filter": {}}"#,
+            r#"{"vector": {"name": "v", "name": "w", "vector": [1]}, "limit": 1}"#,
+            r#"{"vector": [1], "limit": 1, "top": 2}"#,
+        ] {
+            let batch = format!("{{\"searches\": [{body}]}}");
+            for error in [Search.query(body.as_bytes()), Search.batch(batch.as_bytes())] {
+                let error = error.unwrap_err();
+                assert_eq!(error.kind(), ErrorKind::InvalidArgument, "{body}");
+                assert!(error.message().contains("duplicate field"), "{body}: {error}");
+            }
+        }
         let sparse = json!({"vector": {"name": "v", "vector": {"indices": [1], "values": [1]}},
                             "limit": 1});
         let query = Search.query(sparse.to_string().as_bytes()).unwrap();

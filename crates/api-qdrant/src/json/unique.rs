@@ -1,8 +1,11 @@
 //! JSON values whose objects have each member once.
 
+use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::fmt;
 
 use serde::de::{Deserialize, Deserializer, Error, MapAccess, SeqAccess, Visitor};
+use serde_json::value::RawValue;
 use serde_json::{Map, Number, Value};
 
 /// A value without repeated members. The reader of [`Value`] keeps the last of several members of
@@ -78,5 +81,41 @@ impl<'de> Visitor<'de> for UniqueMembersVisitor {
             members.insert(name, value);
         }
         Ok(Value::Object(members))
+    }
+}
+
+/// Members of an object, each as its text and each once. The objects in them are not checked.
+#[derive(serde::Serialize)]
+pub(super) struct UniqueTexts(pub(super) BTreeMap<String, Box<RawValue>>);
+
+impl<'de> Deserialize<'de> for UniqueTexts {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<UniqueTexts, D::Error> {
+        deserializer.deserialize_map(UniqueTextsVisitor).map(UniqueTexts)
+    }
+}
+
+struct UniqueTextsVisitor;
+
+impl<'de> Visitor<'de> for UniqueTextsVisitor {
+    type Value = BTreeMap<String, Box<RawValue>>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("an object")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut access: A) -> Result<Self::Value, A::Error> {
+        let mut members = BTreeMap::new();
+        while let Some(name) = access.next_key::<String>()? {
+            match members.entry(name) {
+                Entry::Vacant(entry) => {
+                    entry.insert(access.next_value()?);
+                }
+                Entry::Occupied(entry) => {
+                    let name = entry.key();
+                    return Err(A::Error::custom(format_args!("duplicate field `{name}`")));
+                }
+            }
+        }
+        Ok(members)
     }
 }

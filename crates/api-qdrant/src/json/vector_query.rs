@@ -1,5 +1,6 @@
 //! Queries of requests: by vectors, by a payload field, or by the hits of prefetches.
 
+use std::collections::BTreeSet;
 use std::fmt;
 
 use serde::de::{
@@ -8,6 +9,7 @@ use serde::de::{
 use serde_json::{Map, Value};
 
 use super::examples::{context, discover, recommend};
+use super::unique::UniqueMembers;
 use super::vector::{DenseVector, is_inference, no_vector, object};
 use search::collection::OrderValue;
 use search::points::PointId;
@@ -96,7 +98,7 @@ impl<'de> Deserialize<'de> for OrderBy {
             direction: Option<String>,
             start_from: Option<Value>,
         }
-        let value = Value::deserialize(deserializer)?;
+        let UniqueMembers(value) = UniqueMembers::deserialize(deserializer)?;
         if let Value::String(key) = value {
             super::filter::check_path(&key).map_err(D::Error::custom)?;
             return Ok(OrderBy { key, descending: false, start_from: None });
@@ -201,14 +203,18 @@ fn query_from_map<'de, A: MapAccess<'de>>(mut map: A) -> Result<VectorQuery, A::
     let mut mmr = None;
     let mut formula = None;
     let mut defaults = None;
+    let mut names = BTreeSet::new();
     while let Some(key) = map.next_key::<String>()? {
+        if !names.insert(key.clone()) {
+            return Err(A::Error::custom(format_args!("duplicate field `{key}`")));
+        }
         let read = match key.as_str() {
             "mmr" => {
                 mmr = map.next_value::<Option<MmrParams>>()?;
                 continue;
             }
             "formula" => {
-                formula = map.next_value::<Option<Value>>()?;
+                formula = map.next_value::<Option<UniqueMembers>>()?;
                 continue;
             }
             "defaults" => {
@@ -225,7 +231,7 @@ fn query_from_map<'de, A: MapAccess<'de>>(mut map: A) -> Result<VectorQuery, A::
             )));
         }
     }
-    if let Some(expression) = formula {
+    if let Some(UniqueMembers(expression)) = formula {
         if query.is_some() || mmr.is_some() {
             return Err(A::Error::custom("only defaults can be combined with formula"));
         }
@@ -269,7 +275,10 @@ fn query_member<'de, A: MapAccess<'de>>(
             fusion.map(VectorQuery::Fuse)
         }
         "discover" => map.next_value::<Option<_>>()?.map(discover::<A::Error>).transpose()?,
-        "context" => map.next_value::<Option<Value>>()?.map(context::<A::Error>).transpose()?,
+        "context" => {
+            let pairs = map.next_value::<Option<UniqueMembers>>()?;
+            pairs.map(|UniqueMembers(pairs)| context::<A::Error>(pairs)).transpose()?
+        }
         "sample" => {
             let name = map.next_value::<Option<String>>()?;
             name.map(|name| sample::<A::Error>(&name)).transpose()?

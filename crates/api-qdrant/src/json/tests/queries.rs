@@ -129,6 +129,24 @@ fn queries_are_read_in_every_form() {
 }
 
 #[test]
+fn queries_have_each_member_once() {
+    for query in [
+        r#"{"nearest": 1, "nearest": 2}"#,
+        r#"{"nearest": 1, "mmr": {"diversity": 0}, "mmr": null}"#,
+        r#"{"formula": 1, "formula": 2}"#,
+        r#"{"formula": {"div": {"left": 1, "left": 2, "right": 3}}}"#,
+        r#"{"context": [{"positive": 1, "positive": 2, "negative": 3}]}"#,
+        r#"{"discover": {"target": 1, "context": {"positive": 1, "negative": 2, "negative": 3}}}"#,
+        r#"{"order_by": {"key": "a", "key": "b"}}"#,
+    ] {
+        let error = parse::<QueryRequest>(format!("{{\"query\": {query}}}").as_bytes());
+        let error = error.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::InvalidArgument, "{query}");
+        assert!(error.message().contains("duplicate field"), "{query}: {error}");
+    }
+}
+
+#[test]
 fn queries_have_defaults() {
     let request: QueryRequest = read(&json!({})).unwrap();
     assert_eq!((request.limit(), request.offset(), request.query.is_none()), (10, 0, true));
