@@ -369,8 +369,9 @@ impl IvfPq {
         request.exact.filter(|_| !self.bytes.lossless() || self.metric == Metric::Cosine)
     }
 
-    /// Ranks `scratch.rows` by their bytes. Writes the best to `scratch.ivf.top`: those to compare
-    /// exactly, or `request.k`. The former are more if the bytes cannot tell rows apart.
+    /// Ranks `scratch.rows` by their bytes. Writes the best to `scratch.ivf.top`. With
+    /// [`CoarseRequest::exact`], these are more than `request.k`: all that can be among the best if
+    /// the bytes cannot tell rows apart, or if their scores are equal and their ids decide.
     ///
     /// # Errors
     /// The error of [`CoarseRequest::codes`].
@@ -380,8 +381,8 @@ impl IvfPq {
         scratch: &mut CoarseScratch,
     ) -> Result<()> {
         let k = request.k.min(HITS_MAX);
-        let is_exact = self.exact_source(request).is_some();
-        let kept = if is_exact { tune::kept_for_exact(k) } else { k };
+        let keeps_more = request.exact.is_some();
+        let kept = if keeps_more { tune::kept_for_exact(k) } else { k };
         let CoarseScratch { ivf, query, rows, .. } = scratch;
         self.bytes.prepare(query, self.metric != Metric::L2, &mut ivf.byte_query);
         if self.on_medium {
@@ -390,7 +391,7 @@ impl IvfPq {
         }
         self.offer_by_bytes(rows, kept, f32::INFINITY, request, ivf)?;
         let most = rows.len().min(HITS_MAX);
-        if is_exact
+        if keeps_more
             && kept < most
             && let Some(highest) = ivf.highest_missing(k, kept, request.params.wants_all())
         {
@@ -479,6 +480,7 @@ impl IvfPq {
         let CoarseScratch { ivf, rows, .. } = &mut *scratch;
         let Some(exact) = self.exact_source(request) else {
             out.extend(ivf.top.sorted().map(|(cost, row)| CoarseHit { row, score: -cost }));
+            keep_best(out, k, request.exact);
             return Ok(());
         };
         rows.clear();

@@ -2,7 +2,7 @@
 
 use coarse::{
     BuildThreads, BuiltIndex, CoarseBuild, CoarseHit, CoarseKind, CoarseRequest, CoarseScratch,
-    DenseVectors, Metric, RowSet, ScanParams, build,
+    DenseVectors, Exact, Metric, RowSet, ScanParams, build,
 };
 
 use crate::scene::{Counted, EVERYTHING, KINDS, METRICS, Scene, mix, score, vectors};
@@ -196,5 +196,46 @@ fn equal_and_zero_vectors() {
                 assert!((hit.score - truth).abs() < 0.05, "{kind:?} {metric:?} {hit:?} {truth}");
             }
         }
+    }
+}
+
+/// Exact scores of rows whose ids fall from row to row.
+struct FallingIds(DenseVectors);
+
+impl Exact for FallingIds {
+    fn scores(&self, query: &[f32], rows: &[u32], out: &mut Vec<f32>) -> base::Result<()> {
+        self.0.scores(query, rows, out)
+    }
+
+    fn id(&self, row: u32) -> u64 {
+        u64::from(u32::MAX - row)
+    }
+}
+
+#[test]
+fn of_equal_scores_the_smallest_ids_are_found() {
+    let (dims, metric) = (64, Metric::L2);
+    // The bytes have whole numbers without an error. From the query, 128 rows have the distance 13.
+    let middle = vec![128.0_f32; dims];
+    let mut vectors: Vec<f32> = Vec::new();
+    for (dim, offset) in (0..dims).flat_map(|dim| [(dim, 13.0), (dim, -13.0)]) {
+        let start = vectors.len();
+        vectors.extend_from_slice(&middle);
+        vectors[start + dim] += offset;
+    }
+    let corner = |at: usize| if mix(at as u64).is_multiple_of(2) { 0.0 } else { 255.0 };
+    vectors.extend((0..140 * dims).map(corner));
+    let plan =
+        CoarseBuild { vectors: &vectors, dims, metric, threads: BuildThreads::of(2), seed: 5 };
+    for kind in [CoarseKind::Flat, CoarseKind::IvfPq] {
+        let BuiltIndex { order, index } = build(kind, &plan).unwrap();
+        let exact = FallingIds(DenseVectors::new(&vectors, dims, metric, &order).unwrap());
+        let params = ScanParams { probes: 1000, refine: 400 };
+        let ask = CoarseRequest { params, exact: Some(&exact), ..CoarseRequest::best(10) };
+        let mut hits = Vec::new();
+        index.search(&middle, &ask, &mut CoarseScratch::default(), &mut hits).unwrap();
+        let found: Vec<u32> = hits.iter().map(|hit| hit.row).collect();
+        let equal = (0..order.len() as u32).rev().filter(|row| order[*row as usize] < 128);
+        assert_eq!(found, equal.take(10).collect::<Vec<_>>(), "{kind:?}");
     }
 }
