@@ -4,7 +4,7 @@
 
 use api_qdrant::json::{UpdateOperation, UpdateVectorsRequest, UpsertPoint, UpsertRequest};
 use base::{Error, Result};
-use search::points::{PayloadChange, PointId, PointSelection};
+use search::points::{NUMBERS_MAX, PayloadChange, PointId, PointSelection};
 use search::registry::CollectionSettings;
 use search::{Metric, SQUARE_MAX};
 use serde_json::{Map, Value};
@@ -45,13 +45,19 @@ pub fn depth(json: &[u8]) -> Result<()> {
     Ok(())
 }
 
-/// Checks an operation for a collection.
+/// Checks an operation for a collection. `old_holder` is a search node whose program knows no ids
+/// above 2^63 - 1, if the cluster has one.
 ///
 /// # Errors
-/// The error with which the collection would refuse the operation.
-pub(super) fn operation(operation: UpdateOperation, settings: &CollectionSettings) -> Result<()> {
+/// The error with which the collection would refuse the operation; `Unavailable` for a new point
+/// whose id `old_holder` does not know.
+pub(super) fn operation(
+    operation: UpdateOperation,
+    settings: &CollectionSettings,
+    old_holder: Option<&str>,
+) -> Result<()> {
     match operation {
-        UpdateOperation::Upsert(request) => upsert(request, settings),
+        UpdateOperation::Upsert(request) => upsert(request, settings, old_holder),
         UpdateOperation::Delete(request) | UpdateOperation::ClearPayload(request) => {
             selection(&request.selection()?)
         }
@@ -120,7 +126,11 @@ pub(super) fn stored_bytes(id: PointId, payload: &Map<String, Value>) -> Result<
     Ok(own.len() + if id.is_in_payload() { UUID_BYTES } else { 0 })
 }
 
-fn upsert(mut request: UpsertRequest, settings: &CollectionSettings) -> Result<()> {
+fn upsert(
+    mut request: UpsertRequest,
+    settings: &CollectionSettings,
+    old_holder: Option<&str>,
+) -> Result<()> {
     // Holders may make an operation twice, and a condition may hold for one of the two only.
     if !request.take_condition().is_always() {
         return Err(Error::unimplemented(
@@ -136,9 +146,24 @@ fn upsert(mut request: UpsertRequest, settings: &CollectionSettings) -> Result<(
     }
     for new in request.points(&settings.vector_name)? {
         let id = new.id;
+        known_id(id, old_holder)?;
         point(new, settings).map_err(|error| error.context(format_args!("point {id}")))?;
     }
     Ok(())
+}
+
+/// Checks that all holders know the id of a new point. An old holder would skip the point, so the
+/// copies of its shard would differ.
+fn known_id(id: PointId, old_holder: Option<&str>) -> Result<()> {
+    match (id, old_holder) {
+        (PointId::Number(number), Some(node)) if number >= NUMBERS_MAX => {
+            Err(Error::unavailable(format!(
+                "point {id}: the search node {node} has an earlier version, which knows no ids above 2^63 - 1; \
+                 upgrade the node, and write the point again"
+            )))
+        }
+        _ => Ok(()),
+    }
 }
 
 fn update_vectors(request: UpdateVectorsRequest, settings: &CollectionSettings) -> Result<()> {
@@ -219,7 +244,7 @@ mod tests {
 
     fn check(metric: Metric, body: &Value) -> Result<()> {
         let settings = CollectionSettings::new(2, metric);
-        operation(json::parse(body.to_string().as_bytes())?, &settings)
+        operation(json::parse(body.to_string().as_bytes())?, &settings, None)
     }
 
     fn check_point(metric: Metric, point: Value) -> Result<()> {
@@ -231,13 +256,33 @@ mod tests {
         let mut settings = CollectionSettings::new(2, Metric::Dot);
         settings.extra = json!({ IMAGES: {} });
         let points = json!({"upsert": {"points": [{"id": 1, "vector": [1, 2]}]}});
-        let refused = operation(json::parse(points.to_string().as_bytes()).unwrap(), &settings);
+        let refused =
+            operation(json::parse(points.to_string().as_bytes()).unwrap(), &settings, None);
         assert!(refused.unwrap_err().message().contains("/v1/images"));
         let vectors = json!({"update_vectors": {"points": [{"id": 1, "vector": [1, 2]}]}});
-        let refused = operation(json::parse(vectors.to_string().as_bytes()).unwrap(), &settings);
+        let refused =
+            operation(json::parse(vectors.to_string().as_bytes()).unwrap(), &settings, None);
         assert!(refused.unwrap_err().message().contains("/v1/images"));
         let delete = json!({"delete": {"points": [1]}});
-        operation(json::parse(delete.to_string().as_bytes()).unwrap(), &settings).unwrap();
+        operation(json::parse(delete.to_string().as_bytes()).unwrap(), &settings, None).unwrap();
+    }
+
+    #[test]
+    fn a_point_is_refused_while_an_old_holder_would_skip_it() {
+        let settings = CollectionSettings::new(2, Metric::Dot);
+        let write = |id: Value, old_holder| {
+            let body = json!({"upsert": {"points": [{"id": id, "vector": [1, 2]}]}});
+            let parsed = json::parse(body.to_string().as_bytes()).unwrap();
+            operation(parsed, &settings, old_holder)
+        };
+        let uuid = json!("5c56c793-69f3-4fbf-87e6-c4bf54c28c26");
+        for id in [json!(NUMBERS_MAX - 1), uuid] {
+            assert_eq!(write(id, Some("a")), Ok(()));
+        }
+        assert_eq!(write(json!(NUMBERS_MAX), None), Ok(()));
+        let error = write(json!(NUMBERS_MAX), Some("a")).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Unavailable);
+        assert!(error.message().contains("the search node a has"), "{error}");
     }
 
     #[test]

@@ -37,6 +37,8 @@ const SHARDS_AT_ONCE_MAX: usize = 64;
 const OWNER_WAIT: Duration = Duration::from_millis(250);
 /// Shortest time between two requests to an owner.
 const OWNER_PAUSE: Duration = Duration::from_millis(20);
+/// Number of the protocol from which holders know ids of points above 2^63 - 1.
+const LARGE_IDS_PROTOCOL: u32 = 1;
 /// Retry advice for a write that no owner took in time.
 const RETRY_AFTER: Duration = Duration::from_secs(1);
 
@@ -113,7 +115,8 @@ async fn change(context: RootContext, body: Bytes, kind: ChangeKind) -> Result<R
     let settings = collections::settings(&record)?;
     let shards = record.shards;
     let bytes = body.len();
-    let prepare = move || split_change(&body, kind, &settings, shards);
+    let old_holder = old_holder(&context.state.view.current());
+    let prepare = move || split_change(&body, kind, &settings, shards, old_holder.as_deref());
     let steps = context.compute(bytes, prepare).await?;
     let _texts = reserve_texts(&context, bytes)?;
     let made = apply_steps(&context, record.clone(), steps).await;
@@ -127,12 +130,19 @@ pub(super) async fn batch(context: RootContext, body: Bytes) -> Result<RootAnswe
     let settings = collections::settings(&record)?;
     let shards = record.shards;
     let bytes = body.len();
-    let prepare = move || split_batch(&body, &settings, shards);
+    let old_holder = old_holder(&context.state.view.current());
+    let prepare = move || split_batch(&body, &settings, shards, old_holder.as_deref());
     let (steps, count) = context.compute(bytes, prepare).await?;
     let _texts = reserve_texts(&context, bytes)?;
     let made = apply_steps(&context, record.clone(), steps).await;
     let entry = made.map_err(|error| unless_replaced(&context, &record, error))?;
     RootAnswer::of(&vec![completed(entry); count])
+}
+
+/// Returns the name of a search node that knows no ids of points above 2^63 - 1, if there is one.
+fn old_holder(view: &ClusterView) -> Option<String> {
+    let is_old = |node: &&NodeInfo| node.roles.search && node.protocol < LARGE_IDS_PROTOCOL;
+    view.nodes.values().find(is_old).map(|node| node.name.clone())
 }
 
 /// Reserves memory for the texts of the operations of a request of `bytes` bytes, and for the parts
@@ -160,18 +170,20 @@ fn completed(entry: u64) -> Value {
     json!({ "operation_id": entry, "status": "completed" })
 }
 
-/// Checks a change and splits it by shard.
+/// Checks a change and splits it by shard. `old_holder` is that of [`old_holder`].
 ///
 /// # Errors
-/// `InvalidArgument` for a body that is not such a change, or one that the settings do not permit.
+/// `InvalidArgument` for a body that is not such a change, or one that the settings do not permit;
+/// as [`check::operation`].
 fn split_change(
     body: &[u8],
     kind: ChangeKind,
     settings: &CollectionSettings,
     shards: u32,
+    old_holder: Option<&str>,
 ) -> Result<Vec<ChangeStep>> {
     check::depth(body)?;
-    check::operation(kind.parse(body)?, settings)?;
+    check::operation(kind.parse(body)?, settings, old_holder)?;
     let mut steps = ChangeSteps::default();
     match kind {
         ChangeKind::Upsert => split_changes::upsert(text(body)?, shards, steps.by_ids())?,
@@ -192,11 +204,12 @@ fn split_batch(
     body: &[u8],
     settings: &CollectionSettings,
     shards: u32,
+    old_holder: Option<&str>,
 ) -> Result<(Vec<ChangeStep>, usize)> {
     check::depth(body)?;
     let request: UpdateBatch = json::parse(body)?;
     for (at, operation) in request.operations.into_iter().enumerate() {
-        check::operation(operation, settings)
+        check::operation(operation, settings, old_holder)
             .map_err(|error| error.context(format_args!("operations[{at}]")))?;
     }
     let mut steps = ChangeSteps::default();
