@@ -275,7 +275,7 @@ impl RestCall {
         handler: fn(&Registry, &CallContext, &[u8]) -> Result<T>,
     ) -> Reply {
         let started = self.started;
-        reply(self.run_on_write_thread(handler, false).await, started)
+        reply(self.run_on_write_thread(handler, WriteKind::Named).await, started)
     }
 
     /// Makes a change as [`RestCall::write`] does, of points that the request may select by a
@@ -286,7 +286,18 @@ impl RestCall {
         handler: fn(&Registry, &CallContext, &[u8]) -> Result<T>,
     ) -> Reply {
         let started = self.started;
-        reply(self.run_on_write_thread(handler, true).await, started)
+        reply(self.run_on_write_thread(handler, WriteKind::Selected).await, started)
+    }
+
+    /// Makes a change as [`RestCall::write_selected`] does, which may delete points. In a
+    /// collection of images, this waits for the store of originals, and some threads remain free
+    /// for other writes.
+    pub(crate) async fn write_deleting<T: Serialize + 'static>(
+        self,
+        handler: fn(&Registry, &CallContext, &[u8]) -> Result<T>,
+    ) -> Reply {
+        let started = self.started;
+        reply(self.run_on_write_thread(handler, WriteKind::Deleting).await, started)
     }
 
     /// Removes the collection. `handler` removes one that holds no images.
@@ -303,7 +314,7 @@ impl RestCall {
     async fn run_on_write_thread<T: Serialize + 'static>(
         self,
         handler: fn(&Registry, &CallContext, &[u8]) -> Result<T>,
-        has_selection: bool,
+        kind: WriteKind,
     ) -> EncodedResult {
         let RestCall { state, context, headers, body, started } = self;
         state.requests.check_room()?;
@@ -314,7 +325,13 @@ impl RestCall {
         let _admitted = state.requests.admit()?;
         let (sender, receiver) = oneshot::channel();
         let deadline = context.deadline;
+        let has_selection = kind != WriteKind::Named;
         let selection = has_selection.then(|| body.clone());
+        let holds_images = || {
+            let named = registry.get(&context.collection);
+            named.is_ok_and(|named| context.images.holds_images(&named))
+        };
+        let deletes_images = kind == WriteKind::Deleting && holds_images();
         let refused_by = state.clone();
         let runtime = Handle::current();
         let run = move |admitted: Result<()>| {
@@ -338,10 +355,21 @@ impl RestCall {
         };
         state
             .write_threads
-            .submit(WriteJob { selection, run: Box::new(run) })
+            .submit(WriteJob { selection, deletes_images, run: Box::new(run) })
             .inspect_err(|error| count_refusal(&state, error, "write_queue"))?;
         await_result(receiver, deadline).await
     }
+}
+
+/// Kind of a change, which decides on its threads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum WriteKind {
+    /// It names its points.
+    Named,
+    /// It may select its points by a filter.
+    Selected,
+    /// It may select its points by a filter, and may delete them.
+    Deleting,
 }
 
 /// Checks the number of objects in a query before they are parsed: as a tree they take a hundred

@@ -114,7 +114,7 @@ fn points() -> Router<Arc<CollectionsState>> {
             &at("search/matrix/offsets"),
             post(|call: RestCall| call.read(matrix::offsets)).fallback(unsupported),
         )
-        .route(&at("delete"), post(|call: RestCall| call.write_selected(update::delete)))
+        .route(&at("delete"), post(|call: RestCall| call.write_deleting(update::delete)))
         .route(
             &at("payload"),
             post(|call: RestCall| call.write_selected(update::set_payload))
@@ -133,7 +133,7 @@ fn points() -> Router<Arc<CollectionsState>> {
             put(|call: RestCall| call.write(update::update_vectors)).fallback(unsupported),
         )
         .route(&at("vectors/delete"), post(|call: RestCall| call.write(update::delete_vectors)))
-        .route(&at("batch"), post(|call: RestCall| call.write_selected(update::batch)))
+        .route(&at("batch"), post(|call: RestCall| call.write_deleting(update::batch)))
 }
 
 /// Returns the older query routes, which `points/query` replaces.

@@ -1,7 +1,8 @@
 //! Threads that make changes and wait for the log, started with the first write.
 //!
-//! A write that selects its points by a filter may have to read all payloads of a collection. At
-//! most [`FILTER_THREADS`] threads run such writes, so other writes do not wait for them.
+//! A write that selects its points by a filter may have to read all payloads of a collection. A
+//! deletion of images waits for the store of originals, which may not answer. At most
+//! [`SLOW_THREADS`] threads run such slow writes, so other writes do not wait for them.
 
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -18,12 +19,12 @@ use crate::json;
 /// Number of threads. Writes that wait for the log at the same time share a flush, so a few more
 /// threads than the disk has queues help. The threads also parse JSON.
 const WRITE_THREADS: usize = 4;
-/// Maximum threads that run writes by filter at the same time.
-pub(crate) const FILTER_THREADS: usize = WRITE_THREADS / 2;
+/// Maximum threads that run slow writes at the same time.
+pub(crate) const SLOW_THREADS: usize = WRITE_THREADS / 2;
 /// Maximum writes that wait for a thread. Each holds its request's body.
 pub(crate) const WRITES_MAX: usize = 64;
-/// Maximum writes by filter that wait for one of [`FILTER_THREADS`]. Each holds its request's body.
-pub(crate) const FILTER_WRITES_MAX: usize = 64;
+/// Maximum slow writes that wait for one of [`SLOW_THREADS`]. Each holds its request's body.
+pub(crate) const SLOW_WRITES_MAX: usize = 64;
 /// Retry advice for a refused write.
 const RETRY_AFTER: Duration = Duration::from_secs(1);
 
@@ -31,6 +32,8 @@ const RETRY_AFTER: Duration = Duration::from_secs(1);
 pub(crate) struct WriteJob {
     /// Body that shows if the write selects its points by a filter; `None` if it never does.
     pub(crate) selection: Option<Bytes>,
+    /// True if it may delete images with their originals.
+    pub(crate) deletes_images: bool,
     /// Makes the change, or answers with the error of a refusal.
     pub(crate) run: Box<dyn FnOnce(Result<()>) + Send>,
 }
@@ -39,19 +42,19 @@ pub(crate) struct WriteJob {
 #[derive(Default)]
 pub(crate) struct WriteThreads(OnceLock<Sender<WriteJob>>);
 
-/// Writes by filter, of all threads.
+/// Slow writes, of all threads.
 #[derive(Default)]
-struct FilterWrites(Mutex<FilterQueue>);
+struct SlowWrites(Mutex<SlowQueue>);
 
 #[derive(Default)]
-struct FilterQueue {
-    /// Threads that run writes by filter.
+struct SlowQueue {
+    /// Threads that run slow writes.
     threads: usize,
     waiting: VecDeque<WriteJob>,
 }
 
 impl WriteThreads {
-    /// Runs `job` on one of the threads. If too many writes by filter wait, calls it with
+    /// Runs `job` on one of the threads. If too many slow writes wait, calls it with
     /// `ResourceExhausted`.
     ///
     /// # Errors
@@ -76,8 +79,9 @@ impl WriteThreads {
 }
 
 impl WriteJob {
-    fn is_by_filter(&self) -> bool {
-        self.selection.as_ref().is_some_and(|body| json::selects_by_filter(body))
+    fn is_slow(&self) -> bool {
+        let by_filter = |body: &Bytes| json::selects_by_filter(body);
+        self.deletes_images || self.selection.as_ref().is_some_and(by_filter)
     }
 
     fn finish(self, admitted: Result<()>) {
@@ -88,9 +92,9 @@ impl WriteJob {
     }
 }
 
-impl FilterWrites {
-    /// Runs a write by filter and the waiting ones. If enough threads run writes by filter already,
-    /// queues the write for them.
+impl SlowWrites {
+    /// Runs a slow write and the waiting ones. If enough threads run slow writes already, queues
+    /// the write for them.
     fn run(&self, job: WriteJob) {
         let mut next = self.admit(job);
         while let Some(job) = next {
@@ -102,17 +106,17 @@ impl FilterWrites {
     /// Returns the write if this thread may run it. Otherwise queues or refuses the write.
     fn admit(&self, job: WriteJob) -> Option<WriteJob> {
         let mut queue = self.0.lock();
-        if queue.threads < FILTER_THREADS {
+        if queue.threads < SLOW_THREADS {
             queue.threads += 1;
             return Some(job);
         }
-        if queue.waiting.len() < FILTER_WRITES_MAX {
+        if queue.waiting.len() < SLOW_WRITES_MAX {
             queue.waiting.push_back(job);
             return None;
         }
         drop(queue);
         let message = format!(
-            "{FILTER_WRITES_MAX} writes by filter are waiting; send fewer at the same time, or name points by id"
+            "{SLOW_WRITES_MAX} writes by filter or deletions of images are waiting; send fewer at the same time"
         );
         job.finish(Err(Error::exhausted(message).with_retry_after(RETRY_AFTER)));
         None
@@ -131,14 +135,14 @@ impl FilterWrites {
 
 fn start() -> Result<Sender<WriteJob>> {
     let (queue, jobs) = bounded::<WriteJob>(WRITES_MAX);
-    let by_filter = Arc::new(FilterWrites::default());
+    let slow = Arc::new(SlowWrites::default());
     for number in 0..WRITE_THREADS {
         let jobs = jobs.clone();
-        let by_filter = by_filter.clone();
+        let slow = slow.clone();
         let run = move || {
             for job in jobs {
-                if job.is_by_filter() {
-                    by_filter.run(job);
+                if job.is_slow() {
+                    slow.run(job);
                 } else {
                     job.finish(Ok(()));
                 }

@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 
 use super::{Bench, UUID, three};
 use crate::call::CallContext;
-use crate::write_threads::{FILTER_THREADS, FILTER_WRITES_MAX, WRITES_MAX, WriteJob, WriteThreads};
+use crate::write_threads::{SLOW_THREADS, SLOW_WRITES_MAX, WRITES_MAX, WriteJob, WriteThreads};
 use crate::{retrieve, update};
 
 /// Handler of a write.
@@ -32,7 +32,8 @@ fn writes_beyond_the_queue_are_refused() {
             let _ = held.lock().unwrap().recv();
             made.fetch_add(1, Ordering::SeqCst);
         };
-        match writers.submit(WriteJob { selection: None, run: Box::new(run) }) {
+        let job = WriteJob { selection: None, deletes_images: false, run: Box::new(run) };
+        match writers.submit(job) {
             Ok(()) => taken += 1,
             Err(error) => {
                 assert_eq!(error.kind(), ErrorKind::ResourceExhausted);
@@ -51,13 +52,13 @@ fn writes_beyond_the_queue_are_refused() {
 }
 
 #[test]
-fn writes_by_filter_leave_threads_to_other_writes() {
+fn slow_writes_leave_threads_to_other_writes() {
     let writers = WriteThreads::default();
     let (hold, held) = std::sync::mpsc::channel::<()>();
     let held = Arc::new(Mutex::new(held));
     let begun = Arc::new(AtomicUsize::new(0));
     let refused = Arc::new(AtomicUsize::new(0));
-    let by_filter = || {
+    let slow = |deletes_images: bool| {
         let held = held.clone();
         let begun = begun.clone();
         let refused = refused.clone();
@@ -72,8 +73,9 @@ fn writes_by_filter_leave_threads_to_other_writes() {
                 refused.fetch_add(1, Ordering::SeqCst);
             }
         };
-        let selection = Some(Bytes::from_static(br#"{"filter": {"must": []}}"#));
-        writers.submit(WriteJob { selection, run: Box::new(run) }).unwrap();
+        let body = if deletes_images { r#"{"points": [1]}"# } else { r#"{"filter": {}}"# };
+        let selection = Some(Bytes::from_static(body.as_bytes()));
+        writers.submit(WriteJob { selection, deletes_images, run: Box::new(run) }).unwrap();
     };
     let wait_until = |what: &str, holds: &dyn Fn() -> bool| {
         let deadline = Instant::now() + Duration::from_secs(60);
@@ -83,19 +85,20 @@ fn writes_by_filter_leave_threads_to_other_writes() {
         }
     };
     let beyond = 3;
-    for _ in 0..FILTER_THREADS + FILTER_WRITES_MAX + beyond {
-        by_filter();
+    for at in 0..SLOW_THREADS + SLOW_WRITES_MAX + beyond {
+        slow(at % 2 == 0);
         let (sender, receiver) = std::sync::mpsc::channel();
         let run = move |_: base::Result<()>| sender.send(()).unwrap();
         // A body without a filter at its top is that of another write.
         let selection = Some(Bytes::from_static(br#"{"points": [1]}"#));
-        writers.submit(WriteJob { selection, run: Box::new(run) }).unwrap();
+        let job = WriteJob { selection, deletes_images: false, run: Box::new(run) };
+        writers.submit(job).unwrap();
         receiver.recv_timeout(Duration::from_secs(60)).unwrap();
     }
     wait_until("writes are refused", &|| refused.load(Ordering::SeqCst) == beyond);
-    wait_until("writes begin", &|| begun.load(Ordering::SeqCst) == FILTER_THREADS);
+    wait_until("writes begin", &|| begun.load(Ordering::SeqCst) == SLOW_THREADS);
     drop(hold);
-    let all = FILTER_THREADS + FILTER_WRITES_MAX;
+    let all = SLOW_THREADS + SLOW_WRITES_MAX;
     wait_until("waiting writes run", &|| begun.load(Ordering::SeqCst) == all);
     assert_eq!(refused.load(Ordering::SeqCst), beyond);
 }
