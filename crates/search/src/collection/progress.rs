@@ -396,3 +396,40 @@ fn reason(damage: &Damage, bytes: Option<u64>, is_end: bool, keys: Option<&[u64]
     };
     format!("{place}: {changes}; {whose}")
 }
+
+#[cfg(test)]
+mod tests {
+    use os::Rate;
+    use storage::UringMedium;
+
+    use super::*;
+    use crate::budget::MemoryBudget;
+    use crate::coarse::Metric;
+    use crate::collection::{CollectionOptions, Resources};
+    use crate::ingest::PointRef;
+    use crate::rerank::SharedCaches;
+
+    fn unknown(collection: &Collection, state: &CollectionState) -> Vec<Vec<u64>> {
+        let logs = collection.damaged_logs(state, 9).into_iter();
+        logs.map(|damaged| damaged.unknown).collect()
+    }
+
+    #[test]
+    fn a_list_names_the_unknown_points_of_its_state() {
+        let root = tempfile::tempdir().unwrap();
+        let medium = Arc::new(UringMedium::plain(root.path().to_owned()).unwrap());
+        let budget = MemoryBudget::new(64 << 20);
+        let resources = Resources::new(budget, 1 << 20, Rate::unlimited()).unwrap();
+        let options = CollectionOptions::new(2, Metric::L2);
+        let shared = Arc::new(SharedCaches::new(0, 512));
+        let collection = Collection::open(medium, options, &resources, shared).unwrap();
+        collection.log_damaged(1, None, "on purpose");
+        collection.record_lost_changes(1, Some(vec![7]));
+        let published = collection.state();
+        let point = PointRef { id: 7, embedding: &[1.0, 0.0], record: b"", payload: b"" };
+        collection.upsert(point).unwrap();
+        // That write may not be durable when the list of the earlier state is.
+        assert_eq!(unknown(&collection, &published), [vec![7]]);
+        assert!(unknown(&collection, &collection.state()).is_empty());
+    }
+}
