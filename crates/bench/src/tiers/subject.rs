@@ -174,7 +174,7 @@ pub(super) fn candidates(shape: &TierShape, target: u32, seed: u64) -> Vec<Reran
     numbers.swap(0, place);
     let candidate = |(rank, number): (usize, u32)| {
         let (segment, row) = shape.position(number);
-        RerankCandidate { segment, row, coarse: -(rank as f32) }
+        RerankCandidate { segment, row, id: number.into(), coarse: -(rank as f32) }
     };
     numbers.into_iter().enumerate().map(candidate).collect()
 }

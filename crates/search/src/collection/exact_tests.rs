@@ -275,7 +275,8 @@ fn helped(candidates: usize, leave: usize) -> usize {
 #[test]
 fn threads_claim_fewer_candidates_near_the_end() {
     let rows = 0..20 * PART_CANDIDATES as u32;
-    let candidates = rows.map(|row| RerankCandidate { segment: 0, row, coarse: 0.0 }).collect();
+    let candidates =
+        rows.map(|row| RerankCandidate { segment: 0, row, id: 0, coarse: 0.0 }).collect();
     let shared = CandidateParts::new(candidates, 2);
     let mut limits = vec![shared.unscored_max()];
     while shared.parts.claim().is_some() {

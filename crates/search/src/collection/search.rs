@@ -470,7 +470,7 @@ pub(super) fn codes_reader(codes: &mut Option<CodesThread>) -> Option<&mut dyn R
 fn in_segment(ranked: &RankedPoint<'_>) -> Option<RerankCandidate> {
     match ranked.place {
         HitLocation::Segment(segment, row) => {
-            Some(RerankCandidate { segment, row, coarse: ranked.coarse })
+            Some(RerankCandidate { segment, row, id: ranked.id, coarse: ranked.coarse })
         }
         HitLocation::Memtable(_) => None,
     }

@@ -135,6 +135,8 @@ pub struct RerankCandidate {
     pub segment: u32,
     /// Row of the segment.
     pub row: u32,
+    /// Id of the point. It decides between hits of equal scores.
+    pub id: u64,
     /// Coarse score; higher is more similar.
     pub coarse: f32,
 }

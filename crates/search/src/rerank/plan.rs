@@ -175,8 +175,12 @@ mod tests {
     const JOINING: Joining = Joining { bytes_max: 16384, gap_max: 4096 };
 
     fn wanted(segment: u32, page: u64, slot: u16) -> WantedRecord {
-        let candidate =
-            RerankCandidate { segment, row: (page * 8) as u32 + u32::from(slot), coarse: 0.0 };
+        let candidate = RerankCandidate {
+            segment,
+            row: (page * 8) as u32 + u32::from(slot),
+            id: 0,
+            coarse: 0.0,
+        };
         WantedRecord { candidate, address: Address { offset: page * 4096, bytes: 4096, slot } }
     }
 

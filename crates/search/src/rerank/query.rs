@@ -86,8 +86,7 @@ pub(crate) const DAMAGED_MAX: usize = 64;
 /// Result of a query.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct RerankResult {
-    /// Hits, best first; equal scores by segment and row. Fewer than `k` if there were fewer
-    /// candidates.
+    /// Hits, best first; equal scores by id. Fewer than `k` if there were fewer candidates.
     pub hits: Vec<(RerankCandidate, f32)>,
     /// True if a hit may be missing: a record is damaged or was not scored by the deadline.
     pub partial: bool,

@@ -5,7 +5,7 @@ use std::cmp::Ordering;
 use super::RerankCandidate;
 
 /// Keeps the k best in an order that does not depend on their arrival: higher scores first, equal
-/// ones by segment and row.
+/// ones by id. So it does not depend on the segments and their rows, which merges change.
 #[derive(Debug)]
 pub(super) struct Ranking {
     k: usize,
@@ -14,9 +14,10 @@ pub(super) struct Ranking {
     best: Vec<(RerankCandidate, f32)>,
 }
 
-/// Orders by descending score, then by segment and row.
+/// Orders by descending score, then by id. Records of one id are ordered by segment and row.
 pub(super) fn order(a: &(RerankCandidate, f32), b: &(RerankCandidate, f32)) -> Ordering {
-    b.1.total_cmp(&a.1).then_with(|| (a.0.segment, a.0.row).cmp(&(b.0.segment, b.0.row)))
+    let place = |it: &RerankCandidate| (it.id, it.segment, it.row);
+    b.1.total_cmp(&a.1).then_with(|| place(&a.0).cmp(&place(&b.0)))
 }
 
 impl Ranking {
@@ -46,7 +47,7 @@ impl Ranking {
     }
 
     /// Returns true if a record with at most this score can still become a hit. A score equal to
-    /// the last one can, because ties are broken by row.
+    /// the last one can, because ties are broken by id.
     pub(super) fn open_to(&self, bound: f32) -> bool {
         if self.best.len() < self.k {
             return true;
@@ -73,7 +74,11 @@ mod tests {
             // Few different scores, so that many are equal; duplicates have equal scores.
             let scored: Vec<_> = rows
                 .iter()
-                .map(|&(segment, row)| (RerankCandidate { segment, row, coarse: 0.0 }, (row % 5) as f32))
+                .map(|&(segment, row)| {
+                    // A later segment has smaller ids.
+                    let id = u64::from(3 - segment) * 20 + u64::from(row);
+                    (RerankCandidate { segment, row, id, coarse: 0.0 }, (row % 5) as f32)
+                })
                 .collect();
             let mut ranking = Ranking::new(k);
             for &(candidate, score) in &scored {

@@ -226,7 +226,9 @@ fn searcher(limits: SearchLimits, submitted: &Arc<AtomicU64>) -> Searcher {
 }
 
 fn rows(rows: impl Iterator<Item = u32>, coarse: impl Fn(u32) -> f32) -> Vec<RerankCandidate> {
-    rows.map(|row| RerankCandidate { segment: 0, row, coarse: coarse(row) }).collect()
+    let candidate =
+        |row| RerankCandidate { segment: 0, row, id: u64::from(row), coarse: coarse(row) };
+    rows.map(candidate).collect()
 }
 
 #[test]
@@ -297,8 +299,8 @@ fn a_deadline_makes_the_result_partial() {
     let submitted = Arc::default();
     let own = segment(&[(3, 100); 50], &[], false);
     let mut candidates = rows(0..50, |_| 0.0);
-    candidates.push(RerankCandidate { segment: 9, row: 0, coarse: 0.0 });
-    candidates.push(RerankCandidate { segment: 0, row: 50, coarse: 0.0 });
+    candidates.push(RerankCandidate { segment: 9, row: 0, id: 50, coarse: 0.0 });
+    candidates.push(RerankCandidate { segment: 0, row: 50, id: 51, coarse: 0.0 });
     let mut query = one_query(own, candidates, 3, First { bounded: false });
     query.deadline = Some(Instant::now());
     let ranked = searcher(SearchLimits::default(), &submitted).one(query).unwrap();

@@ -83,7 +83,9 @@ fn candidates(case: &Case, segments: &[Segment], raw: &[RawCandidate]) -> Vec<Re
             let segment = segment % segments.len();
             let row = row % segments[segment].places.len();
             let coarse = f32::from(case.segments[segment].0[row].0) + f32::from(slack);
-            RerankCandidate { segment: segment as u32, row: row as u32, coarse }
+            // Ids fall from segment to segment and from row to row.
+            let id = u64::MAX - (segment * 1000 + row) as u64;
+            RerankCandidate { segment: segment as u32, row: row as u32, id, coarse }
         })
         .collect()
 }
@@ -110,7 +112,8 @@ fn naive(
             hits.push((segment, row, f32::from(case.segments[segment as usize].0[row as usize].0)));
         }
     }
-    hits.sort_by(|a, b| b.2.total_cmp(&a.2).then((a.0, a.1).cmp(&(b.0, b.1))));
+    // The largest segment and row have the smallest id.
+    hits.sort_by(|a, b| b.2.total_cmp(&a.2).then((b.0, b.1).cmp(&(a.0, a.1))));
     hits.truncate(k);
     (hits, lost)
 }
