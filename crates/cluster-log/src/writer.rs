@@ -103,6 +103,12 @@ impl ShardWriter {
         *self.handle.shared.status.borrow()
     }
 
+    /// Returns true if the last request to the store has failed, and the store has created no entry
+    /// since.
+    pub fn is_failing(&self) -> bool {
+        self.handle.shared.health.error().is_some()
+    }
+
     /// Waits until the writer owns the log or has lost it. Returns true if it owns the log.
     pub async fn started(&self) -> bool {
         self.phase(|phase| phase != WriterPhase::Starting).await == WriterPhase::Owning

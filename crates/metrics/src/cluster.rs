@@ -31,6 +31,8 @@ pub struct ClusterMetrics {
     pub write_conflicts: Counter,
     /// Writes that this owner refused, because the disks of all holders of the shard are full.
     pub full_disk_refusals: Counter,
+    /// Logs of shards that this node writes, and whose entries the store refuses.
+    pub failing_logs: LevelGauge,
     /// Originals without a point that this node removed from the store.
     pub abandoned_originals: Counter,
     /// Snapshots of shards: "taken", "failed", "restored".
@@ -93,11 +95,21 @@ impl ClusterMetrics {
             self.full_disk_refusals.clone(),
         );
         r.register(
+            "cluster_failing_logs",
+            "Logs of shards that this node writes, while the store refuses its entries or does not answer",
+            self.failing_logs.clone(),
+        );
+        r.register(
             "cluster_abandoned_originals",
             "Originals without a point that this node removed from the store; a killed node can leave such originals",
             self.abandoned_originals.clone(),
         );
         r.register("cluster_snapshots", "Snapshots of shards, by outcome", self.snapshots.clone());
+        self.register_copies(r);
+    }
+
+    /// Registers the metrics of the copies of shards.
+    fn register_copies(&self, r: &mut Registry) {
         r.register(
             "cluster_damaged_shards",
             "Shards whose copy on this node is damaged or being replaced",

@@ -312,9 +312,16 @@ async fn an_unreachable_store_is_answered_at_the_deadline() {
     let error = writer.write(operations(&["no"]), now).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unavailable);
     assert!(was_not_made(&error) && error.message().contains("broke off"), "{error}");
+    soon(async {
+        while !writer.is_failing() {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    })
+    .await;
     line.set_faults(Faults::default());
     assert_eq!(soon(first).await.unwrap().unwrap(), EntryNumber(1));
     write(&writer, "yes").await.unwrap();
+    assert!(!writer.is_failing());
     assert_eq!(texts(whole_log(&store.log()).await), ["unknown", "yes"]);
 }
 

@@ -157,8 +157,16 @@ impl OwnedShards {
             self.decide_on_full_shards(&current, is_certain);
             self.release_unwanted(&current, is_certain).await;
             self.acquire_wanted(&current).await;
+            self.count_failing();
             let _ = tokio::time::timeout(CHECK_INTERVAL, view.changed()).await;
         }
+    }
+
+    /// Counts the logs whose entries the store does not take. A node that reads the store keeps
+    /// such logs, so an operator must know of them.
+    fn count_failing(&self) {
+        let failing = self.owned.lock().values().filter(|shard| shard.writer.is_failing()).count();
+        self.services.metrics.failing_logs.set(i64::try_from(failing).unwrap_or(i64::MAX));
     }
 
     /// Decides on the writes of shards whose holders have full disks. If the view is not certain,
