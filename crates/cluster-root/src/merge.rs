@@ -24,7 +24,9 @@ const PAGE_BYTES_MAX: usize = 128 << 20;
 pub(super) enum HitOrder {
     /// The largest score first. Hits of equal scores are in the order of their ids.
     HigherScore,
-    /// The smallest score first, because it is a distance.
+    /// The smallest score first, because it is a distance. Hits of equal scores are in the order of
+    /// their ids, but those of one shard stay in its order: it compares squared distances, and
+    /// several of them can have the same root.
     LowerScore,
     /// By a value of the payload, and then by the id.
     Value { descending: bool },
@@ -212,15 +214,24 @@ fn all_points(shards: ShardResults<'_>) -> Result<(Vec<KeyedPoint<'_>>, bool)> {
     let mut partial = shards.incomplete;
     let mut all = Vec::new();
     for result in shards.results {
-        if let Some(mut points) = points_in_one_pass(result.get()) {
-            all.append(&mut points);
-            continue;
-        }
-        let result: PointsText<'_> = read(result)?;
-        partial |= result.partial;
-        all.append(&mut result.into_keyed()?);
+        let (mut points, is_partial) = shard_points(result)?;
+        partial |= is_partial;
+        all.append(&mut points);
     }
     Ok((all, partial))
+}
+
+/// Reads the points of a shard. Returns them, and true if points may be missing.
+///
+/// # Errors
+/// As [`read`].
+fn shard_points(result: &RawValue) -> Result<(Vec<KeyedPoint<'_>>, bool)> {
+    if let Some(points) = points_in_one_pass(result.get()) {
+        return Ok((points, false));
+    }
+    let result: PointsText<'_> = read(result)?;
+    let partial = result.partial;
+    Ok((result.into_keyed()?, partial))
 }
 
 /// Reads the points of a page that has no other member and no space between its points. Returns
@@ -245,6 +256,33 @@ fn points_in_one_pass(page: &str) -> Option<Vec<KeyedPoint<'_>>> {
     Some(points)
 }
 
+/// Hit of a shard, and its place among the hits of all shards.
+struct PlacedHit<'a> {
+    point: KeyedPoint<'a>,
+    /// Key that decides the place.
+    key: PointKey,
+    /// Position among the hits of the shard. It decides between equal keys.
+    at: usize,
+}
+
+/// Returns the hits of a shard with their places, in the order of the shard.
+fn placed(order: HitOrder, points: Vec<KeyedPoint<'_>>) -> impl Iterator<Item = PlacedHit<'_>> {
+    let mut last: Option<PointKey> = None;
+    points.into_iter().enumerate().map(move |(at, point)| {
+        let mut key = point.key;
+        // With the largest id so far, a hit comes right after the hits of its shard before it. A
+        // larger limit then changes no place, so each hit is on one page.
+        if order == HitOrder::LowerScore
+            && let Some(before) = last
+            && before.score == key.score
+        {
+            key.id = key.id.max(before.id);
+        }
+        last = Some(key);
+        PlacedHit { point, key, at }
+    })
+}
+
 /// Returns the merged hits of a query.
 ///
 /// # Errors
@@ -254,9 +292,16 @@ pub(super) fn merged_hits<'a>(
     order: HitOrder,
     range: HitRange,
 ) -> Result<MergedHits<'a>> {
-    let (mut all, partial) = all_points(shards)?;
-    let compare =
-        |one: &KeyedPoint<'_>, other: &KeyedPoint<'_>| order.compare(&one.key, &other.key);
+    let mut partial = shards.incomplete;
+    let mut all: Vec<PlacedHit<'a>> = Vec::new();
+    for result in shards.results {
+        let (points, is_partial) = shard_points(result)?;
+        partial |= is_partial;
+        all.extend(placed(order, points));
+    }
+    let compare = |one: &PlacedHit<'_>, other: &PlacedHit<'_>| {
+        order.compare(&one.key, &other.key).then(one.at.cmp(&other.at))
+    };
     let kept = range.offset.saturating_add(range.limit);
     if kept < all.len() {
         all.select_nth_unstable_by(kept, compare);
@@ -264,7 +309,8 @@ pub(super) fn merged_hits<'a>(
     }
     all.sort_unstable_by(compare);
     all.drain(..range.offset.min(all.len()));
-    Ok(MergedHits { points: all, partial })
+    let points = all.into_iter().map(|hit| hit.point).collect();
+    Ok(MergedHits { points, partial })
 }
 
 /// Returns the JSON of the merged hits of a query.

@@ -61,6 +61,22 @@ fn larger_scores_come_first_except_for_distances() {
     assert_eq!(missing["partial"], true);
 }
 
+/// A shard orders its hits by squared distances, which are equal once they are rounded. It returns
+/// as many hits as there are up to the end of the page.
+#[test]
+fn pages_of_equal_distances_have_each_hit_once() {
+    let shards = [vec![9, 1, 7], vec![5, 8], vec![3]];
+    let page = |offset: usize| {
+        let first = |shard: &Vec<u64>| -> Vec<Value> {
+            shard.iter().take(offset + 1).map(|id| hit(*id, 2.0)).collect()
+        };
+        let results = shards.each_ref().map(|shard| json!({ "points": first(shard) }));
+        ids(&merged(&results, false, |it| hits(it, HitOrder::LowerScore, range(offset, 1))))
+    };
+    let pages: Vec<Value> = (0..6).flat_map(page).collect();
+    assert_eq!(pages, [3_u64, 5, 8, 9, 1, 7].map(Value::from));
+}
+
 #[test]
 fn the_text_of_points_stays() {
     let payload = r#"{"f":1e-7,"big":18446744073709551615}"#;
