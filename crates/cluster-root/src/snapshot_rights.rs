@@ -73,7 +73,8 @@ mod tests {
     use metrics::Metrics;
     use serde_json::json;
     use transport::access::{
-        AccessPolicy, Caller, CollectionScope, CorsPolicy, KeyRing, KeyRole, KeySources, Operation,
+        AccessPolicy, BrowserSessions, Caller, CollectionScope, CorsPolicy, KeyRing, KeyRole,
+        KeySources, Operation,
     };
 
     use super::*;
@@ -100,7 +101,7 @@ mod tests {
         let caller = Caller { peer: None, headers: &headers };
         let collections = CollectionScope::Names;
         let list = Operation { collections, ..Operation::new(KeyRole::Read) };
-        policy.authorize(caller, false, &list).unwrap().unwrap()
+        policy.authorize(caller, BrowserSessions::Ignored, &list).unwrap().unwrap()
     }
 
     fn images(kind: ImageKind, model: &str) -> ImageSettings {

@@ -7,8 +7,8 @@ use axum::body::Body;
 use http::{HeaderMap, HeaderValue, Request, header};
 use serde_json::json;
 use transport::access::{
-    AccessPolicy, Caller, CollectionScope, CorsPolicy, KeyGrant, KeyRing, KeyRole, KeySources,
-    Operation,
+    AccessPolicy, BrowserSessions, Caller, CollectionScope, CorsPolicy, KeyGrant, KeyRing, KeyRole,
+    KeySources, Operation,
 };
 
 use crate::root_support::TestRoot;
@@ -34,7 +34,7 @@ fn grant(root: &TestRoot) -> KeyGrant {
     let headers = HeaderMap::from_iter([(header::AUTHORIZATION, key)]);
     let caller = Caller { peer: None, headers: &headers };
     let list = Operation { collections: CollectionScope::Names, ..Operation::new(KeyRole::Read) };
-    policy.authorize(caller, false, &list).unwrap().unwrap()
+    policy.authorize(caller, BrowserSessions::Ignored, &list).unwrap().unwrap()
 }
 
 /// Returns a root with the collections "c" and "public".

@@ -8,7 +8,7 @@ use protocol::inference as oip;
 use protocol::tensorflow::serving as tfs;
 use qdrant_grpc::QdrantCall;
 use transport::Peer;
-use transport::access::{Caller, KeyGrant, KeyRefusal, KeyRole, Operation};
+use transport::access::{BrowserSessions, Caller, KeyGrant, KeyRefusal, KeyRole, Operation};
 
 use super::Request;
 use super::response::{self, Response};
@@ -72,7 +72,7 @@ pub(super) fn authorize(
     let peer = request.extensions().get::<Peer>().copied();
     let caller = Caller { peer, headers: request.headers() };
     // No page of this server calls gRPC, so cookies do not count.
-    let admitted = state.access.authorize(caller, false, &Operation::new(role));
+    let admitted = state.access.authorize(caller, BrowserSessions::Ignored, &Operation::new(role));
     if role == KeyRole::Admin
         && let Err(KeyRefusal::Unauthenticated(error) | KeyRefusal::Refused(error)) = &admitted
     {
@@ -97,7 +97,7 @@ fn authenticate(
     state: &ModelsState,
     request: Request,
 ) -> std::result::Result<Request, Box<Response>> {
-    match state.access.authenticate(request.headers(), false) {
+    match state.access.authenticate(request.headers(), BrowserSessions::Ignored) {
         // The route finds the key again and charges it.
         Ok(_) => Ok(request),
         Err(error) => Err(Box::new(unauthenticated(&error))),

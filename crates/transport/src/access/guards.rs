@@ -11,7 +11,8 @@ use http::request::Parts;
 use http::{HeaderMap, HeaderValue, StatusCode, header};
 
 use super::{
-    AccessPolicy, Caller, KeyGrant, KeyRefusal, KeyRole, Operation, SEC_FETCH_SITE, check_same_site,
+    AccessPolicy, BrowserSessions, Caller, KeyGrant, KeyRefusal, KeyRole, Operation,
+    SEC_FETCH_SITE, check_same_site,
 };
 use crate::peer::Peer;
 use crate::reply::Reply;
@@ -79,7 +80,11 @@ impl AccessPolicy {
         let peer = parts.extensions.get::<Peer>().copied();
         let caller = Caller { peer, headers: &parts.headers };
         // A browser adds the cookie of a session to requests of other sites' pages too.
-        let sessions = parts.method.is_safe() || is_own_page(&parts.headers);
+        let sessions = if parts.method.is_safe() || is_own_page(&parts.headers) {
+            BrowserSessions::Accepted
+        } else {
+            BrowserSessions::Ignored
+        };
         let admitted = self.authorize(caller, sessions, &operation);
         if let Err(KeyRefusal::Refused(error) | KeyRefusal::Unauthenticated(error)) = &admitted
             && operation.role == KeyRole::Admin

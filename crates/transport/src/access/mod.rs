@@ -89,6 +89,15 @@ pub struct Caller<'a> {
     pub headers: &'a HeaderMap,
 }
 
+/// Use of a browser's session as the key of a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum BrowserSessions {
+    /// The session counts as its key.
+    Accepted,
+    /// The request must show a key itself.
+    Ignored,
+}
+
 /// The reason why a key is not accepted.
 #[derive(Debug)]
 pub enum KeyRefusal {
@@ -106,14 +115,14 @@ impl AccessPolicy {
     }
 
     /// Returns the rights of a request's key; `None` if the server needs no keys. Counts the
-    /// request. The session of a browser counts as its key if `sessions` is true.
+    /// request.
     ///
     /// # Errors
     /// The reason why the key may not do `operation`.
     pub fn authorize(
         &self,
         caller: Caller<'_>,
-        sessions: bool,
+        sessions: BrowserSessions,
         operation: &Operation,
     ) -> std::result::Result<Option<KeyGrant>, KeyRefusal> {
         let found = self.authenticate(caller.headers, sessions);
@@ -124,14 +133,20 @@ impl AccessPolicy {
     }
 
     /// Returns the rights of the key that a request shows; `None` if the server needs no keys. Does
-    /// not count the request. The session of a browser counts as its key if `sessions` is true.
+    /// not count the request.
     ///
     /// # Errors
     /// `PermissionDenied` if the request shows no key of the server.
-    pub fn authenticate(&self, headers: &HeaderMap, sessions: bool) -> Result<Option<KeyGrant>> {
+    pub fn authenticate(
+        &self,
+        headers: &HeaderMap,
+        sessions: BrowserSessions,
+    ) -> Result<Option<KeyGrant>> {
         let Some(keys) = &self.keys else { return Ok(None) };
         let found = found_key(keys, headers)?;
-        let found = found.filter(|(_, source)| sessions || *source == KeySource::Header);
+        let found = found.filter(|(_, source)| {
+            sessions == BrowserSessions::Accepted || *source == KeySource::Header
+        });
         let Some((grant, _)) = found else {
             let reason = if shows_key(headers) {
                 "the key of this request is not a key of this server: send one of its keys"
@@ -381,7 +396,8 @@ mod tests {
         let reason = |name: HeaderName, value: &'static str| {
             let headers = HeaderMap::from_iter([(name, HeaderValue::from_static(value))]);
             let caller = Caller { peer: None, headers: &headers };
-            match policy.authorize(caller, false, &Operation::new(KeyRole::Read)) {
+            let operation = Operation::new(KeyRole::Read);
+            match policy.authorize(caller, BrowserSessions::Ignored, &operation) {
                 Err(KeyRefusal::Unauthenticated(error)) => error.message().to_owned(),
                 other => panic!("{other:?}"),
             }
