@@ -1,7 +1,11 @@
 //! The files of the request log. Each holds the records of one model and works as a warm-up file.
+//!
+//! Two servers can have one directory, at least while the new one of an upgrade starts beside the
+//! old one. So a server locks the files that it writes, and neither cuts nor removes a file that
+//! another one has locked.
 
 use std::collections::BTreeMap;
-use std::fs::File;
+use std::fs::{File, TryLockError};
 use std::io::{Read, Seek, SeekFrom, Write};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -68,8 +72,9 @@ impl OpenLogFile {
 }
 
 impl LogFiles {
-    /// Creates the directory and finds the files of earlier runs. Cuts an incomplete record off
-    /// their ends, which a crash may have left.
+    /// Creates the directory and finds the files of earlier runs and of other servers. Cuts an
+    /// incomplete record off their ends, which a crash may have left, unless another server writes
+    /// the file.
     ///
     /// # Errors
     /// Errors of the directory.
@@ -155,6 +160,8 @@ impl LogFiles {
         let mut options = os::private::options();
         let file = options.write(true).create_new(true).open(&path);
         let file = file.map_err(|e| Error::io(&path, &e))?;
+        // If the file system has no locks, another server takes the file for one of an earlier run.
+        let _ = file.try_lock();
         let open = OpenLogFile { file, path, bytes: 0, records: 0, used: Instant::now() };
         self.open.insert(model.clone(), open);
         Ok(())
@@ -218,7 +225,18 @@ impl LogFiles {
     }
 }
 
+/// Returns true if another server, or an open file of this one, has the lock of `file`.
+fn is_written(file: &File) -> bool {
+    matches!(file.try_lock(), Err(TryLockError::WouldBlock))
+}
+
+/// Removes a file, unless another server writes it.
 fn remove(path: &Path) {
+    // NFS locks only a file that is open for writing.
+    let opened = File::options().write(true).open(path);
+    if opened.is_ok_and(|file| is_written(&file)) {
+        return;
+    }
     if let Err(error) = std::fs::remove_file(path)
         && error.kind() != std::io::ErrorKind::NotFound
     {
@@ -226,11 +244,15 @@ fn remove(path: &Path) {
     }
 }
 
-/// Cuts an incomplete record off the end of a file, and returns the bytes that stay.
+/// Cuts an incomplete record off the end of a file, and returns the bytes that stay. Does not
+/// change a file that another server writes: its last record may be incomplete for a moment.
 fn repair(path: &Path, format: RequestLogFormat) -> Result<u64> {
     let io = |e: std::io::Error| Error::io(path, &e);
     let mut file = File::options().read(true).write(true).open(path).map_err(io)?;
     let length = file.metadata().map_err(io)?.len();
+    if is_written(&file) {
+        return Ok(length);
+    }
     let whole = match format {
         RequestLogFormat::TfRecord => whole_records(&mut file, length),
         RequestLogFormat::Json => whole_lines(&mut file, length),
@@ -387,6 +409,26 @@ mod tests {
     }
 
     #[test]
+    fn a_file_that_another_server_writes_stays_as_it_is() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut old = files(dir.path(), 1000);
+        assert!(old.append(&"m".into(), &[0; 84]).unwrap());
+        let path = dir.path().join(&names(dir.path())[0]);
+        // The first half of the next record is on disk.
+        let mut written = std::fs::read(&path).unwrap();
+        written.extend_from_within(..50);
+        std::fs::write(&path, &written).unwrap();
+        let mut new = files(dir.path(), 1000);
+        for _ in 0..20 {
+            assert!(new.append(&"other".into(), &[0; 84]).unwrap());
+        }
+        assert_eq!(std::fs::read(&path).unwrap(), written);
+        drop((old, new));
+        drop(files(dir.path(), 1000));
+        assert_eq!(std::fs::metadata(&path).unwrap().len(), 100, "no server writes it");
+    }
+
+    #[test]
     fn a_record_larger_than_a_file_changes_nothing() {
         let dir = tempfile::tempdir().unwrap();
         let mut log = files(dir.path(), 1000);
@@ -421,6 +463,7 @@ mod tests {
         log.append(&"m".into(), &long).unwrap();
         let path = dir.path().join(&names(dir.path())[0]);
         assert!(path.to_str().unwrap().ends_with(".jsonl"));
+        drop(log);
         let whole = std::fs::read(&path).unwrap();
         for (cut, left) in [(0, whole.len()), (1, 3), (long.len() - 1, 3), (long.len() + 1, 0)] {
             std::fs::write(&path, &whole[..whole.len() - cut]).unwrap();
@@ -436,6 +479,7 @@ mod tests {
         log.append(&"m".into(), b"one").unwrap();
         log.append(&"m".into(), b"two").unwrap();
         let path = dir.path().join(&names(dir.path())[0]);
+        drop(log);
         for cut in 1..19 {
             let whole = std::fs::read(&path).unwrap();
             std::fs::write(&path, &whole[..38 - cut]).unwrap();
