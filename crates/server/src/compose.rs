@@ -1,5 +1,6 @@
 //! Composes the server: the state of each router, above models and workers.
 
+use std::net::IpAddr;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
@@ -57,6 +58,8 @@ pub(crate) struct HttpOptions {
     pub(crate) log: Option<Arc<dyn LogFilter>>,
     /// True if the HTTP port is encrypted.
     pub(crate) encrypted: bool,
+    /// Address of the admin port, if it has one of its own.
+    pub(crate) admin_host: Option<IpAddr>,
 }
 
 impl HttpOptions {
@@ -67,6 +70,7 @@ impl HttpOptions {
             metric_names: listeners.metric_names,
             log: config.log.clone(),
             encrypted: listeners.encrypts_http(),
+            admin_host: listeners.admin_host,
         }
     }
 }

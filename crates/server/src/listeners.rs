@@ -117,7 +117,7 @@ pub(crate) fn listen(
     }
     if let Some(socket) = sockets.admin {
         let socket = starter.tcp(socket, scheme("admin=http", "admin=https", &options.http_tls))?;
-        starter.http("admin", socket, Surface::Whole);
+        starter.http("admin", socket, Surface::Admin);
     }
     if let Some(path) = sockets.http_path {
         let socket = starter.unix("http+unix", &path, mode)?;

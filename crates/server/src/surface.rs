@@ -6,6 +6,8 @@ pub(crate) enum Surface {
     /// All routes and calls.
     #[default]
     Whole,
+    /// All routes and calls, at the admin port, which can have an address of its own.
+    Admin,
     /// Everything except admin calls, metrics and pages, which the admin port offers.
     Public {
         /// The admin port.
@@ -17,7 +19,7 @@ impl Surface {
     /// Returns the admin port, if admin calls are there and not here.
     pub(crate) fn elsewhere(self) -> Option<u16> {
         match self {
-            Surface::Whole => None,
+            Surface::Whole | Surface::Admin => None,
             Surface::Public { admin_port } => Some(admin_port),
         }
     }

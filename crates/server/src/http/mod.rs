@@ -31,7 +31,7 @@ use axum::{Extension, Router};
 use base::Error;
 use http::{HeaderMap, Uri, header};
 use observe::{Exporter, MetricNames, trace_call};
-use transport::access::{KeyGrant, OperationGuard};
+use transport::access::{AccessPolicy, KeyGrant, OperationGuard};
 use transport::{Reply, RequestBody, RequestResources, Shared, count_body};
 
 use crate::compose::Server;
@@ -176,7 +176,18 @@ pub(crate) fn router(server: &Server, surface: Surface) -> Router {
         .fallback(fallback::unknown)
         .method_not_allowed_fallback(fallback::wrong_method)
         .layer(Extension(surface));
-    access.guard_hosts(access.cors.guard(routes, is_api))
+    host_policy(server, surface).guard_hosts(access.cors.guard(routes, is_api))
+}
+
+/// Returns the rules for the host names in requests. An admin port that only this machine reaches
+/// takes no name of another site, even if other machines reach the other ports.
+fn host_policy(server: &Server, surface: Surface) -> Arc<AccessPolicy> {
+    match (surface, server.http_options.admin_host) {
+        (Surface::Admin, Some(host)) => {
+            Arc::new(AccessPolicy { host, ..AccessPolicy::clone(&server.access) })
+        }
+        _ => server.access.clone(),
+    }
 }
 
 /// Returns the routes that the admin port offers in place of the others: metrics, log and pages.

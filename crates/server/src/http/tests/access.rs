@@ -206,6 +206,27 @@ fn listed_origins_use_the_api_and_administer_nothing() {
     }
 }
 
+/// Other machines reach the public ports, and only this one reaches the admin port.
+#[test]
+fn a_local_admin_port_refuses_names_of_other_sites() {
+    let dir = tempfile::tempdir().unwrap();
+    publish(&dir.path().join("models/echo/1"), ECHO, &[]).unwrap();
+    let mut config = loopback::configuration(dir.path(), &dir.path().join("models"));
+    config.listeners.host = std::net::IpAddr::from([0, 0, 0, 0]);
+    config.listeners.admin_port = Some(0);
+    config.listeners.admin_host = Some(std::net::IpAddr::from([127, 0, 0, 1]));
+    for (surface, host, status) in [
+        (Surface::Admin, "evil.example", "403"),
+        (Surface::Admin, "localhost", "200"),
+        (Surface::Public { admin_port: 8502 }, "mill.example", "200"),
+    ] {
+        let served = Loopback::start_with(&config, Arc::new(FakeEngine::new()), surface);
+        let request = format!("GET /livez HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n");
+        let answer = said(&served, request.as_bytes());
+        assert!(answer.starts_with(&format!("http/1.1 {status}")), "{host}: {answer}");
+    }
+}
+
 #[test]
 fn public_ports_name_the_admin_port() {
     let dir = tempfile::tempdir().unwrap();
