@@ -207,11 +207,14 @@ impl OperatorHead {
                 | "Attention"
                 | "AveragePool"
                 | "Conv"
+                | "DepthToSpace"
                 | "GlobalAveragePool"
                 | "If"
+                | "LinearAttention"
                 | "MaxPool"
                 | "QLinearConv"
                 | "RotaryEmbedding"
+                | "SpaceToDepth"
                 | "Transpose"
         )
     }
@@ -260,4 +263,20 @@ fn text(walker: &mut Walker, range: Range<u64>) -> Result<String> {
     }
     let bytes = walker.bytes(range, NAME_BYTES_MAX)?;
     Ok(String::from_utf8_lossy(&bytes).into_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// ONNX defines these operators by a graph with a `Transpose`, the last two since opset 28. The
+    /// library uses the graph if it has no kernel of the version.
+    #[test]
+    fn operators_that_are_defined_by_a_transpose_move_axes() {
+        for name in ["AffineGrid", "LinearAttention", "DepthToSpace", "SpaceToDepth"] {
+            let operator = OperatorHead { name: name.to_owned(), ..OperatorHead::default() };
+            assert!(operator.moves_axes(), "{name}");
+        }
+        assert!(!OperatorHead { name: "Add".to_owned(), ..OperatorHead::default() }.moves_axes());
+    }
 }
