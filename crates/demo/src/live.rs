@@ -193,8 +193,7 @@ mod tests {
             verdict: Judgement::Right,
             version: due,
         };
-        let kept =
-            KeptSamples { samples: (0..10).map(sample).collect(), faults: Faults::default() };
+        let kept = KeptSamples { samples: (0..10).map(sample).collect(), ..KeptSamples::default() };
         let mut seen = LiveCounts::default();
         assert!(seen.line().contains("p999 - ms steady, - ms during swaps"), "{}", seen.line());
         seen.add(kept, &[seconds(2), seconds(7)], seconds(2), seconds(10));
@@ -202,7 +201,7 @@ mod tests {
         assert_eq!((seen.version, seen.rate), (9, 1.0));
         assert!(seen.table().contains("during swaps"));
         let failed = RequestSample { verdict: Judgement::Failed, ..sample(1) };
-        let kept = KeptSamples { samples: vec![failed], faults: Faults::default() };
+        let kept = KeptSamples { samples: vec![failed], ..KeptSamples::default() };
         seen.add(kept, &[], seconds(2), seconds(1));
         assert_eq!((seen.steady.count(), seen.swap.count()), (6, 4));
     }

@@ -9,7 +9,7 @@ use base::{Error, Result};
 use crate::drive::{Judgement, RequestSample, SampleSink};
 use crate::stats::Latencies;
 
-/// Samples that a [`SampleLog`] keeps; further ones are counted but not kept.
+/// Maximum samples that a [`SampleLog`] keeps. It only counts further ones.
 const SAMPLES_MAX: usize = 20_000_000;
 /// Maximum number of different reasons for failure.
 const REASONS_MAX: usize = 16;
@@ -59,10 +59,17 @@ impl Faults {
     }
 }
 
-/// A sink that keeps every sample.
-#[derive(Debug, Default)]
+/// A sink that keeps every sample, up to a maximum.
+#[derive(Debug)]
 pub struct SampleLog {
     inner: Mutex<KeptSamples>,
+    samples_max: usize,
+}
+
+impl Default for SampleLog {
+    fn default() -> SampleLog {
+        SampleLog { inner: Mutex::default(), samples_max: SAMPLES_MAX }
+    }
 }
 
 /// Content of a [`SampleLog`].
@@ -70,6 +77,8 @@ pub struct SampleLog {
 pub struct KeptSamples {
     /// Samples in the order of their answers.
     pub samples: Vec<RequestSample>,
+    /// Number of further samples, which are not kept. Their faults are counted.
+    pub dropped: u64,
     /// Failed and wrong requests.
     pub faults: Faults,
 }
@@ -85,8 +94,10 @@ impl SampleSink for SampleLog {
     fn record(&self, sample: RequestSample, reason: Option<&str>) {
         let mut kept = lock(&self.inner);
         kept.faults.count(sample.verdict, reason);
-        if kept.samples.len() < SAMPLES_MAX {
+        if kept.samples.len() < self.samples_max {
             kept.samples.push(sample);
+        } else {
+            kept.dropped += 1;
         }
     }
 }
@@ -207,5 +218,16 @@ mod tests {
         log.record(sample(0, 1, Judgement::Right), None);
         assert_eq!(log.take().samples.len(), 1);
         assert!(log.take().samples.is_empty());
+    }
+
+    #[test]
+    fn a_full_log_counts_the_samples_that_it_drops() {
+        let log = SampleLog { samples_max: 2, ..SampleLog::default() };
+        for _ in 0..5 {
+            log.record(sample(0, 1, Judgement::Wrong), None);
+        }
+        let kept = log.take();
+        assert_eq!((kept.samples.len(), kept.dropped, kept.faults.wrong), (2, 3, 5));
+        assert_eq!(log.take().dropped, 0);
     }
 }

@@ -125,6 +125,8 @@ pub(super) struct SwapRound {
     pub(super) swap: LatencySummary,
     pub(super) failed: u64,
     pub(super) wrong: u64,
+    /// Requests beyond the maximum of samples. No latency includes them.
+    pub(super) dropped_samples: u64,
     pub(super) reasons: Vec<String>,
     /// Swaps that the server counted.
     pub(super) swaps: u64,
@@ -307,6 +309,7 @@ impl SwapFigures {
             swap: cut.all_windows.summary(),
             failed: kept.faults.failed,
             wrong: kept.faults.wrong,
+            dropped_samples: kept.dropped,
             reasons: kept.faults.lines(),
             swaps: self.swaps,
             load_s: if is_control { self.burn.as_secs_f64() } else { step("load") },

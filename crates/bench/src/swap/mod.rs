@@ -266,6 +266,15 @@ pub fn run(args: &SwapArgs, env: &BenchEnv) -> Result<()> {
     };
     let mut rounds: Vec<SwapRound> = Vec::new();
     let progress = StepProgress::new((args.rounds * args.arms.len()) as u64);
+    if let Some(program) = setup.system_binary.as_deref()
+        && server::is_older(program, &env.millpond)
+    {
+        progress.line(&format!(
+            "{} is older than {}, and may be another version: run `make build-system`",
+            program.display(),
+            env.millpond.display()
+        ));
+    }
     for round in 0..args.rounds {
         for &arm in &args.arms {
             progress.say(format!(

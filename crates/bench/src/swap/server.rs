@@ -236,3 +236,33 @@ pub(crate) fn system_binary(env: &BenchEnv, given: Option<&Path>) -> Result<Path
         ))
     })
 }
+
+/// Returns true if the file `program` was changed before the file `than`, so that it may lack
+/// changes of the source code.
+pub(crate) fn is_older(program: &Path, than: &Path) -> bool {
+    let changed = |path: &Path| std::fs::metadata(path).and_then(|found| found.modified()).ok();
+    matches!((changed(program), changed(than)), (Some(one), Some(other)) if one < other)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+    use std::time::SystemTime;
+
+    use super::*;
+
+    #[test]
+    fn a_program_of_an_earlier_build_is_older() {
+        let dir = tempfile::tempdir().unwrap();
+        let built = |name: &str, seconds: u64| {
+            let path = dir.path().join(name);
+            let time = SystemTime::UNIX_EPOCH + Duration::from_secs(seconds);
+            File::create(&path).unwrap().set_modified(time).unwrap();
+            path
+        };
+        let old = built("old", 1_000_000);
+        let new = built("new", 2_000_000);
+        assert!(is_older(&old, &new) && !is_older(&new, &old) && !is_older(&old, &old));
+        assert!(!is_older(&dir.path().join("none"), &new));
+    }
+}
