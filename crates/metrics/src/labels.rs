@@ -85,6 +85,15 @@ pub struct BytesLabels {
     pub version: u64,
 }
 
+/// Label of a version.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub struct VersionLabels {
+    /// Model name.
+    pub model: Arc<str>,
+    /// Version number.
+    pub version: u64,
+}
+
 /// A version and its state.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub struct StateLabels {

@@ -47,7 +47,7 @@ pub use images::ImageMetrics;
 pub use keys::{KeyLabels, KeyMetrics, KeyOutcomeLabels};
 pub use labels::{
     BytesLabels, CauseLabels, KindLabels, ModelLabels, PROTOCOLS, PhaseLabels, QuantileLabels,
-    RequestLabels, STATUSES, StateLabels, SwapLabels, TraceLabels,
+    RequestLabels, STATUSES, StateLabels, SwapLabels, TraceLabels, VersionLabels,
 };
 pub use process::ProcessMetrics;
 pub use prometheus_client;
@@ -107,6 +107,8 @@ pub struct Metrics {
     pub cpu_throttled_seconds: SecondsGauge,
     /// 1 for the state each version is in.
     pub model_state: Family<StateLabels, LevelGauge>,
+    /// 1 for a version that failed; 0 once a newer version of its model serves.
+    pub failed_version: Family<VersionLabels, LevelGauge>,
     /// Versions published in place of another.
     pub swaps: Family<ModelLabels, Counter>,
     /// Loads that failed.
@@ -219,6 +221,7 @@ impl Default for Metrics {
             cpu_limit_cores: Gauge::default(),
             cpu_throttled_seconds: SecondsGauge::default(),
             model_state: Family::default(),
+            failed_version: Family::default(),
             swaps: Family::default(),
             load_failures: Family::default(),
             settings_taken_over: Family::default(),

@@ -177,6 +177,8 @@ fn fill(metrics: &Metrics) {
         let labels = StateLabels { model: model.clone(), version: 1, state };
         drop(metrics.model_state.get_or_create(&labels));
     }
+    let failed = VersionLabels { model: model.clone(), version: 1 };
+    drop(metrics.failed_version.get_or_create(&failed));
     for step in ["load", "warm", "drain", "unload"] {
         let labels = SwapLabels { model: model.clone(), step };
         drop(metrics.swap_last_seconds.get_or_create(&labels));

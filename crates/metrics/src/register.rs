@@ -49,6 +49,11 @@ impl Metrics {
             self.process_bytes.clone(),
         );
         r.register("model_state", "1 for the state each version is in", self.model_state.clone());
+        r.register(
+            "failed_version",
+            "1 for a version that failed; 0 once a newer version of its model serves",
+            self.failed_version.clone(),
+        );
         self.register_cpu_limit();
         self.register_connections();
         self.register_loads();

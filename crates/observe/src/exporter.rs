@@ -4,13 +4,13 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use inference::InferenceStats;
-use lifecycle::{UpdateStatus, VersionStatus};
+use lifecycle::{LifecycleState, UpdateStatus, VersionStatus};
 use metrics::prometheus_client::metrics::counter::Counter;
 use metrics::prometheus_client::metrics::family::Family;
 use metrics::{
     BytesLabels, ImageMetrics, KeyMetrics, KeyOutcomeLabels, KindLabels, Metrics, ModelKindLabels,
     ModelLabels, Percentiles, PriorityLabels, ProcessMetrics, QuantileLabels, SchedulingMetrics,
-    StateLabels,
+    StateLabels, VersionLabels,
 };
 use os::CpuQuota;
 use parking_lot::Mutex;
@@ -387,6 +387,7 @@ fn process(metrics: &ProcessMetrics) {
 /// Rebuilds the gauges of versions, so that a released version leaves no series.
 fn versions(parts: &ObservedParts) {
     parts.metrics.model_state.clear();
+    parts.metrics.failed_version.clear();
     parts.metrics.parameter_bytes.clear();
     parts.metrics.updates.waiting.clear();
     let home = if parts.parameters_in_pool { "dram" } else { "heap" };
@@ -399,7 +400,14 @@ fn versions(parts: &ObservedParts) {
             let labels = ModelLabels { model: name.clone() };
             parts.metrics.updates.waiting.get_or_create(&labels).set(waiting as i64);
         }
+        let is_ready = |version: &&VersionStatus| version.state == LifecycleState::Ready;
+        let newest = model.versions.iter().filter(is_ready).map(|ready| ready.version).max();
         for version in model.versions {
+            if version.state == LifecycleState::Failed {
+                let labels = VersionLabels { model: name.clone(), version: version.version };
+                let is_newest = newest.is_none_or(|ready| ready < version.version);
+                parts.metrics.failed_version.get_or_create(&labels).set(i64::from(is_newest));
+            }
             let labels = StateLabels {
                 model: name.clone(),
                 version: version.version,

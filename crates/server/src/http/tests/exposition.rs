@@ -19,6 +19,21 @@ fn scrapes_at_the_same_time_all_see_the_models() {
 }
 
 #[test]
+fn a_failure_counts_until_a_newer_version_serves() {
+    let dir = tempfile::tempdir().unwrap();
+    let served = served(dir.path(), |_| {});
+    let shows = |value: u8| {
+        let line = format!("millpond_failed_version{{model=\"echo\",version=\"2\"}} {value}\n");
+        until(|| served.server.exporter.exposition().contains(&line));
+    };
+    let models = dir.path().join("models/echo");
+    publish(&models.join("2"), &format!("{ECHO}fail-load broken\n"), &[]).unwrap();
+    shows(1);
+    publish(&models.join("3"), ECHO, &[]).unwrap();
+    shows(0);
+}
+
+#[test]
 fn scrapers_get_the_format_they_accept() {
     let dir = tempfile::tempdir().unwrap();
     let served = served(dir.path(), |_| {});
