@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 use super::ManagerContext;
 use super::model::{Model, Version};
 use super::rollout::RequestedRollout;
+use super::update_state::Update;
 use crate::rollout::RolloutSplit;
 
 /// A running rollout as stored in the file.
@@ -139,14 +140,15 @@ impl Model {
         })
     }
 
-    /// Returns the version that is being loaded, or waits for another try, and becomes a candidate.
-    /// After a stop before it serves, the server would otherwise load only this version, and it
-    /// would get all requests.
+    /// Returns the version that is being loaded, or waits for another try or its turn, and becomes
+    /// a candidate. After a stop before it serves, the server would otherwise load only this
+    /// version, and it would get all requests.
     fn next_candidate(&self, stable: u64) -> Option<u64> {
         let is_next = |(number, version): &(&u64, &Version)| {
             let retries = version.failure.as_ref().is_some_and(|it| it.retry_at.is_some());
+            let waits = version.update.as_ref().is_some_and(Update::waits);
             **number > stable
-                && (version.load.is_some() || retries)
+                && (version.load.is_some() || retries || waits)
                 && version.serving.is_none()
                 && self.rollout_settings(**number).is_some()
         };

@@ -332,3 +332,31 @@ fn a_candidate_that_has_not_served_takes_a_turn() {
     world.until_ready("m", 2);
     assert_eq!(world.ready("m"), "1 2");
 }
+
+/// The server is stopped while the version waits for its part of the window.
+#[test]
+fn a_candidate_waits_for_its_window_after_a_restart() {
+    let setting = || {
+        let change: fn(&mut LifecycleConfig) =
+            |config| config.rollouts_file = Some(config.cache_dir.join("rollouts.toml"));
+        let updates = UpdateConfig { window: HOUR, process: "a".into(), turns: None };
+        Setting { updates, change, ..Setting::default() }
+    };
+    let mut world = World::prepare(64 * MIB);
+    world.settings("m", "[rollout]\ntraffic = 0.5\npromote = \"hand\"\n");
+    world.publish("m", 1);
+    world.start(setting());
+    world.until_ready("m", 1);
+    world.publish("m", 2);
+    let until_it_waits = |world: &World| {
+        eventually("version 2 waits", || {
+            world.version("m", 2).is_some_and(|version| version.update.is_some())
+        });
+    };
+    until_it_waits(&world);
+    world.lifecycle().shutdown();
+    world.start(setting());
+    world.until_ready("m", 1);
+    until_it_waits(&world);
+    assert_eq!((world.ready("m").as_str(), world.ask("m").unwrap()), ("1", 1.0));
+}
