@@ -278,6 +278,21 @@ def version_1_total(to):
         builder.save()
 
 
+def initialised_counter(to):
+    """An initialisation that adds to a variable."""
+    with tf.Graph().as_default(), v1.Session() as session:
+        starts = v1.Variable(1.0, name="starts", use_resource=True)
+        x = v1.placeholder(tf.float32, [], name="x")
+        y = x + starts
+        session.run(v1.global_variables_initializer())
+        signature = v1.saved_model.predict_signature_def({"x": x}, {"y": y})
+        builder = v1.saved_model.Builder(str(to))
+        builder.add_meta_graph_and_variables(
+            session, ["serve"], signature_def_map={"serving_default": signature},
+            main_op=tf.group(starts.assign_add(1.0, read_value=False)))
+        builder.save()
+
+
 def frozen(to):
     """A large constant instead of a variable."""
     with tf.Graph().as_default() as graph:
@@ -331,6 +346,7 @@ def models(to, scratch):
     version_1(to / "version_1", vocabulary)
     version_1_counter(to / "version_1_counter")
     version_1_total(to / "version_1_total")
+    initialised_counter(to / "initialised_counter")
     frozen(to / "frozen")
     sparse(to / "sparse")
     unknown(to / "unknown")

@@ -7,7 +7,7 @@ use base::{Error, Result};
 use bytes::Bytes;
 use engine::{BoundTensor, LoadRequest, Session, SignatureFile};
 
-use crate::api::TensorFlowLibrary;
+use crate::api::{RawOperation, RawOutput, TensorFlowLibrary};
 use crate::generated::tensor_shape::Dim;
 use crate::generated::{AssetFileDef, MetaGraphDef, TensorShape};
 use crate::graph::{DecodedGraph, GraphVariable};
@@ -84,7 +84,8 @@ fn open(
                 && !initialises(&variable.name)
         };
         let pairs = matched(&variables, &request.parameters, lacks)?;
-        open_bound(library, meta, &pairs, checkpoint, request)?
+        let changed = graph.assigned(&initialised);
+        open_bound(library, meta, &pairs, checkpoint, request, &changed)?
     };
     let mut regions: Vec<(usize, usize)> = request
         .parameters
@@ -111,36 +112,28 @@ fn tensors(read: &ReadSignatures) -> impl Iterator<Item = &str> {
     tensors.map(String::as_str)
 }
 
-/// Opens a graph with its variables in the regions of `request`.
+/// Opens a graph with its variables in the regions of `request`. The initialisation may assign to
+/// the variables `changed`.
 fn open_bound(
     library: &'static TensorFlowLibrary,
     meta: &MetaGraphDef,
     pairs: &[(&GraphVariable, &BoundTensor)],
     checkpoint: Option<Checkpoint<'_>>,
     request: &LoadRequest,
+    changed: &[String],
 ) -> Result<OpenedModel> {
     let dir = request.graph.parent().unwrap_or(Path::new("."));
     let model = OpenedModel::import(library, &meta.graph_def)?;
-    let mut feeds = Feeds::default();
     let mut assignments = Vec::with_capacity(pairs.len());
-    for (number, (variable, parameter)) in pairs.iter().enumerate() {
-        let tensor = if variable.assigned {
-            TfTensor::copy_of_parameter(library, parameter)?
-        } else {
-            TfTensor::of_parameter(library, parameter)?
-        };
+    for (number, &(variable, parameter)) in pairs.iter().enumerate() {
         let place = format!("millpond/value_{number}");
         model.add("Placeholder", &place, &[], Some(variable.dtype))?;
         let handle = model.output(&variable.name)?;
         let place = model.output(&place)?;
         let name = format!("millpond/assign_{number}");
-        assignments.push(model.add(
-            "AssignVariableOp",
-            &name,
-            &[handle, place],
-            Some(variable.dtype),
-        )?);
-        feeds.push(place, tensor);
+        let operation =
+            model.add("AssignVariableOp", &name, &[handle, place], Some(variable.dtype))?;
+        assignments.push(ParameterAssignment { variable, parameter, place, operation });
     }
     let model = model.start(&request.options)?;
     let assets = AssetPaths::of(&model, meta, dir);
@@ -151,13 +144,48 @@ fn open_bound(
         model.prepare(&feeds, &[], &[model.operation(checkpoint.restore)?])?;
     }
     // The values in the regions replace those of the checkpoint.
-    model.prepare(&feeds, &[], &assignments)?;
-    drop(feeds);
+    assign(&model, assignments.iter())?;
     if let Some(init) = model_file::init_operation(meta) {
         model.prepare(&assets.feeds(&model)?, &[], &[model.operation(init)?])?;
+        // The publisher read the parameters after an initialisation. If it adds to a variable, it
+        // must not add a second time.
+        assign(&model, assignments.iter().filter(|one| changed.contains(&one.variable.name)))?;
     }
     seal(pairs);
     Ok(model)
+}
+
+/// Operation that gives a variable the value of its parameter.
+struct ParameterAssignment<'a> {
+    variable: &'a GraphVariable,
+    parameter: &'a BoundTensor,
+    /// Place of the value.
+    place: RawOutput,
+    operation: *mut RawOperation,
+}
+
+/// Gives variables the values of their parameters.
+fn assign<'a>(
+    model: &OpenedModel,
+    assignments: impl Iterator<Item = &'a ParameterAssignment<'a>>,
+) -> Result<()> {
+    let mut feeds = Feeds::default();
+    let mut operations = Vec::new();
+    for assignment in assignments {
+        let ParameterAssignment { variable, parameter, place, operation } = assignment;
+        let tensor = if variable.assigned {
+            TfTensor::copy_of_parameter(model.library, parameter)?
+        } else {
+            TfTensor::of_parameter(model.library, parameter)?
+        };
+        feeds.push(*place, tensor);
+        operations.push(*operation);
+    }
+    // TensorFlow refuses a run without operations.
+    if operations.is_empty() {
+        return Ok(());
+    }
+    model.prepare(&feeds, &[], &operations).map(drop)
 }
 
 /// A checkpoint beside a graph.

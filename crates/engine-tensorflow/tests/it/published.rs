@@ -90,6 +90,21 @@ fn state_of_a_bound_model_persists() {
 }
 
 #[test]
+fn an_initialisation_that_adds_to_a_variable_counts_once() {
+    let Some(engine) = engine() else { return };
+    let source = model("initialised_counter");
+    let plain = load(&engine, &source).unwrap();
+    let dir = publish(&engine, &source);
+    let bound = bind(&engine, &store(16 * MIB), dir.path());
+    assert_eq!(bound.names, ["starts"]);
+    let x = NamedTensor::new("x", Tensor::from_vec([].as_slice(), vec![5f32]).unwrap());
+    for session in [&plain, &bound.session] {
+        let y = run(&**session, "serving_default", std::slice::from_ref(&x));
+        assert_eq!(output(&y, "y"), [7.0]);
+    }
+}
+
+#[test]
 fn a_read_after_an_assignment_has_the_new_value() {
     let Some(engine) = engine() else { return };
     let dir = publish(&engine, &model("version_1_total"));
