@@ -11,6 +11,7 @@ mod encode;
 mod external;
 pub(crate) mod initializers;
 mod names;
+mod nested;
 mod plan;
 mod rearranged;
 mod schema;

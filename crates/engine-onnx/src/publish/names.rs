@@ -12,7 +12,8 @@ use base::units::MIB;
 
 use super::constant;
 use super::encode::WIRE_BYTES;
-use super::schema::{DEPTH_MAX, MessageKind, graph, sparse};
+use super::nested::{self, VisitedField};
+use super::schema::{MessageKind, graph, sparse};
 use super::tensor::{NAME_BYTES_MAX, TensorHead};
 use super::wire::{Walker, WireField};
 
@@ -36,8 +37,7 @@ impl ParameterNames {
     /// Reads the names of the whole model.
     pub(super) fn collect(walker: &mut Walker) -> Result<ParameterNames> {
         let mut names = ParameterNames::default();
-        let whole = walker.whole();
-        names.message(walker, MessageKind::Model, whole, 0)?;
+        nested::walk(walker, &mut |walker, visited| names.visit(walker, visited))?;
         if names.graphs == 0 {
             return Err(walker.damaged(0, "not an ONNX model: it has no graph"));
         }
@@ -56,38 +56,18 @@ impl ParameterNames {
         self.outputs.contains(name)
     }
 
-    fn message(
-        &mut self,
-        walker: &mut Walker,
-        kind: MessageKind,
-        range: Range<u64>,
-        depth: usize,
-    ) -> Result<()> {
-        if depth > DEPTH_MAX {
-            return Err(walker
-                .damaged(range.start, format_args!("messages nested more than {DEPTH_MAX} deep")));
+    /// Counts the names in a field. Returns true if the message in it can have further ones.
+    fn visit(&mut self, walker: &mut Walker, visited: &VisitedField) -> Result<bool> {
+        let VisitedField { parent, child, field } = visited;
+        if *parent == MessageKind::MainGraph && field.number == graph::OUTPUT {
+            self.output(walker, field)?;
         }
-        let mut at = range.start;
-        while at < range.end {
-            let field = walker.field(at, range.end)?;
-            at = field.whole.end;
-            if field.wire != WIRE_BYTES {
-                continue;
-            }
-            if kind == MessageKind::MainGraph && field.number == graph::OUTPUT {
-                self.output(walker, &field)?;
-            }
-            let Some(child) = kind.child(field.number) else { continue };
-            self.graphs += usize::from(child == MessageKind::MainGraph);
-            if matches!(kind, MessageKind::MainGraph | MessageKind::Graph) {
-                self.parameter(walker, &field)?;
-            }
-            if !matches!(child, MessageKind::MainTensor | MessageKind::Tensor | MessageKind::Sparse)
-            {
-                self.message(walker, child, field.payload, depth + 1)?;
-            }
+        let Some(child) = child else { return Ok(false) };
+        self.graphs += usize::from(*child == MessageKind::MainGraph);
+        if matches!(parent, MessageKind::MainGraph | MessageKind::Graph) {
+            self.parameter(walker, field)?;
         }
-        Ok(())
+        Ok(!matches!(child, MessageKind::MainTensor | MessageKind::Tensor | MessageKind::Sparse))
     }
 
     /// Counts a field of a graph if it is a parameter.

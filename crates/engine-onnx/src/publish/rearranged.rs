@@ -11,7 +11,8 @@ use std::ops::Range;
 use base::Result;
 
 use super::encode::WIRE_BYTES;
-use super::schema::{DEPTH_MAX, MessageKind, node};
+use super::nested::{self, VisitedField};
+use super::schema::{MessageKind, node};
 use super::tensor::NAME_BYTES_MAX;
 use super::wire::Walker;
 
@@ -37,10 +38,9 @@ pub(super) fn collect(walker: &mut Walker, parameters: &HashSet<&str>) -> Result
         followed_bytes: 0,
         found: HashSet::new(),
     };
-    let whole = walker.whole();
     for _ in 0..READINGS_MAX {
         let followed = search.followed.len();
-        search.message(walker, MessageKind::Model, whole.clone(), 0)?;
+        nested::walk(walker, &mut |walker, visited| search.visit(walker, visited))?;
         if !search.moves_axes {
             return Ok(HashSet::new());
         }
@@ -65,46 +65,26 @@ struct RearrangedSearch<'a> {
 }
 
 impl RearrangedSearch<'_> {
-    fn message(
-        &mut self,
-        walker: &mut Walker,
-        kind: MessageKind,
-        range: Range<u64>,
-        depth: usize,
-    ) -> Result<()> {
-        if depth > DEPTH_MAX {
-            return Err(walker
-                .damaged(range.start, format_args!("messages nested more than {DEPTH_MAX} deep")));
+    /// Reads the operator in a field. Returns true if the message in it can have further ones.
+    fn visit(&mut self, walker: &mut Walker, visited: &VisitedField) -> Result<bool> {
+        let Some(child) = visited.child else { return Ok(false) };
+        match child {
+            MessageKind::MainNode | MessageKind::Node => {
+                let operator = self.read(walker, visited.field.payload.clone())?;
+                self.add(operator);
+            }
+            // The library may replace its calls by its nodes.
+            MessageKind::Function => self.moves_axes = true,
+            _ => {}
         }
-        let mut at = range.start;
-        while at < range.end {
-            let field = walker.field(at, range.end)?;
-            at = field.whole.end;
-            if field.wire != WIRE_BYTES {
-                continue;
-            }
-            let Some(child) = kind.child(field.number) else { continue };
-            match child {
-                MessageKind::MainNode | MessageKind::Node => {
-                    let operator = self.read(walker, field.payload.clone())?;
-                    self.add(operator);
-                }
-                // The library may replace its calls by its nodes.
-                MessageKind::Function => self.moves_axes = true,
-                _ => {}
-            }
-            if matches!(
-                child,
-                MessageKind::MainGraph
-                    | MessageKind::Graph
-                    | MessageKind::MainNode
-                    | MessageKind::Node
-                    | MessageKind::Attribute
-            ) {
-                self.message(walker, child, field.payload, depth + 1)?;
-            }
-        }
-        Ok(())
+        Ok(matches!(
+            child,
+            MessageKind::MainGraph
+                | MessageKind::Graph
+                | MessageKind::MainNode
+                | MessageKind::Node
+                | MessageKind::Attribute
+        ))
     }
 
     /// Reads a `NodeProto` without its attributes.
