@@ -1,24 +1,23 @@
-//! Rollouts: roles, limits, and requests of administrators.
+//! Rollouts: roles of versions, and limits.
 
 use std::path::Path;
 use std::sync::mpsc;
 use std::time::Duration;
 
-use base::{Error, ErrorKind, NamedTensor, Result, Tensor};
+use base::{Error, NamedTensor, Result, Tensor};
 use engine::Servable;
 use engine::fake::publish;
 use lifecycle::{
-    AnsweredRun, GoldenCase, LifecycleEvent, LifecycleState, ModelConfig, Promotion, RequestKey,
-    RolloutAction, RolloutPart, RolloutReport, RolloutStart, RolloutState, WarmupCall, WarmupSet,
-    WarmupSource,
+    AnsweredRun, GoldenCase, LifecycleEvent, LifecycleState, Promotion, RequestKey, RolloutAction,
+    RolloutPart, RolloutReport, RolloutState, WarmupCall, WarmupSet, WarmupSource,
 };
 
 use crate::world::{MIB, Setting, World, eventually, input};
 
-const HALF: &str = "[rollout]\ntraffic = 0.5\npromote = \"hand\"\n";
+pub(crate) const HALF: &str = "[rollout]\ntraffic = 0.5\npromote = \"hand\"\n";
 
 /// Starts a lifecycle with model "m" at version 1 and these settings.
-fn world(settings: &str) -> World {
+pub(crate) fn world(settings: &str) -> World {
     let mut world = World::prepare(64 * MIB);
     world.settings("m", settings);
     world.publish("m", 1);
@@ -27,12 +26,12 @@ fn world(settings: &str) -> World {
     world
 }
 
-fn report(world: &World) -> RolloutReport {
+pub(crate) fn report(world: &World) -> RolloutReport {
     world.lifecycle().catalog().rollout("m").unwrap()
 }
 
 #[track_caller]
-fn until_state(world: &World, state: RolloutState) -> RolloutReport {
+pub(crate) fn until_state(world: &World, state: RolloutState) -> RolloutReport {
     eventually(&format!("{state:?}"), || report(world).state == state);
     report(world)
 }
@@ -43,7 +42,7 @@ fn run(version: u64) -> Duration {
 }
 
 /// Routes a request and answers it by `respond`. Returns the version.
-fn request(world: &World, respond: impl Fn(u64) -> Result<Vec<NamedTensor>>) -> u64 {
+pub(crate) fn request(world: &World, respond: impl Fn(u64) -> Result<Vec<NamedTensor>>) -> u64 {
     let route = world.lifecycle().catalog().route("m", None).unwrap();
     let version = route.servable.id.version;
     if let Some(part) = &route.rollout {
@@ -59,11 +58,11 @@ fn request(world: &World, respond: impl Fn(u64) -> Result<Vec<NamedTensor>>) -> 
     version
 }
 
-fn y(value: f32) -> Vec<NamedTensor> {
+pub(crate) fn y(value: f32) -> Vec<NamedTensor> {
     vec![NamedTensor::new("y", Tensor::from_vec([1usize].as_slice(), vec![value]).unwrap())]
 }
 
-fn admin(world: &World, action: RolloutAction) -> Result<()> {
+pub(crate) fn admin(world: &World, action: RolloutAction) -> Result<()> {
     let (sender, receiver) = mpsc::channel();
     let done = Box::new(move |result| drop(sender.send(result)));
     world.lifecycle().rollout("m", action, done);
@@ -71,7 +70,7 @@ fn admin(world: &World, action: RolloutAction) -> Result<()> {
 }
 
 /// Returns the ends of rollouts as "promoted reason" or "withdrawn reason".
-fn ends(world: &World) -> Vec<String> {
+pub(crate) fn ends(world: &World) -> Vec<String> {
     let end = |event| match event {
         LifecycleEvent::RolloutEnded { promoted, reason, .. } => {
             Some(format!("{} {reason}", if promoted { "promoted" } else { "withdrawn" }))
@@ -154,265 +153,6 @@ fn a_failing_version_is_withdrawn_and_stays_so() {
     let history = report(&world).history;
     assert_eq!((history.len(), history[0].candidate), (1, 2));
     assert!(history[0].reason.starts_with("errors: "), "{}", history[0].reason);
-}
-
-#[test]
-fn a_restart_keeps_a_withdrawal() {
-    let change: fn(&mut lifecycle::LifecycleConfig) =
-        |config| config.withdrawn_file = Some(config.cache_dir.join("withdrawn.toml"));
-    let setting = || Setting { change, ..Setting::default() };
-    let mut world = World::prepare(64 * MIB);
-    world.settings("m", HALF);
-    world.publish("m", 1);
-    world.start(setting());
-    world.until_ready("m", 1);
-    world.publish("m", 2);
-    until_state(&world, RolloutState::Running);
-    admin(&world, RolloutAction::RollBack(None)).unwrap();
-    world.until("m", 2, LifecycleState::Failed);
-    world.lifecycle().shutdown();
-    world.start(setting());
-    world.until_ready("m", 1);
-    let failed = world.until("m", 2, LifecycleState::Failed);
-    assert!(failed.reason.unwrap().contains("an administrator withdrew it"));
-    world.looks();
-    assert_eq!(world.ready("m"), "1");
-    // An administrator's load clears it for good.
-    world.load("m", lifecycle::LoadSpec::default()).unwrap();
-    world.until_ready("m", 2);
-    world.lifecycle().shutdown();
-    world.start(setting());
-    world.until_ready("m", 2);
-}
-
-/// A file system may be mounted after the start of the server.
-#[test]
-fn a_withdrawal_outlives_a_start_without_versions() {
-    let change: fn(&mut lifecycle::LifecycleConfig) =
-        |config| config.withdrawn_file = Some(config.cache_dir.join("withdrawn.toml"));
-    let mut world = World::prepare(64 * MIB);
-    let models = vec![ModelConfig::new("m", world.model_dir("m"))];
-    let setting = || Setting { models: models.clone(), change, ..Setting::default() };
-    world.settings("m", HALF);
-    world.publish("m", 1);
-    world.start(setting());
-    world.until_ready("m", 1);
-    world.publish("m", 2);
-    until_state(&world, RolloutState::Running);
-    admin(&world, RolloutAction::RollBack(None)).unwrap();
-    world.until("m", 2, LifecycleState::Failed);
-    world.lifecycle().shutdown();
-    let aside = |version: u64| world.root.path().join(format!(".aside-{version}"));
-    for version in [1, 2] {
-        std::fs::rename(world.dir("m", version), aside(version)).unwrap();
-    }
-    let moved = [(2, aside(2)), (1, aside(1))];
-    world.start(setting());
-    world.looks();
-    for (version, from) in moved {
-        std::fs::rename(from, world.dir("m", version)).unwrap();
-        world.looks();
-    }
-    world.until_ready("m", 1);
-    let failed = world.until("m", 2, LifecycleState::Failed);
-    assert!(failed.reason.unwrap().contains("an administrator withdrew it"));
-    assert_eq!(world.ready("m"), "1");
-}
-
-#[test]
-fn a_withdrawal_outlives_a_change_of_the_directory() {
-    let mut world = World::prepare(64 * MIB);
-    let change: fn(&mut lifecycle::LifecycleConfig) = |config| {
-        config.withdrawn_file = Some(config.cache_dir.join("withdrawn.toml"));
-        config.roots.clear();
-    };
-    world.publish("m", 1);
-    let models = vec![ModelConfig::new("m", world.model_dir("m"))];
-    world.start(Setting { models, change, ..Setting::default() });
-    world.until_ready("m", 1);
-    world.publish("m", 2);
-    world.until("m", 1, LifecycleState::Released);
-    admin(&world, RolloutAction::RollBack(None)).unwrap();
-    world.until_ready("m", 1);
-    world.until("m", 2, LifecycleState::Failed);
-    let configure = |dir: &str| {
-        let models = vec![ModelConfig::new("m", world.model_dir(dir))];
-        let set = lifecycle::ConfigSet { models, roots: Vec::new() };
-        world.lifecycle().configure(set, Box::new(drop));
-    };
-    world.publish("other", 2);
-    configure("other");
-    eventually("the other version 2", || world.ready("m") == "2");
-    configure("m");
-    eventually("version 1 again", || world.ready("m") == "1");
-    let failed = world.until("m", 2, LifecycleState::Failed);
-    assert!(failed.reason.unwrap().contains("an administrator withdrew it"));
-}
-
-#[test]
-fn models_of_one_directory_have_their_own_withdrawals() {
-    let mut world = World::prepare(64 * MIB);
-    let change: fn(&mut lifecycle::LifecycleConfig) = |config| {
-        config.withdrawn_file = Some(config.cache_dir.join("withdrawn.toml"));
-        config.roots.clear();
-    };
-    world.publish("m", 1);
-    world.publish("m", 2);
-    let models = ["alias", "m"].map(|name| ModelConfig::new(name, world.model_dir("m")));
-    let setting = || Setting { models: models.to_vec(), change, ..Setting::default() };
-    world.start(setting());
-    world.until_ready("alias", 2);
-    world.until_ready("m", 2);
-    admin(&world, RolloutAction::RollBack(None)).unwrap();
-    world.until_ready("m", 1);
-    world.until("m", 2, LifecycleState::Failed);
-    world.looks();
-    world.lifecycle().shutdown();
-    world.start(setting());
-    world.until_ready("m", 1);
-    world.until("m", 2, LifecycleState::Failed);
-    world.until_ready("alias", 2);
-    assert_eq!(world.ready("m"), "1");
-}
-
-/// Keeps rollouts over a restart.
-fn keeping() -> Setting {
-    let change: fn(&mut lifecycle::LifecycleConfig) =
-        |config| config.rollouts_file = Some(config.cache_dir.join("rollouts.toml"));
-    Setting { change, ..Setting::default() }
-}
-
-/// Returns a stopped lifecycle in which version 2 of model "m" was being rolled out.
-fn stopped_rollout(settings: &str, start: Option<RolloutStart>) -> World {
-    let mut world = World::prepare(64 * MIB);
-    world.settings("m", settings);
-    world.publish("m", 1);
-    world.start(keeping());
-    world.until_ready("m", 1);
-    world.publish("m", 2);
-    world.looks();
-    start.into_iter().for_each(|start| admin(&world, RolloutAction::Start(start)).unwrap());
-    until_state(&world, RolloutState::Running);
-    world.lifecycle().shutdown();
-    world
-}
-
-#[test]
-fn a_restart_resumes_a_rollout() {
-    let mut world = stopped_rollout(HALF, None);
-    world.start(keeping());
-    world.until_ready("m", 2);
-    let running = until_state(&world, RolloutState::Running);
-    assert_eq!((running.stable, running.candidate), (Some(1), Some(2)));
-    assert_eq!(world.ready("m"), "1 2");
-    admin(&world, RolloutAction::Promote(None)).unwrap();
-    world.until("m", 1, LifecycleState::Released);
-    world.lifecycle().shutdown();
-    // The ended rollout is not resumed.
-    world.start(keeping());
-    world.until_ready("m", 2);
-    assert_eq!((world.ready("m"), report(&world).state), ("2".into(), RolloutState::None));
-}
-
-#[test]
-fn a_restart_resumes_a_rollout_by_hand() {
-    let start = RolloutStart { version: Some(2), traffic: Some(0.25), shadow: None };
-    let mut world = stopped_rollout("policy = \"1\"\n", Some(start));
-    world.start(keeping());
-    world.until_ready("m", 2);
-    let running = until_state(&world, RolloutState::Running);
-    assert_eq!((running.stable, running.candidate), (Some(1), Some(2)));
-    assert_eq!(running.traffic, 0.25);
-}
-
-/// A source of warm-up requests that refuses version 2.
-struct RefusesTwo;
-
-impl WarmupSource for RefusesTwo {
-    fn requests(&self, _version_dir: &Path, servable: &Servable) -> Result<WarmupSet> {
-        if servable.id.version == 2 {
-            return Err(Error::precondition("not this version"));
-        }
-        Ok(WarmupSet::default())
-    }
-}
-
-/// A newer version appears while the server is stopped.
-#[test]
-fn a_resumed_rollout_ends_if_its_candidate_fails() {
-    let start = RolloutStart { version: Some(2), traffic: Some(0.25), shadow: None };
-    let mut world = stopped_rollout("policy = \"1\"\n", Some(start));
-    world.publish("m", 3);
-    world.settings("m", "policy = \"1, 3\"\n");
-    world.start(Setting { warmup: std::sync::Arc::new(RefusesTwo), ..keeping() });
-    world.until("m", 2, LifecycleState::Failed);
-    world.until_ready("m", 3);
-    eventually("version 3 is stable", || report(&world).stable == Some(3));
-    assert_eq!((world.ready("m").as_str(), world.ask("m").unwrap()), ("1 3", 3.0));
-}
-
-#[test]
-fn a_refused_rollout_by_hand_keeps_no_version_stable() {
-    let world = world("policy = \"all\"\n");
-    world.place("m", 2, |dir| std::fs::write(dir.join("notes.txt"), "").unwrap());
-    world.until("m", 2, LifecycleState::Failed);
-    let start = RolloutStart { version: Some(2), traffic: Some(0.5), shadow: None };
-    admin(&world, RolloutAction::Start(start)).unwrap_err();
-    world.publish("m", 3);
-    world.until_ready("m", 3);
-    assert_eq!((world.ready("m").as_str(), world.ask("m").unwrap()), ("1 3", 3.0));
-}
-
-#[test]
-fn an_unload_ends_a_rollout_by_hand() {
-    let world = world("policy = \"1\"\n");
-    world.publish("m", 2);
-    world.looks();
-    let start = RolloutStart { version: Some(2), traffic: Some(0.5), shadow: None };
-    admin(&world, RolloutAction::Start(start)).unwrap();
-    until_state(&world, RolloutState::Running);
-    world.unload("m").unwrap();
-    world.settings("m", "policy = \"1, 3\"\n");
-    world.load("m", lifecycle::LoadSpec::default()).unwrap();
-    world.publish("m", 3);
-    world.until_ready("m", 3);
-    assert_eq!((world.ready("m").as_str(), world.ask("m").unwrap()), ("1 3", 3.0));
-}
-
-/// The server may be killed during the load, for example because memory is short. It may be
-/// restarted with more memory before the next try.
-#[test]
-fn a_rollout_is_kept_from_the_load_on() {
-    let change: fn(&mut lifecycle::LifecycleConfig) = |config| {
-        config.rollouts_file = Some(config.cache_dir.join("rollouts.toml"));
-        (config.retries, config.retry_interval) = (1, Duration::from_secs(3600));
-    };
-    let mut world = World::prepare(64 * MIB);
-    world.settings("m", HALF);
-    world.publish("m", 1);
-    world.start(Setting { change, ..Setting::default() });
-    world.until_ready("m", 1);
-    let kept = || std::fs::read_to_string(world.cache.path().join("rollouts.toml")).unwrap();
-    world.fake.load_gate().close();
-    world.fake.fail_loads(1);
-    world.publish("m", 2);
-    world.fake.load_gate().wait_for(1);
-    let during_load = kept();
-    assert!(during_load.contains("candidate"), "{during_load}");
-    world.fake.load_gate().open();
-    let is_tried_again = || world.version("m", 2).is_some_and(|status| status.retried.is_some());
-    eventually("another try is due", is_tried_again);
-    world.looks();
-    assert_eq!(during_load, kept());
-}
-
-#[test]
-fn a_rollout_of_changed_versions_is_not_resumed() {
-    let mut world = stopped_rollout(HALF, None);
-    world.remove("m", 1);
-    world.start(keeping());
-    world.until_ready("m", 2);
-    assert_eq!((world.ready("m"), report(&world).state), ("2".into(), RolloutState::None));
 }
 
 #[test]
@@ -541,114 +281,6 @@ fn a_version_that_changes_its_state_gets_no_copies() {
 }
 
 #[test]
-fn copies_by_hand_for_a_version_that_changes_its_state() {
-    let world = world("policy = \"1\"\n");
-    world.publish_changing("m", 2);
-    world.looks();
-    let start =
-        |traffic, shadow| RolloutAction::Start(RolloutStart { version: Some(2), traffic, shadow });
-    let refused = |error: Error| {
-        assert_eq!(error.kind(), ErrorKind::FailedPrecondition, "{error}");
-        assert!(error.message().contains("set traffic instead of shadow"), "{error}");
-    };
-    // The state is known once the version is loaded.
-    refused(admin(&world, start(None, Some(0.5))).unwrap_err());
-    assert_eq!(ends(&world), ["withdrawn state"]);
-    world.until("m", 2, LifecycleState::Failed);
-    admin(&world, start(Some(0.5), None)).unwrap();
-    refused(admin(&world, start(None, Some(0.5))).unwrap_err());
-    let now = report(&world);
-    assert_eq!((now.state, now.traffic), (RolloutState::Running, 0.5), "the rollout goes on");
-}
-
-#[test]
-fn a_rollout_by_hand_needs_no_settings() {
-    let world = world("policy = \"1\"\n");
-    world.publish("m", 2);
-    world.looks();
-    let start = |version, traffic| {
-        RolloutAction::Start(RolloutStart { version: Some(version), traffic, shadow: None })
-    };
-    let refused = |action, kind| assert_eq!(admin(&world, action).unwrap_err().kind(), kind);
-    refused(RolloutAction::Promote(None), ErrorKind::FailedPrecondition);
-    refused(start(2, None), ErrorKind::InvalidArgument);
-    refused(start(2, Some(1.5)), ErrorKind::InvalidArgument);
-    refused(start(1, Some(0.5)), ErrorKind::FailedPrecondition);
-    refused(start(7, Some(0.5)), ErrorKind::NotFound);
-    admin(&world, start(2, Some(0.5))).unwrap();
-    let running = report(&world);
-    assert_eq!((running.state, running.candidate), (RolloutState::Running, Some(2)));
-    request(&world, |_| Ok(y(1.0)));
-    admin(&world, start(2, Some(0.75))).unwrap();
-    let changed = report(&world);
-    assert_eq!(changed.traffic, 0.75);
-    assert_eq!(changed.of_stable.requests + changed.of_candidate.requests, 1, "figures are kept");
-    refused(RolloutAction::RollBack(Some(1)), ErrorKind::FailedPrecondition);
-    admin(&world, RolloutAction::RollBack(Some(2))).unwrap();
-    assert_eq!(report(&world).state, RolloutState::RolledBack);
-    world.until("m", 2, LifecycleState::Failed);
-    assert_eq!(world.ready("m"), "1");
-    // An administrator's load tries it again.
-    admin(&world, start(2, Some(0.25))).unwrap();
-    assert_eq!(report(&world).traffic, 0.25);
-    assert_eq!(ends(&world), ["withdrawn hand"]);
-}
-
-/// The load of the candidate would unload the stable version first.
-#[test]
-fn a_rollout_by_hand_needs_memory_for_both_versions() {
-    let world = world("transition = \"resource-preserving\"\n");
-    world.publish("m", 2);
-    world.until_ready("m", 2);
-    admin(&world, RolloutAction::RollBack(Some(2))).unwrap();
-    world.until("m", 2, LifecycleState::Failed);
-    world.until_ready("m", 1);
-    let start = RolloutStart { version: Some(2), traffic: Some(0.05), shadow: None };
-    let error = admin(&world, RolloutAction::Start(start)).unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::FailedPrecondition);
-    assert!(error.message().contains("availability-preserving"), "{error}");
-    world.looks();
-    assert_eq!((world.ready("m").as_str(), world.ask("m").unwrap()), ("1", 1.0));
-}
-
-#[test]
-fn a_rollback_ends_a_reload_of_the_candidate() {
-    let world = world(HALF);
-    world.publish("m", 2);
-    until_state(&world, RolloutState::Running);
-    world.fake.load_gate().close();
-    let spec = lifecycle::LoadSpec { reload: true, version: Some(2) };
-    let reload = world.load_later("m", spec);
-    world.fake.load_gate().wait_for(1);
-    admin(&world, RolloutAction::RollBack(Some(2))).unwrap();
-    world.looks();
-    assert_eq!(world.ask("m").unwrap(), 1.0);
-    world.fake.load_gate().open();
-    // Any result is right.
-    let _ = reload.recv_timeout(Duration::from_secs(60));
-    world.looks();
-    assert_eq!((world.ready("m").as_str(), world.ask("m").unwrap()), ("1", 1.0));
-}
-
-#[test]
-fn a_failed_reload_does_not_end_a_rollout_by_hand() {
-    let world = world("policy = \"1\"\n");
-    world.publish("m", 2);
-    world.looks();
-    let start = RolloutStart { version: Some(2), traffic: Some(0.25), shadow: None };
-    admin(&world, RolloutAction::Start(start)).unwrap();
-    world.until_ready("m", 2);
-    until_state(&world, RolloutState::Running);
-    world.fake.fail_loads(1);
-    let spec = lifecycle::LoadSpec { reload: true, version: Some(2) };
-    world.load("m", spec).unwrap_err();
-    world.settings("m", "policy = \"1\"\nrequest-log-rate = 0.5\n");
-    world.looks();
-    let now = report(&world);
-    assert_eq!((now.state, now.stable), (RolloutState::Running, Some(1)));
-}
-
-#[test]
 fn changed_files_of_the_candidate_begin_new_figures() {
     let world = world(HALF);
     world.publish("m", 2);
@@ -666,37 +298,6 @@ fn changed_files_of_the_candidate_begin_new_figures() {
     manifest.unwrap().set_modified(later).unwrap();
     load(false).unwrap();
     assert_eq!((report(&world).state, requests()), (RolloutState::Running, 0));
-}
-
-#[test]
-fn the_version_before_replaces_a_bad_one_by_hand() {
-    let world = world("");
-    world.publish("m", 2);
-    world.until("m", 1, LifecycleState::Released);
-    admin(&world, RolloutAction::RollBack(None)).unwrap();
-    world.until_ready("m", 1);
-    world.until("m", 2, LifecycleState::Failed);
-    assert_eq!(world.ask("m").unwrap(), 1.0);
-    let error = admin(&world, RolloutAction::RollBack(None)).unwrap_err();
-    assert!(error.message().contains("no other version on disk"), "{error}");
-}
-
-#[test]
-fn a_withdrawn_version_serves_until_another_one_does() {
-    let world = world("");
-    world.publish("m", 2);
-    world.until("m", 1, LifecycleState::Released);
-    world.fake.fail_loads(1);
-    admin(&world, RolloutAction::RollBack(None)).unwrap();
-    world.until("m", 1, LifecycleState::Failed);
-    assert_eq!(world.ask("m").unwrap(), 2.0);
-    // As a job that cleans up old versions.
-    world.remove("m", 1);
-    world.looks();
-    assert_eq!((world.ready("m").as_str(), world.ask("m").unwrap()), ("2", 2.0));
-    world.publish("m", 3);
-    world.until("m", 2, LifecycleState::Failed);
-    assert_eq!((world.ready("m").as_str(), world.ask("m").unwrap()), ("3", 3.0));
 }
 
 #[test]
@@ -719,12 +320,6 @@ fn an_unload_of_the_model_promotes_no_version() {
     world.unload("m").unwrap();
     assert_eq!(report(&world).state, RolloutState::RolledBack);
     assert_eq!(ends(&world), ["withdrawn unloaded"]);
-}
-
-#[test]
-fn a_stop_of_the_server_ends_no_rollout() {
-    let world = stopped_rollout(HALF, None);
-    assert_eq!(ends(&world), Vec::<String>::new());
 }
 
 #[test]
