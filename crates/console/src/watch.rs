@@ -196,8 +196,8 @@ impl ServerWatch {
                     level: EventLevel::Warning,
                     model: Some(name.clone()),
                     version: None,
-                    text: "the worker process ended and was started again; its running requests failed, and the log \
-                           has the reason"
+                    text: "the worker process ended and was started again; its running requests failed or ran \
+                           again, and the log has the reason"
                         .to_owned(),
                 };
                 self.journal.add_or_count(event, more);

@@ -329,6 +329,11 @@ pub trait Session: Send + Sync {
         false
     }
 
+    /// Returns false while every run fails, because the process of the model is started again.
+    fn is_available(&self) -> bool {
+        true
+    }
+
     /// Returns true if a run leaves state inside the model. Then [`Session::run`] starts every run
     /// from the state as loaded, so that no response depends on another request. A
     /// [`Session::fork`] keeps its state from run to run.

@@ -59,6 +59,10 @@ impl Session for SignatureSession {
         self.session.runs_elsewhere()
     }
 
+    fn is_available(&self) -> bool {
+        self.session.is_available()
+    }
+
     fn stateful(&self) -> bool {
         self.session.stateful()
     }

@@ -278,6 +278,11 @@ impl Servable {
         self.threads_per_run != 1 || self.session.runs_elsewhere()
     }
 
+    /// Returns false while every run fails; see [`Session::is_available`].
+    pub fn is_available(&self) -> bool {
+        self.session.is_available()
+    }
+
     /// Returns true if a run leaves state inside the model; see [`Session::stateful`].
     pub fn stateful(&self) -> bool {
         self.session.stateful()

@@ -61,6 +61,11 @@ impl WorkerChannels {
         self.changed.notify_all();
     }
 
+    /// Returns true once the process has ended.
+    pub(crate) fn has_ended(&self) -> bool {
+        self.state.lock().ending.is_some()
+    }
+
     /// Waits until the reason of the end is known.
     pub(crate) fn reason(&self) -> Arc<str> {
         let until = Instant::now() + REASON_WAIT_MAX;

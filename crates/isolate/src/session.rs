@@ -157,6 +157,10 @@ impl Session for IsolatedSession {
         true
     }
 
+    fn is_available(&self) -> bool {
+        self.supervised.channels().is_ok_and(|channels| !channels.has_ended())
+    }
+
     fn stateful(&self) -> bool {
         self.facts.stateful
     }

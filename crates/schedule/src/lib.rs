@@ -9,7 +9,8 @@
 //! * One request: `bounds` limits it, `entry` is a request in a queue, `batch_key` decides which
 //!   requests fit together.
 //! * One run: `merge` is the padding rule, `fill` adds masks and lengths, `batch` joins and splits
-//!   with the copies of `block`, `run` calls the engine.
+//!   with the copies of `block`, `run` calls the engine, and runs each request again if the process
+//!   of the model ends.
 //! * Costs: `cost` measures merging, and `linear_fit` the cost of padding.
 //! * Choices: `choose` picks among one model's requests in its `model_queue`, `dispatch` among
 //!   models and workers.
@@ -18,8 +19,8 @@
 //!
 //! Invariant: the callback of every submitted job is called exactly once, even if the model panics,
 //! the deadline passes in the queue, or the scheduler shuts down. The only exception: a shutdown
-//! leaves requests behind if the workers do not end in time. The outcome does not depend on the
-//! other requests of its batch.
+//! leaves requests behind if the workers do not end in time, or if requests wait to run again. The
+//! outcome does not depend on the other requests of its batch.
 
 mod batch;
 mod batch_key;

@@ -1,5 +1,7 @@
 //! A run: joins its requests, calls the engine, and answers each request once.
 
+mod rerun;
+
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -8,6 +10,7 @@ use base::{Error, NamedTensor, QueueWait, Result, RunAhead, RunRecord};
 use engine::{InputPlan, Servable};
 use os::thread::PageFaults;
 
+use self::rerun::InterruptedBatch;
 use crate::batch::{self, Misfit, Part};
 use crate::batch_key::BatchKey;
 use crate::choose::RequestBatch;
@@ -18,6 +21,13 @@ use crate::{Completion, CompletionCallback};
 
 /// Outcome of each request of a run.
 type Answers = Vec<Result<Vec<NamedTensor>>>;
+
+/// Outcome of a run.
+enum BatchOutcome {
+    Answered(Answers),
+    /// The process of the model has ended during the run, for this reason.
+    Interrupted(Error),
+}
 
 /// A run and its cost.
 struct RunTimes<'a> {
@@ -38,7 +48,7 @@ pub(crate) fn run(work: RequestBatch, meter: &mut Meter) -> Ran {
     let Some(first) = entries.first() else { return Ran::default() };
     let servable = first.servable.clone();
     let started = Instant::now();
-    let (answers, mut ran) = answer(&servable, &entries, batch_key.as_ref());
+    let (outcome, mut ran) = answer(&servable, &entries, batch_key.as_ref());
     let ended = Instant::now();
     let used = meter.lap();
     ran.wall = ended - started;
@@ -71,7 +81,15 @@ pub(crate) fn run(work: RequestBatch, meter: &mut Meter) -> Ran {
     };
     let threads = u32::try_from(cores.max(1)).unwrap_or(u32::MAX);
     let times = RunTimes { record: &record, processor: ran.time.saturating_mul(threads) };
-    let ran_again = deliver(servable, entries, answers, &times, meter.last.as_ref());
+    let ran_again = match outcome {
+        BatchOutcome::Answered(answers) => {
+            deliver(servable, entries, answers, &times, meter.last.as_ref())
+        }
+        BatchOutcome::Interrupted(error) => {
+            rerun::begin(InterruptedBatch { servable, entries, error, record: record.clone() });
+            false
+        }
+    };
     meter.last = Some(ahead);
     if ran_again {
         // Otherwise the next run of this worker, perhaps of another model, would be charged for it.
@@ -136,11 +154,16 @@ impl LastRun {
     }
 }
 
-/// Returns the outcome of each entry and of the run.
-fn answer(servable: &Servable, entries: &[Entry], batch_key: Option<&BatchKey>) -> (Answers, Ran) {
+/// Returns the outcome of the entries and of the run.
+fn answer(
+    servable: &Servable,
+    entries: &[Entry],
+    batch_key: Option<&BatchKey>,
+) -> (BatchOutcome, Ran) {
     let items = entries.iter().map(|entry| entry.items).sum();
     let counted = entries.iter().filter(|entry| entry.counts()).count();
     let mut ran = Ran { requests: entries.len(), counted, items, ..Ran::default() };
+    let was_available = servable.is_available();
     let failure = match run_together(servable, entries, batch_key) {
         Ok(answers) => {
             learn(&mut ran, servable, entries, batch_key);
@@ -149,36 +172,49 @@ fn answer(servable: &Servable, entries: &[Entry], batch_key: Option<&BatchKey>) 
                 tracing::warn!(version = %servable.id, why, "requests are not merged or padded any more");
                 ran.misfit = true;
             }
-            return (answers.into_iter().map(Ok).collect(), ran);
+            return (BatchOutcome::Answered(answers.into_iter().map(Ok).collect()), ran);
         }
         Err(failure) => failure,
     };
     match failure {
         // The fault of the only request.
-        RunFailure::Engine(error) if entries.len() == 1 => return (vec![Err(error)], ran),
+        RunFailure::Engine(error) if entries.len() == 1 => {
+            return (BatchOutcome::Answered(vec![Err(error)]), ran);
+        }
         // One of them may be at fault, and must not fail the others.
-        RunFailure::Engine(_) => ran.rerun = true,
+        RunFailure::Engine(error) => {
+            ran.rerun = true;
+            if was_available && !servable.is_available() {
+                return (BatchOutcome::Interrupted(error), ran);
+            }
+        }
         RunFailure::Misfit(Misfit(why)) => {
             tracing::warn!(version = %servable.id, why, "requests are not merged or padded any more");
             ran.rerun = true;
             ran.misfit = true;
         }
     }
-    let key_of = |entry: &Entry| if ran.misfit { None } else { entry.batch_key.clone() };
-    let alone = |entry: &Entry| {
-        // Its client may have left during the run that failed, or the runs after that.
-        if let Some(error) = entry.expiry(Instant::now()) {
-            return Err(error);
-        }
-        match run_together(servable, std::slice::from_ref(entry), key_of(entry).as_ref()) {
-            Ok(mut answers) => {
-                answers.pop().ok_or_else(|| Error::internal("a run without an answer"))
-            }
-            Err(RunFailure::Engine(error)) => Err(error),
-            Err(RunFailure::Misfit(_)) => call(servable, &entry.inputs, &entry.outputs),
-        }
-    };
-    (entries.iter().map(alone).collect(), ran)
+    let fits = !ran.misfit;
+    let alone =
+        |entry: &Entry| run_entry(servable, entry, entry.batch_key.as_ref().filter(|_| fits));
+    (BatchOutcome::Answered(entries.iter().map(alone).collect()), ran)
+}
+
+/// Runs one entry again, after a run of several has failed.
+fn run_entry(
+    servable: &Servable,
+    entry: &Entry,
+    batch_key: Option<&BatchKey>,
+) -> Result<Vec<NamedTensor>> {
+    // Its client may have left during the run that failed, or the runs after that.
+    if let Some(error) = entry.expiry(Instant::now()) {
+        return Err(error);
+    }
+    match run_together(servable, std::slice::from_ref(entry), batch_key) {
+        Ok(mut answers) => answers.pop().ok_or_else(|| Error::internal("a run without an answer")),
+        Err(RunFailure::Engine(error)) => Err(error),
+        Err(RunFailure::Misfit(_)) => call(servable, &entry.inputs, &entry.outputs),
+    }
 }
 
 /// Returns true if a request that ran alone shows that the model mixes its items, such as the

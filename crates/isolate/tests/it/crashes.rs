@@ -242,6 +242,20 @@ fn changed_files_do_not_serve_under_the_old_signature() {
 }
 
 #[test]
+fn a_session_is_unavailable_until_its_process_is_replaced() {
+    let host = Host::new();
+    let session = host.load(ECHO);
+    assert!(session.is_available());
+    // No new process can serve these files.
+    host.graph(&ECHO.replace("float32", "float64"));
+    kill_newest(&host, Signal::KILL);
+    wait_until(|| !session.is_available());
+    host.graph(ECHO);
+    wait_until(|| session.is_available());
+    assert!(session.run(&vector(&[1.0]), &[]).is_ok());
+}
+
+#[test]
 fn changed_files_with_the_same_signature_do_not_serve_either() {
     let host = Host::new();
     let session = host.load(ECHO);
