@@ -404,7 +404,7 @@ mod tests {
 
     use super::*;
     use crate::budget::MemoryBudget;
-    use crate::coarse::Metric;
+    use coarse::Metric;
     use crate::collection::{CollectionOptions, Resources};
     use crate::ingest::PointRef;
     use crate::rerank::SharedCaches;
