@@ -45,13 +45,13 @@ enum RoleName {
 /// `millpond keys new`.
 #[derive(Args, Debug)]
 #[command(after_help = "\
-The file of keys holds a hash only, so a lost key cannot be shown again: make another.
+The file of keys has only a hash, so a lost key cannot be shown again: make another.
 
     millpond keys new --role infer --models 'rank*' >> keys.toml
     millpond serve models --keys keys.toml
 
-A running server reads the file when it changes. Patterns name models and collections; * stands for any text. Without \
---models all models are permitted, with --models '' none; the same holds for collections.")]
+A running server reads the file when it changes. Patterns name models and collections; * matches any text. Without \
+--models all models are permitted, with --models '' none; the same applies to collections.")]
 struct NewArgs {
     /// Role of the key
     #[arg(long, value_name = "ROLE")]

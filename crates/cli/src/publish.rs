@@ -33,8 +33,8 @@ const PUBLISHABLE: [&str; 3] = ["millpond.json", "model.onnx", "saved_model.pb"]
 #[derive(Args, Debug)]
 #[command(after_help = "\
 If --to is a URL, the version is written below MILLPOND_CACHE_DIR, uploaded, and removed there. Its manifest is \
-uploaded last, so servers never see half a version. An existing version is never replaced. Credentials come from the \
-provider's environment variables; docs/object-stores.md has the details.
+uploaded last, so servers never see an incomplete version. An existing version is never replaced. Credentials come \
+from the provider's environment variables; docs/object-stores.md has the details.
 
   millpond publish model.onnx --to models/ctr
   millpond publish model.onnx --to s3://bucket/models/ctr --version 7")]

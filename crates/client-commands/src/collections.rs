@@ -17,13 +17,13 @@ use report::bytes_at;
 #[derive(Args, Debug)]
 #[command(after_help = "\
 Examples:
-  millpond serve models --backup-dir s3://bucket/backups   (another terminal)
+  millpond serve models --backup-dir s3://bucket/backups   (in another terminal)
   millpond collections backup docs
   millpond collections backups docs
   millpond collections restore docs --to docs-old
   millpond collections prune docs --keep 7
 
-A backup stores only files that the store lacks, so the second one takes little time and room. The collection is served \
+A backup stores only files that the store lacks, so the second one takes little time and space. The collection is served \
 meanwhile. docs/backup.md explains the store and its credentials.")]
 pub struct CollectionsCommand {
     #[command(subcommand)]
@@ -39,7 +39,7 @@ enum CollectionsAction {
     Backups(BackupsArgs),
     /// Make a collection from a backup
     Restore(RestoreArgs),
-    /// Copy a collection within the server; segments are shared and take no room
+    /// Copy a collection within the server; segments are shared and take no more space
     Clone(CloneArgs),
     /// Read the backups of a collection and compare them with their checksums
     Verify(VerifyBackupArgs),

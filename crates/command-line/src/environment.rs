@@ -98,7 +98,7 @@ pub const OTEL_SAMPLER: Variable = Variable::new(
     "default of `serve --trace-sample`: always_on, always_off or traceidratio, each also with the prefix parentbased_",
 );
 pub const OTEL_SAMPLER_ARG: Variable =
-    Variable::new("OTEL_TRACES_SAMPLER_ARG", "part of the requests for traceidratio, 0 to 1");
+    Variable::new("OTEL_TRACES_SAMPLER_ARG", "share of the requests for traceidratio, 0 to 1");
 pub const PROGRAM: Variable =
     Variable::new("MILLPOND_PROGRAM", "set for millpond-bench: the `millpond` to measure");
 pub const PATH: Variable =

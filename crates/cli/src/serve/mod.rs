@@ -52,10 +52,10 @@ a restart. A file with a mistake changes nothing. In both cases, the log \
 says so.
 
 The settings file uses the names of the flags: [server], [inference], [memory], [lifecycle], [audio], [search] and [cluster] \
-hold the flags of the groups above, `roots = [..]` holds directories of models, and [models.NAME] holds path, versions, \
+have the flags of the groups above, `roots = [..]` has directories of models, and [models.NAME] has path, versions, \
 transition, labels, intra-op-threads and inter-op-threads of one model. [schedule] says how the server queues, merges \
 and runs the requests of all models, and [models.NAME.schedule] those of one model; docs/millpond.toml has the keys. \
---runtime-threads above 0 stands for mode = \"async\" and threads = N in [schedule]. Flags take precedence over the \
+--runtime-threads above 0 sets mode = \"async\" and threads = N in [schedule]. Flags take precedence over the \
 file.
 
 Exit status: 0 after SIGTERM or SIGINT; 2 if a flag, a setting or a directory is wrong; 3 if a port or the collections \

@@ -91,14 +91,15 @@ pub(crate) struct ServerOptions {
     /// Maximum size of a request body [default: 64MiB]
     #[arg(long, value_name = "BYTES")]
     pub(crate) max_body: Option<ByteSize>,
-    /// Maximum connections per listener; further ones are closed at once [default: 16384]
+    /// Maximum connections per listener, and at most 1024 on the admin port; further ones are
+    /// closed at once [default: 16384]
     #[arg(long, value_name = "N")]
     pub(crate) max_connections: Option<usize>,
-    /// Maximum requests in flight; further ones are rejected [default: 1024]
+    /// Maximum requests in flight; further ones are refused [default: 1024]
     #[arg(long, value_name = "N")]
     pub(crate) max_requests: Option<usize>,
     /// Memory limit for all requests in flight together, from the body to the sent response.
-    /// Requests beyond it are rejected [default: an eighth of the machine's memory, from 256MiB to
+    /// Requests beyond it are refused [default: an eighth of the machine's memory, from 256MiB to
     /// 8GiB]
     #[arg(long, value_name = "BYTES")]
     pub(crate) request_memory: Option<ByteSize>,
@@ -140,12 +141,13 @@ pub(crate) struct ServerOptions {
     /// [default: no traces]
     #[arg(long, value_name = "URL")]
     pub(crate) otlp: Option<String>,
-    /// Part of the requests that is traced, 0 to 1. A request with a trace context (traceparent) is
-    /// traced if its client traces it. PUT /v1/trace changes the part at run time [default: 0.01]
-    #[arg(long, value_name = "PART")]
+    /// Share of the requests that is traced, 0 to 1. A request with a trace context (traceparent)
+    /// is traced if its client traces it. PUT /v1/trace changes the share at run time [default:
+    /// 0.01]
+    #[arg(long, value_name = "SHARE")]
     pub(crate) trace_sample: Option<f64>,
     /// Format of the log on standard error [default: text]
-    #[arg(long, value_name = "FORM")]
+    #[arg(long, value_name = "FORMAT")]
     pub(crate) log_format: Option<LogFormat>,
     /// Level (error, warn, info, debug, trace) or filter of the log [default: info]
     #[arg(long, value_name = "LEVEL")]
@@ -232,7 +234,7 @@ pub(crate) struct InferenceOptions {
     /// request by itself [default: 0]
     #[arg(long, value_name = "N")]
     pub(crate) runtime_threads: Option<usize>,
-    /// Maximum queued requests per model, which bounds queueing delay; further ones are rejected
+    /// Maximum queued requests per model, which bounds queueing delay; further ones are refused
     /// [default: 512]
     #[arg(long, value_name = "N")]
     pub(crate) queue: Option<usize>,
@@ -247,7 +249,7 @@ pub(crate) struct InferenceOptions {
     #[arg(long, value_name = "DIR")]
     pub(crate) request_log: Option<PathBuf>,
     /// Share of the requests to log, 0 to 1 [default: 0.01]
-    #[arg(long, value_name = "PART")]
+    #[arg(long, value_name = "SHARE")]
     pub(crate) request_log_rate: Option<f64>,
     /// Maximum size of all files of --request-log; the oldest are removed [default: 1GiB]
     #[arg(long, value_name = "BYTES")]
@@ -337,7 +339,8 @@ pub(crate) struct LifecycleOptions {
     /// Time between two retries [default: 60s]
     #[arg(long, value_name = "TIME")]
     pub(crate) load_retry_interval: Option<TimeSpan>,
-    /// Maximum time of a load with its warm-up, and of a conversion before it [default: 1h]
+    /// Maximum time of a load with its warm-up, and of a conversion before it. A conversion ends
+    /// after 1h even if this time is longer [default: 1h]
     #[arg(long, value_name = "TIME")]
     pub(crate) load_timeout: Option<TimeSpan>,
     /// Directory of converted models and of copies from object stores [default: the user's cache
@@ -376,7 +379,7 @@ pub(crate) struct AudioOptions {
     /// Recognisers to serve besides the models: names that `millpond audio --list` shows
     #[arg(long, value_name = "NAMES", value_delimiter = ',')]
     pub(crate) recogniser: Vec<String>,
-    /// Maximum recordings in progress; further ones are rejected [default: 4]
+    /// Maximum recordings in progress; further ones are refused [default: 4]
     #[arg(long, value_name = "N")]
     pub(crate) recordings: Option<usize>,
     /// Maximum size of a recording [default: 8GiB]

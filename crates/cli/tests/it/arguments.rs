@@ -179,7 +179,7 @@ fn help_of_serve_has_the_defaults_of_the_code() {
         format!("gRPC port; 0 picks a free one [default: {}]", listeners.grpc_port.unwrap()),
         format!("every interface [default: {}]", listeners.host),
         format!("closed at once [default: {}]", listeners.connections_max),
-        format!("in flight; further ones are rejected [default: {}]", listeners.requests_max),
+        format!("in flight; further ones are refused [default: {}]", listeners.requests_max),
         format!(
             "maximum deadline of a request [default: {}s]",
             listeners.request_timeout.as_secs()
@@ -188,7 +188,7 @@ fn help_of_serve_has_the_defaults_of_the_code() {
         format!("requests in flight [default: {}s]", listeners.shutdown_grace.as_secs()),
         format!("Maximum size of a request body [default: {}MiB]", listeners.body_bytes_max >> 20),
         format!(
-            "recordings in progress; further ones are rejected [default: {}]",
+            "recordings in progress; further ones are refused [default: {}]",
             server::AudioConfig::default().recordings_max
         ),
         format!(
@@ -200,7 +200,7 @@ fn help_of_serve_has_the_defaults_of_the_code() {
             server::AudioConfig::default().spool_bytes_max >> 30
         ),
         format!(
-            "queueing delay; further ones are rejected [default: {}]",
+            "queueing delay; further ones are refused [default: {}]",
             server::DataConfig::default().queue_max
         ),
         format!(

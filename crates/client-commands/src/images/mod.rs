@@ -19,7 +19,7 @@ use loadgen::connection::url_segment;
 #[derive(Args, Debug)]
 #[command(after_help = "\
 Examples:
-  millpond serve .cache/images/models            (another terminal; keeps collections)
+  millpond serve .cache/images/models            (in another terminal)
   millpond images index ~/Pictures --collection photos
   millpond images search crop.jpg --collection photos
   millpond images list

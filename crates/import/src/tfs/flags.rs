@@ -73,7 +73,7 @@ const FLAGS: &[Flag] = &[
     flag("num_load_threads", Int, "load threads; at least 1 [default: 0]"),
     flag("num_unload_threads", Int, "unload threads; at least 1 [default: 0]"),
     flag("max_num_load_retries", Int, "retries of a failed load [default: 5]"),
-    flag("load_retry_interval_micros", Long, "time between them [default: 60000000]"),
+    flag("load_retry_interval_micros", Long, "time between two retries [default: 60000000]"),
     flag(
         "file_system_poll_wait_seconds",
         Int,

@@ -404,10 +404,10 @@ mod tests {
 
     use super::*;
     use crate::budget::MemoryBudget;
-    use coarse::Metric;
     use crate::collection::{CollectionOptions, Resources};
     use crate::ingest::PointRef;
     use crate::rerank::SharedCaches;
+    use coarse::Metric;
 
     fn unknown(collection: &Collection, state: &CollectionState) -> Vec<Vec<u64>> {
         let logs = collection.damaged_logs(state, 9).into_iter();

@@ -15,14 +15,16 @@ pub(crate) struct SearchOptions {
     #[arg(long, value_name = "DIR")]
     pub(crate) collections_dir: Option<PathBuf>,
     /// Memory limit for all collections. What requests have read stays in memory up to this limit
-    /// [default: 2GiB, at most a quarter of the memory of the machine or the control group]
+    /// [default: 2GiB, at most a quarter of the memory of the machine or the control group; a
+    /// stated --search-cache raises a lower default to twice its size, or four times with dram, up
+    /// to 2GiB]
     #[arg(long, value_name = "BYTES")]
     pub(crate) search_memory: Option<ByteSize>,
     /// Cache for frequently read records, as a part of --search-memory [default: 256MiB, at most
     /// half of --search-memory, or a quarter with dram]
     #[arg(long, value_name = "BYTES")]
     pub(crate) search_cache: Option<ByteSize>,
-    /// Free space to keep on the disk of the collections. If less is free, writes are rejected; 0
+    /// Free space to keep on the disk of the collections. If less is free, writes are refused; 0
     /// keeps none [default: 1 % of the disk, 64MiB to 4GiB, at most 1/8 of it]
     #[arg(long, value_name = "BYTES")]
     pub(crate) search_disk_reserve: Option<ByteSize>,
