@@ -187,7 +187,7 @@ impl WriterDriver {
             }
             Ok(StoreAnswer::Unmarked(error)) => {
                 let shard = self.log.shown();
-                tracing::error!(shard, %error, "a log's writer ends: the store is another one");
+                tracing::error!(shard, %error, "the writer of a log ends: it found another store");
                 self.ended = true;
             }
             Err(error) => {

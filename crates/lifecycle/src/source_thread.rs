@@ -120,7 +120,9 @@ pub(crate) fn prefault(
         match backed {
             Ok(()) => {}
             Err(error) if error.kind() == ErrorKind::Cancelled => return,
-            Err(error) => tracing::warn!(bytes, %error, "loads fault in the missing slots"),
+            Err(error) => {
+                tracing::warn!(bytes, %error, "a part of the pool is not faulted in; loads do it");
+            }
         }
         if out.send(Message::Prefaulted { bytes }).is_err() {
             return;

@@ -19,7 +19,7 @@ const PAUSE: Duration = Duration::from_millis(3);
 /// Metric that counts settings taken over.
 const TAKEN_OVER: &str = "millpond_settings_taken_over_total";
 /// Log messages of a server that refuses settings.
-const REFUSALS: [&str; 2] = ["cannot take the settings over", "settings are not used"];
+const REFUSALS: [&str; 2] = ["cannot apply the settings", "settings are not used"];
 
 /// Writes the settings in one step, so that a server never reads half of them.
 ///
@@ -54,7 +54,7 @@ pub fn take_over(server: &ServerProcess, model: &str, dir: &Path, text: &str) ->
         if started.elapsed() > TAKE_OVER_MAX {
             let log = server.log().display();
             return Err(Error::deadline(format!(
-                "the server did not take over the settings of {model}; its log: {log}"
+                "the server did not apply the settings of {model}; its log: {log}"
             )));
         }
         std::thread::sleep(PAUSE);
@@ -79,7 +79,7 @@ mod tests {
 
     #[test]
     fn a_refusal_is_found_for_its_model_only() {
-        let log = "WARN x: cannot take the settings over model=a version=1 error=no axis\nINFO model=b loaded\n";
+        let log = "WARN x: cannot apply the settings model=a version=1 error=no axis\nINFO model=b loaded\n";
         assert!(refusal(log, "a").is_some_and(|why| why.ends_with("error=no axis")));
         assert_eq!(refusal(log, "b"), None);
         assert!(refusal("ERROR settings are not used model=b error=\"x\"", "b").is_some());

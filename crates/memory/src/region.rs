@@ -43,7 +43,10 @@ impl Drop for Run {
             && let Err(error) = self.protect(libc::PROT_READ | libc::PROT_WRITE)
         {
             // The next owner could not write, so the slots are lost.
-            tracing::error!(slots = ?self.slots, %error, "slots stay read-only and are lost to the pool");
+            tracing::error!(
+                slots = ?self.slots, %error,
+                "slots stay read-only, so the pool cannot use them"
+            );
             return;
         }
         self.pool.give_back(self.slots.clone());

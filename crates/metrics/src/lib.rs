@@ -113,7 +113,7 @@ pub struct Metrics {
     pub swaps: Family<ModelLabels, Counter>,
     /// Loads that failed.
     pub load_failures: Family<ModelLabels, Counter>,
-    /// Settings that ready versions took over without a load.
+    /// Settings that ready versions applied without a load.
     pub settings_taken_over: Family<ModelLabels, Counter>,
     /// Seconds of the last load, warm-up, drain and unload.
     pub swap_last_seconds: Family<SwapLabels, SecondsGauge>,
@@ -121,7 +121,7 @@ pub struct Metrics {
     pub swap_seconds: Family<SwapLabels, Counter<f64, AtomicU64>>,
     /// Page faults that loaders took.
     pub loader_minor_faults: Family<ModelLabels, Counter>,
-    /// CPU time that loaders used.
+    /// Processor time of loads.
     pub loader_cpu_seconds: Family<ModelLabels, Counter<f64, AtomicU64>>,
     /// Loads that continued at ordinary priority, because they starved at idle priority.
     pub loads_escalated: Family<ModelLabels, Counter>,

@@ -149,7 +149,7 @@ impl Metrics {
         );
         r.register(
             "settings_taken_over",
-            "Changes of settings that ready versions took over without a load",
+            "Changes of settings that ready versions applied without a load",
             self.settings_taken_over.clone(),
         );
         r.register_with_unit(
@@ -171,7 +171,7 @@ impl Metrics {
         );
         r.register_with_unit(
             "loader_cpu",
-            "CPU time that loaders used",
+            "Processor time of loads",
             Unit::Seconds,
             self.loader_cpu_seconds.clone(),
         );

@@ -310,7 +310,7 @@ impl BackgroundRunner {
             (None, Some(outcome)) => return outcome,
             (None, None) => {}
         }
-        tracing::info!("{what}: begins anew at ordinary priority, because {}", attempt.failure());
+        tracing::info!("{what}: starts again at ordinary priority, because {}", attempt.failure());
         let escalated = Attempt { stop: Arc::default(), priority: Priority::Escalated, ..attempt };
         let outcome = self.attempt(what, stop, &work, &escalated);
         if self.end_request(what, &escalated, stop).is_some() {

@@ -153,7 +153,7 @@ impl ClusterJob {
             return;
         }
         if let Err(JobStop::Failed(error)) = self.checkpoint().await {
-            tracing::error!(collection, %error, "the end of a search for duplicates is not kept");
+            tracing::error!(collection, %error, "the end of a search for duplicates is not stored");
         }
     }
 

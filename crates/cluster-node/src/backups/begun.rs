@@ -125,7 +125,10 @@ impl ClusterBackups {
                 let record = match read_note(&note) {
                     Ok(record) => record,
                     Err(error) => {
-                        tracing::error!(collection, %id, %error, "the note of a backup is damaged");
+                        tracing::error!(
+                            collection, %id, %error,
+                            "the record that a backup began is damaged"
+                        );
                         continue;
                     }
                 };

@@ -107,7 +107,10 @@ impl ClusterBackups {
         // copies stay: `remove_abandoned` looks for the description first.
         self.describe(&set).await?;
         if let Err(error) = self.end(&record.name, &id).await {
-            tracing::warn!(collection = record.name, %id, %error, "the note of a backup is removed later");
+            tracing::warn!(
+                collection = record.name, %id, %error,
+                "the record that the backup began is removed later"
+            );
         }
         tracing::info!(collection = record.name, backup = %set.id, bytes = set.bytes(), "a collection was backed up");
         Ok(Some(set))

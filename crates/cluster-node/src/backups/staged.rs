@@ -87,13 +87,13 @@ async fn remove_later(registry: Arc<Registry>, name: String) {
         Ok(())
     });
     if let Err(error) = removed.await {
-        tracing::warn!(%error, "a collection of a transfer stays until the next one");
+        tracing::warn!(%error, "the copy of a collection stays until the next transfer");
     }
 }
 
 fn remove(registry: &Registry, name: &str) {
     if let Err(error) = registry.remove(name) {
-        tracing::warn!(name, %error, "a collection of a transfer stays until the next one");
+        tracing::warn!(name, %error, "the copy of a collection stays until the next transfer");
     }
 }
 

@@ -102,9 +102,9 @@ impl MemberState {
                 Err(error) => {
                     // The reading of the view logs that etcd does not answer.
                     if error.kind() == ErrorKind::Unavailable {
-                        debug!(%error, "the registration in etcd cannot be kept");
+                        debug!(%error, "the registration in etcd cannot be renewed");
                     } else if logged.as_ref() != Some(&error) {
-                        warn!(%error, "the registration in etcd cannot be kept");
+                        warn!(%error, "the registration in etcd cannot be renewed");
                         logged = Some(error);
                     }
                     tokio::time::sleep(self.times.keep_alive / 3).await;

@@ -194,7 +194,7 @@ impl StoreCatalog {
         if let Err(error) = self.remove_record_of(name, Some(&record.id)).await {
             tracing::warn!(
                 collection = name, %error,
-                "a collection may have the name of an alias; remove one of both"
+                "a collection may have the name of an alias; remove one of the two"
             );
         }
     }

@@ -61,7 +61,10 @@ impl AppendedEntries {
         let read = |(number, text): (u64, String)| match decoded(&text) {
             Ok(entry) => Some((EntryNumber(number), entry)),
             Err(error) => {
-                tracing::warn!(collection, shard, number, %error, "a passed entry cannot be read");
+                tracing::warn!(
+                    collection, shard, number, %error,
+                    "an entry that the owner sent cannot be read; it is read from the store"
+                );
                 None
             }
         };

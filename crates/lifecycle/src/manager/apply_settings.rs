@@ -33,7 +33,10 @@ impl Model {
                     ));
                 }
                 Err(error) => {
-                    tracing::warn!(model = %self.name, version = number, %error, "cannot take the settings over");
+                    tracing::warn!(
+                        model = %self.name, version = number, %error,
+                        "cannot apply the settings"
+                    );
                     serving.refused_settings =
                         Some(format!("serves with the settings that it was loaded with: {error}"));
                 }

@@ -120,7 +120,7 @@ impl Collection {
                         tracing::info!(
                             name = old.name(),
                             bytes,
-                            "memory is short: codes moved to the medium"
+                            "--search-memory is nearly full: codes moved to the medium"
                         );
                         wait_for_last_references([&old]);
                         return Ok(true);

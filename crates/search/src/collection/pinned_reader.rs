@@ -156,7 +156,7 @@ pub(super) fn check_deletes(
 }
 
 /// Records damage in the open segment `number`, unless it was merged meanwhile. If data is lost, a
-/// node of a cluster then replaces its copy. Otherwise a merge writes the segment anew.
+/// node of a cluster then replaces its copy. Otherwise a merge writes the segment again.
 fn record(collection: &Collection, number: Option<u64>, damage: &SegmentFileDamage) {
     let state = collection.state();
     let slot = state.segments.iter().find(|slot| Some(slot.number) == number);
@@ -177,7 +177,7 @@ fn damage_error(name: &str, damage: &SegmentFileDamage) -> Error {
     } else {
         format!(
             "{page}{reason}; {name} is not copied. The points are intact in memory and in other \
-             parts of the collection: a merge writes the segment anew, so try again later"
+             parts of the collection: a merge writes the segment again, so try again later"
         )
     })
 }
