@@ -402,7 +402,7 @@ fn check_roles(registry: &Registry, old: &ImageCollection, new: &ImageCollection
         return Ok(());
     }
     Err(Error::precondition(format!(
-        "\"{name}\" stands for \"{own}\", which is of model \"{}\"; a rebuild of \"{from}\" would \
+        "\"{name}\" is the alias of \"{own}\" with model \"{}\"; a rebuild of \"{from}\" would \
          remove images from it: rebuild \"{name}\"",
         new.model
     )))

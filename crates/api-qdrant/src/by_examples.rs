@@ -234,8 +234,8 @@ impl QueryRun<'_> {
     pub(crate) fn check_time(&self) -> Result<()> {
         if Instant::now() > self.deadline {
             return Err(Error::deadline(
-                "query: the time was up before all points were read; allow more time, or limit the points by a \
-                 filter",
+                "query: the request timed out before all points were read; allow more time, or limit the points \
+                 by a filter",
             ));
         }
         Ok(())

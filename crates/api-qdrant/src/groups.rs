@@ -363,7 +363,8 @@ impl GroupSearch<'_> {
     fn find(&mut self, limit: Filter, count: usize) -> Result<Vec<RankedHit>> {
         if Instant::now() > self.run.deadline {
             return Err(Error::deadline(
-                "the time was up before all groups were found; request fewer, or allow more time",
+                "the request timed out before all groups were found; request fewer groups, or allow \
+                 more time",
             ));
         }
         let filter = both(self.filter.clone(), Some(limit));

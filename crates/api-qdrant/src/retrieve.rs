@@ -206,8 +206,8 @@ pub(crate) fn scroll(
     if let Some(order) = &request.order_by {
         if request.offset.is_some() {
             return Err(Error::invalid(
-                "offset does not go with order_by; continue with order_by.start_from, and exclude by has_id the points \
-                 of that value that you have",
+                "offset cannot be used with order_by; continue with order_by.start_from, and exclude the points of \
+                 that value that you already have, by has_id",
             ));
         }
         let page = scroll_in_order(named, order, filter.as_ref(), requested, &projection)?;

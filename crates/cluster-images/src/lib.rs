@@ -64,5 +64,5 @@ pub use routes::image_routes;
 pub use state::ImageRootState;
 
 /// Message of an error for an image whose features were not found before the deadline.
-const FEATURES_LATE: &str = "the time was up before the image's features were found; send the \
-                             image again, or allow more time with timeout=";
+const FEATURES_LATE: &str = "the request timed out before the image's features were found; \
+                             send the image again, or allow more time with timeout=";

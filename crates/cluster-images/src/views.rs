@@ -66,7 +66,7 @@ impl RootViewSearch<'_> {
     ) -> Result<()> {
         if Instant::now() >= self.context.deadline {
             return Err(Error::deadline(
-                "the time was up before all views were searched for; allow more time with \
+                "the request timed out before all views were searched for; allow more time with \
                  timeout=, or leave the views out with views=0",
             ));
         }

@@ -288,8 +288,8 @@ impl<'a> ReadRun<'a> {
                 Err(error) => {
                     let late = || {
                         Error::deadline(
-                            "the time was up before the shard answered; try again, or allow more \
-                             time with timeout=",
+                            "the request timed out before the shard answered; try again, or allow \
+                             more time with timeout=",
                         )
                     };
                     failure.get_or_insert_with(|| error.unwrap_or_else(late));

@@ -72,8 +72,8 @@ fn sample_query(body: &[u8], count: usize) -> Result<RootQuery> {
 fn check_time(deadline: Instant) -> Result<()> {
     if Instant::now() > deadline {
         return Err(Error::deadline(
-            "the time was up before all points of the sample were compared; request a smaller sample, or allow \
-             more time",
+            "the request timed out before all points of the sample were compared; request a smaller sample, or \
+             allow more time",
         ));
     }
     Ok(())

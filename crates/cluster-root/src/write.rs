@@ -561,7 +561,9 @@ impl ShardWrite {
         Err(match refusal {
             Some(refusal) => shard_refusal(not_made(refusal)),
             // Earlier steps of the request took the time, so the shard refused nothing.
-            None => not_written(not_made(Error::unavailable("the time was up before it was sent"))),
+            None => not_written(not_made(Error::unavailable(
+                "the request timed out before the write was sent",
+            ))),
         })
     }
 

@@ -252,15 +252,15 @@ fn refused<H: Handler<T, ()>, T: 'static>(path: &str, refusal: H) -> Router {
 
 async fn not_a_root() -> Reply {
     Reply::error(&Error::precondition(
-        "this node does not have the role root; send requests for collections to one that has, or start it with \
-         --cluster-roles root,...",
+        "this node does not have the role root; send requests for collections to a node with this role, or start \
+         this node with --cluster-roles root,...",
     ))
 }
 
 async fn takes_no_images() -> Reply {
     Reply::error(&Error::precondition(
-        "this node has neither the role root nor extract; send images and searches to one that has, or start it with \
-         --cluster-roles root,...",
+        "this node has neither the role root nor extract; send images and searches to a node with one of them, or \
+         start this node with --cluster-roles root,...",
     ))
 }
 

@@ -125,7 +125,9 @@ impl QueryRun<'_> {
             }
         };
         if Instant::now() > self.deadline {
-            return Err(Error::deadline("query: the time was up once its examples were read"));
+            return Err(Error::deadline(
+                "query: the request timed out while its examples were read; allow more time",
+            ));
         }
         let embedding = scores::embedding(&self.named.settings(), embedding);
         Ok(ResolvedQuery {

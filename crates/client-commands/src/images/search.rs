@@ -143,7 +143,7 @@ fn coverage(answer: &Value) -> Option<String> {
     let compared = number("compared")?;
     let of = number("of")?;
     let partial = if answer.get("partial") == Some(&json!(true)) {
-        "; partial: something that belongs here may be missing (damaged, too late, or beyond the limit)"
+        "; partial: results may be missing (damaged data, a timeout, or a limit)"
     } else {
         ""
     };

@@ -83,8 +83,8 @@ impl ClusterBackups {
         let bytes = set.bytes().saturating_sub(originals);
         if bytes > ARCHIVE_BYTES_MAX {
             return Err(Error::too_large(format!(
-                "the snapshot has {bytes} bytes, and one of at most {ARCHIVE_BYTES_MAX} is downloaded; recover it in \
-                 another cluster with the same --backup-dir"
+                "the snapshot has {bytes} bytes; a download has at most {ARCHIVE_BYTES_MAX}; recover it in another \
+                 cluster with the same --backup-dir"
             )));
         }
         let settings = exported_settings(set)?;

@@ -51,7 +51,7 @@ fn first_shards_point() -> Value {
 async fn refused_within_a_second(root: &TestRoot) -> Answer {
     for _ in 0..TRIES_MAX {
         let answer = root.put("points?timeout=1", &first_shards_point()).await;
-        if !answer.error().contains("the time was up before it was sent") {
+        if !answer.error().contains("timed out before the write was sent") {
             return answer;
         }
     }

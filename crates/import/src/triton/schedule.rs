@@ -12,8 +12,8 @@ use super::convert::ConvertedModel;
 pub(crate) fn without_batching(max_batch_size: i32, model: &mut ConvertedModel) {
     if max_batch_size > 1 {
         model.note(format!(
-            "max_batch_size = {max_batch_size} without dynamic_batching: a request's batch has no bound here; requests \
-             are not merged, as there (mode = \"async\" in [schedule] merges them)"
+            "max_batch_size = {max_batch_size} without dynamic_batching: a request's batch has no limit here; as in \
+             Triton, requests are not merged (mode = \"async\" in [schedule] merges them)"
         ));
     }
 }
@@ -88,7 +88,7 @@ fn limits(
     let is_delay = policy.timeout_action() == TimeoutAction::Delay;
     if micros > 0 && is_delay {
         model.note(format!(
-            "{name} timeout_action DELAY: a request whose time is over is rejected; its timeout was left out"
+            "{name} timeout_action DELAY: here, a request past its timeout is refused; the timeout was left out"
         ));
     } else if micros > 0 && !policy.allow_timeout_override {
         model.note(format!(

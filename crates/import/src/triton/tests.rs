@@ -107,7 +107,7 @@ fn each_key_without_an_equivalent_has_a_line() {
         ("backend: 'onnxruntime' default_model_filename: 'a.onnx'", "name the file model.onnx"),
         ("version_policy { specific { versions: [ -2, 3 ] } }", "-2 is not a version number"),
         ("version_policy { specific { } }", "names no version"),
-        ("max_batch_size: 8", "a request's batch has no bound here"),
+        ("max_batch_size: 8", "a request's batch has no limit here"),
         ("dynamic_batching { }", "max_batch_size = 0"),
         ("max_batch_size: 8 dynamic_batching { preserve_ordering: true }", "as they are ready"),
         (

@@ -162,7 +162,8 @@ pub(crate) fn keep_long_filters<T>(work: impl FnOnce() -> T) -> T {
 pub(crate) fn begin_change() -> Result<()> {
     if LIMIT.get().deadline.is_some_and(|deadline| Instant::now() >= deadline) {
         return Err(Error::deadline(
-            "the time was up before the first point was changed, so none was; allow more time",
+            "the request timed out before the first point was changed, so no point was changed; allow \
+             more time",
         ));
     }
     ignore_deadline();
@@ -347,8 +348,8 @@ impl PayloadScan {
                 Err(Error::cancelled("reading continues in another slice"))
             }
             ScanStep::Late => Err(Error::deadline(format!(
-                "the time was up while payloads were read, because {what}; add a condition on an indexed \
-                 field, or allow more time"
+                "the request timed out while payloads were read, because {what}; add a condition on an \
+                 indexed field, or allow more time"
             ))),
         }
     }

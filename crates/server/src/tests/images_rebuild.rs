@@ -91,7 +91,7 @@ fn a_rebuild_changes_no_version_that_the_name_stands_for() {
     let path = format!("/v1/images/photos.v2/{}", id.as_str().unwrap());
     served.ask("DELETE", &path, "", b"").good();
     let asked = json!({ "model": "colour" });
-    served.json("POST", "/v1/images/photos.v2/rebuild", &asked).bad(409, "stands for");
+    served.json("POST", "/v1/images/photos.v2/rebuild", &asked).bad(409, "is the alias of");
     assert_eq!((served.count("photos"), served.count("photos.v2")), (2, 1));
 }
 
