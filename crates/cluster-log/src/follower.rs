@@ -52,7 +52,7 @@ pub struct LogFollower {
 }
 
 impl LogFollower {
-    /// Creates a reader of the log from `from` on, where the largest epoch before is `epoch`.
+    /// Creates a reader of the log from `from` on. `epoch` is the largest epoch before `from`.
     pub fn new(log: ShardLog, from: EntryNumber, epoch: Epoch) -> LogFollower {
         LogFollower {
             log,

@@ -43,8 +43,8 @@ impl EndSearch {
         self.distance <= END_DISTANCE_MAX
     }
 
-    /// Returns [`EndSearch::number`], which is absent, as the end. `floor` is the floor of the log,
-    /// read after the number. Returns `None` if the entry may have been removed.
+    /// Returns [`EndSearch::number`] as the end, because this entry is absent. `floor` is the floor
+    /// of the log, read after the number. Returns `None` if the entry may have been removed.
     pub fn end(&self, floor: EntryNumber) -> Option<EntryNumber> {
         let number = self.number();
         (floor <= number).then_some(number)

@@ -15,8 +15,9 @@ use padding::{add_length, add_mask, add_padding, unpadded};
 /// Padding of each input and cutting of each output, in the signature's order.
 #[derive(Clone, Debug, PartialEq)]
 pub struct BatchPlan {
-    /// True if requests can be joined along axis 0: it is dynamic in every output and in every
-    /// input that is not shared, and no other axis of these has the symbol of an input's axis 0.
+    /// True if requests can be joined along axis 0. Axis 0 must be dynamic in every output and in
+    /// every input that is not shared. No other axis of them may have the symbol of an input's
+    /// axis 0.
     pub batchable: bool,
     /// One entry for each input of the signature.
     pub inputs: Vec<InputPlan>,

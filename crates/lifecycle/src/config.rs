@@ -277,8 +277,8 @@ pub struct LifecycleConfig {
     pub placement: ParameterPlacement,
     /// True if loaders and unloaders run at idle priority.
     pub background: bool,
-    /// A load continues at ordinary priority after it has waited for a core for this long, and for
-    /// four times its running time.
+    /// Time that a load waits for a core before it continues at ordinary priority. It must also
+    /// have waited for four times its running time.
     pub starvation_limit: Duration,
     /// Inference workers of the server, at least one. They limit the requests in flight of a slow
     /// version in a rollout.

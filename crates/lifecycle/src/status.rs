@@ -74,7 +74,7 @@ pub struct VersionStatus {
     pub reason: Option<String>,
     /// A remark that does not stop the version: its files changed since it was loaded, its
     /// generated warm-up was refused, it is being reloaded, its load was stopped and has not ended,
-    /// its warm-up takes long, or it cannot take over the model's new settings.
+    /// its warm-up takes long, or it cannot apply the model's new settings.
     pub note: Option<String>,
     /// Error of its last load, if that failed and is tried again.
     pub retried: Option<String>,

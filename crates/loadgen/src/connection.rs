@@ -228,8 +228,7 @@ impl Connection {
         }
     }
 
-    /// Returns another handle on the same connection, or `None` if it carries one request at a
-    /// time.
+    /// Returns another handle on the same connection, or `None` if it takes one request at a time.
     pub fn share(&self) -> Option<Connection> {
         match self {
             Connection::Grpc(grpc) => Some(Connection::Grpc(grpc.clone())),

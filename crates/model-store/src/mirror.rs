@@ -67,7 +67,7 @@ pub struct MirrorHooks {
     pub sources: Sources,
     /// Versions whose files must stay.
     pub in_use: InUse,
-    /// Versions whose copies are checked, and in place of which earlier ones are copied.
+    /// Failed versions. Their copies are checked, and earlier versions are copied too.
     pub has_failed: HasFailed,
     /// Takes the state of the copies when it changes.
     pub report: Box<dyn Fn(SourceReport) + Send>,

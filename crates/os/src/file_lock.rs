@@ -7,9 +7,10 @@ use std::time::{Duration, Instant};
 /// Time between two attempts.
 const LOCK_PAUSE: Duration = Duration::from_millis(5);
 
-/// Locks a file against other processes until it is closed. Waits for at most `wait`: a child
-/// process of this one has the file too, from its fork until it executes its program, and a killed
-/// process has it until its memory is freed. Returns false if another process still has the lock.
+/// Locks a file against other processes until it is closed. Waits for at most `wait`. Another
+/// process may still have the file for a moment: a child of this process from its fork until it
+/// executes its program, or a killed process until its memory is freed. Returns false if another
+/// process still has the lock.
 ///
 /// # Errors
 /// The error of a file system without locks.

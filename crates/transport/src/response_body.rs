@@ -95,8 +95,8 @@ impl ResponseBody {
     }
 
     /// Creates the body of one answer of a stream, for which `reservation` holds at least its
-    /// length, or nothing. The body has a mark for [`StreamAnswers`](crate::StreamAnswers). Answers
-    /// wait for those before them, so no window of its own limits a large one.
+    /// length, or nothing. The body has a mark for [`StreamAnswers`](crate::StreamAnswers). An
+    /// answer waits for the answers before it, so a large answer has no time limit of its own.
     pub fn of_stream(
         resources: &RequestResources,
         bytes: Bytes,

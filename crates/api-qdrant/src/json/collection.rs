@@ -414,7 +414,8 @@ impl CreateIndex {
         Ok((name, params))
     }
 
-    /// Checks that conditions on a field with the index split its texts as on a field without one.
+    /// Checks that the index splits texts in the same way as conditions on a field without an
+    /// index.
     ///
     /// # Errors
     /// Errors of [`CreateIndex::schema`] and of [`check_default_tokenizer`].

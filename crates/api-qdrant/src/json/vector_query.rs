@@ -61,8 +61,8 @@ impl VectorQuery {
         self.scores_by_distance() || matches!(self, VectorQuery::Examples(_))
     }
 
-    /// Returns true if the hits depend on each other or on the limits of the prefetches, so that a
-    /// search of some of the points orders them in another way.
+    /// Returns true if the hits depend on each other or on the limits of the prefetches. A search
+    /// of some of the points then orders them in another way.
     pub fn ranks_together(&self) -> bool {
         matches!(self, VectorQuery::Mmr { .. } | VectorQuery::Fuse(_) | VectorQuery::Formula(_))
     }

@@ -43,8 +43,8 @@ pub(crate) use store_identity::{IDENTITY, IDENTITY_BYTES_MAX};
 /// Shards whose copy on a node is marked, by the id of the collection.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct CopyMarks {
-    /// Shards whose copy is damaged or being replaced, or lacks changes because the disk is full,
-    /// the log has an operation of a newer version, or the log cannot be read.
+    /// Shards whose copy is damaged, is being replaced, or lacks changes. Changes are missing if
+    /// the disk is full, the log has an operation of a newer version, or the log cannot be read.
     pub damaged: BTreeMap<String, BTreeSet<u32>>,
     /// Shards whose copy lacks changes because the disk is full. All of them are in `damaged` too.
     pub stalled: BTreeMap<String, BTreeSet<u32>>,

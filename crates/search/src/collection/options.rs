@@ -68,8 +68,8 @@ pub struct CollectionOptions {
     pub merging: Merging,
     /// When a collection that gets no points prepares for reads.
     pub quiet: QuietTimes,
-    /// Minimum values of all embeddings in segments for idle threads to take segments of a query
-    /// without a filter. A query with a filter is always shared.
+    /// Minimum number of values of the embeddings in all segments. From this number on, idle
+    /// threads take segments of a query without a filter. A query with a filter is always shared.
     pub shared_values_min: u64,
     /// Bytes of disk to keep free; changes are refused below that. `None` is a hundredth of the
     /// file system, at least 64 MiB, at most 4 GiB and at most an eighth; 0 switches the check off.
@@ -97,11 +97,11 @@ impl Default for Merging {
 /// stated otherwise.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct QuietTimes {
-    /// Until unflushed points are flushed, if they are enough to slow queries down.
+    /// Time until unflushed points are flushed, if they are enough to slow queries down.
     pub flush: Duration,
-    /// Until such points are flushed although more arrive, since the last flush began.
+    /// Time from the start of the last flush until such points are flushed although more arrive.
     pub age: Duration,
-    /// Until merges join half as many segments as [`Merging::fan_in`].
+    /// Time until merges join half as many segments as [`Merging::fan_in`].
     pub merge: Duration,
 }
 

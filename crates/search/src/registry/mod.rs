@@ -273,8 +273,8 @@ impl Registry {
     }
 
     /// Returns the collection of a name or an alias for changes of its points. Aliases cannot
-    /// change while the result is held, so changes reach the collection that the name stands for.
-    /// The holder must not change aliases.
+    /// change until the result is dropped, so changes reach the collection of this name. The caller
+    /// must not change aliases before that.
     ///
     /// # Errors
     /// As [`Registry::get`].
