@@ -14,7 +14,7 @@ use crate::serve::file::SettingsFile;
 #[derive(Args, Debug)]
 #[command(after_help = "\
 The result is a file for `millpond serve --config FILE` that names REPO as a directory of models. With --write, the \
-result is a millpond.toml beside each model's versions; it also holds device, warm-up and the types of a TorchScript \
+result is a millpond.toml beside each model's versions; it also has device, warm-up and the types of a TorchScript \
 module's tensors. Triton ignores these files, so both servers can use the repository. Standard error lists each \
 setting that has no equivalent, one per line.
 

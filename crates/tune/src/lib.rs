@@ -68,12 +68,12 @@ Examples:
   millpond tune models/recogniser --target-p99 50ms --dims x=1x3x48x320 --report recogniser.html
   millpond tune models/ctr --requests recorded/ --time 10m --no-write --json ctr.json
 
-A file of --requests holds one request in the form of `millpond infer --input FILE.json`: \
-{\"inputs\": [{\"name\", \"datatype\", \"shape\", \"data\"}]}. A .jsonl file holds one on each line, as a request log in \
+A file of --requests has one request in the form of `millpond infer --input FILE.json`: \
+{\"inputs\": [{\"name\", \"datatype\", \"shape\", \"data\"}]}. A .jsonl file has one on each line, as a request log in \
 JSON does. Generated requests have the shapes of --dims, else those of [warmup] dims in the model's millpond.toml; \
 every other open size is 1. Pass real requests if the run time depends on the values, as for embeddings.")]
 pub struct TuneArgs {
-    /// The model's directory, which holds its numbered version directories
+    /// The model's directory, which contains its numbered version directories
     #[arg(value_name = "DIR|NAME=DIR")]
     pub model: String,
     /// Target for the 99th percentile of the latency

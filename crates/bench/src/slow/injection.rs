@@ -44,7 +44,7 @@ pub enum Injection {
     CpuHog,
     /// A version is read, hashed and published.
     Swap,
-    /// Large requests to another model stand in front.
+    /// Large requests to another model are ahead in the queue.
     BehindBatch,
     /// A client sends its body slowly.
     SlowClient,
