@@ -48,7 +48,7 @@ pub struct SchedulingMetrics {
     pub queued: Family<PriorityLabels, LevelGauge>,
     /// Runs in progress.
     pub running: Family<ModelLabels, LevelGauge>,
-    /// Inference threads: "all" and "busy".
+    /// Inference threads (workers): "all" and "busy".
     pub workers: Family<KindLabels, LevelGauge>,
 }
 
@@ -82,7 +82,7 @@ impl SchedulingMetrics {
             self.queued.clone(),
         );
         r.register("running", "Runs in progress", self.running.clone());
-        r.register("workers", "Inference threads: all and busy", self.workers.clone());
+        r.register("workers", "Inference threads (workers): all and busy", self.workers.clone());
     }
 
     /// Removes all models, so that released models leave no series behind.

@@ -84,7 +84,7 @@ pub(crate) struct ServerOptions {
     /// too. Prefer the variable MILLPOND_ADMIN_KEY, which other users cannot read
     #[arg(long, value_name = "KEY")]
     pub(crate) admin_key: Option<String>,
-    /// Network threads, which receive, decode and encode; 0 chooses the number [default: 0]
+    /// Connection threads, which receive, decode and encode; 0 chooses the number [default: 0]
     #[arg(long, visible_alias = "door-threads", value_name = "N")]
     #[serde(alias = "door-threads")]
     pub(crate) connection_threads: Option<usize>,
@@ -226,7 +226,7 @@ impl From<RequestLogFormatName> for server::RequestLogFormat {
 #[serde(deny_unknown_fields, default, rename_all = "kebab-case")]
 #[command(next_help_heading = "Inference")]
 pub(crate) struct InferenceOptions {
-    /// Inference threads, which is the maximum of concurrent runs; 0 is one per core [default: 0]
+    /// Inference threads (workers): the maximum of concurrent runs; 0 is one per core [default: 0]
     #[arg(long, visible_alias = "workers", value_name = "N")]
     #[serde(alias = "workers")]
     pub(crate) threads: Option<usize>,
