@@ -50,5 +50,11 @@ mod tests {
             DescriptorPlan { connections_max: 72, collections_max: 12 }
         );
         assert_eq!(plan(u64::MAX, 5, 5).connections_max, 5);
+        // The figures of docs/deployment.md.
+        for (limit, listeners) in [(65_536, 3), (131_072, 5)] {
+            assert_eq!(plan(limit, listeners, 16_384), plenty, "{listeners} listeners");
+        }
+        assert_eq!(plan(65_536, 4, 16_384).connections_max, 15_320);
+        assert_eq!(plan(1024, 2, 16_384).collections_max, 48);
     }
 }
