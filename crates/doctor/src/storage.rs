@@ -32,7 +32,7 @@ fn direct(what: &str, dir: &Path, tried: Result<Option<String>, String>) -> Chec
         Ok(None) => Check::ok(
             name,
             shown,
-            "O_DIRECT works here: weights are read past the page cache and displace nothing in it.",
+            "O_DIRECT works here: weights are read without the page cache and displace nothing in it.",
         ),
         Ok(Some(refusal)) => Check::warn(
             name,

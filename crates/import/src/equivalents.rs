@@ -85,7 +85,7 @@ const TENSORFLOW_SERVING_FLAGS: &[ForeignFlag] = &[
     ),
     (
         "flush_filesystem_caches",
-        "weights are read past the page cache unless --no-direct-io is given",
+        "weights are read without the page cache unless --no-direct-io is given",
     ),
     (
         "allow_version_labels_for_unavailable_models",

@@ -87,7 +87,7 @@ pub struct CrashArgs {
 /// Medium of the collection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum CrashMedium {
-    /// Files, read through io_uring past the page cache.
+    /// Files, read through io_uring without the page cache.
     Nvme,
     /// Files, copied into memory.
     Dram,

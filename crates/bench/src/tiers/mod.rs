@@ -45,7 +45,7 @@ const DISK_SPARE_BYTES: u64 = 2 * GIB;
 
 /// Compare the exact stage of image search on NVMe with the same in DRAM.
 ///
-/// Arms: dram has the segment in memory. nvme reads it with io_uring past the page cache. Its
+/// Arms: dram has the segment in memory. nvme reads it with io_uring without the page cache. Its
 /// caches, of blocks of the file and of single records, have each --cache share of the records'
 /// bytes. mmap maps the file. Its page cache has the largest of these shares: a thread drops pages
 /// beyond that, and every turn starts cold. pmem is the code path of persistent memory on a tmpfs.

@@ -36,7 +36,7 @@ const EARLIER: u64 = 0;
 pub enum TierArm {
     /// In memory.
     Dram,
-    /// Read by io_uring past the page cache.
+    /// Read by io_uring without the page cache.
     Nvme,
     /// Mapped through the page cache.
     Mmap,

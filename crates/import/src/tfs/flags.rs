@@ -82,7 +82,7 @@ const FLAGS: &[Flag] = &[
     ignored(
         "flush_filesystem_caches",
         Bool,
-        "parameters are read past the page cache, so there is nothing to flush",
+        "parameters are read without the page cache, so there is nothing to flush",
     ),
     flag("tensorflow_session_parallelism", Long, "threads inside one run and across its operators"),
     flag("tensorflow_session_config_file", Text, "ConfigProto as text, for its threads"),

@@ -14,8 +14,8 @@ pub(crate) struct SearchOptions {
     /// Directory of collections, or "none" to serve none [default: in the user's data directory]
     #[arg(long, value_name = "DIR")]
     pub(crate) collections_dir: Option<PathBuf>,
-    /// Memory limit for all collections. What requests have read stays in memory up to this limit
-    /// [default: 2GiB, at most a quarter of the memory of the machine or the control group; a
+    /// Memory limit for all collections. Data that requests have read stays in memory up to this
+    /// limit [default: 2GiB, at most a quarter of the memory of the machine or the control group; a
     /// stated --search-cache raises a lower default to twice its size, or four times with dram, up
     /// to 2GiB]
     #[arg(long, value_name = "BYTES")]
@@ -31,7 +31,7 @@ pub(crate) struct SearchOptions {
     /// Search threads; 0 is one per core [default: 0]
     #[arg(long, value_name = "N")]
     pub(crate) search_threads: Option<usize>,
-    /// Way to read the files of collections: in place on persistent memory (dax), past the page
+    /// Way to read the files of collections: in place on persistent memory (dax), without the page
     /// cache (nvme), from a copy in memory (dram), or through the page cache (mmap). A collection
     /// may choose another medium when it is created [default: auto, which is dax for new
     /// collections on a file system with DAX, else nvme]
@@ -149,7 +149,7 @@ pub(crate) struct ClusterOptions {
 pub(crate) enum MediumName {
     /// Persistent memory if there is any, else io_uring
     Auto,
-    /// io_uring, past the page cache
+    /// io_uring, without the page cache
     Nvme,
     /// A copy in memory, made when a segment is opened
     Dram,
