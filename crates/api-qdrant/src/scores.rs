@@ -89,7 +89,7 @@ pub(crate) fn check_comparable(vector: &[f32]) -> Result<()> {
     let square: f64 = vector.iter().map(|value| f64::from(*value) * f64::from(*value)).sum();
     if square > SQUARE_MAX {
         return Err(Error::invalid(format!(
-            "the query's vector has the length {:.1e}, and one of {:.1e} at most can be compared; scale it",
+            "the query's vector has the length {:.1e}, but it must be at most {:.1e}; scale it",
             square.sqrt(),
             SQUARE_MAX.sqrt()
         )));

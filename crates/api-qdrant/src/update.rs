@@ -313,8 +313,8 @@ fn write(
 ) -> Result<()> {
     if context.images.holds_images(named) {
         return Err(Error::precondition(format!(
-            "collection \"{}\" is one of images, and a point of it needs an image's keypoints, which this interface \
-             does not have; add images with /v1/images. Payloads can be changed here",
+            "collection \"{}\" has images, and each of its points needs the keypoints of an image, which this \
+             interface cannot send; add images with /v1/images. Payloads can be changed here",
             named.name()
         )));
     }
@@ -328,7 +328,7 @@ fn replace_vectors(
 ) -> Result<()> {
     if context.images.holds_images(named) {
         return Err(Error::precondition(format!(
-            "collection \"{}\" is one of images, and the vector of a point belongs to its image; add the image again \
+            "collection \"{}\" has images, and the vector of a point is made from its image; add the image again \
              with /v1/images. Payloads can be changed here",
             named.name()
         )));

@@ -38,7 +38,7 @@ pub fn depth(json: &[u8]) -> Result<()> {
         }
         if depth > DEPTH_MAX {
             return Err(Error::invalid(format!(
-                "the request's JSON is nested deeper than {DEPTH_MAX} levels; write it flatter"
+                "the request's JSON is nested deeper than {DEPTH_MAX} levels; write it with fewer levels"
             )));
         }
     }
@@ -140,8 +140,8 @@ fn upsert(
     }
     if settings.extra.get(IMAGES).is_some() {
         return Err(Error::precondition(
-            "the collection is one of images, and a point of it needs an image's keypoints, which this interface does \
-             not have; add images with /v1/images. Payloads can be changed here",
+            "the collection has images, and each of its points needs the keypoints of an image, which this interface \
+             cannot send; add images with /v1/images. Payloads can be changed here",
         ));
     }
     for new in request.points(&settings.vector_name)? {
@@ -175,7 +175,7 @@ fn update_vectors(request: UpdateVectorsRequest, settings: &CollectionSettings) 
     }
     if settings.extra.get(IMAGES).is_some() {
         return Err(Error::precondition(
-            "the collection is one of images, and the vector of a point belongs to its image; add the image again \
+            "the collection has images, and the vector of a point is made from its image; add the image again \
              with /v1/images. Payloads can be changed here",
         ));
     }
@@ -227,7 +227,7 @@ fn length(vector: &[f32], metric: Metric) -> Result<()> {
         return Ok(());
     }
     Err(Error::invalid(format!(
-        "its vector has the length {:.1e}, and one from {:.1e} to {:.1e} can be compared; scale it",
+        "its vector has the length {:.1e}, but it must be {:.1e} to {:.1e}; scale it",
         square.sqrt(),
         least.sqrt(),
         most.sqrt()

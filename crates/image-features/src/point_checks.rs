@@ -80,7 +80,7 @@ pub fn check_payload_depth(payload: &Map<String, Value>) -> Result<()> {
         return Ok(());
     }
     Err(Error::invalid(format!(
-        "the payload is nested deeper than {PAYLOAD_DEPTH_MAX} levels; write it flatter"
+        "the payload is nested deeper than {PAYLOAD_DEPTH_MAX} levels; write it with fewer levels"
     )))
 }
 
@@ -116,7 +116,7 @@ pub fn check_embedding(embedding: &[f32], dims: usize) -> Result<()> {
         return Ok(());
     }
     Err(Error::invalid(format!(
-        "the embedding has the length {length:.1e}, and one from {:.0e} to {:.0e} can be compared; scale it",
+        "the embedding has the length {length:.1e}, but it must be {:.0e} to {:.0e}; scale it",
         LENGTHS.start(),
         LENGTHS.end()
     )))

@@ -188,7 +188,7 @@ async fn claim(place: &StorePlace, wanted: Option<u64>) -> Result<NumberClaim> {
             ErrorKind::AlreadyExists,
             format!(
                 "{}: version {version} exists or is being uploaded; publish under another number, or \
-                 delete {} if its publisher has died",
+                 delete {} if its publisher has ended",
                 place.shown(),
                 claim_name(version)
             ),

@@ -195,7 +195,7 @@ fn a_payload_that_holders_cannot_read_is_refused() {
     };
     let error = new(121).err().unwrap();
     assert_eq!(error.kind(), ErrorKind::InvalidArgument, "{error}");
-    assert!(error.message().contains("flatter"), "{error}");
+    assert!(error.message().contains("fewer levels"), "{error}");
     let wanted = WantedImages::default();
     let image = world.images.extract_image(new(120).unwrap(), &wanted, None);
     let logged = world.run(image).unwrap().logged("c").unwrap();

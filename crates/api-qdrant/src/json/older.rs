@@ -47,7 +47,7 @@ pub enum OlderQuery {
 /// partial.
 pub fn incomplete_list() -> Error {
     Error::unavailable(
-        "points may be missing, and the list of this route cannot say so; see the collection's \
+        "points may be missing, and the response of this route has no field for that; see the collection's \
          warnings, or use points/query, whose answer has \"partial\": true",
     )
 }

@@ -302,7 +302,7 @@ impl MovedSettings {
         if 1 + levels_of(payload.values()) > PAYLOAD_LEVELS_MAX {
             return Err(Error::invalid(format!(
                 "the payload of point {id} is nested deeper than {PAYLOAD_LEVELS_MAX} levels, which a cluster does not \
-                 take; write it flatter, and make another snapshot"
+                 accept; write it with fewer levels, and make another snapshot"
             )));
         }
         let vector = Vector::labelled(&self.vector_name, embedding);

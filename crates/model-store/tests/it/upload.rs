@@ -103,7 +103,7 @@ fn a_claimed_number_is_left_out() {
     let put =
         |version| upload(&place, dir.path(), version, Rate::unlimited(), &mut |_| {}, never());
     let error = put(Some(1)).unwrap_err();
-    assert!(error.message().contains("delete .claim-1 if its publisher has died"), "{error}");
+    assert!(error.message().contains("delete .claim-1 if its publisher has ended"), "{error}");
     assert_eq!(put(None).unwrap(), 2);
 }
 

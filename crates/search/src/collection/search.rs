@@ -179,8 +179,7 @@ impl Collection {
         let most = f64::from(SQUARE_MAX);
         if square > most {
             return Err(Error::invalid(format!(
-                "the query's vector has the length {:.1e}, and one of {:.1e} at most can be \
-                 compared; scale it",
+                "the query's vector has the length {:.1e}, but it must be at most {:.1e}; scale it",
                 square.sqrt(),
                 most.sqrt()
             )));

@@ -246,8 +246,7 @@ impl Collection {
         let least = least.sqrt();
         let most = f64::from(SQUARE_MAX).sqrt();
         Err(Error::invalid(format!(
-            "its embedding has the length {length:.1e}, and one from {least:.1e} to {most:.1e} can be compared; \
-             scale it"
+            "its embedding has the length {length:.1e}, but it must be {least:.1e} to {most:.1e}; scale it"
         )))
     }
 

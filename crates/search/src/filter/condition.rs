@@ -207,7 +207,7 @@ impl Filter {
     fn check_within(&self, depth: usize, conditions: &mut usize) -> Result<()> {
         if depth > DEPTH_MAX {
             return Err(Error::invalid(format!(
-                "a filter is nested deeper than {DEPTH_MAX}; write it flatter"
+                "a filter is nested deeper than {DEPTH_MAX} levels; write it with fewer levels"
             )));
         }
         for condition in self.conditions() {

@@ -22,7 +22,7 @@ pub fn check_levels(id: PointId, payload: &Map<String, Value>) -> Result<()> {
     }
     Err(Error::too_large(format!(
         "point {id}: its payload is nested deeper than {LEVELS_MAX} levels, and could not be read \
-         again; write it flatter"
+         again; write it with fewer levels"
     )))
 }
 

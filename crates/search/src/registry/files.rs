@@ -151,7 +151,8 @@ pub fn check_name(name: &str) -> Result<()> {
     {
         let shown: String = name.chars().take(80).collect();
         return Err(Error::invalid(format!(
-            "{shown:?} cannot name a collection: 1 to {NAME_BYTES_MAX} of A-Z, a-z, 0-9, '.', '_', '-', not first a dot"
+            "{shown:?} cannot name a collection: a name has 1 to {NAME_BYTES_MAX} of A-Z, a-z, 0-9, '.', '_', '-', and \
+             does not begin with a dot"
         )));
     }
     Ok(())

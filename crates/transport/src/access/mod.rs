@@ -312,8 +312,8 @@ impl AccessPolicy {
         match hosts.chain(target).find(|name| is_foreign(name)) {
             None => Ok(()),
             Some(name) => Err(Error::denied(format!(
-                "this server is not known as \"{}\", a name that may belong to another site and its pages; ask it as \
-                 localhost or by IP address, or start it with --allowed-hosts NAME or --api-key KEY",
+                "this server is not known as \"{}\", a name that may belong to another site and its pages; use \
+                 localhost or the IP address, or start the server with --allowed-hosts NAME or --api-key KEY",
                 name.escape_debug()
             ))),
         }
