@@ -17,8 +17,6 @@ pub type FillElements = Box<dyn FnMut(&mut [f32])>;
 pub enum ParameterData {
     /// One float32 value for each element.
     Floats(Vec<f32>),
-    /// One int64 value for each element.
-    Integers(Vec<i64>),
     /// float32 values that the function writes to the memory that is saved. One tensor is filled at
     /// a time.
     Fill(FillElements),
@@ -103,29 +101,17 @@ impl ModuleBuilder {
         let count =
             parameter.dims.iter().try_fold(1usize, |product, &dim| product.checked_mul(dim));
         let count = count.ok_or_else(|| Error::invalid("has more elements than fit memory"))?;
-        let fits = |given: usize| {
-            if given == count {
-                Ok(())
-            } else {
-                Err(Error::invalid(format!("takes {count} elements, got {given}")))
-            }
-        };
         let name = &parameter.name;
         let buffer = i32::from(parameter.buffer);
         match parameter.data {
             ParameterData::Floats(elements) => {
-                fits(elements.len())?;
-                self.tensor::<f32>(name, DType::F32, &parameter.dims, buffer)?
-                    .copy_from_slice(&elements);
+                let given = elements.len();
+                if given != count {
+                    return Err(Error::invalid(format!("takes {count} elements, got {given}")));
+                }
+                self.tensor(name, &parameter.dims, buffer)?.copy_from_slice(&elements);
             }
-            ParameterData::Integers(elements) => {
-                fits(elements.len())?;
-                self.tensor::<i64>(name, DType::I64, &parameter.dims, buffer)?
-                    .copy_from_slice(&elements);
-            }
-            ParameterData::Fill(mut fill) => {
-                fill(self.tensor::<f32>(name, DType::F32, &parameter.dims, buffer)?)
-            }
+            ParameterData::Fill(mut fill) => fill(self.tensor(name, &parameter.dims, buffer)?),
             ParameterData::View { of, start } => {
                 let name = c_text(name)?;
                 let of = c_text(&of)?;
@@ -148,17 +134,12 @@ impl ModuleBuilder {
         Ok(())
     }
 
-    /// Adds a tensor and returns its memory, cleared.
-    fn tensor<T: bytemuck::Pod>(
-        &mut self,
-        name: &str,
-        dtype: DType,
-        dims: &[usize],
-        buffer: i32,
-    ) -> Result<&mut [T]> {
+    /// Adds a float32 tensor and returns its memory, cleared.
+    fn tensor(&mut self, name: &str, dims: &[usize], buffer: i32) -> Result<&mut [f32]> {
         let name = c_text(name)?;
         let dims = sizes(dims);
-        let number = element::to_torch(dtype).ok_or_else(|| Error::invalid("no such tensors"))?;
+        let number =
+            element::to_torch(DType::F32).ok_or_else(|| Error::invalid("no such tensors"))?;
         let mut data: *mut c_void = null_mut();
         // SAFETY: the builder is alive, the name NUL-terminated, there are as many sizes as said,
         // the out-pointer is valid.
@@ -177,8 +158,8 @@ impl ModuleBuilder {
         // SAFETY: the tensor is new, contiguous and has so many elements of this type. No other
         // reference exists until the builder is used again, which the borrow rules out.
         unsafe {
-            std::ptr::write_bytes(data.cast::<T>(), 0, count);
-            Ok(std::slice::from_raw_parts_mut(data.cast::<T>(), count))
+            std::ptr::write_bytes(data.cast::<f32>(), 0, count);
+            Ok(std::slice::from_raw_parts_mut(data.cast::<f32>(), count))
         }
     }
 
