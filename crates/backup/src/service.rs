@@ -17,7 +17,7 @@ use std::time::Duration;
 
 use base::{Error, ErrorKind, Result};
 use crossbeam_channel::{Sender, TrySendError, bounded};
-use metrics::{BackupMetrics, KindLabels, Metrics};
+use metrics::{KindLabels, Metrics};
 use os::Pacer;
 use parking_lot::Mutex;
 use search::registry::{CollectionSettings, ListedState, Registry, check_name};
@@ -174,11 +174,6 @@ impl BackupService {
     /// collection that they were put into; `None` if the settings are not of images.
     pub fn originals_of(&self, settings: &CollectionSettings) -> Option<String> {
         (self.shared.config.originals)(settings)
-    }
-
-    /// Returns the metrics of backups, which the exporter reads too.
-    pub fn metrics(&self) -> &BackupMetrics {
-        &self.shared.metrics.backups
     }
 
     /// Queues a request.

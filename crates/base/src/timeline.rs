@@ -158,11 +158,6 @@ impl RequestClock {
         }
     }
 
-    /// Returns the protocol.
-    pub fn protocol(&self) -> &'static str {
-        self.protocol
-    }
-
     /// Marks `moment` as now. The last mark of a moment counts.
     pub fn mark(&self, moment: Moment) {
         self.mark_at(moment, Instant::now());

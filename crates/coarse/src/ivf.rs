@@ -609,10 +609,6 @@ impl Coarse for IvfPq {
         ]
     }
 
-    fn is_on_medium(&self) -> bool {
-        self.on_medium
-    }
-
     fn recall(&self) -> Option<Recall> {
         self.recall.clone()
     }

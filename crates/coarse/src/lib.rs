@@ -394,11 +394,6 @@ pub trait Coarse: Send + Sync {
         Ok(())
     }
 
-    /// Returns true if its codes are on a medium, so that searches need [`CoarseRequest::codes`].
-    fn is_on_medium(&self) -> bool {
-        false
-    }
-
     /// Returns the sections to store: kinds (constants in [`section`]) and bytes. Sections that an
     /// index has on a medium are empty.
     fn sections(&self) -> Vec<(u32, Cow<'_, [u8]>)>;

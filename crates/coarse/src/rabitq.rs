@@ -466,10 +466,6 @@ impl Coarse for Rabitq {
         false
     }
 
-    fn is_on_medium(&self) -> bool {
-        self.on_medium
-    }
-
     fn candidates(
         &self,
         query: &[f32],

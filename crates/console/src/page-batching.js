@@ -1,6 +1,6 @@
 // Queue, batches and learned costs of one model.
 
-import { count, el, rows, text } from "./page-dom.js";
+import { count, el, rows } from "./page-dom.js";
 
 const BARS_MIN = 5;
 

@@ -131,7 +131,6 @@ fn capabilities() -> Capabilities {
     Capabilities {
         parameters: ParameterUse::Bound,
         files: vec!["model.onnx"],
-        concurrent_runs: true,
         dtypes: element::TABLE.iter().map(|(dtype, _)| *dtype).collect(),
         cuda: false,
         opens_slowly: false,

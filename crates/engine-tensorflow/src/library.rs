@@ -130,7 +130,6 @@ impl Engine for TensorFlowEngine {
         Capabilities {
             parameters: ParameterUse::Bound,
             files: vec![model_file::NAME],
-            concurrent_runs: true,
             dtypes: element::TABLE.iter().map(|(dtype, _)| *dtype).collect(),
             cuda: false,
             opens_slowly: true,

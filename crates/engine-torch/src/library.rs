@@ -137,7 +137,6 @@ impl Engine for TorchEngine {
         Capabilities {
             parameters: ParameterUse::Allocated,
             files: vec![load::SCRIPT, load::PACKAGE],
-            concurrent_runs: true,
             dtypes: element::TABLE.iter().map(|(dtype, _)| *dtype).collect(),
             cuda: true,
             opens_slowly: true,

@@ -153,7 +153,6 @@ impl Engine for FakeEngine {
         Capabilities {
             parameters: ParameterUse::Bound,
             files: vec!["model.onnx"],
-            concurrent_runs: true,
             dtypes: DType::ALL.to_vec(),
             cuda: false,
             opens_slowly: false,

@@ -47,7 +47,6 @@
 //!         Capabilities {
 //!             parameters: ParameterUse::Bound,
 //!             files: vec!["model.double"],
-//!             concurrent_runs: true,
 //!             dtypes: vec![DType::F32],
 //!             cuda: false,
 //!             opens_slowly: false,
@@ -152,8 +151,6 @@ pub struct Capabilities {
     pub parameters: ParameterUse,
     /// File names that mark a directory without a manifest as a version of this engine, best first.
     pub files: Vec<&'static str>,
-    /// True if one session may run on several threads at once.
-    pub concurrent_runs: bool,
     /// Element types of its inputs and outputs.
     pub dtypes: Vec<DType>,
     /// True if it can open models on CUDA devices. A load checks which devices exist.

@@ -157,22 +157,6 @@ impl Nvrtc {
         &self.found
     }
 
-    /// Returns its version: major and minor.
-    ///
-    /// # Errors
-    /// `Internal` if the library does not return its version.
-    pub fn version(&self) -> Result<(i32, i32)> {
-        let mut major = 0;
-        let mut minor = 0;
-        // SAFETY: the signature is the one in NVRTC's documentation.
-        let version = unsafe {
-            self.function::<unsafe extern "C" fn(*mut c_int, *mut c_int) -> c_int>(c"nvrtcVersion")
-        }?;
-        // SAFETY: both point to an int each.
-        self.check(unsafe { version(&mut major, &mut minor) }, "report its version")?;
-        Ok((major, minor))
-    }
-
     /// Compiles the kernels.
     ///
     /// # Errors

@@ -63,11 +63,6 @@ impl PacedReader {
         self.source.bytes()
     }
 
-    /// Returns true if reads bypass the page cache.
-    pub fn is_direct(&self) -> bool {
-        self.source.is_direct()
-    }
-
     /// Fills `buffer` from `offset` without bringing it into the processor's cache: the data is not
     /// read again soon, and must not evict the data of serving threads. Calls `each` on every part
     /// in order before it is copied, so that the caller can hash it.

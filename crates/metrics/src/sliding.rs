@@ -76,33 +76,6 @@ impl SlidingHistogram {
         slot.histogram.saturating_record((latency.as_micros() as u64).clamp(1, LATENCY_US_MAX));
     }
 
-    /// Returns the start of second 0.
-    pub fn start(&self) -> Instant {
-        self.start
-    }
-
-    /// Returns the finished seconds of the window with their numbers, oldest first, starting at
-    /// number `from`. Idle seconds are empty. If a latency is recorded into a second that was read
-    /// before, the caller does not see it.
-    pub fn finished(&self, from: u64, now: Instant) -> Vec<(u64, Percentiles)> {
-        let current = now.saturating_duration_since(self.start).as_secs();
-        // Copied under the lock, evaluated outside: recording never waits for a percentile.
-        let copies: Vec<(u64, Option<Histogram<u32>>)> = {
-            let slots = self.slots.lock();
-            let oldest = (current + 1).saturating_sub(slots.len() as u64);
-            let copy = |second: u64| {
-                let slot = &slots[second as usize % slots.len()];
-                (second, (slot.second == second).then(|| slot.histogram.clone()))
-            };
-            (from.max(oldest)..current).map(copy).collect()
-        };
-        let read = |histogram: Option<Histogram<u32>>| {
-            histogram
-                .map_or_else(Percentiles::default, |histogram| Percentiles::of(&histogram, 1.0))
-        };
-        copies.into_iter().map(|(second, histogram)| (second, read(histogram))).collect()
-    }
-
     /// Returns the percentiles of the window that ends at `now`. It has the running second and the
     /// finished seconds before it, one less than the window's length.
     pub fn percentiles(&self, now: Instant) -> Percentiles {
@@ -185,28 +158,5 @@ mod tests {
             }
         }
         assert_eq!(sliding.percentiles(at(12_500)).rate, 10.0);
-    }
-
-    #[test]
-    fn finished_seconds_are_read_once_each() {
-        let start = Instant::now();
-        let sliding = SlidingHistogram::new(4, start);
-        let at = |s: f64| start + Duration::from_secs_f64(s);
-        sliding.record(Duration::from_millis(3), at(0.2));
-        sliding.record(Duration::from_millis(5), at(0.9));
-        sliding.record(Duration::from_millis(7), at(2.1));
-        assert!(sliding.finished(0, at(0.95)).is_empty(), "the running second is not over");
-        let seen = sliding.finished(0, at(3.5));
-        let counts: Vec<(u64, u64)> =
-            seen.iter().map(|(second, found)| (*second, found.count)).collect();
-        assert_eq!(counts, [(0, 2), (1, 0), (2, 1)]);
-        assert!(
-            seen[0].1.p50 >= Duration::from_millis(3) && seen[0].1.p50 < Duration::from_millis(5)
-        );
-        assert_eq!(sliding.finished(3, at(3.5)), []);
-        let late: Vec<u64> =
-            sliding.finished(0, at(9.0)).iter().map(|(second, _)| *second).collect();
-        assert_eq!(late, [6, 7, 8], "what has left the window is not told");
-        assert_eq!(sliding.finished(6, at(9.0))[0].1, Percentiles::default());
     }
 }

@@ -13,8 +13,6 @@ pub struct ProcessMemory {
     pub rss: u64,
     /// Peak of resident memory (VmHWM).
     pub rss_peak: u64,
-    /// Resident memory without a file (RssAnon): heap, stacks, the pool.
-    pub anonymous: u64,
     /// Resident pages of files (RssFile).
     pub file: u64,
 }
@@ -80,12 +78,7 @@ pub fn resident_bytes(pid: u32) -> Option<u64> {
 pub fn memory() -> Result<ProcessMemory> {
     let text = read(Path::new("/proc/self/status"))?;
     let field = |name| kib_field(&text, name).unwrap_or(0);
-    Ok(ProcessMemory {
-        rss: field("VmRSS:"),
-        rss_peak: field("VmHWM:"),
-        anonymous: field("RssAnon:"),
-        file: field("RssFile:"),
-    })
+    Ok(ProcessMemory { rss: field("VmRSS:"), rss_peak: field("VmHWM:"), file: field("RssFile:") })
 }
 
 /// Figures of this process since its start.
@@ -261,7 +254,6 @@ mod tests {
     fn this_process_has_memory() {
         let memory = memory().unwrap();
         assert!(memory.rss > 0 && memory.rss <= memory.rss_peak);
-        assert!(memory.anonymous > 0 && memory.anonymous <= memory.rss);
     }
 
     #[test]

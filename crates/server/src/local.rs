@@ -72,11 +72,6 @@ impl Local {
         }
     }
 
-    /// Returns the names of the served models, sorted.
-    pub fn names(&self) -> Vec<Arc<str>> {
-        self.core.lifecycle.catalog().names()
-    }
-
     /// Returns the number of inference threads.
     pub fn workers(&self) -> usize {
         self.core.scheduler.workers()

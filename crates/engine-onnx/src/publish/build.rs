@@ -47,7 +47,7 @@ impl Node {
         self
     }
 
-    /// Selects an operator set other than that of ONNX. [`ModelBuilder::opset`] must import it.
+    /// Selects an operator set other than that of ONNX.
     pub fn domain(mut self, domain: &str) -> Node {
         encode::bytes(&mut self.bytes, node::DOMAIN, domain.as_bytes());
         self
@@ -78,13 +78,6 @@ impl Node {
             for value in values {
                 encode::float(out, attribute::FLOATS, *value);
             }
-        })
-    }
-
-    /// Sets a string attribute.
-    pub fn string(self, name: &str, value: &str) -> Node {
-        self.attribute(name, attribute_type::STRING, |out| {
-            encode::bytes(out, attribute::S, value.as_bytes())
         })
     }
 
@@ -158,7 +151,7 @@ impl OnnxParameter {
 #[derive(Clone, Debug)]
 pub struct ModelBuilder {
     graph: Vec<u8>,
-    opsets: Vec<(String, i64)>,
+    opset: i64,
     metadata: Vec<(String, String)>,
     ir_version: i64,
 }
@@ -169,23 +162,12 @@ impl ModelBuilder {
     pub fn new(name: &str, opset: i64) -> ModelBuilder {
         let mut bytes = Vec::new();
         encode::bytes(&mut bytes, graph::NAME, name.as_bytes());
-        ModelBuilder {
-            graph: bytes,
-            opsets: vec![(String::new(), opset)],
-            metadata: Vec::new(),
-            ir_version: IR_VERSION,
-        }
+        ModelBuilder { graph: bytes, opset, metadata: Vec::new(), ir_version: IR_VERSION }
     }
 
     /// Sets the ONNX format version, for tests of old models.
     pub fn ir_version(mut self, version: i64) -> ModelBuilder {
         self.ir_version = version;
-        self
-    }
-
-    /// Imports another set of operators.
-    pub fn opset(mut self, domain: &str, version: i64) -> ModelBuilder {
-        self.opsets.push((domain.to_owned(), version));
         self
     }
 
@@ -319,12 +301,10 @@ impl ModelBuilder {
         encode::int(&mut out, model::IR_VERSION, self.ir_version);
         encode::bytes(&mut out, model::PRODUCER_NAME, b"millpond");
         encode::bytes(&mut out, model::PRODUCER_VERSION, env!("CARGO_PKG_VERSION").as_bytes());
-        for (domain, version) in &self.opsets {
-            encode::message(&mut out, model::OPSET_IMPORT, |out| {
-                encode::bytes(out, 1, domain.as_bytes());
-                encode::int(out, 2, *version);
-            });
-        }
+        encode::message(&mut out, model::OPSET_IMPORT, |out| {
+            encode::bytes(out, 1, b"");
+            encode::int(out, 2, self.opset);
+        });
         for (key, value) in &self.metadata {
             encode::entry(&mut out, model::METADATA, key, value);
         }

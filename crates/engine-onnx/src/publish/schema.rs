@@ -88,7 +88,6 @@ pub(super) mod attribute {
     pub(crate) const NAME: u32 = 1;
     pub(crate) const F: u32 = 2;
     pub(crate) const I: u32 = 3;
-    pub(crate) const S: u32 = 4;
     pub(crate) const T: u32 = 5;
     pub(crate) const G: u32 = 6;
     pub(crate) const FLOATS: u32 = 7;
@@ -106,7 +105,6 @@ pub(super) mod attribute {
 pub(super) mod attribute_type {
     pub(crate) const FLOAT: i64 = 1;
     pub(crate) const INT: i64 = 2;
-    pub(crate) const STRING: i64 = 3;
     pub(crate) const FLOATS: i64 = 6;
     pub(crate) const INTS: i64 = 7;
     pub(crate) const STRINGS: i64 = 8;

@@ -98,8 +98,6 @@ pub struct Extraction {
     /// Quality, 0 to 255, of each square of [`Extraction::CELL`] pixels at 500 dots per inch, row
     /// by row: the share of the variance that is ridges, 0 outside of the fingerprint.
     pub quality: Vec<u8>,
-    /// Squares in a row of `quality`.
-    pub quality_width: u32,
 }
 
 impl Extraction {
@@ -183,7 +181,7 @@ pub fn minutiae(image: &Gray, options: &MinutiaeOptions) -> Result<Extraction> {
         vertices: chosen(found),
         descriptors: Vec::new(),
     };
-    Ok(Extraction { graph, quality: area.map(), quality_width: area.quality.width as u32 })
+    Ok(Extraction { graph, quality: area.map() })
 }
 
 /// Returns the enlargement to 500 dots per inch, or an error if the image is not valid.
@@ -225,7 +223,7 @@ mod tests {
         let print = |quality: u8, cells: usize, minutiae: usize| {
             let vertices = vec![matching::Vertex::default(); minutiae];
             let graph = Graph { vertices, ..Graph::default() };
-            Extraction { graph, quality: vec![quality; cells], quality_width: 1 }.score()
+            Extraction { graph, quality: vec![quality; cells] }.score()
         };
         let cells = AREA_FULL as usize / (CELL * CELL);
         assert_eq!(print(200, cells, 40), 100);
