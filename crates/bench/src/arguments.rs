@@ -122,3 +122,12 @@ pub fn run() -> Result<()> {
         Benchmark::Filter(args) => filter::run(args, &env),
     }
 }
+
+/// Parses the words after the name of a benchmark.
+#[cfg(test)]
+pub(crate) fn parse<'a, A: clap::Args>(words: impl IntoIterator<Item = &'a str>) -> Result<A> {
+    let line = std::iter::once("bench").chain(words);
+    let matches = A::augment_args(clap::Command::new("bench")).try_get_matches_from(line);
+    let parsed = matches.and_then(|matches| A::from_arg_matches(&matches));
+    parsed.map_err(|error| Error::invalid(error.to_string()))
+}

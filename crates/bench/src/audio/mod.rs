@@ -305,17 +305,9 @@ impl AudioSetup<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use clap::Parser;
-
-    #[derive(Parser)]
-    struct Cli {
-        #[command(flatten)]
-        args: BenchAudioArgs,
-    }
 
     pub(super) fn parse(text: &str) -> Result<BenchAudioArgs> {
-        let words = std::iter::once("audio").chain(text.split_whitespace());
-        Cli::try_parse_from(words).map_err(|e| Error::invalid(e.to_string()))?.args.resolved()
+        crate::arguments::parse::<BenchAudioArgs>(text.split_whitespace())?.resolved()
     }
 
     #[test]

@@ -121,22 +121,14 @@ fn check(directory: &Path) -> Result<()> {
 
 #[cfg(test)]
 mod tests {
-    use clap::Parser;
-
     use super::*;
     use crate::bare::tests::env;
-
-    #[derive(Debug, Parser)]
-    struct KillTestArguments {
-        #[command(flatten)]
-        backup: BackupBenchArgs,
-    }
 
     #[test]
     fn a_program_that_ends_on_its_own_is_a_problem_of_its_kill() {
         let folder = tempfile::tempdir().unwrap();
         let env = BenchEnv { millpond: "/bin/true".into(), ..env(folder.path()) };
-        let args = KillTestArguments::parse_from(["backup", "--dims", "2", "--kills", "1"]).backup;
+        let args = crate::arguments::parse(["--dims", "2", "--kills", "1"]).unwrap();
         let figures = run(&args, &env, folder.path(), &StepProgress::new(1)).unwrap();
         assert_eq!((figures.kills, figures.usable), (1, 0));
         assert!(figures.problems[0].contains("ended on its own"), "{:?}", figures.problems);

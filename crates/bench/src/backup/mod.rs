@@ -225,26 +225,16 @@ fn restore(
 
 #[cfg(test)]
 mod tests {
-    use clap::Parser;
-
     use super::*;
-
-    #[derive(Debug, Parser)]
-    struct BackupTestArguments {
-        #[command(flatten)]
-        backup: BackupBenchArgs,
-    }
 
     #[test]
     fn arguments_without_a_figure_are_refused() {
-        let check = |words: &[&str]| {
-            let words = std::iter::once(&"backup").chain(words);
-            BackupTestArguments::parse_from(words).backup.check()
-        };
-        assert!(check(&["--kills", "0"]).is_ok());
+        let check =
+            |words: [&str; 2]| crate::arguments::parse::<BackupBenchArgs>(words).unwrap().check();
+        assert!(check(["--kills", "0"]).is_ok());
         // A ratio of no latencies is not a number, which JSON does not have.
         for wrong in [["--pairs", "0"], ["--queries", "0"], ["--window-s", "4000"]] {
-            assert!(check(&wrong).is_err(), "{wrong:?}");
+            assert!(check(wrong).is_err(), "{wrong:?}");
         }
     }
 }

@@ -229,17 +229,9 @@ fn measure_model(args: &BatchArgs, env: &BenchEnv, workload: &Workload) -> Resul
 #[cfg(test)]
 mod tests {
     use super::*;
-    use clap::Parser;
-
-    #[derive(Parser)]
-    struct Cli {
-        #[command(flatten)]
-        args: BatchArgs,
-    }
 
     pub(super) fn parse(text: &str) -> Result<BatchArgs> {
-        let words = std::iter::once("batch").chain(text.split_whitespace());
-        Cli::try_parse_from(words).map_err(|e| Error::invalid(e.to_string()))?.args.resolved()
+        crate::arguments::parse::<BatchArgs>(text.split_whitespace())?.resolved()
     }
 
     #[test]

@@ -296,16 +296,9 @@ fn number_of(name: &str) -> Option<u64> {
 #[cfg(test)]
 mod tests {
     use base::ErrorKind;
-    use clap::Parser;
 
     use super::*;
     use crate::bare::tests::env;
-
-    #[derive(Debug, Parser)]
-    struct CrashTestArguments {
-        #[command(flatten)]
-        crash: CrashArgs,
-    }
 
     #[test]
     fn a_writer_that_never_opens_is_not_a_kill() {
@@ -316,7 +309,7 @@ mod tests {
         let made = Command::new("/bin/sh").args(["-c", text]).arg(&program).status().unwrap();
         assert!(made.success());
         let env = BenchEnv { millpond: program, ..env(folder.path()) };
-        let args = CrashTestArguments::parse_from(["crash"]).crash;
+        let args = crate::arguments::parse([]).unwrap();
         let life = |is_early| LifePlan {
             time: Duration::from_millis(1),
             is_early,

@@ -359,20 +359,11 @@ impl BenchReport for DuplicatesReport {
 
 #[cfg(test)]
 mod tests {
-    use clap::Parser;
-
     use super::*;
     use crate::bare::tests::env;
 
-    #[derive(Debug, Parser)]
-    struct DuplicateTestArguments {
-        #[command(flatten)]
-        duplicates: BenchDuplicatesArgs,
-    }
-
     fn args(words: &str) -> BenchDuplicatesArgs {
-        let words = std::iter::once("duplicates").chain(words.split_whitespace());
-        DuplicateTestArguments::parse_from(words).duplicates
+        crate::arguments::parse(words.split_whitespace()).unwrap()
     }
 
     #[test]

@@ -121,16 +121,8 @@ fn write_work(work: &FilterWork<'_>, folder: &Path) -> Result<()> {
 
 #[cfg(test)]
 mod tests {
-    use clap::Parser;
-
     use super::*;
     use crate::bare::tests::env;
-
-    #[derive(Debug, Parser)]
-    struct FilterTestArguments {
-        #[command(flatten)]
-        filter: FilterArgs,
-    }
 
     /// A stand-in for the script, run by /bin/sh. It writes its arguments as its version, or fails
     /// as a script whose timer ended.
@@ -148,9 +140,9 @@ mod tests {
         std::fs::write(&script, SCRIPT_TEXT).unwrap();
         let millpond = checkout.path().join("target/release/millpond");
         let env = BenchEnv { millpond, ..env(checkout.path()) };
-        let words = ["filter", "--peers-python", "/bin/sh", "--peers-build-limit", "40s"];
+        let words = ["--peers-python", "/bin/sh", "--peers-build-limit", "40s"];
         let words = words.into_iter().chain(["--threads", threads]);
-        let args = FilterTestArguments::parse_from(words).filter;
+        let args = crate::arguments::parse(words).unwrap();
         let data = FilterData::generate(1000, 4, 10);
         let cases = data.cases(2);
         let unfiltered = data.unfiltered(&cases[0]);

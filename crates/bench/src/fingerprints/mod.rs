@@ -197,16 +197,9 @@ fn made_up(args: &MatchArgs) -> Result<Vec<Impression>> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use clap::Parser;
-
-    #[derive(Parser)]
-    struct Cli {
-        #[command(flatten)]
-        args: MatchArgs,
-    }
 
     fn parse(text: &str) -> MatchArgs {
-        Cli::parse_from(std::iter::once("match").chain(text.split_whitespace())).args
+        crate::arguments::parse(text.split_whitespace()).unwrap()
     }
 
     #[test]

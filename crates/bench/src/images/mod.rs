@@ -255,19 +255,10 @@ fn manifest(
 
 #[cfg(test)]
 mod tests {
-    use clap::Parser;
-
     use super::*;
 
-    #[derive(Parser)]
-    struct Line {
-        #[command(flatten)]
-        args: BenchImagesArgs,
-    }
-
     fn plan(arguments: &str, photos: usize) -> Result<QueryPlan> {
-        let words = std::iter::once("images").chain(arguments.split_whitespace());
-        QueryPlan::new(&Line::parse_from(words).args, photos)
+        QueryPlan::new(&crate::arguments::parse(arguments.split_whitespace())?, photos)
     }
 
     #[test]

@@ -120,14 +120,11 @@ pub fn run(args: &IngestArgs, env: &BenchEnv) -> Result<()> {
 
 #[cfg(test)]
 mod tests {
-    use clap::FromArgMatches as _;
-
     use super::*;
 
     #[test]
     fn the_old_name_of_images_is_an_alias() {
-        let command = IngestArgs::augment_args(clap::Command::new("ingest"));
-        let matches = command.try_get_matches_from(["ingest", "--pictures", "40"]).unwrap();
-        assert_eq!(IngestArgs::from_arg_matches(&matches).unwrap().images, 40);
+        let args: IngestArgs = crate::arguments::parse(["--pictures", "40"]).unwrap();
+        assert_eq!(args.images, 40);
     }
 }

@@ -251,17 +251,10 @@ impl BenchReport for TracingReport {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use clap::Parser;
-
-    #[derive(Parser)]
-    struct Cli {
-        #[command(flatten)]
-        args: OverheadArgs,
-    }
 
     #[test]
     fn traces_of_loads_are_not_those_of_requests() {
-        let args = Cli::parse_from(["overhead", "--tracing"]).args;
+        let args = crate::arguments::parse(["--tracing"]).unwrap();
         let verdict = |received| {
             let context = NoiseWatch::start().context(None);
             TracingReport::new(&args, 1, Vec::new(), received, context).verdict()

@@ -297,17 +297,9 @@ impl<'a> OverloadSetup<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use clap::Parser;
-
-    #[derive(Parser)]
-    struct Cli {
-        #[command(flatten)]
-        args: OverloadArgs,
-    }
 
     fn parse(text: &str) -> Result<OverloadArgs> {
-        let words = std::iter::once("overload").chain(text.split_whitespace());
-        Cli::try_parse_from(words).map_err(|e| Error::invalid(e.to_string()))?.args.resolved()
+        crate::arguments::parse::<OverloadArgs>(text.split_whitespace())?.resolved()
     }
 
     #[test]

@@ -301,17 +301,9 @@ impl ServedStage {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use clap::Parser;
-
-    #[derive(Parser)]
-    struct Cli {
-        #[command(flatten)]
-        args: RolloutBenchArgs,
-    }
 
     fn parse(text: &str) -> Result<RolloutBenchArgs> {
-        let words = std::iter::once("rollout").chain(text.split_whitespace());
-        Cli::try_parse_from(words).map_err(|e| Error::invalid(e.to_string()))?.args.resolved()
+        crate::arguments::parse::<RolloutBenchArgs>(text.split_whitespace())?.resolved()
     }
 
     #[test]

@@ -248,17 +248,9 @@ impl<'a> SlowSetup<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use clap::Parser;
-
-    #[derive(Parser)]
-    struct Cli {
-        #[command(flatten)]
-        args: SlowArgs,
-    }
 
     fn parse(text: &str) -> Result<SlowArgs> {
-        let words = std::iter::once("slow").chain(text.split_whitespace());
-        Cli::try_parse_from(words).map_err(|e| Error::invalid(e.to_string()))?.args.resolved()
+        crate::arguments::parse::<SlowArgs>(text.split_whitespace())?.resolved()
     }
 
     #[test]

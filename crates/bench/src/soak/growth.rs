@@ -182,21 +182,14 @@ impl BenchReport for SoakReport {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use clap::Parser;
     use loadgen::machine::NoiseWatch;
-
-    #[derive(Parser)]
-    struct Cli {
-        #[command(flatten)]
-        args: SoakArgs,
-    }
 
     fn report(traces: &[SwapTrace]) -> SoakReport {
         report_of("--swaps=400", traces, false)
     }
 
     fn report_of(arg: &str, traces: &[SwapTrace], broke_off: bool) -> SoakReport {
-        let args = Cli::parse_from(["soak", arg]).args;
+        let args = crate::arguments::parse([arg]).unwrap();
         let swapped = SoakSwaps { traces: traces.to_vec(), broke_off, ..SoakSwaps::default() };
         SoakReport::new(&args, &swapped, NoiseWatch::start().context(None))
     }

@@ -285,17 +285,9 @@ impl Soak<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use clap::Parser;
-
-    #[derive(Parser)]
-    struct Cli {
-        #[command(flatten)]
-        args: SoakArgs,
-    }
 
     fn parse(text: &str) -> Result<SoakArgs> {
-        let words = std::iter::once("soak").chain(text.split_whitespace());
-        let args = Cli::try_parse_from(words).map_err(|e| Error::invalid(e.to_string()))?.args;
+        let args: SoakArgs = crate::arguments::parse(text.split_whitespace())?;
         args.check().map(|()| args)
     }
 

@@ -326,17 +326,9 @@ fn prepare<'a>(args: &'a SwapArgs, env: &'a BenchEnv) -> Result<SwapSetup<'a>> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use clap::Parser;
-
-    #[derive(Parser)]
-    struct Cli {
-        #[command(flatten)]
-        args: SwapArgs,
-    }
 
     fn parse(text: &str) -> Result<SwapArgs> {
-        let words = std::iter::once("swap").chain(text.split_whitespace());
-        Cli::try_parse_from(words).map_err(|e| Error::invalid(e.to_string()))?.args.resolved()
+        crate::arguments::parse::<SwapArgs>(text.split_whitespace())?.resolved()
     }
 
     #[test]

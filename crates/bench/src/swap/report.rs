@@ -389,17 +389,10 @@ fn wanted(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use clap::Parser;
     use loadgen::machine::NoiseWatch;
 
-    #[derive(Parser)]
-    struct Cli {
-        #[command(flatten)]
-        args: SwapArgs,
-    }
-
     fn report(capacity: Option<f64>, n: u64) -> SwapBenchReport {
-        let args = Cli::parse_from(["swap", "--arms", "pool", "--rounds", "2"]).args;
+        let args = crate::arguments::parse(["--arms", "pool", "--rounds", "2"]).unwrap();
         let context = NoiseWatch::start().context(None);
         let mut report = SwapBenchReport::new(&args, capacity, 300.0, &[], context);
         for arm in report.arms.values_mut() {

@@ -244,19 +244,10 @@ pub fn run(args: &TiersArgs, env: &BenchEnv) -> Result<()> {
 
 #[cfg(test)]
 mod tests {
-    use clap::Parser;
-
     use super::*;
 
-    #[derive(Debug, Parser)]
-    struct TierTestArguments {
-        #[command(flatten)]
-        tiers: TiersArgs,
-    }
-
     fn args(arguments: &[&str]) -> TiersArgs {
-        let all = ["tiers"].into_iter().chain(arguments.iter().copied());
-        TierTestArguments::parse_from(all).tiers
+        crate::arguments::parse(arguments.iter().copied()).unwrap()
     }
 
     #[test]

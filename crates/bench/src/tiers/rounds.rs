@@ -366,15 +366,8 @@ fn curve(
 #[cfg(test)]
 mod tests {
     use base::ErrorKind;
-    use clap::Parser;
 
     use super::*;
-
-    #[derive(Debug, Parser)]
-    struct RoundTestArguments {
-        #[command(flatten)]
-        tiers: TiersArgs,
-    }
 
     #[test]
     fn copies_that_do_not_fit_are_refused() {
@@ -382,8 +375,8 @@ mod tests {
         let tmpfs = folder.path().display().to_string();
         // 48 TiB of photographs.
         let check = |arms: &str| {
-            let words = ["tiers", "--kind", "photo", "--tmpfs", tmpfs.as_str(), "--arms", arms];
-            let args = RoundTestArguments::parse_from(words).tiers;
+            let words = ["--kind", "photo", "--tmpfs", tmpfs.as_str(), "--arms", arms];
+            let args = crate::arguments::parse(words).unwrap();
             check_copies(&args, &TierShape::new(&args, u32::MAX, 1))
         };
         let left = folder.path().join(super::super::PMEM);
@@ -399,13 +392,12 @@ mod tests {
     fn a_file_system_without_dax_is_refused_first() {
         let folder = tempfile::tempdir().unwrap();
         let directory = folder.path().display().to_string();
-        let parse =
-            |arguments: &[&str]| RoundTestArguments::parse_from(arguments.iter().copied()).tiers;
-        let refused = prepare_dax(&parse(&["tiers", "--dax", directory.as_str()])).unwrap_err();
+        let parse = |words: &[&str]| crate::arguments::parse(words.iter().copied()).unwrap();
+        let refused = prepare_dax(&parse(&["--dax", directory.as_str()])).unwrap_err();
         assert_eq!(refused.kind(), ErrorKind::Unimplemented);
-        let other = parse(&["tiers", "--dax", directory.as_str(), "--arms", "nvme"]);
+        let other = parse(&["--dax", directory.as_str(), "--arms", "nvme"]);
         assert_eq!(prepare_dax(&other).unwrap(), None);
-        assert!(prepare_dax(&parse(&["tiers"])).unwrap().unwrap().contains("--dax"));
-        assert_eq!(prepare_dax(&parse(&["tiers", "--arms", "nvme"])).unwrap(), None);
+        assert!(prepare_dax(&parse(&[])).unwrap().unwrap().contains("--dax"));
+        assert_eq!(prepare_dax(&parse(&["--arms", "nvme"])).unwrap(), None);
     }
 }

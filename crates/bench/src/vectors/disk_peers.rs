@@ -265,16 +265,9 @@ impl RowsFile {
 
 #[cfg(test)]
 mod tests {
-    use clap::Parser;
     use search::codes::CodesPlace;
 
     use super::*;
-
-    #[derive(Debug, Parser)]
-    struct TestArguments {
-        #[command(flatten)]
-        vectors: VectorsArgs,
-    }
 
     /// A stand-in for the script, run by /bin/sh. `good` writes figures with its arguments as the
     /// description of the index, `bad` fails.
@@ -337,9 +330,9 @@ END
         let script = folder.path().join("script");
         std::fs::write(&script, SCRIPT).unwrap();
         let script = script.display().to_string();
-        let args = ["vectors", "--memory", "100MB", "--peers-python", "/bin/sh", "--peers-script"];
+        let args = ["--memory", "100MB", "--peers-python", "/bin/sh", "--peers-script"];
         let args = args.into_iter().chain([&*script, "--peers-build-limit", "7s"]);
-        let args = TestArguments::parse_from(args).vectors;
+        let args = crate::arguments::parse(args).unwrap();
         let peers = Peers::find(&args).unwrap();
         let announced = announcement(&peers, &args);
         assert!(
@@ -381,18 +374,18 @@ END
             &["--data", "x", "--rows", "5000"],
             &["--data", "x", "--dims", "8"],
         ] {
-            let words = std::iter::once(&"vectors").chain(wrong);
-            assert!(TestArguments::try_parse_from(words).is_err(), "{wrong:?}");
+            let words = wrong.iter().copied();
+            assert!(crate::arguments::parse::<VectorsArgs>(words).is_err(), "{wrong:?}");
         }
-        let args = ["vectors", "--peers-python", "/bin/sh", "--engine", "faiss-hnsw"];
-        let refused = Peers::find(&TestArguments::parse_from(args).vectors).unwrap_err();
+        let args = ["--peers-python", "/bin/sh", "--engine", "faiss-hnsw"];
+        let refused = Peers::find(&crate::arguments::parse(args).unwrap()).unwrap_err();
         assert!(refused.message().contains("needs --data or --memory"), "{}", refused.message());
     }
 
     #[test]
     fn no_peers_measures_only_millpond() {
-        let args = ["vectors", "--memory", "100MB", "--peers-python", "/bin/sh", "--no-peers"];
-        let args = TestArguments::parse_from(args).vectors;
+        let args = ["--memory", "100MB", "--peers-python", "/bin/sh", "--no-peers"];
+        let args = crate::arguments::parse(args).unwrap();
         let peers = Peers::find(&args).unwrap();
         let folder = tempfile::tempdir().unwrap();
         let data = folder.path().join("data");
