@@ -23,9 +23,7 @@ use base::{Error, Result};
 
 use crate::graph::Graph;
 use crate::template::TemplateView;
-use crate::template::fields::{
-    Fields, check, put_minutiae, put_size, stated_finger, stated_quality,
-};
+use crate::template::fields::{Fields, check, put_minutiae, put_size};
 
 const MAGIC: &[u8; 8] = b"FMR\0 20\0";
 /// Bytes of magic, length, equipment, size, resolution, views and reserved.
@@ -58,24 +56,7 @@ pub(crate) fn views(bytes: &[u8]) -> Result<Vec<TemplateView>> {
     let length = input.number(4)?;
     input.check_length(length)?;
     let _equipment = input.number(2)?;
-    let (width, height) = (input.number(2)?, input.number(2)?);
-    let resolution = input.resolution()?;
-    let views = input.number(1)?;
-    let _reserved = input.number(1)?;
-    let mut found = Vec::new();
-    for _ in 0..views {
-        let start = input.at;
-        let finger = stated_finger(input.byte()?);
-        let _impression = input.number(1)?;
-        let quality = stated_quality(input.byte()?);
-        let count = input.number(1)?;
-        let vertices = input.minutiae(count, true, STEPS, resolution)?;
-        input.skip_extended()?;
-        let graph = resolution.graph(width, height, vertices);
-        found.push(TemplateView { graph, quality, finger, bytes: start..input.at });
-    }
-    input.end()?;
-    Ok(found)
+    input.views_of_one_size(STEPS)
 }
 
 /// Writes the template of one graph: one view, 500 dots per inch, no extended data.

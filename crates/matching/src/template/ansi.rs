@@ -44,24 +44,7 @@ pub(super) fn read_2004(bytes: &[u8]) -> Result<Vec<TemplateView>> {
     };
     input.check_length(length)?;
     let _vendor_and_sensor = input.take(6)?;
-    let (width, height) = (input.number(2)?, input.number(2)?);
-    let resolution = input.resolution()?;
-    let views = input.number(1)?;
-    let _zero = input.number(1)?;
-    let mut found = Vec::new();
-    for _ in 0..views {
-        let start = input.at;
-        let finger = stated_finger(input.byte()?);
-        let _impression = input.number(1)?;
-        let quality = stated_quality(input.byte()?);
-        let count = input.number(1)?;
-        let vertices = input.minutiae(count, true, STEPS, resolution)?;
-        input.skip_extended()?;
-        let graph = resolution.graph(width, height, vertices);
-        found.push(TemplateView { graph, quality, finger, bytes: start..input.at });
-    }
-    input.end()?;
-    Ok(found)
+    input.views_of_one_size(STEPS)
 }
 
 pub(super) fn read_2009(bytes: &[u8]) -> Result<Vec<TemplateView>> {

@@ -2,6 +2,7 @@
 
 use base::{Error, Result};
 
+use super::TemplateView;
 use crate::graph::{Graph, VERTICES_MAX, Vertex};
 
 /// 500 dots per inch in pixels per centimetre, as the standards round it: the resolution of
@@ -115,6 +116,29 @@ impl<'a> Fields<'a> {
     pub(crate) fn skip_extended(&mut self) -> Result<()> {
         let extended = self.number(2)?;
         self.take(extended as usize).map(|_| ())
+    }
+
+    /// Reads the rest of a template that states one size and one resolution: these, the number of
+    /// views, a byte of zero, and the views. Angles have `steps` in a turn.
+    pub(crate) fn views_of_one_size(mut self, steps: u32) -> Result<Vec<TemplateView>> {
+        let (width, height) = (self.number(2)?, self.number(2)?);
+        let resolution = self.resolution()?;
+        let views = self.number(1)?;
+        let _zero = self.number(1)?;
+        let mut found = Vec::new();
+        for _ in 0..views {
+            let start = self.at;
+            let finger = stated_finger(self.byte()?);
+            let _impression = self.number(1)?;
+            let quality = stated_quality(self.byte()?);
+            let count = self.number(1)?;
+            let vertices = self.minutiae(count, true, steps, resolution)?;
+            self.skip_extended()?;
+            let graph = resolution.graph(width, height, vertices);
+            found.push(TemplateView { graph, quality, finger, bytes: start..self.at });
+        }
+        self.end()?;
+        Ok(found)
     }
 }
 
