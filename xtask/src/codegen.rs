@@ -12,6 +12,8 @@ const CRATES: [&str; 3] = ["crates/protocol", "crates/engine-tensorflow", "crate
 /// Crate whose descriptors are committed in [`DESCRIPTORS`]: it parses text files by them and
 /// describes the gRPC services.
 const DESCRIBED: &str = "crates/protocol";
+/// Package whose services no test in Rust calls.
+const WITHOUT_CLIENT: &str = "qdrant";
 /// Name of the file of descriptors.
 const DESCRIPTORS: &str = "descriptors.binpb";
 
@@ -56,16 +58,25 @@ fn generate(proto: &Path, described: bool) -> Result<GeneratedFiles> {
     sources.sort();
     let descriptors = protox::compile(&sources, [proto])?;
     let scratch = tempfile::tempdir()?;
-    tonic_prost_build::configure()
-        .build_transport(false)
-        // The server frames and routes calls itself.
-        .build_server(false)
-        .client_mod_attribute(".", "#[cfg(feature = \"client\")]")
-        .bytes(".")
-        // Ordered, so that the same message always has the same bytes.
-        .btree_map(".")
-        .out_dir(scratch.path())
-        .compile_fds(descriptors)?;
+    for has_client in [true, false] {
+        let mut packages = descriptors.clone();
+        packages.file.retain(|file| match file.package() {
+            // Fields of both have these types, which make no file.
+            "google.protobuf" => true,
+            package => has_client == (package != WITHOUT_CLIENT),
+        });
+        tonic_prost_build::configure()
+            .build_transport(false)
+            // The server frames and routes calls itself.
+            .build_server(false)
+            .build_client(has_client)
+            .client_mod_attribute(".", "#[cfg(feature = \"client\")]")
+            .bytes(".")
+            // Ordered, so that the same message always has the same bytes.
+            .btree_map(".")
+            .out_dir(scratch.path())
+            .compile_fds(packages)?;
+    }
     let mut files = read(scratch.path())?;
     if described {
         files.insert(DESCRIPTORS.to_owned(), describe(proto, &sources)?);
