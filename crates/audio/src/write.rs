@@ -5,7 +5,6 @@
 
 use std::io::Write;
 use std::path::Path;
-use std::str::FromStr;
 
 use base::{Error, Result};
 use serde_json::{Value, json};
@@ -35,16 +34,6 @@ pub enum LabelFormat {
 }
 
 impl LabelFormat {
-    /// All formats, in the order of the help text.
-    pub const ALL: [LabelFormat; 6] = [
-        LabelFormat::Table,
-        LabelFormat::Json,
-        LabelFormat::Csv,
-        LabelFormat::Srt,
-        LabelFormat::Rttm,
-        LabelFormat::Audacity,
-    ];
-
     /// Returns its name on the command line.
     pub fn name(self) -> &'static str {
         match self {
@@ -55,17 +44,6 @@ impl LabelFormat {
             LabelFormat::Rttm => "rttm",
             LabelFormat::Audacity => "audacity",
         }
-    }
-}
-
-impl FromStr for LabelFormat {
-    type Err = Error;
-
-    fn from_str(text: &str) -> Result<LabelFormat> {
-        LabelFormat::ALL.into_iter().find(|format| format.name() == text).ok_or_else(|| {
-            let names: Vec<&str> = LabelFormat::ALL.into_iter().map(LabelFormat::name).collect();
-            Error::invalid(format!("format \"{text}\": it must be one of {}", names.join(", ")))
-        })
     }
 }
 

@@ -1,6 +1,6 @@
 //! Traits of media, files and readers.
 
-use std::fmt::{self, Debug, Display};
+use std::fmt::Debug;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -19,17 +19,6 @@ pub enum MediumKind {
     Nvme,
     /// Files mapped through the page cache: the reference system's way, kept for comparison.
     Mmap,
-}
-
-impl Display for MediumKind {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            MediumKind::Dram => "dram",
-            MediumKind::Dax => "pmem",
-            MediumKind::Nvme => "nvme",
-            MediumKind::Mmap => "mmap",
-        })
-    }
 }
 
 /// Media whose readers read each other's files.

@@ -43,15 +43,6 @@ fn the_provided_recognisers_are_parsed() {
 }
 
 #[test]
-fn formats_are_found_by_name() {
-    for format in LabelFormat::ALL {
-        assert_eq!(format.name().parse::<LabelFormat>().unwrap(), format);
-    }
-    let error = "xml".parse::<LabelFormat>().unwrap_err();
-    assert!(error.message().contains("table, json, csv, srt, rttm, audacity"), "{error}");
-}
-
-#[test]
 fn each_format_has_its_form() {
     let labels = [label(0.5, 61.25, "speech"), label(7200.0, 7205.5, "two words")];
     let check =

@@ -64,8 +64,8 @@ fn all_media_give_equal_results() {
         let ranked = ask_all(medium.as_ref(), &own, 40, SearchLimits::default());
         let hits: Vec<(u32, f32)> =
             ranked.hits.iter().map(|(hit, score)| (hit.row, *score)).collect();
-        assert_eq!(hits, wanted, "{}", medium.kind());
-        assert!(!ranked.partial, "{}", medium.kind());
+        assert_eq!(hits, wanted, "{:?}", medium.kind());
+        assert!(!ranked.partial, "{:?}", medium.kind());
     }
 }
 
