@@ -228,10 +228,8 @@ pub(crate) mod tests {
         BenchEnv {
             millpond: "unused".into(),
             onnxruntime: LibrarySearch::around_process(None, None),
-            libtorch: engine::LibrarySearch::default(),
-            tensorflow: engine::LibrarySearch::default(),
-            audio_data: None,
             cache_dir: dir.into(),
+            ..Default::default()
         }
     }
 

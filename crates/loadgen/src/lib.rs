@@ -83,7 +83,7 @@ pub struct MachineArgs {
 }
 
 /// Programs, libraries and directories of this machine that benchmarks need.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct BenchEnv {
     /// The `millpond` program to start as a server: usually this one.
     pub millpond: PathBuf,

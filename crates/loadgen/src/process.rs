@@ -530,10 +530,8 @@ mod tests {
                 explicit: Some("/bin/echo".into()),
                 ..Default::default()
             },
-            libtorch: engine::LibrarySearch::default(),
-            tensorflow: engine::LibrarySearch::default(),
-            audio_data: None,
             cache_dir: dir.path().into(),
+            ..Default::default()
         };
         let plan = ServerPlan::new("echo", vec!["models".into()]);
         let error = ServerProcess::start(&env, &plan).unwrap_err();

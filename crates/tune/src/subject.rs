@@ -219,14 +219,7 @@ mod tests {
         model.set_len(8 << 40).unwrap();
         let abandoned = dir.path().join("run/tune-1-converted");
         std::fs::create_dir_all(abandoned.join("1")).unwrap();
-        let env = BenchEnv {
-            millpond: "unused".into(),
-            onnxruntime: engine::LibrarySearch::default(),
-            libtorch: engine::LibrarySearch::default(),
-            tensorflow: engine::LibrarySearch::default(),
-            audio_data: None,
-            cache_dir: dir.path().into(),
-        };
+        let env = BenchEnv { cache_dir: dir.path().into(), ..Default::default() };
         let error = mappable(&version, 1, &env).unwrap_err();
         assert!(error.message().contains("are needed; free some"), "{error}");
         assert!(!abandoned.exists());

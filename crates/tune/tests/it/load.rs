@@ -26,14 +26,7 @@ fn load(target: &Target, scheme: &str, flags: &str) -> Result<Value, String> {
         json.display(),
         hdr.display()
     );
-    let env = BenchEnv {
-        millpond: "unused".into(),
-        onnxruntime: engine::LibrarySearch::default(),
-        libtorch: engine::LibrarySearch::default(),
-        tensorflow: engine::LibrarySearch::default(),
-        audio_data: None,
-        cache_dir: dir.path().into(),
-    };
+    let env = BenchEnv { cache_dir: dir.path().into(), ..Default::default() };
     let outcome = run(&Cli::parse_from(line.split_whitespace()).args, &env);
     let report: Value = serde_json::from_slice(&std::fs::read(&json).unwrap()).unwrap();
     assert!(std::fs::read_to_string(&hdr).unwrap().contains("Total count"));
@@ -98,14 +91,7 @@ fn a_silent_server_shows_as_failures_not_as_a_quiet_client() {
 /// Returns the error of `bench load` with these flags against no server.
 fn error_without_server(flags: &str) -> String {
     let line = format!("load --model m --url grpc://127.0.0.1:1 --rate 1 {flags}");
-    let env = BenchEnv {
-        millpond: "unused".into(),
-        onnxruntime: engine::LibrarySearch::default(),
-        libtorch: engine::LibrarySearch::default(),
-        tensorflow: engine::LibrarySearch::default(),
-        audio_data: None,
-        cache_dir: "unused".into(),
-    };
+    let env = BenchEnv { cache_dir: "unused".into(), ..Default::default() };
     match Cli::try_parse_from(line.split_whitespace()) {
         Ok(cli) => run(&cli.args, &env).unwrap_err().message().to_owned(),
         Err(error) => error.to_string(),
