@@ -192,6 +192,7 @@ where
 mod tests {
     use super::*;
     use crate::byte_budget::ByteBudget;
+    use crate::run;
     use base::ErrorKind;
     use http_body_util::{Full, StreamBody};
 
@@ -202,14 +203,6 @@ mod tests {
         piece_timeout: Duration::from_secs(600),
         total_timeout: Duration::from_millis(50),
     };
-
-    fn run<T>(future: impl Future<Output = T>) -> T {
-        tokio::runtime::Builder::new_current_thread()
-            .enable_time()
-            .build()
-            .unwrap()
-            .block_on(future)
-    }
 
     fn accounting<'a>(
         budget: &std::sync::Arc<ByteBudget>,

@@ -174,14 +174,14 @@ mod tests {
     #![allow(clippy::unwrap_used, reason = "tests")]
 
     use super::*;
+    use crate::run;
 
     const TEXT: &str = "use grpcs://";
     const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 
     /// Returns the answer to a client that sends `frames` after its preface.
     fn answer_to(frames: &[Vec<u8>]) -> Vec<u8> {
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-        runtime.block_on(async {
+        run(async {
             let (mut client, mut server) = tokio::io::duplex(1 << 20);
             client.write_all(PREFACE).await.unwrap();
             client.write_all(&frames.concat()).await.unwrap();
@@ -211,8 +211,7 @@ mod tests {
 
     /// Returns the answer of a listener of HTTP/1.1 to a first request with this header block.
     fn answer_of_http1(block: &[u8]) -> Vec<u8> {
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-        runtime.block_on(async {
+        run(async {
             let (mut client, mut server) = tokio::io::duplex(1 << 20);
             client.write_all(PREFACE).await.unwrap();
             client.write_all(&frame(HEADERS, WHOLE_ANSWER, 1, block)).await.unwrap();

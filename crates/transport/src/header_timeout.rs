@@ -212,17 +212,10 @@ mod tests {
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
     use super::*;
+    use crate::run;
 
     const LIMIT: Duration = Duration::from_millis(20);
     const LONG: Duration = Duration::from_secs(20);
-
-    fn run<T>(future: impl Future<Output = T>) -> T {
-        tokio::runtime::Builder::new_current_thread()
-            .enable_time()
-            .build()
-            .unwrap()
-            .block_on(future)
-    }
 
     #[test]
     fn an_unfinished_head_times_out() {

@@ -76,3 +76,10 @@ pub use socket::{AddressFlags, ListenSocket, UnixSocket, bind};
 pub use tls::{PemSource, TlsFiles, TlsIdentity};
 pub use unread_answers::StreamAnswers;
 pub use upload_permits::{UploadPermit, UploadPermits};
+
+/// Runs the future of a test to its end.
+#[cfg(test)]
+fn run<T>(future: impl Future<Output = T>) -> T {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    runtime.expect("a runtime starts").block_on(future)
+}

@@ -367,6 +367,7 @@ impl Read for UploadReader {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::run;
 
     const LIMITS: UploadLimits = UploadLimits {
         noun: "recording",
@@ -387,8 +388,7 @@ mod tests {
             let _ = reader.read_to_end(&mut all);
             all
         });
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
-        runtime.block_on(sender.feed(UploadPieces::Test(pieces.into(), stall), limits));
+        run(sender.feed(UploadPieces::Test(pieces.into(), stall), limits));
         (thread.join().unwrap(), failure.get())
     }
 
@@ -410,13 +410,12 @@ mod tests {
     #[test]
     fn an_upload_whose_task_is_dropped_breaks_off() {
         let (sender, mut reader, failure) = upload_channel(None);
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
         let limits = UploadLimits { piece_timeout: Duration::from_secs(60), ..LIMITS };
         let pieces = UploadPieces::Test(vec![vec![1; 10]].into(), true);
         let feed = sender.feed(pieces, limits);
         // Drops the task after its first poll.
         let fed = async { tokio::time::timeout(Duration::ZERO, feed).await };
-        assert!(runtime.block_on(fed).is_err());
+        assert!(run(fed).is_err());
         let mut all = Vec::new();
         assert!(reader.read_to_end(&mut all).is_err());
         assert_eq!((all.len(), failure.get().unwrap().kind()), (10, ErrorKind::Cancelled));
@@ -434,9 +433,8 @@ mod tests {
         });
         let body = Body::from_stream(tokio_stream::iter(pieces));
         let limits = UploadLimits { bytes_max: 1 << 30, ..LIMITS };
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
         let read = FormFile::first("multipart/form-data; boundary=b", body, limits);
-        assert_eq!(runtime.block_on(read).err().unwrap().kind(), ErrorKind::TooLarge);
+        assert_eq!(run(read).err().unwrap().kind(), ErrorKind::TooLarge);
         assert!(pulled.load(Ordering::Relaxed) < 10);
     }
 
@@ -444,9 +442,7 @@ mod tests {
     fn a_dropped_reader_does_not_block_the_client() {
         let (sender, reader, failure) = upload_channel(None);
         drop(reader);
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
-        runtime
-            .block_on(sender.feed(UploadPieces::Test(vec![vec![0; 100]; 5].into(), false), LIMITS));
+        run(sender.feed(UploadPieces::Test(vec![vec![0; 100]; 5].into(), false), LIMITS));
         assert!(failure.get().is_none());
     }
 }

@@ -385,12 +385,9 @@ mod tests {
 
     use super::*;
     use crate::header_timeout::HeaderTimeout;
+    use crate::run;
 
     const LONG: Duration = Duration::from_secs(60);
-
-    fn run<T>(future: impl Future<Output = T>) -> T {
-        tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(future)
-    }
 
     /// Counts bytes that are not HTTP/2. They look like one frame of 16 MiB, longer than any test.
     fn any_frames() -> ConnectionFrames {
