@@ -51,8 +51,7 @@ fn integer_dot_block(bencher: Bencher<'_, '_>, level: SimdLevel) {
 fn bfloat_dot_block(bencher: Bencher<'_, '_>, level: SimdLevel) {
     cpu::limit(level);
     let queries = floats(QUERIES * DIMS);
-    let mut rows = Vec::new();
-    bfloat::narrow(&floats(ROWS * DIMS), &mut rows);
+    let rows: Vec<_> = floats(ROWS * DIMS).into_iter().map(half::bf16::from_f32).collect();
     let mut out = vec![0.0; QUERIES * ROWS];
     bencher
         .bench_local(|| bfloat::dot_block(black_box(&queries), black_box(&rows), DIMS, &mut out));

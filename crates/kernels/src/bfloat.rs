@@ -11,11 +11,6 @@ use crate::cpu::{self, SimdLevel};
 /// Queries that [`dot_block`] multiplies with one row before it goes to the next row.
 const QUERIES_PER_PASS: usize = 4;
 
-/// Returns the dot product of a query and a row of the same length. Panics if the lengths differ.
-pub fn dot(query: &[f32], row: &[bf16]) -> f32 {
-    dots_at::<1>(cpu::level(), query, row)[0]
-}
-
 /// Computes the dot products of `N` consecutive queries with one row.
 #[inline]
 fn dots_at<const N: usize>(level: SimdLevel, queries: &[f32], row: &[bf16]) -> [f32; N] {
@@ -69,11 +64,6 @@ fn dot_block_at(level: SimdLevel, queries: &[f32], rows: &[bf16], dims: usize, o
         let out = &mut out[query * row_count..(query + 1) * row_count];
         dot_many_at(level, &queries[query * dims..(query + 1) * dims], rows, out);
     }
-}
-
-/// Rounds values to the nearest bfloat16, ties to even.
-pub fn narrow(values: &[f32], out: &mut Vec<bf16>) {
-    out.extend(values.iter().map(|&value| bf16::from_f32(value)));
 }
 
 mod scalar {
@@ -150,8 +140,7 @@ mod tests {
             (dims, queries, rows) in (1usize..100, 0usize..10, 0usize..6)
                 .prop_flat_map(|(dims, queries, rows)| (Just(dims), values(dims * queries), values(dims * rows)))
         ) {
-            let mut codes = Vec::new();
-            narrow(&rows, &mut codes);
+            let codes: Vec<bf16> = rows.iter().map(|&value| bf16::from_f32(value)).collect();
             let row_count = rows.len() / dims;
             for level in cpu::levels() {
                 let mut block = vec![0.0; queries.len() / dims * row_count];
