@@ -3,7 +3,7 @@
 import { Wave, clock, peaksOf } from "./page-audio-wave.js";
 import { getJson, request, words } from "./page-api.js";
 import { copyButton, state } from "./page-shell.js";
-import { bytes, el, rows, text } from "./page-dom.js";
+import { bytes, el, problem, rows, text } from "./page-dom.js";
 
 // Most listed labels. All are drawn.
 const LISTED_MAX = 2000;
@@ -16,11 +16,6 @@ const ARROW_S = { ArrowLeft: -1, ArrowRight: 1, PageDown: -10, PageUp: 10 };
 const $ = (id) => document.getElementById(id);
 const wave = new Wave($("wave")), audio = $("audio"), labels = [];
 let recognisers = [], limits = {}, file = null, running = null, address = null;
-
-function problem(words) {
-  $("problem").hidden = !words;
-  text($("problem"), words ?? "");
-}
 
 function enable(button, on) {
   button.setAttribute("aria-disabled", String(!on));
@@ -42,7 +37,7 @@ async function load() {
     ({ recognisers, limits } = await getJson("/v1/audio"));
   } catch (error) {
     state("failed", "failed");
-    problem(`The recognisers cannot be listed: ${words(error)}`);
+    problem("problem", `The recognisers cannot be listed: ${words(error)}`);
     usable(false);
     return;
   }
@@ -51,8 +46,8 @@ async function load() {
   $("recogniser").replaceChildren(...working.map((entry) => el("option", { value: entry.name }, entry.title ? `${entry.title} (${entry.name})` : entry.name)));
   const wanted = new URLSearchParams(location.search).get("recogniser");
   if (working.some((entry) => entry.name === wanted)) $("recogniser").value = wanted;
-  else if (wanted && working.length) problem(`No recogniser "${wanted}" is served here. Choose one of the list.`);
-  if (broken.length) problem(broken.map((entry) => entry.error).join(" "));
+  else if (wanted && working.length) problem("problem", `No recogniser "${wanted}" is served here. Choose one of the list.`);
+  if (broken.length) problem("problem", broken.map((entry) => entry.error).join(" "));
   $("none").hidden = working.length + broken.length > 0;
   usable(working.length > 0);
   if (working.length) state("none", "no file chosen"); else state("none", "no recogniser");
@@ -73,7 +68,7 @@ function clear() {
   rows($("legend"), "", () => []);
   $("faults").querySelector("ul").replaceChildren();
   for (const id of ["faults", "found", "more", "unseen"]) $(id).hidden = true;
-  problem(null);
+  problem("problem", null);
 }
 
 function choose(found) {
@@ -202,7 +197,7 @@ async function start() {
     if (running !== work) return;
     if (error.name === "AbortError") { state("none", "stopped"); } else {
       state("failed", "failed");
-      problem(labels.length ? `Labels are incomplete: ${words(error)}` : words(error));
+      problem("problem", labels.length ? `Labels are incomplete: ${words(error)}` : words(error));
     }
   } finally {
     if (running === work) {

@@ -16,6 +16,13 @@ export function text(node, value) {
   if (node.textContent !== value) node.textContent = value;
 }
 
+// Shows `words` in the element `id`, or hides it if there are none.
+export function problem(id, words) {
+  const node = document.getElementById(id);
+  node.hidden = !words;
+  text(node, words ?? "");
+}
+
 const shown = new WeakMap();
 
 // Replaces rows only if their content, identified by `key`, has changed.

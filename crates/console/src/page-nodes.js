@@ -1,7 +1,7 @@
 // The page for a cluster: its nodes, and the shards of each collection with their holders, owners and movements.
 
 import { Refused, getJson, words } from "./page-api.js";
-import { el, text } from "./page-dom.js";
+import { el, problem, text } from "./page-dom.js";
 import { state } from "./page-shell.js";
 
 // Time between two reads of the cluster.
@@ -20,16 +20,11 @@ function show(which) {
   $("cluster").hidden = which !== "cluster";
 }
 
-function problem(words) {
-  $("problem").hidden = !words;
-  text($("problem"), words ?? "");
-}
-
 async function read() {
   try {
     const { nodes, collections, stale } = (await getJson("/cluster/v1/view", AbortSignal.timeout(ANSWER_MS_MAX))).result;
     const work = await workOf();
-    problem(stale && `This node cannot read nodes and owners now, so they are shown as it read them last. Reason: ${stale}`);
+    problem("problem", stale && `This node cannot read nodes and owners now, so they are shown as it read them last. Reason: ${stale}`);
     show("cluster");
     draw(nodes, collections, work);
   } catch (error) {
@@ -39,7 +34,7 @@ async function read() {
       return;
     }
     state("failed", "failed");
-    problem(words(error));
+    problem("problem", words(error));
   }
   setTimeout(read, READ_MS);
 }

@@ -6,7 +6,7 @@ import { byteSize, curl, inferPath, requestText, requests, tritonclient } from "
 import { parseResponse } from "./page-try-values.js";
 import { getJson, needsKey, request, words } from "./page-api.js";
 import { copyButton, state } from "./page-shell.js";
-import { el, text } from "./page-dom.js";
+import { el, problem, text } from "./page-dom.js";
 
 const LANGUAGES = [["curl", "curl", curl], ["tritonclient", "Python: tritonclient", tritonclient], ["requests", "Python: requests", requests]];
 
@@ -14,11 +14,6 @@ const $ = (id) => document.getElementById(id);
 let editors = [], running = null, isLocked = false, language = LANGUAGES[0];
 // Number of the last choice. Answers to others come too late.
 let choosing = 0;
-
-function problem(id, words) {
-  $(id).hidden = !words;
-  text($(id), words ?? "");
-}
 
 // ---- choosing
 

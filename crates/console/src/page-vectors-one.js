@@ -6,7 +6,7 @@ import { PointDetails } from "./page-vectors-point.js";
 import { shortVector, showHealth } from "./page-vectors-health.js";
 import { isAsWritten, needsKey, toJson, words } from "./page-api.js";
 import { copyButton, state } from "./page-shell.js";
-import { el, text } from "./page-dom.js";
+import { el, problem, text } from "./page-dom.js";
 
 // Most dimensions of vectors that are listed with the points.
 const VECTOR_DIMS_MAX = 4096;
@@ -15,11 +15,6 @@ const FACET_HITS_MAX = 12;
 const FIELDS_MAX = 4, VALUE_CHARACTERS_MAX = 60;
 
 const $ = (id) => document.getElementById(id);
-
-function problem(id, words) {
-  $(id).hidden = !words;
-  text($(id), words ?? "");
-}
 
 const enable = (button, on) => button.setAttribute("aria-disabled", String(!on));
 const isOn = (button) => button.getAttribute("aria-disabled") !== "true";

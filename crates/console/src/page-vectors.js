@@ -6,7 +6,7 @@ import { CollectionView } from "./page-vectors-one.js";
 import { needsKey, words } from "./page-api.js";
 import { menu } from "./page-menu.js";
 import { ask, copyButton, message, state } from "./page-shell.js";
-import { el, text } from "./page-dom.js";
+import { el, problem, text } from "./page-dom.js";
 
 // Most collections whose size and health are read for the list.
 const DESCRIBED_MAX = 200;
@@ -18,11 +18,6 @@ const $ = (id) => document.getElementById(id);
 let isLocked = false;
 const imagesOf = (name) => `/images?collection=${encodeURIComponent(name)}`;
 const pageOf = (name) => `/vectors?collection=${encodeURIComponent(name)}`;
-
-function problem(id, words) {
-  $(id).hidden = !words;
-  text($(id), words ?? "");
-}
 
 async function list() {
   let names, images;
