@@ -25,6 +25,14 @@ use crate::{grpc, http};
 /// Longest wait of a test.
 pub(crate) const WAIT_MAX: Duration = Duration::from_secs(60);
 
+/// Runs `future` on this thread.
+pub(crate) fn run<T>(future: impl Future<Output = T>) -> T {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(async {
+        tokio::time::timeout(WAIT_MAX, future).await.expect("it takes for ever")
+    })
+}
+
 /// A server in this process, stopped when dropped.
 pub(crate) struct Loopback {
     pub(crate) server: Server,

@@ -24,7 +24,7 @@ use tonic::body::Body;
 use transport::access::Secret;
 
 use crate::config::Config;
-use crate::loopback::{self, Loopback, WAIT_MAX};
+use crate::loopback::{self, Loopback, WAIT_MAX, run};
 
 const ECHO: &str = "millpond-fake 1\ninput x float32 n\noutput y float32 n\ny = echo x\n";
 const INFER: &str = "/v2/models/echo/infer";
@@ -44,13 +44,6 @@ fn until(what: &str, holds: impl Fn() -> bool) {
         assert!(Instant::now() < deadline, "{what}");
         std::thread::sleep(Duration::from_millis(1));
     }
-}
-
-fn run<T>(future: impl Future<Output = T>) -> T {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-    runtime.block_on(async {
-        tokio::time::timeout(WAIT_MAX, future).await.expect("it takes for ever")
-    })
 }
 
 fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {

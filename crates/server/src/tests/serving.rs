@@ -18,7 +18,7 @@ use tonic::body::Body;
 use tonic::{Code, Status};
 
 use crate::config::Config;
-use crate::loopback::{self, Loopback, WAIT_MAX};
+use crate::loopback::{self, Loopback, WAIT_MAX, run};
 
 /// A model as estimators export it: signatures for examples and for tensors.
 const SIGNED: &str = "millpond-fake 1
@@ -71,13 +71,6 @@ fn served(dir: &Path, change: impl FnOnce(&mut Config)) -> Loopback {
     let mut config = loopback::configuration(dir, &models);
     change(&mut config);
     Loopback::start(&config, Arc::new(FakeEngine::new()))
-}
-
-fn run<T>(future: impl Future<Output = T>) -> T {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-    runtime.block_on(async {
-        tokio::time::timeout(WAIT_MAX, future).await.expect("it takes for ever")
-    })
 }
 
 /// Opens a connection with a generated client.

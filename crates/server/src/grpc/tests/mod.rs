@@ -27,7 +27,7 @@ use tonic::{Code, Status};
 
 use super::call::timeout;
 use crate::config::{Config, ListenerConfig};
-use crate::loopback::{self, Loopback, WAIT_MAX};
+use crate::loopback::{self, Loopback, run};
 
 const ECHO: &str = "millpond-fake 1\ninput x float32 n\noutput y float32 n\ny = echo x\n";
 const LONG: Duration = Duration::from_secs(600);
@@ -40,13 +40,6 @@ fn served(dir: &Path, change: impl FnOnce(&mut Config)) -> (Loopback, Arc<FakeEn
     change(&mut config);
     let engine = Arc::new(FakeEngine::new());
     (Loopback::start(&config, engine.clone()), engine)
-}
-
-fn run<T>(future: impl Future<Output = T>) -> T {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-    runtime.block_on(async {
-        tokio::time::timeout(WAIT_MAX, future).await.expect("it takes for ever")
-    })
 }
 
 /// Opens an HTTP/2 connection for requests of any body.
