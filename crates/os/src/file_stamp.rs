@@ -33,6 +33,11 @@ impl FileStamp {
     pub fn bytes(self) -> u64 {
         self.bytes
     }
+
+    /// Returns the modification time, if the file system has one.
+    pub(crate) fn modified(self) -> Option<SystemTime> {
+        self.modified
+    }
 }
 
 #[cfg(test)]

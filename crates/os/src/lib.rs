@@ -14,8 +14,8 @@
 //!   `thread_table` and `sched_stat` read their times.
 //! * Processors: `core_times`, `cpu_account`, `cpu_quota`, `control_group`.
 //! * Memory: `process`, `jemalloc`, `aligned_buffer`.
-//! * Files: `direct_file`, `direct_writer`, `regular_file`, `file_lock`, `file_stamp`, `private`,
-//!   `durable`, `disk`.
+//! * Files: `direct_file`, `direct_writer`, `regular_file`, `file_lock`, `file_stamp`, `watched_files`,
+//!   `private`, `durable`, `disk`.
 //! * Pacing: `rate`, `warning_limiter`.
 //! * Other processes: `service_manager`, `child_program`.
 
@@ -44,6 +44,7 @@ mod service_manager;
 pub mod thread;
 mod thread_table;
 mod warning_limiter;
+mod watched_files;
 
 pub use aligned_buffer::AlignedBuffer;
 pub use child_program::ChildProgram;
@@ -61,3 +62,4 @@ pub use sched_stat::{SchedStat, SchedTimes};
 pub use service_manager::{ReloadNotice, ServiceManager};
 pub use thread_table::ThreadTable;
 pub use warning_limiter::WarningLimiter;
+pub use watched_files::WatchedFiles;

@@ -1,29 +1,28 @@
 //! Files of certificates and keys that are read again while the server runs: when they change, and
 //! at SIGHUP.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
 use base::Result;
 use http_client::TlsPeer;
 use metrics::{KindLabels, Metrics};
-use os::FileStamp;
+use os::WatchedFiles;
 use tokio::signal::unix::Signal;
 use tokio::sync::watch;
 use transport::TlsIdentity;
 
 use crate::compose::Server;
 
-/// Time between two checks of the files.
-const POLL: Duration = Duration::from_secs(1);
+/// Time between two checks of the files. Two checks in a row must find the same files, so changes
+/// take effect within a second.
+const POLL: Duration = Duration::from_millis(500);
 
 /// Files that are read together.
 struct ReloadedFiles {
     content: &'static str,
-    paths: Vec<PathBuf>,
-    /// Stamps of `paths`; `None` for a file that cannot be found.
-    seen: Vec<Option<FileStamp>>,
+    files: WatchedFiles,
     reload: Box<dyn Fn() -> Result<()> + Send>,
 }
 
@@ -35,25 +34,20 @@ impl ReloadedFiles {
         paths: &[&Path],
         reload: impl Fn() -> Result<()> + Send + 'static,
     ) -> ReloadedFiles {
-        let paths: Vec<PathBuf> = paths.iter().map(|path| path.to_path_buf()).collect();
-        // Before the read, so that no later change is missed.
-        let seen = stamps(&paths);
-        if let Err(error) = reload() {
+        let mut files = WatchedFiles::new(paths.iter().map(|path| path.to_path_buf()).collect());
+        if let Some(Err(error)) = files.read_changed(true, &reload) {
             tracing::error!(%error, "the {content} cannot be used and stay as they were");
         }
-        ReloadedFiles { content, seen, paths, reload: Box::new(reload) }
+        ReloadedFiles { content, files, reload: Box::new(reload) }
     }
 
     /// Reads the files if they have changed, or if `forced`. A mistake is logged once for each
-    /// change, since the content before stays in effect.
+    /// change, since the content before stays in effect. After a failure the files are read again,
+    /// since the cause can end without a change of the files.
     fn poll(&mut self, forced: bool, metrics: &Metrics) {
-        let now = stamps(&self.paths);
-        if !forced && now == self.seen {
-            return;
-        }
-        self.seen = now;
+        let Some(result) = self.files.read_changed(forced, &self.reload) else { return };
         let content = self.content;
-        let kind = match (self.reload)() {
+        let kind = match result {
             Ok(()) => {
                 tracing::info!("the {content} were read again");
                 "ok"
@@ -65,10 +59,6 @@ impl ReloadedFiles {
         };
         metrics.access_reloads.get_or_create(&KindLabels { kind }).inc();
     }
-}
-
-fn stamps(paths: &[PathBuf]) -> Vec<Option<FileStamp>> {
-    paths.iter().map(|path| FileStamp::of(path)).collect()
 }
 
 /// All files of a server that control access.
@@ -140,6 +130,9 @@ mod tests {
     #![allow(clippy::unwrap_used, reason = "tests")]
 
     use std::sync::Mutex;
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    use base::Error;
 
     use super::*;
 
@@ -160,7 +153,37 @@ mod tests {
         files.poll(false, &metrics);
         assert_eq!(reloads.get(), 0);
         std::fs::write(&path, "changed again").unwrap();
-        files.poll(false, &metrics);
+        for _ in 0..2 {
+            files.poll(false, &metrics);
+        }
         assert_eq!((&**read.lock().unwrap(), reloads.get()), ("changed again", 1));
+    }
+
+    /// The process has no free file descriptor while the new certificates are read.
+    #[test]
+    fn files_are_read_again_after_a_failure_without_a_change() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("cert.pem");
+        std::fs::write(&path, "new").unwrap();
+        let fails = Arc::new(AtomicBool::new(true));
+        let failing = fails.clone();
+        let mut files = ReloadedFiles::new("certificates", &[&path], move || {
+            if failing.load(Ordering::Relaxed) {
+                return Err(Error::exhausted("too many open files"));
+            }
+            Ok(())
+        });
+        let metrics = Metrics::default();
+        let count = |kind| metrics.access_reloads.get_or_create_owned(&KindLabels { kind }).get();
+        files.poll(true, &metrics);
+        for _ in 0..100 {
+            files.poll(false, &metrics);
+        }
+        assert_eq!((count("failed"), count("ok")), (1, 0), "a failure is reported once");
+        fails.store(false, Ordering::Relaxed);
+        for _ in 0..100 {
+            files.poll(false, &metrics);
+        }
+        assert_eq!((count("failed"), count("ok")), (1, 1));
     }
 }

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use base::{Error, Result};
 use lifecycle::ConfigSet;
-use os::FileStamp;
+use os::WatchedFiles;
 use server::ConfigSource;
 use toml::{Table, Value};
 
@@ -19,7 +19,7 @@ const MODELS: [&str; 4] = ["models", "roots", "schedule", "rollout"];
 pub(super) struct SettingsWatch {
     args: ServeArgs,
     path: PathBuf,
-    seen: Option<FileStamp>,
+    file: WatchedFiles,
     /// Content at the start, for settings that cannot change.
     started: Table,
     /// Settings whose change was warned of.
@@ -29,9 +29,9 @@ pub(super) struct SettingsWatch {
 impl SettingsWatch {
     /// Creates a watch, which keeps the present content of the file.
     pub(super) fn new(args: ServeArgs, path: PathBuf) -> SettingsWatch {
-        let seen = FileStamp::of(&path);
+        let file = WatchedFiles::new(vec![path.clone()]);
         let started = table(&path);
-        SettingsWatch { args, path, seen, started, warned: Vec::new() }
+        SettingsWatch { args, path, file, started, warned: Vec::new() }
     }
 
     /// Warns once of settings that need a restart.
@@ -50,20 +50,17 @@ impl SettingsWatch {
 
 impl ConfigSource for SettingsWatch {
     fn poll(&mut self, current: &ConfigSet, forced: bool) -> Result<Option<ConfigSet>> {
-        let stamp = FileStamp::of(&self.path);
-        if !forced && stamp == self.seen {
-            return Ok(None);
-        }
-        self.seen = stamp;
-        let settings =
-            ServeSettings::resolve(&self.args).map_err(|error| Error::invalid(error.message()))?;
+        let args = &self.args;
+        let read = || ServeSettings::resolve(args).map_err(|error| Error::invalid(error.message()));
+        let Some(settings) = self.file.read_changed(forced, read) else { return Ok(None) };
+        let settings = settings?;
         self.warn();
         let set = config_set(&settings);
         Ok((set != *current).then_some(set))
     }
 
     fn not_applied(&mut self) {
-        self.seen = None;
+        self.file.forget();
     }
 }
 

@@ -11,7 +11,7 @@ use command_line::exit::{CommandError, CommandResult};
 use command_line::values::TimeSpan;
 use import::text;
 use import::tfs::{Flags, ModelListRules, SessionSettings, VersionBatching, log_dir};
-use os::FileStamp;
+use os::WatchedFiles;
 use protocol::tensorflow::serving as pb;
 use server::{
     Config, ConfigWatch, CorsPolicy, PemSource, RequestLogConfig, Secret, TFS_METRICS, TlsFiles,
@@ -325,7 +325,7 @@ fn models(flags: &Flags, setup: &mut TfsSetup) -> CommandResult {
     };
     let file = flags.text("model_config_file").map(PathBuf::from);
     // Before the file is read, so that a change in between is seen.
-    let seen = file.as_deref().and_then(FileStamp::of);
+    let watched = WatchedFiles::new(file.iter().cloned().collect());
     let list = list(flags, file.as_deref())?;
     let mut models = match &list.config {
         Some(_) => rules.models(&list, &[]).map_err(|error| wrong(&error))?,
@@ -342,7 +342,7 @@ fn models(flags: &Flags, setup: &mut TfsSetup) -> CommandResult {
     }
     let source = ListSource {
         file,
-        seen,
+        watched,
         rules: rules.clone(),
         version_batching,
         serving: BTreeMap::new(),

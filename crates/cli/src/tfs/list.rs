@@ -8,7 +8,7 @@ use base::Result;
 use import::text;
 use import::tfs::{ModelListRules, VersionBatching};
 use lifecycle::{Catalog, ConfigSet};
-use os::FileStamp;
+use os::WatchedFiles;
 use protocol::tensorflow::serving::ModelServerConfig;
 use server::ConfigSource;
 
@@ -16,7 +16,8 @@ use server::ConfigSource;
 pub(super) struct ListSource {
     /// `--model_config_file`.
     pub(super) file: Option<PathBuf>,
-    pub(super) seen: Option<FileStamp>,
+    /// That file, or none.
+    pub(super) watched: WatchedFiles,
     pub(super) rules: ModelListRules,
     pub(super) version_batching: Option<VersionBatching>,
     /// Newest version that serves, by model.
@@ -43,10 +44,9 @@ impl ConfigSource for ListSource {
         let mut set = current.clone();
         self.is_new = false;
         if let Some(file) = &self.file {
-            let stamp = FileStamp::of(file);
-            if forced || stamp != self.seen {
-                self.seen = stamp;
-                let list: ModelServerConfig = text::read(file)?;
+            let read = || text::read::<ModelServerConfig>(file);
+            if let Some(list) = self.watched.read_changed(forced, read) {
+                let list = list?;
                 // An empty file changes nothing, as in TensorFlow Serving.
                 if list.config.is_some() {
                     set.models = self.rules.models(&list, &current.models)?;
@@ -66,7 +66,7 @@ impl ConfigSource for ListSource {
 
     fn not_applied(&mut self) {
         if self.is_new {
-            self.seen = None;
+            self.watched.forget();
         }
     }
 }
@@ -82,14 +82,24 @@ mod tests {
     const BATCHING_FILE: &str = "batching_params.pbtxt";
 
     fn source(file: Option<PathBuf>) -> ListSource {
+        let mut watched = WatchedFiles::new(file.iter().cloned().collect());
+        watched.forget();
         ListSource {
-            seen: None,
+            watched,
             file,
             rules: ModelListRules::default(),
             version_batching: None,
             serving: BTreeMap::new(),
             is_new: false,
             noted: Vec::new(),
+        }
+    }
+
+    /// Polls until a file that was just changed counts as complete.
+    fn poll_changed(source: &mut ListSource, set: &ConfigSet) -> Result<Option<ConfigSet>> {
+        match source.poll(set, false) {
+            Ok(None) => source.poll(set, false),
+            result => result,
         }
     }
 
@@ -113,11 +123,12 @@ mod tests {
         assert_eq!(source.poll(&other, false).unwrap(), None);
         assert_eq!(source.poll(&other, true).unwrap(), Some(set.clone()), "but not at SIGHUP");
         std::fs::write(&file, "model_config_list {\n  nfig {} }").unwrap();
-        let error = source.poll(&set, false).unwrap_err();
+        let error = poll_changed(&mut source, &set).unwrap_err();
         assert!(error.message().contains("ModelServerConfig: line 2: "), "{error}");
         assert_eq!(source.poll(&set, false).unwrap(), None, "a mistake is told once");
         list("second_name");
-        assert_eq!(&*source.poll(&set, false).unwrap().unwrap().models[0].name, "second_name");
+        let set = poll_changed(&mut source, &set).unwrap().unwrap();
+        assert_eq!(&*set.models[0].name, "second_name");
     }
 
     #[test]
