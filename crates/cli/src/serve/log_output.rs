@@ -1,16 +1,26 @@
 //! The output of a log: standard error.
 
-use std::io::Write;
+use std::io::{ErrorKind, Write};
+use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
 use tracing_subscriber::fmt::MakeWriter;
 
 use super::options::LogFormat;
 
+/// Longest wait for an output that takes no bytes. While lines are dropped, no thread waits.
+const STALL_MAX: Duration = Duration::from_millis(100);
+/// Maximum bytes of one write. A pipe that is ready takes these without a wait (`PIPE_BUF` in
+/// pipe(7)).
+const PIECE_BYTES: usize = 4096;
+
 /// Standard error as the output of a log.
 ///
-/// A line that cannot be written is dropped, for example because the disk of a log file is full or
-/// the reader of a pipe has ended. The subscriber gets no error: it would print the error to
+/// A line that cannot be written is dropped, for example because the disk of a log file is full, or
+/// the reader of a pipe has ended or stopped. The subscriber gets no error: it would print the error to
 /// standard error too, and the failure of that print ends the thread. A line with the number of
 /// dropped lines precedes the next line that is written.
 #[derive(Debug)]
@@ -23,6 +33,14 @@ pub(crate) struct LogOutput {
 impl LogOutput {
     pub(crate) fn new(format: LogFormat) -> LogOutput {
         LogOutput { format, dropped: AtomicU64::new(0) }
+    }
+
+    /// As [`LogOutput::write_line`]. Drops the line if the reader of `output` has stopped: all
+    /// threads that log would wait for it.
+    fn write_if_read<W: Write + AsFd>(&self, output: W, line: &[u8]) {
+        let is_stalled = self.dropped.load(Ordering::Relaxed) > 0;
+        let wait = if is_stalled { Duration::ZERO } else { STALL_MAX };
+        self.write_line(&mut ReadyOutput { output, wait }, line);
     }
 
     /// Writes a line to `output`, or counts it as dropped.
@@ -47,6 +65,31 @@ impl LogOutput {
     }
 }
 
+/// An output such as a pipe, whose writes wait for its reader for a limited time.
+struct ReadyOutput<W> {
+    output: W,
+    /// Longest wait of a write.
+    wait: Duration,
+}
+
+impl<W: Write + AsFd> Write for ReadyOutput<W> {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        let timeout = Timespec::try_from(self.wait).unwrap_or_default();
+        let mut polled = [PollFd::new(&self.output, PollFlags::OUT)];
+        match poll(&mut polled, Some(&timeout)) {
+            Ok(0) => return Err(ErrorKind::TimedOut.into()),
+            Err(Errno::INTR) => return Err(ErrorKind::Interrupted.into()),
+            // If the system cannot say, the write shows it.
+            Ok(_) | Err(_) => {}
+        }
+        self.output.write(&bytes[..bytes.len().min(PIECE_BYTES)])
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        self.output.flush()
+    }
+}
+
 impl<'a> MakeWriter<'a> for LogOutput {
     type Writer = LogLine<'a>;
 
@@ -61,7 +104,7 @@ pub(crate) struct LogLine<'a>(&'a LogOutput);
 
 impl Write for LogLine<'_> {
     fn write(&mut self, line: &[u8]) -> std::io::Result<usize> {
-        self.0.write_line(&mut std::io::stderr().lock(), line);
+        self.0.write_if_read(std::io::stderr().lock(), line);
         Ok(line.len())
     }
 
@@ -73,7 +116,14 @@ impl Write for LogLine<'_> {
 
 #[cfg(test)]
 mod tests {
+    use std::io::Read;
+    use std::sync::{Arc, mpsc};
+    use std::time::Instant;
+
     use super::*;
+
+    /// Longest time of a step that ends at once.
+    const TIMEOUT: Duration = Duration::from_secs(60);
 
     /// A file on a disk with room for `room` more bytes.
     #[derive(Default)]
@@ -115,6 +165,38 @@ mod tests {
         let lines: Vec<&str> = text.lines().collect();
         let note = "WARN lines of the log are missing here, as they could not be written: 3";
         assert_eq!(lines, ["one", "seco", "WA", note, "fifth", "sixth"], "{text}");
+    }
+
+    #[test]
+    fn a_reader_that_stops_holds_back_no_thread() {
+        let (mut reader, writer) = std::io::pipe().unwrap();
+        let output = Arc::new(LogOutput::new(LogFormat::Text));
+        let (done, ended) = mpsc::channel();
+        let shared = output.clone();
+        std::thread::spawn(move || {
+            // More than a pipe holds.
+            let line = format!("{}\n", "x".repeat(PIECE_BYTES + 1));
+            for _ in 0..512 {
+                shared.write_if_read(&writer, line.as_bytes());
+            }
+            done.send(writer)
+        });
+        let writer = ended.recv_timeout(TIMEOUT).expect("the log waits for its reader");
+        assert!(output.dropped.load(Ordering::Relaxed) > 0);
+        let reading = std::thread::spawn(move || {
+            let mut text = String::new();
+            reader.read_to_string(&mut text).map(|_| text)
+        });
+        let deadline = Instant::now() + TIMEOUT;
+        while output.dropped.load(Ordering::Relaxed) > 0 {
+            assert!(Instant::now() < deadline, "the log stays stopped");
+            output.write_if_read(&writer, b"last\n");
+        }
+        drop(writer);
+        let text = reading.join().unwrap().unwrap();
+        assert!(
+            text.contains("\nWARN lines of the log are missing here") && text.ends_with("\nlast\n")
+        );
     }
 
     #[test]
