@@ -41,8 +41,8 @@ impl WatchedFiles {
         WatchedFiles { paths, found: read.clone(), read, checks: 1, failure: None }
     }
 
-    /// Calls `read` if the files have changed since the last read and seem complete, or if `forced`.
-    /// `None` if it was not called, or if it has failed for the same reason as before.
+    /// Calls `read` if the files have changed since the last read and seem complete, or if `forced`
+    /// is true. `None` if it was not called, or if it has failed for the same reason as before.
     ///
     /// # Errors
     /// The errors of `read`, each once until the next change. Then `read` is called again after

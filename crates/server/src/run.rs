@@ -7,7 +7,7 @@ use base::{Error, Result};
 use os::ServiceManager;
 use tokio::runtime::Runtime;
 use tokio::signal::unix::{Signal, SignalKind, signal};
-use tokio::sync::watch;
+use tokio::sync::{oneshot, watch};
 use tokio::task::JoinHandle;
 use transport::{ConnectionThreads, TlsIdentity};
 
@@ -43,6 +43,7 @@ pub fn run(mut config: Config, watch: Option<ConfigWatch>, manager: ServiceManag
     let runtime = connection_runtime(config.listeners.threads)?;
     // Before engines and collections are opened, which takes time.
     let hangups = runtime.block_on(async { HangupSignals::install() })?;
+    let starting = runtime.block_on(async { StartSignals::install() })?;
     let access = config.access_policy()?;
     let tls = config.listeners.tls.clone().map(TlsIdentity::read).transpose();
     let tls = tls.map_err(|error| config::unusable("TLS cannot be set up", error))?;
@@ -62,7 +63,7 @@ pub fn run(mut config: Config, watch: Option<ConfigWatch>, manager: ServiceManag
         server.images.resume_removals(runtime.handle());
     }
     let threads = ConnectionThreads::start(config.listeners.threads)?;
-    let follow = Following { watch, manager, tls, copies: links.copies, hangups };
+    let follow = Following { watch, manager, tls, copies: links.copies, hangups, starting };
     let served = runtime.block_on(serve(&server, &config, threads.clone(), sockets, follow));
     threads.shutdown();
     runtime.shutdown_timeout(Duration::from_secs(1));
@@ -105,6 +106,7 @@ struct Following {
     /// The server ends if a store can never be copied.
     copies: FirstCopies,
     hangups: HangupSignals,
+    starting: StartSignals,
 }
 
 /// Listens, serves until a signal or an error ends the server, and stops: new connections are
@@ -120,8 +122,8 @@ async fn serve(
     mut sockets: BoundSockets,
     follow: Following,
 ) -> Result<()> {
-    let Following { watch, manager, tls, copies, hangups } = follow;
-    let mut signals = EndSignals::install()?;
+    let Following { watch, manager, tls, copies, hangups, starting } = follow;
+    let mut signals = starting.finish().await?;
     if config.listeners.listen_when_settled {
         // The ports are free, so the server may start. Clients are refused until it is ready.
         drop(sockets);
@@ -263,6 +265,47 @@ impl HangupSignals {
     }
 }
 
+/// The signals that end the server, while it starts. They end the process at once, because foreign
+/// code may run that cannot be stopped. Without a handler, a process with the id 1, such as that of
+/// a container, would not get them.
+struct StartSignals {
+    started: oneshot::Sender<()>,
+    ending: JoinHandle<EndSignals>,
+}
+
+impl StartSignals {
+    /// Installs the handlers. Called in a runtime.
+    ///
+    /// # Errors
+    /// `Internal` if the system refuses.
+    fn install() -> Result<StartSignals> {
+        let mut signals = EndSignals::install()?;
+        let (started, is_started) = oneshot::channel();
+        let ending = tokio::spawn(async move {
+            tokio::select! {
+                () = signals.wait() => {
+                    tracing::info!("stopped while the server started");
+                    os::process::exit_now(0)
+                }
+                // Also if the start has failed.
+                _ = is_started => {}
+            }
+            signals
+        });
+        Ok(StartSignals { started, ending })
+    }
+
+    /// Returns the signals, which end the server in order from now on.
+    ///
+    /// # Errors
+    /// `Internal` if the task that waits for them has panicked.
+    async fn finish(self) -> Result<EndSignals> {
+        // Fails only if the task has ended, which its result shows.
+        let _ = self.started.send(());
+        self.ending.await.map_err(|error| Error::internal("signals").caused_by(error))
+    }
+}
+
 /// The signals that end the server.
 struct EndSignals {
     terminate: Signal,
@@ -270,8 +313,10 @@ struct EndSignals {
 }
 
 impl EndSignals {
-    /// Installs the handlers. Called before the server announces itself, since a signal without a
-    /// handler kills the process.
+    /// Installs the handlers.
+    ///
+    /// # Errors
+    /// `Internal` if the system refuses.
     fn install() -> Result<EndSignals> {
         let install = |kind| signal(kind).map_err(|e| Error::internal("signals").caused_by(e));
         let terminate = install(SignalKind::terminate())?;

@@ -1,7 +1,7 @@
 //! A settings file that changes while the server runs, and its Unix socket.
 
 use std::path::Path;
-use std::process::{Command, Stdio};
+use std::process::{Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
 use rustix::fs::{Mode, OFlags};
@@ -31,8 +31,8 @@ fn start(file: &Path, log: &Path) -> Server {
     Server::start_logged(&arguments, std::fs::File::create(log).unwrap().into())
 }
 
-#[test]
-fn a_hangup_during_the_start_does_not_end_the_server() {
+/// Starts a server that waits in its start, and sends it `signal`. Returns the status of its end.
+fn signalled_in_its_start(signal: &str) -> ExitStatus {
     let dir = tempfile::tempdir().unwrap();
     publish(dir.path(), 0.5);
     // The server waits in its start until a writer of this pipe ends.
@@ -58,18 +58,31 @@ fn a_hangup_during_the_start_does_not_end_the_server() {
         assert!(server.try_wait().unwrap().is_none(), "the server ended before it was ready");
         std::thread::sleep(Duration::from_millis(20));
     };
-    let hangup = ["-HUP".to_owned(), server.id().to_string()];
-    assert!(Command::new("kill").args(hangup).status().unwrap().success());
-    drop(writer);
-    let status = loop {
+    let kill = [format!("-{signal}"), server.id().to_string()];
+    assert!(Command::new("kill").args(kill).status().unwrap().success());
+    // The library stays incomplete for a signal that ends the server.
+    let _writer = (signal != "HUP").then_some(writer);
+    loop {
         if let Some(status) = server.try_wait().unwrap() {
-            break status;
+            return status;
         }
         assert!(Instant::now() < deadline, "the server still waits for its library");
         std::thread::sleep(Duration::from_millis(20));
-    };
+    }
+}
+
+#[test]
+fn a_hangup_during_the_start_does_not_end_the_server() {
     // An empty library cannot be used. A signal without a handler leaves no code.
-    assert_eq!(status.code(), Some(3));
+    assert_eq!(signalled_in_its_start("HUP").code(), Some(3));
+}
+
+#[test]
+fn a_termination_during_the_start_ends_the_server() {
+    // Although its library never comes.
+    for signal in ["TERM", "INT"] {
+        assert_eq!(signalled_in_its_start(signal).code(), Some(0), "{signal}");
+    }
 }
 
 #[test]
