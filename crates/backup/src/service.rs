@@ -328,6 +328,7 @@ mod tests {
     use search::Metric;
     use search::registry::RegistryOptions;
 
+    use super::scheduled::ScheduledOutcome;
     use super::*;
 
     struct NoRegistry;
@@ -406,11 +407,52 @@ mod tests {
         let config = BackupConfig::default();
         let service = BackupService::new(config, Arc::new(NoRegistry), Arc::default());
         let job = service.shared.begin_scheduled("c").unwrap();
-        assert!(service.shared.run_scheduled(job.number, "c", || panic!("a test")));
+        let outcome = service.shared.run_scheduled(job.number, "c", || panic!("a test"));
+        assert_eq!(outcome, ScheduledOutcome::Failed);
         let BackupJobState::Ended(Err(error)) = service.job(job.number).unwrap().state else {
             panic!("the job has not failed");
         };
         assert_eq!(error.kind(), ErrorKind::Internal);
+    }
+
+    /// A registry that is open.
+    struct OpenRegistry(Arc<Registry>);
+
+    impl RegistryAccess for OpenRegistry {
+        fn open_registry(&self) -> Result<Arc<Registry>> {
+            Ok(self.0.clone())
+        }
+
+        fn open_already(&self) -> Option<Arc<Registry>> {
+            Some(self.0.clone())
+        }
+    }
+
+    #[test]
+    fn the_next_try_backs_up_collections_that_failed() {
+        let directory = tempfile::tempdir().unwrap();
+        let registry = Registry::open(RegistryOptions::for_tests(directory.path())).unwrap();
+        registry.create("c", CollectionSettings::new(4, Metric::L2)).unwrap();
+        // The store is not a directory yet.
+        let places = tempfile::tempdir().unwrap();
+        let place = places.path().join("store");
+        std::fs::write(&place, "").unwrap();
+        let config = BackupConfig {
+            place: Some(place.to_str().unwrap().to_owned()),
+            ..BackupConfig::default()
+        };
+        let access = Arc::new(OpenRegistry(registry));
+        let service = BackupService::new(config, access, Arc::default());
+        let (_queue, requests) = bounded(1);
+        assert!(service.shared.back_up_all(&requests, None).failed);
+        std::fs::remove_file(&place).unwrap();
+        std::fs::create_dir(&place).unwrap();
+        let every = Duration::from_secs(24 * 3600);
+        assert!(!service.shared.back_up_all(&requests, Some(every)).failed);
+        assert_eq!(service.jobs().len(), 1);
+        // Its backup is young now.
+        assert!(service.shared.back_up_all(&requests, Some(every)).pause(every) > every / 2);
+        assert_eq!(service.jobs().len(), 1);
     }
 
     #[test]

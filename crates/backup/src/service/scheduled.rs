@@ -18,23 +18,57 @@ use crate::policy::RetentionPolicy;
 use crate::prune::prune;
 use crate::transfer::BackupContext;
 
+/// Pause after backups of the schedule that have failed, before they are tried again. The cause,
+/// such as a network that is down, may end long before the next backup is due.
+const RETRY_PAUSE: Duration = Duration::from_secs(600);
+
+/// Result of the backups of all collections.
+#[derive(Debug, Default)]
+pub(super) struct SchedulePass {
+    /// Time until a backup that was too young is due.
+    next: Option<Duration>,
+    /// True if the backup of a collection has failed.
+    pub(super) failed: bool,
+}
+
+impl SchedulePass {
+    /// Returns the result if no collection could be backed up.
+    pub(super) fn failure() -> SchedulePass {
+        SchedulePass { next: None, failed: true }
+    }
+
+    /// Returns the pause until the next backups. They are due after `every`.
+    pub(super) fn pause(&self, every: Duration) -> Duration {
+        let retry = self.failed.then_some(RETRY_PAUSE);
+        self.next.into_iter().chain(retry).fold(every, Duration::min)
+    }
+}
+
+/// Outcome of a backup of the schedule.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum ScheduledOutcome {
+    Done,
+    Failed,
+    /// The thread should end.
+    Stopped,
+}
+
 impl ServiceShared {
     /// Backs up all collections that have changed, and removes backups by the policy. Skips
-    /// collections with a backup that is younger than `young`. Returns the time until the oldest of
-    /// these backups has that age. Requests that arrive meanwhile are handled between two
-    /// collections.
+    /// collections with a backup that is younger than `young`. Requests that arrive meanwhile are
+    /// handled between two collections.
     pub(super) fn back_up_all(
         &self,
         requests: &Receiver<QueuedJob>,
         young: Option<Duration>,
-    ) -> Option<Duration> {
-        let registry = self.access.open_already()?;
+    ) -> SchedulePass {
+        let mut pass = SchedulePass::default();
+        let Some(registry) = self.access.open_already() else { return pass };
         let store = self.store();
         let store = store.inspect_err(|error| {
             tracing::error!(%error, "scheduled backups cannot be made: the store cannot be opened");
         });
-        let store = store.ok()?;
-        let mut next: Option<Duration> = None;
+        let Ok(store) = store else { return SchedulePass::failure() };
         for listed in registry.list() {
             let ListedState::Ready(named) = listed.state else { continue };
             while let Ok(job) = requests.try_recv() {
@@ -44,38 +78,41 @@ impl ServiceShared {
                 && let Ok(ids) = block_on(store.ids(&listed.name))
                 && let Some(left) = time_to_age(ids.iter().max(), age)
             {
-                next = Some(next.map_or(left, |next| next.min(left)));
+                pass.next = Some(pass.next.map_or(left, |next| next.min(left)));
                 continue;
             }
-            let progress = self.begin_scheduled(&listed.name)?;
+            let Some(progress) = self.begin_scheduled(&listed.name) else { return pass };
             let context =
                 BackupContext { store: &store, pacer: &self.pacer, progress: &progress.progress };
             let work = || self.back_up_scheduled(&context, &named);
-            if !self.run_scheduled(progress.number, &listed.name, work) {
-                return None;
+            match self.run_scheduled(progress.number, &listed.name, work) {
+                ScheduledOutcome::Done => {}
+                ScheduledOutcome::Failed => pass.failed = true,
+                ScheduledOutcome::Stopped => return pass,
             }
         }
-        next
+        pass
     }
 
-    /// Does the work of a job of the schedule, and keeps its outcome. Returns false if the thread
-    /// should end.
+    /// Does the work of a job of the schedule, and keeps its outcome.
     pub(super) fn run_scheduled(
         &self,
         number: u64,
         collection: &str,
         work: impl FnOnce() -> Result<Value>,
-    ) -> bool {
+    ) -> ScheduledOutcome {
         let result = catch_panic(work);
+        let mut outcome = ScheduledOutcome::Done;
         if let Err(error) = &result {
             if error.kind() == ErrorKind::Cancelled {
-                return false;
+                return ScheduledOutcome::Stopped;
             }
             tracing::error!(collection, %error, "a scheduled backup has failed");
+            outcome = ScheduledOutcome::Failed;
         }
         self.count("backup", &result);
         self.end(number, result);
-        true
+        outcome
     }
 
     /// Adds a backup of the schedule to the table. Returns `None` if the thread should end.
@@ -121,6 +158,19 @@ fn time_to_age(newest: Option<&BackupId>, age: Duration) -> Option<Duration> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn failed_backups_are_tried_again_before_they_are_due() {
+        let day = Duration::from_secs(24 * 3600);
+        let hour = Duration::from_secs(3600);
+        let pass = |next, failed| SchedulePass { next, failed };
+        assert_eq!(pass(None, false).pause(day), day);
+        assert_eq!(pass(Some(hour), false).pause(day), hour);
+        assert_eq!(pass(Some(hour), true).pause(day), RETRY_PAUSE);
+        assert_eq!(SchedulePass::failure().pause(day), RETRY_PAUSE);
+        let minute = Duration::from_secs(60);
+        assert_eq!(SchedulePass::failure().pause(minute), minute);
+    }
 
     #[test]
     fn a_backup_is_due_at_its_age() {

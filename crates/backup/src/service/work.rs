@@ -11,6 +11,7 @@ use search::registry::{NamedCollection, Registry};
 use serde::Serialize;
 use serde_json::Value;
 
+use super::scheduled::SchedulePass;
 use super::{BackupJob, BackupJobState, BackupRequest, FINISHED_MAX, QueuedJob, ServiceShared};
 use crate::create::{BackupExtent, BackupReport, create};
 use crate::prune::{delete, prune};
@@ -37,12 +38,14 @@ impl ServiceShared {
                 Ok(job) => self.run(job),
                 Err(RecvTimeoutError::Disconnected) => return,
                 Err(RecvTimeoutError::Timeout) => {
-                    let next = catch_panic(|| Ok(self.back_up_all(requests, young.take())));
-                    let next = next.unwrap_or_else(|error| {
+                    let pass = catch_panic(|| Ok(self.back_up_all(requests, young.take())));
+                    let pass = pass.unwrap_or_else(|error| {
                         tracing::error!(%error, "the scheduled backups have failed");
-                        None
+                        SchedulePass::failure()
                     });
-                    due = self.config.every.map(|every| Instant::now() + next.unwrap_or(every));
+                    // The next try skips the collections whose backup did not fail.
+                    young = self.config.every.filter(|_| pass.failed);
+                    due = self.config.every.map(|every| Instant::now() + pass.pause(every));
                 }
             }
         }
