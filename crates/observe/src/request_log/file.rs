@@ -5,8 +5,8 @@
 //! another one has locked.
 
 use std::collections::BTreeMap;
-use std::fs::{File, TryLockError};
-use std::io::{Read, Seek, SeekFrom, Write};
+use std::fs::{File, Metadata, TryLockError};
+use std::io::{ErrorKind, Read, Seek, SeekFrom, Write};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -60,15 +60,27 @@ impl OpenLogFile {
     /// # Errors
     /// Errors of the file system.
     fn is_intact(&self) -> std::io::Result<bool> {
-        let own = self.file.metadata()?;
-        match std::fs::metadata(&self.path) {
-            Ok(found) => {
-                Ok(found.dev() == own.dev() && found.ino() == own.ino() && own.len() == self.bytes)
-            }
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(false),
-            Err(error) => Err(error),
-        }
+        is_intact(self.file.metadata(), std::fs::metadata(&self.path), self.bytes)
     }
+}
+
+/// Compares an open file of `bytes` bytes with the file that has its path now.
+///
+/// # Errors
+/// Errors of the file system.
+fn is_intact(
+    own: std::io::Result<Metadata>,
+    found: std::io::Result<Metadata>,
+    bytes: u64,
+) -> std::io::Result<bool> {
+    let (own, found) = match (own, found) {
+        (Ok(own), Ok(found)) => (own, found),
+        // A program on another machine has removed the file from a network file system.
+        (Err(error), _) if error.kind() == ErrorKind::StaleNetworkFileHandle => return Ok(false),
+        (_, Err(error)) if error.kind() == ErrorKind::NotFound => return Ok(false),
+        (Err(error), _) | (_, Err(error)) => return Err(error),
+    };
+    Ok(found.dev() == own.dev() && found.ino() == own.ino() && own.len() == bytes)
 }
 
 impl LogFiles {
@@ -356,6 +368,21 @@ mod tests {
             let last = dir.path().join(last.unwrap());
             assert_eq!(std::fs::metadata(last).unwrap().len(), 2 * 19);
         }
+    }
+
+    #[test]
+    fn a_file_that_another_machine_removed_is_replaced() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let own = || file.as_file().metadata();
+        let found = || std::fs::metadata(file.path());
+        let failed = |code| Err(std::io::Error::from_raw_os_error(code));
+        // ESTALE.
+        assert!(!is_intact(failed(116), found(), 0).unwrap());
+        assert!(is_intact(own(), found(), 0).unwrap());
+        // EIO may end.
+        assert!(
+            is_intact(failed(5), found(), 0).is_err() && is_intact(own(), failed(5), 0).is_err()
+        );
     }
 
     #[test]
