@@ -40,6 +40,36 @@ pub(crate) struct Cache {
     lock: Mutex<File>,
 }
 
+/// The directory of this run's conversions, which is opened once it can be used: a full disk gets
+/// space, and a disk is mounted late.
+pub(crate) struct ConversionCache {
+    /// Directory of all runs; `None` if nothing is converted.
+    dir: Option<PathBuf>,
+    opened: Mutex<Option<Arc<Cache>>>,
+}
+
+impl ConversionCache {
+    pub(crate) fn new(dir: Option<PathBuf>) -> ConversionCache {
+        ConversionCache { dir, opened: Mutex::default() }
+    }
+
+    /// Returns the directory. Opens it, if that has not succeeded before.
+    ///
+    /// # Errors
+    /// As [`Cache::open`]; `FailedPrecondition` if nothing is converted.
+    pub(crate) fn get(&self) -> Result<Arc<Cache>> {
+        let dir = self
+            .dir
+            .as_deref()
+            .ok_or_else(|| Error::precondition("versions are converted for the pool only"))?;
+        let mut opened = self.opened.lock();
+        if let Some(cache) = opened.as_ref() {
+            return Ok(cache.clone());
+        }
+        Ok(opened.insert(Cache::open(dir)?).clone())
+    }
+}
+
 /// A version to convert.
 #[derive(Clone, Copy)]
 pub(crate) struct ForeignVersion<'a> {

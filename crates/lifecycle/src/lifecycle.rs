@@ -15,7 +15,7 @@ use parking_lot::Mutex;
 
 use crate::activity::LoadActivity;
 use crate::admission::Ledger;
-use crate::convert::Cache;
+use crate::convert::ConversionCache;
 use crate::ignored_settings::IgnoredSettings;
 use crate::loader::Loader;
 use crate::manager::{Manager, ManagerChannels, ManagerShared};
@@ -324,15 +324,17 @@ fn check(config: &LifecycleConfig, engines: &[Arc<dyn Engine>]) -> Result<()> {
     Ok(())
 }
 
-fn open_cache(config: &LifecycleConfig) -> Result<Arc<Cache>> {
-    if !config.uses_pool() {
-        return Err(Error::precondition("versions are converted for the pool only"));
-    }
-    Cache::open(&config.cache_dir).inspect_err(|error| {
+/// Opens the directory for converted versions, if versions are converted.
+fn open_cache(config: &LifecycleConfig) -> ConversionCache {
+    let cache = ConversionCache::new(config.uses_pool().then(|| config.cache_dir.clone()));
+    if config.uses_pool()
+        && let Err(error) = cache.get()
+    {
         tracing::warn!(
             %error,
             "the cache of converted models cannot be used, so only published versions can be served; \
-             give a writable directory with --cache-dir"
+             give a writable directory with --cache-dir. Each later load tries to use it"
         );
-    })
+    }
+    cache
 }

@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant, SystemTime};
 
-use base::{Error, Result, VersionId};
+use base::{Error, ErrorKind, Result, VersionId};
 use crossbeam_channel::{Receiver, Sender};
 use engine::layout::{Artifact, FileEntry};
 use engine::{Arena, BoundTensor, Engine, LoadRequest, ParameterUse, Servable, Session};
@@ -23,7 +23,7 @@ use os::thread;
 
 use crate::activity::LoadActivity;
 use crate::admission::{Admission, Ledger, Promise};
-use crate::convert::{Cache, Converted, ForeignVersion};
+use crate::convert::{ConversionCache, Converted, ForeignVersion};
 use crate::golden;
 use crate::ignored_settings::IgnoredSettings;
 use crate::message::{ConvertedVersion, LoadJob, LoadOutcome, LoadedVersion, Message};
@@ -48,8 +48,7 @@ pub(crate) struct Loader {
     pub(crate) ledger: Arc<Ledger>,
     pub(crate) warmup: Arc<dyn WarmupSource>,
     pub(crate) converter: Converter,
-    /// The reason if nothing can be converted.
-    pub(crate) cache: Result<Arc<Cache>>,
+    pub(crate) cache: ConversionCache,
     pub(crate) placement: ParameterPlacement,
     /// True if loads run at idle priority once the first load is finished.
     pub(crate) background: bool,
@@ -232,12 +231,18 @@ impl Loader {
     }
 
     fn convert(&self, job: &LoadJob, attempt: &Attempt) -> Result<Converted> {
-        let cache = self.cache.as_ref().map_err(|error| {
-            Error::precondition(format!(
+        let cache = self.cache.get().map_err(|error| {
+            let kind = match error.kind() {
+                // The load is tried again, because the cause may end by itself.
+                kind @ (ErrorKind::StorageFull | ErrorKind::ResourceExhausted) => kind,
+                _ => ErrorKind::FailedPrecondition,
+            };
+            let reason = format!(
                 "the version cannot be converted, because the cache directory cannot be used \
                  ({error}); give a writable one with --cache-dir, or publish the version with \
                  `millpond publish`",
-            ))
+            );
+            Error::new(kind, reason)
         })?;
         self.stage(
             &job.id,

@@ -85,7 +85,7 @@ fn a_failed_load_names_the_file_of_the_version() {
 }
 
 #[test]
-fn an_unusable_cache_directory_is_named() {
+fn an_unusable_cache_directory_is_named_and_tried_again() {
     let mut world = World::prepare(64 * MIB);
     foreign(&world, 1, GRAPH);
     world.start(Setting {
@@ -99,6 +99,9 @@ fn an_unusable_cache_directory_is_named() {
     let reason = world.until("m", 1, LifecycleState::Failed).reason.unwrap();
     let cache = world.cache.path().join("file/cache");
     assert!(reason.contains(&format!("cannot be used ({}: ", cache.display())), "{reason}");
+    fs::remove_file(world.cache.path().join("file")).unwrap();
+    world.load("m", LoadSpec::default()).unwrap();
+    assert_eq!(world.ask("m").unwrap(), 1.0);
 }
 
 /// Files that changed are tried again.
