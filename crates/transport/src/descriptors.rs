@@ -29,8 +29,18 @@ pub fn limit() -> u64 {
 
 /// Returns the number of open descriptors, or 0 without /proc.
 pub fn open() -> u64 {
-    // The directory itself is open while it is read.
-    std::fs::read_dir("/proc/self/fd").map_or(0, |entries| entries.count().saturating_sub(1) as u64)
+    count(std::fs::read_dir("/proc/self/fd").map(Iterator::count))
+}
+
+/// Returns the number of open descriptors. `listed` is the number in the list of them.
+fn count(listed: std::io::Result<usize>) -> u64 {
+    match listed {
+        // The list itself is open while it is read.
+        Ok(listed) => listed.saturating_sub(1) as u64,
+        // No descriptor is left for the list.
+        Err(error) if error.raw_os_error() == Some(Errno::MFILE.raw_os_error()) => limit(),
+        Err(_) => 0,
+    }
 }
 
 /// A reserved descriptor, used once no other is left.
@@ -97,6 +107,9 @@ mod tests {
         let files: Vec<File> = (0..10).map(|_| File::open("/dev/null").unwrap()).collect();
         // Other tests of the process open and close theirs.
         assert!(before > 0 && open() > 0 && limit() >= files.len() as u64);
+        let refused = |code| Err(std::io::Error::from_raw_os_error(code));
+        assert_eq!(count(refused(24)), limit(), "none is left for the list");
+        assert_eq!((count(refused(2)), count(Ok(4))), (0, 3));
         assert!(exhausted(&std::io::Error::from_raw_os_error(24)));
         assert!(!exhausted(&std::io::Error::from_raw_os_error(104)));
     }
