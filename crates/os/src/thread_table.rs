@@ -36,7 +36,13 @@ impl<G: Copy> ThreadTable<G> {
     /// Returns the group of each followed thread, and its times since the last reading. A new
     /// thread counts from its start. Threads that ended since are left out.
     pub fn read(&mut self) -> Vec<(G, SchedTimes)> {
-        let mut ids = thread_ids();
+        self.read_listed(thread_ids())
+    }
+
+    /// As [`ThreadTable::read`], with the ids of the threads. Without them, such as without a free
+    /// file descriptor, the next reading counts from the last one.
+    fn read_listed(&mut self, ids: Option<Vec<u32>>) -> Vec<(G, SchedTimes)> {
+        let Some(mut ids) = ids else { return Vec::new() };
         ids.sort_unstable();
         self.threads.retain(|id, _| ids.binary_search(id).is_ok());
         let mut followed = self.threads.values().filter(|thread| thread.file.is_some()).count();
@@ -78,9 +84,10 @@ impl<G: Copy> KnownThread<G> {
     }
 }
 
-fn thread_ids() -> Vec<u32> {
-    let Ok(listed) = std::fs::read_dir("/proc/self/task") else { return Vec::new() };
-    listed.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok()).collect()
+/// Returns the ids of the threads; `None` if they cannot be listed.
+fn thread_ids() -> Option<Vec<u32>> {
+    let listed = std::fs::read_dir("/proc/self/task").ok()?;
+    Some(listed.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok()).collect())
 }
 
 #[cfg(test)]
@@ -105,6 +112,9 @@ mod tests {
         let [((), times)] = first.as_slice() else { panic!("{first:?}") };
         // The kernel counts whole ticks late.
         assert!(times.ran >= Duration::from_millis(25), "{times:?}");
+        let known = table.threads.len();
+        assert!(table.read_listed(None).is_empty());
+        assert_eq!(table.threads.len(), known, "they are not forgotten");
         let second: Duration = table.read().iter().map(|(_, times)| times.ran).sum();
         assert!(second <= times.ran, "{second:?}");
         drop(end);

@@ -74,13 +74,21 @@ struct Reading {
 }
 
 impl Reading {
-    fn new(quota: bool) -> Reading {
+    fn new(quota: bool, last: Option<&Reading>) -> Reading {
         let quota = if quota { CpuQuota::of_this_process() } else { None };
+        Reading::with(CoreTimes::read(), quota, last)
+    }
+
+    /// Returns a reading of these sums. One that cannot be read, such as without a free file
+    /// descriptor, stays that of `last`. The next difference would otherwise be the sum since the
+    /// start of the machine.
+    fn with(cores: Option<CoreTimes>, quota: Option<CpuQuota>, last: Option<&Reading>) -> Reading {
+        let throttled = quota.map(|quota| quota.throttled);
         Reading {
             at: Instant::now(),
-            cores: CoreTimes::read().unwrap_or_default(),
+            cores: cores.or(last.map(|last| last.cores)).unwrap_or_default(),
             own: os::thread::process_cpu_time(),
-            throttled: quota.map_or(Duration::ZERO, |quota| quota.throttled),
+            throttled: throttled.or(last.map(|last| last.throttled)).unwrap_or_default(),
         }
     }
 }
@@ -97,7 +105,7 @@ impl MachineSampler {
             worker_times: ChildTimes::default(),
             converter_times: ChildTimes::default(),
             threads,
-            last: Reading::new(quota),
+            last: Reading::new(quota, None),
             quota,
             samples: 0,
         }
@@ -121,7 +129,7 @@ impl MachineSampler {
         let found = !self.quota
             && self.samples.is_multiple_of(QUOTA_CHECK_SAMPLES)
             && CpuQuota::of_this_process().is_some();
-        let now = Reading::new(self.quota || found);
+        let now = Reading::new(self.quota || found, Some(&self.last));
         let last = std::mem::replace(&mut self.last, now);
         let loading = self.activity.versions();
         let (workers, converters) = self.children(!loading.is_empty());
@@ -168,6 +176,16 @@ mod tests {
 
     /// Maximum readings until a busy process has used a little time.
     const READINGS_MAX: u32 = 10_000;
+
+    #[test]
+    fn sums_that_cannot_be_read_stay() {
+        let second = Duration::from_secs(1);
+        let cores = CoreTimes { cores: 2, busy: 9 * second, stolen: second };
+        let quota = CpuQuota { cores: 1.0, throttled: 3 * second };
+        let last = Reading::with(Some(cores), Some(quota), None);
+        let now = Reading::with(None, None, Some(&last));
+        assert_eq!((now.cores, now.throttled), (cores, 3 * second));
+    }
 
     #[test]
     fn processes_count_since_the_last_reading() {
