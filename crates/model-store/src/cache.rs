@@ -157,15 +157,18 @@ impl StoreCache {
 
     /// Returns true if the version is here and came from a listing of this fingerprint. Notes that
     /// it is wanted.
-    pub(crate) fn has(&self, model: &str, version: u64, fingerprint: &str) -> bool {
+    ///
+    /// # Errors
+    /// As [`recorded_text`].
+    pub(crate) fn has(&self, model: &str, version: u64, fingerprint: &str) -> Result<bool> {
         let record = self.record(model, &version.to_string());
-        let same = std::fs::read_to_string(&record).is_ok_and(|text| text == fingerprint);
+        let same = recorded_text(&record, std::fs::read_to_string(&record))? == fingerprint;
         let here = same && self.version_dir(model, version).is_dir();
         if here && let Ok(file) = File::options().write(true).open(&record) {
             // Without the time, the version only counts as less recently wanted.
             let _ = file.set_modified(SystemTime::now());
         }
-        here
+        Ok(here)
     }
 
     /// Returns true if the version has all `files` with their lengths.
@@ -413,6 +416,23 @@ fn file_of_record(name: &str) -> Option<String> {
     Some(path.replace("%2F", "/").replace("%25", "%"))
 }
 
+/// Returns the text of the small file `path`, which was `read`. It is empty for a file that is
+/// missing or damaged.
+///
+/// # Errors
+/// `ResourceExhausted` if the process has no file descriptor or memory for it. The file may be
+/// whole, and what it records would be fetched again.
+pub(crate) fn recorded_text(path: &Path, read: std::io::Result<String>) -> Result<String> {
+    read.or_else(|error| {
+        let error = Error::io(path, &error);
+        if error.kind() == base::ErrorKind::ResourceExhausted {
+            Err(error)
+        } else {
+            Ok(String::new())
+        }
+    })
+}
+
 /// Writes a whole small file and makes its directory.
 fn write(path: &Path, content: impl AsRef<[u8]>) -> Result<()> {
     let dir = path.parent().unwrap_or(path);
@@ -475,7 +495,7 @@ mod tests {
             replaced.unwrap();
         });
         assert_eq!(misses.into_inner(), 0);
-        assert!(cache.has("m", 7, "two") && !cache.staging("m", 7).exists());
+        assert!(cache.has("m", 7, "two").unwrap() && !cache.staging("m", 7).exists());
     }
 
     #[test]
@@ -489,13 +509,29 @@ mod tests {
         for content in ["one", "two"] {
             write(&cache.staging("m", 7).join("model.onnx"), content).unwrap();
             cache.commit("m", 7, content).unwrap();
-            assert!(cache.has("m", 7, content));
+            assert!(cache.has("m", 7, content).unwrap());
         }
-        assert!(!cache.has("m", 7, "one"));
+        assert!(!cache.has("m", 7, "one").unwrap());
         let versions = cache.versions();
         assert_eq!((versions[0].version, versions[0].bytes), (7, 3));
         cache.remove("m", 7).unwrap();
-        assert!(cache.versions().is_empty() && !cache.has("m", 7, "two"));
+        assert!(cache.versions().is_empty() && !cache.has("m", 7, "two").unwrap());
+    }
+
+    #[test]
+    fn a_record_without_a_free_descriptor_is_not_lost() {
+        let read = |code| {
+            let error = std::io::Error::from_raw_os_error(code);
+            recorded_text(Path::new("record"), Err(error)).map_err(|error| error.kind())
+        };
+        // EMFILE and ENFILE.
+        for code in [24, 23] {
+            assert_eq!(read(code), Err(base::ErrorKind::ResourceExhausted));
+        }
+        // ENOENT and EIO.
+        for code in [2, 5] {
+            assert_eq!(read(code), Ok(String::new()));
+        }
     }
 
     /// The variables of a SavedModel are in a directory.

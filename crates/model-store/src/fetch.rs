@@ -20,7 +20,7 @@ use object_store::{GetOptions, GetRange, ObjectStore};
 use os::{AlignedBuffer, DirectFile, DirectWriter, Pacer};
 use tokio::task::JoinSet;
 
-use crate::cache::StoreCache;
+use crate::cache::{StoreCache, recorded_text};
 use crate::hashed_file::HashedFile;
 use crate::listing::{RemoteFile, RemoteKind, RemoteVersion};
 use crate::place::StorePlace;
@@ -409,7 +409,7 @@ impl FetchJournal {
     /// the journal. The missing bytes of a version without hashes would then count as fetched.
     fn open(staging: &Path, fingerprint: &str) -> Result<FetchJournal> {
         let path = staging.with_extension("journal");
-        let text = std::fs::read_to_string(&path).unwrap_or_default();
+        let text = recorded_text(&path, std::fs::read_to_string(&path))?;
         let mut lines = text.lines();
         let is_current = lines.next() == Some(fingerprint);
         let mut done: Vec<_> = lines.filter(|_| is_current).filter_map(parse_line).collect();

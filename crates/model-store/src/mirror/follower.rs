@@ -405,7 +405,7 @@ impl Follower {
         remote: &RemoteVersion,
     ) -> Result<bool> {
         let stamp = remote.fingerprint();
-        if self.cache.has(model, version, &stamp)
+        if self.cache.has(model, version, &stamp)?
             && self.cache.is_whole(model, version, &remote.files)
         {
             return Ok(true);
