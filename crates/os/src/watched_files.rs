@@ -109,14 +109,14 @@ mod tests {
     use super::*;
 
     /// A file that is watched, and the number of its reads.
-    struct Watched {
+    struct CountedReads {
         files: WatchedFiles,
         reads: u32,
     }
 
-    impl Watched {
-        fn new(path: &Path) -> Watched {
-            Watched { files: WatchedFiles::new(vec![path.to_owned()]), reads: 0 }
+    impl CountedReads {
+        fn new(path: &Path) -> CountedReads {
+            CountedReads { files: WatchedFiles::new(vec![path.to_owned()]), reads: 0 }
         }
 
         fn check(&mut self, forced: bool, result: Result<()>) -> Option<Result<()>> {
@@ -139,7 +139,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("keys.toml");
         write(&path, "old");
-        let mut watched = Watched::new(&path);
+        let mut watched = CountedReads::new(&path);
         for _ in 0..9 {
             assert!(watched.check(false, Ok(())).is_none());
         }
@@ -171,7 +171,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("cert.pem");
         write(&path, "new");
-        let mut watched = Watched::new(&path);
+        let mut watched = CountedReads::new(&path);
         let failed = || Err(Error::exhausted("too many open files"));
         assert!(watched.check(true, failed()).is_some_and(|result| result.is_err()));
         for _ in 0..2 * RETRY_CHECKS {
