@@ -86,7 +86,10 @@ pub(crate) fn run(work: RequestBatch, meter: &mut Meter) -> Ran {
             deliver(servable, entries, answers, &times, meter.last.as_ref())
         }
         BatchOutcome::Interrupted(error) => {
-            rerun::begin(InterruptedBatch { servable, entries, error, record: record.clone() });
+            drop(servable);
+            let processor = times.processor;
+            let record = record.clone();
+            rerun::begin(InterruptedBatch { entries, error, record, processor, threads });
             false
         }
     };
