@@ -186,8 +186,10 @@ impl OperatorHead {
             "AffineGrid"
                 | "Attention"
                 | "AveragePool"
+                | "CausalConvWithState"
                 | "Conv"
                 | "DepthToSpace"
+                | "FlexAttention"
                 | "GlobalAveragePool"
                 | "If"
                 | "LinearAttention"
@@ -249,11 +251,12 @@ fn text(walker: &mut Walker, range: Range<u64>) -> Result<String> {
 mod tests {
     use super::*;
 
-    /// ONNX defines these operators by a graph with a `Transpose`, the last two since opset 28. The
-    /// library uses the graph if it has no kernel of the version.
+    /// ONNX defines these operators by a graph with a `Transpose` or a `Conv`, the last two since
+    /// opset 28. The library uses the graph if it has no kernel of the version.
     #[test]
     fn operators_that_are_defined_by_a_transpose_move_axes() {
-        for name in ["AffineGrid", "LinearAttention", "DepthToSpace", "SpaceToDepth"] {
+        let older = ["AffineGrid", "CausalConvWithState", "FlexAttention", "LinearAttention"];
+        for name in older.into_iter().chain(["DepthToSpace", "SpaceToDepth"]) {
             let operator = OperatorHead { name: name.to_owned(), ..OperatorHead::default() };
             assert!(operator.moves_axes(), "{name}");
         }
