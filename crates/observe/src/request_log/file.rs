@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::time::{Instant, SystemTime};
 
 use base::units::MIB;
-use base::{Error, Result};
+use base::{Error, ErrorKind, Result};
 use protocol::tfs::warmup::{RECORDS_MAX, append, record_bytes};
 
 use super::{RequestLogConfig, RequestLogFormat};
@@ -101,7 +101,12 @@ impl LogFiles {
             let format = formats.into_iter().find(|format| name.ends_with(format.extension()));
             if let Some(format) = format.filter(|_| name.starts_with(STEM)) {
                 let path = entry.path();
-                let bytes = repair(&path, format)?;
+                let bytes = match repair(&path, format) {
+                    Ok(bytes) => bytes,
+                    // Another server has removed it since the directory was read.
+                    Err(error) if error.kind() == ErrorKind::NotFound => continue,
+                    Err(error) => return Err(error),
+                };
                 let changed = entry.metadata().and_then(|meta| meta.modified());
                 closed.push((changed.unwrap_or(SystemTime::UNIX_EPOCH), path, bytes));
             }
@@ -453,6 +458,15 @@ mod tests {
         drop((old, new));
         drop(files(dir.path(), 1000));
         assert_eq!(std::fs::metadata(&path).unwrap().len(), 100, "no server writes it");
+    }
+
+    #[test]
+    fn a_start_passes_over_a_file_that_is_removed_meanwhile() {
+        let dir = tempfile::tempdir().unwrap();
+        let gone = dir.path().join("gone");
+        std::os::unix::fs::symlink(&gone, dir.path().join("requests-m-1-1-0.tfrecord")).unwrap();
+        assert!(files(dir.path(), 1000).append(&"m".into(), &[0; 84]).unwrap());
+        assert!(!gone.exists());
     }
 
     #[test]
