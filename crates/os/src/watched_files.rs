@@ -1,6 +1,6 @@
 //! Files that are read again after a change.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::{Duration, SystemTime};
 
 use base::Result;
@@ -103,6 +103,7 @@ fn stamps(paths: &[PathBuf]) -> Vec<Option<FileStamp>> {
 #[cfg(test)]
 mod tests {
     use std::fs::File;
+    use std::path::Path;
 
     use base::Error;
 
