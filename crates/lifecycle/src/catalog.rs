@@ -6,6 +6,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use arc_swap::ArcSwap;
 use base::{Error, ErrorKind, Result, nearest};
@@ -26,6 +27,8 @@ const NAMES_COMPARED_MAX: usize = 256;
 #[derive(Default)]
 pub struct Catalog {
     models: ArcSwap<HashMap<Arc<str>, Arc<CatalogEntry>>>,
+    /// True if errors name no other models.
+    hides_names: AtomicBool,
 }
 
 /// One model in the catalogue. Written by the `lifecycle` thread only.
@@ -167,9 +170,21 @@ impl Catalog {
             .ok_or_else(|| entry.missing(Some(version)).context(format!("label \"{label}\"")))
     }
 
+    /// Leaves the names of other models out of errors from now on. A server with keys needs it: an
+    /// error can reach a client without a key, or one whose key permits some models only.
+    pub fn hide_names(&self) {
+        self.hides_names.store(true, Ordering::Relaxed);
+    }
+
     /// Builds the `NotFound` error for the unknown model `name`, with the nearest known name or all
-    /// known names.
+    /// known names, unless [`Catalog::hide_names`] was called.
     pub fn unknown(&self, name: &str) -> Error {
+        if self.hides_names.load(Ordering::Relaxed) {
+            return Error::not_found(format!(
+                "no model \"{name}\" is served here; GET /v2/models lists the models that the key \
+                 may use"
+            ));
+        }
         let models = self.models.load();
         let compared = models.keys().map(AsRef::as_ref).take(NAMES_COMPARED_MAX);
         let known = match (models.len(), nearest(name, compared)) {

@@ -165,6 +165,14 @@ fn configurator(config: &Config, core: &Core) -> Arc<ModelConfigurator> {
     Arc::new(ModelConfigurator::new(lifecycle, metrics, journal, &config.models))
 }
 
+/// Returns the rules of the server with its counters. If it has keys, errors name no other models.
+fn access_policy(core: &Core, access: AccessPolicy) -> Arc<AccessPolicy> {
+    if access.keys.is_some() {
+        core.lifecycle.catalog().hide_names();
+    }
+    Arc::new(AccessPolicy { metrics: core.metrics.clone(), ..access })
+}
+
 impl Server {
     /// Composes the state of all routers.
     pub(crate) fn new(
@@ -174,7 +182,7 @@ impl Server {
         links: StoreLinks,
     ) -> Server {
         let requests = requests(config, &core);
-        let access = Arc::new(AccessPolicy { metrics: core.metrics.clone(), ..access });
+        let access = access_policy(&core, access);
         let inference = inference(&core, config.listeners.request_limits().request_timeout);
         let readiness = readiness(config, &core, links.copies);
         let collections = Arc::new(Collections::new(config.search.clone()));

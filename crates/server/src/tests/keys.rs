@@ -6,9 +6,12 @@ use std::sync::Arc;
 use base::{NamedTensor, Tensor};
 use engine::fake::FakeEngine;
 use engine::fake::publish::publish;
+use http::Uri;
 use hyper::client::conn::http2;
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use metrics::KindLabels;
+use protocol::grpc::health::v1::HealthCheckRequest;
+use protocol::grpc::health::v1::health_client::HealthClient;
 use protocol::inference as pb;
 use protocol::inference::grpc_inference_service_client::GrpcInferenceServiceClient;
 use protocol::oip;
@@ -371,6 +374,18 @@ fn lists_show_what_a_key_may_use() {
     }
 }
 
+#[test]
+fn an_unknown_model_names_no_other() {
+    let dir = tempfile::tempdir().unwrap();
+    let served = served(dir.path(), |_| {});
+    for path in ["/v2/models/rank", "/v1/models/rank", "/v2/models/rank/versions/1"] {
+        let answer = served.ask("GET", path, "api-key: ranker\r\n", b"");
+        let text = answer.text();
+        assert!(answer.status == 404 && text.contains("GET /v2/models lists"), "{path}: {text}");
+        assert!(!text.contains("echo") && !text.contains("rank1"), "{path}: {text}");
+    }
+}
+
 /// Every documented call without a key is refused, except health checks.
 #[test]
 fn every_documented_call_needs_a_key() {
@@ -450,9 +465,15 @@ fn roles_hold_over_grpc() {
             let mut sender = sender.clone();
             async move { sender.send_request(request).await }
         });
-        let origin = format!("http://{}", served.grpc).parse().unwrap();
+        let origin: Uri = format!("http://{}", served.grpc).parse().unwrap();
+        let mut health = HealthClient::with_origin(send.clone(), origin.clone());
         let mut client = GrpcInferenceServiceClient::with_origin(send, origin);
         client.server_live(call(pb::ServerLiveRequest {}, "")).await.unwrap();
+        let unknown = health.check(HealthCheckRequest { service: "ech".into() }).await.unwrap_err();
+        assert!(
+            unknown.code() == Code::NotFound && !unknown.message().contains("echo"),
+            "{unknown}"
+        );
         for (key, model, wanted) in [
             ("", "rank1", Code::Unauthenticated),
             ("other", "rank1", Code::Unauthenticated),
