@@ -4,14 +4,19 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use base::{Error, Result};
+use http::HeaderMap;
 use lifecycle::Lifecycle;
 use tokio::sync::{Semaphore, watch};
+use transport::access::{AccessPolicy, KeyRole, Operation};
 
 use crate::first_copies::FirstCopies;
 
 /// Maximum clients that follow the readiness at the same time. Each is a task until its client
 /// disconnects.
 pub(crate) const WATCHERS_MAX: usize = 1024;
+
+/// Reason of a server whose models are not loaded yet.
+const LOADING: &str = "the first load is not finished";
 
 /// Models that must serve for the server to be ready.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -37,8 +42,17 @@ pub(crate) struct Readiness {
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Unready {
     pub(crate) reason: String,
+    /// The reason without names of models and stores.
+    pub(crate) summary: String,
     /// Models that should serve and do not, with their reasons, in order of name.
     pub(crate) models: Vec<(Arc<str>, String)>,
+}
+
+impl Unready {
+    /// Returns a reason that names no model.
+    pub(crate) fn new(reason: String) -> Unready {
+        Unready { summary: reason.clone(), reason, models: Vec::new() }
+    }
 }
 
 impl Readiness {
@@ -63,11 +77,10 @@ impl Readiness {
     }
 
     /// Returns why the server is not ready; `None` if it is.
-    pub(crate) fn unready(&self) -> Option<Unready> {
+    fn unready(&self) -> Option<Unready> {
         let catalog = self.lifecycle.catalog();
         if self.is_stopping() {
-            let reason = "the server is shutting down".to_owned();
-            return Some(Unready { reason, models: Vec::new() });
+            return Some(Unready::new("the server is shutting down".to_owned()));
         }
         match self.policy {
             ReadinessPolicy::Server => return None,
@@ -76,8 +89,9 @@ impl Readiness {
         }
         if !self.lifecycle.settled() {
             let copies = self.copies.reason();
-            let reason = copies.unwrap_or_else(|| "the first load is not finished".to_owned());
-            return Some(Unready { reason, models: catalog.missing() });
+            let reason = copies.unwrap_or_else(|| LOADING.to_owned());
+            let summary = LOADING.to_owned();
+            return Some(Unready { reason, summary, models: catalog.missing() });
         }
         let models = catalog.failures();
         let (name, why) = models.first()?;
@@ -86,7 +100,26 @@ impl Readiness {
             count => format!("; GET /readyz names {count} more"),
         };
         let reason = format!("model \"{name}\" does not serve: {why}{others}");
-        Some(Unready { reason, models })
+        let summary = format!(
+            "models that do not serve: {}; a request with a key of the role read gets their names",
+            models.len()
+        );
+        Some(Unready { reason, summary, models })
+    }
+
+    /// Returns why the server is not ready, for a request of a probe. Probes need no key, so models
+    /// and stores are named only if the request shows a key that may read, or if there are no keys.
+    pub(crate) fn unready_for(
+        &self,
+        access: &AccessPolicy,
+        headers: &HeaderMap,
+    ) -> Option<Unready> {
+        let unready = self.unready()?;
+        if access.permits(headers, &Operation::new(KeyRole::Read)) {
+            Some(unready)
+        } else {
+            Some(Unready::new(unready.summary))
+        }
     }
 
     /// Makes all further checks fail.

@@ -5,8 +5,9 @@ use std::sync::Arc;
 use axum::Router;
 use axum::extract::State;
 use axum::routing::get;
-use http::StatusCode;
+use http::{HeaderMap, StatusCode};
 use serde_json::{Map, Value, json};
+use transport::access::AccessPolicy;
 use transport::{Reply, Shared};
 
 use crate::cluster::{ClusterServing, NodeReadiness};
@@ -19,6 +20,7 @@ const MODELS_NAMED_MAX: usize = 100;
 
 struct ProbeState {
     readiness: Arc<Readiness>,
+    access: Arc<AccessPolicy>,
     collections: Arc<Collections>,
     /// Readiness of this node, if there is a cluster.
     node: Option<NodeReadiness>,
@@ -27,6 +29,7 @@ struct ProbeState {
 pub(super) fn routes(server: &Server) -> Router {
     let state = ProbeState {
         readiness: server.readiness.clone(),
+        access: server.access.clone(),
         collections: server.collections.clone(),
         node: server.cluster.get().map(ClusterServing::readiness),
     };
@@ -44,14 +47,13 @@ async fn live() -> Reply {
 
 /// Answers 200 if the server is ready, no collection is being opened, and a node of a cluster has
 /// joined it and caught up with its shards.
-async fn ready(State(state): Shared<ProbeState>) -> Reply {
+async fn ready(State(state): Shared<ProbeState>, headers: HeaderMap) -> Reply {
     let opening =
         state.collections.opened().is_some_and(|registry| registry.stats().collections.opening > 0);
-    let without_models = |reason| Unready { reason, models: Vec::new() };
     let opening = opening.then(|| "collections are still being opened".to_owned());
     let node = || state.node.as_ref().and_then(|unready| unready());
-    let unready = state.readiness.unready();
-    let unready = unready.or_else(|| opening.or_else(node).map(without_models));
+    let unready = state.readiness.unready_for(&state.access, &headers);
+    let unready = unready.or_else(|| opening.or_else(node).map(Unready::new));
     match unready {
         None => Reply::json(json!({ "ready": true }).to_string()),
         Some(unready) => {
@@ -61,7 +63,7 @@ async fn ready(State(state): Shared<ProbeState>) -> Reply {
 }
 
 fn body(unready: Unready) -> Value {
-    let Unready { reason, models } = unready;
+    let Unready { reason, models, .. } = unready;
     let mut body = json!({ "ready": false, "error": reason });
     let unnamed = models.len().saturating_sub(MODELS_NAMED_MAX);
     if unnamed > 0 {
@@ -80,7 +82,7 @@ mod tests {
     #[test]
     fn an_answer_names_a_bounded_number_of_models() {
         let models = (0..150).map(|n| (format!("m{n:03}").into(), "why".to_owned())).collect();
-        let body = body(Unready { reason: "r".to_owned(), models });
+        let body = body(Unready { models, ..Unready::new("r".to_owned()) });
         assert_eq!(body["models"].as_object().unwrap().len(), MODELS_NAMED_MAX);
         assert_eq!(body["unnamed_models"], 50);
         assert_eq!((&body["models"]["m000"], &body["ready"]), (&json!("why"), &json!(false)));

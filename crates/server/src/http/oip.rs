@@ -77,11 +77,11 @@ pub(super) async fn server_metadata() -> Reply {
     Reply::json(oip::json::server_metadata(crate::NAME, crate::VERSION))
 }
 
-pub(super) async fn server_ready(State(state): Shared<ModelsState>) -> Reply {
-    match state.readiness.check() {
-        Ok(()) => Reply::json(oip::json::ready(None)),
-        Err(error) => {
-            let body = oip::json::ready(Some(error.message()));
+pub(super) async fn server_ready(State(state): Shared<ModelsState>, headers: HeaderMap) -> Reply {
+    match state.readiness.unready_for(&state.access, &headers) {
+        None => Reply::json(oip::json::ready(None)),
+        Some(unready) => {
+            let body = oip::json::ready(Some(&unready.reason));
             Reply::json(body).with_status(StatusCode::SERVICE_UNAVAILABLE)
         }
     }

@@ -27,6 +27,8 @@ use crate::config::{Config, SearchConfig};
 use crate::loopback::{self, Loopback};
 
 const ECHO: &str = "millpond-fake 1\ninput x float32 n\noutput y float32 n\ny = echo x\n";
+const BROKEN: &str =
+    "millpond-fake 1\ninput x float32 n\noutput y float32 n\ny = echo x\nfail-load it is broken\n";
 const INPUT: &[u8] = br#"{"inputs":[{"name":"x","datatype":"FP32","shape":[2],"data":[1,2]}]}"#;
 /// BLAKE3 of "ranker", "reader", "writer", "root" and "slow" is computed by the test.
 const KEYS: [(&str, &str); 8] = [
@@ -383,6 +385,27 @@ fn an_unknown_model_names_no_other() {
         let text = answer.text();
         assert!(answer.status == 404 && text.contains("GET /v2/models lists"), "{path}: {text}");
         assert!(!text.contains("echo") && !text.contains("rank1"), "{path}: {text}");
+    }
+}
+
+#[test]
+fn probes_name_models_to_readers_only() {
+    let dir = tempfile::tempdir().unwrap();
+    publish(&dir.path().join("models/secret/1"), BROKEN, &[]).unwrap();
+    let served = served(dir.path(), |_| {});
+    for path in ["/readyz", "/v2/health/ready"] {
+        let ask = |headers: &str| {
+            let answer = served.ask("GET", path, headers, b"");
+            assert_eq!(answer.status, 503, "{path} {headers}");
+            answer.text()
+        };
+        for headers in ["", "api-key: other\r\n", "api-key: ranker\r\n"] {
+            let text = ask(headers);
+            assert!(text.contains("models that do not serve: 1;"), "{path}: {text}");
+            assert!(!text.contains("secret") && !text.contains("broken"), "{path}: {text}");
+        }
+        let text = ask("api-key: reader\r\n");
+        assert!(text.contains("secret") && text.contains("it is broken"), "{path}: {text}");
     }
 }
 

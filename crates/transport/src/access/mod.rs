@@ -160,6 +160,15 @@ impl AccessPolicy {
         Ok(Some(grant))
     }
 
+    /// Returns true if the server needs no keys, or if a request shows a key that permits
+    /// `operation`. Does not count the request.
+    pub fn permits(&self, headers: &HeaderMap, operation: &Operation) -> bool {
+        match self.authenticate(headers, true) {
+            Ok(grant) => grant.is_none_or(|grant| grant.check(operation).is_ok()),
+            Err(_) => false,
+        }
+    }
+
     /// Returns the present rights of a key, for the next request of a call that continues. The file
     /// of keys may have changed since the call began.
     ///
