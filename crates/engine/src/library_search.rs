@@ -3,12 +3,17 @@
 //!
 //! Reads no environment variable; the command line passes in their values.
 
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 /// Name of a project's virtual environment.
 const VENV_DIR: &str = ".venv";
 /// Maximum parent directories of a starting directory that are searched for a virtual environment.
 const ANCESTORS_MAX: usize = 16;
+/// Permission of a directory in which every user of the machine may create files.
+const WRITABLE_BY_ALL: u32 = 0o002;
+/// Number of the user root.
+const ROOT_USER: u32 = 0;
 /// Directory, below the program's prefix, with the libraries of a system package.
 const IN_PREFIX: &str = "lib/millpond";
 /// Directory that a checkout has and an installation does not have.
@@ -127,9 +132,11 @@ impl LibrarySearch {
             })
     }
 
-    /// Lists the environments to search if no path was given, existing or not.
+    /// Lists the environments to search if no path was given, existing or not. Leaves out a `.venv`
+    /// that another user of the machine may have created.
     pub fn environments(&self) -> impl Iterator<Item = PathBuf> + '_ {
         let above = self.start_dirs.iter().flat_map(|dir| dir.ancestors().take(ANCESTORS_MAX));
+        let above = above.filter(|dir| is_trusted(dir, os::process::effective_user()));
         let named = self.virtual_env.iter().chain(&self.program_prefix).cloned();
         let installed = self.user_prefix.iter().chain(&self.system_prefixes).cloned();
         named.chain(above.map(|dir| dir.join(VENV_DIR))).chain(installed)
@@ -162,6 +169,24 @@ impl LibrarySearch {
         places.extend(self.user_prefix.iter().chain(&self.system_prefixes).map(system));
         places
     }
+}
+
+/// Returns true if `user` may load libraries from the `.venv` in `directory`. In a directory that
+/// every user may write to, such as /tmp, the `.venv` must belong to `user`, to root or to the
+/// owner of the directory: the libraries of any other user would run with the rights of `user`.
+fn is_trusted(directory: &Path, user: u32) -> bool {
+    let Ok(parent) = std::fs::metadata(directory) else { return true };
+    if parent.mode() & WRITABLE_BY_ALL == 0 {
+        return true;
+    }
+    // A link belongs to the user who made it, wherever it points to.
+    let owner = std::fs::symlink_metadata(directory.join(VENV_DIR)).map(|found| found.uid());
+    owner.is_ok_and(|owner| is_trusted_owner(owner, parent.uid(), user))
+}
+
+/// Returns true if `user` may load libraries of the user `owner` from a shared directory.
+fn is_trusted_owner(owner: u32, directory_owner: u32, user: u32) -> bool {
+    [user, ROOT_USER, directory_owner].contains(&owner)
 }
 
 /// Returns the command, in backticks, that adds `package` to an environment of pipx or `uv tool`,
@@ -201,6 +226,8 @@ fn python_version(name: &str) -> Option<Vec<u32>> {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
     use super::*;
 
     fn search() -> LibrarySearch {
@@ -229,6 +256,25 @@ mod tests {
             "/usr",
         ];
         assert!(search().environments().eq(expected.map(PathBuf::from)));
+    }
+
+    #[test]
+    fn an_environment_of_another_user_is_not_searched() {
+        let root = tempfile::tempdir().unwrap();
+        let shared = root.path().join("shared");
+        std::fs::create_dir_all(shared.join(VENV_DIR)).unwrap();
+        let own = os::process::effective_user();
+        let other = own + 1;
+        assert!(is_trusted(&shared, other), "only the owner can have created it");
+        let mode = |mode| std::fs::Permissions::from_mode(mode);
+        std::fs::set_permissions(&shared, mode(0o1777)).unwrap();
+        assert!(is_trusted(&shared, own), "it belongs to the user");
+        assert!(is_trusted(&shared, other), "it belongs to the owner of the directory");
+        assert!(!is_trusted_owner(1001, ROOT_USER, 1000), "it belongs to another user");
+        assert!(is_trusted_owner(ROOT_USER, 1001, 1000), "it belongs to root");
+        std::fs::remove_dir(shared.join(VENV_DIR)).unwrap();
+        assert!(!is_trusted(&shared, own), "another user could create it now");
+        assert!(is_trusted(&root.path().join("absent"), own));
     }
 
     #[test]

@@ -26,6 +26,12 @@ pub struct MachineMemory {
     pub available: u64,
 }
 
+/// Returns the number of the user whose rights this process has.
+pub fn effective_user() -> u32 {
+    // SAFETY: takes nothing and returns a number; the call cannot fail.
+    unsafe { libc::geteuid() }
+}
+
 /// Makes this process ignore SIGTERM and SIGINT. For a child process that serves its parent until
 /// the parent has finished its requests, even if a signal goes to all processes of a service.
 pub fn ignore_termination() {
