@@ -144,10 +144,12 @@ pub(crate) fn aliases(registry: &Registry, context: &CallContext) -> Result<Valu
     Ok(json::listed_aliases(seen))
 }
 
+/// Lists the aliases of a collection that the request's key may use.
 pub(crate) fn aliases_of(registry: &Registry, context: &CallContext) -> Result<Value> {
     let name = registry.get(&context.collection)?.name().to_owned();
-    let aliases = registry.aliases().into_iter().filter(|(_, collection)| *collection == name);
-    Ok(json::listed_aliases(aliases))
+    let aliases = registry.aliases().into_iter();
+    let seen = aliases.filter(|(alias, collection)| *collection == name && context.sees(alias));
+    Ok(json::listed_aliases(seen))
 }
 
 pub(crate) fn change_aliases(registry: &Registry, _: &CallContext, body: &[u8]) -> Result<bool> {

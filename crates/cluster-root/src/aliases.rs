@@ -15,13 +15,14 @@ pub(super) async fn list(context: RootContext, _: Bytes) -> Result<RootAnswer> {
     RootAnswer::of(&json::listed_aliases(seen))
 }
 
-/// Lists the aliases of a collection.
+/// Lists the aliases of a collection that the request's key may use.
 pub(super) async fn of_collection(context: RootContext, _: Bytes) -> Result<RootAnswer> {
     let name = context.state.record(&context.collection)?.name.clone();
     let view = context.state.loaded_view()?;
-    let aliases = view.changes.aliases.iter().filter(|(_, collection)| **collection == name);
-    let aliases = aliases.map(|(alias, collection)| (alias.clone(), collection.clone()));
-    RootAnswer::of(&json::listed_aliases(aliases))
+    let aliases = view.changes.aliases.iter();
+    let seen = aliases.filter(|(alias, collection)| **collection == name && context.sees(alias));
+    let seen = seen.map(|(alias, collection)| (alias.clone(), collection.clone()));
+    RootAnswer::of(&json::listed_aliases(seen))
 }
 
 /// Changes aliases, all or none. Other roots see the change within a second.

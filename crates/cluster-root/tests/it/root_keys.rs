@@ -91,3 +91,20 @@ async fn keys_see_their_collections() {
         assert_eq!((own.len(), &own[0]["name"]), (1, &json!("public")), "{path}");
     }
 }
+
+#[tokio::test]
+async fn keys_see_their_aliases_of_a_collection() {
+    let root = two_collections();
+    root.view.update(|view| {
+        let mut changes = (*view.changes).clone();
+        for alias in ["pub-alias", "other"] {
+            changes.aliases.insert(alias.to_owned(), "public".to_owned());
+        }
+        view.changes = Arc::new(changes);
+    });
+    let mut request = Request::get("/collections/public/aliases").body(Body::empty()).unwrap();
+    request.extensions_mut().insert(grant(&root));
+    let own = root.send_request(request).await;
+    let own = own.result()["aliases"].as_array().unwrap();
+    assert_eq!((own.len(), &own[0]["alias_name"]), (1, &json!("pub-alias")));
+}

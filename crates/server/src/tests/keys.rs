@@ -16,7 +16,7 @@ use protocol::inference as pb;
 use protocol::inference::grpc_inference_service_client::GrpcInferenceServiceClient;
 use protocol::oip;
 use search::Metric;
-use search::registry::CollectionSettings;
+use search::registry::{AliasChange, CollectionSettings};
 use serde_json::json;
 use tokio_stream::StreamExt;
 use tokio_stream::wrappers::ReceiverStream;
@@ -364,6 +364,14 @@ fn lists_show_what_a_key_may_use() {
     }
     let (all, some) = (get("root", "/collections"), get("reader", "/collections"));
     assert!(all.contains("secret") && some.contains("pub1") && !some.contains("secret"), "{some}");
+    let registry = served.server.collections.registry().unwrap();
+    let alias =
+        |alias: &str| AliasChange::Create { alias: alias.into(), collection: "pub1".into() };
+    registry.change_aliases(&["pub", "other"].map(alias)).unwrap();
+    let list = "/collections/pub1/aliases";
+    let (all, some) = (get("root", list), get("reader", list));
+    assert!(all.contains("\"other\"") && some.contains("\"pub\""), "{all} {some}");
+    assert!(!some.contains("other"), "{some}");
     let (all, some) = (get("root", "/v2/models"), get("ranker", "/v2/models"));
     assert!(all.contains("echo") && some.contains("rank1") && !some.contains("echo"), "{some}");
     // The key "reader" may use no model.
