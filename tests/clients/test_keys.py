@@ -184,6 +184,7 @@ def test_admin_calls_are_logged(start, tmp_path):
     file = tmp_path / "keys.toml"
     root = new_key(file, "--role", "admin", "--name", "root")
     reader = new_key(file, "--role", "read", "--name", "reader")
+    other = new_key(file, "--role", "admin", "--name", "other", "--models", "other*")
     server = start("--keys", str(file))
     put = lambda log: requests.put(  # noqa: E731
         f"{server.url}/v1/log", json={"filter": log}, headers={"api-key": root}, timeout=TIMEOUT_S
@@ -196,8 +197,9 @@ def test_admin_calls_are_logged(start, tmp_path):
     assert requests.post(load.format("half_plus_two"), timeout=TIMEOUT_S).status_code == 401
     with triton_grpc.InferenceServerClient(server.grpc) as client:
         client.load_model("half_plus_two", headers={"authorization": f"Bearer {root}"})
-        with pytest.raises(triton_grpc.InferenceServerException, match="PERMISSION_DENIED"):
-            client.unload_model("half_plus_two", headers={"authorization": f"Bearer {reader}"})
+        for key in (reader, other):
+            with pytest.raises(triton_grpc.InferenceServerException, match="PERMISSION_DENIED"):
+                client.unload_model("half_plus_two", headers={"authorization": f"Bearer {key}"})
     lines = audit_lines(server)
     wanted = [
         ("root", "change the log's filter", "ok"),
@@ -207,6 +209,7 @@ def test_admin_calls_are_logged(start, tmp_path):
         ("-", "POST /v2/repository/models/half_plus_two/load", "permission_denied"),
         ("root", "load model", "ok"),
         ("reader", "/inference.GRPCInferenceService/RepositoryModelUnload", "permission_denied"),
+        ("other", "/inference.GRPCInferenceService/RepositoryModelUnload", "permission_denied"),
     ]
     assert len(lines) == len(wanted), lines
     for line, (key, action, outcome) in zip(lines, wanted, strict=True):

@@ -73,10 +73,8 @@ pub(super) fn authorize(
     let caller = Caller { peer, headers: request.headers() };
     // No page of this server calls gRPC, so cookies do not count.
     let admitted = state.access.authorize(caller, BrowserSessions::Ignored, &Operation::new(role));
-    if role == KeyRole::Admin
-        && let Err(KeyRefusal::Unauthenticated(error) | KeyRefusal::Refused(error)) = &admitted
-    {
-        state.access.log_refused_admin(caller, request.uri().path(), error);
+    if let Err(KeyRefusal::Unauthenticated(error) | KeyRefusal::Refused(error)) = &admitted {
+        log_refused(state, caller, request.uri().path(), error);
     }
     match admitted {
         Ok(None) => {}
@@ -85,6 +83,13 @@ pub(super) fn authorize(
         Err(KeyRefusal::Refused(error)) => return Err(Box::new(response::failed(&error))),
     }
     Ok(request)
+}
+
+/// Logs a refused call to the method at `path`, if it is an admin call.
+pub(super) fn log_refused(state: &ModelsState, caller: Caller<'_>, path: &str, error: &Error) {
+    if role(path) == Some(KeyRole::Admin) {
+        state.access.log_refused_admin(caller, path, error);
+    }
 }
 
 /// Checks that a call of Qdrant's interface shows a key of the server. The route that answers it
@@ -125,6 +130,9 @@ pub(super) fn check_models(grant: Option<&KeyGrant>, message: &impl NamesModels)
             message.role().name()
         )));
     }
+    if message.changes_all_models() {
+        grant.check_all_models()?;
+    }
     message.models().into_iter().try_for_each(|name| grant.check_model(name))
 }
 
@@ -136,6 +144,11 @@ pub(super) trait NamesModels {
     /// Returns the least role for the message.
     fn role(&self) -> KeyRole {
         KeyRole::Infer
+    }
+
+    /// Returns true if the call changes all models, also models that the message does not name.
+    fn changes_all_models(&self) -> bool {
+        false
     }
 }
 
@@ -192,6 +205,16 @@ impl NamesModels for tfs::MultiInferenceRequest {
     }
 }
 
+impl NamesModels for tfs::ReloadConfigRequest {
+    fn models(&self) -> Vec<&str> {
+        Vec::new()
+    }
+
+    fn changes_all_models(&self) -> bool {
+        true
+    }
+}
+
 macro_rules! nameless {
     ($($message:ty),* $(,)?) => { $(
         impl NamesModels for $message {
@@ -203,7 +226,7 @@ macro_rules! nameless {
 }
 nameless! {
     oip::ServerLiveRequest, oip::ServerReadyRequest, oip::ServerMetadataRequest,
-    oip::RepositoryIndexRequest, oip::LogSettingsRequest, tfs::ReloadConfigRequest, health::HealthListRequest,
+    oip::RepositoryIndexRequest, oip::LogSettingsRequest, health::HealthListRequest,
     // These need no key.
     health::HealthCheckRequest, protocol::qdrant::HealthCheckRequest,
 }

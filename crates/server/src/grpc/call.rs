@@ -15,7 +15,7 @@ use tokio::sync::OwnedSemaphorePermit;
 use transport::access::{Caller, KeyGrant};
 use transport::{Peer, RequestBody, Reservation};
 
-use super::authorize::{NamesModels, check_models};
+use super::authorize::{NamesModels, check_models, log_refused};
 use super::messages::{self, DecodedMessage};
 use super::response::{self, Response};
 use crate::models::ModelsState;
@@ -110,9 +110,11 @@ impl<M: Message + Default + NamesModels> SmallCall<M> {
         reservation.cover(message.len() as u64 * EXPANSION_MAX)?;
         let message: M = messages::parse(message)?;
         let grant = head.extensions.get::<KeyGrant>().cloned();
-        check_models(grant.as_ref(), &message)?;
         let peer = head.extensions.get::<Peer>().copied();
-        Ok((SmallCall { message, headers: head.headers, peer, grant }, reservation))
+        let call = SmallCall { message, headers: head.headers, peer, grant };
+        check_models(call.grant.as_ref(), &call.message)
+            .inspect_err(|error| log_refused(state, call.caller(), head.uri.path(), error))?;
+        Ok((call, reservation))
     }
 }
 

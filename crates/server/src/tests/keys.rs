@@ -15,6 +15,8 @@ use protocol::grpc::health::v1::health_client::HealthClient;
 use protocol::inference as pb;
 use protocol::inference::grpc_inference_service_client::GrpcInferenceServiceClient;
 use protocol::oip;
+use protocol::tensorflow::serving::ReloadConfigRequest;
+use protocol::tensorflow::serving::model_service_client::ModelServiceClient;
 use search::Metric;
 use search::registry::{AliasChange, CollectionSettings};
 use serde_json::json;
@@ -31,13 +33,14 @@ const BROKEN: &str =
     "millpond-fake 1\ninput x float32 n\noutput y float32 n\ny = echo x\nfail-load it is broken\n";
 const INPUT: &[u8] = br#"{"inputs":[{"name":"x","datatype":"FP32","shape":[2],"data":[1,2]}]}"#;
 /// BLAKE3 of "ranker", "reader", "writer", "root" and "slow" is computed by the test.
-const KEYS: [(&str, &str); 8] = [
+const KEYS: [(&str, &str); 9] = [
     ("ranker", "role = \"infer\"\nmodels = [\"rank*\"]"),
     ("runner", "role = \"infer\""),
     ("reader", "role = \"read\"\nmodels = []\ncollections = [\"pub*\"]"),
     ("writer", "role = \"write\"\ncollections = [\"pub*\"]"),
     ("copier", "role = \"write\"\nmodels = [\"rank*\"]"),
     ("root", "role = \"admin\""),
+    ("keeper", "role = \"admin\"\nmodels = [\"rank*\"]"),
     ("slow", "role = \"infer\"\nrequests-per-second = 0.001"),
     ("metered", "role = \"infer\"\ncpu-seconds-per-minute = 0.000001"),
 ];
@@ -498,6 +501,7 @@ fn roles_hold_over_grpc() {
         });
         let origin: Uri = format!("http://{}", served.grpc).parse().unwrap();
         let mut health = HealthClient::with_origin(send.clone(), origin.clone());
+        let mut lists = ModelServiceClient::with_origin(send.clone(), origin.clone());
         let mut client = GrpcInferenceServiceClient::with_origin(send, origin);
         client.server_live(call(pb::ServerLiveRequest {}, "")).await.unwrap();
         let unknown = health.check(HealthCheckRequest { service: "ech".into() }).await.unwrap_err();
@@ -525,6 +529,16 @@ fn roles_hold_over_grpc() {
         let status = client.repository_model_load(call(load.clone(), "writer")).await.unwrap_err();
         assert_eq!(status.code(), Code::PermissionDenied);
         client.repository_model_load(call(load, "root")).await.unwrap();
+        for (key, wanted) in [
+            ("writer", Code::PermissionDenied),
+            ("keeper", Code::PermissionDenied),
+            // The list is wrong.
+            ("root", Code::InvalidArgument),
+        ] {
+            let list = call(ReloadConfigRequest::default(), key);
+            let status = lists.handle_reload_config_request(list).await.unwrap_err();
+            assert_eq!(status.code(), wanted, "{key}: {status}");
+        }
         let all = pb::ModelStatisticsRequest::default();
         let status = client.model_statistics(call(all.clone(), "runner")).await.unwrap_err();
         assert_eq!(status.code(), Code::PermissionDenied, "they name all models");

@@ -6,7 +6,7 @@ use base::{Error, Result};
 use os::CpuAccount;
 
 use super::limits::{ExceededLimit, KeyLimits, KeyQuota};
-use super::names::{CollectionUsage, NameRule, permits};
+use super::names::{CollectionUsage, NameRule, permits, permits_all};
 use super::role::{CollectionScope, KeyRole, Operation};
 
 /// A key of the file or of a flag, or a token that is signed with one.
@@ -150,6 +150,21 @@ impl KeyGrant {
             Ok(())
         } else {
             Err(Error::denied(format!("key \"{}\" may not use model {model}", self.0.name)))
+        }
+    }
+
+    /// Checks that the key may use every model.
+    ///
+    /// # Errors
+    /// `PermissionDenied` if it may use some models only.
+    pub fn check_all_models(&self) -> Result<()> {
+        if permits_all(self.0.models.as_deref()) {
+            Ok(())
+        } else {
+            Err(Error::denied(format!(
+                "key \"{}\" may use some models only; this changes all models",
+                self.0.name
+            )))
         }
     }
 

@@ -23,6 +23,16 @@ impl NameRule {
         }
     }
 
+    /// Returns true if the rule matches every name.
+    fn matches_all(&self) -> bool {
+        match self {
+            NameRule::Pattern(pattern) => {
+                !pattern.is_empty() && pattern.bytes().all(|byte| byte == b'*')
+            }
+            NameRule::Exact { .. } => false,
+        }
+    }
+
     /// Returns true if a collection of this rule may be used so.
     pub(super) fn allows(&self, usage: CollectionUsage) -> bool {
         match self {
@@ -50,6 +60,11 @@ pub(super) enum CollectionUsage {
 /// Returns true if `rules` permit `name`; `None` permits all.
 pub(super) fn permits(rules: Option<&[NameRule]>, name: &str) -> bool {
     rules.is_none_or(|rules| rules.iter().any(|rule| rule.matches(name)))
+}
+
+/// Returns true if `rules` permit every name; `None` permits all.
+pub(super) fn permits_all(rules: Option<&[NameRule]>) -> bool {
+    rules.is_none_or(|rules| rules.iter().any(NameRule::matches_all))
 }
 
 /// Returns true if `name` matches `pattern`, in which `*` stands for any text.
@@ -97,6 +112,13 @@ mod tests {
         ] {
             assert!(!matches(pattern, name), "{pattern} {name}");
         }
+    }
+
+    #[test]
+    fn only_a_star_permits_all() {
+        let permits_all = |text: &str| permits_all(Some(&NameRule::patterns(vec![text.into()])));
+        assert!(permits_all("*") && permits_all("**") && super::permits_all(None));
+        assert!(!permits_all("") && !permits_all("a*") && !super::permits_all(Some(&[])));
     }
 
     /// Tries every split of the name.
