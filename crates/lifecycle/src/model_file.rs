@@ -1,7 +1,7 @@
 //! `millpond.toml`: the settings of one model, in the directory above its versions.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::{Path, PathBuf};
+use std::path::{Component, Path, PathBuf};
 use std::str::FromStr;
 use std::sync::Arc;
 
@@ -163,6 +163,15 @@ impl ModelFile {
         if let Some(classify) = &self.classify {
             classify.check().map_err(|error| error.message().to_owned())?;
         }
+        let labels = self.classify.as_ref().and_then(|classify| classify.labels_file.as_deref());
+        let golden = self.rollout.as_ref().and_then(|rollout| rollout.golden.as_deref());
+        for (key, file) in
+            [("classify.labels-file", labels.map(Path::new)), ("rollout.golden", golden)]
+        {
+            if file.is_some_and(|file| !is_below(file)) {
+                return Err(format!("{key} must name a file in the directory of the model"));
+            }
+        }
         if self.examples.is_some() && self.classify.is_none() && self.regress.is_none() {
             return Err("examples: add [classify] or [regress], which read examples".into());
         }
@@ -186,15 +195,21 @@ impl ModelFile {
         self.classify.as_ref()?.labels_file.as_ref().map(|file| dir.join(file))
     }
 
-    /// Replaces the name of the file `path` in the section `[classify]` by its labels.
-    pub(crate) fn read_labels(&mut self, path: &Path) -> Result<(), String> {
+    /// Replaces the name of the file `path` in the section `[classify]` by its labels. `settings` is
+    /// the path of this file.
+    pub(crate) fn read_labels(&mut self, path: &Path, settings: &Path) -> Result<(), String> {
         let Some(classify) = &mut self.classify else { return Ok(()) };
         let wrong = |what: &dyn std::fmt::Display| {
             format!("classify.labels-file: {}: {what}", path.display())
         };
-        let bytes = std::fs::metadata(path).map_err(|error| wrong(&error))?.len();
-        if bytes > LABELS_BYTES_MAX {
+        let meta = std::fs::metadata(path).map_err(|error| wrong(&error))?;
+        os::check_regular_file(&meta).map_err(|error| wrong(&error))?;
+        if meta.len() > LABELS_BYTES_MAX {
             return Err(wrong(&format_args!("larger than {LABELS_BYTES_MAX} bytes")));
+        }
+        // Clients read the labels.
+        if !leads_beside(path, settings).map_err(|error| wrong(&error))? {
+            return Err(wrong(&"a link out of the model's directory; copy the file there"));
         }
         let text = os::read_regular_file(path, LABELS_BYTES_MAX).map_err(|error| wrong(&error))?;
         let text = String::from_utf8(text).map_err(|error| wrong(&error))?;
@@ -287,6 +302,23 @@ impl ModelFile {
         }
         Ok(config)
     }
+}
+
+/// Returns true for a path of a file below a directory, as it is written.
+fn is_below(file: &Path) -> bool {
+    let mut parts = file.components().peekable();
+    parts.peek().is_some()
+        && parts.all(|part| matches!(part, Component::Normal(_) | Component::CurDir))
+}
+
+/// Returns true if `path` is below the directory of the file `settings` once links are followed. If
+/// `settings` is a link, its target can be in that directory too.
+fn leads_beside(path: &Path, settings: &Path) -> std::io::Result<bool> {
+    let real = path.canonicalize()?;
+    let real_settings = settings.canonicalize()?;
+    let own = settings.parent().map(Path::canonicalize).transpose()?;
+    let mut directories = own.as_deref().into_iter().chain(real_settings.parent());
+    Ok(directories.any(|directory| real.starts_with(directory)))
 }
 
 /// Reads a size such as "2GiB".

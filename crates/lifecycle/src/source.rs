@@ -322,7 +322,7 @@ impl Scanner {
         {
             // The stamp is older than the text, so that a change during the read is seen.
             let labels_stamp = FileStamp::read(&labels_path);
-            match (file.read_labels(&labels_path), labels_stamp) {
+            match (file.read_labels(&labels_path, &path), labels_stamp) {
                 (Ok(()), Ok(stamp)) => labels = Some((labels_path, stamp)),
                 (Err(error), _) => return unreadable(&error),
                 (_, Err(error)) => return unreadable(&error),

@@ -336,6 +336,32 @@ fn settings_in_a_device_are_refused() {
     assert!(found.as_ref().as_ref().unwrap_err().contains("not a regular file"), "{found:?}");
 }
 
+/// Clients read the labels, and the writer of a model may not read all files of the server.
+#[test]
+fn labels_outside_of_the_model_are_not_read() {
+    let mut bench = Bench::new();
+    bench.write("m/1/model.onnx", "x");
+    let outside = tempfile::tempdir().unwrap();
+    let secret = outside.path().join("secret.txt");
+    fs::write(&secret, "secret").unwrap();
+    let model = bench.root.path().join("m");
+    std::os::unix::fs::symlink(&secret, model.join("link.txt")).unwrap();
+    let mut refused = |name: &str, wanted: &str| {
+        let text = format!("[classify]\nscores = \"p\"\nlabels-file = \"{name}\"");
+        bench.write("m/millpond.toml", &text);
+        let found = settings(&mut bench);
+        assert!(found.as_ref().as_ref().unwrap_err().contains(wanted), "{name}: {found:?}");
+    };
+    refused("../secret.txt", "a file in the directory of the model");
+    refused(secret.to_str().unwrap(), "a file in the directory of the model");
+    refused("link.txt", "a link out of the model's directory");
+    bench.write("m/data/labels.txt", "cat");
+    std::os::unix::fs::symlink("data/labels.txt", model.join("labels.txt")).unwrap();
+    bench.write("m/millpond.toml", "[classify]\nscores = \"p\"\nlabels-file = \"labels.txt\"");
+    let found = settings(&mut bench);
+    assert!(matches!(&*found, Ok(Some(_))), "{found:?}");
+}
+
 /// A manifest that cannot be read, unlike a wrong one, may be readable later without a change.
 #[test]
 fn an_unreadable_version_is_scanned_again() {
