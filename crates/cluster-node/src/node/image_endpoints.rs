@@ -3,15 +3,16 @@
 use std::sync::Arc;
 
 use api_images::ImageSettings;
-use axum::Router;
 use axum::body::Body;
 use axum::extract::{Path, Request, State};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
+use axum::{Extension, Router};
 use base::{Error, Result};
 use http::{HeaderMap, Method, Uri};
 use serde::{Deserialize, Serialize};
 use transport::Reply;
+use transport::access::KeyGrant;
 
 use super::ClusterNode;
 use crate::types::ShardKey;
@@ -49,11 +50,21 @@ pub(super) fn routes() -> Router<Arc<ClusterNode>> {
 }
 
 /// Extracts the features of the image in the body.
-async fn extract(State(node): State<Arc<ClusterNode>>, headers: HeaderMap, body: Body) -> Reply {
-    Reply::of(extracted(&node, &headers, body).await)
+async fn extract(
+    State(node): State<Arc<ClusterNode>>,
+    grant: Option<Extension<KeyGrant>>,
+    headers: HeaderMap,
+    body: Body,
+) -> Reply {
+    Reply::of(extracted(&node, grant.as_deref(), &headers, body).await)
 }
 
-async fn extracted(node: &ClusterNode, headers: &HeaderMap, body: Body) -> Result<Reply> {
+async fn extracted(
+    node: &ClusterNode,
+    grant: Option<&KeyGrant>,
+    headers: &HeaderMap,
+    body: Body,
+) -> Result<Reply> {
     if !node.roles.extract {
         return Err(Error::unavailable(format!("node {} has no role extract", node.name())));
     }
@@ -61,6 +72,7 @@ async fn extracted(node: &ClusterNode, headers: &HeaderMap, body: Body) -> Resul
     let wanted = wanted.ok_or_else(|| Error::invalid(format!("{EXTRACT_HEADER} is missing")))?;
     let wanted: ExtractionRequest = serde_json::from_str(wanted)
         .map_err(|error| Error::invalid(EXTRACT_HEADER).caused_by(error))?;
+    check_model(grant, &wanted.settings)?;
     let bytes = node.requests.read_body(headers, body).await?;
     let ExtractionRequest { settings, dims, views } = wanted;
     let encoded = match views {
@@ -72,6 +84,18 @@ async fn extracted(node: &ClusterNode, headers: &HeaderMap, body: Body) -> Resul
     encoded
         .map(Reply::json)
         .map_err(|error| Error::internal("features cannot be written").caused_by(error))
+}
+
+/// Checks that a key permits the model of an extraction. The key of the nodes permits all models,
+/// but each key that may read all collections reaches this route.
+///
+/// # Errors
+/// `PermissionDenied` if it does not.
+fn check_model(grant: Option<&KeyGrant>, settings: &ImageSettings) -> Result<()> {
+    match grant {
+        Some(grant) if settings.has_embeddings() => grant.check_model(&settings.model),
+        _ => Ok(()),
+    }
 }
 
 /// Answers with the local route of a stored image.
@@ -134,7 +158,52 @@ fn is_passed_on(method: &Method, rest: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use std::net::{IpAddr, Ipv4Addr};
+
+    use api_images::ImageKind;
+    use http::{HeaderValue, header};
+    use metrics::Metrics;
+    use transport::access::{
+        AccessPolicy, Caller, CorsPolicy, KeyRing, KeyRole, KeySources, Operation,
+    };
+
     use super::*;
+
+    /// Returns the rights of a key for models "rank*".
+    fn grant() -> KeyGrant {
+        let directory = tempfile::tempdir().unwrap();
+        let file = directory.path().join("keys.toml");
+        let hash = blake3::hash(b"k").to_hex();
+        let entry = "role = \"read\"\nmodels = [\"rank*\"]";
+        let text = format!("[[keys]]\nname = \"k\"\nhash = \"blake3:{hash}\"\n{entry}\n");
+        std::fs::write(&file, text).unwrap();
+        let sources = KeySources { file: Some(&file), api_key: None, admin_key: None };
+        let policy = AccessPolicy {
+            host: IpAddr::V4(Ipv4Addr::LOCALHOST),
+            allowed_hosts: Vec::new(),
+            allow_remote_admin: false,
+            keys: KeyRing::read(sources).unwrap().map(Arc::new),
+            cors: CorsPolicy::default(),
+            metrics: Arc::new(Metrics::default()),
+        };
+        let key = HeaderValue::from_static("Bearer k");
+        let headers = HeaderMap::from_iter([(header::AUTHORIZATION, key)]);
+        let caller = Caller { peer: None, headers: &headers };
+        policy.authorize(caller, false, &Operation::new(KeyRole::Read)).unwrap().unwrap()
+    }
+
+    #[test]
+    fn an_extraction_runs_only_models_of_the_key() {
+        let grant = grant();
+        let check = |grant: Option<&KeyGrant>, kind: ImageKind, model: &str| {
+            check_model(grant, &ImageSettings { kind, model: model.to_owned() }).is_ok()
+        };
+        assert!(check(Some(&grant), ImageKind::Photo, "rank1"));
+        assert!(!check(Some(&grant), ImageKind::Photo, "echo"));
+        assert!(!check(Some(&grant), ImageKind::Fingerprint, "echo"));
+        assert!(check(Some(&grant), ImageKind::Fingerprint, "none"), "it runs no model");
+        assert!(check(None, ImageKind::Photo, "echo"), "the server needs no keys");
+    }
 
     #[test]
     fn only_reads_of_one_image_are_passed_on() {
