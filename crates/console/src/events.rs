@@ -1,7 +1,8 @@
 //! `GET /events`: the page's server-sent events. First `history`, then `tick` once a second.
 //!
 //! While an event waits for a slow viewer, newer events replace each other. A viewer that reads
-//! nothing for [`VIEWER_STALL_MAX`] is disconnected, so that another can connect.
+//! nothing for [`VIEWER_STALL_MAX`] is disconnected, so that another can connect. So is a viewer
+//! whose key or session has ended.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -16,6 +17,7 @@ use http::HeaderMap;
 use tokio::sync::{OwnedSemaphorePermit, mpsc, watch};
 use tokio_stream::StreamExt;
 use tokio_stream::wrappers::ReceiverStream;
+use transport::access::{KeyRole, Operation};
 use transport::{Reply, Shared, set_stream_headers};
 
 use crate::{EVENTS_VIEWERS_MAX, News, Page, tick};
@@ -52,7 +54,10 @@ async fn stream(page: &Arc<Page>, headers: &HeaderMap) -> Result<Response> {
     let first = tokio::task::spawn_blocking(move || first_event(&reading)).await;
     let first = first
         .map_err(|error| Error::internal("the history could not be read").with_source(error))?;
-    tokio::spawn(feed(first, news, sender, VIEWER_STALL_MAX, permit));
+    let access = page.access.clone();
+    let headers = headers.clone();
+    let permitted = move || access.permits(&headers, &Operation::new(KeyRole::Read));
+    tokio::spawn(feed(first, news, sender, VIEWER_STALL_MAX, permitted, permit));
     let body = ReceiverStream::new(receiver).map(Ok::<Bytes, Infallible>);
     let mut response = Response::new(Body::from_stream(body));
     set_stream_headers(response.headers_mut(), "text/event-stream");
@@ -75,13 +80,14 @@ pub(crate) fn frame(event: &str, json: &str) -> Bytes {
     format!("event: {event}\ndata: {json}\n\n").into()
 }
 
-/// Sends events to one viewer until it disconnects, reads nothing for `stall`, or the server stops.
-/// Then the permit is free again.
+/// Sends events to one viewer until it disconnects, reads nothing for `stall`, `permitted` returns
+/// false, or the server stops. Then the permit is free again.
 async fn feed(
     first: Bytes,
     mut news: watch::Receiver<News>,
     to: mpsc::Sender<Bytes>,
     stall: Duration,
+    permitted: impl Fn() -> bool,
     _permit: OwnedSemaphorePermit,
 ) {
     let mut next = Some(first);
@@ -100,6 +106,10 @@ async fn feed(
             changed = news.changed() => if changed.is_err() { return },
             () = to.closed() => return,
         }
+        // A log out or a new file of keys ends the rights of an open page too.
+        if !permitted() {
+            return;
+        }
         next = match &*news.borrow_and_update() {
             News::Tick(event) => Some(event.clone()),
             News::Quiet => None,
@@ -111,6 +121,7 @@ async fn feed(
 #[cfg(test)]
 mod tests {
     use std::sync::Arc;
+    use std::sync::atomic::{AtomicBool, Ordering};
 
     use super::*;
     use tokio::sync::Semaphore;
@@ -133,6 +144,7 @@ mod tests {
         news: watch::Sender<News>,
         events: mpsc::Receiver<Bytes>,
         room: Arc<Semaphore>,
+        permitted: Arc<AtomicBool>,
         task: tokio::task::JoinHandle<()>,
     }
 
@@ -140,14 +152,17 @@ mod tests {
         let (news, room) = (watch::Sender::new(News::Quiet), Arc::new(Semaphore::new(1)));
         let (sender, events) = mpsc::channel(EVENTS_WAITING_MAX);
         let permit = room.clone().try_acquire_owned().unwrap();
+        let permitted = Arc::new(AtomicBool::new(true));
+        let asked = permitted.clone();
         let task = tokio::spawn(feed(
             Bytes::from_static(b"first"),
             news.subscribe(),
             sender,
             stall,
+            move || asked.load(Ordering::Relaxed),
             permit,
         ));
-        Viewer { news, events, room, task }
+        Viewer { news, events, room, permitted, task }
     }
 
     impl Viewer {
@@ -165,6 +180,19 @@ mod tests {
             viewer.tell("one").await;
             assert_eq!(viewer.events.recv().await.unwrap(), "one");
             viewer.news.send_replace(News::End);
+            assert_eq!(viewer.events.recv().await, None);
+            viewer.task.await.unwrap();
+            assert_eq!(viewer.room.available_permits(), 1);
+        });
+    }
+
+    #[test]
+    fn a_viewer_without_rights_is_disconnected() {
+        run(async {
+            let mut viewer = viewer(LONG);
+            assert_eq!(viewer.events.recv().await.unwrap(), "first");
+            viewer.permitted.store(false, Ordering::Relaxed);
+            viewer.tell("one").await;
             assert_eq!(viewer.events.recv().await, None);
             viewer.task.await.unwrap();
             assert_eq!(viewer.room.available_permits(), 1);

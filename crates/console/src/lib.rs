@@ -40,6 +40,7 @@ use parking_lot::Mutex;
 use tokio::sync::{Semaphore, watch as channel};
 use tokio::time::MissedTickBehavior;
 use transport::RequestResources;
+use transport::access::AccessPolicy;
 
 pub use files::{page, routes, wants_page};
 use history::TrafficHistory;
@@ -76,6 +77,8 @@ pub struct PageSources {
     pub journal: Arc<EventJournal>,
     /// Memory of requests in flight.
     pub requests: Arc<RequestResources>,
+    /// Keys and sessions, which can end while a page is open.
+    pub access: Arc<AccessPolicy>,
     /// The collections, if they are open.
     pub registry: RegistryReader,
     /// Returns true if the server is ready for requests.
@@ -87,6 +90,7 @@ pub struct PageSources {
 /// State of the page's routes.
 pub struct Page {
     parts: ObservedParts,
+    access: Arc<AccessPolicy>,
     ready: Box<dyn Fn() -> bool + Send + Sync>,
     history: TrafficHistory,
     journal: Arc<EventJournal>,
@@ -101,12 +105,13 @@ pub struct Page {
 impl Page {
     /// Creates the state, with an empty history.
     pub fn new(sources: PageSources) -> Page {
-        let PageSources { parts, journal, requests, registry, ready, shown } = sources;
+        let PageSources { parts, journal, requests, access, registry, ready, shown } = sources;
         let watched = ServerWatch::new(parts.metrics.clone(), registry.clone(), journal.clone());
         let directories = shown.directories.clone();
         Page {
             machine: MachineWatch::new(parts.clone(), requests, registry, directories, shown.gpu),
             parts,
+            access,
             ready,
             history: TrafficHistory::new(journal.start()),
             journal,

@@ -118,6 +118,7 @@ fn page(
     core: &Core,
     readiness: &Arc<Readiness>,
     requests: &Arc<RequestResources>,
+    access: &Arc<AccessPolicy>,
     collections: &Arc<Collections>,
     config: &Config,
 ) -> Arc<Page> {
@@ -126,6 +127,7 @@ fn page(
         parts: core.observed(),
         journal: core.journal.clone(),
         requests: requests.clone(),
+        access: access.clone(),
         registry: collections.reader(),
         ready: Box::new(move || readiness.check().is_ok()),
         shown: shown_config(config, core.engine_version.clone()),
@@ -228,7 +230,7 @@ impl Server {
             endpoint_load(&audio, &images),
         ));
         Server {
-            page: page(&core, &readiness, &requests, &collections, config),
+            page: page(&core, &readiness, &requests, &access, &collections, config),
             core,
             requests,
             access,
