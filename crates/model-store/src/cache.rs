@@ -18,6 +18,7 @@ use os::sync_directory;
 use rustix::fs::{CWD, RenameFlags, renameat_with};
 
 use crate::listing::{RemoteFile, WARMUP_DIR, number};
+use crate::place::without_secrets;
 
 pub(crate) use unused::{UnusedCache, unused_caches};
 
@@ -25,6 +26,9 @@ pub(crate) use unused::{UnusedCache, unused_caches};
 const DIRECTORIES: [&str; 3] = ["models", "staging", "records"];
 /// Prefix of the names in `staging` of versions that are being removed.
 const TRASH_PREFIX: &str = ".old-";
+/// Characters of each URL with a password or a query. The directories of other URLs keep the names
+/// that they have.
+const SECRET_MARKS: [char; 2] = ['@', '?'];
 /// Longest wait for the lock of a cache. Other servers lock it for a moment to check if it is
 /// unused.
 const LOCK_WAIT_MAX: Duration = Duration::from_secs(1);
@@ -61,7 +65,9 @@ pub(crate) struct CachedVersion {
 pub fn watched_dir(cache_dir: &Path, url: &str, model: Option<&str>) -> PathBuf {
     let url = url.trim_end_matches('/');
     let hash = blake3::hash(format!("{url}\0{}", model.unwrap_or_default()).as_bytes()).to_hex();
-    let tail: String = url.rsplit('/').next().unwrap_or_default().chars().take(32).collect();
+    // Logs and pages show the directory.
+    let shown = if url.contains(SECRET_MARKS) { without_secrets(url) } else { url.to_owned() };
+    let tail: String = shown.rsplit('/').next().unwrap_or_default().chars().take(32).collect();
     let plain = |c: char| if c.is_ascii_alphanumeric() { c } else { '-' };
     let name = format!("{}-{}", tail.chars().map(plain).collect::<String>(), &hash[..16]);
     let models = cache_dir.join("stores").join(name).join("models");
@@ -505,6 +511,10 @@ mod tests {
         assert!(watched.to_str().unwrap().contains("/stores/models-"), "{watched:?}");
         assert_eq!(watched, watched_dir(dir.path(), "s3://bucket/models", None));
         assert_ne!(watched, watched_dir(dir.path(), "s3://other/models", None));
+        for url in ["https://host/m?token=s3cret", "https://me:s3cret@host"] {
+            let secret = watched_dir(dir.path(), url, None);
+            assert!(!secret.to_string_lossy().contains("s3cret"), "{}", secret.display());
+        }
         let cache = StoreCache::open(&watched).unwrap();
         for content in ["one", "two"] {
             write(&cache.staging("m", 7).join("model.onnx"), content).unwrap();

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use console::{OfferedCalls, Setting, SettingsSection, ShownConfig, ShownDirectory};
 use lifecycle::ModelRoot;
+use model_store::without_secrets;
 
 use crate::config::Config;
 use crate::http::openapi;
@@ -103,8 +104,7 @@ fn memory(config: &Config) -> Vec<Setting> {
 
 fn lifecycle(config: &Config) -> Vec<Setting> {
     let models = &config.models;
-    let root = |root: &ModelRoot| or(root.store.clone(), &root.dir.display().to_string());
-    let roots: Vec<String> = models.roots.iter().map(root).collect();
+    let roots: Vec<String> = models.roots.iter().map(shown_root).collect();
     let concurrency = models.updates.turns.as_ref().map(|turns| turns.concurrency);
     vec![
         of("roots", if roots.is_empty() { "none".to_owned() } else { roots.join(", ") }),
@@ -120,6 +120,14 @@ fn lifecycle(config: &Config) -> Vec<Setting> {
         of("update-window", time(models.updates.window)),
         of("update-concurrency", or(concurrency, "none")),
     ]
+}
+
+/// Returns the directory of a root, or the URL of its store without password and query.
+fn shown_root(root: &ModelRoot) -> String {
+    match &root.store {
+        Some(url) => without_secrets(url),
+        None => root.dir.display().to_string(),
+    }
 }
 
 fn search(config: &Config) -> Vec<Setting> {
@@ -181,6 +189,14 @@ fn bytes(bytes: u64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn roots_are_shown_without_secrets() {
+        let url = "https://me:s3cret@models.example/a?token=t0ken";
+        let stored = ModelRoot { store: Some(url.into()), ..ModelRoot::new("/cache/a") };
+        assert_eq!(shown_root(&stored), "https://me@models.example/a");
+        assert_eq!(shown_root(&ModelRoot::new("/models")), "/models");
+    }
 
     #[test]
     fn sizes_are_short() {
