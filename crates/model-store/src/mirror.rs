@@ -320,13 +320,14 @@ impl StoreMirror {
 
     /// Notes the error of a store that cannot be opened. Logs the first one, not one every second.
     fn note_unopened(&mut self, source: StoreSource, error: &Error) {
+        let shown: Arc<str> = without_secrets(&source.url).into();
         let store = UnopenedStore {
-            shown: without_secrets(&source.url).into(),
+            shown: shown.clone(),
             reason: format!("its object store cannot be opened: {}", error.message()),
             models: source.model.iter().chain(source.policies.keys()).cloned().collect(),
         };
         if self.unopened.insert(source.models_dir, store).is_none() {
-            tracing::error!(store = %source.url, %error, "a store cannot be opened");
+            tracing::error!(store = %shown, %error, "a store cannot be opened");
         }
     }
 

@@ -46,6 +46,8 @@ pub(crate) trait Post: Send {
 pub(crate) struct HttpPost {
     agent: ureq::Agent,
     url: String,
+    /// The URL without user, password and query, for the log.
+    shown: String,
     headers: Vec<(String, String)>,
 }
 
@@ -65,6 +67,7 @@ impl HttpPost {
                 "the address of the collector must be http://HOST:PORT or https://HOST:PORT",
             ));
         }
+        let shown = without_secrets(&parsed);
         let mut request = ureq::http::Request::builder().uri(&url);
         for (name, value) in &config.headers {
             request = request.header(name, value);
@@ -85,7 +88,7 @@ impl HttpPost {
             .tls_config(tls)
             .user_agent(concat!("millpond/", env!("CARGO_PKG_VERSION")))
             .build();
-        Ok(HttpPost { agent: agent.into(), url, headers: config.headers.clone() })
+        Ok(HttpPost { agent: agent.into(), url, shown, headers: config.headers.clone() })
     }
 
     fn try_post(&self, body: &[u8]) -> std::result::Result<PostOutcome, ureq::Error> {
@@ -106,10 +109,18 @@ impl Post for HttpPost {
     fn post(&mut self, body: &[u8]) -> PostOutcome {
         let failed = |error: ureq::Error| PostOutcome::Retry {
             after: None,
-            reason: format!("{}: {error}", self.url),
+            reason: format!("{}: {error}", self.shown),
         };
         self.try_post(body).unwrap_or_else(failed)
     }
+}
+
+/// Returns the text of a URL without user, password and query.
+fn without_secrets(url: &ureq::http::Uri) -> String {
+    let scheme = url.scheme_str().unwrap_or_default();
+    let host = url.host().unwrap_or_default();
+    let port = url.port().map(|port| format!(":{port}")).unwrap_or_default();
+    format!("{scheme}://{host}{port}{}", url.path())
 }
 
 /// Returns the meaning of an answer. OTLP names the statuses after which a client tries again.
@@ -183,5 +194,15 @@ mod tests {
         let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
         let mut post = HttpPost::new(&config(&format!("http://{free}/v1/traces"))).unwrap();
         assert!(matches!(post.post(b""), PostOutcome::Retry { after: None, .. }));
+    }
+
+    #[test]
+    fn the_log_shows_no_secret_of_the_address() {
+        let shown = |url: &str| HttpPost::new(&config(url)).unwrap().shown;
+        let secret = "https://me:s3cret@collector.example:4318/v1/traces?token=s3cret";
+        assert_eq!(shown(secret), "https://collector.example:4318/v1/traces");
+        for plain in ["http://localhost:4318/v1/traces", "http://[::1]:4318/v1/traces"] {
+            assert_eq!(shown(plain), plain);
+        }
     }
 }
