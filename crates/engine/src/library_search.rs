@@ -179,7 +179,7 @@ fn is_trusted(directory: &Path, user: u32) -> bool {
     if parent.mode() & WRITABLE_BY_ALL == 0 {
         return true;
     }
-    // A link belongs to the user who made it, wherever it points to.
+    // A link belongs to the user who made it, and not to the owner of its target.
     let owner = std::fs::symlink_metadata(directory.join(VENV_DIR)).map(|found| found.uid());
     owner.is_ok_and(|owner| is_trusted_owner(owner, parent.uid(), user))
 }
