@@ -195,8 +195,8 @@ impl ModelFile {
         self.classify.as_ref()?.labels_file.as_ref().map(|file| dir.join(file))
     }
 
-    /// Replaces the name of the file `path` in the section `[classify]` by its labels. `settings` is
-    /// the path of this file.
+    /// Replaces the name of the file `path` in the section `[classify]` by its labels.
+    /// `settings` is the path of this file.
     pub(crate) fn read_labels(&mut self, path: &Path, settings: &Path) -> Result<(), String> {
         let Some(classify) = &mut self.classify else { return Ok(()) };
         let wrong = |what: &dyn std::fmt::Display| {
