@@ -10,7 +10,7 @@ use api_images::{
 use base::{Error, Result};
 use bytes::Bytes;
 use cluster_root::split::{OPERATION_BYTES_MAX, ShardOperations, chunks, shard_of_id};
-use cluster_root::writes::deliver_each;
+use cluster_root::writes::{check_ids, deliver_each};
 use cluster_root::{NewShards, RootContext, check};
 use http::Method;
 use search::points::PointId;
@@ -82,12 +82,13 @@ async fn write_points(
         }
     };
     let CheckedPoints { settings, dims, points } = context.compute(bytes, read).await?;
+    let ids: Vec<PointId> = points.iter().map(|point| point.id).collect();
+    check_ids(&context.state, &ids)?;
     let target = match existing {
         Some(target) => target,
         None => create(context, &settings, dims, new).await?,
     };
     target.check_features(&settings, dims)?;
-    let ids: Vec<PointId> = points.iter().map(|point| point.id).collect();
     let before = find_ids(context, &target.record, &ids, LookupConsistency::Default).await?;
     let shards = target.record.shards;
     let operations = context.compute(bytes, move || operations(points, shards)).await?;

@@ -23,7 +23,7 @@ use super::shard_read::{RETRY_AFTER, ReadBody, ReadPriority, ShardRead};
 use super::split::raw;
 use super::split_changes::FilterChange;
 use super::state::RootState;
-use super::write::{ShardWrite, run_all};
+use super::write::{ShardWrite, check_ids, run_all};
 
 /// Points of one page of a shard, and of one operation.
 const PAGE_POINTS: usize = 1000;
@@ -112,6 +112,7 @@ impl FilterWrite {
             let ids: Vec<PointId> = page.points.iter().map(|point| point.id).collect();
             let originals = self.originals(&page.points);
             if !ids.is_empty() {
+                check_ids(&self.state, &ids).map_err(partly)?;
                 let operation = self.change.of(&ids)?;
                 let points = page.points.into_iter();
                 let payloads = points.map(|point| (point.id, point.payload.unwrap_or_default()));

@@ -49,8 +49,7 @@ pub fn depth(json: &[u8]) -> Result<()> {
 /// above 2^63 - 1, if the cluster has one.
 ///
 /// # Errors
-/// The error with which the collection would refuse the operation; `Unavailable` for a new point
-/// whose id `old_holder` does not know.
+/// The error with which the collection would refuse the operation; as [`known_ids`].
 pub(super) fn operation(
     operation: UpdateOperation,
     settings: &CollectionSettings,
@@ -59,32 +58,32 @@ pub(super) fn operation(
     match operation {
         UpdateOperation::Upsert(request) => upsert(request, settings, old_holder),
         UpdateOperation::Delete(request) | UpdateOperation::ClearPayload(request) => {
-            selection(&request.selection()?)
+            selection(&request.selection()?, old_holder)
         }
         UpdateOperation::SetPayload(mut request) => {
-            selection(&request.selection()?)?;
+            selection(&request.selection()?, old_holder)?;
             payload_size(&request.payload)?;
             PayloadChange::Set { payload: request.payload, key: request.key }.check()
         }
         UpdateOperation::OverwritePayload(mut request) => {
             request.check_overwrite()?;
-            selection(&request.selection()?)?;
+            selection(&request.selection()?, old_holder)?;
             payload_size(&request.payload)?;
             PayloadChange::Overwrite(request.payload).check()
         }
         UpdateOperation::DeletePayload(mut request) => {
-            selection(&request.selection()?)?;
+            selection(&request.selection()?, old_holder)?;
             repeatable(&request.keys)?;
             PayloadChange::DeleteKeys(request.keys).check()
         }
-        UpdateOperation::UpdateVectors(request) => update_vectors(request, settings),
+        UpdateOperation::UpdateVectors(request) => update_vectors(request, settings, old_holder),
         UpdateOperation::DeleteVectors(never) => match never {},
     }
 }
 
-fn selection(selection: &PointSelection) -> Result<()> {
+fn selection(selection: &PointSelection, old_holder: Option<&str>) -> Result<()> {
     match selection {
-        PointSelection::Ids(_) => Ok(()),
+        PointSelection::Ids(ids) => known_ids(ids, old_holder),
         PointSelection::Filter(filter) => filter.check().map_err(|error| error.context("filter")),
     }
 }
@@ -146,27 +145,35 @@ fn upsert(
     }
     for new in request.points(&settings.vector_name)? {
         let id = new.id;
-        known_id(id, old_holder)?;
+        known_ids(&[id], old_holder)?;
         point(new, settings).map_err(|error| error.context(format_args!("point {id}")))?;
     }
     Ok(())
 }
 
-/// Checks that all holders know the id of a new point. An old holder would skip the point, so the
-/// copies of its shard would differ.
-fn known_id(id: PointId, old_holder: Option<&str>) -> Result<()> {
-    match (id, old_holder) {
-        (PointId::Number(number), Some(node)) if number >= NUMBERS_MAX => {
-            Err(Error::unavailable(format!(
-                "point {id}: the search node {node} has an earlier version, which knows no ids above 2^63 - 1; \
-                 upgrade the node, and write the point again"
-            )))
-        }
-        _ => Ok(()),
+/// Checks that all holders know the ids of points that are written, changed or deleted. An old
+/// holder would skip the whole operation, also for its other points, so the copies of the shard
+/// would differ.
+///
+/// # Errors
+/// `Unavailable` for an id that `old_holder` does not know.
+pub(super) fn known_ids(ids: &[PointId], old_holder: Option<&str>) -> Result<()> {
+    let Some(node) = old_holder else { return Ok(()) };
+    let is_large = |id: &&PointId| matches!(id, PointId::Number(number) if *number >= NUMBERS_MAX);
+    match ids.iter().find(is_large) {
+        Some(id) => Err(Error::unavailable(format!(
+            "point {id}: the search node {node} has an earlier version, which knows no ids above 2^63 - 1; \
+             upgrade the node, and send the request again"
+        ))),
+        None => Ok(()),
     }
 }
 
-fn update_vectors(request: UpdateVectorsRequest, settings: &CollectionSettings) -> Result<()> {
+fn update_vectors(
+    request: UpdateVectorsRequest,
+    settings: &CollectionSettings,
+    old_holder: Option<&str>,
+) -> Result<()> {
     // The filter may hold for one of the two times that a holder makes the operation.
     if request.update_filter.is_some() {
         return Err(Error::unimplemented(
@@ -180,6 +187,7 @@ fn update_vectors(request: UpdateVectorsRequest, settings: &CollectionSettings) 
         ));
     }
     for (id, values) in request.vectors(&settings.vector_name)? {
+        known_ids(&[id], old_holder)?;
         vector(&values, settings).map_err(|error| error.context(format_args!("point {id}")))?;
     }
     Ok(())
@@ -268,21 +276,37 @@ mod tests {
     }
 
     #[test]
-    fn a_point_is_refused_while_an_old_holder_would_skip_it() {
+    fn an_operation_is_refused_while_an_old_holder_would_skip_it() {
         let settings = CollectionSettings::new(2, Metric::Dot);
-        let write = |id: Value, old_holder| {
-            let body = json!({"upsert": {"points": [{"id": id, "vector": [1, 2]}]}});
+        let check = |body: &Value, old_holder| {
             let parsed = json::parse(body.to_string().as_bytes()).unwrap();
             operation(parsed, &settings, old_holder)
         };
+        // The old holder would skip the change of point 1 too.
+        let operations = |id: &Value| {
+            let point = |id: &Value| json!({"id": id, "vector": [1, 2]});
+            let vectors = json!({"points": [point(&json!(1)), point(id)]});
+            let ids = json!([1, id]);
+            [
+                json!({ "upsert": vectors }),
+                json!({ "update_vectors": vectors }),
+                json!({"delete": {"points": ids}}),
+                json!({"clear_payload": {"points": ids}}),
+                json!({"set_payload": {"points": ids, "payload": {"a": 1}}}),
+                json!({"overwrite_payload": {"points": ids, "payload": {"a": 1}}}),
+                json!({"delete_payload": {"points": ids, "keys": ["a"]}}),
+            ]
+        };
         let uuid = json!("5c56c793-69f3-4fbf-87e6-c4bf54c28c26");
-        for id in [json!(NUMBERS_MAX - 1), uuid] {
-            assert_eq!(write(id, Some("a")), Ok(()));
+        for known in [json!(NUMBERS_MAX - 1), uuid].iter().flat_map(operations) {
+            assert_eq!(check(&known, Some("a")), Ok(()), "{known}");
         }
-        assert_eq!(write(json!(NUMBERS_MAX), None), Ok(()));
-        let error = write(json!(NUMBERS_MAX), Some("a")).unwrap_err();
-        assert_eq!(error.kind(), ErrorKind::Unavailable);
-        assert!(error.message().contains("the search node a has"), "{error}");
+        for large in operations(&json!(NUMBERS_MAX)) {
+            assert_eq!(check(&large, None), Ok(()), "{large}");
+            let error = check(&large, Some("a")).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Unavailable, "{large}");
+            assert!(error.message().contains("the search node a has"), "{error}");
+        }
     }
 
     #[test]

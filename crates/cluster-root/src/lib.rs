@@ -118,7 +118,7 @@ pub mod reads {
 pub mod writes {
     pub use crate::removed_originals::{delete_original, delete_originals};
     pub use crate::write::{
-        OwnerDecision, ShardWrite, WriteCondition, deliver, deliver_each, is_shard_refusal,
-        not_written, shard_refusal, was_not_written,
+        OwnerDecision, ShardWrite, WriteCondition, check_ids, deliver, deliver_each,
+        is_shard_refusal, not_written, shard_refusal, was_not_written,
     };
 }

@@ -145,6 +145,14 @@ fn old_holder(view: &ClusterView) -> Option<String> {
     view.nodes.values().find(is_old).map(|node| node.name.clone())
 }
 
+/// Checks that all search nodes know the ids of points that are written, changed or deleted.
+///
+/// # Errors
+/// `Unavailable` for a number above 2^63 - 1 while a search node has an earlier version.
+pub fn check_ids(state: &RootState, ids: &[PointId]) -> Result<()> {
+    check::known_ids(ids, old_holder(&state.view.current()).as_deref())
+}
+
 /// Reserves memory for the texts of the operations of a request of `bytes` bytes, and for the parts
 /// that are sent. They may wait for the owner of a shard until the timeout of the request.
 fn reserve_texts(context: &RootContext, bytes: usize) -> Result<WaitingMemory> {

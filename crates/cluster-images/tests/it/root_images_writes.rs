@@ -69,6 +69,16 @@ async fn features_go_to_the_owners_of_their_shards() {
 }
 
 #[tokio::test]
+async fn features_that_an_old_holder_would_skip_are_refused() {
+    // The nodes have no number of the protocol, as those of an earlier version.
+    let (root, nodes) = two_nodes(ImageKind::Photo).await;
+    let answer = put_features(&root, "", &points([39, 1_u64 << 63])).await;
+    assert_eq!(answer.status, 503, "{}", answer.json);
+    assert!(error(&answer).contains("earlier version"), "{}", answer.json);
+    assert!(written(&nodes).is_empty());
+}
+
+#[tokio::test]
 async fn features_are_written_while_holders_are_missing() {
     let (root, nodes) = two_nodes(ImageKind::Photo).await;
     let lost = shard_of(39);

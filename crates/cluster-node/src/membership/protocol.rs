@@ -65,7 +65,7 @@ fn effects(node: &NodeInfo) -> String {
             (
                 node.roles.search,
                 "its copies lose the name and the original of an image if a client replaces or clears the payload, and \
-                 roots refuse new points whose ids are above 2^63 - 1",
+                 roots refuse writes and deletions of points whose ids are above 2^63 - 1",
             ),
             (node.roles.ingest, "two uploads of one image may both be answered with \"added\""),
             (node.roles.extract, "it refuses images of fingerprints without a model"),
