@@ -2,7 +2,8 @@
 //!
 //! A write that selects its points by a filter may have to read all payloads of a collection. A
 //! deletion of images waits for the store of originals, which may not answer. At most
-//! [`SLOW_THREADS`] threads run such slow writes, so other writes do not wait for them.
+//! [`SLOW_THREADS`] threads run each of these two kinds of slow writes, so the other kind and other
+//! writes do not wait for them.
 
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -17,13 +18,15 @@ use parking_lot::Mutex;
 use crate::json;
 
 /// Number of threads. Writes that wait for the log at the same time share a flush, so a few more
-/// threads than the disk has queues help. The threads also parse JSON.
-const WRITE_THREADS: usize = 4;
-/// Maximum threads that run slow writes at the same time.
-pub(crate) const SLOW_THREADS: usize = WRITE_THREADS / 2;
+/// threads than the disk has queues help. The threads also parse JSON. Two threads are left if
+/// slow writes of both kinds run.
+const WRITE_THREADS: usize = 2 + 2 * SLOW_THREADS;
+/// Maximum threads that run slow writes of one kind at the same time.
+pub(crate) const SLOW_THREADS: usize = 2;
 /// Maximum writes that wait for a thread. Each holds its request's body.
 pub(crate) const WRITES_MAX: usize = 64;
-/// Maximum slow writes that wait for one of [`SLOW_THREADS`]. Each holds its request's body.
+/// Maximum slow writes of one kind that wait for one of [`SLOW_THREADS`]. Each holds its request's
+/// body.
 pub(crate) const SLOW_WRITES_MAX: usize = 64;
 /// Retry advice for a refused write.
 const RETRY_AFTER: Duration = Duration::from_secs(1);
@@ -42,19 +45,28 @@ pub(crate) struct WriteJob {
 #[derive(Default)]
 pub(crate) struct WriteThreads(OnceLock<Sender<WriteJob>>);
 
-/// Slow writes, of all threads.
-#[derive(Default)]
-struct SlowWrites(Mutex<SlowQueue>);
+/// Slow writes of all threads, by their kind.
+struct SlowKinds {
+    by_filter: SlowWrites,
+    image_deletions: SlowWrites,
+}
+
+/// Slow writes of one kind, of all threads.
+struct SlowWrites {
+    /// Name of the writes in messages.
+    name: &'static str,
+    queue: Mutex<SlowQueue>,
+}
 
 #[derive(Default)]
 struct SlowQueue {
-    /// Threads that run slow writes.
+    /// Threads that run these writes.
     threads: usize,
     waiting: VecDeque<WriteJob>,
 }
 
 impl WriteThreads {
-    /// Runs `job` on one of the threads. If too many slow writes wait, calls it with
+    /// Runs `job` on one of the threads. If too many slow writes of its kind wait, calls it with
     /// `ResourceExhausted`.
     ///
     /// # Errors
@@ -79,11 +91,6 @@ impl WriteThreads {
 }
 
 impl WriteJob {
-    fn is_slow(&self) -> bool {
-        let by_filter = |body: &Bytes| json::selects_by_filter(body);
-        self.deletes_images || self.selection.as_ref().is_some_and(by_filter)
-    }
-
     fn finish(self, admitted: Result<()>) {
         // A panic drops the job's reply sender, which its caller reports. The thread continues.
         if catch_unwind(AssertUnwindSafe(|| (self.run)(admitted))).is_err() {
@@ -92,8 +99,33 @@ impl WriteJob {
     }
 }
 
+impl SlowKinds {
+    fn new() -> SlowKinds {
+        SlowKinds {
+            by_filter: SlowWrites::new("writes by filter"),
+            image_deletions: SlowWrites::new("deletions of images"),
+        }
+    }
+
+    /// Returns the slow writes of the kind of `job`; `None` if it is not slow.
+    fn of(&self, job: &WriteJob) -> Option<&SlowWrites> {
+        let by_filter = |body: &Bytes| json::selects_by_filter(body);
+        if job.deletes_images {
+            Some(&self.image_deletions)
+        } else if job.selection.as_ref().is_some_and(by_filter) {
+            Some(&self.by_filter)
+        } else {
+            None
+        }
+    }
+}
+
 impl SlowWrites {
-    /// Runs a slow write and the waiting ones. If enough threads run slow writes already, queues
+    fn new(name: &'static str) -> SlowWrites {
+        SlowWrites { name, queue: Mutex::default() }
+    }
+
+    /// Runs a slow write and the waiting ones. If enough threads run such writes already, queues
     /// the write for them.
     fn run(&self, job: WriteJob) {
         let mut next = self.admit(job);
@@ -105,7 +137,7 @@ impl SlowWrites {
 
     /// Returns the write if this thread may run it. Otherwise queues or refuses the write.
     fn admit(&self, job: WriteJob) -> Option<WriteJob> {
-        let mut queue = self.0.lock();
+        let mut queue = self.queue.lock();
         if queue.threads < SLOW_THREADS {
             queue.threads += 1;
             return Some(job);
@@ -115,16 +147,15 @@ impl SlowWrites {
             return None;
         }
         drop(queue);
-        let message = format!(
-            "{SLOW_WRITES_MAX} writes by filter or deletions of images are waiting; send fewer at the same time"
-        );
+        let name = self.name;
+        let message = format!("{SLOW_WRITES_MAX} {name} are waiting; send fewer at the same time");
         job.finish(Err(Error::exhausted(message).with_retry_after(RETRY_AFTER)));
         None
     }
 
     /// Returns the next waiting write. If there is none, this thread runs other writes again.
     fn next(&self) -> Option<WriteJob> {
-        let mut queue = self.0.lock();
+        let mut queue = self.queue.lock();
         let next = queue.waiting.pop_front();
         if next.is_none() {
             queue.threads -= 1;
@@ -135,16 +166,15 @@ impl SlowWrites {
 
 fn start() -> Result<Sender<WriteJob>> {
     let (queue, jobs) = bounded::<WriteJob>(WRITES_MAX);
-    let slow = Arc::new(SlowWrites::default());
+    let slow = Arc::new(SlowKinds::new());
     for number in 0..WRITE_THREADS {
         let jobs = jobs.clone();
         let slow = slow.clone();
         let run = move || {
             for job in jobs {
-                if job.is_slow() {
-                    slow.run(job);
-                } else {
-                    job.finish(Ok(()));
+                match slow.of(&job) {
+                    Some(writes) => writes.run(job),
+                    None => job.finish(Ok(())),
                 }
             }
         };
