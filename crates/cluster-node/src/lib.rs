@@ -75,6 +75,6 @@ pub use changes::{CatalogChanges, CollectionChanges};
 pub use collection_catalog::CollectionCatalog;
 pub use types::{
     ClusterView, CollectionRecord, NodeInfo, Owner, PROTOCOL, Roles, ShardKey, StoreAccess,
-    ViewSource, ViewUpdater, new_id,
+    ViewSource, ViewUpdater, known_ids, new_id,
 };
 pub use waiting_writes::{WaitingMemory, WaitingWrites};

@@ -10,6 +10,7 @@ use api_images::ImageSettings;
 use base::Error;
 pub use cluster::ShardKey;
 use cluster::{Epoch, HolderReading, SearchServer, StoreReading, first_with_store, holders};
+use search::points::{NUMBERS_MAX, PointId};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use tokio::sync::watch;
@@ -138,6 +139,8 @@ impl From<Roles> for Vec<String> {
 /// a new name, at which holders of earlier versions stop. `docs/cluster.md` has the order in which
 /// nodes are upgraded.
 pub const PROTOCOL: u32 = 1;
+/// Number of the protocol from which holders know ids of points above 2^63 - 1.
+const LARGE_IDS_PROTOCOL: u32 = 1;
 
 /// A node, as it describes itself to the others.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -292,7 +295,32 @@ pub struct ClusterView {
     pub stale: Option<String>,
 }
 
+/// Checks that all holders know the ids of points that are written, changed or deleted. An old
+/// holder would skip the whole operation, also for its other points, so the copies of the shard
+/// would differ. `old_holder` is that of [`ClusterView::old_holder`].
+///
+/// # Errors
+/// `Unavailable` for an id that `old_holder` does not know.
+pub fn known_ids(ids: &[PointId], old_holder: Option<&str>) -> Result<(), Error> {
+    let Some(node) = old_holder else { return Ok(()) };
+    let is_large = |id: &&PointId| matches!(id, PointId::Number(number) if *number >= NUMBERS_MAX);
+    match ids.iter().find(is_large) {
+        Some(id) => Err(Error::unavailable(format!(
+            "point {id}: the search node {node} has an earlier version, which knows no ids above 2^63 - 1; \
+             upgrade the node, and send the request again"
+        ))),
+        None => Ok(()),
+    }
+}
+
 impl ClusterView {
+    /// Returns the name of a search node that knows no ids of points above 2^63 - 1, if there is
+    /// one.
+    pub fn old_holder(&self) -> Option<&str> {
+        let is_old = |node: &&NodeInfo| node.roles.search && node.protocol < LARGE_IDS_PROTOCOL;
+        self.nodes.values().find(is_old).map(|node| node.name.as_str())
+    }
+
     /// Returns the names of the nodes that should hold the shard, in the order of preference.
     pub fn wanted_holders(&self, key: &ShardKey, copies: u32) -> Vec<String> {
         self.placed(key, copies as usize, |node| node.roles.search)

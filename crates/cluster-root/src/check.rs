@@ -4,7 +4,8 @@
 
 use api_qdrant::json::{UpdateOperation, UpdateVectorsRequest, UpsertPoint, UpsertRequest};
 use base::{Error, Result};
-use search::points::{NUMBERS_MAX, PayloadChange, PointId, PointSelection};
+use cluster_node::known_ids;
+use search::points::{PayloadChange, PointId, PointSelection};
 use search::registry::CollectionSettings;
 use search::{Metric, SQUARE_MAX};
 use serde_json::{Map, Value};
@@ -151,24 +152,6 @@ fn upsert(
     Ok(())
 }
 
-/// Checks that all holders know the ids of points that are written, changed or deleted. An old
-/// holder would skip the whole operation, also for its other points, so the copies of the shard
-/// would differ.
-///
-/// # Errors
-/// `Unavailable` for an id that `old_holder` does not know.
-pub(super) fn known_ids(ids: &[PointId], old_holder: Option<&str>) -> Result<()> {
-    let Some(node) = old_holder else { return Ok(()) };
-    let is_large = |id: &&PointId| matches!(id, PointId::Number(number) if *number >= NUMBERS_MAX);
-    match ids.iter().find(is_large) {
-        Some(id) => Err(Error::unavailable(format!(
-            "point {id}: the search node {node} has an earlier version, which knows no ids above 2^63 - 1; \
-             upgrade the node, and send the request again"
-        ))),
-        None => Ok(()),
-    }
-}
-
 fn update_vectors(
     request: UpdateVectorsRequest,
     settings: &CollectionSettings,
@@ -246,6 +229,7 @@ fn length(vector: &[f32], metric: Metric) -> Result<()> {
 mod tests {
     use api_qdrant::json;
     use base::ErrorKind;
+    use search::points::NUMBERS_MAX;
     use serde_json::{Value, json};
 
     use super::*;

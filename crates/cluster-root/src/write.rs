@@ -12,7 +12,9 @@ use std::time::{Duration, Instant};
 use api_qdrant::json::{self, UpdateBatch, UpdateOperation};
 use base::{Error, ErrorKind, Result};
 use bytes::Bytes;
-use cluster_node::{ClusterView, CollectionRecord, NodeInfo, Owner, ShardKey, WaitingMemory};
+use cluster_node::{
+    ClusterView, CollectionRecord, NodeInfo, Owner, ShardKey, WaitingMemory, known_ids,
+};
 use search::points::PointId;
 use search::registry::CollectionSettings;
 use serde_json::{Value, json};
@@ -37,8 +39,6 @@ const SHARDS_AT_ONCE_MAX: usize = 64;
 const OWNER_WAIT: Duration = Duration::from_millis(250);
 /// Shortest time between two requests to an owner.
 const OWNER_PAUSE: Duration = Duration::from_millis(20);
-/// Number of the protocol from which holders know ids of points above 2^63 - 1.
-const LARGE_IDS_PROTOCOL: u32 = 1;
 /// Retry advice for a write that no owner took in time.
 const RETRY_AFTER: Duration = Duration::from_secs(1);
 
@@ -115,7 +115,7 @@ async fn change(context: RootContext, body: Bytes, kind: ChangeKind) -> Result<R
     let settings = collections::settings(&record)?;
     let shards = record.shards;
     let bytes = body.len();
-    let old_holder = old_holder(&context.state.view.current());
+    let old_holder = old_holder(&context.state);
     let prepare = move || split_change(&body, kind, &settings, shards, old_holder.as_deref());
     let steps = context.compute(bytes, prepare).await?;
     let _texts = reserve_texts(&context, bytes)?;
@@ -130,7 +130,7 @@ pub(super) async fn batch(context: RootContext, body: Bytes) -> Result<RootAnswe
     let settings = collections::settings(&record)?;
     let shards = record.shards;
     let bytes = body.len();
-    let old_holder = old_holder(&context.state.view.current());
+    let old_holder = old_holder(&context.state);
     let prepare = move || split_batch(&body, &settings, shards, old_holder.as_deref());
     let (steps, count) = context.compute(bytes, prepare).await?;
     let _texts = reserve_texts(&context, bytes)?;
@@ -139,10 +139,9 @@ pub(super) async fn batch(context: RootContext, body: Bytes) -> Result<RootAnswe
     RootAnswer::of(&vec![completed(entry); count])
 }
 
-/// Returns the name of a search node that knows no ids of points above 2^63 - 1, if there is one.
-fn old_holder(view: &ClusterView) -> Option<String> {
-    let is_old = |node: &&NodeInfo| node.roles.search && node.protocol < LARGE_IDS_PROTOCOL;
-    view.nodes.values().find(is_old).map(|node| node.name.clone())
+/// Returns [`ClusterView::old_holder`] of the current view.
+fn old_holder(state: &RootState) -> Option<String> {
+    state.view.current().old_holder().map(str::to_owned)
 }
 
 /// Checks that all search nodes know the ids of points that are written, changed or deleted.
@@ -150,7 +149,7 @@ fn old_holder(view: &ClusterView) -> Option<String> {
 /// # Errors
 /// `Unavailable` for a number above 2^63 - 1 while a search node has an earlier version.
 pub fn check_ids(state: &RootState, ids: &[PointId]) -> Result<()> {
-    check::known_ids(ids, old_holder(&state.view.current()).as_deref())
+    known_ids(ids, old_holder(state).as_deref())
 }
 
 /// Reserves memory for the texts of the operations of a request of `bytes` bytes, and for the parts

@@ -7,13 +7,21 @@ use search::registry::CollectionSettings;
 use serde_json::{Map, json};
 
 use super::*;
-use crate::types::{NodeInfo, Roles};
+use crate::types::{NodeInfo, PROTOCOL, Roles};
 
 /// Points of a collection of one server, whose archive a cluster takes.
 const ARCHIVE_POINTS: u64 = 700;
 
-/// Returns the archive of a collection of one server, with numbers and UUIDs as ids.
-fn archive() -> Vec<u8> {
+/// Returns a number or a UUID.
+fn mixed_id(number: u64) -> PointId {
+    match number % 2 {
+        0 => PointId::Number(number),
+        _ => PointId::Uuid(u128::from(number).to_be_bytes()),
+    }
+}
+
+/// Returns the archive of a collection of one server, with the ids that `id` returns.
+fn archive(id: fn(u64) -> PointId) -> Vec<u8> {
     let directory = tempfile::tempdir().unwrap();
     let registry = open_registry(&directory.path().join("server"));
     let mut settings = CollectionSettings {
@@ -26,12 +34,8 @@ fn archive() -> Vec<u8> {
     api_qdrant::set_portable(&mut settings, metadata, schema, Map::new());
     let named = registry.create("docs", settings).unwrap();
     let made = |number: u64| {
-        let id = match number % 2 {
-            0 => PointId::Number(number),
-            _ => PointId::Uuid(u128::from(number).to_be_bytes()),
-        };
         let payload: Map<String, Value> = json!({ "n": number }).as_object().cloned().unwrap();
-        (id, [number as f32, 0.1], payload)
+        (id(number), [number as f32, 0.1], payload)
     };
     let points: Vec<(PointId, [f32; 2], Map<String, Value>)> =
         (0..ARCHIVE_POINTS).map(made).collect();
@@ -58,7 +62,7 @@ fn archive() -> Vec<u8> {
 }
 
 async fn archive_of_one_server() -> Vec<u8> {
-    tokio::task::spawn_blocking(archive).await.unwrap()
+    tokio::task::spawn_blocking(|| archive(mixed_id)).await.unwrap()
 }
 
 /// Reads all points of a collection, in the order of ids.
@@ -179,6 +183,27 @@ async fn an_archive_needs_holders_with_space() {
     assert!(cluster.store.place().below("data").list().await.unwrap().is_empty());
     set_stalled(false);
     assert_eq!(import().await.unwrap().points, ARCHIVE_POINTS);
+}
+
+#[tokio::test]
+async fn an_archive_with_large_ids_needs_holders_that_know_them() {
+    let cluster = TestCluster::new();
+    let large = |number: u64| PointId::Number(u64::MAX - number);
+    let archive = tokio::task::spawn_blocking(move || archive(large)).await.unwrap();
+    for protocol in [0, PROTOCOL] {
+        cluster.view.update(|view| {
+            let roles = Roles { search: true, ..Roles::default() };
+            let name = "a".to_owned();
+            let node = NodeInfo { name, roles, weight: 1, protocol, ..NodeInfo::default() };
+            view.nodes.insert("a".to_owned(), node);
+        });
+        let archive = archive.clone();
+        let open = move || Ok(std::io::Cursor::new(archive));
+        let imported = cluster.backups.import(&import_target(), any_images(), open).await;
+        let points = imported.map(|imported| imported.points).map_err(|error| error.kind());
+        let expected = if protocol == 0 { Err(ErrorKind::Unavailable) } else { Ok(ARCHIVE_POINTS) };
+        assert_eq!(points, expected);
+    }
 }
 
 #[tokio::test]
