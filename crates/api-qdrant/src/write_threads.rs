@@ -53,8 +53,8 @@ struct SlowKinds {
 
 /// Slow writes of one kind, of all threads.
 struct SlowWrites {
-    /// Name of the writes in messages.
-    name: &'static str,
+    /// Reason and remedy of a refusal, after the number of waiting writes.
+    refusal: &'static str,
     queue: Mutex<SlowQueue>,
 }
 
@@ -102,8 +102,12 @@ impl WriteJob {
 impl SlowKinds {
     fn new() -> SlowKinds {
         SlowKinds {
-            by_filter: SlowWrites::new("writes by filter"),
-            image_deletions: SlowWrites::new("deletions of images"),
+            by_filter: SlowWrites::new(
+                "writes by filter are waiting; send fewer at the same time, or name points by id",
+            ),
+            image_deletions: SlowWrites::new(
+                "deletions of images are waiting; send fewer at the same time",
+            ),
         }
     }
 
@@ -121,8 +125,8 @@ impl SlowKinds {
 }
 
 impl SlowWrites {
-    fn new(name: &'static str) -> SlowWrites {
-        SlowWrites { name, queue: Mutex::default() }
+    fn new(refusal: &'static str) -> SlowWrites {
+        SlowWrites { refusal, queue: Mutex::default() }
     }
 
     /// Runs a slow write and the waiting ones. If enough threads run such writes already, queues
@@ -147,8 +151,7 @@ impl SlowWrites {
             return None;
         }
         drop(queue);
-        let name = self.name;
-        let message = format!("{SLOW_WRITES_MAX} {name} are waiting; send fewer at the same time");
+        let message = format!("{SLOW_WRITES_MAX} {}", self.refusal);
         job.finish(Err(Error::exhausted(message).with_retry_after(RETRY_AFTER)));
         None
     }
