@@ -164,7 +164,7 @@ mod tests {
     use http::{HeaderValue, header};
     use metrics::Metrics;
     use transport::access::{
-        AccessPolicy, Caller, CorsPolicy, KeyRing, KeyRole, KeySources, Operation,
+        AccessPolicy, BrowserSessions, Caller, CorsPolicy, KeyRing, KeyRole, KeySources, Operation,
     };
 
     use super::*;
@@ -189,7 +189,10 @@ mod tests {
         let key = HeaderValue::from_static("Bearer k");
         let headers = HeaderMap::from_iter([(header::AUTHORIZATION, key)]);
         let caller = Caller { peer: None, headers: &headers };
-        policy.authorize(caller, false, &Operation::new(KeyRole::Read)).unwrap().unwrap()
+        policy
+            .authorize(caller, BrowserSessions::Ignored, &Operation::new(KeyRole::Read))
+            .unwrap()
+            .unwrap()
     }
 
     #[test]

@@ -163,7 +163,7 @@ impl AccessPolicy {
     /// Returns true if the server needs no keys, or if a request shows a key that permits
     /// `operation`. Does not count the request.
     pub fn permits(&self, headers: &HeaderMap, operation: &Operation) -> bool {
-        match self.authenticate(headers, true) {
+        match self.authenticate(headers, BrowserSessions::Accepted) {
             Ok(grant) => grant.is_none_or(|grant| grant.check(operation).is_ok()),
             Err(_) => false,
         }
