@@ -301,9 +301,10 @@ impl Collection {
     }
 
     /// Returns the bytes that a merge needs, if merging is behind because fewer are free. `movable`
-    /// is the bytes of codes that can move to the medium for it. Returns `None` if the free memory
-    /// is enough, or if the movable memory would not be enough.
-    pub(crate) fn missing_for_merge(&self, movable: u64) -> Option<u64> {
+    /// returns the bytes of codes that can move to the medium for it. It asks every collection, so
+    /// it is called only if they matter. Returns `None` if the free memory is enough, or if the
+    /// movable memory would not be enough.
+    pub(crate) fn missing_for_merge(&self, movable: impl FnOnce() -> u64) -> Option<u64> {
         // A merge in progress gives its memory back.
         let damaged = self.merging.try_lock()?;
         let sizes = self.mergeable(&self.state(), &damaged);
@@ -316,7 +317,7 @@ impl Collection {
         if choose(free).is_some() {
             return None;
         }
-        let chosen = choose(free + movable)?;
+        let chosen = choose(free.saturating_add(movable()))?;
         // Fewer codes may be enough, since the smallest segments are merged first.
         let rows = chosen.iter().take(merging.fan_in).map(|size| u64::from(size.live)).sum();
         Some(self.merge_bytes(rows))

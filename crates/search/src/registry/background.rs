@@ -80,6 +80,10 @@ fn has_room_now(core: &RegistryCore, task: BackgroundTask, outcome: &Result<bool
 /// Moves codes to the medium if segments of the collection pile up because their merge needs the
 /// memory of these codes.
 fn make_room_for_merge(core: &RegistryCore, named: &NamedCollection) {
+    // This runs for each collection, so it looks at the others only if a merge lacks memory.
+    let movable =
+        || core.ready().iter().map(|named| named.collection().movable_codes()).sum::<u64>();
+    let Some(needed) = named.collection().missing_for_merge(movable) else { return };
     let collections = core.ready();
     // The memory of a merge is free again when it ends, and so is that of moved codes when the
     // requests that use them end. Otherwise all codes would move for one slow request.
@@ -87,11 +91,6 @@ fn make_room_for_merge(core: &RegistryCore, named: &NamedCollection) {
         let mut open = collections.iter().map(|named| named.collection());
         open.any(|collection| collection.is_merging() || collection.is_freeing_codes())
     };
-    if is_freeing() {
-        return;
-    }
-    let movable = collections.iter().map(|named| named.collection().movable_codes()).sum();
-    let Some(needed) = named.collection().missing_for_merge(movable) else { return };
     let lacks_room = || core.resources.budget().free() < needed && !is_freeing();
     while lacks_room() && !core.stopped() && core.move_codes() {}
 }
@@ -206,11 +205,16 @@ mod tests {
         let fill = |free: u64| budget.reserve(budget.free() - free, "other data").unwrap();
         let missing = || {
             let _all = fill(0);
-            collection.missing_for_merge(u64::MAX / 2)
+            let mut asked = 0;
+            let needed = collection.missing_for_merge(|| {
+                asked += 1;
+                u64::MAX / 2
+            });
+            (needed, asked)
         };
-        assert_eq!(missing(), None, "three are not behind");
+        assert_eq!(missing(), (None, 0), "three are not behind, so no collection is asked");
         add_segment(&named, 3);
-        let needed = missing().unwrap();
+        let needed = missing().0.unwrap();
         let movable = collection.movable_codes();
         make_room_for_merge(&core, &named);
         assert_eq!(collection.movable_codes(), movable, "memory is free");
