@@ -46,6 +46,7 @@ use model_store::SmallObjects;
 use object_store::path::Path as Key;
 use os::{Pacer, Rate};
 use tokio::sync::Semaphore;
+use tokio::task::JoinSet;
 use tokio_stream::StreamExt;
 
 pub use self::export::ExportedCollection;
@@ -61,8 +62,10 @@ use crate::types::{CollectionRecord, ShardKey, ViewSource};
 const DIRECTORY: &str = "cluster";
 /// Retry advice if more wait.
 const RETRY_AFTER: Duration = Duration::from_secs(10);
-/// Maximum backups of one collection that are listed.
-const SETS_MAX: usize = 10_000;
+/// Maximum backups of one collection that are listed: one an hour for more than five years.
+const SETS_MAX: usize = 50_000;
+/// Descriptions of backups that are read at the same time.
+const SETS_AT_ONCE_MAX: usize = 16;
 /// Time for which an object of a failed backup is kept after it was written, so that the next
 /// backup continues. The copies of a backup without a description are kept as long after its note
 /// was written. Both ages are by the store's clock.
@@ -152,30 +155,86 @@ impl ClusterBackups {
     /// # Errors
     /// The store's error, with a remedy.
     pub async fn list(&self, collection: &str) -> Result<Vec<BackupSet>> {
-        let ids = self.ids(&format!("sets/{collection}")).await?;
-        let mut sets = Vec::with_capacity(ids.len());
-        for id in ids {
-            match self.get(collection, &id).await {
-                Ok(set) => sets.push(set),
-                Err(error) if error.is_retryable() => return Err(error),
-                Err(error) => {
-                    tracing::warn!(collection, %id, %error, "a snapshot is left out of the list");
-                }
-            }
-        }
-        Ok(sets)
+        let ids = self.set_ids(collection).await?;
+        let mut sets = BTreeMap::new();
+        self.read_sets(collection, &ids, |set| drop(sets.insert(set.id.clone(), set))).await?;
+        Ok(sets.into_values().collect())
     }
 
-    /// Returns the backups of the collection of a record, oldest first. Other collections may have
-    /// backups of its name: earlier ones, and those of other clusters with the same store of
-    /// backups.
+    /// Returns the ids of the backups of a collection, oldest first. Reads no description.
+    ///
+    /// # Errors
+    /// The store's error, with a remedy.
+    pub(crate) async fn set_ids(&self, collection: &str) -> Result<Vec<BackupId>> {
+        self.ids(&format!("sets/{collection}")).await
+    }
+
+    /// Returns the ids of the backups of the collection of a record, oldest first. Other
+    /// collections may have backups of its name: earlier ones, and those of other clusters with the
+    /// same store of backups.
     ///
     /// # Errors
     /// As [`ClusterBackups::list`].
-    pub(crate) async fn list_own(&self, record: &CollectionRecord) -> Result<Vec<BackupSet>> {
-        let mut sets = self.list(&record.name).await?;
-        sets.retain(|set| set.record.id == record.id);
-        Ok(sets)
+    pub(crate) async fn own_ids(&self, record: &CollectionRecord) -> Result<Vec<BackupId>> {
+        let ids = self.set_ids(&record.name).await?;
+        let mut own = Vec::new();
+        let keep = |set: BackupSet| {
+            if set.record.id == record.id {
+                own.push(set.id);
+            }
+        };
+        self.read_sets(&record.name, &ids, keep).await?;
+        own.sort_unstable();
+        Ok(own)
+    }
+
+    /// Returns the first backup of `ids` that is one of the collection of a record. Reads no
+    /// description after it. One that cannot be read is logged.
+    ///
+    /// # Errors
+    /// As [`ClusterBackups::list`].
+    pub(crate) async fn first_own(
+        &self,
+        record: &CollectionRecord,
+        ids: &[BackupId],
+    ) -> Result<Option<BackupSet>> {
+        for id in ids {
+            let set = readable(&record.name, id, self.get(&record.name, id).await)?;
+            if let Some(set) = set.filter(|set| set.record.id == record.id) {
+                return Ok(Some(set));
+            }
+        }
+        Ok(None)
+    }
+
+    /// Calls `each` with the backups `ids` of a collection, in any order. Reads some of them at the
+    /// same time. One that cannot be read is logged.
+    ///
+    /// # Errors
+    /// As [`ClusterBackups::list`].
+    async fn read_sets(
+        &self,
+        collection: &str,
+        ids: &[BackupId],
+        mut each: impl FnMut(BackupSet),
+    ) -> Result<()> {
+        for ids in ids.chunks(SETS_AT_ONCE_MAX) {
+            let mut running = JoinSet::new();
+            for id in ids {
+                let objects = self.objects.clone();
+                let collection = collection.to_owned();
+                let id = id.clone();
+                running.spawn(async move {
+                    let set = read_set(&objects, &collection, &id).await;
+                    readable(&collection, &id, set)
+                });
+            }
+            while let Some(read) = running.join_next().await {
+                let set = read.map_err(|error| Error::internal(error.to_string()))??;
+                set.into_iter().for_each(&mut each);
+            }
+        }
+        Ok(())
     }
 
     /// Returns the ids of the backups that have an object in `directory`, oldest first.
@@ -210,18 +269,7 @@ impl ClusterBackups {
     /// `NotFound` if there is none; as `BackupSet::decode`; `DataLoss` for the description of
     /// another backup; the store's error.
     pub async fn get(&self, collection: &str, id: &BackupId) -> Result<BackupSet> {
-        let missing = || Error::not_found(format!("there is no backup {id} of {collection:?}"));
-        let key = self.set_key(collection, id);
-        let bytes = self.objects.read(&key, SET_BYTES_MAX).await?.ok_or_else(missing)?;
-        let set = decode_set(&bytes, collection, id);
-        set.map_err(|error| match error.kind() {
-            ErrorKind::DataLoss => Error::data_loss(format!(
-                "object {key}: {}; restore the object from its earlier version, or delete the snapshot",
-                error.message()
-            ))
-            .with_source(error),
-            _ => error.context(format!("object {key}")),
-        })
+        read_set(&self.objects, collection, id).await
     }
 
     pub(crate) fn schedule(&self) -> Option<BackupSchedule> {
@@ -238,7 +286,7 @@ impl ClusterBackups {
     }
 
     fn set_key(&self, collection: &str, id: &BackupId) -> Key {
-        self.objects.key(&format!("sets/{collection}/{id}"))
+        set_key(&self.objects, collection, id)
     }
 
     fn part_key(&self, shard: &ShardOfSet<'_>, part: usize) -> Key {
@@ -259,7 +307,45 @@ impl ClusterBackups {
     }
 }
 
-/// Reads the description of the backup `id` of a collection.
+fn set_key(objects: &SmallObjects, collection: &str, id: &BackupId) -> Key {
+    objects.key(&format!("sets/{collection}/{id}"))
+}
+
+/// Reads a backup of a collection.
+///
+/// # Errors
+/// As [`ClusterBackups::get`].
+async fn read_set(objects: &SmallObjects, collection: &str, id: &BackupId) -> Result<BackupSet> {
+    let missing = || Error::not_found(format!("there is no backup {id} of {collection:?}"));
+    let key = set_key(objects, collection, id);
+    let bytes = objects.read(&key, SET_BYTES_MAX).await?.ok_or_else(missing)?;
+    let set = decode_set(&bytes, collection, id);
+    set.map_err(|error| match error.kind() {
+        ErrorKind::DataLoss => Error::data_loss(format!(
+            "object {key}: {}; restore the object from its earlier version, or delete the snapshot",
+            error.message()
+        ))
+        .with_source(error),
+        _ => error.context(format!("object {key}")),
+    })
+}
+
+/// Returns a backup; `None`, after a line in the log, if it cannot be read.
+///
+/// # Errors
+/// An error that a later read may not have.
+fn readable(collection: &str, id: &BackupId, set: Result<BackupSet>) -> Result<Option<BackupSet>> {
+    match set {
+        Ok(set) => Ok(Some(set)),
+        Err(error) if error.is_retryable() => Err(error),
+        Err(error) => {
+            tracing::warn!(collection, %id, %error, "a snapshot is left out of the list");
+            Ok(None)
+        }
+    }
+}
+
+/// Decodes the description of the backup `id` of a collection.
 ///
 /// # Errors
 /// As [`BackupSet::decode`], and `DataLoss` for the description of another backup.

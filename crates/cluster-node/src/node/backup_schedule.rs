@@ -12,32 +12,44 @@ use base::{ErrorKind, Result};
 
 use super::catalog::StoreCatalog;
 use super::services::NodeServices;
-use crate::backups::{BackupSchedule, BackupSet, ClusterBackups};
+use crate::backups::{BackupSchedule, ClusterBackups};
 use crate::types::{CollectionRecord, ViewSource};
 
 /// Time between two checks for a collection whose backup is due.
 const CHECK_INTERVAL: Duration = Duration::from_secs(10);
 /// Longest pause after a backup that has failed.
 const RETRY_PAUSE_MAX: Duration = Duration::from_secs(1800);
+/// Longest time between two checks of one collection. Its backups may be removed meanwhile.
+const CHECK_AGAIN_MAX: Duration = Duration::from_secs(600);
+/// Part of the interval after which a collection without a change is checked again. A check reads
+/// the end of the log of each shard.
+const UNCHANGED_SHARE: u32 = 8;
 /// Time for which another node must be the one that makes backups before this node stops a backup.
 /// So a new lease of this node stops none. Shorter than the interval of the other node's checks.
 const STOP_AFTER: Duration = Duration::from_secs(5);
 
-/// Collections whose last backup has failed, by id, and the time at which the next may begin.
+/// Times before which a collection needs no check, by id: its last backup is young or has failed,
+/// or it has not changed.
 #[derive(Default)]
-struct FailedBackups(BTreeMap<String, Instant>);
+struct NextChecks(BTreeMap<String, Instant>);
 
-impl FailedBackups {
-    fn may_begin(&self, id: &str, now: Instant) -> bool {
-        self.0.get(id).is_none_or(|begin| now >= *begin)
+impl NextChecks {
+    fn is_due(&self, id: &str, now: Instant) -> bool {
+        self.0.get(id).is_none_or(|next| now >= *next)
     }
 
-    /// Records the outcome of a backup, and forgets collections whose pause has ended.
-    fn note(&mut self, id: &str, is_ok: bool, now: Instant, every: Duration) {
-        self.0.retain(|_, begin| now < *begin);
-        if !is_ok {
-            self.0.insert(id.to_owned(), now + every.min(RETRY_PAUSE_MAX));
-        }
+    /// Forgets collections that are due.
+    fn forget_due(&mut self, now: Instant) {
+        self.0.retain(|_, next| now < *next);
+    }
+
+    /// Records the outcome of a check, which is the time until the next one.
+    fn note(&mut self, id: &str, outcome: &Result<Duration>, now: Instant, every: Duration) {
+        let pause = match outcome {
+            Ok(pause) => (*pause).min(CHECK_AGAIN_MAX),
+            Err(_) => every.min(RETRY_PAUSE_MAX),
+        };
+        self.0.insert(id.to_owned(), now + pause);
     }
 }
 
@@ -48,13 +60,14 @@ pub(super) async fn run(
     backups: Arc<ClusterBackups>,
 ) {
     let Some(schedule) = backups.schedule() else { return };
-    let mut failed = FailedBackups::default();
+    let mut checks = NextChecks::default();
     loop {
         tokio::time::sleep(CHECK_INTERVAL.min(schedule.every)).await;
         let view = services.view.current();
         if !catalog.is_whole() || !view.is_collector(&services.name) {
             continue;
         }
+        checks.forget_due(Instant::now());
         for id in view.collections.values().map(|record| &record.id) {
             // A pass may take hours. Collections are removed, and nodes come and go meanwhile.
             let now = services.view.current();
@@ -62,12 +75,12 @@ pub(super) async fn run(
                 break;
             }
             let Some(record) = now.by_id(id).cloned() else { continue };
-            if !failed.may_begin(id, Instant::now()) {
+            if !checks.is_due(id, Instant::now()) {
                 continue;
             }
             let stop = other_collects(services.view.clone(), &services.name, STOP_AFTER);
             let outcome = back_up_if_due(&backups, &record, schedule, stop).await;
-            failed.note(id, outcome.is_ok(), Instant::now(), schedule.every);
+            checks.note(id, &outcome, Instant::now(), schedule.every);
             if let Err(error) = outcome {
                 tracing::error!(collection = record.name, %error, "a scheduled backup has failed");
             }
@@ -104,7 +117,7 @@ fn age(created: SystemTime, now: SystemTime, every: Duration) -> Option<Duration
 
 /// Backs a collection up if it has changed and its last backup is old. Then removes backups of it
 /// that the schedule does not keep. If `stop` ends first, the backup is stopped: another node makes
-/// it, and continues with its copies.
+/// it, and continues with its copies. Returns the time until the next check.
 ///
 /// # Errors
 /// As [`ClusterBackups::create`] and [`ClusterBackups::delete`].
@@ -113,28 +126,52 @@ pub(crate) async fn back_up_if_due(
     record: &CollectionRecord,
     schedule: BackupSchedule,
     stop: impl Future<Output = ()>,
-) -> Result<()> {
+) -> Result<Duration> {
+    let before = backups.set_ids(&record.name).await?;
+    let now = SystemTime::now();
+    let age_of = |id: &BackupId| age(id.created().into(), now, schedule.every);
     // Backups of other collections of the name neither make this one appear backed up nor are
     // removed.
-    let sets = backups.list_own(record).await?;
-    let now = SystemTime::now();
-    let newest = sets.iter().rev().find_map(|set| {
-        let age = age(set.id.created().into(), now, schedule.every)?;
-        Some((set, age))
-    });
-    if let Some((newest, age)) = newest
-        && (age < schedule.every || !backups.has_changed(record, newest).await?)
-    {
-        return Ok(());
+    let newest_first = before.iter().rev().filter(|id| age_of(id).is_some());
+    let newest_first: Vec<BackupId> = newest_first.cloned().collect();
+    if let Some(newest) = backups.first_own(record, &newest_first).await? {
+        let age = age_of(&newest.id).unwrap_or_default();
+        if age < schedule.every {
+            return Ok(schedule.every - age);
+        }
+        if !backups.has_changed(record, &newest).await? {
+            return Ok(schedule.every / UNCHANGED_SHARE);
+        }
     }
     let Some(made) = backups.create_until(record, stop).await? else {
         tracing::info!(collection = record.name, "another node makes the scheduled backup");
-        return Ok(());
+        return Ok(Duration::ZERO);
     };
-    let Some(keep) = schedule.keep_newest else { return Ok(()) };
-    // Listed again: a backup may take hours, and others are made and removed meanwhile.
-    let listed = backups.list_own(record).await?;
-    for old in replaced(&ids(&sets), &ids(&listed), &made.id, keep) {
+    if let Some(keep) = schedule.keep_newest {
+        remove_replaced(backups, record, &before, &made.id, keep).await?;
+    }
+    Ok(schedule.every)
+}
+
+/// Removes the backups that the new backup `made` replaces if `keep` backups stay. `before` were
+/// listed before it began, those of other collections of the name included.
+///
+/// # Errors
+/// As [`ClusterBackups::delete`].
+async fn remove_replaced(
+    backups: &ClusterBackups,
+    record: &CollectionRecord,
+    before: &[BackupId],
+    made: &BackupId,
+    keep: usize,
+) -> Result<()> {
+    // Listed again: a backup may take hours, and others are made and removed meanwhile. Only the
+    // descriptions show whose the backups are, and there may be thousands of them.
+    if backups.set_ids(&record.name).await?.len() <= keep {
+        return Ok(());
+    }
+    let listed = backups.own_ids(record).await?;
+    for old in replaced(before, &listed, made, keep) {
         match backups.delete(&record.name, &old).await {
             // A client or another node has removed it meanwhile.
             Err(error) if error.kind() == ErrorKind::NotFound => {}
@@ -142,10 +179,6 @@ pub(crate) async fn back_up_if_due(
         }
     }
     Ok(())
-}
-
-fn ids(sets: &[BackupSet]) -> Vec<BackupId> {
-    sets.iter().map(|set| set.id.clone()).collect()
 }
 
 /// Returns the backups that the new backup `made` replaces if `keep` backups stay. `before` were
@@ -164,6 +197,8 @@ fn replaced(
 
 #[cfg(test)]
 mod tests {
+    use base::Error;
+
     use super::*;
     use crate::types::{NodeInfo, Roles, ViewUpdater};
 
@@ -218,15 +253,19 @@ mod tests {
     }
 
     #[test]
-    fn the_next_backup_waits_after_a_failure() {
-        let (mut failed, now, every) =
-            (FailedBackups::default(), Instant::now(), Duration::from_secs(60));
-        failed.note("1", false, now, every);
-        assert!(!failed.may_begin("1", now + Duration::from_secs(10)));
-        assert!(failed.may_begin("2", now));
-        assert!(failed.may_begin("1", now + every));
-        failed.note("1", true, now + every, every);
-        assert!(failed.may_begin("1", now + every));
-        assert!(failed.0.is_empty());
+    fn the_next_check_waits() {
+        let now = Instant::now();
+        let every = Duration::from_secs(60);
+        let mut checks = NextChecks::default();
+        checks.note("1", &Err(Error::internal("no store")), now, every);
+        assert!(!checks.is_due("1", now + Duration::from_secs(10)));
+        assert!(checks.is_due("2", now));
+        assert!(checks.is_due("1", now + every));
+        let day = Duration::from_secs(24 * 3600);
+        checks.note("1", &Ok(day), now, day);
+        assert!(!checks.is_due("1", now + CHECK_AGAIN_MAX / 2));
+        assert!(checks.is_due("1", now + CHECK_AGAIN_MAX), "its backup may be removed");
+        checks.forget_due(now + CHECK_AGAIN_MAX);
+        assert!(checks.0.is_empty());
     }
 }

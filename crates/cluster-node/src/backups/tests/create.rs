@@ -232,15 +232,48 @@ async fn a_schedule_counts_backups_of_its_collection_alone() {
     for text in ["one", "two"] {
         cluster.append(&own, 0, 1, text).await;
         let never = std::future::pending();
-        back_up_if_due(&cluster.backups, &own, schedule, never).await.unwrap();
+        let next = back_up_if_due(&cluster.backups, &own, schedule, never).await.unwrap();
+        assert_eq!(next, schedule.every);
         let listed = cluster.backups.list("docs").await.unwrap();
         assert_eq!(listed.len(), 2, "the backup {foreign:?} stays");
         assert!(listed.contains(&foreign));
-        made.extend(cluster.backups.list_own(&own).await.unwrap().into_iter().map(|set| set.id));
+        made.extend(cluster.backups.own_ids(&own).await.unwrap());
         schedule.every = Duration::ZERO;
     }
     assert_eq!(made.len(), 2);
     assert_ne!(made[0], made[1], "the second backup replaced the first");
+}
+
+#[tokio::test]
+async fn a_schedule_reads_no_old_descriptions() {
+    let cluster = TestCluster::new();
+    let record = record("1");
+    let sets = cluster.directory.path().join("backups/cluster/sets/docs");
+    std::fs::create_dir_all(&sets).unwrap();
+    // Backups of a year, one each half an hour. Their descriptions cannot be read.
+    for month in 1..=12 {
+        for day in 1..=28 {
+            for half in 0..48 {
+                let time = format!("{:02}{:02}", half / 2, half % 2 * 30);
+                let id = format!("2024{month:02}{day:02}T{time}00000Z-00000000");
+                std::fs::write(sets.join(id), "{").unwrap();
+            }
+        }
+    }
+    cluster.append(&record, 0, 1, "one").await;
+    let made = cluster.backups.create(&record).await.unwrap();
+    let ids = cluster.backups.set_ids("docs").await.unwrap();
+    assert_eq!((ids.len(), ids.last()), (12 * 28 * 48 + 1, Some(&made.id)));
+    let every = Duration::from_secs(3600);
+    let due = async |every: Duration| {
+        let schedule = BackupSchedule { every, keep_newest: None };
+        back_up_if_due(&cluster.backups, &record, schedule, std::future::pending()).await.unwrap()
+    };
+    let next = due(every).await;
+    assert!(next > every / 2 && next <= every, "the last backup is young: {next:?}");
+    let every = Duration::from_nanos(80);
+    assert_eq!(due(every).await, every / 8, "it has not changed");
+    assert_eq!(cluster.backups.set_ids("docs").await.unwrap().len(), ids.len());
 }
 
 #[tokio::test]
