@@ -21,6 +21,7 @@ mod changes;
 mod collection_catalog;
 pub mod membership;
 pub mod node;
+mod placement_cache;
 #[cfg(test)]
 mod testing;
 mod types;
@@ -74,7 +75,7 @@ pub mod fuzzing {
 pub use changes::{CatalogChanges, CollectionChanges};
 pub use collection_catalog::CollectionCatalog;
 pub use types::{
-    ClusterView, CollectionRecord, NodeInfo, Owner, PROTOCOL, Roles, ShardKey, StoreAccess,
-    ViewSource, ViewUpdater, known_ids, new_id,
+    ClusterView, CollectionRecord, NodeInfo, Owner, PROTOCOL, PlacementCache, Roles, ShardKey,
+    StoreAccess, ViewSource, ViewUpdater, known_ids, new_id,
 };
 pub use waiting_writes::{WaitingMemory, WaitingWrites};

@@ -16,6 +16,8 @@ use serde_json::Value;
 use tokio::sync::watch;
 
 use crate::changes::CatalogChanges;
+use crate::placement_cache::PlacedRole;
+pub use crate::placement_cache::PlacementCache;
 
 /// A collection of the cluster, as the store has it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -293,6 +295,8 @@ pub struct ClusterView {
     /// Reason why nodes and owners are as they were before, and not as etcd has them; `None` if the
     /// last reading succeeded.
     pub stale: Option<String>,
+    /// Placements of shards that were computed. They have no effect on any answer.
+    pub placements: PlacementCache,
 }
 
 /// Checks that all holders know the ids of points that are written, changed or deleted. An old
@@ -323,28 +327,33 @@ impl ClusterView {
 
     /// Returns the names of the nodes that should hold the shard, in the order of preference.
     pub fn wanted_holders(&self, key: &ShardKey, copies: u32) -> Vec<String> {
-        self.placed(key, copies as usize, |node| node.roles.search)
+        let nodes = self.nodes.values().filter(|node| node.roles.search);
+        self.placements.place(PlacedRole::Holder, key, nodes, copies as usize)
     }
 
     /// Returns the name of the node that should own the shard. If that node has lost the store, the
     /// next one in the order of preference owns the shard. Nodes of earlier versions do not see the
     /// loss and take no such shard, so they are left out of this order.
     pub fn wanted_owner(&self, key: &ShardKey) -> Option<String> {
-        let first = self.placed(key, 1, |node| node.roles.ingest).pop()?;
+        let nodes = self.nodes.values().filter(|node| node.roles.ingest);
+        let first = self.placements.place(PlacedRole::Owner, key, nodes, 1).pop()?;
         if self.nodes.get(&first).is_none_or(|node| node.store != StoreAccess::Lost) {
             return Some(first);
         }
-        let takes_over = |node: &NodeInfo| node.roles.ingest && node.store.reading().takes_over();
-        Some(self.placed(key, 1, takes_over).pop().unwrap_or(first))
+        Some(self.next_owner(key).unwrap_or(first))
     }
 
-    fn placed(&self, key: &ShardKey, copies: usize, may: fn(&NodeInfo) -> bool) -> Vec<String> {
-        let nodes = self.nodes.values().filter(|node| may(node));
-        let servers: Vec<SearchServer> = nodes
+    /// Returns the owner of a shard among the nodes that take the logs of a node without the store.
+    fn next_owner(&self, key: &ShardKey) -> Option<String> {
+        let takes_over = |node: &&NodeInfo| node.roles.ingest && node.store.reading().takes_over();
+        let servers: Vec<SearchServer> = self
+            .nodes
+            .values()
+            .filter(takes_over)
             .map(|node| SearchServer { name: node.name.clone(), weight: node.weight })
             .collect();
-        let chosen = holders(&key.placement(), &servers, copies);
-        chosen.into_iter().map(|at| servers[at].name.clone()).collect()
+        let chosen = holders(&key.placement(), &servers, 1);
+        chosen.first().map(|&at| servers[at].name.clone())
     }
 
     /// Returns the nodes that hold the shard and follow the end of its log: wanted holders first,

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use base::{Error, Result};
 use bytes::Bytes;
 use cluster::WEIGHT_MAX;
-use cluster_node::{ClusterView, NodeInfo, Roles};
+use cluster_node::{ClusterView, NodeInfo, PlacementCache, Roles};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
@@ -94,7 +94,8 @@ fn changed(now: &ClusterView, request: &PlanRequest) -> Result<ClusterView> {
     if request.without.len() + request.with.len() > CHANGES_MAX {
         return Err(Error::invalid(format!("a plan changes at most {CHANGES_MAX} nodes")));
     }
-    let mut then = now.clone();
+    // Placements on the nodes of now are still needed.
+    let mut then = ClusterView { placements: PlacementCache::default(), ..now.clone() };
     for name in &request.without {
         if then.nodes.remove(name).is_none() {
             return Err(Error::not_found(format!("there is no node {name:?} in the cluster")));
