@@ -49,6 +49,9 @@ pub struct BackupReport {
     pub uploaded_bytes: u64,
     /// Duration in seconds.
     pub seconds: f64,
+    /// Number of reads of lists of earlier backups.
+    #[serde(skip)]
+    pub lists_read: usize,
 }
 
 /// Objects that the store has already.
@@ -56,8 +59,8 @@ struct KnownObjects {
     stored: BTreeMap<String, StoredObject>,
     /// Files of earlier backups, by the name of the object.
     listed: HashMap<String, BackupFile>,
-    /// Newest backup that can be read.
-    newest: Option<BackupList>,
+    /// Number of reads of lists.
+    lists_read: usize,
 }
 
 impl KnownObjects {
@@ -70,6 +73,47 @@ impl KnownObjects {
     /// some.
     fn has_files_of(&self, list: &BackupList) -> bool {
         list.files.iter().all(|file| self.has(&file.object, file.bytes))
+    }
+
+    /// Returns the newest of the lists `ids`, which are the oldest first, that can be read.
+    async fn newest_list(
+        &mut self,
+        context: &BackupContext<'_>,
+        collection: &str,
+        ids: &[BackupId],
+    ) -> Option<BackupList> {
+        for id in ids.iter().rev() {
+            self.lists_read += 1;
+            match context.store.list(collection, id).await {
+                Ok(list) => return Some(list),
+                Err(error) => warn_of_unread(id, &error),
+            }
+        }
+        None
+    }
+
+    /// Adds the files of the lists `ids`.
+    ///
+    /// # Errors
+    /// `Internal` if a read ended in a panic.
+    async fn add_lists(
+        &mut self,
+        context: &BackupContext<'_>,
+        collection: &str,
+        ids: &[BackupId],
+    ) -> Result<()> {
+        let add = |id: BackupId, list: Result<BackupList>| {
+            self.lists_read += 1;
+            match list {
+                Ok(list) => {
+                    let files = list.files.into_iter();
+                    self.listed.extend(files.map(|file| (file.object.clone(), file)));
+                }
+                Err(error) => warn_of_unread(&id, &error),
+            }
+            Ok(())
+        };
+        context.store.read_lists(collection, ids, add).await
     }
 }
 
@@ -98,23 +142,35 @@ pub async fn create(
     let mark = Mark::put(context.store, collection, MarkKind::Backup, &id).await?;
     let work = async {
         mark.wait_for_removals(context.progress).await?;
-        let mut known = known_objects(context, collection).await?;
+        let stored = context.store.objects(collection).await?;
+        let mut known = KnownObjects { stored, listed: HashMap::new(), lists_read: 0 };
         if extent == BackupExtent::All {
             known.stored.clear();
         }
+        let ids = context.store.ids(collection).await?;
+        let newest = if extent == BackupExtent::Changed {
+            known.newest_list(context, collection, &ids).await
+        } else {
+            None
+        };
         named.collection().flush_before_pin()?;
         // Read before the files are pinned: settings may name a position in the files, which must
         // not be ahead of them.
         let settings = named.settings();
         let pinned = named.collection().pin()?;
         let source = BackupSource { named, settings: &settings, pinned: &pinned };
-        let newest = known.newest.as_ref().filter(|_| extent == BackupExtent::Changed);
-        if let Some(list) = newest
+        if let Some(list) = &newest
             && known.has_files_of(list)
             && is_same(context, list, &source).await?
         {
-            return Ok(BackupReport { unchanged: true, ..report(list) });
+            return Ok(BackupReport {
+                unchanged: true,
+                lists_read: known.lists_read,
+                ..report(list)
+            });
         }
+        // Most collections of a schedule have not changed, and need no other list.
+        known.add_lists(context, collection, &ids).await?;
         upload(context, &source, &known, &id, &mark).await
     };
     let outcome = mark.during(work).await;
@@ -122,22 +178,9 @@ pub async fn create(
     outcome.map(|report| BackupReport { seconds: began.elapsed().as_secs_f64(), ..report })
 }
 
-async fn known_objects(context: &BackupContext<'_>, collection: &str) -> Result<KnownObjects> {
-    let stored = context.store.objects(collection).await?;
-    let mut listed = HashMap::new();
-    let mut newest = None;
-    for id in context.store.ids(collection).await? {
-        match context.store.list(collection, &id).await {
-            Ok(list) => {
-                let files = list.files.iter().cloned();
-                listed.extend(files.map(|file| (file.object.clone(), file)));
-                newest = Some(list);
-            }
-            // Its files are uploaded again if no other list has them.
-            Err(error) => tracing::warn!(%error, backup = %id, "an earlier backup is not read"),
-        }
-    }
-    Ok(KnownObjects { stored, listed, newest })
+/// Logs that a list is not read. Its files are uploaded again if no other list has them.
+fn warn_of_unread(id: &BackupId, error: &Error) {
+    tracing::warn!(%error, backup = %id, "an earlier backup is not read");
 }
 
 /// Returns true if the pinned state equals the state of `list`.
@@ -230,7 +273,8 @@ async fn upload(
     };
     mark.put_list(&list).await?;
     let uploaded_bytes = context.progress.bytes_moved() - sent_before;
-    Ok(BackupReport { uploaded_files, uploaded_bytes, ..report(&list) })
+    let lists_read = known.lists_read;
+    Ok(BackupReport { uploaded_files, uploaded_bytes, lists_read, ..report(&list) })
 }
 
 /// Returns the BLAKE3 hash of a file.
@@ -279,6 +323,7 @@ fn report(list: &BackupList) -> BackupReport {
         uploaded_files: 0,
         uploaded_bytes: 0,
         seconds: 0.0,
+        lists_read: 0,
     }
 }
 

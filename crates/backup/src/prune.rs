@@ -7,7 +7,7 @@ use base::{Error, ErrorKind, Result};
 use chrono::{DateTime, Utc};
 use serde::Serialize;
 
-use crate::list::BackupId;
+use crate::list::{BackupId, BackupList};
 use crate::marks::{Mark, MarkKind};
 use crate::policy::RetentionPolicy;
 use crate::transfer::BackupContext;
@@ -155,20 +155,18 @@ async fn check_kept(
     if removed.is_empty() {
         return Ok(());
     }
-    for id in lists.keys().filter(|id| !removed.contains(id)) {
-        match context.store.list(collection, id).await {
-            // Another server has removed it since.
-            Err(error) if error.kind() == ErrorKind::NotFound => {}
-            Err(error) if error.kind() == ErrorKind::DataLoss => {
-                return Err(Error::data_loss(format!(
-                    "{}; no other backup is removed before this one is removed by its id",
-                    error.message()
-                )));
-            }
-            list => drop(list?),
-        }
-    }
-    Ok(())
+    let kept = lists.into_keys().filter(|id| !removed.contains(id));
+    let kept: Vec<BackupId> = kept.collect();
+    let check = |_, list: Result<BackupList>| match list {
+        // Another server has removed it since.
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
+        Err(error) if error.kind() == ErrorKind::DataLoss => Err(Error::data_loss(format!(
+            "{}; no other backup is removed before this one is removed by its id",
+            error.message()
+        ))),
+        list => list.map(drop),
+    };
+    context.store.read_lists(collection, &kept, check).await
 }
 
 /// Does the work of [`remove`], whose mark is `mark`.
@@ -216,9 +214,8 @@ async fn remove_objects(
         return Ok(());
     }
     let mut named = BTreeSet::new();
-    for list in context.store.lists(collection).await? {
-        named.extend(list.files.into_iter().map(|file| file.object));
-    }
+    let add = |list: BackupList| named.extend(list.files.into_iter().map(|file| file.object));
+    context.store.each_list(collection, add).await?;
     let now = mark.store_time().await?;
     for (object, stored) in objects {
         if named.contains(&object) || age_of(stored.modified, now) < grace {

@@ -11,6 +11,7 @@ use object_store::local::LocalFileSystem;
 use object_store::path::Path as Key;
 use object_store::{ObjectMeta, ObjectStore, ObjectStoreExt, PutPayload};
 use serde::Serialize;
+use tokio::task::JoinSet;
 use tokio_stream::StreamExt;
 
 use crate::list::{BackupId, BackupList, BackupProblem, LIST_BYTES_MAX};
@@ -19,6 +20,8 @@ use crate::list::{BackupId, BackupList, BackupProblem, LIST_BYTES_MAX};
 const LISTS: &str = "backups";
 /// Directory of objects.
 const OBJECTS: &str = "objects";
+/// Lists that are read at the same time. A collection may have thousands of backups.
+const LISTS_AT_ONCE_MAX: usize = 16;
 
 /// Collection of which a store has objects.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -203,20 +206,30 @@ impl BackupStore {
     /// As [`BackupStore::list`].
     pub async fn lists(&self, collection: &str) -> Result<Vec<BackupList>> {
         let mut lists = Vec::new();
-        for id in self.ids(collection).await? {
-            match self.list(collection, &id).await {
-                // It was removed after it was listed.
-                Err(error) if error.kind() == ErrorKind::NotFound => {}
-                Err(error) if error.kind() == ErrorKind::DataLoss => {
-                    return Err(Error::data_loss(format!(
-                        "{}; files without a backup stay until this backup is removed by its id",
-                        error.message()
-                    )));
-                }
-                list => lists.push(list?),
-            }
-        }
+        self.each_list(collection, |list| lists.push(list)).await?;
         Ok(lists)
+    }
+
+    /// Calls `each` with all lists of a collection, oldest first, without keeping them.
+    ///
+    /// # Errors
+    /// As [`BackupStore::list`].
+    pub(crate) async fn each_list(
+        &self,
+        collection: &str,
+        mut each: impl FnMut(BackupList),
+    ) -> Result<()> {
+        let ids = self.ids(collection).await?;
+        self.read_lists(collection, &ids, |_, list| match list {
+            // It was removed after it was listed.
+            Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
+            Err(error) if error.kind() == ErrorKind::DataLoss => Err(Error::data_loss(format!(
+                "{}; files without a backup stay until this backup is removed by its id",
+                error.message()
+            ))),
+            list => list.map(&mut each),
+        })
+        .await
     }
 
     /// Reads all lists of a collection, oldest first, and names the unreadable ones.
@@ -225,8 +238,9 @@ impl BackupStore {
     /// The store's error, with a remedy.
     pub async fn readable_lists(&self, collection: &str) -> Result<StoredLists> {
         let mut stored = StoredLists::default();
-        for id in self.ids(collection).await? {
-            match self.list(collection, &id).await {
+        let ids = self.ids(collection).await?;
+        self.read_lists(collection, &ids, |id, list| {
+            match list {
                 Ok(list) => stored.lists.push(list),
                 Err(error) => match error.kind() {
                     // Removed since it was listed.
@@ -238,8 +252,42 @@ impl BackupStore {
                     _ => return Err(error),
                 },
             }
-        }
+            Ok(())
+        })
+        .await?;
         Ok(stored)
+    }
+
+    /// Reads the lists `ids`, some at the same time, and calls `each` with the outcomes in the
+    /// order of ids.
+    ///
+    /// # Errors
+    /// The first error of `each`.
+    pub(crate) async fn read_lists(
+        &self,
+        collection: &str,
+        ids: &[BackupId],
+        mut each: impl FnMut(BackupId, Result<BackupList>) -> Result<()>,
+    ) -> Result<()> {
+        for ids in ids.chunks(LISTS_AT_ONCE_MAX) {
+            let mut running = JoinSet::new();
+            for id in ids {
+                let store = self.clone();
+                let collection = collection.to_owned();
+                let id = id.clone();
+                running.spawn(async move {
+                    let list = store.list(&collection, &id).await;
+                    (id, list)
+                });
+            }
+            let mut read = BTreeMap::new();
+            while let Some(one) = running.join_next().await {
+                let (id, list) = one.map_err(|error| Error::internal(error.to_string()))?;
+                read.insert(id, list);
+            }
+            read.into_iter().try_for_each(|(id, list)| each(id, list))?;
+        }
+        Ok(())
     }
 
     /// Writes the list of a backup.

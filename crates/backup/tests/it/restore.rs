@@ -33,11 +33,13 @@ fn a_second_backup_stores_only_changes() {
     let third = store.back_up(&named);
     assert!(third.uploaded_files <= 1, "{third:?}");
     let changed = |extent| block_on(backup::create(&store.context(), &named, extent)).unwrap();
-    assert!(changed(BackupExtent::Changed).unchanged);
+    let same = changed(BackupExtent::Changed);
+    assert_eq!((same.unchanged, same.lists_read), (true, 1), "the newest of three lists");
     let full = changed(BackupExtent::All);
     assert_eq!(full.uploaded_bytes, full.bytes);
     put(&named, 5000..5001, 1);
-    assert!(!changed(BackupExtent::Changed).unchanged);
+    let more = changed(BackupExtent::Changed);
+    assert_eq!((more.unchanged, more.lists_read), (false, 1 + 4));
 
     let wanted = contents(&named);
     let report = store.restore(&registry, "c", "copy").unwrap();
