@@ -30,6 +30,9 @@ const EVICTED_MAX: usize = 64;
 const KEPT_OF_FULL: u64 = 16;
 /// Maximum used blocks that one eviction skips. The shard is locked meanwhile.
 const SKIPPED_MAX: usize = 64;
+/// Minimum keys of dropped files that a shard keeps before it removes them. It then removes as many
+/// as it has blocks, so that a removal costs little for each dropped block.
+const STALE_KEYS_MIN: usize = 64;
 /// Longest wait of a query for the lock of a shard. A thread of low priority that evicts blocks may
 /// hold the lock for many milliseconds on a busy machine. A read from a medium takes less.
 const LOCK_WAIT_MAX: Duration = Duration::from_micros(500);
@@ -137,10 +140,16 @@ impl ReadCounts {
     }
 }
 
+/// Blocks of a file, by their offsets.
+type FileBlocks = HashMap<u64, SegmentCacheEntry>;
+
 #[derive(Debug, Default)]
 struct CacheShard {
-    blocks: HashMap<SegmentCacheKey, SegmentCacheEntry>,
-    /// All keys of `blocks`, oldest first.
+    /// Blocks by file. A merge drops a file, and must not visit the blocks of all others.
+    files: HashMap<u64, FileBlocks>,
+    /// Number of blocks of all files.
+    blocks: usize,
+    /// Keys of all blocks, and some of dropped files, oldest first.
     order: VecDeque<SegmentCacheKey>,
 }
 
@@ -153,16 +162,55 @@ struct SegmentCacheEntry {
 }
 
 impl CacheShard {
+    fn get(&self, key: SegmentCacheKey) -> Option<&SegmentCacheEntry> {
+        self.files.get(&key.file)?.get(&key.offset)
+    }
+
+    fn get_mut(&mut self, key: SegmentCacheKey) -> Option<&mut SegmentCacheEntry> {
+        self.files.get_mut(&key.file)?.get_mut(&key.offset)
+    }
+
+    /// Inserts a block that is not there.
+    fn insert(&mut self, key: SegmentCacheKey, entry: SegmentCacheEntry) {
+        self.files.entry(key.file).or_default().insert(key.offset, entry);
+        self.blocks += 1;
+        self.order.push_back(key);
+    }
+
+    fn remove(&mut self, key: SegmentCacheKey) -> Option<SegmentCacheEntry> {
+        let of_file = self.files.get_mut(&key.file)?;
+        let removed = of_file.remove(&key.offset)?;
+        if of_file.is_empty() {
+            self.files.remove(&key.file);
+        }
+        self.blocks -= 1;
+        Some(removed)
+    }
+
+    /// Removes the blocks of a file. Its keys stay in the order until they are as many as the
+    /// blocks, or until an eviction finds them.
+    fn remove_file(&mut self, file: u64) -> Option<FileBlocks> {
+        let removed = self.files.remove(&file)?;
+        self.blocks -= removed.len();
+        if self.order.len() > 2 * self.blocks + STALE_KEYS_MIN {
+            let mut order = std::mem::take(&mut self.order);
+            order.retain(|key| self.get(*key).is_some());
+            self.order = order;
+        }
+        Some(removed)
+    }
+
     /// Removes one block that no query uses, if there is one.
     fn evict(&mut self) -> Option<SegmentCacheEntry> {
         let mut skipped = 0;
         // Each block gets at most one more round. Blocks in use are skipped.
         for _ in 0..2 * self.order.len() {
             let key = self.order.pop_front()?;
-            let cached = self.blocks.get_mut(&key)?;
+            // A key without a block is that of a dropped file.
+            let Some(cached) = self.get_mut(key) else { continue };
             let is_skipped = std::mem::take(&mut cached.used) && skipped < SKIPPED_MAX;
             if !is_skipped && Arc::strong_count(&cached.block) == 1 {
-                return self.blocks.remove(&key);
+                return self.remove(key);
             }
             skipped += usize::from(is_skipped);
             self.order.push_back(key);
@@ -223,7 +271,7 @@ impl SegmentCache {
         let counts = self.counts(section);
         counts.lookups.fetch_add(1, Ordering::Relaxed);
         let mut shard = self.locked(key)?;
-        let cached = shard.blocks.get_mut(&key)?;
+        let cached = shard.get_mut(key)?;
         cached.used = true;
         counts.hits.fetch_add(1, Ordering::Relaxed);
         Some(cached.block.clone())
@@ -232,7 +280,7 @@ impl SegmentCache {
     /// Returns true if a block is cached, or if another thread holds the lock of its shard for
     /// long. Does not count a lookup.
     pub(crate) fn has(&self, key: SegmentCacheKey) -> bool {
-        self.locked(key).is_none_or(|shard| shard.blocks.contains_key(&key))
+        self.locked(key).is_none_or(|shard| shard.get(key).is_some())
     }
 
     /// Creates a block of `content`, and caches it if memory has room or unused blocks can be
@@ -308,11 +356,10 @@ impl SegmentCache {
             self.refused.fetch_add(1, Ordering::Relaxed);
             return block;
         };
-        if let Some(cached) = shard.blocks.get(&key) {
+        if let Some(cached) = shard.get(key) {
             return cached.block.clone();
         }
-        shard.blocks.insert(key, SegmentCacheEntry { block: block.clone(), bytes, used: false });
-        shard.order.push_back(key);
+        shard.insert(key, SegmentCacheEntry { block: block.clone(), bytes, used: false });
         self.bytes.fetch_add(bytes, Ordering::Relaxed);
         block
     }
@@ -337,16 +384,10 @@ impl SegmentCache {
     /// Drops all blocks of a file.
     pub(crate) fn forget(&self, file: u64) {
         for shard in &self.shards {
-            let mut shard = shard.lock();
-            let mut bytes = 0;
-            shard.blocks.retain(|key, cached| {
-                let keeps = key.file != file;
-                bytes += if keeps { 0 } else { cached.bytes };
-                keeps
-            });
-            if bytes > 0 {
-                shard.order.retain(|key| key.file != file);
-            }
+            let removed = shard.lock().remove_file(file);
+            let blocks = removed.iter().flat_map(HashMap::values);
+            let bytes: u64 = blocks.map(|cached| cached.bytes).sum();
+            drop(removed);
             self.bytes.fetch_sub(bytes, Ordering::Relaxed);
         }
     }
@@ -473,6 +514,31 @@ mod tests {
         drop(held);
         cache.forget(7);
         assert_eq!((cache.stats().bytes, budget.free()), (0, 100_000));
+    }
+
+    #[test]
+    fn a_dropped_file_leaves_the_blocks_of_others() {
+        let budget = MemoryBudget::new(1 << 20);
+        let cache = SegmentCache::new(&budget);
+        for number in 0..100 {
+            cache.put(key(number), content(number));
+        }
+        let kept = cache.stats().bytes;
+        let keys = || -> usize { cache.shards.iter().map(|shard| shard.lock().order.len()).sum() };
+        let put_and_forget = |file: u64| {
+            for number in 0..20 {
+                cache.put(SegmentCacheKey { file, offset: number * 4096 }, content(number));
+            }
+            cache.forget(file);
+        };
+        put_and_forget(8);
+        assert_eq!(keys(), 120, "no key of another file is visited");
+        (9..2000).for_each(put_and_forget);
+        assert!(keys() <= 2 * 100 + SHARDS * STALE_KEYS_MIN, "{}", keys());
+        assert_eq!((cache.stats().bytes, cache.stats().evicted), (kept, 0));
+        assert!((0..100).all(|number| cache.has(key(number))));
+        assert!(budget.reserve(1 << 20, "everything").is_ok());
+        assert_eq!((cache.stats().bytes, cache.stats().evicted), (0, 100));
     }
 
     #[test]
