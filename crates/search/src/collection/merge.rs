@@ -59,14 +59,17 @@ struct SegmentSize {
     has_damaged_codes: bool,
 }
 
+/// Returns true if a segment has lost so many rows, or codes, that it is rewritten.
+fn is_worn(size: &SegmentSize, merging: &Merging) -> bool {
+    size.has_damaged_codes
+        || f64::from(size.rows - size.live) > f64::from(size.rows) * merging.deleted_share
+}
+
 /// Chooses the segments to rewrite as one: one that has lost many rows or codes, or several of
 /// similar size, small ones first. `rows_max` limits the live rows of the result.
 fn choose(sizes: &[SegmentSize], merging: &Merging, rows_max: u32) -> Option<Vec<SegmentSize>> {
-    let worn = |size: &&SegmentSize| {
-        size.has_damaged_codes
-            || f64::from(size.rows - size.live) > f64::from(size.rows) * merging.deleted_share
-    };
-    if let Some(size) = sizes.iter().find(|size| worn(size) && size.live <= rows_max) {
+    let worn = |size: &&SegmentSize| is_worn(size, merging) && size.live <= rows_max;
+    if let Some(size) = sizes.iter().find(worn) {
         return Some(vec![*size]);
     }
     let mut sorted = sizes.to_vec();
@@ -110,11 +113,13 @@ fn piled(sizes: &[SegmentSize], merging: &Merging) -> usize {
     (0..live.len()).map(similar).max().unwrap_or(0)
 }
 
-/// Returns true if at least `BEHIND * fan_in` segments of similar size wait. Returns false if a
-/// segment has lost many rows or codes, since that segment is rewritten first.
+/// Returns true if at least `BEHIND * fan_in` segments of similar size wait. Segments that are too
+/// large to be merged do not count: a large collection has many of them, and its merges would never
+/// be paced. Returns false if a segment has lost many rows or codes, since that segment is rewritten
+/// first.
 fn is_behind(sizes: &[SegmentSize], merging: &Merging) -> bool {
-    let piled = Merging { fan_in: BEHIND * merging.fan_in, ..*merging };
-    choose(sizes, &piled, u32::MAX).is_some_and(|chosen| chosen.len() >= piled.fan_in)
+    !sizes.iter().any(|size| is_worn(size, merging))
+        && piled(sizes, merging) >= BEHIND * merging.fan_in
 }
 
 /// Returns the index of the view and the row for each live row, ascending.
@@ -557,9 +562,12 @@ mod tests {
         assert!(!behind(&[10; 7]) && behind(&[10; 8]));
         assert!(behind(&[900, 10, 10, 10, 12, 12, 12, 39, 39, 900]));
         assert!(!behind(&[10, 10, 10, 10, 100, 100, 100, 100]), "two sizes");
-        let mut worn = sizes(&[10; 2]);
+        let mut worn = sizes(&[10; 8]);
         worn[0].live = 1;
         assert!(!is_behind(&worn, &Merging::default()));
+        let large = Merging::default().rows_max / 2;
+        assert!(!behind(&[large; 48]), "they are never merged");
+        assert!(!behind(&[&[large; 48][..], &[10; 4][..]].concat()));
     }
 
     #[test]
