@@ -15,6 +15,10 @@ use super::named::{BackgroundTask, NamedCollection};
 const CHECK_INTERVAL: Duration = Duration::from_millis(500);
 /// Minimum unflushed bytes of a collection that is flushed because memory is short.
 const RELIEF_BYTES_MIN: u64 = 256 << 10;
+/// The same if many collections have fewer. Their segment takes about a fourth of so few bytes.
+const SMALL_RELIEF_BYTES_MIN: u64 = 32 << 10;
+/// Many collections have few unflushed bytes if together they take this part of the memory.
+const SMALL_RELIEF_SHARE: u64 = 16;
 
 pub(super) fn start(core: &Arc<RegistryCore>) -> Result<Vec<JoinHandle<()>>> {
     let opening = core.clone();
@@ -113,15 +117,22 @@ fn freeze_quiet(core: &RegistryCore) -> bool {
 /// Otherwise many small collections could fill the memory with points that none of them flushes.
 /// Returns true if it froze one.
 fn relieve(core: &RegistryCore) -> bool {
+    let budget = core.resources.budget();
     // Cached blocks count as free. Otherwise a full cache would cause a flush of every few points.
-    if !core.resources.budget().is_short() {
+    if !budget.is_short() {
         return false;
     }
-    let sizes = core.ready().into_iter().filter(|named| named.may_run(BackgroundTask::Flush));
-    let largest = sizes
-        .map(|named| (named.collection().unflushed_bytes(), named))
-        .max_by_key(|(bytes, _)| *bytes);
-    match largest.filter(|(bytes, _)| *bytes >= RELIEF_BYTES_MIN) {
+    let collections = core.ready().into_iter().filter(|named| named.may_run(BackgroundTask::Flush));
+    let sizes: Vec<(u64, Arc<NamedCollection>)> =
+        collections.map(|named| (named.collection().unflushed_bytes(), named)).collect();
+    let unflushed: u64 = sizes.iter().map(|(bytes, _)| *bytes).sum();
+    let bytes_min = if unflushed >= budget.limit() / SMALL_RELIEF_SHARE {
+        SMALL_RELIEF_BYTES_MIN
+    } else {
+        RELIEF_BYTES_MIN
+    };
+    let largest = sizes.into_iter().max_by_key(|(bytes, _)| *bytes);
+    match largest.filter(|(bytes, _)| *bytes >= bytes_min) {
         Some((_, named)) => {
             let frozen = named.collection().freeze();
             named.record_outcome(BackgroundTask::Flush, &frozen);
@@ -185,6 +196,42 @@ mod tests {
         let _rest = budget.reserve(budget.free() - 1000, "other data").unwrap();
         assert!(relieve(&core));
         assert!(!relieve(&core), "a frozen memtable waits already");
+    }
+
+    #[test]
+    fn few_points_of_many_collections_are_flushed() {
+        let directory = tempfile::tempdir().unwrap();
+        let options = RegistryOptions {
+            memory_bytes: 64 << 20,
+            cache_bytes: 0,
+            ..RegistryOptions::new(directory.path())
+        };
+        // Without its threads, so nothing is flushed.
+        let core = RegistryCore::open(options).unwrap();
+        let payload = serde_json::Map::new();
+        let record = vec![7_u8; 50 << 10];
+        let embedding = &[1.0; DIMS];
+        let add = |number: usize| {
+            let settings = CollectionSettings::new(DIMS, Metric::L2);
+            let named = core.create(&format!("c{number}"), settings).unwrap();
+            let point = |id| NewPoint {
+                id: PointId::Number(id),
+                embedding,
+                record: &record,
+                payload: &payload,
+            };
+            named.upsert(&(0..4).map(point).collect::<Vec<_>>()).unwrap();
+            assert!(named.collection().unflushed_bytes() < RELIEF_BYTES_MIN);
+        };
+        let budget = core.resources.budget();
+        let relieved = || {
+            let _rest = budget.reserve(budget.free() - 1000, "other data").unwrap();
+            relieve(&core)
+        };
+        add(0);
+        assert!(!relieved(), "a flush of few points would not help");
+        (1..24).for_each(add);
+        assert!(relieved(), "together they fill the memory");
     }
 
     #[test]
