@@ -126,27 +126,27 @@ pub(crate) fn segments(
 }
 
 /// Returns the indexed fields, each with the number of points that have a value of it: fields with
-/// a requested index, and all others that segments index by themselves.
+/// a requested index, and all others that segments index by themselves. Reads no payload of a
+/// segment: points of segments without an index on a field are not counted.
 fn payload_schema(
     named: &NamedCollection,
     settings: &CollectionSettings,
 ) -> Result<Map<String, Value>> {
+    let indexed = named.collection().indexed_fields()?;
     let mut fields = Map::new();
     for (field, schema) in stored(&settings.extra, "payload_schema").into_iter().flatten() {
-        // Matches any value.
-        let matching = Match::Except(Vec::<Value>::new().into());
-        let filled = Condition::Match { key: field.clone(), matching };
-        let filled = Filter { must: vec![filled], ..Filter::default() };
-        let points = named
-            .count(Some(&filled))
-            .map_err(|error| error.context(format_args!("payload_schema.{field}")))?;
-        let mut described = json!({ "data_type": schema["data_type"], "points": points.count });
+        let points = if named.collection().has_index(field) {
+            count_values(named, field)?
+        } else {
+            indexed.iter().find(|it| it.path == *field).map_or(0, |it| it.points)
+        };
+        let mut described = json!({ "data_type": schema["data_type"], "points": points });
         if !schema["params"].is_null() {
             described["params"] = schema["params"].clone();
         }
         fields.insert(field.clone(), described);
     }
-    for field in named.collection().indexed_fields()? {
+    for field in indexed {
         let Some(data_type) = field.data_type.filter(|_| !fields.contains_key(&field.path)) else {
             continue;
         };
@@ -160,6 +160,17 @@ fn payload_schema(
         fields.insert(field.path, json!({ "data_type": data_type, "points": field.points }));
     }
     Ok(fields)
+}
+
+/// Counts the points with a value of an indexed field.
+fn count_values(named: &NamedCollection, field: &str) -> Result<u64> {
+    // Matches any value.
+    let matching = Match::Except(Vec::<Value>::new().into());
+    let filled = Condition::Match { key: field.to_owned(), matching };
+    let filled = Filter { must: vec![filled], ..Filter::default() };
+    let counted = named.count(Some(&filled));
+    let counted = counted.map_err(|error| error.context(format_args!("payload_schema.{field}")));
+    Ok(counted?.count)
 }
 
 /// Returns the fields that some segments do not index, with the reason.

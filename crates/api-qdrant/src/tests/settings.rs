@@ -4,7 +4,7 @@ use base::ErrorKind;
 use serde_json::{Value, json};
 
 use super::{Bench, messages, three};
-use crate::{collections, describe, update};
+use crate::{collections, describe, retrieve, update};
 
 #[test]
 fn hints_without_effect_are_warned_of() {
@@ -52,6 +52,31 @@ fn an_indexed_field_counts_its_points() {
     assert_eq!(points(&bench)["points"], 2);
     bench.write(update::delete, "c", &json!({"points": [1]})).unwrap();
     assert_eq!(points(&bench)["points"], 1);
+}
+
+#[test]
+fn a_description_reads_no_payload_of_a_field_without_an_index() {
+    let bench = Bench::new();
+    bench.create("c", 2, "Dot");
+    // More fields than a segment indexes.
+    let payload: serde_json::Map<String, Value> =
+        (0..70).map(|number| (format!("f{number:02}"), json!(number))).collect();
+    let points = json!({"points": [{"id": 1, "vector": [1, 1], "payload": payload}]});
+    bench.write(update::upsert, "c", &points).unwrap();
+    for field in ["f00", "f69"] {
+        let index = json!({"field_name": field, "field_schema": "integer"});
+        bench.write(collections::index, "c", &index).unwrap();
+    }
+    bench.registry().get("c").unwrap().collection().flush().unwrap();
+    let scanned = || bench.registry().stats().filters.scanned;
+    let before = scanned();
+    let described = bench.read(describe::describe, "c", &Value::Null).unwrap();
+    let schema = &described["payload_schema"];
+    assert_eq!((&schema["f00"]["points"], &schema["f69"]["points"]), (&json!(1), &json!(0)));
+    assert_eq!(scanned(), before);
+    let count = json!({"filter": {"must": [{"key": "f69", "match": {"value": 69}}]}});
+    assert_eq!(bench.read(retrieve::count, "c", &count).unwrap(), json!({"count": 1}));
+    assert_eq!(scanned(), before + 1, "a filter on it reads payloads");
 }
 
 #[test]

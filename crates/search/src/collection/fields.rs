@@ -58,6 +58,12 @@ impl FieldSum {
 }
 
 impl Collection {
+    /// Returns true if the payload indexes of all open segments have the field. Otherwise a filter
+    /// on it reads payloads.
+    pub fn has_index(&self, path: &str) -> bool {
+        self.read_state().open().all(|(_, _, view)| view.segment.indexes(path))
+    }
+
     /// Returns the fields in the payload indexes of the open segments, by path.
     ///
     /// # Errors

@@ -103,6 +103,11 @@ impl PayloadIndex {
         self.directory.fields.iter().map(FieldDirectory::info).chain(unindexed).collect()
     }
 
+    /// Returns true if it has the values under `path`, or knows that there are none.
+    pub(crate) fn covers(&self, path: &str) -> bool {
+        !matches!(self.field(path), FieldLookup::Unindexed(_))
+    }
+
     /// Counts the rows of `allow` with a value under `path`; `None` if the index does not have that
     /// information.
     ///

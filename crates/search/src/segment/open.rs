@@ -345,6 +345,11 @@ impl Segment {
         self.payload_index.as_ref().map_or_else(Vec::new, PayloadIndex::fields)
     }
 
+    /// Returns true if its payload index has the values under `path`, or knows that there are none.
+    pub(crate) fn indexes(&self, path: &str) -> bool {
+        self.payload_index.as_ref().is_some_and(|index| index.covers(path))
+    }
+
     /// Counts the rows of `allow` with a value under `path`; `None` if the payload index does not
     /// have that information.
     ///
