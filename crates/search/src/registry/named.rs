@@ -25,6 +25,10 @@ const RETRY_MIN: Duration = Duration::from_millis(200);
 /// Longest delay before the next try.
 const RETRY_MAX: Duration = Duration::from_secs(30);
 
+/// Maximum payloads that are in memory at once if only their ids are wanted. One request may name
+/// 200,000 UUIDs, each with a payload of up to 64 KiB.
+const PAYLOADS_AT_ONCE_MAX: usize = 4096;
+
 /// Points in the order of their internal ids: numbers, then UUIDs by their hash.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ScrollPage {
@@ -242,12 +246,16 @@ impl NamedCollection {
         parts: PointParts,
     ) -> Vec<Result<Option<FetchedPoint>>> {
         let hashed = internal.iter().any(|&id| id >= NUMBERS_MAX);
-        let read = PointParts { payload: parts.payload || hashed, ..parts };
-        let points = self.collection.points(internal, read);
-        points
-            .into_iter()
-            .map(|point| point?.map(|point| given(point, parts)).transpose())
-            .collect()
+        let read = |ids: &[u64]| -> Vec<Result<Option<FetchedPoint>>> {
+            let read = PointParts { payload: parts.payload || hashed, ..parts };
+            let points = self.collection.points(ids, read).into_iter();
+            points.map(|point| point?.map(|point| given(point, parts)).transpose()).collect()
+        };
+        if hashed && !parts.payload {
+            on_one_state(|| in_parts(internal, PAYLOADS_AT_ONCE_MAX, read))
+        } else {
+            read(internal)
+        }
     }
 
     /// Returns at most `limit` points from `from` on that match `filter`, with the requested parts,
@@ -455,6 +463,11 @@ fn is_lost(error: &Error) -> bool {
     matches!(error.kind(), ErrorKind::DataLoss | ErrorKind::Unavailable)
 }
 
+/// Calls `read` with at most `max` of `ids` at a time, and returns all results.
+fn in_parts<T>(ids: &[u64], max: usize, read: impl FnMut(&[u64]) -> Vec<T>) -> Vec<T> {
+    ids.chunks(max).flat_map(read).collect()
+}
+
 /// Converts a point to the client's form.
 fn given(point: StoredPoint, parts: PointParts) -> Result<FetchedPoint> {
     let StoredPoint { id, embedding, record, payload } = point;
@@ -477,5 +490,16 @@ mod tests {
     fn tasks_have_plain_names_in_the_log() {
         assert_eq!(BackgroundTask::Flush.to_string(), "flush");
         assert_eq!(BackgroundTask::Merge.to_string(), "merge");
+    }
+
+    #[test]
+    fn payloads_of_many_uuids_are_read_in_parts() {
+        let ids: Vec<u64> = (0..10).collect();
+        let mut parts = Vec::new();
+        let read = in_parts(&ids, 4, |part| {
+            parts.push(part.len());
+            part.to_vec()
+        });
+        assert_eq!((read, parts), (ids, vec![4, 4, 2]));
     }
 }
