@@ -306,8 +306,8 @@ impl Collection {
     }
 
     /// Returns the bytes that a merge needs, if merging is behind because fewer are free. `movable`
-    /// returns the bytes of codes that can move to the medium for it. It asks every collection, so
-    /// it is called only if they matter. Returns `None` if the free memory is enough, or if the
+    /// returns the bytes of codes that can move to the medium for it. It reads every collection, so
+    /// it is called only if the bytes matter. Returns `None` if the free memory is enough, or if the
     /// movable memory would not be enough.
     pub(crate) fn missing_for_merge(&self, movable: impl FnOnce() -> u64) -> Option<u64> {
         // A merge in progress gives its memory back.
