@@ -7,7 +7,6 @@
 //! workers, and is charged for all of them. While too few cores are free for it, no other model
 //! overtakes it.
 
-use std::collections::HashMap;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
@@ -17,13 +16,16 @@ use base::QueueWait;
 use crate::SchedulerConfig;
 use crate::choose::{Next, RequestBatch};
 use crate::entry::{Entry, ExpiredEntry};
-use crate::model_queue::{ModelQueue, Ran};
+use crate::model_queue::Ran;
+use crate::model_queues::ModelQueues;
 use crate::snapshot::SchedulerSnapshot;
 use crate::sync::{AtomicUsize, Condvar, Mutex, MutexGuard};
 
 /// Maximum models with a queue. Before another is added, models whose versions are released are
 /// dropped.
 const MODELS_MAX: usize = 4096;
+/// Maximum models whose figures are read under one lock. Requests wait for that lock.
+const SNAPSHOT_MODELS_MAX: usize = 16;
 
 pub(crate) enum Refusal {
     /// The queue has no room for the request.
@@ -50,7 +52,7 @@ pub(crate) enum DispatchedWork {
 }
 
 struct State {
-    models: HashMap<Arc<str>, ModelQueue>,
+    queues: ModelQueues,
     /// Waiting workers. The last one to work is on top, because its core has the model in its
     /// cache.
     idle: Vec<usize>,
@@ -60,6 +62,8 @@ struct State {
     /// True if a run takes one core for each of its threads.
     count_threads: bool,
     virtual_time: f64,
+    /// Runs in progress.
+    running: usize,
     /// Runs that were started.
     runs: u64,
     /// Wall time of all finished runs.
@@ -83,12 +87,13 @@ impl Dispatch {
     pub(crate) fn new(config: &SchedulerConfig) -> Dispatch {
         let SchedulerConfig { workers, queue_max, count_threads, .. } = *config;
         let state = State {
-            models: HashMap::new(),
+            queues: ModelQueues::default(),
             idle: Vec::with_capacity(workers),
             timer: None,
             cores_free: workers,
             count_threads,
             virtual_time: 0.0,
+            running: 0,
             runs: 0,
             busy: Duration::ZERO,
             off_core: Duration::ZERO,
@@ -134,7 +139,8 @@ impl Dispatch {
         let virtual_time = state.virtual_time;
         let mut wait = state.sums();
         let idle = wait.idle_worker;
-        let queue = state.queue(&model);
+        let position = state.position(&model);
+        let queue = state.queues.at(position);
         wait.busy_since = Some(queue.busy_since(idle, now));
         wait.before = queue.queued();
         wait.busy_own = queue.busy;
@@ -145,6 +151,9 @@ impl Dispatch {
         let pushed = queue.push(&mut entries, self.queue_max, now, expired);
         if pushed.is_err() && when_full == WhenFull::GiveUp {
             queue.count_refused();
+        }
+        if pushed.is_ok() {
+            state.queues.note_waiting(position);
         }
         let added = if pushed.is_ok() { count } else { 0 };
         let woken = if pushed.is_ok() { state.wake_one() } else { None };
@@ -179,7 +188,8 @@ impl Dispatch {
             state.cores_free += taken;
             state.busy += ran.wall;
             state.off_core += ran.off_core;
-            if let Some(queue) = state.models.get_mut(&model) {
+            state.running -= 1;
+            if let Some(queue) = state.queues.get(&model) {
                 queue.finish(&ran);
             }
         }
@@ -187,8 +197,11 @@ impl Dispatch {
         loop {
             let now = Instant::now();
             let mut expired = Vec::new();
-            let stale = state.models.values_mut().filter(|queue| expire_all || queue.stale(now));
-            stale.for_each(|queue| queue.expire(now, &mut expired));
+            state.queues.for_each_waiting(|queue| {
+                if expire_all || queue.stale(now) {
+                    queue.expire(now, &mut expired);
+                }
+            });
             expire_all = false;
             if !expired.is_empty() {
                 self.count(&mut state, 0, expired.len());
@@ -197,7 +210,7 @@ impl Dispatch {
             let until = match state.pick(now, self.wakers.len()) {
                 Next::Run(batch) => {
                     self.count(&mut state, 0, batch.entries.len());
-                    let more = state.models.values().any(|queue| queue.queued() > 0);
+                    let more = state.queues.has_waiting();
                     let woken = if more { state.wake_one() } else { None };
                     drop(state);
                     self.notify(woken);
@@ -210,7 +223,7 @@ impl Dispatch {
                 Next::Wait(until) => Some(until),
                 Next::Nothing => None,
             };
-            if state.closed && state.models.values().all(|queue| queue.queued() == 0) {
+            if state.closed && !state.queues.has_waiting() {
                 drop(state);
                 self.wakers.iter().for_each(Condvar::notify_one);
                 return None;
@@ -255,25 +268,43 @@ impl Dispatch {
     }
 
     pub(crate) fn snapshot(&self) -> SchedulerSnapshot {
+        self.snapshot_in_parts(|| {})
+    }
+
+    /// Reads the figures of a few models at a time. Calls `between` after each part, without the
+    /// lock: the figures of thousands of models would hold up all requests.
+    fn snapshot_in_parts(&self, mut between: impl FnMut()) -> SchedulerSnapshot {
         let mut state = self.lock();
-        state.models.retain(|_, queue| !queue.is_unused());
-        let models = state.models.values();
+        state.queues.remove_unused();
+        let names = state.queues.names();
+        let busy = state.running;
+        drop(state);
+        let mut models = Vec::with_capacity(names.len());
+        for part in names.chunks(SNAPSHOT_MODELS_MAX) {
+            let mut state = self.lock();
+            for name in part {
+                models.extend(state.queues.get(name).map(|queue| queue.snapshot()));
+            }
+            drop(state);
+            between();
+        }
         SchedulerSnapshot {
             workers: self.wakers.len(),
-            busy: models.clone().map(|queue| queue.running).sum(),
+            busy,
             queued: self.queued(),
             queue_max: self.queue_max,
-            models: models.map(ModelQueue::snapshot).collect(),
+            models,
         }
     }
 }
 
 impl State {
-    fn queue(&mut self, model: &Arc<str>) -> &mut ModelQueue {
-        if !self.models.contains_key(model) && self.models.len() >= MODELS_MAX {
-            self.models.retain(|_, queue| !queue.is_unused());
+    /// Returns the position of the model's queue.
+    fn position(&mut self, model: &Arc<str>) -> usize {
+        if self.queues.len() >= MODELS_MAX && self.queues.get(model).is_none() {
+            self.queues.remove_unused();
         }
-        self.models.entry(model.clone()).or_insert_with(|| ModelQueue::new(model))
+        self.queues.position(model)
     }
 
     /// Returns the sums at the arrival of a request.
@@ -293,11 +324,9 @@ impl State {
 
     /// Returns the next run of all models. The model that has used the least time goes first.
     fn pick(&mut self, now: Instant, workers: usize) -> Next {
-        let mut waiting: Vec<&mut ModelQueue> =
-            self.models.values_mut().filter(|queue| queue.queued() > 0).collect();
-        waiting.sort_unstable_by(|a, b| a.used.total_cmp(&b.used));
         let mut earliest: Option<Instant> = None;
-        for queue in waiting {
+        for position in self.queues.by_use() {
+            let queue = self.queues.at(position);
             if queue.runs_enough(workers) {
                 continue;
             }
@@ -313,6 +342,7 @@ impl State {
                     batch.taken =
                         if self.count_threads { batch.cores.min(self.cores_free) } else { 1 };
                     self.cores_free -= batch.taken;
+                    self.running += 1;
                     self.runs += 1;
                     batch.number = self.runs;
                     for wait in batch.entries.iter_mut().map(|entry| &mut entry.wait) {
@@ -340,6 +370,7 @@ mod tests {
     use engine::ScheduleOptions;
 
     use super::*;
+    use crate::model_queue::ModelQueue;
     use crate::trial::{lingering, model, request};
 
     fn wait_until(dispatch: &Dispatch, is: impl Fn(&State) -> bool) {
@@ -359,6 +390,37 @@ mod tests {
         assert_eq!(queue.busy_since(true, later(2)), start, "a request waits");
         queue.queued = 0;
         assert_eq!(queue.busy_since(true, later(3)), later(3));
+    }
+
+    #[test]
+    fn a_snapshot_of_many_models_releases_the_lock_in_between() {
+        const MODELS: usize = 3 * SNAPSHOT_MODELS_MAX + 1;
+        let dispatch = Dispatch::new(&SchedulerConfig {
+            workers: 1,
+            queue_max: 512,
+            pin: false,
+            count_threads: true,
+        });
+        let servables: Vec<_> =
+            (0..MODELS).map(|at| model(&format!("m{at}"), ScheduleOptions::default())).collect();
+        for servable in &servables {
+            let entries = request(servable, 1, Instant::now());
+            assert!(dispatch.push(entries, WhenFull::GiveUp, &mut Vec::new()).is_ok());
+        }
+        let mut parts = 0;
+        let snapshot = dispatch.snapshot_in_parts(|| {
+            assert!(dispatch.state.try_lock().is_ok());
+            parts += 1;
+        });
+        assert_eq!((snapshot.models.len(), snapshot.queued, parts), (MODELS, MODELS, 4));
+        let run = dispatch.next(0, None);
+        assert!(matches!(run, Some(DispatchedWork::Run(_))));
+        assert_eq!(dispatch.snapshot().busy, 1);
+        assert_eq!(
+            dispatch.lock().queues.by_use().len(),
+            MODELS - 1,
+            "idle models are not visited"
+        );
     }
 
     /// One worker waits for a batch that is due late, the other sleeps. The other one must not

@@ -13,7 +13,7 @@
 //!   of the model ends.
 //! * Costs: `cost` measures merging, and `linear_fit` the cost of padding.
 //! * Choices: `choose` picks among one model's requests in its `model_queue`, `dispatch` among
-//!   models and workers.
+//!   the `model_queues` and workers.
 //! * Around them: `threads` decides the number of threads, `snapshot` has figures for metrics,
 //!   `sync` has the locks of the dispatch, and `loom_tests` tests them with loom.
 //!
@@ -36,6 +36,7 @@ mod linear_fit;
 mod loom_tests;
 mod merge;
 mod model_queue;
+mod model_queues;
 mod run;
 mod snapshot;
 mod sync;

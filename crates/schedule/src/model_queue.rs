@@ -64,8 +64,12 @@ pub(crate) struct Lesson {
 pub(crate) struct ModelQueue {
     pub(crate) levels: Vec<VecDeque<Entry>>,
     pub(crate) queued: usize,
+    /// True if the list of queues with requests has this one.
+    pub(crate) is_listed: bool,
     due: Option<Instant>,
     scanned: Option<Instant>,
+    /// Time of the last scan because the queue was full.
+    scanned_full: Option<Instant>,
     /// Sessions of used versions that may not be released yet.
     sessions: Vec<Weak<dyn Session>>,
     /// Instances whose requests are not merged, because their outputs could not be split.
@@ -92,8 +96,10 @@ impl ModelQueue {
         ModelQueue {
             levels: Vec::new(),
             queued: 0,
+            is_listed: false,
             due: None,
             scanned: None,
+            scanned_full: None,
             sessions: Vec::new(),
             misfit: Vec::new(),
             cost: ModelCost::default(),
@@ -107,6 +113,11 @@ impl ModelQueue {
             busy_since: None,
             counts: ModelSnapshot { model: model.clone(), ..ModelSnapshot::default() },
         }
+    }
+
+    /// Returns the name of the model.
+    pub(crate) fn model(&self) -> &Arc<str> {
+        &self.counts.model
     }
 
     pub(crate) fn queued(&self) -> usize {
@@ -167,7 +178,8 @@ impl ModelQueue {
             let room = |max: usize| entries.len().min(max.div_ceil(2));
             bounds.into_iter().find(|&(max, waiting)| waiting + room(max) > max)
         };
-        if full(self).is_some() {
+        if full(self).is_some() && self.may_have_expired(now) {
+            self.scanned_full = Some(now);
             self.expire(now, expired);
         }
         if let Some(full) = full(self) {
@@ -192,10 +204,14 @@ impl ModelQueue {
 
     /// Returns true if a scan for expired requests is due.
     pub(crate) fn stale(&self, now: Instant) -> bool {
-        let passed =
-            |scanned: Instant| now.saturating_duration_since(scanned) >= EXPIRY_SCAN_INTERVAL;
         self.queued > 0
-            && (self.due.is_some_and(|due| now >= due) || self.scanned.is_none_or(passed))
+            && (self.due.is_some_and(|due| now >= due) || is_scan_due(self.scanned, now))
+    }
+
+    /// Returns true if a scan may find expired requests in a full queue. Clients that are refused
+    /// may be many: a scan of a long queue for each of them would hold up all other models.
+    fn may_have_expired(&self, now: Instant) -> bool {
+        self.due.is_some_and(|due| now >= due) || is_scan_due(self.scanned_full, now)
     }
 
     /// Moves requests to `expired` whose deadline has passed, whose client has gone, or of which
@@ -281,5 +297,44 @@ impl ModelQueue {
             classes: self.cost.top(CLASSES_SHOWN_MAX).into_iter().map(class).collect(),
             ..self.counts.clone()
         }
+    }
+}
+
+/// Returns true if the last scan was long enough before `now`.
+fn is_scan_due(scanned: Option<Instant>, now: Instant) -> bool {
+    let passed = |at: Instant| now.saturating_duration_since(at) >= EXPIRY_SCAN_INTERVAL;
+    scanned.is_none_or(passed)
+}
+
+#[cfg(all(test, not(millpond_loom)))]
+mod tests {
+    use std::sync::atomic::Ordering;
+
+    use super::*;
+    use crate::trial::{lingering, model, request};
+
+    #[test]
+    fn refused_requests_do_not_scan_the_queue_each() {
+        const LIMIT: usize = 2;
+        let servable = model("m", lingering(Duration::ZERO));
+        let start = Instant::now();
+        let mut queue = ModelQueue::new(&servable.id.model);
+        let mut expired = Vec::new();
+        let mut push = |now: Instant| {
+            let mut entries = request(&servable, 1, now);
+            let cancelled = entries[0].cancelled.clone();
+            let is_taken = queue.push(&mut entries, LIMIT, now, &mut expired).is_ok();
+            (is_taken.then_some(cancelled), expired.len())
+        };
+        let first = push(start).0.unwrap();
+        push(start).0.unwrap();
+        assert!(push(start).0.is_none(), "the first scan finds nothing");
+        first.store(true, Ordering::Relaxed);
+        for _ in 0..3 {
+            let (taken, expired) = push(start);
+            assert!(taken.is_none() && expired == 0, "the queue was scanned just before");
+        }
+        let (taken, expired) = push(start + EXPIRY_SCAN_INTERVAL);
+        assert!(taken.is_some() && expired == 1);
     }
 }

@@ -10,7 +10,7 @@ pub const BATCH_SIZE_BOUNDS: [usize; 12] = [1, 2, 4, 8, 16, 32, 64, 128, 256, 51
 /// Most shape classes of a model in a snapshot.
 pub const CLASSES_SHOWN_MAX: usize = 16;
 
-/// Figures of the scheduler at one moment. Counts are since the start.
+/// Figures of the scheduler. The models are read one after another. Counts are since the start.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct SchedulerSnapshot {
     /// Inference threads.
