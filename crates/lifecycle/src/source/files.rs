@@ -8,8 +8,8 @@ use base::{Error, Result};
 
 /// Most directory levels inside a version directory.
 const DEPTH_MAX: usize = 4;
-/// Most files of a version directory.
-const FILES_MAX: usize = 4096;
+/// Maximum files of a version directory. PyTorch exports a large model with one file per tensor.
+const FILES_MAX: usize = 65_536;
 
 /// Hash of the names, lengths, modification times, modes and inodes of a set of files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -126,6 +126,17 @@ fn a_foreign_version_must_be_the_same_in_two_scans() {
 }
 
 #[test]
+fn a_version_may_have_a_file_for_each_tensor() {
+    let mut bench = Bench::new();
+    bench.write("m/1/model.onnx", "graph");
+    let dir = bench.root.path().join("m/1");
+    (0..5000).for_each(|tensor| fs::write(dir.join(format!("onnx__MatMul_{tensor}")), "").unwrap());
+    assert_eq!(bench.scan(), "m/1:changing");
+    assert_eq!(bench.scan(), "m/1:changing");
+    assert_eq!(bench.scan(), "m/1:foreign");
+}
+
+#[test]
 fn a_manifest_completes_a_version_at_once() {
     let mut bench = Bench::new();
     bench.write("m/1/millpond.json", MANIFEST);

@@ -15,8 +15,8 @@ use crate::tensorflow::serving::{
     BatchingParameters, ModelServerConfig, MonitoringConfig, PlatformConfigMap, SslConfig,
 };
 
-/// Maximum length of a text in bytes.
-pub const TEXT_BYTES_MAX: usize = 1 << 20;
+/// Maximum length of a text in bytes. A list of models has about 300 bytes for each model.
+pub const TEXT_BYTES_MAX: usize = 16 << 20;
 /// Maximum depth of messages inside messages. The parser recurses.
 const DEPTH_MAX: usize = 32;
 
@@ -202,6 +202,23 @@ model_config_list: {
         let monitoring: MonitoringConfig = parse(monitoring).unwrap();
         assert!(monitoring.prometheus_config.unwrap().enable);
         refused::<ModelServerConfig>("improperly formatted file", "line 1: ");
+    }
+
+    #[test]
+    fn a_list_of_thousands_of_models_parses() {
+        const MODELS: usize = 5000;
+        let config = |number: usize| {
+            let path = "directory/".repeat(22);
+            format!(
+                "config {{ name: 'm{number}' base_path: 's3://bucket/{path}m{number}' \
+                 model_platform: 'tensorflow' }}\n"
+            )
+        };
+        let list: String = (0..MODELS).map(config).collect();
+        let text = format!("model_config_list {{ {list} }}");
+        assert!(text.len() > 1 << 20);
+        let names: Vec<String> = models(&text).into_iter().map(|model| model.name).collect();
+        assert_eq!((names.len(), names.last().unwrap().as_str()), (MODELS, "m4999"));
     }
 
     #[test]
