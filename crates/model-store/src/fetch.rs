@@ -6,6 +6,7 @@
 //! Every tensor and the graph are hashed before the version becomes visible, so a wrong journal
 //! costs time and nothing else.
 
+use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::fs::File;
 use std::io::Write as _;
@@ -24,7 +25,7 @@ use crate::cache::{StoreCache, recorded_text};
 use crate::hashed_file::HashedFile;
 use crate::listing::{RemoteFile, RemoteKind, RemoteVersion};
 use crate::place::StorePlace;
-use crate::plan::{CachedTensor, TensorIndex, cached_graph, parts, ranges_of, uncovered};
+use crate::plan::{CachedContents, CachedTensor, parts, ranges_of, uncovered};
 
 /// Requests in flight.
 const CONCURRENT: usize = 4;
@@ -52,6 +53,8 @@ pub(crate) struct FetchedBytes {
 pub(crate) struct VersionFetch<'a> {
     pub(crate) place: &'a StorePlace,
     pub(crate) cache: &'a StoreCache,
+    /// Contents of the cached versions, which all fetches of one listing share.
+    pub(crate) contents: &'a RefCell<CachedContents>,
     pub(crate) pacer: &'a Pacer,
     pub(crate) model: &'a str,
     pub(crate) version: u64,
@@ -110,6 +113,9 @@ impl VersionFetch<'_> {
             RemoteKind::Foreign => None,
             RemoteKind::Unfinished => return Ok(None),
         };
+        if manifest.is_some() {
+            self.contents.borrow_mut().read_once(|| self.cache.version_dirs());
+        }
         let staging = self.cache.staging(self.model, self.version);
         let mut journal = FetchJournal::open(&staging, &self.remote.fingerprint())?;
         let fetched = self.files(&staging, manifest.as_ref(), &mut journal).await;
@@ -117,6 +123,10 @@ impl VersionFetch<'_> {
             Ok(bytes) => {
                 self.cache.commit(self.model, self.version, &self.remote.fingerprint())?;
                 journal.remove();
+                if manifest.is_some() {
+                    let dir = self.cache.version_dir(self.model, self.version);
+                    self.contents.borrow_mut().add(&dir);
+                }
                 Ok(Some(bytes))
             }
             Err(error) => {
@@ -209,7 +219,7 @@ impl VersionFetch<'_> {
     ) -> Result<()> {
         let hash = layout.graph.blake3.as_deref();
         let whole = 0..file.bytes;
-        let cached = hash.and_then(|hash| cached_graph(&self.cache.version_dirs(), hash));
+        let cached = hash.and_then(|hash| self.contents.borrow().graph(hash));
         if let (Some(path), Some(hash)) = (cached, hash)
             && self.copy(&CachedTensor { file: path, offset: 0 }, local, whole.clone(), hash).await
         {
@@ -234,11 +244,11 @@ impl VersionFetch<'_> {
         journal: &mut FetchJournal,
         bytes: &mut FetchedBytes,
     ) -> Result<()> {
-        let index = TensorIndex::of(&self.cache.version_dirs());
         let mut missing: Vec<&TensorEntry> = Vec::new();
         for tensor in &layout.tensors {
             let range = tensor.offset..tensor.offset + tensor.bytes;
-            let copied = match index.find(tensor) {
+            let cached = self.contents.borrow().tensor(tensor);
+            let copied = match &cached {
                 Some(cached) => self.copy(cached, local, range, &tensor.blake3).await,
                 None => false,
             };

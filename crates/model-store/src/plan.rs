@@ -4,6 +4,7 @@
 use std::collections::{HashMap, HashSet};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use engine::layout::{Artifact, LayoutManifest, TensorEntry};
 
@@ -51,40 +52,53 @@ pub(crate) fn estimate(
 /// Place of a tensor's bytes in a cached version.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct CachedTensor {
-    pub(crate) file: PathBuf,
+    pub(crate) file: Arc<Path>,
     pub(crate) offset: u64,
 }
 
-/// Tensors of all cached versions by hash.
+/// Tensors and graphs of cached versions by hash. A version may have been removed or replaced since
+/// its manifest was read, so bytes are hashed after they are copied.
 #[derive(Debug, Default)]
-pub(crate) struct TensorIndex(HashMap<String, CachedTensor>);
-
-impl TensorIndex {
-    /// Reads the manifests of the version directories `dirs`. Skips directories without one.
-    pub(crate) fn of(dirs: &[PathBuf]) -> TensorIndex {
-        let mut index = HashMap::new();
-        for dir in dirs {
-            let Ok(artifact) = Artifact::open(dir) else { continue };
-            let Some(file) = artifact.weights() else { continue };
-            for tensor in &artifact.manifest.tensors {
-                let place = CachedTensor { file: file.clone(), offset: tensor.offset };
-                index.insert(tensor.blake3.clone(), place);
-            }
-        }
-        TensorIndex(index)
-    }
-
-    pub(crate) fn find(&self, tensor: &TensorEntry) -> Option<&CachedTensor> {
-        self.0.get(&tensor.blake3)
-    }
+pub(crate) struct CachedContents {
+    tensors: HashMap<[u8; 32], CachedTensor>,
+    graphs: HashMap<String, Arc<Path>>,
+    /// True once the manifests of the cached versions were read.
+    is_read: bool,
 }
 
-/// Returns a cached version's file of this name and content hash.
-pub(crate) fn cached_graph(dirs: &[PathBuf], hash: &str) -> Option<PathBuf> {
-    dirs.iter().find_map(|dir| {
-        let artifact = Artifact::open(Path::new(dir)).ok()?;
-        (artifact.manifest.graph.blake3.as_deref() == Some(hash)).then(|| artifact.graph())
-    })
+impl CachedContents {
+    /// Reads the manifests of the version directories that `dirs` returns, at the first call only:
+    /// a store may have thousands of versions.
+    pub(crate) fn read_once(&mut self, dirs: impl FnOnce() -> Vec<PathBuf>) {
+        if !self.is_read {
+            self.is_read = true;
+            dirs().iter().for_each(|dir| self.add(dir));
+        }
+    }
+
+    /// Adds a version directory. Skips one without a manifest.
+    pub(crate) fn add(&mut self, dir: &Path) {
+        let Ok(artifact) = Artifact::open(dir) else { return };
+        if let Some(hash) = &artifact.manifest.graph.blake3 {
+            self.graphs.insert(hash.clone(), artifact.graph().into());
+        }
+        let Some(file) = artifact.weights().map(Arc::<Path>::from) else { return };
+        for tensor in &artifact.manifest.tensors {
+            let Ok(hash) = tensor.hash() else { continue };
+            let place = CachedTensor { file: file.clone(), offset: tensor.offset };
+            self.tensors.insert(*hash.as_bytes(), place);
+        }
+    }
+
+    /// Returns the place of a tensor with the same content.
+    pub(crate) fn tensor(&self, wanted: &TensorEntry) -> Option<CachedTensor> {
+        self.tensors.get(wanted.hash().ok()?.as_bytes()).cloned()
+    }
+
+    /// Returns a graph's file with this content hash.
+    pub(crate) fn graph(&self, hash: &str) -> Option<Arc<Path>> {
+        self.graphs.get(hash).cloned()
+    }
 }
 
 /// Returns the ranges that cover `tensors`, which are in file order. Joins neighbours.
@@ -144,6 +158,38 @@ mod tests {
             bytes,
             blake3: String::new(),
         }
+    }
+
+    #[test]
+    fn manifests_of_cached_versions_are_read_once() {
+        let root = tempfile::tempdir().unwrap();
+        let write = |version: u8| {
+            let dir = root.path().join(version.to_string());
+            let hash = blake3::hash(&[version]).to_hex();
+            let manifest = format!(
+                r#"{{"format":1,"engine":"fake","created_by":"test",
+                "graph":{{"name":"graph","bytes":2,"blake3":"{hash}"}},"weights":null,"tensors":[]}}"#
+            );
+            std::fs::create_dir(&dir).unwrap();
+            std::fs::write(dir.join("graph"), "ab").unwrap();
+            std::fs::write(dir.join("millpond.json"), manifest).unwrap();
+            (dir, hash.to_string())
+        };
+        let (first, first_hash) = write(1);
+        let (second, second_hash) = write(2);
+        let mut contents = CachedContents::default();
+        let mut listings = 0;
+        for _ in 0..3 {
+            contents.read_once(|| {
+                listings += 1;
+                vec![first.clone(), root.path().join("absent")]
+            });
+        }
+        assert_eq!(listings, 1);
+        assert_eq!(contents.graph(&first_hash).as_deref(), Some(&*first.join("graph")));
+        assert!(contents.graph(&second_hash).is_none());
+        contents.add(&second);
+        assert_eq!(contents.graph(&second_hash).as_deref(), Some(&*second.join("graph")));
     }
 
     #[test]

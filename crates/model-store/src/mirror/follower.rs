@@ -1,5 +1,6 @@
 //! One store: its listings, and the versions that are copied because of them.
 
+use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::sync::Arc;
@@ -17,6 +18,7 @@ use crate::cache::StoreCache;
 use crate::fetch::{VersionFetch, part};
 use crate::listing::{RemoteKind, RemoteModel, RemoteVersion, StoreListing, fingerprint, group};
 use crate::place::StorePlace;
+use crate::plan::CachedContents;
 
 /// Most bytes of a file beside a model's versions.
 const FILE_BYTES_MAX: u64 = 64 << 20;
@@ -94,6 +96,8 @@ pub(crate) struct Follower {
     missed_files: BTreeMap<String, BTreeSet<String>>,
     /// Error of the last listing.
     last_error: Option<String>,
+    /// Contents of the cached versions, during a check of the store.
+    pub(super) contents: RefCell<CachedContents>,
     _lock: File,
 }
 
@@ -124,6 +128,7 @@ impl Follower {
             missed: BTreeSet::new(),
             missed_files: BTreeMap::new(),
             last_error: None,
+            contents: RefCell::default(),
         })
     }
 
@@ -195,6 +200,8 @@ impl Follower {
         self.cache.note_followed();
         self.cache.remove_trash();
         let result = self.list_and_copy(context).await;
+        // The index of thousands of versions is large, and the next check needs a new one.
+        drop(self.contents.take());
         let changed = result.as_ref().is_ok_and(|outcome| outcome.changed);
         self.pause = next_pause(self.pause, context.config.poll, changed);
         self.next = Instant::now() + self.pause;
@@ -428,6 +435,7 @@ impl Follower {
         let fetched = VersionFetch {
             place: &self.place,
             cache: &self.cache,
+            contents: &self.contents,
             pacer: context.pacer,
             model,
             version,

@@ -44,6 +44,8 @@ impl Follower {
                 && !self.is_wanted(context, &old.model, old.version)
             {
                 self.cache.remove(&old.model, old.version)?;
+                // Another version may have the same tensors.
+                drop(self.contents.take());
                 tracing::info!(
                     model = old.model,
                     version = old.version,
