@@ -1,12 +1,13 @@
 //! The files of the request log. Each holds the records of one model and works as a warm-up file.
 //!
 //! Two servers can have one directory, at least while the new one of an upgrade starts beside the
-//! old one. So a server locks the files that it writes, and neither cuts nor removes a file that
-//! another one has locked.
+//! old one. So a server locks its open files, and neither cuts nor removes a file that another one
+//! has locked. Files that are not open end with a whole record, and one that was removed is
+//! replaced.
 
 use std::collections::BTreeMap;
 use std::fs::{File, Metadata, TryLockError};
-use std::io::{ErrorKind, Read, Seek, SeekFrom, Write};
+use std::io::{Read, Seek, SeekFrom, Write};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -20,9 +21,11 @@ use super::{RequestLogConfig, RequestLogFormat};
 
 /// Most bytes of a file. A file ends before the record that exceeds them.
 const FILE_BYTES_MAX: u64 = 64 * MIB;
-/// Most files. The oldest are removed.
-const FILES_MAX: usize = 1000;
-/// Most models with an open file.
+/// Maximum files. The oldest are removed.
+const FILES_MAX: usize = 10_000;
+/// Maximum models with a file that further records are added to.
+const UNFINISHED_MAX: usize = 4096;
+/// Maximum open files.
 const OPEN_MAX: usize = 64;
 /// Bytes that are read at a time to find the end of the last whole line.
 const PIECE_BYTES: usize = 8192;
@@ -37,50 +40,63 @@ pub(super) struct LogFiles {
     bytes_max: u64,
     /// Format of new files.
     format: RequestLogFormat,
-    /// Open files by model.
-    open: BTreeMap<Arc<str>, OpenLogFile>,
-    /// Closed files, oldest first, and their bytes.
+    /// Unfinished files by model. At most [`OPEN_MAX`] of them are open.
+    unfinished: BTreeMap<Arc<str>, LogFile>,
+    /// Finished files, oldest first, and their bytes.
     closed: Vec<(PathBuf, u64)>,
     /// Number of the next file, which orders files of the same second.
     number: u64,
 }
 
-struct OpenLogFile {
-    file: File,
+struct LogFile {
+    /// `None` while other models use the open files.
+    file: Option<File>,
+    /// Device and inode.
+    identity: (u64, u64),
     path: PathBuf,
     bytes: u64,
     records: usize,
     used: Instant,
 }
 
-impl OpenLogFile {
+impl LogFile {
     /// Returns true if the path still leads to this file and the file has the written length. This
     /// is false after another program has removed, moved or cut the file.
     ///
     /// # Errors
     /// Errors of the file system.
     fn is_intact(&self) -> std::io::Result<bool> {
-        is_intact(self.file.metadata(), std::fs::metadata(&self.path), self.bytes)
+        match std::fs::metadata(&self.path) {
+            Ok(found) => Ok(identity(&found) == self.identity && found.len() == self.bytes),
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Returns the open file, at its end.
+    ///
+    /// # Errors
+    /// Errors of the file system.
+    fn opened(&mut self) -> Result<&mut File> {
+        let file = match self.file.take() {
+            Some(file) => file,
+            None => self.reopen().map_err(|e| Error::io(&self.path, &e))?,
+        };
+        Ok(self.file.insert(file))
+    }
+
+    fn reopen(&self) -> std::io::Result<File> {
+        let mut file = File::options().write(true).open(&self.path)?;
+        // If the file system has no locks, another server takes the file for one of an earlier run.
+        let _ = file.try_lock();
+        file.seek(SeekFrom::Start(self.bytes))?;
+        Ok(file)
     }
 }
 
-/// Compares an open file of `bytes` bytes with the file that has its path now.
-///
-/// # Errors
-/// Errors of the file system.
-fn is_intact(
-    own: std::io::Result<Metadata>,
-    found: std::io::Result<Metadata>,
-    bytes: u64,
-) -> std::io::Result<bool> {
-    let (own, found) = match (own, found) {
-        (Ok(own), Ok(found)) => (own, found),
-        // A program on another machine has removed the file from a network file system.
-        (Err(error), _) if error.kind() == ErrorKind::StaleNetworkFileHandle => return Ok(false),
-        (_, Err(error)) if error.kind() == ErrorKind::NotFound => return Ok(false),
-        (Err(error), _) | (_, Err(error)) => return Err(error),
-    };
-    Ok(found.dev() == own.dev() && found.ino() == own.ino() && own.len() == bytes)
+/// Returns device and inode of a file.
+fn identity(meta: &Metadata) -> (u64, u64) {
+    (meta.dev(), meta.ino())
 }
 
 impl LogFiles {
@@ -115,7 +131,7 @@ impl LogFiles {
         let closed = closed.into_iter().map(|(_, path, bytes)| (path, bytes)).collect();
         let bytes_max = config.bytes_max;
         let format = config.format;
-        Ok(LogFiles { dir, bytes_max, format, open: BTreeMap::new(), closed, number: 0 })
+        Ok(LogFiles { dir, bytes_max, format, unfinished: BTreeMap::new(), closed, number: 0 })
     }
 
     /// Appends a record of `model` with one write, so that a crash leaves whole records. Returns
@@ -134,33 +150,48 @@ impl LogFiles {
         if length > file_max {
             return Ok(false);
         }
-        let full =
-            |open: &OpenLogFile| open.records == RECORDS_MAX || open.bytes + length > file_max;
-        if self.open.get(model).is_some_and(full) {
+        let full = |file: &LogFile| file.records == RECORDS_MAX || file.bytes + length > file_max;
+        if self.unfinished.get(model).is_some_and(full) {
             self.close(model);
         }
         self.close_changed(model)?;
-        if !self.open.contains_key(model) {
+        if !self.unfinished.contains_key(model) {
             self.create(model)?;
         }
         self.close_idle(model, length);
         self.make_room(length);
-        let Some(open) = self.open.get_mut(model) else { return Ok(false) };
-        open.used = Instant::now();
-        if let Err(error) = open.file.write_all(&framed) {
-            let whole = open.bytes;
+        self.free_descriptor(model);
+        let Some(file) = self.unfinished.get_mut(model) else { return Ok(false) };
+        file.used = Instant::now();
+        let whole = file.bytes;
+        let opened = file.opened()?;
+        if let Err(error) = opened.write_all(&framed) {
             // If this fails too, the next start cuts the rest off.
-            let _ = open.file.set_len(whole).and_then(|()| open.file.seek(SeekFrom::Start(whole)));
-            return Err(Error::io(&open.path, &error));
+            let _ = opened.set_len(whole).and_then(|()| opened.seek(SeekFrom::Start(whole)));
+            return Err(Error::io(&file.path, &error));
         }
-        open.bytes += length;
-        open.records += 1;
+        file.bytes += length;
+        file.records += 1;
         Ok(true)
     }
 
+    /// Closes the longest unused open file if `model` needs one. Its records continue later.
+    fn free_descriptor(&mut self, model: &Arc<str>) {
+        if self.unfinished.get(model).is_some_and(|file| file.file.is_some()) {
+            return;
+        }
+        let open: Vec<&mut LogFile> =
+            self.unfinished.values_mut().filter(|file| file.file.is_some()).collect();
+        if open.len() >= OPEN_MAX
+            && let Some(oldest) = open.into_iter().min_by_key(|file| file.used)
+        {
+            oldest.file = None;
+        }
+    }
+
     fn create(&mut self, model: &Arc<str>) -> Result<()> {
-        if self.open.len() == OPEN_MAX {
-            let oldest = self.open.iter().min_by_key(|(_, open)| open.used);
+        if self.unfinished.len() >= UNFINISHED_MAX {
+            let oldest = self.unfinished.iter().min_by_key(|(_, file)| file.used);
             if let Some(oldest) = oldest.map(|(model, _)| model.clone()) {
                 self.close(&oldest);
             }
@@ -176,17 +207,18 @@ impl LogFiles {
         let path = self.dir.join(name.replace('/', "_"));
         let mut options = os::private::options();
         let file = options.write(true).create_new(true).open(&path);
-        let file = file.map_err(|e| Error::io(&path, &e))?;
-        // If the file system has no locks, another server takes the file for one of an earlier run.
-        let _ = file.try_lock();
-        let open = OpenLogFile { file, path, bytes: 0, records: 0, used: Instant::now() };
-        self.open.insert(model.clone(), open);
+        let meta = file.and_then(|file| file.metadata());
+        let identity = identity(&meta.map_err(|e| Error::io(&path, &e))?);
+        // It is opened again for the first record, within the maximum of open files.
+        let used = Instant::now();
+        let file = LogFile { file: None, identity, path, bytes: 0, records: 0, used };
+        self.unfinished.insert(model.clone(), file);
         Ok(())
     }
 
     fn close(&mut self, model: &Arc<str>) {
-        if let Some(open) = self.open.remove(model) {
-            self.closed.push((open.path, open.bytes));
+        if let Some(file) = self.unfinished.remove(model) {
+            self.closed.push((file.path, file.bytes));
         }
     }
 
@@ -196,35 +228,35 @@ impl LogFiles {
     /// # Errors
     /// Errors of the file system.
     fn close_changed(&mut self, model: &Arc<str>) -> Result<()> {
-        let Some(open) = self.open.get(model) else { return Ok(()) };
-        if open.is_intact().map_err(|e| Error::io(&open.path, &e))? {
+        let Some(file) = self.unfinished.get(model) else { return Ok(()) };
+        if file.is_intact().map_err(|e| Error::io(&file.path, &e))? {
             return Ok(());
         }
-        let found = std::fs::metadata(&open.path).ok();
-        if let Some(open) = self.open.remove(model)
+        let found = std::fs::metadata(&file.path).ok();
+        if let Some(file) = self.unfinished.remove(model)
             && let Some(found) = found
         {
-            self.closed.push((open.path, found.len()));
+            self.closed.push((file.path, found.len()));
         }
         Ok(())
     }
 
-    /// Closes files of other models, the longest idle first, until the open files and `more` bytes
-    /// have room. Closed files can be removed.
+    /// Finishes files of other models, the longest idle first, until the unfinished files and `more`
+    /// bytes have room. Finished files can be removed.
     fn close_idle(&mut self, model: &Arc<str>, more: u64) {
-        while self.open.values().map(|open| open.bytes).sum::<u64>() + more > self.bytes_max {
-            let others = self.open.iter().filter(|(other, _)| *other != model);
-            let idle = others.min_by_key(|(_, open)| open.used).map(|(other, _)| other.clone());
+        while self.unfinished.values().map(|file| file.bytes).sum::<u64>() + more > self.bytes_max {
+            let others = self.unfinished.iter().filter(|(other, _)| *other != model);
+            let idle = others.min_by_key(|(_, file)| file.used).map(|(other, _)| other.clone());
             let Some(idle) = idle else { return };
             self.close(&idle);
         }
     }
 
-    /// Removes the oldest closed files until `more` bytes have room.
+    /// Removes the oldest finished files until `more` bytes have room.
     fn make_room(&mut self, more: u64) {
-        let open: u64 = self.open.values().map(|open| open.bytes).sum();
-        let mut total = open + more + self.closed.iter().map(|(_, bytes)| bytes).sum::<u64>();
-        let mut files = self.open.len() + self.closed.len();
+        let unfinished: u64 = self.unfinished.values().map(|file| file.bytes).sum();
+        let mut total = unfinished + more + self.closed.iter().map(|(_, bytes)| bytes).sum::<u64>();
+        let mut files = self.unfinished.len() + self.closed.len();
         let removed = self
             .closed
             .iter()
@@ -376,21 +408,6 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_another_machine_removed_is_replaced() {
-        let file = tempfile::NamedTempFile::new().unwrap();
-        let own = || file.as_file().metadata();
-        let found = || std::fs::metadata(file.path());
-        let failed = |code| Err(std::io::Error::from_raw_os_error(code));
-        // ESTALE.
-        assert!(!is_intact(failed(116), found(), 0).unwrap());
-        assert!(is_intact(own(), found(), 0).unwrap());
-        // EIO may end.
-        assert!(
-            is_intact(failed(5), found(), 0).is_err() && is_intact(own(), failed(5), 0).is_err()
-        );
-    }
-
-    #[test]
     fn each_model_has_files_of_its_own() {
         let dir = tempfile::tempdir().unwrap();
         let mut log = files(dir.path(), u64::MAX);
@@ -401,6 +418,25 @@ mod tests {
         assert_eq!(names.len(), 2);
         assert!(names[0].starts_with("requests-a-") && names[1].starts_with("requests-b-"));
         assert_eq!(std::fs::metadata(dir.path().join(&names[0])).unwrap().len(), 2 * 22);
+    }
+
+    #[test]
+    fn models_continue_their_files_with_few_open_ones() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut log = files(dir.path(), u64::MAX);
+        let models: Vec<Arc<str>> = (0..2 * OPEN_MAX).map(|at| at.to_string().into()).collect();
+        for _ in 0..3 {
+            for model in &models {
+                assert!(log.append(model, b"record").unwrap());
+                let is_open = |file: &&LogFile| file.file.is_some();
+                assert!(log.unfinished.values().filter(is_open).count() <= OPEN_MAX);
+            }
+        }
+        let names = names(dir.path());
+        assert_eq!(names.len(), models.len());
+        for name in names {
+            assert_eq!(std::fs::metadata(dir.path().join(name)).unwrap().len(), 3 * 22);
+        }
     }
 
     #[test]
