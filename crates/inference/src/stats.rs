@@ -166,10 +166,17 @@ impl InferenceStats {
         self.windows.write().unwrap_or_else(PoisonError::into_inner).remove(model);
     }
 
-    /// Returns the percentiles of every model that has had a result.
-    pub fn percentiles(&self, now: Instant) -> Vec<(Arc<str>, Percentiles)> {
+    /// Computes the percentiles of every model that has had a result. No lock is held meanwhile: the
+    /// first request of another model would wait for it, and all others behind that one.
+    pub fn percentiles(
+        &self,
+        now: Instant,
+    ) -> impl Iterator<Item = (Arc<str>, Percentiles)> + use<> {
         let windows = self.windows.read().unwrap_or_else(PoisonError::into_inner);
-        windows.iter().map(|(model, window)| (model.clone(), window.percentiles(now))).collect()
+        let found: Vec<(Arc<str>, Arc<SlidingHistogram>)> =
+            windows.iter().map(|(model, window)| (model.clone(), window.clone())).collect();
+        drop(windows);
+        found.into_iter().map(move |(model, window)| (model, window.percentiles(now)))
     }
 }
 
@@ -220,8 +227,20 @@ mod tests {
             stats.window(model).record(Duration::from_millis(1), now);
         }
         stats.forget_model("removed");
-        let left: Vec<Arc<str>> =
-            stats.percentiles(now).into_iter().map(|(model, _)| model).collect();
+        let left: Vec<Arc<str>> = stats.percentiles(now).map(|(model, _)| model).collect();
         assert_eq!(left, models[..1]);
+    }
+
+    #[test]
+    fn a_new_model_does_not_wait_for_the_percentiles() {
+        let (stats, now) = (InferenceStats::default(), Instant::now());
+        for model in ["a", "b"] {
+            stats.window(&model.into()).record(Duration::from_millis(1), now);
+        }
+        let mut percentiles = stats.percentiles(now);
+        assert_eq!(percentiles.next().map(|(_, seen)| seen.count), Some(1));
+        // This would wait for ever if the reader held the lock.
+        stats.window(&"new".into());
+        assert_eq!(percentiles.count(), 1);
     }
 }

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
+use base::{Error, Result};
 use inference::InferenceStats;
 use lifecycle::{LifecycleState, UpdateStatus, VersionStatus};
 use metrics::prometheus_client::metrics::counter::Counter;
@@ -15,6 +16,7 @@ use metrics::{
 use os::CpuQuota;
 use parking_lot::Mutex;
 use schedule::{BATCH_SIZE_BOUNDS, SchedulerSnapshot};
+use tokio::sync::Semaphore;
 use transport::RequestResources;
 use transport::access::KeyRing;
 
@@ -95,6 +97,8 @@ pub struct Exporter {
     merged: Mutex<MergedRuns>,
     /// Held while gauges are rebuilt and encoded, so that scrapes do not clear each other's series.
     scrape: Mutex<()>,
+    /// Turns of [`Exporter::in_turn`].
+    turns: Arc<Semaphore>,
 }
 
 /// Metrics in one of the two formats.
@@ -117,7 +121,27 @@ impl Exporter {
         let endpoints = Box::new(endpoints);
         let merged = Mutex::default();
         let scrape = Mutex::new(());
-        Exporter { parts, requests, registry, keys, endpoints, merged, scrape }
+        let turns = Arc::new(Semaphore::new(1));
+        Exporter { parts, requests, registry, keys, endpoints, merged, scrape, turns }
+    }
+
+    /// Returns the result of `make`, which writes metrics. Runs it on a thread that serves no
+    /// connections, because the metrics of thousands of models take long. One runs at a time.
+    ///
+    /// # Errors
+    /// `Internal` if `make` panics.
+    pub async fn in_turn<T: Send + 'static>(
+        self: Arc<Self>,
+        make: impl FnOnce(&Exporter) -> T + Send + 'static,
+    ) -> Result<T> {
+        let closed = |_| Error::unavailable("the server is shutting down");
+        let turn = self.turns.clone().acquire_owned().await.map_err(closed)?;
+        let made = tokio::task::spawn_blocking(move || {
+            let _turn = turn;
+            make(&self)
+        });
+        made.await
+            .map_err(|error| Error::internal("the metrics could not be written").with_source(error))
     }
 
     /// Returns the current metrics as OpenMetrics.

@@ -274,15 +274,16 @@ async fn exposition(
     Extension(names): Extension<MetricNames>,
     headers: HeaderMap,
 ) -> Reply {
-    let accept =
-        headers.get(header::ACCEPT).and_then(|accept| accept.to_str().ok()).unwrap_or_default();
-    let exposition = exporter.preferred(names, accept);
-    Reply::body(exposition.content_type, exposition.text)
+    let accept = headers.get(header::ACCEPT).and_then(|accept| accept.to_str().ok());
+    let accept = accept.unwrap_or_default().to_owned();
+    let made = exporter.in_turn(move |exporter| exporter.preferred(names, &accept)).await;
+    Reply::of(made.map(|exposition| Reply::body(exposition.content_type, exposition.text)))
         .with_header(header::VARY, http::HeaderValue::from_static("accept"))
 }
 
 async fn tfs_exposition(State(exporter): Shared<Exporter>) -> Reply {
-    Reply::body(observe::CLASSIC_TYPE, exporter.tfs_exposition())
+    let made = exporter.in_turn(Exporter::tfs_exposition).await;
+    Reply::of(made.map(|text| Reply::body(observe::CLASSIC_TYPE, text)))
 }
 
 /// Returns true for the paths that pages of other origins may use, if any may: the API, without

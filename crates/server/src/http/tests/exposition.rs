@@ -34,6 +34,16 @@ fn a_failure_counts_until_a_newer_version_serves() {
 }
 
 #[test]
+fn scrapes_run_on_no_thread_that_serves_connections() {
+    let dir = tempfile::tempdir().unwrap();
+    let served = served(dir.path(), |_| {});
+    let connections = tokio::runtime::Builder::new_current_thread().build().unwrap();
+    let exporter = served.server.exporter.clone();
+    let scrape = exporter.in_turn(|_| std::thread::current().id());
+    assert_ne!(connections.block_on(scrape).unwrap(), std::thread::current().id());
+}
+
+#[test]
 fn scrapers_get_the_format_they_accept() {
     let dir = tempfile::tempdir().unwrap();
     let served = served(dir.path(), |_| {});
