@@ -18,6 +18,7 @@ mod stop;
 mod unload;
 mod update_state;
 mod updates;
+mod wake;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
@@ -44,6 +45,7 @@ use ignored::IgnoredModels;
 use model::Model;
 use prefault::Prefault;
 use resume::KeptRollout;
+use wake::NextWork;
 
 /// Longest time between two rounds without a message.
 const PAUSE_MAX: Duration = Duration::from_secs(1);
@@ -115,6 +117,8 @@ pub(crate) struct Manager {
     first_scan: Option<u64>,
     /// Start of the first load.
     started: Instant,
+    /// Name of the model that the end of the first load waited for at the last check.
+    awaited: Arc<str>,
     /// Last report about the stores that directories mirror.
     sources: SourceReport,
     ignored_models: IgnoredModels,
@@ -170,6 +174,7 @@ impl Manager {
             settled,
             first_scan: (!config.awaits_sources).then_some(0),
             started: Instant::now(),
+            awaited: Arc::default(),
             sources: SourceReport::default(),
             ignored_models: IgnoredModels::default(),
             abandon: channels.abandon,
@@ -180,15 +185,18 @@ impl Manager {
     pub(crate) fn run(mut self) {
         let mut round = Instant::now();
         loop {
-            let pause = self.pause(Instant::now());
-            let mut touched = match self.inbox.recv_timeout(pause) {
+            let mut decides_all = true;
+            // The next work is not computed while messages wait, because that reads all versions.
+            let received = self.inbox.try_recv().or_else(|_| {
+                let next = self.next_work(Instant::now());
+                decides_all = next.decides_all;
+                self.inbox.recv_timeout(next.pause)
+            });
+            let mut touched = match received {
                 Ok(Message::Stop) | Err(RecvTimeoutError::Disconnected) => break,
                 Ok(message) => self.handle(message),
-                // Only the rollouts or the turns are due.
-                Err(RecvTimeoutError::Timeout)
-                    if [rollout::JUDGE_PAUSE, updates::TURN_PAUSE].contains(&pause)
-                        && round.elapsed() < PAUSE_MAX =>
-                {
+                // Rollouts, turns, waiting requests or queued loads are due.
+                Err(RecvTimeoutError::Timeout) if !decides_all && round.elapsed() < PAUSE_MAX => {
                     Touched::Nothing
                 }
                 Err(RecvTimeoutError::Timeout) => Touched::All,
@@ -312,24 +320,28 @@ impl Manager {
         }
     }
 
-    /// Returns the time until the next work that no message announces.
-    fn pause(&self, now: Instant) -> Duration {
+    /// Returns the next work that no message announces.
+    fn next_work(&self, now: Instant) -> NextWork {
         let versions = || self.models.values().flat_map(|model| model.versions.values());
         let retries = versions().filter_map(|version| version.failure.as_ref()?.retry_at);
-        let deferred = versions().filter_map(|version| version.load.as_ref()?.not_before);
-        let deferred = deferred.filter(|_| self.free_loaders > 0);
         let windows = versions().filter_map(|version| version.update.as_ref()?.window_end());
-        let next = retries.filter(|at| *at > now).chain(deferred).chain(windows).min();
-        let pause = next.map_or(PAUSE_MAX, |at| at.saturating_duration_since(now)).min(PAUSE_MAX);
+        let decision = retries.filter(|at| *at > now).chain(windows).min();
+        let deferred = versions().filter_map(|version| version.load.as_ref()?.not_before);
+        let deferred = deferred.filter(|_| self.free_loaders > 0).min();
+        let until = |at: Instant| at.saturating_duration_since(now);
         let waiting = !self.waiters.is_empty() || !self.reconfigurations.is_empty();
-        let pause = if !waiting { pause } else { pause.min(admin::PAUSE) };
         let turns = self.models.values().any(Model::waits_for_turn);
-        let pause = if turns { pause.min(updates::TURN_PAUSE) } else { pause };
         let rolling = self.models.values().any(|model| model.rollout.running());
-        if rolling { pause.min(rollout::JUDGE_PAUSE) } else { pause }
+        let others = [
+            deferred.map(until),
+            waiting.then_some(admin::PAUSE),
+            turns.then_some(updates::TURN_PAUSE),
+            rolling.then_some(rollout::JUDGE_PAUSE),
+        ];
+        NextWork::earliest(decision.map(until), others.into_iter().flatten())
     }
 
-    fn check_settled(&self) {
+    fn check_settled(&mut self) {
         if self.settled.get() || !self.prefault.done() {
             return;
         }
@@ -339,9 +351,13 @@ impl Manager {
         }
         let now = Instant::now();
         let may_wait = now.duration_since(self.started) < FIRST_LOAD_WAIT_MAX;
-        if !self.models.values().any(|model| model.starting(now, may_wait)) {
-            tracing::info!(models = self.models.len(), "the first load is finished");
-            self.settled.set();
+        let is_starting = |model: &Model| model.starting(now, may_wait);
+        match wake::first_from(&self.models, &self.awaited, is_starting).cloned() {
+            Some(name) => self.awaited = name,
+            None => {
+                tracing::info!(models = self.models.len(), "the first load is finished");
+                self.settled.set();
+            }
         }
     }
 }
