@@ -427,14 +427,8 @@ mod tests {
         drop(end);
     }
 
-    #[test]
-    fn the_first_source_of_a_store_counts() {
-        let dir = tempfile::tempdir().unwrap();
-        let source = |url: &str| StoreSource::new(&url.into(), &dir.path().join("c/models"), None);
-        let first = source("s3://b/models");
-        let memory = Arc::new(object_store::memory::InMemory::new());
-        let place = StorePlace::new(memory, "models", "s3://b/models");
-        let config = MirrorConfig {
+    fn config() -> MirrorConfig {
+        MirrorConfig {
             stores_dir: PathBuf::new(),
             keep_unused: Duration::MAX,
             options: StoreOptions::default(),
@@ -442,8 +436,37 @@ mod tests {
             settle: Duration::ZERO,
             bytes_max: u64::MAX,
             rate: 0,
-        };
-        let mut mirror = StoreMirror::with_places(config, vec![(first.clone(), place)]).unwrap();
+        }
+    }
+
+    #[test]
+    fn a_check_of_a_store_reads_no_copies_of_others() {
+        let dir = tempfile::tempdir().unwrap();
+        let places = ["a", "b"].map(|name| {
+            let url: Arc<str> = format!("s3://b/{name}").into();
+            let memory = Arc::new(object_store::memory::InMemory::new());
+            let source = StoreSource::new(&url, &dir.path().join(name).join("models"), None);
+            (source, StorePlace::new(memory, name, &url))
+        });
+        let mut mirror = StoreMirror::with_places(config(), Vec::from(places)).unwrap();
+        let copy = dir.path().join("b/models/m/1");
+        std::fs::create_dir_all(&copy).unwrap();
+        std::fs::write(copy.join("model.onnx"), [0; 100]).unwrap();
+        for (at, used) in [(0, 0), (1, 100), (0, 100)] {
+            block_on(mirror.sync(at)).unwrap();
+            let gauge = &mirror.metrics().cache_bytes;
+            assert_eq!(gauge.get_or_create(&KindLabels { kind: "used" }).get(), used);
+        }
+    }
+
+    #[test]
+    fn the_first_source_of_a_store_counts() {
+        let dir = tempfile::tempdir().unwrap();
+        let source = |url: &str| StoreSource::new(&url.into(), &dir.path().join("c/models"), None);
+        let first = source("s3://b/models");
+        let memory = Arc::new(object_store::memory::InMemory::new());
+        let place = StorePlace::new(memory, "models", "s3://b/models");
+        let mut mirror = StoreMirror::with_places(config(), vec![(first.clone(), place)]).unwrap();
         let next = mirror.followers[0].next;
         mirror.set_sources(vec![first.clone(), source("s3://b/models/")]);
         assert_eq!(mirror.followers.len(), 1);

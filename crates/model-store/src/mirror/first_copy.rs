@@ -47,15 +47,24 @@ impl StoreMirror {
         block_on(self.copy_first())
     }
 
+    /// Checks the stores in turn. A version without a manifest must stay the same for a time, and
+    /// thousands of stores would otherwise wait for this time one after another.
     pub(super) async fn copy_first(&mut self) -> Result<()> {
-        for at in 0..self.followers.len() {
-            if self.followers[at].cache.is_synced() {
-                continue;
-            }
-            self.first_copy.send_replace(FirstCopy::Running(self.followers[at].label()));
-            if let Err(error) = self.first_copy_of(at).await {
-                self.first_copy.send_replace(FirstCopy::Failed(error.clone()));
-                return Err(error);
+        let is_missing = |at: &usize| !self.followers[*at].cache.is_synced();
+        let mut missing: Vec<MissingCopy> =
+            (0..self.followers.len()).filter(is_missing).map(MissingCopy::new).collect();
+        // The first of those with the same time, so that each store is checked before any again.
+        while let Some(next) = (0..missing.len()).min_by_key(|&index| missing[index].next) {
+            let mut copy = missing.remove(next);
+            tokio::time::sleep_until(copy.next.into()).await;
+            self.first_copy.send_replace(FirstCopy::Running(self.followers[copy.at].label()));
+            match self.first_copy_of(&mut copy).await {
+                Ok(true) => {}
+                Ok(false) => missing.push(copy),
+                Err(error) => {
+                    self.first_copy.send_replace(FirstCopy::Failed(error.clone()));
+                    return Err(error);
+                }
             }
         }
         self.first_copy.send_replace(FirstCopy::Done);
@@ -63,29 +72,44 @@ impl StoreMirror {
         Ok(())
     }
 
-    async fn first_copy_of(&mut self, at: usize) -> Result<()> {
-        let store = self.followers[at].label();
-        tracing::info!(store = &*store, "copying its models for the first time");
-        let until = Instant::now() + self.config.settle + SETTLE_SLACK;
-        let mut failures = 0;
-        loop {
-            let failed = match self.sync(at).await {
-                Ok(SyncOutcome { pending: false, .. }) => return Ok(()),
-                Ok(SyncOutcome { failed, .. }) => failed,
-                Err(error) => {
-                    if error.kind() != ErrorKind::Unavailable || failures + 1 == FAILURES_MAX {
-                        return Err(error);
-                    }
-                    true
+    /// Checks a store once. Returns true if it is copied, or if the rest is copied while the others
+    /// serve. Otherwise sets the time of the next check.
+    async fn first_copy_of(&mut self, copy: &mut MissingCopy) -> Result<bool> {
+        let until = *copy.until.get_or_insert_with(|| {
+            let store = self.followers[copy.at].label();
+            tracing::info!(store = &*store, "copying its models for the first time");
+            Instant::now() + self.config.settle + SETTLE_SLACK
+        });
+        let failed = match self.sync(copy.at).await {
+            Ok(SyncOutcome { pending: false, .. }) => return Ok(true),
+            Ok(SyncOutcome { failed, .. }) => failed,
+            Err(error) => {
+                if error.kind() != ErrorKind::Unavailable || copy.failures + 1 == FAILURES_MAX {
+                    return Err(error);
                 }
-            };
-            failures += u32::from(failed);
-            // The rest is copied while the others serve.
-            if failures == FAILURES_MAX || (!failed && Instant::now() > until) {
-                return Ok(());
+                true
             }
-            tokio::time::sleep(pause_after(failed, self.config.poll)).await;
-        }
+        };
+        copy.failures += u32::from(failed);
+        copy.next = Instant::now() + pause_after(failed, self.config.poll);
+        Ok(copy.failures == FAILURES_MAX || (!failed && Instant::now() > until))
+    }
+}
+
+/// A store that has not been copied.
+struct MissingCopy {
+    /// Position of its follower.
+    at: usize,
+    failures: u32,
+    /// Time after which the rest is copied while the others serve; `None` before the first check.
+    until: Option<Instant>,
+    /// Time of the next check.
+    next: Instant,
+}
+
+impl MissingCopy {
+    fn new(at: usize) -> MissingCopy {
+        MissingCopy { at, failures: 0, until: None, next: Instant::now() }
     }
 }
 

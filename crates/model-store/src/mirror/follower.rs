@@ -96,6 +96,8 @@ pub(crate) struct Follower {
     missed_files: BTreeMap<String, BTreeSet<String>>,
     /// Error of the last listing.
     last_error: Option<String>,
+    /// Bytes of the copies after the last check.
+    bytes: u64,
     /// Contents of the cached versions, during a check of the store.
     pub(super) contents: RefCell<CachedContents>,
     _lock: File,
@@ -110,7 +112,9 @@ impl Follower {
         }
         let lock = cache.lock()?;
         cache.note_followed();
+        let bytes = bytes_of(&cache);
         Ok(Follower {
+            bytes,
             _lock: lock,
             source,
             place,
@@ -137,9 +141,10 @@ impl Follower {
         self.place.shown().into()
     }
 
-    /// Returns the bytes of the copies.
+    /// Returns the bytes of the copies after the last check. All files are read then, and not for
+    /// each check of another store.
     pub(crate) fn bytes(&self) -> u64 {
-        self.cache.versions().iter().map(|version| version.bytes).sum()
+        self.bytes
     }
 
     /// Takes over changed settings.
@@ -202,6 +207,7 @@ impl Follower {
         let result = self.list_and_copy(context).await;
         // The index of thousands of versions is large, and the next check needs a new one.
         drop(self.contents.take());
+        self.bytes = bytes_of(&self.cache);
         let changed = result.as_ref().is_ok_and(|outcome| outcome.changed);
         self.pause = next_pause(self.pause, context.config.poll, changed);
         self.next = Instant::now() + self.pause;
@@ -525,4 +531,9 @@ impl Follower {
         self.missed = missed;
         !self.missed.is_empty()
     }
+}
+
+/// Reads the bytes of all copies.
+fn bytes_of(cache: &StoreCache) -> u64 {
+    cache.versions().iter().map(|version| version.bytes).sum()
 }

@@ -2,8 +2,8 @@
 
 use std::fmt;
 use std::pin::Pin;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 
 use engine::layout::MANIFEST_NAME;
 use object_store::memory::InMemory;
@@ -21,6 +21,8 @@ type BoxStream<T> = Pin<Box<dyn Stream<Item = Result<T>> + Send>>;
 pub(crate) struct FaultyStore {
     pub(crate) inner: Arc<InMemory>,
     pub(crate) lists: AtomicU64,
+    /// Prefixes of all listings.
+    pub(crate) listed: Mutex<Vec<String>>,
     pub(crate) gets: AtomicU64,
     /// Bytes of the answered reads.
     pub(crate) bytes: AtomicU64,
@@ -87,6 +89,7 @@ impl ObjectStore for FaultyStore {
 
     fn list(&self, prefix: Option<&Path>) -> BoxStream<ObjectMeta> {
         self.lists.fetch_add(1, Ordering::SeqCst);
+        self.listed.lock().unwrap().push(prefix.map(Path::to_string).unwrap_or_default());
         if self.offline.load(Ordering::SeqCst) {
             return Box::pin(tokio_stream::once(Err(FaultyStore::broken())));
         }

@@ -289,6 +289,24 @@ fn other_layouts_wait_for_a_second_listing() {
     assert!(setup.copy("m/1").exists() && setup.copy("m/2").exists());
 }
 
+/// Each store needs two listings, because its version has no manifest.
+#[test]
+fn first_copies_of_stores_settle_at_the_same_time() {
+    let setup = Setup::new();
+    let sources = ["one", "two", "three"].map(|name| {
+        setup.put(&format!("{name}/1/model.onnx"), "graph");
+        let url: Arc<str> = format!("s3://b/{name}").into();
+        let dir = setup.dir.path().join(name).join("models").join(name);
+        (StoreSource::new(&url, &dir, Some(name.into())), setup.place(name))
+    });
+    let config = config(Duration::from_millis(1));
+    let mut mirror = StoreMirror::with_places(config, Vec::from(sources)).unwrap();
+    mirror.copy_first_now().unwrap();
+    let listed = setup.store.listed.lock().unwrap().clone();
+    assert_eq!(listed, ["one", "two", "three", "one", "two", "three"]);
+    assert!(setup.dir.path().join("three/models/three/1/model.onnx").exists());
+}
+
 #[test]
 fn a_first_copy_does_not_wait_for_the_poll() {
     let setup = Setup::new();
