@@ -13,7 +13,7 @@ mod room;
 mod unfinished;
 mod unused;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread::JoinHandle;
@@ -297,11 +297,12 @@ impl StoreMirror {
         self.followers.retain(is_followed);
         self.unopened.retain(|dir, _| dirs.contains(dir.as_path()));
         self.forget(&removed);
+        // There may be thousands of stores, and this runs once a second.
+        let dirs = self.followers.iter().map(|follower| follower.source.models_dir.clone());
+        let positions: HashMap<PathBuf, usize> = dirs.zip(0..).collect();
         for source in sources {
-            let known =
-                self.followers.iter_mut().find(|it| it.source.models_dir == source.models_dir);
-            if let Some(follower) = known {
-                follower.set_source(source);
+            if let Some(&at) = positions.get(&source.models_dir) {
+                self.followers[at].set_source(source);
                 continue;
             }
             let opened = StorePlace::open(&source.url, &self.config.options)
