@@ -14,7 +14,7 @@ use crate::trouble::{self, ModelState, TroubleLevel};
 use crate::window::batch_size_names;
 use crate::{Page, files};
 
-/// Maximum models on the page, the first by name.
+/// Maximum models on the page; see [`shown_models`].
 pub(crate) const MODELS_SHOWN_MAX: usize = 1000;
 /// Maximum versions of a model in the overview, the newest.
 const VERSIONS_SHOWN_MAX: usize = 8;
@@ -121,7 +121,7 @@ pub(crate) fn past(page: &Page) -> String {
     let now = Instant::now();
     let statuses = page.parts.lifecycle.status();
     let range = HistoryRange { now: page.history.seconds(now).round() as u64, span: SPARK_SECONDS };
-    let sparks = statuses.iter().take(MODELS_SHOWN_MAX).map(|status| {
+    let sparks = shown_models(&statuses).into_iter().map(|status| {
         // Locked for one model at a time, so that the scan is not delayed.
         let records = page.history.lock().records(&status.name, range);
         let point =
@@ -170,8 +170,8 @@ fn read(page: &Page) -> Now {
     let statuses = page.parts.lifecycle.status();
     let newest = EventFilter { limit: Some(EVENTS_TICK_MAX), ..EventFilter::default() };
     let machine = page.machine.read(now);
+    let shown = shown_models(&statuses).into_iter();
     let histories = page.history.lock();
-    let shown = statuses.iter().take(MODELS_SHOWN_MAX);
     Now {
         at,
         ready: (page.ready)(),
@@ -180,6 +180,19 @@ fn read(page: &Page) -> Now {
         machine,
         events: page.journal.read(&newest).events,
     }
+}
+
+/// Returns the models on the page, in order of name. Of more than [`MODELS_SHOWN_MAX`], the ones
+/// that fail come first: the page would otherwise say that none fails.
+fn shown_models(statuses: &[ModelStatus]) -> Vec<&ModelStatus> {
+    let mut shown: Vec<&ModelStatus> = statuses.iter().collect();
+    if shown.len() > MODELS_SHOWN_MAX {
+        // The sort keeps the order of names.
+        shown.sort_by_cached_key(|status| status.failure().is_none() && status.error.is_none());
+        shown.truncate(MODELS_SHOWN_MAX);
+        shown.sort_by(|one, other| one.name.cmp(&other.name));
+    }
+    shown
 }
 
 fn model(status: &ModelStatus, histories: &Histories, now: u64) -> ModelRow {
@@ -220,4 +233,25 @@ fn version(status: &VersionStatus) -> VersionRow {
 
 pub(crate) fn epoch_ms(time: SystemTime) -> u64 {
     base::unix_time(time).as_millis() as u64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_failing_model_is_shown_however_many_there_are() {
+        let status = |number: usize| ModelStatus {
+            name: format!("m{number:04}").into(),
+            error: (number == MODELS_SHOWN_MAX + 7).then(|| "no such directory".to_owned()),
+            ..ModelStatus::default()
+        };
+        let statuses: Vec<ModelStatus> = (0..2 * MODELS_SHOWN_MAX).map(status).collect();
+        let shown = shown_models(&statuses);
+        assert_eq!(shown.len(), MODELS_SHOWN_MAX);
+        assert_eq!(&*shown[MODELS_SHOWN_MAX - 2].name, "m0998");
+        assert_eq!(&*shown[MODELS_SHOWN_MAX - 1].name, "m1007");
+        let few = &statuses[..3];
+        assert_eq!(shown_models(few), few.iter().collect::<Vec<_>>());
+    }
 }
