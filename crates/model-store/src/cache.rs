@@ -380,7 +380,12 @@ impl StoreCache {
 
     /// Returns true if a version of the model is here.
     pub(crate) fn has_version(&self, model: &str) -> bool {
-        names_in(&self.model_dir(model)).iter().any(|name| number(name).is_some())
+        !self.numbers(model).is_empty()
+    }
+
+    /// Returns the numbers of the copied versions of a model, without reading their files.
+    pub(crate) fn numbers(&self, model: &str) -> Vec<u64> {
+        names_in(&self.model_dir(model)).iter().filter_map(|name| number(name)).collect()
     }
 
     /// Returns all copied versions.
@@ -405,8 +410,12 @@ impl StoreCache {
 
     /// Returns the directories of all copied versions.
     pub(crate) fn version_dirs(&self) -> Vec<PathBuf> {
-        let versions = self.versions();
-        versions.iter().map(|it| self.version_dir(&it.model, it.version)).collect()
+        let mut dirs = Vec::new();
+        for model in self.models() {
+            let numbers = self.numbers(&model).into_iter();
+            dirs.extend(numbers.map(|version| self.version_dir(&model, version)));
+        }
+        dirs
     }
 }
 
@@ -524,6 +533,8 @@ mod tests {
         assert!(!cache.has("m", 7, "one").unwrap());
         let versions = cache.versions();
         assert_eq!((versions[0].version, versions[0].bytes), (7, 3));
+        assert_eq!((cache.numbers("m"), cache.numbers("n")), (vec![7], vec![]));
+        assert_eq!(cache.version_dirs(), [cache.version_dir("m", 7)]);
         cache.remove("m", 7).unwrap();
         assert!(cache.versions().is_empty() && !cache.has("m", 7, "two").unwrap());
     }

@@ -25,8 +25,8 @@ impl Follower {
         version: u64,
     ) -> bool {
         let is_used = |version| (context.in_use)(&self.source.models_dir, model, version);
-        (context.has_failed)(model, version)
-            && !self.cache.versions().iter().any(|it| it.model == model && is_used(it.version))
+        // Hundreds of models may fail, so the copies of other models are not read.
+        (context.has_failed)(model, version) && !self.cache.numbers(model).into_iter().any(is_used)
     }
 
     /// Checks each copy whose version has failed, once for each failure. A damaged one is fetched
