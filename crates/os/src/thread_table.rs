@@ -7,8 +7,9 @@ use std::os::unix::fs::FileExt as _;
 use crate::SchedTimes;
 use crate::sched_stat;
 
-/// Most threads that are followed. Each has an open file. Threads without a group do not count.
-const THREADS_MAX: usize = 256;
+/// Maximum threads that are followed. Each has an open file. Threads without a group do not count.
+/// A server has two threads for each core, and the threads of loads begin after them.
+const THREADS_MAX: usize = 1024;
 /// Readings at which the name of a thread without a group is checked. A new thread has the name of
 /// its creator until it runs for the first time.
 const NAME_CHECKS_MAX: u8 = 10;
@@ -17,6 +18,7 @@ const NAME_CHECKS_MAX: u8 = 10;
 pub struct ThreadTable<G> {
     group_of: fn(&str) -> Option<G>,
     threads: HashMap<u32, KnownThread<G>>,
+    followed_max: usize,
 }
 
 /// A thread that was seen; without a file if it is in no group.
@@ -30,7 +32,7 @@ struct KnownThread<G> {
 impl<G: Copy> ThreadTable<G> {
     /// Creates a table of the threads for whose name `group_of` returns a group.
     pub fn new(group_of: fn(&str) -> Option<G>) -> ThreadTable<G> {
-        ThreadTable { group_of, threads: HashMap::new() }
+        ThreadTable { group_of, threads: HashMap::new(), followed_max: THREADS_MAX }
     }
 
     /// Returns the group of each followed thread, and its times since the last reading. A new
@@ -55,7 +57,7 @@ impl<G: Copy> ThreadTable<G> {
             thread.name_checks += 1;
             let name = std::fs::read_to_string(format!("/proc/self/task/{id}/comm"));
             thread.group = group_of(name.unwrap_or_default().trim());
-            if thread.group.is_some() && followed < THREADS_MAX {
+            if thread.group.is_some() && followed < self.followed_max {
                 thread.file = File::open(format!("/proc/self/task/{id}/schedstat")).ok();
                 followed += usize::from(thread.file.is_some());
             }
@@ -124,29 +126,42 @@ mod tests {
         }
     }
 
-    #[test]
-    fn threads_without_a_group_do_not_count() {
+    /// Calls `work` while `count` threads of the name `table-other` and one of the name `last` wait.
+    fn with_threads<T>(count: usize, last: &str, work: impl FnOnce() -> T) -> T {
         let stop = &parking_lot::Mutex::new(());
         let held = stop.lock();
         std::thread::scope(|scope| {
-            for _ in 0..THREADS_MAX {
-                let wait = move || drop(stop.lock());
-                let named = std::thread::Builder::new().name("table-other".into());
+            let (begun, began) = std::sync::mpsc::channel();
+            let names = std::iter::repeat_n("table-other", count).chain([last]);
+            for name in names {
+                let begun = begun.clone();
+                let wait = move || {
+                    begun.send(()).unwrap();
+                    drop(stop.lock());
+                };
+                let named = std::thread::Builder::new().name(name.into());
                 named.spawn_scoped(scope, wait).unwrap();
             }
-            let (begun, began) = std::sync::mpsc::channel();
-            let wait = move || {
-                begun.send(()).unwrap();
-                drop(stop.lock());
-            };
-            let named = std::thread::Builder::new().name("table-group".into());
-            named.spawn_scoped(scope, wait).unwrap();
             // Until it runs, a thread has the name of its creator.
-            began.recv().unwrap();
-            let mut table = ThreadTable::new(|name| (name == "table-group").then_some(()));
-            let followed = table.read().len();
+            (0..=count).for_each(|_| began.recv().unwrap());
+            let outcome = work();
             drop(held);
-            assert_eq!(followed, 1);
-        });
+            outcome
+        })
+    }
+
+    #[test]
+    fn threads_without_a_group_do_not_count() {
+        let mut table = ThreadTable::new(|name| (name == "table-group").then_some(()));
+        table.followed_max = 1;
+        assert_eq!(with_threads(8, "table-group", || table.read().len()), 1);
+    }
+
+    #[test]
+    fn the_threads_of_128_cores_and_of_a_load_are_followed() {
+        let group_of = |name: &str| name.starts_with("table-").then_some(name == "table-load");
+        let mut table = ThreadTable::new(group_of);
+        let groups = with_threads(2 * 128 + 16, "table-load", || table.read());
+        assert_eq!(groups.iter().filter(|(is_last, _)| *is_last).count(), 1);
     }
 }
