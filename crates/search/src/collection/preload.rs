@@ -1,5 +1,5 @@
-//! Preload of embeddings and payloads into memory that nothing else uses: of new segments before
-//! they replace others that were in memory, and of other segments soon.
+//! Preload of embeddings, payloads and payload indexes into memory that nothing else uses: of new
+//! segments before they replace others that were in memory, and of other segments soon.
 
 use std::sync::Arc;
 
@@ -10,8 +10,8 @@ use super::state::{SegmentSlot, SegmentView};
 use crate::segment::{IoStep, PreloadScope, Segment};
 
 impl Collection {
-    /// Reads the embeddings or payloads of one segment into unused memory, if it has room for all
-    /// of them. Chooses a segment that is there since the start, or any segment if no points
+    /// Reads one section of a segment into unused memory, if it has room for all of it: the
+    /// embeddings, the payloads or the payload index. Chooses a segment that is there since the start, or any segment if no points
     /// arrive and nothing is merged, or one that requests have often read from the medium. Returns
     /// false if there is no such segment.
     ///
@@ -41,12 +41,12 @@ impl Collection {
                 Err(Error::cancelled("the segment was replaced"))
             }
         })?;
-        tracing::debug!(name = segment.name(), "embeddings or payloads were read into memory");
+        tracing::debug!(name = segment.name(), "a section was read into memory");
         Ok(true)
     }
 
-    /// Reads embeddings and payloads of a new segment into unused memory, if those of the segments
-    /// in `replaced` are mostly there. Searches would read them from the medium otherwise, all at
+    /// Reads sections of a new segment into unused memory, if those of the segments in `replaced`
+    /// are mostly there. Searches would read them from the medium otherwise, all at
     /// once. An error only ends the preload: queries that need a page report it.
     pub(super) fn preload_new(&self, new: &Segment, replaced: &[SegmentView], step: IoStep<'_>) {
         let replaced: Vec<&Segment> = replaced.iter().map(|view| &*view.segment).collect();
@@ -140,11 +140,11 @@ mod tests {
         }
     }
 
-    /// Reads the embeddings and payloads into memory, if they are not there.
+    /// Reads embeddings, payloads and payload index into memory, if they are not there.
     fn preload_all(collection: &Collection) {
         assert!(collection.preload().unwrap());
-        let again = collection.preload().unwrap() && collection.preload().unwrap();
-        assert!(!again, "one segment has two sections");
+        let again = (0..3).all(|_| collection.preload().unwrap());
+        assert!(!again, "one segment has three sections");
     }
 
     /// Returns the reads of embeddings and payloads so far.

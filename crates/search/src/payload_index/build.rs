@@ -14,7 +14,7 @@ use super::key::{IndexKey, KeyOf, KeyRef, encode_number};
 use super::paths::{PathValue, each_path};
 use super::{
     BLOCK_BYTES, DENSE_MAX, DENSE_ROWS_MIN, DENSE_SHARE, DIRECTORY_BYTES_MAX, FIELDS_MAX, KINDS,
-    READ_BYTES_MAX, TEXT_BYTES_MAX, UNINDEXED_MAX,
+    READ_BYTES_MAX, SMALL_BLOCK_BYTES, SMALL_BLOCKS_DIRECTORY_BYTES, TEXT_BYTES_MAX, UNINDEXED_MAX,
 };
 use crate::filter::parse_date;
 use crate::points::RESERVED_KEY;
@@ -451,15 +451,20 @@ impl IndexWriter<'_> {
         let mut bytes = Vec::with_capacity(BLOCK_BYTES + TEXT_BYTES_MAX);
         let mut position = 0;
         let mut first: Option<(&IndexKey, u64)> = None;
+        // Of the directory, estimated.
+        let mut directory_bytes = 0;
         for (at, (key, number)) in values.iter().enumerate() {
             let count = rows_of.rows(*number).len() as u64;
             first.get_or_insert((key, position));
             key.as_ref().encode(&mut bytes);
             encode_number(count, &mut bytes);
             position += count;
-            if (bytes.len() >= BLOCK_BYTES || at + 1 == values.len())
+            let is_small = directory_bytes < SMALL_BLOCKS_DIRECTORY_BYTES;
+            let end = if is_small { SMALL_BLOCK_BYTES } else { BLOCK_BYTES };
+            if (bytes.len() >= end || at + 1 == values.len())
                 && let Some((key, position)) = first.take()
             {
+                directory_bytes += size_of::<DictionaryBlock>() + key.as_ref().text_bytes();
                 let offset = self.offset;
                 self.put(&bytes)?;
                 blocks.push(DictionaryBlock {

@@ -55,7 +55,12 @@ pub const FIELDS_MAX: usize = 64;
 const UNINDEXED_MAX: usize = 256;
 /// Maximum bytes of a text in a dictionary. Rows with a longer one are listed apart.
 pub const TEXT_BYTES_MAX: usize = 512;
-/// Bytes at which a dictionary block ends.
+/// Bytes at which a dictionary block ends, while the field has few blocks. A search for a value
+/// decodes the block that may have it.
+const SMALL_BLOCK_BYTES: usize = 4 << 10;
+/// Bytes of the directory that small blocks of a field may take. Directories are in memory.
+const SMALL_BLOCKS_DIRECTORY_BYTES: usize = 128 << 10;
+/// Bytes at which any other dictionary block ends.
 const BLOCK_BYTES: usize = 16 << 10;
 /// A value of at least one row in this many has a bitmap, which is then smaller than a list.
 const DENSE_SHARE: u64 = 64;

@@ -92,6 +92,11 @@ impl PayloadIndex {
         self.directory.memory_bytes() + self.section.memory_bytes()
     }
 
+    /// Returns its bytes in the segment.
+    pub(crate) fn section(&self) -> &IndexSection {
+        &self.section
+    }
+
     /// Returns the fields, with and without an index.
     pub(crate) fn fields(&self) -> Vec<IndexedFieldInfo> {
         let unindexed = self.directory.unindexed.iter().map(|field| IndexedFieldInfo {

@@ -15,8 +15,8 @@ use crate::filter::{
     WholeRange, each_value, parse_date,
 };
 use crate::segment::{
-    CodesOptions, RecordKind, RowSource, Segment, SegmentPlan, SegmentSettings, VectorEncoding,
-    write,
+    CodesOptions, PreloadScope, RecordKind, RowSource, Segment, SegmentPlan, SegmentSettings,
+    VectorEncoding, write,
 };
 use crate::segment_cache::SegmentCache;
 
@@ -259,6 +259,22 @@ fn many() -> Vec<Value> {
             })
         })
         .collect()
+}
+
+#[test]
+fn filters_read_a_preloaded_index_from_memory() {
+    let payloads = many();
+    let test = segment_of_values(&payloads);
+    let reads = || test.cache.stats().payload_index.reads;
+    let room = 1 << 30;
+    let mut sections = 0;
+    while test.segment.wants_preload(PreloadScope::All, room) {
+        test.segment.preload(PreloadScope::All, room, &|_| Ok(())).unwrap();
+        sections += 1;
+    }
+    assert!(sections == 3 && reads() == 0, "{sections} sections, {} reads", reads());
+    assert_eq!(check(&test.segment, &range("n", 100.0, 3000.0), &payloads), 0);
+    assert_eq!(reads(), 0);
 }
 
 #[test]

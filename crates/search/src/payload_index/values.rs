@@ -11,7 +11,7 @@ use super::key::{IndexKey, KeyOf, KeyRef};
 use super::read::{FieldLookup, PayloadIndex, RowPiece, rows_of};
 
 /// Dictionary blocks of one part of a count without a filter.
-const BLOCKS_A_PART: usize = 8;
+const BLOCKS_A_PART: usize = 32;
 /// Maximum rows of one part of a count with a filter, unless one value has more.
 const ROWS_A_PART: u64 = (READ_BYTES_MAX / 4) as u64;
 

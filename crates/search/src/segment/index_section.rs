@@ -11,14 +11,18 @@ use storage::page::PAGE_BYTES;
 use storage::superblock::Section;
 
 use super::damage::DamagedPages;
+use super::file::IoStep;
+use super::preload::{CacheableSection, PreloadState, sampled_share};
 use crate::segment_cache::{
-    BlockContent, CachedFile, CachedSection, SegmentCache, SegmentCacheKey,
+    BlockContent, CachedFile, CachedSection, SegmentCache, SegmentCacheKey, block_bytes,
 };
 
 /// Pages of a cached block: two blocks of a dictionary, or the rows of 8,192 values.
 const BLOCK_PAGES: u64 = 8;
 /// Bytes of a cached block.
 const BLOCK_BYTES: u64 = BLOCK_PAGES * PAGE_BYTES as u64;
+/// Blocks that a preload reads together.
+const PRELOADED_BLOCKS: u64 = 32;
 
 /// Section of the payload index.
 #[derive(Debug)]
@@ -29,6 +33,7 @@ pub(crate) struct IndexSection {
     /// Checksum of each page.
     checks: Vec<u32>,
     damaged: Arc<DamagedPages>,
+    preload: PreloadState,
 }
 
 impl IndexSection {
@@ -41,7 +46,8 @@ impl IndexSection {
     ) -> IndexSection {
         let Section { offset, bytes, .. } = *section;
         let file = CachedFile::new(cache, file.id());
-        IndexSection { file, offset, bytes, checks, damaged }
+        let preload = PreloadState::default();
+        IndexSection { file, offset, bytes, checks, damaged, preload }
     }
 
     /// Returns its length.
@@ -130,15 +136,11 @@ impl IndexSection {
     fn read_blocks(&self, file: &dyn Sealed, range: Range<u64>, out: &mut Vec<u8>) -> Result<()> {
         let blocks = range.start / BLOCK_BYTES..range.end.div_ceil(BLOCK_BYTES);
         let first = blocks.start * BLOCK_BYTES;
-        let pages = self.bytes.div_ceil(PAGE_BYTES as u64);
-        let end = (blocks.end * BLOCK_PAGES).min(pages) * PAGE_BYTES as u64;
+        let end = self.end_of(blocks.end);
         let mut bytes = vec![0; (end - first) as usize];
-        let is_sound = |page: u64, bytes: &[u8]| {
-            self.checks.get(page as usize).is_some_and(|check| crc32c::crc32c(bytes) == *check)
-        };
+        self.preload.count_missed();
         let read = file.read_at(self.offset + first, &mut bytes);
-        let mut numbered = (first / PAGE_BYTES as u64..).zip(bytes.chunks(PAGE_BYTES));
-        if read.is_err() || !numbered.all(|(page, bytes)| is_sound(page, bytes)) {
+        if read.is_err() || !self.is_sound(first, &bytes) {
             // The damage may be in pages that were not requested.
             return self.read_pages(file, range, out);
         }
@@ -148,6 +150,20 @@ impl IndexSection {
             self.file.cache().put(self.key(block), BlockContent::Bytes(bytes.into()));
         }
         Ok(())
+    }
+
+    /// Returns the end of the last page of the blocks before `block`.
+    fn end_of(&self, block: u64) -> u64 {
+        let pages = self.bytes.div_ceil(PAGE_BYTES as u64);
+        (block * BLOCK_PAGES).min(pages) * PAGE_BYTES as u64
+    }
+
+    /// Returns true if the pages from `start` on have their checksums.
+    fn is_sound(&self, start: u64, bytes: &[u8]) -> bool {
+        let checks = self.checks.get((start / PAGE_BYTES as u64) as usize..).unwrap_or(&[]);
+        let pages = bytes.chunks(PAGE_BYTES);
+        pages.len() <= checks.len()
+            && pages.zip(checks).all(|(page, check)| crc32c::crc32c(page) == *check)
     }
 
     /// Appends `range` to `out`, and reads only the pages that hold it.
@@ -175,6 +191,47 @@ impl IndexSection {
         let skipped = (range.start - first * page_bytes) as usize;
         out.drain(before..before + skipped);
         out.truncate(before + (range.end - range.start) as usize);
+        Ok(())
+    }
+}
+
+impl CacheableSection for IndexSection {
+    fn cached_bytes_max(&self) -> u64 {
+        let blocks = self.bytes.div_ceil(BLOCK_BYTES);
+        self.end_of(blocks) + blocks * block_bytes(0)
+    }
+
+    fn cached_share(&self) -> f64 {
+        let blocks = self.bytes.div_ceil(BLOCK_BYTES) as usize;
+        let has = |block| self.file.cache().has(self.key(block as u64));
+        sampled_share(blocks, |block| block, has)
+    }
+
+    fn preload_state(&self) -> &PreloadState {
+        &self.preload
+    }
+
+    fn preload(&self, file: &dyn Sealed, step: IoStep<'_>) -> Result<()> {
+        self.preload.begin();
+        let end = self.bytes.div_ceil(BLOCK_BYTES);
+        let mut buffer = Vec::new();
+        for block in (0..end).step_by(PRELOADED_BLOCKS as usize) {
+            let blocks = block..end.min(block + PRELOADED_BLOCKS);
+            if blocks.clone().all(|block| self.file.cache().has(self.key(block))) {
+                continue;
+            }
+            let first = block * BLOCK_BYTES;
+            let bytes = self.end_of(blocks.end) - first;
+            step(bytes)?;
+            buffer.resize(bytes as usize, 0);
+            file.read_at(self.offset + first, &mut buffer)?;
+            for (block, bytes) in blocks.zip(buffer.chunks(BLOCK_BYTES as usize)) {
+                let is_sound = self.is_sound(block * BLOCK_BYTES, bytes);
+                if is_sound && !self.file.cache().preload(self.key(block), bytes) {
+                    return Ok(());
+                }
+            }
+        }
         Ok(())
     }
 }

@@ -1,5 +1,5 @@
-//! Preload: reads embeddings and payloads of a segment into memory that nothing else uses, one part
-//! after the other, before requests read their pages one by one.
+//! Preload: reads embeddings, payloads and the payload index of a segment into memory that nothing
+//! else uses, one part after the other, before requests read their pages one by one.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
@@ -8,6 +8,7 @@ use storage::Sealed;
 
 use super::Segment;
 use super::file::IoStep;
+use crate::payload_index::PayloadIndex;
 
 /// Reads of requests from the medium after which a section is preloaded. Four searches for ten hits
 /// read as many pages.
@@ -95,8 +96,10 @@ impl Segment {
     /// Returns the sections that can be preloaded; none if the medium is mapped memory.
     fn cacheable(&self) -> impl Iterator<Item = &dyn CacheableSection> {
         let sections: [&dyn CacheableSection; 2] = [&self.vectors, &self.payloads];
+        let index = self.payload_index.as_ref().map(PayloadIndex::section);
+        let index = index.map(|section| section as &dyn CacheableSection);
         let is_cached = self.file.in_place().is_none();
-        sections.into_iter().filter(move |_| is_cached)
+        sections.into_iter().chain(index).filter(move |_| is_cached)
     }
 
     /// Returns a section that `scope` includes and whose missing blocks fit into `room` bytes.
