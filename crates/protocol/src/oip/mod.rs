@@ -14,8 +14,11 @@ pub use datatype::{datatype, from_datatype};
 use base::{Error, NamedTensor, Result};
 
 /// Supported extensions of the protocol, as server metadata lists them.
-pub const EXTENSIONS: [&str; 7] = [
+pub const EXTENSIONS: [&str; 9] = [
     "model_repository",
+    // No model depends on another one here, so an unload with dependents is an unload.
+    "model_repository(unload_dependents)",
+    "schedule_policy",
     "model_configuration",
     "binary_tensor_data",
     "parameters",

@@ -32,10 +32,18 @@ fn metadata_and_configuration() {
     assert_eq!(config["input"][1]["data_type"], "TYPE_STRING");
     assert_eq!(config["input"][0]["dims"], json!([-1, 3]));
     assert_eq!(config["parameters"]["labels"]["string_value"], "a b");
+    // Triton writes empty fields too.
+    assert_eq!(config["input"][0]["is_shape_tensor"], json!(false));
+    assert_eq!(config["input"][0]["allow_ragged_batch"], json!(false));
+    assert_eq!(config["instance_group"], json!([]));
+    assert_eq!(config["default_model_filename"], "");
     assert_eq!((&config["max_batch_size"], config.get("dynamic_batching")), (&json!(0), None));
     assert_eq!(grpc::model_config("m", "onnxruntime", &signature, &facts, None).max_batch_size, 0);
     let server = value(&json::server_metadata("millpond", "0.1.0"));
-    assert_eq!(server["extensions"].as_array().unwrap().len(), oip::EXTENSIONS.len());
+    let extensions = server["extensions"].as_array().unwrap();
+    assert_eq!(extensions.len(), oip::EXTENSIONS.len());
+    // Clients look for this name before they send a priority or a timeout.
+    assert!(extensions.contains(&json!("schedule_policy")));
 }
 
 #[test]

@@ -81,7 +81,10 @@ pub fn model_config(
             "data_type": dtype(input.data_type),
             "format": "FORMAT_NONE",
             "dims": input.dims,
+            "is_shape_tensor": input.is_shape_tensor,
+            "allow_ragged_batch": input.allow_ragged_batch,
             "optional": input.optional,
+            "is_non_linear_format_io": input.is_non_linear_format_io,
         })
     };
     let output = |output: &crate::inference::ModelOutput| {
@@ -89,6 +92,9 @@ pub fn model_config(
             "name": output.name,
             "data_type": dtype(output.data_type),
             "dims": output.dims,
+            "label_filename": output.label_filename,
+            "is_shape_tensor": output.is_shape_tensor,
+            "is_non_linear_format_io": output.is_non_linear_format_io,
         })
     };
     let parameters: serde_json::Map<String, Value> = message
@@ -104,6 +110,15 @@ pub fn model_config(
         "input": message.input.iter().map(input).collect::<Vec<_>>(),
         "output": message.output.iter().map(output).collect::<Vec<_>>(),
         "parameters": parameters,
+        // Triton always writes these fields, so clients may read them without a check.
+        "runtime": message.runtime,
+        "batch_input": [],
+        "batch_output": [],
+        "instance_group": [],
+        "default_model_filename": message.default_model_filename,
+        "cc_model_filenames": {},
+        "metric_tags": {},
+        "model_warmup": [],
     });
     if let Some(SchedulingChoice::DynamicBatching(batching)) = &message.scheduling_choice {
         config["dynamic_batching"] = dynamic_batching(batching);
