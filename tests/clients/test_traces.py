@@ -401,10 +401,20 @@ def test_tritons_clients_change_the_log(serve, tmp_path):
             rpc.update_log_settings({"log_file": "/tmp/triton.log"})
 
 
-def test_without_a_collector_settings_say_so(server):
-    for path in ("/v1/trace", "/v2/trace/setting", "/v2/models/half_plus_two/trace/setting"):
-        answer = requests.get(f"{server.url}{path}", timeout=TIMEOUT_S)
-        assert answer.status_code == 409 and "--otlp" in answer.json()["error"], (path, answer.text)
+def test_without_a_collector_traces_are_off(server):
+    answer = requests.get(f"{server.url}/v1/trace", timeout=TIMEOUT_S)
+    assert answer.status_code == 409 and "--otlp" in answer.json()["error"], answer.text
+    with (
+        tritonclient.http.InferenceServerClient(server.http) as http,
+        tritonclient.grpc.InferenceServerClient(server.grpc) as rpc,
+    ):
+        assert http.get_trace_settings()["trace_level"] == ["OFF"]
+        shown = MessageToDict(rpc.get_trace_settings("half_plus_two"))["settings"]
+        assert shown["trace_level"] == {"value": ["OFF"]}
+        assert http.update_trace_settings("half_plus_two", {"trace_level": ["OFF"]})["trace_level"] == ["OFF"]
+        for client in (http, rpc):
+            with pytest.raises(InferenceServerException, match="--otlp"):
+                client.update_trace_settings(settings={"trace_level": ["TIMESTAMPS"]})
 
 
 def test_a_load_is_one_line_of_the_log(serve, tmp_path):

@@ -91,23 +91,30 @@ impl TraceSettings {
     }
 
     /// Returns the settings of a model, or of the server if `model` is empty, as Triton has them.
-    ///
-    /// # Errors
-    /// `FailedPrecondition` without a collector.
-    pub(crate) fn triton(&self, model: &str) -> Result<TraceSettingValues> {
-        Ok(trace_settings(self.rates()?.of_model(model)))
+    /// Without a collector, traces are off.
+    pub(crate) fn triton(&self, model: &str) -> TraceSettingValues {
+        trace_settings(self.rate(model))
+    }
+
+    /// Returns the part of a model's requests that is traced, 0 to 1.
+    fn rate(&self, model: &str) -> f64 {
+        self.tracer.as_ref().map_or(0.0, |tracer| tracer.rates().of_model(model))
     }
 
     /// Changes the settings of a model, or of the server if `model` is empty, as Triton has them.
     ///
     /// # Errors
-    /// `FailedPrecondition` without a collector, and the errors of [`changed_trace`].
+    /// `FailedPrecondition` if traces are turned on without a collector, and the errors of
+    /// [`changed_trace`].
     pub(crate) fn change_triton(&self, model: &str, settings: &TraceSettingValues) -> Result<()> {
-        let rate = match changed_trace(self.rates()?.of_model(model), settings)? {
+        let rate = match changed_trace(self.rate(model), settings)? {
             TraceChange::Keep => return Ok(()),
             TraceChange::Clear => None,
             TraceChange::Set(rate) => Some(rate),
         };
+        if self.tracer.is_none() && rate.is_none_or(|rate| rate <= 0.0) {
+            return Ok(());
+        }
         let change = match model {
             "" => TraceRateChange {
                 sample: Some(rate.unwrap_or(self.initial.rate)),
@@ -149,6 +156,19 @@ mod tests {
             "sample: 0.1 -> 0.2, models.\"a\": 0.5 -> default, models.\"b\": default -> 1"
         );
         assert_eq!(TraceRateChange::default().text(&before), "");
+    }
+
+    #[test]
+    fn traces_are_off_without_a_collector() {
+        let settings = TraceSettings::new(None);
+        let level =
+            |level: &str| BTreeMap::from([("trace_level".to_owned(), vec![level.to_owned()])]);
+        assert_eq!(settings.triton("m")["trace_level"], ["OFF"]);
+        for kept in [level("OFF"), settings.triton("")] {
+            assert_eq!(settings.change_triton("m", &kept), Ok(()));
+        }
+        let error = settings.change_triton("", &level("TIMESTAMPS")).unwrap_err();
+        assert!(error.message().contains("--otlp"), "{error}");
     }
 
     #[test]

@@ -37,7 +37,7 @@ pub(super) async fn trace(
             state.access.admin(request, changed).await?;
         }
         let shown = |(name, value)| (name, pb::trace_setting_response::SettingValue { value });
-        let settings = state.traces.triton(&model_name)?.into_iter().map(shown).collect();
+        let settings = state.traces.triton(&model_name).into_iter().map(shown).collect();
         Ok(pb::TraceSettingResponse { settings })
     })
     .await

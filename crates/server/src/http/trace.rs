@@ -68,14 +68,14 @@ fn admin_request<'a>(model: &'a str, peer: Peer, headers: &'a HeaderMap) -> Admi
 }
 
 async fn server_settings(State(state): Shared<ModelsState>) -> Reply {
-    Reply::of(settings(&state, ""))
+    settings(&state, "")
 }
 
 async fn model_settings(State(state): Shared<ModelsState>, Path(target): Path<ModelPath>) -> Reply {
-    Reply::of(known(&state, &target.model).and_then(|()| settings(&state, &target.model)))
+    Reply::of(known(&state, &target.model).map(|()| settings(&state, &target.model)))
 }
 
-fn settings(state: &ModelsState, model: &str) -> Result<Reply> {
+fn settings(state: &ModelsState, model: &str) -> Reply {
     let value = |(name, mut values): (String, Vec<String>)| {
         let value = match name.as_str() {
             LEVEL => Value::from(values),
@@ -83,8 +83,8 @@ fn settings(state: &ModelsState, model: &str) -> Result<Reply> {
         };
         (name, value)
     };
-    let settings: Map<String, Value> = state.traces.triton(model)?.into_iter().map(value).collect();
-    Ok(Reply::json(Value::from(settings).to_string()))
+    let settings: Map<String, Value> = state.traces.triton(model).into_iter().map(value).collect();
+    Reply::json(Value::from(settings).to_string())
 }
 
 /// Checks that there is a model of this name.
@@ -128,7 +128,7 @@ async fn change_settings(
     let changed = async {
         let given: BTreeMap<String, Value> = state.requests.read_json(headers, body).await?;
         state.traces.change_triton(model, &values(given)?)?;
-        settings(state, model)
+        Ok(settings(state, model))
     };
     state.access.admin(admin_request(model, peer, headers), changed).await
 }
