@@ -409,9 +409,7 @@ fn not_run(error: Error) -> Completion {
 /// Returns the deadline of a request without one: its priority level's, or else the model's. `None`
 /// stands for the server's.
 fn default_timeout(options: &ScheduleOptions, priority: usize) -> Option<Duration> {
-    let level =
-        if priority == 0 { options.default_priority } else { priority.min(options.levels()) };
-    let level = options.priorities.get(level.saturating_sub(1));
+    let level = options.priorities.get(options.level(priority) - 1);
     level.and_then(|level| level.timeout).or(options.timeout)
 }
 
@@ -468,8 +466,8 @@ mod tests {
         let timeouts = [0, 1, 2, 3, 4].map(|priority| default_timeout(&options, priority));
         assert_eq!(
             timeouts,
-            [ms(500), ms(50), ms(500), ms(900), ms(900)],
-            "a level above the last is the last"
+            [ms(500), ms(50), ms(500), ms(900), ms(500)],
+            "a level above the last is the default"
         );
     }
 }

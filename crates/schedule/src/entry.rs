@@ -59,9 +59,7 @@ impl Entry {
         if plan.fills() {
             fill::fill(plan, &mut job.inputs)?;
         }
-        let levels = options.levels();
-        let wanted = if job.priority == 0 { options.default_priority } else { job.priority };
-        let level = wanted.clamp(1, levels) - 1;
+        let level = options.level(job.priority) - 1;
         let batch_key = if joinable { BatchKey::of(plan, &job.inputs) } else { None };
         let (batch_key, items) =
             batch_key.map_or((None, 1), |(batch_key, items)| (Some(batch_key), items));

@@ -113,8 +113,7 @@ pub struct Job {
     pub inputs: Vec<NamedTensor>,
     /// Wanted outputs in order; empty for all outputs.
     pub outputs: Vec<Arc<str>>,
-    /// Priority level, 1 first; 0 is the model's default. A level beyond the model's last counts as
-    /// the last.
+    /// Priority level, 1 first; 0 and a level beyond the model's last are the model's default.
     pub priority: usize,
     /// Time after which the client no longer waits.
     pub deadline: Instant,

@@ -30,7 +30,11 @@ fn higher_priorities_go_first_and_have_their_own_limit() {
     bench.ask(1, &servable, x(1, 2, 0.0));
     bench.send(2, &servable, x(1, 2, 0.0), priority(2)).unwrap();
     let refusal = bench.send(3, &servable, x(1, 2, 0.0), priority(7)).unwrap_err();
-    assert_eq!(refusal.kind(), ErrorKind::ResourceExhausted, "a level beyond the last is the last");
+    assert_eq!(
+        refusal.kind(),
+        ErrorKind::ResourceExhausted,
+        "a level beyond the last is the default"
+    );
     bench.send(4, &servable, x(1, 2, 0.0), priority(1)).unwrap();
     assert_eq!(bench.scheduler.snapshot().models[0].queued_by_priority, [1, 2]);
     rows.gate.open();
