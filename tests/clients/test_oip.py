@@ -294,6 +294,20 @@ def test_unload_and_load(serve, tmp_path, kind):
             client.load_model("nobody")
 
 
+def test_kserves_messages_unload_and_load(serve, tmp_path):
+    """KServe has the model's name in field 1; its answers have the name and a flag, and Triton's have no fields."""
+    import grpc as grpc_core
+
+    root = tmp_path / "root"
+    drop_in(stamped(tmp_path / "stamped.onnx", 1), root / "stamped", 1)
+    server = serve(root)
+    with grpc_core.insecure_channel(server.grpc) as channel:
+        for method in ("RepositoryModelUnload", "RepositoryModelLoad"):
+            call = channel.unary_unary(f"/inference.GRPCInferenceService/{method}")
+            assert call(b"\n\x07stamped", timeout=60) == b"\n\x07stamped\x10\x01", method
+    assert requests.get(f"{server.url}/v2/models/stamped/ready", timeout=60).status_code == 200
+
+
 def wait_until(condition, timeout_s: float = 60) -> None:
     import time
 

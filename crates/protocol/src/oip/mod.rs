@@ -6,10 +6,12 @@ mod describe;
 pub mod grpc;
 pub mod json;
 mod parameters;
+mod repository;
 pub mod settings;
 mod strings;
 
 pub use datatype::{datatype, from_datatype};
+pub use repository::{RepositoryChangeResponse, RepositoryTarget};
 
 use base::{Error, NamedTensor, Result};
 

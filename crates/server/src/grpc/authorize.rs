@@ -5,6 +5,7 @@ use base::{Error, Result};
 use http::HeaderValue;
 use protocol::grpc::health::v1 as health;
 use protocol::inference as oip;
+use protocol::oip::RepositoryTarget;
 use protocol::tensorflow::serving as tfs;
 use qdrant_grpc::QdrantCall;
 use transport::Peer;
@@ -166,9 +167,19 @@ names! {
     oip::ModelReadyRequest: name,
     oip::ModelMetadataRequest: name,
     oip::ModelConfigRequest: name,
-    oip::RepositoryModelLoadRequest: model_name,
-    oip::RepositoryModelUnloadRequest: model_name,
     oip::TraceSettingRequest: model_name,
+}
+
+impl NamesModels for oip::RepositoryModelLoadRequest {
+    fn models(&self) -> Vec<&str> {
+        vec![RepositoryTarget::new(&self.repository_name, &self.model_name).model]
+    }
+}
+
+impl NamesModels for oip::RepositoryModelUnloadRequest {
+    fn models(&self) -> Vec<&str> {
+        vec![RepositoryTarget::new(&self.repository_name, &self.model_name).model]
+    }
 }
 
 impl NamesModels for oip::ModelStatisticsRequest {

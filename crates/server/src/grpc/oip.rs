@@ -290,15 +290,16 @@ pub(super) fn repository_index(
 
 pub(super) async fn load(state: Arc<ModelsState>, request: http::Request<RequestBody>) -> Response {
     answer(state.clone(), request, async |call: SmallCall<pb::RepositoryModelLoadRequest>| {
-        let model = &call.message.model_name;
-        let request = admin::request("load model", model, call.caller());
+        let message = &call.message;
+        let target = oip::RepositoryTarget::new(&message.repository_name, &message.model_name);
+        let request = admin::request("load model", target.model, call.caller());
         let loaded = async {
-            let version = oip::grpc::load_version(&call.message.parameters)?;
+            let version = oip::grpc::load_version(&message.parameters)?;
             let spec = LoadSpec { version, ..LoadSpec::default() };
-            admin::load(&state, model, spec).await
+            admin::load(&state, target.model, spec).await
         };
         state.access.admin(request, loaded).await?;
-        Ok(pb::RepositoryModelLoadResponse {})
+        Ok(target.response())
     })
     .await
 }
@@ -308,10 +309,11 @@ pub(super) async fn unload(
     request: http::Request<RequestBody>,
 ) -> Response {
     answer(state.clone(), request, async |call: SmallCall<pb::RepositoryModelUnloadRequest>| {
-        let model = &call.message.model_name;
-        let request = admin::request("unload model", model, call.caller());
-        state.access.admin(request, admin::unload(&state.lifecycle, model)).await?;
-        Ok(pb::RepositoryModelUnloadResponse {})
+        let message = &call.message;
+        let target = oip::RepositoryTarget::new(&message.repository_name, &message.model_name);
+        let request = admin::request("unload model", target.model, call.caller());
+        state.access.admin(request, admin::unload(&state.lifecycle, target.model)).await?;
+        Ok(target.response())
     })
     .await
 }
