@@ -166,8 +166,8 @@ impl StreamCall {
         self.state.access.count_request(&grant)
     }
 
-    /// Answers one request. The answer to a failed one has its id, as in Triton: a client may have
-    /// sent several.
+    /// Answers one request. The answer to a failed one has its id and is marked as the last, as in
+    /// Triton: a client may have sent several, and count the last answers.
     ///
     /// # Errors
     /// The errors of a request, if the client wants them to end the stream; otherwise those of
@@ -210,10 +210,11 @@ impl StreamCall {
             return answer;
         }
         answer.or_else(|error| {
-            let response = pb::ModelInferResponse { id, ..Default::default() };
+            let mut response = pb::ModelInferResponse { id, ..Default::default() };
+            response.parameters.insert(FINAL_RESPONSE.into(), oip::grpc::boolean(true));
             let answer = pb::ModelStreamInferResponse {
                 error_message: error.to_string(),
-                infer_response: Some(response).filter(|response| !response.id.is_empty()),
+                infer_response: Some(response),
             };
             response::encode_streamed(&state.requests, &answer, state.requests.memory.empty())
         })

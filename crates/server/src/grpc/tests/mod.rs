@@ -222,7 +222,11 @@ fn a_failed_request_of_a_stream_is_named() {
         assert!(first.error_message.contains("no model"), "{}", first.error_message);
         assert_eq!(first.infer_response.unwrap().id, "a");
         let second = answers.next().await.unwrap().unwrap();
-        assert!(!second.error_message.is_empty() && second.infer_response.is_none());
+        assert!(!second.error_message.is_empty());
+        let second = second.infer_response.unwrap();
+        // A client that waits for the last answer of each request must not wait for ever.
+        assert_eq!(second.parameters["triton_final_response"], oip::grpc::boolean(true));
+        assert_eq!(second.id, "");
         let third = answers.next().await.unwrap().unwrap();
         assert_eq!(
             (third.error_message.as_str(), third.infer_response.unwrap().id.as_str()),
