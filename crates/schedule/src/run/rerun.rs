@@ -119,7 +119,8 @@ fn wait_available(servable: &Servable, entry: &Entry, until: Instant) -> bool {
     true
 }
 
-#[cfg(all(test, not(millpond_loom)))]
+#[cfg(test)]
+#[cfg(not(millpond_loom))]
 mod tests {
     use std::collections::BTreeMap;
     use std::sync::atomic::AtomicBool;

@@ -56,7 +56,7 @@ pub(crate) struct Segment {
     records: SegmentPages,
     pub(super) payloads: SegmentPages,
     /// `None` for segments of older programs, and if it is damaged.
-    payload_index: Option<PayloadIndex>,
+    pub(super) payload_index: Option<PayloadIndex>,
     pub(super) vectors: Vectors,
     damaged: Arc<DamagedPages>,
     held: BudgetReservation,
