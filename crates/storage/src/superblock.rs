@@ -124,6 +124,15 @@ impl Superblock {
         Ok(Superblock { uuid, version, rows: u64_at(page, 32), sections })
     }
 
+    /// Returns the section of a kind.
+    ///
+    /// # Errors
+    /// `DataLoss` if there is none.
+    pub fn section(&self, kind: u32) -> Result<&Section> {
+        let found = self.sections.iter().find(|section| section.kind == kind);
+        found.ok_or_else(|| Error::data_loss(format!("the segment has no section of kind {kind}")))
+    }
+
     /// Checks that all sections lie in a file of `file_bytes`, after the superblock, aligned and
     /// without overlap.
     ///

@@ -190,6 +190,8 @@ fn every_flipped_bit_of_a_superblock_is_seen() {
         assert!(Superblock::decode(&page).is_err(), "bit {bit}");
         page[bit / 8] ^= 1 << (bit % 8);
     }
+    assert_eq!(block.section(3), Ok(&section));
+    assert!(block.section(4).is_err());
     let newer = Superblock { version: VERSION + 1, ..block.clone() }.encode().unwrap();
     assert_eq!(
         Superblock::decode(&newer).err().map(|error| error.kind()),
