@@ -34,7 +34,8 @@ pub struct Embedder {
 
 impl Embedder {
     /// Returns the served model `name`. Without a name, returns the only served model that embeds
-    /// images in at least `DIMS_MIN` values.
+    /// images in at least `DIMS_MIN` values. An error about several models has their number only, if
+    /// [`Catalog::hides_names`].
     ///
     /// # Errors
     /// `FailedPrecondition`, with the remedy, if there is no such model or several;
@@ -55,6 +56,9 @@ impl Embedder {
         let (found, small): (Vec<Embedder>, Vec<Embedder>) =
             found.partition(|embedder| embedder.dims.is_none_or(|dims| dims >= DIMS_MIN));
         let listed = |several: &[Embedder]| {
+            if catalog.hides_names() {
+                return several.len().to_string();
+            }
             several.iter().map(Embedder::name).collect::<Vec<_>>().join(", ")
         };
         match found.as_slice() {

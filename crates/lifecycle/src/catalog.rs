@@ -176,10 +176,15 @@ impl Catalog {
         self.hides_names.store(true, Ordering::Relaxed);
     }
 
+    /// Returns true after a call of [`Catalog::hide_names`].
+    pub fn hides_names(&self) -> bool {
+        self.hides_names.load(Ordering::Relaxed)
+    }
+
     /// Builds the `NotFound` error for the unknown model `name`, with the nearest known name or all
     /// known names, unless [`Catalog::hide_names`] was called.
     pub fn unknown(&self, name: &str) -> Error {
-        if self.hides_names.load(Ordering::Relaxed) {
+        if self.hides_names() {
             return Error::not_found(format!(
                 "no model \"{name}\" is served here; GET /v2/models lists the models that the key \
                  may use"

@@ -31,6 +31,8 @@ use crate::loopback::{self, Loopback};
 const ECHO: &str = "millpond-fake 1\ninput x float32 n\noutput y float32 n\ny = echo x\n";
 const BROKEN: &str =
     "millpond-fake 1\ninput x float32 n\noutput y float32 n\ny = echo x\nfail-load it is broken\n";
+const EMBEDDER: &str =
+    "millpond-fake 1\ninput x float32 n 3 2 3\noutput y float32 n 18\ny = echo x\n";
 const INPUT: &[u8] = br#"{"inputs":[{"name":"x","datatype":"FP32","shape":[2],"data":[1,2]}]}"#;
 /// BLAKE3 of "ranker", "reader", "writer", "root" and "slow" is computed by the test.
 const KEYS: [(&str, &str); 9] = [
@@ -397,6 +399,19 @@ fn an_unknown_model_names_no_other() {
         assert!(answer.status == 404 && text.contains("GET /v2/models lists"), "{path}: {text}");
         assert!(!text.contains("echo") && !text.contains("rank1"), "{path}: {text}");
     }
+}
+
+/// The list says why a new collection gets no model.
+#[test]
+fn a_list_of_image_collections_names_no_other_model() {
+    let dir = tempfile::tempdir().unwrap();
+    for model in ["cats", "dogs"] {
+        publish(&dir.path().join("models").join(model).join("1"), EMBEDDER, &[]).unwrap();
+    }
+    let served = served(dir.path(), |_| {});
+    let list = served.ask("GET", "/v1/images", "api-key: reader\r\n", b"").text();
+    assert!(list.contains("several models take images (2)"), "{list}");
+    assert!(!list.contains("cats") && !list.contains("dogs"), "{list}");
 }
 
 #[test]
