@@ -3,6 +3,7 @@
 //!
 //! Reads no environment variable; the command line passes in their values.
 
+use std::ffi::OsStr;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
@@ -135,11 +136,18 @@ impl LibrarySearch {
     /// Lists the environments to search if no path was given, existing or not. Leaves out a `.venv`
     /// that another user of the machine may have created.
     pub fn environments(&self) -> impl Iterator<Item = PathBuf> + '_ {
-        let above = self.start_dirs.iter().flat_map(|dir| dir.ancestors().take(ANCESTORS_MAX));
-        let above = above.filter(|dir| is_trusted(dir, os::process::effective_user()));
         let named = self.virtual_env.iter().chain(&self.program_prefix).cloned();
         let installed = self.user_prefix.iter().chain(&self.system_prefixes).cloned();
-        named.chain(above.map(|dir| dir.join(VENV_DIR))).chain(installed)
+        named.chain(self.above(VENV_DIR)).chain(installed)
+    }
+
+    /// Lists the paths of `entry` in the start directories and in the directories above them,
+    /// existing or not. Leaves out a path that another user of the machine may have created.
+    pub fn above<'a>(&'a self, entry: &'a str) -> impl Iterator<Item = PathBuf> + 'a {
+        let user = os::process::effective_user();
+        let dirs = self.start_dirs.iter().flat_map(|dir| dir.ancestors().take(ANCESTORS_MAX));
+        let trusted = dirs.filter(move |dir| is_trusted(dir, Path::new(entry), user));
+        trusted.map(move |dir| dir.join(entry))
     }
 
     /// Lists the directories of Python packages in [`LibrarySearch::environments`] that exist.
@@ -171,20 +179,30 @@ impl LibrarySearch {
     }
 }
 
-/// Returns true if `user` may load libraries from the `.venv` in `directory`. In a directory that
-/// every user may write to, such as /tmp, the `.venv` must belong to `user`, to root or to the
-/// owner of the directory: the libraries of any other user would run with the rights of `user`.
-fn is_trusted(directory: &Path, user: u32) -> bool {
+/// Returns true if `user` may load code from the path `entry` in `directory`.
+fn is_trusted(directory: &Path, entry: &Path, user: u32) -> bool {
+    let mut directory = directory.to_owned();
+    entry.iter().all(|name| {
+        let trusted = is_trusted_name(&directory, name, user);
+        directory.push(name);
+        trusted
+    })
+}
+
+/// Returns true if `user` may load code from the file or directory `name` in `directory`. In a
+/// directory that every user may write to, such as /tmp, it must belong to `user`, to root or to
+/// the owner of the directory: the code of any other user would run with the rights of `user`.
+fn is_trusted_name(directory: &Path, name: &OsStr, user: u32) -> bool {
     let Ok(parent) = std::fs::metadata(directory) else { return true };
     if parent.mode() & WRITABLE_BY_ALL == 0 {
         return true;
     }
     // A link belongs to the user who made it, and not to the owner of its target.
-    let owner = std::fs::symlink_metadata(directory.join(VENV_DIR)).map(|found| found.uid());
+    let owner = std::fs::symlink_metadata(directory.join(name)).map(|found| found.uid());
     owner.is_ok_and(|owner| is_trusted_owner(owner, parent.uid(), user))
 }
 
-/// Returns true if `user` may load libraries of the user `owner` from a shared directory.
+/// Returns true if `user` may load code of the user `owner` from a shared directory.
 fn is_trusted_owner(owner: u32, directory_owner: u32, user: u32) -> bool {
     [user, ROOT_USER, directory_owner].contains(&owner)
 }
@@ -265,6 +283,7 @@ mod tests {
         std::fs::create_dir_all(shared.join(VENV_DIR)).unwrap();
         let own = os::process::effective_user();
         let other = own + 1;
+        let is_trusted = |dir: &Path, user: u32| is_trusted(dir, Path::new(VENV_DIR), user);
         assert!(is_trusted(&shared, other), "only the owner can have created it");
         let mode = |mode| std::fs::Permissions::from_mode(mode);
         std::fs::set_permissions(&shared, mode(0o1777)).unwrap();
@@ -275,6 +294,24 @@ mod tests {
         std::fs::remove_dir(shared.join(VENV_DIR)).unwrap();
         assert!(!is_trusted(&shared, own), "another user could create it now");
         assert!(is_trusted(&root.path().join("absent"), own));
+    }
+
+    #[test]
+    fn each_directory_of_a_path_belongs_to_a_trusted_user() {
+        let root = tempfile::tempdir().unwrap();
+        let path = root.path().join("a/b");
+        let search =
+            LibrarySearch { start_dirs: vec![root.path().to_owned()], ..LibrarySearch::default() };
+        let is_searched = || search.above("a/b").any(|found| found == path);
+        let shared = std::fs::Permissions::from_mode(0o1777);
+        assert!(is_searched(), "only the owner can create it");
+        std::fs::set_permissions(root.path(), shared.clone()).unwrap();
+        assert!(!is_searched(), "another user could create a");
+        std::fs::create_dir(root.path().join("a")).unwrap();
+        std::fs::set_permissions(root.path().join("a"), shared).unwrap();
+        assert!(!is_searched(), "another user could create b");
+        std::fs::create_dir(&path).unwrap();
+        assert!(is_searched());
     }
 
     #[test]

@@ -14,8 +14,6 @@ const USUAL_DIR: &str = ".cache/recognisers";
 /// Python package of the provided recognisers, and its directory.
 const PACKAGE: &str = "millpond-recognisers";
 const IN_PACKAGES: &str = "millpond_recognisers";
-/// Maximum number of parent directories searched for [`USUAL_DIR`].
-const ANCESTORS_MAX: usize = 16;
 /// Settings file of a model.
 const MODEL_FILE: &str = "millpond.toml";
 /// Maximum size of a settings file, as in the server.
@@ -114,8 +112,7 @@ fn find_dir(given: Option<PathBuf>, search: &LibrarySearch) -> CommandResult<Pat
             .hint(remedy(search)))
         };
     }
-    let above = search.start_dirs.iter().flat_map(|start| start.ancestors().take(ANCESTORS_MAX));
-    let mut usual = above.map(|dir| dir.join(USUAL_DIR));
+    let mut usual = search.above(USUAL_DIR);
     let package = || search.find(|dir| Some(dir.join(IN_PACKAGES)).filter(|dir| dir.is_dir()));
     usual.find(|dir| dir.is_dir()).or_else(package).ok_or_else(|| {
         let above = search
