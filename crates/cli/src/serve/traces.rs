@@ -101,8 +101,9 @@ fn address(options: &ServerOptions, otel: &OtelVariables) -> CommandResult<Optio
         (None, None, None) => return Ok(None),
     };
     if !url.starts_with("http://") && !url.starts_with("https://") {
+        // The message does not show the URL, which may have a password.
         return Err(CommandError::usage(format!(
-            "{name} {url}: give http://HOST:PORT or https://..."
+            "{name}: give http://HOST:PORT or https://..."
         ))
         .hint(
             "traces are sent by OTLP over HTTP, for which collectors mostly listen on port 4318",
@@ -332,7 +333,8 @@ mod tests {
         };
         let none = OtelVariables::default();
         assert!(error(flags(None, Some(0.5)), none.clone()).contains("--otlp"));
-        assert!(error(flags(Some("c:4317"), None), none.clone()).contains("http://HOST:PORT"));
+        let message = error(flags(Some("me:secret@c:4317"), None), none.clone());
+        assert!(message.contains("http://HOST:PORT") && !message.contains("secret"), "{message}");
         let collector = || flags(Some("http://c:1"), None);
         let grpc = OtelVariables { protocol: text("grpc"), ..none.clone() };
         assert!(error(collector(), grpc).contains("http/protobuf"));
