@@ -34,8 +34,8 @@ pub struct Embedder {
 
 impl Embedder {
     /// Returns the served model `name`. Without a name, returns the only served model that embeds
-    /// images in at least `DIMS_MIN` values. An error about several models has their number only, if
-    /// [`Catalog::hides_names`].
+    /// images in at least `DIMS_MIN` values. If [`Catalog::hides_names`] is true, errors have the
+    /// number of several models, and not their names.
     ///
     /// # Errors
     /// `FailedPrecondition`, with the remedy, if there is no such model or several;
