@@ -100,7 +100,11 @@ impl StorePlace {
         let is_local = parsed.scheme() == "file";
         let local = is_local.then(|| parsed.to_file_path().ok()).flatten();
         let (store, prefix) = object_store::parse_url_opts(&parsed, options.iter().cloned())
-            .map_err(|error| wrong(&error))?;
+            .map_err(|error| {
+                // Errors of the library can repeat the URL.
+                let error = error.to_string().replace(parsed.as_str(), &shown(&parsed));
+                wrong(&error)
+            })?;
         Ok(StorePlace {
             objects: store.into(),
             prefix,
@@ -355,10 +359,12 @@ mod tests {
             ("https://key:a/secret@host/m", "https://key@host/m"),
             ("s3://my bucket/a@b:c", "s3://my bucket/a@b:c"),
             ("words?sig=secret", "words"),
+            ("file://host/models?sig=secret", "file://host/models"),
         ] {
             assert_eq!(without_secrets(wrong), without);
             let error = StorePlace::open(wrong, &[]).unwrap_err();
             assert!(error.message().starts_with(&format!("{without}: ")), "{error}");
+            assert!(!error.message().contains("secret"), "{error}");
         }
     }
 
