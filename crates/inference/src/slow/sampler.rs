@@ -65,31 +65,41 @@ pub(crate) struct MachineSampler {
     samples: u32,
 }
 
-/// Sums at one moment.
+/// Sums at one moment. One that cannot be read, such as without a free file descriptor, is `None`.
 struct Reading {
     at: Instant,
-    cores: CoreTimes,
+    /// Number of cores, also if their times cannot be read.
+    core_count: usize,
+    cores: Option<CoreTimes>,
     own: Duration,
-    throttled: Duration,
+    throttled: Option<Duration>,
 }
 
 impl Reading {
     fn new(quota: bool, last: Option<&Reading>) -> Reading {
         let quota = if quota { CpuQuota::of_this_process() } else { None };
-        Reading::with(CoreTimes::read(), quota, last)
-    }
-
-    /// Returns a reading of these sums. One that cannot be read, such as without a free file
-    /// descriptor, stays that of `last`. The next difference would otherwise be the sum since the
-    /// start of the machine.
-    fn with(cores: Option<CoreTimes>, quota: Option<CpuQuota>, last: Option<&Reading>) -> Reading {
-        let throttled = quota.map(|quota| quota.throttled);
+        let cores = CoreTimes::read();
+        let known_count = last.map_or(0, |last| last.core_count);
         Reading {
             at: Instant::now(),
-            cores: cores.or(last.map(|last| last.cores)).unwrap_or_default(),
+            core_count: cores.map_or(known_count, |cores| cores.cores),
+            cores,
             own: os::thread::process_cpu_time(),
-            throttled: throttled.or(last.map(|last| last.throttled)).unwrap_or_default(),
+            throttled: quota.map(|quota| quota.throttled),
         }
+    }
+
+    /// Returns the busy and the stolen time of the cores since `last`; zero if they are not known.
+    fn cores_since(&self, last: &Reading) -> (Duration, Duration) {
+        let Some((now, last)) = self.cores.zip(last.cores) else { return Default::default() };
+        (now.busy.saturating_sub(last.busy), now.stolen.saturating_sub(last.stolen))
+    }
+
+    /// Returns the time for which the CPU limit has stopped threads since `last`; zero if it is not
+    /// known.
+    fn throttled_since(&self, last: &Reading) -> Duration {
+        let sums = self.throttled.zip(last.throttled);
+        sums.map_or(Duration::ZERO, |(now, last)| now.saturating_sub(last))
     }
 }
 
@@ -135,20 +145,15 @@ impl MachineSampler {
         let (workers, converters) = self.children(!loading.is_empty());
         let now = &self.last;
         let own = now.own.saturating_sub(last.own) + workers + converters;
-        let busy = now.cores.busy.saturating_sub(last.cores.busy);
+        let (busy, stolen) = now.cores_since(&last);
         let mut sample = MachineSample {
             from: last.at,
             until: now.at,
-            cores: now.cores.cores,
+            cores: now.core_count,
             others: busy.saturating_sub(own),
             loads: converters,
-            stolen: now.cores.stolen.saturating_sub(last.cores.stolen),
-            // The first reading of a new quota is not a difference.
-            throttled: if found {
-                Duration::ZERO
-            } else {
-                now.throttled.saturating_sub(last.throttled)
-            },
+            stolen,
+            throttled: now.throttled_since(&last),
             workers_waited: Duration::ZERO,
             connections_waited: Duration::ZERO,
             loading,
@@ -177,14 +182,23 @@ mod tests {
     /// Maximum readings until a busy process has used a little time.
     const READINGS_MAX: u32 = 10_000;
 
+    /// The times of this process are known. Without the times of the cores of the same moment, they
+    /// would later count as the times of other processes.
     #[test]
-    fn sums_that_cannot_be_read_stay() {
-        let second = Duration::from_secs(1);
-        let cores = CoreTimes { cores: 2, busy: 9 * second, stolen: second };
-        let quota = CpuQuota { cores: 1.0, throttled: 3 * second };
-        let last = Reading::with(Some(cores), Some(quota), None);
-        let now = Reading::with(None, None, Some(&last));
-        assert_eq!((now.cores, now.throttled), (cores, 3 * second));
+    fn a_sum_that_cannot_be_read_gives_no_difference() {
+        let ms = Duration::from_millis;
+        let at = Instant::now();
+        let reading = |sum: Option<u64>| {
+            let cores = sum.map(|sum| CoreTimes { cores: 2, busy: ms(sum), stolen: ms(sum / 2) });
+            Reading { at, core_count: 2, cores, own: ms(0), throttled: sum.map(ms) }
+        };
+        let [first, second, unread, last] = [Some(100), Some(140), None, Some(500)].map(reading);
+        assert_eq!(second.cores_since(&first), (ms(40), ms(20)));
+        assert_eq!(second.throttled_since(&first), ms(40));
+        for (now, before) in [(&unread, &second), (&last, &unread)] {
+            assert_eq!(now.cores_since(before), (ms(0), ms(0)));
+            assert_eq!(now.throttled_since(before), ms(0));
+        }
     }
 
     #[test]
