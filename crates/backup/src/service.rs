@@ -328,7 +328,7 @@ mod tests {
     use search::Metric;
     use search::registry::RegistryOptions;
 
-    use super::scheduled::ScheduledOutcome;
+    use super::scheduled::{DoneBackups, ScheduledOutcome};
     use super::*;
 
     struct NoRegistry;
@@ -444,15 +444,23 @@ mod tests {
         let access = Arc::new(OpenRegistry(registry));
         let service = BackupService::new(config, access, Arc::default());
         let (_queue, requests) = bounded(1);
-        assert!(service.shared.back_up_all(&requests, None).failed);
+        let mut done = DoneBackups::new();
+        assert!(service.shared.back_up_all(&requests, None, &mut done).failed);
         std::fs::remove_file(&place).unwrap();
         std::fs::create_dir(&place).unwrap();
         let every = Duration::from_secs(24 * 3600);
-        assert!(!service.shared.back_up_all(&requests, Some(every)).failed);
+        assert!(!service.shared.back_up_all(&requests, Some(every), &mut done).failed);
         assert_eq!(service.jobs().len(), 1);
         // Its backup is young now.
-        assert!(service.shared.back_up_all(&requests, Some(every)).pause(every) > every / 2);
+        let pass = service.shared.back_up_all(&requests, Some(every), &mut DoneBackups::new());
+        assert!(pass.pause(every) > every / 2);
         assert_eq!(service.jobs().len(), 1);
+        // A collection that has not changed can lack a young backup.
+        std::fs::remove_dir_all(&place).unwrap();
+        std::fs::create_dir(&place).unwrap();
+        let pass = service.shared.back_up_all(&requests, Some(every), &mut done);
+        assert!(pass.pause(every) > every / 2);
+        assert_eq!(service.jobs().len(), 1, "it is not backed up again before it is due");
     }
 
     #[test]

@@ -1,7 +1,8 @@
 //! The backups of the schedule.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use base::{ErrorKind, Result};
 use chrono::Utc;
@@ -21,6 +22,10 @@ use crate::transfer::BackupContext;
 /// Pause after backups of the schedule that have failed, before they are tried again. The cause,
 /// such as a network that is down, may end long before the next backup is due.
 const RETRY_PAUSE: Duration = Duration::from_secs(600);
+
+/// Moment of the last backup of the schedule that did not fail, by collection. It counts also if
+/// the collection had not changed: the newest backup can be old then.
+pub(super) type DoneBackups = BTreeMap<String, Instant>;
 
 /// Result of the backups of all collections.
 #[derive(Debug, Default)]
@@ -55,14 +60,16 @@ pub(super) enum ScheduledOutcome {
 
 impl ServiceShared {
     /// Backs up all collections that have changed, and removes backups by the policy. Skips
-    /// collections with a backup that is younger than `young`. Requests that arrive meanwhile are
-    /// handled between two collections.
+    /// collections that are done, or have a backup, for less than `young`. Requests that arrive
+    /// meanwhile are handled between two collections.
     pub(super) fn back_up_all(
         &self,
         requests: &Receiver<QueuedJob>,
         young: Option<Duration>,
+        done: &mut DoneBackups,
     ) -> SchedulePass {
         let mut pass = SchedulePass::default();
+        done.retain(|_, at| young.is_some_and(|age| at.elapsed() < age));
         let Some(registry) = self.access.open_already() else { return pass };
         let store = self.store();
         let store = store.inspect_err(|error| {
@@ -74,10 +81,14 @@ impl ServiceShared {
             while let Ok(job) = requests.try_recv() {
                 self.run(job);
             }
-            if let Some(age) = young
-                && let Ok(ids) = block_on(store.ids(&listed.name))
-                && let Some(left) = time_to_age(ids.iter().max(), age)
-            {
+            let left = young.and_then(|age| match done.get(&listed.name) {
+                Some(at) => Some(age.saturating_sub(at.elapsed())),
+                None => {
+                    let ids = block_on(store.ids(&listed.name)).ok()?;
+                    time_to_age(ids.iter().max(), age)
+                }
+            });
+            if let Some(left) = left {
                 pass.next = Some(pass.next.map_or(left, |next| next.min(left)));
                 continue;
             }
@@ -86,7 +97,9 @@ impl ServiceShared {
                 BackupContext { store: &store, pacer: &self.pacer, progress: &progress.progress };
             let work = || self.back_up_scheduled(&context, &named);
             match self.run_scheduled(progress.number, &listed.name, work) {
-                ScheduledOutcome::Done => {}
+                ScheduledOutcome::Done => {
+                    done.insert(listed.name, Instant::now());
+                }
                 ScheduledOutcome::Failed => pass.failed = true,
                 ScheduledOutcome::Stopped => return pass,
             }

@@ -11,7 +11,7 @@ use search::registry::{NamedCollection, Registry};
 use serde::Serialize;
 use serde_json::Value;
 
-use super::scheduled::SchedulePass;
+use super::scheduled::{DoneBackups, SchedulePass};
 use super::{BackupJob, BackupJobState, BackupRequest, FINISHED_MAX, QueuedJob, ServiceShared};
 use crate::create::{BackupExtent, BackupReport, create};
 use crate::prune::{delete, prune};
@@ -29,6 +29,7 @@ impl ServiceShared {
         // more often than backups are due.
         let mut due = self.config.every.map(|every| Instant::now() + every.min(FIRST_CHECK_MAX));
         let mut young = self.config.every;
+        let mut done = DoneBackups::new();
         loop {
             let received = match due {
                 None => requests.recv().map_err(|_| RecvTimeoutError::Disconnected),
@@ -38,7 +39,7 @@ impl ServiceShared {
                 Ok(job) => self.run(job),
                 Err(RecvTimeoutError::Disconnected) => return,
                 Err(RecvTimeoutError::Timeout) => {
-                    let pass = catch_panic(|| Ok(self.back_up_all(requests, young.take())));
+                    let pass = catch_panic(|| Ok(self.back_up_all(requests, young, &mut done)));
                     let pass = pass.unwrap_or_else(|error| {
                         tracing::error!(%error, "the scheduled backups have failed");
                         SchedulePass::failure()
