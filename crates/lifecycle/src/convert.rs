@@ -101,10 +101,7 @@ impl Cache {
         // Locked before it has the name for which other runs check the lock.
         let starting = cache_dir.join(format!("new-{unique}"));
         let dir = cache_dir.join(format!("{RUN_PREFIX}{unique}"));
-        private::create_dir(&starting).map_err(|e| cache_error(&starting, &e))?;
-        let lock = lock_file(&starting.join(LOCK_NAME)).map_err(|e| cache_error(&starting, &e))?;
-        lock.lock().map_err(|e| Error::io(&starting, &e))?;
-        std::fs::rename(&starting, &dir).map_err(|e| Error::io(&dir, &e))?;
+        let lock = create_run(&starting, &dir)?;
         Ok(Arc::new(Cache { dir, next: AtomicU64::new(0), lock: Mutex::new(lock) }))
     }
 
@@ -148,6 +145,27 @@ impl Cache {
         *lock = file;
         Ok(())
     }
+}
+
+/// Creates the directory `dir` of a run by way of `starting`, and returns its lock. Leaves nothing
+/// if it fails: each later load tries again.
+///
+/// # Errors
+/// The error of the file system.
+fn create_run(starting: &Path, dir: &Path) -> Result<File> {
+    private::create_dir(starting).map_err(|e| cache_error(starting, &e))?;
+    let lock_path = starting.join(LOCK_NAME);
+    let created = lock_file(&lock_path).and_then(|lock| {
+        lock.lock()?;
+        std::fs::rename(starting, dir)?;
+        Ok(lock)
+    });
+    created.map_err(|error| {
+        // Both need no file descriptor, unlike the removal of a whole tree.
+        let _ = std::fs::remove_file(&lock_path);
+        let _ = std::fs::remove_dir(starting);
+        cache_error(starting, &error)
+    })
 }
 
 fn lock_file(path: &Path) -> std::io::Result<File> {
@@ -367,6 +385,16 @@ mod tests {
         assert!(!dir.exists());
         drop(cache);
         assert_eq!(std::fs::read_dir(root.path()).unwrap().count(), 1, "only the source is left");
+    }
+
+    #[test]
+    fn a_run_that_cannot_begin_leaves_no_directory() {
+        let root = tempfile::tempdir().unwrap();
+        let (starting, used) = (root.path().join("new-1"), root.path().join("run-1"));
+        std::fs::create_dir(&used).unwrap();
+        std::fs::write(used.join("in"), "x").unwrap();
+        assert!(create_run(&starting, &used).is_err());
+        assert!(!starting.exists());
     }
 
     #[test]
