@@ -237,8 +237,8 @@ impl ScheduleOptions {
         self.priorities.len().max(1)
     }
 
-    /// Returns the level of a request with this priority, 1 for the first level. Priority 0, and one
-    /// beyond the last level, stand for the default level, as in Triton.
+    /// Returns the level of a request with this priority, 1 for the first level. Priority 0, and
+    /// one beyond the last level, stand for the default level, as in Triton.
     pub fn level(&self, priority: usize) -> usize {
         let levels = self.levels();
         if (1..=levels).contains(&priority) {

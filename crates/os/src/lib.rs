@@ -14,8 +14,8 @@
 //!   `thread_table` and `sched_stat` read their times.
 //! * Processors: `core_times`, `cpu_account`, `cpu_quota`, `control_group`.
 //! * Memory: `process`, `jemalloc`, `aligned_buffer`.
-//! * Files: `direct_file`, `direct_writer`, `regular_file`, `file_lock`, `file_stamp`, `watched_files`,
-//!   `private`, `durable`, `disk`.
+//! * Files: `direct_file`, `direct_writer`, `regular_file`, `file_lock`, `file_stamp`,
+//!   `watched_files`, `private`, `durable`, `disk`.
 //! * Pacing: `rate`, `warning_limiter`.
 //! * Other processes: `service_manager`, `child_program`.
 

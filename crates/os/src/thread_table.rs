@@ -126,7 +126,8 @@ mod tests {
         }
     }
 
-    /// Calls `work` while `count` threads of the name `table-other` and one of the name `last` wait.
+    /// Calls `work` while `count` threads of the name `table-other` and one of the name `last`
+    /// wait.
     fn with_threads<T>(count: usize, last: &str, work: impl FnOnce() -> T) -> T {
         let stop = &parking_lot::Mutex::new(());
         let held = stop.lock();

@@ -4,7 +4,7 @@
 pub(crate) const CRATE_LINES_MAX: usize = 12_000;
 /// Crates with another limit than [`CRATE_LINES_MAX`].
 pub(crate) const CRATE_LINES: &[(&str, usize)] =
-    &[("bench", 22_000), ("search", 28_000), ("server", 9_000)];
+    &[("bench", 22_000), ("search", 29_000), ("server", 9_000)];
 /// Lines of a file, tests not counted.
 pub(crate) const FILE_LINES_MAX: usize = 800;
 /// Lines of a function, from `fn` to its closing brace.

@@ -241,8 +241,8 @@ impl LogFiles {
         Ok(())
     }
 
-    /// Finishes files of other models, the longest idle first, until the unfinished files and `more`
-    /// bytes have room. Finished files can be removed.
+    /// Finishes files of other models, the longest idle first, until the unfinished files and
+    /// `more` bytes have room. Finished files can be removed.
     fn close_idle(&mut self, model: &Arc<str>, more: u64) {
         while self.unfinished.values().map(|file| file.bytes).sum::<u64>() + more > self.bytes_max {
             let others = self.unfinished.iter().filter(|(other, _)| *other != model);

@@ -114,9 +114,9 @@ fn piled(sizes: &[SegmentSize], merging: &Merging) -> usize {
 }
 
 /// Returns true if at least `BEHIND * fan_in` segments of similar size wait. Segments that are too
-/// large to be merged do not count: a large collection has many of them, and its merges would never
-/// be paced. Returns false if a segment has lost many rows or codes, since that segment is rewritten
-/// first.
+/// large to be merged do not count: a large collection has many of them, and its merges would
+/// never be paced. Returns false if a segment has lost many rows or codes, since that segment is
+/// rewritten first.
 fn is_behind(sizes: &[SegmentSize], merging: &Merging) -> bool {
     !sizes.iter().any(|size| is_worn(size, merging))
         && piled(sizes, merging) >= BEHIND * merging.fan_in
@@ -306,9 +306,9 @@ impl Collection {
     }
 
     /// Returns the bytes that a merge needs, if merging is behind because fewer are free. `movable`
-    /// returns the bytes of codes that can move to the medium for it. It reads every collection, so
-    /// it is called only if the bytes matter. Returns `None` if the free memory is enough, or if the
-    /// movable memory would not be enough.
+    /// returns the bytes of codes that can move to the medium for it. It reads every collection,
+    /// so it is called only if the bytes matter. Returns `None` if the free memory is enough, or if
+    /// the movable memory would not be enough.
     pub(crate) fn missing_for_merge(&self, movable: impl FnOnce() -> u64) -> Option<u64> {
         // A merge in progress gives its memory back.
         let damaged = self.merging.try_lock()?;

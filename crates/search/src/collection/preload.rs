@@ -11,9 +11,9 @@ use crate::segment::{IoStep, PreloadScope, Segment};
 
 impl Collection {
     /// Reads one section of a segment into unused memory, if it has room for all of it: the
-    /// embeddings, the payloads or the payload index. Chooses a segment that is there since the start, or any segment if no points
-    /// arrive and nothing is merged, or one that requests have often read from the medium. Returns
-    /// false if there is no such segment.
+    /// embeddings, the payloads or the payload index. Chooses a segment that is there since the
+    /// start, or any segment if no points arrive and nothing is merged, or one that requests have
+    /// often read from the medium. Returns false if there is no such segment.
     ///
     /// # Errors
     /// The error of the medium.

@@ -22,6 +22,7 @@ use super::layout::{SegmentSettings, kind};
 use super::opening_index::OpenPayloadIndex;
 use super::opening_plan::{CodesOptions, OpeningPlan, code_bytes, opening_bytes};
 use super::pages::{PageCache, PayloadPass, SegmentPages};
+use super::preload::CacheableSection;
 use super::rows::RowLocation;
 use super::section_cache::SectionCache;
 use super::vectors::{ExactVectors, RowScores, Vectors};
@@ -56,7 +57,7 @@ pub(crate) struct Segment {
     records: SegmentPages,
     pub(super) payloads: SegmentPages,
     /// `None` for segments of older programs, and if it is damaged.
-    pub(super) payload_index: Option<PayloadIndex>,
+    payload_index: Option<PayloadIndex>,
     pub(super) vectors: Vectors,
     damaged: Arc<DamagedPages>,
     held: BudgetReservation,
@@ -75,6 +76,16 @@ pub(crate) fn ids_alone(file: &dyn Sealed, uuid: [u8; 16], rows: u32) -> Result<
 }
 
 impl Segment {
+    /// Returns the sections that can be preloaded, the payload index last; none if the medium is
+    /// mapped memory.
+    pub(super) fn cacheable(&self) -> impl Iterator<Item = &dyn CacheableSection> {
+        let sections: [&dyn CacheableSection; 2] = [&self.vectors, &self.payloads];
+        let index = self.payload_index.as_ref().map(PayloadIndex::section);
+        let index = index.map(|section| section as &dyn CacheableSection);
+        let is_cached = self.file.in_place().is_none();
+        sections.into_iter().chain(index).filter(move |_| is_cached)
+    }
+
     /// Opens the segment in `file`. `name` is used in messages. Reads and verifies everything but
     /// embeddings, records, payloads, and codes that stay on the medium. Its memory, including the
     /// maximum of its deletes, is reserved from `budget`.

@@ -8,7 +8,6 @@ use storage::Sealed;
 
 use super::Segment;
 use super::file::IoStep;
-use crate::payload_index::PayloadIndex;
 
 /// Reads of requests from the medium after which a section is preloaded. Four searches for ten hits
 /// read as many pages.
@@ -93,15 +92,6 @@ pub(super) fn sampled_share(
 }
 
 impl Segment {
-    /// Returns the sections that can be preloaded; none if the medium is mapped memory.
-    fn cacheable(&self) -> impl Iterator<Item = &dyn CacheableSection> {
-        let sections: [&dyn CacheableSection; 2] = [&self.vectors, &self.payloads];
-        let index = self.payload_index.as_ref().map(PayloadIndex::section);
-        let index = index.map(|section| section as &dyn CacheableSection);
-        let is_cached = self.file.in_place().is_none();
-        sections.into_iter().chain(index).filter(move |_| is_cached)
-    }
-
     /// Returns a section that `scope` includes and whose missing blocks fit into `room` bytes.
     fn wanted(&self, scope: PreloadScope, room: u64) -> Option<&dyn CacheableSection> {
         let wants = |section: &&dyn CacheableSection| {
