@@ -9,8 +9,8 @@
 //! The crate `cluster-log` is the log in the store, its writer and its followers. `membership`
 //! registers this node in etcd, and reads the other nodes and the owners. `node` follows logs,
 //! takes snapshots and answers roots. `backups` copies collections. They share `types`, `changes`
-//! and `collection_catalog`; `placement_cache` keeps the placement of shards that `cluster`
-//! computes. The crates `cluster-root` and `cluster-images` answer clients.
+//! and `collection_catalog`; `placement_cache` keeps computed placements of
+//! shards. The crates `cluster-root` and `cluster-images` answer clients.
 //! `waiting_writes` limits the memory of writes on a root and on an owner.
 //!
 //! # Invariant
