@@ -49,7 +49,10 @@ pub struct NamedCollection {
     directory: PathBuf,
     /// Name of the directory of its points.
     points: String,
+    /// Current settings. No file is written while they are locked: each query reads them.
     settings: Mutex<Arc<CollectionSettings>>,
+    /// Locked while settings are changed and written, before `settings`.
+    storing: Mutex<()>,
     collection: Collection,
     /// Returns the internal id of a UUID.
     hash: fn(&[u8; 16]) -> u64,
@@ -119,6 +122,7 @@ impl NamedCollection {
             directory,
             points,
             settings: Mutex::new(Arc::new(settings)),
+            storing: Mutex::new(()),
             collection,
             hash,
             serial,
@@ -159,16 +163,16 @@ impl NamedCollection {
     /// The error of `change`, after which nothing is changed; `NotFound` if the collection was
     /// removed; otherwise the error of the file system.
     pub fn change_extra(&self, change: impl FnOnce(&mut Value) -> Result<()>) -> Result<()> {
-        let mut settings = self.settings.lock();
+        let _storing = self.storing.lock();
         self.check_there()?;
-        let mut new = CollectionSettings::clone(&settings);
+        let mut new = CollectionSettings::clone(&self.settings());
         change(&mut new.extra)?;
         files::replace(
             SETTINGS_KIND,
             &self.directory.join(SETTINGS),
             &StoredSettings::new(&new, &self.points, self.layout()),
         )?;
-        *settings = Arc::new(new);
+        *self.settings.lock() = Arc::new(new);
         Ok(())
     }
 
@@ -407,7 +411,7 @@ impl NamedCollection {
     /// # Errors
     /// The error of `replace`.
     pub(super) fn replaced_by(&self, replace: impl FnOnce() -> Result<()>) -> Result<()> {
-        let _settings = self.settings.lock();
+        let _storing = self.storing.lock();
         replace()?;
         self.removed.store(true, Ordering::Release);
         Ok(())
@@ -418,7 +422,7 @@ impl NamedCollection {
         self.removed.store(true, Ordering::Release);
         self.collection.close();
         // A caller that checked before has finished once these locks can be taken.
-        drop((self.changing.lock(), self.settings.lock()));
+        drop((self.changing.lock(), self.storing.lock()));
     }
 
     /// Returns true if the collection was removed or replaced: its points no longer change.
@@ -484,7 +488,27 @@ impl std::fmt::Debug for NamedCollection {
 
 #[cfg(test)]
 mod tests {
+    use coarse::Metric;
+    use serde_json::json;
+
+    use super::super::core::tests::small_core;
     use super::*;
+
+    #[test]
+    fn queries_read_settings_while_others_are_stored() {
+        let directory = tempfile::tempdir().unwrap();
+        let core = small_core(directory.path());
+        let named = core.create("a", CollectionSettings::new(2, Metric::L2)).unwrap();
+        let before = named.settings();
+        let change = |extra: &mut Value| {
+            // A query on another thread.
+            assert!(named.settings.try_lock().is_some_and(|now| *now == before));
+            *extra = json!({"n": 1});
+            Ok(())
+        };
+        named.change_extra(change).unwrap();
+        assert_eq!(named.settings().extra, json!({"n": 1}));
+    }
 
     #[test]
     fn tasks_have_plain_names_in_the_log() {
