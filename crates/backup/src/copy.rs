@@ -58,7 +58,7 @@ pub async fn copy(
         list.id = id.clone();
         list.collection = name.to_owned();
         change(&mut list.settings);
-        mark.put_list(&list).await?;
+        mark.put_list_unless_stopped(&list, context.progress).await?;
         Ok(list)
     };
     let outcome = mark.during(work).await;

@@ -147,6 +147,25 @@ impl<'a> Mark<'a> {
         }
     }
 
+    /// Does the same as [`Mark::put_list`]. If the progress was stopped before the list was written,
+    /// removes the list again: the caller that stopped the work may have looked for it before, and
+    /// no later removal would find it.
+    ///
+    /// # Errors
+    /// As [`Mark::put_list`]; `Cancelled` if the progress was stopped; the store's error.
+    pub(crate) async fn put_list_unless_stopped(
+        &self,
+        list: &BackupList,
+        progress: &BackupProgress,
+    ) -> Result<()> {
+        self.put_list(list).await?;
+        let stopped = progress.check();
+        if stopped.is_err() {
+            self.store.remove(&self.store.list_key(&list.collection, &list.id)).await?;
+        }
+        stopped
+    }
+
     /// Keeps a list that was written under a stale mark if its objects are there and no removal
     /// runs. Otherwise removes it.
     ///

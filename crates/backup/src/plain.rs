@@ -48,7 +48,7 @@ impl ObjectDirectory<'_> {
 ///
 /// # Errors
 /// `TooLarge` for more than 1,048,576 objects, `Cancelled` if the progress was stopped; otherwise
-/// the errors of the stores. A later backup then continues.
+/// the errors of the stores. The backup is not listed then, and a later one continues.
 pub async fn back_up_objects(
     context: &BackupContext<'_>,
     from: ObjectDirectory<'_>,
@@ -78,7 +78,7 @@ pub async fn back_up_objects(
             state: String::new(),
             files,
         };
-        mark.put_list(&list).await?;
+        mark.put_list_unless_stopped(&list, context.progress).await?;
         Ok(list)
     };
     let outcome = mark.during(work).await;

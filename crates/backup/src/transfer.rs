@@ -52,7 +52,8 @@ impl BackupProgress {
 
     /// Requests that the work ends early.
     pub fn stop(&self) {
-        self.stop.store(true, Ordering::Relaxed);
+        // The caller looks for the results of the work afterwards.
+        self.stop.store(true, Ordering::SeqCst);
     }
 
     /// Checks that the work should continue.
@@ -60,7 +61,7 @@ impl BackupProgress {
     /// # Errors
     /// `Cancelled` after [`BackupProgress::stop`].
     pub(crate) fn check(&self) -> Result<()> {
-        if self.stop.load(Ordering::Relaxed) {
+        if self.stop.load(Ordering::SeqCst) {
             Err(Error::cancelled("the server is shutting down"))
         } else {
             Ok(())

@@ -54,3 +54,22 @@ fn a_copy_is_restored_and_damage_makes_none() {
         assert!(block_on(other.store.ids(name)).unwrap().is_empty());
     }
 }
+
+/// The caller that stops a copy may have looked for its list before.
+#[test]
+fn a_copy_that_is_stopped_before_its_list_is_not_listed() {
+    let directory = tempfile::tempdir().unwrap();
+    let registry = open(&directory.path().join("collections"));
+    let named = create(&registry, "docs");
+    put(&named, 0..3, 1);
+    let store = TestStore::open(&directory.path().join("store"));
+    let backup = store.back_up(&named).backup;
+    let other = TestStore::open(&directory.path().join("other"));
+    let id = BackupId::now();
+    let copy =
+        BackupCopy { collection: "docs", backup: &backup, to: &other.store, name: "c", id: &id };
+    // The settings are changed after the last object was copied.
+    let stopped = block_on(backup::copy(&store.context(), &copy, |_| store.progress.stop()));
+    assert_eq!(stopped.unwrap_err().kind(), ErrorKind::Cancelled);
+    assert!(block_on(other.store.ids("c")).unwrap().is_empty());
+}

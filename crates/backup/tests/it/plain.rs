@@ -120,3 +120,18 @@ fn damage_is_found_and_repaired_by_the_next_backup() {
     assert_eq!(missing.kind(), ErrorKind::DataLoss);
     assert!(missing.message().contains("2/b.png"), "{missing}");
 }
+
+#[test]
+fn a_stopped_backup_is_not_listed() {
+    let objects = Objects::new();
+    objects.put("1/a.png", "one");
+    let first = objects.back_up();
+    // The store has all objects, so only the list is left to write.
+    objects.backups.progress.stop();
+    let directory = ObjectDirectory { store: &objects.source.store, name: "ab" };
+    let id = BackupId::now();
+    let context = objects.backups.context();
+    let stopped = block_on(backup::back_up_objects(&context, directory, "ab", &id));
+    assert_eq!(stopped.unwrap_err().kind(), ErrorKind::Cancelled);
+    assert_eq!(block_on(objects.backups.store.ids("ab")).unwrap(), [first.id]);
+}
