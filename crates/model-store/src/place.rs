@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use base::{Error, ErrorKind, Result};
 use engine::layout::{LayoutManifest, MANIFEST_BYTES_MAX, MANIFEST_NAME};
+use object_store::local::LocalFileSystem;
 use object_store::path::Path;
 use object_store::{ObjectMeta, ObjectStore, ObjectStoreExt};
 use tokio_stream::StreamExt;
@@ -105,8 +106,12 @@ impl StorePlace {
                 let error = error.to_string().replace(parsed.as_str(), &shown(&parsed));
                 wrong(&error)
             })?;
+        // The library's client of a directory does not sync. A written object must survive a power
+        // loss, since other writes name it.
+        let objects: Arc<dyn ObjectStore> =
+            if is_local { Arc::new(LocalFileSystem::new().with_fsync(true)) } else { store.into() };
         Ok(StorePlace {
-            objects: store.into(),
+            objects,
             prefix,
             shown: shown(&parsed).into(),
             refusal: StoreRefusal::of(parsed.scheme(), &options),
@@ -321,6 +326,13 @@ mod tests {
             error.message().contains("\"ftp\" is not a supported kind of store; use s3://"),
             "{error}"
         );
+    }
+
+    #[test]
+    fn objects_of_a_directory_are_synced() {
+        let place = StorePlace::open("file:///models", &[]).unwrap();
+        let client = format!("{:?}", place.objects);
+        assert!(client.contains("fsync: true"), "{client}");
     }
 
     #[test]
