@@ -283,10 +283,9 @@ impl StartSignals {
         let (started, is_started) = oneshot::channel();
         let ending = tokio::spawn(async move {
             tokio::select! {
-                () = signals.wait() => {
-                    tracing::info!("stopped while the server started");
-                    os::process::exit_now(0)
-                }
+                // Nothing is logged: the first line of a thread registers a destructor, which waits
+                // for the loader's lock (__cxa_thread_atexit_impl) while a library is opened.
+                () = signals.wait() => os::process::exit_now(0),
                 // Also if the start has failed.
                 _ = is_started => {}
             }
