@@ -203,8 +203,18 @@ impl LayoutManifest {
     /// # Errors
     /// `DataLoss` that names the first contradiction.
     pub fn parse(text: &[u8]) -> Result<LayoutManifest> {
-        let manifest: LayoutManifest = serde_json::from_slice(text)
-            .map_err(|e| Error::data_loss(e.to_string()).with_source(e))?;
+        /// The part that all formats have.
+        #[derive(Deserialize)]
+        struct LayoutFormat {
+            format: u32,
+        }
+        let manifest: LayoutManifest = serde_json::from_slice(text).map_err(|error| {
+            // Another format may have other members.
+            match serde_json::from_slice(text) {
+                Ok(LayoutFormat { format }) if format != FORMAT => other_format(format),
+                _ => Error::data_loss(error.to_string()).with_source(error),
+            }
+        })?;
         manifest.check()?;
         Ok(manifest)
     }
@@ -213,11 +223,7 @@ impl LayoutManifest {
     /// aligned and after the one before it.
     fn check(&self) -> Result<()> {
         if self.format != FORMAT {
-            return Err(Error::data_loss(format!(
-                "the layout has format {}, and this program reads format {FORMAT}; publish the \
-                 model again with `millpond publish` of this program",
-                self.format
-            )));
+            return Err(other_format(self.format));
         }
         for file in [Some(&self.graph), self.weights.as_ref()].into_iter().flatten() {
             let plain =
@@ -255,5 +261,26 @@ impl LayoutManifest {
             end = next.unwrap_or(limit);
         }
         Ok(())
+    }
+}
+
+fn other_format(format: u32) -> Error {
+    Error::data_loss(format!(
+        "the layout has format {format}, and this program reads format {FORMAT}; publish the model \
+         again with `millpond publish` of this program"
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn another_format_is_named_despite_other_members() {
+        let text = br#"{"format":2,"engine":"onnxruntime","parts":["graph"]}"#;
+        let error = LayoutManifest::parse(text).unwrap_err();
+        assert!(error.message().contains("has format 2"), "{error}");
+        let error = LayoutManifest::parse(br#"{"format":1,"engine":"onnxruntime"}"#).unwrap_err();
+        assert!(error.message().contains("missing field"), "{error}");
     }
 }

@@ -116,15 +116,22 @@ impl ManifestContent {
     }
 
     pub(super) fn decode(bytes: &[u8]) -> Result<ManifestContent> {
-        let manifest: ManifestContent = serde_json::from_slice(bytes).map_err(|error| {
+        /// The part that all versions have.
+        #[derive(Deserialize)]
+        struct ManifestVersion {
+            version: u32,
+        }
+        let damaged = |error: serde_json::Error| {
             Error::data_loss("the list of segments cannot be read").caused_by(error)
-        })?;
-        if manifest.version != VERSION {
+        };
+        // First, because another version may have other members.
+        let ManifestVersion { version } = serde_json::from_slice(bytes).map_err(damaged)?;
+        if version != VERSION {
             return Err(Error::precondition(format!(
-                "the collection has version {}, this program reads {VERSION}; use the program that wrote it",
-                manifest.version
+                "the collection has version {version}, this program reads {VERSION}; use the program that wrote it"
             )));
         }
+        let manifest: ManifestContent = serde_json::from_slice(bytes).map_err(damaged)?;
         // A copy is made of a list that another server wrote.
         if manifest.next > FILE_NUMBER_MAX {
             return Err(Error::data_loss(format!(
@@ -198,11 +205,13 @@ mod tests {
             ManifestContent::decode(&beyond.encode().unwrap()).unwrap_err().kind(),
             base::ErrorKind::DataLoss
         );
-        let newer = ManifestContent { version: 2, ..manifest };
-        assert_eq!(
-            ManifestContent::decode(&newer.encode().unwrap()).unwrap_err().kind(),
-            base::ErrorKind::FailedPrecondition
-        );
+        let newer = ManifestContent { version: 2, ..manifest }.encode().unwrap();
+        let with_other_members = br#"{"version":2,"dims":3,"metric":"manhattan","levels":[]}"#;
+        for newer in [newer.as_slice(), with_other_members] {
+            let error = ManifestContent::decode(newer).unwrap_err();
+            assert_eq!(error.kind(), base::ErrorKind::FailedPrecondition);
+            assert!(error.message().contains("has version 2"), "{error}");
+        }
     }
 
     #[test]
