@@ -140,9 +140,10 @@ impl From<Roles> for Vec<String> {
 /// number cannot read a message, or applies an operation of a log differently. A new operation has
 /// a new name, at which holders of earlier versions stop. `docs/cluster.md` has the order in which
 /// nodes are upgraded.
-pub const PROTOCOL: u32 = 1;
-/// Number of the protocol from which holders know ids of points above 2^63 - 1.
-const LARGE_IDS_PROTOCOL: u32 = 1;
+pub const PROTOCOL: u32 = 2;
+/// Number of the protocol from which holders know ids of points above 2^63 - 1. Builds of number 1
+/// are older than these ids.
+pub(crate) const LARGE_IDS_PROTOCOL: u32 = 2;
 
 /// A node, as it describes itself to the others.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -496,6 +497,18 @@ impl ViewSource {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn holders_of_protocol_1_know_no_large_ids() {
+        let mut view = ClusterView::default();
+        // As a build wrote it before holders knew such ids.
+        let text = r#"{"name":"a","address":"a:1","roles":["search"],"weight":1,"build":"0.1.0","protocol":1}"#;
+        let node: NodeInfo = serde_json::from_str(text).unwrap();
+        view.nodes.insert("a".to_owned(), node);
+        assert_eq!(view.old_holder(), Some("a"));
+        view.nodes.get_mut("a").unwrap().protocol = PROTOCOL;
+        assert_eq!(view.old_holder(), None);
+    }
 
     #[test]
     fn logs_move_to_nodes_that_reach_the_store() {

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use tracing::warn;
 
-use crate::types::NodeInfo;
+use crate::types::{LARGE_IDS_PROTOCOL, NodeInfo};
 
 /// Protocols of other nodes that were logged, by the name of the node. It has at most the nodes of
 /// the view.
@@ -64,13 +64,18 @@ fn effects(node: &NodeInfo) -> String {
             (node.roles.root, "grouped queries fail at it if a group is a number above 2^63 - 1"),
             (
                 node.roles.search,
-                "its copies lose the name and the original of an image if a client replaces or clears the payload, and \
-                 roots refuse writes and deletions of points whose ids are above 2^63 - 1",
+                "its copies lose the name and the original of an image if a client replaces or clears the payload",
             ),
             (node.roles.ingest, "two uploads of one image may both be answered with \"added\""),
             (node.roles.extract, "it refuses images of fingerprints without a model"),
         ];
         effects.extend(of_roles.into_iter().filter(|it| it.0).map(|it| it.1));
+    }
+    if node.protocol < LARGE_IDS_PROTOCOL && node.roles.search {
+        effects.push(
+            "roots refuse writes and deletions of points whose ids are above 2^63 - 1, and its copies of payloads \
+             differ if a client sets a payload with a key into elements",
+        );
     }
     effects.join("; ")
 }
@@ -111,7 +116,8 @@ mod tests {
         let of = |roles: Roles| effects(&NodeInfo { roles, ..NodeInfo::default() });
         assert!(of(Roles { root: true, ..Roles::default() }).starts_with("grouped queries fail"));
         assert!(of(Roles { search: true, ..Roles::default() }).contains("original of an image"));
-        assert_eq!(of(Roles::ALL).matches("; ").count(), 3);
+        assert_eq!(of(Roles::ALL).matches("; ").count(), 4);
+        assert!(effects(&node("a", 1)).starts_with("roots refuse writes"));
         assert_eq!(effects(&node("a", PROTOCOL)), "");
     }
 
