@@ -45,8 +45,9 @@ impl Manifest {
     /// parts are skipped if something whole is left, and reported by [`problems`](Self::problems).
     ///
     /// # Errors
-    /// `DataLoss` if there are lists and none is whole; otherwise the medium's error, also if it
-    /// refuses to read the slots or every list and another attempt can succeed.
+    /// `DataLoss` if there are lists and none is whole; `FailedPrecondition` for a slot of another
+    /// version, and nothing is changed; otherwise the medium's error, also if it refuses to read
+    /// the slots or every list and another attempt can succeed.
     pub fn open(medium: &Arc<dyn Medium>) -> Result<(Manifest, Option<Vec<u8>>)> {
         let (mut writer, slots) = match medium.reopen(FILE) {
             Ok(writer) => (writer, medium.load(FILE)),
@@ -126,14 +127,17 @@ impl Manifest {
     /// written. Adds a text to `problems` for each damaged slot and list.
     ///
     /// # Errors
-    /// `DataLoss` if no list is whole; the error of a list that the system refuses to read.
+    /// `DataLoss` if no list is whole; `FailedPrecondition` for a slot of another version; the
+    /// error of a list that the system refuses to read.
     fn newest(
         medium: &Arc<dyn Medium>,
         slots: &[u8],
         problems: &mut Vec<String>,
     ) -> Result<Option<(u64, Vec<u8>)>> {
-        let mut valid: Vec<ManifestSlot> =
-            (0..2).filter_map(|index| decode_slot(slots, index, problems)).collect();
+        let mut valid: Vec<ManifestSlot> = Vec::new();
+        for index in 0..2 {
+            valid.extend(decode_slot(slots, index, problems)?);
+        }
         valid.sort_by_key(|slot| std::cmp::Reverse(slot.epoch));
         let mut refused = None;
         for slot in &valid {
@@ -267,21 +271,36 @@ fn encode_slot(epoch: u64, payload: &[u8]) -> [u8; PAGE_BYTES] {
 }
 
 /// Reads one of the two slots if it is whole; a slot of zeros was never written.
-fn decode_slot(slots: &[u8], index: usize, problems: &mut Vec<String>) -> Option<ManifestSlot> {
-    let slot = slots.get(index * PAGE_BYTES..(index + 1) * PAGE_BYTES)?;
+///
+/// # Errors
+/// `FailedPrecondition` for a whole slot of another version. The other slot may be older, and the
+/// caller would remove the files of the newer one.
+fn decode_slot(
+    slots: &[u8],
+    index: usize,
+    problems: &mut Vec<String>,
+) -> Result<Option<ManifestSlot>> {
+    let slot = slots.get(index * PAGE_BYTES..(index + 1) * PAGE_BYTES).unwrap_or_default();
     if slot.iter().all(|&byte| byte == 0) {
-        return None;
+        return Ok(None);
     }
     let epoch = u64_at(slot, 16);
-    let whole = crc32c::crc32c(&slot[..SLOT_SUM_AT]) == u32_at(slot, SLOT_SUM_AT);
-    if !whole || &slot[..8] != SLOT_MAGIC || u32_at(slot, 8) != VERSION || epoch % 2 != index as u64
-    {
+    let version = u32_at(slot, 8);
+    let whole = crc32c::crc32c(&slot[..SLOT_SUM_AT]) == u32_at(slot, SLOT_SUM_AT)
+        && &slot[..8] == SLOT_MAGIC;
+    if whole && version != VERSION {
+        return Err(Error::precondition(format!(
+            "the manifest has version {version}, this program reads {VERSION}; use the program \
+             that wrote it"
+        )));
+    }
+    if !whole || epoch % 2 != index as u64 {
         problems.push(format!("slot {} of the manifest is damaged", ['A', 'B'][index % 2]));
-        return None;
+        return Ok(None);
     }
     let mut hash = [0; 32];
     hash.copy_from_slice(&slot[32..64]);
-    Some(ManifestSlot { epoch, bytes: u64_at(slot, 24), hash })
+    Ok(Some(ManifestSlot { epoch, bytes: u64_at(slot, 24), hash }))
 }
 
 fn list_name(epoch: u64) -> String {

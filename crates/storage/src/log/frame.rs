@@ -56,9 +56,29 @@ pub(super) fn header(first: u64) -> [u8; HEADER_BYTES] {
 
 /// Returns the number of a log's first payload; `None` for a damaged header.
 pub(super) fn first(log: &[u8]) -> Option<u64> {
+    let header = whole_header(log).filter(|header| u32_at(header, 8) == VERSION);
+    header.map(|header| u64_at(header, 16))
+}
+
+/// Checks the version of a log. A damaged header is not an error.
+///
+/// # Errors
+/// `FailedPrecondition` for a whole header of another version.
+pub(super) fn check_version(log: &[u8]) -> Result<()> {
+    let version = whole_header(log).map_or(VERSION, |header| u32_at(header, 8));
+    if version == VERSION {
+        return Ok(());
+    }
+    Err(Error::precondition(format!(
+        "the log has version {version}, this program reads {VERSION}; use the program that wrote it"
+    )))
+}
+
+/// Returns the header of a log of any version; `None` for a damaged one.
+fn whole_header(log: &[u8]) -> Option<&[u8]> {
     let header = log.get(..HEADER_BYTES)?;
-    let whole = crc32c::crc32c(&header[..60]) == u32_at(header, 60);
-    (whole && &header[..8] == MAGIC && u32_at(header, 8) == VERSION).then(|| u64_at(header, 16))
+    let is_whole = crc32c::crc32c(&header[..60]) == u32_at(header, 60);
+    (is_whole && &header[..8] == MAGIC).then_some(header)
 }
 
 /// Returns the bytes that a payload takes in the log.

@@ -104,7 +104,8 @@ impl Log {
     /// more payloads: appending fails as after a failed flush.
     ///
     /// # Errors
-    /// The medium's error. Damaged bytes and unreadable pages are not errors.
+    /// The medium's error; `FailedPrecondition` for a log of another version, which stays as it is.
+    /// Damaged bytes and unreadable pages are not errors.
     pub fn open(medium: &Arc<dyn Medium>, name: &str) -> Result<(Log, Replay)> {
         match medium.reopen(name) {
             Ok(writer) => {
@@ -168,7 +169,11 @@ impl Log {
         mut writer: Box<dyn Writer>,
         mark: LogPosition,
     ) -> Result<(Log, Replay)> {
-        let replay = replay::replay(&medium.salvage(name)?, mark);
+        let found = medium.salvage(name)?;
+        // Before the repair, which cuts off all that is not a frame of this version.
+        frame::check_version(&found.bytes).map_err(|error| error.context(name))?;
+        let replay = replay::replay(&found, mark);
+        drop(found);
         let mut failed = None;
         if replay.unreadable > 0 {
             let pages = replay.unreadable;

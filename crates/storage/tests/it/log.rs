@@ -61,6 +61,22 @@ fn a_closed_hole_with_number_0_hides_no_payload() {
 }
 
 #[test]
+fn a_log_of_another_version_stays_unchanged() {
+    let mut bytes = [b"MPLOG\0\0\0".to_vec(), vec![0; HEADER - 8]].concat();
+    bytes[8] = 2;
+    bytes[16] = 1;
+    let sum = crc32c::crc32c(&bytes[..60]);
+    bytes[60..].copy_from_slice(&sum.to_le_bytes());
+    bytes.extend_from_slice(b"a frame of version 2");
+    let medium = volatile();
+    write(&*medium, "log", &bytes);
+    let error = Log::open(&medium, "log").map(drop).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::FailedPrecondition);
+    assert!(error.message().contains("has version 2"), "{error}");
+    assert_eq!(medium.load("log").unwrap(), bytes);
+}
+
+#[test]
 fn a_log_without_numbers_left_refuses_payloads() {
     let sum = crc32c::crc32c(b"");
     let bytes = [vec![0; HEADER], head(b"mpfr", 0, u64::MAX - 1, sum)].concat();

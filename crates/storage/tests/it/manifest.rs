@@ -72,6 +72,22 @@ fn a_damaged_slot_or_list_gives_the_one_before() {
 }
 
 #[test]
+fn a_slot_of_another_version_is_not_damage() {
+    // A later program has published once, so the other slot is of this version.
+    let medium = published(4);
+    let mut slot = medium.load("manifest").unwrap()[..PAGE].to_vec();
+    slot[8..12].copy_from_slice(&2_u32.to_le_bytes());
+    let sum = crc32c::crc32c(&slot[..PAGE - 4]);
+    slot[PAGE - 4..].copy_from_slice(&sum.to_le_bytes());
+    overwrite(&*medium, "manifest", 0, &slot);
+    let before = (names(&*medium), medium.load("manifest").unwrap());
+    let error = Manifest::open(&medium).map(drop).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::FailedPrecondition);
+    assert!(error.message().contains("has version 2"), "{error}");
+    assert_eq!((names(&*medium), medium.load("manifest").unwrap()), before);
+}
+
+#[test]
 fn without_slots_the_newest_whole_list_counts() {
     for bytes in [vec![0; 2 * PAGE], pattern(2 * PAGE, 3)] {
         let medium = published(4);
