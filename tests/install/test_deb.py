@@ -108,6 +108,22 @@ def test_a_long_load_is_not_ended():
     assert re.search("^TimeoutStartSec=infinity$", unit, re.MULTILINE)
 
 
+def test_a_killed_worker_process_does_not_end_the_server():
+    """systemd stops a service if the kernel kills one of its processes for lack of memory, unless the unit says otherwise."""
+    unit = (ROOT / "packaging/deb/millpond.service").read_text()
+    assert re.search("^OOMPolicy=continue$", unit, re.MULTILINE)
+
+
+def test_an_override_of_private_devices_is_enough_for_a_gpu():
+    """With a list of permitted devices, systemd denies the others. `ProtectClock` makes such a list before version 253."""
+    unit = (ROOT / "packaging/deb/millpond.service").read_text()
+    assert re.search("^PrivateDevices=yes$", unit, re.MULTILINE)
+    assert not re.search("^(ProtectClock|DeviceAllow|DevicePolicy)=", unit, re.MULTILINE)
+    # These deny changes of the clock.
+    assert re.search("^SystemCallFilter=@system-service$", unit, re.MULTILINE)
+    assert re.search("^CapabilityBoundingSet=$", unit, re.MULTILINE)
+
+
 class MaintainerScripts:
     """The scripts of the package, with directories and commands of the test in place of the system's."""
 
