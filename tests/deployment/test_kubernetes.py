@@ -165,6 +165,44 @@ def test_a_cache_has_one_server():
         assert "each server needs a cache of its own" in refused(f"cache.existingClaim=cache,{more}")
 
 
+def test_models_on_one_machine_have_no_second_pod_during_an_update():
+    # On another machine, the new pod would wait for the volume, and the old one for the new pod.
+    for mode in ("ReadWriteOnce", "ReadWriteOncePod"):
+        single = f"models.create=true,models.accessModes={{{mode}}}"
+        assert one(render("--set", single), "Deployment")["spec"]["strategy"] == {"type": "Recreate"}
+        claimed = render("--set", f"{single},models.existingClaim=models")
+        assert one(claimed, "Deployment")["spec"]["strategy"]["type"] == "RollingUpdate"
+    assert one(render("--set", "models.create=true"), "Deployment")["spec"]["strategy"]["type"] == "RollingUpdate"
+    for more in ("replicas=2", "autoscaling.enabled=true"):
+        assert "ReadWriteOncePod needs replicas: 1" in refused(f"{single},{more}")
+
+
+def test_openshift_chooses_the_user():
+    on = ["--api-versions", "security.openshift.io/v1"]
+    for values in ("default", "cluster"):
+        for workload in workloads(render(*VALUES[values], *on)):
+            context = workload["spec"]["template"]["spec"]["securityContext"]
+            assert {"runAsUser", "runAsGroup", "fsGroup"}.isdisjoint(context) and context["runAsNonRoot"]
+    own = one(render(*on, "--set", "podSecurityContext.fsGroup=1000"), "Deployment")["spec"]["template"]["spec"]
+    assert own["securityContext"]["fsGroup"] == 1000 and "runAsUser" not in own["securityContext"]
+
+
+def test_names_that_look_like_numbers_stay_text():
+    text = "keysSecret=123,models.existingClaim=1.5,models.subPath=2024,serviceMonitor.secretKey=1"
+    # YAML 1.1 reads "on" as true.
+    result = helm("template", "on", str(CHART), "--kube-version", VERSION, "--set", "serviceMonitor.enabled=true",
+                  "--set-string", text)  # fmt: skip
+    documents = [document for document in yaml.safe_load_all(result.stdout) if document]
+    for document in documents:
+        assert document["metadata"]["labels"]["app.kubernetes.io/instance"] == "on"
+        if not document["apiVersion"].startswith(CUSTOM):
+            kubernetes_validate.validate(document, VERSION, strict=True)
+    (mount,) = [mount for mount in container(one(documents, "Deployment"))["volumeMounts"] if mount["name"] == "models"]
+    assert mount["subPath"] == "2024"
+    (endpoint,) = one(documents, "ServiceMonitor")["spec"]["endpoints"]
+    assert endpoint["authorization"] == {"credentials": {"name": "123", "key": "1"}}
+
+
 def test_a_grace_time_ends_before_kubernetes_kills_the_pod():
     words = "is shorter than preStopSeconds and shutdown-grace together"
     assert f"{words}, which are 125" in refused("args={--shutdown-grace=2m}")

@@ -99,13 +99,13 @@ Returns the enabled groups of a cluster by name, as JSON: those of `cluster.grou
 {{/* Labels that select the pods of a group. Takes a dictionary: root, component. */}}
 {{- define "millpond.groupSelector" -}}
 {{ include "millpond.selector" .root }}
-app.kubernetes.io/component: {{ .component }}
+app.kubernetes.io/component: {{ .component | quote }}
 {{- end -}}
 
 {{/* Labels of the objects of a group. Takes a dictionary: root, component. */}}
 {{- define "millpond.groupLabels" -}}
 {{ include "millpond.labels" .root }}
-app.kubernetes.io/component: {{ .component }}
+app.kubernetes.io/component: {{ .component | quote }}
 {{- end -}}
 
 {{/* Arguments of a node. Takes a dictionary: root, group. */}}
@@ -141,9 +141,9 @@ app.kubernetes.io/component: {{ .component }}
   valueFrom: {fieldRef: {fieldPath: status.podIP}}
 {{- with .Values.cluster.etcdUserSecret }}
 - name: MILLPOND_ETCD_USER
-  valueFrom: {secretKeyRef: {name: {{ . }}, key: username}}
+  valueFrom: {secretKeyRef: {name: {{ . | quote }}, key: username}}
 - name: MILLPOND_ETCD_PASSWORD
-  valueFrom: {secretKeyRef: {name: {{ . }}, key: password}}
+  valueFrom: {secretKeyRef: {name: {{ . | quote }}, key: password}}
 {{- end }}
 {{- end -}}
 

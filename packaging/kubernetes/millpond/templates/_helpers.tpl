@@ -29,7 +29,7 @@ name of a release leaves no room for the name of the chart in them.
 
 {{- define "millpond.selector" -}}
 app.kubernetes.io/name: {{ .Chart.Name }}
-app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/instance: {{ .Release.Name | quote }}
 {{- end -}}
 
 {{- define "millpond.labels" -}}
@@ -63,6 +63,15 @@ ipFamilyPolicy: {{ . }}
 {{- with .Values.service.ipFamilies }}
 ipFamilies: {{- toYaml . | nindent 2 }}
 {{- end }}
+{{- end -}}
+
+{{/* Not empty if pods on two machines cannot mount the claim of models that the chart creates. */}}
+{{- define "millpond.modelsOnOneMachine" -}}
+{{- with .Values.models -}}
+{{- if and .create (not .existingClaim) (not (has "ReadWriteMany" .accessModes)) (not (has "ReadOnlyMany" .accessModes)) -}}
+true
+{{- end -}}
+{{- end -}}
 {{- end -}}
 
 {{- define "millpond.modelsClaim" -}}

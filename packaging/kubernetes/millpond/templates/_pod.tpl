@@ -25,12 +25,12 @@ Spec of a pod that runs `millpond serve`. Takes a dictionary:
 {{- include "millpond.checkGrace" (dict "root" $ "args" (concat $.Values.args .groupArgs) "pause" (ternary (int $.Values.preStopSeconds) 0 .pauses) "graceSeconds" .graceSeconds) }}
 {{/* All ports answer the health endpoints, also if there is an admin port. */}}
 {{- $health := ternary "port: http, scheme: HTTPS" "port: http" (not (empty $.Values.tls.secret)) -}}
-serviceAccountName: {{ include "millpond.serviceAccount" $ }}
+serviceAccountName: {{ include "millpond.serviceAccount" $ | quote }}
 automountServiceAccountToken: false
 {{- with $.Values.imagePullSecrets }}
 imagePullSecrets: {{- toYaml . | nindent 2 }}
 {{- end }}
-securityContext: {{- toYaml $.Values.podSecurityContext | nindent 2 }}
+securityContext: {{- include "millpond.podSecurity" $ | nindent 2 }}
 terminationGracePeriodSeconds: {{ .graceSeconds }}
 containers:
   - name: millpond
@@ -60,16 +60,16 @@ containers:
       # The pod waits for the Secret and for this name in it. With empty keys, the server does not start.
       - {name: MILLPOND_REQUIRE_KEY, value: "1"}
       - name: MILLPOND_API_KEY
-        valueFrom: {secretKeyRef: {name: {{ $.Values.keysSecret }}, key: api-key}}
+        valueFrom: {secretKeyRef: {name: {{ $.Values.keysSecret | quote }}, key: api-key}}
       - name: MILLPOND_ADMIN_KEY
-        valueFrom: {secretKeyRef: {name: {{ $.Values.keysSecret }}, key: admin-key, optional: true}}
+        valueFrom: {secretKeyRef: {name: {{ $.Values.keysSecret | quote }}, key: admin-key, optional: true}}
       {{- end }}
       {{- with $.Values.env }}
       {{- toYaml . | nindent 6 }}
       {{- end }}
     {{- with .variablesSecret }}
     envFrom:
-      - secretRef: {name: {{ . }}}
+      - secretRef: {name: {{ . | quote }}}
     {{- end }}
     ports:
       - {name: http, containerPort: 8501}
@@ -106,7 +106,7 @@ containers:
         mountPath: /models
         readOnly: true
         {{- with $.Values.models.subPath }}
-        subPath: {{ . }}
+        subPath: {{ . | quote }}
         {{- end }}
       {{- end }}
       - {name: cache, mountPath: /var/cache/millpond}
@@ -127,14 +127,14 @@ volumes:
   {{- if .models }}
   - name: models
     {{- if include "millpond.modelsClaim" $ }}
-    persistentVolumeClaim: {claimName: {{ include "millpond.modelsClaim" $ }}}
+    persistentVolumeClaim: {claimName: {{ include "millpond.modelsClaim" $ | quote }}}
     {{- else }}
     emptyDir: {}
     {{- end }}
   {{- end }}
   - name: cache
     {{- if .cacheClaim }}
-    persistentVolumeClaim: {claimName: {{ .cacheClaim }}}
+    persistentVolumeClaim: {claimName: {{ .cacheClaim | quote }}}
     {{- else }}
     emptyDir: {sizeLimit: {{ $.Values.cache.sizeLimit }}}
     {{- end }}
@@ -150,11 +150,11 @@ volumes:
   {{- end }}
   {{- with $.Values.tls.secret }}
   - name: tls
-    secret: {secretName: {{ . }}}
+    secret: {secretName: {{ . | quote }}}
   {{- end }}
   {{- with .etcdSecret }}
   - name: etcd
-    secret: {secretName: {{ . }}}
+    secret: {secretName: {{ . | quote }}}
   {{- end }}
 {{- $placement := .placement }}
 {{- range $field := list "nodeSelector" "tolerations" "affinity" "topologySpreadConstraints" }}
@@ -162,6 +162,22 @@ volumes:
 {{ $field }}: {{- toYaml . | nindent 2 }}
 {{- end }}
 {{- end }}
+{{- end -}}
+
+{{/*
+Security context of a pod. OpenShift refuses users and groups outside the range of the namespace, and chooses them if a pod
+names none. So the chart's own number is left out there; other numbers stay.
+*/}}
+{{- define "millpond.podSecurity" -}}
+{{- $context := .Values.podSecurityContext }}
+{{- if .Capabilities.APIVersions.Has "security.openshift.io/v1" }}
+{{- range $field := list "runAsUser" "runAsGroup" "fsGroup" }}
+{{- if eq (get $context $field | default 0 | int) 65532 }}
+{{- $context = omit $context $field }}
+{{- end }}
+{{- end }}
+{{- end }}
+{{- toYaml $context }}
 {{- end -}}
 
 {{/*
