@@ -6,7 +6,6 @@ Spec of a pod that runs `millpond serve`. Takes a dictionary:
   environment      text: variables before those of `env`
   variablesSecret  Secret whose keys are variables, or ""
   etcdSecret       Secret with certificates for etcd, mounted at /etc/millpond-etcd, or ""
-  startupPath      path of the startup probe
   pauses           true: waits `preStopSeconds` before SIGTERM, for clients of a Service; not if it is 0
   graceSeconds     time from the removal of the pod to SIGKILL
   resources        resources of the container
@@ -77,8 +76,9 @@ containers:
       {{- if $.Values.adminPort }}
       - {name: admin, containerPort: {{ $.Values.adminPort }}}
       {{- end }}
+    # Not the readiness: a broken model, or a load that takes long, would end the server again and again.
     startupProbe:
-      httpGet: {path: {{ .startupPath }}, {{ $health }}}
+      httpGet: {path: /livez, {{ $health }}}
       periodSeconds: 2
       failureThreshold: {{ div $.Values.probes.startupSeconds 2 }}
     readinessProbe:
