@@ -207,6 +207,7 @@ def test_a_grace_time_ends_before_kubernetes_kills_the_pod():
     words = "is shorter than preStopSeconds and shutdown-grace together"
     assert f"{words}, which are 125" in refused("args={--shutdown-grace=2m}")
     assert f"{words}, which are 46" in refused("settings=[server]\n  shutdown-grace = '41s'")
+    assert words in refused("args={--max-batch=8,--shutdown-grace,2m}")
     assert words in refused(CLUSTER, "cluster.groups.ingest.args={--shutdown-grace=61}")
     # Nodes with the role ingest have no pause. Flags take precedence over settings.
     assert render("--set", CLUSTER, "--set", "cluster.groups.ingest.args={--shutdown-grace=60}")
@@ -232,7 +233,8 @@ def test_the_least_replicas_are_not_above_the_most():
 
 
 @pytest.mark.parametrize("wrong", ["replica=2", "service.httpPort=99999", "image.digest=latest", "probes.readinessPath=ready",
-                                   "podDisruptionBudget.maxUnavailable=most"])
+                                   "podDisruptionBudget.maxUnavailable=most", "imagePullSecrets={registry}",
+                                   "env[0].name=AWS_MAX_ATTEMPTS,env[0].value=8"])
 def test_wrong_values_are_refused(wrong):
     assert "values don't meet the specifications" in refused(wrong)
 

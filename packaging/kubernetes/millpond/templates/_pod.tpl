@@ -220,9 +220,13 @@ SIGTERM), graceSeconds (time from the removal of the pod to SIGKILL).
 */}}
 {{- define "millpond.checkGrace" -}}
 {{- $stated := regexFind "(?m)^[ \\t]*(server[ \\t]*\\.[ \\t]*)?\"?shutdown-grace\"?[ \\t]*=.*$" .root.Values.settings }}
-{{- range .args }}
-{{- if hasPrefix "--shutdown-grace=" . }}
-{{- $stated = . }}
+{{- $args := .args }}
+{{- range $index, $argument := $args }}
+{{- $next := add1 $index | int }}
+{{- if hasPrefix "--shutdown-grace=" $argument }}
+{{- $stated = $argument }}
+{{- else if and (eq $argument "--shutdown-grace") (lt $next (len $args)) }}
+{{- $stated = printf "=%s" (index $args $next) }}
 {{- end }}
 {{- end }}
 {{- $time := regexFind "=[ \\t]*[\"']?[0-9]+[a-z]*" $stated }}
