@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # build.sh PROGRAM RUNTIME DIST: packs DIST/millpond_VERSION_ARCHITECTURE.deb without compiling. PROGRAM is stripped; RUNTIME
 # is the directory of the onnxruntime Python package, whose library and licences go into /usr/lib/millpond. The package is
-# the same for the same inputs. COMPRESSION is xz unless set.
+# the same for the same inputs and SOURCE_DATE_EPOCH. COMPRESSION is xz unless set.
 set -euo pipefail
 program=$(realpath "$1") runtime=$(realpath "$2") dist=$(realpath --canonicalize-missing "$3")
 cd "$(dirname "$0")"
@@ -46,7 +46,7 @@ Section: net
 Priority: optional
 Depends: libc6 (>= $glibc), libgcc-s1, libstdc++6, passwd, procps
 Recommends: ca-certificates
-Installed-Size: $(du -sk --exclude DEBIAN "$root" | cut -f1)
+Installed-Size: $(du -sk --apparent-size --exclude DEBIAN "$root" | cut -f1)
 Description: Model server whose tail latency stays flat while models change
  Serves ONNX models, TorchScript modules and TensorFlow SavedModels over
  TensorFlow Serving's API and the Open Inference Protocol, and searches images.
@@ -55,8 +55,9 @@ CONTROL
 printf '%s\n' /etc/millpond/millpond.toml /etc/default/millpond >"$root/DEBIAN/conffiles"
 install -m 0755 postinst prerm postrm "$root/DEBIAN"
 mkdir -p "$dist"
-# Times of files in the package, so that the same inputs give the same package.
-SOURCE_DATE_EPOCH=$(stat -c %Y "$program")
+# Times of files in the package, so that the same inputs give the same package. A program that is compiled again has another
+# time and the same bytes, so the default is the time of the last commit, as for the image.
+SOURCE_DATE_EPOCH=${SOURCE_DATE_EPOCH:-$(git log -1 --format=%ct 2>/dev/null || stat -c %Y "$program")}
 export SOURCE_DATE_EPOCH
 dpkg-deb --root-owner-group "-Z${COMPRESSION:-xz}" --build "$root" "$dist" >/dev/null
 du -h --apparent-size "$root/usr/bin/millpond" "$root"/usr/lib/millpond/* "$dist/millpond_${version}_$architecture.deb" | sed "s|$root||"

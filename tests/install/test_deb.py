@@ -3,12 +3,14 @@
 `test_systemd.py` installs it and runs it under systemd.
 """
 
+import io
 import os
 import re
 import shutil
 import signal
 import socket
 import subprocess
+import tarfile
 import tempfile
 
 import pytest
@@ -16,6 +18,8 @@ from conftest import PROGRAM, ROOT, Installed
 from machine import Machine
 
 RUNTIME = next((ROOT / ".venv").glob("lib/python3*/site-packages/onnxruntime"))
+# The time of all files in the package, as programs that make reproducible packages state it.
+BUILD_TIME = 1_700_000_000
 
 
 class Manager:
@@ -40,11 +44,14 @@ def test_package_serves_reloads_and_stops(tmp_path, home):
     dist, root = tmp_path / "dist", tmp_path / "root"
     build = subprocess.run(
         [ROOT / "packaging/deb/build.sh", PROGRAM, RUNTIME, dist],
-        env=os.environ | {"COMPRESSION": "none"}, text=True, capture_output=True,
+        env=os.environ | {"COMPRESSION": "none", "SOURCE_DATE_EPOCH": str(BUILD_TIME)}, text=True, capture_output=True,
     )
     assert build.returncode == 0, build.stderr
     print("\n" + build.stdout)
     (package,) = dist.glob("millpond_*.deb")
+    files = subprocess.run(["dpkg-deb", "--fsys-tarfile", package], capture_output=True, check=True).stdout
+    with tarfile.open(fileobj=io.BytesIO(files)) as archive:
+        assert {member.mtime for member in archive} == {BUILD_TIME}
     subprocess.run(["dpkg-deb", "--extract", package, root], check=True)
     subprocess.run(["dpkg-deb", "--control", package, tmp_path / "control"], check=True)
     for script in ["postinst", "prerm", "postrm"]:
