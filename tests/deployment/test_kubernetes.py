@@ -158,6 +158,11 @@ def test_search_keeps_one_writer():
     assert "search.existingClaim has no effect" in refused("search.existingClaim=images")
 
 
+def test_settings_may_begin_with_an_indented_line():
+    text = "  # Of the fleet.\n[server]\nmax-requests = 9\n"
+    assert one(render("--set", f"settings={text}"), "ConfigMap")["data"]["millpond.toml"].rstrip() == text.rstrip()
+
+
 def test_a_cache_has_one_server():
     documents = render("--set", "cache.existingClaim=cache")
     assert one(documents, "Deployment")["spec"]["strategy"] == {"type": "Recreate"}

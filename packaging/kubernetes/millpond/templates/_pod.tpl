@@ -169,7 +169,7 @@ Security context of a pod. OpenShift refuses users and groups outside the range 
 names none. So the chart's own number is left out there; other numbers stay.
 */}}
 {{- define "millpond.podSecurity" -}}
-{{- $context := .Values.podSecurityContext }}
+{{- $context := .Values.podSecurityContext | default dict }}
 {{- if .Capabilities.APIVersions.Has "security.openshift.io/v1" }}
 {{- range $field := list "runAsUser" "runAsGroup" "fsGroup" }}
 {{- if eq (get $context $field | default 0 | int) 65532 }}
