@@ -121,6 +121,12 @@ def test_a_killed_worker_process_does_not_end_the_server():
     assert re.search("^OOMPolicy=continue$", unit, re.MULTILINE)
 
 
+def test_the_documented_path_of_unix_sockets_exists():
+    unit = (ROOT / "packaging/deb/millpond.service").read_text()
+    assert re.search("^RuntimeDirectory=millpond$", unit, re.MULTILINE)
+    assert "--http-socket /run/millpond/" in (ROOT / "docs/security.md").read_text()
+
+
 def test_an_override_of_private_devices_is_enough_for_a_gpu():
     """With a list of permitted devices, systemd denies the others. `ProtectClock` makes such a list before version 253."""
     unit = (ROOT / "packaging/deb/millpond.service").read_text()
