@@ -299,6 +299,22 @@ def test_services_have_the_wanted_families_of_addresses(name):
     assert all(spec["ipFamilies"] == ["IPv6", "IPv4"] for spec in both)
 
 
+@pytest.mark.parametrize("name", ["default", "cluster"])
+def test_grpc_clients_can_find_all_pods(name):
+    on = "service.headless=true,service.grpcPort=80,serviceMonitor.enabled=true"
+    documents = render(*VALUES[name], "--set", on)
+    services = {document["metadata"]["name"]: document for document in documents if document["kind"] == "Service"}
+    clients, headless = services["release-millpond"], services["release-millpond-headless"]
+    kubernetes_validate.validate(headless, VERSION, strict=True)
+    assert headless["spec"]["clusterIP"] == "None"
+    assert headless["spec"]["selector"] == clients["spec"]["selector"]
+    # The port of the pods. Without the port http, Prometheus does not read them twice.
+    assert [(port["name"], port["port"]) for port in headless["spec"]["ports"]] == [("grpc", 8500)]
+    assert one(documents, "ServiceMonitor")["spec"]["endpoints"][0]["port"] == "http"
+    assert GROUP_LABEL not in headless["metadata"]["labels"]
+    assert "release-millpond-headless" not in {document["metadata"]["name"] for document in render(*VALUES[name])}
+
+
 def test_nodes_find_the_store_etcd_and_each_other():
     for workload in workloads(render(*VALUES["cluster"])):
         found = flags(workload)
