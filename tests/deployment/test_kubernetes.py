@@ -417,6 +417,12 @@ def test_long_names_leave_room_for_hashes():
     assert len(set(names)) == 3 and all(len(name) <= 52 for name in names), names
 
 
+def test_releases_whose_services_kubernetes_refuses():
+    for version, accepted in (("1.33", False), ("1.34", True)):
+        result = helm("template", "1234", str(CHART), "--kube-version", version)
+        assert (result.returncode == 0) == accepted and ("begins with a digit" in result.stderr) != accepted, result.stderr
+
+
 def test_values_of_a_cluster_need_a_cluster():
     for values in ("cluster.store=s3://images/cluster", "cluster.etcd[0]=http://etcd:2379"):
         assert "have no effect without cluster.enabled" in refused(values)
