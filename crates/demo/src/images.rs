@@ -73,6 +73,7 @@ impl<'a> IndexedGallery<'a> {
     ) -> Result<(IndexedGallery<'a>, String)> {
         let agent = ureq::Agent::config_builder()
             .http_status_as_error(false)
+            .proxy(None)
             .timeout_global(Some(ANSWER_MAX))
             .build()
             .into();

@@ -309,9 +309,11 @@ fn endpoints(plan: &ServerPlan, ports: ServerPorts) -> Result<[Endpoint; 2]> {
     Ok([endpoint("http", ports.http)?, endpoint("grpc", ports.grpc)?])
 }
 
-/// Returns a client for pages, with limits.
+/// Returns a client for pages, with limits. It uses no proxy of the environment: the server is on
+/// this machine, which a proxy does not reach.
 pub fn agent() -> ureq::Agent {
     ureq::Agent::config_builder()
+        .proxy(None)
         .timeout_global(Some(Duration::from_secs(10)))
         .max_idle_connections(1)
         .build()
@@ -483,6 +485,24 @@ mod tests {
             !runs()
         });
         assert!(ended, "the child {child} still runs");
+    }
+
+    #[test]
+    fn pages_are_read_without_a_proxy() {
+        const CHILD: &str = "LOADGEN_TEST_PROXY_CHILD";
+        if std::env::var_os(CHILD).is_some() {
+            assert!(agent().config().proxy().is_none());
+            return;
+        }
+        // The client reads the variables of its process.
+        let child = Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "process::tests::pages_are_read_without_a_proxy"])
+            .env(CHILD, "1")
+            .env("ALL_PROXY", "http://127.0.0.1:1")
+            .output()
+            .unwrap();
+        let output = String::from_utf8_lossy(&child.stdout);
+        assert!(child.status.success() && output.contains("1 passed"), "{output}");
     }
 
     #[test]

@@ -68,6 +68,7 @@ pub(super) struct IngestSubject {
 /// a whole answer.
 fn agent(answer_timeout: Option<Duration>) -> ureq::Agent {
     ureq::Agent::config_builder()
+        .proxy(None)
         .timeout_connect(Some(CALL_TIMEOUT))
         .timeout_global(answer_timeout)
         .http_status_as_error(false)
