@@ -140,6 +140,8 @@ impl ServerClient {
         let config = ureq::Agent::config_builder()
             .http_status_as_error(false)
             .proxy(None)
+            // A followed redirect would send the key to another host, and GET instead of DELETE.
+            .max_redirects(0)
             .timeout_connect(Some(CONNECT_MAX))
             .timeout_global(Some(ANSWER_MAX))
             .tls_config(tls(&environment::with_ca(&args.tls, &[&base]))?)
@@ -171,7 +173,7 @@ impl ServerClient {
     /// Sends `content` to `path` by `method` ("GET", "PUT", ...) and returns any response.
     ///
     /// # Errors
-    /// Returns an error if the server cannot be reached.
+    /// Returns an error if the server cannot be reached, or if it redirects the request.
     pub(crate) fn call(
         &self,
         method: &str,
@@ -218,6 +220,9 @@ impl ServerClient {
             }
         };
         let mut response = answer.map_err(|error| self.unreachable(&error))?;
+        if response.status().is_redirection() {
+            return Err(redirected(&response));
+        }
         let number = |name: &str| -> Option<u64> {
             response.headers().get(name)?.to_str().ok()?.parse().ok()
         };
@@ -359,6 +364,18 @@ fn refused(error: &ureq::Error) -> bool {
         || matches!(error, ureq::Error::Io(error) if error.kind() == ErrorKind::ConnectionRefused)
 }
 
+/// Returns the error for a redirect, which no command follows.
+fn redirected(response: &ureq::http::Response<ureq::Body>) -> CommandError {
+    let location = response.headers().get(ureq::http::header::LOCATION);
+    let location = location.map(|value| String::from_utf8_lossy(value.as_bytes()));
+    let place: String = location.unwrap_or_default().chars().take(EXCERPT_CHARS_MAX).collect();
+    let status = response.status().as_u16();
+    let what = format!("the server answered {status}: it redirects to \"{place}\"");
+    CommandError::failed(what).hint(
+        "requests carry keys, so no redirect is followed; give the server's own address with --url",
+    )
+}
+
 fn refusal(status: u16, body: &[u8]) -> CommandError {
     let text = error_text(body);
     let failure = CommandError::failed(format!("the server answered {status}: {text}"));
@@ -398,7 +415,35 @@ fn parse_json(body: &[u8]) -> CommandResult<Value> {
 
 #[cfg(test)]
 mod tests {
+    use std::io::{Read as _, Write as _};
+    use std::net::TcpListener;
+
     use super::*;
+
+    /// Sends DELETE to a server that gives `answer` to its only client and then stops listening.
+    fn answered(answer: &'static [u8]) -> CommandResult<HttpReply> {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let url = format!("http://{}", listener.local_addr().unwrap());
+        let server = std::thread::spawn(move || {
+            let (mut stream, _) = listener.accept().unwrap();
+            let _ = stream.read(&mut [0; 4096]).unwrap();
+            stream.write_all(answer).unwrap();
+        });
+        let args = ServerArgs { url: Some(url), tls: TlsArgs::default() };
+        let reply =
+            ServerClient::new(&args)?.call("DELETE", "/v1/images/photos", RequestContent::None);
+        server.join().unwrap();
+        reply
+    }
+
+    #[test]
+    fn a_redirect_is_not_followed() {
+        let answer = b"HTTP/1.1 301 x\r\nlocation: https://other/a\r\ncontent-length: 0\r\n\r\n";
+        let error = answered(answer).err().unwrap();
+        let wanted = "the server answered 301: it redirects to \"https://other/a\"";
+        assert_eq!(error.message(), wanted);
+        assert!(format!("{error:?}").contains("no redirect is followed"), "{error:?}");
+    }
 
     #[test]
     fn addresses_are_completed_or_refused() {
