@@ -9,6 +9,7 @@ use command_line::exit::{CommandError, CommandResult};
 use loadgen::port::{Spoken, spoken};
 use loadgen::tls::{TlsArgs, explanation};
 use serde_json::Value;
+use ureq::http::HeaderValue;
 use ureq::tls::{Certificate, ClientCert, PrivateKey, RootCerts, TlsConfig};
 
 use crate::unix_connector::UnixConnector;
@@ -44,6 +45,8 @@ pub(crate) struct ServerClient {
     base: String,
     /// Start of the addresses of requests.
     root: String,
+    /// True for a Unix socket.
+    is_socket: bool,
     key: Option<String>,
     /// True if the address uses TLS and this client sends no certificate.
     is_anonymous: bool,
@@ -113,29 +116,13 @@ impl ServerClient {
     /// Returns a usage error for an address that is not `http[s]://HOST[:PORT]` or `unix:PATH`, and
     /// for certificates that cannot be read.
     pub(crate) fn new(args: &ServerArgs) -> CommandResult<ServerClient> {
-        let url = args
-            .url
-            .clone()
-            .or_else(|| environment::URL.text())
-            .unwrap_or_else(|| URL_DEFAULT.to_owned());
-        let socket = socket_path(&url).map(str::to_owned);
-        let base = match url.split_once("://") {
-            // A server on a socket ignores the name of the host.
-            _ if socket.is_some() => UNIX_BASE.to_owned(),
-            None => format!("http://{url}"),
-            Some(("http" | "https", _)) => url.clone(),
-            Some(("grpcs", rest)) => {
-                return Err(CommandError::usage(format!("--url {url}: this command speaks HTTP"))
-                    .hint(format!("give the server's HTTP port, as in https://{rest}")));
-            }
-            Some((scheme, rest)) => {
-                return Err(CommandError::usage(format!(
-                    "--url {url}: this command does not speak {scheme}"
-                ))
-                .hint(format!("give the server's HTTP port, as in http://{rest}")));
-            }
+        let (source, url) = match (&args.url, environment::URL.text()) {
+            (Some(url), _) => ("--url", url.clone()),
+            (None, Some(url)) => (environment::URL.name, url),
+            (None, None) => ("--url", URL_DEFAULT.to_owned()),
         };
-        let by_tls = base.starts_with("https://");
+        let ServerAddress { shown, root, socket } = ServerAddress::parse(source, &url)?;
+        let by_tls = root.starts_with("https://");
         args.tls.check_used(by_tls).map_err(usage)?;
         let config = ureq::Agent::config_builder()
             .http_status_as_error(false)
@@ -144,17 +131,17 @@ impl ServerClient {
             .max_redirects(0)
             .timeout_connect(Some(CONNECT_MAX))
             .timeout_global(Some(ANSWER_MAX))
-            .tls_config(tls(&environment::with_ca(&args.tls, &[&base]))?)
+            .tls_config(tls(&environment::with_ca(&args.tls, &[&root]))?)
             .user_agent(concat!("millpond/", env!("CARGO_PKG_VERSION")))
             .build();
-        let shown = if socket.is_some() { &url } else { &base };
         Ok(ServerClient {
-            base: shown.trim_end_matches('/').to_owned(),
+            base: shown,
+            is_socket: socket.is_some(),
             agent: match socket {
                 None => config.into(),
                 Some(path) => UnixConnector::new(path).agent(config),
             },
-            root: base.trim_end_matches('/').to_owned(),
+            root,
             key: environment::client_key(None),
             is_anonymous: by_tls && args.tls.cert.is_none(),
         })
@@ -197,7 +184,7 @@ impl ServerClient {
         let mut request =
             ureq::http::Request::builder().method(method).uri(format!("{}{path}", self.root));
         if let Some(key) = &self.key {
-            request = request.header("api-key", key);
+            request = request.header("api-key", key_header(key)?);
         }
         let wrong = |error: ureq::http::Error| {
             CommandError::usage(format!("cannot ask for {path}: {error}"))
@@ -267,9 +254,8 @@ impl ServerClient {
     fn unreachable(&self, error: &ureq::Error) -> CommandError {
         let authority = self.base.split_once("://").map_or(self.base.as_str(), |(_, rest)| rest);
         let authority = authority.split('/').next().unwrap_or_default();
-        let tcp = self.base == self.root;
         // A port of another protocol drops the connection. A check of its protocol explains that.
-        if tcp && !refused(error) && spoken(authority) == Some(Spoken::Http2) {
+        if !self.is_socket && !refused(error) && spoken(authority) == Some(Spoken::Http2) {
             return CommandError::failed(format!(
                 "{authority} is a gRPC port: it does not speak HTTP/1.1"
             ))
@@ -310,6 +296,99 @@ pub(crate) fn text(object: &Value, key: &str) -> String {
         Some(Value::Number(number)) => number.to_string(),
         _ => "-".to_owned(),
     }
+}
+
+/// Parts of a server's address.
+struct ServerAddress {
+    /// Address in messages: without user and password.
+    shown: String,
+    /// Start of the addresses of requests.
+    root: String,
+    /// Path of a Unix socket.
+    socket: Option<String>,
+}
+
+impl ServerAddress {
+    /// Parses the address `url`, which `source` has: a flag or a variable.
+    ///
+    /// # Errors
+    /// Returns a usage error with `source` for another form than `http[s]://HOST[:PORT]` and
+    /// `unix:PATH`.
+    fn parse(source: &str, url: &str) -> CommandResult<ServerAddress> {
+        let wrong = |why: &str| {
+            CommandError::usage(format!("{source} {}: {why}", after_user(url)))
+                .hint("write http://HOST:PORT, https://HOST:PORT or unix:PATH")
+        };
+        let ended = |text: &str| text.trim_end_matches('/').to_owned();
+        if let Some(path) = socket_path(url) {
+            if path.is_empty() {
+                return Err(wrong("the path of the socket is missing"));
+            }
+            // A server on a socket ignores the name of the host.
+            let socket = Some(path.to_owned());
+            return Ok(ServerAddress { shown: ended(url), root: UNIX_BASE.to_owned(), socket });
+        }
+        let root = match url.split_once("://") {
+            None => format!("http://{url}"),
+            Some(("http" | "https", _)) => url.to_owned(),
+            Some(("grpcs", rest)) => {
+                return Err(wrong("this command speaks HTTP").hint(format!(
+                    "give the server's HTTP port, as in https://{}",
+                    after_user(rest)
+                )));
+            }
+            Some((scheme, rest)) => {
+                let why = format!("this command does not speak {scheme}");
+                return Err(wrong(&why).hint(format!(
+                    "give the server's HTTP port, as in http://{}",
+                    after_user(rest)
+                )));
+            }
+        };
+        if url.trim().is_empty() {
+            return Err(wrong("it is empty"));
+        }
+        if !has_host(&root) {
+            let why = "no host and port can be read from it; an IPv6 address needs brackets";
+            return Err(wrong(why));
+        }
+        Ok(ServerAddress { shown: ended(&without_user(&root)), root: ended(&root), socket: None })
+    }
+}
+
+/// Returns the part of an address after user and password. An address that is not valid can have
+/// any character in them.
+fn after_user(address: &str) -> &str {
+    address.rsplit_once('@').map_or(address, |(_, place)| place)
+}
+
+/// Returns true if an address has a host, and no port or one up to 65535.
+fn has_host(address: &str) -> bool {
+    let Ok(uri) = address.parse::<ureq::http::Uri>() else { return false };
+    let Some(authority) = uri.authority() else { return false };
+    let host = authority.host();
+    !host.is_empty() && (after_user(authority.as_str()) == host || authority.port_u16().is_some())
+}
+
+/// Returns a valid address without user and password.
+fn without_user(url: &str) -> String {
+    let start = url.find("://").map_or(0, |at| at + "://".len());
+    let (scheme, rest) = url.split_at(start);
+    let end = rest.find(['/', '?', '#']).unwrap_or(rest.len());
+    let host = rest[..end].rfind('@').map_or(0, |at| at + 1);
+    format!("{scheme}{}", &rest[host..])
+}
+
+/// Returns the header of a key.
+///
+/// # Errors
+/// Returns a usage error for a key that no header can hold. The error does not show the key.
+fn key_header(key: &str) -> CommandResult<HeaderValue> {
+    HeaderValue::from_str(key).map_err(|_| {
+        CommandError::usage("the key has a control character, such as the end of a line").hint(
+            "check --api-key, --admin-key, MILLPOND_API_KEY and MILLPOND_ADMIN_KEY, and the line ends of their file",
+        )
+    })
 }
 
 /// Returns the path of a Unix socket's address.
@@ -456,6 +535,12 @@ mod tests {
         assert!(base("grpc://h:1").is_err());
         assert_eq!(base("https://h:1").unwrap(), "https://h:1");
         assert!(base("grpcs://h:1").is_err());
+        for wrong in ["", " ", "unix:", "http://", "http://h:", "::1:8501", "http://h:99999"] {
+            let error = base(wrong).err().unwrap();
+            assert!(error.message().starts_with(&format!("--url {wrong}")), "{error:?}");
+            assert!(format!("{error:?}").contains("write http://HOST:PORT"), "{error:?}");
+        }
+        assert_eq!(base("http://[::1]:9/api/").unwrap(), "http://[::1]:9/api");
         assert_eq!(base("unix:/run/a.sock").unwrap(), "unix:/run/a.sock");
         let tls = TlsArgs { ca: Some("/no/such/file".into()), ..TlsArgs::default() };
         for (url, wanted) in
@@ -465,6 +550,34 @@ mod tests {
             let error = ServerClient::new(&args).err().unwrap();
             assert!(error.message().starts_with(wanted), "{}", error.message());
         }
+    }
+
+    #[test]
+    fn passwords_of_addresses_are_sent_and_not_shown() {
+        let client = |url: &str| {
+            ServerClient::new(&ServerArgs { url: Some(url.into()), tls: TlsArgs::default() })
+        };
+        for url in ["http://u:s3cret@127.0.0.1:1", "u:s3cret@127.0.0.1:1"] {
+            let client = client(url).ok().unwrap();
+            assert_eq!(client.root, "http://u:s3cret@127.0.0.1:1");
+            let error = client.call("GET", "/", RequestContent::None).err().unwrap();
+            assert!(
+                error.message().starts_with("no answer from http://127.0.0.1:1: "),
+                "{error:?}"
+            );
+        }
+        for wrong in ["ftp://u:s3cret@h", "http://u:#s3cret@h:1"] {
+            let error = client(wrong).err().unwrap();
+            assert!(!format!("{error:?}").contains("s3cret"), "{error:?}");
+        }
+        assert_eq!(without_user("https://h:1/a@b"), "https://h:1/a@b");
+    }
+
+    #[test]
+    fn a_key_with_a_line_end_is_named_and_not_shown() {
+        let error = key_header("s3cret\r").unwrap_err();
+        assert!(error.message().starts_with("the key has a control character"), "{error:?}");
+        assert!(!format!("{error:?}").contains("s3cret"), "{error:?}");
     }
 
     #[test]
