@@ -6,6 +6,7 @@ mod report;
 use clap::{Args, Subcommand};
 use command_line::environment;
 use command_line::exit::{CommandError, CommandResult, ExitStatus, pretty, print};
+use command_line::values::finite;
 use loadgen::connection::url_segment;
 use loadgen::report::TextTable;
 use serde_json::{Map, Value, json};
@@ -113,7 +114,7 @@ struct PruneArgs {
     #[arg(long, value_name = "N", group = "rules")]
     keep: Option<usize>,
     /// Keep backups of this number of days
-    #[arg(long, value_name = "DAYS", group = "rules")]
+    #[arg(long, value_name = "DAYS", group = "rules", value_parser = finite)]
     keep_days: Option<f64>,
     /// Remove this backup instead
     #[arg(long, value_name = "ID", group = "rules", conflicts_with_all = ["keep", "keep_days"])]
@@ -286,6 +287,8 @@ mod tests {
                 .is_ok()
         };
         assert!(parse("prune c --keep 3 --keep-days 1.5") && parse("prune c --backup ID"));
+        // As null, backups of any age would be removed except for the newest three.
+        assert!(!parse("prune c --keep 3 --keep-days inf"));
         assert!(!parse("prune c") && !parse("prune c --backup ID --keep 3"));
     }
 

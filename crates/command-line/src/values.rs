@@ -179,6 +179,17 @@ pub fn port(text: &str) -> Result<u16, String> {
     text.parse().map_err(|_| "a port is a number from 0 to 65535".to_owned())
 }
 
+/// Parses a number that is not negative. Infinity and NaN are no numbers of JSON, in which a request
+/// would have null instead: an absent setting.
+///
+/// # Errors
+/// Returns a message if it is not such a number.
+pub fn finite(text: &str) -> Result<f64, String> {
+    let number: Option<f64> = text.parse().ok();
+    let number = number.filter(|number| number.is_finite() && *number >= 0.0);
+    number.ok_or_else(|| "it must be a number, 0 or more".to_owned())
+}
+
 /// Checks that `name` is valid in a URL path and as a directory name.
 ///
 /// # Errors
@@ -292,6 +303,14 @@ mod tests {
         assert_eq!("600".parse(), Ok(FileMode(0o600)));
         for wrong in ["0060", "1777", "rw", "0800", ""] {
             assert!(wrong.parse::<FileMode>().is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn numbers_of_requests_are_finite() {
+        assert_eq!((finite("0"), finite("1.5")), (Ok(0.0), Ok(1.5)));
+        for wrong in ["nan", "inf", "1e400", "-1", "", "x"] {
+            assert!(finite(wrong).is_err(), "{wrong}");
         }
     }
 

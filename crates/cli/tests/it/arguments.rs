@@ -246,6 +246,9 @@ fn wrong_arguments_are_usage_errors() {
     check_error(&["serve", ".", "--log", "a=b=c"], 2, "--log a=b=c");
     check_error(&["models", "ls", "--url", "ftp://localhost"], 2, "does not speak ftp");
     check_error(&["infer", "m"], 2, "no input");
+    // No request is sent for the first id, as that one would have no answer.
+    let delete = ["images", "delete", "photos", "a-1", "a/b", "--url", "http://127.0.0.1:1"];
+    check_error(&delete, 2, "a/b: no id");
     let demo: Run =
         command(&["demo"]).env("MILLPOND_DEMO_SECONDS", "soon").output().unwrap().into();
     assert_eq!(demo.code, 2, "{demo:?}");

@@ -117,8 +117,19 @@ fn line(image: &Value) -> String {
 /// Deletes images or a collection.
 ///
 /// # Errors
-/// Returns the server's error. Images deleted before it stay deleted.
+/// Returns a usage error before the first request if a text is not an id, and the server's error.
+/// Images deleted before that stay deleted.
 pub(super) fn delete(args: &DeleteArgs) -> CommandResult {
+    // An id becomes a path segment, so other characters could address something else.
+    let is_id = |id: &String| {
+        !id.is_empty() && id.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-')
+    };
+    if let Some(id) = args.ids.iter().find(|id| !is_id(id)) {
+        return Err(CommandError::usage(format!(
+            "{id}: no id; `millpond images list {}` has them",
+            args.collection
+        )));
+    }
     let client = args.server.client()?;
     let remove = |rest: &str| {
         let reply =
@@ -130,13 +141,6 @@ pub(super) fn delete(args: &DeleteArgs) -> CommandResult {
         return print(&format!("deleted the collection {}\n", args.collection));
     }
     for id in &args.ids {
-        // An id becomes a path segment, so other characters could address something else.
-        if id.is_empty() || !id.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-') {
-            return Err(CommandError::usage(format!(
-                "{id}: no id; `millpond images list {}` has them",
-                args.collection
-            )));
-        }
         remove(&format!("/{id}"))?;
         print(&format!("deleted {id}\n"))?;
     }

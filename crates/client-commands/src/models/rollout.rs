@@ -2,6 +2,7 @@
 
 use clap::Args;
 use command_line::exit::{CommandResult, pretty, print};
+use command_line::values::finite;
 use loadgen::connection::url_segment;
 use loadgen::report::TextTable;
 use serde_json::{Map, Value, json};
@@ -19,11 +20,11 @@ pub(super) struct RolloutArgs {
     /// The model
     name: String,
     /// Give the candidate this share of the requests, 0 to 1. Starts a rollout if none is running
-    #[arg(long, value_name = "SHARE", conflicts_with_all = ["promote", "rollback"])]
+    #[arg(long, value_name = "SHARE", value_parser = finite, conflicts_with_all = ["promote", "rollback"])]
     traffic: Option<f64>,
     /// Give the candidate copies of this share of the requests, 0 to 1. Their answers are compared
     /// and not returned
-    #[arg(long, value_name = "SHARE", conflicts_with_all = ["traffic", "promote", "rollback"])]
+    #[arg(long, value_name = "SHARE", value_parser = finite, conflicts_with_all = ["traffic", "promote", "rollback"])]
     shadow: Option<f64>,
     /// Let the candidate answer all requests
     #[arg(long, conflicts_with = "rollback")]
@@ -154,6 +155,8 @@ mod tests {
         let start = json!({"action": "start", "version": 2, "traffic": 0.1});
         assert_eq!(body("m --version 2 --traffic 0.1"), Some(start));
         assert!(Line::try_parse_from(["rollout", "m", "--promote", "--traffic", "1"]).is_err());
+        // As null, it would start a rollout with the share of the settings.
+        assert!(Line::try_parse_from(["rollout", "m", "--traffic", "nan"]).is_err());
     }
 
     #[test]
