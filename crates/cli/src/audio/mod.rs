@@ -108,6 +108,9 @@ pub(crate) fn run(args: &AudioCommand) -> CommandResult {
         (Some(name), false) => name,
         _ => return list(&args.directory),
     };
+    if let Some(path) = &args.timing {
+        recognise::check_timing(path)?;
+    }
     if args.url.is_none() {
         allocator::restart_frugally(args.engine.threads);
     }

@@ -1,5 +1,7 @@
 //! Recognises recordings one after the other and passes events to output and progress bar.
 
+use std::fs::File;
+use std::io::Read as _;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -220,6 +222,24 @@ impl FileResult {
 /// Returns the peak memory of this process in bytes, or 0 if the system does not report it.
 fn peak_bytes() -> u64 {
     os::process::memory().map_or(0, |memory| memory.rss_peak)
+}
+
+/// Checks that the file of `--timing` is missing, empty, or a file of an earlier call.
+///
+/// # Errors
+/// Returns a usage error for another file, such as a recording: the flag looks like a switch.
+pub(crate) fn check_timing(path: &Path) -> CommandResult {
+    let mut first = Vec::new();
+    let is_regular = std::fs::metadata(path).is_ok_and(|found| found.is_file());
+    // The write reports a file that cannot be read.
+    let read = is_regular.then(|| File::open(path).and_then(|f| f.take(1).read_to_end(&mut first)));
+    match read {
+        Some(Ok(1..)) if first != b"{" => Err(CommandError::usage(format!(
+            "--timing {}: this file exists and has no times; name the file to write",
+            path.display()
+        ))),
+        _ => Ok(()),
+    }
 }
 
 /// Writes the file of `--timing`: seconds of work and of each recording, and of loading.

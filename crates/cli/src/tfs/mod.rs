@@ -69,7 +69,8 @@ pub(crate) fn started(arguments: &[OsString]) -> Option<Vec<OsString>> {
 pub(crate) fn run(args: &TfsArgs) -> CommandResult {
     // Before any file or thread is created: other users must not read the server's files.
     os::private::restrict_umask();
-    if args.arguments.iter().take_while(|word| *word != "--").any(|word| word == "--help") {
+    let mut words = args.arguments.iter().take_while(|word| *word != "--");
+    if words.any(|word| word == "--help" || word == "-h") {
         return help();
     }
     let flags = Flags::parse(&args.arguments)?;

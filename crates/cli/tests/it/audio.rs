@@ -68,6 +68,18 @@ fn wrong_arguments_are_usage_errors() {
 }
 
 #[test]
+fn a_recording_is_no_file_of_times() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("a.wav");
+    std::fs::write(&file, "RIFF").unwrap();
+    let audio = ["audio", "--recogniser", "vad", "--timing", file.to_str().unwrap(), "b.wav"];
+    check_error(&audio, 2, "a.wav: this file exists and has no times");
+    // An earlier file of times is replaced.
+    std::fs::write(&file, "{}").unwrap();
+    assert!(!run(&audio).stderr.contains("--timing"));
+}
+
+#[test]
 fn missing_recognisers_have_a_remedy() {
     let dir = tempfile::tempdir().unwrap();
     let away = |arguments: &[&str]| -> Run {

@@ -151,8 +151,10 @@ fn the_program_accepts_the_name_of_the_reference() {
     let output = std::process::Command::new(&link).arg("--version").output().unwrap();
     let text = String::from_utf8(output.stdout).unwrap();
     assert!(text.starts_with("TensorFlow ModelServer: 2.20"), "{text}");
-    let help = run(&["tfs", "--port=1", "--help"]);
-    assert!(help.code == 0 && help.stdout.contains("--model_config_file\n"), "{help:?}");
+    for flag in ["--help", "-h"] {
+        let help = run(&["tfs", "--port=1", flag]);
+        assert!(help.code == 0 && help.stdout.contains("--model_config_file\n"), "{help:?}");
+    }
     let hint = command(&["serve", "--rest_api_port=1"]).output().unwrap();
     let hint = String::from_utf8(hint.stderr).unwrap();
     assert!(hint.contains("`millpond tfs` takes the flag as it is"), "{hint}");
