@@ -84,6 +84,8 @@ impl HttpPost {
         let agent = ureq::Agent::config_builder()
             .http_status_as_error(false)
             .proxy(None)
+            // A followed redirect would be a GET without the spans, and have the headers' secrets.
+            .max_redirects(0)
             .timeout_global(Some(config.timeout))
             .tls_config(tls)
             .user_agent(concat!("millpond/", env!("CARGO_PKG_VERSION")))
@@ -147,6 +149,9 @@ fn outcome(status: u16, after: Option<u64>, answer: &[u8]) -> PostOutcome {
 
 #[cfg(test)]
 mod tests {
+    use std::io::{Read as _, Write as _};
+    use std::net::TcpListener;
+
     use super::*;
     use crate::generated::ExportTracePartialSuccess;
 
@@ -190,8 +195,23 @@ mod tests {
     }
 
     #[test]
+    fn a_redirect_is_refused() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let url = format!("http://{}/v1/traces", listener.local_addr().unwrap());
+        let collector = std::thread::spawn(move || {
+            let (mut stream, _) = listener.accept().unwrap();
+            let _ = stream.read(&mut [0; 4096]).unwrap();
+            let answer = b"HTTP/1.1 301 x\r\nlocation: /login\r\ncontent-length: 0\r\n\r\n";
+            stream.write_all(answer).unwrap();
+        });
+        let outcome = HttpPost::new(&config(&url)).unwrap().post(b"");
+        collector.join().unwrap();
+        assert_eq!(outcome, PostOutcome::Refused("the collector answered 301".into()));
+    }
+
+    #[test]
     fn an_absent_collector_is_tried_again() {
-        let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+        let free = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
         let mut post = HttpPost::new(&config(&format!("http://{free}/v1/traces"))).unwrap();
         assert!(matches!(post.post(b""), PostOutcome::Retry { after: None, .. }));
     }
