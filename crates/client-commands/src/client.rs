@@ -157,6 +157,11 @@ impl ServerClient {
         &self.base
     }
 
+    /// Returns true if the server's address is a Unix socket, which no browser opens.
+    pub(crate) fn is_socket(&self) -> bool {
+        self.is_socket
+    }
+
     /// Sends `content` to `path` by `method` ("GET", "PUT", ...) and returns any response.
     ///
     /// # Errors

@@ -14,7 +14,7 @@ use parking_lot::Mutex;
 use super::ImagesServerArgs;
 use super::upload::{UploadOutcome, UploadTarget};
 use super::walk::{WalkResult, WalkedFile, id_of, walk};
-use crate::client::RequestContent;
+use crate::client::{RequestContent, ServerClient};
 
 /// Maximum ids in one request to `/missing`, as the server allows.
 const MISSING_IDS_MAX: usize = 1000;
@@ -186,14 +186,20 @@ pub(super) fn run(args: &IndexArgs) -> CommandResult {
     bar.finish_and_clear();
     report(&summary, &args.collection, started.elapsed())?;
     if summary.added + summary.present > 0 {
-        let base = client.base();
-        let collection = &args.collection;
-        print(&format!(
-            "search them at {base}/images?collection={collection} or with `millpond images search FILE \
-             --collection {collection}`\n"
-        ))?;
+        print(&next_step(&client, &args.collection))?;
     }
     if summary.failed.is_empty() { Ok(()) } else { Err(CommandError::silent(ExitStatus::Failed)) }
+}
+
+/// Returns the line that says how to search the images.
+fn next_step(client: &ServerClient, collection: &str) -> String {
+    let base = client.base();
+    let command = format!("millpond images search FILE --collection {collection}");
+    if client.is_socket() {
+        format!("search them with `{command} --url {base}`\n")
+    } else {
+        format!("search them at {base}/images?collection={collection} or with `{command}`\n")
+    }
 }
 
 /// Returns the note about ignored files of image formats that are not supported; `None` without
@@ -358,7 +364,10 @@ fn summary_line(summary: &IndexSummary, collection: &str, took: Duration) -> Str
 
 #[cfg(test)]
 mod tests {
+    use loadgen::tls::TlsArgs;
+
     use super::*;
+    use crate::client::ServerArgs;
 
     #[test]
     fn parallel_work_keeps_its_order_and_ends_with_a_failure() {
@@ -372,6 +381,18 @@ mod tests {
             if *item == 9 { Err(CommandError::failed("nine")) } else { Ok(()) }
         });
         assert_eq!(failed.unwrap_err().message(), "nine");
+    }
+
+    #[test]
+    fn the_page_of_a_socket_is_not_offered() {
+        let step = |url: &str| {
+            let args = ServerArgs { url: Some(url.into()), tls: TlsArgs::default() };
+            next_step(&ServerClient::new(&args).ok().unwrap(), "photos")
+        };
+        let command = "`millpond images search FILE --collection photos";
+        let page = "http://h:1/images?collection=photos";
+        assert_eq!(step("http://h:1"), format!("search them at {page} or with {command}`\n"));
+        assert_eq!(step("unix:/s"), format!("search them with {command} --url unix:/s`\n"));
     }
 
     #[test]
