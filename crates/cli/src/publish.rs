@@ -11,7 +11,7 @@ use base::units::format_bytes;
 use clap::Args;
 use command_line::environment::tensorflow_search;
 use command_line::exit::{CommandError, CommandResult, ExitStatus, print, print_note};
-use command_line::values::{ByteRate, check_name};
+use command_line::values::{ByteRate, check_home, check_name};
 use engine::foreign::{self, ForeignFormat};
 use engine::publish::{PublishOptions, PublishProgress, Published, WriteOptions};
 use engine_onnx::publish as onnx;
@@ -117,6 +117,7 @@ pub(crate) fn run(args: &PublishArgs) -> CommandResult {
     if let Some(url) = args.to.to_str().filter(|text| is_url(text)) {
         return store::run(args, url);
     }
+    check_home("--to", &args.to).map_err(|error| CommandError::usage(error.message()))?;
     check_place(&args.to)?;
     let published = write(args, &args.to, args.version)?;
     announce(published.version, &published);

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::fmt;
 use std::marker::PhantomData;
 use std::net::{IpAddr, ToSocketAddrs};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::time::Duration;
 
@@ -205,6 +205,21 @@ pub fn check_name(name: &str) -> Result<()> {
     Ok(())
 }
 
+/// Refuses a path with a directory `~`, which the program would create. A shell replaces `~` at the
+/// start of a word only, as in `--to ~/models`, and no program replaces it in a settings file.
+///
+/// # Errors
+/// Returns `InvalidArgument` with `flag`.
+pub fn check_home(flag: &str, path: &Path) -> Result<()> {
+    if path.components().any(|part| part.as_os_str() == "~") {
+        return Err(Error::invalid(format!(
+            "{flag} {}: ~ does not mean the home directory here; write its path",
+            path.display()
+        )));
+    }
+    Ok(())
+}
+
 macro_rules! deserialize_from_text {
     ($($name:ident: $expected:literal),* $(,)?) => { $(
         impl<'de> Deserialize<'de> for $name {
@@ -304,6 +319,15 @@ mod tests {
         for wrong in ["0060", "1777", "rw", "0800", ""] {
             assert!(wrong.parse::<FileMode>().is_err(), "{wrong}");
         }
+    }
+
+    #[test]
+    fn a_directory_is_not_the_home_of_a_shell() {
+        for wrong in ["~/models", "/etc/millpond/~/models", "~"] {
+            let error = check_home("--to", Path::new(wrong)).unwrap_err();
+            assert!(error.message().starts_with(&format!("--to {wrong}: ")), "{error}");
+        }
+        assert_eq!(check_home("--to", Path::new("/home/~me/models~")), Ok(()));
     }
 
     #[test]

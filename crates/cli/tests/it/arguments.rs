@@ -234,6 +234,8 @@ fn wrong_arguments_are_usage_errors() {
     check_error(&["serve", ".", "--pool", "lots"], 2, "\"lots\" does not start with a number");
     check_error(&["serve", ".", "--http-port", "70000"], 2, "a port is a number from 0 to 65535");
     check_error(&["serve", ".", "--versions", "newest"], 2, "is not a version policy");
+    let home = ["serve", ".", "--collections-dir=~/c"];
+    check_error(&home, 2, "error: --collections-dir ~/c: ~ does not mean the home directory");
     check_error(&["serve", ".", "--queue", "0"], 2, "error: --queue is 0; it must be 1 to");
     check_error(&["serve"], 2, "error: nothing to serve");
     check_error(

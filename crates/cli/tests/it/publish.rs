@@ -35,6 +35,7 @@ fn a_failed_publication_leaves_nothing() {
     std::fs::write(dir.path().join("noise.onnx"), b"this is no model").unwrap();
     check_error(&["publish", &text("noise.onnx"), "--to", &text("m")], 1, "noise.onnx");
     check_error(&["publish", &text("noise.onnx"), "--to", &text("a b")], 2, "is not a model name");
+    check_error(&["publish", &text("noise.onnx"), "--to=~/m"], 2, "--to ~/m: ~ does not mean");
     for (to, wanted) in [("s3:/b/m", "give s3://b/m"), ("file:/b/m", "give file:///b/m")] {
         check_error(&["publish", &text("noise.onnx"), "--to", to], 2, wanted);
     }

@@ -4,7 +4,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use command_line::exit::{CommandError, CommandResult};
-use command_line::values::{ByteSize, TimeSpan};
+use command_line::values::{ByteSize, TimeSpan, check_home};
 use server::{CorsPolicy, ListenerConfig};
 
 use super::ServeSettings;
@@ -61,6 +61,7 @@ impl ServeSettings {
         self.check_updates()?;
         self.check_access()?;
         self.check_request_log()?;
+        self.check_directories()?;
         let transition = lifecycle.transition.map(Into::into).unwrap_or_default();
         self.rollout
             .check(transition)
@@ -92,6 +93,22 @@ impl ServeSettings {
             ));
         }
         self.check_listeners()
+    }
+
+    /// Checks the paths of directories that the server creates.
+    fn check_directories(&self) -> CommandResult {
+        let directories = [
+            ("--collections-dir", &self.search.collections_dir),
+            ("--cache-dir", &self.lifecycle.cache_dir),
+            ("--speakers-dir", &self.audio.speakers_dir),
+            ("--request-log", &self.inference.request_log),
+        ];
+        for (flag, path) in directories {
+            if let Some(path) = path {
+                check_home(flag, path).map_err(|error| CommandError::usage(error.message()))?;
+            }
+        }
+        Ok(())
     }
 
     /// Checks that each setting of backups has an effect.
