@@ -109,7 +109,7 @@ pub(crate) fn parse() -> CommandResult<Arguments> {
     bench::pass_on(words.get(1..).unwrap_or_default())?;
     let parsed =
         command().try_get_matches().and_then(|matches| Arguments::from_arg_matches(&matches));
-    parsed.or_else(|error| foreign::explain(&error).map_or_else(|| error.exit(), Err))
+    parsed.or_else(|error| foreign::explain(&words, &error).map_or_else(|| error.exit(), Err))
 }
 
 /// Returns the version, the layout's format and the machine.

@@ -1,13 +1,18 @@
 //! Explains flags of other servers by their equivalents here.
 
+use std::ffi::OsString;
+
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use command_line::exit::CommandError;
 use import::equivalents::{TENSORFLOW_SERVING, find};
 
-/// Returns a usage error for an unknown flag that belongs to other servers, or `None` for any other
-/// error.
-pub(crate) fn explain(error: &clap::Error) -> Option<CommandError> {
-    if error.kind() != ErrorKind::UnknownArgument {
+/// Returns a usage error for an unknown flag of a server, in the command line `words`, that belongs
+/// to other servers. Returns `None` for any other error. The flags of other servers have no
+/// equivalents in commands such as `models ls --port`.
+pub(crate) fn explain(words: &[OsString], error: &clap::Error) -> Option<CommandError> {
+    let command = words.get(1).and_then(|word| word.to_str()).unwrap_or_default();
+    let is_server = command == "serve" || command.starts_with('-');
+    if !is_server || error.kind() != ErrorKind::UnknownArgument {
         return None;
     }
     let Some(ContextValue::String(typed)) = error.get(ContextKind::InvalidArg) else { return None };

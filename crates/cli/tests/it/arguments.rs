@@ -120,6 +120,8 @@ fn flags_of_other_servers_are_known() {
         2,
         "error: --model-repository is a flag of Triton",
     );
+    // The flags of a server are no remedy for a client.
+    check_error(&["models", "ls", "--port", "8501"], 2, "unexpected argument '--port'");
 }
 
 #[test]
