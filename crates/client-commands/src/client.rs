@@ -9,7 +9,7 @@ use command_line::exit::{CommandError, CommandResult};
 use loadgen::port::{Spoken, spoken};
 use loadgen::tls::{TlsArgs, explanation};
 use serde_json::Value;
-use ureq::http::HeaderValue;
+use ureq::http::{HeaderValue, StatusCode};
 use ureq::tls::{Certificate, ClientCert, PrivateKey, RootCerts, TlsConfig};
 
 use crate::unix_connector::UnixConnector;
@@ -461,7 +461,12 @@ fn redirected(response: &ureq::http::Response<ureq::Body>) -> CommandError {
 }
 
 fn refusal(status: u16, body: &[u8]) -> CommandError {
-    let text = error_text(body);
+    let mut text = error_text(body);
+    if text.trim().is_empty() {
+        let status = StatusCode::from_u16(status).ok();
+        let reason = status.and_then(|status| status.canonical_reason());
+        text = reason.unwrap_or("without a message").to_owned();
+    }
     let failure = CommandError::failed(format!("the server answered {status}: {text}"));
     match status {
         401 => failure.hint(
@@ -624,6 +629,7 @@ mod tests {
         let of_qdrant = br#"{"status":{"error":"there is no node \"x\""},"time":0.1}"#;
         assert_eq!(error_text(of_qdrant), "there is no node \"x\"");
         assert_eq!(error_text(br#"{"error":{"code":1}}"#), r#"{"error":{"code":1}}"#);
+        assert_eq!(refusal(502, b"").message(), "the server answered 502: Bad Gateway");
         let role = br#"{"error":"key \"a\" has the role write; this needs admin"}"#;
         let hint = |status: u16, body: &[u8]| format!("{:?}", refusal(status, body));
         assert!(hint(403, role).contains("MILLPOND_ADMIN_KEY"));
