@@ -9,6 +9,7 @@ use command_line::exit::{CommandError, CommandResult};
 use loadgen::port::{Spoken, spoken};
 use loadgen::tls::{TlsArgs, explanation};
 use serde_json::Value;
+use ureq::Timeout;
 use ureq::http::{HeaderValue, StatusCode};
 use ureq::tls::{Certificate, ClientCert, PrivateKey, RootCerts, TlsConfig};
 
@@ -276,6 +277,11 @@ impl ServerClient {
         let closed = matches!(error, ureq::Error::Io(error) if is_closed(error));
         let reason = match error {
             ureq::Error::Io(_) if refused(error) => "no program listens there".to_owned(),
+            ureq::Error::Io(error) => error.to_string(),
+            ureq::Error::Timeout(Timeout::Connect) => {
+                format!("no connection within {} s", CONNECT_MAX.as_secs())
+            }
+            ureq::Error::Timeout(_) => "the request took too long".to_owned(),
             error => error.to_string(),
         };
         let failure = CommandError::failed(format!("no answer from {}: {reason}", self.base));
@@ -619,6 +625,21 @@ mod tests {
             let closed = ureq::Error::Io(std::io::ErrorKind::BrokenPipe.into());
             let failure = format!("{:?}", client(url).unwrap().unreachable(&closed));
             assert_eq!(failure.contains("give --cert FILE and --key FILE"), is_hinted, "{failure}");
+        }
+    }
+
+    #[test]
+    fn failures_of_a_connection_are_explained() {
+        let args = ServerArgs { url: Some("unix:/s".into()), tls: TlsArgs::default() };
+        let client = ServerClient::new(&args).ok().unwrap();
+        let absent = std::io::Error::from_raw_os_error(2).into();
+        for (error, wanted) in [
+            (ureq::Error::Timeout(Timeout::Connect), "no connection within 10 s"),
+            (ureq::Error::Timeout(Timeout::Global), "the request took too long"),
+            (absent, "No such file or directory (os error 2)"),
+        ] {
+            let message = client.unreachable(&error).message().to_owned();
+            assert_eq!(message, format!("no answer from unix:/s: {wanted}"));
         }
     }
 
