@@ -1,18 +1,19 @@
 //! TIFF files: all files that `image` reads, and also palettes, small depths and `YCbCr`.
 
+mod extra_samples;
+
 use std::io::Cursor;
 
 use ::tiff::decoder::{ChunkType, Decoder, DecodingResult, Limits as TiffLimits};
 use ::tiff::tags::Tag;
 use ::tiff::{ColorType, TiffError};
 use base::{Error, Result};
-use image::codecs::tiff::TiffDecoder;
 use image::metadata::Orientation;
-use image::{DynamicImage, ImageDecoder, RgbImage};
+use image::{DynamicImage, RgbImage};
 
 use crate::density::ImageFileDirectory;
-use crate::limits::{Announced, check_size, decode_checked, refused};
-use crate::{Format, Header, Limits, jpeg};
+use crate::limits::{Announced, check_size};
+use crate::{Header, Limits, jpeg};
 
 /// Bytes that the decoder allocates for one value of a directory entry: the value and its converted
 /// copy.
@@ -190,11 +191,7 @@ pub(crate) fn decode(
             indexed(decoder, bits, &table, limits)
         }
         ColorType::YCbCr(8) => luma_and_chroma(decoder, limits),
-        _ => {
-            let decoder = TiffDecoder::new(Cursor::new(bytes))
-                .map_err(|error| refused(Format::Tiff, &error))?;
-            decode_checked(header, decoder, limits, ImageDecoder::orientation)
-        }
+        _ => extra_samples::decode(header, decoder, bytes, limits),
     }
 }
 
@@ -260,9 +257,16 @@ fn palette_as_grey(bytes: &[u8]) -> Option<Vec<u8>> {
     if directory.u16_at(at) != Some(PALETTE) {
         return None;
     }
+    with_value(bytes, PHOTOMETRIC, BLACK_IS_ZERO)
+}
+
+/// Returns a copy of the file with another value of a tag that has one number of 16 bits. `None` if
+/// the first page has no such tag, and for BigTIFF.
+fn with_value(bytes: &[u8], tag: u16, value: u16) -> Option<Vec<u8>> {
+    let directory = ImageFileDirectory::open(bytes)?;
+    let at = directory.entries().find(|&at| directory.u16_at(at) == Some(tag))? + 8;
     let mut file = bytes.to_vec();
-    let value =
-        if directory.little { BLACK_IS_ZERO.to_le_bytes() } else { BLACK_IS_ZERO.to_be_bytes() };
+    let value = if directory.little { value.to_le_bytes() } else { value.to_be_bytes() };
     file.get_mut(at..at + 2)?.copy_from_slice(&value);
     Some(file)
 }

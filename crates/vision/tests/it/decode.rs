@@ -1,6 +1,10 @@
 //! Decoding of every kind of file, and of damaged files.
 
+use std::io::Write;
+
 use base::ErrorKind;
+use flate2::Compression;
+use flate2::write::ZlibEncoder;
 use image::{DynamicImage, ImageFormat, RgbImage};
 use proptest::prelude::*;
 use vision::{Format, Limits, decode};
@@ -140,6 +144,33 @@ fn tiff_files_of_printers_scanners_and_old_programs() {
     let scan = decoded(&scan.file(&by_corner(|corner| vec![corner as u8 * 80])));
     assert_eq!((scan.dots_per_inch, scan.orientation), (Some(500.0), 3));
     assert_eq!((scan.image.rgb[0], scan.image.rgb[3 * 63]), (240, 0));
+}
+
+#[test]
+fn extra_samples_of_a_tiff_keep_its_colours() {
+    // Red, green, blue and a mask, each less the sample of the pixel before, as Photoshop writes.
+    let file = |extra: &[u32]| {
+        let mut rows =
+            by_corner(|corner| [&UPRIGHT[corner][..], &vec![9; extra.len()][..]].concat());
+        let samples = 3 + extra.len();
+        for row in rows.chunks_mut(8 * samples) {
+            for at in (samples..row.len()).rev() {
+                row[at] = row[at].wrapping_sub(row[at - samples]);
+            }
+        }
+        let mut packed = ZlibEncoder::new(Vec::new(), Compression::default());
+        packed.write_all(&rows).unwrap();
+        let mut tiff = Tiff::of(8, 8, &vec![8; samples], 2);
+        tiff.entries.retain(|entry| entry.0 != 259);
+        let tiff = tiff.with(259, 3, vec![8]).with(317, 3, vec![2]).with(338, 3, extra.to_vec());
+        tiff.file(&packed.finish().unwrap())
+    };
+    assert_eq!(seen(&file(&[0])), UPRIGHT);
+    let error = decode(&file(&[0, 0]), &Limits::default()).unwrap_err();
+    assert!(error.message().contains("extra channels"), "{error}");
+    // Half transparent red, whose levels were multiplied by alpha.
+    let half = Tiff::of(1, 1, &[8; 4], 2).with(338, 3, vec![1]).file(&[64, 0, 0, 128]);
+    assert_eq!(decoded(&half).image.rgb, [191, 127, 127]);
 }
 
 #[test]
