@@ -168,6 +168,8 @@ pub(crate) fn decode(
     bytes: &[u8],
     limits: &Limits,
 ) -> Result<(DynamicImage, Orientation)> {
+    let ordered = with_usual_bit_order(bytes);
+    let bytes = ordered.as_deref().unwrap_or(bytes);
     let as_grey = palette_as_grey(bytes);
     let mut decoder = Decoder::new(Cursor::new(as_grey.as_deref().unwrap_or(bytes)))
         .map_err(|error| damaged(&error))?;
@@ -268,6 +270,39 @@ fn with_value(bytes: &[u8], tag: u16, value: u16) -> Option<Vec<u8>> {
     let mut file = bytes.to_vec();
     let value = if directory.little { value.to_le_bytes() } else { value.to_be_bytes() };
     file.get_mut(at..at + 2)?.copy_from_slice(&value);
+    Some(file)
+}
+
+/// Returns a file whose bytes begin with their lowest bit (FillOrder 2), as programs for faxes write
+/// it, with its bits in the usual order. The decoder ignores the tag. `None` for any other file, and
+/// for strips of JPEG, whose bits have one order only.
+fn with_usual_bit_order(bytes: &[u8]) -> Option<Vec<u8>> {
+    const LOWEST_BIT_FIRST: u64 = 2;
+    const JPEG: u64 = 7;
+    let mut decoder = Decoder::new(Cursor::new(bytes)).ok()?;
+    let mut list =
+        |tag| decoder.find_tag_unsigned_vec::<u64>(tag).ok().flatten().unwrap_or_default();
+    if list(Tag::FillOrder) != [LOWEST_BIT_FIRST] || list(Tag::Compression) == [JPEG] {
+        return None;
+    }
+    let mut offsets = list(Tag::StripOffsets);
+    let mut lengths = list(Tag::StripByteCounts);
+    offsets.extend(list(Tag::TileOffsets));
+    lengths.extend(list(Tag::TileByteCounts));
+    let mut strips: Vec<(u64, u64)> = offsets.into_iter().zip(lengths).collect();
+    strips.sort_unstable();
+    let mut file = bytes.to_vec();
+    // Strips that overlap are changed once.
+    let mut done = 0;
+    for (offset, length) in strips {
+        let start = usize::try_from(offset).unwrap_or(usize::MAX).max(done);
+        let end = usize::try_from(offset.saturating_add(length)).unwrap_or(usize::MAX);
+        let end = end.min(file.len());
+        for byte in file.get_mut(start..end).unwrap_or_default() {
+            *byte = byte.reverse_bits();
+        }
+        done = done.max(end);
+    }
     Some(file)
 }
 

@@ -174,6 +174,15 @@ fn extra_samples_of_a_tiff_keep_its_colours() {
 }
 
 #[test]
+fn a_tiff_may_begin_its_bytes_with_the_lowest_bit() {
+    let file = |order: u32| Tiff::of(8, 2, &[1], 1).with(266, 3, vec![order]).file(&[0x01, 0x80]);
+    for (order, first) in [(1, 0), (2, 255)] {
+        let rgb = decoded(&file(order)).image.rgb;
+        assert_eq!([rgb[0], rgb[3 * 7], rgb[3 * 8]], [first, 255 - first, 255 - first]);
+    }
+}
+
+#[test]
 fn a_tiff_of_luma_and_chroma_has_its_colours() {
     let scan = |compression: u32, pixels: &[u8]| {
         let mut tiff = Tiff::of(32, 32, &[8; 3], 6);
