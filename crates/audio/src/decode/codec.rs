@@ -89,6 +89,9 @@ impl PacketDecoder {
         let decoded = self.buffer.as_ref().map_or(&[][..], |buffer| buffer.samples());
         if wanted == channels {
             samples.extend_from_slice(decoded);
+        } else if wanted == 1 {
+            let frames = decoded.chunks_exact(channels);
+            samples.extend(frames.map(|frame| frame.iter().sum::<f32>() / channels as f32));
         } else {
             // A frame with fewer channels than the first gets copies of its last one.
             for frame in decoded.chunks_exact(channels) {
@@ -96,6 +99,12 @@ impl PacketDecoder {
             }
         }
         Ok(())
+    }
+
+    /// Sets the rate that every block must have, and the channels that every block gets.
+    pub(super) fn announce(&mut self, rate: u32, channels: usize) {
+        self.rate = Some(rate);
+        self.channels = Some(channels);
     }
 
     /// Continues with another codec. Its blocks keep the channels and must have the same rate.

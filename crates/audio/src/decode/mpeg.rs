@@ -171,10 +171,25 @@ struct SkippedBytes {
     zeros: bool,
 }
 
+/// Creates a decoder of frames with the rate and the channels of `header`.
+fn packet_decoder(header: &MpegHeader) -> Result<PacketDecoder> {
+    let mut parameters = CodecParameters::new();
+    let channels = if header.channels == 1 {
+        Channels::FRONT_LEFT
+    } else {
+        Channels::FRONT_LEFT | Channels::FRONT_RIGHT
+    };
+    parameters.for_codec(CODEC_TYPE_MP3).with_sample_rate(header.rate).with_channels(channels);
+    PacketDecoder::new(parameters)
+}
+
 /// Reads frames.
 pub(super) struct Mpeg {
     bytes: InputBytes,
     codec: PacketDecoder,
+    /// Channels of the frames that the codec decodes now.
+    codec_channels: usize,
+    /// Header of the first frame.
     header: MpegHeader,
     information: MpegInfo,
     /// Mean size of the frames so far, which estimates the length of damage.
@@ -200,16 +215,12 @@ impl Mpeg {
         if information.is_some() {
             bytes.advance(header.size);
         }
-        let mut parameters = CodecParameters::new();
-        let channels = if header.channels == 1 {
-            Channels::FRONT_LEFT
-        } else {
-            Channels::FRONT_LEFT | Channels::FRONT_RIGHT
-        };
-        parameters.for_codec(CODEC_TYPE_MP3).with_sample_rate(header.rate).with_channels(channels);
+        let mut codec = packet_decoder(&header)?;
+        codec.announce(header.rate, header.channels);
         Ok(Mpeg {
             bytes,
-            codec: PacketDecoder::new(parameters)?,
+            codec,
+            codec_channels: header.channels,
             header,
             information: information.unwrap_or_default(),
             size: header.size as f64,
@@ -241,6 +252,25 @@ impl Mpeg {
             sound.max(start)..all.max(start)
         });
         std::iter::once(0..start).chain(end).collect()
+    }
+
+    /// Decodes a whole frame. A decoder refuses frames with other channels than its first, so those
+    /// get a decoder of their own: a program may have joined files of mono and stereo.
+    ///
+    /// # Errors
+    /// A sentence that describes the damage.
+    fn decode(
+        &mut self,
+        header: &MpegHeader,
+        packet: &Packet,
+        samples: &mut Vec<f32>,
+    ) -> Result<(), String> {
+        if header.channels != self.codec_channels {
+            let codec = packet_decoder(header).map_err(|error| error.message().to_owned())?;
+            self.codec.follow(codec);
+            self.codec_channels = header.channels;
+        }
+        self.codec.decode(packet, samples)
     }
 
     fn header_at(&self, start: &[u8]) -> Option<MpegHeader> {
@@ -334,7 +364,7 @@ impl BlockReader for Mpeg {
         let packet = Packet::new_from_slice(0, 0, header.samples, frame);
         self.bytes.advance(header.size);
         self.size += (header.size as f64 - self.size) / 64.0;
-        match self.codec.decode(&packet, samples) {
+        match self.decode(&header, &packet, samples) {
             Ok(()) => DecodeStep::Sound { at: None },
             Err(what) => DecodeStep::Lost {
                 frames: header.samples,

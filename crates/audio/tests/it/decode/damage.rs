@@ -153,6 +153,27 @@ fn a_long_mp3_with_damage_and_tags_keeps_its_times() {
 }
 
 #[test]
+fn an_mp3_may_change_between_mono_and_stereo() {
+    // Frames of silence with one channel, of the clip's rate and size.
+    let mut silence = vec![0xff_u8, 0xf3, 0x88, 0xc0];
+    silence.resize(288, 0);
+    let silence = silence.repeat(4);
+    let clip = &MP3[mp3_frame(0)..];
+    let frames = clip.len() / 288;
+    let stereo = decode(stream(&[clip, &silence[..]].concat())).unwrap();
+    let mono = decode(stream(&[&silence[..], clip].concat())).unwrap();
+    assert_eq!(stereo.faults, []);
+    assert_eq!(mono.faults, []);
+    assert_eq!([stereo.format.channels, mono.format.channels], [2, 1]);
+    assert_eq!(stereo.samples.len(), 2 * 576 * (frames + 4));
+    assert_eq!(mono.samples.len(), 576 * (frames + 4));
+    let mean = stereo.samples.chunks_exact(2).map(|pair| (pair[0] + pair[1]) / 2.0);
+    let far =
+        mean.zip(&mono.samples[4 * 576..]).filter(|(one, other)| (one - **other).abs() > 1e-4);
+    assert_eq!(far.count(), 0);
+}
+
+#[test]
 fn damaged_ogg_continues() {
     let mut bytes = OGG.to_vec();
     let at = bytes.len() * 3 / 4;
