@@ -16,6 +16,8 @@ pub(super) enum SampleCoding {
         bytes: usize,
         big: bool,
     },
+    /// The low three of four bytes, the lowest first.
+    Signed24In32,
     Float32 {
         big: bool,
     },
@@ -42,7 +44,7 @@ impl SampleCoding {
         match self {
             SampleCoding::Unsigned8 | SampleCoding::ALaw | SampleCoding::MuLaw => 1,
             SampleCoding::Signed { bytes, .. } => bytes,
-            SampleCoding::Float32 { .. } => 4,
+            SampleCoding::Signed24In32 | SampleCoding::Float32 { .. } => 4,
             SampleCoding::Float64 { .. } => 8,
         }
     }
@@ -51,6 +53,7 @@ impl SampleCoding {
         match self {
             SampleCoding::Unsigned8 => "8-bit".to_owned(),
             SampleCoding::Signed { bytes, .. } => format!("{}-bit", bytes * 8),
+            SampleCoding::Signed24In32 => "24-bit".to_owned(),
             SampleCoding::Float32 { .. } => "32-bit float".to_owned(),
             SampleCoding::Float64 { .. } => "64-bit float".to_owned(),
             SampleCoding::ALaw => "A-law".to_owned(),
@@ -67,16 +70,19 @@ impl SampleCoding {
         };
         match self {
             SampleCoding::Unsigned8 => (f32::from(bytes[0]) - 128.0) / 128.0,
-            SampleCoding::Signed { bytes, big } => {
-                let high = (whole(big) as u32) << (32 - 8 * bytes);
-                (f64::from(high as i32) / 2_147_483_648.0) as f32
-            }
+            SampleCoding::Signed { bytes, big } => signed((whole(big) as u32) << (32 - 8 * bytes)),
+            SampleCoding::Signed24In32 => signed((whole(false) as u32) << 8),
             SampleCoding::Float32 { big } => f32::from_bits(whole(big) as u32),
             SampleCoding::Float64 { big } => f64::from_bits(whole(big)) as f32,
             SampleCoding::ALaw => a_law(bytes[0]),
             SampleCoding::MuLaw => mu_law(bytes[0]),
         }
     }
+}
+
+/// Returns the value of a signed number whose highest bit is that of `high`.
+fn signed(high: u32) -> f32 {
+    (f64::from(high as i32) / 2_147_483_648.0) as f32
 }
 
 /// Returns the value of a byte of G.711 A-law: a sign, three bits of exponent, four of mantissa,

@@ -101,7 +101,10 @@ fn describe(chunk: &[u8]) -> Result<PcmLayout> {
     if code == EXTENSIBLE && chunk.len() >= 26 {
         code = two(24);
     }
+    let rate = little(&chunk[4..8]);
+    let channels = usize::from(two(2));
     let coding = match (code, bits) {
+        (PCM, 24) if is_padded(chunk, rate, channels) => SampleCoding::Signed24In32,
         (PCM, 8) => SampleCoding::Unsigned8,
         (PCM, 16 | 24 | 32) => SampleCoding::Signed { bytes: usize::from(bits / 8), big: false },
         // Other bit counts are padded at the low end to whole bytes.
@@ -117,7 +120,14 @@ fn describe(chunk: &[u8]) -> Result<PcmLayout> {
             )));
         }
     };
-    let rate = little(&chunk[4..8]);
-    let channels = usize::from(two(2));
     Ok(PcmLayout { container: "wav", coding, rate, channels, length: None })
+}
+
+/// Returns true if samples of 24 bits lie in four bytes each, as `arecord -f S24_LE` writes them.
+/// Both fields that depend on it must say so: some programs write a wrong size of frames.
+fn is_padded(chunk: &[u8], rate: u32, channels: usize) -> bool {
+    let code = little(&chunk[..2]);
+    let frame = u64::from(little(&chunk[12..14]));
+    let second = u64::from(little(&chunk[8..12]));
+    code == u32::from(PCM) && frame == 4 * channels as u64 && second == frame * u64::from(rate)
 }

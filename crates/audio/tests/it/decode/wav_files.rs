@@ -55,6 +55,21 @@ fn seven_channels_at_192_khz_are_decoded() {
 }
 
 #[test]
+fn samples_of_24_bits_may_lie_in_four_bytes() {
+    // One channel at 8 kHz, 24 bits, frames of four bytes, as `arecord -f S24_LE` writes it.
+    let samples = |second: u32| {
+        let mut wav = b"RIFF\x30\0\0\0WAVEfmt \x10\0\0\0\x01\0\x01\0\x40\x1f\0\0".to_vec();
+        wav.extend(second.to_le_bytes());
+        wav.extend(b"\x04\0\x18\0data\x0c\0\0\0");
+        wav.extend([0x40_0000_i32, -0x40_0000, 0].map(i32::to_le_bytes).concat());
+        decode(stream(&wav)).unwrap().samples
+    };
+    assert_eq!(samples(4 * 8000), [0.5, -0.5, 0.0]);
+    // If only the size of frames says so, it is wrong.
+    assert_eq!(samples(3 * 8000).len(), 4);
+}
+
+#[test]
 fn telephone_codings_are_those_of_the_standard() {
     // A wav header of one channel at 8 kHz with a code, and four bytes.
     let telephone = |code: u8, bytes: [u8; 4]| {
