@@ -193,7 +193,7 @@ impl Decoder {
             let why = first.unwrap_or_else(|| "it ends before any audio".to_owned());
             return Err(Error::data_loss(format!("this recording cannot be decoded: {why}")));
         };
-        let edit = edits.get(packets.track()).copied().unwrap_or_default();
+        let edit = edits.get(packets.track()).cloned().unwrap_or_default();
         let late = edit.delay(rate);
         let delay = if late > GAP_SECONDS_MAX * u64::from(rate) { 0 } else { late };
         let after = |frame: u64| frame.saturating_add(delay);

@@ -34,6 +34,8 @@ const LOOKUPS_MAX: u64 = 1 << 36;
 
 /// Maximum frames before the sound that a comment of iTunes can state.
 const PRIMING_MAX: u64 = 16384;
+/// Maximum parts of a track in its list of edits.
+const PARTS_MAX: usize = 1024;
 /// First field of a list of edits whose times and lengths are long.
 const LONG_EDITS: u32 = 1 << 24;
 
@@ -321,19 +323,30 @@ fn big_long(bytes: &[u8], at: usize) -> Option<u64> {
     Some(u64::from(big(bytes, at)?) << 32 | u64::from(big(bytes, at.checked_add(4)?)?))
 }
 
-/// The audible part of a track.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+/// An audible part of a track.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct MediaPart {
+    /// Start in the track's ticks.
+    media: u64,
+    /// Length in the file's ticks.
+    length: u64,
+}
+
+/// The audible parts of a track.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Mp4Edit {
     /// Ticks per second of the track.
     ticks: u32,
     /// Ticks per second of the whole file.
     movie: u32,
-    /// Silence before the part, in the file's ticks.
+    /// Silence before the parts, in the file's ticks.
     delay: u64,
-    /// Start in the track's ticks.
+    /// Start of the first part in the track's ticks.
     media: u64,
-    /// Length in the file's ticks; zero if unknown.
+    /// Length of the first part in the file's ticks; zero if unknown.
     length: u64,
+    /// Later parts.
+    more: Vec<MediaPart>,
     /// Frames that an encoder added before the sound, for a track without a list of edits.
     priming: u64,
     /// True in a file with fragments, of which the table of contents states no length.
@@ -348,17 +361,32 @@ impl Mp4Edit {
         if self.movie == 0 { 0 } else { scaled(self.delay, self.movie, rate) }
     }
 
-    /// Returns the inaudible frames of the track at `rate`: the first and the last ones.
+    /// Returns the inaudible frames of the track at `rate`: before, between and after its parts.
+    /// Returns none if a part begins before the end of an earlier one.
     pub(super) fn silent(&self, rate: u32) -> Vec<Range<u64>> {
-        if self.ticks == 0 || self.media == 0 {
+        if self.ticks == 0 || (self.media == 0 && self.more.is_empty()) {
             let priming = (self.priming > 0).then_some(0..self.priming);
             return priming.into_iter().collect();
         }
-        let start = scaled(self.media, self.ticks, rate);
-        let known = self.length > 0 && self.movie > 0;
-        let end =
-            known.then(|| start.saturating_add(scaled(self.length, self.movie, rate))..u64::MAX);
-        std::iter::once(0..start).chain(end).collect()
+        let first = MediaPart { media: self.media, length: self.length };
+        if self.length == 0 || self.movie == 0 {
+            return std::iter::once(0..scaled(first.media, self.ticks, rate)).collect();
+        }
+        // Starts and lengths are rounded to ticks of two lengths.
+        let rounding = scaled(1, self.movie, rate) + 1;
+        let mut silent = Vec::with_capacity(self.more.len() + 2);
+        let mut end = 0;
+        for part in std::iter::once(&first).chain(&self.more) {
+            let start = scaled(part.media, self.ticks, rate);
+            if start.saturating_add(rounding) < end {
+                return Vec::new();
+            }
+            let start = start.max(end);
+            silent.push(end..start);
+            end = start.saturating_add(scaled(part.length, self.movie, rate));
+        }
+        silent.push(end..u64::MAX);
+        silent
     }
 }
 
@@ -515,8 +543,8 @@ impl Mp4Track {
         }
     }
 
-    /// Reads a list of edits in its usual form: silence before the sound, if any, then one part of
-    /// the track, without an encoder's padding. Other lists have no effect.
+    /// Reads a list of edits in its usual form: silence before the sound, if any, then parts of the
+    /// track, then silence, if any. Other lists have no effect.
     fn edits(&mut self, list: &[u8]) {
         let is_long = match big(list, 0) {
             Some(0) => false,
@@ -526,15 +554,25 @@ impl Mp4Track {
         let count = big(list, 4).unwrap_or(0) as usize;
         let entries = list.get(8..).unwrap_or_default().chunks_exact(if is_long { 20 } else { 12 });
         let mut delay = 0_u64;
-        for (index, entry) in entries.take(count).enumerate() {
+        let mut parts = Vec::new();
+        let mut has_ended = false;
+        for entry in entries.take(count) {
             let Some((length, media)) = edit_entry(entry, is_long) else { return };
             match u64::try_from(media) {
-                Ok(media) if index + 1 == count => {
-                    self.edit = Mp4Edit { delay, media, length, ..self.edit };
+                Ok(media) if !has_ended && parts.len() < PARTS_MAX => {
+                    parts.push(MediaPart { media, length });
                 }
-                Err(_) if media == -1 => delay = delay.saturating_add(length),
+                Err(_) if media == -1 && parts.is_empty() => delay = delay.saturating_add(length),
+                Err(_) if media == -1 => has_ended = true,
                 _ => return,
             }
+        }
+        let mut parts = parts.into_iter();
+        if let Some(MediaPart { media, length }) = parts.next() {
+            self.edit.delay = delay;
+            self.edit.media = media;
+            self.edit.length = length;
+            self.edit.more = parts.collect();
         }
     }
 }

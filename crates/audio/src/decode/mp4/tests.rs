@@ -197,9 +197,12 @@ fn edits_define_silence() {
     };
     assert_eq!(edit.silent(48000), [0..1024, 25024..u64::MAX]);
     assert_eq!(edit.silent(24000), [0..512, 12512..u64::MAX]);
-    assert_eq!(Mp4Edit { length: 0, ..edit }.silent(48000).len(), 1);
-    assert_eq!(Mp4Edit { media: 0, ..edit }.silent(48000), []);
+    assert_eq!(Mp4Edit { length: 0, ..edit.clone() }.silent(48000).len(), 1);
+    assert_eq!(Mp4Edit { media: 0, ..edit.clone() }.silent(48000), []);
     assert_eq!(edit.delay(48000), 12000);
+    let with = |media| Mp4Edit { more: vec![MediaPart { media, length: 1000 }], ..edit.clone() };
+    assert_eq!(with(48000).silent(48000), [0..1024, 25024..48000, 96000..u64::MAX]);
+    assert_eq!(with(2048).silent(48000), []);
     let most = Mp4Edit { delay: u64::MAX, media: u64::MAX, length: u64::MAX, ..edit };
     assert_eq!(most.silent(48000), [0..u64::MAX, u64::MAX..u64::MAX]);
 }

@@ -105,6 +105,24 @@ fn silence_before_the_sound_of_a_film_counts() {
     }
 }
 
+/// A program that cuts a film may keep all of its sound, and list the parts that are played.
+#[test]
+fn parts_that_a_list_of_edits_leaves_out_are_no_sound() {
+    let part = |start: u32| [4000, start, 1 << 16];
+    let clip = decode(file(M4A_LAST)).unwrap().samples;
+    // Without and with silence after the second part.
+    let none: &[u32] = &[];
+    for end in [none, &[8000, u32::MAX, 1 << 16]] {
+        let count = 2 + end.len() as u32 / 3;
+        let list: Vec<u32> = [&[0, count][..], &part(1024), &part(9024), end].concat();
+        let list: Vec<u8> = list.iter().flat_map(|number| number.to_be_bytes()).collect();
+        let film = changed(M4A_LAST, b"elst", &|_| atom(b"elst", &list));
+        let decoded = decode(file(&film)).unwrap();
+        assert_eq!((decoded.faults, decoded.format.seconds), (vec![], Some(0.5)));
+        assert!(decoded.samples == [&clip[..8000], &clip[16_000..24_000]].concat());
+    }
+}
+
 /// iTunes states the padding before the sound in a comment only.
 #[test]
 fn padding_by_a_comment_of_itunes_is_no_sound() {
