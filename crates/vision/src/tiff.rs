@@ -273,9 +273,9 @@ fn with_value(bytes: &[u8], tag: u16, value: u16) -> Option<Vec<u8>> {
     Some(file)
 }
 
-/// Returns a file whose bytes begin with their lowest bit (FillOrder 2), as programs for faxes write
-/// it, with its bits in the usual order. The decoder ignores the tag. `None` for any other file, and
-/// for strips of JPEG, whose bits have one order only.
+/// Returns a file whose bytes begin with their lowest bit (FillOrder 2), as programs for faxes
+/// write it, with its bits in the usual order. The decoder ignores the tag. `None` for any other
+/// file, and for strips of JPEG, whose bits have one order only.
 fn with_usual_bit_order(bytes: &[u8]) -> Option<Vec<u8>> {
     const LOWEST_BIT_FIRST: u64 = 2;
     const JPEG: u64 = 7;

@@ -53,8 +53,8 @@ pub(super) fn decode(
     Ok((image, orientation))
 }
 
-/// Returns true for a page that the decoder reads wrongly without an error. It removes extra samples
-/// before it undoes the predictor, which was applied to all samples.
+/// Returns true for a page that the decoder reads wrongly without an error. It removes extra
+/// samples before it undoes the predictor, which was applied to all samples.
 fn is_misread(page: &mut Decoder<Cursor<&[u8]>>, colour: ColorType) -> bool {
     let mut number = |tag| page.find_tag_unsigned::<u16>(tag).ok().flatten().unwrap_or(1);
     let has_predictor = number(Tag::Predictor) != 1;
