@@ -30,9 +30,10 @@ const STRIP_PIXELS_FACTOR: u64 = 8;
 /// Reads the size and depth of the first page.
 ///
 /// # Errors
-/// `InvalidArgument` if the directory or a value of it lies outside the file, or a JPEG strip is
-/// damaged; `TooLarge` if a JPEG strip announces more than `limits`, if all strips together are far
-/// larger than the file or the largest image, or if a tag has too many values.
+/// `InvalidArgument` if the directory or a value of it lies outside the file, a JPEG strip is
+/// damaged, or the page is a thumbnail of another one; `TooLarge` if a JPEG strip announces more
+/// than `limits`, if all strips together are far larger than the file or the largest image, or if a
+/// tag has too many values.
 pub(crate) fn announced(bytes: &[u8], limits: &Limits) -> Result<Announced> {
     let outside = || {
         Error::invalid(
@@ -42,6 +43,7 @@ pub(crate) fn announced(bytes: &[u8], limits: &Limits) -> Result<Announced> {
     check_counts(bytes)?;
     let values = values(bytes).ok_or_else(outside)?;
     let mut decoder = Decoder::new(Cursor::new(bytes)).map_err(|error| damaged(&error))?;
+    check_first_page(&mut decoder)?;
     let (width, height) = decoder.dimensions().map_err(|error| damaged(&error))?;
     let samples =
         decoder.find_tag_unsigned::<u16>(Tag::SamplesPerPixel).ok().flatten().unwrap_or(1);
@@ -57,6 +59,27 @@ pub(crate) fn announced(bytes: &[u8], limits: &Limits) -> Result<Announced> {
     let beside = beside.saturating_add(2 * bytes.len() as u64);
     let strips = jpeg_strips(&mut decoder, bytes, limits)?;
     Ok(Announced { width, height, depth_bytes, beside_bytes: beside.saturating_add(strips) })
+}
+
+/// Refuses a file whose first page is a thumbnail of another one, as in raw files of cameras (DNG,
+/// NEF). A search would find images that look like the thumbnail.
+///
+/// # Errors
+/// `InvalidArgument` with the remedy.
+fn check_first_page(decoder: &mut Decoder<Cursor<&[u8]>>) -> Result<()> {
+    /// Bit of the tag `NewSubfileType`.
+    const REDUCED: u32 = 1;
+    let stated = decoder.find_tag_unsigned::<u32>(Tag::NewSubfileType).ok().flatten();
+    let is_reduced = stated.is_some_and(|bits| bits & REDUCED != 0);
+    let has_others =
+        decoder.more_images() || decoder.find_tag(Tag::SubIfd).ok().flatten().is_some();
+    if is_reduced && has_others {
+        return Err(Error::invalid(
+            "the first image of this tiff file is only a thumbnail, as in raw files of cameras; \
+             convert the file to JPEG or PNG",
+        ));
+    }
+    Ok(())
 }
 
 /// Reads a number of `width` bytes in the byte order of the file.

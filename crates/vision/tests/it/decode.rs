@@ -174,6 +174,19 @@ fn extra_samples_of_a_tiff_keep_its_colours() {
 }
 
 #[test]
+fn a_raw_file_of_a_camera_is_not_its_thumbnail() {
+    let pixels = by_corner(|corner| UPRIGHT[corner].to_vec());
+    let thumbnail = Tiff::of(8, 8, &[8; 3], 2).with(254, 4, vec![1]);
+    // Alone, the page is the image of the file.
+    assert_eq!(seen(&thumbnail.file(&pixels)), UPRIGHT);
+    // The directory of the photograph is not read.
+    let raw = thumbnail.with(330, 4, vec![8]).file(&pixels);
+    let error = decode(&raw, &Limits::default()).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::InvalidArgument);
+    assert!(error.message().contains("only a thumbnail"), "{error}");
+}
+
+#[test]
 fn a_tiff_may_begin_its_bytes_with_the_lowest_bit() {
     let file = |order: u32| Tiff::of(8, 2, &[1], 1).with(266, 3, vec![order]).file(&[0x01, 0x80]);
     for (order, first) in [(1, 0), (2, 255)] {
