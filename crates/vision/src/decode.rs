@@ -133,15 +133,26 @@ fn decode_as(
             let orientation = |_: &mut _| Ok(orientation.unwrap_or(Orientation::NoTransforms));
             decode_checked(header, WebPDecoder::new(file).map_err(unreadable)?, limits, orientation)
         }
-        Format::Bmp => decode_checked(
-            header,
-            BmpDecoder::new(file).map_err(unreadable)?,
-            limits,
-            ImageDecoder::orientation,
-        ),
+        Format::Bmp => {
+            let decoder = BmpDecoder::new(file).map_err(unreadable)?;
+            let (image, orientation) =
+                decode_checked(header, decoder, limits, ImageDecoder::orientation)?;
+            Ok((without_unset_alpha(image), orientation))
+        }
         Format::Tiff => tiff::decode(header, bytes, limits),
         Format::Wsq => Ok((wsq::decode(header, bytes)?, Orientation::NoTransforms)),
         Format::Nist => decode_record(&nist::first(bytes)?, limits),
+    }
+}
+
+/// Returns an image without its transparency if all of it is transparent. Some programs announce a
+/// byte of transparency in a bitmap and leave it 0. Browsers show such bitmaps, too.
+fn without_unset_alpha(image: DynamicImage) -> DynamicImage {
+    match image {
+        DynamicImage::ImageRgba8(pixels) if pixels.pixels().all(|pixel| pixel.0[3] == 0) => {
+            DynamicImage::ImageRgb8(DynamicImage::ImageRgba8(pixels).into_rgb8())
+        }
+        image => image,
     }
 }
 

@@ -78,6 +78,19 @@ fn transparency_becomes_white() {
 }
 
 #[test]
+fn a_bitmap_that_is_all_transparent_has_its_colours() {
+    let mut image = DynamicImage::ImageRgb8(corners(8, 8)).to_rgba8();
+    image.pixels_mut().for_each(|pixel| pixel.0[3] = 0);
+    let file = |image: &image::RgbaImage| {
+        encoded(&DynamicImage::ImageRgba8(image.clone()), ImageFormat::Bmp)
+    };
+    assert_eq!(seen(&file(&image)), UPRIGHT);
+    // One pixel shows that the transparency is meant.
+    image.get_pixel_mut(0, 0).0[3] = 255;
+    assert_eq!(seen(&file(&image)), [[255; 3]; 4]);
+}
+
+#[test]
 fn exif_orientation_is_undone() {
     // An upright image as stored with each orientation: EXIF 2.32, 4.6.4,
     // tag 0x0112.
