@@ -51,7 +51,8 @@ pub struct WarmupConfig {
     pub enabled: bool,
     /// Sizes of a dynamic first axis in generated requests.
     pub batch_sizes: Vec<usize>,
-    /// Runs of each request; `None` chooses a number that gives at least ten runs in all.
+    /// Runs of each request; `None` chooses a number that gives at least ten runs in all. If
+    /// requests change the model's state, it is 1.
     pub iterations: Option<u32>,
     /// Axis sizes of generated requests by input name; -1 keeps the size of the signature.
     pub dims: BTreeMap<String, Vec<i64>>,

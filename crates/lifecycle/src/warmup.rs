@@ -23,7 +23,8 @@ use crate::{GoldenCase, WarmupConfig};
 
 use generated::generate;
 
-/// Minimum runs of all requests together, unless configured.
+/// Minimum runs of all requests together, unless configured. If requests change the model's state,
+/// each runs once.
 const WARMUP_RUNS_MIN: usize = 10;
 /// Time after which warm-up ends, if every request ran once.
 const WARMUP_TIME_MAX: Duration = Duration::from_secs(10);
@@ -341,6 +342,8 @@ impl Warmup<'_> {
     ) -> Result<Vec<WarmupFailure>, WarmupFailure> {
         let rounds = match self.config.iterations {
             Some(iterations) => iterations as usize,
+            // Each further run would change the state again.
+            None if self.servable.changes_state() => 1,
             None => WARMUP_RUNS_MIN.div_ceil(calls.len().max(1)),
         };
         let queue = CallQueue {

@@ -101,6 +101,19 @@ fn recorded_requests_are_preferred() {
     assert_eq!(records, Some(3));
 }
 
+/// Such as one that adds to a variable of a SavedModel.
+#[test]
+fn a_recorded_request_that_changes_the_state_runs_once() {
+    let graph = format!("{GRAPH}metadata changes-state yes\n");
+    let runs = |settings: &str| {
+        let world = serve("1\n2\n", &graph, settings);
+        world.until_ready("m", 1);
+        world.fake.counters().runs()
+    };
+    assert_eq!(runs(""), 2);
+    assert_eq!(runs("[warmup]\niterations = 3"), 6);
+}
+
 #[test]
 fn a_recorded_request_that_fails_fails_the_load() {
     let world = serve("1\n", FAILING, "");
