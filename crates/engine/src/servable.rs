@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::SystemTime;
 
@@ -41,6 +41,8 @@ pub struct Servable {
     signature: Signature,
     schedule: ScheduleOptions,
     plan: BatchPlan,
+    /// See [`Servable::set_mixes_items`].
+    mixes_items: AtomicBool,
     /// Position in [`Session::signatures`] of the signature that requests run.
     number: usize,
     /// The same version under its other signatures.
@@ -111,6 +113,7 @@ impl VersionParts {
             signature,
             schedule: self.schedule.clone(),
             plan,
+            mixes_items: AtomicBool::new(false),
             number,
             others: Vec::new(),
         })
@@ -330,6 +333,7 @@ impl Servable {
                 ..self.schedule.clone()
             },
             plan: BatchPlan { batchable: false, ..self.plan.clone() },
+            mixes_items: AtomicBool::new(false),
             number: self.number,
             others: Vec::new(),
         }))
@@ -352,6 +356,17 @@ impl Servable {
     /// Returns its batching rules.
     pub fn plan(&self) -> &BatchPlan {
         &self.plan
+    }
+
+    /// Records that a run has shown that the model mixes its items. Its requests must be neither
+    /// joined nor split. Returns true at the first call.
+    pub fn set_mixes_items(&self) -> bool {
+        !self.mixes_items.swap(true, Ordering::Relaxed)
+    }
+
+    /// Returns true after a call of [`Servable::set_mixes_items`].
+    pub fn mixes_items(&self) -> bool {
+        self.mixes_items.load(Ordering::Relaxed)
     }
 
     /// Returns the free-form facts that the model carries.

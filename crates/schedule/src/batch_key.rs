@@ -174,6 +174,13 @@ pub(crate) fn items(plan: &BatchPlan, inputs: &[NamedTensor]) -> Option<usize> {
     items.filter(|&items| items > 0)
 }
 
+/// Returns the sizes of axis 0 of the inputs that have the items there.
+pub(crate) fn first_sizes(plan: &BatchPlan, inputs: &[NamedTensor]) -> Vec<usize> {
+    let counted = plan.inputs.iter().filter(|input| has_items(plan, input));
+    let sent = counted.filter_map(|input| inputs.iter().find(|sent| sent.name == input.name));
+    sent.filter_map(|sent| sent.tensor.shape().first().copied()).collect()
+}
+
 /// Returns the inputs without a batch axis, with their names.
 fn shared<'a>(
     plan: &'a BatchPlan,

@@ -145,7 +145,7 @@ impl ModelQueue {
         let servable = self.at(head).servable.clone();
         let options = servable.schedule();
         let plan = servable.plan();
-        let misfit = self.misfit.contains(&servable.instance());
+        let misfit = servable.mixes_items() || self.misfit.contains(&servable.instance());
         let mergeable =
             options.mode == ScheduleMode::Async && plan.batchable && options.max_batch > 1;
         if !mergeable || self.at(head).batch_key.is_none() || misfit {

@@ -81,7 +81,7 @@ impl Entry {
             wait: QueueWait::default(),
             finish,
         };
-        if !job.servable.plan().batchable || items <= max {
+        if !job.servable.plan().batchable || items <= max || job.servable.mixes_items() {
             return Ok(vec![part(
                 job.inputs,
                 job.outputs,

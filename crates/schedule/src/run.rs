@@ -12,7 +12,7 @@ use os::thread::PageFaults;
 
 use self::rerun::InterruptedBatch;
 use crate::batch::{self, Misfit, Part};
-use crate::batch_key::BatchKey;
+use crate::batch_key::{self, BatchKey};
 use crate::choose::RequestBatch;
 use crate::entry::{Entry, ExpiredEntry, Finish};
 use crate::merge;
@@ -170,10 +170,11 @@ fn answer(
     let failure = match run_together(servable, entries, batch_key) {
         Ok(answers) => {
             learn(&mut ran, servable, entries, batch_key);
-            if batch_key.is_some() && mixes_items(servable, entries, &answers) {
-                let why = "an output of a request that ran alone does not have its items on axis 0";
-                tracing::warn!(version = %servable.id, why, "requests are not merged or padded any more");
+            if let Some(why) = mixing_evidence(servable, entries, batch_key, &answers) {
                 ran.misfit = true;
+                if servable.set_mixes_items() {
+                    tracing::warn!(version = %servable.id, why, "requests are not merged or padded any more");
+                }
             }
             return (BatchOutcome::Answered(answers.into_iter().map(Ok).collect()), ran);
         }
@@ -220,13 +221,32 @@ fn run_entry(
     }
 }
 
-/// Returns true if a request that ran alone shows that the model mixes its items, such as the
-/// objects that it finds in all images. The outputs of a joined run could then have as many rows as
-/// items by chance, and a request would get those of another one.
-fn mixes_items(servable: &Servable, entries: &[Entry], answers: &[Vec<NamedTensor>]) -> bool {
-    let ([only], [outputs]) = (entries, answers) else { return false };
-    let has_items = |output: &NamedTensor| output.tensor.shape().first() == Some(&only.items);
-    servable.plan().batchable && !outputs.iter().all(has_items)
+/// Returns the reason if a request that ran alone shows that the model mixes its items: the objects
+/// that it finds in all images, or scores of queries against documents. The outputs of a joined run
+/// could then have as many rows as items, and a request would get those of another one.
+fn mixing_evidence(
+    servable: &Servable,
+    entries: &[Entry],
+    batch_key: Option<&BatchKey>,
+    answers: &[Vec<NamedTensor>],
+) -> Option<&'static str> {
+    let ([only], [outputs]) = (entries, answers) else { return None };
+    let plan = servable.plan();
+    if !plan.batchable || servable.mixes_items() {
+        return None;
+    }
+    let have_rows =
+        |rows: usize| outputs.iter().all(|output| output.tensor.shape().first() == Some(&rows));
+    if batch_key.is_some() {
+        let why = "an output of a request that ran alone does not have its items on axis 0";
+        return (!have_rows(only.items)).then_some(why);
+    }
+    let sizes = batch_key::first_sizes(plan, &only.inputs);
+    let most = sizes.iter().copied().max()?;
+    let differ = sizes.iter().any(|&size| size != most) && !sizes.contains(&0);
+    // Such as one user for many products: the model repeats the user, and keeps its items apart.
+    let repeats = sizes.iter().all(|&size| size == 1 || size == most) && have_rows(most);
+    (differ && !repeats).then_some("inputs of a request that ran differ in size on axis 0")
 }
 
 /// Returns true if runs are filled up to allowed batch sizes. The model must have such sizes, and

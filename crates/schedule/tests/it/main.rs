@@ -8,6 +8,7 @@ mod merging;
 mod order;
 mod rows;
 mod settings;
+mod uneven;
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
