@@ -399,6 +399,8 @@ mod tests {
         assert!(fits(DType::I8, -128.0) && fits(DType::U8, 255.0) && fits(DType::F16, -0.5));
         assert!(!fits(DType::U8, -1.0) && !fits(DType::I64, 0.5) && !fits(DType::Bool, 2.0));
         assert!(!fits(DType::I32, f64::NAN) && fits(DType::F32, f64::NAN));
+        assert!(fits(DType::F16, -65504.0) && fits(DType::F16, f64::NEG_INFINITY));
+        assert!(!fits(DType::F16, -1e9) && fits(DType::BF16, -1e9) && !fits(DType::F32, 1e39));
         assert!(!fits(DType::I4, 0.0), "elements of half a byte");
     }
 }

@@ -53,6 +53,7 @@ pub(super) fn add_padding(
 /// Checks that an element of `dtype` can have the padding value. Otherwise the server would pad
 /// with another one.
 fn check_value(dtype: DType, value: f64) -> std::result::Result<(), String> {
+    let bf16_max = f64::from(f32::from_bits(0x7f7f_0000));
     let range = match dtype {
         DType::Bool => 0.0..=1.0,
         DType::U8 => 0.0..=f64::from(u8::MAX),
@@ -63,13 +64,20 @@ fn check_value(dtype: DType, value: f64) -> std::result::Result<(), String> {
         DType::I16 => f64::from(i16::MIN)..=f64::from(i16::MAX),
         DType::I32 => f64::from(i32::MIN)..=f64::from(i32::MAX),
         DType::I64 => i64::MIN as f64..=i64::MAX as f64,
-        DType::F16 | DType::BF16 | DType::F32 | DType::F64 => return Ok(()),
+        DType::F16 => -65504.0..=65504.0,
+        DType::BF16 => -bf16_max..=bf16_max,
+        DType::F32 => f64::from(f32::MIN)..=f64::from(f32::MAX),
+        DType::F64 => f64::MIN..=f64::MAX,
         _ => return Err(format!("{dtype} cannot be padded")),
     };
-    if value.fract() == 0.0 && range.contains(&value) {
-        return Ok(());
-    }
-    Err(format!("value {value} is not possible for {dtype}"))
+    let is_float = matches!(dtype, DType::F16 | DType::BF16 | DType::F32 | DType::F64);
+    // A float may also be an infinity or NaN, but a finite number must not become one.
+    let is_possible = if is_float {
+        !value.is_finite() || range.contains(&value)
+    } else {
+        value.fract() == 0.0 && range.contains(&value)
+    };
+    if is_possible { Ok(()) } else { Err(format!("value {value} is not possible for {dtype}")) }
 }
 
 pub(super) fn add_mask(
