@@ -216,6 +216,18 @@ impl Tensor {
             _ => Err(Error::invalid(format!("wanted a {} tensor, got {}", T::DTYPE, self.dtype))),
         }
     }
+
+    /// Returns complex numbers as floats over the same bytes, with a last axis of the real and the
+    /// imaginary part; `None` for other types.
+    pub fn complex_parts(&self) -> Option<Tensor> {
+        let dtype = match self.dtype {
+            DType::Complex64 => DType::F32,
+            DType::Complex128 => DType::F64,
+            _ => return None,
+        };
+        let shape = self.shape.iter().copied().chain([2]).collect();
+        Some(Tensor { dtype, shape, data: self.data.clone() })
+    }
 }
 
 #[cfg(test)]
@@ -234,6 +246,16 @@ mod tests {
         assert_eq!(error.message(), "float32 of shape [2, 2] takes 16 bytes, got 15");
         assert!(Tensor::from_bytes(DType::F32, [usize::MAX, 2].as_slice(), Bytes::new()).is_err());
         assert!(Tensor::from_vec::<f32>([0usize, 3].as_slice(), vec![]).is_ok());
+    }
+
+    #[test]
+    fn complex_numbers_have_two_parts() {
+        let bytes = Bytes::from_owner(VecOwner(vec![1.0f32, -2.0, 0.5, 4.0]));
+        let tensor = Tensor::from_bytes(DType::Complex64, [2usize].as_slice(), bytes).unwrap();
+        let parts = tensor.complex_parts().unwrap();
+        assert_eq!((parts.shape(), parts.elements()), (&[2, 2][..], 4));
+        assert_eq!(parts.to_vec::<f32>().unwrap(), [1.0, -2.0, 0.5, 4.0]);
+        assert_eq!(parts.complex_parts(), None);
     }
 
     #[test]

@@ -240,16 +240,19 @@ impl OutputComparison {
             let kind = |tensor: &Tensor| format!("{} {:?}", tensor.dtype(), tensor.shape());
             return Some(of_output(name, None, kind(server), kind(against)));
         }
+        let count = server.elements();
         if let (Some(server), Some(against)) = (floats(server), floats(against)) {
+            // A complex number has two parts.
+            let parts = (server.len() / count.max(1)).max(1);
             let pairs = server.into_iter().zip(against).enumerate();
             let mut first = None;
-            for (element, (server, against)) in pairs {
+            for (at, (server, against)) in pairs {
                 let difference = difference(server, against);
                 self.largest = self.largest.max(difference);
                 if difference > self.tolerance && first.is_none() {
                     first = Some(of_output(
                         name,
-                        Some(element),
+                        Some(at / parts),
                         server.to_string(),
                         against.to_string(),
                     ));
@@ -275,6 +278,7 @@ fn difference(server: f64, against: f64) -> f64 {
     if difference.is_nan() { f64::INFINITY } else { difference }
 }
 
+/// Returns the elements of a tensor of floats, or the parts of complex numbers.
 fn floats(tensor: &Tensor) -> Option<Vec<f64>> {
     match tensor.dtype() {
         DType::F32 => Some(tensor.to_vec::<f32>().ok()?.into_iter().map(f64::from).collect()),
@@ -283,6 +287,7 @@ fn floats(tensor: &Tensor) -> Option<Vec<f64>> {
         DType::BF16 => {
             Some(tensor.to_vec::<half::bf16>().ok()?.into_iter().map(f64::from).collect())
         }
+        DType::Complex64 | DType::Complex128 => floats(&tensor.complex_parts()?),
         _ => None,
     }
 }
@@ -348,6 +353,19 @@ mod tests {
         assert!(difference.contains("output \"y\" element 1: 2, but 3"), "{difference}");
         assert!(first(&y(&[1.0]), &y(&[nan])).is_some());
         assert!(first(&y(&[f32::INFINITY]), &y(&[1.0])).is_some());
+    }
+
+    #[test]
+    fn complex_numbers_are_compared_within_the_tolerance() {
+        let spectrum = |parts: [f64; 4]| {
+            let bytes = parts.map(f64::to_le_bytes).concat().into();
+            let tensor = Tensor::from_bytes(DType::Complex128, [2usize].as_slice(), bytes);
+            vec![named("y", tensor.unwrap())]
+        };
+        let server = spectrum([1.0, 2.0, 3.0, 4.0]);
+        assert_eq!(first(&server, &spectrum([1.000001, 2.0, 3.0, 4.0])), None);
+        let difference = first(&server, &spectrum([1.0, 2.0, 3.0, 5.0])).unwrap();
+        assert!(difference.contains("output \"y\" element 1: 4, but 5"), "{difference}");
     }
 
     #[test]

@@ -19,9 +19,9 @@ impl fmt::Display for AnswerDifference {
 }
 
 /// Returns the first difference between the `expected` and the `answered` outputs; further outputs
-/// are ignored. Types and shapes must be equal. Two floats are equal if they differ
-/// by at most `tolerance` times the larger of 1 and the expected value; NaN equals NaN. Elements of
-/// other types must be identical.
+/// are ignored. Types and shapes must be equal. Two floats are equal if they differ by at most
+/// `tolerance` times the larger of 1 and the expected value; NaN equals NaN. The parts of complex
+/// numbers are compared as floats. Elements of other types must be identical.
 pub fn compare_answers(
     expected: &[NamedTensor],
     answered: &[NamedTensor],
@@ -56,16 +56,19 @@ fn compare_tensors(expected: &Tensor, answered: &Tensor, tolerance: f64) -> Opti
         !same && !near
     };
     let at = wanted.iter().zip(&given).position(differs)?;
-    Some(format!("element {at} is {} instead of {}", given.get(at)?, wanted.get(at)?))
+    // A complex number has two parts.
+    let element = at / (wanted.len() / expected.elements().max(1)).max(1);
+    Some(format!("element {element} is {} instead of {}", given.get(at)?, wanted.get(at)?))
 }
 
-/// Returns the elements of a tensor of floats.
+/// Returns the elements of a tensor of floats, or the parts of complex numbers.
 fn floats(tensor: &Tensor) -> Option<Vec<f64>> {
     match tensor.dtype() {
         DType::F32 => widened::<f32>(tensor),
         DType::F64 => tensor.to_vec::<f64>().ok(),
         DType::F16 => widened::<half::f16>(tensor),
         DType::BF16 => widened::<half::bf16>(tensor),
+        DType::Complex64 | DType::Complex128 => floats(&tensor.complex_parts()?),
         _ => None,
     }
 }
@@ -87,6 +90,7 @@ pub(crate) fn numbers(tensor: &Tensor) -> Option<Vec<f64>> {
         // Large integers lose their last digits, which no bucket shows.
         DType::I64 => Some(start.to_vec::<i64>().ok()?.into_iter().map(|x| x as f64).collect()),
         DType::U64 => Some(start.to_vec::<u64>().ok()?.into_iter().map(|x| x as f64).collect()),
+        DType::Complex64 | DType::Complex128 => None,
         _ => floats(&start),
     }
 }
@@ -168,6 +172,22 @@ mod tests {
         assert!(difference(&[1.0], &[nan]).is_some());
         assert!(difference(&[f32::INFINITY], &[1.0]).is_some());
         assert!(difference(&[1.0], &[1.0, 1.0]).unwrap().contains("instead of"));
+    }
+
+    /// Such as the spectrum of a Fourier transform.
+    #[test]
+    fn complex_numbers_have_a_tolerance() {
+        let spectrum = |parts: [f32; 4]| {
+            let bytes = parts.map(f32::to_le_bytes).concat().into();
+            let tensor = Tensor::from_bytes(DType::Complex64, [2usize].as_slice(), bytes).unwrap();
+            vec![NamedTensor::new("y", tensor)]
+        };
+        let expected = spectrum([1.0, 0.0, -3.0, f32::NAN]);
+        let compared = |parts| compare_answers(&expected, &spectrum(parts), 1e-3);
+        assert_eq!(compared([1.0009, 0.0, -3.001, f32::NAN]), None);
+        let message = compared([1.0, 0.0, -2.5, f32::NAN]).unwrap().to_string();
+        assert_eq!(message, "output \"y\" element 1 is -2.5 instead of -3");
+        assert_eq!(numbers(&expected[0].tensor), None);
     }
 
     #[test]
