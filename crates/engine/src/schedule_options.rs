@@ -4,7 +4,9 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use base::{Error, Result};
+use base::{Error, Result, Signature};
+
+use crate::NamedSignature;
 
 /// Maximum items of a merged batch.
 pub const BATCH_MAX: usize = 4096;
@@ -230,6 +232,33 @@ impl ScheduleOptions {
             return Ok(());
         };
         Err(Error::invalid(format!("allowed-batch-sizes: {why}")))
+    }
+
+    /// Returns the options for `signature`, one of the signatures `all` of a version: without rules
+    /// for inputs and outputs that only other signatures have. A name that no signature has stays,
+    /// and [`crate::BatchPlan::new`] refuses it.
+    pub(crate) fn for_signature(
+        &self,
+        signature: &Signature,
+        all: &[NamedSignature],
+    ) -> ScheduleOptions {
+        let is_input = |name: &String| {
+            signature.input(name).is_some()
+                || all.iter().all(|named| named.signature.input(name).is_none())
+        };
+        let is_output = |name: &String| {
+            signature.output(name).is_some()
+                || all.iter().all(|named| named.signature.output(name).is_none())
+        };
+        let mut options = self.clone();
+        options
+            .inputs
+            .retain(|name, pad| is_input(name) && pad.mask.iter().chain(&pad.length).all(is_input));
+        options.outputs.retain(|name, cuts| {
+            cuts.retain(|cut| options.inputs.contains_key(&cut.input));
+            is_output(name) && !cuts.is_empty()
+        });
+        options
     }
 
     /// Returns the number of priority levels; at least one.

@@ -122,8 +122,10 @@ impl VersionParts {
 
 /// Returns the signature, with inputs that the server fills made optional, and the batch plan.
 fn planned(session: &dyn Session, schedule: &ScheduleOptions) -> Result<(Signature, BatchPlan)> {
+    schedule.check()?;
     let mut signature = session.signature().clone();
-    let mut plan = BatchPlan::new(&signature, schedule)?;
+    let options = schedule.for_signature(&signature, session.signatures());
+    let mut plan = BatchPlan::new(&signature, &options)?;
     // A joined run that fails is repeated for each request, and would change the state twice.
     if session.changes_state() {
         plan.batchable = false;

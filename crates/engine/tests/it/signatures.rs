@@ -4,7 +4,10 @@ use std::sync::Arc;
 
 use base::VersionId;
 use engine::fake::FakeEngine;
-use engine::{Engine, LoadRequest, ScheduleOptions, Servable, ServableSettings};
+use engine::{
+    CutOptions, Engine, LoadRequest, PadOptions, ScheduleOptions, Servable, ServableSettings,
+    Session,
+};
 
 const TWO_SIGNATURES: &str = "millpond-fake 1\n\
     signature serving_default tensorflow/serving/predict\n\
@@ -15,14 +18,56 @@ const TWO_SIGNATURES: &str = "millpond-fake 1\n\
     output y float32 n\n\
     y = echo x\n";
 
-#[test]
-fn settings_hold_for_every_signature() {
+const OTHER_INPUTS: &str = "millpond-fake 1\n\
+    signature serving_default tensorflow/serving/predict\n\
+    input x float32 n w\n\
+    output y float32 n w\n\
+    signature other tensorflow/serving/predict\n\
+    input z float32 n\n\
+    output v float32 n\n\
+    y = echo x\n\
+    v = echo z\n";
+
+fn session(text: &str) -> Box<dyn Session> {
     let dir = tempfile::tempdir().unwrap();
     let graph = dir.path().join("graph");
-    std::fs::write(&graph, TWO_SIGNATURES).unwrap();
-    let session = FakeEngine::new().load(&LoadRequest { graph, ..LoadRequest::default() }).unwrap();
-    let id = VersionId { model: "m".into(), version: 1 };
-    let mut loaded = Servable::new(id, "fake", session, ScheduleOptions::default()).unwrap();
+    std::fs::write(&graph, text).unwrap();
+    FakeEngine::new().load(&LoadRequest { graph, ..LoadRequest::default() }).unwrap()
+}
+
+fn id() -> VersionId {
+    VersionId { model: "m".into(), version: 1 }
+}
+
+#[test]
+fn padding_holds_for_signatures_that_have_the_input() {
+    let pad = PadOptions { axes: vec![1], buckets: vec![8], ..PadOptions::default() };
+    let cut = CutOptions {
+        axis: 1,
+        input: "x".into(),
+        input_axis: 1,
+        divisor: 1,
+        round_up: false,
+        offset: 0,
+    };
+    let mut options = ScheduleOptions::default();
+    options.inputs.insert("x".into(), pad.clone());
+    options.outputs.insert("y".into(), vec![cut]);
+    let servable = |options: &ScheduleOptions| {
+        Servable::new(id(), "fake", session(OTHER_INPUTS), options.clone())
+    };
+    let version = Arc::new(servable(&options).unwrap());
+    let pads = |name: &str| version.with_signature(name).unwrap().plan().pads();
+    assert_eq!((pads("serving_default"), pads("other")), (true, false));
+    options.inputs.insert("unknown".into(), pad);
+    let refusal = servable(&options).unwrap_err();
+    assert!(refusal.message().contains("inputs.unknown: the model has no such input"), "{refusal}");
+}
+
+#[test]
+fn settings_hold_for_every_signature() {
+    let session = session(TWO_SIGNATURES);
+    let mut loaded = Servable::new(id(), "fake", session, ScheduleOptions::default()).unwrap();
     loaded.set_threads_per_run(4);
     loaded.set_request_log_rate(Some(0.0));
     let settings = ServableSettings { request_log_rate: Some(0.5), ..ServableSettings::default() };
