@@ -389,6 +389,18 @@ mod tests {
     }
 
     #[test]
+    fn a_length_has_a_column_for_each_padded_axis() {
+        let plan = |dtype, dims: &[i64]| {
+            let (mut signature, options) = ocr();
+            signature.inputs[2] = TensorSpec { dtype, ..spec("l", dims) };
+            BatchPlan::new(&signature, &options).map_err(|error| error.message().to_owned())
+        };
+        assert!(plan(DType::I64, &[-1, 1]).is_ok() && plan(DType::I64, &[-1, -1]).is_ok());
+        assert!(plan(DType::I64, &[-1, 512]).unwrap_err().ends_with("or [items, 1]"));
+        assert!(plan(DType::Bool, &[-1]).unwrap_err().contains("cannot hold a length"));
+    }
+
+    #[test]
     fn the_padding_value_fits_the_type() {
         let (mut signature, mut options) = ocr();
         let mut fits = |dtype, value| {

@@ -11,8 +11,8 @@ use crate::bounds;
 /// Adds the inputs that the plan fills in and the client left out: masks of ones and real sizes.
 ///
 /// # Errors
-/// `InvalidArgument` if the masked or measured input is missing or lacks an axis, or if the new
-/// input would be too large.
+/// `InvalidArgument` if the masked or measured input is missing or lacks an axis, if a length does
+/// not fit its type, or if the new input would be too large.
 pub(crate) fn fill(plan: &BatchPlan, inputs: &mut Vec<NamedTensor>) -> Result<()> {
     for input in &plan.inputs {
         let Some(fill) = &input.fill else { continue };
@@ -53,6 +53,7 @@ pub(crate) fn fill(plan: &BatchPlan, inputs: &mut Vec<NamedTensor>) -> Result<()
                 constant(input, dims, &[1], received)?
             }
             InputFill::Length { matrix, .. } => {
+                check_lengths(input, &real)?;
                 let dims: Shape =
                     if *matrix { [items, real.len()][..].into() } else { [items][..].into() };
                 constant(input, dims, &real, received)?
@@ -61,6 +62,26 @@ pub(crate) fn fill(plan: &BatchPlan, inputs: &mut Vec<NamedTensor>) -> Result<()
         inputs.push(NamedTensor { name: Arc::clone(&input.name), tensor });
     }
     Ok(())
+}
+
+/// Checks that the type of an input can hold the real sizes. Otherwise the model would get smaller
+/// ones.
+///
+/// # Errors
+/// `InvalidArgument` with the first size that it cannot hold.
+fn check_lengths(input: &InputPlan, lengths: &[usize]) -> Result<()> {
+    let most = match input.dtype {
+        DType::U8 => usize::from(u8::MAX),
+        DType::I8 => usize::from(i8::MAX.unsigned_abs()),
+        _ => return Ok(()),
+    };
+    match lengths.iter().find(|&&length| length > most) {
+        None => Ok(()),
+        Some(length) => Err(Error::invalid(format!(
+            "input \"{}\" is {} and cannot hold the length {length}; send at most {most}",
+            input.name, input.dtype
+        ))),
+    }
 }
 
 /// Builds a tensor that repeats `values`, for a request of `received` bytes.
@@ -94,4 +115,43 @@ pub(crate) fn element(dtype: DType, value: f64, to: &mut Vec<u8>) -> Result<()> 
         other => return Err(Error::unimplemented(format!("{other} cannot be padded"))),
     }
     Ok(())
+}
+
+#[cfg(all(test, not(millpond_loom)))]
+mod tests {
+    use engine::GrowingAxis;
+
+    use super::*;
+
+    #[test]
+    fn a_length_fits_its_type() {
+        let input = |name: &str, dtype, axes, fill| InputPlan {
+            name: name.into(),
+            dtype,
+            axes,
+            value: 0.0,
+            rule: None,
+            fill,
+            shared: false,
+        };
+        let growing = GrowingAxis { axis: 1, source: 0, source_axis: 1 };
+        let length = InputFill::Length { source: 0, matrix: false };
+        let inputs = vec![
+            input("x", DType::F32, vec![growing], None),
+            input("l", DType::U8, vec![], Some(length)),
+        ];
+        let plan = BatchPlan { batchable: true, inputs, cuts: vec![] };
+        let filled = |columns: usize| -> Result<Vec<u8>> {
+            let x = Tensor::from_vec([1, columns].as_slice(), vec![0f32; columns])?;
+            let mut sent = vec![NamedTensor::new("x", x)];
+            fill(&plan, &mut sent)?;
+            sent[1].tensor.to_vec::<u8>()
+        };
+        assert_eq!(filled(255), Ok(vec![255]));
+        let refusal = filled(256).unwrap_err();
+        assert_eq!(
+            refusal.message(),
+            "input \"l\" is uint8 and cannot hold the length 256; send at most 255"
+        );
+    }
 }

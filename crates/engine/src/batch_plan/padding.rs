@@ -1,6 +1,6 @@
 //! Padding of the inputs, and the inputs that the server makes for it.
 
-use base::{DType, Error, Result, Signature, TensorSpec};
+use base::{DType, Dim, Error, Result, Signature, TensorSpec};
 
 use super::{GrowingAxis, InputFill, InputPlan, PadRule, free, index};
 use crate::{Merge, PadOptions};
@@ -122,9 +122,15 @@ pub(super) fn add_length(
     let length = index(signature, name)?;
     let spec = &signature.inputs[length];
     numeric(spec)?;
-    let matrix = match spec.shape.as_ref().map(Vec::len) {
-        Some(1) if pad.axes.len() == 1 => false,
-        Some(2) => true,
+    if spec.dtype == DType::Bool {
+        return Err(Error::invalid(format!(
+            "input \"{name}\" is bool, which cannot hold a length; name a mask with mask"
+        )));
+    }
+    let matrix = match spec.shape.as_deref() {
+        Some([_]) if pad.axes.len() == 1 => false,
+        Some([_, Dim::Dynamic(_)]) => true,
+        Some([_, Dim::Fixed(columns)]) if *columns == pad.axes.len() => true,
         _ => {
             return Err(Error::invalid(format!(
                 "input \"{name}\" cannot hold the lengths: its shape must be [items], or [items, {}]",
