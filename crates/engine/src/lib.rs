@@ -14,7 +14,7 @@
 //! # Modules
 //! * Opening a model: `session_options`, `library_search`, `c_string`, `arena`, `signature_file`,
 //!   `named_signature`, `example_settings`.
-//! * A loaded version: `servable`, `stream`.
+//! * A loaded version: `servable`, `stream`, `output_sizes`.
 //! * Batching: `schedule_options` are the settings, `schedule_file` their text, `batch_plan` the
 //!   rules for one version.
 //! * Files: `layout` describes a published version, `publish` writes one, `foreign` names files
@@ -93,6 +93,7 @@ pub mod foreign;
 pub mod layout;
 mod library_search;
 mod named_signature;
+mod output_sizes;
 pub mod publish;
 mod schedule_file;
 mod schedule_options;

@@ -9,6 +9,7 @@ use std::time::SystemTime;
 use base::{CarriedInput, NamedTensor, Result, Signature, VersionId};
 
 use crate::named_signature::{NamedSignature, SignatureSession, unknown_signature};
+use crate::output_sizes::OutputSizes;
 use crate::stream::StreamSession;
 use crate::{BatchPlan, ExampleSettings, ScheduleMode, ScheduleOptions, Session};
 
@@ -43,6 +44,8 @@ pub struct Servable {
     plan: BatchPlan,
     /// See [`Servable::set_mixes_items`].
     mixes_items: AtomicBool,
+    /// See [`Servable::output_sizes_differ`].
+    output_sizes: OutputSizes,
     /// Position in [`Session::signatures`] of the signature that requests run.
     number: usize,
     /// The same version under its other signatures.
@@ -114,6 +117,7 @@ impl VersionParts {
             schedule: self.schedule.clone(),
             plan,
             mixes_items: AtomicBool::new(false),
+            output_sizes: OutputSizes::default(),
             number,
             others: Vec::new(),
         })
@@ -336,6 +340,7 @@ impl Servable {
             },
             plan: BatchPlan { batchable: false, ..self.plan.clone() },
             mixes_items: AtomicBool::new(false),
+            output_sizes: OutputSizes::default(),
             number: self.number,
             others: Vec::new(),
         }))
@@ -369,6 +374,12 @@ impl Servable {
     /// Returns true after a call of [`Servable::set_mixes_items`].
     pub fn mixes_items(&self) -> bool {
         self.mixes_items.load(Ordering::Relaxed)
+    }
+
+    /// Returns true if an earlier run had outputs of other sizes. `question` is the hash of the
+    /// sizes of the inputs and of the names of the outputs, `sizes` that of the outputs' sizes.
+    pub fn output_sizes_differ(&self, question: u64, sizes: u64) -> bool {
+        self.output_sizes.differ(question, sizes)
     }
 
     /// Returns the free-form facts that the model carries.

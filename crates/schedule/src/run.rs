@@ -2,11 +2,12 @@
 
 mod rerun;
 
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use base::{Error, NamedTensor, QueueWait, Result, RunAhead, RunRecord};
+use base::{Dim, Error, NamedTensor, QueueWait, Result, RunAhead, RunRecord, TensorSpec};
 use engine::{InputPlan, Servable};
 use os::thread::PageFaults;
 
@@ -41,6 +42,9 @@ enum RunFailure {
     Engine(Error),
     Misfit(Misfit),
 }
+
+/// Reason why requests to a model are not joined.
+const VARYING: &str = "sizes of an output depend on the values or on the number of items";
 
 /// Runs a batch and answers its requests.
 pub(crate) fn run(work: RequestBatch, meter: &mut Meter) -> Ran {
@@ -168,6 +172,10 @@ fn answer(
     let mut ran = Ran { requests: entries.len(), counted, items, ..Ran::default() };
     let was_available = servable.is_available();
     let failure = match run_together(servable, entries, batch_key) {
+        Ok(answers) if entries.len() > 1 && sizes_vary(servable, batch_key, &answers) => {
+            servable.set_mixes_items();
+            RunFailure::Misfit(Misfit(VARYING.to_owned()))
+        }
         Ok(answers) => {
             learn(&mut ran, servable, entries, batch_key);
             if let Some(why) = mixing_evidence(servable, entries, batch_key, &answers) {
@@ -221,6 +229,34 @@ fn run_entry(
     }
 }
 
+/// Returns true if an output has other sizes behind axis 0 than in an earlier run over inputs of
+/// the same sizes. They depend on the values or on the number of items, such as those of texts that
+/// are padded to the longest one of the run.
+fn sizes_vary(
+    servable: &Servable,
+    batch_key: Option<&BatchKey>,
+    answers: &[Vec<NamedTensor>],
+) -> bool {
+    let plan = servable.plan();
+    let (Some(batch_key), Some(outputs)) = (batch_key, answers.first()) else { return false };
+    let is_open = |spec: &TensorSpec| {
+        spec.shape.iter().flatten().skip(1).any(|dim| matches!(dim, Dim::Dynamic(_)))
+    };
+    // Rules state the sizes if inputs are padded, and a shared input may be a size.
+    let is_compared = plan.batchable && !plan.pads() && !plan.shares();
+    if !is_compared || !servable.signature().outputs.iter().any(is_open) {
+        return false;
+    }
+    let mut question = DefaultHasher::new();
+    let mut sizes = DefaultHasher::new();
+    batch_key.hash(&mut question);
+    for output in outputs {
+        output.name.hash(&mut question);
+        output.tensor.shape().get(1..).hash(&mut sizes);
+    }
+    servable.output_sizes_differ(question.finish(), sizes.finish())
+}
+
 /// Returns the reason if a request that ran alone shows that the model mixes its items: the objects
 /// that it finds in all images, or scores of queries against documents. The outputs of a joined run
 /// could then have as many rows as items, and a request would get those of another one.
@@ -239,7 +275,8 @@ fn mixing_evidence(
         |rows: usize| outputs.iter().all(|output| output.tensor.shape().first() == Some(&rows));
     if batch_key.is_some() {
         let why = "an output of a request that ran alone does not have its items on axis 0";
-        return (!have_rows(only.items)).then_some(why);
+        let varies = || sizes_vary(servable, batch_key, answers).then_some(VARYING);
+        return if have_rows(only.items) { varies() } else { Some(why) };
     }
     let sizes = batch_key::first_sizes(plan, &only.inputs);
     let most = sizes.iter().copied().max()?;

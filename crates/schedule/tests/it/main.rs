@@ -9,6 +9,7 @@ mod order;
 mod rows;
 mod settings;
 mod uneven;
+mod varying;
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
