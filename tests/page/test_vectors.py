@@ -138,6 +138,32 @@ def test_a_collection_is_created_and_deleted(browser, server):
     assert call(server, "GET", "made.here/exists") == {"exists": False}
 
 
+def test_only_the_collection_in_the_question_is_deleted(browser, server):
+    for name in ("slow", "other"):
+        call(server, "PUT", name, {"vectors": {"size": 2, "distance": "Dot"}})
+    open_vectors(browser, server, None)
+    wait(lambda: len(texts(browser, "#rows .state")) == len(texts(browser, "#rows tr")), "all sizes are read")
+    # The number of points of the first one comes late.
+    browser.execute_script(
+        "const send = fetch;"
+        "window.fetch = async (path, options) => {"
+        "  const answer = await send(path, options);"
+        "  if (options?.method === 'GET' && String(path).endsWith('/slow')) await new Promise((resume) => { window.resume = resume; });"
+        "  return answer;"
+        "}"
+    )
+    choose(browser, "[data-collection='slow']", "Delete collection…")
+    wait(lambda: js(browser, "typeof window.resume") == "function", "the first question waits")
+    choose(browser, "[data-collection='other']", "Delete collection…")
+    wait(lambda: js(browser, "document.getElementById('question').open"), "the second question")
+    browser.execute_async_script("window.resume(); setTimeout(arguments[0], 100)")
+    assert text(browser, "#question-title") == "Delete the collection other?"
+    answer(browser, "yes")
+    wait(lambda: not call(server, "GET", "other/exists")["exists"], "it is deleted")
+    assert call(server, "GET", "slow/exists") == {"exists": True}
+    call(server, "DELETE", "slow")
+
+
 def test_points_are_read_by_page(browser, server):
     open_vectors(browser, server)
     first = ids(browser)

@@ -21,9 +21,11 @@ export function message(words, bad = false) {
   if (!bad) setTimeout(() => node.remove(), MESSAGE_MS);
 }
 
-// Asks before an action. Resolves to true if the user agrees; Escape means no.
+// Asks before an action. Resolves to true if the user agrees; Escape means no. While a question is open, the answer to
+// others is no: one click must not confirm two actions.
 export function ask({ title, words, yes, no = "Cancel", danger = true }) {
   const dialog = find("question");
+  if (dialog.open) return Promise.resolve(false);
   text(find("question-title"), title);
   text(find("question-text"), words);
   text(find("question-yes"), yes);

@@ -16,6 +16,8 @@ const CONNECTIONS = 4;
 const $ = (id) => document.getElementById(id);
 // True if the server needs keys. Known once there is no collection.
 let isLocked = false;
+// Number of the last request to delete a collection. The questions of others come too late.
+let removing = 0;
 const imagesOf = (name) => `/images?collection=${encodeURIComponent(name)}`;
 const pageOf = (name) => `/vectors?collection=${encodeURIComponent(name)}`;
 
@@ -69,8 +71,10 @@ client.create_collection("notes", vectors_config=models.VectorParams(size=3, dis
 client.upsert("notes", [models.PointStruct(id=1, vector=[0.1, 0.2, 0.3], payload={"city": "Berlin"})])`;
 
 async function remove(name, then = list) {
+  const turn = removing += 1;
   let points = "points";
   try { points = `${(await describe(name)).points_count.toLocaleString("en")} points`; } catch { /* The question can be asked without the number. */ }
+  if (turn !== removing) return;
   if (!(await ask({ title: `Delete the collection ${name}?`, words: `All its ${points} are removed with it. This cannot be undone.`, yes: "Delete" }))) return;
   try {
     await drop(name);
