@@ -49,12 +49,14 @@ def test_nodes_and_shards_are_shown(browser, cluster):
     found = browser.execute_script(CONTRASTS)
     assert [words for words, contrast in found["texts"] if contrast < TEXT_CONTRAST_MIN] == []
     picture(browser, PICTURES / "nodes-phone-dark.png")
+    browser.execute_script("document.querySelector('#collections summary').focus()")
     cluster.nodes["second"].kill()
     wait(lambda: texts(browser, "#nodes th") == ["first"], "the node is gone")
     wait(lambda: js(browser, "document.getElementById('state').textContent") == "1 node", "the state")
     assert js(browser, "document.querySelector('#collections details').open"), "a new reading keeps it open"
     lacking = f"docs served {SHARDS} of {SHARDS} shards served, at least 1 of 2 copies each"
     wait(lambda: texts(browser, "#collections summary") == [lacking], "the missing copies")
+    assert js(browser, "document.activeElement.localName") == "summary", "and it keeps the focus"
     late = "AbortSignal.timeout = () => AbortSignal.abort(new DOMException('late', 'TimeoutError'))"
     browser.execute_script(f"window.inTime = AbortSignal.timeout; {late}")
     wait(lambda: js(browser, "document.getElementById('state').textContent") == "failed", "a node that does not answer")

@@ -115,6 +115,16 @@ def test_search_and_sort(browser, server):
     assert len(rows(browser)) == 5
 
 
+def test_a_row_that_moves_keeps_the_focus(browser, server):
+    open_page(browser, server.url)
+    wait(lambda: SWAPPED in rows(browser), "the models are listed")
+    browser.execute_script("document.querySelector(`#models [data-model='${arguments[0]}'] a`).focus()", SWAPPED)
+    for order in ("name", "trouble"):
+        script = "const e = document.getElementById('sort'); e.value = arguments[0]; e.dispatchEvent(new Event('input'))"
+        browser.execute_script(script, order)
+        assert js(browser, "document.activeElement.textContent") == SWAPPED
+
+
 def test_a_model_has_its_own_address(browser, server):
     open_page(browser, server.url)
     wait(lambda: SWAPPED in rows(browser), "the models are listed")

@@ -106,6 +106,18 @@ def test_a_rollout_shows_its_figures(browser, rolling):
     assert answers(rolling) == {2.0, 3.0}
 
 
+def test_a_button_keeps_the_focus_while_figures_change(browser, rolling):
+    open_model(browser, rolling.url, SWAPPED)
+    button = "document.querySelector(`.rollout button[aria-label='Promote version 2']`)"
+    wait(lambda: js(browser, button), "the button")
+    browser.execute_script(f"{button}.focus()")
+    counts = lambda: in_model(browser, SWAPPED, ".rollout tbody tr:first-child td")  # noqa: E731
+    before = counts()
+    answers(rolling)
+    wait(lambda: counts() not in ([], before), "newer figures")
+    assert js(browser, "document.activeElement.ariaLabel") == "Promote version 2"
+
+
 def test_a_version_is_promoted(browser, rolling):
     choose(browser, rolling, "Promote version 2")
     wait(lambda: rollout(rolling)["state"] == "promoted", "the promotion")

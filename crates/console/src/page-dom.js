@@ -25,11 +25,19 @@ export function problem(id, words) {
 
 const shown = new WeakMap();
 
-// Replaces rows only if their content, identified by `key`, has changed.
+// Replaces rows only if their content, identified by `key`, has changed. The focus stays.
 export function rows(body, key, make) {
   if (shown.get(body) === key) return;
   shown.set(body, key);
+  const focused = body.contains(document.activeElement) ? document.activeElement : null;
   body.replaceChildren(...make());
+  if (focused) refocus(focused);
+}
+
+// Returns the focus to an element that was moved, or to the one that replaced it and has its id.
+export function refocus(focused) {
+  const node = focused.isConnected ? focused : document.getElementById(focused.id);
+  if (node !== document.activeElement) node?.focus({ preventScroll: true });
 }
 
 const UNITS = ["B", "KiB", "MiB", "GiB", "TiB"];

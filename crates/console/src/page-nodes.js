@@ -1,7 +1,7 @@
 // The page for a cluster: its nodes, and the shards of each collection with their holders, owners and movements.
 
 import { Refused, getJson, words } from "./page-api.js";
-import { el, problem, text } from "./page-dom.js";
+import { el, problem, rows, text } from "./page-dom.js";
 import { state } from "./page-shell.js";
 
 // Time between two reads of the cluster.
@@ -55,9 +55,9 @@ const mergesOf = ({ merges, merges_waiting: waiting }) =>
 function draw(nodes, collections, work) {
   const owned = new Map(), shards = collections.flatMap((one) => one.shards);
   for (const { owner } of shards) owned.set(owner, (owned.get(owner) ?? 0) + 1);
-  $("nodes").replaceChildren(...nodes.map((node) => nodeRow(node, owned.get(node.name) ?? 0, work[node.name] ?? {})));
+  rows($("nodes"), JSON.stringify([nodes, [...owned], work]), () => nodes.map((node) => nodeRow(node, owned.get(node.name) ?? 0, work[node.name] ?? {})));
   const open = new Set([...document.querySelectorAll("#collections details[open]")].map((details) => details.dataset.collection));
-  $("collections").replaceChildren(...collections.map((one) => collection(one, open.has(one.id))));
+  rows($("collections"), JSON.stringify(collections), () => collections.map((one) => collection(one, open.has(one.id))));
   const moving = shards.filter(moves).length, missing = shards.filter((shard) => shard.serving.length === 0).length;
   text($("nodes-note"), moving ? `${several(moving, "shard")} moving to other nodes` : "");
   if (missing) state("failed", `${several(missing, "shard")} missing`);
@@ -87,12 +87,12 @@ function copiesOf(copies, shards) {
 
 function collection({ name, id, copies, status, coverage, shards }, open) {
   const [style, said] = STATUS[status];
-  const summary = el("summary", {}, el("b", {}, name), " ", el("span", { class: "chip", "data-state": style }, said),
+  const summary = el("summary", { id: `collection-${id}` }, el("b", {}, name), " ", el("span", { class: "chip", "data-state": style }, said),
     ` ${coverage.shards} of ${several(coverage.of, "shard")} served, ${copiesOf(copies, shards)}`);
   const heads = ["Shard", "Owner", "Served by", "Moves to"].map((head) => el("th", { scope: "col" }, head));
-  const rows = shards.map((shard) => el("tr", { "data-shard": String(shard.shard) }, el("th", { scope: "row" }, String(shard.shard)), cell(shard.owner ?? "none"),
+  const lines = shards.map((shard) => el("tr", { "data-shard": String(shard.shard) }, el("th", { scope: "row" }, String(shard.shard)), cell(shard.owner ?? "none"),
     cell(served(shard)), cell(shard.wanted.filter((node) => !shard.serving.includes(node)).join(", ") || "–")));
-  const table = el("div", { class: "scroll" }, el("table", {}, el("thead", {}, el("tr", {}, ...heads)), el("tbody", {}, ...rows)));
+  const table = el("div", { class: "scroll" }, el("table", {}, el("thead", {}, el("tr", {}, ...heads)), el("tbody", {}, ...lines)));
   const details = el("details", { class: "panel", "data-collection": id }, summary, table);
   details.open = open;
   return details;

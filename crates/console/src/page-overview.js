@@ -1,6 +1,6 @@
 // The list of all models: totals, search, groups by trouble, and a row with a small chart per model.
 
-import { count, el, ms, percent, rows, text } from "./page-dom.js";
+import { count, el, ms, percent, refocus, rows, text } from "./page-dom.js";
 import { spark } from "./page-chart.js";
 import { copyButton } from "./page-shell.js";
 
@@ -108,13 +108,15 @@ export class Overview {
     this.empty();
     const words = $("search").value.toLowerCase().split(/\s+/).filter(Boolean);
     const found = now.models.filter((model) => words.every((word) => model.name.toLowerCase().includes(word)));
-    const sort = $("sort").value, sorted = [...found].sort((a, b) => ORDERS[sort](a, b) || a.name.localeCompare(b.name));
+    const focused = document.activeElement, sort = $("sort").value, sorted = [...found].sort((a, b) => ORDERS[sort](a, b) || a.name.localeCompare(b.name));
     const lists = new Map();
     for (const model of sorted) {
       const key = sort === "trouble" ? group(model) : "all";
       lists.set(key, [...(lists.get(key) ?? []), model]);
     }
     for (const [key, name] of [...GROUPS, ["all", "All models"]]) this.group(key, name, lists.get(key) ?? [], words.length > 0);
+    // A row that moved to another group has lost the focus.
+    if ($("models").contains(focused)) refocus(focused);
     const names = new Set(now.models.map((model) => model.name));
     for (const name of this.rows.keys()) if (!names.has(name)) this.rows.delete(name);
     text($("shown"), words.length ? `${found.length} of ${now.models.length} models` : "");

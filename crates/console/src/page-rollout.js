@@ -39,7 +39,7 @@ function ending({ promote, rollback }, kind) {
 
 export class RolloutView {
   constructor(panel, name, actions) {
-    Object.assign(this, { panel, name, actions, refused: null, rights: -Infinity, turn: 0, busy: false, filled: null });
+    Object.assign(this, { panel, name, actions, refused: null, rights: -Infinity, turn: 0, busy: false, filled: null, buttons: new Map() });
     this.part = (selector) => panel.querySelector(selector);
     this.path = `/v2/models/${encodeURIComponent(name)}/rollout`;
     this.refresh();
@@ -110,7 +110,14 @@ export class RolloutView {
     ];
   }
 
+  // The figures change every few seconds. The same button keeps the focus, also while its question is open.
   button(label, action) {
+    const key = `${action} ${this.found.candidate} ${this.refused}`;
+    if (!this.buttons.has(key)) this.buttons.set(key, this.made(label, action));
+    return this.buttons.get(key);
+  }
+
+  made(label, action) {
     const { candidate } = this.found, locked = this.refused ? { disabled: "", "aria-describedby": "rollout-locked" } : {};
     const node = el("button", { class: "small", "aria-label": `${label} version ${candidate}`, ...locked }, `${label}…`);
     node.addEventListener("click", () => this.actions.rollout(action, candidate));
