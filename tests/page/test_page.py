@@ -382,6 +382,34 @@ def test_events_that_a_tick_leaves_out_are_read(browser, server):
     assert browser.execute_async_script(script) == [["/v2/events?after=2"], read, [*read, 9], [1]]
 
 
+def test_the_list_has_the_requests_of_the_time_in_a_view(browser, server):
+    open_page(browser, server.url)
+    # The page gets its figures from the test: three intervals with requests while one model is shown.
+    script = """
+        const [name, done] = arguments, real = new EventSource('/events'), feed = {};
+        real.addEventListener('history', (event) => {
+          real.close();
+          const past = JSON.parse(event.data), model = past.models.find((one) => one.name === name);
+          const send = (type, at) => feed[type]({ data: JSON.stringify({ ...past, at, events: [], sparks: [],
+            models: [{ ...model, level: 'none', state: 'ready', rate: 3, requests: 60, errors: 0 }] }) });
+          window.EventSource = class { addEventListener(type, act) { feed[type] = act; } close() {} };
+          document.dispatchEvent(new Event('visibilitychange'));
+          const step = past.server.spark_step;
+          send('history', 100 * step);
+          addEventListener('hashchange', () => {
+            for (const more of [1, 2, 3]) send('tick', (100 + more) * step);
+            addEventListener('hashchange', () => {
+              const bars = document.querySelector(`#models [data-model="${name}"] .strip`).getAttribute('d');
+              done(bars.split('M').length - 1);
+            }, { once: true });
+            location.hash = '';
+          }, { once: true });
+          location.hash = `model=${name}`;
+        }, { once: true });
+    """
+    assert browser.execute_async_script(script, SWAPPED) == 3
+
+
 def test_rates_are_over_the_time_with_records(browser, server):
     open_page(browser, server.url)
     script = """

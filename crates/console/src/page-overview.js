@@ -102,7 +102,6 @@ export class Overview {
   }
 
   show(now) {
-    if (now !== this.now) this.follow(now);
     this.now = now;
     this.totals();
     this.empty();

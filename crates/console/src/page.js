@@ -62,6 +62,8 @@ function show(found) {
   clearTimeout(stale);
   stale = setTimeout(() => { connection("reconnecting"); connect(); }, STALE_MS);
   events.add(now.events);
+  // Also while one model is shown: the small charts of all models would otherwise have a gap.
+  overview.follow(now);
   route();
 }
 
