@@ -365,6 +365,34 @@ def test_a_payload_is_edited(browser, server):
     call(server, "PUT", "notes/points/payload", {"points": [1], "payload": {"city": "Lima", "year": 2001, "draft": False}})
 
 
+def test_late_answers_leave_the_point_that_is_open(browser, server):
+    open_vectors(browser, server)
+    # The first read and each save come late.
+    browser.execute_script(
+        "const send = fetch; window.late = [];"
+        "window.fetch = async (path, options) => {"
+        "  const answer = await send(path, options), isLate = String(path).endsWith('/points/1') || options?.method === 'PUT';"
+        "  if (isLate) await new Promise((resume) => { window.late.push(resume); });"
+        "  return answer;"
+        "}"
+    )
+    resume = "for (const resume of window.late.splice(0)) resume(); setTimeout(arguments[0], 100)"
+    click(browser, "[data-point='1'] .open")
+    wait(lambda: js(browser, "window.late.length") == 1, "the read of the first point")
+    click(browser, "[data-point='2'] .open")
+    wait(lambda: js(browser, "document.getElementById('details').open"), "the second point is shown")
+    click(browser, "#edit-start")
+    browser.execute_async_script(resume)
+    assert text(browser, "#details-title") == "Point 2"
+    assert not js(browser, "document.getElementById('edit').hidden"), "it is still edited"
+    js(browser, "document.getElementById('edit').requestSubmit()")
+    wait(lambda: js(browser, "window.late.length") == 1, "the save")
+    click(browser, "#details-close")
+    browser.execute_async_script(resume)
+    wait(lambda: "point 2 is saved" in text(browser, "#messages"), "the message")
+    assert not js(browser, "document.getElementById('details').open"), "it stays closed"
+
+
 def test_an_edited_payload_keeps_the_numbers_that_were_not_edited(browser, server):
     payload = {"price": 1.0, "parts": [-0.0, 1e22, 2.5, 3], "inner": {"rate": 100.0}, "note": "old"}
     call(server, "PUT", "notes/points", {"points": [{"id": 2000, "vector": [0, 0, 0, 1], "payload": payload}]})

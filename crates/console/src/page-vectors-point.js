@@ -11,7 +11,7 @@ const $ = (id) => document.getElementById(id);
 export class PointDetails {
   // `similar` is called with an id, and `changed` after a change.
   constructor(name, { isImages, similar, changed }) {
-    Object.assign(this, { name, isImages, similar, changed, point: null });
+    Object.assign(this, { name, isImages, similar, changed, point: null, reading: 0 });
     $("details-close").addEventListener("click", () => $("details").close());
     $("vector-copy").append(copyButton(() => toJson(this.values()), "the vector"));
     $("edit-cancel").addEventListener("click", () => this.edit(false));
@@ -27,12 +27,17 @@ export class PointDetails {
   }
 
   async open(id) {
+    const reading = this.reading += 1;
+    let found;
     try {
-      this.point = await point(this.name, id);
+      found = await point(this.name, id);
     } catch (error) {
       message(`Point ${id} was not read: ${words(error)}`, true);
       return;
     }
+    // Another point was opened meanwhile, and may be edited.
+    if (reading !== this.reading) return;
+    this.point = found;
     text($("details-title"), `Point ${id}`);
     this.draw();
     this.edit(false);
@@ -73,8 +78,13 @@ export class PointDetails {
     if (words) $("edit-text").focus();
   }
 
+  // Returns false if the dialog was closed or shows another point: an answer must not open or change it then.
+  shows(id) {
+    return $("details").open && this.point.id === id;
+  }
+
   async save() {
-    const edited = $("edit-text").value;
+    const edited = $("edit-text").value, { id } = this.point;
     let payload;
     try {
       payload = JSON.parse(edited);
@@ -87,13 +97,13 @@ export class PointDetails {
       return;
     }
     try {
-      await setPayload(this.name, this.point.id, edited);
+      await setPayload(this.name, id, edited);
     } catch (error) {
-      this.fail(words(error));
+      if (this.shows(id)) this.fail(words(error)); else message(`The payload of point ${id} was not saved: ${words(error)}`, true);
       return;
     }
-    message(`The payload of point ${this.point.id} is saved.`);
-    await this.open(this.point.id);
+    message(`The payload of point ${id} is saved.`);
+    if (this.shows(id)) await this.open(id);
     this.changed();
   }
 
