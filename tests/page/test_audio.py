@@ -203,6 +203,34 @@ def test_damaged_and_wrong_files_are_reported(browser, server, tmp_path):
     assert texts(browser, "#labels .text"), "what is there is labelled"
 
 
+def test_a_file_that_is_gone_is_named_and_can_be_chosen_again(browser, server, tmp_path):
+    open_audio(browser, server)
+    recording = tmp_path / "gone.wav"
+    shutil.copy(CLIP, recording)
+    browser.find_element("id", "file").send_keys(str(recording))
+    wait(lambda: "gone.wav" in texts(browser, "#player-title")[0], "it is chosen")
+    recording.unlink()
+    browser.find_element("id", "start").click()
+    wait(lambda: state(browser) == "failed", "it cannot be sent")
+    assert "cannot read gone.wav" in texts(browser, "#problem")[0]
+    # This event opens no dialog for files.
+    browser.execute_script("document.getElementById('file').dispatchEvent(new Event('click'))")
+    assert js(browser, "document.getElementById('file').files.length") == 0, "the same file is a change"
+    shutil.copy(CLIP, recording)
+    listen(browser, recording)
+
+
+def test_a_dropped_folder_is_refused(browser, server):
+    open_audio(browser, server)
+    browser.execute_script(
+        "const items = [{ webkitGetAsEntry: () => ({ isDirectory: true }) }], files = [new File([], 'folder')];"
+        "const event = new Event('drop', { bubbles: true, cancelable: true });"
+        "document.body.dispatchEvent(Object.assign(event, { dataTransfer: { items, files } }))"
+    )
+    assert "A folder cannot be labelled" in texts(browser, "#problem")[0]
+    assert js(browser, "document.getElementById('player').hidden")
+
+
 def test_the_pages_link_to_each_other(browser, server):
     browser.get(f"{server.url}/")
     browser.find_element("link text", "Audio").click()

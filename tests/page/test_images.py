@@ -357,6 +357,17 @@ def test_a_file_that_is_not_an_image_is_reported(browser, server, tmp_path):
     assert search(browser, "coffee.jpg")[0] == "coffee.png"
 
 
+def test_a_dropped_folder_is_no_search(browser, server):
+    open_images(browser, server)
+    browser.execute_script(
+        "const items = [{ webkitGetAsEntry: () => ({ isDirectory: true }) }], files = [new File([], 'folder')];"
+        "const event = new Event('drop', { bubbles: true, cancelable: true });"
+        "document.getElementById('find').dispatchEvent(Object.assign(event, { dataTransfer: { items, files } }))"
+    )
+    assert 'open "Add images"' in text(browser, "messages")
+    assert state(browser) == "ready"
+
+
 def test_a_login_opens_the_page(browser, tmp_path_factory):
     scratch = tmp_path_factory.mktemp("locked")
     places = ("--collections-dir", str(scratch / "collections"), "--api-key", KEY)

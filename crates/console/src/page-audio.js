@@ -3,7 +3,7 @@
 import { Wave, clock, peaksOf } from "./page-audio-wave.js";
 import { getJson, request, words } from "./page-api.js";
 import { copyButton, state } from "./page-shell.js";
-import { bytes, el, problem, rows, text } from "./page-dom.js";
+import { bytes, el, hasFolder, onFiles, problem, rows, text } from "./page-dom.js";
 
 // Most listed labels. All are drawn.
 const LISTED_MAX = 2000;
@@ -284,7 +284,7 @@ $("labels").addEventListener("click", (event) => {
 // ---- choosing
 
 $("recogniser").addEventListener("change", describe);
-$("file").addEventListener("change", () => $("file").files[0] && choose($("file").files[0]));
+onFiles($("file"), ([first]) => choose(first));
 $("start").addEventListener("click", start);
 $("stop").addEventListener("click", stop);
 $("span").addEventListener("change", () => { wave.span = Number($("span").value); wave.draw(); });
@@ -294,7 +294,9 @@ document.addEventListener("drop", (event) => {
   event.preventDefault();
   document.body.classList.remove("dropping");
   const dropped = event.dataTransfer?.files[0];
-  if (dropped && !$("file").disabled) choose(dropped);
+  if (!dropped || $("file").disabled) return;
+  if (hasFolder(event.dataTransfer)) problem("problem", "A folder cannot be labelled. Drop one audio file.");
+  else choose(dropped);
 });
 $("none-copy").append(copyButton(() => $("none-code").textContent, "the commands"));
 load();

@@ -40,6 +40,16 @@ export function refocus(focused) {
   if (node !== document.activeElement) node?.focus({ preventScroll: true });
 }
 
+// Calls `chosen` with the files that the user chooses in a field. Browsers report no change if the same file is chosen
+// again, also if the file has changed, so the field forgets its files first.
+export function onFiles(field, chosen) {
+  field.addEventListener("click", () => { field.value = ""; });
+  field.addEventListener("change", () => field.files.length && chosen([...field.files]));
+}
+
+// Returns true if a folder is dropped. Browsers list it among the files, and cannot read it.
+export const hasFolder = ({ items }) => [...items].some((item) => item.webkitGetAsEntry?.()?.isDirectory);
+
 const UNITS = ["B", "KiB", "MiB", "GiB", "TiB"];
 
 export function bytes(count) {

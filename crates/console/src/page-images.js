@@ -8,7 +8,7 @@ import { Search } from "./page-images-search.js";
 import { getJson, request, toJson, words } from "./page-api.js";
 import { menu } from "./page-menu.js";
 import { ask, copyButton, message, state } from "./page-shell.js";
-import { bytes, count, el, text } from "./page-dom.js";
+import { bytes, count, el, hasFolder, onFiles, text } from "./page-dom.js";
 
 // Images on one page of the collection.
 const PAGE = 48;
@@ -290,8 +290,8 @@ async function drop() {
 
 $("collection").addEventListener("change", () => { problem("problem", null); choose(); });
 $("make-cancel").addEventListener("click", () => $("make").close("cancel"));
-$("query").addEventListener("change", () => $("query").files[0] && picked($("query").files[0]));
-$("files").addEventListener("change", () => add([...$("files").files]));
+onFiles($("query"), ([first]) => picked(first));
+onFiles($("files"), add);
 $("again").addEventListener("click", () => search.query && find(search.query));
 $("next").addEventListener("click", () => isOn($("next")) && turn(1));
 $("back").addEventListener("click", () => isOn($("back")) && turn(-1));
@@ -328,8 +328,8 @@ document.addEventListener("drop", async (event) => {
     else problem("add-problem", `You chose more than ${count(FILES_MAX)} files, and none was added. To add so many, run \`millpond images index DIR\`.`);
   }
   // Anywhere else, a single image starts a search, which changes nothing.
-  else if (files.length === 1) picked(files[0]);
-  else if (files.length) message('Only one image can be searched for. To add several, open "Add images" and drop them there.', true);
+  else if (files.length === 1 && !hasFolder(event.dataTransfer)) picked(files[0]);
+  else if (files.length) message('Only one image can be searched for. To add several or a folder, open "Add images" and drop them there.', true);
 });
 
 function undrag() {

@@ -2,7 +2,7 @@
 
 import { SCALES, audioInput, checkSize, decodeImage, drawImage, imageInput, pixels, samples } from "./page-try-media.js";
 import { TEXT_VALUES_MAX, WrongValue, bytesOf, countOf, firstShape, isNumeric, read, shapeWords, textOf } from "./page-try-values.js";
-import { el, text } from "./page-dom.js";
+import { el, onFiles, text } from "./page-dom.js";
 
 const ROWS_MIN = 2, ROWS_MAX = 14;
 const RATE_DEFAULT = 16000, RATE_MIN = 3000, RATE_MAX = 192000;
@@ -70,7 +70,7 @@ export class InputEditor {
 
   chooser(kind, words) {
     const file = el("input", { type: "file", accept: ACCEPT[kind], "aria-label": `${words} for ${this.spec.name}` });
-    file.addEventListener("change", () => file.files[0] && this.load(kind, file.files[0]));
+    onFiles(file, ([first]) => this.load(kind, first));
     return el("span", { class: "tool grow" }, file);
   }
 
