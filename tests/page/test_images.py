@@ -179,6 +179,22 @@ def test_images_are_added_by_drop(browser, server, tmp_path):
     wait(lambda: "dropped" not in gone(), "the collection is deleted")
 
 
+def test_open_menus_stay_while_images_are_added(browser, server):
+    for seed in (1, 2):
+        put(server, "growing", f"noise {seed}", noise(seed))
+    open_images(browser, server, "growing")
+    js(browser, "document.querySelector('#menu .menu-button').click()")
+    for seed in (3, 4):
+        put(server, "growing", f"noise {seed}", noise(seed))
+        # Reads the collection again, as each added image does, without a click that closes menus.
+        browser.execute_script("document.getElementById('model-again').dispatchEvent(new Event('click'))")
+        wait(lambda: f"noise {seed}" in names(browser, "#pictures"), "the list is newer")  # noqa: B023
+        assert js(browser, "document.activeElement.closest('.menu-list') !== null"), "the focus stays in the menu"
+        if seed == 3:
+            js(browser, "document.querySelector('#pictures .menu-button').click()")
+    requests.delete(f"{server.url}/v1/images/growing", timeout=30)
+
+
 def test_adding_stops_while_the_server_is_busy(browser, server):
     open_images(browser, server)
     # The server would accept an upload after an hour.

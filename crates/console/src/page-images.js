@@ -8,7 +8,7 @@ import { Search } from "./page-images-search.js";
 import { getJson, request, toJson, words } from "./page-api.js";
 import { menu } from "./page-menu.js";
 import { ask, copyButton, message, state } from "./page-shell.js";
-import { bytes, count, el, hasFolder, onFiles, text } from "./page-dom.js";
+import { bytes, count, el, hasFolder, onFiles, rows, text } from "./page-dom.js";
 
 // Images on one page of the collection.
 const PAGE = 48;
@@ -41,6 +41,8 @@ let collections = [], embedding = {}, models = null, made = null, looked = 0;
 let offsets = [null], following = null;
 // Number of the last request for a page. Answers to others come too late.
 let asking = 0;
+// Tiles of the page by what they show.
+let tiles = new Map();
 
 function problem(id, ...parts) {
   $(id).hidden = parts[0] === null;
@@ -76,7 +78,7 @@ async function load() {
   const named = new URLSearchParams(location.search).get("collection");
   const asked = collections.find(({ collection }) => collection === named)?.name ?? named;
   const wanted = chosen() ?? asked, known = made ? [...collections, made] : collections;
-  $("collection").replaceChildren(...known.map(({ name }) => el("option", { value: name }, name)));
+  rows($("collection"), JSON.stringify(known.map(({ name }) => name)), () => known.map(({ name }) => el("option", { value: name }, name)));
   if (known.some(({ name }) => name === wanted)) $("collection").value = wanted;
   else if (wanted && wanted === asked) {
     // The address names a collection that does not exist, so another one must not be shown instead.
@@ -119,7 +121,8 @@ function describe() {
     if (!isBare) items.push({ words: "Find duplicates…", act: () => duplicates.open(chosen()) });
     items.push({ words: "Delete collection…", danger: true, act: drop });
   }
-  $("menu").replaceChildren(menu("collections", items));
+  // Images that are being added change the page often. An open menu stays if its items do.
+  rows($("menu"), items.map((item) => item.words).join(), () => [menu("collections", items)]);
   if (!found) {
     text($("about"), "");
     if ($("problem").hidden) state("none", "no collection");
@@ -178,7 +181,9 @@ function page(images, next, total) {
   enable($("back"), offsets.length > 1);
   const first = (offsets.length - 1) * PAGE, range = images.length ? `${first + 1}–${first + images.length}` : "none";
   text($("shown"), filter.value ? `${range}${Number.isInteger(total) ? ` of ${total}` : ""}, filtered` : images.length ? `${range} of ${entry()?.count ?? total ?? images.length}` : "none yet");
-  $("pictures").replaceChildren(...images.map(tile));
+  // A tile that stays keeps its open menu and the focus while images are added.
+  tiles = new Map(images.map((image) => [JSON.stringify([chosen(), image]), image]).map(([key, image]) => [key, tiles.get(key) ?? tile(image)]));
+  rows($("pictures"), [...tiles.keys()].join("\n"), () => [...tiles.values()]);
 }
 
 function tile(image) {
@@ -281,7 +286,7 @@ async function drop() {
   }
   message(`${found.name} is deleted.`);
   history.replaceState(null, "", "/images");
-  $("collection").replaceChildren();
+  rows($("collection"), "", () => []);
   await load();
   await choose();
 }
