@@ -210,6 +210,14 @@ def reference(words: str) -> tuple[list, list] | None:
     return (list(array.shape), array.ravel().tolist()) if array.size else None
 
 
+def test_large_floats_of_an_answer_are_numbers(browser, server):
+    open_try(browser, server, "mixed")
+    words = '{"data": [3.4028235e38, -1e+20, 1e20, 12345678901234567000.0, 0.12345678901234568, 9007199254740993]}'
+    data = call(browser, "values.parseResponse(arguments[0]).data.map((value) => [typeof value, values.valueWords(value)])", words)
+    assert [kind for kind, _ in data] == ["number"] * 5 + ["string"]
+    assert [shown for _, shown in data[2:]] == ["100000000000000000000", "12345678901234567000", "0.123457", "9007199254740993"]
+
+
 def test_text_is_read_as_python_reads_it(browser, server):
     open_try(browser, server, "mixed")
     random = np.random.default_rng(11)

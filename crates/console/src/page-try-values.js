@@ -193,9 +193,10 @@ export const bytesPerValue = (datatype) => ARRAYS[datatype].BYTES_PER_ELEMENT;
 // ---- responses
 
 // Reads a response: JSON plus NaN and Infinity, which become strings. 64-bit integers keep their digits if the browser
-// can tell how a number was written.
+// can tell how a number was written. Floats such as 1e20 stay numbers.
 export function parseResponse(text) {
-  const keep = (_, value, context) => (typeof value === "number" && Number.isInteger(value) && !Number.isSafeInteger(value) ? context?.source ?? value : value);
+  const isLong = (value, source) => typeof value === "number" && !Number.isSafeInteger(value) && /^-?\d+$/.test(source);
+  const keep = (_, value, context) => (isLong(value, context?.source) ? context.source : value);
   const strict = (text) => JSON.parse(text, /\d{16}/.test(text) ? keep : undefined);
   try {
     return strict(text);
