@@ -138,6 +138,25 @@ def test_a_model_has_its_own_address(browser, server):
     wait(lambda: "No model" in js(browser, "document.querySelector('#model .problem')?.textContent ?? ''"), "an error")
 
 
+def test_a_model_beyond_the_shown_ones_is_not_said_to_be_missing(browser, server):
+    open_page(browser, server.url)
+    # The page gets figures as of a server with 2000 models.
+    script = """
+        const done = arguments[0], real = new EventSource('/events'), feed = {};
+        real.addEventListener('history', (event) => {
+          real.close();
+          window.EventSource = class { addEventListener(type, act) { feed[type] = act; } close() {} };
+          document.dispatchEvent(new Event('visibilitychange'));
+          const past = JSON.parse(event.data), more = 2000 - past.models.length;
+          feed.history({ data: JSON.stringify({ ...past, more }) });
+          addEventListener('hashchange', () => done(document.querySelector('#model .problem').textContent), { once: true });
+          location.hash = 'model=far';
+        }, { once: true });
+    """
+    words = browser.execute_async_script(script)
+    assert words.startswith('"far" is not one of the ') and "of 2000. If it is served" in words
+
+
 def test_lines_begin_before_the_page_was_opened(browser, server):
     def seconds() -> int:
         query = {"name": SWAPPED, "seconds": 120}

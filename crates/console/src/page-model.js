@@ -14,6 +14,12 @@ const RANGES = [[120, "2 min"], [900, "15 min"], [3600, "1 h"], [21600, "6 h"], 
 const SLOW_READ_MS = 5000;
 const ALL = "all";
 
+// Says why there is no model of this name. Of many models, the server sends some only.
+function missing(name, { models, more }) {
+  if (more === 0) return `No model "${name}" is served here.`;
+  return `"${name}" is not one of the ${models.length} models that this page shows of ${models.length + more}. If it is served, GET /v2/models/${encodeURIComponent(name)} describes it.`;
+}
+
 export class ModelView {
   constructor(root, name, events) {
     Object.assign(this, { root, name, events, span: RANGES[0][0], lines: ALL, cursor: null, read: 0 });
@@ -91,7 +97,7 @@ export class ModelView {
 
   head() {
     const { model } = this, problem = this.part(".problem");
-    const words = model ? model.text : `No model "${this.name}" is served here.`;
+    const words = model ? model.text : missing(this.name, this.now);
     problem.hidden = !words;
     text(problem, words);
     problem.dataset.level = model?.level ?? "failing";
