@@ -206,6 +206,27 @@ def test_a_filter_is_made_with_the_form(browser, server):
     wait(lambda: f"of {POINTS + 1}" in text(browser, "#shown"), "all points again")
 
 
+def test_the_fields_of_conditions_have_unique_names(browser, server):
+    open_vectors(browser, server)
+    for key in ("city", "year"):
+        add_condition(browser, "must", key, "filled", "")
+    click(browser, ".condition:nth-child(1) > button")
+    add_condition(browser, "must", "draft", "filled", "")
+    names = js(browser, "[...document.querySelectorAll('.condition [aria-label]')].map((e) => e.ariaLabel)")
+    assert len(names) == 10 and len(set(names)) == 10, names
+
+
+def test_the_way_back_hides_no_chosen_field(browser, server):
+    open_vectors(browser, server)
+    # The browser then loads the page again, and restores fields, instead of keeping the whole page.
+    browser.execute_script("addEventListener('unload', () => {})")
+    change(browser, "#mode", "id")
+    open_vectors(browser, server, None)
+    browser.back()
+    wait(lambda: ids(browser), "the points are shown")
+    assert js(browser, "(document.getElementById('mode').value === 'id') !== document.getElementById('id-place').hidden")
+
+
 @pytest.mark.parametrize(
     ("key", "operator", "value", "wanted"),
     [

@@ -10,6 +10,10 @@ const OPERATORS = [
   ["equals", "is"], ["any", "is one of"], ["except", "is none of"], ["gt", ">"], ["gte", "≥"], ["lt", "<"], ["lte", "≤"],
   ["empty", "is empty"], ["filled", "has a value"], ["ids", "point id is one of"],
 ];
+// Names of the parts of a row for screen readers. The number of the row follows.
+const LABELS = {
+  clause: "Group of condition", key: "Field of condition", operator: "Operator of condition", value: "Value of condition", drop: "Remove condition",
+};
 const WITHOUT_VALUE = ["empty", "filled"];
 // Largest id that is a number.
 const ID_MAX = IS_EXACT ? 2n ** 64n - 1n : BigInt(Number.MAX_SAFE_INTEGER);
@@ -92,15 +96,15 @@ export class FilterForm {
   }
 
   add({ clause = "must", key = "", operator = "equals", value = "" } = {}) {
-    const number = this.rows.length + 1, choice = (words, entries, chosen) => {
-      const node = el("select", { "aria-label": `${words} of condition ${number}` }, ...entries.map(([name, shown]) => el("option", { value: name }, shown)));
+    const choice = (entries, chosen) => {
+      const node = el("select", {}, ...entries.map(([name, shown]) => el("option", { value: name }, shown)));
       node.value = chosen;
       return node;
     };
     const row = {
-      clause: choice("Group", CLAUSES, clause), key: el("input", { list: "known-fields", autocomplete: "off", spellcheck: "false", placeholder: "field", "aria-label": `Field of condition ${number}` }),
-      operator: choice("Operator", OPERATORS, operator), value: el("input", { autocomplete: "off", spellcheck: "false", placeholder: "value", "aria-label": `Value of condition ${number}` }),
-      problem: el("p", { class: "problem", role: "alert", hidden: "" }), drop: el("button", { type: "button", class: "quiet small", "aria-label": `Remove condition ${number}` }, "×"),
+      clause: choice(CLAUSES, clause), key: el("input", { list: "known-fields", autocomplete: "off", spellcheck: "false", placeholder: "field" }),
+      operator: choice(OPERATORS, operator), value: el("input", { autocomplete: "off", spellcheck: "false", placeholder: "value" }),
+      problem: el("p", { class: "problem", role: "alert", hidden: "" }), drop: el("button", { type: "button", class: "quiet small" }, "×"),
     };
     row.key.value = key;
     row.value.value = value;
@@ -124,7 +128,9 @@ export class FilterForm {
   }
 
   update() {
-    for (const row of this.rows) {
+    for (const [at, row] of this.rows.entries()) {
+      // A row that was removed changes the numbers of those after it.
+      for (const [part, words] of Object.entries(LABELS)) row[part].setAttribute("aria-label", `${words} ${at + 1}`);
       row.key.hidden = row.operator.value === "ids";
       row.value.hidden = WITHOUT_VALUE.includes(row.operator.value);
       row.problem.hidden = true;
