@@ -110,7 +110,7 @@ def test_labels_are_those_of_the_server(browser, server):
     assert texts(browser, "#labels .when")[0] == f"{clock(labels[0]['start'])}–{clock(labels[0]['end'])}"
     assert texts(browser, "#labels .text") == [label["text"] for label in labels]
     assert texts(browser, "#legend li") == ["speech"]
-    assert f"{len(labels)} labels" in js(browser, "document.getElementById('state').textContent")
+    assert f"{len(labels)} label" in js(browser, "document.getElementById('state').textContent")
     wait(lambda: drawn(browser), "the recording is drawn")
 
 
@@ -180,6 +180,7 @@ def test_by_keyboard_alone(browser, server):
 
 def test_a_click_seeks_and_playing_moves(browser, server):
     open_audio(browser, server)
+    assert js(browser, "document.getElementById('wave').getAttribute('aria-valuenow')") == "0"
     listen(browser, CLIP)
     canvas = browser.find_element("id", "wave")
     ActionChains(browser).move_to_element(canvas).click().perform()

@@ -340,7 +340,8 @@ def test_duplicates_are_found_and_deleted(browser, server):
     groups = "document.querySelectorAll('#duplicates-groups > li').length"
     wait(lambda: js(browser, groups) == 1, "the group is shown")
     assert set(names(browser, "#duplicates-groups")) == {pictures[0].name, "the same"}
-    assert text(browser, "duplicates-state").startswith("Done: 4 of 4 images compared, 1 pairs")
+    assert text(browser, "duplicates-count") == "1 group with 2 images"
+    assert text(browser, "duplicates-state").split(", ")[:2] == ["Done: 4 of 4 images compared", "1 pair"]
     js(browser, "document.querySelector('#duplicates-groups button.bad').click()")
     press(browser, "#question-yes")
     wait(lambda: len(names(browser, "#duplicates-groups")) == 1, "the image is deleted")

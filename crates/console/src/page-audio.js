@@ -108,13 +108,15 @@ function length(seconds) {
 
 // ---- results
 
+const counted = () => `${labels.length} ${labels.length === 1 ? "label" : "labels"}`;
+
 function add(label) {
   labels.push(label);
   wave.add(label);
   rows($("legend"), String(wave.lanes.size), () => [...wave.lanes].slice(0, LEGEND_MAX).map(([name, lane]) =>
     el("li", { class: `lane-${lane}` }, name)));
   $("found").hidden = false;
-  text($("counts"), `${labels.length} ${labels.length === 1 ? "label" : "labels"}. Arrow keys go from one to the next, Enter plays from there.`);
+  text($("counts"), `${counted()}. Arrow keys go from one to the next, Enter plays from there.`);
   if (labels.length > LISTED_MAX) {
     $("more").hidden = false;
     text($("more"), `${labels.length - LISTED_MAX} more labels are drawn above and not listed.`);
@@ -151,7 +153,7 @@ const KINDS = {
   progress: (entry) => progress(entry.seconds, entry.total),
   summary(entry) {
     progress(entry.seconds, entry.seconds);
-    const words = `${labels.length} labels in ${clock(entry.seconds)}`;
+    const words = `${counted()} in ${clock(entry.seconds)}`;
     if (entry.partial) state("damaged", `${words}, parts are missing`); else state("done", words);
     running.done = true;
   },

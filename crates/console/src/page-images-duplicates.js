@@ -13,6 +13,7 @@ const RETRY_MS = 3000;
 const GROUPS_MAX = 100;
 const IMAGES_MAX = 24;
 
+const several = (number, noun) => `${count(number)} ${noun}${number === 1 ? "" : "s"}`;
 const $ = (id) => document.getElementById(id);
 
 export class Duplicates {
@@ -111,7 +112,7 @@ export class Duplicates {
     }
     if (collection !== this.collection) return;
     const more = summary.groups > groups.length ? `, the largest ${groups.length} shown` : "";
-    text($("duplicates-count"), summary.groups ? `${count(summary.groups)} groups with ${count(summary.images)} images${more}` : "No duplicates were found.");
+    text($("duplicates-count"), summary.groups ? `${several(summary.groups, "group")} with ${several(summary.images, "image")}${more}` : "No duplicates were found.");
     $("duplicates-groups").replaceChildren(...groups.map((group) => this.group(group)));
   }
 
@@ -142,6 +143,6 @@ export class Duplicates {
 }
 
 function describe({ state, done, total, pairs, seconds }) {
-  const work = `${count(done)} of ${count(Math.max(total, done))} images compared, ${count(pairs)} pairs`;
+  const work = `${count(done)} of ${count(Math.max(total, done))} images compared, ${several(pairs, "pair")}`;
   return `${state[0].toUpperCase()}${state.slice(1)}: ${work}${seconds ? `, ${duration(seconds)}` : ""}`;
 }

@@ -277,7 +277,7 @@ function make() {
 
 async function drop() {
   const found = entry();
-  if (!(await ask({ title: `Delete the collection ${found.name}?`, words: `All its ${count(found.count ?? 0)} images are removed with it. This cannot be undone.`, yes: "Delete" }))) return;
+  if (!(await ask({ title: `Delete the collection ${found.name}?`, words: `Its images (${count(found.count ?? 0)}) are removed with it. This cannot be undone.`, yes: "Delete" }))) return;
   try {
     await request("DELETE", path(found.name));
   } catch (error) {

@@ -73,9 +73,9 @@ client.upsert("notes", [models.PointStruct(id=1, vector=[0.1, 0.2, 0.3], payload
 async function remove(name, then = list) {
   const turn = removing += 1;
   let points = "points";
-  try { points = `${(await describe(name)).points_count.toLocaleString("en")} points`; } catch { /* The question can be asked without the number. */ }
+  try { points = `points (${(await describe(name)).points_count.toLocaleString("en")})`; } catch { /* The question can be asked without the number. */ }
   if (turn !== removing) return;
-  if (!(await ask({ title: `Delete the collection ${name}?`, words: `All its ${points} are removed with it. This cannot be undone.`, yes: "Delete" }))) return;
+  if (!(await ask({ title: `Delete the collection ${name}?`, words: `Its ${points} are removed with it. This cannot be undone.`, yes: "Delete" }))) return;
   try {
     await drop(name);
   } catch (error) {
