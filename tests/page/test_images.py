@@ -215,6 +215,22 @@ def test_adding_stops_while_the_server_is_busy(browser, server):
     assert js(browser, "window.refused") == 1
 
 
+def test_an_upload_without_an_answer_is_sent_again(browser, server):
+    open_images(browser, server)
+    browser.execute_script(
+        "const send = fetch; window.lost = 0;"
+        "window.fetch = (where, options) => {"
+        "  if (options?.method !== 'PUT' || window.lost === 1) return send(where, options);"
+        "  window.lost = 1;"
+        "  return Promise.reject(new TypeError('the server is started again'));"
+        "}"
+    )
+    press(browser, "#add-open")
+    drop(browser, "#add", MADE / "pictures" / "coffee.png")
+    wait(lambda: js(browser, "document.querySelector('#sent li')?.dataset.state") == "present", "it arrives")
+    assert js(browser, "window.lost") == 1
+
+
 def test_a_zip_is_added_by_drop(browser, server, tmp_path):
     import zipfile
 

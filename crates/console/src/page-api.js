@@ -14,7 +14,8 @@ export function toLogin() {
   location.assign(`/login?next=${encodeURIComponent(location.pathname + location.search)}${location.hash}`);
 }
 
-// Says why a request with this body got no answer. Browsers send no file that was changed or removed after it was chosen.
+// Returns the error of a request with this body that got no answer. Browsers send no file that was changed or removed
+// after it was chosen.
 export async function unanswered(body) {
   try {
     // A file may have gigabytes, so only its first part is read. `slice` would hide an error: a missing file has size 0.
@@ -22,9 +23,9 @@ export async function unanswered(body) {
     await reader?.read();
     await reader?.cancel();
   } catch {
-    return `The browser cannot read ${body.name}. If it was changed or moved, choose it again.`;
+    return new Error(`The browser cannot read ${body.name}. If it was changed or moved, choose it again.`);
   }
-  return "The server did not answer. Is it running?";
+  return new Refused(0, "The server did not answer. Is it running?");
 }
 
 // Sends a request. Throws `Refused` with the server's own words, and `AbortError` after `stop`. Leads to the login if
@@ -37,7 +38,7 @@ export async function request(method, where, { body, type, headers = {}, stop } 
     answer = await fetch(where, { method, body, headers: sent, signal: stop });
   } catch (error) {
     if (error.name === "AbortError") throw error;
-    throw new Refused(0, await unanswered(body));
+    throw await unanswered(body);
   }
   if (answer.ok) return answer;
   const said = await answer.json().catch(() => ({}));

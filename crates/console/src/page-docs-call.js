@@ -1,6 +1,6 @@
 // One call of the page of the API: its parameters, its body, its answers, and a form that sends it.
 
-import { asWritten, toJson, unanswered } from "./page-api.js";
+import { asWritten, toJson, unanswered, words } from "./page-api.js";
 import { el } from "./page-dom.js";
 
 const NESTING_MAX = 8;
@@ -179,7 +179,7 @@ export function draw(node, document, operation) {
     try {
       await show(result, await fetch(url, { method, headers, body: sent.body }), started);
     } catch {
-      result.replaceChildren(el("p", { class: "problem" }, await unanswered(sent.body)));
+      result.replaceChildren(el("p", { class: "problem" }, words(await unanswered(sent.body))));
     } finally {
       button.disabled = false;
     }

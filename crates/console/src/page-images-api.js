@@ -4,8 +4,9 @@ import { Refused, getJson, request } from "./page-api.js";
 
 // Longest line of a response in characters: a group of duplicates has all its images.
 const LINE_MAX = 2 ** 24;
-// Most retries of an upload that a busy server refuses.
+// Most tries of an upload that a busy server refuses, or a server that is started again does not answer.
 const TRIES_MAX = 6;
+const RETRIED = [0, 429, 503];
 const WAIT_MS = 500;
 
 // Returns the path of a collection, with the parameters that have a value.
@@ -37,13 +38,13 @@ function pause(ms, stop) {
   });
 }
 
-// Sends a file, and retries while the server is busy.
+// Sends a file, and retries while the server is busy or started again. An image that arrived is not added twice.
 async function send(where, file, type, stop) {
   for (let tries = 1; ; tries++) {
     try {
       return await request("PUT", where, { body: file, type, stop });
     } catch (error) {
-      if (![429, 503].includes(error.status) || tries === TRIES_MAX) throw error;
+      if (!RETRIED.includes(error.status) || tries === TRIES_MAX) throw error;
       await pause(error.wait || WAIT_MS * 2 ** tries, stop);
     }
   }
