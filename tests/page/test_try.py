@@ -416,6 +416,20 @@ def test_with_keys_the_session_runs_the_model_and_the_code_names_a_key(browser, 
         assert server.stop() == 0, server.log_text()
 
 
+def test_without_a_model_the_page_waits_for_one(browser, tmp_path):
+    root = tmp_path / "models"
+    root.mkdir()
+    server = millpond.Server(root, log=tmp_path / "server.log").wait_ready()
+    try:
+        browser.get(f"{server.url}/try")
+        wait(lambda: text(browser, "#state") == "no model", "the page says so")
+        millpond.drop_in(half_plus_two(tmp_path / "half_plus_two.onnx"), root / "half_plus_two", 1)
+        wait(lambda: text(browser, "#state") == "ready", "the model is shown")
+        assert js(browser, "document.getElementById('empty').hidden && !document.getElementById('try').hidden")
+    finally:
+        assert server.stop() == 0
+
+
 def test_versions_and_unknown_models(browser, server):
     open_try(browser, server, "half_plus_two")
     assert js(browser, "[...document.getElementById('version').options].map((o) => o.textContent)") == ["latest (2)", "2", "1"]

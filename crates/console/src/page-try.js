@@ -10,6 +10,9 @@ import { el, problem, text } from "./page-dom.js";
 
 const LANGUAGES = [["curl", "curl", curl], ["tritonclient", "Python: tritonclient", tritonclient], ["requests", "Python: requests", requests]];
 
+// Time between two reads of the models while there is none.
+const EMPTY_READ_MS = 2000;
+
 const $ = (id) => document.getElementById(id);
 let editors = [], running = null, isLocked = false, language = LANGUAGES[0];
 // Number of the last choice. Answers to others come too late.
@@ -24,6 +27,8 @@ async function load() {
   } catch (error) {
     state("failed", "failed");
     problem("problem", words(error));
+    // A page that waits for a model continues after a restart of the server.
+    if (!$("empty").hidden) setTimeout(load, EMPTY_READ_MS);
     return;
   }
   $("model").replaceChildren(...models.map((name) => el("option", { value: name }, name)));
@@ -32,6 +37,9 @@ async function load() {
   const wanted = new URLSearchParams(location.search), name = wanted.get("model") ?? models[0];
   if (name === undefined) {
     state("none", "no model");
+    problem("problem", null);
+    // The page says that the server loads a model soon.
+    setTimeout(load, EMPTY_READ_MS);
     return;
   }
   if (!models.includes(name)) {
