@@ -32,6 +32,21 @@ def test_a_call_is_sent_and_its_answer_shown(browser, server):
     assert browser.get_log("browser") == []
 
 
+def test_a_key_with_an_invisible_character_is_refused(browser, server):
+    open_docs(browser, server.url, "#infer")
+    wait(lambda: js(browser, f"{INFER}.querySelector('.send')"), "it is open")
+    enter = "const key = document.getElementById('key'); key.value = arguments[0]; key.dispatchEvent(new Event('input'))"
+    browser.execute_script(enter, "key\u200b")
+    assert "api-key: KEY" in js(browser, f"{INFER}.querySelector('.curl').textContent")
+    browser.execute_script(f"const send = {INFER}.querySelector('.send'); send.focus(); send.click()")
+    problem = wait(lambda: js(browser, f"{INFER}.querySelector('.result .problem')?.textContent"), "the error")
+    assert problem.startswith("The value of api-key has a character")
+    browser.execute_script(enter, "")
+    js(browser, f"{INFER}.querySelector('.send').click()")
+    wait(lambda: js(browser, f"{INFER}.querySelector('.result .status')"), "an answer")
+    assert js(browser, "document.activeElement.className") == "send", "the button keeps the focus"
+
+
 def test_an_answer_keeps_the_digits_of_numbers(browser, server):
     """A double cannot hold 2^53 + 1, and JavaScript writes 1.0 as 1."""
     collection = f"{server.url}/collections/digits"

@@ -119,6 +119,20 @@ function curl({ method, url, headers, sent }) {
   return parts.join(" ");
 }
 
+class WrongHeader extends Error {}
+
+// Returns headers for a request. Throws `WrongHeader` if the browser cannot send one.
+function checked(headers) {
+  for (const entry of Object.entries(headers)) {
+    try {
+      new Headers([entry]);
+    } catch {
+      throw new WrongHeader(`The value of ${entry[0]} has a character that HTTP headers cannot have. Type it instead of pasting it.`);
+    }
+  }
+  return headers;
+}
+
 async function show(result, answer, started) {
   const took = `${(performance.now() - started).toFixed(0)} ms`;
   const type = answer.headers.get("content-type") ?? "";
@@ -171,17 +185,22 @@ export function draw(node, document, operation) {
   if (operation.requestBody) editor = bodyEditor(document, resolve(document, operation.requestBody), redraw);
   for (const { input } of fields) input.addEventListener("input", redraw);
 
+  globalThis.document.getElementById("key").addEventListener("input", redraw);
+
   button.addEventListener("click", async () => {
+    // A button that is disabled loses the focus.
+    if (button.getAttribute("aria-disabled") === "true") return;
     redraw();
     const { method, url, headers, sent } = request();
-    button.disabled = true;
+    button.setAttribute("aria-disabled", "true");
     const started = performance.now();
     try {
-      await show(result, await fetch(url, { method, headers, body: sent.body }), started);
-    } catch {
-      result.replaceChildren(el("p", { class: "problem" }, words(await unanswered(sent.body))));
+      await show(result, await fetch(url, { method, headers: checked(headers), body: sent.body }), started);
+    } catch (error) {
+      const why = error instanceof WrongHeader ? error : await unanswered(sent.body);
+      result.replaceChildren(el("p", { class: "problem" }, words(why)));
     } finally {
-      button.disabled = false;
+      button.setAttribute("aria-disabled", "false");
     }
   });
 
