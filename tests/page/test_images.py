@@ -341,6 +341,14 @@ def test_pages_and_deleting(browser, server):
     wait(lambda: f"{MANY - 1} images" in text(browser, "about"), "one is gone")
     press(browser, "#back")
     wait(lambda: names(browser, "#pictures") == first, "the first page")
+    press(browser, "#next")
+    wait(lambda: len(names(browser, "#pictures")) == MANY - 49, "the second page again")
+    left = js(browser, "[...document.querySelectorAll('#pictures li')].map((e) => e.dataset.id)")
+    for image in left[1:]:
+        requests.delete(f"{server.url}/v1/images/many/{image}", timeout=60).raise_for_status()
+    choose(browser, "#pictures", "Delete image…")
+    press(browser, "#question-yes")
+    wait(lambda: names(browser, "#pictures") == first, "the page before an empty one")
 
 
 def test_duplicates_are_found_and_deleted(browser, server):

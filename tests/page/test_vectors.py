@@ -476,6 +476,21 @@ def test_a_point_is_deleted_after_a_question(browser, server):
     assert requests.get(f"{server.url}/collections/notes/points/1000", timeout=60).status_code == 404
 
 
+def test_a_page_without_points_is_left(browser, server):
+    call(server, "PUT", "paged", {"vectors": {"size": 1, "distance": "Dot"}})
+    call(server, "PUT", "paged/points", {"points": [{"id": at, "vector": [1]} for at in range(1, 22)]})
+    open_vectors(browser, server, "paged")
+    click(browser, "#next")
+    wait(lambda: ids(browser) == ["21"], "the last page")
+    click(browser, "[data-point='21'] .open")
+    wait(lambda: js(browser, "document.getElementById('details').open"), "the point is shown")
+    choose(browser, "#details-actions", "Delete point…")
+    answer(browser, "yes")
+    wait(lambda: ids(browser) == [str(at) for at in range(1, 21)], "the page before")
+    assert text(browser, "#shown") == "1–20 of 20"
+    call(server, "DELETE", "paged")
+
+
 def test_values_of_a_field_are_counted_and_chosen(browser, server):
     open_vectors(browser, server)
     change(browser, "#facet-key", "city")

@@ -167,6 +167,12 @@ async function list() {
     for (const image of answer.images) image.name ??= image.id;
     if (asked !== asking || collection !== chosen()) return;
     problem("list-problem", null);
+    if (answer.images.length === 0 && offsets.length > 1) {
+      // The last image of this page was deleted.
+      offsets.pop();
+      await list();
+      return;
+    }
     page(answer.images, answer.next ?? null, answer.count);
   } catch (error) {
     if (asked !== asking || collection !== chosen()) return;

@@ -150,6 +150,12 @@ export class CollectionView {
     try {
       const page = target === null ? await this.page(parts, offset) : await this.hits(parts, target, offset ?? 0);
       if (run !== this.run) return;
+      if (target === null && page.points.length === 0 && this.offsets.length > 1) {
+        // The last point of this page was deleted.
+        this.offsets.pop();
+        await this.refresh();
+        return;
+      }
       this.show(page.points, page.next, page.words);
       state("ready", "ready");
     } catch (error) {
