@@ -339,6 +339,8 @@ def test_pages_and_deleting(browser, server):
     assert second[0] in text(browser, "question-title")
     press(browser, "#question-yes")
     wait(lambda: f"{MANY - 1} images" in text(browser, "about"), "one is gone")
+    wait(lambda: second[0] not in names(browser, "#pictures"), "it is not listed")
+    assert js(browser, "document.activeElement.closest('#pictures li') !== null"), "the focus stays in the list"
     press(browser, "#back")
     wait(lambda: names(browser, "#pictures") == first, "the first page")
     press(browser, "#next")

@@ -161,6 +161,8 @@ def test_only_the_collection_in_the_question_is_deleted(browser, server):
     answer(browser, "yes")
     wait(lambda: not call(server, "GET", "other/exists")["exists"], "it is deleted")
     assert call(server, "GET", "slow/exists") == {"exists": True}
+    wait(lambda: not js(browser, "document.querySelector(`[data-collection='other']`)"), "the list is newer")
+    assert js(browser, "document.activeElement.closest('[data-collection]') !== null"), "the focus stays in the list"
     call(server, "DELETE", "slow")
 
 

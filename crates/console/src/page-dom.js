@@ -40,6 +40,14 @@ export function refocus(focused) {
   if (node !== document.activeElement) node?.focus({ preventScroll: true });
 }
 
+// Calls `replace`, which removes a row. The focus moves from its menu to the menu of the row that takes its place.
+export function keepPlace(body, replace) {
+  const place = [...body.children].findIndex((row) => row.contains(document.activeElement));
+  replace();
+  if (place < 0 || body.contains(document.activeElement)) return;
+  [...body.children].at(Math.min(place, body.children.length - 1))?.querySelector(".menu-button").focus();
+}
+
 // Calls `chosen` with the files that the user chooses in a field. Browsers report no change if the same file is chosen
 // again, also if the file has changed, so the field forgets its files first.
 export function onFiles(field, chosen) {

@@ -8,7 +8,7 @@ import { Search } from "./page-images-search.js";
 import { getJson, request, toJson, words } from "./page-api.js";
 import { menu } from "./page-menu.js";
 import { ask, copyButton, message, state } from "./page-shell.js";
-import { bytes, count, el, hasFolder, onFiles, rows, text } from "./page-dom.js";
+import { bytes, count, el, hasFolder, keepPlace, onFiles, rows, text } from "./page-dom.js";
 
 // Images on one page of the collection.
 const PAGE = 48;
@@ -189,7 +189,7 @@ function page(images, next, total) {
   text($("shown"), filter.value ? `${range}${Number.isInteger(total) ? ` of ${total}` : ""}, filtered` : images.length ? `${range} of ${entry()?.count ?? total ?? images.length}` : "none yet");
   // A tile that stays keeps its open menu and the focus while images are added.
   tiles = new Map(images.map((image) => [JSON.stringify([chosen(), image]), image]).map(([key, image]) => [key, tiles.get(key) ?? tile(image)]));
-  rows($("pictures"), [...tiles.keys()].join("\n"), () => [...tiles.values()]);
+  keepPlace($("pictures"), () => rows($("pictures"), [...tiles.keys()].join("\n"), () => [...tiles.values()]));
 }
 
 function tile(image) {

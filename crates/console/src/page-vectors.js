@@ -6,7 +6,7 @@ import { CollectionView } from "./page-vectors-one.js";
 import { needsKey, words } from "./page-api.js";
 import { menu } from "./page-menu.js";
 import { ask, copyButton, message, state } from "./page-shell.js";
-import { el, problem, text } from "./page-dom.js";
+import { el, keepPlace, problem, text } from "./page-dom.js";
 
 // Most collections whose size and health are read for the list.
 const DESCRIBED_MAX = 200;
@@ -37,7 +37,7 @@ async function list() {
   text($("none-code"), example());
   names.sort((a, b) => a.localeCompare(b));
   const rows = names.map((name) => row(name, images.get(name)));
-  $("rows").replaceChildren(...rows.map(({ node }) => node));
+  keepPlace($("rows"), () => $("rows").replaceChildren(...rows.map(({ node }) => node)));
   text($("list-note"), names.length > DESCRIBED_MAX ? `The sizes of the first ${DESCRIBED_MAX} are shown.` : "");
   state(names.length ? "ready" : "none", `${names.length} ${names.length === 1 ? "collection" : "collections"}`);
   const queue = rows.slice(0, DESCRIBED_MAX);
