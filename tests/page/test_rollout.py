@@ -182,15 +182,17 @@ def test_refusals_of_the_server_are_shown_at_the_form(browser, staged):
     refused = {
         "has no version 9 on disk": {"version": "9", "kind": "traffic", "share": "0.5"},
         "a rollout takes a higher version": {"version": "1", "kind": "traffic", "share": "0.5"},
-        "traffic must be 0 to 1": {"version": "2", "kind": "traffic", "share": "2"},
-        "shadow must be 0 to 1": {"version": "2", "kind": "shadow", "share": "2"},
     }
     for words, values in refused.items():
         fill(browser, **values)
         send(browser)
         wait(lambda: words in problem(browser), words)  # noqa: B023
         wait(lambda: in_model(browser, SWAPPED, ".rollout fieldset button") == ["Start…"], "it can be sent again")
-    unsent = {"Enter the version": {"version": "", "share": "0.5"}, "Enter a share": {"version": "2", "share": "0"}}
+    unsent = {
+        "Enter the version": {"version": "", "share": "0.5"},
+        "Enter a share": {"version": "2", "share": "0"},
+        "For 5 % of the requests": {"version": "2", "share": "5"},
+    }
     for words, values in unsent.items():
         fill(browser, **values)
         send(browser, agree=False)

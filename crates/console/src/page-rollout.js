@@ -168,7 +168,7 @@ export class RolloutView {
     const share = Number(this.part("#rollout-share").value), version = this.part("#rollout-version").value;
     this.problem("");
     if (!running && !version) return this.problem("Enter the version to roll out.", "#rollout-version");
-    if (!(share > 0)) return this.problem("Enter a share above 0, at most 1.", "#rollout-share");
+    if (!(share > 0 && share <= 1)) return this.problem("Enter a share above 0, at most 1. For 5 % of the requests, enter 0.05.", "#rollout-share");
     const number = running ? this.found.candidate : Number(version);
     const gets = kind === "traffic" ? `It answers ${percent(share)} of the requests that name no version.`
       : `It gets copies of ${percent(share)} of the requests that name no version. Clients get the answers of the stable version only.`;
