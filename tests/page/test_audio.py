@@ -54,6 +54,7 @@ def position(browser) -> float:
 
 def clock(seconds: float) -> str:
     """Formats a time as the page does."""
+    seconds = round(seconds, 1)
     whole = int(seconds)
     return f"{whole // 60}:{whole % 60:02}" + f"{seconds - whole:.1f}"[1:]
 
@@ -112,6 +113,13 @@ def test_labels_are_those_of_the_server(browser, server):
     assert texts(browser, "#legend li") == ["speech"]
     assert f"{len(labels)} label" in js(browser, "document.getElementById('state').textContent")
     wait(lambda: drawn(browser), "the recording is drawn")
+
+
+def test_a_time_is_rounded_before_it_is_split(browser, server):
+    open_audio(browser, server)
+    script = "import('/page-audio-wave.js').then(({ clock }) => arguments[1](arguments[0].map((time) => clock(time, 1))))"
+    found = browser.execute_async_script(script, [59.96, 3599.97, 9.94, 0.9999999])
+    assert found == ["1:00.0", "1:00:00.0", "0:09.9", "0:01.0"]
 
 
 def test_labels_arrive_during_the_upload(browser, server, tmp_path):

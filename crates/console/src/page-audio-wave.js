@@ -10,8 +10,9 @@ const STEP_PIXELS_MIN = 64;
 // One color per row. Classes beyond the last share it.
 const COLOURS = ["--p50", "--p99", "--p80", "--p999", "--p90", "--soft"];
 
-export function clock(seconds, digits = 0) {
-  const whole = Math.floor(seconds), hours = Math.floor(whole / 3600);
+// Formats a time of a recording. It is rounded before it is split: 59.96 s are 1:00.0.
+export function clock(time, digits = 0) {
+  const seconds = digits ? Number(time.toFixed(digits)) : time, whole = Math.floor(seconds), hours = Math.floor(whole / 3600);
   const parts = [Math.floor(whole / 60) % 60, whole % 60];
   const words = (hours ? [hours, ...parts] : parts).map((part, place) => (place ? String(part).padStart(2, "0") : part)).join(":");
   return digits ? words + (seconds - whole).toFixed(digits).slice(1) : words;
