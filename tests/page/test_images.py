@@ -231,6 +231,23 @@ def test_an_upload_without_an_answer_is_sent_again(browser, server):
     assert js(browser, "window.lost") == 1
 
 
+def test_adding_stops_if_the_session_ends(browser, server):
+    open_images(browser, server)
+    browser.execute_script(
+        "const send = fetch; window.isOld = true; sessionStorage.refused = 0;"
+        "window.fetch = (where, options) => {"
+        "  if (options?.method !== 'PUT') return send(where, options);"
+        "  sessionStorage.refused = Number(sessionStorage.refused) + 1;"
+        "  return Promise.resolve(new Response('{\"error\": \"no session\"}', { status: 401 }));"
+        "}"
+    )
+    press(browser, "#add-open")
+    drop(browser, "#add", *sorted((MADE / "pictures").iterdir())[:6])
+    # This server has no keys, so its login leads back to the page.
+    wait(lambda: js(browser, "window.isOld") is None, "the page is loaded again")
+    assert js(browser, "sessionStorage.refused") == "1"
+
+
 def test_a_zip_is_added_by_drop(browser, server, tmp_path):
     import zipfile
 

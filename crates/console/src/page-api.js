@@ -8,8 +8,14 @@ export class Refused extends Error {
   }
 }
 
+// Time in which a page asks for the login once: each further request for it would begin its load again.
+const LEAVING_MS = 10_000;
+let left = -Infinity;
+
 // Leads to the login, and back to this page afterwards.
 export function toLogin() {
+  if (performance.now() - left < LEAVING_MS) return;
+  left = performance.now();
   // The browser keeps the fragment through the login.
   location.assign(`/login?next=${encodeURIComponent(location.pathname + location.search)}${location.hash}`);
 }

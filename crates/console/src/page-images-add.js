@@ -60,6 +60,8 @@ export class Adding {
       }
     } catch (error) {
       if (error.name !== "AbortError") work.counts.failed += 1;
+      // The session has ended, so the server refuses the others, too. The page leads to the login.
+      if (error.status === 401) work.stop.abort();
       this.mark(row, name, "failed", error.name === "AbortError" ? "stopped" : error.message);
     }
     work.ended += 1;
