@@ -524,6 +524,33 @@ def test_a_phone_needs_no_sideways_scrolling(browser, server):
         assert js(browser, small) == 0, "large enough for a finger"
 
 
+def test_many_sizes_fit_on_a_phone(browser, server):
+    look(browser, PHONE)
+    open_try(browser, server, "mixed")
+    script = """
+        const spec = { name: 'video', datatype: 'FP32', shape: [-1, -1, -1, -1, -1] }, done = arguments[0];
+        import('/page-try-input.js').then(({ InputEditor }) => {
+          document.getElementById('inputs').replaceChildren(new InputEditor(spec, () => {}).root);
+          done([document.querySelectorAll('.dimensions input').length, document.documentElement.scrollWidth]);
+        });
+    """
+    fields, width = browser.execute_async_script(script)
+    assert fields == 5 and width <= PHONE[0], (fields, width)
+
+
+def test_versions_of_another_model_do_not_stay(browser, server):
+    open_try(browser, server, "half_plus_two")
+    options = "[...document.querySelectorAll('#version option')].map((e) => e.textContent)"
+    assert js(browser, options) == ["latest (2)", "2", "1"]
+    browser.execute_script(
+        "const send = fetch; window.fetch = (where, options) =>"
+        " String(where).endsWith('/mixed') ? Promise.reject(new TypeError('offline')) : send(where, options);"
+        "const e = document.getElementById('model'); e.value = 'mixed'; e.dispatchEvent(new Event('change'))"
+    )
+    wait(lambda: "did not answer" in text(browser, "#problem"), "the metadata are not read")
+    assert js(browser, options) == ["latest"]
+
+
 @pytest.mark.parametrize(
     ("name", "size", "scheme"), [("try-light", DESKTOP, "light"), ("try-dark", DESKTOP, "dark"), ("try-phone", PHONE, "light")]
 )

@@ -210,7 +210,11 @@ $("copy").append(copyButton(() => $("snippet").textContent, "the code"));
 // ---- events
 
 $("choose").addEventListener("submit", (event) => event.preventDefault());
-$("model").addEventListener("change", () => choose());
+$("model").addEventListener("change", () => {
+  // If its metadata cannot be read, the versions of the model before it must not stay.
+  versions([], null);
+  choose();
+});
 $("version").addEventListener("change", () => choose($("version").value || null));
 $("inputs-form").addEventListener("submit", (event) => {
   event.preventDefault();
