@@ -170,21 +170,27 @@ impl Lifecycle {
     /// nothing changed. If `set` has the same models as before, all of them are awaited.
     ///
     /// New versions of changed models do not wait for their turn in the fleet.
-    pub fn configure(&self, set: ConfigSet, done: AdminCallback) {
-        self.replace_configuration(set, true, done);
+    ///
+    /// Returns false if nothing changes: `set` is invalid, too many requests wait
+    /// (`ResourceExhausted`), or the lifecycle has stopped (`Unavailable`). `done` was called then.
+    pub fn configure(&self, set: ConfigSet, done: AdminCallback) -> bool {
+        self.replace_configuration(set, true, done)
     }
 
     /// Replaces the models and roots as [`Lifecycle::configure`] does, for a source that all
     /// processes of a fleet may follow, such as a file: new versions wait for their turn, and are
     /// not awaited.
-    pub fn follow_configuration(&self, set: ConfigSet, done: AdminCallback) {
-        self.replace_configuration(set, false, done);
+    pub fn follow_configuration(&self, set: ConfigSet, done: AdminCallback) -> bool {
+        self.replace_configuration(set, false, done)
     }
 
-    fn replace_configuration(&self, set: ConfigSet, by_hand: bool, done: AdminCallback) {
+    fn replace_configuration(&self, set: ConfigSet, by_hand: bool, done: AdminCallback) -> bool {
         match set.check() {
             Ok(()) => self.pass_on(Message::Configure { set: Arc::new(set), by_hand, done }),
-            Err(error) => done(Err(error)),
+            Err(error) => {
+                done(Err(error));
+                false
+            }
         }
     }
 
@@ -226,9 +232,11 @@ impl Lifecycle {
         self.unfinished.log_all();
     }
 
-    fn pass_on(&self, message: Message) {
+    /// Sends a message to the `lifecycle` thread. Returns false if that fails, after the callback
+    /// of the message has received the error.
+    fn pass_on(&self, message: Message) -> bool {
         let (message, error) = match self.to.try_send(message) {
-            Ok(()) => return,
+            Ok(()) => return true,
             Err(TrySendError::Full(message)) => (
                 message,
                 Error::exhausted("too many loads and unloads are waiting; try again later"),
@@ -244,6 +252,7 @@ impl Lifecycle {
         {
             done(Err(error));
         }
+        false
     }
 
     fn start_loaders(&self, loader: Loader, count: usize) -> Result<Sender<LoadJob>> {

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use base::{Error, Result};
+use base::{Error, ErrorKind, Result};
 use import::tfs::ModelListRules;
 use lifecycle::{AdminCallback, Catalog, ConfigSet, Lifecycle};
 use metrics::{KindLabels, Metrics};
@@ -32,7 +32,8 @@ pub trait ConfigSource: Send {
     fn poll(&mut self, current: &ConfigSet, forced: bool) -> Result<Option<ConfigSet>>;
 
     /// Notes that the last result of [`ConfigSource::poll`] was not applied, since a request has
-    /// replaced the models meanwhile. If the source had changed, the next call reads it again.
+    /// replaced the models meanwhile, or since too many requests wait for the lifecycle. If the
+    /// source had changed, the next call reads it again.
     fn not_applied(&mut self);
 }
 
@@ -48,6 +49,17 @@ pub struct ConfigWatch {
 pub(crate) struct ReloadSignal {
     pub(crate) hangups: Signal,
     pub(crate) manager: ServiceManager,
+}
+
+/// Outcome of a replacement of the models.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum ReplaceOutcome {
+    /// The lifecycle replaces the models.
+    Replaced,
+    /// Another replacement came first. Nothing has changed.
+    Outdated,
+    /// The lifecycle has refused the replacement. Nothing has changed.
+    Refused,
 }
 
 /// Replaces the models that are served.
@@ -81,22 +93,25 @@ impl ModelConfigurator {
         self.current.lock().clone()
     }
 
-    /// Replaces `from` by `to` through `configure`. Returns false if `from` is not current any
-    /// more.
+    /// Replaces `from` by `to` through `configure`, if `from` is still current. `configure` returns
+    /// false if the lifecycle refuses `to`.
     fn replace(
         &self,
         from: &Arc<ConfigSet>,
         to: ConfigSet,
-        configure: impl FnOnce(&Lifecycle, ConfigSet),
-    ) -> bool {
+        configure: impl FnOnce(&Lifecycle, ConfigSet) -> bool,
+    ) -> ReplaceOutcome {
         let mut current = self.current.lock();
         if !Arc::ptr_eq(&current, from) {
-            return false;
+            return ReplaceOutcome::Outdated;
         }
-        *current = Arc::new(to.clone());
+        let replacement = Arc::new(to.clone());
         // Under the lock, so that the lifecycle sees replacements in this order.
-        configure(&self.lifecycle, to);
-        true
+        if !configure(&self.lifecycle, to) {
+            return ReplaceOutcome::Refused;
+        }
+        *current = replacement;
+        ReplaceOutcome::Replaced
     }
 
     /// Replaces the named models by a list in TensorFlow Serving's form and waits until each that
@@ -111,8 +126,11 @@ impl ModelConfigurator {
             let to = self.list(config, &current).inspect_err(|_| self.count("failed"))?;
             let (sender, receiver) = oneshot::channel();
             let done: AdminCallback = Box::new(move |result| drop(sender.send(result)));
-            if self.replace(&current, to, |lifecycle, set| lifecycle.configure(set, done)) {
-                break receiver;
+            let configure = |lifecycle: &Lifecycle, set| lifecycle.configure(set, done);
+            match self.replace(&current, to, configure) {
+                ReplaceOutcome::Outdated => {}
+                // After a refusal the receiver has its error.
+                ReplaceOutcome::Replaced | ReplaceOutcome::Refused => break receiver,
             }
         };
         let result = match tokio::time::timeout(APPLY_TIMEOUT, applied).await {
@@ -203,6 +221,10 @@ impl ModelConfigurator {
                         tracing::info!("the new configuration of models is in effect");
                         waiting.count("ok");
                     }
+                    Err(error) if error.kind() == ErrorKind::ResourceExhausted => {
+                        let text = "the new configuration is not in effect until it is read again";
+                        waiting.failed(text, error);
+                    }
                     Err(error) => {
                         let text = "the new configuration is in effect, but not all models serve";
                         waiting.failed(text, error);
@@ -212,10 +234,11 @@ impl ModelConfigurator {
             });
             // All servers of a fleet may follow the same file, so new versions wait for their turn.
             let configure = |lifecycle: &Lifecycle, set| lifecycle.follow_configuration(set, done);
-            if self.replace(&current, set, configure) {
-                return;
+            match self.replace(&current, set, configure) {
+                ReplaceOutcome::Replaced => return,
+                ReplaceOutcome::Refused => return source.not_applied(),
+                ReplaceOutcome::Outdated => source.not_applied(),
             }
-            source.not_applied();
             // An unchanged source does not undo the request.
             forced = false;
         }
@@ -280,7 +303,7 @@ mod tests {
             let replaced = self.configurator.replace(&from, current.clone(), |lifecycle, set| {
                 lifecycle.configure(set, ignored)
             });
-            assert!(replaced);
+            assert_eq!(replaced, ReplaceOutcome::Replaced);
             Ok(Some(current.clone()))
         }
 
@@ -300,5 +323,37 @@ mod tests {
             SlowSource { configurator: configurator.clone(), forced: Vec::new(), not_applied: 0 };
         configurator.poll(&mut source, true, None);
         assert_eq!((source.forced, source.not_applied), (vec![true, false], 1));
+    }
+
+    /// A source whose configuration differs from the current one.
+    struct ChangedSource {
+        to: ConfigSet,
+        not_applied: usize,
+    }
+
+    impl ConfigSource for ChangedSource {
+        fn poll(&mut self, current: &ConfigSet, _: bool) -> Result<Option<ConfigSet>> {
+            Ok((*current != self.to).then(|| self.to.clone()))
+        }
+
+        fn not_applied(&mut self) {
+            self.not_applied += 1;
+        }
+    }
+
+    /// The lifecycle refuses a configuration if it has stopped, or if too many requests wait.
+    #[test]
+    fn a_refused_configuration_is_read_again() {
+        let dir = tempfile::tempdir().unwrap();
+        publish(&dir.path().join("models/echo/1"), ECHO, &[]).unwrap();
+        let config = loopback::configuration(dir.path(), &dir.path().join("models"));
+        let served = Loopback::start(&config, Arc::new(FakeEngine::new()));
+        let configurator = served.server.models.configurator.clone();
+        let before = configurator.current();
+        configurator.lifecycle.shutdown();
+        let mut source = ChangedSource { to: ConfigSet::default(), not_applied: 0 };
+        configurator.poll(&mut source, false, None);
+        assert_eq!(source.not_applied, 1);
+        assert!(Arc::ptr_eq(&configurator.current(), &before), "nothing has changed");
     }
 }

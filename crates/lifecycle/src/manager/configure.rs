@@ -33,8 +33,8 @@ impl Manager {
     /// Replaces the configuration and requests a scan. `done` is called once all new and changed
     /// models had their first try. `by_hand` is true for a change by an administrator.
     pub(super) fn configure(&mut self, set: Arc<ConfigSet>, by_hand: bool, done: AdminCallback) {
-        // The new change is not refused: the server counts it as current already, and sends it only
-        // once.
+        // The new change is not refused here: the server counts it as current already, and sends it
+        // only once.
         let mut still_by_hand = BTreeSet::new();
         if self.reconfigurations.len() >= RECONFIGURATIONS_MAX {
             let first = self.reconfigurations.remove(0);
