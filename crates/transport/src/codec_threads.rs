@@ -5,8 +5,7 @@
 //! unbounded: its entries belong to admitted requests, and their bytes are counted in the budget.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use base::{Error, Result};
 use crossbeam_channel::{Receiver, Sender, unbounded};
@@ -48,14 +47,16 @@ pub struct CodecThreads {
     metrics: Arc<Metrics>,
     sender: Sender<CodecJob>,
     receiver: Receiver<CodecJob>,
-    threads: AtomicUsize,
+    /// Number of threads that run. Held while one is started: a job must not rely on a thread whose
+    /// start then fails.
+    threads: Mutex<usize>,
 }
 
 impl CodecThreads {
     /// Creates the queue, without threads.
     pub fn new(metrics: Arc<Metrics>) -> CodecThreads {
         let (sender, receiver) = unbounded();
-        CodecThreads { metrics, sender, receiver, threads: AtomicUsize::new(0) }
+        CodecThreads { metrics, sender, receiver, threads: Mutex::default() }
     }
 
     /// Runs `work` on one of the threads.
@@ -105,19 +106,28 @@ impl CodecThreads {
 
     /// Starts a thread unless the maximum is running.
     fn start_one(&self) -> Result<()> {
+        self.start_one_with(|number| {
+            let queue = self.receiver.clone();
+            os::thread::spawn(format!("decoder-{number}"), move || serve(&queue)).map(drop)
+        })
+    }
+
+    /// Starts a thread by `start`, which gets its number, unless the maximum is running.
+    ///
+    /// # Errors
+    /// The error of `start` if no thread runs.
+    fn start_one_with(&self, start: impl FnOnce(usize) -> Result<()>) -> Result<()> {
         let max = std::thread::available_parallelism().map_or(1, usize::from).min(THREADS_MAX);
-        let more = |threads: usize| (threads < max).then_some(threads + 1);
-        let Ok(number) = self.threads.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more)
-        else {
-            return Ok(());
-        };
-        let queue = self.receiver.clone();
-        let spawned = os::thread::spawn(format!("decoder-{number}"), move || serve(&queue));
-        let Err(error) = spawned else { return Ok(()) };
-        if self.threads.fetch_sub(1, Ordering::Relaxed) > 1 {
+        let mut threads = self.threads.lock().unwrap_or_else(PoisonError::into_inner);
+        if *threads >= max {
             return Ok(());
         }
-        Err(error)
+        match start(*threads) {
+            Ok(()) => *threads += 1,
+            Err(error) if *threads == 0 => return Err(error),
+            Err(_) => {}
+        }
+        Ok(())
     }
 }
 
@@ -132,6 +142,8 @@ fn serve(queue: &Receiver<CodecJob>) {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
 
     #[tokio::test]
@@ -146,7 +158,7 @@ mod tests {
             !decoders.run_if(false, CodecStep::Decode, name).await.unwrap().starts_with("decoder-")
         );
         let max = std::thread::available_parallelism().map_or(1, usize::from).min(THREADS_MAX);
-        assert!(decoders.threads.load(Ordering::Relaxed) <= max);
+        assert!(*decoders.threads.lock().unwrap() <= max);
         let failed = decoders.run(CodecStep::Encode, || -> Result<()> { panic!("as asked") }).await;
         assert_eq!(failed.unwrap_err().kind(), base::ErrorKind::Internal);
         assert_eq!(decoders.run(CodecStep::Decompress, || Ok(7)).await, Ok(7));
@@ -158,5 +170,31 @@ mod tests {
             [1, 100, 1]
         );
         assert_eq!(decoders.waiting(), 0);
+    }
+
+    /// A request must not rely on the thread that another request fails to start.
+    #[test]
+    fn two_starts_that_fail_refuse_both_requests() {
+        let decoders = CodecThreads::new(Arc::default());
+        let refuse = || -> Result<()> { Err(Error::exhausted("no thread")) };
+        let (begin, begun) = std::sync::mpsc::channel();
+        let starts = &decoders;
+        let outcomes = std::thread::scope(|scope| {
+            let mut other = None;
+            let first = starts.start_one_with(|_| {
+                let start = move |_| {
+                    begin.send(()).unwrap();
+                    refuse()
+                };
+                other = Some(scope.spawn(move || starts.start_one_with(start)));
+                // The other start begins after this one. If not, it would begin at once.
+                let overlap = begun.recv_timeout(Duration::from_millis(50));
+                assert!(overlap.is_err(), "two starts at the same time");
+                refuse()
+            });
+            [first, other.unwrap().join().unwrap()]
+        });
+        assert!(outcomes.iter().all(Result::is_err), "{outcomes:?}");
+        assert_eq!(*decoders.threads.lock().unwrap(), 0);
     }
 }
