@@ -217,7 +217,7 @@ impl FleetWorker {
 
     /// Releases the slot of a version, if it has one. If etcd does not answer, the lease ends.
     async fn release(&mut self, id: &VersionId) {
-        let Some(slot) = self.slots.remove(id) else { return };
+        let Some(slot) = self.slots.get(id).copied() else { return };
         let released = async {
             // First: a trial without a slot holds the version back.
             self.remove_trials(id, false).await?;
@@ -226,6 +226,8 @@ impl FleetWorker {
         if let Err(error) = released.await {
             tracing::debug!(%id, %error, "a turn ends with its lease");
         }
+        // After the requests: the stop interrupts them, and then releases the slots that are left.
+        self.slots.remove(id);
     }
 
     /// Removes the trials of a version: those of this process, which has not ended, or `all`.
@@ -264,10 +266,10 @@ impl FleetWorker {
                 }
                 Ok(false) => {
                     tracing::warn!(%id, "its turn ended, because etcd did not answer; its load continues");
-                    self.slots.remove(&id);
                     if let Err(error) = self.remove_trials(&id, false).await {
                         tracing::debug!(%id, %error, "the version is held back for a while");
                     }
+                    self.slots.remove(&id);
                     self.turns_lost.insert(id);
                 }
                 Err(error) => tracing::debug!(%id, %error, "a turn could not be renewed"),
@@ -466,5 +468,23 @@ mod tests {
         worker.silent.insert(version.id.clone(), since);
         worker.wait_without_etcd(&version, &error);
         assert_eq!(state(&worker), TurnState::Granted);
+    }
+
+    #[test]
+    fn a_release_that_the_stop_interrupts_keeps_the_slot() {
+        // The system accepts connections for it, and no thread answers.
+        let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let url = format!("http://{}", silent.local_addr().unwrap());
+        let (mut worker, version) = worker_with_slot(Duration::ZERO, FleetTimes::default());
+        worker.etcd = Etcd::new(&[url], HttpClient::new(None)).unwrap();
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(async {
+            tokio::select! {
+                biased;
+                () = worker.release(&version.id) => panic!("etcd has answered"),
+                () = std::future::ready(()) => {}
+            }
+        });
+        assert!(worker.slots.contains_key(&version.id), "the stop releases it again");
     }
 }
