@@ -38,14 +38,14 @@ impl OnnxEngine {
     /// # Errors
     /// `NotFound` if there is none. `FailedPrecondition` if it does not load, is too old, or if the
     /// process has loaded another one already. The message is one line with the remedy.
+    /// `ResourceExhausted` if a thread of idle priority can start no other thread for it.
     pub fn open(search: &LibrarySearch) -> Result<OnnxEngine> {
         let path = library::find(search)?;
-        let _one_at_a_time = OPENING.lock();
         let runtime = match RUNTIME.get() {
             Some(runtime) => runtime,
             None => {
-                let fresh = Runtime::load(path.clone())?;
-                RUNTIME.get_or_init(|| fresh)
+                let wanted = path.clone();
+                one_at_a_time(move || load_once(wanted))?
             }
         };
         if search.explicit.is_some() && runtime.path != path {
@@ -70,6 +70,33 @@ impl OnnxEngine {
     pub fn library(&self) -> &Path {
         &self.runtime.path
     }
+}
+
+/// Runs `work` under the lock of the library, and not at idle priority.
+///
+/// # Errors
+/// Returns the errors of `work` and of [`os::background::at_low_priority`].
+fn one_at_a_time<T: Send + 'static>(
+    work: impl FnOnce() -> Result<T> + Send + 'static,
+) -> Result<T> {
+    // A thread of idle priority could hold the lock for minutes on a busy machine, while no other
+    // load of this engine can begin, not even one that escalated.
+    os::background::at_low_priority(move || {
+        let _one_at_a_time = OPENING.lock();
+        work()
+    })?
+}
+
+/// Returns the library of the process; loads the one at `path` if there is none.
+///
+/// # Errors
+/// As [`OnnxEngine::open`].
+fn load_once(path: PathBuf) -> Result<&'static Runtime> {
+    if let Some(runtime) = RUNTIME.get() {
+        return Ok(runtime);
+    }
+    let fresh = Runtime::load(path)?;
+    Ok(RUNTIME.get_or_init(|| fresh))
 }
 
 impl Engine for OnnxEngine {
@@ -139,8 +166,20 @@ fn capabilities() -> Capabilities {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+    use std::time::Duration;
+
+    use os::background::{Attempt, BackgroundRunner};
+
     use super::*;
     use crate::runtime::DISABLE_TELEMETRY;
+
+    #[test]
+    fn no_thread_of_idle_priority_holds_the_lock() {
+        let mut runner = BackgroundRunner::new("test", "testing", Duration::MAX);
+        let idle = |_: &Attempt| one_at_a_time(|| Ok(os::thread::has_idle_priority()));
+        assert_eq!(runner.run("opening", &Arc::default(), idle), Ok(false));
+    }
 
     #[test]
     fn a_lazy_engine_sets_its_variable_before_the_first_model() {
