@@ -32,6 +32,9 @@ const QUEUE_MAX: usize = 256;
 const QUEUE_BYTES_MAX: u64 = 64 * MIB;
 /// Longest wait of a shutdown for room in the queue.
 const STOP_WAIT_MAX: Duration = Duration::from_secs(5);
+/// Longest wait of a shutdown for the thread after that. A write to a disk that does not answer
+/// cannot be stopped.
+const END_WAIT_MAX: Duration = Duration::from_secs(10);
 /// Default of [`RequestLogConfig::rate`].
 const RATE: f64 = 0.01;
 /// Default of [`RequestLogConfig::bytes_max`].
@@ -187,14 +190,18 @@ impl RequestLog {
         Ok(RequestLog { rate: config.rate, format, seen, queue, state, writer })
     }
 
-    /// Waits until all sampled requests are written. Later ones are dropped.
+    /// Waits until all sampled requests are written, for at most 15 s. Later ones are dropped.
     pub fn shutdown(&self) {
+        self.end_writer(END_WAIT_MAX);
+    }
+
+    /// Ends the thread, and waits at most `wait` for it once the queue has room.
+    fn end_writer(&self, wait: Duration) {
         // Fails if the disk has stalled, or if the thread has ended.
         if self.queue.send_timeout(LogMessage::Stop, STOP_WAIT_MAX).is_ok()
             && let Some(writer) = self.writer.lock().take()
         {
-            // An error is a panic, which is in the log.
-            let _ = writer.join();
+            os::thread::join_until(writer, Instant::now() + wait);
         }
     }
 }
@@ -330,6 +337,30 @@ mod tests {
             "m/3 needs --request-log-format tfrecord: \"x\": complex64 has no form in JSON";
         assert!(error.message().starts_with(wanted), "{error}");
         assert!(request.encode(RequestLogFormat::TfRecord).unwrap().is_some());
+    }
+
+    #[test]
+    fn a_stalled_disk_does_not_hold_up_the_end() {
+        let (queue, messages) = bounded(QUEUE_MAX);
+        let (resume, stalled) = bounded::<()>(0);
+        let write = move || {
+            // Ends once `resume` is dropped.
+            let _ = stalled.recv();
+            drop(messages);
+        };
+        let writer = Mutex::new(Some(os::thread::spawn("request-log", write).unwrap()));
+        let state = RequestLogState { queued_bytes: AtomicU64::new(0), metrics: Arc::default() };
+        let log = RequestLog {
+            rate: 1.0,
+            format: RequestLogFormat::Json,
+            seen: AtomicU64::new(0),
+            queue,
+            state: Arc::new(state),
+            writer,
+        };
+        log.end_writer(Duration::from_millis(1));
+        assert!(log.writer.lock().is_none(), "its thread is left behind");
+        drop(resume);
     }
 
     #[test]
