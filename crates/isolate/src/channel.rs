@@ -12,7 +12,11 @@ const REASON_WAIT_MAX: Duration = Duration::from_secs(5);
 /// The sockets of one worker process.
 pub(crate) struct WorkerChannels {
     state: Mutex<ChannelState>,
-    changed: Condvar,
+    /// Wakes one waiting run for each returned socket. Only runs wait for it: a thread that waits
+    /// for the reason would take the wake-up of a run.
+    returned: Condvar,
+    /// Signalled at the end of the process, for threads that wait for the reason.
+    ended: Condvar,
 }
 
 struct ChannelState {
@@ -25,7 +29,8 @@ impl WorkerChannels {
     pub(crate) fn new(idle: Vec<UnixStream>) -> WorkerChannels {
         WorkerChannels {
             state: Mutex::new(ChannelState { idle, ending: None }),
-            changed: Condvar::new(),
+            returned: Condvar::new(),
+            ended: Condvar::new(),
         }
     }
 
@@ -42,7 +47,7 @@ impl WorkerChannels {
             }
             match state.idle.pop() {
                 Some(channel) => return Ok(channel),
-                None => self.changed.wait(&mut state),
+                None => self.returned.wait(&mut state),
             }
         }
     }
@@ -50,7 +55,7 @@ impl WorkerChannels {
     /// Returns a socket after a complete exchange.
     pub(crate) fn give(&self, channel: UnixStream) {
         self.state.lock().idle.push(channel);
-        self.changed.notify_one();
+        self.returned.notify_one();
     }
 
     /// Notes that the process has ended.
@@ -58,7 +63,8 @@ impl WorkerChannels {
         let mut state = self.state.lock();
         state.idle.clear();
         state.ending = Some(reason);
-        self.changed.notify_all();
+        self.returned.notify_all();
+        self.ended.notify_all();
     }
 
     /// Returns true once the process has ended.
@@ -74,9 +80,35 @@ impl WorkerChannels {
             if let Some(reason) = &state.ending {
                 return reason.clone();
             }
-            if self.changed.wait_until(&mut state, until).timed_out() {
+            if self.ended.wait_until(&mut state, until).timed_out() {
                 return "its worker process closed a socket".into();
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_returned_socket_wakes_a_waiting_run() {
+        let channels = WorkerChannels::new(Vec::new());
+        let (socket, _peer) = UnixStream::pair().unwrap();
+        std::thread::scope(|scope| {
+            let reason = scope.spawn(|| channels.reason());
+            // A thread that was woken has waited, and waits again.
+            while !channels.ended.notify_one() && !reason.is_finished() {
+                std::thread::yield_now();
+            }
+            let run = scope.spawn(|| channels.take().is_ok());
+            while !channels.returned.notify_one() {
+                std::thread::yield_now();
+            }
+            channels.give(socket);
+            assert!(run.join().unwrap(), "it gets the socket");
+            channels.end("it ends".into());
+            assert!(reason.join().is_ok());
+        });
     }
 }
