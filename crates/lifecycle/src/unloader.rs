@@ -7,7 +7,7 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering, fence};
 use std::time::{Duration, Instant};
 
 use base::VersionId;
@@ -85,7 +85,11 @@ impl Unloader {
         let shared = release.is_some() && servable.shares_session();
         // Requests for other signatures get their servables from this one. So once it has no other
         // holder, no new holder of the others appears.
-        let held = Arc::strong_count(&servable) > 1 || servable.signatures_in_use();
+        let held = Arc::strong_count(&servable) > 1;
+        // A request that has dropped this one may hold another. The fence makes its number of
+        // holders visible here; the number above alone orders nothing.
+        fence(Ordering::Acquire);
+        let held = held || servable.signatures_in_use();
         let servable = if shared || held { Err(servable) } else { Arc::try_unwrap(servable) };
         match (servable, release) {
             (Ok(servable), None) => {
