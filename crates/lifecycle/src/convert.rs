@@ -45,12 +45,12 @@ pub(crate) struct Cache {
 pub(crate) struct ConversionCache {
     /// Directory of all runs; `None` if nothing is converted.
     dir: Option<PathBuf>,
-    opened: Mutex<Option<Arc<Cache>>>,
+    opened: Arc<Mutex<Option<Arc<Cache>>>>,
 }
 
 impl ConversionCache {
     pub(crate) fn new(dir: Option<PathBuf>) -> ConversionCache {
-        ConversionCache { dir, opened: Mutex::default() }
+        ConversionCache { dir, opened: Arc::default() }
     }
 
     /// Returns the directory. Opens it, if that has not succeeded before.
@@ -60,13 +60,26 @@ impl ConversionCache {
     pub(crate) fn get(&self) -> Result<Arc<Cache>> {
         let dir = self
             .dir
-            .as_deref()
+            .clone()
             .ok_or_else(|| Error::precondition("versions are converted for the pool only"))?;
-        let mut opened = self.opened.lock();
-        if let Some(cache) = opened.as_ref() {
-            return Ok(cache.clone());
-        }
-        Ok(opened.insert(Cache::open(dir)?).clone())
+        self.get_or_open(move || Cache::open(&dir))
+    }
+
+    /// Returns the directory. Opens it by `open`, if that has not succeeded before.
+    fn get_or_open(
+        &self,
+        open: impl FnOnce() -> Result<Arc<Cache>> + Send + 'static,
+    ) -> Result<Arc<Cache>> {
+        let opened = self.opened.clone();
+        // A thread of idle priority could hold the lock for minutes on a busy machine, since stale
+        // files are removed meanwhile. A load that escalated would wait for it.
+        os::background::at_low_priority(move || {
+            let mut opened = opened.lock();
+            if let Some(cache) = opened.as_ref() {
+                return Ok(cache.clone());
+            }
+            Ok(opened.insert(open()?).clone())
+        })?
     }
 }
 
@@ -354,7 +367,28 @@ impl StderrTail {
 
 #[cfg(test)]
 mod tests {
+    use os::background::BackgroundRunner;
+
     use super::*;
+
+    #[test]
+    fn no_thread_of_idle_priority_opens_the_cache() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().to_owned();
+        let cache = ConversionCache::new(Some(path.clone()));
+        let get = move |_: &Attempt| {
+            let path = path.clone();
+            let open = move || {
+                if os::thread::has_idle_priority() {
+                    return Err(Error::internal("idle priority"));
+                }
+                Cache::open(&path)
+            };
+            cache.get_or_open(open).map(drop)
+        };
+        let mut runner = BackgroundRunner::new("test", "testing", Duration::MAX);
+        assert_eq!(runner.run("opening", &Arc::default(), get), Ok(()));
+    }
 
     fn go() -> Attempt {
         Attempt::ordinary(Arc::default())
