@@ -77,7 +77,7 @@ pub fn run_worker(open: impl Fn(&str) -> Result<Arc<dyn Engine>>) -> Result<()> 
     // The server sends nothing more.
     let _ = control.read(&mut [0]);
     // Ends running threads without the engine's clean-up, which a running model may not survive.
-    std::process::exit(0);
+    os::process::exit_now(0)
 }
 
 /// Starts the threads that answer runs, limits the memory of the runs, and then sends the reply to

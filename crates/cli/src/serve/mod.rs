@@ -16,6 +16,7 @@ pub(crate) mod settings;
 mod traces;
 mod updates;
 
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -113,7 +114,7 @@ pub(crate) fn run(args: &ServeArgs) -> CommandResult {
     start(Config { log: Some(filter), ..settings.into_config()? }, watch)
 }
 
-/// Runs the server.
+/// Runs the server. Ends the process once the server has stopped.
 ///
 /// # Errors
 /// As [`run`].
@@ -125,7 +126,12 @@ pub(crate) fn start(config: Config, watch: Option<ConfigWatch>) -> CommandResult
             _ => ExitStatus::CannotStart,
         };
         CommandError::from(error).with_exit(exit)
-    })
+    })?;
+    // Fails only if the output is closed.
+    let _ = std::io::stdout().flush();
+    // A run or a load that has not ended in time may still be inside an engine. A usual exit
+    // destroys static data of the engine's library, such as the environment of ONNX Runtime.
+    os::process::exit_now(0)
 }
 
 /// Returns the command by which a server starts `program` as a worker process. The environment
