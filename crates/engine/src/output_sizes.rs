@@ -1,4 +1,4 @@
-//! Sizes of outputs, to detect those that depend on more than the sizes of the inputs.
+//! Sizes of outputs, to detect sizes that depend on more than the sizes of the inputs.
 
 use std::collections::HashMap;
 
