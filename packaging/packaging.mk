@@ -22,6 +22,7 @@ WHEEL_MB_MAX := 20
 wheel: $(CACHE)/packaging/ready ## build the wheel for `pip install`, at most 20 MB: .cache/dist (a build of its own, 20 minutes the first time)
 	$(call say,wheel)
 	@mkdir -p $(DIST)
+	@packaging/python/licences.sh $(WHEEL_TARGET)
 	cd packaging/python && PATH="$(CURDIR)/$(CACHE)/packaging/bin:$$PATH" maturin build --quiet --zig --compression-level 9 \
 		--compatibility manylinux_2_17 --target $(WHEEL_TARGET) --out $(CURDIR)/$(DIST)
 	@$(CACHE)/packaging/bin/python packaging/python/recompress.py $(DIST)/millpond-$(VERSION)-*$(WHEEL_TARGET:%-unknown-linux-gnu=%).whl

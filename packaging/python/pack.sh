@@ -4,6 +4,7 @@
 set -euo pipefail
 program=$(realpath "$1") dist=$(realpath --canonicalize-missing "$2") tools=$(realpath "$3")
 cd "$(dirname "$0")"
+./licences.sh
 scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT
 info=$("$tools/maturin" pep517 write-dist-info --metadata-directory "$scratch" 2>"$scratch/maturin.log") || {

@@ -3,6 +3,7 @@
 import json
 import os
 import pathlib
+import re
 import subprocess
 import threading
 import time
@@ -16,6 +17,20 @@ PACKAGING = ROOT / ".cache/packaging/bin"
 # The uv that makes the environments of the tests (scripts/make_venv.sh).
 UV = ROOT / ".cache/tools/uv/bin/uv"
 START_S = 60
+# Regular expressions of lines in the file of licences. jemalloc is C code, with a licence of its own.
+LICENCES = [
+    r"^tokio \d.*: MIT$",
+    r"^ring \d.*: Apache-2.0 AND ISC$",
+    r"^symphonia-core \d.*: MPL-2.0; source: https://.+$",
+    r"^Mozilla Public License Version 2.0$",
+    r"^tikv-jemalloc-sys \d",
+    r"^Copyright \(C\) .* Jason Evans",
+]
+
+
+def missing_licences(text: str) -> list[str]:
+    """Returns the expressions of `LICENCES` that match no line."""
+    return [line for line in LICENCES if not re.search(line, text, re.MULTILINE)]
 
 
 class Installed:

@@ -3,16 +3,18 @@
 import math
 import os
 import pathlib
+import re
 import shutil
 import struct
 import subprocess
 import sys
 import time
 import wave
+import zipfile
 from typing import NamedTuple
 
 import pytest
-from conftest import PACKAGING, PROGRAM, ROOT, UV, Installed
+from conftest import PACKAGING, PROGRAM, ROOT, UV, Installed, missing_licences
 
 RATE_HZ = 16_000
 # Our part of the time from `pip install` to a first right answer. 0.2 s were measured, so a busy machine fits.
@@ -74,6 +76,19 @@ def test_wheel_answers_and_runs_the_demo(environment, home):
     ports = ["--http-port", "0", "--grpc-port", "0"]
     text = program.run("demo", "--seconds", "20", "--bytes", "8MiB", "--rate", "50", *ports)
     assert "of 360 held-out handwritten digits read rightly" in text and "failed 0, wrong 0" in text, text
+
+
+def test_wheel_has_the_licences_of_its_crates(wheel):
+    with zipfile.ZipFile(wheel) as archive:
+        (info,) = {name.split("/")[0] for name in archive.namelist() if ".dist-info/" in name}
+        licences = f"{info}/licenses/THIRD-PARTY-LICENSES.txt"
+        metadata = archive.read(f"{info}/METADATA").decode()
+        assert re.findall("^License-File: (.*)$", metadata, re.MULTILINE) == ["LICENSE", "THIRD-PARTY-LICENSES.txt"]
+        assert "Apache License" in archive.read(f"{info}/licenses/LICENSE").decode()
+        assert missing_licences(archive.read(licences).decode()) == []
+        assert f"\n{licences}," in archive.read(f"{info}/RECORD").decode()
+        # The wheel has little room below its limit.
+        assert archive.getinfo(licences).compress_size <= 100_000
 
 
 def test_a_file_above_the_size_limit_is_an_error(tmp_path):
