@@ -29,7 +29,15 @@ completions bash bash-completion/completions/millpond
 completions zsh zsh/vendor-completions/_millpond
 completions fish fish/vendor_completions.d/millpond.fish
 documents="$root/usr/share/doc/millpond"
-install -D -m 0644 ../../LICENSE "$documents/copyright"
+install -d "$documents"
+cat - ../../LICENSE >"$documents/copyright" <<COPYRIGHT
+Millpond is under the Apache License 2.0, see below. Files in /usr/share/doc/millpond have the other licences:
+/usr/bin/millpond is linked from Rust crates, see THIRD-PARTY-LICENSES.txt.gz. ONNX Runtime is in /usr/lib/millpond, see
+onnxruntime-LICENSE and onnxruntime-ThirdPartyNotices.txt.gz.
+
+COPYRIGHT
+python3 ../licences/collect.py --to "$documents/THIRD-PARTY-LICENSES.txt"
+gzip -9n "$documents/THIRD-PARTY-LICENSES.txt"
 install -D -m 0644 "$runtime/LICENSE" "$documents/onnxruntime-LICENSE"
 gzip -9nc "$runtime/ThirdPartyNotices.txt" >"$documents/onnxruntime-ThirdPartyNotices.txt.gz"
 gzip -9nc ../../CHANGELOG.md >"$documents/changelog.gz"

@@ -3,6 +3,7 @@
 `test_systemd.py` installs it and runs it under systemd.
 """
 
+import gzip
 import io
 import os
 import re
@@ -14,7 +15,7 @@ import tarfile
 import tempfile
 
 import pytest
-from conftest import PROGRAM, ROOT, Installed
+from conftest import PROGRAM, ROOT, Installed, missing_licences
 from machine import Machine
 
 RUNTIME = next((ROOT / ".venv").glob("lib/python3*/site-packages/onnxruntime"))
@@ -61,6 +62,14 @@ def test_package_serves_reloads_and_stops(tmp_path, home):
     for completion in ["bash-completion/completions/millpond", "zsh/vendor-completions/_millpond",
                        "fish/vendor_completions.d/millpond.fish"]:
         assert "publish" in (root / "usr/share" / completion).read_text()
+
+    documents = root / "usr/share/doc/millpond"
+    licences = gzip.decompress((documents / "THIRD-PARTY-LICENSES.txt.gz").read_bytes()).decode()
+    assert missing_licences(licences) == []
+    copyright = (documents / "copyright").read_text()
+    assert "Apache License" in copyright
+    named = {"THIRD-PARTY-LICENSES.txt.gz", "onnxruntime-LICENSE", "onnxruntime-ThirdPartyNotices.txt.gz"}
+    assert all(name in copyright and (documents / name).exists() for name in named)
 
     # The same configuration, with the root's paths.
     settings = root / "etc/millpond/millpond.toml"
