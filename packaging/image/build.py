@@ -24,6 +24,8 @@ REPOSITORY = HERE.parents[1]
 USER = 65532
 PREFIX = "opt/millpond"
 PROGRAM = f"{PREFIX}/bin/millpond"
+# In the folder that has the licences of Debian's packages.
+LICENCES = "usr/share/doc/millpond/THIRD-PARTY-LICENSES.txt"
 ARCHITECTURES = {62: "amd64"}
 ENVIRONMENT = [
     f"PATH=/{PREFIX}/bin:/usr/bin",
@@ -47,15 +49,18 @@ ENGINES = {
         f"{PACKAGES}/nvidia/cu13/lib/lib{{cudart,cupti}}.so.13",
         f"{PACKAGES}/torch-*.dist-info/METADATA",
         f"{PACKAGES}/torch-*.dist-info/licenses/{{LICENSE,NOTICE}}",
+        f"{PACKAGES}/torch-*.dist-info/licenses/third_party/**/LICENSE*",
         f"{PACKAGES}/nvidia_cuda_{{runtime,cupti}}-*.dist-info/METADATA",
+        f"{PACKAGES}/nvidia_cuda_{{runtime,cupti}}-*.dist-info/licenses/License.txt",
     ],
     "tensorflow": [
         f"{PACKAGES}/tensorflow/libtensorflow_{{cc,framework}}.so.2",
         f"{PACKAGES}/tensorflow_cpu-*.dist-info/METADATA",
         f"{PACKAGES}/tensorflow_cpu-*.dist-info/LICENSE",
+        f"{PACKAGES}/tensorflow/THIRD_PARTY_NOTICES.txt",
     ],
 }
-OPTIONAL = re.compile(r"LICENSE|NOTICE|ThirdPartyNotices")
+OPTIONAL = re.compile(r"LICENSE|License|NOTICE|ThirdPartyNotices")
 
 
 class BuildError(Exception):
@@ -104,12 +109,20 @@ def engine_layer(environment: pathlib.Path, engine: str) -> Layer:
     return layer
 
 
-def program_layer(program: pathlib.Path, bill: bytes) -> Layer:
+def program_layer(program: pathlib.Path, bill: bytes, licences: pathlib.Path) -> Layer:
     layer = Layer("program: millpond")
     layer.file(PROGRAM, program, 0o755)
     layer.file(f"{PREFIX}/share/doc/LICENSE", REPOSITORY / "LICENSE")
     layer.file(f"{PREFIX}/share/doc/sbom.cdx.json", bill)
+    layer.file(LICENCES, licences)
     return layer
+
+
+def collect_licences(to: pathlib.Path, target: str) -> None:
+    """Writes the licences of the crates that the program is linked from."""
+    collect = [sys.executable, REPOSITORY / "packaging/licences/collect.py", "--target", target, "--to", to]
+    if subprocess.run(collect).returncode != 0:
+        raise BuildError("the licences of the crates were not collected, see above")
 
 
 def architecture(program: pathlib.Path) -> str:
@@ -182,8 +195,10 @@ def build(options: argparse.Namespace) -> str:
     with tempfile.TemporaryDirectory() as scratch:
         program = pathlib.Path(scratch) / "millpond"
         subprocess.run(["strip", "--strip-unneeded", "-o", program, options.program], check=True)
+        licences = pathlib.Path(scratch) / "licences.txt"
+        collect_licences(licences, target)
         total = 0
-        for layer in [*layers, program_layer(program, bill)]:
+        for layer in [*layers, program_layer(program, bill, licences)]:
             size = image.add_layer(layer, created)
             total += size
             print(f"{size / 1e6:7.1f} MB  {layer.comment}")

@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tarfile
 
 import pytest
 
@@ -95,6 +96,17 @@ def test_components_name_packages_wheels_and_crates(layout):
         assert any(purl.startswith(wanted) for purl in listed), wanted
     assert not any(purl.startswith("pkg:cargo/divan@") for purl in listed), "divan is a crate of benchmarks"
     assert len(listed) == len(set(listed))
+
+
+def test_image_has_the_licences_of_its_crates_and_engine(layout):
+    _, engine, program = [layout / "blobs" / layer["digest"].replace(":", "/") for layer in manifest(layout)["layers"]]
+    with tarfile.open(program) as archive:
+        text = archive.extractfile("usr/share/doc/millpond/THIRD-PARTY-LICENSES.txt").read().decode()
+    for crate in ("tokio", "ring", "symphonia-core", "tikv-jemalloc-sys"):
+        assert re.search(rf"^{crate} \d", text, re.MULTILINE), crate
+    with tarfile.open(engine) as archive:
+        names = {pathlib.PurePath(name).name for name in archive.getnames() if "/onnxruntime/" in name}
+    assert {"LICENSE", "ThirdPartyNotices.txt"} <= names
 
 
 def distribution() -> str:

@@ -1,4 +1,4 @@
-"""The Debian packages of the image: pinned versions in a cache."""
+"""Parts of the image: Debian packages of pinned versions in a cache, files of the engines."""
 
 import hashlib
 import pathlib
@@ -6,6 +6,7 @@ import sys
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "packaging/image"))
 
+import build  # noqa: E402
 import debian  # noqa: E402
 
 
@@ -29,3 +30,20 @@ def test_a_damaged_package_in_the_cache_is_downloaded_again(tmp_path, monkeypatc
         assert (cache / digest).read_bytes() == data
     assert downloads == [("tool", "1.0")]
     assert [file.name for file in cache.iterdir()] == [digest]
+
+
+def test_engines_bring_their_licences(tmp_path):
+    site = tmp_path / "lib/python3.11/site-packages"
+    torch = "torch-2.0.dist-info"
+    libraries = ["tensorflow/libtensorflow_cc.so.2", "tensorflow/libtensorflow_framework.so.2", "torch/lib/libtorch_cpu.so",
+                 "torch/lib/libc10.so", "torch/lib/libgomp.so.1", "nvidia/cu13/lib/libcudart.so.13",
+                 "nvidia/cu13/lib/libcupti.so.13"]  # fmt: skip
+    packages = ["tensorflow_cpu-2.0", "torch-2.0", "nvidia_cuda_runtime-13.0", "nvidia_cuda_cupti-13.0"]
+    licences = ["tensorflow/THIRD_PARTY_NOTICES.txt", f"{torch}/licenses/LICENSE", f"{torch}/licenses/third_party/a/LICENSE.txt",
+                *(f"{package}.dist-info/licenses/License.txt" for package in packages[2:])]  # fmt: skip
+    metadata = [f"{package}.dist-info/METADATA" for package in packages]
+    for name in ["../../../millpond/shim.so", *libraries, *metadata, *licences]:
+        (site / name).parent.mkdir(parents=True, exist_ok=True)
+        (site / name).touch()
+    found = [file for engine in ("torch", "tensorflow") for file in build.engine_files(tmp_path, engine)]
+    assert {site / name for name in licences} <= set(found)
