@@ -17,6 +17,8 @@ for program in millpond millpond-bench; do
     objcopy --add-gnu-debuglink="$program.debug" "$dist/$name/$program"
 done
 cp "$OLDPWD"/{README.md,LICENSE,CHANGELOG.md} "$dist/$name"
+python3 "$OLDPWD/packaging/licences/collect.py" --package millpond-cli --package millpond-bench \
+    --to "$dist/$name/THIRD-PARTY-LICENSES.txt"
 cd "$dist"
 tar --sort=name --owner=0 --group=0 --numeric-owner -czf "$name.tar.gz" "$name"
 du -h --apparent-size "$name"/millpond* debug/* "$name.tar.gz"
