@@ -189,7 +189,7 @@ def build(options: argparse.Namespace) -> str:
                     if file.name == "METADATA"})  # fmt: skip
     target = f"{os.uname().machine}-unknown-linux-gnu"
     components = sbom.debian_packages(packages, distribution(base)) + sbom.wheels(infos)
-    bill = sbom.document(version, created, components + sbom.crates(REPOSITORY, target))
+    bill = sbom.document(version, created, components + sbom.crates(target))
 
     image = Image(options.to, epoch)
     with tempfile.TemporaryDirectory() as scratch:

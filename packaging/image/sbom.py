@@ -3,33 +3,24 @@
 import email
 import json
 import pathlib
-import subprocess
+import sys
 import urllib.parse
 import uuid
 
 import debian
 
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "licences"))
+
+import collect  # noqa: E402
+
 NAMESPACE = uuid.UUID("6f2c3f0e-52a5-5a4c-8f0b-6d1f3f9a4b11")
 
 
-def crates(repository: pathlib.Path, target: str) -> list[dict]:
+def crates(target: str) -> list[dict]:
     """Lists the crates that the program is linked from. Crates that only build or test it are left out."""
-    command = ["cargo", "metadata", "--locked", "--format-version", "1", "--filter-platform", target]
-    metadata = json.loads(subprocess.check_output(command, cwd=repository))
-    packages = {package["id"]: package for package in metadata["packages"]}
-    nodes = {node["id"]: node for node in metadata["resolve"]["nodes"]}
-    pending = [key for key, package in packages.items() if package["name"] == "millpond-cli"]
-    linked = set()
-    while pending:
-        key = pending.pop()
-        if key in linked:
-            continue
-        linked.add(key)
-        for edge in nodes[key]["deps"]:
-            if any(kind["kind"] is None for kind in edge["dep_kinds"]):
-                pending.append(edge["pkg"])
     components = []
-    for package in sorted((packages[key] for key in linked), key=lambda package: (package["name"], package["version"])):
+    packages = collect.linked_packages(["millpond-cli"], target)
+    for package in sorted(packages, key=lambda package: (package["name"], package["version"])):
         purl = f"pkg:cargo/{package['name']}@{package['version']}"
         # Old manifests write "MIT/Apache-2.0" for "MIT OR Apache-2.0".
         licence = (package["license"] or "").replace("/", " OR ")

@@ -62,27 +62,35 @@ class LinkedCrate(NamedTuple):
 
 
 def cargo(*arguments: str) -> str:
-    return subprocess.check_output(["cargo", *arguments], cwd=REPOSITORY, text=True)
+    return subprocess.check_output(["cargo", "--color", "never", *arguments], cwd=REPOSITORY, text=True)
 
 
-def linked_crates(packages: list[str], target: str) -> list[LinkedCrate]:
-    """Lists the crates of others that programs are linked from, with the features of a default build."""
+def linked_packages(packages: list[str], target: str) -> list[dict]:
+    """Lists the crates that programs are linked from, as Cargo describes them, with the features of a default build.
+
+    The metadata of Cargo alone has the features of the whole workspace, and with them crates of its tests and benchmarks.
+    """
     selected = [word for package in packages for word in ("--package", package)]
     tree = cargo("tree", "--locked", "--edges", "normal", "--target", target, "--prefix", "none", "--format", "{p}", *selected)
     linked = {tuple(line.split()[:2]) for line in tree.splitlines() if line}
     metadata = json.loads(cargo("metadata", "--locked", "--format-version", "1", "--filter-platform", target))
+    return [package for package in metadata["packages"] if (package["name"], f"v{package['version']}") in linked]
+
+
+def linked_crates(packages: list[str], target: str) -> list[LinkedCrate]:
+    """Lists the crates of others that programs are linked from."""
     crates = []
-    for package in metadata["packages"]:
-        name, version = package["name"], package["version"]
+    for package in linked_packages(packages, target):
         # A package without a source is of this repository, whose licence is LICENSE.
-        if package["source"] is None or (name, f"v{version}") not in linked:
+        if package["source"] is None:
             continue
         folder = pathlib.Path(package["manifest_path"]).parent
         texts = tuple(read_text(file.read_bytes()) for file in legal_files(folder, package["license_file"]))
         # Old manifests write "MIT/Apache-2.0" for "MIT OR Apache-2.0".
         licence = (package["license"] or "see its text").replace(" / ", "/").replace("/", " OR ")
         authors = tuple(package["authors"])
-        crates.append(LinkedCrate(name, version, licence, texts, package["repository"] or "", authors))
+        source = package["repository"] or ""
+        crates.append(LinkedCrate(package["name"], package["version"], licence, texts, source, authors))
     return crates
 
 
