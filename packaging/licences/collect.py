@@ -152,7 +152,7 @@ def plain(page: str) -> str:
 def standard_texts(crates: list[LinkedCrate], folder: pathlib.Path) -> dict[str, str]:
     """Returns licence texts that fit every crate, by their SPDX identifier."""
     found = {file.stem: read_text(file.read_bytes()) for file in sorted(folder.glob("*.txt"))}
-    for crate in crates:
+    for crate in sorted(crates):
         for text in crate.texts:
             for name, start in STANDARD.items():
                 # A text that names a copyright holder begins later.

@@ -66,10 +66,10 @@ def test_package_serves_reloads_and_stops(tmp_path, home):
     documents = root / "usr/share/doc/millpond"
     licences = gzip.decompress((documents / "THIRD-PARTY-LICENSES.txt.gz").read_bytes()).decode()
     assert missing_licences(licences) == []
-    copyright = (documents / "copyright").read_text()
-    assert "Apache License" in copyright
+    own = (documents / "copyright").read_text()
+    assert "Apache License" in own
     named = {"THIRD-PARTY-LICENSES.txt.gz", "onnxruntime-LICENSE", "onnxruntime-ThirdPartyNotices.txt.gz"}
-    assert all(name in copyright and (documents / name).exists() for name in named)
+    assert all(name in own and (documents / name).exists() for name in named)
 
     # The same configuration, with the root's paths.
     settings = root / "etc/millpond/millpond.toml"
