@@ -254,11 +254,14 @@ impl Rejoin {
     }
 
     /// Adds the outcome of one part. The last one gives the outcome of the request. `again` runs
-    /// the whole request if the parts do not fit together; its time counts for the request.
+    /// the whole request if the parts do not fit together, or if `mixes_items`: a run has shown
+    /// that the model mixes its items, so outputs that fit are not parts of the answer either. Its
+    /// time counts for the request.
     pub(crate) fn add(
         &self,
         index: usize,
         completion: Completion,
+        mixes_items: bool,
         again: impl FnOnce(&[NamedTensor], &[Arc<str>]) -> Result<Vec<NamedTensor>>,
     ) -> Option<(CompletionCallback, Completion)> {
         let mut state = self.state.lock();
@@ -284,8 +287,8 @@ impl Rejoin {
             Some(error) => Err(error),
             None => {
                 let runs: Vec<Vec<NamedTensor>> = answers.into_iter().flatten().collect();
-                let joined =
-                    if self.kept_apart(&runs) { batch::concatenate(&runs).ok() } else { None };
+                let are_parts = !mixes_items && self.kept_apart(&runs);
+                let joined = if are_parts { batch::concatenate(&runs).ok() } else { None };
                 match joined {
                     Some(outputs) => Ok(outputs),
                     None => state.add_run(|| again(&self.inputs, &self.outputs)),
@@ -330,8 +333,8 @@ mod tests {
             run: None,
             processor: part,
         };
-        assert!(rejoin.add(0, answer(), |_, _| again()).is_none());
-        let (_, completion) = rejoin.add(1, answer(), |_, _| again()).unwrap();
+        assert!(rejoin.add(0, answer(), false, |_, _| again()).is_none());
+        let (_, completion) = rejoin.add(1, answer(), false, |_, _| again()).unwrap();
         assert_eq!(completion.result, Ok(vec![]));
         assert!(completion.compute >= part * 2 + whole && completion.processor >= part * 2 + whole);
     }

@@ -446,10 +446,12 @@ fn finish(
     let servable = entry.servable;
     match entry.finish {
         Finish::Whole(done) => Some((done, completion)),
-        Finish::Part(rejoin, index) => rejoin.add(index, completion, |inputs, outputs| {
-            *ran_again = true;
-            call(&servable, inputs, outputs)
-        }),
+        Finish::Part(rejoin, index) => {
+            rejoin.add(index, completion, servable.mixes_items(), |inputs, outputs| {
+                *ran_again = true;
+                call(&servable, inputs, outputs)
+            })
+        }
     }
 }
 

@@ -123,3 +123,16 @@ fn a_request_to_a_model_that_crosses_its_inputs_is_not_split() {
     assert_eq!(ok(&bench.answers(1)[0])[0].tensor.shape(), [16, 16]);
     assert_eq!(*products.runs.lock().unwrap(), [[2, 3], [16, 16]]);
 }
+
+/// The parts show that columns follow the items, and have as many rows as items all the same.
+#[test]
+fn a_request_whose_parts_show_that_they_cross_runs_whole() {
+    let (products, servable) = model(false);
+    products.gate.open();
+    let bench = Bench::new(1, 100);
+    bench.ask(0, &servable, request(&[2.0], &[3.0]));
+    assert_eq!(ok(&bench.answers(1)[0])[0].tensor.shape(), [1, 1]);
+    bench.ask(1, &servable, request(&[1.0; 16], &[1.0; 16]));
+    assert_eq!(ok(&bench.answers(1)[0])[0].tensor.shape(), [16, 16]);
+    assert_eq!(*products.runs.lock().unwrap(), [[1, 1], [8, 8], [8, 8], [16, 16]]);
+}
