@@ -42,10 +42,10 @@ pub struct Servable {
     signature: Signature,
     schedule: ScheduleOptions,
     plan: BatchPlan,
-    /// See [`Servable::set_mixes_items`].
-    mixes_items: AtomicBool,
-    /// See [`Servable::output_sizes_differ`].
-    output_sizes: OutputSizes,
+    /// See [`Servable::set_mixes_items`]. Shared with servables of other settings.
+    mixes_items: Arc<AtomicBool>,
+    /// See [`Servable::output_sizes_differ`]. Shared with servables of other settings.
+    output_sizes: Arc<OutputSizes>,
     /// Position in [`Session::signatures`] of the signature that requests run.
     number: usize,
     /// The same version under its other signatures.
@@ -116,8 +116,8 @@ impl VersionParts {
             signature,
             schedule: self.schedule.clone(),
             plan,
-            mixes_items: AtomicBool::new(false),
-            output_sizes: OutputSizes::default(),
+            mixes_items: Arc::default(),
+            output_sizes: Arc::default(),
             number,
             others: Vec::new(),
         })
@@ -212,14 +212,30 @@ impl Servable {
             threads_per_run: self.threads_per_run,
             request_log_rate,
         };
+        let mut changed = parts.build()?;
+        changed.keep_evidence(self);
         Ok(Servable {
             dir: self.dir.clone(),
             parameter_bytes: self.parameter_bytes,
             ready_at: self.ready_at,
             recogniser,
             examples,
-            ..parts.build()?
+            ..changed
         })
+    }
+
+    /// Keeps what runs of `earlier`, with the same session, have shown about the items of the
+    /// model. Under other batching rules it does not count: a rule may keep the items apart.
+    fn keep_evidence(&mut self, earlier: &Servable) {
+        if self.plan == earlier.plan {
+            self.mixes_items = earlier.mixes_items.clone();
+            self.output_sizes = earlier.output_sizes.clone();
+        }
+        for (servable, earlier) in self.others.iter_mut().zip(&earlier.others) {
+            if let Some(servable) = Arc::get_mut(servable) {
+                servable.keep_evidence(earlier);
+            }
+        }
     }
 
     /// Returns a number that no other servable of this process has. Another load, or other
@@ -339,8 +355,8 @@ impl Servable {
                 ..self.schedule.clone()
             },
             plan: BatchPlan { batchable: false, ..self.plan.clone() },
-            mixes_items: AtomicBool::new(false),
-            output_sizes: OutputSizes::default(),
+            mixes_items: Arc::default(),
+            output_sizes: Arc::default(),
             number: self.number,
             others: Vec::new(),
         }))

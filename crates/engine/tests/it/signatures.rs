@@ -5,8 +5,8 @@ use std::sync::Arc;
 use base::VersionId;
 use engine::fake::FakeEngine;
 use engine::{
-    CutOptions, Engine, LoadRequest, PadOptions, ScheduleOptions, Servable, ServableSettings,
-    Session,
+    CutOptions, Engine, LoadRequest, PadOptions, ScheduleMode, ScheduleOptions, Servable,
+    ServableSettings, Session,
 };
 
 const TWO_SIGNATURES: &str = "millpond-fake 1\n\
@@ -80,4 +80,25 @@ fn settings_hold_for_every_signature() {
             assert!(servable.runs_elsewhere(), "{name}");
         }
     }
+}
+
+#[test]
+fn a_model_mixes_its_items_under_other_settings_too() {
+    let options = ScheduleOptions { mode: ScheduleMode::Async, ..ScheduleOptions::default() };
+    let session = session(TWO_SIGNATURES);
+    let loaded = Arc::new(Servable::new(id(), "fake", session, options.clone()).unwrap());
+    let servable = |version: &Arc<Servable>, name: &str| version.with_signature(name).unwrap();
+    servable(&loaded, "other").set_mixes_items();
+    assert!(!servable(&loaded, "serving_default").output_sizes_differ(1, 10));
+    let with = |schedule: ScheduleOptions| {
+        let settings = ServableSettings { schedule, ..ServableSettings::default() };
+        Arc::new(loaded.with_settings(settings).unwrap())
+    };
+    let heavier = with(ScheduleOptions { weight: 2, ..options });
+    assert!(servable(&heavier, "other").mixes_items());
+    assert!(!servable(&heavier, "serving_default").mixes_items());
+    assert!(servable(&heavier, "serving_default").output_sizes_differ(1, 20));
+    // Other batching rules may keep the items apart.
+    let unjoined = with(ScheduleOptions::default());
+    assert!(!servable(&unjoined, "other").mixes_items());
 }
