@@ -413,6 +413,9 @@ mod tests {
         assert!(!fits(DType::I32, f64::NAN) && fits(DType::F32, f64::NAN));
         assert!(fits(DType::F16, -65504.0) && fits(DType::F16, f64::NEG_INFINITY));
         assert!(!fits(DType::F16, -1e9) && fits(DType::BF16, -1e9) && !fits(DType::F32, 1e39));
+        // The largest numbers, as Python rounds them.
+        assert!(fits(DType::F32, -3.4028235e38) && fits(DType::BF16, 3.3895314e38));
+        assert!(fits(DType::F64, f64::MIN) && !fits(DType::F16, 65520.0));
         assert!(!fits(DType::I4, 0.0), "elements of half a byte");
     }
 }

@@ -1,5 +1,7 @@
 //! Padding of the inputs, and the inputs that the server makes for it.
 
+use std::ops::RangeInclusive;
+
 use base::{DType, Dim, Error, Result, Signature, TensorSpec};
 
 use super::{GrowingAxis, InputFill, InputPlan, PadRule, free, index};
@@ -53,29 +55,28 @@ pub(super) fn add_padding(
 /// Checks that an element of `dtype` can have the padding value. Otherwise the server would pad
 /// with another one.
 fn check_value(dtype: DType, value: f64) -> std::result::Result<(), String> {
-    let bf16_max = f64::from(f32::from_bits(0x7f7f_0000));
-    let range = match dtype {
-        DType::Bool => 0.0..=1.0,
-        DType::U8 => 0.0..=f64::from(u8::MAX),
-        DType::U16 => 0.0..=f64::from(u16::MAX),
-        DType::U32 => 0.0..=f64::from(u32::MAX),
-        DType::U64 => 0.0..=u64::MAX as f64,
-        DType::I8 => f64::from(i8::MIN)..=f64::from(i8::MAX),
-        DType::I16 => f64::from(i16::MIN)..=f64::from(i16::MAX),
-        DType::I32 => f64::from(i32::MIN)..=f64::from(i32::MAX),
-        DType::I64 => i64::MIN as f64..=i64::MAX as f64,
-        DType::F16 => -65504.0..=65504.0,
-        DType::BF16 => -bf16_max..=bf16_max,
-        DType::F32 => f64::from(f32::MIN)..=f64::from(f32::MAX),
-        DType::F64 => f64::MIN..=f64::MAX,
-        _ => return Err(format!("{dtype} cannot be padded")),
-    };
-    let is_float = matches!(dtype, DType::F16 | DType::BF16 | DType::F32 | DType::F64);
+    /// First numbers that are nearer to infinity than to the largest element.
+    const F16_OVERFLOW: f32 = 65520.0;
+    const BF16_OVERFLOW: f32 = f32::from_bits(0x7f7f_8000);
     // A float may also be an infinity or NaN, but a finite number must not become one.
-    let is_possible = if is_float {
-        !value.is_finite() || range.contains(&value)
-    } else {
-        value.fract() == 0.0 && range.contains(&value)
+    let special = !value.is_finite();
+    let size = (value as f32).abs();
+    let whole = |range: RangeInclusive<f64>| value.fract() == 0.0 && range.contains(&value);
+    let is_possible = match dtype {
+        DType::Bool => whole(0.0..=1.0),
+        DType::U8 => whole(0.0..=f64::from(u8::MAX)),
+        DType::U16 => whole(0.0..=f64::from(u16::MAX)),
+        DType::U32 => whole(0.0..=f64::from(u32::MAX)),
+        DType::U64 => whole(0.0..=u64::MAX as f64),
+        DType::I8 => whole(f64::from(i8::MIN)..=f64::from(i8::MAX)),
+        DType::I16 => whole(f64::from(i16::MIN)..=f64::from(i16::MAX)),
+        DType::I32 => whole(f64::from(i32::MIN)..=f64::from(i32::MAX)),
+        DType::I64 => whole(i64::MIN as f64..=i64::MAX as f64),
+        DType::F16 => special || size < F16_OVERFLOW,
+        DType::BF16 => special || size < BF16_OVERFLOW,
+        DType::F32 => special || size.is_finite(),
+        DType::F64 => true,
+        _ => return Err(format!("{dtype} cannot be padded")),
     };
     if is_possible { Ok(()) } else { Err(format!("value {value} is not possible for {dtype}")) }
 }
