@@ -131,7 +131,7 @@ impl Page {
         self.history.scan(now, readings, &snapshot.models);
         let end = self.history.seconds(now).round() as u64;
         let mut watched = self.server_watch.lock();
-        watched.scan(&self.parts.lifecycle.status(), &self.history, end);
+        watched.scan(&self.parts.lifecycle.status(), &snapshot.models, &self.history, end);
     }
 
     /// Reads the state of all versions, and notifies open pages.

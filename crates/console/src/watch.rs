@@ -1,5 +1,6 @@
 //! Finds events in counters that others keep: refused requests, full disks, requests that are not
-//! logged, models that fail many requests, worker processes that ended.
+//! logged, models that fail many requests, worker processes that ended, requests that are not
+//! merged any more.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -7,6 +8,7 @@ use std::sync::Arc;
 use lifecycle::ModelStatus;
 use metrics::{KindLabels, Metrics, ModelLabels};
 use observe::{EventJournal, EventLevel, NewEvent, RegistryReader};
+use schedule::ModelSnapshot;
 use search::registry::ListedState;
 
 use crate::history::TrafficHistory;
@@ -74,6 +76,8 @@ pub(crate) struct ServerWatch {
     failing: HashMap<Arc<str>, bool>,
     /// Restarts of the worker processes of each model.
     restarts: HashMap<Arc<str>, u64>,
+    /// Versions of each model whose requests are not merged any more.
+    unjoined: HashMap<Arc<str>, u64>,
 }
 
 impl ServerWatch {
@@ -91,11 +95,18 @@ impl ServerWatch {
             unlogged: 0,
             failing: HashMap::new(),
             restarts: HashMap::new(),
+            unjoined: HashMap::new(),
         }
     }
 
     /// Adds the events of the time since the last call. `end` is in seconds since the start.
-    pub(crate) fn scan(&mut self, statuses: &[ModelStatus], history: &TrafficHistory, end: u64) {
+    pub(crate) fn scan(
+        &mut self,
+        statuses: &[ModelStatus],
+        scheduled: &[ModelSnapshot],
+        history: &TrafficHistory,
+        end: u64,
+    ) {
         if !end.is_multiple_of(REFUSED_SECONDS) {
             return;
         }
@@ -104,6 +115,7 @@ impl ServerWatch {
         self.request_log();
         self.failures(statuses, history, end);
         self.workers(statuses);
+        self.merging(scheduled);
     }
 
     fn refusals(&mut self) {
@@ -204,6 +216,28 @@ impl ServerWatch {
             }
         }
     }
+
+    /// Adds an event for each model whose requests the scheduler has stopped to merge.
+    fn merging(&mut self, scheduled: &[ModelSnapshot]) {
+        // Counters of models that have no queue any more are dropped.
+        let known = std::mem::take(&mut self.unjoined);
+        for ModelSnapshot { model, unjoined_versions: now, .. } in scheduled {
+            let more = growth(known.get(model).copied().unwrap_or(0), *now);
+            self.unjoined.insert(model.clone(), *now);
+            if more > 0 {
+                let event = NewEvent {
+                    kind: "merging_stopped",
+                    level: EventLevel::Warning,
+                    model: Some(model.clone()),
+                    version: None,
+                    text: "requests are not merged or padded any more, because runs showed that this changes \
+                           answers; the log has the reason"
+                        .to_owned(),
+                };
+                self.journal.add_or_count(event, more);
+            }
+        }
+    }
 }
 
 fn server_event(kind: &'static str, level: EventLevel, text: String) -> NewEvent {
@@ -238,6 +272,20 @@ mod tests {
         let events = journal.read(&EventFilter::default()).events;
         assert_eq!(events.len(), 1);
         assert_eq!((events[0].kind, events[0].count), ("worker_restarted", 2));
+    }
+
+    #[test]
+    fn requests_that_are_not_merged_any_more_are_an_event() {
+        let journal = Arc::new(EventJournal::default());
+        let mut watch = ServerWatch::new(Arc::default(), Arc::new(|| None), journal.clone());
+        for unjoined_versions in [0, 1, 1] {
+            let model = "m".into();
+            let seen = ModelSnapshot { model, unjoined_versions, ..ModelSnapshot::default() };
+            watch.merging(&[seen]);
+        }
+        let events = journal.read(&EventFilter::default()).events;
+        assert_eq!(events.len(), 1);
+        assert_eq!((events[0].kind, events[0].count), ("merging_stopped", 1));
     }
 
     #[test]

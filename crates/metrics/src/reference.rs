@@ -246,7 +246,7 @@ fn fill_models(metrics: &Metrics) {
 
 fn fill_scheduling(scheduling: &SchedulingMetrics) {
     models(&[&scheduling.batch_size]);
-    models(&[&scheduling.added_items, &scheduling.reruns]);
+    models(&[&scheduling.added_items, &scheduling.reruns, &scheduling.unjoined_versions]);
     models(&[&scheduling.running]);
     model_kinds(&scheduling.input_elements, &["real", "padding"]);
     model_kinds(&scheduling.requests, &["run", "refused", "expired", "cancelled"]);

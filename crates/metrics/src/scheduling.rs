@@ -44,6 +44,8 @@ pub struct SchedulingMetrics {
     pub requests: Family<ModelKindLabels, Counter>,
     /// Merged runs that failed and were run again one request at a time.
     pub reruns: Family<ModelLabels, Counter>,
+    /// Versions, by signature, whose requests are not merged or padded any more.
+    pub unjoined_versions: Family<ModelLabels, Counter>,
     /// Requests waiting by priority level.
     pub queued: Family<PriorityLabels, LevelGauge>,
     /// Runs in progress.
@@ -77,6 +79,12 @@ impl SchedulingMetrics {
             self.reruns.clone(),
         );
         r.register(
+            "unjoined_versions",
+            "Versions whose requests are not merged or padded any more, because runs showed that \
+             this changes answers",
+            self.unjoined_versions.clone(),
+        );
+        r.register(
             "queued_requests",
             "Requests waiting by model and priority level",
             self.queued.clone(),
@@ -92,6 +100,7 @@ impl SchedulingMetrics {
         self.input_elements.clear();
         self.requests.clear();
         self.reruns.clear();
+        self.unjoined_versions.clear();
         self.queued.clear();
         self.running.clear();
     }

@@ -326,6 +326,8 @@ fn scheduling(metrics: &SchedulingMetrics, snapshot: &SchedulerSnapshot) {
         metrics.batch_size.get_or_create(&labels).set(model.items as f64, sizes);
         SchedulingMetrics::count(&metrics.added_items.get_or_create(&labels), model.added_items);
         SchedulingMetrics::count(&metrics.reruns.get_or_create(&labels), model.reruns);
+        let unjoined = metrics.unjoined_versions.get_or_create(&labels);
+        SchedulingMetrics::count(&unjoined, model.unjoined_versions);
         metrics.running.get_or_create(&labels).set(model.running as i64);
         let count = |family: &Family<ModelKindLabels, Counter>, kind: &'static str, value: u64| {
             let labels = ModelKindLabels { model: model.model.clone(), kind };
@@ -484,6 +486,7 @@ mod tests {
             real_elements: 30,
             padding_elements: 6,
             refused: 1,
+            unjoined_versions: 1,
             ..ModelSnapshot::default()
         };
         scheduling(
@@ -497,6 +500,7 @@ mod tests {
             "millpond_batch_size_bucket{le=\"4.0\",model=\"m\"} 2",
             "millpond_batch_size_bucket{le=\"8.0\",model=\"m\"} 3",
             "millpond_added_items_total{model=\"m\"} 2",
+            "millpond_unjoined_versions_total{model=\"m\"} 1",
             "millpond_input_elements_total{model=\"m\",kind=\"padding\"} 6",
             "millpond_scheduled_requests_total{model=\"m\",kind=\"refused\"} 1",
             "millpond_queued_requests{model=\"m\",priority=\"2\"} 5",

@@ -261,6 +261,7 @@ impl ModelQueue {
                 self.misfit.remove(0);
             }
             self.misfit.push(ran.instance);
+            self.counts.unjoined_versions += 1;
         }
         let counts = &mut self.counts;
         counts.requests += ran.counted as u64;
