@@ -46,6 +46,9 @@ enum RunFailure {
 /// Reason why requests to a model are not joined.
 const VARYING: &str = "sizes of an output depend on the values or on the number of items";
 
+/// Reason why a joined run is discarded.
+const MIXED: &str = "another run has shown that the model mixes its items";
+
 /// Runs a batch and answers its requests.
 pub(crate) fn run(work: RequestBatch, meter: &mut Meter) -> Ran {
     let RequestBatch { number, entries, batch_key, charge, cores, .. } = work;
@@ -172,6 +175,10 @@ fn answer(
     let mut ran = Ran { requests: entries.len(), counted, items, ..Ran::default() };
     let was_available = servable.is_available();
     let failure = match run_together(servable, entries, batch_key) {
+        // The other run has ended during this one.
+        Ok(_) if entries.len() > 1 && servable.mixes_items() => {
+            RunFailure::Misfit(Misfit(MIXED.to_owned()))
+        }
         Ok(answers) if entries.len() > 1 && sizes_vary(servable, batch_key, &answers) => {
             servable.set_mixes_items();
             RunFailure::Misfit(Misfit(VARYING.to_owned()))
@@ -522,6 +529,19 @@ mod tests {
             queue.finish(&ran);
             assert_eq!((queue.used, queue.charge), (f64::from(round) * 4000.0, 4000.0));
         }
+    }
+
+    /// Another worker has found it out while they ran.
+    #[test]
+    fn requests_joined_to_a_model_that_mixes_run_again() {
+        let servable = model("m", lingering(Duration::ZERO));
+        let mut entries = request(&servable, 1, Instant::now());
+        entries.extend(request(&servable, 1, Instant::now()));
+        let batch_key = entries[0].batch_key.clone();
+        servable.set_mixes_items();
+        let batch = RequestBatch { number: 1, entries, batch_key, cores: 1, taken: 1, charge: 0.0 };
+        let ran = run(batch, &mut Meter::start());
+        assert_eq!((ran.requests, ran.rerun, ran.misfit), (2, true, true));
     }
 
     /// The parts of a request to a model that mixes its items do not fit together.
