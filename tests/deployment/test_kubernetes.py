@@ -418,7 +418,7 @@ def test_long_names_leave_room_for_hashes():
 
 
 def test_releases_whose_services_kubernetes_refuses():
-    for version, accepted in (("1.33", False), ("1.34", True)):
+    for version, accepted in (("1.35", False), ("1.36", True)):
         result = helm("template", "1234", str(CHART), "--kube-version", version)
         assert (result.returncode == 0) == accepted and ("begins with a digit" in result.stderr) != accepted, result.stderr
 
