@@ -106,6 +106,15 @@ impl<T: Clone + DeserializeOwned + Serialize + PartialEq> KeptState<T> {
         self.of_directories.get(key.parent()?)
     }
 
+    /// Copies the state that an earlier program kept for the directory to the key of the model. The
+    /// next write stores the copy: in the file that it writes, a directory is the key of one model.
+    pub(crate) fn adopt(&mut self, key: &Path) {
+        let Some(state) = self.of_directory(key).cloned() else { return };
+        if !self.known.contains_key(key) {
+            self.unwritten.entry(key.to_owned()).or_insert(Some(state));
+        }
+    }
+
     /// Replaces the state of a model. If the file cannot be written, calls after [`RETRY_PAUSE`]
     /// write it again, also those without a change.
     pub(crate) fn replace(&mut self, key: &Path, state: Option<T>) {
@@ -251,6 +260,25 @@ mod tests {
             assert_eq!(kept.get(Path::new("/dir/#prod")), Some(&vec![3]));
             assert_eq!(kept.get(Path::new("/dir/#other")), None);
         }
+    }
+
+    #[test]
+    fn adopted_state_outlives_a_write_for_another_model() {
+        let root = tempfile::tempdir().unwrap();
+        let file = root.path().join("kept.toml");
+        std::fs::write(&file, "\"/dir\" = [3]\n").unwrap();
+        let open = || KeptState::<Vec<u64>>::open(Some(file.clone()));
+        let prod = Path::new("/dir/#prod");
+        let mut kept = open();
+        kept.adopt(prod);
+        kept.adopt(Path::new("/none/#prod"));
+        kept.replace(Path::new("/other"), Some(vec![4]));
+        let mut kept = open();
+        assert_eq!(kept.get(prod), Some(&vec![3]));
+        assert_eq!(kept.get(Path::new("/none/#prod")), None);
+        kept.adopt(prod);
+        kept.replace(prod, None);
+        assert_eq!((kept.get(prod), open().get(prod)), (None, None));
     }
 
     #[test]

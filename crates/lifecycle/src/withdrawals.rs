@@ -23,6 +23,11 @@ impl Withdrawals {
         Withdrawals(KeptState::open(file))
     }
 
+    /// Copies the state that an earlier program kept for the directory of the model to its key.
+    pub(crate) fn adopt(&mut self, key: &Path) {
+        self.0.adopt(key);
+    }
+
     /// Returns why a version with these files was withdrawn, if it was.
     pub(crate) fn reason(&self, key: &Path, version: u64, files: Fingerprint) -> Option<String> {
         let known = self.find(key, version)?;

@@ -75,8 +75,12 @@ impl KeptRollout {
 
 impl Model {
     /// Continues a rollout that was running at the last stop. Called once for each model.
-    pub(super) fn resume(&mut self, context: &ManagerContext) {
-        self.rollout.resumes = context.rollouts.get(&self.state_key()).cloned();
+    pub(super) fn resume(&mut self, context: &mut ManagerContext) {
+        let key = self.state_key();
+        // Before a step of any model: a step may write the files in the form of this program.
+        context.withdrawals.adopt(&key);
+        context.rollouts.adopt(&key);
+        self.rollout.resumes = context.rollouts.get(&key).cloned();
     }
 
     /// Drops a rollout of the last stop if its versions are no longer on disk or have other files.

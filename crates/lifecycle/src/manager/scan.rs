@@ -35,7 +35,7 @@ impl Manager {
         let ModelScan { base, contents } = scan;
         let name = base.name.clone();
         let is_copy = self.is_copy(&base);
-        let context = &self.context;
+        let context = &mut self.context;
         let model = self.models.entry(name.clone()).or_insert_with(|| {
             tracing::debug!(model = %name, path = %base.base_path.display(), "found a model");
             let mut model = Model::new(base.clone(), self.catalog.add(&name), self.converts);

@@ -131,6 +131,28 @@ fn models_of_one_directory_have_their_own_withdrawals() {
     assert_eq!(world.ready("m"), "1");
 }
 
+/// Another model may change the file before the file system of this one is mounted.
+#[test]
+fn a_withdrawal_of_an_earlier_build_gets_a_name_at_once() {
+    let mut world = World::prepare(64 * MIB);
+    let change: fn(&mut lifecycle::LifecycleConfig) = |config| {
+        config.withdrawn_file = Some(config.cache_dir.join("withdrawn.toml"));
+        config.roots.clear();
+    };
+    let dir = world.model_dir("unmounted");
+    std::fs::create_dir(&dir).unwrap();
+    let file = world.cache.path().join("withdrawn.toml");
+    // An earlier build wrote the directory as the key.
+    let entry = format!("[[\"{}\"]]\nversion = 2\nfiles = \"f\"\nreason = \"r\"\n", dir.display());
+    std::fs::write(&file, entry).unwrap();
+    world.publish("n", 1);
+    let models = vec![ModelConfig::new("m", dir), ModelConfig::new("n", world.model_dir("n"))];
+    world.start(Setting { models, change, ..Setting::default() });
+    world.until_ready("n", 1);
+    let has_name = || std::fs::read_to_string(&file).unwrap().contains("unmounted/#m");
+    eventually("the key with the name", has_name);
+}
+
 /// Keeps rollouts over a restart.
 fn keeping() -> Setting {
     let change: fn(&mut lifecycle::LifecycleConfig) =
