@@ -238,6 +238,7 @@ fn wrong_arguments_are_usage_errors() {
     check_error(&["serve", ".", "--versions", "newest"], 2, "is not a version policy");
     let home = ["serve", ".", "--collections-dir=~/c"];
     check_error(&home, 2, "error: --collections-dir ~/c: ~ does not mean the home directory");
+    check_error(&["serve", ".", "--backup-dir=~/b"], 2, "error: --backup-dir ~/b: ~ does not");
     check_error(&["serve", ".", "--queue", "0"], 2, "error: --queue is 0; it must be 1 to");
     check_error(&["serve"], 2, "error: nothing to serve");
     check_error(

@@ -103,10 +103,19 @@ impl ServeSettings {
             ("--speakers-dir", &self.audio.speakers_dir),
             ("--request-log", &self.inference.request_log),
         ];
-        for (flag, path) in directories {
-            if let Some(path) = path {
-                check_home(flag, path).map_err(|error| CommandError::usage(error.message()))?;
-            }
+        let places = [
+            ("--originals", &self.search.originals),
+            ("--backup-dir", &self.search.backup_dir),
+            ("--cluster-store", &self.cluster.cluster_store),
+        ];
+        let directories =
+            directories.into_iter().filter_map(|(flag, path)| Some((flag, path.as_deref()?)));
+        let places = places.into_iter().filter_map(|(flag, place)| {
+            let path = place.as_deref().filter(|place| !model_store::is_url(place))?;
+            Some((flag, Path::new(path)))
+        });
+        for (flag, path) in directories.chain(places) {
+            check_home(flag, path).map_err(|error| CommandError::usage(error.message()))?;
         }
         Ok(())
     }
