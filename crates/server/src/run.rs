@@ -43,7 +43,7 @@ pub fn run(mut config: Config, watch: Option<ConfigWatch>, manager: ServiceManag
     let runtime = connection_runtime(config.listeners.threads)?;
     // Before engines and collections are opened, which takes time.
     let hangups = runtime.block_on(async { HangupSignals::install() })?;
-    let starting = runtime.block_on(async { StartSignals::install() })?;
+    let starting = runtime.block_on(StartSignals::install())?;
     let access = config.access_policy()?;
     let tls = config.listeners.tls.clone().map(TlsIdentity::read).transpose();
     let tls = tls.map_err(|error| config::unusable("TLS cannot be set up", error))?;
@@ -274,23 +274,28 @@ struct StartSignals {
 }
 
 impl StartSignals {
-    /// Installs the handlers. Called in a runtime.
+    /// Installs the handlers, and waits until a thread of the runtime has begun to wait for them. A
+    /// thread that begins, and the first line that it logs, register destructors. That waits for
+    /// the loader's lock (__cxa_thread_atexit_impl), which the opening of a library holds.
     ///
     /// # Errors
     /// `Internal` if the system refuses.
-    fn install() -> Result<StartSignals> {
+    async fn install() -> Result<StartSignals> {
         let mut signals = EndSignals::install()?;
         let (started, is_started) = oneshot::channel();
+        let (began, has_begun) = oneshot::channel();
         let ending = tokio::spawn(async move {
+            // Fails only if the start has ended.
+            let _ = began.send(());
             tokio::select! {
-                // Nothing is logged: the first line of a thread registers a destructor, which waits
-                // for the loader's lock (__cxa_thread_atexit_impl) while a library is opened.
+                // Nothing is logged.
                 () = signals.wait() => os::process::exit_now(0),
                 // Also if the start has failed.
                 _ = is_started => {}
             }
             signals
         });
+        has_begun.await.map_err(|error| Error::internal("signals").caused_by(error))?;
         Ok(StartSignals { started, ending })
     }
 
