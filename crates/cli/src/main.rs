@@ -3,8 +3,8 @@
 //!
 //! There are two stages: parsing the command line ([`arguments`], cheap), then resolving it on this
 //! machine (the module of each command, which may read files). No other crate reads arguments, and
-//! only [`command_line::environment`] reads the environment. The commands that send requests to a
-//! running server are the crate `client-commands`.
+//! only [`command_line::environment`] takes settings from the environment. The commands that send
+//! requests to a running server are the crate `client-commands`.
 //!
 //! # Modules
 //! * Command line: `arguments` defines it.

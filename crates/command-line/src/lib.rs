@@ -1,5 +1,5 @@
 //! Everything that all commands of `millpond` share: the environment, values of flags, exit codes,
-//! and output to the terminal. No other crate of the product reads the environment.
+//! and output to the terminal. No other crate of the product takes settings from variables.
 //!
 //! # Modules
 //! * Input: `environment` has the variables, `values` are types of flags and of settings,
