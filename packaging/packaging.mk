@@ -152,20 +152,33 @@ test-kubernetes: ## render the Helm chart with helm and check it against the sch
 	$(KUBERNETES)/venv/bin/python -m pytest -c tests/deployment/pytest.ini tests/deployment/test_kubernetes.py \
 		tests/deployment/test_kubernetes_ports.py
 
-# Crates whose unit tests run under qemu's emulation of arm64. docs/deployment.md lists them and all that is not checked.
-ARM64_CRATES := base os kernels memory storage protocol schedule matching coarse search
 ARM64_TARGET := aarch64-unknown-linux-gnu
+ARM64_PROGRAMS := $(CURDIR)/$(CACHE)/arm64/$(ARM64_TARGET)/debug
+# ONNX Runtime for arm64 lies beside the programs, where they find it before any other.
+ARM64_LIBRARY := $(ARM64_PROGRAMS)/libonnxruntime.so
+ARM64 = MILLPOND_ONNXRUNTIME=$(ARM64_LIBRARY) MILLPOND_TEST_ONNXRUNTIME=$(ARM64_LIBRARY) packaging/arm64/emulate.sh
+ARM64_CARGO := CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER=aarch64-linux-gnu-gcc CARGO_INCREMENTAL=0 CARGO_PROFILE_DEV_DEBUG=0
+ARM64_BUILT := --locked --target $(ARM64_TARGET) --target-dir $(CACHE)/arm64
+# Unit tests that fail under qemu, and those of engines that are not fetched. docs/deployment.md has the reasons.
+ARM64_SKIPPED := figures_of_a_process_are_parsed memory_of_runs_is_limited_before_the_reply \
+	load::tests::a_variable_is_the_region module::tests::the_engine_agrees_with_the_reference
+# Tests that send requests of real clients to the program.
+ARM64_CLIENTS := answers fingerprint_templates oip qdrant qdrant_restarts tfs updates
 
 .PHONY: test-arm64
-test-arm64: system ## cross-compile the libraries for arm64 and run their unit tests under qemu
-	@scripts/command_packages.sh aarch64-linux-gnu-gcc=gcc-aarch64-linux-gnu qemu-aarch64-static=qemu-user-static
+test-arm64: system .venv-test/ready $(CACHE)/models/ready $(CACHE)/demo/ready ## cross-compile everything for arm64, run its unit tests and serve clients under qemu (half an hour)
+	@scripts/command_packages.sh aarch64-linux-gnu-gcc=gcc-aarch64-linux-gnu aarch64-linux-gnu-g++=g++-aarch64-linux-gnu \
+		qemu-aarch64-static=qemu-user-static
 	@[ -d /usr/aarch64-linux-gnu/include ] || scripts/command_packages.sh arm64-headers=libc6-dev-arm64-cross
 	@rustup target add $(ARM64_TARGET)
 	$(call say,unit tests for arm64 under qemu)
-	CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER=aarch64-linux-gnu-gcc \
-	CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_RUNNER="qemu-aarch64-static -L /usr/aarch64-linux-gnu" \
-	CARGO_INCREMENTAL=0 CARGO_PROFILE_DEV_DEBUG=0 cargo test --locked --lib --no-fail-fast \
-		--target $(ARM64_TARGET) --target-dir $(CACHE)/arm64 $(ARM64_CRATES:%=--package millpond-%)
+	@packaging/arm64/onnxruntime.sh $(CACHE)/arm64/onnxruntime $(ARM64_PROGRAMS)
+	$(ARM64_CARGO) cargo test $(ARM64_BUILT) --workspace --lib --bins --no-run
+	$(ARM64_CARGO) $(ARM64) cargo test $(ARM64_BUILT) --workspace --lib --bins --no-fail-fast -- $(ARM64_SKIPPED:%=--skip %)
+	$(call say,clients of the program for arm64)
+	$(ARM64_CARGO) cargo build $(ARM64_BUILT) --package millpond-cli
+	MILLPOND_PROGRAM=$(ARM64_PROGRAMS)/millpond MILLPOND_CACHE_DIR=$(CURDIR)/$(CACHE)/arm64/millpond $(ARM64) \
+		.venv-test/bin/python -m pytest -c tests/clients/pytest.ini $(ARM64_CLIENTS:%=tests/clients/test_%.py)
 
 dist: chart
 
