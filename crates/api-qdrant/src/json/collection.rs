@@ -10,7 +10,7 @@ use super::index_params::check_params;
 use super::{AbsentField, check_default_tokenizer, out_of_limits, unsupported};
 
 /// Returns Qdrant's name of a metric.
-pub fn distance_name(metric: Metric) -> &'static str {
+pub(crate) fn distance_name(metric: Metric) -> &'static str {
     match metric {
         Metric::Cosine => "Cosine",
         Metric::Dot => "Dot",

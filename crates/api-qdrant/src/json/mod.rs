@@ -32,20 +32,20 @@ use base::{Error, Result};
 use search::filter::Filter;
 use serde::Deserialize;
 
+pub(crate) use collection::distance_name;
 pub use collection::{
     AliasAction, ChangeAliases, CreateCollection, CreateIndex, INDEXES_MAX, UpdateCollection,
-    distance_name, listed_aliases, merge_metadata,
+    listed_aliases, merge_metadata,
 };
 pub use index_params::index_hints;
 pub use lookup::{GroupLookup, LookupFrom};
 pub use matrix::MatrixRequest;
 pub use older::{OlderQuery, incomplete_list};
 pub use payload::{DeletePayload, SetPayload};
-pub(crate) use points::selects_by_filter;
 pub use points::{
     PointsSelector, UpdateBatch, UpdateOperation, UpdateVectorsRequest, UpsertPoint, UpsertRequest,
-    no_deleted_vectors,
 };
+pub(crate) use points::{no_deleted_vectors, selects_by_filter};
 pub use query::{
     QuantizationParams, QueryBatchRequest, QueryGroupsRequest, QueryRequest, SearchParams,
 };
@@ -91,7 +91,7 @@ pub fn name_too_long(bytes: usize) -> Error {
 }
 
 /// Returns the error for a query parameter outside its limits.
-pub fn parameter_out_of_limits(name: &str, problem: impl std::fmt::Display) -> Error {
+pub(crate) fn parameter_out_of_limits(name: &str, problem: impl std::fmt::Display) -> Error {
     Error::invalid(format!("{VALIDATION}query parameters: [{name}: {problem}]"))
 }
 

@@ -256,7 +256,7 @@ pub(crate) fn selects_by_filter(body: &[u8]) -> bool {
 const NO_VECTOR: &str = "a point without a vector (delete the point, or replace its vector)";
 
 /// Returns the error for a request that deletes vectors.
-pub fn no_deleted_vectors() -> Error {
+pub(crate) fn no_deleted_vectors() -> Error {
     Error::unimplemented(unsupported(NO_VECTOR))
 }
 

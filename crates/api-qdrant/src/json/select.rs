@@ -37,7 +37,7 @@ impl WithVector {
     ///
     /// # Errors
     /// `InvalidArgument` for any other name.
-    pub fn includes(&self, name: &str) -> base::Result<bool> {
+    pub(crate) fn includes(&self, name: &str) -> base::Result<bool> {
         match self {
             WithVector::All(all) => Ok(*all),
             WithVector::Names(names) => match names.iter().find(|requested| *requested != name) {
@@ -159,7 +159,7 @@ impl WithPayload {
     }
 
     /// Returns the requested part of a payload, or `None` if no part is requested.
-    pub fn project(&self, payload: Map<String, Value>) -> Option<Map<String, Value>> {
+    pub(crate) fn project(&self, payload: Map<String, Value>) -> Option<Map<String, Value>> {
         match self {
             WithPayload::All(all) => all.then_some(payload),
             WithPayload::Include(paths) => Some(paths.include_fields(payload)),
