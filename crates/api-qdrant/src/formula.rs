@@ -14,16 +14,16 @@ const EARTH_RADIUS: f64 = 6_371_008.8;
 #[derive(Clone, Debug, PartialEq)]
 pub struct Formula {
     /// The score of a point.
-    pub expression: Expression,
+    pub(crate) expression: Expression,
     /// Scores of points that a prefetch did not find, by its number; 0 by default.
-    pub score_defaults: BTreeMap<usize, f64>,
+    pub(crate) score_defaults: BTreeMap<usize, f64>,
     /// Values of payload fields that a point lacks, by path.
-    pub defaults: Map<String, Value>,
+    pub(crate) defaults: Map<String, Value>,
 }
 
 /// An expression, whose value is a number.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Expression {
+pub(crate) enum Expression {
     /// A constant, the same for each point.
     Constant(f64),
     /// The score of the prefetch with this number.
@@ -73,16 +73,16 @@ pub enum Expression {
 
 /// A place on the earth.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct GeoPlace {
+pub(crate) struct GeoPlace {
     /// Longitude in degrees, east positive.
-    pub lon: f64,
+    pub(crate) lon: f64,
     /// Latitude in degrees, north positive.
-    pub lat: f64,
+    pub(crate) lat: f64,
 }
 
 /// Functions of Qdrant's formulas with one argument.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Function {
+pub(crate) enum Function {
     /// Opposite value.
     Negative,
     /// Distance from 0.
@@ -101,22 +101,22 @@ pub enum Function {
 
 /// Value that is 1 at a target and `midpoint` at the distance `scale` from it.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Decay {
+pub(crate) struct Decay {
     /// Shape between the target and the distance `scale`, and beyond it.
-    pub curve: DecayCurve,
+    pub(crate) curve: DecayCurve,
     /// Value that is compared with the target.
-    pub x: Expression,
+    pub(crate) x: Expression,
     /// Target; 0 by default.
-    pub target: Option<Expression>,
+    pub(crate) target: Option<Expression>,
     /// Distance at which the value is `midpoint`.
-    pub scale: f64,
+    pub(crate) scale: f64,
     /// Value at the distance `scale`.
-    pub midpoint: f64,
+    pub(crate) midpoint: f64,
 }
 
 /// Shapes of a [`Decay`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum DecayCurve {
+pub(crate) enum DecayCurve {
     /// A straight line down to 0.
     Linear,
     /// `midpoint` to the power of `distance / scale`.
