@@ -38,11 +38,11 @@ use sniff::FileKind;
 /// Maximum channels of a recording.
 pub const CHANNELS_MAX: usize = 64;
 /// Maximum faults kept until they are taken; further ones are counted.
-pub const FAULTS_MAX: usize = 1000;
+const FAULTS_MAX: usize = 1000;
 /// Longest gap in seconds that is filled with silence. A longer one is ignored.
-pub const GAP_SECONDS_MAX: u64 = 600;
+const GAP_SECONDS_MAX: u64 = 600;
 /// Maximum seconds by which filled silence may exceed sound. Beyond it gaps are ignored.
-pub const SILENCE_SECONDS_MAX: u64 = 3600;
+const SILENCE_SECONDS_MAX: u64 = 3600;
 /// Frames of a block of silence.
 const SILENCE_FRAMES: u64 = 4096;
 /// Maximum steps before the first sound.

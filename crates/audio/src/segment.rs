@@ -55,7 +55,7 @@ impl Windows {
     /// Sets whether the model's frames at the end of a window do not count. If so, every hop that
     /// has a row begins a window.
     #[must_use]
-    pub fn trimmed(self, is_trimmed: bool) -> Windows {
+    pub(crate) fn trimmed(self, is_trimmed: bool) -> Windows {
         Windows { is_trimmed, ..self }
     }
 
