@@ -13,7 +13,7 @@ pub enum Dim {
 
 impl Dim {
     /// Returns the size, or -1 for a dynamic axis, as all protocols write it.
-    pub fn as_wire(&self) -> i64 {
+    fn as_wire(&self) -> i64 {
         match self {
             Dim::Fixed(size) => *size as i64,
             Dim::Dynamic(_) => -1,
