@@ -199,7 +199,7 @@ impl BackupList {
     ///
     /// # Errors
     /// `DataLoss` for a damaged list, `FailedPrecondition` for one of a newer program.
-    pub fn decode(text: &[u8]) -> Result<BackupList> {
+    pub(crate) fn decode(text: &[u8]) -> Result<BackupList> {
         let damaged = |why: String| Error::data_loss(format!("the list of the backup: {why}"));
         let at = text.iter().position(|&byte| byte == b'\n');
         let at = at.ok_or_else(|| damaged("it has no second line".to_owned()))?;
