@@ -222,12 +222,12 @@ impl StoreAccess {
     }
 
     /// Returns true if no access was announced.
-    pub fn is_unknown(&self) -> bool {
+    fn is_unknown(&self) -> bool {
         *self == StoreAccess::Unknown
     }
 
     /// Returns true if the node has announced that its readings succeed.
-    pub fn is_working(&self) -> bool {
+    pub(crate) fn is_working(&self) -> bool {
         *self == StoreAccess::Working
     }
 
@@ -372,7 +372,7 @@ impl ClusterView {
     /// Returns the node that takes snapshots of the shard: the first that serves it. If that node
     /// has lost the store, the next one does, as in [`ClusterView::wanted_owner`]. Otherwise the
     /// log would grow until the first node reads the store again.
-    pub fn snapshot_holder(&self, key: &ShardKey, copies: u32) -> Option<&NodeInfo> {
+    pub(crate) fn snapshot_holder(&self, key: &ShardKey, copies: u32) -> Option<&NodeInfo> {
         let holders = self.serving_holders(key, copies).into_iter();
         let holders: Vec<(&NodeInfo, StoreReading)> =
             holders.map(|node| (node, node.snapshot_reading())).collect();
@@ -380,7 +380,7 @@ impl ClusterView {
     }
 
     /// Returns the nodes that should hold the shard or serve it, by name.
-    pub fn present_holders(&self, key: &ShardKey, copies: u32) -> Vec<&NodeInfo> {
+    pub(crate) fn present_holders(&self, key: &ShardKey, copies: u32) -> Vec<&NodeInfo> {
         let wanted = self.wanted_holders(key, copies);
         let is_holder = |node: &&NodeInfo| node.serves(key) || wanted.contains(&node.name);
         self.nodes.values().filter(is_holder).collect()
@@ -405,7 +405,7 @@ impl ClusterView {
 
     /// Returns true if [`ClusterView::is_collector`] is true for another node than `name`. False if
     /// no node can do this work, for example after the leases of all nodes have expired.
-    pub fn has_other_collector(&self, name: &str) -> bool {
+    pub(crate) fn has_other_collector(&self, name: &str) -> bool {
         self.collector().is_some_and(|collector| collector.name != name)
     }
 

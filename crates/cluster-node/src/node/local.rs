@@ -172,7 +172,7 @@ impl LocalCollections {
     ///
     /// # Errors
     /// The error of the registry.
-    pub fn shards(&self) -> Result<Vec<ShardKey>> {
+    pub(crate) fn shards(&self) -> Result<Vec<ShardKey>> {
         let is_shard = |listed: &ListedCollection| match &listed.state {
             ListedState::Ready(named) => position(named).is_some(),
             ListedState::Opening | ListedState::Broken(_) => false,
