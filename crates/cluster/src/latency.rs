@@ -128,7 +128,7 @@ impl NodeLatencies {
 
     /// Takes the time for which an unfinished request has run. It counts only if it shows that the
     /// node is slower than known.
-    pub fn record_unfinished(&mut self, node: &str, elapsed: Duration) {
+    pub(crate) fn record_unfinished(&mut self, node: &str, elapsed: Duration) {
         self.change(node, |node| {
             if elapsed > node.p95.value() {
                 node.record(elapsed);

@@ -58,6 +58,4 @@ pub use stall::{
     StallMark, StalledServiceChange,
 };
 pub use store_access::{StoreAccessDecision, StoreReading, first_with_store};
-pub use writer::{
-    Action, BATCHES_WAITING_MAX, Event, LogWriter, PIPELINE_MAX, RequestId, Ticket, WriterState,
-};
+pub use writer::{Action, Event, LogWriter, PIPELINE_MAX, RequestId, Ticket, WriterState};

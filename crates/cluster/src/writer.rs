@@ -23,7 +23,7 @@ use crate::entry::{EntryBody, EntryNumber, Epoch, LogEntry, LogReplay, WriterId}
 /// Maximum entries of one writer that are created at the same time.
 pub const PIPELINE_MAX: usize = 4;
 /// Maximum batches that wait for a number. More are refused.
-pub const BATCHES_WAITING_MAX: usize = 64;
+const BATCHES_WAITING_MAX: usize = 64;
 
 /// The caller's number of a batch of writes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
