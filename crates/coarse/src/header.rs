@@ -11,31 +11,31 @@ pub mod section {
     /// [`super::CoarseHeader`] of every kind of index.
     pub const HEADER: u32 = 0x100;
     /// Inverted lists: first row of each cluster (u32, clusters + 1 values).
-    pub const LIST_STARTS: u32 = 0x110;
+    pub(crate) const LIST_STARTS: u32 = 0x110;
     /// Inverted lists: centres of the clusters (f32, cluster by cluster).
-    pub const CENTRES: u32 = 0x111;
+    pub(crate) const CENTRES: u32 = 0x111;
     /// Product quantisation: codebooks (f32).
-    pub const CODEBOOKS: u32 = 0x112;
+    pub(crate) const CODEBOOKS: u32 = 0x112;
     /// Product quantisation: blocks of 32 codes.
-    pub const CODES: u32 = 0x113;
+    pub(crate) const CODES: u32 = 0x113;
     /// Product quantisation: term added to the looked-up sum of each row (f32, 32 per block).
-    pub const TERMS: u32 = 0x114;
+    pub(crate) const TERMS: u32 = 0x114;
     /// One byte per dimension: scale of each dimension (f32 pairs).
-    pub const BYTE_SCALE: u32 = 0x115;
+    pub(crate) const BYTE_SCALE: u32 = 0x115;
     /// One byte per dimension: codes, row by row.
-    pub const BYTE_CODES: u32 = 0x116;
+    pub(crate) const BYTE_CODES: u32 = 0x116;
     /// Inverted lists: mean of the centres (f32).
-    pub const DIRECTORY_MIDDLE: u32 = 0x118;
+    pub(crate) const DIRECTORY_MIDDLE: u32 = 0x118;
     /// Product quantisation of the centres: codebooks (f32).
-    pub const DIRECTORY_BOOKS: u32 = 0x119;
+    pub(crate) const DIRECTORY_BOOKS: u32 = 0x119;
     /// Product quantisation of the centres: blocks of 32 codes.
-    pub const DIRECTORY_CODES: u32 = 0x11A;
+    pub(crate) const DIRECTORY_CODES: u32 = 0x11A;
     /// Product quantisation of the centres: term added to each looked-up sum (f32, 32 per block).
-    pub const DIRECTORY_TERMS: u32 = 0x11B;
+    pub(crate) const DIRECTORY_TERMS: u32 = 0x11B;
     /// First section of one-bit codes.
-    pub const RABITQ_FIRST: u32 = 0x120;
+    pub(crate) const RABITQ_FIRST: u32 = 0x120;
     /// First section of flat indexes.
-    pub const FLAT_FIRST: u32 = 0x140;
+    pub(crate) const FLAT_FIRST: u32 = 0x140;
 
     /// Returns the bytes of the section of `kind`.
     ///
@@ -54,7 +54,7 @@ pub mod section {
     ///
     /// # Errors
     /// `DataLoss` if the section has another length.
-    pub fn floats(bytes: &[u8], count: usize) -> Result<Vec<f32>> {
+    pub(crate) fn floats(bytes: &[u8], count: usize) -> Result<Vec<f32>> {
         let values = words(bytes, count)?.map(f32::from_bits).collect::<Vec<f32>>();
         if values.iter().any(|value| value.is_nan()) {
             Err(Error::data_loss("a section of a coarse index holds a value that is not a number"))
@@ -67,7 +67,7 @@ pub mod section {
     ///
     /// # Errors
     /// `DataLoss` if the section has another length.
-    pub fn words(bytes: &[u8], count: usize) -> Result<impl Iterator<Item = u32> + '_> {
+    pub(crate) fn words(bytes: &[u8], count: usize) -> Result<impl Iterator<Item = u32> + '_> {
         let (whole, rest) = bytes.as_chunks::<4>();
         if whole.len() != count || !rest.is_empty() {
             return Err(Error::data_loss(format!(
@@ -79,7 +79,7 @@ pub mod section {
     }
 
     /// Encodes floats as little-endian bytes.
-    pub fn from_floats(values: &[f32]) -> Vec<u8> {
+    pub(crate) fn from_floats(values: &[f32]) -> Vec<u8> {
         values.iter().flat_map(|value| value.to_le_bytes()).collect()
     }
 }

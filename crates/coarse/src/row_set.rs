@@ -163,7 +163,7 @@ impl RowSet {
     }
 
     /// Returns the number of rows of the set from `first` on and before `end`.
-    pub fn count_within(&self, first: u32, end: u32) -> u32 {
+    pub(crate) fn count_within(&self, first: u32, end: u32) -> u32 {
         let end = end.min(self.rows);
         if first >= end {
             return 0;
