@@ -7,7 +7,7 @@ use loadgen::connection::{Connection, Endpoint};
 use loadgen::wire::{Api, ModelEndpoint, Outputs, read_answer};
 
 /// A connection to a gRPC listener.
-pub struct GrpcCaller {
+pub(crate) struct GrpcCaller {
     runtime: Runtime,
     connection: Connection,
     endpoint: Endpoint,
@@ -15,7 +15,7 @@ pub struct GrpcCaller {
 
 impl GrpcCaller {
     /// Connects to `endpoint`.
-    pub fn connect(endpoint: Endpoint) -> Result<GrpcCaller> {
+    pub(crate) fn connect(endpoint: Endpoint) -> Result<GrpcCaller> {
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
             .build()
@@ -25,7 +25,7 @@ impl GrpcCaller {
     }
 
     /// Sends `inputs` to `model` and returns the response.
-    pub fn ask(&mut self, model: &str, inputs: Vec<NamedTensor>) -> Result<Outputs> {
+    pub(crate) fn ask(&mut self, model: &str, inputs: Vec<NamedTensor>) -> Result<Outputs> {
         let target =
             ModelEndpoint { endpoint: self.endpoint.clone(), api: Api::Oip, model: model.into() };
         let mut encoded = target.encode(&[inputs])?;

@@ -21,7 +21,7 @@ pub type ContentPair = [CtrContent; 2];
 pub const DISTINCT: ContentPair = [CtrContent::of(1), CtrContent::of(2)];
 
 /// Returns the index of the content of `version`: they alternate.
-pub fn index_of(version: VersionNumber) -> usize {
+pub(crate) fn index_of(version: VersionNumber) -> usize {
     (version.saturating_sub(1) % 2) as usize
 }
 

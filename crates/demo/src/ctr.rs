@@ -13,11 +13,11 @@ use super::layers::Layers;
 use loadgen::random::{RandomSequence, at, signed_unit};
 
 /// Number of embedding tables.
-pub const TABLES: usize = 26;
+pub(crate) const TABLES: usize = 26;
 /// Numbers in one embedding.
-pub const DIMENSION: usize = 32;
+const DIMENSION: usize = 32;
 /// Number of dense features.
-pub const DENSE: usize = 13;
+pub(crate) const DENSE: usize = 13;
 /// Rows of the tables at the natural size (1.6 GB): six big, ten middling, ten small.
 const NATURAL_ROWS: [(usize, u64); 3] = [(6, 1_600_000), (10, 310_000), (10, 4_000)];
 /// Version of the operator set.
@@ -216,7 +216,7 @@ impl Ctr {
     }
 
     /// Returns the tables of `content`, in order.
-    pub fn tables(&self, content: CtrContent) -> Vec<EmbeddingTable> {
+    pub(crate) fn tables(&self, content: CtrContent) -> Vec<EmbeddingTable> {
         let table = |(index, &rows): (usize, &u64)| EmbeddingTable {
             dims: [rows as usize, DIMENSION],
             stream: content.table_stream(index),
@@ -225,7 +225,7 @@ impl Ctr {
     }
 
     /// Returns the layers' parameters of `content`, with their values.
-    pub fn layer_values(&self, content: CtrContent) -> Vec<(OnnxParameter, Vec<f32>)> {
+    pub(crate) fn layer_values(&self, content: CtrContent) -> Vec<(OnnxParameter, Vec<f32>)> {
         let parameters = self.layers.parameters().into_iter().enumerate();
         parameters
             .map(|(index, parameter)| (parameter, self.layers.values(content.seed, index)))
@@ -233,7 +233,7 @@ impl Ctr {
     }
 
     /// Returns the layers.
-    pub fn own_layers(&self) -> &Layers {
+    pub(crate) fn own_layers(&self) -> &Layers {
         &self.layers
     }
 
@@ -303,15 +303,15 @@ impl Ctr {
 
 /// One embedding table of one content.
 #[derive(Clone, Copy, Debug)]
-pub struct EmbeddingTable {
+pub(crate) struct EmbeddingTable {
     /// Number of rows, and of numbers in a row.
-    pub dims: [usize; 2],
+    pub(crate) dims: [usize; 2],
     stream: u64,
 }
 
 impl EmbeddingTable {
     /// Returns the number at `place`, row by row.
-    pub fn value(&self, place: u64) -> f32 {
+    pub(crate) fn value(&self, place: u64) -> f32 {
         signed_unit(self.stream, place) * TABLE_SCALE
     }
 }

@@ -32,7 +32,7 @@ impl Layers {
     }
 
     /// Returns the parameters in file order: w0, b0, w1, b1, ...
-    pub fn parameters(&self) -> Vec<OnnxParameter> {
+    pub(crate) fn parameters(&self) -> Vec<OnnxParameter> {
         self.pairs()
             .flat_map(|(layer, rows, columns)| {
                 [
@@ -43,8 +43,8 @@ impl Layers {
             .collect()
     }
 
-    /// Returns the values of parameter `index` of [`Layers::parameters`], scaled so that
-    /// activations keep their size from layer to layer.
+    /// Returns the values of parameter `index` in file order, scaled so that activations keep their
+    /// size from layer to layer.
     pub fn values(&self, seed: u64, index: usize) -> Vec<f32> {
         let (layer, rows, columns) =
             (index / 2, self.widths[index / 2], self.widths[index / 2 + 1]);

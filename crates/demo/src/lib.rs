@@ -7,7 +7,7 @@
 //! * Answers that a user can check: `text`, `voice`, `images`, `caller`.
 //! * Load and output: `traffic`, `live`.
 
-pub mod caller;
+mod caller;
 pub mod contents;
 pub mod ctr;
 mod digits;

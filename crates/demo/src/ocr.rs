@@ -118,7 +118,7 @@ pub fn characters(engine: &OnnxEngine, model: &Path) -> Result<Vec<String>> {
 ///
 /// # Errors
 /// If it cannot be read.
-pub fn pixels(path: &Path) -> Result<Tensor> {
+pub(crate) fn pixels(path: &Path) -> Result<Tensor> {
     let image = image::open(path)
         .map_err(|e| Error::invalid(path.display().to_string()).caused_by(e))?
         .to_rgb8();
