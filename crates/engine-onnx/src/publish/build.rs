@@ -48,7 +48,8 @@ impl Node {
     }
 
     /// Selects an operator set other than that of ONNX.
-    pub fn domain(mut self, domain: &str) -> Node {
+    #[cfg(test)]
+    pub(crate) fn domain(mut self, domain: &str) -> Node {
         encode::bytes(&mut self.bytes, node::DOMAIN, domain.as_bytes());
         self
     }
@@ -65,11 +66,6 @@ impl Node {
                 encode::int(out, attribute::INTS, *value);
             }
         })
-    }
-
-    /// Sets a float attribute.
-    pub fn float(self, name: &str, value: f32) -> Node {
-        self.attribute(name, attribute_type::FLOAT, |out| encode::float(out, attribute::F, value))
     }
 
     /// Sets an attribute that is a list of floats.
@@ -166,7 +162,8 @@ impl ModelBuilder {
     }
 
     /// Sets the ONNX format version, for tests of old models.
-    pub fn ir_version(mut self, version: i64) -> ModelBuilder {
+    #[cfg(test)]
+    pub(crate) fn ir_version(mut self, version: i64) -> ModelBuilder {
         self.ir_version = version;
         self
     }
@@ -194,7 +191,7 @@ impl ModelBuilder {
     }
 
     /// Adds a small parameter whose little-endian bytes `raw` lie in the graph.
-    pub fn initializer(mut self, parameter: &OnnxParameter, raw: &[u8]) -> ModelBuilder {
+    pub(crate) fn initializer(mut self, parameter: &OnnxParameter, raw: &[u8]) -> ModelBuilder {
         encode::message(&mut self.graph, graph::INITIALIZER, |out| {
             parameter.encode(out);
             encode::bytes(out, tensor::RAW_DATA, raw);

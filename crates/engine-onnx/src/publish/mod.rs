@@ -29,7 +29,7 @@ use engine::publish::{LayoutNames, VersionClaim, copy_requests};
 pub use engine::publish::{LayoutWriter, PublishOptions, PublishProgress, Published, WriteOptions};
 
 /// File name of the graph in the layout.
-pub const GRAPH_NAME: &str = "model.onnx";
+pub(crate) const GRAPH_NAME: &str = "model.onnx";
 /// Engine name in the manifests.
 const ENGINE_NAME: &str = "onnxruntime";
 
@@ -43,7 +43,7 @@ pub fn layout_writer(dir: &Path, options: WriteOptions) -> Result<LayoutWriter> 
 }
 
 /// Minimum bytes of an initialiser that moves to the weights file; smaller ones stay in the graph.
-pub const EXTERNALISE_MIN: u64 = 4096;
+pub(crate) const EXTERNALISE_MIN: u64 = 4096;
 
 /// Contents of a source according to its headers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -86,7 +86,6 @@ pub(super) mod node {
 /// `AttributeProto`.
 pub(super) mod attribute {
     pub(crate) const NAME: u32 = 1;
-    pub(crate) const F: u32 = 2;
     pub(crate) const I: u32 = 3;
     pub(crate) const T: u32 = 5;
     pub(crate) const G: u32 = 6;
@@ -103,7 +102,6 @@ pub(super) mod attribute {
 
 /// `AttributeProto.AttributeType`.
 pub(super) mod attribute_type {
-    pub(crate) const FLOAT: i64 = 1;
     pub(crate) const INT: i64 = 2;
     pub(crate) const FLOATS: i64 = 6;
     pub(crate) const INTS: i64 = 7;
