@@ -93,13 +93,14 @@ impl LibrarySearch {
 
     /// Lists the directories of libraries that are installed with the program: its own, and
     /// `../lib/millpond`. They are searched after the active environment.
-    pub fn library_dirs(&self) -> impl Iterator<Item = PathBuf> + '_ {
+    fn library_dirs(&self) -> impl Iterator<Item = PathBuf> + '_ {
         let prefix = self.program_dir.iter().filter_map(|dir| dir.parent());
         self.program_dir.iter().cloned().chain(prefix.map(|prefix| prefix.join(IN_PREFIX)))
     }
 
     /// Returns the first result of `find` for a directory: of [`package_dirs`] of the active
-    /// environment, of [`LibrarySearch::library_dirs`], and of all other environments' packages.
+    /// environment, of the libraries that are installed with the program, and of the packages of
+    /// all other environments.
     pub fn find<T>(&self, find: impl Fn(&Path) -> Option<T>) -> Option<T> {
         let active = self.virtual_env.iter().flat_map(|active| package_dirs(active));
         let mut dirs = active.chain(self.library_dirs()).chain(self.package_dirs());
@@ -151,7 +152,7 @@ impl LibrarySearch {
     }
 
     /// Lists the directories of Python packages in [`LibrarySearch::environments`] that exist.
-    pub fn package_dirs(&self) -> impl Iterator<Item = PathBuf> + '_ {
+    fn package_dirs(&self) -> impl Iterator<Item = PathBuf> + '_ {
         self.environments().flat_map(|environment| package_dirs(&environment))
     }
 

@@ -69,7 +69,7 @@ impl PacedFileWriter {
     }
 
     /// Returns true if it still bypasses the page cache.
-    pub fn direct(&self) -> bool {
+    pub(crate) fn direct(&self) -> bool {
         self.direct
     }
 
@@ -95,7 +95,7 @@ impl PacedFileWriter {
     ///
     /// # Errors
     /// I/O errors.
-    pub fn align(&mut self) -> Result<()> {
+    pub(crate) fn align(&mut self) -> Result<()> {
         // The buffer is block-aligned in the file, so the padding never crosses its end.
         let aligned = self.filled.next_multiple_of(BLOCK);
         self.buffer.as_mut_slice()[self.filled..aligned].fill(0);
