@@ -23,10 +23,8 @@ mod rows;
 
 pub use device::{Gpu, GpuOptions};
 pub use nvrtc::{CompileTarget, CompiledCode, CompilerSearch, Nvrtc};
-pub use plan::{
-    Coding, DIMS_MAX, K_MAX, LaunchPlan, PIECE_BYTES, QUERIES_MAX, ROWS_MAX, TILE_ROWS, parts,
-};
+pub use plan::{Coding, DIMS_MAX, K_MAX, LaunchPlan, PIECE_BYTES, QUERIES_MAX, ROWS_MAX, parts};
 pub use rows::{Codes, DeviceRows, Queries, RowPlacement, Rows};
 
 /// Source of the kernels, in CUDA C.
-pub const SOURCE: &str = include_str!("kernels.cu");
+pub(crate) const SOURCE: &str = include_str!("kernels.cu");

@@ -4,7 +4,7 @@
 use base::{Error, Result};
 
 /// Threads of a block, and rows of a tile (`THREADS` in `kernels.cu`).
-pub const TILE_ROWS: usize = 128;
+pub(crate) const TILE_ROWS: usize = 128;
 /// Slots of all lists of a block together (`PLACES` in `kernels.cu`).
 const LIST_SLOTS: usize = 2048;
 /// Bytes of a piece, the unit in which codes are read.
@@ -45,7 +45,7 @@ impl Coding {
     }
 
     /// Returns the name of the kernel for groups of `group` queries.
-    pub fn kernel(self, group: usize) -> String {
+    pub(crate) fn kernel(self, group: usize) -> String {
         match self {
             Coding::Bytes => format!("rank_bytes_{group}"),
             Coding::Bfloats => format!("rank_bfloats_{group}"),
