@@ -16,8 +16,6 @@ pub enum SimdLevel {
     Avx512 = 3,
 }
 
-const LEVELS: [SimdLevel; 3] = [SimdLevel::Scalar, SimdLevel::Avx2, SimdLevel::Avx512];
-
 /// The level in use; 0 before the first call of [`level`].
 static IN_USE: AtomicU8 = AtomicU8::new(0);
 
@@ -37,8 +35,10 @@ pub fn level() -> SimdLevel {
 }
 
 /// Returns all levels that this machine can run. Tests compare each with the scalar one.
-pub fn levels() -> impl Iterator<Item = SimdLevel> {
-    LEVELS.into_iter().filter(|level| *level <= detect())
+#[cfg(test)]
+pub(crate) fn levels() -> impl Iterator<Item = SimdLevel> {
+    let all = [SimdLevel::Scalar, SimdLevel::Avx2, SimdLevel::Avx512];
+    all.into_iter().filter(|level| *level <= detect())
 }
 
 /// Uses `level`, or the highest that this machine can run if that is lower, for all later calls in

@@ -20,7 +20,7 @@ pub const BLOCK: usize = 32;
 /// Values in the codebook of one part.
 pub const VALUES: usize = 16;
 /// Maximum parts: the sums of so many pairs, each at most 255, fit 16 bits.
-pub const PARTS_MAX: usize = 512;
+const PARTS_MAX: usize = 512;
 /// Largest sum of the two table entries of a pair. Rounding both adds at most one.
 const PAIR_SUM: f32 = 254.0;
 
@@ -53,7 +53,7 @@ pub fn pack(codes: &[u8], parts: usize, block: &mut [u8]) {
 ///
 /// # Panics
 /// If the block has no such row or part.
-pub fn code(block: &[u8], row: usize, part: usize) -> u8 {
+fn code(block: &[u8], row: usize, part: usize) -> u8 {
     let place = if row < BLOCK / 2 { 2 * row } else { 2 * row - BLOCK + 1 };
     block[part / 2 * BLOCK + place] >> (part % 2 * 4) & 0xF
 }
