@@ -38,7 +38,7 @@ impl LoadActivity {
     }
 
     /// Returns true if a load or an unload is in progress.
-    pub fn busy(&self) -> bool {
+    fn busy(&self) -> bool {
         self.running.load(Ordering::Relaxed) > 0
     }
 

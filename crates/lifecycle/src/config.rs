@@ -233,7 +233,7 @@ impl Converter {
     pub const TRY_AGAIN: i32 = 75;
     /// Flag with the tags of a SavedModel's graph, separated by commas, if a model's settings name
     /// some. It stands before source and destination.
-    pub const TAGS_FLAG: &str = "--tags";
+    pub(crate) const TAGS_FLAG: &str = "--tags";
 }
 
 /// Configuration of the lifecycle.

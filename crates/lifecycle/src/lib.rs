@@ -62,13 +62,13 @@ pub use config::{
     ParameterPlacement, Transition, VersionPolicy, WarmupConfig,
 };
 pub use golden::GoldenCase;
-pub use lifecycle::{Lifecycle, POLL_MIN, THREADS_MAX};
+pub use lifecycle::{Lifecycle, THREADS_MAX};
 pub use message::{AdminCallback, LoadSpec, RolloutAction, SourceReport};
 pub use model_file::{check_model_settings, version_policy};
 pub use rollout::{
-    AnswerDifference, AnsweredRun, ArmFigures, CandidatePermit, LimitText, PendingRequest,
-    Promotion, RequestKey, RollbackFile, RolloutDefaults, RolloutFile, RolloutHistory,
-    RolloutMeasures, RolloutPart, RolloutReport, RolloutStart, RolloutState, compare_answers,
+    AnsweredRun, ArmFigures, CandidatePermit, LimitText, PendingRequest, Promotion, RequestKey,
+    RollbackFile, RolloutDefaults, RolloutFile, RolloutHistory, RolloutMeasures, RolloutPart,
+    RolloutReport, RolloutStart, RolloutState,
 };
 pub use status::{
     LifecycleEvent, LifecycleState, LoadCost, ModelStatus, Observer, StateChange, SwapReport,

@@ -10,7 +10,7 @@ pub(crate) const ELEMENTS_MAX: usize = 4096;
 
 /// First difference of two answers, as a message.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct AnswerDifference(String);
+pub(crate) struct AnswerDifference(String);
 
 impl fmt::Display for AnswerDifference {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -22,7 +22,7 @@ impl fmt::Display for AnswerDifference {
 /// are ignored. Types and shapes must be equal. Two floats are equal if they differ by at most
 /// `tolerance` times the larger of 1 and the expected value; NaN equals NaN. The parts of complex
 /// numbers are compared as floats. Elements of other types must be identical.
-pub fn compare_answers(
+pub(crate) fn compare_answers(
     expected: &[NamedTensor],
     answered: &[NamedTensor],
     tolerance: f64,

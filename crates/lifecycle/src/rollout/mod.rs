@@ -18,7 +18,6 @@ mod split;
 
 pub use admission::CandidatePermit;
 pub(crate) use admission::{RunCost, SLOWER_RATIO, slowdown};
-pub use compare::{AnswerDifference, compare_answers};
 pub use measures::{AnsweredRun, ArmFigures, PendingRequest, RolloutMeasures, RolloutPart};
 pub(crate) use measures::{RolloutArm, RolloutFigures};
 pub(crate) use report::RolloutRecord;
@@ -31,4 +30,4 @@ pub use split::RequestKey;
 pub(crate) use split::{SplitCounter, within};
 
 pub(crate) use bounds::{TrialCounts, lower_bound, upper_bound};
-pub(crate) use compare::incompatible;
+pub(crate) use compare::{compare_answers, incompatible};
