@@ -88,7 +88,7 @@ impl Template {
     ///
     /// # Errors
     /// As [`Template::post`].
-    pub fn get(endpoint: &Endpoint, path: &str) -> Result<Template> {
+    pub(crate) fn get(endpoint: &Endpoint, path: &str) -> Result<Template> {
         let host = header_value(&endpoint.authority)?;
         let mut headers = HeaderMap::from_iter([(HOST, host)]);
         add_key(&mut headers, endpoint)?;

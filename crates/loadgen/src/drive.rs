@@ -24,7 +24,7 @@ use crate::schedule::{ArrivalSchedule, Arrivals};
 use crate::timer::Timer;
 
 /// Default time for which a finished schedule waits for the last answers.
-pub const DRAIN: Duration = Duration::from_secs(20);
+const DRAIN: Duration = Duration::from_secs(20);
 /// Priority of client threads. A real client would not compete for the server's cores, so it is
 /// woken at once if the system allows it. Without the permission, the run continues at normal
 /// priority.

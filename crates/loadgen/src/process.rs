@@ -311,7 +311,7 @@ fn endpoints(plan: &ServerPlan, ports: ServerPorts) -> Result<[Endpoint; 2]> {
 
 /// Returns a client for pages, with limits. It uses no proxy of the environment: the server is on
 /// this machine, which a proxy does not reach.
-pub fn agent() -> ureq::Agent {
+fn agent() -> ureq::Agent {
     ureq::Agent::config_builder()
         .proxy(None)
         .timeout_global(Some(Duration::from_secs(10)))
@@ -321,7 +321,7 @@ pub fn agent() -> ureq::Agent {
 }
 
 /// Gets a page's text.
-pub fn page(agent: &ureq::Agent, url: &str) -> Result<String> {
+fn page(agent: &ureq::Agent, url: &str) -> Result<String> {
     let unavailable = |e: ureq::Error| Error::unavailable(url).caused_by(e);
     let mut answer = agent.get(url).call().map_err(unavailable)?;
     answer.body_mut().with_config().limit(PAGE_BYTES_MAX).read_to_string().map_err(unavailable)

@@ -86,18 +86,18 @@ fn longest_gap(cores: usize, time: Duration) -> Duration {
 
 /// Stops of the machine.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Stops {
+pub(crate) struct Stops {
     /// Number of stops of a core for more than 10 ms.
-    pub count: u64,
+    pub(crate) count: u64,
     /// Longest of these stops.
-    pub longest: Duration,
+    pub(crate) longest: Duration,
 }
 
 /// Counts stops until it is dropped. A thread of the highest ordinary priority wakes every 5 ms,
 /// and is late if the machine stopped (or if the system refuses the priority and all cores were
 /// busy).
 #[derive(Debug)]
-pub struct StopWatch {
+pub(crate) struct StopWatch {
     seen: Arc<StopCounts>,
     thread: Option<JoinHandle<()>>,
 }
@@ -111,7 +111,7 @@ struct StopCounts {
 
 impl StopWatch {
     /// Starts to count. Without a thread, nothing is counted.
-    pub fn start() -> StopWatch {
+    pub(crate) fn start() -> StopWatch {
         let seen = Arc::new(StopCounts::default());
         let watched = Arc::clone(&seen);
         let thread = os::thread::spawn("stop-watch", move || watched.watch()).ok();
@@ -119,7 +119,7 @@ impl StopWatch {
     }
 
     /// Returns the stops so far.
-    pub fn stops(&self) -> Stops {
+    pub(crate) fn stops(&self) -> Stops {
         Stops {
             count: self.seen.count.load(Ordering::Relaxed),
             longest: Duration::from_nanos(self.seen.longest_ns.load(Ordering::Relaxed)),
