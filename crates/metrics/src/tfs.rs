@@ -273,7 +273,7 @@ impl TfsMetrics {
     }
 
     /// Removes the series of a released version.
-    pub fn forget_version(&self, model: &str, version: u64) {
+    pub(crate) fn forget_version(&self, model: &str, version: u64) {
         let labels = warmup(model, version);
         self.warmup_latency.remove(&labels);
         self.warmup_records.remove(&labels);
