@@ -142,7 +142,7 @@ impl EventJournal {
     }
 
     /// Records, in the event of the load of `version`, that it replaced `from`.
-    pub fn replaced(&self, model: &Arc<str>, from: u64, version: u64) {
+    pub(crate) fn replaced(&self, model: &Arc<str>, from: u64, version: u64) {
         let mut events = self.events.lock();
         let of_model = |event: &&mut ServerEvent| event.model.as_ref() == Some(model);
         let loaded = events
