@@ -20,7 +20,7 @@ pub struct SchedTimes {
 
 impl SchedStat {
     /// Returns the statistics of the calling thread. `None` if the system has no `/proc`.
-    pub fn of_this_thread() -> Option<SchedStat> {
+    pub(crate) fn of_this_thread() -> Option<SchedStat> {
         // "PID/task/TID", as the reader itself is named there.
         let link = std::fs::read_link("/proc/thread-self").ok()?;
         Some(SchedStat { path: PathBuf::from("/proc").join(link).join("schedstat") })

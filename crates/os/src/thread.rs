@@ -92,12 +92,12 @@ const SHORT_TURN: Duration = Duration::from_micros(100);
 ///
 /// # Errors
 /// `PermissionDenied` if the system refuses.
-pub fn set_low_priority() -> Result<()> {
+fn set_low_priority() -> Result<()> {
     check(set_short_turns_at(LOW_NICE), "low priority")
 }
 
 /// Returns true if the calling thread has the low priority of [`set_low_priority`], or a lower one.
-pub fn has_low_priority() -> bool {
+pub(crate) fn has_low_priority() -> bool {
     // SAFETY: takes numbers only; 0 names the calling thread.
     unsafe { libc::getpriority(libc::PRIO_PROCESS, 0) >= LOW_NICE }
 }
@@ -195,7 +195,7 @@ pub fn pin(index: usize) -> Result<()> {
 ///
 /// # Errors
 /// `PermissionDenied` if the system refuses.
-pub fn set_timer_slack(slack: Duration) -> Result<()> {
+fn set_timer_slack(slack: Duration) -> Result<()> {
     let nanoseconds =
         libc::c_ulong::try_from(slack.as_nanos().max(1)).unwrap_or(libc::c_ulong::MAX);
     // SAFETY: takes a number only.
