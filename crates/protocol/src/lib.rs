@@ -19,7 +19,7 @@
 //! * Memory of a message before it is decoded: `weigh`, `described_weight`.
 
 mod described_weight;
-pub mod generated;
+mod generated;
 mod json;
 pub mod oip;
 pub mod reflection;

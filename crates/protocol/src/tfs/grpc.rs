@@ -181,7 +181,7 @@ pub fn decode_response(response: PredictResponse) -> Result<Vec<NamedTensor>> {
 }
 
 /// Returns the signature in TensorFlow's form.
-pub fn signature_def(info: SignatureInfo<'_>) -> SignatureDef {
+pub(crate) fn signature_def(info: SignatureInfo<'_>) -> SignatureDef {
     let infos = |specs: &[TensorSpec], tensors: &[String]| -> BTreeMap<String, TensorInfo> {
         let entry = |(position, spec): (usize, &TensorSpec)| {
             let tensor = tensors.get(position).unwrap_or(&spec.name);

@@ -19,14 +19,14 @@ pub use example::{Examples, FeatureValue, Reserve};
 pub use rank::{AddedAxes, adapt_ranks};
 pub use response::{SharedPredictResponse, TensorFields};
 pub use results::{ClassOutputs, ExampleResult, classification, regression, result_bytes_max};
-pub use tensor::{decode_tensor, encode_tensor};
+pub use tensor::decode_tensor;
 
 use base::Signature;
 
 /// Name of a signature that has no name of its own.
-pub const SIGNATURE: &str = "serving_default";
+const SIGNATURE: &str = "serving_default";
 /// Maximum tasks of one MultiInference request. Each runs the model once.
-pub const TASKS_MAX: usize = 64;
+pub(crate) const TASKS_MAX: usize = 64;
 /// Method of a signature for Predict.
 pub const PREDICT_METHOD: &str = "tensorflow/serving/predict";
 /// Method of a signature for Classify.

@@ -234,7 +234,7 @@ pub(crate) fn shape_message(shape: &[usize]) -> TensorShapeProto {
 }
 
 /// Encodes a tensor: as `tensor_content` that shares the tensor's memory, or as `string_val`.
-pub fn encode_tensor(tensor: &Tensor) -> TensorProto {
+pub(crate) fn encode_tensor(tensor: &Tensor) -> TensorProto {
     let mut message = TensorProto {
         dtype: datatype(tensor.dtype()).into(),
         tensor_shape: Some(shape_message(tensor.shape())),

@@ -15,9 +15,7 @@ pub use describe::{
     statistics,
 };
 pub use golden::{GoldenInfer, parse_golden};
-pub use record::{
-    InferRecord, RECORD_BYTES_MAX, RecordedInfer, encode_record, next_line, parse_record,
-};
+pub use record::{InferRecord, RecordedInfer, encode_record, next_line, parse_record};
 pub use request::{OutputEncoding, RequestedOutput, RestInferRequest, encode_request, parse_infer};
 pub use response::{ResponseSize, infer_response, parse_response, response_bytes_max};
 

@@ -15,7 +15,7 @@ use crate::json::{JsonReader, key, string};
 use crate::oip::SIGNATURE_NAME;
 
 /// Maximum bytes of a line.
-pub const RECORD_BYTES_MAX: usize = 256 << 20;
+const RECORD_BYTES_MAX: usize = 256 << 20;
 /// Status of a request that was answered.
 const OK: &str = "ok";
 
