@@ -8,7 +8,6 @@
 use std::borrow::Cow;
 
 use base::{Error, Result};
-use coarse::RowSet;
 use serde_json::Value;
 
 use super::geo::GEO_POINTS_MAX;
@@ -224,15 +223,6 @@ impl Filter {
         Ok(())
     }
 
-    /// Returns true if the filter reads the payload. Otherwise [`Filter::matches`] ignores it.
-    pub(crate) fn needs_payload(&self) -> bool {
-        self.conditions().any(|condition| match condition {
-            Condition::HasId(_) | Condition::HasVector { .. } => false,
-            Condition::Nested(filter) => filter.needs_payload(),
-            _ => true,
-        })
-    }
-
     /// Returns about how many bytes of memory the filter takes.
     pub(crate) fn memory_bytes(&self) -> u64 {
         self.conditions().map(Condition::memory_bytes).sum()
@@ -295,40 +285,6 @@ impl Filter {
                 met.take(min.min_count).count() == min.min_count
             })
     }
-
-    /// Evaluates the filter for the rows below `rows`. `fetch` returns a row's internal id and
-    /// writes its payload as JSON text into the buffer, which is empty before the call; no text
-    /// means no payload.
-    ///
-    /// # Errors
-    /// Errors of [`Filter::check`] and of `fetch`; `DataLoss` for a payload that is not JSON.
-    pub fn select(
-        &self,
-        rows: u32,
-        mut fetch: impl FnMut(u32, &mut Vec<u8>) -> Result<u64>,
-    ) -> Result<RowSet> {
-        self.check()?;
-        let needs_payload = self.needs_payload();
-        let mut allowed = RowSet::none(rows);
-        let mut text = Vec::new();
-        for row in 0..rows {
-            text.clear();
-            let id = fetch(row, &mut text)?;
-            let payload =
-                if needs_payload && !text.is_empty() { parse(row, &text)? } else { Value::Null };
-            if self.matches(id, &payload) {
-                allowed.insert(row);
-            }
-        }
-        Ok(allowed)
-    }
-}
-
-fn parse(row: u32, text: &[u8]) -> Result<Value> {
-    serde_json::from_slice(text).map_err(|error| {
-        Error::data_loss(format!("the payload of row {row} is not JSON: {error}; write it again"))
-            .with_source(error)
-    })
 }
 
 impl Condition {
