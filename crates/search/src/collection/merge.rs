@@ -244,7 +244,7 @@ impl RowSource for MergeSource<'_> {
 
 impl Collection {
     /// Returns true while segments are merged, or chosen for a merge.
-    pub fn is_merging(&self) -> bool {
+    pub(crate) fn is_merging(&self) -> bool {
         self.merging.is_locked()
     }
 

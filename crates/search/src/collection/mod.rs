@@ -107,15 +107,13 @@ pub(crate) use pin::{is_file_name, publish_copy};
 pub use pinned_reader::PinnedReader;
 pub use prints::PrintQuery;
 pub use resources::Resources;
-pub use scan::{
-    SCAN_TIME_MAX, SLICE_MAX, SliceOutcome, forget_progress, ignore_deadline, in_slice, until,
-};
+pub use scan::{SLICE_MAX, SliceOutcome, forget_progress, ignore_deadline, in_slice, until};
 pub(crate) use scan::{begin_change, keep_long_filters, on_one_state};
 pub use search::{CollectionQuery, SearchThread};
 pub use slice_progress::SliceProgress;
 pub use stall::StallStats;
 pub use status::{SegmentStatus, Status};
-pub use walk::{WALK_STEP_MAX, WalkPosition, WalkStep, WalkedPoint};
+pub(crate) use walk::{WalkPosition, WalkStep, WalkedPoint};
 pub use write::Applied;
 
 impl Collection {

@@ -112,7 +112,7 @@ impl Collection {
     /// Records how far the logs are durable, at most once a second. The record later shows that a
     /// log was truncated ([`storage::watermark`]). It costs a sync, so idle threads should call
     /// this.
-    pub fn record_progress(&self) {
+    pub(crate) fn record_progress(&self) {
         if let Some(mut progress) = self.progress.try_lock() {
             let recent = |at: Instant| at.elapsed() < RECORD_INTERVAL;
             if !progress.recorded.is_some_and(recent) {

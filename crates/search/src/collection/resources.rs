@@ -70,7 +70,7 @@ impl Resources {
     }
 
     /// Returns the counts of evaluated filters.
-    pub fn filter_stats(&self) -> FilterStats {
+    pub(crate) fn filter_stats(&self) -> FilterStats {
         self.filters.stats()
     }
 

@@ -15,7 +15,7 @@ use super::slice_progress::SliceProgress;
 /// Maximum time of a slice. A pass checks it after a turn of rows, or at each part of an index.
 pub const SLICE_MAX: Duration = Duration::from_millis(40);
 /// Maximum time of a pass without a deadline of its own.
-pub const SCAN_TIME_MAX: Duration = Duration::from_secs(600);
+const SCAN_TIME_MAX: Duration = Duration::from_secs(600);
 /// Maximum rows of a turn: after it, a pass checks the time and the thread yields.
 const ROWS_A_TURN: u32 = 512;
 /// Time after which a turn ends early. A row can take long: a filter may have many conditions on a

@@ -13,11 +13,11 @@ use super::inner::Collection;
 use super::state::CollectionState;
 
 /// Maximum points of one step.
-pub const WALK_STEP_MAX: usize = 4096;
+const WALK_STEP_MAX: usize = 4096;
 
 /// Place among segments and memtables from which the next step of a walk continues.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct WalkPosition {
+pub(crate) struct WalkPosition {
     /// Segments whose rows were all visited.
     passed: Vec<[u8; 16]>,
     /// Segment that is being visited.
@@ -30,22 +30,22 @@ pub struct WalkPosition {
 
 /// Point that a walk visits.
 #[derive(Clone, Debug, PartialEq)]
-pub struct WalkedPoint {
+pub(crate) struct WalkedPoint {
     /// Internal id.
-    pub id: u64,
+    pub(crate) id: u64,
     /// Values, one for each dimension.
-    pub embedding: Vec<f32>,
+    pub(crate) embedding: Vec<f32>,
 }
 
 /// Points of one step of a walk.
 #[derive(Clone, Debug, Default)]
-pub struct WalkStep {
+pub(crate) struct WalkStep {
     /// Live points. May be empty before the end.
-    pub points: Vec<WalkedPoint>,
+    pub(crate) points: Vec<WalkedPoint>,
     /// Points that could not be read.
-    pub unreadable: u64,
+    pub(crate) unreadable: u64,
     /// True after the last point.
-    pub ended: bool,
+    pub(crate) ended: bool,
 }
 
 impl Collection {
@@ -55,7 +55,7 @@ impl Collection {
     /// # Errors
     /// `Unavailable` while a segment is opened for the first time since the start. Damaged points
     /// are counted only.
-    pub fn walk(&self, position: &mut WalkPosition, max: usize) -> Result<WalkStep> {
+    pub(crate) fn walk(&self, position: &mut WalkPosition, max: usize) -> Result<WalkStep> {
         let state = self.state();
         if self.opening() {
             return Err(Error::unavailable("segments are being opened; try again"));

@@ -172,7 +172,7 @@ impl Collection {
     /// Returns all changes that readers see now. The caller of a change that changes nothing, for
     /// example because its point is deleted already, commits them: a crash must not undo what it
     /// has answered. If the log has failed, that is an error until a flush has saved the changes.
-    pub fn visible(&self) -> Applied {
+    pub(crate) fn visible(&self) -> Applied {
         let writer = self.writer.lock();
         let last = |(_, log): &(u64, Arc<Log>)| {
             let number = log.next().checked_sub(1).filter(|number| *number > 0)?;

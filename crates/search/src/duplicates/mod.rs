@@ -1,10 +1,10 @@
 //! Duplicates of a whole collection: pairs of similar points, verified by keypoints, and the groups
 //! that they form.
 //!
-//! A job walks through all points ([`crate::collection::WalkPosition`]) in the order of the coarse
-//! clusters. For each point it searches the nearest clusters for neighbours above a threshold.
-//! Neighbours are few, so only their embeddings are read. If both points have a record, the
-//! matcher compares the keypoints; a pair of points without records counts by its similarity alone.
+//! A job walks through all points in the order of the coarse clusters. For each point it searches
+//! the nearest clusters for neighbours above a threshold. Neighbours are few, so only their
+//! embeddings are read. If both points have a record, the matcher compares the keypoints; a pair of
+//! points without records counts by its similarity alone.
 //!
 //! The job keeps its pairs and its position in the directory `duplicates` of the collection, so it
 //! continues after a restart. It runs at low priority and at a limited rate. Its memory is the
@@ -41,7 +41,7 @@ pub const PAIRS_MAX: usize = 2_000_000;
 /// Maximum threads of a job.
 pub const THREADS_MAX: usize = 64;
 /// Highest rate of a job, in points per second.
-pub const RATE_MAX: u64 = 1_000_000;
+const RATE_MAX: u64 = 1_000_000;
 
 /// Options of a job.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]

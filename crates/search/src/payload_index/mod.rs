@@ -81,14 +81,14 @@ const KINDS: usize = 5;
 
 /// Field of a segment's index.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct IndexedFieldInfo {
+pub(crate) struct IndexedFieldInfo {
     /// Path, as in a filter.
-    pub path: String,
+    pub(crate) path: String,
     /// Rows that have a value, including deleted rows.
-    pub rows: u64,
+    pub(crate) rows: u64,
     /// Different values: truth values, whole numbers, fractions, dates, texts. A date is also a
     /// text.
-    pub values: [u64; KINDS],
+    pub(crate) values: [u64; KINDS],
     /// Reason why the field has no index; empty if it has one.
-    pub unindexed: String,
+    pub(crate) unindexed: String,
 }

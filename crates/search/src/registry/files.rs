@@ -23,7 +23,7 @@ use crate::segment::RecordKind;
 /// Maximum bytes of the name of a collection or alias.
 pub const NAME_BYTES_MAX: usize = 255;
 /// Maximum bytes of a file of settings or aliases.
-pub const SETTINGS_BYTES_MAX: usize = 4 << 20;
+const SETTINGS_BYTES_MAX: usize = 4 << 20;
 /// Version that this program writes.
 const VERSION: u32 = 1;
 /// Suffix of a file that is being written.

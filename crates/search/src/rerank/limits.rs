@@ -118,7 +118,7 @@ impl SharedCaches {
     }
 
     /// Returns the maximum bytes of the caches; 0 if there are none.
-    pub fn cache_bytes(&self) -> u64 {
+    pub(crate) fn cache_bytes(&self) -> u64 {
         self.cache_bytes
     }
 

@@ -140,7 +140,7 @@ pub struct SegmentSettings {
 
 impl SegmentSettings {
     /// Returns the bytes of one embedding in the section of vectors.
-    pub fn stride(&self) -> usize {
+    pub(crate) fn stride(&self) -> usize {
         self.dims * self.encoding.bytes()
     }
 
