@@ -54,7 +54,7 @@ pub use config::{
 pub use etcd::EtcdUser;
 pub use http_client::{ClientIdentityFiles, ClientTlsFiles, TlsPeer};
 pub use import::tfs::{ModelListRules, StoreCopies};
-pub use log_filter::{LOG_FILTER_BYTES_MAX, LogFilter};
+pub use log_filter::LogFilter;
 pub use observe::{MetricNames, RequestLogConfig, RequestLogFormat, TraceConfig};
 pub use readiness::ReadinessPolicy;
 pub use reconfigure::{ConfigSource, ConfigWatch};
@@ -67,6 +67,6 @@ pub use transport::{PemSource, TlsFiles};
 pub use updates::{TurnSettings, UpdateSettings};
 
 /// The server's name in the protocols' metadata.
-pub const NAME: &str = "millpond";
+pub(crate) const NAME: &str = "millpond";
 /// The server's version.
-pub const VERSION: &str = env!("CARGO_PKG_VERSION");
+pub(crate) const VERSION: &str = env!("CARGO_PKG_VERSION");

@@ -10,7 +10,7 @@ pub(crate) const LOG_ADMIN_CALL: &str = "the log is changed";
 pub(crate) const LOG_ADMIN_ACTION: &str = "change the log's filter";
 
 /// Longest filter in a request, in bytes.
-pub const LOG_FILTER_BYTES_MAX: usize = 4096;
+pub(crate) const LOG_FILTER_BYTES_MAX: usize = 4096;
 
 /// The filter of the log that the program writes.
 pub trait LogFilter: Send + Sync + std::fmt::Debug {

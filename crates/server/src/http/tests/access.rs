@@ -115,7 +115,7 @@ fn an_administrator_changes_the_log() {
 #[test]
 fn tritons_log_settings_keep_a_long_filter_of_the_start() {
     let dir = tempfile::tempdir().unwrap();
-    let long = format!("info,{}=debug", "a".repeat(crate::LOG_FILTER_BYTES_MAX));
+    let long = format!("info,{}=debug", "a".repeat(crate::log_filter::LOG_FILTER_BYTES_MAX));
     let served = served(dir.path(), |config| {
         config.log = Some(Arc::new(FakeFilter(Mutex::new(long.clone()))));
     });
