@@ -28,7 +28,7 @@ mod bytes;
 pub mod dax;
 mod directory;
 mod dram;
-pub mod fault;
+mod fault;
 mod guard;
 mod in_place;
 pub mod log;
@@ -53,5 +53,5 @@ pub use medium::{
 };
 pub use mmap::MmapMedium;
 pub use names::NAME_BYTES_MAX;
-pub use options::{BUFFER_BYTES_MAX, DEPTH_MAX};
+pub use options::DEPTH_MAX;
 pub use uring::UringMedium;

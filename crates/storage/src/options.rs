@@ -8,7 +8,7 @@ use crate::page::PAGE_BYTES;
 /// Maximum reads in flight of one reader.
 pub const DEPTH_MAX: usize = 4096;
 /// Maximum bytes of buffers of one reader.
-pub const BUFFER_BYTES_MAX: usize = 256 << 20;
+const BUFFER_BYTES_MAX: usize = 256 << 20;
 
 /// Checks a reader's options.
 ///

@@ -6,9 +6,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Bytes of a cache line, which is flushed as a whole.
-pub const LINE_BYTES: usize = 64;
+pub(crate) const LINE_BYTES: usize = 64;
 /// Bytes of a word: only such stores are never seen in part after a loss of power.
-pub const WORD_BYTES: usize = 8;
+pub(crate) const WORD_BYTES: usize = 8;
 
 /// Observes every store, flush and fence in the order the processor does them. Offsets are from the
 /// start of the mapped file. The writer numbers its files.

@@ -32,7 +32,7 @@ use crate::mmap::MappedFile;
 use crate::names;
 use crate::page::PAGE_BYTES;
 
-pub use lines::{LINE_BYTES, WORD_BYTES, Watch};
+pub use lines::Watch;
 pub use recorder::{Recorder, StoreEvent, crash_images};
 
 /// Bytes before the first byte of a file.
