@@ -21,13 +21,13 @@ pub struct SpanId(pub(crate) [u8; 8]);
 
 /// The span of a client that a request belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct TraceContext {
+pub(crate) struct TraceContext {
     /// Trace of the span.
-    pub trace_id: TraceId,
+    pub(crate) trace_id: TraceId,
     /// Span of the client, which becomes the parent of this server's span.
-    pub span_id: SpanId,
+    pub(crate) span_id: SpanId,
     /// True if the client records the trace.
-    pub sampled: bool,
+    pub(crate) sampled: bool,
 }
 
 impl Display for TraceId {
@@ -66,7 +66,7 @@ impl SpanId {
 impl TraceContext {
     /// Parses the value of `traceparent`. Later versions than 00 may have more fields, which
     /// are ignored. Returns `None` for a malformed value, which the W3C asks to ignore.
-    pub fn parse(value: &str) -> Option<TraceContext> {
+    pub(crate) fn parse(value: &str) -> Option<TraceContext> {
         let value = value.trim();
         let (fields, rest) = value.split_at_checked(PARENT_BYTES)?;
         let mut fields = fields.split('-');

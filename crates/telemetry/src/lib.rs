@@ -19,8 +19,8 @@ mod sampler;
 mod span;
 mod tracer;
 
-pub use context::{SpanId, TraceContext, TraceId};
+pub use context::{SpanId, TraceId};
 pub use exporter::TraceExportConfig;
-pub use sampler::{MODEL_RATES_MAX, SamplingRates};
+pub use sampler::SamplingRates;
 pub use span::{Attribute, AttributeValue, BatchSpan, Span, SpanKind, Trace};
 pub use tracer::{LoadTraceIds, RequestTrace, Tracer};

@@ -8,7 +8,7 @@ use base::{Error, Result};
 use crate::context::{TraceContext, TraceId};
 
 /// Most models with a rate of their own.
-pub const MODEL_RATES_MAX: usize = 10_000;
+const MODEL_RATES_MAX: usize = 10_000;
 
 /// Shares of the requests that are traced.
 #[derive(Clone, Debug, Default, PartialEq)]
