@@ -22,14 +22,14 @@ pub enum ContentCoding {
 ///
 /// # Errors
 /// `InvalidArgument` for any other compression, and for several of them.
-pub fn coding(headers: &HeaderMap) -> Result<Option<ContentCoding>> {
+pub(crate) fn coding(headers: &HeaderMap) -> Result<Option<ContentCoding>> {
     coding_of(headers, header::CONTENT_ENCODING)
 }
 
-/// Returns the compression that the header `name` names, as [`coding`] does.
+/// Returns the compression that the header `name` names; `None` for an uncompressed body.
 ///
 /// # Errors
-/// Returns the errors of [`coding`].
+/// `InvalidArgument` for a compression other than gzip and deflate, and for several of them.
 pub fn coding_of(headers: &HeaderMap, name: HeaderName) -> Result<Option<ContentCoding>> {
     let Some(encoding) = headers.get(name) else { return Ok(None) };
     match encoding.as_bytes().to_ascii_lowercase().as_slice() {

@@ -24,7 +24,7 @@ impl Peer {
 
     /// Returns true if the client is on this machine. The mode of a Unix socket's file decides who
     /// may be its client.
-    pub fn is_local(self) -> bool {
+    pub(crate) fn is_local(self) -> bool {
         match self {
             Peer::Tcp(address) => address.ip().to_canonical().is_loopback(),
             Peer::Unix(_) => true,

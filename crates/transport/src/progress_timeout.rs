@@ -32,7 +32,7 @@ impl ProgressTimeout {
     }
 
     /// Records that a piece has arrived or was taken.
-    pub fn record_progress(&mut self) {
+    pub(crate) fn record_progress(&mut self) {
         self.progressed = true;
     }
 

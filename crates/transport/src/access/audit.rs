@@ -6,7 +6,7 @@ use super::Caller;
 use crate::peer::Peer;
 
 /// Target of the lines, by which a filter of the log selects them.
-pub const AUDIT_TARGET: &str = "audit";
+pub(crate) const AUDIT_TARGET: &str = "audit";
 
 /// A request for an admin call.
 #[derive(Clone, Copy, Debug)]

@@ -30,8 +30,8 @@ use base::{Error, Result};
 use http::{HeaderMap, HeaderName, Uri, header};
 use metrics::{KindLabels, Metrics};
 
-use self::audit::AdminCall;
-pub use self::audit::{AUDIT_TARGET, AdminRequest};
+pub use self::audit::AdminRequest;
+use self::audit::{AUDIT_TARGET, AdminCall};
 pub use self::cors::CorsPolicy;
 use self::credentials::{KeySource, found_key, shows_key};
 pub use self::credentials::{SESSION_COOKIE, session_of};

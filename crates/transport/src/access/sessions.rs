@@ -29,7 +29,7 @@ pub struct SessionId(String);
 
 impl SessionId {
     /// Returns the session of a cookie's value.
-    pub fn of_cookie(text: &str) -> SessionId {
+    pub(crate) fn of_cookie(text: &str) -> SessionId {
         SessionId(text.to_owned())
     }
 
