@@ -27,4 +27,4 @@ pub use service::{CancelOnDrop, InferenceService};
 pub use slow::{CAUSES, SlowCause, SlowLog, SlowRequest};
 pub use stats::{InferenceStats, TimeTotal, VersionStats};
 pub use ticket::RequestTicket;
-pub use traffic::{LATENCY_BUCKETS, TrafficReading, VersionTraffic, latency_bound, latency_bucket};
+pub use traffic::{LATENCY_BUCKETS, TrafficReading, latency_bound, latency_bucket};

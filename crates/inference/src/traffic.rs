@@ -18,7 +18,7 @@ const LATENCY_US_MIN: f64 = 10.0;
 static MADE: AtomicU64 = AtomicU64::new(0);
 
 /// Counts since the start, which wrap around.
-pub struct VersionTraffic {
+pub(crate) struct VersionTraffic {
     id: u64,
     latencies: [AtomicU32; LATENCY_BUCKETS],
     statuses: [AtomicU32; STATUSES.len()],
@@ -77,7 +77,7 @@ impl VersionTraffic {
     }
 
     /// Returns the counts, and begins a new maximum. There is one reader.
-    pub fn read(&self) -> TrafficReading {
+    pub(crate) fn read(&self) -> TrafficReading {
         TrafficReading {
             id: self.id,
             latencies: std::array::from_fn(|index| self.latencies[index].load(Ordering::Relaxed)),
