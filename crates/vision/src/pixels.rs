@@ -63,7 +63,7 @@ impl Image {
     }
 
     /// Returns the image with its longer side at most `longest`; never enlarged.
-    pub fn fitted(&self, longest: u32) -> Image {
+    pub(crate) fn fitted(&self, longest: u32) -> Image {
         let FittedSize { width, height } = self.fitted_size(longest);
         self.resized(width, height)
     }
@@ -88,7 +88,7 @@ impl Image {
 
     /// Returns the pixels of a region. Omits parts of the region outside the image, and keeps at
     /// least one pixel.
-    pub fn crop(&self, region: PixelRegion) -> Image {
+    pub(crate) fn crop(&self, region: PixelRegion) -> Image {
         let x = region.x.min(self.width - 1);
         let y = region.y.min(self.height - 1);
         let width = region.width.clamp(1, self.width - x);
