@@ -95,15 +95,12 @@ pub struct Extraction {
     /// Minutiae, the best first, at 500 dots per inch, without descriptors. Empty if there is no
     /// fingerprint.
     pub graph: Graph,
-    /// Quality, 0 to 255, of each square of [`Extraction::CELL`] pixels at 500 dots per inch, row
-    /// by row: the share of the variance that is ridges, 0 outside of the fingerprint.
+    /// Quality, 0 to 255, of each square of 4 by 4 pixels at 500 dots per inch, row by row: the
+    /// share of the variance that is ridges, 0 outside of the fingerprint.
     pub quality: Vec<u8>,
 }
 
 impl Extraction {
-    /// Side of a square of `quality`, in pixels at 500 dots per inch.
-    pub const CELL: u32 = CELL as u32;
-
     /// Returns the quality of the print, 0 to 100: the mean quality of its area, less if the area
     /// or the minutiae are too few to identify a finger. The measure is simple and our own, not
     /// NFIQ 2.
