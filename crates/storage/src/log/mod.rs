@@ -234,7 +234,7 @@ impl Log {
 
     /// Appends a payload that changes the value of `key`, as [`append`](Self::append) does. The
     /// log also holds the key outside the payload, so the key is most probably still known if the
-    /// payload is damaged ([`Replay::lost_keys`]).
+    /// payload is damaged ([`Replay::keys_of`]).
     ///
     /// # Errors
     /// As [`append`](Self::append).

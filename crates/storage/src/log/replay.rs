@@ -47,7 +47,7 @@ pub struct Replay {
     /// True if the log ends before its [`LogPosition`]. The log stays unchanged then.
     pub cut: bool,
     /// Known keys of damaged payloads, by number.
-    pub lost_keys: BTreeMap<u64, u64>,
+    lost_keys: BTreeMap<u64, u64>,
     /// Number of the next payload.
     pub next: u64,
 }
