@@ -200,8 +200,7 @@ pub(crate) fn query(
     let filter = query.filter.take().map(|filter| filters::prepare(named, filter)).transpose()?;
     let target = query.query.take();
     let run = QueryRun { named, thread, context, deadline: context.deadline };
-    let has_vector = target.as_ref().is_some_and(VectorQuery::has_vector);
-    run.check_using(&query.using, has_vector)?;
+    run.check_using(&query.using, target.as_ref())?;
     let mut search = GroupSearch { run, request: &request, target, filter, partial: false };
     let ranked = search.groups()?;
     let mut budget = ResponseBudget::default();

@@ -147,7 +147,7 @@ fn matrix(
     let sample = request.sample()?;
     let limit = request.limit();
     let run = QueryRun { named, thread, context, deadline: context.deadline };
-    run.check_using(request.using.as_deref().unwrap_or_default(), true)?;
+    scores::check_using(&named.settings(), request.using.as_deref().unwrap_or_default())?;
     let filter = request.filter.map(|filter| filters::prepare(named, filter)).transpose()?;
     let drawn = run.sampled(sample, filter.as_ref())?;
     let mut partial = drawn.partial;

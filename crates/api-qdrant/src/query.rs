@@ -125,8 +125,7 @@ impl QueryRun<'_> {
         let limit = request.limit();
         let offset = request.offset();
         let count = self.hits_to_find(request.query.as_ref(), limit, offset)?;
-        let has_vector = request.query.as_ref().is_some_and(VectorQuery::has_vector);
-        self.check_using(&request.using, has_vector)?;
+        self.check_using(&request.using, request.query.as_ref())?;
         let projection = Projection::new(
             self.named,
             false,
@@ -212,12 +211,12 @@ impl QueryRun<'_> {
         Ok(RankedHits { hits: found.points.iter().map(hit).collect(), partial: found.partial })
     }
 
-    /// Checks the vector's name. A request without a vector may omit it.
+    /// Checks the vector's name. A request whose query has no vector may omit it.
     ///
     /// # Errors
     /// `InvalidArgument` for the name of another vector.
-    pub(crate) fn check_using(&self, using: &str, has_vector: bool) -> Result<()> {
-        if !has_vector && using.is_empty() {
+    pub(crate) fn check_using(&self, using: &str, query: Option<&VectorQuery>) -> Result<()> {
+        if using.is_empty() && !query.is_some_and(VectorQuery::has_vector) {
             return Ok(());
         }
         scores::check_using(&self.named.settings(), using)

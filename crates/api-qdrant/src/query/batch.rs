@@ -156,7 +156,7 @@ impl QueryRun<'_> {
         {
             return None;
         }
-        self.check_using(&request.using, true).ok()?;
+        self.check_using(&request.using, request.query.as_ref()).ok()?;
         let count =
             self.hits_to_find(request.query.as_ref(), request.limit(), request.offset()).ok()?;
         let embedding = scores::embedding(&self.named.settings(), values.clone()).ok()?;

@@ -9,7 +9,7 @@ use super::nearest::ResolvedQuery;
 use super::{QueryRun, RankedHit, RankedHits, both};
 use crate::filters;
 use crate::fusion::{Fusion, FusionHit};
-use crate::json::{QueryRequest, VectorQuery};
+use crate::json::QueryRequest;
 use crate::scores;
 
 /// Points that the prefetches of a query find, in the order of their ids.
@@ -102,8 +102,7 @@ impl QueryRun<'_> {
     /// Returns the hits of one prefetch. `outer` is the filter of the query around it.
     fn prefetch(&mut self, prefetch: &QueryRequest, outer: Option<&Filter>) -> Result<RankedHits> {
         let count = self.hits_to_find(prefetch.query.as_ref(), prefetch.limit(), 0)?;
-        let has_vector = prefetch.query.as_ref().is_some_and(VectorQuery::has_vector);
-        self.check_using(&prefetch.using, has_vector)?;
+        self.check_using(&prefetch.using, prefetch.query.as_ref())?;
         let own = prefetch
             .filter
             .clone()
