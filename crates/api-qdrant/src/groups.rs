@@ -16,6 +16,7 @@ use crate::call::CallContext;
 use crate::filters;
 use crate::json::{
     self, GroupLookup, PointRecord, QueryGroupsRequest, QueryRequest, ScoredPoint, VectorQuery,
+    WithPayload,
 };
 use crate::mmr;
 use crate::query::{QueryRun, RankedHit, RankedHits, both};
@@ -195,8 +196,8 @@ pub(crate) fn query(
     request.check()?;
     request.query.check_prefetches()?;
     let query = &mut request.query;
-    let projection =
-        Projection::new(named, false, query.with_payload.take(), query.with_vector.as_ref())?;
+    let payload = query.with_payload.take().unwrap_or(WithPayload::All(false));
+    let projection = Projection::new(named, payload, query.with_vector.as_ref())?;
     let filter = query.filter.take().map(|filter| filters::prepare(named, filter)).transpose()?;
     let target = query.query.take();
     let run = QueryRun { named, thread, context, deadline: context.deadline };
@@ -238,8 +239,8 @@ fn add_lookups(
 ) -> Result<()> {
     let other = context.other_collection(&lookup.collection);
     let other = other.map_err(|error| error.context("with_lookup"))?;
-    let with_payload = lookup.with_payload.clone();
-    let projection = Projection::new(&other, true, with_payload, lookup.with_vectors.as_ref());
+    let payload = lookup.with_payload.clone().unwrap_or(WithPayload::All(true));
+    let projection = Projection::new(&other, payload, lookup.with_vectors.as_ref());
     let projection = projection.map_err(|error| error.context("with_lookup"))?;
     let mut ids: Vec<PointId> = Vec::new();
     let mut groups: Vec<&mut PointGroup> = Vec::new();

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::ops::Range;
 use std::time::Instant;
 
-use crate::json::{self, OrderBy, QueryRequest, ScoredPoint, VectorQuery};
+use crate::json::{self, OrderBy, QueryRequest, ScoredPoint, VectorQuery, WithPayload};
 use base::{Error, Result};
 use search::collection::{CANDIDATES_MAX, OrderValue, OrderedPoint, PointParts, SearchThread};
 use search::filter::{Condition, Filter};
@@ -126,12 +126,8 @@ impl QueryRun<'_> {
         let offset = request.offset();
         let count = self.hits_to_find(request.query.as_ref(), limit, offset)?;
         self.check_using(&request.using, request.query.as_ref())?;
-        let projection = Projection::new(
-            self.named,
-            false,
-            request.with_payload.take(),
-            request.with_vector.as_ref(),
-        )?;
+        let payload = request.with_payload.take().unwrap_or(WithPayload::All(false));
+        let projection = Projection::new(self.named, payload, request.with_vector.as_ref())?;
         let filter =
             request.filter.take().map(|filter| filters::prepare(self.named, filter)).transpose()?;
         let mut ranked = match hits {

@@ -90,23 +90,18 @@ pub(crate) struct Projection {
 }
 
 impl Projection {
-    /// Builds the projection of a request. `payload` is true if payloads are returned by default.
+    /// Builds the projection of a request.
     ///
     /// # Errors
     /// `InvalidArgument` for a requested vector that the collection does not have.
     pub(crate) fn new(
         named: &NamedCollection,
-        payload: bool,
-        with_payload: Option<WithPayload>,
+        payload: WithPayload,
         with_vector: Option<&WithVector>,
     ) -> Result<Projection> {
         let vector_name = named.settings().vector_name.clone();
         let vector = with_vector.map(|requested| requested.includes(&vector_name)).transpose()?;
-        Ok(Projection {
-            payload: with_payload.unwrap_or(WithPayload::All(payload)),
-            vector: vector.unwrap_or(false),
-            vector_name,
-        })
+        Ok(Projection { payload, vector: vector.unwrap_or(false), vector_name })
     }
 
     pub(crate) fn parts(&self) -> PointParts {
@@ -137,8 +132,8 @@ pub(crate) fn fetch(
             request.ids.len()
         )));
     }
-    let projection =
-        Projection::new(named, true, request.with_payload, request.with_vector.as_ref())?;
+    let payload = request.with_payload.unwrap_or(WithPayload::All(true));
+    let projection = Projection::new(named, payload, request.with_vector.as_ref())?;
     let mut records = Vec::new();
     let mut budget = ResponseBudget::default();
     for ids in request.ids.chunks(CHUNK) {
@@ -160,7 +155,7 @@ pub(crate) fn one(
     _: &[u8],
 ) -> Result<PointRecord> {
     let id: PointId = context.item.parse()?;
-    let projection = Projection::new(named, true, None, Some(&WithVector::All(true)))?;
+    let projection = Projection::new(named, WithPayload::All(true), Some(&WithVector::All(true)))?;
     let point = named.get_parts(&[id], projection.parts()).pop().unwrap_or(Ok(None))?;
     point
         .map(|point| projection.record(point))
@@ -200,8 +195,8 @@ pub(crate) fn scroll(
 ) -> Result<ScrollResponse> {
     let request: json::ScrollRequest = json::parse(body)?;
     let requested = request.limit();
-    let projection =
-        Projection::new(named, true, request.with_payload, request.with_vector.as_ref())?;
+    let payload = request.with_payload.unwrap_or(WithPayload::All(true));
+    let projection = Projection::new(named, payload, request.with_vector.as_ref())?;
     let filter = request.filter.map(|filter| filters::prepare(named, filter)).transpose()?;
     if let Some(order) = &request.order_by {
         if request.offset.is_some() {
@@ -414,7 +409,7 @@ mod tests {
         let points: Vec<NewPoint<'_>> = (1..=5).map(point).collect();
         named.upsert(&points).unwrap();
         let projection =
-            Projection::new(&named, false, None, Some(&WithVector::All(true))).unwrap();
+            Projection::new(&named, WithPayload::All(false), Some(&WithVector::All(true))).unwrap();
         // Two points, with 84 bytes each, fit in 200 bytes.
         for (offset, bytes_max, ids, next) in [
             (None, 200, vec![1, 2], Some(3)),
