@@ -33,6 +33,15 @@ const OPENING_CHECK_INTERVAL: Duration = Duration::from_millis(20);
 /// Retry advice for a collection that was not open in time.
 const OPENING_RETRY: Duration = Duration::from_secs(1);
 
+/// Parts of a collection that a read needs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum NeededParts {
+    /// All parts. The read waits for them, and is refused after [`OPENING_WAIT_MAX`].
+    All,
+    /// The open parts. The read waits only while the registry opens the collection.
+    Open,
+}
+
 /// Extension of a request that a node of a cluster makes to the collection of a shard. Requests
 /// with the same body share clones of it, so that the query in the body is parsed once.
 #[derive(Clone, Debug, Default)]
@@ -191,7 +200,7 @@ impl RestCall {
         handler: fn(&NamedCollection, &mut SearchThread, &CallContext, &[u8]) -> Result<T>,
     ) -> Reply {
         let started = self.started;
-        reply(self.run_on_search_thread(handler, true).await, started)
+        reply(self.run_on_search_thread(handler, NeededParts::All).await, started)
     }
 
     /// Answers as [`RestCall::read`] does. After a pause, `handler` continues from its progress.
@@ -206,7 +215,7 @@ impl RestCall {
                   thread: &mut SearchThread,
                   context: &CallContext,
                   body: &[u8]| { handler(named, thread, context, body, &mut progress) };
-        reply(self.run_on_search_thread(step, true).await, started)
+        reply(self.run_on_search_thread(step, NeededParts::All).await, started)
     }
 
     /// Answers as [`RestCall::read`] does. Parts of the collection may be closed.
@@ -215,14 +224,10 @@ impl RestCall {
         handler: fn(&NamedCollection, &mut SearchThread, &CallContext, &[u8]) -> Result<T>,
     ) -> Reply {
         let started = self.started;
-        reply(self.run_on_search_thread(handler, false).await, started)
+        reply(self.run_on_search_thread(handler, NeededParts::Open).await, started)
     }
 
-    async fn run_on_search_thread<T, H>(
-        self,
-        mut handler: H,
-        wait_for_opening: bool,
-    ) -> EncodedResult
+    async fn run_on_search_thread<T, H>(self, mut handler: H, needed: NeededParts) -> EncodedResult
     where
         T: Serialize + 'static,
         H: FnMut(&NamedCollection, &mut SearchThread, &CallContext, &[u8]) -> Result<T>
@@ -234,11 +239,14 @@ impl RestCall {
         let registry = state.registry.registry()?;
         context.collections = Some(registry.lookup());
         let open_by = context.deadline.min(started + OPENING_WAIT_MAX);
-        let named = if wait_for_opening {
-            wait_until_open(|| open_collection(&registry, &context.collection), open_by).await?
-        } else {
-            wait_while_opening(|| is_opening(&registry, &context.collection), open_by).await;
-            registry.get(&context.collection)?
+        let named = match needed {
+            NeededParts::All => {
+                wait_until_open(|| open_collection(&registry, &context.collection), open_by).await?
+            }
+            NeededParts::Open => {
+                wait_while_opening(|| is_opening(&registry, &context.collection), open_by).await;
+                registry.get(&context.collection)?
+            }
         };
         let body: Bytes = state.requests.read_json_body(&headers, body).await?;
         let _admitted = state.requests.admit()?;

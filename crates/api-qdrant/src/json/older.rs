@@ -32,6 +32,15 @@ const GROUPS: [&str; 3] = ["group_by", "group_size", "with_lookup"];
 /// Members that a request for groups must have.
 const GROUPS_NEEDED: [&str; 3] = ["group_by", "group_size", "limit"];
 
+/// Form of the answer that a request asks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum AnswerForm {
+    /// A list of points.
+    List,
+    /// Groups of points.
+    Groups,
+}
+
 /// Request of a route that `points/query` replaces.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OlderQuery {
@@ -66,7 +75,7 @@ impl OlderQuery {
     /// `InvalidArgument` for a body that is not such a request. The reader of `points/query`
     /// checks the members that both have.
     pub fn query(self, body: &[u8]) -> Result<Vec<u8>> {
-        text(&self.converted(read_members(body)?, false)?)
+        text(&self.converted(read_members(body)?, AnswerForm::List)?)
     }
 
     /// Returns the body of `points/query/groups` for a body of this request for groups.
@@ -74,7 +83,7 @@ impl OlderQuery {
     /// # Errors
     /// As [`OlderQuery::query`].
     pub fn groups(self, body: &[u8]) -> Result<Vec<u8>> {
-        text(&self.converted(read_members(body)?, true)?)
+        text(&self.converted(read_members(body)?, AnswerForm::Groups)?)
     }
 
     /// Returns the body of `points/query/batch` for a body of several such requests.
@@ -85,7 +94,7 @@ impl OlderQuery {
         let batch: OlderBatch = read(body)?;
         let mut searches = Vec::with_capacity(batch.searches.len());
         for (at, UniqueTexts(members)) in batch.searches.into_iter().enumerate() {
-            let query = self.converted(members, false);
+            let query = self.converted(members, AnswerForm::List);
             let query = query.map_err(|error| error.context(format_args!("searches[{at}]")))?;
             searches.push(UniqueTexts(query));
         }
@@ -93,7 +102,7 @@ impl OlderQuery {
     }
 
     /// Returns the members of the request for `points/query`.
-    fn converted(self, mut members: Members, grouped: bool) -> Result<Members> {
+    fn converted(self, mut members: Members, form: AnswerForm) -> Result<Members> {
         members.retain(|_, value| value.get() != "null");
         let mut query = Members::new();
         match self {
@@ -101,18 +110,23 @@ impl OlderQuery {
             OlderQuery::Recommend => recommend(&mut members, &mut query)?,
             OlderQuery::Discover => discover(&mut members, &mut query)?,
         }
-        if !grouped && let Some(top) = members.remove("top") {
+        if form == AnswerForm::List
+            && let Some(top) = members.remove("top")
+        {
             // Another name of the limit.
             if members.insert("limit".to_owned(), top).is_some() {
                 return Err(Error::invalid("the request's JSON: duplicate field `limit`"));
             }
         }
-        let needed: &[&str] = if grouped { &GROUPS_NEEDED } else { &["limit"] };
+        let needed: &[&str] = match form {
+            AnswerForm::List => &["limit"],
+            AnswerForm::Groups => &GROUPS_NEEDED,
+        };
         if let Some(name) = needed.iter().find(|name| !members.contains_key(**name)) {
             return Err(Error::invalid(format!("the request's JSON: missing field `{name}`")));
         }
         for (name, value) in members {
-            if !self.has(&name, grouped) {
+            if !self.has(&name, form) {
                 return Err(Error::invalid(format!("the request's JSON: unknown field `{name}`")));
             }
             query.insert(name, value);
@@ -121,13 +135,13 @@ impl OlderQuery {
     }
 
     /// Returns true for a member of the request that `points/query` has too.
-    fn has(self, name: &str, grouped: bool) -> bool {
+    fn has(self, name: &str, form: AnswerForm) -> bool {
         let is_own = match self {
             OlderQuery::Search => name == "score_threshold",
             OlderQuery::Recommend => matches!(name, "score_threshold" | "using" | "lookup_from"),
             OlderQuery::Discover => matches!(name, "using" | "lookup_from"),
         };
-        is_own || COMMON.contains(&name) || (grouped && GROUPS.contains(&name))
+        is_own || COMMON.contains(&name) || (form == AnswerForm::Groups && GROUPS.contains(&name))
     }
 }
 
