@@ -251,14 +251,18 @@ pub(super) fn decode_number(bytes: &mut &[u8]) -> Option<u64> {
     None
 }
 
+/// Compares two keys by their values. A whole number and a fraction of one value are equal.
+pub(super) fn compare_values(one: KeyRef<'_>, other: KeyRef<'_>) -> Ordering {
+    match (one, other) {
+        (KeyOf::Number(one), KeyOf::Number(other)) => one.order.cmp(&other.order),
+        _ => one.cmp(&other),
+    }
+}
+
 /// Returns true if `key` is below `bound`, or if both are equal and `after` is true.
 pub(super) fn is_before(key: KeyRef<'_>, bound: KeyRef<'_>, after: bool) -> bool {
-    let order = match (key, bound) {
-        // A whole number and a fraction of one value are on the same side.
-        (KeyOf::Number(key), KeyOf::Number(bound)) => key.order.cmp(&bound.order),
-        _ => key.cmp(&bound),
-    };
-    order == Ordering::Less || (after && order == Ordering::Equal)
+    let order = compare_values(key, bound);
+    order.is_lt() || (after && order.is_eq())
 }
 
 #[cfg(test)]

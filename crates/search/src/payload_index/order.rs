@@ -1,5 +1,6 @@
 //! Rows of a field in the order of its numbers and dates.
 
+use std::cmp::Ordering;
 use std::ops::ControlFlow;
 
 use base::Result;
@@ -7,7 +8,7 @@ use serde_json::{Number, Value};
 use storage::Sealed;
 
 use super::directory::{DenseValue, DictionaryBlock, FieldDirectory};
-use super::key::{ExactNumber, KeyOf, KeyRef, NumberKey, is_before};
+use super::key::{ExactNumber, KeyOf, KeyRef, NumberKey, compare_values};
 use super::read::{FieldLookup, PayloadIndex, RowPiece, rows_of};
 use super::values::{ValueRows, first_part};
 use crate::filter::parse_date;
@@ -89,11 +90,11 @@ impl OrderRange {
     }
 
     fn contains_key(&self, key: KeyRef<'_>) -> bool {
-        !self.is_below(key) && is_before_limit(key, self.high, true)
+        !self.is_below(key) && compare_to_limit(key, self.high).is_le()
     }
 
     fn is_below(&self, key: KeyRef<'_>) -> bool {
-        is_before_limit(key, self.low, false)
+        compare_to_limit(key, self.low).is_lt()
     }
 
     /// Returns the blocks that may have values of the range, in the order of the visit.
@@ -102,7 +103,7 @@ impl OrderRange {
         let below = blocks.partition_point(|block| self.is_below(block.first.as_ref()));
         let start = below.saturating_sub(1);
         let within =
-            |block: &&DictionaryBlock| is_before_limit(block.first.as_ref(), self.high, true);
+            |block: &&DictionaryBlock| compare_to_limit(block.first.as_ref(), self.high).is_le();
         let mut found: Vec<&DictionaryBlock> = blocks[start..].iter().take_while(within).collect();
         if self.descending {
             found.reverse();
@@ -125,16 +126,13 @@ impl OrderRange {
     }
 }
 
-/// Returns true if `key` is before `limit` in the order of the values, or if both are equal and
-/// `after` is true.
-fn is_before_limit(key: KeyRef<'_>, limit: OrderKey, after: bool) -> bool {
+/// Compares `key` with `limit` in the order of the values.
+fn compare_to_limit(key: KeyRef<'_>, limit: OrderKey) -> Ordering {
     match (key, limit) {
         // Several whole numbers have the float of this limit. If all of them were within it, a page
         // that begins with the last value of another page would repeat that page's points.
-        (KeyOf::Number(key), OrderKey::Number(limit)) if !limit.has_own_float() => {
-            key < limit || (after && key == limit)
-        }
-        _ => is_before(key, limit.as_key(), after),
+        (KeyOf::Number(key), OrderKey::Number(limit)) if !limit.has_own_float() => key.cmp(&limit),
+        _ => compare_values(key, limit.as_key()),
     }
 }
 

@@ -7,7 +7,7 @@ use storage::Sealed;
 
 use super::TEXT_BYTES_MAX;
 use super::directory::{BitmapPlace, DictionaryBlock, FieldDirectory};
-use super::key::{KeyOf, KeyRef, NumberKey, is_before};
+use super::key::{KeyOf, KeyRef, NumberKey, compare_values, is_before};
 use super::read::{FieldLookup, PayloadIndex, RowPiece};
 use super::selection::{RowSelection, SelectionParts};
 use crate::filter::{
@@ -471,8 +471,9 @@ fn bounds<T: Copy>(
 
 /// Returns true if one of `wanted`, which are sorted, equals `key`.
 fn is_wanted(wanted: &[KeyRef<'_>], key: KeyRef<'_>) -> bool {
-    let first = wanted.partition_point(|wanted| is_before(*wanted, key, false));
-    wanted[first..].iter().take_while(|it| is_before(**it, key, true)).any(|it| it.same(key))
+    let first = wanted.partition_point(|wanted| compare_values(*wanted, key).is_lt());
+    let mut equal = wanted[first..].iter().take_while(|it| compare_values(**it, key).is_le());
+    equal.any(|it| it.same(key))
 }
 
 impl FieldDirectory {
@@ -483,8 +484,9 @@ impl FieldDirectory {
         for key in wanted {
             // The value may begin in the last block whose first value is below it, and it may
             // continue in blocks that begin with it.
-            let from = self.blocks.partition_point(|it| is_before(it.first.as_ref(), *key, false));
-            let to = self.blocks.partition_point(|it| is_before(it.first.as_ref(), *key, true));
+            let compare = |it: &DictionaryBlock| compare_values(it.first.as_ref(), *key);
+            let from = self.blocks.partition_point(|it| compare(it).is_lt());
+            let to = self.blocks.partition_point(|it| compare(it).is_le());
             let from = from.saturating_sub(1).max(next);
             found.extend(self.blocks.get(from..to).unwrap_or(&[]));
             next = to.max(next);
