@@ -11,7 +11,7 @@ use super::directory::{
     UnindexedField, encode_trailer,
 };
 use super::key::{IndexKey, KeyOf, KeyRef, encode_number};
-use super::paths::{PathValue, each_path};
+use super::paths::{PathValue, ValueParent, each_path};
 use super::{
     BLOCK_BYTES, DENSE_MAX, DENSE_ROWS_MIN, DENSE_SHARE, DIRECTORY_BYTES_MAX, FIELDS_MAX, KINDS,
     READ_BYTES_MAX, SMALL_BLOCK_BYTES, SMALL_BLOCKS_DIRECTORY_BYTES, TEXT_BYTES_MAX, UNINDEXED_MAX,
@@ -115,16 +115,16 @@ impl PayloadIndexBuilder {
             self.fields.clear();
             return;
         };
-        each_path(&payload, &mut |path, value, in_list| self.value(row, path, value, in_list));
+        each_path(&payload, &mut |path, value, parent| self.value(row, path, value, parent));
         while self.bytes > self.bytes_max {
             self.drop_largest();
         }
     }
 
-    fn value(&mut self, row: u32, path: &str, value: PathValue<'_>, in_list: bool) {
+    fn value(&mut self, row: u32, path: &str, value: PathValue<'_>, parent: ValueParent) {
         let Some(field) = self.field(path) else { return };
         let before = field.bytes;
-        field.add(row, value, in_list);
+        field.add(row, value, parent);
         let grown = field.bytes - before;
         self.bytes += grown;
     }
@@ -219,13 +219,13 @@ impl PayloadIndexBuilder {
 }
 
 impl FieldBuilder {
-    fn add(&mut self, row: u32, value: PathValue<'_>, in_list: bool) {
+    fn add(&mut self, row: u32, value: PathValue<'_>, parent: ValueParent) {
         if value == PathValue::Null {
             self.bitmaps.null.insert(row);
             return;
         }
         self.bitmaps.present.insert(row);
-        if !in_list {
+        if parent == ValueParent::Object {
             self.bitmaps.bare.insert(row);
         }
         let PathValue::Scalar(scalar) = value else {

@@ -16,27 +16,40 @@ pub(super) enum PathValue<'a> {
     Null,
 }
 
-/// Path, value, and true if the value is an element of a list.
-pub(super) type Visit<'a> = dyn FnMut(&str, PathValue<'_>, bool) + 'a;
+/// Parent of a value found under a path.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum ValueParent {
+    /// Object: the value is a member.
+    Object,
+    /// List: the value is an element.
+    List,
+}
+
+/// Receives a path, a value under it, and the parent of the value.
+pub(super) type Visit<'a> = dyn FnMut(&str, PathValue<'_>, ValueParent) + 'a;
 
 /// Calls `visit` for every value of a payload with its path.
 pub(super) fn each_path(payload: &Value, visit: &mut Visit<'_>) {
     if let Value::Object(object) = payload {
         let mut path = String::new();
-        each_member(object, true, &mut path, visit);
+        each_member(object, "", &mut path, visit);
     }
 }
 
-fn each_member(object: &Map<String, Value>, top: bool, path: &mut String, visit: &mut Visit<'_>) {
+/// Visits the members of an object. `separator` stands between its path and a name.
+fn each_member(
+    object: &Map<String, Value>,
+    separator: &str,
+    path: &mut String,
+    visit: &mut Visit<'_>,
+) {
     for (name, value) in object {
         // A path is cut at dots and loses its brackets, so it never reaches such a member.
         if name.contains('.') || name.ends_with("[]") {
             continue;
         }
         let length = path.len();
-        if !top {
-            path.push('.');
-        }
+        path.push_str(separator);
         path.push_str(name);
         each_of(value, path, visit);
         path.truncate(length);
@@ -44,29 +57,31 @@ fn each_member(object: &Map<String, Value>, top: bool, path: &mut String, visit:
 }
 
 fn each_of(value: &Value, path: &mut String, visit: &mut Visit<'_>) {
+    let parent = ValueParent::Object;
     match value {
-        Value::Null => visit(path, PathValue::Null, false),
+        Value::Null => visit(path, PathValue::Null, parent),
         Value::Object(object) => {
-            visit(path, PathValue::Other, false);
-            each_member(object, false, path, visit);
+            visit(path, PathValue::Other, parent);
+            each_member(object, ".", path, visit);
         }
         Value::Array(list) => list.iter().for_each(|element| each_element(element, path, visit)),
-        scalar => visit(path, PathValue::Scalar(scalar), false),
+        scalar => visit(path, PathValue::Scalar(scalar), parent),
     }
 }
 
 fn each_element(element: &Value, path: &mut String, visit: &mut Visit<'_>) {
+    let parent = ValueParent::List;
     match element {
-        Value::Null => visit(path, PathValue::Null, true),
-        Value::Array(_) => visit(path, PathValue::Other, true),
+        Value::Null => visit(path, PathValue::Null, parent),
+        Value::Array(_) => visit(path, PathValue::Other, parent),
         Value::Object(object) => {
-            visit(path, PathValue::Other, true);
+            visit(path, PathValue::Other, parent);
             let length = path.len();
             path.push_str("[]");
-            each_member(object, false, path, visit);
+            each_member(object, ".", path, visit);
             path.truncate(length);
         }
-        scalar => visit(path, PathValue::Scalar(scalar), true),
+        scalar => visit(path, PathValue::Scalar(scalar), parent),
     }
 }
 
