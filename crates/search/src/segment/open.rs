@@ -20,7 +20,7 @@ use super::file::{IoStep, SegmentContents};
 use super::ids::SegmentIds;
 use super::layout::{SegmentSettings, kind};
 use super::opening_index::OpenPayloadIndex;
-use super::opening_plan::{CodesOptions, OpeningPlan, code_bytes, opening_bytes};
+use super::opening_plan::{CodesOptions, OpenedCodes, OpeningPlan, code_bytes, opening_bytes};
 use super::pages::{PageCache, PayloadPass, SegmentPages};
 use super::preload::CacheableSection;
 use super::rows::RowLocation;
@@ -126,7 +126,7 @@ impl Segment {
         let rows = contents.superblock.rows as u32;
         let damaged = DamagedPages::new(name);
         let plan = OpeningPlan::reserve(&contents, options, name, &mut held)?;
-        let on_medium = plan.codes_on_medium;
+        let on_medium = plan.codes == OpenedCodes::OnMedium;
         let settings = SegmentSettings::decode(&contents.load(&*file, kind::SETTINGS)?)?;
         let codes = if on_medium {
             Some(SegmentCodes::open(&contents, &*file, &options.cache, &damaged)?)
@@ -170,7 +170,7 @@ impl Segment {
             index,
             codes,
             code_bytes: code_bytes(&contents),
-            opening_bytes: opening_bytes(&contents, false),
+            opening_bytes: opening_bytes(&contents, OpenedCodes::InMemory),
             unreadable_codes: AtomicBool::new(false),
             edges,
             ids,

@@ -43,9 +43,18 @@ impl CodesOptions {
     }
 }
 
+/// Place of the codes of an open segment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum OpenedCodes {
+    /// In memory.
+    InMemory,
+    /// On the medium.
+    OnMedium,
+}
+
 /// Place of the codes, and the memory that was reserved for opening the segment.
 pub(super) struct OpeningPlan {
-    pub(super) codes_on_medium: bool,
+    pub(super) codes: OpenedCodes,
     pub(super) bytes: u64,
 }
 
@@ -64,22 +73,22 @@ impl OpeningPlan {
         let place = options.place;
         let codes = code_bytes(contents);
         let has_codes = codes > 0;
-        let in_memory = opening_bytes(contents, false);
+        let in_memory = opening_bytes(contents, OpenedCodes::InMemory);
         let room = held.budget().free() + held.bytes();
         // Codes must not take the memory that other segments need to be opened at all.
         let later = bytes_of_rows(contents, options.rows_later);
         let kept = later.saturating_add(kept_bytes(held.budget().limit()));
         let fits = room >= in_memory.saturating_add(kept) && codes <= options.at_once_max;
-        let plan = |codes_on_medium, bytes| OpeningPlan { codes_on_medium, bytes };
+        let memory_plan = OpeningPlan { codes: OpenedCodes::InMemory, bytes: in_memory };
         if place == CodesPlace::Dram || !has_codes {
-            return grow(held, in_memory, &what).map(|()| plan(false, in_memory));
+            return grow(held, in_memory, &what).map(|()| memory_plan);
         }
         // Another thread may take the room meanwhile.
         if place == CodesPlace::Auto && fits && grow(held, in_memory, &what).is_ok() {
-            return Ok(plan(false, in_memory));
+            return Ok(memory_plan);
         }
-        let on_medium = opening_bytes(contents, true);
-        grow(held, on_medium, &what).map(|()| plan(true, on_medium))
+        let bytes = opening_bytes(contents, OpenedCodes::OnMedium);
+        grow(held, bytes, &what).map(|()| OpeningPlan { codes: OpenedCodes::OnMedium, bytes })
     }
 }
 
@@ -99,33 +108,35 @@ pub(super) fn code_bytes(contents: &SegmentContents) -> u64 {
 }
 
 /// Returns kind and length of the sections that are read into memory.
-fn resident(contents: &SegmentContents, codes_on_medium: bool) -> impl Iterator<Item = (u32, u64)> {
-    let leaves = move |kind: u32| stays_on_medium(kind) || codes_on_medium && is_codes(kind);
+fn resident(contents: &SegmentContents, codes: OpenedCodes) -> impl Iterator<Item = (u32, u64)> {
+    let leaves =
+        move |kind: u32| stays_on_medium(kind) || codes == OpenedCodes::OnMedium && is_codes(kind);
     let sections = contents.superblock.sections.iter();
     let resident = sections.filter(move |section| !leaves(section.kind));
     resident.map(|section| (section.kind, section.bytes))
 }
 
-fn resident_bytes(contents: &SegmentContents, codes_on_medium: bool) -> u64 {
-    let sections: u64 = resident(contents, codes_on_medium).map(|(_, bytes)| bytes).sum();
+fn resident_bytes(contents: &SegmentContents, codes: OpenedCodes) -> u64 {
+    let sections: u64 = resident(contents, codes).map(|(_, bytes)| bytes).sum();
     sections + IdFilter::bytes_of(contents.superblock.rows as u32)
 }
 
 /// Returns the bytes of memory for opening the segment.
-pub(super) fn opening_bytes(contents: &SegmentContents, codes_on_medium: bool) -> u64 {
+pub(super) fn opening_bytes(contents: &SegmentContents, codes: OpenedCodes) -> u64 {
     let rows = contents.superblock.rows as u32;
     // A section that is being decoded exists twice: as bytes and decoded. There is one at a time.
     // Ids are read in steps.
     let is_ids = |kind: u32| matches!(kind, kind::IDS | kind::ID_ORDER);
-    let decoded = resident(contents, codes_on_medium).filter(|(kind, _)| !is_ids(*kind));
+    let decoded = resident(contents, codes).filter(|(kind, _)| !is_ids(*kind));
     let twice = decoded.map(|(_, bytes)| bytes).max().unwrap_or(0);
-    resident_bytes(contents, codes_on_medium) + twice + Deletes::memory_bytes_max(rows)
+    resident_bytes(contents, codes) + twice + Deletes::memory_bytes_max(rows)
 }
 
 /// Returns the bytes of memory of `rows` rows in segments like this one, with codes on the medium.
 fn bytes_of_rows(contents: &SegmentContents, rows: u64) -> u64 {
     let own = contents.superblock.rows;
-    let bytes = resident_bytes(contents, true) + Deletes::memory_bytes_max(own as u32);
+    let bytes =
+        resident_bytes(contents, OpenedCodes::OnMedium) + Deletes::memory_bytes_max(own as u32);
     let all = u128::from(bytes) * u128::from(rows) / u128::from(own.max(1));
     u64::try_from(all).unwrap_or(u64::MAX)
 }
