@@ -25,7 +25,7 @@ use super::pages::{PageCache, PayloadPass, SegmentPages};
 use super::preload::CacheableSection;
 use super::rows::RowLocation;
 use super::section_cache::SectionCache;
-use super::vectors::{ExactVectors, RowScores, Vectors};
+use super::vectors::{ExactVectors, RowScores, VectorPages, Vectors};
 use crate::budget::{BudgetReservation, MemoryBudget};
 use crate::deletes::Deletes;
 use crate::filter::Filter;
@@ -158,8 +158,8 @@ impl Segment {
         let in_place = file.in_place().is_some();
         let cached_file = CachedFile::new(&options.cache, file.id());
         let cache = SectionCache::new(cached_file, CachedSection::Vectors, section.offset);
-        let vectors =
-            Vectors::new(settings, rows, section, checks, in_place, damaged.clone(), cache)?;
+        let vector_pages = VectorPages { checks, in_place, damaged: damaged.clone(), cache };
+        let vectors = Vectors::new(settings, rows, section, vector_pages)?;
         let uuid = contents.superblock.uuid;
         let mut segment = Segment {
             name: name.to_owned(),

@@ -59,17 +59,27 @@ pub(super) struct Vectors {
     cache: SectionCache,
 }
 
+/// Pages of the section of vectors.
+pub(super) struct VectorPages {
+    /// Checksum of each page.
+    pub(super) checks: Vec<u32>,
+    /// True if the medium is mapped memory.
+    pub(super) in_place: bool,
+    /// Pages of the segment that are known to be damaged.
+    pub(super) damaged: Arc<DamagedPages>,
+    /// Pages that were read.
+    pub(super) cache: SectionCache,
+}
+
 impl Vectors {
-    /// Opens the section `section`, whose pages have the checksums `checks`.
+    /// Opens the section `section` with the pages `pages`.
     pub(super) fn new(
         settings: SegmentSettings,
         rows: u32,
         section: &Section,
-        checks: Vec<u32>,
-        in_place: bool,
-        damaged: Arc<DamagedPages>,
-        cache: SectionCache,
+        pages: VectorPages,
     ) -> Result<Vectors> {
+        let VectorPages { checks, in_place, damaged, cache } = pages;
         if section.bytes != u64::from(rows) * settings.stride() as u64 {
             return Err(Error::data_loss(format!(
                 "vectors: {} bytes for {rows} rows",
