@@ -107,16 +107,23 @@ impl std::fmt::Display for BackgroundTask {
     }
 }
 
+/// Collection that was opened, and what its name adds to it.
+pub(super) struct CollectionParts {
+    /// Directory of the collection.
+    pub(super) directory: PathBuf,
+    /// Name of the directory of its points.
+    pub(super) points: String,
+    pub(super) settings: CollectionSettings,
+    pub(super) collection: Collection,
+    /// Returns the internal id of a UUID.
+    pub(super) hash: fn(&[u8; 16]) -> u64,
+    /// Unique number among the collections that this process opens.
+    pub(super) serial: u64,
+}
+
 impl NamedCollection {
-    pub(super) fn new(
-        name: &str,
-        directory: PathBuf,
-        settings: CollectionSettings,
-        points: String,
-        collection: Collection,
-        hash: fn(&[u8; 16]) -> u64,
-        serial: u64,
-    ) -> NamedCollection {
+    pub(super) fn new(name: &str, parts: CollectionParts) -> NamedCollection {
+        let CollectionParts { directory, points, settings, collection, hash, serial } = parts;
         NamedCollection {
             name: name.to_owned(),
             directory,

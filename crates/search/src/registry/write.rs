@@ -324,6 +324,7 @@ mod tests {
 
     use super::super::core::tests::small_core;
     use super::super::files::CollectionSettings;
+    use super::super::named::CollectionParts;
     use super::*;
     use crate::budget::MemoryBudget;
     use crate::collection::{Collection, CollectionOptions, Resources, until};
@@ -341,12 +342,15 @@ mod tests {
         let options = CollectionOptions { disk_reserve: Some(0), ..options };
         let caches = Arc::new(SharedCaches::new(0, 512));
         let collection = Collection::open(medium.clone(), options, &resources, caches).unwrap();
-        let settings = CollectionSettings::new(2, Metric::L2);
-        let points = "points-1".to_owned();
-        let directory = directory.to_owned();
-        let named =
-            NamedCollection::new("a", directory, settings, points, collection, uuid_hash, 1);
-        (named, medium)
+        let parts = CollectionParts {
+            directory: directory.to_owned(),
+            points: "points-1".to_owned(),
+            settings: CollectionSettings::new(2, Metric::L2),
+            collection,
+            hash: uuid_hash,
+            serial: 1,
+        };
+        (NamedCollection::new("a", parts), medium)
     }
 
     /// The log fails after a change is in memory, where a second request finds it.

@@ -10,7 +10,7 @@ use base::{Error, Result};
 use super::{OPEN_AGAIN, RegistryCore, RegistryEntry, SETTINGS, SETTINGS_KIND, remove_directory};
 use crate::collection::{Collection, CollectionOptions};
 use crate::registry::files::{self, StoredSettings};
-use crate::registry::named::NamedCollection;
+use crate::registry::named::{CollectionParts, NamedCollection};
 
 /// A broken collection is retried after this many times [`OPEN_AGAIN`], because its whole log is
 /// read again.
@@ -141,17 +141,15 @@ impl RegistryCore {
             ..CollectionOptions::new(settings.dims, settings.metric)
         };
         let collection = Collection::open(medium, options, &self.resources, self.caches.clone())?;
-        let serial = self.serial.fetch_add(1, Ordering::Relaxed);
-        let hash = self.options.uuid_hash;
-        Ok(Arc::new(NamedCollection::new(
-            name,
+        let parts = CollectionParts {
             directory,
+            points: stored.points,
             settings,
-            stored.points,
             collection,
-            hash,
-            serial,
-        )))
+            hash: self.options.uuid_hash,
+            serial: self.serial.fetch_add(1, Ordering::Relaxed),
+        };
+        Ok(Arc::new(NamedCollection::new(name, parts)))
     }
 }
 
