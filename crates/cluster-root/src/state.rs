@@ -50,6 +50,17 @@ pub(super) struct LocationAccess {
     pub(super) options: Vec<(String, String)>,
 }
 
+/// Figures by which a request chooses among nodes.
+#[derive(Default)]
+struct NodeChoice {
+    /// Times of nodes that answer requests of clients.
+    client_latencies: Mutex<NodeLatencies>,
+    /// Times of nodes that answer at low priority.
+    background_latencies: Mutex<NodeLatencies>,
+    /// Number of the next query.
+    query_number: AtomicU64,
+}
+
 /// State of the routes.
 pub struct RootState {
     /// Name of this node.
@@ -62,10 +73,7 @@ pub struct RootState {
     pub view: ViewSource,
     /// Records of the collections in the store.
     pub catalog: Arc<dyn CollectionCatalog>,
-    /// Times of nodes that answer requests of clients.
-    latencies: Mutex<NodeLatencies>,
-    /// Times of nodes that answer at low priority.
-    background_latencies: Mutex<NodeLatencies>,
+    choice: NodeChoice,
     written: WrittenEntries,
     /// Memory of writes of points.
     pub(super) waiting_writes: WaitingWrites,
@@ -74,7 +82,6 @@ pub struct RootState {
     pub(super) backups: Option<Arc<ClusterBackups>>,
     /// Recoveries from a location; `None` if there are none.
     pub(super) locations: Option<LocationAccess>,
-    query_number: AtomicU64,
     /// Permits of requests that wait for a reading of the collections, or for holders.
     name_waits: Semaphore,
     /// End of the time in which requests wait for the collections.
@@ -98,14 +105,12 @@ impl RootState {
             client,
             view,
             catalog,
-            latencies: Mutex::default(),
-            background_latencies: Mutex::default(),
+            choice: NodeChoice::default(),
             written: WrittenEntries::default(),
             served: ServedCollections::default(),
             images: None,
             backups: None,
             locations: None,
-            query_number: AtomicU64::new(0),
             name_waits: Semaphore::new(NAME_WAITS_AT_ONCE_MAX),
             start_wait_end: Instant::now() + LOAD_WAIT_MAX,
         }
@@ -139,8 +144,8 @@ impl RootState {
     /// Returns the times of nodes for reads of this priority.
     pub(super) fn latencies_of(&self, priority: ReadPriority) -> &Mutex<NodeLatencies> {
         match priority {
-            ReadPriority::Client => &self.latencies,
-            ReadPriority::Background => &self.background_latencies,
+            ReadPriority::Client => &self.choice.client_latencies,
+            ReadPriority::Background => &self.choice.background_latencies,
         }
     }
 
@@ -163,23 +168,23 @@ impl RootState {
     /// Returns the number of the next query. Queries with different numbers begin with different
     /// holders.
     pub(super) fn next_query(&self) -> u64 {
-        self.query_number.fetch_add(1, Ordering::Relaxed)
+        self.choice.query_number.fetch_add(1, Ordering::Relaxed)
     }
 
     /// Returns nodes in the order in which the next request asks them: by turns. Slow nodes and
     /// nodes that have just failed come last.
     pub fn order_nodes(&self, names: &[&str]) -> Vec<String> {
-        self.latencies.lock().order(names, self.next_query(), Instant::now())
+        self.choice.client_latencies.lock().order(names, self.next_query(), Instant::now())
     }
 
     /// Returns true if `node` failed a moment ago.
     pub fn has_failed(&self, node: &str) -> bool {
-        self.latencies.lock().is_down(node, Instant::now())
+        self.choice.client_latencies.lock().is_down(node, Instant::now())
     }
 
     /// Records a failure of a node. Later requests ask it last for a while.
     pub fn record_failure(&self, node: &str) {
-        self.latencies.lock().record_failure(node, Instant::now());
+        self.choice.client_latencies.lock().record_failure(node, Instant::now());
     }
 
     /// Records the number of an entry of a shard that later reads at this root must see.
