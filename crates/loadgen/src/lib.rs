@@ -38,7 +38,7 @@ pub mod connection;
 pub mod cpu_group;
 pub mod disk_space;
 pub mod drive;
-pub mod endpoint;
+mod endpoint;
 pub mod machine;
 pub mod measure;
 pub mod port;
