@@ -44,22 +44,22 @@ const VALUES_MAX: usize = 4 << 30;
 /// on the GPU, compare all rows on one core, and search the clustered index on one core. Times are
 /// medians of a call, divided by its queries.
 #[derive(Args, Clone, Debug)]
-pub struct GpuBenchArgs {
+pub(crate) struct GpuBenchArgs {
     /// Vectors to search
     #[arg(long, default_value_t = 1_000_000)]
-    pub rows: usize,
+    pub(crate) rows: usize,
     /// Dimensions of a vector
     #[arg(long, default_value_t = 128)]
-    pub dims: usize,
+    pub(crate) dims: usize,
     /// Keep the codes in pinned host memory instead of the GPU's memory
     #[arg(long)]
-    pub pinned: bool,
+    pub(crate) pinned: bool,
     /// Threads that build the indexes
     #[arg(long, default_value_t = 2)]
-    pub threads: usize,
+    pub(crate) threads: usize,
     /// Write the figures as JSON
     #[arg(long, value_name = "FILE")]
-    pub json: Option<PathBuf>,
+    pub(crate) json: Option<PathBuf>,
 }
 
 /// JSON of `bench gpu`.
@@ -121,7 +121,7 @@ struct GpuArms {
 ///
 /// # Errors
 /// `InvalidArgument` for wrong arguments, `NotFound` without a GPU, `Internal` if answers differ.
-pub fn run(args: &GpuBenchArgs, _env: &BenchEnv) -> Result<()> {
+pub(crate) fn run(args: &GpuBenchArgs, _env: &BenchEnv) -> Result<()> {
     args.check()?;
     let watch = NoiseWatch::start();
     let settings = BATCHES.len() * HITS.len();

@@ -61,60 +61,60 @@ const QUICK_MINUTES: u32 = 1;
 /// above those with the system's allocator. Millpond is at least 1.3 times as fast as the Python
 /// package.
 #[derive(Args, Clone, Debug)]
-pub struct BenchAudioArgs {
+pub(crate) struct BenchAudioArgs {
     /// Length of the recording in minutes
     #[arg(long, default_value_t = 120)]
-    pub minutes: u32,
+    pub(crate) minutes: u32,
     /// Minutes of it that the sweep and the comparison with Python take [default: at most 64]
     #[arg(long, value_name = "MINUTES")]
-    pub sweep_minutes: Option<u32>,
+    pub(crate) sweep_minutes: Option<u32>,
     /// Recogniser to run
     #[arg(long, value_name = "NAME", default_value = "vad")]
-    pub recogniser: String,
+    pub(crate) recogniser: String,
     /// Directory of recognisers [default: as for `millpond audio`]
     #[arg(long, value_name = "DIR")]
-    pub recognisers: Option<PathBuf>,
+    pub(crate) recognisers: Option<PathBuf>,
     /// Numbers of engine threads
     #[arg(long, value_delimiter = ',', default_value = "1,2,4,8")]
-    pub threads: Vec<usize>,
+    pub(crate) threads: Vec<usize>,
     /// Numbers of threads inside an operator
     #[arg(long, value_delimiter = ',', default_value = "1,2,4")]
-    pub intra: Vec<usize>,
+    pub(crate) intra: Vec<usize>,
     /// Rounds of the sweep and of the comparison with Python; each figure is the median over them
     #[arg(long, default_value_t = 3)]
-    pub rounds: usize,
+    pub(crate) rounds: usize,
     /// Parts to measure
     #[arg(long, value_enum, value_delimiter = ',', default_value = "sweep,memory,python")]
-    pub parts: Vec<AudioPart>,
+    pub(crate) parts: Vec<AudioPart>,
     /// Directory of clips to make the recording of [default: .cache/audio/clips, where `make
     /// recognisers` puts them]
     #[arg(long, value_name = "DIR")]
-    pub clips: Option<PathBuf>,
+    pub(crate) clips: Option<PathBuf>,
     /// Python with the recognisers' packages [default: .venv-audio/bin/python, which `make
     /// recognisers` makes]
     #[arg(long, value_name = "PATH")]
-    pub python: Option<PathBuf>,
+    pub(crate) python: Option<PathBuf>,
     /// This program built without jemalloc [default: target/system/release/millpond, which `make
     /// bench-audio` builds]
     #[arg(long, value_name = "PATH")]
-    pub system_binary: Option<PathBuf>,
+    pub(crate) system_binary: Option<PathBuf>,
     /// One minute, one round, few threads: a test of the program; the figures mean nothing
     #[arg(long)]
-    pub quick: bool,
+    pub(crate) quick: bool,
     /// Write the figures as JSON
     #[arg(long, value_name = "FILE")]
-    pub json: Option<PathBuf>,
+    pub(crate) json: Option<PathBuf>,
     /// Write figures and charts as a page
     #[arg(long, value_name = "FILE")]
-    pub report: Option<PathBuf>,
+    pub(crate) report: Option<PathBuf>,
     /// Write the charts as PNG images into this directory
     #[arg(long, value_name = "DIR")]
-    pub png: Option<PathBuf>,
+    pub(crate) png: Option<PathBuf>,
 }
 
 /// Parts of the measurement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
-pub enum AudioPart {
+pub(crate) enum AudioPart {
     /// Threads against threads inside an operator.
     Sweep,
     /// Memory over time, by allocator.
@@ -179,7 +179,7 @@ struct AudioSetup<'a> {
 /// # Errors
 /// If an argument is out of range, there are no clips or no recogniser, or a run fails. If the
 /// other program or Python is missing, its figures are left out with a message.
-pub fn run(args: &BenchAudioArgs, env: &BenchEnv) -> Result<()> {
+pub(crate) fn run(args: &BenchAudioArgs, env: &BenchEnv) -> Result<()> {
     let args = args.resolved()?;
     let watch = NoiseWatch::start();
     let clips = long_audio::clips_dir(env, args.clips.as_deref())?;

@@ -59,7 +59,7 @@ const DIM_BYTES: u64 = 24;
 /// most 1.25 times that without a backup. Every kill leaves usable backups and one whole
 /// collection.
 #[derive(Args, Clone, Debug)]
-pub struct BackupBenchArgs {
+pub(crate) struct BackupBenchArgs {
     /// Points of the collection
     #[arg(long, default_value_t = 1_000_000)]
     rows: u64,
@@ -164,7 +164,7 @@ fn end_with_input() -> Result<()> {
 /// # Errors
 /// If an argument is out of range, or if a backup or a restore fails. `DataLoss`, after the report,
 /// if a kill left a damaged backup or collection.
-pub fn run(args: &BackupBenchArgs, env: &BenchEnv) -> Result<()> {
+pub(crate) fn run(args: &BackupBenchArgs, env: &BenchEnv) -> Result<()> {
     args.check()?;
     if let Some(directory) = &args.child {
         end_with_input()?;

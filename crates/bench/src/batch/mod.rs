@@ -17,7 +17,7 @@ use base::units;
 use base::{Error, Result};
 use clap::{Args, ValueEnum};
 
-pub use crate::models::workload::WorkloadModel;
+pub(crate) use crate::models::workload::WorkloadModel;
 use crate::models::workload::{Workload, WorkloadFolders};
 use crate::report::BenchReport as _;
 use arm::Arms;
@@ -56,55 +56,55 @@ const QUICK_CLIENTS: [usize; 2] = [1, 8];
 /// its p99 is not above that of sync. With every model and number of clients, the better of async
 /// and padding has at least 0.98 of the requests per second of sync. No answer is wrong.
 #[derive(Args, Clone, Debug)]
-pub struct BatchArgs {
+pub(crate) struct BatchArgs {
     /// Numbers of clients
     #[arg(long, value_delimiter = ',', default_value = "1,5,10,20,30,40,50,70")]
-    pub clients: Vec<usize>,
+    pub(crate) clients: Vec<usize>,
     /// Models to measure
     #[arg(long, value_enum, value_delimiter = ',', default_value = "small,ocr,conv")]
-    pub models: Vec<WorkloadModel>,
+    pub(crate) models: Vec<WorkloadModel>,
     /// Arms to measure
     #[arg(long, value_enum, value_delimiter = ',', default_value = "sync,async,padding")]
-    pub arms: Vec<BatchArm>,
+    pub(crate) arms: Vec<BatchArm>,
     /// Rounds, each with a server of its own and another order of the arms
     #[arg(long, default_value_t = 3)]
-    pub rounds: usize,
+    pub(crate) rounds: usize,
     /// Number of times that a round runs all arms in order and then in reverse: many short turns,
     /// because a shared machine's speed drifts within seconds. A figure is the mean over the rounds
     /// of the median over the turns of a round
     #[arg(long, default_value_t = 3)]
-    pub passes: usize,
+    pub(crate) passes: usize,
     /// Time of one turn, after its warm-up
     #[arg(long, default_value = "1s", value_parser = units::parse_duration)]
-    pub time: Duration,
+    pub(crate) time: Duration,
     /// Maximum number of items in a merged batch
     #[arg(long, default_value_t = 32)]
-    pub max_batch: usize,
+    pub(crate) max_batch: usize,
     /// Merge and pad even if the server finds that this is not faster. Shows the cost, and checks
     /// the answers of batches that the server would not make otherwise
     #[arg(long)]
-    pub always_merge: bool,
+    pub(crate) always_merge: bool,
     /// One short round with 1 and 8 clients: a test of the program; the figures mean nothing
     #[arg(long)]
-    pub quick: bool,
+    pub(crate) quick: bool,
     /// Directory with the text lines in lines/ [default: .cache/demo, where `make bench` draws
     /// them]
     #[arg(long, value_name = "DIR")]
-    pub assets: Option<PathBuf>,
+    pub(crate) assets: Option<PathBuf>,
     /// Directory with the fetched models [default: .cache/models, where `make bench` puts them]
     #[arg(long, value_name = "DIR")]
-    pub models_dir: Option<PathBuf>,
+    pub(crate) models_dir: Option<PathBuf>,
     /// Further argument for the servers, e.g. --server-arg=--pin (may be given several times)
     #[arg(long, value_name = "ARG", allow_hyphen_values = true)]
-    pub server_arg: Vec<String>,
+    pub(crate) server_arg: Vec<String>,
     /// Write the figures as JSON
     #[arg(long, value_name = "FILE")]
-    pub json: Option<PathBuf>,
+    pub(crate) json: Option<PathBuf>,
 }
 
 /// Way in which requests become batches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
-pub enum BatchArm {
+pub(crate) enum BatchArm {
     /// Each request alone.
     Sync,
     /// Requests of equal shape merged.
@@ -115,7 +115,7 @@ pub enum BatchArm {
 
 impl BatchArm {
     /// Returns the name in JSON, tables and model names.
-    pub fn name(self) -> &'static str {
+    pub(crate) fn name(self) -> &'static str {
         match self {
             BatchArm::Sync => "sync",
             BatchArm::Async => "async",
@@ -180,7 +180,7 @@ fn distinct<T: PartialEq>(values: &[T]) -> bool {
 /// # Errors
 /// If a server cannot be started, an argument is out of range, or a file of a model is missing.
 /// Failed requests and wrong answers are figures, and make the run fail after its report.
-pub fn run(args: &BatchArgs, env: &BenchEnv) -> Result<()> {
+pub(crate) fn run(args: &BatchArgs, env: &BenchEnv) -> Result<()> {
     let args = args.resolved()?;
     let watch = NoiseWatch::start();
     let places = WorkloadFolders::find(env, args.assets.as_deref(), args.models_dir.as_deref());

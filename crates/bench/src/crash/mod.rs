@@ -54,39 +54,39 @@ const OPEN_WAIT_MAX: Duration = Duration::from_secs(60);
 /// the system keeps the data that was written. `cargo test -p millpond-search` tests a loss of
 /// power, with a medium that loses unflushed data.
 #[derive(Args, Clone, Debug)]
-pub struct CrashArgs {
+pub(crate) struct CrashArgs {
     /// Number of kills
     #[arg(long, default_value_t = 200)]
-    pub kills: u32,
+    pub(crate) kills: u32,
     /// Writing threads
     #[arg(long, default_value_t = 3)]
-    pub writers: u64,
+    pub(crate) writers: u64,
     /// Points of each writing thread
     #[arg(long, default_value_t = 150)]
-    pub ids: u64,
+    pub(crate) ids: u64,
     /// Longest life of a writer in milliseconds
     #[arg(long, default_value_t = 800)]
-    pub life_ms: u64,
+    pub(crate) life_ms: u64,
     /// Medium of the collection
     #[arg(long, value_enum, default_value = "nvme")]
-    pub medium: CrashMedium,
+    pub(crate) medium: CrashMedium,
     /// Seed of the changes and of the moments of kills
     #[arg(long, default_value_t = 1)]
-    pub seed: u64,
+    pub(crate) seed: u64,
     /// Write the figures as JSON
     #[arg(long, value_name = "FILE")]
-    pub json: Option<PathBuf>,
+    pub(crate) json: Option<PathBuf>,
     /// Run as the writer, on the collection in this directory. Started by this program itself
     #[arg(long, hide = true, value_name = "DIR")]
-    pub child: Option<PathBuf>,
+    pub(crate) child: Option<PathBuf>,
     /// First change of each writing thread
     #[arg(long, hide = true, value_delimiter = ',')]
-    pub from: Vec<u64>,
+    pub(crate) from: Vec<u64>,
 }
 
 /// Medium of the collection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum CrashMedium {
+pub(crate) enum CrashMedium {
     /// Files, read through io_uring without the page cache.
     Nvme,
     /// Files, copied into memory.
@@ -158,7 +158,7 @@ struct OpenCollection {
 /// # Errors
 /// If an argument is out of range or the writer fails on its own. `DataLoss`, after the report, if
 /// data was lost or corrupt.
-pub fn run(args: &CrashArgs, env: &BenchEnv) -> Result<()> {
+pub(crate) fn run(args: &CrashArgs, env: &BenchEnv) -> Result<()> {
     args.check()?;
     if let Some(directory) = &args.child {
         return child::run(args, directory);

@@ -56,41 +56,41 @@ const OPEN_WAIT_MAX: Duration = Duration::from_secs(3600);
 /// Goals with 1,000,000 points of 512 values and 50,000 copies: recall 0.98, precision 0.999, 30
 /// minutes on two cores, 1 GiB.
 #[derive(Args, Clone, Debug)]
-pub struct BenchDuplicatesArgs {
+pub(crate) struct BenchDuplicatesArgs {
     /// Points
     #[arg(long, default_value_t = 20_000)]
-    pub rows: u64,
+    pub(crate) rows: u64,
     /// Values of an embedding
     #[arg(long, default_value_t = 128)]
-    pub dims: usize,
+    pub(crate) dims: usize,
     /// Planted copies
     #[arg(long, default_value_t = 1000)]
-    pub planted: u64,
+    pub(crate) planted: u64,
     /// Points as near to a source as a copy, with other keypoints [default: as many as copies]
     #[arg(long)]
-    pub lookalikes: Option<u64>,
+    pub(crate) lookalikes: Option<u64>,
     /// Minimum cosine of a pair
     #[arg(long, default_value_t = 0.8, allow_negative_numbers = true)]
-    pub threshold: f32,
+    pub(crate) threshold: f32,
     /// Do not compare keypoints
     #[arg(long)]
-    pub unverified: bool,
+    pub(crate) unverified: bool,
     /// Threads of the search
     #[arg(long, default_value_t = 2)]
-    pub threads: usize,
+    pub(crate) threads: usize,
     /// Megabytes of memory for the collection
     #[arg(long, default_value_t = 1024)]
-    pub memory_mb: u64,
+    pub(crate) memory_mb: u64,
     /// Seed of all random values
     #[arg(long, default_value_t = 1)]
-    pub seed: u64,
+    pub(crate) seed: u64,
     /// Directory of the collection, kept and used again if it has the same points [default: one in
     /// the cache that is removed]
     #[arg(long, value_name = "DIR")]
-    pub dir: Option<PathBuf>,
+    pub(crate) dir: Option<PathBuf>,
     /// Write the figures as JSON
     #[arg(long, value_name = "FILE")]
-    pub json: Option<PathBuf>,
+    pub(crate) json: Option<PathBuf>,
 }
 
 /// JSON of `bench duplicates`.
@@ -128,7 +128,7 @@ struct DuplicatesReport {
 ///
 /// # Errors
 /// `InvalidArgument` for arguments that cannot work; those of the collection.
-pub fn run(args: &BenchDuplicatesArgs, env: &BenchEnv) -> Result<()> {
+pub(crate) fn run(args: &BenchDuplicatesArgs, env: &BenchEnv) -> Result<()> {
     let lookalikes = args.lookalikes.unwrap_or(args.planted);
     if args.planted == 0
         || args.rows > ROWS_MAX

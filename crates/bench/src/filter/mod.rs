@@ -45,34 +45,34 @@ const DIM_BYTES: u64 = 16;
 /// peers`). Without this environment, the figures of qdrant-edge are null, and the report gives the
 /// reason. It needed 72 s for the index of 100,000 rows on two cores.
 #[derive(Args, Clone, Debug)]
-pub struct FilterArgs {
+pub(crate) struct FilterArgs {
     /// Rows of the collection
     #[arg(long, default_value_t = 20_000)]
-    pub rows: usize,
+    pub(crate) rows: usize,
     /// Dimensions of the vectors
     #[arg(long, default_value_t = 64)]
-    pub dims: usize,
+    pub(crate) dims: usize,
     /// Number of tenants. A filter on one tenant allows about --rows / --tenants rows
     #[arg(long, default_value_t = 200)]
-    pub tenants: usize,
+    pub(crate) tenants: usize,
     /// Queries of each selectivity, at most as many as tenants
     #[arg(long, default_value_t = 200)]
-    pub queries: usize,
+    pub(crate) queries: usize,
     /// Threads for building the indexes, ours and that of qdrant-edge
     #[arg(long, default_value_t = 2)]
-    pub threads: usize,
+    pub(crate) threads: usize,
     /// Folder for the collections, which are removed at the end [default: the system's]
     #[arg(long, value_name = "DIR")]
-    pub dir: Option<PathBuf>,
+    pub(crate) dir: Option<PathBuf>,
     /// Python with qdrant-edge [default: .cache/peers/bin/python if it is there]
     #[arg(long, value_name = "PATH")]
-    pub peers_python: Option<PathBuf>,
+    pub(crate) peers_python: Option<PathBuf>,
     /// Maximum time in which qdrant-edge builds its index. If it needs longer, the report says so
     #[arg(long, value_name = "TIME", default_value = "1h", value_parser = base::units::parse_duration)]
-    pub peers_build_limit: Duration,
+    pub(crate) peers_build_limit: Duration,
     /// Write the figures as JSON
     #[arg(long, value_name = "FILE")]
-    pub json: Option<PathBuf>,
+    pub(crate) json: Option<PathBuf>,
 }
 
 impl FilterArgs {
@@ -99,7 +99,7 @@ impl FilterArgs {
 /// # Errors
 /// If the collection cannot be written or searched, a count is not exact, or a hit does not meet
 /// its filter. `ResourceExhausted` if the disk is too small.
-pub fn run(args: &FilterArgs, env: &BenchEnv) -> Result<()> {
+pub(crate) fn run(args: &FilterArgs, env: &BenchEnv) -> Result<()> {
     args.check()?;
     let watch = NoiseWatch::start();
     let parent = args.dir.clone().unwrap_or_else(std::env::temp_dir);

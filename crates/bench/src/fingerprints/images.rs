@@ -14,7 +14,7 @@ const BELIEVED: std::ops::RangeInclusive<f32> = 250.0..=1200.0;
 
 /// Resolution of the images in all folders, or in one.
 #[derive(Clone, Debug, PartialEq)]
-pub struct FolderResolution {
+pub(crate) struct FolderResolution {
     folder: Option<String>,
     dots_per_inch: f32,
 }

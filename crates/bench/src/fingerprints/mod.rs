@@ -1,7 +1,7 @@
 //! `millpond bench match`: error rates and speed of fingerprint matching.
 
 mod folder;
-pub mod identify;
+pub(crate) mod identify;
 mod images;
 mod rates;
 mod report;
@@ -49,31 +49,31 @@ const SEED: u64 = 2002;
 /// the same databases: the pooled FNMR is not above that of `SourceAFIS` on the same images, 6.1 %,
 /// and an extraction costs at most 90 ms per image.
 #[derive(Args, Clone, Debug)]
-pub struct MatchArgs {
+pub(crate) struct MatchArgs {
     /// A folder of databases: at any depth, folders with files FINGER_IMPRESSION.iso (ISO/IEC
     /// 19794-2)
     #[arg(long, value_name = "FINGERPRINTS")]
-    pub dir: Option<PathBuf>,
+    pub(crate) dir: Option<PathBuf>,
     /// Extract minutiae from images: files FINGER_IMPRESSION.tif, .png, .bmp, .jpg, .webp or .wsq
     /// instead of .iso
     #[arg(long, requires = "dir")]
-    pub images: bool,
+    pub(crate) images: bool,
     /// Resolution of the images in dots per inch, of all or in one folder [default: that of the
     /// file if it is 250 to 1200, else 500]
     #[arg(long, value_name = "[FOLDER=]DPI", requires = "images")]
-    pub dpi: Vec<images::FolderResolution>,
+    pub(crate) dpi: Vec<images::FolderResolution>,
     /// Number of generated fingers without --dir
     #[arg(long, default_value_t = 20)]
-    pub fingers: usize,
+    pub(crate) fingers: usize,
     /// Impressions of each generated finger without --dir
     #[arg(long, default_value_t = 8)]
-    pub impressions: usize,
+    pub(crate) impressions: usize,
     /// Number of times that all pairs are scored
     #[arg(long, default_value_t = 5)]
-    pub rounds: usize,
+    pub(crate) rounds: usize,
     /// Write the figures as JSON
     #[arg(long, value_name = "FILE")]
-    pub json: Option<PathBuf>,
+    pub(crate) json: Option<PathBuf>,
 }
 
 #[derive(Debug)]
@@ -109,7 +109,7 @@ struct Cost {
 /// # Errors
 /// `InvalidArgument` if the folder holds no two fingers, a template is damaged or an argument is
 /// out of range; `Internal` if two rounds give different scores.
-pub fn run(args: &MatchArgs, _env: &BenchEnv) -> Result<()> {
+pub(crate) fn run(args: &MatchArgs, _env: &BenchEnv) -> Result<()> {
     if args.rounds == 0 || args.rounds > ROUNDS_MAX {
         return Err(Error::invalid(format!("--rounds must be 1 to {ROUNDS_MAX}")));
     }

@@ -27,7 +27,7 @@ const CACHE_BYTES: u64 = 8 << 20;
 
 /// Medium of records.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum IndexMedium {
+pub(crate) enum IndexMedium {
     /// Files read by `io_uring` without the page cache
     Nvme,
     /// Memory

@@ -18,7 +18,7 @@ use serde_json::json;
 use crate::report::BenchReport as _;
 use attacks::Attack;
 use embed::PhotoEmbedder;
-pub use index::IndexMedium;
+pub(crate) use index::IndexMedium;
 use index::PhotoIndex;
 use loadgen::BenchEnv;
 use loadgen::machine::NoiseWatch;
@@ -50,52 +50,52 @@ const THREADS_MAX: usize = 64;
 /// coarse stage. There are no false accepts. Without --dir the images are generated, and the
 /// figures say nothing about real images.
 #[derive(Args, Clone, Debug)]
-pub struct BenchImagesArgs {
+pub(crate) struct BenchImagesArgs {
     /// A folder of photographs, at any depth
     #[arg(long, value_name = "PHOTOS")]
-    pub dir: Option<PathBuf>,
+    pub(crate) dir: Option<PathBuf>,
     /// Number of generated photographs without --dir
     #[arg(long, default_value_t = 8)]
-    pub made: usize,
+    pub(crate) made: usize,
     /// Photographs of which copies are made [default: 100, a quarter of generated ones]
     #[arg(long)]
-    pub attacked: Option<usize>,
+    pub(crate) attacked: Option<usize>,
     /// Photographs that are removed, then searched for as they are and by copies [default: 50, an
     /// eighth of generated ones]
     #[arg(long)]
-    pub held_out: Option<usize>,
+    pub(crate) held_out: Option<usize>,
     /// Photographs outside the collection that fill collages [default: 30, an eighth of generated
     /// ones]
     #[arg(long)]
-    pub fillers: Option<usize>,
+    pub(crate) fillers: Option<usize>,
     /// Only these attacks (may be given several times) [default: all]
     #[arg(long, value_name = "NAME")]
-    pub attack: Vec<String>,
+    pub(crate) attack: Vec<String>,
     /// Search for the copies as they are only
     #[arg(long)]
-    pub no_views: bool,
+    pub(crate) no_views: bool,
     /// Images that the coarse stage passes to the matcher
     #[arg(long, default_value_t = 100)]
-    pub candidates: usize,
+    pub(crate) candidates: usize,
     /// Embedding model (ONNX, [n, 3, height, width]) [default:
     /// .cache/images/models/mobilenet-v2/1/model.onnx]
     #[arg(long, value_name = "FILE")]
-    pub model: Option<PathBuf>,
+    pub(crate) model: Option<PathBuf>,
     /// Medium of records
     #[arg(long, value_enum, default_value_t = IndexMedium::Dram)]
-    pub medium: IndexMedium,
+    pub(crate) medium: IndexMedium,
     /// Queries at once [default: one per core]
     #[arg(long)]
-    pub threads: Option<usize>,
+    pub(crate) threads: Option<usize>,
     /// Seed of the attacks' random values
     #[arg(long, default_value_t = 1)]
-    pub seed: u64,
+    pub(crate) seed: u64,
     /// Also write the copies and a manifest.json for other programs
     #[arg(long, value_name = "DIR")]
-    pub write_queries: Option<PathBuf>,
+    pub(crate) write_queries: Option<PathBuf>,
     /// Write the figures as JSON
     #[arg(long, value_name = "FILE")]
-    pub json: Option<PathBuf>,
+    pub(crate) json: Option<PathBuf>,
 }
 
 /// Photographs of the queries.
@@ -163,7 +163,7 @@ impl QueryPlan {
 /// # Errors
 /// `InvalidArgument` for arguments that cannot work, `NotFound` if there is no model, and those of
 /// the collection.
-pub fn run(args: &BenchImagesArgs, env: &BenchEnv) -> Result<()> {
+pub(crate) fn run(args: &BenchImagesArgs, env: &BenchEnv) -> Result<()> {
     let threads = args.threads.unwrap_or_else(loadgen::machine::cores);
     if !(1..=THREADS_MAX).contains(&threads) || args.candidates == 0 {
         return Err(Error::invalid(format!(

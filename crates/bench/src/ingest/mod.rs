@@ -46,35 +46,35 @@ const SECONDS_MAX: u64 = 3600;
 /// Goals: p99 is at most 1.25 times that of the control arm, and no image is lost. Images and model
 /// are generated.
 #[derive(Args, Clone, Debug)]
-pub struct IngestArgs {
+pub(crate) struct IngestArgs {
     /// Images in the collection at the start
     #[arg(long, alias = "pictures", default_value_t = 600)]
-    pub images: u64,
+    pub(crate) images: u64,
     /// Rounds; each has both arms
     #[arg(long, default_value_t = 6)]
-    pub rounds: u32,
+    pub(crate) rounds: u32,
     /// Seconds of an arm
     #[arg(long, default_value_t = 10)]
-    pub seconds: u64,
+    pub(crate) seconds: u64,
     /// Searches per second [default: as many as keep 0.4 of one core busy]
     #[arg(long)]
-    pub rate: Option<f64>,
+    pub(crate) rate: Option<f64>,
     /// Number of kills of the server
     #[arg(long, default_value_t = 5)]
-    pub kills: u32,
+    pub(crate) kills: u32,
     /// Longest life of a server that is to be killed, in milliseconds
     #[arg(long, default_value_t = 4000)]
-    pub life_ms: u64,
+    pub(crate) life_ms: u64,
     /// Memory of the collections: little, so that segments are small and flushes and merges
     /// frequent
     #[arg(long, default_value = "48MiB", value_name = "BYTES")]
-    pub search_memory: String,
+    pub(crate) search_memory: String,
     /// Seed of the moments of the kills
     #[arg(long, default_value_t = 1)]
-    pub seed: u64,
+    pub(crate) seed: u64,
     /// Write the figures as JSON
     #[arg(long, value_name = "FILE")]
-    pub json: Option<PathBuf>,
+    pub(crate) json: Option<PathBuf>,
 }
 
 impl IngestArgs {
@@ -103,7 +103,7 @@ impl IngestArgs {
 /// # Errors
 /// If an argument is out of range or a server cannot be started. After the report: `DataLoss` if an
 /// acknowledged image was lost, `Internal` if searches failed or were answered wrongly.
-pub fn run(args: &IngestArgs, env: &BenchEnv) -> Result<()> {
+pub(crate) fn run(args: &IngestArgs, env: &BenchEnv) -> Result<()> {
     args.check()?;
     let watch = NoiseWatch::start();
     let progress = StepProgress::new(u64::from(2 * args.rounds + args.kills) + 1);

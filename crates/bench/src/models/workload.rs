@@ -21,7 +21,7 @@ const CONV_REQUESTS: u64 = 24;
 
 /// Model of the scheduling benchmarks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
-pub enum WorkloadModel {
+pub(crate) enum WorkloadModel {
     /// Embedding look-ups and layers that exceed the L2 cache, shapes fixed.
     Small,
     /// The PP-OCR text recogniser on lines 64 to 640 pixels wide.
@@ -76,7 +76,7 @@ pub(crate) struct Workload {
 
 impl WorkloadModel {
     /// Returns the name in arguments, JSON and tables.
-    pub fn name(self) -> &'static str {
+    pub(crate) fn name(self) -> &'static str {
         match self {
             WorkloadModel::Small => "small",
             WorkloadModel::Ocr => "ocr",

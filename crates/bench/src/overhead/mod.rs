@@ -56,46 +56,46 @@ const ADDED_P50_US_MAX: f64 = 150.0;
 /// is the latency of one client minus the time of a run in the loop. The client polls its socket
 /// without sleeping, so its own wake-up is not counted. Such a client also runs beside the loop.
 #[derive(Args, Clone, Debug)]
-pub struct OverheadArgs {
+pub(crate) struct OverheadArgs {
     /// The model: dense is sized to --compute; light is an embedding model of about 0.075 ms
     #[arg(long, value_enum, default_value = "dense")]
-    pub model: OverheadModel,
+    pub(crate) model: OverheadModel,
     /// Compute of one request of the dense model
     #[arg(long, default_value = "1ms", value_parser = units::parse_duration)]
-    pub compute: Duration,
+    pub(crate) compute: Duration,
     /// Clients at saturation
     #[arg(long, default_value_t = 64)]
-    pub clients: usize,
+    pub(crate) clients: usize,
     /// Time of each of the four phases of a round: short, because a virtual machine's speed drifts
     /// within seconds
     #[arg(long, default_value = "1", value_parser = units::parse_duration)]
-    pub duration: Duration,
+    pub(crate) duration: Duration,
     /// Rounds; each figure is the median over them
     #[arg(long, default_value_t = 21)]
-    pub rounds: usize,
+    pub(crate) rounds: usize,
     /// Measure the cost of TLS instead. A server with TLS and a server without TLS take turns; they
     /// get requests of 8 KB to the light model on open connections
     #[arg(long, conflicts_with_all = ["model", "compute"])]
-    pub tls: bool,
+    pub(crate) tls: bool,
     /// Measure the cost of tracing instead. Three servers take turns, with requests of 8 KB to the
     /// light model: without a collector of traces, with a collector and no traced request, and with
     /// 1 % of the requests traced
     #[arg(long, conflicts_with_all = ["tls", "model", "compute"])]
-    pub tracing: bool,
+    pub(crate) tracing: bool,
     /// One short round: a test of the program; the figures mean nothing
     #[arg(long)]
-    pub quick: bool,
+    pub(crate) quick: bool,
     /// Further argument for the server (may be given several times)
     #[arg(long, value_name = "ARG", allow_hyphen_values = true)]
-    pub server_arg: Vec<String>,
+    pub(crate) server_arg: Vec<String>,
     /// Write the figures as JSON
     #[arg(long, value_name = "FILE")]
-    pub json: Option<PathBuf>,
+    pub(crate) json: Option<PathBuf>,
 }
 
 /// Model that both ways run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum OverheadModel {
+pub(crate) enum OverheadModel {
     /// Layers over as many rows as the wanted time allows.
     Dense,
     /// 26 small embedding tables and three layers, one row a request.
@@ -151,7 +151,7 @@ struct OverheadSubject {
 /// # Errors
 /// If the library or the server cannot be started, an argument is out of range, or an answer failed
 /// or was wrong.
-pub fn run(args: &OverheadArgs, env: &BenchEnv) -> Result<()> {
+pub(crate) fn run(args: &OverheadArgs, env: &BenchEnv) -> Result<()> {
     let args = resolved(args)?;
     if args.tls {
         return tls::run(&args, env);

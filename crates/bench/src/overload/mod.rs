@@ -82,37 +82,37 @@ const QUICK_CAPACITY_TIME: Duration = Duration::from_secs(1);
 /// Memory at the end is at most 1.1 times that after 10 s. No answer is wrong. p99 of the first
 /// tenant is at most 1.2 times its p99 beside a tenant within the quota.
 #[derive(Args, Clone, Debug)]
-pub struct OverloadArgs {
+pub(crate) struct OverloadArgs {
     /// Rate of the overload as a multiple of the capacity
     #[arg(long, default_value_t = 3.0)]
-    pub factor: f64,
+    pub(crate) factor: f64,
     /// Length of the overload
     #[arg(long, default_value = "60s", value_parser = units::parse_duration)]
-    pub time: Duration,
+    pub(crate) time: Duration,
     /// Items of a request
     #[arg(long, default_value_t = 16)]
-    pub rows: usize,
+    pub(crate) rows: usize,
     /// Maximum number of items in a merged batch
     #[arg(long, default_value_t = 64)]
-    pub max_batch: usize,
+    pub(crate) max_batch: usize,
     /// Maximum queued requests of the model. Bounds queueing delay
     #[arg(long, default_value_t = 64)]
-    pub queue: usize,
+    pub(crate) queue: usize,
     /// Clients of the capacity measurement
     #[arg(long, default_value_t = 64)]
-    pub clients: usize,
+    pub(crate) clients: usize,
     /// Rounds with two tenants; 0 leaves them out
     #[arg(long, default_value_t = 5)]
-    pub tenant_rounds: usize,
+    pub(crate) tenant_rounds: usize,
     /// A few seconds: a test of the program; the figures mean nothing
     #[arg(long)]
-    pub quick: bool,
+    pub(crate) quick: bool,
     /// Further argument for the server (may be given several times)
     #[arg(long, value_name = "ARG", allow_hyphen_values = true)]
-    pub server_arg: Vec<String>,
+    pub(crate) server_arg: Vec<String>,
     /// Write the figures as JSON
     #[arg(long, value_name = "FILE")]
-    pub json: Option<PathBuf>,
+    pub(crate) json: Option<PathBuf>,
 }
 
 impl OverloadArgs {
@@ -168,7 +168,7 @@ impl OverloadArgs {
 /// If the server cannot be started or does not survive, or an argument is out of range. A request
 /// that was neither served nor refused, and a wrong answer, are figures and make the run fail after
 /// its report.
-pub fn run(args: &OverloadArgs, env: &BenchEnv) -> Result<()> {
+pub(crate) fn run(args: &OverloadArgs, env: &BenchEnv) -> Result<()> {
     let args = args.resolved()?;
     let watch = NoiseWatch::start();
     let progress = StepProgress::new(4);

@@ -67,28 +67,28 @@ const COPIES: &str = "[rollout]\nshadow = 0.2\npromote = \"hand\"\n";
 /// drifting version sees a failed request. p99 with copies is less than 5 % above p99 without
 /// copies.
 #[derive(Args, Clone, Debug)]
-pub struct RolloutBenchArgs {
+pub(crate) struct RolloutBenchArgs {
     /// Share of the capacity that requests use
     #[arg(long, default_value_t = 0.4)]
-    pub load: f64,
+    pub(crate) load: f64,
     /// Additional time of a run of the slow version
     #[arg(long, default_value = "10ms", value_parser = units::parse_duration)]
-    pub extra: Duration,
+    pub(crate) extra: Duration,
     /// Rounds with and without copies; the ratio is the median over them
     #[arg(long, default_value_t = 5)]
-    pub rounds: usize,
+    pub(crate) rounds: usize,
     /// Length of each half of a round
     #[arg(long, default_value = "20s", value_parser = units::parse_duration)]
-    pub time: Duration,
+    pub(crate) time: Duration,
     /// Longest wait for a rollback
     #[arg(long, default_value = "5m", value_parser = units::parse_duration)]
-    pub wait: Duration,
+    pub(crate) wait: Duration,
     /// One short round: a test of the program; the figures mean nothing
     #[arg(long)]
-    pub quick: bool,
+    pub(crate) quick: bool,
     /// Write the figures as JSON
     #[arg(long, value_name = "FILE")]
-    pub json: Option<PathBuf>,
+    pub(crate) json: Option<PathBuf>,
 }
 
 impl RolloutBenchArgs {
@@ -114,7 +114,7 @@ impl RolloutBenchArgs {
 /// # Errors
 /// If a server cannot be started or does not survive, or an argument is out of range. A version
 /// that is not withdrawn, failed requests and wrong answers make the run fail after its report.
-pub fn run(args: &RolloutBenchArgs, env: &BenchEnv) -> Result<()> {
+pub(crate) fn run(args: &RolloutBenchArgs, env: &BenchEnv) -> Result<()> {
     let args = args.resolved()?;
     let watch = NoiseWatch::start();
     let progress = StepProgress::new(4 + args.rounds as u64);

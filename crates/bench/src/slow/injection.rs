@@ -39,7 +39,7 @@ const SWAP_POLL: Duration = Duration::from_millis(100);
 
 /// A cause of slow requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum Injection {
+pub(crate) enum Injection {
     /// Other processes take the cores.
     CpuHog,
     /// A version is read, hashed and published.

@@ -67,22 +67,22 @@ const QUICK_BYTES: u64 = 64 * MIB;
 /// delays no other request. Goal: at least 95 % of the counted requests name the injected cause
 /// first.
 #[derive(Args, Clone, Debug)]
-pub struct SlowArgs {
+pub(crate) struct SlowArgs {
     /// Time of the pulses of each cause
     #[arg(long, value_name = "N", default_value = "30s", value_parser = units::parse_duration)]
-    pub seconds: Duration,
+    pub(crate) seconds: Duration,
     /// Steady requests per second
     #[arg(long, default_value_t = 200.0)]
-    pub rate: f64,
+    pub(crate) rate: f64,
     /// Rows of a steady request
     #[arg(long, default_value_t = 64)]
-    pub batch: usize,
+    pub(crate) batch: usize,
     /// Rows of a request to the heavy model
     #[arg(long, default_value_t = 4096)]
-    pub heavy_batch: usize,
+    pub(crate) heavy_batch: usize,
     /// Size of the model's parameters
     #[arg(long, default_value = "512MiB", value_parser = units::parse_bytes)]
-    pub bytes: u64,
+    pub(crate) bytes: u64,
     /// Causes to inject
     #[arg(
         long,
@@ -90,16 +90,16 @@ pub struct SlowArgs {
         value_delimiter = ',',
         default_value = "cpu-hog,swap,behind-batch,slow-client,throttled"
     )]
-    pub causes: Vec<Injection>,
+    pub(crate) causes: Vec<Injection>,
     /// A small model, a few seconds: a test of the program; the figures mean nothing
     #[arg(long)]
-    pub quick: bool,
+    pub(crate) quick: bool,
     /// Further argument for the servers (may be given several times)
     #[arg(long, value_name = "ARG", allow_hyphen_values = true)]
-    pub server_arg: Vec<String>,
+    pub(crate) server_arg: Vec<String>,
     /// Write the figures as JSON
     #[arg(long, value_name = "FILE")]
-    pub json: Option<PathBuf>,
+    pub(crate) json: Option<PathBuf>,
 }
 
 impl SlowArgs {
@@ -129,7 +129,7 @@ impl SlowArgs {
 /// # Errors
 /// If a server cannot be started or does not survive, or an argument is out of range. Failed
 /// requests and wrong answers are figures, and make the run fail after its report.
-pub fn run(args: &SlowArgs, env: &BenchEnv) -> Result<()> {
+pub(crate) fn run(args: &SlowArgs, env: &BenchEnv) -> Result<()> {
     let args = args.resolved()?;
     let engine = OnnxEngine::open(&env.onnxruntime)?;
     let watch = NoiseWatch::start();

@@ -55,7 +55,7 @@ const LEAD_TIME: Duration = Duration::from_secs(1);
 /// Goals: no request fails, no answer is wrong, descriptors and threads do not grow, and resident
 /// memory and the median latency grow by at most 3 %.
 #[derive(Args, Clone, Debug)]
-pub struct SoakArgs {
+pub(crate) struct SoakArgs {
     /// Engines of the models, one model each in the same server
     #[arg(
         long = "engine",
@@ -64,39 +64,39 @@ pub struct SoakArgs {
         value_delimiter = ',',
         default_value = "onnx"
     )]
-    pub engines: Vec<EngineName>,
+    pub(crate) engines: Vec<EngineName>,
     /// Swaps of each model
     #[arg(long, default_value_t = 1000)]
-    pub swaps: usize,
+    pub(crate) swaps: usize,
     /// End after this time instead of after --swaps
     #[arg(long, value_name = "TIME", value_parser = units::parse_duration)]
-    pub seconds: Option<Duration>,
+    pub(crate) seconds: Option<Duration>,
     /// Time from one swap to the next [default: until the previous swap is complete]
     #[arg(long, value_parser = units::parse_duration)]
-    pub period: Option<Duration>,
+    pub(crate) period: Option<Duration>,
     /// Size of each model's parameters
     #[arg(long, default_value = "32MiB", value_parser = units::parse_bytes)]
-    pub bytes: u64,
+    pub(crate) bytes: u64,
     /// Requests per second to all models together
     #[arg(long, default_value_t = 200.0)]
-    pub rate: f64,
+    pub(crate) rate: f64,
     /// Rows of a request
     #[arg(long, default_value_t = 8)]
-    pub batch: usize,
+    pub(crate) batch: usize,
     /// Publish files as the engine's framework writes them, which the server converts first
     #[arg(long)]
-    pub convert: bool,
+    pub(crate) convert: bool,
     /// Python with TensorFlow, which makes the models of that engine [default:
     /// .venv-test/bin/python, which `make .venv-test/ready` makes]
     #[arg(long, value_name = "PATH")]
-    pub python: Option<PathBuf>,
+    pub(crate) python: Option<PathBuf>,
     /// Further argument for the server, e.g. --server-arg=--load-rate=400MB (may be given several
     /// times)
     #[arg(long, value_name = "ARG", allow_hyphen_values = true)]
-    pub server_arg: Vec<String>,
+    pub(crate) server_arg: Vec<String>,
     /// Write the figures as JSON
     #[arg(long, value_name = "FILE")]
-    pub json: Option<PathBuf>,
+    pub(crate) json: Option<PathBuf>,
 }
 
 impl SoakArgs {
@@ -148,7 +148,7 @@ impl SoakArgs {
 /// If a server cannot be started or does not survive, an argument is out of range, or the disk is
 /// too small. Failed requests, wrong answers and missing swaps are figures, and make the run fail
 /// after its report.
-pub fn run(args: &SoakArgs, env: &BenchEnv) -> Result<()> {
+pub(crate) fn run(args: &SoakArgs, env: &BenchEnv) -> Result<()> {
     args.check()?;
     let engine = OnnxEngine::open(&env.onnxruntime)?;
     let watch = NoiseWatch::start();

@@ -24,7 +24,7 @@ pub(crate) struct ContentFiles<'a> {
 
 /// Engine of the model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
-pub enum EngineName {
+pub(crate) enum EngineName {
     /// ONNX Runtime.
     Onnx,
     /// LibTorch.
@@ -35,7 +35,7 @@ pub enum EngineName {
 
 impl EngineName {
     /// Returns the name in JSON.
-    pub fn name(self) -> &'static str {
+    pub(crate) fn name(self) -> &'static str {
         match self {
             EngineName::Onnx => "onnx",
             EngineName::Torch => "torch",

@@ -28,13 +28,13 @@ use engine_onnx::publish::build::MODEL_BYTES_MAX;
 
 use crate::report::BenchReport as _;
 use arm::{SwapRound, SwapSetup};
-pub use engines::EngineName;
+pub(crate) use engines::EngineName;
 use loadgen::BenchEnv;
 use loadgen::cpu_group::CpuGroup;
 use loadgen::machine::NoiseWatch;
 use loadgen::report::StepProgress;
 use models::SwapModels;
-pub use store::StoreKind;
+pub(crate) use store::StoreKind;
 
 /// Size of the model with --quick.
 const QUICK_BYTES: u64 = 24 * MIB;
@@ -62,25 +62,25 @@ const MINUTE_PERIOD: Duration = Duration::from_secs(10);
 ///
 /// The same model, with the same parameters and answers, is made for each engine.
 #[derive(Args, Clone, Debug)]
-pub struct SwapArgs {
+pub(crate) struct SwapArgs {
     /// Engine of the model
     #[arg(long, value_enum, default_value = "onnx")]
-    pub engine: EngineName,
+    pub(crate) engine: EngineName,
     /// Size of the model's parameters
     #[arg(long, default_value = "1.6GiB", value_parser = units::parse_bytes)]
-    pub bytes: u64,
+    pub(crate) bytes: u64,
     /// Swaps in each round
     #[arg(long, default_value_t = 5)]
-    pub swaps: usize,
+    pub(crate) swaps: usize,
     /// Time from one swap to the next
     #[arg(long, default_value = "6", value_parser = units::parse_duration)]
-    pub period: Duration,
+    pub(crate) period: Duration,
     /// Requests due within this time from a swap's start count as "during the swap"
     #[arg(long, default_value = "5", value_parser = units::parse_duration)]
-    pub window: Duration,
+    pub(crate) window: Duration,
     /// Rounds; each figure is the median over them
     #[arg(long, default_value_t = 3)]
-    pub rounds: usize,
+    pub(crate) rounds: usize,
     /// Arms to measure
     #[arg(
         long,
@@ -89,56 +89,56 @@ pub struct SwapArgs {
         default_value = "heap,pool,control",
         default_value_if("store", ArgPredicate::IsPresent, "store,control")
     )]
-    pub arms: Vec<SwapArm>,
+    pub(crate) arms: Vec<SwapArm>,
     /// Object store of the arm store: an S3 server that this benchmark starts on this machine, or a
     /// directory with a file:// URL. With this flag, the default arms are store and control
     #[arg(long, value_enum)]
-    pub store: Option<StoreKind>,
+    pub(crate) store: Option<StoreKind>,
     /// Program of the arm glibc: this one built without jemalloc [default:
     /// target/system/release/millpond, which `make build-system` builds]
     #[arg(long, value_name = "PATH")]
-    pub system_binary: Option<PathBuf>,
+    pub(crate) system_binary: Option<PathBuf>,
     /// Share of the capacity measured at the start that requests use
     #[arg(long, default_value_t = 0.4)]
-    pub load: f64,
+    pub(crate) load: f64,
     /// Requests per second instead of a share of the capacity
     #[arg(long)]
-    pub rate: Option<f64>,
+    pub(crate) rate: Option<f64>,
     /// Run the servers in a control group with this many cores of processor time, like a container
     /// with a CPU limit [needs root]
     #[arg(long, value_name = "CORES")]
-    pub cpu_limit: Option<f64>,
+    pub(crate) cpu_limit: Option<f64>,
     /// Rows of a request
     #[arg(long, default_value_t = 128)]
-    pub batch: usize,
+    pub(crate) batch: usize,
     /// Undisturbed time before the first swap of a round
     #[arg(long, default_value = "10", value_parser = units::parse_duration)]
-    pub steady: Duration,
+    pub(crate) steady: Duration,
     /// Python with TensorFlow, which makes the models of that engine [default:
     /// .venv-test/bin/python, which `make .venv-test/ready` makes]
     #[arg(long, value_name = "PATH")]
-    pub python: Option<PathBuf>,
+    pub(crate) python: Option<PathBuf>,
     /// A small model, one short round: a test of the program; the figures mean nothing
     #[arg(long)]
-    pub quick: bool,
+    pub(crate) quick: bool,
     /// Further argument for the servers, e.g. --server-arg=--load-rate=400MB (may be given several
     /// times)
     #[arg(long, value_name = "ARG", allow_hyphen_values = true)]
-    pub server_arg: Vec<String>,
+    pub(crate) server_arg: Vec<String>,
     /// Write the figures as JSON
     #[arg(long, value_name = "FILE")]
-    pub json: Option<PathBuf>,
+    pub(crate) json: Option<PathBuf>,
     /// Write figures and percentiles over time as a page, with a chart for each arm
     #[arg(long, value_name = "FILE")]
-    pub report: Option<PathBuf>,
+    pub(crate) report: Option<PathBuf>,
     /// Write the charts as one PNG image
     #[arg(long, value_name = "FILE")]
-    pub png: Option<PathBuf>,
+    pub(crate) png: Option<PathBuf>,
 }
 
 /// Way in which versions are loaded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
-pub enum SwapArm {
+pub(crate) enum SwapArm {
     /// Parameters in memory of malloc, which engines use by themselves.
     Heap,
     /// As heap, with the system's malloc.
@@ -161,7 +161,7 @@ pub enum SwapArm {
 
 impl SwapArm {
     /// Returns the name in JSON and tables.
-    pub fn name(self) -> &'static str {
+    pub(crate) fn name(self) -> &'static str {
         match self {
             SwapArm::Heap => "heap",
             SwapArm::Glibc => "glibc",
@@ -251,7 +251,7 @@ impl SwapArgs {
 /// If a server cannot be started or does not survive, an argument is out of range, or the disk is
 /// too small. Failed requests and wrong answers are figures, and make the run fail after its
 /// report.
-pub fn run(args: &SwapArgs, env: &BenchEnv) -> Result<()> {
+pub(crate) fn run(args: &SwapArgs, env: &BenchEnv) -> Result<()> {
     let args = args.resolved()?;
     let engine = OnnxEngine::open(&env.onnxruntime)?;
     let watch = NoiseWatch::start();

@@ -37,7 +37,7 @@ pub(super) const CACHED_HALVES: u64 = 5;
 
 /// Kind of the object store in the arm store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum StoreKind {
+pub(crate) enum StoreKind {
     /// An S3 server on this machine.
     S3,
     /// A directory, by its `file://` URL.

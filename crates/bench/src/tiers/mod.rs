@@ -25,7 +25,7 @@ use loadgen::BenchEnv;
 use loadgen::machine::NoiseWatch;
 use loadgen::report::StepProgress;
 use loadgen::run_folder::RunFolder;
-pub use worker::TierArm;
+pub(crate) use worker::TierArm;
 
 /// Folder of the segments in the run's directory.
 const DATA: &str = "data";
@@ -67,80 +67,80 @@ const DISK_SPARE_BYTES: u64 = 2 * GIB;
 /// Goals with a cache of 0.25: throughput_ratio of nvme is at least 0.90 and its p50_ratio at most
 /// 1.10. No answer is wrong.
 #[derive(Args, Clone, Debug)]
-pub struct TiersArgs {
+pub(crate) struct TiersArgs {
     /// Content of records
     #[arg(long, value_enum, default_value = "fingerprint")]
-    pub kind: TierRecords,
+    pub(crate) kind: TierRecords,
     /// Number of records
     #[arg(long, default_value_t = 2_000_000)]
-    pub records: u32,
+    pub(crate) records: u32,
     /// Queries of a round
     #[arg(long, default_value_t = 500)]
-    pub queries: usize,
+    pub(crate) queries: usize,
     /// Candidates of a query
     #[arg(long, default_value_t = 500)]
-    pub candidates: u32,
+    pub(crate) candidates: u32,
     /// Threads that re-rank
     #[arg(long, default_value_t = 2)]
-    pub threads: usize,
+    pub(crate) threads: usize,
     /// Queries that a thread has at a time
     #[arg(long, default_value_t = 3)]
-    pub clients: usize,
+    pub(crate) clients: usize,
     /// Caches of the nvme arm, as shares of the records' bytes
     #[arg(long, value_delimiter = ',', default_value = "0,0.1,0.25")]
-    pub cache: Vec<f64>,
+    pub(crate) cache: Vec<f64>,
     /// Rounds; each figure is the median over them
     #[arg(long, default_value_t = 5)]
-    pub rounds: usize,
+    pub(crate) rounds: usize,
     /// Arms to measure [default: all, dax with --dax only; for photographs dram, nvme, dax]
     #[arg(long, value_enum, value_delimiter = ',')]
-    pub arms: Vec<TierArm>,
+    pub(crate) arms: Vec<TierArm>,
     /// Costs of a candidate in microseconds at which the curve is measured (0: no curve)
     #[arg(long, value_delimiter = ',', default_value = "1,3,10,30,100,300")]
-    pub curve: Vec<f64>,
+    pub(crate) curve: Vec<f64>,
     /// Records of a cluster
     #[arg(long, default_value_t = 1000)]
-    pub cluster: u32,
+    pub(crate) cluster: u32,
     /// Clusters that a query's candidates come from
     #[arg(long, default_value_t = 32)]
-    pub probes: u32,
+    pub(crate) probes: u32,
     /// Share of candidates from the nearest cluster
     #[arg(long, default_value_t = 0.25)]
-    pub near: f64,
+    pub(crate) near: f64,
     /// Reads that a query has in flight
     #[arg(long, default_value_t = SearchLimits::default().query_in_flight)]
-    pub depth: usize,
+    pub(crate) depth: usize,
     /// Bytes of a read that joins pages side by side
     #[arg(long, default_value_t = SearchLimits::default().joined_bytes_max)]
-    pub join: usize,
+    pub(crate) join: usize,
     /// Maximum bytes between two pages that are read in one read, although no query needs the bytes
     #[arg(long, default_value_t = SearchLimits::default().gap_bytes_max)]
-    pub gap: usize,
+    pub(crate) gap: usize,
     /// Disk space for the segments; if it is too small, there are fewer records. Files of a killed
     /// run are removed by the next one [default: free space less 2 GiB]
     #[arg(long, value_parser = parse_bytes)]
-    pub disk: Option<u64>,
+    pub(crate) disk: Option<u64>,
     /// Directory of a tmpfs, for the pmem arm
     #[arg(long, default_value = "/dev/shm")]
-    pub tmpfs: PathBuf,
+    pub(crate) tmpfs: PathBuf,
     /// Directory on a file system with DAX, for the dax arm
     #[arg(long, value_name = "DIR")]
-    pub dax: Option<PathBuf>,
+    pub(crate) dax: Option<PathBuf>,
     /// Leave the segments on disk
     #[arg(long)]
-    pub keep: bool,
+    pub(crate) keep: bool,
     /// Write the figures as JSON
     #[arg(long, value_name = "FILE")]
-    pub json: Option<PathBuf>,
+    pub(crate) json: Option<PathBuf>,
     /// Run as the process of one arm
     #[arg(long, hide = true)]
-    pub worker: Option<String>,
+    pub(crate) worker: Option<String>,
 }
 
 /// Content of records.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum TierRecords {
+pub(crate) enum TierRecords {
     /// Minutiae of a finger: about 240 bytes, 16 to a page.
     Fingerprint,
     /// Keypoints of a photograph with descriptors: about 10 KB, three pages each. The segments are
@@ -224,7 +224,7 @@ impl TiersArgs {
 /// If the disk, or the tmpfs of the pmem arm, has not enough space, io_uring is not allowed, or an
 /// argument is out of range. Answers that differ between arms or are partial make the run fail
 /// after its report.
-pub fn run(args: &TiersArgs, env: &BenchEnv) -> Result<()> {
+pub(crate) fn run(args: &TiersArgs, env: &BenchEnv) -> Result<()> {
     args.check()?;
     let dir = env.cache_dir.join("run").join("tiers");
     if let Some(job) = &args.worker {

@@ -33,7 +33,7 @@ const EARLIER: u64 = 0;
 /// Medium of an arm's records.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum TierArm {
+pub(crate) enum TierArm {
     /// In memory.
     Dram,
     /// Read by io_uring without the page cache.

@@ -54,78 +54,78 @@ const PASSES_ALONE: usize = 3;
 /// The queries per second at a recall are interpolated between the two nearest measured points on
 /// the upper envelope, linearly in recall and logarithmically in speed.
 #[derive(Args, Clone, Debug)]
-pub struct VectorsArgs {
+pub(crate) struct VectorsArgs {
     /// Folder with base.fvecs, query.fvecs and truth.ivecs
     #[arg(long, value_name = "DIR")]
-    pub data: Option<PathBuf>,
+    pub(crate) data: Option<PathBuf>,
     /// Vectors of the generated set
     #[arg(long, default_value_t = 20_000, conflicts_with = "data")]
-    pub rows: usize,
+    pub(crate) rows: usize,
     /// Dimensions of the generated set
     #[arg(long, default_value_t = 64, conflicts_with = "data")]
-    pub dims: usize,
+    pub(crate) dims: usize,
     /// Index of Millpond to measure; the collection of --memory chooses its own
     #[arg(long, value_enum, default_value = "auto", conflicts_with = "memory")]
-    pub index: IndexKind,
+    pub(crate) index: IndexKind,
     /// Core that searches run on, without --memory
     #[arg(long, default_value_t = 0, conflicts_with = "memory")]
-    pub core: usize,
+    pub(crate) core: usize,
     /// Threads that build the indexes of all engines
     #[arg(long, default_value_t = 2)]
-    pub threads: usize,
+    pub(crate) threads: usize,
     /// Seconds for each setting of the other engines, without --memory
     #[arg(long, default_value_t = 0.6, conflicts_with = "memory")]
-    pub seconds: f64,
+    pub(crate) seconds: f64,
     /// Only these other engines, with --data or --memory (may be given several times) [default: all
     /// that are installed]
     #[arg(long, value_name = "NAME")]
-    pub engine: Vec<String>,
+    pub(crate) engine: Vec<String>,
     /// Measure no other engine
     #[arg(long, conflicts_with = "engine")]
-    pub no_peers: bool,
+    pub(crate) no_peers: bool,
     /// Python with the other engines [default: .cache/peers/bin/python if it is there]
     #[arg(long, value_name = "PATH")]
-    pub peers_python: Option<PathBuf>,
+    pub(crate) peers_python: Option<PathBuf>,
     /// Script that runs the other engines [default: bench/peers/vectors.py, with --memory
     /// bench/peers/disk_vectors.py]
     #[arg(long, value_name = "FILE")]
-    pub peers_script: Option<PathBuf>,
+    pub(crate) peers_script: Option<PathBuf>,
     /// Measure a collection on disk with this memory limit instead, and the other engines with an
     /// index on disk: recall, latency of a lone query by number of search threads, resident memory,
     /// time to open
     #[arg(long, value_name = "BYTES", value_parser = base::units::parse_bytes, conflicts_with = "data")]
-    pub memory: Option<u64>,
+    pub(crate) memory: Option<u64>,
     /// Maximum time in which another engine builds an index. An engine that needs longer is
     /// reported as failed
     #[arg(long, value_name = "TIME", default_value = "1h", value_parser = base::units::parse_duration)]
-    pub peers_build_limit: Duration,
+    pub(crate) peers_build_limit: Duration,
     /// Control group with the memory controller, version 1 or 2. A group below it limits each
     /// process of the other engines [default: /sys/fs/cgroup if it has version 2 and is writable,
     /// otherwise no group: RLIMIT_DATA limits private memory, the page cache is not limited]
     #[arg(long, value_name = "DIR", requires = "memory")]
-    pub peers_group: Option<PathBuf>,
+    pub(crate) peers_group: Option<PathBuf>,
     /// Place of the codes of that collection
     #[arg(long, value_enum, default_value = "auto", requires = "memory")]
-    pub codes: CodesKind,
+    pub(crate) codes: CodesKind,
     /// Directory for that collection, and for the other indexes [default: the directory for
     /// temporary files]
     #[arg(long, value_name = "DIR", requires = "memory")]
-    pub dir: Option<PathBuf>,
+    pub(crate) dir: Option<PathBuf>,
     /// Keep that collection, and use it in the next run with the same rows and dimensions. A run
     /// that was interrupted is continued
     #[arg(long, requires = "dir")]
-    pub keep: bool,
+    pub(crate) keep: bool,
     /// Segments of similar size that are merged into one, at least 2; a large number merges none
     #[arg(long, value_name = "N", default_value_t = 4, requires = "memory", value_parser = clap::value_parser!(u32).range(2..))]
-    pub merge_segments: u32,
+    pub(crate) merge_segments: u32,
     /// Write the figures as JSON after each engine; `complete` is false until the last
     #[arg(long, value_name = "FILE")]
-    pub json: Option<PathBuf>,
+    pub(crate) json: Option<PathBuf>,
 }
 
 /// Place of codes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum CodesKind {
+pub(crate) enum CodesKind {
     /// In memory while they fit
     Auto,
     /// In memory
@@ -147,7 +147,7 @@ impl CodesKind {
 
 /// Index of Millpond.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum IndexKind {
+pub(crate) enum IndexKind {
     /// By rows and dimensions
     Auto,
     /// Inverted lists with 4-bit product quantisation
@@ -186,7 +186,7 @@ impl VectorsArgs {
 ///
 /// # Errors
 /// If data cannot be read, the core does not exist, or a named engine cannot run.
-pub fn run(args: &VectorsArgs, _env: &BenchEnv) -> Result<()> {
+pub(crate) fn run(args: &VectorsArgs, _env: &BenchEnv) -> Result<()> {
     args.check()?;
     if let Some(memory) = args.memory {
         let parent = args.dir.clone().unwrap_or_else(std::env::temp_dir);

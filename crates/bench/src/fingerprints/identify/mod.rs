@@ -51,38 +51,38 @@ const PRINT_BYTES: u64 = 2048;
 /// queries take at most a second (with --collection, on all search threads). A print takes at most
 /// 320 bytes of memory.
 #[derive(Args, Clone, Debug)]
-pub struct IdentifyArgs {
+pub(crate) struct IdentifyArgs {
     /// A folder of databases: at any depth, folders with files FINGER_IMPRESSION.iso (ISO/IEC
     /// 19794-2)
     #[arg(long, value_name = "FINGERPRINTS")]
-    pub dir: PathBuf,
+    pub(crate) dir: PathBuf,
     /// Extract minutiae from images: files FINGER_IMPRESSION.tif, .png, .bmp, .jpg, .webp or .wsq
     /// instead of .iso
     #[arg(long)]
-    pub images: bool,
+    pub(crate) images: bool,
     /// Resolution of the images in dots per inch, of all or in one folder [default: that of the
     /// file if it is 250 to 1200, else 500]
     #[arg(long, value_name = "[FOLDER=]DPI", requires = "images")]
-    pub dpi: Vec<images::FolderResolution>,
+    pub(crate) dpi: Vec<images::FolderResolution>,
     /// Number of generated prints beside the enrolled ones
     #[arg(long, default_value_t = 100_000)]
-    pub background: usize,
+    pub(crate) background: usize,
     /// Percent of the gallery that the exact matcher compares
     #[arg(long, default_value_t = 1.0)]
-    pub penetration: f64,
+    pub(crate) penetration: f64,
     /// Number of queries, spread over all fingers [default: all]
     #[arg(long)]
-    pub queries: Option<usize>,
+    pub(crate) queries: Option<usize>,
     /// Number of queries that are also compared with the whole gallery
     #[arg(long, default_value_t = 16)]
-    pub exhaustive: usize,
+    pub(crate) exhaustive: usize,
     /// Measure the queries also in a collection below DIR, on one search thread and on all. The
     /// collection takes up to 2 KB of disk per print while it is merged, and is removed at the end
     #[arg(long, value_name = "DIR")]
-    pub collection: Option<PathBuf>,
+    pub(crate) collection: Option<PathBuf>,
     /// Write the figures as JSON
     #[arg(long, value_name = "FILE")]
-    pub json: Option<PathBuf>,
+    pub(crate) json: Option<PathBuf>,
 }
 
 /// Runs `bench identify`.
@@ -90,7 +90,7 @@ pub struct IdentifyArgs {
 /// # Errors
 /// `InvalidArgument` if the folder holds no finger with two impressions, a file is damaged or an
 /// argument is out of range. `ResourceExhausted` if the disk is too small for the collection.
-pub fn run(args: &IdentifyArgs, _env: &BenchEnv) -> Result<()> {
+pub(crate) fn run(args: &IdentifyArgs, _env: &BenchEnv) -> Result<()> {
     if args.background > BACKGROUND_MAX || !(0.0..=100.0).contains(&args.penetration) {
         return Err(Error::invalid(format!(
             "--background is at most {BACKGROUND_MAX} and --penetration 0 to 100 percent"
