@@ -36,7 +36,7 @@ pub const AUDIO_DATA: Variable = Variable::new(
     "MILLPOND_AUDIO_DATA",
     "default of `bench audio --clips`: a folder of recordings",
 );
-pub const CA: Variable = Variable::new("MILLPOND_CA", "default of --ca");
+const CA: Variable = Variable::new("MILLPOND_CA", "default of --ca");
 pub const CACHE_DIR: Variable =
     Variable::new("MILLPOND_CACHE_DIR", "default of --cache-dir [else the user's cache directory]");
 pub const CONFIG: Variable = Variable::new("MILLPOND_CONFIG", "default of `serve --config`");
@@ -46,7 +46,7 @@ pub const ETCD_PASSWORD: Variable =
     Variable::new("MILLPOND_ETCD_PASSWORD", "password of MILLPOND_ETCD_USER");
 pub const ETCD_USER: Variable =
     Variable::new("MILLPOND_ETCD_USER", "user of etcd for --cluster-etcd and --update-etcd");
-pub const LIBTORCH: Variable = Variable::new("MILLPOND_LIBTORCH", "default of --libtorch");
+const LIBTORCH: Variable = Variable::new("MILLPOND_LIBTORCH", "default of --libtorch");
 pub const LOG: Variable = Variable::new("MILLPOND_LOG", "default of --log");
 pub const MALLOC_CONF: Variable =
     Variable::new("MALLOC_CONF", "jemalloc's settings, in place of Millpond's own");
@@ -54,50 +54,50 @@ pub const NOTIFY_SOCKET: Variable = Variable::new(
     "NOTIFY_SOCKET",
     "socket of systemd, to which the server reports that models serve, reloads and its stop",
 );
-pub const NVRTC: Variable = Variable::new(
+const NVRTC: Variable = Variable::new(
     "MILLPOND_NVRTC",
     "NVIDIA's run-time compiler (libnvrtc) or its directory, for `serve --gpu`",
 );
-pub const ONNXRUNTIME: Variable = Variable::new("MILLPOND_ONNXRUNTIME", "default of --onnxruntime");
-pub const OTEL_DISABLED: Variable =
+const ONNXRUNTIME: Variable = Variable::new("MILLPOND_ONNXRUNTIME", "default of --onnxruntime");
+const OTEL_DISABLED: Variable =
     Variable::new("OTEL_SDK_DISABLED", "true: no traces are exported, unless --otlp is given");
-pub const OTEL_ENDPOINT: Variable = Variable::new(
+const OTEL_ENDPOINT: Variable = Variable::new(
     "OTEL_EXPORTER_OTLP_ENDPOINT",
     "default of `serve --otlp`: address of an OpenTelemetry collector",
 );
-pub const OTEL_HEADERS: Variable = Variable::new(
+const OTEL_HEADERS: Variable = Variable::new(
     "OTEL_EXPORTER_OTLP_HEADERS",
     "headers of each export of traces, KEY=VALUE,KEY=VALUE",
 );
-pub const OTEL_PROTOCOL: Variable = Variable::new(
+const OTEL_PROTOCOL: Variable = Variable::new(
     "OTEL_EXPORTER_OTLP_PROTOCOL",
     "http/protobuf; with another value `serve` does not start",
 );
-pub const OTEL_TIMEOUT: Variable = Variable::new(
+const OTEL_TIMEOUT: Variable = Variable::new(
     "OTEL_EXPORTER_OTLP_TIMEOUT",
     "time limit of an export of traces in milliseconds [else 10000]",
 );
-pub const OTEL_TRACES_ENDPOINT: Variable = Variable::new(
+const OTEL_TRACES_ENDPOINT: Variable = Variable::new(
     "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT",
     "full address for traces, in place of OTEL_EXPORTER_OTLP_ENDPOINT, as in http://localhost:4318/v1/traces",
 );
-pub const OTEL_TRACES_HEADERS: Variable =
+const OTEL_TRACES_HEADERS: Variable =
     Variable::new("OTEL_EXPORTER_OTLP_TRACES_HEADERS", "in place of OTEL_EXPORTER_OTLP_HEADERS");
-pub const OTEL_TRACES_PROTOCOL: Variable =
+const OTEL_TRACES_PROTOCOL: Variable =
     Variable::new("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "in place of OTEL_EXPORTER_OTLP_PROTOCOL");
-pub const OTEL_TRACES_TIMEOUT: Variable =
+const OTEL_TRACES_TIMEOUT: Variable =
     Variable::new("OTEL_EXPORTER_OTLP_TRACES_TIMEOUT", "in place of OTEL_EXPORTER_OTLP_TIMEOUT");
-pub const OTEL_RESOURCE: Variable = Variable::new(
+const OTEL_RESOURCE: Variable = Variable::new(
     "OTEL_RESOURCE_ATTRIBUTES",
     "attributes of this server in traces, KEY=VALUE,KEY=VALUE",
 );
-pub const OTEL_SERVICE: Variable =
+const OTEL_SERVICE: Variable =
     Variable::new("OTEL_SERVICE_NAME", "name of this server in traces [else millpond]");
-pub const OTEL_SAMPLER: Variable = Variable::new(
+const OTEL_SAMPLER: Variable = Variable::new(
     "OTEL_TRACES_SAMPLER",
     "default of `serve --trace-sample`: always_on, always_off or traceidratio, each also with the prefix parentbased_",
 );
-pub const OTEL_SAMPLER_ARG: Variable =
+const OTEL_SAMPLER_ARG: Variable =
     Variable::new("OTEL_TRACES_SAMPLER_ARG", "share of the requests for traceidratio, 0 to 1");
 pub const PROGRAM: Variable =
     Variable::new("MILLPOND_PROGRAM", "set for millpond-bench: the `millpond` to measure");
@@ -107,17 +107,17 @@ pub const RECOGNISERS: Variable =
     Variable::new("MILLPOND_RECOGNISERS", "default of --recognisers [else see `audio --help`]");
 pub const REQUIRE_KEY: Variable =
     Variable::new("MILLPOND_REQUIRE_KEY", "set to anything: `serve` does not start without a key");
-pub const SPEAKERS: Variable =
+const SPEAKERS: Variable =
     Variable::new("MILLPOND_SPEAKERS", "default of --speakers [else in the user's data directory]");
-pub const TENSORFLOW: Variable = Variable::new("MILLPOND_TENSORFLOW", "default of --tensorflow");
+const TENSORFLOW: Variable = Variable::new("MILLPOND_TENSORFLOW", "default of --tensorflow");
 pub const URL: Variable = Variable::new("MILLPOND_URL", "default of --url");
-pub const VIRTUAL_ENV: Variable =
+const VIRTUAL_ENV: Variable =
     Variable::new("VIRTUAL_ENV", "first place to search for the engines' libraries");
-pub const XDG_CACHE_HOME: Variable =
+const XDG_CACHE_HOME: Variable =
     Variable::new("XDG_CACHE_HOME", "the user's cache directory [else ~/.cache]");
-pub const XDG_DATA_HOME: Variable =
+const XDG_DATA_HOME: Variable =
     Variable::new("XDG_DATA_HOME", "the user's data directory [else ~/.local/share]");
-pub const HOME: Variable = Variable::new("HOME", "the user's home directory");
+const HOME: Variable = Variable::new("HOME", "the user's home directory");
 pub const NO_COLOR: Variable = Variable::new("NO_COLOR", "set to anything: no colours");
 pub const COLORTERM: Variable =
     Variable::new("COLORTERM", "truecolor or 24bit: `images search` shows images as mosaics");
