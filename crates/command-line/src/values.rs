@@ -13,7 +13,7 @@ use base::{Error, Result};
 use serde::de::{Deserialize, Deserializer, Visitor};
 
 /// Maximum number of versions in a policy.
-pub const VERSIONS_MAX: usize = 1024;
+const VERSIONS_MAX: usize = 1024;
 
 /// A number of bytes: "8GiB", "512MiB", "1000".
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
