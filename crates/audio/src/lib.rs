@@ -9,7 +9,7 @@
 //!
 //! # Modules
 //! * Signal to windows: [`decode`] reads a file block by block and reports damage with its time.
-//!   [`features`] and [`segment`] make the windows that a model takes.
+//!   [`features`] and `segment` make the windows that a model takes.
 //! * Labels: [`post`] makes them from the model's outputs, [`write`](mod@write) prints them in
 //!   common formats, [`speakers`] keeps enrolled voices.
 //! * All stages: [`pipeline`] joins them as a [`recogniser`] describes.
@@ -97,7 +97,7 @@ pub mod features;
 pub mod pipeline;
 pub mod post;
 pub mod recogniser;
-pub mod segment;
+mod segment;
 pub mod speakers;
 pub mod write;
 

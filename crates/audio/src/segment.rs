@@ -4,32 +4,32 @@ use base::Result;
 
 /// Size and distance of windows, in rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct WindowSpec {
+pub(crate) struct WindowSpec {
     /// Rows of a window; at least one.
-    pub window: usize,
+    pub(crate) window: usize,
     /// Rows from one window's start to the next; at least one. More than `window` skips rows.
-    pub hop: usize,
+    pub(crate) hop: usize,
     /// Rows of context before a window.
-    pub context: usize,
+    pub(crate) context: usize,
 }
 
 /// One window, borrowed for a call.
 #[derive(Clone, Copy, Debug)]
-pub struct FeatureWindow<'a> {
+pub(crate) struct FeatureWindow<'a> {
     /// Number, from zero.
-    pub index: u64,
+    pub(crate) index: u64,
     /// First row after the context, counted from the recording's first.
-    pub start: u64,
+    pub(crate) start: u64,
     /// Number of `window` rows that belong to the recording; the rest at the end is padding with
     /// zeros.
-    pub real: usize,
+    pub(crate) real: usize,
     /// Context and window: `(context + window) * width` values, row-major.
-    pub rows: &'a [f32],
+    pub(crate) rows: &'a [f32],
 }
 
 /// Cuts rows into windows as they arrive. Holds one window, its context and the rows of one push.
 #[derive(Debug)]
-pub struct Windows {
+pub(crate) struct Windows {
     spec: WindowSpec,
     width: usize,
     /// Values from the next window's context on; begins with the zeros before the first row.
@@ -44,7 +44,7 @@ pub struct Windows {
 
 impl Windows {
     /// Creates windows over rows of `width` values. A window, hop or width of zero counts as one.
-    pub fn new(spec: WindowSpec, width: usize) -> Windows {
+    pub(crate) fn new(spec: WindowSpec, width: usize) -> Windows {
         let width = width.max(1);
         let spec =
             WindowSpec { window: spec.window.max(1), hop: spec.hop.max(1), context: spec.context };
@@ -63,7 +63,7 @@ impl Windows {
     ///
     /// # Errors
     /// Returns the errors of `each`; the windows completed by this push are not repeated.
-    pub fn push(
+    pub(crate) fn push(
         &mut self,
         rows: &[f32],
         each: &mut dyn FnMut(FeatureWindow<'_>) -> Result<()>,
@@ -96,7 +96,10 @@ impl Windows {
     ///
     /// # Errors
     /// Returns the errors of `each`.
-    pub fn finish(&mut self, each: &mut dyn FnMut(FeatureWindow<'_>) -> Result<()>) -> Result<()> {
+    pub(crate) fn finish(
+        &mut self,
+        each: &mut dyn FnMut(FeatureWindow<'_>) -> Result<()>,
+    ) -> Result<()> {
         loop {
             let values = self.held.len();
             let real = (values / self.width).saturating_sub(self.spec.context);
