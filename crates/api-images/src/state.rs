@@ -102,7 +102,8 @@ impl ImagesState {
     }
 
     /// Returns the number of images that are being added one by one, also those whose clients have
-    /// disconnected.
+    /// disconnected. For tests.
+    #[doc(hidden)]
     pub fn additions_running(&self) -> usize {
         self.services.additions.running()
     }
@@ -112,7 +113,8 @@ impl ImagesState {
         self.ingest.waiting() + self.services.background.waiting()
     }
 
-    /// Returns the bytes of the files that bulk work holds in memory.
+    /// Returns the bytes of the files that bulk work holds in memory. For tests.
+    #[doc(hidden)]
     pub fn bulk_bytes(&self) -> u64 {
         self.bulk.files().bytes()
     }

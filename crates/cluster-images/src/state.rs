@@ -37,7 +37,8 @@ impl ImageRootState {
         }
     }
 
-    /// Sets the limits of archives and folders of a root without images.
+    /// Sets the limits of archives and folders of a root without images. For tests.
+    #[doc(hidden)]
     #[must_use]
     pub fn with_bulk(self, bulk: Arc<BulkResources>) -> ImageRootState {
         ImageRootState { bulk: Some(bulk), ..self }

@@ -113,7 +113,8 @@ impl RecentWrites {
         }
     }
 
-    /// Returns the number of remembered writes.
+    /// Returns the number of remembered writes. For tests.
+    #[doc(hidden)]
     pub fn remembered(&self) -> usize {
         self.writes.len()
     }

@@ -113,7 +113,8 @@ impl Manifest {
         Ok(epoch)
     }
 
-    /// Returns the epoch of the current list; 0 before the first list.
+    /// Returns the epoch of the current list; 0 before the first list. For tests.
+    #[doc(hidden)]
     pub fn epoch(&self) -> u64 {
         self.epoch
     }

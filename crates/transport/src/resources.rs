@@ -100,7 +100,8 @@ impl RequestResources {
         .with_retry_after(Duration::from_millis(100))
     }
 
-    /// Returns the number of requests being answered.
+    /// Returns the number of requests being answered. For tests.
+    #[doc(hidden)]
     pub fn admitted(&self) -> usize {
         self.limits.requests_max - self.answering.available_permits()
     }

@@ -322,7 +322,8 @@ impl Log {
         self.state().failed.clone()
     }
 
-    /// Returns the number of flushes since the log was opened.
+    /// Returns the number of flushes since the log was opened. For tests and examples.
+    #[doc(hidden)]
     pub fn flushes(&self) -> u64 {
         self.state().flushes
     }
