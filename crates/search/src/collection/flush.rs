@@ -111,7 +111,7 @@ impl Collection {
                 return Ok(true);
             }
             // Files of an earlier flush or merge may still have to be published.
-            return if self.unpublished.load(Ordering::Relaxed) {
+            return if self.files.unpublished.load(Ordering::Relaxed) {
                 self.publish().map(|()| true)
             } else {
                 Ok(false)

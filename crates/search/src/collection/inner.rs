@@ -86,9 +86,7 @@ pub struct Collection {
     /// Segments that cannot be merged because part of them is damaged; locked during a merge.
     pub(super) merging: Mutex<BTreeSet<u64>>,
     pub(super) filters: FilterCache,
-    pub(super) next_file_number: AtomicU64,
-    /// Files that are being written and that no list names yet.
-    pub(super) pending_files: Mutex<BTreeSet<String>>,
+    pub(super) files: CollectionFiles,
     pub(super) events: Arc<EventCounter>,
     /// Writers that wait for room. Several collections may share it.
     pub(super) stall: Arc<WriteStall>,
@@ -101,8 +99,6 @@ pub struct Collection {
     /// True while only the thread of ordinary priority merges.
     pub(super) merging_escalated: AtomicBool,
     pub(super) stop: AtomicBool,
-    /// True if the state has files that no published list names.
-    pub(super) unpublished: AtomicBool,
     /// Record caches, which must forget removed files.
     pub(super) caches: Arc<SharedCaches>,
     /// Segments that left the state while requests used them.
@@ -111,6 +107,17 @@ pub struct Collection {
     /// Record of how far the logs are durable. Locked before `writer`, never after it.
     pub(super) progress: Mutex<LogProgress>,
     pub(super) disk: DiskGuard,
+}
+
+/// Files of a collection that its published list does not describe.
+#[derive(Debug, Default)]
+pub(super) struct CollectionFiles {
+    /// Number of the next file.
+    pub(super) next_number: AtomicU64,
+    /// Files that are being written and that no list names yet.
+    pub(super) pending: Mutex<BTreeSet<String>>,
+    /// True if the state has files that no published list names.
+    pub(super) unpublished: AtomicBool,
     /// Files that backups and copies read, and the number of readers of each.
     pub(super) pins: Mutex<BTreeMap<String, usize>>,
 }
@@ -255,7 +262,7 @@ impl Collection {
 
     /// Returns a file number that no file has.
     pub(super) fn new_file_number(&self) -> u64 {
-        self.next_file_number.fetch_add(1, Ordering::Relaxed)
+        self.files.next_number.fetch_add(1, Ordering::Relaxed)
     }
 
     /// Records an item that is not served.
@@ -338,7 +345,7 @@ impl Collection {
     /// dropped.
     pub(super) fn pending_file(&self, file: CollectionFile) -> PendingFile<'_> {
         let name = file.name();
-        self.pending_files.lock().insert(name.clone());
+        self.files.pending.lock().insert(name.clone());
         PendingFile { collection: self, name }
     }
 }
@@ -360,7 +367,7 @@ impl PendingFile<'_> {
 
 impl Drop for PendingFile<'_> {
     fn drop(&mut self) {
-        self.collection.pending_files.lock().remove(&self.name);
+        self.collection.files.pending.lock().remove(&self.name);
     }
 }
 

@@ -92,7 +92,7 @@ impl Collection {
         content.forget_damage();
         let lengths: BTreeMap<String, u64> = self.medium.list()?.into_iter().collect();
         let files = pinned_files(&content, &lengths)?;
-        let mut pins = self.pins.lock();
+        let mut pins = self.files.pins.lock();
         for file in &files {
             *pins.entry(file.name.clone()).or_insert(0) += 1;
         }
@@ -118,7 +118,7 @@ impl Collection {
 
     /// Returns true if a backup or a copy still reads the file.
     pub(super) fn is_pinned(&self, name: &str) -> bool {
-        self.pins.lock().contains_key(name)
+        self.files.pins.lock().contains_key(name)
     }
 }
 
@@ -226,7 +226,7 @@ fn truncated(file: &PinnedFile, bytes: u64) -> Error {
 impl Drop for PinnedFiles<'_> {
     fn drop(&mut self) {
         {
-            let mut pins = self.collection.pins.lock();
+            let mut pins = self.collection.files.pins.lock();
             for file in &self.files {
                 if let Some(count) = pins.get_mut(&file.name) {
                     *count -= 1;
@@ -240,7 +240,7 @@ impl Drop for PinnedFiles<'_> {
         let publisher = self.collection.publisher.lock();
         // After a failed publication there are files that this list does not name. The next
         // publication removes them.
-        let is_unpublished = self.collection.unpublished.load(Ordering::Relaxed);
+        let is_unpublished = self.collection.files.unpublished.load(Ordering::Relaxed);
         if let Some(listed) = publisher.listed.as_ref().filter(|_| !is_unpublished) {
             self.collection.remove_leftovers(listed);
         }

@@ -28,7 +28,7 @@ impl Collection {
     /// The error of the medium; a start then finds the previous state.
     pub(super) fn publish(&self) -> Result<()> {
         let mut publisher = self.publisher.lock();
-        let has_failed = self.unpublished.swap(true, Ordering::Relaxed);
+        let has_failed = self.files.unpublished.swap(true, Ordering::Relaxed);
         let (state, logs) = {
             let mut writer = self.writer.lock();
             // A list must not name a log that does not exist.
@@ -50,7 +50,7 @@ impl Collection {
         // removed below, and losing one slot loses nothing.
         publisher.manifest.publish(&bytes)?;
         publisher.manifest.publish(&bytes)?;
-        self.unpublished.store(false, Ordering::Relaxed);
+        self.files.unpublished.store(false, Ordering::Relaxed);
         if has_failed {
             self.forget_publish_errors(&state);
         }
@@ -97,7 +97,7 @@ impl Collection {
         while publisher.kept_logs.len() > KEPT_LOGS_MAX {
             publisher.kept_logs.pop_first();
         }
-        let next = self.next_file_number.load(Ordering::Relaxed);
+        let next = self.files.next_number.load(Ordering::Relaxed);
         let mut manifest = ManifestContent::new(&self.options.shape, first_log, next, entries);
         manifest.kept_logs.clone_from(&publisher.kept_logs);
         Ok(manifest)
@@ -201,7 +201,7 @@ impl Collection {
                 Some(CollectionFile::Log(number)) => {
                     number < manifest.first_log && !manifest.kept_logs.contains(&number)
                 }
-                Some(_) => !named.contains(&name) && !self.pending_files.lock().contains(&name),
+                Some(_) => !named.contains(&name) && !self.files.pending.lock().contains(&name),
             };
             if leftover
                 && !self.is_pinned(&name)

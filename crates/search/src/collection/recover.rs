@@ -14,7 +14,8 @@ use storage::{LOAD_BYTES_MAX, Medium};
 use super::disk::DiskGuard;
 use super::filters::FilterCache;
 use super::inner::{
-    Collection, CollectionHealth, CollectionLogs, OptimizerState, Publisher, SegmentFiles,
+    Collection, CollectionFiles, CollectionHealth, CollectionLogs, OptimizerState, Publisher,
+    SegmentFiles,
 };
 use super::manifest::{ManifestContent, SegmentEntry, uuid_of};
 use super::names::{CollectionFile, FILE_NUMBER_MAX};
@@ -89,8 +90,10 @@ impl Collection {
             flushing: resources.flushing.clone(),
             merging: Mutex::new(BTreeSet::new()),
             filters: FilterCache::new(resources.filters.clone(), &resources.filter_caches),
-            next_file_number: AtomicU64::new(first_new_file),
-            pending_files: Mutex::default(),
+            files: CollectionFiles {
+                next_number: AtomicU64::new(first_new_file),
+                ..CollectionFiles::default()
+            },
             events: resources.events.clone(),
             stall: resources.stall.clone(),
             flush_time: Mutex::new(first_flush_time(resources.memtable_bytes)),
@@ -98,12 +101,10 @@ impl Collection {
             optimizer: OptimizerState { first_new_file, ..OptimizerState::default() },
             merging_escalated: AtomicBool::new(false),
             stop: AtomicBool::new(false),
-            unpublished: AtomicBool::new(false),
             caches,
             retired: Mutex::default(),
             health: Mutex::new(CollectionHealth::default()),
             progress: Mutex::new(progress),
-            pins: Mutex::default(),
         };
         collection.remove_leftovers(&content);
         collection.read_pending_deletes(&content)?;
