@@ -27,29 +27,25 @@ pub struct Evidence {
     /// Pairs of vertices.
     pub pairs: u32,
     /// Pairs of the same kind.
-    pub kinds: u32,
+    pub(crate) kinds: u32,
     /// Edges between paired vertices that both graphs have, without the edges that the pairing grew
     /// along.
-    pub supports: u32,
+    pub(crate) supports: u32,
     /// Error of the lengths of the edges that the pairing grew along; for photographs, of the
     /// positions of pairs.
-    pub length_error: u32,
+    pub(crate) length_error: u32,
     /// Error of the angles of these edges; for photographs, of the directions of pairs.
-    pub angle_error: u32,
+    pub(crate) angle_error: u32,
     /// Error of supporting edges, lengths and angles together: up to 512 each.
-    pub support_error: u32,
+    pub(crate) support_error: u32,
     /// Vertices of the probe within the record's outline when the images are aligned.
-    pub probe_covered: u32,
+    pub(crate) probe_covered: u32,
     /// Vertices of the record within the probe's outline.
-    pub record_covered: u32,
-    /// Vertices of the probe, paired or not.
-    pub probe_vertices: u32,
-    /// Vertices of the record, paired or not.
-    pub record_vertices: u32,
+    pub(crate) record_covered: u32,
     /// Sum of the differing bits of paired descriptors, each as a part of the permitted maximum.
-    pub descriptor_error: u32,
+    pub(crate) descriptor_error: u32,
     /// True if descriptors were compared.
-    pub described: bool,
+    pub(crate) described: bool,
 }
 
 impl Evidence {

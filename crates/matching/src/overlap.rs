@@ -104,11 +104,9 @@ pub(crate) fn measure_overlap(
     record: (&[Vertex], &Outline),
     evidence: &mut Evidence,
 ) {
-    evidence.probe_vertices = probe.0.len() as u32;
-    evidence.record_vertices = record.0.len() as u32;
     let Some(placement) = RigidTransform::of(pairs, probe.0, record.0) else {
-        evidence.probe_covered = evidence.probe_vertices;
-        evidence.record_covered = evidence.record_vertices;
+        evidence.probe_covered = probe.0.len() as u32;
+        evidence.record_covered = record.0.len() as u32;
         return;
     };
     let inside = |(x, y): (f32, f32), outline: &Outline| u32::from(outline.contains(x, y));
