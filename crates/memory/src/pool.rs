@@ -31,8 +31,6 @@ pub struct PoolConfig {
 /// Figures of a pool. All sizes are in bytes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PoolStats {
-    /// Size of a slot.
-    pub slot_bytes: u64,
     /// Maximum bytes of all slots: the budget.
     pub bytes_max: u64,
     /// Memory in use, free, or being faulted in.
@@ -55,7 +53,7 @@ pub struct PoolStats {
 ///
 /// # Example: a region's memory stays in the pool
 /// ```
-/// use millpond_memory::{PoolConfig, SlotPool};
+/// use millpond_memory::{PoolConfig, SLOT_BYTES, SlotPool};
 /// use os::Rate;
 ///
 /// let fault_rate = Rate::unlimited();
@@ -68,7 +66,7 @@ pub struct PoolStats {
 /// drop(region);
 /// let stats = pool.stats();
 /// assert_eq!(stats.used, 0);
-/// assert_eq!(stats.backed, stats.slot_bytes);
+/// assert_eq!(stats.backed, SLOT_BYTES as u64);
 /// # Ok::<(), base::Error>(())
 /// ```
 pub struct SlotPool {
@@ -182,7 +180,6 @@ impl SlotPool {
             (map.committed(), map.used())
         };
         PoolStats {
-            slot_bytes: SLOT_BYTES as u64,
             bytes_max: bytes_of(self.slots_max),
             backed: bytes_of(backed),
             used: bytes_of(used),
