@@ -48,6 +48,7 @@ mod filters;
 mod flush;
 mod helpers;
 mod inner;
+mod live_rows;
 mod lookup;
 mod manifest;
 mod merge;

@@ -13,6 +13,8 @@ use super::options::Merging;
 const FLUSHED_SHARE: u64 = 16;
 /// Fewest segments that a merge joins.
 const FAN_IN_MIN: usize = 2;
+/// Time without a request for live rows after which their spare bitmaps are freed.
+const ROWS_UNUSED_MAX: Duration = Duration::from_secs(5);
 
 impl Collection {
     /// Returns the time for which checks have seen no new point.
@@ -28,11 +30,12 @@ impl Collection {
     }
 
     /// Freezes the active memtable if no points arrive or it is old, and if it has enough points to
-    /// slow queries down. Returns true if it did.
+    /// slow queries down. Returns true if it did. Also frees memory that deletes needed.
     ///
     /// # Errors
     /// The error of the medium.
     pub(crate) fn freeze_if_quiet(&self) -> Result<bool> {
+        self.state().open().for_each(|(_, _, view)| view.drop_unused_rows(ROWS_UNUSED_MAX));
         let quiet = self.options.quiet;
         let is_quiet = self.quiet_time() >= quiet.flush;
         let state = self.state();

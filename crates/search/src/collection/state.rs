@@ -7,12 +7,13 @@
 //! Rule: an id is live in at most one place, and the newest change decides where.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 use std::time::Duration;
 
 use base::{Error, ErrorKind};
 use coarse::RowSet;
 
+use super::live_rows::LiveRows;
 use super::names::CollectionFile;
 use crate::budget::BudgetReservation;
 use crate::deletes::{Deletes, PENDING_DELETES_MAX};
@@ -56,8 +57,7 @@ pub(super) enum SegmentContent {
 pub(super) struct SegmentView {
     pub(super) segment: Arc<Segment>,
     pub(super) deletes: Arc<Deletes>,
-    /// Live rows, computed on first use.
-    allowed: Arc<OnceLock<Option<Arc<RowSet>>>>,
+    live_rows: Arc<LiveRows>,
 }
 
 /// Segment whose rows cannot be read.
@@ -112,17 +112,17 @@ impl ClosedSegment {
 
 impl SegmentView {
     pub(super) fn new(segment: Arc<Segment>, deletes: Arc<Deletes>) -> SegmentView {
-        SegmentView { segment, deletes, allowed: Arc::default() }
+        SegmentView { segment, deletes, live_rows: Arc::default() }
     }
 
     /// Returns the live rows, or `None` if no row is deleted.
     pub(super) fn allowed(&self) -> Option<&Arc<RowSet>> {
-        let make = || {
-            let deletes = &self.deletes;
-            let words = || deletes.words().map(|word| !word).collect();
-            (deletes.count() > 0).then(|| Arc::new(RowSet::from_words(deletes.rows(), words())))
-        };
-        self.allowed.get_or_init(make).as_ref()
+        (self.deletes.count() > 0).then(|| self.live_rows.get(&self.deletes))
+    }
+
+    /// Frees spare bitmaps of live rows if no query requested one for `age`.
+    pub(super) fn drop_unused_rows(&self, age: Duration) {
+        self.live_rows.drop_unused(age);
     }
 
     pub(super) fn live(&self) -> u32 {
@@ -135,9 +135,9 @@ impl SegmentView {
     }
 
     pub(super) fn mark_deleted(&mut self, row: u32) {
-        Arc::make_mut(&mut self.deletes).insert(row);
-        // Other views may still use the old rows.
-        self.allowed = Arc::default();
+        if Arc::make_mut(&mut self.deletes).insert(row) {
+            LiveRows::delete(&mut self.live_rows, row, &self.deletes);
+        }
     }
 
     /// Returns true if part of the segment is not served.
