@@ -21,8 +21,8 @@ use super::parted::{OfferedLists, PartedScan};
 use super::pq::{Codebooks, PqCodes, PqShape};
 use super::refine::{ByteQuery, ByteVectors, inverse_length};
 use super::section::{self, *};
-use super::tune::{self, ScanChoice};
-use super::widen::FilteredProbes;
+use super::tune::{self, PROBE_COST, ScanChoice};
+use super::widen::{FilteredProbes, ListGoal};
 use super::{
     Coarse, CoarseHeader, CoarseHit, CoarseKind, CoarseRequest, CoarseScratch, Exact, HITS_MAX,
     LoadSection, Metric, Recall, check_query, keep_best,
@@ -119,6 +119,14 @@ impl IvfScratch {
 /// cosine.
 fn inner_metric(metric: Metric) -> Metric {
     if metric == Metric::Dot { Metric::Dot } else { Metric::L2 }
+}
+
+/// Returns true if ranking all `allowed` rows by their bytes costs at most as much as the nearest
+/// lists that have as many of them as `probes` says: finding these lists, and scanning them or
+/// ranking their allowed rows.
+fn all_cost_less(allowed: usize, rows_per_list: usize, probes: FilteredProbes) -> bool {
+    let rows = (rows_per_list * probes.lists).min(probes.rows * BYTES_COST);
+    allowed * BYTES_COST <= probes.lists * PROBE_COST + rows
 }
 
 impl IvfPq {
@@ -231,6 +239,12 @@ impl IvfPq {
         scratch.probes.extend(scratch.top.sorted());
     }
 
+    /// Returns the first row of a cluster, and the row after the last.
+    fn list_range(&self, cluster: u32) -> (u32, u32) {
+        let cluster = cluster as usize;
+        (self.starts[cluster], self.starts[cluster + 1])
+    }
+
     fn centre(&self, cluster: u32) -> &[f32] {
         &self.centres[cluster as usize * self.dims..][..self.dims]
     }
@@ -251,8 +265,8 @@ impl IvfPq {
         self.books.table(query, inner_metric(self.metric), table);
         top.reset(refine);
         let size = |(_, cluster): &(f32, u32)| {
-            let cluster = *cluster as usize;
-            (self.starts[cluster + 1] - self.starts[cluster]) as usize
+            let (first, end) = self.list_range(*cluster);
+            (end - first) as usize
         };
         let rows = if helpers.is_some() { probes.iter().map(size).sum() } else { 0 };
         let on_medium = self.on_medium;
@@ -337,7 +351,7 @@ impl IvfPq {
     }
 
     /// Writes the rows to rank to `scratch.rows`: the best `refine` allowed ones of the nearest
-    /// clusters.
+    /// clusters, or all allowed ones of these clusters if they are few.
     ///
     /// # Errors
     /// As [`IvfPq::look_up`].
@@ -353,10 +367,25 @@ impl IvfPq {
         let mut nearest = probes.first(self.clusters());
         loop {
             self.find_clusters(query, nearest, ivf);
-            if probes.choose(&mut ivf.probes, &self.starts, allow) || nearest >= self.clusters() {
+            let goal = probes.choose(&mut ivf.probes, &self.starts, allow);
+            if goal == ListGoal::Reached || nearest >= self.clusters() {
                 break;
             }
+            let all = allow.count() as usize * BYTES_COST;
+            if goal == ListGoal::NeedsAll && all <= self.clusters() * PROBE_COST {
+                rows.clear();
+                rows.extend(allow.iter());
+                return Ok(());
+            }
             nearest = FilteredProbes::more(nearest, self.clusters());
+        }
+        let lists = ivf.probes.iter().map(|(_, list)| self.list_range(*list));
+        let scanned: u32 = lists.clone().map(|(first, end)| end - first).sum();
+        let allowed: u32 = lists.clone().map(|(first, end)| allow.count_within(first, end)).sum();
+        if allowed as usize * BYTES_COST <= scanned as usize {
+            rows.clear();
+            rows.extend(lists.flat_map(|(first, end)| allow.iter_within(first, end)));
+            return Ok(());
         }
         self.look_up(query, refine, request, ivf)?;
         rows.clear();
@@ -452,8 +481,8 @@ impl IvfPq {
             return Ok(true);
         };
         let probes = choice.for_share(allowed, self.rows() as usize, self.clusters());
-        let scanned_rows = self.rows() as usize / self.clusters() * probes.lists;
-        if allowed * BYTES_COST <= scanned_rows || allowed <= choice.refine {
+        let rows_per_list = self.rows() as usize / self.clusters();
+        if allowed <= choice.refine || all_cost_less(allowed, rows_per_list, probes) {
             scratch.rows.extend(allow.iter());
         } else {
             let rows = probes.rows.max(k.min(allowed));
@@ -611,5 +640,23 @@ impl Coarse for IvfPq {
 
     fn recall(&self) -> Option<Recall> {
         self.recall.clone()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn all_rows_of_a_filter_are_ranked_if_they_are_few() {
+        let (rows, clusters) = (1_000_000, 4512);
+        let choice = ScanChoice { probes: 6, refine: 80 };
+        let all = |allowed| {
+            let probes = choice.for_share(allowed, rows, clusters);
+            all_cost_less(allowed, rows / clusters, probes)
+        };
+        assert!(all(1) && all(1000));
+        // 10,000 rows are in all lists, and 600 lists have the 1,330 rows of the goal.
+        assert!(!all(10_000) && !all(100_000) && !all(rows));
     }
 }

@@ -189,6 +189,8 @@ mod tests {
         fails: bool,
         /// Groups of rows whose bytes were read.
         byte_groups: AtomicUsize,
+        /// Ranges of codes of lists that were read.
+        list_ranges: AtomicUsize,
     }
 
     /// Copy of a range of [`SectionCodes`].
@@ -209,7 +211,9 @@ mod tests {
 
     impl SectionCodes {
         fn new(sections: &[(u32, Vec<u8>)], fails: bool) -> SectionCodes {
-            SectionCodes { sections: sections.to_vec(), fails, byte_groups: AtomicUsize::new(0) }
+            let sections = sections.to_vec();
+            let (byte_groups, list_ranges) = Default::default();
+            SectionCodes { sections, fails, byte_groups, list_ranges }
         }
     }
 
@@ -224,9 +228,11 @@ mod tests {
             }
             out.clear();
             for range in wanted {
-                if range.kind == section::BYTE_CODES {
-                    self.byte_groups.fetch_add(1, Ordering::Relaxed);
-                }
+                match range.kind {
+                    section::BYTE_CODES => self.byte_groups.fetch_add(1, Ordering::Relaxed),
+                    section::CODES => self.list_ranges.fetch_add(1, Ordering::Relaxed),
+                    _ => 0,
+                };
                 let of_kind = |(kind, _): &&(u32, Vec<u8>)| *kind == range.kind;
                 let (_, bytes) = self.sections.iter().find(of_kind).unwrap();
                 let start = range.start as usize;
@@ -298,6 +304,29 @@ mod tests {
         assert_eq!(hits.len(), 10);
         // A group has 4096 bytes.
         assert_eq!(codes.byte_groups.load(Ordering::Relaxed), ROWS.div_ceil(4096 / DIMS));
+    }
+
+    #[test]
+    fn few_allowed_rows_of_lists_are_ranked_by_their_bytes() {
+        let vectors = vectors();
+        let sections = sections_of(&*built(&vectors));
+        let index = on_medium(&sections);
+        let few = RowSet::from_rows(ROWS as u32, (0..ROWS as u32).step_by(40));
+        let params = ScanParams { probes: 2, refine: 20 };
+        let list_ranges = |allow: Option<&RowSet>| {
+            let codes = SectionCodes::new(&sections, false);
+            let codes_of = Some(&codes as &dyn ReadCodes);
+            let request =
+                CoarseRequest { params, allow, codes: codes_of, ..CoarseRequest::best(10) };
+            let mut hits = Vec::new();
+            let mut scratch = CoarseScratch::default();
+            index.search(&vectors[..DIMS], &request, &mut scratch, &mut hits).unwrap();
+            assert_eq!(hits.len(), 10);
+            assert!(allow.is_none_or(|allow| hits.iter().all(|hit| allow.contains(hit.row))));
+            codes.list_ranges.load(Ordering::Relaxed)
+        };
+        assert_eq!(list_ranges(Some(&few)), 0);
+        assert!(list_ranges(None) > 0);
     }
 
     #[test]

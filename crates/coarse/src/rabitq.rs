@@ -32,7 +32,7 @@ use self::scan::{
 use super::kmeans::block_starts;
 use super::refine::inverse_length;
 use super::tune::{self, ScanChoice};
-use super::widen::{FAR_ROWS, FilteredProbes};
+use super::widen::{FAR_ROWS, FilteredProbes, ListGoal};
 use super::{
     Coarse, CoarseHit, CoarseRequest, CoarseScratch, Exact, Metric, Recall, ScanParams,
     StreamedBuild, check_query, keep_best,
@@ -241,7 +241,8 @@ impl Rabitq {
         let mut found = probes.first(self.clusters());
         loop {
             self.find_clusters(found, work);
-            if probes.choose(&mut work.probed, &self.starts, allow) || found >= self.clusters() {
+            let goal = probes.choose(&mut work.probed, &self.starts, allow);
+            if goal == ListGoal::Reached || found >= self.clusters() {
                 return self.through_found(constant, wanted, request, work);
             }
             found = FilteredProbes::more(found, self.clusters());

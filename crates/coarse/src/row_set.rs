@@ -84,6 +84,19 @@ impl RowSet {
             .flat_map(|(at, &word)| SetBits(word).map(move |bit| at as u32 * 64 + bit))
     }
 
+    /// Iterates over the rows of the set from `first` on and before `end` in ascending order.
+    pub fn iter_within(&self, first: u32, end: u32) -> impl Iterator<Item = u32> + '_ {
+        let end = end.min(self.rows);
+        let places = first / 64..end.div_ceil(64);
+        places.flat_map(move |at| {
+            let start = at * 64;
+            let from = u64::MAX << first.saturating_sub(start);
+            let to = u64::MAX >> (64 - (end - start).min(64));
+            let word = self.words.get(at as usize).map_or(0, |word| word & from & to);
+            SetBits(word).map(move |bit| start + bit)
+        })
+    }
+
     /// Returns the first row of the set from `row` on.
     #[inline]
     pub fn next_from(&self, row: u32) -> Option<u32> {
@@ -300,6 +313,8 @@ mod tests {
             for (first, end) in [(0, rows), (3, 70), (64, 128), (65, 66), (130, 500), (9, 9), (9, 3)] {
                 let expected = one.iter().filter(|row| (first..end).contains(*row)).count();
                 prop_assert_eq!(set.count_within(first, end) as usize, expected);
+                let within = one.iter().copied().filter(|row| (first..end).contains(row));
+                prop_assert!(set.iter_within(first, end).eq(within));
             }
             for row in 0..rows + 70 {
                 prop_assert_eq!(set.next_from(row), one.range(row..).next().copied());

@@ -58,7 +58,7 @@ const RECALL_ENOUGH: f32 = 0.995;
 /// Cost of a candidate compared by its bytes, in rows compared by looked-up sums; measured.
 const REFINE_COST: usize = 16;
 /// Cost of a cluster before its first row, in the same unit; measured.
-const PROBE_COST: usize = 40;
+pub(super) const PROBE_COST: usize = 40;
 
 /// Measured recall: the share of the `k` nearest rows that a search with these settings finds.
 #[derive(Clone, Copy, Debug, PartialEq)]

@@ -33,6 +33,17 @@ pub(super) struct FilteredProbes {
     pub(super) lists: usize,
 }
 
+/// Result of a selection of lists.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum ListGoal {
+    /// The selected lists suffice.
+    Reached,
+    /// More lists are needed.
+    NeedsLists,
+    /// More lists are needed, because all allowed rows are to be compared.
+    NeedsAll,
+}
+
 impl FilteredProbes {
     /// Returns the number of lists to find first.
     pub(super) fn first(&self, clusters: usize) -> usize {
@@ -45,14 +56,13 @@ impl FilteredProbes {
     }
 
     /// Keeps the lists of `near` to scan, nearest first: lists with an allowed row, until the goal
-    /// is reached. Returns false if more lists are needed. `starts` has the first row of each list,
-    /// and the number of rows.
+    /// is reached. `starts` has the first row of each list, and the number of rows.
     pub(super) fn choose(
         &self,
         near: &mut Vec<(f32, u32)>,
         starts: &[u32],
         allow: &RowSet,
-    ) -> bool {
+    ) -> ListGoal {
         let expected = (self.lists as f64 * FAR_LISTS) as usize;
         let nearest = (self.lists / NEAREST_PART).max(1);
         let share = f64::from(allow.count()) / f64::from(allow.rows().max(1));
@@ -79,7 +89,13 @@ impl FilteredProbes {
             seen_of += end - first;
             rows > 0
         });
-        seen >= goal
+        if seen >= goal {
+            ListGoal::Reached
+        } else if goal > self.rows && goal == allow.count() as usize {
+            ListGoal::NeedsAll
+        } else {
+            ListGoal::NeedsLists
+        }
     }
 }
 
@@ -88,7 +104,7 @@ mod tests {
     use super::*;
 
     /// Chooses among ten lists of ten rows, ordered by distance.
-    fn choose(probes: FilteredProbes, allow: &RowSet) -> (Vec<u32>, bool) {
+    fn choose(probes: FilteredProbes, allow: &RowSet) -> (Vec<u32>, ListGoal) {
         let starts: Vec<u32> = (0..=10).map(|list| list * 10).collect();
         let mut near: Vec<(f32, u32)> = (0..10).map(|list| (list as f32, list)).collect();
         let enough = probes.choose(&mut near, &starts, allow);
@@ -99,12 +115,12 @@ mod tests {
     fn lists_are_taken_until_the_goal() {
         let half = RowSet::from_rows(100, (0..100).filter(|row| row % 2 == 0));
         let probes = FilteredProbes { rows: 20, lists: 4 };
-        assert_eq!(choose(probes, &half), (vec![0, 1, 2, 3], true));
+        assert_eq!(choose(probes, &half), (vec![0, 1, 2, 3], ListGoal::Reached));
         let near = RowSet::from_rows(100, 0..50);
-        assert_eq!(choose(probes, &near), (vec![0, 1], true));
+        assert_eq!(choose(probes, &near), (vec![0, 1], ListGoal::Reached));
         assert_eq!(
             choose(FilteredProbes { rows: 51, lists: 10 }, &near),
-            (vec![0, 1, 2, 3, 4], false)
+            (vec![0, 1, 2, 3, 4], ListGoal::NeedsLists)
         );
     }
 
@@ -118,9 +134,9 @@ mod tests {
             let enough = FilteredProbes { rows: 40, lists: 2 }.choose(&mut near, &starts, allow);
             (near.iter().map(|(_, list)| *list).collect::<Vec<u32>>(), enough)
         };
-        assert_eq!(chosen(&even), (vec![1, 3, 5, 7, 9], true));
+        assert_eq!(chosen(&even), (vec![1, 3, 5, 7, 9], ListGoal::Reached));
         let half = RowSet::from_rows(400, (0..400).filter(|row| row % 2 == 1));
-        assert_eq!(chosen(&half), (vec![0, 1], true), "not correlated");
+        assert_eq!(chosen(&half), (vec![0, 1], ListGoal::Reached), "not correlated");
     }
 
     #[test]
@@ -128,6 +144,9 @@ mod tests {
         let far = RowSet::from_rows(100, 50..100);
         let probes = FilteredProbes { rows: 10, lists: 2 };
         // The goal becomes all 50 rows once two lists have none.
-        assert_eq!(choose(probes, &far), (vec![5, 6, 7, 8, 9], true));
+        assert_eq!(choose(probes, &far), (vec![5, 6, 7, 8, 9], ListGoal::Reached));
+        let starts: Vec<u32> = (0..=10).map(|list| list * 10).collect();
+        let mut near = vec![(0.0, 0), (1.0, 1), (2.0, 2)];
+        assert_eq!(probes.choose(&mut near, &starts, &far), ListGoal::NeedsAll);
     }
 }
