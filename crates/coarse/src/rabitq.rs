@@ -49,10 +49,6 @@ const ROUNDING: f32 = 1e-5;
 /// Rows compared by four bits one by one, with their centres, in the time of one more list;
 /// measured.
 const ROWS_ONE_BY_ONE: usize = 2;
-/// If a share `s` of the rows is allowed, the number of scanned lists is multiplied by `s` to the
-/// power of minus this: the nearest allowed rows are farther away and so in more lists. The
-/// exponent 1 would find more than without a filter.
-const SHARE_EXPONENT: f64 = 0.7;
 
 /// Returns the bytes of one row's codes and factors.
 pub(super) fn row_bytes(dims: usize) -> usize {
@@ -157,18 +153,6 @@ impl Rabitq {
             work.probed.truncate(probes);
         }
         work.probed.sort_unstable_by(by_cost);
-    }
-
-    /// Returns the goal of a search if only `allowed` rows count.
-    fn probes_for_share(&self, probes: usize, allowed: usize) -> FilteredProbes {
-        let share = allowed as f64 / f64::from(self.rows());
-        let lists = probes as f64 * share.powf(-SHARE_EXPONENT);
-        // As many lists as without a filter: a filter may exclude whole clusters.
-        let rows = probes as f64 * f64::from(self.rows()) / self.clusters() as f64;
-        FilteredProbes {
-            rows: (rows.ceil() as usize).min(allowed),
-            lists: (lists.ceil() as usize).clamp(1, self.clusters()),
-        }
     }
 
     /// Prefetches the data that [`Self::list`] and the scan of the first block read.
@@ -378,7 +362,7 @@ impl Rabitq {
         let constant = self.constant(query);
         match allow {
             Some(allow) => {
-                let probes = self.probes_for_share(choice.probes, count);
+                let probes = choice.for_share(count, self.rows() as usize, self.clusters());
                 if count <= (probes.lists * ROWS_ONE_BY_ONE).max(k) {
                     work.found.reset(k.min(count));
                     self.through_allowed(constant, request, allow, work)?;

@@ -148,3 +148,25 @@ fn another_index_may_use_the_same_scratch() {
     work_of(&mut scratch).rows.push(7);
     assert_eq!(work_of(&mut scratch).rows, [7]);
 }
+
+#[test]
+fn a_filter_that_is_not_correlated_needs_few_lists() {
+    let (rows, dims, queries) = (4000, 64, 20);
+    let mut draw = RandomDraws::new(9);
+    let vectors = normal(&mut draw, rows * dims);
+    let threads = BuildThreads::of(2);
+    let plan = CoarseBuild { vectors: &vectors, dims, metric: Metric::L2, threads, seed: 1 };
+    let built = build(CoarseKind::Rabitq, &plan).unwrap();
+    let fifth = RowSet::from_rows(rows as u32, (0..rows as u32).step_by(5));
+    let params = ScanParams { probes: 2, refine: 20 };
+    let request = CoarseRequest { params, allow: Some(&fifth), ..CoarseRequest::best(10) };
+    let mut scratch = CoarseScratch::default();
+    let mut lists = 0;
+    for query in vectors.chunks_exact(dims).take(queries) {
+        let found = built.index.candidates(query, &request, &mut scratch).unwrap();
+        assert!(found.iter().all(|candidate| fifth.contains(candidate.row)));
+        lists += work_of(&mut scratch).probed.len();
+    }
+    // About ten of 252 for each query: as many allowed rows as two lists have.
+    assert!(lists < 60 * queries, "{lists} lists for {queries} queries");
+}
