@@ -506,7 +506,14 @@ fn storage_files() {
     for (at, kind) in
         [CoarseKind::Flat, CoarseKind::IvfPq, CoarseKind::Rabitq].into_iter().enumerate()
     {
-        let header = CoarseHeader { kind, metric: Metric::L2, dims: 16, rows: 400, recall: None };
+        let header = CoarseHeader {
+            kind,
+            metric: Metric::L2,
+            dims: 16,
+            rows: 400,
+            recall: None,
+            is_relative: kind == CoarseKind::IvfPq,
+        };
         seed("coarse_index", &format!("header-{at}"), header.encode());
         for section in 0..8 {
             let patch = chosen(&[at as u8, section, 4, 0], &[0xff, 0xff, 0, 0]);

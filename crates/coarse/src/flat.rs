@@ -517,6 +517,7 @@ impl Coarse for FlatIndex {
             dims: self.dims,
             rows: self.squares.len(),
             recall: self.recall.clone(),
+            is_relative: false,
         };
         let (coding, codes): (u32, Vec<u8>) = match &self.codes {
             FlatCodes::Bytes { codes, .. } => (0, codes.iter().map(|code| *code as u8).collect()),

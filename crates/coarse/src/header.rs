@@ -32,6 +32,9 @@ pub mod section {
     pub(crate) const DIRECTORY_CODES: u32 = 0x11A;
     /// Product quantisation of the centres: term added to each looked-up sum (f32, 32 per block).
     pub(crate) const DIRECTORY_TERMS: u32 = 0x11B;
+    /// Inverted lists: mean of the rows, subtracted from rows and queries (f32). Only if
+    /// [`super::CoarseHeader::is_relative`].
+    pub(crate) const LIST_MEAN: u32 = 0x11C;
     /// First section of one-bit codes.
     pub(crate) const RABITQ_FIRST: u32 = 0x120;
     /// First section of flat indexes.
@@ -86,6 +89,8 @@ pub mod section {
 
 /// Version of the header and of all sections of a coarse index.
 const VERSION: u32 = 1;
+/// Version of an index with centres and codes that are relative to [`section::LIST_MEAN`].
+const VERSION_RELATIVE: u32 = 2;
 /// Bytes of the fixed part.
 const FIXED_BYTES: usize = 24;
 /// Bytes of one measured point.
@@ -106,6 +111,9 @@ pub struct CoarseHeader {
     pub rows: usize,
     /// Recall measured when it was built.
     pub recall: Option<Recall>,
+    /// True if centres and codes are relative to [`section::LIST_MEAN`], which
+    /// [`CoarseKind::IvfPq`] alone has.
+    pub is_relative: bool,
 }
 
 impl CoarseHeader {
@@ -119,8 +127,9 @@ impl CoarseHeader {
         let metric = u32::from(self.metric.code());
         let points = self.recall.as_ref().map_or(&[][..], |recall| &recall.points);
         let points = &points[..points.len().min(POINTS_MAX)];
+        let version = if self.is_relative { VERSION_RELATIVE } else { VERSION };
         let fixed =
-            [VERSION, kind, metric, self.dims as u32, self.rows as u32, points.len() as u32];
+            [version, kind, metric, self.dims as u32, self.rows as u32, points.len() as u32];
         let mut bytes: Vec<u8> = fixed.iter().flat_map(|word| word.to_le_bytes()).collect();
         for point in points {
             bytes.extend(point.k.to_le_bytes());
@@ -143,9 +152,11 @@ impl CoarseHeader {
         let [version, kind, metric, dims, rows, count] = fixed[..] else {
             return Err(wrong("too short"));
         };
-        if version != VERSION {
+        let is_relative = version == VERSION_RELATIVE;
+        if version != VERSION && !is_relative {
             return Err(Error::unimplemented(format!(
-                "the coarse index has version {version}, this program knows {VERSION}: use a newer one"
+                "the coarse index has version {version}, this program knows up to \
+                 {VERSION_RELATIVE}: use a newer one"
             )));
         }
         let kind = match kind {
@@ -154,6 +165,9 @@ impl CoarseHeader {
             2 => CoarseKind::Rabitq,
             _ => return Err(wrong("unknown kind")),
         };
+        if is_relative && kind != CoarseKind::IvfPq {
+            return Err(wrong("no mean belongs to this kind"));
+        }
         let metric = Metric::from_code(metric).ok_or_else(|| wrong("unknown metric"))?;
         let dims = dims as usize;
         let rows = rows as usize;
@@ -168,7 +182,7 @@ impl CoarseHeader {
             return Err(wrong("a recall outside 0 to 1"));
         }
         let recall = (!points.is_empty()).then_some(Recall { points });
-        Ok(CoarseHeader { kind, metric, dims, rows, recall })
+        Ok(CoarseHeader { kind, metric, dims, rows, recall, is_relative })
     }
 }
 
@@ -181,13 +195,14 @@ mod tests {
     fn a_header_survives_encoding() {
         let recall =
             Recall { points: vec![RecallPoint { k: 10, recall: 0.5, probes: 3, refine: 40 }] };
-        for recall in [None, Some(recall)] {
+        for (recall, is_relative) in [(None, false), (Some(recall), true)] {
             let header = CoarseHeader {
                 kind: CoarseKind::IvfPq,
                 metric: Metric::Dot,
                 dims: 128,
                 rows: 9,
                 recall,
+                is_relative,
             };
             assert_eq!(CoarseHeader::decode(&header.encode()).unwrap(), header);
         }

@@ -18,7 +18,7 @@ use kernels::pq::{BLOCK, CostTable};
 
 use super::kmeans::block_starts;
 use super::parted::{OfferedLists, PartedScan};
-use super::pq::{Codebooks, PqCodes, PqShape};
+use super::pq::{Codebooks, PqCodes, PqShape, subtract};
 use super::refine::{ByteQuery, ByteVectors, inverse_length};
 use super::section::{self, *};
 use super::tune::{self, PROBE_COST, ScanChoice};
@@ -48,7 +48,10 @@ pub(crate) struct IvfPq {
     starts: Vec<u32>,
     /// First block of codes of each cluster. The last entry is the number of blocks.
     block_starts: Vec<u32>,
-    /// Centres of the clusters, `dims` values each.
+    /// Mean that is subtracted from rows and queries before codes compare them; empty if nothing
+    /// is subtracted.
+    mean: Vec<f32>,
+    /// Centres of the clusters, `dims` values each, relative to `mean`.
     centres: Vec<f32>,
     directory: ListDirectory,
     books: Codebooks,
@@ -72,6 +75,8 @@ struct ListDirectory {
 /// Working memory of one search.
 #[derive(Default)]
 pub(crate) struct IvfScratch {
+    /// Query relative to the mean of the index.
+    relative: Vec<f32>,
     table: CostTable,
     top: TopK,
     /// Clusters whose centres are compared exactly.
@@ -161,9 +166,12 @@ impl IvfPq {
             ));
         }
         let centres = section::floats(&find(CENTRES)?, clusters * dims)?;
+        let mean =
+            if header.is_relative { section::floats(&find(LIST_MEAN)?, dims)? } else { Vec::new() };
         Ok(IvfPq {
             metric: header.metric,
             dims,
+            mean,
             centres,
             directory: ListDirectory {
                 middle: section::floats(&find(DIRECTORY_MIDDLE)?, dims)?,
@@ -200,43 +208,51 @@ impl IvfPq {
         let scale = if self.metric == Metric::Cosine { inverse_length(query) } else { 1.0 };
         scratch.query.clear();
         scratch.query.extend(query.iter().map(|value| value * scale));
+        let relative = &mut scratch.ivf.relative;
+        relative.clear();
+        if self.mean.is_empty() {
+            relative.extend_from_slice(&scratch.query);
+        } else {
+            subtract(&scratch.query, &self.mean, relative);
+        }
+    }
+
+    /// Returns the part of costs that a centre has. `relative` is `query` relative to the mean. For
+    /// inner products, costs lack a part that is equal for all rows.
+    fn centre_cost(&self, query: &[f32], relative: &[f32], centre: &[f32]) -> f32 {
+        match inner_metric(self.metric) {
+            Metric::Dot => -float::dot(query, centre),
+            _ => float::l2(relative, centre),
+        }
     }
 
     /// Finds the clusters to scan with their part of the cost, nearest first.
     fn find_clusters(&self, query: &[f32], probes: usize, scratch: &mut IvfScratch) {
         let clusters = self.clusters();
-        let inner = inner_metric(self.metric);
+        let IvfScratch { relative, table, top, near, probes: found, .. } = scratch;
         // Codes rank centres only roughly, so more of them are compared exactly than are needed.
         let considered = probes + probes / 2 + 16;
-        scratch.near.clear();
+        near.clear();
         if clusters <= CENTRES_EXACT_MAX || considered >= clusters {
-            scratch.near.extend(0..clusters as u32);
+            near.extend(0..clusters as u32);
         } else {
             let ListDirectory { middle, books, codes } = &self.directory;
-            books.table(query, inner, &mut scratch.table);
-            let base = match inner {
-                Metric::Dot => -float::dot(query, middle),
-                _ => float::l2(query, middle),
-            };
-            scratch.top.reset(considered);
+            books.table(relative, inner_metric(self.metric), table);
+            let base = self.centre_cost(query, relative, middle);
+            top.reset(considered);
             let blocks = 0..clusters.div_ceil(BLOCK);
-            codes.scan(books.shape(), blocks, &scratch.table, base, 0, &mut scratch.top, |_| true);
-            scratch.near.extend(scratch.top.unsorted().map(|(_, cluster)| cluster));
+            codes.scan(books.shape(), blocks, table, base, 0, top, |_| true);
+            near.extend(top.unsorted().map(|(_, cluster)| cluster));
         }
-        scratch.top.reset(probes);
-        for (at, cluster) in scratch.near.iter().enumerate() {
-            if let Some(later) = scratch.near.get(at + CENTRES_AHEAD) {
+        top.reset(probes);
+        for (at, cluster) in near.iter().enumerate() {
+            if let Some(later) = near.get(at + CENTRES_AHEAD) {
                 kernels::prefetch(self.centre(*later));
             }
-            let centre = self.centre(*cluster);
-            let cost = match inner {
-                Metric::Dot => -float::dot(query, centre),
-                _ => float::l2(query, centre),
-            };
-            scratch.top.push(cost, *cluster);
+            top.push(self.centre_cost(query, relative, self.centre(*cluster)), *cluster);
         }
-        scratch.probes.clear();
-        scratch.probes.extend(scratch.top.sorted());
+        found.clear();
+        found.extend(top.sorted());
     }
 
     /// Returns the first row of a cluster, and the row after the last.
@@ -255,14 +271,13 @@ impl IvfPq {
     /// `Internal` if a helper panicked; the error of [`CoarseRequest::codes`], of helpers too.
     fn look_up(
         &self,
-        query: &[f32],
         refine: usize,
         request: &CoarseRequest<'_>,
         scratch: &mut IvfScratch,
     ) -> Result<()> {
-        let IvfScratch { table, top, probes, .. } = scratch;
+        let IvfScratch { relative, table, top, probes, .. } = scratch;
         let helpers = request.helpers;
-        self.books.table(query, inner_metric(self.metric), table);
+        self.books.table(relative, inner_metric(self.metric), table);
         top.reset(refine);
         let size = |(_, cluster): &(f32, u32)| {
             let (first, end) = self.list_range(*cluster);
@@ -270,6 +285,7 @@ impl IvfPq {
         };
         let rows = if helpers.is_some() { probes.iter().map(size).sum() } else { 0 };
         let on_medium = self.on_medium;
+        let query = &relative[..];
         let offered = OfferedLists { query, lists: probes, rows, kept: refine, on_medium };
         let Some(scan) = PartedScan::offer(helpers, &offered) else {
             return self.scan_lists(probes, table, request, top);
@@ -340,7 +356,7 @@ impl IvfPq {
         let CoarseScratch { ivf, query, rows, .. } = scratch;
         loop {
             self.find_clusters(query, probes, ivf);
-            self.look_up(query, refine, request, ivf)?;
+            self.look_up(refine, request, ivf)?;
             rows.clear();
             rows.extend(ivf.top.unsorted().map(|(_, row)| row));
             if rows.len() >= wanted || probes >= self.clusters() {
@@ -387,7 +403,7 @@ impl IvfPq {
             rows.extend(lists.flat_map(|(first, end)| allow.iter_within(first, end)));
             return Ok(());
         }
-        self.look_up(query, refine, request, ivf)?;
+        self.look_up(refine, request, ivf)?;
         rows.clear();
         rows.extend(ivf.top.unsorted().map(|(_, row)| row));
         Ok(())
@@ -541,7 +557,8 @@ impl Coarse for IvfPq {
     }
 
     fn memory_bytes(&self) -> u64 {
-        let numbers = self.centres.len() + self.starts.len() + self.block_starts.len();
+        let values = self.centres.len() + self.mean.len();
+        let numbers = values + self.starts.len() + self.block_starts.len();
         let books = 2 * self.books.shape().book_values();
         self.codes.memory_bytes()
             + self.bytes.memory_bytes()
@@ -619,10 +636,11 @@ impl Coarse for IvfPq {
             dims: self.dims,
             rows: self.rows() as usize,
             recall: self.recall.clone(),
+            is_relative: !self.mean.is_empty(),
         };
         let starts: Vec<u8> = self.starts.iter().flat_map(|start| start.to_le_bytes()).collect();
         let ListDirectory { middle, books, codes } = &self.directory;
-        vec![
+        let mut sections: Vec<(u32, Cow<'_, [u8]>)> = vec![
             (HEADER, Cow::Owned(header.encode())),
             (LIST_STARTS, Cow::Owned(starts)),
             (CENTRES, Cow::Owned(from_floats(&self.centres))),
@@ -635,7 +653,11 @@ impl Coarse for IvfPq {
             (DIRECTORY_BOOKS, Cow::Owned(books.bytes())),
             (DIRECTORY_CODES, Cow::Borrowed(codes.block_bytes())),
             (DIRECTORY_TERMS, Cow::Owned(codes.term_bytes())),
-        ]
+        ];
+        if header.is_relative {
+            sections.push((LIST_MEAN, Cow::Owned(from_floats(&self.mean))));
+        }
+        sections
     }
 
     fn recall(&self) -> Option<Recall> {

@@ -9,6 +9,10 @@
 //! `2 <q - c, r - r'>`, with the short vector `q - c` in place of `q`.
 //!
 //! For inner products the cost is `-<q, c> - <q, r>`, without a term of the row.
+//!
+//! Tables have steps in proportion to the length of the query. If all vectors have a large common
+//! part, the mean `m`, these steps exceed the distances. So `q - m` and `c - m` take the places of
+//! `q` and `c`, which changes no distance. For inner products the row's term is then `-<m, r>`.
 
 use base::{Error, Result};
 use kernels::float;
@@ -194,10 +198,12 @@ pub(crate) struct PqCodes {
 }
 
 impl PqCodes {
-    /// Encodes one list: `vectors` with the centre `centre`. Returns whole blocks.
+    /// Encodes one list: `vectors` with the centre `centre`, both relative to `mean` if it is not
+    /// empty. Returns whole blocks.
     pub(crate) fn encode(
         vectors: &[f32],
         centre: &[f32],
+        mean: &[f32],
         books: &Codebooks,
         metric: Metric,
     ) -> PqCodes {
@@ -216,19 +222,28 @@ impl PqCodes {
         for (codes, block) in codes.chunks(BLOCK * parts).zip(places) {
             pack(codes, parts, block);
         }
-        let rows = vectors.chunks_exact(shape.dims).zip(residuals.chunks_exact(shape.dims));
-        let rows = rows.zip(codes.chunks_exact(parts));
-        for (((vector, residual), codes), term) in rows.zip(&mut encoded.terms) {
-            let square = || float::dot(residual, residual) + 2.0 * books.product(centre, codes);
+        let rows = residuals.chunks_exact(shape.dims).zip(codes.chunks_exact(parts));
+        for ((residual, codes), term) in rows.zip(&mut encoded.terms) {
             *term = match metric {
-                Metric::Dot => 0.0,
-                // Costs are squared distances of unit vectors. A zero vector has the cosine 0, so
-                // the cost 2, but its distance is 1.
-                Metric::Cosine if is_zero(vector) => 1.0 + square(),
-                _ => square(),
+                Metric::Dot if mean.is_empty() => 0.0,
+                Metric::Dot => -float::dot(mean, residual),
+                Metric::Cosine | Metric::L2 => {
+                    float::dot(residual, residual) + 2.0 * books.product(centre, codes)
+                }
             };
         }
         encoded
+    }
+
+    /// Raises the cosine costs of the zero vectors among `vectors`, which are those of this list.
+    /// Costs are squared distances of unit vectors. A zero vector has the cosine 0, so the cost 2,
+    /// but its distance is 1.
+    pub(crate) fn raise_zeros(&mut self, vectors: &[f32], dims: usize) {
+        for (vector, term) in vectors.chunks_exact(dims).zip(&mut self.terms) {
+            if is_zero(vector) {
+                *term += 1.0;
+            }
+        }
     }
 
     /// Creates an empty list with room for exactly `blocks` blocks.
@@ -334,7 +349,7 @@ mod tests {
             subtract(&vectors, &centre, &mut residuals);
             let shape = PqShape::new(dims);
             let books = Codebooks::train(&residuals, shape, BuildThreads::of(2), 5).unwrap();
-            let codes = PqCodes::encode(&vectors, &centre, &books, metric);
+            let codes = PqCodes::encode(&vectors, &centre, &[], &books, metric);
             let mut table = CostTable::default();
             books.table(&query, metric, &mut table);
             let base = match metric {

@@ -248,6 +248,47 @@ impl BuildVectors for UnitVectors<'_> {
     }
 }
 
+/// Vectors relative to a mean.
+pub(super) struct RelativeVectors<'a> {
+    pub(super) vectors: &'a dyn BuildVectors,
+    pub(super) mean: &'a [f32],
+}
+
+impl BuildVectors for RelativeVectors<'_> {
+    fn rows(&self) -> usize {
+        self.vectors.rows()
+    }
+
+    fn scan(&self, each: &mut dyn FnMut(&[f32]) -> Result<()>) -> Result<()> {
+        let mut relative = Vec::new();
+        self.vectors.scan(&mut |values| {
+            relative.clear();
+            relative.extend_from_slice(values);
+            self.subtract_mean(&mut relative);
+            each(&relative)
+        })
+    }
+
+    fn gather(&self, rows: &[u32], out: &mut Vec<f32>) -> Result<()> {
+        let start = out.len();
+        self.vectors.gather(rows, out)?;
+        self.subtract_mean(&mut out[start..]);
+        Ok(())
+    }
+
+    fn id(&self, row: u32) -> u64 {
+        self.vectors.id(row)
+    }
+}
+
+impl RelativeVectors<'_> {
+    fn subtract_mean(&self, vectors: &mut [f32]) {
+        for vector in vectors.chunks_exact_mut(self.mean.len()) {
+            vector.iter_mut().zip(self.mean).for_each(|(value, mean)| *value -= mean);
+        }
+    }
+}
+
 /// Returns the bytes of memory that a build of `rows` rows needs in addition to the index: a sample
 /// for training, which is freed before the index grows, centres in three layouts, chunks, and
 /// numbers of rows.

@@ -7,8 +7,8 @@ use super::{CLUSTERS_MAX, IvfPq, ListDirectory, inner_metric};
 use crate::kmeans::{self, KmeansPlan, RandomDraws, RowsByCluster, block_starts};
 use crate::pq::{Codebooks, PqCodes, PqShape, TRAINING_MAX, subtract};
 use crate::refine::ByteVectors;
-use crate::source::VectorProfile;
-use crate::{BuiltIndex, Metric, StreamedBuild, tune};
+use crate::source::{RelativeVectors, VectorProfile};
+use crate::{BuildVectors, BuiltIndex, Metric, StreamedBuild, tune};
 
 /// Clusters per square root of the rows. Finding clusters and scanning them then cost about the
 /// same.
@@ -23,8 +23,12 @@ const TRAINED_PER_CLUSTER: usize = 64;
 pub(crate) fn build(build: &StreamedBuild<'_>, profile: &VectorProfile) -> Result<BuiltIndex> {
     let rows = build.vectors.rows();
     let dims = build.dims;
+    let mean = if profile.has_long_mean() { &profile.mean[..] } else { &[] };
+    let relative = RelativeVectors { vectors: build.vectors, mean };
+    let vectors: &dyn BuildVectors = if mean.is_empty() { build.vectors } else { &relative };
+    let relative = &StreamedBuild { vectors, ..*build };
     let clusters = clusters_for(rows);
-    let sample = build.sample(clusters * TRAINED_PER_CLUSTER, build.seed)?;
+    let sample = relative.sample(clusters * TRAINED_PER_CLUSTER, build.seed)?;
     let plan = KmeansPlan {
         dims,
         clusters,
@@ -34,18 +38,18 @@ pub(crate) fn build(build: &StreamedBuild<'_>, profile: &VectorProfile) -> Resul
     };
     let centres = kmeans::train(&sample, &plan)?;
     drop(sample);
-    let nearest = build.assign(&centres, dims, &|vectors, points| {
+    let nearest = relative.assign(&centres, dims, &|vectors, points| {
         points.extend_from_slice(vectors);
         Ok(())
     })?;
     let mut lists = RowsByCluster::new(&nearest, centres.len() / dims);
     lists.sort_by_id(|row| build.vectors.id(row));
-    let books = train_books(&centres, &nearest, build)?;
+    let books = train_books(&centres, &nearest, relative)?;
     drop(nearest);
     let mut bytes = ByteVectors::scaled(profile);
-    let codes = encode(&centres, &lists, &books, &mut bytes, build)?;
+    let codes = encode(&centres, mean, &lists, &books, &mut bytes, build)?;
     let RowsByCluster { order, starts } = lists;
-    let directory = ListDirectory::build(&centres, dims, inner_metric(build.metric), build)?;
+    let directory = ListDirectory::build(&centres, mean, dims, build)?;
     let block_starts = block_starts(&starts, BLOCK);
     let metric = build.metric;
     let mut index = IvfPq {
@@ -53,6 +57,7 @@ pub(crate) fn build(build: &StreamedBuild<'_>, profile: &VectorProfile) -> Resul
         dims,
         starts,
         block_starts,
+        mean: mean.to_vec(),
         centres,
         directory,
         books,
@@ -87,9 +92,11 @@ fn train_books(centres: &[f32], nearest: &[u32], build: &StreamedBuild<'_>) -> R
     Codebooks::train(&residuals, PqShape::new(dims), build.threads, build.seed)
 }
 
-/// Encodes all rows, list by list, and adds their bytes to `bytes`.
+/// Encodes all rows, list by list, and adds their bytes to `bytes`. The centres are relative to
+/// `mean` if it is not empty.
 fn encode(
     centres: &[f32],
+    mean: &[f32],
     lists: &RowsByCluster,
     books: &Codebooks,
     bytes: &mut ByteVectors,
@@ -108,7 +115,16 @@ fn encode(
             let start = (lists.starts[cluster] as usize - first) * dims;
             let end = (lists.starts[cluster + 1] as usize - first) * dims;
             let centre = &centres[cluster * dims..][..dims];
-            *piece = PqCodes::encode(&vectors[start..end], centre, books, metric);
+            let vectors = &vectors[start..end];
+            let mut relative = Vec::new();
+            if !mean.is_empty() {
+                subtract(vectors, mean, &mut relative);
+            }
+            let points = if mean.is_empty() { vectors } else { &relative[..] };
+            *piece = PqCodes::encode(points, centre, mean, books, metric);
+            if metric == Metric::Cosine {
+                piece.raise_zeros(vectors, dims);
+            }
         })?;
         pieces.iter().for_each(|piece| codes.append(piece));
         Ok(())
@@ -117,10 +133,11 @@ fn encode(
 }
 
 impl ListDirectory {
+    /// Encodes the centres, which are relative to `mean` if it is not empty.
     fn build(
         centres: &[f32],
+        mean: &[f32],
         dims: usize,
-        metric: Metric,
         build: &StreamedBuild<'_>,
     ) -> Result<ListDirectory> {
         let count = (centres.len() / dims).max(1) as f64;
@@ -132,7 +149,8 @@ impl ListDirectory {
         let mut residuals = Vec::with_capacity(centres.len());
         subtract(centres, &middle, &mut residuals);
         let books = Codebooks::train(&residuals, PqShape::new(dims), build.threads, build.seed)?;
-        let codes = PqCodes::encode(centres, &middle, &books, metric);
+        let metric = inner_metric(build.metric);
+        let codes = PqCodes::encode(centres, &middle, mean, &books, metric);
         Ok(ListDirectory { middle, books, codes })
     }
 }

@@ -34,6 +34,7 @@ impl Rabitq {
             dims: self.dims,
             rows: self.starts.last().copied().unwrap_or(0) as usize,
             recall: self.recall.clone(),
+            is_relative: false,
         };
         let starts = self.starts.iter().flat_map(|start| start.to_le_bytes()).collect();
         vec![

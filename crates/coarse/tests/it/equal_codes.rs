@@ -2,7 +2,7 @@
 
 use coarse::{
     BuildThreads, BuiltIndex, CoarseBuild, CoarseHit, CoarseKind, CoarseRequest, CoarseScratch,
-    DenseVectors, Exact, Metric, RowSet, ScanParams, build,
+    DenseVectors, Exact, Metric, RowSet, ScanParams, build, open, section,
 };
 
 use crate::scene::{Counted, EVERYTHING, KINDS, METRICS, Scene, mix, score, vectors};
@@ -237,5 +237,34 @@ fn of_equal_scores_the_smallest_ids_are_found() {
         let found: Vec<u32> = hits.iter().map(|hit| hit.row).collect();
         let equal = (0..order.len() as u32).rev().filter(|row| order[*row as usize] < 128);
         assert_eq!(found, equal.take(10).collect::<Vec<_>>(), "{kind:?}");
+    }
+}
+
+#[test]
+fn a_large_common_part_hides_no_near_row_of_few_dimensions() {
+    let (rows, dims, asked) = (6000, 24, 20);
+    // The differences of the rows are about one.
+    for (metric, common) in [(Metric::L2, 2000.0), (Metric::Cosine, 20.0), (Metric::Dot, 20.0)] {
+        let mut vectors = vectors(rows + asked, dims, 3);
+        vectors.iter_mut().for_each(|value| *value += common);
+        let queries = vectors.split_off(rows * dims);
+        let plan =
+            CoarseBuild { vectors: &vectors, dims, metric, threads: BuildThreads::of(2), seed: 5 };
+        let built = build(CoarseKind::Auto, &plan).unwrap();
+        let sections = built.index.sections();
+        let mut borrowed: Vec<(u32, &[u8])> =
+            sections.iter().map(|(kind, bytes)| (*kind, &bytes[..])).collect();
+        let opened = open(&borrowed).unwrap();
+        borrowed.retain(|(kind, _)| *kind != section::LIST_MEAN);
+        assert!(open(&borrowed).is_err(), "{metric:?}: a mean is lost");
+        let built = BuiltIndex { order: built.order, index: opened };
+        let scene = Scene { dims, metric, vectors, built };
+        let mut found = 0;
+        for query in queries.chunks_exact(dims) {
+            let hits = scene.search(query, 10, ScanParams::default(), None, true);
+            let naive = scene.naive(query, 10, None);
+            found += naive.iter().filter(|one| hits.iter().any(|hit| hit.row == one.row)).count();
+        }
+        assert!(found >= 170, "{metric:?}: {found} of 200");
     }
 }
