@@ -3,7 +3,7 @@
 //! deep, so the stored payloads are read first, with a strong read.
 //!
 //! If another client makes the same payload larger at this moment, each change can fit although
-//! both together do not. The later one in the log is skipped then.
+//! both together do not. Holders make both, up to a larger maximum, and skip those beyond it.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -30,7 +30,8 @@ use super::split::{self, ShardOperations};
 const SET_PAYLOAD: &str = "{\"set_payload\"";
 /// Start of the text of an operation that replaces payloads.
 const OVERWRITE_PAYLOAD: &str = "{\"overwrite_payload\"";
-/// Points whose payloads are read at the same time: 32 MiB at most.
+/// Points whose payloads are read at the same time: 32 MiB, or more if clients enlarged payloads at
+/// the same moment.
 pub(super) const POINTS_AT_ONCE_MAX: usize = 512;
 
 type Payload = Map<String, Value>;

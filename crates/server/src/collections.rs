@@ -14,15 +14,25 @@ use search::registry::{Registry, RegistryOptions};
 
 use crate::config::SearchConfig;
 
+/// Maximum bytes of a payload in a shard of a cluster. The roots refuse changes that make a payload
+/// larger than 64 KiB. A holder may make changes of the log again, over their own result. A payload
+/// then has members of both states, up to twice as many bytes, and a change that one holder skips
+/// would leave its copy with an older value. A payload that clients enlarge at the same moment may
+/// reach half of this maximum.
+const SHARD_PAYLOAD_BYTES_MAX: usize = 256 << 10;
+
 /// The registry, opened on demand.
 pub(crate) struct Collections {
     config: SearchConfig,
+    /// True if the collections are shards of a cluster.
+    are_shards: bool,
     registry: Mutex<Option<Arc<Registry>>>,
 }
 
 impl Collections {
-    pub(crate) fn new(config: SearchConfig) -> Collections {
-        Collections { config, registry: Mutex::default() }
+    /// Creates the collections of a server. `are_shards` is true for a node of a cluster.
+    pub(crate) fn new(config: SearchConfig, are_shards: bool) -> Collections {
+        Collections { config, are_shards, registry: Mutex::default() }
     }
 
     /// Opens the registry if its directory exists or is required.
@@ -93,8 +103,12 @@ impl Collections {
     }
 
     fn open(&self, directory: &Path) -> Result<Arc<Registry>> {
+        Registry::open(self.options(directory))
+    }
+
+    fn options(&self, directory: &Path) -> RegistryOptions {
         let config = &self.config;
-        Registry::open(RegistryOptions {
+        let options = RegistryOptions {
             memory_bytes: config.memory_bytes,
             cache_bytes: config.cache_bytes,
             threads: config.threads,
@@ -111,7 +125,12 @@ impl Collections {
             collections_max: config.collections_max,
             disk_reserve: config.disk_reserve,
             ..RegistryOptions::new(directory)
-        })
+        };
+        if self.are_shards {
+            RegistryOptions { payload_bytes_max: SHARD_PAYLOAD_BYTES_MAX, ..options }
+        } else {
+            options
+        }
     }
 }
 
@@ -163,13 +182,23 @@ mod tests {
     use super::*;
 
     #[test]
+    fn shards_have_room_for_changes_that_are_made_again() {
+        let directory = Path::new("unused");
+        let max = |are_shards: bool| {
+            let collections = Collections::new(SearchConfig::default(), are_shards);
+            collections.options(directory).payload_bytes_max
+        };
+        assert_eq!([max(false), max(true)], [64 << 10, SHARD_PAYLOAD_BYTES_MAX]);
+    }
+
+    #[test]
     fn an_unusable_directory_is_not_the_fault_of_the_client() {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("file");
         std::fs::write(&file, "").unwrap();
         let config =
             SearchConfig { directory: Some(file.join("collections")), ..SearchConfig::default() };
-        let collections = Collections::new(config);
+        let collections = Collections::new(config, false);
         // The directory does not exist yet, so the server starts.
         collections.start().unwrap();
         let error = api_qdrant::RegistrySource::registry(&collections).unwrap_err();

@@ -187,7 +187,8 @@ impl Server {
         let access = access_policy(&core, access);
         let inference = inference(&core, config.listeners.request_limits().request_timeout);
         let readiness = readiness(config, &core, links.copies);
-        let collections = Arc::new(Collections::new(config.search.clone()));
+        let are_shards = config.cluster.is_some();
+        let collections = Arc::new(Collections::new(config.search.clone(), are_shards));
         let audio = Arc::new(AudioState::new(
             config.audio.clone(),
             requests.clone(),

@@ -98,10 +98,10 @@ pub(crate) use helpers::{HelpWork, Helpers};
 pub use inner::Collection;
 pub use lookup::{IDS_MAX, IdList, PointCount, PointParts};
 pub use optimizer_work::OptimizerWork;
-pub(crate) use options::SHARED_VALUES_MIN;
 pub use options::{
     CANDIDATES_MAX, CollectionOptions, CollectionShape, Merging, PRINT_CANDIDATES_MAX, QuietTimes,
 };
+pub(crate) use options::{PAYLOAD_BYTES_MAX, SHARED_VALUES_MIN};
 pub use order::{OrderValue, OrderedPoint, OrderedPoints, PointOrder};
 pub use pin::{FileRole, PinnedFile, PinnedFiles};
 pub(crate) use pin::{is_file_name, publish_copy};

@@ -10,7 +10,7 @@ use crate::segment::{RecordKind, SegmentForm, SegmentSettings, VectorEncoding};
 
 /// Maximum bytes of a record.
 pub(crate) const RECORD_BYTES_MAX: usize = storage::page::RECORD_BYTES_MAX;
-/// Maximum bytes of a payload.
+/// Default of [`CollectionOptions::payload_bytes_max`].
 pub(crate) const PAYLOAD_BYTES_MAX: usize = 64 << 10;
 /// Maximum candidates of one query.
 pub const CANDIDATES_MAX: usize = coarse::HITS_MAX;
@@ -71,6 +71,8 @@ pub struct CollectionOptions {
     /// Minimum number of values of the embeddings in all segments. From this number on, idle
     /// threads take segments of a query without a filter. A query with a filter is always shared.
     pub shared_values_min: u64,
+    /// Maximum bytes of a new payload; more than 1 MiB count as 1 MiB.
+    pub payload_bytes_max: usize,
     /// Bytes of disk to keep free; changes are refused below that. `None` is a hundredth of the
     /// file system, at least 64 MiB, at most 4 GiB and at most an eighth; 0 switches the check off.
     pub disk_reserve: Option<u64>,
@@ -126,6 +128,7 @@ impl CollectionOptions {
             merging: Merging::default(),
             quiet: QuietTimes::default(),
             shared_values_min: SHARED_VALUES_MIN,
+            payload_bytes_max: PAYLOAD_BYTES_MAX,
             disk_reserve: None,
         }
     }

@@ -10,7 +10,7 @@ use storage::log::{LOG_BYTES_MAX, Log};
 
 use super::inner::{Collection, CollectionLogs};
 use super::names::CollectionFile;
-use super::options::{PAYLOAD_BYTES_MAX, RECORD_BYTES_MAX};
+use super::options::RECORD_BYTES_MAX;
 use super::stall::Urgency;
 use super::state::LiveState;
 use crate::ingest::{
@@ -206,10 +206,11 @@ impl Collection {
             )));
         }
         self.check_length(embedding)?;
-        for (what, bytes, max) in [
-            ("record", record.len(), RECORD_BYTES_MAX),
-            ("payload", payload.len(), PAYLOAD_BYTES_MAX),
-        ] {
+        // Both are stored as records.
+        let payload_max = self.options.payload_bytes_max.min(RECORD_BYTES_MAX);
+        for (what, bytes, max) in
+            [("record", record.len(), RECORD_BYTES_MAX), ("payload", payload.len(), payload_max)]
+        {
             if bytes > max {
                 return Err(Error::too_large(format!(
                     "its {what} has {bytes} bytes, {max} at most"

@@ -7,7 +7,7 @@ use os::Rate;
 
 use super::media::MediumChoice;
 use crate::codes::CodesPlace;
-use crate::collection::{Merging, QuietTimes, SHARED_VALUES_MIN};
+use crate::collection::{Merging, PAYLOAD_BYTES_MAX, QuietTimes, SHARED_VALUES_MIN};
 use crate::points::uuid_hash;
 
 /// Default maximum of collections.
@@ -53,6 +53,8 @@ pub struct RegistryOptions {
     pub alias_wait_max: Duration,
     /// As [`crate::collection::CollectionOptions::shared_values_min`].
     pub shared_values_min: u64,
+    /// As [`crate::collection::CollectionOptions::payload_bytes_max`].
+    pub payload_bytes_max: usize,
     /// Bytes of disk to keep free, as [`crate::collection::CollectionOptions::disk_reserve`].
     pub disk_reserve: Option<u64>,
 }
@@ -74,6 +76,7 @@ impl RegistryOptions {
             merging: Merging::default(),
             quiet: QuietTimes::default(),
             shared_values_min: SHARED_VALUES_MIN,
+            payload_bytes_max: PAYLOAD_BYTES_MAX,
             collections_max: COLLECTIONS_MAX,
             background_rate: Rate::per_second(64 << 20),
             uuid_hash,

@@ -122,6 +122,31 @@ fn a_second_process_is_refused() {
 }
 
 #[test]
+fn changes_of_payloads_made_again_have_the_same_result() {
+    let directory = tempfile::tempdir().unwrap();
+    let registry =
+        open_with(RegistryOptions { payload_bytes_max: 256 << 10, ..options(directory.path()) });
+    let named = registry.create("c", settings()).unwrap();
+    put(&named, &[FetchedPoint { payload: Map::new(), ..got(id(1), 1) }]).unwrap();
+    let set = |payload: Value| PayloadChange::Set { payload: object(payload), key: None };
+    // No payload is larger than 64 KiB the first time.
+    let changes = [
+        set(json!({"kept": 1})),
+        set(json!({"kept": 2, "removed": "x".repeat(30 << 10)})),
+        PayloadChange::DeleteKeys(vec!["removed".into()]),
+        set(json!({"added": "x".repeat(40 << 10)})),
+    ];
+    let about = PointSelection::Ids(vec![id(1)]);
+    let result = || {
+        changes.iter().for_each(|change| assert_eq!(named.change_payload(&about, change), Ok(1)));
+        named.get(&id(1)).unwrap().unwrap().payload
+    };
+    let first = result();
+    assert_eq!(first["kept"], 2);
+    assert_eq!(result(), first);
+}
+
+#[test]
 fn path_traversal_in_names_is_refused() {
     let directory = tempfile::tempdir().unwrap();
     let registry = open(directory.path());

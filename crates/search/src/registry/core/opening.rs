@@ -137,6 +137,7 @@ impl RegistryCore {
             merging: self.options.merging,
             quiet: self.options.quiet,
             shared_values_min: self.options.shared_values_min,
+            payload_bytes_max: self.options.payload_bytes_max,
             disk_reserve: self.options.disk_reserve,
             ..CollectionOptions::new(settings.dims, settings.metric)
         };
