@@ -82,7 +82,7 @@ def test_selectors_match_the_pods(name):
         if document["metadata"]["name"] == "release-millpond" and len(pods) > 1:
             assert selected == {name for name, labels in pods.items() if "role.millpond/root" in labels}
         else:
-            assert selected == {document["metadata"]["name"]}
+            assert selected == {document["metadata"]["name"].removesuffix("-admin")}
 
 
 def test_probes_ask_the_health_endpoints():
@@ -146,6 +146,37 @@ def test_no_server_starts_without_the_wanted_keys():
     variables = {entry["name"]: entry["valueFrom"]["secretKeyRef"] for entry in entries if "valueFrom" in entry}
     assert variables["MILLPOND_API_KEY"] == {"name": "millpond-keys", "key": "api-key"}
     assert variables["MILLPOND_ADMIN_KEY"] == {"name": "millpond-keys", "key": "admin-key", "optional": True}
+
+
+@pytest.mark.parametrize("name", ["default", "cluster"])
+def test_pods_have_the_volumes_variables_and_containers_of_the_values(name):
+    more = ["envFrom[0].secretRef.name=s3-credentials", "extraVolumes[0].name=keys", "extraVolumes[0].secret.secretName=file",
+            "extraVolumeMounts[0].name=keys", "extraVolumeMounts[0].mountPath=/etc/millpond-keys", "priorityClassName=high",
+            "initContainers[0].name=fetch", "initContainers[0].image=fetch:1"]  # fmt: skip
+    documents = render(*VALUES[name], *(argument for value in more for argument in ("--set", value)))
+    for workload in workloads(documents):
+        kubernetes_validate.validate(workload, VERSION, strict=True)
+        pod, own = workload["spec"]["template"]["spec"], container(workload)
+        secrets = [entry["secretRef"]["name"] for entry in own["envFrom"]]
+        assert secrets == [*(["millpond-store"] if name == "cluster" else []), "s3-credentials"]
+        assert pod["volumes"][-1] == {"name": "keys", "secret": {"secretName": "file"}}
+        assert own["volumeMounts"][-1] == {"name": "keys", "mountPath": "/etc/millpond-keys"}
+        assert pod["initContainers"] == [{"name": "fetch", "image": "fetch:1"}]
+        assert pod["priorityClassName"] == "high"
+
+
+def test_groups_have_priorities_of_their_own():
+    own = "priorityClassName=high,cluster.groups.search.priorityClassName=higher"
+    found = {workload["metadata"]["name"]: workload["spec"]["template"]["spec"]["priorityClassName"]
+             for workload in workloads(render("--set", f"{CLUSTER},{own}"))}  # fmt: skip
+    assert found == {"release-millpond-root": "high", "release-millpond-search": "higher", "release-millpond-ingest": "high"}
+
+
+def test_volumes_of_the_chart_are_not_repeated():
+    # An upgrade would merge both entries.
+    assert "extraVolumes: cache: the chart has" in refused("extraVolumes[0].name=cache")
+    mount = "extraVolumeMounts[0].name=a,extraVolumeMounts[0].mountPath=/tmp/"
+    assert "extraVolumeMounts: /tmp/: the chart mounts" in refused(mount)
 
 
 def test_search_keeps_one_writer():
@@ -239,6 +270,7 @@ def test_the_least_replicas_are_not_above_the_most():
 
 @pytest.mark.parametrize("wrong", ["replica=2", "service.httpPort=99999", "image.digest=latest", "probes.readinessPath=ready",
                                    "podDisruptionBudget.maxUnavailable=most", "imagePullSecrets={registry}",
+                                   "envFrom[0].secret.name=a", "ingress.http.paths={models}", "networkPolicy.clients={ingress}",
                                    "env[0].name=AWS_MAX_ATTEMPTS,env[0].value=8"])
 def test_wrong_values_are_refused(wrong):
     assert "values don't meet the specifications" in refused(wrong)

@@ -1,8 +1,8 @@
-"""TLS and the admin port in the Helm chart: probes, Services and Prometheus follow them."""
+"""TLS, the admin port, ingresses and network policies in the Helm chart."""
 
 import kubernetes_validate
 import pytest
-from chart import CLUSTER, GROUP_LABEL, VERSION, container, flags, of_group, one, refused, render, validate_custom
+from chart import CLUSTER, GROUP_LABEL, VALUES, VERSION, container, flags, of_group, one, refused, render, validate_custom
 
 
 def test_probes_follow_tls_and_the_admin_port():
@@ -67,6 +67,7 @@ WRONG_LISTENERS = {
     "unchecked": (["tls.secret=a,serviceMonitor.enabled=true"], "needs serviceMonitor.tlsConfig"),
     "no TLS": (["serviceMonitor.enabled=true,serviceMonitor.tlsConfig.serverName=a"], "tlsConfig has no effect"),
     "group": ([CLUSTER, "cluster.groups.root.args={--admin-port=8502}"], "args: --admin-port: set adminPort"),
+    "two ingresses": (["ingress.http.enabled=true,ingress.grpc.enabled=true"], "the route / is both that of grpc and of http"),
     "TLS of a cluster": ([CLUSTER, "tls.secret=a"], "tls.secret has no effect with cluster.enabled"),
 }
 
@@ -91,3 +92,42 @@ def test_flags_that_the_chart_does_not_set_may_be_given():
 @pytest.mark.parametrize("values,words", WRONG_LISTENERS.values(), ids=WRONG_LISTENERS.keys())
 def test_wrong_ports_and_certificates_are_refused(values, words):
     assert words in refused(*values)
+
+
+def test_ingresses_lead_to_the_ports_of_the_service():
+    documents = render(*VALUES["ingress"])
+    found = {document["metadata"]["name"]: document for document in documents if document["kind"] == "Ingress"}
+    for protocol, host in (("http", "models.example.com"), ("grpc", "grpc.models.example.com")):
+        spec = found.pop(f"release-millpond-{protocol}")["spec"]
+        assert (spec["ingressClassName"], spec["tls"]) == ("nginx", [{"secretName": "models-tls", "hosts": [host]}])
+        (rule,) = spec["rules"]
+        (path,) = rule["http"]["paths"]
+        assert (rule["host"], path["path"], path["pathType"]) == (host, "/", "Prefix")
+        backend = {"name": "release-millpond", "port": {"name": protocol}}
+        assert path["backend"] == {"service": backend}
+    assert not found
+    # Without hosts, one Ingress for all hosts. One host may have both if the paths differ.
+    (http,) = one(render("--set", "ingress.http.enabled=true"), "Ingress")["spec"]["rules"]
+    assert "host" not in http
+    both = "ingress.http.enabled=true,ingress.grpc.enabled=true,ingress.grpc.paths={/inference.GRPCInferenceService}"
+    assert len([document for document in render("--set", both) if document["kind"] == "Ingress"]) == 2
+    assert not [document for document in render() if document["kind"] in ("Ingress", "NetworkPolicy")]
+
+
+def test_network_policies_admit_the_named_peers():
+    def ports(*values):
+        policy = one(render("--set", ",".join(["networkPolicy.enabled=true", *values])), "NetworkPolicy")
+        kubernetes_validate.validate(policy, VERSION, strict=True)
+        # A rule without peers would admit all.
+        assert all(rule["from"] for rule in policy["spec"]["ingress"])
+        return [[port["port"] for port in rule["ports"]] for rule in policy["spec"]["ingress"]], policy["spec"]
+
+    found, spec = ports()
+    assert (found, spec["policyTypes"]) == ([[8501, 8500]], ["Ingress"])
+    assert spec["ingress"][0]["from"] == [{"podSelector": {}}] and "egress" not in spec
+    assert ports("adminPort=8502")[0] == [[8501, 8500], [8502]]
+    none = "networkPolicy.clients=null,networkPolicy.operators=null"
+    assert ports(none)[0] == ports(none, "adminPort=8502")[0] == []
+    found, spec = ports(CLUSTER, "networkPolicy.clients=null")
+    assert found == [[8501]] and spec["ingress"][0]["from"] == [{"podSelector": spec["podSelector"]}]
+    assert ports("networkPolicy.egress[0].to[0].podSelector.matchLabels.a=b")[1]["policyTypes"] == ["Ingress", "Egress"]

@@ -6,7 +6,7 @@ Returns the enabled groups of a cluster by name, as JSON: those of `cluster.grou
 {{- $groups := dict }}
 {{- range $name, $given := .Values.cluster.groups }}
 {{- $group := dict "enabled" true "replicas" 1 "args" list "minReadySeconds" 0 "antiAffinity" "preferred" }}
-{{- range $field := list "resources" "nodeSelector" "tolerations" "affinity" "topologySpreadConstraints" }}
+{{- range $field := list "resources" "nodeSelector" "tolerations" "affinity" "topologySpreadConstraints" "priorityClassName" }}
 {{- $_ := set $group $field (index $given $field | default (index $.Values $field)) }}
 {{- end }}
 {{- range $field := list "enabled" "roles" "replicas" "args" "minReadySeconds" "antiAffinity" }}
@@ -171,5 +171,5 @@ component.
 {{- $affinity = dict "podAntiAffinity" (ternary $required $preferred (eq .group.antiAffinity "required")) }}
 {{- end }}
 {{- dict "nodeSelector" .group.nodeSelector "tolerations" .group.tolerations "affinity" $affinity
-  "topologySpreadConstraints" $constraints | toJson }}
+  "topologySpreadConstraints" $constraints "priorityClassName" .group.priorityClassName | toJson }}
 {{- end -}}

@@ -12,7 +12,7 @@ Spec of a pod that runs `millpond serve`. Takes a dictionary:
   models           true: the volume of models is mounted
   cacheClaim       claim of the cache, or ""
   data             text: source of the volume "data"; "" if a StatefulSet adds the volume
-  placement        dictionary: nodeSelector, tolerations, affinity, topologySpreadConstraints
+  placement        dictionary: nodeSelector, tolerations, affinity, topologySpreadConstraints, priorityClassName
 */}}
 {{- define "millpond.podSpec" -}}
 {{- $ := .root -}}
@@ -21,6 +21,7 @@ Spec of a pod that runs `millpond serve`. Takes a dictionary:
 {{- $name := ternary "cluster.terminationGracePeriodSeconds" "terminationGracePeriodSeconds" $.Values.cluster.enabled }}
 {{- fail (printf "%s %d is shorter than preStopSeconds %d; set it above preStopSeconds and --shutdown-grace (30 s) together" $name (int .graceSeconds) (int $.Values.preStopSeconds)) }}
 {{- end }}
+{{- include "millpond.checkVolumes" $ }}
 {{- include "millpond.checkGrace" (dict "root" $ "args" (concat $.Values.args .groupArgs) "pause" (ternary (int $.Values.preStopSeconds) 0 .pauses) "graceSeconds" .graceSeconds) }}
 {{/* All ports answer the health endpoints, also if there is an admin port. */}}
 {{- $health := ternary "port: http, scheme: HTTPS" "port: http" (not (empty $.Values.tls.secret)) -}}
@@ -31,6 +32,12 @@ imagePullSecrets: {{- toYaml . | nindent 2 }}
 {{- end }}
 securityContext: {{- include "millpond.podSecurity" $ | nindent 2 }}
 terminationGracePeriodSeconds: {{ .graceSeconds }}
+{{- with .placement.priorityClassName }}
+priorityClassName: {{ . | quote }}
+{{- end }}
+{{- with $.Values.initContainers }}
+initContainers: {{- toYaml . | nindent 2 }}
+{{- end }}
 containers:
   - name: millpond
     image: {{ include "millpond.image" $ }}
@@ -66,9 +73,14 @@ containers:
       {{- with $.Values.env }}
       {{- toYaml . | nindent 6 }}
       {{- end }}
-    {{- with .variablesSecret }}
+    {{- if or .variablesSecret $.Values.envFrom }}
     envFrom:
+      {{- with .variablesSecret }}
       - secretRef: {name: {{ . | quote }}}
+      {{- end }}
+      {{- with $.Values.envFrom }}
+      {{- toYaml . | nindent 6 }}
+      {{- end }}
     {{- end }}
     ports:
       - {name: http, containerPort: 8501}
@@ -123,6 +135,9 @@ containers:
       {{- if .etcdSecret }}
       - {name: etcd, mountPath: /etc/millpond-etcd, readOnly: true}
       {{- end }}
+      {{- with $.Values.extraVolumeMounts }}
+      {{- toYaml . | nindent 6 }}
+      {{- end }}
 volumes:
   {{- if .models }}
   - name: models
@@ -156,10 +171,29 @@ volumes:
   - name: etcd
     secret: {secretName: {{ . | quote }}}
   {{- end }}
+  {{- with $.Values.extraVolumes }}
+  {{- toYaml . | nindent 2 }}
+  {{- end }}
 {{- $placement := .placement }}
 {{- range $field := list "nodeSelector" "tolerations" "affinity" "topologySpreadConstraints" }}
 {{- with index $placement $field }}
 {{ $field }}: {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end }}
+{{- end -}}
+
+{{/*
+Fails if `extraVolumes` or `extraVolumeMounts` repeat a name or a path of the chart: an upgrade would merge both entries.
+*/}}
+{{- define "millpond.checkVolumes" -}}
+{{- range .Values.extraVolumes }}
+{{- if has .name (list "models" "cache" "data" "scratch" "settings" "tls" "etcd") }}
+{{- fail (printf "extraVolumes: %s: the chart has a volume of this name; choose another" .name) }}
+{{- end }}
+{{- end }}
+{{- range .Values.extraVolumeMounts }}
+{{- if has (trimSuffix "/" .mountPath) (list "/models" "/var/cache/millpond" "/var/lib/millpond" "/tmp" "/etc/millpond" "/etc/millpond-tls" "/etc/millpond-etcd") }}
+{{- fail (printf "extraVolumeMounts: %s: the chart mounts a volume there; choose another path" .mountPath) }}
 {{- end }}
 {{- end }}
 {{- end -}}
