@@ -117,11 +117,9 @@ impl ServerClient {
     /// Returns a usage error for an address that is not `http[s]://HOST[:PORT]` or `unix:PATH`, and
     /// for certificates that cannot be read.
     pub(crate) fn new(args: &ServerArgs) -> CommandResult<ServerClient> {
-        let (source, url) = match (&args.url, environment::URL.text()) {
-            (Some(url), _) => ("--url", url.clone()),
-            (None, Some(url)) => (environment::URL.name, url),
-            (None, None) => ("--url", URL_DEFAULT.to_owned()),
-        };
+        let source = environment::URL.source("--url", args.url.is_some());
+        let url = args.url.clone().or_else(|| environment::URL.text());
+        let url = url.unwrap_or_else(|| URL_DEFAULT.to_owned());
         let ServerAddress { shown, root, socket } = ServerAddress::parse(source, &url)?;
         let by_tls = root.starts_with("https://");
         args.tls.check_used(by_tls).map_err(usage)?;
@@ -605,8 +603,8 @@ mod tests {
         std::fs::write(path("cert.pem"), params.self_signed(&own).unwrap().pem()).unwrap();
         let client = |key: &rcgen::KeyPair| {
             std::fs::write(path("key.pem"), key.serialize_pem()).unwrap();
-            let tls =
-                TlsArgs { cert: Some(path("cert.pem")), key: Some(path("key.pem")), ca: None };
+            let (cert, key) = (Some(path("cert.pem")), Some(path("key.pem")));
+            let tls = TlsArgs { cert, key, ..TlsArgs::default() };
             ServerClient::new(&ServerArgs { url: Some("https://h:1".into()), tls })
         };
         assert!(client(&own).is_ok());

@@ -198,6 +198,12 @@ impl Variable {
         }
     }
 
+    /// Returns the name that errors about a value use: `flag` if the value `is_given` by the flag or
+    /// the settings file, else the name of the variable.
+    pub fn source(&self, flag: &'static str, is_given: bool) -> &'static str {
+        if is_given { flag } else { self.name }
+    }
+
     /// Returns its value as a path; `None` if it is unset or empty.
     pub fn path(&self) -> Option<PathBuf> {
         std::env::var_os(self.name).filter(|value| !value.is_empty()).map(PathBuf::from)
@@ -256,6 +262,7 @@ pub fn with_ca(tls: &TlsArgs, urls: &[&str]) -> TlsArgs {
     let is_tls = |url: &&str| url.starts_with("https://") || url.starts_with("grpcs://");
     if tls.ca.is_none() && urls.iter().any(is_tls) {
         tls.ca = CA.path();
+        tls.ca_source = Some(CA.name);
     }
     tls
 }
@@ -339,25 +346,34 @@ fn data_dir() -> Option<PathBuf> {
 /// Returns the places to search for the LibTorch shim: `explicit`, else the environment's path,
 /// else the places around this process.
 pub fn torch_search(explicit: Option<PathBuf>) -> LibrarySearch {
-    search(explicit.or_else(|| LIBTORCH.path()))
+    engine_search(explicit, "--libtorch", &LIBTORCH)
 }
 
 /// Returns the places to search for TensorFlow: `explicit`, else the environment's path, else the
 /// places around this process.
 pub fn tensorflow_search(explicit: Option<PathBuf>) -> LibrarySearch {
-    search(explicit.or_else(|| TENSORFLOW.path()))
+    engine_search(explicit, "--tensorflow", &TENSORFLOW)
 }
 
 /// Returns the places to search for ONNX Runtime: `explicit`, else the environment's path, else the
 /// places around this process.
 pub fn library_search(explicit: Option<PathBuf>) -> LibrarySearch {
-    search(explicit.or_else(|| ONNXRUNTIME.path()))
+    engine_search(explicit, "--onnxruntime", &ONNXRUNTIME)
 }
 
 /// Returns the places to search for installed recognisers: those around this process, as for the
 /// engines.
 pub fn recogniser_search() -> LibrarySearch {
     search(None)
+}
+
+fn engine_search(
+    explicit: Option<PathBuf>,
+    flag: &'static str,
+    variable: &Variable,
+) -> LibrarySearch {
+    let explicit_source = Some(variable.source(flag, explicit.is_some()));
+    LibrarySearch { explicit_source, ..search(explicit.or_else(|| variable.path())) }
 }
 
 fn search(explicit: Option<PathBuf>) -> LibrarySearch {
@@ -383,6 +399,15 @@ pub fn help() -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn errors_name_the_flag_or_the_variable() {
+        assert_eq!(LOG.source("--log", true), "--log");
+        assert_eq!(LOG.source("--log", false), "MILLPOND_LOG");
+        let given = library_search(Some("/given.so".into()));
+        assert_eq!(given.explicit_source, Some("--onnxruntime"));
+        assert_eq!(library_search(None).explicit_source, Some("MILLPOND_ONNXRUNTIME"));
+    }
 
     #[test]
     fn the_owner_of_the_shared_cache_keeps_it() {

@@ -29,7 +29,7 @@ pub(crate) const REMEDY: &str = "run `pip install --upgrade onnxruntime` in its 
 /// `NotFound` with the remedy.
 pub(crate) fn find(search: &LibrarySearch) -> Result<PathBuf> {
     if let Some(explicit) = &search.explicit {
-        return find_explicit(explicit);
+        return find_explicit(explicit, search.explicit_source.unwrap_or("--onnxruntime"));
     }
     search
         .find(|dir| newest_in(&dir.join(IN_PACKAGES)).or_else(|| newest_in(dir)))
@@ -46,10 +46,11 @@ fn missing(search: &LibrarySearch) -> Error {
     Error::not_found(format!("ONNX Runtime was not found: {remedy}. Looked in {places}"))
 }
 
-fn find_explicit(path: &Path) -> Result<PathBuf> {
+/// Returns the library at `path`. Errors begin with `source`, the flag or variable that has it.
+fn find_explicit(path: &Path, source: &str) -> Result<PathBuf> {
     let real = std::fs::canonicalize(path).map_err(|e| {
         Error::not_found(format!(
-            "--onnxruntime {}: {e}; it names {FILE_PREFIX}.* or its directory",
+            "{source} {}: {e}; it names {FILE_PREFIX}.* or its directory",
             path.display()
         ))
         .with_source(e)
@@ -61,7 +62,7 @@ fn find_explicit(path: &Path) -> Result<PathBuf> {
         newest_in(&real).or_else(|| newest_in(&real.join("lib"))).or_else(|| in_virtual_env(&real));
     inside.ok_or_else(|| {
         Error::not_found(format!(
-            "--onnxruntime {}: there is no {FILE_PREFIX}.* in this directory",
+            "{source} {}: there is no {FILE_PREFIX}.* in this directory",
             path.display()
         ))
     })
@@ -178,14 +179,19 @@ mod tests {
         environment(&dir.path().join(".venv"), "1.31.1");
         for wrong in ["nowhere.so", "."] {
             let explicit = Some(dir.path().join(wrong));
-            let search = LibrarySearch {
+            let mut search = LibrarySearch {
                 explicit,
                 start_dirs: vec![dir.path().to_owned()],
                 ..Default::default()
             };
-            let error = find(&search).unwrap_err();
-            assert_eq!(error.kind(), ErrorKind::NotFound);
-            assert!(error.message().contains("--onnxruntime"), "{error}");
+            for (source, named) in
+                [(None, "--onnxruntime "), (Some("MILLPOND_ONNXRUNTIME"), "MILLPOND_ONNXRUNTIME ")]
+            {
+                search.explicit_source = source;
+                let error = find(&search).unwrap_err();
+                assert_eq!(error.kind(), ErrorKind::NotFound);
+                assert!(error.message().starts_with(named), "{error}");
+            }
         }
     }
 }

@@ -21,7 +21,7 @@ const PACKAGE: &str = "tensorflow";
 /// `NotFound` with the remedy.
 fn find(search: &LibrarySearch) -> Result<PathBuf> {
     if let Some(explicit) = &search.explicit {
-        return find_explicit(explicit);
+        return find_explicit(explicit, search.explicit_source.unwrap_or("--tensorflow"));
     }
     search
         .find(|dir| [dir.join(PACKAGE), dir.to_owned()].into_iter().find(|dir| holds_library(dir)))
@@ -37,9 +37,10 @@ fn holds_library(dir: &Path) -> bool {
     [LIBRARY, FRAMEWORK].iter().all(|name| dir.join(name).is_file())
 }
 
-/// Accepts the library, its directory, and a virtual environment.
-fn find_explicit(path: &Path) -> Result<PathBuf> {
-    let missing = |why: &str| Error::not_found(format!("--tensorflow {}: {why}", path.display()));
+/// Accepts the library, its directory, and a virtual environment. Errors begin with `source`, the
+/// flag or variable that has the path.
+fn find_explicit(path: &Path, source: &str) -> Result<PathBuf> {
+    let missing = |why: &str| Error::not_found(format!("{source} {}: {why}", path.display()));
     let real = std::fs::canonicalize(path)
         .map_err(|e| missing(&format!("{e}; it names {LIBRARY} or its directory")))?;
     let beside = real.parent().filter(|_| real.is_file()).map(Path::to_owned);

@@ -26,7 +26,7 @@ const IN_PACKAGES: &str = "millpond_torch";
 /// `NotFound` with the remedy.
 fn find(search: &LibrarySearch) -> Result<PathBuf> {
     if let Some(explicit) = &search.explicit {
-        return find_explicit(explicit);
+        return find_explicit(explicit, search.explicit_source.unwrap_or("--libtorch"));
     }
     let shim = |dir: PathBuf| std::fs::canonicalize(dir.join(FILE)).ok();
     let made = search.environments().find_map(|environment| shim(environment.join(IN_ENVIRONMENT)));
@@ -40,8 +40,9 @@ fn find(search: &LibrarySearch) -> Result<PathBuf> {
         })
 }
 
-fn find_explicit(path: &Path) -> Result<PathBuf> {
-    let missing = |why: &str| Error::not_found(format!("--libtorch {}: {why}", path.display()));
+/// Returns the library at `path`. Errors begin with `source`, the flag or variable that has it.
+fn find_explicit(path: &Path, source: &str) -> Result<PathBuf> {
+    let missing = |why: &str| Error::not_found(format!("{source} {}: {why}", path.display()));
     let real = std::fs::canonicalize(path)
         .map_err(|e| missing(&format!("{e}; it names {FILE} or its directory")))?;
     if !real.is_dir() {

@@ -34,6 +34,8 @@ pub struct LibrarySearch {
     /// The library, or a directory that contains it or is a virtual environment. If given, nothing
     /// else is tried.
     pub explicit: Option<PathBuf>,
+    /// Flag or variable that `explicit` comes from, for errors; `None` for the flag of the engine.
+    pub explicit_source: Option<&'static str>,
     /// The active virtual environment.
     pub virtual_env: Option<PathBuf>,
     /// Directory of the program.

@@ -33,15 +33,23 @@ pub struct TlsArgs {
     /// Private key of --cert (PEM) [default: it is in the file of --cert]
     #[arg(long, value_name = "FILE", requires = "cert")]
     pub key: Option<PathBuf>,
+    /// Flag or variable that `ca` comes from, for errors; `None` for the flag.
+    #[arg(skip)]
+    pub ca_source: Option<&'static str>,
 }
 
 impl TlsArgs {
+    /// Returns the name of `ca` in errors.
+    fn ca_name(&self) -> &'static str {
+        self.ca_source.unwrap_or("--ca")
+    }
+
     /// Checks that each set flag has an effect, which needs a connection that uses TLS.
     ///
     /// # Errors
     /// `InvalidArgument`, with the flag.
     pub fn check_used(&self, by_tls: bool) -> Result<()> {
-        let flags = [("--ca", &self.ca), ("--cert", &self.cert), ("--key", &self.key)];
+        let flags = [(self.ca_name(), &self.ca), ("--cert", &self.cert), ("--key", &self.key)];
         match flags.iter().find(|(_, value)| value.is_some()) {
             Some((flag, _)) if !by_tls => Err(Error::invalid(format!(
                 "{flag} has no effect without TLS: give an address that begins with https:// or grpcs://"
@@ -55,7 +63,7 @@ impl TlsArgs {
     /// # Errors
     /// `InvalidArgument` if the file has no certificate in PEM form, or the error of the read.
     pub fn issuers(&self) -> Result<Option<Vec<CertificateDer<'static>>>> {
-        self.ca.as_deref().map(|path| certificates("--ca", path)).transpose()
+        self.ca.as_deref().map(|path| certificates(self.ca_name(), path)).transpose()
     }
 
     /// Returns the certificates and the key of this client, if it has them.
@@ -166,7 +174,9 @@ impl TlsClient {
             Some(issuers) => {
                 let mut roots = RootCertStore::empty();
                 for issuer in issuers {
-                    roots.add(issuer).map_err(|error| Error::invalid("--ca").caused_by(error))?;
+                    roots
+                        .add(issuer)
+                        .map_err(|error| Error::invalid(args.ca_name()).caused_by(error))?;
                 }
                 builder.with_root_certificates(roots)
             }
@@ -308,12 +318,14 @@ kz5nVvdb/6yR6T6zOV3uwYDg4B2hRANCAASjbGq18SSfcmiSYaM3bXkXoSGiJk7c
         let dir = tempfile::tempdir().unwrap();
         let empty = dir.path().join("empty.pem");
         std::fs::write(&empty, "").unwrap();
-        let args = TlsArgs { ca: Some(empty.clone()), cert: Some(empty), key: None };
+        let args = TlsArgs { ca: Some(empty.clone()), cert: Some(empty), ..TlsArgs::default() };
         for error in [args.issuers().unwrap_err(), args.identity().unwrap_err()] {
             assert!(error.message().contains("empty.pem: no certificate in PEM form"), "{error}");
         }
-        let missing = TlsArgs { ca: Some(dir.path().join("none")), ..TlsArgs::default() };
+        let mut missing = TlsArgs { ca: Some(dir.path().join("none")), ..TlsArgs::default() };
         assert!(missing.issuers().unwrap_err().message().starts_with("--ca "));
+        missing.ca_source = Some("MILLPOND_CA");
+        assert!(missing.issuers().unwrap_err().message().starts_with("MILLPOND_CA "));
     }
 
     #[test]

@@ -55,8 +55,9 @@ impl RecogniserDirArgs {
     /// # Errors
     /// Returns an error that says how to get recognisers.
     pub(crate) fn dir(&self) -> CommandResult<PathBuf> {
+        let source = environment::RECOGNISERS.source("--recognisers", self.recognisers.is_some());
         let given = self.recognisers.clone().or_else(|| environment::RECOGNISERS.path());
-        find_dir(given, &environment::recogniser_search())
+        find_dir(source, given, &environment::recogniser_search())
     }
 
     /// Returns all recognisers, sorted by name.
@@ -99,14 +100,19 @@ impl RecogniserDirArgs {
 }
 
 /// Returns `given`, else the first [`USUAL_DIR`] in or above the start directories of `search`,
-/// else the Python package, which is searched for where an engine's library would be.
-fn find_dir(given: Option<PathBuf>, search: &LibrarySearch) -> CommandResult<PathBuf> {
+/// else the Python package, which is searched for where an engine's library would be. `source` is
+/// the flag or variable of `given`.
+fn find_dir(
+    source: &str,
+    given: Option<PathBuf>,
+    search: &LibrarySearch,
+) -> CommandResult<PathBuf> {
     if let Some(dir) = given {
         return if dir.is_dir() {
             Ok(dir)
         } else {
             Err(CommandError::failed(format!(
-                "--recognisers {}: there is no such directory",
+                "{source} {}: there is no such directory",
                 dir.display()
             ))
             .hint(remedy(search)))
@@ -213,7 +219,8 @@ mod tests {
             start_dirs: vec![below.clone()],
             ..LibrarySearch::default()
         };
-        let missing = find_dir(None, &search).unwrap_err();
+        let find_dir = |given| find_dir("MILLPOND_RECOGNISERS", given, &search);
+        let missing = find_dir(None).unwrap_err();
         let places = missing.message();
         for place in [
             &format!("{USUAL_DIR} in or above {}", below.display()),
@@ -222,10 +229,12 @@ mod tests {
             assert!(places.contains(place.as_str()), "{place} is not in {places}");
         }
         std::fs::create_dir_all(&installed).unwrap();
-        assert_eq!(find_dir(None, &search).unwrap(), installed);
+        assert_eq!(find_dir(None).unwrap(), installed);
         std::fs::create_dir_all(&project).unwrap();
-        assert_eq!(find_dir(None, &search).unwrap(), project);
-        let wrong = find_dir(Some(dir.path().join("none")), &search).unwrap_err();
-        assert!(wrong.message().contains("none"));
+        assert_eq!(find_dir(None).unwrap(), project);
+        let none = dir.path().join("none");
+        let wrong = find_dir(Some(none.clone())).unwrap_err();
+        let named = format!("MILLPOND_RECOGNISERS {}: ", none.display());
+        assert!(wrong.message().starts_with(&named), "{}", wrong.message());
     }
 }

@@ -25,13 +25,25 @@ const FORMS: &str =
 /// failure.
 const QUIET_STORES: &str = "object_store=warn";
 
+/// Form and level of the log.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct LogSetup {
+    pub(crate) format: LogFormat,
+    /// A level, or a filter.
+    pub(crate) filter: String,
+    /// Flag or variable that `filter` comes from.
+    pub(crate) source: &'static str,
+}
+
 /// Starts the log of this process. Returns its filter.
 ///
 /// # Errors
-/// Returns a usage error if `filter` is invalid.
-pub(crate) fn start(format: LogFormat, filter: &str) -> CommandResult<Arc<dyn LogFilter>> {
+/// Returns a usage error if the filter is invalid.
+pub(crate) fn start(setup: &LogSetup) -> CommandResult<Arc<dyn LogFilter>> {
+    let LogSetup { format, filter, source } = setup;
+    let format = *format;
     let parsed = parse(filter)
-        .map_err(|what| CommandError::usage(format!("--log {filter}: {what}")).hint(FORMS))?;
+        .map_err(|what| CommandError::usage(format!("{source} {filter}: {what}")).hint(FORMS))?;
     let builder =
         tracing_subscriber::fmt().with_env_filter(parsed).with_writer(LogOutput::new(format));
     let (started, replace): (_, Replace) = match format {

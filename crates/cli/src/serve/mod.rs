@@ -107,7 +107,7 @@ pub(crate) fn run(args: &ServeArgs) -> CommandResult {
     os::private::restrict_umask();
     let watch = args.config_path().map(|path| SettingsWatch::new(args.clone(), path));
     let settings = ServeSettings::resolve(args)?;
-    let filter = log::start(settings.log_format, &settings.log)?;
+    let filter = log::start(&settings.log)?;
     settings.advice().iter().for_each(|advice| tracing::warn!("{advice}"));
     let poll = settings.lifecycle.poll.map_or(POLL, |TimeSpan(time)| time);
     let watch = watch.map(|source| ConfigWatch { source: Box::new(source), poll: Some(poll) });

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use command_line::environment;
+use command_line::environment::{self, Variable};
 use command_line::exit::{CommandError, CommandResult, ExitStatus};
 use command_line::values::ModelSource;
 use engine::{ScheduleFile, ScheduleMode, ScheduleOptions};
@@ -15,6 +15,7 @@ use lifecycle::RolloutFile;
 
 use super::ServeArgs;
 use super::file::{ModelOptions, SettingsFile};
+use super::log::LogSetup;
 use super::options::{
     AudioOptions, ClusterOptions, InferenceOptions, LifecycleOptions, LogFormat, MemoryOptions,
     ScheduleFlags, SearchOptions, ServerOptions,
@@ -37,8 +38,7 @@ pub(crate) struct ServeSettings {
     pub(super) schedule: ScheduleOptions,
     /// Rollouts of all models without settings of their own.
     pub(super) rollout: RolloutFile,
-    pub(crate) log_format: LogFormat,
-    pub(crate) log: String,
+    pub(crate) log: LogSetup,
     pub(super) models: BTreeMap<String, ListedModel>,
     pub(super) roots: Vec<PathBuf>,
     /// URLs of object stores by the directory of `models` or `roots` that mirrors them.
@@ -72,6 +72,30 @@ fn schedule(
         .check()
         .map_err(|error| CommandError::usage(format!("[schedule]: {}", error.message())))?;
     Ok(options)
+}
+
+/// Returns the log of the flags, the settings file and the variable.
+fn log_setup(server: &ServerOptions) -> LogSetup {
+    let own = server.log.clone().filter(|filter| !filter.is_empty());
+    LogSetup {
+        format: server.log_format.unwrap_or(LogFormat::Text),
+        source: environment::LOG.source("--log", own.is_some()),
+        filter: own.or_else(|| environment::LOG.text()).unwrap_or_else(|| "info".to_owned()),
+    }
+}
+
+/// Returns the key that `flag` or the settings file has, else the key of the variable.
+///
+/// # Errors
+/// Returns a usage error that names the flag or the variable if no client can send the key.
+fn key(
+    flag: &'static str,
+    given: Option<String>,
+    variable: &Variable,
+) -> CommandResult<Option<String>> {
+    let source = variable.source(flag, given.is_some());
+    let key = given.map_or_else(|| variable.secret(), |key| Ok(Some(key)))?;
+    key.map(|key| check::sendable_key(source, key)).transpose()
 }
 
 impl ServeSettings {
@@ -123,10 +147,10 @@ impl ServeSettings {
     /// Returns a usage error that names the flag or the key.
     pub(crate) fn join(args: &ServeArgs, file: SettingsFile) -> CommandResult<ServeSettings> {
         let inference = args.inference.clone().over(file.inference);
+        let server = args.server.clone().over(file.server);
         let mut settings = ServeSettings {
-            log_format: LogFormat::Text,
-            log: String::new(),
-            server: args.server.clone().over(file.server),
+            log: log_setup(&server),
+            server,
             schedule: schedule(args.schedule.clone(), file.schedule, &inference)?,
             rollout: file.rollout,
             inference,
@@ -139,18 +163,10 @@ impl ServeSettings {
             roots: Vec::new(),
             stores: BTreeMap::new(),
         };
-        settings.log_format = settings.server.log_format.unwrap_or(LogFormat::Text);
-        settings.log = settings
-            .server
-            .log
-            .clone()
-            .filter(|filter| !filter.is_empty())
-            .or_else(|| environment::LOG.text())
-            .unwrap_or_else(|| "info".to_owned());
-        let api_key = environment::API_KEY.secret()?;
-        settings.search.api_key = settings.search.api_key.take().or(api_key);
-        let admin_key = environment::ADMIN_KEY.secret()?;
-        settings.server.admin_key = settings.server.admin_key.take().or(admin_key);
+        let api_key = settings.search.api_key.take();
+        settings.search.api_key = key("--api-key", api_key, &environment::API_KEY)?;
+        let admin_key = settings.server.admin_key.take();
+        settings.server.admin_key = key("--admin-key", admin_key, &environment::ADMIN_KEY)?;
         if environment::REQUIRE_KEY.text().is_some() {
             settings.check_has_key()?;
         }

@@ -21,7 +21,8 @@ use super::list::ListSource;
 use crate::layout;
 use crate::serve::ServeArgs;
 use crate::serve::file::SettingsFile;
-use crate::serve::options::{LifecycleOptions, LogFormat};
+use crate::serve::log::LogSetup;
+use crate::serve::options::LifecycleOptions;
 use crate::serve::settings::ServeSettings;
 
 /// TensorFlow Serving listens on every interface.
@@ -49,12 +50,6 @@ pub(super) struct TfsSetup {
     pub(super) warnings: Vec<String>,
 }
 
-/// Form and level of the log.
-pub(super) struct LogSetup {
-    pub(super) format: LogFormat,
-    pub(super) filter: String,
-}
-
 /// Converts the flags, and reads the files that they name.
 ///
 /// # Errors
@@ -62,7 +57,7 @@ pub(super) struct LogSetup {
 pub(super) fn resolve(flags: &Flags) -> CommandResult<TfsSetup> {
     let own = own_flags(&flags.rest)?;
     let settings = ServeSettings::join(&own, SettingsFile::default())?;
-    let log = LogSetup { format: settings.log_format, filter: settings.log.clone() };
+    let log = settings.log.clone();
     let none_given = own.search.collections_dir.is_none();
     let mut setup = TfsSetup {
         config: settings.into_config()?,

@@ -81,7 +81,7 @@ pub(crate) fn run(args: &TfsArgs) -> CommandResult {
         ));
     }
     let TfsSetup { config, watch, log, warnings } = config::resolve(&flags)?;
-    let filter = serve::log::start(log.format, &log.filter)?;
+    let filter = serve::log::start(&log)?;
     warnings.iter().for_each(|warning| tracing::warn!("{warning}"));
     serve::start(server::Config { log: Some(filter), ..config }, watch)
 }

@@ -359,3 +359,18 @@ fn a_key_that_is_not_text_starts_no_open_server() {
         assert!(stderr.contains(&format!("{variable} is not UTF-8")), "{stderr}");
     }
 }
+
+#[test]
+fn errors_name_the_variable_of_a_wrong_value() {
+    for (variable, value, wanted) in [
+        ("MILLPOND_LOG", "verbose", "error: MILLPOND_LOG verbose: \"verbose\" is not a level"),
+        ("MILLPOND_API_KEY", "a ", "error: MILLPOND_API_KEY must be printable ASCII"),
+        ("MILLPOND_ADMIN_KEY", "a\tb", "error: MILLPOND_ADMIN_KEY must be printable ASCII"),
+    ] {
+        let mut serve = command(&["serve", ".", "--http-port", "0", "--grpc-port", "0"]);
+        let output = serve.env(variable, value).output().unwrap();
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{stderr}");
+        assert!(stderr.starts_with(wanted), "{stderr}");
+    }
+}

@@ -251,21 +251,9 @@ impl ServeSettings {
         .hint("in Kubernetes, put a key that is not empty into the Secret of `keysSecret`, as `api-key`"))
     }
 
-    /// Checks keys and host names.
+    /// Checks the rules of access, and host names.
     fn check_access(&self) -> CommandResult {
         let server = &self.server;
-        for (flag, key) in [("--admin-key", &server.admin_key), ("--api-key", &self.search.api_key)]
-        {
-            // A header's value loses spaces at its ends.
-            let printable =
-                |key: &String| key.bytes().all(|byte| byte == b' ' || byte.is_ascii_graphic());
-            let sendable = |key: &String| !key.is_empty() && key.trim() == key && printable(key);
-            if key.as_ref().is_some_and(|key| !sendable(key)) {
-                return Err(CommandError::usage(format!(
-                    "{flag} must be printable ASCII, not empty, and without spaces at its ends"
-                )));
-            }
-        }
         if server.allow_remote_admin && server.admin_key.is_none() && server.keys.is_none() {
             return Err(CommandError::usage("--allow-remote-admin needs a key that admin calls show").hint(
                 "give --admin-key KEY, MILLPOND_ADMIN_KEY or --keys FILE; clients send \"authorization: Bearer KEY\"",
@@ -292,6 +280,21 @@ impl ServeSettings {
             None => Ok(()),
         }
     }
+}
+
+/// Returns `key` if clients can send it in a header. `source` is its flag or variable.
+///
+/// # Errors
+/// Returns a usage error that names `source`, and not the key.
+pub(super) fn sendable_key(source: &str, key: String) -> CommandResult<String> {
+    let printable = key.bytes().all(|byte| byte == b' ' || byte.is_ascii_graphic());
+    // A header's value loses spaces at its ends.
+    if !key.is_empty() && key.trim() == key && printable {
+        return Ok(key);
+    }
+    Err(CommandError::usage(format!(
+        "{source} must be printable ASCII, not empty, and without spaces at its ends"
+    )))
 }
 
 /// Checks that no two ports are equal, except ports that the system picks.
