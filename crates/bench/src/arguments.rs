@@ -77,6 +77,7 @@ fn environment(machine: MachineArgs) -> Result<BenchEnv> {
     };
     Ok(BenchEnv {
         millpond: required("MILLPOND_PROGRAM")?,
+        is_own_program: false,
         onnxruntime: search(machine.onnxruntime, "MILLPOND_ONNXRUNTIME"),
         libtorch: search(machine.libtorch, "MILLPOND_LIBTORCH"),
         tensorflow: search(machine.tensorflow, "MILLPOND_TENSORFLOW"),

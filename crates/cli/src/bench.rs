@@ -17,6 +17,8 @@ use demo::DemoArgs;
 use loadgen::{BenchEnv, MachineArgs};
 use tune::load::BenchLoadArgs;
 
+use crate::child_process;
+
 /// Program of all benchmarks except `load`.
 const PROGRAM: &str = "millpond-bench";
 
@@ -118,17 +120,13 @@ fn program() -> CommandResult<PathBuf> {
 }
 
 fn this_program() -> CommandResult<PathBuf> {
-    std::env::current_exe().map_err(|error| {
-        CommandError::new(
-            ExitStatus::CannotStart,
-            format!("this program cannot find itself: {error}"),
-        )
-    })
+    Ok(child_process::program()?.path().to_owned())
 }
 
 pub(crate) fn bench_env(machine: &MachineArgs) -> CommandResult<BenchEnv> {
     Ok(BenchEnv {
         millpond: this_program()?,
+        is_own_program: true,
         onnxruntime: library_search(machine.onnxruntime.clone()),
         libtorch: torch_search(machine.libtorch.clone()),
         tensorflow: tensorflow_search(machine.tensorflow.clone()),

@@ -1,4 +1,4 @@
-//! Child processes of a server that run the server's own program.
+//! Child processes that run the program of their parent.
 
 use std::ffi::CString;
 use std::os::unix::ffi::OsStrExt;
@@ -9,6 +9,9 @@ use command_line::exit::{CommandError, CommandResult, ExitStatus};
 use engine::LibrarySearch;
 use os::ChildProgram;
 
+/// Name that the kernel gives a process that was started by the link /proc/self/exe.
+const LINK_NAME: &str = "exe";
+
 /// Returns the program that child processes run: the file that this process runs.
 ///
 /// # Errors
@@ -16,6 +19,24 @@ use os::ChildProgram;
 pub(crate) fn program() -> CommandResult<ChildProgram> {
     ChildProgram::running()
         .map_err(|error| CommandError::from(error).with_exit(ExitStatus::CannotStart))
+}
+
+/// Gives this process the name of its program, if the kernel took the name from the link by which
+/// `tune` or `demo` started it. If the system refuses, the name stays.
+pub(crate) fn name_server() {
+    let name = std::fs::read_to_string("/proc/self/comm").unwrap_or_default();
+    if name.trim_end() == LINK_NAME
+        && let Some(program) = std::env::args_os().next()
+    {
+        set_name(Path::new(&program));
+    }
+}
+
+fn set_name(program: &Path) {
+    let name = program.file_name().and_then(|name| CString::new(name.as_bytes()).ok());
+    if let Some(Err(error)) = name.map(|name| os::thread::set_name(&name)) {
+        tracing::debug!(%error, "the name of the process is not set");
+    }
 }
 
 /// Arguments of the commands that a server starts in a child process.
@@ -35,10 +56,8 @@ impl ChildArgs {
     /// Gives this process the name of the program. The kernel took the name from the link by which
     /// the server started it. If the system refuses, the name stays.
     pub(crate) fn name_process(&self) {
-        let name = self.program.as_deref().and_then(Path::file_name);
-        let name = name.and_then(|name| CString::new(name.as_bytes()).ok());
-        if let Some(Err(error)) = name.map(|name| os::thread::set_name(&name)) {
-            tracing::debug!(%error, "the name of the process is not set");
+        if let Some(program) = &self.program {
+            set_name(program);
         }
     }
 

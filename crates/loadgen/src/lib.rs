@@ -87,6 +87,9 @@ pub struct MachineArgs {
 pub struct BenchEnv {
     /// The `millpond` program to start as a server: usually this one.
     pub millpond: PathBuf,
+    /// True if `millpond` is the program of this process. Its servers then run the same file, even
+    /// if an upgrade replaces the file at this path meanwhile.
+    pub is_own_program: bool,
     /// Search for ONNX Runtime.
     pub onnxruntime: LibrarySearch,
     /// Search for the LibTorch shim.

@@ -14,6 +14,7 @@ use bytes::Bytes;
 use engine_onnx::OnnxEngine;
 use engine_tensorflow::TensorFlowEngine;
 use engine_torch::TorchEngine;
+use os::ChildProgram;
 
 use crate::BenchEnv;
 use crate::connection::{Endpoint, Template, call_once};
@@ -113,7 +114,13 @@ impl ServerProcess {
         let ports = free_ports(plan.ports.unwrap_or_default())?;
         let [http, grpc] = endpoints(plan, ports)?;
         let program = plan.program.as_ref().unwrap_or(&env.millpond);
-        let command = group.map_or_else(|| Command::new(program), |group| group.command(program));
+        let command = match group {
+            Some(group) => group.command(program),
+            None if env.is_own_program && plan.program.is_none() => {
+                ChildProgram::running()?.command()
+            }
+            None => Command::new(program),
+        };
         let child = spawn(command, env, plan, &log, ports)?;
         end_with_us(child.id());
         let mut server = ServerProcess { child, http, grpc, log, pages: agent() };
@@ -557,5 +564,23 @@ mod tests {
         let error = ServerProcess::start(&env, &plan).unwrap_err();
         assert!(error.message().contains("serve models --host 127.0.0.1"), "{error}");
         assert!(error.message().contains("--collections-dir none"), "{error}");
+    }
+
+    #[test]
+    fn servers_run_the_file_of_this_process() {
+        let dir = tempfile::tempdir().unwrap();
+        let env = BenchEnv {
+            millpond: "/replaced/by/an/upgrade".into(),
+            is_own_program: true,
+            onnxruntime: engine::LibrarySearch {
+                explicit: Some("/bin/echo".into()),
+                ..Default::default()
+            },
+            cache_dir: dir.path().into(),
+            ..Default::default()
+        };
+        let error = ServerProcess::start(&env, &ServerPlan::new("own", Vec::new())).unwrap_err();
+        // The program of the tests has no such option.
+        assert!(error.message().contains("Unrecognized option"), "{error}");
     }
 }

@@ -28,7 +28,7 @@ use command_line::values::{ModelSource, TimeSpan};
 use os::ChildProgram;
 use server::{Config, ConfigWatch};
 
-use crate::child_process::ChildArgs;
+use crate::child_process::{self, ChildArgs};
 use options::{
     AudioOptions, ClusterOptions, InferenceOptions, LifecycleOptions, MemoryOptions, ScheduleFlags,
     SearchOptions, ServerOptions,
@@ -102,6 +102,7 @@ const POLL: Duration = Duration::from_secs(1);
 /// Returns a usage error for wrong settings, and [`ExitStatus::CannotStart`] if a port is in use or
 /// ONNX Runtime is missing.
 pub(crate) fn run(args: &ServeArgs) -> CommandResult {
+    child_process::name_server();
     // Before any file or thread is created: other users of the machine must not read the server's
     // files.
     os::private::restrict_umask();
