@@ -58,12 +58,15 @@ export function onFiles(field, chosen) {
 // Returns true if a folder is dropped. Browsers list it among the files, and cannot read it.
 export const hasFolder = ({ items }) => [...items].some((item) => item.webkitGetAsEntry?.()?.isDirectory);
 
-const UNITS = ["B", "KiB", "MiB", "GiB", "TiB"];
+// Writes a number with the largest unit of `units` in which it is at least 1 when it is rounded.
+function withUnit(number, units, step) {
+  let unit = 0;
+  while (number >= step - 0.5 && unit < units.length - 1) [number, unit] = [number / step, unit + 1];
+  return `${unit === 0 || number >= 99.95 ? Math.round(number) : number.toFixed(1)} ${units[unit]}`;
+}
 
 export function bytes(count) {
-  let unit = 0;
-  while (count >= 1024 && unit < UNITS.length - 1) [count, unit] = [count / 1024, unit + 1];
-  return `${unit === 0 || count >= 100 ? Math.round(count) : count.toFixed(1)} ${UNITS[unit]}`;
+  return withUnit(count, ["B", "KiB", "MiB", "GiB", "TiB", "PiB"], 1024);
 }
 
 // Formats milliseconds with three significant digits.
@@ -94,8 +97,9 @@ export function passed(seconds) {
 }
 
 export function count(value) {
-  if (value >= 100000) return `${Math.round(value / 1000)} k`;
-  return value >= 10 || Number.isInteger(value) ? String(Math.round(value)) : value.toFixed(1);
+  if (value >= 99999.5) return withUnit(value, ["", "k", "M", "G", "T"], 1000);
+  if (value >= 10 || Number.isInteger(value)) return String(Math.round(value));
+  return value < 0.1 ? String(Number(value.toPrecision(1))) : value.toFixed(1);
 }
 
 // Shows `value` of `max` as a bar with text.

@@ -82,6 +82,11 @@ pub fn ms(value: f64) -> String {
     }
 }
 
+/// Formats a number of answers or requests per second. Slow models have less than one.
+pub fn per_second(value: f64) -> String {
+    if value < 10.0 { format!("{value:.2}") } else { format!("{value:.0}") }
+}
+
 /// Writes a line to standard error. A line that cannot be written is dropped, because the disk is
 /// full or the reader of a pipe has ended: results do not depend on it.
 fn print_note(text: std::fmt::Arguments<'_>) {
@@ -236,6 +241,11 @@ pub fn escape(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn rates_of_slow_models_have_decimals() {
+        assert_eq!([0.25, 9.5, 10.4, 123_456.7].map(per_second), ["0.25", "9.50", "10", "123457"]);
+    }
 
     #[test]
     fn files_are_replaced_and_links_stay() {

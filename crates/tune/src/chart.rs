@@ -3,7 +3,7 @@
 
 use std::fmt::Write;
 
-use loadgen::report::escape;
+use loadgen::report::{escape, per_second};
 
 use super::score::ClientStep;
 
@@ -116,14 +116,14 @@ pub(super) fn chart(lines: &[ChartLine<'_>], target_ms: f64) -> String {
         for step in steps {
             let _ = write!(
                 svg,
-                "<circle class=\"dot {}\" cx=\"{:.1}\" cy=\"{:.1}\" r=\"4\"><title>{}: {} clients, {:.0} \
+                "<circle class=\"dot {}\" cx=\"{:.1}\" cy=\"{:.1}\" r=\"4\"><title>{}: {} clients, {} \
                  answers/s, p50 {:.2} ms, p99 {:.2} ms</title></circle>",
                 line.class,
                 axes.x(step.qps),
                 axes.y(step.p99_ms),
                 escape(line.name),
                 step.clients,
-                step.qps,
+                per_second(step.qps),
                 step.p50_ms,
                 step.p99_ms
             );

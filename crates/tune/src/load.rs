@@ -19,7 +19,7 @@ use loadgen::drive::{DrivePlan, Judge, Judgement, LoadLoop};
 use loadgen::machine::{NoiseWatch, RunContext, is_running};
 use loadgen::measure::{Measurement, measure};
 use loadgen::random::RandomSequence;
-use loadgen::report::{StepProgress, TextTable, ms, write_file, write_json};
+use loadgen::report::{StepProgress, TextTable, ms, per_second, write_file, write_json};
 use loadgen::schedule::Arrivals;
 use loadgen::stats::LatencySummary;
 use loadgen::tls::TlsArgs;
@@ -256,7 +256,7 @@ fn print_table(report: &BenchLoadReport) {
     let latency = &report.latency;
     table.row([
         latency.n.to_string(),
-        format!("{:.0}", report.rps),
+        per_second(report.rps),
         ms(latency.p50_ms),
         ms(latency.p99_ms),
         ms(latency.p999_ms),

@@ -10,7 +10,7 @@ use super::search::{GridFound, Rung, TuneResult};
 use super::space::TunePoint;
 use loadgen::machine::RunContext;
 use loadgen::report::escape;
-use loadgen::report::{TextTable, ms};
+use loadgen::report::{TextTable, ms, per_second};
 use loadgen::stats::ratio;
 use loadgen::{print, println};
 
@@ -197,7 +197,7 @@ impl<'a> TuneSummary<'a> {
             table.row([
                 point.to_string(),
                 best.clients.to_string(),
-                format!("{:.0}", best.qps),
+                per_second(best.qps),
                 ms(best.p50_ms),
                 ms(best.p99_ms),
                 if *within { "met".into() } else { "NOT met".into() },
@@ -206,11 +206,11 @@ impl<'a> TuneSummary<'a> {
         print!("{table}");
         if let Some((best, share)) = self.verdict() {
             println!(
-                "full grid, {} configurations: best {:.0}/s ({}), found {:.0}/s; ratio {share:.3}",
+                "full grid, {} configurations: best {}/s ({}), found {}/s; ratio {share:.3}",
                 self.grid_points,
-                best.best.qps,
+                per_second(best.best.qps),
                 best.point,
-                self.chosen().best.qps
+                per_second(self.chosen().best.qps)
             );
         }
         println!("{}", self.context);
@@ -269,10 +269,10 @@ impl<'a> TuneSummary<'a> {
         let met = if *within { "within" } else { "NOT within" };
         let _ = writeln!(
             page,
-            "<p class=\"result\"><strong>{}</strong><br>{:.0} answers per second at {} clients, p99 {} ms: {met} \
+            "<p class=\"result\"><strong>{}</strong><br>{} answers per second at {} clients, p99 {} ms: {met} \
              the target of {} ms</p>",
             escape(&point.to_string()),
-            best.qps,
+            per_second(best.qps),
             best.clients,
             ms(best.p99_ms),
             self.target_ms
@@ -280,10 +280,10 @@ impl<'a> TuneSummary<'a> {
         if let Some((best, share)) = self.verdict() {
             let _ = writeln!(
                 page,
-                "<p>The full grid's best, measured beside it: {} with {:.0} answers per second. Found / best: \
+                "<p>The full grid's best, measured beside it: {} with {} answers per second. Found / best: \
                  {share:.3}.</p>",
                 escape(&best.point.to_string()),
-                best.best.qps
+                per_second(best.best.qps)
             );
         }
     }
@@ -339,10 +339,10 @@ impl<'a> TuneSummary<'a> {
                 };
                 let _ = write!(
                     page,
-                    "<tr><td>{}</td><td>{}</td><td>{:.0}</td><td>{}</td><td>{}</td><td>{}</td></tr>",
+                    "<tr><td>{}</td><td>{}</td><td>{}</td><td>{}</td><td>{}</td><td>{}</td></tr>",
                     escape(&point.to_string()),
                     best.clients,
-                    best.qps,
+                    per_second(best.qps),
                     ms(best.p50_ms),
                     ms(best.p99_ms),
                     escape(&target)

@@ -18,6 +18,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use base::{Error, Result};
+use loadgen::report::per_second;
 use serde::Serialize;
 
 use super::probe::{LADDER, Prober, Readings, around, shuffle};
@@ -373,7 +374,8 @@ impl PointSearch<'_, '_, '_> {
         let (Some(rung), spent) = (rungs.last(), self.prober.journal.spent()) else { return };
         let best = rung.points.first().map(|scored| {
             let ScoredTunePoint { point, best, .. } = scored;
-            format!("; best {:.0}/s, p99 {:.2} ms: {point}", best.qps, best.p99_ms)
+            let rate = per_second(best.qps);
+            format!("; best {rate}/s, p99 {:.2} ms: {point}", best.p99_ms)
         });
         (self.tell)(&format!(
             "{:>5.0} s  {}: {of} candidates, {kept} kept{}",

@@ -1,6 +1,6 @@
 //! The result of a comparison, as text and as JSON.
 
-use loadgen::report::{TextTable, ms};
+use loadgen::report::{TextTable, ms, per_second};
 use loadgen::samples::TallyCounts;
 use serde_json::{Value, json};
 
@@ -129,7 +129,7 @@ impl ComparisonReport {
             let latency = one.latencies.summary();
             table.row([
                 format!("{} {}", NAMES[number], self.addresses[number]),
-                format!("{:.0}", one.rate()),
+                per_second(one.rate()),
                 ms(latency.p50_ms),
                 ms(latency.p99_ms),
                 ms(latency.p999_ms),
