@@ -446,14 +446,16 @@ def test_large_and_tiny_numbers_are_readable(browser, server):
     open_page(browser, server.url)
     script = """
         const done = arguments[arguments.length - 1];
-        import('/page-dom.js').then(({ count, bytes }) => done([
+        import('/page-dom.js').then(({ count, bytes, cores }) => done([
           [0, 0.004, 9.5, 12.4, 99999, 123456, 999999, 4320000, 1.5e12].map(count),
           [1023, 1024 * 1023.7, 1e9, 1e12, 5e15].map(bytes),
+          // A processor limit of a container.
+          [0.25, 2.25, 16].map(cores),
         ]));
     """
     numbers = ["0", "0.004", "9.5", "12", "99999", "123 k", "1.0 M", "4.3 M", "1.5 T"]
     sizes = ["1023 B", "1.0 MiB", "954 MiB", "931 GiB", "4.4 PiB"]
-    assert browser.execute_async_script(script) == [numbers, sizes]
+    assert browser.execute_async_script(script) == [numbers, sizes, ["0.25 cores", "2.25 cores", "16 cores"]]
 
 
 def test_old_figures_are_not_live(browser, server):

@@ -102,6 +102,11 @@ export function count(value) {
   return value < 0.1 ? String(Number(value.toPrecision(1))) : value.toFixed(1);
 }
 
+// Formats a number of cores, which a processor limit makes a fraction.
+export function cores(value) {
+  return `${Number(value.toFixed(2))} cores`;
+}
+
 // Shows `value` of `max` as a bar with text.
 export function gauge(node, label, value, max, words) {
   if (!node.firstChild) {

@@ -1,6 +1,6 @@
 // The machine: processors, workers, memory by kind, disks, GPU, threads, and the settings in force.
 
-import { bytes, count, duration, el, gauge, rows, text } from "./page-dom.js";
+import { bytes, cores, count, duration, el, gauge, rows, text } from "./page-dom.js";
 
 const $ = (id) => document.getElementById(id);
 // Share of a disk or memory from which it is nearly full.
@@ -18,7 +18,7 @@ export function machine(now, server) {
   if (!bars.firstChild) bars.append(el("div"), el("div"), el("div"));
   const used = processor.used ?? 0;
   gauge(bars.children[0], processor.limited ? "processor, limited" : "processor", used, processor.cores,
-    processor.used === null ? "–" : `${used.toFixed(2)} of ${count(processor.cores)} cores`);
+    processor.used === null ? "–" : `${used.toFixed(2)} of ${cores(processor.cores)}`);
   gauge(bars.children[1], "workers busy", found.busy, found.workers, `${found.busy} of ${found.workers}`);
   gauge(bars.children[2], "requests waiting", found.queued, found.queue_max, `${count(found.queued)} (limit ${count(found.queue_max)} per model)`);
   rows($("memory"), JSON.stringify(found.memory), () => found.memory.map(({ kind, used: size, max }) => {

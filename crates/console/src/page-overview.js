@@ -1,6 +1,6 @@
 // The list of all models: totals, search, groups by trouble, and a row with a small chart per model.
 
-import { count, el, ms, percent, refocus, rows, text } from "./page-dom.js";
+import { cores, count, el, ms, percent, refocus, rows, text } from "./page-dom.js";
 import { spark } from "./page-chart.js";
 import { copyButton } from "./page-shell.js";
 
@@ -174,7 +174,7 @@ export class Overview {
       ["models", String(models.length + this.now.more), failing ? `${failing} failing` : "none failing", "", failing ? "bad" : ""],
       ["requests/s", count(sum((model) => model.rate)), `${count(machine.queued)} waiting`, ""],
       ["errors, last minute", requests ? percent(errors / requests) : "–", requests ? `${count(errors)} of ${count(requests)}` : "no requests", errors ? "bad" : ""],
-      ["processor", used === null ? "–" : percent(used / machine.processor.cores), `of ${count(machine.processor.cores)} cores`, ""],
+      ["processor", used === null ? "–" : percent(used / machine.processor.cores), `of ${cores(machine.processor.cores)}`, ""],
       ["workers busy", `${machine.busy} of ${machine.workers}`, `${machine.connections.http + machine.connections.grpc} connections`, ""],
     ];
     rows($("totals"), JSON.stringify(facts), () => facts.map(([name, value, note, kind, noteKind = ""]) =>
