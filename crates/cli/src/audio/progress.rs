@@ -96,7 +96,9 @@ pub(crate) fn factor(work: f64, recording: f64) -> f64 {
 pub(crate) fn summary(name: &str, recording: f64, work: f64, peak_bytes: u64) -> String {
     let factor = factor(work, recording);
     let speed = if factor > 0.0 {
-        format!(", {:.0} times as fast as it plays", 1.0 / factor)
+        let times = 1.0 / factor;
+        let digits = usize::from(times < 10.0);
+        format!(", {times:.digits$} times as fast as it plays")
     } else {
         String::new()
     };
@@ -128,6 +130,10 @@ mod tests {
                 "a.mp3: 2:00:00 in 36.00 s, real-time factor 0.0050, 200 times as fast"
             ),
             "{text}"
+        );
+        assert!(
+            summary("slow.wav", 10.0, 25.0, 0).contains(", 0.4 times as fast as it plays"),
+            "a slow recogniser is not 0 times as fast"
         );
         assert!(
             text.ends_with("peak memory 100.0 MiB") || text.ends_with("peak memory 100 MiB"),
