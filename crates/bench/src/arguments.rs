@@ -6,6 +6,7 @@ use base::{Error, Result};
 use clap::{CommandFactory, Parser, Subcommand};
 use engine::LibrarySearch;
 use loadgen::{BenchEnv, MachineArgs};
+use os::ChildProgram;
 use tune::load::BenchLoadArgs;
 
 use crate::audio::BenchAudioArgs;
@@ -75,9 +76,11 @@ fn environment(machine: MachineArgs) -> Result<BenchEnv> {
     let search = |given: Option<PathBuf>, name| {
         LibrarySearch::around_process(given.or_else(|| variable(name)), variable("VIRTUAL_ENV"))
     };
+    let millpond = required("MILLPOND_PROGRAM")?;
     Ok(BenchEnv {
-        millpond: required("MILLPOND_PROGRAM")?,
-        is_own_program: false,
+        // If it cannot be opened, a benchmark that starts a server reports it.
+        program: ChildProgram::opened(millpond.clone()).ok(),
+        millpond,
         onnxruntime: search(machine.onnxruntime, "MILLPOND_ONNXRUNTIME"),
         libtorch: search(machine.libtorch, "MILLPOND_LIBTORCH"),
         tensorflow: search(machine.tensorflow, "MILLPOND_TENSORFLOW"),

@@ -124,9 +124,10 @@ fn this_program() -> CommandResult<PathBuf> {
 }
 
 pub(crate) fn bench_env(machine: &MachineArgs) -> CommandResult<BenchEnv> {
+    let program = child_process::program()?;
     Ok(BenchEnv {
-        millpond: this_program()?,
-        is_own_program: true,
+        millpond: program.path().to_owned(),
+        program: Some(program),
         onnxruntime: library_search(machine.onnxruntime.clone()),
         libtorch: torch_search(machine.libtorch.clone()),
         tensorflow: tensorflow_search(machine.tensorflow.clone()),

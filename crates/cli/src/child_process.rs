@@ -9,9 +9,6 @@ use command_line::exit::{CommandError, CommandResult, ExitStatus};
 use engine::LibrarySearch;
 use os::ChildProgram;
 
-/// Name that the kernel gives a process that was started by the link /proc/self/exe.
-const LINK_NAME: &str = "exe";
-
 /// Returns the program that child processes run: the file that this process runs.
 ///
 /// # Errors
@@ -22,14 +19,19 @@ pub(crate) fn program() -> CommandResult<ChildProgram> {
 }
 
 /// Gives this process the name of its program, if the kernel took the name from the link by which
-/// `tune` or `demo` started it. If the system refuses, the name stays.
+/// `tune`, `demo` or a benchmark started it. If the system refuses, the name stays.
 pub(crate) fn name_server() {
     let name = std::fs::read_to_string("/proc/self/comm").unwrap_or_default();
-    if name.trim_end() == LINK_NAME
-        && let Some(program) = std::env::args_os().next()
+    if let Some(program) = std::env::args_os().next()
+        && is_link(name.trim_end())
     {
         set_name(Path::new(&program));
     }
+}
+
+/// Returns true for the last part of the path of a link: /proc/self/exe or /proc/self/fd/NUMBER.
+fn is_link(name: &str) -> bool {
+    name == "exe" || (!name.is_empty() && name.bytes().all(|byte| byte.is_ascii_digit()))
 }
 
 fn set_name(program: &Path) {

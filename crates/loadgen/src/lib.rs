@@ -60,6 +60,7 @@ use std::path::PathBuf;
 
 use clap::Args;
 use engine::LibrarySearch;
+use os::ChildProgram;
 
 /// Libraries and directories of this machine.
 #[derive(Args, Clone, Debug)]
@@ -87,9 +88,9 @@ pub struct MachineArgs {
 pub struct BenchEnv {
     /// The `millpond` program to start as a server: usually this one.
     pub millpond: PathBuf,
-    /// True if `millpond` is the program of this process. Its servers then run the same file, even
-    /// if an upgrade replaces the file at this path meanwhile.
-    pub is_own_program: bool,
+    /// File of `millpond`, so that all servers run the same build, even if an upgrade replaces it;
+    /// `None` to start the file at this path.
+    pub program: Option<ChildProgram>,
     /// Search for ONNX Runtime.
     pub onnxruntime: LibrarySearch,
     /// Search for the LibTorch shim.

@@ -14,7 +14,6 @@ use bytes::Bytes;
 use engine_onnx::OnnxEngine;
 use engine_tensorflow::TensorFlowEngine;
 use engine_torch::TorchEngine;
-use os::ChildProgram;
 
 use crate::BenchEnv;
 use crate::connection::{Endpoint, Template, call_once};
@@ -113,13 +112,11 @@ impl ServerProcess {
         let log = env.cache_dir.join("logs").join(format!("{}.log", plan.name));
         let ports = free_ports(plan.ports.unwrap_or_default())?;
         let [http, grpc] = endpoints(plan, ports)?;
-        let program = plan.program.as_ref().unwrap_or(&env.millpond);
-        let command = match group {
-            Some(group) => group.command(program),
-            None if env.is_own_program && plan.program.is_none() => {
-                ChildProgram::running()?.command()
-            }
-            None => Command::new(program),
+        let path = plan.program.as_ref().unwrap_or(&env.millpond);
+        let command = match (group, &plan.program, &env.program) {
+            (Some(group), ..) => group.command(path),
+            (None, None, Some(program)) => program.command(),
+            (None, ..) => Command::new(path),
         };
         let child = spawn(command, env, plan, &log, ports)?;
         end_with_us(child.id());
@@ -571,7 +568,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let env = BenchEnv {
             millpond: "/replaced/by/an/upgrade".into(),
-            is_own_program: true,
+            program: Some(os::ChildProgram::running().unwrap()),
             onnxruntime: engine::LibrarySearch {
                 explicit: Some("/bin/echo".into()),
                 ..Default::default()

@@ -1,5 +1,7 @@
 //! A program that this process starts as a child process.
 
+use std::fs::File;
+use std::os::fd::IntoRawFd;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -11,11 +13,13 @@ use base::{Error, Result};
 /// takes the place of this file, or if this file is deleted.
 const RUNNING_FILE: &str = "/proc/self/exe";
 
-/// A program to start, by its path or as the file that this process runs.
+/// A program to start, by its path or as a file that this process runs or has opened.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ChildProgram {
     path: PathBuf,
-    is_running_file: bool,
+    /// Link of the kernel to the file, valid in this process and in its children before they run
+    /// the program; `None` to start the file at `path`.
+    link: Option<PathBuf>,
 }
 
 impl ChildProgram {
@@ -36,7 +40,19 @@ impl ChildProgram {
                 PATH.get_or_init(|| path).clone()
             }
         };
-        Ok(ChildProgram { path, is_running_file: true })
+        Ok(ChildProgram { path, link: Some(RUNNING_FILE.into()) })
+    }
+
+    /// Returns the program at `path`. Children run the file that is there now, even if an upgrade
+    /// replaces it. The file stays open until this process ends. The kernel names such a child by a
+    /// number, so the child should set its name.
+    ///
+    /// # Errors
+    /// The error of the system if this process may not read the file.
+    pub fn opened(path: PathBuf) -> Result<ChildProgram> {
+        let file = File::open(&path).map_err(|e| Error::io(&path, &e))?;
+        let link = format!("/proc/self/fd/{}", file.into_raw_fd());
+        Ok(ChildProgram { path, link: Some(link.into()) })
     }
 
     /// Returns the path of the program, which another file may have by now.
@@ -46,10 +62,8 @@ impl ChildProgram {
 
     /// Returns a command that starts the program.
     pub fn command(&self) -> Command {
-        if !self.is_running_file {
-            return Command::new(&self.path);
-        }
-        let mut command = Command::new(RUNNING_FILE);
+        let Some(link) = &self.link else { return Command::new(&self.path) };
+        let mut command = Command::new(link);
         // Lists of processes show the path as before.
         command.arg0(&self.path);
         command
@@ -58,12 +72,35 @@ impl ChildProgram {
 
 impl From<PathBuf> for ChildProgram {
     fn from(path: PathBuf) -> ChildProgram {
-        ChildProgram { path, is_running_file: false }
+        ChildProgram { path, link: None }
     }
 }
 
 impl From<&str> for ChildProgram {
     fn from(path: &str) -> ChildProgram {
         PathBuf::from(path).into()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "tests")]
+
+    use super::*;
+
+    #[test]
+    fn a_replaced_program_runs_as_it_was() {
+        let dir = tempfile::tempdir().unwrap();
+        let [program, next] = ["program", "next"].map(|name| dir.path().join(name));
+        // Another process copies, so that no other test's child holds the files open for writing.
+        for (from, to) in [("/bin/true", &program), ("/bin/false", &next)] {
+            assert!(Command::new("cp").arg(from).arg(to).status().unwrap().success());
+        }
+        let opened = ChildProgram::opened(program.clone()).unwrap();
+        std::fs::rename(&next, &program).unwrap();
+        assert!(opened.command().status().unwrap().success());
+        assert!(!ChildProgram::from(program.clone()).command().status().unwrap().success());
+        assert_eq!(opened.path(), program);
+        assert!(ChildProgram::opened(dir.path().join("none")).is_err());
     }
 }
