@@ -198,8 +198,8 @@ impl Variable {
         }
     }
 
-    /// Returns the name of a value in errors: `flag` if the flag or the settings file has the value,
-    /// else the name of the variable.
+    /// Returns the name of a value in errors: `flag` if the flag or the settings file has it, else
+    /// the name of the variable.
     pub fn source(&self, flag: &'static str, is_given: bool) -> &'static str {
         if is_given { flag } else { self.name }
     }
