@@ -521,7 +521,7 @@ def test_alerts_find_the_jobs_of_a_release_with_a_long_name(values):
 def test_flags_of_the_manifests_exist():
     # A test of the program keeps this reference up to date.
     known = set(re.findall(r"--[\w-]+", (REPOSITORY / "docs/commands.md").read_text()))
-    rendered = [*render(*VALUES["replicated"]), *render(*VALUES["cluster"])]
+    rendered = [document for name in ("replicated", "cluster", "ingress") for document in render(*VALUES[name])]
     documents = [*rendered, yaml.safe_load((KUBERNETES / "kserve/runtime.yaml").read_text())]
     for document in documents:
         spec = document.get("spec", {})
