@@ -114,6 +114,24 @@ def test_ingresses_lead_to_the_ports_of_the_service():
     assert not [document for document in render() if document["kind"] in ("Ingress", "NetworkPolicy")]
 
 
+def test_routes_of_a_gateway_lead_to_the_ports_of_the_service():
+    parent = "parentRefs[0].name=edge,gateway.{0}.parentRefs[0].namespace=infra"
+    on = [f"gateway.{name}.enabled=true,gateway.{name}.{parent.format(name)}" for name in ("http", "grpc")]
+    hosts = "gateway.http.hostnames={models.example},gateway.grpc.hostnames={grpc.example}"
+    documents = render("--set", ",".join([*on, hosts, "service.grpcPort=80"]))
+    for kind, host, port in (("HTTPRoute", "models.example", 8501), ("GRPCRoute", "grpc.example", 80)):
+        route = one(documents, kind)
+        assert route["apiVersion"] == "gateway.networking.k8s.io/v1"
+        assert route["spec"] == {
+            "parentRefs": [{"name": "edge", "namespace": "infra"}],
+            "hostnames": [host],
+            "rules": [{"backendRefs": [{"name": "release-millpond", "port": port}]}],
+        }
+    # A Gateway would refuse one of them.
+    assert 'both have the host ""' in refused(",".join(on))
+    assert "needs gateway.grpc.parentRefs" in refused("gateway.grpc.enabled=true")
+
+
 def test_network_policies_admit_the_named_peers():
     def ports(*values):
         policy = one(render("--set", ",".join(["networkPolicy.enabled=true", *values])), "NetworkPolicy")
