@@ -7,7 +7,7 @@ use command_line::exit::{CommandError, CommandResult};
 use server::{ClusterConfig, PemSource};
 
 use super::cluster_tls::etcd_user;
-use super::settings::{ServeSettings, number};
+use super::settings::{COLLECTIONS_HINT, ServeSettings, number};
 
 /// Maximum of `--cluster-weight`.
 const WEIGHT_MAX: usize = 64;
@@ -53,7 +53,8 @@ impl ServeSettings {
         if holds && self.search.collections_dir.as_deref() == Some(Path::new("none")) {
             return Err(CommandError::usage(
                 "--cluster-store keeps shards in --collections-dir, which is none",
-            ));
+            )
+            .hint(COLLECTIONS_HINT));
         }
         if self.search.originals.is_some() {
             return Err(CommandError::usage(

@@ -263,7 +263,7 @@ pub(crate) struct InferenceOptions {
 #[derive(Args, Clone, Debug, Default)]
 #[command(next_help_heading = "Inference")]
 pub(crate) struct ScheduleFlags {
-    /// Maximum batch size [default: 32]
+    /// Maximum size of a batch of merged requests [default: 32]
     #[arg(long, value_name = "N")]
     pub(crate) max_batch: Option<usize>,
     /// Time that the oldest request waits for others to merge with [default: 0ms]

@@ -2,6 +2,7 @@
 
 mod check;
 mod models;
+mod unused;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -22,7 +23,7 @@ use super::options::{
 };
 use crate::layout;
 
-pub(super) use check::{number, span};
+pub(super) use check::{COLLECTIONS_HINT, number, span};
 
 /// The resolved settings of `serve`.
 #[derive(Debug, Default)]
@@ -36,6 +37,8 @@ pub(crate) struct ServeSettings {
     pub(super) cluster: ClusterOptions,
     /// Scheduling of all models without settings of their own.
     pub(super) schedule: ScheduleOptions,
+    /// Names of the stated settings for all models that concern merged requests only.
+    pub(super) batch_settings: Vec<&'static str>,
     /// Rollouts of all models without settings of their own.
     pub(super) rollout: RolloutFile,
     pub(crate) log: LogSetup,
@@ -59,12 +62,28 @@ pub(super) struct ListedModel {
 /// # Errors
 /// Returns a usage error that names the setting.
 fn schedule(
-    flags: ScheduleFlags,
-    file: ScheduleFile,
+    args: &ServeArgs,
+    file: &ScheduleFile,
     inference: &InferenceOptions,
 ) -> CommandResult<ScheduleOptions> {
-    let mut options = flags.over(file).apply(&ScheduleOptions::default());
-    if let Some(threads @ 1..) = inference.runtime_threads {
+    let mut base = file.apply(&ScheduleOptions::default());
+    if args.inference.runtime_threads == Some(0) {
+        base.mode = ScheduleMode::Sync;
+    }
+    with_flags(&base, &args.schedule, inference.runtime_threads)
+}
+
+/// Returns `base` with the flags of scheduling, which take precedence.
+///
+/// # Errors
+/// Returns a usage error that names the setting.
+pub(crate) fn with_flags(
+    base: &ScheduleOptions,
+    flags: &ScheduleFlags,
+    runtime_threads: Option<usize>,
+) -> CommandResult<ScheduleOptions> {
+    let mut options = flags.clone().over(ScheduleFile::default()).apply(base);
+    if let Some(threads @ 1..) = runtime_threads {
         options.mode = ScheduleMode::Async;
         options.threads = Some(threads);
     }
@@ -151,7 +170,8 @@ impl ServeSettings {
         let mut settings = ServeSettings {
             log: log_setup(&server),
             server,
-            schedule: schedule(args.schedule.clone(), file.schedule, &inference)?,
+            schedule: schedule(args, &file.schedule, &inference)?,
+            batch_settings: unused::batch_settings(&args.schedule, &file.schedule),
             rollout: file.rollout,
             inference,
             memory: args.memory.clone().over(file.memory),
@@ -174,7 +194,8 @@ impl ServeSettings {
         Ok(settings)
     }
 
-    /// Explains which directories will not be served, and what to do.
+    /// Explains which directories will not be served and which settings have no effect, and what to
+    /// do.
     pub(super) fn advice(&self) -> Vec<String> {
         // The copy of a store may still be empty.
         let is_local = |dir: &Path| !self.stores.keys().any(|copy| dir.starts_with(copy));
@@ -194,7 +215,8 @@ impl ServeSettings {
             }
             advice
         });
-        roots.chain(models).collect()
+        let unused = self.unused_batch_settings().into_iter().chain(self.unused_search_settings());
+        roots.chain(models).chain(unused).collect()
     }
 }
 
@@ -323,6 +345,17 @@ mod tests {
         assert!(error.starts_with("[models.a.schedule]: preferred-batch-sizes: 9"), "{error}");
         let workers = resolve(&[root.path().to_str().unwrap(), "--workers", "1"]).unwrap();
         assert_eq!(workers.inference.threads, Some(1), "the flag's earlier name");
+    }
+
+    #[test]
+    fn a_flag_of_0_runtime_threads_ends_merging() {
+        let root = root();
+        let file = root.path().join("millpond.toml");
+        std::fs::write(&file, "roots = [\".\"]\n[schedule]\nmode = \"async\"\n").unwrap();
+        let config = ["--config", file.to_str().unwrap()];
+        assert_eq!(resolve(&config).unwrap().schedule.mode, ScheduleMode::Async);
+        let flags = [&config[..], &["--runtime-threads", "0"]].concat();
+        assert_eq!(resolve(&flags).unwrap().schedule.mode, ScheduleMode::Sync);
     }
 
     #[test]

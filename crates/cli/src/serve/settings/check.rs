@@ -36,6 +36,8 @@ const SEGMENT_ROWS_MAX: usize = 1 << 30;
 const POLL_MIN: Duration = Duration::from_millis(10);
 /// Minimum of `--load-timeout`.
 const LOAD_TIMEOUT_MIN: Duration = Duration::from_secs(1);
+/// Hint for settings of collections on a server without collections.
+pub(in crate::serve) const COLLECTIONS_HINT: &str = "name the directory of collections with --collections-dir DIR; `millpond tfs` has none by default";
 /// Maximum of all durations.
 const SPAN_MAX: Duration = Duration::from_secs(24 * 3600);
 
@@ -132,13 +134,14 @@ impl ServeSettings {
         {
             return Err(CommandError::usage(
                 "--backup-dir and --backup-every have no effect with --collections-dir none",
-            ));
+            )
+            .hint(COLLECTIONS_HINT));
         }
         Ok(())
     }
 
     /// Returns true if the server has no collections, neither of its own nor those of a cluster.
-    fn has_no_collections(&self) -> bool {
+    pub(super) fn has_no_collections(&self) -> bool {
         self.search.collections_dir.as_deref() == Some(Path::new("none"))
             && self.cluster.cluster_store.is_none()
     }
@@ -157,7 +160,8 @@ impl ServeSettings {
         if self.has_no_collections() && search.originals.is_some() {
             return Err(CommandError::usage(
                 "--originals has no effect with --collections-dir none",
-            ));
+            )
+            .hint(COLLECTIONS_HINT));
         }
         if search.search_memory_node.is_some() && search.search_medium != Some(MediumName::Dram) {
             return Err(CommandError::usage(

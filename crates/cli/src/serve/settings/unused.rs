@@ -1,0 +1,112 @@
+//! Warnings about settings without effect. They are not errors, because the same file may be for
+//! other servers too, and a model's own file can merge requests.
+
+use engine::{ScheduleFile, ScheduleMode};
+
+use super::ServeSettings;
+use crate::serve::options::{GpuUse, ScheduleFlags};
+
+/// Returns the names of the stated settings for all models that concern merged requests only.
+pub(super) fn batch_settings(flags: &ScheduleFlags, file: &ScheduleFile) -> Vec<&'static str> {
+    let settings = [
+        ("--max-batch", flags.max_batch.is_some()),
+        ("--max-queue-delay", flags.max_queue_delay.is_some()),
+        ("[schedule] max-batch", file.max_batch.is_some()),
+        ("[schedule] max-queue-delay", file.max_queue_delay.is_some()),
+        ("[schedule] preferred-batch-sizes", file.preferred_batch_sizes.is_some()),
+        ("[schedule] allowed-batch-sizes", file.allowed_batch_sizes.is_some()),
+        ("[schedule] always-merge", file.always_merge.is_some()),
+    ];
+    stated(&settings)
+}
+
+/// Returns the names of the settings that are stated.
+fn stated(settings: &[(&'static str, bool)]) -> Vec<&'static str> {
+    settings.iter().filter(|(_, is_stated)| *is_stated).map(|(name, _)| *name).collect()
+}
+
+impl ServeSettings {
+    /// Returns a warning if settings of batches are stated, and no model of these settings merges
+    /// requests.
+    pub(super) fn unused_batch_settings(&self) -> Option<String> {
+        let mut modes = self
+            .models
+            .values()
+            .map(|model| model.options.schedule.apply(&self.schedule).mode)
+            .chain([self.schedule.mode]);
+        if self.batch_settings.is_empty() || modes.any(|mode| mode == ScheduleMode::Async) {
+            return None;
+        }
+        Some(format!(
+            "{}: no effect on models with mode = \"sync\", the default, which merge no requests; \
+             --runtime-threads N or mode = \"async\" in [schedule] merges them",
+            self.batch_settings.join(", ")
+        ))
+    }
+
+    /// Returns a warning if settings of collections are stated, and the server has no collections.
+    pub(crate) fn unused_search_settings(&self) -> Option<String> {
+        let search = &self.search;
+        let settings = [
+            ("--search-memory", search.search_memory.is_some()),
+            ("--search-cache", search.search_cache.is_some()),
+            ("--search-disk-reserve", search.search_disk_reserve.is_some()),
+            ("--search-threads", search.search_threads.is_some()),
+            ("--search-medium", search.search_medium.is_some()),
+            ("--search-codes", search.search_codes.is_some()),
+            ("--search-build-threads", search.search_build_threads.is_some()),
+            ("--search-background-rate", search.search_background_rate.is_some()),
+            ("--search-merge-segments", search.search_merge_segments.is_some()),
+            ("--search-segment-rows", search.search_segment_rows.is_some()),
+            ("--backup-rate", search.backup_rate.is_some()),
+            ("--gpu", search.gpu == Some(GpuUse::Auto)),
+        ];
+        let stated = stated(&settings);
+        if stated.is_empty() || !self.has_no_collections() {
+            return None;
+        }
+        Some(format!(
+            "{}: no effect, because this server has no collections; name their directory with \
+             --collections-dir DIR",
+            stated.join(", ")
+        ))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use command_line::values::ByteSize;
+
+    use super::*;
+    use crate::serve::options::SearchOptions;
+
+    #[test]
+    fn settings_of_batches_need_a_model_that_merges() {
+        let flags = ScheduleFlags { max_batch: Some(64), ..ScheduleFlags::default() };
+        let file = ScheduleFile { always_merge: Some(true), ..ScheduleFile::default() };
+        let mut settings = ServeSettings {
+            batch_settings: batch_settings(&flags, &file),
+            ..ServeSettings::default()
+        };
+        let warning = settings.unused_batch_settings().unwrap();
+        assert!(warning.starts_with("--max-batch, [schedule] always-merge: "), "{warning}");
+        settings.schedule.mode = ScheduleMode::Async;
+        assert_eq!(settings.unused_batch_settings(), None);
+        assert_eq!(ServeSettings::default().unused_batch_settings(), None);
+    }
+
+    #[test]
+    fn settings_of_collections_need_collections() {
+        let search = SearchOptions {
+            collections_dir: Some("none".into()),
+            search_memory: Some(ByteSize(1 << 30)),
+            gpu: Some(GpuUse::Auto),
+            ..SearchOptions::default()
+        };
+        let mut settings = ServeSettings { search, ..ServeSettings::default() };
+        let warning = settings.unused_search_settings().unwrap();
+        assert!(warning.starts_with("--search-memory, --gpu: no effect"), "{warning}");
+        settings.search.collections_dir = Some("/collections".into());
+        assert_eq!(settings.unused_search_settings(), None);
+    }
+}
