@@ -9,6 +9,7 @@ use base::Error;
 use clap::FromArgMatches as _;
 use command_line::exit::{CommandError, CommandResult};
 use command_line::values::TimeSpan;
+use engine::ScheduleMode;
 use import::text;
 use import::tfs::{Flags, ModelListRules, SessionSettings, VersionBatching, log_dir};
 use os::WatchedFiles;
@@ -23,7 +24,7 @@ use crate::serve::ServeArgs;
 use crate::serve::file::SettingsFile;
 use crate::serve::log::LogSetup;
 use crate::serve::options::LifecycleOptions;
-use crate::serve::settings::ServeSettings;
+use crate::serve::settings::{ServeSettings, with_flags};
 
 /// TensorFlow Serving listens on every interface.
 const HOST: IpAddr = IpAddr::V4(std::net::Ipv4Addr::UNSPECIFIED);
@@ -58,20 +59,13 @@ pub(super) fn resolve(flags: &Flags) -> CommandResult<TfsSetup> {
     let own = own_flags(&flags.rest)?;
     let settings = ServeSettings::join(&own, SettingsFile::default())?;
     let log = settings.log.clone();
-    let none_given = own.search.collections_dir.is_none();
-    let mut setup = TfsSetup {
-        config: settings.into_config()?,
-        watch: None,
-        log,
-        warnings: flags.without_effect(),
-    };
-    if none_given {
-        setup.config.search.directory = None;
-    }
+    let mut warnings = flags.without_effect();
+    warnings.extend(settings.unused_search_settings());
+    let mut setup = TfsSetup { config: settings.into_config()?, watch: None, log, warnings };
     listeners(flags, &own, &mut setup)?;
     encryption(flags, &mut setup)?;
     loads(flags, &own.lifecycle, &mut setup.config)?;
-    models(flags, &mut setup)?;
+    models(flags, &own, &mut setup)?;
     // A base path that cannot be read is reported by the scan.
     let listed = setup.config.models.models.iter();
     let local = listed.filter(|model| model.store.is_none() && model.base_path.is_dir());
@@ -125,14 +119,15 @@ fn encryption(flags: &Flags, setup: &mut TfsSetup) -> CommandResult {
     Ok(())
 }
 
-/// Parses flags of `millpond serve`.
+/// Parses flags of `millpond serve`. Without `--collections-dir`, the server has no collections.
 fn own_flags(rest: &[String]) -> CommandResult<ServeArgs> {
     let command = <ServeArgs as clap::Args>::augment_args(clap::Command::new("millpond tfs --"));
     let words = std::iter::once("millpond tfs --").chain(rest.iter().map(String::as_str));
     let parsed = command.try_get_matches_from(words);
     let args = parsed.and_then(|matches| ServeArgs::from_arg_matches(&matches));
-    let args =
+    let mut args =
         args.map_err(|error| CommandError::usage(error.to_string().trim_end().to_owned()))?;
+    args.search.collections_dir.get_or_insert_with(|| PathBuf::from("none"));
     if !args.sources.is_empty() || args.config.is_some() || !args.audio.recogniser.is_empty() {
         return Err(CommandError::usage(
             "models come from --model_config_file or --model_base_path, not from after --",
@@ -306,11 +301,14 @@ fn loads(flags: &Flags, own: &LifecycleOptions, config: &mut Config) -> CommandR
 }
 
 /// Configures the models and their settings, which both follow their files.
-fn models(flags: &Flags, setup: &mut TfsSetup) -> CommandResult {
+fn models(flags: &Flags, own: &ServeArgs, setup: &mut TfsSetup) -> CommandResult {
     let mut sessions = SessionSettings::read(flags)?;
     let threads = inference_threads(&setup.config);
     let mut template = setup.config.models.lists.template.clone();
     sessions.apply(&mut template, threads, &mut setup.warnings)?;
+    template.schedule =
+        with_flags(&template.schedule, &own.schedule, own.inference.runtime_threads)?;
+    setup.warnings.extend(unused_batch_flags(own, sessions.per_model, template.schedule.mode));
     let rules = ModelListRules {
         labels_of_missing_versions: flags
             .bool("allow_version_labels_for_unavailable_models")
@@ -353,6 +351,22 @@ fn models(flags: &Flags, setup: &mut TfsSetup) -> CommandResult {
     config.lists = rules;
     setup.watch = Some(ConfigWatch { source: Box::new(source), poll });
     Ok(())
+}
+
+/// Returns a warning if flags of batches after `--` have no effect. With `per_model`, each version
+/// has its own batching parameters.
+fn unused_batch_flags(own: &ServeArgs, per_model: bool, mode: ScheduleMode) -> Option<String> {
+    let flags = &own.schedule;
+    let is_given = flags.max_batch.is_some() || flags.max_queue_delay.is_some();
+    let reason = match (per_model, mode) {
+        _ if !is_given => return None,
+        (true, _) => {
+            "with --enable_per_model_batching_parameters, the file of each version has both"
+        }
+        (false, ScheduleMode::Sync) => "give --enable_batching too, which merges requests",
+        (false, ScheduleMode::Async) => return None,
+    };
+    Some(format!("--max-batch and --max-queue-delay have no effect: {reason}"))
 }
 
 /// Logs requests where the first `logging_config` says, unless `--request-log` names a directory.
@@ -432,7 +446,6 @@ fn wrong(error: &Error) -> CommandError {
 
 #[cfg(test)]
 mod tests {
-    use engine::ScheduleMode;
     use lifecycle::VersionPolicy;
 
     use super::*;
@@ -550,6 +563,52 @@ mod tests {
             let words: Vec<String> = words.split_whitespace().map(str::to_owned).collect();
             assert!(resolve(&Flags::parse(&words).unwrap()).is_err(), "{wrong}");
         }
+    }
+
+    fn refusal(arguments: &str) -> String {
+        let words: Vec<String> = arguments.split_whitespace().map(str::to_owned).collect();
+        let error = resolve(&Flags::parse(&words).unwrap()).err().unwrap();
+        error.message().to_owned()
+    }
+
+    #[test]
+    fn batches_follow_flags_of_serve() {
+        let batching = "--model_base_path=/m --enable_batching";
+        let own = "--max-batch 64 --max-queue-delay 5ms --runtime-threads 1";
+        let flags = format!("{batching} -- {own}");
+        let TfsSetup { config, warnings, .. } =
+            setup(&flags.split_whitespace().collect::<Vec<_>>());
+        let schedule = &config.models.models[0].schedule;
+        assert_eq!((schedule.max_batch, schedule.threads), (64, Some(1)));
+        assert_eq!(schedule.max_queue_delay, Duration::from_millis(5));
+        assert!(warnings.is_empty(), "{warnings:?}");
+        let sync = setup(&["--model_base_path=/m", "--", "--max-batch", "64"]).warnings;
+        assert!(sync.len() == 1 && sync[0].contains("give --enable_batching too"), "{sync:?}");
+        let flags = "--model_base_path=/m --enable_batching --enable_per_model_batching_parameters \
+                     -- --max-batch 64";
+        let own = setup(&flags.split_whitespace().collect::<Vec<_>>()).warnings;
+        assert!(own.len() == 1 && own[0].contains("the file of each version has both"), "{own:?}");
+    }
+
+    #[test]
+    fn settings_of_collections_need_a_directory() {
+        let dir = tempfile::tempdir().unwrap();
+        let place = dir.path().display();
+        let originals = format!("--model_base_path=/m -- --originals {place}");
+        assert!(refusal(&originals).starts_with("--originals has no effect"));
+        let cluster = format!(
+            "--model_base_path=/m -- --cluster-store {place} --cluster-etcd http://127.0.0.1:1"
+        );
+        assert!(refusal(&cluster).contains("--collections-dir, which is none"));
+        let memory = ["--model_base_path=/m", "--", "--search-memory", "1GiB"];
+        let warnings = setup(&memory).warnings;
+        assert!(
+            warnings.len() == 1 && warnings[0].starts_with("--search-memory: no effect"),
+            "{warnings:?}"
+        );
+        let collections = format!("{originals} --collections-dir {place}");
+        let setup = setup(&collections.split_whitespace().collect::<Vec<_>>());
+        assert_eq!(setup.config.search.directory.as_deref(), Some(dir.path()));
     }
 
     #[test]
