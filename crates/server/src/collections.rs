@@ -38,10 +38,12 @@ impl Collections {
     /// Opens the registry if its directory exists or is required.
     ///
     /// # Errors
-    /// Returns the errors of the registry if the directory is required or another process uses it.
-    /// Others are logged.
+    /// `InvalidArgument` for settings of memory that cannot work. Returns the errors of the registry
+    /// if the directory is required or another process uses it. Others are logged.
     pub(crate) fn start(&self) -> Result<()> {
         let Some(directory) = &self.config.directory else { return Ok(()) };
+        // Otherwise the first client that creates a collection would get the error.
+        self.options(directory).check_memory()?;
         if !self.config.required && !directory.exists() {
             return Ok(());
         }
@@ -80,8 +82,7 @@ impl Collections {
                 "this server has no collections; start it with --collections-dir DIR",
             )
         })?;
-        let opened = self
-            .open(directory)
+        let opened = Registry::open(self.options(directory))
             .map_err(|error| error.context("the collections cannot be opened"))?;
         Ok(registry.insert(opened).clone())
     }
@@ -100,10 +101,6 @@ impl Collections {
     /// Closes the registry once the last request has released it.
     pub(crate) fn close(&self) {
         drop(self.registry.lock().take());
-    }
-
-    fn open(&self, directory: &Path) -> Result<Arc<Registry>> {
-        Registry::open(self.options(directory))
     }
 
     fn options(&self, directory: &Path) -> RegistryOptions {
@@ -189,6 +186,26 @@ mod tests {
             collections.options(directory).payload_bytes_max
         };
         assert_eq!([max(false), max(true)], [64 << 10, SHARD_PAYLOAD_BYTES_MAX]);
+    }
+
+    #[test]
+    fn too_little_memory_is_refused_at_the_start() {
+        let dir = tempfile::tempdir().unwrap();
+        let missing = dir.path().join("collections");
+        let config = |memory_bytes, cache_bytes| SearchConfig {
+            directory: Some(missing.clone()),
+            memory_bytes,
+            cache_bytes,
+            ..SearchConfig::default()
+        };
+        for (memory_bytes, cache_bytes) in [(16 << 20, 0), (64 << 20, 64 << 20)] {
+            let error =
+                Collections::new(config(memory_bytes, cache_bytes), false).start().unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::InvalidArgument, "{error}");
+            assert!(error.message().contains("--search-cache"), "{error}");
+        }
+        Collections::new(config(64 << 20, 32 << 20), false).start().unwrap();
+        assert!(!missing.exists());
     }
 
     #[test]

@@ -13,7 +13,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use base::units::format_bytes;
 use base::{Error, ErrorKind, Result};
 use os::private;
 use parking_lot::{Mutex, RwLock, RwLockReadGuard};
@@ -44,8 +43,6 @@ const MEMTABLE_BYTES_MAX: u64 = 32 << 20;
 /// Divisor of the memory for a memtable. Two memtables of a few collections and a flush leave most
 /// of the memory for codes.
 const MEMTABLE_SHARE: u64 = 20;
-/// Minimum memory.
-const MEMORY_BYTES_MIN: u64 = 32 << 20;
 /// Expected bytes of a cached record: keypoint graphs of photographs.
 const RECORD_BYTES: u32 = 8 << 10;
 
@@ -115,16 +112,7 @@ impl RegistryCore {
     /// # Errors
     /// `InvalidArgument` for too little memory; the errors of the file system and of the media.
     pub(super) fn open(options: RegistryOptions) -> Result<Arc<RegistryCore>> {
-        if options.memory_bytes < MEMORY_BYTES_MIN || options.cache_bytes > options.memory_bytes / 2
-        {
-            return Err(Error::invalid(format!(
-                "--search-memory is {} and --search-cache {}; give at least {} of memory, and at \
-                 most half of it to the cache",
-                format_bytes(options.memory_bytes),
-                format_bytes(options.cache_bytes),
-                format_bytes(MEMORY_BYTES_MIN)
-            )));
-        }
+        options.check_memory()?;
         let directory = &options.directory;
         private::create_dir_all(directory).map_err(|error| Error::io(directory, &error))?;
         let lock = files::lock(directory)?;

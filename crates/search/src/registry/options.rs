@@ -3,6 +3,8 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use base::units::format_bytes;
+use base::{Error, Result};
 use os::Rate;
 
 use super::media::MediumChoice;
@@ -12,6 +14,8 @@ use crate::points::uuid_hash;
 
 /// Default maximum of collections.
 pub(super) const COLLECTIONS_MAX: usize = 1000;
+/// Minimum memory.
+const MEMORY_BYTES_MIN: u64 = 32 << 20;
 
 /// Directory, memory and threads that all collections of a server share.
 #[derive(Clone, Debug)]
@@ -96,6 +100,23 @@ impl RegistryOptions {
             disk_reserve: Some(0),
             ..RegistryOptions::new(directory)
         }
+    }
+
+    /// Checks the memory of all collections, and the part of the caches.
+    ///
+    /// # Errors
+    /// `InvalidArgument` if there is too little memory, or if the caches take more than half of it.
+    pub fn check_memory(&self) -> Result<()> {
+        if self.memory_bytes >= MEMORY_BYTES_MIN && self.cache_bytes <= self.memory_bytes / 2 {
+            return Ok(());
+        }
+        Err(Error::invalid(format!(
+            "--search-memory is {} and --search-cache {}; give at least {} of memory, and at most half \
+             of it to the cache",
+            format_bytes(self.memory_bytes),
+            format_bytes(self.cache_bytes),
+            format_bytes(MEMORY_BYTES_MIN)
+        )))
     }
 
     pub(super) fn threads(&self) -> usize {
