@@ -215,8 +215,12 @@ impl ServeSettings {
             }
             advice
         });
-        let unused = self.unused_batch_settings().into_iter().chain(self.unused_search_settings());
-        roots.chain(models).chain(unused).collect()
+        let unused = [
+            self.unused_batch_settings(),
+            self.unused_pool_settings(),
+            self.unused_search_settings(),
+        ];
+        roots.chain(models).chain(unused.into_iter().flatten()).collect()
     }
 }
 

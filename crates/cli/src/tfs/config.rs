@@ -60,6 +60,7 @@ pub(super) fn resolve(flags: &Flags) -> CommandResult<TfsSetup> {
     let settings = ServeSettings::join(&own, SettingsFile::default())?;
     let log = settings.log.clone();
     let mut warnings = flags.without_effect();
+    warnings.extend(settings.unused_pool_settings());
     warnings.extend(settings.unused_search_settings());
     let mut setup = TfsSetup { config: settings.into_config()?, watch: None, log, warnings };
     listeners(flags, &own, &mut setup)?;

@@ -37,7 +37,8 @@ const POLL_MIN: Duration = Duration::from_millis(10);
 /// Minimum of `--load-timeout`.
 const LOAD_TIMEOUT_MIN: Duration = Duration::from_secs(1);
 /// Hint for settings of collections on a server without collections.
-pub(in crate::serve) const COLLECTIONS_HINT: &str = "name the directory of collections with --collections-dir DIR; `millpond tfs` has none by default";
+pub(in crate::serve) const COLLECTIONS_HINT: &str = "name the directory of collections with \
+     --collections-dir DIR; `millpond tfs` has none by default";
 /// Maximum of all durations.
 const SPAN_MAX: Duration = Duration::from_secs(24 * 3600);
 

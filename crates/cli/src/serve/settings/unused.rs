@@ -4,7 +4,7 @@
 use engine::{ScheduleFile, ScheduleMode};
 
 use super::ServeSettings;
-use crate::serve::options::{GpuUse, ScheduleFlags};
+use crate::serve::options::{GpuUse, ParameterPlacementName, ScheduleFlags};
 
 /// Returns the names of the stated settings for all models that concern merged requests only.
 pub(super) fn batch_settings(flags: &ScheduleFlags, file: &ScheduleFile) -> Vec<&'static str> {
@@ -44,6 +44,21 @@ impl ServeSettings {
         ))
     }
 
+    /// Returns a warning if settings of the slot pool are stated, and parameters are in the heap.
+    pub(crate) fn unused_pool_settings(&self) -> Option<String> {
+        let memory = &self.memory;
+        let settings =
+            [("--pool", memory.pool.is_some()), ("--swap-reserve", memory.swap_reserve.is_some())];
+        let stated = stated(&settings);
+        if stated.is_empty() || memory.parameter_home != Some(ParameterPlacementName::Heap) {
+            return None;
+        }
+        Some(format!(
+            "{}: no effect with --parameter-home heap, which uses no pool",
+            stated.join(", ")
+        ))
+    }
+
     /// Returns a warning if settings of collections are stated, and the server has no collections.
     pub(crate) fn unused_search_settings(&self) -> Option<String> {
         let search = &self.search;
@@ -78,7 +93,7 @@ mod tests {
     use command_line::values::ByteSize;
 
     use super::*;
-    use crate::serve::options::SearchOptions;
+    use crate::serve::options::{MemoryOptions, SearchOptions};
 
     #[test]
     fn settings_of_batches_need_a_model_that_merges() {
@@ -93,6 +108,20 @@ mod tests {
         settings.schedule.mode = ScheduleMode::Async;
         assert_eq!(settings.unused_batch_settings(), None);
         assert_eq!(ServeSettings::default().unused_batch_settings(), None);
+    }
+
+    #[test]
+    fn settings_of_the_pool_need_a_pool() {
+        let memory = MemoryOptions {
+            parameter_home: Some(ParameterPlacementName::Heap),
+            pool: Some(ByteSize(1 << 30)),
+            ..MemoryOptions::default()
+        };
+        let mut settings = ServeSettings { memory, ..ServeSettings::default() };
+        let warning = settings.unused_pool_settings().unwrap();
+        assert!(warning.starts_with("--pool: no effect with --parameter-home heap"), "{warning}");
+        settings.memory.parameter_home = None;
+        assert_eq!(settings.unused_pool_settings(), None);
     }
 
     #[test]
