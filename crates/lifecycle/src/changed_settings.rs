@@ -14,6 +14,7 @@ pub(crate) fn changed_settings(old: &ModelConfig, new: &ModelConfig) -> String {
         transition,
         warmup,
         session,
+        in_process,
         schedule,
         labels,
         recogniser,
@@ -28,9 +29,12 @@ pub(crate) fn changed_settings(old: &ModelConfig, new: &ModelConfig) -> String {
         ("transition", old.transition != *transition),
         ("labels", old.labels != *labels),
         ("request-log-rate", old.request_log_rate != *request_log_rate),
-        ("device, threads, signature, trust or isolation", old.session != *session),
+        (
+            "device, threads, signature, trust or isolation (at the next load)",
+            old.session != *session || old.in_process != *in_process,
+        ),
         ("schedule", old.schedule != *schedule),
-        ("warmup", old.warmup != *warmup),
+        ("warmup (at the next load)", old.warmup != *warmup),
         ("rollout", old.rollout != *rollout),
         ("classify, regress or examples", old.examples != *examples),
         ("recogniser", old.recogniser != *recogniser),
@@ -51,6 +55,6 @@ mod tests {
         assert_eq!(changed_settings(&old, &old), "");
         let mut new = ModelConfig { policy: VersionPolicy::All, ..old.clone() };
         new.warmup.enabled = !old.warmup.enabled;
-        assert_eq!(changed_settings(&old, &new), "policy, warmup");
+        assert_eq!(changed_settings(&old, &new), "policy, warmup (at the next load)");
     }
 }

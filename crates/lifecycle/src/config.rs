@@ -100,6 +100,9 @@ pub struct ModelConfig {
     pub warmup: WarmupConfig,
     /// Threads inside one run.
     pub session: SessionOptions,
+    /// True if the server's settings state that no worker process runs the model. Otherwise a model
+    /// on a GPU has one.
+    pub in_process: bool,
     /// Settings for queueing, merging and running requests.
     pub schedule: ScheduleOptions,
     /// Version numbers by label ("stable" is 3).
@@ -131,6 +134,7 @@ impl ModelConfig {
             transition: Transition::default(),
             warmup: WarmupConfig::default(),
             session: SessionOptions::default(),
+            in_process: false,
             schedule: ScheduleOptions::default(),
             labels: BTreeMap::new(),
             recogniser: None,

@@ -266,7 +266,8 @@ impl ModelFile {
         // A failed assertion of a CUDA kernel ends the process (docs/measurements/gpu.md). A
         // recogniser has a state, which a worker process does not keep.
         let on_gpu = config.session.device != Device::Cpu && config.recogniser.is_none();
-        config.session.isolate = self.isolate.unwrap_or(config.session.isolate || on_gpu);
+        let by_default = config.session.isolate || (on_gpu && !config.in_process);
+        config.session.isolate = self.isolate.unwrap_or(by_default);
         if self.run_memory.is_some() && !config.session.isolate {
             return Err("run-memory needs isolate = true: it limits a worker process".into());
         }
@@ -457,6 +458,12 @@ mod tests {
         assert!(!isolate("device = \"cpu\"") && isolate("device = \"cuda:1\""));
         assert!(!isolate("device = \"cuda:1\"\nisolate = false"));
         assert!(!isolate("device = \"cuda:1\"\n[recogniser]\nsample-rate = 16000"));
+        // The server's settings say `isolate = false`.
+        let base = ModelConfig { in_process: true, ..ModelConfig::new("m", "m") };
+        let file = ModelFile::parse("device = \"cuda:1\"").unwrap();
+        assert!(!file.apply(&base).unwrap().session.isolate);
+        let file = ModelFile::parse("isolate = true").unwrap();
+        assert!(file.apply(&base).unwrap().session.isolate);
     }
 
     /// `docs/model.toml` with every line switched on.

@@ -321,6 +321,7 @@ fn model_config(name: &str, model: &ListedModel, settings: &ServeSettings) -> Mo
     config.session.inter_op_threads =
         own.inter_op_threads.unwrap_or(config.session.inter_op_threads);
     config.session.isolate = own.isolate.unwrap_or(config.session.isolate);
+    config.in_process = own.isolate == Some(false);
     config.has_section = model.has_section;
     config.request_log_rate = own.request_log_rate;
     config.labels = own.labels.clone();
