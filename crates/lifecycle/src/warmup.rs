@@ -170,6 +170,7 @@ pub(crate) fn warm(
         notes.push("not warmed up: a generated request would change the model's state".to_owned());
         return Ok(WarmupOutcome { note: joined(notes), records: 0 });
     }
+    notes.extend(unknown_dims(signature, config));
     let sizes = with_allowed_sizes(servable, config);
     if let Err(error) = warmup.generate_and_run(signature, &sizes) {
         if ends_warmup(&error) {
@@ -186,6 +187,12 @@ pub(crate) fn warm(
         ));
     }
     Ok(WarmupOutcome { note: joined(notes), records: 0 })
+}
+
+/// Returns a note if the settings have sizes of an input that the model does not have.
+fn unknown_dims(signature: &Signature, config: &WarmupConfig) -> Option<String> {
+    let unknown = config.dims.keys().find(|name| signature.input(name).is_none())?;
+    Some(format!("dims in [warmup]: the model has no input \"{unknown}\""))
 }
 
 /// Returns the number of records that the warm-up uses. One record may give several requests.

@@ -75,6 +75,14 @@ fn settings_set_the_number_of_runs() {
 }
 
 #[test]
+fn sizes_of_an_unknown_input_are_noted() {
+    let world = serve("", GRAPH, "[warmup]\ndims = { z = [-1] }");
+    world.until_ready("m", 1);
+    let note = world.version("m", 1).unwrap().note.unwrap();
+    assert_eq!(note, "dims in [warmup]: the model has no input \"z\"");
+}
+
+#[test]
 fn generated_requests_have_the_allowed_batch_sizes() {
     let runs = |sizes: &str| {
         let settings = format!(
