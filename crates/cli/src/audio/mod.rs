@@ -59,7 +59,9 @@ pub(crate) struct AudioCommand {
     #[arg(long, value_name = "FILE", conflicts_with = "url")]
     speakers: Option<PathBuf>,
     /// Use the running server at this HTTP address
-    #[arg(long, value_name = "URL", conflicts_with_all = ["recognisers", "threads", "cores", "intra_op", "list"])]
+    #[arg(long, value_name = "URL", conflicts_with_all = [
+        "recognisers", "threads", "cores", "intra_op", "onnxruntime", "libtorch", "cache_dir", "list",
+    ])]
     url: Option<String>,
     /// Write processing times and, separately, the loading time as JSON
     #[arg(long, value_name = "FILE")]

@@ -173,6 +173,11 @@ fn a_benchmark_needs_a_rate_or_clients() {
 }
 
 #[test]
+fn the_highest_values_are_not_part_of_json() {
+    check_error(&["infer", "m", "x=1", "--top", "5", "--json"], 2, "cannot be used with");
+}
+
+#[test]
 fn help_of_serve_has_the_defaults_of_the_code() {
     let help = run(&["serve", "--help"]).stdout.split_whitespace().collect::<Vec<_>>().join(" ");
     let listeners = server::ListenerConfig::default();

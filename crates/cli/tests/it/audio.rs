@@ -58,11 +58,10 @@ fn wrong_arguments_are_usage_errors() {
         2,
         "this process may use",
     );
-    check_error(
-        &["audio", "a.wav", "--recogniser", "vad", "--url", "h:1", "--threads", "2"],
-        2,
-        "cannot be used",
-    );
+    for local in [["--threads", "2"], ["--cache-dir", "c"], ["--onnxruntime", "o"]] {
+        let remote = ["audio", "a.wav", "--recogniser", "vad", "--url", "h:1"];
+        check_error(&[&remote[..], &local].concat(), 2, "cannot be used");
+    }
     check_error(&["speakers", "enrol", "alice"], 2, "<FILES>...");
     check_error(&["speakers", "list"], 2, "give --speakers FILE");
 }

@@ -50,7 +50,7 @@ pub struct InferArgs {
     #[command(flatten)]
     server: ServerArgs,
     /// Show the K highest values in each row of each output
-    #[arg(long, value_name = "K")]
+    #[arg(long, value_name = "K", conflicts_with = "json")]
     top: Option<usize>,
     /// File with one label per line, for --top
     #[arg(long, value_name = "FILE", requires = "top")]
