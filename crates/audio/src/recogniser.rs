@@ -294,6 +294,7 @@ impl Recogniser {
 
 fn resolve(name: &str, file: RecogniserFile) -> Result<Recogniser> {
     check_range("rate", file.rate, RATE_MIN, RATE_MAX)?;
+    file.check_sections()?;
     let rate = file.rate;
     let raw = matches!(file.features, FeatureFile::Raw { .. });
     let features = FeatureExtractor::new(&file.features, rate)
@@ -336,9 +337,9 @@ fn resolve(name: &str, file: RecogniserFile) -> Result<Recogniser> {
             .collect::<Result<_>>()?,
         pieces: file.pieces.resolve(hop_seconds)?,
         output: file.output.resolve()?,
-        events: file.events.resolve(rate)?,
-        scenes: file.scenes.resolve()?,
-        embeddings: file.embeddings.resolve()?,
+        events: file.events.unwrap_or_default().resolve(rate)?,
+        scenes: file.scenes.unwrap_or_default().resolve()?,
+        embeddings: file.embeddings.unwrap_or_default().resolve()?,
     };
     check_axes(&recogniser)?;
     Ok(recogniser)

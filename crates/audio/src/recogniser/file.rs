@@ -45,12 +45,26 @@ pub(super) struct RecogniserFile {
     pub(super) pieces: PiecesFile,
     #[serde(default)]
     pub(super) output: OutputFile,
-    #[serde(default)]
-    pub(super) events: EventsFile,
-    #[serde(default)]
-    pub(super) scenes: ScenesFile,
-    #[serde(default)]
-    pub(super) embeddings: EmbeddingsFile,
+    pub(super) events: Option<EventsFile>,
+    pub(super) scenes: Option<ScenesFile>,
+    pub(super) embeddings: Option<EmbeddingsFile>,
+}
+
+impl RecogniserFile {
+    /// Checks that there is no section of another kind, which would have no effect.
+    pub(super) fn check_sections(&self) -> Result<()> {
+        let sections = [
+            (RecogniserKind::Events, "events", self.events.is_some()),
+            (RecogniserKind::Scenes, "scenes", self.scenes.is_some()),
+            (RecogniserKind::Embeddings, "embeddings", self.embeddings.is_some()),
+        ];
+        match sections.into_iter().find(|(kind, _, given)| *given && *kind != self.kind) {
+            Some((_, name, _)) => Err(Error::invalid(format!(
+                "[recogniser.{name}] has no effect without kind = \"{name}\": remove it"
+            ))),
+            None => Ok(()),
+        }
+    }
 }
 
 fn mix() -> Value {

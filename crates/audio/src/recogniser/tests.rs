@@ -122,6 +122,7 @@ fn each_fault_is_named() {
         ("off = 0.35", "off = 0.7", "events.off"),
         ("min = \"250ms\"", "min = \"soon\"", "events.min"),
         ("smooth = 1", "smooth = 0", "smooth"),
+        ("kind = \"events\"", "kind = \"scenes\"", "[recogniser.events] has no effect"),
         ("activation = \"none\"", "activation = \"relu\"", "relu"),
     ];
     for (from, to, named) in cases {
