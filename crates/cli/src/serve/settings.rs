@@ -375,6 +375,7 @@ mod tests {
             (&["--grpc-port", "8501"], "--http-port and --grpc-port are both 8501"),
             (&["--admin-port", "8500"], "--grpc-port and --admin-port are both 8500"),
             (&["--admin-host", "127.0.0.1"], "--admin-host needs --admin-port"),
+            (&["--spool-dir", "/no/such/place"], "--spool-dir /no/such/place is not a directory"),
             (&["--http-socket", "/s", "--grpc-socket", "/s"], "are both /s"),
             (&["--socket-mode", "0660"], "--socket-mode needs --http-socket"),
             (&["--pool", "1GiB", "--swap-reserve", "2GiB"], "--swap-reserve is larger"),

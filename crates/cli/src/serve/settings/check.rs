@@ -98,7 +98,8 @@ impl ServeSettings {
         self.check_listeners()
     }
 
-    /// Checks the paths of directories that the server creates.
+    /// Checks the paths of directories that the server creates, and the directory of recordings,
+    /// which must exist.
     fn check_directories(&self) -> CommandResult {
         let directories = [
             ("--collections-dir", &self.search.collections_dir),
@@ -120,7 +121,13 @@ impl ServeSettings {
         for (flag, path) in directories.chain(places) {
             check_home(flag, path).map_err(|error| CommandError::usage(error.message()))?;
         }
-        Ok(())
+        match &self.audio.spool_dir {
+            Some(dir) if !dir.is_dir() => Err(CommandError::usage(format!(
+                "--spool-dir {} is not a directory; create it, or leave the setting out",
+                dir.display()
+            ))),
+            _ => Ok(()),
+        }
     }
 
     /// Checks that each setting of backups has an effect.
