@@ -318,6 +318,11 @@ fn models(flags: &Flags, own: &ServeArgs, setup: &mut TfsSetup) -> CommandResult
         ..setup.config.models.lists.clone()
     };
     let file = flags.text("model_config_file").map(PathBuf::from);
+    setup.warnings.extend(if file.is_some() {
+        flags.unused(&["model_name", "model_base_path"], "with --model_config_file")
+    } else {
+        flags.unused(&["model_config_file_poll_wait_seconds"], "without --model_config_file")
+    });
     // Before the file is read, so that a change in between is seen.
     let watched = WatchedFiles::new(file.iter().cloned().collect());
     let list = list(flags, file.as_deref())?;
@@ -638,8 +643,24 @@ mod tests {
              enable_model_warmup: true } } } } }",
         );
         let flag = format!("--platform_config_file={platform}");
-        let TfsSetup { config, .. } = setup(&["--model_base_path=/m", &flag]);
+        let TfsSetup { config, warnings, .. } =
+            setup(&["--model_base_path=/m", &flag, "--saved_model_tags=a"]);
         let model = &config.models.models[0];
         assert_eq!((model.schedule.max_batch, model.warmup.enabled), (7, true));
+        assert_eq!(warnings, ["--saved_model_tags has no effect with --platform_config_file"]);
+    }
+
+    #[test]
+    fn flags_of_a_single_model_are_unused_with_a_list() {
+        let dir = tempfile::tempdir().unwrap();
+        let list = dir.path().join("models.config");
+        std::fs::write(&list, "model_config_list {}").unwrap();
+        let list = format!("--model_config_file={}", list.display());
+        let wait = "--model_config_file_poll_wait_seconds=5";
+        let warnings = setup(&[&list, wait, "--model_name=m"]).warnings;
+        assert_eq!(warnings, ["--model_name has no effect with --model_config_file"]);
+        let warnings = setup(&["--model_base_path=/m", wait]).warnings;
+        assert_eq!(warnings.len(), 1, "{warnings:?}");
+        assert!(warnings[0].contains("seconds has no effect without --model_config_file"));
     }
 }

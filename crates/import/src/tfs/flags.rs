@@ -219,6 +219,13 @@ impl Flags {
         self.values.get(name)?.parse().ok()
     }
 
+    /// Returns a line for each flag of `names` that is given. The line says that the flag has no
+    /// effect, and ends with `reason`.
+    pub fn unused(&self, names: &[&str], reason: &str) -> Vec<String> {
+        let given = names.iter().filter(|name| self.values.contains_key(**name));
+        given.map(|name| format!("--{name} has no effect {reason}")).collect()
+    }
+
     /// Explains the given flags that have no effect, a line for each.
     pub fn without_effect(&self) -> Vec<String> {
         let given = FLAGS.iter().filter(|flag| self.values.contains_key(flag.name));

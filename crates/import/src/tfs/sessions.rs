@@ -12,6 +12,19 @@ use super::flags::Flags;
 use super::platform::{self, SessionThreads};
 use crate::{ImportError, text};
 
+/// Flags whose settings `--platform_config_file` has too.
+const PLATFORM_FLAGS: [&str; 10] = [
+    "enable_batching",
+    "batching_parameters_file",
+    "enable_per_model_batching_parameters",
+    "tensorflow_session_parallelism",
+    "tensorflow_session_config_file",
+    "tensorflow_intra_op_parallelism",
+    "tensorflow_inter_op_parallelism",
+    "saved_model_tags",
+    "enable_model_warmup",
+    "num_request_iterations_for_warmup",
+];
 /// Maximum number of threads that warm a version up.
 const WARMUP_THREADS_MAX: usize = 256;
 
@@ -39,7 +52,12 @@ impl SessionSettings {
     /// Returns an error that names the flag, or the file with the line.
     pub fn read(flags: &Flags) -> Result<SessionSettings, ImportError> {
         match flags.text("platform_config_file") {
-            Some(path) => SessionSettings::of_platform(Path::new(path)),
+            Some(path) => {
+                let mut settings = SessionSettings::of_platform(Path::new(path))?;
+                let unused = flags.unused(&PLATFORM_FLAGS, "with --platform_config_file");
+                settings.notes.extend(unused);
+                Ok(settings)
+            }
             None => SessionSettings::of_flags(flags),
         }
     }
