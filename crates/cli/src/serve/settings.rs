@@ -220,7 +220,8 @@ impl ServeSettings {
             self.unused_pool_settings(),
             self.unused_search_settings(),
         ];
-        roots.chain(models).chain(unused.into_iter().flatten()).collect()
+        let unused = unused.into_iter().flatten().chain(self.long_timeouts());
+        roots.chain(models).chain(unused).collect()
     }
 }
 

@@ -1,7 +1,9 @@
 //! Warnings about settings without effect. They are not errors, because the same file may be for
 //! other servers too, and a model's own file can merge requests.
 
+use command_line::values::TimeSpan;
 use engine::{ScheduleFile, ScheduleMode};
+use server::ListenerConfig;
 
 use super::ServeSettings;
 use crate::serve::options::{GpuUse, ParameterPlacementName, ScheduleFlags};
@@ -42,6 +44,33 @@ impl ServeSettings {
              --runtime-threads N or mode = \"async\" in [schedule] merges them",
             self.batch_settings.join(", ")
         ))
+    }
+
+    /// Returns warnings about timeouts of models above the longest deadline of any request.
+    pub(super) fn long_timeouts(&self) -> Vec<String> {
+        let default = ListenerConfig::default().request_timeout;
+        let most = self.server.request_timeout.map_or(default, |TimeSpan(time)| time);
+        let models = self.models.iter().filter(|(_, model)| {
+            let own = &model.options.schedule;
+            own.timeout.is_some() || own.priorities.is_some()
+        });
+        let of_models = models.map(|(name, model)| {
+            let schedule = model.options.schedule.apply(&self.schedule);
+            (format!("[models.{name}.schedule]"), schedule)
+        });
+        let all = std::iter::once(("[schedule]".to_owned(), self.schedule.clone()));
+        all.chain(of_models)
+            .filter_map(|(section, schedule)| {
+                let levels = schedule.priorities.iter().map(|level| level.timeout);
+                let longest = levels.chain([schedule.timeout]).flatten().max()?;
+                (longest > most).then(|| {
+                    format!(
+                        "{section}: a timeout of {longest:?} has the effect of {most:?}, the maximum; raise \
+                         --request-timeout"
+                    )
+                })
+            })
+            .collect()
     }
 
     /// Returns a warning if settings of the slot pool are stated, and parameters are in the heap.
@@ -90,7 +119,10 @@ impl ServeSettings {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use command_line::values::ByteSize;
+    use engine::PriorityOptions;
 
     use super::*;
     use crate::serve::options::{MemoryOptions, SearchOptions};
@@ -108,6 +140,21 @@ mod tests {
         settings.schedule.mode = ScheduleMode::Async;
         assert_eq!(settings.unused_batch_settings(), None);
         assert_eq!(ServeSettings::default().unused_batch_settings(), None);
+    }
+
+    #[test]
+    fn a_timeout_above_the_maximum_is_named() {
+        let minutes = |count: u64| Duration::from_secs(60 * count);
+        let mut settings = ServeSettings::default();
+        settings.schedule.timeout = Some(minutes(1));
+        assert_eq!(settings.long_timeouts(), [""; 0]);
+        let level = PriorityOptions { timeout: Some(minutes(2)), ..PriorityOptions::default() };
+        settings.schedule.priorities.push(level);
+        let warnings = settings.long_timeouts();
+        assert_eq!(warnings.len(), 1, "{warnings:?}");
+        assert!(warnings[0].starts_with("[schedule]: a timeout of 120s has the effect of 60s"));
+        settings.server.request_timeout = Some(TimeSpan(minutes(2)));
+        assert_eq!(settings.long_timeouts(), [""; 0]);
     }
 
     #[test]
