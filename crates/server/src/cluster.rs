@@ -160,17 +160,21 @@ fn local_state(config: &Config, server: &Server) -> Arc<CollectionsState> {
     Arc::new(CollectionsState::new(Arc::new(requests), registry, images, access, backups))
 }
 
-/// Returns the address at which other nodes reach this one.
+/// Returns the address at which other nodes reach this one. `bound` is that of the HTTP port.
 fn reachable(cluster: &ClusterConfig, bound: Option<SocketAddr>) -> Result<String> {
+    // `millpond tfs` opens no HTTP port by default.
+    let bound = bound.ok_or_else(|| {
+        Error::invalid("the nodes of a cluster reach each other by HTTP: give --http-port PORT")
+    })?;
     if let Some(address) = &cluster.address {
         return node_address(address);
     }
-    match bound {
-        Some(bound) if !bound.ip().is_unspecified() => Ok(bound.to_string()),
-        _ => Err(Error::invalid(
+    if bound.ip().is_unspecified() {
+        return Err(Error::invalid(
             "--host names no single address: give --cluster-address HOST:PORT, at which the other nodes reach this one",
-        )),
+        ));
     }
+    Ok(bound.to_string())
 }
 
 /// Returns the address that `--cluster-address` names, as URIs have it: an address of IPv6 without
@@ -287,6 +291,19 @@ mod tests {
             let error = node_address(wrong).unwrap_err();
             assert!(error.message().contains("write HOST:PORT"), "{error}");
         }
+    }
+
+    #[test]
+    fn a_node_needs_an_http_port() {
+        let address = Some("10.0.0.7:8501".to_owned());
+        let cluster = ClusterConfig { address, ..ClusterConfig::default() };
+        let bound = |text: &str| text.parse::<SocketAddr>().ok();
+        assert_eq!(reachable(&cluster, bound("0.0.0.0:80")).unwrap(), "10.0.0.7:8501");
+        let error = reachable(&cluster, None).unwrap_err();
+        assert!(error.message().contains("give --http-port"), "{error}");
+        let own = ClusterConfig::default();
+        assert_eq!(reachable(&own, bound("10.0.0.8:80")).unwrap(), "10.0.0.8:80");
+        assert!(reachable(&own, bound("0.0.0.0:80")).is_err());
     }
 
     #[test]
