@@ -382,6 +382,7 @@ mod tests {
             (&["--pool", "1GiB", "--swap-reserve", "2GiB"], "--swap-reserve is larger"),
             (&["--max-body", "3GiB"], "--max-body"),
             (&["--request-memory", "1KiB"], "--request-memory must be at least"),
+            (&["--request-log", "r", "--request-log-size", "0"], "--request-log-size must be at"),
             (&["--allow-remote-admin"], "--allow-remote-admin needs a key"),
             (&["--admin-key", ""], "--admin-key must be printable"),
             (&["--api-key", "a "], "--api-key must be printable"),

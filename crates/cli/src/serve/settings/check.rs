@@ -22,6 +22,8 @@ const RECORDINGS_MAX: usize = 1024;
 const BODY_BYTES_MAX: u64 = i32::MAX as u64;
 /// Minimum of `--request-memory`.
 const REQUEST_MEMORY_MIN: u64 = 1 << 20;
+/// Minimum of `--request-log-size`.
+const REQUEST_LOG_MIN: u64 = 1 << 20;
 /// Maximum backups that `--backup-keep` may keep.
 const BACKUPS_MAX: usize = 100_000;
 /// Shortest interval between the backups of a schedule.
@@ -86,6 +88,13 @@ impl ServeSettings {
             && bytes < REQUEST_MEMORY_MIN
         {
             return Err(CommandError::usage("--request-memory must be at least 1 MiB"));
+        }
+        if let Some(ByteSize(bytes)) = self.inference.request_log_size
+            && bytes < REQUEST_LOG_MIN
+        {
+            return Err(CommandError::usage(
+                "--request-log-size must be at least 1 MiB: a record that has no room is not logged",
+            ));
         }
         if let (Some(ByteSize(pool)), Some(ByteSize(reserve))) =
             (self.memory.pool, self.memory.swap_reserve)
