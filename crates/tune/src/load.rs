@@ -74,7 +74,7 @@ pub struct BenchLoadArgs {
     #[arg(long)]
     pub clients: Option<usize>,
     /// Open loop: distribution of the gaps between requests
-    #[arg(long, value_enum, default_value = "fixed")]
+    #[arg(long, value_enum, default_value = "fixed", conflicts_with = "clients")]
     pub arrivals: Arrivals,
     /// Time of the measurement
     #[arg(long, default_value = "10s", value_parser = units::parse_duration)]
@@ -112,7 +112,7 @@ pub struct BenchLoadArgs {
     #[arg(long, default_value_t = 1)]
     pub threads: usize,
     /// Open loop: maximum number of outstanding answers; further requests count as failed
-    #[arg(long, default_value_t = 1024)]
+    #[arg(long, default_value_t = 1024, conflicts_with = "clients")]
     pub in_flight: usize,
     /// Time to wait for the last answers; requests still without an answer then count as failed
     #[arg(long, default_value = "20s", value_parser = units::parse_duration)]

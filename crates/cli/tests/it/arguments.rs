@@ -165,11 +165,10 @@ fn a_benchmark_program_gets_the_arguments_as_they_are() {
 fn a_benchmark_needs_a_rate_or_clients() {
     let arguments = ["bench", "load", "--url", "grpc://localhost:1", "--model", "m"];
     check_error(&arguments, 2, "<--rate <RATE>|--clients <CLIENTS>>");
-    check_error(
-        &[&arguments[..], &["--rate", "1", "--clients", "1"]].concat(),
-        2,
-        "cannot be used with",
-    );
+    for other in [["--rate", "1"], ["--arrivals", "poisson"], ["--in-flight", "9"]] {
+        let closed = [&arguments[..], &["--clients", "1"], &other].concat();
+        check_error(&closed, 2, "cannot be used with");
+    }
 }
 
 #[test]
