@@ -23,7 +23,7 @@ mod traffic;
 pub use observer::{ObservedRequest, RequestObserver};
 pub use request::{InferenceRequest, InferenceResponse, tensor_bytes};
 pub use runs::{RunCounts, RunSize};
-pub use service::{CancelOnDrop, InferenceService};
+pub use service::{CancelOnDrop, InferenceService, default_timeout};
 pub use slow::{CAUSES, SlowCause, SlowLog, SlowRequest};
 pub use stats::{InferenceStats, TimeTotal, VersionStats};
 pub use ticket::RequestTicket;

@@ -408,7 +408,7 @@ fn not_run(error: Error) -> Completion {
 
 /// Returns the deadline of a request without one: its priority level's, or else the model's. `None`
 /// stands for the server's.
-fn default_timeout(options: &ScheduleOptions, priority: usize) -> Option<Duration> {
+pub fn default_timeout(options: &ScheduleOptions, priority: usize) -> Option<Duration> {
     let level = options.priorities.get(options.level(priority) - 1);
     level.and_then(|level| level.timeout).or(options.timeout)
 }

@@ -11,7 +11,7 @@ use base::{Error, ErrorKind, Moment, Result};
 use bytes::Bytes;
 use engine::Servable;
 use http::{HeaderMap, HeaderValue, StatusCode, header};
-use inference::{InferenceRequest, RequestTicket, tensor_bytes};
+use inference::{InferenceRequest, RequestTicket, default_timeout, tensor_bytes};
 use lifecycle::{RequestKey, RolloutPart, Route};
 use observe::TracedCall;
 use protocol::tfs;
@@ -213,7 +213,7 @@ async fn answer(
                 "{path} does not take POST; did you mean {path}:predict?"
             )));
         };
-        let timeout = timeout(headers, state.rest_timeout)?;
+        let client = client_timeout(headers)?;
         let key = request_key::of_headers(headers)?;
         // A request to an unknown model is refused before its body is read. The version is chosen
         // afterwards, so that a slow upload holds neither a version nor room of a candidate.
@@ -223,6 +223,9 @@ async fn answer(
         ticket.count_from_now();
         let permit = state.requests.admit()?;
         let route = target.route(state, key.as_ref())?;
+        // Requests of this protocol have no priority.
+        let timeout = client.or_else(|| default_timeout(route.servable.schedule(), 0));
+        let timeout = timeout.into_iter().chain(state.rest_timeout).min();
         Ok(AdmittedTfsRequest { verb, timeout, route, body, permit })
     };
     let AdmittedTfsRequest { verb, timeout, route, body, permit: _permit } =
@@ -235,21 +238,20 @@ async fn answer(
     }
 }
 
-/// Returns the time limit of a request: the limit in the header `Grpc-Timeout`, in gRPC's form, or
-/// the server's limit if that is shorter.
+/// Returns the time limit in the header `Grpc-Timeout`, in gRPC's form; `None` without this header.
 ///
 /// # Errors
 /// `InvalidArgument` for a header in another form.
-fn timeout(headers: &HeaderMap, server: Option<Duration>) -> Result<Option<Duration>> {
+fn client_timeout(headers: &HeaderMap) -> Result<Option<Duration>> {
     if !headers.contains_key(TIMEOUT) {
-        return Ok(server);
+        return Ok(None);
     }
-    let client = grpc::timeout(headers).ok_or_else(|| {
+    let limit = grpc::timeout(headers).ok_or_else(|| {
         Error::invalid(
             "the header Grpc-Timeout takes up to eight digits and a unit, as in 250m or 2S",
         )
     })?;
-    Ok(Some(server.map_or(client, |server| server.min(client))))
+    Ok(Some(limit))
 }
 
 /// A request whose version was found, and which was admitted.

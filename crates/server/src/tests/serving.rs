@@ -382,6 +382,15 @@ fn rest_requests_have_deadlines() {
     };
     let served = self::served(dir.path(), short);
     assert_eq!(served.ask("POST", "/v1/models/slow:predict", "", body).status, 504);
+    drop(served);
+    // A model's own timeout holds below the server's limit.
+    let settings = "warmup.enabled = false\nschedule.timeout = \"20ms\"\n";
+    std::fs::write(dir.path().join("models/slow/millpond.toml"), settings).unwrap();
+    let long = |config: &mut Config| {
+        config.listeners.rest_timeout = Some(std::time::Duration::from_secs(30));
+    };
+    let served = self::served(dir.path(), long);
+    assert_eq!(served.ask("POST", "/v1/models/slow:predict", "", body).status, 504);
 }
 
 /// Returns a warm-up file of these records.
