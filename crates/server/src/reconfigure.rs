@@ -149,6 +149,7 @@ impl ModelConfigurator {
         self.rules.check_labels(&models, &current.models, self.lifecycle.catalog())?;
         let set = ConfigSet { models, roots: current.roots.clone() };
         set.check()?;
+        self.rules.unlogged(config).iter().for_each(|note| tracing::warn!("{note}"));
         Ok(set)
     }
 

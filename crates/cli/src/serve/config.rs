@@ -280,6 +280,7 @@ fn models(settings: &ServeSettings) -> CommandResult<ModelsConfig> {
         lists: ModelListRules {
             template,
             stores: Some(StoreCopies { cache_dir, options: environment::object_stores() }),
+            log_dir: settings.inference.request_log.clone(),
             ..ModelListRules::default()
         },
         stores: stores(settings),

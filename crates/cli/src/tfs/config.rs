@@ -310,7 +310,7 @@ fn models(flags: &Flags, own: &ServeArgs, setup: &mut TfsSetup) -> CommandResult
     template.schedule =
         with_flags(&template.schedule, &own.schedule, own.inference.runtime_threads)?;
     setup.warnings.extend(unused_batch_flags(own, sessions.per_model, template.schedule.mode));
-    let rules = ModelListRules {
+    let mut rules = ModelListRules {
         labels_of_missing_versions: flags
             .bool("allow_version_labels_for_unavailable_models")
             .unwrap_or(false),
@@ -331,6 +331,7 @@ fn models(flags: &Flags, own: &ServeArgs, setup: &mut TfsSetup) -> CommandResult
         None => Vec::new(),
     };
     request_log(&list, setup);
+    rules.log_dir = setup.config.data.request_log.as_ref().map(|log| log.dir.clone());
     let version_batching = sessions
         .per_model
         .then_some(VersionBatching { threads, runs: rules.template.schedule.threads });

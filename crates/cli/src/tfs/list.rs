@@ -50,6 +50,8 @@ impl ConfigSource for ListSource {
                 // An empty file changes nothing, as in TensorFlow Serving.
                 if list.config.is_some() {
                     set.models = self.rules.models(&list, &current.models)?;
+                    let unlogged = self.rules.unlogged(&list);
+                    unlogged.iter().for_each(|note| tracing::warn!("{note}"));
                     self.is_new = true;
                 }
             }

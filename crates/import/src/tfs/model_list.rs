@@ -24,6 +24,8 @@ pub struct ModelListRules {
     pub labels_of_missing_versions: bool,
     /// Copies of models in object stores; `None` refuses URLs of stores.
     pub stores: Option<StoreCopies>,
+    /// Directory of the server's request log; `None` if it has none.
+    pub log_dir: Option<PathBuf>,
 }
 
 /// Copies of models in object stores that a list names by URL.
@@ -48,6 +50,7 @@ impl Default for ModelListRules {
             template: ModelConfig::new("", ""),
             labels_of_missing_versions: false,
             stores: None,
+            log_dir: None,
         }
     }
 }
@@ -82,16 +85,41 @@ impl ModelListRules {
         list.config.iter().map(model).collect()
     }
 
+    /// Returns a note for each `logging_config` without effect in a list for a running server, whose
+    /// request log does not change.
+    pub fn unlogged(&self, config: &pb::ModelServerConfig) -> Vec<String> {
+        let Some(ListOrCustom::ModelConfigList(list)) = &config.config else { return Vec::new() };
+        let note = |model: &pb::ModelConfig| {
+            model.logging_config.as_ref()?;
+            let name = &model.name;
+            match (&self.log_dir, log_dir(model)) {
+                (None, _) => Some(format!(
+                    "logging_config of model {name} has no effect: the server was started without a request log; \
+                     restart it with this list or with --request-log DIR"
+                )),
+                (Some(dir), Some(own)) if *dir != own => Some(format!(
+                    "logging_config of model {name}: filename_prefix has no effect; the requests of all models are \
+                     logged in {}",
+                    dir.display()
+                )),
+                (Some(_), _) => None,
+            }
+        };
+        list.config.iter().filter_map(note).collect()
+    }
+
     fn model(&self, model: &pb::ModelConfig, base: &ModelConfig) -> Result<ModelConfig> {
         check_platform(model)?;
         let BasePath { dir, store } = self.base_path(model)?;
+        // Otherwise the rate of an earlier list would stay.
+        let own = if base.has_section { base } else { &self.template };
         Ok(ModelConfig {
             name: model.name.as_str().into(),
             base_path: dir,
             store,
             policy: policy(model)?,
             labels: labels(model)?,
-            request_log_rate: log_rate(model)?.or(base.request_log_rate),
+            request_log_rate: log_rate(model)?.or(own.request_log_rate),
             ..base.clone()
         })
     }
@@ -275,6 +303,34 @@ mod tests {
             (&VersionPolicy::All, Some(0.25))
         );
         assert!(list("").unwrap().is_empty(), "an empty list unloads all");
+    }
+
+    #[test]
+    fn a_list_without_logging_ends_that_of_an_earlier_list() {
+        let text =
+            "model_config_list { config { name: 'a' base_path: '/a' model_platform: 'onnx' } }";
+        let list: pb::ModelServerConfig = text::parse(text).unwrap();
+        let rate = |has_section| {
+            let rate = Some(0.5);
+            let known =
+                ModelConfig { request_log_rate: rate, has_section, ..ModelConfig::new("a", "/a") };
+            ModelListRules::default().models(&list, &[known]).unwrap()[0].request_log_rate
+        };
+        assert_eq!((rate(false), rate(true)), (None, Some(0.5)));
+    }
+
+    #[test]
+    fn logging_without_a_request_log_is_noted() {
+        let text = "model_config_list { config { name: 'a' base_path: '/a' model_platform: 'onnx' \
+                    logging_config { log_collector_config { filename_prefix: '/logs/a' } } } }";
+        let list: pb::ModelServerConfig = text::parse(text).unwrap();
+        let notes = |dir: Option<&str>| {
+            let log_dir = dir.map(PathBuf::from);
+            ModelListRules { log_dir, ..ModelListRules::default() }.unlogged(&list)
+        };
+        assert!(notes(None)[0].contains("started without a request log"));
+        assert!(notes(Some("/other"))[0].contains("filename_prefix has no effect"));
+        assert_eq!(notes(Some("/logs")), [""; 0]);
     }
 
     #[test]
