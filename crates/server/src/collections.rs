@@ -38,8 +38,8 @@ impl Collections {
     /// Opens the registry if its directory exists or is required.
     ///
     /// # Errors
-    /// `InvalidArgument` for settings of memory that cannot work. Returns the errors of the registry
-    /// if the directory is required or another process uses it. Others are logged.
+    /// `InvalidArgument` for settings of memory that cannot work; the errors of the registry if the
+    /// directory is required or another process uses it. Others are logged.
     pub(crate) fn start(&self) -> Result<()> {
         let Some(directory) = &self.config.directory else { return Ok(()) };
         // Otherwise the first client that creates a collection would get the error.

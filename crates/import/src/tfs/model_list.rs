@@ -85,8 +85,8 @@ impl ModelListRules {
         list.config.iter().map(model).collect()
     }
 
-    /// Returns a note for each `logging_config` without effect in a list for a running server, whose
-    /// request log does not change.
+    /// Returns a note for each `logging_config` of a list that has no effect on a running server,
+    /// whose request log does not change.
     pub fn unlogged(&self, config: &pb::ModelServerConfig) -> Vec<String> {
         let Some(ListOrCustom::ModelConfigList(list)) = &config.config else { return Vec::new() };
         let note = |model: &pb::ModelConfig| {
