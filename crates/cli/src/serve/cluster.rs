@@ -7,12 +7,24 @@ use command_line::exit::{CommandError, CommandResult};
 use server::{ClusterConfig, PemSource};
 
 use super::cluster_tls::etcd_user;
+use super::options::ClusterOptions;
 use super::settings::{COLLECTIONS_HINT, ServeSettings, number};
 
 /// Maximum of `--cluster-weight`.
 const WEIGHT_MAX: usize = 64;
 /// Maximum of `--cluster-snapshot-entries`. A new holder reads that many entries.
 const SNAPSHOT_ENTRIES_MAX: usize = 1 << 20;
+
+impl ClusterOptions {
+    /// Returns true if a node with these settings has the role `wanted`.
+    pub(super) fn has_role(&self, wanted: &str) -> bool {
+        match &self.cluster_roles {
+            Some(roles) => roles.split(',').any(|role| role.trim() == wanted),
+            None => true,
+        }
+    }
+}
+
 impl ServeSettings {
     /// Checks that each setting of a cluster has an effect, and that its nodes can reach each
     /// other.
@@ -44,12 +56,8 @@ impl ServeSettings {
                 "--cluster-store needs --cluster-etcd http://HOST:PORT",
             ));
         }
-        let has_role = |wanted: &str| match &cluster.cluster_roles {
-            Some(roles) => roles.split(',').any(|role| role.trim() == wanted),
-            None => true,
-        };
-        let holds = has_role("search");
-        self.check_roles(holds, has_role("ingest"))?;
+        let holds = cluster.has_role("search");
+        self.check_roles(holds, cluster.has_role("ingest"))?;
         if holds && self.search.collections_dir.as_deref() == Some(Path::new("none")) {
             return Err(CommandError::usage(
                 "--cluster-store keeps shards in --collections-dir, which is none",

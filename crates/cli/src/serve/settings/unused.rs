@@ -88,9 +88,11 @@ impl ServeSettings {
         ))
     }
 
-    /// Returns a warning if settings of collections are stated, and the server has no collections.
+    /// Returns a warning if settings of collections are stated, and the server has no collections,
+    /// or holds no shards of its cluster.
     pub(crate) fn unused_search_settings(&self) -> Option<String> {
         let search = &self.search;
+        let in_cluster = self.cluster.cluster_store.is_some();
         let settings = [
             ("--search-memory", search.search_memory.is_some()),
             ("--search-cache", search.search_cache.is_some()),
@@ -99,21 +101,22 @@ impl ServeSettings {
             ("--search-medium", search.search_medium.is_some()),
             ("--search-codes", search.search_codes.is_some()),
             ("--search-build-threads", search.search_build_threads.is_some()),
-            ("--search-background-rate", search.search_background_rate.is_some()),
             ("--search-merge-segments", search.search_merge_segments.is_some()),
             ("--search-segment-rows", search.search_segment_rows.is_some()),
-            ("--backup-rate", search.backup_rate.is_some()),
             ("--gpu", search.gpu == Some(GpuUse::Auto)),
+            // All nodes of a cluster use these two.
+            ("--search-background-rate", !in_cluster && search.search_background_rate.is_some()),
+            ("--backup-rate", !in_cluster && search.backup_rate.is_some()),
         ];
         let stated = stated(&settings);
-        if stated.is_empty() || !self.has_no_collections() {
+        let reason = if self.has_no_collections() {
+            "this server has no collections; name their directory with --collections-dir DIR"
+        } else if in_cluster && !self.cluster.has_role("search") {
+            "this node does not have the role search; remove them, or add the role to --cluster-roles"
+        } else {
             return None;
-        }
-        Some(format!(
-            "{}: no effect, because this server has no collections; name their directory with \
-             --collections-dir DIR",
-            stated.join(", ")
-        ))
+        };
+        (!stated.is_empty()).then(|| format!("{}: no effect: {reason}", stated.join(", ")))
     }
 }
 
@@ -182,6 +185,11 @@ mod tests {
         let mut settings = ServeSettings { search, ..ServeSettings::default() };
         let warning = settings.unused_search_settings().unwrap();
         assert!(warning.starts_with("--search-memory, --gpu: no effect"), "{warning}");
+        settings.cluster.cluster_store = Some("/cluster".to_owned());
+        settings.cluster.cluster_roles = Some("root, ingest".to_owned());
+        let warning = settings.unused_search_settings().unwrap();
+        assert!(warning.contains("this node does not have the role search"), "{warning}");
+        settings.cluster.cluster_roles = None;
         settings.search.collections_dir = Some("/collections".into());
         assert_eq!(settings.unused_search_settings(), None);
     }
