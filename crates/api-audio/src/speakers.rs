@@ -6,12 +6,12 @@ use axum::Extension;
 use axum::body::Body;
 use axum::extract::{Path, State};
 use base::{Error, Result};
-use http::HeaderMap;
+use http::{HeaderMap, Uri};
 use inference::CancelOnDrop;
 use serde_json::json;
 use tokio::sync::oneshot;
 use transport::access::{AdminRequest, Caller};
-use transport::{HeaderTimeout, Peer, Reply, Shared};
+use transport::{HeaderTimeout, Peer, Reply, Shared, check_no_query};
 
 use super::recognisers::find_recogniser;
 use super::state::AudioState;
@@ -78,11 +78,13 @@ pub(crate) async fn enrol(
     Path((name, speaker)): Path<(String, String)>,
     Extension(peer): Extension<Peer>,
     Extension(watch): Extension<HeaderTimeout>,
+    uri: Uri,
     headers: HeaderMap,
     body: Body,
 ) -> Reply {
     let upload = AudioRequest::new(&state, headers.clone(), body, watch);
     let enrolled = async {
+        check_no_query(&uri)?;
         let (speakers, _) = store(&state, &name).await?;
         // An upload may take minutes.
         check_name(&speaker)?;
@@ -134,11 +136,13 @@ pub(crate) async fn identify(
     State(state): Shared<AudioState>,
     Path(name): Path<String>,
     Extension(watch): Extension<HeaderTimeout>,
+    uri: Uri,
     headers: HeaderMap,
     body: Body,
 ) -> Reply {
     let upload = AudioRequest::new(&state, headers, body, watch);
     let identified = async {
+        check_no_query(&uri)?;
         let (speakers, threshold) = store(&state, &name).await?;
         let then = move |embedding: Vec<f32>| {
             speakers.check_dimension(&embedding)?;
@@ -161,11 +165,13 @@ pub(crate) async fn verify(
     State(state): Shared<AudioState>,
     Path((name, speaker)): Path<(String, String)>,
     Extension(watch): Extension<HeaderTimeout>,
+    uri: Uri,
     headers: HeaderMap,
     body: Body,
 ) -> Reply {
     let upload = AudioRequest::new(&state, headers, body, watch);
     let verified = async {
+        check_no_query(&uri)?;
         let (speakers, threshold) = store(&state, &name).await?;
         if !speakers.names().contains(&speaker) {
             return Err(unknown(&name, &speaker));

@@ -20,7 +20,7 @@ use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use transport::access::{AccessPolicy, AdminRequest, Caller, KeyGrant};
-use transport::{Peer, Reply, Shared};
+use transport::{Peer, Reply, Shared, check_no_query};
 
 /// Description of the routes as OpenAPI 3.1.
 pub const OPENAPI: &str = include_str!("backups.json");
@@ -89,6 +89,10 @@ async fn administer(
 ) -> Response {
     if request.method().is_safe() {
         return next.run(request).await;
+    }
+    // Otherwise `restore?backup=ID` would restore the newest backup.
+    if let Err(error) = check_no_query(request.uri()) {
+        return Reply::error(&error).into_response();
     }
     let headers = request.headers().clone();
     let peer = request.extensions().get::<Peer>().copied();

@@ -66,7 +66,7 @@ pub use http_version::HttpVersion;
 pub use listen::{ConnectionLimits, Listener};
 pub use peer::Peer;
 pub use progress_timeout::ProgressTimeout;
-pub use query::{QueryResult, query_flag, query_parameters};
+pub use query::{QueryResult, check_no_query, query_flag, query_parameters};
 pub use receive_permits::ReceivePermits;
 pub use reply::{Reply, set_stream_headers};
 pub use request_body::RequestBody;

@@ -3,6 +3,10 @@
 use axum::extract::Query;
 use axum::extract::rejection::QueryRejection;
 use base::{Error, Result};
+use http::Uri;
+
+/// Maximum characters of a client's parameter in a message.
+const NAME_SHOWN_MAX: usize = 64;
 
 /// The parameters of a query string, or the reason why they cannot be read.
 pub type QueryResult<T> = std::result::Result<Query<T>, QueryRejection>;
@@ -14,6 +18,22 @@ pub type QueryResult<T> = std::result::Result<Query<T>, QueryRejection>;
 pub fn query_parameters<T>(query: QueryResult<T>) -> Result<T> {
     let parameters = query.map(|Query(parameters)| parameters);
     parameters.map_err(|error| Error::invalid(reason(&error.body_text())))
+}
+
+/// Checks that a request has no query string, for a route without parameters.
+///
+/// # Errors
+/// `InvalidArgument` that names the first parameter.
+pub fn check_no_query(uri: &Uri) -> Result<()> {
+    let query = uri.query().unwrap_or_default();
+    if query.is_empty() {
+        return Ok(());
+    }
+    let name = query.split(['=', '&']).next().unwrap_or_default();
+    let shown: String = name.chars().take(NAME_SHOWN_MAX).collect();
+    Err(Error::invalid(format!(
+        "query string: this request has no parameters, so \"{shown}\" has no effect; leave it out"
+    )))
 }
 
 /// Returns the reason for which a query string was refused, without the words of the libraries.
@@ -42,8 +62,6 @@ pub fn query_flag(name: &str, value: Option<&str>) -> Result<bool> {
 mod tests {
     use std::collections::BTreeMap;
 
-    use axum::http::Uri;
-
     use super::*;
 
     #[test]
@@ -56,6 +74,14 @@ mod tests {
         let threshold =
             reason("Failed to deserialize query string: threshold: invalid float literal");
         assert_eq!(threshold, "query string: threshold: a number is expected");
+    }
+
+    #[test]
+    fn a_parameter_of_a_route_without_parameters_is_named() {
+        let check = |uri: &str| check_no_query(&uri.parse().unwrap());
+        assert_eq!((check("http://host/a"), check("http://host/a?")), (Ok(()), Ok(())));
+        let error = check("http://host/a?threshold=0.5&b=1").unwrap_err();
+        assert!(error.message().contains("so \"threshold\" has no effect"), "{error}");
     }
 
     #[test]

@@ -294,6 +294,8 @@ fn wrong_requests_are_refused_with_a_status() {
         ("/v1/audio/loud?format=opera", 400),
         ("/v1/audio/loud?colour=red", 400),
         ("/v1/audio/loud/identify", 409),
+        ("/v1/audio/voice/identify?threshold=0.9", 400),
+        ("/v1/audio/voice/verify/Ada?threshold=0.9", 400),
     ] {
         let answer = served.post(path, &file);
         assert_eq!(answer.status, status, "{path}: {}", answer.text());

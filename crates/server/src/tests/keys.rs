@@ -174,6 +174,9 @@ fn a_job_of_another_collection_does_not_name_it() {
     let refused = ask("reader", "GET", &path);
     assert!(refused.status == 403 && !refused.text().contains("secret"), "{}", refused.text());
     assert_eq!(ask("root", "GET", &path).json()["collection"], "secret");
+    // The newest backup would be restored.
+    let in_url = ask("root", "POST", "/v1/collections/secret/restore?backup=old&to=copy");
+    assert!(in_url.status == 400 && in_url.text().contains("backup"), "{}", in_url.text());
 }
 
 /// A collection of photographs that was downloaded as a snapshot and then removed.
