@@ -7,11 +7,11 @@ use axum::Extension;
 use axum::body::Body;
 use axum::extract::{Path, State};
 use base::Result;
-use http::HeaderMap;
+use http::{HeaderMap, Uri};
 use lifecycle::LoadSpec;
 use protocol::oip;
 use transport::access::{Caller, KeyGrant};
-use transport::{Peer, Reply, Shared};
+use transport::{Peer, Reply, Shared, check_no_query};
 
 use super::oip::ModelPath;
 use crate::admin;
@@ -38,6 +38,7 @@ pub(super) async fn index(
 
 /// Millpond's own parameter of a load: the version to load.
 #[derive(Default, serde::Deserialize)]
+#[serde(deny_unknown_fields)]
 struct RepositoryLoadRequest {
     #[serde(default)]
     parameters: LoadParameters,
@@ -55,12 +56,15 @@ pub(super) async fn load(
     State(state): Shared<ModelsState>,
     Path(target): Path<ModelPath>,
     Extension(peer): Extension<Peer>,
+    uri: Uri,
     headers: HeaderMap,
     body: Body,
 ) -> Reply {
     let caller = Caller { peer: Some(peer), headers: &headers };
     let request = admin::request("load model", &target.model, caller);
     let loaded = async {
+        // Otherwise `load?version=3` would load the versions of the policy.
+        check_no_query(&uri)?;
         let message = json_or_default::<RepositoryLoadRequest>(&state, &headers, body).await?;
         if let Some(name) = message.parameters.others.keys().next() {
             return Err(oip::refused_load_parameter(name));

@@ -330,6 +330,10 @@ fn admin_calls_through_a_proxy_are_not_local() {
     let dir = tempfile::tempdir().unwrap();
     let served = served(dir.path(), |_| {});
     let load = |headers: &str| served.ask("POST", LOAD, headers, b"");
+    let in_url = served.ask("POST", &format!("{LOAD}?version=3"), "", b"");
+    assert!(in_url.status == 400 && in_url.text().contains("version"), "{}", in_url.text());
+    let misplaced = served.ask("POST", LOAD, "", br#"{"version":3}"#);
+    assert!(misplaced.status == 400 && misplaced.text().contains("version"));
     assert_eq!(load("").status, 200);
     for header in [
         "Forwarded: for=192.0.2.1",
