@@ -61,6 +61,10 @@ const NVRTC: Variable = Variable::new(
 const ONNXRUNTIME: Variable = Variable::new("MILLPOND_ONNXRUNTIME", "default of --onnxruntime");
 const OTEL_DISABLED: Variable =
     Variable::new("OTEL_SDK_DISABLED", "true: no traces are exported, unless --otlp is given");
+const OTEL_EXPORTER: Variable = Variable::new(
+    "OTEL_TRACES_EXPORTER",
+    "otlp, or none: no traces are exported, unless --otlp is given",
+);
 const OTEL_ENDPOINT: Variable = Variable::new(
     "OTEL_EXPORTER_OTLP_ENDPOINT",
     "default of `serve --otlp`: address of an OpenTelemetry collector",
@@ -127,7 +131,7 @@ pub const TERM_PROGRAM: Variable =
     Variable::new("TERM_PROGRAM", "iTerm.app: `images search` shows images in iTerm2's protocol");
 
 /// All variables, in the order of the help text.
-const ALL: [&Variable; 43] = [
+const ALL: [&Variable; 44] = [
     &ADMIN_KEY,
     &API_KEY,
     &AUDIO_DATA,
@@ -144,6 +148,7 @@ const ALL: [&Variable; 43] = [
     &NVRTC,
     &ONNXRUNTIME,
     &OTEL_DISABLED,
+    &OTEL_EXPORTER,
     &OTEL_ENDPOINT,
     &OTEL_HEADERS,
     &OTEL_PROTOCOL,
@@ -288,6 +293,7 @@ pub fn speakers_file() -> Option<PathBuf> {
 #[derive(Clone, Debug, Default)]
 pub struct OtelVariables {
     pub disabled: bool,
+    pub exporter: Option<String>,
     pub endpoint: Option<String>,
     pub headers: Option<String>,
     pub protocol: Option<String>,
@@ -306,6 +312,7 @@ pub struct OtelVariables {
 pub fn otel() -> OtelVariables {
     OtelVariables {
         disabled: OTEL_DISABLED.text().is_some_and(|value| value.eq_ignore_ascii_case("true")),
+        exporter: OTEL_EXPORTER.text(),
         endpoint: OTEL_ENDPOINT.text(),
         headers: OTEL_HEADERS.text(),
         protocol: OTEL_PROTOCOL.text(),

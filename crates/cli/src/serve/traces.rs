@@ -100,6 +100,9 @@ fn address(options: &ServerOptions, otel: &OtelVariables) -> CommandResult<Optio
         (None, None, Some(url)) => ("OTEL_EXPORTER_OTLP_ENDPOINT", url.as_str(), false),
         (None, None, None) => return Ok(None),
     };
+    if base.is_none() && !exports_by_otlp(otel)? {
+        return Ok(None);
+    }
     if !url.starts_with("http://") && !url.starts_with("https://") {
         // The message does not show the URL, which may have a password.
         return Err(CommandError::usage(format!(
@@ -114,6 +117,22 @@ fn address(options: &ServerOptions, otel: &OtelVariables) -> CommandResult<Optio
     } else {
         format!("{}{TRACES_PATH}", url.trim_end_matches('/'))
     }))
+}
+
+/// Returns true if OpenTelemetry's variables permit the export of traces. The exporters can be a
+/// list.
+fn exports_by_otlp(otel: &OtelVariables) -> CommandResult<bool> {
+    let Some(exporters) = otel.exporter.as_deref() else { return Ok(true) };
+    if exporters.split(',').any(|exporter| exporter.trim() == "otlp") {
+        return Ok(true);
+    }
+    if exporters.trim() == "none" {
+        return Ok(false);
+    }
+    Err(CommandError::usage(format!(
+        "OTEL_TRACES_EXPORTER is {exporters}; Millpond sends traces by otlp"
+    ))
+    .hint("set it to otlp, or to none for no traces"))
 }
 
 fn rates(options: &ServerOptions, otel: &OtelVariables) -> CommandResult<SamplingRates> {
@@ -248,6 +267,11 @@ mod tests {
         assert_eq!(url(&flags(Some("http://c:4318"), None), &otel), wanted, "flags win");
         let exact = OtelVariables { traces_endpoint: text("http://e:2/x"), ..otel.clone() };
         assert_eq!(url(&flags(None, None), &exact), text("http://e:2/x"));
+        let exporter = |name: &str| OtelVariables { exporter: text(name), ..otel.clone() };
+        assert_eq!(url(&flags(None, None), &exporter("none")), None);
+        assert_eq!(url(&flags(Some("http://c:4318"), None), &exporter("none")), wanted);
+        assert!(url(&flags(None, None), &exporter("console, otlp")).is_some());
+        assert!(config(&flags(None, None), &exporter("zipkin")).is_err());
         let disabled = OtelVariables { disabled: true, ..otel };
         assert_eq!(url(&flags(None, None), &disabled), None);
     }
