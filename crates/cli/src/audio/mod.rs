@@ -44,7 +44,9 @@ pub(crate) struct AudioCommand {
     #[command(flatten)]
     directory: RecogniserDirArgs,
     /// List the recognisers and exit
-    #[arg(long, conflicts_with_all = ["files", "recogniser"])]
+    #[arg(long, conflicts_with_all = [
+        "files", "recogniser", "format", "output", "embeddings", "speakers", "timing",
+    ])]
     list: bool,
     /// Output format
     #[arg(long, value_enum, default_value = "table")]

@@ -38,6 +38,7 @@ fn wrong_arguments_are_usage_errors() {
     check_error(&["audio"], 2, "required arguments");
     check_error(&["audio", "a.wav"], 2, "--recogniser <NAME>");
     check_error(&["audio", "--list", "a.wav"], 2, "cannot be used with");
+    check_error(&["audio", "--list", "--format", "json"], 2, "cannot be used with");
     check_error(
         &["audio", "a.wav", "--recogniser", "vad", "--format", "xml"],
         2,
