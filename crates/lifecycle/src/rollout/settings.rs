@@ -82,7 +82,11 @@ impl TryFrom<String> for Promotion {
                 .filter(|&count| count > 0)
                 .map(Promotion::Requests)
                 .ok_or_else(wrong),
-            "time" => units::parse_duration(value).map(Promotion::Time).map_err(|_| wrong()),
+            "time" => units::parse_duration(value)
+                .ok()
+                .filter(|time| !time.is_zero())
+                .map(Promotion::Time)
+                .ok_or_else(wrong),
             _ => Err(wrong()),
         }
     }
@@ -452,6 +456,7 @@ mod tests {
             ("tolerance = -1.0", "tolerance must be"),
             ("promote = \"soon\"", "does not end a rollout"),
             ("promote = \"requests:0\"", "does not end a rollout"),
+            ("promote = \"time:0s\"", "does not end a rollout"),
             ("rollback = { errors = \"none\" }", "a number or \"off\""),
             ("rollback = { drift = 1.5 }", "rollback.drift"),
             ("canary = 0.1", "unknown field"),
