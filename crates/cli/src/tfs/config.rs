@@ -197,6 +197,10 @@ fn listeners(flags: &Flags, own: &ServeArgs, setup: &mut TfsSetup) -> CommandRes
                 .to_owned(),
         );
     }
+    if listeners.http_port.is_none() && listeners.http_socket.is_none() {
+        let rest = ["rest_api_timeout_in_ms", "rest_api_enable_cors_support"];
+        setup.warnings.extend(flags.unused(&rest, "without --rest_api_port"));
+    }
     channel_arguments(flags, own, setup)
 }
 
@@ -652,7 +656,7 @@ mod tests {
     }
 
     #[test]
-    fn flags_of_a_single_model_are_unused_with_a_list() {
+    fn flags_that_depend_on_others_are_named() {
         let dir = tempfile::tempdir().unwrap();
         let list = dir.path().join("models.config");
         std::fs::write(&list, "model_config_list {}").unwrap();
@@ -663,5 +667,7 @@ mod tests {
         let warnings = setup(&["--model_base_path=/m", wait]).warnings;
         assert_eq!(warnings.len(), 1, "{warnings:?}");
         assert!(warnings[0].contains("seconds has no effect without --model_config_file"));
+        let warnings = setup(&["--model_base_path=/m", "--rest_api_timeout_in_ms=5"]).warnings;
+        assert_eq!(warnings, ["--rest_api_timeout_in_ms has no effect without --rest_api_port"]);
     }
 }
