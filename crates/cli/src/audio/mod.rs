@@ -62,7 +62,8 @@ pub(crate) struct AudioCommand {
     speakers: Option<PathBuf>,
     /// Use the running server at this HTTP address
     #[arg(long, value_name = "URL", conflicts_with_all = [
-        "recognisers", "threads", "cores", "intra_op", "onnxruntime", "libtorch", "cache_dir", "list",
+        "recognisers", "threads", "cores", "intra_op", "onnxruntime", "libtorch", "cache_dir",
+        "list",
     ])]
     url: Option<String>,
     /// Write processing times and, separately, the loading time as JSON

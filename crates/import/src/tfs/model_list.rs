@@ -94,12 +94,12 @@ impl ModelListRules {
             let name = &model.name;
             match (&self.log_dir, log_dir(model)) {
                 (None, _) => Some(format!(
-                    "logging_config of model {name} has no effect: the server was started without a request log; \
-                     restart it with this list or with --request-log DIR"
+                    "logging_config of model {name} has no effect: the server was started without \
+                     a request log; restart it with this list or with --request-log DIR"
                 )),
                 (Some(dir), Some(own)) if *dir != own => Some(format!(
-                    "logging_config of model {name}: filename_prefix has no effect; the requests of all models are \
-                     logged in {}",
+                    "logging_config of model {name}: filename_prefix has no effect; the requests \
+                     of all models are logged in {}",
                     dir.display()
                 )),
                 (Some(_), _) => None,

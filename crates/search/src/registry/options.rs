@@ -111,8 +111,8 @@ impl RegistryOptions {
             return Ok(());
         }
         Err(Error::invalid(format!(
-            "--search-memory is {} and --search-cache {}; give at least {} of memory, and at most half \
-             of it to the cache",
+            "--search-memory is {} and --search-cache {}; give at least {} of memory, and at most \
+             half of it to the cache",
             format_bytes(self.memory_bytes),
             format_bytes(self.cache_bytes),
             format_bytes(MEMORY_BYTES_MIN)

@@ -93,7 +93,7 @@ impl ServeSettings {
             && bytes < REQUEST_LOG_MIN
         {
             return Err(CommandError::usage(
-                "--request-log-size must be at least 1 MiB: a record that has no room is not logged",
+                "--request-log-size must be at least 1 MiB: a record without room is not logged",
             ));
         }
         if let (Some(ByteSize(pool)), Some(ByteSize(reserve))) =

@@ -65,8 +65,8 @@ impl ServeSettings {
                 let longest = levels.chain([schedule.timeout]).flatten().max()?;
                 (longest > most).then(|| {
                     format!(
-                        "{section}: a timeout of {longest:?} has the effect of {most:?}, the maximum; raise \
-                         --request-timeout"
+                        "{section}: a timeout of {longest:?} has the effect of {most:?}, the \
+                         maximum; raise --request-timeout"
                     )
                 })
             })
@@ -112,7 +112,7 @@ impl ServeSettings {
         let reason = if self.has_no_collections() {
             "this server has no collections; name their directory with --collections-dir DIR"
         } else if in_cluster && !self.cluster.has_role("search") {
-            "this node does not have the role search; remove them, or add the role to --cluster-roles"
+            "this node does not have the role search; remove them, or add it to --cluster-roles"
         } else {
             return None;
         };
