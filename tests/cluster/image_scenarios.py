@@ -13,7 +13,7 @@ import graphs
 import requests
 from cpu_shares import CpuShares
 from deployment import SETTLE_TIMEOUT_S, Cluster
-from load import Client, Unreachable
+from load import Client, Unreachable, kept
 from processes import Node, NodePlan, Process, http_call, wait_until
 from scenarios import Setting, running
 
@@ -77,15 +77,16 @@ def images_extracted(setting: Setting) -> dict:
                 return
             arrived.append(arrive(extractor, root, picture(seed), {}))
 
+    broken: list[str] = []
     begun = time.monotonic()
-    threads = [threading.Thread(target=client, args=(extractor,)) for extractor in extractors]
+    threads = [threading.Thread(target=kept, args=(broken, client, extractor)) for extractor in extractors]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
     seconds = time.monotonic() - begun
     stored = originals(cluster)
-    failures = [one.failure for one in arrived if one.failure]
+    failures = broken + [one.failure for one in arrived if one.failure]
     wanted = {one.digest for one in [first, *arrived]}
     times = [one.searchable_s for one in arrived if not one.failure] or [float("inf")]
     return {
@@ -144,7 +145,8 @@ class ClosedLoad:
         self.lock, self.stopped = threading.Lock(), threading.Event()
         self.answered = 0
         self.failures: list[str] = []
-        self.threads = [threading.Thread(target=self.run, args=(at,), daemon=True) for at in range(CLIENTS)]
+        works = [(self.failures, self.run, at) for at in range(CLIENTS)]
+        self.threads = [threading.Thread(target=kept, args=work, daemon=True) for work in works]
 
     def start(self) -> "ClosedLoad":
         for thread in self.threads:

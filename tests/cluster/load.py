@@ -13,6 +13,7 @@ import numpy as np
 from history import ABSENT, READ, UNKNOWN, WRITE, History
 from points import COLLECTION, OK, WRITTEN_FROM, Answer, Points
 from qdrant_client import QdrantClient, models
+from qdrant_client.common.client_exceptions import QdrantException
 from qdrant_client.http.exceptions import ApiException
 
 # Longer than the deadline of a request at a root, so that its own answer arrives.
@@ -141,7 +142,10 @@ class OpenLoad:
             if self.stopped.wait(max(0.0, due - time.monotonic())):
                 self.unsent(due)
                 return
-            answer = self.send(thread, number)
+            try:
+                answer = self.send(thread, number)
+            except Exception as error:  # noqa: BLE001  # an answer that cannot be read is a wrong one
+                answer = Answer("wrong", f"request {number}: {type(error).__name__}: {error}"[:300])
             sent = Sent(due, time.monotonic() - due, answer)
             with self.lock:
                 self.sent.append(sent)
@@ -199,6 +203,14 @@ class QueryLoad(OpenLoad):
         return self.points.checked(at, status, body)
 
 
+def kept(failures: list[str], work, *arguments) -> None:
+    """Does the work of a client. Adds its failure to `failures`: without this client, fewer answers would be checked."""
+    try:
+        work(*arguments)
+    except Exception as error:  # noqa: BLE001  # any failure of a client is one of the scenario
+        failures.append(f"{type(error).__name__}: {error}"[:300])
+
+
 class Values:
     """Numbers that are issued once."""
 
@@ -225,6 +237,8 @@ class Registers:
         self.points, self.history, self.values = points, history, Values()
         self.writers, self.readers, self.own, self.pause_s = writers, readers, own, pause_s
         self.refused: list[str] = []
+        # Failures of clients that ended early.
+        self.broken: list[str] = []
         self.stopped = threading.Event()
         self.threads: list[threading.Thread] = []
         first = new_ids()
@@ -239,7 +253,7 @@ class Registers:
             self.spawn(self.read, at, Client(roots, at, timeout_s))
 
     def spawn(self, target, *arguments) -> None:
-        thread = threading.Thread(target=target, args=arguments, daemon=True)
+        thread = threading.Thread(target=kept, args=(self.broken, target, *arguments), daemon=True)
         self.threads.append(thread)
         thread.start()
 
@@ -327,12 +341,15 @@ class Batches:
         self.points, self.count, self.pause_s = points, threads, pause_s
         self.acknowledged: dict[int, int] = {}
         self.refused = 0
+        # Failures of writers that ended early.
+        self.broken: list[str] = []
         self.lock, self.stopped = threading.Lock(), threading.Event()
         self.threads: list[threading.Thread] = []
 
     def start(self, roots: list[str]) -> None:
         for at in range(self.count):
-            thread = threading.Thread(target=self.run, args=(new_ids(), roots[at % len(roots)]), daemon=True)
+            work = (self.broken, self.run, new_ids(), roots[at % len(roots)])
+            thread = threading.Thread(target=kept, args=work, daemon=True)
             self.threads.append(thread)
             thread.start()
 
@@ -346,7 +363,8 @@ class Batches:
             structs = [models.PointStruct(**self.points.written(point, value)) for point, value in batch.items()]
             try:
                 client.upsert(COLLECTION, structs, wait=True)
-            except (ApiException, OSError):
+            # Status 429 is a `QdrantException`, and all others are an `ApiException`.
+            except (ApiException, QdrantException, OSError):
                 self.refused += 1
                 continue
             with self.lock:

@@ -100,7 +100,9 @@ def queries(setting: Setting, *without: str) -> QueryLoad:
 
 
 def judged(setting: Setting, name: str, registers: Registers, batches: Batches | None = None) -> dict:
-    """Reads all points and checks the history. Returns `lost` and `linearizable`."""
+    """Reads all points and checks the history. Returns `lost` and `linearizable`. Fails if a client ended early."""
+    if broken := registers.broken + (batches.broken if batches else []):
+        raise AssertionError(f"{len(broken)} clients ended early, for example: {broken[0]}")
     roots = setting.cluster.roots()
     last = registers.last_values(roots)
     operations = registers.history.taken()

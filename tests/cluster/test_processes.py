@@ -8,7 +8,7 @@ import time
 
 import pytest
 from history import History, violations
-from load import Client, QueryLoad, Registers, Unreachable
+from load import Batches, Client, QueryLoad, Registers, Unreachable
 from points import Points
 from processes import Etcd, Process, Proxy, end_all, http_call
 
@@ -27,6 +27,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
         status, answer = self.server.answer(self.path, json.loads(body))
         content = json.dumps(answer).encode()
         self.send_response(status)
+        if status == 429:
+            self.send_header("retry-after", "1")
         self.send_header("content-length", str(len(content)))
         self.end_headers()
         self.wfile.write(content)
@@ -155,3 +157,44 @@ def test_registers_of_a_correct_server_are_linearizable(serve):
     stored[registers.ids[0]] = {"value": 1}
     registers.last_values([root])
     assert len(violations(history.taken())) == 1
+
+
+def test_an_answer_that_cannot_be_read_is_wrong(serve):
+    load = QueryLoad(Points(count=50, dims=4, queries=4), [serve(lambda path, body: (200, {}))], rate=400, threads=2)
+    load.start()
+    while len(load.sent) < 10:
+        time.sleep(0.01)
+    load.stop()
+    whole = load.window()
+    assert whole.wrong >= 10
+    assert "KeyError" in whole.reasons[0]
+
+
+def test_a_client_that_ends_early_is_reported(serve):
+    """The reader finds a point without its payload."""
+
+    def answer(path, body):
+        return 200, {"result": [{"id": body["ids"][0]}] if path.endswith("strong") else {}}
+
+    registers = Registers(Points(20, 4, 1), History(), writers=1, readers=1, own=2, pause_s=0.001)
+    registers.start([serve(answer)])
+    registers.threads[-1].join(60)
+    registers.stop()
+    assert registers.broken == ["KeyError: 'payload'"]
+
+
+def test_a_writer_of_batches_continues_after_a_refusal(serve):
+    asked = []
+
+    def answer(_path, body):
+        asked.append(body)
+        return (429 if len(asked) == 1 else 503), {}
+
+    batches = Batches(Points(20, 4, 1), threads=1, pause_s=0.001)
+    batches.start([serve(answer)])
+    deadline = time.monotonic() + 60
+    while len(asked) < 3 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    batches.stop()
+    assert batches.refused >= 3
+    assert batches.broken == []
