@@ -121,11 +121,13 @@ def stored(root: pathlib.Path, scratch: pathlib.Path, smoke: bool) -> storage.Ou
 
 def wrong(report: dict) -> list[str]:
     """Returns the requirements that do not hold."""
-    zero = ("aborts", "lost", "silent_damage", "leaked_fds", "leftover_files", "failed_probes")
+    zero = ("aborts", "lost", "silent_damage", "leaked_fds", "leftover_files", "failed_probes", "idle")
     found = [f"{key} is {report[key]}" for key in zero if report.get(key)]
     if report.get("worst_rss_mb", 0) > report.get("budget_mb", 0) * RSS_SLACK:
         found.append(f"RSS {report['worst_rss_mb']} MiB is above the budget of {report['budget_mb']} MiB plus 20 %")
     found += [f"{key} is {report[key]}" for key in ("worst_health_ms", "worst_infer_ms") if report.get(key, 0) > PROBE_MS_MAX]
+    phases = report.get("phases", {}).items()
+    found += [f"no probe was answered during {name}" for name, phase in phases if not phase["seen"]["probes"]]
     return found
 
 

@@ -31,6 +31,8 @@ class Outcome:
     damaged: int = 0
     silent_damage: int = 0
     leftover_files: int = 0
+    # Attacks on servers that acknowledged no write: these attacks checked nothing.
+    idle: int = 0
     notes: list[str] = dataclasses.field(default_factory=list)
 
     def add(self, other: "Outcome") -> None:
@@ -87,6 +89,7 @@ def kills(start: Start, directory: pathlib.Path, count: int, rng: random.Random)
     missing = ledger.missing(found(server)[0])
     outcome.lost += len(missing)
     outcome.acknowledged = len(ledger.acknowledged)
+    outcome.idle = int(not ledger.acknowledged)
     server.stop()
     return outcome
 
@@ -122,6 +125,7 @@ def damage(start: Start, directory: pathlib.Path, rounds: int, rng: random.Rando
     for number in range(15):
         ledger.write(server.url, list(range(1 + 20 * number, 21 + 20 * number)), number)
     ledger.write(server.url, list(range(1, 100)), 99)
+    outcome.idle = int(not ledger.acknowledged)
     server.stop()
     kept = directory.with_name(directory.name + "-kept")
     shutil.copytree(directory, kept)
@@ -213,6 +217,7 @@ def full_disk(start: Start, place: pathlib.Path, seconds: float) -> Outcome:
         check(outcome, ledger, server, "after room was made")
         server.stop()
     outcome.acknowledged = len(ledger.acknowledged)
+    outcome.idle = int(not ledger.acknowledged)
     return outcome
 
 
