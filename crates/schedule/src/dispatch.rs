@@ -367,11 +367,88 @@ impl State {
 mod tests {
     use std::sync::mpsc;
 
-    use engine::ScheduleOptions;
+    use engine::{ScheduleMode, ScheduleOptions, Servable};
 
     use super::*;
     use crate::model_queue::ModelQueue;
     use crate::trial::{lingering, model, request};
+
+    /// Processor time of a run of a [`TestWorker`].
+    const RUN_TIME: Duration = Duration::from_millis(1);
+
+    /// The only worker of a dispatcher.
+    struct TestWorker {
+        dispatch: Dispatch,
+        /// Outcome of the last run.
+        ran: Option<(Arc<str>, Ran, usize)>,
+    }
+
+    impl TestWorker {
+        fn new() -> TestWorker {
+            let dispatch = Dispatch::new(&SchedulerConfig {
+                workers: 1,
+                queue_max: 512,
+                pin: false,
+                count_threads: true,
+            });
+            TestWorker { dispatch, ran: None }
+        }
+
+        /// Adds requests that do not share a run.
+        fn push(&self, servable: &Arc<Servable>, count: usize) {
+            for _ in 0..count {
+                let entries = request(servable, 1, Instant::now());
+                let pushed = self.dispatch.push(entries, WhenFull::GiveUp, &mut Vec::new());
+                assert!(pushed.is_ok());
+            }
+        }
+
+        /// Does the next runs. Returns the number of those of the model `name`.
+        fn run(&mut self, runs: usize, name: &str) -> usize {
+            let mut own = 0;
+            for _ in 0..runs {
+                let work = self.dispatch.next(0, self.ran.take());
+                let Some(DispatchedWork::Run(batch)) = work else { panic!("no request waits") };
+                let model = batch.model();
+                own += usize::from(&*model == name);
+                let ran = Ran {
+                    weight: batch.entries[0].servable.schedule().weight,
+                    cores: batch.cores,
+                    charge: batch.charge,
+                    time: RUN_TIME,
+                    ..Ran::default()
+                };
+                self.ran = Some((model, ran, batch.taken));
+            }
+            own
+        }
+    }
+
+    /// Builds a model whose requests do not share a run.
+    fn weighted(name: &str, weight: u32) -> Arc<Servable> {
+        let mode = ScheduleMode::Sync;
+        model(name, ScheduleOptions { mode, weight, ..ScheduleOptions::default() })
+    }
+
+    #[test]
+    fn models_get_runs_by_weight() {
+        let (light, heavy) = (weighted("light", 1), weighted("heavy", 4));
+        let mut worker = TestWorker::new();
+        worker.push(&light, 50);
+        worker.push(&heavy, 50);
+        assert_eq!(worker.run(50, "heavy"), 40);
+    }
+
+    #[test]
+    fn an_idle_model_saves_up_no_time() {
+        let (busy, idle) = (weighted("busy", 1), weighted("idle", 1));
+        let mut worker = TestWorker::new();
+        worker.push(&busy, 30);
+        assert_eq!(worker.run(20, "busy"), 20);
+        worker.push(&idle, 10);
+        let runs = worker.run(8, "idle");
+        assert!((4..=5).contains(&runs), "{runs} runs of 8");
+    }
 
     fn wait_until(dispatch: &Dispatch, is: impl Fn(&State) -> bool) {
         while !is(&dispatch.lock()) {

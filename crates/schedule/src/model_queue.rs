@@ -315,6 +315,22 @@ mod tests {
     use crate::trial::{lingering, model, request};
 
     #[test]
+    fn a_run_is_charged_for_its_cores_by_weight() {
+        let mut queue = ModelQueue::new(&"m".into());
+        queue.running = 1;
+        queue.finish(&Ran {
+            weight: 4,
+            cores: 2,
+            charge: 500.0,
+            time: Duration::from_millis(1),
+            again: Duration::from_millis(2),
+            ..Ran::default()
+        });
+        // 2 ms for the run and 4 ms for the further ones, of which 0.5 ms were charged before.
+        assert_eq!((queue.used, queue.charge), (5500.0 / 4.0, 2000.0));
+    }
+
+    #[test]
     fn refused_requests_do_not_scan_the_queue_each() {
         const LIMIT: usize = 2;
         let servable = model("m", lingering(Duration::ZERO));
