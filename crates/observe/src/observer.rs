@@ -245,11 +245,25 @@ fn state_for_people(change: &StateChange) -> Option<NewEvent> {
 mod tests {
     use std::time::SystemTime;
 
+    use lifecycle::LoadCost;
+
     use super::*;
     use crate::journal::EventFilter;
 
     /// The version that is withdrawn.
     const WITHDRAWN: u64 = 4;
+
+    fn observer(metrics: &Arc<Metrics>, journal: &Arc<EventJournal>) -> MetricsObserver {
+        MetricsObserver {
+            metrics: metrics.clone(),
+            stats: Arc::default(),
+            slow: OnceLock::new(),
+            journal: journal.clone(),
+            changed: watch::Sender::new(()),
+            engines: Vec::new(),
+            loads: None,
+        }
+    }
 
     fn changed(version: u64, to: LifecycleState, reason: Option<&str>) -> LifecycleEvent {
         LifecycleEvent::StateChanged(StateChange {
@@ -267,19 +281,11 @@ mod tests {
     fn events_of_versions_are_in_the_journal() {
         let journal = Arc::new(EventJournal::default());
         let metrics = Arc::new(Metrics::default());
-        let observer = MetricsObserver {
-            metrics: metrics.clone(),
-            stats: Arc::default(),
-            slow: OnceLock::new(),
-            journal: journal.clone(),
-            changed: watch::Sender::new(()),
-            engines: Vec::new(),
-            loads: None,
-        };
+        let observer = observer(&metrics, &journal);
         let loaded = |version| LifecycleEvent::Loaded {
             model: "m".into(),
             version,
-            cost: lifecycle::LoadCost::default(),
+            cost: LoadCost::default(),
         };
         for event in [
             loaded(1),
@@ -332,6 +338,84 @@ mod tests {
             ]
         );
         assert!(events[1].text.contains("no such file"), "{}", events[1].text);
+    }
+
+    #[test]
+    fn costs_of_loads_and_swaps_are_counted() {
+        let metrics = Arc::new(Metrics::default());
+        let observer = observer(&metrics, &Arc::default());
+        let model: Arc<str> = "m".into();
+        let cost = LoadCost {
+            bytes_read: 10,
+            bytes_shared: 20,
+            loader_minor_faults: 30,
+            loader_cpu_seconds: 0.5,
+            escalated: true,
+            ..LoadCost::default()
+        };
+        let swap = SwapReport {
+            model: model.clone(),
+            from: 1,
+            to: 2,
+            load_seconds: 1.0,
+            warm_seconds: 2.0,
+            drain_seconds: 3.0,
+            unload_seconds: 4.0,
+            bytes_read: 0,
+            bytes_shared: 0,
+            loader_minor_faults: 0,
+            loader_cpu_seconds: 0.0,
+        };
+        for _ in 0..2 {
+            let (model, cost) = (model.clone(), cost.clone());
+            observer.event(&LifecycleEvent::Loaded { model, version: 2, cost });
+            observer.event(&LifecycleEvent::Swapped(swap.clone()));
+        }
+        observer.event(&LifecycleEvent::SettingsApplied { model: model.clone(), version: 2 });
+        let labels = ModelLabels { model: model.clone() };
+        let counted = [
+            &metrics.loader_read_bytes,
+            &metrics.loader_shared_bytes,
+            &metrics.loader_minor_faults,
+            &metrics.loads_escalated,
+            &metrics.swaps,
+            &metrics.settings_taken_over,
+        ];
+        let counted = counted.map(|family| family.get_or_create(&labels).get());
+        assert_eq!(counted, [20, 40, 60, 2, 2, 1]);
+        assert_eq!(metrics.loader_cpu_seconds.get_or_create(&labels).get(), 1.0);
+        for (step, last) in [("load", 1.0), ("warm", 2.0), ("drain", 3.0), ("unload", 4.0)] {
+            let labels = SwapLabels { model: model.clone(), step };
+            let seconds = metrics.swap_seconds.get_or_create(&labels).get();
+            let shown = metrics.swap_last_seconds.get_or_create(&labels).get();
+            assert_eq!((shown, seconds), (last, 2.0 * last), "{step}");
+        }
+    }
+
+    #[test]
+    fn ends_of_rollouts_are_counted() {
+        let metrics = Arc::new(Metrics::default());
+        let observer = observer(&metrics, &Arc::default());
+        let model: Arc<str> = "m".into();
+        let labels = ModelLabels { model: model.clone() };
+        let counts = || {
+            let of = |reason| ModelKindLabels { model: model.clone(), kind: reason };
+            let rollouts = &metrics.rollouts;
+            (
+                rollouts.running.get_or_create(&labels).get(),
+                rollouts.promotions.get_or_create(&labels).get(),
+                rollouts.rollbacks.get_or_create(&of("latency")).get(),
+            )
+        };
+        for (promoted, reason, after) in [(true, "hand", (0, 1, 0)), (false, "latency", (0, 1, 1))]
+        {
+            let before = counts();
+            let model = model.clone();
+            observer.event(&LifecycleEvent::RolloutStarted { model: model.clone(), candidate: 2 });
+            assert_eq!(counts(), (1, before.1, before.2));
+            observer.event(&LifecycleEvent::RolloutEnded { model, promoted, reason });
+            assert_eq!(counts(), after);
+        }
     }
 
     #[test]
