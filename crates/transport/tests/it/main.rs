@@ -164,6 +164,32 @@ fn floods_of_control_frames_end_their_connection() {
 }
 
 #[test]
+fn further_connections_are_closed_until_one_ends() {
+    let limits = ConnectionLimits { connections_max: 2, ..LIMITS };
+    let served = Served::start_within(HttpVersion::Http1, limits);
+    let refused = KindLabels { kind: "connections_max" };
+    let refused = served.metrics.refused.get_or_create_owned(&refused);
+    let (mut first, mut second) = (served.connect(), served.connect());
+    for stream in [&mut first, &mut second] {
+        stream.write_all(GET).unwrap();
+        assert!(head(stream).unwrap().starts_with("http/1.1 200"));
+    }
+    assert_eq!(refused.get(), 0);
+    let mut further = served.connect();
+    if let Err(error) = further.read_to_end(&mut Vec::new()) {
+        assert_eq!(error.kind(), ErrorKind::ConnectionReset);
+    }
+    assert_eq!((refused.get(), served.open_connections()), (1, 2));
+    drop(first);
+    until("its place is free", || {
+        let mut next = served.connect();
+        next.write_all(GET).is_ok() && head(&mut next).is_some()
+    });
+    second.write_all(GET).unwrap();
+    assert!(head(&mut second).unwrap().starts_with("http/1.1 200"));
+}
+
+#[test]
 fn a_connection_ends_at_its_age() {
     let limits = ConnectionLimits { age_max: Some(Duration::from_secs(2)), ..LIMITS };
     let served = Served::start_within(HttpVersion::Http2, limits);
