@@ -15,6 +15,7 @@ from tritonclient.utils import InferenceServerException
 
 from endpoints import triton_inputs
 from millpond import Server
+from prometheus_text import samples
 
 IDLE_CONNECTIONS = 10_000
 INFER = "/v2/models/half_plus_two/infer"
@@ -415,7 +416,11 @@ def test_overload_is_refused(serve, tmp_path, sources):
             if refused := codes & {429, 503}:
                 break
     assert refused
-    assert all(answer.json()["error"] for answer in answers if answer.status_code != 200)
+    failed = [answer for answer in answers if answer.status_code != 200]
+    assert all(answer.json()["error"] for answer in failed)
+    found = samples(requests.get(f"{server.url}/metrics", timeout=60).text)
+    counted = {labels["kind"]: count for name, labels, count in found if name == "millpond_refused_total"}
+    assert counted.get("queue_max", 0) + counted.get("requests_max", 0) == len(failed), counted
     server.assert_serving()
 
 

@@ -189,6 +189,7 @@ mod tests {
     use std::sync::Barrier;
     use std::sync::atomic::{AtomicUsize, Ordering};
 
+    use base::ErrorKind;
     use tokio::time::timeout;
 
     use super::*;
@@ -200,13 +201,39 @@ mod tests {
 
     /// Lets all threads of a pool wait at a barrier, after the work that was queued before.
     async fn block(pool: &Pool, barrier: &Arc<Barrier>) {
-        for _ in 0..threads() {
+        for _ in 0..pool.kind.threads() {
             let barrier = barrier.clone();
             let wait = move || -> Result<()> {
                 barrier.wait();
                 Ok(())
             };
             abandon(pool.run(wait)).await;
+        }
+    }
+
+    #[tokio::test]
+    async fn a_full_queue_refuses_and_counts_further_work() {
+        for (kind, limit) in [
+            (PoolKind::Interactive, "images_queue_max"),
+            (PoolKind::Background, "ingest_queue_max"),
+            (PoolKind::StoreWaits, "originals_queue_max"),
+        ] {
+            let pool = Pool::new(kind, Arc::default());
+            let barrier = Arc::new(Barrier::new(kind.threads() + 1));
+            block(&pool, &barrier).await;
+            while pool.waiting() > 0 {
+                tokio::task::yield_now().await;
+            }
+            for _ in 0..QUEUE_MAX {
+                abandon(pool.run(|| Ok(()))).await;
+            }
+            let refused = pool.metrics.refused.get_or_create_owned(&KindLabels { kind: limit });
+            assert_eq!((pool.waiting(), refused.get()), (QUEUE_MAX, 0), "{kind:?}");
+            let error = pool.run(|| Ok(())).await.unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::ResourceExhausted);
+            assert_eq!(error.retry_after(), Some(RETRY_AFTER));
+            assert_eq!((pool.waiting(), refused.get()), (QUEUE_MAX, 1), "{kind:?}");
+            barrier.wait();
         }
     }
 

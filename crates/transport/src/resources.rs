@@ -285,8 +285,12 @@ mod tests {
             refused
         });
         assert_eq!(refused, 0);
+        let counted =
+            resources.metrics.refused.get_or_create_owned(&KindLabels { kind: "requests_max" });
+        let before = counted.get();
         let _permit = resources.admit().unwrap();
-        assert!(resources.check_room().is_err());
+        assert!(resources.check_room().is_err() && resources.admit().is_err());
+        assert_eq!(counted.get() - before, 2);
     }
 
     #[test]

@@ -320,6 +320,8 @@ fn permits_are_bounded_and_freed_by_disconnected_clients() {
     let refused = served.post("/v1/audio/loud", &wave(&loud_at(0, 2), false));
     assert_eq!(refused.status, 429, "{}", refused.text());
     assert!(refused.head.contains("retry-after: 2"), "{}", refused.head);
+    let metrics = served.ask("GET", "/metrics", "", b"");
+    assert!(metrics.text().contains("millpond_refused_total{kind=\"recordings_max\"} 1\n"));
     drop(stream);
     served.until_active(0);
     assert_eq!(served.post("/v1/audio/loud", &wave(&loud_at(0, 2), false)).status, 200);

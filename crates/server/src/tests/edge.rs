@@ -232,6 +232,8 @@ fn half_calls_are_bounded_and_whole_ones_answered() {
         tokio::spawn(connection);
         let refused = half(&mut other).await.unwrap();
         assert_eq!(refused.headers()["grpc-status"], "8");
+        let kind = KindLabels { kind: "receiving_max" };
+        assert_eq!(served.server.core.metrics.refused.get_or_create(&kind).get(), 1);
         client(&served).await.model_infer(request()).await.unwrap();
         drop(places);
     });
