@@ -343,6 +343,20 @@ mod tests {
         }
     }
 
+    /// Holds up each request until the sender is dropped.
+    struct BlockedRegistry(crossbeam_channel::Receiver<()>);
+
+    impl RegistryAccess for BlockedRegistry {
+        fn open_registry(&self) -> Result<Arc<Registry>> {
+            let _ = self.0.recv();
+            NoRegistry.open_registry()
+        }
+
+        fn open_already(&self) -> Option<Arc<Registry>> {
+            None
+        }
+    }
+
     /// Panics in each run of the schedule. Counts the runs.
     #[derive(Default)]
     struct PanickingRegistry(AtomicUsize);
@@ -474,5 +488,38 @@ mod tests {
         assert_eq!(error.map(|error| error.kind()), Some(ErrorKind::Unavailable));
         assert_eq!(service.jobs().len(), 1);
         assert!(service.shared.begin_scheduled("c").is_none());
+    }
+
+    #[test]
+    fn waiting_and_remembered_requests_are_bounded() {
+        let (blocked, gate) = bounded(0);
+        let access = Arc::new(BlockedRegistry(gate));
+        let service = BackupService::new(BackupConfig::default(), access, Arc::default());
+        let verify = || BackupRequest::Verify { collection: "c".to_owned(), backup: None };
+        let first = service.submit(verify()).unwrap();
+        let until = Instant::now() + Duration::from_secs(60);
+        while !matches!(service.job(first.number).unwrap().state, BackupJobState::Running) {
+            assert!(Instant::now() < until, "the first request does not begin");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        let waiting: Vec<_> = (0..WAITING_MAX).map(|_| service.submit(verify()).unwrap()).collect();
+        let error = service.submit(verify()).err().unwrap();
+        assert_eq!(error.kind(), ErrorKind::ResourceExhausted);
+        assert_eq!(error.retry_after(), Some(RETRY_AFTER));
+        assert_eq!(service.jobs().len(), 1 + WAITING_MAX, "the refused one is not remembered");
+        let refused = KindLabels { kind: "backup_queue" };
+        assert_eq!(service.shared.metrics.refused.get_or_create(&refused).get(), 1);
+        drop(blocked);
+        assert!(waiting.into_iter().all(|job| job.outcome.blocking_recv().unwrap().is_err()));
+        let last: Vec<u64> = (0..FINISHED_MAX)
+            .map(|_| {
+                let job = service.submit(verify()).unwrap();
+                assert!(job.outcome.blocking_recv().unwrap().is_err());
+                job.number
+            })
+            .collect();
+        let remembered: Vec<u64> = service.jobs().iter().map(|job| job.number).collect();
+        assert_eq!(remembered, last);
+        service.shutdown();
     }
 }
