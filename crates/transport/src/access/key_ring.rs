@@ -224,6 +224,22 @@ mod tests {
     }
 
     #[test]
+    fn rights_are_renewed_until_the_token_expires() {
+        let sources = KeySources { api_key: Some("api"), ..KeySources::default() };
+        let ring = KeyRing::read(sources).unwrap().unwrap();
+        let now = base::unix_time(SystemTime::now()).as_secs();
+        let renewed = |end| {
+            let mut token = AccessKey::of_flag("token", "text", KeyRole::Read);
+            token.validity = KeyValidity::Until(end);
+            ring.renewed(&KeyGrant(Arc::new(token))).map(|grant| grant.role())
+        };
+        assert_eq!(renewed(None).unwrap(), KeyRole::Read);
+        assert_eq!(renewed(Some(now + 3600)).unwrap(), KeyRole::Read);
+        let error = renewed(Some(now - 3600)).unwrap_err();
+        assert!(error.message().contains("expired"), "{error}");
+    }
+
+    #[test]
     fn roles_and_names_are_checked() {
         let text = entry("ranker", "one", "role = \"infer\"\nmodels = [\"rank*\"]")
             + &entry("search", "two", "role = \"write\"\ncollections = [\"pub*\"]\nmodels = []")

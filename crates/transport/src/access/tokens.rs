@@ -355,6 +355,13 @@ mod tests {
         let twice =
             json!([{"collection": "a", "access": "r"}, {"collection": "a", "access": "rw"}]);
         wrong(json!({"access": twice}), "twice");
+        let many = |count: usize| {
+            let entry = |n: usize| json!({"collection": format!("c{n}"), "access": "r"});
+            json!({"access": (0..count).map(entry).collect::<Vec<_>>()})
+        };
+        wrong(many(COLLECTIONS_MAX + 1), "more than 256 collections");
+        assert!(read(many(COLLECTIONS_MAX)).is_ok());
+        wrong(json!({"sub": "x".repeat(TOKEN_BYTES_MAX)}), "longer than 16384 bytes");
         let exists = json!({"collection": "users", "matches": [{"key": "id", "value": 1}]});
         wrong(json!({"value_exists": exists}), "claim \"value_exists\"");
         assert!(read(json!({"exp": NOW - 30, "nbf": NOW + 30, "value_exists": null})).is_ok());
