@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use base::{ErrorKind, Result};
 use serde::Serialize;
 
-use crate::list::{BackupFile, BackupId, BackupProblem};
+use crate::list::{BackupFile, BackupId, BackupList, BackupProblem};
 use crate::transfer::BackupContext;
 
 /// Maximum problems in a report. Further ones are only counted.
@@ -35,8 +35,69 @@ impl VerifyReport {
     }
 }
 
+/// Objects that the lists of some backups name, and damage of these lists.
+#[derive(Default)]
+struct ListedObjects {
+    report: VerifyReport,
+    /// Objects by name and checksum, each with its backups. An object may have different checksums
+    /// in different lists, and then one of them is wrong.
+    files: BTreeMap<(String, String), (BackupFile, Vec<BackupId>)>,
+}
+
+impl ListedObjects {
+    /// Adds the list of a backup, or its damage.
+    ///
+    /// # Errors
+    /// The error of the list, if it is no damage.
+    fn add(&mut self, id: &BackupId, list: Result<BackupList>) -> Result<()> {
+        match list {
+            Ok(list) => {
+                self.report.backups += 1;
+                for file in list.files {
+                    let key = (file.object.clone(), file.blake3.clone());
+                    self.files.entry(key).or_insert((file, Vec::new())).1.push(id.clone());
+                }
+            }
+            Err(error) if error.kind() == ErrorKind::DataLoss => {
+                self.report.add(vec![id.clone()], error.message().to_owned());
+            }
+            Err(error) => return Err(error),
+        }
+        Ok(())
+    }
+
+    /// Reads the objects and compares them. An object is no damage if all its backups were removed
+    /// in the meantime: another server with the same store removes it, too.
+    async fn compare(self, context: &BackupContext<'_>, collection: &str) -> Result<VerifyReport> {
+        let ListedObjects { mut report, files } = self;
+        context.progress.set_total(files.values().map(|(file, _)| file.bytes).sum());
+        let mut damage = Vec::new();
+        for (file, backups) in files.into_values() {
+            report.objects += 1;
+            report.bytes += file.bytes;
+            match context.download(collection, &file, |_| Ok(())).await {
+                Ok(()) => {}
+                Err(error) if error.kind() == ErrorKind::DataLoss => {
+                    damage.push((backups, error.message().to_owned()));
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        if !damage.is_empty() {
+            let stored = context.store.ids(collection).await?;
+            for (mut backups, problem) in damage {
+                backups.retain(|id| stored.contains(id));
+                if !backups.is_empty() {
+                    report.add(backups, problem);
+                }
+            }
+        }
+        Ok(report)
+    }
+}
+
 /// Reads every object of one backup of a collection, or of all of them, and compares it with its
-/// checksum.
+/// checksum. Leaves out backups that are removed in the meantime.
 ///
 /// # Errors
 /// `NotFound` if there is no such backup; the store's error. Damage is no error.
@@ -49,35 +110,63 @@ pub async fn verify(
         Some(id) => vec![id.clone()],
         None => context.store.ids(collection).await?,
     };
-    let mut report = VerifyReport::default();
-    // An object may have different checksums in different lists, and then one of them is wrong.
-    let mut files: BTreeMap<(String, String), (BackupFile, Vec<BackupId>)> = BTreeMap::new();
+    let mut listed = ListedObjects::default();
     for id in &ids {
         match context.store.list(collection, id).await {
-            Ok(list) => {
-                report.backups += 1;
-                for file in list.files {
-                    let key = (file.object.clone(), file.blake3.clone());
-                    files.entry(key).or_insert((file, Vec::new())).1.push(id.clone());
-                }
-            }
-            Err(error) if error.kind() == ErrorKind::DataLoss => {
-                report.add(vec![id.clone()], error.message().to_owned());
-            }
-            Err(error) => return Err(error),
+            // It was removed after it was listed.
+            Err(error) if error.kind() == ErrorKind::NotFound && backup.is_none() => {}
+            list => listed.add(id, list)?,
         }
     }
-    context.progress.set_total(files.values().map(|(file, _)| file.bytes).sum());
-    for (file, backups) in files.into_values() {
-        report.objects += 1;
-        report.bytes += file.bytes;
-        match context.download(collection, &file, |_| Ok(())).await {
-            Ok(()) => {}
-            Err(error) if error.kind() == ErrorKind::DataLoss => {
-                report.add(backups, error.message().to_owned());
+    listed.compare(context, collection).await
+}
+
+#[cfg(test)]
+mod tests {
+    use model_store::block_on;
+    use os::{Pacer, Rate};
+
+    use super::*;
+    use crate::store::BackupStore;
+    use crate::transfer::BackupProgress;
+
+    #[test]
+    fn backups_that_are_removed_meanwhile_have_no_damage() {
+        let directory = tempfile::tempdir().unwrap();
+        let store = BackupStore::open(directory.path().to_str().unwrap(), &[]).unwrap();
+        let pacer = Pacer::new(Rate::unlimited());
+        let progress = BackupProgress::default();
+        let context = BackupContext { store: &store, pacer: &pacer, progress: &progress };
+        let ids: [BackupId; 2] = ["20200101T000000000Z-00000000", "20200102T000000000Z-00000000"]
+            .map(|id| id.parse().unwrap());
+        let missing = |object: &str| BackupFile {
+            name: object.to_owned(),
+            object: object.to_owned(),
+            bytes: 1,
+            blake3: "ab".to_owned(),
+        };
+        let lists = ids.clone().map(|id| BackupList {
+            files: vec![missing("both"), missing(id.as_str())],
+            ..BackupList::empty(&id)
+        });
+        let compare = || {
+            let mut listed = ListedObjects::default();
+            for list in &lists {
+                listed.add(&list.id, Ok(list.clone())).unwrap();
             }
-            Err(error) => return Err(error),
-        }
+            let report = block_on(listed.compare(&context, "c")).unwrap();
+            assert_eq!((report.backups, report.objects, report.bytes), (2, 3, 3));
+            assert_eq!(report.problem_count, report.problems.len());
+            report.problems.into_iter().map(|problem| problem.backups).collect::<Vec<_>>()
+        };
+        let [first, second] = ids.clone().map(|id| vec![id]);
+        lists.iter().for_each(|list| block_on(store.put_list(list)).unwrap());
+        assert_eq!(compare(), [first, second.clone(), ids.to_vec()]);
+        block_on(store.remove(&store.list_key("c", &ids[0]))).unwrap();
+        assert_eq!(compare(), [second.clone(), second]);
+        let named = block_on(verify(&context, "c", Some(&ids[0]))).unwrap_err();
+        assert_eq!(named.kind(), ErrorKind::NotFound);
+        block_on(store.remove(&store.list_key("c", &ids[1]))).unwrap();
+        assert!(compare().is_empty());
     }
-    Ok(report)
 }
