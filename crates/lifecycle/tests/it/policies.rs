@@ -1,6 +1,7 @@
 //! Versions that serve, and the order in which they are loaded and unloaded.
 
 use std::fs;
+use std::time::Duration;
 
 use lifecycle::{LifecycleEvent, LifecycleState, LoadSpec};
 
@@ -109,7 +110,10 @@ fn resource_preserving_goes_back_when_the_new_version_fails() {
     let mut world = World::prepare(64 * MIB);
     world.settings("m", "transition = \"resource-preserving\"");
     world.publish("m", 1);
-    world.start(Setting { change: |config| config.retries = 5, ..Setting::default() });
+    world.start(Setting {
+        change: |config| (config.retries, config.retry_interval) = (5, Duration::from_millis(1)),
+        ..Setting::default()
+    });
     world.until_ready("m", 1);
     world.place("m", 2, |dir| {
         engine::fake::publish::publish(dir, "millpond-fake 1\nfail-load broken\n", &[]).unwrap();
@@ -117,6 +121,13 @@ fn resource_preserving_goes_back_when_the_new_version_fails() {
     world.until("m", 2, LifecycleState::Failed);
     world.until_ready("m", 1);
     assert_eq!(world.ask("m").unwrap(), 1.0);
+    // Another try of a load that failed for a temporary reason would unload version 1 again.
+    world.fake.fail_loads(1);
+    world.publish("m", 3);
+    world.until("m", 3, LifecycleState::Failed);
+    world.until_ready("m", 1);
+    world.looks();
+    assert_eq!((world.ready("m").as_str(), world.fake.counters().failed_loads()), ("1", 2));
 }
 
 #[test]
