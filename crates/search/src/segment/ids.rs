@@ -186,13 +186,24 @@ mod tests {
         }
 
         #[test]
-        fn any_bytes_cause_no_panic(
-            ids in prop::collection::vec(0_u64..9, 0..6), order in prop::collection::vec(0_u32..7, 0..6), rows in 0_u32..7,
+        fn changed_orders_cause_no_panic(
+            ids in prop::collection::vec(0_u64..20, 1..6),
+            changes in prop::collection::vec((any::<prop::sample::Index>(), 0_u32..7), 0..3),
         ) {
+            let rows = ids.len() as u32;
+            let mut order: Vec<u32> = (0..rows).collect();
+            order.sort_unstable_by_key(|&row| ids[row as usize]);
+            for (at, row) in changes {
+                let at = at.index(order.len());
+                order[at] = row;
+            }
             let ids: Vec<u8> = ids.iter().flat_map(|id| id.to_le_bytes()).collect();
             let order: Vec<u8> = order.iter().flat_map(|row| row.to_le_bytes()).collect();
             if let Ok(map) = SegmentIds::decode(&ids, &order, rows) {
                 prop_assert!((0..rows).all(|row| map.id(row).and_then(|id| map.find(id)) == Some(row)));
+            }
+            for other in [rows - 1, rows + 1] {
+                prop_assert!(SegmentIds::decode(&ids, &order, other).is_err());
             }
         }
     }

@@ -85,12 +85,16 @@ proptest! {
     #[test]
     fn any_bytes_are_a_page_or_an_error(
         bytes in prop::collection::vec(any::<u8>(), 0..200), sum in any::<bool>(), length in 0_usize..3 * PAGE,
+        count in 0_u16..40,
     ) {
         let mut page = bytes;
         page.resize(length, 0);
         // With a valid checksum only the parser protects the reader.
         if sum && page.len() >= PAGE {
             let pages = (page.len() / PAGE).min(2) as u16;
+            // A long record is the only one of its pages.
+            let count = if pages > 1 { 1 } else { count };
+            page[8..10].copy_from_slice(&count.to_le_bytes());
             page[10..12].copy_from_slice(&pages.to_le_bytes());
             let crc = crc32c::crc32c(&page[4..usize::from(pages) * PAGE]);
             page[..4].copy_from_slice(&crc.to_le_bytes());
