@@ -26,6 +26,8 @@ pub(crate) struct FaultyStore {
     pub(crate) gets: AtomicU64,
     /// Bytes of the answered reads.
     pub(crate) bytes: AtomicU64,
+    /// Number of the read before which a publisher replaces an object, its path, and its content.
+    pub(crate) replacement: Mutex<Option<(u64, Path, PutPayload)>>,
     /// Reads that succeed before every further one fails.
     pub(crate) gets_max: AtomicU64,
     /// True if nothing answers.
@@ -77,6 +79,10 @@ impl ObjectStore for FaultyStore {
         let count = self.gets.fetch_add(1, Ordering::SeqCst);
         if self.offline.load(Ordering::SeqCst) || count >= self.gets_max.load(Ordering::SeqCst) {
             return Err(FaultyStore::broken());
+        }
+        let due = self.replacement.lock().unwrap().take_if(|(read, ..)| *read == count);
+        if let Some((_, path, content)) = due {
+            self.inner.put_opts(&path, content, PutOptions::default()).await?;
         }
         let got = self.inner.get_opts(at, with).await?;
         self.bytes.fetch_add(got.range.end - got.range.start, Ordering::SeqCst);

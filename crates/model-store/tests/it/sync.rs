@@ -163,7 +163,13 @@ fn a_new_version_fetches_only_changed_tensors() {
     let wanted = setup.place("models/m/2").manifest().unwrap();
     let estimate = ManifestDiff::new(&cached, &wanted).fetch;
     setup.reset();
+    let labels = metrics::StoreLabels { store: "s3://b/models".into() };
+    let received = mirror.metrics().fetched_bytes.get_or_create_owned(&labels);
+    let before = received.get();
     assert!(mirror.sync_now().unwrap());
+    assert_eq!(received.get() - before, estimate.bytes);
+    let reused = mirror.metrics().reused_bytes.get_or_create_owned(&labels).get();
+    assert_eq!(reused, estimate.reused_bytes);
     assert_eq!(setup.store.bytes.load(Ordering::SeqCst), estimate.bytes);
     assert_eq!(setup.store.gets.load(Ordering::SeqCst), estimate.requests);
     assert_same(&local, &setup.copy("m/2"));
@@ -287,6 +293,26 @@ fn other_layouts_wait_for_a_second_listing() {
     setup.put("models/m/2/model.onnx", "graph");
     while !mirror.sync_now().unwrap() {}
     assert!(setup.copy("m/1").exists() && setup.copy("m/2").exists());
+}
+
+/// The copy would have a part of each of the two files.
+#[test]
+fn a_file_that_is_replaced_during_its_fetch_is_fetched_anew() {
+    // More than one request reads.
+    const BYTES: usize = (8 << 20) + 5;
+    let setup = Setup::new();
+    let key = object_store::path::Path::from("models/m/1/model.onnx");
+    let content = |byte: u8| object_store::PutPayload::from(vec![byte; BYTES]);
+    setup.run(async { drop(setup.store.inner.put(&key, content(b'a')).await.unwrap()) });
+    let mut mirror = setup.mirror();
+    assert!(!mirror.sync_now().unwrap(), "it waits for a second listing");
+    setup.reset();
+    *setup.store.replacement.lock().unwrap() = Some((1, key, content(b'b')));
+    assert!(!mirror.sync_now().unwrap());
+    assert!(setup.store.replacement.lock().unwrap().is_none(), "it was replaced");
+    assert!(!setup.copy("m/1").exists());
+    while !mirror.sync_now().unwrap() {}
+    assert!(std::fs::read(setup.copy("m/1/model.onnx")).unwrap() == vec![b'b'; BYTES]);
 }
 
 /// Each store needs two listings, because its version has no manifest.
