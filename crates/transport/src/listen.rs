@@ -547,3 +547,32 @@ fn connection_builder(
         HttpVersion::Http2 => builder.http2_only(),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn connections_without_a_descriptor_are_counted() {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let socket = ListenSocket::Tcp(listener);
+        let metrics = Metrics::default();
+        let refused = metrics.refused.get_or_create_owned(&KindLabels { kind: "descriptors" });
+        let mut failures = AcceptFailures::new("test");
+        // EMFILE and ECONNRESET.
+        let [exhausted, reset] = [24, 104].map(std::io::Error::from_raw_os_error);
+        failures.handle(&exhausted, &socket, &metrics).await;
+        assert_eq!(refused.get(), 0, "no connection waits");
+        let _first = TcpStream::connect(address).await.unwrap();
+        let counted = async {
+            while refused.get() == 0 {
+                failures.handle(&exhausted, &socket, &metrics).await;
+            }
+        };
+        tokio::time::timeout(Duration::from_secs(60), counted).await.unwrap();
+        let _second = TcpStream::connect(address).await.unwrap();
+        failures.handle(&reset, &socket, &metrics).await;
+        assert_eq!(refused.get(), 1, "another error refuses no connection");
+    }
+}
