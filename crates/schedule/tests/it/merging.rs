@@ -9,7 +9,7 @@ use engine::{PadOptions, ScheduleOptions};
 use millpond_schedule::Job;
 use proptest::prelude::*;
 
-use crate::rows::{Bench, Kind, POISON, merging, model, ok, padding, tags, x};
+use crate::rows::{Bench, Kind, POISON, With, merging, model, ok, padding, tags, x};
 
 const MASKED: Kind = Kind { masked: true, mixes: false, scaled: false };
 const PLAIN: Kind = Kind { masked: false, mixes: false, scaled: false };
@@ -169,6 +169,30 @@ fn equal_shapes_share_a_run_and_others_do_not() {
     let requests: Vec<_> = [4, 4, 6, 4, 6].iter().map(|&columns| x(1, columns, 1.0)).collect();
     let runs = check(merging(), PLAIN, 1, &requests);
     assert_eq!(runs, [(1, 2), (3, 4), (2, 6)]);
+}
+
+/// A run asks one version for the outputs of its first request.
+#[test]
+fn other_versions_and_other_outputs_do_not_share_a_run() {
+    let bench = Bench::new(1, 100);
+    let (rows, old) = model("m", merging(), PLAIN);
+    let (new_rows, new) = model("m", merging(), PLAIN);
+    new_rows.gate.open();
+    bench.ask(0, &old, x(1, 2, 0.0));
+    rows.wait_running(1);
+    for tag in 1..=8 {
+        let version = if tag % 2 == 0 { &new } else { &old };
+        let outputs = if tag > 4 { vec!["pairs".into()] } else { vec![] };
+        let with = With { outputs, ..With::default() };
+        bench.send(tag, version, x(1, 4, tag as f32), with).unwrap();
+    }
+    rows.gate.open();
+    for answer in &bench.answers(9)[1..] {
+        let sums = ok(answer)[0].tensor.to_vec::<f32>().unwrap();
+        assert_eq!(sums, [4.0 * answer.0 as f32 + 6.0]);
+    }
+    assert_eq!(rows.runs(), [(1, 2), (2, 4), (2, 4)]);
+    assert_eq!(new_rows.runs(), [(2, 4), (2, 4)]);
 }
 
 #[test]

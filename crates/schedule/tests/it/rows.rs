@@ -189,6 +189,8 @@ pub(crate) struct Bench {
 /// Differences of a request from the default.
 #[derive(Clone)]
 pub(crate) struct With {
+    /// Empty for all outputs.
+    pub(crate) outputs: Vec<Arc<str>>,
     pub(crate) priority: usize,
     pub(crate) deadline: Duration,
     pub(crate) cancelled: bool,
@@ -196,7 +198,12 @@ pub(crate) struct With {
 
 impl Default for With {
     fn default() -> With {
-        With { priority: 0, deadline: Duration::from_secs(60), cancelled: false }
+        With {
+            outputs: Vec::new(),
+            priority: 0,
+            deadline: Duration::from_secs(60),
+            cancelled: false,
+        }
     }
 }
 
@@ -222,7 +229,7 @@ impl Bench {
         self.scheduler.submit(Job {
             servable: servable.clone(),
             inputs,
-            outputs: vec![],
+            outputs: with.outputs,
             priority: with.priority,
             deadline: Instant::now() + with.deadline,
             cancelled: Arc::new(AtomicBool::new(with.cancelled)),
