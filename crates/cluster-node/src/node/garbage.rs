@@ -62,7 +62,7 @@ async fn remove_without_record(
         return;
     }
     let objects = SmallObjects::new(services.store.place().clone(), REQUEST_TIMEOUT);
-    match without_record(&objects, catalog, expired).await {
+    match without_record(&objects, || catalog.all_ids(), expired).await {
         Ok(ids) => {
             for id in ids {
                 remove(services, &id).await;
@@ -75,21 +75,25 @@ async fn remove_without_record(
 }
 
 /// Returns the collections of `ids` that have no record and get none: their marks are removed.
+/// `recorded` reads the ids of all records.
 ///
 /// # Errors
-/// The store's error; `DataLoss` for a record that cannot be read.
-async fn without_record(
+/// The store's error; the error of `recorded`.
+async fn without_record<F>(
     objects: &SmallObjects,
-    catalog: &StoreCatalog,
+    recorded: impl Fn() -> F,
     mut ids: Vec<String>,
-) -> Result<Vec<String>> {
-    let known = catalog.all_ids().await?;
+) -> Result<Vec<String>>
+where
+    F: Future<Output = Result<BTreeSet<String>>>,
+{
+    let known = recorded().await?;
     ids.retain(|id| !known.contains(id));
     for id in &ids {
         objects.remove(&prepared_key(objects, id)).await?;
     }
     // A restore whose mark was there until now may have added its record.
-    let known = catalog.all_ids().await?;
+    let known = recorded().await?;
     ids.retain(|id| !known.contains(id));
     Ok(ids)
 }
@@ -153,6 +157,8 @@ async fn remove(services: &NodeServices, id: &str) {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
     use model_store::StorePlace;
     use object_store::memory::InMemory;
     use serde_json::Value;
@@ -199,13 +205,27 @@ mod tests {
             assert!(objects.create(&prepared_key(&objects, id), Vec::<u8>::new()).await.unwrap());
         }
         let expired = vec!["1".to_owned(), "2".to_owned()];
-        assert_eq!(without_record(&objects, &catalog, expired).await.unwrap(), ["2"]);
+        let recorded = || catalog.all_ids();
+        assert_eq!(without_record(&objects, recorded, expired).await.unwrap(), ["2"]);
         let mut marked = Vec::new();
         for id in ["1", "2"] {
             let mark = objects.read(&prepared_key(&objects, id), 1).await.unwrap();
             marked.push(mark.is_some());
         }
         assert_eq!(marked, [true, false]);
+    }
+
+    #[tokio::test]
+    async fn a_record_that_is_added_meanwhile_keeps_its_data() {
+        let place = StorePlace::new(Arc::new(InMemory::new()), "c", "memory");
+        let objects = SmallObjects::new(place, REQUEST_TIMEOUT);
+        let reads = AtomicUsize::new(0);
+        let recorded = || {
+            let is_added = reads.fetch_add(1, Ordering::Relaxed) > 0;
+            std::future::ready(Ok(ids(if is_added { &["1"] } else { &[] })))
+        };
+        let expired = vec!["1".to_owned(), "2".to_owned()];
+        assert_eq!(without_record(&objects, recorded, expired).await.unwrap(), ["2"]);
     }
 
     #[test]
