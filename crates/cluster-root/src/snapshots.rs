@@ -15,7 +15,7 @@ use axum::response::{IntoResponse, Response};
 use base::{Error, ErrorKind, Result};
 use bytes::Bytes;
 use cluster_node::backups::{BackupSet, ClusterBackups, ImagesCheck, ImportTarget};
-use cluster_node::{CatalogChanges, CollectionChanges, CollectionRecord};
+use cluster_node::{CatalogChanges, CollectionCatalog, CollectionChanges, CollectionRecord};
 use search::registry::check_name;
 use serde::Deserialize;
 use tokio::sync::oneshot;
@@ -259,7 +259,8 @@ async fn publish(
 ) -> Result<()> {
     // First, so that the collection never appears without them.
     change_settings(state, record, changes).await?;
-    let created = create_with_data(state, record).await;
+    let catalog = &*state.catalog;
+    let created = create_with_data(catalog, record, || check_data(state, record)).await;
     // After an error that may pass, the record may be there.
     let is_refused = match &created {
         Ok(is_created) => !is_created,
@@ -275,24 +276,31 @@ async fn publish(
 }
 
 /// Creates the record of a collection whose data is written. Returns false if there is one of its
-/// name.
+/// name. `check` checks that the data is there, as [`check_data`] does.
 ///
 /// # Errors
-/// As [`check_data`]. If the data was removed, there is no record either.
-async fn create_with_data(state: &RootState, record: &CollectionRecord) -> Result<bool> {
-    check_data(state, record).await?;
-    let created = state.catalog.create(record).await;
+/// Errors of `check` and of the catalog. If the data was removed, there is no record either.
+async fn create_with_data<F>(
+    catalog: &dyn CollectionCatalog,
+    record: &CollectionRecord,
+    check: impl Fn() -> F,
+) -> Result<bool>
+where
+    F: Future<Output = Result<()>>,
+{
+    check().await?;
+    let created = catalog.create(record).await;
     // After an error that may pass, the record may be there. An answer that came late is such an
     // error.
     let may_be_there = match &created {
         Ok(is_created) => *is_created,
         Err(error) => error.is_retryable(),
     };
-    if may_be_there && let Err(error) = check_data(state, record).await {
+    if may_be_there && let Err(error) = check().await {
         // This node may have been stopped since the first check. The name may belong to another
         // collection by now.
         if !error.is_retryable() {
-            state.catalog.remove_own(record).await?;
+            catalog.remove_own(record).await?;
         }
         return Err(error);
     }
@@ -435,7 +443,87 @@ fn accepted() -> Result<RootAnswer> {
 
 #[cfg(test)]
 mod tests {
+    use api_qdrant::BoxFuture;
+    use parking_lot::Mutex;
+    use serde_json::Value;
+
     use super::*;
+
+    /// A catalog with the outcome of its creations, and its calls.
+    struct TestCatalog {
+        created: Result<bool>,
+        calls: Mutex<Vec<&'static str>>,
+    }
+
+    impl CollectionCatalog for TestCatalog {
+        fn create<'a>(&'a self, _: &'a CollectionRecord) -> BoxFuture<'a, Result<bool>> {
+            self.calls.lock().push("create");
+            let created = self.created.clone();
+            Box::pin(async move { created })
+        }
+
+        fn remove<'a>(&'a self, _: &'a str) -> BoxFuture<'a, Result<bool>> {
+            self.calls.lock().push("remove");
+            Box::pin(async { Ok(true) })
+        }
+
+        fn remove_own<'a>(&'a self, _: &'a CollectionRecord) -> BoxFuture<'a, Result<bool>> {
+            self.calls.lock().push("remove_own");
+            Box::pin(async { Ok(true) })
+        }
+
+        fn change<'a>(
+            &'a self,
+            _: &'a (dyn Fn(&CatalogChanges) -> Result<CatalogChanges> + Send + Sync),
+        ) -> BoxFuture<'a, Result<u64>> {
+            self.calls.lock().push("change");
+            Box::pin(async { Ok(1) })
+        }
+
+        fn is_loaded(&self) -> bool {
+            true
+        }
+
+        fn read_again(&self) -> BoxFuture<'_, ()> {
+            Box::pin(async {})
+        }
+    }
+
+    #[tokio::test]
+    async fn a_record_without_its_data_does_not_stay() {
+        let record = CollectionRecord {
+            name: "c".to_owned(),
+            id: "1".to_owned(),
+            shards: 1,
+            copies: 1,
+            create: Value::Null,
+            images: None,
+        };
+        let outcome = async |created: Result<bool>, checks: [Result<()>; 2]| {
+            let catalog = TestCatalog { created, calls: Mutex::default() };
+            let checks = Mutex::new(Vec::from(checks));
+            let check = || std::future::ready(checks.lock().remove(0));
+            let result = create_with_data(&catalog, &record, check).await;
+            (result.map_err(|error| error.kind()), catalog.calls.into_inner())
+        };
+        let lost = || Error::precondition("the data was removed");
+        let unsure = || Error::unavailable("the store does not answer");
+        let (is_lost, is_unsure) = (Err(lost().kind()), Err(unsure().kind()));
+        let sound = outcome(Ok(true), [Ok(()), Ok(())]).await;
+        assert_eq!(sound, (Ok(true), vec!["create"]));
+        assert_eq!(outcome(Ok(true), [Err(lost()), Ok(())]).await, (is_lost, vec![]));
+        let removed = vec!["create", "remove_own"];
+        assert_eq!(outcome(Ok(true), [Ok(()), Err(lost())]).await, (is_lost, removed.clone()));
+        let late = outcome(Err(unsure()), [Ok(()), Err(lost())]).await;
+        assert_eq!(late, (is_lost, removed), "the record may be there");
+        // In doubt the record stays, and so does that of another collection.
+        let doubt = outcome(Ok(true), [Ok(()), Err(unsure())]).await;
+        assert_eq!(doubt, (is_unsure, vec!["create"]));
+        let late = outcome(Err(unsure()), [Ok(()), Ok(())]).await;
+        assert_eq!(late, (is_unsure, vec!["create"]));
+        let taken = outcome(Ok(false), [Ok(()), Err(lost())]).await;
+        assert_eq!(taken, (Ok(false), vec!["create"]));
+    }
 
     #[test]
     fn snapshot_names_have_their_collection() {
