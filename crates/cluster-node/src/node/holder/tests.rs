@@ -525,6 +525,34 @@ async fn a_directory_that_is_not_mounted_gets_no_snapshot() {
     assert!(services.store.place().below("data").list().await.unwrap().is_empty());
 }
 
+/// The older snapshot is restored if the newer one is damaged.
+#[tokio::test]
+async fn a_log_begins_at_the_older_of_two_snapshots() {
+    let empty = EmptyShard::start().await;
+    let ShardFollower { services, key, log, record, .. } = &empty.follower;
+    let named = &empty.progress.named;
+    for number in 0..8 {
+        append(log, EntryNumber(number)).await;
+    }
+    let take = async |next: u64| {
+        let position = FollowPosition { next: EntryNumber(next), epoch: Epoch(1) };
+        local::store_position(named, position).unwrap();
+        let newest = snapshot::take(services, key, &record.id, log, named.clone()).await.unwrap();
+        (newest.next.0, log.floor().await.unwrap().entry.0)
+    };
+    assert_eq!(take(3).await, (3, 0), "there is no older one");
+    assert_eq!(take(2).await, (3, 0), "another holder has taken a newer one");
+    assert_eq!(take(5).await, (5, 3));
+    assert_eq!(take(7).await, (7, 3), "a slow restore may read the oldest one");
+    let store = snapshot::snapshot_store(&services.store, &record.id);
+    let taken = snapshot::snapshots(&store, &key.local_name()).await.unwrap();
+    let mut taken: Vec<u64> = taken.iter().map(|taken| taken.position.next.0).collect();
+    taken.sort_unstable();
+    assert_eq!(taken, [3, 5, 7]);
+    assert_eq!(log.read(EntryNumber(2)).await.unwrap(), None);
+    assert!(log.read(EntryNumber(3)).await.unwrap().is_some());
+}
+
 /// A shard with an empty local collection, which is behind.
 struct EmptyShard {
     follower: ShardFollower,
