@@ -174,25 +174,30 @@ fn equal_shapes_share_a_run_and_others_do_not() {
 /// A run asks one version for the outputs of its first request.
 #[test]
 fn other_versions_and_other_outputs_do_not_share_a_run() {
-    let bench = Bench::new(1, 100);
-    let (rows, old) = model("m", merging(), PLAIN);
-    let (new_rows, new) = model("m", merging(), PLAIN);
-    new_rows.gate.open();
-    bench.ask(0, &old, x(1, 2, 0.0));
-    rows.wait_running(1);
-    for tag in 1..=8 {
-        let version = if tag % 2 == 0 { &new } else { &old };
-        let outputs = if tag > 4 { vec!["pairs".into()] } else { vec![] };
-        let with = With { outputs, ..With::default() };
-        bench.send(tag, version, x(1, 4, tag as f32), with).unwrap();
+    for (options, kind, wide) in [(merging(), PLAIN, 4), (padding(), MASKED, 6)] {
+        let bench = Bench::new(1, 100);
+        let (rows, old) = model("m", options.clone(), kind);
+        let (new_rows, new) = model("m", options, kind);
+        new_rows.gate.open();
+        bench.ask(0, &old, x(1, 2, 0.0));
+        rows.wait_running(1);
+        let columns = |tag: usize| if [1, 2].contains(&(tag % 4)) { 4 } else { wide };
+        for tag in 1..=8 {
+            let version = if tag % 2 == 0 { &new } else { &old };
+            let outputs = if tag > 4 { vec!["pairs".into()] } else { vec![] };
+            let with = With { outputs, ..With::default() };
+            bench.send(tag, version, x(1, columns(tag), tag as f32), with).unwrap();
+        }
+        rows.gate.open();
+        for answer in &bench.answers(9)[1..] {
+            let sums = ok(answer)[0].tensor.to_vec::<f32>().unwrap();
+            let columns = columns(answer.0);
+            let expected = columns * answer.0 + columns * (columns - 1) / 2;
+            assert_eq!(sums, [expected as f32]);
+        }
+        assert_eq!(rows.runs(), [(1, 2), (2, wide), (2, wide)]);
+        assert_eq!(new_rows.runs(), [(2, wide), (2, wide)]);
     }
-    rows.gate.open();
-    for answer in &bench.answers(9)[1..] {
-        let sums = ok(answer)[0].tensor.to_vec::<f32>().unwrap();
-        assert_eq!(sums, [4.0 * answer.0 as f32 + 6.0]);
-    }
-    assert_eq!(rows.runs(), [(1, 2), (2, 4), (2, 4)]);
-    assert_eq!(new_rows.runs(), [(2, 4), (2, 4)]);
 }
 
 #[test]
