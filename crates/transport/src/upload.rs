@@ -439,6 +439,37 @@ mod tests {
     }
 
     #[test]
+    fn a_file_is_found_behind_few_fields() {
+        let limits = UploadLimits { piece_timeout: Duration::from_secs(60), ..LIMITS };
+        let first = |fields: usize| {
+            let start = "--b\r\nContent-Disposition: form-data; name=";
+            let field = format!("{start}\"x\"\r\n\r\n1\r\n").repeat(fields);
+            let file = format!("{start}\"y\"; filename=\"a/b.wav\"\r\n\r\n7\r\n--b--\r\n");
+            let body = Body::from(field + &file);
+            run(FormFile::first("multipart/form-data; boundary=b", body, limits)).unwrap()
+        };
+        let found = first(FORM_FIELDS_MAX - 1).unwrap();
+        assert_eq!(found.file_name.as_deref(), Some("b.wav"));
+        assert!(first(FORM_FIELDS_MAX).is_none());
+    }
+
+    /// A name may be printed in a line of its own.
+    #[test]
+    fn names_of_files_are_short_and_one_line() {
+        for (sent, kept) in [
+            ("a.wav", "a.wav"),
+            ("/x/../a", "a"),
+            ("C:\\x\\a", "a"),
+            ("a\r\n\0b", "ab"),
+            ("a/", ""),
+        ] {
+            assert_eq!(short_file_name(sent), kept);
+        }
+        let long = short_file_name(&"é".repeat(FILE_NAME_BYTES_MAX));
+        assert_eq!(long, "é".repeat(FILE_NAME_BYTES_MAX / 2));
+    }
+
+    #[test]
     fn a_dropped_reader_does_not_block_the_client() {
         let (sender, reader, failure) = upload_channel(None);
         drop(reader);
