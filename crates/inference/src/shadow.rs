@@ -207,26 +207,78 @@ fn answer(
 
 #[cfg(test)]
 mod tests {
+    use std::path::Path;
+    use std::time::{Duration, Instant};
+
     use base::{ErrorKind, Tensor, VersionId};
     use engine::fake::FakeEngine;
     use engine::{Engine, LoadRequest, ScheduleOptions};
+    use schedule::SchedulerConfig;
 
     use super::*;
 
-    #[test]
-    fn a_copy_of_another_shape_does_not_reach_the_model() {
-        let dir = tempfile::tempdir().unwrap();
-        let graph = dir.path().join("graph");
+    /// Returns a candidate that answers with its input of three columns.
+    fn candidate(directory: &Path) -> (FakeEngine, Servable) {
+        let graph = directory.join("graph");
         let text = "millpond-fake 1\ninput x float32 n 3\noutput y float32 n 3\ny = echo x\n";
         std::fs::write(&graph, text).unwrap();
         let fake = FakeEngine::new();
         let session = fake.load(&LoadRequest { graph, ..LoadRequest::default() }).unwrap();
         let id = VersionId { model: "m".into(), version: 2 };
         let candidate = Servable::new(id, "fake", session, ScheduleOptions::default()).unwrap();
-        let x = Tensor::from_vec([1_usize, 2].as_slice(), vec![1_f32, 2.0]).unwrap();
-        let inputs = vec![NamedTensor::new("x", x)];
-        let refused = answer(&candidate, inputs, &[]).unwrap_err();
+        (fake, candidate)
+    }
+
+    fn row(name: &str, values: &[f32]) -> NamedTensor {
+        let shape = [1_usize, values.len()];
+        NamedTensor::new(name, Tensor::from_vec(shape.as_slice(), values.to_vec()).unwrap())
+    }
+
+    #[test]
+    fn a_copy_of_another_shape_does_not_reach_the_model() {
+        let dir = tempfile::tempdir().unwrap();
+        let (fake, candidate) = candidate(dir.path());
+        let refused = answer(&candidate, vec![row("x", &[1.0, 2.0])], &[]).unwrap_err();
         assert_eq!(refused.kind(), ErrorKind::InvalidArgument);
         assert_eq!(fake.counters().runs(), 0);
+    }
+
+    /// Otherwise no copy would run any more after some time.
+    #[test]
+    fn copies_are_counted_and_leave_their_bytes() {
+        let dir = tempfile::tempdir().unwrap();
+        let candidate = Arc::new(candidate(dir.path()).1);
+        let config = SchedulerConfig { workers: 1, queue_max: 8, pin: false, count_threads: true };
+        let scheduler = Scheduler::start(&config).unwrap();
+        let metrics = Arc::new(Metrics::default());
+        let runner = ShadowRunner::new(scheduler, metrics.clone());
+        let measures = Arc::new(RolloutMeasures::new(1e-3, None, 1));
+        let submit = |sent: &[f32]| {
+            let request = ShadowRequest {
+                candidate: candidate.clone(),
+                measures: measures.clone(),
+                inputs: vec![row("x", sent)],
+                outputs: Vec::new(),
+            };
+            runner.submit(request, &[row("y", &[1.0, 2.0, 3.0])]);
+        };
+        let bytes = &runner.state.bytes;
+        bytes.store(COPIES_BYTES_MAX, Ordering::Relaxed);
+        submit(&[1.0, 2.0, 3.0]);
+        assert_eq!(bytes.swap(0, Ordering::Relaxed), COPIES_BYTES_MAX);
+        for sent in [&[1.0, 2.0, 3.0][..], &[1.0, 2.0, 4.0], &[1.0, 2.0]] {
+            submit(sent);
+        }
+        let counts = || {
+            ["dropped", "same", "different", "failed"].map(|kind| {
+                let labels = ModelKindLabels { model: "m".into(), kind };
+                metrics.rollouts.shadow_requests.get_or_create(&labels).get()
+            })
+        };
+        let until = Instant::now() + Duration::from_secs(120);
+        while counts() != [1; 4] || bytes.load(Ordering::Relaxed) > 0 {
+            assert!(Instant::now() < until, "{:?}, {bytes:?}", counts());
+            std::thread::sleep(Duration::from_millis(1));
+        }
     }
 }

@@ -79,11 +79,7 @@ impl RolloutMeasures {
     /// Creates counts of zero. `signature` describes the outputs whose distributions are judged,
     /// or is `None` if the rollout judges no outputs. `workers` is the number of threads that run
     /// models.
-    pub(crate) fn new(
-        tolerance: f64,
-        signature: Option<&Signature>,
-        workers: usize,
-    ) -> RolloutMeasures {
+    pub fn new(tolerance: f64, signature: Option<&Signature>, workers: usize) -> RolloutMeasures {
         RolloutMeasures {
             arms: Default::default(),
             differing: AtomicU64::new(0),
