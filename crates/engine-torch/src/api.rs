@@ -2,6 +2,7 @@
 
 use std::ffi::{CStr, c_char, c_void};
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use base::{Error, Result};
 use engine::c_path;
@@ -145,6 +146,8 @@ pub(crate) struct ShimLibrary {
     pub(crate) path: PathBuf,
     pub(crate) version: String,
     pub(crate) call: ShimFunctions,
+    /// True after a failure of a device that CUDA keeps until the end of the process.
+    device_lost: AtomicBool,
 }
 
 impl ShimLibrary {
@@ -183,7 +186,7 @@ impl ShimLibrary {
             .map_err(|name| unfit(&format!("has no {name}")))?;
         // SAFETY: the version is static and NUL-terminated.
         let version = unsafe { text((call.millpond_torch_version)()) };
-        let library = ShimLibrary { path, version, call };
+        let library = ShimLibrary { path, version, call, device_lost: AtomicBool::new(false) };
         // LibTorch's own threads inherit the priority of the thread that starts them, and this
         // thread may have low priority.
         os::background::at_ordinary_priority(move || -> Result<ShimLibrary> {
@@ -207,8 +210,18 @@ impl ShimLibrary {
             NO_DEVICE => {
                 Err(Error::precondition(message.split_whitespace().collect::<Vec<_>>().join(" ")))
             }
-            _ => Err(fault::error(&message)),
+            _ => {
+                if fault::loses_device(&message) {
+                    self.device_lost.store(true, Ordering::Relaxed);
+                }
+                Err(fault::error(&message))
+            }
         }
+    }
+
+    /// Returns true if CUDA has failed for the rest of the process.
+    pub(crate) fn has_lost_its_device(&self) -> bool {
+        self.device_lost.load(Ordering::Relaxed)
     }
 }
 

@@ -17,6 +17,23 @@ const MEMORY: [&str; 4] =
 /// Markers of a failed device. Wrong sizes are found before any work is sent to it.
 const DEVICE: [&str; 6] =
     ["CUDA error", "CUDA driver error", "CUBLAS_STATUS_", "CUDNN_STATUS_", "CUFFT_", "cuDNN error"];
+/// Texts of failures after which CUDA refuses every further call of the process
+/// (`cudaGetErrorString`).
+const LOST: [&str; 13] = [
+    "an illegal memory access was encountered",
+    "an illegal instruction was encountered",
+    "device-side assert triggered",
+    "unspecified launch failure",
+    "misaligned address",
+    "hardware stack error",
+    "invalid program counter",
+    "operation not supported on global/shared address space",
+    "the launch timed out and was terminated",
+    "uncorrectable ECC error encountered",
+    "uncorrectable NVLink error detected",
+    "Invalid access of peer GPU memory over nvlink",
+    "an async error has occured in external entity outside of CUDA",
+];
 /// Markers of a module whose code names a device: it was exported on a GPU, for example. All inputs
 /// are on the device of the model's settings, so no request can cause this.
 const OTHER_DEVICE: [&str; 4] = [
@@ -25,6 +42,12 @@ const OTHER_DEVICE: [&str; 4] = [
     "Cannot initialize CUDA without",
     "Expected all tensors to be on the same device",
 ];
+
+/// Returns true if the exception says that this process cannot use its device any more.
+pub(crate) fn loses_device(text: &str) -> bool {
+    let is_cuda = ["CUDA error", "CUDA driver error"].iter().any(|marker| text.contains(marker));
+    is_cuda && LOST.iter().any(|failure| text.contains(failure))
+}
 
 /// Returns the error for an exception's text.
 pub(crate) fn error(text: &str) -> Error {
@@ -100,6 +123,24 @@ mod tests {
             "CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling `cublasSgemm( handle, opa, opb, m, n, k)`",
         ] {
             assert_eq!(error(text).kind(), ErrorKind::Internal, "{text}");
+        }
+    }
+
+    #[test]
+    fn failures_that_cuda_keeps_lose_the_device() {
+        for text in [
+            "CUDA error: an illegal memory access was encountered\nCUDA kernel errors might be reported later",
+            "RuntimeError: CUDA error: device-side assert triggered",
+            "CUDA driver error: unspecified launch failure",
+        ] {
+            assert!(loses_device(text), "{text}");
+        }
+        for text in [
+            "CUDA error: out of memory",
+            "CUDA error: invalid configuration argument",
+            "RuntimeError: misaligned address",
+        ] {
+            assert!(!loses_device(text), "{text}");
         }
     }
 

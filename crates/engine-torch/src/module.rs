@@ -107,6 +107,11 @@ impl TorchModule {
         }
     }
 
+    /// Returns true if CUDA has failed for the rest of the process.
+    pub(crate) fn has_lost_its_device(&self) -> bool {
+        self.library.has_lost_its_device()
+    }
+
     /// Returns the same module with a state of its own.
     pub(crate) fn fork(&self) -> Result<TorchModule> {
         let mut raw = null_mut();

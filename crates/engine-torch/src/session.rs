@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use base::{DType, Error, NamedTensor, Result, Signature};
 use bytes::Bytes;
-use engine::{Session, SessionOptions};
+use engine::{Device, Session, SessionOptions};
 use memory::{Region, RegionMut};
 use parking_lot::Mutex;
 use smallvec::SmallVec;
@@ -48,6 +48,7 @@ struct TorchModel {
     /// Dropped after the module.
     memory: ParameterMemory,
     plan: ForwardPlan,
+    device: Device,
     threads: usize,
     stateful: bool,
     parameter_bytes: u64,
@@ -86,6 +87,7 @@ impl TorchSession {
             module: loaded.module,
             memory: loaded.memory,
             plan,
+            device: options.device,
             threads: options.intra_op_threads,
             stateful: description.stateful,
             parameter_bytes,
@@ -221,6 +223,11 @@ impl TorchModel {
         (0..answer.len()).filter_map(|index| answer.view(index)).map(|view| name_of(&view))
     }
 
+    /// Returns true if no run can succeed any more. Models on the processor continue.
+    fn needs_new_process(&self) -> bool {
+        self.device != Device::Cpu && self.module.has_lost_its_device()
+    }
+
     fn fork(self: &Arc<TorchModel>) -> Result<Box<dyn Session>> {
         if !self.stateful {
             return Err(Error::unimplemented("the model keeps no state inside"));
@@ -247,6 +254,10 @@ impl Session for TorchSession {
         self.model.parameter_bytes
     }
 
+    fn needs_new_process(&self) -> bool {
+        self.model.needs_new_process()
+    }
+
     fn stateful(&self) -> bool {
         self.model.stateful
     }
@@ -268,6 +279,10 @@ impl Session for ForkedSession {
 
     fn metadata(&self) -> &BTreeMap<String, String> {
         &self.model.metadata
+    }
+
+    fn needs_new_process(&self) -> bool {
+        self.model.needs_new_process()
     }
 
     fn stateful(&self) -> bool {

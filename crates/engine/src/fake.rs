@@ -11,7 +11,7 @@ pub mod publish;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use base::{DType, Error, NamedTensor, Result, Signature};
 
@@ -131,7 +131,12 @@ impl FakeEngine {
         if let Some(message) = &graph.fail_load {
             return Err(Error::invalid(message.as_str()));
         }
-        Ok(FakeSession { graph, parameters: request.parameters.clone(), state: self.0.clone() })
+        Ok(FakeSession {
+            graph,
+            parameters: request.parameters.clone(),
+            state: self.0.clone(),
+            lost: AtomicBool::new(false),
+        })
     }
 }
 
@@ -173,6 +178,8 @@ struct FakeSession {
     graph: FakeGraph,
     parameters: Vec<BoundTensor>,
     state: Arc<FakeState>,
+    /// True after a run made the device fail.
+    lost: AtomicBool,
 }
 
 impl Session for FakeSession {
@@ -190,6 +197,10 @@ impl Session for FakeSession {
 
     fn default_signature(&self) -> usize {
         self.graph.default_signature()
+    }
+
+    fn needs_new_process(&self) -> bool {
+        self.lost.load(Ordering::SeqCst)
     }
 
     fn run(&self, inputs: &[NamedTensor], outputs: &[Arc<str>]) -> Result<Vec<NamedTensor>> {
@@ -221,6 +232,12 @@ impl FakeSession {
         std::thread::sleep(self.graph.run_delay);
         if let Some(message) = &self.graph.fail_run {
             return Err(Error::internal(message.as_str()));
+        }
+        if self.graph.loses_device(inputs) {
+            self.lost.store(true, Ordering::SeqCst);
+        }
+        if self.needs_new_process() {
+            return Err(Error::internal("the device of this fake has failed"));
         }
         self.graph.run(signature, &self.parameters, inputs, outputs)
     }

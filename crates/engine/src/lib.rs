@@ -332,6 +332,12 @@ pub trait Session: Send + Sync {
         true
     }
 
+    /// Returns true if no run of this process can succeed any more, because its device has failed.
+    /// A worker process then ends without a reply, and another one takes its place.
+    fn needs_new_process(&self) -> bool {
+        false
+    }
+
     /// Returns true if a run leaves state inside the model. Then [`Session::run`] starts every run
     /// from the state as loaded, so that no response depends on another request. A
     /// [`Session::fork`] keeps its state from run to run.

@@ -202,6 +202,11 @@ fn parameters(graph: &Path, memory: &WorkerMemory, stop: &AtomicBool) -> Result<
 fn answer(session: &dyn Session, mut socket: UnixStream, run_memory: Option<u64>) {
     while let Ok(Some(body)) = frame::read(&mut socket) {
         let outcome = run(session, body).map_err(|error| name_limit(error, run_memory));
+        if let Err(error) = &outcome
+            && session.needs_new_process()
+        {
+            end_process(error);
+        }
         let written = frame::write(&mut socket, encode_outputs(&outcome));
         let written = match written {
             Err(error) if error.kind() == std::io::ErrorKind::InvalidInput => {
@@ -214,6 +219,14 @@ fn answer(session: &dyn Session, mut socket: UnixStream, run_memory: Option<u64>
             return;
         }
     }
+}
+
+/// Ends this process without a reply, because none of its runs can succeed any more. The server
+/// reports the line as the reason, starts another process, and runs joined requests again there.
+fn end_process(error: &Error) -> ! {
+    // A failure to write has no remedy here.
+    let _ = writeln!(std::io::stderr(), "{error}");
+    os::process::exit_now(1)
 }
 
 /// Names the limit of the memory of runs in the error of a run that lacks memory.

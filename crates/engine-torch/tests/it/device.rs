@@ -139,6 +139,30 @@ fn a_state_goes_from_thread_to_thread() {
     assert_eq!(log.last().unwrap(), "empty", "{log:?}");
 }
 
+/// After the failure of a kernel, CUDA refuses every further call of the process.
+#[test]
+fn a_failed_kernel_needs_a_new_process() {
+    if is_child() {
+        let source = "def forward(self, x):\n    return torch.digamma(x)\n";
+        let module = Written::new(source, vec![]);
+        let load = |device| {
+            let options = SessionOptions { device, ..SessionOptions::default() };
+            let request = LoadRequest { graph: module.path(), options, ..LoadRequest::default() };
+            torch().load(&request).unwrap()
+        };
+        let on_gpu = load(Device::Cuda(0));
+        let on_processor = load(Device::Cpu);
+        assert!(!on_gpu.needs_new_process());
+        let x = [floats("x", &[1], &[1.0])];
+        let error = on_gpu.run(&x, &[]).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Internal, "{error}");
+        assert!(on_gpu.needs_new_process(), "{error}");
+        assert!(on_processor.run(&x, &[]).is_ok() && !on_processor.needs_new_process());
+        return;
+    }
+    on("cuda:0", &["--exact", "device::a_failed_kernel_needs_a_new_process"]);
+}
+
 #[test]
 fn a_device_beyond_the_last_is_refused() {
     if is_child() {

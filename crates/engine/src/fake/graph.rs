@@ -18,6 +18,7 @@
 //! fail-run why                       each run fails with Internal
 //! abort-load why                     each load writes a line and aborts the process
 //! abort-run 13                       a run whose first input begins with this float aborts it
+//! lose-run 13                        such a run fails, and so do all later runs of the process
 //! ```
 
 use std::collections::BTreeMap;
@@ -62,6 +63,7 @@ pub(crate) struct FakeGraph {
     pub(crate) fail_run: Option<String>,
     pub(crate) abort_load: Option<String>,
     abort_run: Option<f32>,
+    lose_run: Option<f32>,
     parameters: Vec<TensorSpec>,
     operations: BTreeMap<String, FakeOperation>,
 }
@@ -119,6 +121,7 @@ impl FakeGraph {
             "fail-run" => self.fail_run = Some(rest.to_owned()),
             "abort-load" => self.abort_load = Some(rest.to_owned()),
             "abort-run" => self.abort_run = Some(rest.parse().ok()?),
+            "lose-run" => self.lose_run = Some(rest.parse().ok()?),
             "metadata" => {
                 let (key, value) = rest.split_once(' ')?;
                 self.metadata.insert(key.to_owned(), value.to_owned());
@@ -163,6 +166,11 @@ impl FakeGraph {
         Ok(())
     }
 
+    /// Returns true if a run with these inputs makes the device fail.
+    pub(crate) fn loses_device(&self, inputs: &[NamedTensor]) -> bool {
+        self.lose_run.is_some() && first_value(inputs) == self.lose_run
+    }
+
     /// Computes the outputs `wanted`, or all of `signature`.
     pub(crate) fn run(
         &self,
@@ -172,8 +180,7 @@ impl FakeGraph {
         wanted: &[Arc<str>],
     ) -> Result<Vec<NamedTensor>> {
         let run = FakeRun { parameters, inputs };
-        let first = inputs.first().and_then(|input| input.tensor.to_vec::<f32>().ok());
-        if self.abort_run.is_some() && first.and_then(|x| x.first().copied()) == self.abort_run {
+        if self.abort_run.is_some() && first_value(inputs) == self.abort_run {
             abort("Check failed: a value of this graph");
         }
         let compute = |name: &str| -> Result<NamedTensor> {
@@ -187,6 +194,11 @@ impl FakeGraph {
             names => names.iter().map(|name| compute(name)).collect(),
         }
     }
+}
+
+/// Returns the first element of the first input, if it is a float.
+fn first_value(inputs: &[NamedTensor]) -> Option<f32> {
+    inputs.first()?.tensor.to_vec::<f32>().ok()?.first().copied()
 }
 
 /// Aborts the process as a native library does.

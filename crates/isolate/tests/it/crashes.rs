@@ -37,6 +37,19 @@ fn an_abort_costs_its_own_model_only() {
     assert_eq!(host.restarts(), 1);
 }
 
+/// CUDA refuses every call of a process after the failure of a kernel.
+#[test]
+fn a_lost_device_ends_its_process() {
+    let host = Host::new();
+    let session = host.load(&format!("{ECHO}lose-run {POISON}\n"));
+    session.run(&vector(&[1.0]), &[]).unwrap();
+    let error = session.run(&vector(&[POISON]), &[]).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
+    assert!(error.message().contains("the device of this fake has failed"), "{error}");
+    recovered(&*session);
+    assert_eq!(host.restarts(), 1);
+}
+
 #[test]
 fn a_run_that_needs_too_much_memory_ends_its_process_only() {
     let host = Host::new();
