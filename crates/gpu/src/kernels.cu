@@ -39,6 +39,16 @@ struct Shape {
     u32 distances;
 };
 
+// Adds the products of four pairs of signed bytes. NVRTC before 12.4 declares `__dp4a` without its code, so that the
+// kernels did not link.
+#ifdef __CUDACC__
+__device__ inline int products_of_four(int left, int right, int sum) {
+    int result;
+    asm("dp4a.s32.s32 %0, %1, %2, %3;" : "=r"(result) : "r"(left), "r"(right), "r"(sum));
+    return result;
+}
+#endif
+
 // The key of a cost, smaller for what is better.
 __device__ inline u64 key_of(float cost, u32 row) {
     // Adding zero turns -0 into 0.
@@ -87,10 +97,10 @@ struct Bytes {
     static const u32 WIDTH = 1;
     static __device__ inline void add(Sum& sum, uint4 code, const uint4* query) {
         uint4 other = query[0];
-        sum = __dp4a((int)code.x, (int)other.x, sum);
-        sum = __dp4a((int)code.y, (int)other.y, sum);
-        sum = __dp4a((int)code.z, (int)other.z, sum);
-        sum = __dp4a((int)code.w, (int)other.w, sum);
+        sum = products_of_four((int)code.x, (int)other.x, sum);
+        sum = products_of_four((int)code.y, (int)other.y, sum);
+        sum = products_of_four((int)code.z, (int)other.z, sum);
+        sum = products_of_four((int)code.w, (int)other.w, sum);
     }
     static __device__ inline float product(
         Sum sum, const float* query_scales, const float* scales, u32 query, u32 row

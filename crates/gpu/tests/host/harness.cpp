@@ -59,7 +59,7 @@ static float __fsub_rn(float left, float right) {
     volatile float difference = left - right;
     return difference;
 }
-static int __dp4a(int left, int right, int sum) {
+static int products_of_four(int left, int right, int sum) {
     for (int at = 0; at < 4; ++at) sum += (int8_t)(left >> (8 * at)) * (int8_t)(right >> (8 * at));
     return sum;
 }

@@ -28,6 +28,12 @@ fn kernels_compile_without_a_warning() {
     assert_eq!(unknown.kind(), base::ErrorKind::Unimplemented, "{unknown}");
 }
 
+/// NVRTC before 12.4 has a declaration of this function and no code.
+#[test]
+fn kernels_do_not_call_dp4a_by_its_function() {
+    assert!(!gpu::SOURCE.contains("__dp4a("));
+}
+
 #[test]
 fn a_compiler_that_does_not_load_is_not_a_missing_one() {
     let dir = tempfile::tempdir().unwrap();
