@@ -112,7 +112,8 @@ impl Gpu {
                 "the GPU has compute capability {major}.{minor}; 6.1 is needed (Pascal, 2016)"
             )));
         }
-        let module = load(&context, &Nvrtc::open(&options.compiler)?, capability)?;
+        let compiler = Nvrtc::open(&options.compiler, driver_major())?;
+        let module = load(&context, &compiler, capability)?;
         let function = |name: &str| module.load_function(name).map_err(driver_error);
         let mut ranks = Vec::new();
         for coding in [Coding::Bytes, Coding::Bfloats] {
@@ -156,9 +157,13 @@ impl Gpu {
     /// Returns the bytes that rows may still take on the device.
     ///
     /// # Errors
-    /// `Internal` if the driver gives no answer.
+    /// `Internal` if the driver gives no answer; `Unavailable` after the device failed once.
     pub fn device_bytes_left(&self) -> Result<u64> {
-        let (free, _) = self.context.mem_get_info().map_err(driver_error)?;
+        self.check()?;
+        // The driver gives the memory of dropped rows back to the device at the next wait for the
+        // stream.
+        self.stream.synchronize().map_err(|error| self.failed(error))?;
+        let (free, _) = self.context.mem_get_info().map_err(|error| self.failed(error))?;
         Ok(self.device_budget.left().min(free as u64 / 100 * DEVICE_PERCENT_MAX))
     }
 
@@ -198,6 +203,16 @@ impl Gpu {
     }
 }
 
+/// Returns the latest major version of CUDA that the driver supports, if it tells.
+fn driver_major() -> Option<u32> {
+    let mut version = 0;
+    // SAFETY: the number goes to a number.
+    let code = unsafe { sys::cuDriverGetVersion(&mut version) };
+    code.result().ok()?;
+    // 13010 is version 13.1.
+    u32::try_from(version / 1000).ok().filter(|major| *major > 0)
+}
+
 /// Lets the driver keep up to [`KEPT_BYTES`] of freed device memory.
 fn keep_freed_memory(context: &CudaContext) -> std::result::Result<(), DriverError> {
     if !context.has_async_alloc() {
@@ -235,4 +250,17 @@ fn load(context: &Arc<CudaContext>, compiler: &Nvrtc, capability: u32) -> Result
 pub(crate) fn driver_error(error: DriverError) -> Error {
     let text = error.error_string().map(|text| text.to_string_lossy().into_owned());
     Error::internal(format!("NVIDIA's driver: {} ({:?})", text.unwrap_or_default(), error.0))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The bindings return codes as an enum, and a code that it lacks is undefined behaviour. Their
+    /// feature for the latest CUDA has most codes. It needs no function that older drivers lack.
+    #[test]
+    fn codes_of_later_drivers_are_known() {
+        assert_eq!(CUresult::CUDA_ERROR_CONTAINED as u32, 226);
+        assert_eq!(CUresult::CUDA_ERROR_FUNCTION_NOT_LOADED as u32, 913);
+    }
 }

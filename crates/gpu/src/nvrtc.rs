@@ -26,6 +26,7 @@ const SUCCESS: c_int = 0;
 const INVALID_OPTION: c_int = 5;
 
 type Program = *mut c_void;
+type VersionQuery = unsafe extern "C" fn(*mut c_int, *mut c_int) -> c_int;
 type Size = unsafe extern "C" fn(Program, *mut usize) -> c_int;
 type Text = unsafe extern "C" fn(Program, *mut c_char) -> c_int;
 type Create = unsafe extern "C" fn(
@@ -119,22 +120,31 @@ pub struct Nvrtc {
 }
 
 impl Nvrtc {
-    /// Finds and opens the library.
+    /// Finds and opens the library for a driver that supports CUDA of version `driver_major`. Passes
+    /// by a library of a later major version, whose machine code this driver refuses, if there is
+    /// another one. `None` accepts the first library.
     ///
     /// # Errors
     /// `NotFound`, naming the package to install; `FailedPrecondition` if a file is there and does
     /// not load.
-    pub fn open(search: &CompilerSearch) -> Result<Nvrtc> {
+    pub fn open(search: &CompilerSearch, driver_major: Option<u32>) -> Result<Nvrtc> {
         let candidates = search.candidates();
         let mut unfit = None;
+        let mut later = None;
         for candidate in &candidates {
             // SAFETY: NVRTC's initialisers set up its own state only; candidates are NVRTC by name.
             match unsafe { Library::new(candidate) } {
                 Ok(library) => {
-                    return Ok(Nvrtc {
+                    let opened = Nvrtc {
                         library: ManuallyDrop::new(library),
                         found: candidate.to_string_lossy().into_owned(),
-                    });
+                    };
+                    match (opened.major(), driver_major) {
+                        (Some(major), Some(driver)) if major > driver => {
+                            later = later.or(Some(opened));
+                        }
+                        _ => return Ok(opened),
+                    }
                 }
                 // The loader has the same error for a file that is missing.
                 Err(error) if unfit.is_none() && Path::new(candidate).is_file() => {
@@ -143,6 +153,9 @@ impl Nvrtc {
                 Err(_) => {}
             }
         }
+        if let Some(opened) = later {
+            return Ok(opened);
+        }
         Err(unfit.unwrap_or_else(|| {
             Error::not_found(format!(
                 "NVIDIA's run-time compiler (libnvrtc) was not found in {} places; install it (Debian: libnvrtc12, \
@@ -150,6 +163,16 @@ impl Nvrtc {
                 candidates.len()
             ))
         }))
+    }
+
+    /// Returns the major version of CUDA that the library belongs to, if it tells.
+    fn major(&self) -> Option<u32> {
+        let (mut major, mut minor) = (0, 0);
+        // SAFETY: the signature is the one in NVRTC's documentation.
+        let version = unsafe { self.function::<VersionQuery>(c"nvrtcVersion") }.ok()?;
+        // SAFETY: both numbers go to numbers.
+        let code = unsafe { version(&mut major, &mut minor) };
+        if code == SUCCESS { u32::try_from(major).ok() } else { None }
     }
 
     /// Returns the name or path by which the library was opened.

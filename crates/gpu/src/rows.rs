@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use base::{Error, Result};
+use base::{Error, ErrorKind, Result};
 use cudarc::driver::{
     CudaSlice, CudaStream, DevicePtr, DeviceRepr, LaunchConfig, PinnedHostSlice, PushKernelArg, sys,
 };
@@ -222,11 +222,18 @@ impl Gpu {
         let beside = if rows.squares.is_some() { 8 * count as u64 } else { 4 * count as u64 };
         let fits =
             placement != RowPlacement::Pinned && bytes + beside <= self.device_bytes_left()?;
-        let on_device = if fits { self.device_budget.reserve(bytes) } else { None };
+        let reserved = if fits { self.device_budget.reserve(bytes) } else { None };
+        let on_device = match reserved {
+            Some(reservation) => match self.send(rows, count, bytes) {
+                Ok(codes) => Some((reservation, DeviceCodes::Device(codes))),
+                // Another program, or another thread, has taken the memory meanwhile.
+                Err(error) if error.kind() == ErrorKind::ResourceExhausted => None,
+                Err(error) => return Err(error),
+            },
+            None => None,
+        };
         let (reservation, codes) = match (on_device, placement) {
-            (Some(reservation), _) => {
-                (reservation, DeviceCodes::Device(self.send(rows, count, bytes)?))
-            }
+            (Some(held), _) => held,
             (None, RowPlacement::Device) => {
                 return Err(Error::exhausted(format!(
                     "{bytes} bytes of codes do not fit the GPU's memory"
@@ -293,7 +300,12 @@ impl Gpu {
         let flags = sys::CU_MEMHOSTALLOC_DEVICEMAP | sys::CU_MEMHOSTALLOC_PORTABLE;
         // SAFETY: every byte is written below before it is read.
         let kept = unsafe { self.context.alloc_pinned_with_flags::<u8>(bytes as usize, flags) };
-        let mut kept = kept.map_err(|error| self.failed(error))?;
+        let mut kept = kept.map_err(|error| match error.0 {
+            sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY => Error::exhausted(format!(
+                "the system does not pin {bytes} bytes of memory for codes; lower --gpu-pinned"
+            )),
+            _ => self.failed(error),
+        })?;
         let width = rows.coding().row_pieces(rows.dims) * PIECE_BYTES;
         let step = (STAGING_BYTES / width).max(1);
         let mut staging = Vec::new();

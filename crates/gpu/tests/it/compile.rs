@@ -1,12 +1,15 @@
 //! The kernels compile, without a warning, for the devices of several generations.
 
+use std::path::Path;
+use std::process::Command;
+
 use gpu::{CompileTarget, CompilerSearch, Nvrtc};
 
 use crate::{search, skipped};
 
 #[test]
 fn kernels_compile_without_a_warning() {
-    let compiler = match Nvrtc::open(&search()) {
+    let compiler = match Nvrtc::open(&search(), None) {
         Ok(compiler) => compiler,
         Err(error) => return skipped("kernels_compile_without_a_warning", error),
     };
@@ -40,7 +43,7 @@ fn a_compiler_that_does_not_load_is_not_a_missing_one() {
     let path = dir.path().join("libnvrtc.so.12");
     std::fs::write(&path, "not a library").unwrap();
     let search = CompilerSearch { explicit: Some(path), virtual_env: None };
-    let error = Nvrtc::open(&search).unwrap_err();
+    let error = Nvrtc::open(&search, None).unwrap_err();
     assert_eq!(error.kind(), base::ErrorKind::FailedPrecondition, "{error}");
     assert!(error.message().contains("libnvrtc.so.12 does not load ("), "{error}");
 }
@@ -49,7 +52,34 @@ fn a_compiler_that_does_not_load_is_not_a_missing_one() {
 fn a_missing_compiler_is_reported() {
     let search =
         CompilerSearch { explicit: Some("/nowhere/libnvrtc.so".into()), virtual_env: None };
-    let error = Nvrtc::open(&search).unwrap_err();
+    let error = Nvrtc::open(&search, None).unwrap_err();
     assert_eq!(error.kind(), base::ErrorKind::NotFound);
     assert!(error.message().contains("libnvrtc"), "{error}");
+}
+
+/// Builds a library that says that it is NVRTC of this version. Returns false without a compiler.
+fn build_version(directory: &Path, major: u32) -> bool {
+    let source = directory.join(format!("version_{major}.cpp"));
+    let text = format!(
+        "extern \"C\" int nvrtcVersion(int *major, int *minor) {{ *major = {major}; *minor = 0; return 0; }}"
+    );
+    std::fs::write(&source, text).unwrap();
+    let library = directory.join(format!("libnvrtc.so.{major}"));
+    let built =
+        Command::new("g++").args(["-shared", "-fPIC", "-o"]).arg(library).arg(source).status();
+    built.is_ok_and(|status| status.success())
+}
+
+#[test]
+fn a_compiler_of_the_drivers_version_is_preferred() {
+    let dir = tempfile::tempdir().unwrap();
+    if !build_version(dir.path(), 13) || !build_version(dir.path(), 12) {
+        return skipped("a_compiler_of_the_drivers_version_is_preferred", "there is no g++");
+    }
+    let search = CompilerSearch { explicit: Some(dir.path().to_owned()), virtual_env: None };
+    for (driver, expected) in [(None, 13), (Some(13), 13), (Some(12), 12), (Some(11), 13)] {
+        let compiler = Nvrtc::open(&search, driver).unwrap();
+        let name = format!("libnvrtc.so.{expected}");
+        assert!(compiler.found().ends_with(&name), "{driver:?}: {}", compiler.found());
+    }
 }
