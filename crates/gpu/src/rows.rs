@@ -389,6 +389,9 @@ impl DeviceRows {
         let failed = |error| gpu.failed(error);
         let stream = &gpu.stream;
         let mut found = vec![0; count * k];
+        // Declared after the host's memory and before the device's: also after an error, no copy
+        // reads or writes memory that was freed.
+        let _synchronized = SynchronizeOnDrop(stream);
         let device_queries = stream.clone_htod(&batch.widened).map_err(failed)?;
         let device_scales = (!batch.scales.is_empty())
             .then(|| stream.clone_htod(&batch.scales))
@@ -402,8 +405,6 @@ impl DeviceRows {
         };
         let lists = lists.map_err(failed)?;
         let best = best.map_err(failed)?;
-        // Declared after the buffers, so it is dropped before them.
-        let _synchronized = SynchronizeOnDrop(stream);
         let shape = KernelShape {
             rows: self.rows as u32,
             row_pieces: self.coding.row_pieces(self.dims) as u32,
@@ -422,7 +423,7 @@ impl DeviceRows {
         launch.arg(&device_queries).arg(&query_scales).arg(&bitmap).arg(&lists);
         // SAFETY: the arguments match RANK in kernels.cu in order and type; buffers have the sizes
         // that the kernel computes from the same shape and the same division (tested against each
-        // other), and live until `_synchronized`.
+        // other), and are freed in the order of the stream.
         unsafe { launch.launch(grid(plan.parts, plan.groups)) }.map_err(failed)?;
         let lists_each = plan.parts as u32;
         let kept = k as u32;

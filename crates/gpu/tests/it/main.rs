@@ -1,5 +1,6 @@
 //! The kernels from outside: compiled by NVRTC if there is one, executed as plain C++ if there is a
-//! compiler for it, and on a device if there is one. A skipped test prints the reason.
+//! compiler for it, and on a device: a pretended one, and a real one if there is one. A skipped test
+//! prints the reason.
 
 #![expect(clippy::unwrap_used, reason = "helpers of tests are tests")]
 
@@ -9,6 +10,7 @@ mod case;
 mod compile;
 mod device;
 mod host;
+mod pretended;
 
 /// Prints why a test did nothing.
 fn skipped(test: &str, reason: impl std::fmt::Display) {
