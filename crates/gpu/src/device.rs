@@ -261,6 +261,6 @@ mod tests {
     #[test]
     fn codes_of_later_drivers_are_known() {
         assert_eq!(CUresult::CUDA_ERROR_CONTAINED as u32, 226);
-        assert_eq!(CUresult::CUDA_ERROR_FUNCTION_NOT_LOADED as u32, 913);
+        assert_eq!(CUresult::CUDA_ERROR_FABRIC_NOT_READY as u32, 919);
     }
 }
