@@ -134,7 +134,15 @@ std::vector<millpond::Result> run_package(const Common &common, const mpt_value 
   for (size_t i = 0; i < count; i++) {
     inputs.push_back(argument(values[i], any, common).toTensor());
   }
-  const auto outputs = common.package->boxed_run(std::move(inputs));
+  std::vector<at::Tensor> outputs;
+  bool is_first = false;
+  std::call_once(common.first_run, [&] {
+    is_first = true;
+    outputs = common.package->boxed_run(std::move(inputs));
+  });
+  if (!is_first) {
+    outputs = common.package->boxed_run(std::move(inputs));
+  }
   std::vector<millpond::Result> results;
   for (size_t i = 0; i < outputs.size(); i++) {
     // A constant of the package lies in memory that is freed with the package.

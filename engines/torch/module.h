@@ -2,6 +2,7 @@
 #pragma once
 
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <string>
 #include <vector>
@@ -38,6 +39,8 @@ struct Common {
   at::Device device = at::kCPU;
   size_t arena_used = 0;
   std::unique_ptr<torch::inductor::AOTIModelPackageLoader> package;
+  // The first run of a package folds its constants and loads its kernels, without a lock. Other runs wait for it.
+  mutable std::once_flag first_run;
 };
 
 } // namespace millpond

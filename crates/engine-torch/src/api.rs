@@ -211,8 +211,11 @@ impl ShimLibrary {
                 Err(Error::precondition(message.split_whitespace().collect::<Vec<_>>().join(" ")))
             }
             _ => {
-                if fault::loses_device(&message) {
-                    self.device_lost.store(true, Ordering::Relaxed);
+                let is_lost = fault::loses_device(&message);
+                if is_lost && !self.device_lost.swap(true, Ordering::Relaxed) {
+                    tracing::error!(
+                        "CUDA has failed: this process must be started again to run models on a GPU"
+                    );
                 }
                 Err(fault::error(&message))
             }

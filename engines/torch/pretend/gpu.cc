@@ -42,6 +42,9 @@ constexpr c10::DeviceIndex kDevices = 2;
 // The size of CUDA's own pool.
 constexpr c10::StreamId kStreams = 32;
 
+// With PRETEND_GPU_NONE, the driver shows no device.
+c10::DeviceIndex devices() { return std::getenv("PRETEND_GPU_NONE") == nullptr ? kDevices : c10::DeviceIndex(0); }
+
 using Queue = std::deque<std::function<void()>>;
 using Lane = std::pair<c10::DeviceIndex, c10::StreamId>;
 
@@ -213,7 +216,7 @@ struct DeviceImpl final : c10::impl::DeviceGuardImplInterface {
     current_streams[stream.device_index()] = stream.id();
     return before;
   }
-  c10::DeviceIndex deviceCount() const noexcept override { return kDevices; }
+  c10::DeviceIndex deviceCount() const noexcept override { return devices(); }
   bool queryStream(const c10::Stream &stream) const override {
     const Guard guard(machine().lock);
     return machine().pending[lane_of(stream)].empty();
@@ -232,8 +235,8 @@ class CUDAHooks final : public at::CUDAHooksInterface {
   bool isBuilt() const override { return true; }
   bool isAvailable() const override { return true; }
   bool hasPrimaryContext(c10::DeviceIndex) const override { return true; }
-  c10::DeviceIndex deviceCount() const override { return kDevices; }
-  int getNumGPUs() const override { return kDevices; }
+  c10::DeviceIndex deviceCount() const override { return devices(); }
+  int getNumGPUs() const override { return devices(); }
   c10::DeviceIndex current_device() const override { return ::current_device; }
   c10::DeviceIndex getCurrentDevice() const override { return ::current_device; }
   bool isPinnedPtr(const void *memory) const override { return is_pinned(memory); }

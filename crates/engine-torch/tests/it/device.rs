@@ -164,6 +164,28 @@ fn a_failed_kernel_needs_a_new_process() {
 }
 
 #[test]
+fn a_driver_without_devices_is_explained() {
+    const TEST: &str = "device::a_driver_without_devices_is_explained";
+    if is_child() {
+        let module = Written::new("def forward(self, x):\n    return x\n", vec![]);
+        let options = SessionOptions { device: Device::Cuda(0), ..SessionOptions::default() };
+        let request = LoadRequest { graph: module.path(), options, ..LoadRequest::default() };
+        let error = torch().load(&request).err().unwrap();
+        assert_eq!(error.kind(), ErrorKind::FailedPrecondition, "{error}");
+        assert!(error.message().contains("the driver may be too old"), "{error}");
+        return;
+    }
+    let library = pretended();
+    let environment = [
+        ("LD_LIBRARY_PATH", library.as_os_str()),
+        ("PRETEND_GPU_NONE", "1".as_ref()),
+        (CHILD, "1".as_ref()),
+    ];
+    let out = children(&["--exact", TEST], &environment);
+    assert!(out.contains("1 passed"), "{out}");
+}
+
+#[test]
 fn a_device_beyond_the_last_is_refused() {
     if is_child() {
         let module = Written::new("def forward(self, x):\n    return x\n", vec![]);
