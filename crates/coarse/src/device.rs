@@ -18,6 +18,8 @@ use crate::RowSet;
 pub(crate) const BYTES_MIN: usize = 16 << 20;
 /// Maximum queries per GPU call.
 pub(super) const QUERIES_MAX: usize = 256;
+/// A hit after all others: a search that continues after it finds nothing.
+const LAST_HIT: (f32, u32) = (f32::INFINITY, u32::MAX);
 
 /// GPU of the process.
 static GPU: OnceLock<Arc<Gpu>> = OnceLock::new();
@@ -106,21 +108,20 @@ pub(super) fn rank(
         return false;
     }
     let (_, pinned) = rows.bytes();
+    let count = match queries {
+        Queries::Bytes { scales, .. } => scales.len(),
+        Queries::Floats(values) => values.len() / rows.dims(),
+    };
     if kept > gpu::K_MAX && pinned {
-        let count = match queries {
-            Queries::Bytes { scales, .. } => scales.len(),
-            Queries::Floats(values) => values.len() / rows.dims(),
-        };
         LIMITED.fetch_add(count as u64, Ordering::Relaxed);
         return false;
     }
     let found = if kept > gpu::K_MAX {
-        let search = |query: &Queries, k: usize, words: &[u64]| {
+        let search = |k: usize, after: &[(f32, u32)]| {
             PASSES.fetch_add(1, Ordering::Relaxed);
-            let mut found = rows.search(query, k, Some(words))?;
-            Ok(found.pop().unwrap_or_default())
+            rows.search_after(queries, k, words, after)
         };
-        in_passes(queries, rows.dims(), rows.rows(), kept, words, search)
+        in_passes(count, kept, search)
     } else {
         rows.search(queries, kept, words)
     };
@@ -139,45 +140,31 @@ pub(super) fn rank(
     }
 }
 
-/// Returns the best `kept` rows of each query, best first, by searches for [`gpu::K_MAX`] rows at
-/// most. Each search leaves out the rows found before it.
+/// Returns the best `kept` rows of each of `count` queries, best first, by searches for at most
+/// [`gpu::K_MAX`] rows of each. `search` continues after the hits of its second argument, one a
+/// query, or begins with the best rows if there are none.
 fn in_passes(
-    queries: &Queries,
-    dims: usize,
-    rows: usize,
+    count: usize,
     kept: usize,
-    words: Option<&[u64]>,
-    search: impl Fn(&Queries, usize, &[u64]) -> Result<Vec<(f32, u32)>>,
+    search: impl Fn(usize, &[(f32, u32)]) -> Result<Vec<Vec<(f32, u32)>>>,
 ) -> Result<Vec<Vec<(f32, u32)>>> {
-    let all = || RowSet::all(rows as u32).words().to_vec();
-    let allowed = words.map_or_else(all, <[u64]>::to_vec);
-    let one = |query: &Queries| {
-        let mut left = allowed.clone();
-        let mut found = Vec::new();
-        while found.len() < kept {
-            let k = (kept - found.len()).min(gpu::K_MAX);
-            let next = search(query, k, &left)?;
-            for (_, row) in &next {
-                left[*row as usize / 64] &= !(1 << (row % 64));
-            }
-            let complete = next.len() < k;
+    let mut found = vec![Vec::new(); count];
+    let mut last = Vec::new();
+    let mut left = kept;
+    while left > 0 {
+        let k = left.min(gpu::K_MAX);
+        let next = search(k, &last)?;
+        // Fewer hits than requested are all that a query has.
+        last = next.iter().map(|hits| hits.get(k - 1).copied().unwrap_or(LAST_HIT)).collect();
+        for (found, next) in found.iter_mut().zip(next) {
             found.extend(next);
-            if complete {
-                break;
-            }
         }
-        Ok(found)
-    };
-    match queries {
-        Queries::Bytes { codes, scales } => codes
-            .chunks_exact(dims)
-            .zip(scales.chunks_exact(1))
-            .map(|(codes, scales)| one(&Queries::Bytes { codes, scales }))
-            .collect(),
-        Queries::Floats(values) => {
-            values.chunks_exact(dims).map(|values| one(&Queries::Floats(values))).collect()
+        if last.iter().all(|hit| *hit == LAST_HIT) {
+            break;
         }
+        left -= k;
     }
+    Ok(found)
 }
 
 /// Counts a failure of the GPU. Logs the first one.
@@ -226,39 +213,33 @@ mod tests {
 
     #[test]
     fn many_hits_are_found_in_passes() {
-        let rows = 5000_u32;
-        let allow = RowSet::from_rows(rows, (0..rows).filter(|row| row % 7 != 0));
-        // Costs of rows in a scrambled order, many of them equal.
-        let cost = |query: f32, row: u32| query + (row.wrapping_mul(2_654_435_761) >> 23) as f32;
-        let best = |query: f32, k: usize, words: &[u64]| {
-            let set = |row: &u32| words[*row as usize / 64] >> (row % 64) & 1 == 1;
-            let mut all: Vec<(f32, u32)> =
-                (0..rows).filter(set).map(|row| (cost(query, row), row)).collect();
+        // Costs of rows in a scrambled order, many of them equal. The second query has few rows.
+        let rows = [5000_u32, 2500];
+        let cost = |row: u32| (row.wrapping_mul(2_654_435_761) >> 23) as f32;
+        let all = rows.map(|rows| {
+            let mut all: Vec<(f32, u32)> = (0..rows).map(|row| (cost(row), row)).collect();
             all.sort_by(|one, other| one.0.total_cmp(&other.0).then(one.1.cmp(&other.1)));
-            all.truncate(k);
             all
-        };
-        let search = |query: &Queries, k: usize, words: &[u64]| {
-            assert!(k <= gpu::K_MAX);
-            let Queries::Floats(query) = query else { panic!("other queries") };
-            Ok(best(query[0], k, words))
-        };
-        let every = RowSet::all(rows);
-        for kept in [gpu::K_MAX + 1, 4000, 16_384] {
-            for filter in [None, Some(&allow)] {
-                let words = filter.map(RowSet::words);
-                let found = in_passes(
-                    &Queries::Floats(&[1.0, -3.0]),
-                    1,
-                    rows as usize,
-                    kept,
-                    words,
-                    search,
-                )
-                .unwrap();
-                let words = filter.unwrap_or(&every).words();
-                assert_eq!(found, [best(1.0, kept, words), best(-3.0, kept, words)]);
+        });
+        for (kept, expected) in [(gpu::K_MAX + 1, 2), (4000, 3), (16_384, 3)] {
+            let passes = std::cell::Cell::new(0);
+            let search = |k: usize, after: &[(f32, u32)]| {
+                assert!(k <= gpu::K_MAX && [0, all.len()].contains(&after.len()));
+                passes.set(passes.get() + 1);
+                let behind = |query: usize, hit: &(f32, u32)| {
+                    after.get(query).is_none_or(|last| (hit.0, hit.1) > *last)
+                };
+                let best = |(query, all): (usize, &Vec<(f32, u32)>)| -> Vec<(f32, u32)> {
+                    all.iter().filter(|hit| behind(query, hit)).take(k).copied().collect()
+                };
+                Ok(all.iter().enumerate().map(best).collect())
+            };
+            let found = in_passes(all.len(), kept, search).unwrap();
+            for (found, all) in found.iter().zip(&all) {
+                assert_eq!(found[..], all[..kept.min(all.len())]);
             }
+            // All queries share the passes.
+            assert_eq!(passes.get(), expected, "{kept}");
         }
     }
 

@@ -170,23 +170,28 @@ __device__ inline void fetch(
     }
 }
 
-// Part `blockIdx.x` of the rows for group `blockIdx.y` of the queries; `out` has k keys for each query and part.
+// Part `blockIdx.x` of the rows for group `blockIdx.y` of the queries; `out` has k keys for each query and part. If there
+// is `after`, it has a key for each query, and only larger keys are kept.
 template <class Coding, int QUERIES>
 __device__ inline void rank(
     Shape shape, const uint4* codes, const float* scales, const float* squares, const uint4* queries,
-    const float* query_scales, const u64* allowed, u64* out
+    const float* query_scales, const u64* allowed, const u64* after, u64* out
 ) {
     const u32 CAPACITY = PLACES / QUERIES;
     __shared__ uint4 tile[THREADS * TILE_STRIDE];
     __shared__ uint4 group[QUERIES * PIECES * Coding::WIDTH];
     __shared__ u64 keys[PLACES];
     __shared__ u64 thresholds[QUERIES];
+    __shared__ u64 floors[QUERIES];
     __shared__ u32 counts[QUERIES];
+    u32 first_query = blockIdx.y * QUERIES;
     if (threadIdx.x < QUERIES) {
         counts[threadIdx.x] = 0;
         thresholds[threadIdx.x] = NONE;
+        // No key is 0.
+        bool there = after && first_query + threadIdx.x < shape.queries;
+        floors[threadIdx.x] = there ? after[first_query + threadIdx.x] : 0;
     }
-    u32 first_query = blockIdx.y * QUERIES;
     u32 tiles = (shape.rows + THREADS - 1) / THREADS;
     u32 first_tile = blockIdx.x * shape.tiles_per_part;
     u32 last_tile = min(tiles, first_tile + shape.tiles_per_part);
@@ -224,7 +229,7 @@ __device__ inline void rank(
                 float cost = shape.distances ? __fsub_rn(squares[row], __fmul_rn(2.0f, product)) : -product;
                 u64 key = key_of(cost, row);
                 // Neither infinite values nor NaN get in.
-                if (cost < INFINITE && key < thresholds[query]) {
+                if (cost < INFINITE && key < thresholds[query] && key > floors[query]) {
                     keys[query * CAPACITY + atomicAdd(&counts[query], 1u)] = key;
                 }
             }
@@ -287,9 +292,9 @@ extern "C" __global__ void __launch_bounds__(THREADS) merge_lists(const u64* lis
 #define RANK(name, Coding, QUERIES)                                                                                  \
     extern "C" __global__ void __launch_bounds__(THREADS) name(                                                      \
         Shape shape, const uint4* codes, const float* scales, const float* squares, const uint4* queries,            \
-        const float* query_scales, const u64* allowed, u64* out                                                      \
+        const float* query_scales, const u64* allowed, const u64* after, u64* out                                    \
     ) {                                                                                                              \
-        rank<Coding, QUERIES>(shape, codes, scales, squares, queries, query_scales, allowed, out);                   \
+        rank<Coding, QUERIES>(shape, codes, scales, squares, queries, query_scales, allowed, after, out);            \
     }
 
 RANK(rank_bytes_8, Bytes, 8)

@@ -23,7 +23,9 @@ mod rows;
 
 pub use device::{Gpu, GpuOptions};
 pub use nvrtc::{CompileTarget, CompiledCode, CompilerSearch, Nvrtc};
-pub use plan::{Coding, DIMS_MAX, K_MAX, LaunchPlan, PIECE_BYTES, QUERIES_MAX, ROWS_MAX, parts};
+pub use plan::{
+    Coding, DIMS_MAX, K_MAX, LaunchPlan, PIECE_BYTES, QUERIES_MAX, ROWS_MAX, key, parts,
+};
 pub use rows::{Codes, DeviceRows, Queries, RowPlacement, Rows};
 
 /// Source of the kernels, in CUDA C.

@@ -114,10 +114,30 @@ pub fn parts(key: u64) -> Option<(f32, u32)> {
     Some((f32::from_bits(bits), key as u32))
 }
 
+/// Returns the key of a cost and row, as `key_of` in `kernels.cu` makes it.
+pub fn key(cost: f32, row: u32) -> u64 {
+    // Adding zero turns -0 into 0.
+    let bits = (cost + 0.0).to_bits();
+    let ordered = if bits >> 31 == 1 { !bits } else { bits | 1 << 31 };
+    u64::from(ordered) << 32 | u64::from(row)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use proptest::prelude::*;
+
+    #[test]
+    fn keys_are_ordered_as_costs_and_rows() {
+        let costs = [f32::NEG_INFINITY, -2.5, -1e-40, 0.0, 1e-40, 7.0, f32::INFINITY];
+        let hits = costs.iter().flat_map(|cost| [(*cost, 0), (*cost, 9), (*cost, u32::MAX - 1)]);
+        let hits: Vec<(f32, u32)> = hits.collect();
+        let keys: Vec<u64> = hits.iter().map(|(cost, row)| key(*cost, *row)).collect();
+        assert!(keys[0] > 0 && keys.is_sorted());
+        let back: Vec<(f32, u32)> = keys.iter().map_while(|key| parts(*key)).collect();
+        assert_eq!(back, hits);
+        assert_eq!(key(-0.0, 3), key(0.0, 3));
+    }
 
     proptest! {
         #[test]

@@ -23,6 +23,8 @@ pub(crate) struct QueryBatch {
     pub(crate) widened: Vec<u8>,
     /// A scale for each query of bytes; none for queries of floats.
     pub(crate) scales: Vec<f32>,
+    /// Keys, one a query: only larger keys are found. Empty for searches that start at the best row.
+    pub(crate) after: Vec<u64>,
     /// Hits of each query.
     pub(crate) k: usize,
 }
@@ -65,8 +67,8 @@ struct Leader<'a> {
 
 impl SearchQueue {
     /// Returns the `batch.count * batch.k` keys that `run` finds for `batch`. `run` is called with
-    /// the queries of several threads if these request the same number of hits. It is not called if
-    /// another thread ran it for this batch. `joined` is called with the number of queries of other
+    /// the queries of several threads if these request the same number of hits, and all or none of
+    /// them have [`QueryBatch::after`]. It is not called if another thread ran it for this batch. `joined` is called with the number of queries of other
     /// threads in that call.
     ///
     /// # Errors
@@ -111,6 +113,7 @@ impl SearchQueue {
             all.count += follower.batch.count;
             all.widened.extend_from_slice(&follower.batch.widened);
             all.scales.extend_from_slice(&follower.batch.scales);
+            all.after.extend_from_slice(&follower.batch.after);
         }
         joined(all.count - own.count);
         let found = run(&all).and_then(|keys| {
@@ -146,7 +149,9 @@ impl SearchQueue {
         let mut left = QUERIES_MAX.saturating_sub(own.count);
         let mut taken = Vec::new();
         self.state.lock().waiting.retain(|search| {
-            let fits = search.batch.k == own.k && search.batch.count <= left;
+            let similar =
+                search.batch.k == own.k && search.batch.after.is_empty() == own.after.is_empty();
+            let fits = similar && search.batch.count <= left;
             if fits {
                 left -= search.batch.count;
                 taken.push(search.clone());
@@ -198,7 +203,7 @@ mod tests {
 
     fn batch(count: usize, k: usize, start: u8) -> QueryBatch {
         let widened: Vec<u8> = (0..count as u8).map(|at| start + at).collect();
-        QueryBatch { count, widened, scales: vec![f32::from(start); count], k }
+        QueryBatch { count, widened, scales: vec![f32::from(start); count], after: Vec::new(), k }
     }
 
     /// Keys that tell the query and the place.
@@ -278,6 +283,21 @@ mod tests {
             assert_eq!(found.as_ref().unwrap(), &keys(other));
         }
         assert!(!queue.state.lock().running, "the next search starts at once");
+    }
+
+    #[test]
+    fn searches_that_continue_run_together() {
+        let queue = SearchQueue::default();
+        let continued = |start| QueryBatch { after: vec![u64::from(start)], ..batch(1, 3, start) };
+        let others = [batch(1, 3, 0), continued(1), batch(1, 3, 2), continued(3)];
+        let (found, runs) = behind(&queue, &others, |batch| {
+            assert!([vec![], vec![1, 3]].contains(&batch.after));
+            Ok(keys(batch))
+        });
+        assert_eq!(runs, [2, 2]);
+        for (found, other) in found.iter().zip(&others) {
+            assert_eq!(found.as_ref().unwrap(), &keys(other));
+        }
     }
 
     #[test]

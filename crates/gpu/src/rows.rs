@@ -5,12 +5,13 @@ use std::sync::atomic::Ordering;
 
 use base::{Error, ErrorKind, Result};
 use cudarc::driver::{
-    CudaSlice, CudaStream, DevicePtr, DeviceRepr, LaunchConfig, PinnedHostSlice, PushKernelArg, sys,
+    CudaSlice, CudaStream, DevicePtr, DeviceRepr, DriverError, LaunchConfig, PinnedHostSlice,
+    PushKernelArg, sys,
 };
 
 use crate::budget::RowReservation;
 use crate::device::{Gpu, driver_error};
-use crate::plan::{Coding, DIMS_MAX, LaunchPlan, PIECE_BYTES, ROWS_MAX, TILE_ROWS, parts};
+use crate::plan::{Coding, DIMS_MAX, LaunchPlan, PIECE_BYTES, ROWS_MAX, TILE_ROWS, key, parts};
 use crate::queue::{QueryBatch, SearchQueue};
 
 /// Bytes prepared on the host per transfer if rows must be widened.
@@ -350,8 +351,27 @@ impl DeviceRows {
         k: usize,
         allowed: Option<&[u64]>,
     ) -> Result<Vec<Vec<(f32, u32)>>> {
+        self.search_after(queries, k, allowed, &[])
+    }
+
+    /// Returns the `k` best rows that come after a hit: `after` has one for each query, or is empty
+    /// for the best rows of all. Otherwise as [`DeviceRows::search`].
+    ///
+    /// # Errors
+    /// As [`DeviceRows::search`]; `InvalidArgument` for another number of hits than of queries.
+    pub fn search_after(
+        &self,
+        queries: &Queries,
+        k: usize,
+        allowed: Option<&[u64]>,
+        after: &[(f32, u32)],
+    ) -> Result<Vec<Vec<(f32, u32)>>> {
         self.gpu.check()?;
         let (count, widened) = queries.widened(self.coding, self.dims)?;
+        if !after.is_empty() && after.len() != count {
+            let hits = after.len();
+            return Err(Error::invalid(format!("{hits} hits to continue after, {count} queries")));
+        }
         if allowed.is_some_and(|words| words.len() < self.rows.div_ceil(64)) {
             return Err(Error::invalid(format!(
                 "the bitmap has fewer bits than there are rows, {}",
@@ -364,7 +384,8 @@ impl DeviceRows {
             Queries::Bytes { scales, .. } => scales.to_vec(),
             Queries::Floats(_) => Vec::new(),
         };
-        let batch = QueryBatch { count, widened, scales, k };
+        let after = after.iter().map(|(cost, row)| key(*cost, *row)).collect();
+        let batch = QueryBatch { count, widened, scales, after, k };
         let found = match allowed {
             Some(words) => self.rank(&batch, Some(words))?,
             None => self.queue.search(
@@ -393,11 +414,9 @@ impl DeviceRows {
         // reads or writes memory that was freed.
         let _synchronized = SynchronizeOnDrop(stream);
         let device_queries = stream.clone_htod(&batch.widened).map_err(failed)?;
-        let device_scales = (!batch.scales.is_empty())
-            .then(|| stream.clone_htod(&batch.scales))
-            .transpose()
-            .map_err(failed)?;
-        let bitmap = allowed.map(|words| stream.clone_htod(words)).transpose().map_err(failed)?;
+        let device_scales = optional(stream, &batch.scales).map_err(failed)?;
+        let bitmap = optional(stream, allowed.unwrap_or_default()).map_err(failed)?;
+        let after = optional(stream, &batch.after).map_err(failed)?;
         // SAFETY: the kernels below write every key of both buffers before it is read: each block
         // `k` keys for each of its queries, then `k` keys for each query.
         let (lists, best) = unsafe {
@@ -418,9 +437,11 @@ impl DeviceRows {
         let squares = address(self.squares.as_ref(), stream);
         let query_scales = address(device_scales.as_ref(), stream);
         let bitmap = address(bitmap.as_ref(), stream);
+        let after = address(after.as_ref(), stream);
         let mut launch = stream.launch_builder(gpu.rank(self.coding, plan.group)?);
         launch.arg(&shape).arg(&codes).arg(&row_scales).arg(&squares);
-        launch.arg(&device_queries).arg(&query_scales).arg(&bitmap).arg(&lists);
+        launch.arg(&device_queries).arg(&query_scales).arg(&bitmap);
+        launch.arg(&after).arg(&lists);
         // SAFETY: the arguments match RANK in kernels.cu in order and type; buffers have the sizes
         // that the kernel computes from the same shape and the same division (tested against each
         // other), and are freed in the order of the stream.
@@ -473,6 +494,14 @@ impl Drop for DeviceRows {
             let _ = self.gpu.context.bind_to_thread();
         }
     }
+}
+
+/// Copies values to the device; `None` if there are none.
+fn optional<T: DeviceRepr>(
+    stream: &Arc<CudaStream>,
+    values: &[T],
+) -> std::result::Result<Option<CudaSlice<T>>, DriverError> {
+    if values.is_empty() { Ok(None) } else { stream.clone_htod(values).map(Some) }
 }
 
 /// Returns the address of a buffer; 0 if there is none.

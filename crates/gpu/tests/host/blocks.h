@@ -123,13 +123,15 @@ static void run_block(void (*kernel)()) {
 static Shape shape;
 static const uint4 *codes, *queries;
 static const float *scales, *squares, *query_scales;
-static const u64* allowed;
+static const u64 *allowed, *after;
 static u64 *lists, *best;
 static u32 lists_each;
 
-template <void (*KERNEL)(Shape, const uint4*, const float*, const float*, const uint4*, const float*, const u64*, u64*)>
-static void ranks() {
-    KERNEL(shape, codes, scales, squares, queries, query_scales, allowed, lists);
+using Rank = void(
+    Shape, const uint4*, const float*, const float*, const uint4*, const float*, const u64*, const u64*, u64*
+);
+template <Rank* KERNEL> static void ranks() {
+    KERNEL(shape, codes, scales, squares, queries, query_scales, allowed, after, lists);
 }
 static void merges() { merge_lists(lists, lists_each, shape.k, best); }
 

@@ -96,7 +96,7 @@ template <class T> T parameter(void** parameters, int at) {
     return value;
 }
 
-void rank(const Kernel& kernel, Shape of, const uint64_t (&address)[7], Place grid) {
+void rank(const Kernel& kernel, Shape of, const uint64_t (&address)[8], Place grid) {
     if (of.k == LOST_HITS) {
         machine().lost = ILLEGAL_ADDRESS;
         return;
@@ -110,7 +110,8 @@ void rank(const Kernel& kernel, Shape of, const uint64_t (&address)[7], Place gr
     queries = pointer<uint4>(address[3], (size_t)of.queries * of.row_pieces * width);
     query_scales = pointer<float>(address[4], of.queries);
     allowed = pointer<u64>(address[5], (of.rows + 63) / 64);
-    lists = pointer<u64>(address[6], (size_t)of.queries * grid.x * of.k);
+    after = pointer<u64>(address[6], of.queries);
+    lists = pointer<u64>(address[7], (size_t)of.queries * grid.x * of.k);
     run_blocks(kernel_for(kernel.coding, kernel.group));
 }
 
@@ -292,9 +293,9 @@ int cuLaunchKernel(
         const auto of = parameter<Shape>(parameters, 0);
         if (of.k == REFUSED_HITS) return NOT_SUPPORTED;
         struct {
-            uint64_t all[7];
+            uint64_t all[8];
         } address;
-        for (int at = 0; at < 7; ++at) address.all[at] = parameter<uint64_t>(parameters, at + 1);
+        for (int at = 0; at < 8; ++at) address.all[at] = parameter<uint64_t>(parameters, at + 1);
         machine().work.push_back([=] { rank(*kernel, of, address.all, grid); });
         return SUCCESS;
     });

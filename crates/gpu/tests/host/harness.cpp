@@ -37,7 +37,7 @@ template <class T> static Buffer<T> take_all() {
 
 static void run_case() {
     u32 coding = take<u32>(), group = take<u32>(), groups = take<u32>(), parts = take<u32>();
-    u32 with_bitmap = take<u32>();
+    u32 with_bitmap = take<u32>(), with_floors = take<u32>();
     shape = take<Shape>();
     auto own_codes = take_all<uint4>();
     auto own_scales = take_all<float>();
@@ -45,12 +45,14 @@ static void run_case() {
     auto own_queries = take_all<uint4>();
     auto own_query_scales = take_all<float>();
     auto own_allowed = take_all<u64>();
+    auto own_after = take_all<u64>();
     codes = own_codes.data;
     scales = own_scales.data;
     squares = own_squares.data;
     queries = own_queries.data;
     query_scales = own_query_scales.data;
     allowed = with_bitmap ? own_allowed.data : nullptr;
+    after = with_floors ? own_after.data : nullptr;
     Buffer<u64> own_lists((size_t)shape.queries * parts * shape.k), own_best((size_t)shape.queries * shape.k);
     lists = own_lists.data;
     best = own_best.data;

@@ -13,6 +13,8 @@ pub(crate) struct Case {
     pub(crate) codes: Own,
     pub(crate) squares: Option<Vec<f32>>,
     pub(crate) allowed: Option<Vec<u64>>,
+    /// Hits, one a query: only rows that come after them are found. Empty for all rows.
+    pub(crate) after: Vec<(f32, u32)>,
 }
 
 #[derive(Clone, Debug)]
@@ -69,7 +71,15 @@ impl Case {
                 .for_each(|row| words[row / 64] |= 1 << (row % 64));
             words
         });
-        Case { dims, k, processors: 1 + seed as usize % 9, codes: own, squares, allowed }
+        let processors = 1 + seed as usize % 9;
+        Case { dims, k, processors, codes: own, squares, allowed, after: Vec::new() }
+    }
+
+    /// Returns the search that continues behind the answer of this one.
+    pub(crate) fn behind_its_answer(self) -> Case {
+        let last = |hits: &Vec<(f32, u32)>| hits.last().copied().unwrap_or_default();
+        let after = self.naive().iter().map(last).collect();
+        Case { after, ..self }
     }
 
     /// Returns a case in which every row is better than the rows before, so a list accepts all.
@@ -85,7 +95,8 @@ impl Case {
             queries: vec![1; 8],
             query_scales: vec![1.0; 8],
         };
-        Case { dims: 1, k: 10, processors: 0, codes, squares: None, allowed: Some(words) }
+        let allowed = Some(words);
+        Case { dims: 1, k: 10, processors: 0, codes, squares: None, allowed, after: Vec::new() }
     }
 
     pub(crate) fn rows(&self) -> Rows<'_> {
@@ -145,7 +156,13 @@ impl Case {
             });
             let mut costs: Vec<(f32, u32)> =
                 costs.filter(|(cost, _)| *cost < f32::INFINITY).collect();
-            costs.sort_by(|one, other| one.0.total_cmp(&other.0).then(one.1.cmp(&other.1)));
+            let order = |one: &(f32, u32), other: &(f32, u32)| {
+                one.0.total_cmp(&other.0).then(one.1.cmp(&other.1))
+            };
+            costs.sort_by(order);
+            if let Some(last) = self.after.get(query) {
+                costs.retain(|hit| order(hit, last).is_gt());
+            }
             costs.truncate(self.k);
             costs
         };

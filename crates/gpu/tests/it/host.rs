@@ -40,7 +40,8 @@ fn encode(case: &Case, out: &mut Vec<u8>) -> usize {
     let coding = u32::from(case.coding() == Coding::Bfloats);
     let shape = [rows, case.coding().row_pieces(case.dims), count, case.k, plan.tiles_per_part];
     let head = [plan.group, plan.groups, plan.parts].map(|number| number as u32);
-    let numbers = [coding].into_iter().chain(head).chain([u32::from(case.allowed.is_some())]);
+    let given = [case.allowed.is_some(), !case.after.is_empty()].map(u32::from);
+    let numbers = [coding].into_iter().chain(head).chain(given);
     let numbers =
         numbers.chain(shape.map(|number| number as u32)).chain([u32::from(case.squares.is_some())]);
     numbers.for_each(|number| out.extend(number.to_le_bytes()));
@@ -55,8 +56,17 @@ fn encode(case: &Case, out: &mut Vec<u8>) -> usize {
     let squares = floats(case.squares.as_deref().unwrap_or_default());
     let allowed: Vec<u8> =
         case.allowed.iter().flatten().flat_map(|word| word.to_le_bytes()).collect();
-    let arrays =
-        [(codes, 16), (scales, 4), (squares, 4), (queries, 16), (query_scales, 4), (allowed, 8)];
+    let keys = case.after.iter().map(|(cost, row)| gpu::key(*cost, *row));
+    let after: Vec<u8> = keys.flat_map(|key| key.to_le_bytes()).collect();
+    let arrays = [
+        (codes, 16),
+        (scales, 4),
+        (squares, 4),
+        (queries, 16),
+        (query_scales, 4),
+        (allowed, 8),
+        (after, 8),
+    ];
     for (bytes, width) in arrays {
         out.extend((bytes.len() as u64 / width).to_le_bytes());
         out.extend(bytes);
@@ -81,6 +91,8 @@ fn kernels_as_cpp_rank_as_sorting_does() {
     });
     // All rows in one part: one block scans all tiles.
     all.push(Case::filling());
+    let next = Case::new(9, (Coding::Bytes, 16, 900, 5, 70), 3, false, 0).behind_its_answer();
+    all.push(next);
     let mut input = (all.len() as u32).to_le_bytes().to_vec();
     let counts: Vec<usize> = all.iter().map(|case| encode(case, &mut input)).collect();
     let mut running = Command::new(program)

@@ -59,6 +59,7 @@ fn a_pretended_gpu_is_used_without_a_mistake() {
         "device::oversized_rows_are_refused_without_harm",
         "pretended::dropped_rows_are_free",
         "pretended::a_failed_device_takes_no_rows",
+        "pretended::a_search_continues_after_a_hit",
     ];
     run(dir.path(), usize::MAX, &tests);
     run(dir.path(), 1 << 20, &["pretended::codes_move_if_others_take_the_memory"]);
@@ -88,6 +89,19 @@ fn dropped_rows_are_free() {
     drop(rows);
     // No search follows.
     assert_eq!(gpu.device_bytes_left().unwrap(), left);
+}
+
+#[test]
+#[ignore = "needs the pretended GPU"]
+fn a_search_continues_after_a_hit() {
+    let gpu = open();
+    let case = small().behind_its_answer();
+    let rows = gpu.upload(&case.rows(), RowPlacement::Device).unwrap();
+    let found = rows.search_after(&case.queries(), case.k, None, &case.after).unwrap();
+    assert_eq!(found, case.naive());
+    let few = &case.after[..1];
+    let error = rows.search_after(&case.queries(), case.k, None, few).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::InvalidArgument, "{error}");
 }
 
 #[test]
