@@ -47,8 +47,8 @@ at::Device device_of(int32_t cuda) {
                          ? c10::impl::VirtualGuardImpl(at::kCUDA).deviceCount()
                          : c10::DeviceIndex(0);
   if (count == 0) {
-    throw NoDevice{name + ": LibTorch finds no CUDA device. CUDA_VISIBLE_DEVICES may hide them, or the driver may be too "
-                          "old for LibTorch's CUDA; LibTorch's warning is in the log"};
+    throw NoDevice{name + ": LibTorch finds no CUDA device. CUDA_VISIBLE_DEVICES may hide them, or the driver may be "
+                          "too old for LibTorch's CUDA; LibTorch's warning is in the log"};
   }
   if (cuda >= count) {
     throw NoDevice{name + ": there are " + std::to_string(count) + " CUDA devices"};

@@ -129,7 +129,7 @@ mod tests {
     #[test]
     fn failures_that_cuda_keeps_lose_the_device() {
         for text in [
-            "CUDA error: an illegal memory access was encountered\nCUDA kernel errors might be reported later",
+            "CUDA error: an illegal memory access was encountered\nIt might be reported later",
             "RuntimeError: CUDA error: device-side assert triggered",
             "CUDA driver error: unspecified launch failure",
         ] {

@@ -170,8 +170,8 @@ __device__ inline void fetch(
     }
 }
 
-// Part `blockIdx.x` of the rows for group `blockIdx.y` of the queries; `out` has k keys for each query and part. If there
-// is `after`, it has a key for each query, and only larger keys are kept.
+// Part `blockIdx.x` of the rows for group `blockIdx.y` of the queries; `out` has k keys for each query and part. If
+// there is `after`, it has a key for each query, and only larger keys are kept.
 template <class Coding, int QUERIES>
 __device__ inline void rank(
     Shape shape, const uint4* codes, const float* scales, const float* squares, const uint4* queries,

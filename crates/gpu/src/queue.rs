@@ -23,7 +23,7 @@ pub(crate) struct QueryBatch {
     pub(crate) widened: Vec<u8>,
     /// A scale for each query of bytes; none for queries of floats.
     pub(crate) scales: Vec<f32>,
-    /// Keys, one a query: only larger keys are found. Empty for searches that start at the best row.
+    /// Keys, one a query: only larger keys are found. Empty for searches of the best rows.
     pub(crate) after: Vec<u64>,
     /// Hits of each query.
     pub(crate) k: usize,
@@ -68,8 +68,8 @@ struct Leader<'a> {
 impl SearchQueue {
     /// Returns the `batch.count * batch.k` keys that `run` finds for `batch`. `run` is called with
     /// the queries of several threads if these request the same number of hits, and all or none of
-    /// them have [`QueryBatch::after`]. It is not called if another thread ran it for this batch. `joined` is called with the number of queries of other
-    /// threads in that call.
+    /// them have [`QueryBatch::after`]. It is not called if another thread ran it for this batch.
+    /// `joined` is called with the number of queries of other threads in that call.
     ///
     /// # Errors
     /// The errors of `run`; `Internal` if the thread that ran it panicked, or the number of keys is

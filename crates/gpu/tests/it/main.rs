@@ -1,6 +1,6 @@
 //! The kernels from outside: compiled by NVRTC if there is one, executed as plain C++ if there is a
-//! compiler for it, and on a device: a pretended one, and a real one if there is one. A skipped test
-//! prints the reason.
+//! compiler for it, and on a device: a pretended one, and a real one if there is one. A skipped
+//! test prints the reason.
 
 #![expect(clippy::unwrap_used, reason = "helpers of tests are tests")]
 
