@@ -231,7 +231,10 @@ fn end_process(error: &Error) -> ! {
 
 /// Names the limit of the memory of runs in the error of a run that lacks memory.
 fn name_limit(error: Error, run_memory: Option<u64>) -> Error {
-    match run_memory.filter(|_| error.kind() == ErrorKind::ResourceExhausted) {
+    // The limit does not count the memory of a GPU.
+    let in_process =
+        error.kind() == ErrorKind::ResourceExhausted && !error.message().contains("CUDA");
+    match run_memory.filter(|_| in_process) {
         Some(bytes) => error.context(format_args!(
             "the run needs more memory than run-memory = \"{}\" in the model's millpond.toml allows",
             format_bytes(bytes)
@@ -325,6 +328,15 @@ mod tests {
             let expected = IdleThreads { opens_library: idle, belongs_to_library: false };
             assert_eq!(threads.recv(), Ok(expected));
         }
+    }
+
+    #[test]
+    fn a_full_gpu_does_not_name_the_limit_of_runs() {
+        let limit = Some(1 << 30);
+        let full = name_limit(Error::exhausted("CUDA out of memory"), limit);
+        assert_eq!(full.message(), "CUDA out of memory");
+        let short = name_limit(Error::exhausted("std::bad_alloc"), limit);
+        assert!(short.message().contains("run-memory"), "{short}");
     }
 
     /// Records the limit of the memory of this process at each write.
