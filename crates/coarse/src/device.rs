@@ -8,7 +8,7 @@ use std::sync::{Arc, OnceLock};
 
 use base::{Error, Result};
 pub use gpu::GpuOptions;
-use gpu::{Coding, DeviceRows, Gpu, PIECE_BYTES, Queries, RowPlacement, Rows};
+use gpu::{Coding, DeviceRows, Gpu, Queries, RowPlacement, Rows};
 use kernels::TopK;
 
 use crate::RowSet;
@@ -82,8 +82,9 @@ pub fn counters() -> DeviceCounters {
 /// Returns true if a new index should be flat: the GPU is open, the rows are large enough for it,
 /// and it has room for them.
 pub(super) fn has_room_for(rows: usize, dims: usize) -> bool {
-    let bytes = rows * Coding::Bytes.row_pieces(dims) * PIECE_BYTES;
-    let left = |gpu: &Arc<Gpu>| gpu.device_bytes_left().is_ok_and(|left| bytes as u64 <= left);
+    // Squared lengths are needed for distances only.
+    let bytes = Coding::Bytes.device_bytes(rows, dims, true);
+    let left = |gpu: &Arc<Gpu>| gpu.device_bytes_left().is_ok_and(|left| bytes <= left);
     rows * dims >= BYTES_MIN && GPU.get().is_some_and(left)
 }
 

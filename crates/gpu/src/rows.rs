@@ -219,10 +219,9 @@ impl Gpu {
         self.check()?;
         let count = rows.check()?;
         let _synchronized = SynchronizeOnDrop(&self.stream);
-        let bytes = count as u64 * (rows.coding().row_pieces(rows.dims) * PIECE_BYTES) as u64;
-        let beside = if rows.squares.is_some() { 8 * count as u64 } else { 4 * count as u64 };
-        let fits =
-            placement != RowPlacement::Pinned && bytes + beside <= self.device_bytes_left()?;
+        let bytes = rows.coding().code_bytes(count, rows.dims);
+        let needed = rows.coding().device_bytes(count, rows.dims, rows.squares.is_some());
+        let fits = placement != RowPlacement::Pinned && needed <= self.device_bytes_left()?;
         let reserved = if fits { self.device_budget.reserve(bytes) } else { None };
         let on_device = match reserved {
             Some(reservation) => match self.send(rows, count, bytes) {

@@ -60,6 +60,7 @@ fn a_pretended_gpu_is_used_without_a_mistake() {
         "pretended::dropped_rows_are_free",
         "pretended::a_failed_device_takes_no_rows",
         "pretended::a_search_continues_after_a_hit",
+        "pretended::scales_and_squares_need_room_too",
     ];
     run(dir.path(), usize::MAX, &tests);
     run(dir.path(), 1 << 20, &["pretended::codes_move_if_others_take_the_memory"]);
@@ -89,6 +90,20 @@ fn dropped_rows_are_free() {
     drop(rows);
     // No search follows.
     assert_eq!(gpu.device_bytes_left().unwrap(), left);
+}
+
+#[test]
+#[ignore = "needs the pretended GPU"]
+fn scales_and_squares_need_room_too() {
+    let case = small();
+    let needed = case.coding().device_bytes(300, 32, true);
+    assert_eq!(needed, 300 * (32 + 4 + 4));
+    for (room, fits) in [(needed, true), (needed - 1, false)] {
+        let options =
+            GpuOptions { compiler: search(), device_bytes_max: room, ..GpuOptions::default() };
+        let gpu = Gpu::open(&options).unwrap();
+        assert_eq!(gpu.upload(&case.rows(), RowPlacement::Device).is_ok(), fits, "{room}");
+    }
 }
 
 #[test]
