@@ -49,6 +49,10 @@ fn the_device_ranks_as_sorting_does() {
                 "{:?} {placement:?}",
                 (case.coding(), case.dims, rows.rows(), case.k)
             );
+            let next = case.clone().behind_its_answer();
+            let allowed = next.allowed.as_deref();
+            let found = rows.search_after(&next.queries(), next.k, allowed, &next.after).unwrap();
+            assert!(found == next.naive(), "{:?} {placement:?}, continued", rows.rows());
         }
     }
     assert_eq!(gpu.bytes(), (0, 0));
