@@ -91,6 +91,8 @@ pub struct Metrics {
     pub slow_requests: Family<CauseLabels, Counter>,
     /// Requests refused before they were queued, by reason.
     pub refused: Family<KindLabels, Counter>,
+    /// Pauses in the reading of gRPC streams of requests, by the limit that was reached.
+    pub stream_pauses: Family<KindLabels, Counter>,
     /// Quantiles of the total latency over the sliding window.
     pub window_seconds: Family<QuantileLabels, SecondsGauge>,
     /// Requests per second over the sliding window.
@@ -213,6 +215,7 @@ impl Default for Metrics {
             ),
             slow_requests: Family::default(),
             refused: Family::default(),
+            stream_pauses: Family::default(),
             window_seconds: Family::default(),
             window_rate: Family::default(),
             parameter_bytes: Family::default(),

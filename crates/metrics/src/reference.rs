@@ -223,6 +223,7 @@ fn fill_models(metrics: &Metrics) {
     models(&[&metrics.worker_restart_last_seconds]);
     kinds(&metrics.worker_spares, &["started", "used", "failed"]);
     kinds(&metrics.refused, &REFUSALS);
+    kinds(&metrics.stream_pauses, &["requests_max", "request_memory", "stream_requests_max"]);
     kinds(&metrics.pool_bytes, &["max", "backed", "used"]);
     kinds(
         &metrics.process_bytes,

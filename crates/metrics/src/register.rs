@@ -213,6 +213,11 @@ impl Metrics {
             self.request_memory_bytes.clone(),
         );
         r.register(
+            "stream_pauses",
+            "Pauses in the reading of gRPC streams of requests, by the limit that the requests in flight reached",
+            self.stream_pauses.clone(),
+        );
+        r.register(
             "decoded",
             "Large requests and answers that decoder threads handled, by step (unpack, decode, encode)",
             self.decoded.clone(),

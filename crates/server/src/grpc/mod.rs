@@ -46,7 +46,7 @@ type Request = http::Request<RequestBody>;
 type ResponseFuture = Pin<Box<dyn Future<Output = Result<Response, Infallible>> + Send>>;
 
 /// Returns the service of all calls. `collections` are the routes of collections. Once `stopped`
-/// is true, streams end after their current request.
+/// is true, streams end after the requests that they have read.
 pub(crate) fn service(
     state: Arc<ModelsState>,
     collections: Router,

@@ -12,7 +12,7 @@ use observe::TracedCall;
 use os::CpuAccount;
 use protocol::inference as pb;
 use protocol::oip;
-use tokio::sync::watch;
+use tokio::sync::{OwnedSemaphorePermit, watch};
 use transport::access::KeyGrant;
 use transport::{CodecStep, INLINE_WORK_MAX, RequestBody, Reservation, ResponseBody};
 
@@ -117,10 +117,12 @@ pub(super) fn model_stream_infer(
     });
     stream::respond(state, stopped, request, move |message| {
         let call = call.clone();
+        // Before the request runs, because the stream is read further while permits are free.
+        let permit = call.state.requests.admit();
         async move {
             match call.account() {
-                Some(account) => account.wrap(call.infer(message)).await,
-                None => call.infer(message).await,
+                Some(account) => account.wrap(call.infer(message, permit)).await,
+                None => call.infer(message, permit).await,
             }
         }
     })
@@ -166,20 +168,25 @@ impl StreamCall {
         self.state.access.count_request(&grant)
     }
 
-    /// Answers one request. The answer to a failed one has its id and is marked as the last, as in
-    /// Triton: a client may have sent several, and count the last answers.
+    /// Answers one request, if `permit` admits it. The answer to a failed one has its id and is
+    /// marked as the last, as in Triton: a client may have sent several, and count the last
+    /// answers.
     ///
     /// # Errors
     /// The errors of a request, if the client wants them to end the stream; otherwise those of
     /// [`response::encode_streamed`].
-    async fn infer(&self, request: Bytes) -> Result<ResponseBody> {
+    async fn infer(
+        &self,
+        request: Bytes,
+        permit: Result<OwnedSemaphorePermit>,
+    ) -> Result<ResponseBody> {
         let state = &self.state;
         let call = || TracedCall::Grpc { path: STREAM_METHOD.to_owned() };
         let ticket = state.starter.start(PROTOCOL, &self.headers, call);
         ticket.mark(Moment::BodyComplete);
         let mut id = String::new();
         let admitted = async {
-            let permit = state.requests.admit()?;
+            let permit = permit?;
             let decoded: DecodedMessage<pb::ModelInferRequest> =
                 messages::decode(&state.requests, request).await?;
             if decoded.message.id.len() <= FAILED_ID_BYTES_MAX {

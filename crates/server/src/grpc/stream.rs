@@ -1,13 +1,21 @@
 //! Calls in which each message of the client has one answer.
+//!
+//! The requests of a stream run at the same time, as in Triton. Their answers are sent in the order
+//! of the requests: Triton's Python client passes no id of a failed request on, so a client can
+//! only count. The stream is not read while its requests reach a limit.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll};
 
 use base::{Error, Result};
 use bytes::Bytes;
+use hyper::body::Body;
+use metrics::KindLabels;
 use os::CpuAccount;
 use tokio::sync::{mpsc, watch};
+use tokio::task::JoinHandle;
 use transport::{RequestBody, ResponseBody, StreamAnswers};
 
 use super::messages::Messages;
@@ -16,8 +24,16 @@ use crate::models::ModelsState;
 
 /// Maximum unread answers of one stream.
 const STREAM_ANSWERS_MAX: usize = 8;
+/// Maximum requests of one stream that run, or that wait until the answers before theirs are sent.
+const STREAM_REQUESTS_MAX: usize = 64;
+/// Part of the memory of requests that the requests of one stream may take with their answers.
+const STREAM_MEMORY_DIVISOR: u64 = 8;
+/// Part of the permits of requests. While all requests of the server take this part, a stream runs
+/// one request at a time.
+const STREAM_PERMITS_DIVISOR: usize = 2;
 
-/// Answers the messages of a call in turn by `answer`, for the current caller.
+/// Answers the messages of a call by `answer`, for the current caller: several at the same time,
+/// and in their order.
 pub(super) fn respond<F, A>(
     state: &Arc<ModelsState>,
     stopped: watch::Receiver<bool>,
@@ -26,7 +42,7 @@ pub(super) fn respond<F, A>(
 ) -> Response
 where
     F: Fn(Bytes) -> A + Send + Sync + 'static,
-    A: Future<Output = Result<ResponseBody>> + Send,
+    A: Future<Output = Result<ResponseBody>> + Send + 'static,
 {
     let (head, body) = request.into_parts();
     let messages = match Messages::new(&head.headers, body) {
@@ -104,41 +120,181 @@ impl AnswerSender {
     }
 }
 
+/// The next step of a stream.
+enum StreamEvent {
+    /// The server stops.
+    Stopped,
+    /// The first running request has its answer, or the error that ends the stream.
+    Answered(Result<ResponseBody>),
+    /// The next message of the client, or `None` at the end.
+    Read(Messages, Result<Option<Bytes>>),
+}
+
+/// The requests of a stream whose answers are not sent yet, in order.
+struct StreamRequests {
+    state: Arc<ModelsState>,
+    running: VecDeque<RunningRequest>,
+    /// Bytes of the largest message.
+    message_bytes_max: u64,
+    /// Bytes of the largest answer.
+    answer_bytes_max: u64,
+    /// True from the decision to read a message until the message is complete. A message that has
+    /// begun is read to its end: the time of the client for it runs.
+    is_reading: bool,
+    /// True after the pause was counted.
+    is_paused: bool,
+    /// Set if no further message is read: the result that ends the stream after the last answer.
+    end: Option<Result<()>>,
+}
+
+/// A request that runs in a task of its own. It is cancelled on drop.
+struct RunningRequest(JoinHandle<Result<ResponseBody>>);
+
+impl Drop for RunningRequest {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
+
+impl StreamRequests {
+    fn new(state: Arc<ModelsState>) -> StreamRequests {
+        StreamRequests {
+            state,
+            running: VecDeque::new(),
+            message_bytes_max: 0,
+            answer_bytes_max: 0,
+            is_reading: false,
+            is_paused: false,
+            end: None,
+        }
+    }
+
+    /// Returns the limit that forbids to read the next message now. A stream without requests is
+    /// always read.
+    fn limit(&self) -> Option<&'static str> {
+        let requests = &self.state.requests;
+        let running = self.running.len();
+        let request_bytes = self.message_bytes_max + self.answer_bytes_max;
+        let bytes = request_bytes.saturating_mul(running as u64 + 1);
+        let permits = requests.limits.requests_max / STREAM_PERMITS_DIVISOR;
+        match running {
+            0 => None,
+            STREAM_REQUESTS_MAX.. => Some("stream_requests_max"),
+            _ if bytes > requests.memory.max() / STREAM_MEMORY_DIVISOR => Some("request_memory"),
+            _ if requests.admitted() >= permits => Some("requests_max"),
+            _ => None,
+        }
+    }
+
+    /// Returns true if the next message may be read now. Counts each pause once.
+    fn may_read(&mut self) -> bool {
+        if self.end.is_some() || self.is_reading {
+            return self.end.is_none();
+        }
+        match self.limit() {
+            None => self.is_reading = true,
+            Some(kind) if !self.is_paused => {
+                let pauses = &self.state.requests.metrics.stream_pauses;
+                pauses.get_or_create(&KindLabels { kind }).inc();
+                self.is_paused = true;
+            }
+            Some(_) => {}
+        }
+        self.is_reading
+    }
+
+    /// Takes the next message, whose answer `answer` computes.
+    fn take<A>(&mut self, message: Result<Option<Bytes>>, answer: impl Fn(Bytes) -> A)
+    where
+        A: Future<Output = Result<ResponseBody>> + Send + 'static,
+    {
+        self.is_reading = false;
+        self.is_paused = false;
+        match message {
+            Ok(Some(message)) => {
+                self.message_bytes_max = self.message_bytes_max.max(message.len() as u64);
+                self.running.push_back(RunningRequest(tokio::spawn(answer(message))));
+            }
+            Ok(None) => self.end = Some(Ok(())),
+            // A broken message ends the stream with its error.
+            Err(error) => self.end = Some(Err(error)),
+        }
+    }
+
+    /// Waits for the answer to the first request, and removes the request. Waits for ever without
+    /// a request. If the future is dropped early, the request stays.
+    async fn answered(&mut self) -> Result<ResponseBody> {
+        let Some(first) = self.running.front_mut() else { return std::future::pending().await };
+        let ended = (&mut first.0).await;
+        self.running.pop_front();
+        let answer = ended.unwrap_or_else(|error| {
+            let kind = if error.is_panic() { "in a panic" } else { "early" };
+            Err(Error::internal(format!("answering this stream ended {kind}")))
+        });
+        let bytes = answer.as_ref().ok().and_then(|answer| answer.size_hint().exact());
+        self.answer_bytes_max = self.answer_bytes_max.max(bytes.unwrap_or(0));
+        answer
+    }
+}
+
+/// Reads the next message.
+async fn read(
+    mut messages: Messages,
+    state: Arc<ModelsState>,
+) -> (Messages, Result<Option<Bytes>>) {
+    let message = messages.next(&state.requests).await;
+    (messages, message)
+}
+
 /// Answers messages until the stream ends, the client disconnects, or the server stops. The first
 /// error ends the stream.
 async fn converse<A>(
     state: &Arc<ModelsState>,
-    mut messages: Messages,
+    messages: Messages,
     answers: &AnswerSender,
     mut stopped: watch::Receiver<bool>,
     answer: impl Fn(Bytes) -> A,
 ) where
-    A: Future<Output = Result<ResponseBody>>,
+    A: Future<Output = Result<ResponseBody>> + Send + 'static,
 {
+    let mut requests = StreamRequests::new(state.clone());
+    let mut reading = Box::pin(read(messages, state.clone()));
     loop {
-        let message = tokio::select! {
-            biased;
-            _ = stopped.wait_for(|stopped| *stopped) => {
-                Err(Error::unavailable("the server is shutting down"))
+        if requests.running.is_empty()
+            && let Some(end) = requests.end.take()
+        {
+            if let Err(error) = end {
+                answers.send(Err(error)).await;
             }
-            () = answers.sender.closed() => return,
-            message = messages.next(&state.requests) => message,
-        };
-        let (answer, last) = match message {
-            Ok(None) => return,
-            // A broken message ends the stream with its error.
-            Err(error) => (Err(error), true),
-            Ok(Some(message)) => tokio::select! {
-                answer = answer(message) => {
-                    let last = answer.is_err();
-                    (answer, last)
-                }
-                // Dropping the request removes it from its queue.
-                () = answers.sender.closed() => return,
-            },
-        };
-        if !answers.send(answer).await || last {
             return;
+        }
+        let may_read = requests.may_read();
+        let event = tokio::select! {
+            biased;
+            _ = stopped.wait_for(|stopped| *stopped), if requests.end.is_none() => {
+                StreamEvent::Stopped
+            }
+            // Dropping the requests removes them from their queues.
+            () = answers.sender.closed() => return,
+            answer = requests.answered() => StreamEvent::Answered(answer),
+            (messages, message) = &mut reading, if may_read => {
+                StreamEvent::Read(messages, message)
+            }
+        };
+        match event {
+            StreamEvent::Stopped => {
+                requests.end = Some(Err(Error::unavailable("the server is shutting down")));
+            }
+            StreamEvent::Answered(answer) => {
+                let last = answer.is_err();
+                if !answers.send(answer).await || last {
+                    return;
+                }
+            }
+            StreamEvent::Read(messages, message) => {
+                requests.take(message, &answer);
+                reading.set(read(messages, state.clone()));
+            }
         }
     }
 }
@@ -147,8 +303,6 @@ async fn converse<A>(
 mod tests {
     use std::pin::Pin;
     use std::task::Waker;
-
-    use hyper::body::Body;
 
     use super::super::status::GRPC_STATUS;
     use super::*;

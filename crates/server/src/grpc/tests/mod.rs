@@ -79,6 +79,7 @@ macro_rules! client {
 mod framing;
 mod health;
 mod reload;
+mod streams;
 
 fn request(elements: usize) -> pb::ModelInferRequest {
     let x = NamedTensor::new("x", Tensor::from_vec(&[elements][..], vec![1f32; elements]).unwrap());

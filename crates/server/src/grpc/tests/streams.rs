@@ -1,0 +1,73 @@
+//! Requests of one stream that run at the same time.
+
+use super::*;
+
+fn pauses(served: &Loopback, kind: &'static str) -> u64 {
+    served.server.core.metrics.stream_pauses.get_or_create(&metrics::KindLabels { kind }).get()
+}
+
+/// Returns `count` requests whose ids are their numbers.
+fn numbered(count: usize, elements: usize) -> Vec<pb::ModelInferRequest> {
+    let named = |id: usize| pb::ModelInferRequest { id: id.to_string(), ..request(elements) };
+    (0..count).map(named).collect()
+}
+
+#[test]
+fn requests_of_a_stream_run_at_once_and_keep_their_order() {
+    let dir = tempfile::tempdir().unwrap();
+    let (served, engine) = served(dir.path(), |_| {});
+    engine.run_gate().close();
+    let closed = Closed(engine);
+    run(async {
+        let mut requests = numbered(100, 1);
+        // Fails while the others wait.
+        requests[1].model_name = "none".to_owned();
+        let requests = tokio_stream::iter(requests);
+        let mut answers = client!(served).model_stream_infer(requests).await.unwrap().into_inner();
+        until(|| pauses(&served, "stream_requests_max") == 1).await;
+        until(|| served.server.requests.admitted() == 63).await;
+        drop(closed);
+        for id in 0..100 {
+            let answer = answers.next().await.unwrap().unwrap();
+            assert_eq!(answer.infer_response.unwrap().id, id.to_string());
+            assert_eq!(answer.error_message.is_empty(), id != 1, "{}", answer.error_message);
+        }
+        assert!(answers.next().await.is_none());
+    });
+}
+
+/// Sends 12 requests, of which `running` reach the limit `kind`. None is refused.
+fn limited(
+    kind: &'static str,
+    running: usize,
+    elements: usize,
+    change: impl FnOnce(&mut ListenerConfig),
+) {
+    let dir = tempfile::tempdir().unwrap();
+    let (served, engine) = served(dir.path(), |config| change(&mut config.listeners));
+    engine.run_gate().close();
+    let closed = Closed(engine);
+    run(async {
+        let requests = tokio_stream::iter(numbered(12, elements));
+        let mut answers = client!(served).model_stream_infer(requests).await.unwrap().into_inner();
+        until(|| pauses(&served, kind) == 1).await;
+        assert_eq!(served.server.requests.admitted(), running);
+        drop(closed);
+        for _ in 0..12 {
+            assert_eq!(answers.next().await.unwrap().unwrap().error_message, "");
+        }
+    });
+}
+
+#[test]
+fn a_stream_leaves_half_of_the_permits() {
+    limited("requests_max", 2, 1, |listeners| listeners.requests_max = 4);
+}
+
+/// Five messages of 400 kB are less than an eighth of the budget, and six are more.
+#[test]
+fn a_stream_takes_a_part_of_the_memory() {
+    limited("request_memory", 5, 100_000, |listeners| {
+        listeners.request_memory_bytes = Some(BUDGET);
+    });
+}
