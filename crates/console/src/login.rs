@@ -7,7 +7,7 @@ use axum::extract::State;
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{Extension, Router};
-use base::Error;
+use base::{Error, ErrorKind};
 use http::request::Parts;
 use http::{HeaderMap, HeaderValue, Method, StatusCode, Uri, header};
 use serde_json::json;
@@ -104,12 +104,20 @@ async fn form(State(state): Shared<LoginState>, uri: Uri, headers: HeaderMap) ->
     }
 }
 
-/// Opens a session for the key `text`, if the key may read pages.
+/// Opens a session for the key `text` of `caller`, if the key may read pages. Counts a wrong key.
 ///
 /// # Errors
-/// Those of `KeyRing::open_session` and `check_pages`.
-fn open_page_session(keys: &KeyRing, text: &str) -> base::Result<SessionId> {
-    let session = keys.open_session(text)?;
+/// Those of `KeyRing::open_session`, `AccessPolicy::failed_attempt` and `check_pages`.
+fn open_page_session(
+    access: &AccessPolicy,
+    keys: &KeyRing,
+    caller: Caller<'_>,
+    text: &str,
+) -> base::Result<SessionId> {
+    let session = keys.open_session(text).map_err(|error| match error.kind() {
+        ErrorKind::PermissionDenied => access.failed_attempt(caller.peer, error),
+        _ => error,
+    })?;
     if let Some(grant) = keys.session_key(&session)
         && let Err(error) = check_pages(&grant)
     {
@@ -153,7 +161,7 @@ async fn log_in(
     };
     let Some(keys) = &state.access.keys else { return see_other(fields.next()) };
     let caller = Caller { peer: Some(peer), headers: &headers };
-    match open_page_session(keys, &fields.key) {
+    match open_page_session(&state.access, keys, caller, &fields.key) {
         Ok(session) => {
             let name = keys.session_key(&session);
             let name = name.as_ref().map_or("-", |grant| grant.name());
@@ -164,10 +172,13 @@ async fn log_in(
         Err(error) => {
             state.access.log_login(caller, "-", error.kind().name());
             let status = match error.kind() {
-                base::ErrorKind::PermissionDenied => StatusCode::UNAUTHORIZED,
+                ErrorKind::PermissionDenied => StatusCode::UNAUTHORIZED,
+                ErrorKind::ResourceExhausted => StatusCode::TOO_MANY_REQUESTS,
                 _ => StatusCode::SERVICE_UNAVAILABLE,
             };
-            login_page(fields.next(), Some(error.message())).with_status(status)
+            login_page(fields.next(), Some(error.message()))
+                .with_status(status)
+                .with_retry_after(&error)
         }
     }
 }

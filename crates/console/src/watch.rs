@@ -22,7 +22,7 @@ const REFUSED_SECONDS: u64 = 10;
 const FAILED_SECONDS: u64 = 60;
 
 /// Kinds of refused requests, and the reason and remedy for people.
-const REFUSALS: [(&str, &str); 21] = [
+const REFUSALS: [(&str, &str); 22] = [
     ("queue_max", "the queue of a model was full; see --queue, or add replicas"),
     ("requests_max", "too many requests were in flight; see --max-requests"),
     ("request_memory", "requests in flight used up their memory; see --request-memory"),
@@ -37,6 +37,10 @@ const REFUSALS: [(&str, &str); 21] = [
     (
         "key_cpu",
         "a key used more processor time than its limit; see cpu-seconds-per-minute in --keys",
+    ),
+    (
+        "key_failures",
+        "clients at one address showed many wrong keys; correct their keys, or block the address",
     ),
     (
         "image_additions_max",

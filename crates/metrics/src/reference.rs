@@ -71,7 +71,7 @@ const SOURCES: [&str; 12] = [
 ];
 
 /// Limits that refuse requests.
-const REFUSALS: [&str; 21] = [
+const REFUSALS: [&str; 22] = [
     "backup_queue",
     "connections_max",
     "descriptors",
@@ -81,6 +81,7 @@ const REFUSALS: [&str; 21] = [
     "images_queue_max",
     "ingest_queue_max",
     "key_cpu",
+    "key_failures",
     "key_rate",
     "originals_queue_max",
     "queue_max",

@@ -66,13 +66,7 @@ impl Reply {
     pub fn error_with_body(error: &Error, json: impl Into<Bytes>) -> Reply {
         let status = StatusCode::from_u16(error.kind().http_status())
             .unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
-        let mut reply = Reply::json(json).with_status(status);
-        if let Some(after) = error.retry_after() {
-            reply = reply.with_header(
-                header::RETRY_AFTER,
-                HeaderValue::from(after.as_secs_f64().ceil().max(1.0) as u64),
-            );
-        }
+        let mut reply = Reply::json(json).with_status(status).with_retry_after(error);
         if status == StatusCode::PAYLOAD_TOO_LARGE {
             // The rest of the body was not read, so the connection cannot be used again.
             reply = reply.with_header(header::CONNECTION, HeaderValue::from_static("close"));
@@ -89,6 +83,13 @@ impl Reply {
     pub fn with_status(mut self, status: StatusCode) -> Reply {
         self.status = status;
         self
+    }
+
+    /// Adds the header `retry-after` if `error` has advice.
+    pub fn with_retry_after(self, error: &Error) -> Reply {
+        let Some(after) = error.retry_after() else { return self };
+        let seconds = after.as_secs_f64().ceil().max(1.0) as u64;
+        self.with_header(header::RETRY_AFTER, HeaderValue::from(seconds))
     }
 
     /// Adds a header.

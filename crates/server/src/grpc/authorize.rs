@@ -103,10 +103,13 @@ fn authenticate(
     state: &ModelsState,
     request: Request,
 ) -> std::result::Result<Request, Box<Response>> {
-    match state.access.authenticate(request.headers(), BrowserSessions::Ignored) {
+    let peer = request.extensions().get::<Peer>().copied();
+    let caller = Caller { peer, headers: request.headers() };
+    match state.access.authenticate(caller, BrowserSessions::Ignored) {
         // The route finds the key again and charges it.
         Ok(_) => Ok(request),
-        Err(error) => Err(Box::new(unauthenticated(&error))),
+        Err(KeyRefusal::Unauthenticated(error)) => Err(Box::new(unauthenticated(&error))),
+        Err(KeyRefusal::Refused(error)) => Err(Box::new(response::failed(&error))),
     }
 }
 

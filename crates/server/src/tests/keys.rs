@@ -343,6 +343,20 @@ fn browsers_log_in_with_a_session() {
 }
 
 #[test]
+fn wrong_keys_are_limited_and_right_ones_accepted() {
+    let dir = tempfile::tempdir().unwrap();
+    let served = served(dir.path(), |_| {});
+    let log_in = |key: &str| served.ask("POST", "/login", "", format!("key={key}").as_bytes());
+    let limited = (0..1000).map(|_| log_in("other")).find(|answer| answer.status != 401).unwrap();
+    assert_eq!(limited.status, 429, "{}", limited.text());
+    assert!(limited.head.to_ascii_lowercase().contains("retry-after: 1"), "{}", limited.head);
+    // The address regains one attempt per second.
+    let metrics = |key: &str| status(&served, key, "GET", "/metrics", b"");
+    assert!((0..1000).any(|_| metrics("other") == 429));
+    assert_eq!((metrics(""), metrics("root"), log_in("root").status), (401, 200, 303));
+}
+
+#[test]
 fn a_session_whose_key_lost_its_role_gets_the_form() {
     let dir = tempfile::tempdir().unwrap();
     let served = served(dir.path(), |_| {});

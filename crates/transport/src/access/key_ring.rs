@@ -3,17 +3,19 @@
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use arc_swap::ArcSwap;
 use base::{Error, Result};
 
+use super::attempts::FailedAttempts;
 use super::key::{AccessKey, KeyGrant, KeyValidity};
 use super::key_file;
 use super::limits::{KeyLimits, KeyUsage};
 use super::role::KeyRole;
 use super::sessions::{SessionId, Sessions};
 use super::tokens::{TokenReader, check_end};
+use crate::peer::Peer;
 
 /// Name of the key of `--api-key`.
 const API_KEY: &str = "--api-key";
@@ -42,6 +44,7 @@ pub struct KeyRing {
     keys: ArcSwap<KeyMap>,
     tokens: Option<TokenReader>,
     sessions: Sessions,
+    attempts: FailedAttempts,
 }
 
 impl KeyRing {
@@ -72,6 +75,7 @@ impl KeyRing {
             flags,
             tokens,
             sessions: Sessions::default(),
+            attempts: FailedAttempts::default(),
         }))
     }
 
@@ -119,6 +123,14 @@ impl KeyRing {
             }
         }
         Ok(None)
+    }
+
+    /// Counts a failed attempt of `peer` to show a key.
+    ///
+    /// # Errors
+    /// The time to wait, if too many attempts from this address failed.
+    pub(super) fn count_failed(&self, peer: Option<Peer>) -> Result<(), Duration> {
+        self.attempts.count(peer)
     }
 
     /// Returns the present rights of a key whose rights were found earlier.
@@ -185,8 +197,6 @@ fn by_hash(flags: &[Arc<AccessKey>], file: Vec<AccessKey>) -> KeyMap {
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used, reason = "tests")]
-
-    use std::time::Duration;
 
     use super::super::role::{CollectionScope, Operation};
     use super::*;

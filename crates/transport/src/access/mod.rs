@@ -7,6 +7,7 @@
 //! therefore refuses every request under a name that another site may own. gRPC needs no such
 //! check: no page can speak it.
 
+mod attempts;
 mod audit;
 mod cors;
 mod credentials;
@@ -26,7 +27,7 @@ mod tokens;
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use base::{Error, Result};
+use base::{Error, ErrorKind, Result};
 use http::{HeaderMap, HeaderName, Uri, header};
 use metrics::{KindLabels, Metrics};
 
@@ -103,7 +104,8 @@ pub enum BrowserSessions {
 pub enum KeyRefusal {
     /// No key of the server was shown.
     Unauthenticated(Error),
-    /// The key lacks a right, or has made too many requests.
+    /// The key lacks a right or has made too many requests, or too many wrong keys came from the
+    /// address of the client.
     Refused(Error),
 }
 
@@ -125,19 +127,54 @@ impl AccessPolicy {
         sessions: BrowserSessions,
         operation: &Operation,
     ) -> std::result::Result<Option<KeyGrant>, KeyRefusal> {
-        let found = self.authenticate(caller.headers, sessions);
-        let Some(grant) = found.map_err(KeyRefusal::Unauthenticated)? else { return Ok(None) };
+        let Some(grant) = self.authenticate(caller, sessions)? else { return Ok(None) };
         let admitted = grant.check(operation).and_then(|()| self.count_request(&grant));
         admitted.map_err(KeyRefusal::Refused)?;
         Ok(Some(grant))
     }
 
-    /// Returns the rights of the key that a request shows; `None` if the server needs no keys. Does
-    /// not count the request.
+    /// Returns the rights of the key that a request shows; `None` if the server needs no keys.
+    /// Counts a wrong key, and not the request.
+    ///
+    /// # Errors
+    /// The reason why the request shows no key of the server.
+    pub fn authenticate(
+        &self,
+        caller: Caller<'_>,
+        sessions: BrowserSessions,
+    ) -> std::result::Result<Option<KeyGrant>, KeyRefusal> {
+        let found = self.shown_grant(caller.headers, sessions);
+        found.map_err(|error| {
+            if !shows_key(caller.headers) {
+                return KeyRefusal::Unauthenticated(error);
+            }
+            let error = self.failed_attempt(caller.peer, error);
+            if error.kind() == ErrorKind::ResourceExhausted {
+                KeyRefusal::Refused(error)
+            } else {
+                KeyRefusal::Unauthenticated(error)
+            }
+        })
+    }
+
+    /// Counts a failed attempt of `peer` to show a key. Returns `error`, or if too many attempts
+    /// from this address failed, `ResourceExhausted` with the time to wait.
+    pub fn failed_attempt(&self, peer: Option<Peer>, error: Error) -> Error {
+        let counted = self.keys.as_ref().map(|keys| keys.count_failed(peer));
+        let Some(Err(wait)) = counted else { return error };
+        self.metrics.refused.get_or_create(&KindLabels { kind: "key_failures" }).inc();
+        Error::exhausted(format!(
+            "{}; too many wrong keys came from this address: try again later",
+            error.message()
+        ))
+        .with_retry_after(wait)
+    }
+
+    /// Returns the rights of the key that a request shows; `None` if the server needs no keys.
     ///
     /// # Errors
     /// `PermissionDenied` if the request shows no key of the server.
-    pub fn authenticate(
+    fn shown_grant(
         &self,
         headers: &HeaderMap,
         sessions: BrowserSessions,
@@ -163,7 +200,7 @@ impl AccessPolicy {
     /// Returns true if the server needs no keys, or if a request shows a key that permits
     /// `operation`. Does not count the request.
     pub fn permits(&self, headers: &HeaderMap, operation: &Operation) -> bool {
-        match self.authenticate(headers, BrowserSessions::Accepted) {
+        match self.shown_grant(headers, BrowserSessions::Accepted) {
             Ok(grant) => grant.is_none_or(|grant| grant.check(operation).is_ok()),
             Err(_) => false,
         }
@@ -421,6 +458,31 @@ mod tests {
     }
 
     #[test]
+    fn wrong_keys_are_limited_and_right_keys_are_not() {
+        let policy = AccessPolicy { keys: keys(Some("s3cret"), None), ..policy() };
+        let show = |key: &'static str| {
+            let name = HeaderName::from_static("api-key");
+            let headers = HeaderMap::from_iter([(name, HeaderValue::from_static(key))]);
+            let peer = Some(Peer::Tcp(([192, 0, 2, 1], 1).into()));
+            policy.authenticate(Caller { peer, headers: &headers }, BrowserSessions::Ignored)
+        };
+        let refused = (0..10_000).find_map(|_| match show("wrong") {
+            Err(KeyRefusal::Refused(error)) => Some(error),
+            other => {
+                assert!(matches!(other, Err(KeyRefusal::Unauthenticated(_))), "{other:?}");
+                None
+            }
+        });
+        let refused = refused.unwrap();
+        assert_eq!(refused.kind(), ErrorKind::ResourceExhausted);
+        assert!(refused.retry_after().is_some() && refused.message().contains("is not a key"));
+        let labels = KindLabels { kind: "key_failures" };
+        assert_eq!(policy.metrics.refused.get_or_create(&labels).get(), 1);
+        assert!(show("s3cret").unwrap().is_some());
+        assert!(matches!(show(""), Err(KeyRefusal::Unauthenticated(_))), "it shows no key");
+    }
+
+    #[test]
     fn pages_of_other_sites_are_refused() {
         let (origin, host) = (header::ORIGIN, header::HOST);
         let page = |from| refused(&[(origin.clone(), from), (host.clone(), "localhost:8501")]);
@@ -559,7 +621,7 @@ mod tests {
         let own = [(header::HOST, "localhost:8501"), (header::ORIGIN, "http://localhost:8501")];
         assert!(call(&own).is_ok());
         let other = [(header::HOST, "localhost:8501"), (header::ORIGIN, "http://evil.example")];
-        assert_eq!(call(&other).unwrap_err().kind(), base::ErrorKind::PermissionDenied);
+        assert_eq!(call(&other).unwrap_err().kind(), ErrorKind::PermissionDenied);
         let renamed = [(header::HOST, "evil.example"), (header::ORIGIN, "http://evil.example")];
         let error = call(&renamed).unwrap_err();
         assert!(error.message().contains("--allowed-hosts"), "{error}");
