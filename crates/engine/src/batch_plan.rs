@@ -178,6 +178,16 @@ impl BatchPlan {
         self.inputs.iter().any(|input| input.rule.is_some())
     }
 
+    /// Returns true if outputs of joined runs over inputs of the same sizes can differ in size:
+    /// `signature`, the one of this plan, has an output with a dynamic axis behind axis 0. Rules
+    /// state the sizes if inputs are padded, and a shared input may be a size.
+    pub fn has_open_outputs(&self, signature: &Signature) -> bool {
+        let is_open = |spec: &TensorSpec| {
+            spec.shape.iter().flatten().skip(1).any(|dim| matches!(dim, Dim::Dynamic(_)))
+        };
+        self.batchable && !self.pads() && !self.shares() && signature.outputs.iter().any(is_open)
+    }
+
     /// Returns true if the server makes any input.
     pub fn fills(&self) -> bool {
         self.inputs.iter().any(|input| input.fill.is_some())

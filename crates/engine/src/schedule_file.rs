@@ -43,6 +43,9 @@ pub struct ScheduleFile {
     /// True to merge even without a measured gain.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub always_merge: Option<bool>,
+    /// True to merge requests although sizes of outputs depend on values of the inputs.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub data_dependent_shapes: Option<bool>,
     /// Maximum queued requests.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub queue: Option<usize>,
@@ -175,6 +178,7 @@ impl ScheduleFile {
                 .clone()
                 .unwrap_or(base.allowed_batch_sizes),
             always_merge: self.always_merge.unwrap_or(base.always_merge),
+            data_dependent_shapes: self.data_dependent_shapes.unwrap_or(base.data_dependent_shapes),
             queue_max: self.queue.or(base.queue_max),
             timeout: self.timeout.or(base.timeout),
             priorities: match &self.priorities {
@@ -224,6 +228,10 @@ impl ScheduleFile {
                 &default.allowed_batch_sizes,
             ),
             always_merge: changed(&options.always_merge, &default.always_merge),
+            data_dependent_shapes: changed(
+                &options.data_dependent_shapes,
+                &default.data_dependent_shapes,
+            ),
             queue: options.queue_max,
             timeout: options.timeout,
             default_priority: changed(&options.default_priority, &default.default_priority),

@@ -62,6 +62,9 @@ pub struct ScheduleOptions {
     /// True to merge even without a measured gain. For measurements; see the cost model of
     /// `schedule`.
     pub always_merge: bool,
+    /// True to merge requests although sizes of outputs depend on values of the inputs. An answer
+    /// then has the padding of its batch.
+    pub data_dependent_shapes: bool,
     /// Maximum queued requests of this model; a request of several batches counts as many.
     /// Requests of lower priority than the new one do not count. `None` uses the server's bound.
     pub queue_max: Option<usize>,
@@ -155,6 +158,7 @@ impl Default for ScheduleOptions {
             preferred_batch_sizes: Vec::new(),
             allowed_batch_sizes: Vec::new(),
             always_merge: false,
+            data_dependent_shapes: false,
             queue_max: None,
             timeout: None,
             priorities: Vec::new(),
@@ -200,6 +204,13 @@ impl ScheduleOptions {
             ));
         }
         self.check_allowed_sizes()?;
+        if self.data_dependent_shapes && self.mode == ScheduleMode::Sync {
+            return wrong(
+                "data-dependent-shapes has no effect without mode = \"async\"; set it, or remove \
+                 data-dependent-shapes"
+                    .into(),
+            );
+        }
         if self.priorities.len() > PRIORITY_LEVELS_MAX {
             return wrong(format!("at most {PRIORITY_LEVELS_MAX} priorities"));
         }
@@ -363,6 +374,7 @@ mod tests {
         assert!(allowed(&[8, 16]).contains("the last is 16; it must be at least max-batch"));
         assert!(allowed(&[32, 8]).contains("ascending") && allowed(&[0, 32]).contains("positive"));
         assert!(allowed(&[32, BATCH_MAX + 1]).contains("4097 is more than 4096"));
+        assert!(error(|o| o.data_dependent_shapes = true).contains("without mode = \"async\""));
         assert!(error(|o| o.default_priority = 2).contains("1 to 1"));
         assert!(error(|o| o.priorities = vec![PriorityOptions::default(); 17]).contains("16"));
         let input = |change: fn(&mut PadOptions)| {

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::SystemTime;
 
-use base::{CarriedInput, NamedTensor, Result, Signature, VersionId};
+use base::{CarriedInput, Error, NamedTensor, Result, Signature, VersionId};
 
 use crate::named_signature::{NamedSignature, SignatureSession, unknown_signature};
 use crate::output_sizes::OutputSizes;
@@ -95,6 +95,7 @@ impl VersionParts {
             let session = Arc::new(SignatureSession::new(self.session.clone(), number));
             main.others.push(Arc::new(self.servable(number, session)?));
         }
+        main.check_shapes()?;
         Ok(main)
     }
 
@@ -168,6 +169,21 @@ impl Servable {
         parts.build()
     }
 
+    /// Checks that `data-dependent-shapes`, if it is set, has an effect on a signature.
+    fn check_shapes(&self) -> Result<()> {
+        let others = self.others.iter().map(|servable| &**servable);
+        let mut servables = std::iter::once(self).chain(others);
+        if !self.schedule.data_dependent_shapes
+            || servables.any(|servable| servable.plan.has_open_outputs(&servable.signature))
+        {
+            return Ok(());
+        }
+        Err(Error::invalid(
+            "data-dependent-shapes has no effect on this model: its requests are not merged, its inputs are \
+             padded or have no batch axis, or no output has a dynamic axis besides axis 0; remove it",
+        ))
+    }
+
     /// Returns the threads of one run.
     pub fn threads_per_run(&self) -> usize {
         self.threads_per_run
@@ -227,7 +243,8 @@ impl Servable {
     /// Keeps what runs of `earlier`, with the same session, have shown about the items of the
     /// model. Under other batching rules it does not count: a rule may keep the items apart.
     fn keep_evidence(&mut self, earlier: &Servable) {
-        if self.plan == earlier.plan {
+        let accepts_shapes = |servable: &Servable| servable.schedule.data_dependent_shapes;
+        if self.plan == earlier.plan && accepts_shapes(self) == accepts_shapes(earlier) {
             self.mixes_items = earlier.mixes_items.clone();
             self.output_sizes = earlier.output_sizes.clone();
         }

@@ -559,6 +559,7 @@ mod tests {
             preferred_batch_sizes,
             allowed_batch_sizes,
             always_merge,
+            data_dependent_shapes,
             queue,
             timeout,
             default_priority,
@@ -571,7 +572,7 @@ mod tests {
         assert!(
             max_queue_delay.is_some() && preferred_batch_sizes.is_some() && always_merge.is_some()
         );
-        assert!(allowed_batch_sizes.is_some());
+        assert!(allowed_batch_sizes.is_some() && data_dependent_shapes.is_some());
         assert!(
             queue.is_some() && timeout.is_some() && default_priority.is_some() && merge.is_some()
         );

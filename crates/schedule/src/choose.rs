@@ -148,7 +148,9 @@ impl ModelQueue {
         let misfit = servable.mixes_items() || self.misfit.contains(&servable.instance());
         let mergeable =
             options.mode == ScheduleMode::Async && plan.batchable && options.max_batch > 1;
-        if !mergeable || self.at(head).batch_key.is_none() || misfit {
+        // A request that is larger than a batch and was not split runs by itself.
+        let is_large = self.at(head).items > options.max_batch;
+        if !mergeable || is_large || self.at(head).batch_key.is_none() || misfit {
             let batch_key = self.at(head).batch_key.clone().filter(|_| !misfit);
             return Ok(Group { slots: vec![head], batch_key, decided: None });
         }

@@ -81,7 +81,7 @@ impl Entry {
             wait: QueueWait::default(),
             finish,
         };
-        if !job.servable.plan().batchable || items <= max || job.servable.mixes_items() {
+        if runs_whole(&job.servable, items) {
             return Ok(vec![part(
                 job.inputs,
                 job.outputs,
@@ -156,6 +156,14 @@ impl Entry {
     pub(crate) fn same_batch_key(&self, other: &Entry) -> bool {
         self.key == other.key && self.same_question(other) && self.batch_key == other.batch_key
     }
+}
+
+/// Returns true if a request of `items` items is not split, for any inputs.
+fn runs_whole(servable: &Servable, items: usize) -> bool {
+    let options = servable.schedule();
+    // Outputs of pieces could not be joined if their sizes depend on the values.
+    let is_open = options.data_dependent_shapes && options.allowed_batch_sizes.is_empty();
+    !servable.plan().batchable || items <= options.max_batch || servable.mixes_items() || is_open
 }
 
 /// Splits the inputs into pieces of at most `max` items, with their number of items. Every piece

@@ -7,7 +7,7 @@ use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use base::{Dim, Error, NamedTensor, QueueWait, Result, RunAhead, RunRecord, TensorSpec};
+use base::{Error, NamedTensor, QueueWait, Result, RunAhead, RunRecord};
 use engine::{InputPlan, Servable};
 use os::thread::PageFaults;
 
@@ -246,12 +246,9 @@ fn sizes_vary(
 ) -> bool {
     let plan = servable.plan();
     let (Some(batch_key), Some(outputs)) = (batch_key, answers.first()) else { return false };
-    let is_open = |spec: &TensorSpec| {
-        spec.shape.iter().flatten().skip(1).any(|dim| matches!(dim, Dim::Dynamic(_)))
-    };
-    // Rules state the sizes if inputs are padded, and a shared input may be a size.
-    let is_compared = plan.batchable && !plan.pads() && !plan.shares();
-    if !is_compared || !servable.signature().outputs.iter().any(is_open) {
+    // The owner of the model may accept such sizes.
+    let is_accepted = servable.schedule().data_dependent_shapes;
+    if is_accepted || !plan.has_open_outputs(servable.signature()) {
         return false;
     }
     let mut question = DefaultHasher::new();

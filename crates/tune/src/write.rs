@@ -26,6 +26,7 @@ const SECTION: &str = "schedule";
 const INTRA_OP: &str = "intra-op-threads";
 const PREFERRED: &str = "preferred-batch-sizes";
 const ALLOWED: &str = "allowed-batch-sizes";
+const DATA_DEPENDENT: &str = "data-dependent-shapes";
 
 /// Returns the text of the model's file; empty if there is none.
 ///
@@ -107,6 +108,13 @@ fn settings(point: &TunePoint, before: &Table) -> Result<Table> {
         let mut sizes = sizes.clone();
         sizes.push(Value::Integer(point.max_batch as i64));
         settings.insert(ALLOWED.into(), Value::Array(sizes));
+    }
+    // The server refuses it without merging.
+    let section = before.get(SECTION).filter(|_| !point.merged);
+    if section.and_then(|section| section.get(DATA_DEPENDENT)).and_then(Value::as_bool)
+        == Some(true)
+    {
+        settings.insert(DATA_DEPENDENT.into(), Value::Boolean(false));
     }
     Ok(settings)
 }
@@ -315,6 +323,14 @@ mod tests {
         assert!(with_point(text, &point()).unwrap().contains("preferred-batch-sizes = [8, 16]\n"));
         let small = TunePoint { max_batch: 128, ..point() };
         assert!(with_point(text, &small).unwrap().contains("[8, 16, 64]"));
+    }
+
+    #[test]
+    fn settings_without_merging_drop_its_condition() {
+        let text = "[schedule]\ndata-dependent-shapes = true\n";
+        assert!(with_point(text, &point()).unwrap().contains("data-dependent-shapes = true\n"));
+        let after = with_point(text, &TunePoint::sync(2, 1)).unwrap();
+        assert!(after.contains("data-dependent-shapes = false\n"), "{after}");
     }
 
     #[test]

@@ -22,6 +22,7 @@ const FULL: &str = r#"
     preferred-batch-sizes = [8, 16]
     allowed-batch-sizes = [4, 32]
     always-merge = true
+    data-dependent-shapes = true
     queue = 256
     timeout = "500ms"
     default-priority = 2
@@ -81,6 +82,7 @@ fn every_setting_is_applied() {
         preferred_batch_sizes: vec![8, 16],
         allowed_batch_sizes: vec![4, 32],
         always_merge: true,
+        data_dependent_shapes: true,
         queue_max: Some(256),
         timeout: Some(ms(500)),
         priorities: vec![level, PriorityOptions::default()],

@@ -102,3 +102,22 @@ fn a_model_mixes_its_items_under_other_settings_too() {
     let unjoined = with(ScheduleOptions::default());
     assert!(!servable(&unjoined, "other").mixes_items());
 }
+
+#[test]
+fn data_dependent_shapes_need_an_open_output() {
+    let options = |data_dependent_shapes| ScheduleOptions {
+        mode: ScheduleMode::Async,
+        data_dependent_shapes,
+        ..ScheduleOptions::default()
+    };
+    let fixed = Servable::new(id(), "fake", session(TWO_SIGNATURES), options(true)).unwrap_err();
+    assert!(fixed.message().contains("data-dependent-shapes has no effect"), "{fixed}");
+    let loaded = Servable::new(id(), "fake", session(OTHER_INPUTS), options(false)).unwrap();
+    loaded.set_mixes_items();
+    let with = |schedule: ScheduleOptions| {
+        let settings = ServableSettings { schedule, ..ServableSettings::default() };
+        loaded.with_settings(settings).unwrap()
+    };
+    // The sizes may have been the only evidence.
+    assert!(with(options(false)).mixes_items() && !with(options(true)).mixes_items());
+}

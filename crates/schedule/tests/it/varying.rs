@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 
 use base::{DType, Dim, NamedTensor, Result, Signature, Tensor, TensorSpec, VersionId};
-use engine::{Servable, Session};
+use engine::{ScheduleOptions, Servable, Session};
 
 use crate::Gate;
 use crate::rows::{Bench, Tagged, merging, ok};
@@ -42,7 +42,7 @@ impl Session for SharedRepeater {
     }
 }
 
-fn model() -> (Arc<Repeater>, Arc<Servable>) {
+fn model(options: ScheduleOptions) -> (Arc<Repeater>, Arc<Servable>) {
     let spec = |name: &str, columns: Dim| TensorSpec {
         name: name.into(),
         dtype: DType::F32,
@@ -60,7 +60,7 @@ fn model() -> (Arc<Repeater>, Arc<Servable>) {
     });
     let id = VersionId { model: "m".into(), version: 1 };
     let session = Box::new(SharedRepeater(repeater.clone()));
-    let servable = Servable::new(id, "test", session, merging()).unwrap();
+    let servable = Servable::new(id, "test", session, options).unwrap();
     (repeater, Arc::new(servable))
 }
 
@@ -92,7 +92,7 @@ fn ask_together(
 #[test]
 fn a_joined_run_with_outputs_of_other_sizes_is_discarded() {
     let bench = Bench::new(1, 100);
-    let model = model();
+    let model = model(merging());
     let answers = ask_together(&bench, &model, [1.0, 1.0, 3.0]);
     assert_eq!(ok(&answers[1])[0].tensor.shape(), [1, 1]);
     assert_eq!(ok(&answers[2])[0].tensor.to_vec::<f32>().unwrap(), [3.0, 3.0, 3.0]);
@@ -103,7 +103,7 @@ fn a_joined_run_with_outputs_of_other_sizes_is_discarded() {
 #[test]
 fn runs_alone_show_that_sizes_depend_on_values() {
     let bench = Bench::new(1, 100);
-    let model = model();
+    let model = model(merging());
     model.0.gate.open();
     for value in [1.0, 3.0] {
         bench.ask(0, &model.1, x(value));
@@ -112,4 +112,23 @@ fn runs_alone_show_that_sizes_depend_on_values() {
     ask_together(&bench, &model, [2.0, 2.0, 2.0]);
     bench.scheduler.shutdown();
     assert_eq!(*model.0.runs.lock().unwrap(), [1; 5]);
+}
+
+/// The owner of the model accepts the padding of a batch.
+#[test]
+fn accepted_sizes_leave_a_joined_run_as_it_is() {
+    let bench = Bench::new(1, 100);
+    let options = ScheduleOptions { data_dependent_shapes: true, ..merging() };
+    let model = model(options);
+    let answers = ask_together(&bench, &model, [2.0, 1.0, 3.0]);
+    assert_eq!(ok(&answers[0])[0].tensor.shape(), [1, 2]);
+    assert_eq!(ok(&answers[1])[0].tensor.to_vec::<f32>().unwrap(), [1.0, 0.0, 0.0]);
+    assert_eq!(ok(&answers[2])[0].tensor.to_vec::<f32>().unwrap(), [3.0, 3.0, 3.0]);
+    // Pieces of a request that is larger than a batch would have outputs of other sizes.
+    let values = vec![1f32, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 2.0];
+    let large = Tensor::from_vec([9usize, 1].as_slice(), values).unwrap();
+    bench.ask(3, &model.1, vec![NamedTensor::new("x", large)]);
+    assert_eq!(ok(&bench.answers(1)[0])[0].tensor.shape(), [9, 2]);
+    bench.scheduler.shutdown();
+    assert_eq!(*model.0.runs.lock().unwrap(), [1, 2, 9]);
 }
