@@ -178,14 +178,19 @@ impl BatchPlan {
         self.inputs.iter().any(|input| input.rule.is_some())
     }
 
-    /// Returns true if outputs of joined runs over inputs of the same sizes can differ in size:
-    /// `signature`, the one of this plan, has an output with a dynamic axis behind axis 0. Rules
-    /// state the sizes if inputs are padded, and a shared input may be a size.
+    /// Returns true if an output of a joined run can have other sizes than each request alone:
+    /// `signature`, the one of this plan, has an output with a dynamic axis behind axis 0 whose
+    /// size follows no rule. A shared input may be that size.
     pub fn has_open_outputs(&self, signature: &Signature) -> bool {
-        let is_open = |spec: &TensorSpec| {
-            spec.shape.iter().flatten().skip(1).any(|dim| matches!(dim, Dim::Dynamic(_)))
+        let has_rule = |spec: &TensorSpec, axis: usize| {
+            let mut cuts = self.cuts.iter().filter(|cut| *cut.name == *spec.name);
+            cuts.any(|cut| cut.axes.iter().any(|cut| cut.axis == axis))
         };
-        self.batchable && !self.pads() && !self.shares() && signature.outputs.iter().any(is_open)
+        let is_open = |spec: &TensorSpec| {
+            let rank = spec.shape.as_ref().map_or(0, Vec::len);
+            (1..rank).any(|axis| free(spec, axis) && !has_rule(spec, axis))
+        };
+        self.batchable && (self.pads() || !self.shares()) && signature.outputs.iter().any(is_open)
     }
 
     /// Returns true if the server makes any input.

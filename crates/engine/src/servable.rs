@@ -179,8 +179,8 @@ impl Servable {
             return Ok(());
         }
         Err(Error::invalid(
-            "data-dependent-shapes has no effect on this model: its requests are not merged, its inputs are \
-             padded or have no batch axis, or no output has a dynamic axis besides axis 0; remove it",
+            "data-dependent-shapes has no effect on this model: its requests are not merged, or share an input \
+             without a batch axis, or no output has a dynamic axis besides axis 0 and without a rule; remove it",
         ))
     }
 

@@ -9,7 +9,7 @@ use crate::{CutOptions, ScheduleOptions};
 ///
 /// # Errors
 /// `InvalidArgument` for an output or axis that the model does not have, and for a dynamic axis
-/// without a rule if inputs are padded.
+/// without a rule if inputs are padded and its size must be the request's own.
 pub(super) fn cuts(signature: &Signature, options: &ScheduleOptions) -> Result<Vec<OutputPlan>> {
     for name in options.outputs.keys() {
         if signature.output(name).is_none() {
@@ -21,7 +21,7 @@ pub(super) fn cuts(signature: &Signature, options: &ScheduleOptions) -> Result<V
         let rules = options.outputs.get(&spec.name).map_or(&[][..], Vec::as_slice);
         let axes =
             rules.iter().map(|rule| cut(signature, spec, rule)).collect::<Result<Vec<_>>>()?;
-        if !options.inputs.is_empty() {
+        if !options.inputs.is_empty() && !options.data_dependent_shapes {
             if spec.shape.is_none() && axes.is_empty() {
                 return Err(Error::invalid(format!(
                     "inputs are padded and the model does not say what axes output \"{}\" has: outputs.{} must say which input's axes they follow",

@@ -7,7 +7,7 @@ use base::{DType, Dim, NamedTensor, Result, Signature, Tensor, TensorSpec, Versi
 use engine::{ScheduleOptions, Servable, Session};
 
 use crate::Gate;
-use crate::rows::{Bench, Tagged, merging, ok};
+use crate::rows::{self, Bench, Kind, Tagged, merging, ok, padding};
 
 /// Repeats each element of `x` as often as it says, with zeros up to the longest row of the run, as
 /// a model does that splits texts into words.
@@ -131,4 +131,26 @@ fn accepted_sizes_leave_a_joined_run_as_it_is() {
     assert_eq!(ok(&bench.answers(1)[0])[0].tensor.shape(), [9, 2]);
     bench.scheduler.shutdown();
     assert_eq!(*model.0.runs.lock().unwrap(), [1, 2, 9]);
+}
+
+#[test]
+fn accepted_sizes_of_padded_runs_need_no_rule() {
+    let bench = Bench::new(1, 100);
+    let mut options = ScheduleOptions { data_dependent_shapes: true, ..padding() };
+    options.outputs.clear();
+    let (model, servable) = rows::model("m", options, Kind { masked: true, ..Kind::default() });
+    model.gate.close();
+    bench.ask(0, &servable, rows::x(1, 4, 1.0));
+    model.wait_running(1);
+    bench.ask(1, &servable, rows::x(1, 2, 1.0));
+    bench.ask(2, &servable, rows::x(1, 4, 1.0));
+    model.gate.open();
+    let mut answers = bench.answers(3);
+    answers.sort_by_key(|answer| answer.0);
+    bench.scheduler.shutdown();
+    assert_eq!(model.runs(), [(1, 4), (2, 4)]);
+    let outputs = ok(&answers[1]);
+    let values = |index: usize| outputs[index].tensor.to_vec::<f32>().unwrap();
+    assert_eq!(values(0), [3.0], "the mask leaves the request's own");
+    assert_eq!(values(1), [3.0, 154.0], "the sum of the padding stays");
 }
