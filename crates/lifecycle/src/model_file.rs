@@ -10,6 +10,7 @@ use engine::{
     ClassifySettings, Device, ExampleSettings, ExamplesSection, LABELS_MAX, RegressSettings,
     ScheduleFile, SignatureFile,
 };
+use os::RegularFile;
 use serde::{Deserialize, Deserializer, de};
 
 use crate::{ModelConfig, RolloutFile, Transition, VersionPolicy};
@@ -195,23 +196,27 @@ impl ModelFile {
         self.classify.as_ref()?.labels_file.as_ref().map(|file| dir.join(file))
     }
 
-    /// Replaces the name of the file `path` in the section `[classify]` by its labels.
-    /// `settings` is the path of this file.
-    pub(crate) fn read_labels(&mut self, path: &Path, settings: &Path) -> Result<(), String> {
+    /// Replaces the name of the file `path` in the section `[classify]` by its labels. The file
+    /// must be below `dir`, a directory without links, or beside the opened file `settings`.
+    pub(crate) fn read_labels(
+        &mut self,
+        path: &Path,
+        dir: &Path,
+        settings: &RegularFile,
+    ) -> Result<(), String> {
         let Some(classify) = &mut self.classify else { return Ok(()) };
         let wrong = |what: &dyn std::fmt::Display| {
             format!("classify.labels-file: {}: {what}", path.display())
         };
-        let meta = std::fs::metadata(path).map_err(|error| wrong(&error))?;
-        os::check_regular_file(&meta).map_err(|error| wrong(&error))?;
-        if meta.len() > LABELS_BYTES_MAX {
+        let file = RegularFile::open(path).map_err(|error| wrong(&error))?;
+        if file.bytes() > LABELS_BYTES_MAX {
             return Err(wrong(&format_args!("larger than {LABELS_BYTES_MAX} bytes")));
         }
-        // Clients read the labels.
-        if !leads_beside(path, settings).map_err(|error| wrong(&error))? {
+        // Clients read the labels. The opened file is checked, because a link can change meanwhile.
+        if !is_beside(&file, dir, settings).map_err(|error| wrong(&error))? {
             return Err(wrong(&"a link out of the model's directory; copy the file there"));
         }
-        let text = os::read_regular_file(path, LABELS_BYTES_MAX).map_err(|error| wrong(&error))?;
+        let text = file.read(LABELS_BYTES_MAX).map_err(|error| wrong(&error))?;
         let text = String::from_utf8(text).map_err(|error| wrong(&error))?;
         let labels: Vec<Arc<str>> = text.lines().map(Arc::from).collect();
         if labels.len() > LABELS_MAX {
@@ -312,14 +317,12 @@ fn is_below(file: &Path) -> bool {
         && parts.all(|part| matches!(part, Component::Normal(_) | Component::CurDir))
 }
 
-/// Returns true if `path` is below the directory of the file `settings` once links are followed. If
-/// `settings` is a link, its target can be in that directory too.
-fn leads_beside(path: &Path, settings: &Path) -> std::io::Result<bool> {
-    let real = path.canonicalize()?;
-    let real_settings = settings.canonicalize()?;
-    let own = settings.parent().map(Path::canonicalize).transpose()?;
-    let mut directories = own.as_deref().into_iter().chain(real_settings.parent());
-    Ok(directories.any(|directory| real.starts_with(directory)))
+/// Returns true if the opened `file` is below `dir`, or below the directory of the opened file
+/// `settings`, to which a link in `dir` may lead.
+fn is_beside(file: &RegularFile, dir: &Path, settings: &RegularFile) -> std::io::Result<bool> {
+    let real = file.real_path()?;
+    let settings = settings.real_path()?;
+    Ok(std::iter::once(dir).chain(settings.parent()).any(|parent| real.starts_with(parent)))
 }
 
 /// Reads a size such as "2GiB".
@@ -339,13 +342,12 @@ fn graph_tags_are_valid(tags: &[String]) -> bool {
         && tags.iter().all(|tag| !tag.is_empty() && !tag.contains(','))
 }
 
-/// Reads the file at `path`, whose length is `bytes`.
-pub(crate) fn read(path: &Path, bytes: u64) -> Result<String, String> {
-    if bytes > MODEL_FILE_BYTES_MAX {
+/// Reads the opened file.
+pub(crate) fn read(file: &RegularFile) -> Result<String, String> {
+    if file.bytes() > MODEL_FILE_BYTES_MAX {
         return Err("larger than a settings file can be".into());
     }
-    let text =
-        os::read_regular_file(path, MODEL_FILE_BYTES_MAX).map_err(|error| error.to_string())?;
+    let text = file.read(MODEL_FILE_BYTES_MAX).map_err(|error| error.to_string())?;
     String::from_utf8(text).map_err(|error| error.to_string())
 }
 
@@ -585,6 +587,28 @@ mod tests {
         let engine::CutText { axis: _, input: _, input_axis: _, divisor, rounding, offset } =
             output;
         assert!(divisor.is_some() && rounding.is_some() && offset.is_some());
+    }
+
+    /// The writer of a model may change its links at any time.
+    #[test]
+    fn labels_beside_a_link_made_after_the_read_are_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        let root = dir.path().canonicalize().unwrap();
+        let (model, other) = (root.join("m"), root.join("other"));
+        for dir in [&model, &other] {
+            std::fs::create_dir(dir).unwrap();
+            let text = "[classify]\nscores = \"p\"\nlabels-file = \"labels.txt\"";
+            std::fs::write(dir.join(MODEL_FILE), text).unwrap();
+        }
+        std::fs::write(other.join("labels.txt"), "secret").unwrap();
+        let opened = RegularFile::open(&model.join(MODEL_FILE)).unwrap();
+        let mut file = ModelFile::parse(&read(&opened).unwrap()).unwrap();
+        std::fs::remove_file(model.join(MODEL_FILE)).unwrap();
+        for name in [MODEL_FILE, "labels.txt"] {
+            std::os::unix::fs::symlink(other.join(name), model.join(name)).unwrap();
+        }
+        let error = file.read_labels(&model.join("labels.txt"), &model, &opened).unwrap_err();
+        assert!(error.contains("a link out of the model's directory"), "{error}");
     }
 
     #[test]

@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 
 use arc_swap::ArcSwap;
 use base::{Error, Result};
-use os::FileStamp;
+use os::{FileStamp, RegularFile};
 
 use crate::model_file::{self, MODEL_FILE, ModelFile};
 use crate::{ConfigSet, ModelConfig, ModelRoot, VersionPolicy};
@@ -123,6 +123,35 @@ impl SettingsMemory {
         let is_new = now.duration_since(since) < time.mul_f64(0.9);
         let has_settings = self.stamp.bytes() > 0 && matches!(*self.settings, Ok(Some(_)));
         (is_new && has_settings).then(|| self.settings.clone())
+    }
+}
+
+/// Settings that were read, and the file of labels that they name.
+struct ReadSettings {
+    parsed: Result<ModelFile, String>,
+    labels: Option<(PathBuf, FileStamp)>,
+}
+
+impl ReadSettings {
+    /// Reads the settings in `base_path`.
+    ///
+    /// # Errors
+    /// The reason why a file cannot be read, or why the labels must not be read.
+    fn of(base_path: &Path) -> Result<ReadSettings, String> {
+        // Both files are those of one directory, even if a link to it changes meanwhile.
+        let dir = base_path.canonicalize().map_err(|error| error.to_string())?;
+        let opened = RegularFile::open(&dir.join(MODEL_FILE)).map_err(|error| error.to_string())?;
+        let mut parsed = ModelFile::parse(&model_file::read(&opened)?);
+        let mut labels = None;
+        if let Ok(file) = &mut parsed
+            && let Some(path) = file.labels_path(&dir)
+        {
+            // The stamp is older than the text, so that a change during the read is seen.
+            let stamp = FileStamp::read(&path);
+            file.read_labels(&path, &dir, &opened)?;
+            labels = Some((path, stamp.map_err(|error| error.to_string())?));
+        }
+        Ok(ReadSettings { parsed, labels })
     }
 }
 
@@ -311,23 +340,10 @@ impl Scanner {
         }
         // A file that could not be read is read again at the next scan: success needs no change of
         // the file.
-        let text = match model_file::read(&path, stamp.bytes()) {
-            Ok(text) => text,
+        let ReadSettings { parsed, labels } = match ReadSettings::of(base_path) {
+            Ok(read) => read,
             Err(error) => return unreadable(&error),
         };
-        let mut parsed = ModelFile::parse(&text);
-        let mut labels = None;
-        if let Ok(file) = &mut parsed
-            && let Some(labels_path) = file.labels_path(base_path)
-        {
-            // The stamp is older than the text, so that a change during the read is seen.
-            let labels_stamp = FileStamp::read(&labels_path);
-            match (file.read_labels(&labels_path, &path), labels_stamp) {
-                (Ok(()), Ok(stamp)) => labels = Some((labels_path, stamp)),
-                (Err(error), _) => return unreadable(&error),
-                (_, Err(error)) => return unreadable(&error),
-            }
-        }
         let parsed = parsed.map(Some).map_err(|error| format!("{}: {error}", path.display()));
         let settings = Arc::new(parsed);
         let memory = SettingsMemory { stamp, labels, settings: settings.clone(), lost_since: None };

@@ -144,7 +144,7 @@ impl DirectFile {
     /// Continues through the page cache. Some file systems open a file with O_DIRECT and then
     /// refuse to read it.
     fn go_buffered(&mut self, error: &io::Error) -> Result<()> {
-        self.file = File::open(&self.path).map_err(|e| Error::io(&self.path, &e))?;
+        leave_direct(&self.file).map_err(|e| Error::io(&self.path, &e))?;
         self.direct = false;
         self.refusal = Some(refusal(&self.path, error));
         Ok(())
@@ -179,6 +179,25 @@ pub fn is_direct_refusal(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::EINVAL | libc::EOPNOTSUPP))
 }
 
+/// Lets further reads of `file`, opened with O_DIRECT, go through the page cache. It stays the same
+/// file, even if another one has taken its path.
+///
+/// # Errors
+/// The system's error.
+pub fn leave_direct(file: &File) -> io::Result<()> {
+    let descriptor = file.as_raw_fd();
+    // SAFETY: takes numbers only, about a descriptor that is open.
+    let flags = unsafe { libc::fcntl(descriptor, libc::F_GETFL) };
+    if flags < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: as above.
+    if unsafe { libc::fcntl(descriptor, libc::F_SETFL, flags & !libc::O_DIRECT) } < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(())
+}
+
 fn refusal(path: &Path, error: &io::Error) -> String {
     format!("{}: the file system refuses O_DIRECT ({error})", path.display())
 }
@@ -211,6 +230,22 @@ mod tests {
             assert_eq!(error.kind(), base::ErrorKind::DataLoss, "{error}");
             assert!(error.message().ends_with("not a regular file"), "{error}");
         }
+    }
+
+    #[test]
+    fn a_file_leaves_direct_reads_and_stays_open() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("file");
+        std::fs::write(&path, b"abc").unwrap();
+        // A file system without direct reads refuses the open.
+        let flags =
+            if DirectFile::open(&path, true).unwrap().is_direct() { libc::O_DIRECT } else { 0 };
+        let file = OpenOptions::new().read(true).custom_flags(flags).open(&path).unwrap();
+        std::fs::remove_file(&path).unwrap();
+        leave_direct(&file).unwrap();
+        let mut bytes = [0; 2];
+        file.read_exact_at(&mut bytes, 1).unwrap();
+        assert_eq!(&bytes, b"bc");
     }
 
     #[test]

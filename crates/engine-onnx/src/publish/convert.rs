@@ -7,6 +7,7 @@ use base::{Error, Result};
 use engine::layout::{Artifact, LayoutManifest, MANIFEST_NAME};
 use engine::publish::GraphWriter;
 
+use super::external::ExternalRoots;
 use super::plan::{ConversionPlan, GraphPiece, MovedParameter, ParameterBytes, plan};
 use super::source::{COPY_BYTES, WALK_BYTES, WindowedFile};
 use super::tensor::stream_typed;
@@ -22,6 +23,8 @@ const REPORT_BYTES: u64 = 4 << 20;
 /// A source whose headers were read and checked, with its plan.
 pub(super) struct Conversion {
     model: PathBuf,
+    /// The opened model. Another file may take its path after the plan.
+    walker: Walker,
     plan: ConversionPlan,
     /// Expected parameters, if the source is a published version.
     published: Option<LayoutManifest>,
@@ -74,7 +77,7 @@ impl Conversion {
                 model.display()
             )));
         }
-        Ok(Conversion { model, plan, published })
+        Ok(Conversion { model, walker, plan, published })
     }
 
     /// Returns sizes of the parameters that move.
@@ -103,54 +106,57 @@ impl Conversion {
         options: WriteOptions,
         progress: &mut dyn FnMut(PublishProgress),
     ) -> Result<LayoutManifest> {
+        let Conversion { model, mut walker, plan, published } = self;
+        let ConversionPlan { roots, moves, graph, graph_bytes } = plan;
         let mut writer = layout_writer(dir, options)?;
-        let total = self.plan.moves.iter().map(|parameter| parameter.bytes).sum::<u64>()
-            + self.plan.graph_bytes;
+        let total = moves.iter().map(|parameter| parameter.bytes).sum::<u64>() + graph_bytes;
+        walker.file().set_window(COPY_BYTES);
         let mut reader = ConversionReader {
-            model: Walker::open(&self.model, COPY_BYTES, options.direct)?,
+            model: walker,
+            roots,
             other: None,
             direct: options.direct,
             meter: ProgressMeter { done: 0, reported: 0, total, progress },
         };
-        for parameter in &self.plan.moves {
+        for parameter in &moves {
             reader.parameter(parameter, &mut writer)?;
-            self.check(&writer)?;
+            if let Some(published) = &published {
+                check_parameter(&model, published, &writer)?;
+            }
         }
-        let manifest = writer.finish_with(|out| reader.graph(&self.plan.graph, out))?;
-        if manifest.graph.bytes != self.plan.graph_bytes {
+        let manifest = writer.finish_with(|out| reader.graph(&graph, out))?;
+        if manifest.graph.bytes != graph_bytes {
             return Err(Error::internal(format!(
-                "the graph became {} bytes long instead of {}",
-                manifest.graph.bytes, self.plan.graph_bytes
+                "the graph became {} bytes long instead of {graph_bytes}",
+                manifest.graph.bytes
             )));
         }
         reader.meter.report();
         Ok(manifest)
     }
+}
 
-    /// Compares the parameter just written with a published source's manifest.
-    fn check(&self, writer: &LayoutWriter) -> Result<()> {
-        let (Some(published), Some(entry)) = (&self.published, writer.last()) else {
-            return Ok(());
-        };
-        // Both lists are in the graph's order, unless another program made the source.
-        let at = writer.count() - 1;
-        let hinted = published.tensors.get(at).filter(|tensor| tensor.name == entry.name);
-        let Some(wanted) =
-            hinted.or_else(|| published.tensors.iter().find(|tensor| tensor.name == entry.name))
-        else {
-            return Ok(());
-        };
-        let same = (&wanted.dtype, &wanted.dims, &wanted.blake3)
-            == (&entry.dtype, &entry.dims, &entry.blake3);
-        if same {
-            return Ok(());
-        }
-        Err(Error::data_loss(format!(
-            "{}: tensor {:?} is not the one that its manifest describes; publish it again from its origin",
-            self.model.display(),
-            entry.name
-        )))
+/// Compares the parameter just written with the manifest of `model`, which is a published source.
+fn check_parameter(model: &Path, published: &LayoutManifest, writer: &LayoutWriter) -> Result<()> {
+    let Some(entry) = writer.last() else { return Ok(()) };
+    // Both lists are in the graph's order, unless another program made the source.
+    let at = writer.count() - 1;
+    let hinted = published.tensors.get(at).filter(|tensor| tensor.name == entry.name);
+    let Some(wanted) =
+        hinted.or_else(|| published.tensors.iter().find(|tensor| tensor.name == entry.name))
+    else {
+        return Ok(());
+    };
+    let same =
+        (&wanted.dtype, &wanted.dims, &wanted.blake3) == (&entry.dtype, &entry.dims, &entry.blake3);
+    if same {
+        return Ok(());
     }
+    Err(Error::data_loss(format!(
+        "{}: tensor {:?} is not the one that its manifest describes; publish it again from its origin",
+        model.display(),
+        entry.name
+    )))
 }
 
 /// Compares the graph of a published version with its hash.
@@ -175,6 +181,7 @@ fn check_graph(artifact: &Artifact, direct: bool) -> Result<()> {
 /// Open files of the source.
 struct ConversionReader<'a> {
     model: Walker,
+    roots: ExternalRoots,
     /// Last external file that was read.
     other: Option<(PathBuf, WindowedFile)>,
     direct: bool,
@@ -203,7 +210,7 @@ impl ConversionReader<'_> {
                 .map_err(|e| e.context(format_args!("tensor {:?}", parameter.name)))?;
             }
             ParameterBytes::File(path, range) => {
-                external_file(&mut self.other, path, self.direct)?
+                external_file(&mut self.other, path, &self.roots, self.direct)?
                     .stream(range.clone(), &mut sink)?;
             }
         }
@@ -229,7 +236,7 @@ impl ConversionReader<'_> {
                 GraphPiece::New(bytes) => sink(bytes)?,
                 GraphPiece::Copy(range) => self.model.file().stream(range.clone(), &mut sink)?,
                 GraphPiece::File(path, range) => {
-                    external_file(&mut self.other, path, self.direct)?
+                    external_file(&mut self.other, path, &self.roots, self.direct)?
                         .stream(range.clone(), &mut sink)?;
                 }
             }
@@ -242,6 +249,7 @@ impl ConversionReader<'_> {
 fn external_file<'a>(
     slot: &'a mut Option<(PathBuf, WindowedFile)>,
     path: &Path,
+    roots: &ExternalRoots,
     direct: bool,
 ) -> Result<&'a mut WindowedFile> {
     if slot.as_ref().is_some_and(|(open, _)| open != path) {
@@ -249,7 +257,7 @@ fn external_file<'a>(
     }
     let (_, file) = match slot {
         Some(open) => open,
-        none => none.insert((path.to_owned(), WindowedFile::open(path, COPY_BYTES, direct)?)),
+        none => none.insert((path.to_owned(), roots.open(path, direct)?)),
     };
     Ok(file)
 }

@@ -8,34 +8,63 @@ use std::path::{Component, Path, PathBuf};
 
 use base::{Error, Result};
 
+use super::source::{COPY_BYTES, WindowedFile};
 use super::tensor::ExternalLocation;
 
 /// Finds external files and confines them to the model's directory: publishing a model must not
 /// read files that its author could not see.
 pub(super) struct ExternalFiles {
     dir: PathBuf,
-    /// Directories that may contain files after links are resolved: the model's directory, and the
-    /// directory of the model's own file if that is a link (model caches link every file of a model
-    /// into one store).
-    roots: Vec<PathBuf>,
+    roots: ExternalRoots,
     known: HashMap<Vec<u8>, (PathBuf, u64)>,
 }
 
+/// Directories that may contain files after links are resolved: the model's directory, and the
+/// directory of the model's own file if that is a link (model caches link every file of a model
+/// into one store).
+#[derive(Clone, Debug)]
+pub(super) struct ExternalRoots(Vec<PathBuf>);
+
+impl ExternalRoots {
+    fn contain(&self, real: &Path) -> bool {
+        self.0.iter().any(|root| real.starts_with(root))
+    }
+
+    /// Opens the external file at `path`, which was found before.
+    ///
+    /// # Errors
+    /// `InvalidArgument` if the opened file is not in these directories: a link may have taken its
+    /// place. The errors of opening it.
+    pub(super) fn open(&self, path: &Path, direct: bool) -> Result<WindowedFile> {
+        let file = WindowedFile::open(path, COPY_BYTES, direct)?;
+        if self.contain(&file.real_path()?) { Ok(file) } else { Err(is_outside(path)) }
+    }
+}
+
+fn is_outside(path: &Path) -> Error {
+    Error::invalid(format!(
+        "external data in \"{}\" is a link out of the model's directory; copy the file there",
+        path.display()
+    ))
+}
+
 impl ExternalFiles {
-    /// Prepares to find files beside `model`.
-    pub(super) fn beside(model: &Path) -> Result<ExternalFiles> {
+    /// Prepares to find files beside `model`. `opened` is the path of the opened model, without
+    /// links, if it is known.
+    pub(super) fn beside(model: &Path, opened: Option<&Path>) -> Result<ExternalFiles> {
         let dir = match model.parent() {
             Some(parent) if !parent.as_os_str().is_empty() => parent.to_owned(),
             _ => PathBuf::from("."),
         };
         let real_dir = dir.canonicalize().map_err(|e| Error::io(&dir, &e))?;
-        let real_model = model.canonicalize().map_err(|e| Error::io(model, &e))?;
-        let roots = [Some(real_dir.as_path()), real_model.parent()]
-            .into_iter()
-            .flatten()
-            .map(Path::to_owned)
-            .collect();
+        let roots = [Some(real_dir.as_path()), opened.and_then(Path::parent)];
+        let roots = ExternalRoots(roots.into_iter().flatten().map(Path::to_owned).collect());
         Ok(ExternalFiles { dir, roots, known: HashMap::new() })
+    }
+
+    /// Returns the directories of the files.
+    pub(super) fn roots(&self) -> &ExternalRoots {
+        &self.roots
     }
 
     /// Returns the file and the range of `wanted` bytes that `location` names.
@@ -84,11 +113,8 @@ impl ExternalFiles {
         }
         let path = self.dir.join(relative);
         let real = path.canonicalize().map_err(|e| Error::io(&path, &e))?;
-        if !self.roots.iter().any(|root| real.starts_with(root)) {
-            return Err(Error::invalid(format!(
-                "external data in \"{}\" is a link out of the model's directory; copy the file there",
-                relative.display()
-            )));
+        if !self.roots.contain(&real) {
+            return Err(is_outside(relative));
         }
         let meta = std::fs::metadata(&real).map_err(|e| Error::io(&path, &e))?;
         if !meta.is_file() {
@@ -107,6 +133,31 @@ mod tests {
         ExternalLocation { path: path.as_bytes().to_vec(), offset, length }
     }
 
+    fn beside(model: &Path) -> ExternalFiles {
+        ExternalFiles::beside(model, Some(&model.canonicalize().unwrap())).unwrap()
+    }
+
+    /// The writer of a model may change its links at any time.
+    #[test]
+    fn a_link_in_the_place_of_a_found_file_is_not_read() {
+        let outer = tempfile::tempdir().unwrap();
+        let dir = outer.path().join("model");
+        std::fs::create_dir(&dir).unwrap();
+        for file in ["model/model.onnx", "model/data", "model/more", "secret"] {
+            std::fs::write(outer.path().join(file), [7u8; 100]).unwrap();
+        }
+        let mut files = beside(&dir.join("model.onnx"));
+        let (path, range) = files.resolve(&at("data", 0, None), 100).unwrap();
+        let open = |files: &ExternalFiles| files.roots().open(&path, false).map(drop);
+        open(&files).unwrap();
+        for (target, kind) in [("../secret", Some(ErrorKind::InvalidArgument)), ("more", None)] {
+            std::fs::remove_file(dir.join("data")).unwrap();
+            std::os::unix::fs::symlink(target, dir.join("data")).unwrap();
+            assert_eq!(open(&files).err().map(|error| error.kind()), kind, "{target}");
+        }
+        assert_eq!(range, 0..100);
+    }
+
     #[test]
     fn only_files_inside_are_found() {
         let outer = tempfile::tempdir().unwrap();
@@ -117,7 +168,7 @@ mod tests {
         std::fs::write(outer.path().join("secret"), [0u8; 100]).unwrap();
         std::os::unix::fs::symlink("../secret", dir.join("link")).unwrap();
         std::os::unix::fs::symlink("sub/data", dir.join("inner")).unwrap();
-        let mut files = ExternalFiles::beside(&dir.join("model.onnx")).unwrap();
+        let mut files = beside(&dir.join("model.onnx"));
         assert_eq!(files.resolve(&at("./sub/data", 4, Some(96)), 96).unwrap().1, 4..100);
         assert_eq!(files.resolve(&at("inner", 90, None), 10).unwrap().1, 90..100);
         assert_eq!(files.resolve(&at("inner", 4, None), 10).unwrap().1, 4..14);
@@ -149,7 +200,7 @@ mod tests {
             std::fs::write(blobs.join(name), [0u8; 8]).unwrap();
             std::os::unix::fs::symlink(blobs.join(name), snapshot.join(name)).unwrap();
         }
-        let mut files = ExternalFiles::beside(&snapshot.join("model.onnx")).unwrap();
+        let mut files = beside(&snapshot.join("model.onnx"));
         assert_eq!(files.resolve(&at("model.onnx_data", 0, None), 8).unwrap().1, 0..8);
     }
 }

@@ -15,7 +15,7 @@ use engine::layout::{TENSOR_ALIGNMENT, WEIGHTS_NAME};
 
 use super::build::{MODEL_BYTES_MAX, external_data};
 use super::encode::{self, WIRE_BYTES};
-use super::external::ExternalFiles;
+use super::external::{ExternalFiles, ExternalRoots};
 use super::names::ParameterNames;
 use super::schema::{DEPTH_MAX, MessageKind, graph, tensor};
 use super::tensor::TensorHead;
@@ -59,6 +59,8 @@ pub(super) enum GraphPiece {
 
 /// The whole conversion.
 pub(super) struct ConversionPlan {
+    /// Directories of the external files.
+    pub(super) roots: ExternalRoots,
     pub(super) moves: Vec<MovedParameter>,
     pub(super) graph: Vec<GraphPiece>,
     pub(super) graph_bytes: u64,
@@ -72,7 +74,9 @@ pub(super) fn plan(
     always: &HashSet<String>,
 ) -> Result<ConversionPlan> {
     let names = ParameterNames::collect(walker)?;
-    let externals = ExternalFiles::beside(path)?;
+    // Without it, only the model's directory counts.
+    let opened = walker.file().real_path().ok();
+    let externals = ExternalFiles::beside(path, opened.as_deref())?;
     let mut planner =
         Planner { walker, externals, names, always, moves: Vec::new(), end: 0, embedded: 0 };
     let whole = planner.walker.whole();
@@ -86,7 +90,12 @@ pub(super) fn plan(
             format_bytes(body.length)
         )));
     }
-    Ok(ConversionPlan { moves: planner.moves, graph: body.pieces, graph_bytes: body.length })
+    Ok(ConversionPlan {
+        roots: planner.externals.roots().clone(),
+        moves: planner.moves,
+        graph: body.pieces,
+        graph_bytes: body.length,
+    })
 }
 
 /// A message that differs from its source.

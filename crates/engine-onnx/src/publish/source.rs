@@ -58,6 +58,17 @@ impl WindowedFile {
         &self.path
     }
 
+    /// Returns the path of the opened file, without links.
+    pub(super) fn real_path(&self) -> Result<PathBuf> {
+        os::opened_path(&self.file).map_err(|e| Error::io(&self.path, &e))
+    }
+
+    /// Replaces the window by one of `window_bytes`.
+    pub(super) fn set_window(&mut self, window_bytes: usize) {
+        self.window = AlignedBuffer::new(window_bytes);
+        self.filled = 0;
+    }
+
     /// Returns the bytes from position `at` on: at least one, and as many as the window holds.
     pub(super) fn peek(&mut self, at: u64) -> Result<&[u8]> {
         let hit = at.checked_sub(self.start).is_some_and(|offset| offset < self.filled as u64);
@@ -95,7 +106,7 @@ impl WindowedFile {
                 Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
                 Err(error) if self.direct && os::is_direct_refusal(&error) => {
                     // Some file systems accept the flag and refuse the read.
-                    self.file = File::open(&self.path).map_err(|e| Error::io(&self.path, &e))?;
+                    os::leave_direct(&self.file).map_err(|e| Error::io(&self.path, &e))?;
                     self.direct = false;
                 }
                 Err(error) => return Err(Error::io(&self.path, &error)),
