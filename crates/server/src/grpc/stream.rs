@@ -6,7 +6,7 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::task::{Context, Poll};
 
 use base::{Error, Result};
@@ -134,6 +134,10 @@ enum StreamEvent {
 struct StreamRequests {
     state: Arc<ModelsState>,
     running: VecDeque<RunningRequest>,
+    /// Number of the next request.
+    next: u64,
+    /// Number of the first request in `running`.
+    first: Arc<AtomicU64>,
     /// Bytes of the largest message.
     message_bytes_max: u64,
     /// Bytes of the largest answer.
@@ -161,6 +165,8 @@ impl StreamRequests {
         StreamRequests {
             state,
             running: VecDeque::new(),
+            next: 0,
+            first: Arc::default(),
             message_bytes_max: 0,
             answer_bytes_max: 0,
             is_reading: false,
@@ -213,7 +219,10 @@ impl StreamRequests {
         match message {
             Ok(Some(message)) => {
                 self.message_bytes_max = self.message_bytes_max.max(message.len() as u64);
-                self.running.push_back(RunningRequest(tokio::spawn(answer(message))));
+                let (answer, number, first) = (answer(message), self.next, self.first.clone());
+                self.next += 1;
+                let task = async move { in_turn(answer.await, number, &first) };
+                self.running.push_back(RunningRequest(tokio::spawn(task)));
             }
             Ok(None) => self.end = Some(Ok(())),
             // A broken message ends the stream with its error.
@@ -227,6 +236,7 @@ impl StreamRequests {
         let Some(first) = self.running.front_mut() else { return std::future::pending().await };
         let ended = (&mut first.0).await;
         self.running.pop_front();
+        self.first.fetch_add(1, Ordering::Relaxed);
         let answer = ended.unwrap_or_else(|error| {
             let kind = if error.is_panic() { "in a panic" } else { "early" };
             Err(Error::internal(format!("answering this stream ended {kind}")))
@@ -235,6 +245,15 @@ impl StreamRequests {
         self.answer_bytes_max = self.answer_bytes_max.max(bytes.unwrap_or(0));
         answer
     }
+}
+
+/// Ends the clock of the answer to request `number` if it waits for the answers before it. Neither
+/// its client nor its model causes that wait.
+fn in_turn(answer: Result<ResponseBody>, number: u64, first: &AtomicU64) -> Result<ResponseBody> {
+    if number == first.load(Ordering::Relaxed) {
+        return answer;
+    }
+    answer.map(|body| body.with_clock(None))
 }
 
 /// Reads the next message.
@@ -303,6 +322,10 @@ async fn converse<A>(
 mod tests {
     use std::pin::Pin;
     use std::task::Waker;
+    use std::time::Duration;
+
+    use base::{RequestClock, RequestTimeline, TimelineSink};
+    use transport::{RequestLimits, RequestResources};
 
     use super::super::status::GRPC_STATUS;
     use super::*;
@@ -317,6 +340,41 @@ mod tests {
         let polled = Pin::new(&mut body).poll_frame(&mut Context::from_waker(Waker::noop()));
         let Poll::Ready(Some(Ok(frame))) = polled else { panic!("no frame") };
         frame.trailers_ref().unwrap()[GRPC_STATUS].to_str().unwrap().to_owned()
+    }
+
+    #[derive(Default)]
+    struct EndedClocks(AtomicU64);
+
+    impl TimelineSink for EndedClocks {
+        fn ended(&self, _: &RequestTimeline) {
+            self.0.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    #[test]
+    fn no_clock_counts_the_wait_for_earlier_answers() {
+        let limits = RequestLimits {
+            body_bytes_max: 1024,
+            requests_max: 1,
+            client_timeout: Duration::from_secs(10),
+            request_timeout: Duration::from_secs(60),
+            answer_window: Duration::from_secs(30),
+        };
+        let resources = RequestResources::new(limits, 1 << 20, Arc::default());
+        let ended = Arc::new(EndedClocks::default());
+        let answer = || {
+            let clock = RequestClock::start("oip-grpc", Some(ended.clone()));
+            let bytes = Bytes::from_static(b"answer");
+            let body = ResponseBody::of_stream(&resources, bytes, resources.memory.empty());
+            Ok(body.with_clock(Some(clock)))
+        };
+        let first = AtomicU64::new(7);
+        let is_first = in_turn(answer(), 7, &first);
+        assert_eq!(ended.0.load(Ordering::Relaxed), 0);
+        let waits = in_turn(answer(), 8, &first);
+        assert_eq!(ended.0.load(Ordering::Relaxed), 1);
+        drop((is_first, waits));
+        assert_eq!(ended.0.load(Ordering::Relaxed), 2);
     }
 
     #[test]

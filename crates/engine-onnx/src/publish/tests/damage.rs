@@ -60,6 +60,21 @@ fn every_truncation_is_data_loss() {
     }
 }
 
+/// The writer of a model may replace its file at any time.
+#[test]
+fn a_model_that_is_replaced_after_its_plan_stays_open() {
+    let dir = scratch();
+    let path = dir.path().join("model.onnx");
+    let model = sample(dir.path());
+    let options = WriteOptions::default();
+    let wanted = convert_into(&path, scratch().path(), options, &mut |_| {}).unwrap();
+    let conversion = Conversion::open(&path, false).unwrap();
+    std::fs::write(dir.path().join("other"), vec![1; 2 * model.len()]).unwrap();
+    std::fs::rename(dir.path().join("other"), &path).unwrap();
+    let written = conversion.run(scratch().path(), options, &mut |_| {}).unwrap();
+    assert_eq!(written, wanted);
+}
+
 /// A parameter without fields takes two bytes in the file.
 #[test]
 fn the_number_of_parameters_is_bounded() {
