@@ -120,16 +120,6 @@ impl AnswerSender {
     }
 }
 
-/// The next step of a stream.
-enum StreamEvent {
-    /// The server stops.
-    Stopped,
-    /// The first running request has its answer, or the error that ends the stream.
-    Answered(Result<ResponseBody>),
-    /// The next message of the client, or `None` at the end.
-    Read(Messages, Result<Option<Bytes>>),
-}
-
 /// The requests of a stream whose answers are not sent yet, in order.
 struct StreamRequests {
     state: Arc<ModelsState>,
@@ -288,31 +278,25 @@ async fn converse<A>(
             return;
         }
         let may_read = requests.may_read();
-        let event = tokio::select! {
+        let answered = tokio::select! {
             biased;
             _ = stopped.wait_for(|stopped| *stopped), if requests.end.is_none() => {
-                StreamEvent::Stopped
+                requests.end = Some(Err(Error::unavailable("the server is shutting down")));
+                None
             }
             // Dropping the requests removes them from their queues.
             () = answers.sender.closed() => return,
-            answer = requests.answered() => StreamEvent::Answered(answer),
+            answered = requests.answered() => Some(answered),
             (messages, message) = &mut reading, if may_read => {
-                StreamEvent::Read(messages, message)
-            }
-        };
-        match event {
-            StreamEvent::Stopped => {
-                requests.end = Some(Err(Error::unavailable("the server is shutting down")));
-            }
-            StreamEvent::Answered(answer) => {
-                let last = answer.is_err();
-                if !answers.send(answer).await || last {
-                    return;
-                }
-            }
-            StreamEvent::Read(messages, message) => {
                 requests.take(message, &answer);
                 reading.set(read(messages, state.clone()));
+                None
+            }
+        };
+        if let Some(answered) = answered {
+            let last = answered.is_err();
+            if !answers.send(answered).await || last {
+                return;
             }
         }
     }
