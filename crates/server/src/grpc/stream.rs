@@ -26,6 +26,8 @@ use crate::models::ModelsState;
 const STREAM_ANSWERS_MAX: usize = 8;
 /// Maximum requests of one stream that run, or that wait until the answers before theirs are sent.
 const STREAM_REQUESTS_MAX: usize = 64;
+/// The same maximum until an answer shows how much memory the answers take.
+const STREAM_FIRST_REQUESTS_MAX: usize = 8;
 /// Part of the memory of requests that the requests of one stream may take with their answers.
 const STREAM_MEMORY_DIVISOR: u64 = 8;
 /// Part of the permits of requests. While all requests of the server take this part, a stream runs
@@ -173,9 +175,11 @@ impl StreamRequests {
         let request_bytes = self.message_bytes_max + self.answer_bytes_max;
         let bytes = request_bytes.saturating_mul(running as u64 + 1);
         let permits = requests.limits.requests_max / STREAM_PERMITS_DIVISOR;
+        let is_first = self.answer_bytes_max == 0;
+        let running_max = if is_first { STREAM_FIRST_REQUESTS_MAX } else { STREAM_REQUESTS_MAX };
         match running {
             0 => None,
-            STREAM_REQUESTS_MAX.. => Some("stream_requests_max"),
+            _ if running >= running_max => Some("stream_requests_max"),
             _ if bytes > requests.memory.max() / STREAM_MEMORY_DIVISOR => Some("request_memory"),
             _ if requests.admitted() >= permits => Some("requests_max"),
             _ => None,

@@ -16,14 +16,22 @@ fn numbered(count: usize, elements: usize) -> Vec<pb::ModelInferRequest> {
 fn requests_of_a_stream_run_at_once_and_keep_their_order() {
     let dir = tempfile::tempdir().unwrap();
     let (served, engine) = served(dir.path(), |_| {});
-    engine.run_gate().close();
-    let closed = Closed(engine);
     run(async {
+        let (sender, receiver) = mpsc::channel(100);
+        let requests = ReceiverStream::new(receiver);
+        let mut answers = client!(served).model_stream_infer(requests).await.unwrap().into_inner();
+        // Its answer shows how much memory the answers take.
+        sender.send(request(1)).await.unwrap();
+        answers.next().await.unwrap().unwrap();
+        engine.run_gate().close();
+        let closed = Closed(engine);
         let mut requests = numbered(100, 1);
         // Fails while the others wait.
         requests[1].model_name = "none".to_owned();
-        let requests = tokio_stream::iter(requests);
-        let mut answers = client!(served).model_stream_infer(requests).await.unwrap().into_inner();
+        for request in requests {
+            sender.send(request).await.unwrap();
+        }
+        drop(sender);
         until(|| pauses(&served, "stream_requests_max") == 1).await;
         until(|| served.server.requests.admitted() == 63).await;
         drop(closed);
@@ -57,6 +65,11 @@ fn limited(
             assert_eq!(answers.next().await.unwrap().unwrap().error_message, "");
         }
     });
+}
+
+#[test]
+fn a_stream_begins_with_few_requests() {
+    limited("stream_requests_max", 8, 1, |_| {});
 }
 
 #[test]
