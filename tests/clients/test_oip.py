@@ -1,6 +1,7 @@
 """The Open Inference Protocol through tritonclient: health, metadata, infer and its options, repository, statistics."""
 
 import json
+import queue
 
 import numpy as np
 import pytest
@@ -322,6 +323,23 @@ def counts(client, model: str) -> dict[str, int]:
     assert (entry["name"], entry["version"]) == (model, "1")
     stats = entry["inference_stats"]
     return {kind: int(stats.get(kind, {}).get("count", 0)) for kind in ("success", "fail", "queue", "compute_infer")}
+
+
+def test_answers_of_a_stream_keep_the_order_of_its_requests(grpc):
+    """The client passes no id of a failed request on, so the order alone shows which one has failed."""
+    answers = queue.Queue()
+    grpc.start_stream(callback=lambda result, error: answers.put(result if error is None else error))
+    for number in range(100):
+        inputs = triton_inputs(tritonclient.grpc, {"x": np.array([number], np.float32)})
+        grpc.async_stream_infer("none" if number == 50 else "half_plus_two", inputs, request_id=str(number))
+    for number in range(100):
+        answer = answers.get(timeout=60)
+        if number == 50:
+            assert isinstance(answer, InferenceServerException), answer
+        else:
+            assert answer.get_response().id == str(number)
+            assert answer.as_numpy("y").tolist() == [number / 2 + 2]
+    grpc.stop_stream()
 
 
 def test_statistics_count_requests(client):
