@@ -261,8 +261,13 @@ impl AccessPolicy {
     /// nothing. Does not check the origin of a page, which browsers send with changes only.
     ///
     /// # Errors
-    /// `PermissionDenied`, with a remedy.
+    /// `PermissionDenied`, with a remedy; the errors of [`AccessPolicy::failed_attempt`].
     pub fn check_administrator(&self, calls: &str, caller: Caller<'_>) -> Result<()> {
+        if let Err(KeyRefusal::Refused(error)) =
+            self.authenticate(caller, BrowserSessions::Accepted)
+        {
+            return Err(error);
+        }
         self.check_admin(calls, caller, self.grant(caller.headers).as_ref())
     }
 
@@ -480,6 +485,12 @@ mod tests {
         assert_eq!(policy.metrics.refused.get_or_create(&labels).get(), 1);
         assert!(show("s3cret").unwrap().is_some());
         assert!(matches!(show(""), Err(KeyRefusal::Unauthenticated(_))), "it shows no key");
+        let name = HeaderName::from_static("api-key");
+        let headers = HeaderMap::from_iter([(name, HeaderValue::from_static("wrong"))]);
+        let caller = Caller { peer: None, headers: &headers };
+        let is_limited = |error: Error| error.kind() == ErrorKind::ResourceExhausted;
+        let check = || policy.check_administrator("models are loaded", caller);
+        assert!((0..10_000).any(|_| check().is_err_and(is_limited)), "it has another address");
     }
 
     #[test]
