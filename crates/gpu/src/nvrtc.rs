@@ -121,8 +121,8 @@ pub struct Nvrtc {
 
 impl Nvrtc {
     /// Finds and opens the library for a driver that supports CUDA of version `driver_major`. A
-    /// library of a later major version, whose machine code this driver refuses, is the last choice.
-    /// `None` accepts the first library.
+    /// library of a later major version is the last choice, because this driver refuses its machine
+    /// code. `None` accepts the first library.
     ///
     /// # Errors
     /// `NotFound`, naming the package to install; `FailedPrecondition` if a file is there and does
