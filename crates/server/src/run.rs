@@ -134,7 +134,12 @@ async fn serve(
         }
         sockets = BoundSockets::bind(&config.listeners)?;
     }
-    if let Some(cluster) = ClusterServing::start(config, server, sockets.http_address()).await? {
+    let cluster = tokio::select! {
+        // Keys of a join that is cut off end with their lease, as after a kill.
+        () = signals.wait() => return Ok(()),
+        started = ClusterServing::start(config, server, sockets.http_address()) => started?,
+    };
+    if let Some(cluster) = cluster {
         // This is the only place that sets it.
         let _ = server.cluster.set(cluster);
     }

@@ -1,7 +1,7 @@
 //! A settings file that changes while the server runs, and its Unix socket.
 
 use std::path::Path;
-use std::process::{Command, ExitStatus, Stdio};
+use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
 use rustix::fs::{Mode, OFlags};
@@ -58,15 +58,24 @@ fn signalled_in_its_start(signal: &str) -> ExitStatus {
         assert!(server.try_wait().unwrap().is_none(), "the server ended before it was ready");
         std::thread::sleep(Duration::from_millis(20));
     };
-    let kill = [format!("-{signal}"), server.id().to_string()];
-    assert!(Command::new("kill").args(kill).status().unwrap().success());
+    send(signal, &server);
     // The library stays incomplete for a signal that ends the server.
     let _writer = (signal != "HUP").then_some(writer);
+    end_of(&mut server, deadline)
+}
+
+fn send(signal: &str, server: &Child) {
+    let arguments = [format!("-{signal}"), server.id().to_string()];
+    assert!(Command::new("kill").args(arguments).status().unwrap().success());
+}
+
+/// Waits until a server whose start does not succeed ends.
+fn end_of(server: &mut Child, deadline: Instant) -> ExitStatus {
     loop {
         if let Some(status) = server.try_wait().unwrap() {
             return status;
         }
-        assert!(Instant::now() < deadline, "the server still waits for its library");
+        assert!(Instant::now() < deadline, "the start of the server does not end");
         std::thread::sleep(Duration::from_millis(20));
     }
 }
@@ -83,6 +92,43 @@ fn a_termination_during_the_start_ends_the_server() {
     for signal in ["TERM", "INT"] {
         assert_eq!(signalled_in_its_start(signal).code(), Some(0), "{signal}");
     }
+}
+
+#[test]
+fn a_termination_ends_the_join_of_a_cluster() {
+    let dir = tempfile::tempdir().unwrap();
+    let made = |name: &str| {
+        let path = dir.path().join(name);
+        std::fs::create_dir(&path).unwrap();
+        path.display().to_string()
+    };
+    let (models, store, collections) = (made("models"), made("store"), made("collections"));
+    // An etcd that accepts connections and does not answer.
+    let etcd = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    etcd.set_nonblocking(true).unwrap();
+    let address = format!("http://{}", etcd.local_addr().unwrap());
+    let cluster = ["--cluster-etcd", &address, "--cluster-store", &store];
+    let ports = ["--http-port", "0", "--grpc-port", "0"];
+    let own = [models.as_str(), "--pool", "64MiB", "--collections-dir", &collections];
+    let log = dir.path().join("log");
+    let mut server = command(&[&["serve"][..], &ports, &own, &cluster].concat())
+        .stdout(Stdio::null())
+        .stderr(std::fs::File::create(&log).unwrap())
+        .spawn()
+        .unwrap();
+    let deadline = Instant::now() + START_MAX;
+    let _connection = loop {
+        match etcd.accept() {
+            Ok(connection) => break connection,
+            Err(error) => assert!(Instant::now() < deadline, "{error}"),
+        }
+        assert!(server.try_wait().unwrap().is_none(), "the server ended before it joined");
+        std::thread::sleep(Duration::from_millis(20));
+    };
+    send("TERM", &server);
+    assert_eq!(end_of(&mut server, deadline).code(), Some(0));
+    let log = std::fs::read_to_string(&log).unwrap();
+    assert!(!log.contains("has not joined the cluster"), "it waited for a request: {log}");
 }
 
 #[test]
