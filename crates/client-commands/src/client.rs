@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use clap::Args;
 use command_line::environment;
-use command_line::exit::{CommandError, CommandResult};
+use command_line::exit::{CommandError, CommandResult, print_note};
 use loadgen::port::{Spoken, spoken};
 use loadgen::tls::{TlsArgs, explanation};
 use serde_json::Value;
@@ -14,6 +14,7 @@ use ureq::http::{HeaderValue, StatusCode};
 use ureq::tls::{Certificate, ClientCert, PrivateKey, RootCerts, TlsConfig};
 
 use crate::unix_connector::UnixConnector;
+use crate::wait_notice::WaitNotice;
 
 /// Default address of a server.
 const URL_DEFAULT: &str = "http://127.0.0.1:8501";
@@ -22,7 +23,11 @@ const UNIX_BASE: &str = "http://localhost";
 /// Timeout for connecting.
 const CONNECT_MAX: Duration = Duration::from_secs(10);
 /// Timeout for a whole response: a load may take minutes.
-const ANSWER_MAX: Duration = Duration::from_secs(3600);
+pub(crate) const ANSWER_MAX: Duration = Duration::from_secs(3600);
+/// Timeout for a whole response to a read of a list or a state, which needs no long work.
+pub(crate) const READ_MAX: Duration = Duration::from_secs(30);
+/// Time of a wait after which the terminal says so.
+const NOTICE_AFTER: Duration = Duration::from_secs(5);
 /// Maximum size of a response.
 const ANSWER_BYTES_MAX: u64 = 1 << 30;
 /// Maximum number of characters shown of a response that is not JSON.
@@ -51,6 +56,8 @@ pub(crate) struct ServerClient {
     key: Option<String>,
     /// True if the address uses TLS and this client sends no certificate.
     is_anonymous: bool,
+    /// Longest time of a read of a list or a state: [`READ_MAX`], except in tests.
+    read_max: Duration,
 }
 
 /// Body of a [`ServerClient::call`].
@@ -143,6 +150,7 @@ impl ServerClient {
             root,
             key: environment::client_key(None),
             is_anonymous: by_tls && args.tls.cert.is_none(),
+            read_max: READ_MAX,
         })
     }
 
@@ -161,7 +169,8 @@ impl ServerClient {
         self.is_socket
     }
 
-    /// Sends `content` to `path` by `method` ("GET", "PUT", ...) and returns any response.
+    /// Sends `content` to `path` by `method` ("GET", "PUT", ...) and returns any response. Waits for
+    /// at most [`ANSWER_MAX`], and tells the terminal if the wait is long.
     ///
     /// # Errors
     /// Returns an error if the server cannot be reached, or if it redirects the request.
@@ -171,10 +180,13 @@ impl ServerClient {
         path: &str,
         content: RequestContent<'_>,
     ) -> CommandResult<HttpReply> {
+        let minutes = ANSWER_MAX.as_secs() / 60;
+        let note = format!("waiting for the answer of {}, for at most {minutes} min", self.base);
+        let _notice = WaitNotice::start(NOTICE_AFTER, move || print_note(&note));
         self.call_within(method, path, content, ANSWER_MAX)
     }
 
-    /// Does the same as [`ServerClient::call`], in at most `time`.
+    /// Does the same as [`ServerClient::call`], in at most `time` and without a notice.
     ///
     /// # Errors
     /// As [`ServerClient::call`], and an error at the end of `time`.
@@ -210,7 +222,7 @@ impl ServerClient {
                 self.run(request.body(body).map_err(wrong)?, time)
             }
         };
-        let mut response = answer.map_err(|error| self.unreachable(&error))?;
+        let mut response = answer.map_err(|error| self.unreachable(&error, time))?;
         if response.status().is_redirection() {
             return Err(redirected(&response));
         }
@@ -225,7 +237,7 @@ impl ServerClient {
             status: response.status().as_u16(),
             retry_after,
             json_bytes,
-            body: body.map_err(|error| self.unreachable(&error))?,
+            body: body.map_err(|error| self.unreachable(&error, time))?,
         })
     }
 
@@ -238,12 +250,22 @@ impl ServerClient {
         self.agent.run(request)
     }
 
-    /// Sends GET to `path` and parses the response.
+    /// Reads the list or the state at `path` by GET, in at most [`READ_MAX`].
     ///
     /// # Errors
     /// Returns the server's own message, or the reason why it could not be reached.
     pub(crate) fn get(&self, path: &str) -> CommandResult<Value> {
-        self.call("GET", path, RequestContent::None)?.json()
+        self.call_within("GET", path, RequestContent::None, self.read_max)?.json()
+    }
+
+    /// Reads the versions of all models, in at most [`READ_MAX`].
+    ///
+    /// # Errors
+    /// As [`ServerClient::get`].
+    pub(crate) fn repository_index(&self) -> CommandResult<Value> {
+        let all = Value::Object(serde_json::Map::new());
+        let content = RequestContent::Json(&all);
+        self.call_within("POST", "/v2/repository/index", content, self.read_max)?.json()
     }
 
     /// Sends JSON by POST to `path` and parses the response. An empty response is null.
@@ -255,7 +277,8 @@ impl ServerClient {
         if reply.good()?.is_empty() { Ok(Value::Null) } else { reply.json() }
     }
 
-    fn unreachable(&self, error: &ureq::Error) -> CommandError {
+    /// Returns the error of a request that could take `time`.
+    fn unreachable(&self, error: &ureq::Error, time: Duration) -> CommandError {
         let authority = self.base.split_once("://").map_or(self.base.as_str(), |(_, rest)| rest);
         let authority = authority.split('/').next().unwrap_or_default();
         // A port of another protocol drops the connection. A check of its protocol explains that.
@@ -279,10 +302,16 @@ impl ServerClient {
             ureq::Error::Timeout(Timeout::Connect) => {
                 format!("no connection within {} s", CONNECT_MAX.as_secs())
             }
-            ureq::Error::Timeout(_) => "the request took too long".to_owned(),
+            ureq::Error::Timeout(_) => format!("no complete response within {} s", time.as_secs()),
             error => error.to_string(),
         };
         let failure = CommandError::failed(format!("no answer from {}: {reason}", self.base));
+        if matches!(error, ureq::Error::Timeout(kind) if *kind != Timeout::Connect) {
+            return failure.hint(
+                "a program listens there: it may be overloaded or stopped, or not be a Millpond server; \
+                 see its log",
+            );
+        }
         // A server of TLS 1.3 refuses a client without a certificate after the client's handshake.
         if closed && self.is_anonymous {
             return failure.hint(format!(
@@ -621,7 +650,7 @@ mod tests {
         // No program listens at port 1, so the protocol of the port stays unknown.
         for (url, is_hinted) in [("https://127.0.0.1:1", true), ("http://127.0.0.1:1", false)] {
             let closed = ureq::Error::Io(std::io::ErrorKind::BrokenPipe.into());
-            let failure = format!("{:?}", client(url).unwrap().unreachable(&closed));
+            let failure = format!("{:?}", client(url).unwrap().unreachable(&closed, READ_MAX));
             assert_eq!(failure.contains("give --cert FILE and --key FILE"), is_hinted, "{failure}");
         }
     }
@@ -633,11 +662,27 @@ mod tests {
         let absent = std::io::Error::from_raw_os_error(2).into();
         for (error, wanted) in [
             (ureq::Error::Timeout(Timeout::Connect), "no connection within 10 s"),
-            (ureq::Error::Timeout(Timeout::Global), "the request took too long"),
+            (ureq::Error::Timeout(Timeout::Global), "no complete response within 30 s"),
             (absent, "No such file or directory (os error 2)"),
         ] {
-            let message = client.unreachable(&error).message().to_owned();
+            let message = client.unreachable(&error, READ_MAX).message().to_owned();
             assert_eq!(message, format!("no answer from unix:/s: {wanted}"));
+        }
+    }
+
+    #[test]
+    fn reads_of_a_silent_server_end() {
+        let dir = tempfile::tempdir().unwrap();
+        let socket = dir.path().join("socket");
+        // The kernel accepts connections, and no program answers.
+        let _listener = std::os::unix::net::UnixListener::bind(&socket).unwrap();
+        let url = format!("unix:{}", socket.display());
+        let args = ServerArgs { url: Some(url.clone()), tls: TlsArgs::default() };
+        let read_max = Duration::from_secs(1);
+        let client = ServerClient { read_max, ..ServerClient::new(&args).ok().unwrap() };
+        for answer in [client.get("/v1/models/m"), client.repository_index()] {
+            let message = answer.err().unwrap().message().to_owned();
+            assert_eq!(message, format!("no answer from {url}: no complete response within 1 s"));
         }
     }
 

@@ -238,7 +238,8 @@ fn backups(args: &BackupsArgs) -> CommandResult {
         Some(collection) => path(collection, "backups"),
         None => "/v1/backups".to_owned(),
     };
-    let answer = client.get(&path)?;
+    // A store with thousands of backups is read for minutes.
+    let answer = client.call("GET", &path, RequestContent::None)?.json()?;
     if args.server.json {
         return print(&pretty(&answer));
     }

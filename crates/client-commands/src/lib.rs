@@ -3,7 +3,8 @@
 //!
 //! # Modules
 //! * Commands: `infer`, `images`, `models`, `collections`, `cluster`.
-//! * Requests: `client` and `unix_connector` send them, `poll` repeats reads of progress.
+//! * Requests: `client` and `unix_connector` send them, `poll` repeats reads of progress,
+//!   `wait_notice` notes long waits.
 
 // The help on the terminal shows addresses as they are typed.
 #![allow(rustdoc::bare_urls)]
@@ -16,3 +17,4 @@ pub mod infer;
 pub mod models;
 mod poll;
 mod unix_connector;
+mod wait_notice;

@@ -121,7 +121,7 @@ pub fn run(args: &ModelsArgs) -> CommandResult {
 
 fn list(args: &LsArgs) -> CommandResult {
     let client = ServerClient::new(&args.server)?;
-    let index = client.post("/v2/repository/index", &json!({}))?;
+    let index = client.repository_index()?;
     if args.json {
         return print(&pretty(&index));
     }
@@ -221,7 +221,7 @@ fn load(args: &ModelLoadArgs) -> CommandResult {
     client.post(&format!("/v2/repository/models/{}/load", url_segment(&args.name)), &body)?;
     let versions = ready_versions(&client, &args.name)?;
     print(&format!("loaded {} ({versions})\n", args.name))?;
-    let index = client.post("/v2/repository/index", &json!({}))?;
+    let index = client.repository_index()?;
     for note in notes(&index, &args.name) {
         print_note(&format!("note: {note}"));
     }
@@ -251,7 +251,7 @@ fn ready_versions(client: &ServerClient, name: &str) -> CommandResult<String> {
 
 fn status(args: &StatusArgs) -> CommandResult {
     let client = ServerClient::new(&args.server)?;
-    let index = client.post("/v2/repository/index", &json!({}))?;
+    let index = client.repository_index()?;
     let names = match &args.name {
         Some(name) => vec![name.clone()],
         None => names(&index),

@@ -6,12 +6,10 @@ use std::time::{Duration, Instant};
 use command_line::exit::{CommandError, CommandResult, print_note};
 use serde_json::Value;
 
-use crate::client::{HttpReply, RequestContent, ServerClient};
+use crate::client::{HttpReply, READ_MAX, RequestContent, ServerClient};
 
 /// Longest time for which reads of the progress may fail before the command ends.
 const FAILING_MAX: Duration = Duration::from_secs(300);
-/// Longest time of one read.
-const READ_MAX: Duration = Duration::from_secs(30);
 /// First pause after a failed read. It doubles each time.
 const PAUSE: Duration = Duration::from_millis(500);
 /// Longest pause after a failed read.

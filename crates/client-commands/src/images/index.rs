@@ -14,7 +14,7 @@ use parking_lot::Mutex;
 use super::ImagesServerArgs;
 use super::upload::{UploadOutcome, UploadTarget};
 use super::walk::{WalkResult, WalkedFile, id_of, walk};
-use crate::client::{RequestContent, ServerClient};
+use crate::client::ServerClient;
 
 /// Maximum ids in one request to `/missing`, as the server allows.
 const MISSING_IDS_MAX: usize = 1000;
@@ -148,7 +148,7 @@ pub(super) fn run(args: &IndexArgs) -> CommandResult {
     }
     let client = args.server.client()?;
     // A missing server or key is reported before anything is hashed.
-    client.call("GET", "/v1/images", RequestContent::None)?.json()?;
+    client.get("/v1/images")?;
     let bar = progress_bar(walked.found.len());
     let is_notified = AtomicBool::new(false);
     let on_busy = |reason: &str| {

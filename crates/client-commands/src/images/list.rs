@@ -55,7 +55,7 @@ pub(super) fn run(args: &ListArgs) -> CommandResult {
 }
 
 fn collections(args: &ListArgs, client: &ServerClient) -> CommandResult {
-    let answer = client.call("GET", "/v1/images", RequestContent::None)?.json()?;
+    let answer = client.get("/v1/images")?;
     if args.json {
         return print(&pretty(&answer));
     }

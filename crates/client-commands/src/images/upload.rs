@@ -8,7 +8,7 @@ use serde_json::Value;
 
 use super::path;
 use super::walk::WalkedFile;
-use crate::client::{HttpReply, RequestContent, ServerClient};
+use crate::client::{ANSWER_MAX, HttpReply, RequestContent, ServerClient};
 
 /// Maximum size of a file. No image within the server's limit of pixels is larger.
 pub(super) const FILE_BYTES_MAX: u64 = 512 << 20;
@@ -53,11 +53,8 @@ impl UploadTarget<'_> {
     pub(super) fn missing(&self, ids: &[&str]) -> CommandResult<Vec<String>> {
         let body = serde_json::json!({ "ids": ids });
         let reply = persist(self.on_busy, || {
-            self.client.call(
-                "POST",
-                &path(self.collection, "/missing", &[]),
-                RequestContent::Json(&body),
-            )
+            let path = path(self.collection, "/missing", &[]);
+            self.client.call_within("POST", &path, RequestContent::Json(&body), ANSWER_MAX)
         })?;
         if reply.status == 404 {
             return Ok(ids.iter().map(|id| (*id).to_owned()).collect());
@@ -86,7 +83,9 @@ impl UploadTarget<'_> {
             ("background", self.background.then(|| "1".to_owned())),
         ];
         let path = path(self.collection, "", &query);
-        let put = || self.client.call("PUT", &path, RequestContent::Bytes(&bytes));
+        // A notice for each of many images would disturb the progress bar.
+        let put =
+            || self.client.call_within("PUT", &path, RequestContent::Bytes(&bytes), ANSWER_MAX);
         let reply = persist(self.on_busy, put)?;
         outcome(&reply)
     }
