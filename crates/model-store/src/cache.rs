@@ -5,6 +5,7 @@
 //! that a copy came from. The modification time of a record is the last time at which the version
 //! was wanted. That of the file `followed` is the last time at which a server followed the store.
 
+mod former;
 mod unused;
 
 use std::collections::BTreeSet;
@@ -20,6 +21,7 @@ use rustix::fs::{CWD, RenameFlags, renameat_with};
 use crate::listing::{RemoteFile, WARMUP_DIR, number};
 use crate::place::without_secrets;
 
+pub(crate) use former::adopt_former_copies;
 pub(crate) use unused::{UnusedCache, unused_caches};
 
 /// Directories of a cache.
@@ -63,15 +65,25 @@ pub(crate) struct CachedVersion {
 /// Returns the directory that mirrors `url` and that a server watches. `model` is the name of the
 /// model if the URL is the directory of a single one; then it is that model's directory.
 pub fn watched_dir(cache_dir: &Path, url: &str, model: Option<&str>) -> PathBuf {
+    let models = cache_dir.join("stores").join(cache_name(url, model)).join("models");
+    model.map_or(models.clone(), |model| models.join(model))
+}
+
+/// Returns the name of the directory of a store's cache.
+fn cache_name(url: &str, model: Option<&str>) -> String {
     let url = url.trim_end_matches('/');
-    let hash = blake3::hash(format!("{url}\0{}", model.unwrap_or_default()).as_bytes()).to_hex();
     // Logs and pages show the directory.
     let shown = if url.contains(SECRET_MARKS) { without_secrets(url) } else { url.to_owned() };
+    named_after(&shown, url, model)
+}
+
+/// Returns a name that begins like the end of `shown` and differs for each `url` and `model`. No
+/// slash ends `url`.
+fn named_after(shown: &str, url: &str, model: Option<&str>) -> String {
+    let hash = blake3::hash(format!("{url}\0{}", model.unwrap_or_default()).as_bytes()).to_hex();
     let tail: String = shown.rsplit('/').next().unwrap_or_default().chars().take(32).collect();
     let plain = |c: char| if c.is_ascii_alphanumeric() { c } else { '-' };
-    let name = format!("{}-{}", tail.chars().map(plain).collect::<String>(), &hash[..16]);
-    let models = cache_dir.join("stores").join(name).join("models");
-    model.map_or(models.clone(), |model| models.join(model))
+    format!("{}-{}", tail.chars().map(plain).collect::<String>(), &hash[..16])
 }
 
 impl StoreCache {

@@ -14,7 +14,7 @@ use os::Pacer;
 
 use super::pace::next_pause;
 use super::{HasFailed, InUse, MirrorConfig, StoreSource, UnopenedStores};
-use crate::cache::StoreCache;
+use crate::cache::{StoreCache, adopt_former_copies};
 use crate::fetch::{VersionFetch, part};
 use crate::listing::{RemoteKind, RemoteModel, RemoteVersion, StoreListing, fingerprint, group};
 use crate::place::StorePlace;
@@ -105,6 +105,7 @@ pub(crate) struct Follower {
 
 impl Follower {
     pub(crate) fn open(source: StoreSource, place: StorePlace, poll: Duration) -> Result<Follower> {
+        adopt_former_copies(&source.models_dir, &source.url, source.model.as_deref());
         let cache = StoreCache::open(&source.models_dir)?;
         if let Some(model) = &source.model {
             let dir = cache.model_dir(model);
