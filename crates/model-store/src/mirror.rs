@@ -2,17 +2,22 @@
 //!
 //! Each store has its own pace: a listing every poll while something changes, then half as often at
 //! each step down to one a minute, and at once if [`ListingRequests`] ask. A failure is logged and
-//! tried again at the same pace; the copies continue to serve.
+//! tried again at the same pace; the copies continue to serve. Several stores are checked at the same
+//! time, so that a store that does not answer delays no other one.
 
+mod checks;
 mod first_copy;
 mod follower;
 mod listing_requests;
 mod pace;
 mod repair;
 mod room;
+mod slot;
 mod unfinished;
 mod unused;
+mod usage;
 
+use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -29,9 +34,11 @@ use tokio::sync::watch;
 use crate::options::StoreOptions;
 use crate::place::{StorePlace, block_on, without_secrets};
 pub use first_copy::FirstCopy;
-use follower::{Follower, SyncOutcome};
+use follower::{Follower, SyncContext, SyncOutcome};
 use listing_requests::ListingQueue;
 pub use listing_requests::ListingRequests;
+use slot::StoreSlot;
+use usage::CacheUsage;
 
 /// Time between two checks of the configuration.
 const CONFIG_POLL: Duration = Duration::from_secs(1);
@@ -110,17 +117,20 @@ pub struct MirrorConfig {
 
 /// Local copies of stores. One thread works on all of them.
 pub struct StoreMirror {
-    config: MirrorConfig,
-    followers: Vec<Follower>,
-    pacer: Pacer,
-    metrics: StoreMetrics,
-    hooks: MirrorHooks,
+    context: SyncContext,
+    stores: MirroredStores,
+}
+
+/// The followed stores, and the connections with the server that concern all of them.
+struct MirroredStores {
+    slots: Vec<StoreSlot>,
+    sources: Sources,
+    report_to: Box<dyn Fn(SourceReport) + Send>,
     first_copy: watch::Sender<FirstCopy>,
     requests: ListingRequests,
     queue: ListingQueue,
     /// The last report, which is not repeated.
     reported: SourceReport,
-    unopened: UnopenedStores,
 }
 
 /// A mirror that follows its stores until it is dropped or stopped.
@@ -150,34 +160,38 @@ impl StoreMirror {
         config: MirrorConfig,
         places: Vec<(StoreSource, StorePlace)>,
     ) -> Result<StoreMirror> {
-        let mut followers: Vec<Follower> = Vec::new();
+        let usage = CacheUsage::default();
+        let mut slots: Vec<StoreSlot> = Vec::new();
         for (source, place) in places {
-            if followers.iter().all(|other| other.source.models_dir != source.models_dir) {
-                followers.push(Follower::open(source, place, config.poll)?);
+            if slots.iter().all(|other| other.source.models_dir != source.models_dir) {
+                slots.push(StoreSlot::new(Follower::open(source, place, config.poll)?, &usage));
             }
         }
-        let first_copy = match followers.iter().find(|follower| !follower.cache.is_synced()) {
-            Some(follower) => FirstCopy::Running(follower.label()),
+        let first_copy = match slots.iter().find(|slot| !slot.is_synced()) {
+            Some(slot) => FirstCopy::Running(slot.label.clone()),
             None => FirstCopy::Done,
         };
         let (requests, queue) = ListingRequests::new();
         let rate = if config.rate == 0 { Rate::unlimited() } else { Rate::per_second(config.rate) };
         Ok(StoreMirror {
-            config,
-            followers,
-            pacer: Pacer::new(rate),
-            metrics: StoreMetrics::default(),
-            hooks: MirrorHooks {
-                sources: Box::new(Vec::new),
+            context: SyncContext {
+                config,
+                pacer: Pacer::new(rate),
+                metrics: StoreMetrics::default(),
                 in_use: Box::new(|_, _, _| false),
                 has_failed: Box::new(|_, _| false),
-                report: Box::new(|_| {}),
+                unopened: RefCell::default(),
+                usage,
             },
-            first_copy: watch::Sender::new(first_copy),
-            requests,
-            queue,
-            reported: SourceReport::default(),
-            unopened: UnopenedStores::new(),
+            stores: MirroredStores {
+                slots,
+                sources: Box::new(Vec::new),
+                report_to: Box::new(|_| {}),
+                first_copy: watch::Sender::new(first_copy),
+                requests,
+                queue,
+                reported: SourceReport::default(),
+            },
         })
     }
 
@@ -187,7 +201,7 @@ impl StoreMirror {
     /// Returns the error of the first store that cannot be listed.
     pub fn sync_now(&mut self) -> Result<bool> {
         let mut pending = false;
-        for at in 0..self.followers.len() {
+        for at in 0..self.stores.slots.len() {
             pending |= block_on(self.sync(at))?.pending;
         }
         Ok(!pending)
@@ -195,12 +209,12 @@ impl StoreMirror {
 
     /// Returns the requests for listings, which [`StoreMirror::follow`] answers.
     pub fn listing_requests(&self) -> ListingRequests {
-        self.requests.clone()
+        self.stores.requests.clone()
     }
 
     /// Returns the counts of bytes, listings and failures by store.
     pub fn metrics(&self) -> &StoreMetrics {
-        &self.metrics
+        &self.context.metrics
     }
 
     /// Starts the thread `store`. It makes the first copies, then follows the stores of `hooks`.
@@ -209,11 +223,14 @@ impl StoreMirror {
     /// # Errors
     /// `ResourceExhausted` if the thread cannot be started.
     pub fn follow(mut self, hooks: MirrorHooks, metrics: StoreMetrics) -> Result<MirrorThread> {
-        for follower in &self.followers {
-            self.metrics.add_to(&metrics, &follower.label());
+        for slot in &self.stores.slots {
+            self.context.metrics.add_to(&metrics, &slot.label);
         }
-        self.metrics = metrics;
-        self.hooks = hooks;
+        self.context.metrics = metrics;
+        self.context.in_use = hooks.in_use;
+        self.context.has_failed = hooks.has_failed;
+        self.stores.sources = hooks.sources;
+        self.stores.report_to = hooks.report;
         let (stop, stopped) = watch::channel(false);
         let work = move || {
             os::thread::enter_low_priority("fetching models");
@@ -232,30 +249,8 @@ impl StoreMirror {
     async fn run(mut self, mut stopped: watch::Receiver<bool>) -> Result<()> {
         let work = async {
             self.copy_first().await?;
-            let mut next_unused = Instant::now();
-            loop {
-                self.set_sources((self.hooks.sources)());
-                let request = self.queue.pending();
-                let now = Instant::now();
-                if next_unused <= now {
-                    self.remove_unused();
-                    next_unused = now + UNUSED_POLL;
-                }
-                for at in 0..self.followers.len() {
-                    if request.is_some() || self.followers[at].next <= now {
-                        // The follower has reported the error.
-                        let _ = self.sync(at).await;
-                    }
-                }
-                if let Some(number) = request {
-                    self.queue.answer(number);
-                    continue;
-                }
-                let next = self.followers.iter().map(|follower| follower.next).min();
-                let now = Instant::now();
-                let pause = next.map_or(CONFIG_POLL, |next| next.saturating_duration_since(now));
-                self.queue.wait(pause.min(CONFIG_POLL)).await;
-            }
+            self.follow_all().await;
+            Ok::<(), Error>(())
         };
         tokio::select! {
             result = work => result,
@@ -263,17 +258,41 @@ impl StoreMirror {
         }
     }
 
+    /// Lists the store at this position, and copies the changes. No other check runs meanwhile.
+    async fn sync(&mut self, at: usize) -> Result<SyncOutcome> {
+        let StoreMirror { context, stores } = self;
+        let slot = &mut stores.slots[at];
+        let Some(follower) = &mut slot.follower else { return Ok(SyncOutcome::default()) };
+        let result = follower.poll(context).await;
+        slot.update();
+        stores.note_check(context);
+        result
+    }
+}
+
+impl MirroredStores {
+    /// Shows the bytes and the state of the copies after a check.
+    fn note_check(&mut self, context: &SyncContext) {
+        let level = |kind, bytes: u64| {
+            let gauge = &context.metrics.cache_bytes;
+            gauge.get_or_create(&KindLabels { kind }).set(bytes.try_into().unwrap_or(i64::MAX));
+        };
+        level("used", context.usage.total());
+        level("max", context.config.bytes_max);
+        self.report(context);
+    }
+
     /// Reports the state of the copies if it has changed.
-    fn report(&mut self) {
+    fn report(&mut self, context: &SyncContext) {
         let mut errors = BTreeMap::new();
         let mut unfinished = BTreeMap::new();
         let mut unlisted = BTreeMap::new();
-        for follower in &self.followers {
-            errors.extend(follower.errors());
-            unfinished.extend(follower.unfinished());
-            unlisted.extend(follower.listing_error().map(|error| (follower.label(), error)));
+        for StoreSlot { label, state, .. } in &self.slots {
+            errors.extend(state.errors.clone());
+            unfinished.extend(state.unfinished.clone());
+            unlisted.extend(state.unlisted.clone().map(|error| (label.clone(), error)));
         }
-        for store in self.unopened.values() {
+        for store in context.unopened.borrow().values() {
             errors.extend(store.models.iter().map(|model| (model.clone(), store.reason.clone())));
             unlisted.insert(store.shown.clone(), store.reason.clone());
         }
@@ -281,93 +300,68 @@ impl StoreMirror {
         let report = SourceReport { complete, errors, unfinished, unlisted };
         if report != self.reported {
             self.reported = report.clone();
-            (self.hooks.report)(report);
+            (self.report_to)(report);
         }
     }
 
     /// Follows `sources` from now on. One that cannot be opened is logged and tried again. Of a
     /// store that is named twice, the first source counts.
-    fn set_sources(&mut self, mut sources: Vec<StoreSource>) {
+    fn set_sources(&mut self, context: &SyncContext, mut sources: Vec<StoreSource>) {
         let mut dirs: BTreeSet<PathBuf> = BTreeSet::new();
         // The settings would otherwise change twice a second, and each change lists the store.
         sources.retain(|source| dirs.insert(source.models_dir.clone()));
-        let is_followed = |follower: &Follower| dirs.contains(follower.source.models_dir.as_path());
-        let removed = self.followers.iter().filter(|&follower| !is_followed(follower));
-        let removed: Vec<Arc<str>> = removed.map(Follower::label).collect();
-        self.followers.retain(is_followed);
-        self.unopened.retain(|dir, _| dirs.contains(dir.as_path()));
-        self.forget(&removed);
+        let is_followed = |slot: &StoreSlot| dirs.contains(&slot.source.models_dir);
+        let (kept, removed): (Vec<StoreSlot>, Vec<StoreSlot>) =
+            self.slots.drain(..).partition(is_followed);
+        self.slots = kept;
+        context.unopened.borrow_mut().retain(|dir, _| dirs.contains(dir));
+        self.forget(context, &removed);
         // There may be thousands of stores, and this runs once a second.
-        let dirs = self.followers.iter().map(|follower| follower.source.models_dir.clone());
+        let dirs = self.slots.iter().map(|slot| slot.source.models_dir.clone());
         let positions: HashMap<PathBuf, usize> = dirs.zip(0..).collect();
         for source in sources {
             if let Some(&at) = positions.get(&source.models_dir) {
-                self.followers[at].set_source(source);
+                self.slots[at].set_source(source);
                 continue;
             }
-            let opened = StorePlace::open(&source.url, &self.config.options)
-                .and_then(|place| Follower::open(source.clone(), place, self.config.poll));
+            let opened = StorePlace::open(&source.url, &context.config.options)
+                .and_then(|place| Follower::open(source.clone(), place, context.config.poll));
             match opened {
                 Ok(follower) => {
-                    self.unopened.remove(&source.models_dir);
-                    self.followers.push(follower);
+                    context.unopened.borrow_mut().remove(&source.models_dir);
+                    self.slots.push(StoreSlot::new(follower, &context.usage));
                 }
-                Err(error) => self.note_unopened(source, &error),
+                Err(error) => context.note_unopened(source, &error),
             }
         }
         // A model that is served from another place now must not show the error of its store.
-        self.report();
+        self.report(context);
     }
 
+    /// Removes the metrics and the bytes of stores that are not followed any more.
+    fn forget(&self, context: &SyncContext, removed: &[StoreSlot]) {
+        for StoreSlot { source, label, .. } in removed {
+            context.usage.remove(&source.models_dir);
+            // The same URL can be followed for another model.
+            if self.slots.iter().all(|slot| slot.label != *label) {
+                context.metrics.forget_store(label);
+            }
+        }
+    }
+}
+
+impl SyncContext {
     /// Notes the error of a store that cannot be opened. Logs the first one, not one every second.
-    fn note_unopened(&mut self, source: StoreSource, error: &Error) {
+    fn note_unopened(&self, source: StoreSource, error: &Error) {
         let shown: Arc<str> = without_secrets(&source.url).into();
         let store = UnopenedStore {
             shown: shown.clone(),
             reason: format!("its object store cannot be opened: {}", error.message()),
             models: source.model.iter().chain(source.policies.keys()).cloned().collect(),
         };
-        if self.unopened.insert(source.models_dir, store).is_none() {
+        if self.unopened.borrow_mut().insert(source.models_dir, store).is_none() {
             tracing::error!(store = %shown, %error, "a store cannot be opened");
         }
-    }
-
-    /// Removes the metrics of stores that are not followed any more.
-    fn forget(&self, stores: &[Arc<str>]) {
-        for store in stores {
-            // The same URL can be followed for another model.
-            if self.followers.iter().all(|follower| follower.label() != *store) {
-                self.metrics.forget_store(store);
-            }
-        }
-    }
-
-    /// Lists the follower's store, and copies the changes.
-    async fn sync(&mut self, at: usize) -> Result<SyncOutcome> {
-        let mut used = 0;
-        for (other, follower) in self.followers.iter().enumerate() {
-            if other != at {
-                used += follower.bytes();
-            }
-        }
-        let context = follower::SyncContext {
-            config: &self.config,
-            pacer: &self.pacer,
-            metrics: &self.metrics,
-            in_use: &self.hooks.in_use,
-            has_failed: &self.hooks.has_failed,
-            unopened: &self.unopened,
-            bytes_max: self.config.bytes_max.saturating_sub(used),
-        };
-        let result = self.followers[at].poll(&context).await;
-        let level = |kind, bytes: u64| {
-            let gauge = &self.metrics.cache_bytes;
-            gauge.get_or_create(&KindLabels { kind }).set(bytes.try_into().unwrap_or(i64::MAX));
-        };
-        level("used", used + self.followers[at].bytes());
-        level("max", self.config.bytes_max);
-        self.report();
-        result
     }
 }
 
@@ -468,11 +462,13 @@ mod tests {
         let memory = Arc::new(object_store::memory::InMemory::new());
         let place = StorePlace::new(memory, "models", "s3://b/models");
         let mut mirror = StoreMirror::with_places(config(), vec![(first.clone(), place)]).unwrap();
-        let next = mirror.followers[0].next;
-        mirror.set_sources(vec![first.clone(), source("s3://b/models/")]);
-        assert_eq!(mirror.followers.len(), 1);
+        let StoreMirror { context, stores } = &mut mirror;
+        let next = |stores: &MirroredStores| stores.slots[0].follower.as_ref().unwrap().next;
+        let before = next(stores);
+        stores.set_sources(context, vec![first.clone(), source("s3://b/models/")]);
+        assert_eq!(stores.slots.len(), 1);
         // A change of the source would list the store at once.
-        assert_eq!(mirror.followers[0].source, first);
-        assert_eq!(mirror.followers[0].next, next);
+        assert_eq!(stores.slots[0].source, first);
+        assert_eq!(next(stores), before);
     }
 }

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use base::{Error, ErrorKind, Result};
@@ -42,6 +43,8 @@ pub struct StorePlace {
     refusal: StoreRefusal,
     /// Directory of a `file://` URL.
     local: Option<Arc<std::path::Path>>,
+    /// True while a read of that directory has not ended.
+    is_read: Arc<AtomicBool>,
 }
 
 /// Objects below a directory in a store, as versions of a model and as models of a root.
@@ -116,6 +119,7 @@ impl StorePlace {
             shown: shown(&parsed).into(),
             refusal: StoreRefusal::of(parsed.scheme(), &options),
             local: local.map(Into::into),
+            is_read: Arc::default(),
         })
     }
 
@@ -130,6 +134,7 @@ impl StorePlace {
                 remedy: "check the store",
             },
             local: None,
+            is_read: Arc::default(),
         }
     }
 
@@ -179,14 +184,7 @@ impl StorePlace {
         let mut found = Vec::new();
         loop {
             let next = tokio::time::timeout(LIST_TIMEOUT, objects.next()).await;
-            let next = next.map_err(|_| {
-                Error::unavailable(format!(
-                    "{}: no answer within {} s; {}",
-                    self.shown,
-                    LIST_TIMEOUT.as_secs(),
-                    self.refusal.remedy
-                ))
-            })?;
+            let next = next.map_err(|_| self.silent())?;
             let Some(object) = next else { return Ok(found) };
             if found.len() == objects_max {
                 return Err(Error::precondition(format!(
@@ -206,14 +204,42 @@ impl StorePlace {
     /// As [`StorePlace::list`], `NotFound` or `InvalidArgument` if there is no directory, and
     /// `FailedPrecondition` for more than [`OBJECTS_MAX`] objects.
     pub(crate) async fn list_existing(&self) -> Result<Vec<ObjectMeta>> {
+        self.read_directory().await?;
         let found = self.list_at_most(OBJECTS_MAX).await?;
-        if let Some(dir) = self.local.as_deref().filter(|_| found.is_empty()) {
-            std::fs::read_dir(dir).map_err(|error| {
-                let kind = Error::io(dir, &error).kind();
-                Error::new(kind, format!("{}: {error}; {}", self.shown, self.refusal.remedy))
-            })?;
+        if found.is_empty() {
+            self.read_directory().await?;
         }
         Ok(found)
+    }
+
+    /// Reads the directory of a `file://` URL on a thread of its own. Its file system may be a mount
+    /// that does not answer: then one thread waits for it, and not one more for each listing.
+    async fn read_directory(&self) -> Result<()> {
+        let Some(dir) = self.local.clone() else { return Ok(()) };
+        if self.is_read.swap(true, Ordering::SeqCst) {
+            return Err(self.silent());
+        }
+        let is_read = self.is_read.clone();
+        let read = tokio::task::spawn_blocking(move || {
+            let read = std::fs::read_dir(&dir).map(drop);
+            is_read.store(false, Ordering::SeqCst);
+            read.map_err(|error| (Error::io(&dir, &error).kind(), error))
+        });
+        let read = tokio::time::timeout(LIST_TIMEOUT, read).await.map_err(|_| self.silent())?;
+        let read = read.map_err(|error| Error::internal("a listing").caused_by(error))?;
+        read.map_err(|(kind, error)| {
+            Error::new(kind, format!("{}: {error}; {}", self.shown, self.refusal.remedy))
+        })
+    }
+
+    /// Returns the error of a store that does not answer.
+    fn silent(&self) -> Error {
+        Error::unavailable(format!(
+            "{}: no answer within {} s; {}",
+            self.shown,
+            LIST_TIMEOUT.as_secs(),
+            self.refusal.remedy
+        ))
     }
 
     /// Lists the versions and the models below this directory. Blocks the thread.
@@ -359,6 +385,20 @@ mod tests {
         let error = listed(2).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::FailedPrecondition);
         assert!(error.message().starts_with("mem://m: more than 2 objects; "), "{error}");
+    }
+
+    #[test]
+    fn one_read_at_most_waits_for_a_directory() {
+        let dir = tempfile::tempdir().unwrap();
+        let place = StorePlace::open(&format!("file://{}", dir.path().display()), &[]).unwrap();
+        assert!(block_on(place.list_existing()).unwrap().is_empty());
+        // A mount that does not answer: an earlier read has not ended.
+        place.is_read.store(true, Ordering::SeqCst);
+        let error = block_on(place.list_existing()).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Unavailable);
+        assert!(error.message().contains("no answer within 60 s"), "{error}");
+        place.is_read.store(false, Ordering::SeqCst);
+        assert!(block_on(place.list_existing()).unwrap().is_empty());
     }
 
     #[test]

@@ -35,7 +35,7 @@ pub enum FirstCopy {
 impl StoreMirror {
     /// Returns the state of the first copies, which [`StoreMirror::follow`] makes.
     pub fn first_copy(&self) -> watch::Receiver<FirstCopy> {
-        self.first_copy.subscribe()
+        self.stores.first_copy.subscribe()
     }
 
     /// Copies the stores that have never been copied. A model that cannot be copied is logged and
@@ -50,25 +50,26 @@ impl StoreMirror {
     /// Checks the stores in turn. A version without a manifest must stay the same for a time, and
     /// thousands of stores would otherwise wait for this time one after another.
     pub(super) async fn copy_first(&mut self) -> Result<()> {
-        let is_missing = |at: &usize| !self.followers[*at].cache.is_synced();
+        let is_missing = |at: &usize| !self.stores.slots[*at].is_synced();
         let mut missing: Vec<MissingCopy> =
-            (0..self.followers.len()).filter(is_missing).map(MissingCopy::new).collect();
+            (0..self.stores.slots.len()).filter(is_missing).map(MissingCopy::new).collect();
         // The first of those with the same time, so that each store is checked before any again.
         while let Some(next) = (0..missing.len()).min_by_key(|&index| missing[index].next) {
             let mut copy = missing.remove(next);
             tokio::time::sleep_until(copy.next.into()).await;
-            self.first_copy.send_replace(FirstCopy::Running(self.followers[copy.at].label()));
+            let store = self.stores.slots[copy.at].label.clone();
+            self.stores.first_copy.send_replace(FirstCopy::Running(store));
             match self.first_copy_of(&mut copy).await {
                 Ok(true) => {}
                 Ok(false) => missing.push(copy),
                 Err(error) => {
-                    self.first_copy.send_replace(FirstCopy::Failed(error.clone()));
+                    self.stores.first_copy.send_replace(FirstCopy::Failed(error.clone()));
                     return Err(error);
                 }
             }
         }
-        self.first_copy.send_replace(FirstCopy::Done);
-        self.report();
+        self.stores.first_copy.send_replace(FirstCopy::Done);
+        self.stores.report(&self.context);
         Ok(())
     }
 
@@ -76,9 +77,9 @@ impl StoreMirror {
     /// serve. Otherwise sets the time of the next check.
     async fn first_copy_of(&mut self, copy: &mut MissingCopy) -> Result<bool> {
         let until = *copy.until.get_or_insert_with(|| {
-            let store = self.followers[copy.at].label();
-            tracing::info!(store = &*store, "copying its models for the first time");
-            Instant::now() + self.config.settle + SETTLE_SLACK
+            let store = &*self.stores.slots[copy.at].label;
+            tracing::info!(store, "copying its models for the first time");
+            Instant::now() + self.context.config.settle + SETTLE_SLACK
         });
         let failed = match self.sync(copy.at).await {
             Ok(SyncOutcome { pending: false, .. }) => return Ok(true),
@@ -91,7 +92,7 @@ impl StoreMirror {
             }
         };
         copy.failures += u32::from(failed);
-        copy.next = Instant::now() + pause_after(failed, self.config.poll);
+        copy.next = Instant::now() + pause_after(failed, self.context.config.poll);
         Ok(copy.failures == FAILURES_MAX || (!failed && Instant::now() > until))
     }
 }

@@ -13,6 +13,7 @@ use metrics::{StoreLabels, StoreMetrics, StoreWorkLabels};
 use os::Pacer;
 
 use super::pace::next_pause;
+use super::usage::CacheUsage;
 use super::{HasFailed, InUse, MirrorConfig, StoreSource, UnopenedStores};
 use crate::cache::{StoreCache, adopt_former_copies};
 use crate::fetch::{VersionFetch, part};
@@ -40,16 +41,15 @@ pub(crate) struct SyncOutcome {
 }
 
 /// Resources that all followers share.
-pub(crate) struct SyncContext<'a> {
-    pub(crate) config: &'a MirrorConfig,
-    pub(crate) pacer: &'a Pacer,
-    pub(crate) metrics: &'a StoreMetrics,
-    pub(crate) in_use: &'a InUse,
-    pub(crate) has_failed: &'a HasFailed,
+pub(crate) struct SyncContext {
+    pub(crate) config: MirrorConfig,
+    pub(crate) pacer: Pacer,
+    pub(crate) metrics: StoreMetrics,
+    pub(crate) in_use: InUse,
+    pub(crate) has_failed: HasFailed,
     /// Stores that could not be opened, whose copies may serve.
-    pub(crate) unopened: &'a UnopenedStores,
-    /// Most bytes of this store's copies.
-    pub(crate) bytes_max: u64,
+    pub(crate) unopened: RefCell<UnopenedStores>,
+    pub(crate) usage: CacheUsage,
 }
 
 /// A version whose bytes do not match its manifest.
@@ -96,8 +96,6 @@ pub(crate) struct Follower {
     missed_files: BTreeMap<String, BTreeSet<String>>,
     /// Error of the last listing.
     last_error: Option<String>,
-    /// Bytes of the copies after the last check.
-    bytes: u64,
     /// Contents of the cached versions, during a check of the store.
     pub(super) contents: RefCell<CachedContents>,
     _lock: File,
@@ -113,9 +111,7 @@ impl Follower {
         }
         let lock = cache.lock()?;
         cache.note_followed();
-        let bytes = bytes_of(&cache);
         Ok(Follower {
-            bytes,
             _lock: lock,
             source,
             place,
@@ -142,10 +138,9 @@ impl Follower {
         self.place.shown().into()
     }
 
-    /// Returns the bytes of the copies after the last check. All files are read then, and not for
-    /// each check of another store.
+    /// Reads the bytes of all copies.
     pub(crate) fn bytes(&self) -> u64 {
-        self.bytes
+        self.cache.versions().iter().map(|version| version.bytes).sum()
     }
 
     /// Takes over changed settings.
@@ -202,13 +197,14 @@ impl Follower {
     }
 
     /// Lists the store, copies the changes, and sets the time of the next check.
-    pub(crate) async fn poll(&mut self, context: &SyncContext<'_>) -> Result<SyncOutcome> {
+    pub(crate) async fn poll(&mut self, context: &SyncContext) -> Result<SyncOutcome> {
         self.cache.note_followed();
         self.cache.remove_trash();
         let result = self.list_and_copy(context).await;
         // The index of thousands of versions is large, and the next check needs a new one.
         drop(self.contents.take());
-        self.bytes = bytes_of(&self.cache);
+        // Not for each check of another store, because all files are read.
+        context.usage.set(&self.source.models_dir, self.bytes());
         let changed = result.as_ref().is_ok_and(|outcome| outcome.changed);
         self.pause = next_pause(self.pause, context.config.poll, changed);
         self.next = Instant::now() + self.pause;
@@ -220,7 +216,7 @@ impl Follower {
     }
 
     /// Does the work of [`Follower::poll`].
-    async fn list_and_copy(&mut self, context: &SyncContext<'_>) -> Result<SyncOutcome> {
+    async fn list_and_copy(&mut self, context: &SyncContext) -> Result<SyncOutcome> {
         let objects = self.place.list_existing().await?;
         let labels = StoreLabels { store: self.label() };
         context.metrics.lists.get_or_create(&labels).inc();
@@ -261,7 +257,7 @@ impl Follower {
         Ok(outcome)
     }
 
-    fn count_failure(&self, context: &SyncContext<'_>, kind: &'static str) {
+    fn count_failure(&self, context: &SyncContext, kind: &'static str) {
         let labels = StoreWorkLabels { store: self.label(), kind };
         context.metrics.failures.get_or_create(&labels).inc();
     }
@@ -269,7 +265,7 @@ impl Follower {
     /// Copies the wanted versions of a model.
     async fn sync_model(
         &mut self,
-        context: &SyncContext<'_>,
+        context: &SyncContext,
         name: &str,
         model: &RemoteModel,
     ) -> SyncOutcome {
@@ -287,7 +283,7 @@ impl Follower {
     /// Does the work of [`Follower::sync_model`].
     async fn sync_versions(
         &mut self,
-        context: &SyncContext<'_>,
+        context: &SyncContext,
         name: &str,
         model: &RemoteModel,
     ) -> SyncOutcome {
@@ -341,13 +337,7 @@ impl Follower {
         outcome
     }
 
-    fn failed(
-        &mut self,
-        context: &SyncContext<'_>,
-        model: &str,
-        version: Option<u64>,
-        error: &Error,
-    ) {
+    fn failed(&mut self, context: &SyncContext, model: &str, version: Option<u64>, error: &Error) {
         self.count_failure(context, "fetch");
         self.add_problem(model, version, error.message());
         tracing::error!(model, version, %error, "a model in an object store cannot be copied");
@@ -413,7 +403,7 @@ impl Follower {
     /// Copies a version if it is complete and not here. Returns true if it is here afterwards.
     async fn ensure(
         &mut self,
-        context: &SyncContext<'_>,
+        context: &SyncContext,
         model: &str,
         version: u64,
         remote: &RemoteVersion,
@@ -443,7 +433,7 @@ impl Follower {
             place: &self.place,
             cache: &self.cache,
             contents: &self.contents,
-            pacer: context.pacer,
+            pacer: &context.pacer,
             model,
             version,
             remote,
@@ -483,7 +473,7 @@ impl Follower {
     /// the settle time.
     fn is_settled(
         &mut self,
-        context: &SyncContext<'_>,
+        context: &SyncContext,
         model: &str,
         version: u64,
         stamp: String,
@@ -532,9 +522,4 @@ impl Follower {
         self.missed = missed;
         !self.missed.is_empty()
     }
-}
-
-/// Reads the bytes of all copies.
-fn bytes_of(cache: &StoreCache) -> u64 {
-    cache.versions().iter().map(|version| version.bytes).sum()
 }

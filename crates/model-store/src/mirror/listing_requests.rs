@@ -55,7 +55,11 @@ impl ListingQueue {
 
     /// Answers all requests up to `number`.
     pub(super) fn answer(&self, number: u64) {
-        self.answered.send_replace(number);
+        self.answered.send_if_modified(|answered| {
+            let is_later = number > *answered;
+            *answered = number.max(*answered);
+            is_later
+        });
     }
 
     /// Waits for a request, for at most `pause`.

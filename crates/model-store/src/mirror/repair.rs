@@ -18,12 +18,7 @@ impl Follower {
     ///
     /// While one is in use, the copies stay as they are: an earlier version that was withdrawn and
     /// whose copy was removed must not come back as a new one.
-    pub(super) fn needs_fallback(
-        &self,
-        context: &SyncContext<'_>,
-        model: &str,
-        version: u64,
-    ) -> bool {
+    pub(super) fn needs_fallback(&self, context: &SyncContext, model: &str, version: u64) -> bool {
         let is_used = |version| (context.in_use)(&self.source.models_dir, model, version);
         // Hundreds of models may fail, so the copies of other models are not read.
         (context.has_failed)(model, version) && !self.cache.numbers(model).into_iter().any(is_used)
@@ -32,7 +27,7 @@ impl Follower {
     /// Checks each copy whose version has failed, once for each failure. A damaged one is fetched
     /// again. If other versions have failed than at the last check, this listing or the next one
     /// chooses the wanted ones again.
-    pub(super) async fn check_failed(&mut self, context: &SyncContext<'_>) {
+    pub(super) async fn check_failed(&mut self, context: &SyncContext) {
         let copies = self.cache.versions().into_iter().map(|copy| (copy.model, copy.version));
         let failed: BTreeSet<(String, u64)> =
             copies.filter(|(model, version)| (context.has_failed)(model, *version)).collect();
@@ -47,7 +42,7 @@ impl Follower {
             }
             let model = key.0.as_str();
             let version = key.1;
-            if !is_intact(&self.cache.version_dir(model, version), context.pacer).await {
+            if !is_intact(&self.cache.version_dir(model, version), &context.pacer).await {
                 self.repair(model, version);
             }
             self.checked.insert(key);

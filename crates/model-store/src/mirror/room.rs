@@ -12,7 +12,7 @@ impl Follower {
     /// fit.
     pub(super) fn make_room(
         &self,
-        context: &SyncContext<'_>,
+        context: &SyncContext,
         model: &str,
         version: u64,
         bytes: u64,
@@ -31,14 +31,15 @@ impl Follower {
                     || (self.is_listed(other, staged) && self.is_wanted(context, other, staged))
             });
         }
+        let others = context.usage.of_others(&self.source.models_dir);
+        let bytes_max = context.config.bytes_max.saturating_sub(others);
         let fits = |used: u64| {
-            used + bytes <= context.bytes_max
-                && self.cache.free_bytes().is_none_or(|it| it > missing)
+            used + bytes <= bytes_max && self.cache.free_bytes().is_none_or(|it| it > missing)
         };
         self.evict_unused(context, used, &fits);
         for old in versions {
             if fits(used) {
-                return Ok(());
+                break;
             }
             if !(context.in_use)(&self.source.models_dir, &old.model, old.version)
                 && !self.is_wanted(context, &old.model, old.version)
@@ -54,23 +55,24 @@ impl Follower {
                 used -= old.bytes;
             }
         }
-        if used + bytes > context.bytes_max {
+        if used + bytes > bytes_max {
             return Err(Error::storage_full(format!(
                 "a version of {} does not fit the cache of models in object stores: {} of {} are in \
                  use; raise --store-cache",
                 format_bytes(bytes),
                 format_bytes(used),
-                format_bytes(context.bytes_max)
+                format_bytes(bytes_max)
             )));
         }
-        match self.cache.free_bytes().filter(|free| *free <= missing) {
-            None => Ok(()),
-            Some(free) => Err(self.disk_full(&format!(
+        if let Some(free) = self.cache.free_bytes().filter(|free| *free <= missing) {
+            return Err(self.disk_full(&format!(
                 "{} are missing and {} are free",
                 format_bytes(missing),
                 format_bytes(free)
-            ))),
+            )));
         }
+        context.usage.set(&self.source.models_dir, used + bytes);
+        Ok(())
     }
 
     /// Returns the error for a full disk.
@@ -90,7 +92,7 @@ impl Follower {
 
     /// Returns true if the last listing has the version and the policy chooses it, also in place of
     /// a version that has failed, or if there is no listing yet.
-    fn is_wanted(&self, context: &SyncContext<'_>, model: &str, version: u64) -> bool {
+    fn is_wanted(&self, context: &SyncContext, model: &str, version: u64) -> bool {
         let Some(listing) = &self.listed else { return true };
         let newer = listing.models.get(model).into_iter();
         let newer: Vec<u64> =
@@ -109,6 +111,7 @@ impl Follower {
 
 #[cfg(test)]
 mod tests {
+    use std::cell::RefCell;
     use std::path::PathBuf;
     use std::sync::Arc;
     use std::time::Duration;
@@ -120,9 +123,31 @@ mod tests {
 
     use super::*;
     use crate::listing::{RemoteModel, RemoteVersion, StoreListing};
-    use crate::mirror::{HasFailed, InUse, MirrorConfig, StoreSource, UnopenedStores};
+    use crate::mirror::usage::CacheUsage;
+    use crate::mirror::{MirrorConfig, StoreSource};
     use crate::options::StoreOptions;
     use crate::place::StorePlace;
+
+    fn context(bytes_max: u64) -> SyncContext {
+        let config = MirrorConfig {
+            stores_dir: PathBuf::new(),
+            keep_unused: Duration::MAX,
+            options: StoreOptions::default(),
+            poll: Duration::from_secs(1),
+            settle: Duration::ZERO,
+            bytes_max,
+            rate: 0,
+        };
+        SyncContext {
+            config,
+            pacer: Pacer::new(Rate::unlimited()),
+            metrics: StoreMetrics::default(),
+            in_use: Box::new(|_, _, _| false),
+            has_failed: Box::new(|_, _| false),
+            unopened: RefCell::default(),
+            usage: CacheUsage::default(),
+        }
+    }
 
     #[test]
     fn a_full_disk_loses_parts_of_unwanted_versions() {
@@ -130,8 +155,7 @@ mod tests {
         let url: Arc<str> = "s3://b/models".into();
         let source = StoreSource::new(&url, &dir.path().join("c/models"), None);
         let place = StorePlace::new(Arc::new(InMemory::new()), "models", &url);
-        let poll = Duration::from_secs(1);
-        let mut follower = Follower::open(source, place, poll).unwrap();
+        let mut follower = Follower::open(source, place, Duration::from_secs(1)).unwrap();
         let listed = |versions: &[u64]| {
             let versions = versions.iter().map(|&version| (version, RemoteVersion::default()));
             RemoteModel { versions: versions.collect(), ..RemoteModel::default() }
@@ -143,29 +167,7 @@ mod tests {
         for dir in [staged("m", 1), staged("m", 2), staged("other", 7), staged("other", 8)] {
             os::private::create_dir_all(&dir).unwrap();
         }
-        let config = MirrorConfig {
-            stores_dir: PathBuf::new(),
-            keep_unused: Duration::MAX,
-            options: StoreOptions::default(),
-            poll,
-            settle: Duration::ZERO,
-            bytes_max: u64::MAX,
-            rate: 0,
-        };
-        let pacer = Pacer::new(Rate::unlimited());
-        let metrics = StoreMetrics::default();
-        let in_use: InUse = Box::new(|_, _, _| false);
-        let has_failed: HasFailed = Box::new(|_, _| false);
-        let unopened = UnopenedStores::new();
-        let context = SyncContext {
-            config: &config,
-            pacer: &pacer,
-            metrics: &metrics,
-            in_use: &in_use,
-            has_failed: &has_failed,
-            unopened: &unopened,
-            bytes_max: u64::MAX,
-        };
+        let context = context(u64::MAX);
         // No disk has so much room.
         let error = follower.make_room(&context, "m", 2, 1 << 60).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::StorageFull, "{error}");
@@ -173,9 +175,27 @@ mod tests {
         assert!(staged("other", 7).exists() && !staged("other", 8).exists());
         // An earlier version is wanted in place of one that has failed.
         assert!(!follower.is_wanted(&context, "m", 1));
-        let has_failed: HasFailed = Box::new(|_, version| version == 2);
-        let context = SyncContext { has_failed: &has_failed, ..context };
+        let context = SyncContext { has_failed: Box::new(|_, version| version == 2), ..context };
         assert!(follower.is_wanted(&context, "m", 1));
         assert!(!follower.is_wanted(&context, "m", 0));
+    }
+
+    #[test]
+    fn stores_do_not_use_the_same_room() {
+        let dir = tempfile::tempdir().unwrap();
+        let context = context(100);
+        let open = |name: &str| {
+            let url: Arc<str> = format!("s3://b/{name}").into();
+            let source = StoreSource::new(&url, &dir.path().join(name).join("models"), None);
+            let place = StorePlace::new(Arc::new(InMemory::new()), name, &url);
+            Follower::open(source, place, Duration::from_secs(1)).unwrap()
+        };
+        let [one, other] = ["one", "other"].map(open);
+        one.make_room(&context, "m", 1, 60).unwrap();
+        // The version of the first store is fetched at this moment.
+        let error = other.make_room(&context, "m", 1, 60).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::StorageFull, "{error}");
+        other.make_room(&context, "m", 1, 40).unwrap();
+        assert_eq!(context.usage.total(), 100);
     }
 }

@@ -3,27 +3,34 @@
 
 use base::units::format_bytes;
 
+use super::StoreMirror;
 use super::follower::{Follower, SyncContext};
-use super::{InUse, StoreMirror, UnopenedStores};
 use crate::cache::{UnusedCache, unused_caches};
 
 /// Returns true if the copies of an unused cache must stay: its store is configured and could not
 /// be opened, or a version of it is in use.
-fn is_kept(cache: &UnusedCache, unopened: &UnopenedStores, in_use: &InUse) -> bool {
+fn is_kept(cache: &UnusedCache, context: &SyncContext) -> bool {
     let models_dir = cache.models_dir();
     // The models of a store that was just removed may still serve.
-    unopened.contains_key(&models_dir)
-        || cache.versions.iter().any(|it| in_use(&models_dir, &it.model, it.version))
+    context.unopened.borrow().contains_key(&models_dir)
+        || cache.versions.iter().any(|it| (context.in_use)(&models_dir, &it.model, it.version))
 }
 
 impl StoreMirror {
     /// Removes the copies of stores that no server has followed for
     /// [`super::MirrorConfig::keep_unused`]. [`StoreMirror::follow`] does this once an hour.
     pub fn remove_unused(&self) {
+        self.context.remove_unused();
+    }
+}
+
+impl SyncContext {
+    /// Does the work of [`StoreMirror::remove_unused`].
+    pub(super) fn remove_unused(&self) {
         for cache in unused_caches(&self.config.stores_dir) {
             // The time begins although a version is in use.
             let is_due = cache.is_unused_for(self.config.keep_unused);
-            if !is_due || is_kept(&cache, &self.unopened, &self.hooks.in_use) {
+            if !is_due || is_kept(&cache, self) {
                 continue;
             }
             let shown = cache.root().display().to_string();
@@ -52,12 +59,12 @@ impl Follower {
     /// follow their stores.
     pub(super) fn evict_unused(
         &self,
-        context: &SyncContext<'_>,
+        context: &SyncContext,
         used: u64,
         fits: &impl Fn(u64) -> bool,
     ) {
         let mut unused = self.cache.unused_neighbours();
-        unused.retain(|cache| !is_kept(cache, context.unopened, context.in_use));
+        unused.retain(|cache| !is_kept(cache, context));
         unused.sort_by_key(UnusedCache::last_wanted);
         let mut total = unused.iter().fold(used, |sum, cache| sum.saturating_add(cache.bytes));
         for cache in unused {

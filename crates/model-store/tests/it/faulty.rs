@@ -32,6 +32,8 @@ pub(crate) struct FaultyStore {
     pub(crate) gets_max: AtomicU64,
     /// True if nothing answers.
     pub(crate) offline: AtomicBool,
+    /// Prefix whose listings never end.
+    pub(crate) silent: Mutex<Option<String>>,
     /// Next listings that show no object.
     pub(crate) empty_lists: AtomicU64,
     /// True if claims and manifests are written twice, as by a client that repeats a request.
@@ -95,7 +97,11 @@ impl ObjectStore for FaultyStore {
 
     fn list(&self, prefix: Option<&Path>) -> BoxStream<ObjectMeta> {
         self.lists.fetch_add(1, Ordering::SeqCst);
-        self.listed.lock().unwrap().push(prefix.map(Path::to_string).unwrap_or_default());
+        let listed = prefix.map(Path::to_string).unwrap_or_default();
+        self.listed.lock().unwrap().push(listed.clone());
+        if *self.silent.lock().unwrap() == Some(listed) {
+            return Box::pin(tokio_stream::pending());
+        }
         if self.offline.load(Ordering::SeqCst) {
             return Box::pin(tokio_stream::once(Err(FaultyStore::broken())));
         }

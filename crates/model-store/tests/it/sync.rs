@@ -21,6 +21,7 @@ use os::Rate;
 use crate::faulty::FaultyStore;
 
 mod repairs;
+mod silent;
 mod unused;
 
 const DAY: Duration = Duration::from_secs(86_400);
