@@ -12,6 +12,7 @@ mod prefault;
 mod resume;
 mod rollout;
 mod scan;
+mod scan_times;
 mod slow_warmup;
 mod sources;
 mod stop;
@@ -45,6 +46,7 @@ use ignored::IgnoredModels;
 use model::Model;
 use prefault::Prefault;
 use resume::KeptRollout;
+use scan_times::ScanTimes;
 use wake::NextWork;
 
 /// Longest time between two rounds without a message.
@@ -122,6 +124,7 @@ pub(crate) struct Manager {
     /// Last report about the stores that directories mirror.
     sources: SourceReport,
     ignored_models: IgnoredModels,
+    scan_times: ScanTimes,
     abandon: Arc<AtomicBool>,
 }
 
@@ -177,6 +180,7 @@ impl Manager {
             awaited: Arc::default(),
             sources: SourceReport::default(),
             ignored_models: IgnoredModels::default(),
+            scan_times: ScanTimes::default(),
             abandon: channels.abandon,
         }
     }

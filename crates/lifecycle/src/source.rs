@@ -3,9 +3,12 @@
 //! A version with a manifest is complete if its files have the lengths in the manifest, which is
 //! written last. A version without a manifest counts as complete if two scans, at least a poll
 //! apart, saw the same files. A directory that cannot be read is reported as unreadable and never
-//! as absent, so that a short failure unloads no version.
+//! as absent, so that a short failure unloads no version. So is one whose file system does not
+//! answer; the others are scanned meanwhile.
 
+mod calls;
 mod files;
+mod reader;
 mod version;
 
 use std::collections::btree_map::Entry;
@@ -14,17 +17,17 @@ use std::ffi::OsStr;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use arc_swap::ArcSwap;
 use base::{Error, Result};
-use os::{FileStamp, RegularFile};
 
-use crate::model_file::{self, MODEL_FILE, ModelFile};
+use crate::model_file::{MODEL_FILE, ModelFile};
 use crate::{ConfigSet, ModelConfig, ModelRoot, VersionPolicy};
 
+use calls::{CallProgress, DirectoryCalls};
 pub(crate) use files::Fingerprint;
-use version::VersionMemory;
+use reader::ModelReader;
 pub(crate) use version::{ForeignKind, Parameters, VersionContents, VersionScan};
 
 /// Most versions of a model that are scanned: the highest numbers. Versions that its policy names
@@ -47,6 +50,8 @@ pub(crate) struct DirectoryScan {
     pub(crate) models: Vec<ModelScan>,
     /// Number of models above [`ROOT_MODELS_MAX`], for each root that has such models.
     pub(crate) ignored_models: BTreeMap<PathBuf, usize>,
+    /// Time of the last complete scan of each root that had one.
+    pub(crate) scan_times: BTreeMap<PathBuf, SystemTime>,
 }
 
 /// Result of the scan of one model.
@@ -72,20 +77,36 @@ pub(crate) struct Contents {
 /// A model's `millpond.toml` if it has one, or the error in it.
 pub(crate) type Settings = Arc<Result<Option<ModelFile>, String>>;
 
+/// Name and directory of a model.
+type ModelKey = (Arc<str>, PathBuf);
+
+/// Result of a call into a file system.
+enum ScanCall {
+    /// Models of the root `dir`.
+    Root { dir: PathBuf, models: Result<RootModels> },
+    /// Contents of the models below a directory, and their readers by directory of the model.
+    Models { readers: HashMap<PathBuf, ModelReader>, contents: Vec<(ModelKey, Result<Contents>)> },
+    /// Canonical path, if there is one.
+    Canonical(Option<PathBuf>),
+}
+
 /// Scans the directories and remembers earlier scans.
 pub(crate) struct Scanner {
     configured: Arc<ArcSwap<ConfigSet>>,
     poll: Duration,
-    kinds: Vec<ForeignKind>,
-    known: HashMap<PathBuf, RootModels>,
+    kinds: Arc<[ForeignKind]>,
+    known: HashMap<PathBuf, Arc<RootModels>>,
     /// Directories of models in roots that are not served, because the other directory is a model
     /// of the same name.
     hidden: BTreeMap<PathBuf, PathBuf>,
     unreadable: BTreeSet<PathBuf>,
-    versions: HashMap<PathBuf, VersionMemory>,
-    settings: HashMap<PathBuf, SettingsMemory>,
-    /// Policy of each model by its last valid settings.
-    policies: HashMap<PathBuf, VersionPolicy>,
+    /// Readers by directory of the model, except for the ones that a call has.
+    readers: HashMap<PathBuf, ModelReader>,
+    calls: DirectoryCalls<ScanCall>,
+    /// Contents from calls that have ended after their scan. A scan uses them if it gets no newer
+    /// ones.
+    late: HashMap<ModelKey, Result<Contents>>,
+    scan_times: BTreeMap<PathBuf, SystemTime>,
 }
 
 /// Models of a root at its last successful read.
@@ -96,63 +117,6 @@ struct RootModels {
     empty: BTreeSet<String>,
     /// Number of models above [`ROOT_MODELS_MAX`], which are not among the names.
     ignored: usize,
-}
-
-/// Settings of a file that could be read.
-struct SettingsMemory {
-    stamp: FileStamp,
-    /// Path and stamp of the file of labels that the settings name.
-    labels: Option<(PathBuf, FileStamp)>,
-    settings: Settings,
-    /// Time since which the file is missing or empty.
-    lost_since: Option<Instant>,
-}
-
-impl SettingsMemory {
-    /// Returns true if the files are still the ones that were read.
-    fn is_current(&self, stamp: FileStamp) -> bool {
-        let same = |(path, read): &(PathBuf, FileStamp)| FileStamp::of(path) == Some(*read);
-        self.stamp == stamp && self.labels.as_ref().is_none_or(same)
-    }
-
-    /// Returns the settings of a file that is missing or empty for less than `time`: it may be
-    /// replaced at this moment. `None` for a file without settings.
-    fn while_replaced(&mut self, time: Duration, now: Instant) -> Option<Settings> {
-        let since = *self.lost_since.get_or_insert(now);
-        // A little less than the time, because timers are not exact.
-        let is_new = now.duration_since(since) < time.mul_f64(0.9);
-        let has_settings = self.stamp.bytes() > 0 && matches!(*self.settings, Ok(Some(_)));
-        (is_new && has_settings).then(|| self.settings.clone())
-    }
-}
-
-/// Settings that were read, and the file of labels that they name.
-struct ReadSettings {
-    parsed: Result<ModelFile, String>,
-    labels: Option<(PathBuf, FileStamp)>,
-}
-
-impl ReadSettings {
-    /// Reads the settings in `base_path`.
-    ///
-    /// # Errors
-    /// The reason why a file cannot be read, or why the labels must not be read.
-    fn of(base_path: &Path) -> Result<ReadSettings, String> {
-        // Both files are those of one directory, even if a link to it changes meanwhile.
-        let dir = base_path.canonicalize().map_err(|error| error.to_string())?;
-        let opened = RegularFile::open(&dir.join(MODEL_FILE)).map_err(|error| error.to_string())?;
-        let mut parsed = ModelFile::parse(&model_file::read(&opened)?);
-        let mut labels = None;
-        if let Ok(file) = &mut parsed
-            && let Some(path) = file.labels_path(&dir)
-        {
-            // The stamp is older than the text, so that a change during the read is seen.
-            let stamp = FileStamp::read(&path);
-            file.read_labels(&path, &dir, &opened)?;
-            labels = Some((path, stamp.map_err(|error| error.to_string())?));
-        }
-        Ok(ReadSettings { parsed, labels })
-    }
 }
 
 /// Relevant entries of a model's directory.
@@ -172,28 +136,66 @@ impl Scanner {
         Scanner {
             configured,
             poll,
-            kinds,
+            kinds: kinds.into(),
             known: HashMap::new(),
             hidden: BTreeMap::new(),
             unreadable: BTreeSet::new(),
-            versions: HashMap::new(),
-            settings: HashMap::new(),
-            policies: HashMap::new(),
+            readers: HashMap::new(),
+            calls: DirectoryCalls::default(),
+            late: HashMap::new(),
+            scan_times: BTreeMap::new(),
         }
     }
 
     pub(crate) fn scan(&mut self, answers: u64, now: Instant) -> DirectoryScan {
+        self.begin_scan();
         let models = self.all_models();
-        let models: Vec<ModelScan> =
-            models.into_iter().map(|model| self.scan_model(model, now)).collect();
+        let models = self.scan_models(models, now);
+        self.late.clear();
         self.forget(&models);
-        DirectoryScan { answers, models, ignored_models: self.ignored_models() }
+        self.note_scan_times();
+        DirectoryScan {
+            answers,
+            models,
+            ignored_models: self.ignored_models(),
+            scan_times: self.scan_times.clone(),
+        }
     }
 
-    /// Returns the time until the next scan that missing settings need; `None` if none are missing.
+    /// Takes the results of calls that have ended after their scan.
+    fn begin_scan(&mut self) {
+        for ended in self.calls.begin_scan() {
+            match ended {
+                ScanCall::Root { dir, models: Ok(models) } => {
+                    self.known.insert(dir, Arc::new(models));
+                }
+                ScanCall::Models { readers, contents } => {
+                    self.readers.extend(readers);
+                    self.late.extend(contents);
+                }
+                ScanCall::Root { models: Err(_), .. } | ScanCall::Canonical(_) => {}
+            }
+        }
+    }
+
+    /// Returns the time until the next scan that is needed although no file may change: settings
+    /// are missing, or a file system does not answer.
     pub(crate) fn next_check(&self) -> Option<Duration> {
-        let is_missing = self.settings.values().any(|memory| memory.lost_since.is_some());
-        is_missing.then(|| self.poll.min(REPLACEMENT_TIME_MAX))
+        let is_missing = self.readers.values().any(ModelReader::lacks_settings);
+        let missing = is_missing.then(|| self.poll.min(REPLACEMENT_TIME_MAX));
+        let silent = self.calls.any_silent().then_some(self.poll);
+        missing.into_iter().chain(silent).min()
+    }
+
+    /// Notes the time for each root whose listing and models were read.
+    fn note_scan_times(&mut self) {
+        let now = SystemTime::now();
+        self.scan_times.retain(|root, _| self.known.contains_key(root));
+        for root in self.known.keys() {
+            if !self.unreadable.contains(root) && !self.calls.is_silent(root) {
+                self.scan_times.insert(root.clone(), now);
+            }
+        }
     }
 
     /// Returns the number of ignored models of each root that has such models.
@@ -207,25 +209,15 @@ impl Scanner {
     fn all_models(&mut self) -> Vec<ModelConfig> {
         let mut models_by_name: BTreeMap<Arc<str>, ModelConfig> = BTreeMap::new();
         let mut empty = Vec::new();
-        let mut hidden = BTreeMap::new();
-        let ConfigSet { models, roots } = &*self.configured.load_full();
+        let mut doubles = Vec::new();
+        let configured = self.configured.load_full();
+        let ConfigSet { models, roots } = &*configured;
         self.known.retain(|dir, _| roots.iter().any(|root| root.dir == *dir));
         for config in models {
             models_by_name.entry(config.name.clone()).or_insert_with(|| config.clone());
         }
         for root in roots {
-            let known = self.known.entry(root.dir.clone()).or_default();
-            match steady(&root.dir, || root_models(root, known)) {
-                Ok(models) => {
-                    *known = models;
-                    self.unreadable.remove(&root.dir);
-                }
-                // Logged once, not at every scan.
-                Err(error) if self.unreadable.insert(root.dir.clone()) => {
-                    tracing::error!(root = %root.dir.display(), %error, "a directory of models cannot be read");
-                }
-                Err(_) => {}
-            }
+            let known = self.list_root(root);
             for name in &known.names {
                 if known.empty.contains(name) {
                     empty.push(root.model(name));
@@ -236,11 +228,7 @@ impl Scanner {
                         entry.insert(root.model(name));
                     }
                     Entry::Occupied(entry) => {
-                        let dir = root.dir.join(name);
-                        let served = &entry.get().base_path;
-                        if self.hidden.get(&dir) == Some(served) || !is_same_dir(&dir, served) {
-                            hidden.insert(dir, served.clone());
-                        }
+                        doubles.push((root.dir.join(name), entry.get().base_path.clone()));
                     }
                 }
             }
@@ -249,12 +237,50 @@ impl Scanner {
         for model in empty {
             models_by_name.entry(model.name.clone()).or_insert(model);
         }
-        self.note_hidden(hidden);
+        self.note_hidden(doubles);
         models_by_name.into_values().collect()
     }
 
-    /// Logs each directory once while it is hidden by the same other one.
-    fn note_hidden(&mut self, hidden: BTreeMap<PathBuf, PathBuf>) {
+    /// Lists a root. Returns the models of the last listing that succeeded.
+    fn list_root(&mut self, root: &ModelRoot) -> Arc<RootModels> {
+        let known = self.known.entry(root.dir.clone()).or_default().clone();
+        let list = {
+            let (root, known) = (root.clone(), known.clone());
+            move |progress: &CallProgress| {
+                let models = steady(&root.dir, || root_models(&root, &known, progress));
+                ScanCall::Root { dir: root.dir, models }
+            }
+        };
+        let listed = match self.calls.call(&root.dir, list) {
+            Some(ScanCall::Root { models, .. }) => models,
+            _ => Err(silent(&root.dir)),
+        };
+        match listed {
+            Ok(models) => {
+                let models = Arc::new(models);
+                self.known.insert(root.dir.clone(), models.clone());
+                self.unreadable.remove(&root.dir);
+                models
+            }
+            Err(error) => {
+                // Logged once, not at every scan.
+                if self.unreadable.insert(root.dir.clone()) {
+                    tracing::error!(root = %root.dir.display(), %error, "a directory of models cannot be read");
+                }
+                known
+            }
+        }
+    }
+
+    /// Logs each directory once while it is hidden by the same other one. `doubles` are directories
+    /// and those of the models of the same name that serve.
+    fn note_hidden(&mut self, doubles: Vec<(PathBuf, PathBuf)>) {
+        let mut hidden = BTreeMap::new();
+        for (dir, served) in doubles {
+            if self.hidden.get(&dir) == Some(&served) || !self.is_same_dir(&dir, &served) {
+                hidden.insert(dir, served);
+            }
+        }
         for (dir, served) in &hidden {
             if self.hidden.get(dir) != Some(served) {
                 tracing::warn!(
@@ -267,96 +293,93 @@ impl Scanner {
         self.hidden = hidden;
     }
 
-    fn scan_model(&mut self, base: ModelConfig, now: Instant) -> ModelScan {
-        let contents = steady(&base.base_path, || self.contents_of(&base, now));
-        ModelScan { base, contents }
+    /// Returns true if both paths lead to the same directory, such as `models/m` and `./models/m`,
+    /// or if a file system does not answer.
+    fn is_same_dir(&mut self, a: &Path, b: &Path) -> bool {
+        if a == b {
+            return true;
+        }
+        let mut canonical = |path: &Path| {
+            let directory = path.parent().unwrap_or(path);
+            let path = path.to_owned();
+            let find = move |_: &CallProgress| ScanCall::Canonical(path.canonicalize().ok());
+            match self.calls.call(directory, find) {
+                Some(ScanCall::Canonical(found)) => Some(found),
+                _ => None,
+            }
+        };
+        match (canonical(a), canonical(b)) {
+            (Some(Some(a)), Some(Some(b))) => a == b,
+            (Some(_), Some(_)) => false,
+            _ => true,
+        }
     }
 
-    /// Reads the contents of a model's directory. `None` as in [`steady`].
-    fn contents_of(&mut self, base: &ModelConfig, now: Instant) -> Result<Option<Contents>> {
-        let Some(Listing { mut versions, settings }) = list(&base.base_path)? else {
-            return Ok(None);
+    /// Scans models, with one call for each directory of models.
+    fn scan_models(&mut self, models: Vec<ModelConfig>, now: Instant) -> Vec<ModelScan> {
+        let models: Vec<Arc<ModelConfig>> = models.into_iter().map(Arc::new).collect();
+        let mut by_directory: BTreeMap<&Path, Vec<Arc<ModelConfig>>> = BTreeMap::new();
+        for model in &models {
+            by_directory.entry(directory_of(model)).or_default().push(model.clone());
+        }
+        let mut contents = HashMap::new();
+        for (directory, models) in by_directory {
+            contents.extend(self.read_models(directory, models, now));
+        }
+        let scan = |model: Arc<ModelConfig>| {
+            let read = contents.remove(&model.name);
+            let contents = read.unwrap_or_else(|| Err(silent(directory_of(&model))));
+            ModelScan { base: Arc::unwrap_or_clone(model), contents }
         };
-        let settings = self.settings_of(&base.base_path, settings, now);
-        let memory = self.settings.get(&base.base_path);
-        let settings_in_doubt = memory.is_some_and(|memory| memory.lost_since.is_some());
-        let ignored_versions = ignore_lowest(&mut versions, &self.policy_of(base, &settings));
-        let look = |(version, dir): (u64, PathBuf)| {
-            let memory = self.versions.entry(dir.clone()).or_default();
-            version::scan(version, dir, &self.kinds, memory, self.poll, now)
-        };
-        let Some(versions) = versions.into_iter().map(look).collect() else {
-            return Ok(None);
-        };
-        Ok(Some(Contents { settings, settings_in_doubt, versions, ignored_versions }))
+        models.into_iter().map(scan).collect()
     }
 
-    /// Returns the policy that selects the versions. Wrong settings change nothing, so the one of
-    /// the last valid settings stays.
-    fn policy_of(&mut self, base: &ModelConfig, settings: &Settings) -> VersionPolicy {
-        let valid = match &**settings {
-            Ok(None) => Some(base.policy.clone()),
-            Ok(Some(file)) => file.apply(base).ok().map(|config| config.policy),
-            Err(_) => None,
-        };
-        let Some(policy) = valid else {
-            return self.policies.get(&base.base_path).unwrap_or(&base.policy).clone();
-        };
-        self.policies.insert(base.base_path.clone(), policy.clone());
-        policy
-    }
-
-    /// Reads the settings beside the versions. They are absent only if the file cannot be found and
-    /// was not `listed` either: a model must not lose its settings while its directory is moved for
-    /// a moment. A file that was there must be missing or empty for the time of a replacement,
-    /// since some programs replace a file in two steps.
-    fn settings_of(&mut self, base_path: &Path, listed: bool, now: Instant) -> Settings {
-        let path = base_path.join(MODEL_FILE);
-        let time = self.poll.min(REPLACEMENT_TIME_MAX);
-        let unreadable =
-            |error: &dyn std::fmt::Display| Arc::new(Err(format!("{}: {error}", path.display())));
-        let stamp = match FileStamp::read(&path) {
-            Ok(stamp) => stamp,
-            Err(error) if error.kind() == ErrorKind::NotFound && !listed => {
-                let memory = self.settings.get_mut(base_path);
-                if let Some(kept) = memory.and_then(|it| it.while_replaced(time, now)) {
-                    return kept;
+    /// Reads the contents of models below `directory`. Lacks the ones that cannot be had now.
+    fn read_models(
+        &mut self,
+        directory: &Path,
+        models: Vec<Arc<ModelConfig>>,
+        now: Instant,
+    ) -> Vec<(Arc<str>, Result<Contents>)> {
+        let keys: Vec<ModelKey> = models.iter().map(|model| key_of(model)).collect();
+        if !self.calls.is_silent(directory) {
+            let mut readers = HashMap::new();
+            for (_, base_path) in &keys {
+                // Several models can have the same directory.
+                readers.extend(self.readers.remove_entry(base_path));
+            }
+            let (poll, kinds) = (self.poll, self.kinds.clone());
+            let read = move |progress: &CallProgress| {
+                let mut contents = Vec::with_capacity(models.len());
+                for model in &models {
+                    let reader = readers.entry(model.base_path.clone());
+                    let reader = reader.or_insert_with(|| ModelReader::new(poll, kinds.clone()));
+                    contents.push((key_of(model), reader.read(model, now, progress)));
+                    progress.step();
                 }
-                self.settings.remove(base_path);
-                return Arc::new(Ok(None));
-            }
-            Err(error) => return unreadable(&error),
-        };
-        if let Some(memory) = self.settings.get_mut(base_path) {
-            if memory.is_current(stamp) {
-                memory.lost_since = None;
-                return memory.settings.clone();
-            }
-            if stamp.bytes() == 0
-                && let Some(kept) = memory.while_replaced(time, now)
-            {
-                return kept;
+                ScanCall::Models { readers, contents }
+            };
+            if let Some(ScanCall::Models { readers, contents }) = self.calls.call(directory, read) {
+                self.readers.extend(readers);
+                return contents.into_iter().map(|((name, _), read)| (name, read)).collect();
             }
         }
-        // A file that could not be read is read again at the next scan: success needs no change of
-        // the file.
-        let ReadSettings { parsed, labels } = match ReadSettings::of(base_path) {
-            Ok(read) => read,
-            Err(error) => return unreadable(&error),
-        };
-        let parsed = parsed.map(Some).map_err(|error| format!("{}: {error}", path.display()));
-        let settings = Arc::new(parsed);
-        let memory = SettingsMemory { stamp, labels, settings: settings.clone(), lost_since: None };
-        self.settings.insert(base_path.to_owned(), memory);
-        settings
+        let late = keys.into_iter().filter_map(|key| self.late.remove_entry(&key));
+        late.map(|((name, _), read)| (name, read)).collect()
     }
 
     /// Drops the memory of removed models and versions.
     fn forget(&mut self, models: &[ModelScan]) {
         let bases: BTreeSet<&Path> =
             models.iter().map(|model| model.base.base_path.as_path()).collect();
-        self.settings.retain(|base, _| bases.contains(base.as_path()));
-        self.policies.retain(|base, _| bases.contains(base.as_path()));
+        let directories: BTreeSet<&Path> = models
+            .iter()
+            .flat_map(|model| [Some(directory_of(&model.base)), model.base.base_path.parent()])
+            .flatten()
+            .chain(self.known.keys().map(PathBuf::as_path))
+            .collect();
+        self.calls.retain(|directory| directories.contains(directory));
+        self.readers.retain(|base, _| bases.contains(base.as_path()));
         let seen: BTreeSet<&Path> = models
             .iter()
             .flat_map(|model| model.contents.iter().flat_map(|contents| &contents.versions))
@@ -367,16 +390,32 @@ impl Scanner {
             .filter(|model| model.contents.is_err())
             .map(|model| model.base.base_path.as_path())
             .collect();
-        self.versions.retain(|dir, _| {
-            seen.contains(dir.as_path())
-                || dir.parent().is_some_and(|base| unreadable.contains(base))
-        });
+        for (base, reader) in &mut self.readers {
+            if !unreadable.contains(base.as_path()) {
+                reader.versions.retain(|dir, _| seen.contains(dir.as_path()));
+            }
+        }
     }
 }
 
-/// Returns true if both paths lead to the same directory, such as `models/m` and `./models/m`.
-fn is_same_dir(a: &Path, b: &Path) -> bool {
-    a == b || matches!((a.canonicalize(), b.canonicalize()), (Ok(a), Ok(b)) if a == b)
+fn key_of(model: &ModelConfig) -> ModelKey {
+    (model.name.clone(), model.base_path.clone())
+}
+
+/// Returns the directory of models that a model is read with. One call reads all its models.
+fn directory_of(model: &ModelConfig) -> &Path {
+    // There may be thousands of stores, and one file system has their copies, each at
+    // DIRECTORY/STORE/models/MODEL.
+    let levels = if model.store.is_some() { 3 } else { 1 };
+    model.base_path.ancestors().nth(levels).unwrap_or(&model.base_path)
+}
+
+/// Returns the error of a directory whose file system does not answer.
+fn silent(dir: &Path) -> Error {
+    Error::unavailable(format!(
+        "{}: its file system does not answer; it is read as soon as it answers",
+        dir.display()
+    ))
 }
 
 /// Calls `list` until it gets a consistent view of `dir`. `list` returns `None` if an entry
@@ -397,13 +436,18 @@ fn steady<T>(dir: &Path, mut list: impl FnMut() -> Result<Option<T>>) -> Result<
 /// Returns the subdirectories of `root` that are models: subdirectories with a version, and earlier
 /// models. In a copy of a store, all are models, since versions can be on their way. `None` as in
 /// [`steady`].
-fn root_models(root: &ModelRoot, known: &RootModels) -> Result<Option<RootModels>> {
+fn root_models(
+    root: &ModelRoot,
+    known: &RootModels,
+    progress: &CallProgress,
+) -> Result<Option<RootModels>> {
     let is_copy = root.store.is_some();
     let root = &root.dir;
     let mut names = BTreeSet::new();
     let mut empty = BTreeSet::new();
     for entry in std::fs::read_dir(root).map_err(|e| Error::io(root, &e))? {
         let entry = entry.map_err(|e| Error::io(root, &e))?;
+        progress.step();
         let Ok(name) = entry.file_name().into_string() else { continue };
         let path = entry.path();
         if name.starts_with('.') {

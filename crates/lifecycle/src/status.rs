@@ -308,6 +308,13 @@ pub enum LifecycleEvent {
         /// Maximum models of a directory.
         models_max: usize,
     },
+    /// A directory of models was scanned completely.
+    RootScanned {
+        /// The directory.
+        root: PathBuf,
+        /// Time of the scan; `None` once the directory is not configured any more.
+        at: Option<SystemTime>,
+    },
     /// A store that a directory mirrors cannot be listed.
     StoreUnlisted {
         /// URL of the store.

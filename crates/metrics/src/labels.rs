@@ -27,6 +27,13 @@ pub const STATUSES: [&str; 16] = [
     "internal",
 ];
 
+/// Label of a directory of models.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub struct RootLabels {
+    /// Path of the directory.
+    pub root: String,
+}
+
 /// Labels of an exemplar.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub struct TraceLabels {

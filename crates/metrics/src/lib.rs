@@ -47,7 +47,7 @@ pub use images::ImageMetrics;
 pub use keys::{KeyLabels, KeyMetrics, KeyOutcomeLabels};
 pub use labels::{
     BytesLabels, CauseLabels, KindLabels, ModelLabels, PROTOCOLS, PhaseLabels, QuantileLabels,
-    RequestLabels, STATUSES, StateLabels, SwapLabels, TraceLabels, VersionLabels,
+    RequestLabels, RootLabels, STATUSES, StateLabels, SwapLabels, TraceLabels, VersionLabels,
 };
 pub use process::ProcessMetrics;
 pub use prometheus_client;
@@ -117,6 +117,8 @@ pub struct Metrics {
     pub load_failures: Family<ModelLabels, Counter>,
     /// Settings that ready versions applied without a load.
     pub settings_taken_over: Family<ModelLabels, Counter>,
+    /// Time of the last complete scan of a directory of models, since the epoch.
+    pub scan_time: Family<RootLabels, SecondsGauge>,
     /// Seconds of the last load, warm-up, drain and unload.
     pub swap_last_seconds: Family<SwapLabels, SecondsGauge>,
     /// Sums of the same durations.
@@ -228,6 +230,7 @@ impl Default for Metrics {
             swaps: Family::default(),
             load_failures: Family::default(),
             settings_taken_over: Family::default(),
+            scan_time: Family::default(),
             swap_last_seconds: Family::default(),
             swap_seconds: Family::default(),
             loader_minor_faults: Family::default(),

@@ -222,6 +222,7 @@ fn fill_models(metrics: &Metrics) {
     ]);
     models(&[&metrics.loader_read_bytes, &metrics.loader_shared_bytes, &metrics.worker_restarts]);
     models(&[&metrics.worker_restart_last_seconds]);
+    drop(metrics.scan_time.get_or_create(&RootLabels { root: "ROOT".to_owned() }));
     kinds(&metrics.worker_spares, &["started", "used", "failed"]);
     kinds(&metrics.refused, &REFUSALS);
     kinds(&metrics.stream_pauses, &["requests_max", "request_memory", "stream_requests_max"]);
@@ -363,6 +364,7 @@ impl DescribedMetric {
                 "model_name",
                 "model_path",
                 "store",
+                "root",
                 "key",
                 "runtime",
             ];

@@ -56,6 +56,7 @@ impl Metrics {
         );
         self.register_cpu_limit();
         self.register_connections();
+        self.register_scans();
         self.register_loads();
         self.register_workers();
         self.register_queues();
@@ -100,6 +101,16 @@ impl Metrics {
             self.descriptors.clone(),
         );
         r.register("threads", "Threads by kind", self.threads.clone());
+    }
+
+    fn register_scans(&mut self) {
+        let r = &mut self.registry;
+        r.register_with_unit(
+            "scan_time",
+            "Time of the last complete scan of a directory of models, since the epoch",
+            Unit::Seconds,
+            self.scan_time.clone(),
+        );
     }
 
     fn register_workers(&mut self) {

@@ -1,12 +1,13 @@
 //! Counts the events of versions in the metrics, and announces changes of their status.
 
+use std::path::Path;
 use std::sync::{Arc, OnceLock};
-use std::time::Instant;
+use std::time::{Instant, SystemTime};
 
 use base::VersionId;
 use inference::{CAUSES, InferenceStats, SlowLog};
 use lifecycle::{LifecycleEvent, LifecycleState, Observer, StateChange, SwapReport};
-use metrics::{Metrics, ModelKindLabels, ModelLabels, SwapLabels};
+use metrics::{Metrics, ModelKindLabels, ModelLabels, RootLabels, SwapLabels};
 use tokio::sync::watch;
 
 use crate::journal::{EventJournal, EventLevel, NewEvent};
@@ -83,6 +84,7 @@ impl Observer for MetricsObserver {
                 self.metrics.updates.held_back.get_or_create(&labels).inc();
             }
             LifecycleEvent::Swapped(report) => self.swapped(report),
+            LifecycleEvent::RootScanned { root, at } => self.root_scanned(root, *at),
             LifecycleEvent::Forgotten { model } => {
                 // First, so that no slow request counts after its series was removed.
                 if let Some(slow) = self.slow.get() {
@@ -111,6 +113,19 @@ impl MetricsObserver {
     fn load_failed(&self, model: &Arc<str>) {
         let labels = ModelLabels { model: model.clone() };
         self.metrics.load_failures.get_or_create(&labels).inc();
+    }
+
+    fn root_scanned(&self, root: &Path, at: Option<SystemTime>) {
+        let labels = RootLabels { root: root.display().to_string() };
+        match at {
+            Some(at) => {
+                let seconds = base::unix_time(at).as_secs_f64();
+                self.metrics.scan_time.get_or_create(&labels).set(seconds);
+            }
+            None => {
+                self.metrics.scan_time.remove(&labels);
+            }
+        }
     }
 
     fn rollout_ended(&self, model: &Arc<str>, promoted: bool, reason: &'static str) {
@@ -243,8 +258,6 @@ fn state_for_people(change: &StateChange) -> Option<NewEvent> {
 
 #[cfg(test)]
 mod tests {
-    use std::time::SystemTime;
-
     use lifecycle::LoadCost;
 
     use super::*;

@@ -28,6 +28,7 @@ impl Manager {
         let now = Instant::now();
         self.models.values_mut().for_each(|model| model.end_last_failure(now));
         self.ignored_models.update(snapshot.ignored_models, &*self.context.observer);
+        self.scan_times.update(snapshot.scan_times, &*self.context.observer);
         self.answered = Some(snapshot.answers);
     }
 

@@ -1,0 +1,39 @@
+use super::*;
+
+#[test]
+fn a_call_that_does_not_end_delays_no_other_directory() {
+    let mut calls: DirectoryCalls<u32> = DirectoryCalls::default();
+    let (silent, other) = (Path::new("/silent"), Path::new("/other"));
+    let open = calls.close(silent);
+    assert_eq!(calls.call(silent, |_| 1), None);
+    assert_eq!(calls.call(silent, |_| 2), None, "it is not called while it is silent");
+    assert_eq!(calls.call(other, |_| 3), Some(3));
+    assert!(calls.begin_scan().is_empty() && calls.is_silent(silent));
+    drop(open);
+    let ended = loop {
+        let ended = calls.begin_scan();
+        if !ended.is_empty() {
+            break ended;
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    };
+    assert_eq!(ended, [1]);
+    assert!(!calls.any_silent());
+}
+
+#[test]
+fn waits_of_a_scan_are_limited_together() {
+    let mut calls: DirectoryCalls<u32> = DirectoryCalls::default();
+    let dir = Path::new("/m");
+    assert_eq!(calls.wait_for(dir), FIRST_WAIT_MAX);
+    calls.note(dir, true);
+    assert_eq!(calls.wait_for(dir), WAIT_MAX);
+    calls.waited = WAIT_MAX;
+    assert_eq!(calls.wait_for(dir), WAIT_MIN);
+    calls.begin_scan();
+    assert_eq!(calls.wait_for(dir), WAIT_MAX);
+    calls.note(dir, false);
+    assert_eq!(calls.wait_for(dir), WAIT_MIN, "it did not answer the last time");
+    calls.retain(|_| false);
+    assert_eq!(calls.wait_for(dir), FIRST_WAIT_MAX);
+}
