@@ -95,7 +95,7 @@ impl StoreMirror {
                 next_unused = now + UNUSED_POLL;
             }
             if let Some(number) = request {
-                stores.answer(number);
+                stores.answer(number, now);
             }
             stores.start_due(context, &mut running, request.unwrap_or(0), now);
             let pause = stores.pause(running.is_full(), next_config);
@@ -109,8 +109,9 @@ impl StoreMirror {
 
 impl MirroredStores {
     /// Answers the requests for listings, up to `number`, that checks of all stores have answered.
-    fn answer(&mut self, number: u64) {
-        let answered = self.slots.iter().map(|slot| slot.answered).min().unwrap_or(number);
+    fn answer(&self, number: u64, now: Instant) {
+        let awaited = self.slots.iter().filter(|slot| !slot.is_silent(now));
+        let answered = awaited.map(|slot| slot.answered).min().unwrap_or(number);
         self.queue.answer(answered.min(number));
     }
 
@@ -135,7 +136,7 @@ impl MirroredStores {
             if running.is_full() {
                 return;
             }
-            if let Some(follower) = self.slots[at].follower.take() {
+            if let Some(follower) = self.slots[at].begin_check(now) {
                 running.start(follower, request, context);
             }
         }

@@ -2,10 +2,15 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use super::StoreSource;
 use super::follower::Follower;
 use super::usage::CacheUsage;
+
+/// Time of a check after which no request for a listing waits for a store that could not be listed
+/// the last time.
+const SILENT_AFTER: Duration = Duration::from_secs(5);
 
 /// A followed store.
 pub(super) struct StoreSlot {
@@ -15,6 +20,8 @@ pub(super) struct StoreSlot {
     pub(super) label: Arc<str>,
     /// `None` while a check has it.
     pub(super) follower: Option<Follower>,
+    /// Start of the check that runs.
+    check_start: Option<Instant>,
     /// State after the last check.
     pub(super) state: StoreState,
     /// Number of the last request for a listing that a check has answered.
@@ -39,6 +46,7 @@ impl StoreSlot {
             source: follower.source.clone(),
             label: follower.label(),
             follower: Some(follower),
+            check_start: None,
             state: StoreState::default(),
             answered: 0,
         };
@@ -59,9 +67,24 @@ impl StoreSlot {
         }
     }
 
+    /// Returns the follower for a check that begins, unless a check has it.
+    pub(super) fn begin_check(&mut self, now: Instant) -> Option<Follower> {
+        let follower = self.follower.take()?;
+        self.check_start = Some(now);
+        Some(follower)
+    }
+
+    /// Returns true if the store could not be listed the last time and does not answer now either.
+    /// A check of another store may take long because it copies.
+    pub(super) fn is_silent(&self, now: Instant) -> bool {
+        let is_long = |start| now.saturating_duration_since(start) >= SILENT_AFTER;
+        self.state.unlisted.is_some() && self.check_start.is_some_and(is_long)
+    }
+
     /// Takes the follower back from a check, which began after the request number `request`.
     pub(super) fn end_check(&mut self, follower: Follower, request: u64) {
         self.follower = Some(follower);
+        self.check_start = None;
         self.answered = request;
         self.update();
     }
@@ -75,5 +98,31 @@ impl StoreSlot {
             unfinished: follower.unfinished(),
             unlisted: follower.listing_error(),
         };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use object_store::memory::InMemory;
+
+    use super::*;
+    use crate::place::StorePlace;
+
+    #[test]
+    fn a_store_that_stays_silent_is_not_waited_for() {
+        let dir = tempfile::tempdir().unwrap();
+        let url: Arc<str> = "s3://b/models".into();
+        let source = StoreSource::new(&url, &dir.path().join("c/models"), None);
+        let place = StorePlace::new(Arc::new(InMemory::new()), "models", &url);
+        let follower = Follower::open(source, place, Duration::from_secs(1)).unwrap();
+        let mut slot = StoreSlot::new(follower, &CacheUsage::default());
+        let start = Instant::now();
+        let late = start + SILENT_AFTER;
+        let follower = slot.begin_check(start).unwrap();
+        assert!(!slot.is_silent(late), "its check may copy a large version");
+        slot.state.unlisted = Some("no answer".to_owned());
+        assert!(!slot.is_silent(start) && slot.is_silent(late));
+        slot.end_check(follower, 1);
+        assert!(!slot.is_silent(late), "it was listed");
     }
 }
