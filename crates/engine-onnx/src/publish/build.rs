@@ -41,6 +41,12 @@ impl Node {
         Node { bytes }
     }
 
+    /// Names the operator.
+    pub fn named(mut self, name: &str) -> Node {
+        encode::bytes(&mut self.bytes, node::NAME, name.as_bytes());
+        self
+    }
+
     /// Selects an operator set other than that of ONNX.
     #[cfg(test)]
     pub(crate) fn domain(mut self, domain: &str) -> Node {

@@ -77,6 +77,7 @@ pub(super) mod graph {
 pub(super) mod node {
     pub(crate) const INPUT: u32 = 1;
     pub(crate) const OUTPUT: u32 = 2;
+    pub(crate) const NAME: u32 = 3;
     pub(crate) const OP_TYPE: u32 = 4;
     pub(crate) const ATTRIBUTE: u32 = 5;
     pub(crate) const DOMAIN: u32 = 7;

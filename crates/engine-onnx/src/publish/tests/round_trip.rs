@@ -109,7 +109,7 @@ fn a_streamed_model_equals_the_output_of_a_layout_writer() {
     };
     let base = ModelBuilder::new("two forms", 18)
         .metadata("labels", "a,b")
-        .node(Node::new("Gather", &["table", "ids"], &["y"]).int("axis", 0))
+        .node(Node::new("Gather", &["table", "ids"], &["y"]).named("look up").int("axis", 0))
         .output("y", DType::F32, &[Dim::Fixed(1024), Dim::Fixed(8)]);
     let dir = scratch();
     let path = dir.path().join("embedded.onnx");
