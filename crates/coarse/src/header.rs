@@ -34,7 +34,7 @@ pub mod section {
     pub(crate) const DIRECTORY_TERMS: u32 = 0x11B;
     /// Inverted lists: mean of the rows, subtracted from rows and queries (f32). Only if
     /// [`super::CoarseHeader::is_relative`].
-    pub(crate) const LIST_MEAN: u32 = 0x11C;
+    pub const LIST_MEAN: u32 = 0x11C;
     /// First section of one-bit codes.
     pub(crate) const RABITQ_FIRST: u32 = 0x120;
     /// First section of flat indexes.

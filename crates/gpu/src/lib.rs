@@ -29,4 +29,4 @@ pub use plan::{
 pub use rows::{Codes, DeviceRows, Queries, RowPlacement, Rows};
 
 /// Source of the kernels, in CUDA C.
-pub(crate) const SOURCE: &str = include_str!("kernels.cu");
+pub const SOURCE: &str = include_str!("kernels.cu");
