@@ -169,8 +169,8 @@ impl ServerClient {
         self.is_socket
     }
 
-    /// Sends `content` to `path` by `method` ("GET", "PUT", ...) and returns any response. Waits for
-    /// at most [`ANSWER_MAX`], and tells the terminal if the wait is long.
+    /// Sends `content` to `path` by `method` ("GET", "PUT", ...) and returns any response. Waits
+    /// for at most [`ANSWER_MAX`], and tells the terminal if the wait is long.
     ///
     /// # Errors
     /// Returns an error if the server cannot be reached, or if it redirects the request.

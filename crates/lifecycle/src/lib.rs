@@ -4,7 +4,8 @@
 //! Threads: `source` scans the directories and `source-read` reads them, `lifecycle` decides,
 //! `load-N` load and warm up, `unload-N` wait for the last user and release, `prefault` faults the
 //! pool in. `load-N` and `prefault` run their work on threads of idle priority (`load-N-idle`,
-//! `prefault-idle`), and on threads of ordinary priority (`load-N-hi`, `prefault-hi`) if it starves.
+//! `prefault-idle`), and on threads of ordinary priority (`load-N-hi`, `prefault-hi`) if it
+//! starves.
 //! A thread that does not return from an engine or a file system is abandoned, and a new one takes
 //! its place. One bounded channel leads to `lifecycle`, which owns all state and never waits for
 //! another thread. It sends the other threads their work, and they report the outcome. Requests use

@@ -2,8 +2,8 @@
 //!
 //! Each store has its own pace: a listing every poll while something changes, then half as often at
 //! each step down to one a minute, and at once if [`ListingRequests`] ask. A failure is logged and
-//! tried again at the same pace; the copies continue to serve. Several stores are checked at the same
-//! time, so that a store that does not answer delays no other one.
+//! tried again at the same pace; the copies continue to serve. Several stores are checked at the
+//! same time, so that a store that does not answer delays no other one.
 
 mod checks;
 mod first_copy;

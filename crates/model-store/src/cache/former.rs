@@ -1,5 +1,5 @@
-//! Caches that earlier versions of this program named after the whole URL, with its password and its
-//! query.
+//! Caches that earlier versions of this program named after the whole URL, with its password and
+//! its query.
 
 use std::ffi::OsStr;
 use std::path::Path;

@@ -33,8 +33,8 @@ impl ListingRequests {
 
     /// Waits for at most `wait` until a listing of each store that began after this call has ended
     /// and its changes are copied. Returns true if it did not take longer. A store that could not
-    /// be listed counts as listed. So does one that could not be listed before, if it does not answer
-    /// within 5 s.
+    /// be listed counts as listed. So does one that could not be listed before, if it does not
+    /// answer within 5 s.
     pub async fn list(&self, wait: Duration) -> bool {
         let mut number = 0;
         self.asked.send_modify(|asked| {
