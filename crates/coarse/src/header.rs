@@ -112,7 +112,7 @@ pub struct CoarseHeader {
     /// Recall measured when it was built.
     pub recall: Option<Recall>,
     /// True if centres and codes are relative to [`section::LIST_MEAN`], which
-    /// [`CoarseKind::IvfPq`] alone has.
+    /// [`CoarseKind::IvfPq`] alone has, and not with [`Metric::Dot`].
     pub is_relative: bool,
 }
 
@@ -165,10 +165,10 @@ impl CoarseHeader {
             2 => CoarseKind::Rabitq,
             _ => return Err(wrong("unknown kind")),
         };
-        if is_relative && kind != CoarseKind::IvfPq {
-            return Err(wrong("no mean belongs to this kind"));
-        }
         let metric = Metric::from_code(metric).ok_or_else(|| wrong("unknown metric"))?;
+        if is_relative && (kind != CoarseKind::IvfPq || metric == Metric::Dot) {
+            return Err(wrong("no mean belongs to this kind and metric"));
+        }
         let dims = dims as usize;
         let rows = rows as usize;
         let count = count as usize;
@@ -195,16 +195,20 @@ mod tests {
     fn a_header_survives_encoding() {
         let recall =
             Recall { points: vec![RecallPoint { k: 10, recall: 0.5, probes: 3, refine: 40 }] };
-        for (recall, is_relative) in [(None, false), (Some(recall), true)] {
-            let header = CoarseHeader {
+        for (recall, metric, is_relative) in
+            [(None, Metric::Dot, false), (Some(recall), Metric::L2, true)]
+        {
+            let mut header = CoarseHeader {
                 kind: CoarseKind::IvfPq,
-                metric: Metric::Dot,
+                metric,
                 dims: 128,
                 rows: 9,
                 recall,
                 is_relative,
             };
             assert_eq!(CoarseHeader::decode(&header.encode()).unwrap(), header);
+            header.metric = Metric::Dot;
+            assert_eq!(CoarseHeader::decode(&header.encode()).is_err(), is_relative);
         }
     }
 

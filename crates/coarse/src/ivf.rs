@@ -49,7 +49,7 @@ pub(crate) struct IvfPq {
     /// First block of codes of each cluster. The last entry is the number of blocks.
     block_starts: Vec<u32>,
     /// Mean that is subtracted from rows and queries before codes compare them; empty if nothing
-    /// is subtracted.
+    /// is subtracted, as for inner products.
     mean: Vec<f32>,
     /// Centres of the clusters, `dims` values each, relative to `mean`.
     centres: Vec<f32>,
@@ -217,17 +217,16 @@ impl IvfPq {
         }
     }
 
-    /// Returns the part of costs that a centre has. `relative` is `query` relative to the mean. For
-    /// inner products, costs lack a part that is equal for all rows.
-    fn centre_cost(&self, query: &[f32], relative: &[f32], centre: &[f32]) -> f32 {
+    /// Returns the part of costs that a centre has. `relative` is the query relative to the mean.
+    fn centre_cost(&self, relative: &[f32], centre: &[f32]) -> f32 {
         match inner_metric(self.metric) {
-            Metric::Dot => -float::dot(query, centre),
+            Metric::Dot => -float::dot(relative, centre),
             _ => float::l2(relative, centre),
         }
     }
 
     /// Finds the clusters to scan with their part of the cost, nearest first.
-    fn find_clusters(&self, query: &[f32], probes: usize, scratch: &mut IvfScratch) {
+    fn find_clusters(&self, probes: usize, scratch: &mut IvfScratch) {
         let clusters = self.clusters();
         let IvfScratch { relative, table, top, near, probes: found, .. } = scratch;
         // Codes rank centres only roughly, so more of them are compared exactly than are needed.
@@ -238,7 +237,7 @@ impl IvfPq {
         } else {
             let ListDirectory { middle, books, codes } = &self.directory;
             books.table(relative, inner_metric(self.metric), table);
-            let base = self.centre_cost(query, relative, middle);
+            let base = self.centre_cost(relative, middle);
             top.reset(considered);
             let blocks = 0..clusters.div_ceil(BLOCK);
             codes.scan(books.shape(), blocks, table, base, 0, top, |_| true);
@@ -249,7 +248,7 @@ impl IvfPq {
             if let Some(later) = near.get(at + CENTRES_AHEAD) {
                 kernels::prefetch(self.centre(*later));
             }
-            top.push(self.centre_cost(query, relative, self.centre(*cluster)), *cluster);
+            top.push(self.centre_cost(relative, self.centre(*cluster)), *cluster);
         }
         found.clear();
         found.extend(top.sorted());
@@ -353,9 +352,9 @@ impl IvfPq {
         scratch: &mut CoarseScratch,
     ) -> Result<()> {
         let ScanChoice { mut probes, refine } = choice;
-        let CoarseScratch { ivf, query, rows, .. } = scratch;
+        let CoarseScratch { ivf, rows, .. } = scratch;
         loop {
-            self.find_clusters(query, probes, ivf);
+            self.find_clusters(probes, ivf);
             self.look_up(refine, request, ivf)?;
             rows.clear();
             rows.extend(ivf.top.unsorted().map(|(_, row)| row));
@@ -379,10 +378,10 @@ impl IvfPq {
         allow: &RowSet,
         scratch: &mut CoarseScratch,
     ) -> Result<()> {
-        let CoarseScratch { ivf, query, rows, .. } = scratch;
+        let CoarseScratch { ivf, rows, .. } = scratch;
         let mut nearest = probes.first(self.clusters());
         loop {
-            self.find_clusters(query, nearest, ivf);
+            self.find_clusters(nearest, ivf);
             let goal = probes.choose(&mut ivf.probes, &self.starts, allow);
             if goal == ListGoal::Reached || nearest >= self.clusters() {
                 break;

@@ -12,7 +12,8 @@
 //!
 //! Tables have steps in proportion to the length of the query. If all vectors have a large common
 //! part, the mean `m`, these steps exceed the distances. So `q - m` and `c - m` take the places of
-//! `q` and `c`, which changes no distance. For inner products the row's term is then `-<m, r>`.
+//! `q` and `c`, which changes no distance. Inner products keep `q` and `c`. They grow with the
+//! query as the steps do, and the error of `<q - m, r'>` would grow with `m` instead.
 
 use base::{Error, Result};
 use kernels::float;
@@ -198,12 +199,10 @@ pub(crate) struct PqCodes {
 }
 
 impl PqCodes {
-    /// Encodes one list: `vectors` with the centre `centre`, both relative to `mean` if it is not
-    /// empty. Returns whole blocks.
+    /// Encodes one list: `vectors` with the centre `centre`. Returns whole blocks.
     pub(crate) fn encode(
         vectors: &[f32],
         centre: &[f32],
-        mean: &[f32],
         books: &Codebooks,
         metric: Metric,
     ) -> PqCodes {
@@ -225,8 +224,7 @@ impl PqCodes {
         let rows = residuals.chunks_exact(shape.dims).zip(codes.chunks_exact(parts));
         for ((residual, codes), term) in rows.zip(&mut encoded.terms) {
             *term = match metric {
-                Metric::Dot if mean.is_empty() => 0.0,
-                Metric::Dot => -float::dot(mean, residual),
+                Metric::Dot => 0.0,
                 Metric::Cosine | Metric::L2 => {
                     float::dot(residual, residual) + 2.0 * books.product(centre, codes)
                 }
@@ -349,7 +347,7 @@ mod tests {
             subtract(&vectors, &centre, &mut residuals);
             let shape = PqShape::new(dims);
             let books = Codebooks::train(&residuals, shape, BuildThreads::of(2), 5).unwrap();
-            let codes = PqCodes::encode(&vectors, &centre, &[], &books, metric);
+            let codes = PqCodes::encode(&vectors, &centre, &books, metric);
             let mut table = CostTable::default();
             books.table(&query, metric, &mut table);
             let base = match metric {

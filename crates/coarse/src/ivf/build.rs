@@ -23,7 +23,8 @@ const TRAINED_PER_CLUSTER: usize = 64;
 pub(crate) fn build(build: &StreamedBuild<'_>, profile: &VectorProfile) -> Result<BuiltIndex> {
     let rows = build.vectors.rows();
     let dims = build.dims;
-    let mean = if profile.has_long_mean() { &profile.mean[..] } else { &[] };
+    let is_relative = build.metric != Metric::Dot && profile.has_long_mean();
+    let mean = if is_relative { &profile.mean[..] } else { &[] };
     let relative = RelativeVectors { vectors: build.vectors, mean };
     let vectors: &dyn BuildVectors = if mean.is_empty() { build.vectors } else { &relative };
     let relative = &StreamedBuild { vectors, ..*build };
@@ -49,9 +50,9 @@ pub(crate) fn build(build: &StreamedBuild<'_>, profile: &VectorProfile) -> Resul
     let mut bytes = ByteVectors::scaled(profile);
     let codes = encode(&centres, mean, &lists, &books, &mut bytes, build)?;
     let RowsByCluster { order, starts } = lists;
-    let directory = ListDirectory::build(&centres, mean, dims, build)?;
-    let block_starts = block_starts(&starts, BLOCK);
     let metric = build.metric;
+    let directory = ListDirectory::build(&centres, dims, inner_metric(metric), build)?;
+    let block_starts = block_starts(&starts, BLOCK);
     let mut index = IvfPq {
         metric,
         dims,
@@ -121,7 +122,7 @@ fn encode(
                 subtract(vectors, mean, &mut relative);
             }
             let points = if mean.is_empty() { vectors } else { &relative[..] };
-            *piece = PqCodes::encode(points, centre, mean, books, metric);
+            *piece = PqCodes::encode(points, centre, books, metric);
             if metric == Metric::Cosine {
                 piece.raise_zeros(vectors, dims);
             }
@@ -133,11 +134,10 @@ fn encode(
 }
 
 impl ListDirectory {
-    /// Encodes the centres, which are relative to `mean` if it is not empty.
     fn build(
         centres: &[f32],
-        mean: &[f32],
         dims: usize,
+        metric: Metric,
         build: &StreamedBuild<'_>,
     ) -> Result<ListDirectory> {
         let count = (centres.len() / dims).max(1) as f64;
@@ -149,8 +149,7 @@ impl ListDirectory {
         let mut residuals = Vec::with_capacity(centres.len());
         subtract(centres, &middle, &mut residuals);
         let books = Codebooks::train(&residuals, PqShape::new(dims), build.threads, build.seed)?;
-        let metric = inner_metric(build.metric);
-        let codes = PqCodes::encode(centres, &middle, mean, &books, metric);
+        let codes = PqCodes::encode(centres, &middle, &books, metric);
         Ok(ListDirectory { middle, books, codes })
     }
 }
