@@ -70,8 +70,8 @@ const FLAT_ROWS: usize = 2048;
 /// square root of the dimensions (Gao and Long, "RaBitQ", SIGMOD 2024); below, product quantisation
 /// is better.
 const RABITQ_DIMS: usize = 384;
-/// Dimensions from which [`CoarseKind::Auto`] uses one-bit codes for vectors with a long mean. They
-/// need no more memory than product quantisation from here on.
+/// Dimensions from which [`CoarseKind::Auto`] uses one-bit codes for vectors with a long mean, but
+/// not for inner products. They need no more memory than product quantisation from here on.
 const LONG_MEAN_DIMS: usize = 96;
 
 /// Measure of similarity; in JSON `cosine`, `dot` or `l2`.
@@ -458,8 +458,14 @@ pub fn build_streamed(kind: CoarseKind, build: &StreamedBuild<'_>) -> Result<Bui
         // Vectors that are too long for inverted lists are refused today, but old collections may
         // have some.
         CoarseKind::Auto if profile.extreme => CoarseKind::Flat,
-        // One-bit codes are relative to the mean.
-        CoarseKind::Auto if is_long && rows >= FLAT_ROWS && build.dims >= LONG_MEAN_DIMS => {
+        // One-bit codes are relative to the mean. A query for inner products may be much shorter
+        // than the mean, and their error would hide its differences.
+        CoarseKind::Auto
+            if is_long
+                && build.metric != Metric::Dot
+                && rows >= FLAT_ROWS
+                && build.dims >= LONG_MEAN_DIMS =>
+        {
             CoarseKind::Rabitq
         }
         // The GPU compares all rows; without a GPU later, the CPU compares them.

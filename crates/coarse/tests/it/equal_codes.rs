@@ -267,12 +267,25 @@ fn a_large_common_part_hides_no_near_row_of_few_dimensions() {
             found += found_of_ten(&scene, query);
         }
         assert!(found >= 170, "{metric:?}: {found} of 200");
-        if metric == Metric::Dot {
-            // The length of a query changes no order of inner products.
-            let shorter: Vec<f32> = queries.iter().map(|value| value / 100.0).collect();
+    }
+}
+
+#[test]
+fn the_length_of_a_query_changes_no_inner_products() {
+    let (rows, asked, metric) = (2200, 20, Metric::Dot);
+    for dims in [24, 96] {
+        let mut vectors = vectors(rows + asked, dims, 3);
+        vectors.iter_mut().for_each(|value| *value += 20.0);
+        let queries = vectors.split_off(rows * dims);
+        let plan =
+            CoarseBuild { vectors: &vectors, dims, metric, threads: BuildThreads::of(2), seed: 5 };
+        let built = build(CoarseKind::Auto, &plan).unwrap();
+        let scene = Scene { dims, metric, vectors, built };
+        for factor in [1.0, 0.01] {
+            let scaled: Vec<f32> = queries.iter().map(|value| value * factor).collect();
             let found: usize =
-                shorter.chunks_exact(dims).map(|query| found_of_ten(&scene, query)).sum();
-            assert!(found >= 170, "short queries: {found} of 200");
+                scaled.chunks_exact(dims).map(|query| found_of_ten(&scene, query)).sum();
+            assert!(found >= 160, "{dims} dimensions, factor {factor}: {found} of 200");
         }
     }
 }
