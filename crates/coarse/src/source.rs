@@ -14,6 +14,9 @@ use super::{BuildThreads, DIMS_MAX, Metric, ROWS_MAX, RandomDraws, SQUARE_MAX};
 const CHUNK_VALUES: usize = 128 << 10;
 /// Maximum values of all vectors that centres are trained with.
 const SAMPLE_VALUES_MAX: usize = 48 << 20;
+/// Variances of all dimensions together that the squared length of a long mean exceeds. A normal
+/// distribution has about this squared range in 20,000 rows.
+const LONG_MEAN_VARIANCES: f64 = 64.0;
 
 /// Source of the vectors of an index, in the source's own numbering.
 pub trait BuildVectors: Sync {
@@ -130,6 +133,8 @@ pub(super) struct VectorProfile {
     pub(super) low: Vec<f32>,
     /// Highest value of each dimension.
     pub(super) high: Vec<f32>,
+    /// Mean of the squared lengths.
+    mean_square: f64,
     /// True if all values are whole numbers from 0 to 255.
     pub(super) whole_bytes: bool,
     /// True if a vector is too long for inverted lists.
@@ -147,6 +152,7 @@ impl VectorProfile {
         let mut high = vec![f32::NEG_INFINITY; dims];
         let mut whole_bytes = true;
         let mut extreme = false;
+        let mut squares = 0.0_f64;
         let mut rows = 0_usize;
         vectors.scan(&mut |values| {
             if let Some(at) = values.iter().position(|value| !value.is_finite()) {
@@ -162,22 +168,28 @@ impl VectorProfile {
                 }
                 let square = float::dot(vector, vector);
                 extreme |= square.is_nan() || square > SQUARE_MAX;
+                squares += f64::from(square);
                 rows += 1;
             }
             Ok(())
         })?;
-        let mean = sums.into_iter().map(|sum| (sum / rows.max(1) as f64) as f32).collect();
-        Ok(VectorProfile { mean, low, high, whole_bytes, extreme })
+        let count = rows.max(1) as f64;
+        let mean = sums.into_iter().map(|sum| (sum / count) as f32).collect();
+        let mean_square = squares / count;
+        Ok(VectorProfile { mean, low, high, mean_square, whole_bytes, extreme })
     }
 
     /// Returns true if the part that all vectors have in common is longer than all their
-    /// differences together. Codes that are not relative to the mean lose the differences.
+    /// differences together, or than those of all but a few vectors. Codes that are not relative to
+    /// the mean lose the differences.
     pub(super) fn has_long_mean(&self) -> bool {
         let square = |value: f64| value * value;
         let mean = self.mean.iter().map(|value| square(f64::from(*value))).sum::<f64>();
         let ranges = self.low.iter().zip(&self.high);
         let ranges = ranges.map(|(low, high)| square(f64::from(*high) - f64::from(*low)));
-        mean > ranges.sum::<f64>()
+        // One vector far away, such as a zero vector, changes the ranges and hardly the variance.
+        let variance = self.mean_square - mean;
+        mean > ranges.sum::<f64>() || mean > LONG_MEAN_VARIANCES * variance
     }
 }
 
@@ -298,4 +310,25 @@ pub fn build_bytes(rows: u64, dims: usize, index_bytes: u64) -> u64 {
     let centres = kmeans::CENTRES_PER_ROOT_MAX * (rows as f64).sqrt() * row as f64 * 3.0;
     let numbers = rows * 16;
     sample.max(index_bytes) + centres.min((rows * row) as f64 * 3.0) as u64 + numbers
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn few_vectors_far_away_hide_no_long_mean() {
+        let dims = 4;
+        let is_long = |common: f32, zeros: usize| {
+            let mut draw = RandomDraws::new(7);
+            let mut value = || common + draw.below(1000) as f32 / 1000.0 - 0.5;
+            let mut values: Vec<f32> = (0..1000 * dims).map(|_| value()).collect();
+            values[..zeros * dims].fill(0.0);
+            let profile = VectorProfile::of(&SliceVectors { values: &values, dims }, dims);
+            profile.unwrap().has_long_mean()
+        };
+        assert!(is_long(2000.0, 0) && is_long(2000.0, 1) && is_long(-2000.0, 10));
+        assert!(!is_long(2000.0, 500) && !is_long(0.0, 0) && !is_long(0.5, 10));
+        assert!(!is_long(0.0, 1000), "zero vectors alone");
+    }
 }
