@@ -203,12 +203,19 @@ impl HeldAnswer {
         self.0.strong_count() > 0
     }
 
-    /// Returns the time at which the connection took the last piece, or the answer began; `None`
-    /// if the answer is not held any more.
+    /// Returns the time at which the connection took the last piece, or the wait for the client
+    /// began; `None` if the answer is not held any more.
     pub(crate) fn last_progress(&self) -> Option<Instant> {
         let progress = self.0.upgrade()?;
         let last = progress.last.lock().unwrap_or_else(PoisonError::into_inner);
         Some(*last)
+    }
+
+    /// Restarts the time for which the answer is unread: it waited for other answers until now.
+    pub(crate) fn restart(&self) {
+        if let Some(progress) = self.0.upgrade() {
+            progress.record();
+        }
     }
 
     /// Returns true at the first call: a slow reader of one answer counts once.

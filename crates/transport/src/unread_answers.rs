@@ -42,6 +42,8 @@ pub struct StreamAnswers(pub(crate) Arc<UnreadAnswers>);
 impl StreamAnswers {
     /// Adds an answer that waits for the client from now on.
     pub fn add(&self, held: HeldAnswer) {
+        // It may have waited for the answers before it, which the client does not cause.
+        held.restart();
         self.0.add(held);
         // h2 does not poll the connection for an answer that the client does not let it send.
         let check = self.0.idle_check.lock().unwrap_or_else(PoisonError::into_inner).take();
@@ -234,6 +236,16 @@ mod tests {
         assert_eq!(answers.metrics.refused.get_or_create(&slow).get(), 1);
         drop(progress);
         assert!(answers.oldest().is_none());
+    }
+
+    #[test]
+    fn the_wait_for_earlier_answers_is_not_the_clients() {
+        let progress = AnswerProgress::begin();
+        let held = HeldAnswer::of(&progress);
+        let encoded = held.last_progress().unwrap();
+        while encoded.elapsed().is_zero() {}
+        StreamAnswers(answers()).add(held.clone());
+        assert!(held.last_progress().unwrap() > encoded);
     }
 
     #[test]
