@@ -110,15 +110,34 @@ impl AnswerReceiver {
     }
 }
 
+/// Room for one answer of a stream.
+type AnswerRoom<'a> = mpsc::Permit<'a, Result<ResponseBody>>;
+
 impl AnswerSender {
     /// Sends an answer, or the error that ends the stream. Waits while too many answers are unread.
     /// Returns false if the client has disconnected.
     pub(super) async fn send(&self, mut answer: Result<ResponseBody>) -> bool {
+        self.mark(&mut answer);
+        self.sender.send(answer).await.is_ok()
+    }
+
+    /// Waits while too many answers are unread. `None` if the client has disconnected.
+    async fn room(&self) -> Option<AnswerRoom<'_>> {
+        self.sender.reserve().await.ok()
+    }
+
+    /// Sends an answer, or the error that ends the stream, without a wait.
+    fn send_in(&self, room: AnswerRoom<'_>, mut answer: Result<ResponseBody>) {
+        self.mark(&mut answer);
+        room.send(answer);
+    }
+
+    /// Adds an answer to the unread answers of its connection.
+    fn mark(&self, answer: &mut Result<ResponseBody>) {
         let held = answer.as_mut().ok().and_then(ResponseBody::take_held);
         if let (Some(unread), Some(held)) = (&self.unread, held) {
             unread.add(held);
         }
-        self.sender.send(answer).await.is_ok()
     }
 }
 
@@ -250,6 +269,17 @@ fn in_turn(answer: Result<ResponseBody>, number: u64, first: &AtomicU64) -> Resu
     answer.map(|body| body.with_clock(None))
 }
 
+/// Waits for room for an answer, and then for the answer to the first request. `None` if the client
+/// has disconnected. A future that is dropped early takes no answer: a message is read meanwhile,
+/// because the time of the client for it runs.
+async fn next_answer<'a>(
+    requests: &mut StreamRequests,
+    answers: &'a AnswerSender,
+) -> Option<(AnswerRoom<'a>, Result<ResponseBody>)> {
+    let room = answers.room().await?;
+    Some((room, requests.answered().await))
+}
+
 /// Reads the next message.
 async fn read(
     mut messages: Messages,
@@ -282,25 +312,24 @@ async fn converse<A>(
             return;
         }
         let may_read = requests.may_read();
-        let answered = tokio::select! {
+        tokio::select! {
             biased;
             _ = stopped.wait_for(|stopped| *stopped), if requests.end.is_none() => {
                 requests.end = Some(Err(Error::unavailable("the server is shutting down")));
-                None
             }
             // Dropping the requests removes them from their queues.
             () = answers.sender.closed() => return,
-            answered = requests.answered() => Some(answered),
+            next = next_answer(&mut requests, answers) => {
+                let Some((room, answered)) = next else { return };
+                let is_last = answered.is_err();
+                answers.send_in(room, answered);
+                if is_last {
+                    return;
+                }
+            }
             (messages, message) = &mut reading, if may_read => {
                 requests.take(message, &answer);
                 reading.set(read(messages, state.clone()));
-                None
-            }
-        };
-        if let Some(answered) = answered {
-            let last = answered.is_err();
-            if !answers.send(answered).await || last {
-                return;
             }
         }
     }

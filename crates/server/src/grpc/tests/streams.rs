@@ -44,6 +44,39 @@ fn requests_of_a_stream_run_at_once_and_keep_their_order() {
     });
 }
 
+/// Otherwise the time for a message ends while the server does not read it.
+#[test]
+fn a_stream_is_read_while_its_answers_are_unread() {
+    let dir = tempfile::tempdir().unwrap();
+    let (served, engine) = served(dir.path(), |_| {});
+    run(async {
+        let (sender, receiver) = mpsc::channel(64);
+        let requests = ReceiverStream::new(receiver);
+        let mut answers = client!(served).model_stream_infer(requests).await.unwrap().into_inner();
+        // Its answer shows how much memory the answers take.
+        sender.send(request(1)).await.unwrap();
+        answers.next().await.unwrap().unwrap();
+        // The answers to the first 40 are more than the window of the client and the channel hold.
+        for (count, elements) in [(40, 50_000), (10, 1)] {
+            engine.run_gate().close();
+            let closed = Closed(engine.clone());
+            for request in numbered(count, elements) {
+                sender.send(request).await.unwrap();
+            }
+            until(|| served.server.requests.admitted() == count).await;
+            drop(closed);
+            until(|| served.server.requests.admitted() == 0).await;
+        }
+        drop(sender);
+        for id in (0..40).chain(0..10) {
+            let answer = answers.next().await.unwrap().unwrap();
+            assert_eq!(answer.error_message, "");
+            assert_eq!(answer.infer_response.unwrap().id, id.to_string());
+        }
+        assert!(answers.next().await.is_none());
+    });
+}
+
 /// Sends 12 requests, of which `running` reach the limit `kind`. None is refused.
 fn limited(
     kind: &'static str,
