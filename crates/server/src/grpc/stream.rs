@@ -33,6 +33,8 @@ const STREAM_MEMORY_DIVISOR: u64 = 8;
 /// Part of the permits of requests. While all requests of the server take this part, a stream runs
 /// one request at a time.
 const STREAM_PERMITS_DIVISOR: usize = 2;
+/// Part of the memory of requests with the same effect.
+const ALL_MEMORY_DIVISOR: u64 = 2;
 
 /// Answers the messages of a call by `answer`, for the current caller: several at the same time,
 /// and in their order.
@@ -194,12 +196,15 @@ impl StreamRequests {
         let request_bytes = self.message_bytes_max + self.answer_bytes_max;
         let bytes = request_bytes.saturating_mul(running as u64 + 1);
         let permits = requests.limits.requests_max / STREAM_PERMITS_DIVISOR;
+        let memory = &requests.memory;
+        let is_full = bytes > memory.max() / STREAM_MEMORY_DIVISOR
+            || memory.used() >= memory.max() / ALL_MEMORY_DIVISOR;
         let is_first = self.answer_bytes_max == 0;
         let running_max = if is_first { STREAM_FIRST_REQUESTS_MAX } else { STREAM_REQUESTS_MAX };
         match running {
             0 => None,
             _ if running >= running_max => Some("stream_requests_max"),
-            _ if bytes > requests.memory.max() / STREAM_MEMORY_DIVISOR => Some("request_memory"),
+            _ if is_full => Some("request_memory"),
             _ if requests.admitted() >= permits => Some("requests_max"),
             _ => None,
         }

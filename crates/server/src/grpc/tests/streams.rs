@@ -117,3 +117,24 @@ fn a_stream_takes_a_part_of_the_memory() {
         listeners.request_memory_bytes = Some(BUDGET);
     });
 }
+
+#[test]
+fn a_stream_leaves_half_of_the_memory() {
+    let dir = tempfile::tempdir().unwrap();
+    let (served, engine) = served(dir.path(), |_| {});
+    let memory = &served.server.requests.memory;
+    let others = memory.reserve(memory.max() / 2).unwrap();
+    engine.run_gate().close();
+    let closed = Closed(engine);
+    run(async {
+        let requests = tokio_stream::iter(numbered(3, 1));
+        let mut answers = client!(served).model_stream_infer(requests).await.unwrap().into_inner();
+        until(|| pauses(&served, "request_memory") == 1).await;
+        assert_eq!(served.server.requests.admitted(), 1);
+        drop(closed);
+        for _ in 0..3 {
+            assert_eq!(answers.next().await.unwrap().unwrap().error_message, "");
+        }
+    });
+    drop(others);
+}
