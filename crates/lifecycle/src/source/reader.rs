@@ -48,6 +48,7 @@ impl SettingsMemory {
 /// Settings that were read, and the file of labels that they name.
 struct ReadSettings {
     parsed: Result<ModelFile, String>,
+    /// Path below the directory as it is configured, whose links can change, and stamp of the file.
     labels: Option<(PathBuf, FileStamp)>,
 }
 
@@ -64,11 +65,12 @@ impl ReadSettings {
         let mut labels = None;
         if let Ok(file) = &mut parsed
             && let Some(path) = file.labels_path(&dir)
+            && let Some(configured) = file.labels_path(base_path)
         {
             // The stamp is older than the text, so that a change during the read is seen.
             let stamp = FileStamp::read(&path);
             file.read_labels(&path, &dir, &opened)?;
-            labels = Some((path, stamp.map_err(|error| error.to_string())?));
+            labels = Some((configured, stamp.map_err(|error| error.to_string())?));
         }
         Ok(ReadSettings { parsed, labels })
     }

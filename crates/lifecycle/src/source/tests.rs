@@ -490,6 +490,27 @@ fn a_file_of_labels_is_read_again_when_it_changes() {
     assert!(settings(&mut bench).is_err());
 }
 
+/// Copies that share unchanged files by hard links, as `rsync --link-dest` makes them.
+#[test]
+fn labels_are_those_of_the_directory_that_a_link_names() {
+    let mut bench = Bench::new();
+    let copies = tempfile::tempdir().unwrap();
+    let path = |name: &str| copies.path().join(name);
+    let text = "[classify]\nscores = \"p\"\nlabels-file = \"labels.txt\"";
+    fs::write(path("millpond.toml"), text).unwrap();
+    for (copy, label) in [("first", "cat"), ("second", "horse")] {
+        fs::create_dir_all(path(copy).join("1")).unwrap();
+        fs::write(path(copy).join("1/model.onnx"), "x").unwrap();
+        fs::write(path(copy).join("labels.txt"), label).unwrap();
+        fs::hard_link(path("millpond.toml"), path(copy).join("millpond.toml")).unwrap();
+        let link = bench.root.path().join("m");
+        let _ = fs::remove_file(&link);
+        std::os::unix::fs::symlink(path(copy), &link).unwrap();
+        let text = format!("[classify]\nscores = \"p\"\nlabels = [\"{label}\"]");
+        assert_eq!(*settings(&mut bench), Ok(Some(ModelFile::parse(&text).unwrap())));
+    }
+}
+
 /// The directory of a model is moved away and back all the time. A scan must see it whole or as
 /// unreadable. Without its versions the model would be unloaded, and without its settings it would
 /// get other ones.
