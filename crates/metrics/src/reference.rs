@@ -225,7 +225,10 @@ fn fill_models(metrics: &Metrics) {
     drop(metrics.scan_time.get_or_create(&RootLabels { root: "ROOT".to_owned() }));
     kinds(&metrics.worker_spares, &["started", "used", "failed"]);
     kinds(&metrics.refused, &REFUSALS);
-    kinds(&metrics.stream_pauses, &["requests_max", "request_memory", "stream_requests_max"]);
+    kinds(
+        &metrics.stream_pauses,
+        &["requests_max", "request_memory", "request_timeout", "stream_requests_max"],
+    );
     kinds(&metrics.pool_bytes, &["max", "backed", "used"]);
     kinds(
         &metrics.process_bytes,

@@ -8,6 +8,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::task::{Context, Poll};
+use std::time::{Duration, Instant};
 
 use base::{Error, Result};
 use bytes::Bytes;
@@ -35,6 +36,11 @@ const STREAM_MEMORY_DIVISOR: u64 = 8;
 const STREAM_PERMITS_DIVISOR: usize = 2;
 /// Part of the memory of requests with the same effect.
 const ALL_MEMORY_DIVISOR: u64 = 2;
+/// Part of the maximum deadline within which the answer to a further request must be expected. The
+/// deadline begins when the request is read.
+const STREAM_TIME_DIVISOR: u32 = 2;
+/// Number of answers over which the time of an answer is averaged.
+const PACE_ANSWERS: u32 = 8;
 
 /// Answers the messages of a call by `answer`, for the current caller: several at the same time,
 /// and in their order.
@@ -155,6 +161,7 @@ struct StreamRequests {
     message_bytes_max: u64,
     /// Bytes of the largest answer.
     answer_bytes_max: u64,
+    pace: AnswerPace,
     /// True from the decision to read a message until the message is complete. A message that has
     /// begun is read to its end: the time of the client for it runs.
     is_reading: bool,
@@ -165,11 +172,38 @@ struct StreamRequests {
 }
 
 /// A request that runs in a task of its own. It is cancelled on drop.
-struct RunningRequest(JoinHandle<Result<ResponseBody>>);
+struct RunningRequest {
+    task: JoinHandle<Result<ResponseBody>>,
+    started: Instant,
+}
 
 impl Drop for RunningRequest {
     fn drop(&mut self) {
-        self.0.abort();
+        self.task.abort();
+    }
+}
+
+/// Average time of an answer: since the answer before it, or since its request started.
+#[derive(Default)]
+struct AnswerPace {
+    /// Time of the last answer.
+    last: Option<Instant>,
+    average: Duration,
+}
+
+impl AnswerPace {
+    /// Adds an answer at `now` to a request that started at `started`.
+    fn add(&mut self, started: Instant, now: Instant) {
+        let time = now.saturating_duration_since(self.last.map_or(started, |it| it.max(started)));
+        self.average = match self.last.replace(now) {
+            Some(_) => (self.average * (PACE_ANSWERS - 1) + time) / PACE_ANSWERS,
+            None => time,
+        };
+    }
+
+    /// Returns the expected time until the answer to a further request, behind `running` requests.
+    fn wait(&self, running: usize) -> Duration {
+        self.average.saturating_mul(u32::try_from(running).unwrap_or(u32::MAX).saturating_add(1))
     }
 }
 
@@ -182,6 +216,7 @@ impl StreamRequests {
             first: Arc::default(),
             message_bytes_max: 0,
             answer_bytes_max: 0,
+            pace: AnswerPace::default(),
             is_reading: false,
             is_paused: false,
             end: None,
@@ -199,12 +234,15 @@ impl StreamRequests {
         let memory = &requests.memory;
         let is_full = bytes > memory.max() / STREAM_MEMORY_DIVISOR
             || memory.used() >= memory.max() / ALL_MEMORY_DIVISOR;
+        let is_slow =
+            self.pace.wait(running) > requests.limits.request_timeout / STREAM_TIME_DIVISOR;
         let is_first = self.answer_bytes_max == 0;
         let running_max = if is_first { STREAM_FIRST_REQUESTS_MAX } else { STREAM_REQUESTS_MAX };
         match running {
             0 => None,
             _ if running >= running_max => Some("stream_requests_max"),
             _ if is_full => Some("request_memory"),
+            _ if is_slow => Some("request_timeout"),
             _ if requests.admitted() >= permits => Some("requests_max"),
             _ => None,
         }
@@ -240,7 +278,8 @@ impl StreamRequests {
                 let (answer, number, first) = (answer(message), self.next, self.first.clone());
                 self.next += 1;
                 let task = async move { in_turn(answer.await, number, &first) };
-                self.running.push_back(RunningRequest(tokio::spawn(task)));
+                let started = Instant::now();
+                self.running.push_back(RunningRequest { task: tokio::spawn(task), started });
             }
             Ok(None) => self.end = Some(Ok(())),
             // A broken message ends the stream with its error.
@@ -252,7 +291,8 @@ impl StreamRequests {
     /// a request. If the future is dropped early, the request stays.
     async fn answered(&mut self) -> Result<ResponseBody> {
         let Some(first) = self.running.front_mut() else { return std::future::pending().await };
-        let ended = (&mut first.0).await;
+        let ended = (&mut first.task).await;
+        self.pace.add(first.started, Instant::now());
         self.running.pop_front();
         self.first.fetch_add(1, Ordering::Relaxed);
         let answer = ended.unwrap_or_else(|error| {
@@ -344,7 +384,6 @@ async fn converse<A>(
 mod tests {
     use std::pin::Pin;
     use std::task::Waker;
-    use std::time::Duration;
 
     use base::{RequestClock, RequestTimeline, TimelineSink};
     use transport::{RequestLimits, RequestResources};
@@ -397,6 +436,23 @@ mod tests {
         assert_eq!(ended.0.load(Ordering::Relaxed), 1);
         drop((is_first, waits));
         assert_eq!(ended.0.load(Ordering::Relaxed), 2);
+    }
+
+    #[test]
+    fn a_wait_follows_from_the_times_of_answers() {
+        let start = Instant::now();
+        let at = |seconds: u64| start + Duration::from_secs(seconds);
+        let mut pace = AnswerPace::default();
+        assert_eq!(pace.wait(7), Duration::ZERO);
+        for number in 1..=4 {
+            pace.add(start, at(2 * number));
+        }
+        assert_eq!(pace.wait(7), Duration::from_secs(16));
+        // The stream had no request for some time.
+        pace.add(at(100), at(102));
+        assert_eq!(pace.wait(7), Duration::from_secs(16));
+        pace.add(at(100), at(102));
+        assert_eq!(pace.wait(7), Duration::from_secs(14));
     }
 
     #[test]

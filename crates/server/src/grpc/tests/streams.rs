@@ -118,6 +118,26 @@ fn a_stream_takes_a_part_of_the_memory() {
     });
 }
 
+/// The deadline of a request begins when it is read.
+#[test]
+fn a_stream_with_slow_answers_is_read_in_time() {
+    let dir = tempfile::tempdir().unwrap();
+    let (served, engine) = served(dir.path(), |config| config.listeners.request_timeout = SHORT);
+    engine.run_gate().close();
+    let closed = Closed(engine);
+    run(async {
+        let (sender, receiver) = mpsc::channel(4);
+        let requests = ReceiverStream::new(receiver);
+        let mut answers = client!(served).model_stream_infer(requests).await.unwrap().into_inner();
+        sender.send(request(1)).await.unwrap();
+        let late = answers.next().await.unwrap().unwrap();
+        assert!(!late.error_message.is_empty(), "its deadline passes");
+        sender.send(request(1)).await.unwrap();
+        until(|| pauses(&served, "request_timeout") == 1).await;
+        drop(closed);
+    });
+}
+
 #[test]
 fn a_stream_leaves_half_of_the_memory() {
     let dir = tempfile::tempdir().unwrap();
