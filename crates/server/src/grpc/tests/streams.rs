@@ -15,7 +15,8 @@ fn numbered(count: usize, elements: usize) -> Vec<pb::ModelInferRequest> {
 #[test]
 fn requests_of_a_stream_run_at_once_and_keep_their_order() {
     let dir = tempfile::tempdir().unwrap();
-    let (served, engine) = served(dir.path(), |_| {});
+    // A slow first answer must not let the stream pause.
+    let (served, engine) = served(dir.path(), |config| config.listeners.request_timeout = LONG);
     run(async {
         let (sender, receiver) = mpsc::channel(100);
         let requests = ReceiverStream::new(receiver);
@@ -48,7 +49,8 @@ fn requests_of_a_stream_run_at_once_and_keep_their_order() {
 #[test]
 fn a_stream_is_read_while_its_answers_are_unread() {
     let dir = tempfile::tempdir().unwrap();
-    let (served, engine) = served(dir.path(), |_| {});
+    // A slow first answer must not let the stream pause.
+    let (served, engine) = served(dir.path(), |config| config.listeners.request_timeout = LONG);
     run(async {
         let (sender, receiver) = mpsc::channel(64);
         let requests = ReceiverStream::new(receiver);
