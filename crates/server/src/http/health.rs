@@ -2,13 +2,13 @@
 
 use std::sync::Arc;
 
-use axum::Router;
 use axum::extract::State;
 use axum::routing::get;
+use axum::{Extension, Router};
 use http::{HeaderMap, StatusCode};
 use serde_json::{Map, Value, json};
-use transport::access::AccessPolicy;
-use transport::{Reply, Shared};
+use transport::access::{AccessPolicy, Caller};
+use transport::{Peer, Reply, Shared};
 
 use crate::cluster::{ClusterServing, NodeReadiness};
 use crate::collections::Collections;
@@ -47,12 +47,17 @@ async fn live() -> Reply {
 
 /// Answers 200 if the server is ready, no collection is being opened, and a node of a cluster has
 /// joined it and caught up with its shards.
-async fn ready(State(state): Shared<ProbeState>, headers: HeaderMap) -> Reply {
+async fn ready(
+    State(state): Shared<ProbeState>,
+    Extension(peer): Extension<Peer>,
+    headers: HeaderMap,
+) -> Reply {
+    let caller = Caller { peer: Some(peer), headers: &headers };
     let opening =
         state.collections.opened().is_some_and(|registry| registry.stats().collections.opening > 0);
     let opening = opening.then(|| "collections are still being opened".to_owned());
     let node = || state.node.as_ref().and_then(|unready| unready());
-    let unready = state.readiness.unready_for(&state.access, &headers);
+    let unready = state.readiness.unready_for(&state.access, caller);
     let unready = unready.or_else(|| opening.or_else(node).map(Unready::new));
     match unready {
         None => Reply::json(json!({ "ready": true }).to_string()),

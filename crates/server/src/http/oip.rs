@@ -16,8 +16,8 @@ use lifecycle::RequestKey;
 use observe::TracedCall;
 use protocol::oip;
 use tokio::sync::OwnedSemaphorePermit;
-use transport::access::KeyGrant;
-use transport::{Reply, Shared};
+use transport::access::{Caller, KeyGrant};
+use transport::{Peer, Reply, Shared};
 
 use super::tensors::{AnswerSize, TensorBody, parse_tensors, write_answer};
 use crate::models::ModelsState;
@@ -77,8 +77,13 @@ pub(super) async fn server_metadata() -> Reply {
     Reply::json(oip::json::server_metadata(crate::NAME, crate::VERSION))
 }
 
-pub(super) async fn server_ready(State(state): Shared<ModelsState>, headers: HeaderMap) -> Reply {
-    match state.readiness.unready_for(&state.access, &headers) {
+pub(super) async fn server_ready(
+    State(state): Shared<ModelsState>,
+    Extension(peer): Extension<Peer>,
+    headers: HeaderMap,
+) -> Reply {
+    let caller = Caller { peer: Some(peer), headers: &headers };
+    match state.readiness.unready_for(&state.access, caller) {
         None => Reply::json(oip::json::ready(None)),
         Some(unready) => {
             let body = oip::json::ready(Some(&unready.reason));

@@ -206,6 +206,14 @@ impl AccessPolicy {
         }
     }
 
+    /// Does the same as [`AccessPolicy::permits`], and counts a wrong key.
+    pub fn permits_caller(&self, caller: Caller<'_>, operation: &Operation) -> bool {
+        match self.authenticate(caller, BrowserSessions::Accepted) {
+            Ok(grant) => grant.is_none_or(|grant| grant.check(operation).is_ok()),
+            Err(_) => false,
+        }
+    }
+
     /// Returns the present rights of a key, for the next request of a call that continues. The file
     /// of keys may have changed since the call began.
     ///
@@ -491,6 +499,21 @@ mod tests {
         let is_limited = |error: Error| error.kind() == ErrorKind::ResourceExhausted;
         let check = || policy.check_administrator("models are loaded", caller);
         assert!((0..10_000).any(|_| check().is_err_and(is_limited)), "it has another address");
+    }
+
+    #[test]
+    fn a_probe_counts_wrong_keys() {
+        let policy = AccessPolicy { keys: keys(Some("s3cret"), None), ..policy() };
+        let permits = |key: &'static str| {
+            let name = HeaderName::from_static("api-key");
+            let headers = HeaderMap::from_iter([(name, HeaderValue::from_static(key))]);
+            let caller = Caller { peer: None, headers: &headers };
+            policy.permits_caller(caller, &Operation::new(KeyRole::Read))
+        };
+        let labels = KindLabels { kind: "key_failures" };
+        let counted = || policy.metrics.refused.get_or_create(&labels).get();
+        assert!((0..10_000).any(|_| !permits("wrong") && counted() > 0));
+        assert!(permits("s3cret") && !permits(""));
     }
 
     #[test]
