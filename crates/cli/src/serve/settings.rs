@@ -219,6 +219,7 @@ impl ServeSettings {
             self.unused_batch_settings(),
             self.unused_pool_settings(),
             self.unused_search_settings(),
+            self.unknown_exporter(),
         ];
         let unused = unused.into_iter().flatten().chain(self.long_timeouts());
         roots.chain(models).chain(unused).collect()

@@ -14,6 +14,8 @@ const SAMPLE: f64 = 0.01;
 const TRACES_PATH: &str = "/v1/traces";
 /// The only form in which traces are sent.
 const PROTOCOL: &str = "http/protobuf";
+/// OpenTelemetry's name of the only exporter.
+const EXPORTER: &str = "otlp";
 /// Maximum attributes of this server.
 const ATTRIBUTES_MAX: usize = 128;
 
@@ -28,8 +30,8 @@ pub(super) fn trace_config(options: &ServerOptions) -> CommandResult<Option<Trac
 fn config(options: &ServerOptions, otel: &OtelVariables) -> CommandResult<Option<TraceConfig>> {
     let Some(url) = address(options, otel)? else {
         return match options.trace_sample {
-            Some(_) => Err(CommandError::usage("--trace-sample needs --otlp URL")),
-            None => Ok(None),
+            Some(_) if !is_off(otel) => Err(CommandError::usage("--trace-sample needs --otlp URL")),
+            _ => Ok(None),
         };
     };
     let protocol = ExportVariable::new("PROTOCOL", &otel.traces_protocol, &otel.protocol);
@@ -91,7 +93,7 @@ impl<'a> ExportVariable<'a> {
 /// Returns the full address of the collector's traces.
 fn address(options: &ServerOptions, otel: &OtelVariables) -> CommandResult<Option<String>> {
     let base = options.otlp.as_deref().map(|url| ("--otlp", url));
-    if otel.disabled && base.is_none() {
+    if base.is_none() && is_off(otel) {
         return Ok(None);
     }
     let (name, url, complete) = match (base, &otel.traces_endpoint, &otel.endpoint) {
@@ -100,9 +102,6 @@ fn address(options: &ServerOptions, otel: &OtelVariables) -> CommandResult<Optio
         (None, None, Some(url)) => ("OTEL_EXPORTER_OTLP_ENDPOINT", url.as_str(), false),
         (None, None, None) => return Ok(None),
     };
-    if base.is_none() && !exports_by_otlp(otel)? {
-        return Ok(None);
-    }
     if !url.starts_with("http://") && !url.starts_with("https://") {
         // The message does not show the URL, which may have a password.
         return Err(CommandError::usage(format!(
@@ -119,20 +118,33 @@ fn address(options: &ServerOptions, otel: &OtelVariables) -> CommandResult<Optio
     }))
 }
 
-/// Returns true if OpenTelemetry's variables permit the export of traces. The exporters can be a
-/// list.
-fn exports_by_otlp(otel: &OtelVariables) -> CommandResult<bool> {
-    let Some(exporters) = otel.exporter.as_deref() else { return Ok(true) };
-    if exporters.split(',').any(|exporter| exporter.trim() == "otlp") {
-        return Ok(true);
-    }
-    if exporters.trim() == "none" {
-        return Ok(false);
-    }
-    Err(CommandError::usage(format!(
-        "OTEL_TRACES_EXPORTER is {exporters}; Millpond sends traces by otlp"
+/// Returns true if OpenTelemetry's variables switch the export of traces off.
+fn is_off(otel: &OtelVariables) -> bool {
+    let has = |wanted: &str| exporters(otel).any(|name| name.eq_ignore_ascii_case(wanted));
+    otel.disabled || (has("none") && !has(EXPORTER))
+}
+
+/// Returns the names in OTEL_TRACES_EXPORTER, which can be a list.
+fn exporters(otel: &OtelVariables) -> impl Iterator<Item = &str> {
+    let names = otel.exporter.as_deref().unwrap_or_default().split(',').map(str::trim);
+    names.filter(|name| !name.is_empty())
+}
+
+/// Returns a warning if OTEL_TRACES_EXPORTER names an exporter that Millpond does not have, and
+/// the variables of the environment enable the export. OpenTelemetry requires that such a name has
+/// no other effect.
+pub(super) fn unknown_exporter(options: &ServerOptions) -> Option<String> {
+    unknown(options, &environment::otel())
+}
+
+fn unknown(options: &ServerOptions, otel: &OtelVariables) -> Option<String> {
+    let exports = options.otlp.is_none() && address(options, otel).is_ok_and(|url| url.is_some());
+    let is_known = |name: &str| [EXPORTER, "none"].iter().any(|it| name.eq_ignore_ascii_case(it));
+    let name = exporters(otel).find(|name| exports && !is_known(name))?;
+    Some(format!(
+        "OTEL_TRACES_EXPORTER: \"{name}\" has no effect, and traces are sent by {EXPORTER}; set it \
+         to {EXPORTER}, or to none for no traces"
     ))
-    .hint("set it to otlp, or to none for no traces"))
 }
 
 fn rates(options: &ServerOptions, otel: &OtelVariables) -> CommandResult<SamplingRates> {
@@ -271,9 +283,25 @@ mod tests {
         assert_eq!(url(&flags(None, None), &exporter("none")), None);
         assert_eq!(url(&flags(Some("http://c:4318"), None), &exporter("none")), wanted);
         assert!(url(&flags(None, None), &exporter("console, otlp")).is_some());
-        assert!(config(&flags(None, None), &exporter("zipkin")).is_err());
+        assert_eq!(url(&flags(None, Some(0.5)), &exporter("None")), None);
+        assert!(url(&flags(None, None), &exporter("zipkin")).is_some());
         let disabled = OtelVariables { disabled: true, ..otel };
         assert_eq!(url(&flags(None, None), &disabled), None);
+    }
+
+    #[test]
+    fn an_unknown_exporter_is_named() {
+        let of = |otlp, name: &str| {
+            let endpoint = text("http://e:1");
+            let otel = OtelVariables { endpoint, exporter: text(name), ..OtelVariables::default() };
+            unknown(&flags(otlp, None), &otel)
+        };
+        let warning = of(None, "otlp, Zipkin").unwrap();
+        assert!(warning.starts_with("OTEL_TRACES_EXPORTER: \"Zipkin\" has no effect"), "{warning}");
+        for known in ["OTLP", "none", "none, console"] {
+            assert_eq!(of(None, known), None, "{known}");
+        }
+        assert_eq!(of(Some("http://c:4318"), "zipkin"), None);
     }
 
     #[test]

@@ -62,6 +62,7 @@ pub(super) fn resolve(flags: &Flags) -> CommandResult<TfsSetup> {
     let mut warnings = flags.without_effect();
     warnings.extend(settings.unused_pool_settings());
     warnings.extend(settings.unused_search_settings());
+    warnings.extend(settings.unknown_exporter());
     let mut setup = TfsSetup { config: settings.into_config()?, watch: None, log, warnings };
     listeners(flags, &own, &mut setup)?;
     encryption(flags, &mut setup)?;

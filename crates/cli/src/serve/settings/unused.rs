@@ -7,6 +7,7 @@ use server::ListenerConfig;
 
 use super::ServeSettings;
 use crate::serve::options::{GpuUse, ParameterPlacementName, ScheduleFlags};
+use crate::serve::traces;
 
 /// Returns the names of the stated settings for all models that concern merged requests only.
 pub(super) fn batch_settings(flags: &ScheduleFlags, file: &ScheduleFile) -> Vec<&'static str> {
@@ -86,6 +87,11 @@ impl ServeSettings {
             "{}: no effect with --parameter-home heap, which uses no pool",
             stated.join(", ")
         ))
+    }
+
+    /// Returns a warning if OpenTelemetry's variables name an exporter that Millpond does not have.
+    pub(crate) fn unknown_exporter(&self) -> Option<String> {
+        traces::unknown_exporter(&self.server)
     }
 
     /// Returns a warning if settings of collections are stated, and the server has no collections,
