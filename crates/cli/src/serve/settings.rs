@@ -19,7 +19,7 @@ use super::file::{ModelOptions, SettingsFile};
 use super::log::LogSetup;
 use super::options::{
     AudioOptions, ClusterOptions, InferenceOptions, LifecycleOptions, LogFormat, MemoryOptions,
-    ScheduleFlags, SearchOptions, ServerOptions,
+    SearchOptions, ServerOptions,
 };
 use crate::layout;
 
@@ -66,30 +66,35 @@ fn schedule(
     file: &ScheduleFile,
     inference: &InferenceOptions,
 ) -> CommandResult<ScheduleOptions> {
-    let mut base = file.apply(&ScheduleOptions::default());
-    if args.inference.runtime_threads == Some(0) {
-        base.mode = ScheduleMode::Sync;
-    }
-    with_flags(&base, &args.schedule, inference.runtime_threads)
+    let under = file.apply(&ScheduleOptions::default());
+    with_flags(&under, args, inference.runtime_threads)
+        .map_err(|error| CommandError::usage(format!("[schedule]: {}", error.message())))
 }
 
-/// Returns `base` with the flags of scheduling, which take precedence.
+/// Returns `under` with the flags of scheduling in `args`, which take precedence.
+/// `runtime_threads` is the value of the flag or of the settings file.
 ///
 /// # Errors
-/// Returns a usage error that names the setting.
+/// Returns an error that names the setting.
 pub(crate) fn with_flags(
-    base: &ScheduleOptions,
-    flags: &ScheduleFlags,
+    under: &ScheduleOptions,
+    args: &ServeArgs,
     runtime_threads: Option<usize>,
-) -> CommandResult<ScheduleOptions> {
-    let mut options = flags.clone().over(ScheduleFile::default()).apply(base);
-    if let Some(threads @ 1..) = runtime_threads {
-        options.mode = ScheduleMode::Async;
-        options.threads = Some(threads);
+) -> base::Result<ScheduleOptions> {
+    let mut options = args.schedule.clone().over(ScheduleFile::default()).apply(under);
+    match (args.inference.runtime_threads, runtime_threads) {
+        (Some(0), _) => {
+            options.mode = ScheduleMode::Sync;
+            // It is a condition of merging, and the check refuses it alone.
+            options.data_dependent_shapes = false;
+        }
+        (_, Some(threads @ 1..)) => {
+            options.mode = ScheduleMode::Async;
+            options.threads = Some(threads);
+        }
+        _ => {}
     }
-    options
-        .check()
-        .map_err(|error| CommandError::usage(format!("[schedule]: {}", error.message())))?;
+    options.check()?;
     Ok(options)
 }
 
@@ -357,7 +362,8 @@ mod tests {
     fn a_flag_of_0_runtime_threads_ends_merging() {
         let root = root();
         let file = root.path().join("millpond.toml");
-        std::fs::write(&file, "roots = [\".\"]\n[schedule]\nmode = \"async\"\n").unwrap();
+        let text = "roots = [\".\"]\n[schedule]\nmode = \"async\"\ndata-dependent-shapes = true\n";
+        std::fs::write(&file, text).unwrap();
         let config = ["--config", file.to_str().unwrap()];
         assert_eq!(resolve(&config).unwrap().schedule.mode, ScheduleMode::Async);
         let flags = [&config[..], &["--runtime-threads", "0"]].concat();

@@ -9,7 +9,7 @@ use base::Error;
 use clap::FromArgMatches as _;
 use command_line::exit::{CommandError, CommandResult};
 use command_line::values::TimeSpan;
-use engine::ScheduleMode;
+use engine::{ScheduleMode, ScheduleOptions};
 use import::text;
 use import::tfs::{Flags, ModelListRules, SessionSettings, VersionBatching, log_dir};
 use os::WatchedFiles;
@@ -312,9 +312,9 @@ fn models(flags: &Flags, own: &ServeArgs, setup: &mut TfsSetup) -> CommandResult
     let threads = inference_threads(&setup.config);
     let mut template = setup.config.models.lists.template.clone();
     sessions.apply(&mut template, threads, &mut setup.warnings)?;
-    template.schedule =
-        with_flags(&template.schedule, &own.schedule, own.inference.runtime_threads)?;
-    setup.warnings.extend(unused_batch_flags(own, sessions.per_model, template.schedule.mode));
+    template.schedule = own_batches(own, template.schedule)?;
+    let per_model = sessions.per_model && own.inference.runtime_threads != Some(0);
+    setup.warnings.extend(unused_batch_flags(own, per_model, template.schedule.mode));
     let mut rules = ModelListRules {
         labels_of_missing_versions: flags
             .bool("allow_version_labels_for_unavailable_models")
@@ -337,9 +337,8 @@ fn models(flags: &Flags, own: &ServeArgs, setup: &mut TfsSetup) -> CommandResult
     };
     request_log(&list, setup);
     rules.log_dir = setup.config.data.request_log.as_ref().map(|log| log.dir.clone());
-    let version_batching = sessions
-        .per_model
-        .then_some(VersionBatching { threads, runs: rules.template.schedule.threads });
+    let version_batching =
+        per_model.then_some(VersionBatching { threads, runs: rules.template.schedule.threads });
     let mut noted = Vec::new();
     if let Some(batching) = version_batching {
         noted = batching.apply(&mut models, &BTreeMap::new()).map_err(|error| wrong(&error))?;
@@ -365,6 +364,19 @@ fn models(flags: &Flags, own: &ServeArgs, setup: &mut TfsSetup) -> CommandResult
     Ok(())
 }
 
+/// Returns `schedule`, which the batching parameters give, with the flags of batches after `--`.
+///
+/// # Errors
+/// Returns a usage error if the allowed batch sizes do not permit the value of `--max-batch`.
+fn own_batches(own: &ServeArgs, mut schedule: ScheduleOptions) -> CommandResult<ScheduleOptions> {
+    if let Some(max) = own.schedule.max_batch {
+        // They are the allowed sizes up to the earlier maximum, and not a setting of the user.
+        schedule.preferred_batch_sizes.retain(|size| *size <= max);
+    }
+    with_flags(&schedule, own, own.inference.runtime_threads)
+        .map_err(|error| CommandError::usage(format!("--max-batch after --: {}", error.message())))
+}
+
 /// Returns a warning if flags of batches after `--` have no effect. With `per_model`, each version
 /// has its own batching parameters.
 fn unused_batch_flags(own: &ServeArgs, per_model: bool, mode: ScheduleMode) -> Option<String> {
@@ -374,6 +386,9 @@ fn unused_batch_flags(own: &ServeArgs, per_model: bool, mode: ScheduleMode) -> O
         _ if !is_given => return None,
         (true, _) => {
             "with --enable_per_model_batching_parameters, the file of each version has both"
+        }
+        (false, ScheduleMode::Sync) if own.inference.runtime_threads == Some(0) => {
+            "--runtime-threads 0 merges no requests"
         }
         (false, ScheduleMode::Sync) => "give --enable_batching too, which merges requests",
         (false, ScheduleMode::Async) => return None,
@@ -600,6 +615,28 @@ mod tests {
                      -- --max-batch 64";
         let own = setup(&flags.split_whitespace().collect::<Vec<_>>()).warnings;
         assert!(own.len() == 1 && own[0].contains("the file of each version has both"), "{own:?}");
+    }
+
+    #[test]
+    fn flags_of_batches_precede_the_parameters() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("batching.config");
+        std::fs::write(&file, "max_batch_size { value: 16 } allowed_batch_sizes: [8, 16]").unwrap();
+        let flags = |own: &str| {
+            let file = file.display();
+            format!(
+                "--model_base_path=/m --enable_batching --batching_parameters_file={file} -- {own}"
+            )
+        };
+        let schedule = |own: &str| {
+            let setup = setup(&flags(own).split_whitespace().collect::<Vec<_>>());
+            setup.config.models.models[0].schedule.clone()
+        };
+        let small = schedule("--max-batch 8");
+        assert_eq!((small.max_batch, small.preferred_batch_sizes), (8, vec![8]));
+        assert_eq!(schedule("--runtime-threads 0").mode, ScheduleMode::Sync);
+        let refused = refusal(&flags("--max-batch 64"));
+        assert!(refused.starts_with("--max-batch after --: allowed-batch-sizes: "), "{refused}");
     }
 
     #[test]
