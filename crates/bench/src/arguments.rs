@@ -73,8 +73,12 @@ fn environment(machine: MachineArgs) -> Result<BenchEnv> {
         |name| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
     let required =
         |name| variable(name).ok_or_else(|| Error::invalid("start this as `millpond bench`"));
-    let search = |given: Option<PathBuf>, name| {
-        LibrarySearch::around_process(given.or_else(|| variable(name)), variable("VIRTUAL_ENV"))
+    let search = |given: Option<PathBuf>, name: &'static str| {
+        // Errors name the variable, or the flag of the engine.
+        let explicit_source = given.is_none().then_some(name);
+        let explicit = given.or_else(|| variable(name));
+        let around = LibrarySearch::around_process(explicit, variable("VIRTUAL_ENV"));
+        LibrarySearch { explicit_source, ..around }
     };
     let millpond = required("MILLPOND_PROGRAM")?;
     Ok(BenchEnv {

@@ -147,6 +147,17 @@ fn wrong_arguments_are_usage_errors() {
 }
 
 #[test]
+fn a_wrong_library_is_named_by_its_variable() {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_millpond-bench"));
+    command.args(["swap", "--quick"]).env_clear();
+    command.env("MILLPOND_CACHE_DIR", env!("CARGO_TARGET_TMPDIR"));
+    command.env("MILLPOND_PROGRAM", "/no/such/millpond").env("MILLPOND_ONNXRUNTIME", "/no/such.so");
+    let output = command.output().unwrap();
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert!(stderr.contains("MILLPOND_ONNXRUNTIME /no/such.so: "), "{stderr}");
+}
+
+#[test]
 fn only_millpond_starts_it() {
     let mut command = Command::new(env!("CARGO_BIN_EXE_millpond-bench"));
     let output = command.arg("vectors").env_clear().output().unwrap();
