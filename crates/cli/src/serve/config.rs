@@ -30,8 +30,10 @@ impl ServeSettings {
     /// Builds the server's configuration.
     ///
     /// # Errors
-    /// Returns [`command_line::exit::ExitStatus::CannotStart`] if this program's path is unknown.
+    /// Returns [`command_line::exit::ExitStatus::CannotStart`] if this program's path is unknown,
+    /// and usage errors for settings that are checked at the start only.
     pub(crate) fn into_config(self) -> CommandResult<Config> {
+        self.check_spool_dir()?;
         let traces = trace_config(&self.server)?;
         let cluster = self.cluster_config()?;
         let updates = self.update_settings(cluster.as_ref())?;

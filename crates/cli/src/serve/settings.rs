@@ -371,6 +371,16 @@ mod tests {
     }
 
     #[test]
+    fn only_the_start_needs_the_directory_of_recordings() {
+        let root = root();
+        let path = root.path().to_str().unwrap();
+        let settings = resolve(&[path, "--spool-dir", "/no/such/place"]).unwrap();
+        let refused = settings.into_config().err().unwrap();
+        let wanted = "--spool-dir /no/such/place is not a directory";
+        assert!(refused.message().starts_with(wanted), "{}", refused.message());
+    }
+
+    #[test]
     fn values_are_checked() {
         let root = root();
         let path = root.path().to_str().unwrap();
@@ -383,7 +393,6 @@ mod tests {
             (&["--grpc-port", "8501"], "--http-port and --grpc-port are both 8501"),
             (&["--admin-port", "8500"], "--grpc-port and --admin-port are both 8500"),
             (&["--admin-host", "127.0.0.1"], "--admin-host needs --admin-port"),
-            (&["--spool-dir", "/no/such/place"], "--spool-dir /no/such/place is not a directory"),
             (&["--http-socket", "/s", "--grpc-socket", "/s"], "are both /s"),
             (&["--socket-mode", "0660"], "--socket-mode needs --http-socket"),
             (&["--pool", "1GiB", "--swap-reserve", "2GiB"], "--swap-reserve is larger"),

@@ -107,8 +107,7 @@ impl ServeSettings {
         self.check_listeners()
     }
 
-    /// Checks the paths of directories that the server creates, and the directory of recordings,
-    /// which must exist.
+    /// Checks the paths of directories that the server creates.
     fn check_directories(&self) -> CommandResult {
         let directories = [
             ("--collections-dir", &self.search.collections_dir),
@@ -130,6 +129,12 @@ impl ServeSettings {
         for (flag, path) in directories.chain(places) {
             check_home(flag, path).map_err(|error| CommandError::usage(error.message()))?;
         }
+        Ok(())
+    }
+
+    /// Checks that the directory of recordings exists. A settings file that is read again needs no
+    /// such check, because the directory in it takes effect after a restart.
+    pub(in crate::serve) fn check_spool_dir(&self) -> CommandResult {
         match &self.audio.spool_dir {
             Some(dir) if !dir.is_dir() => Err(CommandError::usage(format!(
                 "--spool-dir {} is not a directory; create it, or leave the setting out",
