@@ -35,6 +35,8 @@ const STARVATION_LIMIT: Duration = Duration::from_secs(5);
 const LIBRARY_STARVATION_LIMIT: Duration = Duration::MAX;
 /// Value of `oom_score_adj`: if memory is short, the system ends this process before the server.
 const OUT_OF_MEMORY_SCORE: &str = "500";
+/// Names in errors about the memory of a GPU. CUDA and cuBLAS write the first one.
+const GPU_LIBRARIES: [&str; 3] = ["CUDA", "CUDNN_STATUS_", "CUFFT_"];
 
 /// Runs a worker process, whose standard input is the socket of the server. `open` returns the
 /// engine of a name. A spare process calls it twice. Returns if the server has ended, or if the
@@ -232,8 +234,8 @@ fn end_process(error: &Error) -> ! {
 /// Names the limit of the memory of runs in the error of a run that lacks memory.
 fn name_limit(error: Error, run_memory: Option<u64>) -> Error {
     // The limit does not count the memory of a GPU.
-    let in_process =
-        error.kind() == ErrorKind::ResourceExhausted && !error.message().contains("CUDA");
+    let of_gpu = GPU_LIBRARIES.iter().any(|name| error.message().contains(name));
+    let in_process = error.kind() == ErrorKind::ResourceExhausted && !of_gpu;
     match run_memory.filter(|_| in_process) {
         Some(bytes) => error.context(format_args!(
             "the run needs more memory than run-memory = \"{}\" in the model's millpond.toml allows",
@@ -333,8 +335,13 @@ mod tests {
     #[test]
     fn a_full_gpu_does_not_name_the_limit_of_runs() {
         let limit = Some(1 << 30);
-        let full = name_limit(Error::exhausted("CUDA out of memory"), limit);
-        assert_eq!(full.message(), "CUDA out of memory");
+        for text in [
+            "CUDA out of memory",
+            "cuDNN error: CUDNN_STATUS_ALLOC_FAILED",
+            "cuFFT error: CUFFT_ALLOC_FAILED",
+        ] {
+            assert_eq!(name_limit(Error::exhausted(text), limit).message(), text);
+        }
         let short = name_limit(Error::exhausted("std::bad_alloc"), limit);
         assert!(short.message().contains("run-memory"), "{short}");
     }
