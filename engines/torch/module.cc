@@ -139,6 +139,8 @@ std::vector<millpond::Result> run_package(const Common &common, const mpt_value 
   std::call_once(common.first_run, [&] {
     is_first = true;
     outputs = common.package->boxed_run(std::move(inputs));
+    // Other streams read the folded constants. Packages of earlier versions of LibTorch do not wait for their kernels.
+    millpond::finish(common.device);
   });
   if (!is_first) {
     outputs = common.package->boxed_run(std::move(inputs));
