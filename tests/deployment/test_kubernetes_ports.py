@@ -127,8 +127,14 @@ def test_routes_of_a_gateway_lead_to_the_ports_of_the_service():
             "hostnames": [host],
             "rules": [{"backendRefs": [{"name": "release-millpond", "port": port}]}],
         }
-    # A Gateway would refuse one of them.
-    assert 'both have the host ""' in refused(",".join(on))
+    # A listener would refuse one of them.
+    grpc = "gateway.grpc.hostnames={grpc.example}"
+    for overlap in ([], [grpc], [grpc, "gateway.http.hostnames={*.example}"]):
+        assert "overlap at one listener" in refused(",".join([*on, *overlap]))
+    # Two listeners may have the same host.
+    two = [f"gateway.{name}.parentRefs[0].sectionName={name}" for name in ("http", "grpc")]
+    routes = [document for document in render("--set", ",".join([*on, *two])) if document["kind"].endswith("Route")]
+    assert len(routes) == 2
     assert "needs gateway.grpc.parentRefs" in refused("gateway.grpc.enabled=true")
 
 

@@ -30,3 +30,26 @@ expect. Takes a dictionary: root, args (the flags of a pod).
 {{- end }}
 {{- end }}
 {{- end -}}
+
+{{/*
+Returns "true" if two routes of the Gateway API can get the same request. A parent without `sectionName` or `port` has all
+listeners of its Gateway, and the host "" has all hosts. Takes a dictionary: parents (two), hosts (two).
+*/}}
+{{- define "millpond.routesMeet" -}}
+{{- $meet := false }}
+{{- range $hosts := list .hosts (reverse .hosts) }}
+{{- $one := first $hosts }}
+{{- $other := last $hosts }}
+{{- if or (not $one) (eq $one $other) (and (hasPrefix "*." $one) (hasSuffix (trimPrefix "*" $one) $other)) }}
+{{- $meet = true }}
+{{- end }}
+{{- end }}
+{{- range $field := list "name" "namespace" "sectionName" "port" }}
+{{- $one := index (first $.parents) $field }}
+{{- $other := index (last $.parents) $field }}
+{{- if and $one $other (ne (toString $one) (toString $other)) }}
+{{- $meet = false }}
+{{- end }}
+{{- end }}
+{{- if $meet }}true{{ end }}
+{{- end -}}
