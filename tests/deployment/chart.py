@@ -1,6 +1,7 @@
 """Renders the Helm chart with helm, and checks custom objects against the CRDs of the Prometheus operator."""
 
 import pathlib
+import shutil
 import subprocess
 
 import jsonschema
@@ -65,6 +66,18 @@ def refused(*values: str) -> str:
     arguments = [argument for value in values for argument in ("--set", value)]
     result = helm("template", "release", str(CHART), "--kube-version", VERSION, *arguments)
     assert result.returncode != 0, values
+    return result.stderr
+
+
+def notes(directory: pathlib.Path, *arguments: str) -> str:
+    """Returns the notes that helm shows after an installation, rendered in a copy of the chart in `directory`."""
+    copy = directory / "millpond"
+    shutil.copytree(CHART, copy, dirs_exist_ok=True)
+    shutil.copy(CHART / "templates/NOTES.txt", copy / "notes")
+    # `helm template` shows no notes, but it shows the message of `fail`.
+    (copy / "templates/notes.yaml").write_text('{{- fail (tpl (.Files.Get "notes") .) }}')
+    result = helm("template", "release", str(copy), "--kube-version", VERSION, *arguments)
+    assert "Millpond" in result.stderr, result.stderr
     return result.stderr
 
 

@@ -20,6 +20,7 @@ from chart import (
     container,
     flags,
     helm,
+    notes,
     of_group,
     one,
     refused,
@@ -177,6 +178,13 @@ def test_volumes_of_the_chart_are_not_repeated():
     assert "extraVolumes: cache: the chart has" in refused("extraVolumes[0].name=cache")
     mount = "extraVolumeMounts[0].name=a,extraVolumeMounts[0].mountPath=/tmp/"
     assert "extraVolumeMounts: /tmp/: the chart mounts" in refused(mount)
+
+
+def test_notes_say_if_no_server_has_models(tmp_path):
+    extract = f"{CLUSTER},cluster.groups.extract.enabled=true"
+    for values, place in (("replicas=1", "args"), (extract, "cluster.groups.extract.args")):
+        assert f"add its URL to {place}." in notes(tmp_path, "--set", values)
+        assert "/models is empty" not in notes(tmp_path, "--set", f"{values},{place}={{s3://ranking/models}}")
 
 
 def test_search_keeps_one_writer():
