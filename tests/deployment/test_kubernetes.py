@@ -166,6 +166,16 @@ def test_pods_have_the_volumes_variables_and_containers_of_the_values(name):
         assert pod["priorityClassName"] == "high"
 
 
+def test_containers_that_mount_models_run_beside_models():
+    more = ["cluster.groups.extract.enabled=true", "initContainers[0].name=wait", "initContainers[0].image=wait:1",
+            "initContainers[1].name=fetch", "initContainers[1].image=fetch:1", "initContainers[1].volumeMounts[0].name=models",
+            "initContainers[1].volumeMounts[0].mountPath=/models"]  # fmt: skip
+    for workload in workloads(render("--set", ",".join([CLUSTER, *more]))):
+        pod = workload["spec"]["template"]["spec"]
+        names = [container["name"] for container in pod["initContainers"]]
+        assert names == (["wait", "fetch"] if "models" in [volume["name"] for volume in pod["volumes"]] else ["wait"])
+
+
 def test_groups_have_priorities_of_their_own():
     own = "priorityClassName=high,cluster.groups.search.priorityClassName=higher"
     found = {workload["metadata"]["name"]: workload["spec"]["template"]["spec"]["priorityClassName"]

@@ -35,7 +35,7 @@ terminationGracePeriodSeconds: {{ .graceSeconds }}
 {{- with .placement.priorityClassName }}
 priorityClassName: {{ . | quote }}
 {{- end }}
-{{- with $.Values.initContainers }}
+{{- with include "millpond.initContainers" . | fromJsonArray }}
 initContainers: {{- toYaml . | nindent 2 }}
 {{- end }}
 containers:
@@ -180,6 +180,25 @@ volumes:
 {{ $field }}: {{- toYaml . | nindent 2 }}
 {{- end }}
 {{- end }}
+{{- end -}}
+
+{{/*
+Returns `initContainers`, as JSON. Kubernetes refuses mounts of a volume that the pod does not have, so containers that mount
+"models" are left out of pods without it. Takes a dictionary: root, models.
+*/}}
+{{- define "millpond.initContainers" -}}
+{{- $models := .models }}
+{{- $containers := list }}
+{{- range $container := .root.Values.initContainers }}
+{{- $volumes := list }}
+{{- range $container.volumeMounts }}
+{{- $volumes = append $volumes .name }}
+{{- end }}
+{{- if or $models (not (has "models" $volumes)) }}
+{{- $containers = append $containers $container }}
+{{- end }}
+{{- end }}
+{{- toJson $containers }}
 {{- end -}}
 
 {{/*
