@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use base::{ErrorKind, Result};
+use base::{Error, ErrorKind, Result};
 use serde::Serialize;
 
 use crate::list::{BackupFile, BackupId, BackupList, BackupProblem};
@@ -14,7 +14,8 @@ const PROBLEMS_MAX: usize = 1000;
 /// Outcome of a verification.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct VerifyReport {
-    /// Number of backups whose lists were read.
+    /// Number of backups whose lists were read. Backups that were found to be removed later do not
+    /// count.
     pub backups: usize,
     /// Number of objects that were compared.
     pub objects: usize,
@@ -39,6 +40,8 @@ impl VerifyReport {
 #[derive(Default)]
 struct ListedObjects {
     report: VerifyReport,
+    /// Backups whose lists were read.
+    read: Vec<BackupId>,
     /// Objects by name and checksum, each with its backups. An object may have different checksums
     /// in different lists, and then one of them is wrong.
     files: BTreeMap<(String, String), (BackupFile, Vec<BackupId>)>,
@@ -52,7 +55,7 @@ impl ListedObjects {
     fn add(&mut self, id: &BackupId, list: Result<BackupList>) -> Result<()> {
         match list {
             Ok(list) => {
-                self.report.backups += 1;
+                self.read.push(id.clone());
                 for file in list.files {
                     let key = (file.object.clone(), file.blake3.clone());
                     self.files.entry(key).or_insert((file, Vec::new())).1.push(id.clone());
@@ -67,9 +70,18 @@ impl ListedObjects {
     }
 
     /// Reads the objects and compares them. An object is no damage if all its backups were removed
-    /// in the meantime: another server with the same store removes it, too.
-    async fn compare(self, context: &BackupContext<'_>, collection: &str) -> Result<VerifyReport> {
-        let ListedObjects { mut report, files } = self;
+    /// in the meantime: another server with the same store removes it, too. `backup` is the only
+    /// backup to verify, if one was requested.
+    ///
+    /// # Errors
+    /// `NotFound` if `backup` was removed in the meantime; the store's error. Damage is no error.
+    async fn compare(
+        self,
+        context: &BackupContext<'_>,
+        collection: &str,
+        backup: Option<&BackupId>,
+    ) -> Result<VerifyReport> {
+        let ListedObjects { mut report, mut read, files } = self;
         context.progress.set_total(files.values().map(|(file, _)| file.bytes).sum());
         let mut damage = Vec::new();
         for (file, backups) in files.into_values() {
@@ -85,6 +97,13 @@ impl ListedObjects {
         }
         if !damage.is_empty() {
             let stored = context.store.ids(collection).await?;
+            if let Some(id) = backup.filter(|id| !stored.contains(id)) {
+                return Err(Error::not_found(format!(
+                    "{}: backup {id} of {collection:?} was removed while it was verified",
+                    context.store.shown()
+                )));
+            }
+            read.retain(|id| stored.contains(id));
             for (mut backups, problem) in damage {
                 backups.retain(|id| stored.contains(id));
                 if !backups.is_empty() {
@@ -92,6 +111,7 @@ impl ListedObjects {
                 }
             }
         }
+        report.backups = read.len();
         Ok(report)
     }
 }
@@ -100,7 +120,8 @@ impl ListedObjects {
 /// checksum. Leaves out backups that are removed in the meantime.
 ///
 /// # Errors
-/// `NotFound` if there is no such backup; the store's error. Damage is no error.
+/// `NotFound` if there is no such backup, or if it is removed in the meantime; the store's error.
+/// Damage is no error.
 pub async fn verify(
     context: &BackupContext<'_>,
     collection: &str,
@@ -118,7 +139,7 @@ pub async fn verify(
             list => listed.add(id, list)?,
         }
     }
-    listed.compare(context, collection).await
+    listed.compare(context, collection, backup).await
 }
 
 #[cfg(test)]
@@ -149,24 +170,32 @@ mod tests {
             files: vec![missing("both"), missing(id.as_str())],
             ..BackupList::empty(&id)
         });
-        let compare = || {
+        let compare = |lists: &[BackupList], backup: Option<&BackupId>| {
             let mut listed = ListedObjects::default();
-            for list in &lists {
+            for list in lists {
                 listed.add(&list.id, Ok(list.clone())).unwrap();
             }
-            let report = block_on(listed.compare(&context, "c")).unwrap();
-            assert_eq!((report.backups, report.objects, report.bytes), (2, 3, 3));
+            block_on(listed.compare(&context, "c", backup))
+        };
+        let problems = || {
+            let report = compare(&lists, None).unwrap();
+            assert_eq!((report.objects, report.bytes), (3, 3));
             assert_eq!(report.problem_count, report.problems.len());
-            report.problems.into_iter().map(|problem| problem.backups).collect::<Vec<_>>()
+            let problems = report.problems.into_iter();
+            (report.backups, problems.map(|problem| problem.backups).collect::<Vec<_>>())
         };
         let [first, second] = ids.clone().map(|id| vec![id]);
         lists.iter().for_each(|list| block_on(store.put_list(list)).unwrap());
-        assert_eq!(compare(), [first, second.clone(), ids.to_vec()]);
+        assert_eq!(problems(), (2, vec![first, second.clone(), ids.to_vec()]));
+        let named = compare(&lists[..1], Some(&ids[0])).unwrap();
+        assert_eq!((named.backups, named.problem_count), (1, 2));
         block_on(store.remove(&store.list_key("c", &ids[0]))).unwrap();
-        assert_eq!(compare(), [second.clone(), second]);
+        assert_eq!(problems(), (1, vec![second.clone(), second]));
+        let named = compare(&lists[..1], Some(&ids[0])).unwrap_err();
+        assert_eq!(named.kind(), ErrorKind::NotFound);
         let named = block_on(verify(&context, "c", Some(&ids[0]))).unwrap_err();
         assert_eq!(named.kind(), ErrorKind::NotFound);
         block_on(store.remove(&store.list_key("c", &ids[1]))).unwrap();
-        assert!(compare().is_empty());
+        assert_eq!(problems(), (0, vec![]));
     }
 }
