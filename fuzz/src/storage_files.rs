@@ -176,6 +176,7 @@ pub fn coarse_index(data: &[u8]) {
     if let Ok(header) = bounded(data, 0, || CoarseHeader::decode(data)) {
         let again = CoarseHeader::decode(&header.encode()).expect("own header");
         assert_eq!((again.kind, again.dims, again.rows), (header.kind, header.dims, header.rows));
+        assert_eq!(again.is_relative, header.is_relative);
     }
     let Some((&[kind, section, low, high], patch)) = data.split_first_chunk() else { return };
     let mut sections = built(kind).clone();
@@ -212,10 +213,19 @@ fn built(kind: u8) -> &'static Sections {
     static BUILT: OnceLock<Vec<Sections>> = OnceLock::new();
     const DIMS: usize = 16;
     let all = BUILT.get_or_init(|| {
-        let vectors: Vec<f32> =
-            (0..400 * DIMS).map(|at| ((at * at * 7919) % 2003) as f32 / 1001.5 - 1.0).collect();
-        let kinds = [CoarseKind::Flat, CoarseKind::IvfPq, CoarseKind::Rabitq];
-        let build = |kind| {
+        let vectors = |common: f32| -> Vec<f32> {
+            let value = |at: usize| ((at * at * 7919) % 2003) as f32 / 1001.5 - 1.0;
+            (0..400 * DIMS).map(|at| value(at) + common).collect()
+        };
+        let indexes = [
+            (CoarseKind::Flat, 0.0),
+            (CoarseKind::IvfPq, 0.0),
+            (CoarseKind::Rabitq, 0.0),
+            // A large common part makes its codes relative to a mean.
+            (CoarseKind::IvfPq, 8.0),
+        ];
+        let build = |(kind, common): (CoarseKind, f32)| {
+            let vectors = vectors(common);
             let plan = coarse::CoarseBuild {
                 vectors: &vectors,
                 dims: DIMS,
@@ -227,7 +237,9 @@ fn built(kind: u8) -> &'static Sections {
             let owned = |(kind, bytes): (u32, Cow<'_, [u8]>)| (kind, bytes.into_owned());
             built.index.sections().into_iter().map(owned).collect()
         };
-        kinds.map(build).into()
+        let all: Vec<Sections> = indexes.map(build).into();
+        assert!(all[3].iter().any(|(kind, _)| *kind == section::LIST_MEAN));
+        all
     });
     &all[usize::from(kind) % all.len()]
 }
