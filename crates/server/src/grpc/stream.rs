@@ -119,7 +119,7 @@ impl AnswerReceiver {
 }
 
 /// Room for one answer of a stream.
-type AnswerRoom<'a> = mpsc::Permit<'a, Result<ResponseBody>>;
+type StreamRoom<'a> = mpsc::Permit<'a, Result<ResponseBody>>;
 
 impl AnswerSender {
     /// Sends an answer, or the error that ends the stream. Waits while too many answers are unread.
@@ -130,12 +130,12 @@ impl AnswerSender {
     }
 
     /// Waits while too many answers are unread. `None` if the client has disconnected.
-    async fn room(&self) -> Option<AnswerRoom<'_>> {
+    async fn room(&self) -> Option<StreamRoom<'_>> {
         self.sender.reserve().await.ok()
     }
 
     /// Sends an answer, or the error that ends the stream, without a wait.
-    fn send_in(&self, room: AnswerRoom<'_>, mut answer: Result<ResponseBody>) {
+    fn send_in(&self, room: StreamRoom<'_>, mut answer: Result<ResponseBody>) {
         self.mark(&mut answer);
         room.send(answer);
     }
@@ -320,7 +320,7 @@ fn in_turn(answer: Result<ResponseBody>, number: u64, first: &AtomicU64) -> Resu
 async fn next_answer<'a>(
     requests: &mut StreamRequests,
     answers: &'a AnswerSender,
-) -> Option<(AnswerRoom<'a>, Result<ResponseBody>)> {
+) -> Option<(StreamRoom<'a>, Result<ResponseBody>)> {
     let room = answers.room().await?;
     Some((room, requests.answered().await))
 }
