@@ -99,6 +99,7 @@ impl Rabitq {
         centres: Vec<f32>,
         codes: RabitqCodes,
     ) -> Rabitq {
+        let directory = build::encode_centres(&centres, &rotation.rotated(&mean), build.metric);
         Rabitq {
             metric: build.metric,
             dims: build.dims,
@@ -106,7 +107,7 @@ impl Rabitq {
             mean,
             block_starts: block_starts(&starts, BLOCK),
             starts,
-            directory: build::encode_centres(&centres, rotation.padded(), build.metric),
+            directory,
             rotation,
             centres,
             codes,

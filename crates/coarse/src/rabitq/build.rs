@@ -144,10 +144,14 @@ impl ListRows<'_> {
     }
 }
 
-/// Encodes the centres as one more list, around the mean of the rows, which is zero after rotation.
-pub(super) fn encode_centres(centres: &[f32], padded: usize, metric: Metric) -> RabitqCodes {
+/// Encodes the centres as one more list, around the mean of the rows. Centres and queries are
+/// relative to it, and inner products with a query include those with `mean`, the rotated mean.
+pub(super) fn encode_centres(centres: &[f32], mean: &[f32], metric: Metric) -> RabitqCodes {
     let mut codes = RabitqCodes::default();
-    let rows = centres.chunks_exact(padded).map(|residual| CodeRow { residual, constant: 0.0 });
-    codes.extend(rows, &vec![0.0; padded], directory_metric(metric));
+    let rows = centres.chunks_exact(mean.len()).map(|residual| CodeRow {
+        residual,
+        constant: if metric == Metric::Dot { -float::dot(residual, mean) } else { 0.0 },
+    });
+    codes.extend(rows, &vec![0.0; mean.len()], directory_metric(metric));
     codes
 }

@@ -59,6 +59,13 @@ impl Rotation {
         }
     }
 
+    /// Returns the rotated `vector`.
+    pub(super) fn rotated(&self, vector: &[f32]) -> Vec<f32> {
+        let mut out = vec![0.0; self.padded];
+        self.rotate(vector, &mut out);
+        out
+    }
+
     /// Rotates several vectors.
     pub(super) fn rotate_all(&self, vectors: &[f32], out: &mut [f32]) {
         for (vector, out) in vectors.chunks_exact(self.dims).zip(out.chunks_exact_mut(self.padded))

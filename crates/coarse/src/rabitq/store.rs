@@ -105,15 +105,17 @@ impl Rabitq {
         let padded = padded(header.dims);
         let centres = finite(&find(section::CENTRES)?, clusters * padded)?;
         let mean = finite(&find(MEAN)?, header.dims)?;
+        let rotation = Rotation::new(header.dims, seed);
+        let directory = encode_centres(&centres, &rotation.rotated(&mean), header.metric);
         Ok(Rabitq {
             metric: header.metric,
             dims: header.dims,
             seed,
-            rotation: Rotation::new(header.dims, seed),
+            rotation,
             mean,
             block_starts: block_starts(&starts, BLOCK),
             starts,
-            directory: encode_centres(&centres, padded, header.metric),
+            directory,
             centres,
             codes: RabitqCodes::default(),
             on_medium: true,

@@ -98,6 +98,37 @@ fn bounds_hold_and_costs_are_not_biased() {
 }
 
 #[test]
+fn inner_products_with_centres_include_the_mean() {
+    let mut draw = RandomDraws::new(4);
+    let mean = normal(&mut draw, DIMS);
+    let centres = normal(&mut draw, 200 * DIMS);
+    let mut query = RabitqQuery::default();
+    query.rotated = normal(&mut draw, DIMS);
+    query.error_factor = 1.0;
+    query.prepare();
+    let length = float::dot(&query.rotated, &query.rotated).sqrt();
+    let list = ScannedList {
+        rows: (0, 200),
+        first_block: 0,
+        offset: 0.0,
+        radii: ErrorRadii { signs: length, levels: length },
+    };
+    let directory = super::build::encode_centres(&centres, &mean, Metric::Dot);
+    let mut found = RabitqScan::default();
+    found.reset(200);
+    found.through(&directory, &query, &list, None);
+    assert_eq!(found.candidates.len(), 200);
+    // The products with the mean have the standard deviation 16, and the codes an error of 1.7.
+    let whole: Vec<f32> = query.rotated.iter().zip(&mean).map(|(one, other)| one + other).collect();
+    let error = |candidate: &RabitqCandidate| {
+        let centre = &centres[candidate.row as usize * DIMS..][..DIMS];
+        (candidate.cost + float::dot(&whole, centre)).abs()
+    };
+    let errors: f32 = found.candidates.iter().map(error).sum();
+    assert!(errors < 200.0 * 4.0, "an error of {}", errors / 200.0);
+}
+
+#[test]
 fn one_bit_bounds_lose_few_of_the_nearest() {
     let mut lost = 0;
     let mut compared = 0;
