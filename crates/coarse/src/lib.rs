@@ -458,8 +458,9 @@ pub fn build_streamed(kind: CoarseKind, build: &StreamedBuild<'_>) -> Result<Bui
         // Vectors that are too long for inverted lists are refused today, but old collections may
         // have some.
         CoarseKind::Auto if profile.extreme => CoarseKind::Flat,
-        // One-bit codes are relative to the mean. A query for inner products may be much shorter
-        // than the mean, and their error would hide its differences.
+        // The order of inner products depends on the common part of all vectors, and not only on
+        // their differences. Product quantisation without a mean was measured for it, one-bit codes
+        // were not.
         CoarseKind::Auto
             if is_long
                 && build.metric != Metric::Dot

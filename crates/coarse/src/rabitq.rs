@@ -5,10 +5,12 @@
 //! ([`scan`]). One-bit codes give lower bounds of costs, 32 rows at a time. Only rows whose bound
 //! beats the k-th best so far are compared by four-bit codes. Of those, only rows whose finer bound
 //! still beats it are compared exactly, best first, until no bound is below the k-th exact cost.
-//! The centres are found the same way: they form one more list.
+//! The centres are found the same way: they form one more list. Queries for inner products are
+//! scaled first ([`dot_scale`]), and costs are scaled back at the end.
 
 mod build;
 mod codes;
+mod dot_scale;
 mod measure;
 mod medium;
 mod rotation;
@@ -24,6 +26,7 @@ use kernels::float;
 use kernels::rabitq::{BLOCK, block_bytes};
 
 use self::codes::RabitqCodes;
+use self::dot_scale::DotScale;
 use self::medium::HeldLevels;
 use self::rotation::Rotation;
 use self::scan::{
@@ -71,6 +74,8 @@ pub(crate) struct Rabitq {
     centres: Vec<f32>,
     /// Codes of the centres.
     directory: RabitqCodes,
+    /// Lengths of the rows, for inner products only.
+    dot_scale: Option<DotScale>,
     codes: RabitqCodes,
     /// True if `codes` is empty, because the codes are on a medium.
     on_medium: bool,
@@ -80,6 +85,9 @@ pub(crate) struct Rabitq {
 #[derive(Default)]
 struct RabitqScratch {
     query: RabitqQuery,
+    /// Factor of the query in `shifted`.
+    scale: f64,
+    /// Scaled query relative to the mean.
     shifted: Vec<f32>,
     found: RabitqScan,
     /// Clusters to scan: cost of the centre, number.
@@ -100,6 +108,8 @@ impl Rabitq {
         codes: RabitqCodes,
     ) -> Rabitq {
         let directory = build::encode_centres(&centres, &rotation.rotated(&mean), build.metric);
+        let dot_scale = (build.metric == Metric::Dot)
+            .then(|| DotScale::new(&mean, &rotation, &centres, &starts));
         Rabitq {
             metric: build.metric,
             dims: build.dims,
@@ -108,6 +118,7 @@ impl Rabitq {
             block_starts: block_starts(&starts, BLOCK),
             starts,
             directory,
+            dot_scale,
             rotation,
             centres,
             codes,
@@ -123,12 +134,35 @@ impl Rabitq {
 
     fn prepare(&self, query: &[f32], params: ScanParams, work: &mut RabitqScratch) {
         work.query.error_factor = if params.wants_all() { EXACT_ERRORS } else { 1.0 };
-        let scale = if self.metric == Metric::Cosine { inverse_length(query) } else { 1.0 };
+        let Some(lengths) = &self.dot_scale else {
+            let is_cosine = self.metric == Metric::Cosine;
+            let scale = if is_cosine { f64::from(inverse_length(query)) } else { 1.0 };
+            return self.prepare_scaled(query, scale, work);
+        };
+        let scale = lengths.to_centres(query);
+        self.prepare_scaled(query, scale, work);
+        self.find_clusters(1, work);
+        let Some((_, nearest)) = work.probed.first() else { return };
+        let stretch = lengths.stretch(&work.query.rotated, self.centre(*nearest));
+        if stretch > 1.0 {
+            self.prepare_scaled(query, scale * stretch, work);
+        }
+    }
+
+    /// Prepares the query multiplied by `scale`.
+    fn prepare_scaled(&self, query: &[f32], scale: f64, work: &mut RabitqScratch) {
+        work.scale = scale;
         work.shifted.clear();
-        work.shifted.extend(query.iter().zip(&self.mean).map(|(value, mean)| value * scale - mean));
+        let scaled = query.iter().map(|value| (f64::from(*value) * scale) as f32);
+        work.shifted.extend(scaled.zip(&self.mean).map(|(value, mean)| value - mean));
         work.query.rotated.resize(self.rotation.padded(), 0.0);
         self.rotation.rotate(&work.shifted, &mut work.query.rotated);
         work.query.prepare();
+    }
+
+    fn centre(&self, cluster: u32) -> &[f32] {
+        let padded = self.rotation.padded();
+        &self.centres[cluster as usize * padded..][..padded]
     }
 
     /// Writes the `probes` nearest clusters to `work.probed`, nearest first.
@@ -158,11 +192,9 @@ impl Rabitq {
 
     /// Prefetches the data that [`Self::list`] and the scan of the first block read.
     fn prefetch(&self, cluster: u32) {
-        let cluster = cluster as usize;
-        let padded = self.rotation.padded();
-        kernels::prefetch(&self.centres[cluster * padded..(cluster + 1) * padded]);
-        let block = self.block_starts[cluster] as usize;
-        let bytes = block_bytes(padded);
+        kernels::prefetch(self.centre(cluster));
+        let block = self.block_starts[cluster as usize] as usize;
+        let bytes = block_bytes(self.rotation.padded());
         if let Some(signs) = self.codes.signs.get(block * bytes..(block + 1) * bytes) {
             kernels::prefetch(signs);
         }
@@ -170,9 +202,8 @@ impl Rabitq {
 
     /// Prepares a cluster for a query. `constant` belongs to the query alone.
     fn list(&self, query: &RabitqQuery, constant: f32, cluster: u32) -> ScannedList {
+        let centre = self.centre(cluster);
         let cluster = cluster as usize;
-        let padded = self.rotation.padded();
-        let centre = &self.centres[cluster * padded..(cluster + 1) * padded];
         let square = squared_distance(query, centre);
         ScannedList {
             rows: (self.starts[cluster], self.starts[cluster + 1]),
@@ -186,10 +217,10 @@ impl Rabitq {
     }
 
     /// Returns the part of every cost that comes from the mean subtracted from rows and query, for
-    /// inner products.
-    fn constant(&self, query: &[f32]) -> f32 {
+    /// inner products. `shifted` is the scaled query relative to the mean.
+    fn constant(&self, shifted: &[f32]) -> f32 {
         match self.metric {
-            Metric::Dot => float::dot(&self.mean, &self.mean) - float::dot(&self.mean, query),
+            Metric::Dot => -float::dot(&self.mean, shifted),
             _ => 0.0,
         }
     }
@@ -360,7 +391,7 @@ impl Rabitq {
         }
         let choice = ScanChoice::resolve(request, self.recall.as_ref(), self.clusters());
         self.prepare(query, request.params, work);
-        let constant = self.constant(query);
+        let constant = self.constant(&work.shifted);
         match allow {
             Some(allow) => {
                 let probes = choice.for_share(count, self.rows() as usize, self.clusters());
@@ -388,6 +419,14 @@ impl Rabitq {
             // Bounds exclude few rows if the allowed ones are far away, so more are compared.
             let more = if allow.is_some() { FAR_ROWS } else { 1 };
             work.found.candidates.truncate((choice.refine * more).max(k));
+        }
+        if self.dot_scale.is_some() {
+            let scale = work.scale;
+            let unscaled = |cost: f32| (f64::from(cost) / scale) as f32;
+            for candidate in &mut work.found.candidates {
+                candidate.cost = unscaled(candidate.cost);
+                candidate.bound = unscaled(candidate.bound);
+            }
         }
         Ok(())
     }

@@ -7,6 +7,7 @@ use kernels::rabitq::{BLOCK, FACTORS, block_bytes, nibble_bytes};
 
 use super::build::encode_centres;
 use super::codes::RabitqCodes;
+use super::dot_scale::DotScale;
 use super::rotation::{Rotation, check_dims, padded};
 use super::{Metric, Rabitq};
 use crate::kmeans::block_starts;
@@ -107,6 +108,8 @@ impl Rabitq {
         let mean = finite(&find(MEAN)?, header.dims)?;
         let rotation = Rotation::new(header.dims, seed);
         let directory = encode_centres(&centres, &rotation.rotated(&mean), header.metric);
+        let dot_scale = (header.metric == Metric::Dot)
+            .then(|| DotScale::new(&mean, &rotation, &centres, &starts));
         Ok(Rabitq {
             metric: header.metric,
             dims: header.dims,
@@ -116,6 +119,7 @@ impl Rabitq {
             block_starts: block_starts(&starts, BLOCK),
             starts,
             directory,
+            dot_scale,
             centres,
             codes: RabitqCodes::default(),
             on_medium: true,
@@ -168,6 +172,7 @@ pub(super) fn other_bytes(index: &Rabitq) -> u64 {
     let floats = index.mean.len() + index.centres.len() + index.rotation.values();
     (floats * 4 + (index.starts.len() + index.block_starts.len()) * 4) as u64
         + index.directory.memory_bytes()
+        + index.dot_scale.as_ref().map_or(0, DotScale::memory_bytes)
 }
 
 /// Returns the metric for the directory of centres: inner products search for large centres, other

@@ -277,20 +277,44 @@ fn a_large_common_part_hides_no_near_row_of_few_dimensions() {
 #[test]
 fn the_length_of_a_query_changes_no_inner_products() {
     let (rows, asked, metric) = (2200, 20, Metric::Dot);
-    for dims in [24, 96] {
+    for (kind, dims) in [(CoarseKind::Auto, 24), (CoarseKind::Auto, 96), (CoarseKind::Rabitq, 96)] {
         let mut vectors = vectors(rows + asked, dims, 3);
         vectors.iter_mut().for_each(|value| *value += 20.0);
         let queries = vectors.split_off(rows * dims);
         let plan =
             CoarseBuild { vectors: &vectors, dims, metric, threads: BuildThreads::of(2), seed: 5 };
-        let built = build(CoarseKind::Auto, &plan).unwrap();
+        let built = build(kind, &plan).unwrap();
         let scene = Scene { dims, metric, vectors, built };
         for factor in [1.0, 0.01] {
             let scaled: Vec<f32> = queries.iter().map(|value| value * factor).collect();
             let found: usize =
                 scaled.chunks_exact(dims).map(|query| found_of_ten(&scene, query)).sum();
-            assert!(found >= 160, "{dims} dimensions, factor {factor}: {found} of 200");
+            assert!(found >= 160, "{kind:?}, {dims} dimensions, factor {factor}: {found} of 200");
         }
+    }
+}
+
+#[test]
+fn one_bit_codes_scale_inner_products_with_the_query() {
+    let (rows, dims, factor) = (2200, 96, 1.0 / 1024.0);
+    let scene = Scene::new(CoarseKind::Rabitq, Metric::Dot, rows, dims);
+    let half = RowSet::from_rows(rows as u32, (0..rows as u32).step_by(2));
+    let few = RowSet::from_rows(rows as u32, (0..rows as u32).step_by(200));
+    for query in vectors(5, dims, 9).chunks_exact(dims) {
+        // A power of two, so that no value is rounded.
+        let short: Vec<f32> = query.iter().map(|value| value * factor).collect();
+        for allow in [None, Some(&half), Some(&few)] {
+            for exactly in [false, true] {
+                let of =
+                    |query: &[f32]| scene.search(query, 10, ScanParams::default(), allow, exactly);
+                let mut hits = of(query);
+                hits.iter_mut().for_each(|hit| hit.score *= factor);
+                assert_eq!(of(&short), hits);
+            }
+        }
+        // A zero vector has no length. All rows have the same product with it.
+        let hits = scene.search(&vec![0.0; dims], 10, ScanParams::default(), None, true);
+        assert!(hits.len() == 10 && hits.iter().all(|hit| hit.score == 0.0));
     }
 }
 
