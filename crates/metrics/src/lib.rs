@@ -286,6 +286,15 @@ impl Metrics {
         }
     }
 
+    /// Makes the counters of swaps and failed loads of a model. The dashboard shows their increases,
+    /// and Prometheus sees no increase from a missing series.
+    pub fn begin_model(&self, model: &Arc<str>) {
+        let labels = ModelLabels { model: model.clone() };
+        for counters in [&self.swaps, &self.load_failures] {
+            drop(counters.get_or_create(&labels));
+        }
+    }
+
     /// Removes the series of a released version, so that swaps do not grow the exposition.
     fn forget_version(&self, model: &Arc<str>, version: u64) {
         // A family cannot list its series.

@@ -37,6 +37,9 @@ impl Observer for MetricsObserver {
         if let Some(loads) = &self.loads {
             loads.event(event);
         }
+        if let LifecycleEvent::StateChanged(change) = event {
+            self.metrics.begin_model(&change.model);
+        }
         match event {
             LifecycleEvent::StateChanged(change) if change.to == LifecycleState::Released => {
                 self.metrics.release_version(&change.model, change.version, Instant::now());
@@ -403,6 +406,20 @@ mod tests {
             let shown = metrics.swap_last_seconds.get_or_create(&labels).get();
             assert_eq!((shown, seconds), (last, 2.0 * last), "{step}");
         }
+    }
+
+    #[test]
+    fn swaps_and_failed_loads_begin_with_zero() {
+        let metrics = Arc::new(Metrics::default());
+        let observer = observer(&metrics, &Arc::default());
+        observer.event(&changed(1, LifecycleState::Loading, None));
+        let text = metrics.encode();
+        for name in ["swaps", "load_failures"] {
+            let series = format!("millpond_{name}_total{{model=\"m\"}} 0");
+            assert!(text.contains(&series), "{series}: {text}");
+        }
+        observer.event(&LifecycleEvent::Forgotten { model: "m".into() });
+        assert!(!metrics.encode().contains("\"m\""));
     }
 
     #[test]
