@@ -8,7 +8,7 @@ use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::registry::{Registry, Unit};
 
-use crate::{LevelGauge, ModelLabels};
+use crate::{LevelGauge, ModelLabels, STATUSES};
 
 /// A recogniser and the outcome of its audio.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -31,6 +31,14 @@ pub struct AudioMetrics {
 }
 
 impl AudioMetrics {
+    /// Removes the series of a removed model.
+    pub(crate) fn forget_model(&self, model: &Arc<str>) {
+        self.seconds.remove(&ModelLabels { model: model.clone() });
+        for outcome in STATUSES.into_iter().chain(["partial"]) {
+            self.ended.remove(&AudioLabels { recogniser: model.clone(), outcome });
+        }
+    }
+
     pub(crate) fn register(&self, registry: &mut Registry) {
         let r = registry;
         r.register(

@@ -353,6 +353,7 @@ impl Metrics {
             self.slow_requests.remove(&CauseLabels { model: model.clone(), cause });
         }
         self.rollouts.forget_model(model);
+        self.recordings.forget_model(model);
         self.tfs.forget_model(model, runtimes);
     }
 
@@ -436,6 +437,11 @@ mod tests {
         metrics.rollouts.rollbacks.get_or_create(&withdrawn).inc();
         let copied = ModelKindLabels { model: model.clone(), kind: "same" };
         metrics.rollouts.shadow_requests.get_or_create(&copied).inc();
+        metrics.recordings.seconds.get_or_create(&labels).inc_by(2.5);
+        for outcome in ["ok", "partial"] {
+            let labels = AudioLabels { recogniser: model.clone(), outcome };
+            metrics.recordings.ended.get_or_create(&labels).inc();
+        }
         metrics.forget_model(&model, &["load"], &[]);
         let text = metrics.encode();
         assert!(!text.contains("short-lived"), "{text}");
