@@ -8,6 +8,7 @@ use metrics::KindLabels;
 use observe::{ObservedParts, RegistryReader};
 use os::CpuQuota;
 use parking_lot::Mutex;
+use search::budget::BudgetStats;
 use serde::Serialize;
 use transport::RequestResources;
 
@@ -57,7 +58,8 @@ pub(crate) struct Machine {
     threads: Vec<Threads>,
 }
 
-#[derive(Serialize)]
+/// Open connections by protocol, at all ports and Unix sockets.
+#[derive(Debug, PartialEq, Serialize)]
 struct ConnectionCounts {
     http: i64,
     grpc: i64,
@@ -114,14 +116,17 @@ impl MachineWatch {
     pub(crate) fn read(&self, now: Instant) -> Machine {
         let parts = &self.parts;
         let scheduler = parts.scheduler.snapshot();
-        let count = |kind| parts.metrics.connections.get_or_create(&KindLabels { kind }).get();
+        // Does not make series of listeners that this server does not have.
+        let open = |kind: &'static str| {
+            parts.metrics.connections.get(&KindLabels { kind }).map_or(0, |count| count.get())
+        };
         let (threads, used) = self.since_last(now);
         Machine {
             workers: scheduler.workers,
             busy: scheduler.busy,
             queued: scheduler.queued,
             queue_max: scheduler.queue_max,
-            connections: ConnectionCounts { http: count("http"), grpc: count("grpc") },
+            connections: connections(open),
             processor: processor(used),
             memory: self.memory(),
             disks: self.disks(),
@@ -148,23 +153,19 @@ impl MachineWatch {
         let parts = &self.parts;
         let of = |kind, used, max| MemoryUse { kind, used, max };
         let pool = parts.memory.pool().stats();
-        let parameters: u64 = parts
-            .lifecycle
-            .status()
-            .iter()
-            .flat_map(|model| &model.versions)
-            .map(|version| version.parameter_bytes)
-            .sum();
-        let limit = parts.parameters_in_pool.then_some(pool.bytes_max);
         let budget = &self.requests.memory;
+        let in_pool = parts.parameters_in_pool.then_some(pool.used);
+        let limit = parts.parameters_in_pool.then_some(pool.bytes_max);
+        let models = parts.lifecycle.status();
+        let versions = models.iter().flat_map(|model| &model.versions);
+        let parameters = parameter_bytes(in_pool, versions.map(|version| version.parameter_bytes));
         let mut memory = vec![of("parameters of models", parameters, limit)];
         if parts.parameters_in_pool {
             memory.push(of("parameter memory kept for reuse", pool.backed - pool.used, None));
         }
         memory.push(of("requests in flight", budget.used(), Some(budget.max())));
         if let Some(registry) = (self.registry)() {
-            let collections = registry.stats().memory;
-            memory.push(of("collections", collections.used, Some(collections.limit)));
+            memory.extend(collections(&registry.stats().memory));
         }
         if let Some(heap) = os::jemalloc::stats() {
             memory.push(of("heap", heap.allocated, None));
@@ -195,6 +196,30 @@ impl MachineWatch {
     }
 }
 
+/// Returns the open connections by protocol. `open` returns those of a listener.
+fn connections(open: impl Fn(&'static str) -> i64) -> ConnectionCounts {
+    ConnectionCounts {
+        http: open("http") + open("http-unix") + open("admin"),
+        grpc: open("grpc") + open("grpc-unix"),
+    }
+}
+
+/// Returns the bytes of all parameters. `versions` are those of each version. Versions share equal
+/// parameters, which are in the pool only once, so the sum can be larger than the pool.
+fn parameter_bytes(in_pool: Option<u64>, versions: impl Iterator<Item = u64>) -> u64 {
+    in_pool.unwrap_or_else(|| versions.sum())
+}
+
+/// Returns the memory of collections. Cached parts are released on demand, so only the bytes in use
+/// are compared with the limit.
+fn collections(memory: &BudgetStats) -> [MemoryUse; 2] {
+    let max = Some(memory.limit);
+    [
+        MemoryUse { kind: "collections", used: memory.used, max },
+        MemoryUse { kind: "cached parts of collections", used: memory.cached, max: None },
+    ]
+}
+
 fn processor(used: Option<f64>) -> Processor {
     let cores = std::thread::available_parallelism().map_or(1.0, |cores| cores.get() as f64);
     let quota = CpuQuota::of_this_process().map(|quota| quota.cores).filter(|quota| *quota < cores);
@@ -208,5 +233,37 @@ fn gpu() -> GpuCounters {
         pinned_bytes: counters.pinned_bytes,
         queries: counters.queries,
         fallbacks: counters.fallbacks,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn connections_of_all_listeners_count() {
+        let open = |kind: &'static str| match kind {
+            "http" => 1,
+            "http-unix" => 2,
+            "admin" => 4,
+            "grpc" => 8,
+            "grpc-unix" => 16,
+            _ => 1000,
+        };
+        assert_eq!(connections(open), ConnectionCounts { http: 7, grpc: 24 });
+    }
+
+    #[test]
+    fn shared_parameters_count_once() {
+        let versions = || [30, 10].into_iter();
+        assert_eq!(parameter_bytes(Some(32), versions()), 32);
+        assert_eq!(parameter_bytes(None, versions()), 40, "the heap has no other figure");
+    }
+
+    #[test]
+    fn cached_parts_of_collections_are_shown() {
+        let memory = BudgetStats { limit: 100, used: 20, cached: 70, peak: 30, refused: 0 };
+        let shown = collections(&memory).map(|one| (one.used, one.max));
+        assert_eq!(shown, [(20, Some(100)), (70, None)]);
     }
 }
