@@ -257,6 +257,15 @@ pub enum LifecycleEvent {
         /// Version number.
         version: u64,
     },
+    /// A load failed, and is tried again. The version is discovered again afterwards.
+    LoadRetried {
+        /// Name of the model.
+        model: Arc<str>,
+        /// Version number.
+        version: u64,
+        /// Reason of the failure.
+        reason: String,
+    },
     /// A ready version took over changed settings without a load.
     SettingsApplied {
         /// Name of the model.

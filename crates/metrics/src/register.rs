@@ -146,7 +146,7 @@ impl Metrics {
     fn register_loads(&mut self) {
         let r = &mut self.registry;
         r.register("swaps", "Versions published in place of another", self.swaps.clone());
-        r.register("load_failures", "Loads that failed", self.load_failures.clone());
+        r.register("load_failures", "Loads that failed, each try", self.load_failures.clone());
         r.register(
             "config_reloads",
             "Changes of the configuration of models while serving, by outcome (ok, failed)",

@@ -54,7 +54,8 @@ impl Observer for MetricsObserver {
             LifecycleEvent::StateChanged(change) if change.to == LifecycleState::Ready => {
                 self.metrics.keep_version(&change.model, change.version);
             }
-            LifecycleEvent::ReloadFailed { model, .. } => self.load_failed(model),
+            LifecycleEvent::ReloadFailed { model, .. }
+            | LifecycleEvent::LoadRetried { model, .. } => self.load_failed(model),
             LifecycleEvent::LoadAbandoned { model, .. } => {
                 let labels = ModelLabels { model: model.clone() };
                 self.metrics.loads_abandoned.get_or_create(&labels).inc();
@@ -305,6 +306,11 @@ mod tests {
         };
         for event in [
             loaded(1),
+            LifecycleEvent::LoadRetried {
+                model: "m".into(),
+                version: 2,
+                reason: "no such file (try 1 of 2; the next in 60 s)".to_owned(),
+            },
             changed(2, LifecycleState::Failed, Some("no such file")),
             changed(2, LifecycleState::Failed, Some("no such file")),
             changed(3, LifecycleState::Warming, None),
@@ -330,7 +336,7 @@ mod tests {
         }
         let labels = ModelLabels { model: "m".into() };
         let failures = metrics.load_failures.get_or_create(&labels).get();
-        assert_eq!(failures, 3, "two loads and a reload");
+        assert_eq!(failures, 4, "three loads and a reload");
         assert_eq!(metrics.loads_abandoned.get_or_create(&labels).get(), 1);
         observer.event(&LifecycleEvent::Forgotten { model: "m".into() });
         let events = journal.read(&EventFilter::default()).events;

@@ -347,6 +347,10 @@ impl Model {
         let changed = version.failure.is_none();
         if again {
             tracing::warn!("{} {number} did not load: {reason}", self.name);
+            let model = self.name.clone();
+            let reason = reason.clone();
+            let retried = LifecycleEvent::LoadRetried { model, version: number, reason };
+            context.observer.event(&retried);
         } else {
             // Files that changed during the load may be good ones.
             let failed = UpdateEnd::Failed(reason.clone());

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use lifecycle::{LifecycleState, LoadSpec};
+use lifecycle::{LifecycleEvent, LifecycleState, LoadSpec};
 
 use crate::world::{MIB, Setting, World, eventually};
 
@@ -22,6 +22,13 @@ fn a_load_is_tried_again() {
     let world = world(retries, 2);
     world.until_ready("m", 1);
     assert_eq!((world.fake.counters().failed_loads(), world.fake.counters().loads()), (2, 1));
+    let events = world.events.all();
+    let reported = events.iter().filter_map(|event| match event {
+        LifecycleEvent::LoadRetried { reason, .. } => Some(reason.as_str()),
+        _ => None,
+    });
+    let tried = |number| format!("this fake fails loads (try {number} of 4; the next in 0.005 s)");
+    assert_eq!(reported.collect::<Vec<_>>(), [tried(1), tried(2)]);
 }
 
 #[test]

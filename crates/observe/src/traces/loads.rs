@@ -52,6 +52,11 @@ impl LoadTraces {
                 ];
                 self.finish(&id, attributes, None);
             }
+            // Before the version is discovered again, which looks like a load that was stopped.
+            LifecycleEvent::LoadRetried { model, version, reason } => {
+                let id = VersionId { model: model.clone(), version: *version };
+                self.finish(&id, Vec::new(), Some(reason.clone()));
+            }
             _ => {}
         }
     }
