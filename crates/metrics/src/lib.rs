@@ -95,7 +95,7 @@ pub struct Metrics {
     pub stream_pauses: Family<KindLabels, Counter>,
     /// Quantiles of the total latency over the sliding window.
     pub window_seconds: Family<QuantileLabels, SecondsGauge>,
-    /// Requests per second over the sliding window.
+    /// Requests with a result per second over the sliding window.
     pub window_rate: Family<ModelLabels, SecondsGauge>,
     /// Parameter bytes by kind of memory and version.
     pub parameter_bytes: Family<BytesLabels, LevelGauge>,

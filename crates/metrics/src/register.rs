@@ -10,7 +10,7 @@ impl Metrics {
         r.register("requests", "Answered requests", self.requests.clone());
         r.register_with_unit(
             "request",
-            "Latency of requests by phase",
+            "Latency of requests with a result, by phase",
             Unit::Seconds,
             self.request_seconds.clone(),
         );
@@ -26,13 +26,13 @@ impl Metrics {
         );
         r.register_with_unit(
             "window_latency",
-            "Quantiles of the total latency over the last 10 seconds; no series without a request",
+            "Quantiles of the total latency over the last 10 seconds; no series without a result",
             Unit::Seconds,
             self.window_seconds.clone(),
         );
         r.register(
             "window_requests_per_second",
-            "Request rate over the last 10 seconds",
+            "Rate of requests with a result over the last 10 seconds",
             self.window_rate.clone(),
         );
         r.register_with_unit(
