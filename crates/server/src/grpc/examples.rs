@@ -28,21 +28,24 @@ struct ExampleRequest {
 }
 
 /// Finds the version that `target` names, and returns the call to it with the reservation of the
-/// request's bytes.
+/// request's bytes. Counts a request that fails.
 fn find_call<'a>(
     state: &'a ModelsState,
     ticket: &'a RequestTicket,
     target: &tfs::grpc::PredictTarget,
     request: ExampleRequest,
 ) -> Result<(ExampleCall<'a>, Reservation)> {
-    let Route { servable, rollout } = route(state, target, request.key.as_ref())?;
+    let Route { servable, rollout } = route(state, target, request.key.as_ref())
+        .inspect_err(|error| state.inference.reject(ticket, error))?;
+    let examples = Examples::from_message(request.input)
+        .inspect_err(|error| state.inference.reject_version(ticket, &servable.id, error))?;
     let call = ExampleCall {
         requests: &state.requests,
         inference: &state.inference,
         ticket,
         servable,
         rollout,
-        examples: Arc::new(Examples::from_message(request.input)?),
+        examples: Arc::new(examples),
         timeout: request.timeout,
         large: request.large,
     };
@@ -57,15 +60,13 @@ async fn run(
     mut request: ExampleRequest,
     method: ExampleMethod,
 ) -> Result<(ExampleResult, pb::ModelSpec, Reservation)> {
-    let planned = tfs::grpc::target(request.spec.take().as_ref()).and_then(|target| {
-        let (call, reservation) = find_call(state, ticket, &target, request)?;
-        let plan =
-            ExamplePlan::new(&call.servable, &target.signature, method, state.tfs_method_check)
-                .map_err(|error| error.context(&call.servable.id))?;
-        Ok((call, reservation, plan))
-    });
-    let (call, reservation, plan) =
-        planned.inspect_err(|error| state.inference.reject(ticket, error))?;
+    let target = tfs::grpc::target(request.spec.take().as_ref())
+        .inspect_err(|error| state.inference.reject(ticket, error))?;
+    let (call, reservation) = find_call(state, ticket, &target, request)?;
+    let id = &call.servable.id;
+    let plan = ExamplePlan::new(&call.servable, &target.signature, method, state.tfs_method_check)
+        .map_err(|error| error.context(id))
+        .inspect_err(|error| state.inference.reject_version(ticket, id, error))?;
     let spec = tfs::grpc::version_spec(&call.servable.id, &plan.signature);
     let (result, reservation) = call.run(plan, reservation).await?;
     Ok((result, spec, reservation))
@@ -162,19 +163,18 @@ pub(super) async fn multi_inference(
             key: call.key,
             large: call.decoded.large,
         };
-        let planned = common_target(&message.tasks).and_then(|target| {
-            let (call, reservation) = find_call(&state, ticket, &target, request)?;
-            let task = |task: pb::InferenceTask| ExampleTask {
-                method: task.method_name,
-                signature: task.model_spec.unwrap_or_default().signature_name,
-            };
-            let tasks: Vec<_> = message.tasks.into_iter().map(task).collect();
-            let plans = plan_tasks(&call.servable, &tasks, state.tfs_method_check)
-                .map_err(|error| error.context(&call.servable.id))?;
-            Ok((call, reservation, plans))
-        });
-        let (call, mut reservation, plans) =
-            planned.inspect_err(|error| state.inference.reject(ticket, error))?;
+        let target = common_target(&message.tasks)
+            .inspect_err(|error| state.inference.reject(ticket, error))?;
+        let (call, mut reservation) = find_call(&state, ticket, &target, request)?;
+        let task = |task: pb::InferenceTask| ExampleTask {
+            method: task.method_name,
+            signature: task.model_spec.unwrap_or_default().signature_name,
+        };
+        let tasks: Vec<_> = message.tasks.into_iter().map(task).collect();
+        let id = &call.servable.id;
+        let plans = plan_tasks(&call.servable, &tasks, state.tfs_method_check)
+            .map_err(|error| error.context(id))
+            .inspect_err(|error| state.inference.reject_version(ticket, id, error))?;
         let mut results = Vec::with_capacity(plans.len());
         for plan in plans {
             let spec = tfs::grpc::version_spec(&call.servable.id, &plan.signature);

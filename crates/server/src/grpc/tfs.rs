@@ -52,14 +52,13 @@ async fn run(
     key: Option<RequestKey>,
 ) -> Result<(tfs::SharedPredictResponse, Reservation)> {
     let DecodedMessage { message: request, mut reservation, large } = decoded;
-    let found = tfs::grpc::target(request.model_spec.as_ref()).and_then(|target| {
-        let Route { servable, rollout } = route(state, &target, key.as_ref())?;
-        let id = servable.id.clone();
-        signatures::for_predict(servable, &target.signature, state.tfs_method_check)
-            .map(|servable| (servable, rollout))
-            .map_err(|error| error.context(id))
-    });
-    let (servable, rollout) = found.inspect_err(|error| state.inference.reject(ticket, error))?;
+    let found = tfs::grpc::target(request.model_spec.as_ref())
+        .and_then(|target| Ok((route(state, &target, key.as_ref())?, target.signature)));
+    let (Route { servable: version, rollout }, signature) =
+        found.inspect_err(|error| state.inference.reject(ticket, error))?;
+    let servable = signatures::for_predict(version.clone(), &signature, state.tfs_method_check)
+        .map_err(|error| error.context(&version.id))
+        .inspect_err(|error| state.inference.reject_version(ticket, &version.id, error))?;
     let filled = tfs::grpc::filled_bytes_max(&request);
     let large = large || filled > INLINE_FILLED_BYTES_MAX;
     let decode = move || {

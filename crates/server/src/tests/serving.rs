@@ -10,6 +10,7 @@ use engine::fake::FakeEngine;
 use engine::fake::publish::publish;
 use hyper::client::conn::http2::SendRequest;
 use hyper_util::rt::{TokioExecutor, TokioIo};
+use metrics::RequestLabels;
 use protocol::Message;
 use protocol::tensorflow::serving as pb;
 use protocol::tensorflow::serving::prediction_service_client::PredictionServiceClient;
@@ -122,6 +123,12 @@ fn refused<T: std::fmt::Debug>(answer: Result<T, Status>, code: Code, words: &st
     assert!(status.message().contains(words), "{status}\n{words}");
 }
 
+/// Returns the count of requests over gRPC that ended with `status`.
+fn counted(served: &Loopback, model: &str, version: u64, status: &'static str) -> u64 {
+    let labels = RequestLabels { model: model.into(), version, protocol: "tfs-grpc", status };
+    served.server.core.metrics.requests.get(&labels).map_or(0, |count| count.get())
+}
+
 #[test]
 fn predict_runs_the_named_signature() {
     let dir = tempfile::tempdir().unwrap();
@@ -155,6 +162,7 @@ fn predict_runs_the_named_signature() {
             "Serving signature name: \"nothing\" not found in signature def; the model has classify_x",
         );
     });
+    assert_eq!(counted(&served, "signed", 1, "failed_precondition"), 1);
     let post = |body: &str| served.ask("POST", "/v1/models/signed:predict", "", body.as_bytes());
     assert_eq!(
         post(r#"{"instances":[1,2],"signature_name":"twice"}"#).json(),
@@ -259,6 +267,11 @@ fn unfit_signatures_are_refused_in_tensorflows_words() {
             pb::RegressionRequest { model_spec: spec("plain", ""), input: input(&[""], "") };
         refused(client.regress(regress).await, Code::FailedPrecondition, "has no [regress]");
     });
+    assert_eq!(counted(&served, "signed", 1, "invalid_argument"), 4);
+    assert_eq!(counted(&served, "signed", 1, "failed_precondition"), 1);
+    assert_eq!(counted(&served, "plain", 3, "failed_precondition"), 1);
+    assert_eq!(counted(&served, "", 0, "not_found"), 1);
+    assert_eq!(counted(&served, "", 0, "invalid_argument"), 0);
 }
 
 #[test]
@@ -304,6 +317,9 @@ fn one_request_runs_several_tasks() {
             refused(client.multi_inference(ask(tasks)).await, code, words);
         }
     });
+    assert_eq!(counted(&served, "signed", 1, "invalid_argument"), 1);
+    assert_eq!(counted(&served, "signed", 1, "unimplemented"), 1);
+    assert_eq!(counted(&served, "", 0, "invalid_argument"), 3);
 }
 
 #[test]
