@@ -177,18 +177,18 @@ impl Metrics {
         );
         r.register(
             "loader_minor_faults",
-            "Page faults that loaders took",
+            "Page faults of loads that succeeded",
             self.loader_minor_faults.clone(),
         );
         r.register_with_unit(
             "loader_cpu",
-            "Processor time of loads",
+            "Processor time of loads that succeeded",
             Unit::Seconds,
             self.loader_cpu_seconds.clone(),
         );
         r.register(
             "loads_hurried",
-            "Loads that continued at ordinary priority, because they starved at idle priority",
+            "Loads that succeeded after they continued at ordinary priority, because they starved at idle priority",
             self.loads_escalated.clone(),
         );
         r.register(
@@ -198,13 +198,13 @@ impl Metrics {
         );
         r.register_with_unit(
             "loader_read",
-            "Parameter bytes read from storage",
+            "Parameter bytes read from storage by loads that succeeded",
             Unit::Bytes,
             self.loader_read_bytes.clone(),
         );
         r.register_with_unit(
             "loader_shared",
-            "Parameter bytes shared with a live version",
+            "Parameter bytes shared with a live version by loads that succeeded",
             Unit::Bytes,
             self.loader_shared_bytes.clone(),
         );
