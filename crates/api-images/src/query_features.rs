@@ -31,9 +31,14 @@ pub(crate) struct Stages {
 impl Stages {
     /// Records the times in the metrics.
     pub(crate) fn record(&self, services: &ImageServices) {
-        services.observe("decode", self.decode);
-        services.observe("embed", self.embed);
-        services.observe("keypoints", self.keypoints);
+        self.done().for_each(|(kind, time)| services.observe(kind, time));
+    }
+
+    /// Returns the steps that were done. A search for a stored image has none, and a fingerprint
+    /// gets no embedding.
+    fn done(&self) -> impl Iterator<Item = (&'static str, Duration)> {
+        let steps = [("decode", self.decode), ("embed", self.embed), ("keypoints", self.keypoints)];
+        steps.into_iter().filter(|(_, time)| !time.is_zero())
     }
 }
 
@@ -110,4 +115,18 @@ async fn extract_print(services: &ImageServices, bytes: Bytes) -> Result<QueryFe
 /// Returns milliseconds to a thousandth.
 pub(crate) fn milliseconds(time: Duration) -> f64 {
     (time.as_secs_f64() * 1e6).round() / 1e3
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn steps_that_were_not_done_have_no_time() {
+        let time = Duration::from_millis(3);
+        let print = Stages { decode: time, embed: Duration::ZERO, keypoints: 2 * time };
+        let done: Vec<_> = print.done().collect();
+        assert_eq!(done, [("decode", time), ("keypoints", 2 * time)]);
+        assert_eq!(Stages::default().done().count(), 0);
+    }
 }
