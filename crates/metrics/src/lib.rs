@@ -286,8 +286,8 @@ impl Metrics {
         }
     }
 
-    /// Makes the counters of swaps and failed loads of a model. The dashboard shows their increases,
-    /// and Prometheus sees no increase from a missing series.
+    /// Makes the counters of swaps and failed loads of a model. The dashboard shows their
+    /// increases, and Prometheus sees no increase from a missing series.
     pub fn begin_model(&self, model: &Arc<str>) {
         let labels = ModelLabels { model: model.clone() };
         for counters in [&self.swaps, &self.load_failures] {
