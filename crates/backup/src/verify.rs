@@ -25,6 +25,8 @@ pub struct VerifyReport {
     pub problems: Vec<BackupProblem>,
     /// Number of all problems, which may exceed the listed ones.
     pub problem_count: usize,
+    /// Backups whose lists are of a newer program or may not be read. They were not compared.
+    pub unreadable: Vec<BackupProblem>,
 }
 
 impl VerifyReport {
@@ -48,10 +50,10 @@ struct ListedObjects {
 }
 
 impl ListedObjects {
-    /// Adds the list of a backup, or its damage.
+    /// Adds the list of a backup, its damage, or the reason why it cannot be read.
     ///
     /// # Errors
-    /// The error of the list, if it is no damage.
+    /// The error of the list, if it is neither damage nor `FailedPrecondition`.
     fn add(&mut self, id: &BackupId, list: Result<BackupList>) -> Result<()> {
         match list {
             Ok(list) => {
@@ -63,6 +65,10 @@ impl ListedObjects {
             }
             Err(error) if error.kind() == ErrorKind::DataLoss => {
                 self.report.add(vec![id.clone()], error.message().to_owned());
+            }
+            Err(error) if error.kind() == ErrorKind::FailedPrecondition => {
+                let problem = error.message().to_owned();
+                self.report.unreadable.push(BackupProblem { backups: vec![id.clone()], problem });
             }
             Err(error) => return Err(error),
         }
@@ -117,11 +123,12 @@ impl ListedObjects {
 }
 
 /// Reads every object of one backup of a collection, or of all of them, and compares it with its
-/// checksum. Leaves out backups that are removed in the meantime.
+/// checksum. Leaves out backups that are removed in the meantime, and names those of a newer program
+/// without comparing them.
 ///
 /// # Errors
-/// `NotFound` if there is no such backup, or if it is removed in the meantime; the store's error.
-/// Damage is no error.
+/// `NotFound` if there is no such backup, or if it is removed in the meantime; `FailedPrecondition`
+/// if `backup` is of a newer program; the store's error. Damage is no error.
 pub async fn verify(
     context: &BackupContext<'_>,
     collection: &str,
@@ -136,6 +143,9 @@ pub async fn verify(
         match context.store.list(collection, id).await {
             // It was removed after it was listed.
             Err(error) if error.kind() == ErrorKind::NotFound && backup.is_none() => {}
+            Err(error) if error.kind() == ErrorKind::FailedPrecondition && backup.is_some() => {
+                return Err(error);
+            }
             list => listed.add(id, list)?,
         }
     }
@@ -197,5 +207,26 @@ mod tests {
         assert_eq!(named.kind(), ErrorKind::NotFound);
         block_on(store.remove(&store.list_key("c", &ids[1]))).unwrap();
         assert_eq!(problems(), (0, vec![]));
+    }
+
+    #[test]
+    fn a_backup_of_a_newer_program_is_named() {
+        let directory = tempfile::tempdir().unwrap();
+        let store = BackupStore::open(directory.path().to_str().unwrap(), &[]).unwrap();
+        let pacer = Pacer::new(Rate::unlimited());
+        let progress = BackupProgress::default();
+        let context = BackupContext { store: &store, pacer: &pacer, progress: &progress };
+        let ids: [BackupId; 2] = ["20200101T000000000Z-00000000", "20200102T000000000Z-00000000"]
+            .map(|id| id.parse().unwrap());
+        let text = String::from_utf8(BackupList::empty(&ids[0]).encode().unwrap()).unwrap();
+        let newer = text.replacen("\"version\":1,", "\"version\":999,", 1).into_bytes();
+        block_on(store.put(&store.list_key("c", &ids[0]), newer.into())).unwrap();
+        block_on(store.put_list(&BackupList::empty(&ids[1]))).unwrap();
+        let report = block_on(verify(&context, "c", None)).unwrap();
+        assert_eq!((report.backups, report.problem_count), (1, 0));
+        let unreadable = report.unreadable.into_iter().map(|found| found.backups);
+        assert_eq!(unreadable.collect::<Vec<_>>(), [vec![ids[0].clone()]]);
+        let named = block_on(verify(&context, "c", Some(&ids[0]))).unwrap_err();
+        assert_eq!(named.kind(), ErrorKind::FailedPrecondition);
     }
 }

@@ -205,8 +205,11 @@ fn verify(args: &VerifyBackupArgs) -> CommandResult {
         body([("backup", args.backup.as_ref().map(|id| json!(id))), ("", None), ("", None)]);
     let report = job::post(&client, &path(&args.collection, "backups/verify"), &request)?;
     show(&report, args.server.json, report::verify(&report))?;
+    let unreadable = report.get("unreadable").and_then(Value::as_array);
     match report.get("problem_count").and_then(Value::as_u64) {
-        Some(0) => Ok(()),
+        Some(0) if unreadable.is_none_or(Vec::is_empty) => Ok(()),
+        Some(0) => Err(CommandError::new(ExitStatus::Wrong, "backups were not compared")
+            .hint("compare these backups with the program that made them")),
         _ => Err(CommandError::new(ExitStatus::Wrong, "backups are damaged").hint(format!(
             "`millpond collections backup {0} --full` stores all files again; `millpond collections \
              prune {0} --backup ID` removes a backup whose list is damaged",

@@ -50,6 +50,11 @@ pub(super) fn verify(report: &Value) -> String {
         text(report, "problem_count")
     );
     lines.push_str(&problems(report, "problems"));
+    let unreadable = problems(report, "unreadable");
+    if !unreadable.is_empty() {
+        lines.push_str("These backups cannot be read and were not compared:\n");
+        lines.push_str(&unreadable);
+    }
     lines
 }
 
@@ -91,5 +96,8 @@ mod tests {
         let report = json!({"objects": 2, "backups": 2, "bytes": 1024, "problem_count": 1, "problems": problems});
         let text = verify(&report);
         assert!(text.ends_with("1 problems\n  A, B: object x: it is missing\n"), "{text}");
+        let newer = json!([{"backups": ["C"], "problem": "the backup has version 2"}]);
+        let text = verify(&json!({"problem_count": 0, "problems": [], "unreadable": newer}));
+        assert!(text.ends_with("were not compared:\n  C: the backup has version 2\n"), "{text}");
     }
 }
