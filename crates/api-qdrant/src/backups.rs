@@ -90,10 +90,7 @@ async fn administer(
     if request.method().is_safe() {
         return next.run(request).await;
     }
-    // Otherwise `restore?backup=ID` would restore the newest backup.
-    if let Err(error) = check_no_query(request.uri()) {
-        return Reply::error(&error).into_response();
-    }
+    let query = check_no_query(request.uri());
     let headers = request.headers().clone();
     let peer = request.extensions().get::<Peer>().copied();
     let action = format!("{} backups", request.method());
@@ -106,6 +103,8 @@ async fn administer(
     };
     let mut answered = None;
     let work = async {
+        // Otherwise `restore?backup=ID` would restore the newest backup.
+        query?;
         let response = next.run(request).await;
         let status = response.status();
         answered = Some(response);

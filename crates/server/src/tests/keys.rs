@@ -177,6 +177,10 @@ fn a_job_of_another_collection_does_not_name_it() {
     // The newest backup would be restored.
     let in_url = ask("root", "POST", "/v1/collections/secret/restore?backup=old&to=copy");
     assert!(in_url.status == 400 && in_url.text().contains("backup"), "{}", in_url.text());
+    // The rights are checked first, so the audit log has a line.
+    let remote = "api-key: root\r\nX-Forwarded-For: 192.0.2.1\r\n";
+    let denied = served.ask("POST", "/v1/collections/secret/restore?backup=old", remote, b"");
+    assert!(denied.status == 403 && !denied.text().contains("query"), "{}", denied.text());
 }
 
 /// A collection of photographs that was downloaded as a snapshot and then removed.
