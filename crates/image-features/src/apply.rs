@@ -16,7 +16,7 @@ use crate::checked_features::{ExpectedFeatures, of_point, payloads, upsert};
 use crate::collection::image_settings;
 use crate::features::{BLOCK, uuid};
 use crate::point_checks::{
-    PAYLOAD_BYTES_MAX, check_embedding, check_payload_depth, check_payload_size,
+    SHARD_PAYLOAD_BYTES_MAX, check_embedding, check_payload_depth, check_payload_size,
     check_reserved_keys, graph,
 };
 use crate::point_features::{PointFeatures, PointList, parse_json};
@@ -166,5 +166,5 @@ fn check_image(image: &LoggedImage, expected: &ExpectedFeatures) -> Result<()> {
     check_embedding(&image.embedding, expected.dims)?;
     graph(&image.record, expected.kind)?;
     check_reserved_keys(&image.payload)?;
-    check_payload_size(&image.payload, PAYLOAD_BYTES_MAX)
+    check_payload_size(&image.payload, SHARD_PAYLOAD_BYTES_MAX)
 }

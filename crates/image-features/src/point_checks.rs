@@ -11,6 +11,9 @@ use super::settings::ImageKind;
 /// Maximum bytes of a payload's JSON with the service's block. Collections take 64 KiB, and the
 /// rest is for the id that they keep with it.
 pub const PAYLOAD_BYTES_MAX: usize = (64 << 10) - 256;
+/// Maximum bytes of the stored payload of an image in a shard. Two changes at the same moment can
+/// enlarge it beyond [`PAYLOAD_BYTES_MAX`]. Shards take 256 KiB, and the rest is for the id.
+pub(crate) const SHARD_PAYLOAD_BYTES_MAX: usize = (256 << 10) - 256;
 /// Maximum levels of a payload's JSON. The log of a shard nests it deeper, and JSON readers stop at
 /// 128.
 const PAYLOAD_DEPTH_MAX: usize = 120;

@@ -1,7 +1,9 @@
 //! Operations of images, and their results in a local collection.
 
 use base::{ErrorKind, Result};
-use image_features::apply::{apply_image_operation, is_image_operation, written_images};
+use image_features::apply::{
+    apply_image_operation, is_image_operation, moved_image, written_images,
+};
 use image_features::collection::originals_space;
 use image_features::logged::{
     CheckedPoints, LoggedPoint, features_operation, images_operation, read_features,
@@ -12,7 +14,7 @@ use image_features::testing::{
 };
 use search::collection::PointParts;
 use search::points::PointId;
-use search::registry::{CollectionSettings, NamedCollection};
+use search::registry::{CollectionSettings, NamedCollection, Registry, RegistryOptions};
 use serde_json::{Value, json};
 
 pub(crate) const UUID: &str = "5c56c793-69f3-8fbf-87e6-c4bf54c28c26";
@@ -111,6 +113,27 @@ fn decoded(record: &Value) -> Vec<u8> {
     base64::engine::general_purpose::STANDARD.decode(record.as_str().unwrap()).unwrap()
 }
 
+/// Two changes at the same moment can enlarge a payload beyond the maximum of one request.
+#[test]
+fn an_image_moves_with_the_largest_payload_of_a_shard() {
+    let directory = tempfile::tempdir().unwrap();
+    let options = RegistryOptions {
+        payload_bytes_max: 256 << 10,
+        ..RegistryOptions::for_tests(directory.path())
+    };
+    let registry = Registry::open(options).unwrap();
+    let named = photos().create_shard(&registry, "c.0000", 3, "s").unwrap();
+    let put = json!({ "put_images": { "points": [image(&json!(UUID), 1, &json!({}))] } });
+    apply(&named, &put).unwrap();
+    let mut stored = points(&named).remove(0);
+    stored.payload.insert("text".to_owned(), json!("x".repeat(255 << 10)));
+    let moved = moved_image(stored, &photos(), 3).unwrap();
+    let operation = images_operation(&[moved.text.as_str()]);
+    apply_image_operation(&named, operation.as_bytes()).unwrap();
+    let found = payload(&named, &moved.id);
+    assert_eq!(found["text"].as_str().map(str::len), Some(255 << 10));
+}
+
 #[test]
 fn an_operation_that_no_holder_can_make_changes_nothing() {
     let directory = tempfile::tempdir().unwrap();
@@ -122,7 +145,7 @@ fn an_operation_that_no_holder_can_make_changes_nothing() {
         wrong[key] = value;
         wrong
     };
-    let long = json!({ "text": "x".repeat(64 << 10) });
+    let long = json!({ "text": "x".repeat(256 << 10) });
     let bare = record(&matching::synthetic::fingerprint(1));
     let many: Vec<Value> = (0..1001).map(|_| good(1)).collect();
     use ErrorKind::{InvalidArgument, TooLarge};
