@@ -12,7 +12,7 @@ use cudarc::driver::{CudaContext, CudaFunction, CudaModule, CudaStream, DriverEr
 use cudarc::nvrtc::Ptx;
 
 use crate::budget::RowBudget;
-use crate::nvrtc::{CompileTarget, CompilerSearch, Nvrtc};
+use crate::nvrtc::{CompileTarget, CompilerNeeds, CompilerSearch, Nvrtc};
 use crate::plan::Coding;
 
 /// Index of the device: the first device that the driver shows (`CUDA_VISIBLE_DEVICES` selects it).
@@ -112,7 +112,8 @@ impl Gpu {
                 "the GPU has compute capability {major}.{minor}; 6.1 is needed (Pascal, 2016)"
             )));
         }
-        let compiler = Nvrtc::open(&options.compiler, driver_major())?;
+        let needs = CompilerNeeds { driver_major: driver_major(), capability: Some(capability) };
+        let compiler = Nvrtc::open(&options.compiler, needs)?;
         let module = load(&context, &compiler, capability)?;
         let function = |name: &str| module.load_function(name).map_err(driver_error);
         let mut ranks = Vec::new();

@@ -22,7 +22,7 @@ mod queue;
 mod rows;
 
 pub use device::{Gpu, GpuOptions};
-pub use nvrtc::{CompileTarget, CompiledCode, CompilerSearch, Nvrtc};
+pub use nvrtc::{CompileTarget, CompiledCode, CompilerNeeds, CompilerSearch, Nvrtc};
 pub use plan::{
     Coding, DIMS_MAX, K_MAX, LaunchPlan, PIECE_BYTES, QUERIES_MAX, ROWS_MAX, key, parts,
 };

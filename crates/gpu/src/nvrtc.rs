@@ -18,6 +18,8 @@ const FOLDERS: [&str; 2] = ["/usr/local/cuda/lib64", "/opt/cuda/lib64"];
 const WHEEL_FOLDERS: [&str; 3] = ["nvidia/cu13/lib", "nvidia/cuda_nvrtc/lib", "nvidia/cu12/lib"];
 /// Maximum bytes of a log or a program that are accepted.
 const OUTPUT_BYTES_MAX: usize = 64 << 20;
+/// Maximum architectures that a library may report.
+const ARCHITECTURES_MAX: c_int = 1024;
 /// Maximum characters of the compiler's log in an error.
 const LOG_BYTES_MAX: usize = 4096;
 /// `NVRTC_SUCCESS`.
@@ -27,6 +29,7 @@ const INVALID_OPTION: c_int = 5;
 
 type Program = *mut c_void;
 type VersionQuery = unsafe extern "C" fn(*mut c_int, *mut c_int) -> c_int;
+type NumberQuery = unsafe extern "C" fn(*mut c_int) -> c_int;
 type Size = unsafe extern "C" fn(Program, *mut usize) -> c_int;
 type Text = unsafe extern "C" fn(Program, *mut c_char) -> c_int;
 type Create = unsafe extern "C" fn(
@@ -57,6 +60,16 @@ pub struct CompiledCode {
     pub bytes: Vec<u8>,
     /// Warnings of the compiler; empty without any.
     pub log: String,
+}
+
+/// Driver and device that the compiled code is for. `None` accepts each library.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct CompilerNeeds {
+    /// Latest major version of CUDA that the driver supports. The driver refuses machine code of a
+    /// library of a later one.
+    pub driver_major: Option<u32>,
+    /// Compute capability of the device, times ten. NVRTC 13 does not compile for those below 75.
+    pub capability: Option<u32>,
 }
 
 /// Search path of the library.
@@ -120,17 +133,16 @@ pub struct Nvrtc {
 }
 
 impl Nvrtc {
-    /// Finds and opens the library for a driver that supports CUDA of version `driver_major`. A
-    /// library of a later major version is the last choice, because this driver refuses its machine
-    /// code. `None` accepts the first library.
+    /// Finds and opens the first library that has no shortcoming for this driver and device,
+    /// otherwise the one with the smallest shortcoming.
     ///
     /// # Errors
     /// `NotFound`, naming the package to install; `FailedPrecondition` if a file is there and does
     /// not load.
-    pub fn open(search: &CompilerSearch, driver_major: Option<u32>) -> Result<Nvrtc> {
+    pub fn open(search: &CompilerSearch, needs: CompilerNeeds) -> Result<Nvrtc> {
         let candidates = search.candidates();
         let mut unfit = None;
-        let mut later = None;
+        let mut best: Option<(u32, Nvrtc)> = None;
         for candidate in &candidates {
             // SAFETY: NVRTC's initialisers set up its own state only; candidates are NVRTC by name.
             match unsafe { Library::new(candidate) } {
@@ -139,11 +151,12 @@ impl Nvrtc {
                         library: ManuallyDrop::new(library),
                         found: candidate.to_string_lossy().into_owned(),
                     };
-                    match (opened.major(), driver_major) {
-                        (Some(major), Some(driver)) if major > driver => {
-                            later = later.or(Some(opened));
-                        }
-                        _ => return Ok(opened),
+                    let shortcoming = opened.shortcoming(needs);
+                    if shortcoming == 0 {
+                        return Ok(opened);
+                    }
+                    if best.as_ref().is_none_or(|(least, _)| shortcoming < *least) {
+                        best = Some((shortcoming, opened));
                     }
                 }
                 // The loader has the same error for a file that is missing.
@@ -153,7 +166,7 @@ impl Nvrtc {
                 Err(_) => {}
             }
         }
-        if let Some(opened) = later {
+        if let Some((_, opened)) = best {
             return Ok(opened);
         }
         Err(unfit.unwrap_or_else(|| {
@@ -163,6 +176,42 @@ impl Nvrtc {
                 candidates.len()
             ))
         }))
+    }
+
+    /// Returns 0 if the library fits, 1 if the driver may refuse its code, and more if it does not
+    /// compile for the device.
+    fn shortcoming(&self, needs: CompilerNeeds) -> u32 {
+        let is_later = self.major().zip(needs.driver_major).is_some_and(|(own, max)| own > max);
+        let is_old_device = needs
+            .capability
+            .zip(self.first_architecture())
+            .is_some_and(|(capability, first)| capability < first);
+        u32::from(is_later) + 2 * u32::from(is_old_device)
+    }
+
+    /// Returns the lowest compute capability that the library compiles for, times ten. `None` if it
+    /// does not tell, as before CUDA 11.2.
+    fn first_architecture(&self) -> Option<u32> {
+        let mut count = 0;
+        // SAFETY: both signatures are those in NVRTC's documentation.
+        let (count_query, list_query) = unsafe {
+            (
+                self.function::<NumberQuery>(c"nvrtcGetNumSupportedArchs").ok()?,
+                self.function::<NumberQuery>(c"nvrtcGetSupportedArchs").ok()?,
+            )
+        };
+        // SAFETY: the number goes to a number.
+        let code = unsafe { count_query(&mut count) };
+        if code != SUCCESS || !(1..=ARCHITECTURES_MAX).contains(&count) {
+            return None;
+        }
+        let mut architectures = vec![0; usize::try_from(count).ok()?];
+        // SAFETY: the list has the number of elements that NVRTC reported.
+        let code = unsafe { list_query(architectures.as_mut_ptr()) };
+        if code != SUCCESS {
+            return None;
+        }
+        architectures.into_iter().min().and_then(|first: c_int| u32::try_from(first).ok())
     }
 
     /// Returns the major version of CUDA that the library belongs to, if it tells.
@@ -237,7 +286,8 @@ impl Nvrtc {
         let code = unsafe { compile(program, pointers.len() as c_int, pointers.as_ptr()) };
         if code == INVALID_OPTION {
             return Err(Error::unimplemented(format!(
-                "{} does not compile for {architecture}",
+                "{} does not compile for {architecture}; install another major version of it (NVRTC 12 for GPUs \
+                 before Turing)",
                 self.found
             )));
         }

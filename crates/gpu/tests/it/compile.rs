@@ -3,13 +3,13 @@
 use std::path::Path;
 use std::process::Command;
 
-use gpu::{CompileTarget, CompilerSearch, Nvrtc};
+use gpu::{CompileTarget, CompilerNeeds, CompilerSearch, Nvrtc};
 
 use crate::{search, skipped};
 
 #[test]
 fn kernels_compile_without_a_warning() {
-    let compiler = match Nvrtc::open(&search(), None) {
+    let compiler = match Nvrtc::open(&search(), CompilerNeeds::default()) {
         Ok(compiler) => compiler,
         Err(error) => return skipped("kernels_compile_without_a_warning", error),
     };
@@ -43,7 +43,7 @@ fn a_compiler_that_does_not_load_is_not_a_missing_one() {
     let path = dir.path().join("libnvrtc.so.12");
     std::fs::write(&path, "not a library").unwrap();
     let search = CompilerSearch { explicit: Some(path), virtual_env: None };
-    let error = Nvrtc::open(&search, None).unwrap_err();
+    let error = Nvrtc::open(&search, CompilerNeeds::default()).unwrap_err();
     assert_eq!(error.kind(), base::ErrorKind::FailedPrecondition, "{error}");
     assert!(error.message().contains("libnvrtc.so.12 does not load ("), "{error}");
 }
@@ -52,16 +52,21 @@ fn a_compiler_that_does_not_load_is_not_a_missing_one() {
 fn a_missing_compiler_is_reported() {
     let search =
         CompilerSearch { explicit: Some("/nowhere/libnvrtc.so".into()), virtual_env: None };
-    let error = Nvrtc::open(&search, None).unwrap_err();
+    let error = Nvrtc::open(&search, CompilerNeeds::default()).unwrap_err();
     assert_eq!(error.kind(), base::ErrorKind::NotFound);
     assert!(error.message().contains("libnvrtc"), "{error}");
 }
 
-/// Builds a library that says that it is NVRTC of this version. Returns false without a compiler.
-fn build_version(directory: &Path, major: u32) -> bool {
+/// Builds a library that says that it is NVRTC of this version and compiles for devices of the
+/// compute capabilities `first` / 10 and 9.0. Returns false without a compiler.
+fn build_version(directory: &Path, major: u32, first: u32) -> bool {
     let source = directory.join(format!("version_{major}.cpp"));
     let text = format!(
-        "extern \"C\" int nvrtcVersion(int *major, int *minor) {{ *major = {major}; *minor = 0; return 0; }}"
+        "extern \"C\" {{\n\
+         int nvrtcVersion(int *major, int *minor) {{ *major = {major}; *minor = 0; return 0; }}\n\
+         int nvrtcGetNumSupportedArchs(int *count) {{ *count = 2; return 0; }}\n\
+         int nvrtcGetSupportedArchs(int *list) {{ list[0] = {first}; list[1] = 90; return 0; }}\n\
+         }}"
     );
     std::fs::write(&source, text).unwrap();
     let library = directory.join(format!("libnvrtc.so.{major}"));
@@ -73,13 +78,27 @@ fn build_version(directory: &Path, major: u32) -> bool {
 #[test]
 fn a_compiler_of_the_drivers_version_is_preferred() {
     let dir = tempfile::tempdir().unwrap();
-    if !build_version(dir.path(), 13) || !build_version(dir.path(), 12) {
+    if !build_version(dir.path(), 13, 75) || !build_version(dir.path(), 12, 50) {
         return skipped("a_compiler_of_the_drivers_version_is_preferred", "there is no g++");
     }
     let search = CompilerSearch { explicit: Some(dir.path().to_owned()), virtual_env: None };
-    for (driver, expected) in [(None, 13), (Some(13), 13), (Some(12), 12), (Some(11), 13)] {
-        let compiler = Nvrtc::open(&search, driver).unwrap();
+    for (driver_major, capability, expected) in [
+        (None, None, 13),
+        (Some(13), None, 13),
+        (Some(12), None, 12),
+        (Some(11), None, 13),
+        (Some(13), Some(90), 13),
+        (Some(12), Some(90), 12),
+        // NVRTC 13 does not compile for Pascal and Volta.
+        (Some(13), Some(61), 12),
+        (Some(13), Some(70), 12),
+        (Some(13), Some(75), 13),
+        (Some(11), Some(70), 12),
+        (None, Some(30), 13),
+    ] {
+        let needs = CompilerNeeds { driver_major, capability };
+        let compiler = Nvrtc::open(&search, needs).unwrap();
         let name = format!("libnvrtc.so.{expected}");
-        assert!(compiler.found().ends_with(&name), "{driver:?}: {}", compiler.found());
+        assert!(compiler.found().ends_with(&name), "{needs:?}: {}", compiler.found());
     }
 }
