@@ -6,7 +6,9 @@ use std::pin::Pin;
 use std::task::Poll;
 use std::time::{Duration, Instant};
 
-use super::follower::{Follower, SyncContext};
+use base::Result;
+
+use super::follower::{Follower, SyncContext, SyncOutcome};
 use super::slot::StoreSlot;
 use super::{CONFIG_POLL, MirroredStores, StoreMirror, UNUSED_POLL};
 
@@ -19,32 +21,33 @@ struct RunningCheck<'a> {
     models_dir: PathBuf,
     /// Number of the last request for a listing before the check.
     request: u64,
-    work: Pin<Box<dyn Future<Output = Follower> + 'a>>,
+    work: Pin<Box<dyn Future<Output = (Follower, Result<SyncOutcome>)> + 'a>>,
 }
 
 /// A check of a store that has ended.
-struct EndedCheck {
-    follower: Follower,
+pub(super) struct EndedCheck {
+    pub(super) follower: Follower,
     /// Number of the last request for a listing before the check.
-    request: u64,
+    pub(super) request: u64,
+    /// Result of the check. The follower has reported its error.
+    pub(super) outcome: Result<SyncOutcome>,
 }
 
 /// Checks that run. A check that is dropped is stopped; the fetched part of a version is kept.
 #[derive(Default)]
-struct RunningChecks<'a>(Vec<RunningCheck<'a>>);
+pub(super) struct RunningChecks<'a>(Vec<RunningCheck<'a>>);
 
 impl<'a> RunningChecks<'a> {
-    fn start(&mut self, mut follower: Follower, request: u64, context: &'a SyncContext) {
+    pub(super) fn start(&mut self, mut follower: Follower, request: u64, context: &'a SyncContext) {
         let models_dir = follower.source.models_dir.clone();
         let work = Box::pin(async move {
-            // The follower has reported the error.
-            let _ = follower.poll(context).await;
-            follower
+            let outcome = follower.poll(context).await;
+            (follower, outcome)
         });
         self.0.push(RunningCheck { models_dir, request, work });
     }
 
-    fn is_full(&self) -> bool {
+    pub(super) fn is_full(&self) -> bool {
         self.0.len() >= CHECKS_MAX
     }
 
@@ -57,12 +60,13 @@ impl<'a> RunningChecks<'a> {
     }
 
     /// Waits until a check ends; for ever if none runs.
-    async fn next(&mut self) -> EndedCheck {
+    pub(super) async fn next(&mut self) -> EndedCheck {
         poll_fn(|context| {
             for at in 0..self.0.len() {
-                if let Poll::Ready(follower) = self.0[at].work.as_mut().poll(context) {
+                if let Poll::Ready(ended) = self.0[at].work.as_mut().poll(context) {
+                    let (follower, outcome) = ended;
                     let request = self.0.remove(at).request;
-                    return Poll::Ready(EndedCheck { follower, request });
+                    return Poll::Ready(EndedCheck { follower, request, outcome });
                 }
             }
             Poll::Pending
@@ -100,7 +104,9 @@ impl StoreMirror {
             stores.start_due(context, &mut running, request.unwrap_or(0), now);
             let pause = stores.pause(running.is_full(), next_config);
             tokio::select! {
-                ended = running.next() => stores.end_check(context, ended),
+                ended = running.next() => {
+                    stores.end_check(context, ended.follower, ended.request);
+                }
                 () = stores.queue.wait(pause) => {}
             }
         }
@@ -151,13 +157,20 @@ impl MirroredStores {
         next.saturating_duration_since(Instant::now())
     }
 
-    fn end_check(&mut self, context: &SyncContext, ended: EndedCheck) {
-        let EndedCheck { follower, request } = ended;
+    /// Takes the follower back from a check. Returns the position of its store if the store is
+    /// still followed.
+    pub(super) fn end_check(
+        &mut self,
+        context: &SyncContext,
+        follower: Follower,
+        request: u64,
+    ) -> Option<usize> {
         let models_dir = &follower.source.models_dir;
         let slot = self.slots.iter().position(|slot| slot.source.models_dir == *models_dir);
         if let Some(at) = slot {
             self.slots[at].end_check(follower, request);
         }
         self.note_check(context);
+        slot
     }
 }

@@ -6,7 +6,8 @@ use std::time::{Duration, Instant};
 use base::{Error, ErrorKind, Result};
 use tokio::sync::watch;
 
-use super::{StoreMirror, SyncOutcome};
+use super::checks::{EndedCheck, RunningChecks};
+use super::{MirroredStores, StoreMirror, SyncContext, SyncOutcome};
 use crate::place::block_on;
 
 /// Failures after which the server continues with the copies that it has, or fails if it has no
@@ -47,70 +48,124 @@ impl StoreMirror {
         block_on(self.copy_first())
     }
 
-    /// Checks the stores in turn. A version without a manifest must stay the same for a time, and
-    /// thousands of stores would otherwise wait for this time one after another.
+    /// Checks several stores at the same time, so that a store that does not answer delays no other
+    /// one. A version without a manifest must stay the same for a time, and thousands of stores
+    /// would otherwise wait for this time one after another.
     pub(super) async fn copy_first(&mut self) -> Result<()> {
-        let is_missing = |at: &usize| !self.stores.slots[*at].is_synced();
+        let StoreMirror { context, stores } = self;
+        let context: &SyncContext = context;
+        let mut running = RunningChecks::default();
+        let is_missing = |at: &usize| !stores.slots[*at].is_synced();
         let mut missing: Vec<MissingCopy> =
-            (0..self.stores.slots.len()).filter(is_missing).map(MissingCopy::new).collect();
-        // The first of those with the same time, so that each store is checked before any again.
-        while let Some(next) = (0..missing.len()).min_by_key(|&index| missing[index].next) {
-            let mut copy = missing.remove(next);
-            tokio::time::sleep_until(copy.next.into()).await;
-            let store = self.stores.slots[copy.at].label.clone();
-            self.stores.first_copy.send_replace(FirstCopy::Running(store));
-            match self.first_copy_of(&mut copy).await {
-                Ok(true) => {}
-                Ok(false) => missing.push(copy),
+            (0..stores.slots.len()).filter(is_missing).map(MissingCopy::new).collect();
+        loop {
+            stores.start_first_copies(context, &mut running, &mut missing);
+            let Some(shown) = missing.iter().find(|copy| copy.is_running).or(missing.first())
+            else {
+                break;
+            };
+            let store = stores.slots[shown.at].label.clone();
+            stores.first_copy.send_replace(FirstCopy::Running(store));
+            let due = missing.iter().filter(|copy| !copy.is_running).map(|copy| copy.next);
+            let due = due.min().filter(|_| !running.is_full());
+            let ended = tokio::select! {
+                ended = running.next() => ended,
+                () = wait_until(due) => continue,
+            };
+            let EndedCheck { follower, request, outcome } = ended;
+            let at = stores.end_check(context, follower, request);
+            let Some(index) = missing.iter().position(|copy| Some(copy.at) == at) else {
+                continue;
+            };
+            match missing[index].end_check(outcome, context.config.poll) {
+                Ok(true) => {
+                    missing.remove(index);
+                }
+                Ok(false) => {}
                 Err(error) => {
-                    self.stores.first_copy.send_replace(FirstCopy::Failed(error.clone()));
+                    stores.first_copy.send_replace(FirstCopy::Failed(error.clone()));
                     return Err(error);
                 }
             }
         }
-        self.stores.first_copy.send_replace(FirstCopy::Done);
-        self.stores.report(&self.context);
+        stores.first_copy.send_replace(FirstCopy::Done);
+        stores.report(context);
         Ok(())
     }
+}
 
-    /// Checks a store once. Returns true if it is copied, or if the rest is copied while the others
-    /// serve. Otherwise sets the time of the next check.
-    async fn first_copy_of(&mut self, copy: &mut MissingCopy) -> Result<bool> {
-        let until = *copy.until.get_or_insert_with(|| {
-            let store = &*self.stores.slots[copy.at].label;
-            tracing::info!(store, "copying its models for the first time");
-            Instant::now() + self.context.config.settle + SETTLE_SLACK
-        });
-        let failed = match self.sync(copy.at).await {
-            Ok(SyncOutcome { pending: false, .. }) => return Ok(true),
-            Ok(SyncOutcome { failed, .. }) => failed,
-            Err(error) => {
-                if error.kind() != ErrorKind::Unavailable || copy.failures + 1 == FAILURES_MAX {
-                    return Err(error);
-                }
-                true
+impl MirroredStores {
+    /// Starts checks of the stores that are due, the longest due first.
+    fn start_first_copies<'a>(
+        &mut self,
+        context: &'a SyncContext,
+        running: &mut RunningChecks<'a>,
+        missing: &mut [MissingCopy],
+    ) {
+        let now = Instant::now();
+        while !running.is_full() {
+            let due = missing.iter_mut().filter(|copy| !copy.is_running && copy.next <= now);
+            let Some(copy) = due.min_by_key(|copy| copy.next) else { return };
+            let slot = &mut self.slots[copy.at];
+            if copy.until.is_none() {
+                tracing::info!(store = &*slot.label, "copying its models for the first time");
+                copy.until = Some(now + context.config.settle + SETTLE_SLACK);
             }
-        };
-        copy.failures += u32::from(failed);
-        copy.next = Instant::now() + pause_after(failed, self.context.config.poll);
-        Ok(copy.failures == FAILURES_MAX || (!failed && Instant::now() > until))
+            copy.is_running = true;
+            if let Some(follower) = slot.begin_check(now) {
+                running.start(follower, 0, context);
+            }
+        }
+    }
+}
+
+/// Waits until `due`, for ever if it is `None`.
+async fn wait_until(due: Option<Instant>) {
+    match due {
+        Some(due) => tokio::time::sleep_until(due.into()).await,
+        None => std::future::pending().await,
     }
 }
 
 /// A store that has not been copied.
 struct MissingCopy {
-    /// Position of its follower.
+    /// Position of its slot.
     at: usize,
     failures: u32,
     /// Time after which the rest is copied while the others serve; `None` before the first check.
     until: Option<Instant>,
     /// Time of the next check.
     next: Instant,
+    is_running: bool,
 }
 
 impl MissingCopy {
     fn new(at: usize) -> MissingCopy {
-        MissingCopy { at, failures: 0, until: None, next: Instant::now() }
+        MissingCopy { at, failures: 0, until: None, next: Instant::now(), is_running: false }
+    }
+
+    /// Takes the outcome of a check. Returns true if the store is copied, or if the rest is copied
+    /// while the others serve. Otherwise sets the time of the next check.
+    ///
+    /// # Errors
+    /// The error of the check if no further one is made.
+    fn end_check(&mut self, outcome: Result<SyncOutcome>, poll: Duration) -> Result<bool> {
+        self.is_running = false;
+        let failed = match outcome {
+            Ok(SyncOutcome { pending: false, .. }) => return Ok(true),
+            Ok(SyncOutcome { failed, .. }) => failed,
+            Err(error) => {
+                if error.kind() != ErrorKind::Unavailable || self.failures + 1 == FAILURES_MAX {
+                    return Err(error);
+                }
+                true
+            }
+        };
+        self.failures += u32::from(failed);
+        let now = Instant::now();
+        self.next = now + pause_after(failed, poll);
+        let is_late = self.until.is_some_and(|until| now > until);
+        Ok(self.failures == FAILURES_MAX || (!failed && is_late))
     }
 }
 
