@@ -473,6 +473,13 @@ def test_releases_whose_services_kubernetes_refuses():
         assert (result.returncode == 0) == accepted and ("begins with a digit" in result.stderr) != accepted, result.stderr
 
 
+def test_values_that_the_templates_need_are_named():
+    for value, name in (("args", "args"), ("settings", "settings"), ("tls", "tls"), ("ingress.http.paths", "paths")):
+        result = helm("template", "release", str(CHART), "--kube-version", VERSION, "--set", f"{value}=null")
+        assert result.returncode != 0, value
+        assert "values don't meet the specifications" in result.stderr and name in result.stderr, result.stderr
+
+
 def test_values_of_a_cluster_need_a_cluster():
     for values in ("cluster.store=s3://images/cluster", "cluster.etcd[0]=http://etcd:2379"):
         assert "have no effect without cluster.enabled" in refused(values)
