@@ -23,6 +23,8 @@ const RATE_MIN: u32 = 1_000;
 const RATE_MAX: u32 = 384_000;
 /// Maximum windows of one run.
 const BATCH_MAX: usize = 4096;
+/// Windows of a batch by default.
+const BATCH_DEFAULT: usize = 32;
 /// Maximum values (of four bytes) of one run, and of one piece whose windows wait.
 const VALUES_MAX: usize = 1 << 26;
 /// Maximum elements of a constant or of a state.
@@ -305,10 +307,17 @@ fn resolve(name: &str, file: RecogniserFile) -> Result<Recogniser> {
     check_range("window", file.window, 1, VALUES_MAX)?;
     check_range("hop", hop, 1, file.window)?;
     check_range("context", file.context, 0, VALUES_MAX)?;
-    check_range("batch", file.batch, 1, BATCH_MAX)?;
+    let batch = file.batch.unwrap_or(BATCH_DEFAULT);
+    check_range("batch", batch, 1, BATCH_MAX)?;
     let spec = WindowSpec { window: file.window, hop, context: file.context };
     let axes = file::axes(file.axes.as_deref().unwrap_or(if raw { "nt" } else { "ntf" }), width)?;
-    let batch = if axes.contains(&InputAxis::Windows) { file.batch } else { 1 };
+    let has_windows = axes.contains(&InputAxis::Windows);
+    if !has_windows && file.batch.is_some_and(|batch| batch > 1) {
+        return Err(Error::invalid(
+            "batch has no effect without n (windows) in axes: remove batch, or add n to axes",
+        ));
+    }
+    let batch = if has_windows { batch } else { 1 };
     let hop_seconds = hop as f64 * row_samples / f64::from(rate);
     let recogniser = Recogniser {
         name: name.to_owned(),

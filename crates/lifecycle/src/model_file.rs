@@ -180,6 +180,11 @@ impl ModelFile {
         if warmup.threads.is_some_and(|threads| !(1..=WARMUP_THREADS_MAX).contains(&threads)) {
             return Err(format!("warmup.threads must be 1 to {WARMUP_THREADS_MAX}"));
         }
+        if warmup.iterations == Some(0) {
+            return Err(
+                "warmup.iterations must be at least 1; enabled = false runs no warm-up".into()
+            );
+        }
         let batches = warmup.batch_sizes.as_deref().unwrap_or_default();
         if batches.iter().any(|size| !(1..=BATCH_SIZE_MAX).contains(size)) {
             return Err(format!("warmup.batch-sizes must be 1 to {BATCH_SIZE_MAX}"));
@@ -466,6 +471,12 @@ mod tests {
         assert!(!file.apply(&base).unwrap().session.isolate);
         let file = ModelFile::parse("isolate = true").unwrap();
         assert!(file.apply(&base).unwrap().session.isolate);
+    }
+
+    #[test]
+    fn a_warm_up_has_at_least_one_iteration() {
+        let error = ModelFile::parse("[warmup]\niterations = 0").unwrap_err();
+        assert!(error.contains("warmup.iterations must be at least 1"), "{error}");
     }
 
     /// `docs/model.toml` with every line switched on.

@@ -31,8 +31,7 @@ pub(super) struct RecogniserFile {
     #[serde(default)]
     pub(super) context: usize,
     pub(super) axes: Option<String>,
-    #[serde(default = "batch")]
-    pub(super) batch: usize,
+    pub(super) batch: Option<usize>,
     #[serde(default)]
     pub(super) sequence: bool,
     #[serde(default)]
@@ -69,10 +68,6 @@ impl RecogniserFile {
 
 fn mix() -> Value {
     Value::from("mix")
-}
-
-fn batch() -> usize {
-    32
 }
 
 fn raw() -> FeatureFile {

@@ -111,6 +111,7 @@ fn each_fault_is_named() {
         ("axes = \"nt\"", "axes = \"n\"", "axes"),
         ("axes = \"nt\"", "axes = \"nx\"", "axes"),
         ("batch = 32", "batch = 0", "batch"),
+        ("axes = \"nt\"", "axes = \"t\"", "batch has no effect without n"),
         ("constants = { sr = 16000 }", "constants = { sr = \"x\" }", "constants.sr"),
         ("constants = { sr = 16000 }", "constants = { sr = { valu = 1 } }", "constants.sr"),
         ("shape = [2, 1, 128]", "shape = [4294967296, 4294967296]", "elements"),

@@ -9,6 +9,7 @@ use std::path::Path;
 
 use ::import::tfs::Flags;
 use clap::Args;
+use command_line::environment;
 use command_line::exit::{CommandError, CommandResult, print};
 
 use crate::serve;
@@ -83,6 +84,9 @@ pub(crate) fn run(args: &TfsArgs) -> CommandResult {
     let TfsSetup { config, watch, log, warnings } = config::resolve(&flags)?;
     let filter = serve::log::start(&log)?;
     warnings.iter().for_each(|warning| tracing::warn!("{warning}"));
+    if environment::CONFIG.path().is_some() {
+        tracing::warn!("MILLPOND_CONFIG has no effect on `millpond tfs`, only on `millpond serve`");
+    }
     serve::start(server::Config { log: Some(filter), ..config }, watch)
 }
 

@@ -25,6 +25,18 @@ pub(crate) struct AudioInputArgs {
     samples: Option<usize>,
 }
 
+impl AudioInputArgs {
+    /// Returns the names of the stated flags.
+    pub(crate) fn stated(&self) -> Vec<&'static str> {
+        let flags = [
+            ("--rate", self.rate.is_some()),
+            ("--start", self.start.is_some()),
+            ("--samples", self.samples.is_some()),
+        ];
+        flags.into_iter().filter_map(|(name, is_stated)| is_stated.then_some(name)).collect()
+    }
+}
+
 /// Maximum samples of a tensor: 1 GiB of 32-bit floats.
 const SAMPLES_MAX: usize = 1 << 28;
 

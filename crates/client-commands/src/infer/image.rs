@@ -47,6 +47,22 @@ pub(crate) struct ImageArgs {
     channels: Option<ChannelOrder>,
 }
 
+impl ImageArgs {
+    /// Returns the names of the stated flags.
+    pub(crate) fn stated(&self) -> Vec<&'static str> {
+        let flags = [
+            ("--layout", self.layout.is_some()),
+            ("--size", self.size.is_some()),
+            ("--height", self.height.is_some()),
+            ("--mean", self.mean.is_some()),
+            ("--std", self.std.is_some()),
+            ("--scale", self.scale.is_some()),
+            ("--channels", self.channels.is_some()),
+        ];
+        flags.into_iter().filter_map(|(name, is_stated)| is_stated.then_some(name)).collect()
+    }
+}
+
 /// Order of the axes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum AxisOrder {

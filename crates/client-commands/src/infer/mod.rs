@@ -105,6 +105,7 @@ fn request(
         && args.values.is_empty()
         && is_whole_request(file)
     {
+        check_whole_request(args)?;
         let body = read_file(Path::new(file))?;
         serde_json::from_slice::<Value>(&body)
             .map_err(|error| CommandError::failed(format!("{file} is not JSON: {error}")))?;
@@ -139,6 +140,19 @@ fn is_whole_request(argument: &str) -> bool {
         && argument.to_ascii_lowercase().ends_with(".json")
 }
 
+/// Refuses flags of images and audio files beside a whole request.
+fn check_whole_request(args: &InferArgs) -> CommandResult {
+    let stated = [args.image.stated(), args.audio.stated()].concat();
+    if stated.is_empty() {
+        return Ok(());
+    }
+    Err(CommandError::usage(format!(
+        "{}: no effect on a whole request (.json), which is sent as it is",
+        stated.join(", ")
+    ))
+    .hint("give the image or audio file with --input, or remove these flags"))
+}
+
 /// Reads a file given on the command line.
 fn read_file(path: &Path) -> CommandResult<Vec<u8>> {
     let unreadable =
@@ -153,4 +167,28 @@ fn read_file(path: &Path) -> CommandResult<Vec<u8>> {
 fn read_labels(path: &Path) -> CommandResult<Vec<String>> {
     let bytes = read_file(path)?;
     Ok(String::from_utf8_lossy(&bytes).lines().map(str::to_owned).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Parser)]
+    struct Line {
+        #[command(flatten)]
+        infer: InferArgs,
+    }
+
+    #[test]
+    fn a_whole_request_takes_no_flags_of_files() {
+        let check = |flags: &[&str]| {
+            let words = ["infer", "m", "--input", "request.json"].iter().chain(flags).copied();
+            check_whole_request(&Line::try_parse_from(words).unwrap().infer)
+        };
+        let error = check(&["--size", "2x2", "--rate", "16000"]).unwrap_err();
+        assert!(error.message().starts_with("--size, --rate: no effect"), "{}", error.message());
+        assert!(check(&["--top", "5"]).is_ok());
+    }
 }
