@@ -1,5 +1,6 @@
 //! Joins flags, settings file and environment, and checks them against each other and the disk.
 
+mod answering;
 mod check;
 mod models;
 mod unused;

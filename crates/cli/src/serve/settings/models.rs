@@ -8,7 +8,7 @@ use command_line::exit::{CommandError, CommandResult, ExitStatus, user};
 use command_line::values::{ModelSource, check_name};
 use model_store::{StorePlace, watched_dir};
 
-use super::{ListedModel, ServeSettings};
+use super::{ListedModel, ServeSettings, answering};
 use crate::audio::recognisers::RecogniserDirArgs;
 use crate::layout;
 use crate::serve::file::{ModelOptions, is_url};
@@ -134,8 +134,14 @@ fn make(dir: &Path) -> CommandResult {
 /// Returns the directory's path without symbolic links.
 ///
 /// # Errors
-/// Returns a usage error if the directory does not exist, cannot be read or is a file.
+/// Returns a usage error if the directory does not exist, cannot be read or is a file, and another
+/// error if its file system does not answer.
 fn existing(dir: &Path) -> CommandResult<PathBuf> {
+    answering::in_time(dir, answering::WAIT_MAX, resolved)
+}
+
+/// Does the work of [`existing`] on a thread that may block.
+fn resolved(dir: &Path) -> CommandResult<PathBuf> {
     let real = std::fs::canonicalize(dir).map_err(|error| {
         let failure = |why: &dyn std::fmt::Display| {
             CommandError::usage(format!("cannot serve {}: {why}", dir.display()))
