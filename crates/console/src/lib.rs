@@ -83,7 +83,9 @@ pub struct PageSources {
     pub registry: RegistryReader,
     /// Returns true if the server is ready for requests.
     pub ready: Box<dyn Fn() -> bool + Send + Sync>,
-    /// The configuration.
+    /// Returns the settings in force.
+    pub settings: Box<dyn Fn() -> Vec<SettingsSection> + Send + Sync>,
+    /// The rest of the configuration.
     pub shown: ShownConfig,
 }
 
@@ -95,6 +97,7 @@ pub struct Page {
     history: TrafficHistory,
     journal: Arc<EventJournal>,
     machine: MachineWatch,
+    settings: Box<dyn Fn() -> Vec<SettingsSection> + Send + Sync>,
     shown: ShownConfig,
     server_watch: Mutex<ServerWatch>,
     news: channel::Sender<News>,
@@ -105,7 +108,8 @@ pub struct Page {
 impl Page {
     /// Creates the state, with an empty history.
     pub fn new(sources: PageSources) -> Page {
-        let PageSources { parts, journal, requests, access, registry, ready, shown } = sources;
+        let PageSources { parts, journal, requests, access, registry, ready, settings, shown } =
+            sources;
         let watched = ServerWatch::new(parts.metrics.clone(), registry.clone(), journal.clone());
         let directories = shown.directories.clone();
         Page {
@@ -115,6 +119,7 @@ impl Page {
             ready,
             history: TrafficHistory::new(journal.start()),
             journal,
+            settings,
             shown,
             server_watch: Mutex::new(watched),
             news: channel::Sender::new(News::Quiet),

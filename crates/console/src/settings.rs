@@ -38,8 +38,6 @@ pub struct ShownConfig {
     pub name: &'static str,
     /// Name and version of the engine; empty if it is opened on demand.
     pub engine: String,
-    /// The settings in force.
-    pub sections: Vec<SettingsSection>,
     /// Directories whose disks are shown.
     pub directories: Vec<ShownDirectory>,
     /// First directory of models, for the command that publishes one.

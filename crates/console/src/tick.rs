@@ -145,7 +145,7 @@ fn server(page: &Page) -> ServerInfo {
         spark_seconds: SPARK_SECONDS,
         batch_sizes: batch_size_names(),
         root: page.shown.root.clone(),
-        settings: page.shown.sections.clone(),
+        settings: (page.settings)(),
         pages: files::paths(),
         calls: (page.shown.calls)(),
     }

@@ -24,7 +24,7 @@ use crate::log_filter::LogFilter;
 use crate::models::ModelsState;
 use crate::readiness::{Readiness, ReadinessWatchers};
 use crate::reconfigure::ModelConfigurator;
-use crate::shown_config::shown_config;
+use crate::shown_config::{sections, shown_config, with_models};
 use crate::stores::StoreLinks;
 use crate::trace_settings::TraceSettings;
 
@@ -116,20 +116,21 @@ fn readiness(config: &Config, core: &Core, copies: FirstCopies) -> Arc<Readiness
 
 fn page(
     core: &Core,
-    readiness: &Arc<Readiness>,
-    requests: &Arc<RequestResources>,
-    access: &Arc<AccessPolicy>,
+    models: &ModelsState,
     collections: &Arc<Collections>,
     config: &Config,
 ) -> Arc<Page> {
-    let readiness = readiness.clone();
+    let readiness = models.readiness.clone();
+    let configurator = models.configurator.clone();
+    let started = sections(config);
     Arc::new(Page::new(PageSources {
         parts: core.observed(),
         journal: core.journal.clone(),
-        requests: requests.clone(),
-        access: access.clone(),
+        requests: models.requests.clone(),
+        access: models.access.clone(),
         registry: collections.reader(),
         ready: Box::new(move || readiness.check().is_ok()),
+        settings: Box::new(move || with_models(&started, &configurator.current())),
         shown: shown_config(config, core.engine_version.clone()),
     }))
 }
@@ -231,7 +232,7 @@ impl Server {
             endpoint_load(&audio, &images),
         ));
         Server {
-            page: page(&core, &readiness, &requests, &access, &collections, config),
+            page: page(&core, &models, &collections, config),
             core,
             requests,
             access,

@@ -5,7 +5,7 @@ use std::sync::LazyLock;
 use std::time::Duration;
 
 use console::{OfferedCalls, Setting, SettingsSection, ShownConfig, ShownDirectory};
-use lifecycle::ModelRoot;
+use lifecycle::{ConfigSet, ModelRoot};
 use model_store::without_secrets;
 
 use crate::config::Config;
@@ -26,7 +26,6 @@ pub(crate) fn shown_config(config: &Config, engine: String) -> ShownConfig {
     ShownConfig {
         name: crate::NAME,
         engine,
-        sections: sections(config),
         directories,
         root,
         gpu: config.search.gpu.is_some(),
@@ -40,6 +39,10 @@ static CALLS: LazyLock<OfferedCalls> = LazyLock::new(|| {
     OfferedCalls { rollout: offered("/v2/models/{model}/rollout"), slow: offered("/v2/slow") }
 });
 
+/// Key of the directories of models.
+const ROOTS: &str = "roots";
+/// Key of the number of models by name.
+const MODELS: &str = "models by name";
 /// Maximum directories whose disks are shown.
 const DIRECTORIES_MAX: usize = 8;
 
@@ -47,7 +50,21 @@ fn absolute(path: &Path) -> std::path::PathBuf {
     std::path::absolute(path).unwrap_or_else(|_| path.to_owned())
 }
 
-fn sections(config: &Config) -> Vec<SettingsSection> {
+/// Returns `sections` with the models of `set`, which replace those of the start.
+pub(crate) fn with_models(sections: &[SettingsSection], set: &ConfigSet) -> Vec<SettingsSection> {
+    let mut sections = sections.to_vec();
+    for setting in sections.iter_mut().flat_map(|section| &mut section.settings) {
+        match setting.key {
+            ROOTS => setting.value = shown_roots(&set.roots),
+            MODELS => setting.value = set.models.len().to_string(),
+            _ => {}
+        }
+    }
+    sections
+}
+
+/// Returns the settings at the start.
+pub(crate) fn sections(config: &Config) -> Vec<SettingsSection> {
     vec![
         SettingsSection { name: "server", settings: server(config) },
         SettingsSection { name: "inference", settings: inference(config) },
@@ -104,11 +121,10 @@ fn memory(config: &Config) -> Vec<Setting> {
 
 fn lifecycle(config: &Config) -> Vec<Setting> {
     let models = &config.models;
-    let roots: Vec<String> = models.roots.iter().map(shown_root).collect();
     let concurrency = models.updates.turns.as_ref().map(|turns| turns.concurrency);
     vec![
-        of("roots", if roots.is_empty() { "none".to_owned() } else { roots.join(", ") }),
-        of("models by name", models.models.len()),
+        of(ROOTS, shown_roots(&models.roots)),
+        of(MODELS, models.models.len()),
         of("poll", time(models.poll)),
         of("load-threads", models.load_threads),
         of("unload-threads", models.unload_threads),
@@ -120,6 +136,11 @@ fn lifecycle(config: &Config) -> Vec<Setting> {
         of("update-window", time(models.updates.window)),
         of("update-concurrency", or(concurrency, "none")),
     ]
+}
+
+fn shown_roots(roots: &[ModelRoot]) -> String {
+    let roots: Vec<String> = roots.iter().map(shown_root).collect();
+    if roots.is_empty() { "none".to_owned() } else { roots.join(", ") }
 }
 
 /// Returns the directory of a root, or the URL of its store without password and query.
@@ -188,7 +209,22 @@ fn bytes(bytes: u64) -> String {
 
 #[cfg(test)]
 mod tests {
+    use lifecycle::ModelConfig;
+
     use super::*;
+
+    #[test]
+    fn models_of_a_reload_are_shown() {
+        let settings = vec![of(ROOTS, "/old"), of(MODELS, 0), of("poll", "1 s")];
+        let sections = [SettingsSection { name: "lifecycle", settings }];
+        let set = ConfigSet {
+            models: vec![ModelConfig::new("m", "/m")],
+            roots: vec![ModelRoot::new("/a"), ModelRoot::new("/b")],
+        };
+        let shown = with_models(&sections, &set);
+        let wanted = vec![of(ROOTS, "/a, /b"), of(MODELS, 1), of("poll", "1 s")];
+        assert_eq!(shown, [SettingsSection { name: "lifecycle", settings: wanted }]);
+    }
 
     #[test]
     fn roots_are_shown_without_secrets() {
