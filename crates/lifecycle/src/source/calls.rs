@@ -32,7 +32,7 @@ impl CallProgress {
         self.0.fetch_add(1, Ordering::Relaxed);
     }
 
-    fn steps(&self) -> u64 {
+    pub(super) fn steps(&self) -> u64 {
         self.0.load(Ordering::Relaxed)
     }
 }

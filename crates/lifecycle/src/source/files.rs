@@ -6,6 +6,8 @@ use std::path::{Path, PathBuf};
 
 use base::{Error, Result};
 
+use super::calls::CallProgress;
+
 /// Most directory levels inside a version directory.
 const DEPTH_MAX: usize = 4;
 /// Maximum files of a version directory. PyTorch exports a large model with one file per tensor.
@@ -31,13 +33,14 @@ pub(crate) struct ScannedFile {
     inode: u64,
 }
 
-/// Lists all files below `dir`, in order of path. `None` if one vanished after it was listed.
+/// Lists all files below `dir`, in order of path. `None` if one vanished after it was listed. Each
+/// entry is a step of `progress`: a network file system may need seconds for a thousand files.
 ///
 /// # Errors
 /// If a file or directory cannot be read, or there are too many.
-pub(crate) fn list(dir: &Path) -> Result<Option<Vec<ScannedFile>>> {
+pub(super) fn list(dir: &Path, progress: &CallProgress) -> Result<Option<Vec<ScannedFile>>> {
     let mut files = Vec::new();
-    if !walk(dir, Path::new(""), 0, &mut files)? {
+    if !walk(dir, Path::new(""), 0, &mut files, progress)? {
         return Ok(None);
     }
     files.sort();
@@ -45,7 +48,13 @@ pub(crate) fn list(dir: &Path) -> Result<Option<Vec<ScannedFile>>> {
 }
 
 /// Adds the files of `dir/below`. Returns false if an entry vanished.
-fn walk(dir: &Path, below: &Path, depth: usize, files: &mut Vec<ScannedFile>) -> Result<bool> {
+fn walk(
+    dir: &Path,
+    below: &Path,
+    depth: usize,
+    files: &mut Vec<ScannedFile>,
+    progress: &CallProgress,
+) -> Result<bool> {
     let here = dir.join(below);
     let entries = match std::fs::read_dir(&here) {
         Err(error) if error.kind() == ErrorKind::NotFound && depth > 0 => return Ok(false),
@@ -53,6 +62,7 @@ fn walk(dir: &Path, below: &Path, depth: usize, files: &mut Vec<ScannedFile>) ->
     };
     for entry in entries {
         let entry = entry.map_err(|e| Error::io(&here, &e))?;
+        progress.step();
         let path = below.join(entry.file_name());
         let full = dir.join(&path);
         let meta = match std::fs::metadata(&full) {
@@ -68,7 +78,7 @@ fn walk(dir: &Path, below: &Path, depth: usize, files: &mut Vec<ScannedFile>) ->
                     full.display()
                 )));
             }
-            if !walk(dir, &path, depth + 1, files)? {
+            if !walk(dir, &path, depth + 1, files, progress)? {
                 return Ok(false);
             }
         } else {
@@ -111,4 +121,21 @@ pub(crate) fn fingerprint(files: &[ScannedFile], chosen: impl Fn(&Path) -> bool)
     let mut short = [0; 16];
     short.copy_from_slice(&hasher.finalize().as_bytes()[..16]);
     Fingerprint(short)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_entry_is_a_step() {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::create_dir(dir.path().join("variables")).unwrap();
+        for name in ["saved_model.pb", "variables/a", "variables/b"] {
+            std::fs::write(dir.path().join(name), name).unwrap();
+        }
+        let progress = CallProgress::default();
+        assert_eq!(list(dir.path(), &progress).unwrap().unwrap().len(), 3);
+        assert_eq!(progress.steps(), 4);
+    }
 }

@@ -10,7 +10,7 @@ use base::Result;
 use os::{FileStamp, RegularFile};
 
 use super::calls::CallProgress;
-use super::version::{self, VersionMemory};
+use super::version::{self, ScanContext, VersionMemory};
 use super::{
     Contents, ForeignKind, Listing, REPLACEMENT_TIME_MAX, Settings, ignore_lowest, list, steady,
 };
@@ -128,10 +128,11 @@ impl ModelReader {
         let settings = self.settings_of(&base.base_path, settings, now);
         let settings_in_doubt = self.lacks_settings();
         let ignored_versions = ignore_lowest(&mut versions, &self.policy_of(base, &settings));
+        let context = ScanContext { kinds: &self.kinds, poll: self.poll, now, progress };
         let look = |(version, dir): (u64, PathBuf)| {
             progress.step();
             let memory = self.versions.entry(dir.clone()).or_default();
-            version::scan(version, dir, &self.kinds, memory, self.poll, now)
+            version::scan(version, dir, &context, memory)
         };
         let Some(versions) = versions.into_iter().map(look).collect() else {
             return Ok(None);

@@ -9,6 +9,7 @@ use engine::layout::{Artifact, MANIFEST_NAME, TENSOR_ALIGNMENT};
 use engine::{Engine, ParameterUse};
 use memory::{SHARE_MIN, SlotPool};
 
+use super::calls::CallProgress;
 use super::files::{self, Fingerprint, ScannedFile};
 
 /// Scans that must agree before a directory without a manifest counts as complete.
@@ -118,16 +119,23 @@ struct Seen {
     answer: Option<(Fingerprint, VersionContents)>,
 }
 
+/// Values that the scans of all versions of a model share.
+pub(super) struct ScanContext<'a> {
+    pub(super) kinds: &'a [ForeignKind],
+    pub(super) poll: Duration,
+    pub(super) now: Instant,
+    pub(super) progress: &'a CallProgress,
+}
+
 /// Scans `dir`, the directory of `version`. `None` if it was just removed.
-pub(crate) fn scan(
+pub(super) fn scan(
     version: u64,
     dir: PathBuf,
-    kinds: &[ForeignKind],
+    context: &ScanContext<'_>,
     memory: &mut VersionMemory,
-    poll: Duration,
-    now: Instant,
 ) -> Option<VersionScan> {
-    let files = match super::steady(&dir, || files::list(&dir)) {
+    let ScanContext { kinds, poll, now, progress } = *context;
+    let files = match super::steady(&dir, || files::list(&dir, progress)) {
         Ok(files) => files,
         Err(_) if super::is_missing(&dir) => return None,
         Err(error) => {
