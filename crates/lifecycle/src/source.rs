@@ -192,7 +192,7 @@ impl Scanner {
         let now = SystemTime::now();
         self.scan_times.retain(|root, _| self.known.contains_key(root));
         for root in self.known.keys() {
-            if !self.unreadable.contains(root) && !self.calls.is_silent(root) {
+            if !self.unreadable.contains(root) && !self.calls.is_skipped(root) {
                 self.scan_times.insert(root.clone(), now);
             }
         }
@@ -342,7 +342,7 @@ impl Scanner {
         now: Instant,
     ) -> Vec<(Arc<str>, Result<Contents>)> {
         let keys: Vec<ModelKey> = models.iter().map(|model| key_of(model)).collect();
-        if !self.calls.is_silent(directory) {
+        if !self.calls.is_skipped(directory) {
             let mut readers = HashMap::new();
             for (_, base_path) in &keys {
                 // Several models can have the same directory.
@@ -410,7 +410,8 @@ fn directory_of(model: &ModelConfig) -> &Path {
     model.base_path.ancestors().nth(levels).unwrap_or(&model.base_path)
 }
 
-/// Returns the error of a directory whose file system does not answer.
+/// Returns the error of a directory whose file system does not answer, or that is not read because
+/// those of too many others do not.
 fn silent(dir: &Path) -> Error {
     Error::unavailable(format!(
         "{}: its file system does not answer; it is read as soon as it answers",

@@ -17,8 +17,9 @@ const FIRST_WAIT_MAX: Duration = Duration::from_secs(30);
 /// Shortest wait for a call: into a directory that did not answer the last time, or in a scan that
 /// has waited for others.
 const WAIT_MIN: Duration = Duration::from_millis(500);
-/// Most directories that do not answer and have a thread each. Scans wait for the next one.
-const SILENT_MAX: usize = 32;
+/// Most directories that do not answer and have a thread each. With so many, no directory is read
+/// until one of them answers.
+const SILENT_MAX: usize = 128;
 
 /// A call that counts its steps.
 type Call<T> = Box<dyn FnOnce(&CallProgress) -> T + Send>;
@@ -62,11 +63,8 @@ impl<T: Send + 'static> CallThread<T> {
         Some(CallThread { calls, results, progress })
     }
 
-    /// Waits for the result of the call, for at most `limit` without a step, or without a limit.
-    fn wait(&self, limit: Option<Duration>) -> Result<T, RecvTimeoutError> {
-        let Some(limit) = limit else {
-            return self.results.recv().map_err(|_| RecvTimeoutError::Disconnected);
-        };
+    /// Waits for the result of the call, for at most `limit` without a step.
+    fn wait(&self, limit: Duration) -> Result<T, RecvTimeoutError> {
         loop {
             let before = self.progress.steps();
             match self.results.recv_timeout(limit) {
@@ -126,9 +124,10 @@ impl<T: Send + 'static> DirectoryCalls<T> {
         self.answers.retain(|dir, _| is_used(dir));
     }
 
-    /// Returns true if a call into the directory has not ended.
-    pub(super) fn is_silent(&self, dir: &Path) -> bool {
-        self.silent.contains_key(dir)
+    /// Returns true if no call into the directory is made: an earlier one has not ended, or
+    /// [`SILENT_MAX`] directories do not answer.
+    pub(super) fn is_skipped(&self, dir: &Path) -> bool {
+        self.silent.contains_key(dir) || self.silent.len() >= SILENT_MAX
     }
 
     pub(super) fn any_silent(&self) -> bool {
@@ -137,13 +136,13 @@ impl<T: Send + 'static> DirectoryCalls<T> {
 
     /// Calls `call`, which reads the directory `dir` only. Returns `None` if the call does not end
     /// in time; [`DirectoryCalls::begin_scan`] returns its result later. Returns `None` at once,
-    /// without a call, while an earlier one into `dir` has not ended.
+    /// without a call, if [`DirectoryCalls::is_skipped`] returns true.
     pub(super) fn call(
         &mut self,
         dir: &Path,
         call: impl FnOnce(&CallProgress) -> T + Send + 'static,
     ) -> Option<T> {
-        if self.is_silent(dir) {
+        if self.is_skipped(dir) {
             return None;
         }
         let wait = self.wait_for(dir);
@@ -155,7 +154,7 @@ impl<T: Send + 'static> DirectoryCalls<T> {
         };
         // Fails only if the thread has ended, as the wait shows.
         let _ = thread.calls.send(Box::new(call));
-        match thread.wait((self.silent.len() < SILENT_MAX).then_some(wait)) {
+        match thread.wait(wait) {
             Ok(result) => {
                 self.thread = Some(thread);
                 self.note(dir, true);
