@@ -4,6 +4,7 @@ use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant, SystemTime};
 
 use base::units::format_bytes;
@@ -96,6 +97,8 @@ pub(crate) struct Follower {
     missed_files: BTreeMap<String, BTreeSet<String>>,
     /// Error of the last listing.
     last_error: Option<String>,
+    /// True once the check that runs, or the last one, has listed the store.
+    pub(super) has_listed: Arc<AtomicBool>,
     /// Contents of the cached versions, during a check of the store.
     pub(super) contents: RefCell<CachedContents>,
     _lock: File,
@@ -129,6 +132,7 @@ impl Follower {
             missed: BTreeSet::new(),
             missed_files: BTreeMap::new(),
             last_error: None,
+            has_listed: Arc::default(),
             contents: RefCell::default(),
         })
     }
@@ -218,6 +222,7 @@ impl Follower {
     /// Does the work of [`Follower::poll`].
     async fn list_and_copy(&mut self, context: &SyncContext) -> Result<SyncOutcome> {
         let objects = self.place.list_existing().await?;
+        self.has_listed.store(true, Ordering::Relaxed);
         let labels = StoreLabels { store: self.label() };
         context.metrics.lists.get_or_create(&labels).inc();
         let now = base::unix_time(SystemTime::now());

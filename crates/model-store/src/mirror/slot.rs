@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use super::StoreSource;
@@ -22,6 +23,8 @@ pub(super) struct StoreSlot {
     pub(super) follower: Option<Follower>,
     /// Start of the check that runs.
     check_start: Option<Instant>,
+    /// True once that check has listed the store.
+    has_listed: Arc<AtomicBool>,
     /// State after the last check.
     pub(super) state: StoreState,
     /// Number of the last request for a listing that a check has answered.
@@ -45,6 +48,7 @@ impl StoreSlot {
         let mut slot = StoreSlot {
             source: follower.source.clone(),
             label: follower.label(),
+            has_listed: follower.has_listed.clone(),
             follower: Some(follower),
             check_start: None,
             state: StoreState::default(),
@@ -71,6 +75,7 @@ impl StoreSlot {
     pub(super) fn begin_check(&mut self, now: Instant) -> Option<Follower> {
         let follower = self.follower.take()?;
         self.check_start = Some(now);
+        self.has_listed.store(false, Ordering::Relaxed);
         Some(follower)
     }
 
@@ -78,7 +83,9 @@ impl StoreSlot {
     /// A check of another store may take long because it copies.
     pub(super) fn is_silent(&self, now: Instant) -> bool {
         let is_long = |start| now.saturating_duration_since(start) >= SILENT_AFTER;
-        self.state.unlisted.is_some() && self.check_start.is_some_and(is_long)
+        self.state.unlisted.is_some()
+            && !self.has_listed.load(Ordering::Relaxed)
+            && self.check_start.is_some_and(is_long)
     }
 
     /// Takes the follower back from a check, which began after the request number `request`.
@@ -122,6 +129,8 @@ mod tests {
         assert!(!slot.is_silent(late), "its check may copy a large version");
         slot.state.unlisted = Some("no answer".to_owned());
         assert!(!slot.is_silent(start) && slot.is_silent(late));
+        follower.has_listed.store(true, Ordering::Relaxed);
+        assert!(!slot.is_silent(late), "it answers again, and its changes are copied");
         slot.end_check(follower, 1);
         assert!(!slot.is_silent(late), "it was listed");
     }
