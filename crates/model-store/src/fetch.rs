@@ -6,7 +6,7 @@
 //! Every tensor and the graph are hashed before the version becomes visible, so a wrong journal
 //! costs time and nothing else.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::fs::File;
 use std::io::Write as _;
@@ -27,8 +27,10 @@ use crate::listing::{RemoteFile, RemoteKind, RemoteVersion};
 use crate::place::StorePlace;
 use crate::plan::{CachedContents, CachedTensor, parts, ranges_of, uncovered};
 
-/// Requests in flight.
+/// Most requests in flight of one fetch. Each has a part in memory.
 const CONCURRENT: usize = 4;
+/// Requests in flight that the fetches of all stores share. Each fetch has at least one.
+const ALL_CONCURRENT: usize = 16;
 /// Tries of one part.
 const TRIES: u32 = 4;
 /// Pause before the second try; it doubles.
@@ -50,12 +52,40 @@ pub(crate) struct FetchedBytes {
     pub(crate) reused: u64,
 }
 
+/// Number of fetches that run at the same time. They share the memory for parts.
+#[derive(Default)]
+pub(crate) struct RunningFetches(Cell<usize>);
+
+/// A fetch that runs, until this is dropped.
+struct RunningFetch<'a>(&'a RunningFetches);
+
+impl RunningFetches {
+    fn begin(&self) -> RunningFetch<'_> {
+        self.0.set(self.0.get() + 1);
+        RunningFetch(self)
+    }
+}
+
+impl RunningFetch<'_> {
+    /// Returns the most requests that this fetch may have in flight at this moment.
+    fn requests_max(&self) -> usize {
+        (ALL_CONCURRENT / self.0.0.get()).clamp(1, CONCURRENT)
+    }
+}
+
+impl Drop for RunningFetch<'_> {
+    fn drop(&mut self) {
+        self.0.0.set(self.0.0.get() - 1);
+    }
+}
+
 pub(crate) struct VersionFetch<'a> {
     pub(crate) place: &'a StorePlace,
     pub(crate) cache: &'a StoreCache,
     /// Contents of the cached versions, which all fetches of one listing share.
     pub(crate) contents: &'a RefCell<CachedContents>,
     pub(crate) pacer: &'a Pacer,
+    pub(crate) running: &'a RunningFetches,
     pub(crate) model: &'a str,
     pub(crate) version: u64,
     pub(crate) remote: &'a RemoteVersion,
@@ -328,9 +358,10 @@ impl VersionFetch<'_> {
         bytes: &mut FetchedBytes,
     ) -> Result<()> {
         let mut waiting: VecDeque<Range<u64>> = parts(left).into();
+        let fetch = self.running.begin();
         let mut running = JoinSet::new();
         loop {
-            while running.len() < CONCURRENT
+            while running.len() < fetch.requests_max()
                 && let Some(range) = waiting.pop_front()
             {
                 let turn = self.pacer.reserve(range.end - range.start);
@@ -466,4 +497,20 @@ fn create(path: &Path, bytes: u64) -> Result<DirectWriter> {
     let parent = path.parent().unwrap_or(path);
     os::private::create_dir_all(parent).map_err(|error| Error::io(parent, &error))?;
     DirectWriter::open(path, bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn many_fetches_have_few_requests_each() {
+        let fetches = RunningFetches::default();
+        let mut running: Vec<RunningFetch<'_>> = (0..4).map(|_| fetches.begin()).collect();
+        assert_eq!(running[0].requests_max(), CONCURRENT);
+        running.extend((4..40).map(|_| fetches.begin()));
+        assert_eq!(running[0].requests_max(), 1);
+        running.truncate(5);
+        assert_eq!(running[0].requests_max(), 3);
+    }
 }

@@ -31,6 +31,7 @@ use os::{Pacer, Rate};
 use parking_lot::Mutex;
 use tokio::sync::watch;
 
+use crate::fetch::RunningFetches;
 use crate::options::StoreOptions;
 use crate::place::{StorePlace, block_on, without_secrets};
 pub use first_copy::FirstCopy;
@@ -182,6 +183,7 @@ impl StoreMirror {
                 has_failed: Box::new(|_, _| false),
                 unopened: RefCell::default(),
                 usage,
+                fetches: RunningFetches::default(),
             },
             stores: MirroredStores {
                 slots,

@@ -17,7 +17,7 @@ use super::pace::next_pause;
 use super::usage::CacheUsage;
 use super::{HasFailed, InUse, MirrorConfig, StoreSource, UnopenedStores};
 use crate::cache::{StoreCache, adopt_former_copies};
-use crate::fetch::{VersionFetch, part};
+use crate::fetch::{RunningFetches, VersionFetch, part};
 use crate::listing::{RemoteKind, RemoteModel, RemoteVersion, StoreListing, fingerprint, group};
 use crate::place::StorePlace;
 use crate::plan::CachedContents;
@@ -51,6 +51,7 @@ pub(crate) struct SyncContext {
     /// Stores that could not be opened, whose copies may serve.
     pub(crate) unopened: RefCell<UnopenedStores>,
     pub(crate) usage: CacheUsage,
+    pub(crate) fetches: RunningFetches,
 }
 
 /// A version whose bytes do not match its manifest.
@@ -439,6 +440,7 @@ impl Follower {
             cache: &self.cache,
             contents: &self.contents,
             pacer: &context.pacer,
+            running: &context.fetches,
             model,
             version,
             remote,

@@ -122,6 +122,7 @@ mod tests {
     use os::{Pacer, Rate};
 
     use super::*;
+    use crate::fetch::RunningFetches;
     use crate::listing::{RemoteModel, RemoteVersion, StoreListing};
     use crate::mirror::usage::CacheUsage;
     use crate::mirror::{MirrorConfig, StoreSource};
@@ -146,6 +147,7 @@ mod tests {
             has_failed: Box::new(|_, _| false),
             unopened: RefCell::default(),
             usage: CacheUsage::default(),
+            fetches: RunningFetches::default(),
         }
     }
 
