@@ -2,7 +2,9 @@
 //! is down. Such a call cannot be stopped. Its thread is left behind until the call ends, and scans
 //! continue with another one.
 
-use std::collections::{BTreeMap, HashMap};
+#[cfg(test)]
+use std::collections::HashMap;
+use std::collections::{BTreeMap, HashSet};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -14,8 +16,7 @@ use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, TryRecvError, bounde
 const WAIT_MAX: Duration = Duration::from_secs(5);
 /// Longest wait for the first call into a directory: the mount may be made because of it.
 const FIRST_WAIT_MAX: Duration = Duration::from_secs(30);
-/// Shortest wait for a call: into a directory that did not answer the last time, or in a scan that
-/// has waited for others.
+/// Shortest wait for a call, in a scan that has waited for others.
 const WAIT_MIN: Duration = Duration::from_millis(500);
 /// Most directories that do not answer and have a thread each. With so many, no directory is read
 /// until one of them answers.
@@ -80,8 +81,8 @@ pub(super) struct DirectoryCalls<T> {
     thread: Option<CallThread<T>>,
     /// Receivers of the results of calls that have not ended, by directory.
     silent: BTreeMap<PathBuf, Receiver<T>>,
-    /// True for each directory whose last call ended in time.
-    answers: HashMap<PathBuf, bool>,
+    /// Directories that have answered once, in time or late.
+    answered: HashSet<PathBuf>,
     /// Time of this scan that was spent on calls that did not end.
     waited: Duration,
     /// Directories whose next call does not end before the sender is dropped.
@@ -94,7 +95,7 @@ impl<T> Default for DirectoryCalls<T> {
         DirectoryCalls {
             thread: None,
             silent: BTreeMap::new(),
-            answers: HashMap::new(),
+            answered: HashSet::new(),
             waited: Duration::ZERO,
             #[cfg(test)]
             closed: HashMap::new(),
@@ -107,9 +108,10 @@ impl<T: Send + 'static> DirectoryCalls<T> {
     pub(super) fn begin_scan(&mut self) -> Vec<T> {
         self.waited = Duration::ZERO;
         let mut ended = Vec::new();
-        self.silent.retain(|_, results| match results.try_recv() {
+        self.silent.retain(|dir, results| match results.try_recv() {
             Ok(result) => {
                 ended.push(result);
+                self.answered.insert(dir.clone());
                 false
             }
             Err(TryRecvError::Empty) => true,
@@ -121,7 +123,7 @@ impl<T: Send + 'static> DirectoryCalls<T> {
 
     /// Forgets the directories that `is_used` returns false for, except for running calls.
     pub(super) fn retain(&mut self, is_used: impl Fn(&Path) -> bool) {
-        self.answers.retain(|dir, _| is_used(dir));
+        self.answered.retain(|dir| is_used(dir));
     }
 
     /// Returns true if no call into the directory is made: an earlier one has not ended, or
@@ -157,11 +159,10 @@ impl<T: Send + 'static> DirectoryCalls<T> {
         match thread.wait(wait) {
             Ok(result) => {
                 self.thread = Some(thread);
-                self.note(dir, true);
+                self.note_answer(dir);
                 Some(result)
             }
             Err(RecvTimeoutError::Timeout) => {
-                self.note(dir, false);
                 self.waited += wait;
                 self.silent.insert(dir.to_owned(), thread.results);
                 None
@@ -171,21 +172,14 @@ impl<T: Send + 'static> DirectoryCalls<T> {
         }
     }
 
-    fn note(&mut self, dir: &Path, in_time: bool) {
-        match self.answers.get_mut(dir) {
-            Some(answers) => *answers = in_time,
-            None => {
-                self.answers.insert(dir.to_owned(), in_time);
-            }
+    fn note_answer(&mut self, dir: &Path) {
+        if !self.answered.contains(dir) {
+            self.answered.insert(dir.to_owned());
         }
     }
 
     fn wait_for(&self, dir: &Path) -> Duration {
-        let longest = match self.answers.get(dir) {
-            None => FIRST_WAIT_MAX,
-            Some(true) => WAIT_MAX,
-            Some(false) => WAIT_MIN,
-        };
+        let longest = if self.answered.contains(dir) { WAIT_MAX } else { FIRST_WAIT_MAX };
         longest.saturating_sub(self.waited).max(WAIT_MIN)
     }
 }
