@@ -1,10 +1,13 @@
 """Every model through every endpoint answers as ONNX Runtime in Python does."""
 
 import numpy as np
+import onnx
 import pytest
+from onnx import TensorProto, helper
 
 from endpoints import ENDPOINTS, UNSUPPORTED
-from models import MODELS
+from millpond import drop_in, publish
+from models import MODELS, constant, value
 
 TOLERANCE = 1e-5
 
@@ -65,3 +68,23 @@ def test_the_detector_hears_the_voice(server):
 
     assert loudest(voice_windows("voice")) > 0.9
     assert loudest(voice_windows("silence")) < 0.5
+
+
+@pytest.mark.parametrize("place", [publish, drop_in])
+def test_the_newest_format_of_onnx_is_served(serve, tmp_path, place):
+    """`make_model` writes the newest format and operators of the `onnx` package if the caller names no others."""
+    weights = np.random.default_rng(5).normal(size=(64, 64)).astype(np.float32)
+    graph = helper.make_graph(
+        [helper.make_node("MatMul", ["x", "weights"], ["y"])],
+        "newest",
+        [value("x", TensorProto.FLOAT, ["batch", 64])],
+        [value("y", TensorProto.FLOAT, ["batch", 64])],
+        initializer=[constant("weights", weights)],
+    )
+    model = helper.make_model(graph)
+    assert model.ir_version == onnx.IR_VERSION and model.opset_import[0].version == onnx.defs.onnx_opset_version()
+    onnx.save(model, tmp_path / "newest.onnx")
+    place(tmp_path / "newest.onnx", tmp_path / "models/newest", 1)
+    server = serve(tmp_path / "models")
+    found = ENDPOINTS["oip-grpc"](server, "newest", {"x": np.eye(64, dtype=np.float32)[:3]}, ["y"])
+    assert_equal(found["y"], weights[:3])
