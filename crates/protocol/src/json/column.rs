@@ -120,13 +120,21 @@ impl<L: ElementReader + 'static> Column for TypedColumn<L> {
 
 /// A number that can be parsed from JSON text.
 trait Number: Element {
-    /// Parses a number; `None` if the text is not a value of this type.
+    /// Parses a number; `None` if the text is not a value of this type. An integer may have a
+    /// fraction of zeros.
     fn parse(text: &str, whole: bool) -> Option<Self>;
 
-    /// Parses a number as [`Number::parse`] does, but a finite number out of range becomes infinite
-    /// if the type has infinities.
-    fn parse_unbounded(text: &str, whole: bool) -> Option<Self> {
-        Self::parse(text, whole)
+    /// Parses a number as TensorFlow Serving does: a finite number out of range becomes infinite if
+    /// the type has infinities, and an integer has no fraction.
+    fn parse_as_tensorflow(text: &str, whole: bool) -> Option<Self>;
+}
+
+/// Returns the text of a number without a fraction of zeros. Clients that keep all numbers as
+/// floats write the integer 1 as `1.0`, such as the Open Inference Protocol's client for Python.
+fn without_zero_fraction(text: &str) -> &str {
+    match text.split_once('.') {
+        Some((whole, fraction)) if fraction.bytes().all(|digit| digit == b'0') => whole,
+        _ => text,
     }
 }
 
@@ -134,6 +142,14 @@ macro_rules! integers {
     ($($integer:ty),*) => {$(
         impl Number for $integer {
             fn parse(text: &str, whole: bool) -> Option<Self> {
+                if whole {
+                    return Self::parse_as_tensorflow(text, whole);
+                }
+                let shorter = without_zero_fraction(text);
+                Self::parse_as_tensorflow(shorter, shorter.len() < text.len())
+            }
+
+            fn parse_as_tensorflow(text: &str, whole: bool) -> Option<Self> {
                 if text == "-0" {
                     return Some(0);
                 }
@@ -153,7 +169,7 @@ macro_rules! floats {
                 (value.is_finite() || text.ends_with(['y', 'N'])).then_some(value)
             }
 
-            fn parse_unbounded(text: &str, _: bool) -> Option<Self> {
+            fn parse_as_tensorflow(text: &str, _: bool) -> Option<Self> {
                 text.parse().ok()
             }
         }
@@ -170,8 +186,8 @@ macro_rules! halves {
                 (value.is_finite() || !single.is_finite()).then_some(value)
             }
 
-            fn parse_unbounded(text: &str, whole: bool) -> Option<Self> {
-                <f32 as Number>::parse_unbounded(text, whole).map(<$half>::from_f32)
+            fn parse_as_tensorflow(text: &str, whole: bool) -> Option<Self> {
+                <f32 as Number>::parse_as_tensorflow(text, whole).map(<$half>::from_f32)
             }
         }
     )*};
@@ -183,7 +199,7 @@ impl<T: Number> ElementReader for T {
 
     fn read(reader: &mut JsonReader<'_>) -> Result<T> {
         let token = reader.number()?;
-        let parse = if reader.is_tensorflow() { T::parse_unbounded } else { T::parse };
+        let parse = if reader.is_tensorflow() { T::parse_as_tensorflow } else { T::parse };
         parse(token.text, token.whole).ok_or_else(|| {
             reader.error(format_args!("{} is not a valid {} value", token.shown(), T::DTYPE))
         })
@@ -202,11 +218,17 @@ impl ElementReader for Booleans {
 
     fn read(reader: &mut JsonReader<'_>) -> Result<u8> {
         match reader.peek() {
-            Some(b'0' | b'1') if !reader.is_tensorflow() => match reader.number()?.text {
-                "0" => Ok(0),
-                "1" => Ok(1),
-                other => Err(reader.error(format_args!("{other} is not a valid bool value"))),
-            },
+            Some(b'0' | b'1') if !reader.is_tensorflow() => {
+                let token = reader.number()?;
+                let value = match without_zero_fraction(token.text) {
+                    "0" => Some(0),
+                    "1" => Some(1),
+                    _ => None,
+                };
+                value.ok_or_else(|| {
+                    reader.error(format_args!("{} is not a valid bool value", token.shown()))
+                })
+            }
             _ => reader.boolean().map(u8::from),
         }
     }
@@ -225,7 +247,8 @@ impl<const SIGNED: bool> ElementReader for Nibbles<SIGNED> {
     fn read(reader: &mut JsonReader<'_>) -> Result<u8> {
         let token = reader.number()?;
         let range = if SIGNED { -8..=7 } else { 0..=15 };
-        let value = token.text.parse::<i8>().ok().filter(|value| range.contains(value));
+        let parse = if reader.is_tensorflow() { i8::parse_as_tensorflow } else { i8::parse };
+        let value = parse(token.text, token.whole).filter(|value| range.contains(value));
         value.map(|value| value as u8).ok_or_else(|| {
             reader.error(format_args!(
                 "{} is not a valid {} value",
@@ -331,8 +354,11 @@ mod tests {
         for (dtype, text) in [
             (DType::U8, "256"),
             (DType::U8, "-1"),
-            (DType::I32, "1.0"),
+            (DType::I32, "1.5"),
+            (DType::I32, "1.00000000000000000001"),
             (DType::I64, "1e3"),
+            (DType::I64, "1.0e3"),
+            (DType::U8, "256.0"),
             (DType::I32, "NaN"),
             (DType::F32, "1e39"),
             (DType::F16, "70000"),
@@ -341,6 +367,7 @@ mod tests {
             (DType::I4, "8"),
             (DType::U4, "-1"),
             (DType::Bool, "2"),
+            (DType::Bool, "1.5"),
             (DType::String, "1"),
             (DType::String, "{\"b64\":\"?\"}"),
             (DType::String, "{}"),
@@ -348,6 +375,16 @@ mod tests {
         ] {
             assert!(read(dtype, text).is_err(), "{dtype} {text}");
         }
+    }
+
+    #[test]
+    fn an_integer_may_have_a_fraction_of_zeros() {
+        let numbers = read(DType::I64, "[1.0, -7.00, -0.0, 2]").unwrap();
+        assert_eq!(numbers.to_vec::<i64>(), Ok(vec![1, -7, 0, 2]));
+        let largest = read(DType::U64, "18446744073709551615.0").unwrap();
+        assert_eq!(largest.to_vec::<u64>(), Ok(vec![u64::MAX]));
+        assert_eq!(read(DType::Bool, "[1.0, 0.0]").unwrap().bytes().unwrap().as_ref(), [1, 0]);
+        assert_eq!(read(DType::I4, "[-1.0]").unwrap().bytes().unwrap().as_ref(), [0x0f]);
     }
 
     #[test]
@@ -366,6 +403,7 @@ mod tests {
         assert_eq!(doubles, [f64::INFINITY]);
         assert!(tensorflow(DType::F16, "[70000]").is_ok());
         assert!(tensorflow(DType::I32, "[4294967296]").is_err());
+        assert!(tensorflow(DType::I32, "[1.0]").is_err());
         assert!(tensorflow(DType::Bool, "[true]").is_ok());
         for number in ["[1]", "[0]"] {
             assert!(tensorflow(DType::Bool, number).is_err());

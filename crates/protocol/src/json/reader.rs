@@ -60,7 +60,8 @@ impl<'a> JsonReader<'a> {
     }
 
     /// Creates a reader at the start of `body` that reads values as TensorFlow Serving does: a
-    /// float out of range is infinite, and a bool is `true` or `false` only.
+    /// float out of range is infinite, a bool is `true` or `false` only, and an integer has no
+    /// fraction.
     pub(crate) fn tensorflow(body: &'a Bytes) -> JsonReader<'a> {
         JsonReader { tensorflow: true, ..JsonReader::new(body) }
     }
