@@ -62,7 +62,9 @@ impl InferOptions {
             ("sequence_id" | "sequence_start" | "sequence_end", value) => {
                 return sequence(name, value);
             }
-            _ if is_plain_content(name, value) || is_text_content(name, value) => {}
+            _ if is_plain_content(name, value)
+                || is_text_content(name, value)
+                || is_columns_content(name, value) => {}
             _ => return Err(unknown(name, "the request")),
         }
         Ok(())
@@ -123,6 +125,12 @@ fn is_shared_memory(name: &str) -> bool {
 /// Returns true for MLServer's `content_type` with the value for plain tensors.
 fn is_plain_content(name: &str, value: &Scalar<'_>) -> bool {
     name == "content_type" && matches!(value, Scalar::Text(text) if text == "np")
+}
+
+/// Returns true for MLServer's `content_type` of a request whose inputs are the columns of a data
+/// frame. Each column has the name, type and shape of an input, so it has no effect.
+fn is_columns_content(name: &str, value: &Scalar<'_>) -> bool {
+    name == "content_type" && matches!(value, Scalar::Text(text) if text == "pd")
 }
 
 /// Returns true for MLServer's `content_type` of text. Strings may hold any bytes, so it has no
@@ -214,6 +222,7 @@ mod tests {
             ("triton_enable_empty_final_response", Scalar::Bool(true)),
             ("content_type", text("np")),
             ("content_type", text("str")),
+            ("content_type", text("pd")),
         ] {
             assert_eq!(request(name, value), Ok(InferOptions::default()), "{name}");
         }
