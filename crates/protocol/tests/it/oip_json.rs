@@ -86,6 +86,16 @@ fn data_may_be_nested_and_come_first() {
     assert!(bare[0].is_nan() && bare[1..] == [f64::INFINITY, f64::NEG_INFINITY]);
 }
 
+/// KServe's client sends an array without elements so, without the length of the JSON.
+#[test]
+fn data_that_is_null_is_absent() {
+    let empty = r#""datatype":"FP32","shape":[0,4],"data":null"#;
+    let tensor = input(&format!(r#"{empty},"parameters":{{"binary_data_size":0}}"#)).unwrap();
+    assert_eq!((tensor.dtype(), tensor.shape()), (DType::F32, &[0, 4][..]));
+    let error = input(empty).unwrap_err();
+    assert!(error.message().contains("has no \"data\""), "{error}");
+}
+
 #[test]
 fn strings_may_have_the_content_type_of_text() {
     let tensor = r#""parameters":{"content_type":"str"},"shape":[2,1],"data":["a","b"]"#;

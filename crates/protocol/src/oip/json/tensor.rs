@@ -96,6 +96,8 @@ impl TensorMembers {
             "datatype" => self.datatype = Some(reader.string()?.into_owned()),
             "shape" => self.shape = Some(read_shape(reader)?),
             "parameters" => self.read_parameters(reader)?,
+            // Clients send null beside binary data; KServe's does for an array without elements.
+            "data" if reader.null() => {}
             "data" => {
                 self.data = Some(match (&self.name, &self.datatype, &self.shape) {
                     (Some(name), Some(datatype), Some(shape)) => {
