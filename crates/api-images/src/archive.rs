@@ -1,5 +1,6 @@
-//! Zip archives of images. Entries are read into memory in turn, each within limits. The name of an
-//! entry becomes the name of its image, and never a path of a file.
+//! Zip archives of images. Entries are read into memory in turn, each within limits. The directory
+//! of an archive stays in the file. The name of an entry becomes the name of its image, and never a
+//! path of a file.
 
 use std::fs::File;
 use std::io::{self, BufReader, Read, Seek, SeekFrom, Write};
@@ -9,16 +10,17 @@ use bytes::Bytes;
 use image_features::features::{IMAGE_BYTES_MAX, end_of_name};
 use image_features::template_file::FileFormat;
 use transport::upload::UploadReader;
-use zip::CompressionMethod;
-use zip::unstable::read::ZipIterable;
+use zip::read::ZipFileEntry;
+use zip::unstable::read::{ZipIterable, ZipIterableFiles};
+use zip::{CompressionMethod, ZipReadOptions};
 
-use super::bulk::{BulkImage, ImageSource, SourceEntry};
+use super::bulk::{BulkImage, ImageFiles, ImageSource, SourceEntry};
 
 /// Maximum bytes of an archive.
 pub(crate) const ARCHIVE_BYTES_MAX: u64 = 8 << 30;
 /// Maximum entries of an archive.
 const ENTRIES_MAX: usize = 1_000_000;
-/// Maximum bytes of the directory of an archive, which is held in memory.
+/// Maximum bytes of the directory of an archive, which is read twice.
 const DIRECTORY_BYTES_MAX: u64 = 256 << 20;
 /// Largest ratio of the contents to the archive. Images hardly shrink in an archive, so a larger
 /// ratio means a zip bomb.
@@ -32,10 +34,18 @@ const COPY_BYTES: usize = 64 << 10;
 
 /// An archive in a temporary file that has no name.
 pub(crate) struct Archive {
-    entries: zip::ZipArchive<File>,
-    next: usize,
+    entries: ZipIterable<File>,
+    /// Bytes that the contents may have.
+    contents_bytes_max: u64,
+}
+
+/// Images of an archive, in the order of its directory.
+struct ArchiveImages<'a> {
+    entries: &'a mut ZipIterableFiles<File>,
     /// Bytes that the remaining contents may have.
     left: u64,
+    /// True if the contents are too large, so that the rest is not read.
+    stopped: bool,
 }
 
 impl Archive {
@@ -75,22 +85,26 @@ impl Archive {
     /// `InvalidArgument` if it is not an archive; `TooLarge` for too many entries.
     fn open(file: File, length: u64) -> Result<Archive> {
         check_directory(BufReader::new(&file), ENTRIES_MAX, DIRECTORY_BYTES_MAX)?;
-        let entries = zip::ZipArchive::new(file).map_err(|error| no_archive(&error))?;
-        let left = length.saturating_mul(RATIO_MAX).max(CONTENTS_BYTES_FREE);
-        Ok(Archive { entries, next: 0, left })
+        // `zip::ZipArchive` would hold all of the directory, in several times its bytes.
+        let opened = ZipIterable::try_new(file, zip::read::Config::default());
+        let entries = opened.map_err(|error| no_archive(&error))?;
+        let contents_bytes_max = length.saturating_mul(RATIO_MAX).max(CONTENTS_BYTES_FREE);
+        Ok(Archive { entries, contents_bytes_max })
     }
+}
 
-    /// Returns the name of an entry, without directories.
-    fn name(&self, at: usize) -> String {
-        match self.entries.name_for_index(at) {
-            Some(Ok(name)) => last_part(&name),
-            _ => "image".to_owned(),
-        }
+impl ImageFiles for Archive {
+    fn images(&mut self) -> Result<impl ImageSource> {
+        let entries = self.entries.files().map_err(|error| no_archive(&error))?;
+        Ok(ArchiveImages { entries, left: self.contents_bytes_max, stopped: false })
     }
+}
 
-    fn read(&mut self, at: usize) -> SourceEntry {
-        let name = self.name(at);
-        let mut entry = match self.entries.by_index(at) {
+impl ArchiveImages<'_> {
+    fn read(&mut self, listed: ZipFileEntry<'_>) -> SourceEntry {
+        let name = listed.name().map_or_else(|_| "image".to_owned(), |name| last_part(&name));
+        let opened = listed.with_reader(self.entries.reader_mut(), ZipReadOptions::new());
+        let mut entry = match opened {
             Ok(entry) => entry,
             Err(error) => return SourceEntry::Failed(name, unreadable(&error)),
         };
@@ -133,7 +147,7 @@ impl Archive {
             return SourceEntry::Failed(name, broken(&error));
         }
         if bytes.len() as u64 > self.left {
-            self.next = usize::MAX;
+            self.stopped = true;
             let text =
                 "the archive's contents are far larger than the archive; the rest is not read";
             return SourceEntry::Failed(name, Error::too_large(text));
@@ -149,14 +163,16 @@ impl Archive {
     }
 }
 
-impl ImageSource for Archive {
+impl ImageSource for ArchiveImages<'_> {
     fn next(&mut self) -> Option<SourceEntry> {
-        let at = self.next;
-        if at >= self.entries.len() {
+        if self.stopped {
             return None;
         }
-        self.next += 1;
-        Some(self.read(at))
+        Some(match self.entries.next()? {
+            Ok(listed) => self.read(listed),
+            // The directory was checked, so its file cannot be read any more.
+            Err(error) => SourceEntry::Failed("image".to_owned(), unreadable(&error)),
+        })
     }
 }
 
@@ -166,8 +182,9 @@ impl ImageSource for Archive {
 /// As [`Archive::open`].
 pub(crate) fn read_entries(file: File, length: u64, entries_max: usize) -> Result<()> {
     let mut archive = Archive::open(file, length)?;
+    let mut images = archive.images()?;
     for _ in 0..entries_max {
-        match archive.next() {
+        match images.next() {
             None => break,
             Some(SourceEntry::Image(image)) => assert!(image.bytes.len() <= IMAGE_BYTES_MAX),
             Some(_) => {}
@@ -176,8 +193,7 @@ pub(crate) fn read_entries(file: File, length: u64, entries_max: usize) -> Resul
     Ok(())
 }
 
-/// Checks the size of the directory of an archive, entry by entry. [`zip::ZipArchive`] holds all of
-/// it in memory, and allocates memory for the number of entries that the archive states.
+/// Checks all of the directory of an archive and its size, entry by entry.
 fn check_directory<R: Read + Seek>(reader: R, entries_max: usize, bytes_max: u64) -> Result<()> {
     let opened = ZipIterable::try_new(reader, zip::read::Config::default());
     let mut listed = opened.map_err(|error| no_archive(&error))?;
@@ -268,6 +284,34 @@ mod tests {
     }
 
     #[test]
+    fn entries_of_the_same_name_are_all_read() {
+        let mut writer = zip::ZipWriter::new(io::Cursor::new(Vec::new()));
+        let stored = SimpleFileOptions::default().compression_method(CompressionMethod::Stored);
+        for name in ["a/1.png", "b/1.png"] {
+            writer.start_file(name, stored).unwrap();
+            writer.write_all(name.as_bytes()).unwrap();
+        }
+        let mut bytes = writer.finish().unwrap().into_inner();
+        // An index by name has one entry for both.
+        while let Some(at) = bytes.windows(7).position(|window| window == b"b/1.png") {
+            bytes[at] = b'a';
+        }
+        let mut file = tempfile::tempfile().unwrap();
+        file.write_all(&bytes).unwrap();
+        let mut archive = Archive::open(file, bytes.len() as u64).unwrap();
+        let mut images = archive.images().unwrap();
+        let mut names = Vec::new();
+        while let Some(found) = images.next() {
+            match found {
+                SourceEntry::Image(image) => names.push(image.name),
+                SourceEntry::Failed(name, _) => names.push(name),
+                _ => {}
+            }
+        }
+        assert_eq!(names, ["1.png", "1.png"]);
+    }
+
+    #[test]
     fn damaged_entries_count_against_the_limit() {
         let mut writer = zip::ZipWriter::new(io::Cursor::new(Vec::new()));
         let stored = SimpleFileOptions::default().compression_method(CompressionMethod::Stored);
@@ -278,10 +322,11 @@ mod tests {
         bytes[at + 500] ^= 1;
         let mut file = tempfile::tempfile().unwrap();
         file.write_all(&bytes).unwrap();
-        let entries = zip::ZipArchive::new(file).unwrap();
-        let mut archive = Archive { entries, next: 0, left: 5000 };
-        assert!(matches!(archive.next(), Some(SourceEntry::Failed(..))));
-        assert_eq!(archive.left, 4000);
+        let mut archive = ZipIterable::try_new(file, zip::read::Config::default()).unwrap();
+        let entries = archive.files().unwrap();
+        let mut images = ArchiveImages { entries, left: 5000, stopped: false };
+        assert!(matches!(images.next(), Some(SourceEntry::Failed(..))));
+        assert_eq!(images.left, 4000);
     }
 
     #[test]
@@ -301,9 +346,8 @@ mod tests {
             bytes[listed + at_listed] = value;
             let mut file = tempfile::tempfile().unwrap();
             file.write_all(&bytes).unwrap();
-            let entries = zip::ZipArchive::new(file).unwrap();
-            let mut archive = Archive { entries, next: 0, left: 5000 };
-            let Some(SourceEntry::Failed(name, error)) = archive.next() else {
+            let mut archive = Archive::open(file, bytes.len() as u64).unwrap();
+            let Some(SourceEntry::Failed(name, error)) = archive.images().unwrap().next() else {
                 panic!("{reason}");
             };
             assert_eq!(name, "a.png");

@@ -87,6 +87,15 @@ pub(crate) trait ImageSource {
     fn next(&mut self) -> Option<SourceEntry>;
 }
 
+/// An archive or a folder.
+pub(crate) trait ImageFiles {
+    /// Returns its images, from the first one on.
+    ///
+    /// # Errors
+    /// The error of an archive whose directory cannot be read.
+    fn images(&mut self) -> Result<impl ImageSource>;
+}
+
 #[derive(Default)]
 struct Summary {
     added: u64,
@@ -132,7 +141,7 @@ pub(crate) struct BulkResponse {
 ///
 /// # Errors
 /// `ResourceExhausted` if no thread can be started.
-pub(crate) fn start<S: ImageSource>(
+pub(crate) fn start<S: ImageFiles>(
     files: &Arc<HeldFiles>,
     target: impl BulkTarget,
     response: BulkResponse,
@@ -143,8 +152,9 @@ pub(crate) fn start<S: ImageSource>(
     let name = format!("ingest-in-{}", permit.number);
     let body = move || {
         os::thread::enter_background("reading images");
-        let ended =
-            open().map(|mut source| Bulk::new(&files, &target, &writer, &stop).run(&mut source));
+        let ended = open().map(|mut source| {
+            Bulk::new(&files, &target, &writer, &stop).run(&mut source.images()?)
+        });
         // The status is sent already, so an error is a line too.
         if let Ok(Err(error)) = &ended {
             let line = json!({ "error": error.message() });

@@ -20,7 +20,7 @@ use transport::{
 };
 
 use super::archive::{ARCHIVE_BYTES_MAX, Archive};
-use super::bulk::{self, BulkResponse, BulkTarget, ImageSource};
+use super::bulk::{self, BulkResponse, BulkTarget, ImageFiles};
 use super::folder::Folder;
 use super::held_files::HeldFiles;
 
@@ -180,7 +180,7 @@ impl BulkResources {
 
     /// Returns a response of lines that a thread writes. The thread opens the source first, whose
     /// error becomes the status of the response.
-    async fn lines<S: ImageSource, T: BulkTarget>(
+    async fn lines<S: ImageFiles, T: BulkTarget>(
         self: &Arc<Self>,
         permit: UploadPermit,
         make: impl FnOnce(Arc<AtomicBool>) -> Result<T>,

@@ -10,7 +10,7 @@ use image_features::features::{IMAGE_BYTES_MAX, end_of_name};
 use image_features::template_file::FileFormat;
 
 use super::archive::looks_like_an_image;
-use super::bulk::{BulkImage, ImageSource, SourceEntry};
+use super::bulk::{BulkImage, ImageFiles, ImageSource, SourceEntry};
 
 /// Maximum levels of directories.
 const DEPTH_MAX: usize = 64;
@@ -25,6 +25,9 @@ pub(crate) struct Folder {
     /// Paths that are still to be read, last first, with their depths.
     waiting: Vec<(PathBuf, usize)>,
 }
+
+/// Images of a folder that are still to be read.
+struct FolderImages<'a>(&'a mut Folder);
 
 impl Folder {
     /// Starts a walk of the directory `path`.
@@ -93,10 +96,17 @@ impl Folder {
     }
 }
 
-impl ImageSource for Folder {
+impl ImageFiles for Folder {
+    fn images(&mut self) -> Result<impl ImageSource> {
+        Ok(FolderImages(self))
+    }
+}
+
+impl ImageSource for FolderImages<'_> {
     fn next(&mut self) -> Option<SourceEntry> {
-        let (path, depth) = self.waiting.pop()?;
-        Some(self.visit(&path, depth))
+        let FolderImages(folder) = self;
+        let (path, depth) = folder.waiting.pop()?;
+        Some(folder.visit(&path, depth))
     }
 }
 
