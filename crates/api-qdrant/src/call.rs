@@ -20,6 +20,7 @@ use transport::access::KeyGrant;
 
 use crate::json::{self, QueryRequest};
 use crate::params::RequestParams;
+use crate::response_memory::ResponseMemory;
 use crate::state::{CollectionsState, ImageCollections};
 use crate::write_threads::WriteJob;
 
@@ -68,6 +69,8 @@ pub(crate) struct CallContext {
     pub(crate) collections: Option<CollectionLookup>,
     /// The call of a node to the collection of a shard; `None` for other requests.
     pub(crate) shard_call: Option<ShardCall>,
+    /// Memory of the points of the response.
+    pub(crate) memory: Arc<ResponseMemory>,
 }
 
 impl CallContext {
@@ -178,6 +181,7 @@ fn context(
         grant,
         collections: None,
         shard_call: None,
+        memory: ResponseMemory::new(&state.requests.memory),
     })
 }
 
@@ -264,9 +268,11 @@ impl RestCall {
             let SliceOutcome::Done(result) = in_slice(deadline, &progress, answer) else {
                 return TaskProgress::Paused;
             };
+            let encoded = result.and_then(|result| encode(&result));
+            context.memory.release();
             if let Some(sender) = sender.take() {
                 // Sending fails if the client has disconnected. Then the result is not needed.
-                let _ = sender.send(result.and_then(|result| encode(&result)));
+                let _ = sender.send(encoded);
             }
             TaskProgress::Done
         };

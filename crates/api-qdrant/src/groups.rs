@@ -204,7 +204,7 @@ pub(crate) fn query(
     run.check_using(&query.using, target.as_ref())?;
     let mut search = GroupSearch { run, request: &request, target, filter, partial: false };
     let ranked = search.groups()?;
-    let mut budget = ResponseBudget::default();
+    let mut budget = ResponseBudget::new(context);
     let mut response = GroupsResponse { groups: Vec::new(), partial: search.partial };
     for HitGroup { value, hits, .. } in ranked {
         let hits = RankedHits { hits, partial: false };

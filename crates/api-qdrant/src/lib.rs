@@ -24,7 +24,8 @@
 //!   runs one request, `write_threads` make changes.
 //! * JSON and query strings: `json`, `params`.
 //! * Collections and their settings: `collections`, `describe`, `portable`, `image_block`.
-//! * Points: `update` changes, `retrieve` reads without ranking, `sample` reads at random.
+//! * Points: `update` changes, `retrieve` reads without ranking, `sample` reads at random,
+//!   `response_memory` counts them in the memory of requests.
 //! * Queries: `query` is the entry; `vector_input` and `filters` prepare, `by_examples` and
 //!   `by_formula` score, `groups` and `matrix` are other forms, `older` has the routes before
 //!   `points/query`.
@@ -54,6 +55,7 @@ mod older;
 pub mod params;
 mod portable;
 mod query;
+mod response_memory;
 mod restore_rights;
 mod retrieve;
 mod routes;

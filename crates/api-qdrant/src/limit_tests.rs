@@ -11,6 +11,7 @@ use serde_json::{Value, json};
 
 use crate::call::CallContext;
 use crate::query::{BatchProgress, batch_in_steps};
+use crate::response_memory::ResponseMemory;
 use crate::{BoxFuture, ImageCollections, collections, update};
 
 /// A service of images without collections of images.
@@ -44,6 +45,7 @@ fn context(collection: &str) -> CallContext {
         grant: None,
         collections: None,
         shard_call: None,
+        memory: ResponseMemory::new(&transport::ByteBudget::new(1 << 30, Arc::default())),
     }
 }
 

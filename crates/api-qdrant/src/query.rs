@@ -110,7 +110,7 @@ pub(crate) fn query(
 ) -> Result<QueryResponse> {
     let request = context.parse_query(body)?;
     let run = QueryRun { named, thread, context, deadline: context.deadline };
-    run.answer(request, None, &mut ResponseBudget::default())
+    run.answer(request, None, &mut ResponseBudget::new(context))
 }
 
 impl QueryRun<'_> {
@@ -283,6 +283,7 @@ impl QueryRun<'_> {
                 retrieve::add_date(&mut order_dates, at, hit.value);
             }
             order_dates = order_dates.filter(|_| self.context.for_root());
+            budget.add_ids(hits.len())?;
             let points = hits.into_iter().map(scored).collect();
             return Ok(QueryResponse { points, partial, order_dates });
         }

@@ -1,6 +1,7 @@
 //! Points without ranking: by id, in the order of ids, counted, faceted.
 
 use std::ops::Range;
+use std::sync::Arc;
 
 use crate::json::{self, OrderBy, PointRecord, Vector, WithPayload, WithVector};
 use base::{Error, ErrorKind, Result};
@@ -16,6 +17,7 @@ use serde_json::{Map, Value};
 
 use crate::call::CallContext;
 use crate::filters;
+use crate::response_memory::{ResponseMemory, record_bytes};
 
 /// Approximate maximum bytes of the points of one response.
 const RESPONSE_BYTES_MAX: usize = 128 << 20;
@@ -30,42 +32,53 @@ pub(crate) const CHUNK: usize = 1024;
 pub(crate) struct ResponseBudget {
     used: usize,
     max: usize,
-}
-
-impl Default for ResponseBudget {
-    fn default() -> ResponseBudget {
-        ResponseBudget::new(RESPONSE_BYTES_MAX)
-    }
+    memory: Arc<ResponseMemory>,
 }
 
 impl ResponseBudget {
-    fn new(max: usize) -> ResponseBudget {
-        ResponseBudget { used: 0, max }
+    /// Creates the budget of a response without points. A request that continues after a pause has
+    /// dropped the points that it had before.
+    pub(crate) fn new(context: &CallContext) -> ResponseBudget {
+        ResponseBudget::with_max(&context.memory, RESPONSE_BYTES_MAX)
     }
 
-    /// Adds a point, and returns false if the response has reached its limit.
-    pub(crate) fn add(&mut self, record: &PointRecord) -> bool {
+    fn with_max(memory: &Arc<ResponseMemory>, max: usize) -> ResponseBudget {
+        memory.release();
+        ResponseBudget { used: 0, max, memory: memory.clone() }
+    }
+
+    /// Adds a point, and returns false if the response has reached its limit, or if it gets no more
+    /// memory.
+    fn add(&mut self, record: &PointRecord) -> bool {
+        self.add_or_fail(record).is_ok()
+    }
+
+    /// Adds a point that cannot be left for a later response.
+    ///
+    /// # Errors
+    /// `InvalidArgument` if the response exceeds its limit; the errors of [`ResponseMemory::add`].
+    pub(crate) fn add_or_fail(&mut self, record: &PointRecord) -> Result<()> {
         let values = match &record.vector {
             Some(Vector::Plain(values)) => values.len(),
             Some(Vector::Named(vectors)) => vectors.iter().map(|(_, values)| values.len()).sum(),
             None => 0,
         };
         self.used += 64 + NUMBER_BYTES * values + record.payload.as_ref().map_or(0, members_bytes);
-        self.used <= self.max
+        if self.used > self.max {
+            return Err(Error::invalid(format!(
+                "the answer is larger than {} bytes; request fewer points, or less of each",
+                self.max
+            )));
+        }
+        self.memory.add(record_bytes(record))
     }
 
-    /// Adds a point that cannot be left for a later response.
+    /// Counts the memory of `count` points without payloads and vectors.
     ///
     /// # Errors
-    /// `InvalidArgument` if the response exceeds its limit.
-    pub(crate) fn add_or_fail(&mut self, record: &PointRecord) -> Result<()> {
-        if self.add(record) {
-            return Ok(());
-        }
-        Err(Error::invalid(format!(
-            "the answer is larger than {} bytes; request fewer points, or less of each",
-            self.max
-        )))
+    /// As [`ResponseMemory::add`].
+    pub(crate) fn add_ids(&self, count: usize) -> Result<()> {
+        self.memory.add((count * size_of::<json::ScoredPoint>()) as u64)
     }
 }
 
@@ -122,7 +135,7 @@ impl Projection {
 pub(crate) fn fetch(
     named: &NamedCollection,
     _: &mut SearchThread,
-    _: &CallContext,
+    context: &CallContext,
     body: &[u8],
 ) -> Result<Vec<PointRecord>> {
     let request: json::RetrieveRequest = json::parse(body)?;
@@ -135,7 +148,7 @@ pub(crate) fn fetch(
     let payload = request.with_payload.unwrap_or(WithPayload::All(true));
     let projection = Projection::new(named, payload, request.with_vector.as_ref())?;
     let mut records = Vec::new();
-    let mut budget = ResponseBudget::default();
+    let mut budget = ResponseBudget::new(context);
     for ids in request.ids.chunks(CHUNK) {
         for (point, id) in named.get_parts(ids, projection.parts()).into_iter().zip(ids) {
             // A damaged point fails the request, because the client requested it by its id.
@@ -205,13 +218,15 @@ pub(crate) fn scroll(
                  that value that you already have, by has_id",
             ));
         }
-        let page = scroll_in_order(named, order, filter.as_ref(), requested, &projection)?;
+        let mut budget = ResponseBudget::new(context);
+        let filter = filter.as_ref();
+        let page = scroll_in_order(named, order, filter, requested, &projection, &mut budget)?;
         let order_dates = page.order_dates.filter(|_| context.for_root());
         return Ok(ScrollResponse { order_dates, ..page });
     }
     // Points beyond the maximum of one page come with the next page.
     let limit = requested.min(IDS_MAX);
-    let mut budget = ResponseBudget::default();
+    let mut budget = ResponseBudget::new(context);
     scroll_by_ids(named, request.offset, limit, filter.as_ref(), &projection, &mut budget)
 }
 
@@ -264,6 +279,7 @@ fn scroll_in_order(
     filter: Option<&Filter>,
     limit: usize,
     projection: &Projection,
+    budget: &mut ResponseBudget,
 ) -> Result<ScrollResponse> {
     let found = ordered(named, order, filter, limit.min(IDS_MAX))?;
     json::check_ordered_limit(limit, found.points.len())?;
@@ -273,7 +289,6 @@ fn scroll_in_order(
         partial: found.partial,
         order_dates: None,
     };
-    let mut budget = ResponseBudget::default();
     for points in found.points.chunks(CHUNK) {
         let ids: Vec<u64> = points.iter().map(|point| point.id).collect();
         for (point, ordered) in named.resolve(&ids, projection.parts()).into_iter().zip(points) {
@@ -391,6 +406,7 @@ mod tests {
     use search::Metric;
     use search::points::NewPoint;
     use search::registry::{CollectionSettings, Registry, RegistryOptions};
+    use transport::ByteBudget;
 
     use super::*;
 
@@ -410,6 +426,7 @@ mod tests {
         named.upsert(&points).unwrap();
         let projection =
             Projection::new(&named, WithPayload::All(false), Some(&WithVector::All(true))).unwrap();
+        let memory = ResponseMemory::new(&ByteBudget::new(1 << 20, Arc::default()));
         // Two points, with 84 bytes each, fit in 200 bytes.
         for (offset, bytes_max, ids, next) in [
             (None, 200, vec![1, 2], Some(3)),
@@ -418,12 +435,46 @@ mod tests {
             (None, 1, vec![1], Some(2)),
             (None, usize::MAX, vec![1, 2, 3, 4, 5], None),
         ] {
-            let mut budget = ResponseBudget::new(bytes_max);
+            let mut budget = ResponseBudget::with_max(&memory, bytes_max);
             let offset = offset.map(PointId::Number);
             let page = scroll_by_ids(&named, offset, 10, None, &projection, &mut budget).unwrap();
             let found: Vec<PointId> = page.points.iter().map(|record| record.id).collect();
             let ids: Vec<PointId> = ids.into_iter().map(PointId::Number).collect();
             assert_eq!((found, page.next_page_offset), (ids, next.map(PointId::Number)));
         }
+    }
+
+    #[test]
+    fn a_page_ends_if_other_requests_use_the_memory() {
+        let directory = tempfile::tempdir().unwrap();
+        let registry = Registry::open(RegistryOptions::for_tests(directory.path())).unwrap();
+        let named = registry.create("c", CollectionSettings::new(2, Metric::L2)).unwrap();
+        let text = Value::String("x".repeat(40 << 10));
+        let payload: Map<String, Value> = [("text".to_owned(), text)].into_iter().collect();
+        let point = |number: u64| NewPoint {
+            id: PointId::Number(number),
+            embedding: &[1.0, 0.0],
+            record: &[],
+            payload: &payload,
+        };
+        let points: Vec<NewPoint<'_>> = (1..=5).map(point).collect();
+        named.upsert(&points).unwrap();
+        let projection = Projection::new(&named, WithPayload::All(true), None).unwrap();
+        let requests = ByteBudget::new(1 << 20, Arc::default());
+        let memory = ResponseMemory::new(&requests);
+        let page = |offset: Option<PointId>| {
+            let mut budget = ResponseBudget::with_max(&memory, usize::MAX);
+            scroll_by_ids(&named, offset, 10, None, &projection, &mut budget).unwrap()
+        };
+        let all = page(None);
+        assert_eq!((all.points.len(), all.next_page_offset), (5, None));
+        memory.release();
+        // 64 KiB are left, and 64 KiB of each response are not counted.
+        let others = requests.reserve((1 << 20) - (64 << 10)).unwrap();
+        let first = page(None);
+        assert_eq!(first.points.len(), 3);
+        assert_eq!(first.next_page_offset, Some(PointId::Number(4)));
+        drop(others);
+        assert_eq!(page(first.next_page_offset).points.len(), 2);
     }
 }

@@ -17,6 +17,7 @@ use search::registry::{NamedCollection, Registry, RegistryOptions};
 use serde_json::{Value, json};
 
 use crate::call::CallContext;
+use crate::response_memory::ResponseMemory;
 use crate::*;
 
 /// A registry whose handlers are called without HTTP.
@@ -38,6 +39,7 @@ fn context(collection: &str, item: &str) -> CallContext {
         grant: None,
         collections: None,
         shard_call: None,
+        memory: ResponseMemory::new(&transport::ByteBudget::new(1 << 30, Arc::default())),
     }
 }
 

@@ -31,7 +31,7 @@ struct PlainQuery<'a> {
 #[derive(Default)]
 pub(crate) struct BatchProgress {
     responses: Vec<QueryResponse>,
-    budget: ResponseBudget,
+    budget: Option<ResponseBudget>,
     /// Hits of queries that shared passes, by the position of the query, until they are used.
     /// `None` before the passes.
     shared: Option<Vec<Option<RankedHits>>>,
@@ -71,7 +71,8 @@ pub(crate) fn batch_in_steps(
         let shared = progress.shared.as_mut().and_then(|shared| shared.get_mut(at));
         let hits = shared.and_then(Option::take);
         let run = QueryRun { named, thread: &mut *thread, context, deadline };
-        let response = run.answer(query, hits, &mut progress.budget);
+        let budget = progress.budget.get_or_insert_with(|| ResponseBudget::new(context));
+        let response = run.answer(query, hits, budget);
         let response = response.map_err(|error| error.context(format_args!("searches[{at}]")))?;
         progress.responses.push(response);
         // An answered query does not run again.
