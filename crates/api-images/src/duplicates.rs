@@ -31,6 +31,8 @@ use super::state::ImagesState;
 
 /// Ids whose names are read at a time.
 const NAMES: usize = 1000;
+/// Bytes of a line from which a part of it is sent.
+const PART_BYTES: usize = 64 << 10;
 
 /// Jobs since the start of the server, by the collection's own name.
 #[derive(Default)]
@@ -190,12 +192,6 @@ pub(crate) fn write_groups(
     os::thread::spawn("duplicates-out", body).map(drop)
 }
 
-/// Images of a group, and its pairs.
-struct GroupLine {
-    images: Vec<Value>,
-    pairs: Vec<Value>,
-}
-
 struct GroupWriter<'a> {
     named: &'a NamedCollection,
     writer: &'a ResultWriter,
@@ -208,23 +204,23 @@ impl GroupWriter<'_> {
         let mut images = 0_u64;
         for group in duplicates::groups(pairs) {
             // All but one may have been removed since.
-            let Some(line) = self.line(&group)? else { continue };
+            let Some(count) = self.write_line(&group)? else { continue };
             groups += 1;
-            images += line.images.len() as u64;
-            let line = json!({ "images": line.images, "pairs": line.pairs });
-            self.writer.send(format!("{line}\n").into())?;
+            images += count;
         }
         let summary = json!({ "summary": { "groups": groups, "images": images } });
         self.writer.send(format!("{summary}\n").into())
     }
 
-    /// Returns the line of a group; `None` if fewer than two of its images are left.
+    /// Writes the line of a group in parts: one group can have most pairs of a job. Returns the
+    /// number of its images. Writes nothing and returns `None` if fewer than two are left.
     ///
     /// # Errors
-    /// `Unavailable` while the collection is being opened.
-    fn line(&self, group: &DuplicateGroup) -> Result<Option<GroupLine>> {
-        let mut known: BTreeMap<u64, PointId> = BTreeMap::new();
-        let mut images = Vec::new();
+    /// `Unavailable` while the collection is being opened; the errors of [`ResultWriter::send`].
+    fn write_line(&self, group: &DuplicateGroup) -> Result<Option<u64>> {
+        // In the order of the group's ids, which ascend.
+        let mut known: Vec<(u64, PointId)> = Vec::new();
+        let mut text = "{\"images\":[".to_owned();
         for ids in group.ids.chunks(NAMES) {
             let points = self.named.resolve(ids, PointParts::PAYLOAD);
             for (id, point) in ids.iter().zip(points) {
@@ -234,24 +230,46 @@ impl GroupWriter<'_> {
                     // The image was removed, or it is damaged and cannot be shown.
                     Ok(None) | Err(_) => continue,
                 };
-                known.insert(*id, point.id);
-                images.push(duplicate_image(&point));
+                if !known.is_empty() {
+                    text.push(',');
+                }
+                known.push((*id, point.id));
+                text.push_str(&duplicate_image(&point).to_string());
+            }
+            if known.len() >= 2 {
+                self.send_part(&mut text)?;
             }
         }
-        if images.len() < 2 {
+        if known.len() < 2 {
             return Ok(None);
         }
-        let pairs: Vec<Value> = group
-            .pairs
-            .iter()
-            .filter_map(|pair| {
-                Some(json!({
-                    "a": known.get(&pair.a)?, "b": known.get(&pair.b)?, "similarity": pair.similarity,
-                    "score": pair.score,
-                }))
-            })
-            .collect();
-        Ok(Some(GroupLine { images, pairs }))
+        text.push_str("],\"pairs\":[");
+        let shown = |id: u64| {
+            let at = known.binary_search_by_key(&id, |(known, _)| *known).ok()?;
+            known.get(at).map(|(_, shown)| *shown)
+        };
+        let mut is_first = true;
+        for pair in &group.pairs {
+            let (Some(a), Some(b)) = (shown(pair.a), shown(pair.b)) else { continue };
+            if !std::mem::take(&mut is_first) {
+                text.push(',');
+            }
+            let pair =
+                json!({ "a": a, "b": b, "similarity": pair.similarity, "score": pair.score });
+            text.push_str(&pair.to_string());
+            self.send_part(&mut text)?;
+        }
+        text.push_str("]}\n");
+        self.writer.send(text.into())?;
+        Ok(Some(known.len() as u64))
+    }
+
+    /// Sends `text` if it is large, and empties it then.
+    fn send_part(&self, text: &mut String) -> Result<()> {
+        if text.len() < PART_BYTES {
+            return Ok(());
+        }
+        self.writer.send(std::mem::take(text).into())
     }
 }
 

@@ -1,7 +1,5 @@
 //! Groups of points that pairs connect.
 
-use std::collections::HashMap;
-
 use super::store::DuplicatePair;
 
 /// Points that pairs connect, directly or through others.
@@ -14,29 +12,34 @@ pub struct DuplicateGroup {
 }
 
 /// Returns the groups of `pairs`, the largest first, equal ones by their least id.
+///
+/// A job can have millions of groups of two points. So numbers are sorted instead of hashed, and
+/// the lists of a group have no spare memory.
 #[must_use]
 pub fn groups(pairs: &[DuplicatePair]) -> Vec<DuplicateGroup> {
-    let mut sets = DisjointSets::default();
+    let mut sets = DisjointSets::new(pairs);
     for pair in pairs {
-        let a = sets.number(pair.a);
-        let b = sets.number(pair.b);
-        sets.join(a, b);
+        sets.join(pair);
     }
-    let mut groups: HashMap<u32, DuplicateGroup> = HashMap::new();
-    for (number, id) in sets.ids.clone().into_iter().enumerate() {
-        let root = sets.root(number as u32);
-        groups.entry(root).or_default().ids.push(id);
-    }
-    for pair in pairs {
-        let number = sets.number(pair.a);
-        let root = sets.root(number);
-        groups.entry(root).or_default().pairs.push(*pair);
-    }
-    let mut groups: Vec<DuplicateGroup> = groups.into_values().collect();
-    for group in &mut groups {
-        group.ids.sort_unstable();
-        group.pairs.sort_unstable_by_key(|pair| (pair.a, pair.b));
-    }
+    // In ascending order of their ids within a set.
+    let mut members: Vec<(u32, u32)> =
+        (0..sets.ids.len() as u32).map(|number| (sets.root(number), number)).collect();
+    members.sort_unstable();
+    let mut edges: Vec<(u32, u32)> =
+        pairs.iter().zip(0..).map(|(pair, at)| (sets.root_of(pair.a), at)).collect();
+    edges.sort_unstable_by_key(|&(root, at)| {
+        let pair = &pairs[at as usize];
+        (root, pair.a, pair.b)
+    });
+    let same_root = |one: &(u32, u32), other: &(u32, u32)| one.0 == other.0;
+    // Every set has a pair, so both lists have the same roots.
+    let sets_of_points = members.chunk_by(same_root).zip(edges.chunk_by(same_root));
+    let mut groups: Vec<DuplicateGroup> = sets_of_points
+        .map(|(members, edges)| DuplicateGroup {
+            ids: members.iter().map(|&(_, number)| sets.ids[number as usize]).collect(),
+            pairs: edges.iter().map(|&(_, at)| pairs[at as usize]).collect(),
+        })
+        .collect();
     groups.sort_unstable_by(|one, other| {
         other.ids.len().cmp(&one.ids.len()).then(one.ids.first().cmp(&other.ids.first()))
     });
@@ -44,23 +47,28 @@ pub fn groups(pairs: &[DuplicatePair]) -> Vec<DuplicateGroup> {
 }
 
 /// Disjoint sets of ids with path halving and union by size (Tarjan and van Leeuwen, 1984).
-#[derive(Default)]
 struct DisjointSets {
-    numbers: HashMap<u64, u32>,
+    /// All ids in ascending order. The place of an id is its number.
     ids: Vec<u64>,
     parents: Vec<u32>,
     sizes: Vec<u32>,
 }
 
 impl DisjointSets {
-    fn number(&mut self, id: u64) -> u32 {
-        *self.numbers.entry(id).or_insert_with(|| {
-            let number = self.ids.len() as u32;
-            self.ids.push(id);
-            self.parents.push(number);
-            self.sizes.push(1);
-            number
-        })
+    /// Creates a set for each point of `pairs`.
+    fn new(pairs: &[DuplicatePair]) -> DisjointSets {
+        let mut ids: Vec<u64> = pairs.iter().flat_map(|pair| [pair.a, pair.b]).collect();
+        ids.sort_unstable();
+        ids.dedup();
+        ids.shrink_to_fit();
+        let count = ids.len();
+        DisjointSets { ids, parents: (0..count as u32).collect(), sizes: vec![1; count] }
+    }
+
+    /// Returns the number of the set that has `id`, which is an id of a pair.
+    fn root_of(&mut self, id: u64) -> u32 {
+        let number = self.ids.partition_point(|&other| other < id);
+        self.root(number as u32)
     }
 
     fn root(&mut self, mut at: u32) -> u32 {
@@ -72,9 +80,10 @@ impl DisjointSets {
         at
     }
 
-    fn join(&mut self, a: u32, b: u32) {
-        let a = self.root(a);
-        let b = self.root(b);
+    /// Joins the sets of the points of a pair.
+    fn join(&mut self, pair: &DuplicatePair) {
+        let a = self.root_of(pair.a);
+        let b = self.root_of(pair.b);
         if a == b {
             return;
         }
@@ -118,6 +127,18 @@ mod tests {
             components.entry(first).or_default().push(id);
         }
         components.into_values().collect()
+    }
+
+    #[test]
+    fn groups_have_no_spare_memory() {
+        let found = groups(&[pair(5, 1), pair(7, 6), pair(1, 3)]);
+        let [first, second] = &found[..] else { panic!("{found:?}") };
+        assert_eq!(
+            (&first.ids[..], &first.pairs[..]),
+            (&[1, 3, 5][..], &[pair(1, 3), pair(1, 5)][..])
+        );
+        assert_eq!((&second.ids[..], &second.pairs[..]), (&[6, 7][..], &[pair(6, 7)][..]));
+        assert_eq!((second.ids.capacity(), second.pairs.capacity()), (2, 1));
     }
 
     proptest! {
