@@ -4,6 +4,9 @@
 //! bitmap for each delete would cost the next query one bit for every row of the segment. So a
 //! delete clears its bit in place if no query has the state. Otherwise the next query takes a
 //! bitmap that no query uses any more, and changes only the rows that were deleted in between.
+//!
+//! Each running query may have a bitmap of its own. So large ones are counted in the memory budget
+//! while it has room for them. A search never fails for them.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -13,20 +16,33 @@ use std::time::{Duration, Instant};
 use coarse::RowSet;
 use parking_lot::Mutex;
 
+use crate::budget::{BudgetReservation, MemoryBudget};
 use crate::deletes::Deletes;
 
 /// Maximum bitmaps of a segment that no query uses, and that are kept for the next states.
 const SPARES_MAX: usize = 4;
 /// Maximum deletes between the state of a spare bitmap and the state that takes it.
 const RECENT_MAX: usize = 4096;
+/// Minimum bytes of a bitmap that is counted in the budget.
+const COUNTED_BYTES_MIN: u64 = 64 << 10;
 
 /// Live rows of one state of a segment.
 #[derive(Debug, Default)]
 pub(super) struct LiveRows {
     /// Made by the first query that needs them.
-    rows: OnceLock<Arc<RowSet>>,
+    rows: OnceLock<LiveBitmap<Arc<RowSet>>>,
     /// Shared by all states of the segment.
     spares: Arc<Mutex<SpareRows>>,
+    /// Budget that counts the bitmaps; `None` counts none.
+    budget: Option<Arc<MemoryBudget>>,
+}
+
+/// A bitmap and its memory.
+#[derive(Debug)]
+struct LiveBitmap<R> {
+    rows: R,
+    /// `None` for a small bitmap, and if the budget had no room.
+    held: Option<BudgetReservation>,
 }
 
 /// Bitmaps of a segment that no query uses, and the deletes that distinguish them.
@@ -35,7 +51,7 @@ pub(super) struct LiveRows {
 /// and only the newest state gets deletes.
 #[derive(Debug, Default)]
 struct SpareRows {
-    sets: Vec<RowSet>,
+    sets: Vec<LiveBitmap<RowSet>>,
     /// Rows that were deleted last, oldest first.
     recent: VecDeque<u32>,
     /// Deleted rows of the newest state.
@@ -47,12 +63,28 @@ struct SpareRows {
 }
 
 impl LiveRows {
+    /// Creates the live rows of a segment. `budget` counts their bitmaps.
+    pub(super) fn new(budget: Arc<MemoryBudget>) -> LiveRows {
+        LiveRows { rows: OnceLock::new(), spares: Arc::default(), budget: Some(budget) }
+    }
+
     /// Returns the live rows of the state with these deletes.
     pub(super) fn get(&self, deletes: &Deletes) -> &Arc<RowSet> {
-        self.rows.get_or_init(|| {
+        let bitmap = self.rows.get_or_init(|| {
             let spare = self.spares.lock().take(deletes.count());
-            Arc::new(spare.unwrap_or_else(|| filled(deletes)))
-        })
+            let LiveBitmap { rows, held } = spare.unwrap_or_else(|| self.fill(deletes));
+            LiveBitmap { rows: Arc::new(rows), held }
+        });
+        &bitmap.rows
+    }
+
+    /// Makes a bitmap of the rows that are not deleted.
+    fn fill(&self, deletes: &Deletes) -> LiveBitmap<RowSet> {
+        let bytes = u64::from(deletes.rows().div_ceil(64)) * 8;
+        let budget = self.budget.as_ref().filter(|_| bytes >= COUNTED_BYTES_MIN);
+        let held = budget.and_then(|budget| budget.reserve_if_free(bytes));
+        let words = deletes.words().map(|word| !word).collect();
+        LiveBitmap { rows: RowSet::from_words(deletes.rows(), words), held }
     }
 
     /// Deletes `row`, which `deletes` already has, from the newest state. Other holders of `live`
@@ -61,11 +93,12 @@ impl LiveRows {
         live.spares.lock().record(row, deletes.count());
         let Some(own) = Arc::get_mut(live) else {
             let spares = live.spares.clone();
-            *live = Arc::new(LiveRows { rows: OnceLock::new(), spares });
+            let budget = live.budget.clone();
+            *live = Arc::new(LiveRows { rows: OnceLock::new(), spares, budget });
             return;
         };
-        let Some(rows) = own.rows.get_mut() else { return };
-        match Arc::get_mut(rows) {
+        let Some(bitmap) = own.rows.get_mut() else { return };
+        match Arc::get_mut(&mut bitmap.rows) {
             Some(rows) => rows.remove(row),
             // A thread still searches them for a query that has ended.
             None => own.rows = OnceLock::new(),
@@ -85,16 +118,12 @@ impl LiveRows {
 
 impl Drop for LiveRows {
     fn drop(&mut self) {
-        if let Some(rows) = self.rows.take().and_then(Arc::into_inner) {
-            let surplus = self.spares.lock().add(rows);
+        let Some(LiveBitmap { rows, held }) = self.rows.take() else { return };
+        if let Some(rows) = Arc::into_inner(rows) {
+            let surplus = self.spares.lock().add(LiveBitmap { rows, held });
             drop(surplus);
         }
     }
-}
-
-/// Returns the rows that are not deleted.
-fn filled(deletes: &Deletes) -> RowSet {
-    RowSet::from_words(deletes.rows(), deletes.words().map(|word| !word).collect())
 }
 
 /// Returns the number of deleted rows of the state that a bitmap belongs to.
@@ -127,34 +156,34 @@ impl SpareRows {
 
     /// Returns a spare bitmap, changed to the state with `deleted` deleted rows. Returns `None` if
     /// no spare one can be changed.
-    fn take(&mut self, deleted: u32) -> Option<RowSet> {
+    fn take(&mut self, deleted: u32) -> Option<LiveBitmap<RowSet>> {
         self.requested = Some(Instant::now());
         let distance =
             |set: &RowSet| self.between(deleted_rows(set), deleted).map(|rows| rows.len());
         let distances =
-            self.sets.iter().enumerate().filter_map(|(at, set)| Some((distance(set)?, at)));
+            self.sets.iter().enumerate().filter_map(|(at, set)| Some((distance(&set.rows)?, at)));
         let Some((_, nearest)) = distances.min() else {
             self.filled += 1;
             return None;
         };
         let mut set = self.sets.swap_remove(nearest);
-        let before = deleted_rows(&set);
+        let before = deleted_rows(&set.rows);
         let changed = self.recent.range(self.between(before, deleted)?);
         if before < deleted {
-            changed.for_each(|row| set.remove(*row));
+            changed.for_each(|row| set.rows.remove(*row));
         } else {
-            changed.for_each(|row| set.insert(*row));
+            changed.for_each(|row| set.rows.insert(*row));
         }
         Some(set)
     }
 
     /// Keeps a bitmap that no query uses. Returns one that is too many.
-    fn add(&mut self, set: RowSet) -> Option<RowSet> {
+    fn add(&mut self, set: LiveBitmap<RowSet>) -> Option<LiveBitmap<RowSet>> {
         self.sets.push(set);
         if self.sets.len() <= SPARES_MAX {
             return None;
         }
-        let oldest = (0..self.sets.len()).min_by_key(|&at| deleted_rows(&self.sets[at]))?;
+        let oldest = (0..self.sets.len()).min_by_key(|&at| deleted_rows(&self.sets[at].rows))?;
         Some(self.sets.swap_remove(oldest))
     }
 }
@@ -254,6 +283,29 @@ mod tests {
         assert_eq!(spares(), SPARES_MAX);
         newest.live.drop_unused(Duration::ZERO);
         assert_eq!(spares(), 0);
+    }
+
+    #[test]
+    fn large_bitmaps_are_counted_while_there_is_room() {
+        let bytes = 2 * COUNTED_BYTES_MIN;
+        let rows = 8 * bytes as u32;
+        let budget = MemoryBudget::new(2 * bytes);
+        let mut deletes = Deletes::none(rows);
+        let mut live = Arc::new(LiveRows::new(budget.clone()));
+        let mut states = Vec::new();
+        for (row, counted) in [(0, bytes), (1, 2 * bytes), (2, 2 * bytes)] {
+            deletes.insert(row);
+            LiveRows::delete(&mut live, row, &deletes);
+            assert_eq!(live.get(&deletes).count(), rows - row - 1);
+            states.push(live.clone());
+            assert_eq!(budget.stats().used, counted);
+        }
+        assert_eq!(budget.stats().refused, 0);
+        // The third bitmap had no room. The others become spare ones.
+        drop(states);
+        assert_eq!(budget.stats().used, 2 * bytes);
+        live.drop_unused(Duration::ZERO);
+        assert_eq!(budget.stats().used, 0);
     }
 
     #[test]

@@ -112,7 +112,8 @@ impl ClosedSegment {
 
 impl SegmentView {
     pub(super) fn new(segment: Arc<Segment>, deletes: Arc<Deletes>) -> SegmentView {
-        SegmentView { segment, deletes, live_rows: Arc::default() }
+        let live_rows = Arc::new(LiveRows::new(segment.budget().clone()));
+        SegmentView { segment, deletes, live_rows }
     }
 
     /// Returns the live rows, or `None` if no row is deleted.

@@ -201,6 +201,11 @@ impl Segment {
         &self.settings
     }
 
+    /// Returns the budget that counts its memory.
+    pub(crate) fn budget(&self) -> &Arc<MemoryBudget> {
+        self.held.budget()
+    }
+
     /// Returns the number of rows, including deleted ones.
     pub(crate) fn rows(&self) -> u32 {
         self.rows
