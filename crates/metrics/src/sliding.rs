@@ -1,7 +1,8 @@
 //! Percentiles over the last seconds: a ring of one histogram a second, merged by the reader.
 //!
-//! Recording takes one uncontended lock and no allocation. The reader does the merge, once a
-//! scrape.
+//! Recording takes one uncontended lock, and no allocation once a window had requests in each
+//! second. The reader does the merge, once a scrape, and frees the histograms of an idle window: a
+//! server may have thousands of models, of which most have no requests now.
 
 use std::time::{Duration, Instant};
 
@@ -37,8 +38,17 @@ pub struct Percentiles {
 }
 
 struct SecondSlot {
+    /// `u64::MAX` before the first latency.
     second: u64,
-    histogram: Histogram<u32>,
+    /// About 11 KB. `None` before the first latency, and after an idle window.
+    histogram: Option<Histogram<u32>>,
+}
+
+impl SecondSlot {
+    /// Returns true if no window of `seconds` that ends at `second` or later has this slot.
+    fn is_over(&self, second: u64, seconds: u64) -> bool {
+        self.second == u64::MAX || self.second.saturating_add(seconds) <= second
+    }
 }
 
 /// Latencies of the last `window` seconds.
@@ -58,8 +68,7 @@ impl SlidingHistogram {
     /// `now`.
     pub fn new(seconds: usize, now: Instant) -> SlidingHistogram {
         let count = seconds.clamp(1, WINDOW_SECONDS_MAX);
-        let slots =
-            (0..count).map(|_| SecondSlot { second: u64::MAX, histogram: histogram() }).collect();
+        let slots = (0..count).map(|_| SecondSlot { second: u64::MAX, histogram: None }).collect();
         SlidingHistogram { start: now, slots: Mutex::new(slots) }
     }
 
@@ -69,11 +78,12 @@ impl SlidingHistogram {
         let mut slots = self.slots.lock();
         let index = second as usize % slots.len();
         let slot = &mut slots[index];
+        let counts = slot.histogram.get_or_insert_with(histogram);
         if slot.second != second {
-            slot.histogram.reset();
+            counts.reset();
             slot.second = second;
         }
-        slot.histogram.saturating_record((latency.as_micros() as u64).clamp(1, LATENCY_US_MAX));
+        counts.saturating_record((latency.as_micros() as u64).clamp(1, LATENCY_US_MAX));
     }
 
     /// Returns the percentiles of the window that ends at `now`. It has the running second and the
@@ -83,13 +93,16 @@ impl SlidingHistogram {
         let second = elapsed.as_secs();
         let mut merged = histogram();
         let window = {
-            let slots = self.slots.lock();
-            for slot in slots
-                .iter()
-                .filter(|slot| slot.second <= second && slot.second + slots.len() as u64 > second)
-            {
+            let mut slots = self.slots.lock();
+            let seconds = slots.len() as u64;
+            if slots.iter().all(|slot| slot.is_over(second, seconds)) {
+                slots.iter_mut().for_each(|slot| slot.histogram = None);
+            }
+            let in_window =
+                slots.iter().filter(|slot| slot.second <= second && !slot.is_over(second, seconds));
+            for counts in in_window.filter_map(|slot| slot.histogram.as_ref()) {
                 // Equal bounds: adding cannot fail.
-                let _ = merged.add(&slot.histogram);
+                let _ = merged.add(counts);
             }
             slots.len() as f64
         };
@@ -141,6 +154,28 @@ mod tests {
         assert_eq!(sliding.percentiles(at(12.0)).count, 0);
         sliding.record(Duration::from_millis(2), at(20.2));
         assert_eq!(sliding.percentiles(at(20.3)).count, 1, "a reused slot starts empty");
+    }
+
+    #[test]
+    fn an_idle_window_has_no_histograms() {
+        let start = Instant::now();
+        let at = |seconds| start + Duration::from_secs(seconds);
+        let sliding = SlidingHistogram::new(10, start);
+        let made = || sliding.slots.lock().iter().filter(|slot| slot.histogram.is_some()).count();
+        assert_eq!(made(), 0);
+        for second in [0, 1, 11] {
+            sliding.record(Duration::from_millis(1), at(second));
+        }
+        assert_eq!(made(), 2, "seconds 1 and 11 share a slot");
+        assert_eq!(sliding.percentiles(at(20)).count, 1);
+        assert_eq!(made(), 2, "second 11 is in the window");
+        assert_eq!(sliding.percentiles(at(21)).count, 0);
+        assert_eq!(made(), 0);
+        sliding.record(Duration::from_millis(1), at(22));
+        assert_eq!(sliding.percentiles(at(22)).count, 1);
+        // A request may have ended after the reader took the time.
+        assert_eq!(sliding.percentiles(at(21)).count, 0);
+        assert_eq!(made(), 1);
     }
 
     #[test]
