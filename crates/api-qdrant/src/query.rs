@@ -283,7 +283,7 @@ impl QueryRun<'_> {
                 retrieve::add_date(&mut order_dates, at, hit.value);
             }
             order_dates = order_dates.filter(|_| self.context.for_root());
-            budget.add_ids(hits.len())?;
+            budget.add_values::<ScoredPoint>(hits.len())?;
             let points = hits.into_iter().map(scored).collect();
             return Ok(QueryResponse { points, partial, order_dates });
         }

@@ -73,12 +73,12 @@ impl ResponseBudget {
         self.memory.add(record_bytes(record))
     }
 
-    /// Counts the memory of `count` points without payloads and vectors.
+    /// Counts the memory of `count` values of a `T`: hits, or points without payloads and vectors.
     ///
     /// # Errors
     /// As [`ResponseMemory::add`].
-    pub(crate) fn add_ids(&self, count: usize) -> Result<()> {
-        self.memory.add((count * size_of::<json::ScoredPoint>()) as u64)
+    pub(crate) fn add_values<T>(&self, count: usize) -> Result<()> {
+        self.memory.add((count * size_of::<T>()) as u64)
     }
 }
 

@@ -6,7 +6,7 @@ use base::{Error, Result};
 use search::collection::{CANDIDATES_MAX, CollectionQuery, SearchThread, forget_progress};
 use search::registry::NamedCollection;
 
-use super::{QueryResponse, QueryRun, RankedHits, effort, reads_vectors};
+use super::{QueryResponse, QueryRun, RankedHit, RankedHits, effort, reads_vectors};
 use crate::call::CallContext;
 use crate::json::{self, QueryRequest, SearchParams, VectorInput, VectorQuery};
 use crate::retrieve::ResponseBudget;
@@ -59,7 +59,12 @@ pub(crate) fn batch_in_steps(
     if progress.shared.is_none() {
         let mut run = QueryRun { named, thread: &mut *thread, context, deadline };
         run.check_batch(&request.searches)?;
-        progress.shared = Some(run.nearest_together(&request.searches)?);
+        let shared = run.nearest_together(&request.searches)?;
+        let hits: usize = shared.iter().flatten().map(|ranked| ranked.hits.len()).sum();
+        // A pause keeps them too.
+        let budget = progress.budget.insert(ResponseBudget::new(context));
+        budget.add_values::<RankedHit>(hits)?;
+        progress.shared = Some(shared);
     }
     let answered = progress.responses.len();
     for (at, query) in request.searches.into_iter().enumerate().skip(answered) {
