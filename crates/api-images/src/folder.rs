@@ -1,5 +1,6 @@
 //! A directory of the server's machine, which only administrators may read. Links are not followed.
 
+use std::ffi::OsString;
 use std::fs::{DirEntry, File};
 use std::io::Read;
 use std::path::{Path, PathBuf};
@@ -22,8 +23,15 @@ const HEAD_BYTES: u64 = 16;
 /// A walk of a directory in the order of names.
 pub(crate) struct Folder {
     root: PathBuf,
-    /// Paths that are still to be read, last first, with their depths.
-    waiting: Vec<(PathBuf, usize)>,
+    /// Directories that are being read, each in the one before it.
+    levels: Vec<FolderLevel>,
+}
+
+/// A directory that is being read. A million names take half of the memory of their paths.
+struct FolderLevel {
+    path: PathBuf,
+    /// Names that are still to be read, last first.
+    names: Vec<OsString>,
 }
 
 /// Images of a folder that are still to be read.
@@ -42,16 +50,16 @@ impl Folder {
                 "\"{path}\" is not a directory of this machine; give an absolute path"
             )));
         }
-        let mut folder = Folder { root: root.clone(), waiting: Vec::new() };
-        folder.enter(&root, 0, ENTRIES_MAX)?;
+        let mut folder = Folder { root: root.clone(), levels: Vec::new() };
+        folder.enter(&root, ENTRIES_MAX)?;
         Ok(folder)
     }
 
-    fn enter(&mut self, directory: &Path, depth: usize, entries_max: usize) -> Result<()> {
+    fn enter(&mut self, directory: &Path, entries_max: usize) -> Result<()> {
         let wrong = |error: std::io::Error| {
             Error::invalid(directory.display().to_string()).caused_by(error)
         };
-        let mut paths = Vec::new();
+        let mut names = Vec::new();
         for (number, entry) in std::fs::read_dir(directory).map_err(wrong)?.enumerate() {
             if number >= entries_max {
                 return Err(Error::too_large(format!(
@@ -59,10 +67,10 @@ impl Folder {
                     directory.display()
                 )));
             }
-            paths.extend(wanted(&entry.map_err(wrong)?));
+            names.extend(wanted(&entry.map_err(wrong)?));
         }
-        paths.sort_unstable_by(|a, b| b.cmp(a));
-        self.waiting.extend(paths.into_iter().map(|path| (path, depth)));
+        names.sort_unstable_by(|a, b| b.cmp(a));
+        self.levels.push(FolderLevel { path: directory.to_owned(), names });
         Ok(())
     }
 
@@ -71,10 +79,21 @@ impl Folder {
         end_of_name(name.into_owned())
     }
 
-    fn visit(&mut self, path: &Path, depth: usize) -> SourceEntry {
+    /// Returns the next path.
+    fn next_path(&mut self) -> Option<PathBuf> {
+        while let Some(level) = self.levels.last_mut() {
+            if let Some(name) = level.names.pop() {
+                return Some(level.path.join(name));
+            }
+            self.levels.pop();
+        }
+        None
+    }
+
+    fn visit(&mut self, path: &Path) -> SourceEntry {
         let name = self.name(path);
         if path.is_dir() {
-            if depth >= DEPTH_MAX {
+            if self.levels.len() > DEPTH_MAX {
                 return SourceEntry::Failed(
                     name,
                     Error::invalid(format!(
@@ -83,7 +102,7 @@ impl Folder {
                     )),
                 );
             }
-            return match self.enter(path, depth + 1, ENTRIES_MAX) {
+            return match self.enter(path, ENTRIES_MAX) {
                 Ok(()) => SourceEntry::Nothing,
                 Err(error) => SourceEntry::Failed(name, error),
             };
@@ -105,15 +124,15 @@ impl ImageFiles for Folder {
 impl ImageSource for FolderImages<'_> {
     fn next(&mut self) -> Option<SourceEntry> {
         let FolderImages(folder) = self;
-        let (path, depth) = folder.waiting.pop()?;
-        Some(folder.visit(&path, depth))
+        let path = folder.next_path()?;
+        Some(folder.visit(&path))
     }
 }
 
-/// Returns the path of a regular file or a directory; `None` for links and devices.
-fn wanted(entry: &DirEntry) -> Option<PathBuf> {
+/// Returns the name of a regular file or a directory; `None` for links and devices.
+fn wanted(entry: &DirEntry) -> Option<OsString> {
     let kind = entry.file_type().ok()?;
-    (kind.is_file() || kind.is_dir()).then(|| entry.path())
+    (kind.is_file() || kind.is_dir()).then(|| entry.file_name())
 }
 
 /// Reads a file; `None` if it is not an image.
@@ -142,11 +161,31 @@ mod tests {
 
     #[test]
     fn a_long_path_is_cut_to_a_name() {
-        let folder = Folder { root: "/images".into(), waiting: Vec::new() };
+        let folder = Folder { root: "/images".into(), levels: Vec::new() };
         let long = format!("/images/{}/a.png", vec!["d".repeat(100); 9].join("/"));
         let name = folder.name(Path::new(&long));
         assert!(name.len() == 512 && long.ends_with(&name), "{name}");
         assert_eq!(folder.name(Path::new("/images/d/a.png")), "d/a.png");
+    }
+
+    #[test]
+    fn a_walk_holds_names_of_the_current_directories_only() {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::create_dir_all(dir.path().join("b/c")).unwrap();
+        for name in ["a.png", "b/c/1.png", "b/d.png", "z.png"] {
+            std::fs::write(dir.path().join(name), b"x").unwrap();
+        }
+        let mut folder = Folder::open(dir.path().to_str().unwrap()).unwrap();
+        let mut found = Vec::new();
+        while let Some(path) = folder.next_path() {
+            if let SourceEntry::Image(image) = folder.visit(&path) {
+                let names: usize = folder.levels.iter().map(|level| level.names.len()).sum();
+                found.push((image.name, folder.levels.len(), names));
+            }
+        }
+        let wanted = [("a.png", 1, 2), ("b/c/1.png", 3, 2), ("b/d.png", 2, 1), ("z.png", 1, 0)];
+        let wanted = wanted.map(|(name, levels, names)| (name.to_owned(), levels, names));
+        assert_eq!(found, wanted);
     }
 
     #[test]
@@ -155,9 +194,9 @@ mod tests {
         for number in 0..3 {
             std::fs::write(dir.path().join(format!("{number}.png")), b"x").unwrap();
         }
-        let mut folder = Folder { root: dir.path().into(), waiting: Vec::new() };
-        assert!(folder.enter(dir.path(), 0, 3).is_ok());
-        let refused = folder.enter(dir.path(), 0, 2).unwrap_err();
+        let mut folder = Folder { root: dir.path().into(), levels: Vec::new() };
+        assert!(folder.enter(dir.path(), 3).is_ok());
+        let refused = folder.enter(dir.path(), 2).unwrap_err();
         assert_eq!(refused.kind(), ErrorKind::TooLarge);
     }
 }
