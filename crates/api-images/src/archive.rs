@@ -266,7 +266,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_directory_is_checked_before_it_is_held() {
+    fn the_directory_is_checked_before_entries_are_read() {
         let mut writer = zip::ZipWriter::new(io::Cursor::new(Vec::new()));
         for number in 0..4 {
             writer.start_file(format!("{number}.png"), SimpleFileOptions::default()).unwrap();
