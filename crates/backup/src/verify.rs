@@ -123,8 +123,8 @@ impl ListedObjects {
 }
 
 /// Reads every object of one backup of a collection, or of all of them, and compares it with its
-/// checksum. Leaves out backups that are removed in the meantime, and names those of a newer program
-/// without comparing them.
+/// checksum. Leaves out backups that are removed in the meantime, and names the ones of a newer
+/// program without comparing them.
 ///
 /// # Errors
 /// `NotFound` if there is no such backup, or if it is removed in the meantime; `FailedPrecondition`
