@@ -15,10 +15,11 @@ use base::{Error, Result};
 /// Maximum attempts of a reservation to reclaim idle memory. Other threads may take the reclaimed
 /// memory first.
 const TAKES_MAX: usize = 4;
-/// New points leave this part of the memory free for searches, deletions and merges.
+/// New points, and bitmaps of live rows, leave this part of the memory free for searches, deletions
+/// and merges.
 const WORKING_SHARE: u64 = 64;
-/// Maximum bytes that new points leave free. They hold the filters of several requests in segments
-/// of the largest size.
+/// Maximum bytes of this part. They hold the filters of several requests in segments of the largest
+/// size.
 const WORKING_BYTES_MAX: u64 = 16 << 20;
 
 /// Memory limit shared by collections.
@@ -136,7 +137,7 @@ impl MemoryBudget {
         ))
     }
 
-    /// Returns the bytes that new points leave free.
+    /// Returns the bytes that new points and bitmaps of live rows leave free.
     fn working_bytes(&self) -> u64 {
         (self.limit / WORKING_SHARE).min(WORKING_BYTES_MAX)
     }
@@ -164,6 +165,19 @@ impl MemoryBudget {
         bytes: u64,
     ) -> Option<BudgetReservation> {
         self.take_if_free(bytes).then(|| BudgetReservation { budget: self.clone(), bytes })
+    }
+
+    /// Reserves `bytes` if they are free, and leaves [`working_bytes`](Self::working_bytes) free as
+    /// new points do. Does not count a refusal.
+    pub(crate) fn reserve_beside_work(
+        self: &Arc<MemoryBudget>,
+        bytes: u64,
+    ) -> Option<BudgetReservation> {
+        let wanted = bytes.saturating_add(self.working_bytes());
+        if wanted > self.free() {
+            return None;
+        }
+        self.reserve_if_free(bytes)
     }
 
     /// Returns true while a reservation reclaims idle memory.

@@ -6,7 +6,7 @@
 //! bitmap that no query uses any more, and changes only the rows that were deleted in between.
 //!
 //! Each running query may have a bitmap of its own. So large ones are counted in the memory budget
-//! while it has room for them. A search never fails for them.
+//! while it has room for them beside the memory that filters need. A search never fails for them.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -82,7 +82,7 @@ impl LiveRows {
     fn fill(&self, deletes: &Deletes) -> LiveBitmap<RowSet> {
         let bytes = u64::from(deletes.rows().div_ceil(64)) * 8;
         let budget = self.budget.as_ref().filter(|_| bytes >= COUNTED_BYTES_MIN);
-        let held = budget.and_then(|budget| budget.reserve_if_free(bytes));
+        let held = budget.and_then(|budget| budget.reserve_beside_work(bytes));
         let words = deletes.words().map(|word| !word).collect();
         LiveBitmap { rows: RowSet::from_words(deletes.rows(), words), held }
     }
@@ -289,7 +289,7 @@ mod tests {
     fn large_bitmaps_are_counted_while_there_is_room() {
         let bytes = 2 * COUNTED_BYTES_MIN;
         let rows = 8 * bytes as u32;
-        let budget = MemoryBudget::new(2 * bytes);
+        let budget = MemoryBudget::new(3 * bytes);
         let mut deletes = Deletes::none(rows);
         let mut live = Arc::new(LiveRows::new(budget.clone()));
         let mut states = Vec::new();
@@ -301,7 +301,7 @@ mod tests {
             assert_eq!(budget.stats().used, counted);
         }
         assert_eq!(budget.stats().refused, 0);
-        // The third bitmap had no room. The others become spare ones.
+        // The third bitmap would take memory that filters need. The others become spare ones.
         drop(states);
         assert_eq!(budget.stats().used, 2 * bytes);
         live.drop_unused(Duration::ZERO);
