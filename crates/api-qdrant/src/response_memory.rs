@@ -32,6 +32,18 @@ struct HeldMemory {
     reservation: Option<Reservation>,
 }
 
+impl HeldMemory {
+    /// Counts `bytes` more. Returns the bytes to reserve for them.
+    fn count(&mut self, bytes: u64) -> u64 {
+        self.used += bytes;
+        let reserved = self.reservation.as_ref().map_or(0, Reservation::bytes);
+        match self.used.saturating_sub(FREE_BYTES + reserved) {
+            0 => 0,
+            missing => missing.max(STEP_BYTES),
+        }
+    }
+}
+
 impl ResponseMemory {
     /// Creates the memory of a response without points.
     pub(crate) fn new(budget: &Arc<ByteBudget>) -> Arc<ResponseMemory> {
@@ -45,9 +57,7 @@ impl ResponseMemory {
     /// retry advice if other requests use too much of it.
     pub(crate) fn add(&self, bytes: u64) -> Result<()> {
         let mut held = self.held.lock();
-        held.used += bytes;
-        let reserved = held.reservation.as_ref().map_or(0, Reservation::bytes);
-        let missing = held.used.saturating_sub(FREE_BYTES + reserved);
+        let missing = held.count(bytes);
         if missing == 0 {
             return Ok(());
         }
@@ -59,7 +69,19 @@ impl ResponseMemory {
             )));
         }
         let reservation = held.reservation.get_or_insert_with(|| self.budget.empty());
-        reservation.grow(missing.max(STEP_BYTES))
+        reservation.grow(missing)
+    }
+
+    /// Counts `bytes` more, and returns false if they are not free. This is not counted as a
+    /// refused request.
+    pub(crate) fn add_if_free(&self, bytes: u64) -> bool {
+        let mut held = self.held.lock();
+        let missing = held.count(bytes);
+        if missing == 0 {
+            return true;
+        }
+        let reservation = held.reservation.get_or_insert_with(|| self.budget.empty());
+        reservation.grow_if_free(missing)
     }
 
     /// Ends the count, because the points were dropped.

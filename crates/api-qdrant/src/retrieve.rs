@@ -50,7 +50,7 @@ impl ResponseBudget {
     /// Adds a point, and returns false if the response has reached its limit, or if it gets no more
     /// memory.
     fn add(&mut self, record: &PointRecord) -> bool {
-        self.add_or_fail(record).is_ok()
+        self.count_text(record) && self.memory.add_if_free(record_bytes(record))
     }
 
     /// Adds a point that cannot be left for a later response.
@@ -58,19 +58,24 @@ impl ResponseBudget {
     /// # Errors
     /// `InvalidArgument` if the response exceeds its limit; the errors of [`ResponseMemory::add`].
     pub(crate) fn add_or_fail(&mut self, record: &PointRecord) -> Result<()> {
-        let values = match &record.vector {
-            Some(Vector::Plain(values)) => values.len(),
-            Some(Vector::Named(vectors)) => vectors.iter().map(|(_, values)| values.len()).sum(),
-            None => 0,
-        };
-        self.used += 64 + NUMBER_BYTES * values + record.payload.as_ref().map_or(0, members_bytes);
-        if self.used > self.max {
+        if !self.count_text(record) {
             return Err(Error::invalid(format!(
                 "the answer is larger than {} bytes; request fewer points, or less of each",
                 self.max
             )));
         }
         self.memory.add(record_bytes(record))
+    }
+
+    /// Counts the text of a point. Returns false if the response exceeds its limit.
+    fn count_text(&mut self, record: &PointRecord) -> bool {
+        let values = match &record.vector {
+            Some(Vector::Plain(values)) => values.len(),
+            Some(Vector::Named(vectors)) => vectors.iter().map(|(_, values)| values.len()).sum(),
+            None => 0,
+        };
+        self.used += 64 + NUMBER_BYTES * values + record.payload.as_ref().map_or(0, members_bytes);
+        self.used <= self.max
     }
 
     /// Counts the memory of `count` values of a `T`: hits, or points without payloads and vectors.
@@ -403,6 +408,7 @@ pub(crate) fn concerns_one_point(error: &Error) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use metrics::{KindLabels, Metrics};
     use search::Metric;
     use search::points::NewPoint;
     use search::registry::{CollectionSettings, Registry, RegistryOptions};
@@ -460,7 +466,8 @@ mod tests {
         let points: Vec<NewPoint<'_>> = (1..=5).map(point).collect();
         named.upsert(&points).unwrap();
         let projection = Projection::new(&named, WithPayload::All(true), None).unwrap();
-        let requests = ByteBudget::new(1 << 20, Arc::default());
+        let metrics = Arc::<Metrics>::default();
+        let requests = ByteBudget::new(1 << 20, metrics.clone());
         let memory = ResponseMemory::new(&requests);
         let page = |offset: Option<PointId>| {
             let mut budget = ResponseBudget::with_max(&memory, usize::MAX);
@@ -474,6 +481,8 @@ mod tests {
         let first = page(None);
         assert_eq!(first.points.len(), 3);
         assert_eq!(first.next_page_offset, Some(PointId::Number(4)));
+        let refused = KindLabels { kind: "request_memory" };
+        assert_eq!(metrics.refused.get_or_create(&refused).get(), 0, "no request was refused");
         drop(others);
         assert_eq!(page(first.next_page_offset).points.len(), 2);
     }

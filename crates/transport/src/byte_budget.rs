@@ -79,14 +79,15 @@ impl ByteBudget {
     }
 
     fn take(&self, bytes: u64) -> Result<()> {
+        self.try_take(bytes).map_err(|used| self.refusal(bytes, used))
+    }
+
+    /// Returns the bytes in use if there is no room.
+    fn try_take(&self, bytes: u64) -> Result<(), u64> {
         let room = |used: u64| used.checked_add(bytes).filter(|&used| used <= self.max);
-        match self.used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, room) {
-            Ok(before) => {
-                self.peak.fetch_max(before + bytes, Ordering::Relaxed);
-                Ok(())
-            }
-            Err(used) => Err(self.refusal(bytes, used)),
-        }
+        let before = self.used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, room)?;
+        self.peak.fetch_max(before + bytes, Ordering::Relaxed);
+        Ok(())
     }
 
     fn refusal(&self, bytes: u64, used: u64) -> Error {
@@ -121,6 +122,16 @@ impl Reservation {
         self.budget.take(bytes)?;
         self.bytes += bytes;
         Ok(())
+    }
+
+    /// Reserves `bytes` more if they are free. Does not count a refusal, since the caller can
+    /// continue without them.
+    pub fn grow_if_free(&mut self, bytes: u64) -> bool {
+        let grows = self.budget.try_take(bytes).is_ok();
+        if grows {
+            self.bytes += bytes;
+        }
+        grows
     }
 
     /// Reserves `bytes` more if they exceed [`FREE_BYTES_MAX`].
