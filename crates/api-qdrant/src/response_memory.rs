@@ -14,6 +14,8 @@ use crate::json::{PointRecord, Vector};
 const FREE_BYTES: u64 = 64 << 10;
 /// Minimum bytes that are reserved at once.
 const STEP_BYTES: u64 = 64 << 10;
+/// Divisor of the budget. A page, which can end early, leaves the quotient free for other requests.
+const OTHERS_SHARE: u64 = 4;
 /// Maximum bytes of a node of a JSON object. A node has room for eleven members.
 const NODE_BYTES: usize = 704;
 /// Minimum members of a node, if the object has several nodes.
@@ -72,13 +74,17 @@ impl ResponseMemory {
         reservation.grow(missing)
     }
 
-    /// Counts `bytes` more, and returns false if they are not free. This is not counted as a
-    /// refused request.
+    /// Counts `bytes` more of a page. Returns false if they are not free beside the part for other
+    /// requests. This is not counted as a refused request.
     pub(crate) fn add_if_free(&self, bytes: u64) -> bool {
         let mut held = self.held.lock();
         let missing = held.count(bytes);
         if missing == 0 {
             return true;
+        }
+        let max = self.budget.max();
+        if self.budget.used().saturating_add(missing) > max - max / OTHERS_SHARE {
+            return false;
         }
         let reservation = held.reservation.get_or_insert_with(|| self.budget.empty());
         reservation.grow_if_free(missing)

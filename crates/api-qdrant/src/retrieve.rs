@@ -476,8 +476,9 @@ mod tests {
         let all = page(None);
         assert_eq!((all.points.len(), all.next_page_offset), (5, None));
         memory.release();
-        // 64 KiB are left, and 64 KiB of each response are not counted.
-        let others = requests.reserve((1 << 20) - (64 << 10)).unwrap();
+        // A quarter stays free for other requests. 64 KiB are left besides, and 64 KiB of each
+        // response are not counted.
+        let others = requests.reserve((768 << 10) - (64 << 10)).unwrap();
         let first = page(None);
         assert_eq!(first.points.len(), 3);
         assert_eq!(first.next_page_offset, Some(PointId::Number(4)));
