@@ -128,11 +128,13 @@ impl Page {
         }
     }
 
-    /// Adds the last second to the history, and finds new events.
+    /// Adds the last second to the history, finds new events, and frees the percentiles of models
+    /// without requests. Scrapes free them too, but a server may have no scraper.
     fn scan(&self) {
         let readings = self.parts.stats.traffic();
         let snapshot = self.parts.scheduler.snapshot();
         let now = Instant::now();
+        self.parts.stats.free_idle_windows(now);
         self.history.scan(now, readings, &snapshot.models);
         let end = self.history.seconds(now).round() as u64;
         let mut watched = self.server_watch.lock();

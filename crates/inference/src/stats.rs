@@ -172,11 +172,21 @@ impl InferenceStats {
         &self,
         now: Instant,
     ) -> impl Iterator<Item = (Arc<str>, Percentiles)> + use<> {
+        self.listed_windows()
+            .into_iter()
+            .map(move |(model, window)| (model, window.percentiles(now)))
+    }
+
+    /// Frees the memory of the windows of models without a result in the window that ends at `now`.
+    pub fn free_idle_windows(&self, now: Instant) {
+        for (_, window) in self.listed_windows() {
+            window.free_if_idle(now);
+        }
+    }
+
+    fn listed_windows(&self) -> Vec<(Arc<str>, Arc<SlidingHistogram>)> {
         let windows = self.windows.read().unwrap_or_else(PoisonError::into_inner);
-        let found: Vec<(Arc<str>, Arc<SlidingHistogram>)> =
-            windows.iter().map(|(model, window)| (model.clone(), window.clone())).collect();
-        drop(windows);
-        found.into_iter().map(move |(model, window)| (model, window.percentiles(now)))
+        windows.iter().map(|(model, window)| (model.clone(), window.clone())).collect()
     }
 }
 
@@ -229,6 +239,17 @@ mod tests {
         stats.forget_model("removed");
         let left: Vec<Arc<str>> = stats.percentiles(now).map(|(model, _)| model).collect();
         assert_eq!(left, models[..1]);
+    }
+
+    #[test]
+    fn an_idle_window_is_freed_without_a_scrape() {
+        let (stats, now) = (InferenceStats::default(), Instant::now());
+        let window = stats.window(&"m".into());
+        window.record(Duration::from_millis(1), now);
+        stats.free_idle_windows(now);
+        assert_eq!(window.histograms(), 1);
+        stats.free_idle_windows(now + Duration::from_secs(60));
+        assert_eq!(window.histograms(), 0);
     }
 
     #[test]

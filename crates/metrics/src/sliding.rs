@@ -1,8 +1,9 @@
 //! Percentiles over the last seconds: a ring of one histogram a second, merged by the reader.
 //!
 //! Recording takes one uncontended lock, and no allocation once a window had requests in each
-//! second. The reader does the merge, once a scrape, and frees the histograms of an idle window: a
-//! server may have thousands of models, of which most have no requests now.
+//! second. The reader does the merge, once a scrape. The histograms of an idle window are freed,
+//! also without a scrape: a server may have thousands of models, of which most have no requests
+//! now.
 
 use std::time::{Duration, Instant};
 
@@ -63,6 +64,14 @@ fn histogram() -> Histogram<u32> {
         .expect("constant histogram bounds are valid")
 }
 
+/// Frees the histograms if the window that ends at `second` has no latency.
+fn free_if_idle(slots: &mut [SecondSlot], second: u64) {
+    let seconds = slots.len() as u64;
+    if slots.iter().all(|slot| slot.is_over(second, seconds)) {
+        slots.iter_mut().for_each(|slot| slot.histogram = None);
+    }
+}
+
 impl SlidingHistogram {
     /// Creates a window of `seconds` (at most [`WINDOW_SECONDS_MAX`], at least 1) that starts at
     /// `now`.
@@ -86,6 +95,17 @@ impl SlidingHistogram {
         counts.saturating_record((latency.as_micros() as u64).clamp(1, LATENCY_US_MAX));
     }
 
+    /// Frees the histograms if the window that ends at `now` has no latency.
+    pub fn free_if_idle(&self, now: Instant) {
+        let second = now.saturating_duration_since(self.start).as_secs();
+        free_if_idle(&mut self.slots.lock(), second);
+    }
+
+    /// Returns the number of histograms in memory.
+    pub fn histograms(&self) -> usize {
+        self.slots.lock().iter().filter(|slot| slot.histogram.is_some()).count()
+    }
+
     /// Returns the percentiles of the window that ends at `now`. It has the running second and the
     /// finished seconds before it, one less than the window's length.
     pub fn percentiles(&self, now: Instant) -> Percentiles {
@@ -95,9 +115,7 @@ impl SlidingHistogram {
         let window = {
             let mut slots = self.slots.lock();
             let seconds = slots.len() as u64;
-            if slots.iter().all(|slot| slot.is_over(second, seconds)) {
-                slots.iter_mut().for_each(|slot| slot.histogram = None);
-            }
+            free_if_idle(&mut slots, second);
             let in_window =
                 slots.iter().filter(|slot| slot.second <= second && !slot.is_over(second, seconds));
             for counts in in_window.filter_map(|slot| slot.histogram.as_ref()) {
@@ -161,13 +179,14 @@ mod tests {
         let start = Instant::now();
         let at = |seconds| start + Duration::from_secs(seconds);
         let sliding = SlidingHistogram::new(10, start);
-        let made = || sliding.slots.lock().iter().filter(|slot| slot.histogram.is_some()).count();
+        let made = || sliding.histograms();
         assert_eq!(made(), 0);
         for second in [0, 1, 11] {
             sliding.record(Duration::from_millis(1), at(second));
         }
         assert_eq!(made(), 2, "seconds 1 and 11 share a slot");
         assert_eq!(sliding.percentiles(at(20)).count, 1);
+        sliding.free_if_idle(at(20));
         assert_eq!(made(), 2, "second 11 is in the window");
         assert_eq!(sliding.percentiles(at(21)).count, 0);
         assert_eq!(made(), 0);
@@ -176,6 +195,8 @@ mod tests {
         // A request may have ended after the reader took the time.
         assert_eq!(sliding.percentiles(at(21)).count, 0);
         assert_eq!(made(), 1);
+        sliding.free_if_idle(at(32));
+        assert_eq!(made(), 0);
     }
 
     #[test]
