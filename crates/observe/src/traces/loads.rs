@@ -55,6 +55,8 @@ impl LoadTraces {
             // Before the version is discovered again, which looks like a load that was stopped.
             LifecycleEvent::LoadRetried { model, version, reason } => {
                 let id = VersionId { model: model.clone(), version: *version };
+                // A try can fail before its load begins, for example without room in the pool.
+                self.begin(&id, Instant::now());
                 self.finish(&id, Vec::new(), Some(reason.clone()));
             }
             _ => {}
@@ -130,5 +132,50 @@ impl LoadTraces {
         let stages: Vec<Span> = stages.iter().zip(ends).map(stage).collect();
         let spans = std::iter::once(root).chain(stages).collect();
         Trace { id: ids.trace, state: None, spans, batch: None }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::SystemTime;
+
+    use metrics::{KindLabels, Metrics};
+    use telemetry::{SamplingRates, TraceExportConfig};
+
+    use super::*;
+
+    #[test]
+    fn each_failed_try_has_a_trace() {
+        let metrics = Arc::new(Metrics::default());
+        // No collector listens, so all spans count as failed.
+        let config = TraceExportConfig::new("http://127.0.0.1:1/v1/traces");
+        let started = Tracer::start(config, SamplingRates::default(), metrics.clone());
+        let tracer = Arc::new(started.unwrap());
+        let loads = LoadTraces::new(tracer.clone());
+        let state = |to| {
+            LifecycleEvent::StateChanged(StateChange {
+                model: "m".into(),
+                version: 1,
+                from: None,
+                to,
+                reason: None,
+                withdrawn: false,
+                at: SystemTime::now(),
+            })
+        };
+        let retried =
+            LifecycleEvent::LoadRetried { model: "m".into(), version: 1, reason: "no".to_owned() };
+        // Fails before its load begins: one span. The next try has a span of its stage too.
+        for event in [&retried, &state(LifecycleState::Discovered)] {
+            loads.event(event);
+        }
+        for event in [&state(LifecycleState::Loading), &retried, &state(LifecycleState::Discovered)]
+        {
+            loads.event(event);
+        }
+        tracer.shutdown();
+        let failed =
+            metrics.trace_spans.get(&KindLabels { kind: "failed" }).map(|spans| spans.get());
+        assert_eq!(failed, Some(3));
     }
 }
