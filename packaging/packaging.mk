@@ -73,7 +73,9 @@ image: $(DISTRIBUTED) .venv/ready ## build the OCI image without Docker: .cache/
 .PHONY: image-all
 image-all: $(DISTRIBUTED) torch tensorflow ## build the OCI image with LibTorch and TensorFlow: .cache/dist/image-all
 	$(call say,OCI image with every engine: $(DIST)/image-all)
-	@$(BUILD_IMAGE) --to $(DIST)/image-all --tag $(VERSION)-all --engines onnxruntime torch tensorflow
+	@$(BUILD_IMAGE) --to $(DIST)/image-all --archive $(DIST)/millpond-$(VERSION)-image-all.tar --tag $(VERSION)-all \
+		--engines onnxruntime torch tensorflow
+	@cp $(DIST)/image-all.cdx.json $(DIST)/millpond-$(VERSION)-image-all.cdx.json
 
 .PHONY: image-lock
 image-lock: ## pin the Debian packages of the image at today's versions
@@ -192,5 +194,5 @@ chart: ## pack the Helm chart: .cache/dist/millpond-chart-VERSION.tgz
 test-ready: container-tools $(PROMTOOL) $(CACHE)/packaging/ready
 
 .PHONY: dist
-dist: dist-programs image deb wheel wheel-torch wheel-recognisers ## build all files of a release: .cache/dist (not the image of `make image-all`)
+dist: dist-programs image image-all deb wheel wheel-torch wheel-recognisers ## build all files of a release: .cache/dist (40 minutes)
 	@cd $(DIST) && rm -f SHA256SUMS && find . -maxdepth 1 -type f -name 'millpond*$(VERSION)*' -printf '%f\n' | sort | xargs sha256sum >SHA256SUMS && cat SHA256SUMS
