@@ -13,13 +13,12 @@ use ureq::Timeout;
 use ureq::http::{HeaderValue, StatusCode};
 use ureq::tls::{Certificate, ClientCert, PrivateKey, RootCerts, TlsConfig};
 
+use crate::server_address::ServerAddress;
 use crate::unix_connector::UnixConnector;
 use crate::wait_notice::WaitNotice;
 
 /// Default address of a server.
 const URL_DEFAULT: &str = "http://127.0.0.1:8501";
-/// Start of all addresses at a Unix socket.
-const UNIX_BASE: &str = "http://localhost";
 /// Timeout for connecting.
 const CONNECT_MAX: Duration = Duration::from_secs(10);
 /// Timeout for a whole response: a load may take minutes.
@@ -336,87 +335,6 @@ pub(crate) fn text(object: &Value, key: &str) -> String {
     }
 }
 
-/// Parts of a server's address.
-struct ServerAddress {
-    /// Address in messages: without user and password.
-    shown: String,
-    /// Start of the addresses of requests.
-    root: String,
-    /// Path of a Unix socket.
-    socket: Option<String>,
-}
-
-impl ServerAddress {
-    /// Parses the address `url`, which `source` has: a flag or a variable.
-    ///
-    /// # Errors
-    /// Returns a usage error with `source` for another form than `http[s]://HOST[:PORT]` and
-    /// `unix:PATH`.
-    fn parse(source: &str, url: &str) -> CommandResult<ServerAddress> {
-        let wrong = |why: &str| {
-            CommandError::usage(format!("{source} {}: {why}", after_user(url)))
-                .hint("write http://HOST:PORT, https://HOST:PORT or unix:PATH")
-        };
-        let ended = |text: &str| text.trim_end_matches('/').to_owned();
-        if let Some(path) = socket_path(url) {
-            if path.is_empty() {
-                return Err(wrong("the path of the socket is missing"));
-            }
-            // A server on a socket ignores the name of the host.
-            let socket = Some(path.to_owned());
-            return Ok(ServerAddress { shown: ended(url), root: UNIX_BASE.to_owned(), socket });
-        }
-        let root = match url.split_once("://") {
-            None => format!("http://{url}"),
-            Some(("http" | "https", _)) => url.to_owned(),
-            Some(("grpcs", rest)) => {
-                return Err(wrong("this command speaks HTTP").hint(format!(
-                    "give the server's HTTP port, as in https://{}",
-                    after_user(rest)
-                )));
-            }
-            Some((scheme, rest)) => {
-                let why = format!("this command does not speak {scheme}");
-                return Err(wrong(&why).hint(format!(
-                    "give the server's HTTP port, as in http://{}",
-                    after_user(rest)
-                )));
-            }
-        };
-        if url.trim().is_empty() {
-            return Err(wrong("it is empty"));
-        }
-        if !has_host(&root) {
-            let why = "no host and port can be read from it; an IPv6 address needs brackets";
-            return Err(wrong(why));
-        }
-        Ok(ServerAddress { shown: ended(&without_user(&root)), root: ended(&root), socket: None })
-    }
-}
-
-/// Returns the part of an address after user and password. An address that is not valid can have
-/// any character in them.
-fn after_user(address: &str) -> &str {
-    address.rsplit_once('@').map_or(address, |(_, place)| place)
-}
-
-/// Returns true if an address has a host, and no port or one up to 65535.
-fn has_host(address: &str) -> bool {
-    let Ok(uri) = address.parse::<ureq::http::Uri>() else { return false };
-    let Some(authority) = uri.authority() else { return false };
-    let host = authority.host();
-    !host.is_empty() && (after_user(authority.as_str()) == host || authority.port_u16().is_some())
-}
-
-/// Returns a valid address without user and password.
-fn without_user(url: &str) -> String {
-    let start = url.find("://").map_or(0, |at| at + "://".len());
-    let (scheme, rest) = url.split_at(start);
-    let end = rest.find(['/', '?', '#']).unwrap_or(rest.len());
-    let host = rest[..end].rfind('@').map_or(0, |at| at + 1);
-    format!("{scheme}{}", &rest[host..])
-}
-
 /// Returns the header of a key.
 ///
 /// # Errors
@@ -427,12 +345,6 @@ fn key_header(key: &str) -> CommandResult<HeaderValue> {
             "check --api-key, --admin-key, MILLPOND_API_KEY and MILLPOND_ADMIN_KEY, and the line ends of their file",
         )
     })
-}
-
-/// Returns the path of a Unix socket's address.
-fn socket_path(url: &str) -> Option<&str> {
-    let path = url.strip_prefix("unix:").or_else(|| url.strip_prefix("http+unix:"))?;
-    Some(path.strip_prefix("//").unwrap_or(path))
 }
 
 /// Returns the settings of TLS, which trusts the certificates of `--ca`, or the certificates of the
@@ -613,7 +525,6 @@ mod tests {
             let error = client(wrong).err().unwrap();
             assert!(!format!("{error:?}").contains("s3cret"), "{error:?}");
         }
-        assert_eq!(without_user("https://h:1/a@b"), "https://h:1/a@b");
     }
 
     #[test]

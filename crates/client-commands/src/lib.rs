@@ -3,8 +3,8 @@
 //!
 //! # Modules
 //! * Commands: `infer`, `images`, `models`, `collections`, `cluster`.
-//! * Requests: `client` and `unix_connector` send them, `poll` repeats reads of progress,
-//!   `wait_notice` notes long waits.
+//! * Requests: `client` and `unix_connector` send them to a `server_address`, `poll` repeats reads
+//!   of progress, `wait_notice` notes long waits.
 
 // The help on the terminal shows addresses as they are typed.
 #![allow(rustdoc::bare_urls)]
@@ -16,5 +16,6 @@ pub mod images;
 pub mod infer;
 pub mod models;
 mod poll;
+mod server_address;
 mod unix_connector;
 mod wait_notice;

@@ -212,8 +212,8 @@ impl StorePlace {
         Ok(found)
     }
 
-    /// Reads the directory of a `file://` URL on a thread of its own. Its file system may be a mount
-    /// that does not answer: then one thread waits for it, and not one more for each listing.
+    /// Reads the directory of a `file://` URL on a thread of its own. If its file system is a mount
+    /// that does not answer, one thread waits for it, and not one more for each listing.
     async fn read_directory(&self) -> Result<()> {
         let Some(dir) = self.local.clone() else { return Ok(()) };
         if self.is_read.swap(true, Ordering::SeqCst) {
