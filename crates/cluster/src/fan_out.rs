@@ -259,7 +259,12 @@ impl<T, E: Clone> ReadFanOut<T, E> {
     ) -> BTreeMap<u32, Result<T, Option<E>>> {
         for running in self.calls.values() {
             let elapsed = now.saturating_duration_since(running.started);
-            latencies.record_unfinished(&running.call.node, elapsed);
+            let RunningCall { call, hedge_at, .. } = running;
+            if call.reason == CallReason::First && hedge_at.is_none() {
+                latencies.record_overtaken(&call.node, elapsed);
+            } else {
+                latencies.record_unfinished(&call.node, elapsed);
+            }
         }
         let outcome = |progress: ReadProgress<T, E>| progress.result.ok_or(progress.failure);
         self.shards.into_iter().map(|(shard, progress)| (shard, outcome(progress))).collect()
