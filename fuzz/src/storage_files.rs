@@ -245,11 +245,11 @@ fn built(kind: u8) -> &'static Sections {
 }
 
 /// Fuzzes smaller sections of a segment: settings, the map from rows to pages, ids, deletes,
-/// changes of the log, and the directory of a payload index.
+/// changes of the log, and the directory of a payload index with the places of its bitmaps.
 pub fn segment_parts(data: &[u8]) {
     let Some((&[part, rows], rest)) = data.split_first_chunk() else { return };
     let rows = u32::from(rows);
-    match part % 6 {
+    match part % 7 {
         0 => {
             if let Ok(settings) = bounded(data, 0, || SegmentSettings::decode(rest)) {
                 assert_eq!(
@@ -279,10 +279,20 @@ pub fn segment_parts(data: &[u8]) {
         }
         3 => deletes(data, rest, rows),
         4 => change(data, rest),
-        _ => {
+        5 => {
             let directory = |bytes: &[u8]| fuzzing::directory(bytes, u64::from(rows) << 12);
             if let Ok(encoded) = bounded(data, 0, || directory(rest)) {
                 assert_eq!(directory(&encoded).expect("own directory"), encoded);
+            }
+        }
+        _ => {
+            let Some((length, rest)) = rest.split_first_chunk() else { return };
+            let length = usize::from(u16::from_le_bytes(*length)).min(rest.len());
+            let (directory, places) = rest.split_at(length);
+            let prefixes =
+                |bytes: &[u8]| fuzzing::prefixes(directory, bytes, u64::from(rows) << 12);
+            if let Ok(encoded) = bounded(data, 0, || prefixes(places)) {
+                assert_eq!(prefixes(&encoded).expect("own places"), encoded);
             }
         }
     }

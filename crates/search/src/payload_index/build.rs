@@ -12,6 +12,7 @@ use super::directory::{
 };
 use super::key::{IndexKey, KeyOf, KeyRef, encode_number};
 use super::paths::{PathValue, ValueParent, each_path};
+use super::prefix::{PREFIX_STEP_MIN, PREFIXES_MAX, PrefixBitmap, bitmap_bytes};
 use super::{
     BLOCK_BYTES, DENSE_MAX, DENSE_ROWS_MIN, DENSE_SHARE, DIRECTORY_BYTES_MAX, FIELDS_MAX, KINDS,
     READ_BYTES_MAX, SMALL_BLOCK_BYTES, SMALL_BLOCKS_DIRECTORY_BYTES, TEXT_BYTES_MAX, UNINDEXED_MAX,
@@ -211,6 +212,8 @@ impl PayloadIndexBuilder {
             }
         }
         directory.fields.sort_by(|a, b| a.path.cmp(&b.path));
+        let places = directory.encode_prefixes(writer.offset);
+        writer.put(&places)?;
         let bytes = directory.encode();
         let trailer = encode_trailer(writer.offset, bytes.len() as u64);
         writer.put(&bytes)?;
@@ -292,6 +295,7 @@ impl FieldBuilder {
             rows_offset: 0,
             postings: 0,
             blocks: Vec::new(),
+            prefixes: Vec::new(),
         };
         for (key, number) in &values {
             if dense.contains(number) {
@@ -312,6 +316,9 @@ impl FieldBuilder {
         }
         writer.end_rows()?;
         field.blocks = writer.dictionary(&values, &rows_of)?;
+        if bitmaps.several.is_empty() {
+            field.prefixes = writer.prefixes(&values, &rows_of)?;
+        }
         Ok(field)
     }
 }
@@ -439,6 +446,33 @@ impl IndexWriter<'_> {
         place.bytes = bytes.len() as u64;
         self.put(&bytes)?;
         Ok(place)
+    }
+
+    /// Writes bitmaps of the rows before positions of the list, up to the first text. No row is
+    /// there twice before it.
+    fn prefixes(
+        &mut self,
+        values: &[(IndexKey, u32)],
+        rows_of: &RowsOfValues,
+    ) -> Result<Vec<PrefixBitmap>> {
+        let step = u64::from(self.rows).div_ceil(PREFIXES_MAX).max(PREFIX_STEP_MIN);
+        let mut words = vec![0_u64; self.rows.div_ceil(64) as usize];
+        let mut bytes = Vec::new();
+        let mut prefixes: Vec<PrefixBitmap> = Vec::new();
+        let mut position = 0;
+        for (_, number) in values.iter().take_while(|(key, _)| !matches!(key, KeyOf::Text(_))) {
+            let rows = rows_of.rows(*number);
+            rows.iter().for_each(|row| words[*row as usize / 64] |= 1 << (row % 64));
+            position += rows.len() as u64;
+            if position - prefixes.last().map_or(0, |it| it.end) >= step {
+                bytes.clear();
+                bytes.reserve(bitmap_bytes(self.rows) as usize);
+                words.iter().for_each(|word| bytes.extend_from_slice(&word.to_le_bytes()));
+                prefixes.push(PrefixBitmap { end: position, offset: self.offset });
+                self.put(&bytes)?;
+            }
+        }
+        Ok(prefixes)
     }
 
     /// Writes the dictionary of `values` in blocks.

@@ -4,6 +4,7 @@
 use base::{Error, Result};
 
 use super::key::{IndexKey, KeyOf, KeyRef, decode_number, encode_number, take_u64};
+use super::prefix::PrefixBitmap;
 use super::{IndexedFieldInfo, KINDS};
 
 const MAGIC: [u8; 8] = *b"MPPAYIDX";
@@ -76,6 +77,9 @@ pub(super) struct FieldDirectory {
     /// Length of that list.
     pub(super) postings: u64,
     pub(super) blocks: Vec<DictionaryBlock>,
+    /// Bitmaps of the rows before some positions of the list, ascending. The encoded directory
+    /// does not have their places.
+    pub(super) prefixes: Vec<PrefixBitmap>,
 }
 
 /// Field without an index, and the reason.
@@ -167,7 +171,8 @@ impl FieldDirectory {
             + self.path.len()
             + texts
             + size_of_val(&self.dense[..])
-            + size_of_val(&self.blocks[..])) as u64
+            + size_of_val(&self.blocks[..])
+            + size_of_val(&self.prefixes[..])) as u64
     }
 
     pub(super) fn info(&self) -> IndexedFieldInfo {
@@ -296,6 +301,7 @@ impl<'a> DirectoryBytes<'a> {
             rows_offset,
             postings,
             blocks,
+            prefixes: Vec::new(),
         })
     }
 

@@ -7,6 +7,8 @@
 //! Further bitmaps hold the rows with any value, with null, and with values that the dictionary
 //! lacks.
 //!
+//! A long range is the difference of two bitmaps, which `prefix` has for some places of that list.
+//!
 //! The directory of fields and the first value of each dictionary block are read when the segment
 //! is opened. Everything else stays on the medium and is read and checked page by page.
 //!
@@ -18,6 +20,7 @@ mod directory;
 mod key;
 mod order;
 mod paths;
+mod prefix;
 mod read;
 mod select;
 mod selection;
@@ -46,6 +49,18 @@ pub mod fuzzing {
     /// `DataLoss` if the bytes are not a directory.
     pub fn directory(bytes: &[u8], section_bytes: u64) -> base::Result<Vec<u8>> {
         IndexDirectory::decode(bytes, section_bytes).map(|directory| directory.encode())
+    }
+
+    /// Decodes a directory and the places of its bitmaps of ranges, and encodes the places again.
+    ///
+    /// # Errors
+    /// `DataLoss` if the bytes are not a directory with such places.
+    pub fn prefixes(directory: &[u8], places: &[u8], section_bytes: u64) -> base::Result<Vec<u8>> {
+        let mut directory = IndexDirectory::decode(directory, section_bytes)?;
+        directory.decode_prefixes(places, section_bytes)?;
+        let mut encoded = directory.encode_prefixes(0);
+        encoded.truncate(encoded.len() - super::prefix::TRAILER_BYTES as usize);
+        Ok(encoded)
     }
 }
 

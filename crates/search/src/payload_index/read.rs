@@ -11,6 +11,7 @@ use super::directory::{
     BitmapPlace, DictionaryBlock, FieldDirectory, IndexDirectory, TRAILER_BYTES, decode_trailer,
 };
 use super::key::{KeyRef, decode_number, is_before};
+use super::prefix;
 use super::{DIRECTORY_BYTES_MAX, GAP_BYTES_MAX, IndexedFieldInfo, KINDS, READ_BYTES_MAX};
 use crate::filter::is_indexable;
 use crate::points::RESERVED_KEY;
@@ -79,11 +80,18 @@ impl PayloadIndex {
         rows: u32,
     ) -> Result<PayloadIndex> {
         let (offset, bytes) = PayloadIndex::locate(file, &section)?;
-        let mut directory = Vec::new();
-        section.read_once(file, offset, bytes, &mut directory)?;
-        let directory = IndexDirectory::decode(&directory, offset)?;
+        let start = offset.saturating_sub(prefix::TRAILER_BYTES);
+        let mut read = Vec::new();
+        section.read_once(file, start, offset - start + bytes, &mut read)?;
+        let (trailer, directory) = read.split_at((offset - start) as usize);
+        let mut directory = IndexDirectory::decode(directory, offset)?;
         if directory.rows != rows {
             return Err(Error::data_loss("the payload index belongs to another segment"));
+        }
+        if let Some(places) = prefix::decode_trailer(trailer, offset) {
+            let mut bytes = Vec::new();
+            section.read_once(file, places, start - places, &mut bytes)?;
+            directory.decode_prefixes(&bytes, places)?;
         }
         Ok(PayloadIndex { section, directory })
     }

@@ -398,6 +398,9 @@ impl FieldReader<'_> {
     /// Selects the rows with a number within `range`. Rows that have such a number only if the
     /// border counts are undecided, because their payloads are compared exactly.
     fn whole_range(&self, range: &WholeRange) -> Result<RowSelection> {
+        if let Some(range) = range.as_floats() {
+            return Ok(RowSelection::sure(self.range(&range)?));
+        }
         let inner = self.floats_within(range, false)?;
         let mut border = self.floats_within(range, true)?;
         border.subtract(&inner);
@@ -449,7 +452,7 @@ impl FieldReader<'_> {
         }
         let piece = RowPiece { position: start, count: end.saturating_sub(start) };
         if piece.count > 0 {
-            self.index.add_rows(self.file, self.field, &[piece], &mut rows)?;
+            self.index.add_range(self.file, self.field, piece, &mut rows)?;
         }
         Ok(rows)
     }

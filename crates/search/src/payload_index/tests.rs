@@ -537,10 +537,10 @@ fn bytes_of_the_index_are_read_once_while_memory_is_free() {
         first.payload_index.reads > 0 && first.bytes >= first.payload_index.read_bytes,
         "{first:?}"
     );
-    // Two bounds inside of the dictionary that was not read so far.
+    // Two bounds inside of the dictionary, a bitmap and the ends of the range may be new.
     check(&segment, &range("score", 10_000.0, 30_000.0), &payloads);
     let second = cache.stats();
-    assert!(second.payload_index.reads <= first.payload_index.reads + 2, "{first:?} {second:?}");
+    assert!(second.payload_index.reads <= first.payload_index.reads + 5, "{first:?} {second:?}");
     check(&segment, &range("score", 10_001.0, 30_001.0), &payloads);
     assert_eq!(
         cache.stats().payload_index.read_bytes,
