@@ -5,9 +5,11 @@ use std::time::{Duration, Instant};
 /// Time of failed readings after which a node announces that the store fails.
 const FAILING_AFTER: Duration = Duration::from_secs(10);
 /// Time of failed readings after which the logs of a node move to other nodes. If the store fails
-/// for all nodes, all of them have announced it by then: a reading fails 10 s after its begin at
-/// the latest, and the next reading begins 1 s later. So an outage of the store moves no log.
-const LOST_AFTER: Duration = Duration::from_secs(30);
+/// for all nodes, etcd names none that reads the store by then, so an outage of the store moves no
+/// log. A reading begins 1 s after the one before and fails 10 s later. A node announces this after
+/// 10 s more, and etcd and the other nodes take up to 5 s. If the node ended just before, etcd
+/// names it until its lease of 10 s ends, and other nodes for 3 s more.
+const LOST_AFTER: Duration = Duration::from_secs(40);
 /// Time for which another node must be able to write the logs before they move. After an outage of
 /// the store for all nodes, some of them read it up to 11 s later than others, because their last
 /// request has no answer. No log moves in this time.

@@ -45,7 +45,7 @@ fn logs_move_only_if_another_node_reads_the_store() {
     assert_eq!(node.after(60, true, true), StoreReading::Working);
     // The first failed reading has the age 0.
     assert_eq!(node.after(10, false, true), StoreReading::Working);
-    assert_eq!(node.after(20, false, true), StoreReading::Failing);
+    assert_eq!(node.after(30, false, true), StoreReading::Failing);
     assert_eq!(node.after(1, false, true), StoreReading::Lost);
     let mut alone = CheckedNode::new();
     assert_eq!(alone.after(3_600, false, false), StoreReading::Failing, "the store is down");

@@ -20,8 +20,9 @@ const READING_MAX: u64 = 10_000;
 const READING_PAUSE: u64 = 1_000;
 /// Time between two tries of a request of a writer without an answer.
 const RETRY: u64 = 1_000;
-/// Longest time from the start of a cut until all other nodes have seen that the node announces it.
-const CUT_SEEN_MAX: u64 = 30_000;
+/// Longest time from the start of a cut until all other nodes have seen that the node announces it,
+/// or that it ended before it could.
+const CUT_SEEN_MAX: u64 = 40_000;
 /// Shortest time for which another node must have reached the store before a log moves, less the
 /// time in which its announcement arrives.
 const OTHERS_WRITE_MIN: u64 = 10_000;
