@@ -133,7 +133,8 @@ impl AudioUpload {
         })
     }
 
-    /// Checks the model, takes a permit, and starts to pass the body on.
+    /// Checks the model and takes a permit. Starts a task that passes the body to the reader of the
+    /// recording.
     async fn try_begin(
         state: &AudioState,
         name: &str,

@@ -264,7 +264,11 @@ async fn permit(state: &CollectionsState) -> Result<UploadPermit> {
     })
 }
 
-/// Runs `work` on a thread that may wait for the disk and the network.
+/// Runs `work` on a new thread of low priority, which may wait for the disk and the network. `work`
+/// holds `permit`, which bounds the number of such threads.
+///
+/// # Errors
+/// `ResourceExhausted` if no thread can be started.
 fn on_thread(permit: UploadPermit, work: impl FnOnce(UploadPermit) + Send + 'static) -> Result<()> {
     let name = format!("snapshot-{}", permit.number);
     let run = move || {

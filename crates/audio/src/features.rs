@@ -109,7 +109,8 @@ impl FeatureExtractor {
     }
 }
 
-/// Appends the row of one spectrum.
+/// Computes the features of the power spectrum `power`, and appends them to `rows` as one row.
+/// `mels` is scratch memory with one element per mel band.
 fn append(
     bank: &MelBank,
     log: Option<LogSettings>,

@@ -10,7 +10,7 @@ use super::collections::{COPIES_DEFAULT, SHARDS_DEFAULT};
 pub struct NewShards {
     /// Number of shards.
     pub shards: u32,
-    /// Holders of each shard.
+    /// Number of copies of each shard, each on another node.
     pub copies: u32,
 }
 

@@ -19,7 +19,7 @@ pub(super) const POINTS_AT_ONCE_MAX: usize = 1024;
 /// Payloads of points that exist.
 pub(super) type Payloads = HashMap<PointId, Value>;
 
-/// Returns the choice of these members of payloads, for `with_payload` of a request.
+/// Returns the value of `with_payload` that requests these members of payloads.
 ///
 /// # Errors
 /// As [`split::raw`].
@@ -31,8 +31,9 @@ pub(super) fn of_names(members: &BTreeSet<String>) -> Result<Box<RawValue>> {
     split::raw(&members.iter().map(|name| format!("\"{name}\"")).collect::<Vec<_>>())
 }
 
-/// Returns the choice of a part of payloads that has the values of `path`, for `with_payload` of a
-/// request. A choice has no elements by their numbers, so it is the whole member then.
+/// Returns the value of `with_payload` that requests the part of payloads with the values of
+/// `path`. `with_payload` cannot request one element of a list. For such a path, it requests the
+/// member of the payload in which the path begins.
 ///
 /// # Errors
 /// As [`split::raw`].

@@ -222,7 +222,7 @@ fn only_removes(change: &PayloadChange) -> bool {
     }
 }
 
-/// Makes a change of a payload.
+/// Applies a change to `payload`, and checks the result.
 ///
 /// # Errors
 /// `TooLarge` if it adds members and the payload becomes too large, or is nested too deep.

@@ -116,8 +116,8 @@ fn results_in_one_pass(body: &[u8]) -> Option<ShardResultTexts> {
         .collect()
 }
 
-/// Reads any answer. The status of a shard says how its body is to be read, so the bodies are read
-/// a second time.
+/// Reads an answer in which shards may have failed. The status of a shard shows if its body is a
+/// result or an error. So the bodies are parsed after the statuses.
 ///
 /// # Errors
 /// As [`parse_read`].

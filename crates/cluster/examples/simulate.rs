@@ -104,7 +104,7 @@ fn main() -> ExitCode {
 struct Report {
     worlds: Vec<String>,
     violations: u64,
-    /// Seeds until a planted mistake is found: the largest number of all mistakes.
+    /// Largest number of seeds that a planted mistake takes until it is found.
     found_within: u64,
     /// Planted mistakes that were not found.
     missed: u64,

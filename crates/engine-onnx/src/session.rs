@@ -136,6 +136,10 @@ impl PortNames {
         }
     }
 
+    /// Returns the positions of `outputs`, or of all if the list is empty.
+    ///
+    /// # Errors
+    /// `InvalidArgument` for an output that the model does not have.
     fn wanted(&self, outputs: &[Arc<str>]) -> Result<SmallVec<[usize; INLINE_MAX]>> {
         if outputs.is_empty() {
             return Ok((0..self.names.len()).collect());

@@ -78,6 +78,7 @@ pub(crate) fn plan(
     Ok(ForwardPlan { signature, places, inputs, outputs, provisional })
 }
 
+/// Adds the declaration of the model's `forward` to an error.
 fn takes(error: Error, description: &ModuleDescription) -> Error {
     Error::invalid(format!("{error}; the model is {}", description.declaration))
 }

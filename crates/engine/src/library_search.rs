@@ -100,17 +100,18 @@ impl LibrarySearch {
         self.program_dir.iter().cloned().chain(prefix.map(|prefix| prefix.join(IN_PREFIX)))
     }
 
-    /// Returns the first result of `find` for a directory: of [`package_dirs`] of the active
-    /// environment, of the libraries that are installed with the program, and of the packages of
-    /// all other environments.
+    /// Calls `find` with one directory after another, and returns its first result. The order is
+    /// [`package_dirs`] of the active environment, the libraries that are installed with the
+    /// program, and the packages of all other environments.
     pub fn find<T>(&self, find: impl Fn(&Path) -> Option<T>) -> Option<T> {
         let active = self.virtual_env.iter().flat_map(|active| package_dirs(active));
         let mut dirs = active.chain(self.library_dirs()).chain(self.package_dirs());
         dirs.find_map(|dir| find(&dir))
     }
 
-    /// Returns the instruction that installs an engine for this program: the Python package
-    /// `package`, in a checkout the make target `target`, or `flag`.
+    /// Returns the instruction that installs an engine for this program. It names the Python
+    /// package `package`, or the make target `target` if the program is in a checkout. The
+    /// alternative is the path of the engine's library, which the user passes with `flag`.
     pub fn remedy(&self, package: &str, target: &str, flag: &str) -> String {
         format!("run {}, or give {flag} PATH", self.install_command(package, target))
     }

@@ -82,6 +82,8 @@ impl<'a> EventOrder<'a> {
         }
     }
 
+    /// Adds an event that starts at `at` seconds to the waiting ones. If there are too many, passes
+    /// on the earliest.
     fn wait(&mut self, at: f64, event: PipelineEvent) -> Result<()> {
         self.number += 1;
         self.waiting.push(OrderedEvent { at, number: self.number, event });

@@ -75,6 +75,8 @@ impl SpeakerLabeller {
         }
     }
 
+    /// Returns the label of a voice with the embedding `vector`: the nearest speaker, or a general
+    /// label. Returns `None` if the vector has no direction.
     fn voice(&self, vector: &[f32]) -> Option<FrameLabel> {
         let vector = unit(vector)?;
         let (text, score) = match &self.speakers {

@@ -155,6 +155,10 @@ impl Drop for ChildGuard {
     }
 }
 
+/// Runs a command to its end, and samples its memory. Writes its error output to `log`.
+///
+/// # Errors
+/// If the command cannot be started, fails, or runs longer than `timeout`.
 fn watch(mut command: Command, log: &Path, timeout: Duration) -> Result<ChildUsage> {
     let file = File::create(log).map_err(|e| Error::io(log, &e))?;
     command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(file);

@@ -69,9 +69,9 @@ pub(crate) struct BatchArgs {
     /// Rounds, each with a server of its own and another order of the arms
     #[arg(long, default_value_t = 3)]
     pub(crate) rounds: usize,
-    /// Number of times that a round runs all arms in order and then in reverse: many short turns,
-    /// because a shared machine's speed drifts within seconds. A figure is the mean over the rounds
-    /// of the median over the turns of a round
+    /// Number of times that a round runs all arms in order and then in reverse. The turns are
+    /// short, because the speed of a shared machine drifts within seconds. The report has the
+    /// median over the turns of each round, and then the mean over the rounds
     #[arg(long, default_value_t = 3)]
     pub(crate) passes: usize,
     /// Time of one turn, after its warm-up

@@ -16,7 +16,7 @@ use loadgen::report::{StepProgress, TextTable};
 use loadgen::stats::{median, ratio};
 use loadgen::{print, println};
 
-/// Goal: minimum of the ratios.
+/// Minimum throughput with TLS, divided by that without TLS, that the benchmark accepts.
 const RATIO_MIN: f64 = 0.90;
 
 /// Figures of one protocol in one round.

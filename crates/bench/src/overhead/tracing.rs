@@ -23,7 +23,7 @@ use loadgen::{print, println};
 const SAMPLED: &str = "0.01";
 /// The same with `--quick`, which sends too few requests to trace one of a hundred.
 const SAMPLED_QUICK: &str = "1";
-/// Goal: maximum of `sampled_cpu_ratio`.
+/// Maximum `sampled_cpu_ratio` that the benchmark accepts.
 const CPU_RATIO_MAX: f64 = 1.01;
 /// Maximum bytes of an export that the collector reads.
 const EXPORT_BYTES_MAX: u64 = 64 << 20;

@@ -120,7 +120,7 @@ impl FromStr for PerChannel {
 }
 
 impl PerChannel {
-    /// Returns the number for a channel.
+    /// Returns the value for a channel. A single value is for all channels.
     fn at(&self, channel: usize) -> f32 {
         self.0[channel.min(self.0.len() - 1)]
     }

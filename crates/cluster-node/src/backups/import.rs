@@ -56,8 +56,8 @@ const PAYLOAD_LEVELS_MAX: usize = 117;
 /// Maximum bytes of the settings of a collection in its record.
 const CREATE_BYTES_MAX: usize = 256 << 10;
 
-/// Check of the settings of images in an archive, which may refuse them. It has `None` for a
-/// collection without images. It runs on a thread that may block.
+/// Function that refuses settings of images which the server cannot use. Its parameter is `None`
+/// for a collection without images. It runs on a thread that may block.
 pub type ImagesCheck = Box<dyn FnOnce(Option<&ImageSettings>) -> Result<()> + Send>;
 
 /// Collection that an archive becomes.
@@ -67,7 +67,7 @@ pub struct ImportTarget {
     pub name: String,
     /// Number of shards.
     pub shards: u32,
-    /// Holders of each shard.
+    /// Number of copies of each shard.
     pub copies: u32,
 }
 

@@ -270,7 +270,8 @@ impl RabitqScan {
         self.waiting.drain(..count);
     }
 
-    /// Compares a row by its four bits.
+    /// Estimates the cost of `row` from its four-bit codes. Keeps the row as a candidate if its
+    /// cost can be among the smallest.
     #[inline]
     pub(super) fn compare(
         &mut self,

@@ -77,9 +77,9 @@ pub(super) struct IdentifyReport {
 struct ServerRates {
     /// Score from which a server accepts a print of a collection as large.
     server_threshold: f32,
-    /// Queries that reach it with a print of another finger, in percent.
+    /// Queries in which a print of another finger reaches the threshold, in percent.
     fpir_of_server_pct: f64,
-    /// Queries that do not reach it with a print of their finger, in percent.
+    /// Queries in which no print of their own finger reaches the threshold, in percent.
     fnir_of_server_pct: f64,
 }
 
