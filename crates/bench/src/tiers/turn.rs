@@ -57,42 +57,52 @@ pub(super) struct TurnResult {
 /// A thread that takes queries by a shared counter, and measures the time from a query's arrival to
 /// its answer.
 struct AnswerThread<'q, S, F> {
-    asked: &'q [TierQuery],
+    queries: &'q [TierQuery],
     segments: &'q Arc<[Arc<dyn Records>]>,
     scorer: &'q F,
     next: &'q AtomicUsize,
     end: usize,
-    came: BTreeMap<u64, Instant>,
-    answers: Vec<(usize, f64, RerankResult)>,
+    /// Time at which each unanswered query was taken.
+    taken: BTreeMap<u64, Instant>,
+    answers: Vec<TurnAnswer>,
     scorers: std::marker::PhantomData<S>,
 }
 
 impl<'q, S: Scorer, F: Fn(usize) -> S> QuerySource<'q, S> for AnswerThread<'q, S, F> {
     fn next(&mut self, _wait: bool) -> NextQuery<'q, S> {
         let at = self.next.fetch_add(1, Ordering::Relaxed);
-        let Some(asked) = self.asked.get(at).filter(|_| at < self.end) else {
+        let Some(query) = self.queries.get(at).filter(|_| at < self.end) else {
             return NextQuery::End;
         };
-        self.came.insert(at as u64, Instant::now());
+        self.taken.insert(at as u64, Instant::now());
         NextQuery::Query(RerankQuery {
             tag: at as u64,
             scorer: (self.scorer)(at),
             segments: self.segments.clone(),
             k: HITS,
-            candidates: all(asked.candidates.clone()),
+            candidates: all(query.candidates.clone()),
             deadline: None,
         })
     }
 
     fn answer(&mut self, tag: u64, ranked: RerankResult) {
-        let ms = self.came.remove(&tag).map_or(0.0, |came| came.elapsed().as_secs_f64() * 1e3);
-        self.answers.push((tag as usize, ms, ranked));
+        let ms = self.taken.remove(&tag).map_or(0.0, |taken| taken.elapsed().as_secs_f64() * 1e3);
+        self.answers.push(TurnAnswer { query: tag as usize, ms, ranked });
     }
+}
+
+/// Answer to one query of a turn.
+struct TurnAnswer {
+    /// Position of the query among the queries of the turn.
+    query: usize,
+    /// Milliseconds from the query's arrival to its answer.
+    ms: f64,
+    ranked: RerankResult,
 }
 
 /// Queries and segments of a turn.
 pub(super) struct QueryStage<'q> {
-    pub(super) asked: &'q [TierQuery],
+    pub(super) queries: &'q [TierQuery],
     pub(super) segments: &'q Arc<[Arc<dyn Records>]>,
 }
 
@@ -111,26 +121,26 @@ pub(super) fn take_turn<S: Scorer>(
     let mut answers = Vec::new();
     let mut turn = TurnResult { queries: count, ..TurnResult::default() };
     std::thread::scope(|scope| {
-        let work = |searcher: &mut Searcher| -> Result<Vec<(usize, f64, RerankResult)>> {
+        let work = |searcher: &mut Searcher| -> Result<Vec<TurnAnswer>> {
             let first = AtomicUsize::new(0);
-            let line = |next, end| AnswerThread {
-                asked: stage.asked,
+            let source = |next, end| AnswerThread {
+                queries: stage.queries,
                 segments: stage.segments,
                 scorer,
                 next,
                 end,
-                came: BTreeMap::new(),
+                taken: BTreeMap::new(),
                 answers: Vec::new(),
                 scorers: std::marker::PhantomData::<S>,
             };
             // One query first, so that the thread's ring and scratch are made before the clock
             // starts.
-            let outcome = searcher.run(&mut line(&first, 1.min(count)));
+            let outcome = searcher.run(&mut source(&first, 1.min(count)));
             barrier.wait();
             outcome?;
-            let mut line = line(&next, count);
-            searcher.run(&mut line)?;
-            Ok(line.answers)
+            let mut source = source(&next, count);
+            searcher.run(&mut source)?;
+            Ok(source.answers)
         };
         let threads: Vec<_> =
             searchers.iter_mut().map(|searcher| scope.spawn(move || work(searcher))).collect();
@@ -150,19 +160,19 @@ pub(super) fn take_turn<S: Scorer>(
 
 fn summarise(
     stage: &QueryStage<'_>,
-    mut answers: Vec<(usize, f64, RerankResult)>,
+    mut answers: Vec<TurnAnswer>,
     turn: &mut TurnResult,
 ) -> Result<()> {
-    answers.sort_by_key(|&(at, ..)| at);
+    answers.sort_by_key(|answer| answer.query);
     let mut latencies = Latencies::default();
-    for (at, ms, ranked) in &answers {
+    for TurnAnswer { query, ms, ranked } in &answers {
         latencies.record(std::time::Duration::from_secs_f64(ms / 1e3));
         turn.scored += ranked.scored;
         turn.cached += ranked.cached;
         turn.reads += ranked.reads;
         turn.read_bytes += ranked.read_bytes;
         turn.partial += usize::from(ranked.partial);
-        let target = stage.asked.get(*at).map(|asked| asked.target);
+        let target = stage.queries.get(*query).map(|query| query.target);
         turn.found +=
             usize::from(ranked.hits.iter().any(|(hit, _)| Some((hit.segment, hit.row)) == target));
         let mut hasher = DefaultHasher::new();
@@ -172,7 +182,8 @@ fn summarise(
             .for_each(|(hit, score)| (hit.segment, hit.row, score.to_bits()).hash(&mut hasher));
         turn.digests.push(hasher.finish());
     }
-    (turn.p50_ms, turn.p99_ms) = (latencies.quantile_ms(0.5), latencies.quantile_ms(0.99));
+    turn.p50_ms = latencies.quantile_ms(0.5);
+    turn.p99_ms = latencies.quantile_ms(0.99);
     turn.rss_mb = os::process::memory()?.rss as f64 / f64::from(1 << 20);
     Ok(())
 }

@@ -192,7 +192,7 @@ impl TierWorker {
             }
             let first = batch * WARM_QUERIES as u32;
             let asked = self.ask(EARLIER, first..first + WARM_QUERIES as u32);
-            let stage = QueryStage { asked: &asked, segments: &self.segments };
+            let stage = QueryStage { queries: &asked, segments: &self.segments };
             let cheap = |at: usize| Spinner { seed: at as u64, rounds: 0 };
             take_turn(&stage, &mut self.searchers(self.limits.queries)?, asked.len(), &cheap)?;
             warmed += asked.len() as u64;
@@ -206,7 +206,7 @@ impl TierWorker {
 
     fn turn(&self, order: &TurnOrder) -> Result<TurnResult> {
         let asked = self.ask(order.stream, 0..order.queries as u32);
-        let stage = QueryStage { asked: &asked, segments: &self.segments };
+        let stage = QueryStage { queries: &asked, segments: &self.segments };
         let mut searchers = self.searchers(order.clients)?;
         let stop = AtomicBool::new(false);
         std::thread::scope(|scope| {
