@@ -14,7 +14,7 @@ pub fn nearest<'a>(word: &str, candidates: impl IntoIterator<Item = &'a str>) ->
     let near = |candidate: &'a str| {
         let other =
             plain(candidate).filter(|other| other.len().abs_diff(word.len()) <= edits_max)?;
-        Some((edits(&word, &other), candidate)).filter(|(edits, _)| *edits <= edits_max)
+        Some((edit_distance(&word, &other), candidate)).filter(|(edits, _)| *edits <= edits_max)
     };
     candidates.into_iter().filter_map(near).min().map(|(_, candidate)| candidate)
 }
@@ -27,7 +27,7 @@ fn plain(word: &str) -> Option<Vec<char>> {
 }
 
 /// Returns the edit distance of two words; a swap of two neighbours counts once.
-fn edits(a: &[char], b: &[char]) -> usize {
+fn edit_distance(a: &[char], b: &[char]) -> usize {
     let mut before: Vec<usize> = Vec::new();
     let mut last: Vec<usize> = (0..=b.len()).collect();
     for i in 1..=a.len() {

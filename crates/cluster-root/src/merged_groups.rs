@@ -46,7 +46,7 @@ struct BestHit {
     key: PointKey,
     /// Position among all hits of the shards. Groups with the same best point keep the order that
     /// its shard gave them.
-    seen: usize,
+    position: usize,
 }
 
 /// Returns the values of the best groups, best first.
@@ -76,15 +76,15 @@ pub(super) fn best_values(
     }
     let mut partial = false;
     let mut best: HashMap<GroupValue, BestHit> = HashMap::new();
-    let mut seen = 0;
+    let mut position = 0;
     for result in results {
         let text: GroupsText<'_> = merge::read(result)?;
         partial |= text.partial;
         for group in text.groups {
             let Some(hit) = group.hits.first() else { continue };
             let key = merge::keyed_in_order(hit, group.order_dates.contains(&0))?.key;
-            let hit = BestHit { key, seen };
-            seen += 1;
+            let hit = BestHit { key, position };
+            position += 1;
             let known = best.get(&group.id);
             if known.is_none_or(|known| order.compare(&hit.key, &known.key).is_lt()) {
                 best.insert(group.id, hit);
@@ -93,7 +93,7 @@ pub(super) fn best_values(
     }
     let mut best: Vec<(GroupValue, BestHit)> = best.into_iter().collect();
     best.sort_by(|(_, one), (_, other)| {
-        order.compare(&one.key, &other.key).then_with(|| one.seen.cmp(&other.seen))
+        order.compare(&one.key, &other.key).then_with(|| one.position.cmp(&other.position))
     });
     best.truncate(limit);
     Ok(RoundResult { value: best.into_iter().map(|(value, _)| value).collect(), partial })

@@ -206,7 +206,7 @@ fn run(id: PointId, stored: Option<Payload>, steps: &[PointStep]) -> Result<()> 
             PointStep::Delete => now = None,
             PointStep::Change(change) => {
                 let Some(payload) = now.as_mut() else { continue };
-                check_change(id, payload, change)?;
+                apply_checked(id, payload, change)?;
             }
         }
     }
@@ -226,7 +226,7 @@ fn only_removes(change: &PayloadChange) -> bool {
 ///
 /// # Errors
 /// `TooLarge` if it adds members and the payload becomes too large, or is nested too deep.
-fn check_change(id: PointId, payload: &mut Payload, change: &PayloadChange) -> Result<()> {
+fn apply_checked(id: PointId, payload: &mut Payload, change: &PayloadChange) -> Result<()> {
     change.apply(payload)?;
     if only_removes(change) {
         return Ok(());
@@ -246,7 +246,7 @@ fn check_change(id: PointId, payload: &mut Payload, change: &PayloadChange) -> R
 /// too deep.
 ///
 /// # Errors
-/// As [`check_change`].
+/// As [`apply_checked`].
 pub(super) fn check_page(
     record: &CollectionRecord,
     operation: &str,
@@ -256,7 +256,7 @@ pub(super) fn check_page(
         return Ok(());
     }
     let (_, change) = parsed_change(operation, &collections::settings(record)?)?;
-    points.into_iter().try_for_each(|(id, mut payload)| check_change(id, &mut payload, &change))
+    points.into_iter().try_for_each(|(id, mut payload)| apply_checked(id, &mut payload, &change))
 }
 
 #[cfg(test)]

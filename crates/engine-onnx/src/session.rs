@@ -69,9 +69,9 @@ impl Session for OnnxSession {
 
     fn run(&self, inputs: &[NamedTensor], outputs: &[Arc<str>]) -> Result<Vec<NamedTensor>> {
         let feeds = OnnxFeeds::new(self.runtime, &self.inputs, inputs)?;
-        let wanted = self.outputs.wanted(outputs)?;
+        let positions = self.outputs.positions_of(outputs)?;
         let names: SmallVec<[*const c_char; INLINE_MAX]> =
-            wanted.iter().map(|&at| self.outputs.c_names[at].as_ptr()).collect();
+            positions.iter().map(|&at| self.outputs.c_names[at].as_ptr()).collect();
         let mut results: SmallVec<[*mut sys::OrtValue; INLINE_MAX]> =
             SmallVec::from_elem(null_mut(), names.len());
         // SAFETY: the session is alive and may run on many threads at once; names and values are
@@ -103,7 +103,7 @@ impl Session for OnnxSession {
             let tensor = outputs::take(value?, &borrowed)?;
             Ok(NamedTensor { name: self.outputs.names[at].clone(), tensor })
         };
-        wanted.into_iter().zip(results).map(named).collect()
+        positions.into_iter().zip(results).map(named).collect()
     }
 }
 
@@ -140,7 +140,7 @@ impl PortNames {
     ///
     /// # Errors
     /// `InvalidArgument` for an output that the model does not have.
-    fn wanted(&self, outputs: &[Arc<str>]) -> Result<SmallVec<[usize; INLINE_MAX]>> {
+    fn positions_of(&self, outputs: &[Arc<str>]) -> Result<SmallVec<[usize; INLINE_MAX]>> {
         if outputs.is_empty() {
             return Ok((0..self.names.len()).collect());
         }

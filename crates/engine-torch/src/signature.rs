@@ -62,7 +62,7 @@ pub(crate) fn plan(
     let (specs, places) = if package {
         declared_inputs(file)?
     } else {
-        inputs(&description.arguments, file).map_err(|e| takes(e, description))?
+        inputs(&description.arguments, file).map_err(|e| with_declaration(e, description))?
     };
     let inputs = specs
         .iter()
@@ -79,7 +79,7 @@ pub(crate) fn plan(
 }
 
 /// Adds the declaration of the model's `forward` to an error.
-fn takes(error: Error, description: &ModuleDescription) -> Error {
+fn with_declaration(error: Error, description: &ModuleDescription) -> Error {
     Error::invalid(format!("{error}; the model is {}", description.declaration))
 }
 
@@ -199,7 +199,7 @@ fn declared_outputs(
         None => (0..file.outputs.len()).collect(),
         Some(names) => matched(&file.outputs, names, names.len()).ok_or_else(|| {
             let declared: Vec<&str> = file.outputs.iter().map(|text| text.name.as_str()).collect();
-            takes(
+            with_declaration(
                 Error::invalid(format!(
                     "[signature] lists outputs {}, forward gives {}",
                     declared.join(", "),

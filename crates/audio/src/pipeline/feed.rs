@@ -201,15 +201,16 @@ impl FeedReader {
     fn step(&mut self) -> Result<FeedStep> {
         let mut step = FeedStep::default();
         loop {
-            self.block(&mut step)?;
+            self.add_block(&mut step)?;
             if step.last || step.count >= self.plan.gathered {
                 return Ok(step);
             }
         }
     }
 
-    /// Adds one block.
-    fn block(&mut self, step: &mut FeedStep) -> Result<()> {
+    /// Decodes the next block, and adds its features to `step`. Marks the step as the last if there
+    /// is no block.
+    fn add_block(&mut self, step: &mut FeedStep) -> Result<()> {
         self.samples.clear();
         let block = self.decoder.next()?;
         let features = &mut self.plan.features;

@@ -64,19 +64,19 @@ impl<'a> EventOrder<'a> {
 
     pub(super) fn label(&mut self, label: Label) -> Result<()> {
         self.labels += 1;
-        self.wait(label.start, PipelineEvent::Label(label))
+        self.queue(label.start, PipelineEvent::Label(label))
     }
 
     pub(super) fn fault(&mut self, fault: Fault) -> Result<()> {
         self.faults += 1;
         let at = fault.at;
         match self.faults.cmp(&FAULTS_MAX) {
-            Ordering::Less => self.wait(at, PipelineEvent::Fault(fault)),
+            Ordering::Less => self.queue(at, PipelineEvent::Fault(fault)),
             Ordering::Equal => {
                 let what =
                     "there are more faults than can be listed; from here they are only counted"
                         .into();
-                self.wait(at, PipelineEvent::Fault(Fault { at, what }))
+                self.queue(at, PipelineEvent::Fault(Fault { at, what }))
             }
             Ordering::Greater => Ok(()),
         }
@@ -84,7 +84,7 @@ impl<'a> EventOrder<'a> {
 
     /// Adds an event that starts at `at` seconds to the waiting ones. If there are too many, passes
     /// on the earliest.
-    fn wait(&mut self, at: f64, event: PipelineEvent) -> Result<()> {
+    fn queue(&mut self, at: f64, event: PipelineEvent) -> Result<()> {
         self.number += 1;
         self.waiting.push(OrderedEvent { at, number: self.number, event });
         if self.waiting.len() > WAITING_MAX

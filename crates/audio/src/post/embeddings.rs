@@ -60,8 +60,11 @@ impl SpeakerLabeller {
         }
         let start = self.start(frames.window);
         let end = self.start(frames.window + 1);
-        let now =
-            if frames.level >= self.rule.min_level { self.voice(frames.values) } else { None };
+        let now = if frames.level >= self.rule.min_level {
+            self.voice_label(frames.values)
+        } else {
+            None
+        };
         self.tracks.frame(start, end, now.into_iter().collect(), out);
     }
 
@@ -77,7 +80,7 @@ impl SpeakerLabeller {
 
     /// Returns the label of a voice with the embedding `vector`: the nearest speaker, or a general
     /// label. Returns `None` if the vector has no direction.
-    fn voice(&self, vector: &[f32]) -> Option<FrameLabel> {
+    fn voice_label(&self, vector: &[f32]) -> Option<FrameLabel> {
         let vector = unit(vector)?;
         let (text, score) = match &self.speakers {
             None => (VOICE.to_owned(), 1.0),

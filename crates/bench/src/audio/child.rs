@@ -24,7 +24,7 @@ const SAMPLES_MAX: usize = 100_000;
 /// Maximum time of a run beyond the recording's length.
 const LOAD_MAX: Duration = Duration::from_secs(600);
 /// Bytes of a failed child's output that an error shows.
-const WORDS_SHOWN: usize = 2000;
+const OUTPUT_BYTES_SHOWN: usize = 2000;
 
 /// Arguments of a run.
 #[derive(Clone, Debug)]
@@ -119,13 +119,13 @@ impl ChildJob<'_> {
             command.args(value.iter().flat_map(|value| [OsStr::new(flag), value.as_os_str()]));
         }
         command.arg(self.recording);
-        let watched = watch(command, &log, self.length + LOAD_MAX)?;
+        let watched = run_to_end(command, &log, self.length + LOAD_MAX)?;
         let timing: Timing = read_json(&timing)?;
         let file = timing.files.first().ok_or_else(|| Error::internal("the run timed no file"))?;
         if file.partial || (file.audio_s - self.length.as_secs_f64()).abs() > 1.0 {
             let heard =
                 format!("{:.1} s of {:.1} s were heard", file.audio_s, self.length.as_secs_f64());
-            return Err(Error::data_loss(format!("{heard}; {}", words(&log))));
+            return Err(Error::data_loss(format!("{heard}; {}", last_output(&log))));
         }
         Ok(ChildRun {
             seconds: file.seconds,
@@ -159,7 +159,7 @@ impl Drop for ChildGuard {
 ///
 /// # Errors
 /// If the command cannot be started, fails, or runs longer than `timeout`.
-fn watch(mut command: Command, log: &Path, timeout: Duration) -> Result<ChildUsage> {
+fn run_to_end(mut command: Command, log: &Path, timeout: Duration) -> Result<ChildUsage> {
     let file = File::create(log).map_err(|e| Error::io(log, &e))?;
     command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(file);
     let started = Instant::now();
@@ -173,14 +173,17 @@ fn watch(mut command: Command, log: &Path, timeout: Duration) -> Result<ChildUsa
             Ok(Some(status)) if status.success() => return Ok(seen),
             Ok(Some(status)) => {
                 let name = program.display();
-                return Err(Error::internal(format!("{name} ended with {status}; {}", words(log))));
+                return Err(Error::internal(format!(
+                    "{name} ended with {status}; {}",
+                    last_output(log)
+                )));
             }
             Ok(None) if started.elapsed() < timeout => {}
             _ => {
                 return Err(Error::deadline(format!(
                     "{} does not end; {}",
                     program.display(),
-                    words(log)
+                    last_output(log)
                 )));
             }
         }
@@ -199,9 +202,9 @@ fn watch(mut command: Command, log: &Path, timeout: Duration) -> Result<ChildUsa
 }
 
 /// Returns the end of a child's output.
-pub(super) fn words(log: &Path) -> String {
+pub(super) fn last_output(log: &Path) -> String {
     let text = std::fs::read_to_string(log).unwrap_or_default();
-    let start = text.len().saturating_sub(WORDS_SHOWN);
+    let start = text.len().saturating_sub(OUTPUT_BYTES_SHOWN);
     let start = (start..text.len()).find(|&at| text.is_char_boundary(at)).unwrap_or(text.len());
     format!("it said: {}", text.get(start..).unwrap_or_default().trim().replace('\n', "; "))
 }
@@ -262,7 +265,7 @@ mod tests {
         let shell = |script: &str| {
             let mut command = Command::new("/bin/sh");
             command.args(["-c", script]);
-            watch(command, &log, Duration::from_secs(60))
+            run_to_end(command, &log, Duration::from_secs(60))
         };
         // Much longer than the time between samples, as the watch may lose its core.
         let seen = shell("sleep 3").unwrap();
@@ -272,7 +275,7 @@ mod tests {
         let mut command = Command::new("/bin/sleep");
         command.arg("60");
         assert!(
-            watch(command, &log, Duration::from_millis(50))
+            run_to_end(command, &log, Duration::from_millis(50))
                 .err()
                 .unwrap()
                 .message()

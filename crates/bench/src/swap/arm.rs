@@ -199,7 +199,7 @@ pub(super) fn run(
     let windows = std::thread::scope(|scope| {
         let driver = scope.spawn(|| server.drive(&load, &sink));
         let swaps = Swaps { args: &args, arm, server: &server, before: &before, burn };
-        let windows = swaps.make(load.start);
+        let windows = swaps.make_swaps(load.start);
         load.stop();
         driver.join().unwrap_or_else(|_| Err(Error::internal("the driver panicked")))?;
         windows
@@ -237,7 +237,7 @@ struct Swaps<'a> {
 impl Swaps<'_> {
     /// Makes the arm's swaps, a period apart or as soon as the former is done. Returns the window
     /// of each, counted from `start`.
-    fn make(&self, start: Instant) -> Result<Vec<SwapWindow>> {
+    fn make_swaps(&self, start: Instant) -> Result<Vec<SwapWindow>> {
         let args = self.args;
         let mut windows = Vec::with_capacity(args.swaps);
         let mut due = args.steady;

@@ -60,18 +60,18 @@ impl ParameterNames {
     fn visit(&mut self, walker: &mut Walker, visited: &VisitedField) -> Result<bool> {
         let VisitedField { parent, child, field } = visited;
         if *parent == MessageKind::MainGraph && field.number == graph::OUTPUT {
-            self.output(walker, field)?;
+            self.count_output(walker, field)?;
         }
         let Some(child) = child else { return Ok(false) };
         self.graphs += usize::from(*child == MessageKind::MainGraph);
         if matches!(parent, MessageKind::MainGraph | MessageKind::Graph) {
-            self.parameter(walker, field)?;
+            self.count_parameter(walker, field)?;
         }
         Ok(!matches!(child, MessageKind::MainTensor | MessageKind::Tensor | MessageKind::Sparse))
     }
 
     /// Counts a field of a graph if it is a parameter.
-    fn parameter(&mut self, walker: &mut Walker, field: &WireField) -> Result<()> {
+    fn count_parameter(&mut self, walker: &mut Walker, field: &WireField) -> Result<()> {
         let payload = field.payload.clone();
         let name = match field.number {
             graph::INITIALIZER => Some(TensorHead::read(walker, payload)?.name),
@@ -83,22 +83,22 @@ impl ParameterNames {
             _ => None,
         };
         if let Some(name) = name {
-            self.count(walker, field, &name)?;
+            self.count_name(walker, field, &name)?;
             *self.parameters.entry(name).or_default() += 1;
         }
         Ok(())
     }
 
-    fn output(&mut self, walker: &mut Walker, field: &WireField) -> Result<()> {
+    fn count_output(&mut self, walker: &mut Walker, field: &WireField) -> Result<()> {
         if let Some(name) = last(walker, field.payload.clone(), 1)? {
             let name = walker.bytes(name, NAME_BYTES_MAX)?;
-            self.count(walker, field, &name)?;
+            self.count_name(walker, field, &name)?;
             self.outputs.insert(name);
         }
         Ok(())
     }
 
-    fn count(&mut self, walker: &Walker, field: &WireField, name: &[u8]) -> Result<()> {
+    fn count_name(&mut self, walker: &Walker, field: &WireField, name: &[u8]) -> Result<()> {
         self.bytes += name.len() as u64 + ENTRY_BYTES;
         if self.bytes > NAMES_BYTES_MAX {
             return Err(walker
