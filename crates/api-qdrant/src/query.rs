@@ -268,52 +268,70 @@ impl QueryRun<'_> {
         projection: &Projection,
         budget: &mut ResponseBudget,
     ) -> Result<QueryResponse> {
-        let RankedHits { hits, mut partial } = ranked;
         let ids_only = !projection.payload.any() && !projection.vector;
-        let mut order_dates = None;
-        if ids_only && hits.iter().all(|hit| hit.id < NUMBERS_MAX) {
-            let scored = |hit: RankedHit| {
-                let id = PointId::Number(hit.id);
-                let payload = None;
-                let vector = None;
-                let order_value = hit.order_value();
-                ScoredPoint { id, version: 0, score: hit.score, payload, vector, order_value }
-            };
-            for (at, hit) in hits.iter().enumerate() {
-                retrieve::add_date(&mut order_dates, at, hit.value);
-            }
-            order_dates = order_dates.filter(|_| self.context.for_root());
-            budget.add_values::<ScoredPoint>(hits.len())?;
-            let points = hits.into_iter().map(scored).collect();
-            return Ok(QueryResponse { points, partial, order_dates });
+        if ids_only && ranked.hits.iter().all(|hit| hit.id < NUMBERS_MAX) {
+            return self.present_ids(ranked, budget);
         }
+        let RankedHits { hits, mut partial } = ranked;
+        let mut order_dates = None;
         let mut points = Vec::with_capacity(hits.len());
         for hits in hits.chunks(CHUNK) {
             let ids: Vec<u64> = hits.iter().map(|hit| hit.id).collect();
             for (point, hit) in self.named.resolve(&ids, projection.parts()).into_iter().zip(hits) {
-                match point {
-                    Ok(Some(point)) => {
-                        let record = projection.record(point);
-                        budget.add_or_fail(&record)?;
-                        let json::PointRecord { id, payload, vector, .. } = record;
-                        retrieve::add_date(&mut order_dates, points.len(), hit.value);
-                        points.push(ScoredPoint {
-                            id,
-                            version: 0,
-                            score: hit.score,
-                            payload,
-                            vector,
-                            order_value: hit.order_value(),
-                        });
-                    }
+                let point = match point {
+                    Ok(Some(point)) => point,
                     // The point was removed after the search.
-                    Ok(None) => {}
-                    Err(error) if retrieve::concerns_one_point(&error) => partial = true,
+                    Ok(None) => continue,
+                    Err(error) if retrieve::concerns_one_point(&error) => {
+                        partial = true;
+                        continue;
+                    }
                     Err(error) => return Err(error),
-                }
+                };
+                let record = projection.record(point);
+                budget.add_or_fail(&record)?;
+                let json::PointRecord { id, payload, vector, .. } = record;
+                retrieve::add_date(&mut order_dates, points.len(), hit.value);
+                let order_value = hit.order_value();
+                points.push(ScoredPoint {
+                    id,
+                    version: 0,
+                    score: hit.score,
+                    payload,
+                    vector,
+                    order_value,
+                });
             }
         }
         order_dates = order_dates.filter(|_| self.context.for_root());
+        Ok(QueryResponse { points, partial, order_dates })
+    }
+
+    /// Returns hits with their ids and scores only. Reads no point, so the internal ids must be the
+    /// ids of clients.
+    ///
+    /// # Errors
+    /// The error of [`ResponseBudget::add_values`].
+    fn present_ids(
+        &self,
+        ranked: RankedHits,
+        budget: &mut ResponseBudget,
+    ) -> Result<QueryResponse> {
+        let RankedHits { hits, partial } = ranked;
+        let mut order_dates = None;
+        for (at, hit) in hits.iter().enumerate() {
+            retrieve::add_date(&mut order_dates, at, hit.value);
+        }
+        order_dates = order_dates.filter(|_| self.context.for_root());
+        budget.add_values::<ScoredPoint>(hits.len())?;
+        let scored = |hit: RankedHit| {
+            let id = PointId::Number(hit.id);
+            let payload = None;
+            let vector = None;
+            let order_value = hit.order_value();
+            ScoredPoint { id, version: 0, score: hit.score, payload, vector, order_value }
+        };
+        let points = hits.into_iter().map(scored).collect();
         Ok(QueryResponse { points, partial, order_dates })
     }
 }
