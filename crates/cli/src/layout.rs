@@ -43,16 +43,25 @@ pub(crate) fn models_in(dir: &Path) -> Vec<String> {
 /// Explains why nothing in a directory of models will be served, and what to do. Empty if something
 /// will be served.
 pub(crate) fn root_advice(root: &Path) -> Vec<String> {
-    advice(root, true)
+    advice(root, DirectoryRole::Root)
 }
 
 /// Explains why no version in the directory of a model will be served, and what to do. Empty if a
 /// version will be served.
 pub(crate) fn model_advice(dir: &Path) -> Vec<String> {
-    advice(dir, false)
+    advice(dir, DirectoryRole::Model)
 }
 
-fn advice(dir: &Path, is_root: bool) -> Vec<String> {
+/// Role that the user gave a directory.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum DirectoryRole {
+    /// Directory of models.
+    Root,
+    /// Directory of the versions of one model.
+    Model,
+}
+
+fn advice(dir: &Path, role: DirectoryRole) -> Vec<String> {
     let shown = dir.display();
     let inside = match subdirectories(dir) {
         Ok(inside) => inside,
@@ -66,7 +75,7 @@ fn advice(dir: &Path, is_root: bool) -> Vec<String> {
                 "{shown} holds {file}, so it is a version: serve its parent, {parent}"
             )];
         }
-        Some(file) if is_root => {
+        Some(file) if role == DirectoryRole::Root => {
             return vec![format!("{shown} holds {file} itself: put it into {shown}/NAME/1/")];
         }
         Some(file) => return vec![format!("{shown} holds {file} itself: put it into {shown}/1/")],
@@ -78,8 +87,8 @@ fn advice(dir: &Path, is_root: bool) -> Vec<String> {
     {
         return vec![format!("{shown} is not served: {foreign}")];
     }
-    if is_root {
-        return in_root(dir, &inside);
+    if role == DirectoryRole::Root {
+        return advice_below(dir, &inside);
     }
     if inside.iter().any(|inside| is_version(&inside.name)) {
         Vec::new()
@@ -91,23 +100,15 @@ fn advice(dir: &Path, is_root: bool) -> Vec<String> {
     }
 }
 
-fn in_root(root: &Path, inside: &[Subdirectory]) -> Vec<String> {
+/// Explains for each subdirectory of the directory of models `root` why it will not be served.
+fn advice_below(root: &Path, inside: &[Subdirectory]) -> Vec<String> {
     let mut advice: Vec<String> = Vec::new();
     let mut models = 0;
     for Subdirectory { dir, .. } in inside {
-        let shown = dir.display();
         match subdirectories(dir) {
-            Err(error) => advice.push(format!("{shown} cannot be read: {error}")),
+            Err(error) => advice.push(format!("{} cannot be read: {error}", dir.display())),
             Ok(below) if below.iter().any(|below| is_version(&below.name)) => models += 1,
-            Ok(below) => match model_file(dir) {
-                Some(file) => {
-                    advice.push(format!("{shown} holds {file} itself: put it into {shown}/1/"))
-                }
-                None => advice
-                    .extend(wrong_versions(dir, &below).or_else(|| {
-                        Some(format!("{shown} is not served: {}", identify_dir(dir)?))
-                    })),
-            },
+            Ok(below) => advice.extend(unversioned_advice(dir, &below)),
         }
     }
     if advice.len() > NAMED_MAX {
@@ -122,6 +123,17 @@ fn in_root(root: &Path, inside: &[Subdirectory]) -> Vec<String> {
         ));
     }
     advice
+}
+
+/// Explains why `dir`, which has no version, will not be served. Returns `None` if it contains no
+/// file of a model.
+fn unversioned_advice(dir: &Path, inside: &[Subdirectory]) -> Option<String> {
+    let shown = dir.display();
+    if let Some(file) = model_file(dir) {
+        return Some(format!("{shown} holds {file} itself: put it into {shown}/1/"));
+    }
+    wrong_versions(dir, inside)
+        .or_else(|| Some(format!("{shown} is not served: {}", identify_dir(dir)?)))
 }
 
 /// Finds a subdirectory that would be a version if its name were a number.
@@ -173,7 +185,8 @@ mod tests {
 
     fn said(places: &[&str], below: &str, is_root: bool) -> String {
         let root = made(places);
-        advice(&root.path().join(below), is_root)
+        let role = if is_root { DirectoryRole::Root } else { DirectoryRole::Model };
+        advice(&root.path().join(below), role)
             .join("; ")
             .replace(root.path().to_str().unwrap(), "R")
     }

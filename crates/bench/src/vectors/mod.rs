@@ -204,7 +204,8 @@ pub(crate) fn run(args: &VectorsArgs, _env: &BenchEnv) -> Result<()> {
     progress.line(&ours.line());
     progress.line(&peers.line());
     let mut curves: Vec<Curve> = Vec::new();
-    for _ in 0..if peers.engines.is_empty() { PASSES_ALONE } else { 1 } {
+    let passes = if peers.engines.is_empty() { PASSES_ALONE } else { 1 };
+    for _ in 0..passes {
         ours.pass(&data, args.core)?;
     }
     let report = |ours: &OurIndex, peers: &Peers, curves: &[Curve]| {
