@@ -17,7 +17,7 @@ use super::recognisers::find_recogniser;
 use super::state::AudioState;
 use super::upload::{AudioRequest, AudioUpload};
 
-/// Describes the admin calls of this module in errors.
+/// Description of the admin calls of this module in errors.
 const ADMIN_CALL: &str = "speakers are enrolled and removed";
 
 fn request<'a>(action: &'a str, subject: &'a str, caller: Caller<'a>) -> AdminRequest<'a> {

@@ -44,7 +44,7 @@ pub(crate) struct AudioUpload {
     _admitted: OwnedSemaphorePermit,
 }
 
-/// Counts the processed seconds of a recording in the metrics.
+/// Counter of the processed seconds of a recording, for the metrics.
 pub(crate) struct ProgressCounter {
     metrics: Arc<Metrics>,
     recogniser: Arc<str>,

@@ -12,7 +12,7 @@ const FILES_SHARE: u64 = 8;
 /// Time between two checks whether the next file fits.
 pub(crate) const FILES_RETRY: Duration = Duration::from_millis(20);
 
-/// Counts the bytes of the files of archives, folders and rebuilds that are queued or processed.
+/// Counter of the bytes of files that are queued or processed, from archives, folders and rebuilds.
 pub(crate) struct HeldFiles {
     /// The budget of request memory.
     memory: Arc<ByteBudget>,

@@ -15,7 +15,7 @@ pub(crate) struct RunningUploads {
     ended: Notify,
 }
 
-/// Keeps other uploads of the same image waiting until this is dropped.
+/// Exclusive claim to upload an image. Other uploads of the same image wait until it is dropped.
 pub struct UploadClaim {
     uploads: Arc<RunningUploads>,
     id: PointId,

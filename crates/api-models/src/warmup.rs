@@ -33,7 +33,7 @@ const REQUESTS_MAX: usize = 1000;
 /// Maximum bytes that one file of recorded requests may have.
 const FILE_BYTES_MAX: u64 = 256 * MIB;
 
-/// Reads the recorded requests of a version directory.
+/// Reader of the recorded requests in a version directory.
 pub struct RecordedRequests;
 
 impl WarmupSource for RecordedRequests {

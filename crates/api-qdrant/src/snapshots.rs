@@ -46,7 +46,7 @@ const SUFFIX: &str = ".snapshot";
 const RETRY_AFTER: Duration = Duration::from_secs(10);
 
 type Context = State<Arc<CollectionsState>>;
-/// Receives the report of a restore.
+/// Receiver of the report of a restore.
 type RestoreOutcome = oneshot::Receiver<Result<Value>>;
 
 /// Query string of the routes.
@@ -336,7 +336,7 @@ fn send_archive(
     backup::block_on(write_archive(&context, collection, list, &mut pieces))
 }
 
-/// Collects bytes into pieces and sends them.
+/// Writer that collects bytes into pieces and sends them.
 pub struct PieceWriter<'a> {
     writer: &'a ResultWriter,
     piece: Vec<u8>,

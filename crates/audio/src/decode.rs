@@ -81,10 +81,10 @@ pub struct AudioBlock {
     pub samples: Vec<f32>,
 }
 
-/// Returns true to stop.
+/// Function that returns true to stop the decoder.
 type StopCheck = Box<dyn Fn() -> bool + Send>;
 
-/// Decodes one recording.
+/// Decoder of one recording.
 pub struct Decoder {
     reader: Box<dyn BlockReader>,
     format: AudioFormat,

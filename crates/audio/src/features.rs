@@ -17,8 +17,8 @@ pub use signal::spectrum::Pad;
 use mel::{Cosine, MelBank};
 use signal::spectrum::Spectrum;
 
-/// Computes features as samples arrive. The result does not depend on how the samples are split
-/// into pushes, to the bit.
+/// Extractor of features from samples as they arrive. The split of the samples into pushes changes
+/// no bit of the result.
 pub struct FeatureExtractor {
     kind: FeatureKind,
     step: f64,

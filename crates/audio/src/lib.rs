@@ -111,7 +111,7 @@ use crossbeam_channel::Receiver;
 /// Receiver of a started run's outputs: exactly one message.
 pub type PendingRun = Receiver<Result<Vec<NamedTensor>>>;
 
-/// Runs tensors through a model.
+/// Model of a recogniser, which runs tensors.
 pub trait AudioModel: Send + Sync {
     /// Returns its inputs and outputs.
     fn signature(&self) -> &Signature;

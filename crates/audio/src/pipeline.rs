@@ -69,7 +69,7 @@ pub struct PipelineOptions {
     pub read_meter: Option<Arc<dyn ReadMeter>>,
 }
 
-/// Measures the work of the thread that reads and decodes a recording.
+/// Meter for the work of the thread that reads and decodes a recording.
 pub trait ReadMeter: std::fmt::Debug + Send + Sync {
     /// Calls `work` once, on the current thread. The work may wait for an upload.
     fn measure(&self, work: &mut dyn FnMut());
@@ -203,7 +203,7 @@ struct AudioEnd {
     windows: u64,
 }
 
-/// Receives the results of a recording.
+/// Receiver of the results of a recording.
 trait WindowSink {
     fn opened(&mut self, format: &AudioFormat) -> Result<()>;
     fn fault(&mut self, fault: Fault) -> Result<()>;
@@ -284,7 +284,7 @@ fn deliver(recogniser: &Recogniser, taker: &mut dyn WindowSink, outcome: RunOutc
     Ok(())
 }
 
-/// Sends labels in time order to a sink.
+/// Filter that sends labels in time order to a sink.
 struct OrderedLabelSink<'a> {
     post: Labeller,
     order: EventOrder<'a>,
@@ -337,7 +337,7 @@ impl WindowSink for OrderedLabelSink<'_> {
     }
 }
 
-/// Makes one embedding of a recording and counts its faults.
+/// Receiver that makes one embedding of a recording and counts its faults.
 struct MeanSink {
     mean: UnitMean,
     faults: u64,

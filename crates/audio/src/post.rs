@@ -44,7 +44,7 @@ pub(crate) struct WindowScores<'a> {
     pub(crate) onsets: Option<&'a [f32]>,
 }
 
-/// Makes labels of windows.
+/// Converter of the scores of windows into labels.
 pub(crate) struct Labeller {
     recogniser: Recogniser,
     embeddings: bool,

@@ -47,7 +47,7 @@ impl LabelFormat {
     }
 }
 
-/// Writes the labels of one recording as they arrive.
+/// Writer of the labels of one recording, as they arrive.
 pub struct LabelWriter<W: Write> {
     format: LabelFormat,
     out: W,

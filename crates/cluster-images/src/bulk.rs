@@ -121,7 +121,7 @@ struct BulkUpload {
     input: ImageInput,
 }
 
-/// Lets the nodes of the cluster add images.
+/// Target of bulk work whose images are added by the nodes of the cluster.
 struct ClusterTarget {
     images: Arc<ClusterImages>,
     runtime: Handle,

@@ -67,7 +67,7 @@ pub(super) struct WriterDriver {
     ended: bool,
 }
 
-/// Ends the writer for its handles, even if its task is aborted.
+/// Guard that ends the writer for its handles, even if its task is aborted.
 struct EndGuard(Arc<WriterShared>);
 
 impl Drop for EndGuard {

@@ -38,7 +38,7 @@ pub struct FollowPosition {
     pub epoch: Epoch,
 }
 
-/// Reads a log in order. A follower that is behind reads up to 8 entries at the same time.
+/// Reader of a log in order. A follower that is behind reads up to 8 entries at the same time.
 #[derive(Clone, Debug)]
 pub struct LogFollower {
     log: ShardLog,

@@ -26,7 +26,8 @@ pub struct ShardWriter {
     handle: Arc<WriterHandle>,
 }
 
-/// Ends the writer's task when the last handle is dropped. The task itself has none.
+/// Handle of a writer. The writer's task ends when the last handle is dropped. The task itself has
+/// none.
 struct WriterHandle {
     shared: Arc<WriterShared>,
 }

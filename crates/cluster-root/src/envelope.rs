@@ -32,7 +32,7 @@ impl ReadCoverage {
     }
 }
 
-/// Says whether points may be missing from the rounds of a read so far.
+/// Completeness of the rounds of a read so far.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Completeness {
     /// Smallest coverage of the rounds in which shards were missing.

@@ -51,7 +51,7 @@ pub struct LogEntry<B> {
     pub body: EntryBody<B>,
 }
 
-/// Reads a log in order and says which entries count.
+/// Position of a reader in a log, which decides for each entry in order if it counts.
 ///
 /// An entry counts unless an earlier one has a larger epoch. An owner may have several entries in
 /// flight at once; entries that arrive after the fence of its successor must not count, because it

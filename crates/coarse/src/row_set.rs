@@ -210,7 +210,7 @@ impl RowSet {
     }
 }
 
-/// Adds many rows to a set, and counts them once, when it is dropped.
+/// Writer of many rows to a set, which counts them once, when it is dropped.
 #[derive(Debug)]
 pub struct RowAdder<'a>(&'a mut RowSet);
 

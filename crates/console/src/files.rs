@@ -10,7 +10,8 @@ use transport::Reply;
 
 use crate::shell::{self, PageSource};
 
-/// Allows scripts, styles, images and requests of this server only, and no frame around the page.
+/// Content security policy: scripts, styles, images and requests of this server only, and no frame
+/// around the page.
 const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self'; \
                       base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
 

@@ -22,7 +22,7 @@ use crate::login_form::login_page;
 
 /// Path of the form.
 const LOGIN: &str = "/login";
-/// Describes the changes of the console in the errors of the access check.
+/// Description of the changes of the console in the errors of the access check.
 const ADMIN_CALLS: &str = "changes of models and rollouts are accepted";
 /// Maximum bytes of the path to which a login redirects.
 const NEXT_BYTES_MAX: usize = 2048;

@@ -5,7 +5,7 @@ use transport::Reply;
 
 use crate::files::guarded;
 
-/// Allows the form to be sent to this server; no script.
+/// Content security policy: the form may be sent to this server, and no script runs.
 const POLICY: &str = "default-src 'none'; style-src 'self'; img-src 'self'; base-uri 'none'; form-action 'self'; \
                       frame-ancestors 'none'";
 

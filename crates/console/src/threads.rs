@@ -19,7 +19,7 @@ pub(crate) struct Threads {
     pub(crate) cores: Option<f64>,
 }
 
-/// Compares the threads' CPU time with the CPU time of the last scan.
+/// CPU time of the threads at the last scan, with which the next scan compares.
 #[derive(Default)]
 pub(crate) struct ThreadWatch {
     last: Option<(Instant, ThreadTicks)>,

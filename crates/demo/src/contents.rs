@@ -46,7 +46,7 @@ impl<'a> ContentForm<'a> {
     }
 }
 
-/// Writes a content into an empty directory, and reports the number of bytes written.
+/// Function that writes a content into an empty directory, and reports the number of bytes written.
 pub type ContentWriter<'a> = dyn Fn(CtrContent, &Path, &dyn Fn(u64)) -> Result<()> + 'a;
 
 impl SwapContents {

@@ -301,7 +301,7 @@ fn consumers(nodes: &[NodeDef], chosen: impl Fn(usize) -> bool) -> Consumers<'_>
     consumers
 }
 
-/// Follows the handles of variables through operations and functions.
+/// Search that follows the handles of variables through operations and functions.
 struct UseAnalysis<'a> {
     graph: &'a DecodedGraph,
     /// Uses by function and argument; `None` while an argument is being followed.

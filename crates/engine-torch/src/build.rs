@@ -10,7 +10,7 @@ use engine::{c_path, c_text};
 use crate::api::{RawBuilder, ShimLibrary};
 use crate::{TorchEngine, element};
 
-/// Writes a tensor's elements.
+/// Function that writes a tensor's elements.
 pub type FillElements = Box<dyn FnMut(&mut [f32])>;
 
 /// Source of a parameter's elements.

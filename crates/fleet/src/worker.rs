@@ -29,7 +29,7 @@ struct HeldSlot {
     renewed: Instant,
 }
 
-/// Keeps the turns of this process.
+/// State of the thread that takes and keeps the turns of this process.
 pub(super) struct FleetWorker {
     etcd: Etcd,
     keys: FleetKeys,

@@ -24,7 +24,7 @@ const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 
 type BoxError = Box<dyn StdError + Send + Sync>;
 
-/// Opens connections: with TLS only, or without TLS only.
+/// Connector of an HTTP client. All of its connections use TLS, or none does.
 #[derive(Clone)]
 pub(super) struct Connector {
     tcp: HttpConnector,

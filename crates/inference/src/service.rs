@@ -23,7 +23,7 @@ use crate::shadow::{ShadowRunner, TrackedRequest};
 use crate::stats::InferenceStats;
 use crate::ticket::{AnswerCount, RequestTicket};
 
-/// Runs requests on the served models, and counts them.
+/// Service that runs requests on the served models, and counts them.
 pub struct InferenceService {
     lifecycle: Arc<Lifecycle>,
     scheduler: Arc<Scheduler>,
@@ -44,7 +44,8 @@ impl Drop for CancelOnDrop {
     }
 }
 
-/// Counts a request as cancelled if it is dropped before its outcome: its client has disconnected.
+/// Guard that counts a request as cancelled if it is dropped before its outcome. Its client has
+/// then disconnected.
 struct UnansweredRequest<'a> {
     service: &'a InferenceService,
     ticket: &'a RequestTicket,

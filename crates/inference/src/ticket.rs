@@ -20,7 +20,7 @@ pub struct RequestTicket {
     counted: Mutex<Option<AnswerCount>>,
 }
 
-/// Counts a request when dropped.
+/// Guard that counts a request when it is dropped.
 pub(crate) struct AnswerCount {
     pub(crate) labels: RequestLabels,
     pub(crate) metrics: Arc<Metrics>,

@@ -9,8 +9,8 @@ use engine::{Capabilities, Engine, LoadRequest, Session};
 use crate::Isolation;
 use crate::session::IsolatedSession;
 
-/// Wraps an engine. Models with [`engine::SessionOptions::isolate`] are opened in a worker process
-/// each, others by the wrapped engine itself.
+/// Engine around another one. Models with [`engine::SessionOptions::isolate`] are opened in a
+/// worker process each, others by the inner engine itself.
 pub struct IsolatingEngine {
     engine: Arc<dyn Engine>,
     isolation: Arc<Isolation>,

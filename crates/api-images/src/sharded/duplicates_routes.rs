@@ -121,7 +121,7 @@ where
     Reply::of(found.await.map(Reply::json))
 }
 
-/// Shows a step whether its caller has disconnected.
+/// Flag that tells a step if its caller has disconnected.
 struct CallerWatch(Arc<AtomicBool>);
 
 impl CallerWatch {

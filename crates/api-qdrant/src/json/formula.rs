@@ -59,7 +59,7 @@ fn variable(name: &str) -> Parsed<Expression> {
     number.map(Expression::Score).ok_or_else(wrong)
 }
 
-/// Reads the members of an object. Each member must be known.
+/// Reader of the members of an object. Each member must be known.
 struct FormulaMembers<'a> {
     members: &'a Map<String, Value>,
 }
@@ -102,7 +102,7 @@ fn path(value: &Value) -> Parsed<String> {
     Ok(path.to_owned())
 }
 
-/// Reads expressions, and counts them.
+/// Reader of expressions, which counts them.
 struct ExpressionReader {
     count: usize,
 }

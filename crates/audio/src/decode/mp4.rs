@@ -181,7 +181,7 @@ impl FragmentTables {
     }
 }
 
-/// Checks the rest of a file while a reader reads it from beginning to end.
+/// Check of the rest of a file while a reader reads it from beginning to end.
 pub(super) struct Mp4Watch {
     /// Offset of the next atom.
     next: u64,

@@ -183,7 +183,7 @@ fn packet_decoder(header: &MpegHeader) -> Result<PacketDecoder> {
     PacketDecoder::new(parameters)
 }
 
-/// Reads frames.
+/// Reader of MPEG audio frames.
 pub(super) struct Mpeg {
     bytes: InputBytes,
     codec: PacketDecoder,

@@ -36,7 +36,7 @@ const SETUP: &[u8] = b"\x05vorbis";
 /// Comments of Opus up to the length of the first text, which the number of comments follows.
 const OPUS_COMMENTS: &[u8] = b"OpusTags";
 
-/// Checks the pages of a recording while a reader reads it.
+/// Check of the pages of a recording while a reader reads it.
 #[derive(Default)]
 pub(super) struct OggWatch {
     /// Offset of the next page, or of a byte that may begin one. The greatest number while a reader

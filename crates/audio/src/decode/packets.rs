@@ -28,7 +28,7 @@ pub(super) enum Container {
     Mp4,
 }
 
-/// Reads packets of the first track that has sound.
+/// Reader of the packets of the first track that has sound.
 pub(super) struct Packets {
     container: Container,
     reader: Box<dyn FormatReader>,

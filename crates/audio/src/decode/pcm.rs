@@ -129,7 +129,7 @@ impl PcmLayout {
     }
 }
 
-/// Reads uncompressed samples.
+/// Reader of uncompressed samples.
 pub(super) struct Pcm {
     bytes: InputBytes,
     layout: PcmLayout,

@@ -19,7 +19,7 @@ pub(super) enum DecodeStep {
     Broken(String),
 }
 
-/// Reads sound step by step.
+/// Reader of sound, block by block.
 pub(super) trait BlockReader: Send {
     /// Performs the next step. Appends interleaved samples to `samples`.
     fn next(&mut self, samples: &mut Vec<f32>) -> DecodeStep;

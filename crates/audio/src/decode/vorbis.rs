@@ -28,7 +28,7 @@ pub(super) fn check(headers: &[u8]) -> Result<()> {
     }
 }
 
-/// Reads bits from the lowest of each byte.
+/// Reader of bits. The lowest bit of a byte comes first.
 struct BitReader<'a> {
     bytes: &'a [u8],
     at: usize,

@@ -166,7 +166,7 @@ struct FeedSettings {
     gathered: u64,
 }
 
-/// Decodes, mixes, resamples and computes features, on the thread.
+/// Reader of a recording: decodes, mixes, resamples and computes features, on the thread.
 struct FeedReader {
     decoder: Decoder,
     mono: Mono,

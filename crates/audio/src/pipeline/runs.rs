@@ -42,7 +42,7 @@ const IN_FLIGHT_MAX: usize = 256;
 /// Consecutive failed runs after which the last error ends the work.
 const FAILURES_MAX: u32 = 8;
 
-/// Receives the outcomes of runs, in the order of their windows.
+/// Function that receives the outcomes of runs, in the order of their windows.
 type Deliver<'a> = &'a mut dyn FnMut(RunOutcome) -> Result<()>;
 
 /// Runs in flight, and windows that wait for theirs.

@@ -21,7 +21,7 @@ pub(super) struct WindowInfo {
     pub(super) level: f32,
 }
 
-/// Receives a window and its facts.
+/// Function that receives a window and its facts.
 type EachWindow<'a> = &'a mut dyn FnMut(FeatureWindow<'_>, WindowInfo) -> Result<()>;
 
 /// Cuts a recording.
@@ -76,7 +76,7 @@ impl WindowSource {
     }
 }
 
-/// Measures the level of windows, from the samples since the last window's beginning.
+/// Meter of the level of windows. It keeps the samples since the last window's beginning.
 struct LevelMeter {
     samples: VecDeque<f32>,
     /// Number of the first sample.

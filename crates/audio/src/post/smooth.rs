@@ -21,7 +21,8 @@ pub(super) struct MovingMean {
     means: Vec<f32>,
 }
 
-/// Receives a frame: its number, its probabilities and the probabilities of its onsets.
+/// Function that receives a frame: its number, its probabilities and the probabilities of its
+/// onsets.
 type EachFrame<'a> = &'a mut dyn FnMut(u64, &[f32], Option<&[f32]>);
 
 impl MovingMean {

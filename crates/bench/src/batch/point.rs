@@ -12,7 +12,7 @@ use loadgen::drive::{Judgement, RequestSample, SampleSink};
 use loadgen::samples::Faults;
 use loadgen::stats::{Latencies, median, ratio};
 
-/// Counts the requests of a closed loop between two moments.
+/// Counter of the requests of a closed loop between two moments.
 ///
 /// The rate counts answers that came in the window, also to requests sent before it. Latencies are
 /// those of the requests sent in the window.

@@ -63,7 +63,7 @@ pub(super) struct IngestResults {
     pub(super) segments: f64,
 }
 
-/// Checks that a response has the image of its query.
+/// Check that a response has the image of its query.
 struct Own {
     ids: Vec<String>,
 }

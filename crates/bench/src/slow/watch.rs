@@ -36,7 +36,7 @@ struct SlowPage {
     slow: Vec<ListedRequest>,
 }
 
-/// Reads a server's slow requests in turn.
+/// Slow requests that a server has listed so far, by number.
 #[derive(Default)]
 pub(super) struct SlowWatch(Mutex<BTreeMap<u64, ListedRequest>>);
 

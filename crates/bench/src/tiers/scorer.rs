@@ -33,7 +33,8 @@ impl Scorer for GraphScorer {
     }
 }
 
-/// Reads every byte and then works for a set number of rounds: the same work on every medium.
+/// Scorer that reads every byte and then works for a set number of rounds. The work is the same on
+/// every medium.
 pub(super) struct Spinner {
     /// Seed that distinguishes queries.
     pub(super) seed: u64,

@@ -230,7 +230,7 @@ fn check_disk(plan: &CollectionPlan<'_>, parent: &Path, peers: &Peers) -> Result
     check_space(parent, plan.rows * row_bytes * copies, remedy)
 }
 
-/// Makes reproducible rows.
+/// Generator of reproducible rows.
 pub(super) struct RowMaker {
     dims: usize,
     centres: Vec<f32>,

@@ -24,7 +24,7 @@ impl<'writer> FormatFields<'writer> for EscapedFields {
     }
 }
 
-/// Writes the fields of one event or span.
+/// Writer of the fields of one event or span.
 struct FieldWriter<'writer> {
     writer: Writer<'writer>,
     is_first: bool,

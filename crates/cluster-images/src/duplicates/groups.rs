@@ -87,14 +87,14 @@ impl FoundGroups {
     }
 }
 
-/// Counts of the last line.
+/// Counts in the last line of a response.
 #[derive(Default)]
 struct GroupCounts {
     groups: u64,
     images: u64,
 }
 
-/// Writes the groups of a job to a client.
+/// Writer of the groups of a job to a client.
 struct GroupLines {
     state: Arc<RootState>,
     record: Arc<CollectionRecord>,

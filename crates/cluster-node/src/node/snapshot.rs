@@ -228,7 +228,8 @@ pub(crate) async fn snapshots(store: &BackupStore, name: &str) -> Result<Vec<Sto
     Ok(found)
 }
 
-/// Stops the transfer when it is dropped: the waiting follower may have been dropped.
+/// Guard that stops the transfer when it is dropped, because the waiting follower may have been
+/// dropped.
 pub(crate) struct StopTransferOnDrop(pub(crate) Arc<BackupProgress>);
 
 impl Drop for StopTransferOnDrop {

@@ -17,7 +17,7 @@ pub const MODEL_BYTES_MAX: u64 = i32::MAX as u64;
 /// ONNX format version of the output: the oldest that has all element types of Millpond.
 const IR_VERSION: i64 = 9;
 
-/// Receives the next bytes of a parameter.
+/// Function that receives the next bytes of a parameter.
 pub type PutBytes<'a> = dyn FnMut(&[u8]) -> Result<()> + 'a;
 
 /// One operator of a graph.

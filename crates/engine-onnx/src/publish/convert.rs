@@ -262,7 +262,7 @@ fn external_file<'a>(
     Ok(file)
 }
 
-/// Counts bytes and reports progress.
+/// Counter of bytes that reports progress.
 struct ProgressMeter<'a> {
     done: u64,
     reported: u64,

@@ -11,8 +11,8 @@ use base::{Error, Result};
 use super::source::{COPY_BYTES, WindowedFile};
 use super::tensor::ExternalLocation;
 
-/// Finds external files and confines them to the model's directory: publishing a model must not
-/// read files that its author could not see.
+/// External files of a model, which must be in the model's directory. So publishing a model reads
+/// no file that its author could not see.
 pub(super) struct ExternalFiles {
     dir: PathBuf,
     roots: ExternalRoots,

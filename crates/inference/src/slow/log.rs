@@ -31,7 +31,7 @@ const MODELS_MAX: usize = 4096;
 
 type Models = HashMap<Arc<str>, Arc<ModelTypical>>;
 
-/// Finds slow requests, and keeps the last ones with their causes.
+/// Log that finds slow requests, and keeps the last ones with their causes.
 pub struct SlowLog {
     /// Read without a lock; replaced if a model gets its first request.
     models: ArcSwap<Models>,

@@ -32,7 +32,7 @@ fn group_of(name: &str) -> Option<ThreadGroup> {
     }
 }
 
-/// Returns the ids of the worker processes of isolated models.
+/// Function that returns the ids of the worker processes of isolated models.
 pub(crate) type WorkerProcesses = Box<dyn Fn() -> Vec<u32> + Send>;
 
 /// Processor times of child processes at the last reading.
@@ -51,7 +51,7 @@ impl ChildTimes {
     }
 }
 
-/// Reads the use of the machine in turn.
+/// Sampler of the use of the machine.
 pub(crate) struct MachineSampler {
     activity: Arc<LoadActivity>,
     /// Worker processes belong to this server, and are not "other processes".
