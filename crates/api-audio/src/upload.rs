@@ -69,8 +69,8 @@ fn ended(metrics: &Metrics, recogniser: Arc<str>, outcome: &'static str) {
     metrics.recordings.ended.get_or_create(&AudioLabels { recogniser, outcome }).inc();
 }
 
-/// Headers, body and connection of a request. If it is dropped before its body is read, the body
-/// is read and dropped, so that a client that sends everything first gets the answer.
+/// Headers, body and connection of a request. If it is dropped before its body is read, a task
+/// reads the body and drops it. So a client that sends everything first gets the answer.
 pub(crate) struct AudioRequest {
     headers: HeaderMap,
     /// `None` once it is being read.

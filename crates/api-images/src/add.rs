@@ -165,8 +165,9 @@ impl Addition {
         written
     }
 
-    /// Writes the point of an image on a thread for decoding. If the write has to wait for the
-    /// store of originals, or for a removal of the same image, it moves to a thread for such waits.
+    /// Writes the point of an image on a thread for decoding. The write may have to wait for the
+    /// store of originals, or for a removal of the same image. It then moves to a thread for such
+    /// waits.
     ///
     /// # Errors
     /// As [`Addition::write_waiting`]; `ResourceExhausted` if too many images wait.

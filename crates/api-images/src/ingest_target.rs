@@ -74,8 +74,8 @@ impl IngestTarget {
         self.state.ingest.send(IngestImage { job: self.job.clone(), name, bytes, payload, done })
     }
 
-    /// Adds the prints of a file. The print that has the whole file follows the others: if the id
-    /// of a file is in the collection, clients do not send the file again.
+    /// Adds the prints of a file. The print that has the whole file is the last. Clients do not
+    /// send a file again if its id is in the collection.
     fn put_prints(&self, name: String, file: FilePrints, report: BulkReporter) -> Result<()> {
         let upload = Arc::new(BulkPrints {
             state: self.state.clone(),

@@ -32,9 +32,9 @@ impl IngestJob {
         self.stop.load(Ordering::Relaxed)
     }
 
-    /// Runs work that takes locks of queries on a thread of ordinary priority, and waits for it.
-    /// While other threads keep all cores busy, a thread of idle priority gets no time to release
-    /// such a lock, and every query would wait for it.
+    /// Runs work that takes locks of queries on a thread of ordinary priority, and waits for it. A
+    /// thread of idle priority gets no time to release such a lock while other threads keep all
+    /// cores busy. Every query would wait for it.
     ///
     /// # Errors
     /// Returns the errors of `work`; `Internal` if it panics or the server ends.

@@ -199,9 +199,9 @@ impl Originals {
         }
     }
 
-    /// Calls `each` with the originals of the directory `space` that were written until `until` by
-    /// the clock of the store, at most `count_max` at a time. Removes objects of [`Originals::now`]
-    /// that a crash left.
+    /// Calls `each` with the originals of the directory `space` that were written until `until`, at
+    /// most `count_max` in a call. The times are those of the clock of the store. Removes objects
+    /// of [`Originals::now`] that a crash left.
     ///
     /// # Errors
     /// Returns the errors of the store; the first error of `each`.
@@ -245,7 +245,7 @@ impl Originals {
     }
 
     /// Removes the images below `prefix`, a directory in `space`, that were written at least `age`
-    /// ago by the store's clock: the clock of this machine may be wrong.
+    /// ago. The age is by the store's clock, because the clock of this machine may be wrong.
     ///
     /// # Errors
     /// Returns the errors of the store.

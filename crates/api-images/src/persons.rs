@@ -78,8 +78,8 @@ struct PersonCandidate {
 
 impl PersonCandidate {
     /// Returns the score of each of `fingers` fingers, 0 for a finger that none of the prints
-    /// resembles. The best pairs are taken first, and pairs of equal scores by finger and print, so
-    /// that a cluster and a single server give the same result.
+    /// resembles. The best pairs are taken first, and pairs of equal scores in the order of finger
+    /// and print. So a cluster and a single server give the same result.
     fn finger_scores(&self, fingers: usize) -> Vec<f32> {
         let mut ranked: Vec<&PrintScore> = self.found.iter().collect();
         ranked.sort_by(|a, b| {
@@ -128,10 +128,10 @@ pub struct FoundPrint<'a> {
     pub score: f32,
 }
 
-/// Persons whose prints resemble fingers. The score of a person is the sum over the fingers of the
-/// best score of the person's prints (the sum rule: Kittler, Hatef, Duin and Matas, "On combining
-/// classifiers", 1998). Each print counts for one finger only. A print without a person counts as a
-/// person of its own.
+/// Persons whose prints resemble fingers. The score of a person is a sum over the fingers. Each
+/// finger adds the best score of the person's prints. This is the sum rule of Kittler, Hatef, Duin
+/// and Matas, "On combining classifiers", 1998. Each print counts for one finger only. A print
+/// without a person counts as a person of its own.
 pub struct FoundPersons {
     fingers: usize,
     persons: HashMap<PersonKey, PersonCandidate>,

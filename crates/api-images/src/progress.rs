@@ -36,7 +36,8 @@ impl Rebuilds {
 
 /// Returns the name of a running rebuild that excludes one of `name`. A rebuild excludes others of
 /// its name. It also excludes others that fill the version of the same `model` with originals in
-/// the directory `space`: each would remove the images that its own old version does not have.
+/// the directory `space`. Each of them would remove the images that its own old version does not
+/// have.
 pub(crate) fn excluding<'a>(
     all: &'a BTreeMap<String, Arc<Rebuild>>,
     name: &str,

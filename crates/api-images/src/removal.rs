@@ -173,9 +173,9 @@ fn named_originals(images: &[FetchedPoint], space: &str) -> Vec<StoredOriginal> 
     images.iter().flat_map(|image| originals_of_point(image, space)).collect()
 }
 
-/// Returns the original that a point names in the directory `space`. If a client has removed the
-/// service's block from the payload, or has replaced it by that of another image, the original of
-/// the image can have any format.
+/// Returns the original that a point names in the directory `space`. A client may have removed the
+/// service's block from the payload, or replaced it by that of another image. The original can then
+/// have any format.
 fn originals_of_point(image: &FetchedPoint, space: &str) -> Vec<StoredOriginal> {
     let of = |key: String| StoredOriginal { id: image.id, key };
     let named = original_key(&image.payload);
@@ -190,10 +190,10 @@ fn originals_of_point(image: &FetchedPoint, space: &str) -> Vec<StoredOriginal> 
     FileFormat::names().map(|format| of(format!("{start}.{format}"))).collect()
 }
 
-/// Removes the originals in the directory `space` that were written until `until` by the clock of
-/// the store, and that no version of the collection names. Keeps no reference to a removed version:
-/// the work can take hours, and a reference would keep the memory and the disk space of the
-/// version. An upload whose point is not written yet writes its original again
+/// Removes the originals in the directory `space` that no version of the collection names. Leaves
+/// originals that were written after `until`, by the clock of the store. Keeps no reference to a
+/// removed version. The work can take hours, and a reference would keep the memory and the disk
+/// space of the version. An upload whose point is not written yet writes its original again
 /// ([`Originals::keep`]).
 ///
 /// [`Originals::keep`]: super::originals::Originals::keep

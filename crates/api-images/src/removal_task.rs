@@ -50,8 +50,8 @@ pub(crate) fn resume(services: &Arc<ImageServices>, runtime: &Handle) {
     runtime.spawn(unused_originals::report(services.clone()));
 }
 
-/// Returns the time of the store's clock, or `None` if the store does not answer in time: a
-/// collection can be removed without its store of originals.
+/// Returns the time of the store's clock, or `None` if the store does not answer in time. A
+/// collection can be removed while its store of originals does not answer.
 async fn store_time(services: &ImageServices, space: &str) -> Option<SystemTime> {
     let time = tokio::time::timeout(STORE_TIME_WAIT_MAX, services.originals.now(space)).await;
     let time = time.unwrap_or_else(|_| Err(Error::unavailable("the store does not answer")));

@@ -106,8 +106,8 @@ impl WrittenPoints {
 
 /// Writes the points of a request; durable once this returns. A wrong point refuses the whole
 /// request. After an error of the collection some points may have been written. If the write has to
-/// wait for another request with the same image, it moves to a thread for waits: a removal waits
-/// for the store of originals.
+/// wait for another request with the same image, it moves to a thread for waits. Such a wait can be
+/// long, because a removal waits for the store of originals.
 ///
 /// # Errors
 /// Returns the errors of [`parse`] and [`ExpectedFeatures::check`], and the errors of the

@@ -142,9 +142,9 @@ impl QueryRun<'_> {
         Ok(ExampleVectors { rule, target, positive, negative })
     }
 
-    /// Compares the points that match `filter`: all of them if they are few, if the request wants
-    /// exact answers, or if there is neither a target nor a positive example; otherwise candidates
-    /// from the index.
+    /// Compares points that match `filter`. It compares all of them if they are few, if the request
+    /// wants exact answers, or if there is neither a target nor a positive example. Otherwise it
+    /// compares candidates from the index.
     fn compare_matching(
         &mut self,
         vectors: &ExampleVectors,

@@ -20,7 +20,7 @@ pub(crate) fn stored<'a>(extra: &'a Value, name: &str) -> Option<&'a Map<String,
 
 /// Returns the configuration in the description of a collection of `shards` shards with `copies`
 /// copies each. The other values, except those of `settings`, are Qdrant's defaults and say nothing
-/// about this server: clients require them, and a collection copied to a Qdrant server gets usable
+/// about this server. Clients require them, and a collection copied to a Qdrant server gets usable
 /// ones.
 pub fn described_config(
     settings: &CollectionSettings,
@@ -125,9 +125,9 @@ pub(crate) fn segments(
     }))
 }
 
-/// Returns the indexed fields, each with the number of points that have a value of it: fields with
-/// a requested index, and all others that segments index by themselves. Reads no payload of a
-/// segment: points of segments without an index on a field are not counted.
+/// Returns the indexed fields, each with the number of points that have a value of it. These are
+/// the fields with a requested index, and others that segments index by themselves. Reads no
+/// payload of a segment: points of segments without an index on a field are not counted.
 fn payload_schema(
     named: &NamedCollection,
     settings: &CollectionSettings,

@@ -184,8 +184,8 @@ fn in_group(key: &str, value: &GroupValue) -> Filter {
     Filter { must, ..Filter::default() }
 }
 
-/// Answers a query with groups: finds the groups, fetches the points of their hits, and adds the
-/// points of the other collection if the request has one.
+/// Answers a query with groups. Finds the groups and fetches the points of their hits. Then adds
+/// the points of the other collection if the request has one.
 pub(crate) fn query(
     named: &NamedCollection,
     thread: &mut SearchThread,
@@ -375,8 +375,8 @@ impl GroupSearch<'_> {
     }
 
     /// Reads the values of hits. A hit with a damaged payload is left out. An order by a field
-    /// finds a point once for each of its values, and only its first hit stays: as in Qdrant, a
-    /// group has a point once.
+    /// finds a point once for each of its values. Only its first hit stays, because a group has a
+    /// point once, as in Qdrant.
     fn with_values(
         &mut self,
         mut hits: Vec<RankedHit>,

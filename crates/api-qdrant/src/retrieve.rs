@@ -316,7 +316,7 @@ fn scroll_in_order(
 }
 
 /// Returns the first `limit` points in the order of a field. If the order begins at a whole number
-/// and no number follows, it begins at the date with so many microseconds since 1970: clients
+/// and no number follows, it begins at a date: the number is its microseconds since 1970. Clients
 /// continue with the `order_value` of the last point, which has this form.
 ///
 /// # Errors

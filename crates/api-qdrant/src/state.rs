@@ -34,8 +34,8 @@ pub trait ImageCollections: Send + Sync {
     /// Returns true if the collection holds images.
     fn holds_images(&self, named: &NamedCollection) -> bool;
 
-    /// Returns the name of the model that embeds the images of a new collection if no request names
-    /// a model; `None` if there is none, or while it is loading.
+    /// Returns the name of the model that embeds the images of a new collection if the request
+    /// names no model. Returns `None` if there is none, or while it is loading.
     fn default_model(&self) -> Option<String>;
 
     /// Removes a collection of images, durably. The originals that no other version of it names are

@@ -15,8 +15,8 @@ use crate::retrieve::CHUNK;
 use crate::scores;
 
 /// Names of the operations of a log. [`apply_operation`] refuses all other names. A change of the
-/// form of an operation needs a new name: a holder of an earlier version stops at a name that it
-/// does not know, and it skips an operation with members that it does not know.
+/// form of an operation needs a new name. A holder of an earlier version stops at a name that it
+/// does not know. It would skip a known operation with members that it does not know.
 const OPERATION_NAMES: [&str; 8] = [
     "upsert",
     "delete",

@@ -290,7 +290,7 @@ async fn hash(
     context.hash(&opened).await.map_err(|error| error.context(&file.name))
 }
 
-/// Checks that a file still matches an earlier backup, before its object is replaced: a damaged
+/// Checks that a file still matches an earlier backup, before its object is replaced. A damaged
 /// file must not replace an undamaged object that earlier backups need.
 ///
 /// # Errors

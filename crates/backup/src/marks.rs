@@ -148,8 +148,8 @@ impl<'a> Mark<'a> {
     }
 
     /// Does the same as [`Mark::put_list`]. If the progress was stopped before the list was
-    /// written, removes the list again: the caller that stopped the work may have looked for it
-    /// before, and no later removal would find it.
+    /// written, removes the list again. The caller that stopped the work may have looked for the
+    /// list before, and no later removal would find it.
     ///
     /// # Errors
     /// As [`Mark::put_list`]; `Cancelled` if the progress was stopped; the store's error.

@@ -59,8 +59,7 @@ pub async fn prune(
 
 /// Does the same as [`prune`], but removes no backup that is not in `among`. A backup that was
 /// listed after the caller chose `among` stays. So does a backup whose list was written less than
-/// `grace` ago by the store's clock: the id of a backup looks old if the clock of its server is
-/// late.
+/// `grace` ago by the store's clock. Its id can look older, if the clock of its server is late.
 ///
 /// # Errors
 /// As [`prune`].

@@ -170,8 +170,8 @@ impl BackupService {
         self.shared.check_originals(registry, settings, &target.name)
     }
 
-    /// Returns the name of the directory of original images in `settings`, which is the name of the
-    /// collection that they were put into; `None` if the settings are not of images.
+    /// Returns the name of the directory of original images in `settings`. It is the name of the
+    /// collection that they were put into. Returns `None` if the settings are not of images.
     pub fn originals_of(&self, settings: &CollectionSettings) -> Option<String> {
         (self.shared.config.originals)(settings)
     }

@@ -18,8 +18,8 @@ pub(crate) fn program() -> CommandResult<ChildProgram> {
         .map_err(|error| CommandError::from(error).with_exit(ExitStatus::CannotStart))
 }
 
-/// Gives this process the name of its program, if the kernel took the name from the link by which
-/// `tune`, `demo` or a benchmark started it. If the system refuses, the name stays.
+/// Gives this process the name of its program. If `tune`, `demo` or a benchmark started it by a
+/// link, the kernel has taken the name of the link. If the system refuses, the name stays.
 pub(crate) fn name_server() {
     let name = std::fs::read_to_string("/proc/self/comm").unwrap_or_default();
     if let Some(program) = std::env::args_os().next()

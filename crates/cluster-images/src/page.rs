@@ -88,8 +88,8 @@ fn smaller(one: ReadCoverage, other: ReadCoverage) -> ReadCoverage {
     if one.shards < other.shards { one } else { other }
 }
 
-/// Turns a page of points into a page of images, point by point: the trees of all payloads would
-/// take several times the memory of their text.
+/// Turns a page of points into the text of a page of images. Parses one point at a time, because
+/// the trees of all payloads would take several times the memory of their text.
 fn page_text(
     merged: &[u8],
     count: u64,
@@ -130,9 +130,10 @@ fn page_text(
     Ok(text)
 }
 
-/// Returns the ids that the collection does not have, with a strong read: a holder that lags may
-/// still have an image whose removal was acknowledged. A shard that does not answer is an error. In
-/// both cases a client would take images for stored ones, and not send them.
+/// Returns the ids that the collection does not have, with a strong read. Another read could reach
+/// a holder that lags, which still has an image whose removal was acknowledged. A shard that does
+/// not answer is an error. In both cases a client would take images for stored ones, and not send
+/// them.
 pub(super) async fn missing(mut call: ImageCall) -> Result<Reply> {
     #[derive(Deserialize)]
     #[serde(deny_unknown_fields)]

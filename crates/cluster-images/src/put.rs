@@ -350,8 +350,8 @@ impl ImagePut<'_> {
         Ok(present)
     }
 
-    /// Writes the original. It has a key of its own, so that a removal of the same image at this
-    /// moment, or the end of another upload, does not remove it.
+    /// Writes the original. It has a key of its own. So neither a removal of the same image at this
+    /// moment nor the end of another upload removes it.
     async fn store_original(
         &self,
         target: ImageTarget,

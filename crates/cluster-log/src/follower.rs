@@ -97,8 +97,8 @@ impl LogFollower {
     /// Takes an entry from its writer, so that the next call of [`LogFollower::next`] reads
     /// nothing. It must be the entry at the present position, and its writer must have acknowledged
     /// it: then it is in the log, and the floor was not above it. Returns false for an entry at
-    /// another number, or of another writer than that of the last entry that was read from the log
-    /// and counts. Such an entry changes nothing, and the log is read.
+    /// another number. Also returns false if its writer is not the writer of the last entry that
+    /// was read from the log and counts. Such an entry changes nothing, and the log is read.
     pub fn offer(&mut self, number: EntryNumber, entry: LogEntry<Batch>) -> bool {
         let is_next = number == self.replay.next() && self.ready.is_empty();
         // Any client with a key of the role write can send an entry. One with a large epoch would

@@ -200,9 +200,9 @@ impl WriteQueue {
         Ok(bytes)
     }
 
-    /// Takes writes for an entry if it is time: the first has waited for others and no entry is in
-    /// flight, or there are enough for a full entry. `on_way` is the number of entries without an
-    /// answer.
+    /// Takes writes for an entry if there are enough for a full entry. Also takes them if the first
+    /// has waited for others long enough and no entry is in flight. `on_way` is the number of
+    /// entries without an answer.
     pub(super) fn next_step(&self, on_way: usize) -> QueueStep {
         let mut state = self.state.lock();
         let Some((_, first)) = state.waiting.first_key_value() else {

@@ -15,8 +15,9 @@ pub(super) struct RetryPauses {
 }
 
 impl RetryPauses {
-    /// Returns the pause after `failures` failures: doubled for each after the first, and shortened
-    /// by up to a half at random, so that many writers do not try at the same moment.
+    /// Returns the pause after `failures` failures. It doubles with each failure after the first. A
+    /// random part of up to a half is subtracted, so that many writers do not try at the same
+    /// moment.
     pub(super) fn after(&self, failures: u32) -> Duration {
         let doublings = failures.saturating_sub(1).min(16);
         let full = self.min.saturating_mul(1 << doublings).min(self.max);

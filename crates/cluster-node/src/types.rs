@@ -166,9 +166,9 @@ pub struct NodeInfo {
     #[serde(default)]
     pub serving: BTreeMap<String, BTreeSet<u32>>,
     /// Shards with a bad copy on this node, by the id of the collection. The copy is damaged or
-    /// being replaced, or it lacks changes because the disk is full, the log has an operation of a
-    /// newer version, or the log cannot be read. Some of these shards are in `serving` too. Nodes
-    /// of earlier versions do not read this.
+    /// being replaced, or it lacks changes. It lacks changes if the disk is full, the log has an
+    /// operation of a newer version, or the log cannot be read. Some of these shards are in
+    /// `serving` too. Nodes of earlier versions do not read this.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub damaged: BTreeMap<String, BTreeSet<u32>>,
     /// Shards whose copy on this node lacks changes because the disk is full, by the id of the

@@ -25,8 +25,8 @@ pub(super) enum HitOrder {
     /// The largest score first. Hits of equal scores are in the order of their ids.
     HigherScore,
     /// The smallest score first, because it is a distance. Hits of equal scores are in the order of
-    /// their ids, but those of one shard stay in its order: it compares squared distances, and
-    /// several of them can have the same root.
+    /// their ids, but hits of one shard stay in its order. The shard compares squared distances,
+    /// and several of them can have the same root.
     LowerScore,
     /// By a value of the payload, and then by the id.
     Value { descending: bool },
@@ -536,8 +536,8 @@ pub(super) fn count(shards: ShardResults<'_>) -> Result<Vec<u8>> {
     Ok(answer.to_string().into_bytes())
 }
 
-/// Returns the JSON of at most `limit` values of a field with their counts: the most frequent
-/// first, values of equal counts in their own order. The answer is partial if a shard returned
+/// Returns the JSON of at most `limit` values of a field with their counts. The most frequent come
+/// first, and values of equal counts in their own order. The answer is partial if a shard returned
 /// `shard_limit` values, since counts of its other values are missing.
 ///
 /// # Errors

@@ -8,9 +8,9 @@ use super::root_query::{QueriedCollection, RootQuery};
 use super::sample;
 
 impl QueriedCollection<'_> {
-    /// Returns the hits of a query without prefetches that the shards cannot answer in one round,
-    /// by mmr or a random sample; `None` for another query. `found` is the completeness of the hits
-    /// of prefetches that it had.
+    /// Returns the hits of a query by mmr or a random sample, without prefetches. The shards cannot
+    /// answer it in one round. Returns `None` for another query. `found` is the completeness of the
+    /// hits of prefetches that it had.
     ///
     /// # Errors
     /// As [`mmr::hits`] and [`sample::hits`].

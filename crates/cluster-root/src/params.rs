@@ -14,7 +14,7 @@ use transport::query_parameters;
 const MIN_COVERAGE_HEADER: &str = "x-min-coverage";
 
 /// Parameters of a request. Qdrant's `ordering` has no effect, and `wait` has one on snapshots
-/// only: every write is in the log before its response, and the log orders the writes of a shard.
+/// only. Every write is in the log before its response, and the log orders the writes of a shard.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct RootParams {
     /// False to answer before a snapshot is made or recovered.

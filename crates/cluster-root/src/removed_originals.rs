@@ -115,7 +115,7 @@ impl RemovedOriginals {
 }
 
 /// Removes the original of a removed point, and the originals of its old uploads. `key` is `None`
-/// for a point that names no original: it was written from features alone, or a client has removed
+/// for a point that names no original. It was written from features alone, or a client has removed
 /// the key from its payload. The key of another image's original, which a client has copied, has no
 /// effect.
 pub async fn delete_originals(

@@ -124,8 +124,8 @@ pub(super) struct FilterChange {
 }
 
 impl FilterChange {
-    /// Returns true if the new size of a payload depends on the stored one: the change merges
-    /// members into it, or replaces it except for the block of an image.
+    /// Returns true if the new size of a payload depends on the stored payload. Such a change
+    /// merges members into it, or replaces it except for the block of an image.
     pub(super) fn needs_payloads(&self, holds_images: bool) -> bool {
         self.kind == "set_payload" || (holds_images && self.kind == "overwrite_payload")
     }

@@ -212,10 +212,10 @@ impl RootState {
         }
     }
 
-    /// Reads the collections once more if `name` is not known, at most until `deadline`: another
+    /// Reads the collections once more if `name` is not known, at most until `deadline`. Another
     /// root may have created the collection or alias a moment ago. Then waits until this root sees
-    /// its holders, as the root that created it did; also if it knew the collection, but has not
-    /// seen all of its holders yet. Ends without them after [`NAME_WAIT_MAX`] or
+    /// its holders, as the root that created it did. It waits even if it knew the collection, but
+    /// has not seen all of its holders. Ends without them after [`NAME_WAIT_MAX`] or
     /// `UNSEEN_HOLDERS_WAIT_MAX`, and at once if [`NAME_WAITS_AT_ONCE_MAX`] requests wait.
     pub(super) async fn wait_known(&self, name: &str, deadline: Instant) {
         if !self.catalog.is_loaded() {

@@ -391,11 +391,11 @@ pub fn is_shard_refusal(error: &Error) -> bool {
     NotWritten::of(error) == Some(NotWritten::Refused)
 }
 
-/// Returns the node to which a write goes in its request number `turn`, without the requests to
-/// nodes that other ones named; `None` if no node is known.
+/// Returns the node to which request number `turn` of a write goes. Requests to nodes that another
+/// node named are not counted. Returns `None` if no node is known.
 ///
 /// That is the owner. If this node cannot read etcd, another node may own the shard by now. After a
-/// request to the known owner, further ones go to all nodes that write logs, in turn: each of them
+/// request to the known owner, further ones go to all nodes that write logs, in turn. Each of them
 /// names the owner that it knows.
 fn addressee(view: &ClusterView, key: &ShardKey, turn: usize) -> Option<String> {
     let known = view.owners.get(key).map(|owner| owner.node.clone());

@@ -54,7 +54,7 @@ pub struct LogEntry<B> {
 /// Position of a reader in a log, which decides for each entry in order if it counts.
 ///
 /// An entry counts unless an earlier one has a larger epoch. An owner may have several entries in
-/// flight at once; entries that arrive after the fence of its successor must not count, because it
+/// flight at once. Entries that arrive after the fence of its successor must not count, because it
 /// can acknowledge none of them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LogReplay {

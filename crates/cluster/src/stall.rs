@@ -13,7 +13,7 @@ use crate::damage::{DECISION_AGE_MAX, HolderReading};
 use crate::entry::EntryNumber;
 
 /// Time from the mark of a stalled copy, or from the last change of its service, to the next
-/// change. Other nodes have seen the mark by then: if two holders stall at the same moment, each
+/// change. Other nodes have seen the mark by then. If two holders stall at the same moment, each
 /// sees the mark of the other, and both stay in service. A copy that is out of service is served
 /// only if no entry was applied for this time.
 pub const STALL_DECISION_DELAY: Duration = Duration::from_secs(50);

@@ -40,8 +40,9 @@ impl StoreReading {
     }
 }
 
-/// Returns the node that writes a log, of the nodes that can write it, in the order of preference:
-/// the first, or the first that takes over if the first of all has lost the store.
+/// Returns the node that writes a log. `ordered` lists the nodes that can write it, in the order of
+/// preference. The result is the first of them, or the first that takes over if the first of all
+/// has lost the store.
 pub fn first_with_store<T: Copy>(ordered: &[(T, StoreReading)]) -> Option<T> {
     let (first, reading) = *ordered.first()?;
     let next = ordered.iter().find(|node| node.1.takes_over());

@@ -114,8 +114,8 @@ struct PendingBatch<B> {
     number: EntryNumber,
     ticket: Ticket,
     writes: B,
-    /// Create or read that will show whether the entry is durable, or read of the floor before it
-    /// gets another number; `None` if it is durable.
+    /// Request whose result is awaited: a create or a read that shows if the entry is durable, or a
+    /// read of the floor before it gets another number. `None` if the entry is durable.
     request: Option<RequestId>,
 }
 

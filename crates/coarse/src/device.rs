@@ -79,8 +79,8 @@ pub fn counters() -> DeviceCounters {
     }
 }
 
-/// Returns true if a new index should be flat: the GPU is open, the rows are large enough for it,
-/// and it has room for them.
+/// Returns true if a new index should be flat, so that the GPU searches it. The GPU must be open,
+/// the codes large enough for it, and its memory must have room for them.
 pub(super) fn has_room_for(rows: usize, dims: usize) -> bool {
     // Squared lengths are needed for distances only.
     let bytes = Coding::Bytes.device_bytes(rows, dims, true);

@@ -87,9 +87,9 @@ pub(crate) struct IvfScratch {
 }
 
 impl IvfScratch {
-    /// Returns the highest cost of a row that can be among the `k` best, because the bytes give
-    /// only bounds of costs; `None` if all such rows are among the `kept` ones of `top`. `always`
-    /// is that of [`ByteQuery::highest_nearer`].
+    /// Returns the highest cost of a row that can be among the `k` best. It can be above the `k`-th
+    /// cost, because the bytes give only bounds of costs. Returns `None` if all such rows are among
+    /// the `kept` ones of `top`. `always` is that of [`ByteQuery::highest_nearer`].
     fn highest_missing(&mut self, k: usize, kept: usize, always: bool) -> Option<f32> {
         let mut costs = self.top.sorted().map(|(cost, _)| cost);
         if costs.len() < kept {
@@ -101,9 +101,9 @@ impl IvfScratch {
         (last <= highest).then_some(highest)
     }
 
-    /// Calls `each` with the rows of `top` that can be among the `k` best with a score of at least
-    /// `floor`, and with an upper bound of each score. The highest bound comes first. The bytes of
-    /// a row give only bounds of its cost.
+    /// Calls `each` with the rows of `top` that can be among the `k` best and can reach the score
+    /// `floor`. The second argument is an upper bound of the score, because the bytes of a row give
+    /// only bounds of its cost. The highest bound comes first.
     fn possible_rows(&mut self, k: usize, floor: f32, mut each: impl FnMut(u32, f32)) {
         // Upper bound of the k-th cost, which all others have to beat.
         let mut limit = -floor;
@@ -126,9 +126,9 @@ fn inner_metric(metric: Metric) -> Metric {
     if metric == Metric::Dot { Metric::Dot } else { Metric::L2 }
 }
 
-/// Returns true if ranking all `allowed` rows by their bytes costs at most as much as the nearest
-/// lists that have as many of them as `probes` says: finding these lists, and scanning them or
-/// ranking their allowed rows.
+/// Returns true if ranking all `allowed` rows by their bytes costs no more than a search of the
+/// nearest lists. `probes` has the number of lists and of allowed rows of such a search. It finds
+/// the lists, and scans them or ranks their allowed rows.
 fn all_cost_less(allowed: usize, rows_per_list: usize, probes: FilteredProbes) -> bool {
     let rows = (rows_per_list * probes.lists).min(probes.rows * BYTES_COST);
     allowed * BYTES_COST <= probes.lists * PROBE_COST + rows
@@ -414,8 +414,9 @@ impl IvfPq {
     }
 
     /// Ranks `scratch.rows` by their bytes. Writes the best to `scratch.ivf.top`. With
-    /// [`CoarseRequest::exact`], these are more than `request.k`: all that can be among the best if
-    /// the bytes cannot tell rows apart, or if their scores are equal and their ids decide.
+    /// [`CoarseRequest::exact`], these are more than `request.k`. They include all rows that can be
+    /// among the best if the bytes cannot tell rows apart, or if their scores are equal and their
+    /// ids decide.
     ///
     /// # Errors
     /// The error of [`CoarseRequest::codes`].

@@ -17,8 +17,9 @@ use crate::parts::{PartsHelper, PartsOwner, SharedParts};
 const ROWS_MIN: usize = 16 << 10;
 /// Rows of a part, so that claims cost little.
 const PART_ROWS: usize = 4 << 10;
-/// Maximum lists of a part on a medium, if they hold [`PART_ROWS`] rows: a thread has the reads of
-/// that many in flight, two a list. Shorter lists have fewer bytes, so a part can have more.
+/// Maximum number of lists of a part on a medium, if they hold [`PART_ROWS`] rows. A thread has the
+/// reads of that many lists in flight, two a list. Shorter lists have fewer bytes, so a part can
+/// have more.
 const MEDIUM_LISTS_MAX: usize = 32;
 
 /// Idle threads that may scan lists of a search.

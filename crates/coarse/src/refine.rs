@@ -13,12 +13,12 @@ const AHEAD: usize = 8;
 /// the real error.
 const ROUNDING: f32 = 1e-5;
 /// Bound of the rounding error of one value of [`ByteVectors`], as a share of the largest value of
-/// its dimension: errors of the step, the code and their product.
+/// its dimension. It includes the errors of the step, the code and their product.
 const VALUE_ROUNDING: f32 = 1e-6;
 /// Largest code.
 const CODE_MAX: f32 = 255.0;
 /// Bound of the error of a sum of values, in units of the root of the sum of their squared maximum
-/// errors: more than three standard deviations.
+/// errors. It is more than three standard deviations.
 const ERRORS: f32 = 2.0;
 
 /// Returns true for a zero vector.
@@ -55,8 +55,8 @@ pub(crate) struct ByteQuery {
 }
 
 impl ByteQuery {
-    /// Returns the lowest and the highest cost of a row with the byte cost `cost`: each value of a
-    /// vector lies within half a step of its byte's value, and a rounding error.
+    /// Returns the lowest and the highest cost of a row with the byte cost `cost`. Each value of a
+    /// vector differs from its byte's value by at most half a step and a rounding error.
     pub(crate) fn bounds(&self, cost: f32) -> (f32, f32) {
         if self.dot {
             return (cost - self.doubt, cost + self.doubt);

@@ -180,8 +180,8 @@ impl VectorProfile {
     }
 
     /// Returns true if the part that all vectors have in common is longer than all their
-    /// differences together, or than those of all but a few vectors. Codes that are not relative to
-    /// the mean lose the differences.
+    /// differences together. Also returns true if it is longer than the differences of all but a
+    /// few vectors. Codes that are not relative to the mean lose the differences.
     pub(super) fn has_long_mean(&self) -> bool {
         let square = |value: f64| value * value;
         let mean = self.mean.iter().map(|value| square(f64::from(*value))).sum::<f64>();
@@ -301,9 +301,9 @@ impl RelativeVectors<'_> {
     }
 }
 
-/// Returns the bytes of memory that a build of `rows` rows needs in addition to the index: a sample
-/// for training, which is freed before the index grows, centres in three layouts, chunks, and
-/// numbers of rows.
+/// Returns the bytes of memory that a build of `rows` rows needs in addition to the index. They are
+/// for a sample for training, which is freed before the index grows, for centres in three layouts,
+/// for chunks, and for numbers of rows.
 pub fn build_bytes(rows: u64, dims: usize, index_bytes: u64) -> u64 {
     let row = dims as u64 * 4;
     let sample = (rows * row).min(SAMPLE_VALUES_MAX as u64 * 4);

@@ -221,8 +221,8 @@ pub fn host_name() -> String {
     name.trim().to_owned()
 }
 
-/// Returns the directory for files that can be recreated: the variable, else the user's cache
-/// directory, else (for users without a home) one below the system's temporary directory.
+/// Returns the directory for files that can be recreated. It is that of the variable, else the
+/// user's cache directory. A user without a home gets one below the system's temporary directory.
 pub fn cache_dir() -> PathBuf {
     CACHE_DIR
         .path()

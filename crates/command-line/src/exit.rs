@@ -147,7 +147,7 @@ pub fn user() -> String {
 }
 
 /// Writes a line to standard error. A line that cannot be written is dropped, because the disk is
-/// full or the reader of a pipe has ended: results and exit codes do not depend on it.
+/// full or the reader of a pipe has ended. Results and exit codes do not depend on it.
 pub fn print_note(text: &str) {
     let _ = writeln!(std::io::stderr(), "{}", printable(text));
 }

@@ -11,9 +11,9 @@ use ort::sys;
 use crate::api::{Handle, call, leak};
 use crate::library::REMEDY;
 
-/// Variable that keeps ONNX Runtime from sending usage data. `DisableTelemetryEvents` is too late:
-/// a new environment has already queued an event, started a thread that sends it to Microsoft, and
-/// written an identifier of the machine to the user's cache (ONNX Runtime 1.31).
+/// Variable that keeps ONNX Runtime from sending usage data. `DisableTelemetryEvents` is too late.
+/// A new environment of ONNX Runtime 1.31 has already queued an event and started a thread that
+/// sends it to Microsoft. It has also written an identifier of the machine to the user's cache.
 pub(crate) const DISABLE_TELEMETRY: &str = "ORT_DISABLE_TELEMETRY";
 
 /// Handles of the library that every session needs.
@@ -150,8 +150,7 @@ type LogFunction = unsafe extern "system" fn(
 );
 
 /// Writes the library's messages to the program's log. Its warnings are about the export of a
-/// model, come with every load (some with every run) and need no action, so they have the level
-/// debug.
+/// model, and come with every load or every run. They need no action, so they have the level debug.
 unsafe extern "system" fn log(
     _: *mut c_void,
     severity: i32,

@@ -21,8 +21,8 @@ enum SignatureSide {
 }
 
 /// Reads the signature. Initialisers that a request may override are optional inputs, except the
-/// `bound` parameters. Outputs that are not tensors (a classifier's map of scores) are omitted: no
-/// request can name them, and the library does not compute outputs that are not requested.
+/// `bound` parameters. Outputs that are not tensors, such as a classifier's map of scores, are left
+/// out. No request can name them, and the library does not compute outputs that are not requested.
 ///
 /// # Errors
 /// `InvalidArgument` if an input is not a tensor, an element type is unknown, or no output remains.

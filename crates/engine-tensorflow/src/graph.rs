@@ -23,8 +23,8 @@ const FUNCTION_DEPTH_MAX: usize = 64;
 const READERS: [&str; 5] =
     ["ReadVariableOp", "ResourceGather", "ResourceGatherNd", "VariableShape", "VarIsInitializedOp"];
 
-/// Beginnings of the names of operations whose first input is a reference to a variable, and that
-/// write to the variable or pass the reference on.
+/// Beginnings of the names of operations that write to a variable or pass the reference on. Their
+/// first input is the reference to the variable.
 const REFERENCE_WRITERS: [&str; 7] =
     ["Assign", "Scatter", "Apply", "SparseApply", "StridedSliceAssign", "CountUpTo", "Ref"];
 

@@ -87,8 +87,8 @@ fn variable_and_read(old: &NodeDef, dtype: i32, shape: TensorShape) -> Vec<NodeD
 
 impl GraphChanges {
     /// Turns large constants among the nodes that `reached` marks into variables. Leaves out those
-    /// in `kept`, which a run may feed, and those in loops: TensorFlow refuses a node whose inputs
-    /// are in different frames, and the variable would be outside of the loop.
+    /// in `kept`, which a run may feed, and those in loops. The variable would be outside of the
+    /// loop, and TensorFlow refuses a node whose inputs are in different frames.
     pub(crate) fn constants(
         &mut self,
         graph: &DecodedGraph,
@@ -117,10 +117,10 @@ impl GraphChanges {
         }
     }
 
-    /// Turns variables of version 1 into resource variables, if only assignments and operations
-    /// that take their value use them, and none of these runs after an assignment.
-    /// `takes_reference` is true for an operation that takes a reference. `fetched` has the names
-    /// of the operations that runs fetch. Returns the names of the variables that stay.
+    /// Turns variables of version 1 into resource variables. A variable is turned if only
+    /// assignments and operations that take its value use it, and if none of these runs after an
+    /// assignment. `takes_reference` is true for an operation that takes a reference. `fetched` has
+    /// the names of the operations that runs fetch. Returns the names of the variables that stay.
     pub(crate) fn convert_references(
         &mut self,
         graph: &DecodedGraph,

@@ -178,9 +178,9 @@ impl BatchPlan {
         self.inputs.iter().any(|input| input.rule.is_some())
     }
 
-    /// Returns true if an output of a joined run can have other sizes than each request alone:
-    /// `signature`, the one of this plan, has an output with a dynamic axis behind axis 0 whose
-    /// size follows no rule. A shared input may be that size.
+    /// Returns true if an output of a joined run can have other sizes than each request alone.
+    /// `signature` is that of this plan. It then has an output with a dynamic axis behind axis 0
+    /// whose size follows no rule. A shared input may be that size.
     pub fn has_open_outputs(&self, signature: &Signature) -> bool {
         let has_rule = |spec: &TensorSpec, axis: usize| {
             let mut cuts = self.cuts.iter().filter(|cut| *cut.name == *spec.name);

@@ -52,10 +52,10 @@ pub struct LibrarySearch {
 }
 
 impl LibrarySearch {
-    /// Returns the usual search: `explicit`, then `virtual_env`, the program's own directory and
-    /// prefix, a `.venv` in or above the current directory and the program's directory, and the
-    /// packages of the user and of the system. [`LibrarySearch::with_user_prefix`] adds the user's
-    /// packages.
+    /// Returns the usual search. It begins with `explicit` and `virtual_env`. The program's own
+    /// directory and prefix follow, and each `.venv` in or above the current directory and the
+    /// program's directory. The packages of the user and of the system come last.
+    /// [`LibrarySearch::with_user_prefix`] adds the user's packages.
     pub fn around_process(
         explicit: Option<PathBuf>,
         virtual_env: Option<PathBuf>,
@@ -195,7 +195,8 @@ fn is_trusted(directory: &Path, entry: &Path, user: u32) -> bool {
 
 /// Returns true if `user` may load code from the file or directory `name` in `directory`. In a
 /// directory that every user may write to, such as /tmp, it must belong to `user`, to root or to
-/// the owner of the directory: the code of any other user would run with the rights of `user`.
+/// the owner of the directory. Otherwise the code of another user would run with the rights of
+/// `user`.
 fn is_trusted_name(directory: &Path, name: &OsStr, user: u32) -> bool {
     let Ok(parent) = std::fs::metadata(directory) else { return true };
     if parent.mode() & WRITABLE_BY_ALL == 0 {
@@ -212,7 +213,7 @@ fn is_trusted_owner(owner: u32, directory_owner: u32, user: u32) -> bool {
 }
 
 /// Returns the command, in backticks, that adds `package` to an environment of pipx or `uv tool`,
-/// and a note about what else to pass; `None` for another environment.
+/// with a note about other arguments. Returns `None` for another environment.
 fn tool_command(prefix: &Path, package: &str) -> Option<String> {
     // The directory has the name of the installed tool.
     let tool = prefix.file_name()?.to_str()?;

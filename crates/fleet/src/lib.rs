@@ -186,8 +186,8 @@ impl FleetUpdates {
     }
 }
 
-/// Runs `work` to its end, and leaves its blocking calls behind: the resolution of a name that gets
-/// no answer takes longer than a stop may wait.
+/// Runs `work` to its end, but does not wait for its blocking calls. The resolution of a name that
+/// gets no answer takes longer than a stop may wait.
 fn run_to_end(runtime: Runtime, work: impl Future<Output = ()>) {
     runtime.block_on(work);
     runtime.shutdown_background();

@@ -309,8 +309,8 @@ impl FleetWorker {
     }
 
     /// Holds back a version that failed. Removes the hold and the trials of a version that was
-    /// loaded by hand, or those of this process if it loaded after it had failed here. Removes the
-    /// trials of this process if its load was dropped.
+    /// loaded by hand. If the version had failed here and was loaded later, removes those of this
+    /// process. Removes the trials of this process if its load was dropped.
     async fn write_end(&self, id: &VersionId, end: &UpdateEnd) -> Result<()> {
         let key = self.keys.hold(id);
         match end {

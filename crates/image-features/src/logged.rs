@@ -11,8 +11,8 @@ use crate::point_features::{PointFeatures, parse};
 use crate::settings::{ImageSettings, WantedImages};
 
 /// Maximum bytes of the payload of logged features with the service's block. A stored original adds
-/// its facts to the block when the operation is made: a name of 512 bytes, six times as long in
-/// JSON, and the key. So an acknowledged operation is never too large.
+/// its facts to the block when the operation is made. These are a name of 512 bytes, which is six
+/// times as long in JSON, and the key. So an acknowledged operation is never too large.
 const FEATURES_PAYLOAD_BYTES_MAX: usize = PAYLOAD_BYTES_MAX - (4 << 10);
 
 /// A point of a log operation.

@@ -19,8 +19,8 @@ use super::template_file::FileFormat;
 pub(crate) const PRINTS_MAX: usize = 64;
 /// Key of a payload that names the person.
 const PERSON: &str = "person";
-/// Key of a payload with the finger: 1 to 5 from the right thumb to the right little finger, 6 to
-/// 10 the same of the left hand.
+/// Key of the payload member with the number of the finger. The numbers 1 to 5 are from the right
+/// thumb to the right little finger, and 6 to 10 the same of the left hand.
 const FINGER: &str = "finger";
 /// Bytes of memory for each byte of a template whose views are read: minutiae, and the fields of
 /// views without minutiae.
@@ -130,7 +130,7 @@ impl FilePrints {
     }
 
     /// Returns the numbers of the prints in the order in which they are added. The print that has
-    /// the whole file is the last: if the id of a file is in the collection, clients assume that
+    /// the whole file is the last. If the id of a file is in the collection, clients assume that
     /// the file is complete, and do not send it again.
     pub fn write_order(&self) -> Vec<usize> {
         let whole = self.whole_number();

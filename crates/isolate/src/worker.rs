@@ -30,8 +30,9 @@ use crate::{RUNS_MAX, frame};
 
 /// A load at idle priority continues at ordinary priority after it has waited this long for a core.
 const STARVATION_LIMIT: Duration = Duration::from_secs(5);
-/// Opening a library does not change its priority in this process: a second thread would wait for
-/// the first one, which cannot be stopped inside the library. The server limits the time.
+/// In this process, the opening of a library stays on one thread and keeps its priority. A second
+/// thread would wait for the first one, which cannot be stopped inside the library. The server
+/// limits the time.
 const LIBRARY_STARVATION_LIMIT: Duration = Duration::MAX;
 /// Value of `oom_score_adj`: if memory is short, the system ends this process before the server.
 const OUT_OF_MEMORY_SCORE: &str = "500";

@@ -60,8 +60,8 @@ pub(super) fn required_members<'a, const N: usize>(
     Ok(found)
 }
 
-/// Reads the members of a filter. A member that no filter has is refused even if it is null:
-/// without it, the filter would match more points, and a deletion would delete more.
+/// Reads the members of a filter. A member that no filter has is refused even if it is null. If it
+/// were ignored, the filter would match more points, and a deletion would delete more.
 fn filter(fields: &Map<String, Value>) -> Parsed<Filter> {
     let mut filter = Filter::default();
     for (name, value) in fields {

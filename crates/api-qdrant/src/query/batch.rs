@@ -122,8 +122,8 @@ impl QueryRun<'_> {
         Ok(())
     }
 
-    /// Returns the hits of the queries that only search for the nearest points of a vector, if such
-    /// queries can share passes over the codes; `None` for other and failed queries.
+    /// Answers the queries that only search for the nearest points of a vector, if such queries can
+    /// share passes over the codes. Returns `None` for other and failed queries.
     fn nearest_together(&mut self, searches: &[QueryRequest]) -> Result<Vec<Option<RankedHits>>> {
         let mut shared: Vec<Option<RankedHits>> = searches.iter().map(|_| None).collect();
         if searches.len() < 2 || !self.named.collection().shares_scans() {

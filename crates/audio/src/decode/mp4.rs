@@ -509,8 +509,8 @@ impl TableWalk {
     }
 }
 
-/// Returns the frames that iTunes has added before the sound, by its comment `iTunSMPB` in `tags`:
-/// numbers in hexadecimal digits, of which the second is it. iTunes writes no list of edits.
+/// Returns the number of frames that iTunes has added before the sound. It is the second of the
+/// hexadecimal numbers in the comment `iTunSMPB` in `tags`. iTunes writes no list of edits.
 fn itunes_priming(tags: &[u8]) -> Option<u64> {
     let find = |bytes: &[u8], name: &[u8]| bytes.windows(name.len()).position(|at| at == name);
     let rest = tags.get(find(tags, b"iTunSMPB")?..)?;

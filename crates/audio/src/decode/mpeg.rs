@@ -254,8 +254,9 @@ impl Mpeg {
         std::iter::once(0..start).chain(end).collect()
     }
 
-    /// Decodes a whole frame. A decoder refuses frames with other channels than its first, so those
-    /// get a decoder of their own: a program may have joined files of mono and stereo.
+    /// Decodes a whole frame. A decoder refuses frames with another number of channels than its
+    /// first, so these get a decoder of their own. A program may have joined files of mono and
+    /// stereo.
     ///
     /// # Errors
     /// A sentence that describes the damage.

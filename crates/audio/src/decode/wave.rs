@@ -9,7 +9,7 @@ use super::pcm::{PcmLayout, SampleCoding};
 const FORMAT_MAX: usize = 1024;
 /// Maximum chunks before the sound.
 const CHUNKS_MAX: usize = 1000;
-/// Placeholders for an unknown length lie near these values: writers use the largest multiple of
+/// Placeholders for an unknown length lie near these values. Writers use the largest multiple of
 /// the frame's size below 2 GiB (`arecord` and `sox` to a pipe) or below 4 GiB.
 const MOSTS: [u32; 2] = [0x8000_0000, u32::MAX];
 /// Maximum distance below such a value.

@@ -140,9 +140,10 @@ impl ModelRuns {
         self.open.iter().map(|piece| piece.waiting).sum()
     }
 
-    /// Returns the maximum of waiting windows while a run is in flight: the windows of the pieces
-    /// that can run side by side, and the overlap of the next piece with the last. So the windows
-    /// of the next run are read while the current one runs, and not before.
+    /// Returns the maximum number of waiting windows while a run is in flight. It is the number of
+    /// windows in the pieces that can run side by side, and in the overlap of the next piece with
+    /// the last. So the windows of the next run are read while the current one runs, and not
+    /// before.
     ///
     /// The last piece of a group of lanes needs only one run's windows for its group to start. It
     /// ends like the other pieces, and gets its windows while theirs are used.
@@ -169,7 +170,7 @@ impl ModelRuns {
         }
     }
 
-    /// Returns the maximum of runs in flight. Groups of lanes are few and long: if more of them
+    /// Returns the maximum of runs in flight. Groups of lanes are few and long. If more of them
     /// were started than threads can run, they would all end late, and the last would run alone.
     fn runs_max(&self) -> usize {
         if self.plan.lanes == 1 { self.in_flight } else { self.in_flight.div_ceil(2) }

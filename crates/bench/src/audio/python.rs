@@ -84,8 +84,8 @@ fn parse(said: &str) -> Result<PythonRun> {
 
 type LabelEnd = fn(&(f64, f64)) -> f64;
 
-/// Returns the largest distance in milliseconds of a start or an end in one list from the nearest
-/// in the other, or `None` if only one list has labels.
+/// Returns the largest distance of a start or an end in one list from the nearest one in the other,
+/// in milliseconds. Returns `None` if only one list has labels.
 pub(super) fn differ_ms(ours: &[(f64, f64)], theirs: &[(f64, f64)]) -> Option<f64> {
     if ours.is_empty() && theirs.is_empty() {
         return Some(0.0);

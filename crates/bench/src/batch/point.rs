@@ -144,8 +144,8 @@ impl BatchPoint {
         }
     }
 
-    /// Returns the uncertainty of the ratio of this arm's rate to that of `other`: the standard
-    /// error of the mean of the ratios of consecutive turns.
+    /// Returns the uncertainty of the ratio of this arm's rate to that of `other`. It is the
+    /// standard error of the mean of the ratios of consecutive turns.
     pub(super) fn ratio_error(&self, other: &BatchPoint) -> f64 {
         let ratios: Vec<f64> =
             self.qps_turns.iter().zip(&other.qps_turns).map(|(a, b)| ratio(*a, *b)).collect();

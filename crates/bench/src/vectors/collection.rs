@@ -160,8 +160,8 @@ impl BenchReport for CollectionReport<'_> {
     }
 }
 
-/// Runs the arm in a directory below `parent`, which is removed at the end unless it is to be kept,
-/// then the other engines in another one.
+/// Measures the collection in a directory below `parent`, and then the other engines in another
+/// one. Removes the directory at the end unless `--keep` is set.
 ///
 /// # Errors
 /// As [`measure`] and [`Peers::find`].

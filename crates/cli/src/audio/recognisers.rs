@@ -100,8 +100,8 @@ impl RecogniserDirArgs {
 }
 
 /// Returns `given`, else the first [`USUAL_DIR`] in or above the start directories of `search`,
-/// else the Python package, which is searched for where an engine's library would be. `source` is
-/// the flag or variable of `given`.
+/// else the Python package. The package is searched in the directories of engine libraries.
+/// `source` is the flag or variable of `given`.
 fn find_dir(
     source: &str,
     given: Option<PathBuf>,

@@ -21,8 +21,8 @@ const FORMS: &str =
     "use error, warn, info, debug, trace, off, or a filter such as info,millpond_lifecycle=debug";
 
 /// Added to a filter of the level `info`. The client of object stores logs each of its ten retries
-/// of a request at that level: ten lines a minute while a store is away, beside the one of the
-/// failure.
+/// of a request at that level. These are ten lines a minute while a store is away, in addition to
+/// the line of the failure.
 const QUIET_STORES: &str = "object_store=warn";
 
 /// Form and level of the log.

@@ -19,10 +19,10 @@ const PIECE_BYTES: usize = 4096;
 
 /// Standard error as the output of a log.
 ///
-/// A line that cannot be written is dropped, for example because the disk of a log file is full, or
-/// the reader of a pipe has ended or stopped. The subscriber gets no error: it would print it to
-/// standard error too, and the failure of that print ends the thread. A line with the number of
-/// dropped lines precedes the next line that is written.
+/// A line that cannot be written is dropped. The disk of a log file may be full, or the reader of a
+/// pipe may have ended or stopped. The subscriber gets no error: it would print it to standard
+/// error too, and the failure of that print ends the thread. A line with the number of dropped
+/// lines precedes the next line that is written.
 #[derive(Debug)]
 pub(crate) struct LogOutput {
     format: LogFormat,

@@ -147,8 +147,8 @@ fn has_ending(path: &Path, endings: &[&str]) -> bool {
     ending.is_some_and(|ending| endings.iter().any(|known| known.eq_ignore_ascii_case(ending)))
 }
 
-/// Returns true for a template of a fingerprint, which can have any extension: ISO/IEC 19794-2 and
-/// ANSI 378 begin with "FMR", and `SourceAFIS` with a map of CBOR whose first key is "version".
+/// Returns true for a template of a fingerprint, which can have any extension. ISO/IEC 19794-2 and
+/// ANSI 378 begin with "FMR". `SourceAFIS` begins with a map of CBOR whose first key is "version".
 /// Returns false for a file that cannot be read.
 fn is_template(path: &Path) -> bool {
     let mut head = Vec::new();

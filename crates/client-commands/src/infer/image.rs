@@ -153,8 +153,8 @@ pub(crate) fn tensor(spec: &InputSpec, file: &[u8], args: &ImageArgs) -> Command
     numbers(spec.dtype, &shape, &values)
 }
 
-/// Returns the sizes of the three axes of an image, -1 for any size, and true if the tensor has an
-/// axis of images before them.
+/// Returns the sizes of the three axes of an image, -1 for any size. The second value is true if
+/// the tensor has a batch axis before them.
 ///
 /// # Errors
 /// Returns an error if the model's input is not shaped like one image.

@@ -34,8 +34,8 @@ fn spec(input: &Value) -> Option<InputSpec> {
 }
 
 impl InputSpec {
-    /// Returns the shape for `elements` elements in one row: fixed axes as they are, the last free
-    /// axis of the needed size, other free axes 1.
+    /// Returns the shape for `elements` elements in one row. Fixed axes stay. The last free axis
+    /// gets the needed size, and other free axes get the size 1.
     ///
     /// # Errors
     /// Returns an error that names the input if no shape fits.

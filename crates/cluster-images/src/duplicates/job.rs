@@ -481,8 +481,8 @@ pub(super) async fn blocking<T: Send + 'static>(
     done.unwrap_or_else(|error| Err(Error::internal("a search for duplicates").caused_by(error)))
 }
 
-/// Returns the points of a page: the points of one second at a low rate, and fewer if the
-/// embeddings are long or the shards many.
+/// Returns the number of points of a page. At a low rate, these are the points of one second. It is
+/// fewer if the embeddings are long or the shards many.
 fn page_points(options: &DuplicateOptions, dims: usize, shards: u32) -> usize {
     let by_values = PAGE_VALUES_MAX / dims.max(1);
     let by_neighbours = PAGE_NEIGHBOURS_MAX / (NEIGHBOURS_MAX * (shards as usize).max(1));

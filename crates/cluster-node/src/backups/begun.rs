@@ -94,8 +94,8 @@ impl ClusterBackups {
         }
     }
 
-    /// Removes the copies of backups of a collection whose notes were written `grace` or more
-    /// before the note of the backup `own`, and that have no description. Returns the number of
+    /// Removes the copies of backups of a collection that have no description. Their notes must
+    /// have been written `grace` or more before the note of the backup `own`. Returns the number of
     /// these backups. A damaged note is logged and stays.
     ///
     /// # Errors

@@ -203,7 +203,7 @@ impl ClusterBackups {
     }
 
     /// Copies the newest snapshot of a shard whose position is not after the end of `moment`. If
-    /// there is none, or if it was listed later, that end is read again: snapshots stay for an
+    /// there is none, or if it was listed later, that end is read again. Snapshots stay for an
     /// hour, and a backup may take longer.
     ///
     /// The copy of one large snapshot may take longer than that too. Then a newer one is copied,

@@ -67,7 +67,7 @@ impl Membership {
     /// `view`. Needs a tokio runtime.
     ///
     /// If etcd or the store does not answer, or etcd has no space for keys, the node is registered
-    /// later: it tries again with growing pauses. [`Membership::unjoined`] says why it has not
+    /// later. It tries again with growing pauses. [`Membership::unjoined`] says why it has not
     /// joined. The same is true if a node of another name is registered with its address, and one
     /// of the two can have shards.
     ///
@@ -174,7 +174,7 @@ impl Membership {
     /// The epoch is larger than each earlier one of the shard. If this node owns the shard already,
     /// that ownership is replaced by a new one.
     ///
-    /// The epoch can change later without a call: if the lease ended while etcd was not reachable,
+    /// The epoch can change later without a call. If the lease ended while etcd was not reachable,
     /// the node registers again and creates the keys of its shards again. The view then has the new
     /// epoch. A writer with another epoch than the epoch of the view must end.
     ///

@@ -63,7 +63,7 @@ pub(super) struct OwnRegistration {
     pub(super) drains: bool,
     pub(super) owned: BTreeMap<ShardKey, OwnedKey>,
     /// Shards with keys below the node's lease that it does not know as its own, with the revision
-    /// of the key: left by requests with an unknown outcome.
+    /// of the key. Requests with an unknown outcome left them.
     pub(super) orphans: BTreeMap<ShardKey, i64>,
 }
 

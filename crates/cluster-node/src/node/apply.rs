@@ -23,8 +23,8 @@ const PAUSE_MAX: Duration = Duration::from_secs(2);
 /// Tries of one operation. Then the follower starts over.
 const TRIES_MAX: u32 = 30;
 
-/// Time after which a shard that is still behind applies its log at ordinary priority: on a machine
-/// that is always busy, its log might grow faster than it is applied.
+/// Time after which a shard that is still behind applies its log at ordinary priority. On a machine
+/// that is always busy, its log might otherwise grow faster than it is applied.
 const LOW_PRIORITY_MAX: Duration = Duration::from_secs(60);
 
 /// Longest wait for a turn. Then the operations are tried without a turn: a disk that hangs under

@@ -377,8 +377,8 @@ async fn answer_drain(node: &ClusterNode, headers: &HeaderMap, body: Body) -> Re
     Ok(Reply::json(json!({ "node": request.node, "draining": true }).to_string()))
 }
 
-/// Describes this node: the shards that it holds, their next entries, damage of its copies, and the
-/// reason if a copy does not follow its log.
+/// Describes this node and its copies of shards: next entry, damage, and the reason if a copy does
+/// not follow its log.
 async fn status(State(node): State<Arc<ClusterNode>>) -> Reply {
     let shards: Vec<Value> = node
         .held

@@ -134,8 +134,8 @@ impl HeldShards {
         }
     }
 
-    /// Returns the shards that this node should hold and whose log it has not followed to the end,
-    /// and those with a damaged copy that is not served.
+    /// Returns the shards that this node should hold and cannot serve yet: it has not followed
+    /// their log to the end, or their copy is damaged and not served.
     fn behind(&self, view: &ClusterView) -> Vec<ShardKey> {
         let held = self.held.lock();
         let is_behind = |key: &ShardKey, shard: &HeldShard| {

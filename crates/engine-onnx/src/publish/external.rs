@@ -19,9 +19,9 @@ pub(super) struct ExternalFiles {
     known: HashMap<Vec<u8>, (PathBuf, u64)>,
 }
 
-/// Directories that may contain files after links are resolved: the model's directory, and the
-/// directory of the model's own file if that is a link (model caches link every file of a model
-/// into one store).
+/// Directories that may contain files after links are resolved. These are the model's directory,
+/// and the directory of the model's own file if that is a link. Model caches link every file of a
+/// model into one store.
 #[derive(Clone, Debug)]
 pub(super) struct ExternalRoots(Vec<PathBuf>);
 

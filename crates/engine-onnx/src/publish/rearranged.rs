@@ -177,9 +177,9 @@ struct OperatorHead {
 }
 
 impl OperatorHead {
-    /// Returns true if this is a `Transpose`, or if the library makes one that it moves: for a
-    /// convolution or a pool in another layout, or of the graph or function that the operator
-    /// stands for.
+    /// Returns true if this is a `Transpose`, or if the library makes one that it moves. It makes
+    /// one for a convolution or a pool in another layout, and from the graph or function that the
+    /// operator stands for.
     fn moves_axes(&self) -> bool {
         matches!(
             &*self.name,

@@ -262,9 +262,9 @@ impl<'a> Search<'a> {
         self.add(Cause::BehindBatch, rest - own);
     }
 
-    /// Blames delays of the machine for at most `time` of the wait behind the model's own runs: a
-    /// stop of the workers delays every later request until the queue is empty again. This includes
-    /// a stop between two runs, which no run shows. Returns the rest.
+    /// Attributes at most `time` of the wait behind the model's own runs to delays of the machine.
+    /// A stop of the workers delays every later request until the queue is empty again. This
+    /// includes a stop between two runs, which no run shows. Returns the rest.
     fn backlog(&mut self, time: f64) -> f64 {
         let evidence = self.evidence;
         let before = evidence.backlog;

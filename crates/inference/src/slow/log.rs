@@ -108,9 +108,9 @@ impl SlowLog {
         self.models.load().get(model).cloned().unwrap_or(fresh)
     }
 
-    /// Ends the counts of a model that is removed: slow requests that wait for the thread, and
-    /// answers that are still being sent, count no more. The caller removes the model's series
-    /// afterwards.
+    /// Ends the counts of a model that is removed. Slow requests that wait for the thread, and
+    /// answers that are still being sent, are not counted any more. The caller removes the model's
+    /// series afterwards.
     pub fn forget_model(&self, model: &str) {
         self.models.rcu(|models| {
             let mut models = Models::clone(models);

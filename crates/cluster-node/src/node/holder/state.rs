@@ -175,9 +175,9 @@ impl HolderState {
         self.stall.reason().map_or(Ok(()), |reason| Err(lacks_changes(&reason)))
     }
 
-    /// Returns true if the log's end is to be read although the writer passes its entries on:
-    /// requests wait for it, the copy was not at the end yet, or it has the mark of a stalled one,
-    /// which ends there.
+    /// Returns true if the log's end is to be read although the writer passes its entries on. This
+    /// is so if requests wait for it, or if the copy was not at the end yet. It is also so if the
+    /// copy has the mark of a stalled one, which ends there.
     pub(super) fn wants_end_read(&self) -> bool {
         !self.is_caught_up()
             || self.stall.is_marked()
