@@ -176,7 +176,7 @@ impl Rabitq {
             radii: ErrorRadii { signs: length, levels: length },
         };
         work.found.reset(probes);
-        work.found.through(&self.directory, &work.query, &all, None);
+        work.found.scan_list(&self.directory, &work.query, &all, None);
         work.probed.clear();
         work.probed
             .extend(work.found.candidates.iter().map(|candidate| (candidate.cost, candidate.row)));
@@ -226,7 +226,7 @@ impl Rabitq {
     }
 
     /// Scans the nearest `probes` lists, and more if these have fewer than `wanted` rows.
-    fn through_nearest(
+    fn scan_nearest(
         &self,
         constant: f32,
         mut probes: usize,
@@ -236,7 +236,7 @@ impl Rabitq {
     ) -> Result<()> {
         loop {
             self.find_clusters(probes, work);
-            self.through_found(constant, wanted, request, work)?;
+            self.scan_probed(constant, wanted, request, work)?;
             if work.found.candidates.len() >= wanted || probes >= self.clusters() {
                 return Ok(());
             }
@@ -245,7 +245,7 @@ impl Rabitq {
     }
 
     /// Scans the allowed rows of the nearest lists that have enough of them.
-    fn through_nearest_allowed(
+    fn scan_nearest_allowed(
         &self,
         constant: f32,
         probes: FilteredProbes,
@@ -259,7 +259,7 @@ impl Rabitq {
             self.find_clusters(found, work);
             let goal = probes.choose(&mut work.probed, &self.starts, allow);
             if goal == ListGoal::Reached || found >= self.clusters() {
-                return self.through_found(constant, wanted, request, work);
+                return self.scan_probed(constant, wanted, request, work);
             }
             found = FilteredProbes::more(found, self.clusters());
         }
@@ -269,7 +269,7 @@ impl Rabitq {
     ///
     /// # Errors
     /// The error of [`CoarseRequest::codes`].
-    fn through_found(
+    fn scan_probed(
         &self,
         constant: f32,
         wanted: usize,
@@ -278,23 +278,23 @@ impl Rabitq {
     ) -> Result<()> {
         work.found.reset(wanted);
         if self.on_medium {
-            return self.through_found_on_medium(constant, request, work);
+            return self.scan_probed_on_medium(constant, request, work);
         }
         for at in 0..work.probed.len() {
             if let Some((_, next)) = work.probed.get(at + 1) {
                 self.prefetch(*next);
             }
             let list = self.list(&work.query, constant, work.probed[at].1);
-            work.found.through(&self.codes, &work.query, &list, request.allow);
+            work.found.scan_list(&self.codes, &work.query, &list, request.allow);
         }
         Ok(())
     }
 
-    /// Compares the four bits of every allowed row: for filters that allow few rows.
+    /// Compares every allowed row by its four-bit codes. It is for filters that allow few rows.
     ///
     /// # Errors
     /// The error of [`CoarseRequest::codes`].
-    fn through_allowed(
+    fn compare_allowed(
         &self,
         constant: f32,
         request: &CoarseRequest<'_>,
@@ -302,7 +302,7 @@ impl Rabitq {
         work: &mut RabitqScratch,
     ) -> Result<()> {
         if self.on_medium {
-            return self.through_allowed_on_medium(constant, request, allow, work);
+            return self.compare_allowed_on_medium(constant, request, allow, work);
         }
         let mut list: Option<ScannedList> = None;
         for row in allow.iter().take_while(|row| *row < self.rows()) {
@@ -397,10 +397,10 @@ impl Rabitq {
                 let probes = choice.for_share(count, self.rows() as usize, self.clusters());
                 if count <= (probes.lists * ROWS_ONE_BY_ONE).max(k) {
                     work.found.reset(k.min(count));
-                    self.through_allowed(constant, request, allow, work)?;
+                    self.compare_allowed(constant, request, allow, work)?;
                 } else {
                     let probes = FilteredProbes { rows: probes.rows.max(k), ..probes };
-                    self.through_nearest_allowed(
+                    self.scan_nearest_allowed(
                         constant,
                         probes,
                         k.min(count),
@@ -410,7 +410,7 @@ impl Rabitq {
                     )?;
                 }
             }
-            None => self.through_nearest(constant, choice.probes, k.min(count), request, work)?,
+            None => self.scan_nearest(constant, choice.probes, k.min(count), request, work)?,
         }
         let limit = work.found.smallest.limit();
         work.found.candidates.retain(|candidate| candidate.bound <= limit);

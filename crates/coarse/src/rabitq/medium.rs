@@ -108,7 +108,7 @@ impl Rabitq {
     ///
     /// # Errors
     /// The error of [`CoarseRequest::codes`].
-    pub(super) fn through_found_on_medium(
+    pub(super) fn scan_probed_on_medium(
         &self,
         constant: f32,
         request: &CoarseRequest<'_>,
@@ -167,7 +167,7 @@ impl Rabitq {
                 signs.as_ref().map(|(first, signs, factors)| (*first, &**signs, &**factors));
             let codes = PartCodes { signs, groups, held: &none };
             let numbers = part.first..part.first + part.blocks;
-            scan.passing(&codes, query, &lists[part.list], numbers, request.allow, rows);
+            scan.add_passing_rows(&codes, query, &lists[part.list], numbers, request.allow, rows);
         }
         levels.read(&groups, rows, reader(request.codes)?)?;
         for (part, signs) in parts.iter().zip(&read) {
@@ -175,7 +175,7 @@ impl Rabitq {
                 signs.as_ref().map(|(first, signs, factors)| (*first, &**signs, &**factors));
             let codes = PartCodes { signs, groups, held: levels };
             let numbers = part.first..part.first + part.blocks;
-            scan.blocks(&codes, query, &lists[part.list], numbers, request.allow);
+            scan.scan_blocks(&codes, query, &lists[part.list], numbers, request.allow);
             if part.is_last {
                 scan.end_list(&codes, query, &lists[part.list]);
             }
@@ -183,11 +183,11 @@ impl Rabitq {
         Ok(())
     }
 
-    /// Compares the four bits of every allowed row.
+    /// Compares every allowed row by its four-bit codes.
     ///
     /// # Errors
     /// The error of [`CoarseRequest::codes`].
-    pub(super) fn through_allowed_on_medium(
+    pub(super) fn compare_allowed_on_medium(
         &self,
         constant: f32,
         request: &CoarseRequest<'_>,

@@ -162,19 +162,19 @@ impl RabitqScan {
     }
 
     /// Scans a list. Skips rows that are not allowed, and blocks without an allowed row.
-    pub(super) fn through(
+    pub(super) fn scan_list(
         &mut self,
         codes: &RabitqCodes,
         query: &RabitqQuery,
         list: &ScannedList,
         allow: Option<&RowSet>,
     ) {
-        self.blocks(codes, query, list, 0..list.blocks(), allow);
+        self.scan_blocks(codes, query, list, 0..list.blocks(), allow);
         self.end_list(codes, query, list);
     }
 
     /// Scans the blocks `numbers` of a list, counted from its first one.
-    pub(super) fn blocks(
+    pub(super) fn scan_blocks(
         &mut self,
         codes: &impl RowCodes,
         query: &RabitqQuery,
@@ -217,9 +217,10 @@ impl RabitqScan {
         self.compare_first(self.waiting.len(), codes, query, list);
     }
 
-    /// Adds to `rows` the rows of these blocks that can pass their one-bit bounds: all that
-    /// [`RabitqScan::blocks`] will compare, since the limit only falls. Waiting rows come first.
-    pub(super) fn passing(
+    /// Adds to `rows` the rows of these blocks that can pass their one-bit bounds. These are all
+    /// rows that [`RabitqScan::scan_blocks`] will compare, since the limit only falls. Waiting rows
+    /// come first.
+    pub(super) fn add_passing_rows(
         &self,
         codes: &impl RowCodes,
         query: &RabitqQuery,

@@ -71,7 +71,7 @@ fn bounds_hold_and_costs_are_not_biased() {
             let scene = scene(metric, 100, seed);
             let mut found = RabitqScan::default();
             found.reset(100);
-            found.through(&scene.codes, &scene.query, &scene.list, None);
+            found.scan_list(&scene.codes, &scene.query, &scene.list, None);
             assert_eq!(found.candidates.len(), 100, "without a limit every row is let through");
             for candidate in &found.candidates {
                 let truth = scene.truth[candidate.row as usize];
@@ -116,7 +116,7 @@ fn inner_products_with_centres_include_the_mean() {
     let directory = super::build::encode_centres(&centres, &mean, Metric::Dot);
     let mut found = RabitqScan::default();
     found.reset(200);
-    found.through(&directory, &query, &list, None);
+    found.scan_list(&directory, &query, &list, None);
     assert_eq!(found.candidates.len(), 200);
     // The products with the mean have the standard deviation 16, and the codes an error of 1.7.
     let whole: Vec<f32> = query.rotated.iter().zip(&mean).map(|(one, other)| one + other).collect();
@@ -137,7 +137,7 @@ fn one_bit_bounds_lose_few_of_the_nearest() {
         let scene = scene(Metric::L2, 500, seed);
         let mut found = RabitqScan::default();
         found.reset(10);
-        found.through(&scene.codes, &scene.query, &scene.list, None);
+        found.scan_list(&scene.codes, &scene.query, &scene.list, None);
         let mut order: Vec<u32> = (0..500).collect();
         order.sort_by(|one, other| {
             scene.truth[*one as usize].total_cmp(&scene.truth[*other as usize])
