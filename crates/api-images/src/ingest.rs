@@ -106,7 +106,7 @@ fn start(claims: &Arc<Claims>) -> Result<Sender<IngestImage>> {
                 let rest = queue.try_iter().take(BATCH_MAX - 1);
                 let batch = std::iter::once(first).chain(rest).collect();
                 // A panic fails only the images of this batch: it drops their callbacks.
-                drop(catch_unwind(AssertUnwindSafe(|| by_job(batch, &claims))));
+                drop(catch_unwind(AssertUnwindSafe(|| process_by_job(batch, &claims))));
             }
         };
         os::thread::spawn(format!("ingest-{number}"), body)?;
@@ -115,7 +115,7 @@ fn start(claims: &Arc<Claims>) -> Result<Sender<IngestImage>> {
 }
 
 /// Groups images by job, and processes each group.
-fn by_job(items: Vec<IngestImage>, claims: &Claims) {
+fn process_by_job(items: Vec<IngestImage>, claims: &Claims) {
     let mut jobs: Vec<Vec<IngestImage>> = Vec::new();
     for item in items {
         match jobs

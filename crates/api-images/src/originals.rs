@@ -205,7 +205,7 @@ impl Originals {
     ///
     /// # Errors
     /// Returns the errors of the store; the first error of `each`.
-    pub(crate) async fn in_parts<F>(
+    pub(crate) async fn each_written_until<F>(
         &self,
         space: &str,
         until: SystemTime,
@@ -426,7 +426,7 @@ mod tests {
             keys.extend(part.into_iter().map(|original| original.key));
             ready(Ok(()))
         };
-        originals.in_parts("a", until, 9, each).await.unwrap();
+        originals.each_written_until("a", until, 9, each).await.unwrap();
         assert_eq!(keys, [key(1)]);
         let store = originals.store().unwrap();
         let left = store.objects().list(Some(&store.key("a"))).collect::<Vec<_>>().await;
@@ -442,7 +442,7 @@ mod tests {
         }
         let until = originals.now("a").await.unwrap();
         let called = |_| ready(Err(Error::internal("there is no original")));
-        originals.in_parts("a", until, 9, called).await.unwrap();
+        originals.each_written_until("a", until, 9, called).await.unwrap();
         assert!(originals.get("a/clock-7").await.is_err());
         for key in others {
             assert!(originals.get(key).await.is_ok(), "{key}");
@@ -489,12 +489,12 @@ mod tests {
             ready(Ok(()))
         };
         let until = SystemTime::now() + Duration::from_secs(3600);
-        originals.in_parts("a", until, 2, each).await.unwrap();
+        originals.each_written_until("a", until, 2, each).await.unwrap();
         listed.sort_by(|one, other| one.key.cmp(&other.key));
         assert_eq!((sizes, listed), (vec![2, 2, 1], wanted));
         let called = |_| ready(Err(Error::internal("there is no such original")));
-        originals.in_parts("none", until, 2, called).await.unwrap();
-        originals.in_parts("a", SystemTime::UNIX_EPOCH, 2, called).await.unwrap();
+        originals.each_written_until("none", until, 2, called).await.unwrap();
+        originals.each_written_until("a", SystemTime::UNIX_EPOCH, 2, called).await.unwrap();
     }
 
     #[tokio::test]

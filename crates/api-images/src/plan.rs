@@ -140,7 +140,7 @@ impl SearchPlan {
         probe: &Arc<Probe>,
     ) -> Result<SearchResult> {
         let found = self.candidates(named, thread, embedding, &Matcher(probe.clone()))?;
-        let rows = allowed_rows(named, self.clause.as_ref())?;
+        let rows = count_allowed(named, self.clause.as_ref())?;
         // Points may be deleted during the count.
         let compared = found.compared;
         let coverage = Coverage { compared, of: rows.count.max(compared) };
@@ -232,7 +232,10 @@ pub(crate) fn coarse_query<'a>(
 ///
 /// # Errors
 /// Returns the errors of [`NamedCollection::count`].
-pub(crate) fn allowed_rows(named: &NamedCollection, clause: Option<&Filter>) -> Result<PointCount> {
+pub(crate) fn count_allowed(
+    named: &NamedCollection,
+    clause: Option<&Filter>,
+) -> Result<PointCount> {
     match clause {
         Some(clause) => named.count(Some(clause)),
         None => Ok(PointCount { count: named.collection().count(), partial: false }),

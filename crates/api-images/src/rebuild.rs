@@ -160,7 +160,7 @@ impl RebuildWork<'_> {
             }
             // Another pass would lose them again.
             for id in lost {
-                self.failed(id, &panicked())?;
+                self.record_failure(id, &panicked())?;
             }
             if let Some(error) = unseen {
                 return Err(error.context(format!(
@@ -311,7 +311,7 @@ impl RebuildWork<'_> {
             pending.remove(&id);
             match outcome {
                 Ok(()) => arrived += 1,
-                Err(error) => self.failed(id, &error)?,
+                Err(error) => self.record_failure(id, &error)?,
             }
         }
         lost.extend(pending);
@@ -319,7 +319,7 @@ impl RebuildWork<'_> {
     }
 
     /// Records an image that could not be copied.
-    fn failed(&self, id: PointId, error: &Error) -> Result<()> {
+    fn record_failure(&self, id: PointId, error: &Error) -> Result<()> {
         let mut failures = self.rebuild.failures.lock();
         if failures.len() >= FAILURES_MAX {
             return Err(Error::exhausted(format!(

@@ -210,7 +210,7 @@ pub(crate) async fn remove_unnamed(
     known_versions(services, space)?;
     let remove =
         |originals: Vec<StoredOriginal>| remove_part(services.clone(), space.to_owned(), originals);
-    services.originals.in_parts(space, until, POINTS_AT_ONCE, remove).await
+    services.originals.each_written_until(space, until, POINTS_AT_ONCE, remove).await
 }
 
 /// Removes those of `originals` in the directory `space` that no version of the collection names.

@@ -78,11 +78,11 @@ pub fn routes(access: Arc<AccessPolicy>) -> Router<Arc<BackupService>> {
         .route(&at("backups/prune"), post(prune))
         .route(&at("restore"), post(restore))
         .route(&at("clone"), post(clone))
-        .route_layer(from_fn_with_state(access, administer))
+        .route_layer(from_fn_with_state(access, run_admin_call))
 }
 
 /// Checks and logs a request that changes something, as an admin call.
-async fn administer(
+async fn run_admin_call(
     State(access): State<Arc<AccessPolicy>>,
     request: Request,
     next: Next,

@@ -164,7 +164,7 @@ impl Decoder {
         let mpeg = Mpeg::open(bytes)?;
         let (rate, channels) = mpeg.heard();
         let silent = mpeg.silent();
-        let announced = mpeg.announced().map(|all| audible(all, &silent));
+        let announced = mpeg.announced().map(|all| count_audible(all, &silent));
         let seconds = announced.map(|frames| frames as f64 / f64::from(rate));
         let format = AudioFormat { container_and_codec: "mp3".to_owned(), rate, channels, seconds };
         Decoder::new(format, announced, silent, |_| Ok(Box::new(mpeg)))
@@ -204,7 +204,7 @@ impl Decoder {
             .collect();
         let seconds = seconds.filter(|_| !edit.is_fragmented);
         let all = seconds.map(|seconds| (seconds * f64::from(rate)).round() as u64);
-        let announced = all.map(|all| audible(after(all), &silent));
+        let announced = all.map(|all| count_audible(after(all), &silent));
         let seconds = announced.map(|frames| frames as f64 / f64::from(rate));
         let format = AudioFormat { rate, channels, seconds, ..unknown };
         Decoder::new(format, announced, silent, |decoder| {
@@ -216,7 +216,7 @@ impl Decoder {
             if late > delay {
                 let seconds = late as f64 / f64::from(rate);
                 let what = format!("the first {seconds:.0} s have no audio and were left out");
-                decoder.fault(0, 0, what);
+                decoder.record_fault(0, 0, what);
             }
             for step in steps {
                 let sound = if matches!(step, DecodeStep::Sound { .. }) {
@@ -344,11 +344,11 @@ impl Decoder {
                 let gap = at.map_or(0, |at| at.saturating_add(self.delay).saturating_sub(clock));
                 if gap > self.believed() {
                     self.ahead += gap;
-                    self.fault(place, 0, "the recording's own clock jumps here".to_owned());
+                    self.record_fault(place, 0, "the recording's own clock jumps here".to_owned());
                 } else if gap > rate / JITTER {
                     self.lost += gap;
                     self.filled += gap;
-                    self.fault(
+                    self.record_fault(
                         place,
                         gap,
                         format!("{:.3} s cannot be decoded", gap as f64 / rate as f64),
@@ -356,7 +356,7 @@ impl Decoder {
                 }
                 let wrong = samples.iter_mut().filter(|sample| !sample.is_finite());
                 if wrong.map(|sample| *sample = 0.0).count() > 0 {
-                    self.fault(
+                    self.record_fault(
                         place,
                         0,
                         "some samples are not finite numbers; they were treated as silence"
@@ -374,12 +374,12 @@ impl Decoder {
                 let frames = frames.min(self.believed());
                 self.lost += frames;
                 self.filled += frames;
-                self.fault(place, frames, what);
+                self.record_fault(place, frames, what);
             }
             DecodeStep::End => self.ended = true,
             DecodeStep::Broken(what) => {
                 self.ended = true;
-                self.fault(place, 0, format!("the recording ends early: {what}"));
+                self.record_fault(place, 0, format!("the recording ends early: {what}"));
             }
         }
     }
@@ -413,7 +413,7 @@ impl Decoder {
     }
 
     /// Records a fault of `frames` frames at frame `at` of the file.
-    fn fault(&mut self, at: u64, frames: u64, what: String) {
+    fn record_fault(&mut self, at: u64, frames: u64, what: String) {
         let follows =
             self.damage.as_ref().is_some_and(|(end, before)| *end == at && *before == what);
         self.damage = Some((at + frames, what.clone()));
@@ -427,7 +427,7 @@ impl Decoder {
             self.faults_left_out += 1;
             return;
         }
-        let at = audible(at, &self.silent) as f64 / f64::from(self.format.rate);
+        let at = count_audible(at, &self.silent) as f64 / f64::from(self.format.rate);
         self.faults.push(Fault { at, what });
     }
 
@@ -437,14 +437,14 @@ impl Decoder {
             && self.given + u64::from(self.format.rate) / JITTER < announced
         {
             let seconds = announced as f64 / f64::from(self.format.rate);
-            self.fault(
+            self.record_fault(
                 self.read,
                 0,
                 format!("the file ends early: its header says {seconds:.3} s"),
             );
         }
         if std::mem::take(&mut self.is_cut) {
-            self.fault(self.read, 0, "the file ends inside its last part".to_owned());
+            self.record_fault(self.read, 0, "the file ends inside its last part".to_owned());
         }
         // The caller may have taken the faults.
         if self.heard == 0
@@ -457,7 +457,7 @@ impl Decoder {
 }
 
 /// Counts the first `frames` frames that lie outside of `silent`, whose ranges do not overlap.
-fn audible(frames: u64, silent: &[Range<u64>]) -> u64 {
+fn count_audible(frames: u64, silent: &[Range<u64>]) -> u64 {
     let hidden: u64 =
         silent.iter().map(|range| range.end.min(frames) - range.start.min(frames)).sum();
     frames - hidden

@@ -90,7 +90,7 @@ pub(super) async fn run(
     let rounds = Rounds { context, target, query, plan };
     let answer = match target.settings.kind {
         ImageKind::Photo => rounds.photos().await?,
-        ImageKind::Fingerprint => rounds.prints().await?,
+        ImageKind::Fingerprint => rounds.compare_prints().await?,
     };
     if !answer.coverage.is_whole() {
         context.state.count("partial");
@@ -107,7 +107,7 @@ struct Rounds<'a> {
 
 impl Rounds<'_> {
     /// Compares each shard's share of the fingerprints.
-    async fn prints(&self) -> Result<RoundsAnswer> {
+    async fn compare_prints(&self) -> Result<RoundsAnswer> {
         let share =
             PrintShare { candidates: self.plan.candidates, shards: self.target.record.shards };
         let request =

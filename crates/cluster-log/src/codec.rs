@@ -152,7 +152,7 @@ impl EntryLayout {
         }
         let epoch = Epoch(u64::from_le_bytes(fields.take()?));
         let writer = WriterId(u128::from_le_bytes(fields.take()?));
-        let lengths = fields.lengths()?;
+        let lengths = fields.take_lengths()?;
         if kind == KIND_FENCE && !lengths.is_empty() {
             return Err(damaged("a fence has no operations"));
         }
@@ -188,7 +188,7 @@ impl EntryFields<'_> {
 
     /// Takes the number of operations and their lengths. Each is below 2^32 and there are at most
     /// [`ENTRY_OPERATIONS_MAX`], so their sum does not overflow.
-    fn lengths(&mut self) -> Result<Vec<usize>> {
+    fn take_lengths(&mut self) -> Result<Vec<usize>> {
         let count = u32::from_le_bytes(self.take()?) as usize;
         if count > ENTRY_OPERATIONS_MAX || count > self.0.len() / LENGTH_BYTES {
             return Err(damaged("it has too many operations"));

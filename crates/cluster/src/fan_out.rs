@@ -239,7 +239,7 @@ impl<T, E: Clone> ReadFanOut<T, E> {
             if running.stall_at.take_if(|at| *at <= now).is_some() {
                 latencies.record_failure(&running.call.node, now);
                 stalled.extend(shards.iter().copied());
-                one_less(&mut self.shards, shards);
+                decrement_running(&mut self.shards, shards);
             }
         }
         let stalled: Vec<u32> = stalled.into_iter().collect();
@@ -274,7 +274,7 @@ impl<T, E: Clone> ReadFanOut<T, E> {
     fn end_call(&mut self, id: CallId) -> Option<RunningCall> {
         let ended = self.calls.remove(&id)?;
         if ended.stall_at.is_some() {
-            one_less(&mut self.shards, &ended.call.shards);
+            decrement_running(&mut self.shards, &ended.call.shards);
         }
         Some(ended)
     }
@@ -326,7 +326,7 @@ impl<T, E: Clone> ReadFanOut<T, E> {
                 continue;
             }
             if reason == CallReason::First {
-                latencies.earn();
+                latencies.count_request();
             }
             calls.push(self.start(node, shards, reason, latencies, now));
         }
@@ -367,7 +367,7 @@ impl<T, E: Clone> ReadFanOut<T, E> {
 }
 
 /// Decrements the count of running requests of each of `shards`.
-fn one_less<T, E>(progress: &mut BTreeMap<u32, ReadProgress<T, E>>, shards: &[u32]) {
+fn decrement_running<T, E>(progress: &mut BTreeMap<u32, ReadProgress<T, E>>, shards: &[u32]) {
     for shard in shards {
         if let Some(progress) = progress.get_mut(shard) {
             progress.running = progress.running.saturating_sub(1);

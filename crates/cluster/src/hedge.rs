@@ -56,7 +56,7 @@ impl LatencyEstimate {
 ///
 /// let mut budget = HedgeBudget::default();
 /// for _ in 0..20 {
-///     budget.earn();
+///     budget.count_request();
 /// }
 /// assert!(budget.spend());
 /// assert!(!budget.spend());
@@ -68,7 +68,7 @@ pub struct HedgeBudget {
 
 impl HedgeBudget {
     /// Counts a request.
-    pub fn earn(&mut self) {
+    pub fn count_request(&mut self) {
         self.parts = (self.parts + EARNED).min(BURST_MAX * COST);
     }
 

@@ -165,8 +165,8 @@ impl NodeLatencies {
     }
 
     /// Counts a first request for the budget of second requests.
-    pub fn earn(&mut self) {
-        self.budget.earn();
+    pub fn count_request(&mut self) {
+        self.budget.count_request();
     }
 
     /// Returns true if a second request may be sent, and takes it from the budget.

@@ -117,9 +117,9 @@ impl ServerWatch {
         self.refusals();
         self.disks();
         self.request_log();
-        self.failures(statuses, history, end);
-        self.workers(statuses);
-        self.merging(scheduled);
+        self.add_failure_events(statuses, history, end);
+        self.add_restart_events(statuses);
+        self.add_merging_events(scheduled);
     }
 
     fn refusals(&mut self) {
@@ -173,7 +173,7 @@ impl ServerWatch {
     }
 
     /// Adds an event when a model begins to fail many requests, and one when it stops.
-    fn failures(&mut self, statuses: &[ModelStatus], history: &TrafficHistory, end: u64) {
+    fn add_failure_events(&mut self, statuses: &[ModelStatus], history: &TrafficHistory, end: u64) {
         for status in statuses {
             let minute = history.lock().recent(&status.name, end.saturating_sub(FAILED_SECONDS));
             let trouble = trouble::errors(&minute);
@@ -197,7 +197,7 @@ impl ServerWatch {
     }
 
     /// Adds an event for each model whose worker process ended and was started again.
-    fn workers(&mut self, statuses: &[ModelStatus]) {
+    fn add_restart_events(&mut self, statuses: &[ModelStatus]) {
         // Counters of models that are no longer served are dropped.
         let known = std::mem::take(&mut self.restarts);
         for ModelStatus { name, .. } in statuses {
@@ -222,7 +222,7 @@ impl ServerWatch {
     }
 
     /// Adds an event for each model whose requests the scheduler has stopped to merge.
-    fn merging(&mut self, scheduled: &[ModelSnapshot]) {
+    fn add_merging_events(&mut self, scheduled: &[ModelSnapshot]) {
         // Counters of models that have no queue any more are dropped.
         let known = std::mem::take(&mut self.unjoined);
         for ModelSnapshot { model, unjoined_versions: now, .. } in scheduled {
@@ -267,11 +267,11 @@ mod tests {
         let mut watch = ServerWatch::new(metrics.clone(), Arc::new(|| None), journal.clone());
         let name: Arc<str> = "m".into();
         let status = ModelStatus { name: name.clone(), ..ModelStatus::default() };
-        watch.workers(std::slice::from_ref(&status));
+        watch.add_restart_events(std::slice::from_ref(&status));
         assert!(journal.read(&EventFilter::default()).events.is_empty());
         metrics.worker_restarts.get_or_create(&ModelLabels { model: name }).inc_by(2);
         for _ in 0..2 {
-            watch.workers(std::slice::from_ref(&status));
+            watch.add_restart_events(std::slice::from_ref(&status));
         }
         let events = journal.read(&EventFilter::default()).events;
         assert_eq!(events.len(), 1);
@@ -285,7 +285,7 @@ mod tests {
         for unjoined_versions in [0, 1, 1] {
             let model = "m".into();
             let seen = ModelSnapshot { model, unjoined_versions, ..ModelSnapshot::default() };
-            watch.merging(&[seen]);
+            watch.add_merging_events(&[seen]);
         }
         let events = journal.read(&EventFilter::default()).events;
         assert_eq!(events.len(), 1);

@@ -52,7 +52,7 @@ pub(crate) fn load(
         let module = package(library, &request.graph, &request.options).map_err(name)?;
         LoadedModule { module, memory: ParameterMemory::Heap }
     } else {
-        script(library, request).map_err(name)?
+        load_script(library, request).map_err(name)?
     };
     Ok(Box::new(TorchSession::new(loaded, &request.options).map_err(name)?))
 }
@@ -97,7 +97,7 @@ fn check_readable(path: &Path) -> Result<()> {
 
 /// Loads a TorchScript module. LibTorch allocates its parameters in the arena of `request`, if
 /// there is one.
-fn script(library: &'static ShimLibrary, request: &LoadRequest) -> Result<LoadedModule> {
+fn load_script(library: &'static ShimLibrary, request: &LoadRequest) -> Result<LoadedModule> {
     let mut archive = TorchArchive::open(&request.graph, request.arena.as_ref())?;
     // A model for another device does not stay in the memory that it is read into.
     let here = request.options.device == Device::Cpu;
@@ -123,7 +123,7 @@ fn script(library: &'static ShimLibrary, request: &LoadRequest) -> Result<Loaded
     // module first.
     let code = unsafe { (library.call.mpt_module_load)(&load, &mut raw) };
     if let Err(error) = library.check(code) {
-        return Err(archive.take_failure().unwrap_or_else(|| unusable(error)));
+        return Err(archive.take_failure().unwrap_or_else(|| as_data_loss(error)));
     }
     // SAFETY: the call succeeded, so this is a module of ours.
     let module = unsafe { TorchModule::own(library, raw)? };
@@ -140,7 +140,7 @@ fn script(library: &'static ShimLibrary, request: &LoadRequest) -> Result<Loaded
 
 /// Turns LibTorch's error about a damaged archive into `DataLoss`. LibTorch's name of the reader
 /// identifies the error.
-fn unusable(error: Error) -> Error {
+fn as_data_loss(error: Error) -> Error {
     let message = error.message();
     if error.kind() == ErrorKind::InvalidArgument && message.contains("PytorchStreamReader") {
         Error::data_loss(message.to_owned())

@@ -93,12 +93,12 @@ impl SearchQueue {
         drop(state);
         match waiting.wait() {
             QueueTurn::Done(found) => found,
-            QueueTurn::Lead => self.lead(&waiting.batch, run, joined),
+            QueueTurn::Lead => self.run_batch(&waiting.batch, run, joined),
         }
     }
 
     /// Runs `own` and the waiting searches that fit.
-    fn lead(
+    fn run_batch(
         &self,
         own: &QueryBatch,
         run: impl FnOnce(&QueryBatch) -> Result<Vec<u64>>,

@@ -31,7 +31,7 @@ use crate::endpoints::parsed;
 use crate::hits::ShownHit;
 use crate::limits::{CandidateLimit, check_search_limits};
 use crate::plan::{
-    CandidateSource, ChosenPoint, SearchHit, SearchPlan, SearchResult, allowed_rows, coarse_query,
+    CandidateSource, ChosenPoint, SearchHit, SearchPlan, SearchResult, coarse_query, count_allowed,
     on_search_thread,
 };
 use crate::query_features::{QueryFeatures, Stages};
@@ -108,7 +108,7 @@ async fn run_coarse(
     on_search_thread(&registry, &target.named, deadline, move |named, thread| {
         let query = coarse_query(&embedding, candidates, clause.as_ref(), Some(deadline));
         let found = named.collection().nearest(thread, &query)?;
-        let rows = allowed_rows(named, clause.as_ref())?;
+        let rows = count_allowed(named, clause.as_ref())?;
         Ok(CoarseAnswer {
             ids: found.hits.iter().map(|hit| hit.id).collect(),
             coarse: found.hits.iter().map(|hit| hit.coarse).collect(),

@@ -67,7 +67,7 @@ pub(super) fn check(bytes: &mut InputBytes) -> Result<Mp4Edits> {
         let AtomHeader { name, length, .. } = atom;
         match &name {
             b"moov" => {
-                edits = Some(contents(bytes, at, atom)?);
+                edits = Some(check_contents(bytes, at, atom)?);
                 if !bytes.is_file() {
                     let next = at.saturating_add(length);
                     bytes.watch(ByteWatch::Mp4(Mp4Watch { next, fragments }));
@@ -93,7 +93,7 @@ pub(super) fn check(bytes: &mut InputBytes) -> Result<Mp4Edits> {
             }
             b"moof" => {
                 let whole =
-                    fragments.admit(&bytes.read_at(at, MOOF_MAX.min(length) as usize), length);
+                    fragments.check_moof(&bytes.read_at(at, MOOF_MAX.min(length) as usize), length);
                 if whole.is_err() && edits.is_some() {
                     // The atoms before this one are read as a streamed file that ends here.
                     bytes.forward_only();
@@ -132,7 +132,7 @@ fn is_trailer(atom: Option<AtomHeader>, at: u64, whole: Option<u64>) -> bool {
 }
 
 /// Checks the table of contents at `at`.
-fn contents(bytes: &mut InputBytes, at: u64, atom: AtomHeader) -> Result<Mp4Edits> {
+fn check_contents(bytes: &mut InputBytes, at: u64, atom: AtomHeader) -> Result<Mp4Edits> {
     let AtomHeader { header_length, length, .. } = atom;
     if length > MOOV_MAX {
         return Err(Error::data_loss(format!(
@@ -144,7 +144,7 @@ fn contents(bytes: &mut InputBytes, at: u64, atom: AtomHeader) -> Result<Mp4Edit
         return Err(Error::data_loss("this mp4 file ends inside its table of contents"));
     }
     let mut walk = TableWalk::default();
-    walk.level(&body, 0, 0)?;
+    walk.check_level(&body, 0, 0)?;
     let edits = walk.hide_soundless_tracks()?;
     for place in walk.hidden {
         bytes.rename(at + header_length + place as u64, *b"free");
@@ -172,12 +172,12 @@ struct FragmentTables(u64);
 impl FragmentTables {
     /// Checks a table of `length` bytes that begins with `moof`, or its part if the file ends
     /// inside it.
-    fn admit(&mut self, moof: &[u8], length: u64) -> Result<()> {
+    fn check_moof(&mut self, moof: &[u8], length: u64) -> Result<()> {
         self.0 = self.0.saturating_add(length);
         if length > MOOF_MAX || self.0 > MOOFS_MAX {
             return Err(Error::data_loss("the fragments of this mp4 file have impossible tables"));
         }
-        moof.get(..length as usize).map_or(Ok(()), |moof| fragment(moof, 0))
+        moof.get(..length as usize).map_or(Ok(()), |moof| check_fragment(moof, 0))
     }
 }
 
@@ -203,7 +203,7 @@ impl Mp4Watch {
                     match &name {
                         b"moof" => self
                             .fragments
-                            .admit(bytes.peek(MOOF_MAX.min(length) as usize), length)?,
+                            .check_moof(bytes.peek(MOOF_MAX.min(length) as usize), length)?,
                         _ => check_other_atom(bytes, place, name, length)?,
                     }
                     self.next = place.saturating_add(length);
@@ -221,16 +221,16 @@ fn impossible_lengths() -> Error {
 }
 
 /// Checks the table of contents of a fragment: the runs of its tracks.
-fn fragment(body: &[u8], level: usize) -> Result<()> {
+fn check_fragment(body: &[u8], level: usize) -> Result<()> {
     each_atom(body, &mut |name, _, inside| match (level, &name) {
-        (0, b"moof") | (1, b"traf") => fragment(inside, level + 1),
+        (0, b"moof") | (1, b"traf") => check_fragment(inside, level + 1),
         (2, b"trun") => run(inside),
         // Field by flag: offset, description, duration, and the size of each packet.
         (2, b"tfhd") => {
             let flags = big(inside, 0).unwrap_or(0);
             let before = 8 * (flags & 1) + 4 * (flags >> 1 & 1) + 4 * (flags >> 3 & 1);
             let has_size = flags & 0x10 != 0;
-            if has_size { packet_size(inside, 8 + before as usize) } else { Ok(()) }
+            if has_size { check_packet_size(inside, 8 + before as usize) } else { Ok(()) }
         }
         _ => Ok(()),
     })
@@ -255,11 +255,11 @@ fn run(atom: &[u8]) -> Result<()> {
     }
     // The size comes after the duration.
     let size = first + 4 * (flags >> 8 & 1) as usize;
-    (0..count as usize).try_for_each(|packet| packet_size(atom, size + packet * each))
+    (0..count as usize).try_for_each(|packet| check_packet_size(atom, size + packet * each))
 }
 
 /// Checks the size of a packet in the field at `at`: a reader reserves as many bytes.
-fn packet_size(atom: &[u8], at: usize) -> Result<()> {
+fn check_packet_size(atom: &[u8], at: usize) -> Result<()> {
     match big(atom, at) {
         Some(size) if size as usize <= PACKET_MAX => Ok(()),
         Some(_) => Err(impossible_sizes()),
@@ -427,7 +427,7 @@ struct Mp4Track {
 
 impl TableWalk {
     /// Checks the atoms of `body`, which lies at `base`.
-    fn level(&mut self, body: &[u8], base: usize, depth: usize) -> Result<()> {
+    fn check_level(&mut self, body: &[u8], base: usize, depth: usize) -> Result<()> {
         if depth > DEPTH_MAX {
             return Err(impossible_lengths());
         }
@@ -448,26 +448,28 @@ impl TableWalk {
                 b"trak" if depth == 0 => {
                     self.tracks
                         .push(Mp4Track { name: base + place.start + 4, ..Mp4Track::default() });
-                    return self.level(inside, below, depth + 1);
+                    return self.check_level(inside, below, depth + 1);
                 }
                 b"mdia" | b"minf" | b"stbl" | b"edts" | b"dinf" => {
-                    return self.level(inside, below, depth + 1);
+                    return self.check_level(inside, below, depth + 1);
                 }
                 b"mvhd" => self.movie = second(inside),
                 b"mvex" => {
                     self.fragmented = true;
                     // The size of each packet of a track, if its fragments do not state it.
                     return each_atom(inside, &mut |name, _, inside| {
-                        if &name == b"trex" { packet_size(inside, 16) } else { Ok(()) }
+                        if &name == b"trex" { check_packet_size(inside, 16) } else { Ok(()) }
                     });
                 }
-                b"ctts" | b"co64" => return table(inside, 4, 8),
-                b"stsc" => return table(inside, 4, 12),
-                b"stco" => return table(inside, 4, 4),
-                b"stsz" => return sizes(inside),
+                b"ctts" | b"co64" => return check_table(inside, 4, 8),
+                b"stsc" => return check_table(inside, 4, 12),
+                b"stco" => return check_table(inside, 4, 4),
+                b"stsz" => return check_packet_sizes(inside),
                 // Times and lengths are longer in the second form.
-                b"elst" => table(inside, 4, if inside.first() == Some(&1) { 20 } else { 12 })?,
-                b"stts" => table(inside, 4, 8)?,
+                b"elst" => {
+                    check_table(inside, 4, if inside.first() == Some(&1) { 20 } else { 12 })?
+                }
+                b"stts" => check_table(inside, 4, 8)?,
                 _ => {}
             }
             if let Some(track) = self.tracks.last_mut() {
@@ -587,7 +589,7 @@ fn edit_entry(entry: &[u8], is_long: bool) -> Option<(u64, i64)> {
 }
 
 /// Checks that a table has its stated length.
-fn table(atom: &[u8], at: usize, entry: u64) -> Result<()> {
+fn check_table(atom: &[u8], at: usize, entry: u64) -> Result<()> {
     let count = big(atom, at).map(u64::from);
     if count.is_some_and(|count| count * entry <= atom.len() as u64) {
         return Ok(());
@@ -596,11 +598,11 @@ fn table(atom: &[u8], at: usize, entry: u64) -> Result<()> {
 }
 
 /// Checks the sizes of packets: a reader reserves memory for them before it reads.
-fn sizes(atom: &[u8]) -> Result<()> {
+fn check_packet_sizes(atom: &[u8]) -> Result<()> {
     let shared = big(atom, 4).unwrap_or(0);
     let mut each = atom.get(12..).unwrap_or_default().chunks_exact(4);
     if shared == 0 {
-        table(atom, 8, 4)?;
+        check_table(atom, 8, 4)?;
     }
     let fits = |size: u32| size as usize <= PACKET_MAX;
     if fits(shared) && (shared > 0 || each.all(|size| big(size, 0).is_some_and(fits))) {

@@ -65,7 +65,7 @@ impl OggWatch {
         if place == self.next {
             let length = match OggPart::find(bytes) {
                 OggPart::Page(length) => {
-                    self.page(bytes.peeked_mut(length), place >= self.furthest)?;
+                    self.filter_page(bytes.peeked_mut(length), place >= self.furthest)?;
                     self.is_damaged = false;
                     length
                 }
@@ -91,12 +91,12 @@ impl OggWatch {
     }
 
     /// Empties the comments of a page. Counts its headers if it `is_new`.
-    fn page(&mut self, page: &mut [u8], is_new: bool) -> Result<()> {
+    fn filter_page(&mut self, page: &mut [u8], is_new: bool) -> Result<()> {
         let body = HEAD + usize::from(page[HEAD - 1]);
         let serial = u32::from_le_bytes([page[14], page[15], page[16], page[17]]);
         let flags = page[5];
         if flags & FIRST != 0 {
-            return if is_new { self.first(&page[body..], serial) } else { Ok(()) };
+            return if is_new { self.begin_stream(&page[body..], serial) } else { Ok(()) };
         }
         if is_new {
             self.firsts = 0;
@@ -128,7 +128,7 @@ impl OggWatch {
     }
 
     /// Handles the first page of a stream. Several streams may begin together.
-    fn first(&mut self, packet: &[u8], serial: u32) -> Result<()> {
+    fn begin_stream(&mut self, packet: &[u8], serial: u32) -> Result<()> {
         if self.firsts == 0 {
             self.setups = 0;
             // A radio station may begin a stream for each song.
@@ -318,9 +318,9 @@ mod tests {
     fn a_radio_station_may_play_any_number_of_songs() {
         let mut watch = OggWatch::default();
         for song in 0..2 * FLAC_STREAMS_MAX as u32 {
-            watch.page(&mut page(FIRST, song, &[b"\x7fFLAC"]), true).unwrap();
+            watch.filter_page(&mut page(FIRST, song, &[b"\x7fFLAC"]), true).unwrap();
             let mut comment = page(0, song, &[b"\x04text"]);
-            watch.page(&mut comment, true).unwrap();
+            watch.filter_page(&mut comment, true).unwrap();
             assert_eq!(comment, page(0, song, &[b"\x01text"]));
         }
         assert!(watch.flac.len() <= FLAC_STREAMS_MAX);

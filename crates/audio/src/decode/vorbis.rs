@@ -58,7 +58,7 @@ fn numbers(bits: &mut BitReader<'_>) -> Option<u64> {
         if sum > NUMBERS_MAX {
             break;
         }
-        lengths(bits, entries)?;
+        skip_lengths(bits, entries)?;
         let lookup = bits.next(4)?;
         if lookup == 0 {
             continue;
@@ -73,7 +73,7 @@ fn numbers(bits: &mut BitReader<'_>) -> Option<u64> {
 }
 
 /// Skips the lengths of a book's code words.
-fn lengths(bits: &mut BitReader<'_>, entries: u64) -> Option<()> {
+fn skip_lengths(bits: &mut BitReader<'_>, entries: u64) -> Option<()> {
     let ordered = bits.next(1)? == 1;
     if ordered {
         bits.next(5)?;

@@ -52,19 +52,19 @@ impl MovingMean {
         });
         // A frame's mean is complete with the last later frame that it covers.
         if self.frames.len() - self.done > (self.width - 1) / 2 {
-            self.mean(each);
+            self.emit_next(each);
         }
     }
 
     /// Emits the remaining frames.
     pub(super) fn finish(&mut self, each: EachFrame<'_>) {
         while self.done < self.frames.len() {
-            self.mean(each);
+            self.emit_next(each);
         }
     }
 
     /// Emits the next frame and drops the one that no later mean covers.
-    fn mean(&mut self, each: EachFrame<'_>) {
+    fn emit_next(&mut self, each: EachFrame<'_>) {
         while self.done > self.width / 2
             && let Some(oldest) = self.frames.pop_front()
         {

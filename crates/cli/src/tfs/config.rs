@@ -64,10 +64,10 @@ pub(super) fn resolve(flags: &Flags) -> CommandResult<TfsSetup> {
     warnings.extend(settings.unused_search_settings());
     warnings.extend(settings.unknown_exporter());
     let mut setup = TfsSetup { config: settings.into_config()?, watch: None, log, warnings };
-    listeners(flags, &own, &mut setup)?;
-    encryption(flags, &mut setup)?;
-    loads(flags, &own.lifecycle, &mut setup.config)?;
-    models(flags, &own, &mut setup)?;
+    apply_listeners(flags, &own, &mut setup)?;
+    apply_encryption(flags, &mut setup)?;
+    apply_load_flags(flags, &own.lifecycle, &mut setup.config)?;
+    configure_models(flags, &own, &mut setup)?;
     // A base path that cannot be read is reported by the scan.
     let listed = setup.config.models.models.iter();
     let local = listed.filter(|model| model.store.is_none() && model.base_path.is_dir());
@@ -79,7 +79,7 @@ pub(super) fn resolve(flags: &Flags) -> CommandResult<TfsSetup> {
 ///
 /// # Errors
 /// Returns a usage error for ALTS, which would otherwise be ignored, and for missing fields.
-fn encryption(flags: &Flags, setup: &mut TfsSetup) -> CommandResult {
+fn apply_encryption(flags: &Flags, setup: &mut TfsSetup) -> CommandResult {
     if flags.bool("use_alts_credentials") == Some(true) {
         return Err(CommandError::usage(
             "--use_alts_credentials: ALTS is not supported, and serving without encryption would expose requests",
@@ -144,7 +144,7 @@ fn own_flags(rest: &[String]) -> CommandResult<ServeArgs> {
 }
 
 /// Applies the flags of listeners. Flags of `millpond serve` take precedence.
-fn listeners(flags: &Flags, own: &ServeArgs, setup: &mut TfsSetup) -> CommandResult {
+fn apply_listeners(flags: &Flags, own: &ServeArgs, setup: &mut TfsSetup) -> CommandResult {
     let listeners = &mut setup.config.listeners;
     if own.server.host.is_none() {
         listeners.host = HOST;
@@ -202,7 +202,7 @@ fn listeners(flags: &Flags, own: &ServeArgs, setup: &mut TfsSetup) -> CommandRes
         let rest = ["rest_api_timeout_in_ms", "rest_api_enable_cors_support"];
         setup.warnings.extend(flags.unused(&rest, "without --rest_api_port"));
     }
-    channel_arguments(flags, own, setup)
+    apply_channel_arguments(flags, own, setup)
 }
 
 /// Returns the port of a flag; `None` for 0, which opens no port.
@@ -232,7 +232,7 @@ fn metrics_path(flags: &Flags) -> CommandResult<Option<String>> {
 
 /// Applies the known arguments of gRPC's channels, and warns of the others. `--max-body` takes
 /// precedence.
-fn channel_arguments(flags: &Flags, own: &ServeArgs, setup: &mut TfsSetup) -> CommandResult {
+fn apply_channel_arguments(flags: &Flags, own: &ServeArgs, setup: &mut TfsSetup) -> CommandResult {
     for argument in flags.text("grpc_channel_arguments").unwrap_or_default().split(',') {
         if argument.is_empty() {
             continue;
@@ -273,7 +273,7 @@ fn connection_age(millis: i64) -> Option<Duration> {
 }
 
 /// Applies the flags of loads. Flags of `millpond serve` take precedence.
-fn loads(flags: &Flags, own: &LifecycleOptions, config: &mut Config) -> CommandResult {
+fn apply_load_flags(flags: &Flags, own: &LifecycleOptions, config: &mut Config) -> CommandResult {
     let models = &mut config.models;
     let threads = |name| match flags.int(name).unwrap_or(0) {
         count @ 0..=LOAD_THREADS_MAX => Ok(count.max(1) as usize),
@@ -307,7 +307,7 @@ fn loads(flags: &Flags, own: &LifecycleOptions, config: &mut Config) -> CommandR
 }
 
 /// Configures the models and their settings, which both follow their files.
-fn models(flags: &Flags, own: &ServeArgs, setup: &mut TfsSetup) -> CommandResult {
+fn configure_models(flags: &Flags, own: &ServeArgs, setup: &mut TfsSetup) -> CommandResult {
     let mut sessions = SessionSettings::read(flags)?;
     let threads = inference_threads(&setup.config);
     let mut template = setup.config.models.lists.template.clone();

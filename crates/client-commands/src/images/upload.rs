@@ -52,7 +52,7 @@ impl UploadTarget<'_> {
     /// Returns the server's error.
     pub(super) fn missing(&self, ids: &[&str]) -> CommandResult<Vec<String>> {
         let body = serde_json::json!({ "ids": ids });
-        let reply = persist(self.on_busy, || {
+        let reply = retry_while_busy(self.on_busy, || {
             let path = path(self.collection, "/missing", &[]);
             self.client.call_within("POST", &path, RequestContent::Json(&body), ANSWER_MAX)
         })?;
@@ -86,7 +86,7 @@ impl UploadTarget<'_> {
         // A notice for each of many images would disturb the progress bar.
         let put =
             || self.client.call_within("PUT", &path, RequestContent::Bytes(&bytes), ANSWER_MAX);
-        let reply = persist(self.on_busy, put)?;
+        let reply = retry_while_busy(self.on_busy, put)?;
         outcome(&reply)
     }
 }
@@ -138,7 +138,7 @@ fn refused_prints(answer: &Value) -> Option<String> {
 
 /// Calls `ask` until the server is not busy, at most [`TRIES_MAX`] times. Calls `on_busy` with the
 /// reason after [`NOTIFY_TRIES`] of them.
-fn persist(
+fn retry_while_busy(
     on_busy: &dyn Fn(&str),
     ask: impl Fn() -> CommandResult<HttpReply>,
 ) -> CommandResult<HttpReply> {
@@ -212,7 +212,7 @@ mod tests {
         let busy_until = |free: u32| {
             asked.set(0);
             let notify = |reason: &str| notices.borrow_mut().push(reason.to_owned());
-            persist(&notify, || {
+            retry_while_busy(&notify, || {
                 asked.set(asked.get() + 1);
                 let status = if asked.get() < free { 429 } else { 200 };
                 Ok(reply(status, r#"{"error":"no node with the role extract"}"#))

@@ -145,7 +145,7 @@ impl GroupLines {
         let ids: Vec<u64> = batch.iter().flat_map(|group| &group.ids).copied().collect();
         let mut images = HashMap::new();
         for ids in ids.chunks(IMAGES_MAX) {
-            images.extend(self.images(ids, shards).await?);
+            images.extend(self.look_up_images(ids, shards).await?);
         }
         let mut text = String::new();
         for group in batch {
@@ -162,7 +162,11 @@ impl GroupLines {
     }
 
     /// Looks up images by their internal ids.
-    async fn images(&self, ids: &[u64], shards: &HashMap<u64, u32>) -> Result<HashMap<u64, Value>> {
+    async fn look_up_images(
+        &self,
+        ids: &[u64],
+        shards: &HashMap<u64, u32>,
+    ) -> Result<HashMap<u64, Value>> {
         let mut wanted: Vec<u32> = ids.iter().filter_map(|id| shards.get(id)).copied().collect();
         wanted.sort_unstable();
         wanted.dedup();

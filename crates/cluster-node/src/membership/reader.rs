@@ -41,7 +41,7 @@ impl ViewReadings {
     /// again at different moments. Without a grace period, the first reading would show an empty
     /// cluster, and all reads would fail for some seconds. Half a lease is the shortest partition
     /// that can end a lease.
-    fn answer(&mut self, now: Instant, lease: Duration) -> bool {
+    fn record_answer(&mut self, now: Instant, lease: Duration) -> bool {
         let silent = self.answered.map(|last| now.duration_since(last));
         if silent.is_some_and(|silent| silent > lease / 2) {
             self.returned = Some(now);
@@ -138,7 +138,7 @@ impl MemberState {
     async fn read_view(&self, readings: &mut ViewReadings) -> Result<()> {
         let asked = Instant::now();
         let revision = self.etcd.revision(self.keys.prefix()).await?;
-        let keep_absent = readings.answer(Instant::now(), self.times.lease);
+        let keep_absent = readings.record_answer(Instant::now(), self.times.lease);
         if readings.revision == Some(revision) {
             self.certainty.read(asked, keep_absent);
             return Ok(());
@@ -182,14 +182,14 @@ mod tests {
         let answers =
             [(0, false), (4, false), (9, false), (15, true), (20, true), (24, true), (25, false)];
         for (second, kept) in answers {
-            assert_eq!(readings.answer(after(second), LEASE), kept, "at {second} s");
+            assert_eq!(readings.record_answer(after(second), LEASE), kept, "at {second} s");
         }
-        assert!(!readings.answer(after(29), LEASE));
+        assert!(!readings.record_answer(after(29), LEASE));
         // A second outage within the time of grace begins another one.
-        assert!(readings.answer(after(40), LEASE));
-        assert!(readings.answer(after(46), LEASE));
-        assert!(readings.answer(after(51), LEASE));
-        assert!(!readings.answer(after(56), LEASE));
+        assert!(readings.record_answer(after(40), LEASE));
+        assert!(readings.record_answer(after(46), LEASE));
+        assert!(readings.record_answer(after(51), LEASE));
+        assert!(!readings.record_answer(after(56), LEASE));
     }
 
     #[test]
@@ -209,15 +209,15 @@ mod tests {
     fn readings_are_complete_through_the_end_of_grace() {
         let start = Instant::now();
         let mut readings = ViewReadings { revision: Some(3), ..ViewReadings::default() };
-        readings.answer(start, LEASE);
+        readings.record_answer(start, LEASE);
         assert_eq!(readings.revision, Some(3));
         for second in [6, 10, 15, 16] {
             readings.revision = Some(3);
-            readings.answer(start + Duration::from_secs(second), LEASE);
+            readings.record_answer(start + Duration::from_secs(second), LEASE);
             assert_eq!(readings.revision, None, "at {second} s");
         }
         readings.revision = Some(3);
-        readings.answer(start + Duration::from_secs(17), LEASE);
+        readings.record_answer(start + Duration::from_secs(17), LEASE);
         assert_eq!(readings.revision, Some(3));
     }
 }

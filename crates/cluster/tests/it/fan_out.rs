@@ -23,7 +23,7 @@ impl Run {
     /// of the read makes the first one of them the first.
     fn new(shards: &[u32]) -> Run {
         let mut latencies = NodeLatencies::default();
-        (0..1000).for_each(|_| latencies.earn());
+        (0..1000).for_each(|_| latencies.count_request());
         Run { fan_out: FanOut::new(60, shards), latencies, now: Instant::now() }
     }
 

@@ -20,10 +20,10 @@ fn the_budget_bounds_second_requests() {
     let mut budget = HedgeBudget::default();
     assert!(!budget.spend());
     let spent = (0..1000).filter(|_| {
-        budget.earn();
+        budget.count_request();
         budget.spend()
     });
     assert_eq!(spent.count(), 50);
-    (0..10_000).for_each(|_| budget.earn());
+    (0..10_000).for_each(|_| budget.count_request());
     assert_eq!((0..100).filter(|_| budget.spend()).count(), 10, "a quiet time saves only a few");
 }

@@ -306,7 +306,7 @@ impl World {
 
     fn check_call(&mut self, number: u64, call: &NodeCall) {
         if call.reason == CallReason::First && self.planted == Some(Planted::BudgetGrows) {
-            (0..BURST_MAX).for_each(|_| self.latencies.earn());
+            (0..BURST_MAX).for_each(|_| self.latencies.count_request());
         }
         self.retries += u64::from(call.reason == CallReason::Retry);
         if let Some(why) = self.budget.send(call.reason) {

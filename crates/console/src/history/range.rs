@@ -122,7 +122,7 @@ impl RangeRecords {
     /// Computes percentiles and sums.
     pub(crate) fn history(self) -> ModelHistory {
         let step = self.range.step();
-        let all = together(&self.versions);
+        let all = sum_of_versions(&self.versions);
         let of = |(number, records): &(u64, Vec<TimedRecord>)| line(Some(*number), records, step);
         ModelHistory {
             step,
@@ -135,7 +135,7 @@ impl RangeRecords {
 
     /// Returns the points of all versions together.
     pub(crate) fn points(self) -> Vec<HistoryPoint> {
-        points(&together(&self.versions), self.range.step())
+        points(&sum_of_versions(&self.versions), self.range.step())
     }
 }
 
@@ -153,7 +153,7 @@ fn joined(records: Vec<TimedRecord>, step: u64) -> Vec<TimedRecord> {
 }
 
 /// Adds up the records of several versions.
-fn together(versions: &[(u64, Vec<TimedRecord>)]) -> Vec<TimedRecord> {
+fn sum_of_versions(versions: &[(u64, Vec<TimedRecord>)]) -> Vec<TimedRecord> {
     let mut sums: BTreeMap<u64, TrafficRecord> = BTreeMap::new();
     for timed in versions.iter().flat_map(|(_, records)| records) {
         sums.entry(timed.end).or_default().add(&timed.record);

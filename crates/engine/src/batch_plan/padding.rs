@@ -101,7 +101,7 @@ pub(super) fn add_mask(
             )));
         }
     };
-    numeric(spec)?;
+    check_numeric(spec)?;
     let plan = &mut inputs[mask];
     let place = |(position, &axis): (usize, &usize)| GrowingAxis {
         axis: if full_rank { axis } else { 1 + position },
@@ -122,7 +122,7 @@ pub(super) fn add_length(
 ) -> Result<()> {
     let length = index(signature, name)?;
     let spec = &signature.inputs[length];
-    numeric(spec)?;
+    check_numeric(spec)?;
     if spec.dtype == DType::Bool {
         return Err(Error::invalid(format!(
             "input \"{name}\" is bool, which cannot hold a length; name a mask with mask"
@@ -144,7 +144,7 @@ pub(super) fn add_length(
 }
 
 /// Checks that a mask or length is numeric.
-fn numeric(spec: &TensorSpec) -> Result<()> {
+fn check_numeric(spec: &TensorSpec) -> Result<()> {
     let fits = matches!(
         spec.dtype,
         DType::F32 | DType::F64 | DType::I32 | DType::I64 | DType::U8 | DType::I8 | DType::Bool

@@ -121,7 +121,7 @@ pub(crate) fn convert(config: &pb::ModelConfig, dir: &Path) -> ConvertedModel {
             config.name, config.name
         ));
     }
-    let backend = backend(config, dir, &mut model);
+    let backend = convert_backend(config, dir, &mut model);
     model.policy = config.version_policy.as_ref().and_then(|choice| policy(choice, &mut model));
     match &config.scheduling_choice {
         None => schedule::without_batching(config.max_batch_size, &mut model),
@@ -143,12 +143,12 @@ pub(crate) fn convert(config: &pb::ModelConfig, dir: &Path) -> ConvertedModel {
     }
     instances(config, backend, &mut model);
     if backend == TargetEngine::Torch {
-        signature(config, &mut model);
+        take_signature(config, &mut model);
     }
-    tensors(config, &mut model);
+    note_tensors(config, &mut model);
     warmup(config, &mut model);
     parameters(config, &mut model);
-    others(config, &mut model);
+    note_other_keys(config, &mut model);
     optimization(config.optimization.as_ref(), &mut model);
     model
 }
@@ -178,7 +178,11 @@ fn backend_name<'a>(config: &'a pb::ModelConfig, dir: &Path) -> &'a str {
 }
 
 /// Notes the required changes of a model's files, and returns its engine.
-fn backend(config: &pb::ModelConfig, dir: &Path, model: &mut ConvertedModel) -> TargetEngine {
+fn convert_backend(
+    config: &pb::ModelConfig,
+    dir: &Path,
+    model: &mut ConvertedModel,
+) -> TargetEngine {
     let given = config.default_model_filename.as_str();
     let (backend, file) = match backend_name(config, dir) {
         "onnxruntime" | "onnxruntime_onnx" => {
@@ -304,7 +308,7 @@ fn instances(config: &pb::ModelConfig, backend: TargetEngine, model: &mut Conver
 }
 
 /// Takes types and shapes of a TorchScript module, which has none of its own.
-fn signature(config: &pb::ModelConfig, model: &mut ConvertedModel) {
+fn take_signature(config: &pb::ModelConfig, model: &mut ConvertedModel) {
     let batched = config.max_batch_size > 0;
     let text = |name: &str, data_type: i32, dims: &[i64]| TensorText {
         name: name.to_owned(),
@@ -386,7 +390,7 @@ fn dtype(data_type: pb::DataType) -> Option<&'static str> {
 }
 
 /// Notes about single inputs and outputs.
-fn tensors(config: &pb::ModelConfig, model: &mut ConvertedModel) {
+fn note_tensors(config: &pb::ModelConfig, model: &mut ConvertedModel) {
     for input in &config.input {
         let name = &input.name;
         if input.reshape.is_some() {
@@ -471,7 +475,7 @@ fn parameters(config: &pb::ModelConfig, model: &mut ConvertedModel) {
 }
 
 /// Notes about keys that have no equivalent at all.
-fn others(config: &pb::ModelConfig, model: &mut ConvertedModel) {
+fn note_other_keys(config: &pb::ModelConfig, model: &mut ConvertedModel) {
     let decoupled = config.model_transaction_policy.is_some_and(|policy| policy.decoupled);
     let cached = config.response_cache.is_some_and(|cache| cache.enable);
     let operations = config.model_operations.as_ref();

@@ -96,10 +96,10 @@ pub(crate) fn explain(
 ) -> Vec<SlowCause> {
     let excess = ms(timeline.total().saturating_sub(typical.median));
     let mut search = Search::new(timeline, typical, evidence);
-    search.connection();
+    search.explain_connection();
     if let Some(run) = &timeline.run {
         search.compute(run);
-        search.off_core(run);
+        search.explain_off_core(run);
     }
     search.queue();
     search.finish(excess)
@@ -150,7 +150,7 @@ impl<'a> Search<'a> {
     }
 
     /// Blames the machine for at most `time`, within the evidence. Returns the rest.
-    fn machine(&mut self, time: f64, waiter: WaitingThread) -> f64 {
+    fn attribute_to_machine(&mut self, time: f64, waiter: WaitingThread) -> f64 {
         let budget = &mut self.budget;
         let throttled = time.min(budget.throttled);
         budget.throttled -= throttled;
@@ -191,7 +191,7 @@ impl<'a> Search<'a> {
     }
 
     /// Explains the phases on the connection's thread.
-    fn connection(&mut self) {
+    fn explain_connection(&mut self) {
         for (phase, cause) in [
             (Phase::Receive, Cause::ClientSlowSend),
             (Phase::Decode, Cause::Unknown),
@@ -199,7 +199,7 @@ impl<'a> Search<'a> {
             (Phase::Encode, Cause::Unknown),
             (Phase::Send, Cause::ClientSlowRead),
         ] {
-            let rest = self.machine(self.excess(phase), WaitingThread::Connection);
+            let rest = self.attribute_to_machine(self.excess(phase), WaitingThread::Connection);
             self.add(cause, rest);
         }
     }
@@ -226,8 +226,8 @@ impl<'a> Search<'a> {
     }
 
     /// Explains the time in which the worker was not on a core.
-    fn off_core(&mut self, run: &RunRecord) {
-        let rest = self.machine(self.excess(Phase::OffCore), WaitingThread::Worker);
+    fn explain_off_core(&mut self, run: &RunRecord) {
+        let rest = self.attribute_to_machine(self.excess(Phase::OffCore), WaitingThread::Worker);
         let faulted = rest.min(run.major_faults as f64 * MAJOR_FAULT_MS_MAX);
         self.add(Cause::PageFaults, faulted);
         self.add(Cause::Unknown, rest - faulted);
@@ -241,7 +241,7 @@ impl<'a> Search<'a> {
         let busy = ms(wait.busy);
         if busy <= 0.0 {
             // No run was in front, so a worker was late.
-            let rest = self.machine(excess, WaitingThread::Worker);
+            let rest = self.attribute_to_machine(excess, WaitingThread::Worker);
             return self.add(Cause::Unknown, rest);
         }
         let phases = &self.typical.phases;
@@ -253,9 +253,10 @@ impl<'a> Search<'a> {
         // If the runs in front were held up, the model's own queue grew because of that. Runs of
         // other models are long by themselves, and the machine causes only their time off the core.
         let share = if held_up >= HELD_UP_MIN { own + held_up.min(1.0) * (1.0 - own) } else { 0.0 };
-        let rest = excess * (1.0 - share) + self.machine(excess * share, WaitingThread::Worker);
+        let rest = excess * (1.0 - share)
+            + self.attribute_to_machine(excess * share, WaitingThread::Worker);
         let behind_own = rest * own_runs;
-        let left = self.backlog(behind_own);
+        let left = self.attribute_backlog(behind_own);
         let rest = rest - behind_own + left;
         let own = rest * own;
         self.add(Cause::OwnQueue, own);
@@ -265,7 +266,7 @@ impl<'a> Search<'a> {
     /// Attributes at most `time` of the wait behind the model's own runs to delays of the machine.
     /// A stop of the workers delays every later request until the queue is empty again. This
     /// includes a stop between two runs, which no run shows. Returns the rest.
-    fn backlog(&mut self, time: f64) -> f64 {
+    fn attribute_backlog(&mut self, time: f64) -> f64 {
         let evidence = self.evidence;
         let before = evidence.backlog;
         // As in `SampleRing::backlog`: threads of this process make each other wait too.

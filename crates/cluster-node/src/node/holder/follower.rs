@@ -140,7 +140,7 @@ impl ShardFollower {
                     self.probe_end(&progress);
                     // After an entry that the writer passed on, the log's end need not be read.
                     if passed && !self.state.wants_end_read() {
-                        self.rest(number.plus(1)).await;
+                        self.wait_for_work(number.plus(1)).await;
                     }
                 }
                 // Answers would lack points. The log may grow meanwhile, so its end is read again.
@@ -152,7 +152,7 @@ impl ShardFollower {
                     // It was for the same reads, and entries may never reach the end that it found.
                     self.end_probe = EndProbe::default();
                     self.work_between(&mut progress).await?;
-                    self.rest(follower.position().next).await;
+                    self.wait_for_work(follower.position().next).await;
                 }
                 FollowStep::Removed(floor) => {
                     return Err(Error::unavailable(format!(
@@ -255,7 +255,7 @@ impl ShardFollower {
     }
 
     /// Waits for a wake, the entry `next`, or the time of the next poll.
-    async fn rest(&self, next: EntryNumber) {
+    async fn wait_for_work(&self, next: EntryNumber) {
         let woken = async {
             tokio::select! {
                 () = self.state.wake.notified() => {}
