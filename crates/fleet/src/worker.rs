@@ -29,6 +29,15 @@ struct HeldSlot {
     renewed: Instant,
 }
 
+/// Trials of a version to remove.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum RemovedTrials {
+    /// Trials of this process, which has not ended.
+    Own,
+    /// Trials of all processes.
+    All,
+}
+
 /// State of the thread that takes and keeps the turns of this process.
 pub(super) struct FleetWorker {
     etcd: Etcd,
@@ -220,7 +229,7 @@ impl FleetWorker {
         let Some(slot) = self.slots.get(id).copied() else { return };
         let released = async {
             // First: a trial without a slot holds the version back.
-            self.remove_trials(id, false).await?;
+            self.remove_trials(id, RemovedTrials::Own).await?;
             self.etcd.revoke(slot.lease).await
         };
         if let Err(error) = released.await {
@@ -230,11 +239,12 @@ impl FleetWorker {
         self.slots.remove(id);
     }
 
-    /// Removes the trials of a version: those of this process, which has not ended, or `all`.
-    async fn remove_trials(&self, id: &VersionId, all: bool) -> Result<()> {
+    /// Removes trials of a version.
+    async fn remove_trials(&self, id: &VersionId, removed: RemovedTrials) -> Result<()> {
         for entry in self.etcd.range(&self.keys.trials(id)).await?.entries {
             let holder = serde_json::from_slice::<SlotHolder>(&entry.value).ok();
-            if all || holder.is_some_and(|holder| holder.process == self.rules.process) {
+            let is_own = holder.is_some_and(|holder| holder.process == self.rules.process);
+            if removed == RemovedTrials::All || is_own {
                 self.etcd.delete_if_created(&entry.key, entry.create_revision).await?;
             }
         }
@@ -266,7 +276,7 @@ impl FleetWorker {
                 }
                 Ok(false) => {
                     tracing::warn!(%id, "its turn ended, because etcd did not answer; its load continues");
-                    if let Err(error) = self.remove_trials(&id, false).await {
+                    if let Err(error) = self.remove_trials(&id, RemovedTrials::Own).await {
                         tracing::debug!(%id, %error, "the version is held back for a while");
                     }
                     self.slots.remove(&id);
@@ -315,7 +325,9 @@ impl FleetWorker {
         let key = self.keys.hold(id);
         match end {
             // Without the slot, its trial would hold the version back.
-            UpdateEnd::Dropped if self.has_begun(id) => self.remove_trials(id, false).await,
+            UpdateEnd::Dropped if self.has_begun(id) => {
+                self.remove_trials(id, RemovedTrials::Own).await
+            }
             UpdateEnd::Dropped => Ok(()),
             UpdateEnd::Failed(error) => {
                 let is_late = self.has_lost_turn(id);
@@ -331,7 +343,8 @@ impl FleetWorker {
             }
             UpdateEnd::Loaded { by_hand } => {
                 // This process may have ended during an earlier load.
-                self.remove_trials(id, *by_hand).await?;
+                let removed = if *by_hand { RemovedTrials::All } else { RemovedTrials::Own };
+                self.remove_trials(id, removed).await?;
                 let Some(entry) = self.etcd.get(&key).await? else { return Ok(()) };
                 let hold = serde_json::from_slice::<VersionHold>(&entry.value).ok();
                 let own = hold.is_some_and(|hold| hold.process == self.rules.process);
