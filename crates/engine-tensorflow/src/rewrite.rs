@@ -191,7 +191,7 @@ impl GraphChanges {
         let mut nodes = Vec::with_capacity(graph.nodes.len());
         for at in (0..graph.nodes.len()).filter(|at| reached[*at]) {
             if gathers.contains(&Gather { function: None, node: at }) {
-                self.replaced.insert(at, lookup(&graph.nodes[at], false));
+                self.replaced.insert(at, lookup(&graph.nodes[at], LookupSite::Graph));
             }
             match self.replaced.remove(&at) {
                 Some(new) => nodes.extend(new.iter().map(|node| Bytes::from(node.encode_to_vec()))),
@@ -263,11 +263,21 @@ fn assignment(old: &NodeDef, handle: &str) -> NodeDef {
     node(old.name.clone(), "AssignVariableOp", input, &old.device, &dtype)
 }
 
+/// Place of a node, on which the names of its inputs depend.
+#[derive(Clone, Copy)]
+enum LookupSite {
+    /// The graph of the model.
+    Graph,
+    /// A function of its library.
+    Function,
+}
+
 /// Returns a lookup in a variable's value that replaces a lookup in the variable. TensorFlow copies
 /// a variable over memory that is not its own at the first lookup.
-fn lookup(old: &NodeDef, in_function: bool) -> Vec<NodeDef> {
-    let output = |node: &str, output: &str| {
-        if in_function { format!("{node}:{output}:0") } else { node.to_owned() }
+fn lookup(old: &NodeDef, site: LookupSite) -> Vec<NodeDef> {
+    let output = |node: &str, output: &str| match site {
+        LookupSite::Graph => node.to_owned(),
+        LookupSite::Function => format!("{node}:{output}:0"),
     };
     let controls = old.input.iter().filter(|input| input.starts_with('^'));
     let read = format!("{}{READ}", old.name);
@@ -329,7 +339,7 @@ fn functions(graph: &DecodedGraph, gathers: &HashSet<Gather>) -> Result<Bytes> {
         for (at, node) in nodes.into_iter().enumerate() {
             if chosen.contains(&at) {
                 let old = NodeDef::decode(node).map_err(damaged)?;
-                let new = lookup(&old, true);
+                let new = lookup(&old, LookupSite::Function);
                 function.node_def.extend(new.iter().map(|it| Bytes::from(it.encode_to_vec())));
             } else {
                 function.node_def.push(node);
