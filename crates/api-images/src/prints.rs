@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use base::{Error, Result};
 use bytes::Bytes;
 use image_features::collection::ImageCollection;
-use image_features::features::{self, DecodingInput};
+use image_features::features::{self, DecodingInput, MinutiaeSource};
 use image_features::point_checks::{self, stored_graph};
 use image_features::settings::ImageKind;
 use image_features::template_file::{self, is_template};
@@ -171,8 +171,12 @@ fn load(named: &NamedCollection, budget: &Arc<ByteBudget>, print: PrintSource) -
 /// As [`read`]; `InvalidArgument` for a print without minutiae.
 pub(crate) fn read_to_compare(budget: &Arc<ByteBudget>, bytes: &[u8]) -> Result<FilePrint> {
     let print = read(budget, bytes, "")?;
-    let is_template = is_template(ImageKind::Fingerprint, bytes);
-    features::check_minutiae(&print.graph, is_template, "compared")?;
+    let source = if is_template(ImageKind::Fingerprint, bytes) {
+        MinutiaeSource::Template
+    } else {
+        MinutiaeSource::Image
+    };
+    features::check_minutiae(&print.graph, source, "compared")?;
     Ok(print)
 }
 

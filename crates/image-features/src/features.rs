@@ -348,7 +348,8 @@ pub fn extract(
     }
     check_quality(quality, quality_min, &graph).map_err(|error| of_image(error, name))?;
     if kind == ImageKind::Fingerprint {
-        check_minutiae(&graph, false, FOUND_AGAIN).map_err(|error| of_image(error, name))?;
+        check_minutiae(&graph, MinutiaeSource::Image, FOUND_AGAIN)
+            .map_err(|error| of_image(error, name))?;
     }
     let tensor = embedder.map(|embedder| embedder.tensor(&decoded.image)).transpose()?;
     let facts = Facts {
@@ -367,22 +368,32 @@ pub fn extract(
 /// Use of a stored print that needs minutiae.
 pub(crate) const FOUND_AGAIN: &str = "found again";
 
-/// Checks that a print has minutiae, without which it resembles no other. `wanted` is what cannot
-/// be done with the print otherwise, such as "compared".
+/// File from which the minutiae of a print come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MinutiaeSource {
+    /// A template, which lists them.
+    Template,
+    /// An image, in which they were found.
+    Image,
+}
+
+/// Checks that a print has minutiae, without which it resembles no other. `wanted` is the use of
+/// the print in the message, such as "compared".
 ///
 /// # Errors
 /// `InvalidArgument` with the remedy.
-pub fn check_minutiae(graph: &Graph, is_template: bool, wanted: &str) -> Result<()> {
+pub fn check_minutiae(graph: &Graph, source: MinutiaeSource, wanted: &str) -> Result<()> {
     if !graph.vertices.is_empty() {
         return Ok(());
     }
-    Err(Error::invalid(if is_template {
-        format!("the template has no minutiae, so it cannot be {wanted}")
-    } else {
-        format!(
+    Err(Error::invalid(match source {
+        MinutiaeSource::Template => {
+            format!("the template has no minutiae, so it cannot be {wanted}")
+        }
+        MinutiaeSource::Image => format!(
             "the image shows no fingerprint: it has no minutiae, so it cannot be {wanted}; take a \
              better impression, and check that ridges are dark on a light ground"
-        )
+        ),
     }))
 }
 
@@ -394,7 +405,7 @@ pub fn check_minutiae(graph: &Graph, is_template: bool, wanted: &str) -> Result<
 fn of_template(file: FeatureSource<'_>) -> Result<Features> {
     let ReadTemplate { format, view } = template_file::read(file.bytes)?;
     let graph = view.graph;
-    check_minutiae(&graph, true, FOUND_AGAIN)?;
+    check_minutiae(&graph, MinutiaeSource::Template, FOUND_AGAIN)?;
     check_quality(view.quality, file.quality_min, &graph)?;
     let facts = Facts {
         id: id_of(file.bytes),

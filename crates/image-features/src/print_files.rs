@@ -12,7 +12,7 @@ use search::points::PointId;
 use serde_json::{Map, Value, json};
 use vision::Format;
 
-use super::features::{FOUND_AGAIN, check_minutiae, id_of};
+use super::features::{FOUND_AGAIN, MinutiaeSource, check_minutiae, id_of};
 use super::template_file::FileFormat;
 
 /// Maximum prints of a file: four impressions of each finger, and more.
@@ -254,7 +254,7 @@ fn of_template(file: &Bytes, reserved: ReserveFile<'_>) -> Result<FilePrints> {
     let mut prints = Vec::with_capacity(views.len());
     for (number, view) in views.iter().enumerate() {
         let finger = view.finger;
-        if let Err(error) = check_minutiae(&view.graph, true, FOUND_AGAIN) {
+        if let Err(error) = check_minutiae(&view.graph, MinutiaeSource::Template, FOUND_AGAIN) {
             prints.push(Err(RefusedPrint { finger, error }));
             continue;
         }
