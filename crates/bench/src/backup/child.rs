@@ -20,7 +20,7 @@ pub(super) fn run(args: &BackupBenchArgs, directory: &Path) -> Result<()> {
     let store = RunStore::open(&directory.join("store"), Rate::per_second(RATE))?;
     for round in 0.. {
         if args.restores {
-            store.restore(&registry, COLLECTION, true)?;
+            store.restore_over(&registry)?;
         } else {
             let named = registry.get(COLLECTION)?;
             let ids = (0..CHANGED).map(|id| (id * 7919 + round * 31) % args.rows);

@@ -112,7 +112,7 @@ fn check(directory: &Path) -> Result<()> {
     if let Some(problem) = verified.problems.first() {
         return Err(Error::data_loss(problem.problem.clone()));
     }
-    store.restore(&registry, "checked", false)?;
+    store.restore_as(&registry, "checked")?;
     let copy = registry.get("checked")?;
     whole(copy.count(None)?.count)?;
     drop(copy);

@@ -137,14 +137,24 @@ impl RunStore {
         block_on(backup::create(&self.context(), named, extent))
     }
 
+    /// Restores the newest backup as a new collection `name`.
+    fn restore_as(&self, registry: &Registry, name: &str) -> Result<backup::RestoreReport> {
+        let target = RestoreTarget { name: name.to_owned(), replaces: false };
+        self.restore(registry, &target)
+    }
+
+    /// Restores the newest backup over the collection itself.
+    fn restore_over(&self, registry: &Registry) -> Result<backup::RestoreReport> {
+        let target = RestoreTarget { name: COLLECTION.to_owned(), replaces: true };
+        self.restore(registry, &target)
+    }
+
     fn restore(
         &self,
         registry: &Registry,
-        to: &str,
-        replaces: bool,
+        target: &RestoreTarget,
     ) -> Result<backup::RestoreReport> {
-        let target = RestoreTarget { name: to.to_owned(), replaces };
-        block_on(backup::restore(&self.context(), registry, COLLECTION, None, &target))
+        block_on(backup::restore(&self.context(), registry, COLLECTION, None, target))
     }
 }
 
@@ -212,7 +222,7 @@ fn restore(
 ) -> Result<RestoreFigures> {
     const RESTORED: &str = "restored";
     let began = Instant::now();
-    let report = store.restore(registry, RESTORED, false)?;
+    let report = store.restore_as(registry, RESTORED)?;
     let seconds = began.elapsed().as_secs_f64();
     let copy = registry.get(RESTORED)?;
     let mut same = 0;
