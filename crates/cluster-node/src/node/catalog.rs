@@ -125,7 +125,7 @@ impl StoreCatalog {
             let key = object.map_err(|error| self.objects.place().failed(error))?.location;
             ids.extend(self.record(&key).await?.map(|record| record.id));
         }
-        self.check_identity(true).await?;
+        self.check_identity().await?;
         Ok(ids)
     }
 
@@ -174,7 +174,7 @@ impl StoreCatalog {
             return Ok(false);
         }
         // No other root sees a record in a directory that is not mounted any more.
-        self.check_identity(true).await?;
+        self.check_identity().await?;
         // Another root may have made an alias of this name since the first check. One that makes
         // it from here on sees the record.
         if let Err(error) = self.check_no_alias(&record.name).await {
@@ -291,7 +291,7 @@ impl StoreCatalog {
         };
         let version = self.log.change(&known, &recorded).await?;
         // No other root sees a version in a directory that is not mounted any more.
-        self.check_identity(true).await?;
+        self.check_identity().await?;
         let base = base.into_inner();
         // Another root may have created or removed a collection since the first check. One that
         // does it from here on sees the aliases.
@@ -423,21 +423,21 @@ impl StoreCatalog {
         self.read_changes().await?;
         let reading = self.read(known).await?;
         let is_missing = |key: &Key| !reading.records.contains_key(key);
-        self.check_identity(known.keys().any(is_missing)).await?;
+        let is_unknown = self.identity.lock().is_none();
+        if is_unknown || known.keys().any(is_missing) {
+            self.check_identity().await?;
+        }
         Ok(reading)
     }
 
-    /// Checks that the store has its identity if records of it may be missing. A directory that is
-    /// not mounted any more, or an emptied bucket, looks like a cluster whose collections were
-    /// removed.
+    /// Checks that the store has the identity that this process has read before, or else remembers
+    /// it. A directory that is not mounted any more, or an emptied bucket, looks like a cluster
+    /// whose collections were removed.
     ///
     /// # Errors
     /// `Unavailable` if the identity is missing or another one; the store's error.
-    async fn check_identity(&self, may_lack_records: bool) -> Result<()> {
+    async fn check_identity(&self) -> Result<()> {
         let known = self.identity.lock().clone();
-        if known.is_some() && !may_lack_records {
-            return Ok(());
-        }
         let key = self.objects.key(IDENTITY);
         let found = self.objects.read(&key, IDENTITY_BYTES_MAX).await?;
         if known.is_some() && known != found {
