@@ -290,7 +290,8 @@ impl ImagePut<'_> {
         let mut seen = 0;
         if let Some(target) = &existing {
             seen = self.seen_by_lookups(target, &id)?;
-            if let Some(image) = self.present(target, id, has_waited).await? {
+            let first = LookupConsistency::Default.or_strong(has_waited);
+            if let Some(image) = self.present(target, id, first).await? {
                 return Ok(PutAnswer::present(image.json));
             }
         }
@@ -311,7 +312,7 @@ impl ImagePut<'_> {
         // time. If this lookup fails, the first one counts.
         if was_there {
             let seen_now = self.seen_by_lookups(&target, &id)?;
-            match self.present(&target, id, false).await {
+            match self.present(&target, id, LookupConsistency::Default).await {
                 Ok(Some(image)) => return Ok(PutAnswer::present(image.json)),
                 Ok(None) => seen = seen_now,
                 Err(error) => tracing::debug!(%id, %error, "an image is not looked up again"),
@@ -329,15 +330,15 @@ impl ImagePut<'_> {
 
     /// Looks up an image. Returns `None` unless the collection has it with its original. A holder
     /// that lags may still have an image whose removal was acknowledged. So a second, strong lookup
-    /// confirms the first one. If `is_strong` is true, the first lookup is strong, too.
+    /// confirms the first one. `first` is the consistency of the first lookup. It is strong in any
+    /// case if the client requests that.
     async fn present(
         &self,
         target: &ImageTarget,
         id: PointId,
-        is_strong: bool,
+        first: LookupConsistency,
     ) -> Result<Option<PresentImage>> {
-        let is_strong = is_strong || self.context.params.strong;
-        let first = LookupConsistency::Default.or_strong(is_strong);
+        let first = first.or_strong(self.context.params.strong);
         let mut present = None;
         for consistency in [first, LookupConsistency::Strong] {
             let lookup = PointLookup { payload: true, consistency };
@@ -430,7 +431,8 @@ impl ImagePut<'_> {
                 }
             }
             self.context.state.requests.metrics.cluster.write_conflicts.inc();
-            if let Some(image) = self.present(&upload.target, upload.id, true).await? {
+            let first = LookupConsistency::Strong;
+            if let Some(image) = self.present(&upload.target, upload.id, first).await? {
                 return Ok(if image.original == upload.original {
                     PointWriteOutcome::Added(seen)
                 } else {
