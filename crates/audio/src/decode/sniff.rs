@@ -48,11 +48,11 @@ pub(super) fn kind(bytes: &mut InputBytes, hint: Option<&str>) -> Result<FileKin
     }
     let hint = hint.map(|hint| format!(" ({hint:?} by its name)")).unwrap_or_default();
     Err(match other {
-        Some((what, true)) => {
-            Error::unimplemented(format!("{what} is not supported{hint}; {KNOWN}"))
+        Some(OtherFormat { name, is_audio: true }) => {
+            Error::unimplemented(format!("{name} is not supported{hint}; {KNOWN}"))
         }
-        Some((what, false)) => {
-            Error::invalid(format!("this is not a recording{hint}: it is {what}; {KNOWN}"))
+        Some(OtherFormat { name, is_audio: false }) => {
+            Error::invalid(format!("this is not a recording{hint}: it is {name}; {KNOWN}"))
         }
         None => {
             Error::invalid(format!("this is not a recording in a supported format{hint}; {KNOWN}"))
@@ -83,44 +83,62 @@ fn named(start: &[u8]) -> Option<FileKind> {
     }
 }
 
-/// Returns the name of another format, and true if it has sound.
-fn other_format(start: &[u8]) -> Option<(&'static str, bool)> {
-    let known: [(&[u8], &str, bool); 19] = [
-        (b"\x89PNG", "an image (png)", false),
-        (b"\xff\xd8\xff", "an image (jpeg)", false),
-        (b"GIF8", "an image (gif)", false),
-        (b"BM", "an image (bmp)", false),
-        (b"%PDF", "a document (pdf)", false),
-        (b"PK\x03\x04", "an archive (zip)", false),
-        (b"\x1f\x8b", "a compressed file (gzip)", false),
-        (b"\x7fELF", "a program", false),
-        (b"riff\x2e\x91\xcf\x11", "wave64", true),
-        (b"RIFF", "another kind of RIFF file than wav", false),
-        (b"\x1a\x45\xdf\xa3", "webm or matroska", true),
-        (b"wvpk", "wavpack", true),
-        (b"MAC ", "monkey's audio", true),
-        (b"\x30\x26\xb2\x75", "wma or asf", true),
-        (b"#!AMR", "amr", true),
-        (b"caff", "caf", true),
-        (b".snd", "au", true),
-        (b"MThd", "midi", false),
-        (b"ADIF", "aac without a container", true),
+/// A format that no reader here takes.
+#[derive(Clone, Copy)]
+struct OtherFormat {
+    /// Name for messages.
+    name: &'static str,
+    is_audio: bool,
+}
+
+impl OtherFormat {
+    const fn audio(name: &'static str) -> OtherFormat {
+        OtherFormat { name, is_audio: true }
+    }
+
+    const fn not_audio(name: &'static str) -> OtherFormat {
+        OtherFormat { name, is_audio: false }
+    }
+}
+
+/// Returns another format that begins with `start`.
+fn other_format(start: &[u8]) -> Option<OtherFormat> {
+    let known: [(&[u8], OtherFormat); 19] = [
+        (b"\x89PNG", OtherFormat::not_audio("an image (png)")),
+        (b"\xff\xd8\xff", OtherFormat::not_audio("an image (jpeg)")),
+        (b"GIF8", OtherFormat::not_audio("an image (gif)")),
+        (b"BM", OtherFormat::not_audio("an image (bmp)")),
+        (b"%PDF", OtherFormat::not_audio("a document (pdf)")),
+        (b"PK\x03\x04", OtherFormat::not_audio("an archive (zip)")),
+        (b"\x1f\x8b", OtherFormat::not_audio("a compressed file (gzip)")),
+        (b"\x7fELF", OtherFormat::not_audio("a program")),
+        (b"riff\x2e\x91\xcf\x11", OtherFormat::audio("wave64")),
+        (b"RIFF", OtherFormat::not_audio("another kind of RIFF file than wav")),
+        (b"\x1a\x45\xdf\xa3", OtherFormat::audio("webm or matroska")),
+        (b"wvpk", OtherFormat::audio("wavpack")),
+        (b"MAC ", OtherFormat::audio("monkey's audio")),
+        (b"\x30\x26\xb2\x75", OtherFormat::audio("wma or asf")),
+        (b"#!AMR", OtherFormat::audio("amr")),
+        (b"caff", OtherFormat::audio("caf")),
+        (b".snd", OtherFormat::audio("au")),
+        (b"MThd", OtherFormat::not_audio("midi")),
+        (b"ADIF", OtherFormat::audio("aac without a container")),
     ];
-    if let Some((_, what, sound)) = known.iter().find(|(name, _, _)| start.starts_with(name)) {
-        return Some((what, *sound));
+    if let Some((_, format)) = known.iter().find(|(name, _)| start.starts_with(name)) {
+        return Some(*format);
     }
     // Films from before mp4, which no reader here takes.
     if matches!(start.get(4..8), Some(b"moov" | b"mdat" | b"wide" | b"pnot")) {
-        return Some(("an old quicktime film (without an ftyp atom)", true));
+        return Some(OtherFormat::audio("an old quicktime film (without an ftyp atom)"));
     }
     // Frames of aac have the sync of mp3 with a layer that mp3 does not have.
     if let [0xff, second, ..] = start
         && second & 0xf6 == 0xf0
     {
-        return Some(("aac without a container", true));
+        return Some(OtherFormat::audio("aac without a container"));
     }
     let text =
         start.iter().all(|byte| matches!(byte, b'\t' | b'\n' | b'\r' | 0x20..=0x7e | 0x80..=0xff));
     let plain = start.iter().filter(|byte| byte.is_ascii()).count() * 10 >= start.len() * 7;
-    (text && plain).then_some(("text", false))
+    (text && plain).then_some(OtherFormat::not_audio("text"))
 }
