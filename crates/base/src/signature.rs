@@ -86,7 +86,7 @@ impl Signature {
     /// # Ok::<(), millpond_base::Error>(())
     /// ```
     pub fn check_inputs(&self, inputs: &[NamedTensor]) -> Result<()> {
-        let mut symbols: Vec<(&str, usize, &str)> = Vec::new();
+        let mut symbols: Vec<SymbolSize<'_>> = Vec::new();
         for (position, input) in inputs.iter().enumerate() {
             let name: &str = &input.name;
             let spec = self.input(name).ok_or_else(|| self.unknown("input", name, &self.inputs))?;
@@ -133,10 +133,22 @@ impl Signature {
     }
 }
 
+/// Size of a symbolic axis in a request.
+struct SymbolSize<'a> {
+    symbol: &'a str,
+    size: usize,
+    /// First input with the axis.
+    input: &'a str,
+}
+
+/// Checks the shape of an input. Adds its symbolic axes to `symbols`, the axes of earlier inputs.
+///
+/// # Errors
+/// `InvalidArgument` if the shape does not fit, or if an axis has another size in an earlier input.
 fn check_shape<'a>(
     spec: &'a TensorSpec,
     shape: &[usize],
-    symbols: &mut Vec<(&'a str, usize, &'a str)>,
+    symbols: &mut Vec<SymbolSize<'a>>,
 ) -> Result<()> {
     let Some(dims) = &spec.shape else { return Ok(()) };
     let wrong = || {
@@ -150,21 +162,20 @@ fn check_shape<'a>(
         return Err(wrong());
     }
     for (dim, &size) in dims.iter().zip(shape) {
-        match dim {
+        let symbol = match dim {
             Dim::Fixed(fixed) if *fixed != size => return Err(wrong()),
-            Dim::Dynamic(Some(symbol)) => {
-                match symbols.iter().find(|(known, ..)| known == symbol) {
-                    Some((_, other, input)) if *other != size => {
-                        return Err(Error::invalid(format!(
-                            "axis \"{symbol}\" is {other} in input \"{input}\" and {size} in input \"{}\"",
-                            spec.name
-                        )));
-                    }
-                    Some(_) => {}
-                    None => symbols.push((symbol, size, &spec.name)),
-                }
+            Dim::Fixed(_) | Dim::Dynamic(None) => continue,
+            Dim::Dynamic(Some(symbol)) => symbol,
+        };
+        match symbols.iter().find(|known| known.symbol == symbol) {
+            Some(SymbolSize { size: other, input, .. }) if *other != size => {
+                return Err(Error::invalid(format!(
+                    "axis \"{symbol}\" is {other} in input \"{input}\" and {size} in input \"{}\"",
+                    spec.name
+                )));
             }
-            _ => {}
+            Some(_) => {}
+            None => symbols.push(SymbolSize { symbol, size, input: &spec.name }),
         }
     }
     Ok(())
