@@ -120,23 +120,23 @@ impl FleetWorker {
             return pause;
         }
         pause = pause.min(reading_pause(&waiting, &self.times));
-        match self.etcd.range(self.keys.prefix()).await {
-            Ok(range) => {
-                let snapshot = FleetSnapshot::new(&self.keys, &range.entries);
-                for version in &waiting {
-                    match self.advance(&snapshot, version).await {
-                        // The holds are read again before the slot counts.
-                        Ok(true) => pause = Duration::ZERO,
-                        Ok(false) => {
-                            self.silent.remove(&version.id);
-                            self.logged = None;
-                        }
-                        Err(error) => self.wait_without_etcd(version, &error),
-                    }
-                }
-            }
+        let range = match self.etcd.range(self.keys.prefix()).await {
+            Ok(range) => range,
             Err(error) => {
                 waiting.iter().for_each(|version| self.wait_without_etcd(version, &error));
+                return pause;
+            }
+        };
+        let snapshot = FleetSnapshot::new(&self.keys, &range.entries);
+        for version in &waiting {
+            match self.advance(&snapshot, version).await {
+                // The holds are read again before the slot counts.
+                Ok(true) => pause = Duration::ZERO,
+                Ok(false) => {
+                    self.silent.remove(&version.id);
+                    self.logged = None;
+                }
+                Err(error) => self.wait_without_etcd(version, &error),
             }
         }
         pause
