@@ -221,20 +221,19 @@ impl Originals {
         let mut has_ended = false;
         while !has_ended {
             let mut part = Vec::new();
-            while part.len() < count_max && !has_ended {
-                match objects.next().await {
-                    Some(object) => {
-                        let object = object.map_err(failed)?;
-                        if SystemTime::from(object.last_modified) > until {
-                            continue;
-                        }
-                        if is_clock(&object.location, &directory) {
-                            self.delete_object(&object.location).await?;
-                        } else {
-                            part.extend(StoredOriginal::of(&object.location, &directory, space));
-                        }
-                    }
-                    None => has_ended = true,
+            while part.len() < count_max {
+                let Some(object) = objects.next().await else {
+                    has_ended = true;
+                    break;
+                };
+                let object = object.map_err(failed)?;
+                if SystemTime::from(object.last_modified) > until {
+                    continue;
+                }
+                if is_clock(&object.location, &directory) {
+                    self.delete_object(&object.location).await?;
+                } else {
+                    part.extend(StoredOriginal::of(&object.location, &directory, space));
                 }
             }
             if !part.is_empty() {
