@@ -334,42 +334,10 @@ impl Decoder {
     }
 
     /// Handles one step of a reader.
-    fn step(&mut self, step: DecodeStep, mut samples: Vec<f32>) {
+    fn step(&mut self, step: DecodeStep, samples: Vec<f32>) {
         let place = self.read + self.lost + (self.waiting.len() / self.format.channels) as u64;
-        let rate = u64::from(self.format.rate);
         match step {
-            DecodeStep::Sound { at } => {
-                // A clock that has jumped may be at the greatest number.
-                let clock = place.saturating_add(self.ahead);
-                let gap = at.map_or(0, |at| at.saturating_add(self.delay).saturating_sub(clock));
-                if gap > self.believed() {
-                    self.ahead += gap;
-                    self.record_fault(place, 0, "the recording's own clock jumps here".to_owned());
-                } else if gap > rate / JITTER {
-                    self.lost += gap;
-                    self.filled += gap;
-                    self.record_fault(
-                        place,
-                        gap,
-                        format!("{:.3} s cannot be decoded", gap as f64 / rate as f64),
-                    );
-                }
-                let wrong = samples.iter_mut().filter(|sample| !sample.is_finite());
-                if wrong.map(|sample| *sample = 0.0).count() > 0 {
-                    self.record_fault(
-                        place,
-                        0,
-                        "some samples are not finite numbers; they were treated as silence"
-                            .to_owned(),
-                    );
-                }
-                self.heard += (samples.len() / self.format.channels) as u64;
-                if self.waiting.is_empty() {
-                    self.waiting = samples;
-                } else {
-                    self.waiting.append(&mut samples);
-                }
-            }
+            DecodeStep::Sound { at } => self.add_sound(place, at, samples),
             DecodeStep::Lost { frames, what } => {
                 let frames = frames.min(self.believed());
                 self.lost += frames;
@@ -381,6 +349,41 @@ impl Decoder {
                 self.ended = true;
                 self.record_fault(place, 0, format!("the recording ends early: {what}"));
             }
+        }
+    }
+
+    /// Adds samples that follow at frame `place` of the file. `at` is their frame by the clock of
+    /// the recording. It shows a gap before them.
+    fn add_sound(&mut self, place: u64, at: Option<u64>, mut samples: Vec<f32>) {
+        let rate = u64::from(self.format.rate);
+        // A clock that has jumped may be at the greatest number.
+        let clock = place.saturating_add(self.ahead);
+        let gap = at.map_or(0, |at| at.saturating_add(self.delay).saturating_sub(clock));
+        if gap > self.believed() {
+            self.ahead += gap;
+            self.record_fault(place, 0, "the recording's own clock jumps here".to_owned());
+        } else if gap > rate / JITTER {
+            self.lost += gap;
+            self.filled += gap;
+            self.record_fault(
+                place,
+                gap,
+                format!("{:.3} s cannot be decoded", gap as f64 / rate as f64),
+            );
+        }
+        let wrong = samples.iter_mut().filter(|sample| !sample.is_finite());
+        if wrong.map(|sample| *sample = 0.0).count() > 0 {
+            self.record_fault(
+                place,
+                0,
+                "some samples are not finite numbers; they were treated as silence".to_owned(),
+            );
+        }
+        self.heard += (samples.len() / self.format.channels) as u64;
+        if self.waiting.is_empty() {
+            self.waiting = samples;
+        } else {
+            self.waiting.append(&mut samples);
         }
     }
 
