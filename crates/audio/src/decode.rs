@@ -224,7 +224,7 @@ impl Decoder {
                 } else {
                     Vec::new()
                 };
-                decoder.step(step, sound);
+                decoder.handle_step(step, sound);
             }
             Ok(Box::new(packets))
         })
@@ -315,7 +315,7 @@ impl Decoder {
             let mut samples = Vec::new();
             let step = guarded(|| self.reader.next(&mut samples))
                 .unwrap_or_else(|| DecodeStep::Broken("the rest cannot be decoded".to_owned()));
-            self.step(step, samples);
+            self.handle_step(step, samples);
         }
     }
 
@@ -334,12 +334,12 @@ impl Decoder {
     }
 
     /// Handles one step of a reader.
-    fn step(&mut self, step: DecodeStep, samples: Vec<f32>) {
+    fn handle_step(&mut self, step: DecodeStep, samples: Vec<f32>) {
         let place = self.read + self.lost + (self.waiting.len() / self.format.channels) as u64;
         match step {
             DecodeStep::Sound { at } => self.add_sound(place, at, samples),
             DecodeStep::Lost { frames, what } => {
-                let frames = frames.min(self.believed());
+                let frames = frames.min(self.gap_max());
                 self.lost += frames;
                 self.filled += frames;
                 self.record_fault(place, frames, what);
@@ -359,7 +359,7 @@ impl Decoder {
         // A clock that has jumped may be at the greatest number.
         let clock = place.saturating_add(self.ahead);
         let gap = at.map_or(0, |at| at.saturating_add(self.delay).saturating_sub(clock));
-        if gap > self.believed() {
+        if gap > self.gap_max() {
             self.ahead += gap;
             self.record_fault(place, 0, "the recording's own clock jumps here".to_owned());
         } else if gap > rate / JITTER {
@@ -389,7 +389,7 @@ impl Decoder {
 
     /// Returns the longest gap in frames that is filled with silence now: a few bytes must not
     /// become days of silence.
-    fn believed(&self) -> u64 {
+    fn gap_max(&self) -> u64 {
         let rate = u64::from(self.format.rate);
         let left = (self.heard + SILENCE_SECONDS_MAX * rate).saturating_sub(self.filled);
         left.min(GAP_SECONDS_MAX * rate)
