@@ -23,7 +23,7 @@ use super::served_model::ServedModel;
 use super::spool;
 use super::state::AudioState;
 
-/// Runs of one recording in flight per worker: one that runs and one in the queue.
+/// Number of runs of one recording in flight per worker: one that runs and one in the queue.
 const RUNS_PER_WORKER: usize = 2;
 /// Retry advice to a refused client.
 const RETRY_AFTER: Duration = Duration::from_secs(2);

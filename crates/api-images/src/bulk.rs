@@ -102,7 +102,7 @@ struct Summary {
     present: u64,
     failed: u64,
     ignored: u64,
-    /// Files with images. A file of a fingerprint can have several prints.
+    /// Number of files with images. A file of a fingerprint can have several prints.
     files: u64,
 }
 

@@ -29,7 +29,7 @@ use super::duplicates_wire::{
 use super::job_end::BackgroundJob;
 use super::state::ImagesState;
 
-/// Ids whose names are read at a time.
+/// Number of ids whose names are read at a time.
 const NAMES: usize = 1000;
 /// Bytes of a line from which a part of it is sent.
 const PART_BYTES: usize = 64 << 10;

@@ -51,7 +51,7 @@ pub(crate) struct EmbeddedFeatures {
     pub(crate) features: Features,
     /// Empty if the image gets no embedding.
     pub(crate) embedding: Vec<f32>,
-    /// Prints of the file besides the first, whose features are not extracted.
+    /// Number of prints of the file besides the first, whose features are not extracted.
     pub(crate) prints_left_out: usize,
 }
 

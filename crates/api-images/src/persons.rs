@@ -20,7 +20,7 @@ use super::services::ImageServices;
 
 /// Maximum fingers of one request.
 const FINGERS_MAX: usize = 10;
-/// Hits of each finger that are grouped by person.
+/// Maximum number of hits of each finger that are grouped by person.
 pub const FINGER_HITS_MAX: usize = 1000;
 
 /// Fingers of a request in JSON.

@@ -14,7 +14,7 @@ use tokio::sync::oneshot;
 
 /// Maximum queued work. Further work is refused. The bytes of images are queued too.
 const QUEUE_MAX: usize = 64;
-/// Threads that wait for the store of originals. They use little processor time.
+/// Number of threads that wait for the store of originals. They use little processor time.
 const STORE_THREADS: usize = 16;
 /// Retry advice to a refused client.
 const RETRY_AFTER: Duration = Duration::from_secs(1);

@@ -11,7 +11,7 @@ use transport::{ByteBudget, Reservation};
 pub struct QueryPrints {
     /// Prints to search for.
     pub prints: Vec<QueryPrint>,
-    /// Prints of the files that are not searched for.
+    /// Number of prints of the files that are not searched for.
     pub left_out: usize,
     /// Memory of the files that were made of parts of others.
     _memory: Reservation,

@@ -30,7 +30,7 @@ use super::progress::{Rebuild, excluding};
 use super::removal;
 use super::state::ImagesState;
 
-/// Points of one page.
+/// Number of points of one page.
 const PAGE: usize = 32;
 /// Maximum passes. A collection that changes faster than it can be copied is not switched.
 const PASSES_MAX: usize = 50;

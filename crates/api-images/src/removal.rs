@@ -21,8 +21,8 @@ use super::originals::StoredOriginal;
 use super::removal_task::check_later;
 use super::services::ImageServices;
 
-/// Points that are removed at once. No upload of their images ends until their originals are
-/// removed.
+/// Number of points that are removed at once. No upload of their images ends until their originals
+/// are removed.
 const POINTS_AT_ONCE: usize = 256;
 /// Maximum requests of one removal to the store of originals at the same time.
 const REQUESTS_AT_ONCE: usize = 16;

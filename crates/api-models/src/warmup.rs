@@ -177,7 +177,7 @@ fn recorded_bodies(dir: &Path, servable: &Servable) -> Result<WarmupSet> {
 /// The requests of a file with one on each line.
 struct RecordedLines {
     calls: Vec<Result<WarmupCall>>,
-    /// Requests that had failed when they were recorded.
+    /// Number of requests that had failed when they were recorded.
     unanswered: usize,
 }
 

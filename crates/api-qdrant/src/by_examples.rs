@@ -24,7 +24,7 @@ const COMPARED_POINTS_MAX: u64 = 10_000;
 const CANDIDATES_MIN: usize = 256;
 /// Maximum candidates of one query, of all its examples together.
 const CANDIDATES_TOTAL_MAX: usize = 1 << 20;
-/// Hits kept before the list is pruned to its best, beyond twice their number.
+/// Maximum number of hits beyond twice the wanted number, before the list is pruned to the best.
 const UNSORTED_MAX: usize = 64;
 
 /// Best hits so far.

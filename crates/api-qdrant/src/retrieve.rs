@@ -25,7 +25,7 @@ const RESPONSE_BYTES_MAX: usize = 128 << 20;
 const NUMBER_BYTES: usize = 10;
 /// Maximum numbers in the vectors of one response.
 pub const RESPONSE_NUMBERS_MAX: usize = RESPONSE_BYTES_MAX / NUMBER_BYTES;
-/// Points that are read at once.
+/// Number of points that are read at once.
 pub(crate) const CHUNK: usize = 1024;
 
 /// Approximate bytes of the points in a response so far, and their maximum.

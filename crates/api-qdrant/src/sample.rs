@@ -8,7 +8,8 @@ use search::filter::Filter;
 
 use crate::query::{QueryRun, RankedHit, RankedHits, UNRANKED_SCORE};
 
-/// Numbers kept before the list is pruned to the smallest, beyond twice their number.
+/// Maximum number of entries beyond twice the wanted number, before the list is pruned to the
+/// smallest.
 const UNSORTED_MAX: usize = 64;
 
 /// Source of numbers that differ from request to request. Every id gets one, and the ids with the

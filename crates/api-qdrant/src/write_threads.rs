@@ -60,7 +60,7 @@ struct SlowWrites {
 
 #[derive(Default)]
 struct SlowQueue {
-    /// Threads that run these writes.
+    /// Number of threads that run these writes.
     threads: usize,
     waiting: VecDeque<WriteJob>,
 }

@@ -43,7 +43,7 @@ const FAULTS_MAX: usize = 1000;
 const GAP_SECONDS_MAX: u64 = 600;
 /// Maximum seconds by which filled silence may exceed sound. Beyond it gaps are ignored.
 const SILENCE_SECONDS_MAX: u64 = 3600;
-/// Frames of a block of silence.
+/// Number of frames of a block of silence.
 const SILENCE_FRAMES: u64 = 4096;
 /// Maximum steps before the first sound.
 const STEPS_MAX: usize = 4096;
@@ -90,24 +90,26 @@ pub struct Decoder {
     format: AudioFormat,
     /// Frames that encoders added, by their position in the file.
     silent: Vec<Range<u64>>,
-    /// Frames that the header announces, without those of `silent`.
+    /// Number of frames that the header announces, without those of `silent`.
     announced: Option<u64>,
     /// True if the file ends inside its last part. Taken at the end.
     is_cut: bool,
-    /// Frames of silence before the sound, which the recording's own clock does not count.
+    /// Number of frames of silence before the sound, which the recording's own clock does not
+    /// count.
     delay: u64,
-    /// Frames read or lost, including those of `silent`.
+    /// Number of frames read or lost, including those of `silent`.
     read: u64,
-    /// Frames returned.
+    /// Number of frames returned.
     given: u64,
-    /// Frames by which the recording's own clock is ahead of `read`, after a jump that was ignored.
+    /// Number of frames by which the recording's own clock is ahead of `read`, after a jump that
+    /// was ignored.
     ahead: u64,
-    /// Frames of silence due before `waiting`.
+    /// Number of frames of silence due before `waiting`.
     lost: u64,
     waiting: Vec<f32>,
-    /// Frames decoded.
+    /// Number of frames decoded.
     heard: u64,
-    /// Frames of silence filled in.
+    /// Number of frames of silence filled in.
     filled: u64,
     ended: bool,
     /// Called before every step.

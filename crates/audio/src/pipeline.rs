@@ -112,13 +112,13 @@ pub enum PipelineEvent {
 pub struct AudioSummary {
     /// Length in seconds.
     pub seconds: f64,
-    /// Labels of the whole recording.
+    /// Number of labels of the whole recording.
     pub labels: u64,
     /// Damaged parts and failed runs.
     pub faults: u64,
     /// True if anything is missing: a damaged part, an early end, a failed run.
     pub partial: bool,
-    /// Windows of the whole recording.
+    /// Number of windows of the whole recording.
     pub windows: u64,
 }
 
@@ -197,7 +197,7 @@ pub fn embed(
 
 /// Totals of a finished recording.
 struct AudioEnd {
-    /// Samples at the recogniser's rate.
+    /// Number of samples at the recogniser's rate.
     samples: u64,
     rate: u32,
     windows: u64,

@@ -34,9 +34,9 @@ pub(crate) struct WindowScores<'a> {
     pub(crate) real: usize,
     /// Level of its samples in dB of full scale.
     pub(crate) level: f32,
-    /// Frames of a window.
+    /// Number of frames of a window.
     pub(crate) frames: usize,
-    /// Values of a frame.
+    /// Number of values of a frame.
     pub(crate) classes: usize,
     /// Probabilities, or the embedding.
     pub(crate) values: &'a [f32],

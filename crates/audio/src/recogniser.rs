@@ -23,7 +23,7 @@ const RATE_MIN: u32 = 1_000;
 const RATE_MAX: u32 = 384_000;
 /// Maximum windows of one run.
 const BATCH_MAX: usize = 4096;
-/// Windows of a batch by default.
+/// Number of windows of a batch by default.
 const BATCH_DEFAULT: usize = 32;
 /// Maximum values (of four bytes) of one run, and of one piece whose windows wait.
 const VALUES_MAX: usize = 1 << 26;
@@ -73,9 +73,9 @@ pub struct Recogniser {
     pub(crate) sequence: bool,
     pub(crate) constants: Vec<ConstantInput>,
     pub(crate) features: FeatureFile,
-    /// Values of a row of features.
+    /// Number of values of a row of features.
     pub(crate) width: usize,
-    /// Samples from one row to the next.
+    /// Number of samples from one row to the next.
     pub(crate) row_samples: u64,
     pub(crate) state: Vec<StateInput>,
     pub(crate) pieces: PieceSettings,
@@ -116,7 +116,7 @@ pub(crate) struct StateInput {
 pub(crate) struct PieceSettings {
     pub(crate) length: u64,
     pub(crate) lead_in: u64,
-    /// Pieces side by side in one batch, if the state is inside the model.
+    /// Number of pieces side by side in one batch, if the state is inside the model.
     pub(crate) lanes: usize,
 }
 

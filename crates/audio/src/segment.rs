@@ -9,7 +9,7 @@ pub(crate) struct WindowSpec {
     pub(crate) window: usize,
     /// Rows from one window's start to the next; at least one. More than `window` skips rows.
     pub(crate) hop: usize,
-    /// Rows of context before a window.
+    /// Number of rows of context before a window.
     pub(crate) context: usize,
 }
 
@@ -34,7 +34,7 @@ pub(crate) struct Windows {
     width: usize,
     /// Values from the next window's context on; begins with the zeros before the first row.
     held: Vec<f32>,
-    /// Values to skip before the next window's context, if windows are far apart.
+    /// Number of values to skip before the next window's context, if windows are far apart.
     skip: usize,
     next: u64,
     /// True if the frames at the end of a window do not count, so that only the next window covers

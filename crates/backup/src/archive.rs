@@ -20,7 +20,7 @@ const LIST_NAME: &str = "millpond-backup.json";
 const BLOCK_BYTES: u64 = 512;
 /// Bytes of an entry that are copied at once.
 const STEP_BYTES: usize = 1 << 20;
-/// Blocks of zeros at the end.
+/// Number of blocks of zeros at the end.
 const END_BLOCKS: u64 = 2;
 /// Names in the first entries of Qdrant's own snapshots.
 const QDRANT_NAMES: [&str; 4] = ["config.json", "version.info", "shard_", "payload_index"];

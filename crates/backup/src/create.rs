@@ -14,7 +14,7 @@ use crate::store::StoredObject;
 use crate::transfer::BackupContext;
 use crate::upload_source::UploadSource;
 
-/// Digits of the hash in the name of an object.
+/// Number of digits of the hash in the name of an object.
 const HASH_DIGITS: usize = 32;
 
 /// Files that a backup uploads.

@@ -25,7 +25,7 @@ pub(crate) const FILES_MAX: usize = 1 << 20;
 const BYTES_MAX: u64 = 1 << 60;
 /// Format of the time in an id.
 const ID_TIME: &str = "%Y%m%dT%H%M%S%3fZ";
-/// Characters of the time in an id.
+/// Number of characters of the time in an id.
 const ID_TIME_CHARS: usize = 19;
 
 /// Id of a backup: its time in UTC, in milliseconds, and eight random hexadecimal digits. Ids sort
@@ -150,7 +150,7 @@ pub struct BackupList {
     pub collection: String,
     /// Name of the directory of its points, which no other collection ever has.
     pub source: String,
-    /// Points at that time.
+    /// Number of points at that time.
     pub points: u64,
     /// Settings of the collection.
     pub settings: CollectionSettings,

@@ -20,7 +20,8 @@ use crate::list::{BackupId, BackupList, BackupProblem, LIST_BYTES_MAX};
 const LISTS: &str = "backups";
 /// Directory of objects.
 const OBJECTS: &str = "objects";
-/// Lists that are read at the same time. A collection may have thousands of backups.
+/// Maximum number of lists that are read at the same time. A collection may have thousands of
+/// backups.
 const LISTS_AT_ONCE_MAX: usize = 16;
 
 /// Collection of which a store has objects.

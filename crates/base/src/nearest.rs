@@ -2,7 +2,7 @@
 
 /// Most characters of a word that is compared; longer words have no nearest candidate.
 const WORD_CHARS_MAX: usize = 64;
-/// Characters of a word for each allowed edit.
+/// Number of characters of a word for each allowed edit.
 const CHARS_PER_EDIT: usize = 3;
 
 /// Returns the candidate with the smallest number of edits (insert, delete, replace, swap of

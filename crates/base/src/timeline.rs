@@ -36,9 +36,9 @@ const MOMENTS: usize = 6;
 pub struct RunRecord {
     /// Number of the run since the start of the server, from 1. Requests of one batch share it.
     pub batch: u64,
-    /// Requests of the run.
+    /// Number of requests of the run.
     pub requests: usize,
-    /// Items of the run.
+    /// Number of items of the run.
     pub items: usize,
     /// Start of the run.
     pub started: Instant,
@@ -57,7 +57,7 @@ pub struct RunRecord {
 /// Runs that a request waited for in its queue.
 #[derive(Clone, Debug, Default)]
 pub struct QueueWait {
-    /// Requests of the same model that waited already.
+    /// Number of requests of the same model that waited already.
     pub before: usize,
     /// True if a worker was idle when the request was queued.
     pub idle_worker: bool,
@@ -81,7 +81,7 @@ pub struct RunAhead {
     pub batch: u64,
     /// Model of the run.
     pub model: Arc<str>,
-    /// Items of the run.
+    /// Number of items of the run.
     pub items: usize,
     /// Wall time of the run.
     pub time: Duration,

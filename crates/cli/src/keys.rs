@@ -13,7 +13,7 @@ use toml::Value;
 const KEY_BYTES: usize = 32;
 /// Start of every key, by which scanners for leaked keys recognise one.
 const PREFIX: &str = "mp_";
-/// Digits of the hash in the name of a key without one.
+/// Number of digits of the hash in the name of a key without one.
 const NAME_DIGITS: usize = 8;
 
 /// `millpond keys COMMAND`.

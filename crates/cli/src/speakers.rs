@@ -161,7 +161,7 @@ struct NearestSpeakers {
     /// One row for each recording that has an embedding.
     table: TextTable,
     identified: usize,
-    /// Recordings without an embedding. Standard error has the reason of each.
+    /// Number of recordings without an embedding. Standard error has the reason of each.
     failed: usize,
 }
 

@@ -149,7 +149,7 @@ impl FailedPoint {
 struct WrittenFeatures {
     added: usize,
     replaced: usize,
-    /// Points of shards that could not say if they have them.
+    /// Number of points of shards that could not say if they have them.
     unknown: usize,
     failed: Vec<FailedPoint>,
 }

@@ -94,9 +94,9 @@ fn plan(parameters: IdentifyParams) -> Result<RoundsPlan> {
 /// Counts over the fingers.
 #[derive(Default)]
 struct FingerCounts {
-    /// Fingers that were searched for.
+    /// Number of fingers that were searched for.
     fingers: usize,
-    /// Prints of the files that were not searched for.
+    /// Number of prints of the files that were not searched for.
     left_out: usize,
     compared: u64,
     of: u64,

@@ -24,7 +24,7 @@ pub(super) struct MergedCandidates {
     pub(super) coarse: Vec<f32>,
     /// Shards that have some of them.
     pub(super) shards: BTreeSet<u32>,
-    /// Points of all shards that the filter allows.
+    /// Number of points of all shards that the filter allows.
     pub(super) of: u64,
     /// True if candidates may be missing.
     pub(super) partial: bool,
@@ -137,9 +137,9 @@ impl MergedImageHit<'_> {
 pub(super) struct MergedImageHits<'a> {
     /// Best first.
     pub(super) hits: Vec<MergedImageHit<'a>>,
-    /// Images that were compared.
+    /// Number of images that were compared.
     pub(super) compared: u64,
-    /// Images that the filter allows.
+    /// Number of images that the filter allows.
     pub(super) of: u64,
     /// True if hits may be missing.
     pub(super) partial: bool,
@@ -237,9 +237,9 @@ pub(super) fn hits<'a>(
 #[derive(Debug, Default)]
 pub(super) struct MergedPrints {
     pub(super) hits: Vec<RankedImage>,
-    /// Fingerprints that were compared.
+    /// Number of fingerprints that were compared.
     pub(super) compared: u64,
-    /// Fingerprints that the filter allows.
+    /// Number of fingerprints that the filter allows.
     pub(super) of: u64,
     /// True if hits may be missing.
     pub(super) partial: bool,

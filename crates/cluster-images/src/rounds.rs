@@ -67,9 +67,9 @@ impl RoundsPlan {
 pub(super) struct RoundsAnswer {
     pub(super) results: ResultTexts,
     pub(super) coverage: ReadCoverage,
-    /// Points that the filter allows, as the first round has counted them. `None` without a first
-    /// round, because the last round counts them then. After a first round, the last round has no
-    /// filter.
+    /// Number of points that the filter allows, as the first round has counted them. `None` without
+    /// a first round, because the last round counts them then. After a first round, the last round
+    /// has no filter.
     pub(super) of: Option<u64>,
     /// True if the first round may have missed candidates.
     pub(super) partial: bool,

@@ -12,7 +12,7 @@ use cluster_root::RootContext;
 pub(super) struct ImageTarget {
     pub(super) record: Arc<CollectionRecord>,
     pub(super) settings: ImageSettings,
-    /// Values of an embedding.
+    /// Number of values of an embedding.
     pub(super) dims: usize,
 }
 

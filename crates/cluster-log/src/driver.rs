@@ -20,8 +20,8 @@ use super::shared::{WriterPhase, WriterShared, WriterStatus};
 use super::store::{CreateOutcome, LogFloor, ShardLog};
 use super::writer::OnEntry;
 
-/// Entries that a new owner reads at the same time. Writes of the shard wait meanwhile, so it reads
-/// more than a follower does.
+/// Maximum number of entries that a new owner reads at the same time. Writes of the shard wait
+/// meanwhile, so it reads more than a follower does.
 const REPLAY_AHEAD_MAX: usize = 32;
 
 /// Answer of the store to a request.
@@ -62,7 +62,7 @@ pub(super) struct WriterDriver {
     applied: Option<Batch>,
     id: WriterId,
     on_entry: OnEntry,
-    /// Failures of creates since the last success.
+    /// Number of failures of creates since the last success.
     create_failures: u32,
     ended: bool,
 }

@@ -9,7 +9,7 @@ use super::codec::Batch;
 use super::read_ahead::ReadAhead;
 use super::store::{LogFloor, ShardLog};
 
-/// Entries that a follower reads at the same time while it is behind.
+/// Maximum number of entries that a follower reads at the same time while it is behind.
 const FOLLOW_AHEAD_MAX: usize = 8;
 
 /// Step of a [`LogFollower`].

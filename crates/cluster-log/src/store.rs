@@ -18,9 +18,9 @@ use super::codec::{Batch, ENTRY_BYTES_MAX, decode_entry, encode_entry};
 /// Longest time of a request to the store.
 pub const REQUEST_TIMEOUT_DEFAULT: Duration = Duration::from_secs(10);
 
-/// Objects of floors that are kept, the newest included. A listing of a directory may miss an
-/// object that is created meanwhile and one that is removed meanwhile. With these, it misses the
-/// floor only if the floor is raised as many times during one listing.
+/// Number of objects of floors that are kept, the newest included. A listing of a directory may
+/// miss an object that is created meanwhile and one that is removed meanwhile. With these, it
+/// misses the floor only if the floor is raised as many times during one listing.
 const FLOORS_KEPT: usize = 4;
 
 /// Lower end of a log.

@@ -25,7 +25,7 @@ use super::split_changes::FilterChange;
 use super::state::RootState;
 use super::write::{ShardWrite, check_ids, run_all};
 
-/// Points of one page of a shard, and of one operation.
+/// Number of points of one page of a shard, and of one operation.
 const PAGE_POINTS: usize = 1000;
 /// The same, if the payloads are read too: at most 16 MiB.
 const PAGE_PAYLOADS: usize = 256;

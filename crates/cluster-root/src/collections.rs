@@ -15,9 +15,9 @@ use super::call::RootContext;
 use super::check;
 use super::envelope::RootAnswer;
 
-/// Shards of a collection without `shard_number`.
+/// Number of shards of a collection without `shard_number`.
 pub(super) const SHARDS_DEFAULT: u32 = 8;
-/// Holders of each shard of a collection without `replication_factor`.
+/// Number of holders of each shard of a collection without `replication_factor`.
 pub(super) const COPIES_DEFAULT: u32 = 2;
 /// Maximum bytes of a request that creates a collection. The record holds it, and the settings of
 /// each shard.

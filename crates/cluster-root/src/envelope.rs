@@ -11,9 +11,9 @@ use transport::{Reply, RequestResources, Reservation};
 /// Shards that answered a read, of the shards that were asked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct ReadCoverage {
-    /// Shards with an answer.
+    /// Number of shards with an answer.
     pub shards: usize,
-    /// Shards that were asked.
+    /// Number of shards that were asked.
     pub of: usize,
 }
 

@@ -35,7 +35,7 @@ pub(super) enum HitOrder {
 /// Part of the merged hits that the answer has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct HitRange {
-    /// Hits to skip.
+    /// Number of hits to skip.
     pub(super) offset: usize,
     /// Maximum hits of the answer.
     pub(super) limit: usize,

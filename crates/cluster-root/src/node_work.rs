@@ -33,9 +33,9 @@ const REQUESTS_AT_ONCE_MAX: usize = 64;
 struct NodeWork {
     /// Full memtables that are being flushed or wait for it.
     flushes: u64,
-    /// Merges that run.
+    /// Number of merges that run.
     merges: u64,
-    /// Shards whose segments wait to be merged.
+    /// Number of shards whose segments wait to be merged.
     merges_waiting: u64,
 }
 

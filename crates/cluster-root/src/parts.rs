@@ -113,7 +113,7 @@ pub(super) struct FoundParts {
     points: HashMap<PointId, RawMembers>,
     /// Shards that answered.
     answered: BTreeSet<u32>,
-    /// Shards of the collection.
+    /// Number of shards of the collection.
     shards: u32,
 }
 

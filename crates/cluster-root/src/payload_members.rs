@@ -13,7 +13,7 @@ use super::merge;
 use super::shard_read::ResultTexts;
 use super::split::{self, RawMembers};
 
-/// Points whose payloads are read at the same time: 64 MiB at most.
+/// Maximum number of points whose payloads are read at the same time: 64 MiB at most.
 pub(super) const POINTS_AT_ONCE_MAX: usize = 1024;
 
 /// Payloads of points that exist.

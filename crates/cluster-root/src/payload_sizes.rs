@@ -30,8 +30,8 @@ use super::split::{self, ShardOperations};
 const SET_PAYLOAD: &str = "{\"set_payload\"";
 /// Start of the text of an operation that replaces payloads.
 const OVERWRITE_PAYLOAD: &str = "{\"overwrite_payload\"";
-/// Points whose payloads are read at the same time: 32 MiB, or more if clients enlarged payloads at
-/// the same moment.
+/// Maximum number of points whose payloads are read at the same time: 32 MiB, or more if clients
+/// enlarged payloads at the same moment.
 pub(super) const POINTS_AT_ONCE_MAX: usize = 512;
 
 type Payload = Map<String, Value>;

@@ -35,11 +35,11 @@ struct PlannedNode {
 /// Shards of one node, now and after the changes.
 #[derive(Debug, Default, PartialEq)]
 struct NodePlan {
-    /// Shards that it serves.
+    /// Number of shards that it serves.
     serves: usize,
-    /// Shards that it would hold.
+    /// Number of shards that it would hold.
     holds: usize,
-    /// Shards that it would restore from the store first.
+    /// Number of shards that it would restore from the store first.
     restores: usize,
 }
 

@@ -28,8 +28,8 @@ const REMOVALS_AT_ONCE_MAX: usize = 16;
 /// Minimum age, by the clock of the store, at which an upload is over: its point is in the log, or
 /// never will be.
 const UPLOAD_OVER: Duration = Duration::from_secs(3600);
-/// Timeouts of requests after which an upload is over: the upload's own, the timeout of the
-/// removal, and one more.
+/// Number of timeouts of requests after which an upload is over: the upload's own, the timeout of
+/// the removal, and one more.
 const UPLOAD_TIMEOUTS: u32 = 3;
 
 /// Originals of points that are about to be deleted.

@@ -31,7 +31,8 @@ use super::{by_filter, check, collections, payload_sizes};
 
 /// Bytes of operations after which the next request to the owner begins.
 const WRITE_BYTES_MAX: usize = 4 << 20;
-/// Operations after which the next request to the owner begins. A log entry has at most 65,536.
+/// Number of operations after which the next request to the owner begins. A log entry has at most
+/// 65,536.
 const WRITE_OPERATIONS_MAX: usize = 1 << 14;
 /// Maximum shards to which one request of a client writes at the same time.
 const SHARDS_AT_ONCE_MAX: usize = 64;

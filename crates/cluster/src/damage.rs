@@ -13,8 +13,8 @@ use std::time::Duration;
 pub const REPLACEMENT_DELAY: Duration = Duration::from_secs(10);
 /// Time that a served copy waits for the replacement of each served copy before it.
 pub const REPLACEMENT_TURN: Duration = Duration::from_secs(600);
-/// Turns that a served copy waits for each copy that is not served. Such a copy was replaced and
-/// follows the log, which may have all changes of the shard.
+/// Number of turns that a served copy waits for each copy that is not served. Such a copy was
+/// replaced and follows the log, which may have all changes of the shard.
 const REPLACING_TURNS: u32 = 6;
 /// Maximum age of the view of the last decision when a replacement begins. Without newer views,
 /// another holder may have left meanwhile.
@@ -58,7 +58,7 @@ pub enum DamagedCopyUse {
     Withdrawn,
     /// The copy is announced, because no other holder is whole.
     Served {
-        /// Turns of other damaged copies that it waits before it is replaced.
+        /// Number of turns of other damaged copies that it waits before it is replaced.
         turns: u32,
     },
 }

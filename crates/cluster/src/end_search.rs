@@ -20,7 +20,7 @@ pub const END_DISTANCE_MAX: u64 = 64;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct EndSearch {
     from: EntryNumber,
-    /// Entries from `from` to the number that is read next.
+    /// Number of entries from `from` to the number that is read next.
     distance: u64,
 }
 

@@ -59,7 +59,7 @@ struct RunningCall {
 struct ReadProgress<T, E> {
     /// Holders that were not asked yet, in the order in which they will be asked.
     candidates: VecDeque<String>,
-    /// Requests that run and whose nodes do not count as failed.
+    /// Number of requests that run and whose nodes do not count as failed.
     running: u32,
     result: Option<T>,
     failure: Option<E>,

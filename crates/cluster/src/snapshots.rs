@@ -6,7 +6,7 @@
 
 use crate::entry::EntryNumber;
 
-/// Snapshots with the newest positions that stay.
+/// Number of snapshots with the newest positions that stay.
 pub const SNAPSHOTS_KEPT: usize = 2;
 
 /// A snapshot that a holder has read.

@@ -32,16 +32,16 @@ static FALLBACK_LOGGED: AtomicBool = AtomicBool::new(false);
 /// Counts since the start of the process.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DeviceCounters {
-    /// Queries ranked by the GPU.
+    /// Number of queries ranked by the GPU.
     pub queries: u64,
     /// Failed copies or rankings, after which the CPU ranked.
     pub fallbacks: u64,
-    /// Queries for more than [`gpu::K_MAX`] rows that the CPU ranked, because several passes over
-    /// codes in pinned memory take longer.
+    /// Number of queries for more than [`gpu::K_MAX`] rows that the CPU ranked, because several
+    /// passes over codes in pinned memory take longer.
     pub limited: u64,
-    /// Passes over codes for queries for more than [`gpu::K_MAX`] rows.
+    /// Number of passes over codes for queries for more than [`gpu::K_MAX`] rows.
     pub passes: u64,
-    /// Queries that ran in a search of another thread, with one pass over the codes.
+    /// Number of queries that ran in a search of another thread, with one pass over the codes.
     pub joined: u64,
     /// Bytes of codes on the GPU.
     pub device_bytes: u64,

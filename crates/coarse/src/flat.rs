@@ -23,7 +23,7 @@ use crate::RowSet;
 
 /// Bytes of the codes in a tile: half of a level-2 cache.
 const TILE_BYTES: usize = 256 * 1024;
-/// Queries compared per tile.
+/// Maximum number of queries compared per tile.
 const QUERIES_MAX: usize = 16;
 /// Maximum bytes of rows stored as bfloat16; a query scans them in a tenth of a millisecond.
 const BFLOAT_BYTES_MAX: usize = 2 << 20;

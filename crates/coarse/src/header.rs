@@ -105,9 +105,9 @@ pub struct CoarseHeader {
     pub kind: CoarseKind,
     /// Measure of similarity.
     pub metric: Metric,
-    /// Values per vector.
+    /// Number of values per vector.
     pub dims: usize,
-    /// Rows when the index was built.
+    /// Number of rows when the index was built.
     pub rows: usize,
     /// Recall measured when it was built.
     pub recall: Option<Recall>,

@@ -33,9 +33,9 @@ pub(super) use self::build::build;
 
 /// Maximum clusters.
 const CLUSTERS_MAX: usize = 1 << 17;
-/// Centres up to which all are compared exactly.
+/// Number of centres up to which all are compared exactly.
 const CENTRES_EXACT_MAX: usize = 64;
-/// Centres to prefetch ahead.
+/// Number of centres to prefetch ahead.
 const CENTRES_AHEAD: usize = 3;
 /// Cost of one row compared by its bytes, in rows compared by looked-up sums; measured.
 const BYTES_COST: usize = 12;

@@ -14,7 +14,7 @@ use super::BuildThreads;
 pub(crate) const ITERATIONS: usize = 8;
 /// Upper bound of the clusters per square root of the rows, for any index.
 pub(crate) const CENTRES_PER_ROOT_MAX: f64 = 5.0;
-/// Points per chunk of a thread.
+/// Number of points per chunk of a thread.
 const POINTS_A_CHUNK: usize = 1536;
 /// Distance between the halves of a split cluster, relative to the values of its centre.
 const SPLIT: f32 = 1.0 / 1024.0;
@@ -61,11 +61,11 @@ impl RandomDraws {
 /// Settings of a clustering.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct KmeansPlan<'a> {
-    /// Values per point.
+    /// Number of values per point.
     pub(crate) dims: usize,
-    /// Centres to find.
+    /// Number of centres to find.
     pub(crate) clusters: usize,
-    /// Lloyd's iterations.
+    /// Number of Lloyd's iterations.
     pub(crate) iterations: usize,
     /// Threads that work on it.
     pub(crate) threads: BuildThreads<'a>,

@@ -70,8 +70,9 @@ const FLAT_ROWS: usize = 2048;
 /// square root of the dimensions (Gao and Long, "RaBitQ", SIGMOD 2024); below, product quantisation
 /// is better.
 const RABITQ_DIMS: usize = 384;
-/// Dimensions from which [`CoarseKind::Auto`] uses one-bit codes for vectors with a long mean, but
-/// not for inner products. They need no more memory than product quantisation from here on.
+/// Number of dimensions from which [`CoarseKind::Auto`] uses one-bit codes for vectors with a long
+/// mean, but not for inner products. They need no more memory than product quantisation from here
+/// on.
 const LONG_MEAN_DIMS: usize = 96;
 
 /// Measure of similarity; in JSON `cosine`, `dot` or `l2`.
@@ -116,7 +117,7 @@ pub struct CoarseHit {
 pub struct CoarseBuild<'a> {
     /// `rows * dims` values, row by row.
     pub vectors: &'a [f32],
-    /// Values per vector.
+    /// Number of values per vector.
     pub dims: usize,
     /// Measure of similarity.
     pub metric: Metric,
@@ -192,7 +193,7 @@ impl ScanParams {
 /// Request to an index.
 #[derive(Clone, Copy)]
 pub struct CoarseRequest<'a> {
-    /// Rows to find.
+    /// Number of rows to find.
     pub k: usize,
     /// Effort.
     pub params: ScanParams,

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use base::{Error, Result};
 
-/// Blocks of 32 rows in a part of a list. Most lists are one part.
+/// Number of blocks of 32 rows in a part of a list. Most lists are one part.
 pub(super) const PART_BLOCKS: usize = 64;
 /// Bytes of parts that a query reads at once; at least one part.
 const PARTS_BYTES_MAX: usize = 4 << 20;
@@ -27,7 +27,7 @@ pub struct CodeRange {
     pub bytes: usize,
     /// True if these are finite or infinite numbers of 32 bits, and no codes.
     pub floats: bool,
-    /// Rows that are lost if the range is damaged.
+    /// Number of rows that are lost if the range is damaged.
     pub rows: usize,
 }
 
@@ -124,7 +124,7 @@ pub(super) fn batch(
 pub(super) struct RowGroups {
     pub(super) kind: u32,
     pub(super) row_bytes: usize,
-    /// Rows of the index.
+    /// Number of rows of the index.
     pub(super) rows: usize,
     /// True if the section holds numbers of 32 bits, and no codes.
     pub(super) floats: bool,

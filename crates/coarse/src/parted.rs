@@ -12,10 +12,10 @@ use parking_lot::Mutex;
 
 use crate::parts::{PartsHelper, PartsOwner, SharedParts};
 
-/// Rows of the probed lists from which parts are offered. A core scans them in about the
+/// Number of rows of the probed lists from which parts are offered. A core scans them in about the
 /// time that an idle thread takes to wake up.
 const ROWS_MIN: usize = 16 << 10;
-/// Rows of a part, so that claims cost little.
+/// Number of rows of a part, so that claims cost little.
 const PART_ROWS: usize = 4 << 10;
 /// Maximum number of lists of a part on a medium, if they hold [`PART_ROWS`] rows. A thread has the
 /// reads of that many lists in flight, two a list. Shorter lists have fewer bytes, so a part can
@@ -39,9 +39,9 @@ pub(super) struct OfferedLists<'a> {
     pub(super) query: &'a [f32],
     /// Cost of the centre, and number, of each list.
     pub(super) lists: &'a [(f32, u32)],
-    /// Rows of all lists.
+    /// Number of rows of all lists.
     pub(super) rows: usize,
-    /// Rows that each thread keeps.
+    /// Number of rows that each thread keeps.
     pub(super) kept: usize,
     /// True if threads read the codes from a medium.
     pub(super) on_medium: bool,
@@ -69,9 +69,9 @@ pub struct PartedScan {
     pub(super) query: Vec<f32>,
     /// Cost of the centre, and number, of each list.
     lists: Vec<(f32, u32)>,
-    /// Lists of a part.
+    /// Number of lists of a part.
     step: usize,
-    /// Rows that each thread keeps.
+    /// Number of rows that each thread keeps.
     pub(super) kept: usize,
     parts: SharedParts,
     found: Mutex<HelperRows>,

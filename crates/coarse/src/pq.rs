@@ -26,17 +26,17 @@ use super::{BuildThreads, Metric};
 
 /// Maximum residuals to train a codebook with.
 pub(crate) const TRAINING_MAX: usize = 32_768;
-/// Lloyd's iterations for the 16 values of a part.
+/// Number of Lloyd's iterations for the 16 values of a part.
 const ITERATIONS: usize = 12;
-/// Dimensions up to which a part has two of them.
+/// Number of dimensions up to which a part has two of them.
 const TWO_DIMS_MAX: usize = 256;
 
 /// Division of vectors into parts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct PqShape {
-    /// Values per vector.
+    /// Number of values per vector.
     pub(crate) dims: usize,
-    /// Values per part.
+    /// Number of values per part.
     pub(crate) part_dims: usize,
 }
 

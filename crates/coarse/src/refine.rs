@@ -7,7 +7,7 @@ use super::section;
 use super::source::VectorProfile;
 use super::{Exact, Metric};
 
-/// Rows to prefetch ahead: enough to keep the memory busy, few enough for its queue.
+/// Number of rows to prefetch ahead: enough to keep the memory busy, few enough for its queue.
 const AHEAD: usize = 8;
 /// Bound of the rounding error of a sum of products, as a share of the largest product; far above
 /// the real error.

@@ -10,7 +10,7 @@ use super::kmeans::{self, NearestCentres, RowsByCluster};
 use super::refine::normalise;
 use super::{BuildThreads, DIMS_MAX, Metric, ROWS_MAX, RandomDraws, SQUARE_MAX};
 
-/// Values that are read at once.
+/// Number of values that are read at once.
 const CHUNK_VALUES: usize = 128 << 10;
 /// Maximum values of all vectors that centres are trained with.
 const SAMPLE_VALUES_MAX: usize = 48 << 20;
@@ -52,7 +52,7 @@ pub(super) type VisitRuns<'a> = dyn FnMut(Range<usize>, &[f32]) -> Result<()> + 
 pub struct StreamedBuild<'a> {
     /// Source of the vectors.
     pub vectors: &'a dyn BuildVectors,
-    /// Values per vector.
+    /// Number of values per vector.
     pub dims: usize,
     /// Measure of similarity.
     pub metric: Metric,

@@ -24,20 +24,20 @@ pub(super) const DEFAULT_RECALL: f32 = 0.95;
 /// Target recall of a search with a filter and without settings. Recall is measured without
 /// filters, so there is a margin.
 const FILTERED_RECALL: f32 = 0.98;
-/// Hits for which recall is measured.
+/// Number of hits for which recall is measured.
 pub(super) const MEASURED_HITS: usize = 10;
 /// Maximum rows used as queries.
 const QUERIES_MAX: usize = 256;
 /// Minimum rows used as queries, if there are as many.
 const QUERIES_MIN: usize = 32;
-/// Rows per query, between those limits.
+/// Number of rows per query, between those limits.
 const ROWS_A_QUERY: usize = 64;
-/// Rows compared with all queries at a time.
+/// Number of rows compared with all queries at a time.
 const TRUTH_ROWS: usize = 96;
 /// Maximum candidates compared with finer codes, and the number in a search that should miss no
 /// row.
 const REFINE_MAX: usize = 4 * HITS_MAX;
-/// Candidates compared by their bytes if nothing was measured.
+/// Number of candidates compared by their bytes if nothing was measured.
 const REFINE_UNMEASURED: usize = 100;
 /// Candidates in the grid, for [`MEASURED_HITS`] hits.
 const REFINE_GRID: [usize; 5] = [20, 40, 80, 160, 320];
@@ -63,13 +63,13 @@ pub(super) const PROBE_COST: usize = 40;
 /// Measured recall: the share of the `k` nearest rows that a search with these settings finds.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct RecallPoint {
-    /// Hits per query.
+    /// Number of hits per query.
     pub k: u32,
     /// Share found, 0 to 1.
     pub recall: f32,
-    /// Clusters scanned.
+    /// Number of clusters scanned.
     pub probes: u32,
-    /// Candidates compared with finer codes.
+    /// Number of candidates compared with finer codes.
     pub refine: u32,
 }
 

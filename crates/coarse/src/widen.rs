@@ -29,7 +29,7 @@ const GROWTH: usize = 4;
 pub(super) struct FilteredProbes {
     /// Allowed rows to compare.
     pub(super) rows: usize,
-    /// Lists that hold so many if the filter is not correlated with the vectors.
+    /// Number of lists that hold so many if the filter is not correlated with the vectors.
     pub(super) lists: usize,
 }
 

@@ -96,7 +96,7 @@ struct GpuCounters {
     device_bytes: u64,
     pinned_bytes: u64,
     queries: u64,
-    /// Queries that the processor answered because the GPU failed.
+    /// Number of queries that the processor answered because the GPU failed.
     fallbacks: u64,
 }
 

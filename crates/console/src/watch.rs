@@ -74,7 +74,7 @@ pub(crate) struct ServerWatch {
     journal: Arc<EventJournal>,
     refused: BTreeMap<&'static str, u64>,
     disk_refused: HashMap<String, u64>,
-    /// Requests that could not be written to the request log.
+    /// Number of requests that could not be written to the request log.
     unlogged: u64,
     /// True for a model if many of its requests had failed at the last scan.
     failing: HashMap<Arc<str>, bool>,

@@ -14,7 +14,7 @@ use loadgen::random::{RandomSequence, at, signed_unit};
 
 /// Number of embedding tables.
 pub(crate) const TABLES: usize = 26;
-/// Numbers in one embedding.
+/// Number of numbers in one embedding.
 const DIMENSION: usize = 32;
 /// Number of dense features.
 pub(crate) const DENSE: usize = 13;

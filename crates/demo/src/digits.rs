@@ -18,7 +18,7 @@ const SIDE: usize = 8;
 const PIXELS: usize = SIDE * SIDE;
 const RECORD: usize = PIXELS + 1;
 const CLASSES: usize = 10;
-/// Images that are drawn.
+/// Number of images that are drawn.
 const DRAWN: usize = 4;
 /// Brightness from 0 (paper) to 16 (ink), in steps of 4.
 const INK: [&str; 5] = ["  ", "░░", "▒▒", "▓▓", "██"];

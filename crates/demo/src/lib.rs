@@ -62,11 +62,11 @@ const SPEECH_MIN: f32 = 0.5;
 /// [`MEMORY_SHARE`] of the memory.
 const BYTES_MAX: u64 = 512 * MIB;
 const MEMORY_SHARE: u64 = 16;
-/// Rows of a request.
+/// Number of rows of a request.
 const BATCH: usize = 32;
 /// Time between two updates.
 const TICK: Duration = Duration::from_millis(500);
-/// Versions kept on disk.
+/// Number of versions kept on disk.
 const VERSIONS_KEPT: u64 = 2;
 /// Timeout of the last swap after the traffic has ended.
 const SETTLE_TIMEOUT: Duration = Duration::from_secs(20);

@@ -19,7 +19,7 @@ pub const FILE: &str = "ch_PP-OCRv4_rec_infer.onnx";
 pub const INPUT: &str = "x";
 /// Name of the model's output.
 pub const OUTPUT: &str = "softmax_11.tmp_0";
-/// Columns of the image for one step of the output.
+/// Number of columns of the image for one step of the output.
 pub const STEP_PX: usize = 8;
 /// Height of the model's images in pixels.
 const HEIGHT_PX: u32 = 48;

@@ -9,7 +9,7 @@ use crate::caller::GrpcCaller;
 
 /// Sampling rate of the model's input.
 const RATE_HZ: u32 = 16_000;
-/// Samples of one step, and of the former step that the model gets again.
+/// Number of samples of one step, and of the former step that the model gets again.
 const WINDOW: usize = 512;
 const CONTEXT: usize = 64;
 const STATE_SHAPE: [usize; 3] = [2, 1, 128];

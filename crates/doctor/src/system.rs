@@ -4,7 +4,7 @@ use crate::{Check, CheckVerdict, read};
 
 /// Oldest kernel that Millpond was tested on.
 const KERNEL_MIN: (u32, u32) = (5, 4);
-/// Descriptors of the server besides its connections: files, timers, signals, engines.
+/// Number of descriptors of the server besides its connections: files, timers, signals, engines.
 const DESCRIPTORS_OWN: u64 = 256;
 /// Default of `--max-connections`.
 pub const CONNECTIONS_MAX: usize = 16_384;

@@ -30,15 +30,15 @@ use crate::{
     SignatureFile,
 };
 
-/// Rows of `pick`'s table.
+/// Number of rows of `pick`'s table.
 pub const TABLE_ROWS: usize = 1 << 20;
-/// Columns of `pick`'s table.
+/// Number of columns of `pick`'s table.
 pub const TABLE_COLUMNS: usize = 16;
 /// A device that no machine has.
 const DEVICE_NONE: Device = Device::Cuda(4095);
-/// Threads that run one session at once.
+/// Number of threads that run one session at once.
 const THREADS: usize = 4;
-/// Runs per thread.
+/// Number of runs per thread.
 const RUNS: usize = 200;
 
 /// Standard graphs of an engine.

@@ -63,9 +63,9 @@ impl FromStr for Device {
 /// one operator at a time, because Millpond's own workers provide the parallelism.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
 pub struct SessionOptions {
-    /// Threads of one operator.
+    /// Number of threads of one operator.
     pub intra_op_threads: usize,
-    /// Operators of one run that may run at the same time.
+    /// Number of operators of one run that may run at the same time.
     pub inter_op_threads: usize,
     /// Device that it runs on.
     pub device: Device,

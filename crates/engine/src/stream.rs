@@ -18,7 +18,7 @@ use crate::{Servable, Session};
 
 pub(crate) struct StreamSession {
     runner: Runner,
-    /// Rows of axis 0 that make an item.
+    /// Number of rows of axis 0 that make an item.
     lanes: usize,
     /// Current values of the carried inputs. The lock also serialises runs.
     state: Mutex<Vec<(CarriedInput, Tensor)>>,

@@ -15,7 +15,7 @@ use crate::Etcd;
 
 /// Limit of all waits.
 pub const WAIT_MAX: Duration = Duration::from_secs(60);
-/// Starts that find their port used by another process.
+/// Maximum number of starts that find their port used by another process.
 const STARTS_MAX: usize = 5;
 /// Longest time until all threads of a paused process have stopped.
 const PAUSE_MAX: Duration = Duration::from_secs(60);

@@ -27,7 +27,7 @@ pub(super) const CODE_FAILED_PRECONDITION: i64 = 9;
 const CODE_UNAVAILABLE: i64 = 14;
 const CODE_UNAUTHENTICATED: i64 = 16;
 
-/// Characters of an answer without JSON that an error shows.
+/// Maximum number of characters of an answer without JSON that an error shows.
 const TEXT_CHARS_MAX: usize = 200;
 /// Start of all keys of Millpond.
 const KEYS: &str = "millpond";

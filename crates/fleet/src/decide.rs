@@ -10,7 +10,7 @@ use crate::keys::FleetSnapshot;
 
 /// Reason of a wait before the first answer.
 pub(super) const ASKS: &str = "it asks for a turn";
-/// Processes that the reason of a wait names.
+/// Maximum number of processes that the reason of a wait names.
 const NAMES_MAX: usize = 3;
 
 /// A version that a process wants to load.

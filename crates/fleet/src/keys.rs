@@ -7,7 +7,7 @@ use base::{UtcTime, VersionId};
 use etcd::EtcdEntry;
 use serde::{Deserialize, Serialize};
 
-/// Characters of an error that a hold keeps.
+/// Maximum number of characters of an error that a hold keeps.
 const ERROR_CHARACTERS_MAX: usize = 1000;
 
 #[derive(Clone, Debug)]

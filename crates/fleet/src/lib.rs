@@ -61,7 +61,8 @@ pub struct FleetOptions {
     pub fleet: String,
     /// Name of the process, which no other process of the fleet has.
     pub process: String,
-    /// Processes that load a new version of the same model at the same time, at least one.
+    /// Number of processes that load a new version of the same model at the same time, at least
+    /// one.
     pub concurrency: u32,
     /// Intervals and limits.
     pub times: FleetTimes,

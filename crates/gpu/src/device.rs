@@ -61,7 +61,7 @@ pub struct Gpu {
     pub(crate) device_budget: Arc<RowBudget>,
     /// Bytes of rows in pinned memory.
     pub(crate) pinned_budget: Arc<RowBudget>,
-    /// Queries that ran in a search of another thread.
+    /// Number of queries that ran in a search of another thread.
     pub(crate) joined: AtomicU64,
     /// Set by the first error other than a lack of memory. The context survives few errors, so the
     /// device is not used again.

@@ -5,7 +5,7 @@ use base::{Error, Result};
 
 /// Threads of a block, and rows of a tile (`THREADS` in `kernels.cu`).
 pub(crate) const TILE_ROWS: usize = 128;
-/// Slots of all lists of a block together (`PLACES` in `kernels.cu`).
+/// Number of slots of all lists of a block together (`PLACES` in `kernels.cu`).
 const LIST_SLOTS: usize = 2048;
 /// Bytes of a piece, the unit in which codes are read.
 pub const PIECE_BYTES: usize = 16;
@@ -20,7 +20,7 @@ pub const QUERIES_MAX: usize = 1024;
 pub const DIMS_MAX: usize = 4096;
 /// Maximum rows, as in the index: tiles and rows are counted in 32 bits.
 pub const ROWS_MAX: usize = 1 << 30;
-/// Blocks of one group for each multiprocessor, so that one computes while another waits.
+/// Number of blocks of one group for each multiprocessor, so that one computes while another waits.
 const BLOCKS_PER_PROCESSOR: usize = 4;
 /// Maximum keys of all lists of one query together, so that merging stays a small part of the work.
 const LISTED_MAX: usize = 1 << 18;
@@ -68,9 +68,9 @@ impl Coding {
 /// Division of one search among blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LaunchPlan {
-    /// Queries that a block compares in one pass over the codes: 1, 2, 4 or 8.
+    /// Number of queries that a block compares in one pass over the codes: 1, 2, 4 or 8.
     pub group: usize,
-    /// Groups of queries.
+    /// Number of groups of queries.
     pub groups: usize,
     /// Parts of the rows, each one block.
     pub parts: usize,

@@ -25,7 +25,7 @@ pub(crate) struct QueryBatch {
     pub(crate) scales: Vec<f32>,
     /// Keys, one a query: only larger keys are found. Empty for searches of the best rows.
     pub(crate) after: Vec<u64>,
-    /// Hits of each query.
+    /// Number of hits of each query.
     pub(crate) k: usize,
 }
 

@@ -34,7 +34,7 @@ pub enum Codes<'a> {
 /// Rows to upload.
 #[derive(Clone, Copy, Debug)]
 pub struct Rows<'a> {
-    /// Values of a row.
+    /// Number of values of a row.
     pub dims: usize,
     /// Codes of all rows, one row after the other.
     pub codes: Codes<'a>,

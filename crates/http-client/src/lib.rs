@@ -35,7 +35,7 @@ pub use self::tls::{ClientIdentityFiles, ClientTls, ClientTlsFiles, TlsPeer};
 const ANSWER_BYTES_MAX: usize = 256 << 20;
 /// Bytes of the body of a response that has no content of a collection.
 const SMALL_ANSWER_BYTES_MAX: u64 = 64 << 10;
-/// Connections to one address that stay open without a request.
+/// Maximum number of connections to one address that stay open without a request.
 const IDLE_CONNECTIONS_MAX: usize = 32;
 /// Time after which an idle connection is closed. A node's listener closes one after 75 seconds, so
 /// the client is always the first.

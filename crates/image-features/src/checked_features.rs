@@ -24,7 +24,7 @@ pub struct ExpectedFeatures {
     pub kind: ImageKind,
     /// Name of the model; "none" without embeddings.
     pub model: String,
-    /// Values of an embedding.
+    /// Number of values of an embedding.
     pub dims: usize,
 }
 

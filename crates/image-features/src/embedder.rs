@@ -28,7 +28,7 @@ pub struct Embedder {
     preprocess: Preprocess,
     /// Maximum images of one run.
     pub batch_max: usize,
-    /// Values of one vector, if the signature fixes them.
+    /// Number of values of one vector, if the signature fixes them.
     dims: Option<usize>,
 }
 

@@ -29,7 +29,7 @@ pub struct LoggedPoint {
 pub struct CheckedPoints {
     /// Settings of the collection, or of the one to create for the points.
     pub settings: ImageSettings,
-    /// Values of an embedding.
+    /// Number of values of an embedding.
     pub dims: usize,
     /// The points, in the order of the request.
     pub points: Vec<LoggedPoint>,

@@ -15,8 +15,8 @@ pub(crate) const SECTION: &str = api_qdrant::IMAGES;
 
 /// Name instead of a model, for a collection of fingerprints without embeddings.
 pub(crate) const NO_MODEL: &str = api_qdrant::NO_MODEL;
-/// Dimensions of the vector of a print in a collection without embeddings. Storage requires a
-/// vector, and no query compares it.
+/// Number of dimensions of the vector of a print in a collection without embeddings. Storage
+/// requires a vector, and no query compares it.
 pub const PLACEHOLDER_DIMS: usize = 4;
 
 /// Returns the model of a new collection if no request names a model: [`NO_MODEL`] for

@@ -13,7 +13,7 @@ const SIZES_MAX: usize = 512;
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct AnsweredRequest {
     pub(crate) items: usize,
-    /// Items of the run that answered it, or of the largest run if it was split.
+    /// Number of items of the run that answered it, or of the largest run if it was split.
     pub(crate) batch: usize,
     /// Most items of a run. Requests with more are split.
     pub(crate) batch_max: usize,
@@ -56,7 +56,7 @@ struct CountedRuns {
 /// Counts of runs, rounded to whole numbers.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RunCounts {
-    /// Items of all requests.
+    /// Number of items of all requests.
     pub items: u64,
     /// Number of runs.
     pub runs: u64,
@@ -67,7 +67,7 @@ pub struct RunCounts {
 /// Runs of one batch size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RunSize {
-    /// Items of the batch.
+    /// Number of items of the batch.
     pub size: u64,
     /// Number of runs.
     pub runs: u64,

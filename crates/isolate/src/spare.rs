@@ -35,7 +35,7 @@ pub(crate) struct SpareTable(Mutex<BTreeMap<String, SharedSpare>>);
 
 struct SharedSpare {
     slot: Arc<SpareSlot>,
-    /// Supervisors that use the slot.
+    /// Number of supervisors that use the slot.
     users: usize,
 }
 

@@ -27,7 +27,7 @@ pub struct EmbeddingsPage {
     /// Embeddings one after the other, as floats of 32 bits, little-endian.
     #[serde(with = "image_features::base64_text")]
     pub embeddings: Vec<u8>,
-    /// Points that cannot be read.
+    /// Number of points that cannot be read.
     pub unreadable: u64,
     /// First internal id of the next page; `None` after the last one.
     pub next: Option<u64>,
@@ -49,7 +49,7 @@ pub struct NeighboursRequest {
 pub struct NeighboursAnswer {
     /// Neighbours of each embedding. A point is a neighbour of its own embedding.
     pub near: Vec<Vec<NearPoint>>,
-    /// Points that cannot be read.
+    /// Number of points that cannot be read.
     pub unreadable: u64,
 }
 
@@ -108,9 +108,9 @@ pub struct NeighbourProbe {
 pub struct VerifyAnswer {
     /// Accepted pairs.
     pub accepted: Vec<AcceptedNeighbour>,
-    /// Pairs whose keypoints do not agree.
+    /// Number of pairs whose keypoints do not agree.
     pub refused: u64,
-    /// Records that cannot be read.
+    /// Number of records that cannot be read.
     pub unreadable: u64,
 }
 

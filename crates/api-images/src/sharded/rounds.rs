@@ -30,7 +30,7 @@ pub struct CoarseAnswer {
     pub ids: Vec<u64>,
     /// Similarity of the embedding of each.
     pub coarse: Vec<f32>,
-    /// Images of the shard that the filter allows.
+    /// Number of images of the shard that the filter allows.
     pub of: u64,
     /// True if images may be missing.
     pub partial: bool,
@@ -52,7 +52,7 @@ pub struct CoarseCandidates {
 pub struct PrintShare {
     /// Number for the whole collection; `None` for the default.
     pub candidates: Option<usize>,
-    /// Shards of the collection.
+    /// Number of shards of the collection.
     pub shards: u32,
 }
 
@@ -92,9 +92,9 @@ pub struct RankRequest {
 pub struct RankAnswer {
     /// Best hits of the shard, best first.
     pub hits: Vec<RankedImage>,
-    /// Images that were compared.
+    /// Number of images that were compared.
     pub compared: u64,
-    /// Images of the shard that the filter allows.
+    /// Number of images of the shard that the filter allows.
     pub of: u64,
     /// True if hits may be missing.
     pub partial: bool,

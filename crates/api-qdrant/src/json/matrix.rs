@@ -5,7 +5,7 @@ use search::filter::Filter;
 
 use super::{AbsentField, out_of_limits, positive};
 
-/// Points of a sample if the request has no number.
+/// Number of points of a sample if the request has no number.
 const DEFAULT_SAMPLE: usize = 10;
 /// Maximum points of a sample. Each is compared with each other.
 const SAMPLE_MAX: usize = 1024;

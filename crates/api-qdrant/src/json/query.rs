@@ -313,7 +313,7 @@ fn null_is_default<'de, D: Deserializer<'de>, T: Default + Deserialize<'de>>(
 #[derive(Clone, Debug, Default, PartialEq, serde::Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct SearchParams {
-    /// Candidates that a search of a graph keeps.
+    /// Number of candidates that a search of a graph keeps.
     #[serde(default, deserialize_with = "positive")]
     pub hnsw_ef: Option<usize>,
     /// True to compare every vector.

@@ -20,7 +20,7 @@ const BATCH_HITS_MAX: usize = 1 << 20;
 /// Query of a batch for the nearest points of a vector, without a filter.
 struct PlainQuery<'a> {
     embedding: Vec<f32>,
-    /// Hits to find.
+    /// Number of hits to find.
     count: usize,
     params: &'a SearchParams,
     score_threshold: Option<f32>,

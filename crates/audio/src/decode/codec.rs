@@ -22,7 +22,7 @@ pub(super) struct PacketDecoder {
     /// `None` between a panic and the next packet.
     decoder: Option<Box<dyn Decoder>>,
     buffer: Option<SampleBuffer<f32>>,
-    /// Channels of every block: as many as in the first.
+    /// Number of channels of every block: as many as in the first.
     channels: Option<usize>,
     rate: Option<u32>,
 }

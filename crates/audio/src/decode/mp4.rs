@@ -347,7 +347,8 @@ pub(super) struct Mp4Edit {
     length: u64,
     /// Later parts.
     more: Vec<MediaPart>,
-    /// Frames that an encoder added before the sound, for a track without a list of edits.
+    /// Number of frames that an encoder added before the sound, for a track without a list of
+    /// edits.
     priming: u64,
     /// True in a file with fragments, of which the table of contents states no length.
     pub(super) is_fragmented: bool,
@@ -404,7 +405,7 @@ struct TableWalk {
     movie: u32,
     /// True for a file with fragments, whose tables count all tracks.
     fragmented: bool,
-    /// Frames before the sound by a comment of iTunes.
+    /// Number of frames before the sound by a comment of iTunes.
     priming: u64,
     tracks: Vec<Mp4Track>,
 }
@@ -419,9 +420,9 @@ struct Mp4Track {
     edit: Mp4Edit,
     /// True if it has a list of edits, of any form.
     has_edits: bool,
-    /// Entries of its table of times.
+    /// Number of entries of its table of times.
     entries: u64,
-    /// Packets with times.
+    /// Number of packets with times.
     packets: u64,
 }
 

@@ -27,7 +27,7 @@ struct MpegHeader {
     kind: u32,
     rate: u32,
     channels: usize,
-    /// Samples of each channel.
+    /// Number of samples of each channel.
     samples: u64,
     /// Bytes of the frame with its header.
     size: usize,
@@ -73,7 +73,7 @@ impl MpegHeader {
 struct MpegInfo {
     /// Number of mp3 frames that follow.
     frames: Option<u64>,
-    /// Samples that an encoder added before and after the sound.
+    /// Number of samples that an encoder added before and after the sound.
     delay: u64,
     padding: u64,
 }
@@ -187,7 +187,7 @@ fn packet_decoder(header: &MpegHeader) -> Result<PacketDecoder> {
 pub(super) struct Mpeg {
     bytes: InputBytes,
     codec: PacketDecoder,
-    /// Channels of the frames that the codec decodes now.
+    /// Number of channels of the frames that the codec decodes now.
     codec_channels: usize,
     /// Header of the first frame.
     header: MpegHeader,

@@ -4,7 +4,7 @@ use super::AudioFormat;
 use super::bytes::InputBytes;
 use super::read::{BlockReader, DecodeStep};
 
-/// Frames of a block.
+/// Number of frames of a block.
 const FRAMES: usize = 4096;
 
 /// Encoding of one sample.

@@ -51,7 +51,7 @@ pub struct MelSettings {
     pub fft: usize,
     /// Length of the Hann window in samples, at most `fft`; it lies in the transform's middle.
     pub window: usize,
-    /// Samples from one row to the next.
+    /// Number of samples from one row to the next.
     pub hop: usize,
     /// Mel bands.
     pub mels: usize,

@@ -16,7 +16,7 @@ pub(super) struct CutPlan {
     pub(super) fill: Option<usize>,
     /// True if each group is a stream of the model.
     pub(super) stream: bool,
-    /// Pieces of a group.
+    /// Number of pieces of a group.
     pub(super) lanes: usize,
     /// True if a run may have fewer windows without changing the result.
     pub(super) short: bool,

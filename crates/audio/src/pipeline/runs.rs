@@ -60,7 +60,7 @@ pub(super) struct ModelRuns {
     finished: bool,
     /// Number of the next piece.
     next: u64,
-    /// Windows so far.
+    /// Number of windows so far.
     pushed: u64,
     /// Failed runs since the last successful one.
     failures: u32,

@@ -15,7 +15,7 @@ const SILENCE: f32 = -200.0;
 /// Facts about a window besides the model's input.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct WindowInfo {
-    /// Rows that belong to the recording.
+    /// Number of rows that belong to the recording.
     pub(super) real: usize,
     /// Level of its samples in dB of full scale; measured for embeddings only.
     pub(super) level: f32,

@@ -12,7 +12,7 @@ use crate::recogniser::Recogniser;
 /// The frames of all windows, numbered consecutively.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Grid {
-    /// Frames of each window, after trimming.
+    /// Number of frames of each window, after trimming.
     frames: usize,
     /// Samples from one window to the next.
     hop: f64,

@@ -10,7 +10,7 @@ use std::process::Command;
 
 use command_line::environment;
 
-/// Threads that share an arena.
+/// Number of threads that share an arena.
 const THREADS_AN_ARENA: usize = 8;
 
 /// Settings besides the number of arenas. Freed pages return to the system within 20 ms, and a

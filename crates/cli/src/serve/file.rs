@@ -55,9 +55,9 @@ pub(crate) struct ModelOptions {
     pub(crate) transition: Option<TransitionOrder>,
     /// Names for versions, as in `stable = 3`.
     pub(crate) labels: BTreeMap<String, u64>,
-    /// Threads inside one operator.
+    /// Number of threads inside one operator.
     pub(crate) intra_op_threads: Option<usize>,
-    /// Operators of one run that run concurrently.
+    /// Number of operators of one run that run concurrently.
     pub(crate) inter_op_threads: Option<usize>,
     /// Run it in a worker process.
     pub(crate) isolate: Option<bool>,

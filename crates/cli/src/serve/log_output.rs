@@ -26,7 +26,7 @@ const PIECE_BYTES: usize = 4096;
 #[derive(Debug)]
 pub(crate) struct LogOutput {
     format: LogFormat,
-    /// Lines dropped since the last line that was written.
+    /// Number of lines dropped since the last line that was written.
     dropped: AtomicU64,
 }
 

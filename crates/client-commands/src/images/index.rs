@@ -111,11 +111,11 @@ fn collection_name(text: &str) -> Result<String, String> {
 #[derive(Debug, Default, PartialEq, Eq)]
 struct IndexSummary {
     added: u64,
-    /// Images that the collection had already.
+    /// Number of images that the collection had already.
     present: u64,
-    /// Files with the same content as another file of this call.
+    /// Number of files with the same content as another file of this call.
     duplicates: u64,
-    /// Files that are not images.
+    /// Number of files that are not images.
     ignored: u64,
     /// Name and reason of each image that was not added.
     failed: Vec<(String, String)>,

@@ -29,12 +29,12 @@ use super::merge;
 use super::pairs::ShardPair;
 use super::steps::{JobStep, JobSteps};
 
-/// Images that are looked up at the same time.
+/// Maximum number of images that are looked up at the same time.
 const IMAGES_MAX: usize = 1000;
 /// Longest time of all attempts of a lookup, and the pause between two.
 const LOOKUP_WAIT_MAX: Duration = Duration::from_secs(30);
 const LOOKUP_PAUSE: Duration = Duration::from_millis(500);
-/// Batches of lines that wait for the client.
+/// Maximum number of batches of lines that wait for the client.
 const BATCHES_MAX: usize = 4;
 /// Longest time in which a client reads nothing.
 const CLIENT_STALL_MAX: Duration = Duration::from_secs(60);

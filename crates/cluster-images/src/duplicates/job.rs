@@ -48,7 +48,7 @@ const READ_PAUSE: Duration = Duration::from_millis(500);
 const READ_PAUSE_MAX: Duration = Duration::from_secs(10);
 /// Longest time between two steps. The steps show other roots that the job runs.
 const CHECKPOINT: Duration = Duration::from_secs(5);
-/// Pairs of an object. A smaller number stays in the step.
+/// Number of pairs of an object. A smaller number stays in the step.
 const PART_PAIRS: usize = 4096;
 /// Pause between two attempts to create a step, and the longest time of all.
 const STORE_PAUSE: Duration = Duration::from_secs(1);
@@ -72,7 +72,7 @@ impl From<Error> for JobStop {
 type JobResult<T> = std::result::Result<T, JobStop>;
 
 pub(super) struct JobStart {
-    /// Values of an embedding.
+    /// Number of values of an embedding.
     pub(super) dims: usize,
     /// Number of the step that began or continued the job.
     pub(super) number: u64,
@@ -89,7 +89,7 @@ pub(super) struct ClusterJob {
     step: JobStep,
     /// Ids of the pairs found, the lower one first.
     known: HashSet<(u64, u64)>,
-    /// Points of a page.
+    /// Number of points of a page.
     page: usize,
     pacer: Pacer,
     /// Time of the newest step.

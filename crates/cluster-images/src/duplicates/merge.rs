@@ -23,7 +23,7 @@ pub(super) struct ShardNeighbour {
 pub(super) struct MergedNeighbours {
     /// The nearest of each embedding, nearest first.
     pub(super) near: Vec<Vec<ShardNeighbour>>,
-    /// Points that could not be read.
+    /// Number of points that could not be read.
     pub(super) unreadable: u64,
 }
 
@@ -108,9 +108,9 @@ pub(super) fn new_neighbours(
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct VerifiedPairs {
     pub(super) pairs: Vec<ShardPair>,
-    /// Pairs whose keypoints do not agree.
+    /// Number of pairs whose keypoints do not agree.
     pub(super) refused: u64,
-    /// Records that could not be read.
+    /// Number of records that could not be read.
     pub(super) unreadable: u64,
 }
 

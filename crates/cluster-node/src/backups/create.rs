@@ -20,7 +20,7 @@ use crate::node::services::shard_log;
 use crate::node::snapshot::{snapshot_store, snapshots};
 use crate::types::{CollectionRecord, ShardKey};
 
-/// Shards whose logs or snapshots are listed at the same time.
+/// Maximum number of shards whose logs or snapshots are listed at the same time.
 const SHARDS_AT_ONCE_MAX: usize = 16;
 /// Longest time of a backup from the write of its note. Its copies stay for longer.
 const BACKUP_TIME_MAX: Duration = Duration::from_secs(20 * 3600);

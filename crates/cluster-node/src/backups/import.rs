@@ -40,7 +40,7 @@ const OPERATION_POINTS_MAX: usize = 500;
 const ENTRY_BYTES: usize = 8 << 20;
 /// Bytes of waiting operations from which they are written.
 const WAITING_BYTES: usize = 32 << 20;
-/// Shards whose logs are written at the same time.
+/// Maximum number of shards whose logs are written at the same time.
 const SHARDS_AT_ONCE_MAX: usize = 16;
 /// Estimated maximum bytes of the points that are read at once.
 const PAGE_BYTES: usize = 16 << 20;

@@ -19,8 +19,9 @@ const PART_BYTES: usize = 16 << 20;
 /// Maximum bytes of a part: one of almost [`PART_BYTES`], and one more entry.
 pub(super) const PART_BYTES_MAX: u64 = (PART_BYTES + ENTRY_BYTES_MAX + LENGTH_BYTES) as u64;
 const LENGTH_BYTES: usize = size_of::<u32>();
-/// Entries that are written at the same time. A collection with many shards may have hundreds of
-/// thousands, and a restore has a time limit. The bytes of a part limit their memory.
+/// Maximum number of entries that are written at the same time. A collection with many shards may
+/// have hundreds of thousands, and a restore has a time limit. The bytes of a part limit their
+/// memory.
 const WRITES_AT_ONCE_MAX: usize = 32;
 
 /// Reader of a log that returns parts for a backup.

@@ -64,7 +64,7 @@ const DIRECTORY: &str = "cluster";
 const RETRY_AFTER: Duration = Duration::from_secs(10);
 /// Maximum backups of one collection that are listed: one an hour for more than five years.
 const SETS_MAX: usize = 50_000;
-/// Descriptions of backups that are read at the same time.
+/// Maximum number of descriptions of backups that are read at the same time.
 const SETS_AT_ONCE_MAX: usize = 16;
 /// Time for which an object of a failed backup is kept after it was written, so that the next
 /// backup continues. The copies of a backup without a description are kept as long after its note

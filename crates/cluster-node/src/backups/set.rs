@@ -22,7 +22,7 @@ const VERSION_ORIGINALS: u32 = 2;
 const CHECKSUM_PREFIX: &[u8] = b",\"blake3\":\"";
 /// Text after the checksum.
 const CHECKSUM_SUFFIX: &[u8] = b"\"}";
-/// Digits of the checksum.
+/// Number of digits of the checksum.
 const CHECKSUM_DIGITS: usize = 2 * blake3::OUT_LEN;
 /// Maximum bytes of a description.
 pub(super) const SET_BYTES_MAX: u64 = 64 << 20;

@@ -10,7 +10,7 @@ use super::{ClusterBackups, RETRY_AFTER};
 
 /// Maximum backups and restores that wait for their turn on this node.
 pub(super) const WAITING_MAX: usize = 16;
-/// Archives that are received or sent at the same time.
+/// Maximum number of archives that are received or sent at the same time.
 pub(super) const TRANSFERS_MAX: usize = 1;
 /// Longest wait for the end of another transfer.
 const TRANSFER_WAIT_MAX: Duration = Duration::from_secs(2);

@@ -20,7 +20,7 @@ use cluster_log::Batch;
 const PAUSE_MIN: Duration = Duration::from_millis(50);
 /// Longest pause before an operation is tried again.
 const PAUSE_MAX: Duration = Duration::from_secs(2);
-/// Tries of one operation. Then the follower starts over.
+/// Maximum number of tries of one operation. Then the follower starts over.
 const TRIES_MAX: u32 = 30;
 
 /// Time after which a shard that is still behind applies its log at ordinary priority. On a machine
@@ -55,9 +55,9 @@ impl ApplyPriority {
 /// Outcome of an entry.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct AppliedBatch {
-    /// Operations that were made.
+    /// Number of operations that were made.
     pub(super) made: u64,
-    /// Operations that no holder can make.
+    /// Number of operations that no holder can make.
     pub(super) skipped: u64,
     /// Reason of the first skipped operation.
     pub(super) skip_reason: Option<Error>,

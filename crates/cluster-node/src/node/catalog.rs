@@ -43,7 +43,7 @@ pub struct StoreCatalog {
     loaded: AtomicBool,
     /// True if the last reading had every record, so that a collection without one was removed.
     whole: AtomicBool,
-    /// Changes by this process. Records that were read before a change are ignored.
+    /// Number of changes by this process. Records that were read before a change are ignored.
     changes: AtomicU64,
     log: ChangeLog,
     /// Newest version of the aliases and changes that this process knows.

@@ -26,7 +26,7 @@ const SCAN_INTERVAL: Duration = Duration::from_secs(600);
 /// Consecutive scans that must find data without a record before it is removed. They take at least
 /// an hour.
 const SCANS_WITHOUT_RECORD: u32 = 7;
-/// Objects that are removed at the same time.
+/// Maximum number of objects that are removed at the same time.
 const REMOVED_AT_ONCE_MAX: usize = 8;
 /// Longest time of a request to the store.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(60);

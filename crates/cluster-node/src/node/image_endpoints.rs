@@ -31,7 +31,7 @@ const VERIFY: &str = "verify";
 pub struct ExtractionRequest {
     /// Kind and model of the collection.
     pub settings: ImageSettings,
-    /// Values of an embedding.
+    /// Number of values of an embedding.
     pub dims: usize,
     /// The step whose views are wanted; `None` for the whole image.
     #[serde(default, skip_serializing_if = "Option::is_none")]

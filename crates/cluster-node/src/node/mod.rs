@@ -70,7 +70,7 @@ pub struct NodeOptions {
     pub cluster: String,
     /// This node.
     pub info: NodeInfo,
-    /// Entries of a shard's log between two snapshots.
+    /// Number of entries of a shard's log between two snapshots.
     pub snapshot_entries: u64,
     /// Backups of collections.
     pub backups: ClusterBackupSettings,

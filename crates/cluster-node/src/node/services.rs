@@ -13,10 +13,10 @@ use super::local::LocalCollections;
 use crate::membership::IDENTITY;
 use crate::types::{ShardKey, ViewSource};
 
-/// Snapshots that a node takes at the same time.
+/// Maximum number of snapshots that a node takes at the same time.
 pub(super) const SNAPSHOTS_RUNNING_MAX: usize = 1;
 
-/// Snapshots that a node restores at the same time.
+/// Maximum number of snapshots that a node restores at the same time.
 pub(super) const RESTORES_RUNNING_MAX: usize = 2;
 
 /// Returns the number of shards whose logs a node applies at the same time while they are behind:
@@ -43,7 +43,7 @@ pub(super) struct NodeServices {
     pub(super) client: HttpClient,
     pub(super) pacer: Arc<Pacer>,
     pub(super) metrics: ClusterMetrics,
-    /// Entries of a shard between two snapshots.
+    /// Number of entries of a shard between two snapshots.
     pub(super) snapshot_entries: u64,
     pub(super) snapshots: Semaphore,
     pub(super) restores: Semaphore,

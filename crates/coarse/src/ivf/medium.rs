@@ -12,7 +12,7 @@ use super::super::section::{BYTE_CODES, CODES, TERMS};
 use super::super::{CoarseHeader, CoarseRequest, LoadSection, SectionBytes};
 use super::{ByteQuery, IvfPq};
 
-/// Rows compared by their bytes at once. Each may need a group of its own.
+/// Number of rows compared by their bytes at once. Each may need a group of its own.
 const ROWS_AT_ONCE: usize = 1024;
 /// Bytes of the terms of a block.
 const TERMS_BYTES: usize = BLOCK * 4;

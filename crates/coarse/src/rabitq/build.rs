@@ -18,7 +18,7 @@ const CLUSTERS_PER_ROOT: f64 = 4.0;
 const CLUSTERS_MAX: usize = 1 << 16;
 /// Training rows per cluster; more hardly move the centres.
 const TRAINED_PER_CLUSTER: usize = 48;
-/// Rows per chunk of a thread.
+/// Number of rows per chunk of a thread.
 const ROWS_A_CHUNK: usize = 256;
 
 pub(crate) fn build(build: &StreamedBuild<'_>, profile: &VectorProfile) -> Result<BuiltIndex> {

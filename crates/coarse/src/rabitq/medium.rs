@@ -17,7 +17,7 @@ use super::{Rabitq, RabitqScratch};
 /// Parts of lists that are read first, and the factor by which later reads have more.
 const PARTS_FIRST: usize = 1;
 const PARTS_GROWTH: usize = 2;
-/// Rows compared one by one at once. Each may need groups of its own.
+/// Number of rows compared one by one at once. Each may need groups of its own.
 const ROWS_AT_ONCE: usize = 512;
 /// Bytes of the factors of a row or of 32 rows.
 const ROW_FACTORS_BYTES: usize = 12;

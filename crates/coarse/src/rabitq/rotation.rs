@@ -9,7 +9,7 @@ use kernels::{hadamard, rabitq};
 
 use crate::kmeans::RandomDraws;
 
-/// Rounds of signs and transform.
+/// Number of rounds of signs and transform.
 const ROUNDS: usize = 4;
 
 /// Rotation of vectors that are first padded with zeros.

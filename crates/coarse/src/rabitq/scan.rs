@@ -149,7 +149,7 @@ pub(super) struct RabitqScan {
     pub(super) candidates: Vec<RabitqCandidate>,
     /// Rows that passed their one-bit bounds and wait for their four-bit codes to be prefetched.
     waiting: Vec<(u32, f32)>,
-    /// Rows compared by four bits.
+    /// Number of rows compared by four bits.
     pub(super) compared: u64,
 }
 

@@ -20,9 +20,9 @@ use super::window::SLOT_TIME;
 
 /// Time between two samples of the machine.
 const SAMPLE_TIME: Duration = Duration::from_millis(100);
-/// Samples between two computations of the limits.
+/// Number of samples between two computations of the limits.
 const LIMIT_EVERY: u32 = 10;
-/// Samples between two rotations of the windows.
+/// Number of samples between two rotations of the windows.
 const ROTATE_EVERY: u32 = (SLOT_TIME.as_millis() / SAMPLE_TIME.as_millis()) as u32;
 /// Most slow requests that wait for the thread. Further ones count as "unknown".
 const WAITING_MAX: usize = 256;

@@ -9,7 +9,7 @@ use os::{CoreTimes, CpuQuota, ThreadTable};
 
 use super::evidence::MachineSample;
 
-/// Samples between two checks for a CPU quota, if none was found.
+/// Number of samples between two checks for a CPU quota, if none was found.
 const QUOTA_CHECK_SAMPLES: u32 = 100;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -8,12 +8,12 @@ use std::time::Duration;
 
 /// Bits of a bucket's number within its octave.
 const FRACTION_BITS: u32 = 3;
-/// Buckets of an octave.
+/// Number of buckets of an octave.
 const PARTS: usize = 1 << FRACTION_BITS;
-/// Octaves of microseconds: up to 134 s.
+/// Number of octaves of microseconds: up to 134 s.
 const OCTAVES: usize = 27;
 const BUCKETS: usize = OCTAVES * PARTS;
-/// Histograms of the ring. One of them is being filled.
+/// Number of histograms of the ring. One of them is being filled.
 const SLOTS: usize = 6;
 /// Time after which the next histogram is filled.
 pub(crate) const SLOT_TIME: Duration = Duration::from_secs(10);
