@@ -43,8 +43,8 @@ pub(crate) struct DuplicateJobs {
 #[derive(Clone)]
 struct DuplicateJob {
     control: Arc<DuplicateControl>,
-    /// Progress until the job's own is published: the file may still have the progress of an
-    /// earlier job.
+    /// Progress until the job's own is published, because the file may still have the progress of
+    /// an earlier job.
     begun: Value,
     /// Set by the thread at its end.
     ended: Arc<Mutex<Option<Result<()>>>>,

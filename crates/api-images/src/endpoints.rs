@@ -134,7 +134,8 @@ pub(crate) fn check_creates(
     }
 }
 
-/// Reads a body of JSON, and converts it where it is parsed: a large body on a thread "decoder-N".
+/// Reads a body of JSON, and converts it on the thread that parses it. That is a thread "decoder-N"
+/// for a large body.
 pub(super) async fn converted<T, U>(
     services: &ImageServices,
     headers: &HeaderMap,

@@ -28,8 +28,8 @@ pub struct QueryPrint {
 }
 
 impl QueryPrint {
-    /// Returns true if the print is left out because of this error of its search: the print cannot
-    /// be read, and its file has others.
+    /// Returns true if this error of its search leaves the print out of the query. The print cannot
+    /// be read then, and its file has others.
     pub fn is_left_out(&self, error: &Error) -> bool {
         self.is_of_several && print_files::is_of_one_print(error)
     }

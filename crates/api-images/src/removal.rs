@@ -143,8 +143,8 @@ pub(crate) fn remove_refused(
 
 /// Removes originals in the directory `space` that no version of the collection names. If that
 /// fails, or a collection that may need them is not open, they are removed in the background later.
-/// The caller has claimed the ids of their images. Does not open the registry: an upload can end
-/// after a server that is stopping has closed it.
+/// The caller has claimed the ids of their images. Does not open the registry, because an upload
+/// can end after a server that is stopping has closed it.
 ///
 /// # Errors
 /// Returns the errors of the store of originals.

@@ -175,7 +175,7 @@ impl LeftRecords {
     }
 }
 
-/// Removes a record, durably: after a power loss, it would remove originals that were copied back
+/// Removes a record, durably. After a power loss, it would remove originals that were copied back
 /// with their old times. If the record stays, the next start checks the originals again.
 pub(crate) fn remove_record(file: &Path) {
     let removed = match std::fs::remove_file(file) {

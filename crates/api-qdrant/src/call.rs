@@ -386,7 +386,7 @@ enum WriteKind {
     Deleting,
 }
 
-/// Checks the number of objects in a query before they are parsed: as a tree they take a hundred
+/// Checks the number of objects in a query before they are parsed. As a tree they take a hundred
 /// times the memory of their text.
 ///
 /// # Errors

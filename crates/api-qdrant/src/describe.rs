@@ -127,7 +127,7 @@ pub(crate) fn segments(
 
 /// Returns the indexed fields, each with the number of points that have a value of it. These are
 /// the fields with a requested index, and others that segments index by themselves. Reads no
-/// payload of a segment: points of segments without an index on a field are not counted.
+/// payload of a segment. So points of segments without an index on a field are not counted.
 fn payload_schema(
     named: &NamedCollection,
     settings: &CollectionSettings,

@@ -9,8 +9,8 @@ use http::Uri;
 
 use crate::json;
 
-/// Parameters of a request's query string. `ordering` and `consistency` are checked only: every
-/// write is durable before its response, and there are no replicas.
+/// Parameters of a request's query string. `ordering` and `consistency` are checked only, because
+/// every write is durable before its response, and there are no replicas.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct RequestParams {
     /// The client's time limit.

@@ -316,8 +316,8 @@ fn scroll_in_order(
 }
 
 /// Returns the first `limit` points in the order of a field. If the order begins at a whole number
-/// and no number follows, it begins at a date: the number is its microseconds since 1970. Clients
-/// continue with the `order_value` of the last point, which has this form.
+/// and no number follows, it begins at a date. The number is then the microseconds of the date
+/// since 1970. Clients continue with the `order_value` of the last point, which has this form.
 ///
 /// # Errors
 /// As [`NamedCollection::ordered`].

@@ -389,8 +389,8 @@ impl Decoder {
         }
     }
 
-    /// Returns the longest gap in frames that is filled with silence now: a few bytes must not
-    /// become days of silence.
+    /// Returns the longest gap in frames that is filled with silence now. It is bounded, because a
+    /// few bytes must not become days of silence.
     fn gap_max(&self) -> u64 {
         let rate = u64::from(self.format.rate);
         let left = (self.heard + SILENCE_SECONDS_MAX * rate).saturating_sub(self.filled);

@@ -130,8 +130,8 @@ pub trait AudioModel: Send + Sync {
     /// Returns the same model for one stream. Consecutive items lie along axis 0 of the first input
     /// and run one after the other. The state passes from item to item and from run to run, inside
     /// the model and from the outputs to the inputs that `carried` names. An item is `lanes` rows
-    /// of axis 0: as many streams side by side, in the batch of a model whose state has a batch
-    /// axis. One run at a time.
+    /// of axis 0. They are as many streams side by side, in the batch of a model whose state has a
+    /// batch axis. One run at a time.
     ///
     /// # Errors
     /// If the model has no such input or output, or cannot have a state of its own.

@@ -59,7 +59,7 @@ pub struct PipelineOptions {
     pub embeddings: bool,
     /// Speakers to match, for recognisers of voices.
     pub speakers: Option<Speakers>,
-    /// Flag that stops the work: [`recognise`] then ends with `Cancelled` within a second, even
+    /// Flag that stops the work. [`recognise`] then ends with `Cancelled` within a second, even
     /// while a read of the input blocks.
     pub stop: Arc<AtomicBool>,
     /// Name of the thread that reads and decodes. It has ended when [`recognise`] returns a

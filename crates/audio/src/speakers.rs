@@ -77,7 +77,7 @@ impl Speakers {
         Ok(Speakers::with(Some(path.to_owned()), document(path)?.unwrap_or_default()))
     }
 
-    /// Opens the store for a server: a damaged file is renamed to `PATH.corrupt-N` and logged, and
+    /// Opens the store for a server. A damaged file is renamed to `PATH.corrupt-N` and logged, and
     /// the store begins empty.
     ///
     /// # Errors

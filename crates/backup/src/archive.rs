@@ -270,8 +270,8 @@ fn append_checked(from: &mut impl Read, file: &BackupFile, to: &mut dyn Writer) 
 /// Converts an error of reading an archive. Keeps an error of this program in it, and the words of
 /// the operating system.
 ///
-/// Leaves out the words of the library: they repeat bytes of the file, and a recovery can name any
-/// file of the server.
+/// Leaves out the words of the library, because they repeat bytes of the file, and a recovery can
+/// name any file of the server.
 fn unreadable(error: &std::io::Error) -> Error {
     let first = error.get_ref().map(|source| source as &(dyn std::error::Error + 'static));
     let causes = || std::iter::successors(first, |cause| cause.source());

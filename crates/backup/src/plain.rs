@@ -42,7 +42,7 @@ impl ObjectDirectory<'_> {
     }
 }
 
-/// Backs up the objects of a directory: copies objects that the store of `context` lacks, and then
+/// Backs up the objects of a directory. Copies objects that the store of `context` lacks, and then
 /// writes the list. An object that is removed meanwhile is left out. Returns the list, which has
 /// neither state nor settings.
 ///

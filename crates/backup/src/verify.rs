@@ -75,9 +75,9 @@ impl ListedObjects {
         Ok(())
     }
 
-    /// Reads the objects and compares them. An object is no damage if all its backups were removed
-    /// in the meantime: another server with the same store removes it, too. `backup` is the only
-    /// backup to verify, if one was requested.
+    /// Reads the objects and compares them. An absent object is no damage if all its backups were
+    /// removed in the meantime. Another server with the same store may have removed them. `backup`
+    /// is the only backup to verify, if one was requested.
     ///
     /// # Errors
     /// `NotFound` if `backup` was removed in the meantime; the store's error. Damage is no error.

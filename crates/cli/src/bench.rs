@@ -147,8 +147,8 @@ fn demo_time() -> CommandResult<Option<Duration>> {
     Ok(Some(Duration::from_secs(seconds)))
 }
 
-/// Gives internal errors the exit code of wrong answers: the user did not cause a wrong answer or a
-/// crashed server.
+/// Gives internal errors the exit code of wrong answers, because the user did not cause a wrong
+/// answer or a crashed server.
 pub(crate) fn finished(result: base::Result<()>) -> CommandResult {
     result.map_err(|error| {
         let exit = match error.kind() {

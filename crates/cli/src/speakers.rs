@@ -127,7 +127,7 @@ pub(crate) fn run(args: &SpeakersArgs) -> CommandResult {
 }
 
 /// Adds the voice of each of `files` to the voice of `name`. If a recording has no embedding, none
-/// is added: a recording that was added before it would count twice after the command is repeated.
+/// is added. A recording that was added before it would count twice after the command is repeated.
 fn enrol(
     speakers: &Speakers,
     name: &str,

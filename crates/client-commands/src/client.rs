@@ -109,8 +109,8 @@ impl HttpReply {
         error_text(&self.body)
     }
 
-    /// Returns true if the same request may succeed later: the server, or a proxy before it, was
-    /// busy or took too long.
+    /// Returns true if the same request may succeed later. The server, or a proxy before it, was
+    /// then busy or took too long.
     pub(crate) fn is_busy(&self) -> bool {
         matches!(self.status, 408 | 429 | 502 | 503 | 504)
     }

@@ -39,7 +39,7 @@ pub(super) struct RootViewSearch<'a> {
 
 impl RootViewSearch<'_> {
     /// Searches for the views of `file` step by step until one has an accepted match. An error ends
-    /// the search and makes the answer partial: the hits of the whole photograph are kept.
+    /// the search and makes the answer partial. The hits of the whole photograph are kept.
     pub(super) async fn run(&self, file: &Bytes, whole: &ExtractedQuery) -> ViewsAnswer {
         let started = Instant::now();
         let mut found = ViewsAnswer::default();

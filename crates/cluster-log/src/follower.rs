@@ -47,7 +47,8 @@ pub struct LogFollower {
     /// Entries from the position on, which the floor did not exceed after they were read.
     ready: VecDeque<LogEntry<Batch>>,
     /// Owner that wrote the last entry that counts, once one was read from the log. Only this
-    /// writer's entries are taken without a read: its number is random, and only its log has it.
+    /// writer's entries are taken without a read, because its number is random, and only its log
+    /// has it.
     writer: Option<WriterId>,
 }
 
@@ -96,7 +97,7 @@ impl LogFollower {
 
     /// Takes an entry from its writer, so that the next call of [`LogFollower::next`] reads
     /// nothing. It must be the entry at the present position, and its writer must have acknowledged
-    /// it: then it is in the log, and the floor was not above it. Returns false for an entry at
+    /// it. Then it is in the log, and the floor was not above it. Returns false for an entry at
     /// another number. Also returns false if its writer is not the writer of the last entry that
     /// was read from the log and counts. Such an entry changes nothing, and the log is read.
     pub fn offer(&mut self, number: EntryNumber, entry: LogEntry<Batch>) -> bool {

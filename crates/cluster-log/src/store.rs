@@ -190,7 +190,7 @@ impl ShardLog {
         Ok(floors)
     }
 
-    /// Returns the number after the last entry: every entry that was acknowledged before the call
+    /// Returns the number after the last entry. Every entry that was acknowledged before the call
     /// is below it.
     ///
     /// # Errors

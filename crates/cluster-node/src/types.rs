@@ -192,7 +192,7 @@ pub enum StoreAccess {
     /// The readings fail, and succeed on another node that can write logs. So the logs of this node
     /// move to other nodes.
     Lost,
-    /// The node has announced no access: it has not read the store yet, or its program is of an
+    /// The node has announced no access. It has not read the store yet, or its program is of an
     /// earlier version. Values that only newer programs know are read as this one.
     #[default]
     #[serde(other)]

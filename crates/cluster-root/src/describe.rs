@@ -43,7 +43,7 @@ struct DescribedIndexes {
 }
 
 /// Returns the declared indexes. If `counts` is false, and after an error, the fields have 0
-/// points: a collection is described even if no shard can be read.
+/// points. A collection is described even if no shard can be read.
 async fn payload_schema(
     context: &RootContext,
     record: &Arc<CollectionRecord>,

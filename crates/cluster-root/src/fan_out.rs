@@ -139,7 +139,7 @@ impl<'a> ReadRun<'a> {
         self.send(calls)
     }
 
-    /// Asks the holders again after a pause. Returns false if that is of no use: an overloaded node
+    /// Asks the holders again after a pause. Returns false if that is of no use. An overloaded node
     /// needs fewer requests, and a shard without a holder needs minutes.
     async fn next_round(&mut self) -> Result<bool> {
         let Some(pause) = self.fan_out.next_pause() else { return Ok(false) };

@@ -36,8 +36,8 @@ const POINTS_PATH: &str = "points";
 const POINTS_BODY: &[u8] = br#"{"with_payload":["image"],"with_vector":false}"#;
 /// Time between two passes.
 const PASS_INTERVAL: Duration = Duration::from_secs(60);
-/// Minimum age of an original, by the clock of the store. Much more than an upload takes: nodes may
-/// have other timeouts than this one, and a node may be stopped during an upload.
+/// Minimum age of an original, by the clock of the store. Much more than an upload takes, because
+/// nodes may have other timeouts than this one, and a node may be stopped during an upload.
 const AGE_MIN: Duration = Duration::from_secs(24 * 3600);
 /// Maximum originals of a shard in a part that are removed although most of these have no point.
 const FEW_ABANDONED: usize = 4;

@@ -25,8 +25,8 @@ const DELETE: &str = "{\"delete\"";
 /// Maximum images of a request whose originals are removed at the same time.
 const REMOVALS_AT_ONCE_MAX: usize = 16;
 
-/// Minimum age, by the clock of the store, at which an upload is over: its point is in the log, or
-/// never will be.
+/// Minimum age, by the clock of the store, at which an upload is over. Its point is then in the
+/// log, or never will be.
 const UPLOAD_OVER: Duration = Duration::from_secs(3600);
 /// Number of timeouts of requests after which an upload is over: the upload's own, the timeout of
 /// the removal, and one more.
@@ -43,8 +43,8 @@ struct RemovedOriginal {
 }
 
 impl RemovedOriginals {
-    /// Returns true if the originals of deleted points are removed: the collection holds images,
-    /// and this node has their store.
+    /// Returns true if the originals of deleted points are removed. The collection then holds
+    /// images, and this node has their store.
     pub(super) fn are_removed(state: &RootState, record: &CollectionRecord) -> bool {
         record.images.is_some() && state.images().is_some()
     }

@@ -31,7 +31,7 @@ use super::snapshot_rights;
 use super::state::RootState;
 
 /// Longest wait for a snapshot or a recovery. The work continues after that. A second recovery
-/// under the same name may begin then: each writes a collection with an id of its own. The record
+/// under the same name may begin then. Each writes a collection with an id of its own. The record
 /// of the name is created only if it is absent, and the data of the later recovery is removed after
 /// an hour.
 const WAIT_MAX: Duration = Duration::from_secs(600);

@@ -386,8 +386,8 @@ pub fn shard_refusal(error: Error) -> Error {
     error.with_source(NotWritten::Refused)
 }
 
-/// Returns true if the error says that a shard refused a write: its holders have full disks, or no
-/// owner took the write in time. Writes to other shards may succeed.
+/// Returns true if the error says that a shard refused a write. Its holders then have full disks,
+/// or no owner took the write in time. Writes to other shards may succeed.
 pub fn is_shard_refusal(error: &Error) -> bool {
     NotWritten::of(error) == Some(NotWritten::Refused)
 }

@@ -43,7 +43,7 @@ pub struct UnneededTimer {
 }
 
 impl UnneededTimer {
-    /// Records the need of the copy at `now`. Returns true if the copy can be removed: it was
+    /// Records the need of the copy at `now`. Returns true if the copy can be removed. It was then
     /// unneeded at each call for [`UNNEEDED_STAYS`], because the same nodes `wanted` hold the
     /// shard.
     ///

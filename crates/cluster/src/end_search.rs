@@ -10,7 +10,7 @@ pub const END_DISTANCE_MAX: u64 = 64;
 ///
 /// It needs one absent number. An owner acknowledges an entry only if all numbers before it had
 /// entries. So if a number is absent, either no entry from it on was acknowledged, or its entry was
-/// removed. In the second case, the floor is above it: the floor is raised before entries are
+/// removed. In the second case, the floor is above it. The floor is raised before entries are
 /// removed, and is read after the number. A reader whose next entry is absent uses the same proof.
 /// The search needs no listing of entries, and an entry that appears late can only make the search
 /// longer.

@@ -18,7 +18,7 @@ use crate::entry::EntryNumber;
 /// only if no entry was applied for this time.
 pub const STALL_DECISION_DELAY: Duration = Duration::from_secs(50);
 /// Time for which all holders of a shard are stalled before its owner refuses writes. Until then
-/// the log takes them: a disk may get space again soon, for example after a merge of segments.
+/// the log takes them. A disk may get space again soon, for example after a merge of segments.
 pub const FULL_SHARD_DELAY: Duration = Duration::from_secs(60);
 
 /// Holders of a shard in a certain view.
@@ -137,7 +137,7 @@ pub struct FullShardTimer {
 impl FullShardTimer {
     /// Records a view at `now`. `stalled` has an item for each node that should hold the shard or
     /// serves it: true if the node has marked its copy as stalled. It is empty if the view is not
-    /// certain: then no write is refused, because disks may have space again, and the timer
+    /// certain. Then no write is refused, because disks may have space again, and the timer
     /// continues. Returns true if writes are refused.
     ///
     /// A holder without a mark that does not serve the shard yet may be restoring its copy, so it

@@ -58,7 +58,7 @@ pub enum Event<B> {
     NotCreated(RequestId),
     /// The entry was read; `None` if it is absent. After a failure, the caller reads again.
     Found(RequestId, Option<LogEntry<B>>),
-    /// The log's floor was read: entries below `entry` may be removed, and `epoch` is the largest
+    /// The log's floor was read. Entries below `entry` may be removed, and `epoch` is the largest
     /// epoch of them.
     Floor {
         /// The read.

@@ -316,8 +316,8 @@ pub trait Coarse: Send + Sync {
     }
 
     /// Returns true if [`CoarseRequest::floor`] never changes whether a row with a higher score is
-    /// found. Otherwise a search with exact scores has two steps that can run on different threads:
-    /// [`Coarse::candidates`] does not depend on the floor, [`Coarse::compare`] does.
+    /// found. Otherwise a search with exact scores has two steps that can run on different threads.
+    /// [`Coarse::candidates`] does not depend on the floor, and [`Coarse::compare`] does.
     fn floor_is_exact(&self) -> bool {
         true
     }
@@ -528,7 +528,7 @@ pub fn open_with(find: LoadSection<'_>) -> Result<Box<dyn Coarse>> {
     }
 }
 
-/// Opens an index whose codes stay on the medium: `find` is not called for their sections, and
+/// Opens an index whose codes stay on the medium. `find` is not called for their sections, and
 /// searches read them ([`CoarseRequest::codes`]). An index without lists is read whole.
 ///
 /// # Errors

@@ -86,8 +86,8 @@ struct HelperRows {
 }
 
 impl PartedScan {
-    /// Offers the scan of `offered`. Returns `None` if the caller should scan the lists alone: they
-    /// are short, or no thread is idle.
+    /// Offers the scan of `offered`. Returns `None` if the caller should scan the lists alone. They
+    /// are then short, or no thread is idle.
     pub(super) fn offer(
         helpers: Option<&dyn ScanHelpers>,
         offered: &OfferedLists<'_>,

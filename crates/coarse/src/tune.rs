@@ -137,8 +137,8 @@ impl ScanChoice {
         }
     }
 
-    /// Adapts the probes if only `allowed` of `rows` count: as many allowed rows are compared as
-    /// rows without a filter.
+    /// Adapts the probes if only `allowed` of `rows` count. Then as many allowed rows are compared
+    /// as rows without a filter.
     pub(super) fn for_share(self, allowed: usize, rows: usize, clusters: usize) -> FilteredProbes {
         let lists = (self.probes as u128 * rows as u128).div_ceil(allowed.max(1) as u128);
         FilteredProbes {

@@ -234,7 +234,7 @@ pub fn cache_dir() -> PathBuf {
 }
 
 /// Returns the cache directory of `user` below `temporary`. It has the number of the user, since
-/// users cannot share a cache: the server loads models from it.
+/// users cannot share a cache from which the server loads models.
 fn temporary_cache(temporary: &Path, user: u32) -> PathBuf {
     // Makes a name that cannot be predicted, and that is the same for each call of this process.
     static FIRST_CALL: OnceLock<Duration> = OnceLock::new();

@@ -18,8 +18,8 @@ Exit codes:
   4  wrong: answers differ or are lost, backups are damaged, a recording is not of the speaker,
      or `doctor` found that nothing can be served";
 
-/// Control characters of output. Others are escaped: a name, a reason or an error can come from
-/// another user of a server, and must not change the terminal.
+/// Control characters of output. Others are escaped, because a name, a reason or an error can come
+/// from another user of a server, and must not change the terminal.
 const KEPT_CONTROLS: &[char] = &['\n', '\t'];
 
 /// Exit codes other than 0.

@@ -179,8 +179,8 @@ pub fn port(text: &str) -> Result<u16, String> {
     text.parse().map_err(|_| "a port is a number from 0 to 65535".to_owned())
 }
 
-/// Parses a number that is not negative. Infinity and NaN are no numbers of JSON, in which a
-/// request would have null instead: an absent setting.
+/// Parses a number that is not negative. Infinity and NaN are no numbers of JSON. A request would
+/// have null instead, which means an absent setting.
 ///
 /// # Errors
 /// Returns a message if it is not such a number.

@@ -201,8 +201,8 @@ pub(crate) fn guarded(reply: Reply, policy: &'static str) -> Reply {
         )
 }
 
-/// Returns true if a client prefers the page to text: it accepts `text/html` by name, at least as
-/// much as `text/plain`. A client that accepts anything (curl) gets the text.
+/// Returns true if a client prefers the page to text. It then accepts `text/html` by name, at least
+/// as much as `text/plain`. A client that accepts anything (curl) gets the text.
 pub fn wants_page(headers: &HeaderMap) -> bool {
     let accepted: Vec<&str> =
         headers.get_all(header::ACCEPT).iter().filter_map(|value| value.to_str().ok()).collect();

@@ -50,7 +50,7 @@ pub fn login_routes(
         .with_state(Arc::new(state))
 }
 
-/// Answers a request without a key: redirects a browser that opens a page to the form, and answers
+/// Answers a request without a key. Redirects a browser that opens a page to the form, and answers
 /// others with the required header.
 pub fn unauthenticated(parts: &Parts, error: &Error) -> Response {
     if parts.method != Method::GET || !wants_page(&parts.headers) {
@@ -183,7 +183,7 @@ async fn log_in(
     }
 }
 
-/// Refuses a form that is too large before it is read: its sender has shown no key yet.
+/// Refuses a form that is too large before it is read, because its sender has shown no key yet.
 fn check_length(headers: &HeaderMap) -> base::Result<()> {
     let length = headers.get(header::CONTENT_LENGTH).and_then(|text| text.to_str().ok());
     let length: Option<usize> = length.and_then(|text| text.parse().ok());

@@ -183,7 +183,7 @@ fn read(page: &Page) -> Now {
 }
 
 /// Returns the models on the page, in order of name. Of more than [`MODELS_SHOWN_MAX`], the ones
-/// that fail come first: the page would otherwise say that none fails.
+/// that fail come first. Otherwise the page would say that none fails.
 fn shown_models(statuses: &[ModelStatus]) -> Vec<&ModelStatus> {
     let mut shown: Vec<&ModelStatus> = statuses.iter().collect();
     if shown.len() > MODELS_SHOWN_MAX {

@@ -124,7 +124,7 @@ impl Engine for OnnxEngine {
 
 impl LazyOnnxEngine {
     /// Returns the engine; loads nothing. Sets the library's environment variable, so call it while
-    /// the program starts: with the first model, other threads may read variables in C.
+    /// the program starts. From the first model on, other threads may read variables in C.
     pub fn new(search: LibrarySearch) -> LazyOnnxEngine {
         disable_telemetry();
         LazyOnnxEngine { search }

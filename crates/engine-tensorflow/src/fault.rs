@@ -41,7 +41,8 @@ pub(crate) fn of_run(code: i32, message: &str) -> Error {
     Error::new(kind, one_line(message))
 }
 
-/// Builds the error of a failed load: an error of the model, except if there was too little memory.
+/// Builds the error of a failed load. It is an error of the model, except if there was too little
+/// memory.
 pub(crate) fn of_load(code: i32, message: &str) -> Error {
     let message = one_line(message);
     // A file of the checkpoint is missing, ends early, or contradicts its index. An unknown

@@ -63,8 +63,8 @@ pub struct TensorFlowEngine {
 
 impl TensorFlowEngine {
     /// Creates the engine. The first load opens the library. Sets the library's environment
-    /// variables, so call it while the program starts: with the first model, other threads may read
-    /// variables in C.
+    /// variables, so call it while the program starts. From the first model on, other threads may
+    /// read variables in C.
     pub fn new(search: LibrarySearch) -> TensorFlowEngine {
         set_variables();
         TensorFlowEngine { search }

@@ -239,7 +239,7 @@ pub struct LoadRequest {
     /// Threads, device, and facts about inputs and outputs that the graph does not state.
     pub options: SessionOptions,
     /// Request to end the load early with `Cancelled`. An engine may ignore it. The caller drops
-    /// its references at the end of the warm-up: a worker process ends if the flag is set before.
+    /// its references at the end of the warm-up. A worker process ends if the flag is set before.
     pub stop: Arc<AtomicBool>,
 }
 

@@ -245,9 +245,9 @@ impl ScheduleOptions {
         Err(Error::invalid(format!("allowed-batch-sizes: {why}")))
     }
 
-    /// Returns the options for `signature`, one of the signatures `all` of a version: without rules
-    /// for inputs and outputs that only other signatures have. A name that no signature has stays,
-    /// and [`crate::BatchPlan::new`] refuses it.
+    /// Returns the options for `signature`, one of the signatures `all` of a version. They have no
+    /// rules for inputs and outputs that only other signatures have. A name that no signature has
+    /// stays, and [`crate::BatchPlan::new`] refuses it.
     pub(crate) fn for_signature(
         &self,
         signature: &Signature,

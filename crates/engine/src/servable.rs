@@ -337,8 +337,8 @@ impl Servable {
 
     /// Returns the same version for one stream of requests. The items of a run (axis 0) run one
     /// after the other, and the state passes from item to item and from run to run. An item is
-    /// `lanes` rows of axis 0: as many streams side by side, in the batch of a model whose state
-    /// has a batch axis.
+    /// `lanes` rows of axis 0. They are as many streams side by side, in the batch of a model whose
+    /// state has a batch axis.
     ///
     /// The state is inside a [`Servable::stateful`] model; otherwise `carried` names the outputs
     /// that become inputs. Runs are not merged with others, and inputs are not checked against the

@@ -45,7 +45,7 @@ pub(super) struct TurnRules {
 }
 
 /// Returns the next step of a version. `snapshot` was read after the slot was taken, if there is
-/// one: a process that fails holds the version back before it releases its slot.
+/// one. A process that fails holds the version back before it releases its slot.
 pub(super) fn next_step(
     rules: &TurnRules,
     snapshot: &FleetSnapshot,

@@ -110,7 +110,7 @@ impl FleetSnapshot {
         snapshot
     }
 
-    /// Returns a process other than `own` that ended while it loaded the version: it has begun, and
+    /// Returns a process other than `own` that ended while it loaded the version. It has begun, and
     /// has no slot for the version any more.
     pub(super) fn ended_trial(&self, id: &VersionId, own: &str) -> Option<&str> {
         let slots = self.slots.get(&*id.model);

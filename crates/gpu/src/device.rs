@@ -19,13 +19,13 @@ use crate::plan::Coding;
 const ORDINAL: usize = 0;
 /// Minimum compute capability, times ten: products of four bytes in one instruction.
 const CAPABILITY_MIN: u32 = 61;
-/// Compute capability to compile for if the compiler does not know the device: later devices run
+/// Compute capability to compile for if the compiler does not know the device. Later devices run
 /// code of earlier ones.
 const CAPABILITY_KNOWN: u32 = 80;
 /// Freed device memory that the driver keeps for the next search, in bytes. Without it, the driver
 /// gives the buffers of a search back to the device at its end and maps them anew for the next.
 const KEPT_BYTES: u64 = 64 << 20;
-/// Maximum share of the free device memory that rows may take, in percent: searches and other
+/// Maximum share of the free device memory that rows may take, in percent. Searches and other
 /// programs need some too.
 const DEVICE_PERCENT_MAX: u64 = 80;
 

@@ -11,7 +11,7 @@ const LIST_SLOTS: usize = 2048;
 pub const PIECE_BYTES: usize = 16;
 /// Maximum queries of one group, which share one pass over the codes.
 const GROUP_MAX: usize = 8;
-/// Maximum rows that one search may return: one list of a block and room for the next tile fill its
+/// Maximum rows that one search may return. One list of a block and room for the next tile fill its
 /// shared memory.
 pub const K_MAX: usize = LIST_SLOTS - TILE_ROWS;
 /// Maximum queries of one search: the transfers stay a few megabytes.

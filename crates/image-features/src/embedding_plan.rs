@@ -32,7 +32,7 @@ impl EmbeddingPlan {
         self.has_embeddings() && !is_template(self.kind, file)
     }
 
-    /// Returns the settings of the collection. They have the name of `embedder`, if it is known: a
+    /// Returns the settings of the collection. They have the name of `embedder`, if it is known. A
     /// plan does not name the server's default.
     pub fn settings(&self, embedder: Option<&Embedder>) -> ImageSettings {
         let named = || self.model.clone().unwrap_or_default();

@@ -79,8 +79,8 @@ pub fn original_in(space: &str, key: &str) -> String {
 }
 
 /// Returns the key in `space` of the original that the payload of the image `id` names as `key`.
-/// Returns `None` if it is not an original of this image: a client can copy the payload of another
-/// one.
+/// Returns `None` if it is not an original of this image, because a client can copy the payload of
+/// another one.
 pub fn own_original(id: &PointId, space: &str, key: &str) -> Option<String> {
     uuid(id)?;
     let key = original_in(space, key);
@@ -240,7 +240,7 @@ pub fn reserve(budget: &Arc<ByteBudget>, file: &DecodingInput<'_>) -> Result<Res
     budget.reserve(file.memory()?)
 }
 
-/// Reserves as [`reserve`] does, for bulk work: waits up to two minutes while requests hold the
+/// Reserves as [`reserve`] does, for bulk work. Waits up to two minutes while requests hold the
 /// memory, and at most until `stopped` returns true.
 ///
 /// # Errors
@@ -446,8 +446,8 @@ pub fn checked_name(name: &str) -> Result<String> {
     Ok(name.to_owned())
 }
 
-/// Returns a name of a file in an archive or a folder as the name of its image: its end, if it is
-/// longer than names of images are.
+/// Returns a name of a file in an archive or a folder as the name of its image. If it is longer
+/// than names of images are, returns its end.
 pub fn end_of_name(name: String) -> String {
     let Some(from) = name.len().checked_sub(NAME_BYTES_MAX).filter(|from| *from > 0) else {
         return name;

@@ -139,8 +139,8 @@ impl FilePrints {
         order
     }
 
-    /// Returns true if the error of a print ends the request: an error of the only print, or of the
-    /// server. After an error of one print, the other prints are still added.
+    /// Returns true if the error of a print ends the request. This is so for an error of the only
+    /// print, or of the server. After an error of one print, the other prints are still added.
     pub fn is_ended_by(&self, error: &Error) -> bool {
         !self.are_several() || !is_of_one_print(error)
     }

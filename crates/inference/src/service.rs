@@ -182,7 +182,7 @@ impl InferenceService {
     }
 
     /// Counts the examples of a request to TensorFlow Serving's API. The caller holds a version of
-    /// the model: series that are counted after its release would stay forever.
+    /// the model. Series that are counted after its release would stay forever.
     pub fn count_examples(&self, ticket: &RequestTicket, model: &Arc<str>, examples: usize) {
         self.metrics.tfs.count_examples(model, ticket.protocol, examples);
     }

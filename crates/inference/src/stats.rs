@@ -166,8 +166,8 @@ impl InferenceStats {
         self.windows.write().unwrap_or_else(PoisonError::into_inner).remove(model);
     }
 
-    /// Computes the percentiles of every model that has had a result. No lock is held meanwhile:
-    /// the first request of another model would wait for it, and all others behind that one.
+    /// Computes the percentiles of every model that has had a result. No lock is held meanwhile.
+    /// The first request of another model would wait for it, and all others behind that one.
     pub fn percentiles(
         &self,
         now: Instant,

@@ -24,7 +24,7 @@ pub struct RequestTicket {
 pub(crate) struct AnswerCount {
     pub(crate) labels: RequestLabels,
     pub(crate) metrics: Arc<Metrics>,
-    /// Held until the request is counted: series that are counted after a version was released
+    /// Held until the request is counted. Series that are counted after a version was released
     /// would stay forever.
     pub(crate) servable: Arc<Servable>,
 }

@@ -12,7 +12,7 @@ const REASON_WAIT_MAX: Duration = Duration::from_secs(5);
 /// The sockets of one worker process.
 pub(crate) struct WorkerChannels {
     state: Mutex<ChannelState>,
-    /// Wakes one waiting run for each returned socket. Only runs wait for it: a thread that waits
+    /// Wakes one waiting run for each returned socket. Only runs wait for it. A thread that waits
     /// for the reason would take the wake-up of a run.
     returned: Condvar,
     /// Signalled at the end of the process, for threads that wait for the reason.

@@ -316,7 +316,7 @@ impl WorkerProcess {
         frame::read(&mut reply).ok().flatten().ok_or(LoadFailure::Ended)
     }
 
-    /// Waits until the process ends. Ends the process if `stop` is set before the load has ended: a
+    /// Waits until the process ends. Ends the process if `stop` is set before the load has ended. A
     /// run of the warm-up may hang.
     pub(crate) fn wait(
         mut self,

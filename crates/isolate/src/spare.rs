@@ -43,7 +43,7 @@ struct SharedSpare {
 #[derive(Default)]
 struct SpareSlot {
     /// The process, once its library is open. An `Option` holds at most one, which is the maximum
-    /// per engine: the keeper starts a process only while this is `None`.
+    /// per engine. The keeper starts a process only while this is `None`.
     process: Mutex<Option<StartedProcess>>,
     changed: Condvar,
     /// Set once no supervisor uses the slot. Also stops the start of a process.

@@ -12,7 +12,8 @@ use rustix::fs::{Mode, OFlags};
 const PREFIX: &str = "millpond-worker-";
 
 /// A new directory, which is removed when this is dropped. A process that is killed cannot remove
-/// its own files: LibTorch copies a compiled package here, and removes the copy in a destructor.
+/// its own files. For example, LibTorch copies a compiled package here, and removes the copy in a
+/// destructor.
 pub(crate) struct TemporaryDirectory {
     path: PathBuf,
     /// Locked while the server runs, so that other servers leave the directory.

@@ -15,7 +15,7 @@ use super::{Originals, failed};
 const CLOCK: &str = "clock";
 
 impl Originals {
-    /// Returns the time of the store's clock: writes an object in the directory `space` and reads
+    /// Returns the time of the store's clock. Writes an object in the directory `space`, and reads
     /// the time at which the store wrote it. The object stays, so that another node that reads the
     /// time meanwhile finds it.
     pub(crate) async fn store_time(&self, space: &str) -> Result<SystemTime> {

@@ -18,7 +18,7 @@ pub struct UploadPrints {
 
 impl UploadPrints {
     /// Returns the images to add, or the error of a print that cannot be extracted. The image of
-    /// the whole file is the last: a file whose id is in the collection is complete.
+    /// the whole file is the last, because a file whose id is in the collection is complete.
     pub fn inputs(&self) -> Vec<Result<ImageInput>> {
         let file = self.file();
         let input = |print: &SplitPrint| -> Result<ImageInput> {

@@ -158,7 +158,7 @@ fn without_line(message: &str) -> &str {
     message.split(" at line ").next().unwrap_or(message)
 }
 
-/// A field without effect: the server always behaves as it requests, or lacks the feature that it
+/// A field without effect. The server always behaves as it requests, or lacks the feature that it
 /// tunes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct IgnoredField;

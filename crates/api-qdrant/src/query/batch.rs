@@ -26,8 +26,8 @@ struct PlainQuery<'a> {
     score_threshold: Option<f32>,
 }
 
-/// Answers of a batch so far. A pause keeps them: their filters may be evicted from the cache
-/// meanwhile, and would be evaluated again.
+/// Answers of a batch so far. A pause keeps them, because their filters may be evicted from the
+/// cache meanwhile, and would be evaluated again.
 #[derive(Default)]
 pub(crate) struct BatchProgress {
     responses: Vec<QueryResponse>,

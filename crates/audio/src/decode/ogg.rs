@@ -39,8 +39,8 @@ const OPUS_COMMENTS: &[u8] = b"OpusTags";
 /// Check of the pages of a recording while a reader reads it.
 #[derive(Default)]
 pub(super) struct OggWatch {
-    /// Offset of the next page, or of a byte that may begin one. The greatest number while a reader
-    /// looks for the end of a file: it takes only times from those pages.
+    /// Offset of the next page, or of a byte that may begin one. It is the greatest number while a
+    /// reader looks for the end of a file, because the reader takes only times from these pages.
     next: u64,
     /// Greatest offset of a next page so far. Pages before it were counted.
     furthest: u64,

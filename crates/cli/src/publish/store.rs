@@ -164,7 +164,8 @@ impl Drop for ScratchDir {
 }
 
 /// Locks the file `lock`, which was opened at `path`. Returns `None` if another process has locked
-/// it, or if `path` names another file by now: such a lock protects no directory.
+/// it, or if `path` names another file by now. The lock of a file without a name protects no
+/// directory.
 ///
 /// # Errors
 /// Returns the error of the file system.

@@ -20,7 +20,7 @@ const PIECE_BYTES: usize = 4096;
 /// Standard error as the output of a log.
 ///
 /// A line that cannot be written is dropped. The disk of a log file may be full, or the reader of a
-/// pipe may have ended or stopped. The subscriber gets no error: it would print it to standard
+/// pipe may have ended or stopped. The subscriber gets no error. It would print it to standard
 /// error too, and the failure of that print ends the thread. A line with the number of dropped
 /// lines precedes the next line that is written.
 #[derive(Debug)]
@@ -35,7 +35,7 @@ impl LogOutput {
         LogOutput { format, dropped: AtomicU64::new(0) }
     }
 
-    /// As [`LogOutput::write_line`]. Drops the line if the reader of `output` has stopped: all
+    /// As [`LogOutput::write_line`]. Drops the line if the reader of `output` has stopped. All
     /// threads that log would wait for it.
     fn write_if_read<W: Write + AsFd>(&self, output: W, line: &[u8]) {
         let is_stalled = self.dropped.load(Ordering::Relaxed) > 0;

@@ -126,7 +126,7 @@ fn protocol_warning(view: &Value) -> Option<String> {
 }
 
 /// Returns a warning if there are too few search nodes for the copies of the shards. The status of
-/// a collection does not show that: it is green if each node that should have a copy has one.
+/// a collection does not show that. It is green if each node that should have a copy has one.
 pub(super) fn few_copies_warning(view: &Value) -> Option<String> {
     let few = |collection: &Value| {
         let copies = collection["copies"].as_u64().and_then(|copies| usize::try_from(copies).ok());

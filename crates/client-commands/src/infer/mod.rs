@@ -128,7 +128,7 @@ fn request(
 }
 
 /// Returns true if the server has the model and it has no inputs. An error of the server counts as
-/// false: the command lacks inputs in any case, and a repeated command shows the error.
+/// false. The command lacks inputs in any case, and a repeated command shows the error.
 fn has_no_inputs(client: &ServerClient, model: &str) -> bool {
     let specs = client.get(model).and_then(|facts| metadata::inputs(&facts));
     specs.is_ok_and(|specs| specs.is_empty())

@@ -55,7 +55,7 @@ impl CollectionJob {
     }
 
     /// Returns true if a root works on the job of this step. `own` is the job of this node from
-    /// before the step was read: a job that has ended since then has written a newer step.
+    /// before the step was read. A job that has ended since then has written a newer step.
     pub(super) fn runs(&self, step: &JobStep, own: Option<&JobControl>) -> bool {
         let observer = RunObserver {
             node: &self.state.root.node,

@@ -22,7 +22,7 @@ pub(super) struct RunObserver<'a> {
 }
 
 impl RunObserver<'_> {
-    /// Returns true if a root works on the job of this step. A mistake costs no pair: of two roots
+    /// Returns true if a root works on the job of this step. A mistake costs no pair. Of two roots
     /// that both work on a job, one cannot create its next step and ends.
     pub(super) fn runs(&self, step: &JobStep) -> bool {
         if step.removed || step.progress.state != DuplicateState::Running {

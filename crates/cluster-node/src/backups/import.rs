@@ -50,7 +50,7 @@ const PAGE_POINTS_MAX: usize = 256;
 const VALUE_BYTES: usize = 16;
 /// Estimated bytes of a point without its embedding.
 const POINT_BYTES: usize = 64 << 10;
-/// Maximum levels of a payload's JSON: a root takes requests of 120 levels, and three of them are
+/// Maximum levels of a payload's JSON. A root takes requests of 120 levels, and three of them are
 /// around the payload. Answers nest it deeper, and JSON readers stop at 128.
 const PAYLOAD_LEVELS_MAX: usize = 117;
 /// Maximum bytes of the settings of a collection in its record.

@@ -170,8 +170,8 @@ impl ClusterBackups {
     }
 
     /// Returns the ids of the backups of the collection of a record, oldest first. Other
-    /// collections may have backups of its name: earlier ones, and those of other clusters with the
-    /// same store of backups.
+    /// collections may have backups under its name, such as earlier ones, or collections of other
+    /// clusters with the same store of backups.
     ///
     /// # Errors
     /// As [`ClusterBackups::list`].

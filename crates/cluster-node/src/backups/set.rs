@@ -70,7 +70,7 @@ pub struct LogPart {
 
 impl ShardBackup {
     /// Returns the position in the log of a shard that begins with the snapshot. Its epoch is 0,
-    /// below that of each owner: the entries of a restored log have no owner.
+    /// below that of each owner, because the entries of a restored log have no owner.
     pub(super) fn position(&self) -> FollowPosition {
         FollowPosition { next: EntryNumber(self.next), epoch: Epoch(0) }
     }

@@ -19,7 +19,8 @@ const ENTER_PAUSE_MAX: Duration = Duration::from_secs(5);
 
 impl MemberState {
     /// Registers the node for the first time. The registration of an earlier process with the same
-    /// name and address is removed, with its shards: two processes cannot listen at one address.
+    /// name and address is removed, with its shards, because two processes cannot listen at one
+    /// address.
     ///
     /// # Errors
     /// `AlreadyExists` if a node of this name is registered with another address. `Unavailable` if
@@ -153,8 +154,8 @@ impl MemberState {
         Ok(())
     }
 
-    /// Creates the node's key if it is not registered under its lease. Compares the store first:
-    /// if etcd lost its data, a cluster with another store may have taken the name.
+    /// Creates the node's key if it is not registered under its lease. Compares the store first. If
+    /// etcd lost its data, a cluster with another store may have taken the name.
     async fn register(&self) -> Result<()> {
         let (info, lease) = {
             let own = self.own.lock();

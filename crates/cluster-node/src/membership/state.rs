@@ -262,7 +262,7 @@ impl MemberState {
     }
 
     /// Compares a reading with the description that this node wrote last. A request without an
-    /// answer in time may be carried out after a later one: the description is written again then.
+    /// answer in time may be carried out after a later one. The description is written again then.
     pub(super) fn compare_info(&self, snapshot: &ClusterSnapshot) {
         let mut own = self.own.lock();
         let Some(seen) = snapshot.nodes.get(&self.name) else { return };
@@ -276,7 +276,7 @@ impl MemberState {
     /// Compares a reading with the shards that this node knows as its own. Forgets shards that
     /// another node owns.
     ///
-    /// Removes owners from the reading that have this node's name without its knowledge: no writer
+    /// Removes owners from the reading that have this node's name without its knowledge. No writer
     /// has their epoch here. Their keys are removed from etcd if they are below the node's lease.
     /// Otherwise another process has the name.
     pub(super) fn compare_ownership(&self, snapshot: &mut ClusterSnapshot) {

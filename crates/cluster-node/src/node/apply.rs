@@ -27,8 +27,8 @@ const TRIES_MAX: u32 = 30;
 /// that is always busy, its log might otherwise grow faster than it is applied.
 const LOW_PRIORITY_MAX: Duration = Duration::from_secs(60);
 
-/// Longest wait for a turn. Then the operations are tried without a turn: a disk that hangs under
-/// one shard must not stop the other shards.
+/// Longest wait for a turn. Then the operations are tried without a turn, because a disk that hangs
+/// under one shard must not stop the other shards.
 const TURN_WAIT_MAX: Duration = Duration::from_secs(10);
 
 /// Priority at which entries are applied.

@@ -28,7 +28,7 @@ const UNCHANGED_SHARE: u32 = 8;
 /// So a new lease of this node stops none. Shorter than the interval of the other node's checks.
 const STOP_AFTER: Duration = Duration::from_secs(5);
 
-/// Times before which a collection needs no check, by id: its last backup is young or has failed,
+/// Times before which a collection needs no check, by id. Its last backup is young or has failed,
 /// or it has not changed.
 #[derive(Default)]
 struct NextChecks(BTreeMap<String, Instant>);

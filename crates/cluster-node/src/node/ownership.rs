@@ -49,8 +49,8 @@ impl Drop for OwnedShard {
 struct AcquireRefusal(Option<Error>);
 
 impl AcquireRefusal {
-    /// Records a refusal. Returns true if it has to be logged: it is not the last one again, and
-    /// etcd has answered. The reading of the view logs that etcd does not answer.
+    /// Records a refusal. Returns true if it has to be logged. It is then another one than the
+    /// last, and etcd has answered. The reading of the view logs that etcd does not answer.
     fn begin(&mut self, error: &Error) -> bool {
         if error.kind() == ErrorKind::Unavailable {
             return false;
@@ -66,8 +66,8 @@ enum LossCause {
     OtherOwner,
     /// This node cannot read etcd, and another node has taken the shard meanwhile.
     OldView,
-    /// The log refuses the owner that etcd names: etcd has lost its data, and its epochs are too
-    /// small.
+    /// The log refuses the owner that etcd names, because etcd has lost its data, and its epochs
+    /// are too small.
     SmallEpoch,
 }
 

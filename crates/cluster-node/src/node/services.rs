@@ -26,7 +26,7 @@ pub(super) fn catch_ups_running_max() -> usize {
 }
 
 /// Returns the log of a shard in the store of a cluster. A directory must still have the identity
-/// of the store: without it, the directory is not mounted any more.
+/// of the store. Without the identity, the directory is not mounted any more.
 pub(crate) fn shard_log(store: &BackupStore, key: &ShardKey) -> ShardLog {
     let log = ShardLog::new(store.place(), key);
     if store.is_directory() { log.with_marker(IDENTITY) } else { log }

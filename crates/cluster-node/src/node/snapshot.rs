@@ -24,8 +24,8 @@ use super::services::NodeServices;
 use crate::types::{CollectionRecord, ShardKey};
 use cluster_log::{FollowPosition, LogFloor, ShardLog};
 
-/// Age up to which snapshots, and objects that none names, are kept: a restore may take so long. It
-/// counts from the time at which the store wrote them, by the store's clock.
+/// Age up to which snapshots, and objects that none names, are kept, because a restore may take so
+/// long. It counts from the time at which the store wrote them, by the store's clock.
 const KEPT_FOR: Duration = Duration::from_secs(3600);
 /// Shortest time between two snapshots of a shard, and after a failed one.
 const INTERVAL_MIN: Duration = Duration::from_secs(60);

@@ -175,8 +175,8 @@ pub(super) fn other_bytes(index: &Rabitq) -> u64 {
         + index.dot_scale.as_ref().map_or(0, DotScale::memory_bytes)
 }
 
-/// Returns the metric for the directory of centres: inner products search for large centres, other
-/// metrics for near ones.
+/// Returns the metric for the directory of centres. Inner products search for large centres, and
+/// other metrics for near ones.
 pub(super) fn directory_metric(metric: Metric) -> Metric {
     if metric == Metric::Dot { Metric::Dot } else { Metric::L2 }
 }

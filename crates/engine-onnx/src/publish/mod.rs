@@ -58,7 +58,7 @@ pub struct SourceSummary {
     pub tensors: usize,
 }
 
-/// Publishes a model: converts it, or copies it and checks every hash if it is in the layout
+/// Publishes a model. Converts it, or copies it and checks every hash if it is in the layout
 /// already. Also copies the recorded requests of a directory. Renames the finished version into
 /// place in one step. After an error, no new file remains.
 ///

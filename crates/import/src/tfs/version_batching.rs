@@ -62,7 +62,8 @@ impl VersionBatching {
 }
 
 /// Returns the directory of the version that `serves`, or of the highest one. A version that is
-/// being copied does not count while another one serves: it may lack the file until the end.
+/// being copied does not count while another one serves, because it may lack the file until the
+/// end.
 fn version_dir(base_path: &Path, serves: Option<u64>) -> Option<PathBuf> {
     let number = |entry: std::io::Result<std::fs::DirEntry>| {
         let entry = entry.ok()?;

@@ -73,8 +73,8 @@ impl SlowLog {
         Ok(log)
     }
 
-    /// Returns the kept slow requests, the last first: the last ones of the server, and the last
-    /// few of each model.
+    /// Returns the kept slow requests, the last first. These are the last ones of the server, and
+    /// the last few of each model.
     pub fn list(&self) -> Vec<Arc<SlowRequest>> {
         self.records.read().unwrap_or_else(PoisonError::into_inner).list()
     }

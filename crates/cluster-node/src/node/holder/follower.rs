@@ -269,7 +269,7 @@ impl ShardFollower {
     /// collection stops the entry, the collection is served as it is until it is replaced. The
     /// entry is tried again after each try to replace it. On a full disk, the entry is tried until
     /// there is space. At an operation that only a newer version knows, the copy waits in the same
-    /// way: the node that is upgraded begins with this entry.
+    /// way. The node that is upgraded begins with this entry.
     pub(super) async fn apply(
         &mut self,
         progress: &FollowProgress,

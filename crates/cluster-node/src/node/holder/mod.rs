@@ -59,8 +59,8 @@ impl Holder {
         Holder { record, state, task: tokio::spawn(follower.run()) }
     }
 
-    /// Ends the follower. Reads that still run get no answer: they may find the next copy of the
-    /// shard, which is behind.
+    /// Ends the follower. Reads that still run get no answer, because they may find the next copy
+    /// of the shard, which is behind.
     pub(super) fn end(self) {
         self.state.reopen();
     }

@@ -13,7 +13,7 @@ use crate::node::local;
 
 impl ShardFollower {
     /// Returns the local collection: the present one if it can follow the log, or one loaded from
-    /// the store. A damaged one that can follow the log is returned too: it is served until it is
+    /// the store. A damaged one that can follow the log is returned too. It is served until it is
     /// replaced. Another one stays on the disk until the loaded one takes its place.
     pub(super) async fn open(&mut self) -> Result<OpenedShard> {
         // It changes the collection of this name.
@@ -48,7 +48,7 @@ impl ShardFollower {
     }
 
     /// Checks that this node should hold the shard. A node that only serves its copy until other
-    /// nodes have theirs does not restore one: the others restore the shard meanwhile.
+    /// nodes have theirs does not restore one. The others restore the shard meanwhile.
     ///
     /// # Errors
     /// `Unavailable` if it should not.

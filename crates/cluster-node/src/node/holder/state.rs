@@ -33,7 +33,7 @@ pub(in crate::node) struct HolderState {
     /// Entries that their writer passed on.
     pub(in crate::node) offered: OfferedEntries,
     /// True once the end of the log was reached, until the local collection is replaced. A stalled
-    /// copy changes it too: it stays behind the end, and only its service begins or ends.
+    /// copy changes it too. It stays behind the end, and only its service begins or ends.
     pub(super) caught_up: AtomicBool,
     /// Grows when the local collection is opened again.
     generation: AtomicU64,
