@@ -164,7 +164,7 @@ pub(crate) fn recognise(
         writer.send(printer.finish(&summary)?)?;
         Ok(if summary.partial { "partial" } else { "ok" })
     });
-    progress.ended(match &ended {
+    progress.count_outcome(match &ended {
         Ok(outcome) => outcome,
         Err(error) => error.kind().name(),
     });

@@ -60,12 +60,12 @@ impl ProgressCounter {
         self.seconds += more;
     }
 
-    pub(crate) fn ended(&self, outcome: &'static str) {
-        ended(&self.metrics, self.recogniser.clone(), outcome);
+    pub(crate) fn count_outcome(&self, outcome: &'static str) {
+        count_outcome(&self.metrics, self.recogniser.clone(), outcome);
     }
 }
 
-fn ended(metrics: &Metrics, recogniser: Arc<str>, outcome: &'static str) {
+fn count_outcome(metrics: &Metrics, recogniser: Arc<str>, outcome: &'static str) {
     metrics.recordings.ended.get_or_create(&AudioLabels { recogniser, outcome }).inc();
 }
 
@@ -125,7 +125,7 @@ impl AudioUpload {
         let begun = AudioUpload::try_begin(state, name, request).await;
         begun.inspect_err(|error| {
             let known = state.catalog().ready(name).is_some();
-            ended(
+            count_outcome(
                 &state.requests.metrics,
                 if known { name.into() } else { "".into() },
                 error.kind().name(),
@@ -210,7 +210,7 @@ impl AudioUpload {
         if let Ok(embedding) = &embedded {
             self.progress.advance(embedding.summary.seconds);
         }
-        self.progress.ended(match &embedded {
+        self.progress.count_outcome(match &embedded {
             Ok(embedding) if embedding.summary.partial => "partial",
             Ok(_) => "ok",
             Err(error) => error.kind().name(),

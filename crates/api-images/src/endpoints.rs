@@ -63,7 +63,7 @@ fn answer(outcome: Result<Value>) -> Reply {
 ///
 /// # Errors
 /// As [`check_file_body`]; the errors of [`transport::RequestResources::read_body`].
-pub(crate) async fn whole(
+pub(crate) async fn read_file(
     services: &ImageServices,
     headers: &HeaderMap,
     body: Body,

@@ -14,7 +14,7 @@ use image_features::settings::ImageKind;
 use transport::access::KeyGrant;
 use transport::{QueryResult, Reply, Shared, query_parameters};
 
-use super::endpoints::{check_creates, media, whole};
+use super::endpoints::{check_creates, media, read_file};
 use super::state::ImagesState;
 use super::transfer::{self, FeatureExtraction};
 
@@ -54,7 +54,7 @@ async fn extract(
                 "the body is an image; GET .../ID/features returns the features of a stored one, PUT writes features",
             ));
         }
-        let bytes = whole(&state.services, &headers, body).await?;
+        let bytes = read_file(&state.services, &headers, body).await?;
         let _admitted = state.services.requests.admit()?;
         let request = FeatureExtraction { wanted, name, bytes };
         transfer::extract(&state.services, request).await?.to_json()

@@ -67,7 +67,7 @@ impl Folder {
                     directory.display()
                 )));
             }
-            names.extend(wanted(&entry.map_err(wrong)?));
+            names.extend(listed_name(&entry.map_err(wrong)?));
         }
         names.sort_unstable_by(|a, b| b.cmp(a));
         self.levels.push(FolderLevel { path: directory.to_owned(), names });
@@ -130,7 +130,7 @@ impl ImageSource for FolderImages<'_> {
 }
 
 /// Returns the name of a regular file or a directory; `None` for links and devices.
-fn wanted(entry: &DirEntry) -> Option<OsString> {
+fn listed_name(entry: &DirEntry) -> Option<OsString> {
     let kind = entry.file_type().ok()?;
     (kind.is_file() || kind.is_dir()).then(|| entry.file_name())
 }

@@ -156,7 +156,7 @@ fn outcomes(job: &IngestJob, items: &[IngestImage], claims: &Claims) -> Vec<Resu
         Ok((PlannedBatch { plan, embedder, existing }, known))
     });
     match prepared {
-        Ok((planned, known)) => IngestBatch { job, planned }.put(items, &ids, known),
+        Ok((planned, known)) => IngestBatch { job, planned }.add_images(items, &ids, known),
         Err(error) => items.iter().map(|_| Err(error.clone())).collect(),
     }
 }
@@ -198,7 +198,7 @@ struct IngestBatch<'a> {
 
 impl IngestBatch<'_> {
     /// Adds images. `known` are the results of images that the collection has.
-    fn put(
+    fn add_images(
         &self,
         items: &[IngestImage],
         ids: &[[u8; 16]],

@@ -246,7 +246,7 @@ pub(crate) async fn identify(
     for print in &sought.prints {
         let one = ImageQuery { k: FINGER_HITS_MAX, explain: false, ..wanted.clone() };
         let image = QueryImage::File(print.file.clone());
-        let found = match query::found(services, &target, &one, image).await {
+        let found = match query::search_collection(services, &target, &one, image).await {
             Err(error) if print.is_left_out(&error) => {
                 left_out += 1;
                 unreadable = unreadable.or_else(|| Some(print.named(error)));

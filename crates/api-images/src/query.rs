@@ -64,14 +64,14 @@ pub(crate) async fn search(
     image: QueryImage,
 ) -> Result<Value> {
     let target = ImageCollection::open(&*services.registry()?, name)?;
-    Ok(answer(found(services, &target, &wanted, image).await?))
+    Ok(answer(search_collection(services, &target, &wanted, image).await?))
 }
 
 /// Searches a collection.
 ///
 /// # Errors
 /// As [`search`].
-pub(crate) async fn found(
+pub(crate) async fn search_collection(
     services: &ImageServices,
     target: &ImageCollection,
     wanted: &ImageQuery,

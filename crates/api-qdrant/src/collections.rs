@@ -67,13 +67,13 @@ pub(crate) fn update(registry: &Registry, context: &CallContext, body: &[u8]) ->
     let hints = request.hints()?;
     if !hints.is_empty() {
         named.change_extra(|extra| {
-            own(extra, "hints").extend(hints);
+            interface_object(extra, "hints").extend(hints);
             Ok(())
         })?;
     }
     if let Some(metadata) = request.metadata {
         named.change_extra(|extra| {
-            let kept = own(extra, "metadata");
+            let kept = interface_object(extra, "metadata");
             json::merge_metadata(kept, metadata);
             Ok(())
         })?;
@@ -110,7 +110,7 @@ pub(crate) fn index(
     let request: json::CreateIndex = json::parse(body)?;
     let (data_type, params) = request.schema()?;
     named.change_extra(|extra| {
-        let schema = own(extra, "payload_schema");
+        let schema = interface_object(extra, "payload_schema");
         schema.insert(
             request.field_name.clone(),
             json!({ "data_type": data_type, "params": params }),
@@ -132,7 +132,7 @@ pub(crate) fn drop_index(
 ) -> Result<UpdateResponse> {
     let named = registry.get(&context.collection)?;
     named.change_extra(|extra| {
-        own(extra, "payload_schema").remove(&context.item);
+        interface_object(extra, "payload_schema").remove(&context.item);
         Ok(())
     })?;
     Ok(updated(&named))

@@ -166,7 +166,7 @@ pub(crate) fn fetch(
     Ok(records)
 }
 
-pub(crate) fn one(
+pub(crate) fn get_point(
     named: &NamedCollection,
     _: &mut SearchThread,
     context: &CallContext,

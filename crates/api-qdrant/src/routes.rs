@@ -100,7 +100,10 @@ fn points() -> Router<Arc<CollectionsState>> {
             put(|call: RestCall| call.write(update::upsert))
                 .post(|call: RestCall| call.read(retrieve::fetch)),
         )
-        .route(&at("{item}"), get(|call: RestCall| call.read(retrieve::one)).fallback(unsupported))
+        .route(
+            &at("{item}"),
+            get(|call: RestCall| call.read(retrieve::get_point)).fallback(unsupported),
+        )
         .route(&at("scroll"), post(|call: RestCall| call.read(retrieve::scroll)))
         .route(&at("count"), post(|call: RestCall| call.read(retrieve::count)))
         .route(&at("query"), post(|call: RestCall| call.read(query::query)))

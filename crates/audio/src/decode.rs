@@ -164,7 +164,7 @@ impl Decoder {
 
     fn mpeg(bytes: InputBytes) -> Result<Decoder> {
         let mpeg = Mpeg::open(bytes)?;
-        let (rate, channels) = mpeg.heard();
+        let (rate, channels) = mpeg.rate_and_channels();
         let silent = mpeg.silent();
         let announced = mpeg.announced().map(|all| count_audible(all, &silent));
         let seconds = announced.map(|frames| frames as f64 / f64::from(rate));
@@ -179,7 +179,7 @@ impl Decoder {
         let unknown = AudioFormat { container_and_codec: name, rate: 0, channels: 0, seconds };
         let mut steps = Vec::new();
         let mut samples = Vec::new();
-        while packets.heard().is_none() && steps.len() < STEPS_MAX {
+        while packets.rate_and_channels().is_none() && steps.len() < STEPS_MAX {
             let step = packets.next(&mut samples);
             let ended = matches!(step, DecodeStep::End | DecodeStep::Broken(_));
             steps.push(step);
@@ -187,7 +187,7 @@ impl Decoder {
                 break;
             }
         }
-        let Some((rate, channels)) = packets.heard() else {
+        let Some((rate, channels)) = packets.rate_and_channels() else {
             let first = steps.into_iter().find_map(|step| match step {
                 DecodeStep::Lost { what, .. } | DecodeStep::Broken(what) => Some(what),
                 DecodeStep::Sound { .. } | DecodeStep::End => None,

@@ -127,7 +127,7 @@ pub(crate) fn run(args: &GpuBenchArgs, _env: &BenchEnv) -> Result<()> {
     let settings = BATCHES.len() * HITS.len();
     let progress = StepProgress::new((settings + THREADS.len() + 2) as u64);
     progress.say("vectors and their nearest neighbours");
-    let data = VectorData::made(args.rows, args.dims);
+    let data = VectorData::generated(args.rows, args.dims);
     progress.step();
     progress.say("indexes");
     // The GPU must not be open yet, or the index for the processor would use it.

@@ -73,7 +73,7 @@ impl BulkCall {
             Error::precondition("this node takes no archives and no folders; send them to a root")
         })?;
         let upload = BulkUpload {
-            wanted: parameters.wanted()?,
+            wanted: parameters.wanted_images()?,
             new: parameters.new_shards()?,
             // No image has bytes yet.
             input: ImageInput {

@@ -136,7 +136,7 @@ pub(super) async fn ask_holder(
     for attempt in 1..=LOOKUPS_MAX {
         let lookup = PointLookup { payload: false, consistency };
         let found = points::find(context, record, id, lookup).await?;
-        let found = found.ok_or_else(|| missing(id))?;
+        let found = found.ok_or_else(|| no_such_image(id))?;
         let Some(node) = context.state.view.current().nodes.get(&found.node).cloned() else {
             continue;
         };
@@ -165,7 +165,7 @@ pub(super) async fn ask_any_holder(
 }
 
 /// Returns the error for an image that is not there.
-pub(super) fn missing(id: PointId) -> Error {
+pub(super) fn no_such_image(id: PointId) -> Error {
     Error::not_found(format!("there is no image {id}"))
 }
 

@@ -11,7 +11,7 @@ use search::points::PointId;
 use serde_json::json;
 use transport::Reply;
 
-use super::by_id::missing;
+use super::by_id::no_such_image;
 use super::call::{ImageCall, NoRouteParams};
 use super::points::{self, LookupConsistency, PointLookup};
 use super::target::ImageTarget;
@@ -30,7 +30,7 @@ pub(super) async fn image(call: ImageCall) -> Result<Reply> {
     // A holder that lags may not have the image yet.
     let lookup = PointLookup { payload: true, consistency: LookupConsistency::Strong };
     let point = points::find(context, &target.record, id, lookup).await?;
-    let point = point.ok_or_else(|| missing(id))?;
+    let point = point.ok_or_else(|| no_such_image(id))?;
     let shard = shard_of_id(&id, target.record.shards)?;
     let operation = format!("{{\"delete\":{{\"points\":[{}]}}}}", raw(&id)?);
     deliver(context, &target.record, BTreeMap::from([(shard, vec![operation])])).await?;

@@ -40,7 +40,7 @@ struct RootFeaturesParams {
 pub(super) async fn write(mut call: ImageCall) -> Result<Reply> {
     call.context.check_creates()?;
     let parameters: RootFeaturesParams = call.query.own()?;
-    let wanted = wanted(parameters.kind.as_deref(), parameters.model)?;
+    let wanted = wanted_images(parameters.kind.as_deref(), parameters.model)?;
     let new = NewShards::checked(parameters.shard_number, parameters.replication_factor)?;
     let body = call.json_bytes().await?;
     let _admitted = call.admit()?;
@@ -60,7 +60,7 @@ pub(super) async fn write(mut call: ImageCall) -> Result<Reply> {
     Ok(written?.to_reply())
 }
 
-fn wanted(kind: Option<&str>, model: Option<String>) -> Result<WantedImages> {
+fn wanted_images(kind: Option<&str>, model: Option<String>) -> Result<WantedImages> {
     Ok(WantedImages { kind: kind.map(ImageKind::parse).transpose()?, model })
 }
 
@@ -200,7 +200,7 @@ struct RootExtractParams {
 /// Extracts the features of the image in the body, and stores nothing.
 pub(super) async fn extract(mut call: ImageCall) -> Result<Reply> {
     let parameters: RootExtractParams = call.query.own()?;
-    let wanted = wanted(parameters.kind.as_deref(), parameters.model)?;
+    let wanted = wanted_images(parameters.kind.as_deref(), parameters.model)?;
     if call.media() == "application/json" {
         return Err(Error::invalid(
             "the body is an image; GET .../ID/features returns the features of a stored one, PUT writes features",
@@ -220,7 +220,7 @@ pub(super) async fn extract(mut call: ImageCall) -> Result<Reply> {
     let input = ImageInput::new(name, None, parameters.quality_min, body.clone())?;
     let _admitted = call.admit()?;
     let Some(images) = call.context.state.extraction() else {
-        return pass_on::whole(&call.context, &call.head, Method::POST, body).await;
+        return pass_on::pass_request_on(&call.context, &call.head, Method::POST, body).await;
     };
     let properties = existing.as_ref().map(ImageTarget::properties);
     let extracted = images.extract_image(input, &wanted, properties);

@@ -50,7 +50,7 @@ pub(super) fn is_passed_on(head: &CallHead) -> bool {
 ///
 /// # Errors
 /// `Unavailable` if no node takes it, or if it was passed on already.
-pub(super) async fn whole(
+pub(super) async fn pass_request_on(
     context: &RootContext,
     head: &CallHead,
     method: Method,

@@ -68,7 +68,7 @@ impl RootPutParams {
     ///
     /// # Errors
     /// `InvalidArgument` for an unknown kind.
-    pub(super) fn wanted(&self) -> Result<WantedImages> {
+    pub(super) fn wanted_images(&self) -> Result<WantedImages> {
         let kind = self.kind.as_deref().map(ImageKind::parse).transpose()?;
         Ok(WantedImages { kind, model: self.model.clone() })
     }
@@ -112,7 +112,7 @@ pub(super) async fn put(mut call: ImageCall) -> Result<Reply> {
     call.context.check_creates()?;
     let parameters: RootPutParams = call.query.own()?;
     let is_background = parameters.is_background()?;
-    let wanted = parameters.wanted()?;
+    let wanted = parameters.wanted_images()?;
     let new = parameters.new_shards()?;
     let body = call.bytes().await?;
     let mut input = parameters.input(body.clone())?;
@@ -122,7 +122,7 @@ pub(super) async fn put(mut call: ImageCall) -> Result<Reply> {
     }
     let _admitted = call.admit()?;
     let Some(images) = call.context.state.extraction().cloned() else {
-        return pass_on::whole(&call.context, &call.head, Method::PUT, body).await;
+        return pass_on::pass_request_on(&call.context, &call.head, Method::PUT, body).await;
     };
     pass_on::see_same_collection(&call.context, &call.head).await?;
     let priority = input.priority;

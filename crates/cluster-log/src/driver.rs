@@ -181,7 +181,7 @@ impl WriterDriver {
             Ok(StoreAnswer::Entry(request, entry)) => self.handle(Event::Found(request, entry)),
             Ok(StoreAnswer::Created(request, outcome)) => self.created(request, outcome),
             Ok(StoreAnswer::Floor(request, floor)) => {
-                self.shared.health.works();
+                self.shared.health.record_success();
                 let LogFloor { entry, epoch } = floor;
                 self.handle(Event::Floor { request, entry, epoch });
             }
@@ -202,7 +202,7 @@ impl WriterDriver {
         match outcome {
             CreateOutcome::Created => {
                 self.create_failures = 0;
-                self.shared.health.works();
+                self.shared.health.record_success();
                 self.handle(Event::Created(request));
             }
             CreateOutcome::NotCreated => self.handle(Event::NotCreated(request)),
@@ -360,7 +360,7 @@ impl WriterDriver {
             if let CreateOutcome::Unknown(error) = &outcome {
                 // The entry is read next. If reads succeed and creates fail, only this pause keeps
                 // the writer from trying without end at full speed.
-                health.failed(error);
+                health.record_failure(error);
                 tokio::time::sleep(pause).await;
             }
             StoreAnswer::Created(request, outcome)

@@ -42,7 +42,7 @@ impl StoreHealth {
     }
 
     /// Records a failure. Logs the first since the store worked.
-    pub(super) fn failed(&self, error: &Error) {
+    pub(super) fn record_failure(&self, error: &Error) {
         let before = self.error.lock().replace(error.clone());
         if before.is_none() {
             let shard = &*self.shard;
@@ -51,7 +51,7 @@ impl StoreHealth {
     }
 
     /// Records that the store created an entry or listed the floors.
-    pub(super) fn works(&self) {
+    pub(super) fn record_success(&self) {
         let before = self.error.lock().take();
         if before.is_some() {
             tracing::info!(shard = &*self.shard, "the writer of a log reaches the store again");
@@ -79,7 +79,7 @@ impl Retry {
 
     /// Records a failure and waits before the next try.
     pub(super) async fn pause(&mut self, error: &Error) {
-        self.health.failed(error);
+        self.health.record_failure(error);
         self.failures = self.failures.saturating_add(1);
         tokio::time::sleep(self.pauses.after(self.failures)).await;
     }

@@ -153,7 +153,7 @@ impl ShardLog {
                 bytes => bytes.map(Some).map_err(|error| self.place().failed(error)),
             }
         };
-        let bytes = self.within(&key, read).await;
+        let bytes = self.wait_for_answer(&key, read).await;
         let entry = bytes.and_then(|bytes| bytes.as_ref().map(decode_entry).transpose());
         entry.map_err(|error| error.context(format!("{key} in {}", self.place().shown())))
     }
@@ -176,7 +176,7 @@ impl ShardLog {
     /// # Errors
     /// The store's error, with a remedy.
     pub async fn floor(&self) -> Result<LogFloor> {
-        let floors = self.within(&self.floors, self.list_floors()).await?;
+        let floors = self.wait_for_answer(&self.floors, self.list_floors()).await?;
         Ok(floors.last().copied().unwrap_or_default())
     }
 
@@ -199,7 +199,7 @@ impl ShardLog {
         let floor = self.floor().await?.entry;
         let mut listing = self.place().objects().list(Some(&self.entries));
         let mut end = floor;
-        while let Some(object) = self.within(&self.entries, next(&mut listing)).await? {
+        while let Some(object) = self.wait_for_answer(&self.entries, next(&mut listing)).await? {
             let location = object.map_err(|error| self.place().failed(error))?.location;
             let number = location.filename().and_then(parse_number);
             end = end.max(number.map_or(floor, |number| number.plus(1)));
@@ -256,7 +256,7 @@ impl ShardLog {
     async fn any_after(&self, number: EntryNumber) -> Result<Option<EntryNumber>> {
         let offset = self.entry_key(number);
         let mut listing = self.place().objects().list_with_offset(Some(&self.entries), &offset);
-        while let Some(object) = self.within(&self.entries, next(&mut listing)).await? {
+        while let Some(object) = self.wait_for_answer(&self.entries, next(&mut listing)).await? {
             let location = object.map_err(|error| self.place().failed(error))?.location;
             let found = location.filename().and_then(parse_number);
             let later = found.filter(|found| *found > number);
@@ -281,7 +281,7 @@ impl ShardLog {
                 Err(error) => Err(self.place().failed(error)),
             }
         };
-        self.within(key, read).await
+        self.wait_for_answer(key, read).await
     }
 
     /// Raises the floor, then removes the objects of old floors. A floor below the present one
@@ -292,7 +292,7 @@ impl ShardLog {
     pub async fn raise_floor(&self, floor: LogFloor) -> Result<()> {
         let key = |floor: LogFloor| self.floors.clone().join(floor.to_string());
         self.objects.create(&key(floor), PutPayload::default()).await?;
-        let floors = self.within(&self.floors, self.list_floors()).await;
+        let floors = self.wait_for_answer(&self.floors, self.list_floors()).await;
         let old = floors.map(|floors| {
             let old = floors.iter().rev().skip(FLOORS_KEPT);
             old.map(|old| key(*old)).collect::<Vec<Key>>()
@@ -317,7 +317,7 @@ impl ShardLog {
         let entry = entry.min(self.floor().await?.entry);
         let mut listing = self.place().objects().list(Some(&self.entries));
         let mut below = Vec::new();
-        while let Some(object) = self.within(&self.entries, next(&mut listing)).await? {
+        while let Some(object) = self.wait_for_answer(&self.entries, next(&mut listing)).await? {
             let location = object.map_err(|error| self.place().failed(error))?.location;
             let number = location.filename().and_then(parse_number);
             if number.is_some_and(|number| number < entry) {
@@ -334,7 +334,7 @@ impl ShardLog {
         // Stores remove up to 1,000 objects with a request, or up to 20 at the same time.
         let mut outcomes = self.place().objects().delete_stream(keys);
         let mut removed = 0;
-        while let Some(outcome) = self.within(&self.entries, next(&mut outcomes)).await? {
+        while let Some(outcome) = self.wait_for_answer(&self.entries, next(&mut outcomes)).await? {
             match outcome {
                 Ok(_) => removed += 1,
                 Err(StoreError::NotFound { .. }) => {}
@@ -345,7 +345,11 @@ impl ShardLog {
     }
 
     /// Waits for a request about `key`, up to the timeout.
-    async fn within<T>(&self, key: &Key, request: impl Future<Output = Result<T>>) -> Result<T> {
+    async fn wait_for_answer<T>(
+        &self,
+        key: &Key,
+        request: impl Future<Output = Result<T>>,
+    ) -> Result<T> {
         let answer = self.objects.within(request).await;
         answer.map_err(|error| error.context(format_args!("object {key}")))?
     }

@@ -85,7 +85,7 @@ fn description(
     let mut hints = create.hints()?;
     hints.extend(changes.hints.clone());
     let warnings = hints.keys().map(|name| without_effect(name));
-    let warnings = warnings.chain(index_warnings(changes)).chain(missing(record, view));
+    let warnings = warnings.chain(index_warnings(changes)).chain(holders_warning(record, view));
     let warnings: Vec<Value> = warnings.map(|message| json!({ "message": message })).collect();
     let metadata = changes.metadata_over(create.metadata);
     Ok(json!({
@@ -129,7 +129,8 @@ fn status(record: &CollectionRecord, view: &ClusterView) -> &'static str {
     if record.shard_keys().any(is_short) { "yellow" } else { "green" }
 }
 
-fn missing(record: &CollectionRecord, view: &ClusterView) -> Option<String> {
+/// Returns a warning if shards have no holder.
+fn holders_warning(record: &CollectionRecord, view: &ClusterView) -> Option<String> {
     let unserved = view.unserved_shards(record);
     let shards = record.shards;
     (unserved > 0).then(|| format!("{unserved} of {shards} shards have no holder"))

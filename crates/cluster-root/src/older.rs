@@ -21,15 +21,15 @@ struct PlainListText<'a> {
 }
 
 pub(super) async fn search(context: RootContext, body: Bytes) -> Result<RootAnswer> {
-    one(OlderQuery::Search, context, body).await
+    answer_older(OlderQuery::Search, context, body).await
 }
 
 pub(super) async fn recommend(context: RootContext, body: Bytes) -> Result<RootAnswer> {
-    one(OlderQuery::Recommend, context, body).await
+    answer_older(OlderQuery::Recommend, context, body).await
 }
 
 pub(super) async fn discover(context: RootContext, body: Bytes) -> Result<RootAnswer> {
-    one(OlderQuery::Discover, context, body).await
+    answer_older(OlderQuery::Discover, context, body).await
 }
 
 pub(super) async fn search_batch(context: RootContext, body: Bytes) -> Result<RootAnswer> {
@@ -52,7 +52,7 @@ pub(super) async fn recommend_groups(context: RootContext, body: Bytes) -> Resul
     grouped(OlderQuery::Recommend, context, body).await
 }
 
-async fn one(older: OlderQuery, context: RootContext, body: Bytes) -> Result<RootAnswer> {
+async fn answer_older(older: OlderQuery, context: RootContext, body: Bytes) -> Result<RootAnswer> {
     let bytes = body.len();
     let query = context.compute(bytes, move || older.query(&body)).await?;
     let answer = Box::pin(query::query(context.clone(), query.into())).await?;

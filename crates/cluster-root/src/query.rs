@@ -37,7 +37,7 @@ pub(super) async fn query(context: RootContext, body: Bytes) -> Result<RootAnswe
     let run = QueriedCollection { context: &context, record: &record, settings: &settings };
     let found = prefetch::resolve(&run, &mut query).await?;
     let [query] = query;
-    run.one(query, found).await
+    run.answer_query(query, found).await
 }
 
 /// Answers queries in order. If one fails, the batch fails.
@@ -60,7 +60,7 @@ pub(super) async fn batch(context: RootContext, body: Bytes) -> Result<RootAnswe
 impl QueriedCollection<'_> {
     /// Answers a query without prefetches. `found` is the completeness of the hits of prefetches
     /// that it had.
-    async fn one(&self, query: RootQuery, found: Completeness) -> Result<RootAnswer> {
+    async fn answer_query(&self, query: RootQuery, found: Completeness) -> Result<RootAnswer> {
         if let Some(fused) = &query.fused {
             return self.fused(&query, fused, found).await;
         }
@@ -97,7 +97,7 @@ impl QueriedCollection<'_> {
         let mut coverage = found.coverage();
         let mut reservation: Option<Reservation> = None;
         for (at, query) in queries.into_iter().enumerate() {
-            let answer = Box::pin(self.one(query, found)).await;
+            let answer = Box::pin(self.answer_query(query, found)).await;
             let answer = answer.map_err(|error| at_search(error, at))?;
             coverage = ReadCoverage::smallest([coverage, answer.coverage]);
             results.push(merge::text(answer.result)?);

@@ -221,7 +221,7 @@ pub(super) async fn fetch(context: RootContext, body: Bytes) -> Result<RootAnswe
 }
 
 /// Returns one point with its payload and its vector.
-pub(super) async fn one(context: RootContext, _: Bytes) -> Result<RootAnswer> {
+pub(super) async fn get_point(context: RootContext, _: Bytes) -> Result<RootAnswer> {
     let record = context.state.record(&context.collection)?;
     let id: PointId = context.item.parse()?;
     let members = split::members(br#"{"with_payload":true,"with_vector":true}"#)?;

@@ -111,7 +111,10 @@ fn points() -> Router<Arc<RootState>> {
             put(|call: RootCall| call.answer(write::upsert))
                 .post(|call: RootCall| call.answer(read::fetch)),
         )
-        .route(&at("{item}"), get(|call: RootCall| call.answer(read::one)).fallback(unsupported))
+        .route(
+            &at("{item}"),
+            get(|call: RootCall| call.answer(read::get_point)).fallback(unsupported),
+        )
         .route(&at("scroll"), post(|call: RootCall| call.answer(read::scroll)))
         .route(&at("count"), post(|call: RootCall| call.answer(read::count)))
         .route(&at("query"), post(|call: RootCall| call.answer(query::query)))

@@ -232,7 +232,7 @@ impl<B: Clone> LogWriter<B> {
                 self.fail_waiting(actions);
             }
             WriterState::Idle | WriterState::Draining => {}
-            _ => self.lose(actions),
+            _ => self.end_ownership(actions),
         }
     }
 
@@ -351,7 +351,7 @@ impl<B: Clone> LogWriter<B> {
     fn read(&mut self, entry: Option<LogEntry<B>>, actions: &mut Vec<Action<B>>) {
         let Some(entry) = entry else { return self.create_fence(actions) };
         if entry.epoch > self.epoch {
-            return self.lose(actions);
+            return self.end_ownership(actions);
         }
         let number = self.replay.next();
         let counts = self.replay.take(&entry);
@@ -380,7 +380,7 @@ impl<B: Clone> LogWriter<B> {
                 self.pending[at].request = None;
                 self.check_floor(actions);
             }
-            Some(entry) if entry.epoch > self.epoch => self.lose(actions),
+            Some(entry) if entry.epoch > self.epoch => self.end_ownership(actions),
             // An older owner's entry after the fence does not count, and the batch gets the next
             // number. If this one is removed, the batch may have counted here before. Only one
             // batch is in flight in this part of the log.
@@ -429,7 +429,7 @@ impl<B: Clone> LogWriter<B> {
             FloorUse::OlderEntry(at) => self.pending[at].number,
         };
         if newest > self.epoch || number < floor {
-            return self.lose(actions);
+            return self.end_ownership(actions);
         }
         match floor_use {
             FloorUse::Fence => self.state = WriterState::Owning,
@@ -448,7 +448,7 @@ impl<B: Clone> LogWriter<B> {
         self.check_floor(actions);
         self.start_waiting(actions);
         if self.state == WriterState::Draining && self.pending.is_empty() {
-            self.lose(actions);
+            self.end_ownership(actions);
         }
     }
 
@@ -456,7 +456,8 @@ impl<B: Clone> LogWriter<B> {
         actions.extend(self.waiting.drain(..).map(|(ticket, _)| Action::Fail(ticket)));
     }
 
-    fn lose(&mut self, actions: &mut Vec<Action<B>>) {
+    /// Ends the ownership, and fails all writes that are not acknowledged.
+    fn end_ownership(&mut self, actions: &mut Vec<Action<B>>) {
         self.state = WriterState::Idle;
         self.check = None;
         actions.extend(self.pending.drain(..).map(|batch| Action::Fail(batch.ticket)));

@@ -35,11 +35,11 @@ pub(crate) fn find(search: &LibrarySearch) -> Result<PathBuf> {
         .find(|dir| newest_in(&dir.join(IN_PACKAGES)).or_else(|| newest_in(dir)))
         .or_else(|| SYSTEM_DIRS.iter().find_map(|dir| newest_in(Path::new(dir))))
         .and_then(|path| std::fs::canonicalize(path).ok())
-        .ok_or_else(|| missing(search))
+        .ok_or_else(|| not_found_error(search))
 }
 
 /// Returns the error that lists the searched places and the remedy.
-fn missing(search: &LibrarySearch) -> Error {
+fn not_found_error(search: &LibrarySearch) -> Error {
     let places = search.places().into_iter().chain(SYSTEM_DIRS.map(str::to_owned));
     let places = places.collect::<Vec<_>>().join(", ");
     let remedy = search.remedy("onnxruntime", "build", "--onnxruntime");
@@ -161,8 +161,10 @@ mod tests {
 
     #[test]
     fn a_missing_library_error_names_the_paths() {
-        let error =
-            missing(&LibrarySearch { start_dirs: vec!["/a/project".into()], ..Default::default() });
+        let error = not_found_error(&LibrarySearch {
+            start_dirs: vec!["/a/project".into()],
+            ..Default::default()
+        });
         for part in [
             ".venv in or above /a/project",
             "/usr/lib64",

@@ -116,7 +116,7 @@ impl Session for TfSession {
             Error::internal(format!("the model has no signature number {number}"))
         })?;
         let feeds = plan.feed(&self.model, inputs)?;
-        let wanted = plan.wanted(outputs)?;
+        let wanted = plan.positions_of(outputs)?;
         let chosen = plan.chosen(&wanted);
         let fetches: SmallVec<[RawOutput; INLINE_MAX]> =
             chosen.iter().map(|&at| plan.fetches[at]).collect();
@@ -273,7 +273,7 @@ impl SignaturePlan {
     }
 
     /// Returns the positions of the requested outputs.
-    fn wanted(&self, outputs: &[Arc<str>]) -> Result<SmallVec<[usize; INLINE_MAX]>> {
+    fn positions_of(&self, outputs: &[Arc<str>]) -> Result<SmallVec<[usize; INLINE_MAX]>> {
         if outputs.is_empty() {
             return Ok((0..self.outputs.len()).collect());
         }

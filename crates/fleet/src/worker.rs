@@ -290,7 +290,7 @@ impl FleetWorker {
     /// Writes the ends of updates to etcd. Returns true if some are not written yet.
     async fn finish_ended(&mut self) -> bool {
         let mut left = false;
-        for (id, EndedUpdate { end, since }) in self.ended() {
+        for (id, EndedUpdate { end, since }) in self.ended_updates() {
             if let Err(error) = self.write_end(&id, &end).await {
                 if since.elapsed() < END_TIME_MAX {
                     left = true;
@@ -310,7 +310,7 @@ impl FleetWorker {
         left
     }
 
-    fn ended(&self) -> Vec<(VersionId, EndedUpdate)> {
+    fn ended_updates(&self) -> Vec<(VersionId, EndedUpdate)> {
         let state = self.shared.state.lock();
         let ended = |(id, update): (&VersionId, &super::FleetUpdate)| {
             Some((id.clone(), update.end.clone()?))

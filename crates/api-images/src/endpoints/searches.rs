@@ -9,7 +9,7 @@ use http::HeaderMap;
 use search::points::PointId;
 use transport::{QueryResult, Reply, RequestLimits, Shared, query_flag, query_parameters};
 
-use super::{answer, converted, media, parsed, whole};
+use super::{answer, converted, media, parsed, read_file};
 use crate::persons::{self, FingersRequest};
 use crate::print_pair::PrintPair;
 use crate::prints::{self, PrintSource, both_named};
@@ -82,7 +82,7 @@ pub(super) async fn find(
             }
             QueryImage::Point(parsed::<PointName>(&state.services, &headers, body).await?.id)
         } else {
-            QueryImage::File(whole(&state.services, &headers, body).await?)
+            QueryImage::File(read_file(&state.services, &headers, body).await?)
         };
         let _admitted = state.services.requests.admit()?;
         let query = parameters.into_query(&flags, &state.services.requests.limits);
@@ -112,7 +112,7 @@ pub(super) async fn identify(
             let files = move |request: FingersRequest| request.files(&budget);
             converted(&state.services, &headers, body, files).await?
         } else {
-            vec![whole(&state.services, &headers, body).await?]
+            vec![read_file(&state.services, &headers, body).await?]
         };
         let _admitted = state.services.requests.admit()?;
         let limits = &state.services.requests.limits;
@@ -153,7 +153,7 @@ pub(super) async fn verify(
             let id = parameters.id.ok_or_else(|| {
                 Error::invalid("id= is missing: name the image to compare the body with")
             })?;
-            let file = whole(&state.services, &headers, body).await?;
+            let file = read_file(&state.services, &headers, body).await?;
             [PrintSource::File(file), PrintSource::Point(id.parse()?)]
         };
         let _admitted = state.services.requests.admit()?;

@@ -16,7 +16,7 @@ use serde_json::{Map, Value};
 use transport::access::KeyGrant;
 use transport::{HeaderTimeout, Peer, QueryResult, Reply, Shared, query_flag, query_parameters};
 
-use super::{check_creates, media, whole};
+use super::{check_creates, media, read_file};
 use crate::add::NewImage;
 use crate::bulk_requests::{BulkRequest, check_bulk_params};
 use crate::extraction::ExtractionPriority;
@@ -125,7 +125,7 @@ impl PutRequest {
         let is_background = query_flag("background", parameters.background.as_deref())?;
         let priority =
             if is_background { ExtractionPriority::Idle } else { ExtractionPriority::Ordinary };
-        let bytes = whole(&state.services, &self.headers, self.body).await?;
+        let bytes = read_file(&state.services, &self.headers, self.body).await?;
         let _admitted = state.services.requests.admit()?;
         let new = NewImage { wanted, name, payload, bytes };
         let answer = file_upload::put_file(state, new, priority).await?;

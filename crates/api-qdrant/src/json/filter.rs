@@ -30,7 +30,7 @@ pub(super) fn optional<'de, D: Deserializer<'de>>(
 }
 
 /// Adds the name of the field before the message of its error.
-pub(super) fn within<T>(name: impl std::fmt::Display, parsed: Parsed<T>) -> Parsed<T> {
+pub(super) fn in_field<T>(name: impl std::fmt::Display, parsed: Parsed<T>) -> Parsed<T> {
     parsed.map_err(|message| format!("{name}: {message}"))
 }
 
@@ -71,7 +71,7 @@ fn filter(fields: &Map<String, Value>) -> Parsed<Filter> {
             "must_not" => &mut filter.must_not,
             "min_should" if value.is_null() => continue,
             "min_should" => {
-                filter.min_should = Some(within(name, min_should(value))?);
+                filter.min_should = Some(in_field(name, min_should(value))?);
                 continue;
             }
             other => {
@@ -79,7 +79,7 @@ fn filter(fields: &Map<String, Value>) -> Parsed<Filter> {
             }
         };
         if !value.is_null() {
-            *list = within(name, conditions(value))?;
+            *list = in_field(name, conditions(value))?;
         }
     }
     Ok(filter)
@@ -90,8 +90,8 @@ fn min_should(value: &Value) -> Parsed<MinShould> {
     let mut parsed = MinShould { conditions: Vec::new(), min_count: 0 };
     for (name, value) in members(fields) {
         match name {
-            "conditions" => parsed.conditions = within(name, conditions(value))?,
-            "min_count" => parsed.min_count = within(name, count(value))? as usize,
+            "conditions" => parsed.conditions = in_field(name, conditions(value))?,
+            "min_count" => parsed.min_count = in_field(name, count(value))? as usize,
             other => return Err(format!("{other}: conditions and min_count are expected")),
         }
     }
@@ -116,7 +116,7 @@ fn conditions(value: &Value) -> Parsed<Vec<Condition>> {
         Value::Array(list) => list
             .iter()
             .enumerate()
-            .map(|(at, value)| within(format_args!("[{at}]"), condition(value)))
+            .map(|(at, value)| in_field(format_args!("[{at}]"), condition(value)))
             .collect(),
         one => Ok(vec![condition(one)?]),
     }
@@ -137,23 +137,23 @@ pub(super) fn condition(value: &Value) -> Parsed<Condition> {
     match name {
         "has_id" if alone => {
             let ids = Vec::<PointId>::deserialize(value).map_err(|error| error.to_string());
-            let internal = within(name, ids)?.iter().map(PointId::internal).collect();
+            let internal = in_field(name, ids)?.iter().map(PointId::internal).collect();
             Ok(Condition::has_id(internal))
         }
         "is_empty" if alone => {
             let key = object(value).and_then(|object| field_path(object.get("key")));
-            Ok(Condition::IsEmpty { key: within(name, key)? })
+            Ok(Condition::IsEmpty { key: in_field(name, key)? })
         }
         "is_null" if alone => {
             let key = object(value).and_then(|object| field_path(object.get("key")));
-            Ok(Condition::IsNull { key: within(name, key)? })
+            Ok(Condition::IsNull { key: in_field(name, key)? })
         }
         "has_vector" if alone => {
             let name = value.as_str().ok_or_else(|| format!("{name}: a string is expected"))?;
             Ok(Condition::HasVector { name: name.to_owned(), is_present: false })
         }
-        "nested" if alone => within(name, element(value)),
-        "slice" if alone => within(name, slice(value)).map(Condition::Slice),
+        "nested" if alone => in_field(name, element(value)),
+        "slice" if alone => in_field(name, slice(value)).map(Condition::Slice),
         "custom" => Err(unsupported(format_args!("the condition {name}"))),
         "must" | "should" | "must_not" | "min_should" => filter(fields).map(Condition::Nested),
         other => Err(format!(
@@ -188,7 +188,7 @@ pub(super) fn has_slice(condition: &Condition) -> bool {
 fn element(value: &Value) -> Parsed<Condition> {
     let [key, inner] = required_members(value, ["key", "filter"])?;
     let key = field_path(Some(key))?;
-    let filter = within("filter", object(inner).and_then(filter))?;
+    let filter = in_field("filter", object(inner).and_then(filter))?;
     Ok(Condition::Element { key, filter })
 }
 
@@ -196,7 +196,7 @@ fn element(value: &Value) -> Parsed<Condition> {
 fn field_path(value: Option<&Value>) -> Parsed<String> {
     let expected = || "key: a string is expected".to_owned();
     let path = value.and_then(Value::as_str).ok_or_else(expected)?;
-    within("key", check_path(path))?;
+    in_field("key", check_path(path))?;
     Ok(path.to_owned())
 }
 
@@ -220,19 +220,19 @@ fn field(fields: &Map<String, Value>) -> Parsed<Condition> {
     for (name, value) in members(fields).filter(|(name, _)| *name != "key") {
         let key = path.clone();
         let condition = match name {
-            "match" => Condition::Match { key, matching: within(name, matching(value))? },
-            "range" => within(name, range(key, value))?,
+            "match" => Condition::Match { key, matching: in_field(name, matching(value))? },
+            "range" => in_field(name, range(key, value))?,
             "values_count" => {
-                let range = within(name, limits_of(value, count))?;
+                let range = in_field(name, limits_of(value, count))?;
                 Condition::ValuesCount { key, range }
             }
             "is_empty" => truth(name, Condition::IsEmpty { key }, value)?,
             "is_null" => truth(name, Condition::IsNull { key }, value)?,
             "geo_bounding_box" => {
-                Condition::Geo { key, area: within(name, geo::bounding_box(value))? }
+                Condition::Geo { key, area: in_field(name, geo::bounding_box(value))? }
             }
-            "geo_radius" => Condition::Geo { key, area: within(name, geo::radius(value))? },
-            "geo_polygon" => Condition::Geo { key, area: within(name, geo::polygon(value))? },
+            "geo_radius" => Condition::Geo { key, area: in_field(name, geo::radius(value))? },
+            "geo_polygon" => Condition::Geo { key, area: in_field(name, geo::polygon(value))? },
             other => {
                 return Err(format!(
                     "{other}: a condition on a field is match, range, values_count, geo_bounding_box, \
@@ -268,14 +268,14 @@ fn matching(value: &Value) -> Parsed<Match> {
         return Err("one of value, any, except and a kind of text is expected".to_owned());
     };
     match name {
-        "value" => Ok(Match::Value(within(name, scalar(value))?)),
-        "any" => Ok(Match::Any(within(name, scalars(value))?.into())),
-        "except" => Ok(Match::Except(within(name, scalars(value))?.into())),
-        "text" => within(name, text_match(TextMatchKind::All, value)),
-        "text_any" => within(name, text_match(TextMatchKind::Any, value)),
-        "phrase" => within(name, text_match(TextMatchKind::Phrase, value)),
-        "prefix" => Ok(Match::Prefix(within(name, query_text(value))?.to_owned())),
-        "substring" => Ok(Match::Substring(within(name, query_text(value))?.to_owned())),
+        "value" => Ok(Match::Value(in_field(name, scalar(value))?)),
+        "any" => Ok(Match::Any(in_field(name, scalars(value))?.into())),
+        "except" => Ok(Match::Except(in_field(name, scalars(value))?.into())),
+        "text" => in_field(name, text_match(TextMatchKind::All, value)),
+        "text_any" => in_field(name, text_match(TextMatchKind::Any, value)),
+        "phrase" => in_field(name, text_match(TextMatchKind::Phrase, value)),
+        "prefix" => Ok(Match::Prefix(in_field(name, query_text(value))?.to_owned())),
+        "substring" => Ok(Match::Substring(in_field(name, query_text(value))?.to_owned())),
         other => Err(format!(
             "{other}: one of value, any, except, text, text_any, phrase, prefix and substring is expected"
         )),
@@ -313,7 +313,7 @@ fn scalars(value: &Value) -> Parsed<Vec<Value>> {
     let list = value.as_array().ok_or_else(|| "a list is expected".to_owned())?;
     list.iter()
         .enumerate()
-        .map(|(at, value)| within(format_args!("[{at}]"), scalar(value)))
+        .map(|(at, value)| in_field(format_args!("[{at}]"), scalar(value)))
         .collect()
 }
 
@@ -348,7 +348,7 @@ fn limits_of<T>(value: &Value, read: impl Fn(&Value) -> Parsed<T>) -> Parsed<Val
             "lte" => &mut range.lte,
             other => return Err(format!("{other}: a range has gt, gte, lt and lte")),
         };
-        *limit = Some(within(name, read(value))?);
+        *limit = Some(in_field(name, read(value))?);
     }
     Ok(range)
 }

@@ -21,11 +21,11 @@ const DEFAULT_SCALE: f64 = 1.0;
 /// Reads a formula. Its nesting is bounded by the JSON reader.
 pub(super) fn formula(expression: &Value, defaults: Map<String, Value>) -> Parsed<Formula> {
     let mut reader = ExpressionReader { count: 0 };
-    let expression = within("formula", reader.expression(expression))?;
+    let expression = in_member("formula", reader.expression(expression))?;
     let mut score_defaults = BTreeMap::new();
     let mut others = Map::new();
     for (key, value) in defaults {
-        match within("defaults", variable(&key))? {
+        match in_member("defaults", variable(&key))? {
             Expression::Score(number) => {
                 let expected = || format!("defaults: {key}: a number is expected");
                 score_defaults.insert(number, value.as_f64().ok_or_else(expected)?);
@@ -39,7 +39,7 @@ pub(super) fn formula(expression: &Value, defaults: Map<String, Value>) -> Parse
 }
 
 /// Adds the name of the member before the message of its error.
-fn within<T>(name: &str, parsed: Parsed<T>) -> Parsed<T> {
+fn in_member<T>(name: &str, parsed: Parsed<T>) -> Parsed<T> {
     parsed.map_err(|message| format!("{name}: {message}"))
 }
 
@@ -83,7 +83,7 @@ impl<'a> FormulaMembers<'a> {
     }
 
     fn number(&self, name: &str) -> Parsed<Option<f64>> {
-        self.optional(name).map(|value| within(name, number(value))).transpose()
+        self.optional(name).map(|value| in_member(name, number(value))).transpose()
     }
 }
 
@@ -150,7 +150,7 @@ impl ExpressionReader {
             "gauss_decay" => self.decay(DecayCurve::Gauss, operand),
             _ => return a_condition(value),
         };
-        within(name, parsed)
+        in_member(name, parsed)
     }
 
     fn list(&mut self, value: &Value) -> Parsed<Vec<Expression>> {
@@ -173,8 +173,8 @@ impl ExpressionReader {
     fn quotient(&mut self, value: &Value) -> Parsed<Expression> {
         let members = FormulaMembers::new(value, &["left", "right", "by_zero_default"])?;
         Ok(Expression::Quotient {
-            left: Box::new(within("left", self.expression(members.needed("left")?))?),
-            right: Box::new(within("right", self.expression(members.needed("right")?))?),
+            left: Box::new(in_member("left", self.expression(members.needed("left")?))?),
+            right: Box::new(in_member("right", self.expression(members.needed("right")?))?),
             by_zero_default: members.number("by_zero_default")?,
         })
     }
@@ -182,16 +182,19 @@ impl ExpressionReader {
     fn power(&mut self, value: &Value) -> Parsed<Expression> {
         let members = FormulaMembers::new(value, &["base", "exponent"])?;
         Ok(Expression::Power {
-            base: Box::new(within("base", self.expression(members.needed("base")?))?),
-            exponent: Box::new(within("exponent", self.expression(members.needed("exponent")?))?),
+            base: Box::new(in_member("base", self.expression(members.needed("base")?))?),
+            exponent: Box::new(in_member(
+                "exponent",
+                self.expression(members.needed("exponent")?),
+            )?),
         })
     }
 
     fn decay(&mut self, curve: DecayCurve, value: &Value) -> Parsed<Expression> {
         let members = FormulaMembers::new(value, &["x", "target", "scale", "midpoint"])?;
-        let x = within("x", self.expression(members.needed("x")?))?;
+        let x = in_member("x", self.expression(members.needed("x")?))?;
         let target = members.optional("target").map(|target| self.expression(target));
-        let target = within("target", target.transpose())?;
+        let target = in_member("target", target.transpose())?;
         let scale = members.number("scale")?.unwrap_or(DEFAULT_SCALE);
         if scale <= 0.0 {
             return Err(limits(format_args!("scale: {scale} is not greater than 0")));
@@ -220,14 +223,14 @@ fn a_condition(value: &Value) -> Parsed<Expression> {
 
 fn geo_distance(value: &Value) -> Parsed<Expression> {
     let members = FormulaMembers::new(value, &["origin", "to"])?;
-    let origin = within("origin", geo_place(members.needed("origin")?))?;
-    Ok(Expression::GeoDistance { origin, to: within("to", path(members.needed("to")?))? })
+    let origin = in_member("origin", geo_place(members.needed("origin")?))?;
+    Ok(Expression::GeoDistance { origin, to: in_member("to", path(members.needed("to")?))? })
 }
 
 fn geo_place(value: &Value) -> Parsed<GeoPlace> {
     let members = FormulaMembers::new(value, &["lon", "lat"])?;
-    let lon = within("lon", number(members.needed("lon")?))?;
-    let lat = within("lat", number(members.needed("lat")?))?;
+    let lon = in_member("lon", number(members.needed("lon")?))?;
+    let lat = in_member("lat", number(members.needed("lat")?))?;
     if !(-180.0..=180.0).contains(&lon) || !(-90.0..=90.0).contains(&lat) {
         return Err(limits("a longitude is within -180 and 180, a latitude within -90 and 90"));
     }

@@ -3,7 +3,7 @@
 use search::filter::{GEO_POINTS_MAX, GeoArea, GeoPoint};
 use serde_json::Value;
 
-use super::filter::{Parsed, members, object, required_members, within};
+use super::filter::{Parsed, in_field, members, object, required_members};
 use super::limits;
 
 /// Minimum points of a ring: three corners, and the first one again.
@@ -13,16 +13,16 @@ const RING_POINTS_MIN: usize = 4;
 pub(super) fn bounding_box(value: &Value) -> Parsed<GeoArea> {
     let [top_left, bottom_right] = required_members(value, ["top_left", "bottom_right"])?;
     Ok(GeoArea::Box {
-        top_left: within("top_left", point(top_left))?,
-        bottom_right: within("bottom_right", point(bottom_right))?,
+        top_left: in_field("top_left", point(top_left))?,
+        bottom_right: in_field("bottom_right", point(bottom_right))?,
     })
 }
 
 /// Reads `geo_radius`.
 pub(super) fn radius(value: &Value) -> Parsed<GeoArea> {
     let [center, radius] = required_members(value, ["center", "radius"])?;
-    let center = within("center", point(center))?;
-    let radius = within("radius", number(radius))?;
+    let center = in_field("center", point(center))?;
+    let radius = in_field("radius", number(radius))?;
     if radius < 0.0 {
         return Err(limits(format_args!("radius: value {radius} invalid, must be 0 or larger")));
     }
@@ -36,12 +36,12 @@ pub(super) fn polygon(value: &Value) -> Parsed<GeoArea> {
     let mut points = 0;
     for (name, value) in members(object(value)?) {
         match name {
-            "exterior" => exterior = Some(within(name, ring(value, &mut points))?),
+            "exterior" => exterior = Some(in_field(name, ring(value, &mut points))?),
             "interiors" => {
                 let list = value.as_array().ok_or_else(|| format!("{name}: a list is expected"))?;
                 for (at, value) in list.iter().enumerate() {
                     let name = format!("interiors: [{at}]");
-                    interiors.push(within(name, ring(value, &mut points))?);
+                    interiors.push(in_field(name, ring(value, &mut points))?);
                 }
             }
             other => return Err(format!("{other}: exterior and interiors are expected")),
@@ -62,7 +62,8 @@ fn ring(value: &Value, points: &mut usize) -> Parsed<Vec<GeoPoint>> {
     if list.len() < RING_POINTS_MIN {
         return Err(limits(format_args!("a ring has at least {RING_POINTS_MIN} points")));
     }
-    let read = |(at, value): (usize, &Value)| within(format_args!("points: [{at}]"), point(value));
+    let read =
+        |(at, value): (usize, &Value)| in_field(format_args!("points: [{at}]"), point(value));
     let ring: Vec<GeoPoint> = list.iter().enumerate().map(read).collect::<Parsed<_>>()?;
     if ring.first() != ring.last() {
         return Err(limits("a ring ends at its first point"));
@@ -73,8 +74,8 @@ fn ring(value: &Value, points: &mut usize) -> Parsed<Vec<GeoPoint>> {
 fn point(value: &Value) -> Parsed<GeoPoint> {
     let [lat, lon] = required_members(value, ["lat", "lon"])?;
     Ok(GeoPoint {
-        lat: within("lat", degrees(lat, 90.0))?,
-        lon: within("lon", degrees(lon, 180.0))?,
+        lat: in_field("lat", degrees(lat, 90.0))?,
+        lon: in_field("lon", degrees(lon, 180.0))?,
     })
 }
 

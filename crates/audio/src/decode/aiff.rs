@@ -20,7 +20,7 @@ pub(super) fn is(start: &[u8]) -> bool {
 /// # Errors
 /// `DataLoss` if the header ends early or is inconsistent, `Unimplemented` for compressed sound.
 pub(super) fn open(bytes: &mut InputBytes) -> Result<PcmLayout> {
-    bytes.pass(12);
+    bytes.skip(12);
     let mut format = None;
     for _ in 0..CHUNKS_MAX {
         let Ok::<[u8; 8], _>(head) = bytes.peek(8).try_into() else { break };
@@ -36,7 +36,7 @@ pub(super) fn open(bytes: &mut InputBytes) -> Result<PcmLayout> {
                 };
                 // An offset aligns the sound.
                 let offset = big(bytes.peek(4));
-                if !bytes.pass(8 + u64::from(offset)) {
+                if !bytes.skip(8 + u64::from(offset)) {
                     break;
                 }
                 let known = u64::from(length).checked_sub(8 + u64::from(offset));
@@ -47,7 +47,7 @@ pub(super) fn open(bytes: &mut InputBytes) -> Result<PcmLayout> {
             }
             _ => {}
         }
-        if !bytes.pass(u64::from(length) + u64::from(length % 2)) {
+        if !bytes.skip(u64::from(length) + u64::from(length % 2)) {
             break;
         }
     }

@@ -167,7 +167,7 @@ impl InputBytes {
     }
 
     /// Skips `count` bytes. Returns false if there are fewer.
-    pub(super) fn pass(&mut self, mut count: u64) -> bool {
+    pub(super) fn skip(&mut self, mut count: u64) -> bool {
         while count > 0 {
             let seen = self.peek(usize::try_from(count).unwrap_or(PIECE).min(PIECE)).len();
             if seen == 0 {
@@ -239,8 +239,8 @@ impl InputBytes {
         let Some(mut watch) = self.watch.take() else { return Ok(u64::MAX) };
         let place = self.place;
         let room = match &mut watch {
-            ByteWatch::Mp4(watch) => watch.pass(self, place),
-            ByteWatch::Ogg(watch) => watch.pass(self, place),
+            ByteWatch::Mp4(watch) => watch.check_next(self, place),
+            ByteWatch::Ogg(watch) => watch.check_next(self, place),
         };
         self.watch = Some(watch);
         room.map_err(|error| io::Error::other(error.message().to_owned()))

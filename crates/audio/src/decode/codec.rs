@@ -120,7 +120,7 @@ impl PacketDecoder {
     }
 
     /// Returns rate and channels once a packet was decoded.
-    pub(super) fn heard(&self) -> Option<(u32, usize)> {
+    pub(super) fn rate_and_channels(&self) -> Option<(u32, usize)> {
         self.rate.zip(self.channels)
     }
 }

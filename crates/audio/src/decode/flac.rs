@@ -14,7 +14,7 @@ const DESCRIPTION: usize = 34;
 /// # Errors
 /// `DataLoss` if there is no description or no end of metadata.
 pub(super) fn strip(bytes: &mut InputBytes) -> Result<()> {
-    bytes.pass(4);
+    bytes.skip(4);
     let mut description = None;
     for _ in 0..PARTS_MAX {
         let Ok::<[u8; 4], _>(head) = bytes.peek(4).try_into() else { break };
@@ -23,7 +23,7 @@ pub(super) fn strip(bytes: &mut InputBytes) -> Result<()> {
         if head[0] & 0x7f == 0 && length == DESCRIPTION {
             description = Some(bytes.peek(DESCRIPTION).to_vec());
         }
-        if !bytes.pass(length as u64) {
+        if !bytes.skip(length as u64) {
             break;
         }
         if head[0] & 0x80 != 0 {

@@ -194,7 +194,7 @@ impl Mp4Watch {
     ///
     /// # Errors
     /// `DataLoss` for impossible lengths.
-    pub(super) fn pass(&mut self, bytes: &mut InputBytes, place: u64) -> Result<u64> {
+    pub(super) fn check_next(&mut self, bytes: &mut InputBytes, place: u64) -> Result<u64> {
         if place == self.next {
             match AtomHeader::parse(bytes.peek(16)) {
                 // A reader uses the last table of contents, and only the first was checked.

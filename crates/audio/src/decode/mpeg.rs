@@ -109,7 +109,7 @@ fn information(frame: &[u8], header: &MpegHeader) -> Option<MpegInfo> {
 pub(super) fn pass_tags(bytes: &mut InputBytes) {
     for _ in 0..TAGS_MAX {
         let Some(length) = tag(bytes.peek(32)) else { return };
-        bytes.pass(length);
+        bytes.skip(length);
     }
 }
 
@@ -230,7 +230,7 @@ impl Mpeg {
     }
 
     /// Returns rate and channels.
-    pub(super) fn heard(&self) -> (u32, usize) {
+    pub(super) fn rate_and_channels(&self) -> (u32, usize) {
         (self.header.rate, self.header.channels)
     }
 
@@ -287,7 +287,7 @@ impl Mpeg {
         if start.is_empty() {
             // Some programs leave zeros at the end.
             if zeros {
-                return self.ended();
+                return self.last_step();
             }
             let what = format!("{passed} bytes at the end are not audio");
             return DecodeStep::Lost { frames: 0, what };
@@ -322,13 +322,13 @@ impl Mpeg {
     /// Skips the next window of a tag.
     fn pass_tag(&mut self) -> DecodeStep {
         let count = self.tag_left.min(PASS as u64);
-        let passed = self.bytes.pass(count);
+        let passed = self.bytes.skip(count);
         self.tag_left = if passed { self.tag_left - count } else { 0 };
         DecodeStep::Sound { at: None }
     }
 
     /// Returns the step after the last byte.
-    fn ended(&self) -> DecodeStep {
+    fn last_step(&self) -> DecodeStep {
         self.bytes.broken().map_or(DecodeStep::End, |why| DecodeStep::Broken(why.to_owned()))
     }
 }
@@ -343,7 +343,7 @@ impl BlockReader for Mpeg {
         }
         let start = self.bytes.peek(32);
         if start.is_empty() {
-            return self.ended();
+            return self.last_step();
         }
         if let Some(length) = tag(start) {
             self.tag_left = length;

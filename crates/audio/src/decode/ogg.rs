@@ -61,7 +61,7 @@ impl OggWatch {
     /// # Errors
     /// `DataLoss` for more streams or headers than a recording can have, and at the end of a
     /// recording whose last page is damaged or incomplete.
-    pub(super) fn pass(&mut self, bytes: &mut InputBytes, place: u64) -> Result<u64> {
+    pub(super) fn check_next(&mut self, bytes: &mut InputBytes, place: u64) -> Result<u64> {
         if place == self.next {
             let length = match OggPart::find(bytes) {
                 OggPart::Page(length) => {

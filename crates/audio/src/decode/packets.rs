@@ -130,13 +130,13 @@ impl Packets {
     }
 
     /// Returns rate and channels once a packet was decoded.
-    pub(super) fn heard(&self) -> Option<(u32, usize)> {
-        self.codec.heard()
+    pub(super) fn rate_and_channels(&self) -> Option<(u32, usize)> {
+        self.codec.rate_and_channels()
     }
 
     /// Converts ticks to frames of the sound.
     fn frames(&self, ticks: u64) -> Option<u64> {
-        let (rate, _) = self.heard()?;
+        let (rate, _) = self.rate_and_channels()?;
         self.timed.then(|| (ticks as f64 / self.ticks * f64::from(rate)).round() as u64)
     }
 
@@ -224,7 +224,7 @@ impl BlockReader for Packets {
                     ));
                 }
                 // No packet is longer than a second, even if its header says so.
-                let second = self.heard().map_or(0, |(rate, _)| u64::from(rate));
+                let second = self.rate_and_channels().map_or(0, |(rate, _)| u64::from(rate));
                 let frames = self.frames(packet.dur()).unwrap_or(0).min(second);
                 DecodeStep::Lost { frames, what: format!("a frame cannot be decoded: {what}") }
             }

@@ -25,7 +25,7 @@ pub(super) enum FileKind {
 /// `InvalidArgument` or `Unimplemented` with the name of the other format.
 pub(super) fn kind(bytes: &mut InputBytes, hint: Option<&str>) -> Result<FileKind> {
     if bytes.peek(1).is_empty() {
-        return Err(ended(bytes, Error::invalid("the recording is empty")));
+        return Err(read_error_or(bytes, Error::invalid("the recording is empty")));
     }
     if let Some(kind) = named(bytes.peek(12)) {
         return Ok(kind);
@@ -39,7 +39,7 @@ pub(super) fn kind(bytes: &mut InputBytes, hint: Option<&str>) -> Result<FileKin
         }
         if bytes.peek(1).is_empty() {
             let what = "the recording ends inside its tags, before any audio; is it complete?";
-            return Err(ended(bytes, Error::data_loss(what)));
+            return Err(read_error_or(bytes, Error::data_loss(what)));
         }
     }
     let other = other_format(bytes.peek(SNIFFED_BYTES));
@@ -61,7 +61,7 @@ pub(super) fn kind(bytes: &mut InputBytes, hint: Option<&str>) -> Result<FileKin
 }
 
 /// Returns the error that ended the bytes, or else `error`.
-fn ended(bytes: &InputBytes, error: Error) -> Error {
+fn read_error_or(bytes: &InputBytes, error: Error) -> Error {
     match bytes.broken() {
         Some(why) => Error::data_loss(format!("the recording cannot be read: {why}")),
         None => error,

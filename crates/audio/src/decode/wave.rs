@@ -33,7 +33,7 @@ pub(super) fn is(start: &[u8]) -> bool {
 /// # Errors
 /// `DataLoss` if the header ends early or is inconsistent, `Unimplemented` for compressed sound.
 pub(super) fn open(bytes: &mut InputBytes) -> Result<PcmLayout> {
-    bytes.pass(12);
+    bytes.skip(12);
     let mut format = None;
     // The length lies in a chunk for files above 4 GiB.
     let mut long = None;
@@ -68,7 +68,7 @@ pub(super) fn open(bytes: &mut InputBytes) -> Result<PcmLayout> {
             _ => {}
         }
         // Chunks begin at even offsets.
-        if !bytes.pass(u64::from(length) + u64::from(length % 2)) {
+        if !bytes.skip(u64::from(length) + u64::from(length % 2)) {
             break;
         }
     }

@@ -296,7 +296,7 @@ impl ModelRuns {
         };
         group.pending = None;
         let members = std::mem::take(&mut group.members);
-        self.ended(index, members, outputs)
+        self.make_outcomes(index, members, outputs)
     }
 
     /// Starts a group's next run, if possible. Returns false if it did not try.
@@ -339,7 +339,7 @@ impl ModelRuns {
             }
             Err(error) => {
                 group.count = count;
-                self.ended(index, members, Err(error))?;
+                self.make_outcomes(index, members, Err(error))?;
             }
         }
         Ok(true)
@@ -368,7 +368,7 @@ impl ModelRuns {
     }
 
     /// Makes outcomes of a run's windows that count.
-    fn ended(
+    fn make_outcomes(
         &mut self,
         index: usize,
         members: Vec<GroupMember>,

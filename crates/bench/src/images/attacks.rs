@@ -133,7 +133,7 @@ fn pixels(image: &Image) -> Result<ImageBuffer<Rgb<u8>, &[u8]>> {
 }
 
 /// Makes an image whose pixel at (x, y) is `of(x, y)`.
-pub(super) fn made(width: u32, height: u32, of: impl Fn(u32, u32) -> [u8; 3]) -> Image {
+pub(super) fn image_of(width: u32, height: u32, of: impl Fn(u32, u32) -> [u8; 3]) -> Image {
     let places = (0..height).flat_map(|y| (0..width).map(move |x| (x, y)));
     Image { width, height, rgb: places.flat_map(|(x, y)| of(x, y)).collect() }
 }
@@ -147,7 +147,7 @@ pub(super) fn pixel(image: &Image, x: u32, y: u32) -> [u8; 3] {
 fn part(image: &Image, columns: (u32, u32), rows: (u32, u32)) -> Image {
     let width = image.width.saturating_sub(columns.0 + columns.1).max(1);
     let height = image.height.saturating_sub(rows.0 + rows.1).max(1);
-    made(width, height, |x, y| pixel(image, x + columns.0, y + rows.0))
+    image_of(width, height, |x, y| pixel(image, x + columns.0, y + rows.0))
 }
 
 fn crop(image: &Image, variant: usize, random: &mut RandomSequence) -> Image {
@@ -190,7 +190,7 @@ fn rotate(image: &Image, variant: usize) -> Image {
     };
     let wide = wide.ceil();
     let high = high.ceil();
-    made(wide as u32, high as u32, |x, y| {
+    image_of(wide as u32, high as u32, |x, y| {
         let along = f64::from(x) - (wide - 1.0) / 2.0;
         let down = f64::from(y) - (high - 1.0) / 2.0;
         let from_x = cos * along - sin * down;
@@ -263,7 +263,7 @@ fn border(image: &Image, share: f64) -> Image {
         let place = (i64::from(at) - i64::from(border)).rem_euclid(2 * i64::from(side)) as u32;
         if place < side { place } else { 2 * side - 1 - place }
     };
-    made(image.width + 2 * wide, image.height + 2 * high, |x, y| {
+    image_of(image.width + 2 * wide, image.height + 2 * high, |x, y| {
         pixel(image, mirrored(x, wide, image.width), mirrored(y, high, image.height))
     })
 }
@@ -274,7 +274,7 @@ mod tests {
 
     #[test]
     fn copies_have_the_expected_size_and_pixels() {
-        let image = made(60, 40, |x, y| [4 * x as u8, 6 * y as u8, 100]);
+        let image = image_of(60, 40, |x, y| [4 * x as u8, 6 * y as u8, 100]);
         let fillers = vec![image.clone(); 3];
         let size = |attack: Attack, variant| {
             let source = CopySource { image: &image, fillers: &fillers };

@@ -174,7 +174,7 @@ pub(crate) fn run(args: &BenchImagesArgs, env: &BenchEnv) -> Result<()> {
     let mut skipped = Vec::new();
     let photos = match &args.dir {
         Some(dir) => photos::read(dir, &mut skipped)?,
-        None => photos::made(args.made)?,
+        None => photos::draw_photos(args.made)?,
     };
     let plan = QueryPlan::new(args, photos.len())?;
     let embedder = PhotoEmbedder::open(args.model.as_deref(), args.dir.is_none(), env)?;

@@ -84,7 +84,7 @@ fn collect(dir: &Path, depth: usize, paths: &mut Vec<PathBuf>) -> Result<()> {
 
 /// Draws images of overlapping boxes and discs in random colours. They do not look like
 /// photographs, but have corners.
-pub(super) fn made(count: usize) -> Result<Vec<Photo>> {
+pub(super) fn draw_photos(count: usize) -> Result<Vec<Photo>> {
     (0..count)
         .map(|number| {
             let bytes = encode(&scene(number as u64), 95)?;

@@ -3,7 +3,7 @@
 use base::Result;
 use vision::Image;
 
-use super::attacks::{CopySource, between, blur, made, pixel};
+use super::attacks::{CopySource, between, blur, image_of, pixel};
 use loadgen::random::RandomSequence;
 
 /// Size of a collage by that of its photograph.
@@ -47,7 +47,7 @@ pub(super) fn collage(
         })
         .collect();
     let gap = if variant == 2 { width / 100 + 1 } else { 0 };
-    made(width, height, |x, y| {
+    image_of(width, height, |x, y| {
         if x.abs_diff(column) < gap || y.abs_diff(row) < gap {
             return GAP;
         }
@@ -66,7 +66,7 @@ fn covering(image: &Image, width: u32, height: u32) -> Image {
     let side = |of: u32, least: u32| ((f64::from(of) * factor).round() as u32).max(least);
     let scaled = image.resized(side(image.width, width), side(image.height, height));
     let (left, top) = ((scaled.width - width) / 2, (scaled.height - height) / 2);
-    made(width, height, |x, y| pixel(&scaled, x + left, y + top))
+    image_of(width, height, |x, y| pixel(&scaled, x + left, y + top))
 }
 
 /// Returns a photograph of a screen that shows the image.
@@ -85,7 +85,7 @@ pub(super) fn screen(image: &Image, random: &mut RandomSequence) -> Result<Image
     let along = turn.cos() / period;
     let down = turn.sin() / period;
     let light = random.unit() - 0.5;
-    let shown = made(image.width, image.height, |x, y| {
+    let shown = image_of(image.width, image.height, |x, y| {
         let (u, v) = map.inverse(f64::from(x), f64::from(y));
         if !(0.0..=1.0).contains(&u) || !(0.0..=1.0).contains(&v) {
             return WALL;

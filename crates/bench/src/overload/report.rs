@@ -62,7 +62,7 @@ impl OverloadReport {
         tenants: Option<TenantReport>,
         context: RunContext,
     ) -> OverloadReport {
-        let mut goals = wanted(&at_capacity, &overload, memory);
+        let mut goals = goals_of(&at_capacity, &overload, memory);
         goals.extend(tenants.iter().flat_map(TenantReport::goals));
         let [failed, wrong] = tenants.as_ref().map(TenantReport::faults).unwrap_or_default();
         OverloadReport {
@@ -160,7 +160,7 @@ impl BenchReport for OverloadReport {
     }
 }
 
-fn wanted(
+fn goals_of(
     at_capacity: &OverloadPhase,
     overload: &OverloadPhase,
     memory: ResidentMemory,
@@ -211,9 +211,9 @@ mod tests {
             refusal_p99_ms: 4.0,
             ..OverloadPhase::default()
         };
-        let all = wanted(&at_capacity, &overload, memory);
+        let all = goals_of(&at_capacity, &overload, memory);
         assert!(all.iter().all(|wanted| wanted.met), "{all:?}");
-        let dead = wanted(
+        let dead = goals_of(
             &at_capacity,
             &OverloadPhase { failed: 3, ..OverloadPhase::default() },
             ResidentMemory::default(),

@@ -174,7 +174,7 @@ impl SwapBenchReport {
         let ratios = Ratios::of(&arms);
         SwapBenchReport {
             engine: args.engine.name(),
-            wanted: wanted(args.engine, &ratios, &arms),
+            wanted: goals_of(args.engine, &ratios, &arms),
             ratios,
             arms,
             setting,
@@ -346,7 +346,7 @@ impl Ratios {
 }
 
 /// Returns the goals of the arms that ran.
-fn wanted(
+fn goals_of(
     engine: EngineName,
     ratios: &Ratios,
     arms: &BTreeMap<&'static str, SwapArmReport>,

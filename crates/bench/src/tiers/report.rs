@@ -253,7 +253,7 @@ impl TiersReport {
                 arms.insert(arm.arm.name(), TierArmReport::One(Box::new(figures)));
             }
         }
-        let wanted = wanted(args, &caches);
+        let wanted = goals_of(args, &caches);
         arms.insert(TierArm::Nvme.name(), TierArmReport::Caches { cache: caches });
         let segments = &measured.segments;
         let answers = dram.map(|dram| AnswerComparison::of(&measured, dram)).unwrap_or_default();
@@ -419,7 +419,7 @@ impl BenchReport for TiersReport {
     }
 }
 
-fn wanted(args: &TiersArgs, caches: &BTreeMap<String, TierFigures>) -> Vec<Goal> {
+fn goals_of(args: &TiersArgs, caches: &BTreeMap<String, TierFigures>) -> Vec<Goal> {
     let Some(figures) =
         caches.get(&CLAIM_CACHE.to_string()).filter(|_| args.kind == TierRecords::Fingerprint)
     else {

@@ -60,7 +60,7 @@ impl VectorData {
     }
 
     /// Generates clusters of uneven size and shape, and their exact neighbours.
-    pub(crate) fn made(rows: usize, dims: usize) -> VectorData {
+    pub(crate) fn generated(rows: usize, dims: usize) -> VectorData {
         let mut random = RandomSequence::new(17);
         let centres: Vec<f64> = (0..CLUSTERS * dims).map(|_| normal(&mut random)).collect();
         let scales: Vec<f64> = (0..CLUSTERS * dims).map(|_| SPREAD * random.unit() * 2.0).collect();
@@ -167,7 +167,7 @@ mod tests {
 
     #[test]
     fn generated_neighbours_are_the_nearest() {
-        let data = VectorData::made(300, 5);
+        let data = VectorData::generated(300, 5);
         for (query, truth) in data.queries.chunks_exact(5).zip(&data.truth) {
             let mut rows: Vec<(f32, u32)> = data
                 .base

@@ -195,7 +195,7 @@ pub(crate) fn run(args: &VectorsArgs, _env: &BenchEnv) -> Result<()> {
     let watch = NoiseWatch::start();
     let data = match &args.data {
         Some(folder) => VectorData::read(folder)?,
-        None => VectorData::made(args.rows, args.dims),
+        None => VectorData::generated(args.rows, args.dims),
     };
     let mut peers = Peers::find(args)?;
     let progress = StepProgress::new(peers.engines.len() as u64 * 2 + 1);

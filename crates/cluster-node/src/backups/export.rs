@@ -223,7 +223,7 @@ fn copy_page(
     let settings = from.settings();
     let has_images = ImageSettings::of(&settings).is_some();
     let page = from.scroll(at, page_points(settings.dims), None, PointParts::ALL)?;
-    let mut page = staged::whole(page)?;
+    let mut page = staged::check_complete(page)?;
     if has_images {
         for point in &mut page.points {
             point.payload = without_original(std::mem::take(&mut point.payload));

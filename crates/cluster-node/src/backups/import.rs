@@ -275,7 +275,7 @@ impl MovedSettings {
         old_holder: Option<&str>,
     ) -> Result<ImportPage> {
         let page = named.scroll(from, page_points(self.dims), None, PointParts::ALL)?;
-        let page = staged::whole(page)?;
+        let page = staged::check_complete(page)?;
         let points = page.points.len() as u64;
         let mut texts: BTreeMap<u32, Vec<String>> = BTreeMap::new();
         for point in page.points {

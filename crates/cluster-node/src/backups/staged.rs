@@ -101,7 +101,7 @@ fn remove(registry: &Registry, name: &str) {
 ///
 /// # Errors
 /// `DataLoss` if points are damaged; `Unavailable` if a segment is not open yet.
-pub(super) fn whole(page: ScrollPage) -> Result<ScrollPage> {
+pub(super) fn check_complete(page: ScrollPage) -> Result<ScrollPage> {
     if !page.partial {
         return Ok(page);
     }

@@ -93,7 +93,7 @@ impl MemberState {
         let mut kept = Instant::now();
         let mut logged = None;
         loop {
-            match self.tend(&mut kept).await {
+            match self.renew_and_repair(&mut kept).await {
                 Ok(()) => {
                     logged = None;
                     tokio::time::sleep(WRITES_PAUSE).await;
@@ -115,7 +115,7 @@ impl MemberState {
     }
 
     /// Renews the lease if it is time, then repairs and updates the keys of the node.
-    async fn tend(&self, kept: &mut Instant) -> Result<()> {
+    async fn renew_and_repair(&self, kept: &mut Instant) -> Result<()> {
         let (lease, doubtful) = {
             let own = self.own.lock();
             (own.lease, own.lease_doubtful)

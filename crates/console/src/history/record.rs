@@ -116,13 +116,13 @@ impl TrafficRecord {
 
     /// Appends the record as bytes: two numbers and two lists with their lengths.
     pub(super) fn pack(&self, bytes: &mut Vec<u8>) {
-        put(bytes, self.max_us);
-        put(bytes, self.queued);
+        push_number(bytes, self.max_us);
+        push_number(bytes, self.queued);
         for list in [&self.statuses, &self.latencies] {
-            put(bytes, list.len() as u32);
+            push_number(bytes, list.len() as u32);
             for entry in list {
                 bytes.push(entry.place);
-                put(bytes, entry.count);
+                push_number(bytes, entry.count);
             }
         }
     }
@@ -166,7 +166,7 @@ fn merge(into: &mut Vec<BucketCount>, other: &[BucketCount]) {
 }
 
 /// Appends a number in groups of 7 bits, lowest first; the top bit says that another follows.
-fn put(bytes: &mut Vec<u8>, mut value: u32) {
+fn push_number(bytes: &mut Vec<u8>, mut value: u32) {
     while value >= 0x80 {
         bytes.push((value & 0x7f) as u8 | 0x80);
         value >>= 7;

@@ -172,7 +172,7 @@ impl LogThread {
         let room = WAITING_MAX.saturating_sub(self.later.len());
         self.later.extend(self.waiting.try_iter().take(room));
         let Some(sampled) = Instant::now().checked_sub(SAMPLE_TIME) else { return };
-        while self.later.front().is_some_and(|first| ended(first) <= sampled) {
+        while self.later.front().is_some_and(|first| end_of(first) <= sampled) {
             if let Some(timeline) = self.later.pop_front() {
                 explain_one(log, &self.samples, &timeline);
             }
@@ -180,7 +180,7 @@ impl LogThread {
     }
 }
 
-fn ended(timeline: &RequestTimeline) -> Instant {
+fn end_of(timeline: &RequestTimeline) -> Instant {
     timeline.at(Moment::Sent).unwrap_or(timeline.first_byte)
 }
 
@@ -193,7 +193,7 @@ fn explain_one(log: &SlowLog, samples: &SampleRing, timeline: &RequestTimeline) 
         return;
     }
     let arrived = timeline.first_byte;
-    let mut evidence = samples.between(arrived, ended(timeline) + SAMPLE_TIME);
+    let mut evidence = samples.between(arrived, end_of(timeline) + SAMPLE_TIME);
     if let Some(since) = timeline.run.as_ref().and_then(|run| run.wait.busy_since) {
         evidence.backlog = samples.backlog(since, arrived);
     }
