@@ -6,8 +6,8 @@ use std::time::Instant;
 
 use base::{Error, ErrorKind};
 use cluster::{
-    Action, EntryBody, EntryNumber, Epoch, Event, LogEntry, LogWriter, RequestId, Ticket, WriterId,
-    WriterState,
+    EntryBody, EntryNumber, Epoch, LogEntry, LogWriter, RequestId, Ticket, WriterAction,
+    WriterEvent, WriterId, WriterState,
 };
 use tokio::task::{JoinError, JoinSet};
 
@@ -128,7 +128,7 @@ impl WriterDriver {
         match self.shared.queue.signal() {
             QueueSignal::Open => {}
             QueueSignal::Expired => {
-                self.handle(Event::Expired);
+                self.handle(WriterEvent::Expired);
                 // Before the floor is read, the writer does not know of its ownership.
                 self.ended |= self.writer.state() == WriterState::Idle;
             }
@@ -146,7 +146,7 @@ impl WriterDriver {
                     self.tickets += 1;
                     let ticket = Ticket(self.tickets);
                     self.batches.insert(ticket, taken);
-                    self.handle(Event::Submitted(ticket, batch));
+                    self.handle(WriterEvent::Submitted(ticket, batch));
                 }
                 QueueStep::Refuse(refused) => self.refuse(refused),
             }
@@ -168,7 +168,11 @@ impl WriterDriver {
         match joined {
             Ok(StoreAnswer::Begin(floor)) => {
                 let epoch = self.epoch;
-                self.handle(Event::Granted { epoch, from: floor.entry, covered: floor.epoch });
+                self.handle(WriterEvent::Granted {
+                    epoch,
+                    from: floor.entry,
+                    covered: floor.epoch,
+                });
                 // The writer refuses an epoch of 0, which no owner has.
                 self.ended |= self.writer.state() == WriterState::Idle;
             }
@@ -176,14 +180,16 @@ impl WriterDriver {
                 self.ahead = ahead;
                 self.entries = entries.into();
                 let first = self.entries.pop_front();
-                self.handle(Event::Found(request, first));
+                self.handle(WriterEvent::Found(request, first));
             }
-            Ok(StoreAnswer::Entry(request, entry)) => self.handle(Event::Found(request, entry)),
+            Ok(StoreAnswer::Entry(request, entry)) => {
+                self.handle(WriterEvent::Found(request, entry))
+            }
             Ok(StoreAnswer::Created(request, outcome)) => self.created(request, outcome),
             Ok(StoreAnswer::Floor(request, floor)) => {
                 self.shared.health.record_success();
                 let LogFloor { entry, epoch } = floor;
-                self.handle(Event::Floor { request, entry, epoch });
+                self.handle(WriterEvent::Floor { request, entry, epoch });
             }
             Ok(StoreAnswer::Unmarked(error)) => {
                 let shard = self.log.shown();
@@ -203,17 +209,17 @@ impl WriterDriver {
             CreateOutcome::Created => {
                 self.create_failures = 0;
                 self.shared.health.record_success();
-                self.handle(Event::Created(request));
+                self.handle(WriterEvent::Created(request));
             }
-            CreateOutcome::NotCreated => self.handle(Event::NotCreated(request)),
+            CreateOutcome::NotCreated => self.handle(WriterEvent::NotCreated(request)),
             CreateOutcome::Unknown(_) => {
                 self.create_failures = self.create_failures.saturating_add(1);
-                self.handle(Event::NotCreated(request));
+                self.handle(WriterEvent::NotCreated(request));
             }
         }
     }
 
-    fn handle(&mut self, event: Event<Batch>) {
+    fn handle(&mut self, event: WriterEvent<Batch>) {
         let mut events = VecDeque::from([event]);
         let mut actions = Vec::new();
         while let Some(event) = events.pop_front() {
@@ -226,26 +232,26 @@ impl WriterDriver {
     }
 
     /// Carries out an action. Returns its event if it is known at once.
-    fn act(&mut self, action: Action<Batch>) -> Option<Event<Batch>> {
+    fn act(&mut self, action: WriterAction<Batch>) -> Option<WriterEvent<Batch>> {
         match action {
-            Action::Read(request, number) => return self.read(request, number),
-            Action::Create(request, number, entry) => self.create(request, number, entry),
-            Action::ReadFloor(request) => self.read_floor(request),
+            WriterAction::Read(request, number) => return self.read(request, number),
+            WriterAction::Create(request, number, entry) => self.create(request, number, entry),
+            WriterAction::ReadFloor(request) => self.read_floor(request),
             // Holders apply the log. The number belongs to the acknowledgement, which follows.
-            Action::Apply(number, batch) => {
+            WriterAction::Apply(number, batch) => {
                 self.next = number.plus(1);
                 self.applied = Some(batch);
             }
-            Action::Acknowledge(ticket) => {
+            WriterAction::Acknowledge(ticket) => {
                 let number = EntryNumber(self.next.0.saturating_sub(1));
                 self.pass_on(number);
                 self.answer(ticket, &Ok(number));
             }
-            Action::Fail(ticket) => {
+            WriterAction::Fail(ticket) => {
                 let error = self.shared.queue.unknown("this node no longer owns the log");
                 self.answer(ticket, &Err(error));
             }
-            Action::Lost => self.ended = true,
+            WriterAction::Lost => self.ended = true,
         }
         None
     }
@@ -310,7 +316,7 @@ impl WriterDriver {
         });
     }
 
-    fn read(&mut self, request: RequestId, number: EntryNumber) -> Option<Event<Batch>> {
+    fn read(&mut self, request: RequestId, number: EntryNumber) -> Option<WriterEvent<Batch>> {
         if self.writer.state() == WriterState::Reading {
             return self.replay(request, number);
         }
@@ -329,9 +335,9 @@ impl WriterDriver {
 
     /// Reads the log to its end. The writer asks for one entry after the other, so entries that
     /// were read ahead are the next ones.
-    fn replay(&mut self, request: RequestId, from: EntryNumber) -> Option<Event<Batch>> {
+    fn replay(&mut self, request: RequestId, from: EntryNumber) -> Option<WriterEvent<Batch>> {
         if let Some(entry) = self.entries.pop_front() {
-            return Some(Event::Found(request, Some(entry)));
+            return Some(WriterEvent::Found(request, Some(entry)));
         }
         let log = self.log.clone();
         let mut retry = self.retry();

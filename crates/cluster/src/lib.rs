@@ -2,7 +2,7 @@
 //! when a second holder is asked.
 //!
 //! Everything here is a function of its arguments or a state machine without clock, network or
-//! storage. A caller carries out the [`Action`]s of a [`LogWriter`] or the calls of a
+//! storage. A caller carries out the [`WriterAction`]s of a [`LogWriter`] or the calls of a
 //! [`ReadFanOut`], and reports what happened. The simulations in `tests/worlds` do the same with
 //! faults drawn from a seed (`make simulate`).
 //!
@@ -58,4 +58,6 @@ pub use stall::{
     StallMark, StalledServiceChange,
 };
 pub use store_access::{StoreAccessDecision, StoreReading, first_with_store};
-pub use writer::{Action, Event, LogWriter, PIPELINE_MAX, RequestId, Ticket, WriterState};
+pub use writer::{
+    LogWriter, PIPELINE_MAX, RequestId, Ticket, WriterAction, WriterEvent, WriterState,
+};

@@ -36,7 +36,7 @@ pub struct RequestId(pub u64);
 
 /// Event that is reported to the writer.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Event<B> {
+pub enum WriterEvent<B> {
     /// The referee made this process the owner. The log is read from `from`, where the largest
     /// epoch so far is `covered`, as given by the newest list of segments. The writer stays
     /// without ownership if `covered` is above `epoch`.
@@ -72,12 +72,14 @@ pub enum Event<B> {
 
 /// Action that the caller carries out.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Action<B> {
-    /// Read the entry and report [`Event::Found`].
+pub enum WriterAction<B> {
+    /// Read the entry and report [`WriterEvent::Found`].
     Read(RequestId, EntryNumber),
-    /// Create the entry if it is absent and report [`Event::Created`] or [`Event::NotCreated`].
+    /// Create the entry if it is absent and report [`WriterEvent::Created`] or
+    /// [`WriterEvent::NotCreated`].
     Create(RequestId, EntryNumber, LogEntry<B>),
-    /// Read the log's floor and report [`Event::Floor`]. The read must start after this action.
+    /// Read the log's floor and report [`WriterEvent::Floor`]. The read must start after this
+    /// action.
     ReadFloor(RequestId),
     /// Apply writes, in this order. Those from before the fence may be of removed entries, so
     /// snapshots need a reader of their own, which compares each position with the floor.
@@ -192,15 +194,19 @@ impl<B: Clone> LogWriter<B> {
     }
 
     /// Handles an event and appends the resulting actions, in order. Late answers have no effect.
-    pub fn handle(&mut self, event: Event<B>, actions: &mut Vec<Action<B>>) {
+    pub fn handle(&mut self, event: WriterEvent<B>, actions: &mut Vec<WriterAction<B>>) {
         match event {
-            Event::Granted { epoch, from, covered } => self.granted(epoch, from, covered, actions),
-            Event::Expired => self.expired(actions),
-            Event::Submitted(ticket, writes) => self.submitted(ticket, writes, actions),
-            Event::Created(request) => self.created(request, actions),
-            Event::NotCreated(request) => self.not_created(request, actions),
-            Event::Found(request, entry) => self.found(request, entry, actions),
-            Event::Floor { request, entry, epoch } => self.floor(request, entry, epoch, actions),
+            WriterEvent::Granted { epoch, from, covered } => {
+                self.granted(epoch, from, covered, actions)
+            }
+            WriterEvent::Expired => self.expired(actions),
+            WriterEvent::Submitted(ticket, writes) => self.submitted(ticket, writes, actions),
+            WriterEvent::Created(request) => self.created(request, actions),
+            WriterEvent::NotCreated(request) => self.not_created(request, actions),
+            WriterEvent::Found(request, entry) => self.found(request, entry, actions),
+            WriterEvent::Floor { request, entry, epoch } => {
+                self.floor(request, entry, epoch, actions)
+            }
         }
     }
 
@@ -214,7 +220,7 @@ impl<B: Clone> LogWriter<B> {
         epoch: Epoch,
         from: EntryNumber,
         covered: Epoch,
-        actions: &mut Vec<Action<B>>,
+        actions: &mut Vec<WriterAction<B>>,
     ) {
         if self.state != WriterState::Idle || epoch <= self.epoch || epoch < covered {
             return;
@@ -225,7 +231,7 @@ impl<B: Clone> LogWriter<B> {
         self.read_next(actions);
     }
 
-    fn expired(&mut self, actions: &mut Vec<Action<B>>) {
+    fn expired(&mut self, actions: &mut Vec<WriterAction<B>>) {
         match self.state {
             WriterState::Owning if !self.pending.is_empty() => {
                 self.state = WriterState::Draining;
@@ -236,16 +242,16 @@ impl<B: Clone> LogWriter<B> {
         }
     }
 
-    fn submitted(&mut self, ticket: Ticket, writes: B, actions: &mut Vec<Action<B>>) {
+    fn submitted(&mut self, ticket: Ticket, writes: B, actions: &mut Vec<WriterAction<B>>) {
         if self.state != WriterState::Owning || self.waiting.len() >= BATCHES_WAITING_MAX {
-            return actions.push(Action::Fail(ticket));
+            return actions.push(WriterAction::Fail(ticket));
         }
         self.waiting.push_back((ticket, writes));
         self.start_waiting(actions);
     }
 
     /// Starts as many creates as the pipeline takes.
-    fn start_waiting(&mut self, actions: &mut Vec<Action<B>>) {
+    fn start_waiting(&mut self, actions: &mut Vec<WriterAction<B>>) {
         while self.state == WriterState::Owning && self.pending.len() < self.depth() {
             let Some((ticket, writes)) = self.waiting.pop_front() else { return };
             let batch = PendingBatch { number: self.next, ticket, writes, request: None };
@@ -261,27 +267,27 @@ impl<B: Clone> LogWriter<B> {
     }
 
     /// Gives the pending batch at `at` the next number and creates its entry.
-    fn create_at_next(&mut self, at: usize, actions: &mut Vec<Action<B>>) {
+    fn create_at_next(&mut self, at: usize, actions: &mut Vec<WriterAction<B>>) {
         self.pending[at].number = self.next;
         self.next = self.next.plus(1);
         self.create_batch(at, actions);
     }
 
-    fn create_batch(&mut self, at: usize, actions: &mut Vec<Action<B>>) {
+    fn create_batch(&mut self, at: usize, actions: &mut Vec<WriterAction<B>>) {
         let request = self.new_request();
         let batch = &mut self.pending[at];
         batch.request = Some(request);
         let number = batch.number;
         let body = EntryBody::Writes(batch.writes.clone());
-        actions.push(Action::Create(request, number, self.entry(body)));
+        actions.push(WriterAction::Create(request, number, self.entry(body)));
     }
 
-    fn create_fence(&mut self, actions: &mut Vec<Action<B>>) {
+    fn create_fence(&mut self, actions: &mut Vec<WriterAction<B>>) {
         self.state = WriterState::Fencing;
         self.fence = self.replay.next();
         self.expected = self.new_request();
         let entry = self.entry(EntryBody::Fence);
-        actions.push(Action::Create(self.expected, self.fence, entry));
+        actions.push(WriterAction::Create(self.expected, self.fence, entry));
     }
 
     fn entry(&self, body: EntryBody<B>) -> LogEntry<B> {
@@ -297,7 +303,7 @@ impl<B: Clone> LogWriter<B> {
         self.pending.iter().position(|batch| batch.request == Some(request))
     }
 
-    fn created(&mut self, request: RequestId, actions: &mut Vec<Action<B>>) {
+    fn created(&mut self, request: RequestId, actions: &mut Vec<WriterAction<B>>) {
         if self.state == WriterState::Fencing && request == self.expected {
             self.fenced(actions);
         } else if let Some(at) = self.waits_for(request) {
@@ -306,21 +312,21 @@ impl<B: Clone> LogWriter<B> {
         }
     }
 
-    fn fenced(&mut self, actions: &mut Vec<Action<B>>) {
+    fn fenced(&mut self, actions: &mut Vec<WriterAction<B>>) {
         self.state = WriterState::Checking;
         self.next = self.fence.plus(1);
         self.expected = self.new_request();
-        actions.push(Action::ReadFloor(self.expected));
+        actions.push(WriterAction::ReadFloor(self.expected));
     }
 
-    fn not_created(&mut self, request: RequestId, actions: &mut Vec<Action<B>>) {
+    fn not_created(&mut self, request: RequestId, actions: &mut Vec<WriterAction<B>>) {
         if self.state == WriterState::Fencing && request == self.expected {
             self.expected = self.new_request();
-            actions.push(Action::Read(self.expected, self.fence));
+            actions.push(WriterAction::Read(self.expected, self.fence));
         } else if let Some(at) = self.waits_for(request) {
             let request = self.new_request();
             self.pending[at].request = Some(request);
-            actions.push(Action::Read(request, self.pending[at].number));
+            actions.push(WriterAction::Read(request, self.pending[at].number));
         }
     }
 
@@ -328,7 +334,7 @@ impl<B: Clone> LogWriter<B> {
         &mut self,
         request: RequestId,
         entry: Option<LogEntry<B>>,
-        actions: &mut Vec<Action<B>>,
+        actions: &mut Vec<WriterAction<B>>,
     ) {
         match self.state {
             WriterState::Reading if request == self.expected => self.read(entry, actions),
@@ -342,13 +348,13 @@ impl<B: Clone> LogWriter<B> {
         }
     }
 
-    fn read_next(&mut self, actions: &mut Vec<Action<B>>) {
+    fn read_next(&mut self, actions: &mut Vec<WriterAction<B>>) {
         self.expected = self.new_request();
-        actions.push(Action::Read(self.expected, self.replay.next()));
+        actions.push(WriterAction::Read(self.expected, self.replay.next()));
     }
 
     /// Takes the next entry of the log. The fence gets the first absent number.
-    fn read(&mut self, entry: Option<LogEntry<B>>, actions: &mut Vec<Action<B>>) {
+    fn read(&mut self, entry: Option<LogEntry<B>>, actions: &mut Vec<WriterAction<B>>) {
         let Some(entry) = entry else { return self.create_fence(actions) };
         if entry.epoch > self.epoch {
             return self.end_ownership(actions);
@@ -356,12 +362,12 @@ impl<B: Clone> LogWriter<B> {
         let number = self.replay.next();
         let counts = self.replay.take(&entry);
         if let (true, EntryBody::Writes(writes)) = (counts, entry.body) {
-            actions.push(Action::Apply(number, writes));
+            actions.push(WriterAction::Apply(number, writes));
         }
         self.read_next(actions);
     }
 
-    fn fence_found(&mut self, entry: Option<LogEntry<B>>, actions: &mut Vec<Action<B>>) {
+    fn fence_found(&mut self, entry: Option<LogEntry<B>>, actions: &mut Vec<WriterAction<B>>) {
         match entry {
             None => self.create_fence(actions),
             Some(entry) if self.is_own(&entry) => self.fenced(actions),
@@ -373,7 +379,12 @@ impl<B: Clone> LogWriter<B> {
         }
     }
 
-    fn batch_found(&mut self, at: usize, entry: Option<LogEntry<B>>, actions: &mut Vec<Action<B>>) {
+    fn batch_found(
+        &mut self,
+        at: usize,
+        entry: Option<LogEntry<B>>,
+        actions: &mut Vec<WriterAction<B>>,
+    ) {
         match entry {
             None => self.create_batch(at, actions),
             Some(entry) if self.is_own(&entry) => {
@@ -387,18 +398,18 @@ impl<B: Clone> LogWriter<B> {
             Some(_) => {
                 let request = self.new_request();
                 self.pending[at].request = Some(request);
-                actions.push(Action::ReadFloor(request));
+                actions.push(WriterAction::ReadFloor(request));
             }
         }
     }
 
     /// Reads the floor for the batches whose entries are durable up to the first that is not.
-    fn check_floor(&mut self, actions: &mut Vec<Action<B>>) {
+    fn check_floor(&mut self, actions: &mut Vec<WriterAction<B>>) {
         let batches = self.pending.iter().take_while(|batch| batch.request.is_none()).count();
         if self.check.is_none() && batches > 0 {
             let request = self.new_request();
             self.check = Some(FloorCheck { request, batches });
-            actions.push(Action::ReadFloor(request));
+            actions.push(WriterAction::ReadFloor(request));
         }
     }
 
@@ -420,7 +431,7 @@ impl<B: Clone> LogWriter<B> {
         request: RequestId,
         floor: EntryNumber,
         newest: Epoch,
-        actions: &mut Vec<Action<B>>,
+        actions: &mut Vec<WriterAction<B>>,
     ) {
         let Some(floor_use) = self.floor_use(request) else { return };
         let number = match floor_use {
@@ -439,11 +450,11 @@ impl<B: Clone> LogWriter<B> {
     }
 
     /// Acknowledges the first `batches` pending batches, and starts others.
-    fn acknowledge(&mut self, batches: usize, actions: &mut Vec<Action<B>>) {
+    fn acknowledge(&mut self, batches: usize, actions: &mut Vec<WriterAction<B>>) {
         self.check = None;
         for batch in self.pending.drain(..batches) {
-            actions.push(Action::Apply(batch.number, batch.writes));
-            actions.push(Action::Acknowledge(batch.ticket));
+            actions.push(WriterAction::Apply(batch.number, batch.writes));
+            actions.push(WriterAction::Acknowledge(batch.ticket));
         }
         self.check_floor(actions);
         self.start_waiting(actions);
@@ -452,16 +463,16 @@ impl<B: Clone> LogWriter<B> {
         }
     }
 
-    fn fail_waiting(&mut self, actions: &mut Vec<Action<B>>) {
-        actions.extend(self.waiting.drain(..).map(|(ticket, _)| Action::Fail(ticket)));
+    fn fail_waiting(&mut self, actions: &mut Vec<WriterAction<B>>) {
+        actions.extend(self.waiting.drain(..).map(|(ticket, _)| WriterAction::Fail(ticket)));
     }
 
     /// Ends the ownership, and fails all writes that are not acknowledged.
-    fn end_ownership(&mut self, actions: &mut Vec<Action<B>>) {
+    fn end_ownership(&mut self, actions: &mut Vec<WriterAction<B>>) {
         self.state = WriterState::Idle;
         self.check = None;
-        actions.extend(self.pending.drain(..).map(|batch| Action::Fail(batch.ticket)));
+        actions.extend(self.pending.drain(..).map(|batch| WriterAction::Fail(batch.ticket)));
         self.fail_waiting(actions);
-        actions.push(Action::Lost);
+        actions.push(WriterAction::Lost);
     }
 }

@@ -1,21 +1,21 @@
 //! The writer of a log, one decision at a time.
 
 use cluster::{
-    Action, EntryBody, EntryNumber, Epoch, Event, LogEntry, LogReplay, LogWriter, RequestId,
-    Ticket, WriterId, WriterState,
+    EntryBody, EntryNumber, Epoch, LogEntry, LogReplay, LogWriter, RequestId, Ticket, WriterAction,
+    WriterEvent, WriterId, WriterState,
 };
 
 type Writer = LogWriter<&'static str>;
-type Actions = Vec<Action<&'static str>>;
+type Actions = Vec<WriterAction<&'static str>>;
 
-fn handle(writer: &mut Writer, event: Event<&'static str>) -> Actions {
+fn handle(writer: &mut Writer, event: WriterEvent<&'static str>) -> Actions {
     let mut actions = Vec::new();
     writer.handle(event, &mut actions);
     actions
 }
 
-fn granted(epoch: u64) -> Event<&'static str> {
-    Event::Granted { epoch: Epoch(epoch), from: EntryNumber(0), covered: Epoch(0) }
+fn granted(epoch: u64) -> WriterEvent<&'static str> {
+    WriterEvent::Granted { epoch: Epoch(epoch), from: EntryNumber(0), covered: Epoch(0) }
 }
 
 fn entry(epoch: u64, writer: u128, body: EntryBody<&'static str>) -> LogEntry<&'static str> {
@@ -25,24 +25,24 @@ fn entry(epoch: u64, writer: u128, body: EntryBody<&'static str>) -> LogEntry<&'
 /// Returns the request of the only action.
 fn request(actions: &Actions) -> RequestId {
     match actions.as_slice() {
-        [Action::Read(request, _)]
-        | [Action::Create(request, _, _)]
-        | [Action::ReadFloor(request)] => *request,
+        [WriterAction::Read(request, _)]
+        | [WriterAction::Create(request, _, _)]
+        | [WriterAction::ReadFloor(request)] => *request,
         other => panic!("not one request: {other:?}"),
     }
 }
 
 /// The answer to a read of the floor. All entries below are of the first owner.
-fn floor_read(actions: &Actions, entry: u64) -> Event<&'static str> {
-    Event::Floor { request: request(actions), entry: EntryNumber(entry), epoch: Epoch(1) }
+fn floor_read(actions: &Actions, entry: u64) -> WriterEvent<&'static str> {
+    WriterEvent::Floor { request: request(actions), entry: EntryNumber(entry), epoch: Epoch(1) }
 }
 
 /// A writer that owns an empty log: its fence is entry 0.
 fn owner(epoch: u64) -> Writer {
     let mut writer = Writer::new(WriterId(1));
     let read = handle(&mut writer, granted(epoch));
-    let fence = handle(&mut writer, Event::Found(request(&read), None));
-    let floor = handle(&mut writer, Event::Created(request(&fence)));
+    let fence = handle(&mut writer, WriterEvent::Found(request(&read), None));
+    let floor = handle(&mut writer, WriterEvent::Created(request(&fence)));
     assert!(handle(&mut writer, floor_read(&floor, 0)).is_empty());
     assert_eq!(writer.state(), WriterState::Owning);
     writer
@@ -51,32 +51,35 @@ fn owner(epoch: u64) -> Writer {
 #[test]
 fn a_batch_is_acknowledged_after_the_floor_was_read() {
     let mut writer = owner(1);
-    let create = handle(&mut writer, Event::Submitted(Ticket(7), "a"));
+    let create = handle(&mut writer, WriterEvent::Submitted(Ticket(7), "a"));
     let wanted = entry(1, 1, EntryBody::Writes("a"));
-    assert_eq!(create, [Action::Create(request(&create), EntryNumber(1), wanted)]);
-    let floor = handle(&mut writer, Event::Created(request(&create)));
+    assert_eq!(create, [WriterAction::Create(request(&create), EntryNumber(1), wanted)]);
+    let floor = handle(&mut writer, WriterEvent::Created(request(&create)));
     let done = handle(&mut writer, floor_read(&floor, 1));
-    assert_eq!(done, [Action::Apply(EntryNumber(1), "a"), Action::Acknowledge(Ticket(7))]);
+    assert_eq!(
+        done,
+        [WriterAction::Apply(EntryNumber(1), "a"), WriterAction::Acknowledge(Ticket(7))]
+    );
 }
 
 #[test]
 fn a_raised_floor_ends_the_ownership() {
     let mut writer = owner(1);
-    let create = handle(&mut writer, Event::Submitted(Ticket(7), "a"));
-    let floor = handle(&mut writer, Event::Created(request(&create)));
+    let create = handle(&mut writer, WriterEvent::Submitted(Ticket(7), "a"));
+    let floor = handle(&mut writer, WriterEvent::Created(request(&create)));
     let done = handle(&mut writer, floor_read(&floor, 2));
-    assert_eq!(done, [Action::Fail(Ticket(7)), Action::Lost]);
+    assert_eq!(done, [WriterAction::Fail(Ticket(7)), WriterAction::Lost]);
 }
 
 /// The fence of a newer owner is removed, and late entries of older owners lie at the numbers.
 #[test]
 fn a_floor_of_a_newer_epoch_ends_the_ownership() {
     let mut writer = owner(1);
-    let create = handle(&mut writer, Event::Submitted(Ticket(7), "a"));
-    let floor = handle(&mut writer, Event::Created(request(&create)));
+    let create = handle(&mut writer, WriterEvent::Submitted(Ticket(7), "a"));
+    let floor = handle(&mut writer, WriterEvent::Created(request(&create)));
     let request = request(&floor);
-    let newer = Event::Floor { request, entry: EntryNumber(1), epoch: Epoch(2) };
-    assert_eq!(handle(&mut writer, newer), [Action::Fail(Ticket(7)), Action::Lost]);
+    let newer = WriterEvent::Floor { request, entry: EntryNumber(1), epoch: Epoch(2) };
+    assert_eq!(handle(&mut writer, newer), [WriterAction::Fail(Ticket(7)), WriterAction::Lost]);
 }
 
 /// Entries were removed while a slow owner read them: the absent one is not the end of the log.
@@ -84,17 +87,17 @@ fn a_floor_of_a_newer_epoch_ends_the_ownership() {
 fn a_fence_below_the_floor_owns_nothing() {
     let mut writer = Writer::new(WriterId(1));
     let read = handle(&mut writer, granted(2));
-    let fence = handle(&mut writer, Event::Found(request(&read), None));
-    let floor = handle(&mut writer, Event::Created(request(&fence)));
+    let fence = handle(&mut writer, WriterEvent::Found(request(&read), None));
+    let floor = handle(&mut writer, WriterEvent::Created(request(&fence)));
     let lost = handle(&mut writer, floor_read(&floor, 1));
-    assert_eq!(lost, [Action::Lost]);
+    assert_eq!(lost, [WriterAction::Lost]);
 }
 
 /// All entries of a newer owner are removed, so the log itself names no newer owner.
 #[test]
 fn an_epoch_below_that_of_removed_entries_owns_nothing() {
     let mut writer = Writer::new(WriterId(1));
-    let granted = |epoch, covered| Event::Granted {
+    let granted = |epoch, covered| WriterEvent::Granted {
         epoch: Epoch(epoch),
         from: EntryNumber(9),
         covered: Epoch(covered),
@@ -102,32 +105,35 @@ fn an_epoch_below_that_of_removed_entries_owns_nothing() {
     assert!(handle(&mut writer, granted(2, 3)).is_empty());
     assert_eq!(writer.state(), WriterState::Idle);
     let read = handle(&mut writer, granted(4, 3));
-    assert_eq!(read, [Action::Read(request(&read), EntryNumber(9))]);
+    assert_eq!(read, [WriterAction::Read(request(&read), EntryNumber(9))]);
 }
 
 #[test]
 fn an_unknown_outcome_is_read() {
     let mut writer = owner(1);
-    let create = handle(&mut writer, Event::Submitted(Ticket(7), "a"));
-    let read = handle(&mut writer, Event::NotCreated(request(&create)));
-    assert_eq!(read, [Action::Read(request(&read), EntryNumber(1))]);
+    let create = handle(&mut writer, WriterEvent::Submitted(Ticket(7), "a"));
+    let read = handle(&mut writer, WriterEvent::NotCreated(request(&create)));
+    assert_eq!(read, [WriterAction::Read(request(&read), EntryNumber(1))]);
     let own = entry(1, 1, EntryBody::Writes("a"));
-    let floor = handle(&mut writer, Event::Found(request(&read), Some(own)));
-    assert_eq!(floor, [Action::ReadFloor(request(&floor))]);
-    assert!(handle(&mut writer, Event::Created(request(&create))).is_empty(), "a late answer");
+    let floor = handle(&mut writer, WriterEvent::Found(request(&read), Some(own)));
+    assert_eq!(floor, [WriterAction::ReadFloor(request(&floor))]);
+    assert!(
+        handle(&mut writer, WriterEvent::Created(request(&create))).is_empty(),
+        "a late answer"
+    );
 }
 
 #[test]
 fn entries_of_an_older_owner_are_passed_by() {
     let mut writer = owner(5);
-    let create = handle(&mut writer, Event::Submitted(Ticket(7), "a"));
-    let read = handle(&mut writer, Event::NotCreated(request(&create)));
+    let create = handle(&mut writer, WriterEvent::Submitted(Ticket(7), "a"));
+    let read = handle(&mut writer, WriterEvent::NotCreated(request(&create)));
     let old = entry(4, 2, EntryBody::Writes("old"));
-    let floor = handle(&mut writer, Event::Found(request(&read), Some(old)));
-    assert_eq!(floor, [Action::ReadFloor(request(&floor))]);
+    let floor = handle(&mut writer, WriterEvent::Found(request(&read), Some(old)));
+    assert_eq!(floor, [WriterAction::ReadFloor(request(&floor))]);
     let again = handle(&mut writer, floor_read(&floor, 0));
     let wanted = entry(5, 1, EntryBody::Writes("a"));
-    assert_eq!(again, [Action::Create(request(&again), EntryNumber(2), wanted)]);
+    assert_eq!(again, [WriterAction::Create(request(&again), EntryNumber(2), wanted)]);
 }
 
 /// The batch counted at its first number, which is removed. A late entry of an older owner lies
@@ -135,22 +141,22 @@ fn entries_of_an_older_owner_are_passed_by() {
 #[test]
 fn a_batch_with_a_removed_number_gets_no_other_number() {
     let mut writer = owner(5);
-    let create = handle(&mut writer, Event::Submitted(Ticket(7), "a"));
-    let read = handle(&mut writer, Event::NotCreated(request(&create)));
+    let create = handle(&mut writer, WriterEvent::Submitted(Ticket(7), "a"));
+    let read = handle(&mut writer, WriterEvent::NotCreated(request(&create)));
     let old = entry(4, 2, EntryBody::Writes("old"));
-    let floor = handle(&mut writer, Event::Found(request(&read), Some(old)));
+    let floor = handle(&mut writer, WriterEvent::Found(request(&read), Some(old)));
     let done = handle(&mut writer, floor_read(&floor, 2));
-    assert_eq!(done, [Action::Fail(Ticket(7)), Action::Lost]);
+    assert_eq!(done, [WriterAction::Fail(Ticket(7)), WriterAction::Lost]);
 }
 
 #[test]
 fn a_newer_owner_ends_the_ownership() {
     let mut writer = owner(5);
-    let create = handle(&mut writer, Event::Submitted(Ticket(7), "a"));
-    let read = handle(&mut writer, Event::NotCreated(request(&create)));
+    let create = handle(&mut writer, WriterEvent::Submitted(Ticket(7), "a"));
+    let read = handle(&mut writer, WriterEvent::NotCreated(request(&create)));
     let fence = entry(6, 2, EntryBody::Fence);
-    let done = handle(&mut writer, Event::Found(request(&read), Some(fence)));
-    assert_eq!(done, [Action::Fail(Ticket(7)), Action::Lost]);
+    let done = handle(&mut writer, WriterEvent::Found(request(&read), Some(fence)));
+    assert_eq!(done, [WriterAction::Fail(Ticket(7)), WriterAction::Lost]);
     assert_eq!(writer.state(), WriterState::Idle);
     assert!(handle(&mut writer, granted(5)).is_empty(), "an epoch is granted once");
 }

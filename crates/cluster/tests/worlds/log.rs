@@ -14,8 +14,8 @@ use std::collections::BTreeMap;
 use std::rc::Rc;
 
 use cluster::{
-    Action, EndSearch, EntryBody, EntryNumber, Epoch, Event, LogEntry, LogReplay, LogWriter,
-    RecentWrites, RequestId, Ticket, WriterId, WriterState,
+    EndSearch, EntryBody, EntryNumber, Epoch, LogEntry, LogReplay, LogWriter, RecentWrites,
+    RequestId, Ticket, WriterAction, WriterEvent, WriterId, WriterState,
 };
 
 use super::log_outcome::{AcknowledgedWrite, EarlyEnd, IdChange, LogOutcome};
@@ -128,8 +128,8 @@ struct Store {
 
 /// Something that happens at a time.
 enum Item {
-    Arrives(Action<Batch>, Sender),
-    Answer(Event<Batch>, Sender),
+    Arrives(WriterAction<Batch>, Sender),
+    Answer(WriterEvent<Batch>, Sender),
     /// A node learns of its ownership.
     Granted(Epoch, Sender),
     Client,
@@ -364,7 +364,7 @@ impl World {
         let writes = batch.writes.clone();
         self.sent.insert(ticket, SentBatch { time, writes, upload });
         let sender = self.sender(node);
-        self.at(0, Item::Answer(Event::Submitted(ticket, batch), sender));
+        self.at(0, Item::Answer(WriterEvent::Submitted(ticket, batch), sender));
     }
 
     /// A client changes an id, or two do at the same moment.
@@ -457,7 +457,7 @@ impl World {
             return self.at(delay, granted);
         }
         if owns && self.schedule.now() > self.nodes[at].owner_until {
-            self.handle(at, Event::Expired);
+            self.handle(at, WriterEvent::Expired);
         }
     }
 
@@ -473,11 +473,11 @@ impl World {
         }
         node.forget_writes();
         let list = &self.referee.list;
-        let event = Event::Granted { epoch, from: list.through, covered: list.epoch };
+        let event = WriterEvent::Granted { epoch, from: list.through, covered: list.epoch };
         self.handle(sender.node, event);
     }
 
-    fn answer(&mut self, event: Event<Batch>, sender: Sender) {
+    fn answer(&mut self, event: WriterEvent<Batch>, sender: Sender) {
         let node = &self.nodes[sender.node];
         if node.incarnation != sender.incarnation {
             return;
@@ -486,7 +486,7 @@ impl World {
             let rest = node.stopped_until - self.schedule.now();
             return self.at(rest, Item::Answer(event, sender));
         }
-        if let Event::Submitted(ticket, batch) = &event
+        if let WriterEvent::Submitted(ticket, batch) = &event
             && !self.is_taken(sender.node, *ticket, batch)
         {
             return self.refused(*ticket);
@@ -524,17 +524,17 @@ impl World {
         }
     }
 
-    fn handle(&mut self, at: usize, event: Event<Batch>) {
+    fn handle(&mut self, at: usize, event: WriterEvent<Batch>) {
         let mut actions = Vec::new();
         self.nodes[at].writer.handle(event, &mut actions);
         let mut applied = EntryNumber::default();
         for action in actions {
             match action {
                 // Readers apply the log. The number belongs to the acknowledgement, which follows.
-                Action::Apply(number, _) => applied = number,
-                Action::Acknowledge(ticket) => self.acknowledged(at, ticket, applied),
-                Action::Fail(_) => self.outcome.failed += 1,
-                Action::Lost => self.nodes[at].owner_until = 0,
+                WriterAction::Apply(number, _) => applied = number,
+                WriterAction::Acknowledge(ticket) => self.acknowledged(at, ticket, applied),
+                WriterAction::Fail(_) => self.outcome.failed += 1,
+                WriterAction::Lost => self.nodes[at].owner_until = 0,
                 request => {
                     self.begin_memory(at, &request);
                     self.send(request, self.sender(at));
@@ -544,8 +544,8 @@ impl World {
     }
 
     /// Creates the memory of an owner after its fence.
-    fn begin_memory(&mut self, at: usize, request: &Action<Batch>) {
-        if let Action::Create(_, number, entry) = request
+    fn begin_memory(&mut self, at: usize, request: &WriterAction<Batch>) {
+        if let WriterAction::Create(_, number, entry) = request
             && matches!(entry.body, EntryBody::Fence)
             && self.planted != Some(Planted::OldLookupsCount)
         {
@@ -567,40 +567,43 @@ impl World {
     }
 
     /// Sends a request. It arrives soon, late or after the sender stopped waiting.
-    fn send(&mut self, request: Action<Batch>, sender: Sender) {
-        if let (Action::Create(id, _, entry), Some(Planted::NoFence)) = (&request, self.planted)
+    fn send(&mut self, request: WriterAction<Batch>, sender: Sender) {
+        if let (WriterAction::Create(id, _, entry), Some(Planted::NoFence)) =
+            (&request, self.planted)
             && matches!(entry.body, EntryBody::Fence)
         {
-            return self.at(1, Item::Answer(Event::Created(*id), sender));
+            return self.at(1, Item::Answer(WriterEvent::Created(*id), sender));
         }
         let delay = match self.random.below(100) {
             0 => self.random.below(100_000),
             1..5 => self.random.below(3 * TIMEOUT),
             _ => self.random.below(40) + 1,
         };
-        if let (true, Action::Create(id, ..)) = (delay > TIMEOUT, &request) {
-            self.at(TIMEOUT, Item::Answer(Event::NotCreated(*id), sender));
+        if let (true, WriterAction::Create(id, ..)) = (delay > TIMEOUT, &request) {
+            self.at(TIMEOUT, Item::Answer(WriterEvent::NotCreated(*id), sender));
         }
         self.at(delay, Item::Arrives(request, sender));
     }
 
     /// The store does what is requested and answers, if the answer does not get lost.
-    fn arrives(&mut self, request: Action<Batch>, sender: Sender) {
+    fn arrives(&mut self, request: WriterAction<Batch>, sender: Sender) {
         let event = match request {
-            Action::Create(id, number, entry) => self.create(id, number, entry),
-            Action::Read(id, number) => Event::Found(id, self.store.entries.get(&number).cloned()),
-            Action::ReadFloor(request) => {
+            WriterAction::Create(id, number, entry) => self.create(id, number, entry),
+            WriterAction::Read(id, number) => {
+                WriterEvent::Found(id, self.store.entries.get(&number).cloned())
+            }
+            WriterAction::ReadFloor(request) => {
                 let hidden = self.planted == Some(Planted::NoFloor);
                 let (entry, epoch) = if hidden { Default::default() } else { self.store.floor };
-                Event::Floor { request, entry, epoch }
+                WriterEvent::Floor { request, entry, epoch }
             }
             _ => return,
         };
         let mut delay = self.random.below(40) + 1;
         let lost = self.random.percent(3);
         match &event {
-            Event::Created(id) if lost => {
-                let unknown = Event::NotCreated(*id);
+            WriterEvent::Created(id) if lost => {
+                let unknown = WriterEvent::NotCreated(*id);
                 return self.at(TIMEOUT, Item::Answer(unknown, sender));
             }
             // The sender repeats the request, so its answer is late.
@@ -615,11 +618,11 @@ impl World {
         id: RequestId,
         number: EntryNumber,
         entry: LogEntry<Batch>,
-    ) -> Event<Batch> {
+    ) -> WriterEvent<Batch> {
         if self.store.entries.contains_key(&number) {
-            return Event::NotCreated(id);
+            return WriterEvent::NotCreated(id);
         }
         self.store.entries.insert(number, entry);
-        Event::Created(id)
+        WriterEvent::Created(id)
     }
 }

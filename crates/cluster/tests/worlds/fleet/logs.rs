@@ -3,8 +3,8 @@
 use std::collections::{BTreeMap, BTreeSet, btree_map};
 
 use cluster::{
-    Action, EntryBody, EntryNumber, Epoch, Event, LogEntry, LogReplay, LogWriter, Ticket, WriterId,
-    WriterState,
+    EntryBody, EntryNumber, Epoch, LogEntry, LogReplay, LogWriter, Ticket, WriterAction,
+    WriterEvent, WriterId, WriterState,
 };
 
 use super::{Fleet, FleetItem, Sender};
@@ -101,7 +101,7 @@ impl Fleet {
         let writer = ShardWriter { shard, epoch, writer, is_lost: false };
         process.writers.insert(number, writer);
         let address = WriterAddress { sender: process.sender(), number };
-        let granted = Event::Granted { epoch, from: start.next(), covered: start.epoch() };
+        let granted = WriterEvent::Granted { epoch, from: start.next(), covered: start.epoch() };
         self.handle(address, granted);
     }
 
@@ -110,7 +110,7 @@ impl Fleet {
         let process = &mut self.processes[at];
         if let Some(number) = process.active.remove(&shard) {
             let address = WriterAddress { sender: process.sender(), number };
-            self.handle(address, Event::Expired);
+            self.handle(address, WriterEvent::Expired);
         }
     }
 
@@ -125,7 +125,7 @@ impl Fleet {
                 continue;
             }
             let write = self.number();
-            let submitted = Event::Submitted(Ticket(write), write);
+            let submitted = WriterEvent::Submitted(Ticket(write), write);
             self.handle(WriterAddress { sender, number }, submitted);
         }
     }
@@ -137,7 +137,7 @@ impl Fleet {
         writer.is_some_and(|writer| writer.writer.state() == WriterState::Owning)
     }
 
-    pub(super) fn handle(&mut self, address: WriterAddress, event: Event<Write>) {
+    pub(super) fn handle(&mut self, address: WriterAddress, event: WriterEvent<Write>) {
         let now = self.schedule.now();
         let process = &mut self.processes[address.sender.node];
         let Some(writer) = process.writers.get_mut(&address.number) else { return };
@@ -147,10 +147,10 @@ impl Fleet {
         let mut applied = None;
         for action in actions {
             match action {
-                Action::Fail(_) => {}
+                WriterAction::Fail(_) => {}
                 // An acknowledgement follows the entry of its write.
-                Action::Apply(entry, _) => applied = Some(entry),
-                Action::Acknowledge(ticket) => {
+                WriterAction::Apply(entry, _) => applied = Some(entry),
+                WriterAction::Acknowledge(ticket) => {
                     let log = &mut self.logs[shard as usize];
                     log.acknowledged.insert(ticket.0);
                     log.acknowledged_entry = log.acknowledged_entry.max(applied);
@@ -160,7 +160,7 @@ impl Fleet {
                     let wrong = log.acknowledge(writer, address.number, now);
                     self.violation = self.violation.take().or(wrong);
                 }
-                Action::Lost => {
+                WriterAction::Lost => {
                     let process = &mut self.processes[address.sender.node];
                     let is_active = process.active.get(&shard) == Some(&address.number);
                     match process.writers.get_mut(&address.number) {
@@ -173,45 +173,52 @@ impl Fleet {
         }
     }
 
-    fn send_to_store(&mut self, address: WriterAddress, shard: u32, request: Action<Write>) {
+    fn send_to_store(&mut self, address: WriterAddress, shard: u32, request: WriterAction<Write>) {
         // A read is repeated after a while. A create may arrive after its sender stopped waiting.
-        let late = if matches!(request, Action::Create(..)) { 60_000 } else { 3 * TIMEOUT };
+        let late = if matches!(request, WriterAction::Create(..)) { 60_000 } else { 3 * TIMEOUT };
         let delay = match self.random.below(100) {
             0 => self.random.below(late),
             1..4 => self.random.below(3 * TIMEOUT),
             _ => self.random.between(1, 40),
         };
-        if let (true, Action::Create(id, ..)) = (delay > TIMEOUT, &request) {
-            let unknown = Event::NotCreated(*id);
+        if let (true, WriterAction::Create(id, ..)) = (delay > TIMEOUT, &request) {
+            let unknown = WriterEvent::NotCreated(*id);
             self.schedule.at(TIMEOUT, FleetItem::StoreAnswer(address, unknown));
         }
         self.schedule.at(delay, FleetItem::Store(address, shard, request));
     }
 
     /// The store carries out a request of a writer.
-    pub(super) fn store(&mut self, address: WriterAddress, shard: u32, request: Action<Write>) {
+    pub(super) fn store(
+        &mut self,
+        address: WriterAddress,
+        shard: u32,
+        request: WriterAction<Write>,
+    ) {
         let Some(request) = self.unless_cut(address, shard, request) else { return };
         let entries = &mut self.logs[shard as usize].entries;
         let event = match request {
-            Action::Create(id, number, entry) => {
+            WriterAction::Create(id, number, entry) => {
                 if let btree_map::Entry::Vacant(vacant) = entries.entry(number) {
                     vacant.insert(entry);
-                    Event::Created(id)
+                    WriterEvent::Created(id)
                 } else {
-                    Event::NotCreated(id)
+                    WriterEvent::NotCreated(id)
                 }
             }
-            Action::Read(id, number) => Event::Found(id, entries.get(&number).cloned()),
-            Action::ReadFloor(request) => {
-                Event::Floor { request, entry: EntryNumber::default(), epoch: Epoch::default() }
-            }
+            WriterAction::Read(id, number) => WriterEvent::Found(id, entries.get(&number).cloned()),
+            WriterAction::ReadFloor(request) => WriterEvent::Floor {
+                request,
+                entry: EntryNumber::default(),
+                epoch: Epoch::default(),
+            },
             _ => return,
         };
         let mut delay = self.random.between(1, 40);
         let event = match event {
-            Event::Created(id) if self.random.percent(3) => {
+            WriterEvent::Created(id) if self.random.percent(3) => {
                 delay += TIMEOUT;
-                Event::NotCreated(id)
+                WriterEvent::NotCreated(id)
             }
             event => event,
         };

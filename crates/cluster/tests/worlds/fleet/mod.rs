@@ -20,7 +20,7 @@ mod stores;
 use std::collections::{BTreeSet, HashMap};
 use std::time::{Duration, Instant};
 
-use cluster::{Action, Event, SearchServer, holders};
+use cluster::{SearchServer, WriterAction, WriterEvent, holders};
 
 use self::etcd::{Etcd, EtcdAnswer, EtcdRequest, EtcdView};
 use self::logs::{ShardLog, Write, WriterAddress};
@@ -75,8 +75,8 @@ enum FleetItem {
     EtcdLate(Sender, EtcdRequest),
     EtcdAnswer(Sender, Channel, u64, EtcdAnswer),
     EtcdTimeout(Sender, Channel, u64),
-    Store(WriterAddress, u32, Action<Write>),
-    StoreAnswer(WriterAddress, Event<Write>),
+    Store(WriterAddress, u32, WriterAction<Write>),
+    StoreAnswer(WriterAddress, WriterEvent<Write>),
     /// A reading of the store ends, with success or without.
     StoreRead(Sender, bool),
     Restored(Sender, u32, u64),

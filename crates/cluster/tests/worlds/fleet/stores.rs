@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use cluster::{Action, Event, StoreReading, first_with_store};
+use cluster::{StoreReading, WriterAction, WriterEvent, first_with_store};
 
 use super::etcd::EtcdView;
 use super::logs::{TIMEOUT, Write, WriterAddress};
@@ -195,14 +195,14 @@ impl Fleet {
         &mut self,
         address: WriterAddress,
         shard: u32,
-        request: Action<Write>,
-    ) -> Option<Action<Write>> {
+        request: WriterAction<Write>,
+    ) -> Option<WriterAction<Write>> {
         if !self.store_cuts[address.sender.node].is_cut(self.schedule.now()) {
             return Some(request);
         }
         match request {
-            Action::Create(id, ..) => {
-                let unknown = Event::NotCreated(id);
+            WriterAction::Create(id, ..) => {
+                let unknown = WriterEvent::NotCreated(id);
                 self.schedule.at(TIMEOUT, FleetItem::StoreAnswer(address, unknown));
             }
             read => self.schedule.at(RETRY, FleetItem::Store(address, shard, read)),
