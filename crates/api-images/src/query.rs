@@ -43,7 +43,7 @@ pub(crate) enum QueryImage {
 }
 
 /// Features of a query, and the results of its search.
-pub(crate) struct Found {
+pub(crate) struct ImageQueryResult {
     features: QueryFeatures,
     pub(crate) result: SearchResult,
     /// Matches of further views, if they were searched for.
@@ -76,7 +76,7 @@ pub(crate) async fn search_collection(
     target: &ImageCollection,
     wanted: &ImageQuery,
     image: QueryImage,
-) -> Result<Found> {
+) -> Result<ImageQueryResult> {
     let registry = services.registry()?;
     let rows = target.named.collection().count();
     let limit = CandidateLimit::new(target.kind, rows, wanted.k, wanted.candidates)?;
@@ -130,7 +130,7 @@ pub(crate) async fn search_collection(
         }
         None => None,
     };
-    Ok(Found { features, result, views, plan, took })
+    Ok(ImageQueryResult { features, result, views, plan, took })
 }
 
 /// Checks that a setting for further views has an effect.
@@ -164,8 +164,8 @@ async fn stored(
     services.pool.run_wanted(work).await
 }
 
-fn answer(found: Found) -> Value {
-    let Found { features, result, views, plan, took } = found;
+fn answer(found: ImageQueryResult) -> Value {
+    let ImageQueryResult { features, result, views, plan, took } = found;
     let hits = result.hits.iter();
     let mut shown: Vec<ShownHit> =
         hits.map(|hit| ShownHit::new(&features, None, hit, &plan)).collect();

@@ -98,7 +98,7 @@ pub fn originals_of(id: &PointId, space: &str) -> String {
 
 /// Properties of an image that its payload contains.
 #[derive(Clone, Debug)]
-pub struct Facts {
+pub struct ImageFacts {
     /// Id of the image, which follows from the bytes of its file.
     pub id: [u8; 16],
     /// Name that is shown; empty if the image has none.
@@ -117,7 +117,7 @@ pub struct Facts {
     pub quality: Option<u8>,
 }
 
-impl Facts {
+impl ImageFacts {
     /// Returns the key of its original in `space`.
     pub fn original(&self, space: &str) -> String {
         format!("{}.{}", originals_of(&PointId::Uuid(self.id), space), self.format.name())
@@ -147,7 +147,7 @@ impl Facts {
 /// Features that search compares, and the facts.
 pub struct Features {
     /// Properties for the payload.
-    pub facts: Facts,
+    pub facts: ImageFacts,
     /// Keypoints.
     pub graph: Graph,
     /// The embedding model's input; empty if the image gets no embedding.
@@ -352,7 +352,7 @@ pub fn extract(
             .map_err(|error| of_image(error, name))?;
     }
     let tensor = embedder.map(|embedder| embedder.tensor(&decoded.image)).transpose()?;
-    let facts = Facts {
+    let facts = ImageFacts {
         id: id_of(bytes),
         name: name.to_owned(),
         format: FileFormat::Image(decoded.format),
@@ -407,7 +407,7 @@ fn of_template(file: FeatureSource<'_>) -> Result<Features> {
     let graph = view.graph;
     check_minutiae(&graph, MinutiaeSource::Template, FOUND_AGAIN)?;
     check_quality(view.quality, file.quality_min, &graph)?;
-    let facts = Facts {
+    let facts = ImageFacts {
         id: id_of(file.bytes),
         name: file.name.to_owned(),
         format: FileFormat::Template(format),

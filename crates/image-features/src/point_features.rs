@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 use super::collection::ImageCollection;
-use super::features::{BLOCK, Facts, Features};
+use super::features::{BLOCK, Features, ImageFacts};
 use super::point_checks::stored_graph;
 use super::settings::{ImageKind, ImageSettings};
 
@@ -66,7 +66,7 @@ impl PointFeatures {
     ) -> PointFeatures {
         let embedding = if settings.has_embeddings() { embedding } else { &[] };
         let record = features.record();
-        let Facts { id, name, width, height, keypoints, quality, .. } = features.facts.clone();
+        let ImageFacts { id, name, width, height, keypoints, quality, .. } = features.facts.clone();
         PointFeatures {
             id: PointId::Uuid(id),
             name: Some(name),

@@ -345,7 +345,7 @@ impl ImagesState {
 #[cfg(test)]
 mod tests {
     use base::ErrorKind;
-    use image_features::features::Facts;
+    use image_features::features::ImageFacts;
     use image_features::settings::ImageKind;
     use image_features::template_file::FileFormat;
     use vision::Format;
@@ -353,7 +353,7 @@ mod tests {
     use super::*;
 
     fn extracted(embedding: Vec<f32>) -> ExtractedImage {
-        let facts = Facts {
+        let facts = ImageFacts {
             id: id_of(b"an image"),
             name: String::new(),
             format: FileFormat::Image(Format::Png),

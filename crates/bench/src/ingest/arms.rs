@@ -64,11 +64,11 @@ pub(super) struct IngestResults {
 }
 
 /// Check that a response has the image of its query.
-struct Own {
+struct OwnHitCheck {
     ids: Vec<String>,
 }
 
-impl Judge for Own {
+impl Judge for OwnHitCheck {
     fn judge(&self, shot: usize, answer: &RawResponse) -> (Judgement, u64) {
         let has = self
             .ids
@@ -86,7 +86,7 @@ pub(super) fn run(
 ) -> Result<IngestResults> {
     let filled = fill(args, subject, progress)?;
     let fill_per_s = filled.images_per_s;
-    let judge: Arc<dyn Judge> = Arc::new(Own { ids: filled.ids.clone() });
+    let judge: Arc<dyn Judge> = Arc::new(OwnHitCheck { ids: filled.ids.clone() });
     let alone_ms = search_alone_ms(subject, &filled.ids, &judge)?;
     let rate = args.rate.unwrap_or(CORE_SHARE * 1000.0 / alone_ms);
     let each = (fill_per_s * (args.seconds + 2) as f64 * SPARE) as u64 + 64;

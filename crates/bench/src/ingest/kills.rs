@@ -21,7 +21,7 @@ const LIFE_MIN: Duration = Duration::from_millis(50);
 
 /// Results of the kills.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Killed {
+pub(super) struct KillResults {
     pub(super) kills: u32,
     /// Kills while images were added. The others came after the last image of their folder.
     pub(super) interrupted: u32,
@@ -41,9 +41,9 @@ pub(super) fn run(
     args: &IngestArgs,
     subject: &mut IngestSubject,
     progress: &StepProgress,
-) -> Result<Killed> {
+) -> Result<KillResults> {
     let mut random = RandomSequence::new(args.seed);
-    let mut killed = Killed::default();
+    let mut killed = KillResults::default();
     scan(subject, &mut killed, &Acknowledged::new())?;
     for number in 0..args.kills {
         progress.say(format!("kill {}", number + 1));
@@ -104,7 +104,7 @@ fn was_interrupted(ended: bool, outcome: Result<bool>) -> Result<bool> {
 }
 
 /// Checks that all acknowledged images are there, and reads some of the last ones.
-fn scan(subject: &IngestSubject, killed: &mut Killed, fresh: &Acknowledged) -> Result<()> {
+fn scan(subject: &IngestSubject, killed: &mut KillResults, fresh: &Acknowledged) -> Result<()> {
     let ids: Vec<&String> = subject.acknowledged.keys().collect();
     let missing = subject.missing(&ids)?;
     killed.checked += ids.len() as u64;

@@ -4,7 +4,7 @@ use base::{Error, Result};
 use serde::Serialize;
 
 use super::arms::{IngestArm, IngestResults, IngestRound, pooled};
-use super::kills::Killed;
+use super::kills::KillResults;
 use crate::report::BenchReport;
 use loadgen::machine::RunContext;
 use loadgen::println;
@@ -85,7 +85,7 @@ fn arm_report(rounds: &[IngestRound], arm: IngestArm) -> IngestArmReport {
 impl IngestReport {
     pub(super) fn new(
         measured: IngestResults,
-        killed: Killed,
+        killed: KillResults,
         search_memory: String,
         context: RunContext,
     ) -> IngestReport {

@@ -8,7 +8,7 @@ use storage::{DaxMedium, Medium, UringMedium};
 
 use super::arm::ArmProcess;
 use super::scorer::rounds_per_us;
-use super::subject::{Maker, SegmentSizes, TierShape, segment_name, write_segment};
+use super::subject::{SegmentSizes, TierRecordMaker, TierShape, segment_name, write_segment};
 use super::turn::{TurnOrder, TurnResult};
 use super::worker::{TierArm, WorkerJob};
 use super::{DATA, DISK_SPARE_BYTES, TierRecords, TiersArgs};
@@ -193,7 +193,7 @@ fn check_copies(args: &TiersArgs, shape: &TierShape) -> Result<()> {
 /// Writes the segments, and their copies for the arms pmem and dax.
 fn write(args: &TiersArgs, dir: &Path, shape: &TierShape) -> Result<SegmentSizes> {
     let medium = UringMedium::new(dir.join(DATA))?;
-    let maker = Maker::new(shape.kind);
+    let maker = TierRecordMaker::new(shape.kind);
     let mut all = SegmentSizes::default();
     for segment in 0..shape.segments {
         let written = write_segment(shape, &maker, &medium, dir, segment, args.threads)?;

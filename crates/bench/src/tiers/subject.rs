@@ -70,20 +70,20 @@ impl TierShape {
 }
 
 /// Generator of records.
-pub(super) struct Maker {
+pub(super) struct TierRecordMaker {
     kind: TierRecords,
     bases: Vec<Graph>,
 }
 
-impl Maker {
-    pub(super) fn new(kind: TierRecords) -> Maker {
+impl TierRecordMaker {
+    pub(super) fn new(kind: TierRecords) -> TierRecordMaker {
         let bases = match kind {
             TierRecords::Fingerprint => Vec::new(),
             TierRecords::Photo => {
                 (0..PHOTO_BASES).map(|seed| synthetic::photo(RECORD_SEED + seed)).collect()
             }
         };
-        Maker { kind, bases }
+        TierRecordMaker { kind, bases }
     }
 
     /// Returns the graph of record `number`.
@@ -132,7 +132,12 @@ pub(super) struct TierQuery {
 }
 
 /// Returns the query `index` of a stream.
-pub(super) fn ask(shape: &TierShape, maker: &Maker, stream: u64, index: u32) -> TierQuery {
+pub(super) fn ask(
+    shape: &TierShape,
+    maker: &TierRecordMaker,
+    stream: u64,
+    index: u32,
+) -> TierQuery {
     let seed = at(QUERY_SEED + stream, u64::from(index));
     let target = (at(seed, 1) % u64::from(shape.records)) as u32;
     let graph = synthetic::distorted(&maker.graph(target), seed);
@@ -201,7 +206,7 @@ pub(super) struct SegmentSizes {
 /// Encodes the records `numbers` in `threads` threads. Returns their bytes one after another, and
 /// the end of each.
 fn encode(
-    maker: &Maker,
+    maker: &TierRecordMaker,
     numbers: std::ops::Range<u32>,
     threads: usize,
 ) -> Result<(Vec<u8>, Vec<usize>)> {
@@ -237,7 +242,7 @@ fn encode(
 
 pub(super) fn write_segment(
     shape: &TierShape,
-    maker: &Maker,
+    maker: &TierRecordMaker,
     medium: &dyn Medium,
     dir: &Path,
     segment: u32,
@@ -357,7 +362,7 @@ mod tests {
 
     #[test]
     fn composed_photographs_are_valid_and_differ() {
-        let maker = Maker::new(TierRecords::Photo);
+        let maker = TierRecordMaker::new(TierRecords::Photo);
         let (one, two) = (maker.graph(1), maker.graph(2));
         assert!(one.described() && one.vertices.len() > 200);
         assert_ne!(one, two);

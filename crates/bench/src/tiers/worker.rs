@@ -16,7 +16,7 @@ use serde::{Deserialize, Serialize};
 use storage::{DaxMedium, DramMedium, Medium, MmapMedium, Sealed, UringMedium};
 
 use super::scorer::{GraphScorer, Spinner};
-use super::subject::{Maker, OpenSegment, TierQuery, TierShape, ask};
+use super::subject::{OpenSegment, TierQuery, TierRecordMaker, TierShape, ask};
 use super::turn::{QueryStage, TurnOrder, TurnResult, take_turn};
 use super::{DATA, DAX_MISSING, TiersArgs};
 
@@ -123,7 +123,7 @@ struct TierWorker {
     limits: SearchLimits,
     threads: usize,
     shape: TierShape,
-    maker: Maker,
+    maker: TierRecordMaker,
     has_cache: bool,
     note: Option<String>,
 }
@@ -163,7 +163,7 @@ impl TierWorker {
             limits: args.limits(),
             threads: args.threads,
             shape,
-            maker: Maker::new(shape.kind),
+            maker: TierRecordMaker::new(shape.kind),
             has_cache: job.cache_bytes > 0,
             note: None,
         })

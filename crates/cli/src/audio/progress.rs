@@ -11,19 +11,19 @@ const DRAW_INTERVAL: Duration = Duration::from_millis(200);
 const UNITS_PER_SECOND: f64 = 1e3;
 
 /// A progress bar on standard error, hidden if standard error is not a terminal.
-pub(crate) struct Bar {
+pub(crate) struct RecordingBar {
     bar: ProgressBar,
     started: Instant,
     name: String,
 }
 
-impl Bar {
+impl RecordingBar {
     /// Creates a bar for the recording `name` and starts its clock.
-    pub(crate) fn new(name: &str) -> Bar {
+    pub(crate) fn new(name: &str) -> RecordingBar {
         // indicatif hides a bar if its target is not a terminal.
         let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr());
         bar.enable_steady_tick(DRAW_INTERVAL);
-        Bar { bar, started: Instant::now(), name: name.to_owned() }
+        RecordingBar { bar, started: Instant::now(), name: name.to_owned() }
     }
 
     /// Reports `seconds` of `total` as done.
@@ -62,7 +62,7 @@ impl Bar {
     }
 }
 
-impl Drop for Bar {
+impl Drop for RecordingBar {
     fn drop(&mut self) {
         self.finish();
     }

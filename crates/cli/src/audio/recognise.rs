@@ -18,7 +18,7 @@ use serde_json::json;
 
 use crate::audio::model::LoadedRecogniser;
 use crate::audio::output::{FileLabels, LabelOutput};
-use crate::audio::progress::{Bar, clock, factor, summary};
+use crate::audio::progress::{RecordingBar, clock, factor, summary};
 use crate::audio::streaming::StreamingClient;
 
 /// Maximum number of faults printed to standard error per recording. The output has all of them.
@@ -114,8 +114,11 @@ pub(crate) fn recognise_file(
     let name = file.display().to_string();
     let started = Instant::now();
     let cpu_before = cpu_seconds();
-    let mut progress =
-        FileProgress { bar: Bar::new(&name), name: name.clone(), seen: AudioSummary::default() };
+    let mut progress = FileProgress {
+        bar: RecordingBar::new(&name),
+        name: name.clone(),
+        seen: AudioSummary::default(),
+    };
     let mut part: Option<FileLabels<'_>> = None;
     let mut output = Some(output);
     let result = recording::open(file).and_then(|(input, hint)| {
@@ -165,7 +168,7 @@ fn finish(mut part: FileLabels<'_>, seen: &AudioSummary, error: Option<&str>) ->
 
 /// The progress bar, and the counts so far in case the work ends early.
 struct FileProgress {
-    bar: Bar,
+    bar: RecordingBar,
     name: String,
     seen: AudioSummary,
 }

@@ -60,13 +60,13 @@ pub(crate) struct MachineSampler {
     /// Child processes of loads, which convert models.
     converter_times: ChildTimes,
     threads: ThreadTable<ThreadGroup>,
-    last: Reading,
+    last: MachineReading,
     quota: bool,
     samples: u32,
 }
 
 /// Sums at one moment. One that cannot be read, such as without a free file descriptor, is `None`.
-struct Reading {
+struct MachineReading {
     at: Instant,
     /// Number of cores, also if their times cannot be read.
     core_count: usize,
@@ -75,12 +75,12 @@ struct Reading {
     throttled: Option<Duration>,
 }
 
-impl Reading {
-    fn new(quota: bool, last: Option<&Reading>) -> Reading {
+impl MachineReading {
+    fn new(quota: bool, last: Option<&MachineReading>) -> MachineReading {
         let quota = if quota { CpuQuota::of_this_process() } else { None };
         let cores = CoreTimes::read();
         let known_count = last.map_or(0, |last| last.core_count);
-        Reading {
+        MachineReading {
             at: Instant::now(),
             core_count: cores.map_or(known_count, |cores| cores.cores),
             cores,
@@ -90,14 +90,14 @@ impl Reading {
     }
 
     /// Returns the busy and the stolen time of the cores since `last`; zero if they are not known.
-    fn cores_since(&self, last: &Reading) -> (Duration, Duration) {
+    fn cores_since(&self, last: &MachineReading) -> (Duration, Duration) {
         let Some((now, last)) = self.cores.zip(last.cores) else { return Default::default() };
         (now.busy.saturating_sub(last.busy), now.stolen.saturating_sub(last.stolen))
     }
 
     /// Returns the time for which the CPU limit has stopped threads since `last`; zero if it is not
     /// known.
-    fn throttled_since(&self, last: &Reading) -> Duration {
+    fn throttled_since(&self, last: &MachineReading) -> Duration {
         let sums = self.throttled.zip(last.throttled);
         sums.map_or(Duration::ZERO, |(now, last)| now.saturating_sub(last))
     }
@@ -115,7 +115,7 @@ impl MachineSampler {
             worker_times: ChildTimes::default(),
             converter_times: ChildTimes::default(),
             threads,
-            last: Reading::new(quota, None),
+            last: MachineReading::new(quota, None),
             quota,
             samples: 0,
         }
@@ -139,7 +139,7 @@ impl MachineSampler {
         let found = !self.quota
             && self.samples.is_multiple_of(QUOTA_CHECK_SAMPLES)
             && CpuQuota::of_this_process().is_some();
-        let now = Reading::new(self.quota || found, Some(&self.last));
+        let now = MachineReading::new(self.quota || found, Some(&self.last));
         let last = std::mem::replace(&mut self.last, now);
         let loading = self.activity.versions();
         let (workers, converters) = self.children(!loading.is_empty());
@@ -190,7 +190,7 @@ mod tests {
         let at = Instant::now();
         let reading = |sum: Option<u64>| {
             let cores = sum.map(|sum| CoreTimes { cores: 2, busy: ms(sum), stolen: ms(sum / 2) });
-            Reading { at, core_count: 2, cores, own: ms(0), throttled: sum.map(ms) }
+            MachineReading { at, core_count: 2, cores, own: ms(0), throttled: sum.map(ms) }
         };
         let [first, second, unread, last] = [Some(100), Some(140), None, Some(500)].map(reading);
         assert_eq!(second.cores_since(&first), (ms(40), ms(20)));
