@@ -103,8 +103,9 @@ impl TierRecordMaker {
         let columns = base();
         let rows = base();
         let descriptors = base();
-        let (shift, turn, bits) =
-            (random.bits() as usize, random.bits() as u8, random.bits().to_le_bytes());
+        let shift = random.bits() as usize;
+        let turn = random.bits() as u8;
+        let bits = random.bits().to_le_bytes();
         let count =
             columns.vertices.len().min(rows.vertices.len()).min(descriptors.descriptors.len());
         let vertices = (0..count).map(|index| {
@@ -132,7 +133,7 @@ pub(super) struct TierQuery {
 }
 
 /// Returns the query `index` of a stream.
-pub(super) fn ask(
+pub(super) fn query_of(
     shape: &TierShape,
     maker: &TierRecordMaker,
     stream: u64,

@@ -16,7 +16,7 @@ use serde::{Deserialize, Serialize};
 use storage::{DaxMedium, DramMedium, Medium, MmapMedium, Sealed, UringMedium};
 
 use super::scorer::{GraphScorer, Spinner};
-use super::subject::{OpenSegment, TierQuery, TierRecordMaker, TierShape, ask};
+use super::subject::{OpenSegment, TierQuery, TierRecordMaker, TierShape, query_of};
 use super::turn::{QueryStage, TurnOrder, TurnResult, take_turn};
 use super::{DATA, DAX_MISSING, TiersArgs};
 
@@ -191,22 +191,22 @@ impl TierWorker {
                 break;
             }
             let first = batch * WARM_QUERIES as u32;
-            let asked = self.ask(EARLIER, first..first + WARM_QUERIES as u32);
-            let stage = QueryStage { queries: &asked, segments: &self.segments };
+            let queries = self.queries(EARLIER, first..first + WARM_QUERIES as u32);
+            let stage = QueryStage { queries: &queries, segments: &self.segments };
             let cheap = |at: usize| Spinner { seed: at as u64, rounds: 0 };
-            take_turn(&stage, &mut self.searchers(self.limits.queries)?, asked.len(), &cheap)?;
-            warmed += asked.len() as u64;
+            take_turn(&stage, &mut self.searchers(self.limits.queries)?, queries.len(), &cheap)?;
+            warmed += queries.len() as u64;
         }
         Ok(warmed)
     }
 
-    fn ask(&self, stream: u64, indices: std::ops::Range<u32>) -> Vec<TierQuery> {
-        indices.map(|index| ask(&self.shape, &self.maker, stream, index)).collect()
+    fn queries(&self, stream: u64, indices: std::ops::Range<u32>) -> Vec<TierQuery> {
+        indices.map(|index| query_of(&self.shape, &self.maker, stream, index)).collect()
     }
 
     fn turn(&self, order: &TurnOrder) -> Result<TurnResult> {
-        let asked = self.ask(order.stream, 0..order.queries as u32);
-        let stage = QueryStage { queries: &asked, segments: &self.segments };
+        let queries = self.queries(order.stream, 0..order.queries as u32);
+        let stage = QueryStage { queries: &queries, segments: &self.segments };
         let mut searchers = self.searchers(order.clients)?;
         let stop = AtomicBool::new(false);
         std::thread::scope(|scope| {
@@ -220,11 +220,11 @@ impl TierWorker {
             let turn = match order.spin_rounds {
                 Some(rounds) => {
                     let spinner = |at: usize| Spinner { seed: at as u64, rounds };
-                    take_turn(&stage, &mut searchers, asked.len(), &spinner)
+                    take_turn(&stage, &mut searchers, queries.len(), &spinner)
                 }
                 None => {
-                    let matcher = |at: usize| GraphScorer::new(&asked[at].graph);
-                    take_turn(&stage, &mut searchers, asked.len(), &matcher)
+                    let matcher = |at: usize| GraphScorer::new(&queries[at].graph);
+                    take_turn(&stage, &mut searchers, queries.len(), &matcher)
                 }
             };
             stop.store(true, Ordering::Relaxed);
