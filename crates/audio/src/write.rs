@@ -160,8 +160,9 @@ impl<W: Write> LabelWriter<W> {
                 self.write(&format!("\n],\"faults\":{faults},\"summary\":{summary}}}\n"))?;
             }
             LabelFormat::Table => {
-                let (length, labels, faults) =
-                    (minutes(summary.seconds), summary.labels, summary.faults);
+                let length = minutes(summary.seconds);
+                let labels = summary.labels;
+                let faults = summary.faults;
                 let partial = if summary.partial { ", partial" } else { "" };
                 self.write(&format!(
                     "{length:>10} of sound: {labels} labels, {faults} faults{partial}\n"

@@ -66,7 +66,9 @@ pub(super) async fn query(context: RootContext, body: Bytes) -> Result<RootAnswe
     let found = prefetch::resolve(&run, &mut query).await?;
     let [query] = query;
     let order = query.order(settings.metric);
-    let (context, record, request) = (&context, &record, &request);
+    let context = &context;
+    let record = &record;
+    let request = &request;
     if query.is_grouped_by_root() {
         let members = query.members.clone();
         let ranked = Box::pin(ranked_groups::groups(&run, query, request, found)).await?;

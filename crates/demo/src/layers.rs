@@ -46,8 +46,9 @@ impl Layers {
     /// Returns the values of parameter `index` in file order, scaled so that activations keep their
     /// size from layer to layer.
     pub fn values(&self, seed: u64, index: usize) -> Vec<f32> {
-        let (layer, rows, columns) =
-            (index / 2, self.widths[index / 2], self.widths[index / 2 + 1]);
+        let layer = index / 2;
+        let rows = self.widths[index / 2];
+        let columns = self.widths[index / 2 + 1];
         if index % 2 == 1 {
             return stream(seed, BIAS_STREAM + layer as u64, columns, 0.1);
         }

@@ -134,7 +134,9 @@ impl TorchModule {
         // SAFETY: the module is alive, the values are as the caller promises, the out-pointer is
         // valid.
         let code = unsafe {
-            let (module, values, count) = (self.raw.as_ptr(), values.as_ptr(), values.len());
+            let module = self.raw.as_ptr();
+            let count = values.len();
+            let values = values.as_ptr();
             (self.library.call.mpt_run)(module, values, count, threads, &mut raw)
         };
         self.library.check(code)?;

@@ -133,7 +133,8 @@ impl Embedder {
     /// # Errors
     /// Returns the errors of [`Tensor::from_vec`] for values of another number.
     pub fn inputs(&self, images: &[Vec<f32>]) -> Result<Vec<NamedTensor>> {
-        let (height, width) = (self.preprocess.height as usize, self.preprocess.width as usize);
+        let height = self.preprocess.height as usize;
+        let width = self.preprocess.width as usize;
         let count = images.len();
         let shape = match self.preprocess.layout {
             Layout::Nchw => [count, 3, height, width],

@@ -505,7 +505,8 @@ impl TableWalk {
         let priming = if seen.len() == 1 { self.priming } else { 0 };
         let edit = |track: Mp4Track| {
             let priming = if track.has_edits { 0 } else { priming };
-            let (movie, is_fragmented) = (self.movie, self.fragmented);
+            let movie = self.movie;
+            let is_fragmented = self.fragmented;
             Mp4Edit { movie, priming, is_fragmented, ..track.edit }
         };
         Ok(seen.into_iter().map(edit).collect())

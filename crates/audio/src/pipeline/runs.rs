@@ -335,7 +335,9 @@ impl ModelRuns {
         let members: Vec<GroupMember> = chunks.into_iter().map(member).collect();
         match stream.start(inputs) {
             Ok(pending) => {
-                (group.pending, group.members, group.count) = (Some(pending), members, count)
+                group.pending = Some(pending);
+                group.members = members;
+                group.count = count;
             }
             Err(error) => {
                 group.count = count;

@@ -42,7 +42,10 @@ fn drawn(number: u64) -> Vec<u8> {
         pixels.extend(ground.iter().map(|value| (value + shade).min(255) as u8));
     }
     for _ in 0..SHAPES {
-        let (x, y, w, h) = (below(WIDTH), below(HEIGHT), 6 + below(60), 6 + below(50));
+        let x = below(WIDTH);
+        let y = below(HEIGHT);
+        let w = 6 + below(60);
+        let h = 6 + below(50);
         let colour = [below(256) as u8, below(256) as u8, below(256) as u8];
         let round = below(2) == 0;
         let slant = below(5) as isize - 2;

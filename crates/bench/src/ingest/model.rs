@@ -73,8 +73,9 @@ fn graph() -> ModelBuilder {
         .ints("values", &[1], &[1]);
     let mut value = "image".to_owned();
     for layer in 0..CHANNELS.len() - 1 {
-        let (filters, result, positive) =
-            (format!("layer{layer}.w"), format!("layer{layer}"), format!("layer{layer}.relu"));
+        let filters = format!("layer{layer}.w");
+        let result = format!("layer{layer}");
+        let positive = format!("layer{layer}.relu");
         let stride = if layer == 0 { 4 } else { 2 };
         let node = Node::new("Conv", &[&value, &filters], &[&result])
             .ints("kernel_shape", &[KERNEL as i64; 2])

@@ -221,7 +221,8 @@ impl SwapBenchReport {
             let _ = writeln!(text, "{}: {}", round.arm.name(), round.reasons.join("; "));
         }
         for round in self.rounds.iter().filter(|round| round.dropped_samples > 0) {
-            let (name, dropped) = (round.arm.name(), round.dropped_samples);
+            let name = round.arm.name();
+            let dropped = round.dropped_samples;
             let _ = writeln!(
                 text,
                 "{name}: the latencies lack the last {dropped} requests of a round; lower --rate or --swaps"

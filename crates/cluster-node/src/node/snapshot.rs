@@ -119,7 +119,8 @@ impl SnapshotState {
             if progress.running || early || entries < services.snapshot_entries {
                 return;
             }
-            (progress.running, progress.tried) = (true, Some(Instant::now()));
+            progress.running = true;
+            progress.tried = Some(Instant::now());
         }
         let services = services.clone();
         let key = key.clone();

@@ -260,8 +260,9 @@ impl FakeRun<'_> {
         match operation {
             FakeOperation::Echo { input } => Ok(self.input(input)?.clone()),
             FakeOperation::Affine { input, scale, offset } => {
-                let (scale, offset, input) =
-                    (self.operand(scale)?, self.operand(offset)?, self.input(input)?);
+                let scale = self.operand(scale)?;
+                let offset = self.operand(offset)?;
+                let input = self.input(input)?;
                 let elements =
                     input.to_vec::<f32>()?.into_iter().map(|x| x * scale + offset).collect();
                 Tensor::from_vec(Shape::from_slice(input.shape()), elements)
