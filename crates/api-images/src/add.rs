@@ -82,6 +82,8 @@ fn prepare(
     Ok(Prepared::New(Box::new(PreparedFeatures { features, settings, embedder })))
 }
 
+/// Extracts the features of an image on the pool, and writes the image. An image that the
+/// collection has already is not extracted again.
 async fn put(services: &Arc<ImageServices>, new: NewImage) -> Result<PutOutcome> {
     let refused = |_: &Error| services.count_refusal("image_additions_max");
     let permit = services.additions.begin().inspect_err(refused)?;

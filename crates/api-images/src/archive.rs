@@ -101,6 +101,8 @@ impl ImageFiles for Archive {
 }
 
 impl ArchiveImages<'_> {
+    /// Reads the entry `listed`. An entry that cannot be read becomes a failed image, so that the
+    /// others are still added.
     fn read(&mut self, listed: ZipFileEntry<'_>) -> SourceEntry {
         let name = listed.name().map_or_else(|_| "image".to_owned(), |name| last_part(&name));
         let opened = listed.with_reader(self.entries.reader_mut(), ZipReadOptions::new());

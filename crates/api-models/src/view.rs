@@ -101,6 +101,7 @@ pub fn repository_index(
     entries
 }
 
+/// Returns the entries of a model in the repository index, one for each version.
 fn index_entries(model: &ModelStatus) -> Vec<IndexEntry> {
     if model.versions.is_empty() {
         let reason = match (&model.error, model.unloaded) {

@@ -158,6 +158,7 @@ impl Formula {
         Ok(score)
     }
 
+    /// Returns the value of an expression for a point.
     fn value(&self, expression: &Expression, point: &FormulaPoint<'_>) -> Result<f64> {
         match expression {
             Expression::Constant(value) => Ok(*value),

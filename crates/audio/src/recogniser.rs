@@ -294,6 +294,10 @@ impl Recogniser {
     }
 }
 
+/// Checks the settings of a recogniser, and sets the defaults of missing ones.
+///
+/// # Errors
+/// `InvalidArgument` that names the wrong setting.
 fn resolve(name: &str, file: RecogniserFile) -> Result<Recogniser> {
     check_range("rate", file.rate, RATE_MIN, RATE_MAX)?;
     file.check_sections()?;

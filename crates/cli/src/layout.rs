@@ -61,6 +61,7 @@ enum DirectoryRole {
     Model,
 }
 
+/// Explains why nothing in `dir` will be served. Empty if something will be served.
 fn advice(dir: &Path, role: DirectoryRole) -> Vec<String> {
     let shown = dir.display();
     let inside = match subdirectories(dir) {

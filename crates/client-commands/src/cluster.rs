@@ -191,6 +191,8 @@ const DRAIN_CHECK_INTERVAL: Duration = Duration::from_secs(1);
 /// Longest wait for a node to drain.
 const DRAIN_MAX: Duration = Duration::from_secs(24 * 3600);
 
+/// Asks a node to give its shards to others, and waits until other nodes hold them. With
+/// `--no-wait`, returns at once.
 fn drain(args: &DrainArgs) -> CommandResult {
     let client = args.root.admin_client()?;
     let view = client.get("/cluster/v1/view")?;

@@ -235,6 +235,7 @@ fn prune(args: &PruneArgs) -> CommandResult {
     show(&report, args.server.json, report::prune(&report))
 }
 
+/// Prints the backups of a collection, or the collections that have backups.
 fn backups(args: &BackupsArgs) -> CommandResult {
     let client = args.server.client()?;
     let path = match &args.collection {

@@ -64,6 +64,8 @@ fn wanted_images(kind: Option<&str>, model: Option<String>) -> Result<WantedImag
     Ok(WantedImages { kind: kind.map(ImageKind::parse).transpose()?, model })
 }
 
+/// Checks the features in `body`, and writes them as points. Creates the collection if it does not
+/// exist.
 async fn write_points(
     context: &RootContext,
     wanted: WantedImages,

@@ -279,6 +279,8 @@ impl ImagePut<'_> {
         outcome
     }
 
+    /// Adds an image: looks it up, has its features extracted, stores its original, and writes its
+    /// point. Returns the present image if the collection has it.
     async fn put(&self, input: ImageInput, bytes: Bytes) -> Result<PutAnswer> {
         let id = image_id(&bytes);
         let claim = self.images.claim_upload(id);

@@ -186,6 +186,7 @@ fn milliseconds(time: Duration) -> f64 {
     (time.as_secs_f64() * 1e6).round() / 1e3
 }
 
+/// Merges the hits of the whole image and of its views into the answer.
 fn merged(
     found: RoundsAnswer,
     further: &ViewsAnswer,

@@ -57,6 +57,7 @@ impl RootViewSearch<'_> {
         found
     }
 
+    /// Searches for the views of step number `step`, and adds their hits to `found`.
     async fn step(
         &self,
         step: usize,

@@ -127,6 +127,10 @@ struct EntryLayout {
 }
 
 impl EntryLayout {
+    /// Checks the bytes of an entry, and returns where its parts are.
+    ///
+    /// # Errors
+    /// `DataLoss` for damaged bytes; `Unimplemented` for an entry of a newer program.
     fn read(bytes: &[u8]) -> Result<EntryLayout> {
         if bytes.len() > ENTRY_BYTES_MAX {
             return Err(damaged("it is longer than an entry can be"));

@@ -164,6 +164,7 @@ impl WriterDriver {
         }
     }
 
+    /// Reports the answer of a request to the store to the writer.
     fn answered(&mut self, joined: Result<StoreAnswer, JoinError>) {
         match joined {
             Ok(StoreAnswer::Begin(floor)) => {

@@ -91,6 +91,8 @@ struct PagePoint {
 }
 
 impl FilterWrite {
+    /// Changes the points of the shard that match the filter, page by page. Returns the log entry
+    /// of the last change, or 0 if no point matches.
     async fn run(&self) -> Result<u64> {
         let write = ShardWrite {
             state: self.state.clone(),

@@ -91,6 +91,8 @@ impl<'a> ReadRun<'a> {
         }
     }
 
+    /// Sends requests until each shard has answered, no holder is left to ask, or the deadline has
+    /// passed.
     async fn run(&mut self) -> Result<()> {
         if Instant::now() >= self.read.deadline {
             return Ok(());

@@ -169,6 +169,8 @@ impl OriginalCleanup {
         Ok(removed)
     }
 
+    /// Lists the originals of the next part of a collection, and keeps those without a point as
+    /// candidates.
     async fn read_next_part(
         &mut self,
         state: &RootState,

@@ -143,6 +143,7 @@ fn check_pages(grant: &KeyGrant) -> base::Result<()> {
     )))
 }
 
+/// Opens a session for the key of the form, and redirects to the page that the browser wanted.
 async fn log_in(
     State(state): Shared<LoginState>,
     Extension(peer): Extension<Peer>,

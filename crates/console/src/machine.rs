@@ -149,6 +149,7 @@ impl MachineWatch {
         (threads, used)
     }
 
+    /// Lists the uses of memory that the page shows.
     fn memory(&self) -> Vec<MemoryUse> {
         let parts = &self.parts;
         let of = |kind, used, max| MemoryUse { kind, used, max };

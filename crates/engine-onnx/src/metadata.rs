@@ -59,6 +59,7 @@ pub(crate) fn read(
     Ok(entries)
 }
 
+/// Returns the custom entries of a model's metadata, at most [`ENTRIES_MAX`].
 fn custom(
     runtime: &Runtime,
     metadata: &Handle<sys::OrtModelMetadata>,

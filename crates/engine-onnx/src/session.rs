@@ -192,6 +192,12 @@ impl OnnxFeeds {
         }
     }
 
+    /// Adds a tensor of a request as the next input of the run, without a copy of its bytes if they
+    /// are aligned.
+    ///
+    /// # Errors
+    /// `InvalidArgument` for a type that the library does not have and for a bool that is neither 0
+    /// nor 1.
     fn push(&mut self, runtime: &Runtime, tensor: &Tensor) -> Result<()> {
         let onnx = element::to_onnx(tensor.dtype()).ok_or_else(|| {
             Error::invalid(format!("ONNX Runtime has no {} tensors", tensor.dtype()))

@@ -146,6 +146,7 @@ fn type_word(kind: i32) -> &'static str {
     }
 }
 
+/// Returns element type and shape of a tensor. The shape is `None` if the rank is not known.
 fn tensor(info: &Handle<sys::OrtTypeInfo>) -> Result<(DType, Option<Vec<Dim>>)> {
     let mut tensor = null();
     let mut element = 0i32;

@@ -178,6 +178,7 @@ struct SourceModel {
 }
 
 impl SourceModel {
+    /// Reads a SavedModel, loads it, and plans the changes that make its parameters bindable.
     fn open(
         library: &'static TensorFlowLibrary,
         dir: &Path,

@@ -97,6 +97,8 @@ impl ModuleBuilder {
         Ok(ModuleBuilder { raw, library })
     }
 
+    /// Adds a parameter to the module: elements, memory that a function fills, or a view of another
+    /// parameter.
     fn add(&mut self, parameter: TorchParameter) -> Result<()> {
         let count =
             parameter.dims.iter().try_fold(1usize, |product, &dim| product.checked_mul(dim));

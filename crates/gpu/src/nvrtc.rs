@@ -263,6 +263,7 @@ impl Nvrtc {
         image
     }
 
+    /// Compiles `program` and copies the code out of it.
     fn compile_program(&self, program: Program, target: CompileTarget) -> Result<CompiledCode> {
         let (architecture, size, text) = match target {
             CompileTarget::Machine(number) => {

@@ -256,6 +256,7 @@ impl HttpClient {
         }
     }
 
+    /// Sends a request and reads its response. Each part of the body takes memory of `room`.
     async fn exchange(
         &self,
         address: &str,

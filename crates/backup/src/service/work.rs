@@ -97,6 +97,7 @@ impl ServiceShared {
         }
     }
 
+    /// Performs one request. Returns its report as JSON.
     fn perform(&self, request: &BackupRequest, progress: &BackupProgress) -> Result<Value> {
         let registry = self.access.open_registry()?;
         if let BackupRequest::Clone { collection, to } = request {

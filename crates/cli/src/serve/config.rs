@@ -55,6 +55,7 @@ impl ServeSettings {
     }
 }
 
+/// Returns the settings of the listeners, with the defaults of missing options.
 fn listeners(options: &ServerOptions) -> ListenerConfig {
     let default = ListenerConfig::default();
     let time = |span: Option<TimeSpan>, default| span.map_or(default, |TimeSpan(time)| time);
@@ -162,6 +163,7 @@ fn audio(options: AudioOptions) -> AudioConfig {
     }
 }
 
+/// Returns the settings of the search, with the defaults of missing options.
 fn search(options: SearchOptions) -> SearchConfig {
     let default = SearchConfig::default();
     let bytes = |size: Option<ByteSize>, default| size.map_or(default, |ByteSize(bytes)| bytes);
@@ -247,6 +249,7 @@ impl From<MediumName> for SearchMedium {
     }
 }
 
+/// Returns the settings of models and their loads, with the defaults of missing options.
 fn models(settings: &ServeSettings) -> CommandResult<ModelsConfig> {
     let program = child_process::program()?;
     let options = &settings.lifecycle;

@@ -102,6 +102,7 @@ impl SettingsFile {
         Ok(file)
     }
 
+    /// Makes the relative paths of the file relative to the directory `base`, in which the file is.
     fn resolve_paths(&mut self, base: &Path) {
         let models = self.models.values_mut().filter_map(|model| model.path.as_mut());
         let server = &mut self.server;

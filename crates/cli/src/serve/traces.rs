@@ -27,6 +27,7 @@ pub(super) fn trace_config(options: &ServerOptions) -> CommandResult<Option<Trac
     config(options, &environment::otel())
 }
 
+/// Returns the export of traces, or `None` if no collector is set.
 fn config(options: &ServerOptions, otel: &OtelVariables) -> CommandResult<Option<TraceConfig>> {
     let Some(url) = address(options, otel)? else {
         return match options.trace_sample {
@@ -147,6 +148,7 @@ fn unknown(options: &ServerOptions, otel: &OtelVariables) -> Option<String> {
     ))
 }
 
+/// Returns the sampling rates. The flag wins over OpenTelemetry's variables.
 fn rates(options: &ServerOptions, otel: &OtelVariables) -> CommandResult<SamplingRates> {
     let part = |name: &str, rate: f64| {
         if (0.0..=1.0).contains(&rate) {

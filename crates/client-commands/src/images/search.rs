@@ -162,6 +162,7 @@ fn read(file: &PathBuf) -> CommandResult<Vec<u8>> {
     std::fs::read(file).map_err(wrong)
 }
 
+/// Returns hits as a table. With `explain`, it has a column for the matched keypoints.
 fn table(results: &[Value], explain: bool) -> String {
     let number = |value: &Value, key: &str, digits: usize| {
         value

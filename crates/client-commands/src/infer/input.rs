@@ -150,6 +150,8 @@ fn zeros(spec: &InputSpec) -> CommandResult<Tensor> {
     Ok(tensor?)
 }
 
+/// Reads the tensor of an input from a file. Images and audio are decoded, and other files are raw
+/// bytes.
 fn from_file(
     spec: &InputSpec,
     path: &Path,

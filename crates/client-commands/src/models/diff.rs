@@ -82,6 +82,7 @@ fn form(tensor: &TensorEntry) -> String {
     format!("{} {:?}", tensor.dtype, tensor.dims)
 }
 
+/// Returns the difference as a table of the changed tensors and a summary.
 fn to_text(diff: &ManifestDiff<'_>) -> String {
     let mut text = String::new();
     if !diff.changes.is_empty() {

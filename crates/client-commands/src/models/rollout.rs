@@ -73,6 +73,7 @@ pub(super) fn run(args: &RolloutArgs) -> CommandResult {
     print(&if args.json { pretty(&rollout) } else { shown(&rollout) })
 }
 
+/// Returns a rollout as text: its state, and a table of the figures of both versions.
 fn shown(rollout: &Value) -> String {
     let of = |key: &str, version: &str| match rollout.get(key).and_then(|both| both.get(version)) {
         Some(Value::Number(number)) => match number.as_u64() {

@@ -73,6 +73,8 @@ impl ClusterBackups {
         }
     }
 
+    /// Makes a backup of a collection. Returns `None` if `stop` ended before the backup was
+    /// complete.
     async fn make(
         &self,
         record: &CollectionRecord,

@@ -216,6 +216,8 @@ impl MemberState {
         Ok(())
     }
 
+    /// Creates the key of an owned shard again, whose lease has ended. The ownership then has a new
+    /// epoch.
     async fn recreate(&self, key: &ShardKey, lease: LeaseId) -> Result<()> {
         let _guard = self.ownership.write().await;
         let ended = self.own.lock().owned.get(key).filter(|owned| owned.lease != lease).copied();

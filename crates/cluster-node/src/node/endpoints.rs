@@ -190,6 +190,8 @@ async fn read(State(node): State<Arc<ClusterNode>>, headers: HeaderMap, body: Bo
     Reply::of(answer_read(&node, &headers, body).await)
 }
 
+/// Reads the requested shards at the same time. A shard that fails has an error in the answer, and
+/// the others have their results.
 async fn answer_read(node: &Arc<ClusterNode>, headers: &HeaderMap, body: Body) -> Result<Reply> {
     let request: ReadRequest = parsed(node, headers, body).await?;
     request.check()?;
@@ -247,6 +249,7 @@ fn answer_text(answers: &BTreeMap<u32, ShardAnswer>) -> Vec<u8> {
     text
 }
 
+/// Reads one shard. Waits first until its copy has the entries that the request must see.
 async fn read_shard(node: &ClusterNode, read: &RunningRead, shard: u32) -> Result<ShardAnswer> {
     let RunningRead { request, body, call, until } = read;
     let until = *until;

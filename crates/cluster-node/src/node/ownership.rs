@@ -257,6 +257,8 @@ impl OwnedShards {
         }
     }
 
+    /// Acquires the shards whose owner this node should be, and releases those of another wanted
+    /// owner.
     async fn acquire_wanted(&self, view: &ClusterView) {
         let name = &self.services.name;
         for key in view.collections.values().flat_map(|record| record.shard_keys()) {

@@ -189,6 +189,7 @@ struct ConversionReader<'a> {
 }
 
 impl ConversionReader<'_> {
+    /// Copies the elements of a parameter from the model into the published version.
     fn parameter(&mut self, parameter: &MovedParameter, writer: &mut LayoutWriter) -> Result<()> {
         writer.begin(&parameter.name, parameter.dtype, &parameter.dims)?;
         let meter = &mut self.meter;

@@ -19,6 +19,7 @@ pub(super) fn unpadded(spec: &TensorSpec) -> InputPlan {
     }
 }
 
+/// Adds the rule that pads the input `spec` to `plan`.
 pub(super) fn add_padding(
     plan: &mut InputPlan,
     source: usize,

@@ -99,6 +99,7 @@ impl FakeGraph {
         Ok(graph)
     }
 
+    /// Reads one line of a graph. Returns `None` for a line of another form.
     fn line(&mut self, line: &str) -> Option<()> {
         let (word, rest) = line.split_once(' ')?;
         let rest = rest.trim();
@@ -256,6 +257,7 @@ struct FakeRun<'a> {
 }
 
 impl FakeRun<'_> {
+    /// Runs one operation of the graph.
     fn compute(&self, operation: &FakeOperation) -> Result<Tensor> {
         match operation {
             FakeOperation::Echo { input } => Ok(self.input(input)?.clone()),

@@ -124,6 +124,7 @@ impl ModelListRules {
         })
     }
 
+    /// Returns the directory of a model, or the object store from which it is copied.
     fn base_path(&self, model: &pb::ModelConfig) -> Result<BasePath> {
         let name = &model.name;
         let path = &model.base_path;

@@ -62,6 +62,8 @@ impl SessionSettings {
         }
     }
 
+    /// Reads the settings of sessions from flags, and the file of batching parameters that they
+    /// name.
     fn of_flags(flags: &Flags) -> Result<SessionSettings, ImportError> {
         let mut settings = SessionSettings {
             warmup: flags.bool("enable_model_warmup").unwrap_or(true),

@@ -264,6 +264,8 @@ fn policy(policy: &pb::ModelVersionPolicy, model: &mut ConvertedModel) -> Option
     })
 }
 
+/// Converts instance groups to a number of threads, and to a device for an engine that runs on a
+/// GPU.
 fn instances(config: &pb::ModelConfig, backend: TargetEngine, model: &mut ConvertedModel) {
     use pb::model_instance_group::Kind;
     let groups = &config.instance_group;
@@ -419,6 +421,7 @@ fn note_tensors(config: &pb::ModelConfig, model: &mut ConvertedModel) {
     }
 }
 
+/// Converts warm-up requests to batch sizes, a number of iterations and shapes of inputs.
 fn warmup(config: &pb::ModelConfig, model: &mut ConvertedModel) {
     let requests = &config.model_warmup;
     if requests.is_empty() {
@@ -509,6 +512,7 @@ fn note_other_keys(config: &pb::ModelConfig, model: &mut ConvertedModel) {
     }
 }
 
+/// Notes the options of `optimization` that have no equivalent.
 fn optimization(optimization: Option<&pb::ModelOptimizationPolicy>, model: &mut ConvertedModel) {
     let Some(optimization) = optimization else { return };
     use pb::model_optimization_policy::ModelPriority;
