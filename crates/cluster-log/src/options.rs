@@ -57,7 +57,7 @@ impl WriterOptions {
         RetryPauses { min: self.retry_pause_min, max: self.retry_pause_max }
     }
 
-    /// Maximum bytes of one write.
+    /// Returns the maximum bytes of one write.
     pub(super) fn write_bytes_max(&self) -> usize {
         self.waiting_bytes_max.min(ENTRY_BYTES_MAX - ENTRY_ROOM)
     }

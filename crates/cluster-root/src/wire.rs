@@ -66,8 +66,8 @@ struct EnvelopeText {
     result: Box<RawValue>,
 }
 
-/// Milliseconds of a node's part of the time until `deadline`. The rest is for the transfer of the
-/// answer and the merge.
+/// Returns a node's part of the time until `deadline`, in milliseconds. The rest is for the
+/// transfer of the answer and the merge.
 pub(super) fn timeout_ms(deadline: Instant) -> u64 {
     let left = deadline.saturating_duration_since(Instant::now());
     u64::try_from(left.as_millis() * 9 / 10).unwrap_or(u64::MAX).max(1)

@@ -260,7 +260,7 @@ impl<B: Clone> LogWriter<B> {
         }
     }
 
-    /// Entries that may be created at once.
+    /// Returns the number of entries that may be created at once.
     fn depth(&self) -> usize {
         let behind_fence = self.next.0.saturating_sub(self.fence.0);
         if behind_fence <= PIPELINE_MAX as u64 { 1 } else { PIPELINE_MAX }

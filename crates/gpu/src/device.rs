@@ -149,12 +149,12 @@ impl Gpu {
         &self.name
     }
 
-    /// Bytes of rows on the device, and in pinned host memory.
+    /// Returns the bytes of rows on the device, and the bytes in pinned host memory.
     pub fn bytes(&self) -> (u64, u64) {
         (self.device_budget.used(), self.pinned_budget.used())
     }
 
-    /// Queries that ran in a search of another thread, since the start.
+    /// Returns the number of queries that ran in a search of another thread, since the start.
     pub fn joined(&self) -> u64 {
         self.joined.load(Ordering::Relaxed)
     }

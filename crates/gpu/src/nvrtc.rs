@@ -83,7 +83,7 @@ pub struct CompilerSearch {
 }
 
 impl CompilerSearch {
-    /// Files and names to try: by name, in the usual folders, in the wheels.
+    /// Returns the files and names to try: by name, in the usual folders, in the wheels.
     fn candidates(&self) -> Vec<OsString> {
         let named =
             |folder: PathBuf| NAMES.iter().map(move |name| folder.join(name).into_os_string());

@@ -35,7 +35,7 @@ pub enum Coding {
 }
 
 impl Coding {
-    /// Pieces of 16 bytes from one row to the next.
+    /// Returns the number of pieces of 16 bytes from one row to the next.
     pub fn row_pieces(self, dims: usize) -> usize {
         let width = match self {
             Coding::Bytes => 1,

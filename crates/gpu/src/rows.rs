@@ -324,12 +324,12 @@ impl DeviceRows {
         self.rows
     }
 
-    /// Values of a row.
+    /// Returns the number of values of a row.
     pub fn dims(&self) -> usize {
         self.dims
     }
 
-    /// Bytes of codes, and true if they are in pinned host memory.
+    /// Returns the bytes of codes, and true if they are in pinned host memory.
     pub fn bytes(&self) -> (u64, bool) {
         (self.reservation.bytes(), matches!(self.codes, DeviceCodes::Pinned(_)))
     }

@@ -81,7 +81,7 @@ pub(super) fn is_slow(measured: &[SweepRun], pair: ThreadSetting, factor: f64) -
     measured.iter().any(|one| one.threads == pair && one.seconds > factor * fastest)
 }
 
-/// Seconds of the pair of `threads` and `intra`.
+/// Returns the seconds that a run with `threads` and `intra` took.
 pub(super) fn seconds(cells: &[SweepCell], threads: usize, intra: usize) -> Option<f64> {
     cells
         .iter()
