@@ -6,7 +6,7 @@ use api_images::OPENAPI;
 use base::{Error, Result};
 use cluster_node::CollectionRecord;
 use cluster_root::RootContext;
-use cluster_root::reads::count_points;
+use cluster_root::reads::{CountedPoints, count_points};
 use serde_json::{Value, json};
 use tokio::task::JoinSet;
 use transport::Reply;
@@ -93,7 +93,7 @@ impl DescribedCollection {
             json["dims"] = record.image_dims().into();
         }
         match counted {
-            Ok((count, partial)) => {
+            Ok(CountedPoints { count, partial }) => {
                 json["count"] = count.into();
                 if partial {
                     json["partial"] = true.into();

@@ -3,7 +3,9 @@
 use api_images::page_entry;
 use base::{Error, Result};
 use cluster_root::ReadCoverage;
-use cluster_root::reads::{self, ShardAnswers, ShardResults, answers, of_all, result_bytes};
+use cluster_root::reads::{
+    self, CountedPoints, ShardAnswers, ShardResults, answers, of_all, result_bytes,
+};
 use cluster_root::split::raw;
 use search::points::PointId;
 use serde::Deserialize;
@@ -69,12 +71,11 @@ struct MergedPage {
 
 impl MergedPage {
     fn of(counted: &ShardAnswers, scrolled: ShardAnswers, limit: usize) -> Result<MergedPage> {
-        let (count, count_partial) =
-            reads::sum(ShardResults { results: &texts(counted), incomplete: false })?;
+        let points = reads::sum(ShardResults { results: &texts(counted), incomplete: false })?;
         let results = ShardResults { results: &texts(&scrolled), incomplete: false };
         let merged = reads::scroll(results, limit)?;
         let coverage = smaller(counted.coverage, scrolled.coverage);
-        let text = page_text(&merged, count, count_partial, coverage)?;
+        let text = page_text(&merged, points, coverage)?;
         Ok(MergedPage { text, scrolled })
     }
 }
@@ -90,12 +91,7 @@ fn smaller(one: ReadCoverage, other: ReadCoverage) -> ReadCoverage {
 
 /// Turns a page of points into the text of a page of images. Parses one point at a time, because
 /// the trees of all payloads would take several times the memory of their text.
-fn page_text(
-    merged: &[u8],
-    count: u64,
-    count_partial: bool,
-    coverage: ReadCoverage,
-) -> Result<Vec<u8>> {
+fn page_text(merged: &[u8], counted: CountedPoints, coverage: ReadCoverage) -> Result<Vec<u8>> {
     #[derive(Deserialize)]
     struct ScrolledText<'a> {
         #[serde(borrow)]
@@ -121,8 +117,10 @@ fn page_text(
         let entry = page_entry(&point.id, point.payload.unwrap_or_default());
         text.extend_from_slice(entry.to_string().as_bytes());
     }
-    let partial = page.partial || count_partial;
-    let tail = json!({ "next": page.next_page_offset, "count": count, "partial": partial });
+    let partial = page.partial || counted.partial;
+    let tail = json!({
+        "next": page.next_page_offset, "count": counted.count, "partial": partial,
+    });
     let tail = reply::with_coverage(tail, coverage).to_string();
     text.extend_from_slice(b"],");
     // The tail without its opening brace.
@@ -175,7 +173,8 @@ mod tests {
         ]);
         let merged = json!({"points": points, "next_page_offset": 9}).to_string();
         let page = |partial, coverage| -> Value {
-            let text = page_text(merged.as_bytes(), 30, partial, coverage).unwrap();
+            let counted = CountedPoints { count: 30, partial };
+            let text = page_text(merged.as_bytes(), counted, coverage).unwrap();
             serde_json::from_slice(&text).unwrap()
         };
         let whole = page(false, ReadCoverage { shards: 4, of: 4 });

@@ -13,6 +13,7 @@ use serde_json::{Map, Value, json};
 use super::call::RootContext;
 use super::collections::settings;
 use super::envelope::RootAnswer;
+use super::merge::CountedPoints;
 use super::read;
 
 /// Describes a collection. The configuration is Qdrant's default, because clients require one.
@@ -21,9 +22,9 @@ pub(super) async fn describe(context: RootContext, _: Bytes) -> Result<RootAnswe
     let counted = read::count_points(&context, &record, &json!({})).await;
     let view = context.state.view.current();
     let (points, error) = match counted {
-        Ok((points, false)) => (Value::from(points), None),
-        Ok((points, true)) => {
-            (Value::from(points), Some("points of some shards are not counted".to_owned()))
+        Ok(CountedPoints { count, partial: false }) => (Value::from(count), None),
+        Ok(CountedPoints { count, partial: true }) => {
+            (Value::from(count), Some("points of some shards are not counted".to_owned()))
         }
         Err(error) => (Value::Null, Some(error.message().to_owned())),
     };
@@ -58,7 +59,7 @@ async fn payload_schema(
         let mut points = 0;
         if counts && error.is_none() {
             match read::count_points(context, record, &filled).await {
-                Ok((counted, _)) => points = counted,
+                Ok(counted) => points = counted.count,
                 Err(failed) => error = Some(failed.message().to_owned()),
             }
         }

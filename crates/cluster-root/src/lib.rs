@@ -106,7 +106,7 @@ pub use state::RootState;
 pub mod reads {
     pub use crate::catch_up::catch_up;
     pub use crate::fan_out::read_shards;
-    pub use crate::merge::{ShardResults, scroll, sum};
+    pub use crate::merge::{CountedPoints, ShardResults, scroll, sum};
     pub use crate::read::{answers, confirmed, count_points, of_all, of_ids};
     pub use crate::shard_read::{
         ReadBody, ReadPriority, ResultTexts, ShardAnswers, ShardRead, check_coverage, result_bytes,

@@ -502,25 +502,33 @@ pub(super) fn records(results: &[&RawValue], ids: &[PointId]) -> Result<Vec<u8>>
     Ok(text)
 }
 
-/// Adds counts of points. Returns the sum, and true if it may be too small.
+/// Number of points of several shards.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CountedPoints {
+    /// Number of points that were counted.
+    pub count: u64,
+    /// True if points of some shards are not counted.
+    pub partial: bool,
+}
+
+/// Adds counts of points.
 ///
 /// # Errors
 /// As [`scroll`].
-pub fn sum(shards: ShardResults<'_>) -> Result<(u64, bool)> {
+pub fn sum(shards: ShardResults<'_>) -> Result<CountedPoints> {
     #[derive(Deserialize)]
     struct CountText {
         count: u64,
         #[serde(default)]
         partial: bool,
     }
-    let mut sum = 0;
-    let mut partial = shards.incomplete;
+    let mut sum = CountedPoints { count: 0, partial: shards.incomplete };
     for result in shards.results {
         let counted: CountText = read(result)?;
-        sum += counted.count;
-        partial |= counted.partial;
+        sum.count += counted.count;
+        sum.partial |= counted.partial;
     }
-    Ok((sum, partial))
+    Ok(sum)
 }
 
 /// Returns the JSON of the sum of the shards' counts.
@@ -528,7 +536,7 @@ pub fn sum(shards: ShardResults<'_>) -> Result<(u64, bool)> {
 /// # Errors
 /// As [`hits`].
 pub(super) fn count(shards: ShardResults<'_>) -> Result<Vec<u8>> {
-    let (count, partial) = sum(shards)?;
+    let CountedPoints { count, partial } = sum(shards)?;
     let mut answer = json!({ "count": count });
     if partial {
         answer["partial"] = Value::Bool(true);

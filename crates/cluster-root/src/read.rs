@@ -17,7 +17,7 @@ use serde_json::{Value, json};
 use super::call::RootContext;
 use super::envelope::RootAnswer;
 use super::fan_out::read_shards;
-use super::merge::{self, ShardResults};
+use super::merge::{self, CountedPoints, ShardResults};
 use super::shard_read::{
     ReadBody, ReadPriority, ResultTexts, ShardAnswers, ShardRead, result_bytes,
 };
@@ -245,8 +245,7 @@ pub(super) async fn count(context: RootContext, body: Bytes) -> Result<RootAnswe
     merged(&context, &read, merge::count).await
 }
 
-/// Returns the number of points, and true if points of some shards are not counted. `body` is the
-/// body of a request to count points.
+/// Counts points. `body` is the body of a request to count points.
 ///
 /// # Errors
 /// As [`answers`].
@@ -254,7 +253,7 @@ pub async fn count_points(
     context: &RootContext,
     record: &Arc<CollectionRecord>,
     body: &Value,
-) -> Result<(u64, bool)> {
+) -> Result<CountedPoints> {
     let read = of_all(context, record, "points/count", split::raw(body)?);
     let answers = answers(context, &read).await?;
     let texts: Vec<&RawValue> = answers.results.values().map(|result| &**result).collect();

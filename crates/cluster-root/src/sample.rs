@@ -90,9 +90,9 @@ async fn counts(
     let mut counted = ShardCounts { counts: BTreeMap::new(), found: found.after(read.coverage) };
     for (shard, result) in &read.results {
         let results = [&**result];
-        let (count, partial) = merge::sum(ShardResults { results: &results, incomplete: false })?;
-        counted.counts.insert(*shard, count);
-        counted.found = counted.found.or_partial(partial);
+        let points = merge::sum(ShardResults { results: &results, incomplete: false })?;
+        counted.counts.insert(*shard, points.count);
+        counted.found = counted.found.or_partial(points.partial);
     }
     Ok(counted)
 }

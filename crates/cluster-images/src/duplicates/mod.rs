@@ -54,7 +54,7 @@ pub(super) async fn begin(mut call: ImageCall) -> Result<Reply> {
         return Err(duplicates_running(name));
     }
     let permit = job.permit().await?;
-    let (total, _) = count_points(&call.context, &job.record, &json!({})).await?;
+    let total = count_points(&call.context, &job.record, &json!({})).await?.count;
     let number = newest.as_ref().map_or(0, |newest| newest.number) + 1;
     let earlier = newest.map(|newest| newest.step).filter(|step| !step.removed);
     let continued =
